@@ -1,0 +1,308 @@
+#include "load.h"
+
+#include <ATen/Context.h>
+#include <ATen/Functions.h>
+#include <ATen/MemoryOverlap.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "error.h"
+
+namespace fst {
+
+namespace {
+
+// Memory on the device for bytes that are cast or spread over strides before they are where they belong.
+constexpr uint64_t kScratchBytes = 64ull << 20;
+// Pieces in the scratch begin at multiples of this, which suits every dtype and the copy engine.
+constexpr uint64_t kScratchAlignment = 512;
+
+c10::ScalarType stored_type(const Spec& spec) { return static_cast<c10::ScalarType>(spec.scalar_type); }
+
+c10::IntArrayRef shape_of(const Spec& spec) { return {spec.shape.data(), spec.shape.size()}; }
+
+uint64_t address_of(const at::Tensor& tensor) { return reinterpret_cast<uint64_t>(tensor.data_ptr()); }
+
+std::string describe(c10::ScalarType type, c10::IntArrayRef shape) {
+  return c10::str(c10::toString(type), " of shape ", shape);
+}
+
+// The same bits as integers, which every device can copy whatever the dtype means, without changing a NaN.
+at::Tensor as_bits(const at::Tensor& tensor) {
+  switch (tensor.element_size()) {
+    case 1:
+      return tensor.view(at::kByte);
+    case 2:
+      return tensor.view(at::kShort);
+    case 4:
+      return tensor.view(at::kInt);
+    default:
+      return tensor.view(at::kLong);
+  }
+}
+
+// Fills tensors of one device.
+class Filler {
+ public:
+  Filler(const Selection& selection, const rust::Vec<Spec>& specs, c10::Device device)
+      : selection_(selection), specs_(specs), device_(device) {}
+
+  // `tensor` has the shape of the selection's tensor `index`, and any strides and dtype.
+  void add(size_t index, const at::Tensor& tensor) {
+    const Spec& spec = specs_[index];
+    if (spec.bytes == 0) {
+      return;
+    }
+    if (tensor.scalar_type() == stored_type(spec) && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) {
+      direct_.push_back(Piece{index, 0, spec.bytes, address_of(tensor)});
+    } else {
+      add_converted(index, 0, tensor);
+    }
+  }
+
+  void run() {
+    if (direct_.empty() && converted_.empty()) {
+      return;
+    }
+    auto transfer = open();
+    if (!direct_.empty()) {
+      fill(transfer, direct_);
+    }
+    run_converted(transfer);
+    call_core([&] { finish(std::move(transfer)); });
+  }
+
+ private:
+  // A part of a tensor that goes through the scratch.
+  struct Converted {
+    size_t index;
+    uint64_t begin;
+    at::Tensor target;
+  };
+
+  // Splits what is larger than the scratch along its outer dimensions.
+  void add_converted(size_t index, uint64_t begin, const at::Tensor& target) {
+    const uint64_t bytes = stored_bytes(index, target);
+    if (bytes == 0) {
+      return;
+    }
+    if (bytes <= kScratchBytes) {
+      converted_.push_back(Converted{index, begin, target});
+      return;
+    }
+    const int64_t rows = target.size(0);
+    const uint64_t row_bytes = bytes / rows;
+    const int64_t step = std::max<int64_t>(1, kScratchBytes / row_bytes);
+    for (int64_t row = 0; row < rows; row += step) {
+      const auto part = row_bytes > kScratchBytes ? target.select(0, row)
+                                                  : target.narrow(0, row, std::min(step, rows - row));
+      add_converted(index, begin + row * row_bytes, part);
+    }
+  }
+
+  uint64_t stored_bytes(size_t index, const at::Tensor& target) const {
+    return target.numel() * c10::elementSize(stored_type(specs_[index]));
+  }
+
+  // Fills the scratch as often as it takes. The core orders each filling behind what is queued on the current stream,
+  // and so behind the last use of the scratch.
+  void run_converted(rust::Box<AnyTransfer>& transfer) {
+    const auto aligned = [](uint64_t bytes) { return (bytes + kScratchAlignment - 1) & ~(kScratchAlignment - 1); };
+    uint64_t needed = 0;
+    for (const auto& part : converted_) {
+      needed += aligned(stored_bytes(part.index, part.target));
+    }
+    if (needed == 0) {
+      return;
+    }
+    const auto scratch_bytes = static_cast<int64_t>(std::min(needed, kScratchBytes));
+    const auto scratch = at::empty({scratch_bytes}, at::device(device_).dtype(at::kByte));
+    std::vector<Piece> pieces;
+    std::vector<std::pair<at::Tensor, at::Tensor>> copies;
+    uint64_t used = 0;
+    const auto flush = [&] {
+      fill(transfer, pieces);
+      for (const auto& [target, source] : copies) {
+        convert(target, source);
+      }
+      pieces.clear();
+      copies.clear();
+      used = 0;
+    };
+    for (const auto& part : converted_) {
+      const uint64_t bytes = stored_bytes(part.index, part.target);
+      if (used + bytes > static_cast<uint64_t>(scratch_bytes)) {
+        flush();
+      }
+      const auto source = scratch.narrow(0, used, bytes).view(stored_type(specs_[part.index])).view(part.target.sizes());
+      pieces.push_back(Piece{part.index, part.begin, part.begin + bytes, address_of(source)});
+      copies.emplace_back(part.target, source);
+      used += aligned(bytes);
+    }
+    flush();
+  }
+
+  static void convert(const at::Tensor& target, const at::Tensor& source) {
+    if (target.scalar_type() == source.scalar_type() && !target.is_conj() && !target.is_neg()) {
+      as_bits(target).copy_(as_bits(source), /*non_blocking=*/true);
+    } else {
+      const_cast<at::Tensor&>(target).copy_(source, /*non_blocking=*/true);
+    }
+  }
+
+  rust::Box<AnyTransfer> open() const {
+    if (device_.is_cpu()) {
+      return call_core([&] { return selection_.transfer_to_host(); });
+    }
+    const c10::impl::VirtualGuardImpl guard(device_.type());
+    const auto stream = reinterpret_cast<uint64_t>(guard.getStreamNativeHandle(guard.getStream(device_)));
+    return call_core([&] { return selection_.transfer_to_cuda(device_.index(), stream); });
+  }
+
+  static void fill(rust::Box<AnyTransfer>& transfer, const std::vector<Piece>& pieces) {
+    call_core([&] { transfer->fill(rust::Slice<const Piece>(pieces.data(), pieces.size())); });
+  }
+
+  const Selection& selection_;
+  const rust::Vec<Spec>& specs_;
+  const c10::Device device_;
+  std::vector<Piece> direct_;
+  std::vector<Converted> converted_;
+};
+
+// Tensors that are views of mapped files. Each keeps its own file mapped, and no other.
+class MappedFiles {
+ public:
+  explicit MappedFiles(const Selection& selection) : views_(call_core([&] { return selection.views(); })) {}
+
+  // Undefined where the tensor has to be read.
+  at::Tensor view(size_t index, const Spec& spec) {
+    const uint64_t address = views_->address(index);
+    if (address == 0) {
+      return {};
+    }
+    auto& hold = holds_[views_->source(index)];
+    if (!hold) {
+      hold = std::make_shared<rust::Box<Hold>>(call_core([&] { return views_->hold(views_->source(index)); }));
+    }
+    return at::from_blob(
+        reinterpret_cast<void*>(address), shape_of(spec), [hold](void*) {},
+        at::device(at::kCPU).dtype(stored_type(spec)));
+  }
+
+ private:
+  rust::Box<Views> views_;
+  std::map<size_t, std::shared_ptr<rust::Box<Hold>>> holds_;
+};
+
+void check_output(const Spec& spec, const at::Tensor& out) {
+  const std::string name(spec.name);
+  const auto refuse = [&](const std::string& message) {
+    throw_invalid_argument("tensor \"" + name + "\": " + message + "; nothing was written");
+  };
+  if (!out.defined() || out.layout() != at::kStrided) {
+    refuse("the output is not a dense tensor");
+  }
+  if (!out.device().is_cpu() && !out.device().is_cuda()) {
+    refuse("the output is on " + out.device().str() + ", and only cpu and cuda tensors can be filled");
+  }
+  if (out.scalar_type() != stored_type(spec) || out.sizes() != shape_of(spec)) {
+    refuse("the file holds " + describe(stored_type(spec), shape_of(spec)) + ", but the output is " +
+           describe(out.scalar_type(), out.sizes()));
+  }
+  if (at::has_internal_overlap(out) == at::MemOverlap::Yes) {
+    refuse("several elements of the output share one place in memory");
+  }
+}
+
+}  // namespace
+
+c10::Device resolve_device(c10::Device device) {
+  if (device.is_cpu() || device.is_meta()) {
+    return c10::Device(device.type());
+  }
+  if (!device.is_cuda()) {
+    throw_invalid_argument("tensors can be loaded to cpu, cuda and meta devices, not to " + device.str());
+  }
+  if (!at::hasCUDA()) {
+    throw_invalid_argument(device.str() + " was asked for, but PyTorch finds no CUDA device here");
+  }
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  const int count = guard.deviceCount();
+  if (device.index() >= count || count == 0) {
+    throw_invalid_argument(device.str() + " was asked for, but PyTorch sees " + std::to_string(count) +
+                           " CUDA devices");
+  }
+  at::globalContext().lazyInitDevice(device.type());
+  return device.has_index() ? device : guard.getDevice();
+}
+
+std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& specs, c10::Device device,
+                             std::optional<c10::ScalarType> dtype) {
+  device = resolve_device(device);
+  if (dtype && !c10::isFloatingType(*dtype)) {
+    throw_invalid_argument(std::string("dtype is ") + c10::toString(*dtype) +
+                           ", but only floating-point tensors are cast, and only to floating-point dtypes");
+  }
+  const auto final_type = [&](const Spec& spec) { return dtype && spec.is_castable ? *dtype : stored_type(spec); };
+
+  std::optional<MappedFiles> mapped;
+  if (device.is_cpu()) {
+    mapped.emplace(selection);
+  }
+  Filler filler(selection, specs, device);
+  std::vector<at::Tensor> tensors;
+  tensors.reserve(specs.size());
+  for (size_t index = 0; index < specs.size(); ++index) {
+    const Spec& spec = specs[index];
+    auto tensor = mapped ? mapped->view(index, spec) : at::Tensor();
+    if (tensor.defined()) {
+      tensor = tensor.to(final_type(spec));
+    } else {
+      tensor = at::empty(shape_of(spec), at::device(device).dtype(final_type(spec)));
+      if (!device.is_meta()) {
+        filler.add(index, tensor);
+      }
+    }
+    tensors.push_back(std::move(tensor));
+  }
+  filler.run();
+  return tensors;
+}
+
+void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::TensorList out) {
+  if (out.size() != specs.size()) {
+    throw_invalid_argument(c10::str(specs.size(), " names, but ", out.size(), " outputs; give one for every name"));
+  }
+  for (size_t index = 0; index < specs.size(); ++index) {
+    check_output(specs[index], out[index]);
+  }
+  // The writes are no part of a differentiable program, as under torch.no_grad().
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  const auto order = [](c10::Device a, c10::Device b) {
+    return std::pair(a.type(), a.index()) < std::pair(b.type(), b.index());
+  };
+  std::map<c10::Device, Filler, decltype(order)> fillers(order);
+  for (size_t index = 0; index < specs.size(); ++index) {
+    const auto device = out[index].device();
+    fillers.try_emplace(device, selection, specs, device).first->second.add(index, out[index]);
+  }
+  for (auto& [device, filler] : fillers) {
+    filler.run();
+  }
+  // Autograd must notice that a tensor it has saved is another one now.
+  for (const auto& tensor : out) {
+    if (!tensor.is_inference()) {
+      tensor.unsafeGetTensorImpl()->bump_version();
+    }
+  }
+}
+
+}  // namespace fst

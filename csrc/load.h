@@ -1,0 +1,26 @@
+// Plan, allocate, execute: what every loading operator does.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
+#include <optional>
+#include <vector>
+
+#include "fst/rust/bridge.rs.h"
+
+namespace fst {
+
+// The device with its index, checked to be one that tensors can be loaded to. "cuda" means the current one.
+c10::Device resolve_device(c10::Device device);
+
+// New tensors, one for each of the selection and in its order. Floating-point tensors of 16 bits and more are cast to
+// `dtype` if it is given.
+std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& specs, c10::Device device,
+                             std::optional<c10::ScalarType> dtype);
+
+// Overwrites `out`, one for each tensor of the selection and in its order, after all of them have been checked.
+void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::TensorList out);
+
+}  // namespace fst

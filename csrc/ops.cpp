@@ -1,0 +1,136 @@
+// The operators: schemas, and conversions between PyTorch's types and the core's.
+
+#include <ATen/core/Dict.h>
+#include <ATen/core/List.h>
+#include <torch/library.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "error.h"
+#include "load.h"
+
+namespace fst {
+
+namespace {
+
+using Strings = const c10::List<std::string>&;
+using Dtype = std::optional<c10::ScalarType>;
+
+rust::Vec<rust::String> to_rust(Strings texts) {
+  rust::Vec<rust::String> converted;
+  converted.reserve(texts.size());
+  for (size_t index = 0; index < texts.size(); ++index) {
+    converted.push_back(fst::to_rust(texts.get(index)));
+  }
+  return converted;
+}
+
+rust::Slice<const int64_t> to_rust(c10::IntArrayRef numbers) { return {numbers.data(), numbers.size()}; }
+
+rust::Box<Checkpoint> open_checkpoint(Strings paths) {
+  const auto converted = to_rust(paths);
+  return call_core([&] { return open(converted); });
+}
+
+rust::Box<Selection> select_named(Strings paths, Strings names) {
+  auto checkpoint = open_checkpoint(paths);
+  const auto converted = to_rust(names);
+  return call_core([&] { return select_tensors(std::move(checkpoint), converted); });
+}
+
+rust::Vec<Spec> specs_of(const Selection& selection) {
+  return call_core([&] { return selection.specs(); });
+}
+
+c10::Dict<std::string, at::Tensor> load_files(Strings paths, c10::Device device, Dtype dtype) {
+  auto checkpoint = open_checkpoint(paths);
+  const auto selection = call_core([&] { return select_all(std::move(checkpoint)); });
+  const auto specs = specs_of(*selection);
+  auto tensors = load(*selection, specs, device, dtype);
+  c10::Dict<std::string, at::Tensor> named;
+  named.reserve(tensors.size());
+  for (size_t index = 0; index < tensors.size(); ++index) {
+    named.insert(std::string(specs[index].name), std::move(tensors[index]));
+  }
+  return named;
+}
+
+c10::Dict<std::string, at::Tensor> load_file(const std::string& path, c10::Device device, Dtype dtype) {
+  return load_files(c10::List<std::string>({path}), device, dtype);
+}
+
+std::vector<at::Tensor> load_tensors(Strings paths, Strings names, c10::Device device, Dtype dtype) {
+  const auto selection = select_named(paths, names);
+  return load(*selection, specs_of(*selection), device, dtype);
+}
+
+std::vector<at::Tensor> load_slices(Strings paths, Strings names, c10::IntArrayRef dims, c10::IntArrayRef starts,
+                                    c10::IntArrayRef lengths, c10::Device device, Dtype dtype) {
+  auto checkpoint = open_checkpoint(paths);
+  const auto converted = to_rust(names);
+  const auto selection = call_core([&] {
+    return select_slices(std::move(checkpoint), converted, to_rust(dims), to_rust(starts), to_rust(lengths));
+  });
+  return load(*selection, specs_of(*selection), device, dtype);
+}
+
+void load_into_outputs(Strings paths, Strings names, at::TensorList out) {
+  const auto selection = select_named(paths, names);
+  load_into(*selection, specs_of(*selection), out);
+}
+
+std::vector<std::string> tensor_names(Strings paths) {
+  const auto names = open_checkpoint(paths)->tensor_names();
+  return {names.begin(), names.end()};
+}
+
+c10::Dict<std::string, std::string> metadata(const std::string& path) {
+  const auto checkpoint = open_checkpoint(c10::List<std::string>({path}));
+  c10::Dict<std::string, std::string> texts;
+  for (const auto& text : call_core([&] { return checkpoint->texts(); })) {
+    texts.insert(std::string(text.key), std::string(text.value));
+  }
+  return texts;
+}
+
+std::string reader(Strings paths, c10::Device device) {
+  const bool is_new_host_memory = resolve_device(device).is_cpu();
+  const auto checkpoint = open_checkpoint(paths);
+  return std::string(call_core([&] { return checkpoint->reader_names(is_new_host_memory); }));
+}
+
+}  // namespace
+
+TORCH_LIBRARY(fst, m) {
+  // A load has no tensor inputs, so to a compiler two equal calls look like one value. They are two tensors, which
+  // the caller may change independently: no alias analysis, and the tag that exempts an op from merging.
+  const auto def_load = [&m](const char* schema) {
+    m.def(torch::schema(schema, c10::AliasAnalysisKind::CONSERVATIVE),
+          {at::Tag::pt2_compliant_tag, at::Tag::nondeterministic_seeded});
+  };
+  def_load("load_file(str path, Device device=\"cpu\", *, ScalarType? dtype=None) -> Dict(str, Tensor)");
+  def_load("load_files(str[] paths, Device device=\"cpu\", *, ScalarType? dtype=None) -> Dict(str, Tensor)");
+  def_load("load_tensors(str[] paths, str[] names, Device device=\"cpu\", *, ScalarType? dtype=None) -> Tensor[]");
+  def_load(
+      "load_slices(str[] paths, str[] names, int[] dims, int[] starts, int[] lengths, Device device=\"cpu\", *, "
+      "ScalarType? dtype=None) -> Tensor[]");
+  m.def("load_into(str[] paths, str[] names, Tensor(a!)[] out) -> ()", {at::Tag::pt2_compliant_tag});
+  def_load("tensor_names(str[] paths) -> str[]");
+  def_load("metadata(str path) -> Dict(str, str)");
+  def_load("reader(str[] paths, Device device=\"cpu\") -> str");
+}
+
+TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
+  m.impl("load_file", load_file);
+  m.impl("load_files", load_files);
+  m.impl("load_tensors", load_tensors);
+  m.impl("load_slices", load_slices);
+  m.impl("load_into", load_into_outputs);
+  m.impl("tensor_names", tensor_names);
+  m.impl("metadata", metadata);
+  m.impl("reader", reader);
+}
+
+}  // namespace fst

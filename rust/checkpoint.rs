@@ -1,0 +1,154 @@
+//! All files of a checkpoint, opened, with their headers checked and the names
+//! resolved across them.
+
+use crate::error::{Error, Kind, Result};
+use crate::header::{Entry, Header};
+use crate::source::{Files, Source};
+use crate::workers;
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+/// Headers are small; this many are read at a time so that a slow file system answers several.
+const HEADER_THREADS: usize = 8;
+/// How many near names an error suggests.
+const SUGGESTIONS: usize = 3;
+/// Names less like the one asked for than this are no help.
+const SIMILARITY_MIN: f64 = 0.7;
+
+/// An open checkpoint.
+#[derive(Debug)]
+pub struct Checkpoint {
+    files: Vec<OpenFile>,
+    /// Built only for several files; one file's header knows its own names.
+    merged: HashMap<Arc<str>, (usize, usize)>,
+}
+
+#[derive(Debug)]
+struct OpenFile {
+    source: Arc<Source>,
+    header: Header,
+}
+
+impl Checkpoint {
+    /// Opens every file that `paths` stand for and reads the headers, nothing more.
+    ///
+    /// # Errors
+    /// Those of [`Files::resolve`] and [`Header::read`]; `duplicate-tensor` for a name in two files;
+    /// `malformed` where an index file promises a name that its file does not hold.
+    pub fn open<P: AsRef<Path>>(paths: &[P]) -> Result<Checkpoint> {
+        let Files { paths, promises } = Files::resolve(paths)?;
+        let opened: Vec<OnceLock<OpenFile>> = paths.iter().map(|_| OnceLock::new()).collect();
+        workers::for_each(HEADER_THREADS, paths.len(), |index| {
+            if let (Some(path), Some(place)) = (paths.get(index), opened.get(index)) {
+                let source = Source::open(path)?;
+                let header = Header::read(&source)?;
+                place.get_or_init(|| OpenFile { source: Arc::new(source), header });
+            }
+            Ok(())
+        })?;
+        let files: Vec<OpenFile> = opened.into_iter().filter_map(OnceLock::into_inner).collect();
+        let merged = if files.len() > 1 { merge(&files)? } else { HashMap::new() };
+        let checkpoint = Checkpoint { files, merged };
+        for promise in promises {
+            let held = checkpoint.files.get(promise.file).filter(|file| file.header.position(&promise.name).is_none());
+            if let Some(file) = held {
+                let message =
+                    format!("the index says that {} holds this tensor, but it does not", file.source.path.display());
+                return Err(Error::new(Kind::Malformed, message).at(promise.index).tensor(promise.name));
+            }
+        }
+        Ok(checkpoint)
+    }
+
+    /// The open files.
+    pub fn sources(&self) -> impl ExactSizeIterator<Item = &Arc<Source>> {
+        self.files.iter().map(|file| &file.source)
+    }
+
+    /// One open file.
+    ///
+    /// # Errors
+    /// `internal` if there is no such file.
+    pub fn source(&self, index: usize) -> Result<&Arc<Source>> {
+        let missing = || Error::new(Kind::Internal, format!("no file {index} among {}", self.files.len()));
+        self.files.get(index).map(|file| &file.source).ok_or_else(missing)
+    }
+
+    /// Every tensor with the index of its file, in the order of the files and of the bytes in each.
+    pub fn entries(&self) -> impl Iterator<Item = (usize, &Entry)> {
+        self.files
+            .iter()
+            .enumerate()
+            .flat_map(|(index, file)| file.header.entries.iter().map(move |entry| (index, entry)))
+    }
+
+    /// The tensor with this name and the index of its file.
+    ///
+    /// # Errors
+    /// `tensor-not-found`, with the nearest names that there are.
+    pub fn find(&self, name: &str) -> Result<(usize, &Entry)> {
+        let found = match self.files.as_slice() {
+            [file] => file.header.find(name).map(|entry| (0, entry)),
+            files => self
+                .merged
+                .get(name)
+                .and_then(|&(file, position)| files.get(file)?.header.entries.get(position).map(|entry| (file, entry))),
+        };
+        found.ok_or_else(|| self.not_found(name))
+    }
+
+    /// The free text in the header of the one file there is.
+    ///
+    /// # Errors
+    /// `is-a-directory` when there are several files, each of which has its own.
+    pub fn metadata(&self) -> Result<&BTreeMap<String, String>> {
+        match self.files.as_slice() {
+            [file] => Ok(&file.header.metadata),
+            files => Err(Error::new(
+                Kind::IsADirectory,
+                format!("the checkpoint has {} files, each with its own metadata; name one of them", files.len()),
+            )),
+        }
+    }
+
+    fn not_found(&self, name: &str) -> Error {
+        let mut near: Vec<(f64, &str)> = self
+            .entries()
+            .map(|(_, entry)| (strsim::jaro_winkler(name, &entry.name), &*entry.name))
+            .filter(|(similarity, _)| *similarity >= SIMILARITY_MIN)
+            .collect();
+        near.sort_by(|a, b| b.0.total_cmp(&a.0));
+        let near: Vec<String> = near.iter().take(SUGGESTIONS).map(|(_, name)| format!("{name:?}")).collect();
+        let hint = if near.is_empty() { String::new() } else { format!("; the nearest names are {}", near.join(", ")) };
+        let place = match self.files.as_slice() {
+            [file] => {
+                "the file does not hold it".to_owned() + &format!(" among its {} tensors", file.header.entries.len())
+            }
+            files => format!("none of the {} files holds it", files.len()),
+        };
+        let error = Error::new(Kind::TensorNotFound, place + &hint).tensor(name);
+        match self.files.first() {
+            Some(file) => error.at(&file.source.path),
+            None => error,
+        }
+    }
+}
+
+/// One map of all names, which fails on a name that stands in two files.
+fn merge(files: &[OpenFile]) -> Result<HashMap<Arc<str>, (usize, usize)>> {
+    let mut merged: HashMap<Arc<str>, (usize, usize)> = HashMap::new();
+    for (index, file) in files.iter().enumerate() {
+        for (position, entry) in file.header.entries.iter().enumerate() {
+            if let Some((first, _)) = merged.insert(Arc::clone(&entry.name), (index, position)) {
+                let other = files.get(first).map(|file| file.source.path.display().to_string()).unwrap_or_default();
+                let message = format!("the name stands in {other} too; load the files one by one");
+                return Err(Error::new(Kind::DuplicateTensor, message)
+                    .at(&file.source.path)
+                    .tensor(&*entry.name)
+                    .offset(entry.begin));
+            }
+        }
+    }
+    Ok(merged)
+}

@@ -1,0 +1,414 @@
+//! A file's header: read, parsed, and checked whole before any data is read.
+//!
+//! ```text
+//! byte 0          8                8 + n                       end of file
+//!      | n as u64 | n bytes of JSON | data, tiled by the tensors without gap |
+//! ```
+//!
+//! The parser is our own on top of `serde_json`, since the checks of the
+//! `safetensors` crate want a slice as long as the file, let the last of two
+//! equal keys win, and cannot say where in the file a fault is.
+
+use crate::dtype::Dtype;
+use crate::error::{Error, Kind, Result};
+use crate::source::Source;
+use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+/// The length field at the start of a file.
+const LENGTH_BYTES: u64 = 8;
+/// The most bytes of JSON that are accepted, the same as in the `safetensors` crate.
+pub const HEADER_BYTES_MAX: u64 = 100_000_000;
+/// The most dimensions that are accepted, the same as PyTorch's own limit.
+pub const DIMENSIONS_MAX: usize = 64;
+/// The key that holds free text instead of a tensor.
+const METADATA_KEY: &str = "__metadata__";
+
+/// What a header says of one tensor, checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// As in the header; the map of names shares it.
+    pub name: Arc<str>,
+    /// The element type.
+    pub dtype: Dtype,
+    /// The shape, in elements of the file.
+    pub shape: Vec<u64>,
+    /// The first byte, from the start of the file.
+    pub begin: u64,
+    /// One past the last byte, from the start of the file.
+    pub end: u64,
+}
+
+/// A checked header.
+#[derive(Debug, Default)]
+pub struct Header {
+    /// The tensors in the order of their bytes.
+    pub entries: Vec<Entry>,
+    /// The free text under `__metadata__`.
+    pub metadata: BTreeMap<String, String>,
+    positions: HashMap<Arc<str>, usize>,
+}
+
+impl Header {
+    /// Reads and checks the header of a file.
+    ///
+    /// # Errors
+    /// `malformed` with the byte offset of the fault; `io` where reading fails.
+    pub fn read(source: &Source) -> Result<Header> {
+        let malformed =
+            |offset: u64, message: String| Error::new(Kind::Malformed, message).at(&source.path).offset(offset);
+        if source.length < LENGTH_BYTES {
+            return Err(malformed(
+                0,
+                format!(
+                    "the file has {} bytes; a safetensors file begins with a header length of {LENGTH_BYTES} bytes",
+                    source.length
+                ),
+            ));
+        }
+        let read = |into: &mut [u8], offset: u64| {
+            source.file.read_exact_at(into, offset).map_err(|error| match error.kind() {
+                std::io::ErrorKind::UnexpectedEof => {
+                    malformed(offset, "the file became shorter while it was read".into())
+                }
+                _ => Error::from_io(&error, &source.path, "cannot read the header").offset(offset),
+            })
+        };
+        let mut length = [0; 8];
+        read(&mut length, 0)?;
+        let length = u64::from_le_bytes(length);
+        let room = (source.length - LENGTH_BYTES).min(HEADER_BYTES_MAX);
+        if length > room {
+            return Err(malformed(
+                0,
+                format!(
+                    "the header length is {length}, but the file has {} bytes after it and at most {HEADER_BYTES_MAX} \
+                     are accepted; the file is cut off or is not safetensors",
+                    source.length - LENGTH_BYTES
+                ),
+            ));
+        }
+        let size = usize::try_from(length).map_err(|_| malformed(0, format!("the header length is {length}")))?;
+        let mut json = vec![0; size];
+        read(&mut json, LENGTH_BYTES)?;
+        Header::parse(&json, source.length).map_err(|error| error.at(&source.path))
+    }
+
+    /// Parses and checks the JSON of a header for a file of `file_bytes` in all.
+    ///
+    /// # Errors
+    /// `malformed`, with the offset in the file but without its path.
+    pub fn parse(json: &[u8], file_bytes: u64) -> Result<Header> {
+        let malformed = |offset: usize, message: String| {
+            Error::new(Kind::Malformed, message).offset(LENGTH_BYTES.saturating_add(to_u64(offset)))
+        };
+        let text = std::str::from_utf8(json)
+            .map_err(|error| malformed(error.valid_up_to(), "the header is not UTF-8".into()))?;
+        if !text.starts_with('{') {
+            return Err(malformed(0, "the header must be a JSON object and begin with '{'".into()));
+        }
+
+        let mut failed_name = None;
+        let mut parser = serde_json::Deserializer::from_str(text);
+        let parsed = HeaderSeed { failed_name: &mut failed_name }
+            .deserialize(&mut parser)
+            .and_then(|raw| parser.end().map(|()| raw));
+        let raw = parsed.map_err(|error| {
+            let message = format!("the header does not read as safetensors: {}", without_position(&error));
+            let fault = malformed(offset_of(text, &error), message);
+            match failed_name.take() {
+                Some(name) => fault.tensor(name),
+                None => fault,
+            }
+        })?;
+        raw.check(to_u64(json.len()), file_bytes)
+    }
+
+    /// The tensor with this name.
+    pub fn find(&self, name: &str) -> Option<&Entry> {
+        self.entries.get(self.position(name)?)
+    }
+
+    /// Where in [`Header::entries`] the tensor with this name stands.
+    pub fn position(&self, name: &str) -> Option<usize> {
+        self.positions.get(name).copied()
+    }
+}
+
+/// A header as parsed: well-formed JSON of the right types, nothing more.
+struct RawHeader {
+    /// Offsets still count from the start of the data section.
+    entries: Vec<Entry>,
+    metadata: BTreeMap<String, String>,
+}
+
+impl RawHeader {
+    fn check(self, header_bytes: u64, file_bytes: u64) -> Result<Header> {
+        let RawHeader { mut entries, metadata } = self;
+        let data_begin = LENGTH_BYTES.saturating_add(header_bytes);
+        let data_bytes = file_bytes.saturating_sub(data_begin);
+        for entry in &mut entries {
+            check_entry(entry, data_begin, data_bytes)?;
+        }
+        // The order of the keys in the JSON is free; the bytes must tile the data section.
+        if !entries.is_sorted_by_key(|entry| (entry.begin, entry.end)) {
+            entries.sort_by_key(|entry| (entry.begin, entry.end));
+        }
+        let mut positions = HashMap::with_capacity(entries.len());
+        for (position, entry) in entries.iter().enumerate() {
+            if positions.insert(Arc::clone(&entry.name), position).is_some() {
+                return Err(fault(entry, entry.begin, "the name stands twice in the header".into()));
+            }
+        }
+        let mut expected = data_begin;
+        for entry in &entries {
+            if entry.begin != expected {
+                let what = if entry.begin > expected { "leave a gap" } else { "overlap another tensor" };
+                return Err(fault(entry, entry.begin, format!("the data_offsets {what}: byte {expected} comes next")));
+            }
+            expected = entry.end;
+        }
+        if expected != file_bytes {
+            let message = format!(
+                "the tensors end at byte {expected}, but the file has {file_bytes}; every byte must belong to a tensor"
+            );
+            return Err(Error::new(Kind::Malformed, message).offset(expected));
+        }
+        Ok(Header { entries, metadata, positions })
+    }
+}
+
+/// Checks one tensor on its own and makes its offsets absolute.
+fn check_entry(entry: &mut Entry, data_begin: u64, data_bytes: u64) -> Result<()> {
+    let (begin, end) = (entry.begin, entry.end);
+    let place = data_begin.saturating_add(begin);
+    if begin > end {
+        return Err(fault(entry, place, format!("the data_offsets [{begin}, {end}] are reversed")));
+    }
+    if end > data_bytes {
+        let message = format!(
+            "the data_offsets [{begin}, {end}] go past the end of the data, which has {data_bytes} bytes; \
+             the file is cut off"
+        );
+        return Err(fault(entry, place, message));
+    }
+    let (shape, dtype) = (&entry.shape, entry.dtype);
+    let bits = shape_bits(shape, dtype)
+        .ok_or_else(|| fault(entry, place, format!("the shape {shape:?} x {dtype} overflows a 64-bit size")))?;
+    if bits % 8 != 0 {
+        return Err(fault(entry, place, format!("the shape {shape:?} x {dtype} is not a whole number of bytes")));
+    }
+    if bits / 8 != end - begin {
+        let message = format!(
+            "the shape {shape:?} x {dtype} needs {} bytes, but the data_offsets [{begin}, {end}] cover {}",
+            bits / 8,
+            end - begin
+        );
+        return Err(fault(entry, place, message));
+    }
+    entry.begin = place;
+    entry.end = data_begin.saturating_add(end);
+    Ok(())
+}
+
+/// The size of a tensor in bits, if it and every stride of it fit into 63 bits, as PyTorch needs.
+fn shape_bits(shape: &[u64], dtype: Dtype) -> Option<u64> {
+    let fits = |value: u64| i64::try_from(value).ok().map(|_| value);
+    shape.iter().try_fold(dtype.bits(), |product, &size| product.checked_mul(size.max(1)).and_then(fits))?;
+    Some(shape.iter().fold(dtype.bits(), |product, &size| product.wrapping_mul(size)))
+}
+
+fn fault(entry: &Entry, offset: u64, message: String) -> Error {
+    Error::new(Kind::Malformed, message).tensor(&*entry.name).offset(offset)
+}
+
+fn to_u64(value: usize) -> u64 {
+    u64::try_from(value).unwrap_or(u64::MAX)
+}
+
+/// `serde_json` counts lines and columns, people who look into a file count bytes.
+fn offset_of(text: &str, error: &serde_json::Error) -> usize {
+    let lines = text.split_inclusive('\n').take(error.line().saturating_sub(1));
+    lines.map(str::len).sum::<usize>().saturating_add(error.column().saturating_sub(1)).min(text.len())
+}
+
+fn without_position(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    match text.rfind(" at line ") {
+        Some(end) => text.get(..end).unwrap_or(&text).to_owned(),
+        None => text,
+    }
+}
+
+/// A key, borrowed from the header where it has no escapes.
+struct Key;
+
+impl<'de> DeserializeSeed<'de> for Key {
+    type Value = Cow<'de, str>;
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Self::Value, D::Error> {
+        deserializer.deserialize_str(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Key {
+    type Value = Cow<'de, str>;
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string")
+    }
+    fn visit_borrowed_str<E>(self, text: &'de str) -> std::result::Result<Self::Value, E> {
+        Ok(Cow::Borrowed(text))
+    }
+    fn visit_str<E>(self, text: &str) -> std::result::Result<Self::Value, E> {
+        Ok(Cow::Owned(text.to_owned()))
+    }
+}
+
+struct HeaderSeed<'a> {
+    /// The tensor at which parsing failed, since `serde_json` cannot carry it in its error.
+    failed_name: &'a mut Option<String>,
+}
+
+impl<'de> DeserializeSeed<'de> for HeaderSeed<'_> {
+    type Value = RawHeader;
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for HeaderSeed<'_> {
+    type Value = RawHeader;
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of tensor names")
+    }
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Self::Value, A::Error> {
+        let mut entries = Vec::new();
+        let mut metadata = None;
+        while let Some(key) = map.next_key_seed(Key)? {
+            if key == METADATA_KEY {
+                if metadata.is_some() {
+                    return Err(A::Error::custom(format!("the key {METADATA_KEY:?} stands twice")));
+                }
+                metadata = Some(map.next_value_seed(MetadataSeed)?);
+            } else {
+                match map.next_value_seed(EntrySeed { name: &key }) {
+                    Ok(entry) => entries.push(entry),
+                    Err(error) => {
+                        *self.failed_name = Some(key.into_owned());
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        Ok(RawHeader { entries, metadata: metadata.unwrap_or_default() })
+    }
+}
+
+struct MetadataSeed;
+
+impl<'de> DeserializeSeed<'de> for MetadataSeed {
+    type Value = BTreeMap<String, String>;
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Self::Value, D::Error> {
+        // `null` stands for no metadata in files of some writers.
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for MetadataSeed {
+    type Value = BTreeMap<String, String>;
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{METADATA_KEY} to be an object of strings")
+    }
+    fn visit_unit<E>(self) -> std::result::Result<Self::Value, E> {
+        Ok(BTreeMap::new())
+    }
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Self::Value, A::Error> {
+        let mut metadata = BTreeMap::new();
+        while let Some(key) = map.next_key_seed(Key)? {
+            let value = map.next_value_seed(Key)?.into_owned();
+            if metadata.insert(key.clone().into_owned(), value).is_some() {
+                return Err(A::Error::custom(format!("the key {key:?} stands twice in {METADATA_KEY}")));
+            }
+        }
+        Ok(metadata)
+    }
+}
+
+struct EntrySeed<'a> {
+    name: &'a str,
+}
+
+impl<'de> DeserializeSeed<'de> for EntrySeed<'_> {
+    type Value = Entry;
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for EntrySeed<'_> {
+    type Value = Entry;
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object with dtype, shape and data_offsets")
+    }
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Self::Value, A::Error> {
+        let (mut dtype, mut shape, mut offsets) = (None, None, None);
+        while let Some(key) = map.next_key_seed(Key)? {
+            let is_second = match &*key {
+                "dtype" => {
+                    let name = map.next_value_seed(Key)?;
+                    let known = Dtype::from_name(&name)
+                        .ok_or_else(|| A::Error::custom(format!("{name:?} is not a dtype of the format")))?;
+                    dtype.replace(known).is_some()
+                }
+                "shape" => shape.replace(map.next_value_seed(Numbers { count_max: DIMENSIONS_MAX })?).is_some(),
+                "data_offsets" => offsets.replace(map.next_value_seed(Numbers { count_max: 2 })?).is_some(),
+                // Fields that a later version of the format may add.
+                _ => {
+                    map.next_value::<IgnoredAny>()?;
+                    false
+                }
+            };
+            if is_second {
+                return Err(A::Error::custom(format!("the key {key:?} stands twice")));
+            }
+        }
+        let missing = |field: &str| A::Error::custom(format!("the field {field:?} is missing"));
+        let dtype = dtype.ok_or_else(|| missing("dtype"))?;
+        let shape = shape.ok_or_else(|| missing("shape"))?;
+        let offsets: Vec<u64> = offsets.ok_or_else(|| missing("data_offsets"))?;
+        let [begin, end] = offsets.try_into().map_err(|_| A::Error::custom("data_offsets must be two numbers"))?;
+        Ok(Entry { name: self.name.into(), dtype, shape, begin, end })
+    }
+}
+
+/// A list of at most so many numbers that are not negative.
+struct Numbers {
+    count_max: usize,
+}
+
+impl<'de> DeserializeSeed<'de> for Numbers {
+    type Value = Vec<u64>;
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Self::Value, D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Numbers {
+    type Value = Vec<u64>;
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a list of at most {} numbers", self.count_max)
+    }
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> std::result::Result<Self::Value, A::Error> {
+        let mut numbers = Vec::with_capacity(2);
+        while let Some(number) = list.next_element::<u64>()? {
+            if numbers.len() == self.count_max {
+                return Err(A::Error::invalid_length(numbers.len().saturating_add(1), &self));
+            }
+            numbers.push(number);
+        }
+        Ok(numbers)
+    }
+}

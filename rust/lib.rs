@@ -1,0 +1,33 @@
+//! fst loads safetensors files into tensors, on a GPU or the CPU, as fast as
+//! the hardware allows.
+//!
+//! The trip of a byte, which is also the order of the modules:
+//!
+//! a path becomes a list of files ([`source`]); each file's header becomes
+//! names, dtypes, shapes and byte ranges ([`header`]); all headers together
+//! resolve the names a caller asks for ([`checkpoint`]); what is wanted and
+//! where it should go becomes reads and placements ([`plan`]); bytes come out
+//! of a file ([`reader`]), rest in a pinned slot ([`staging`]) and reach their
+//! destination ([`device`]), while one loop keeps all of that busy ([`load`]).
+//! With the feature `torch`, `bridge` hands this to C++, which registers the
+//! operators.
+//!
+//! A module uses only modules that stand before it in the list below.
+
+pub mod error;
+pub mod options;
+pub mod dtype;
+pub mod source;
+pub mod header;
+pub mod workers;
+pub mod checkpoint;
+pub mod plan;
+pub mod reader;
+pub mod staging;
+pub mod device;
+pub mod interrupt;
+pub mod load;
+#[cfg(feature = "torch")]
+mod bridge;
+
+pub use error::{Error, Result};

@@ -1,0 +1,451 @@
+//! From what is wanted and where it should go to reads and placements. Pure:
+//! no files, no threads, no clock, so that its promises can be tested over any
+//! input: each byte of each destination is written exactly once, and no byte
+//! outside the data of the wanted tensors' files is read.
+//!
+//! ```text
+//! file   ....[ a ][b][   c, larger than a chunk        ]...[ rows of d ]
+//!             `--chunk 0--' `-chunk 1-' `-chunk 2-'
+//! chunk  a chunk is what is read at once: one or more reads, and the
+//!        placements that say which of its bytes go to which address
+//! ```
+
+use crate::dtype::Dtype;
+use crate::error::{Error, Kind, Result};
+use crate::header::Entry;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Rows of bytes in a file, `stride` apart. A whole tensor is one row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// The first byte of the first row, from the start of the file.
+    pub begin: u64,
+    /// Bytes of one row.
+    pub row_bytes: u64,
+    /// How many rows there are.
+    pub rows: u64,
+    /// Bytes from the start of a row to the start of the next.
+    pub stride: u64,
+}
+
+/// A tensor, or a slice of one, that the caller wants.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// The tensor's name.
+    pub name: Arc<str>,
+    /// Which file of the checkpoint holds it.
+    pub source: usize,
+    /// The stored dtype.
+    pub dtype: Dtype,
+    /// The shape of the result, in PyTorch's elements.
+    pub shape: Vec<u64>,
+    /// Where its bytes are.
+    pub region: Region,
+}
+
+impl Wanted {
+    /// A whole tensor.
+    ///
+    /// # Errors
+    /// `unsupported-dtype` where PyTorch cannot hold it.
+    pub fn whole(source: usize, entry: &Entry) -> Result<Wanted> {
+        let shape = torch_shape(entry)?;
+        let row_bytes = entry.end.saturating_sub(entry.begin);
+        let region = Region { begin: entry.begin, row_bytes, rows: 1, stride: row_bytes };
+        Ok(Wanted { name: Arc::clone(&entry.name), source, dtype: entry.dtype, shape, region })
+    }
+
+    /// The part of a tensor with indices `start..start + length` of dimension `dim`, which may be negative.
+    ///
+    /// # Errors
+    /// `invalid-argument` where the slice does not lie inside the tensor, and those of [`Wanted::whole`].
+    pub fn slice(source: usize, entry: &Entry, dim: i64, start: i64, length: i64) -> Result<Wanted> {
+        let whole = Wanted::whole(source, entry)?;
+        let invalid =
+            |message: String| Error::new(Kind::InvalidArgument, message).tensor(&*entry.name).offset(entry.begin);
+        let shape = &whole.shape;
+        let position = position_of(dim, shape.len()).ok_or_else(|| {
+            invalid(format!("dimension {dim} of a tensor with shape {shape:?}; it has {} dimensions", shape.len()))
+        })?;
+        let size = shape.get(position).copied().unwrap_or(0);
+        let (start, length) = match (u64::try_from(start), u64::try_from(length)) {
+            (Ok(start), Ok(length)) if start.checked_add(length).is_some_and(|end| end <= size) => (start, length),
+            _ => {
+                return Err(invalid(format!(
+                    "the slice of {length} from {start} does not lie inside dimension {dim}, whose size is {size}"
+                )));
+            }
+        };
+        // These products are at most the tensor's size, which the header's checks have bounded,
+        // but for empty tensors, whose regions hold no byte whatever the products are.
+        let outer = product(shape.get(..position));
+        let inner_bytes = product(shape.get(position.saturating_add(1)..)).saturating_mul(entry.dtype.item_bytes());
+        let stride = size.saturating_mul(inner_bytes);
+        let row_bytes = length.saturating_mul(inner_bytes);
+        let begin = entry.begin.saturating_add(start.saturating_mul(inner_bytes));
+        let mut shape = whole.shape.clone();
+        if let Some(size) = shape.get_mut(position) {
+            *size = length;
+        }
+        // Whole rows stand one behind the other: one row.
+        let region = if row_bytes == stride || outer == 1 {
+            let row_bytes = row_bytes.saturating_mul(outer);
+            Region { begin, row_bytes, rows: 1, stride: row_bytes }
+        } else {
+            Region { begin, row_bytes, rows: outer, stride }
+        };
+        Ok(Wanted { shape, region, ..whole })
+    }
+
+    /// Bytes of the result.
+    pub fn bytes(&self) -> u64 {
+        self.region.row_bytes.saturating_mul(self.region.rows)
+    }
+
+    /// The file's bytes in one piece, where the result lies in the file as it will lie in memory.
+    pub fn contiguous(&self) -> Option<Range<u64>> {
+        let Region { begin, row_bytes, rows, .. } = self.region;
+        (rows == 1).then(|| begin..begin.saturating_add(row_bytes))
+    }
+}
+
+fn torch_shape(entry: &Entry) -> Result<Vec<u64>> {
+    let unsupported =
+        |message: String| Error::new(Kind::UnsupportedDtype, message).tensor(&*entry.name).offset(entry.begin);
+    if entry.dtype.scalar_type().is_none() {
+        return Err(unsupported(format!("PyTorch has no dtype for {}; load the other tensors by name", entry.dtype)));
+    }
+    let mut shape = entry.shape.clone();
+    let packed = entry.dtype.packed_elements();
+    if packed > 1 {
+        let last = shape.last_mut().filter(|size| **size % packed == 0);
+        let last = last.ok_or_else(|| {
+            unsupported(format!(
+                "PyTorch packs {packed} elements of {} into one, so the last dimension of {:?} must be a multiple of it",
+                entry.dtype, entry.shape
+            ))
+        })?;
+        *last /= packed;
+    }
+    Ok(shape)
+}
+
+fn position_of(dim: i64, count: usize) -> Option<usize> {
+    let count_signed = i64::try_from(count).ok()?;
+    let position = if dim < 0 { dim.checked_add(count_signed)? } else { dim };
+    usize::try_from(position).ok().filter(|&position| position < count)
+}
+
+fn product(sizes: Option<&[u64]>) -> u64 {
+    sizes.unwrap_or_default().iter().fold(1, |product, &size| product.saturating_mul(size))
+}
+
+/// Where bytes `begin..end` of a wanted tensor go, counted in its contiguous form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Destination {
+    /// The position in the list of wanted tensors.
+    pub wanted: usize,
+    /// The first byte of the tensor that goes there.
+    pub begin: u64,
+    /// One past the last byte.
+    pub end: u64,
+    /// The address of the first byte, on the host or on a device.
+    pub address: u64,
+}
+
+/// What the plan must keep to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// The most bytes of a chunk.
+    pub chunk_bytes: u64,
+    /// Bytes that nobody wants are read too where a gap is no longer than this, since another read costs more.
+    pub gap_bytes: u64,
+    /// Pieces of at least this size are read straight into place. `None` where only the device can write there.
+    pub direct_bytes: Option<u64>,
+}
+
+/// What is read at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Chunk {
+    /// One read straight to a host address.
+    Direct {
+        /// The file.
+        source: usize,
+        /// The first byte in the file.
+        offset: u64,
+        /// Bytes.
+        length: usize,
+        /// Where they go.
+        address: u64,
+    },
+    /// Reads into a slot, whose bytes are then placed.
+    Staged {
+        /// The file.
+        source: usize,
+        /// Bytes of the slot that the reads fill.
+        bytes: usize,
+        /// In the order of the file, and of the slot.
+        reads: Vec<Read>,
+        /// Where the bytes go.
+        placements: Vec<Placement>,
+    },
+}
+
+/// One read into a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Read {
+    /// The first byte in the file.
+    pub offset: u64,
+    /// The first byte in the slot.
+    pub slot_begin: usize,
+    /// Bytes.
+    pub length: usize,
+}
+
+/// Rows of bytes in a slot that go, one behind the other, to an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// The first byte in the slot.
+    pub slot_begin: usize,
+    /// Bytes of a row.
+    pub row_bytes: usize,
+    /// How many rows.
+    pub rows: usize,
+    /// Bytes from the start of a row in the slot to the start of the next.
+    pub slot_stride: usize,
+    /// Where the first row goes.
+    pub address: u64,
+}
+
+/// Plans how to fill `destinations`.
+///
+/// # Errors
+/// `internal` for a destination that is not inside its tensor, which is a bug of the caller.
+pub fn plan(wanted: &[Wanted], destinations: &[Destination], limits: &Limits) -> Result<Vec<Chunk>> {
+    let mut runs = Vec::with_capacity(destinations.len());
+    for destination in destinations {
+        let outside = || Error::new(Kind::Internal, format!("{destination:?} is not inside a wanted tensor"));
+        let tensor = wanted.get(destination.wanted).ok_or_else(outside)?;
+        if destination.begin > destination.end || destination.end > tensor.bytes() {
+            return Err(outside());
+        }
+        push_runs(tensor, destination, &mut runs);
+    }
+    // The order of the files is the order in which disks are fastest.
+    if !runs.is_sorted_by_key(|run| (run.source, run.begin)) {
+        runs.sort_by_key(|run| (run.source, run.begin));
+    }
+    let mut planner = Planner { limits, chunks: Vec::new(), open: None };
+    for run in runs {
+        planner.add(run);
+    }
+    planner.close();
+    Ok(planner.chunks)
+}
+
+/// Rows of a file that go, one behind the other, to an address.
+#[derive(Clone, Copy)]
+struct Run {
+    source: usize,
+    begin: u64,
+    row_bytes: u64,
+    rows: u64,
+    stride: u64,
+    address: u64,
+}
+
+/// A destination may begin and end in the middle of rows: a part of a row, whole rows, a part of a row.
+fn push_runs(tensor: &Wanted, destination: &Destination, runs: &mut Vec<Run>) {
+    let Region { begin, row_bytes, stride, .. } = tensor.region;
+    let mut at = destination.begin;
+    while at < destination.end {
+        let (row, column) = (at / row_bytes, at % row_bytes);
+        let left = destination.end - at;
+        let whole_rows = if column == 0 { left / row_bytes } else { 0 };
+        let (row_bytes, rows) = match whole_rows {
+            0 => (left.min(row_bytes - column), 1),
+            rows => (row_bytes, rows),
+        };
+        runs.push(Run {
+            source: tensor.source,
+            begin: begin + row * stride + column,
+            row_bytes,
+            rows,
+            stride,
+            address: destination.address.saturating_add(at - destination.begin),
+        });
+        at += row_bytes * rows;
+    }
+}
+
+struct Planner<'a> {
+    limits: &'a Limits,
+    chunks: Vec<Chunk>,
+    open: Option<OpenChunk>,
+}
+
+/// A staged chunk that may still grow.
+struct OpenChunk {
+    source: usize,
+    bytes: u64,
+    reads: Vec<OpenRead>,
+    placements: Vec<Placement>,
+}
+
+struct OpenRead {
+    offset: u64,
+    slot_begin: u64,
+    length: u64,
+}
+
+impl Planner<'_> {
+    fn add(&mut self, run: Run) {
+        let chunk_bytes = self.limits.chunk_bytes;
+        let is_direct = self.limits.direct_bytes.is_some_and(|least| run.row_bytes >= least);
+        if run.rows == 1 || is_direct || run.row_bytes > chunk_bytes {
+            for row in 0..run.rows {
+                let begin = run.begin + row * run.stride;
+                self.add_row(Run { begin, rows: 1, address: run.address + row * run.row_bytes, ..run }, is_direct);
+            }
+        } else if run.stride - run.row_bytes <= self.limits.gap_bytes && run.stride <= chunk_bytes {
+            self.add_rows_with_gaps(run);
+        } else {
+            self.add_rows_packed(run);
+        }
+    }
+
+    /// One row, which may be longer than a chunk.
+    fn add_row(&mut self, run: Run, is_direct: bool) {
+        let chunk_bytes = self.limits.chunk_bytes;
+        let mut at = 0;
+        while at < run.row_bytes {
+            let length = (run.row_bytes - at).min(chunk_bytes);
+            let (offset, address) = (run.begin + at, run.address + at);
+            if is_direct {
+                self.close();
+                self.chunks.push(Chunk::Direct { source: run.source, offset, length: to_usize(length), address });
+            } else {
+                let slot_begin = self.read(run.source, offset, length);
+                self.place(slot_begin, length, 1, length, address);
+            }
+            at += length;
+        }
+    }
+
+    /// Rows so near to each other that one read takes them with what lies between.
+    fn add_rows_with_gaps(&mut self, run: Run) {
+        let mut row = 0;
+        while row < run.rows {
+            let begin = run.begin + row * run.stride;
+            let room = self.room_at(run.source, begin, run.row_bytes);
+            let rows = ((room - run.row_bytes) / run.stride + 1).min(run.rows - row);
+            let slot_begin = self.read(run.source, begin, (rows - 1) * run.stride + run.row_bytes);
+            self.place(slot_begin, run.row_bytes, rows, run.stride, run.address + row * run.row_bytes);
+            row += rows;
+        }
+    }
+
+    /// Rows far from each other: a read for each, packed in the slot so that one copy places them all.
+    fn add_rows_packed(&mut self, run: Run) {
+        let is_far = run.stride - run.row_bytes > self.limits.gap_bytes;
+        let mut row = 0;
+        while row < run.rows {
+            let begin = run.begin + row * run.stride;
+            let room = self.room_at(run.source, begin, run.row_bytes);
+            let rows = if is_far { (room / run.row_bytes).min(run.rows - row) } else { 1 };
+            let slot_begin = self.read(run.source, begin, run.row_bytes);
+            for next in 1..rows {
+                self.read(run.source, begin + next * run.stride, run.row_bytes);
+            }
+            let length = rows * run.row_bytes;
+            self.place(slot_begin, length, 1, length, run.address + row * run.row_bytes);
+            row += rows;
+        }
+    }
+
+    /// How many bytes from `begin` on the open chunk could still take, or a new one where it could not take `least`.
+    fn room_at(&self, source: usize, begin: u64, least: u64) -> u64 {
+        let room = match &self.open {
+            Some(open) if open.source == source => {
+                self.limits.chunk_bytes.saturating_sub(open.bytes_before(begin, self.limits))
+            }
+            _ => self.limits.chunk_bytes,
+        };
+        if room < least { self.limits.chunk_bytes } else { room }
+    }
+
+    /// Makes sure that the open chunk reads this range, and says where in the slot it lies.
+    fn read(&mut self, source: usize, begin: u64, length: u64) -> u64 {
+        let fits = self.open.as_ref().is_some_and(|open| {
+            open.source == source && open.bytes_before(begin, self.limits) + length <= self.limits.chunk_bytes
+        });
+        if !fits {
+            self.close();
+        }
+        let open =
+            self.open.get_or_insert_with(|| OpenChunk { source, bytes: 0, reads: Vec::new(), placements: Vec::new() });
+        open.read(begin, length, self.limits)
+    }
+
+    fn place(&mut self, slot_begin: u64, row_bytes: u64, rows: u64, slot_stride: u64, address: u64) {
+        let Some(open) = &mut self.open else { return };
+        open.placements.push(Placement {
+            slot_begin: to_usize(slot_begin),
+            row_bytes: to_usize(row_bytes),
+            rows: to_usize(rows),
+            slot_stride: to_usize(slot_stride),
+            address,
+        });
+    }
+
+    fn close(&mut self) {
+        if let Some(open) = self.open.take() {
+            let read = |read: &OpenRead| Read {
+                offset: read.offset,
+                slot_begin: to_usize(read.slot_begin),
+                length: to_usize(read.length),
+            };
+            self.chunks.push(Chunk::Staged {
+                source: open.source,
+                bytes: to_usize(open.bytes),
+                reads: open.reads.iter().map(read).collect(),
+                placements: open.placements,
+            });
+        }
+    }
+}
+
+impl OpenChunk {
+    /// Bytes of the slot before the place that a read of the file at `begin` would get.
+    fn bytes_before(&self, begin: u64, limits: &Limits) -> u64 {
+        match self.reads.last() {
+            Some(last) if last.reaches(begin, limits) => last.slot_begin + (begin - last.offset),
+            _ => self.bytes,
+        }
+    }
+
+    fn read(&mut self, begin: u64, length: u64, limits: &Limits) -> u64 {
+        let slot_begin = self.bytes_before(begin, limits);
+        match self.reads.last_mut() {
+            Some(last) if last.reaches(begin, limits) => {
+                last.length = last.length.max(begin - last.offset + length);
+            }
+            _ => self.reads.push(OpenRead { offset: begin, slot_begin, length }),
+        }
+        self.bytes = self.bytes.max(slot_begin + length);
+        slot_begin
+    }
+}
+
+impl OpenRead {
+    /// Whether a read at `begin` should be part of this one.
+    fn reaches(&self, begin: u64, limits: &Limits) -> bool {
+        begin >= self.offset && begin <= (self.offset + self.length).saturating_add(limits.gap_bytes)
+    }
+}
+
+/// Sizes inside a chunk fit, since a chunk is at most `chunk_bytes`, which came from a `usize`.
+fn to_usize(value: u64) -> usize {
+    usize::try_from(value).unwrap_or(usize::MAX)
+}

@@ -1,0 +1,192 @@
+//! From what a caller names to open files: a file, a directory that holds one
+//! checkpoint, or the index file of a sharded one.
+
+use crate::error::{Error, Kind, Result};
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Component, Path, PathBuf};
+
+/// The index that a sharded checkpoint carries, by convention of the Hugging Face libraries.
+const INDEX_SUFFIX: &str = ".safetensors.index.json";
+const FILE_SUFFIX: &str = ".safetensors";
+/// Larger than any real index; a bound so that a wrong file is not read into memory whole.
+const INDEX_BYTES_MAX: u64 = 100_000_000;
+
+/// The files that a caller's paths stand for.
+#[derive(Debug, Default)]
+pub struct Files {
+    /// In the order of the paths; those of a directory in the order of their names.
+    pub paths: Vec<PathBuf>,
+    /// What index files promise: this name is in that file.
+    pub promises: Vec<Promise>,
+}
+
+/// One entry of an index file.
+#[derive(Debug)]
+pub struct Promise {
+    /// The name of a tensor.
+    pub name: String,
+    /// The position in [`Files::paths`] of the file that holds it.
+    pub file: usize,
+    /// The index file that says so.
+    pub index: PathBuf,
+}
+
+impl Files {
+    /// Finds the files that `paths` stand for. Opens none of them but index files.
+    ///
+    /// # Errors
+    /// `file-not-found`, `permission-denied` or `io` from the file system; `is-a-directory` for a
+    /// directory without safetensors; `malformed` for an index that makes no sense;
+    /// `invalid-argument` for a URL, or when there is no path at all.
+    pub fn resolve<P: AsRef<Path>>(paths: &[P]) -> Result<Files> {
+        if paths.is_empty() {
+            return Err(Error::new(Kind::InvalidArgument, "no path was given; give at least one file"));
+        }
+        let mut files = Files::default();
+        for path in paths {
+            files.add(path.as_ref())?;
+        }
+        Ok(files)
+    }
+
+    fn add(&mut self, path: &Path) -> Result<()> {
+        if let Some(scheme) = url_scheme(path) {
+            return Err(Error::new(
+                Kind::InvalidArgument,
+                format!("the scheme {scheme:?} is not built in; give the path of a local file or directory"),
+            )
+            .at(path));
+        }
+        let kind = fs::metadata(path).map_err(|error| Error::from_io(&error, path, "cannot open"))?;
+        if kind.is_dir() {
+            self.add_directory(path)
+        } else if !kind.is_file() {
+            // Opening a pipe would wait for its writer for ever.
+            Err(Error::new(Kind::InvalidArgument, "is neither a regular file nor a directory").at(path))
+        } else if file_name(path).ends_with(INDEX_SUFFIX) {
+            self.add_index(path)
+        } else {
+            self.paths.push(path.to_path_buf());
+            Ok(())
+        }
+    }
+
+    fn add_directory(&mut self, directory: &Path) -> Result<()> {
+        let failed = |error: io::Error| Error::from_io(&error, directory, "cannot list");
+        let mut shards = Vec::new();
+        let mut indexes = Vec::new();
+        for entry in fs::read_dir(directory).map_err(failed)? {
+            let path = entry.map_err(failed)?.path();
+            let name = file_name(&path);
+            if name.ends_with(INDEX_SUFFIX) {
+                indexes.push(path);
+            } else if name.ends_with(FILE_SUFFIX) {
+                shards.push(path);
+            }
+        }
+        // Where several variants lie side by side, the plain one is meant.
+        let plain = directory.join(format!("model{INDEX_SUFFIX}"));
+        if indexes.contains(&plain) {
+            return self.add_index(&plain);
+        }
+        match indexes.as_slice() {
+            [index] => self.add_index(index),
+            [] if shards.is_empty() => Err(Error::new(
+                Kind::IsADirectory,
+                format!("this directory holds no *{FILE_SUFFIX} file; give the path of a file or of a checkpoint"),
+            )
+            .at(directory)),
+            [] => {
+                shards.sort();
+                self.paths.append(&mut shards);
+                Ok(())
+            }
+            _ => Err(Error::new(
+                Kind::InvalidArgument,
+                format!("this directory holds {} index files; give the path of one of them", indexes.len()),
+            )
+            .at(directory)),
+        }
+    }
+
+    fn add_index(&mut self, index: &Path) -> Result<()> {
+        let malformed = |message: String| Error::new(Kind::Malformed, message).at(index);
+        let io_error = |error: io::Error| Error::from_io(&error, index, "cannot read");
+        let length = fs::metadata(index).map_err(io_error)?.len();
+        if length > INDEX_BYTES_MAX {
+            return Err(malformed(format!("an index of {length} bytes; at most {INDEX_BYTES_MAX} are accepted")));
+        }
+        let text = fs::read(index).map_err(io_error)?;
+        let json: serde_json::Value =
+            serde_json::from_slice(&text).map_err(|error| malformed(format!("the index is not JSON: {error}")))?;
+        let map = json
+            .get("weight_map")
+            .and_then(serde_json::Value::as_object)
+            .ok_or_else(|| malformed("the index has no object \"weight_map\" of tensor names to file names".into()))?;
+
+        let directory = index.parent().unwrap_or(Path::new(""));
+        let mut shards: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for (name, file) in map {
+            let file = file.as_str().filter(|file| is_inside(file)).ok_or_else(|| {
+                malformed(format!("weight_map gives {file}; expected the name of a file beside the index"))
+                    .tensor(name.as_str())
+            })?;
+            shards.entry(file).or_default().push(name);
+        }
+        for (file, names) in shards {
+            let path = directory.join(file);
+            let position = self.paths.len();
+            self.promises.extend(names.into_iter().map(|name| Promise {
+                name: name.to_owned(),
+                file: position,
+                index: index.to_path_buf(),
+            }));
+            self.paths.push(path);
+        }
+        Ok(())
+    }
+}
+
+/// An open file and its length when it was opened.
+#[derive(Debug)]
+pub struct Source {
+    /// As the caller named it.
+    pub path: PathBuf,
+    /// Kept open for the whole load, so that a file replaced meanwhile stays the one that was checked.
+    pub file: File,
+    /// Bytes, from the open file rather than the path.
+    pub length: u64,
+}
+
+impl Source {
+    /// Opens a file to read.
+    ///
+    /// # Errors
+    /// What the file system says, with the path.
+    pub fn open(path: &Path) -> Result<Source> {
+        let failed = |error: io::Error| Error::from_io(&error, path, "cannot open");
+        let file = File::open(path).map_err(failed)?;
+        let length = file.metadata().map_err(failed)?.len();
+        Ok(Source { path: path.to_path_buf(), file, length })
+    }
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// A scheme is letters, digits, `+`, `-` and `.` before `://`, which no local path of a checkpoint has.
+fn url_scheme(path: &Path) -> Option<String> {
+    let text = path.to_str()?;
+    let (scheme, _) = text.split_once("://")?;
+    let is_scheme =
+        !scheme.is_empty() && scheme.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'));
+    is_scheme.then(|| scheme.to_owned())
+}
+
+/// An index may not lead out of its own directory.
+fn is_inside(file: &str) -> bool {
+    !file.is_empty() && Path::new(file).components().all(|part| matches!(part, Component::Normal(_)))
+}

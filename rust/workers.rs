@@ -1,0 +1,41 @@
+//! One way to spread jobs over threads: threads live as long as the call, so
+//! a process that forks or unloads the library never meets one of ours.
+
+use crate::error::{Error, Result};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+
+/// Runs `job` for every index below `count`, in rising order, on up to `threads` threads.
+/// The first error stops the jobs that have not begun, and is returned.
+///
+/// # Errors
+/// The first that a job returned.
+pub fn for_each(threads: usize, count: usize, job: impl Fn(usize) -> Result<()> + Sync) -> Result<()> {
+    let next = AtomicUsize::new(0);
+    let stop = AtomicBool::new(false);
+    let failure: Mutex<Option<Error>> = Mutex::new(None);
+    let work = || {
+        while !stop.load(Ordering::Relaxed) {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= count {
+                return;
+            }
+            if let Err(error) = job(index) {
+                stop.store(true, Ordering::Relaxed);
+                failure.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get_or_insert(error);
+            }
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 1..threads.min(count) {
+            // A container may refuse more threads; those there are do the work.
+            if let Err(error) = thread::Builder::new().name("fst".into()).spawn_scoped(scope, work) {
+                tracing::debug!(%error, "fewer threads than wanted");
+                break;
+            }
+        }
+        work();
+    });
+    failure.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()).map_or(Ok(()), Err)
+}
