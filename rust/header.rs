@@ -12,7 +12,7 @@
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::source::Source;
-use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -367,7 +367,7 @@ impl<'de> Visitor<'de> for EntrySeed<'_> {
                 "data_offsets" => offsets.replace(map.next_value_seed(Numbers { count_max: 2 })?).is_some(),
                 // Fields that a later version of the format may add.
                 _ => {
-                    map.next_value::<IgnoredAny>()?;
+                    map.next_value_seed(Ignored)?;
                     false
                 }
             };
@@ -410,5 +410,50 @@ impl<'de> Visitor<'de> for Numbers {
             numbers.push(number);
         }
         Ok(numbers)
+    }
+}
+
+/// Any value, which is skipped. Unlike serde's own, this one nests only as deep as `serde_json` allows.
+struct Ignored;
+
+impl<'de> DeserializeSeed<'de> for Ignored {
+    type Value = ();
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Ignored {
+    type Value = ();
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any JSON")
+    }
+    fn visit_unit<E>(self) -> std::result::Result<(), E> {
+        Ok(())
+    }
+    fn visit_bool<E>(self, _: bool) -> std::result::Result<(), E> {
+        Ok(())
+    }
+    fn visit_i64<E>(self, _: i64) -> std::result::Result<(), E> {
+        Ok(())
+    }
+    fn visit_u64<E>(self, _: u64) -> std::result::Result<(), E> {
+        Ok(())
+    }
+    fn visit_f64<E>(self, _: f64) -> std::result::Result<(), E> {
+        Ok(())
+    }
+    fn visit_str<E>(self, _: &str) -> std::result::Result<(), E> {
+        Ok(())
+    }
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> std::result::Result<(), A::Error> {
+        while list.next_element_seed(Ignored)?.is_some() {}
+        Ok(())
+    }
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<(), A::Error> {
+        while map.next_key_seed(Ignored)?.is_some() {
+            map.next_value_seed(Ignored)?;
+        }
+        Ok(())
     }
 }

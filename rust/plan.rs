@@ -230,15 +230,19 @@ pub fn plan(wanted: &[Wanted], destinations: &[Destination], limits: &Limits) ->
         if destination.begin > destination.end || destination.end > tensor.bytes() {
             return Err(outside());
         }
-        push_runs(tensor, destination, &mut runs);
+        push_runs(tensor, destination, limits, &mut runs);
     }
     // The order of the files is the order in which disks are fastest.
     if !runs.is_sorted_by_key(|run| (run.source, run.begin)) {
         runs.sort_by_key(|run| (run.source, run.begin));
     }
     let mut planner = Planner { limits, chunks: Vec::new(), open: None };
-    for run in runs {
-        planner.add(run);
+    let mut reached = (0, 0);
+    for (index, run) in runs.iter().enumerate() {
+        let next = runs.get(index.saturating_add(1));
+        let is_shared = (run.source, run.begin) < reached || next.is_some_and(|next| next.begins_before_end_of(run));
+        reached = reached.max((run.source, run.end()));
+        planner.add(*run, is_shared);
     }
     planner.close();
     Ok(planner.chunks)
@@ -255,8 +259,19 @@ struct Run {
     address: u64,
 }
 
+impl Run {
+    fn end(&self) -> u64 {
+        self.begin + (self.rows - 1) * self.stride + self.row_bytes
+    }
+
+    fn begins_before_end_of(&self, other: &Run) -> bool {
+        self.source == other.source && self.begin < other.end()
+    }
+}
+
 /// A destination may begin and end in the middle of rows: a part of a row, whole rows, a part of a row.
-fn push_runs(tensor: &Wanted, destination: &Destination, runs: &mut Vec<Run>) {
+/// A row longer than a chunk becomes several, so that whoever wants the same bytes finds them in the same chunks.
+fn push_runs(tensor: &Wanted, destination: &Destination, limits: &Limits, runs: &mut Vec<Run>) {
     let Region { begin, row_bytes, stride, .. } = tensor.region;
     let mut at = destination.begin;
     while at < destination.end {
@@ -264,7 +279,8 @@ fn push_runs(tensor: &Wanted, destination: &Destination, runs: &mut Vec<Run>) {
         let left = destination.end - at;
         let whole_rows = if column == 0 { left / row_bytes } else { 0 };
         let (row_bytes, rows) = match whole_rows {
-            0 => (left.min(row_bytes - column), 1),
+            0 => (left.min(row_bytes - column).min(limits.chunk_bytes), 1),
+            _ if row_bytes > limits.chunk_bytes => (limits.chunk_bytes, 1),
             rows => (row_bytes, rows),
         };
         runs.push(Run {
@@ -300,36 +316,30 @@ struct OpenRead {
 }
 
 impl Planner<'_> {
-    fn add(&mut self, run: Run) {
-        let chunk_bytes = self.limits.chunk_bytes;
-        let is_direct = self.limits.direct_bytes.is_some_and(|least| run.row_bytes >= least);
-        if run.rows == 1 || is_direct || run.row_bytes > chunk_bytes {
-            for row in 0..run.rows {
-                let begin = run.begin + row * run.stride;
-                self.add_row(Run { begin, rows: 1, address: run.address + row * run.row_bytes, ..run }, is_direct);
-            }
-        } else if run.stride - run.row_bytes <= self.limits.gap_bytes && run.stride <= chunk_bytes {
+    /// What is `is_shared` has bytes that another run wants too; both are placed from one chunk, read once.
+    fn add(&mut self, run: Run, is_shared: bool) {
+        let is_large = self.limits.direct_bytes.is_some_and(|least| run.row_bytes >= least);
+        if is_large && !is_shared {
+            self.add_direct(run);
+        } else if run.rows == 1 {
+            let slot_begin = self.read(run.source, run.begin, run.row_bytes);
+            self.place(slot_begin, run.row_bytes, 1, run.row_bytes, run.address);
+        } else if run.stride - run.row_bytes <= self.limits.gap_bytes && run.stride <= self.limits.chunk_bytes {
             self.add_rows_with_gaps(run);
         } else {
             self.add_rows_packed(run);
         }
     }
 
-    /// One row, which may be longer than a chunk.
-    fn add_row(&mut self, run: Run, is_direct: bool) {
-        let chunk_bytes = self.limits.chunk_bytes;
-        let mut at = 0;
-        while at < run.row_bytes {
-            let length = (run.row_bytes - at).min(chunk_bytes);
-            let (offset, address) = (run.begin + at, run.address + at);
-            if is_direct {
-                self.close();
-                self.chunks.push(Chunk::Direct { source: run.source, offset, length: to_usize(length), address });
-            } else {
-                let slot_begin = self.read(run.source, offset, length);
-                self.place(slot_begin, length, 1, length, address);
-            }
-            at += length;
+    fn add_direct(&mut self, run: Run) {
+        self.close();
+        for row in 0..run.rows {
+            self.chunks.push(Chunk::Direct {
+                source: run.source,
+                offset: run.begin + row * run.stride,
+                length: to_usize(run.row_bytes),
+                address: run.address + row * run.row_bytes,
+            });
         }
     }
 

@@ -1,0 +1,114 @@
+//! Files, directories and indexes, and names across them.
+
+use crate::files;
+use fst::checkpoint::Checkpoint;
+use fst::error::Kind;
+use safetensors::tensor::Dtype;
+use std::path::Path;
+use tempfile::TempDir;
+
+fn shard(directory: &TempDir, file: &str, names: &[&str]) {
+    let tensors: Vec<_> = names.iter().map(|name| (*name, Dtype::U8, vec![3], vec![1, 2, 3])).collect();
+    files::written(directory, file, &tensors);
+}
+
+fn names(checkpoint: &Checkpoint) -> Vec<String> {
+    checkpoint.entries().map(|(_, entry)| entry.name.to_string()).collect()
+}
+
+#[track_caller]
+fn refused(path: &Path, kind: Kind, expected: &str) {
+    let error = Checkpoint::open(&[path]).unwrap_err();
+    assert_eq!(error.kind(), kind, "{error}");
+    assert!(error.to_string().contains(expected), "{expected:?} is not in {error}");
+    assert!(error.to_string().contains(path.to_str().unwrap()), "no path in {error}");
+}
+
+#[test]
+fn a_directory_is_its_shards_in_order() {
+    let directory = TempDir::new().unwrap();
+    shard(&directory, "b.safetensors", &["x"]);
+    shard(&directory, "a.safetensors", &["y", "z"]);
+    std::fs::write(directory.path().join("config.json"), "{}").unwrap();
+    let checkpoint = Checkpoint::open(&[directory.path()]).unwrap();
+    assert_eq!(names(&checkpoint), ["y", "z", "x"]);
+    assert_eq!(checkpoint.find("x").unwrap().0, 1);
+    assert_eq!(checkpoint.metadata().unwrap_err().kind(), Kind::IsADirectory);
+}
+
+#[test]
+fn an_index_says_which_files_belong_together() {
+    let directory = TempDir::new().unwrap();
+    shard(&directory, "one.safetensors", &["x"]);
+    shard(&directory, "two.safetensors", &["y"]);
+    shard(&directory, "other.safetensors", &["x", "y"]);
+    let index = directory.path().join("model.safetensors.index.json");
+    std::fs::write(&index, r#"{"weight_map":{"x":"one.safetensors","y":"two.safetensors"}}"#).unwrap();
+    for path in [directory.path(), &index] {
+        assert_eq!(names(&Checkpoint::open(&[path]).unwrap()), ["x", "y"]);
+    }
+
+    std::fs::write(&index, r#"{"weight_map":{"x":"one.safetensors","q":"two.safetensors"}}"#).unwrap();
+    refused(&index, Kind::Malformed, "two.safetensors");
+    std::fs::write(&index, r#"{"weight_map":{"x":"../one.safetensors"}}"#).unwrap();
+    refused(&index, Kind::Malformed, "beside the index");
+    std::fs::write(&index, r#"{"weight_map":{"x":"/etc/passwd"}}"#).unwrap();
+    refused(&index, Kind::Malformed, "beside the index");
+    std::fs::write(&index, r#"{"weight_map":{"x":5}}"#).unwrap();
+    refused(&index, Kind::Malformed, "tensor \"x\"");
+    std::fs::write(&index, r#"{"metadata":{}}"#).unwrap();
+    refused(&index, Kind::Malformed, "weight_map");
+    std::fs::write(&index, "not json").unwrap();
+    refused(&index, Kind::Malformed, "not JSON");
+    std::fs::write(&index, r#"{"weight_map":{"x":"missing.safetensors"}}"#).unwrap();
+    let error = Checkpoint::open(&[&index]).unwrap_err();
+    assert_eq!(error.kind(), Kind::FileNotFound);
+    assert!(error.to_string().contains("missing.safetensors"));
+}
+
+#[test]
+fn a_variant_beside_the_plain_index_does_not_confuse() {
+    let directory = TempDir::new().unwrap();
+    shard(&directory, "one.safetensors", &["x"]);
+    let index = r#"{"weight_map":{"x":"one.safetensors"}}"#;
+    std::fs::write(directory.path().join("a.safetensors.index.json"), index).unwrap();
+    std::fs::write(directory.path().join("b.safetensors.index.json"), index).unwrap();
+    refused(directory.path(), Kind::InvalidArgument, "2 index files");
+    std::fs::write(directory.path().join("model.safetensors.index.json"), index).unwrap();
+    assert_eq!(names(&Checkpoint::open(&[directory.path()]).unwrap()), ["x"]);
+}
+
+#[test]
+fn what_is_no_checkpoint_is_refused() {
+    let directory = TempDir::new().unwrap();
+    refused(directory.path(), Kind::IsADirectory, "no *.safetensors file");
+    refused(&directory.path().join("missing"), Kind::FileNotFound, "No such file");
+    refused(Path::new("s3://bucket/x.safetensors"), Kind::InvalidArgument, "\"s3\"");
+    refused(Path::new("/dev/null"), Kind::InvalidArgument, "neither a regular file");
+    let none: [&Path; 0] = [];
+    assert_eq!(Checkpoint::open(&none).unwrap_err().kind(), Kind::InvalidArgument);
+}
+
+#[test]
+fn a_name_in_two_files_is_refused() {
+    let directory = TempDir::new().unwrap();
+    shard(&directory, "a.safetensors", &["w", "x"]);
+    shard(&directory, "b.safetensors", &["x", "y"]);
+    let error = Checkpoint::open(&[directory.path()]).unwrap_err();
+    assert_eq!(error.kind(), Kind::DuplicateTensor);
+    for part in ["a.safetensors", "b.safetensors", "tensor \"x\""] {
+        assert!(error.to_string().contains(part), "{error}");
+    }
+}
+
+#[test]
+fn a_name_that_is_not_there_brings_the_nearest() {
+    let directory = TempDir::new().unwrap();
+    shard(&directory, "a.safetensors", &["encoder.layer.0.weight", "encoder.layer.1.weight", "pooler"]);
+    let checkpoint = Checkpoint::open(&[directory.path()]).unwrap();
+    let error = checkpoint.find("encoder.layer.0.weigth").unwrap_err();
+    assert_eq!(error.kind(), Kind::TensorNotFound);
+    let text = error.to_string();
+    assert!(text.contains("nearest names are \"encoder.layer.0.weight\"") && !text.contains("pooler"), "{text}");
+    assert!(!checkpoint.find("zzz").unwrap_err().to_string().contains("nearest"));
+}

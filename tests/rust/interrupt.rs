@@ -1,0 +1,83 @@
+//! Ctrl-C, in a process of its own handler.
+
+use fst::error::Kind;
+use fst::interrupt::Watch;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+static CALLS: AtomicUsize = AtomicUsize::new(0);
+/// The action for a signal belongs to the whole process.
+static TURN: Mutex<()> = Mutex::new(());
+
+extern "C" fn count(_: libc::c_int) {
+    CALLS.fetch_add(1, Ordering::SeqCst);
+}
+
+fn handle_with(handler: libc::sighandler_t) {
+    // SAFETY: the handlers used here only count.
+    unsafe { libc::signal(libc::SIGINT, handler) };
+}
+
+fn handler() -> libc::sighandler_t {
+    // SAFETY: only asks for the action in force.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(libc::SIGINT, std::ptr::null(), &raw mut action);
+        action.sa_sigaction
+    }
+}
+
+fn interrupt() {
+    // SAFETY: the process has a handler at this point.
+    unsafe { libc::raise(libc::SIGINT) };
+}
+
+fn counting() -> libc::sighandler_t {
+    let function: extern "C" fn(libc::c_int) = count;
+    function as libc::sighandler_t
+}
+
+#[test]
+fn a_watch_notes_the_signal_and_the_program_still_gets_it() {
+    let _turn = TURN.lock().unwrap();
+    handle_with(counting());
+    let before = CALLS.load(Ordering::SeqCst);
+    let outer = Watch::begin();
+    let inner = Watch::begin();
+    assert!(outer.check().is_ok());
+    interrupt();
+    assert_eq!(CALLS.load(Ordering::SeqCst), before + 1);
+    assert_eq!(outer.check().unwrap_err().kind(), Kind::Interrupted);
+    assert_eq!(inner.check().unwrap_err().kind(), Kind::Interrupted);
+    // A load that begins after the signal is not ended by it.
+    assert!(Watch::begin().check().is_ok());
+    drop(outer);
+    assert_ne!(handler(), counting());
+    drop(inner);
+    assert_eq!(handler(), counting());
+    handle_with(libc::SIG_DFL);
+}
+
+#[test]
+fn a_program_without_a_handler_keeps_the_default() {
+    let _turn = TURN.lock().unwrap();
+    for action in [libc::SIG_DFL, libc::SIG_IGN] {
+        handle_with(action);
+        let watch = Watch::begin();
+        assert_eq!(handler(), action);
+        drop(watch);
+        assert_eq!(handler(), action);
+    }
+    handle_with(libc::SIG_DFL);
+}
+
+#[test]
+fn a_handler_set_during_a_load_stays() {
+    let _turn = TURN.lock().unwrap();
+    handle_with(counting());
+    let watch = Watch::begin();
+    handle_with(libc::SIG_IGN);
+    drop(watch);
+    assert_eq!(handler(), libc::SIG_IGN);
+    handle_with(libc::SIG_DFL);
+}

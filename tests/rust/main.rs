@@ -1,0 +1,12 @@
+//! Tests of the core that need no PyTorch and no GPU.
+#![allow(clippy::indexing_slicing, clippy::panic, clippy::unwrap_used, clippy::expect_used)]
+#![allow(clippy::cast_possible_truncation)]
+
+mod checkpoint;
+mod conformance;
+mod dtype;
+mod files;
+mod header;
+mod interrupt;
+mod plan;
+mod transfer;

@@ -1,0 +1,437 @@
+//! The whole Rust pipeline, from files to device memory, on the simulated CUDA
+//! driver: every test also fails if the driver finds a violation.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "these are tests, helpers included")]
+
+mod model;
+mod sim;
+
+use fst::checkpoint::Checkpoint;
+use fst::device::cuda::Cuda;
+use fst::dtype::Dtype;
+use fst::error::{Kind, Result};
+use fst::load::Transfer;
+use fst::options::{Options, ReaderChoice};
+use fst::plan::{Destination, Wanted};
+use model::Model;
+use sim::Sim;
+use sim::abi::Fault;
+use sim::gpu::Gpu;
+use sim::random::Random;
+use std::fs::File;
+use std::sync::Arc;
+
+/// Little room and small chunks, so that small tensors already keep every slot busy.
+const TIGHT: Options =
+    Options { reader: ReaderChoice::Auto, chunk_bytes: 4 << 10, staging_bytes: 16 << 10, threads: 3 };
+
+/// The simulator with work as late as it can be, then with several random delays; one at a time.
+fn schedules() -> impl Iterator<Item = Sim> {
+    (0..6).map(|seed| if seed == 0 { Sim::start_lazy(0) } else { Sim::start(seed) })
+}
+
+/// A load as C++ does it: blocks from the allocator, whose last use may still be queued, and a transfer.
+struct Load<'a> {
+    gpu: &'a Gpu<'a>,
+    checkpoint: Checkpoint,
+    wanted: Arc<[Wanted]>,
+    blocks: Vec<u64>,
+}
+
+impl<'a> Load<'a> {
+    /// All tensors of a model.
+    fn all(gpu: &'a Gpu<'a>, model: &Model) -> Load<'a> {
+        let checkpoint = Checkpoint::open(&model.paths).unwrap();
+        let wanted =
+            checkpoint.entries().map(|(file, entry)| Wanted::whole(file, entry)).collect::<Result<_>>().unwrap();
+        Load::new(gpu, checkpoint, wanted)
+    }
+
+    /// One slice of every tensor: dimension, start and length.
+    fn slices(gpu: &'a Gpu<'a>, model: &Model, slices: &[(usize, u64, u64)]) -> Load<'a> {
+        let checkpoint = Checkpoint::open(&model.paths).unwrap();
+        let slice = |((file, entry), &(dim, start, length)): ((usize, &_), &(usize, u64, u64))| {
+            let [dim, start, length] = [u64::try_from(dim).unwrap(), start, length].map(|n| i64::try_from(n).unwrap());
+            Wanted::slice(file, entry, dim, start, length)
+        };
+        let wanted = checkpoint.entries().zip(slices).map(slice).collect::<Result<_>>().unwrap();
+        Load::new(gpu, checkpoint, wanted)
+    }
+
+    fn new(gpu: &'a Gpu<'a>, checkpoint: Checkpoint, wanted: Arc<[Wanted]>) -> Load<'a> {
+        let block = |wanted: &Wanted| if wanted.bytes() == 0 { 0 } else { gpu.allocate(bytes_of(wanted)) };
+        let load = Load { gpu, checkpoint, blocks: wanted.iter().map(block).collect(), wanted };
+        load.use_blocks();
+        load
+    }
+
+    /// Where each tensor goes: all of it to its block.
+    fn destinations(&self) -> Vec<Destination> {
+        let places = self.wanted.iter().zip(&self.blocks).enumerate();
+        places.map(|(wanted, (of, &address))| Destination { wanted, begin: 0, end: of.bytes(), address }).collect()
+    }
+
+    fn open(&self, options: Options) -> Result<Transfer<Cuda>> {
+        let cuda = Cuda::open(self.gpu.ordinal, u64::try_from(self.gpu.stream).unwrap())?;
+        Transfer::open(&self.checkpoint, Arc::clone(&self.wanted), Arc::new(cuda), options)
+    }
+
+    /// Loads. After a failure, the blocks go to their next user while the transfer still exists.
+    fn run(&self, options: Options) -> Result<()> {
+        let mut transfer = self.open(options)?;
+        // SAFETY: the blocks are the gpu's, and nobody else knows them.
+        let filled = unsafe { transfer.fill(&self.destinations()) };
+        if filled.is_err() {
+            self.use_blocks();
+        }
+        filled.and_then(|()| transfer.finish())
+    }
+
+    /// What the caller finds in the blocks on its own stream.
+    fn read(&self) -> Vec<Vec<u8>> {
+        let read = |(wanted, &block)| match bytes_of(wanted) {
+            0 => Vec::new(),
+            bytes => self.gpu.read(block, bytes),
+        };
+        self.wanted.iter().zip(&self.blocks).map(read).collect()
+    }
+
+    fn assert_holds(&self, model: &Model) {
+        for (found, tensor) in self.read().into_iter().zip(&model.tensors) {
+            assert!(found == tensor.bytes, "{} {:?} {:?}", tensor.name, tensor.dtype, tensor.shape);
+        }
+    }
+
+    /// Queues work of the caller on every block.
+    fn use_blocks(&self) {
+        for (wanted, &block) in self.wanted.iter().zip(&self.blocks).filter(|(wanted, _)| wanted.bytes() > 0) {
+            self.gpu.use_for_long(block, bytes_of(wanted));
+        }
+    }
+}
+
+fn bytes_of(wanted: &Wanted) -> usize {
+    usize::try_from(wanted.bytes()).unwrap()
+}
+
+/// Some tensors for which every chunk is different: large, small, empty, a scalar.
+fn mixed_model() -> Model {
+    let shapes: [(Dtype, &[u64]); 7] = [
+        (Dtype::F32, &[50, 70]),
+        (Dtype::BF16, &[]),
+        (Dtype::U8, &[0, 5]),
+        (Dtype::I64, &[3]),
+        (Dtype::F16, &[11_000]),
+        (Dtype::Bool, &[17]),
+        (Dtype::F64, &[40, 40]),
+    ];
+    Model::sharded(&shapes, 2)
+}
+
+#[test]
+fn every_dtype_arrives_bit_for_bit() {
+    let dtypes: Vec<Dtype> = Dtype::all().filter(|dtype| dtype.scalar_type().is_some()).collect();
+    let tensors: Vec<(Dtype, &[u64])> = dtypes.iter().map(|&dtype| (dtype, &[31, 36][..])).collect();
+    let model = Model::new(&tensors);
+    for sim in schedules() {
+        let gpu = Gpu::new(&sim, 0);
+        let load = Load::all(&gpu, &model);
+        load.run(TIGHT).unwrap();
+        load.assert_holds(&model);
+        drop(gpu);
+        sim.finish().assert_clean();
+    }
+}
+
+#[test]
+fn slices_of_any_dimension_arrive_bit_for_bit() {
+    let dtypes = [Dtype::U8, Dtype::BF16, Dtype::F32, Dtype::C64];
+    for (seed, sim) in (0..).zip(schedules()) {
+        let mut random = Random::new(seed);
+        let mut below = |limit: u64| random.below(limit);
+        let mut shapes = Vec::new();
+        let mut slices = Vec::new();
+        for _ in 0..25 {
+            // The first dimension is sometimes large, so that rows fill several chunks; the last one, so that
+            // a row does.
+            let rank = 1 + usize::try_from(below(4)).unwrap();
+            let mut shape: Vec<u64> = (0..rank).map(|_| 1 + below(9)).collect();
+            let large = usize::try_from(below(u64::try_from(rank).unwrap())).unwrap();
+            shape[large] = 1 + below(700);
+            let dim = usize::try_from(below(u64::try_from(rank).unwrap())).unwrap();
+            let start = below(shape[dim] + 1);
+            slices.push((dim, start, below(shape[dim] - start + 1)));
+            shapes.push((dtypes[usize::try_from(below(4)).unwrap()], shape));
+        }
+        // Rows longer than a chunk, and rows so far from each other that the gaps are not read.
+        shapes.push((Dtype::F32, vec![3, 5000]));
+        slices.push((1, 700, 4000));
+        shapes.push((Dtype::F32, vec![4, 12_000]));
+        slices.push((1, 11_000, 300));
+        let tensors: Vec<(Dtype, &[u64])> = shapes.iter().map(|(dtype, shape)| (*dtype, &shape[..])).collect();
+        let model = Model::new(&tensors);
+
+        let gpu = Gpu::new(&sim, 0);
+        let load = Load::slices(&gpu, &model, &slices);
+        load.run(TIGHT).unwrap();
+        for ((found, tensor), &(dim, start, length)) in load.read().iter().zip(&model.tensors).zip(&slices) {
+            let expected = tensor.slice(dim, start, length);
+            assert!(*found == expected, "{length} from {start} of dimension {dim} of {:?}", tensor.shape);
+        }
+        drop(gpu);
+        sim.finish().assert_clean();
+    }
+}
+
+#[test]
+fn tensors_arrive_in_pieces_when_their_destinations_are_pieces() {
+    for (seed, sim) in (0..).zip(schedules()) {
+        let mut random = Random::new(seed);
+        let model = Model::new(&[(Dtype::U8, &[300, 100]), (Dtype::F32, &[5000])]);
+        let gpu = Gpu::new(&sim, 0);
+        let slices = [(1, 20, 50), (0, 100, 4000)];
+        let mut load = Load::slices(&gpu, &model, &slices);
+        let mut pieces = Vec::new();
+        for (wanted, of) in load.wanted.iter().enumerate() {
+            let mut begin = 0;
+            while begin < of.bytes() {
+                let end = (begin + 1 + random.below(3000)).min(of.bytes());
+                let address = gpu.allocate(usize::try_from(end - begin).unwrap());
+                pieces.push(Destination { wanted, begin, end, address });
+                begin = end;
+            }
+        }
+        load.blocks.clear();
+        let mut transfer = load.open(TIGHT).unwrap();
+        // SAFETY: the blocks are the gpu's, and nobody else knows them.
+        unsafe { transfer.fill(&pieces) }.unwrap();
+        transfer.finish().unwrap();
+        for (index, (tensor, (dim, start, length))) in model.tensors.iter().zip(slices).enumerate() {
+            let of_this = pieces.iter().filter(|piece| piece.wanted == index);
+            let found =
+                of_this.flat_map(|piece| gpu.read(piece.address, usize::try_from(piece.end - piece.begin).unwrap()));
+            assert!(found.eq(tensor.slice(dim, start, length)));
+        }
+        drop(gpu);
+        sim.finish().assert_clean();
+    }
+}
+
+#[test]
+fn thousands_of_tiny_tensors_cost_a_wait_per_chunk_and_not_per_tensor() {
+    let shapes: Vec<[u64; 1]> = (0..3000).map(|index| [1 + index % 9]).collect();
+    let tensors: Vec<(Dtype, &[u64])> = shapes.iter().map(|shape| (Dtype::BF16, &shape[..])).collect();
+    let model = Model::sharded(&tensors, 3);
+    let bytes: usize = model.tensors.iter().map(|tensor| tensor.bytes.len()).sum();
+    for sim in schedules() {
+        let gpu = Gpu::new(&sim, 0);
+        let load = Load::all(&gpu, &model);
+        let before = sim.counters();
+        load.run(TIGHT).unwrap();
+        let after = sim.counters();
+        let chunks = u64::try_from(bytes.div_ceil(TIGHT.chunk_bytes) + model.paths.len()).unwrap();
+        assert!(after.syncs - before.syncs <= chunks, "{after:?}");
+        assert_eq!(after.copies - before.copies, 3000);
+        load.assert_holds(&model);
+        drop(gpu);
+        sim.finish().assert_clean();
+    }
+}
+
+/// The most bytes that were ever pinned while a checkpoint of a megabyte was loaded.
+fn pinned_bytes_peak(sim: &Sim, options: &Options) -> usize {
+    let model = Model::new(&[(Dtype::U8, &[600_000]), (Dtype::F32, &[100, 1000])]);
+    let gpu = Gpu::new(sim, 0);
+    let load = Load::all(&gpu, &model);
+    load.run(options.clone()).unwrap();
+    load.assert_holds(&model);
+    let counters = sim.counters();
+    assert_eq!(counters.registered_bytes, 0);
+    assert!(counters.registered_bytes_peak > 0);
+    usize::try_from(counters.registered_bytes_peak).unwrap()
+}
+
+#[test]
+fn tensors_larger_than_all_staging_pass_through_it() {
+    let one_slot = Options { staging_bytes: TIGHT.chunk_bytes, ..TIGHT };
+    let part_of_a_slot_over = Options { staging_bytes: 10_000, ..TIGHT };
+    let part_of_a_page_over = Options { chunk_bytes: 5000, staging_bytes: 20_000, ..TIGHT };
+    for options in [TIGHT, one_slot, part_of_a_slot_over, part_of_a_page_over] {
+        for sim in schedules().take(3) {
+            let peak = pinned_bytes_peak(&sim, &options);
+            assert!(peak <= options.staging_bytes, "{peak} bytes pinned with {options:?}");
+            sim.finish().assert_clean();
+        }
+    }
+}
+
+#[test]
+fn no_more_memory_is_pinned_than_the_file_has() {
+    for chunk_bytes in [300_000, 700_000, 2_000_000] {
+        let options = Options { chunk_bytes, staging_bytes: 8 << 20, ..TIGHT };
+        for sim in schedules().take(3) {
+            let peak = pinned_bytes_peak(&sim, &options);
+            // Memory is pinned in whole pages.
+            assert!(peak <= 1_000_000_usize.next_multiple_of(4 << 10), "{peak} bytes pinned with {options:?}");
+            sim.finish().assert_clean();
+        }
+    }
+}
+
+#[test]
+fn a_caller_on_the_default_stream_or_on_another_device_is_served_and_left_alone() {
+    let model = mixed_model();
+    for sim in schedules() {
+        let target = Gpu::with_default_stream(&sim, 1);
+        let current = Gpu::new(&sim, 0);
+        let load = Load::all(&target, &model);
+        load.run(TIGHT).unwrap();
+        assert_eq!(sim.cuda.current(), Ok(current.context));
+        load.assert_holds(&model);
+        drop((target, current));
+        sim.finish().assert_clean();
+    }
+}
+
+#[test]
+fn several_loads_run_at_once_to_two_devices() {
+    let models = [mixed_model(), Model::new(&[(Dtype::F32, &[9000]), (Dtype::U8, &[5])])];
+    for sim in schedules() {
+        std::thread::scope(|scope| {
+            for worker in 0..4 {
+                let (sim, model) = (&sim, &models[worker / 2]);
+                scope.spawn(move || {
+                    let gpu = Gpu::new(sim, i32::try_from(worker % 2).unwrap());
+                    for _ in 0..3 {
+                        let load = Load::all(&gpu, model);
+                        load.run(TIGHT).unwrap();
+                        load.assert_holds(model);
+                    }
+                });
+            }
+        });
+        sim.finish().assert_clean();
+    }
+}
+
+#[test]
+fn one_transfer_fills_the_same_scratch_again_and_again() {
+    let model = Model::new(&[(Dtype::F32, &[2000]), (Dtype::F32, &[5000]), (Dtype::F32, &[3000])]);
+    for sim in schedules() {
+        let gpu = Gpu::new(&sim, 0);
+        let mut load = Load::all(&gpu, &model);
+        let scratch = gpu.allocate(20_000);
+        load.blocks = vec![scratch; 3];
+        let mut transfer = load.open(TIGHT).unwrap();
+        for (destination, tensor) in load.destinations().into_iter().zip(&model.tensors) {
+            // SAFETY: the block is the gpu's, and what uses it is ordered by the streams.
+            unsafe { transfer.fill(&[destination]) }.unwrap();
+            assert!(gpu.read(scratch, tensor.bytes.len()) == tensor.bytes);
+            // The cast out of the scratch is still queued when the next filling begins.
+            sim.launch_read(gpu.stream, scratch, tensor.bytes.len()).unwrap();
+        }
+        transfer.finish().unwrap();
+        drop(gpu);
+        sim.finish().assert_clean();
+    }
+}
+
+#[test]
+fn a_transfer_that_is_dropped_leaves_nothing_behind() {
+    let model = mixed_model();
+    for sim in schedules() {
+        let gpu = Gpu::new(&sim, 0);
+        let load = Load::all(&gpu, &model);
+        let mut transfer = load.open(TIGHT).unwrap();
+        // SAFETY: the blocks are the gpu's, and nobody else knows them.
+        unsafe { transfer.fill(&load.destinations()) }.unwrap();
+        drop(transfer);
+        load.assert_holds(&model);
+        drop(load.open(TIGHT).unwrap());
+        drop(gpu);
+        sim.finish().assert_clean();
+    }
+}
+
+#[test]
+fn loads_are_right_without_pinned_memory() {
+    let model = mixed_model();
+    for sim in schedules() {
+        let gpu = Gpu::new(&sim, 0);
+        sim.inject(Fault::RefusePinning, 0);
+        let load = Load::all(&gpu, &model);
+        load.run(TIGHT).unwrap();
+        load.assert_holds(&model);
+        let counters = sim.counters();
+        assert_eq!((counters.faults, counters.registered_bytes_peak), (1, 0));
+        drop(gpu);
+        sim.finish().assert_clean();
+    }
+}
+
+/// Loads with a fault at the first such call, the second, and so on until there is none left to fail, and
+/// returns how each load ended. Those that succeed must be right, and all must be clean.
+fn with_fault_at_every_call(start: impl Fn(u64) -> Sim, fault: Fault) -> Vec<Result<()>> {
+    let model = mixed_model();
+    let mut results = Vec::new();
+    for at in 1.. {
+        let sim = start(at);
+        let gpu = Gpu::new(&sim, 0);
+        let load = Load::all(&gpu, &model);
+        sim.inject(fault, at);
+        let result = load.run(TIGHT);
+        let is_over = sim.counters().faults == 0;
+        if result.is_ok() {
+            load.assert_holds(&model);
+        }
+        drop(gpu);
+        sim.finish().assert_clean();
+        if is_over {
+            result.unwrap();
+            break;
+        }
+        results.push(result);
+    }
+    results
+}
+
+#[test]
+fn out_of_memory_at_any_call_is_an_error_and_nothing_more() {
+    for start in [Sim::start, Sim::start_lazy] {
+        let results = with_fault_at_every_call(start, Fault::OutOfMemory);
+        // A context, a stream, and events for the order with the caller at least.
+        assert!(results.len() >= 4, "{results:?}");
+        let failed: Vec<Kind> = results.iter().filter_map(|result| result.as_ref().err()).map(|e| e.kind()).collect();
+        assert!(failed.iter().all(|kind| *kind == Kind::OutOfMemory), "{results:?}");
+        // Only staging that cannot be pinned is no reason to fail.
+        assert_eq!(failed.len(), results.len() - 1, "{results:?}");
+    }
+}
+
+#[test]
+fn a_copy_that_fails_in_the_middle_is_an_error_and_nothing_more() {
+    for fault in [Fault::CopyEnqueue, Fault::CopyAsync] {
+        for start in [Sim::start, Sim::start_lazy] {
+            let results = with_fault_at_every_call(start, fault);
+            assert!(results.len() >= 10, "{results:?}");
+            let is_device_error = |result: &Result<()>| result.as_ref().is_err_and(|e| e.kind() == Kind::Device);
+            assert!(results.iter().all(is_device_error), "{fault:?}: {results:?}");
+        }
+    }
+}
+
+#[test]
+fn a_file_that_shrinks_is_an_error_and_nothing_more() {
+    let whole = mixed_model();
+    let length = std::fs::metadata(&whole.paths[0]).unwrap().len();
+    for sim in schedules() {
+        let model = mixed_model();
+        let gpu = Gpu::new(&sim, 0);
+        let load = Load::all(&gpu, &model);
+        File::options().write(true).open(&model.paths[0]).unwrap().set_len(length - 5000).unwrap();
+        let error = load.run(TIGHT).unwrap_err();
+        assert_eq!(error.kind(), Kind::Io, "{error}");
+        drop(gpu);
+        sim.finish().assert_clean();
+    }
+}

@@ -1,0 +1,268 @@
+//! The promises of a plan, checked by carrying it out on paper.
+
+use fst::dtype::Dtype;
+use fst::error::Kind;
+use fst::header::Entry;
+use fst::plan::{Chunk, Destination, Limits, Wanted, plan};
+use proptest::prelude::*;
+use std::sync::Arc;
+
+const DATA_BEGIN: u64 = 100;
+
+fn entry(dtype: Dtype, shape: &[u64], begin: u64) -> Entry {
+    let bytes = shape.iter().product::<u64>() * dtype.bits() / 8;
+    Entry { name: Arc::from("x"), dtype, shape: shape.to_vec(), begin, end: begin + bytes }
+}
+
+/// The byte of the file at `offset`.
+fn file_byte(source: usize, offset: u64) -> u8 {
+    (offset.wrapping_mul(2_654_435_761).wrapping_add(source as u64 * 40_503) >> 11) as u8
+}
+
+/// The bytes that a slice must have, by the definition of row-major order.
+fn expected(entry: &Entry, source: usize, dim: usize, start: u64, length: u64) -> Vec<u8> {
+    let item = entry.dtype.item_bytes();
+    let outer: u64 = entry.shape[..dim].iter().product();
+    let inner: u64 = entry.shape[dim + 1..].iter().product::<u64>() * item;
+    let mut bytes = Vec::new();
+    for row in 0..outer {
+        for index in start..start + length {
+            let begin = entry.begin + (row * entry.shape[dim] + index) * inner;
+            bytes.extend((begin..begin + inner).map(|offset| file_byte(source, offset)));
+        }
+    }
+    bytes
+}
+
+/// Carries out a plan: memory, and how often each byte of it was written.
+struct Paper {
+    memory: Vec<u8>,
+    written: Vec<u32>,
+    bytes_read: u64,
+}
+
+fn carry_out(chunks: &[Chunk], limits: &Limits, memory_bytes: usize, data: &[std::ops::Range<u64>]) -> Paper {
+    let mut paper = Paper { memory: vec![0; memory_bytes], written: vec![0; memory_bytes], bytes_read: 0 };
+    let check_read = |source: usize, begin: u64, length: usize| {
+        assert!(length > 0, "an empty read");
+        assert!(begin >= data[source].start && begin + length as u64 <= data[source].end, "a read outside the data");
+    };
+    for chunk in chunks {
+        match chunk {
+            &Chunk::Direct { source, offset, length, address } => {
+                assert!(length as u64 <= limits.chunk_bytes && limits.direct_bytes.is_some());
+                check_read(source, offset, length);
+                for index in 0..length as u64 {
+                    paper.memory[(address + index) as usize] = file_byte(source, offset + index);
+                    paper.written[(address + index) as usize] += 1;
+                }
+                paper.bytes_read += length as u64;
+            }
+            Chunk::Staged { source, bytes, reads, placements } => {
+                assert!(*bytes as u64 <= limits.chunk_bytes, "a chunk of {bytes}");
+                assert!(!reads.is_empty() && !placements.is_empty());
+                let mut slot = vec![None; *bytes];
+                for read in reads {
+                    check_read(*source, read.offset, read.length);
+                    paper.bytes_read += read.length as u64;
+                    for index in 0..read.length {
+                        let place = &mut slot[read.slot_begin + index];
+                        assert!(place.is_none(), "two reads into one place of a slot");
+                        *place = Some(file_byte(*source, read.offset + index as u64));
+                    }
+                }
+                for placement in placements {
+                    for row in 0..placement.rows {
+                        for index in 0..placement.row_bytes {
+                            let from = placement.slot_begin + row * placement.slot_stride + index;
+                            let to = placement.address as usize + row * placement.row_bytes + index;
+                            paper.memory[to] = slot[from].expect("a byte that was never read");
+                            paper.written[to] += 1;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    paper
+}
+
+#[derive(Clone, Debug)]
+struct Case {
+    source: usize,
+    shape: Vec<u64>,
+    dtype: Dtype,
+    slice: Option<(usize, u64, u64)>,
+    cuts: Vec<prop::sample::Index>,
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    let dtype = prop::sample::select(vec![Dtype::U8, Dtype::BF16, Dtype::F32, Dtype::F64, Dtype::Bool]);
+    let shape = prop::collection::vec(0_u64..9, 0..4);
+    (
+        0_usize..3,
+        shape,
+        dtype,
+        any::<[prop::sample::Index; 3]>(),
+        any::<bool>(),
+        prop::collection::vec(any::<prop::sample::Index>(), 0..4),
+    )
+        .prop_map(|(source, shape, dtype, picks, whole, cuts)| {
+            let slice = (!whole && !shape.is_empty()).then(|| {
+                let dim = picks[0].index(shape.len());
+                let start = picks[1].index(shape[dim] as usize + 1) as u64;
+                let length = picks[2].index((shape[dim] - start) as usize + 1) as u64;
+                (dim, start, length)
+            });
+            Case { source, shape, dtype, slice, cuts }
+        })
+}
+
+fn limits() -> impl Strategy<Value = Limits> {
+    (1_u64..200, 0_u64..20, prop::option::of(1_u64..60)).prop_map(|(chunk_bytes, gap_bytes, direct_bytes)| Limits {
+        chunk_bytes,
+        gap_bytes,
+        direct_bytes,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+    #[test]
+    fn every_byte_is_written_once_and_right(cases in prop::collection::vec(case(), 0..8), limits in limits(), again in any::<bool>()) {
+        let mut cases = cases;
+        if again && !cases.is_empty() {
+            // The same tensor twice is two tensors.
+            cases.push(cases[0].clone());
+        }
+        let mut ends = [DATA_BEGIN; 3];
+        let (mut wanted, mut destinations, mut expectation) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, case) in cases.iter().enumerate() {
+            let is_repeat = again && index + 1 == cases.len();
+            let begin = if is_repeat { DATA_BEGIN } else { ends[case.source] };
+            let entry = entry(case.dtype, &case.shape, begin);
+            if !is_repeat {
+                ends[case.source] = entry.end;
+            }
+            let (tensor, bytes) = match case.slice {
+                None => {
+                    let bytes = (entry.begin..entry.end).map(|offset| file_byte(case.source, offset)).collect();
+                    (Wanted::whole(case.source, &entry).unwrap(), bytes)
+                }
+                Some((dim, start, length)) => (
+                    Wanted::slice(case.source, &entry, dim as i64, start as i64, length as i64).unwrap(),
+                    expected(&entry, case.source, dim, start, length),
+                ),
+            };
+            prop_assert_eq!(tensor.bytes(), bytes.len() as u64);
+            // The tensor in any number of pieces, each with a place of its own.
+            let mut cuts: Vec<u64> = case.cuts.iter().map(|cut| cut.index(bytes.len() + 1) as u64).collect();
+            cuts.extend([0, bytes.len() as u64]);
+            cuts.sort_unstable();
+            for pair in cuts.windows(2) {
+                let address = expectation.len() as u64 + pair[0];
+                destinations.push(Destination { wanted: wanted.len(), begin: pair[0], end: pair[1], address });
+            }
+            expectation.extend(bytes);
+            wanted.push(tensor);
+        }
+        let data: Vec<_> = ends.iter().map(|&end| DATA_BEGIN..end).collect();
+        let chunks = plan(&wanted, &destinations, &limits).unwrap();
+        let paper = carry_out(&chunks, &limits, expectation.len(), &data);
+        prop_assert!(paper.written.iter().all(|&count| count == 1), "{:?}", paper.written);
+        prop_assert_eq!(paper.memory, expectation);
+    }
+}
+
+const LIMITS: Limits = Limits { chunk_bytes: 1000, gap_bytes: 16, direct_bytes: None };
+
+fn whole_plan(wanted: &[Wanted], limits: &Limits) -> Vec<Chunk> {
+    let mut address = 0;
+    let destination = |(index, tensor): (usize, &Wanted)| {
+        let begin = address;
+        address += tensor.bytes();
+        Destination { wanted: index, begin: 0, end: tensor.bytes(), address: begin }
+    };
+    let destinations: Vec<_> = wanted.iter().enumerate().map(destination).collect();
+    plan(wanted, &destinations, limits).unwrap()
+}
+
+fn read_bytes(chunks: &[Chunk]) -> u64 {
+    chunks
+        .iter()
+        .map(|chunk| match chunk {
+            Chunk::Direct { length, .. } => *length as u64,
+            Chunk::Staged { reads, .. } => reads.iter().map(|read| read.length as u64).sum(),
+        })
+        .sum()
+}
+
+#[test]
+fn neighbours_are_read_together_and_in_file_order() {
+    let tensors: Vec<_> = (0..50).rev().map(|index| entry(Dtype::U8, &[10], DATA_BEGIN + index * 10)).collect();
+    let wanted: Vec<_> = tensors.iter().map(|tensor| Wanted::whole(0, tensor).unwrap()).collect();
+    let chunks = whole_plan(&wanted, &LIMITS);
+    assert_eq!(chunks.len(), 1);
+    let Chunk::Staged { reads, placements, .. } = &chunks[0] else { panic!("{chunks:?}") };
+    assert_eq!((reads.len(), reads[0].offset, reads[0].length, placements.len()), (1, DATA_BEGIN, 500, 50));
+}
+
+#[test]
+fn a_tensor_asked_for_twice_is_read_once() {
+    let tensor = entry(Dtype::U8, &[5000], DATA_BEGIN);
+    let wanted = [Wanted::whole(0, &tensor).unwrap(), Wanted::whole(0, &tensor).unwrap()];
+    assert_eq!(read_bytes(&whole_plan(&wanted, &LIMITS)), 5000);
+}
+
+#[test]
+fn far_rows_are_read_alone_and_copied_at_once() {
+    // 40 rows of 2 bytes, 100 apart.
+    let tensor = entry(Dtype::U8, &[40, 100], DATA_BEGIN);
+    let chunks = whole_plan(&[Wanted::slice(0, &tensor, 1, 7, 2).unwrap()], &LIMITS);
+    assert_eq!(read_bytes(&chunks), 80);
+    let Chunk::Staged { placements, .. } = &chunks[0] else { panic!("{chunks:?}") };
+    assert_eq!((chunks.len(), placements.len(), placements[0].row_bytes), (1, 1, 80));
+}
+
+#[test]
+fn near_rows_are_read_together_and_copied_with_a_stride() {
+    let tensor = entry(Dtype::U8, &[40, 20], DATA_BEGIN);
+    let chunks = whole_plan(&[Wanted::slice(0, &tensor, -1, 0, 10).unwrap()], &LIMITS);
+    let Chunk::Staged { reads, placements, .. } = &chunks[0] else { panic!("{chunks:?}") };
+    assert_eq!((reads.len(), placements.len()), (1, 1));
+    assert_eq!((placements[0].rows, placements[0].row_bytes, placements[0].slot_stride), (40, 10, 20));
+}
+
+#[test]
+fn slices_that_do_not_fit_are_refused() {
+    let tensor = entry(Dtype::F32, &[4, 6], DATA_BEGIN);
+    for (dim, start, length) in [(2, 0, 1), (-3, 0, 1), (0, 0, 5), (0, 4, 1), (1, -1, 2), (1, 0, -1), (1, 3, i64::MAX)]
+    {
+        let error = Wanted::slice(0, &tensor, dim, start, length).unwrap_err();
+        assert_eq!(error.kind(), Kind::InvalidArgument, "{dim} {start} {length}");
+    }
+    assert_eq!(Wanted::slice(0, &tensor, 0, 4, 0).unwrap().bytes(), 0);
+    let scalar = entry(Dtype::F32, &[], DATA_BEGIN);
+    assert_eq!(Wanted::slice(0, &scalar, 0, 0, 1).unwrap_err().kind(), Kind::InvalidArgument);
+}
+
+#[test]
+fn what_pytorch_cannot_hold_is_refused_by_name() {
+    for (dtype, shape) in [(Dtype::F6E2M3, [4]), (Dtype::F6E3M2, [8])] {
+        let error = Wanted::whole(0, &entry(dtype, &shape, DATA_BEGIN)).unwrap_err();
+        assert_eq!(error.kind(), Kind::UnsupportedDtype);
+        assert!(error.to_string().contains("tensor \"x\"") && error.to_string().contains(dtype.name()));
+    }
+    assert_eq!(Wanted::whole(0, &entry(Dtype::F4, &[3, 4], DATA_BEGIN)).unwrap().shape, [3, 2]);
+    // Four elements, but no pair of neighbours in the last dimension.
+    assert_eq!(Wanted::whole(0, &entry(Dtype::F4, &[4, 1], DATA_BEGIN)).unwrap_err().kind(), Kind::UnsupportedDtype);
+}
+
+#[test]
+fn a_destination_outside_its_tensor_is_a_bug_and_said_so() {
+    let wanted = [Wanted::whole(0, &entry(Dtype::U8, &[4], DATA_BEGIN)).unwrap()];
+    for (tensor, begin, end) in [(1, 0, 1), (0, 0, 5), (0, 3, 2)] {
+        let destination = Destination { wanted: tensor, begin, end, address: 0 };
+        assert_eq!(plan(&wanted, &[destination], &LIMITS).unwrap_err().kind(), Kind::Internal);
+    }
+}

@@ -1,0 +1,120 @@
+//! The loop on the CPU: files to memory, bit for bit, whatever the options.
+
+use crate::files;
+use fst::checkpoint::Checkpoint;
+use fst::device::host::Host;
+use fst::error::Kind;
+use fst::load::Transfer;
+use fst::options::{Options, ReaderChoice};
+use fst::plan::{Destination, Wanted};
+use safetensors::tensor::Dtype;
+use std::fs::OpenOptions;
+use std::sync::Arc;
+use tempfile::TempDir;
+
+fn options(reader: ReaderChoice) -> Options {
+    Options { reader, chunk_bytes: 64 << 10, staging_bytes: 256 << 10, threads: 4 }
+}
+
+/// Loads all that is wanted, and gives the bytes of each.
+fn load(checkpoint: &Checkpoint, wanted: &Arc<[Wanted]>, options: Options) -> fst::Result<Vec<Vec<u8>>> {
+    let mut memory: Vec<Vec<u8>> = wanted.iter().map(|tensor| vec![0xEE; tensor.bytes() as usize]).collect();
+    let destination = |(index, bytes): (usize, &mut Vec<u8>)| Destination {
+        wanted: index,
+        begin: 0,
+        end: bytes.len() as u64,
+        address: bytes.as_mut_ptr().expose_provenance() as u64,
+    };
+    let destinations: Vec<_> = memory.iter_mut().enumerate().map(destination).collect();
+    let mut transfer = Transfer::open(checkpoint, Arc::clone(wanted), Arc::new(Host), options)?;
+    // Two calls, so that the second finds the staging of the first.
+    let (first, second) = destinations.split_at(destinations.len() / 3);
+    // SAFETY: the memory lives until the transfer has finished.
+    unsafe {
+        transfer.fill(first)?;
+        transfer.fill(second)?;
+    }
+    transfer.finish()?;
+    Ok(memory)
+}
+
+fn sample(directory: &TempDir) -> Vec<(String, Vec<u8>)> {
+    let sizes = (0..300).map(|index| index % 17).chain([1 << 20, 3, (1 << 18) + 1, 200_000, 0, 5]);
+    let tensors: Vec<_> =
+        sizes.enumerate().map(|(index, size)| (format!("t{index:04}"), files::pattern(index, size))).collect();
+    let list: Vec<_> =
+        tensors.iter().map(|(name, bytes)| (name.as_str(), Dtype::U8, vec![bytes.len()], bytes.clone())).collect();
+    files::written(directory, "x.safetensors", &list);
+    tensors
+}
+
+fn whole(checkpoint: &Checkpoint, names: &[&str]) -> Arc<[Wanted]> {
+    names
+        .iter()
+        .map(|name| {
+            let (source, entry) = checkpoint.find(name).unwrap();
+            Wanted::whole(source, entry).unwrap()
+        })
+        .collect()
+}
+
+#[test]
+fn every_byte_arrives_with_every_reader() {
+    let directory = TempDir::new().unwrap();
+    let tensors = sample(&directory);
+    let checkpoint = Checkpoint::open(&[directory.path()]).unwrap();
+    let names: Vec<_> = tensors.iter().map(|(name, _)| name.as_str()).collect();
+    for reader in [ReaderChoice::Auto, ReaderChoice::Mmap, ReaderChoice::Pread] {
+        for (threads, staging_bytes) in [(1, 4 << 10), (16, 8 << 10), (3, 1 << 20)] {
+            let options = Options { threads, staging_bytes, chunk_bytes: 4 << 10, reader };
+            let loaded = load(&checkpoint, &whole(&checkpoint, &names), options).unwrap();
+            for ((name, bytes), loaded) in tensors.iter().zip(loaded) {
+                assert_eq!(&loaded, bytes, "{name} with {reader:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn columns_arrive_packed() {
+    let directory = TempDir::new().unwrap();
+    let (rows, columns) = (700, 900);
+    let bytes = files::pattern(9, rows * columns);
+    files::written(&directory, "x.safetensors", &[("m", Dtype::U8, vec![rows, columns], bytes.clone())]);
+    let checkpoint = Checkpoint::open(&[directory.path()]).unwrap();
+    let (source, entry) = checkpoint.find("m").unwrap();
+    for (start, length) in [(0, 1), (13, 400), (899, 1), (0, 899)] {
+        let wanted = [Wanted::slice(source, entry, 1, start, length).unwrap()];
+        let loaded = load(&checkpoint, &Arc::from(wanted), options(ReaderChoice::Pread)).unwrap();
+        let range = start as usize..(start + length) as usize;
+        let expected: Vec<u8> = bytes.chunks(columns).flat_map(|row| row[range.clone()].to_vec()).collect();
+        assert_eq!(loaded[0], expected);
+    }
+}
+
+#[test]
+fn a_file_cut_during_the_load_is_an_error() {
+    for reader in [ReaderChoice::Mmap, ReaderChoice::Pread] {
+        let directory = TempDir::new().unwrap();
+        let tensors = sample(&directory);
+        let checkpoint = Checkpoint::open(&[directory.path()]).unwrap();
+        let wanted = whole(&checkpoint, &tensors.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>());
+        let path = directory.path().join("x.safetensors");
+        OpenOptions::new().write(true).open(&path).unwrap().set_len(100_000).unwrap();
+        let error = load(&checkpoint, &wanted, options(reader)).unwrap_err();
+        assert_eq!(error.kind(), Kind::Io);
+        assert!(error.to_string().contains("x.safetensors") && error.to_string().contains("byte "), "{error}");
+    }
+}
+
+#[test]
+fn a_file_replaced_during_the_load_stays_the_one_that_was_checked() {
+    let directory = TempDir::new().unwrap();
+    let tensors = sample(&directory);
+    let checkpoint = Checkpoint::open(&[directory.path()]).unwrap();
+    std::fs::remove_file(directory.path().join("x.safetensors")).unwrap();
+    files::raw(&directory, "x.safetensors", "{}", &[]);
+    let (name, bytes) = &tensors[300];
+    let loaded = load(&checkpoint, &whole(&checkpoint, &[name, name, "t0003"]), options(ReaderChoice::Auto)).unwrap();
+    assert_eq!((&loaded[0], &loaded[1]), (bytes, bytes));
+}
