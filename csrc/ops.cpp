@@ -3,6 +3,7 @@
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
 #include <torch/library.h>
+#include <torch/version.h>
 
 #include <optional>
 #include <string>
@@ -103,12 +104,19 @@ std::string reader(Strings paths, c10::Device device) {
 
 }  // namespace
 
+// Which PyTorch the library fits can be read from the file before it is loaded, since loading it into another fails
+// on some missing symbol.
+[[gnu::used, gnu::retain]] const char built_for[] = "fst: built for PyTorch " TORCH_VERSION;
+
 TORCH_LIBRARY(fst, m) {
-  // A load has no tensor inputs, so to a compiler two equal calls look like one value. They are two tensors, which
-  // the caller may change independently: no alias analysis, and the tag that exempts an op from merging.
-  const auto def_load = [&m](const char* schema) {
-    m.def(torch::schema(schema, c10::AliasAnalysisKind::CONSERVATIVE),
-          {at::Tag::pt2_compliant_tag, at::Tag::nondeterministic_seeded});
+  // A load has no tensor inputs, so two equal calls look like one value. They are two tensors, which the caller may
+  // change independently: TorchScript sees no alias information and the tag that exempts an operator from merging.
+  // No load may become part of a CUDA graph, which would replay the copies without the reads.
+  const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag, at::Tag::cudagraph_unsafe};
+  const std::vector<at::Tag> load_tags = {at::Tag::pt2_compliant_tag, at::Tag::cudagraph_unsafe,
+                                          at::Tag::nondeterministic_seeded};
+  const auto def_load = [&](const char* schema) {
+    m.def(torch::schema(schema, c10::AliasAnalysisKind::CONSERVATIVE), load_tags);
   };
   def_load("load_file(str path, Device device=\"cpu\", *, ScalarType? dtype=None) -> Dict(str, Tensor)");
   def_load("load_files(str[] paths, Device device=\"cpu\", *, ScalarType? dtype=None) -> Dict(str, Tensor)");
@@ -116,7 +124,7 @@ TORCH_LIBRARY(fst, m) {
   def_load(
       "load_slices(str[] paths, str[] names, int[] dims, int[] starts, int[] lengths, Device device=\"cpu\", *, "
       "ScalarType? dtype=None) -> Tensor[]");
-  m.def("load_into(str[] paths, str[] names, Tensor(a!)[] out) -> ()", {at::Tag::pt2_compliant_tag});
+  m.def("load_into(str[] paths, str[] names, Tensor(a!)[] out) -> ()", tags);
   def_load("tensor_names(str[] paths) -> str[]");
   def_load("metadata(str path) -> Dict(str, str)");
   def_load("reader(str[] paths, Device device=\"cpu\") -> str");

@@ -5,7 +5,9 @@ use crate::error::{Error, Kind, Result};
 use crate::header::{Entry, Header};
 use crate::source::{Files, Source};
 use crate::workers;
-use std::collections::{BTreeMap, HashMap};
+use hashbrown::HashTable;
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
@@ -20,8 +22,9 @@ const SIMILARITY_MIN: f64 = 0.7;
 #[derive(Debug)]
 pub struct Checkpoint {
     files: Vec<OpenFile>,
-    /// Built only for several files; one file's header knows its own names.
-    merged: HashMap<Arc<str>, (usize, usize)>,
+    /// For each name its file and its position there. Built only for several files; one header knows its names.
+    merged: HashTable<(usize, usize)>,
+    hasher: RandomState,
 }
 
 #[derive(Debug)]
@@ -48,10 +51,10 @@ impl Checkpoint {
             Ok(())
         })?;
         let files: Vec<OpenFile> = opened.into_iter().filter_map(OnceLock::into_inner).collect();
-        let merged = if files.len() > 1 { merge(&files)? } else { HashMap::new() };
-        let checkpoint = Checkpoint { files, merged };
+        let mut checkpoint = Checkpoint { files, merged: HashTable::new(), hasher: RandomState::new() };
+        checkpoint.merge()?;
         for promise in promises {
-            let held = checkpoint.files.get(promise.file).filter(|file| file.header.position(&promise.name).is_none());
+            let held = checkpoint.files.get(promise.file).filter(|file| file.header.find(&promise.name).is_none());
             if let Some(file) = held {
                 let message =
                     format!("the index says that {} holds this tensor, but it does not", file.source.path.display());
@@ -76,24 +79,22 @@ impl Checkpoint {
     }
 
     /// Every tensor with the index of its file, in the order of the files and of the bytes in each.
-    pub fn entries(&self) -> impl Iterator<Item = (usize, &Entry)> {
-        self.files
-            .iter()
-            .enumerate()
-            .flat_map(|(index, file)| file.header.entries.iter().map(move |entry| (index, entry)))
+    pub fn entries(&self) -> impl Iterator<Item = (usize, Entry<'_>)> {
+        self.files.iter().enumerate().flat_map(|(index, file)| file.header.entries().map(move |entry| (index, entry)))
     }
 
     /// The tensor with this name and the index of its file.
     ///
     /// # Errors
     /// `tensor-not-found`, with the nearest names that there are.
-    pub fn find(&self, name: &str) -> Result<(usize, &Entry)> {
+    pub fn find(&self, name: &str) -> Result<(usize, Entry<'_>)> {
         let found = match self.files.as_slice() {
             [file] => file.header.find(name).map(|entry| (0, entry)),
-            files => self
-                .merged
-                .get(name)
-                .and_then(|&(file, position)| files.get(file)?.header.entries.get(position).map(|entry| (file, entry))),
+            _ => {
+                let is_it = |&place: &(usize, usize)| self.name_at(place) == name;
+                let place = self.merged.find(self.hasher.hash_one(name), is_it);
+                place.and_then(|&(file, position)| Some((file, self.files.get(file)?.header.get(position)?)))
+            }
         };
         found.ok_or_else(|| self.not_found(name))
     }
@@ -104,7 +105,7 @@ impl Checkpoint {
     /// `is-a-directory` when there are several files, each of which has its own.
     pub fn metadata(&self) -> Result<&BTreeMap<String, String>> {
         match self.files.as_slice() {
-            [file] => Ok(&file.header.metadata),
+            [file] => Ok(file.header.metadata()),
             files => Err(Error::new(
                 Kind::IsADirectory,
                 format!("the checkpoint has {} files, each with its own metadata; name one of them", files.len()),
@@ -115,7 +116,7 @@ impl Checkpoint {
     fn not_found(&self, name: &str) -> Error {
         let mut near: Vec<(f64, &str)> = self
             .entries()
-            .map(|(_, entry)| (strsim::jaro_winkler(name, &entry.name), &*entry.name))
+            .map(|(_, entry)| (strsim::jaro_winkler(name, entry.name), entry.name))
             .filter(|(similarity, _)| *similarity >= SIMILARITY_MIN)
             .collect();
         near.sort_by(|a, b| b.0.total_cmp(&a.0));
@@ -123,7 +124,7 @@ impl Checkpoint {
         let hint = if near.is_empty() { String::new() } else { format!("; the nearest names are {}", near.join(", ")) };
         let place = match self.files.as_slice() {
             [file] => {
-                "the file does not hold it".to_owned() + &format!(" among its {} tensors", file.header.entries.len())
+                "the file does not hold it".to_owned() + &format!(" among its {} tensors", file.header.entries().len())
             }
             files => format!("none of the {} files holds it", files.len()),
         };
@@ -133,22 +134,34 @@ impl Checkpoint {
             None => error,
         }
     }
-}
 
-/// One map of all names, which fails on a name that stands in two files.
-fn merge(files: &[OpenFile]) -> Result<HashMap<Arc<str>, (usize, usize)>> {
-    let mut merged: HashMap<Arc<str>, (usize, usize)> = HashMap::new();
-    for (index, file) in files.iter().enumerate() {
-        for (position, entry) in file.header.entries.iter().enumerate() {
-            if let Some((first, _)) = merged.insert(Arc::clone(&entry.name), (index, position)) {
-                let other = files.get(first).map(|file| file.source.path.display().to_string()).unwrap_or_default();
-                let message = format!("the name stands in {other} too; load the files one by one");
-                return Err(Error::new(Kind::DuplicateTensor, message)
-                    .at(&file.source.path)
-                    .tensor(&*entry.name)
-                    .offset(entry.begin));
+    /// Indexes all names, and fails on one that stands in two files.
+    fn merge(&mut self) -> Result<()> {
+        if self.files.len() < 2 {
+            return Ok(());
+        }
+        let count = self.files.iter().map(|file| file.header.entries().len()).sum();
+        let mut merged: HashTable<(usize, usize)> = HashTable::with_capacity(count);
+        for (index, file) in self.files.iter().enumerate() {
+            for (position, entry) in file.header.entries().enumerate() {
+                let hash = self.hasher.hash_one(entry.name);
+                if let Some(&(first, _)) = merged.find(hash, |&place| self.name_at(place) == entry.name) {
+                    let other = self.files.get(first).map(|file| file.source.path.display().to_string());
+                    let message =
+                        format!("the name stands in {} too; load the files one by one", other.unwrap_or_default());
+                    return Err(Error::new(Kind::DuplicateTensor, message)
+                        .at(&file.source.path)
+                        .tensor(entry.name)
+                        .offset(entry.begin));
+                }
+                merged.insert_unique(hash, (index, position), |&place| self.hasher.hash_one(self.name_at(place)));
             }
         }
+        self.merged = merged;
+        Ok(())
     }
-    Ok(merged)
+
+    fn name_at(&self, (file, position): (usize, usize)) -> &str {
+        self.files.get(file).and_then(|file| file.header.get(position)).map_or("", |entry| entry.name)
+    }
 }

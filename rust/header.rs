@@ -12,12 +12,14 @@
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::source::Source;
+use hashbrown::{HashTable, hash_table};
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
 
 /// The length field at the start of a file.
 const LENGTH_BYTES: u64 = 8;
@@ -29,14 +31,14 @@ pub const DIMENSIONS_MAX: usize = 64;
 const METADATA_KEY: &str = "__metadata__";
 
 /// What a header says of one tensor, checked.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
-    /// As in the header; the map of names shares it.
-    pub name: Arc<str>,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry<'a> {
+    /// The tensor's name.
+    pub name: &'a str,
     /// The element type.
     pub dtype: Dtype,
     /// The shape, in elements of the file.
-    pub shape: Vec<u64>,
+    pub shape: &'a [u64],
     /// The first byte, from the start of the file.
     pub begin: u64,
     /// One past the last byte, from the start of the file.
@@ -44,13 +46,29 @@ pub struct Entry {
 }
 
 /// A checked header.
+///
+/// A checkpoint can have a hundred thousand tensors of which a caller wants ten, so what belongs to one tensor
+/// is no allocation of its own: names and shapes stand in two arrays, one behind the other.
 #[derive(Debug, Default)]
 pub struct Header {
-    /// The tensors in the order of their bytes.
-    pub entries: Vec<Entry>,
+    /// In the order of their bytes.
+    records: Vec<Record>,
+    names: String,
+    sizes: Vec<u64>,
     /// The free text under `__metadata__`.
-    pub metadata: BTreeMap<String, String>,
-    positions: HashMap<Arc<str>, usize>,
+    metadata: BTreeMap<String, String>,
+    positions: HashTable<usize>,
+    hasher: RandomState,
+}
+
+/// One tensor, whose name and shape are ranges of the header's arrays.
+#[derive(Debug)]
+struct Record {
+    dtype: Dtype,
+    begin: u64,
+    end: u64,
+    name: Range<usize>,
+    shape: Range<usize>,
 }
 
 impl Header {
@@ -128,44 +146,55 @@ impl Header {
         raw.check(to_u64(json.len()), file_bytes)
     }
 
+    /// The tensors in the order of their bytes.
+    pub fn entries(&self) -> impl ExactSizeIterator<Item = Entry<'_>> {
+        self.records.iter().map(|record| self.entry(record))
+    }
+
+    /// The tensor at a position of that order.
+    pub fn get(&self, position: usize) -> Option<Entry<'_>> {
+        self.records.get(position).map(|record| self.entry(record))
+    }
+
     /// The tensor with this name.
-    pub fn find(&self, name: &str) -> Option<&Entry> {
-        self.entries.get(self.position(name)?)
+    pub fn find(&self, name: &str) -> Option<Entry<'_>> {
+        let is_it = |&position: &usize| self.get(position).is_some_and(|entry| entry.name == name);
+        self.positions.find(self.hasher.hash_one(name), is_it).and_then(|&position| self.get(position))
     }
 
-    /// Where in [`Header::entries`] the tensor with this name stands.
-    pub fn position(&self, name: &str) -> Option<usize> {
-        self.positions.get(name).copied()
+    /// The free text under `__metadata__`.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
     }
-}
 
-/// A header as parsed: well-formed JSON of the right types, nothing more.
-struct RawHeader {
-    /// Offsets still count from the start of the data section.
-    entries: Vec<Entry>,
-    metadata: BTreeMap<String, String>,
-}
+    fn entry(&self, record: &Record) -> Entry<'_> {
+        Entry {
+            name: self.names.get(record.name.clone()).unwrap_or_default(),
+            dtype: record.dtype,
+            shape: self.sizes.get(record.shape.clone()).unwrap_or_default(),
+            begin: record.begin,
+            end: record.end,
+        }
+    }
 
-impl RawHeader {
-    fn check(self, header_bytes: u64, file_bytes: u64) -> Result<Header> {
-        let RawHeader { mut entries, metadata } = self;
+    /// Checks what was parsed: until then offsets count from the start of the data section.
+    fn check(mut self, header_bytes: u64, file_bytes: u64) -> Result<Header> {
         let data_begin = LENGTH_BYTES.saturating_add(header_bytes);
         let data_bytes = file_bytes.saturating_sub(data_begin);
-        for entry in &mut entries {
+        for entry in self.entries() {
             check_entry(entry, data_begin, data_bytes)?;
         }
+        for record in &mut self.records {
+            record.begin = record.begin.saturating_add(data_begin);
+            record.end = record.end.saturating_add(data_begin);
+        }
         // The order of the keys in the JSON is free; the bytes must tile the data section.
-        if !entries.is_sorted_by_key(|entry| (entry.begin, entry.end)) {
-            entries.sort_by_key(|entry| (entry.begin, entry.end));
+        if !self.records.is_sorted_by_key(|record| (record.begin, record.end)) {
+            self.records.sort_by_key(|record| (record.begin, record.end));
         }
-        let mut positions = HashMap::with_capacity(entries.len());
-        for (position, entry) in entries.iter().enumerate() {
-            if positions.insert(Arc::clone(&entry.name), position).is_some() {
-                return Err(fault(entry, entry.begin, "the name stands twice in the header".into()));
-            }
-        }
+        self.index_names()?;
         let mut expected = data_begin;
-        for entry in &entries {
+        for entry in self.entries() {
             if entry.begin != expected {
                 let what = if entry.begin > expected { "leave a gap" } else { "overlap another tensor" };
                 return Err(fault(entry, entry.begin, format!("the data_offsets {what}: byte {expected} comes next")));
@@ -178,13 +207,31 @@ impl RawHeader {
             );
             return Err(Error::new(Kind::Malformed, message).offset(expected));
         }
-        Ok(Header { entries, metadata, positions })
+        Ok(self)
+    }
+
+    fn index_names(&mut self) -> Result<()> {
+        let mut positions = HashTable::with_capacity(self.records.len());
+        let name_at = |position: usize| self.get(position).map_or("", |entry| entry.name);
+        for (position, entry) in self.entries().enumerate() {
+            let is_it = |&other: &usize| name_at(other) == entry.name;
+            match positions
+                .entry(self.hasher.hash_one(entry.name), is_it, |&other| self.hasher.hash_one(name_at(other)))
+            {
+                hash_table::Entry::Vacant(place) => place.insert(position),
+                hash_table::Entry::Occupied(_) => {
+                    return Err(fault(entry, entry.begin, "the name stands twice in the header".into()));
+                }
+            };
+        }
+        self.positions = positions;
+        Ok(())
     }
 }
 
-/// Checks one tensor on its own and makes its offsets absolute.
-fn check_entry(entry: &mut Entry, data_begin: u64, data_bytes: u64) -> Result<()> {
-    let (begin, end) = (entry.begin, entry.end);
+/// Checks one tensor on its own, with offsets from the start of the data section.
+fn check_entry(entry: Entry<'_>, data_begin: u64, data_bytes: u64) -> Result<()> {
+    let Entry { begin, end, shape, dtype, .. } = entry;
     let place = data_begin.saturating_add(begin);
     if begin > end {
         return Err(fault(entry, place, format!("the data_offsets [{begin}, {end}] are reversed")));
@@ -196,7 +243,6 @@ fn check_entry(entry: &mut Entry, data_begin: u64, data_bytes: u64) -> Result<()
         );
         return Err(fault(entry, place, message));
     }
-    let (shape, dtype) = (&entry.shape, entry.dtype);
     let bits = shape_bits(shape, dtype)
         .ok_or_else(|| fault(entry, place, format!("the shape {shape:?} x {dtype} overflows a 64-bit size")))?;
     if bits % 8 != 0 {
@@ -210,8 +256,6 @@ fn check_entry(entry: &mut Entry, data_begin: u64, data_bytes: u64) -> Result<()
         );
         return Err(fault(entry, place, message));
     }
-    entry.begin = place;
-    entry.end = data_begin.saturating_add(end);
     Ok(())
 }
 
@@ -222,8 +266,8 @@ fn shape_bits(shape: &[u64], dtype: Dtype) -> Option<u64> {
     Some(shape.iter().fold(dtype.bits(), |product, &size| product.wrapping_mul(size)))
 }
 
-fn fault(entry: &Entry, offset: u64, message: String) -> Error {
-    Error::new(Kind::Malformed, message).tensor(&*entry.name).offset(offset)
+fn fault(entry: Entry<'_>, offset: u64, message: String) -> Error {
+    Error::new(Kind::Malformed, message).tensor(entry.name).offset(offset)
 }
 
 fn to_u64(value: usize) -> u64 {
@@ -273,19 +317,19 @@ struct HeaderSeed<'a> {
 }
 
 impl<'de> DeserializeSeed<'de> for HeaderSeed<'_> {
-    type Value = RawHeader;
+    type Value = Header;
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Self::Value, D::Error> {
         deserializer.deserialize_map(self)
     }
 }
 
 impl<'de> Visitor<'de> for HeaderSeed<'_> {
-    type Value = RawHeader;
+    type Value = Header;
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object of tensor names")
     }
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Self::Value, A::Error> {
-        let mut entries = Vec::new();
+        let mut header = Header::default();
         let mut metadata = None;
         while let Some(key) = map.next_key_seed(Key)? {
             if key == METADATA_KEY {
@@ -294,8 +338,11 @@ impl<'de> Visitor<'de> for HeaderSeed<'_> {
                 }
                 metadata = Some(map.next_value_seed(MetadataSeed)?);
             } else {
-                match map.next_value_seed(EntrySeed { name: &key }) {
-                    Ok(entry) => entries.push(entry),
+                let name_begin = header.names.len();
+                header.names.push_str(&key);
+                let name = name_begin..header.names.len();
+                match map.next_value_seed(RecordSeed { name, sizes: &mut header.sizes }) {
+                    Ok(record) => header.records.push(record),
                     Err(error) => {
                         *self.failed_name = Some(key.into_owned());
                         return Err(error);
@@ -303,7 +350,8 @@ impl<'de> Visitor<'de> for HeaderSeed<'_> {
                 }
             }
         }
-        Ok(RawHeader { entries, metadata: metadata.unwrap_or_default() })
+        header.metadata = metadata.unwrap_or_default();
+        Ok(header)
     }
 }
 
@@ -337,19 +385,21 @@ impl<'de> Visitor<'de> for MetadataSeed {
     }
 }
 
-struct EntrySeed<'a> {
-    name: &'a str,
+/// Reads one tensor; its shape goes to the end of the header's array.
+struct RecordSeed<'a> {
+    name: Range<usize>,
+    sizes: &'a mut Vec<u64>,
 }
 
-impl<'de> DeserializeSeed<'de> for EntrySeed<'_> {
-    type Value = Entry;
+impl<'de> DeserializeSeed<'de> for RecordSeed<'_> {
+    type Value = Record;
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Self::Value, D::Error> {
         deserializer.deserialize_map(self)
     }
 }
 
-impl<'de> Visitor<'de> for EntrySeed<'_> {
-    type Value = Entry;
+impl<'de> Visitor<'de> for RecordSeed<'_> {
+    type Value = Record;
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object with dtype, shape and data_offsets")
     }
@@ -363,8 +413,16 @@ impl<'de> Visitor<'de> for EntrySeed<'_> {
                         .ok_or_else(|| A::Error::custom(format!("{name:?} is not a dtype of the format")))?;
                     dtype.replace(known).is_some()
                 }
-                "shape" => shape.replace(map.next_value_seed(Numbers { count_max: DIMENSIONS_MAX })?).is_some(),
-                "data_offsets" => offsets.replace(map.next_value_seed(Numbers { count_max: 2 })?).is_some(),
+                "shape" => {
+                    let begin = self.sizes.len();
+                    map.next_value_seed(Numbers { into: self.sizes, count_max: DIMENSIONS_MAX })?;
+                    shape.replace(begin..self.sizes.len()).is_some()
+                }
+                "data_offsets" => {
+                    let mut numbers = Vec::with_capacity(2);
+                    map.next_value_seed(Numbers { into: &mut numbers, count_max: 2 })?;
+                    offsets.replace(numbers).is_some()
+                }
                 // Fields that a later version of the format may add.
                 _ => {
                     map.next_value_seed(Ignored)?;
@@ -380,36 +438,38 @@ impl<'de> Visitor<'de> for EntrySeed<'_> {
         let shape = shape.ok_or_else(|| missing("shape"))?;
         let offsets: Vec<u64> = offsets.ok_or_else(|| missing("data_offsets"))?;
         let [begin, end] = offsets.try_into().map_err(|_| A::Error::custom("data_offsets must be two numbers"))?;
-        Ok(Entry { name: self.name.into(), dtype, shape, begin, end })
+        Ok(Record { dtype, begin, end, name: self.name, shape })
     }
 }
 
 /// A list of at most so many numbers that are not negative.
-struct Numbers {
+struct Numbers<'a> {
+    into: &'a mut Vec<u64>,
     count_max: usize,
 }
 
-impl<'de> DeserializeSeed<'de> for Numbers {
-    type Value = Vec<u64>;
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Self::Value, D::Error> {
+impl<'de> DeserializeSeed<'de> for Numbers<'_> {
+    type Value = ();
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<(), D::Error> {
         deserializer.deserialize_seq(self)
     }
 }
 
-impl<'de> Visitor<'de> for Numbers {
-    type Value = Vec<u64>;
+impl<'de> Visitor<'de> for Numbers<'_> {
+    type Value = ();
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "a list of at most {} numbers", self.count_max)
     }
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> std::result::Result<Self::Value, A::Error> {
-        let mut numbers = Vec::with_capacity(2);
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> std::result::Result<(), A::Error> {
+        let mut count = 0;
         while let Some(number) = list.next_element::<u64>()? {
-            if numbers.len() == self.count_max {
-                return Err(A::Error::invalid_length(numbers.len().saturating_add(1), &self));
+            count += 1;
+            if count > self.count_max {
+                return Err(A::Error::invalid_length(count, &self));
             }
-            numbers.push(number);
+            self.into.push(number);
         }
-        Ok(numbers)
+        Ok(())
     }
 }
 

@@ -14,7 +14,6 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::header::Entry;
 use std::ops::Range;
-use std::sync::Arc;
 
 /// Rows of bytes in a file, `stride` apart. A whole tensor is one row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +32,7 @@ pub struct Region {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// The tensor's name.
-    pub name: Arc<str>,
+    pub name: Box<str>,
     /// Which file of the checkpoint holds it.
     pub source: usize,
     /// The stored dtype.
@@ -49,21 +48,21 @@ impl Wanted {
     ///
     /// # Errors
     /// `unsupported-dtype` where PyTorch cannot hold it.
-    pub fn whole(source: usize, entry: &Entry) -> Result<Wanted> {
+    pub fn whole(source: usize, entry: Entry<'_>) -> Result<Wanted> {
         let shape = torch_shape(entry)?;
         let row_bytes = entry.end.saturating_sub(entry.begin);
         let region = Region { begin: entry.begin, row_bytes, rows: 1, stride: row_bytes };
-        Ok(Wanted { name: Arc::clone(&entry.name), source, dtype: entry.dtype, shape, region })
+        Ok(Wanted { name: entry.name.into(), source, dtype: entry.dtype, shape, region })
     }
 
     /// The part of a tensor with indices `start..start + length` of dimension `dim`, which may be negative.
     ///
     /// # Errors
     /// `invalid-argument` where the slice does not lie inside the tensor, and those of [`Wanted::whole`].
-    pub fn slice(source: usize, entry: &Entry, dim: i64, start: i64, length: i64) -> Result<Wanted> {
+    pub fn slice(source: usize, entry: Entry<'_>, dim: i64, start: i64, length: i64) -> Result<Wanted> {
         let whole = Wanted::whole(source, entry)?;
         let invalid =
-            |message: String| Error::new(Kind::InvalidArgument, message).tensor(&*entry.name).offset(entry.begin);
+            |message: String| Error::new(Kind::InvalidArgument, message).tensor(entry.name).offset(entry.begin);
         let shape = &whole.shape;
         let position = position_of(dim, shape.len()).ok_or_else(|| {
             invalid(format!("dimension {dim} of a tensor with shape {shape:?}; it has {} dimensions", shape.len()))
@@ -110,13 +109,13 @@ impl Wanted {
     }
 }
 
-fn torch_shape(entry: &Entry) -> Result<Vec<u64>> {
+fn torch_shape(entry: Entry<'_>) -> Result<Vec<u64>> {
     let unsupported =
-        |message: String| Error::new(Kind::UnsupportedDtype, message).tensor(&*entry.name).offset(entry.begin);
+        |message: String| Error::new(Kind::UnsupportedDtype, message).tensor(entry.name).offset(entry.begin);
     if entry.dtype.scalar_type().is_none() {
         return Err(unsupported(format!("PyTorch has no dtype for {}; load the other tensors by name", entry.dtype)));
     }
-    let mut shape = entry.shape.clone();
+    let mut shape = entry.shape.to_vec();
     let packed = entry.dtype.packed_elements();
     if packed > 1 {
         let last = shape.last_mut().filter(|size| **size % packed == 0);

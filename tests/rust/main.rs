@@ -1,6 +1,6 @@
 //! Tests of the core that need no PyTorch and no GPU.
 #![allow(clippy::indexing_slicing, clippy::panic, clippy::unwrap_used, clippy::expect_used)]
-#![allow(clippy::cast_possible_truncation)]
+#![allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)]
 
 mod checkpoint;
 mod conformance;

@@ -5,13 +5,12 @@ use fst::error::Kind;
 use fst::header::Entry;
 use fst::plan::{Chunk, Destination, Limits, Wanted, plan};
 use proptest::prelude::*;
-use std::sync::Arc;
 
 const DATA_BEGIN: u64 = 100;
 
-fn entry(dtype: Dtype, shape: &[u64], begin: u64) -> Entry {
+fn entry(dtype: Dtype, shape: &[u64], begin: u64) -> Entry<'_> {
     let bytes = shape.iter().product::<u64>() * dtype.bits() / 8;
-    Entry { name: Arc::from("x"), dtype, shape: shape.to_vec(), begin, end: begin + bytes }
+    Entry { name: "x", dtype, shape, begin, end: begin + bytes }
 }
 
 /// The byte of the file at `offset`.
@@ -20,7 +19,7 @@ fn file_byte(source: usize, offset: u64) -> u8 {
 }
 
 /// The bytes that a slice must have, by the definition of row-major order.
-fn expected(entry: &Entry, source: usize, dim: usize, start: u64, length: u64) -> Vec<u8> {
+fn expected(entry: Entry<'_>, source: usize, dim: usize, start: u64, length: u64) -> Vec<u8> {
     let item = entry.dtype.item_bytes();
     let outer: u64 = entry.shape[..dim].iter().product();
     let inner: u64 = entry.shape[dim + 1..].iter().product::<u64>() * item;
@@ -147,11 +146,11 @@ proptest! {
             let (tensor, bytes) = match case.slice {
                 None => {
                     let bytes = (entry.begin..entry.end).map(|offset| file_byte(case.source, offset)).collect();
-                    (Wanted::whole(case.source, &entry).unwrap(), bytes)
+                    (Wanted::whole(case.source, entry).unwrap(), bytes)
                 }
                 Some((dim, start, length)) => (
-                    Wanted::slice(case.source, &entry, dim as i64, start as i64, length as i64).unwrap(),
-                    expected(&entry, case.source, dim, start, length),
+                    Wanted::slice(case.source, entry, dim as i64, start as i64, length as i64).unwrap(),
+                    expected(entry, case.source, dim, start, length),
                 ),
             };
             prop_assert_eq!(tensor.bytes(), bytes.len() as u64);
@@ -200,7 +199,7 @@ fn read_bytes(chunks: &[Chunk]) -> u64 {
 #[test]
 fn neighbours_are_read_together_and_in_file_order() {
     let tensors: Vec<_> = (0..50).rev().map(|index| entry(Dtype::U8, &[10], DATA_BEGIN + index * 10)).collect();
-    let wanted: Vec<_> = tensors.iter().map(|tensor| Wanted::whole(0, tensor).unwrap()).collect();
+    let wanted: Vec<_> = tensors.iter().map(|tensor| Wanted::whole(0, *tensor).unwrap()).collect();
     let chunks = whole_plan(&wanted, &LIMITS);
     assert_eq!(chunks.len(), 1);
     let Chunk::Staged { reads, placements, .. } = &chunks[0] else { panic!("{chunks:?}") };
@@ -210,7 +209,7 @@ fn neighbours_are_read_together_and_in_file_order() {
 #[test]
 fn a_tensor_asked_for_twice_is_read_once() {
     let tensor = entry(Dtype::U8, &[5000], DATA_BEGIN);
-    let wanted = [Wanted::whole(0, &tensor).unwrap(), Wanted::whole(0, &tensor).unwrap()];
+    let wanted = [Wanted::whole(0, tensor).unwrap(), Wanted::whole(0, tensor).unwrap()];
     assert_eq!(read_bytes(&whole_plan(&wanted, &LIMITS)), 5000);
 }
 
@@ -218,7 +217,7 @@ fn a_tensor_asked_for_twice_is_read_once() {
 fn far_rows_are_read_alone_and_copied_at_once() {
     // 40 rows of 2 bytes, 100 apart.
     let tensor = entry(Dtype::U8, &[40, 100], DATA_BEGIN);
-    let chunks = whole_plan(&[Wanted::slice(0, &tensor, 1, 7, 2).unwrap()], &LIMITS);
+    let chunks = whole_plan(&[Wanted::slice(0, tensor, 1, 7, 2).unwrap()], &LIMITS);
     assert_eq!(read_bytes(&chunks), 80);
     let Chunk::Staged { placements, .. } = &chunks[0] else { panic!("{chunks:?}") };
     assert_eq!((chunks.len(), placements.len(), placements[0].row_bytes), (1, 1, 80));
@@ -227,7 +226,7 @@ fn far_rows_are_read_alone_and_copied_at_once() {
 #[test]
 fn near_rows_are_read_together_and_copied_with_a_stride() {
     let tensor = entry(Dtype::U8, &[40, 20], DATA_BEGIN);
-    let chunks = whole_plan(&[Wanted::slice(0, &tensor, -1, 0, 10).unwrap()], &LIMITS);
+    let chunks = whole_plan(&[Wanted::slice(0, tensor, -1, 0, 10).unwrap()], &LIMITS);
     let Chunk::Staged { reads, placements, .. } = &chunks[0] else { panic!("{chunks:?}") };
     assert_eq!((reads.len(), placements.len()), (1, 1));
     assert_eq!((placements[0].rows, placements[0].row_bytes, placements[0].slot_stride), (40, 10, 20));
@@ -238,29 +237,29 @@ fn slices_that_do_not_fit_are_refused() {
     let tensor = entry(Dtype::F32, &[4, 6], DATA_BEGIN);
     for (dim, start, length) in [(2, 0, 1), (-3, 0, 1), (0, 0, 5), (0, 4, 1), (1, -1, 2), (1, 0, -1), (1, 3, i64::MAX)]
     {
-        let error = Wanted::slice(0, &tensor, dim, start, length).unwrap_err();
+        let error = Wanted::slice(0, tensor, dim, start, length).unwrap_err();
         assert_eq!(error.kind(), Kind::InvalidArgument, "{dim} {start} {length}");
     }
-    assert_eq!(Wanted::slice(0, &tensor, 0, 4, 0).unwrap().bytes(), 0);
+    assert_eq!(Wanted::slice(0, tensor, 0, 4, 0).unwrap().bytes(), 0);
     let scalar = entry(Dtype::F32, &[], DATA_BEGIN);
-    assert_eq!(Wanted::slice(0, &scalar, 0, 0, 1).unwrap_err().kind(), Kind::InvalidArgument);
+    assert_eq!(Wanted::slice(0, scalar, 0, 0, 1).unwrap_err().kind(), Kind::InvalidArgument);
 }
 
 #[test]
 fn what_pytorch_cannot_hold_is_refused_by_name() {
     for (dtype, shape) in [(Dtype::F6E2M3, [4]), (Dtype::F6E3M2, [8])] {
-        let error = Wanted::whole(0, &entry(dtype, &shape, DATA_BEGIN)).unwrap_err();
+        let error = Wanted::whole(0, entry(dtype, &shape, DATA_BEGIN)).unwrap_err();
         assert_eq!(error.kind(), Kind::UnsupportedDtype);
         assert!(error.to_string().contains("tensor \"x\"") && error.to_string().contains(dtype.name()));
     }
-    assert_eq!(Wanted::whole(0, &entry(Dtype::F4, &[3, 4], DATA_BEGIN)).unwrap().shape, [3, 2]);
+    assert_eq!(Wanted::whole(0, entry(Dtype::F4, &[3, 4], DATA_BEGIN)).unwrap().shape, [3, 2]);
     // Four elements, but no pair of neighbours in the last dimension.
-    assert_eq!(Wanted::whole(0, &entry(Dtype::F4, &[4, 1], DATA_BEGIN)).unwrap_err().kind(), Kind::UnsupportedDtype);
+    assert_eq!(Wanted::whole(0, entry(Dtype::F4, &[4, 1], DATA_BEGIN)).unwrap_err().kind(), Kind::UnsupportedDtype);
 }
 
 #[test]
 fn a_destination_outside_its_tensor_is_a_bug_and_said_so() {
-    let wanted = [Wanted::whole(0, &entry(Dtype::U8, &[4], DATA_BEGIN)).unwrap()];
+    let wanted = [Wanted::whole(0, entry(Dtype::U8, &[4], DATA_BEGIN)).unwrap()];
     for (tensor, begin, end) in [(1, 0, 1), (0, 0, 5), (0, 3, 2)] {
         let destination = Destination { wanted: tensor, begin, end, address: 0 };
         assert_eq!(plan(&wanted, &[destination], &LIMITS).unwrap_err().kind(), Kind::Internal);

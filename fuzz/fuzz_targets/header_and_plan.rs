@@ -1,0 +1,60 @@
+//! Any bytes as a header; what is accepted is planned, and the plan must stay inside the file.
+//!
+//! `make fuzz`, or `cargo fuzz run header_and_plan` with a nightly compiler.
+#![no_main]
+
+use fst::header::Header;
+use fst::plan::{Chunk, Destination, Limits, Wanted, plan};
+use libfuzzer_sys::fuzz_target;
+
+/// A file whose data is this long is assumed behind the header, so that many headers fit it.
+const DATA_BYTES: u64 = 64;
+
+fuzz_target!(|json: &[u8]| {
+    let data_begin = 8 + json.len() as u64;
+    let file_bytes = data_begin + DATA_BYTES;
+    let Ok(header) = Header::parse(json, file_bytes) else { return };
+    let mut wanted = Vec::new();
+    for entry in header.entries() {
+        assert_eq!(header.find(entry.name), Some(entry));
+        wanted.extend(Wanted::whole(0, entry));
+        for dim in 0..entry.shape.len() as i64 {
+            wanted.extend(Wanted::slice(0, entry, dim, 1, 1));
+        }
+    }
+    let mut address = 0;
+    let destinations: Vec<_> = wanted
+        .iter()
+        .enumerate()
+        .map(|(index, tensor)| {
+            let begin = address;
+            address += tensor.bytes();
+            Destination { wanted: index, begin: 0, end: tensor.bytes(), address: begin }
+        })
+        .collect();
+    for direct_bytes in [None, Some(8)] {
+        let limits = Limits { chunk_bytes: 16, gap_bytes: 3, direct_bytes };
+        let mut written = 0;
+        for chunk in plan(&wanted, &destinations, &limits).expect("every destination is inside its tensor") {
+            match chunk {
+                Chunk::Direct { offset, length, .. } => {
+                    assert!(offset >= data_begin && offset + length as u64 <= file_bytes);
+                    written += length;
+                }
+                Chunk::Staged { bytes, reads, placements, .. } => {
+                    assert!(bytes <= 16);
+                    for read in reads {
+                        assert!(read.offset >= data_begin && read.offset + read.length as u64 <= file_bytes);
+                        assert!(read.slot_begin + read.length <= bytes);
+                    }
+                    for placement in placements {
+                        let end = placement.slot_begin + (placement.rows - 1) * placement.slot_stride + placement.row_bytes;
+                        assert!(end <= bytes);
+                        written += placement.rows * placement.row_bytes;
+                    }
+                }
+            }
+        }
+        assert_eq!(written as u64, address);
+    }
+});
