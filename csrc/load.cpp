@@ -101,8 +101,8 @@ class Filler {
     const uint64_t row_bytes = bytes / rows;
     const int64_t step = std::max<int64_t>(1, kScratchBytes / row_bytes);
     for (int64_t row = 0; row < rows; row += step) {
-      const auto part = row_bytes > kScratchBytes ? target.select(0, row)
-                                                  : target.narrow(0, row, std::min(step, rows - row));
+      const auto part =
+          row_bytes > kScratchBytes ? target.select(0, row) : target.narrow(0, row, std::min(step, rows - row));
       add_converted(index, begin + row * row_bytes, part);
     }
   }
@@ -141,7 +141,8 @@ class Filler {
       if (used + bytes > static_cast<uint64_t>(scratch_bytes)) {
         flush();
       }
-      const auto source = scratch.narrow(0, used, bytes).view(stored_type(specs_[part.index])).view(part.target.sizes());
+      const auto source =
+          scratch.narrow(0, used, bytes).view(stored_type(specs_[part.index])).view(part.target.sizes());
       pieces.push_back(Piece{part.index, part.begin, part.begin + bytes, address_of(source)});
       copies.emplace_back(part.target, source);
       used += aligned(bytes);

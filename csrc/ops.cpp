@@ -28,17 +28,19 @@ rust::Vec<rust::String> to_rust(Strings texts) {
   return converted;
 }
 
+rust::Slice<const rust::String> slice_of(const rust::Vec<rust::String>& texts) { return {texts.data(), texts.size()}; }
+
 rust::Slice<const int64_t> to_rust(c10::IntArrayRef numbers) { return {numbers.data(), numbers.size()}; }
 
 rust::Box<Checkpoint> open_checkpoint(Strings paths) {
   const auto converted = to_rust(paths);
-  return call_core([&] { return open(converted); });
+  return call_core([&] { return open(slice_of(converted)); });
 }
 
 rust::Box<Selection> select_named(Strings paths, Strings names) {
   auto checkpoint = open_checkpoint(paths);
   const auto converted = to_rust(names);
-  return call_core([&] { return select_tensors(std::move(checkpoint), converted); });
+  return call_core([&] { return select_tensors(std::move(checkpoint), slice_of(converted)); });
 }
 
 rust::Vec<Spec> specs_of(const Selection& selection) {
@@ -72,7 +74,7 @@ std::vector<at::Tensor> load_slices(Strings paths, Strings names, c10::IntArrayR
   auto checkpoint = open_checkpoint(paths);
   const auto converted = to_rust(names);
   const auto selection = call_core([&] {
-    return select_slices(std::move(checkpoint), converted, to_rust(dims), to_rust(starts), to_rust(lengths));
+    return select_slices(std::move(checkpoint), slice_of(converted), to_rust(dims), to_rust(starts), to_rust(lengths));
   });
   return load(*selection, specs_of(*selection), device, dtype);
 }

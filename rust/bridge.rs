@@ -10,7 +10,9 @@ use crate::load::Transfer;
 use crate::options::{self, Options};
 use crate::plan::{Destination, Wanted};
 use crate::reader::mmap::Mapping;
-use crate::reader::{self, ReaderKind, Target};
+use crate::reader::{self, ReaderKind, Target, read_ahead};
+use crate::source::Source;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
@@ -42,17 +44,17 @@ mod ffi {
 
     extern "Rust" {
         type Checkpoint;
-        fn open(paths: &Vec<String>) -> Result<Box<Checkpoint>>;
+        fn open(paths: &[String]) -> Result<Box<Checkpoint>>;
         fn tensor_names(self: &Checkpoint) -> Vec<String>;
         fn texts(self: &Checkpoint) -> Result<Vec<Text>>;
         fn reader_names(self: &Checkpoint, is_new_host_memory: bool) -> Result<String>;
 
         type Selection;
         fn select_all(checkpoint: Box<Checkpoint>) -> Result<Box<Selection>>;
-        fn select_tensors(checkpoint: Box<Checkpoint>, names: &Vec<String>) -> Result<Box<Selection>>;
+        fn select_tensors(checkpoint: Box<Checkpoint>, names: &[String]) -> Result<Box<Selection>>;
         fn select_slices(
             checkpoint: Box<Checkpoint>,
-            names: &Vec<String>,
+            names: &[String],
             dims: &[i64],
             starts: &[i64],
             lengths: &[i64],
@@ -82,10 +84,25 @@ struct Selection {
 
 /// Which tensors of a selection are views of a mapped file, and where.
 struct Views {
-    /// For each file, if any of its tensors is a view.
-    mappings: Vec<Option<Arc<Mapping>>>,
+    files: Vec<MappedFile>,
     /// For each tensor its file and its address, zero where it is no view.
-    places: Vec<(usize, u64)>,
+    addresses: Vec<(usize, u64)>,
+}
+
+/// A file, mapped once the first of its tensors is found to be a view.
+#[derive(Default)]
+struct MappedFile {
+    mapping: Option<Arc<Mapping>>,
+    wanted: Vec<Range<u64>>,
+}
+
+impl MappedFile {
+    fn mapping(&mut self, source: &Source) -> Result<&Arc<Mapping>> {
+        Ok(match &mut self.mapping {
+            Some(mapping) => mapping,
+            none => none.insert(Arc::new(Mapping::open(source)?)),
+        })
+    }
 }
 
 /// Keeps one file mapped.
@@ -107,7 +124,7 @@ fn guard<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     })
 }
 
-fn open(paths: &Vec<String>) -> Result<Box<Checkpoint>> {
+fn open(paths: &[String]) -> Result<Box<Checkpoint>> {
     guard(|| {
         start_log()?;
         Checkpoint::open(paths).map(Box::new)
@@ -158,7 +175,6 @@ impl Checkpoint {
     }
 }
 
-#[expect(clippy::boxed_local, reason = "C++ hands over a box")]
 fn select(
     checkpoint: Box<Checkpoint>,
     choose: impl FnOnce(&Checkpoint) -> Result<Vec<Wanted>>,
@@ -175,7 +191,7 @@ fn select_all(checkpoint: Box<Checkpoint>) -> Result<Box<Selection>> {
     })
 }
 
-fn select_tensors(checkpoint: Box<Checkpoint>, names: &Vec<String>) -> Result<Box<Selection>> {
+fn select_tensors(checkpoint: Box<Checkpoint>, names: &[String]) -> Result<Box<Selection>> {
     select(checkpoint, |checkpoint| {
         let whole = |name: &String| {
             let (source, entry) = checkpoint.find(name)?;
@@ -187,7 +203,7 @@ fn select_tensors(checkpoint: Box<Checkpoint>, names: &Vec<String>) -> Result<Bo
 
 fn select_slices(
     checkpoint: Box<Checkpoint>,
-    names: &Vec<String>,
+    names: &[String],
     dims: &[i64],
     starts: &[i64],
     lengths: &[i64],
@@ -234,23 +250,27 @@ impl Selection {
             let sources = self.checkpoint.sources();
             let kinds: Vec<ReaderKind> =
                 sources.map(|source| reader::choose(choice, source, Target::NewHostMemory)).collect::<Result<_>>()?;
-            let mut mappings: Vec<Option<Arc<Mapping>>> = kinds.iter().map(|_| None).collect();
-            let mut places = Vec::with_capacity(self.wanted.len());
+            let mut files: Vec<MappedFile> = kinds.iter().map(|_| MappedFile::default()).collect();
+            let mut addresses = Vec::with_capacity(self.wanted.len());
             for wanted in self.wanted.iter() {
                 let is_mapped = kinds.get(wanted.source) == Some(&ReaderKind::Mmap);
-                let place = match (viewable(wanted), mappings.get_mut(wanted.source)) {
-                    (Some(offset), Some(mapping)) if is_mapped => {
-                        let mapping = match mapping {
-                            Some(mapping) => mapping,
-                            None => mapping.insert(Arc::new(Mapping::open(self.checkpoint.source(wanted.source)?)?)),
-                        };
-                        mapping.address(offset).unwrap_or(0)
+                let address = match (viewable(wanted), files.get_mut(wanted.source)) {
+                    (Some(range), Some(file)) if is_mapped => {
+                        let source = self.checkpoint.source(wanted.source)?;
+                        let begin = range.start;
+                        file.wanted.push(range);
+                        file.mapping(source)?.address(begin).unwrap_or(0)
                     }
                     _ => 0,
                 };
-                places.push((wanted.source, place));
+                addresses.push((wanted.source, address));
             }
-            Ok(Box::new(Views { mappings, places }))
+            for (source, file) in self.checkpoint.sources().zip(&files) {
+                if let Some(mapping) = &file.mapping {
+                    read_ahead::start(source, mapping, &file.wanted);
+                }
+            }
+            Ok(Box::new(Views { files, addresses }))
         })
     }
 
@@ -279,23 +299,23 @@ fn spec(wanted: &Wanted) -> Result<ffi::Spec> {
     })
 }
 
-/// The offset of a tensor that can be used where it lies: in one piece, and aligned as its elements need it.
-fn viewable(wanted: &Wanted) -> Option<u64> {
-    let range = wanted.contiguous()?;
-    (!range.is_empty() && range.start % wanted.dtype.item_bytes() == 0).then_some(range.start)
+/// The bytes of a tensor that can be used where it lies: in one piece, and aligned as its elements need it.
+fn viewable(wanted: &Wanted) -> Option<Range<u64>> {
+    let is_aligned = |range: &Range<u64>| range.start.is_multiple_of(wanted.dtype.item_bytes());
+    wanted.contiguous().filter(|range| !range.is_empty() && is_aligned(range))
 }
 
 impl Views {
     fn address(&self, tensor: usize) -> u64 {
-        self.places.get(tensor).map_or(0, |&(_, address)| address)
+        self.addresses.get(tensor).map_or(0, |&(_, address)| address)
     }
 
     fn source(&self, tensor: usize) -> usize {
-        self.places.get(tensor).map_or(0, |&(source, _)| source)
+        self.addresses.get(tensor).map_or(0, |&(source, _)| source)
     }
 
     fn hold(&self, source: usize) -> Result<Box<Hold>> {
-        let mapping = self.mappings.get(source).and_then(Option::as_ref);
+        let mapping = self.files.get(source).and_then(|file| file.mapping.as_ref());
         let missing = || Error::new(Kind::Internal, format!("file {source} is not mapped"));
         Ok(Box::new(Hold { _mapping: Arc::clone(mapping.ok_or_else(missing)?) }))
     }

@@ -3,6 +3,7 @@
 
 pub mod mmap;
 pub mod pread;
+pub mod read_ahead;
 
 use crate::error::{Error, Result};
 use crate::options::ReaderChoice;

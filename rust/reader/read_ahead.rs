@@ -1,0 +1,100 @@
+//! Reads a mapped file ahead of whoever uses the tensors.
+//!
+//! Page faults alone keep one small request at the disk. Here a few threads ask
+//! the kernel for the wanted ranges in large steps, in the order of the file,
+//! while the load has long returned. What is cached already costs one probe a
+//! step, and when the last tensor is gone the threads end.
+
+use super::mmap::Mapping;
+use crate::source::Source;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread;
+
+/// One request to the kernel.
+const STEP_BYTES: u64 = 4 << 20;
+/// The kernel answers each request once it is queued, so several keep the disk busy.
+const THREADS: usize = 4;
+
+/// Starts to read `ranges` of a file into the page cache, unless they are too small to gain anything, or so large
+/// that the first bytes would be evicted before the last arrive.
+pub fn start(source: &Arc<Source>, mapping: &Arc<Mapping>, ranges: &[Range<u64>]) {
+    let steps: Arc<[Range<u64>]> = joined(ranges).iter().flat_map(steps_of).collect();
+    let total_bytes: u64 = steps.iter().map(|step| step.end - step.start).sum();
+    if total_bytes < STEP_BYTES || total_bytes > host_bytes() / 2 {
+        return;
+    }
+    let next = Arc::new(AtomicUsize::new(0));
+    for _ in 0..THREADS {
+        let (source, steps, next) = (Arc::clone(source), Arc::clone(&steps), Arc::clone(&next));
+        let users = Arc::downgrade(mapping);
+        let work = move || run(&source, &users, &steps, &next);
+        if let Err(error) = thread::Builder::new().name("fst read-ahead".into()).spawn(work) {
+            // The pages come all the same, one fault at a time.
+            tracing::debug!(%error, "no read-ahead");
+        }
+    }
+}
+
+fn run(source: &Source, users: &Weak<Mapping>, steps: &[Range<u64>], next: &AtomicUsize) {
+    while let Some(step) = steps.get(next.fetch_add(1, Ordering::Relaxed)) {
+        if users.strong_count() == 0 {
+            return;
+        }
+        if !is_cached(source, step.start) {
+            will_need(source, step);
+        }
+    }
+}
+
+/// Ranges in the order of the file, with those that touch, as neighbouring tensors do, made one.
+fn joined(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
+    let mut sorted = ranges.to_vec();
+    sorted.sort_by_key(|range| range.start);
+    let mut joined: Vec<Range<u64>> = Vec::new();
+    for range in sorted {
+        match joined.last_mut() {
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ => joined.push(range),
+        }
+    }
+    joined
+}
+
+fn steps_of(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let end = range.end;
+    (range.start..end)
+        .step_by(usize::try_from(STEP_BYTES).unwrap_or(usize::MAX))
+        .map(move |begin| begin..end.min(begin.saturating_add(STEP_BYTES)))
+}
+
+/// Whether a read of one byte would be answered from memory.
+fn is_cached(source: &Source, offset: u64) -> bool {
+    let mut byte = 0_u8;
+    let into = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    let Ok(offset) = libc::off_t::try_from(offset) else { return false };
+    // SAFETY: one byte is read into a byte of ours; a file system that cannot say refuses.
+    let count = unsafe { libc::preadv2(source.file.as_raw_fd(), &raw const into, 1, offset, libc::RWF_NOWAIT) };
+    count == 1
+}
+
+fn will_need(source: &Source, step: &Range<u64>) {
+    let (Ok(offset), Ok(length)) = (libc::off_t::try_from(step.start), libc::off_t::try_from(step.end - step.start))
+    else {
+        return;
+    };
+    // SAFETY: advice changes no memory of ours.
+    let code = unsafe { libc::posix_fadvise(source.file.as_raw_fd(), offset, length, libc::POSIX_FADV_WILLNEED) };
+    if code != 0 {
+        tracing::debug!(code, "the kernel takes no advice on this file");
+    }
+}
+
+/// The memory of this machine.
+fn host_bytes() -> u64 {
+    // SAFETY: only asks.
+    let (pages, page_bytes) = unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
+    u64::try_from(pages).unwrap_or(0).saturating_mul(u64::try_from(page_bytes).unwrap_or(0))
+}
