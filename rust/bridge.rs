@@ -89,19 +89,36 @@ struct Views {
     addresses: Vec<(usize, u64)>,
 }
 
-/// A file, mapped once the first of its tensors is found to be a view.
+/// A file, mapped if any of its tensors is a view.
 #[derive(Default)]
 struct MappedFile {
     mapping: Option<Arc<Mapping>>,
-    wanted: Vec<Range<u64>>,
+    views: Vec<(usize, Range<u64>)>,
 }
 
 impl MappedFile {
-    fn mapping(&mut self, source: &Source) -> Result<&Arc<Mapping>> {
-        Ok(match &mut self.mapping {
-            Some(mapping) => mapping,
-            none => none.insert(Arc::new(Mapping::open(source)?)),
-        })
+    /// Gives the views their addresses. Bytes that are wanted twice are a view once, since two tensors of which
+    /// changing one changed the other would be one tensor; the second is read.
+    fn map(&mut self, source: &Arc<Source>, addresses: &mut [(usize, u64)]) -> Result<()> {
+        if self.views.is_empty() {
+            return Ok(());
+        }
+        let mapping = Arc::new(Mapping::open(source)?);
+        self.views.sort_by_key(|(_, range)| range.start);
+        let mut reached = 0;
+        self.views.retain(|(_, range)| {
+            let is_first = range.start >= reached;
+            reached = reached.max(range.end);
+            is_first
+        });
+        for (tensor, range) in &self.views {
+            if let (Some(place), Some(address)) = (addresses.get_mut(*tensor), mapping.address(range.start)) {
+                place.1 = address;
+            }
+        }
+        read_ahead::start(source, &mapping, self.views.iter().map(|(_, range)| range.clone()));
+        self.mapping = Some(mapping);
+        Ok(())
     }
 }
 
@@ -251,24 +268,15 @@ impl Selection {
             let kinds: Vec<ReaderKind> =
                 sources.map(|source| reader::choose(choice, source, Target::NewHostMemory)).collect::<Result<_>>()?;
             let mut files: Vec<MappedFile> = kinds.iter().map(|_| MappedFile::default()).collect();
-            let mut addresses = Vec::with_capacity(self.wanted.len());
-            for wanted in self.wanted.iter() {
-                let is_mapped = kinds.get(wanted.source) == Some(&ReaderKind::Mmap);
-                let address = match (viewable(wanted), files.get_mut(wanted.source)) {
-                    (Some(range), Some(file)) if is_mapped => {
-                        let source = self.checkpoint.source(wanted.source)?;
-                        let begin = range.start;
-                        file.wanted.push(range);
-                        file.mapping(source)?.address(begin).unwrap_or(0)
-                    }
-                    _ => 0,
-                };
-                addresses.push((wanted.source, address));
-            }
-            for (source, file) in self.checkpoint.sources().zip(&files) {
-                if let Some(mapping) = &file.mapping {
-                    read_ahead::start(source, mapping, &file.wanted);
+            for (tensor, wanted) in self.wanted.iter().enumerate() {
+                let file = files.get_mut(wanted.source).filter(|_| kinds.get(wanted.source) == Some(&ReaderKind::Mmap));
+                if let (Some(file), Some(range)) = (file, viewable(wanted)) {
+                    file.views.push((tensor, range));
                 }
+            }
+            let mut addresses: Vec<(usize, u64)> = self.wanted.iter().map(|wanted| (wanted.source, 0)).collect();
+            for (source, file) in self.checkpoint.sources().zip(&mut files) {
+                file.map(source, &mut addresses)?;
             }
             Ok(Box::new(Views { files, addresses }))
         })

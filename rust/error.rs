@@ -2,7 +2,7 @@
 //! carries everything: a code for programs, and for people the path, the
 //! tensor, the byte offset, what was expected and what to do.
 
-use std::fmt;
+use std::fmt::{self, Write};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -129,7 +129,14 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "[{}] ", self.kind.code())?;
         if let Some(path) = &self.path {
-            write!(f, "{}: ", path.display())?;
+            // The text ends up in a C string, which a zero would end, and on terminals.
+            for character in path.to_string_lossy().chars() {
+                match character.is_control() {
+                    true => write!(f, "{}", character.escape_default())?,
+                    false => f.write_char(character)?,
+                }
+            }
+            f.write_str(": ")?;
         }
         if let Some(name) = &self.tensor {
             match name.char_indices().nth(NAME_SHOWN_CHARS) {

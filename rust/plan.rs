@@ -321,7 +321,7 @@ impl Planner<'_> {
         if is_large && !is_shared {
             self.add_direct(run);
         } else if run.rows == 1 {
-            let slot_begin = self.read(run.source, run.begin, run.row_bytes);
+            let slot_begin = to_usize(self.read(run.source, run.begin, run.row_bytes));
             self.place(slot_begin, run.row_bytes, 1, run.row_bytes, run.address);
         } else if run.stride - run.row_bytes <= self.limits.gap_bytes && run.stride <= self.limits.chunk_bytes {
             self.add_rows_with_gaps(run);
@@ -349,7 +349,7 @@ impl Planner<'_> {
             let begin = run.begin + row * run.stride;
             let room = self.room_at(run.source, begin, run.row_bytes);
             let rows = ((room - run.row_bytes) / run.stride + 1).min(run.rows - row);
-            let slot_begin = self.read(run.source, begin, (rows - 1) * run.stride + run.row_bytes);
+            let slot_begin = to_usize(self.read(run.source, begin, (rows - 1) * run.stride + run.row_bytes));
             self.place(slot_begin, run.row_bytes, rows, run.stride, run.address + row * run.row_bytes);
             row += rows;
         }
@@ -357,19 +357,22 @@ impl Planner<'_> {
 
     /// Rows far from each other: a read for each, packed in the slot so that one copy places them all.
     fn add_rows_packed(&mut self, run: Run) {
-        let is_far = run.stride - run.row_bytes > self.limits.gap_bytes;
-        let mut row = 0;
-        while row < run.rows {
-            let begin = run.begin + row * run.stride;
-            let room = self.room_at(run.source, begin, run.row_bytes);
-            let rows = if is_far { (room / run.row_bytes).min(run.rows - row) } else { 1 };
-            let slot_begin = self.read(run.source, begin, run.row_bytes);
-            for next in 1..rows {
-                self.read(run.source, begin + next * run.stride, run.row_bytes);
+        let mut placed_in = None;
+        for row in 0..run.rows {
+            let (begin, address) = (run.begin + row * run.stride, run.address + row * run.row_bytes);
+            let slot_begin = to_usize(self.read(run.source, begin, run.row_bytes));
+            let chunk = self.chunks.len();
+            // The last placement of this chunk is of this run, if this run has placed anything in it. Rows that
+            // another run has had read already lie apart, and are placed apart.
+            let last = self.open.as_mut().and_then(|open| open.placements.last_mut());
+            match last.filter(|last| placed_in == Some(chunk) && last.slot_begin + last.row_bytes == slot_begin) {
+                Some(last) => {
+                    last.row_bytes += to_usize(run.row_bytes);
+                    last.slot_stride = last.row_bytes;
+                }
+                None => self.place(slot_begin, run.row_bytes, 1, run.row_bytes, address),
             }
-            let length = rows * run.row_bytes;
-            self.place(slot_begin, length, 1, length, run.address + row * run.row_bytes);
-            row += rows;
+            placed_in = Some(chunk);
         }
     }
 
@@ -397,10 +400,10 @@ impl Planner<'_> {
         open.read(begin, length, self.limits)
     }
 
-    fn place(&mut self, slot_begin: u64, row_bytes: u64, rows: u64, slot_stride: u64, address: u64) {
+    fn place(&mut self, slot_begin: usize, row_bytes: u64, rows: u64, slot_stride: u64, address: u64) {
         let Some(open) = &mut self.open else { return };
         open.placements.push(Placement {
-            slot_begin: to_usize(slot_begin),
+            slot_begin,
             row_bytes: to_usize(row_bytes),
             rows: to_usize(rows),
             slot_stride: to_usize(slot_stride),

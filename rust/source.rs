@@ -5,6 +5,7 @@ use crate::error::{Error, Kind, Result};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 /// The index that a sharded checkpoint carries, by convention of the Hugging Face libraries.
@@ -58,6 +59,9 @@ impl Files {
                 format!("the scheme {scheme:?} is not built in; give the path of a local file or directory"),
             )
             .at(path));
+        }
+        if path.as_os_str().as_bytes().contains(&0) {
+            return Err(Error::new(Kind::InvalidArgument, "a path cannot contain a zero byte").at(path));
         }
         let kind = fs::metadata(path).map_err(|error| Error::from_io(&error, path, "cannot open"))?;
         if kind.is_dir() {

@@ -18,9 +18,9 @@ const STEP_BYTES: u64 = 4 << 20;
 /// The kernel answers each request once it is queued, so several keep the disk busy.
 const THREADS: usize = 4;
 
-/// Starts to read `ranges` of a file into the page cache, unless they are too small to gain anything, or so large
-/// that the first bytes would be evicted before the last arrive.
-pub fn start(source: &Arc<Source>, mapping: &Arc<Mapping>, ranges: &[Range<u64>]) {
+/// Starts to read `ranges` of a file, which are in its order, into the page cache, unless they are too small to gain
+/// anything, or so large that the first bytes would be evicted before the last arrive.
+pub fn start(source: &Arc<Source>, mapping: &Arc<Mapping>, ranges: impl Iterator<Item = Range<u64>>) {
     let steps: Arc<[Range<u64>]> = joined(ranges).iter().flat_map(steps_of).collect();
     let total_bytes: u64 = steps.iter().map(|step| step.end - step.start).sum();
     if total_bytes < STEP_BYTES || total_bytes > host_bytes() / 2 {
@@ -49,12 +49,10 @@ fn run(source: &Source, users: &Weak<Mapping>, steps: &[Range<u64>], next: &Atom
     }
 }
 
-/// Ranges in the order of the file, with those that touch, as neighbouring tensors do, made one.
-fn joined(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
-    let mut sorted = ranges.to_vec();
-    sorted.sort_by_key(|range| range.start);
+/// Ranges with those that touch, as neighbouring tensors do, made one.
+fn joined(ranges: impl Iterator<Item = Range<u64>>) -> Vec<Range<u64>> {
     let mut joined: Vec<Range<u64>> = Vec::new();
-    for range in sorted {
+    for range in ranges {
         match joined.last_mut() {
             Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
             _ => joined.push(range),

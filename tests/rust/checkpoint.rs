@@ -85,6 +85,8 @@ fn what_is_no_checkpoint_is_refused() {
     refused(&directory.path().join("missing"), Kind::FileNotFound, "No such file");
     refused(Path::new("s3://bucket/x.safetensors"), Kind::InvalidArgument, "\"s3\"");
     refused(Path::new("/dev/null"), Kind::InvalidArgument, "neither a regular file");
+    let error = Checkpoint::open(&["a\0b"]).unwrap_err();
+    assert_eq!(error.to_string(), "[invalid-argument] a\\u{0}b: a path cannot contain a zero byte");
     let none: [&Path; 0] = [];
     assert_eq!(Checkpoint::open(&none).unwrap_err().kind(), Kind::InvalidArgument);
 }

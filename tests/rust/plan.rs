@@ -107,14 +107,16 @@ fn case() -> impl Strategy<Value = Case> {
         prop::collection::vec(any::<prop::sample::Index>(), 0..4),
     )
         .prop_map(|(source, shape, dtype, picks, whole, cuts)| {
-            let slice = (!whole && !shape.is_empty()).then(|| {
-                let dim = picks[0].index(shape.len());
-                let start = picks[1].index(shape[dim] as usize + 1) as u64;
-                let length = picks[2].index((shape[dim] - start) as usize + 1) as u64;
-                (dim, start, length)
-            });
+            let slice = slice_of(&shape, &picks).filter(|_| !whole);
             Case { source, shape, dtype, slice, cuts }
         })
+}
+
+fn slice_of(shape: &[u64], picks: &[prop::sample::Index; 3]) -> Option<(usize, u64, u64)> {
+    let dim = (!shape.is_empty()).then(|| picks[0].index(shape.len()))?;
+    let start = picks[1].index(shape[dim] as usize + 1) as u64;
+    let length = picks[2].index((shape[dim] - start) as usize + 1) as u64;
+    Some((dim, start, length))
 }
 
 fn limits() -> impl Strategy<Value = Limits> {
@@ -128,16 +130,18 @@ fn limits() -> impl Strategy<Value = Limits> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
     #[test]
-    fn every_byte_is_written_once_and_right(cases in prop::collection::vec(case(), 0..8), limits in limits(), again in any::<bool>()) {
+    fn every_byte_is_written_once_and_right(cases in prop::collection::vec(case(), 0..8), limits in limits(), again in prop::option::of(any::<[prop::sample::Index; 3]>())) {
         let mut cases = cases;
-        if again && !cases.is_empty() {
-            // The same tensor twice is two tensors.
-            cases.push(cases[0].clone());
+        let again = again.filter(|_| !cases.is_empty());
+        if let Some(picks) = &again {
+            // A second tensor from the same bytes, whole or another slice, which may overlap the first.
+            let slice = slice_of(&cases[0].shape, picks).filter(|_| picks[0].index(3) > 0);
+            cases.push(Case { slice, ..cases[0].clone() });
         }
         let mut ends = [DATA_BEGIN; 3];
         let (mut wanted, mut destinations, mut expectation) = (Vec::new(), Vec::new(), Vec::new());
         for (index, case) in cases.iter().enumerate() {
-            let is_repeat = again && index + 1 == cases.len();
+            let is_repeat = again.is_some() && index + 1 == cases.len();
             let begin = if is_repeat { DATA_BEGIN } else { ends[case.source] };
             let entry = entry(case.dtype, &case.shape, begin);
             if !is_repeat {
@@ -264,4 +268,14 @@ fn a_destination_outside_its_tensor_is_a_bug_and_said_so() {
         let destination = Destination { wanted: tensor, begin, end, address: 0 };
         assert_eq!(plan(&wanted, &[destination], &LIMITS).unwrap_err().kind(), Kind::Internal);
     }
+}
+
+#[test]
+fn far_rows_of_a_slice_that_lie_inside_near_rows_of_another_are_placed_apart() {
+    let tensor = entry(Dtype::U8, &[3, 300], DATA_BEGIN);
+    let slices = [(0, 290), (0, 1)];
+    let wanted = slices.map(|(start, length)| Wanted::slice(0, tensor, 1, start, length).unwrap());
+    let paper = carry_out(&whole_plan(&wanted, &LIMITS), &LIMITS, 873, &[tensor.begin..tensor.end]);
+    let expected = [expected(tensor, 0, 1, 0, 290), expected(tensor, 0, 1, 0, 1)].concat();
+    assert_eq!(paper.memory, expected);
 }
