@@ -61,7 +61,7 @@ impl Files {
             .at(path));
         }
         if path.as_os_str().as_bytes().contains(&0) {
-            return Err(Error::new(Kind::InvalidArgument, "a path cannot contain a zero byte").at(path));
+            return Err(Error::new(Kind::InvalidArgument, "a path cannot contain a NUL byte").at(path));
         }
         let kind = fs::metadata(path).map_err(|error| Error::from_io(&error, path, "cannot open"))?;
         if kind.is_dir() {

@@ -86,7 +86,7 @@ fn what_is_no_checkpoint_is_refused() {
     refused(Path::new("s3://bucket/x.safetensors"), Kind::InvalidArgument, "\"s3\"");
     refused(Path::new("/dev/null"), Kind::InvalidArgument, "neither a regular file");
     let error = Checkpoint::open(&["a\0b"]).unwrap_err();
-    assert_eq!(error.to_string(), "[invalid-argument] a\\u{0}b: a path cannot contain a zero byte");
+    assert_eq!(error.to_string(), "[invalid-argument] a\\u{0}b: a path cannot contain a NUL byte");
     let none: [&Path; 0] = [];
     assert_eq!(Checkpoint::open(&none).unwrap_err().kind(), Kind::InvalidArgument);
 }

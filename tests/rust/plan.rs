@@ -275,7 +275,8 @@ fn far_rows_of_a_slice_that_lie_inside_near_rows_of_another_are_placed_apart() {
     let tensor = entry(Dtype::U8, &[3, 300], DATA_BEGIN);
     let slices = [(0, 290), (0, 1)];
     let wanted = slices.map(|(start, length)| Wanted::slice(0, tensor, 1, start, length).unwrap());
-    let paper = carry_out(&whole_plan(&wanted, &LIMITS), &LIMITS, 873, &[tensor.begin..tensor.end]);
+    let paper =
+        carry_out(&whole_plan(&wanted, &LIMITS), &LIMITS, 873, std::slice::from_ref(&(tensor.begin..tensor.end)));
     let expected = [expected(tensor, 0, 1, 0, 290), expected(tensor, 0, 1, 0, 1)].concat();
     assert_eq!(paper.memory, expected);
 }
