@@ -9,14 +9,13 @@
 //! `safetensors` crate want a slice as long as the file, let the last of two
 //! equal keys win, and cannot say where in the file a fault is.
 
+mod json;
+
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::source::Source;
 use hashbrown::{HashTable, hash_table};
-use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
-use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -27,8 +26,6 @@ const LENGTH_BYTES: u64 = 8;
 pub const HEADER_BYTES_MAX: u64 = 100_000_000;
 /// The most dimensions that are accepted, the same as PyTorch's own limit.
 pub const DIMENSIONS_MAX: usize = 64;
-/// The key that holds free text instead of a tensor.
-const METADATA_KEY: &str = "__metadata__";
 
 /// What a header says of one tensor, checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,29 +118,7 @@ impl Header {
     /// # Errors
     /// `malformed`, with the offset in the file but without its path.
     pub fn parse(json: &[u8], file_bytes: u64) -> Result<Header> {
-        let malformed = |offset: usize, message: String| {
-            Error::new(Kind::Malformed, message).offset(LENGTH_BYTES.saturating_add(to_u64(offset)))
-        };
-        let text = std::str::from_utf8(json)
-            .map_err(|error| malformed(error.valid_up_to(), "the header is not UTF-8".into()))?;
-        if !text.starts_with('{') {
-            return Err(malformed(0, "the header must be a JSON object and begin with '{'".into()));
-        }
-
-        let mut failed_name = None;
-        let mut parser = serde_json::Deserializer::from_str(text);
-        let parsed = HeaderSeed { failed_name: &mut failed_name }
-            .deserialize(&mut parser)
-            .and_then(|raw| parser.end().map(|()| raw));
-        let raw = parsed.map_err(|error| {
-            let message = format!("the header does not read as safetensors: {}", without_position(&error));
-            let fault = malformed(offset_of(text, &error), message);
-            match failed_name.take() {
-                Some(name) => fault.tensor(name),
-                None => fault,
-            }
-        })?;
-        raw.check(to_u64(json.len()), file_bytes)
+        json::parse(json)?.check(to_u64(json.len()), file_bytes)
     }
 
     /// The tensors in the order of their bytes.
@@ -272,248 +247,4 @@ fn fault(entry: Entry<'_>, offset: u64, message: String) -> Error {
 
 fn to_u64(value: usize) -> u64 {
     u64::try_from(value).unwrap_or(u64::MAX)
-}
-
-/// `serde_json` counts lines and columns, people who look into a file count bytes.
-fn offset_of(text: &str, error: &serde_json::Error) -> usize {
-    let lines = text.split_inclusive('\n').take(error.line().saturating_sub(1));
-    lines.map(str::len).sum::<usize>().saturating_add(error.column().saturating_sub(1)).min(text.len())
-}
-
-fn without_position(error: &serde_json::Error) -> String {
-    let text = error.to_string();
-    match text.rfind(" at line ") {
-        Some(end) => text.get(..end).unwrap_or(&text).to_owned(),
-        None => text,
-    }
-}
-
-/// A key, borrowed from the header where it has no escapes.
-struct Key;
-
-impl<'de> DeserializeSeed<'de> for Key {
-    type Value = Cow<'de, str>;
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Self::Value, D::Error> {
-        deserializer.deserialize_str(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Key {
-    type Value = Cow<'de, str>;
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a string")
-    }
-    fn visit_borrowed_str<E>(self, text: &'de str) -> std::result::Result<Self::Value, E> {
-        Ok(Cow::Borrowed(text))
-    }
-    fn visit_str<E>(self, text: &str) -> std::result::Result<Self::Value, E> {
-        Ok(Cow::Owned(text.to_owned()))
-    }
-}
-
-struct HeaderSeed<'a> {
-    /// The tensor at which parsing failed, since `serde_json` cannot carry it in its error.
-    failed_name: &'a mut Option<String>,
-}
-
-impl<'de> DeserializeSeed<'de> for HeaderSeed<'_> {
-    type Value = Header;
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Self::Value, D::Error> {
-        deserializer.deserialize_map(self)
-    }
-}
-
-impl<'de> Visitor<'de> for HeaderSeed<'_> {
-    type Value = Header;
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object of tensor names")
-    }
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Self::Value, A::Error> {
-        let mut header = Header::default();
-        let mut metadata = None;
-        while let Some(key) = map.next_key_seed(Key)? {
-            if key == METADATA_KEY {
-                if metadata.is_some() {
-                    return Err(A::Error::custom(format!("the key {METADATA_KEY:?} stands twice")));
-                }
-                metadata = Some(map.next_value_seed(MetadataSeed)?);
-            } else {
-                let name_begin = header.names.len();
-                header.names.push_str(&key);
-                let name = name_begin..header.names.len();
-                match map.next_value_seed(RecordSeed { name, sizes: &mut header.sizes }) {
-                    Ok(record) => header.records.push(record),
-                    Err(error) => {
-                        *self.failed_name = Some(key.into_owned());
-                        return Err(error);
-                    }
-                }
-            }
-        }
-        header.metadata = metadata.unwrap_or_default();
-        Ok(header)
-    }
-}
-
-struct MetadataSeed;
-
-impl<'de> DeserializeSeed<'de> for MetadataSeed {
-    type Value = BTreeMap<String, String>;
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Self::Value, D::Error> {
-        // `null` stands for no metadata in files of some writers.
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for MetadataSeed {
-    type Value = BTreeMap<String, String>;
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{METADATA_KEY} to be an object of strings")
-    }
-    fn visit_unit<E>(self) -> std::result::Result<Self::Value, E> {
-        Ok(BTreeMap::new())
-    }
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Self::Value, A::Error> {
-        let mut metadata = BTreeMap::new();
-        while let Some(key) = map.next_key_seed(Key)? {
-            let value = map.next_value_seed(Key)?.into_owned();
-            if metadata.insert(key.clone().into_owned(), value).is_some() {
-                return Err(A::Error::custom(format!("the key {key:?} stands twice in {METADATA_KEY}")));
-            }
-        }
-        Ok(metadata)
-    }
-}
-
-/// Reads one tensor; its shape goes to the end of the header's array.
-struct RecordSeed<'a> {
-    name: Range<usize>,
-    sizes: &'a mut Vec<u64>,
-}
-
-impl<'de> DeserializeSeed<'de> for RecordSeed<'_> {
-    type Value = Record;
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Self::Value, D::Error> {
-        deserializer.deserialize_map(self)
-    }
-}
-
-impl<'de> Visitor<'de> for RecordSeed<'_> {
-    type Value = Record;
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object with dtype, shape and data_offsets")
-    }
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Self::Value, A::Error> {
-        let (mut dtype, mut shape, mut offsets) = (None, None, None);
-        while let Some(key) = map.next_key_seed(Key)? {
-            let is_second = match &*key {
-                "dtype" => {
-                    let name = map.next_value_seed(Key)?;
-                    let known = Dtype::from_name(&name)
-                        .ok_or_else(|| A::Error::custom(format!("{name:?} is not a dtype of the format")))?;
-                    dtype.replace(known).is_some()
-                }
-                "shape" => {
-                    let begin = self.sizes.len();
-                    map.next_value_seed(Numbers { into: self.sizes, count_max: DIMENSIONS_MAX })?;
-                    shape.replace(begin..self.sizes.len()).is_some()
-                }
-                "data_offsets" => {
-                    let mut numbers = Vec::with_capacity(2);
-                    map.next_value_seed(Numbers { into: &mut numbers, count_max: 2 })?;
-                    offsets.replace(numbers).is_some()
-                }
-                // Fields that a later version of the format may add.
-                _ => {
-                    map.next_value_seed(Ignored)?;
-                    false
-                }
-            };
-            if is_second {
-                return Err(A::Error::custom(format!("the key {key:?} stands twice")));
-            }
-        }
-        let missing = |field: &str| A::Error::custom(format!("the field {field:?} is missing"));
-        let dtype = dtype.ok_or_else(|| missing("dtype"))?;
-        let shape = shape.ok_or_else(|| missing("shape"))?;
-        let offsets: Vec<u64> = offsets.ok_or_else(|| missing("data_offsets"))?;
-        let [begin, end] = offsets.try_into().map_err(|_| A::Error::custom("data_offsets must be two numbers"))?;
-        Ok(Record { dtype, begin, end, name: self.name, shape })
-    }
-}
-
-/// A list of at most so many numbers that are not negative.
-struct Numbers<'a> {
-    into: &'a mut Vec<u64>,
-    count_max: usize,
-}
-
-impl<'de> DeserializeSeed<'de> for Numbers<'_> {
-    type Value = ();
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<(), D::Error> {
-        deserializer.deserialize_seq(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Numbers<'_> {
-    type Value = ();
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a list of at most {} numbers", self.count_max)
-    }
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> std::result::Result<(), A::Error> {
-        let mut count = 0;
-        while let Some(number) = list.next_element::<u64>()? {
-            count += 1;
-            if count > self.count_max {
-                return Err(A::Error::invalid_length(count, &self));
-            }
-            self.into.push(number);
-        }
-        Ok(())
-    }
-}
-
-/// Any value, which is skipped. Unlike serde's own, this one nests only as deep as `serde_json` allows.
-struct Ignored;
-
-impl<'de> DeserializeSeed<'de> for Ignored {
-    type Value = ();
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<(), D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Ignored {
-    type Value = ();
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("any JSON")
-    }
-    fn visit_unit<E>(self) -> std::result::Result<(), E> {
-        Ok(())
-    }
-    fn visit_bool<E>(self, _: bool) -> std::result::Result<(), E> {
-        Ok(())
-    }
-    fn visit_i64<E>(self, _: i64) -> std::result::Result<(), E> {
-        Ok(())
-    }
-    fn visit_u64<E>(self, _: u64) -> std::result::Result<(), E> {
-        Ok(())
-    }
-    fn visit_f64<E>(self, _: f64) -> std::result::Result<(), E> {
-        Ok(())
-    }
-    fn visit_str<E>(self, _: &str) -> std::result::Result<(), E> {
-        Ok(())
-    }
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> std::result::Result<(), A::Error> {
-        while list.next_element_seed(Ignored)?.is_some() {}
-        Ok(())
-    }
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<(), A::Error> {
-        while map.next_key_seed(Ignored)?.is_some() {
-            map.next_value_seed(Ignored)?;
-        }
-        Ok(())
-    }
 }
