@@ -9,7 +9,7 @@ use crate::interrupt::Watch;
 use crate::options::Options;
 use crate::plan::{Chunk, Destination, Limits, Wanted, plan};
 use crate::reader::{self, DIRECT_BYTES, GAP_BYTES, Reader, Target};
-use crate::staging::{Pool, Slot};
+use crate::staging::{PAGE_BYTES, Pool, Slot};
 use crate::workers;
 use std::sync::Arc;
 
@@ -32,7 +32,9 @@ impl<D: Device> Transfer<D> {
     ///
     /// # Errors
     /// `io` where a reader cannot be opened.
-    pub fn open(checkpoint: &Checkpoint, wanted: Arc<[Wanted]>, device: Arc<D>, options: Options) -> Result<Self> {
+    pub fn open(checkpoint: &Checkpoint, wanted: Arc<[Wanted]>, device: Arc<D>, mut options: Options) -> Result<Self> {
+        // Slots are whole pages, and no slot may be larger than a chunk was allowed to be.
+        options.chunk_bytes = (options.chunk_bytes - options.chunk_bytes % PAGE_BYTES).max(PAGE_BYTES);
         let readers = checkpoint
             .sources()
             .map(|source| reader::open(reader::choose(options.reader, source, Target::ExistingMemory)?, source))
@@ -60,16 +62,16 @@ impl<D: Device> Transfer<D> {
         let run = workers::for_each(self.options.threads, chunks.len(), |index| {
             self.watch.check()?;
             chunks.get(index).map_or(Ok(()), |chunk| self.run(chunk))
-        });
+        })
+        .and_then(|()| self.device.end());
         if run.is_err()
             && let Some(pool) = &self.pool
+            && let Err(error) = pool.drain()
         {
             // The caller frees its memory next; the error that came first is the one to tell.
-            if let Err(error) = pool.drain() {
-                tracing::debug!(%error, "while ending a failed load");
-            }
+            tracing::debug!(%error, "while ending a failed load");
         }
-        run.and_then(|()| self.device.end())
+        run
     }
 
     /// Waits for the last copy.
@@ -87,11 +89,12 @@ impl<D: Device> Transfer<D> {
             Chunk::Staged { bytes, .. } => Some(*bytes),
             Chunk::Direct { .. } => None,
         });
-        let Some(slot_bytes) = staged_bytes.clone().max() else { return Ok(()) };
-        let most = (self.options.staging_bytes / self.options.chunk_bytes).max(1);
+        let Some(largest) = staged_bytes.clone().max() else { return Ok(()) };
+        let slot_bytes = largest.next_multiple_of(PAGE_BYTES);
+        let total_bytes = staged_bytes.fold(0, usize::saturating_add);
         // On the host a slot is free again once its bytes are in place, so more slots than workers would idle.
-        let useful = if self.device.is_host() { self.options.threads } else { most };
-        let slot_count = staged_bytes.count().min(most).min(useful);
+        let useful = if self.device.is_host() { self.options.threads } else { usize::MAX };
+        let slot_count = (self.options.staging_bytes.min(total_bytes) / slot_bytes).clamp(1, useful);
         if self.pool.as_ref().is_none_or(|pool| !pool.has(slot_count, slot_bytes)) {
             // The old memory goes before the new comes, so that both together never exceed the bound.
             if let Some(old) = self.pool.take() {

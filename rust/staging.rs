@@ -57,15 +57,14 @@ struct State<T> {
 }
 
 /// Slots begin at page boundaries, as direct reads want it.
-const PAGE_BYTES: usize = 4 << 10;
+pub const PAGE_BYTES: usize = 4 << 10;
 
 impl<D: Device> Pool<D> {
-    /// Makes `slot_count` slots of at least `slot_bytes` and lets the device pin them.
+    /// Makes `slot_count` slots of `slot_bytes`, whole pages, and lets the device pin them.
     ///
     /// # Errors
     /// `out-of-memory` when the host has none.
     pub fn new(device: Arc<D>, slot_count: usize, slot_bytes: usize) -> Result<Self> {
-        let slot_bytes = slot_bytes.next_multiple_of(PAGE_BYTES);
         let length = slot_bytes.saturating_mul(slot_count);
         let memory = MmapMut::map_anon(length).map_err(|error| {
             Error::new(Kind::OutOfMemory, format!("cannot get {length} bytes of host memory for staging: {error}"))

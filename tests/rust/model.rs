@@ -1,0 +1,89 @@
+//! Checkpoints for tests: files in a folder of their own, full of bytes that
+//! the test knows.
+
+use fst::dtype::Dtype;
+use std::fs;
+use std::path::PathBuf;
+use tempfile::TempDir;
+
+/// A tensor that was written to a file.
+pub struct Tensor {
+    pub name: String,
+    pub dtype: Dtype,
+    /// In elements of the file.
+    pub shape: Vec<u64>,
+    pub bytes: Vec<u8>,
+}
+
+/// The files of a checkpoint and what they hold, in the order of the files.
+pub struct Model {
+    pub paths: Vec<PathBuf>,
+    pub tensors: Vec<Tensor>,
+    _folder: TempDir,
+}
+
+impl Model {
+    /// One file with tensors of these dtypes and shapes.
+    pub fn new(tensors: &[(Dtype, &[u64])]) -> Model {
+        Model::sharded(tensors, 1)
+    }
+
+    /// As [`Model::new`], spread over several files.
+    pub fn sharded(tensors: &[(Dtype, &[u64])], files: usize) -> Model {
+        let folder = tempfile::tempdir().unwrap();
+        let all: Vec<Tensor> =
+            tensors.iter().enumerate().map(|(index, (dtype, shape))| Tensor::new(index, *dtype, shape)).collect();
+        let shards = all.chunks(all.len().div_ceil(files).max(1)).enumerate();
+        let paths = shards.map(|(index, shard)| {
+            let path = folder.path().join(format!("shard-{index}.safetensors"));
+            fs::write(&path, file_of(shard)).unwrap();
+            path
+        });
+        Model { paths: paths.collect(), tensors: all, _folder: folder }
+    }
+}
+
+impl Tensor {
+    fn new(index: usize, dtype: Dtype, shape: &[u64]) -> Tensor {
+        let bits = shape.iter().product::<u64>() * dtype.bits();
+        assert_eq!(bits % 8, 0, "a tensor is a whole number of bytes");
+        // No two places look alike for long, so bytes that went astray are noticed.
+        let seed = u64::try_from(index).unwrap();
+        let byte = |at: u64| (seed * 7919 + at).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes()[6];
+        Tensor {
+            name: format!("tensor.{index}"),
+            dtype,
+            shape: shape.to_vec(),
+            bytes: (0..bits / 8).map(byte).collect(),
+        }
+    }
+
+    /// The bytes of a slice along one dimension, cut out one index at a time.
+    pub fn slice(&self, dim: usize, start: u64, length: u64) -> Vec<u8> {
+        let size = |of: &[u64]| usize::try_from(of.iter().product::<u64>()).unwrap();
+        let inner_bytes = size(&self.shape[dim + 1..]) * usize::try_from(self.dtype.item_bytes()).unwrap();
+        let row_bytes = inner_bytes * size(&self.shape[dim..=dim]);
+        let mut bytes = Vec::new();
+        for outer in 0..size(&self.shape[..dim]) {
+            for index in start..start + length {
+                let begin = outer * row_bytes + usize::try_from(index).unwrap() * inner_bytes;
+                bytes.extend_from_slice(&self.bytes[begin..begin + inner_bytes]);
+            }
+        }
+        bytes
+    }
+}
+
+fn file_of(tensors: &[Tensor]) -> Vec<u8> {
+    let mut data = Vec::new();
+    let mut entries = Vec::new();
+    for Tensor { name, dtype, shape, bytes } in tensors {
+        let begin = data.len();
+        data.extend_from_slice(bytes);
+        let end = data.len();
+        entries.push(format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{begin},{end}]}}"#));
+    }
+    let header = format!("{{{}}}", entries.join(","));
+    let length = u64::try_from(header.len()).unwrap();
+    [&length.to_le_bytes()[..], header.as_bytes(), &data].concat()
+}

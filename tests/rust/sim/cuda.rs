@@ -1,0 +1,120 @@
+//! The driver's calls with Rust's types. They are safe whatever they are given,
+//! because the simulator is: a bad handle or address is reported, not followed.
+
+use super::abi::{Memcpy2D, Status};
+use super::library::Library;
+use std::ffi::{CStr, c_char};
+
+/// The driver's calls.
+#[derive(Clone, Copy)]
+pub struct Cuda(pub(super) &'static Library);
+
+// SAFETY of every call below: pointers are to locals of the right type, and the
+// simulator checks all other arguments.
+#[allow(clippy::undocumented_unsafe_blocks, reason = "one reason holds for all; it stands above")]
+impl Cuda {
+    pub fn init(&self) -> Result<(), Status> {
+        unsafe { (self.0.cuInit)(0) }.check()
+    }
+
+    pub fn device_count(&self) -> Result<i32, Status> {
+        returned(|out| unsafe { (self.0.cuDeviceGetCount)(out) })
+    }
+
+    pub fn device(&self, ordinal: i32) -> Result<i32, Status> {
+        returned(|out| unsafe { (self.0.cuDeviceGet)(out, ordinal) })
+    }
+
+    pub fn retain_context(&self, device: i32) -> Result<usize, Status> {
+        returned(|out| unsafe { (self.0.cuDevicePrimaryCtxRetain)(out, device) })
+    }
+
+    pub fn release_context(&self, device: i32) -> Result<(), Status> {
+        unsafe { (self.0.cuDevicePrimaryCtxRelease_v2)(device) }.check()
+    }
+
+    pub fn set_current(&self, context: usize) -> Result<(), Status> {
+        unsafe { (self.0.cuCtxSetCurrent)(context) }.check()
+    }
+
+    pub fn current(&self) -> Result<usize, Status> {
+        returned(|out| unsafe { (self.0.cuCtxGetCurrent)(out) })
+    }
+
+    pub fn create_stream(&self) -> Result<usize, Status> {
+        returned(|out| unsafe { (self.0.cuStreamCreate)(out, 1) })
+    }
+
+    pub fn destroy_stream(&self, stream: usize) -> Result<(), Status> {
+        unsafe { (self.0.cuStreamDestroy_v2)(stream) }.check()
+    }
+
+    pub fn wait_event(&self, stream: usize, event: usize) -> Result<(), Status> {
+        unsafe { (self.0.cuStreamWaitEvent)(stream, event, 0) }.check()
+    }
+
+    pub fn synchronize_stream(&self, stream: usize) -> Result<(), Status> {
+        unsafe { (self.0.cuStreamSynchronize)(stream) }.check()
+    }
+
+    pub fn create_event(&self) -> Result<usize, Status> {
+        returned(|out| unsafe { (self.0.cuEventCreate)(out, 2) })
+    }
+
+    pub fn record_event(&self, event: usize, stream: usize) -> Result<(), Status> {
+        unsafe { (self.0.cuEventRecord)(event, stream) }.check()
+    }
+
+    pub fn synchronize_event(&self, event: usize) -> Result<(), Status> {
+        unsafe { (self.0.cuEventSynchronize)(event) }.check()
+    }
+
+    pub fn query_event(&self, event: usize) -> Result<(), Status> {
+        unsafe { (self.0.cuEventQuery)(event) }.check()
+    }
+
+    pub fn destroy_event(&self, event: usize) -> Result<(), Status> {
+        unsafe { (self.0.cuEventDestroy_v2)(event) }.check()
+    }
+
+    pub fn register(&self, memory: &[u8], flags: u32) -> Result<(), Status> {
+        unsafe { (self.0.cuMemHostRegister_v2)(memory.as_ptr().expose_provenance(), memory.len(), flags) }.check()
+    }
+
+    pub fn unregister(&self, start: usize) -> Result<(), Status> {
+        unsafe { (self.0.cuMemHostUnregister)(start) }.check()
+    }
+
+    pub fn copy(&self, target: u64, source: &[u8], stream: usize) -> Result<(), Status> {
+        let start = source.as_ptr().expose_provenance();
+        unsafe { (self.0.cuMemcpyHtoDAsync_v2)(target, start, source.len(), stream) }.check()
+    }
+
+    pub fn copy_2d(&self, copy: &Memcpy2D, stream: usize) -> Result<(), Status> {
+        unsafe { (self.0.cuMemcpy2DAsync_v2)(copy, stream) }.check()
+    }
+
+    pub fn allocate(&self, bytes: usize) -> Result<u64, Status> {
+        returned(|out| unsafe { (self.0.cuMemAlloc_v2)(out, bytes) })
+    }
+
+    pub fn free(&self, address: u64) -> Result<(), Status> {
+        unsafe { (self.0.cuMemFree_v2)(address) }.check()
+    }
+
+    /// The name and the meaning of an error.
+    pub fn describe(&self, error: u32) -> Result<(String, String), Status> {
+        let text = |of: unsafe extern "C" fn(u32, *mut *const c_char) -> Status| {
+            let mut text = std::ptr::null();
+            unsafe { of(error, &raw mut text) }.check()?;
+            Ok(unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+        };
+        Ok((text(self.0.cuGetErrorName)?, text(self.0.cuGetErrorString)?))
+    }
+}
+
+fn returned<T: Default>(call: impl FnOnce(*mut T) -> Status) -> Result<T, Status> {
+    let mut value = T::default();
+    call(&raw mut value).check()?;
+    Ok(value)
+}

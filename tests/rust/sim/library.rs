@@ -1,0 +1,82 @@
+//! Finds the simulated driver, opens it, and gives its functions Rust types.
+
+use super::abi::{Counters, Fault, Memcpy2D, Schedule, Status};
+use std::ffi::c_char;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
+macro_rules! functions {
+    ($(fn $name:ident($($type:ty),*) $(-> $result:ty)?;)*) => {
+        /// The library's functions. Handles are integers, which the C ABI passes as it passes pointers.
+        #[allow(non_snake_case, reason = "the names are CUDA's")]
+        pub struct Library { $(pub $name: unsafe extern "C" fn($($type),*) $(-> $result)?,)* }
+
+        impl Library {
+            fn of(library: &libloading::Library) -> Library {
+                // SAFETY: the types are those in the simulator's api.rs and control.rs.
+                unsafe { Library { $($name: *library.get(stringify!($name)).expect(stringify!($name)),)* } }
+            }
+        }
+    };
+}
+
+functions! {
+    fn cuInit(u32) -> Status;
+    fn cuDeviceGetCount(*mut i32) -> Status;
+    fn cuDeviceGet(*mut i32, i32) -> Status;
+    fn cuDevicePrimaryCtxRetain(*mut usize, i32) -> Status;
+    fn cuDevicePrimaryCtxRelease_v2(i32) -> Status;
+    fn cuCtxSetCurrent(usize) -> Status;
+    fn cuCtxGetCurrent(*mut usize) -> Status;
+    fn cuStreamCreate(*mut usize, u32) -> Status;
+    fn cuStreamDestroy_v2(usize) -> Status;
+    fn cuStreamWaitEvent(usize, usize, u32) -> Status;
+    fn cuStreamSynchronize(usize) -> Status;
+    fn cuEventCreate(*mut usize, u32) -> Status;
+    fn cuEventRecord(usize, usize) -> Status;
+    fn cuEventSynchronize(usize) -> Status;
+    fn cuEventQuery(usize) -> Status;
+    fn cuEventDestroy_v2(usize) -> Status;
+    fn cuMemHostRegister_v2(usize, usize, u32) -> Status;
+    fn cuMemHostUnregister(usize) -> Status;
+    fn cuMemcpyHtoDAsync_v2(u64, usize, usize, usize) -> Status;
+    fn cuMemcpy2DAsync_v2(*const Memcpy2D, usize) -> Status;
+    fn cuMemAlloc_v2(*mut u64, usize) -> Status;
+    fn cuMemFree_v2(u64) -> Status;
+    fn cuGetErrorName(u32, *mut *const c_char) -> Status;
+    fn cuGetErrorString(u32, *mut *const c_char) -> Status;
+    fn sim_reset(u64);
+    fn sim_schedule(Schedule);
+    fn sim_inject(Fault, u64);
+    fn sim_counters() -> Counters;
+    fn sim_launch_write(usize, u64, usize, u8) -> Status;
+    fn sim_launch_read(usize, u64, usize) -> Status;
+    fn sim_read(u64, *mut u8, usize) -> Status;
+    fn sim_write(u64, *const u8, usize) -> Status;
+    fn sim_finish() -> usize;
+    fn sim_violations(*mut u8, usize) -> usize;
+}
+
+/// The library, open until the process ends, since its threads run in it.
+///
+/// It must be open before anything looks for `libcuda.so`: the dynamic linker
+/// then finds the name taken and returns this library.
+pub static LIBRARY: LazyLock<Library> = LazyLock::new(|| {
+    let path = path();
+    // SAFETY: opening it runs no code that could be misused.
+    let library = unsafe { libloading::Library::new(&path) }
+        .unwrap_or_else(|error| panic!("cannot open the simulated driver {}: {error}", path.display()));
+    Library::of(Box::leak(Box::new(library)))
+});
+
+/// Where cargo puts the library.
+///
+/// The simulator is a dev-dependency of the tests, so any `cargo test` builds
+/// it, and puts a dependency's libraries into the folder in which it also puts
+/// the test programs: `deps` of the profile's folder. A cdylib has no hash in
+/// its name, so the name is known.
+fn path() -> PathBuf {
+    let test = std::env::current_exe().expect("the path of the running test");
+    let folder = test.parent().expect("a program lies in a folder");
+    folder.join("libfst_simcuda.so")
+}

@@ -1,0 +1,238 @@
+//! The driver's entry points, with CUDA's names and types. Handles are integers
+//! here, which the C ABI passes as it passes pointers.
+
+#![allow(non_snake_case, reason = "the names are CUDA's")]
+
+use crate::abi::{Memcpy2D, Status};
+use crate::context::{self, DEVICES};
+use crate::copy::regions_of;
+use crate::driver::{DRIVER, Driver};
+use crate::region::Region;
+use std::ffi::{CStr, c_char, c_int, c_uint};
+
+/// Runs a call on the state, once `cuInit` was called.
+fn call(body: impl FnOnce(&mut Driver) -> Result<(), Status>) -> Status {
+    let mut driver = DRIVER.lock();
+    if !driver.initialized {
+        return Status::NotInitialized;
+    }
+    let result = body(&mut driver);
+    drop(driver);
+    DRIVER.announce();
+    status(result)
+}
+
+fn status(result: Result<(), Status>) -> Status {
+    result.err().unwrap_or(Status::Success)
+}
+
+/// Stores a call's result where the caller asked for it.
+fn store<T>(out: *mut T, value: T) -> Result<(), Status> {
+    if out.is_null() {
+        return Err(Status::InvalidValue);
+    }
+    // SAFETY: it is not null, and the caller promises room for a `T` there.
+    unsafe { out.write(value) };
+    Ok(())
+}
+
+/// Must come before every other call.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuInit(flags: c_uint) -> Status {
+    if flags != 0 {
+        return Status::InvalidValue;
+    }
+    DRIVER.lock().initialized = true;
+    Status::Success
+}
+
+/// How many devices there are.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDeviceGetCount(count: *mut c_int) -> Status {
+    call(|_| store(count, DEVICES as c_int))
+}
+
+/// A device's handle, which is its number.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> Status {
+    call(|driver| {
+        driver.device(ordinal)?;
+        store(device, ordinal)
+    })
+}
+
+/// See [`Driver::retain_context`].
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDevicePrimaryCtxRetain(context: *mut usize, device: c_int) -> Status {
+    call(|driver| store(context, driver.retain_context(device)?))
+}
+
+/// See [`Driver::release_context`].
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> Status {
+    call(|driver| driver.release_context(device))
+}
+
+/// See [`Driver::set_current`].
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxSetCurrent(context: usize) -> Status {
+    call(|driver| driver.set_current(context))
+}
+
+/// The calling thread's context, null if it has none.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxGetCurrent(context: *mut usize) -> Status {
+    call(|_| store(context, context::current()))
+}
+
+/// A new stream. The flags change nothing: no stream waits for the default one.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuStreamCreate(stream: *mut usize, _flags: c_uint) -> Status {
+    call(|driver| store(stream, driver.create_stream()?))
+}
+
+/// See [`Driver::destroy_stream`].
+#[unsafe(no_mangle)]
+pub extern "C" fn cuStreamDestroy_v2(stream: usize) -> Status {
+    call(|driver| driver.destroy_stream(stream))
+}
+
+/// See [`Driver::wait_event`].
+#[unsafe(no_mangle)]
+pub extern "C" fn cuStreamWaitEvent(stream: usize, event: usize, _flags: c_uint) -> Status {
+    call(|driver| driver.wait_event(stream, event))
+}
+
+/// Waits until everything that is on the stream now has run.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuStreamSynchronize(stream: usize) -> Status {
+    status(DRIVER.synchronize_stream(stream))
+}
+
+/// A new event. The flags change nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventCreate(event: *mut usize, _flags: c_uint) -> Status {
+    call(|driver| store(event, driver.create_event()?))
+}
+
+/// See [`Driver::record_event`].
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventRecord(event: usize, stream: usize) -> Status {
+    call(|driver| driver.record_event(event, stream))
+}
+
+/// Waits until the work before the event has run.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventSynchronize(event: usize) -> Status {
+    status(DRIVER.synchronize_event(event))
+}
+
+/// `NotReady` while the work before the event has not run.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventQuery(event: usize) -> Status {
+    call(|driver| driver.query_event(event))
+}
+
+/// See [`Driver::destroy_event`].
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventDestroy_v2(event: usize) -> Status {
+    call(|driver| driver.destroy_event(event))
+}
+
+/// See [`Driver::allocate`].
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> Status {
+    call(|driver| store(address, driver.allocate(bytes as u64)?))
+}
+
+/// See [`Driver::free`].
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemFree_v2(address: u64) -> Status {
+    call(|driver| driver.free(address))
+}
+
+/// See [`Driver::register`].
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemHostRegister_v2(start: usize, bytes: usize, flags: c_uint) -> Status {
+    call(|driver| driver.register(start as u64, bytes as u64, flags))
+}
+
+/// See [`Driver::unregister`].
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemHostUnregister(start: usize) -> Status {
+    call(|driver| driver.unregister(start as u64))
+}
+
+/// Queues a copy; of no bytes, it does nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyHtoDAsync_v2(target: u64, source: usize, bytes: usize, stream: usize) -> Status {
+    if bytes == 0 {
+        return Status::Success;
+    }
+    let regions = Region::linear(source as u64, bytes as u64).zip(Region::linear(target, bytes as u64));
+    call(|driver| {
+        let (source, target) = regions.ok_or(Status::InvalidValue)?;
+        driver.copy(source, target, stream)
+    })
+}
+
+/// Queues a strided copy; of no bytes, it does nothing.
+///
+/// # Safety
+/// `copy` is null or points to a valid description.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemcpy2DAsync_v2(copy: *const Memcpy2D, stream: usize) -> Status {
+    // SAFETY: the caller promises that it can be read.
+    let Some(copy) = (unsafe { copy.as_ref() }) else {
+        return Status::InvalidValue;
+    };
+    call(|driver| match regions_of(copy)? {
+        Some((source, target)) => driver.copy(source, target, stream),
+        None => Ok(()),
+    })
+}
+
+/// The constant's name in CUDA.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuGetErrorName(error: c_uint, text: *mut *const c_char) -> Status {
+    describe(error, text, |(_, name, _)| *name)
+}
+
+/// What the error means.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuGetErrorString(error: c_uint, text: *mut *const c_char) -> Status {
+    describe(error, text, |(_, _, meaning)| *meaning)
+}
+
+type Description = (Status, &'static CStr, &'static CStr);
+
+const DESCRIPTIONS: &[Description] = &[
+    (Status::Success, c"CUDA_SUCCESS", c"no error"),
+    (Status::InvalidValue, c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
+    (Status::OutOfMemory, c"CUDA_ERROR_OUT_OF_MEMORY", c"out of memory"),
+    (Status::NotInitialized, c"CUDA_ERROR_NOT_INITIALIZED", c"initialization error"),
+    (Status::Deinitialized, c"CUDA_ERROR_DEINITIALIZED", c"driver shutting down"),
+    (Status::InvalidDevice, c"CUDA_ERROR_INVALID_DEVICE", c"invalid device ordinal"),
+    (Status::InvalidContext, c"CUDA_ERROR_INVALID_CONTEXT", c"invalid device context"),
+    (Status::InvalidHandle, c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),
+    (Status::NotReady, c"CUDA_ERROR_NOT_READY", c"device not ready"),
+    (Status::IllegalAddress, c"CUDA_ERROR_ILLEGAL_ADDRESS", c"an illegal memory access was encountered"),
+    (
+        Status::HostMemoryAlreadyRegistered,
+        c"CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
+        c"part or all of the memory is registered already",
+    ),
+    (
+        Status::HostMemoryNotRegistered,
+        c"CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED",
+        c"the pointer is not the start of registered memory",
+    ),
+    (Status::NotSupported, c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported"),
+    (Status::Unknown, c"CUDA_ERROR_UNKNOWN", c"unknown error"),
+];
+
+fn describe(error: c_uint, text: *mut *const c_char, part: impl Fn(&Description) -> &'static CStr) -> Status {
+    let found = DESCRIPTIONS.iter().find(|(status, _, _)| *status as c_uint == error);
+    let result = store(text, found.map_or(std::ptr::null(), |description| part(description).as_ptr()));
+    status(result.and(found.map(|_| ()).ok_or(Status::InvalidValue)))
+}

@@ -1,0 +1,144 @@
+//! Copies from host memory to device memory.
+
+use crate::abi::{Kind, MEMORY_TYPE_DEVICE, MEMORY_TYPE_HOST, Memcpy2D, Status};
+use crate::context;
+use crate::driver::{Driver, SharedDriver};
+use crate::fault::CopyFate;
+use crate::host::{PinId, read_host};
+use crate::random::Random;
+use crate::region::Region;
+use crate::stream::Work;
+
+/// The largest pitch that the driver takes (`CU_DEVICE_ATTRIBUTE_MAX_PITCH`).
+const PITCH_BYTES_MAX: usize = (1 << 31) - 1;
+
+/// A copy that was queued.
+#[derive(Debug)]
+pub struct Copy {
+    source: Region,
+    target: Region,
+    /// The source's bytes when the copy was queued.
+    expected: Vec<u8>,
+    /// The registration of the source, unless it is pageable.
+    pin: Option<PinId>,
+    fails: bool,
+}
+
+/// The source and the target of a strided copy; `None` if it copies nothing.
+///
+/// # Errors
+/// `InvalidValue` for what `cuMemcpy2DAsync` refuses, and `NotSupported` for a
+/// direction other than from the host to a device.
+pub fn regions_of(copy: &Memcpy2D) -> Result<Option<(Region, Region)>, Status> {
+    if copy.src_memory_type != MEMORY_TYPE_HOST || copy.dst_memory_type != MEMORY_TYPE_DEVICE {
+        return Err(Status::NotSupported);
+    }
+    let rows = |start: u64, x: usize, y: usize, pitch: usize| {
+        if pitch > PITCH_BYTES_MAX || x.checked_add(copy.width_bytes)? > pitch {
+            return None;
+        }
+        let start = start.checked_add(x as u64)?.checked_add((y as u64).checked_mul(pitch as u64)?)?;
+        Region::new(start, copy.width_bytes as u64, pitch as u64, copy.height as u64)
+    };
+    if copy.width_bytes == 0 || copy.height == 0 {
+        return Ok(None);
+    }
+    let source = rows(copy.src_host as u64, copy.src_x_bytes, copy.src_y, copy.src_pitch);
+    let target = rows(copy.dst_device, copy.dst_x_bytes, copy.dst_y, copy.dst_pitch);
+    source.zip(target).map(Some).ok_or(Status::InvalidValue)
+}
+
+impl Driver {
+    /// `cuMemcpyHtoDAsync_v2` and `cuMemcpy2DAsync_v2`.
+    pub fn copy(&mut self, source: Region, target: Region, stream: usize) -> Result<(), Status> {
+        let stream = self.stream_for_work("copy", stream)?;
+        let fate = self.faults.copy();
+        if fate == CopyFate::Refused {
+            return Err(Status::Unknown);
+        }
+        let Some(expected) = read_host(&source) else {
+            self.report(Kind::SourceReleased, format!("copy from {source}, which is not mapped"));
+            return Err(Status::InvalidValue);
+        };
+        let pin = self.pinned.covering(&source, context::current());
+        if pin.is_none() && !self.faults.unpinned_allowed() {
+            self.report(Kind::SourceUnpinned, format!("copy from {source}, which is not registered"));
+        }
+        self.use_on_stream(stream, target, true, "copy")?;
+        self.counters.copies += 1;
+        self.counters.copied_bytes += source.bytes();
+        let fails = fate == CopyFate::FailsLater;
+        let mark = self.push(stream, Work::Copy(Copy { source, target, expected, pin, fails }));
+        if let Some(pin) = pin {
+            self.pinned.note_copy(pin, mark);
+        }
+        Ok(())
+    }
+
+    fn lose(&mut self, context: usize) {
+        if let Some(device) = self.devices.iter_mut().find(|device| device.context == context) {
+            device.lost = Some(Status::IllegalAddress);
+        }
+    }
+}
+
+impl Copy {
+    /// Does the copy, if nothing forbids it by now.
+    pub fn run(self, shared: &SharedDriver, epoch: u64, context: usize, random: &mut Random) {
+        if self.fails {
+            let mut driver = shared.lock();
+            if driver.epoch == epoch {
+                driver.lose(context);
+            }
+            return;
+        }
+        let Some(bytes) = self.read_source(shared, epoch, context) else {
+            return;
+        };
+        let mut driver = shared.lock();
+        if driver.epoch == epoch {
+            // A target that is gone was reported when it was freed.
+            driver.memory.write(&self.target, &bytes);
+        }
+        drop(driver);
+        if bytes != self.expected {
+            return;
+        }
+        // The engine is not done when the bytes have arrived, and until the
+        // program learns that it is done, the source still belongs to it.
+        random.delay();
+        self.read_source(shared, epoch, context);
+    }
+
+    /// The source's bytes, if they are still there to be copied.
+    fn read_source(&self, shared: &SharedDriver, epoch: u64, context: usize) -> Option<Vec<u8>> {
+        // An unregistered source was reported when that happened.
+        let is_registered = |driver: &Driver| self.pin.is_none_or(|pin| driver.pinned.is_live(pin));
+        if !is_registered(&shared.lock()) {
+            return None;
+        }
+        let bytes = read_host(&self.source);
+        let mut driver = shared.lock();
+        let is_current = driver.epoch == epoch && !driver.is_lost(context);
+        if !is_current || !is_registered(&driver) {
+            return None;
+        }
+        match &bytes {
+            None => {
+                let text = format!("{} was freed while a copy from it was pending", self.source);
+                driver.report(Kind::SourceReleased, text);
+            }
+            Some(bytes) if *bytes != self.expected => {
+                let differs = bytes.iter().zip(&self.expected).position(|(now, then)| now != then);
+                let text = format!(
+                    "{} changed while a copy from it was pending, first at byte {}",
+                    self.source,
+                    differs.unwrap_or(0)
+                );
+                driver.report(Kind::SourceChanged, text);
+            }
+            Some(_) => {}
+        }
+        bytes
+    }
+}

@@ -1,0 +1,116 @@
+//! Events: marks in the work of a stream that others can wait for.
+
+use crate::abi::{Kind, Status};
+use crate::clock::{Clock, Mark};
+use crate::context;
+use crate::driver::{Driver, Orphan, SharedDriver, new_handle};
+
+/// An event, recorded or not.
+#[derive(Debug)]
+pub struct Event {
+    context: usize,
+    /// Where it was last recorded.
+    record: Option<Record>,
+    /// Host threads that wait for it at this moment.
+    waiting: usize,
+}
+
+/// A place in the work of a stream.
+#[derive(Clone, Debug)]
+pub struct Record {
+    /// The last work before it.
+    pub mark: Mark,
+    /// Everything that comes before it.
+    pub clock: Clock,
+    /// The last work before it that uses memory.
+    last_use: Mark,
+}
+
+impl Driver {
+    /// `cuEventCreate`.
+    pub fn create_event(&mut self) -> Result<usize, Status> {
+        let context = self.current_healthy()?;
+        self.count_allocation()?;
+        let handle = new_handle();
+        self.events.insert(handle, Event { context, record: None, waiting: 0 });
+        Ok(handle)
+    }
+
+    /// `cuEventRecord`.
+    pub fn record_event(&mut self, event: usize, stream: usize) -> Result<(), Status> {
+        let stream = self.stream_for_work("an event record", stream)?;
+        let context = context::current();
+        let (mark, clock) = self.tail(stream);
+        let last_use = self.streams.get(&stream).map_or(mark, |stream| stream.last_use);
+        let event = self.event_mut("recorded", event)?;
+        if event.context != context {
+            self.report(Kind::WrongContext, "an event is recorded in another context than its own".to_owned());
+            return Err(Status::InvalidHandle);
+        }
+        event.record = Some(Record { mark, clock, last_use });
+        Ok(())
+    }
+
+    /// `cuEventQuery`.
+    pub fn query_event(&mut self, event: usize) -> Result<(), Status> {
+        let Event { context, record, .. } = self.event_mut("queried", event)?;
+        let (context, record) = (*context, record.clone());
+        self.healthy(context)?;
+        let Some(Record { mark, clock, .. }) = record else {
+            return Ok(());
+        };
+        if !self.order.finished.covers(mark) {
+            self.permits = 1;
+            return Err(Status::NotReady);
+        }
+        self.order.host_learns(&clock);
+        Ok(())
+    }
+
+    /// `cuEventDestroy_v2`.
+    pub fn destroy_event(&mut self, handle: usize) -> Result<(), Status> {
+        let event = self.event_mut("destroyed", handle)?;
+        let (context, waiting, record) = (event.context, event.waiting, event.record.take());
+        self.events.remove(&handle);
+        if waiting > 0 {
+            self.report(Kind::UseAfterFree, "an event is destroyed while a thread waits for it".to_owned());
+        }
+        if let Some(Record { last_use, .. }) = record {
+            self.orphans.push(Orphan { mark: last_use, context, what: "an event was destroyed" });
+        }
+        self.healthy(context)
+    }
+
+    /// The record that a wait for the event waits for, if there is one.
+    pub fn record_of(&mut self, event: usize) -> Result<Option<Record>, Status> {
+        Ok(self.event_mut("waited for", event)?.record.clone())
+    }
+
+    fn event_mut(&mut self, what: &str, handle: usize) -> Result<&mut Event, Status> {
+        if !self.events.contains_key(&handle) {
+            self.report(Kind::UseAfterFree, format!("event {handle:#x} is {what}, but there is no such event"));
+        }
+        self.events.get_mut(&handle).ok_or(Status::InvalidHandle)
+    }
+}
+
+impl SharedDriver {
+    /// `cuEventSynchronize`.
+    pub fn synchronize_event(&self, handle: usize) -> Result<(), Status> {
+        let mut driver = self.lock();
+        driver.counters.syncs += 1;
+        let event = driver.event_mut("waited for", handle)?;
+        let (context, record) = (event.context, event.record.clone());
+        let Some(Record { mark, clock, .. }) = record else {
+            return driver.healthy(context);
+        };
+        event.waiting += 1;
+        let mut driver = self.wait_on_host(driver, mark)?;
+        if let Some(event) = driver.events.get_mut(&handle) {
+            event.waiting -= 1;
+        }
+        driver.healthy(context)?;
+        driver.order.host_learns(&clock);
+        Ok(())
+    }
+}

@@ -1,0 +1,141 @@
+//! Host memory: what is registered as pinned, and reading it safely.
+
+use crate::abi::{Kind, REGISTER_PORTABLE, Status};
+use crate::clock::{Clock, Mark};
+use crate::driver::Driver;
+use crate::region::Region;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::LazyLock;
+
+/// Names one registration for good; a new one at the same address has another.
+pub type PinId = u64;
+
+/// A registered range of host memory.
+#[derive(Debug)]
+struct Pin {
+    id: PinId,
+    bytes: u64,
+    context: usize,
+    portable: bool,
+    /// The copies from it.
+    copies: Clock,
+}
+
+/// All registered ranges, by their first address.
+#[derive(Debug, Default)]
+pub struct PinnedMemory {
+    live: BTreeMap<u64, Pin>,
+    next: PinId,
+    bytes: u64,
+    bytes_peak: u64,
+}
+
+impl PinnedMemory {
+    /// The registration that makes all of `region` pinned in `context`.
+    pub fn covering(&self, region: &Region, context: usize) -> Option<PinId> {
+        let (&start, pin) = self.live.range(..=region.start()).next_back()?;
+        let usable = pin.portable || pin.context == context;
+        (usable && region.end() <= start + pin.bytes).then_some(pin.id)
+    }
+
+    /// Whether the registration still is.
+    pub fn is_live(&self, id: PinId) -> bool {
+        self.live.values().any(|pin| pin.id == id)
+    }
+
+    /// Remembers that a copy from the registration was queued.
+    pub fn note_copy(&mut self, id: PinId, mark: Mark) {
+        if let Some(pin) = self.live.values_mut().find(|pin| pin.id == id) {
+            pin.copies.include(mark);
+        }
+    }
+
+    /// How many registrations there are.
+    pub fn live(&self) -> usize {
+        self.live.len()
+    }
+
+    /// Bytes registered now, and the most that ever were.
+    pub fn bytes(&self) -> (u64, u64) {
+        (self.bytes, self.bytes_peak)
+    }
+
+    /// What is still registered, in words.
+    pub fn leaks(&self) -> Vec<String> {
+        let leak = |(start, pin): (&u64, &Pin)| format!("{} bytes at {start:#x} are still registered", pin.bytes);
+        self.live.iter().map(leak).collect()
+    }
+
+    fn overlaps(&self, start: u64, bytes: u64) -> bool {
+        let before = self.live.range(..start + bytes).next_back();
+        before.is_some_and(|(&other, pin)| start < other + pin.bytes)
+    }
+}
+
+impl Driver {
+    /// `cuMemHostRegister_v2`.
+    pub fn register(&mut self, start: u64, bytes: u64, flags: u32) -> Result<(), Status> {
+        let context = self.current_healthy()?;
+        self.counters.allocations += 1;
+        self.faults.pinning()?;
+        let region = Region::linear(start, bytes).ok_or(Status::InvalidValue)?;
+        if start == 0 || !is_mapped(&region) {
+            return Err(Status::InvalidValue);
+        }
+        if self.pinned.overlaps(start, bytes) {
+            return Err(Status::HostMemoryAlreadyRegistered);
+        }
+        let pinned = &mut self.pinned;
+        pinned.next += 1;
+        pinned.bytes += bytes;
+        pinned.bytes_peak = pinned.bytes_peak.max(pinned.bytes);
+        let portable = flags & REGISTER_PORTABLE != 0;
+        let pin = Pin { id: pinned.next, bytes, context, portable, copies: Clock::default() };
+        pinned.live.insert(start, pin);
+        Ok(())
+    }
+
+    /// `cuMemHostUnregister`. The memory is released even if the context is
+    /// lost, as it would be when the context is destroyed.
+    pub fn unregister(&mut self, start: u64) -> Result<(), Status> {
+        let health = self.current_healthy();
+        let Some(pin) = self.pinned.live.remove(&start) else {
+            self.report(Kind::DoubleFree, format!("{start:#x} is unregistered, but it is not registered"));
+            return Err(Status::HostMemoryNotRegistered);
+        };
+        self.pinned.bytes -= pin.bytes;
+        let mapped = Region::linear(start, pin.bytes).is_some_and(|region| is_mapped(&region));
+        if !mapped {
+            let text = format!("{} bytes at {start:#x} were freed while they were registered", pin.bytes);
+            self.report(Kind::SourceReleased, text);
+        }
+        if !self.order.host.covers_all(&pin.copies) {
+            let text =
+                format!("{} bytes at {start:#x} are unregistered; nobody waited for a copy from them", pin.bytes);
+            self.report(Kind::SourceReleased, text);
+        }
+        health.map(|_| ())
+    }
+}
+
+/// The rows of `region` in host memory, or `None` if they are not there to
+/// read. The kernel does the reading, so that memory which was unmapped is an
+/// error and not the end of the process.
+pub fn read_host(region: &Region) -> Option<Vec<u8>> {
+    let mut span = vec![0; region.span() as usize];
+    own_memory()?.read_exact_at(&mut span, region.start()).ok()?;
+    Some(if region.bytes() == region.span() { span } else { region.gather(&span) })
+}
+
+fn is_mapped(region: &Region) -> bool {
+    let mut byte = [0];
+    let mut reads = |address| own_memory().is_some_and(|memory| memory.read_exact_at(&mut byte, address).is_ok());
+    reads(region.start()) && reads(region.end() - 1)
+}
+
+fn own_memory() -> Option<&'static File> {
+    static MEMORY: LazyLock<Option<File>> = LazyLock::new(|| File::open("/proc/self/mem").ok());
+    MEMORY.as_ref()
+}
