@@ -126,7 +126,9 @@ TORCH_LIBRARY(fst, m) {
   def_load(
       "load_slices(str[] paths, str[] names, int[] dims, int[] starts, int[] lengths, Device device=\"cpu\", *, "
       "ScalarType? dtype=None) -> Tensor[]");
-  m.def("load_into(str[] paths, str[] names, Tensor(a!)[] out) -> ()", tags);
+  // TorchScript takes a write to the elements of a list for a write to the list, and would drop the call as dead code;
+  // `a! -> *` tells it that the elements may be anything's.
+  m.def("load_into(str[] paths, str[] names, Tensor(a! -> *)[] out) -> ()", tags);
   def_load("tensor_names(str[] paths) -> str[]");
   def_load("metadata(str path) -> Dict(str, str)");
   def_load("reader(str[] paths, Device device=\"cpu\") -> str");

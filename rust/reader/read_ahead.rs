@@ -1,9 +1,10 @@
 //! Reads a mapped file ahead of whoever uses the tensors.
 //!
-//! Page faults alone keep one small request at the disk. Here a few threads ask
-//! the kernel for the wanted ranges in large steps, in the order of the file,
-//! while the load has long returned. What is cached already costs one probe a
-//! step, and when the last tensor is gone the threads end.
+//! Page faults alone keep one small request at the disk, and cost a trap each.
+//! Here a few threads take the wanted ranges in large steps, in the order of the
+//! file, while the load has long returned: what is not cached the kernel is
+//! asked to read, what is cached gets its page table entries at once. When the
+//! last tensor is gone the threads end.
 
 use super::mmap::Mapping;
 use crate::source::Source;
@@ -40,10 +41,10 @@ pub fn start(source: &Arc<Source>, mapping: &Arc<Mapping>, ranges: impl Iterator
 
 fn run(source: &Source, users: &Weak<Mapping>, steps: &[Range<u64>], next: &AtomicUsize) {
     while let Some(step) = steps.get(next.fetch_add(1, Ordering::Relaxed)) {
-        if users.strong_count() == 0 {
-            return;
-        }
-        if !is_cached(source, step.start) {
+        let Some(mapping) = users.upgrade() else { return };
+        if is_cached(source, step.start) {
+            mapping.populate(step);
+        } else {
             will_need(source, step);
         }
     }
