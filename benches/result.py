@@ -1,0 +1,85 @@
+"""The raw results of one run, and the figures that are drawn from them."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from cell import ACTIONS, STATES, Cell
+from peer import PEERS
+
+
+@dataclass(frozen=True)
+class Figure:
+    """The median of several rounds, with the lowest and the highest."""
+
+    median: float
+    low: float
+    high: float
+    rounds: int
+
+
+class Run:
+    """What one run of the bench measured on one device."""
+
+    def __init__(self, path: Path) -> None:
+        self.facts: dict[str, Any] = json.loads(path.read_text())
+        self.device: str = self.facts["device"]
+        self.workloads: dict[str, dict[str, Any]] = self.facts["workloads"]
+
+    def tables(self) -> Iterator[tuple[str, str, str]]:
+        """Workload, action and state of every table, in the order they were measured."""
+        measured = {(entry["workload"], entry["action"], entry["state"]) for entry in self._measurements()}
+        tables = product(self.workloads, ACTIONS, STATES)
+        yield from (table for table in tables if table in measured)
+
+    def peers(self) -> list[str]:
+        seen = {entry["peer"] for entry in self._measurements()}
+        return [name for name in PEERS if name in seen]
+
+    def figure(self, cell: Cell, key: str) -> Figure | None:
+        """The figure `key` of a cell, or None if it could not be measured or went wrong in any round."""
+        entries = self._entries(cell)
+        return None if any(key not in entry for entry in entries) else _figure([entry[key] for entry in entries])
+
+    def text(self, cell: Cell, key: str) -> str:
+        return next((entry[key] for entry in self._entries(cell) if key in entry), "")
+
+    def reason(self, cell: Cell) -> str:
+        """Why a cell has no figure."""
+        failed = [entry["failed"] for entry in self._entries(cell) if "failed" in entry]
+        # A peer that is not there is asked for once, in whichever cell came first.
+        missing = [e["unavailable"] for e in self._measurements() if e["peer"] == cell.peer and "unavailable" in e]
+        return next(iter(failed + missing), "not measured")
+
+    def ceiling(self, name: str) -> Figure | None:
+        """A rate of the hardware in bytes per second."""
+        entries = [entry for entry in self.facts["ceilings"] if entry["name"] == name]
+        return _figure([entry["bytes_per_second"] for entry in entries if "bytes_per_second" in entry])
+
+    def ceilings(self) -> dict[str, str]:
+        """Names of the ceilings, with how each was measured or why it was not."""
+        told: dict[str, str] = {}
+        for entry in self.facts["ceilings"]:
+            told.setdefault(entry["name"], entry.get("how") or entry.get("unavailable") or entry.get("failed", ""))
+        return told
+
+    def disk_rate(self) -> Figure | None:
+        """The faster of the ways to read the disk directly."""
+        rates = [rate for name in ("disk, fio", "disk, direct reads") if (rate := self.ceiling(name))]
+        return max(rates, key=lambda rate: rate.median, default=None)
+
+    def _measurements(self) -> list[dict[str, Any]]:
+        measurements: list[dict[str, Any]] = self.facts["measurements"]
+        return measurements
+
+    def _entries(self, cell: Cell) -> list[dict[str, Any]]:
+        wanted = vars(cell).items()
+        return [entry for entry in self._measurements() if wanted <= entry.items()]
+
+
+def _figure(values: list[float]) -> Figure | None:
+    return Figure(median(values), min(values), max(values), len(values)) if values else None

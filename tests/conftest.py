@@ -1,0 +1,73 @@
+"""Fixtures, and what `gpu` marks mean.
+
+The tests import `fst` from wherever Python finds it: from this checkout with PYTHONPATH=torch_ext, or from an installed
+wheel without.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+import fst
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+
+settings.register_profile("fst", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+settings.load_profile("fst")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        if os.environ.get("FST_REQUIRE_GPU") == "1":
+            pytest.fail("FST_REQUIRE_GPU=1, but PyTorch finds no CUDA GPU")
+        pytest.skip("needs a CUDA GPU")
+
+
+@pytest.fixture(autouse=True)
+def default_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests start from the defaults, whatever the environment of the person who runs them says."""
+    for name in ("FST_READER", "FST_CHUNK_BYTES", "FST_STAGING_BYTES", "FST_THREADS", "FST_LOG"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(params=["mmap", "pread", "auto"])
+def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every reader in turn."""
+    monkeypatch.setenv("FST_READER", request.param)
+    return request.param
+
+
+@pytest.fixture(params=["default chunks", "small chunks"])
+def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks as large as nearly every file here, and as small as they can be with hardly any room for them."""
+    if request.param == "small chunks":
+        monkeypatch.setenv("FST_CHUNK_BYTES", "4096")
+        monkeypatch.setenv("FST_STAGING_BYTES", "8192")
+
+
+@pytest.fixture(scope="session")
+def python_environ() -> dict[str, str]:
+    """The environment variables with which another Python imports the same fst as this one."""
+    path = [str(Path(fst.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
+
+
+@pytest.fixture
+def run_python(python_environ: dict[str, str], tmp_path: Path) -> Callable[..., str]:
+    """Runs a program in a Python of its own, which must succeed, and returns what it printed."""
+
+    def run(program: str, *arguments: str, **environ: str) -> str:
+        command = [sys.executable, "-c", program, *arguments]
+        done = subprocess.run(
+            command, env=python_environ | environ, cwd=tmp_path, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run

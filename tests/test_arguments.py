@@ -1,0 +1,170 @@
+"""The functions take what people have, and refuse what they cannot have meant."""
+
+import inspect
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import fst
+from rawfile import assert_same, random_raw, write
+
+RAW = random_raw("F32", (3, 4))
+FUNCTIONS = [getattr(fst, name) for name in fst.__all__ if inspect.isfunction(getattr(fst, name))]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return write(tmp_path / "m.safetensors", {"w": RAW}, {"format": "pt"})
+
+
+class Located:
+    """Anything that knows its path."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __fspath__(self):
+        return self.path
+
+
+@pytest.mark.parametrize("kind", [str, Path, lambda path: Located(str(path))], ids=["str", "Path", "PathLike"])
+def test_paths(path, kind):
+    given = kind(path)
+    assert_same(fst.load_file(given)["w"], RAW.tensor())
+    assert fst.metadata(given) == {"format": "pt"}
+    for paths in (given, [given], (given,)):
+        assert_same(fst.load_files(paths)["w"], RAW.tensor())
+        assert_same(fst.load_tensors(paths, ["w"])[0], RAW.tensor())
+        assert_same(fst.load_slices(paths, ["w"], [0], [1], [2])[0], RAW.tensor()[1:3])
+        assert fst.tensor_names(paths) == ["w"]
+        out = torch.zeros(3, 4)
+        fst.load_into(paths, ["w"], [out])
+        assert_same(out, RAW.tensor())
+
+
+def test_relative_paths(path, monkeypatch):
+    monkeypatch.chdir(path.parent)
+    assert list(fst.load_file(path.name)) == ["w"]
+    assert list(fst.load_file(".")) == ["w"]
+    assert list(fst.load_file(os.path.join("..", path.parent.name))) == ["w"]
+
+
+@pytest.mark.parametrize("wrong", [b"m.safetensors", 3, None, 1.5, Located(b"m.safetensors"), {"m"}, object()])
+def test_paths_of_the_wrong_type(wrong):
+    for call in (
+        lambda: fst.load_file(wrong),
+        lambda: fst.load_files(wrong),
+        lambda: fst.load_files([wrong]),
+        lambda: fst.load_tensors(wrong, ["w"]),
+        lambda: fst.load_slices([wrong], ["w"], [0], [0], [1]),
+        lambda: fst.load_into(wrong, ["w"], [torch.zeros(1)]),
+        lambda: fst.tensor_names(wrong),
+        lambda: fst.metadata(wrong),
+    ):
+        with pytest.raises(TypeError, match="path"):
+            call()
+
+
+def test_lists_where_one_path_is_meant(path):
+    for call in (lambda: fst.load_file([path]), lambda: fst.metadata((path,))):
+        with pytest.raises(TypeError, match="path"):
+            call()
+
+
+def test_iterators_are_no_lists(path):
+    """They would be empty the second time, which is no checkpoint at all."""
+    for call in (
+        lambda: fst.load_files(path for _ in range(1)),
+        lambda: fst.load_files(iter([path])),
+        lambda: fst.load_tensors(path, (name for name in ["w"])),
+        lambda: fst.load_into(path, ["w"], torch.nn.Linear(4, 3).parameters()),
+    ):
+        with pytest.raises(TypeError, match="list or tuple"):
+            call()
+
+
+@pytest.mark.parametrize("wrong", ["w", b"w", ["w", 3], [None], None, {"w": 1}])
+def test_names_of_the_wrong_type(path, wrong):
+    for call in (
+        lambda: fst.load_tensors(path, wrong),
+        lambda: fst.load_slices(path, wrong, [0], [0], [1]),
+        lambda: fst.load_into(path, wrong, [torch.zeros(3, 4)]),
+    ):
+        with pytest.raises(TypeError, match="names"):
+            call()
+
+
+@pytest.mark.parametrize("wrong", [0, "0", [0.0], [None], None])
+def test_numbers_of_the_wrong_type(path, wrong):
+    for position, name in enumerate(["dims", "starts", "lengths"]):
+        numbers = [[0], [0], [1]]
+        numbers[position] = wrong
+        with pytest.raises(TypeError, match=name):
+            fst.load_slices(path, ["w"], *numbers)
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(3, 4), [None], [[1.0]], None])
+def test_outputs_of_the_wrong_type(path, wrong):
+    with pytest.raises(TypeError, match="out"):
+        fst.load_into(path, ["w"], wrong)
+
+
+def test_text_that_is_not_utf8(path):
+    """Python smuggles other bytes into str, which neither the format nor PyTorch can express."""
+    for call in (lambda: fst.load_file("\udcff"), lambda: fst.load_tensors(path, ["\udcff"])):
+        with pytest.raises(ValueError, match="UTF-8"):
+            call()
+
+
+def test_a_path_with_a_nul():
+    with pytest.raises(ValueError, match=r"(?i)nul"):
+        fst.load_file("model\0.safetensors")
+
+
+@pytest.mark.parametrize("device", ["cpu", torch.device("cpu"), "cpu:0", None])
+def test_devices(path, device):
+    assert fst.load_file(path, device)["w"].device.type == "cpu"
+    assert fst.load_file(path, device=device)["w"].device.type == "cpu"
+
+
+def test_none_is_the_default_device(path):
+    with torch.device("meta"):
+        assert fst.load_file(path, None)["w"].is_meta
+        assert not fst.load_file(path)["w"].is_meta
+
+
+@pytest.mark.parametrize("device", [1.5, b"cpu", ["cpu"]])
+def test_devices_of_the_wrong_type(path, device):
+    with pytest.raises(TypeError, match="device"):
+        fst.load_file(path, device)
+
+
+@pytest.mark.parametrize("dtype", ["float32", float, 6])
+def test_dtypes_of_the_wrong_type(path, dtype):
+    with pytest.raises(TypeError, match="dtype"):
+        fst.load_file(path, dtype=dtype)
+
+
+def test_dtype_is_named(path):
+    with pytest.raises(TypeError):
+        fst.load_file(path, "cpu", torch.float32)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_misspelt_keywords(function, path):
+    possible = {"path": path, "paths": [path], "names": ["w"], "dims": [0], "starts": [0], "lengths": [1]}
+    possible["out"] = [torch.zeros(3, 4)]
+    arguments = {name: possible[name] for name in inspect.signature(function).parameters if name in possible}
+    function(**arguments)
+    with pytest.raises(TypeError, match="divice"):
+        function(**arguments, divice="cpu")
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_everything_is_typed(function):
+    signature = inspect.signature(function)
+    assert signature.return_annotation is not signature.empty
+    assert all(parameter.annotation is not parameter.empty for parameter in signature.parameters.values())
+    assert (Path(fst.__file__).parent / "py.typed").is_file()

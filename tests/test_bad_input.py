@@ -1,0 +1,430 @@
+"""Whatever is wrong with a file or an argument: the right exception, the place of the fault, and nothing else."""
+
+import errno
+import os
+import re
+import struct
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import fst
+from rawfile import assert_same, encode, header_of, random_raw, write, write_sparse
+
+GOOD = {"a": random_raw("F32", (2, 3)), "b": random_raw("U8", (5,))}
+
+
+DATA = bytes(24)
+DEEP = 200_000
+# The place of a fault in a tensor.
+W = 'tensor "w": byte .*'
+
+
+def fields(**changes: object) -> dict[str, object]:
+    """What a header says of a tensor that fills DATA, with some of it changed."""
+    return {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]} | changes
+
+
+def one(**changes: object) -> bytes:
+    return encode({"w": fields(**changes)}, DATA)
+
+
+def two(v: dict[str, object], w: dict[str, object]) -> bytes:
+    return encode({"v": fields(**v), "w": fields(**w)}, DATA)
+
+
+def text(header: str, data: bytes = b"") -> bytes:
+    return encode(header.encode(), data, align=1)
+
+
+def listed(name: str, begin: int) -> str:
+    """A tensor of one byte as JSON, so that a key can stand twice."""
+    return f'"{name}": {{"dtype": "U8", "shape": [1], "data_offsets": [{begin}, {begin + 1}]}}'
+
+
+# The whole file, and what the message says after the path.
+MALFORMED = {
+    "no bytes": (b"", "byte 0"),
+    **{f"{count} bytes": (b"\1" * count, "byte 0") for count in range(1, 8)},
+    "only a length": (struct.pack("<Q", 2), "byte 0"),
+    "length zero": (struct.pack("<Q", 0), "byte 8"),
+    "length zero and data": (struct.pack("<Q", 0) + DATA, "byte 8"),
+    "length 2^62": (encode({}, length=2**62), "byte 0: .*4611686018427387904"),
+    "length 2^63": (encode({}, length=2**63), "byte 0"),
+    "length 2^64 - 1": (encode({}, length=2**64 - 1), "byte 0"),
+    "length one past the end": (encode({}, length=9), "byte 0"),
+    "length in the wrong order": (struct.pack(">Q", 8) + b"{}      ", "byte 0"),
+    "length cuts the header": (encode({"w": fields()}, DATA, length=20), "byte 2[0-9]"),
+    "not UTF-8": (encode(b'{"\xff": 1}'), "byte 10: .*UTF-8"),
+    "not JSON": (encode(b"weights!"), "byte 8"),
+    "zeros": (bytes(4096), "byte 8"),
+    "a pickle": (b"\x80\x02}q\x00(X\x01\x00\x00\x00wq\x01K\x01u.", "byte 0"),
+    "a pointer to a large file": (b"version https://git-lfs.github.com/spec/v1\noid sha256:", "byte 0"),
+    "a list": (encode([]), "byte 8"),
+    "a number": (encode(3), "byte 8"),
+    "null": (encode(None), "byte 8"),
+    "a string": (encode("x"), "byte 8"),
+    "text after the object": (encode(b"{} {}"), "byte 11"),
+    "a comma at the end": (text("{" + listed("w", 0) + ",}", b"1"), "byte "),
+    "NaN": (text('{"w": {"dtype": "F32", "shape": [NaN], "data_offsets": [0, 24]}}', DATA), W),
+    "deep lists": (text('{"w": ' + "[" * DEEP + "]" * DEEP + "}"), W),
+    "deep lists cut off": (text('{"w": ' + "[" * DEEP), W),
+    "deep objects": (text('{"w": ' + '{"a":' * DEEP + "1" + "}" * DEEP + "}"), W),
+    "a deep unknown field": (text('{"w": {"x": ' + "[" * DEEP + "]" * DEEP + "}}"), W),
+    "a name twice": (text("{" + listed("w", 0) + "," + listed("w", 1) + "}", b"12"), W + "twice"),
+    "a name twice, once escaped": (
+        text("{" + listed("w", 0) + "," + listed("\\u0077", 1) + "}", b"12"),
+        W + "twice",
+    ),
+    "a field twice": (text('{"w": {"dtype": "U8", "dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}', b"1"), W),
+    "metadata twice": (text('{"__metadata__": {}, "__metadata__": {}}'), "byte .*__metadata__"),
+    "a key of the metadata twice": (text('{"__metadata__": {"a": "1", "a": "2"}}'), "byte .*twice"),
+    "metadata in a list": (encode({"__metadata__": ["a"]}), "byte .*__metadata__"),
+    **{f"{value} in the metadata": (encode({"__metadata__": {"a": value}}), "byte ") for value in (1, None, {}, [])},
+    **{f"{value!r} for a tensor": (encode({"w": value}), W) for value in (None, 1, "F32", [], [1, 2], {})},
+    "no dtype": (encode({"w": {"shape": [0], "data_offsets": [0, 0]}}), W + "dtype"),
+    "no shape": (encode({"w": {"dtype": "F32", "data_offsets": [0, 0]}}), W + "shape"),
+    "no offsets": (encode({"w": {"dtype": "F32", "shape": [0]}}), W + "data_offsets"),
+    **{
+        f"dtype {dtype!r}": (one(dtype=dtype), W)
+        for dtype in ("F31", "f32", "", "float32", "F32 ", "F32\0", None, 3, ["F32"])
+    },
+    **{
+        f"shape {shape!r}": (one(shape=shape), W)
+        for shape in (None, 6, "6", [-6], [2, -3], [-2, -3], [1.5, 4], [6.0], ["6"], [[6]], [True, 6], [2**64], [1e3])
+    },
+    **{
+        f"offsets {offsets!r}": (one(data_offsets=offsets), W)
+        for offsets in (None, 24, [], [0], [0, 24, 24], [-1, 23], [0, -24], [0.0, 24.0], ["0", "24"], [0, 2**64])
+    },
+    "a shape larger than the offsets": (one(shape=[7]), W + "28 bytes.*24"),
+    "a shape smaller than the offsets": (one(shape=[5]), W + "20 bytes.*24"),
+    "a scalar with too many bytes": (one(shape=[]), W + "4 bytes"),
+    "an empty tensor with bytes": (one(shape=[0]), W + "0 bytes"),
+    "a shape that overflows": (one(shape=[2**32, 2**32]), W + "overflow"),
+    "a shape that overflows to its size": (one(shape=[2**62 + 6]), W + "overflow"),
+    "a shape that overflows as bytes": (one(shape=[2**61]), W + "overflow"),
+    "strides that overflow": (encode({"w": fields(shape=[0, 2**40, 2**40], data_offsets=[0, 0])}), W + "overflow"),
+    "65 dimensions": (one(shape=[1] * 64 + [6]), W),
+    "a million dimensions": (one(shape=[1] * 10**6), W),
+    "half a byte": (one(dtype="F4", shape=[47]), W + "whole number of bytes"),
+    "reversed offsets": (one(data_offsets=[24, 0]), W + "reversed"),
+    "an end past the data": (one(shape=[7], data_offsets=[0, 28]), W + "cut off"),
+    "a beginning past the data": (one(data_offsets=[2**40, 2**40 + 24]), W),
+    "offsets near 2^63": (one(data_offsets=[2**63, 2**63 + 24]), W),
+    "offsets near 2^64": (one(data_offsets=[2**64 - 25, 2**64 - 1]), W),
+    "a gap at the start": (one(shape=[5], data_offsets=[4, 24]), W + "gap"),
+    "a gap": (two({"shape": [2], "data_offsets": [0, 8]}, {"shape": [3], "data_offsets": [12, 24]}), W + "gap"),
+    "an overlap": (
+        two({"shape": [4], "data_offsets": [0, 16]}, {"shape": [3], "data_offsets": [12, 24]}),
+        W + "overlap",
+    ),
+    "a tensor inside another": (two({}, {"shape": [1], "data_offsets": [8, 12]}), W + "overlap"),
+    "the same bytes twice": (two({}, {}), 'tensor "[vw]": byte .*overlap'),
+    "a byte after the end": (encode(header_of(GOOD), bytes(29) + b"x"), "byte "),
+    "data without tensors": (encode({}, DATA), "byte 16"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), MALFORMED.values(), ids=MALFORMED)
+def test_malformed(tmp_path, content, message):
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes(content)
+    calls = (
+        lambda: fst.load_file(path),
+        lambda: fst.load_file(path, "meta"),
+        lambda: fst.tensor_names(path),
+        lambda: fst.metadata(path),
+        lambda: fst.load_tensors(path, ["w"]),
+        lambda: fst.load_into(path, ["w"], [torch.zeros(2, 3)]),
+    )
+    for call in calls:
+        with pytest.raises(fst.SafetensorError, match=f"^{re.escape(str(path))}: .*{message}"):
+            call()
+
+
+def test_malformed_is_cheap(tmp_path, run_python):
+    """All of it with less room than one allocation that believed a header would take, in a process that goes on."""
+    for index, (content, _) in enumerate(MALFORMED.values()):
+        (tmp_path / f"{index}.safetensors").write_bytes(content)
+    good = write(tmp_path / "good.safetensors", GOOD)
+    huge = write_sparse(tmp_path / "huge.safetensors", "F32", (2**38,))
+    program = """
+import resource, sys, fst
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + (256 << 20),) * 2)
+good, huge, count = sys.argv[1:]
+for index in range(int(count)):
+    try:
+        fst.load_file(f"{index}.safetensors")
+    except fst.SafetensorError:
+        continue
+    sys.exit(f"file {index} was loaded")
+assert fst.load_file(huge, "meta")["w"].shape == (2**38,)
+assert sorted(fst.load_file(good)) == ["a", "b"]
+print("unharmed")
+"""
+    assert run_python(program, str(good), str(huge), str(len(MALFORMED))) == "unharmed\n"
+
+
+@pytest.mark.usefixtures("reader")
+def test_a_file_cut_off_anywhere(tmp_path):
+    whole = write(tmp_path / "whole.safetensors", GOOD, {"format": "pt"}).read_bytes()
+    path = tmp_path / "cut.safetensors"
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(fst.SafetensorError, match=f"^{path}: .*byte "):
+            fst.load_file(path)
+    path.write_bytes(whole)
+    assert sorted(fst.load_file(path)) == ["a", "b"]
+
+
+@pytest.mark.usefixtures("reader")
+def test_bytes_after_the_end(tmp_path):
+    path = write(tmp_path / "long.safetensors", GOOD)
+    end = path.stat().st_size
+    with path.open("ab") as file:
+        file.write(b"\0")
+    with pytest.raises(fst.SafetensorError, match=f"^{path}: byte {end}: .*{end + 1}"):
+        fst.load_file(path)
+
+
+def outcome(path: Path) -> object:
+    """What a load returns, or the error with which it refuses the file."""
+    try:
+        return fst.load_file(path)
+    except (fst.SafetensorError, NotImplementedError) as error:
+        return error
+
+
+@given(content=st.binary(max_size=300))
+@example(b"{" * 100)
+def test_any_bytes(tmp_path_factory, content):
+    """No text can be a header by chance, for its length field would have to be right."""
+    path = tmp_path_factory.getbasetemp() / "any.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(fst.SafetensorError, match=f"^{path}: "):
+        fst.load_file(path)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=20,
+)
+NUMBERS = st.integers(-2, 40) | st.integers(2**31 - 1, 2**65) | JSON
+
+
+@given(
+    header=st.dictionaries(
+        st.sampled_from(["w", "v", "__metadata__", ""]),
+        st.fixed_dictionaries(
+            {
+                "dtype": st.sampled_from(["F32", "U8", "F4", "F6_E2M3", "C64"]) | JSON,
+                "shape": st.lists(NUMBERS, max_size=4),
+                "data_offsets": st.lists(NUMBERS, min_size=1, max_size=3),
+            }
+        )
+        | JSON,
+        max_size=3,
+    ),
+    size=st.integers(0, 60),
+)
+def test_any_header(tmp_path_factory, header, size):
+    """A header either describes its file exactly, or it is refused."""
+    path = tmp_path_factory.getbasetemp() / "header.safetensors"
+    path.write_bytes(encode(header, bytes(size)))
+    loaded = outcome(path)
+    if isinstance(loaded, Exception):
+        assert str(loaded).startswith(f"{path}: ")
+    else:
+        assert loaded.keys() == header.keys() - {"__metadata__"}
+        assert sum(tensor.nbytes for tensor in loaded.values()) == size
+
+
+@given(data=st.data())
+def test_a_damaged_header(tmp_path_factory, data):
+    """One bit of a good header turned over."""
+    directory = tmp_path_factory.getbasetemp()
+    content = bytearray(write(directory / "damaged.safetensors", GOOD, {"format": "pt"}).read_bytes())
+    data_bytes = sum(len(raw.data) for raw in GOOD.values())
+    position = data.draw(st.integers(0, len(content) - data_bytes - 1))
+    content[position] ^= 1 << data.draw(st.integers(0, 7))
+    path = directory / "damaged.safetensors"
+    path.write_bytes(content)
+    loaded = outcome(path)
+    if isinstance(loaded, Exception):
+        assert str(loaded).startswith(f"{path}: ")
+    else:
+        # A name, a piece of metadata, or one dtype for another of its width.
+        assert sum(tensor.nbytes for tensor in loaded.values()) == data_bytes
+
+
+def test_missing(tmp_path):
+    path = tmp_path / "missing.safetensors"
+    for call in (
+        lambda: fst.load_file(path),
+        lambda: fst.load_files([path]),
+        lambda: fst.load_tensors(path, ["w"]),
+        lambda: fst.load_slices(path, ["w"], [0], [0], [1]),
+        lambda: fst.load_into(path, ["w"], [torch.zeros(1)]),
+        lambda: fst.tensor_names(path),
+        lambda: fst.metadata(path),
+    ):
+        with pytest.raises(FileNotFoundError, match=str(path)) as raised:
+            call()
+        assert raised.value.errno == errno.ENOENT
+        assert raised.value.__cause__ is None
+        assert raised.value.__suppress_context__
+
+
+def test_part_of_the_path_is_a_file(tmp_path):
+    path = write(tmp_path / "file.safetensors", GOOD) / "below.safetensors"
+    with pytest.raises(OSError, match=str(path)) as raised:
+        fst.load_file(path)
+    assert raised.value.errno == errno.ENOTDIR
+
+
+def test_a_directory_without_safetensors(tmp_path):
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(IsADirectoryError, match=f"{tmp_path}: ") as raised:
+        fst.load_file(tmp_path)
+    assert raised.value.errno == errno.EISDIR
+
+
+def test_no_permission(tmp_path, run_python):
+    path = write(tmp_path / "secret.safetensors", GOOD)
+    path.chmod(0)
+    program = """
+import os, sys, fst
+if os.geteuid() == 0:
+    # Nothing is forbidden to root.
+    os.chmod(".", 0o755)
+    os.seteuid(65534)
+try:
+    fst.load_file("secret.safetensors")
+except PermissionError as error:
+    print(error.errno, error)
+"""
+    assert re.match(f"{errno.EACCES} .*secret.safetensors", run_python(program))
+
+
+def test_neither_file_nor_directory(tmp_path):
+    """Opening a pipe would wait for its writer for ever."""
+    path = tmp_path / "pipe.safetensors"
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match=f"{path}: "):
+        fst.load_file(path)
+
+
+@pytest.mark.parametrize(
+    "url", ["https://example.org/model.safetensors", "s3://bucket/key", "file:///tmp/x", "redis://h/0"]
+)
+def test_urls(url):
+    with pytest.raises(ValueError, match=re.escape(url)) as raised:
+        fst.load_file(url)
+    assert not isinstance(raised.value, fst.SafetensorError)
+
+
+def test_no_paths():
+    with pytest.raises(ValueError, match="no path"):
+        fst.load_files([])
+
+
+def test_names_that_are_not_there(tmp_path):
+    names = [f"model.layers.{index}.self_attn.q_proj.weight" for index in range(12)]
+    path = write(tmp_path / "names.safetensors", {name: random_raw("U8", (1,)) for name in names})
+    wanted = "model.layers.7.self_attn.q_proj.wieght"
+    for call in (
+        lambda: fst.load_tensors(path, [names[0], wanted]),
+        lambda: fst.load_slices(path, [wanted], [0], [0], [1]),
+        lambda: fst.load_into(path, [wanted], [torch.zeros(1, dtype=torch.uint8)]),
+    ):
+        with pytest.raises(KeyError) as raised:
+            call()
+        [message] = raised.value.args
+        assert message.startswith(f"{path}: tensor {wanted!r}".replace("'", '"'))
+        assert names[7] in message
+        assert raised.value.__suppress_context__
+
+
+def test_a_name_like_no_other(tmp_path):
+    path = write(tmp_path / "names.safetensors", GOOD)
+    with pytest.raises(KeyError) as raised:
+        fst.load_tensors(path, ["lm_head"])
+    assert "nearest" not in raised.value.args[0]
+
+
+@pytest.mark.parametrize("device", ["cuda:4096", "cuda:127"])
+def test_devices_that_do_not_exist(tmp_path, device):
+    path = write(tmp_path / "m.safetensors", GOOD)
+    with pytest.raises((ValueError, RuntimeError), match=r"(?i)cuda|device"):
+        fst.load_file(path, device)
+
+
+@pytest.mark.parametrize("device", ["xpu", "mps:0", "hpu", torch.device("xla")])
+def test_devices_that_cannot_be_loaded_to(tmp_path, device):
+    path = write(tmp_path / "m.safetensors", GOOD)
+    with pytest.raises(ValueError, match="cpu, cuda and meta"):
+        fst.load_file(path, device)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", 0, torch.device("cuda", 1)])
+def test_no_gpu(tmp_path, device):
+    path = write(tmp_path / "m.safetensors", GOOD)
+    with pytest.raises(ValueError, match="cuda"):
+        fst.load_file(path, device)
+
+
+def read_bytes() -> int:
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def test_a_file_cut_off_while_it_is_read(tmp_path, monkeypatch):
+    """What was read until then is no result."""
+    monkeypatch.setenv("FST_READER", "pread")
+    monkeypatch.setenv("FST_CHUNK_BYTES", "4096")
+    monkeypatch.setenv("FST_THREADS", "1")
+    size = 512 << 20
+    path = write_sparse(tmp_path / "shrinking.safetensors", "U8", (size,))
+    result = []
+
+    def load() -> None:
+        try:
+            result.append(fst.load_file(path))
+        except Exception as error:
+            result.append(error)
+
+    before = read_bytes()
+    thread = threading.Thread(target=load)
+    thread.start()
+    while read_bytes() < before + (4 << 20):
+        assert thread.is_alive()
+    os.truncate(path, 1 << 20)
+    thread.join()
+    [error] = result
+    assert isinstance(error, (fst.SafetensorError, OSError)), error
+    assert str(path) in str(error)
+    assert "byte " in str(error)
+
+
+def test_the_process_is_unharmed_by_errors(tmp_path):
+    """Nothing stays open or allocated after a thousand failures."""
+    bad = tmp_path / "bad.safetensors"
+    bad.write_bytes(encode({"w": fields(shape=[7])}, DATA))
+    good = write(tmp_path / "good.safetensors", GOOD)
+    files = len(os.listdir("/proc/self/fd"))
+    for _ in range(1000):
+        with pytest.raises(fst.SafetensorError):
+            fst.load_files([good, bad])
+        with pytest.raises(KeyError):
+            fst.load_tensors(good, ["c"])
+    assert len(os.listdir("/proc/self/fd")) <= files + 1
+    assert str(bad) not in Path("/proc/self/maps").read_text()
+    for name, tensor in fst.load_file(good).items():
+        assert_same(tensor, GOOD[name].tensor())

@@ -1,0 +1,182 @@
+"""A checkpoint may be one file, several, a directory of them, or an index that lists them."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import fst
+from rawfile import assert_same, random_raw, write
+
+SHARDS = {
+    "model-00001-of-00003.safetensors": {"embed": random_raw("BF16", (100, 16)), "head.bias": random_raw("F32", (7,))},
+    "model-00002-of-00003.safetensors": {"layer.0": random_raw("F32", (50, 50)), "layer.1": random_raw("I8", (3,))},
+    "model-00003-of-00003.safetensors": {"head.weight": random_raw("F16", (2, 3, 4))},
+}
+TENSORS = {name: raw for shard in SHARDS.values() for name, raw in shard.items()}
+INDEX = {"metadata": {}, "weight_map": {name: file for file, shard in SHARDS.items() for name in shard}}
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """A directory with three shards and files that have nothing to do with them."""
+    path = tmp_path / "checkpoint"
+    path.mkdir()
+    for file, tensors in SHARDS.items():
+        write(path / file, tensors)
+    (path / "config.json").write_text("{}")
+    (path / "pytorch_model.bin").write_bytes(b"\0" * 100)
+    return path
+
+
+def write_index(path: Path, index: object) -> Path:
+    path.write_text(json.dumps(index))
+    return path
+
+
+def assert_whole(loaded: dict[str, torch.Tensor]) -> None:
+    assert list(loaded) == list(TENSORS)
+    for name, raw in TENSORS.items():
+        assert_same(loaded[name], raw.tensor())
+
+
+@pytest.mark.usefixtures("reader", "chunks")
+def test_a_directory_of_shards(directory):
+    assert_whole(fst.load_file(directory))
+    assert_whole(fst.load_files([directory]))
+    assert fst.tensor_names(directory) == list(TENSORS)
+
+
+@pytest.mark.usefixtures("reader")
+def test_an_index(directory):
+    index = write_index(directory / "model.safetensors.index.json", INDEX)
+    assert_whole(fst.load_file(index))
+    assert_whole(fst.load_file(directory))
+
+
+@pytest.mark.usefixtures("reader")
+def test_files_one_by_one(directory):
+    files = [directory / file for file in SHARDS]
+    assert_whole(fst.load_files(files))
+    loaded = fst.load_files(tuple(map(str, reversed(files))))
+    assert list(loaded) == [name for file in reversed(SHARDS) for name in SHARDS[file]]
+
+
+@pytest.mark.usefixtures("reader", "chunks")
+def test_names_across_files(directory):
+    names = ["head.weight", "embed", "layer.1"]
+    for paths in (directory, [directory / file for file in SHARDS]):
+        for name, tensor in zip(names, fst.load_tensors(paths, names), strict=True):
+            assert_same(tensor, TENSORS[name].tensor())
+    [rows, columns] = fst.load_slices(directory, ["embed", "head.weight"], [0, -1], [10, 1], [20, 2])
+    assert_same(rows, TENSORS["embed"].tensor()[10:30])
+    assert_same(columns, TENSORS["head.weight"].tensor()[..., 1:3])
+    out = torch.zeros(50, 50).t()
+    fst.load_into(directory, ["layer.0"], [out])
+    assert_same(out, TENSORS["layer.0"].tensor())
+
+
+def test_the_index_decides_what_belongs_to_the_checkpoint(directory):
+    """A file beside the shards, such as a copy of all of them in one, is no part of it."""
+    write(directory / "consolidated.safetensors", TENSORS)
+    with pytest.raises(fst.SafetensorError, match="consolidated"):
+        fst.load_file(directory)
+    write_index(directory / "model.safetensors.index.json", INDEX)
+    assert_whole(fst.load_file(directory))
+
+
+def test_another_index_beside_the_plain_one(directory):
+    write_index(directory / "model.fp16.safetensors.index.json", {"weight_map": {"embed": next(iter(SHARDS))}})
+    assert list(fst.load_file(directory)) == ["embed", "head.bias"]
+    write_index(directory / "model.safetensors.index.json", INDEX)
+    assert_whole(fst.load_file(directory))
+    (directory / "model.safetensors.index.json").rename(directory / "model.other.safetensors.index.json")
+    with pytest.raises(ValueError, match=f"{directory}: .*2 index files"):
+        fst.load_file(directory)
+
+
+def test_a_name_in_two_files(directory, tmp_path):
+    second = write(
+        tmp_path / "second.safetensors", {"other": random_raw("U8", (1,)), "layer.1": random_raw("U8", (5,))}
+    )
+    first = directory / "model-00002-of-00003.safetensors"
+    for load in (
+        lambda: fst.load_files([first, second]),
+        lambda: fst.tensor_names([first, second]),
+        lambda: fst.load_tensors([first, second], ["other"]),
+        lambda: fst.load_into([first, second], ["other"], [torch.zeros(1, dtype=torch.uint8)]),
+    ):
+        with pytest.raises(fst.SafetensorError) as raised:
+            load()
+        message = str(raised.value)
+        assert str(first) in message
+        assert str(second) in message
+        assert 'tensor "layer.1"' in message
+        assert "byte " in message
+
+
+def test_the_same_file_twice(directory):
+    file = directory / "model-00003-of-00003.safetensors"
+    with pytest.raises(fst.SafetensorError, match=r'tensor "head\.weight"'):
+        fst.load_files([file, file])
+
+
+def test_a_shard_that_is_not_there(directory):
+    index = write_index(directory / "model.safetensors.index.json", INDEX)
+    missing = directory / "model-00002-of-00003.safetensors"
+    missing.unlink()
+    for path in (directory, index):
+        with pytest.raises(FileNotFoundError, match=str(missing)):
+            fst.load_file(path)
+
+
+def test_a_name_that_the_index_promises(directory):
+    promise = {"weight_map": INDEX["weight_map"] | {"layer.9": "model-00001-of-00003.safetensors"}}
+    index = write_index(directory / "model.safetensors.index.json", promise)
+    with pytest.raises(fst.SafetensorError, match=f'{index}: tensor "layer.9".*model-00001-of-00003'):
+        fst.load_file(directory)
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["/etc/passwd", "../outside.safetensors", "sub/../../outside.safetensors", "", ".", 3, None, ["a"]],
+)
+def test_an_index_must_not_lead_out_of_its_directory(directory, file):
+    write(directory.parent / "outside.safetensors", {"embed": random_raw("U8", (1,))})
+    index = write_index(directory / "model.safetensors.index.json", {"weight_map": {"embed": file}})
+    with pytest.raises(fst.SafetensorError, match=f'{index}: tensor "embed"'):
+        fst.load_file(directory)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "null", "{}", '{"weight_map": 3}', '{"weight_map": ["a"]}', "[" * 10_000, "\xff", "\0"],
+)
+def test_an_index_that_makes_no_sense(directory, text):
+    index = directory / "model.safetensors.index.json"
+    index.write_text(text, encoding="latin-1")
+    for path in (index, directory):
+        with pytest.raises(fst.SafetensorError, match=str(index)):
+            fst.load_file(path)
+
+
+def test_metadata_belongs_to_one_file(directory, tmp_path):
+    file = write(tmp_path / "one.safetensors", {"w": random_raw("U8", (1,))}, {"format": "pt", "step": "17"})
+    assert fst.metadata(file) == {"format": "pt", "step": "17"}
+    assert fst.metadata(directory / next(iter(SHARDS))) == {}
+    with pytest.raises(IsADirectoryError, match="3 files"):
+        fst.metadata(directory)
+
+
+def test_links_are_followed(directory, tmp_path):
+    """Model hubs keep checkpoints as links into a store of blobs that have no suffix."""
+    blob, link = tmp_path / "blob", tmp_path / "snapshot"
+    link.mkdir()
+    (directory / "model-00003-of-00003.safetensors").rename(blob)
+    (link / "model.safetensors").symlink_to(blob)
+    for path in (link, link / "model.safetensors", blob):
+        assert list(fst.load_file(path)) == ["head.weight"]
+    blob.unlink()
+    with pytest.raises(FileNotFoundError, match=str(link / "model.safetensors")):
+        fst.load_file(link)

@@ -1,0 +1,114 @@
+"""The house keeps its order: who may use whom, and what may stand where."""
+
+import re
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import conftest
+from conftest import CHECKOUT
+
+RUST = CHECKOUT / "rust"
+SOURCES = sorted(RUST.rglob("*.rs"))
+CXX_SOURCES = sorted((CHECKOUT / "csrc").iterdir())
+PYTHON_SOURCES = sorted((CHECKOUT / "torch_ext").rglob("*.py"))
+
+TOP_LEVEL = {
+    ".ci",
+    ".clang-format",
+    ".gitignore",
+    "BENCHMARKS.md",
+    "CHANGELOG.md",
+    "Cargo.lock",
+    "Cargo.toml",
+    "LICENSE",
+    "MANIFEST.in",
+    "Makefile",
+    "README.md",
+    "benches",
+    "build.rs",
+    "clippy.toml",
+    "csrc",
+    "docs",
+    "examples",
+    "fuzz",
+    "pyproject.toml",
+    "requirements",
+    "rust",
+    "rustfmt.toml",
+    "setup.py",
+    "tests",
+    "torch_ext",
+}
+
+
+def modules_in_trip_order():
+    return re.findall(r"^(?:pub )?mod (\w+);", (RUST / "lib.rs").read_text(), re.MULTILINE)
+
+
+def used_modules(text):
+    """The modules of the crate that a file names, one by one or in braces."""
+    names = set(re.findall(r"\bcrate::(\w+)", text))
+    for group in re.findall(r"\bcrate::\{(.*?)\};", text, re.DOTALL):
+        names |= set(re.findall(r"(?:^|,)\s*(\w+)", re.sub(r"\{[^{}]*\}", "", group)))
+    return names
+
+
+def test_every_module_has_its_file():
+    modules = modules_in_trip_order()
+    assert modules
+    assert {path.relative_to(RUST).parts[0].removesuffix(".rs") for path in SOURCES} == {*modules, "lib"}
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: str(source.relative_to(RUST)))
+def test_modules_use_only_those_before_them(source):
+    modules = modules_in_trip_order()
+    own = source.relative_to(RUST).parts[0].removesuffix(".rs")
+    if own == "lib":
+        pytest.skip("lib.rs lists them all")
+    allowed = modules[: modules.index(own) + 1]
+    assert [name for name in used_modules(source.read_text()) if name in modules and name not in allowed] == []
+
+
+def test_used_modules_are_found():
+    """The test above sees every way to write an import."""
+    text = "use crate::error::Error;\nuse crate::{plan::{self, Plan}, load};\nlet x = crate::device::Host;\n"
+    assert used_modules(text) == {"error", "plan", "load", "device"}
+
+
+def naming(pattern, sources):
+    return [str(path.relative_to(CHECKOUT)) for path in sources if re.search(pattern, path.read_text())]
+
+
+def test_the_environment_is_read_in_one_place():
+    sources = [*SOURCES, *CXX_SOURCES, *PYTHON_SOURCES]
+    assert naming(r"\benv::vars?(_os)?\b|getenv|environ\b", sources) == ["rust/options.rs"]
+
+
+def test_cuda_is_called_in_one_place():
+    assert naming(r"\bcudarc\b", SOURCES) == ["rust/device/cuda.rs"]
+    assert naming(r"cuda_runtime|cuda\.h|CUDAStream|CUDAGuard|\bcu[A-Z]\w+\(", CXX_SOURCES) == []
+
+
+def test_no_python_in_the_library():
+    assert naming(r"Python\.h|pybind|py::", CXX_SOURCES) == []
+
+
+def test_nothing_unexpected_at_the_top():
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(listed, cwd=CHECKOUT, capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip("not a git checkout")
+    assert {path.split("/")[0] for path in done.stdout.splitlines()} - TOP_LEVEL == set()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_gpu_tests_do_not_pass_without_a_gpu(monkeypatch):
+    item = SimpleNamespace(get_closest_marker=lambda name: name == "gpu")
+    with pytest.raises(pytest.skip.Exception):
+        conftest.pytest_runtest_setup(item)
+    monkeypatch.setenv("FST_REQUIRE_GPU", "1")
+    with pytest.raises(pytest.fail.Exception, match="FST_REQUIRE_GPU"):
+        conftest.pytest_runtest_setup(item)

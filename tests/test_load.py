@@ -1,0 +1,208 @@
+"""What is loaded is what the file holds, bit for bit."""
+
+import pytest
+import torch
+from safetensors.torch import load_file as safetensors_load_file
+from safetensors.torch import save_file
+
+import fst
+from rawfile import CASTABLE_DTYPES, DTYPES, UNSUPPORTED_DTYPES, Raw, assert_same, random_raw, write
+
+# The dtypes to which a load can cast.
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@pytest.fixture
+def every_dtype(tmp_path):
+    """A file with tensors of every dtype that PyTorch has, each of them larger than a small chunk."""
+    tensors = {name: random_raw(name, (3, 2500, 2)) for name in DTYPES}
+    return write(tmp_path / "dtypes.safetensors", tensors), tensors
+
+
+@pytest.mark.usefixtures("reader", "chunks")
+def test_every_dtype(every_dtype):
+    path, tensors = every_dtype
+    loaded = fst.load_file(path)
+    assert list(loaded) == list(tensors)
+    for name, raw in tensors.items():
+        assert_same(loaded[name], raw.tensor())
+
+
+@pytest.mark.usefixtures("reader", "chunks")
+def test_same_as_safetensors(tmp_path):
+    path = tmp_path / "model.safetensors"
+    tensors = {
+        f"layer.{index}": torch.randn(index, 31).to(dtype)
+        for index, dtype in enumerate([*FLOATS, torch.int64, torch.uint8, torch.bool, torch.float8_e4m3fn])
+    }
+    save_file(tensors, path, metadata={"format": "pt"})
+    loaded, expected = fst.load_file(path), safetensors_load_file(path)
+    assert loaded.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert_same(loaded[name], tensor)
+
+
+@pytest.mark.usefixtures("reader")
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0, 5), (0, 0), (1, 1, 1, 1, 1, 1), (2,) * 12])
+def test_shapes(tmp_path, shape):
+    tensors = {name: random_raw(name, shape) for name in DTYPES if name != "F4"}
+    path = write(tmp_path / "shapes.safetensors", tensors)
+    for name, tensor in fst.load_file(path).items():
+        assert_same(tensor, tensors[name].tensor())
+
+
+@pytest.mark.usefixtures("reader")
+@pytest.mark.parametrize("shape", [(2,), (0,), (3, 4), (4, 0), (0, 8), (2, 3, 6)])
+def test_f4_is_packed_in_pairs(tmp_path, shape):
+    raw = random_raw("F4", shape)
+    [tensor] = fst.load_tensors(write(tmp_path / "f4.safetensors", {"w": raw}), ["w"])
+    assert tensor.dtype == torch.float4_e2m1fn_x2
+    assert tensor.shape == (*shape[:-1], shape[-1] // 2)
+    assert_same(tensor, raw.tensor())
+
+
+@pytest.mark.usefixtures("reader")
+@pytest.mark.parametrize("metadata", [None, {}, {"format": "pt", "Grüße": '日本 \u0000 "\\'}])
+def test_a_file_without_tensors(tmp_path, metadata):
+    path = write(tmp_path / "empty.safetensors", {}, metadata)
+    assert fst.load_file(path) == {}
+    assert fst.tensor_names(path) == []
+    assert fst.load_tensors(path, []) == []
+    assert fst.metadata(path) == (metadata or {})
+
+
+@pytest.mark.parametrize("dtype", UNSUPPORTED_DTYPES)
+def test_what_pytorch_lacks_is_named_and_keeps_nothing_else_back(tmp_path, dtype):
+    before, after = random_raw("F32", (3,)), random_raw("I16", (5,))
+    tensors = {"before": before, "six bits": random_raw(dtype, (8, 4)), "after": after}
+    path = write(tmp_path / "six.safetensors", tensors)
+    for load in (lambda: fst.load_file(path), lambda: fst.load_tensors(path, ["after", "six bits"])):
+        with pytest.raises(NotImplementedError, match=f'{path}: tensor "six bits": .*{dtype}'):
+            load()
+    loaded = fst.load_tensors(path, ["before", "after"])
+    assert_same(loaded[0], before.tensor())
+    assert_same(loaded[1], after.tensor())
+    assert fst.tensor_names(path) == ["before", "six bits", "after"]
+
+
+@pytest.mark.usefixtures("reader", "chunks")
+@pytest.mark.parametrize("padding", range(8))
+def test_data_at_any_offset(tmp_path, padding):
+    """Nothing in the format aligns a tensor to its elements, but everything in PyTorch expects it."""
+    tensors = {"byte": random_raw("U8", (1,))}
+    tensors |= {name: random_raw(name, (7001,)) for name in ("F32", "C64", "BF16", "I64", "F8_E4M3", "F64")}
+    path = write(tmp_path / "odd.safetensors", tensors, {"padding": "x" * padding}, align=1)
+    for name, tensor in fst.load_file(path).items():
+        assert_same(tensor, tensors[name].tensor())
+        assert tensor.data_ptr() % tensor.element_size() == 0
+        # Any kernel may run on it.
+        assert torch.equal(tensor.clone().view(torch.uint8), tensor.view(torch.uint8))
+
+
+@pytest.mark.usefixtures("reader", "chunks")
+def test_names_in_any_order_and_more_than_once(every_dtype):
+    path, tensors = every_dtype
+    names = [*reversed(tensors), *tensors, "F32", "F32"]
+    loaded = fst.load_tensors(path, names)
+    assert len(loaded) == len(names)
+    for name, tensor in zip(names, loaded, strict=True):
+        assert_same(tensor, tensors[name].tensor())
+
+
+@pytest.mark.usefixtures("reader")
+def test_names_of_any_text(tmp_path):
+    names = ["", " ", "a.b.c", '"quoted"', "back\\slash", "new\nline", "日本語", "🤗", "x" * 5000, "nul\0byte"]
+    tensors = {name: random_raw("U8", (index,)) for index, name in enumerate(names)}
+    path = write(tmp_path / "names.safetensors", tensors)
+    assert fst.tensor_names(path) == names
+    assert list(fst.load_file(path)) == names
+    for name, tensor in zip(names, fst.load_tensors(path, names), strict=True):
+        assert_same(tensor, tensors[name].tensor())
+
+
+def test_order_is_that_of_the_bytes(tmp_path):
+    save_file({"small": torch.zeros(2, dtype=torch.uint8), "large": torch.zeros(2)}, tmp_path / "m.safetensors")
+    # This writer puts wide dtypes first, whatever the order of the dictionary.
+    assert fst.tensor_names(tmp_path / "m.safetensors") == ["large", "small"]
+    assert list(fst.load_file(tmp_path / "m.safetensors")) == ["large", "small"]
+
+
+@pytest.mark.usefixtures("reader", "chunks")
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.float8_e5m2], ids=str)
+def test_cast(every_dtype, dtype):
+    path, tensors = every_dtype
+    loaded = fst.load_file(path, dtype=dtype)
+    for name, raw in tensors.items():
+        assert_same(loaded[name], raw.tensor().to(dtype) if name in CASTABLE_DTYPES else raw.tensor())
+    for name, tensor in zip(tensors, fst.load_tensors(path, list(tensors), dtype=dtype), strict=True):
+        assert_same(tensor, loaded[name])
+
+
+@pytest.mark.usefixtures("reader")
+def test_cast_of_a_tensor_larger_than_the_scratch(tmp_path):
+    """Memory for a cast on its way is bounded by 64 MiB, so a larger tensor is cast in parts."""
+    rows, columns = 9, 2_000_003
+    tensor = torch.arange(rows * columns, dtype=torch.float32).view(rows, columns) / 7
+    raw = Raw("F32", (rows, columns), bytes(tensor.numpy()))
+    path = write(tmp_path / "large.safetensors", {"w": raw})
+    assert_same(fst.load_tensors(path, ["w"], dtype=torch.float16)[0], tensor.to(torch.float16))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.bool, torch.complex64, torch.quint8], ids=str)
+def test_cast_to_what_is_not_floating_point(every_dtype, dtype):
+    path, _ = every_dtype
+    for load in (lambda: fst.load_file(path, dtype=dtype), lambda: fst.load_tensors(path, ["F32"], dtype=dtype)):
+        with pytest.raises(ValueError, match="floating-point"):
+            load()
+
+
+@pytest.mark.usefixtures("reader", "chunks")
+def test_many_tiny_tensors(tmp_path):
+    tensors = {f"t{index}": random_raw("F32", (index % 5,), seed=index) for index in range(3000)}
+    path = write(tmp_path / "tiny.safetensors", tensors)
+    loaded = fst.load_file(path)
+    assert len(loaded) == len(tensors)
+    for name, raw in tensors.items():
+        assert_same(loaded[name], raw.tensor())
+
+
+@pytest.mark.parametrize("choice", ["mmap", "pread"])
+def test_reader_can_be_chosen(every_dtype, monkeypatch, choice):
+    path, _ = every_dtype
+    assert torch.ops.fst.reader([str(path)]) == "mmap"
+    monkeypatch.setenv("FST_READER", choice)
+    assert torch.ops.fst.reader([str(path)]) == choice
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("FST_READER", "floppy"),
+        ("FST_CHUNK_BYTES", "many"),
+        ("FST_CHUNK_BYTES", "-1"),
+        ("FST_STAGING_BYTES", "1"),
+        ("FST_THREADS", "0"),
+        ("FST_LOG", "loud"),
+    ],
+)
+def test_options_that_make_no_sense(every_dtype, monkeypatch, name, value):
+    path, _ = every_dtype
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=f"{name}.*{value}"):
+        fst.load_file(path)
+
+
+def test_log_says_which_reader_was_taken(every_dtype, run_python):
+    path, _ = every_dtype
+    program = "import os, sys; os.dup2(1, 2); import fst; fst.load_file(sys.argv[1])"
+    assert "mmap" in run_python(program, str(path), FST_LOG="debug")
+    assert "pread" in run_python(program, str(path), FST_LOG="debug", FST_READER="pread")
+    assert run_python(program, str(path)) == ""
+
+
+def test_meta_device_reads_headers_only(every_dtype):
+    path, tensors = every_dtype
+    for name, tensor in fst.load_file(path, "meta").items():
+        assert tensor.is_meta
+        assert (tensor.dtype, tensor.shape) == (tensors[name].torch_dtype, tensors[name].torch_shape)
+    assert fst.load_tensors(path, ["F32"], "meta", dtype=torch.float16)[0].dtype == torch.float16

@@ -1,0 +1,204 @@
+"""A load among the other things that a process does: threads, signals, memory."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import fst
+from rawfile import assert_same, random_raw, write, write_sparse
+
+MIB = 1 << 20
+
+
+@pytest.fixture(params=["pread", "mmap"])
+def slow_load(request, monkeypatch):
+    """Many small reads one after another, or page faults of one cast, so that a load takes its time."""
+    monkeypatch.setenv("FST_READER", request.param)
+    monkeypatch.setenv("FST_CHUNK_BYTES", "4096")
+    monkeypatch.setenv("FST_THREADS", "1")
+
+
+@pytest.mark.usefixtures("slow_load")
+def test_other_threads_run_during_a_load(tmp_path):
+    path = write_sparse(tmp_path / "large.safetensors", "F32", (64 * MIB,))
+    counted, stop = 0, threading.Event()
+
+    def count() -> None:
+        nonlocal counted
+        while not stop.is_set():
+            counted += 1
+            time.sleep(0)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    try:
+        while counted == 0:
+            time.sleep(0)
+        before = counted
+        # A cast, so that mapped pages are read too.
+        fst.load_file(path, dtype=torch.float16)
+        during = counted - before
+    finally:
+        stop.set()
+        thread.join()
+    # With the GIL held there would be one turn at most, when the load begins or ends.
+    assert during > 100
+
+
+def test_loads_in_many_threads(tmp_path):
+    tensors = {f"t{index}": random_raw("F32", (1000, index + 1), seed=index) for index in range(20)}
+    path = write(tmp_path / "m.safetensors", tensors)
+    failures = []
+
+    def load() -> None:
+        try:
+            for _ in range(20):
+                loaded = fst.load_tensors(path, list(tensors))
+                for tensor, raw in zip(loaded, tensors.values(), strict=True):
+                    assert_same(tensor, raw.tensor())
+                    tensor.zero_()
+                with pytest.raises(KeyError):
+                    fst.load_tensors(path, ["none"])
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=load) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+INTERRUPTED = """
+import signal, sys, fst
+
+large, small = sys.argv[1:]
+print("ready", flush=True)
+try:
+    fst.load_file(large)
+except KeyboardInterrupt:
+    pass
+else:
+    sys.exit("the load was not interrupted")
+# The process goes on: what the load had taken is back, signals work, and so do loads.
+status = dict(line.split(":") for line in open("/proc/self/status").read().splitlines())
+assert list(fst.load_file(small)) == ["w"]
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    print(int(status["VmRSS"].split()[0]) // 1024, flush=True)
+"""
+
+
+def test_ctrl_c_ends_a_load(tmp_path, python_environ):
+    size = 4096 * MIB
+    large = write_sparse(tmp_path / "large.safetensors", "U8", (size,))
+    small = write(tmp_path / "small.safetensors", {"w": random_raw("U8", (8,))})
+    slow = {"FST_READER": "pread", "FST_CHUNK_BYTES": "4096", "FST_THREADS": "1"}
+    command = [sys.executable, "-c", INTERRUPTED, large, small]
+    with subprocess.Popen(command, env=python_environ | slow, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+
+        def read_bytes() -> int:
+            return int(Path(f"/proc/{process.pid}/io").read_text().split()[1])
+
+        before = read_bytes()
+        while read_bytes() < before + 64 * MIB:
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        resident_mib = int(process.stdout.readline())
+        # Far from done, so it is the signal that has ended it.
+        assert read_bytes() < before + size
+        assert process.wait() == 0
+    # PyTorch alone takes some hundreds.
+    assert resident_mib < 1024
+
+
+def test_a_handler_of_the_program_is_called_as_ever(tmp_path, run_python):
+    """It may decide not to raise; the load has ended anyway."""
+    path = write_sparse(tmp_path / "large.safetensors", "U8", (1024 * MIB,))
+    program = """
+import os, signal, sys, threading, fst
+called = []
+signal.signal(signal.SIGINT, lambda *arguments: called.append(arguments))
+
+def interrupt():
+    before = read_bytes()
+    while read_bytes() < before + (16 << 20):
+        pass
+    os.kill(os.getpid(), signal.SIGINT)
+
+def read_bytes():
+    return int(open("/proc/self/io").read().split()[1])
+
+threading.Thread(target=interrupt).start()
+try:
+    fst.load_file(sys.argv[1])
+except KeyboardInterrupt:
+    print("interrupted", len(called))
+"""
+    slow = {"FST_READER": "pread", "FST_CHUNK_BYTES": "4096", "FST_THREADS": "1"}
+    assert run_python(program, str(path), **slow) == "interrupted 1\n"
+
+
+def test_peak_memory_of_a_read(tmp_path, run_python):
+    """The tensors, and at most 256 MiB beside them."""
+    payload = 1024
+    path = write_sparse(tmp_path / "large.safetensors", "F32", (4, payload // 4 * MIB // 4))
+    program = """
+import sys, fst
+
+def mib(field):
+    status = dict(line.split(":") for line in open("/proc/self/status").read().splitlines())
+    return int(status[field].split()[0]) // 1024
+
+fst.load_tensors(sys.argv[1], [])
+# The peak starts anew at what there is now.
+open("/proc/self/clear_refs", "w").write("5")
+before = mib("VmRSS")
+loaded = fst.load_file(sys.argv[1])
+print(mib("VmHWM") - before)
+"""
+    used = int(run_python(program, str(path), FST_READER="pread"))
+    assert payload - 8 <= used <= payload + 256
+
+
+def test_a_mapped_load_takes_no_memory_before_it_is_used(tmp_path, run_python):
+    path = write_sparse(tmp_path / "large.safetensors", "F32", (256 * MIB,))
+    program = """
+import sys, fst
+
+def rss_mib():
+    status = dict(line.split(":") for line in open("/proc/self/status").read().splitlines())
+    return int(status["VmRSS"].split()[0]) // 1024
+
+fst.load_tensors(sys.argv[1], [])
+before = rss_mib()
+loaded = fst.load_file(sys.argv[1])
+print(rss_mib() - before)
+"""
+    assert int(run_python(program, str(path), FST_READER="mmap")) < 64
+
+
+def test_loads_in_a_forked_child(tmp_path, monkeypatch):
+    """Threads do not survive a fork; whatever the parent had loaded before, a child can load."""
+    path = write(tmp_path / "m.safetensors", {"w": random_raw("F32", (100_000,))})
+    monkeypatch.setenv("FST_READER", "pread")
+    fst.load_file(path)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            assert_same(fst.load_file(path)["w"], random_raw("F32", (100_000,)).tensor())
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0

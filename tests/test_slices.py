@@ -1,0 +1,148 @@
+"""A slice is what indexing the whole tensor gives, and costs no more reading than it must."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fst
+from rawfile import CASTABLE_DTYPES, assert_same, random_raw, write
+
+TENSORS = {
+    "vector": random_raw("F32", (30_000,)),
+    "matrix": random_raw("BF16", (300, 70)),
+    "wide": random_raw("F64", (3, 9000)),
+    "cube": random_raw("U8", (17, 1, 400)),
+    "deep": random_raw("I16", (5, 6, 7, 8, 9)),
+    "complex": random_raw("C64", (41, 43)),
+    "packed": random_raw("F4", (33, 5, 64)),
+    "no rows": random_raw("F16", (0, 4)),
+    "no columns": random_raw("F32", (4, 0, 3)),
+}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("slices") / "slices.safetensors", TENSORS, align=1)
+
+
+@st.composite
+def slices(draw: st.DrawFn) -> tuple[str, int, int, int]:
+    """A tensor's name, a dimension of it, a start and a length that fit."""
+    name = draw(st.sampled_from(list(TENSORS)))
+    shape = TENSORS[name].torch_shape
+    dim = draw(st.integers(-len(shape), len(shape) - 1))
+    start = draw(st.integers(0, shape[dim]))
+    return name, dim, start, draw(st.integers(0, shape[dim] - start))
+
+
+@pytest.mark.usefixtures("reader", "chunks")
+@given(chosen=st.lists(slices(), min_size=1, max_size=8))
+def test_slices_are_those_of_indexing(path, chosen):
+    names, dims, starts, lengths = (list(column) for column in zip(*chosen, strict=True))
+    loaded = fst.load_slices(path, names, dims, starts, lengths)
+    assert len(loaded) == len(names)
+    for tensor, (name, dim, start, length) in zip(loaded, chosen, strict=True):
+        index = [slice(None)] * len(TENSORS[name].torch_shape)
+        index[dim] = slice(start, start + length)
+        assert tensor.is_contiguous()
+        assert_same(tensor, TENSORS[name].tensor()[tuple(index)])
+
+
+@pytest.mark.usefixtures("reader", "chunks")
+@given(chosen=slices(), dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]))
+def test_slices_are_cast(path, chosen, dtype):
+    name, dim, start, length = chosen
+    [tensor] = fst.load_slices(path, [name], [dim], [start], [length], dtype=dtype)
+    stored = TENSORS[name].tensor().narrow(dim, start, length)
+    assert_same(tensor, stored.to(dtype) if TENSORS[name].dtype in CASTABLE_DTYPES else stored)
+
+
+@pytest.mark.parametrize(
+    ("name", "dim", "start", "length"),
+    [
+        ("matrix", 2, 0, 1),
+        ("matrix", -3, 0, 1),
+        ("matrix", 0, -1, 1),
+        ("matrix", 0, 0, -1),
+        ("matrix", 0, 301, 0),
+        ("matrix", 0, 299, 2),
+        ("matrix", 0, 1, 2**63 - 1),
+        ("matrix", 2**62, 0, 1),
+        ("packed", -1, 0, 33),
+        ("no rows", 0, 0, 1),
+    ],
+)
+def test_slices_that_do_not_fit(path, name, dim, start, length):
+    with pytest.raises(ValueError, match=f'{path}: tensor "{name}"') as raised:
+        fst.load_slices(path, ["vector", name], [0, dim], [0, start], [1, length])
+    assert not isinstance(raised.value, fst.SafetensorError)
+
+
+def test_a_scalar_has_no_slices(tmp_path):
+    path = write(tmp_path / "scalar.safetensors", {"scalar": random_raw("F32", ())})
+    for dim in (0, -1):
+        with pytest.raises(ValueError, match=f'{path}: tensor "scalar"'):
+            fst.load_slices(path, ["scalar"], [dim], [0], [1])
+
+
+@pytest.mark.parametrize("given", [([], [0], [1]), ([0], [0, 0], [1]), ([0], [0], [1, 1])])
+def test_lists_of_different_lengths(path, given):
+    with pytest.raises(ValueError, match="1 names"):
+        fst.load_slices(path, ["matrix"], *given)
+
+
+def read_bytes() -> int:
+    """How many bytes this process has asked the system to read so far."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+ROWS, ROW_BYTES = 64, 1 << 20
+# Headers, the count itself, and pages where a read begins or ends.
+SLACK_BYTES = 64 << 10
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    tensors = {"w": random_raw("U8", (ROWS, ROW_BYTES)), "small": random_raw("U8", (8,))}
+    return write(tmp_path_factory.mktemp("large") / "large.safetensors", tensors)
+
+
+@pytest.fixture
+def pread(monkeypatch):
+    """The system counts what is read, but not what is mapped."""
+    monkeypatch.setenv("FST_READER", "pread")
+
+
+@pytest.mark.usefixtures("pread")
+def test_only_the_rows_of_a_slice_are_read(large):
+    before = read_bytes()
+    [rows] = fst.load_slices(large, ["w"], [0], [7], [3])
+    count = read_bytes() - before
+    assert rows.nbytes <= count <= rows.nbytes + SLACK_BYTES
+
+
+@pytest.mark.usefixtures("pread")
+def test_columns_far_apart_are_read_one_by_one(large):
+    before = read_bytes()
+    [columns] = fst.load_slices(large, ["w"], [1], [500_000], [100_000])
+    count = read_bytes() - before
+    assert columns.nbytes <= count <= columns.nbytes + ROWS * 8192 + SLACK_BYTES
+
+
+@pytest.mark.usefixtures("pread")
+def test_only_the_named_tensors_are_read(large):
+    before = read_bytes()
+    fst.load_tensors(large, ["small"])
+    assert read_bytes() - before <= SLACK_BYTES
+
+
+@pytest.mark.usefixtures("pread")
+def test_only_headers_are_read_for_what_is_in_headers(large):
+    before = read_bytes()
+    fst.tensor_names(large)
+    fst.metadata(large)
+    fst.load_file(large, "meta")
+    assert read_bytes() - before <= SLACK_BYTES

@@ -1,0 +1,22 @@
+"""Loads safetensors files into PyTorch tensors.
+
+    import fst
+
+    weights = fst.load_file("model.safetensors", "cuda:0")
+
+Everything here is also an operator under `torch.ops.fst`, for TorchScript and for C++ programs.
+"""
+
+from fst._errors import SafetensorError
+from fst._load import load_file, load_files, load_into, load_slices, load_tensors, metadata, tensor_names
+
+__all__ = [
+    "SafetensorError",
+    "load_file",
+    "load_files",
+    "load_into",
+    "load_slices",
+    "load_tensors",
+    "metadata",
+    "tensor_names",
+]

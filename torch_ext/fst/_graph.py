@@ -1,0 +1,41 @@
+"""What a compiler has to know about loads beyond the shapes of their results."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._library.effects import EffectType
+from torch._subclasses.functional_tensor import FunctionalTensorMode
+
+import fst._fakes  # noqa: F401  (a load is traceable at all only with these)
+
+_CASTABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def _without_cast(
+    mode: FunctionalTensorMode,
+    operator: torch._ops.OpOverload[..., list[Tensor]],
+    types: tuple[type, ...],
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+) -> Any:
+    """Makes the cast of a load a step of its own in programs that are exported and lowered to C++.
+
+    AOTInductor of some PyTorch releases numbers dtypes in one way when it writes a call of a foreign operator and in
+    another when it reads it, so that `dtype=torch.float32` would arrive as float64.
+    """
+    kwargs = dict(kwargs or {})
+    dtype = kwargs.get("dtype")
+    if dtype is None or not torch.compiler.is_exporting():
+        return mode.__torch_dispatch__(operator, types, args, kwargs)
+    del kwargs["dtype"]
+    with mode:
+        return [tensor.to(dtype) if tensor.dtype in _CASTABLE else tensor for tensor in operator(*args, **kwargs)]
+
+
+for _name in ("fst::load_tensors", "fst::load_slices"):
+    # Two equal loads are two tensors, which a compiler would otherwise merge into one, as they have no inputs that
+    # differ. What they return also depends on a file, so a compiled graph must not be kept for a later process, in
+    # which the file may have other shapes. An effect says both.
+    torch.library._register_effectful_op(_name, EffectType.ORDERED)
+    torch.library.register_torch_dispatch(_name, FunctionalTensorMode, _without_cast)
