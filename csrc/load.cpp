@@ -237,7 +237,7 @@ c10::Device resolve_device(c10::Device device) {
   }
   const c10::impl::VirtualGuardImpl guard(device.type());
   const int count = guard.deviceCount();
-  if (device.index() >= count || count == 0) {
+  if (device.index() < -1 || device.index() >= count || count == 0) {
     throw_invalid_argument(device.str() + " was asked for, but PyTorch sees " + std::to_string(count) +
                            " CUDA devices");
   }

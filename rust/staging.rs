@@ -11,7 +11,7 @@
 use crate::device::Device;
 use crate::error::{Error, Kind, Result};
 use crate::plan::Placement;
-use memmap2::{MmapMut, MmapRaw};
+use memmap2::{Advice, MmapMut, MmapRaw};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -40,14 +40,14 @@ impl Slot {
 
 /// The slots of one load and the copies that run from them to `device`.
 pub struct Pool<D: Device> {
-    device: Arc<D>,
     state: Mutex<State<D::Ticket>>,
     changed: Condvar,
     slot_count: usize,
     slot_bytes: usize,
-    // In this order: what the device knows of the memory ends before the memory does.
+    // In this order: what the device knows of the memory ends before the memory and the device do.
     _pinned: Option<D::Pinned>,
     _memory: MmapRaw,
+    device: Arc<D>,
 }
 
 struct State<T> {
@@ -70,6 +70,10 @@ impl<D: Device> Pool<D> {
             Error::new(Kind::OutOfMemory, format!("cannot get {length} bytes of host memory for staging: {error}"))
         })?;
         let memory = MmapRaw::from(memory);
+        // A page that a forked child still shared could be copied away from under a transfer that writes to it.
+        if let Err(error) = memory.advise(Advice::DontFork) {
+            tracing::debug!(%error, "staging is shared with forked children");
+        }
         let pinned = device.pin(memory.as_mut_ptr(), length);
         let slot =
             |index: usize| Slot { address: memory.as_mut_ptr().wrapping_add(index * slot_bytes), bytes: slot_bytes };

@@ -13,7 +13,7 @@ use crate::plan::Placement;
 use cudarc::driver::sys;
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// A GPU and the stream of the caller for which tensors are loaded.
 pub struct Cuda {
@@ -35,8 +35,7 @@ impl Cuda {
     /// # Errors
     /// `device` where there is no driver or no such GPU.
     pub fn open(ordinal: i32, current: u64) -> Result<Cuda> {
-        // SAFETY: only looks for the library.
-        if !unsafe { sys::is_culib_present() } {
+        if !has_driver() {
             return Err(Error::new(Kind::Device, "libcuda, the CUDA driver, cannot be opened; is it installed?"));
         }
         // SAFETY: must be called before any other call of the driver, any number of times.
@@ -167,6 +166,13 @@ impl Device for Cuda {
     fn end(&self) -> Result<()> {
         self.order(self.copies.handle, self.current)
     }
+}
+
+/// Looks for the driver once, since the search goes through many names.
+fn has_driver() -> bool {
+    static FOUND: OnceLock<bool> = OnceLock::new();
+    // SAFETY: only opens the library.
+    *FOUND.get_or_init(|| unsafe { sys::is_culib_present() })
 }
 
 /// The primary context of a GPU, the one that PyTorch uses.
@@ -315,7 +321,11 @@ fn check(call: &str, result: sys::CUresult) -> Result<()> {
         // SAFETY: writes the address of a static string.
         unsafe { sys::cuGetErrorString(result, text) }
     });
-    Err(Error::new(kind, format!("{call} failed with {name}: {meaning}")))
+    let advice = match result {
+        sys::CUresult::CUDA_ERROR_STUB_LIBRARY => "; take the folder of driver stubs out of LD_LIBRARY_PATH",
+        _ => "",
+    };
+    Err(Error::new(kind, format!("{call} failed with {name}: {meaning}{advice}")))
 }
 
 fn text_of(result: sys::CUresult, ask: impl Fn(sys::CUresult, *mut *const c_char) -> sys::CUresult) -> String {

@@ -13,6 +13,7 @@ use fst::error::{Kind, Result};
 use fst::load::Transfer;
 use fst::options::{Options, ReaderChoice};
 use fst::plan::{Destination, Wanted};
+use fst::staging::{PAGE_BYTES, Pool};
 use model::Model;
 use sim::Sim;
 use sim::abi::Fault;
@@ -357,6 +358,16 @@ fn a_device_that_nobody_else_uses_opens_and_closes() {
         assert_eq!(sim.cuda.current(), Ok(0));
         sim.finish().assert_clean();
     }
+}
+
+#[test]
+fn staging_lets_go_of_its_memory_before_its_device() {
+    let sim = Sim::start(0);
+    let pool = Pool::new(Arc::new(Cuda::open(0, 0).unwrap()), 2, PAGE_BYTES).unwrap();
+    assert_eq!(sim.counters().registered_bytes, 2 * PAGE_BYTES as u64);
+    // Nobody else retains the context.
+    drop(pool);
+    sim.finish().assert_clean();
 }
 
 #[test]
