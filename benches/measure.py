@@ -54,8 +54,8 @@ def measure(job: Job) -> dict[str, Any]:
     path = Path(job.path)
     prepare(job.state, path)
     cached_bytes = page_cache.resident_bytes(path)
-    # Enough for a copy in the page cache and one in the process.
-    memory.claim(2 * path.stat().st_size)
+    # Enough for a copy of the file in the process, and for one in the page cache if that has none.
+    memory.claim(path.stat().st_size * (2 if job.state == "cold" else 1))
     device_free_before = torch.cuda.mem_get_info(job.device)[0] if on_cuda else 0
 
     memory.reset_peak()

@@ -50,10 +50,9 @@ class Run:
 
     def reason(self, cell: Cell) -> str:
         """Why a cell has no figure."""
-        failed = [entry["failed"] for entry in self._entries(cell) if "failed" in entry]
-        # A peer that is not there is asked for once, in whichever cell came first.
-        missing = [e["unavailable"] for e in self._measurements() if e["peer"] == cell.peer and "unavailable" in e]
-        return next(iter(failed + missing), "not measured")
+        entries = self._entries(cell)
+        reasons = [entry.get("failed") or entry.get("unavailable") for entry in entries]
+        return next((reason for reason in reasons if reason), "not measured")
 
     def ceiling(self, name: str) -> Figure | None:
         """A rate of the hardware in bytes per second."""

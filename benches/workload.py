@@ -46,11 +46,6 @@ class Workload:
         return sum(tensor.size_bytes for tensor in self.tensors)
 
     @property
-    def selected_bytes(self) -> int:
-        chosen = set(self.selected)
-        return sum(tensor.size_bytes for tensor in self.tensors if tensor.name in chosen)
-
-    @property
     def file_name(self) -> str:
         shapes = "\n".join(f"{t.name} {t.dtype} {t.shape}" for t in self.tensors)
         return f"{self.name}-{hashlib.sha256(shapes.encode()).hexdigest()[:12]}.safetensors"

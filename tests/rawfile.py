@@ -103,13 +103,26 @@ def write_sparse(path: Path, dtype: str, shape: tuple[int, ...], name: str = "w"
     return path
 
 
+def as_integers(tensor: torch.Tensor) -> torch.Tensor:
+    """The same bits as integers, contiguous and on the CPU, which every operation knows what to do with."""
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.detach().view(integers[tensor.element_size()]).cpu().contiguous()
+
+
 def bits_of(tensor: torch.Tensor) -> bytes:
     """A tensor's elements in order, as bytes: two NaNs are equal only if their bits are."""
-    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return bytes(tensor.detach().view(integers[tensor.element_size()]).cpu().contiguous().view(-1).numpy())
+    return bytes(as_integers(tensor).view(-1).numpy())
 
 
 def assert_same(actual: torch.Tensor, expected: torch.Tensor) -> None:
     """Same dtype, same shape, same bits."""
     assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
     assert bits_of(actual) == bits_of(expected)
+
+
+def assert_same_numbers(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """As `assert_same`, but any NaN is as good as another: PyTorch's kernels disagree on the bits of one they cast."""
+    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
+    actual_nan, expected_nan = (tensor.float().isnan().cpu() for tensor in (actual, expected))
+    assert torch.equal(actual_nan, expected_nan)
+    assert torch.equal(as_integers(actual)[~actual_nan], as_integers(expected)[~expected_nan])

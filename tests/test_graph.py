@@ -258,11 +258,31 @@ def test_fakes_read_headers_only(tmp_path):
     assert whole.untyped_storage()._cdata != again.untyped_storage()._cdata
 
 
-def test_fakes_know_every_device(path):
+def test_fakes_of_whole_files(path):
+    """Whoever builds a model without its weights can ask for all of them."""
     write_linear(path, 1)
-    with FakeTensorMode(allow_non_fake_inputs=False):
-        assert fst.load_tensors(path, ["bias"], "meta")[0].device.type == "meta"
-        assert fst.load_tensors(path, ["bias"], "cpu")[0].device.type == "cpu"
+    for load in (fst.load_file, fst.load_files):
+        with FakeTensorMode():
+            loaded = load(path, dtype=torch.bfloat16)
+        assert all(isinstance(tensor, FakeTensor) for tensor in loaded.values())
+        shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in loaded.items()}
+        assert shapes == {name: (shape, torch.bfloat16) for name, shape in SHAPES.items()}
+
+
+def test_dictionaries_and_names_break_a_graph(path):
+    """A graph holds tensors only, so what returns anything else runs outside of it, between two graphs."""
+    weights = write_linear(path, 1)
+
+    def linear(x):
+        loaded = fst.load_file(str(path))
+        assert fst.tensor_names(str(path)) == list(loaded)
+        assert fst.metadata(str(path)) == {}
+        return torch.nn.functional.linear(x, loaded["weight"], loaded["bias"])
+
+    torch.testing.assert_close(torch.compile(linear, backend="eager")(X), expected(weights))
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="non-Tensor"):
+        torch.compile(linear, backend="eager", fullgraph=True)(X)
 
 
 def test_load_into_is_compiled_without_its_file(path):

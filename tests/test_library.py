@@ -27,7 +27,7 @@ def test_a_library_for_another_pytorch(tmp_path):
 def test_a_library_that_is_broken(tmp_path):
     library = tmp_path / "libfst.so"
     library.write_bytes(b"not for the linker")
-    with pytest.raises(ImportError, match=f"{library} .*make build.*(file too short|invalid ELF header)"):
+    with pytest.raises(ImportError, match=f"cannot load {library}: .*(file too short|invalid ELF header).*make build"):
         load_library(library)
 
 

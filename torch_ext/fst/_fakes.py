@@ -1,6 +1,7 @@
-"""What the graph-friendly operators return, as far as a compiler needs to know: it comes from the headers alone."""
+"""What the operators return, as far as a compiler needs to know: it comes from the headers alone."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,23 +9,34 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 import fst._library  # noqa: F401  (registers the operators)
 
+Device = torch.device | str
 
-def _like(read_headers: Callable[[], list[Tensor]], device: torch.device | str) -> list[Tensor]:
-    """Fake tensors on `device`, shaped like the tensors without data that `read_headers` returns."""
-    # Under the fake mode the operator would be this very function again.
+
+def _from_headers(operator: Callable[..., Any], *args: object, dtype: torch.dtype | None) -> Any:
+    """What the operator returns for the device "meta"."""
+    # Under the fake mode the operator would be its own fake again.
     with unset_fake_temporarily():
-        stored = [(tensor.shape, tensor.dtype) for tensor in read_headers()]
-    return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in stored]
+        return operator(*args, "meta", dtype=dtype)
+
+
+def _fake(stored: Tensor, device: Device) -> Tensor:
+    return torch.empty(stored.shape, dtype=stored.dtype, device=device)
+
+
+def _load_file(path: str, device: Device = "cpu", *, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    return _load_files([path], device, dtype=dtype)
+
+
+def _load_files(paths: Sequence[str], device: Device = "cpu", *, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    stored = _from_headers(torch.ops.fst.load_files, paths, dtype=dtype)
+    return {name: _fake(tensor, device) for name, tensor in stored.items()}
 
 
 def _load_tensors(
-    paths: Sequence[str],
-    names: Sequence[str],
-    device: torch.device | str = "cpu",
-    *,
-    dtype: torch.dtype | None = None,
+    paths: Sequence[str], names: Sequence[str], device: Device = "cpu", *, dtype: torch.dtype | None = None
 ) -> list[Tensor]:
-    return _like(lambda: torch.ops.fst.load_tensors(paths, names, "meta", dtype=dtype), device)
+    stored = _from_headers(torch.ops.fst.load_tensors, paths, names, dtype=dtype)
+    return [_fake(tensor, device) for tensor in stored]
 
 
 def _load_slices(
@@ -33,11 +45,12 @@ def _load_slices(
     dims: Sequence[int],
     starts: Sequence[int],
     lengths: Sequence[int],
-    device: torch.device | str = "cpu",
+    device: Device = "cpu",
     *,
     dtype: torch.dtype | None = None,
 ) -> list[Tensor]:
-    return _like(lambda: torch.ops.fst.load_slices(paths, names, dims, starts, lengths, "meta", dtype=dtype), device)
+    stored = _from_headers(torch.ops.fst.load_slices, paths, names, dims, starts, lengths, dtype=dtype)
+    return [_fake(tensor, device) for tensor in stored]
 
 
 def _load_into(paths: Sequence[str], names: Sequence[str], out: Sequence[Tensor]) -> None:
@@ -48,6 +61,11 @@ def _load_into(paths: Sequence[str], names: Sequence[str], out: Sequence[Tensor]
     # Nothing else to say: shapes stay, so a program can be compiled where its checkpoint is not.
 
 
-torch.library.register_fake("fst::load_tensors", _load_tensors)
-torch.library.register_fake("fst::load_slices", _load_slices)
-torch.library.register_fake("fst::load_into", _load_into)
+for _name, _function in (
+    ("load_file", _load_file),
+    ("load_files", _load_files),
+    ("load_tensors", _load_tensors),
+    ("load_slices", _load_slices),
+    ("load_into", _load_into),
+):
+    torch.library.register_fake(f"fst::{_name}", _function)

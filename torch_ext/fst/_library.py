@@ -27,16 +27,16 @@ def load_library(library: Path) -> None:
     if not library.is_file():
         raise ImportError(f"{library} is missing; {_HOW_TO_BUILD}", name="fst", path=str(library))
     built_for = _built_for(library)
-    mismatch = (
-        f"{library} was built for PyTorch {built_for or 'of another version'}, "
-        f"but this is PyTorch {torch.__version__}; {_HOW_TO_BUILD}"
-    )
     if built_for and built_for != ".".join(torch.__version__.split(".")[:2]):
-        raise ImportError(mismatch, name="fst", path=str(library))
+        message = (
+            f"{library} was built for PyTorch {built_for}, but this is PyTorch {torch.__version__}; {_HOW_TO_BUILD}"
+        )
+        raise ImportError(message, name="fst", path=str(library))
     try:
         torch.ops.load_library(library)  # type: ignore[no-untyped-call]
     except OSError as error:
-        raise ImportError(f"{mismatch} ({error.__cause__ or error})", name="fst", path=str(library)) from error
+        message = f"PyTorch {torch.__version__} cannot load {library}: {error.__cause__ or error}; {_HOW_TO_BUILD}"
+        raise ImportError(message, name="fst", path=str(library)) from error
 
 
 load_library(Path(__file__).with_name("libfst.so"))

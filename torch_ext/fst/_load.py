@@ -89,9 +89,9 @@ def load_tensors(
 ) -> list[Tensor]:
     """Loads the tensors that are named, and reads nothing else but the headers.
 
-    It can stand in programs for `torch.compile(fullgraph=True)`, `torch.export` and AOTInductor, which learn the shapes
-    and dtypes from the headers when they compile. A compiled or exported program keeps to those, so compile it anew
-    when its files are replaced by others with other shapes or dtypes.
+    With paths given as str it can stand in programs for `torch.compile(fullgraph=True)`, `torch.export` and
+    AOTInductor, which learn the shapes and dtypes from the headers when they compile. A compiled or exported program
+    keeps to those, so compile it anew when its files are replaced by others with other shapes or dtypes.
 
     Args:
         paths: A path or a list of paths, each as in `load_file`.
