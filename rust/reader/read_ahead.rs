@@ -1,7 +1,7 @@
 //! Reads a mapped file ahead of whoever uses the tensors.
 //!
 //! Page faults alone keep one small request at the disk, and cost a trap each.
-//! Here a few threads take the wanted ranges in large steps, in the order of the
+//! Here threads take the wanted ranges in large steps, in the order of the
 //! file, while the load has long returned: what is not cached the kernel is
 //! asked to read, what is cached gets its page table entries at once. When the
 //! last tensor is gone the threads end.
@@ -11,41 +11,54 @@ use crate::source::Source;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Once, Weak};
 use std::thread;
 
 /// One request to the kernel.
 const STEP_BYTES: u64 = 4 << 20;
-/// The kernel answers each request once it is queued, so several keep the disk busy.
+/// The kernel answers a request once it is queued, so several threads keep the disk busy. What is cached one makes
+/// present faster than anyone can use it, and more would only take the user's cores.
 const THREADS: usize = 4;
 
 /// Starts to read `ranges` of a file, which are in its order, into the page cache, unless they are too small to gain
 /// anything, or so large that the first bytes would be evicted before the last arrive.
 pub fn start(source: &Arc<Source>, mapping: &Arc<Mapping>, ranges: impl Iterator<Item = Range<u64>>) {
-    let steps: Arc<[Range<u64>]> = joined(ranges).iter().flat_map(steps_of).collect();
+    let steps: Vec<Range<u64>> = joined(ranges).iter().flat_map(steps_of).collect();
     let total_bytes: u64 = steps.iter().map(|step| step.end - step.start).sum();
     if total_bytes < STEP_BYTES || total_bytes > host_bytes() / 2 {
         return;
     }
-    let next = Arc::new(AtomicUsize::new(0));
-    for _ in 0..THREADS {
-        let (source, steps, next) = (Arc::clone(source), Arc::clone(&steps), Arc::clone(&next));
-        let users = Arc::downgrade(mapping);
-        let work = move || run(&source, &users, &steps, &next);
-        if let Err(error) = thread::Builder::new().name("fst read-ahead".into()).spawn(work) {
+    let users = Arc::downgrade(mapping);
+    let work = Work { source: Arc::clone(source), users, steps, next: AtomicUsize::new(0), is_cold: Once::new() };
+    Arc::new(work).spawn();
+}
+
+struct Work {
+    source: Arc<Source>,
+    users: Weak<Mapping>,
+    steps: Vec<Range<u64>>,
+    next: AtomicUsize,
+    /// Happens when the first step is found that is not cached.
+    is_cold: Once,
+}
+
+impl Work {
+    fn spawn(self: Arc<Self>) {
+        if let Err(error) = thread::Builder::new().name("fst read-ahead".into()).spawn(move || self.run()) {
             // The pages come all the same, one fault at a time.
             tracing::debug!(%error, "no read-ahead");
         }
     }
-}
 
-fn run(source: &Source, users: &Weak<Mapping>, steps: &[Range<u64>], next: &AtomicUsize) {
-    while let Some(step) = steps.get(next.fetch_add(1, Ordering::Relaxed)) {
-        let Some(mapping) = users.upgrade() else { return };
-        if is_cached(source, step.start) {
-            mapping.populate(step);
-        } else {
-            will_need(source, step);
+    fn run(self: Arc<Self>) {
+        while let Some(step) = self.steps.get(self.next.fetch_add(1, Ordering::Relaxed)) {
+            let Some(mapping) = self.users.upgrade() else { return };
+            if is_cached(&self.source, step.start) {
+                mapping.populate(step);
+            } else {
+                self.is_cold.call_once(|| (1..THREADS).for_each(|_| Arc::clone(&self).spawn()));
+                will_need(&self.source, step);
+            }
         }
     }
 }
