@@ -18,7 +18,7 @@ from ceiling import CEILINGS_OF
 from cell import ACTIONS, Cell
 from machine import load_average, machine_facts
 from measure import Job
-from peer import PEERS, REPOSITORY
+from peer import CALM_THREADS, PEERS, REPOSITORY
 from workload import WORKLOADS, Checkpoint, make_checkpoint
 
 HERE = Path(__file__).resolve().parent
@@ -99,7 +99,9 @@ class Bench:
 
     def _measure_ceiling(self, name: str, number: int) -> None:
         largest = max(self._checkpoints.values(), key=lambda checkpoint: checkpoint.workload.size_bytes)
-        result = self._child("ceiling.py", [name, str(largest.path), TORCH_DEVICES[self._device]], dict(os.environ))
+        result = self._child(
+            "ceiling.py", [name, str(largest.path), TORCH_DEVICES[self._device]], os.environ | CALM_THREADS
+        )
         if result:
             self._results["ceilings"].append({"name": name, "round": number, **result})
             self._keep(number, name, result)

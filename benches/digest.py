@@ -29,7 +29,9 @@ def digest(tensors: "Mapping[str, Tensor]") -> str:
     def tensor_line(item: "tuple[str, Tensor]") -> str:
         name, tensor = item
         content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        return line(name, names[tensor.dtype], tensor.shape, hashlib.sha256(content.data).hexdigest())
+        return line(
+            name, names.get(tensor.dtype, str(tensor.dtype)), tensor.shape, hashlib.sha256(content.data).hexdigest()
+        )
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return combine(pool.map(tensor_line, tensors.items()))

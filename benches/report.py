@@ -36,6 +36,7 @@ Written by `python benches/report.py` from the raw results of `make bench`; no f
 - The clock starts when the library is imported and the device is awake. *Load* ends when every tensor is
   there; *load + read* when every byte of them has been read once, by the same PyTorch sum for all.
   A mapped file is loaded in no time and read when it is used, so the second one is the one to compare.
+- `OMP_WAIT_POLICY=PASSIVE` for all: spinning threads would measure what else the machine does.
 - Afterwards a SHA-256 over names, dtypes, shapes and all bytes is compared with that of the file as it was
   made. A load that is fast and wrong fails.
 - *Warm*: the page cache holds the file, which `mincore` confirms. *Cold*: none of it, dropped with

@@ -9,4 +9,5 @@ mod files;
 mod header;
 mod interrupt;
 mod plan;
+mod read_ahead;
 mod transfer;

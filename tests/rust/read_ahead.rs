@@ -1,0 +1,74 @@
+//! What is mapped is read ahead of its user.
+
+use crate::files;
+use fst::reader::mmap::Mapping;
+use fst::reader::read_ahead;
+use fst::source::Source;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+const FILE_BYTES: usize = 24 << 20;
+const PAGE_BYTES: usize = 4 << 10;
+
+fn drop_from_cache(path: &Path) {
+    let file = File::open(path).unwrap();
+    file.sync_all().unwrap();
+    // SAFETY: advice changes no memory.
+    assert_eq!(unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) }, 0);
+}
+
+/// How many of some pages, spread over a range of the file, a read would find in memory.
+fn cached_pages(source: &Source, pages: std::ops::Range<usize>) -> usize {
+    pages
+        .step_by(64)
+        .filter(|page| {
+            let mut byte = 0_u8;
+            let into = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+            let offset = (page * PAGE_BYTES) as i64;
+            // SAFETY: one byte is read into a byte.
+            unsafe { libc::preadv2(source.file.as_raw_fd(), &raw const into, 1, offset, libc::RWF_NOWAIT) == 1 }
+        })
+        .count()
+}
+
+#[test]
+fn the_wanted_ranges_of_a_cold_file_come_into_the_cache() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("x.safetensors");
+    std::fs::write(&path, files::pattern(1, FILE_BYTES)).unwrap();
+    drop_from_cache(&path);
+    let source = files::source(&path);
+    let mapping = Arc::new(Mapping::open(&source).unwrap());
+    let wanted = [0..8_u64 << 20, 8 << 20..16 << 20];
+    read_ahead::start(&source, &mapping, wanted.into_iter());
+    let pages = 0..(16 << 20) / PAGE_BYTES;
+    let all = pages.len().div_ceil(64);
+    let begin = Instant::now();
+    while cached_pages(&source, pages.clone()) < all {
+        assert!(begin.elapsed() < Duration::from_secs(30), "the pages did not come");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn the_last_user_ends_it() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("x.safetensors");
+    std::fs::write(&path, files::pattern(1, FILE_BYTES)).unwrap();
+    drop_from_cache(&path);
+    let source = files::source(&path);
+    let mapping = Arc::new(Mapping::open(&source).unwrap());
+    let wanted = 0..FILE_BYTES as u64;
+    read_ahead::start(&source, &mapping, std::iter::once(wanted));
+    drop(mapping);
+    // The threads hold the file; once they have ended only the test does.
+    let begin = Instant::now();
+    while Arc::strong_count(&source) > 1 {
+        assert!(begin.elapsed() < Duration::from_secs(30), "a thread goes on without a user");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
