@@ -51,6 +51,7 @@ mod torch {
     impl Torch {
         fn find() -> Result<Torch> {
             println!("cargo:rerun-if-env-changed=FST_PYTHON");
+            println!("cargo:rerun-if-env-changed=PYTHONPATH");
             let python = env::var("FST_PYTHON").unwrap_or_else(|_| "python3".into());
             let script = "import os, torch; print(os.path.dirname(torch.__file__)); \
                           print(int(torch.compiled_with_cxx11_abi())); print(torch.__version__)";

@@ -32,6 +32,8 @@ def timed_load(path: Path, device: torch.device) -> tuple[Weights, float]:
 
     A load to the CPU maps the file, and would look infinitely fast if the pages were not touched.
     """
+    # PyTorch starts its threads, and on a GPU its context, on first use: that is no part of a load.
+    torch.ones(1 << 20, device=device).sum().item()
     start = time.perf_counter()
     weights = torch.ops.fst.load_file(str(path), device)
     if device.type == "cuda":

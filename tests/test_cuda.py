@@ -467,3 +467,12 @@ def test_torchscript(every_dtype):
         for name, tensor in load(str(path)).items():
             assert tensor.is_cuda
             assert_same(tensor, tensors[name].tensor())
+
+
+def test_the_first_cuda_call_of_a_process_may_be_ours(every_dtype, run_python):
+    path, _ = every_dtype
+    program = (
+        "import sys, torch, fst; loaded = fst.load_file(sys.argv[1], 'cuda:0'); "
+        "print(torch.cuda.is_initialized(), torch.cuda.memory_allocated() > 0)"
+    )
+    assert run_python(program, str(path)) == "True True\n"

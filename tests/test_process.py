@@ -81,6 +81,8 @@ INTERRUPTED = """
 import signal, sys, fst
 
 large, small = sys.argv[1:]
+# Python leaves SIGINT ignored where a shell started it in the background.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 print("ready", flush=True)
 try:
     fst.load_file(large)

@@ -4,9 +4,7 @@ use crate::files;
 use fst::reader::mmap::Mapping;
 use fst::reader::read_ahead;
 use fst::source::Source;
-use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -14,11 +12,16 @@ use tempfile::TempDir;
 const FILE_BYTES: usize = 24 << 20;
 const PAGE_BYTES: usize = 4 << 10;
 
-fn drop_from_cache(path: &Path) {
-    let file = File::open(path).unwrap();
-    file.sync_all().unwrap();
+/// A file none of which is in the page cache, and a mapping of it.
+fn cold_file(directory: &TempDir) -> (Arc<Source>, Arc<Mapping>) {
+    let path = directory.path().join("x.safetensors");
+    std::fs::write(&path, files::pattern(1, FILE_BYTES)).unwrap();
+    let source = files::source(&path);
+    source.file.sync_all().unwrap();
     // SAFETY: advice changes no memory.
-    assert_eq!(unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) }, 0);
+    assert_eq!(unsafe { libc::posix_fadvise(source.file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) }, 0);
+    let mapping = Arc::new(Mapping::open(&source).unwrap());
+    (source, mapping)
 }
 
 /// How many of some pages, spread over a range of the file, a read would find in memory.
@@ -38,11 +41,7 @@ fn cached_pages(source: &Source, pages: std::ops::Range<usize>) -> usize {
 #[test]
 fn the_wanted_ranges_of_a_cold_file_come_into_the_cache() {
     let directory = TempDir::new().unwrap();
-    let path = directory.path().join("x.safetensors");
-    std::fs::write(&path, files::pattern(1, FILE_BYTES)).unwrap();
-    drop_from_cache(&path);
-    let source = files::source(&path);
-    let mapping = Arc::new(Mapping::open(&source).unwrap());
+    let (source, mapping) = cold_file(&directory);
     let wanted = [0..8_u64 << 20, 8 << 20..16 << 20];
     read_ahead::start(&source, &mapping, wanted.into_iter());
     let pages = 0..(16 << 20) / PAGE_BYTES;
@@ -57,11 +56,7 @@ fn the_wanted_ranges_of_a_cold_file_come_into_the_cache() {
 #[test]
 fn the_last_user_ends_it() {
     let directory = TempDir::new().unwrap();
-    let path = directory.path().join("x.safetensors");
-    std::fs::write(&path, files::pattern(1, FILE_BYTES)).unwrap();
-    drop_from_cache(&path);
-    let source = files::source(&path);
-    let mapping = Arc::new(Mapping::open(&source).unwrap());
+    let (source, mapping) = cold_file(&directory);
     let wanted = 0..FILE_BYTES as u64;
     read_ahead::start(&source, &mapping, std::iter::once(wanted));
     drop(mapping);
