@@ -40,7 +40,8 @@ Written by `python benches/report.py` from the raw results of `make bench`; no f
 - Afterwards a SHA-256 over names, dtypes, shapes and all bytes is compared with that of the file as it was
   made. A load that is fast and wrong fails.
 - *Warm*: the page cache holds the file (all but 0.2 % at the most), which `mincore` confirms. *Cold*: none of it,
-  dropped with `posix_fadvise` and confirmed. A disk of a virtual machine can still be cached by its host, for everyone alike.
+  dropped with `posix_fadvise` and confirmed. A disk of a virtual machine can still be cached by its host, for
+  everyone alike.
 - Memory that is touched for the first time is slow on some virtual machines, so each process touches and
   frees as much as it may need before the clock starts.
 - *Peak host memory* is the peak of the resident set minus what was resident before the load. It counts the
