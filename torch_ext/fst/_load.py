@@ -281,7 +281,7 @@ def _device(device: Device) -> torch.device | str:
         raise TypeError(f"device must be a torch.device, str, int or None, not {type(device).__name__}")
     if str(device).startswith("cuda") and not torch.compiler.is_compiling() and torch.cuda.is_available():
         # The operator starts CUDA behind the back of torch.cuda, whose statistics would then stay at zero.
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
     return device
 
 
