@@ -19,7 +19,8 @@ namespace fst {
 
 namespace {
 
-// Memory on the device for bytes that are cast or spread over strides before they are where they belong.
+// Memory on the device for bytes that PyTorch casts or spreads over strides before they are where they belong: what
+// the core's own copies cannot do.
 constexpr uint64_t kScratchBytes = 64ull << 20;
 // Pieces in the scratch begin at multiples of this, which suits every dtype and the copy engine.
 constexpr uint64_t kScratchAlignment = 512;
@@ -56,25 +57,25 @@ class Filler {
 
   // `tensor` has the shape of the selection's tensor `index`, and any strides and dtype.
   void add(size_t index, const at::Tensor& tensor) {
-    const Spec& spec = specs_[index];
-    if (spec.bytes == 0) {
-      return;
-    }
-    if (tensor.scalar_type() == stored_type(spec) && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) {
-      direct_.push_back(Piece{index, 0, spec.bytes, address_of(tensor)});
-    } else {
-      add_converted(index, 0, tensor);
+    if (specs_[index].bytes > 0) {
+      targets_.emplace_back(index, tensor);
     }
   }
 
   void run() {
-    if (direct_.empty() && converted_.empty()) {
+    if (targets_.empty()) {
       return;
     }
     auto transfer = open();
-    if (!direct_.empty()) {
-      fill(transfer, direct_);
+    std::vector<Piece> pieces;
+    for (const auto& [index, tensor] : targets_) {
+      if (is_direct(*transfer, index, tensor)) {
+        pieces.push_back(piece(index, 0, specs_[index].bytes, tensor));
+      } else {
+        add_converted(index, 0, tensor);
+      }
     }
+    fill(transfer, pieces);
     run_converted(transfer);
     call_core([&] { finish(std::move(transfer)); });
   }
@@ -105,6 +106,18 @@ class Filler {
           row_bytes > kScratchBytes ? target.select(0, row) : target.narrow(0, row, std::min(step, rows - row));
       add_converted(index, begin + row * row_bytes, part);
     }
+  }
+
+  // Whether the core can bring the bytes where they belong by itself.
+  bool is_direct(const AnyTransfer& transfer, size_t index, const at::Tensor& tensor) const {
+    const auto from = stored_type(specs_[index]);
+    const auto to = tensor.scalar_type();
+    return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg() &&
+           (from == to || transfer.can_cast(static_cast<int8_t>(from), static_cast<int8_t>(to)));
+  }
+
+  static Piece piece(size_t index, uint64_t begin, uint64_t end, const at::Tensor& tensor) {
+    return Piece{index, begin, end, address_of(tensor), static_cast<int8_t>(tensor.scalar_type())};
   }
 
   uint64_t stored_bytes(size_t index, const at::Tensor& target) const {
@@ -143,7 +156,7 @@ class Filler {
       }
       const auto source =
           scratch.narrow(0, used, bytes).view(stored_type(specs_[part.index])).view(part.target.sizes());
-      pieces.push_back(Piece{part.index, part.begin, part.begin + bytes, address_of(source)});
+      pieces.push_back(piece(part.index, part.begin, part.begin + bytes, source));
       copies.emplace_back(part.target, source);
       used += aligned(bytes);
     }
@@ -167,21 +180,30 @@ class Filler {
     return call_core([&] { return selection_.transfer_to_cuda(device_.index(), stream); });
   }
 
-  static void fill(rust::Box<AnyTransfer>& transfer, const std::vector<Piece>& pieces) {
-    call_core([&] { transfer->fill(rust::Slice<const Piece>(pieces.data(), pieces.size())); });
+  void fill(rust::Box<AnyTransfer>& transfer, const std::vector<Piece>& pieces) const {
+    if (pieces.empty()) {
+      return;
+    }
+    const uint64_t bytes =
+        call_core([&] { return transfer->prepare(rust::Slice<const Piece>(pieces.data(), pieces.size())); });
+    // What uses the scratch is ordered before whatever the current stream does next, and so before its next owner.
+    const auto scratch = at::empty({static_cast<int64_t>(bytes)}, at::device(device_).dtype(at::kByte));
+    call_core([&] { transfer->fill(address_of(scratch), bytes); });
   }
 
   const Selection& selection_;
   const rust::Vec<Spec>& specs_;
   const c10::Device device_;
-  std::vector<Piece> direct_;
+  std::vector<std::pair<size_t, at::Tensor>> targets_;
   std::vector<Converted> converted_;
 };
 
 // Tensors that are views of mapped files. Each keeps its own file mapped, and no other.
 class MappedFiles {
  public:
-  explicit MappedFiles(const Selection& selection) : views_(call_core([&] { return selection.views(); })) {}
+  // Of tensors that are wanted with these dtypes, those can be views whose dtype is that of the file.
+  MappedFiles(const Selection& selection, const std::vector<int8_t>& types)
+      : views_(call_core([&] { return selection.views(rust::Slice<const int8_t>(types.data(), types.size())); })) {}
 
   // Undefined where the tensor has to be read.
   at::Tensor view(size_t index, const Spec& spec) {
@@ -252,11 +274,14 @@ std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& 
     throw_invalid_argument(std::string("dtype is ") + c10::toString(*dtype) +
                            ", but only floating-point tensors are cast, and only to floating-point dtypes");
   }
-  const auto final_type = [&](const Spec& spec) { return dtype && spec.is_castable ? *dtype : stored_type(spec); };
-
+  std::vector<int8_t> types;
+  types.reserve(specs.size());
+  for (const Spec& spec : specs) {
+    types.push_back(dtype && spec.is_castable ? static_cast<int8_t>(*dtype) : spec.scalar_type);
+  }
   std::optional<MappedFiles> mapped;
   if (device.is_cpu()) {
-    mapped.emplace(selection);
+    mapped.emplace(selection, types);
   }
   Filler filler(selection, specs, device);
   std::vector<at::Tensor> tensors;
@@ -264,10 +289,8 @@ std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& 
   for (size_t index = 0; index < specs.size(); ++index) {
     const Spec& spec = specs[index];
     auto tensor = mapped ? mapped->view(index, spec) : at::Tensor();
-    if (tensor.defined()) {
-      tensor = tensor.to(final_type(spec));
-    } else {
-      tensor = at::empty(shape_of(spec), at::device(device).dtype(final_type(spec)));
+    if (!tensor.defined()) {
+      tensor = at::empty(shape_of(spec), at::device(device).dtype(static_cast<c10::ScalarType>(types[index])));
       if (!device.is_meta()) {
         filler.add(index, tensor);
       }

@@ -2,17 +2,19 @@
 //! what it describes, and hands addresses to a transfer. Nothing here calls
 //! C++ back.
 
+use crate::cast::Cast;
 use crate::checkpoint::Checkpoint;
 use crate::device::cuda::Cuda;
 use crate::device::host::Host;
+use crate::device::{Device, Scratch};
+use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
-use crate::load::Transfer;
+use crate::load::{self, Batch, Transfer};
 use crate::options::{self, Options};
 use crate::plan::{Destination, Wanted};
 use crate::reader::mmap::Mapping;
-use crate::reader::{self, ReaderKind, Target, read_ahead};
-use crate::source::Source;
-use std::ops::Range;
+use crate::reader::{self, Target};
+use crate::views;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
@@ -34,6 +36,8 @@ mod ffi {
         begin: u64,
         end: u64,
         address: u64,
+        /// The dtype there, as a value of `c10::ScalarType`.
+        scalar_type: i8,
     }
 
     /// An entry of a file's metadata.
@@ -62,7 +66,7 @@ mod ffi {
         fn specs(self: &Selection) -> Result<Vec<Spec>>;
 
         type Views;
-        fn views(self: &Selection) -> Result<Box<Views>>;
+        fn views(self: &Selection, scalar_types: &[i8]) -> Result<Box<Views>>;
         fn address(self: &Views, tensor: usize) -> u64;
         fn source(self: &Views, tensor: usize) -> usize;
         fn hold(self: &Views, source: usize) -> Result<Box<Hold>>;
@@ -71,8 +75,12 @@ mod ffi {
         type AnyTransfer;
         fn transfer_to_host(self: &Selection) -> Result<Box<AnyTransfer>>;
         fn transfer_to_cuda(self: &Selection, ordinal: i32, stream: u64) -> Result<Box<AnyTransfer>>;
-        unsafe fn fill(self: &mut AnyTransfer, pieces: &[Piece]) -> Result<()>;
+        fn can_cast(self: &AnyTransfer, from: i8, to: i8) -> bool;
+        fn prepare(self: &mut AnyTransfer, pieces: &[Piece]) -> Result<u64>;
+        unsafe fn fill(self: &mut AnyTransfer, scratch_address: u64, scratch_bytes: u64) -> Result<()>;
         fn finish(transfer: Box<AnyTransfer>) -> Result<()>;
+
+        fn release() -> Result<i64>;
     }
 }
 
@@ -83,51 +91,21 @@ struct Selection {
 }
 
 /// Which tensors of a selection are views of a mapped file, and where.
-struct Views {
-    files: Vec<MappedFile>,
-    /// For each tensor its file and its address, zero where it is no view.
-    addresses: Vec<(usize, u64)>,
-}
-
-/// A file, mapped if any of its tensors is a view.
-#[derive(Default)]
-struct MappedFile {
-    mapping: Option<Arc<Mapping>>,
-    views: Vec<(usize, Range<u64>)>,
-}
-
-impl MappedFile {
-    /// Gives the views their addresses. Bytes that are wanted twice are a view once, since two tensors of which
-    /// changing one changed the other would be one tensor; the second is read.
-    fn map(&mut self, source: &Arc<Source>, addresses: &mut [(usize, u64)]) -> Result<()> {
-        if self.views.is_empty() {
-            return Ok(());
-        }
-        let mapping = Arc::new(Mapping::open(source)?);
-        self.views.sort_by_key(|(_, range)| range.start);
-        let mut reached = 0;
-        self.views.retain(|(_, range)| {
-            let is_first = range.start >= reached;
-            reached = reached.max(range.end);
-            is_first
-        });
-        for (tensor, range) in &self.views {
-            if let (Some(place), Some(address)) = (addresses.get_mut(*tensor), mapping.address(range.start)) {
-                place.1 = address;
-            }
-        }
-        read_ahead::start(source, &mapping, self.views.iter().map(|(_, range)| range.clone()));
-        self.mapping = Some(mapping);
-        Ok(())
-    }
-}
+struct Views(views::Views);
 
 /// Keeps one file mapped.
 struct Hold {
     _mapping: Arc<Mapping>,
 }
 
-enum AnyTransfer {
+/// A transfer to either device, and its next filling.
+struct AnyTransfer {
+    to: To,
+    wanted: Arc<[Wanted]>,
+    batch: Option<Batch>,
+}
+
+enum To {
     Host(Transfer<Host>),
     Cuda(Transfer<Cuda>),
 }
@@ -178,7 +156,7 @@ impl Checkpoint {
 
     fn reader_names(&self, is_new_host_memory: bool) -> Result<String> {
         guard(|| {
-            let target = if is_new_host_memory { Target::NewHostMemory } else { Target::ExistingMemory };
+            let target = if is_new_host_memory { Target::NewHostMemory } else { Target::HostMemory };
             let choice = Options::from_env()?.reader;
             let mut names = Vec::new();
             for source in self.sources() {
@@ -260,38 +238,27 @@ impl Selection {
         guard(|| self.wanted.iter().map(spec).collect())
     }
 
-    /// Maps the files whose tensors need no copy on the CPU.
-    fn views(&self) -> Result<Box<Views>> {
+    /// Maps the files of tensors that need no copy on the CPU, if they are wanted with these dtypes.
+    fn views(&self, scalar_types: &[i8]) -> Result<Box<Views>> {
         guard(|| {
-            let choice = Options::from_env()?.reader;
-            let sources = self.checkpoint.sources();
-            let kinds: Vec<ReaderKind> =
-                sources.map(|source| reader::choose(choice, source, Target::NewHostMemory)).collect::<Result<_>>()?;
-            let mut files: Vec<MappedFile> = kinds.iter().map(|_| MappedFile::default()).collect();
-            for (tensor, wanted) in self.wanted.iter().enumerate() {
-                let file = files.get_mut(wanted.source).filter(|_| kinds.get(wanted.source) == Some(&ReaderKind::Mmap));
-                if let (Some(file), Some(range)) = (file, viewable(wanted)) {
-                    file.views.push((tensor, range));
-                }
-            }
-            let mut addresses: Vec<(usize, u64)> = self.wanted.iter().map(|wanted| (wanted.source, 0)).collect();
-            for (source, file) in self.checkpoint.sources().zip(&mut files) {
-                file.map(source, &mut addresses)?;
-            }
-            Ok(Box::new(Views { files, addresses }))
+            let dtypes: Vec<_> = scalar_types.iter().map(|&value| Dtype::from_scalar_type(value)).collect();
+            let views = views::Views::open(&self.checkpoint, &self.wanted, &dtypes, &Options::from_env()?)?;
+            Ok(Box::new(Views(views)))
         })
     }
 
     fn transfer_to_host(&self) -> Result<Box<AnyTransfer>> {
-        guard(|| Ok(Box::new(AnyTransfer::Host(self.transfer(Host)?))))
+        guard(|| self.transfer(Host, To::Host))
     }
 
     fn transfer_to_cuda(&self, ordinal: i32, stream: u64) -> Result<Box<AnyTransfer>> {
-        guard(|| Ok(Box::new(AnyTransfer::Cuda(self.transfer(Cuda::open(ordinal, stream)?)?))))
+        guard(|| self.transfer(Cuda::open(ordinal, stream)?, To::Cuda))
     }
 
-    fn transfer<D: crate::device::Device>(&self, device: D) -> Result<Transfer<D>> {
-        Transfer::open(&self.checkpoint, Arc::clone(&self.wanted), Arc::new(device), Options::from_env()?)
+    fn transfer<D: Device>(&self, device: D, to: impl FnOnce(Transfer<D>) -> To) -> Result<Box<AnyTransfer>> {
+        let wanted = Arc::clone(&self.wanted);
+        let transfer = Transfer::open(&self.checkpoint, Arc::clone(&wanted), Arc::new(device), Options::from_env()?)?;
+        Ok(Box::new(AnyTransfer { to: to(transfer), wanted, batch: None }))
     }
 }
 
@@ -307,53 +274,79 @@ fn spec(wanted: &Wanted) -> Result<ffi::Spec> {
     })
 }
 
-/// The bytes of a tensor that can be used where it lies: in one piece, and aligned as its elements need it.
-fn viewable(wanted: &Wanted) -> Option<Range<u64>> {
-    let is_aligned = |range: &Range<u64>| range.start.is_multiple_of(wanted.dtype.item_bytes());
-    wanted.contiguous().filter(|range| !range.is_empty() && is_aligned(range))
-}
-
 impl Views {
+    /// Zero where the tensor is no view.
     fn address(&self, tensor: usize) -> u64 {
-        self.addresses.get(tensor).map_or(0, |&(_, address)| address)
+        self.0.address(tensor).unwrap_or(0)
     }
 
     fn source(&self, tensor: usize) -> usize {
-        self.addresses.get(tensor).map_or(0, |&(source, _)| source)
+        self.0.source(tensor)
     }
 
     fn hold(&self, source: usize) -> Result<Box<Hold>> {
-        let mapping = self.files.get(source).and_then(|file| file.mapping.as_ref());
-        let missing = || Error::new(Kind::Internal, format!("file {source} is not mapped"));
-        Ok(Box::new(Hold { _mapping: Arc::clone(mapping.ok_or_else(missing)?) }))
+        Ok(Box::new(Hold { _mapping: self.0.hold(source)? }))
     }
 }
 
 impl AnyTransfer {
+    fn can_cast(&self, from: i8, to: i8) -> bool {
+        let cast =
+            Dtype::from_scalar_type(from).zip(Dtype::from_scalar_type(to)).and_then(|(from, to)| Cast::new(from, to));
+        cast.is_some_and(|cast| match &self.to {
+            To::Host(transfer) => transfer.can_cast(cast),
+            To::Cuda(transfer) => transfer.can_cast(cast),
+        })
+    }
+
+    /// Plans a filling, and says how much scratch memory it needs.
+    fn prepare(&mut self, pieces: &[ffi::Piece]) -> Result<u64> {
+        guard(|| {
+            let destination = |piece: &ffi::Piece| {
+                let wrong = || Error::new(Kind::Internal, "a piece of no wanted tensor or dtype");
+                let from = self.wanted.get(piece.tensor).ok_or_else(wrong)?.dtype;
+                let to = Dtype::from_scalar_type(piece.scalar_type).ok_or_else(wrong)?;
+                let cast = if from == to { None } else { Some(Cast::new(from, to).ok_or_else(wrong)?) };
+                let ffi::Piece { tensor, begin, end, address, .. } = *piece;
+                Ok(Destination { wanted: tensor, begin, end, address, cast })
+            };
+            let destinations = pieces.iter().map(destination).collect::<Result<Vec<_>>>()?;
+            let batch = match &self.to {
+                To::Host(transfer) => transfer.prepare(&destinations),
+                To::Cuda(transfer) => transfer.prepare(&destinations),
+            }?;
+            let scratch_bytes = batch.scratch_bytes();
+            self.batch = Some(batch);
+            u64::try_from(scratch_bytes).map_err(|_| Error::new(Kind::Internal, "more scratch than there can be"))
+        })
+    }
+
+    /// Carries out the filling that was prepared.
+    ///
     /// # Safety
     /// That of [`Transfer::fill`].
-    unsafe fn fill(&mut self, pieces: &[ffi::Piece]) -> Result<()> {
+    unsafe fn fill(&mut self, address: u64, bytes: u64) -> Result<()> {
         guard(|| {
-            let destination = |piece: &ffi::Piece| Destination {
-                wanted: piece.tensor,
-                begin: piece.begin,
-                end: piece.end,
-                address: piece.address,
-            };
-            let destinations: Vec<Destination> = pieces.iter().map(destination).collect();
-            match self {
+            let batch = self.batch.take().ok_or_else(|| Error::new(Kind::Internal, "nothing was prepared"))?;
+            let scratch = Scratch { address, bytes };
+            match &mut self.to {
                 // SAFETY: the caller's promise is the same.
-                AnyTransfer::Host(transfer) => unsafe { transfer.fill(&destinations) },
+                To::Host(transfer) => unsafe { transfer.fill(&batch, scratch) },
                 // SAFETY: as above.
-                AnyTransfer::Cuda(transfer) => unsafe { transfer.fill(&destinations) },
+                To::Cuda(transfer) => unsafe { transfer.fill(&batch, scratch) },
             }
         })
     }
 }
 
 fn finish(transfer: Box<AnyTransfer>) -> Result<()> {
-    guard(|| match *transfer {
-        AnyTransfer::Host(transfer) => transfer.finish(),
-        AnyTransfer::Cuda(transfer) => transfer.finish(),
+    guard(|| match transfer.to {
+        To::Host(transfer) => transfer.finish(),
+        To::Cuda(transfer) => transfer.finish(),
     })
+}
+
+/// See [`load::release`].
+fn release() -> Result<i64> {
+    guard(|| Ok(i64::try_from(load::release()).unwrap_or(i64::MAX)))
 }

@@ -4,34 +4,57 @@
 pub mod cuda;
 pub mod host;
 
+use crate::cast::Cast;
 use crate::error::Result;
 use crate::plan::Placement;
+use std::any::Any;
+
+/// Keeps host memory known to a device until it is dropped.
+pub type Pinned = Box<dyn Any + Send + Sync>;
 
 /// Memory that a load fills.
 pub trait Device: Send + Sync {
     /// A copy that runs.
     type Ticket: Send;
-    /// Keeps host memory known to the device, until it is dropped.
-    type Pinned: Send + Sync;
 
     /// Lets the device read host memory by itself. `None` where that is not needed or was refused;
     /// copies work all the same.
-    fn pin(&self, address: *mut u8, length: usize) -> Option<Self::Pinned>;
+    fn pin(&self, memory: &mut [u8]) -> Option<Pinned>;
+
+    /// The PCI address of the device, where it has one.
+    fn pci_id(&self) -> Option<String>;
 
     /// Whether host code may write the device's memory.
     fn is_host(&self) -> bool;
 
-    /// Orders the copies that follow behind what the caller has queued for the device.
+    /// Whether copies to the device can do this to elements.
+    fn can_cast(&self, cast: Cast) -> bool;
+
+    /// What a chunk in a slot of this size may hold, so that what the device itself puts there fits too.
+    fn room(&self, slot_bytes: usize) -> Room;
+
+    /// What it takes to carry out a chunk of `bytes` with these placements.
+    fn needs(&self, bytes: usize, placements: &[Placement]) -> Needs;
+
+    /// Orders the copies that follow behind what the caller has queued for the device, and gives them scratch
+    /// memory, as much as any of the chunks needs.
     ///
     /// # Errors
     /// `device`, from the driver.
-    fn begin(&self) -> Result<()>;
+    fn begin(&self, scratch: Scratch) -> Result<()>;
 
-    /// Starts copies from `bytes`, which stay as they are until the ticket has been waited for.
+    /// Starts copies from the first `bytes` of a slot, which stays as it is until the ticket has been waited for.
+    /// The device may write to the rest of the slot.
     ///
     /// # Errors
-    /// `device`, from the driver; no copy from `bytes` runs then.
-    fn copy(&self, bytes: &[u8], placements: &[Placement]) -> Result<Self::Ticket>;
+    /// `device`, from the driver; no copy from the slot runs then.
+    fn copy(&self, slot: &mut [u8], bytes: usize, placements: &[Placement]) -> Result<Self::Ticket>;
+
+    /// Whether a copy has ended, well or not.
+    ///
+    /// # Errors
+    /// `device`, from the driver.
+    fn has_ended(&self, ticket: &Self::Ticket) -> Result<bool>;
 
     /// Waits for the end of a copy.
     ///
@@ -44,4 +67,31 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// `device`, from the driver.
     fn end(&self) -> Result<()>;
+}
+
+/// The most that a chunk may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Bytes that are read.
+    pub chunk_bytes: usize,
+    /// Placements.
+    pub placements_max: usize,
+}
+
+/// What a chunk needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Needs {
+    /// Bytes of a slot.
+    pub slot_bytes: usize,
+    /// Bytes of the device's own memory, which all chunks of a filling share.
+    pub scratch_bytes: usize,
+}
+
+/// Memory of the device that the caller lends to a filling.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Scratch {
+    /// Where it begins.
+    pub address: u64,
+    /// How long it is.
+    pub bytes: u64,
 }

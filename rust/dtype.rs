@@ -81,6 +81,11 @@ impl Dtype {
         TABLE.iter().find(|row| row.name == name).map(|row| row.dtype)
     }
 
+    /// The dtype that PyTorch's scalar type with this value holds.
+    pub fn from_scalar_type(value: i8) -> Option<Dtype> {
+        TABLE.iter().find(|row| row.scalar_type == Some(value)).map(|row| row.dtype)
+    }
+
     fn row(self) -> &'static Row {
         // Every dtype has its row, which a test checks; the fallback is never taken.
         TABLE.iter().find(|row| row.dtype == self).unwrap_or(&TABLE[0])

@@ -18,6 +18,8 @@
 pub mod error;
 pub mod options;
 pub mod dtype;
+pub mod cast;
+pub mod scatter;
 pub mod source;
 pub mod header;
 pub mod workers;
@@ -26,6 +28,7 @@ pub mod plan;
 pub mod reader;
 pub mod device;
 pub mod staging;
+pub mod views;
 pub mod interrupt;
 pub mod load;
 #[cfg(feature = "torch")]

@@ -46,9 +46,9 @@ pub const THREADS_MAX: usize = 256;
 pub struct Options {
     /// Which reader to use. `FST_READER`: `auto`, `mmap` or `pread`.
     pub reader: ReaderChoice,
-    /// The most bytes that are read at once. `FST_CHUNK_BYTES`.
+    /// Bytes of a slot of staging, and so the most that is read at once. `FST_CHUNK_BYTES`.
     pub chunk_bytes: usize,
-    /// The most host memory that holds bytes on their way. `FST_STAGING_BYTES`.
+    /// The most host memory of the process that holds bytes on their way, for all loads. `FST_STAGING_BYTES`.
     pub staging_bytes: usize,
     /// How many threads read. `FST_THREADS`.
     pub threads: usize,
@@ -60,7 +60,7 @@ impl Default for Options {
         Options {
             reader: ReaderChoice::Auto,
             chunk_bytes: 4 << 20,
-            staging_bytes: 64 << 20,
+            staging_bytes: STAGING_BYTES_MAX,
             // Reads from a disk wait rather than work, so even few cores want several in flight.
             threads: cores.clamp(4, 16),
         }

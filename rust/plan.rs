@@ -10,6 +10,7 @@
 //!        placements that say which of its bytes go to which address
 //! ```
 
+use crate::cast::Cast;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::header::Entry;
@@ -151,17 +152,38 @@ pub struct Destination {
     pub end: u64,
     /// The address of the first byte, on the host or on a device.
     pub address: u64,
+    /// What becomes of the elements on the way.
+    pub cast: Option<Cast>,
 }
 
 /// What the plan must keep to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The most bytes of a chunk.
+    /// The most bytes of a chunk, at least the alignment and eight more, so that an element always fits.
     pub chunk_bytes: u64,
     /// Bytes that nobody wants are read too where a gap is no longer than this, since another read costs more.
     pub gap_bytes: u64,
-    /// Pieces of at least this size are read straight into place. `None` where only the device can write there.
+    /// Pieces of at least this size are read straight into place. `None` where only the device can write there, or
+    /// where reads cannot begin at any byte.
     pub direct_bytes: Option<u64>,
+    /// A reader may widen each read to multiples of this in the file, and in the slot has the room for it. 1 where
+    /// reads begin and end anywhere; `chunk_bytes` is a multiple of it, and no gap is shorter.
+    pub alignment: u64,
+    /// The most placements of a chunk.
+    pub placements_max: usize,
+}
+
+impl Limits {
+    /// How much of a row at `begin` one chunk can hold, in whole elements.
+    fn part_bytes(&self, begin: u64, item_bytes: u64) -> u64 {
+        let room = self.chunk_bytes - begin % self.alignment;
+        room - room % item_bytes
+    }
+
+    /// A row of this size fits a chunk wherever in the file it begins.
+    fn row_bytes_max(&self) -> u64 {
+        self.chunk_bytes - (self.alignment - 1)
+    }
 }
 
 /// What is read at once.
@@ -182,7 +204,7 @@ pub enum Chunk {
     Staged {
         /// The file.
         source: usize,
-        /// Bytes of the slot that the reads fill.
+        /// Bytes of the slot that the reads, widened to the alignment, may fill.
         bytes: usize,
         /// In the order of the file, and of the slot.
         reads: Vec<Read>,
@@ -215,6 +237,15 @@ pub struct Placement {
     pub slot_stride: usize,
     /// Where the first row goes.
     pub address: u64,
+    /// What becomes of the elements.
+    pub cast: Option<Cast>,
+}
+
+impl Placement {
+    /// Bytes of a row where it goes.
+    pub fn target_row_bytes(&self) -> usize {
+        to_usize(bytes_after(self.cast, u64::try_from(self.row_bytes).unwrap_or(u64::MAX)))
+    }
 }
 
 /// Plans how to fill `destinations`.
@@ -228,6 +259,11 @@ pub fn plan(wanted: &[Wanted], destinations: &[Destination], limits: &Limits) ->
         let tensor = wanted.get(destination.wanted).ok_or_else(outside)?;
         if destination.begin > destination.end || destination.end > tensor.bytes() {
             return Err(outside());
+        }
+        let item_bytes = tensor.dtype.item_bytes();
+        let is_cut = |edge: u64| !edge.is_multiple_of(item_bytes);
+        if destination.cast.is_some() && (is_cut(destination.begin) || is_cut(destination.end)) {
+            return Err(Error::new(Kind::Internal, format!("{destination:?} is cast, but cuts an element")));
         }
         push_runs(tensor, destination, limits, &mut runs);
     }
@@ -256,9 +292,15 @@ struct Run {
     rows: u64,
     stride: u64,
     address: u64,
+    cast: Option<Cast>,
 }
 
 impl Run {
+    /// Where the bytes that lie `bytes` behind the first one go.
+    fn address_of(&self, bytes: u64) -> u64 {
+        self.address + bytes_after(self.cast, bytes)
+    }
+
     fn end(&self) -> u64 {
         self.begin + (self.rows - 1) * self.stride + self.row_bytes
     }
@@ -272,24 +314,21 @@ impl Run {
 /// A row longer than a chunk becomes several, so that whoever wants the same bytes finds them in the same chunks.
 fn push_runs(tensor: &Wanted, destination: &Destination, limits: &Limits, runs: &mut Vec<Run>) {
     let Region { begin, row_bytes, stride, .. } = tensor.region;
+    let Destination { address, cast, .. } = *destination;
     let mut at = destination.begin;
     while at < destination.end {
         let (row, column) = (at / row_bytes, at % row_bytes);
+        let offset = begin + row * stride + column;
+        let part_bytes = limits.part_bytes(offset, tensor.dtype.item_bytes());
         let left = destination.end - at;
         let whole_rows = if column == 0 { left / row_bytes } else { 0 };
         let (row_bytes, rows) = match whole_rows {
-            0 => (left.min(row_bytes - column).min(limits.chunk_bytes), 1),
-            _ if row_bytes > limits.chunk_bytes => (limits.chunk_bytes, 1),
+            0 => (left.min(row_bytes - column).min(part_bytes), 1),
+            _ if row_bytes > limits.row_bytes_max() => (row_bytes.min(part_bytes), 1),
             rows => (row_bytes, rows),
         };
-        runs.push(Run {
-            source: tensor.source,
-            begin: begin + row * stride + column,
-            row_bytes,
-            rows,
-            stride,
-            address: destination.address.saturating_add(at - destination.begin),
-        });
+        let whole = Run { source: tensor.source, begin: offset, row_bytes, rows, stride, address, cast };
+        runs.push(Run { address: whole.address_of(at - destination.begin), ..whole });
         at += row_bytes * rows;
     }
 }
@@ -318,11 +357,11 @@ impl Planner<'_> {
     /// What is `is_shared` has bytes that another run wants too; both are placed from one chunk, read once.
     fn add(&mut self, run: Run, is_shared: bool) {
         let is_large = self.limits.direct_bytes.is_some_and(|least| run.row_bytes >= least);
-        if is_large && !is_shared {
+        if is_large && !is_shared && run.cast.is_none() {
             self.add_direct(run);
         } else if run.rows == 1 {
-            let slot_begin = to_usize(self.read(run.source, run.begin, run.row_bytes));
-            self.place(slot_begin, run.row_bytes, 1, run.row_bytes, run.address);
+            let slot_begin = self.read(run.source, run.begin, run.row_bytes);
+            self.place(&run, slot_begin, 0, 1, run.row_bytes);
         } else if run.stride - run.row_bytes <= self.limits.gap_bytes && run.stride <= self.limits.chunk_bytes {
             self.add_rows_with_gaps(run);
         } else {
@@ -349,8 +388,8 @@ impl Planner<'_> {
             let begin = run.begin + row * run.stride;
             let room = self.room_at(run.source, begin, run.row_bytes);
             let rows = ((room - run.row_bytes) / run.stride + 1).min(run.rows - row);
-            let slot_begin = to_usize(self.read(run.source, begin, (rows - 1) * run.stride + run.row_bytes));
-            self.place(slot_begin, run.row_bytes, rows, run.stride, run.address + row * run.row_bytes);
+            let slot_begin = self.read(run.source, begin, (rows - 1) * run.stride + run.row_bytes);
+            self.place(&run, slot_begin, row, rows, run.stride);
             row += rows;
         }
     }
@@ -359,18 +398,18 @@ impl Planner<'_> {
     fn add_rows_packed(&mut self, run: Run) {
         let mut placed_in = None;
         for row in 0..run.rows {
-            let (begin, address) = (run.begin + row * run.stride, run.address + row * run.row_bytes);
-            let slot_begin = to_usize(self.read(run.source, begin, run.row_bytes));
+            let slot_begin = self.read(run.source, run.begin + row * run.stride, run.row_bytes);
             let chunk = self.chunks.len();
             // The last placement of this chunk is of this run, if this run has placed anything in it. Rows that
             // another run has had read already lie apart, and are placed apart.
             let last = self.open.as_mut().and_then(|open| open.placements.last_mut());
-            match last.filter(|last| placed_in == Some(chunk) && last.slot_begin + last.row_bytes == slot_begin) {
+            let follows = |last: &&mut Placement| last.slot_begin + last.row_bytes == to_usize(slot_begin);
+            match last.filter(|last| placed_in == Some(chunk) && follows(last)) {
                 Some(last) => {
                     last.row_bytes += to_usize(run.row_bytes);
                     last.slot_stride = last.row_bytes;
                 }
-                None => self.place(slot_begin, run.row_bytes, 1, run.row_bytes, address),
+                None => self.place(&run, slot_begin, row, 1, run.row_bytes),
             }
             placed_in = Some(chunk);
         }
@@ -379,18 +418,20 @@ impl Planner<'_> {
     /// How many bytes from `begin` on the open chunk could still take, or a new one where it could not take `least`.
     fn room_at(&self, source: usize, begin: u64, least: u64) -> u64 {
         let room = match &self.open {
-            Some(open) if open.source == source => {
+            Some(open) if open.source == source && !open.is_full(self.limits) => {
                 self.limits.chunk_bytes.saturating_sub(open.bytes_before(begin, self.limits))
             }
-            _ => self.limits.chunk_bytes,
+            _ => 0,
         };
-        if room < least { self.limits.chunk_bytes } else { room }
+        if room < least { self.limits.chunk_bytes - begin % self.limits.alignment } else { room }
     }
 
     /// Makes sure that the open chunk reads this range, and says where in the slot it lies.
     fn read(&mut self, source: usize, begin: u64, length: u64) -> u64 {
         let fits = self.open.as_ref().is_some_and(|open| {
-            open.source == source && open.bytes_before(begin, self.limits) + length <= self.limits.chunk_bytes
+            open.source == source
+                && !open.is_full(self.limits)
+                && open.bytes_before(begin, self.limits) + length <= self.limits.chunk_bytes
         });
         if !fits {
             self.close();
@@ -400,14 +441,16 @@ impl Planner<'_> {
         open.read(begin, length, self.limits)
     }
 
-    fn place(&mut self, slot_begin: usize, row_bytes: u64, rows: u64, slot_stride: u64, address: u64) {
+    /// Places `rows` rows of the run, from its row `row` on, which lie in the slot of the open chunk.
+    fn place(&mut self, run: &Run, slot_begin: u64, row: u64, rows: u64, slot_stride: u64) {
         let Some(open) = &mut self.open else { return };
         open.placements.push(Placement {
-            slot_begin,
-            row_bytes: to_usize(row_bytes),
+            slot_begin: to_usize(slot_begin),
+            row_bytes: to_usize(run.row_bytes),
             rows: to_usize(rows),
             slot_stride: to_usize(slot_stride),
-            address,
+            address: run.address_of(row * run.row_bytes),
+            cast: run.cast,
         });
     }
 
@@ -429,11 +472,15 @@ impl Planner<'_> {
 }
 
 impl OpenChunk {
+    fn is_full(&self, limits: &Limits) -> bool {
+        self.placements.len() >= limits.placements_max
+    }
+
     /// Bytes of the slot before the place that a read of the file at `begin` would get.
     fn bytes_before(&self, begin: u64, limits: &Limits) -> u64 {
         match self.reads.last() {
             Some(last) if last.reaches(begin, limits) => last.slot_begin + (begin - last.offset),
-            _ => self.bytes,
+            _ => self.bytes + begin % limits.alignment,
         }
     }
 
@@ -445,7 +492,7 @@ impl OpenChunk {
             }
             _ => self.reads.push(OpenRead { offset: begin, slot_begin, length }),
         }
-        self.bytes = self.bytes.max(slot_begin + length);
+        self.bytes = self.bytes.max((slot_begin + length).next_multiple_of(limits.alignment));
         slot_begin
     }
 }
@@ -455,6 +502,11 @@ impl OpenRead {
     fn reaches(&self, begin: u64, limits: &Limits) -> bool {
         begin >= self.offset && begin <= (self.offset + self.length).saturating_add(limits.gap_bytes)
     }
+}
+
+/// How long the elements in `bytes` bytes are after a cast.
+fn bytes_after(cast: Option<Cast>, bytes: u64) -> u64 {
+    cast.map_or(bytes, |cast| bytes / cast.from.item_bytes() * cast.to.item_bytes())
 }
 
 /// Sizes inside a chunk fit, since a chunk is at most `chunk_bytes`, which came from a `usize`.

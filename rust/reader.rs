@@ -5,8 +5,9 @@ pub mod mmap;
 pub mod pread;
 pub mod read_ahead;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::options::ReaderChoice;
+use crate::plan::Read;
 use crate::source::Source;
 use std::fmt;
 use std::os::fd::AsRawFd;
@@ -19,15 +20,42 @@ pub const DIRECT_BYTES: u64 = 128 << 10;
 
 /// Reads ranges of one file. Every reader keeps to the same contract:
 ///
-/// - `into` is filled whole or an error is returned; short reads are resumed, interrupted ones repeated.
+/// - What is asked for is filled whole or an error is returned; short reads are resumed, interrupted ones repeated.
 /// - The end of the file before the end of the range is an `io` error that names the file and the byte.
 /// - Any number of threads may read at once.
 pub trait Reader: Send + Sync {
+    /// [`Reader::fill`] is quickest where reads have room to be widened to multiples of this many bytes, and may
+    /// write there.
+    fn alignment(&self) -> u64 {
+        1
+    }
+
     /// Fills `into` with the bytes of the file from `offset` on.
     ///
     /// # Errors
     /// `io`, naming the file and the byte.
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<()>;
+
+    /// Carries out all reads of a chunk.
+    ///
+    /// # Errors
+    /// `io`, naming the file and the byte.
+    fn fill(&self, reads: &[Read], buffer: Buffer<'_>) -> Result<()> {
+        for read in reads {
+            let outside = || Error::new(Kind::Internal, format!("{read:?} does not fit its slot"));
+            let end = read.slot_begin.saturating_add(read.length);
+            self.read(read.offset, buffer.bytes.get_mut(read.slot_begin..end).ok_or_else(outside)?)?;
+        }
+        Ok(())
+    }
+}
+
+/// Memory that a reader fills.
+pub struct Buffer<'a> {
+    /// Names the memory for as long as the process lives, so that a reader may make it known to the kernel once.
+    pub id: u64,
+    /// The memory itself, which begins at a page.
+    pub bytes: &'a mut [u8],
 }
 
 /// The readers there are.
@@ -53,8 +81,10 @@ impl fmt::Display for ReaderKind {
 pub enum Target {
     /// New tensors on the CPU, which may be views of a mapping.
     NewHostMemory,
-    /// Memory that exists already, on the host or on a device, so that bytes have to be moved.
-    ExistingMemory,
+    /// Memory of the host that exists already, so that bytes have to be moved.
+    HostMemory,
+    /// Memory of a device, which bytes reach through staging.
+    DeviceMemory,
 }
 
 /// Chooses the reader for a file.
@@ -65,7 +95,7 @@ pub fn choose(choice: ReaderChoice, source: &Source, target: Target) -> Result<R
     let (kind, why) = match choice {
         ReaderChoice::Mmap => (ReaderKind::Mmap, "asked for"),
         ReaderChoice::Pread => (ReaderKind::Pread, "asked for"),
-        ReaderChoice::Auto if target == Target::ExistingMemory => {
+        ReaderChoice::Auto if target != Target::NewHostMemory => {
             (ReaderKind::Pread, "bytes that are moved anyway are best read where they go")
         }
         ReaderChoice::Auto => match remote_file_system(source)? {
@@ -80,12 +110,12 @@ pub fn choose(choice: ReaderChoice, source: &Source, target: Target) -> Result<R
     Ok(kind)
 }
 
-/// Opens a reader that moves bytes.
+/// Opens the reader of a file that moves bytes to `target`.
 ///
 /// # Errors
-/// `io` where the file cannot be mapped.
-pub fn open(kind: ReaderKind, source: &Arc<Source>) -> Result<Box<dyn Reader>> {
-    Ok(match kind {
+/// `io` where the file cannot be mapped or asked about.
+pub fn open(choice: ReaderChoice, source: &Arc<Source>, target: Target) -> Result<Box<dyn Reader>> {
+    Ok(match choose(choice, source, target)? {
         ReaderKind::Mmap => Box::new(mmap::MmapReader::open(source)?),
         ReaderKind::Pread => Box::new(pread::PreadReader::new(Arc::clone(source))),
     })

@@ -1,124 +1,107 @@
-//! A fixed pool of page-aligned slots through which bytes travel.
+//! The slots through which the bytes of one load travel.
 //!
 //! ```text
 //! Free --acquire--> Reading --submit--> Copying --(copy done)--> Free
 //! ```
 //!
 //! Where a slot stands is who owns it, so no flag can be wrong: a free slot
-//! belongs to the pool, a reading one to the worker that holds the [`Slot`],
-//! a copying one to the pool's queue together with the ticket of its copy.
+//! belongs to the process's pool or to the load's, a reading one to the worker
+//! that holds the [`Slot`], a copying one to the load's queue together with
+//! the ticket of its copy.
+
+pub mod numa;
+pub mod pool;
 
 use crate::device::Device;
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::plan::Placement;
-use memmap2::{Advice, MmapMut, MmapRaw};
+pub use pool::{PAGE_BYTES, Request, Slot};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-/// A slot that its holder may write.
-pub struct Slot {
-    address: *mut u8,
-    bytes: usize,
-}
-
-// SAFETY: a slot is the only access to its bytes, so it may move to another thread.
-unsafe impl Send for Slot {}
-
-impl Slot {
-    /// The slot's bytes.
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the pool hands out each part of its memory once, and outlives the borrow since the
-        // slot came from it; anonymous pages are initialised to zero.
-        unsafe { std::slice::from_raw_parts_mut(self.address, self.bytes) }
-    }
-
-    fn bytes(&self) -> &[u8] {
-        // SAFETY: as above.
-        unsafe { std::slice::from_raw_parts(self.address, self.bytes) }
-    }
-}
+/// While other loads hold all memory, how long until a waiting one looks whether it should go on waiting.
+const PATIENCE: Duration = Duration::from_millis(50);
 
 /// The slots of one load and the copies that run from them to `device`.
-pub struct Pool<D: Device> {
+pub struct Staging<D: Device> {
     state: Mutex<State<D::Ticket>>,
     changed: Condvar,
-    slot_count: usize,
-    slot_bytes: usize,
-    // In this order: what the device knows of the memory ends before the memory and the device do.
-    _pinned: Option<D::Pinned>,
-    _memory: MmapRaw,
+    request: Request,
+    slot_count_max: usize,
     device: Arc<D>,
 }
 
 struct State<T> {
     free: Vec<Slot>,
-    /// The oldest first, which is the order in which copies on one stream end.
+    /// The oldest first, which is about the order in which copies end.
     copying: VecDeque<(Slot, T)>,
+    /// Slots that the load has, wherever they stand.
+    slot_count: usize,
 }
 
-/// Slots begin at page boundaries, as direct reads want it.
-pub const PAGE_BYTES: usize = 4 << 10;
-
-impl<D: Device> Pool<D> {
-    /// Makes `slot_count` slots of `slot_bytes`, whole pages, and lets the device pin them.
-    ///
-    /// # Errors
-    /// `out-of-memory` when the host has none.
-    pub fn new(device: Arc<D>, slot_count: usize, slot_bytes: usize) -> Result<Self> {
-        let length = slot_bytes.saturating_mul(slot_count);
-        let memory = MmapMut::map_anon(length).map_err(|error| {
-            Error::new(Kind::OutOfMemory, format!("cannot get {length} bytes of host memory for staging: {error}"))
-        })?;
-        let memory = MmapRaw::from(memory);
-        // A page that a forked child still shared could be copied away from under a transfer that writes to it.
-        if let Err(error) = memory.advise(Advice::DontFork) {
-            tracing::debug!(%error, "staging is shared with forked children");
-        }
-        let pinned = device.pin(memory.as_mut_ptr(), length);
-        let slot =
-            |index: usize| Slot { address: memory.as_mut_ptr().wrapping_add(index * slot_bytes), bytes: slot_bytes };
-        let state = State { free: (0..slot_count).rev().map(slot).collect(), copying: VecDeque::new() };
-        tracing::debug!(slot_count, slot_bytes, pinned = pinned.is_some(), "staging");
-        Ok(Pool {
-            device,
-            state: Mutex::new(state),
-            changed: Condvar::new(),
-            slot_count,
-            slot_bytes,
-            _pinned: pinned,
-            _memory: memory,
-        })
+impl<D: Device> Staging<D> {
+    /// Staging of at most `slot_count_max` slots, which are taken when they are needed.
+    pub fn new(device: Arc<D>, slot_count_max: usize, request: Request) -> Self {
+        tracing::debug!(slot_count_max, slot_bytes = request.bytes, "staging");
+        let state = State { free: Vec::new(), copying: VecDeque::new(), slot_count: 0 };
+        Staging { state: Mutex::new(state), changed: Condvar::new(), request, slot_count_max, device }
     }
 
-    /// Whether there are that many slots of at least that size.
-    pub fn has(&self, slot_count: usize, slot_bytes: usize) -> bool {
-        self.slot_count >= slot_count && self.slot_bytes >= slot_bytes
+    /// Whether this staging would serve another filling.
+    pub fn has(&self, slot_count_max: usize, request: &Request) -> bool {
+        self.slot_count_max >= slot_count_max && self.request.bytes >= request.bytes
     }
 
-    /// Waits for a free slot.
+    /// Waits for a free slot for as long as `go_on` says so.
     ///
     /// # Errors
-    /// That of the copy that had to end first.
-    pub fn acquire(&self) -> Result<Slot> {
+    /// That of the copy that had to end first, that of `go_on`, or `out-of-memory`.
+    pub fn acquire(&self, go_on: impl Fn() -> Result<()>) -> Result<Slot> {
         let mut state = self.lock();
         loop {
             if let Some(slot) = state.free.pop() {
                 return Ok(slot);
             }
+            let oldest_has_ended = match state.copying.front() {
+                Some((_, ticket)) => self.device.has_ended(ticket)?,
+                None => false,
+            };
+            if !oldest_has_ended && state.slot_count < self.slot_count_max {
+                state.slot_count += 1;
+                drop(state);
+                match self.take() {
+                    Ok(Some(slot)) => return Ok(slot),
+                    refused => {
+                        state = self.lock();
+                        state.slot_count -= 1;
+                        refused?;
+                    }
+                }
+            }
             if let Some((slot, ticket)) = state.copying.pop_front() {
                 drop(state);
-                let waited = self.device.wait(ticket);
-                return match waited {
-                    Ok(()) => Ok(slot),
-                    Err(error) => {
-                        self.release(slot);
-                        Err(error)
-                    }
-                };
+                return self.device.wait(ticket).map(|()| slot).inspect_err(|_| self.lose());
             }
-            // Every slot is being read into by another worker.
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = if state.slot_count > 0 {
+                // Every slot is being read into by another worker.
+                self.changed.wait_timeout(state, PATIENCE).map_or_else(|e| e.into_inner().0, |(state, _)| state)
+            } else {
+                drop(state);
+                pool::wait(PATIENCE);
+                self.lock()
+            };
+            go_on()?;
         }
+    }
+
+    /// A slot of the process's pool, pinned if the device can.
+    fn take(&self) -> Result<Option<Slot>> {
+        let mut slot = pool::take(&self.request)?;
+        if let Some(slot) = &mut slot {
+            slot.pin(|bytes| self.device.pin(bytes));
+        }
+        Ok(slot)
     }
 
     /// Gives back a slot from which nothing is copied.
@@ -127,12 +110,12 @@ impl<D: Device> Pool<D> {
         self.changed.notify_one();
     }
 
-    /// Starts the copies out of a slot, which becomes free when they have ended.
+    /// Starts the copies out of a slot, which becomes free when they have ended. The chunk is its first `bytes`.
     ///
     /// # Errors
     /// That of the device; the slot is free then.
-    pub fn submit(&self, slot: Slot, placements: &[Placement]) -> Result<()> {
-        match self.device.copy(slot.bytes(), placements) {
+    pub fn submit(&self, mut slot: Slot, bytes: usize, placements: &[Placement]) -> Result<()> {
+        match self.device.copy(slot.bytes_mut(), bytes, placements) {
             Ok(ticket) => {
                 self.lock().copying.push_back((slot, ticket));
                 self.changed.notify_one();
@@ -158,13 +141,19 @@ impl<D: Device> Pool<D> {
         result
     }
 
+    /// A slot has gone back to the process's pool.
+    fn lose(&self) {
+        self.lock().slot_count -= 1;
+        self.changed.notify_one();
+    }
+
     fn lock(&self) -> MutexGuard<'_, State<D::Ticket>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<D: Device> Drop for Pool<D> {
-    /// Memory from which a copy still runs must not go away.
+impl<D: Device> Drop for Staging<D> {
+    /// Memory from which a copy still runs must not go to another load.
     fn drop(&mut self) {
         if let Err(error) = self.drain() {
             tracing::debug!(%error, "a copy failed after the load had ended");

@@ -29,11 +29,11 @@ fuzz_target!(|json: &[u8]| {
         .map(|(index, tensor)| {
             let begin = address;
             address += tensor.bytes();
-            Destination { wanted: index, begin: 0, end: tensor.bytes(), address: begin }
+            Destination { wanted: index, begin: 0, end: tensor.bytes(), address: begin, cast: None }
         })
         .collect();
-    for direct_bytes in [None, Some(8)] {
-        let limits = Limits { chunk_bytes: 16, gap_bytes: 3, direct_bytes };
+    for (direct_bytes, alignment) in [(None, 1), (Some(8), 1), (None, 8)] {
+        let limits = Limits { chunk_bytes: 16, gap_bytes: 8, direct_bytes, alignment, placements_max: 3 };
         let mut written = 0;
         for chunk in plan(&wanted, &destinations, &limits).expect("every destination is inside its tensor") {
             match chunk {
@@ -42,7 +42,7 @@ fuzz_target!(|json: &[u8]| {
                     written += length;
                 }
                 Chunk::Staged { bytes, reads, placements, .. } => {
-                    assert!(bytes <= 16);
+                    assert!(bytes <= 16 && placements.len() <= 3);
                     for read in reads {
                         assert!(read.offset >= data_begin && read.offset + read.length as u64 <= file_bytes);
                         assert!(read.slot_begin + read.length <= bytes);

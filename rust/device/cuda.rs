@@ -1,27 +1,56 @@
-//! An NVIDIA GPU, through the driver that is opened at run time. The only file
-//! that names cudarc.
+//! An NVIDIA GPU, through the driver that is opened at run time. Only this
+//! file and its folder name cudarc.
 //!
-//! Copies run on a stream of our own, so that they overlap with whatever the
-//! caller does, and two events order them with the caller's current stream:
+//! Copies run on streams of our own, so that they overlap with whatever the
+//! caller does, and events order them with the caller's current stream:
 //! the copies come after what was queued before (the allocator may have handed
 //! out a block whose last use is still queued), and what is queued afterwards
 //! comes after the copies.
+//!
+//! A chunk of few large placements goes by the copy engine straight to where
+//! it belongs. One of many small, strided or cast placements goes up in one
+//! copy, together with a table that says where its bytes belong, and one
+//! kernel puts them there:
+//!
+//! ```text
+//! lane 0   | copy chunk 0 | kernel |  copy chunk 2  | kernel |
+//! lane 1         waits    | copy chunk 1 | kernel |  copy chunk 3 ...
+//! ```
 
-use super::Device;
+pub mod driver;
+mod image;
+pub mod kernels;
+
+use super::{Device, Needs, Pinned, Room, Scratch};
+use crate::cast::Cast;
 use crate::error::{Error, Kind, Result};
 use crate::plan::Placement;
+use crate::scatter::{self, Piece, Table};
 use cudarc::driver::sys;
-use std::ffi::{CStr, c_char, c_void};
+use driver::{Context, Event, Registered, Stream, check};
+use kernels::Kernels;
+use std::ffi::c_void;
 use std::ptr;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Two, so that the kernel of one chunk runs while the copy engine takes the next.
+const LANES: usize = 2;
+/// Behind the chunk, a slot keeps this part of its bytes for the table.
+const TABLE_SHARE: usize = 16;
+/// From this size on a copy costs little more than its bytes, and a chunk of such copies needs no kernel.
+const COPY_BYTES: usize = 512 << 10;
+/// What a caller's scratch may take at most, whatever the size of a chunk.
+pub const SCRATCH_BYTES_MAX: usize = 64 << 20;
 
 /// A GPU and the stream of the caller for which tensors are loaded.
 pub struct Cuda {
-    // In this order: events and the stream end before the context is let go.
     events: Mutex<Vec<Event>>,
-    copies: Stream,
-    context: Context,
+    lanes: [Mutex<Lane>; LANES],
+    next_lane: AtomicUsize,
+    kernels: Option<Arc<Kernels>>,
     current: sys::CUstream,
+    context: Arc<Context>,
 }
 
 // SAFETY: driver handles may be used from any thread; the context is made current on it first.
@@ -29,23 +58,32 @@ unsafe impl Send for Cuda {}
 // SAFETY: as above, and the driver serialises calls on one handle.
 unsafe impl Sync for Cuda {}
 
+/// A stream, and device memory that only its work uses. Its holder alone queues work, so that nothing comes between
+/// a copy and its kernel.
+struct Lane {
+    stream: Stream,
+    scratch: Scratch,
+}
+
 impl Cuda {
     /// The GPU with this ordinal. `current` is the native handle of the caller's current stream on it.
     ///
     /// # Errors
     /// `device` where there is no driver or no such GPU.
     pub fn open(ordinal: i32, current: u64) -> Result<Cuda> {
-        if !has_driver() {
-            return Err(Error::new(Kind::Device, "libcuda, the CUDA driver, cannot be opened; is it installed?"));
-        }
-        // SAFETY: must be called before any other call of the driver, any number of times.
-        check("cuInit", unsafe { sys::cuInit(0) })?;
         let context = Context::retain(ordinal)?;
-        let _bound = context.bind()?;
-        let copies = Stream::create(&context)?;
         let current = usize::try_from(current)
             .map_err(|_| Error::new(Kind::Internal, format!("{current:#x} is not the handle of a stream")))?;
-        Ok(Cuda { events: Mutex::new(Vec::new()), copies, context, current: ptr::with_exposed_provenance_mut(current) })
+        let current = ptr::with_exposed_provenance_mut(current);
+        let lane = || Ok(Mutex::new(Lane { stream: Stream::create(&context)?, scratch: Scratch::default() }));
+        Ok(Cuda {
+            events: Mutex::new(Vec::new()),
+            lanes: [lane()?, lane()?],
+            next_lane: AtomicUsize::new(0),
+            kernels: Kernels::of(&context)?,
+            current,
+            context,
+        })
     }
 
     /// Events are reused, since a load needs as many as it has slots and there are many more chunks.
@@ -70,18 +108,45 @@ impl Cuda {
         Ok(())
     }
 
-    fn enqueue(&self, bytes: &[u8], placement: &Placement) -> Result<()> {
-        let Placement { slot_begin, row_bytes, rows, slot_stride, address } = *placement;
+    /// Whether a chunk goes up whole and is spread by a kernel.
+    fn is_scattered(&self, placements: &[Placement]) -> bool {
+        let pieces: usize = placements.iter().map(|placement| placement.rows).sum();
+        let bytes: usize = placements.iter().map(|placement| placement.rows * placement.row_bytes).sum();
+        let is_cast = placements.iter().any(|placement| placement.cast.is_some());
+        self.kernels.is_some() && (is_cast || bytes < pieces * COPY_BYTES)
+    }
+
+    /// One copy of the chunk and its table into the lane's scratch, and one kernel.
+    fn scatter(&self, lane: &Lane, slot: &mut [u8], bytes: usize, placements: &[Placement]) -> Result<()> {
+        let misfit = || Error::new(Kind::Internal, format!("{} placements do not fit their slot", placements.len()));
+        let kernels = self.kernels.as_ref().ok_or_else(misfit)?;
+        let table = table_of(placements, lane.scratch.address);
+        let table_begin = bytes.next_multiple_of(scatter::TASK_ALIGNMENT);
+        let length = table_begin + table.bytes();
+        let into = slot.get_mut(table_begin..length).ok_or_else(misfit)?;
+        table.write(into);
+        if u64::try_from(length).is_ok_and(|length| length > lane.scratch.bytes) {
+            return Err(misfit());
+        }
+        let from = slot.as_ptr().cast::<c_void>();
+        // SAFETY: the slot stays as it is until the copy has ended, and the scratch is memory that the caller lent
+        // to the load, which only this stream uses.
+        let result = unsafe { sys::cuMemcpyHtoDAsync_v2(lane.scratch.address, from, length, lane.stream.handle) };
+        check("cuMemcpyHtoDAsync", result)?;
+        kernels.scatter(lane.scratch.address + as_u64(table_begin), &table, &lane.stream)
+    }
+
+    /// A copy for every placement.
+    fn place(&self, lane: &Lane, slot: &[u8], placement: &Placement) -> Result<()> {
+        let Placement { slot_begin, row_bytes, rows, slot_stride, address, cast } = *placement;
         let last = slot_begin + rows.saturating_sub(1) * slot_stride + row_bytes;
-        let from = bytes
-            .get(slot_begin..last)
-            .ok_or_else(|| Error::new(Kind::Internal, format!("{placement:?} does not fit its slot")))?
-            .as_ptr()
-            .cast::<c_void>();
+        let misfit = || Error::new(Kind::Internal, format!("{placement:?} cannot be copied"));
+        let from = slot.get(slot_begin..last).filter(|_| cast.is_none()).ok_or_else(misfit)?;
+        let from = from.as_ptr().cast::<c_void>();
         if rows == 1 {
             // SAFETY: `from` lies in the slot, which stays as it is until the copy has ended, and the
             // destination is memory that the caller gave to the load.
-            let result = unsafe { sys::cuMemcpyHtoDAsync_v2(address, from, row_bytes, self.copies.handle) };
+            let result = unsafe { sys::cuMemcpyHtoDAsync_v2(address, from, row_bytes, lane.stream.handle) };
             return check("cuMemcpyHtoDAsync", result);
         }
         let copy = sys::CUDA_MEMCPY2D {
@@ -103,56 +168,103 @@ impl Cuda {
             Height: rows,
         };
         // SAFETY: as above, row by row.
-        check("cuMemcpy2DAsync", unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, self.copies.handle) })
+        check("cuMemcpy2DAsync", unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, lane.stream.handle) })
     }
 }
 
 impl Device for Cuda {
     type Ticket = Event;
-    type Pinned = Pinned;
 
-    fn pin(&self, address: *mut u8, length: usize) -> Option<Pinned> {
-        let pinned = self.context.bind().and_then(|_bound| {
-            // SAFETY: the range is memory of this process, which outlives the registration.
-            let result = unsafe { sys::cuMemHostRegister_v2(address.cast(), length, sys::CU_MEMHOSTREGISTER_PORTABLE) };
-            check("cuMemHostRegister", result)
-        });
-        match pinned {
-            Ok(()) => Some(Pinned { address, context: self.context.handle }),
+    fn pin(&self, memory: &mut [u8]) -> Option<Pinned> {
+        // SAFETY: staging lets go of the registration before it lets go of the memory.
+        match unsafe { Registered::new(&self.context, memory) } {
+            Ok(registered) => Some(Box::new(registered)),
             Err(error) => {
+                let length = memory.len();
                 tracing::warn!(%error, length, "staging could not be pinned; copies to the GPU will be slow");
                 None
             }
         }
     }
 
+    fn pci_id(&self) -> Option<String> {
+        None
+    }
+
     fn is_host(&self) -> bool {
         false
     }
 
-    fn begin(&self) -> Result<()> {
-        self.order(self.current, self.copies.handle)
+    fn can_cast(&self, _: Cast) -> bool {
+        self.kernels.is_some()
     }
 
-    fn copy(&self, bytes: &[u8], placements: &[Placement]) -> Result<Event> {
+    fn room(&self, slot_bytes: usize) -> Room {
+        let slot_bytes = slot_bytes.min(SCRATCH_BYTES_MAX / LANES);
+        if self.kernels.is_none() {
+            return Room { chunk_bytes: slot_bytes, placements_max: usize::MAX };
+        }
+        let table_bytes = (slot_bytes / TABLE_SHARE).max(scatter::TASK_BYTES);
+        let chunk_bytes = slot_bytes - table_bytes;
+        Room {
+            chunk_bytes: chunk_bytes - chunk_bytes % scatter::TASK_ALIGNMENT,
+            placements_max: table_bytes / scatter::TASK_BYTES,
+        }
+    }
+
+    fn needs(&self, bytes: usize, placements: &[Placement]) -> Needs {
+        if !self.is_scattered(placements) {
+            return Needs { slot_bytes: bytes, scratch_bytes: 0 };
+        }
+        let slot_bytes = bytes.next_multiple_of(scatter::TASK_ALIGNMENT) + table_of(placements, 0).bytes();
+        // A lane's part begins where the copy engine likes it.
+        Needs { slot_bytes, scratch_bytes: LANES * slot_bytes.next_multiple_of(SCRATCH_ALIGNMENT) }
+    }
+
+    fn begin(&self, scratch: Scratch) -> Result<()> {
+        let lane_bytes = scratch.bytes / as_u64(LANES);
+        for (index, lane) in (0..).zip(&self.lanes) {
+            let mut lane = lock(lane);
+            lane.scratch = Scratch { address: scratch.address + index * lane_bytes, bytes: lane_bytes };
+            self.order(self.current, lane.stream.handle)?;
+        }
+        Ok(())
+    }
+
+    fn copy(&self, slot: &mut [u8], bytes: usize, placements: &[Placement]) -> Result<Event> {
         let _bound = self.context.bind()?;
         let event = self.event()?;
-        let queued = placements.iter().try_for_each(|placement| self.enqueue(bytes, placement)).and_then(|()| {
+        let lane = self.lanes.get(self.next_lane.fetch_add(1, Ordering::Relaxed) % LANES);
+        let lane = lock(lane.ok_or_else(|| Error::new(Kind::Internal, "there is no such lane"))?);
+        let queued = if self.is_scattered(placements) {
+            self.scatter(&lane, slot, bytes, placements)
+        } else {
+            placements.iter().try_for_each(|placement| self.place(&lane, slot, placement))
+        };
+        let recorded = queued.and_then(|()| {
             // SAFETY: event and stream belong to the context, which is current.
-            check("cuEventRecord", unsafe { sys::cuEventRecord(event.handle, self.copies.handle) })
+            check("cuEventRecord", unsafe { sys::cuEventRecord(event.handle, lane.stream.handle) })
         });
-        match queued {
+        match recorded {
             Ok(()) => Ok(event),
             Err(error) => {
                 // The copies that were queued before the one that failed still read the slot.
                 // SAFETY: the stream belongs to the context, which is current.
-                let result = unsafe { sys::cuStreamSynchronize(self.copies.handle) };
+                let result = unsafe { sys::cuStreamSynchronize(lane.stream.handle) };
                 if let Err(also) = check("cuStreamSynchronize", result) {
                     tracing::debug!(error = %also, "after a failed copy");
                 }
                 Err(error)
             }
         }
+    }
+
+    fn has_ended(&self, ticket: &Event) -> Result<bool> {
+        let _bound = self.context.bind()?;
+        // SAFETY: the event belongs to the context, which is current.
+        let result = unsafe { sys::cuEventQuery(ticket.handle) };
+        // An error is told by whoever waits for the copy.
+        Ok(result != sys::CUresult::CUDA_ERROR_NOT_READY)
     }
 
     fn wait(&self, ticket: Event) -> Result<()> {
@@ -164,184 +276,29 @@ impl Device for Cuda {
     }
 
     fn end(&self) -> Result<()> {
-        self.order(self.copies.handle, self.current)
+        self.lanes.iter().try_for_each(|lane| self.order(lock(lane).stream.handle, self.current))
     }
 }
 
-/// Looks for the driver once, since the search goes through many names.
-fn has_driver() -> bool {
-    static FOUND: OnceLock<bool> = OnceLock::new();
-    // SAFETY: only opens the library.
-    *FOUND.get_or_init(|| unsafe { sys::is_culib_present() })
+/// Lanes' parts of the scratch begin at multiples of this.
+const SCRATCH_ALIGNMENT: usize = 512;
+
+/// The table for a chunk that begins at `address` on the device.
+fn table_of(placements: &[Placement], address: u64) -> Table {
+    Table::new(placements.iter().map(|placement| Piece {
+        source: address + as_u64(placement.slot_begin),
+        target: placement.address,
+        row_bytes: as_u64(placement.row_bytes),
+        rows: as_u64(placement.rows),
+        source_stride_bytes: as_u64(placement.slot_stride),
+        cast: placement.cast,
+    }))
 }
 
-/// The primary context of a GPU, the one that PyTorch uses.
-struct Context {
-    device: sys::CUdevice,
-    handle: sys::CUcontext,
+fn lock(lane: &Mutex<Lane>) -> MutexGuard<'_, Lane> {
+    lane.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Context {
-    fn retain(ordinal: i32) -> Result<Context> {
-        let mut device = 0;
-        // SAFETY: writes the handle of a device.
-        check("cuDeviceGet", unsafe { sys::cuDeviceGet(&raw mut device, ordinal) })?;
-        let mut handle = ptr::null_mut();
-        // SAFETY: writes the handle of the context, which is released on drop.
-        check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut handle, device) })?;
-        Ok(Context { device, handle })
-    }
-
-    fn bind(&self) -> Result<Bound> {
-        bind(self.handle)
-    }
-}
-
-impl Drop for Context {
-    fn drop(&mut self) {
-        // SAFETY: retained once by this value.
-        report("cuDevicePrimaryCtxRelease", unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) });
-    }
-}
-
-/// A context that is current on this thread until the one before it is again. PyTorch's notion of the
-/// current device is the current context, so a thread of the caller must get it back.
-struct Bound {
-    before: sys::CUcontext,
-    is_changed: bool,
-}
-
-fn bind(context: sys::CUcontext) -> Result<Bound> {
-    let mut before = ptr::null_mut();
-    // SAFETY: writes the handle of the current context.
-    check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&raw mut before) })?;
-    let is_changed = before != context;
-    if is_changed {
-        // SAFETY: the context is retained.
-        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(context) })?;
-    }
-    Ok(Bound { before, is_changed })
-}
-
-impl Drop for Bound {
-    fn drop(&mut self) {
-        if self.is_changed {
-            // SAFETY: this context was current, and null is allowed.
-            report("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.before) });
-        }
-    }
-}
-
-struct Stream {
-    handle: sys::CUstream,
-    context: sys::CUcontext,
-}
-
-impl Stream {
-    fn create(context: &Context) -> Result<Stream> {
-        let mut handle = ptr::null_mut();
-        // Without NON_BLOCKING the stream would wait for the legacy default stream, and that for it.
-        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: writes the handle of a stream, which is destroyed on drop.
-        check("cuStreamCreate", unsafe { sys::cuStreamCreate(&raw mut handle, flags) })?;
-        Ok(Stream { handle, context: context.handle })
-    }
-}
-
-impl Drop for Stream {
-    fn drop(&mut self) {
-        if let Ok(_bound) = bind(self.context) {
-            // SAFETY: created by this value; the driver lets queued work end first.
-            report("cuStreamDestroy", unsafe { sys::cuStreamDestroy_v2(self.handle) });
-        }
-    }
-}
-
-/// A point in the work of a stream.
-pub struct Event {
-    handle: sys::CUevent,
-    context: sys::CUcontext,
-}
-
-// SAFETY: driver handles may be used from any thread.
-unsafe impl Send for Event {}
-
-impl Event {
-    fn create(context: &Context) -> Result<Event> {
-        let mut handle = ptr::null_mut();
-        // A thread that waits sleeps instead of spinning; nobody asks for times.
-        let flags =
-            sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32 | sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-        // SAFETY: writes the handle of an event, which is destroyed on drop.
-        check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut handle, flags) })?;
-        Ok(Event { handle, context: context.handle })
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        if let Ok(_bound) = bind(self.context) {
-            // SAFETY: created by this value; the driver keeps it until queued work has used it.
-            report("cuEventDestroy", unsafe { sys::cuEventDestroy_v2(self.handle) });
-        }
-    }
-}
-
-/// Host memory that the GPU may read by itself.
-pub struct Pinned {
-    address: *mut u8,
-    context: sys::CUcontext,
-}
-
-// SAFETY: only the address is used, to end the registration.
-unsafe impl Send for Pinned {}
-// SAFETY: as above; nothing can be done with a shared one.
-unsafe impl Sync for Pinned {}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        if let Ok(_bound) = bind(self.context) {
-            // SAFETY: registered once by this value.
-            report("cuMemHostUnregister", unsafe { sys::cuMemHostUnregister(self.address.cast()) });
-        }
-    }
-}
-
-fn check(call: &str, result: sys::CUresult) -> Result<()> {
-    let kind = match result {
-        sys::CUresult::CUDA_SUCCESS => return Ok(()),
-        sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Kind::OutOfMemory,
-        _ => Kind::Device,
-    };
-    let name = text_of(result, |result, text| {
-        // SAFETY: writes the address of a static string.
-        unsafe { sys::cuGetErrorName(result, text) }
-    });
-    let meaning = text_of(result, |result, text| {
-        // SAFETY: writes the address of a static string.
-        unsafe { sys::cuGetErrorString(result, text) }
-    });
-    let advice = match result {
-        sys::CUresult::CUDA_ERROR_STUB_LIBRARY => "; take the folder of driver stubs out of LD_LIBRARY_PATH",
-        _ => "",
-    };
-    Err(Error::new(kind, format!("{call} failed with {name}: {meaning}{advice}")))
-}
-
-fn text_of(result: sys::CUresult, ask: impl Fn(sys::CUresult, *mut *const c_char) -> sys::CUresult) -> String {
-    let mut text = ptr::null();
-    match ask(result, &raw mut text) {
-        sys::CUresult::CUDA_SUCCESS if !text.is_null() => {
-            // SAFETY: the driver gave a string that ends in zero and lives for ever.
-            unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
-        }
-        _ => format!("{result:?}"),
-    }
-}
-
-/// For clean-up, where an error can only be told: the one that matters was returned before.
-fn report(call: &str, result: sys::CUresult) {
-    if let Err(error) = check(call, result) {
-        tracing::debug!(%error, "while letting go");
-    }
+fn as_u64(value: usize) -> u64 {
+    u64::try_from(value).unwrap_or(u64::MAX)
 }

@@ -1,6 +1,7 @@
 //! The CPU's own memory: copies end before they return.
 
-use super::Device;
+use super::{Device, Needs, Pinned, Room, Scratch};
+use crate::cast::Cast;
 use crate::error::{Error, Kind, Result};
 use crate::plan::Placement;
 
@@ -10,9 +11,12 @@ pub struct Host;
 
 impl Device for Host {
     type Ticket = ();
-    type Pinned = ();
 
-    fn pin(&self, _: *mut u8, _: usize) -> Option<()> {
+    fn pin(&self, _: &mut [u8]) -> Option<Pinned> {
+        None
+    }
+
+    fn pci_id(&self) -> Option<String> {
         None
     }
 
@@ -20,22 +24,43 @@ impl Device for Host {
         true
     }
 
-    fn begin(&self) -> Result<()> {
+    fn can_cast(&self, _: Cast) -> bool {
+        true
+    }
+
+    fn room(&self, slot_bytes: usize) -> Room {
+        Room { chunk_bytes: slot_bytes, placements_max: usize::MAX }
+    }
+
+    fn needs(&self, bytes: usize, _: &[Placement]) -> Needs {
+        Needs { slot_bytes: bytes, scratch_bytes: 0 }
+    }
+
+    fn begin(&self, _: Scratch) -> Result<()> {
         Ok(())
     }
 
-    fn copy(&self, bytes: &[u8], placements: &[Placement]) -> Result<()> {
+    fn copy(&self, slot: &mut [u8], bytes: usize, placements: &[Placement]) -> Result<()> {
+        let chunk = slot.get(..bytes).unwrap_or_default();
         for placement in placements {
-            let length = placement.row_bytes.saturating_mul(placement.rows);
+            let row_bytes = placement.target_row_bytes();
             // SAFETY: the plan's addresses are the caller's, who gave this memory to the load.
-            let destination = unsafe { slice_at(placement.address, length) };
+            let target = unsafe { slice_at(placement.address, row_bytes.saturating_mul(placement.rows)) };
             let outside = || Error::new(Kind::Internal, format!("{placement:?} does not fit its slot"));
-            for (row, into) in destination.chunks_exact_mut(placement.row_bytes).enumerate() {
+            for (row, into) in target.chunks_exact_mut(row_bytes).enumerate() {
                 let begin = placement.slot_begin + row * placement.slot_stride;
-                into.copy_from_slice(bytes.get(begin..begin + placement.row_bytes).ok_or_else(outside)?);
+                let from = chunk.get(begin..begin + placement.row_bytes).ok_or_else(outside)?;
+                match placement.cast {
+                    None => into.copy_from_slice(from),
+                    Some(cast) => cast.run(from, into),
+                }
             }
         }
         Ok(())
+    }
+
+    fn has_ended(&self, (): &()) -> Result<bool> {
+        Ok(true)
     }
 
     fn wait(&self, (): ()) -> Result<()> {

@@ -3,15 +3,16 @@
 use crate::files;
 use fst::error::Kind;
 use fst::options::ReaderChoice;
+use fst::plan::Read;
 use fst::reader::pread::{PreadReader, ReadAt};
-use fst::reader::{self, Reader, ReaderKind, Target};
+use fst::reader::{self, Buffer, Reader, ReaderKind, Target};
 use std::fs::OpenOptions;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use tempfile::TempDir;
 
-const READERS: [ReaderKind; 2] = [ReaderKind::Mmap, ReaderKind::Pread];
+const READERS: [ReaderChoice; 2] = [ReaderChoice::Mmap, ReaderChoice::Pread];
 
 fn check_contract(reader: &dyn Reader, bytes: &[u8]) {
     let length = bytes.len();
@@ -21,6 +22,15 @@ fn check_contract(reader: &dyn Reader, bytes: &[u8]) {
         let mut into = vec![0xAA; end - begin];
         reader.read(begin as u64, &mut into).unwrap();
         assert_eq!(into, &bytes[begin..end], "{begin}..{end}");
+    }
+    // Several reads of a chunk, each where it belongs in the slot.
+    let mut slot = vec![0xAA; 3000];
+    let reads = [(17, 0, 1000), (70_001, 1001, 1), (length - 1500, 1002, 1500)]
+        .map(|(offset, slot_begin, length)| Read { offset: offset as u64, slot_begin, length });
+    reader.fill(&reads, Buffer { id: 0, bytes: &mut slot }).unwrap();
+    for read in reads {
+        let begin = read.offset as usize;
+        assert_eq!(slot[read.slot_begin..][..read.length], bytes[begin..begin + read.length]);
     }
     // Several threads at once.
     std::thread::scope(|scope| {
@@ -51,7 +61,7 @@ fn every_reader_keeps_the_contract() {
     let path = directory.path().join("x.safetensors");
     std::fs::write(&path, &bytes).unwrap();
     for kind in READERS {
-        check_contract(&*reader::open(kind, &files::source(&path)).unwrap(), &bytes);
+        check_contract(&*reader::open(kind, &files::source(&path), Target::HostMemory).unwrap(), &bytes);
     }
 }
 
@@ -62,11 +72,11 @@ fn a_file_cut_while_it_is_open_is_an_error_with_every_reader() {
             let directory = TempDir::new().unwrap();
             let path = directory.path().join("x.safetensors");
             std::fs::write(&path, files::pattern(4, 100_000)).unwrap();
-            let reader = reader::open(kind, &files::source(&path)).unwrap();
+            let reader = reader::open(kind, &files::source(&path), Target::HostMemory).unwrap();
             OpenOptions::new().write(true).open(&path).unwrap().set_len(length).unwrap();
             let error = reader.read(0, &mut vec![0; 100_000]).unwrap_err();
-            assert_eq!(error.kind(), Kind::Io, "{kind}");
-            assert!(error.to_string().contains(&format!("byte {length}:")), "{kind}: {error}");
+            assert_eq!(error.kind(), Kind::Io, "{kind:?}");
+            assert!(error.to_string().contains(&format!("byte {length}:")), "{kind:?}: {error}");
         }
     }
 }
@@ -130,7 +140,7 @@ fn the_choice_follows_destination_and_wish() {
     let source = files::source(&path);
     let choose = |choice, target| reader::choose(choice, &source, target).unwrap();
     assert_eq!(choose(ReaderChoice::Auto, Target::NewHostMemory), ReaderKind::Mmap);
-    assert_eq!(choose(ReaderChoice::Auto, Target::ExistingMemory), ReaderKind::Pread);
+    assert_eq!(choose(ReaderChoice::Auto, Target::HostMemory), ReaderKind::Pread);
     assert_eq!(choose(ReaderChoice::Pread, Target::NewHostMemory), ReaderKind::Pread);
-    assert_eq!(choose(ReaderChoice::Mmap, Target::ExistingMemory), ReaderKind::Mmap);
+    assert_eq!(choose(ReaderChoice::Mmap, Target::HostMemory), ReaderKind::Mmap);
 }

@@ -7,13 +7,14 @@ mod model;
 mod sim;
 
 use fst::checkpoint::Checkpoint;
+use fst::device::Scratch;
 use fst::device::cuda::Cuda;
 use fst::dtype::Dtype;
 use fst::error::{Kind, Result};
-use fst::load::Transfer;
+use fst::load::{Transfer, release};
 use fst::options::{Options, ReaderChoice};
 use fst::plan::{Destination, Wanted};
-use fst::staging::{PAGE_BYTES, Pool};
+use fst::staging::{PAGE_BYTES, Request, Staging};
 use model::Model;
 use sim::Sim;
 use sim::abi::Fault;
@@ -29,6 +30,12 @@ const TIGHT: Options =
 /// The simulator with work as late as it can be, then with several random delays; one at a time.
 fn schedules() -> impl Iterator<Item = Sim> {
     (0..6).map(|seed| if seed == 0 { Sim::start_lazy(0) } else { Sim::start(seed) })
+}
+
+/// Ends a test: with all that the process keeps between loads given back, nothing may be left.
+fn finish(sim: Sim) {
+    release();
+    sim.finish().assert_clean();
 }
 
 /// A load as C++ does it: blocks from the allocator, whose last use may still be queued, and a transfer.
@@ -70,7 +77,9 @@ impl<'a> Load<'a> {
     /// Where each tensor goes: all of it to its block.
     fn destinations(&self) -> Vec<Destination> {
         let places = self.wanted.iter().zip(&self.blocks).enumerate();
-        places.map(|(wanted, (of, &address))| Destination { wanted, begin: 0, end: of.bytes(), address }).collect()
+        places
+            .map(|(wanted, (of, &address))| Destination { wanted, begin: 0, end: of.bytes(), address, cast: None })
+            .collect()
     }
 
     fn open(&self, options: Options) -> Result<Transfer<Cuda>> {
@@ -78,11 +87,27 @@ impl<'a> Load<'a> {
         Transfer::open(&self.checkpoint, Arc::clone(&self.wanted), Arc::new(cuda), options)
     }
 
+    /// Carries out one filling, with scratch memory from the allocator.
+    fn fill(&self, transfer: &mut Transfer<Cuda>, destinations: &[Destination]) -> Result<()> {
+        let batch = transfer.prepare(destinations)?;
+        let bytes = batch.scratch_bytes();
+        let scratch = match bytes {
+            0 => Scratch::default(),
+            _ => Scratch { address: self.gpu.allocate(bytes), bytes: u64::try_from(bytes).unwrap() },
+        };
+        // SAFETY: the blocks are the gpu's, and nobody else knows them.
+        let filled = unsafe { transfer.fill(&batch, scratch) };
+        if bytes > 0 {
+            // The allocator may hand out the scratch again at once.
+            self.gpu.use_for_long(scratch.address, bytes);
+        }
+        filled
+    }
+
     /// Loads. After a failure, the blocks go to their next user while the transfer still exists.
     fn run(&self, options: Options) -> Result<()> {
         let mut transfer = self.open(options)?;
-        // SAFETY: the blocks are the gpu's, and nobody else knows them.
-        let filled = unsafe { transfer.fill(&self.destinations()) };
+        let filled = self.fill(&mut transfer, &self.destinations());
         if filled.is_err() {
             self.use_blocks();
         }
@@ -146,7 +171,7 @@ fn every_dtype_arrives_bit_for_bit() {
         load.run(TIGHT).unwrap();
         load.assert_holds(&model);
         drop(gpu);
-        sim.finish().assert_clean();
+        finish(sim);
     }
 }
 
@@ -186,7 +211,7 @@ fn slices_of_any_dimension_arrive_bit_for_bit() {
             assert!(*found == expected, "{length} from {start} of dimension {dim} of {:?}", tensor.shape);
         }
         drop(gpu);
-        sim.finish().assert_clean();
+        finish(sim);
     }
 }
 
@@ -204,14 +229,13 @@ fn tensors_arrive_in_pieces_when_their_destinations_are_pieces() {
             while begin < of.bytes() {
                 let end = (begin + 1 + random.below(3000)).min(of.bytes());
                 let address = gpu.allocate(usize::try_from(end - begin).unwrap());
-                pieces.push(Destination { wanted, begin, end, address });
+                pieces.push(Destination { wanted, begin, end, address, cast: None });
                 begin = end;
             }
         }
         load.blocks.clear();
         let mut transfer = load.open(TIGHT).unwrap();
-        // SAFETY: the blocks are the gpu's, and nobody else knows them.
-        unsafe { transfer.fill(&pieces) }.unwrap();
+        load.fill(&mut transfer, &pieces).unwrap();
         transfer.finish().unwrap();
         for (index, (tensor, (dim, start, length))) in model.tensors.iter().zip(slices).enumerate() {
             let of_this = pieces.iter().filter(|piece| piece.wanted == index);
@@ -220,7 +244,7 @@ fn tensors_arrive_in_pieces_when_their_destinations_are_pieces() {
             assert!(found.eq(tensor.slice(dim, start, length)));
         }
         drop(gpu);
-        sim.finish().assert_clean();
+        finish(sim);
     }
 }
 
@@ -240,7 +264,7 @@ fn thousands_of_tiny_tensors_cost_a_wait_per_chunk_and_not_per_tensor() {
         assert!(after.syncs - before.syncs <= chunks, "{after:?}");
         load.assert_holds(&model);
         drop(gpu);
-        sim.finish().assert_clean();
+        finish(sim);
     }
 }
 
@@ -256,8 +280,13 @@ fn pinned_bytes_peak(sim: &Sim, model: &Model, options: &Options) -> usize {
     load.run(options.clone()).unwrap();
     load.assert_holds(model);
     let counters = sim.counters();
-    assert_eq!(counters.registered_bytes, 0);
     assert!(counters.registered_bytes_peak > 0);
+    // What was pinned stays, and the next load pins nothing.
+    assert_eq!(counters.registered_bytes, counters.registered_bytes_peak);
+    let again = Load::all(&gpu, model);
+    again.run(options.clone()).unwrap();
+    again.assert_holds(model);
+    assert_eq!(sim.counters().registrations, counters.registrations);
     usize::try_from(counters.registered_bytes_peak).unwrap()
 }
 
@@ -271,7 +300,7 @@ fn tensors_larger_than_all_staging_pass_through_it() {
         for sim in schedules().take(3) {
             let peak = pinned_bytes_peak(&sim, &model, &options);
             assert!(peak <= options.staging_bytes, "{peak} bytes pinned with {options:?}");
-            sim.finish().assert_clean();
+            finish(sim);
         }
     }
 }
@@ -285,7 +314,7 @@ fn no_more_memory_is_pinned_than_the_file_has() {
             let peak = pinned_bytes_peak(&sim, &model, &options);
             // Memory is pinned in whole pages.
             assert!(peak <= 1_000_000_usize.next_multiple_of(4 << 10), "{peak} bytes pinned with {options:?}");
-            sim.finish().assert_clean();
+            finish(sim);
         }
     }
 }
@@ -301,7 +330,7 @@ fn a_caller_on_the_default_stream_or_on_another_device_is_served_and_left_alone(
         assert_eq!(sim.cuda.current(), Ok(current.context));
         load.assert_holds(&model);
         drop((target, current));
-        sim.finish().assert_clean();
+        finish(sim);
     }
 }
 
@@ -322,7 +351,31 @@ fn several_loads_run_at_once_to_two_devices() {
                 });
             }
         });
-        sim.finish().assert_clean();
+        finish(sim);
+    }
+}
+
+#[test]
+fn loads_at_once_share_one_bound_and_none_waits_for_ever() {
+    let model = megabyte_model();
+    for slots in [1, 2, 5] {
+        for sim in schedules().take(3) {
+            let options = Options { staging_bytes: slots * TIGHT.chunk_bytes, ..TIGHT };
+            std::thread::scope(|scope| {
+                for worker in 0..4 {
+                    let (sim, model, options) = (&sim, &model, options.clone());
+                    scope.spawn(move || {
+                        let gpu = Gpu::new(sim, worker % 2);
+                        let load = Load::all(&gpu, model);
+                        load.run(options).unwrap();
+                        load.assert_holds(model);
+                    });
+                }
+            });
+            let peak = usize::try_from(sim.counters().registered_bytes_peak).unwrap();
+            assert!(peak <= slots * TIGHT.chunk_bytes, "{peak} bytes pinned");
+            finish(sim);
+        }
     }
 }
 
@@ -336,37 +389,52 @@ fn one_transfer_fills_the_same_scratch_again_and_again() {
         load.blocks = vec![scratch; 3];
         let mut transfer = load.open(TIGHT).unwrap();
         for (destination, tensor) in load.destinations().into_iter().zip(&model.tensors) {
-            // SAFETY: the block is the gpu's, and what uses it is ordered by the streams.
-            unsafe { transfer.fill(&[destination]) }.unwrap();
+            load.fill(&mut transfer, &[destination]).unwrap();
             assert!(gpu.read(scratch, tensor.bytes.len()) == tensor.bytes);
             // The cast out of the scratch is still queued when the next filling begins.
             sim.launch_read(gpu.stream, scratch, tensor.bytes.len()).unwrap();
         }
         transfer.finish().unwrap();
         drop(gpu);
-        sim.finish().assert_clean();
+        finish(sim);
     }
 }
 
 #[test]
 fn a_device_that_nobody_else_uses_opens_and_closes() {
-    for at in 0..=3 {
+    for at in 0.. {
         let sim = Sim::start(at);
-        // A context, a stream, and then nothing more that could fail.
         sim.inject(Fault::OutOfMemory, at);
-        assert_eq!(Cuda::open(0, 0).is_err(), (1..=2).contains(&at));
+        let opened = Cuda::open(0, 0);
+        // Whatever fails, it is told.
+        assert_eq!(opened.is_err(), sim.counters().faults > 0);
+        let is_over = at > 0 && opened.is_ok();
+        drop(opened);
         assert_eq!(sim.cuda.current(), Ok(0));
-        sim.finish().assert_clean();
+        finish(sim);
+        if is_over {
+            // A context and two streams at least could not be had.
+            assert!(at > 3);
+            break;
+        }
     }
 }
 
 #[test]
-fn staging_lets_go_of_its_memory_before_its_device() {
+fn what_the_process_keeps_outlives_its_users_and_goes_when_it_is_asked_to() {
     let sim = Sim::start(0);
-    let pool = Pool::new(Arc::new(Cuda::open(0, 0).unwrap()), 2, PAGE_BYTES).unwrap();
+    let request = Request { bytes: PAGE_BYTES, node: None, staging_bytes: 4 * PAGE_BYTES };
+    let staging = Staging::new(Arc::new(Cuda::open(0, 0).unwrap()), 2, request);
+    let slots = [(); 2].map(|()| staging.acquire(|| Ok(())).unwrap());
     assert_eq!(sim.counters().registered_bytes, 2 * PAGE_BYTES as u64);
-    // Nobody else retains the context.
-    drop(pool);
+    // One slot is in use still, and nobody else retains the context.
+    let [used, unused] = slots;
+    drop((staging, unused));
+    assert_eq!(release(), PAGE_BYTES);
+    assert_eq!(sim.counters().registered_bytes, PAGE_BYTES as u64);
+    drop(used);
+    assert_eq!(release(), PAGE_BYTES);
+    assert_eq!(release(), 0);
     sim.finish().assert_clean();
 }
 
@@ -377,13 +445,12 @@ fn a_transfer_that_is_dropped_leaves_nothing_behind() {
         let gpu = Gpu::new(&sim, 0);
         let load = Load::all(&gpu, &model);
         let mut transfer = load.open(TIGHT).unwrap();
-        // SAFETY: the blocks are the gpu's, and nobody else knows them.
-        unsafe { transfer.fill(&load.destinations()) }.unwrap();
+        load.fill(&mut transfer, &load.destinations()).unwrap();
         drop(transfer);
         load.assert_holds(&model);
         drop(load.open(TIGHT).unwrap());
         drop(gpu);
-        sim.finish().assert_clean();
+        finish(sim);
     }
 }
 
@@ -397,9 +464,9 @@ fn loads_are_right_without_pinned_memory() {
         load.run(TIGHT).unwrap();
         load.assert_holds(&model);
         let counters = sim.counters();
-        assert_eq!((counters.faults, counters.registered_bytes_peak), (1, 0));
+        assert!(counters.faults > 0 && counters.registered_bytes_peak == 0, "{counters:?}");
         drop(gpu);
-        sim.finish().assert_clean();
+        finish(sim);
     }
 }
 
@@ -419,7 +486,7 @@ fn with_fault_at_every_call(start: impl Fn(u64) -> Sim, fault: Fault) -> Vec<Res
             load.assert_holds(&model);
         }
         drop(gpu);
-        sim.finish().assert_clean();
+        finish(sim);
         if is_over {
             result.unwrap();
             break;
@@ -438,7 +505,7 @@ fn out_of_memory_at_any_call_is_an_error_and_nothing_more() {
         let failed: Vec<Kind> = results.iter().filter_map(|result| result.as_ref().err()).map(|e| e.kind()).collect();
         assert!(failed.iter().all(|kind| *kind == Kind::OutOfMemory), "{results:?}");
         // Only staging that cannot be pinned is no reason to fail.
-        assert_eq!(failed.len(), results.len() - 1, "{results:?}");
+        assert!(failed.len() < results.len(), "{results:?}");
     }
 }
 
@@ -466,6 +533,6 @@ fn a_file_that_shrinks_is_an_error_and_nothing_more() {
         let error = load.run(TIGHT).unwrap_err();
         assert_eq!(error.kind(), Kind::Io, "{error}");
         drop(gpu);
-        sim.finish().assert_clean();
+        finish(sim);
     }
 }

@@ -1,5 +1,6 @@
 //! The promises of a plan, checked by carrying it out on paper.
 
+use fst::cast::Cast;
 use fst::dtype::Dtype;
 use fst::error::Kind;
 use fst::header::Entry;
@@ -33,6 +34,13 @@ fn expected(entry: Entry<'_>, source: usize, dim: usize, start: u64, length: u64
     bytes
 }
 
+/// A stand-in for what a cast does to an element: something of the right size in which every byte has a part.
+fn on_paper(cast: Option<Cast>, item: &[u8]) -> Vec<u8> {
+    let Some(cast) = cast else { return item.to_vec() };
+    let mix = item.iter().fold(0_u8, |mix, byte| mix.rotate_left(3) ^ byte);
+    (0..cast.to.item_bytes() as u8).map(|index| mix.wrapping_add(index)).collect()
+}
+
 /// Carries out a plan: memory, and how often each byte of it was written.
 struct Paper {
     memory: Vec<u8>,
@@ -59,10 +67,18 @@ fn carry_out(chunks: &[Chunk], limits: &Limits, memory_bytes: usize, data: &[std
             }
             Chunk::Staged { source, bytes, reads, placements } => {
                 assert!(*bytes as u64 <= limits.chunk_bytes, "a chunk of {bytes}");
-                assert!(!reads.is_empty() && !placements.is_empty());
+                assert!(!reads.is_empty() && !placements.is_empty() && placements.len() <= limits.placements_max);
                 let mut slot = vec![None; *bytes];
+                let mut widened = vec![false; *bytes];
                 for read in reads {
                     check_read(*source, read.offset, read.length);
+                    // The read, widened to the alignment, has its room in the slot for itself.
+                    let head = (read.offset % limits.alignment) as usize;
+                    let end = (head + read.length).next_multiple_of(limits.alignment as usize);
+                    assert_eq!((read.slot_begin - head) % limits.alignment as usize, 0);
+                    for place in &mut widened[read.slot_begin - head..][..end] {
+                        assert!(!std::mem::replace(place, true), "two widened reads meet in a slot");
+                    }
                     paper.bytes_read += read.length as u64;
                     for index in 0..read.length {
                         let place = &mut slot[read.slot_begin + index];
@@ -71,11 +87,17 @@ fn carry_out(chunks: &[Chunk], limits: &Limits, memory_bytes: usize, data: &[std
                     }
                 }
                 for placement in placements {
+                    let item_bytes = placement.cast.map_or(1, |cast| cast.from.item_bytes() as usize);
                     for row in 0..placement.rows {
-                        for index in 0..placement.row_bytes {
-                            let from = placement.slot_begin + row * placement.slot_stride + index;
-                            let to = placement.address as usize + row * placement.row_bytes + index;
-                            paper.memory[to] = slot[from].expect("a byte that was never read");
+                        let begin = placement.slot_begin + row * placement.slot_stride;
+                        let found = slot[begin..begin + placement.row_bytes].iter();
+                        let found: Vec<u8> = found.map(|byte| byte.expect("a byte that was never read")).collect();
+                        let items = found.chunks_exact(item_bytes);
+                        assert!(items.remainder().is_empty(), "an element is cut");
+                        let target: Vec<u8> = items.flat_map(|item| on_paper(placement.cast, item)).collect();
+                        assert_eq!(target.len(), placement.target_row_bytes());
+                        for (to, byte) in (placement.address as usize + row * target.len()..).zip(target) {
+                            paper.memory[to] = byte;
                             paper.written[to] += 1;
                         }
                     }
@@ -92,6 +114,7 @@ struct Case {
     shape: Vec<u64>,
     dtype: Dtype,
     slice: Option<(usize, u64, u64)>,
+    cast: Option<Cast>,
     cuts: Vec<prop::sample::Index>,
 }
 
@@ -104,11 +127,13 @@ fn case() -> impl Strategy<Value = Case> {
         dtype,
         any::<[prop::sample::Index; 3]>(),
         any::<bool>(),
+        prop::option::of(prop::sample::select(vec![Dtype::BF16, Dtype::F32, Dtype::F64])),
         prop::collection::vec(any::<prop::sample::Index>(), 0..4),
     )
-        .prop_map(|(source, shape, dtype, picks, whole, cuts)| {
+        .prop_map(|(source, shape, dtype, picks, whole, to, cuts)| {
             let slice = slice_of(&shape, &picks).filter(|_| !whole);
-            Case { source, shape, dtype, slice, cuts }
+            let cast = to.filter(|_| dtype.is_castable()).and_then(|to| Cast::new(dtype, to));
+            Case { source, shape, dtype, slice, cast, cuts }
         })
 }
 
@@ -120,11 +145,16 @@ fn slice_of(shape: &[u64], picks: &[prop::sample::Index; 3]) -> Option<(usize, u
 }
 
 fn limits() -> impl Strategy<Value = Limits> {
-    (1_u64..200, 0_u64..20, prop::option::of(1_u64..60)).prop_map(|(chunk_bytes, gap_bytes, direct_bytes)| Limits {
-        chunk_bytes,
-        gap_bytes,
-        direct_bytes,
-    })
+    let alignment = prop::sample::select(vec![1_u64, 4, 16]);
+    (alignment, 1_u64..20, 0_u64..20, prop::option::of(1_u64..60), 1_usize..20).prop_map(
+        |(alignment, chunk, gap_bytes, direct_bytes, placements_max)| Limits {
+            chunk_bytes: (7 + chunk * 9).next_multiple_of(alignment) + alignment,
+            gap_bytes: gap_bytes.max(alignment),
+            direct_bytes: direct_bytes.filter(|_| alignment == 1),
+            alignment,
+            placements_max,
+        },
+    )
 }
 
 proptest! {
@@ -159,14 +189,18 @@ proptest! {
             };
             prop_assert_eq!(tensor.bytes(), bytes.len() as u64);
             // The tensor in any number of pieces, each with a place of its own.
-            let mut cuts: Vec<u64> = case.cuts.iter().map(|cut| cut.index(bytes.len() + 1) as u64).collect();
-            cuts.extend([0, bytes.len() as u64]);
+            let item_bytes = case.cast.map_or(1, |cast| cast.from.item_bytes() as usize);
+            let items = bytes.len() / item_bytes;
+            let mut cuts: Vec<usize> = case.cuts.iter().map(|cut| cut.index(items + 1) * item_bytes).collect();
+            cuts.extend([0, bytes.len()]);
             cuts.sort_unstable();
             for pair in cuts.windows(2) {
-                let address = expectation.len() as u64 + pair[0];
-                destinations.push(Destination { wanted: wanted.len(), begin: pair[0], end: pair[1], address });
+                let (begin, end) = (pair[0] as u64, pair[1] as u64);
+                let address = expectation.len() as u64;
+                destinations.push(Destination { wanted: wanted.len(), begin, end, address, cast: case.cast });
+                let items = bytes[pair[0]..pair[1]].chunks_exact(item_bytes);
+                expectation.extend(items.flat_map(|item| on_paper(case.cast, item)));
             }
-            expectation.extend(bytes);
             wanted.push(tensor);
         }
         let data: Vec<_> = ends.iter().map(|&end| DATA_BEGIN..end).collect();
@@ -177,14 +211,15 @@ proptest! {
     }
 }
 
-const LIMITS: Limits = Limits { chunk_bytes: 1000, gap_bytes: 16, direct_bytes: None };
+const LIMITS: Limits =
+    Limits { chunk_bytes: 1000, gap_bytes: 16, direct_bytes: None, alignment: 1, placements_max: 100 };
 
 fn whole_plan(wanted: &[Wanted], limits: &Limits) -> Vec<Chunk> {
     let mut address = 0;
     let destination = |(index, tensor): (usize, &Wanted)| {
         let begin = address;
         address += tensor.bytes();
-        Destination { wanted: index, begin: 0, end: tensor.bytes(), address: begin }
+        Destination { wanted: index, begin: 0, end: tensor.bytes(), address: begin, cast: None }
     };
     let destinations: Vec<_> = wanted.iter().enumerate().map(destination).collect();
     plan(wanted, &destinations, limits).unwrap()
@@ -265,9 +300,26 @@ fn what_pytorch_cannot_hold_is_refused_by_name() {
 fn a_destination_outside_its_tensor_is_a_bug_and_said_so() {
     let wanted = [Wanted::whole(0, entry(Dtype::U8, &[4], DATA_BEGIN)).unwrap()];
     for (tensor, begin, end) in [(1, 0, 1), (0, 0, 5), (0, 3, 2)] {
-        let destination = Destination { wanted: tensor, begin, end, address: 0 };
+        let destination = Destination { wanted: tensor, begin, end, address: 0, cast: None };
         assert_eq!(plan(&wanted, &[destination], &LIMITS).unwrap_err().kind(), Kind::Internal);
     }
+}
+
+#[test]
+fn a_cast_that_cuts_an_element_is_a_bug_and_said_so() {
+    let wanted = [Wanted::whole(0, entry(Dtype::BF16, &[4], DATA_BEGIN)).unwrap()];
+    for (begin, end) in [(0, 3), (1, 4)] {
+        let cast = Cast::new(Dtype::BF16, Dtype::F32);
+        let destination = Destination { wanted: 0, begin, end, address: 0, cast };
+        assert_eq!(plan(&wanted, &[destination], &LIMITS).unwrap_err().kind(), Kind::Internal);
+    }
+}
+
+#[test]
+fn no_chunk_has_more_placements_than_its_table_can_hold() {
+    let tensors: Vec<_> = (0..50).map(|index| entry(Dtype::U8, &[10], DATA_BEGIN + index * 10)).collect();
+    let wanted: Vec<_> = tensors.iter().map(|tensor| Wanted::whole(0, *tensor).unwrap()).collect();
+    assert_eq!(whole_plan(&wanted, &Limits { placements_max: 20, ..LIMITS }).len(), 3);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use crate::files;
 use fst::checkpoint::Checkpoint;
+use fst::device::Scratch;
 use fst::device::host::Host;
 use fst::error::Kind;
 use fst::load::Transfer;
@@ -24,15 +25,17 @@ fn load(checkpoint: &Checkpoint, wanted: &Arc<[Wanted]>, options: Options) -> fs
         begin: 0,
         end: bytes.len() as u64,
         address: bytes.as_mut_ptr().expose_provenance() as u64,
+        cast: None,
     };
     let destinations: Vec<_> = memory.iter_mut().enumerate().map(destination).collect();
     let mut transfer = Transfer::open(checkpoint, Arc::clone(wanted), Arc::new(Host), options)?;
     // Two calls, so that the second finds the staging of the first.
     let (first, second) = destinations.split_at(destinations.len() / 3);
-    // SAFETY: the memory lives until the transfer has finished.
-    unsafe {
-        transfer.fill(first)?;
-        transfer.fill(second)?;
+    for part in [first, second] {
+        let batch = transfer.prepare(part)?;
+        assert_eq!(batch.scratch_bytes(), 0);
+        // SAFETY: the memory lives until the transfer has finished.
+        unsafe { transfer.fill(&batch, Scratch::default()) }?;
     }
     transfer.finish()?;
     Ok(memory)

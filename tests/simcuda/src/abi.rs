@@ -108,6 +108,8 @@ pub struct Counters {
     pub allocations: u64,
     /// Faults that were injected and have struck.
     pub faults: u64,
+    /// Registrations of host memory accepted.
+    pub registrations: u64,
     /// Bytes of host memory registered now.
     pub registered_bytes: u64,
     /// The most that was ever registered at once.

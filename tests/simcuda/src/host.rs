@@ -94,6 +94,7 @@ impl Driver {
         let portable = flags & REGISTER_PORTABLE != 0;
         let pin = Pin { id: pinned.next, bytes, context, portable, copies: Clock::default() };
         pinned.live.insert(start, pin);
+        self.counters.registrations += 1;
         Ok(())
     }
 

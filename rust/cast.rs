@@ -1,0 +1,260 @@
+//! Element conversion on the CPU, bit for bit what PyTorch's `Tensor.to` gives there.
+//!
+//! Every number goes through f32, as it does in PyTorch: also an f64 on its way to 16 bits, which is therefore rounded
+//! twice. The exceptions are the wide integers on their way to F64, of which f32 cannot hold all digits. What PyTorch
+//! does with NaN depends on whether its vector or its scalar loop meets one; this is the vector loop. `docs/casts.md`
+//! has all rules.
+
+mod float8;
+
+use crate::dtype::Dtype;
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+
+/// A conversion that this library can carry out. There is no value for any other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Cast {
+    /// What the source holds.
+    pub from: Dtype,
+    /// What the target will hold.
+    pub to: Dtype,
+}
+
+/// So many elements are converted at a time that their f32 values stay in the nearest cache.
+const BLOCK_ELEMENTS: usize = 1024;
+
+/// PyTorch's vector loops make every NaN this one where they take f32 to bf16, and its scalar loops the usual one.
+const BF16_NAN_OF_VECTORS: u16 = 0xffff;
+const BF16_NAN: u16 = 0x7fc0;
+
+impl Cast {
+    /// The cast from one dtype to another, or `None` where there is none or nothing to do. From bools, integers and
+    /// floats of 8 bits and more, to floats of 8 bits and more.
+    ///
+    /// ```
+    /// use fst::cast::Cast;
+    /// use fst::dtype::Dtype;
+    /// let cast = Cast::new(Dtype::F32, Dtype::BF16).unwrap();
+    /// let mut target = [0; 2];
+    /// cast.run(&1.0f32.to_le_bytes(), &mut target);
+    /// assert_eq!(target, [0x80, 0x3f]);
+    /// assert_eq!(Cast::new(Dtype::F32, Dtype::I32), None);
+    /// ```
+    pub fn new(from: Dtype, to: Dtype) -> Option<Cast> {
+        let is_float = |dtype| {
+            matches!(
+                dtype,
+                Dtype::F16
+                    | Dtype::BF16
+                    | Dtype::F32
+                    | Dtype::F64
+                    | Dtype::F8E4M3
+                    | Dtype::F8E5M2
+                    | Dtype::F8E4M3Fnuz
+                    | Dtype::F8E5M2Fnuz
+                    | Dtype::F8E8M0
+            )
+        };
+        let is_integer = matches!(
+            from,
+            Dtype::Bool
+                | Dtype::U8
+                | Dtype::I8
+                | Dtype::U16
+                | Dtype::I16
+                | Dtype::U32
+                | Dtype::I32
+                | Dtype::U64
+                | Dtype::I64
+        );
+        (from != to && is_float(to) && (is_float(from) || is_integer)).then_some(Cast { from, to })
+    }
+
+    /// Converts as many elements as both hold; the caller gives equally many. Neither needs to be aligned.
+    pub fn run(self, source: &[u8], target: &mut [u8]) {
+        debug_assert_eq!(
+            source.len() / item_bytes(self.from),
+            target.len() / item_bytes(self.to),
+            "{self:?}: elements of source and target"
+        );
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: the processor has the instructions.
+            return unsafe { self.run_avx2(source, target) };
+        }
+        self.run_blocks(source, target);
+    }
+
+    /// The same loops, compiled for wider vectors.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2")]
+    fn run_avx2(self, source: &[u8], target: &mut [u8]) {
+        self.run_blocks(source, target);
+    }
+
+    #[inline(always)]
+    fn run_blocks(self, source: &[u8], target: &mut [u8]) {
+        let mut values = [0.0; BLOCK_ELEMENTS];
+        let sources = source.chunks(BLOCK_ELEMENTS * item_bytes(self.from));
+        let targets = target.chunks_mut(BLOCK_ELEMENTS * item_bytes(self.to));
+        for (source, target) in sources.zip(targets) {
+            match (self.from, self.to) {
+                (Dtype::I32, Dtype::F64) => {
+                    map(source, target, |bytes| f64::from(i32::from_le_bytes(bytes)).to_le_bytes())
+                }
+                (Dtype::U32, Dtype::F64) => {
+                    map(source, target, |bytes| f64::from(u32::from_le_bytes(bytes)).to_le_bytes())
+                }
+                (Dtype::I64, Dtype::F64) => {
+                    map(source, target, |bytes| rounded::f64_of_i64(i64::from_le_bytes(bytes)).to_le_bytes())
+                }
+                (Dtype::U64, Dtype::F64) => {
+                    map(source, target, |bytes| rounded::f64_of_u64(u64::from_le_bytes(bytes)).to_le_bytes())
+                }
+                _ => {
+                    widen(self.from, source, &mut values);
+                    self.narrow(&values, target);
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn narrow(self, values: &[f32; BLOCK_ELEMENTS], target: &mut [u8]) {
+        match self.to {
+            Dtype::F16 => {
+                let mut halves = [f16::ZERO; BLOCK_ELEMENTS];
+                let count = target.len() / 2;
+                if let (Some(halves), Some(values)) = (halves.get_mut(..count), values.get(..count)) {
+                    halves.convert_from_f32_slice(values);
+                }
+                store(&halves, target, |half| half.to_le_bytes());
+            }
+            Dtype::BF16 => {
+                let nan = if matches!(self.from, Dtype::F32 | Dtype::F64) { BF16_NAN_OF_VECTORS } else { BF16_NAN };
+                store(values, target, |value| bf16_bits(value, nan).to_le_bytes());
+            }
+            Dtype::F32 => store(values, target, |value| value.to_bits().to_le_bytes()),
+            Dtype::F64 => store(values, target, |value| f64::from(value).to_le_bytes()),
+            Dtype::F8E4M3 => store(values, target, |value| [float8::E4M3.encode(value)]),
+            Dtype::F8E5M2 => store(values, target, |value| [float8::E5M2.encode(value)]),
+            Dtype::F8E4M3Fnuz => store(values, target, |value| [float8::E4M3_FNUZ.encode(value)]),
+            Dtype::F8E5M2Fnuz => store(values, target, |value| [float8::E5M2_FNUZ.encode(value)]),
+            Dtype::F8E8M0 => store(values, target, |value| [float8::encode_e8m0(value)]),
+            // `Cast::new` lets no other through.
+            _ => {}
+        }
+    }
+}
+
+fn item_bytes(dtype: Dtype) -> usize {
+    match dtype.bits() {
+        8 => 1,
+        16 => 2,
+        32 => 4,
+        _ => 8,
+    }
+}
+
+#[inline(always)]
+fn widen(from: Dtype, source: &[u8], values: &mut [f32; BLOCK_ELEMENTS]) {
+    match from {
+        Dtype::Bool => load(source, values, |[byte]| f32::from(u8::from(byte != 0))),
+        Dtype::U8 => load(source, values, |[byte]| f32::from(byte)),
+        Dtype::I8 => load(source, values, |bytes| f32::from(i8::from_le_bytes(bytes))),
+        Dtype::U16 => load(source, values, |bytes| f32::from(u16::from_le_bytes(bytes))),
+        Dtype::I16 => load(source, values, |bytes| f32::from(i16::from_le_bytes(bytes))),
+        Dtype::U32 => load(source, values, |bytes| rounded::f32_of_u32(u32::from_le_bytes(bytes))),
+        Dtype::I32 => load(source, values, |bytes| rounded::f32_of_i32(i32::from_le_bytes(bytes))),
+        Dtype::U64 => load(source, values, |bytes| rounded::f32_of_u64(u64::from_le_bytes(bytes))),
+        Dtype::I64 => load(source, values, |bytes| rounded::f32_of_i64(i64::from_le_bytes(bytes))),
+        Dtype::F16 => {
+            let mut halves = [f16::ZERO; BLOCK_ELEMENTS];
+            load(source, &mut halves, f16::from_le_bytes);
+            let count = source.len() / 2;
+            if let (Some(halves), Some(values)) = (halves.get(..count), values.get_mut(..count)) {
+                halves.convert_to_f32_slice(values);
+            }
+        }
+        Dtype::BF16 => load(source, values, |bytes| f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)),
+        Dtype::F32 => load(source, values, |bytes| f32::from_bits(u32::from_le_bytes(bytes))),
+        Dtype::F64 => load(source, values, |bytes| rounded::f32_of_f64(f64::from_le_bytes(bytes))),
+        Dtype::F8E4M3 => load(source, values, |[byte]| float8::E4M3_VALUES.of(byte)),
+        Dtype::F8E5M2 => load(source, values, |[byte]| float8::E5M2_VALUES.of(byte)),
+        Dtype::F8E4M3Fnuz => load(source, values, |[byte]| float8::E4M3_FNUZ_VALUES.of(byte)),
+        Dtype::F8E5M2Fnuz => load(source, values, |[byte]| float8::E5M2_FNUZ_VALUES.of(byte)),
+        Dtype::F8E8M0 => load(source, values, |[byte]| float8::E8M0_VALUES.of(byte)),
+        // `Cast::new` lets no other through.
+        Dtype::C64 | Dtype::F4 | Dtype::F6E2M3 | Dtype::F6E3M2 => {}
+    }
+}
+
+#[inline(always)]
+fn load<const BYTES: usize, T>(source: &[u8], values: &mut [T], read: impl Fn([u8; BYTES]) -> T) {
+    for (bytes, value) in source.as_chunks().0.iter().zip(values) {
+        *value = read(*bytes);
+    }
+}
+
+#[inline(always)]
+fn store<const BYTES: usize, T: Copy>(values: &[T], target: &mut [u8], write: impl Fn(T) -> [u8; BYTES]) {
+    for (bytes, value) in target.as_chunks_mut().0.iter_mut().zip(values) {
+        *bytes = write(*value);
+    }
+}
+
+#[inline(always)]
+fn map<const FROM: usize, const TO: usize>(source: &[u8], target: &mut [u8], convert: impl Fn([u8; FROM]) -> [u8; TO]) {
+    for (from, to) in source.as_chunks().0.iter().zip(target.as_chunks_mut().0) {
+        *to = convert(*from);
+    }
+}
+
+/// Round to nearest, ties to even.
+#[inline(always)]
+fn bf16_bits(value: f32, nan: u16) -> u16 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
+    let [_, _, low, high] = rounded.to_le_bytes();
+    if value.is_nan() { nan } else { u16::from_le_bytes([low, high]) }
+}
+
+/// To round is what these are for.
+#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
+mod rounded {
+    #[inline(always)]
+    pub fn f32_of_i32(value: i32) -> f32 {
+        value as f32
+    }
+
+    #[inline(always)]
+    pub fn f32_of_u32(value: u32) -> f32 {
+        value as f32
+    }
+
+    #[inline(always)]
+    pub fn f32_of_i64(value: i64) -> f32 {
+        value as f32
+    }
+
+    #[inline(always)]
+    pub fn f32_of_u64(value: u64) -> f32 {
+        value as f32
+    }
+
+    #[inline(always)]
+    pub fn f32_of_f64(value: f64) -> f32 {
+        value as f32
+    }
+
+    #[inline(always)]
+    pub fn f64_of_i64(value: i64) -> f64 {
+        value as f64
+    }
+
+    #[inline(always)]
+    pub fn f64_of_u64(value: u64) -> f64 {
+        value as f64
+    }
+}

@@ -1,0 +1,163 @@
+//! The 8-bit floats: encoding by arithmetic that compiles to vectors, decoding by tables.
+
+/// A format of a sign, exponent bits and mantissa bits.
+#[derive(Clone, Copy)]
+pub struct Format {
+    mantissa_bits: u32,
+    bias: u32,
+    /// The f32 bits from which on a magnitude is no finite number of the format, wherever rounding would take it.
+    overflow: u32,
+    specials: Specials,
+}
+
+/// What stands for the values that are not finite.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Specials {
+    /// Infinities and NaN as in the wider formats.
+    Ieee,
+    /// All bits but the sign mean NaN, and infinities become it.
+    FiniteAndNan,
+    /// The one NaN has the code of the negative zero, which does not exist.
+    Unsigned,
+}
+
+const F32_MANTISSA_BITS: u32 = 23;
+const F32_BIAS: u32 = 127;
+const F32_SIGN: u32 = 1 << 31;
+const F32_INFINITY: u32 = 0x7f80_0000;
+const F32_QUIET_NAN: u32 = 0x7fc0_0000;
+/// The NaN that PyTorch makes of the one NaN of a format that has no other.
+const F32_LONE_NAN: u32 = 0x7f80_0001;
+
+pub const E4M3: Format =
+    Format { mantissa_bits: 3, bias: 7, overflow: 480.0f32.to_bits(), specials: Specials::FiniteAndNan };
+pub const E5M2: Format =
+    Format { mantissa_bits: 2, bias: 15, overflow: 65536.0f32.to_bits(), specials: Specials::Ieee };
+pub const E4M3_FNUZ: Format =
+    Format { mantissa_bits: 3, bias: 8, overflow: 256.0f32.to_bits(), specials: Specials::Unsigned };
+pub const E5M2_FNUZ: Format =
+    Format { mantissa_bits: 2, bias: 16, overflow: 65536.0f32.to_bits(), specials: Specials::Unsigned };
+
+impl Format {
+    /// Round to nearest, ties to even. What is too large becomes infinity or NaN: nothing saturates.
+    #[inline(always)]
+    pub fn encode(self, value: f32) -> u8 {
+        let sign = value.to_bits() & F32_SIGN;
+        let magnitude = value.to_bits() ^ sign;
+        let shift = F32_MANTISSA_BITS - self.mantissa_bits;
+
+        // The addition to a power of two whose last digit weighs as much as the format's smallest number rounds as
+        // the format does below its normal range.
+        let power = (F32_BIAS - self.bias + shift + 1) << F32_MANTISSA_BITS;
+        let subnormal = (f32::from_bits(magnitude) + f32::from_bits(power)).to_bits().wrapping_sub(power);
+
+        let half = (1 << (shift - 1)) - 1 + (magnitude >> shift & 1);
+        let rebias = (F32_BIAS - self.bias) << F32_MANTISSA_BITS;
+        let normal = magnitude.wrapping_sub(rebias).wrapping_add(half) >> shift;
+
+        let is_subnormal = magnitude < (F32_BIAS - self.bias + 1) << F32_MANTISSA_BITS;
+        let finite = if is_subnormal { subnormal } else { normal };
+        let code = if magnitude < self.overflow { finite } else { self.overflow_code(magnitude) };
+        let is_without_sign = self.specials == Specials::Unsigned && (code == 0 || code == 0x80);
+        let [byte, ..] = (code | if is_without_sign { 0 } else { sign >> 24 }).to_le_bytes();
+        byte
+    }
+
+    #[inline(always)]
+    const fn overflow_code(self, magnitude: u32) -> u32 {
+        match self.specials {
+            Specials::Ieee => {
+                if magnitude > F32_INFINITY {
+                    0x7f
+                } else {
+                    0x7c
+                }
+            }
+            Specials::FiniteAndNan => 0x7f,
+            Specials::Unsigned => 0x80,
+        }
+    }
+
+    /// The f32 bits of a code.
+    const fn decode(self, code: u32) -> u32 {
+        let sign = (code & 0x80) << 24;
+        let magnitude = code & 0x7f;
+        let shift = F32_MANTISSA_BITS - self.mantissa_bits;
+        let exponent = magnitude >> self.mantissa_bits;
+        let mantissa = (magnitude & ((1 << self.mantissa_bits) - 1)) << shift;
+        match self.specials {
+            Specials::Unsigned if code == 0x80 => return F32_LONE_NAN,
+            Specials::FiniteAndNan if magnitude == 0x7f => return sign | F32_QUIET_NAN | mantissa,
+            Specials::Ieee if magnitude == 0x7c => return sign | F32_INFINITY,
+            Specials::Ieee if magnitude > 0x7c => return sign | F32_QUIET_NAN | mantissa,
+            _ => {}
+        }
+        if exponent != 0 {
+            return sign | ((exponent + F32_BIAS - self.bias) << F32_MANTISSA_BITS) | mantissa;
+        }
+        if mantissa == 0 {
+            return sign;
+        }
+        // The leading one of a subnormal number moves to where f32 does not write it.
+        let lead = mantissa.leading_zeros() - (31 - F32_MANTISSA_BITS);
+        let normal = mantissa << lead & ((1 << F32_MANTISSA_BITS) - 1);
+        sign | ((F32_BIAS - self.bias + 1 - lead) << F32_MANTISSA_BITS) | normal
+    }
+}
+
+/// Powers of two from 2^-127 to 2^127, and NaN. A sign is dropped; zero becomes the least power, and what rounds up to
+/// 2^128 becomes NaN.
+#[inline(always)]
+pub fn encode_e8m0(value: f32) -> u8 {
+    let bits = value.to_bits();
+    let exponent = bits >> F32_MANTISSA_BITS & 0xff;
+    let mantissa = bits & ((1 << F32_MANTISSA_BITS) - 1);
+    let half = 1 << (F32_MANTISSA_BITS - 1);
+    // A power of two is even where it is exact, and 2^-127, a subnormal f32, is the half itself.
+    let is_up = exponent != 0xff && (mantissa > half || (mantissa == half && exponent != 0));
+    let [byte, ..] = (exponent + u32::from(is_up)).to_le_bytes();
+    byte
+}
+
+const fn decode_e8m0(code: u32) -> u32 {
+    match code {
+        0 => 1 << (F32_MANTISSA_BITS - 1),
+        0xff => F32_LONE_NAN,
+        _ => code << F32_MANTISSA_BITS,
+    }
+}
+
+pub static E4M3_VALUES: Values = values(Some(E4M3));
+pub static E5M2_VALUES: Values = values(Some(E5M2));
+pub static E4M3_FNUZ_VALUES: Values = values(Some(E4M3_FNUZ));
+pub static E5M2_FNUZ_VALUES: Values = values(Some(E5M2_FNUZ));
+pub static E8M0_VALUES: Values = values(None);
+
+/// The f32 bits of all codes of a format.
+pub struct Values([u32; 256]);
+
+impl Values {
+    /// The value of a code.
+    #[inline(always)]
+    #[allow(clippy::indexing_slicing, reason = "there is an entry for every byte")]
+    pub fn of(&self, code: u8) -> f32 {
+        f32::from_bits(self.0[usize::from(code)])
+    }
+}
+
+#[allow(
+    clippy::indexing_slicing,
+    reason = "the loop ends at the last entry, and a constant that cannot be made does not compile"
+)]
+const fn values(format: Option<Format>) -> Values {
+    let mut values = [0; 256];
+    let mut code: u32 = 0;
+    while code < 256 {
+        values[code as usize] = match format {
+            Some(format) => format.decode(code),
+            None => decode_e8m0(code),
+        };
+        code += 1;
+    }
+    Values(values)
+}

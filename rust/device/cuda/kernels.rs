@@ -1,0 +1,122 @@
+//! The kernels of csrc/kernels, compiled when the library was built and loaded
+//! into each GPU's context once.
+
+use super::driver::{Context, Stream, check, report};
+use crate::error::{Error, Kind, Result};
+use crate::scatter::Table;
+use cudarc::driver::sys;
+use std::ffi::{CStr, c_void};
+use std::ptr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Threads of a block, as the kernels expect it.
+const BLOCK_THREADS: u32 = 256;
+/// Blocks that keep the largest GPUs busy; each takes several tiles where there are more.
+const BLOCKS_MAX: u32 = 2048;
+
+/// The kernels, in one context.
+pub struct Kernels {
+    scatter: sys::CUfunction,
+    module: sys::CUmodule,
+    context: Arc<Context>,
+}
+
+// SAFETY: driver handles may be used from any thread.
+unsafe impl Send for Kernels {}
+// SAFETY: as above; launches do not change a function.
+unsafe impl Sync for Kernels {}
+
+/// Of each GPU that has been asked for: its kernels, or `None` where they cannot be had.
+static LOADED: Mutex<Vec<(sys::CUdevice, Option<Arc<Kernels>>)>> = Mutex::new(Vec::new());
+
+fn loaded() -> MutexGuard<'static, Vec<(sys::CUdevice, Option<Arc<Kernels>>)>> {
+    LOADED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Lets go of the kernels, which the next load brings back.
+pub fn release() {
+    let kernels = std::mem::take(&mut *loaded());
+    drop(kernels);
+}
+
+impl Kernels {
+    /// The kernels on the context's GPU, or `None` where the library has none for it; the log says why.
+    ///
+    /// # Errors
+    /// `out-of-memory` where the GPU has no room for them.
+    pub fn of(context: &Arc<Context>) -> Result<Option<Arc<Kernels>>> {
+        let mut loaded = loaded();
+        if let Some((_, kernels)) = loaded.iter().find(|(device, _)| *device == context.device) {
+            return Ok(kernels.clone());
+        }
+        let kernels = match Kernels::load(context) {
+            Ok(kernels) => Some(Arc::new(kernels)),
+            Err(error) if error.kind() == Kind::OutOfMemory => return Err(error),
+            Err(error) => {
+                tracing::info!(%error, "no kernels of our own; PyTorch's are used");
+                None
+            }
+        };
+        loaded.push((context.device, kernels.clone()));
+        Ok(kernels)
+    }
+
+    fn load(context: &Arc<Context>) -> Result<Kernels> {
+        let image = super::image::IMAGE
+            .ok_or_else(|| Error::new(Kind::Device, "the library was built without nvcc, and so without kernels"))?;
+        let _bound = context.bind()?;
+        let mut module = ptr::null_mut();
+        // SAFETY: the image is a whole fatbin, which the driver copies.
+        check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) })?;
+        let mut kernels = Kernels { scatter: ptr::null_mut(), module, context: Arc::clone(context) };
+        kernels.scatter = kernels.function(c"fst_scatter")?;
+        Ok(kernels)
+    }
+
+    fn function(&self, name: &CStr) -> Result<sys::CUfunction> {
+        let mut function = ptr::null_mut();
+        // SAFETY: the module is loaded in the current context.
+        let result = unsafe { sys::cuModuleGetFunction(&raw mut function, self.module, name.as_ptr()) };
+        check("cuModuleGetFunction", result)?;
+        Ok(function)
+    }
+
+    /// Queues the kernel that carries out a table, which lies at `address` on the device when the kernel runs.
+    ///
+    /// # Errors
+    /// `device`, from the driver.
+    pub fn scatter(&self, address: u64, table: &Table, stream: &Stream) -> Result<()> {
+        let (mut address, mut task_count, mut tile_count) = (address, table.task_count(), table.tile_count());
+        if tile_count == 0 {
+            return Ok(());
+        }
+        let mut arguments: [*mut c_void; 3] =
+            [(&raw mut address).cast(), (&raw mut task_count).cast(), (&raw mut tile_count).cast()];
+        // SAFETY: the arguments are those of the kernel, and the driver copies them before it returns.
+        let result = unsafe {
+            sys::cuLaunchKernel(
+                self.scatter,
+                tile_count.min(BLOCKS_MAX),
+                1,
+                1,
+                BLOCK_THREADS,
+                1,
+                1,
+                0,
+                stream.handle,
+                arguments.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        };
+        check("cuLaunchKernel", result)
+    }
+}
+
+impl Drop for Kernels {
+    fn drop(&mut self) {
+        if let Ok(_bound) = self.context.bind() {
+            // SAFETY: loaded by this value, and no launch is queued without somebody who has it.
+            report("cuModuleUnload", unsafe { sys::cuModuleUnload(self.module) });
+        }
+    }
+}

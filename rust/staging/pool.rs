@@ -1,0 +1,174 @@
+//! The staging memory that the process keeps from load to load, since pinning
+//! memory takes longer than filling it. It grows with the work up to a bound
+//! that all loads share, and goes when it is asked to.
+
+use super::numa::{self, Node};
+use crate::device::Pinned;
+use crate::error::{Error, Kind, Result};
+use memmap2::{Advice, MmapMut, MmapRaw};
+use std::mem;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Slots begin at page boundaries, as direct reads want it.
+pub const PAGE_BYTES: usize = 4 << 10;
+
+/// Memory of one slot.
+struct Block {
+    /// No other block of the process ever has this number, whatever address the block has.
+    id: u64,
+    // In this order: what the device knows of the memory ends before the memory does.
+    pinned: Option<Pinned>,
+    memory: MmapRaw,
+    node: Option<Node>,
+}
+
+impl Block {
+    fn allocate(bytes: usize, node: Option<Node>) -> Result<Block> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let memory = MmapMut::map_anon(bytes).map_err(|error| {
+            Error::new(Kind::OutOfMemory, format!("cannot get {bytes} bytes of host memory for staging: {error}"))
+        })?;
+        let memory = MmapRaw::from(memory);
+        // Fewer and larger pages are quicker to touch and to pin. A page that a forked child still shared could be
+        // copied away from under a transfer that writes to it.
+        for advice in [Advice::HugePage, Advice::DontFork] {
+            if let Err(error) = memory.advise(advice) {
+                tracing::debug!(%error, ?advice, "the kernel takes no advice on staging");
+            }
+        }
+        if let Some(node) = node {
+            numa::prefer(&memory, node);
+        }
+        Ok(Block { id: NEXT.fetch_add(1, Ordering::Relaxed), pinned: None, memory, node })
+    }
+}
+
+/// A part of staging that its holder alone may use. It goes back to the process's pool when it is dropped.
+pub struct Slot {
+    /// Present until the slot is dropped.
+    block: Option<Block>,
+}
+
+impl Slot {
+    /// A number that no other memory of the process ever has.
+    pub fn id(&self) -> u64 {
+        self.block.as_ref().map_or(u64::MAX, |block| block.id)
+    }
+
+    /// The slot's bytes.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the slot owns the block, whose anonymous pages are initialised to zero.
+        self.block.as_mut().map_or(&mut [], |block| unsafe {
+            std::slice::from_raw_parts_mut(block.memory.as_mut_ptr(), block.memory.len())
+        })
+    }
+
+    /// Lets a device pin the slot, unless it is pinned from an earlier load.
+    pub fn pin(&mut self, pin: impl FnOnce(&mut [u8]) -> Option<Pinned>) {
+        if self.block.as_ref().is_some_and(|block| block.pinned.is_none()) {
+            let pinned = pin(self.bytes_mut());
+            if let Some(block) = &mut self.block {
+                block.pinned = pinned;
+            }
+        }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if let Some(block) = self.block.take() {
+            kept().free.push(block);
+            CHANGED.notify_all();
+        }
+    }
+}
+
+/// What a load needs of a slot.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    /// At least this many bytes.
+    pub bytes: usize,
+    /// Near this node of the machine, where there are several.
+    pub node: Option<Node>,
+    /// The most that the whole process may keep.
+    pub staging_bytes: usize,
+}
+
+struct Kept {
+    free: Vec<Block>,
+    /// Of all blocks, the free ones and those in use.
+    total_bytes: usize,
+    /// A forked child has none of the pages, so it must not touch what it finds here.
+    process: u32,
+}
+
+static KEPT: Mutex<Kept> = Mutex::new(Kept { free: Vec::new(), total_bytes: 0, process: 0 });
+static CHANGED: Condvar = Condvar::new();
+
+fn kept() -> MutexGuard<'static, Kept> {
+    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    let process = std::process::id();
+    if kept.process != process {
+        mem::take(&mut kept.free).into_iter().for_each(mem::forget);
+        kept.total_bytes = 0;
+        kept.process = process;
+    }
+    kept
+}
+
+impl Kept {
+    fn find(&mut self, request: &Request) -> Option<Block> {
+        let fits = |block: &Block| block.memory.len() >= request.bytes && block.node == request.node;
+        let free = self.free.iter().enumerate().filter(|(_, block)| fits(block));
+        let (best, _) = free.min_by_key(|(_, block)| (block.memory.len(), block.pinned.is_none()))?;
+        Some(self.free.swap_remove(best))
+    }
+
+    /// Gives up free blocks, which did not fit, until there is room for a new one.
+    fn make_room(&mut self, request: &Request) -> bool {
+        while self.total_bytes.saturating_add(request.bytes) > request.staging_bytes {
+            let Some(block) = self.free.pop() else { break };
+            self.total_bytes -= block.memory.len();
+        }
+        self.total_bytes == 0 || self.total_bytes.saturating_add(request.bytes) <= request.staging_bytes
+    }
+}
+
+/// A slot that was kept, or a new one; `None` where the bound leaves no room for another.
+///
+/// # Errors
+/// `out-of-memory` when the host has none.
+pub fn take(request: &Request) -> Result<Option<Slot>> {
+    let mut kept = kept();
+    if let Some(block) = kept.find(request) {
+        return Ok(Some(Slot { block: Some(block) }));
+    }
+    if !kept.make_room(request) {
+        return Ok(None);
+    }
+    kept.total_bytes += request.bytes;
+    drop(kept);
+    match Block::allocate(request.bytes, request.node) {
+        Ok(block) => Ok(Some(Slot { block: Some(block) })),
+        Err(error) => {
+            self::kept().total_bytes -= request.bytes;
+            Err(error)
+        }
+    }
+}
+
+/// Waits until another load may have given a slot back, or `most` has passed.
+pub fn wait(most: Duration) {
+    drop(CHANGED.wait_timeout(kept(), most));
+}
+
+/// Gives back all memory that no load uses at the moment, and says how many bytes that were.
+pub fn release() -> usize {
+    let mut kept = kept();
+    let free = mem::take(&mut kept.free);
+    let bytes = free.iter().map(|block| block.memory.len()).sum();
+    kept.total_bytes -= bytes;
+    bytes
+}
