@@ -104,6 +104,10 @@ std::string reader(Strings paths, c10::Device device) {
   return std::string(call_core([&] { return checkpoint->reader_names(is_new_host_memory); }));
 }
 
+int64_t release_memory() {
+  return call_core([&] { return release(); });
+}
+
 }  // namespace
 
 // Which PyTorch the library fits can be read from the file before it is loaded, since loading it into another fails
@@ -132,6 +136,7 @@ TORCH_LIBRARY(fst, m) {
   def_load("tensor_names(str[] paths) -> str[]");
   def_load("metadata(str path) -> Dict(str, str)");
   def_load("reader(str[] paths, Device device=\"cpu\") -> str");
+  def_load("release_memory() -> int");
 }
 
 TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
@@ -143,6 +148,7 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("tensor_names", tensor_names);
   m.impl("metadata", metadata);
   m.impl("reader", reader);
+  m.impl("release_memory", release_memory);
 }
 
 }  // namespace fst

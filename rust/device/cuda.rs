@@ -23,9 +23,10 @@ pub mod kernels;
 
 use super::{Device, Needs, Pinned, Room, Scratch};
 use crate::cast::Cast;
+use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::plan::Placement;
-use crate::scatter::{self, Piece, Table};
+use crate::scatter::{Piece, TASK_BYTES, Table, has_cast};
 use cudarc::driver::sys;
 use driver::{Context, Event, Registered, Stream, check};
 use kernels::Kernels;
@@ -38,6 +39,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 const LANES: usize = 2;
 /// Behind the chunk, a slot keeps this part of its bytes for the table.
 const TABLE_SHARE: usize = 16;
+/// Where in a slot the table may begin.
+const TABLE_ALIGNMENT: usize = 16;
 /// From this size on a copy costs little more than its bytes, and a chunk of such copies needs no kernel.
 const COPY_BYTES: usize = 512 << 10;
 /// What a caller's scratch may take at most, whatever the size of a chunk.
@@ -120,11 +123,10 @@ impl Cuda {
     fn scatter(&self, lane: &Lane, slot: &mut [u8], bytes: usize, placements: &[Placement]) -> Result<()> {
         let misfit = || Error::new(Kind::Internal, format!("{} placements do not fit their slot", placements.len()));
         let kernels = self.kernels.as_ref().ok_or_else(misfit)?;
-        let table = table_of(placements, lane.scratch.address);
-        let table_begin = bytes.next_multiple_of(scatter::TASK_ALIGNMENT);
+        let table = table_of(placements, lane.scratch.address)?;
+        let table_begin = bytes.next_multiple_of(TABLE_ALIGNMENT);
         let length = table_begin + table.bytes();
-        let into = slot.get_mut(table_begin..length).ok_or_else(misfit)?;
-        table.write(into);
+        table.write_to(slot.get_mut(table_begin..length).ok_or_else(misfit)?)?;
         if u64::try_from(length).is_ok_and(|length| length > lane.scratch.bytes) {
             return Err(misfit());
         }
@@ -195,8 +197,8 @@ impl Device for Cuda {
         false
     }
 
-    fn can_cast(&self, _: Cast) -> bool {
-        self.kernels.is_some()
+    fn can_cast(&self, cast: Cast) -> bool {
+        self.kernels.is_some() && has_cast(cast.from, cast.to)
     }
 
     fn room(&self, slot_bytes: usize) -> Room {
@@ -204,19 +206,17 @@ impl Device for Cuda {
         if self.kernels.is_none() {
             return Room { chunk_bytes: slot_bytes, placements_max: usize::MAX };
         }
-        let table_bytes = (slot_bytes / TABLE_SHARE).max(scatter::TASK_BYTES);
+        let table_bytes = (slot_bytes / TABLE_SHARE).max(TASK_BYTES);
         let chunk_bytes = slot_bytes - table_bytes;
-        Room {
-            chunk_bytes: chunk_bytes - chunk_bytes % scatter::TASK_ALIGNMENT,
-            placements_max: table_bytes / scatter::TASK_BYTES,
-        }
+        Room { chunk_bytes: chunk_bytes - chunk_bytes % TABLE_ALIGNMENT, placements_max: table_bytes / TASK_BYTES }
     }
 
     fn needs(&self, bytes: usize, placements: &[Placement]) -> Needs {
         if !self.is_scattered(placements) {
             return Needs { slot_bytes: bytes, scratch_bytes: 0 };
         }
-        let slot_bytes = bytes.next_multiple_of(scatter::TASK_ALIGNMENT) + table_of(placements, 0).bytes();
+        // No placement has so many rows that it needs several tasks.
+        let slot_bytes = bytes.next_multiple_of(TABLE_ALIGNMENT) + placements.len() * TASK_BYTES;
         // A lane's part begins where the copy engine likes it.
         Needs { slot_bytes, scratch_bytes: LANES * slot_bytes.next_multiple_of(SCRATCH_ALIGNMENT) }
     }
@@ -284,15 +284,22 @@ impl Device for Cuda {
 const SCRATCH_ALIGNMENT: usize = 512;
 
 /// The table for a chunk that begins at `address` on the device.
-fn table_of(placements: &[Placement], address: u64) -> Table {
-    Table::new(placements.iter().map(|placement| Piece {
-        source: address + as_u64(placement.slot_begin),
-        target: placement.address,
-        row_bytes: as_u64(placement.row_bytes),
-        rows: as_u64(placement.rows),
-        source_stride_bytes: as_u64(placement.slot_stride),
-        cast: placement.cast,
-    }))
+fn table_of(placements: &[Placement], address: u64) -> Result<Table> {
+    let mut table = Table::default();
+    for placement in placements {
+        // What is not cast is copied as bytes.
+        let (from, to) = placement.cast.map_or((Dtype::U8, Dtype::U8), |cast| (cast.from, cast.to));
+        table.push(Piece {
+            source: address + as_u64(placement.slot_begin),
+            target: placement.address,
+            row_elements: as_u64(placement.row_bytes) / from.item_bytes(),
+            rows: as_u64(placement.rows),
+            source_stride_bytes: as_u64(placement.slot_stride),
+            from,
+            to,
+        })?;
+    }
+    Ok(table)
 }
 
 fn lock(lane: &Mutex<Lane>) -> MutexGuard<'_, Lane> {

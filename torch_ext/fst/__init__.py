@@ -9,6 +9,7 @@ Everything here is also an operator under `torch.ops.fst`, for TorchScript and f
 
 from fst._errors import SafetensorError
 from fst._load import load_file, load_files, load_into, load_slices, load_tensors, metadata, tensor_names
+from fst._memory import release_memory
 
 __all__ = [
     "SafetensorError",
@@ -18,5 +19,6 @@ __all__ = [
     "load_slices",
     "load_tensors",
     "metadata",
+    "release_memory",
     "tensor_names",
 ]

@@ -86,7 +86,9 @@ impl Kernels {
     /// # Errors
     /// `device`, from the driver.
     pub fn scatter(&self, address: u64, table: &Table, stream: &Stream) -> Result<()> {
-        let (mut address, mut task_count, mut tile_count) = (address, table.task_count(), table.tile_count());
+        let task_count = u32::try_from(table.tasks().len());
+        let mut task_count = task_count.map_err(|_| Error::new(Kind::Internal, "a table of too many tasks"))?;
+        let (mut address, mut tile_count) = (address, table.tile_count());
         if tile_count == 0 {
             return Ok(());
         }
