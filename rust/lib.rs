@@ -9,7 +9,7 @@
 //! where it should go becomes reads and placements ([`plan`]); bytes come out
 //! of a file ([`reader`]) towards their destination ([`device`]), resting in a
 //! pinned slot on the way ([`staging`]), while one loop keeps all of that busy
-//! ([`load`]).
+//! ([`load`]). What a kernel on a device should place is a table ([`scatter`]).
 //! With the feature `torch`, `bridge` hands this to C++, which registers the
 //! operators.
 //!
@@ -18,6 +18,7 @@
 pub mod error;
 pub mod options;
 pub mod dtype;
+pub mod scatter;
 pub mod source;
 pub mod header;
 pub mod workers;

@@ -7,6 +7,8 @@
 //! out a block whose last use is still queued), and what is queued afterwards
 //! comes after the copies.
 
+pub mod kernels;
+
 use super::Device;
 use crate::error::{Error, Kind, Result};
 use crate::plan::Placement;

@@ -1,0 +1,241 @@
+//! The table that the device kernel reads: which bytes of a scratch go where,
+//! and as what. Pure: it knows addresses and no device.
+//!
+//! csrc/kernels/scatter.h declares the same layout; `tests/rust/scatter.rs`
+//! runs its code on tables made here.
+
+use crate::dtype::Dtype;
+use crate::error::{Error, Kind, Result};
+
+/// Bytes of a tile on its wider side. A tile is the work of one block at a time.
+pub const TILE_BYTES: u64 = 16 << 10;
+
+/// Tasks that fit into a [`Batch`].
+pub const BATCH_TASKS: usize = 85;
+
+/// One row of the table, as the kernel reads it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Task {
+    /// Device address of the first byte, of any alignment.
+    pub source: u64,
+    /// Device address of the first element, aligned to it.
+    pub target: u64,
+    /// Elements of a row; bytes where `from` and `to` are equal.
+    pub row_elements: u64,
+    /// Bytes from the beginning of a row of the source to that of the next one. The target's rows are packed.
+    pub source_stride_bytes: u64,
+    /// Number of rows.
+    pub rows: u32,
+    /// Tiles of all tasks before this one.
+    pub first_tile: u32,
+    /// The source's `c10::ScalarType`.
+    pub from: u8,
+    /// The target's `c10::ScalarType`.
+    pub to: u8,
+    padding: [u8; 6],
+}
+
+/// Bytes of a [`Task`] in a table.
+pub const TASK_BYTES: usize = size_of::<Task>();
+
+/// Elements to be placed, and cast where `from` and `to` differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Device address of the first byte, of any alignment.
+    pub source: u64,
+    /// Device address of the first element, aligned to it.
+    pub target: u64,
+    /// Elements of a row; bytes where `from` and `to` are equal, whatever the dtype is.
+    pub row_elements: u64,
+    /// Number of rows, which are packed in the target.
+    pub rows: u64,
+    /// Bytes from the beginning of a row of the source to that of the next one.
+    pub source_stride_bytes: u64,
+    /// The source's dtype.
+    pub from: Dtype,
+    /// The target's dtype.
+    pub to: Dtype,
+}
+
+/// A table under construction.
+///
+/// ```
+/// use fst::dtype::Dtype;
+/// use fst::scatter::{Piece, Table};
+/// let mut table = Table::default();
+/// let (from, to) = (Dtype::BF16, Dtype::F32);
+/// table.push(Piece { source: 3, target: 64, row_elements: 5000, rows: 1, source_stride_bytes: 0, from, to })?;
+/// assert_eq!((table.tasks().len(), table.tile_count()), (1, 2));
+/// # Ok::<(), fst::Error>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Table {
+    tasks: Vec<Task>,
+    tile_count: u32,
+}
+
+impl Table {
+    /// Adds a piece; one without elements adds nothing.
+    ///
+    /// # Errors
+    /// `internal` where the kernel has no such cast, the target is not aligned to its element, the sizes do not fit
+    /// 64 bits, or the table has more tiles than fit 32 bits (64 TiB).
+    pub fn push(&mut self, piece: Piece) -> Result<()> {
+        let invalid = |why: &str| Error::new(Kind::Internal, format!("{piece:?} {why}"));
+        let (from, to) = codes(piece.from, piece.to).ok_or_else(|| invalid("is not a cast of the kernel"))?;
+        let (source_bytes, target_bytes) = item_bytes(piece.from, piece.to);
+        if !piece.target.is_multiple_of(target_bytes) {
+            return Err(invalid("has a target that is not aligned to its element"));
+        }
+        let Piece { mut row_elements, mut rows, source_stride_bytes, .. } = piece;
+        let too_large = || invalid("does not fit 64 bits");
+        let elements = row_elements.checked_mul(rows).ok_or_else(too_large)?;
+        if elements == 0 {
+            return Ok(());
+        }
+        let row_bytes = row_elements.checked_mul(source_bytes).ok_or_else(too_large)?;
+        let source_span = source_stride_bytes.checked_mul(rows - 1).and_then(|span| span.checked_add(row_bytes));
+        let source_end = source_span.and_then(|span| piece.source.checked_add(span));
+        let target_end = elements.checked_mul(target_bytes).and_then(|span| piece.target.checked_add(span));
+        if source_end.is_none() || target_end.is_none() {
+            return Err(too_large());
+        }
+        // Rows without gaps are one row, and the kernel divides by the length of a row only where there are several.
+        if source_stride_bytes == row_bytes {
+            (row_elements, rows) = (elements, 1);
+        }
+        let (mut source, mut target) = (piece.source, piece.target);
+        while rows > 0 {
+            let step = u32::try_from(rows).unwrap_or(u32::MAX);
+            let elements = row_elements * u64::from(step);
+            let tiles = elements.div_ceil(TILE_BYTES / source_bytes.max(target_bytes));
+            let first_tile = self.tile_count;
+            self.tile_count = u32::try_from(tiles)
+                .ok()
+                .and_then(|tiles| first_tile.checked_add(tiles))
+                .ok_or_else(|| invalid("has too many tiles for one table"))?;
+            let padding = [0; 6];
+            self.tasks.push(Task {
+                source,
+                target,
+                row_elements,
+                source_stride_bytes,
+                rows: step,
+                first_tile,
+                from,
+                to,
+                padding,
+            });
+            rows -= u64::from(step);
+            if rows > 0 {
+                source += source_stride_bytes * u64::from(step);
+                target += elements * target_bytes;
+            }
+        }
+        Ok(())
+    }
+
+    /// The tasks so far; a piece of more than 4 billion rows makes several.
+    pub fn tasks(&self) -> &[Task] {
+        &self.tasks
+    }
+
+    /// The tiles of all tasks, the second count that the kernel takes.
+    pub fn tile_count(&self) -> u32 {
+        self.tile_count
+    }
+
+    /// Bytes of the table.
+    pub fn bytes(&self) -> usize {
+        self.tasks.len() * TASK_BYTES
+    }
+
+    /// Writes the table to the beginning of `slot`, from where it is copied to the device, to a multiple of 8.
+    ///
+    /// # Errors
+    /// `internal` where `slot` is shorter than [`Table::bytes`].
+    pub fn write_to(&self, slot: &mut [u8]) -> Result<()> {
+        if slot.len() < self.bytes() {
+            let text = format!("a table of {} bytes does not fit a slot of {}", self.bytes(), slot.len());
+            return Err(Error::new(Kind::Internal, text));
+        }
+        for (row, task) in slot.chunks_exact_mut(TASK_BYTES).zip(&self.tasks) {
+            row.copy_from_slice(&task.to_bytes());
+        }
+        Ok(())
+    }
+
+    /// The table cut into pieces that fit a kernel's parameters, each with tiles counted from 0.
+    pub fn batches(&self) -> impl Iterator<Item = Batch> + '_ {
+        let ends = (1..).map(|batch| batch * BATCH_TASKS);
+        self.tasks.chunks(BATCH_TASKS).zip(ends).map(|(tasks, end)| {
+            let first = tasks.first().map_or(0, |task| task.first_tile);
+            let last = self.tasks.get(end).map_or(self.tile_count, |task| task.first_tile);
+            let mut batch = Batch { task_count: 0, tile_count: last - first, tasks: [Task::default(); BATCH_TASKS] };
+            for (row, task) in batch.tasks.iter_mut().zip(tasks) {
+                *row = Task { first_tile: task.first_tile - first, ..*task };
+                batch.task_count += 1;
+            }
+            batch
+        })
+    }
+}
+
+/// A table in the parameters of a kernel.
+#[repr(C)]
+#[derive(Clone, Debug)]
+pub struct Batch {
+    /// How many of the tasks are there.
+    pub task_count: u32,
+    /// The tiles of all tasks.
+    pub tile_count: u32,
+    /// The tasks, and zeroes behind them.
+    pub tasks: [Task; BATCH_TASKS],
+}
+
+// Every driver takes 4096 bytes of parameters, and the kernel's own layout has these sizes.
+const _: () = assert!(TASK_BYTES == 48 && size_of::<Batch>() == 4088);
+
+impl Task {
+    fn to_bytes(self) -> [u8; TASK_BYTES] {
+        let mut bytes = [0; TASK_BYTES];
+        let words = [self.source, self.target, self.row_elements, self.source_stride_bytes].map(u64::to_le_bytes);
+        let counts = [self.rows, self.first_tile].map(u32::to_le_bytes);
+        let fields = words.iter().flatten().chain(counts.iter().flatten()).chain([&self.from, &self.to]);
+        bytes.iter_mut().zip(fields).for_each(|(byte, field)| *byte = *field);
+        bytes
+    }
+}
+
+/// Whether the kernel casts from the one dtype to the other.
+pub fn has_cast(from: Dtype, to: Dtype) -> bool {
+    from != to && codes(from, to).is_some()
+}
+
+/// The numbers that stand for a pair in the table, or `None` where the kernel has no such cast.
+fn codes(from: Dtype, to: Dtype) -> Option<(u8, u8)> {
+    if from == to {
+        return Some((0, 0));
+    }
+    let is_source = !matches!(from, Dtype::C64 | Dtype::F4 | Dtype::F6E2M3 | Dtype::F6E3M2);
+    let is_target = matches!(
+        to,
+        Dtype::F16
+            | Dtype::BF16
+            | Dtype::F32
+            | Dtype::F64
+            | Dtype::F8E4M3
+            | Dtype::F8E5M2
+            | Dtype::F8E4M3Fnuz
+            | Dtype::F8E5M2Fnuz
+            | Dtype::F8E8M0
+    );
+    let code = |dtype: Dtype| u8::try_from(dtype.scalar_type()?).ok();
+    code(from).zip(code(to)).filter(|_| is_source && is_target)
+}
+
+/// Bytes of an element of the source and of the target.
+fn item_bytes(from: Dtype, to: Dtype) -> (u64, u64) {
+    if from == to { (1, 1) } else { (from.item_bytes(), to.item_bytes()) }
+}
