@@ -1,76 +1,23 @@
-//! With the feature `torch`, compiles csrc/ and the cxx border against the PyTorch of the interpreter that
-//! `FST_PYTHON` names (`python3` by default). Without it there is nothing to do.
+//! Compiles what is not Rust: the device kernels wherever there is an nvcc, and with the feature `torch` csrc/.
+
+#[path = "csrc/kernels/build.rs"]
+mod kernels;
+#[cfg(feature = "torch")]
+#[path = "csrc/build.rs"]
+mod torch;
 
 fn main() -> anyhow::Result<()> {
     println!("cargo:rerun-if-changed=build.rs");
+    kernels::build()?;
     #[cfg(feature = "torch")]
     torch::build()?;
     Ok(())
 }
 
-#[cfg(feature = "torch")]
-mod torch {
-    use anyhow::{Context, Result, ensure};
-    use std::env;
-    use std::path::{Path, PathBuf};
-    use std::process::Command;
-
-    const SOURCES: [&str; 3] = ["csrc/error.cpp", "csrc/load.cpp", "csrc/ops.cpp"];
-
-    pub fn build() -> Result<()> {
-        let torch = Torch::find()?;
-        let mut compiler = cxx_build::bridge("rust/bridge.rs");
-        compiler
-            .files(SOURCES)
-            .include(torch.root.join("include"))
-            .flag("-isystem")
-            .flag(torch.root.join("include/torch/csrc/api/include").to_string_lossy().as_ref());
-        // PyTorch's headers have used C++20 since 2.15.
-        compiler.std("c++20").define("_GLIBCXX_USE_CXX11_ABI", torch.cxx11_abi.as_str()).warnings(false).debug(false);
-        // The operators register themselves when the library is loaded; no symbol asks for them by name.
-        compiler.link_lib_modifier("+whole-archive");
-        compiler.compile("fst_torch");
-
-        println!("cargo:rustc-link-search=native={}", torch.root.join("lib").display());
-        // libtorch has no symbols of its own, but brings libtorch_cuda into a program without Python.
-        println!("cargo:rustc-link-arg=-Wl,--no-as-needed");
-        for library in ["torch", "torch_cpu", "c10"] {
-            println!("cargo:rustc-link-lib=dylib={library}");
-        }
-        for path in ["csrc", "rust/bridge.rs"] {
-            println!("cargo:rerun-if-changed={path}");
-        }
-        Ok(())
+/// The interpreter whose packages to build with.
+fn python() -> String {
+    for name in ["FST_PYTHON", "PYTHONPATH"] {
+        println!("cargo:rerun-if-env-changed={name}");
     }
-
-    struct Torch {
-        root: PathBuf,
-        cxx11_abi: String,
-    }
-
-    impl Torch {
-        fn find() -> Result<Torch> {
-            println!("cargo:rerun-if-env-changed=FST_PYTHON");
-            println!("cargo:rerun-if-env-changed=PYTHONPATH");
-            let python = env::var("FST_PYTHON").unwrap_or_else(|_| "python3".into());
-            let script = "import os, torch; print(os.path.dirname(torch.__file__)); \
-                          print(int(torch.compiled_with_cxx11_abi())); print(torch.__version__)";
-            let output = Command::new(&python)
-                .args(["-c", script])
-                .output()
-                .with_context(|| format!("cannot run {python}; set FST_PYTHON to a Python that has PyTorch"))?;
-            ensure!(
-                output.status.success(),
-                "{python} cannot import torch; set FST_PYTHON to a Python that has PyTorch:\n{}",
-                String::from_utf8_lossy(&output.stderr)
-            );
-            let text = String::from_utf8(output.stdout)?;
-            let mut lines = text.lines();
-            let root = lines.next().context("torch has no path")?;
-            let cxx11_abi = lines.next().context("torch has no ABI")?.to_owned();
-            // Another version in the same place must build anew.
-            println!("cargo:rerun-if-changed={}", Path::new(root).join("version.py").display());
-            Ok(Torch { root: root.into(), cxx11_abi })
-        }
-    }
+    std::env::var("FST_PYTHON").unwrap_or_else(|_| "python3".into())
 }

@@ -4,6 +4,7 @@ Everything static is in pyproject.toml. What is left for code: the library calls
 binary interface changes with every release, so one wheel serves exactly one PyTorch version and any Python.
 """
 
+import importlib.util
 import os
 import re
 import shlex
@@ -49,6 +50,17 @@ def find_torch() -> tuple[dict[str, str], str | None]:
 TORCH_ENVIRON, TORCH_RELEASE = find_torch()
 
 
+def isolated_toolkit() -> dict[str, str]:
+    """`CUDA_HOME` with the nvcc that this interpreter sees, which a build for the target's PyTorch may not see.
+
+    It stands behind one in the target environment, and gives way to a `CUDA_HOME` of the user's.
+    """
+    nvidia = importlib.util.find_spec("nvidia")
+    roots = (Path(root, "cu13") for root in (nvidia and nvidia.submodule_search_locations) or ())
+    found = next((root for root in roots if (root / "bin" / "nvcc").is_file()), None)
+    return {"CUDA_HOME": str(found)} if found else {}
+
+
 class CargoBuild(build_ext):
     """Lets cargo build the library, and puts it where setuptools expects the extension."""
 
@@ -64,7 +76,7 @@ class CargoBuild(build_ext):
         ):
             if shutil.which(tool) is None:
                 raise PlatformError(f"fst is built from source, which needs `{tool}`, and it is not on PATH: {remedy}")
-        environ = TORCH_ENVIRON | {"FST_PYTHON": sys.executable}
+        environ = isolated_toolkit() | TORCH_ENVIRON | {"FST_PYTHON": sys.executable}
         subprocess.run(["cargo", "build", "--release", "--locked", "--features", "torch"], env=environ, check=True)
         library = Path(os.environ.get("CARGO_TARGET_DIR", "target"), "release", "libfst.so")
         destination = Path(self.get_ext_fullpath(ext.name))

@@ -12,7 +12,7 @@ from conftest import CHECKOUT
 
 RUST = CHECKOUT / "rust"
 SOURCES = sorted(RUST.rglob("*.rs"))
-CXX_SOURCES = sorted((CHECKOUT / "csrc").iterdir())
+CXX_SOURCES = sorted(path for path in (CHECKOUT / "csrc").rglob("*") if path.suffix in {".h", ".cpp", ".cu"})
 PYTHON_SOURCES = sorted((CHECKOUT / "torch_ext").rglob("*.py"))
 
 TOP_LEVEL = {

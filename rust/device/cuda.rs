@@ -18,7 +18,6 @@
 //! ```
 
 pub mod driver;
-mod image;
 pub mod kernels;
 
 use super::{Device, Needs, Pinned, Room, Scratch};

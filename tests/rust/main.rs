@@ -10,4 +10,5 @@ mod header;
 mod interrupt;
 mod plan;
 mod read_ahead;
+mod scatter;
 mod transfer;

@@ -1,5 +1,12 @@
 //! The kernels of csrc/kernels, compiled when the library was built and loaded
 //! into each GPU's context once.
+//!
+//! | kernel | parameters |
+//! |---|---|
+//! | [`SCATTER`] | address of the tasks (`u64`), their number (`u32`), number of tiles (`u32`) |
+//! | [`SCATTER_INLINE`] | a [`Batch`](crate::scatter::Batch) |
+//!
+//! Both take one-dimensional blocks of [`BLOCK_THREADS`] and any number of them, at most one a tile; no shared memory.
 
 use super::driver::{Context, Stream, check, report};
 use crate::error::{Error, Kind, Result};
@@ -9,8 +16,18 @@ use std::ffi::{CStr, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Threads of a block, as the kernels expect it.
-const BLOCK_THREADS: u32 = 256;
+/// A fatbin for compute capability 7.5 and up, for `cuModuleLoadData`; `None` in a build without nvcc.
+pub const IMAGE: Option<&[u8]> = image();
+
+/// Scatters and casts what the tasks in device memory say.
+pub const SCATTER: &CStr = c"fst_scatter";
+
+/// The same, with the tasks in the parameters.
+pub const SCATTER_INLINE: &CStr = c"fst_scatter_inline";
+
+/// Threads of a block.
+pub const BLOCK_THREADS: u32 = 256;
+
 /// Blocks that keep the largest GPUs busy; each takes several tiles where there are more.
 const BLOCKS_MAX: u32 = 2048;
 
@@ -62,14 +79,14 @@ impl Kernels {
     }
 
     fn load(context: &Arc<Context>) -> Result<Kernels> {
-        let image = super::image::IMAGE
+        let image = IMAGE
             .ok_or_else(|| Error::new(Kind::Device, "the library was built without nvcc, and so without kernels"))?;
         let _bound = context.bind()?;
         let mut module = ptr::null_mut();
         // SAFETY: the image is a whole fatbin, which the driver copies.
         check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) })?;
         let mut kernels = Kernels { scatter: ptr::null_mut(), module, context: Arc::clone(context) };
-        kernels.scatter = kernels.function(c"fst_scatter")?;
+        kernels.scatter = kernels.function(SCATTER)?;
         Ok(kernels)
     }
 
@@ -121,4 +138,18 @@ impl Drop for Kernels {
             report("cuModuleUnload", unsafe { sys::cuModuleUnload(self.module) });
         }
     }
+}
+
+#[cfg(fst_kernels)]
+const fn image() -> Option<&'static [u8]> {
+    // The driver reads the image in words.
+    #[repr(align(16))]
+    struct Aligned<T: ?Sized>(T);
+    static IMAGE: &Aligned<[u8]> = &Aligned(*include_bytes!(env!("FST_KERNELS")));
+    Some(&IMAGE.0)
+}
+
+#[cfg(not(fst_kernels))]
+const fn image() -> Option<&'static [u8]> {
+    None
 }

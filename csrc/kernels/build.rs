@@ -1,0 +1,66 @@
+//! Compiles the device kernels into one image for all GPUs, which the library embeds. The cfg `fst_kernels` says that
+//! there is one: a machine without nvcc builds a library that leaves this work to PyTorch.
+
+use anyhow::{Context, Result, ensure};
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Machine code for each of these, so that no driver compiles at the first load. Devices of the same generation share
+/// it: 8.0 also serves 8.7, 12.0 also 12.1.
+const ARCHITECTURES: [u32; 8] = [75, 80, 86, 89, 90, 100, 110, 120];
+
+pub fn build() -> Result<()> {
+    println!("cargo:rustc-check-cfg=cfg(fst_kernels)");
+    println!("cargo:rerun-if-changed=csrc/kernels");
+    for name in ["CUDA_HOME", "CUDA_PATH", "PATH"] {
+        println!("cargo:rerun-if-env-changed={name}");
+    }
+    let Some(nvcc) = find_nvcc() else {
+        println!(
+            "cargo:warning=there is no nvcc, so that fst is built without device kernels and casts with PyTorch; \
+             install the nvidia packages of requirements/dev.txt, or set CUDA_HOME"
+        );
+        return Ok(());
+    };
+    println!("cargo:rerun-if-changed={}", nvcc.display());
+    let image = PathBuf::from(env::var_os("OUT_DIR").context("cargo sets OUT_DIR")?).join("kernels.fatbin");
+    let mut compiler = Command::new(&nvcc);
+    compiler.args(["-fatbin", "-std=c++17", "-O3", "--threads=0", "-Xfatbin=-compress-all"]);
+    for architecture in ARCHITECTURES {
+        compiler.arg(format!("-gencode=arch=compute_{architecture},code=sm_{architecture}"));
+    }
+    // What is newer than all of them is compiled by its driver.
+    if let Some(newest) = ARCHITECTURES.last() {
+        compiler.arg(format!("-gencode=arch=compute_{newest},code=compute_{newest}"));
+    }
+    compiler.arg("csrc/kernels/scatter.cu").arg("-o").arg(&image);
+    let output = compiler.output().with_context(|| format!("cannot run {}", nvcc.display()))?;
+    ensure!(
+        output.status.success(),
+        "nvcc failed; it needs a g++ that it knows (NVCC_CCBIN names another one):\n{compiler:?}\n{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    println!("cargo:rustc-cfg=fst_kernels");
+    println!("cargo:rustc-env=FST_KERNELS={}", image.display());
+    Ok(())
+}
+
+/// nvcc from the packages of the interpreter, else from a toolkit, else from PATH.
+fn find_nvcc() -> Option<PathBuf> {
+    let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(env::var_os).map(PathBuf::from);
+    let folders = env::var_os("PATH").map(|path| env::split_paths(&path).collect::<Vec<_>>()).unwrap_or_default();
+    let candidates = packages().into_iter().chain(toolkits.map(|toolkit| toolkit.join("bin"))).chain(folders);
+    candidates.map(|folder| folder.join("nvcc")).find(|nvcc| nvcc.is_file())
+}
+
+/// Where NVIDIA's packages of CUDA 13 put their programs. An interpreter that cannot be run has none.
+fn packages() -> Vec<PathBuf> {
+    let script = "import importlib.util as u; s = u.find_spec('nvidia'); \
+                  print(*(s.submodule_search_locations if s else []), sep='\\n')";
+    let Ok(output) = Command::new(crate::python()).args(["-c", script]).output() else {
+        return Vec::new();
+    };
+    String::from_utf8_lossy(&output.stdout).lines().map(|root| Path::new(root).join("cu13/bin")).collect()
+}

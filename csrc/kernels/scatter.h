@@ -1,0 +1,340 @@
+// What one thread of the scatter kernel does. The same code runs on the host, where the simulated driver of the tests
+// calls it for every thread of a launch.
+#pragma once
+
+#include "convert.h"
+
+namespace fst {
+
+// The wider side of a tile. rust/scatter.rs counts tiles with the same number.
+constexpr uint32_t TILE_BYTES = 16 << 10;
+// Threads of a block. The host code of a launch gives it, so that it stands here for the compiler only.
+constexpr uint32_t BLOCK_THREADS = 256;
+
+// Rows of elements that are packed in the target and `source_stride_bytes` apart in the source; a row of
+// rust/scatter.rs' table. Equal dtypes mean bytes, whatever the dtype is.
+struct Task {
+  uint64_t source;  // of any alignment
+  uint64_t target;  // aligned to its element
+  uint64_t row_elements;
+  uint64_t source_stride_bytes;
+  uint32_t rows;
+  uint32_t first_tile;  // tiles of all tasks before this one
+  Dtype from;
+  Dtype to;
+  uint8_t padding[6];
+};
+static_assert(sizeof(Task) == 48, "rust/scatter.rs writes 48 bytes");
+
+// Tasks that travel in the parameters of a kernel, which every driver allows 4096 bytes.
+struct TaskBatch {
+  uint32_t task_count;
+  uint32_t tile_count;
+  Task tasks[85];
+};
+static_assert(sizeof(TaskBatch) == 4088, "rust/scatter.rs writes 4088 bytes");
+
+struct alignas(16) Words {
+  uint32_t at[4];
+};
+
+template <typename T>
+FST_HOST_DEVICE T load(uint64_t address) {
+#if defined(__CUDA_ARCH__)
+  return *reinterpret_cast<const T*>(address);
+#else
+  T value;
+  memcpy(&value, reinterpret_cast<const void*>(address), sizeof value);
+  return value;
+#endif
+}
+
+template <typename T>
+FST_HOST_DEVICE void store(uint64_t address, T value) {
+#if defined(__CUDA_ARCH__)
+  *reinterpret_cast<T*>(address) = value;
+#else
+  memcpy(reinterpret_cast<void*>(address), &value, sizeof value);
+#endif
+}
+
+// The 32 bits that begin `shift` bits into the 64 bits of both words.
+FST_HOST_DEVICE uint32_t funnel(uint32_t low, uint32_t high, uint32_t shift) {
+#if defined(__CUDA_ARCH__)
+  return __funnelshift_r(low, high, shift);
+#else
+  return shift == 0 ? low : low >> shift | high << (32 - shift);
+#endif
+}
+
+// An element at any address, byte by byte.
+template <typename T>
+FST_HOST_DEVICE T load_element(uint64_t address) {
+  uint8_t bytes[sizeof(T)];
+#pragma unroll
+  for (uint32_t i = 0; i < sizeof(T); ++i) bytes[i] = load<uint8_t>(address + i);
+  T value;
+  memcpy(&value, bytes, sizeof value);
+  return value;
+}
+
+// WORDS * 4 bytes from any address. Only aligned words are read, and only such that hold some of those bytes.
+template <uint32_t WORDS>
+FST_HOST_DEVICE void load_words(uint64_t address, uint32_t (&words)[WORDS]) {
+  if constexpr (WORDS % 4 == 0) {
+    if (address % 16 == 0) {
+#pragma unroll
+      for (uint32_t i = 0; i < WORDS; i += 4) {
+        Words loaded = load<Words>(address + 4 * i);
+        memcpy(words + i, loaded.at, sizeof loaded);
+      }
+      return;
+    }
+  }
+  const uint64_t aligned = address & ~uint64_t(3);
+  const uint32_t shift = uint32_t(address & 3) * 8;
+  uint32_t low = load<uint32_t>(aligned);
+#pragma unroll
+  for (uint32_t i = 0; i + 1 < WORDS; ++i) {
+    uint32_t high = load<uint32_t>(aligned + 4 * (i + 1));
+    words[i] = funnel(low, high, shift);
+    low = high;
+  }
+  uint32_t high = shift == 0 ? 0 : load<uint32_t>(aligned + 4 * WORDS);
+  words[WORDS - 1] = funnel(low, high, shift);
+}
+
+// WORDS * 4 bytes to an address that is a multiple of as many, and of 16 if they are more.
+template <uint32_t WORDS>
+FST_HOST_DEVICE void store_words(uint64_t address, const uint32_t (&words)[WORDS]) {
+  if constexpr (WORDS % 4 == 0) {
+#pragma unroll
+    for (uint32_t i = 0; i < WORDS; i += 4) {
+      store(address + 4 * i, Words{{words[i], words[i + 1], words[i + 2], words[i + 3]}});
+    }
+  } else {
+    static_assert(WORDS == 2, "8 bytes");
+    store(address, uint64_t(words[1]) << 32 | words[0]);
+  }
+}
+
+// The two kinds of work have the same shape: `one` places an element, from any address to one that is aligned to the
+// element, and `chunk` as many as ELEMENTS at once, to an address that is a multiple of `alignment_bytes`.
+
+// Bytes as they are.
+struct Copy {
+  static constexpr uint32_t ELEMENTS = 16;
+  static constexpr uint32_t source_bytes = 1;
+  static constexpr uint32_t target_bytes = 1;
+  static constexpr uint32_t alignment_bytes = 16;
+
+  FST_HOST_DEVICE explicit Copy(const Task&) {}
+
+  FST_HOST_DEVICE void one(uint64_t source, uint64_t target) const { store(target, load<uint8_t>(source)); }
+
+  FST_HOST_DEVICE void chunk(uint64_t source, uint64_t target) const {
+    uint32_t words[ELEMENTS / 4];
+    load_words(source, words);
+    store_words(target, words);
+  }
+};
+
+FST_HOST_DEVICE uint32_t bytes_of(Dtype dtype) {
+  switch (dtype) {
+    case U64:
+    case I64:
+    case F64:
+      return 8;
+    case U32:
+    case I32:
+    case F32:
+      return 4;
+    case U16:
+    case I16:
+    case F16:
+    case BF16:
+      return 2;
+    default:
+      return 1;
+  }
+}
+
+// Casts in two steps, by way of `Value`: one function for each source and one for each target are much less code than
+// one for each pair, and all threads of a block take the same branches.
+template <typename Value>
+struct Cast {
+  static constexpr uint32_t ELEMENTS = 8;
+  const Dtype from;
+  const Dtype to;
+  const uint32_t source_bytes;
+  const uint32_t target_bytes;
+  const uint32_t alignment_bytes;
+
+  FST_HOST_DEVICE explicit Cast(const Task& task)
+      : from(task.from),
+        to(task.to),
+        source_bytes(bytes_of(from)),
+        target_bytes(bytes_of(to)),
+        alignment_bytes(target_bytes == 1 ? 8 : 16) {}
+
+  FST_HOST_DEVICE void one(uint64_t source, uint64_t target) const {
+    Value value[1];
+    load_values(source, value);
+    store_values(target, value);
+  }
+
+  FST_HOST_DEVICE void chunk(uint64_t source, uint64_t target) const {
+    Value values[ELEMENTS];
+    load_values(source, values);
+    store_values(target, values);
+  }
+
+ private:
+  template <Dtype FROM, uint32_t COUNT>
+  static FST_HOST_DEVICE void load_values_from(uint64_t source, Value (&values)[COUNT]) {
+    BitsOf<FROM> bits[COUNT];
+    if constexpr (COUNT == 1) {
+      bits[0] = load_element<BitsOf<FROM>>(source);
+    } else {
+      uint32_t words[sizeof bits / 4];
+      load_words(source, words);
+      memcpy(bits, words, sizeof bits);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < COUNT; ++i) values[i] = decode<Value, FROM>(bits[i]);
+  }
+
+  template <Dtype TO, uint32_t COUNT>
+  static FST_HOST_DEVICE void store_values_to(uint64_t target, const Value (&values)[COUNT]) {
+    BitsOf<TO> bits[COUNT];
+#pragma unroll
+    for (uint32_t i = 0; i < COUNT; ++i) bits[i] = encode<TO>(values[i]);
+    if constexpr (COUNT == 1) {
+      store(target, bits[0]);
+    } else {
+      uint32_t words[sizeof bits / 4];
+      memcpy(words, bits, sizeof bits);
+      store_words(target, words);
+    }
+  }
+
+  template <uint32_t COUNT>
+  FST_HOST_DEVICE void load_values(uint64_t source, Value (&values)[COUNT]) const {
+    switch (from) {
+#define FST_FROM(DTYPE) \
+  case DTYPE:           \
+    return load_values_from<DTYPE>(source, values);
+      FST_FROM(BOOL)
+      FST_FROM(U8)
+      FST_FROM(I8)
+      FST_FROM(U16)
+      FST_FROM(I16)
+      FST_FROM(U32)
+      FST_FROM(I32)
+      FST_FROM(U64)
+      FST_FROM(I64)
+      FST_FROM(F16)
+      FST_FROM(BF16)
+      FST_FROM(F32)
+      FST_FROM(F64)
+      FST_FROM(F8_E4M3)
+      FST_FROM(F8_E5M2)
+      FST_FROM(F8_E4M3FNUZ)
+      FST_FROM(F8_E5M2FNUZ)
+      FST_FROM(F8_E8M0)
+#undef FST_FROM
+    }
+  }
+
+  template <uint32_t COUNT>
+  FST_HOST_DEVICE void store_values(uint64_t target, const Value (&values)[COUNT]) const {
+    if constexpr (sizeof(Value) == sizeof(double)) return store_values_to<F64>(target, values);
+    switch (to) {
+#define FST_TO(DTYPE) \
+  case DTYPE:         \
+    return store_values_to<DTYPE>(target, values);
+      FST_TO(F16)
+      FST_TO(BF16)
+      FST_TO(F32)
+      FST_TO(F8_E4M3)
+      FST_TO(F8_E5M2)
+      FST_TO(F8_E4M3FNUZ)
+      FST_TO(F8_E5M2FNUZ)
+      FST_TO(F8_E8M0)
+#undef FST_TO
+      default:
+        return;
+    }
+  }
+};
+
+// The row of an element. A division of 64 bits is slow, and there is seldom a need for one.
+FST_HOST_DEVICE uint64_t row_of(const Task& task, uint64_t element) {
+  if (task.rows == 1) return 0;
+  bool is_small = (element | task.row_elements) >> 32 == 0;
+  return is_small ? uint32_t(element) / uint32_t(task.row_elements) : element / task.row_elements;
+}
+
+// The tile with this number of a task, by all threads of a block.
+template <typename Work>
+FST_HOST_DEVICE void run_tile(const Task& task, uint32_t tile, uint32_t thread, uint32_t threads) {
+  const Work work(task);
+  const uint32_t tile_elements =
+      TILE_BYTES / (work.source_bytes > work.target_bytes ? work.source_bytes : work.target_bytes);
+  const uint64_t begin = uint64_t(tile) * tile_elements;
+  const uint64_t left = task.rows * task.row_elements - begin;
+  const uint32_t count = left < tile_elements ? uint32_t(left) : tile_elements;
+  const uint64_t target = task.target + begin * work.target_bytes;
+  // The first chunk begins before the tile if the tile does not begin where a chunk may.
+  const uint32_t before = uint32_t(target) % work.alignment_bytes / work.target_bytes;
+
+  for (uint32_t at = thread * Work::ELEMENTS; at < before + count; at += threads * Work::ELEMENTS) {
+    const uint32_t first = at < before ? 0 : at - before;
+    const uint32_t end = at + Work::ELEMENTS < before + count ? at + Work::ELEMENTS - before : count;
+    uint64_t row = row_of(task, begin + first);
+    uint64_t column = begin + first - row * task.row_elements;
+    uint64_t source = task.source + row * task.source_stride_bytes + column * work.source_bytes;
+    if (end - first == Work::ELEMENTS && column + Work::ELEMENTS <= task.row_elements) {
+      work.chunk(source, target + first * work.target_bytes);
+      continue;
+    }
+    for (uint32_t element = first; element < end; ++element) {
+      if (column == task.row_elements) {
+        column = 0;
+        source = task.source + ++row * task.source_stride_bytes;
+      }
+      work.one(source, target + element * work.target_bytes);
+      ++column;
+      source += work.source_bytes;
+    }
+  }
+}
+
+// The host has checked the table: a cast is one of those in the lists above.
+FST_HOST_DEVICE void run_tile_of(const Task& task, uint32_t tile, uint32_t thread, uint32_t threads) {
+  if (task.from == task.to) return run_tile<Copy>(task, tile, thread, threads);
+  if (task.to == F64) return run_tile<Cast<double>>(task, tile, thread, threads);
+  return run_tile<Cast<float>>(task, tile, thread, threads);
+}
+
+// The last task that begins at this tile or before.
+FST_HOST_DEVICE uint32_t task_of_tile(const Task* tasks, uint32_t task_count, uint32_t tile) {
+  uint32_t begin = 0;
+  uint32_t end = task_count;
+  while (end - begin > 1) {
+    uint32_t middle = begin + (end - begin) / 2;
+    (tasks[middle].first_tile <= tile ? begin : end) = middle;
+  }
+  return begin;
+}
+
+// All that one thread does in a launch. Blocks stride over the tiles, so that any number of blocks is right.
+FST_HOST_DEVICE void run_thread(const Task* tasks, uint32_t task_count, uint32_t tile_count, uint32_t block,
+                                uint32_t blocks, uint32_t thread, uint32_t threads) {
+  for (uint64_t tile = block; tile < tile_count; tile += blocks) {
+    const Task& task = tasks[task_of_tile(tasks, task_count, uint32_t(tile))];
+    run_tile_of(task, uint32_t(tile) - task.first_tile, thread, threads);
+  }
+}
+
+}  // namespace fst
