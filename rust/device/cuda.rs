@@ -71,12 +71,13 @@ impl Cuda {
     /// The GPU with this ordinal. `current` is the native handle of the caller's current stream on it.
     ///
     /// # Errors
-    /// `device` where there is no driver or no such GPU.
+    /// `device` where there is no driver or no such GPU, `invalid-argument` where the stream is being captured.
     pub fn open(ordinal: i32, current: u64) -> Result<Cuda> {
         let context = Context::retain(ordinal)?;
         let current = usize::try_from(current)
             .map_err(|_| Error::new(Kind::Internal, format!("{current:#x} is not the handle of a stream")))?;
         let current = ptr::with_exposed_provenance_mut(current);
+        refuse_capture(&context, current)?;
         let lane = || Ok(Mutex::new(Lane { stream: Stream::create(&context)?, scratch: Scratch::default() }));
         Ok(Cuda {
             events: Mutex::new(Vec::new()),
@@ -189,7 +190,7 @@ impl Device for Cuda {
     }
 
     fn pci_id(&self) -> Option<String> {
-        None
+        self.context.pci_id().inspect_err(|error| tracing::debug!(%error, "the GPU does not say where it is")).ok()
     }
 
     fn is_host(&self) -> bool {
@@ -307,4 +308,19 @@ fn lock(lane: &Mutex<Lane>) -> MutexGuard<'_, Lane> {
 
 fn as_u64(value: usize) -> u64 {
     u64::try_from(value).unwrap_or(u64::MAX)
+}
+
+/// A graph would replay the copies, but not the reads, out of slots that hold the bytes of other loads by then.
+fn refuse_capture(context: &Context, stream: sys::CUstream) -> Result<()> {
+    let _bound = context.bind()?;
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    // SAFETY: writes the status of a stream of the context, which is current.
+    check("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(stream, &raw mut status) })?;
+    if status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+        return Ok(());
+    }
+    Err(Error::new(
+        Kind::InvalidArgument,
+        "the current stream is being captured into a CUDA graph, which cannot read files; load before the capture",
+    ))
 }
