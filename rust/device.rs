@@ -30,6 +30,9 @@ pub trait Device: Send + Sync {
     /// Whether copies to the device can do this to elements.
     fn can_cast(&self, cast: Cast) -> bool;
 
+    /// Tells the device that this memory is about to be written whole.
+    fn expect(&self, address: u64, bytes: u64);
+
     /// What a chunk in a slot of this size may hold, so that what the device itself puts there fits too.
     fn room(&self, slot_bytes: usize) -> Room;
 
