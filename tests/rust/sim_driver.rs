@@ -11,6 +11,9 @@ use sim::gpu::Gpu;
 use sim::{Cuda, Sim};
 use std::os::unix::fs::FileExt;
 
+/// What the simulator takes for the image of the kernels: the beginning of a fatbin.
+const IMAGE: [u8; 4] = [0x50, 0xED, 0x55, 0xBA];
+
 /// Bytes of the blocks in these tests.
 const BLOCK: usize = 1000;
 
@@ -197,6 +200,12 @@ fn plant(kind: Kind, sim: &Sim) {
             let copies = cuda.create_stream().unwrap();
             cuda.destroy_stream(copies).unwrap();
             assert_eq!(cuda.copy(block, &slot.memory[..10], copies), Err(Status::InvalidHandle));
+        }
+        Kind::BadLaunch => {
+            let module = cuda.load_module(&IMAGE).unwrap();
+            let kernel = cuda.function(module, c"fst_scatter").unwrap();
+            let result = cuda.launch(kernel, [0, 256], gpu.stream, &[&block.to_le_bytes(), &[0; 4], &[0; 4]]);
+            assert_eq!(result, Err(Status::InvalidValue));
         }
     }
     gpu.synchronize();
@@ -578,4 +587,47 @@ fn a_search_for_libcuda_finds_the_simulator() {
     let counters = unsafe { found.get::<extern "C" fn() -> sim::abi::Counters>("sim_counters") }.unwrap();
     assert_eq!(counters(), sim.counters());
     sim.finish().assert_clean();
+}
+
+#[test]
+fn times_and_places_can_be_asked_for() {
+    assert_found(&[], |sim| {
+        let gpu = Gpu::new(sim, 0);
+        let block = gpu.allocate(BLOCK);
+        let [start, end] = [(); 2].map(|()| sim.cuda.create_timing_event().unwrap());
+        let untimed = sim.cuda.create_event().unwrap();
+        assert_eq!(sim.cuda.elapsed_time(start, end), Err(Status::InvalidHandle), "never recorded");
+        for event in [start, untimed] {
+            sim.cuda.record_event(event, gpu.stream).unwrap();
+        }
+        gpu.use_for_long(block, BLOCK);
+        sim.cuda.record_event(end, gpu.stream).unwrap();
+        gpu.synchronize();
+        assert!(sim.cuda.elapsed_time(start, end).unwrap() > 0.0);
+        assert_eq!(sim.cuda.elapsed_time(end, start), Ok(0.0), "it does not run backwards here");
+        assert_eq!(sim.cuda.elapsed_time(start, untimed), Err(Status::InvalidHandle));
+        [start, end, untimed].into_iter().for_each(|event| sim.cuda.destroy_event(event).unwrap());
+
+        assert_eq!([0, 1].map(|device| sim.cuda.bus_id(device).unwrap()), ["0000:51:00.0", "0000:52:00.0"]);
+        assert_eq!(sim.cuda.bus_id(2), Err(Status::InvalidDevice));
+
+        assert_eq!(sim.cuda.is_capturing(gpu.stream), Ok(0));
+        sim.capture(gpu.stream, true).unwrap();
+        assert_eq!((sim.cuda.is_capturing(gpu.stream), sim.cuda.is_capturing(0)), (Ok(1), Ok(0)));
+    });
+}
+
+#[test]
+fn a_time_is_there_when_the_work_is_done() {
+    assert_found_when_late(&[], |sim| {
+        let gpu = Gpu::new(sim, 0);
+        let block = gpu.allocate(BLOCK);
+        let event = sim.cuda.create_timing_event().unwrap();
+        gpu.use_for_long(block, BLOCK);
+        sim.cuda.record_event(event, gpu.stream).unwrap();
+        assert_eq!(sim.cuda.elapsed_time(event, event), Err(Status::NotReady));
+        gpu.synchronize();
+        assert_eq!(sim.cuda.elapsed_time(event, event), Ok(0.0));
+        sim.cuda.destroy_event(event).unwrap();
+    });
 }

@@ -102,6 +102,43 @@ impl Cuda {
         unsafe { (self.0.cuMemFree_v2)(address) }.check()
     }
 
+    pub fn create_timing_event(&self) -> Result<usize, Status> {
+        returned(|out| unsafe { (self.0.cuEventCreate)(out, 0) })
+    }
+
+    pub fn elapsed_time(&self, start: usize, end: usize) -> Result<f32, Status> {
+        returned(|out| unsafe { (self.0.cuEventElapsedTime_v2)(out, start, end) })
+    }
+
+    pub fn is_capturing(&self, stream: usize) -> Result<u32, Status> {
+        returned(|out| unsafe { (self.0.cuStreamIsCapturing)(stream, out) })
+    }
+
+    pub fn bus_id(&self, device: i32) -> Result<String, Status> {
+        let mut text = [0_u8; 16];
+        unsafe { (self.0.cuDeviceGetPCIBusId)(text.as_mut_ptr().cast(), 16, device) }.check()?;
+        Ok(CStr::from_bytes_until_nul(&text).expect("an end").to_string_lossy().into_owned())
+    }
+
+    pub fn load_module(&self, image: &[u8]) -> Result<usize, Status> {
+        returned(|out| unsafe { (self.0.cuModuleLoadData)(out, image.as_ptr().expose_provenance()) })
+    }
+
+    pub fn unload_module(&self, module: usize) -> Result<(), Status> {
+        unsafe { (self.0.cuModuleUnload)(module) }.check()
+    }
+
+    pub fn function(&self, module: usize, name: &CStr) -> Result<usize, Status> {
+        returned(|out| unsafe { (self.0.cuModuleGetFunction)(out, module, name.as_ptr()) })
+    }
+
+    /// A launch of `[blocks, threads]` with parameters that may go when it returns.
+    pub fn launch(&self, function: usize, grid: [u32; 2], stream: usize, parameters: &[&[u8]]) -> Result<(), Status> {
+        let addresses: Vec<usize> = parameters.iter().map(|bytes| bytes.as_ptr().expose_provenance()).collect();
+        let (address, [blocks, threads]) = (addresses.as_ptr().expose_provenance(), grid);
+        unsafe { (self.0.cuLaunchKernel)(function, blocks, 1, 1, threads, 1, 1, 0, stream, address, 0) }.check()
+    }
+
     /// The name and the meaning of an error.
     pub fn describe(&self, error: u32) -> Result<(String, String), Status> {
         let text = |of: unsafe extern "C" fn(u32, *mut *const c_char) -> Status| {

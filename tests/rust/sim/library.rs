@@ -37,6 +37,13 @@ functions! {
     fn cuEventSynchronize(usize) -> Status;
     fn cuEventQuery(usize) -> Status;
     fn cuEventDestroy_v2(usize) -> Status;
+    fn cuEventElapsedTime_v2(*mut f32, usize, usize) -> Status;
+    fn cuStreamIsCapturing(usize, *mut u32) -> Status;
+    fn cuDeviceGetPCIBusId(*mut c_char, i32, i32) -> Status;
+    fn cuModuleLoadData(*mut usize, usize) -> Status;
+    fn cuModuleUnload(usize) -> Status;
+    fn cuModuleGetFunction(*mut usize, usize, *const c_char) -> Status;
+    fn cuLaunchKernel(usize, u32, u32, u32, u32, u32, u32, u32, usize, usize, usize) -> Status;
     fn cuMemHostRegister_v2(usize, usize, u32) -> Status;
     fn cuMemHostUnregister(usize) -> Status;
     fn cuMemcpyHtoDAsync_v2(u64, usize, usize, usize) -> Status;
@@ -51,6 +58,8 @@ functions! {
     fn sim_counters() -> Counters;
     fn sim_launch_write(usize, u64, usize, u8) -> Status;
     fn sim_launch_read(usize, u64, usize) -> Status;
+    fn sim_capture(usize, bool) -> Status;
+    fn sim_scatter(*const u8, u32, u32, u32, u32);
     fn sim_read(u64, *mut u8, usize) -> Status;
     fn sim_write(u64, *const u8, usize) -> Status;
     fn sim_finish() -> usize;

@@ -76,6 +76,12 @@ impl Sim {
         unsafe { (LIBRARY.sim_launch_read)(stream, address, bytes) }.check()
     }
 
+    /// Says that a graph captures the stream from now on, or that none does.
+    pub fn capture(&self, stream: usize, capturing: bool) -> Result<(), Status> {
+        // SAFETY: takes any handle.
+        unsafe { (LIBRARY.sim_capture)(stream, capturing) }.check()
+    }
+
     /// Device memory as the host would see it now.
     pub fn read(&self, address: u64, bytes: usize) -> Result<Vec<u8>, Status> {
         let mut found = vec![0; bytes];
@@ -102,6 +108,15 @@ impl Sim {
         let text = String::from_utf8(text).expect("violations are text");
         Report { violations: text.lines().map(str::to_owned).collect() }
     }
+}
+
+/// Runs the scatter kernel's code on host memory.
+///
+/// # Safety
+/// `tasks` is a table of the kernel whose addresses are the host's, of memory of the lengths that they say.
+pub unsafe fn scatter_on_host(tasks: &[u8], task_count: u32, tile_count: u32, grid: [u32; 2]) {
+    // SAFETY: the caller promises it.
+    unsafe { (LIBRARY.sim_scatter)(tasks.as_ptr(), task_count, tile_count, grid[0], grid[1]) };
 }
 
 /// What the simulator has found.

@@ -18,14 +18,22 @@ pub enum Status {
     Deinitialized = 4,
     /// There is no device of this number.
     InvalidDevice = 101,
+    /// The bytes given as a module are none.
+    InvalidImage = 200,
     /// The calling thread's context is missing or the wrong one.
     InvalidContext = 201,
+    /// The module holds no code for the device.
+    NoBinaryForGpu = 209,
     /// The handle names nothing that is alive.
     InvalidHandle = 400,
+    /// The module has no function of this name.
+    NotFound = 500,
     /// The event's work is still running.
     NotReady = 600,
-    /// A copy failed after it was queued. The context is lost.
+    /// A copy or a kernel failed after it was queued. The context is lost.
     IllegalAddress = 700,
+    /// A kernel could not be queued.
+    LaunchOutOfResources = 701,
     /// The range is registered already, in whole or in part.
     HostMemoryAlreadyRegistered = 712,
     /// The address is not the start of a registration.
@@ -42,6 +50,8 @@ pub const MEMORY_TYPE_HOST: u32 = 1;
 pub const MEMORY_TYPE_DEVICE: u32 = 2;
 /// `CU_MEMHOSTREGISTER_PORTABLE`: pinned for every context.
 pub const REGISTER_PORTABLE: u32 = 1;
+/// `CU_EVENT_DISABLE_TIMING`.
+pub const EVENT_DISABLE_TIMING: u32 = 2;
 /// What fresh device memory is full of.
 pub const POISON: u8 = 0xA7;
 
@@ -73,7 +83,7 @@ pub struct Memcpy2D {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The n-th call that creates something fails with out of memory: a stream,
-    /// an event, a registration, a device allocation, a retained context.
+    /// an event, a registration, a device allocation, a module, a retained context.
     OutOfMemory,
     /// The n-th copy is refused when it is queued.
     CopyEnqueue,
@@ -81,6 +91,12 @@ pub enum Fault {
     CopyAsync,
     /// Every registration is refused, from now on. The number is not used.
     RefusePinning,
+    /// The n-th module is refused, as one without code for the device.
+    ModuleLoad,
+    /// The n-th launch is refused when it is queued.
+    LaunchEnqueue,
+    /// The n-th launch is queued, fails when it runs, and its context is lost.
+    LaunchAsync,
 }
 
 /// When queued work runs.
@@ -102,6 +118,8 @@ pub struct Counters {
     pub copies: u64,
     /// Bytes of the copies accepted.
     pub copied_bytes: u64,
+    /// Kernels accepted.
+    pub launches: u64,
     /// Calls that waited on the host for a stream or an event.
     pub syncs: u64,
     /// Calls that create something, as [`Fault::OutOfMemory`] counts them.
@@ -124,6 +142,8 @@ pub struct Counters {
     pub live_registrations: u64,
     /// Device allocations alive.
     pub live_allocations: u64,
+    /// Modules loaded in contexts that are alive.
+    pub live_modules: u64,
 }
 
 macro_rules! kinds {
@@ -171,4 +191,7 @@ kinds! {
     DoubleFree = "double-free",
     /// A handle or an address was used after its end.
     UseAfterFree = "use-after-free",
+    /// A kernel was launched in a way that it cannot run: sizes of the grid, or
+    /// a table of tasks that contradicts itself or changed before the kernel ran.
+    BadLaunch = "bad-launch",
 }

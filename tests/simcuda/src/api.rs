@@ -7,6 +7,7 @@ use crate::abi::{Memcpy2D, Status};
 use crate::context::{self, DEVICES};
 use crate::copy::regions_of;
 use crate::driver::{DRIVER, Driver};
+use crate::launch::Grid;
 use crate::region::Region;
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
@@ -61,6 +62,23 @@ pub extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> Status {
     })
 }
 
+/// The device's place on the bus, as `/sys/bus/pci/devices` names it.
+///
+/// # Safety
+/// `text` has room for `length` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGetPCIBusId(text: *mut c_char, length: c_int, device: c_int) -> Status {
+    call(|driver| {
+        let name = format!("0000:{:02X}:00.0\0", 0x51 + driver.device(device)?);
+        if text.is_null() || usize::try_from(length).is_ok_and(|length| length < name.len()) {
+            return Err(Status::InvalidValue);
+        }
+        // SAFETY: the caller promises the room, and it is enough.
+        unsafe { text.cast::<u8>().copy_from_nonoverlapping(name.as_ptr(), name.len()) };
+        Ok(())
+    })
+}
+
 /// See [`Driver::retain_context`].
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDevicePrimaryCtxRetain(context: *mut usize, device: c_int) -> Status {
@@ -109,10 +127,67 @@ pub extern "C" fn cuStreamSynchronize(stream: usize) -> Status {
     status(DRIVER.synchronize_stream(stream))
 }
 
-/// A new event. The flags change nothing.
+/// Whether a graph captures what is queued on the stream: 0 for no, 1 for yes.
 #[unsafe(no_mangle)]
-pub extern "C" fn cuEventCreate(event: *mut usize, _flags: c_uint) -> Status {
-    call(|driver| store(event, driver.create_event()?))
+pub extern "C" fn cuStreamIsCapturing(stream: usize, status: *mut c_uint) -> Status {
+    call(|driver| store(status, c_uint::from(driver.stream_mut(stream)?.capturing)))
+}
+
+/// See [`Driver::load_module`].
+#[unsafe(no_mangle)]
+pub extern "C" fn cuModuleLoadData(module: *mut usize, image: usize) -> Status {
+    call(|driver| store(module, driver.load_module(image as u64)?))
+}
+
+/// See [`Driver::unload_module`].
+#[unsafe(no_mangle)]
+pub extern "C" fn cuModuleUnload(module: usize) -> Status {
+    call(|driver| driver.unload_module(module))
+}
+
+/// See [`Driver::function`].
+///
+/// # Safety
+/// `name` is a string that ends in zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuModuleGetFunction(function: *mut usize, module: usize, name: *const c_char) -> Status {
+    if name.is_null() {
+        return Status::InvalidValue;
+    }
+    // SAFETY: the caller promises the string.
+    let name = unsafe { CStr::from_ptr(name) };
+    call(|driver| store(function, driver.function(module, name)?))
+}
+
+/// See [`Driver::launch`].
+#[unsafe(no_mangle)]
+#[allow(clippy::too_many_arguments, reason = "the parameters are CUDA's")]
+pub extern "C" fn cuLaunchKernel(
+    function: usize,
+    blocks_x: c_uint,
+    blocks_y: c_uint,
+    blocks_z: c_uint,
+    threads_x: c_uint,
+    threads_y: c_uint,
+    threads_z: c_uint,
+    shared_bytes: c_uint,
+    stream: usize,
+    parameters: usize,
+    extra: usize,
+) -> Status {
+    let grid = Grid {
+        blocks: [blocks_x, blocks_y, blocks_z],
+        threads: [threads_x, threads_y, threads_z],
+        shared_bytes,
+        has_extra: extra != 0,
+    };
+    call(|driver| driver.launch(function, grid, stream, parameters as u64))
+}
+
+/// A new event. Of the flags only `CU_EVENT_DISABLE_TIMING` changes anything.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventCreate(event: *mut usize, flags: c_uint) -> Status {
+    call(|driver| store(event, driver.create_event(flags)?))
 }
 
 /// See [`Driver::record_event`].
@@ -131,6 +206,18 @@ pub extern "C" fn cuEventSynchronize(event: usize) -> Status {
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventQuery(event: usize) -> Status {
     call(|driver| driver.query_event(event))
+}
+
+/// See [`Driver::elapsed_time`].
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventElapsedTime(milliseconds: *mut f32, start: usize, end: usize) -> Status {
+    call(|driver| store(milliseconds, driver.elapsed_time(start, end)?))
+}
+
+/// The same, under the name that it has since CUDA 12.8.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventElapsedTime_v2(milliseconds: *mut f32, start: usize, end: usize) -> Status {
+    cuEventElapsedTime(milliseconds, start, end)
 }
 
 /// See [`Driver::destroy_event`].
@@ -231,10 +318,14 @@ const DESCRIPTIONS: &[Description] = &[
     (Status::NotInitialized, c"CUDA_ERROR_NOT_INITIALIZED", c"initialization error"),
     (Status::Deinitialized, c"CUDA_ERROR_DEINITIALIZED", c"driver shutting down"),
     (Status::InvalidDevice, c"CUDA_ERROR_INVALID_DEVICE", c"invalid device ordinal"),
+    (Status::InvalidImage, c"CUDA_ERROR_INVALID_IMAGE", c"device kernel image is invalid"),
     (Status::InvalidContext, c"CUDA_ERROR_INVALID_CONTEXT", c"invalid device context"),
+    (Status::NoBinaryForGpu, c"CUDA_ERROR_NO_BINARY_FOR_GPU", c"no kernel image is available for the device"),
     (Status::InvalidHandle, c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),
+    (Status::NotFound, c"CUDA_ERROR_NOT_FOUND", c"named symbol not found"),
     (Status::NotReady, c"CUDA_ERROR_NOT_READY", c"device not ready"),
     (Status::IllegalAddress, c"CUDA_ERROR_ILLEGAL_ADDRESS", c"an illegal memory access was encountered"),
+    (Status::LaunchOutOfResources, c"CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", c"too many resources requested for launch"),
     (
         Status::HostMemoryAlreadyRegistered,
         c"CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",

@@ -58,7 +58,7 @@ impl Driver {
     }
 
     /// `cuDevicePrimaryCtxRelease_v2`. A context that nobody retains any more
-    /// is gone, and with it the error that it had.
+    /// is gone, and with it the error that it had and its modules.
     pub fn release_context(&mut self, ordinal: i32) -> Result<(), Status> {
         let device = self.device(ordinal)?;
         if self.devices[device].retained == 0 {
@@ -68,6 +68,7 @@ impl Driver {
         self.devices[device].retained -= 1;
         if self.devices[device].retained == 0 {
             self.devices[device].lost = None;
+            self.drop_modules(self.devices[device].context);
         }
         Ok(())
     }

@@ -44,8 +44,27 @@ pub extern "C" fn sim_launch_read(stream: usize, address: u64, bytes: usize) -> 
 fn launch(stream: usize, address: u64, bytes: usize, value: Option<u8>) -> Status {
     call(|driver| {
         let region = Region::linear(address, bytes as u64).ok_or(Status::InvalidValue)?;
-        driver.launch(stream, region, value)
+        driver.launch_other(stream, region, value)
     })
+}
+
+/// Makes `cuStreamIsCapturing` say that a graph captures the stream, or that none does.
+#[unsafe(no_mangle)]
+pub extern "C" fn sim_capture(stream: usize, capturing: bool) -> Status {
+    call(|driver| {
+        driver.stream_mut(stream)?.capturing = capturing;
+        Ok(())
+    })
+}
+
+/// Runs the scatter kernel's code on host memory, now and without any check.
+///
+/// # Safety
+/// `tasks` points to that many tasks, and they to memory of the lengths that they say.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sim_scatter(tasks: *const u8, task_count: u32, tile_count: u32, blocks: u32, threads: u32) {
+    // SAFETY: the caller promises it.
+    unsafe { crate::launch::run_on_host(tasks, task_count, tile_count, blocks, threads) };
 }
 
 /// Copies device memory to `target` at once. It is a violation if the host has

@@ -3,7 +3,7 @@
 use crate::abi::{Kind, MEMORY_TYPE_DEVICE, MEMORY_TYPE_HOST, Memcpy2D, Status};
 use crate::context;
 use crate::driver::{Driver, SharedDriver};
-use crate::fault::CopyFate;
+use crate::fault::Fate;
 use crate::host::{PinId, read_host};
 use crate::random::Random;
 use crate::region::Region;
@@ -53,7 +53,7 @@ impl Driver {
     pub fn copy(&mut self, source: Region, target: Region, stream: usize) -> Result<(), Status> {
         let stream = self.stream_for_work("copy", stream)?;
         let fate = self.faults.copy();
-        if fate == CopyFate::Refused {
+        if fate == Fate::Refused {
             return Err(Status::Unknown);
         }
         let Some(expected) = read_host(&source) else {
@@ -65,9 +65,10 @@ impl Driver {
             self.report(Kind::SourceUnpinned, format!("copy from {source}, which is not registered"));
         }
         self.use_on_stream(stream, target, true, "copy")?;
+        self.memory.foresee(&target, &expected);
         self.counters.copies += 1;
         self.counters.copied_bytes += source.bytes();
-        let fails = fate == CopyFate::FailsLater;
+        let fails = fate == Fate::FailsLater;
         let mark = self.push(stream, Work::Copy(Copy { source, target, expected, pin, fails }));
         if let Some(pin) = pin {
             self.pinned.note_copy(pin, mark);
@@ -75,7 +76,8 @@ impl Driver {
         Ok(())
     }
 
-    fn lose(&mut self, context: usize) {
+    /// Ends all work in the context.
+    pub fn lose(&mut self, context: usize) {
         if let Some(device) = self.devices.iter_mut().find(|device| device.context == context) {
             device.lost = Some(Status::IllegalAddress);
         }

@@ -7,11 +7,13 @@ use crate::event::Event;
 use crate::fault::Faults;
 use crate::host::PinnedMemory;
 use crate::memory::DeviceMemory;
+use crate::module::{Function, Module};
 use crate::stream::Stream;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 /// The one driver of the process.
 pub static DRIVER: LazyLock<SharedDriver> = LazyLock::new(SharedDriver::default);
@@ -44,6 +46,12 @@ pub struct Driver {
     pub streams: BTreeMap<usize, Stream>,
     /// Events by handle.
     pub events: BTreeMap<usize, Event>,
+    /// Loaded modules by handle.
+    pub modules: BTreeMap<usize, Module>,
+    /// Functions of modules by handle.
+    pub functions: BTreeMap<usize, Function>,
+    /// When work has run, by stream and number.
+    pub finished_at: BTreeMap<(usize, u64), Instant>,
     /// Device memory.
     pub memory: DeviceMemory,
     /// Registered host memory.
@@ -86,6 +94,9 @@ impl Driver {
             devices: (0..DEVICES).map(|_| Device::new()).collect(),
             streams: BTreeMap::new(),
             events: BTreeMap::new(),
+            modules: BTreeMap::new(),
+            functions: BTreeMap::new(),
+            finished_at: BTreeMap::new(),
             memory: DeviceMemory::default(),
             pinned: PinnedMemory::default(),
             faults: Faults::default(),
@@ -125,6 +136,7 @@ impl Driver {
             live_contexts: self.devices.iter().map(|device| device.retained).sum(),
             live_registrations: self.pinned.live() as u64,
             live_allocations: self.memory.live() as u64,
+            live_modules: self.modules.len() as u64,
             ..self.counters
         }
     }

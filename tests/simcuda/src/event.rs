@@ -1,14 +1,17 @@
 //! Events: marks in the work of a stream that others can wait for.
 
-use crate::abi::{Kind, Status};
+use crate::abi::{EVENT_DISABLE_TIMING, Kind, Status};
 use crate::clock::{Clock, Mark};
 use crate::context;
 use crate::driver::{Driver, Orphan, SharedDriver, new_handle};
+use std::time::Instant;
 
 /// An event, recorded or not.
 #[derive(Debug)]
 pub struct Event {
     context: usize,
+    /// Whether it may be asked for times.
+    has_timing: bool,
     /// Where it was last recorded.
     record: Option<Record>,
     /// Host threads that wait for it at this moment.
@@ -24,15 +27,18 @@ pub struct Record {
     pub clock: Clock,
     /// The last work before it that uses memory.
     last_use: Mark,
+    /// When the host asked for it.
+    called_at: Instant,
 }
 
 impl Driver {
     /// `cuEventCreate`.
-    pub fn create_event(&mut self) -> Result<usize, Status> {
+    pub fn create_event(&mut self, flags: u32) -> Result<usize, Status> {
         let context = self.current_healthy()?;
         self.count_allocation()?;
         let handle = new_handle();
-        self.events.insert(handle, Event { context, record: None, waiting: 0 });
+        self.events
+            .insert(handle, Event { context, has_timing: flags & EVENT_DISABLE_TIMING == 0, record: None, waiting: 0 });
         Ok(handle)
     }
 
@@ -47,7 +53,7 @@ impl Driver {
             self.report(Kind::WrongContext, "an event is recorded in another context than its own".to_owned());
             return Err(Status::InvalidHandle);
         }
-        event.record = Some(Record { mark, clock, last_use });
+        event.record = Some(Record { mark, clock, last_use, called_at: Instant::now() });
         Ok(())
     }
 
@@ -65,6 +71,24 @@ impl Driver {
         }
         self.order.host_learns(&clock);
         Ok(())
+    }
+
+    /// `cuEventElapsedTime`, in milliseconds.
+    pub fn elapsed_time(&mut self, start: usize, end: usize) -> Result<f32, Status> {
+        let (start, end) = (self.time_of(start)?, self.time_of(end)?);
+        Ok(end.saturating_duration_since(start).as_secs_f32() * 1e3)
+    }
+
+    fn time_of(&mut self, event: usize) -> Result<Instant, Status> {
+        let event = self.event_mut("asked for its time", event)?;
+        let Some(Record { mark, called_at, .. }) = event.record.clone().filter(|_| event.has_timing) else {
+            return Err(Status::InvalidHandle);
+        };
+        if !self.order.finished.covers(mark) {
+            return Err(Status::NotReady);
+        }
+        let finished_at = self.finished_at.get(&(mark.stream, mark.number)).copied();
+        Ok(finished_at.map_or(called_at, |finished_at| finished_at.max(called_at)))
     }
 
     /// `cuEventDestroy_v2`.

@@ -2,9 +2,9 @@
 
 use crate::abi::{Fault, Status};
 
-/// What becomes of a copy.
+/// What becomes of a copy or a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CopyFate {
+pub enum Fate {
     /// It runs.
     Runs,
     /// It is refused when it is queued.
@@ -19,6 +19,9 @@ pub struct Faults {
     out_of_memory: Countdown,
     copy_enqueue: Countdown,
     copy_async: Countdown,
+    module_load: Countdown,
+    launch_enqueue: Countdown,
+    launch_async: Countdown,
     refuse_pinning: bool,
     unpinned_allowed: bool,
     struck: u64,
@@ -32,6 +35,9 @@ impl Faults {
             Fault::CopyEnqueue => self.copy_enqueue = Countdown(at),
             Fault::CopyAsync => self.copy_async = Countdown(at),
             Fault::RefusePinning => self.refuse_pinning = true,
+            Fault::ModuleLoad => self.module_load = Countdown(at),
+            Fault::LaunchEnqueue => self.launch_enqueue = Countdown(at),
+            Fault::LaunchAsync => self.launch_async = Countdown(at),
         }
     }
 
@@ -57,15 +63,34 @@ impl Faults {
     }
 
     /// Every copy passes here.
-    pub fn copy(&mut self) -> CopyFate {
-        let refused = self.copy_enqueue.strikes();
-        let fails = self.copy_async.strikes();
+    pub fn copy(&mut self) -> Fate {
+        let (refused, fails) = (self.copy_enqueue.strikes(), self.copy_async.strikes());
+        self.fate(refused, fails)
+    }
+
+    /// Every launch passes here.
+    pub fn launch(&mut self) -> Fate {
+        let (refused, fails) = (self.launch_enqueue.strikes(), self.launch_async.strikes());
+        self.fate(refused, fails)
+    }
+
+    fn fate(&mut self, refused: bool, fails: bool) -> Fate {
         self.struck += u64::from(refused) + u64::from(fails);
         match (refused, fails) {
-            (true, _) => CopyFate::Refused,
-            (false, true) => CopyFate::FailsLater,
-            (false, false) => CopyFate::Runs,
+            (true, _) => Fate::Refused,
+            (false, true) => Fate::FailsLater,
+            (false, false) => Fate::Runs,
         }
+    }
+
+    /// A module is also a thing created.
+    pub fn module(&mut self) -> Result<(), Status> {
+        self.allocation()?;
+        if self.module_load.strikes() {
+            self.struck += 1;
+            return Err(Status::NoBinaryForGpu);
+        }
+        Ok(())
     }
 
     /// Whether a copy may come from memory that is not pinned.

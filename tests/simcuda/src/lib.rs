@@ -26,7 +26,11 @@
 //! How a call travels: [`api`] and [`control`] turn C arguments into a call of
 //! a method of [`driver::Driver`], which stands behind one lock; those methods
 //! live beside the thing that they are about ([`context`], [`stream`],
-//! [`event`], [`memory`], [`host`], [`copy`]).
+//! [`event`], [`memory`], [`host`], [`copy`], [`module`], [`launch`]).
+//!
+//! The kernels of fst run, too: their code is compiled for the host
+//! (`kernels.cpp`), and a launch runs it for every thread. What the launch may
+//! touch stands in its table of tasks, which is known when it is queued.
 
 pub mod abi;
 pub mod api;
@@ -38,7 +42,9 @@ pub mod driver;
 pub mod event;
 pub mod fault;
 pub mod host;
+pub mod launch;
 pub mod memory;
+pub mod module;
 pub mod random;
 pub mod region;
 pub mod stream;

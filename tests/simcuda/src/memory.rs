@@ -38,6 +38,8 @@ pub struct Access {
 struct Allocation {
     device: usize,
     bytes: Vec<u8>,
+    /// What the bytes will be when all copies that are queued have run.
+    foreseen: Vec<u8>,
     /// Accesses that the host does not know to be finished yet.
     accesses: Vec<Access>,
 }
@@ -59,7 +61,7 @@ impl DeviceMemory {
         let address = DEVICE_BASE + device as u64 * DEVICE_STRIDE + *used;
         *used += bytes.next_multiple_of(ALIGNMENT_BYTES) + GAP_BYTES;
         let bytes = vec![POISON; bytes as usize];
-        self.live.insert(address, Allocation { device, bytes, accesses: Vec::new() });
+        self.live.insert(address, Allocation { device, foreseen: bytes.clone(), bytes, accesses: Vec::new() });
         address
     }
 
@@ -71,28 +73,35 @@ impl DeviceMemory {
     /// The bytes of `region`, if all of it lies in one live block.
     pub fn read(&self, region: &Region) -> Option<Vec<u8>> {
         let (base, block) = self.block(region)?;
-        let begin = (region.start() - base) as usize;
-        Some(region.gather(&block.bytes[begin..]))
+        Some(region.gather(&block.bytes[(region.start() - base) as usize..]))
     }
 
-    /// Fills the rows of `region` with `bytes`, one after the other; false if
-    /// not all of it lies in one live block.
-    pub fn write(&mut self, region: &Region, bytes: &[u8]) -> bool {
-        let Some((base, _)) = self.block(region) else {
-            return false;
-        };
-        let Some(block) = self.live.get_mut(&base) else {
-            return false;
-        };
-        let begin = (region.start() - base) as usize;
-        let target = &mut block.bytes[begin..];
-        let mut from = 0;
-        for row in region.rows() {
-            let width = row.len();
-            target[row].copy_from_slice(&bytes[from..from + width]);
-            from += width;
+    /// The same, as it will be for work that is queued now. It follows the order
+    /// of the calls, which every order of the work agrees with if no wait is
+    /// missing. What kernels write is not foreseen.
+    pub fn read_foreseen(&self, region: &Region) -> Option<Vec<u8>> {
+        let (base, block) = self.block(region)?;
+        Some(region.gather(&block.foreseen[(region.start() - base) as usize..]))
+    }
+
+    /// Fills the rows of `region` with `bytes`, one after the other; does
+    /// nothing if not all of it lies in one live block.
+    pub fn write(&mut self, region: &Region, bytes: &[u8]) {
+        if let Some((base, block)) = self.block_mut(region) {
+            region.scatter(bytes, &mut block.bytes[(region.start() - base) as usize..]);
         }
-        true
+    }
+
+    /// As [`DeviceMemory::write`], for work that is queued now.
+    pub fn foresee(&mut self, region: &Region, bytes: &[u8]) {
+        if let Some((base, block)) = self.block_mut(region) {
+            region.scatter(bytes, &mut block.foreseen[(region.start() - base) as usize..]);
+        }
+    }
+
+    fn block_mut(&mut self, region: &Region) -> Option<(u64, &mut Allocation)> {
+        let (base, _) = self.block(region)?;
+        self.live.get_mut(&base).map(|block| (base, block))
     }
 
     fn block(&self, region: &Region) -> Option<(u64, &Allocation)> {
@@ -147,12 +156,21 @@ impl Driver {
         Ok(())
     }
 
+    /// Reports it if not all of `region` lies in one live block.
+    pub fn must_be_live(&mut self, region: &Region, what: &str) -> Result<(), Status> {
+        if self.memory.block(region).is_some() {
+            return Ok(());
+        }
+        let (kind, why) = self.memory.explain(region);
+        self.report(kind, format!("{what} at {region}; {why}"));
+        Err(Status::InvalidValue)
+    }
+
     /// Checks that work on `device` may use `access.region` after everything
     /// that `clock` covers, and remembers that it does.
     pub fn use_memory(&mut self, device: usize, clock: &Clock, access: Access) -> Result<(), Status> {
+        self.must_be_live(&access.region, &access.what)?;
         let Some((base, block)) = self.memory.block(&access.region) else {
-            let (kind, why) = self.memory.explain(&access.region);
-            self.report(kind, format!("{} at {}; {why}", access.what, access.region));
             return Err(Status::InvalidValue);
         };
         let owner = block.device;
@@ -188,14 +206,14 @@ impl Driver {
     pub fn write_memory(&mut self, address: u64, bytes: &[u8]) -> Result<(), Status> {
         let region = self.host_region("host write", address, bytes.len() as u64, true)?;
         self.memory.write(&region, bytes);
+        self.memory.foresee(&region, bytes);
         Ok(())
     }
 
     fn host_region(&mut self, what: &str, address: u64, bytes: u64, writes: bool) -> Result<Region, Status> {
         let region = Region::linear(address, bytes).ok_or(Status::InvalidValue)?;
+        self.must_be_live(&region, what)?;
         let Some((_, block)) = self.memory.block(&region) else {
-            let (kind, why) = self.memory.explain(&region);
-            self.report(kind, format!("{what} at {region}; {why}"));
             return Err(Status::InvalidValue);
         };
         if let Some(earlier) = block.conflict(&region, writes, &self.order.host) {

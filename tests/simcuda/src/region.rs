@@ -63,6 +63,12 @@ impl Region {
         gathered
     }
 
+    /// Puts `gathered` into the rows, in the bytes from the first row on.
+    pub fn scatter(&self, gathered: &[u8], bytes: &mut [u8]) {
+        let rows = self.rows().zip(gathered.chunks(self.width as usize));
+        rows.for_each(|(row, from)| bytes[row].copy_from_slice(from));
+    }
+
     /// Whether the two have a byte in common.
     pub fn overlaps(&self, other: &Region) -> bool {
         let (few, many) = if self.rows <= other.rows { (self, other) } else { (other, self) };

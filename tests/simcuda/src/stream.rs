@@ -6,10 +6,12 @@ use crate::context::{self, Device};
 use crate::copy::Copy;
 use crate::driver::{Driver, Orphan, SharedDriver, new_handle};
 use crate::event::Record;
+use crate::launch::Launch;
 use crate::memory::Access;
 use crate::random::Random;
 use crate::region::Region;
 use std::collections::VecDeque;
+use std::time::Instant;
 
 /// A queue of work.
 #[derive(Debug)]
@@ -24,6 +26,8 @@ pub struct Stream {
     pub last_use: Mark,
     /// What has not begun to run, with its number.
     queue: VecDeque<(Mark, Work)>,
+    /// Whether a graph captures what is queued. A test says so; work runs all the same.
+    pub capturing: bool,
     /// Destroyed streams stay here until their work has run.
     destroyed: bool,
 }
@@ -37,6 +41,8 @@ pub enum Work {
     Fill(Region, u8),
     /// A kernel that only reads.
     Read,
+    /// A kernel of fst.
+    Launch(Launch),
     /// Nothing, until the other stream's work has run.
     Wait(Mark),
 }
@@ -82,11 +88,14 @@ impl Driver {
         Ok(())
     }
 
-    /// A kernel that reads `region`, or fills it with `value`.
-    pub fn launch(&mut self, stream: usize, region: Region, value: Option<u8>) -> Result<(), Status> {
+    /// Some other program's kernel that reads `region`, or fills it with `value`.
+    pub fn launch_other(&mut self, stream: usize, region: Region, value: Option<u8>) -> Result<(), Status> {
         let what = if value.is_some() { "kernel write" } else { "kernel read" };
         let stream = self.stream_for_work(what, stream)?;
         self.use_on_stream(stream, region, value.is_some(), what)?;
+        if let Some(value) = value {
+            self.memory.foresee(&region, &vec![value; region.bytes() as usize]);
+        }
         self.push(stream, value.map_or(Work::Read, |value| Work::Fill(region, value)));
         Ok(())
     }
@@ -143,6 +152,12 @@ impl Driver {
         Ok(handle)
     }
 
+    /// The stream of this handle, to ask or to change something about it.
+    pub fn stream_mut(&mut self, handle: usize) -> Result<&mut Stream, Status> {
+        let handle = self.resolve_stream("used", handle)?;
+        self.streams.get_mut(&handle).ok_or(Status::InvalidHandle)
+    }
+
     /// The stream that a handle names: 0 and `CU_STREAM_LEGACY` name the
     /// default stream of the current context.
     fn resolve_stream(&mut self, what: &str, handle: usize) -> Result<usize, Status> {
@@ -167,7 +182,8 @@ impl Driver {
         let index = self.streams.len();
         let clock = Clock::default();
         let last_use = clock.last(index);
-        let stream = Stream { index, context, clock, last_use, queue: VecDeque::new(), destroyed: false };
+        let stream =
+            Stream { index, context, clock, last_use, queue: VecDeque::new(), capturing: false, destroyed: false };
         self.streams.insert(handle, stream);
         let (epoch, random) = (self.epoch, Random::new(self.seed ^ (index as u64 + 1)));
         let thread = std::thread::spawn(move || crate::driver::DRIVER.run_stream(handle, epoch, random));
@@ -240,6 +256,7 @@ impl SharedDriver {
                 random.delay();
                 match work {
                     Work::Copy(copy) => copy.run(self, epoch, context, &mut random),
+                    Work::Launch(launch) => launch.run(self, epoch, context),
                     Work::Fill(region, value) => self.fill(epoch, &region, value),
                     Work::Read | Work::Wait(_) => {}
                 }
@@ -247,6 +264,7 @@ impl SharedDriver {
             let mut driver = self.lock();
             if driver.epoch == epoch {
                 driver.order.finished.include(mark);
+                driver.finished_at.insert((mark.stream, mark.number), Instant::now());
                 self.announce();
             }
         }

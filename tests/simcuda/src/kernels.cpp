@@ -1,0 +1,13 @@
+// Runs the device kernels' code on the host, thread by thread.
+#include "kernels/scatter.h"
+
+// The tasks hold addresses of the host. Blocks run one after the other, from the last to the first: no order may
+// matter.
+extern "C" void fst_sim_scatter(const fst::Task* tasks, uint32_t task_count, uint32_t tile_count, uint32_t blocks,
+                                uint32_t threads) {
+  for (uint32_t block = blocks; block-- > 0;) {
+    for (uint32_t thread = 0; thread < threads; ++thread) {
+      fst::run_thread(tasks, task_count, tile_count, block, blocks, thread, threads);
+    }
+  }
+}

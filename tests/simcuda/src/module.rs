@@ -1,0 +1,96 @@
+//! Modules and the functions in them.
+
+use crate::abi::{Kind, Status};
+use crate::context;
+use crate::driver::{Driver, new_handle};
+use crate::host::read_host;
+use crate::region::Region;
+use std::ffi::CStr;
+
+/// How a fatbin begins.
+const FATBIN_MAGIC: [u8; 4] = 0xBA55_ED50_u32.to_le_bytes();
+
+/// The image of fst's kernels, loaded into a context.
+#[derive(Debug)]
+pub struct Module {
+    context: usize,
+}
+
+/// A function of a loaded module.
+#[derive(Debug)]
+pub struct Function {
+    module: usize,
+    kernel: Kernel,
+}
+
+/// The functions that the image holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernel {
+    /// With its tasks in device memory.
+    Scatter,
+    /// With its tasks in its parameters.
+    ScatterInline,
+}
+
+impl Driver {
+    /// `cuModuleLoadData` of a fatbin, which the driver does not look into.
+    pub fn load_module(&mut self, image: u64) -> Result<usize, Status> {
+        let context = self.current_healthy()?;
+        self.counters.allocations += 1;
+        self.faults.module()?;
+        let magic = Region::linear(image, FATBIN_MAGIC.len() as u64).and_then(|region| read_host(&region));
+        if magic.is_none_or(|magic| magic != FATBIN_MAGIC) {
+            return Err(Status::InvalidImage);
+        }
+        let handle = new_handle();
+        self.modules.insert(handle, Module { context });
+        Ok(handle)
+    }
+
+    /// `cuModuleUnload`.
+    pub fn unload_module(&mut self, handle: usize) -> Result<(), Status> {
+        let Some(module) = self.modules.remove(&handle) else {
+            self.report(Kind::DoubleFree, format!("module {handle:#x} is unloaded, but there is no such module"));
+            return Err(Status::InvalidHandle);
+        };
+        self.functions.retain(|_, function| function.module != handle);
+        self.healthy(module.context)
+    }
+
+    /// `cuModuleGetFunction`.
+    pub fn function(&mut self, module: usize, name: &CStr) -> Result<usize, Status> {
+        if !self.modules.contains_key(&module) {
+            self.report(Kind::UseAfterFree, format!("module {module:#x} is used, but there is no such module"));
+            return Err(Status::InvalidHandle);
+        }
+        let kernel = match name.to_bytes() {
+            b"fst_scatter" => Kernel::Scatter,
+            b"fst_scatter_inline" => Kernel::ScatterInline,
+            _ => return Err(Status::NotFound),
+        };
+        let handle = new_handle();
+        self.functions.insert(handle, Function { module, kernel });
+        Ok(handle)
+    }
+
+    /// The kernel that a handle names, for a launch in the current context.
+    pub fn kernel(&mut self, function: usize) -> Result<Kernel, Status> {
+        let Some(Function { module, kernel }) = self.functions.get(&function) else {
+            self.report(Kind::UseAfterFree, format!("function {function:#x} is launched, but there is none"));
+            return Err(Status::InvalidHandle);
+        };
+        let (kernel, context) = (*kernel, self.modules.get(module).map_or(0, |module| module.context));
+        if context != context::current() {
+            self.report(Kind::WrongContext, "a function of another context is launched".to_owned());
+            return Err(Status::InvalidHandle);
+        }
+        Ok(kernel)
+    }
+
+    /// What the end of a context does to its modules.
+    pub fn drop_modules(&mut self, context: usize) {
+        self.modules.retain(|_, module| module.context != context);
+        let modules = &self.modules;
+        self.functions.retain(|_, function| modules.contains_key(&function.module));
+    }
+}

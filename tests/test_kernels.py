@@ -1,0 +1,24 @@
+"""The logic of the device kernels, on the host. `cargo test` runs the kernels themselves on a simulated GPU."""
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import torch
+
+from conftest import CHECKOUT
+
+
+def test_casts_agree_with_pytorch_bit_by_bit(tmp_path):
+    """The per-element code against the headers from which PyTorch's own kernels are compiled."""
+    root = Path(torch.__file__).parent
+    program = tmp_path / "convert"
+    compiler = [*shlex.split(os.environ.get("CXX", "c++")), "-std=c++20", "-O1", "-w", "-ffp-contract=off"]
+    includes = ["-I", CHECKOUT / "csrc", "-isystem", root / "include"]
+    libraries = ["-L", root / "lib", "-lc10", f"-Wl,-rpath,{root / 'lib'}"]
+    sources = [CHECKOUT / "tests" / "kernels" / "convert.cpp"]
+    subprocess.run([*compiler, *includes, *sources, "-o", program, *libraries], check=True)
+    done = subprocess.run([program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 30_000_000
