@@ -6,14 +6,17 @@
 mod model;
 mod sim;
 
+use fst::cast::Cast;
 use fst::checkpoint::Checkpoint;
 use fst::device::Scratch;
 use fst::device::cuda::Cuda;
+use fst::device::cuda::kernels::IMAGE;
 use fst::dtype::Dtype;
-use fst::error::{Kind, Result};
+use fst::error::{Error, Kind, Result};
 use fst::load::{Transfer, release};
 use fst::options::{Options, ReaderChoice};
 use fst::plan::{Destination, Wanted};
+use fst::scatter::TASK_BYTES;
 use fst::staging::{PAGE_BYTES, Request, Staging};
 use model::Model;
 use sim::Sim;
@@ -93,7 +96,11 @@ impl<'a> Load<'a> {
         let bytes = batch.scratch_bytes();
         let scratch = match bytes {
             0 => Scratch::default(),
-            _ => Scratch { address: self.gpu.allocate(bytes), bytes: u64::try_from(bytes).unwrap() },
+            _ => {
+                let none_left = |_| Error::new(Kind::OutOfMemory, "no scratch");
+                let address = self.gpu.try_allocate(bytes).map_err(none_left)?;
+                Scratch { address, bytes: u64::try_from(bytes).unwrap() }
+            }
         };
         // SAFETY: the blocks are the gpu's, and nobody else knows them.
         let filled = unsafe { transfer.fill(&batch, scratch) };
@@ -249,23 +256,115 @@ fn tensors_arrive_in_pieces_when_their_destinations_are_pieces() {
 }
 
 #[test]
-fn thousands_of_tiny_tensors_cost_a_wait_per_chunk_and_not_per_tensor() {
+fn thousands_of_tiny_tensors_cost_a_copy_a_launch_and_a_wait_per_chunk_and_not_per_tensor() {
     let shapes: Vec<[u64; 1]> = (0..3000).map(|index| [1 + index % 9]).collect();
     let tensors: Vec<(Dtype, &[u64])> = shapes.iter().map(|shape| (Dtype::BF16, &shape[..])).collect();
     let model = Model::sharded(&tensors, 3);
-    let bytes: usize = model.tensors.iter().map(|tensor| tensor.bytes.len()).sum();
+    let options = Options { chunk_bytes: 64 << 10, staging_bytes: 256 << 10, ..TIGHT };
+    // A sixteenth of a slot holds so many rows of the table.
+    let chunks = u64::try_from(3 * 1000_usize.div_ceil((4 << 10) / TASK_BYTES)).unwrap();
     for sim in schedules().take(3) {
         let gpu = Gpu::new(&sim, 0);
         let load = Load::all(&gpu, &model);
         let before = sim.counters();
-        load.run(TIGHT).unwrap();
+        load.run(options.clone()).unwrap();
         let after = sim.counters();
-        let chunks = u64::try_from(bytes.div_ceil(TIGHT.chunk_bytes) + model.paths.len()).unwrap();
+        assert_eq!(after.copies - before.copies, chunks);
+        assert_eq!(after.launches - before.launches, chunks);
         assert!(after.syncs - before.syncs <= chunks, "{after:?}");
         load.assert_holds(&model);
         drop(gpu);
         finish(sim);
     }
+}
+
+#[test]
+fn large_tensors_go_straight_to_their_places() {
+    let model = Model::new(&[(Dtype::U8, &[3_000_000]), (Dtype::F32, &[1_000_000])]);
+    let options = Options { chunk_bytes: 2 << 20, staging_bytes: 8 << 20, ..TIGHT };
+    for sim in schedules().take(2) {
+        let gpu = Gpu::new(&sim, 0);
+        let load = Load::all(&gpu, &model);
+        assert_eq!(load.open(options.clone()).unwrap().prepare(&load.destinations()).unwrap().scratch_bytes(), 0);
+        load.run(options.clone()).unwrap();
+        let counters = sim.counters();
+        assert_eq!((counters.launches, counters.copied_bytes), (0, 7_000_000));
+        load.assert_holds(&model);
+        drop(gpu);
+        finish(sim);
+    }
+}
+
+#[test]
+fn elements_are_cast_on_their_way_as_on_the_cpu() {
+    let casts = [
+        (Dtype::F32, Dtype::BF16),
+        (Dtype::BF16, Dtype::F32),
+        (Dtype::F16, Dtype::BF16),
+        (Dtype::F64, Dtype::F16),
+        (Dtype::F32, Dtype::F8E4M3),
+    ];
+    let shapes: Vec<[u64; 2]> = (0..40).map(|index| [1 + index % 7, 1 + index * 37 % 300]).collect();
+    let tensors: Vec<(Dtype, &[u64])> =
+        shapes.iter().zip(casts.iter().cycle()).map(|(shape, (from, _))| (*from, &shape[..])).collect();
+    let mut model = Model::new(&tensors);
+    // Random bits hold NaNs, whose bits differ between the CPU and a GPU.
+    model.write_finite();
+    for sim in schedules() {
+        let gpu = Gpu::new(&sim, 0);
+        let mut load = Load::all(&gpu, &model);
+        let of = |index: usize| Cast::new(casts[index % 5].0, casts[index % 5].1).unwrap();
+        let target_bytes = |index: usize| {
+            let items = load.wanted[index].bytes() / of(index).from.item_bytes();
+            usize::try_from(items * of(index).to.item_bytes()).unwrap()
+        };
+        let sizes: Vec<usize> = (0..model.tensors.len()).map(target_bytes).collect();
+        load.blocks = sizes.iter().map(|&bytes| gpu.allocate(bytes)).collect();
+        let mut destinations = load.destinations();
+        for (index, destination) in destinations.iter_mut().enumerate() {
+            destination.cast = Some(of(index));
+        }
+        let mut transfer = load.open(TIGHT).unwrap();
+        assert_eq!(transfer.can_cast(of(0)), IMAGE.is_some());
+        if IMAGE.is_some() {
+            load.fill(&mut transfer, &destinations).unwrap();
+            transfer.finish().unwrap();
+            for (index, tensor) in model.tensors.iter().enumerate() {
+                let mut expected = vec![0; sizes[index]];
+                of(index).run(&tensor.bytes, &mut expected);
+                assert!(gpu.read(load.blocks[index], sizes[index]) == expected, "{:?} {:?}", of(index), tensor.shape);
+            }
+        } else {
+            drop(transfer);
+        }
+        drop(gpu);
+        finish(sim);
+    }
+}
+
+#[test]
+fn a_gpu_that_takes_no_kernels_is_served_by_copies() {
+    let model = mixed_model();
+    let sim = Sim::start(7);
+    sim.inject(Fault::ModuleLoad, 1);
+    let gpu = Gpu::new(&sim, 0);
+    let load = Load::all(&gpu, &model);
+    load.run(TIGHT).unwrap();
+    assert_eq!(sim.counters().launches, 0);
+    load.assert_holds(&model);
+    drop(gpu);
+    finish(sim);
+}
+
+#[test]
+fn a_stream_that_is_being_captured_is_refused() {
+    let sim = Sim::start(0);
+    let gpu = Gpu::new(&sim, 0);
+    sim.capture(gpu.stream, true).unwrap();
+    let error = Cuda::open(0, u64::try_from(gpu.stream).unwrap()).map(drop).unwrap_err();
+    assert_eq!(error.kind(), Kind::InvalidArgument, "{error}");
+    drop(gpu);
+    finish(sim);
 }
 
 /// A checkpoint of a megabyte.
@@ -510,8 +609,8 @@ fn out_of_memory_at_any_call_is_an_error_and_nothing_more() {
 }
 
 #[test]
-fn a_copy_that_fails_in_the_middle_is_an_error_and_nothing_more() {
-    for fault in [Fault::CopyEnqueue, Fault::CopyAsync] {
+fn a_copy_or_a_launch_that_fails_in_the_middle_is_an_error_and_nothing_more() {
+    for fault in [Fault::CopyEnqueue, Fault::CopyAsync, Fault::LaunchEnqueue, Fault::LaunchAsync] {
         for start in [Sim::start, Sim::start_lazy] {
             let results = with_fault_at_every_call(start, fault);
             assert!(results.len() >= 10, "{results:?}");
