@@ -9,8 +9,9 @@ mod sim;
 use fst::checkpoint::Checkpoint;
 use fst::device::Scratch;
 use fst::device::cuda::Cuda;
+use fst::device::cuda::kernels::IMAGE;
 use fst::dtype::Dtype;
-use fst::error::{Kind, Result};
+use fst::error::{Error, Kind, Result};
 use fst::load::{Transfer, release};
 use fst::options::{Options, ReaderChoice};
 use fst::plan::{Destination, Wanted};
@@ -93,7 +94,12 @@ impl<'a> Load<'a> {
         let bytes = batch.scratch_bytes();
         let scratch = match bytes {
             0 => Scratch::default(),
-            _ => Scratch { address: self.gpu.allocate(bytes), bytes: u64::try_from(bytes).unwrap() },
+            _ => {
+                // PyTorch's allocator would throw, with the same meaning.
+                let address = self.gpu.try_allocate(bytes);
+                let address = address.map_err(|status| Error::new(Kind::OutOfMemory, format!("{status:?}")))?;
+                Scratch { address, bytes: u64::try_from(bytes).unwrap() }
+            }
         };
         // SAFETY: the blocks are the gpu's, and nobody else knows them.
         let filled = unsafe { transfer.fill(&batch, scratch) };
@@ -253,15 +259,21 @@ fn thousands_of_tiny_tensors_cost_a_wait_per_chunk_and_not_per_tensor() {
     let shapes: Vec<[u64; 1]> = (0..3000).map(|index| [1 + index % 9]).collect();
     let tensors: Vec<(Dtype, &[u64])> = shapes.iter().map(|shape| (Dtype::BF16, &shape[..])).collect();
     let model = Model::sharded(&tensors, 3);
-    let bytes: usize = model.tensors.iter().map(|tensor| tensor.bytes.len()).sum();
+    // A slot keeps a sixteenth of its bytes for the table, here enough for 85 tensors.
+    let options = Options { chunk_bytes: 64 << 10, staging_bytes: 256 << 10, ..TIGHT };
+    let chunks = u64::try_from(tensors.len().div_ceil(85) + model.paths.len()).unwrap();
     for sim in schedules().take(3) {
         let gpu = Gpu::new(&sim, 0);
         let load = Load::all(&gpu, &model);
         let before = sim.counters();
-        load.run(TIGHT).unwrap();
+        load.run(options.clone()).unwrap();
         let after = sim.counters();
-        let chunks = u64::try_from(bytes.div_ceil(TIGHT.chunk_bytes) + model.paths.len()).unwrap();
         assert!(after.syncs - before.syncs <= chunks, "{after:?}");
+        // A build without nvcc copies tensor by tensor.
+        match IMAGE {
+            Some(_) => assert!(after.launches > 0 && after.launches <= chunks && after.copies <= chunks, "{after:?}"),
+            None => assert_eq!(after.launches, 0),
+        }
         load.assert_holds(&model);
         drop(gpu);
         finish(sim);
@@ -367,7 +379,7 @@ fn loads_at_once_share_one_bound_and_none_waits_for_ever() {
                     scope.spawn(move || {
                         let gpu = Gpu::new(sim, worker % 2);
                         let load = Load::all(&gpu, model);
-                        load.run(options).unwrap();
+                        load.run(options.clone()).unwrap();
                         load.assert_holds(model);
                     });
                 }

@@ -36,9 +36,14 @@ impl<'a> Gpu<'a> {
 
     /// A block of device memory, full of poison.
     pub fn allocate(&self, bytes: usize) -> u64 {
-        let address = self.on_this(|| self.sim.cuda.allocate(bytes)).expect("device memory");
+        self.try_allocate(bytes).expect("device memory")
+    }
+
+    /// As [`Gpu::allocate`], where a test wants the memory to run out.
+    pub fn try_allocate(&self, bytes: usize) -> Result<u64, Status> {
+        let address = self.on_this(|| self.sim.cuda.allocate(bytes))?;
         self.blocks.borrow_mut().push(address);
-        address
+        Ok(address)
     }
 
     /// Work of the caller on the current stream that still uses a block.

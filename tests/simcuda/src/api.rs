@@ -238,24 +238,6 @@ pub extern "C" fn cuMemFree_v2(address: u64) -> Status {
     call(|driver| driver.free(address))
 }
 
-/// There are no kernels here: a device that can run none is one that fst must serve too.
-#[unsafe(no_mangle)]
-pub extern "C" fn cuModuleLoadData(_: *mut usize, _: *const std::ffi::c_void) -> Status {
-    Status::NotSupported
-}
-
-/// Nothing is ever captured.
-#[unsafe(no_mangle)]
-pub extern "C" fn cuStreamIsCapturing(_: usize, status: *mut u32) -> Status {
-    self::status(store(status, 0))
-}
-
-/// One machine, one node.
-#[unsafe(no_mangle)]
-pub extern "C" fn cuDeviceGetPCIBusId(_: *mut std::ffi::c_char, _: i32, _: i32) -> Status {
-    Status::NotSupported
-}
-
 /// See [`Driver::register`].
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemHostRegister_v2(start: usize, bytes: usize, flags: c_uint) -> Status {
