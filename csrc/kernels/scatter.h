@@ -63,7 +63,7 @@ FST_HOST_DEVICE uint32_t funnel(uint32_t low, uint32_t high, uint32_t shift) {
 #if defined(__CUDA_ARCH__)
   return __funnelshift_r(low, high, shift);
 #else
-  return shift == 0 ? low : low >> shift | high << (32 - shift);
+  return uint32_t((uint64_t(high) << 32 | low) >> shift);
 #endif
 }
 

@@ -296,8 +296,9 @@ fn nothing_is_read_around_a_source_but_its_aligned_words() {
     let mut target = vec![0_u64; PAGE];
     for (from, to) in pairs {
         let (source_bytes, target_bytes) = item_bytes(from, to);
-        for elements in 1..100_usize {
-            for (skipped, start) in [(1, page.addr()), (0, page.addr() + PAGE - elements * source_bytes)] {
+        // Targets of every alignment, so that some last chunk ends with the page in every way.
+        for (elements, skipped) in (1..100_usize).flat_map(|elements| (0..16).map(move |skipped| (elements, skipped))) {
+            for start in [page.addr(), page.addr() + PAGE - elements * source_bytes] {
                 let piece = Piece {
                     source: start as u64,
                     target: (target.as_mut_ptr().expose_provenance() + skipped * target_bytes) as u64,

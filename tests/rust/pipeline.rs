@@ -269,9 +269,12 @@ fn thousands_of_tiny_tensors_cost_a_copy_a_launch_and_a_wait_per_chunk_and_not_p
         let before = sim.counters();
         load.run(options.clone()).unwrap();
         let after = sim.counters();
-        assert_eq!(after.copies - before.copies, chunks);
-        assert_eq!(after.launches - before.launches, chunks);
         assert!(after.syncs - before.syncs <= chunks, "{after:?}");
+        match IMAGE {
+            Some(_) => assert_eq!((after.copies - before.copies, after.launches - before.launches), (chunks, chunks)),
+            // A build without nvcc copies tensor by tensor.
+            None => assert_eq!(after.launches, 0),
+        }
         load.assert_holds(&model);
         drop(gpu);
         finish(sim);
