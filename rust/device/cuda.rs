@@ -42,6 +42,8 @@ const TABLE_SHARE: usize = 16;
 const TABLE_ALIGNMENT: usize = 16;
 /// From this size on a copy costs little more than its bytes, and a chunk of such copies needs no kernel.
 const COPY_BYTES: usize = 512 << 10;
+/// Nor does a chunk of so few copies, since one copy and a launch cost as much.
+const COPIES_MAX: usize = 2;
 /// What a caller's scratch may take at most, whatever the size of a chunk.
 pub const SCRATCH_BYTES_MAX: usize = 64 << 20;
 
@@ -116,7 +118,7 @@ impl Cuda {
         let pieces: usize = placements.iter().map(|placement| placement.rows).sum();
         let bytes: usize = placements.iter().map(|placement| placement.rows * placement.row_bytes).sum();
         let is_cast = placements.iter().any(|placement| placement.cast.is_some());
-        self.kernels.is_some() && (is_cast || bytes < pieces * COPY_BYTES)
+        self.kernels.is_some() && (is_cast || pieces > COPIES_MAX && bytes < pieces * COPY_BYTES)
     }
 
     /// One copy of the chunk and its table into the lane's scratch, and one kernel.

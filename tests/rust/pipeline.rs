@@ -163,6 +163,7 @@ fn mixed_model() -> Model {
         (Dtype::F16, &[11_000]),
         (Dtype::Bool, &[17]),
         (Dtype::F64, &[40, 40]),
+        (Dtype::I16, &[9, 2]),
     ];
     Model::sharded(&shapes, 2)
 }
@@ -613,10 +614,18 @@ fn out_of_memory_at_any_call_is_an_error_and_nothing_more() {
 
 #[test]
 fn a_copy_or_a_launch_that_fails_in_the_middle_is_an_error_and_nothing_more() {
-    for fault in [Fault::CopyEnqueue, Fault::CopyAsync, Fault::LaunchEnqueue, Fault::LaunchAsync] {
+    // A build without nvcc launches nothing.
+    let launches = usize::from(IMAGE.is_some());
+    let faults = [
+        (Fault::CopyEnqueue, 10),
+        (Fault::CopyAsync, 10),
+        (Fault::LaunchEnqueue, launches),
+        (Fault::LaunchAsync, launches),
+    ];
+    for (fault, least) in faults {
         for start in [Sim::start, Sim::start_lazy] {
             let results = with_fault_at_every_call(start, fault);
-            assert!(results.len() >= 10, "{results:?}");
+            assert!(results.len() >= least, "{results:?}");
             let is_device_error = |result: &Result<()>| result.as_ref().is_err_and(|e| e.kind() == Kind::Device);
             assert!(results.iter().all(is_device_error), "{fault:?}: {results:?}");
         }
