@@ -1,6 +1,7 @@
 """The raw results of one run, and the figures that are drawn from them."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -8,8 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from cell import ACTIONS, STATES, Cell
-from peer import PEERS
+from .cell import ACTIONS, STATES, Cell
+from .peer import PEERS
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,19 @@ class Run:
         """The figure `key` of a cell, or None if it could not be measured or went wrong in any round."""
         entries = self._entries(cell)
         return None if any(key not in entry for entry in entries) else _figure([entry[key] for entry in entries])
+
+    def largest(self, peer: str, key: str) -> float | None:
+        """The largest value of `key` in any measurement of a peer."""
+        return max(
+            (entry[key] for entry in self._measurements() if entry["peer"] == peer and key in entry), default=None
+        )
+
+    def rounds(self) -> str:
+        """How many rounds the medians are of, such as "3" or "2 to 3"."""
+        keys = ("workload", "action", "state", "peer")
+        loads = (entry for entry in self._measurements() if "load_seconds" in entry)
+        counts = Counter(tuple(entry[key] for key in keys) for entry in loads).values()
+        return " to ".join(str(count) for count in sorted({min(counts, default=0), max(counts, default=0)}))
 
     def text(self, cell: Cell, key: str) -> str:
         return next((entry[key] for entry in self._entries(cell) if key in entry), "")
