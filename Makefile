@@ -47,7 +47,7 @@ bench: build ## the benchmarks (BENCH_ARGS="--help"); results go to bench-result
 gpu-check: ## GPU tests and benchmarks with a prebuilt library; needs no Rust, no network, no .venv
 	@test -f $(LIBRARY) || { echo "gpu-check: $(LIBRARY) is missing: run 'make build', or copy one built for the same PyTorch there" >&2; exit 1; }
 	PYTHONPATH=$(CURDIR)/torch_ext FST_REQUIRE_GPU=1 $(PYTHON) -m pytest -m gpu tests
-	PYTHONPATH=$(CURDIR)/torch_ext $(PYTHON) -m benches --device cuda --no-install $(BENCH_ARGS)
+	PYTHONPATH=$(CURDIR)/torch_ext $(PYTHON) -m benches --device cuda --no-install --workloads dense,moe,adapter $(BENCH_ARGS)
 
 .PHONY: lint
 lint: $(VENV)/stamp ## rustfmt, clippy, clang-format, ruff and mypy

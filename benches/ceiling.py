@@ -156,17 +156,17 @@ def _rate(bytes_per_second: float, how: str) -> dict[str, Any]:
 
 
 CEILINGS = {
-    "disk, fio": fio,
-    "disk, direct reads": direct,
-    "page cache to memory": page_cache_copy,
-    "memory, read": memory_read,
-    "memory, copy, one thread": memory_copy_one_thread,
-    "memory, copy": memory_copy,
-    "memory, first touch": first_touch,
-    "pinned host to device": pinned_to_device,
-    "device to device": device_to_device,
+    "fio": fio,
+    "direct-reads": direct,
+    "page-cache-to-memory": page_cache_copy,
+    "memory-read": memory_read,
+    "memory-copy-one-thread": memory_copy_one_thread,
+    "memory-copy": memory_copy,
+    "memory-first-touch": first_touch,
+    "pinned-to-device": pinned_to_device,
+    "device-to-device": device_to_device,
 }
-ON_DEVICE = ("pinned host to device", "device to device")
+ON_DEVICE = ("pinned-to-device", "device-to-device")
 ON_HOST = tuple(name for name in CEILINGS if name not in ON_DEVICE)
 
 

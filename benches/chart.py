@@ -131,11 +131,11 @@ class _Rates(_Bars):
 
     def _mark_limit(self, axis: Axes) -> str:
         if self._panel.state == "cold":
-            limit, name = self._run.disk_rate(), "fio" if self._run.ceiling("disk, fio") else "direct reads of the disk"
+            limit, name = self._run.ceiling(self._run.disk()), self._run.disk()
         elif self._run.device == "cpu":
-            limit, name = self._run.ceiling("memory, read"), "reading memory"
+            limit, name = self._run.ceiling("memory-read"), "reading memory"
         else:
-            limit, name = self._run.ceiling("pinned host to device"), "pinned copies"
+            limit, name = self._run.ceiling("pinned-to-device"), "pinned copies"
         if limit is None:
             return ""
         axis.axvline(limit.median / 1e9, color=LIMIT, linestyle="--", linewidth=1.4)

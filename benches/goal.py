@@ -57,7 +57,7 @@ def _on_gpu(run: Run | None) -> Iterator[Goal]:
     def at_most(told: str, measured: float | None, bound: float | None, show: Callable[[float], str]) -> Goal:
         return Goal(told, measured, bound, show, missing=missing)
 
-    pinned = _rate(run, "pinned host to device")
+    pinned = _rate(run, "pinned-to-device")
     for state in ("tmpfs", "warm"):
         way = f"{STATE_TITLES[state]} -> GPU"
         for key, which in (("load_seconds", ""), ("second_load_seconds", ", second load in a process")):
@@ -71,7 +71,8 @@ def _on_gpu(run: Run | None) -> Iterator[Goal]:
         told = f"{way}, mixture of experts: time a tensor beyond that of the bytes"
         yield at_most(told, _tensor_seconds(run, state, pinned), TENSOR_SECONDS, text.microseconds)
     cold = _load_rate(run, Cell("dense", "load", "cold", "fst"))
-    yield at_least("Cold -> GPU, dense: of the rate of fio", _quotient(cold, _disk(run)), HARDWARE_SHARE)
+    disk = run.disk() if run else "fio"
+    yield at_least(f"Cold -> GPU, dense: of the rate of {disk}", _quotient(cold, _rate(run, disk)), HARDWARE_SHARE)
     second = _median(run, Cell("adapter", "load", "warm", "fst"), "second_load_seconds")
     yield at_most("Adapter -> GPU, second load in a process", second, ADAPTER_SECONDS, text.seconds)
     cast, load = (_median(run, Cell("dense", action, "warm", "fst"), "load_seconds") for action in ("cast", "load"))
@@ -85,8 +86,9 @@ def _on_gpu(run: Run | None) -> Iterator[Goal]:
 def _on_cpu(run: Run | None) -> Iterator[Goal]:
     key = "load_and_read_seconds"
     own = _load_rate(run, Cell("dense", "load", "cold", "fst"), key)
-    told = "Cold -> CPU, dense, every byte read: of the rate of fio"
-    yield Goal(told, _quotient(own, _disk(run)), HARDWARE_SHARE, text.share, at_least=True)
+    disk = run.disk() if run else "fio"
+    told = f"Cold -> CPU, dense, every byte read: of the rate of {disk}"
+    yield Goal(told, _quotient(own, _rate(run, disk)), HARDWARE_SHARE, text.share, at_least=True)
     for workload, title, states in (
         ("dense", "dense", ("warm", "cold", "tmpfs")),
         ("moe", "mixture of experts", ("warm", "cold", "tmpfs")),
@@ -99,7 +101,7 @@ def _on_cpu(run: Run | None) -> Iterator[Goal]:
         _median(run, Cell("many", "select", "warm", peer), "load_seconds") for peer in ("fst", "safetensors")
     )
     bound = None if theirs is None else theirs * SELECT_SHARE
-    yield Goal("Ten of 100,000 tensors by name -> CPU: half the time of safetensors", mine, bound, text.seconds)
+    yield Goal("Ten tensors of `many` by name -> CPU: half the time of safetensors", mine, bound, text.seconds)
     cast = _median(run, Cell("dense", "cast", "warm", "fst"), key)
     load = _median(run, Cell("dense", "load", "warm", "fst-pread"), key)
     told = "Cast on load -> CPU, dense, of the time of reading into memory without"
@@ -115,11 +117,6 @@ def _median(run: Run | None, cell: Cell, key: str) -> float | None:
 
 def _rate(run: Run | None, ceiling: str) -> float | None:
     figure: Figure | None = run.ceiling(ceiling) if run else None
-    return figure.median if figure else None
-
-
-def _disk(run: Run | None) -> float | None:
-    figure = run.disk_rate() if run else None
     return figure.median if figure else None
 
 

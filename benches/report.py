@@ -143,7 +143,7 @@ def _pace(run: Run, facts: dict[str, Any], wanted_bytes: int, action: str, load:
     if run.device == "cpu":
         return rate(wanted_bytes / read.median)
     loaded = wanted_bytes / load.median
-    pinned = run.ceiling("pinned host to device")
+    pinned = run.ceiling("pinned-to-device")
     return f"{rate(loaded)}, {share(loaded / pinned.median)} of pinned" if pinned else rate(loaded)
 
 

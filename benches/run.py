@@ -62,11 +62,11 @@ def _arguments() -> argparse.Namespace:
 
 
 def default_bytes(directory: Path) -> int:
-    """A sixteenth of the memory, an eighth of the tmpfs and a thirtieth of the free disk, within bounds."""
+    """A thirty-second of the memory, an eighth of the tmpfs and a thirtieth of the free disk, within bounds."""
     directory.mkdir(parents=True, exist_ok=True)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     tmpfs = shutil.disk_usage(TMPFS).free if TMPFS.exists() else memory
-    fitting = min(memory // 16, tmpfs // 8, shutil.disk_usage(directory).free // 30)
+    fitting = min(memory // 32, tmpfs // 8, shutil.disk_usage(directory).free // 30)
     return max(DEFAULT_BYTES_MIN, min(DEFAULT_BYTES_MAX, fitting))
 
 
@@ -91,7 +91,7 @@ def main() -> None:
         bench = Bench(choice, checkpoints, args.out, args.cache_dir, Deadline(minutes * 60))
         estimate = bench.estimate_seconds() * args.rounds / 60
         print(
-            f"{device}: {args.rounds} rounds take about {estimate:.0f} minutes; ends after {minutes:.0f} at the latest",
+            f"{device}: {args.rounds} rounds may take {estimate:.0f} minutes; the run ends after {minutes:.0f}",
             file=sys.stderr,
             flush=True,
         )
