@@ -1,6 +1,7 @@
 """One run of the bench to one destination: every cell and every ceiling, round by round, each in its own process."""
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ from .place import PACKAGE, TMPFS
 
 TORCH_DEVICES = {"cpu": "cpu", "cuda": "cuda:0"}  # some libraries refuse a device without an index
 CHILD_TIMEOUT_SECONDS = 300
+CONVERTED_SUFFIX = ".converted"
 TMPFS_LEFT_FREE_BYTES = 1 << 30
 
 # For the estimate before a run only: what a typical process of the bench does to each byte, and how long it starts.
@@ -58,11 +60,9 @@ class Deadline:
 class Bench:
     """A run in progress: what is to be measured, and all that has been."""
 
-    def __init__(
-        self, choice: Choice, checkpoints: Mapping[str, Checkpoint], out: Path, disk: Path, deadline: Deadline
-    ) -> None:
+    def __init__(self, choice: Choice, checkpoints: Mapping[str, Checkpoint], out: Path, disk: Path) -> None:
         self._choice = choice
-        self._deadline = deadline
+        self._deadline = Deadline(math.inf)
         self._out = out / f"{choice.device}.json"
         self._checkpoints = checkpoints
         self._tmpfs = TMPFS / f"fst-bench-{os.getpid()}"
@@ -71,7 +71,8 @@ class Bench:
         self._failed: set[Cell] = set()
         # What a library said it cannot do here, by peer and action: it is asked once.
         self._refused: dict[tuple[str, str], str] = {}
-        self._converted: dict[Path, dict[str, Any]] = {}
+        # Why the files of a workload could not be converted for a peer; empty where they were.
+        self._converted: dict[tuple[str, str], dict[str, Any]] = {}
         self._errors = 0
         self._results: dict[str, Any] = {
             "command": choice.command,
@@ -94,8 +95,17 @@ class Bench:
             seconds += len(self._choice.peers) * (ESTIMATED_START_SECONDS + wanted / ESTIMATED_BYTES_PER_SECOND)
         return seconds
 
-    def run(self) -> bool:
+    def convert(self) -> None:
+        """Writes the files of all workloads in the formats of the peers that have one of their own."""
+        for peer in (PEERS[name] for name in self._choice.peers if PEERS[name].converts):
+            for name, checkpoint in self._checkpoints.items():
+                _tell(f"converting {name} for {peer.name}")
+                arguments = [peer.name, CONVERTED_SUFFIX, *map(str, checkpoint.paths)]
+                self._converted[peer.name, name] = self._child("convert", arguments, peer.environment())
+
+    def run(self, deadline: Deadline) -> bool:
         """Runs all rounds; False if any library returned wrong tensors, or fst none."""
+        self._deadline = deadline
         try:
             for number in range(self._choice.rounds):
                 begin = time.monotonic()
@@ -166,10 +176,9 @@ class Bench:
         workload, peer = checkpoint.workload, PEERS[cell.peer]
         paths: Sequence[Path] = checkpoint.paths
         if peer.converts:
-            paths = [path.with_suffix(".tensors") for path in paths]
-            refused = self._convert(peer.name, checkpoint.paths, paths)
-            if refused:
+            if refused := self._converted[cell.peer, cell.workload]:
                 return refused
+            paths = [path.with_suffix(CONVERTED_SUFFIX) for path in paths]
         if cell.state == "tmpfs":
             size_bytes = sum(path.stat().st_size for path in paths)
             if shutil.disk_usage(TMPFS).free < size_bytes + TMPFS_LEFT_FREE_BYTES:
@@ -188,16 +197,6 @@ class Bench:
         if "unavailable" in result:
             self._refused[cell.peer, cell.action] = result["unavailable"]
         return result
-
-    def _convert(self, peer: str, sources: Sequence[Path], targets: Sequence[Path]) -> dict[str, Any]:
-        """Writes what is missing in the peer's own format; nothing, or why it could not be."""
-        for source, target in zip(sources, targets, strict=True):
-            if target not in self._converted and not target.exists():
-                arguments = [peer, str(source), str(target)]
-                self._converted[target] = self._child("convert", arguments, PEERS[peer].environment())
-            if self._converted.get(target):
-                return self._converted[target]
-        return {}
 
     def _on_tmpfs(self, paths: Sequence[Path]) -> Iterator[Path]:
         for path in paths:

@@ -1,13 +1,14 @@
 """Writes a checkpoint in a peer's own format, in a process of its own.
 
-    python -m benches.convert PEER PATH TARGET
+    python -m benches.convert PEER SUFFIX PATH...
 
-Prints why it could not be done, as JSON, or nothing.
+writes each path anew with another suffix, unless that is there. Prints why it could not be done, as JSON, or nothing.
 """
 
 import json
 import os
 import sys
+from pathlib import Path
 
 from .loaders.base import UnsupportedError
 from .measure import stdout_to_stderr
@@ -15,10 +16,14 @@ from .peer import PEERS
 
 
 def main() -> None:
-    name, path, target = sys.argv[1:]
+    name, suffix, *paths = sys.argv[1:]
     with stdout_to_stderr() as real:
         try:
-            PEERS[name].open().convert(path, target)
+            loader = PEERS[name].open()
+            for path in map(Path, paths):
+                target = path.with_suffix(suffix)
+                if not target.exists():
+                    loader.convert(str(path), str(target))
         except (ImportError, UnsupportedError) as reason:
             os.write(real, json.dumps({"unavailable": str(reason)}).encode())
 

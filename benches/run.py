@@ -88,14 +88,15 @@ def main() -> None:
         minutes = args.minutes or DEFAULT_MINUTES[device]
         command = shlex.join(["fst-bench", *sys.argv[1:]])
         choice = Choice(device, args.peers, args.states, args.ceilings, args.rounds, command)
-        bench = Bench(choice, checkpoints, args.out, args.cache_dir, Deadline(minutes * 60))
+        bench = Bench(choice, checkpoints, args.out, args.cache_dir)
+        bench.convert()
         estimate = bench.estimate_seconds() * args.rounds / 60
         print(
             f"{device}: {args.rounds} rounds may take {estimate:.0f} minutes; the run ends after {minutes:.0f}",
             file=sys.stderr,
             flush=True,
         )
-        right = bench.run() and right
+        right = bench.run(Deadline(minutes * 60)) and right
     write_report(args.out, args.report)
     if not right:
         sys.exit("wrong tensors, or a load by fst that failed: see the results")
