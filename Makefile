@@ -40,16 +40,14 @@ build: $(VENV)/stamp ## build libfst.so into the Python package
 	@install -C $(TARGET_DIR)/release/libfst.so $(LIBRARY)
 
 .PHONY: bench
-bench: build ## the benchmarks; results go to bench-results/ and BENCHMARKS.md
-	$(IN_VENV) python benches/peer.py
-	$(IN_VENV) python benches/run.py $(BENCH_ARGS)
-	$(IN_VENV) python benches/report.py
+bench: build ## the benchmarks (BENCH_ARGS="--help"); results go to bench-results/ and BENCHMARKS.md
+	$(IN_VENV) python -m benches $(BENCH_ARGS)
 
 .PHONY: gpu-check
 gpu-check: ## GPU tests and benchmarks with a prebuilt library; needs no Rust, no network, no .venv
 	@test -f $(LIBRARY) || { echo "gpu-check: $(LIBRARY) is missing: run 'make build', or copy one built for the same PyTorch there" >&2; exit 1; }
 	PYTHONPATH=$(CURDIR)/torch_ext FST_REQUIRE_GPU=1 $(PYTHON) -m pytest -m gpu tests
-	PYTHONPATH=$(CURDIR)/torch_ext $(PYTHON) benches/run.py --device cuda $(BENCH_ARGS)
+	PYTHONPATH=$(CURDIR)/torch_ext $(PYTHON) -m benches --device cuda --no-install --workloads dense,moe,adapter $(BENCH_ARGS)
 
 .PHONY: lint
 lint: $(VENV)/stamp ## rustfmt, clippy, clang-format, ruff and mypy

@@ -1,30 +1,47 @@
-"""One run of the bench: every cell and every ceiling, round by round, each in a process of its own."""
+"""One run of the bench to one destination: every cell and every ceiling, round by round, each in its own process."""
 
-import argparse
 import json
+import math
 import os
-import shlex
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ceiling import CEILINGS_OF
-from cell import ACTIONS, Cell
-from machine import load_average, machine_facts
-from measure import Job
-from peer import CALM_THREADS, PEERS, REPOSITORY
-from workload import WORKLOADS, Checkpoint, make_checkpoint
+from .ceiling import ceilings_of
+from .cell import ACTIONS, Cell
+from .checkpoint import Checkpoint
+from .machine import load_average, machine_facts
+from .measure import Job
+from .peer import CHILD_SETTINGS, PEERS
+from .place import PACKAGE, TMPFS
 
-HERE = Path(__file__).resolve().parent
-TMPFS = Path("/dev/shm/fst-bench")
 TORCH_DEVICES = {"cpu": "cpu", "cuda": "cuda:0"}  # some libraries refuse a device without an index
-CHILD_TIMEOUT_SECONDS = 600
+CHILD_TIMEOUT_SECONDS = 300
+CONVERTED_SUFFIX = ".converted"
+TMPFS_LEFT_FREE_BYTES = 1 << 30
+
+# For the estimate before a run only: what a typical process of the bench does to each byte, and how long it starts.
+ESTIMATED_BYTES_PER_SECOND = 0.35e9
+ESTIMATED_START_SECONDS = 1.8
+ESTIMATED_CEILING_SECONDS = 4.0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is to be measured; without `states` each workload is measured in its own ones."""
+
+    device: str
+    peers: Sequence[str]
+    states: Sequence[str]
+    ceilings: Sequence[str]
+    rounds: int
+    command: str
 
 
 class Deadline:
@@ -43,91 +60,155 @@ class Deadline:
 class Bench:
     """A run in progress: what is to be measured, and all that has been."""
 
-    def __init__(self, args: argparse.Namespace, deadline: Deadline) -> None:
-        self._device = args.device
-        self._rounds = args.rounds
-        self._deadline = deadline
-        self._out = args.out / f"{args.device}.json"
-        self._checkpoints = {
-            name: make_checkpoint(WORKLOADS[name](args.scale), args.cache_dir) for name in args.workloads
-        }
-        self._cells = [
-            Cell(name, action, state, peer)
-            for name, checkpoint in self._checkpoints.items()
-            for state in args.states
-            for action in (ACTIONS if checkpoint.workload.selected else ("load",))
-            for peer in args.peers
-        ]
-        self._missing: set[Cell] = set()
+    def __init__(self, choice: Choice, checkpoints: Mapping[str, Checkpoint], out: Path, disk: Path) -> None:
+        self._choice = choice
+        self._deadline = Deadline(math.inf)
+        self._out = out / f"{choice.device}.json"
+        self._checkpoints = checkpoints
+        self._tmpfs = TMPFS / f"fst-bench-{os.getpid()}"
+        self._ceilings = [name for name in ceilings_of(choice.device) if name in choice.ceilings]
+        # A cell that failed once has no median, so it is not tried again.
+        self._failed: set[Cell] = set()
+        # What a library said it cannot do here, by peer and action: it is asked once.
+        self._refused: dict[tuple[str, str], str] = {}
+        # Why the files of a workload could not be converted for a peer; empty where they were.
+        self._converted: dict[tuple[str, str], dict[str, Any]] = {}
         self._errors = 0
         self._results: dict[str, Any] = {
-            "command": shlex.join(["python", "benches/run.py", *sys.argv[1:]]),
+            "command": choice.command,
             "commit": _commit(),
             "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
-            "device": args.device,
-            "scale": args.scale,
-            "machine": machine_facts(args.cache_dir),
+            "device": choice.device,
+            "machine": machine_facts(disk),
             "load_average_before": load_average(),
-            "workloads": {name: _facts(checkpoint) for name, checkpoint in self._checkpoints.items()},
+            "workloads": {name: _facts(checkpoint) for name, checkpoint in checkpoints.items()},
             "measurements": [],
             "ceilings": [],
         }
 
-    def run(self) -> bool:
+    def estimate_seconds(self) -> float:
+        """How long a round may take, roughly."""
+        tables = self._tables()
+        seconds = ESTIMATED_CEILING_SECONDS * len(self._ceilings)
+        for name, action, _ in tables:
+            wanted = self._checkpoints[name].workload.wanted_bytes(action)
+            seconds += len(self._choice.peers) * (ESTIMATED_START_SECONDS + wanted / ESTIMATED_BYTES_PER_SECOND)
+        return seconds
+
+    def convert(self) -> None:
+        """Writes the files of all workloads in the formats of the peers that have one of their own."""
+        for peer in (PEERS[name] for name in self._choice.peers if PEERS[name].converts):
+            for name, checkpoint in self._checkpoints.items():
+                _tell(f"converting {name} for {peer.name}")
+                arguments = [peer.name, CONVERTED_SUFFIX, *map(str, checkpoint.paths)]
+                self._converted[peer.name, name] = self._child("convert", arguments, peer.environment())
+
+    def run(self, deadline: Deadline) -> bool:
         """Runs all rounds; False if any library returned wrong tensors, or fst none."""
+        self._deadline = deadline
         try:
-            for number in range(self._rounds):
+            for number in range(self._choice.rounds):
+                begin = time.monotonic()
                 self._run_round(number)
+                _tell(f"round {number + 1} of {self._choice.rounds} took {time.monotonic() - begin:.0f} s")
                 if self._deadline.passed():
-                    print(f"time is up in round {number + 1} of {self._rounds}", file=sys.stderr)
+                    _tell(f"time is up in round {number + 1} of {self._choice.rounds}")
                     break
         finally:
-            shutil.rmtree(TMPFS, ignore_errors=True)
+            shutil.rmtree(self._tmpfs, ignore_errors=True)
         return self._errors == 0
 
     def _run_round(self, number: int) -> None:
-        for name in CEILINGS_OF[self._device]:
+        for name in self._ceilings:
             if not self._deadline.passed():
                 self._measure_ceiling(name, number)
         # Each round begins with another peer, so that none always follows the same one.
-        turn = number % len(self._cells)
-        for cell in self._cells[turn:] + self._cells[:turn]:
-            if self._deadline.passed():
-                break
-            if cell not in self._missing:
-                self._measure_cell(cell, number)
+        turn = number % len(self._choice.peers)
+        peers = [*self._choice.peers[turn:], *self._choice.peers[:turn]]
+        for workload, action, state in self._tables():
+            for peer in peers:
+                cell = Cell(workload, action, state, peer)
+                if cell not in self._failed and not self._deadline.passed():
+                    self._measure_cell(cell, number)
+            if state == "tmpfs":
+                shutil.rmtree(self._tmpfs, ignore_errors=True)
+
+    def _tables(self) -> list[tuple[str, str, str]]:
+        return [
+            (name, action, state)
+            for name, checkpoint in self._checkpoints.items()
+            for action in ACTIONS
+            for state in (self._choice.states or checkpoint.workload.states.get(action, ()))
+            if action in checkpoint.workload.states
+        ]
 
     def _measure_ceiling(self, name: str, number: int) -> None:
-        largest = max(self._checkpoints.values(), key=lambda checkpoint: checkpoint.workload.size_bytes)
-        result = self._child(
-            "ceiling.py", [name, str(largest.path), TORCH_DEVICES[self._device]], os.environ | CALM_THREADS
-        )
+        paths = [path for checkpoint in self._checkpoints.values() for path in checkpoint.paths]
+        largest = max(paths, key=lambda path: path.stat().st_size)
+        arguments = [name, str(largest), TORCH_DEVICES[self._choice.device]]
+        path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), str(PACKAGE.parent)]))
+        result = self._child("ceiling", arguments, os.environ | CHILD_SETTINGS | {"PYTHONPATH": path})
         if result:
             self._results["ceilings"].append({"name": name, "round": number, **result})
             self._keep(number, name, result)
 
     def _measure_cell(self, cell: Cell, number: int) -> None:
-        checkpoint = self._checkpoints[cell.workload]
-        names = checkpoint.workload.selected if cell.action == "select" else ()
-        path = _on_tmpfs(checkpoint.path) if cell.state == "tmpfs" else checkpoint.path
-        job = Job(cell.peer, cell.state, TORCH_DEVICES[self._device], str(path), names)
-        result = self._child("measure.py", [json.dumps(asdict(job))], PEERS[cell.peer].environment())
+        result = self._load(cell)
         if not result:
             return
-        if "unavailable" in result:
-            self._missing.add(cell)
-        if "load_seconds" not in result:
+        if "digests" in result:
+            right = self._checkpoints[cell.workload].digests[cell.action]
+            if any(digest != right for digest in result.pop("digests")):
+                self._errors += 1
+                result = {"failed": "the tensors are not those of the file"}
+        elif PEERS[cell.peer].release is None:
             # What another library cannot load is told in the tables; fst has to load everything.
-            self._errors += PEERS[cell.peer].release is None
-        elif result.pop("digest") != (checkpoint.selected_digest if names else checkpoint.digest):
             self._errors += 1
-            result = {"failed": "the tensors are not those of the file"}
+        if "load_seconds" not in result:
+            self._failed.add(cell)
         self._results["measurements"].append({**asdict(cell), "round": number, **result})
         self._keep(number, f"{cell.workload} {cell.action}, {cell.state}, {cell.peer}", result)
 
-    def _child(self, script: str, arguments: Sequence[str], environment: dict[str, str]) -> dict[str, Any]:
-        """What the script printed, {"failed": ...} if it did not, or nothing if the time was up."""
-        command = [sys.executable, str(HERE / script), *arguments]
+    def _load(self, cell: Cell) -> dict[str, Any]:
+        if (cell.peer, cell.action) in self._refused:
+            return {"unavailable": self._refused[cell.peer, cell.action]}
+        checkpoint = self._checkpoints[cell.workload]
+        workload, peer = checkpoint.workload, PEERS[cell.peer]
+        paths: Sequence[Path] = checkpoint.paths
+        if peer.converts:
+            if refused := self._converted[cell.peer, cell.workload]:
+                return refused
+            paths = [path.with_suffix(CONVERTED_SUFFIX) for path in paths]
+        if cell.state == "tmpfs":
+            size_bytes = sum(path.stat().st_size for path in paths)
+            if shutil.disk_usage(TMPFS).free < size_bytes + TMPFS_LEFT_FREE_BYTES:
+                return {"unavailable": f"{TMPFS} has no room for it"}
+            paths = list(self._on_tmpfs(paths))
+        job = Job(
+            cell.peer, cell.action, cell.state, TORCH_DEVICES[self._choice.device], tuple(str(path) for path in paths)
+        )
+        if cell.action == "select":
+            job = replace(job, names=workload.selected)
+        elif cell.action == "slice":
+            job = replace(job, slices=workload.slices)
+        elif cell.action == "load":
+            job = replace(job, repeats=workload.repeats or self._choice.device != "cpu")
+        result = self._child("measure", [json.dumps(asdict(job))], peer.environment())
+        if "unavailable" in result:
+            self._refused[cell.peer, cell.action] = result["unavailable"]
+        return result
+
+    def _on_tmpfs(self, paths: Sequence[Path]) -> Iterator[Path]:
+        for path in paths:
+            copy = self._tmpfs / path.parent.name / path.name
+            if not copy.exists():
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, copy)
+            yield copy
+
+    def _child(self, module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
+        """What the module printed, {"failed": ...} if it did not, or nothing if the time was up."""
+        command = [sys.executable, "-m", f"{PACKAGE.name}.{module}", *arguments]
         timeout = min(CHILD_TIMEOUT_SECONDS, self._deadline.left_seconds())
         try:
             done = subprocess.run(
@@ -138,46 +219,45 @@ class Bench:
         if done.returncode != 0:
             last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
             return {"failed": last}
-        result: dict[str, Any] = json.loads(done.stdout)
+        result: dict[str, Any] = json.loads(done.stdout or "{}")
         return result
 
     def _keep(self, number: int, what: str, result: dict[str, Any]) -> None:
         """Tells of a result and writes all so far, so that a run that is cut short loses nothing."""
-        _say(number, what, result)
+        _tell(f"round {number + 1}: {what}: {_summary(result)}")
         self._results["load_average_after"] = load_average()
         self._out.parent.mkdir(parents=True, exist_ok=True)
         self._out.write_text(json.dumps(self._results, indent=1) + "\n")
-
-
-def _on_tmpfs(path: Path) -> Path:
-    copy = TMPFS / path.name
-    if not copy.exists():
-        TMPFS.mkdir(exist_ok=True)
-        shutil.copyfile(path, copy)
-    return copy
 
 
 def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
     workload = checkpoint.workload
     return {
         "title": workload.title,
+        "files": len(workload.files),
         "tensors": len(workload.tensors),
         "bytes": workload.size_bytes,
         "selected": len(workload.selected),
+        "wanted_bytes": {action: workload.wanted_bytes(action) for action in workload.states},
     }
 
 
 def _commit() -> str:
-    git = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty"]
-    done = subprocess.run(git, capture_output=True, text=True, check=False)
+    git = ["git", "-C", str(PACKAGE), "describe", "--always", "--dirty"]
+    try:
+        done = subprocess.run(git, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return "unknown"
     return done.stdout.strip() or "unknown"
 
 
-def _say(number: int, what: str, result: dict[str, Any]) -> None:
+def _summary(result: dict[str, Any]) -> str:
     if "bytes_per_second" in result:
-        told = f"{result['bytes_per_second'] / (1 << 30):.2f} GiB/s"
-    elif "load_seconds" in result:
-        told = f"{result['load_seconds']:.4f} s, {result['load_and_read_seconds']:.4f} s with every byte read"
-    else:
-        told = f"- ({result.get('unavailable') or result['failed']})"
-    print(f"round {number + 1}: {what}: {told}", file=sys.stderr, flush=True)
+        return f"{result['bytes_per_second'] / 1e9:.2f} GB/s"
+    if "load_seconds" in result:
+        return f"{result['load_seconds']:.4f} s, {result['load_and_read_seconds']:.4f} s with every byte read"
+    return f"- ({result.get('unavailable') or result['failed']})"
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
 """What the hardware allows: each rate measured in a process of its own, in the same run.
 
-    python benches/ceiling.py NAME PATH DEVICE
+    python -m benches.ceiling NAME PATH DEVICE
 
 prints one rate as JSON. PATH is a large file on the disk in question.
 """
@@ -18,35 +18,34 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import memory
-import page_cache
-from loader import UnsupportedError
+from . import memory, page_cache
+from .loaders.base import UnsupportedError
 
 GIB = 1 << 30
 BLOCK_BYTES = 4 << 20
 DIRECT_THREADS = 8
-FIO_ENGINES = ("io_uring", "libaio")
-FIO_DEPTH = 32
+FIO_DEPTHS = (8, 32, 128)
+FIO_SECONDS = 2
 COPY_BYTES = 1 * GIB
 REPEATS = 5
 
 
 def fio(path: Path, device: str) -> dict[str, Any]:
-    """The best direct sequential read rate that fio finds."""
+    """The best direct sequential read rate that fio finds with io_uring."""
     if shutil.which("fio") is None:
         raise UnsupportedError("fio is not installed")
-    rates = {engine: _fio_rate(path, engine) for engine in FIO_ENGINES}
-    best = max(rates, key=lambda engine: rates[engine])
-    return _rate(rates[best], f"fio, {best}, O_DIRECT, 1 MiB blocks, depth {FIO_DEPTH}")
+    rates = {depth: _fio_rate(path, depth) for depth in FIO_DEPTHS}
+    best = max(rates, key=lambda depth: rates[depth])
+    return _rate(rates[best], f"fio, io_uring, O_DIRECT, 1 MiB blocks, best depth of {FIO_DEPTHS}: {best}")
 
 
-def _fio_rate(path: Path, engine: str) -> float:
+def _fio_rate(path: Path, depth: int) -> float:
     with tempfile.NamedTemporaryFile() as output:
         command = ["fio", "--name=read", f"--filename={path}", "--readonly", "--rw=read", "--direct=1", "--bs=1M"]
-        command += [f"--ioengine={engine}", f"--iodepth={FIO_DEPTH}", "--output-format=json"]
+        command += ["--ioengine=io_uring", f"--iodepth={depth}", f"--runtime={FIO_SECONDS}", "--output-format=json"]
         done = subprocess.run([*command, f"--output={output.name}"], capture_output=True, text=True)
         if done.returncode != 0:
-            return 0.0
+            raise UnsupportedError(f"fio: {(done.stderr.strip().splitlines() or ['failed'])[-1]}")
         return float(json.loads(Path(output.name).read_text())["jobs"][0]["read"]["bw_bytes"])
 
 
@@ -89,6 +88,13 @@ def memory_read(path: Path, device: str) -> dict[str, Any]:
 
     values = torch.ones(COPY_BYTES // 8, dtype=torch.int64)
     return _rate(_best_rate(COPY_BYTES, lambda: values.sum()), f"torch sum, {torch.get_num_threads()} threads")
+
+
+def memory_copy_one_thread(path: Path, device: str) -> dict[str, Any]:
+    import torch
+
+    torch.set_num_threads(1)
+    return memory_copy(path, device)
 
 
 def memory_copy(path: Path, device: str) -> dict[str, Any]:
@@ -150,19 +156,23 @@ def _rate(bytes_per_second: float, how: str) -> dict[str, Any]:
 
 
 CEILINGS = {
-    "disk, fio": fio,
-    "disk, direct reads": direct,
-    "page cache to memory": page_cache_copy,
-    "memory, read": memory_read,
-    "memory, copy": memory_copy,
-    "memory, first touch": first_touch,
-    "pinned host to device": pinned_to_device,
-    "device to device": device_to_device,
+    "fio": fio,
+    "direct-reads": direct,
+    "page-cache-to-memory": page_cache_copy,
+    "memory-read": memory_read,
+    "memory-copy-one-thread": memory_copy_one_thread,
+    "memory-copy": memory_copy,
+    "memory-first-touch": first_touch,
+    "pinned-to-device": pinned_to_device,
+    "device-to-device": device_to_device,
 }
-CEILINGS_OF = {
-    "cpu": [name for name in CEILINGS if "device" not in name],
-    "cuda": ["disk, fio", "disk, direct reads", "page cache to memory", "pinned host to device", "device to device"],
-}
+ON_DEVICE = ("pinned-to-device", "device-to-device")
+ON_HOST = tuple(name for name in CEILINGS if name not in ON_DEVICE)
+
+
+def ceilings_of(device: str) -> tuple[str, ...]:
+    """What can limit a load to this device."""
+    return ON_HOST if device == "cpu" else ON_HOST + ON_DEVICE
 
 
 def main() -> None:

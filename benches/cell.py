@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 STATES = ("warm", "cold", "tmpfs")
-ACTIONS = ("load", "select")
+ACTIONS = ("load", "cast", "slice", "select")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """All tensors of a workload, or the selected ones by name, loaded by one peer from one state."""
+    """One action on the tensors of a workload, by one peer, from one state of its files."""
 
     workload: str
     action: str

@@ -1,84 +1,152 @@
-"""The chart of the README: one panel for each thing that is loaded, one bar for each library."""
+"""The charts of the README: the rates of the large loads, and the times of the small ones."""
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure as Picture
 
-from cell import Cell
-from peer import PEERS
-from result import Run
+from .cell import Cell
+from .peer import PEERS
+from .result import Figure, Run
 
-OWN, OTHER, LIMIT = "#d9480f", "#adb5bd", "#1864ab"
-PANELS = {
-    ("dense", "load", "warm"): "{size:.1f} GiB to the {device}, warm page cache",
-    ("dense", "load", "cold"): "{size:.1f} GiB to the {device}, cold page cache",
-    ("dense", "load", "tmpfs"): "{size:.1f} GiB to the {device}, tmpfs",
-    ("many", "select", "warm"): "10 of {tensors:,} tensors to the {device}",
-}
+# Blue against grey, with an orange line: told apart with any kind of colour blindness, and in print.
+OWN, OTHER, LIMIT, SPREAD = "#0072b2", "#b3b3b3", "#d55e00", "#404040"
+WIDTH_INCHES = 9.0
+BAR_INCHES = 0.22
+PLACES = {"cpu": "CPU", "cuda": "GPU"}
 
 
-def draw(runs: Sequence[Run], path: Path) -> None:
-    """Writes the chart of all runs, one row of panels each."""
-    rows = [[table for table in run.tables() if table in PANELS] for run in runs]
-    columns = max(len(row) for row in rows)
-    peers = max(len(run.peers()) for run in runs)
+@dataclass(frozen=True)
+class Panel:
+    workload: str
+    action: str
+    state: str
+    title: str
+
+    def measured(self, run: Run) -> bool:
+        return (self.workload, self.action, self.state) in set(run.tables())
+
+
+RATES = (
+    Panel("dense", "load", "warm", "Dense, warm page cache"),
+    Panel("dense", "load", "cold", "Dense, cold page cache"),
+    Panel("moe", "load", "warm", "Mixture of experts, warm page cache"),
+    Panel("moe", "load", "tmpfs", "Mixture of experts, tmpfs"),
+)
+TIMES = (
+    Panel("adapter", "load", "warm", "LoRA adapter, {size:.0f} MB in {tensors:,} tensors"),
+    Panel("many", "select", "warm", "10 of {tensors:,} tensors by name"),
+)
+
+
+def draw(runs: Mapping[str, Run], folder: Path) -> None:
+    """Writes bench-DEVICE.png and bench-small-DEVICE.png for each run."""
+    for device, run in runs.items():
+        _page(run, RATES, _Rates, folder / f"bench-{device}.png")
+        _page(run, TIMES, _Times, folder / f"bench-small-{device}.png")
+
+
+def _page(run: Run, panels: tuple[Panel, ...], kind: "type[_Bars]", path: Path) -> None:
+    panels = tuple(panel for panel in panels if panel.measured(run))
+    peers = [peer for peer in run.peers() if any(kind(run, panel).figure(peer) for panel in panels)]
+    if not peers:
+        return
+    rows = -(-len(panels) // 2)
     # A bare Figure needs no display.
-    figure = Figure(figsize=(1.6 + 3.6 * columns, (1.2 + 0.3 * peers) * len(runs)), layout="constrained")
-    axes = figure.subplots(len(runs), columns, squeeze=False, sharey="row")
-    for run, row, places in zip(runs, rows, axes, strict=True):
-        for axis, table in zip(places, row, strict=False):
-            _panel(axis, run, table)
-        for axis in places[len(row) :]:
-            axis.axis("off")
-    figure.savefig(path, dpi=150, metadata={"Software": None})
+    picture = Picture(figsize=(WIDTH_INCHES, 0.4 + rows * (0.9 + BAR_INCHES * len(peers))), layout="constrained")
+    done = "load and read every byte" if run.device == "cpu" else "load"
+    picture.suptitle(kind.title.format(done=done, place=PLACES[run.device]), fontsize=11, fontweight="bold")
+    axes = picture.subplots(rows, 2, squeeze=False, sharey=True)
+    for axis, panel in zip(axes.flat, panels, strict=False):
+        kind(run, panel).draw(axis, peers)
+    for axis in axes.flat[len(panels) :]:
+        axis.axis("off")
+    picture.savefig(path, dpi=150, metadata={"Software": None})
 
 
-def _panel(axis: Axes, run: Run, table: tuple[str, str, str]) -> None:
-    peers = [peer for peer in run.peers() if _measured_anywhere(run, peer)]
-    times = [run.figure(Cell(*table, peer), "load_and_read_seconds") for peer in peers]
-    in_ms = max((time.median for time in times if time), default=0) < 1
-    factor = 1e3 if in_ms else 1.0
-    for place, (peer, time) in enumerate(zip(peers, times, strict=True)):
-        if time is None:
-            axis.text(0, place, "  -", va="center", fontsize=8)
-            continue
-        low, high = (time.median - time.low) * factor, (time.high - time.median) * factor
-        color = OWN if PEERS[peer].release is None else OTHER
-        axis.barh(place, time.median * factor, color=color, xerr=[[low], [high]], ecolor="#495057", capsize=2)
-        axis.text(time.high * factor, place, f"  {time.median * factor:.3g}", va="center", fontsize=8)
-    axis.set_yticks(range(len(peers)), [PEERS[peer].title for peer in peers], fontsize=8)
-    axis.set_ylim(len(peers) - 0.4, -0.6)
-    axis.margins(x=0.18)
-    axis.set_xlim(left=0)
-    facts = run.workloads[table[0]]
-    device = "CPU" if run.device == "cpu" else "GPU"
-    title = PANELS[table].format(size=facts["bytes"] / (1 << 30), tensors=facts["tensors"], device=device)
-    axis.set_title(title, fontsize=9, loc="left")
-    limit = _mark_limit(axis, run, table, factor)
-    axis.set_xlabel(f"{'ms' if in_ms else 's'} to load and read every byte{limit}", fontsize=8)
-    axis.tick_params(axis="x", labelsize=8)
-    axis.spines[["top", "right"]].set_visible(False)
+class _Bars(ABC):
+    """One panel: a bar for each library, with the spread of its rounds; `title` heads a page of such panels."""
 
+    title: str
 
-def _measured_anywhere(run: Run, peer: str) -> bool:
-    return any(run.figure(Cell(*table, peer), "load_and_read_seconds") for table in run.tables())
+    def __init__(self, run: Run, panel: Panel) -> None:
+        self._run = run
+        self._panel = panel
+        self._facts = run.workloads.get(panel.workload, {})
+        # A load to the CPU may only have mapped the file; one to a GPU has moved all of it.
+        self._key = "load_and_read_seconds" if run.device == "cpu" else "load_seconds"
 
+    def figure(self, peer: str) -> Figure | None:
+        """What the bar of a library shows, in the unit of the panel."""
+        panel = self._panel
+        seconds = self._run.figure(Cell(panel.workload, panel.action, panel.state, peer), self._key)
+        return seconds and self._scaled(seconds)
 
-def _mark_limit(axis: Axes, run: Run, table: tuple[str, str, str], factor: float) -> str:
-    """Marks the least time that the slowest piece of hardware on the way allows; says which that is."""
-    workload, action, state = table
-    if action != "load":
+    def draw(self, axis: Axes, peers: list[str]) -> None:
+        for place, peer in enumerate(peers):
+            figure = self.figure(peer)
+            if figure is None:
+                axis.text(0, place, "  -", va="center", fontsize=8)
+                continue
+            spread = [[figure.median - figure.low], [figure.high - figure.median]]
+            color = OWN if PEERS[peer].release is None else OTHER
+            axis.barh(place, figure.median, color=color, height=0.72, xerr=spread, ecolor=SPREAD, capsize=2)
+            axis.text(figure.high, place, f"  {figure.median:.3g}", va="center", fontsize=8)
+        axis.set_yticks(range(len(peers)), [PEERS[peer].title for peer in peers], fontsize=8)
+        axis.set_ylim(len(peers) - 0.4, -0.6)
+        limit = self._mark_limit(axis)
+        axis.margins(x=0.16)
+        axis.set_xlim(left=0)
+        facts = {"size": self._facts["bytes"] / 1e6, "tensors": self._facts["tensors"]}
+        axis.set_title(self._panel.title.format(**facts), fontsize=9.5, loc="left")
+        axis.set_xlabel(f"{self._unit()}{limit}", fontsize=8.5)
+        axis.tick_params(axis="x", labelsize=8)
+        axis.spines[["top", "right"]].set_visible(False)
+
+    @abstractmethod
+    def _unit(self) -> str:
+        """What the bars show."""
+
+    @abstractmethod
+    def _scaled(self, seconds: Figure) -> Figure:
+        """A time in the unit of the bars."""
+
+    def _mark_limit(self, axis: Axes) -> str:
+        """Marks what the hardware allows, where that is one figure; says what it is."""
         return ""
-    if state == "cold":
-        limit, name = run.disk_rate(), "direct reads of the disk"
-    elif run.device == "cpu":
-        limit, name = run.ceiling("memory, read"), "reading memory"
-    else:
-        limit, name = run.ceiling("pinned host to device"), "pinned copies"
-    if limit is None:
-        return ""
-    time = run.workloads[workload]["bytes"] / limit.median * factor
-    axis.axvline(time, color=LIMIT, linestyle="--", linewidth=1)
-    return f" (dashed: {name})"
+
+
+class _Rates(_Bars):
+    title = "Rate to {done}, {place}: more is better"
+
+    def _unit(self) -> str:
+        return "GB/s"
+
+    def _scaled(self, seconds: Figure) -> Figure:
+        gigabytes = self._facts["bytes"] / 1e9
+        return Figure(gigabytes / seconds.median, gigabytes / seconds.high, gigabytes / seconds.low, seconds.rounds)
+
+    def _mark_limit(self, axis: Axes) -> str:
+        if self._panel.state == "cold":
+            limit, name = self._run.ceiling(self._run.disk()), self._run.disk()
+        elif self._run.device == "cpu":
+            limit, name = self._run.ceiling("memory-read"), "reading memory"
+        else:
+            limit, name = self._run.ceiling("pinned-to-device"), "pinned copies"
+        if limit is None:
+            return ""
+        axis.axvline(limit.median / 1e9, color=LIMIT, linestyle="--", linewidth=1.4)
+        return f"; dashed: {name}"
+
+
+class _Times(_Bars):
+    title = "Time to {done}, {place}: less is better"
+
+    def _unit(self) -> str:
+        return "ms"
+
+    def _scaled(self, seconds: Figure) -> Figure:
+        return Figure(seconds.median * 1e3, seconds.low * 1e3, seconds.high * 1e3, seconds.rounds)

@@ -2,17 +2,20 @@
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+# A huge tensor is hashed in pieces, so that several threads can share it.
+PIECE_BYTES = 32 << 20
 
-def line(name: str, dtype: str, shape: Sequence[int], sha256: str) -> str:
-    """What one tensor contributes; `dtype` is the name that safetensors gives it."""
-    return f"{name} {dtype} {list(shape)} {sha256}"
+
+def tensor_line(name: str, tensor: "Tensor") -> str:
+    """What one tensor, on any device, contributes to the digest."""
+    return _line(name, tensor, [_hash(piece) for piece in _pieces(tensor)])
 
 
 def combine(lines: Iterable[str]) -> str:
@@ -21,17 +24,24 @@ def combine(lines: Iterable[str]) -> str:
 
 
 def digest(tensors: "Mapping[str, Tensor]") -> str:
-    """The digest of loaded tensors, on any device."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        large = {name: tensor for name, tensor in tensors.items() if tensor.nbytes > PIECE_BYTES}
+        lines = list(pool.map(lambda name: tensor_line(name, tensors[name]), tensors.keys() - large.keys()))
+        for name, tensor in large.items():
+            lines.append(_line(name, tensor, pool.map(_hash, _pieces(tensor))))
+    return combine(lines)
+
+
+def _line(name: str, tensor: "Tensor", hashes: Iterable[str]) -> str:
+    return f"{name} {tensor.dtype} {list(tensor.shape)} {' '.join(hashes)}"
+
+
+def _pieces(tensor: "Tensor") -> "Iterable[Tensor]":
     import torch
 
-    names = {torch.bfloat16: "BF16", torch.float32: "F32"}
+    flat = tensor.detach().reshape(-1)
+    return torch.split(flat.view(torch.uint8), PIECE_BYTES) if flat.numel() else ()
 
-    def tensor_line(item: "tuple[str, Tensor]") -> str:
-        name, tensor = item
-        content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        return line(
-            name, names.get(tensor.dtype, str(tensor.dtype)), tensor.shape, hashlib.sha256(content.data).hexdigest()
-        )
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return combine(pool.map(tensor_line, tensors.items()))
+def _hash(piece: "Tensor") -> str:
+    return hashlib.sha256(piece.cpu().numpy().data).hexdigest()

@@ -1,55 +1,145 @@
 """What fst promises in figures, and whether a run kept it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from cell import Cell
-from result import Figure, Run
+from . import text
+from .cell import Cell
+from .peer import PEERS
+from .result import Figure, Run
 
 MIB = 1 << 20
 STAGING_BYTES = 256 * MIB
-PEERS_TO_BEAT = ("safetensors", "fastsafetensors", "fastsafetensors-buffered")
+SCRATCH_BYTES = 64 * MIB
+HARDWARE_SHARE = 0.95
+CAST_COST = 1.03
+TENSOR_SECONDS = 5e-6
+ADAPTER_SECONDS = 2e-3
+SELECT_SHARE = 0.5
+STATE_TITLES = {"warm": "Warm cache", "tmpfs": "tmpfs", "cold": "Cold"}
 
 
 @dataclass(frozen=True)
 class Goal:
-    """One promise: `measured` is to be at most `bound`, both in the unit that `show` writes."""
+    """One promise: `measured` is to be at most `bound`, or at least; both are None where they were not measured."""
 
     text: str
-    measured: float
-    bound: float
+    measured: float | None
+    bound: float | None
     show: Callable[[float], str]
+    at_least: bool = False
+    missing: str = "not in this run"
 
     @property
-    def kept(self) -> bool:
-        return self.measured <= self.bound
+    def verdict(self) -> str:
+        if self.measured is None or self.bound is None:
+            return f"not measured here: {self.missing}"
+        kept = self.measured >= self.bound if self.at_least else self.measured <= self.bound
+        return "met" if kept else "**missed**"
+
+    @property
+    def row(self) -> list[str]:
+        bound = "-" if self.bound is None else f"{'>=' if self.at_least else '<='} {self.show(self.bound)}"
+        return [self.text, "-" if self.measured is None else self.show(self.measured), bound, self.verdict]
 
 
-def goals(run: Run, seconds: Callable[[float], str], size: Callable[[float], str]) -> Iterator[Goal]:
-    """The goals whose figures the run has."""
+def goals(runs: Mapping[str, Run]) -> list[Goal]:
+    """All goals, those that these runs did not measure too."""
+    return [*_on_gpu(runs.get("cuda")), *_on_cpu(runs.get("cpu"))]
 
-    def dense(state: str, peer: str, key: str) -> Figure | None:
-        return run.figure(Cell("dense", "load", state, peer), key)
 
-    def compare(text: str, own: Figure | None, other: Figure | None, share: float = 1.0) -> Iterator[Goal]:
-        if own and other:
-            yield Goal(text, own.median, other.median * share, seconds)
+def _on_gpu(run: Run | None) -> Iterator[Goal]:
+    missing = "no GPU" if run is None else "not in this run"
 
-    warm = "Warm page cache, dense"
-    for key, action in (("load_seconds", "load"), ("load_and_read_seconds", "load and read")):
-        text = f"{warm}, {action}: at most the time of safetensors"
-        yield from compare(text, dense("warm", "fst", key), dense("warm", "safetensors", key))
+    def at_least(told: str, measured: float | None, bound: float, show: Callable[[float], str] = text.share) -> Goal:
+        return Goal(told, measured, bound, show, at_least=True, missing=missing)
+
+    def at_most(told: str, measured: float | None, bound: float | None, show: Callable[[float], str]) -> Goal:
+        return Goal(told, measured, bound, show, missing=missing)
+
+    pinned = _rate(run, "pinned-to-device")
+    for state in ("tmpfs", "warm"):
+        way = f"{STATE_TITLES[state]} -> GPU"
+        for key, which in (("load_seconds", ""), ("second_load_seconds", ", second load in a process")):
+            own = _load_rate(run, Cell("dense", "load", state, "fst"), key)
+            yield at_least(f"{way}, dense{which}: of the pinned rate", _quotient(own, pinned), HARDWARE_SHARE)
+        own, best = _against_peers(run, "dense", state, "load_seconds")
+        yield at_most(f"{way}, dense: ahead of every peer", own, best, text.seconds)
+        own = _load_rate(run, Cell("moe", "load", state, "fst"))
+        of_dense = _quotient(own, _load_rate(run, Cell("dense", "load", state, "fst")))
+        yield at_least(f"{way}, mixture of experts: of the rate of dense", of_dense, HARDWARE_SHARE)
+        told = f"{way}, mixture of experts: time a tensor beyond that of the bytes"
+        yield at_most(told, _tensor_seconds(run, state, pinned), TENSOR_SECONDS, text.microseconds)
+    cold = _load_rate(run, Cell("dense", "load", "cold", "fst"))
+    disk = run.disk() if run else "fio"
+    yield at_least(f"Cold -> GPU, dense: of the rate of {disk}", _quotient(cold, _rate(run, disk)), HARDWARE_SHARE)
+    second = _median(run, Cell("adapter", "load", "warm", "fst"), "second_load_seconds")
+    yield at_most("Adapter -> GPU, second load in a process", second, ADAPTER_SECONDS, text.seconds)
+    cast, load = (_median(run, Cell("dense", action, "warm", "fst"), "load_seconds") for action in ("cast", "load"))
+    yield at_most("Cast on load -> GPU, dense, of the time without", _quotient(cast, load), CAST_COST, text.share)
+    host = run.largest("fst", "beyond_host_bytes") if run else None
+    yield at_most("Host memory of a load to the GPU, largest of all", host, STAGING_BYTES, text.size)
+    scratch = run.largest("fst", "device_scratch_bytes") if run else None
+    yield at_most("Device memory beyond the tensors, largest of all", scratch, SCRATCH_BYTES, text.size)
+
+
+def _on_cpu(run: Run | None) -> Iterator[Goal]:
     key = "load_and_read_seconds"
-    if run.device == "cpu":
-        for peer in PEERS_TO_BEAT:
-            text = f"Cold page cache, dense, load and read: at most the time of {peer}"
-            yield from compare(text, dense("cold", "fst", key), dense("cold", peer, key))
-        peak = dense("warm", "fst-pread", "peak_host_bytes")
-        if peak:
-            payload = run.workloads["dense"]["bytes"]
-            text = "Memory of a load that reads: at most the payload and 256 MiB"
-            yield Goal(text, peak.high, payload + STAGING_BYTES, size)
-    own, other = (run.figure(Cell("many", "select", "warm", peer), "load_seconds") for peer in ("fst", "safetensors"))
-    tensors = run.workloads.get("many", {}).get("tensors", 0)
-    text = f"Ten of {tensors:,} tensors by name: at most half the time of safetensors"
-    yield from compare(text, own, other, 0.5)
+    own = _load_rate(run, Cell("dense", "load", "cold", "fst"), key)
+    disk = run.disk() if run else "fio"
+    told = f"Cold -> CPU, dense, every byte read: of the rate of {disk}"
+    yield Goal(told, _quotient(own, _rate(run, disk)), HARDWARE_SHARE, text.share, at_least=True)
+    for workload, title, states in (
+        ("dense", "dense", ("warm", "cold", "tmpfs")),
+        ("moe", "mixture of experts", ("warm", "cold", "tmpfs")),
+    ):
+        for state in states:
+            mine, best = _against_peers(run, workload, state, key)
+            told = f"{STATE_TITLES[state]} -> CPU, {title}, every byte read: ahead of every peer"
+            yield Goal(told, mine, best, text.seconds)
+    mine, theirs = (
+        _median(run, Cell("many", "select", "warm", peer), "load_seconds") for peer in ("fst", "safetensors")
+    )
+    bound = None if theirs is None else theirs * SELECT_SHARE
+    yield Goal("Ten tensors of `many` by name -> CPU: half the time of safetensors", mine, bound, text.seconds)
+    cast = _median(run, Cell("dense", "cast", "warm", "fst"), key)
+    load = _median(run, Cell("dense", "load", "warm", "fst-pread"), key)
+    told = "Cast on load -> CPU, dense, of the time of reading into memory without"
+    yield Goal(told, _quotient(cast, load), CAST_COST, text.share)
+    host = run.largest("fst-pread", "beyond_host_bytes") if run else None
+    yield Goal("Host memory beyond the tensors of a load that reads, largest of all", host, STAGING_BYTES, text.size)
+
+
+def _median(run: Run | None, cell: Cell, key: str) -> float | None:
+    figure = run.figure(cell, key) if run else None
+    return figure.median if figure else None
+
+
+def _rate(run: Run | None, ceiling: str) -> float | None:
+    figure: Figure | None = run.ceiling(ceiling) if run else None
+    return figure.median if figure else None
+
+
+def _load_rate(run: Run | None, cell: Cell, key: str = "load_seconds") -> float | None:
+    seconds = _median(run, cell, key)
+    return run.workloads[cell.workload]["bytes"] / seconds if run and seconds else None
+
+
+def _tensor_seconds(run: Run | None, state: str, pinned: float | None) -> float | None:
+    seconds = _median(run, Cell("moe", "load", state, "fst"), "load_seconds")
+    if run is None or seconds is None or pinned is None:
+        return None
+    facts = run.workloads["moe"]
+    return float(max(0.0, seconds - facts["bytes"] / pinned) / facts["tensors"])
+
+
+def _against_peers(run: Run | None, workload: str, state: str, key: str) -> tuple[float | None, float | None]:
+    """The time of fst, and the best of the others."""
+    others = [name for name, peer in PEERS.items() if peer.release]
+    times = [_median(run, Cell(workload, "load", state, name), key) for name in others]
+    best = min((time for time in times if time is not None), default=None)
+    return _median(run, Cell(workload, "load", state, "fst"), key), best
+
+
+def _quotient(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None

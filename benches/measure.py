@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import memory
-import page_cache
-from digest import digest
-from loader import UnsupportedError
-from peer import PEERS
+from . import memory, page_cache
+from .device import Device
+from .digest import digest
+from .loaders.base import Loader, UnsupportedError
+from .peer import PEERS
+from .workload import Slice
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,13 +29,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """What to measure; with `names` only these tensors are loaded."""
+    """What to measure: the action on these files, of which `names` or `slices` are wanted.
+
+    With `repeats` the same is done once more in the same process, as `second_load_seconds`.
+    """
 
     peer: str
+    action: str
     state: str
     device: str
-    path: str
+    paths: tuple[str, ...]
     names: tuple[str, ...] = ()
+    slices: tuple[Slice, ...] = ()
+    repeats: bool = False
+
+    @classmethod
+    def from_json(cls, text: str) -> "Job":
+        fields = json.loads(text)
+        slices = tuple(Slice(**cut) for cut in fields["slices"])
+        return cls(**fields | {"paths": tuple(fields["paths"]), "names": tuple(fields["names"]), "slices": slices})
+
+    def run(self, loader: Loader) -> "dict[str, Tensor]":
+        import torch
+
+        if self.action == "cast":
+            return loader.cast(self.paths, torch.float16, self.device)
+        if self.action == "slice":
+            return loader.slice(self.paths, self.slices, self.device)
+        if self.action == "select":
+            return loader.select(self.paths, self.names, self.device)
+        return loader.load(self.paths, self.device)
 
 
 def measure(job: Job) -> dict[str, Any]:
@@ -42,56 +66,64 @@ def measure(job: Job) -> dict[str, Any]:
 
     peer = PEERS[job.peer]
     loader = peer.open()
-    on_cuda = job.device.startswith("cuda")
-
-    def finish() -> None:
-        if on_cuda:
-            torch.cuda.synchronize(job.device)
-
+    device = Device(job.device)
     # Starts PyTorch's threads and, on a GPU, the context and the kernel of the sum.
     read_every_byte({"": torch.ones(1 << 20, dtype=torch.bfloat16, device=job.device)})
-    finish()
-    path = Path(job.path)
-    prepare(job.state, path)
-    cached_bytes = page_cache.resident_bytes(path)
-    # Enough for a copy of the file in the process, and for one in the page cache if that has none.
-    memory.claim(path.stat().st_size * (2 if job.state == "cold" else 1))
-    device_free_before = torch.cuda.mem_get_info(job.device)[0] if on_cuda else 0
+    device.finish()
+    size_bytes = prepare(job)
+    cached_bytes = sum(page_cache.resident_bytes(Path(path)) for path in job.paths)
+    # Enough for a copy of the files in the process, and for one in the page cache if that has none.
+    memory.claim(size_bytes * ((job.device == "cpu") + (job.state == "cold")))
 
+    device.begin()
     memory.reset_peak()
     peak_before, private_before = memory.peak_bytes(), memory.private_bytes()
     usage_before = resource.getrusage(resource.RUSAGE_SELF)
     start = time.perf_counter()
-    tensors = loader.select(job.path, job.names, job.device) if job.names else loader.load(job.path, job.device)
-    finish()
+    tensors = job.run(loader)
+    device.finish()
     loaded = time.perf_counter()
+    device_figures = device.figures(tensors)
+    reading = time.perf_counter()
     read_every_byte(tensors)
-    finish()
+    device.finish()
     read = time.perf_counter()
     usage = resource.getrusage(resource.RUSAGE_SELF)
     peak, private = memory.peak_bytes(), memory.private_bytes()
-    device_free = torch.cuda.mem_get_info(job.device)[0] if on_cuda else 0
-
-    return {
+    tensor_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    digests = [digest(tensors)]
+    result: dict[str, Any] = {
         "version": peer.version(),
-        "reader": loader.reader(job.path, job.device),
+        "reader": loader.reader(job.paths, job.device),
         "load_seconds": loaded - start,
-        "load_and_read_seconds": read - start,
+        "load_and_read_seconds": loaded - start + read - reading,
         "cpu_seconds": usage.ru_utime + usage.ru_stime - usage_before.ru_utime - usage_before.ru_stime,
         "page_faults": usage.ru_minflt + usage.ru_majflt - usage_before.ru_minflt - usage_before.ru_majflt,
         "cached_bytes_before": cached_bytes,
+        "tensor_bytes": tensor_bytes,
         "peak_host_bytes": peak - peak_before,
+        "beyond_host_bytes": peak - peak_before - (tensor_bytes if job.device == "cpu" else 0),
         "private_host_bytes": private - private_before,
-        "device_bytes": device_free_before - device_free,
-        "digest": digest(tensors),
+        **device_figures,
+        "digests": digests,
     }
+    if job.repeats:
+        del tensors
+        prepare(job)
+        start = time.perf_counter()
+        tensors = job.run(loader)
+        device.finish()
+        result["second_load_seconds"] = time.perf_counter() - start
+        digests.append(digest(tensors))
+    return result
 
 
-def prepare(state: str, path: Path) -> None:
-    if state == "cold":
-        page_cache.drop(path)
-    else:
-        page_cache.warm(path)
+def prepare(job: Job) -> int:
+    """Brings the page cache into the job's state; returns the size of the files in bytes."""
+    change = page_cache.drop if job.state == "cold" else page_cache.warm
+    for path in map(Path, job.paths):
+        change(path)
+    return sum(Path(path).stat().st_size for path in job.paths)
 
 
 def read_every_byte(tensors: "dict[str, Tensor]") -> None:
@@ -100,7 +132,7 @@ def read_every_byte(tensors: "dict[str, Tensor]") -> None:
 
     integers = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
     for tensor in tensors.values():
-        flat = tensor.reshape(-1)
+        flat = tensor.detach().reshape(-1)
         item_bytes = tensor.element_size()
         wide = flat.numel() * item_bytes % 8 == 0 and tensor.storage_offset() * item_bytes % 8 == 0
         flat.view(torch.int64 if wide else integers[item_bytes]).sum()
@@ -117,9 +149,8 @@ def stdout_to_stderr() -> Iterator[int]:
 
 def main() -> None:
     with stdout_to_stderr() as real:
-        job = json.loads(sys.argv[1])
         try:
-            result = measure(Job(**job | {"names": tuple(job["names"])}))
+            result = measure(Job.from_json(sys.argv[1]))
         except (ImportError, UnsupportedError) as reason:
             result = {"unavailable": str(reason)}
         os.write(real, json.dumps(result).encode())

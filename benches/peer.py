@@ -1,38 +1,38 @@
 """The libraries that are compared, and an environment of its own for each.
 
-    python benches/peer.py
+    python -m benches.peer --python-version 3.12
 
-installs the pinned releases under .venv-bench/, one directory each, which the bench puts in
-front of the Python path of that peer's processes. PyTorch is shared, so that all of them are
-measured with the same one.
+installs the pinned releases, one directory each, which the bench puts in front of the Python path of that peer's
+processes. PyTorch is shared, so that all of them are measured with the same one. The bench does it by itself; by hand
+it is of use to fetch wheels for a machine without network.
 """
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
-from loader import (
-    Fastsafetensors,
-    Fst,
-    Loader,
-    RunaiStreamer,
-    Safetensors,
-    SafetensorsPread,
-    SafetensorsPrefetch,
-    UnsupportedError,
-)
-
-REPOSITORY = Path(__file__).resolve().parent.parent
-ENVIRONMENTS = REPOSITORY / ".venv-bench"
+from .loaders.base import Loader, UnsupportedError
+from .loaders.fastsafetensors import Fastsafetensors
+from .loaders.fst import Fst
+from .loaders.instanttensor import InstantTensor
+from .loaders.runai import RunaiStreamer
+from .loaders.safetensors import Safetensors, SafetensorsPread, SafetensorsPrefetch
+from .loaders.tensorizer import Tensorizer
+from .loaders.unified import Unified, UnifiedDirect
+from .place import ENVIRONMENTS, PACKAGE
 
 # OpenMP threads that spin while they wait for each other take the cores from whoever they wait
 # for. On a machine that does anything else, that made the same sum up to sixty times slower.
-CALM_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
+# The current directory stays off the path of modules, where it could hide a library.
+CHILD_SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONSAFEPATH": "1"}
+OPTION_PREFIXES = ("FST_", "FASTSAFETENSORS_", "INSTANTTENSOR_", "RUNAI_STREAMER_")
 
 
 @dataclass(frozen=True)
@@ -47,23 +47,50 @@ class Release:
     def directory(self) -> Path:
         return ENVIRONMENTS / f"{self.package}-{self.version}"
 
-    def install(self, python_version: str | None) -> None:
-        """Installs it into its directory, for this interpreter or for wheels of `python_version`."""
+    def install(self, python_version: str | None = None) -> None:
+        """Installs it into its directory, for this interpreter or as wheels for `python_version`.
+
+        Raises:
+            subprocess.CalledProcessError: pip could not; what it said went to stderr.
+        """
+        partial = self.directory.with_name(f"{self.directory.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
         pip = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
         wheels = ["--only-binary=:all:", f"--python-version={python_version}"] if python_version else []
         packages = [f"{self.package}=={self.version}", *self.needs]
-        subprocess.run([*pip, "--no-deps", f"--target={self.directory}", *wheels, *packages], check=True)
+        subprocess.run([*pip, "--no-deps", f"--target={partial}", *wheels, *packages], check=True)
+        partial.rename(self.directory)
 
 
 SAFETENSORS = Release("safetensors", "0.8.0")
 SAFETENSORS_NEXT = Release("safetensors", "0.9.0rc1")
 FASTSAFETENSORS = Release("fastsafetensors", "0.5.0")
+INSTANTTENSOR = Release("instanttensor", "0.2.2")
 RUNAI_STREAMER = Release("runai-model-streamer", "0.17.0", needs=("humanize==4.17.0",))
+TENSORIZER = Release(
+    "tensorizer",
+    "2.12.1",
+    needs=(
+        "protobuf==7.36.2",
+        "psutil==7.2.2",
+        "libnacl==2.1.0",
+        "redis==8.1.0",
+        "hiredis==3.5.0",
+        "boto3==1.44.5",
+        "botocore==1.44.5",
+        "s3transfer==0.19.3",
+        "jmespath==1.1.0",
+        "urllib3==2.8.0",
+        "python-dateutil==4.0.0",
+        "six==1.17.0",
+    ),
+)
+UNIFIED = Release("unifiedefficientloader", "0.5.4", needs=("comfy-aimdo==0.6.0", "safetensors==0.8.0", "tqdm==4.70.1"))
 
 
 @dataclass(frozen=True)
 class Peer:
-    """One column of the tables: a release, the loader that uses it, and settings from the environment."""
+    """One row of the tables: a release, the loader that uses it, and settings from the environment."""
 
     name: str
     loader: Callable[[], Loader]
@@ -76,17 +103,17 @@ class Peer:
         library = f"{self.release.package} {self.release.version}" if self.release else "fst"
         return f"{library}, {self.variant}" if self.variant else library
 
+    @property
+    def converts(self) -> bool:
+        """Whether it reads a format of its own."""
+        return self.loader is Tensorizer
+
     def environment(self) -> dict[str, str]:
         """The environment of a process that measures this peer, free of settings made by hand."""
-        inherited = {
-            name: value for name, value in os.environ.items() if not name.startswith(("FST_", "FASTSAFETENSORS_"))
-        }
-        # An installed fst is used as it is; the one in the source tree comes first once it is built.
-        source = REPOSITORY / "torch_ext"
-        own = [source] if (source / "fst" / "libfst.so").exists() else []
-        first = [self.release.directory] if self.release else own
-        path = [str(directory) for directory in first] + [inherited.get("PYTHONPATH", "")]
-        return inherited | CALM_THREADS | dict(self.settings) | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(OPTION_PREFIXES)}
+        first = [self.release.directory] if self.release else _own_directory()
+        path = [*map(str, first), inherited.get("PYTHONPATH", ""), str(PACKAGE.parent)]
+        return inherited | CHILD_SETTINGS | dict(self.settings) | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
 
     def open(self) -> Loader:
         """Imports the library; raises UnsupportedError where its release is not the one to be measured."""
@@ -113,19 +140,37 @@ _PEERS = (
     Peer("safetensors-rc-prefetch", SafetensorsPrefetch, SAFETENSORS_NEXT, "prefetch"),
     Peer("fastsafetensors", Fastsafetensors, FASTSAFETENSORS),
     Peer("fastsafetensors-buffered", Fastsafetensors, FASTSAFETENSORS, "buffered", {"FASTSAFETENSORS_ODIRECT": "0"}),
+    Peer("instanttensor", InstantTensor, INSTANTTENSOR),
+    Peer("instanttensor-buffered", InstantTensor, INSTANTTENSOR, "buffered", {"INSTANTTENSOR_BACKEND": "BUFFERED"}),
     Peer("runai-streamer", RunaiStreamer, RUNAI_STREAMER),
+    Peer("tensorizer", Tensorizer, TENSORIZER),
+    Peer("unified", Unified, UNIFIED),
+    Peer("unified-direct", UnifiedDirect, UNIFIED, "direct_gpu"),
 )
 PEERS = {peer.name: peer for peer in _PEERS}
+
+
+def install_missing(names: Iterable[str], python_version: str | None = None) -> None:
+    """Installs what is not there yet; a release that cannot be installed is told and stays missing."""
+    releases = (PEERS[name].release for name in names)
+    for release in dict.fromkeys(release for release in releases if release and not release.directory.exists()):
+        print(f"installing {release.package} {release.version}", file=sys.stderr, flush=True)
+        try:
+            release.install(python_version)
+        except subprocess.CalledProcessError as error:
+            print(f"{release.package} {release.version}: pip ended with {error.returncode}", file=sys.stderr)
+
+
+def _own_directory() -> list[Path]:
+    """Where this process finds fst, for the processes that measure it; nothing where it is not installed."""
+    found = find_spec("fst")
+    return [Path(found.origin).parents[1]] if found and found.origin else []
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Installs the libraries that fst is compared with.")
     parser.add_argument("--python-version", help="fetch wheels for another Python, such as 3.12, to carry elsewhere")
-    python_version = parser.parse_args().python_version
-    for release in dict.fromkeys(peer.release for peer in PEERS.values() if peer.release):
-        if not release.directory.exists():
-            print(f"installing {release.package} {release.version}", flush=True)
-            release.install(python_version)
+    install_missing(PEERS, parser.parse_args().python_version)
 
 
 if __name__ == "__main__":

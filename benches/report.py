@@ -1,123 +1,86 @@
-"""Writes BENCHMARKS.md and the chart of the README from the raw results of the bench.
+"""Writes BENCHMARKS.md and the charts from the raw results of the bench.
 
-    python benches/report.py                  # from bench-results/ into the repository
-    python benches/report.py IN --out OUT
+    python -m benches.report                  # from the folder of the results into the repository
+    python -m benches.report IN --out OUT
 
 Every figure in BENCHMARKS.md comes from here; edit this file, not that one.
 """
 
 import argparse
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cell import Cell
-from chart import draw
-from goal import goals
-from peer import PEERS, REPOSITORY
-from result import Figure, Run
+from .cell import Cell
+from .goal import goals
+from .peer import PEERS
+from .place import REPORT, RESULTS
+from .result import Figure, Run
+from .text import microseconds, rate, share, size, spread
 
-GIB = 1 << 30
-MIB = 1 << 20
-MILLISECONDS_BELOW = 0.5
 MANY_TENSORS = 10_000
-ACTION_TITLES = {"load": "all tensors", "select": "ten tensors by name"}
+ACTION_TITLES = {
+    "load": "all tensors",
+    "cast": "all tensors, cast from BF16 to F16",
+    "slice": "the slices of one rank of eight",
+    "select": "ten tensors by name",
+}
 STATE_TITLES = {"warm": "warm page cache", "cold": "cold page cache", "tmpfs": "tmpfs"}
 
 INTRODUCTION = """\
 # Benchmarks
 
-Written by `python benches/report.py` from the raw results of `make bench`; no figure here is typed by hand.
+Written by the bench from the raw results of `make bench` (or `fst-bench`); no figure here is typed by hand. How it is
+measured, and what the figures cannot say: `docs/benchmarks.md`. In short:
 
-## How it is measured
-
-- Each measurement is a process of its own. The peers take turns round by round, and each round starts with
-  another one. A figure is the median of the rounds, with the lowest and the highest in brackets.
-- The clock starts when the library is imported and the device is awake. *Load* ends when every tensor is
-  there; *load + read* when every byte of them has been read once, by the same PyTorch sum for all.
-  A mapped file is loaded in no time and read when it is used, so the second one is the one to compare.
-- `OMP_WAIT_POLICY=PASSIVE` for all: spinning threads would measure what else the machine does.
-- Afterwards a SHA-256 over names, dtypes, shapes and all bytes is compared with that of the file as it was
-  made. A load that is fast and wrong fails.
-- *Warm*: the page cache holds the file (all but 0.2 % at the most), which `mincore` confirms. *Cold*: none of it,
-  dropped with `posix_fadvise` and confirmed. A disk of a virtual machine can still be cached by its host, for
-  everyone alike.
-- Memory that is touched for the first time is slow on some virtual machines, so each process touches and
-  frees as much as it may need before the clock starts.
-- *Peak host memory* is the peak of the resident set minus what was resident before the load. It counts the
-  pages of the page cache that a mapped file shows in the process, which the system can take back at any time;
-  *private* is what was left at the end that only this process has.
-- fastsafetensors reads around the page cache by default; *buffered* is the same library told to use it.
-  Its tensors, and those of the streamer, are views of shared blocks.
-"""
-
-NOT_IN_THE_BENCH = """\
-Not in the bench yet: tensorizer (its own file format), InstantTensor (CUDA only) and unifiedefficientloader.
+- Each measurement is a process of its own, the libraries take turns round by round, and a figure is the median with the
+  lowest and the highest in brackets. A result whose digest is not that of the file fails.
+- *Load* ends when every tensor is there, *load + read* when every byte of them has been read once. A mapped file is
+  loaded in no time and read when it is used, so on the CPU the second one is the one to compare.
+- *Host peak* is the peak of the resident set over what was resident before; *beyond* is what of it exceeds the tensors
+  (on a GPU, all of it). Pages of a mapped file count, though the system can take them back at any time.
+- tensorizer reads its own format: the files were converted before, which is not in its times.
+- Rates are in GB/s, a thousand million bytes; sizes in MiB and GiB.
 """
 
 NO_GPU = """\
 ## On a GPU
 
-Nothing has been measured on a GPU yet: every figure of a load to CUDA is missing. On a machine with one,
-`python benches/run.py --device cuda` and then `python benches/report.py` fill this section in.
+Nothing has been measured on a GPU here: every row above that says so, and every figure of a load to CUDA, is open. On a
+machine with one, `make gpu-check` measures them, and this section is written.
 """
 
 
-def seconds(value: float) -> str:
-    return f"{value * 1e3:.2f} ms" if value < MILLISECONDS_BELOW else f"{value:.2f} s"
-
-
-def size(value: float) -> str:
-    return f"{value / GIB:.2f} GiB" if value >= GIB else f"{value / MIB:.1f} MiB"
-
-
-def rate(value: float) -> str:
-    return f"{value / GIB:.2f} GiB/s"
-
-
-def spread(figure: Figure) -> str:
-    """The median with its unit, then the lowest and the highest in the same one."""
-    factor = 1e3 if figure.median < MILLISECONDS_BELOW else 1.0
-    return f"{seconds(figure.median)} [{figure.low * factor:.2f} .. {figure.high * factor:.2f}]"
-
-
-def markdown(runs: Iterable[Run]) -> str:
-    by_device = {run.device: run for run in runs}
-    lines = [INTRODUCTION]
-    if "cpu" in by_device:
-        lines += ["## To the CPU\n", *_section(by_device["cpu"])]
-    if "cuda" in by_device:
-        lines += ["## On a GPU\n", *_section(by_device["cuda"])]
+def markdown(runs: Mapping[str, Run]) -> str:
+    lines = [INTRODUCTION, "## Goals\n"]
+    lines += _table(["goal", "fst", "bound", "verdict"], [goal.row for goal in goals(runs)])
+    if "cpu" in runs:
+        lines += ["## To the CPU\n", *_section(runs["cpu"])]
+    if "cuda" in runs:
+        lines += ["## On a GPU\n", *_section(runs["cuda"])]
     else:
         lines += [NO_GPU]
-    return "\n".join([*lines, NOT_IN_THE_BENCH])
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _section(run: Run) -> Iterator[str]:
     yield from _machine(run)
-    yield "### Goals\n"
-    yield from _table(
-        ["goal", "fst", "bound", "kept"],
-        [
-            [g.text, g.show(g.measured), g.show(g.bound), "yes" if g.kept else "**no**"]
-            for g in goals(run, seconds, size)
-        ],
-    )
-    for workload, action, state in run.tables():
-        yield from _measured(run, workload, action, state)
     yield "### What the machine allows\n"
     rows = []
     for name, how in run.ceilings().items():
         figure = run.ceiling(name)
-        told = f"{rate(figure.median)} [{figure.low / GIB:.2f} .. {figure.high / GIB:.2f}]" if figure else "-"
+        told = f"{rate(figure.median)} [{figure.low / 1e9:.2f} .. {figure.high / 1e9:.2f}]" if figure else "-"
         rows.append([name, told, how])
     yield from _table(["", "rate", "how"], rows)
+    for workload, action, state in run.tables():
+        yield from _measured(run, workload, action, state)
 
 
 def _machine(run: Run) -> Iterator[str]:
     facts, machine = run.facts, run.facts["machine"]
-    yield f"`{facts['command']}` on {facts['date']}, commit {facts['commit']}."
-    load = f"{facts['load_average_before']:.1f} before and {facts['load_average_after']:.1f} after"
+    yield f"`{facts['command']}` on {facts['date']}, commit {facts['commit']}; medians of {run.rounds()} rounds."
+    load = f"{facts['load_average_before']:.1f} before and {facts.get('load_average_after', 0):.1f} after"
     where = "a virtual machine" if machine["virtual machine"] else "a physical machine"
     yield (
         f"{machine['processor']}, {machine['cores']} cores of {where}, {size(machine['memory_bytes'])} of memory, "
@@ -131,67 +94,89 @@ def _machine(run: Run) -> Iterator[str]:
 
 def _measured(run: Run, workload: str, action: str, state: str) -> Iterator[str]:
     facts = run.workloads[workload]
-    whole = action == "load"
-    pace = "per tensor" if facts["tensors"] >= MANY_TENSORS else "rate"
-    yield (
-        f"### {workload}: {ACTION_TITLES[action]}, {STATE_TITLES[state]}\n\n"
-        f"{size(facts['bytes'])} in {facts['tensors']:,} tensors ({facts['title']}).\n"
-    )
+    wanted_bytes = facts["wanted_bytes"][action]
+    of_file = f", {size(wanted_bytes)} of it wanted" if wanted_bytes < facts["bytes"] else ""
+    yield f"### {workload}: {ACTION_TITLES[action]}, {STATE_TITLES[state]}\n"
+    yield f"{size(facts['bytes'])}{of_file} in {facts['tensors']:,} tensors ({facts['title']}).\n"
     on_gpu = run.device != "cpu"
-    head = ["library", "reader", "load", "load + read"] + [pace] * whole + ["peak host memory", "private"]
+    repeated = any(run.figure(Cell(workload, action, state, peer), "second_load_seconds") for peer in run.peers())
+    head = ["library", "reader", "load", "second load"] if repeated else ["library", "reader", "load"]
+    pace = "per tensor" if facts["tensors"] >= MANY_TENSORS else "rate"
+    head += ["load + read", pace, "host peak", "beyond"]
+    head += ["device peak", "beyond"] if on_gpu else []
     rows, reasons = [], []
     for peer in run.peers():
         cell = Cell(workload, action, state, peer)
-        load, read = (run.figure(cell, key) for key in ("load_seconds", "load_and_read_seconds"))
         title = PEERS[peer].title
+        load, read = (run.figure(cell, key) for key in ("load_seconds", "load_and_read_seconds"))
         if load is None or read is None:
-            rows.append([title, *["-"] * (len(head) - 1 + on_gpu)])
-            reasons.append(f"{title}: {run.reason(cell)}.")
+            reason = run.reason(cell)
+            rows.append([title, *["-"] * (len(head) - 1)])
+            reasons.append(f"{title}: {reason}.")
             continue
-        peak, private = (run.figure(cell, key) for key in ("peak_host_bytes", "private_host_bytes"))
-        row = [title, run.text(cell, "reader"), spread(load), spread(read)]
-        row += [_pace(run, facts, load, read)] * whole
-        row += [size(figure.median) if figure else "-" for figure in (peak, private)]
-        if on_gpu:
-            held = run.figure(cell, "device_bytes")
-            row += [size(held.median) if held else "-"]
+        second = run.figure(cell, "second_load_seconds")
+        row = [title, run.text(cell, "reader"), spread(load)]
+        row += [spread(second) if second else "-"] if repeated else []
+        row += [spread(read), _pace(run, facts, wanted_bytes, action, load, read), *_memory(run, cell, on_gpu)]
         rows.append(row)
-    yield from _table(head + ["device memory"] * on_gpu, rows)
+    yield from _table(head, rows)
     if reasons:
         yield "\n".join(f"- {reason}" for reason in reasons) + "\n"
 
 
-def _pace(run: Run, facts: dict[str, Any], load: Figure, read: Figure) -> str:
+def _memory(run: Run, cell: Cell, on_gpu: bool) -> Iterator[str]:
+    for key in ("peak_host_bytes", "beyond_host_bytes"):
+        figure = run.figure(cell, key)
+        yield size(max(0.0, figure.median)) if figure else "-"
+    if on_gpu:
+        reserved, held, scratch = (
+            run.figure(cell, key) for key in ("device_reserved_bytes", "device_bytes", "device_scratch_bytes")
+        )
+        yield size(max(reserved.median, held.median)) if reserved and held else "-"
+        yield size(scratch.median) if scratch else "-"
+
+
+def _pace(run: Run, facts: dict[str, Any], wanted_bytes: int, action: str, load: Figure, read: Figure) -> str:
     """A load to the CPU may have left the reading for later; one to a GPU is compared with the link."""
     if facts["tensors"] >= MANY_TENSORS:
-        return f"{load.median / facts['tensors'] * 1e6:.2f} us"
-    pinned = run.ceiling("pinned host to device")
-    if pinned is None:
-        return rate(facts["bytes"] / read.median)
-    loaded = facts["bytes"] / load.median
-    return f"{rate(loaded)}, {loaded / pinned.median:.0%} of pinned"
+        return microseconds(load.median / (facts["selected"] if action == "select" else facts["tensors"]))
+    if run.device == "cpu":
+        return rate(wanted_bytes / read.median)
+    loaded = wanted_bytes / load.median
+    pinned = run.ceiling("pinned-to-device")
+    return f"{rate(loaded)}, {share(loaded / pinned.median)} of pinned" if pinned else rate(loaded)
 
 
 def _table(head: list[str], rows: list[list[str]]) -> Iterator[str]:
     for row in (head, ["---"] * len(head), *rows):
-        yield f"| {' | '.join(row)} |"
+        yield f"| {' | '.join(cell.replace('|', '/') for cell in row)} |"
     yield ""
+
+
+def write_report(results: Path, out: Path) -> None:
+    """Writes BENCHMARKS.md and docs/images/ into `out` from the JSON in `results`."""
+    runs = {run.device: run for run in map(Run, sorted(results.glob("*.json")))}
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "BENCHMARKS.md").write_text(markdown(runs))
+    images = out / "docs" / "images"
+    images.mkdir(parents=True, exist_ok=True)
+    try:
+        from .chart import draw
+    except ModuleNotFoundError as error:
+        print(f"no charts: {error}", file=sys.stderr)
+    else:
+        draw(runs, images)
+    print(f"wrote {out / 'BENCHMARKS.md'}", file=sys.stderr)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="?", type=Path, default=REPOSITORY / "bench-results")
-    parser.add_argument("--out", type=Path, default=REPOSITORY)
+    parser.add_argument("results", nargs="?", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=REPORT)
     args = parser.parse_args()
-    runs = [Run(path) for path in sorted(args.results.glob("*.json"))]
-    if not runs:
-        parser.error(f"{args.results} holds no results: run `python benches/run.py` first")
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "BENCHMARKS.md").write_text(markdown(runs))
-    image = args.out / "docs" / "images" / "bench.png"
-    image.parent.mkdir(parents=True, exist_ok=True)
-    draw(runs, image)
-    print(f"wrote {args.out / 'BENCHMARKS.md'} and {image}")
+    if not any(args.results.glob("*.json")):
+        parser.error(f"{args.results} holds no results: run the bench first")
+    write_report(args.results, args.out)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The raw results of one run, and the figures that are drawn from them."""
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -8,8 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from cell import ACTIONS, STATES, Cell
-from peer import PEERS
+from .cell import ACTIONS, STATES, Cell
+from .peer import PEERS
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,19 @@ class Run:
         entries = self._entries(cell)
         return None if any(key not in entry for entry in entries) else _figure([entry[key] for entry in entries])
 
+    def largest(self, peer: str, key: str) -> float | None:
+        """The largest value of `key` in any measurement of a peer."""
+        return max(
+            (entry[key] for entry in self._measurements() if entry["peer"] == peer and key in entry), default=None
+        )
+
+    def rounds(self) -> str:
+        """How many rounds the medians are of, such as "3" or "2 to 3"."""
+        keys = ("workload", "action", "state", "peer")
+        loads = (entry for entry in self._measurements() if "load_seconds" in entry)
+        counts = Counter(tuple(entry[key] for key in keys) for entry in loads).values()
+        return " to ".join(str(count) for count in sorted({min(counts, default=0), max(counts, default=0)}))
+
     def text(self, cell: Cell, key: str) -> str:
         return next((entry[key] for entry in self._entries(cell) if key in entry), "")
 
@@ -66,10 +80,9 @@ class Run:
             told.setdefault(entry["name"], entry.get("how") or entry.get("unavailable") or entry.get("failed", ""))
         return told
 
-    def disk_rate(self) -> Figure | None:
-        """The faster of the ways to read the disk directly."""
-        rates = [rate for name in ("disk, fio", "disk, direct reads") if (rate := self.ceiling(name))]
-        return max(rates, key=lambda rate: rate.median, default=None)
+    def disk(self) -> str:
+        """The ceiling that says what the disk can do: fio where it was there, else direct reads of our own."""
+        return "fio" if self.ceiling("fio") else "direct-reads"
 
     def _measurements(self) -> list[dict[str, Any]]:
         measurements: list[dict[str, Any]] = self.facts["measurements"]

@@ -1,30 +1,41 @@
-"""Runs the bench: every workload, state and peer, round by round, each in a process of its own.
+"""Measures fst and its peers side by side, and writes JSON, tables and charts.
 
-    python benches/run.py                              # about half an hour
-    python benches/run.py --scale 0.01 --rounds 1      # a few minutes, to see that it works
-    python benches/run.py --device cuda --budget-seconds 480
+    fst-bench                                   # all of it, at a size chosen for this machine
+    fst-bench --gib 0.05 --rounds 1             # a few minutes, to see that it works
+    fst-bench --workloads dense,moe --states tmpfs,warm --device cuda
 
-Raw results are written to --out as JSON as they come; `python benches/report.py` makes the
-tables and the chart from them. Peers that are not installed are left out with the reason:
-`python benches/peer.py` installs them.
+In the repository, `make bench BENCH_ARGS="..."` or `python -m benches` do the same. Raw results are written as they
+come, so a run that is cut short loses nothing; `python -m benches.report` makes the tables and charts again from them.
 """
 
 import argparse
-import math
 import os
+import shlex
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench import TORCH_DEVICES, Bench, Deadline
-from cell import STATES
-from peer import PEERS, REPOSITORY
-from workload import WORKLOADS
+import torch
+
+from .bench import TORCH_DEVICES, Bench, Choice, Deadline
+from .ceiling import CEILINGS
+from .cell import STATES
+from .checkpoint import make_checkpoint
+from .peer import PEERS, install_missing
+from .place import CHECKPOINTS, REPORT, RESULTS, TMPFS
+from .report import write_report
+from .workload import WORKLOADS
+
+GIB = 1 << 30
+DEFAULT_MINUTES = {"cpu": 20.0, "cuda": 7.0}
+DEFAULT_BYTES_MAX = 4 * GIB
+DEFAULT_BYTES_MIN = GIB // 16
 
 
 def _chosen(known: Sequence[str], what: str) -> Callable[[str], list[str]]:
     def parse(text: str) -> list[str]:
-        names = [name.strip() for name in text.split(",")]
+        names = [name.strip() for name in text.split(",") if name.strip() not in ("", "none")]
         unknown = [name for name in names if name not in known]
         if unknown:
             raise argparse.ArgumentTypeError(f"unknown {what} {unknown[0]!r}, expected some of {', '.join(known)}")
@@ -34,30 +45,58 @@ def _chosen(known: Sequence[str], what: str) -> Callable[[str], list[str]]:
 
 
 def _arguments() -> argparse.Namespace:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fst-bench"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu", choices=list(TORCH_DEVICES))
+    parser.add_argument("--device", choices=list(TORCH_DEVICES), help="cpu or cuda; both where there is a GPU")
     parser.add_argument("--workloads", type=_chosen(list(WORKLOADS), "workload"), default=list(WORKLOADS))
-    parser.add_argument("--states", type=_chosen(STATES, "state"), default=["warm", "cold"])
+    parser.add_argument("--states", type=_chosen(STATES, "state"), default=[], help="default: those of each workload")
     parser.add_argument("--peers", type=_chosen(list(PEERS), "peer"), default=list(PEERS))
-    parser.add_argument("--scale", type=float, default=1.0, help="size of the workloads; 1 is 4 GiB for dense")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--budget-seconds", type=float, default=math.inf, help="end the run after this time")
-    parser.add_argument("--out", type=Path, default=REPOSITORY / "bench-results", help="where the JSON goes")
-    parser.add_argument("--cache-dir", type=Path, default=cache, help="where the checkpoints are kept")
+    parser.add_argument("--ceilings", type=_chosen(list(CEILINGS), "ceiling"), default=list(CEILINGS), help="or none")
+    parser.add_argument("--gib", type=float, help="size of each large workload; default: what fits this machine")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--minutes", type=float, help="end each destination after this time; default: 20, cuda 7")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes")
+    parser.add_argument("--report", type=Path, default=REPORT, help="where BENCHMARKS.md and the charts go")
+    parser.add_argument("--cache-dir", type=Path, default=CHECKPOINTS, help="where the checkpoints are kept")
+    parser.add_argument("--no-install", action="store_true", help="use the peers that are there, and no network")
     return parser.parse_args()
+
+
+def default_bytes(directory: Path) -> int:
+    """A thirty-second of the memory, an eighth of the tmpfs and a thirtieth of the free disk, within bounds."""
+    directory.mkdir(parents=True, exist_ok=True)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    tmpfs = shutil.disk_usage(TMPFS).free if TMPFS.exists() else memory
+    fitting = min(memory // 32, tmpfs // 8, shutil.disk_usage(directory).free // 30)
+    return max(DEFAULT_BYTES_MIN, min(DEFAULT_BYTES_MAX, fitting))
 
 
 def main() -> None:
     args = _arguments()
-    if args.device == "cuda":
-        import torch
+    if args.device == "cuda" and not torch.cuda.is_available():
+        sys.exit("--device cuda: PyTorch finds no GPU here")
+    if not args.peers or not args.workloads:
+        sys.exit("nothing to measure: name at least one peer and one workload")
+    if not args.no_install:
+        install_missing(args.peers)
+    size_bytes = int(args.gib * GIB) if args.gib else default_bytes(args.cache_dir)
+    print(f"making checkpoints of {size_bytes / GIB:.2f} GiB in {args.cache_dir}", file=sys.stderr, flush=True)
+    checkpoints = {name: make_checkpoint(WORKLOADS[name](size_bytes), args.cache_dir) for name in args.workloads}
 
-        if not torch.cuda.is_available():
-            sys.exit("--device cuda: PyTorch finds no GPU here")
-    if not Bench(args, Deadline(args.budget_seconds)).run():
+    devices = [args.device] if args.device else list(TORCH_DEVICES)[: 1 + torch.cuda.is_available()]
+    right = True
+    for device in devices:
+        minutes = args.minutes or DEFAULT_MINUTES[device]
+        command = shlex.join(["fst-bench", *sys.argv[1:]])
+        choice = Choice(device, args.peers, args.states, args.ceilings, args.rounds, command)
+        bench = Bench(choice, checkpoints, args.out, args.cache_dir)
+        bench.convert()
+        estimate = bench.estimate_seconds() * args.rounds / 60
+        print(
+            f"{device}: {args.rounds} rounds may take {estimate:.0f} minutes; the run ends after {minutes:.0f}",
+            file=sys.stderr,
+            flush=True,
+        )
+        right = bench.run(Deadline(minutes * 60)) and right
+    write_report(args.out, args.report)
+    if not right:
         sys.exit("wrong tensors, or a load by fst that failed: see the results")
-
-
-if __name__ == "__main__":
-    main()

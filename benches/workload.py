@@ -1,24 +1,26 @@
-"""The checkpoints that are measured: which tensors they hold, and the file made from them."""
+"""What is loaded: the tensors of each workload, how they lie in files, and what is done with them.
+
+The large workloads have the shapes of real models and are scaled to a size in bytes.
+"""
 
 import hashlib
-import json
 import math
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
-from digest import combine, line
+from .cell import STATES
 
-ITEM_BYTES = {"BF16": 2, "F32": 4}
-CHUNK_BYTES = 64 << 20
+ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
+CAST_DTYPE = "F16"
 SEED = 20_26
+RANK, RANKS = 3, 8
+SHARDS = 30
+WIDTH_MULTIPLE = 16  # keeps every width divisible by RANKS
+CUT_BY_COLUMNS = ("o_proj.weight", "down_proj.weight")
 
-# Clearing the top bit of a 16-bit exponent keeps every value finite and below 2, so
-# that the files behave like weights and not like noise full of NaN.
-FINITE_BF16 = np.uint64(0xBFFF_BFFF_BFFF_BFFF)
+Shapes = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -33,129 +35,191 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
+class Slice:
+    """Indices `start` to `start + length` of one dimension of a tensor."""
+
+    name: str
+    dim: int
+    start: int
+    length: int
+
+
+@dataclass(frozen=True)
 class Workload:
-    """A checkpoint; `selected` names the tensors of the by-name measurement, if it has one."""
+    """A checkpoint of one or more files.
+
+    `states` names the actions that are measured, each with the states it is measured in unless others are asked for.
+    `selected` and `slices` say what `select` and `slice` ask for. With `repeats` a second load in the same process is
+    measured on the CPU too.
+    """
 
     name: str
     title: str
-    tensors: tuple[TensorSpec, ...] = field(repr=False)
+    files: tuple[tuple[TensorSpec, ...], ...] = field(repr=False)
+    states: Mapping[str, tuple[str, ...]]
     selected: tuple[str, ...] = ()
+    slices: tuple[Slice, ...] = field(default=(), repr=False)
+    repeats: bool = False
+
+    @property
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        return tuple(tensor for file in self.files for tensor in file)
 
     @property
     def size_bytes(self) -> int:
         return sum(tensor.size_bytes for tensor in self.tensors)
 
     @property
-    def file_name(self) -> str:
-        shapes = "\n".join(f"{t.name} {t.dtype} {t.shape}" for t in self.tensors)
-        return f"{self.name}-{hashlib.sha256(shapes.encode()).hexdigest()[:12]}.safetensors"
+    def directory_name(self) -> str:
+        """Differs whenever anything that decides the files or the expected tensors differs."""
+        identity = repr((self.files, self.selected, self.slices, CAST_DTYPE, SEED))
+        return f"{self.name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+
+    def wanted_bytes(self, action: str) -> int:
+        """The bytes that the tensors of this action have in the file."""
+        by_name = {tensor.name: tensor for tensor in self.tensors}
+        if action == "select":
+            return sum(by_name[name].size_bytes for name in self.selected)
+        if action == "slice":
+            cuts = ((by_name[cut.name], cut) for cut in self.slices)
+            return sum(tensor.size_bytes // tensor.shape[cut.dim] * cut.length for tensor, cut in cuts)
+        return self.size_bytes
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A workload's file, and the digests that a correct load of it has."""
-
-    workload: Workload
-    path: Path
-    digest: str
-    selected_digest: str
-
-
-def dense(scale: float) -> Workload:
-    """Nine decoder layers of Llama 3 8B and a short vocabulary: 4 GiB in 84 tensors at scale 1.
-
-    Bytes grow with `scale`, the number of tensors does not: the widths grow with its root,
-    so that scale 4 has the widths of the 70B model.
-    """
-
-    def width(size: int) -> int:
-        return max(16, round(size * math.sqrt(scale) / 16) * 16)
-
-    hidden, inner, keys, words = width(4096), width(14336), width(1024), width(22528)
-    layer_shapes: dict[str, tuple[int, ...]] = {
-        "input_layernorm": (hidden,),
-        "self_attn.q_proj": (hidden, hidden),
-        "self_attn.k_proj": (keys, hidden),
-        "self_attn.v_proj": (keys, hidden),
-        "self_attn.o_proj": (hidden, hidden),
-        "post_attention_layernorm": (hidden,),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
-    }
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens": (words, hidden)}
-    for layer in range(9):
-        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in layer_shapes.items()}
-    shapes |= {"model.norm": (hidden,), "lm_head": (words, hidden)}
-    tensors = tuple(TensorSpec(f"{name}.weight", "BF16", shape) for name, shape in shapes.items())
-    return Workload("dense", "layers of Llama 3 8B", tensors)
+def dense(size_bytes: int) -> Workload:
+    """Llama 3 8B with fewer layers and a shorter vocabulary; narrower only if less than one layer fits."""
+    share = size_bytes / _bytes(_llama(32, 4096, 14336, 1024, 128256))
+    layers = max(1, round(32 * share))
+    factor = math.sqrt(min(1.0, 32 * share))
+    words = _width(128256 * share / factor)
+    shapes = _llama(layers, _width(4096 * factor), _width(14336 * factor), _width(1024 * factor), words)
+    title = f"Llama 3 8B, {layers} of 32 layers" + ("" if factor == 1 else f", widths x {factor:.2g}")
+    tensors = _specs(shapes)
+    states = {"load": STATES, "cast": ("warm",), "slice": ("warm", "cold")}
+    return Workload("dense", title, (tensors,), states, slices=tuple(_rank_slices(tensors)))
 
 
-def many(scale: float) -> Workload:
-    """100,000 tensors of 64 bytes at scale 1, ten of which are asked for by name."""
-    count = max(10, round(100_000 * scale))
+def moe(size_bytes: int) -> Workload:
+    """Qwen3-30B-A3B with all its 18,867 tensors, each narrower."""
+    factor = math.sqrt(size_bytes / _bytes(_qwen_moe(1.0)))
+    title = f"Qwen3-30B-A3B, widths x {factor:.2g}"
+    return Workload("moe", title, (_specs(_qwen_moe(factor)),), {"load": STATES})
+
+
+def adapter(size_bytes: int) -> Workload:
+    """A LoRA of 250 layers, 10 MB whatever the size of the others."""
+    shapes: Shapes = {}
+    for layer in range(250):
+        shapes[f"base_model.layers.{layer // 5}.{layer % 5}.lora_A"] = (4, 2048)
+        shapes[f"base_model.layers.{layer // 5}.{layer % 5}.lora_B"] = (3072, 4)
+    return Workload("adapter", "LoRA, rank 4", (_specs(shapes),), {"load": ("warm", "cold")}, repeats=True)
+
+
+def huge(size_bytes: int) -> Workload:
+    shapes: Shapes = {"weight": (max(1, size_bytes // 8192), 4096)}
+    return Workload("huge", "one huge tensor", (_specs(shapes),), {"load": ("warm", "cold")})
+
+
+def many(size_bytes: int) -> Workload:
+    """100,000 tensors of 64 bytes, fewer only in a tiny run; ten of them are asked for by name."""
+    count = min(100_000, max(10, size_bytes // 640))
     tensors = tuple(
         TensorSpec(f"model.blocks.{index // 100}.experts.{index % 100}.scale", "F32", (16,)) for index in range(count)
     )
     chosen = np.random.default_rng(SEED).choice(count, size=10, replace=False)
-    selected = tuple(tensors[index].name for index in chosen)
-    return Workload("many", "tiny tensors", tensors, selected)
+    states = {"load": ("warm",), "select": ("warm", "cold")}
+    return Workload("many", "tiny tensors", (tensors,), states, selected=tuple(tensors[index].name for index in chosen))
 
 
-WORKLOADS = {"dense": dense, "many": many}
+def sharded(size_bytes: int) -> Workload:
+    """Llama 3 70B in its 30 files with all its 723 tensors, each narrower."""
+    full = (8192, 28672, 1024, 128256)
+    factor = math.sqrt(size_bytes / _bytes(_llama(80, *full)))
+    tensors = _specs(_llama(80, *(_width(width * factor) for width in full)))
+    files = tuple(_deal(tensors, SHARDS))
+    title = f"Llama 3 70B in {len(files)} files, widths x {factor:.2g}"
+    return Workload("sharded", title, files, {"load": ("warm", "cold")})
 
 
-def make_checkpoint(workload: Workload, directory: Path) -> Checkpoint:
-    """Writes the workload's file into `directory`, or finds the one written before."""
-    path = directory / workload.file_name
-    digests = path.with_suffix(".json")
-    if not digests.exists():
-        directory.mkdir(parents=True, exist_ok=True)
-        digests.write_text(json.dumps(_write(workload, path)))
-    return Checkpoint(workload, path, **json.loads(digests.read_text()))
+WORKLOADS: dict[str, Callable[[int], Workload]] = {
+    make.__name__: make for make in (dense, moe, adapter, huge, many, sharded)
+}
 
 
-def _write(workload: Workload, path: Path) -> dict[str, str]:
-    lines: dict[str, str] = {}
-    partial = path.with_suffix(".partial")
-    with partial.open("wb") as file:
-        file.write(_header(workload.tensors))
-        for index, tensor in enumerate(workload.tensors):
-            sha = hashlib.sha256()
-            for chunk in _content(index, tensor):
-                file.write(chunk)
-                sha.update(chunk)
-            lines[tensor.name] = line(tensor.name, tensor.dtype, tensor.shape, sha.hexdigest())
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)
-    return {
-        "digest": combine(lines.values()),
-        "selected_digest": combine(lines[name] for name in workload.selected),
-    }
+def _width(width: float) -> int:
+    return max(WIDTH_MULTIPLE, round(width / WIDTH_MULTIPLE) * WIDTH_MULTIPLE)
 
 
-def _header(tensors: tuple[TensorSpec, ...]) -> bytes:
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for tensor in tensors:
-        end = offset + tensor.size_bytes
-        entries[tensor.name] = {
-            "dtype": tensor.dtype,
-            "shape": tensor.shape,
-            "data_offsets": [offset, end],
+def _llama(layers: int, hidden: int, inner: int, keys: int, words: int) -> Shapes:
+    shapes: Shapes = {"model.embed_tokens.weight": (words, hidden)}
+    for layer in range(layers):
+        prefix = f"model.layers.{layer}"
+        shapes |= {
+            f"{prefix}.input_layernorm.weight": (hidden,),
+            f"{prefix}.self_attn.q_proj.weight": (hidden, hidden),
+            f"{prefix}.self_attn.k_proj.weight": (keys, hidden),
+            f"{prefix}.self_attn.v_proj.weight": (keys, hidden),
+            f"{prefix}.self_attn.o_proj.weight": (hidden, hidden),
+            f"{prefix}.post_attention_layernorm.weight": (hidden,),
+            f"{prefix}.mlp.gate_proj.weight": (inner, hidden),
+            f"{prefix}.mlp.up_proj.weight": (inner, hidden),
+            f"{prefix}.mlp.down_proj.weight": (hidden, inner),
         }
-        offset = end
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+    return shapes | {"model.norm.weight": (hidden,), "lm_head.weight": (words, hidden)}
 
 
-def _content(index: int, tensor: TensorSpec) -> Iterator[memoryview]:
-    rng = np.random.default_rng([SEED, index])
-    left = tensor.size_bytes
-    while left:
-        size = min(left, CHUNK_BYTES)
-        words = np.frombuffer(rng.bytes(-(-size // 8) * 8), dtype=np.uint64) & FINITE_BF16
-        yield words.data.cast("B")[:size]
-        left -= size
+def _qwen_moe(factor: float) -> Shapes:
+    hidden, inner, head, words = (_width(width * factor) for width in (2048, 768, 128, 151936))
+    queries, keys, experts = 32 * head, 4 * head, 128
+    shapes: Shapes = {"model.embed_tokens.weight": (words, hidden)}
+    for layer in range(48):
+        prefix = f"model.layers.{layer}"
+        shapes |= {
+            f"{prefix}.input_layernorm.weight": (hidden,),
+            f"{prefix}.self_attn.q_proj.weight": (queries, hidden),
+            f"{prefix}.self_attn.k_proj.weight": (keys, hidden),
+            f"{prefix}.self_attn.v_proj.weight": (keys, hidden),
+            f"{prefix}.self_attn.o_proj.weight": (hidden, queries),
+            f"{prefix}.self_attn.q_norm.weight": (head,),
+            f"{prefix}.self_attn.k_norm.weight": (head,),
+            f"{prefix}.post_attention_layernorm.weight": (hidden,),
+            f"{prefix}.mlp.gate.weight": (experts, hidden),
+        }
+        for expert in range(experts):
+            shapes |= {
+                f"{prefix}.mlp.experts.{expert}.gate_proj.weight": (inner, hidden),
+                f"{prefix}.mlp.experts.{expert}.up_proj.weight": (inner, hidden),
+                f"{prefix}.mlp.experts.{expert}.down_proj.weight": (hidden, inner),
+            }
+    return shapes | {"model.norm.weight": (hidden,), "lm_head.weight": (words, hidden)}
+
+
+def _specs(shapes: Shapes) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(name, "BF16", shape) for name, shape in shapes.items())
+
+
+def _bytes(shapes: Shapes) -> int:
+    return sum(tensor.size_bytes for tensor in _specs(shapes))
+
+
+def _rank_slices(tensors: Iterable[TensorSpec]) -> Iterable[Slice]:
+    """What rank RANK of RANKS keeps in tensor parallelism: rows of most, columns of some, the whole of vectors."""
+    for tensor in tensors:
+        if len(tensor.shape) == 1:
+            yield Slice(tensor.name, 0, 0, tensor.shape[0])
+        else:
+            dim = 1 if tensor.name.endswith(CUT_BY_COLUMNS) else 0
+            length = tensor.shape[dim] // RANKS
+            yield Slice(tensor.name, dim, RANK * length, length)
+
+
+def _deal(tensors: tuple[TensorSpec, ...], count: int) -> Iterable[tuple[TensorSpec, ...]]:
+    """Cuts the tensors, in their order, into files of about equal size."""
+    file_bytes = sum(tensor.size_bytes for tensor in tensors) / count
+    files: list[list[TensorSpec]] = [[] for _ in range(count)]
+    begin = 0
+    for tensor in tensors:
+        middle = begin + tensor.size_bytes / 2
+        files[min(count - 1, int(middle / file_bytes))].append(tensor)
+        begin += tensor.size_bytes
+    return (tuple(file) for file in files if file)

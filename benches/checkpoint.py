@@ -1,0 +1,141 @@
+"""The files of a workload, and the digests that right loads of them have."""
+
+import json
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from .digest import combine, tensor_line
+from .workload import CAST_DTYPE, SEED, Slice, TensorSpec, Workload
+
+TORCH_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+POOL_BYTES = 32 << 20
+
+# Clearing the top bit of a 16-bit exponent keeps every value finite and below 2, so
+# that the files behave like weights and not like noise full of NaN.
+FINITE_BF16 = np.uint64(0xBFFF_BFFF_BFFF_BFFF)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The files of a workload, and for each action the digest that a right result has."""
+
+    workload: Workload
+    paths: tuple[Path, ...]
+    digests: dict[str, str]
+
+
+def make_checkpoint(workload: Workload, directory: Path) -> Checkpoint:
+    """Writes the workload's files into a folder of `directory`, or finds those written before."""
+    folder = directory / workload.directory_name
+    count = len(workload.files)
+    paths = tuple(folder / f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1))
+    digests = folder / "digests.json"
+    if not digests.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        made = _write_all(workload, paths)
+        digests.write_text(json.dumps(made))
+    return Checkpoint(workload, paths, json.loads(digests.read_text()))
+
+
+def _write_all(workload: Workload, paths: tuple[Path, ...]) -> dict[str, str]:
+    content = _Content()
+    selected = frozenset(workload.selected)
+    slices = {cut.name: cut for cut in workload.slices}
+    lines: dict[str, list[str]] = {action: [] for action in workload.states}
+    first = 0
+    for path, tensors in zip(paths, workload.files, strict=True):
+        for name, tensor in _write(path, tensors, content, first):
+            for action, line in _lines(name, tensor, workload, selected, slices):
+                lines[action].append(line)
+        first += len(tensors)
+    return {action: combine(made) for action, made in lines.items()}
+
+
+def _lines(
+    name: str, tensor: torch.Tensor, workload: Workload, selected: frozenset[str], slices: dict[str, Slice]
+) -> Iterator[tuple[str, str]]:
+    """What a tensor contributes to the digest of each action."""
+    if "load" in workload.states:
+        yield "load", tensor_line(name, tensor)
+    if "cast" in workload.states:
+        yield "cast", tensor_line(name, tensor.to(TORCH_DTYPES[CAST_DTYPE]))
+    if name in slices:
+        cut = slices[name]
+        yield "slice", tensor_line(name, tensor.narrow(cut.dim, cut.start, cut.length))
+    if name in selected:
+        yield "select", tensor_line(name, tensor)
+
+
+def _write(
+    path: Path, tensors: tuple[TensorSpec, ...], content: "_Content", first: int
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Writes one file, a few tensors at a time, and yields each tensor."""
+    header = _header(tensors)
+    partial = path.with_suffix(".partial")
+    offset = len(header)
+    batch: list[tuple[int, TensorSpec, int]] = []
+    with partial.open("wb") as file, ThreadPoolExecutor(os.cpu_count()) as pool:
+        os.pwrite(file.fileno(), header, 0)
+
+        def make(item: tuple[int, TensorSpec, int]) -> tuple[str, torch.Tensor]:
+            index, tensor, begin = item
+            data = content.of(index, tensor.size_bytes)
+            _pwrite_all(file.fileno(), data, begin)
+            flat = torch.from_numpy(data).view(TORCH_DTYPES[tensor.dtype])
+            return tensor.name, flat.reshape(tensor.shape)
+
+        held_bytes = 0
+        for index, tensor in enumerate(tensors, first):
+            batch.append((index, tensor, offset))
+            offset += tensor.size_bytes
+            held_bytes += tensor.size_bytes
+            if held_bytes >= 4 * POOL_BYTES:
+                yield from pool.map(make, batch)
+                batch, held_bytes = [], 0
+        yield from pool.map(make, batch)
+        os.fsync(file.fileno())
+    partial.rename(path)
+
+
+def _pwrite_all(descriptor: int, data: "np.ndarray[tuple[int], np.dtype[np.uint8]]", begin: int) -> None:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(descriptor, data[done:].data, begin + done)
+
+
+def _header(tensors: tuple[TensorSpec, ...]) -> bytes:
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for tensor in tensors:
+        end = offset + tensor.size_bytes
+        entries[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+class _Content:
+    """Bytes that differ from tensor to tensor and from place to place, made at the speed of memory.
+
+    One block of random words is read from another place for each piece of each tensor and changed by another key.
+    """
+
+    def __init__(self) -> None:
+        self._words = np.random.default_rng(SEED).integers(0, 2**64, POOL_BYTES // 8, dtype=np.uint64)
+
+    def of(self, index: int, size_bytes: int) -> "np.ndarray[tuple[int], np.dtype[np.uint8]]":
+        made = np.empty(-(-size_bytes // 8), dtype=np.uint64)
+        rng = np.random.default_rng([SEED, index])
+        for begin in range(0, len(made), len(self._words) // 2):
+            piece = made[begin : begin + len(self._words) // 2]
+            place = int(rng.integers(0, len(self._words) - len(piece) + 1))
+            np.bitwise_xor(self._words[place : place + len(piece)], rng.integers(0, 2**64, dtype=np.uint64), out=piece)
+            np.bitwise_and(piece, FINITE_BF16, out=piece)
+        return made.view(np.uint8)[:size_bytes]

@@ -1,0 +1,52 @@
+"""Reads into one block for each file; the tensors are views that keep it alive."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from .base import Loader, UnsupportedError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from ..workload import Slice
+
+
+class Fastsafetensors(Loader):
+    def __init__(self) -> None:
+        import fastsafetensors
+        from fastsafetensors.common import is_odirect_enabled
+
+        self._fastsafetensors = fastsafetensors
+        self._is_direct = is_odirect_enabled
+
+    def load(self, paths: Sequence[str], device: str) -> "dict[str, Tensor]":
+        return self._read(paths, None, device)
+
+    def cast(self, paths: Sequence[str], dtype: "torch.dtype", device: str) -> "dict[str, Tensor]":
+        import torch
+        from fastsafetensors.st_types import DType
+
+        return self._read(paths, None, device, dtype={torch.float16: DType.F16}[dtype])
+
+    def slice(self, paths: Sequence[str], slices: "Sequence[Slice]", device: str) -> "dict[str, Tensor]":
+        raise UnsupportedError("slices only across the ranks of a process group, after loading the whole")
+
+    def select(self, paths: Sequence[str], names: Sequence[str], device: str) -> "dict[str, Tensor]":
+        return self._read(paths, frozenset(names), device)
+
+    def reader(self, paths: Sequence[str], device: str) -> str:
+        return "pread, O_DIRECT" if self._is_direct(paths[0], buffered_ram_fs=True) else "pread"
+
+    def _read(
+        self, paths: Sequence[str], names: frozenset[str] | None, device: str, **options: Any
+    ) -> "dict[str, Tensor]":
+        file_loader = self._fastsafetensors.SafeTensorsFileLoader(None, device, nogds=True)
+        file_loader.add_filenames({0: list(paths)})
+        if names is not None:
+            file_loader.set_tensor_filter(names.__contains__)
+        block = file_loader.copy_files_to_device()
+        tensors = {name: block.get_tensor(name, **options) for name in file_loader.get_keys()}
+        block.close()
+        file_loader.close()
+        return tensors

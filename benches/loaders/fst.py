@@ -1,0 +1,36 @@
+"""This repository's own library."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..workload import Slice
+from .base import Loader
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class Fst(Loader):
+    def __init__(self) -> None:
+        import fst
+
+        self._fst = fst
+
+    def load(self, paths: Sequence[str], device: str) -> "dict[str, Tensor]":
+        return self._fst.load_files(paths, device)
+
+    def cast(self, paths: Sequence[str], dtype: "torch.dtype", device: str) -> "dict[str, Tensor]":
+        return self._fst.load_files(paths, device, dtype=dtype)
+
+    def slice(self, paths: Sequence[str], slices: Sequence[Slice], device: str) -> "dict[str, Tensor]":
+        names, dims, starts, lengths = zip(*((cut.name, cut.dim, cut.start, cut.length) for cut in slices), strict=True)
+        return dict(zip(names, self._fst.load_slices(paths, names, dims, starts, lengths, device), strict=True))
+
+    def select(self, paths: Sequence[str], names: Sequence[str], device: str) -> "dict[str, Tensor]":
+        return dict(zip(names, self._fst.load_tensors(paths, names, device), strict=True))
+
+    def reader(self, paths: Sequence[str], device: str) -> str:
+        import torch
+
+        return str(torch.ops.fst.reader(list(paths), device))

@@ -1,0 +1,30 @@
+"""Streams with a pool of threads into buffers that the tensors share."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .base import Loader
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class RunaiStreamer(Loader):
+    def __init__(self) -> None:
+        from runai_model_streamer import SafetensorsStreamer
+
+        self._streamer = SafetensorsStreamer
+
+    def load(self, paths: Sequence[str], device: str) -> "dict[str, Tensor]":
+        return self._stream(paths, None, device)
+
+    def select(self, paths: Sequence[str], names: Sequence[str], device: str) -> "dict[str, Tensor]":
+        return self._stream(paths, names, device)
+
+    def reader(self, paths: Sequence[str], device: str) -> str:
+        return "its streamer"
+
+    def _stream(self, paths: Sequence[str], names: Sequence[str] | None, device: str) -> "dict[str, Tensor]":
+        with self._streamer() as streamer:
+            streamer.stream_files(list(paths), device=device, tensor_names=names)
+            return dict(streamer.get_tensors())

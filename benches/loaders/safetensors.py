@@ -1,0 +1,92 @@
+"""The reference library, which maps files, reads them, or (0.9) prefetches them to a GPU."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ..workload import Slice
+from .base import Loader, UnsupportedError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Safetensors(Loader):
+    backend = "mmap"
+
+    def __init__(self) -> None:
+        import safetensors.torch
+
+        self._safetensors = safetensors
+
+    def load(self, paths: Sequence[str], device: str) -> "dict[str, Tensor]":
+        tensors: dict[str, Tensor] = {}
+        for path in paths:
+            tensors |= self._safetensors.torch.load_file(path, device, **self._options())
+        return tensors
+
+    def slice(self, paths: Sequence[str], slices: Sequence[Slice], device: str) -> "dict[str, Tensor]":
+        wanted = {cut.name: cut for cut in slices}
+        tensors: dict[str, Tensor] = {}
+        with self._open(paths, device) as files:
+            for file in files:
+                for name in wanted.keys() & set(file.keys()):
+                    cut = wanted[name]
+                    index = (slice(None),) * cut.dim + (slice(cut.start, cut.start + cut.length),)
+                    tensors[name] = file.get_slice(name)[index]
+        return tensors
+
+    def select(self, paths: Sequence[str], names: Sequence[str], device: str) -> "dict[str, Tensor]":
+        with self._open(paths, device) as files:
+            # One file is asked without listing its names, which would cost more than the tensors.
+            if len(files) == 1:
+                return {name: files[0].get_tensor(name) for name in names}
+            return {name: file.get_tensor(name) for file in files for name in set(names) & set(file.keys())}
+
+    def reader(self, paths: Sequence[str], device: str) -> str:
+        return self.backend
+
+    @contextmanager
+    def _open(self, paths: Sequence[str], device: str) -> Iterator[list[Any]]:
+        with ExitStack() as stack:
+            files = (
+                self._safetensors.safe_open(path, framework="pt", device=device, **self._options()) for path in paths
+            )
+            yield [stack.enter_context(file) for file in files]
+
+    def _options(self) -> dict[str, str]:
+        return {} if self.backend == "mmap" else {"backend": self.backend}
+
+
+class SafetensorsPread(Safetensors):
+    backend = "pread"
+
+
+class SafetensorsPrefetch(Safetensors):
+    def load(self, paths: Sequence[str], device: str) -> "dict[str, Tensor]":
+        return self._prefetch(paths, {}, device)
+
+    def slice(self, paths: Sequence[str], slices: Sequence[Slice], device: str) -> "dict[str, Tensor]":
+        if any(cut.dim != 0 for cut in slices):
+            raise UnsupportedError("prefetch slices the first dimension only")
+        return self._prefetch(paths, {cut.name: slice(cut.start, cut.start + cut.length) for cut in slices}, device)
+
+    def select(self, paths: Sequence[str], names: Sequence[str], device: str) -> "dict[str, Tensor]":
+        return self._prefetch(paths, dict.fromkeys(names), device)
+
+    def reader(self, paths: Sequence[str], device: str) -> str:
+        return "prefetch"
+
+    def _prefetch(self, paths: Sequence[str], plan: dict[str, Any], device: str) -> "dict[str, Tensor]":
+        """Starts every file before it waits for the first; an empty plan means all tensors."""
+        loaders = []
+        with self._open(paths, device) as files:
+            for file in files:
+                own = {name: plan[name] for name in plan.keys() & set(file.keys())} if plan else None
+                try:
+                    loaders.append(file.prefetch(own))
+                except self._safetensors.SafetensorError as error:
+                    if device == "cpu":
+                        raise UnsupportedError(str(error)) from error
+                    raise
+            return {name: tensor for loader in loaders for name, tensor in loader}

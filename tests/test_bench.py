@@ -1,0 +1,243 @@
+"""The bench's own logic: small files, hand-made results, and one tiny run from end to end."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from benches.bench import Bench, Choice, Deadline
+from benches.cell import Cell
+from benches.checkpoint import make_checkpoint
+from benches.digest import digest
+from benches.goal import goals
+from benches.loaders.base import Loader, UnsupportedError
+from benches.peer import PEERS
+from benches.report import markdown, write_report
+from benches.result import Run
+from benches.workload import CAST_DTYPE, RANKS, WORKLOADS
+from conftest import CHECKOUT
+
+KIB = 1 << 10
+MIB = 1 << 20
+MACHINE = {
+    "processor": "an example",
+    "cores": 2,
+    "virtual machine": False,
+    "memory_bytes": 1 << 34,
+    "kernel": "6",
+    "file system": "ext4",
+    "disk": "/dev/example",
+    "python": "3.12",
+    "torch": "2",
+    "torch_threads": 2,
+}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A function that makes a run of given measurements of `dense`, each (peer, state, figures), and ceilings."""
+
+    def make(measurements, device="cpu", ceilings=()):
+        facts = {"dense": {"title": "t", "tensors": 4, "bytes": 10**9, "selected": 0, "wanted_bytes": {"load": 10**9}}}
+        results = {
+            "command": "fst-bench",
+            "commit": "abc",
+            "date": "2026-01-01",
+            "device": device,
+            "machine": MACHINE,
+            "load_average_before": 0.0,
+            "load_average_after": 0.0,
+            "workloads": facts,
+            "measurements": [
+                {"workload": "dense", "action": "load", "state": state, "peer": peer, "round": number, **figures}
+                for number, (peer, state, figures) in enumerate(measurements)
+            ],
+            "ceilings": [{"name": name, "round": 0, "bytes_per_second": rate, "how": "h"} for name, rate in ceilings],
+        }
+        path = tmp_path / f"{device}.json"
+        path.write_text(json.dumps(results))
+        return Run(path)
+
+    return make
+
+
+def times(load, read=None, **others):
+    return {"load_seconds": load, "load_and_read_seconds": read or load, **others}
+
+
+def verdicts(runs):
+    return {goal.text: goal.verdict for goal in goals(runs)}
+
+
+# What is measured
+
+
+def test_shapes_of_the_models():
+    moe = WORKLOADS["moe"](64 * MIB)
+    assert len(moe.tensors) == 18_867
+    assert len({tensor.name for tensor in moe.tensors}) == 18_867
+    assert WORKLOADS["moe"](1 << 30).size_bytes == pytest.approx(1 << 30, rel=0.25)
+    dense = WORKLOADS["dense"](1 << 30)
+    assert {tensor.shape for tensor in dense.tensors} >= {(14336, 4096), (4096, 14336), (4096, 4096), (1024, 4096)}
+    assert dense.size_bytes == pytest.approx(1 << 30, rel=0.25)
+    sharded = WORKLOADS["sharded"](64 * MIB)
+    assert len(sharded.files) == 30
+    assert len(sharded.tensors) == 723
+    adapter = WORKLOADS["adapter"](0)
+    assert len(adapter.tensors) == 500
+    assert adapter.size_bytes == pytest.approx(10**7, rel=0.05)
+    assert len(WORKLOADS["many"](1 << 30).tensors) == 100_000
+
+
+@pytest.mark.parametrize("name", ["dense", "many"])
+def test_digests_are_those_of_the_files(name, tmp_path):
+    workload = WORKLOADS[name](256 * KIB)
+    made = make_checkpoint(workload, tmp_path)
+    tensors = {name: tensor for path in made.paths for name, tensor in load_file(path).items()}
+    assert len(tensors) == len(workload.tensors)
+    assert made.digests.get("load") == digest(tensors)
+    if workload.selected:
+        assert made.digests["select"] == digest({name: tensors[name] for name in workload.selected})
+    if workload.slices:
+        cuts = {cut.name: tensors[cut.name].narrow(cut.dim, cut.start, cut.length) for cut in workload.slices}
+        assert {cut.dim for cut in workload.slices} == {0, 1}
+        assert sum(cut.nbytes for cut in cuts.values()) < sum(t.nbytes for t in tensors.values()) / (RANKS - 2)
+        assert made.digests["slice"] == digest(cuts)
+        assert CAST_DTYPE == "F16"
+        assert made.digests["cast"] == digest({name: tensor.half() for name, tensor in tensors.items()})
+    assert make_checkpoint(workload, tmp_path) == made
+
+
+def test_the_digest_sees_every_mistake():
+    right = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.zeros(2, 3)}
+    wrong = [
+        {"a": right["a"]},
+        {"a": right["b"], "b": right["a"]},
+        {"a": right["a"].reshape(3, 2), "b": right["b"]},
+        {"a": right["a"], "b": torch.zeros(2, 3, dtype=torch.int32)},
+        {"a": right["a"], "b": torch.tensor([[0.0, 0, 0], [0, 0, 1e-45]])},
+    ]
+    assert digest(dict(reversed(right.items()))) == digest(right)
+    assert len({digest(right), *map(digest, wrong)}) == 1 + len(wrong)
+
+
+# A run from end to end
+
+
+def bench(tmp_path, peers, environ, monkeypatch):
+    """One round of ten tensors by name with these peers; whether all was right, and the results."""
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    checkpoints = {"many": make_checkpoint(WORKLOADS["many"](64 * KIB), tmp_path / "cache")}
+    choice = Choice("cpu", peers, ["warm"], [], 1, "test")
+    right = Bench(choice, checkpoints, tmp_path / "out", tmp_path).run(Deadline(60))
+    return right, json.loads((tmp_path / "out" / "cpu.json").read_text())
+
+
+def test_a_tiny_run_has_results_and_a_report(tmp_path, python_environ, monkeypatch):
+    right, results = bench(tmp_path, ["fst"], python_environ, monkeypatch)
+    assert right
+    measured = {(entry["action"], entry["peer"]): entry for entry in results["measurements"]}
+    assert set(measured) == {("load", "fst"), ("select", "fst")}
+    assert measured["load", "fst"]["tensor_bytes"] == results["workloads"]["many"]["bytes"]
+    assert all(0 < entry["load_seconds"] <= entry["load_and_read_seconds"] for entry in measured.values())
+    write_report(tmp_path / "out", tmp_path / "report")
+    told = (tmp_path / "report" / "BENCHMARKS.md").read_text()
+    assert "### many: ten tensors by name, warm page cache" in told
+    assert "Nothing has been measured on a GPU here" in told
+
+
+def test_a_fast_wrong_loader_fails(tmp_path, python_environ, monkeypatch):
+    """A library that stands in for fst and changes one byte of one tensor."""
+    planted = tmp_path / "planted"
+    planted.mkdir()
+    (planted / "fst.py").write_text(
+        "import torch\n"
+        "from safetensors.torch import load_file\n"
+        "torch.ops.fst = type('Ops', (), {'reader': staticmethod(lambda paths, device: 'planted')})\n"
+        "def load_files(paths, device):\n"
+        "    tensors = load_file(paths[0])\n"
+        "    next(iter(tensors.values())).view(torch.uint8)[0] ^= 1\n"
+        "    return tensors\n"
+        "def load_tensors(paths, names, device):\n"
+        "    tensors = load_file(paths[0])\n"
+        "    return [tensors[name] for name in names]\n"
+    )
+    monkeypatch.setattr("benches.peer._own_directory", lambda: [planted])
+    right, results = bench(tmp_path, ["fst"], python_environ, monkeypatch)
+    assert not right
+    told = {entry["action"]: entry for entry in results["measurements"]}
+    assert told["load"]["failed"] == "the tensors are not those of the file"
+    assert told["select"]["load_seconds"] > 0
+
+
+def test_the_command_tells_of_a_wrong_choice():
+    command = [sys.executable, "-m", "benches", "--peers", "fst,nobody"]
+    done = subprocess.run(command, cwd=CHECKOUT, env=os.environ, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "unknown peer 'nobody'" in done.stderr
+
+
+def test_a_loader_can_do_nothing_until_it_says_so():
+    with pytest.raises(UnsupportedError, match="has no cast on load"):
+        Loader().cast(["x"], torch.float16, "cpu")
+    with pytest.raises(UnsupportedError, match="is not installed, found none"):
+        dataclasses.replace(
+            PEERS["tensorizer"], release=dataclasses.replace(PEERS["tensorizer"].release, package="no-such-library")
+        ).open()
+
+
+# What is made of the results
+
+
+def test_median_and_spread(run):
+    made = run([("fst", "warm", times(value)) for value in (3.0, 1.0, 2.0, 10.0)])
+    figure = made.figure(Cell("dense", "load", "warm", "fst"), "load_seconds")
+    assert (figure.median, figure.low, figure.high, figure.rounds) == (2.5, 1.0, 10.0, 4)
+    assert made.rounds() == "4"
+
+
+def test_a_failed_round_leaves_no_figure_but_a_reason(run):
+    failed = {"failed": "the tensors are not those of the file"}
+    made = run([("fst", "warm", times(1.0)), ("safetensors", "warm", times(1.0)), ("safetensors", "warm", failed)])
+    assert made.figure(Cell("dense", "load", "warm", "safetensors"), "load_seconds") is None
+    told = markdown({"cpu": made})
+    assert "| safetensors 0.8.0 | - | - |" in told
+    assert "- safetensors 0.8.0: the tensors are not those of the file." in told
+
+
+def test_goals_without_a_gpu_are_open(run):
+    told = verdicts({"cpu": run([("fst", "warm", times(1.0))])})
+    gpu = [verdict for text, verdict in told.items() if "GPU" in text or "Device" in text]
+    assert len(gpu) > 10
+    assert set(gpu) == {"not measured here: no GPU"}
+    assert (
+        told["Cold -> CPU, dense, every byte read: of the rate of direct-reads"] == "not measured here: not in this run"
+    )
+
+
+@pytest.mark.parametrize(("read", "verdict"), [(0.52, "met"), (0.54, "**missed**")])
+def test_goal_of_the_disk(run, read, verdict):
+    made = run([("fst", "cold", times(0.001, read))], ceilings=[("fio", 2e9)])
+    assert verdicts({"cpu": made})["Cold -> CPU, dense, every byte read: of the rate of fio"] == verdict
+
+
+def test_goals_of_the_gpu(run):
+    figures = {"beyond_host_bytes": 300 * MIB, "device_scratch_bytes": 64 * MIB}
+    measured = [
+        ("fst", "tmpfs", times(0.021, second_load_seconds=0.0205, **figures)),
+        ("instanttensor", "tmpfs", times(0.0209)),
+        ("safetensors", "tmpfs", times(0.2)),
+    ]
+    told = verdicts({"cuda": run(measured, device="cuda", ceilings=[("pinned-to-device", 50e9)])})
+    assert told["tmpfs -> GPU, dense: of the pinned rate"] == "met"
+    assert told["tmpfs -> GPU, dense, second load in a process: of the pinned rate"] == "met"
+    assert told["tmpfs -> GPU, dense: ahead of every peer"] == "**missed**"
+    assert told["Host memory of a load to the GPU, largest of all"] == "**missed**"
+    assert told["Device memory beyond the tensors, largest of all"] == "met"
+    assert told["Adapter -> GPU, second load in a process"] == "not measured here: not in this run"
