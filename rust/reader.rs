@@ -158,11 +158,8 @@ fn choose_by(file_system: FileSystem, options: &Options, target: Target) -> Chos
         (_, FileSystem::Memory(name)) => {
             Chosen::new(ReaderKind::Pread, format!("it is on {name}, in memory already, from where it is copied"))
         }
-        (Target::DeviceMemory, FileSystem::Local) => {
-            Chosen::new(ReaderKind::Auto, "pread for what the page cache holds, uring for what it does not")
-        }
         (_, FileSystem::Local) => {
-            Chosen::new(ReaderKind::Pread, "bytes that are moved anyway are best read where they go")
+            Chosen::new(ReaderKind::Auto, "pread for what the page cache holds, uring for what it does not")
         }
     }
 }
@@ -196,25 +193,19 @@ pub fn open<K: Kernel + 'static>(
     rings: &Arc<Rings<K>>,
 ) -> Result<Opened> {
     let mut chosen = choose(options, source, target)?;
-    let pread = PreadReader::new(Arc::clone(source));
-    let buffered: Arc<dyn Reader> = match (chosen.kind, options.drop_cache) {
-        (ReaderKind::Mmap, _) => Arc::new(MmapReader::open(source)?),
-        (_, true) => Arc::new(DropCacheReader::new(pread, source)),
-        (_, false) => Arc::new(pread),
+    let buffered = match (chosen.kind, options.drop_cache) {
+        (ReaderKind::Mmap, _) => shared(MmapReader::open(source)?),
+        (_, true) => shared(DropCacheReader::new(PreadReader::new(Arc::clone(source)), source)),
+        (_, false) => shared(PreadReader::new(Arc::clone(source))),
     };
-    let direct = match chosen.kind {
-        ReaderKind::Mmap | ReaderKind::Pread => None,
-        ReaderKind::Uring => Some(
-            UringReader::open(source, rings, Arc::clone(&buffered)).map(|reader| Arc::new(reader) as Arc<dyn Reader>),
-        ),
-        ReaderKind::Auto => Some(uring::alignment(rings, source).map(|alignment| {
-            Arc::new(AutoReader::new(source, rings, alignment, Arc::clone(&buffered))) as Arc<dyn Reader>
-        })),
+    let opened = match chosen.kind {
+        ReaderKind::Mmap | ReaderKind::Pread => Ok(Arc::clone(&buffered)),
+        ReaderKind::Uring => UringReader::open(source, rings, Arc::clone(&buffered)).map(shared),
+        ReaderKind::Auto => AutoReader::open(source, rings, Arc::clone(&buffered)).map(shared),
     };
-    let reader = match direct {
-        None => buffered,
-        Some(Ok(reader)) => reader,
-        Some(Err(why)) => {
+    let reader = match opened {
+        Ok(reader) => reader,
+        Err(why) => {
             tracing::info!(path = %source.path.display(), why, "no direct reads; through the page cache");
             chosen = refused(why);
             buffered
@@ -222,4 +213,8 @@ pub fn open<K: Kernel + 'static>(
     };
     tracing::debug!(path = %source.path.display(), reader = %chosen.kind, why = %chosen.why, "reader");
     Ok(Opened { reader, chosen })
+}
+
+fn shared(reader: impl Reader + 'static) -> Arc<dyn Reader> {
+    Arc::new(reader)
 }

@@ -25,9 +25,17 @@ pub struct AutoReader<K: Kernel> {
 
 impl<K: Kernel> AutoReader<K> {
     /// A reader that reads what is cached with `buffered`.
-    pub fn new(source: &Arc<Source>, rings: &Arc<Rings<K>>, alignment: u64, buffered: Arc<dyn Reader>) -> Self {
+    ///
+    /// # Errors
+    /// Why there are no direct reads of this file, where that is known without trying.
+    pub fn open(
+        source: &Arc<Source>,
+        rings: &Arc<Rings<K>>,
+        buffered: Arc<dyn Reader>,
+    ) -> std::result::Result<Self, String> {
+        let alignment = rings.alignment(source)?;
         let (source, rings) = (Arc::clone(source), Arc::clone(rings));
-        AutoReader { source, rings, alignment, buffered, direct: OnceLock::new() }
+        Ok(AutoReader { source, rings, alignment, buffered, direct: OnceLock::new() })
     }
 
     fn direct(&self) -> &std::result::Result<UringReader<K>, String> {

@@ -28,18 +28,40 @@ pub struct Rings<K: Kernel> {
     kernel: K,
     workers: usize,
     queue_depth: usize,
+    chunk_bytes: usize,
     spare: Mutex<Vec<K::Ring>>,
 }
 
 impl<K: Kernel> Rings<K> {
     /// No ring yet; each is made when it is needed.
     pub fn new(kernel: K, options: &Options) -> Self {
-        Rings { kernel, workers: options.threads.max(1), queue_depth: options.queue_depth, spare: Mutex::default() }
+        let &Options { threads, queue_depth, chunk_bytes, .. } = options;
+        Rings { kernel, workers: threads.max(1), queue_depth, chunk_bytes, spare: Mutex::default() }
     }
 
     /// How many requests one worker may have at a source that takes `depth` at once.
     fn depth(&self, depth: usize) -> usize {
         (self.queue_depth.min(depth) / self.workers).max(1)
+    }
+
+    /// Multiples of how many bytes reads past the page cache want.
+    ///
+    /// # Errors
+    /// Why there are none.
+    pub fn alignment(&self, source: &Source) -> std::result::Result<u64, String> {
+        let alignment = self.kernel.alignment(source).unwrap_or(ALIGNMENT_MAX);
+        if alignment == 0 {
+            return Err("the file system reads only through the page cache".into());
+        }
+        if !ALIGNMENT_MAX.is_multiple_of(alignment) {
+            return Err(format!("the file system wants direct reads to be aligned to {alignment} bytes"));
+        }
+        // A chunk with a read at its begin and one at its end must still hold something besides.
+        let chunk_bytes = u64::try_from(self.chunk_bytes).unwrap_or(u64::MAX);
+        if chunk_bytes < alignment * 4 {
+            return Err(format!("chunks of {chunk_bytes} bytes are too small for reads aligned to {alignment} bytes"));
+        }
+        Ok(alignment)
     }
 
     fn take(&self) -> io::Result<K::Ring> {
@@ -51,19 +73,6 @@ impl<K: Kernel> Rings<K> {
 
     fn spare(&self) -> MutexGuard<'_, Vec<K::Ring>> {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Multiples of how many bytes reads past the page cache want, or why there are none.
-///
-/// # Errors
-/// The reason.
-pub fn alignment<K: Kernel>(rings: &Rings<K>, source: &Source) -> std::result::Result<u64, String> {
-    match rings.kernel.alignment(source) {
-        None => Ok(ALIGNMENT_MAX),
-        Some(0) => Err("the file system reads only through the page cache".into()),
-        Some(alignment) if ALIGNMENT_MAX.is_multiple_of(alignment) => Ok(alignment),
-        Some(alignment) => Err(format!("the file system wants direct reads to be aligned to {alignment} bytes")),
     }
 }
 
@@ -88,7 +97,7 @@ impl<K: Kernel> UringReader<K> {
         rings: &Arc<Rings<K>>,
         buffered: Arc<dyn Reader>,
     ) -> std::result::Result<Self, String> {
-        let alignment = alignment(rings, source)?;
+        let alignment = rings.alignment(source)?;
         let file =
             rings.kernel.open(source).map_err(|error| format!("cannot open the file for direct reads: {error}"))?;
         let depth = rings.depth(rings.kernel.depth(source).unwrap_or(usize::MAX));
@@ -106,8 +115,8 @@ impl<K: Kernel> UringReader<K> {
         let slot = 0..block.0.len();
         let piece = Piece { offset: 0, slot, wanted: 0..self.source.length.min(ALIGNMENT_MAX) };
         let answers = self.ask(&[piece], &mut block.0).map_err(|error| format!("no ring can be used: {error}"))?;
-        match answers.failure {
-            Some((_, error)) => Err(format!("a direct read fails: {error}")),
+        match answers.refusal.or(answers.failure.map(|(_, error)| error)) {
+            Some(error) => Err(format!("a direct read fails: {error}")),
             None if answers.missing.is_empty() => Ok(()),
             None => Err("a direct read brings less than was asked for".into()),
         }
@@ -125,8 +134,8 @@ impl<K: Kernel> UringReader<K> {
         if !is_aligned || slot_begin.checked_add(length)? > bytes.len() {
             return None;
         }
-        let pieces = (0..length).step_by(request_bytes()).map(|done| {
-            let length = request_bytes().min(length - done);
+        let pieces = (0..length).step_by(REQUEST_BYTES).map(|done| {
+            let length = REQUEST_BYTES.min(length - done);
             let offset = begin.checked_add(u64::try_from(done).ok()?)?;
             let end = offset.checked_add(u64::try_from(length).ok()?)?;
             let slot = slot_begin + done..slot_begin + done + length;
@@ -189,7 +198,10 @@ impl<K: Kernel> UringReader<K> {
                         todo.push_front(index);
                     }
                     // What the probe was allowed is refused here; the page cache takes every read.
-                    Err(error) if is_refusal(&error) => answers.missing.extend(piece.missing(0)),
+                    Err(error) if is_refusal(&error) => {
+                        answers.missing.extend(piece.missing(0));
+                        answers.refusal = Some(error);
+                    }
                     Err(error) => answers.fail(piece.wanted.start, error),
                 }
             }
@@ -269,6 +281,8 @@ struct Answers {
     /// What did not come though nothing failed: the end of the file, which the last request reaches beyond, or a file
     /// that has become shorter.
     missing: Vec<Read>,
+    /// Why the file system has not read a piece that is missing.
+    refusal: Option<io::Error>,
     /// The first byte that could not be read, and why.
     failure: Option<(u64, io::Error)>,
 }
@@ -293,4 +307,3 @@ fn is_for_now(error: &io::Error) -> bool {
 fn is_refusal(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP))
 }
-fn request_bytes() -> usize { static R: std::sync::LazyLock<usize> = std::sync::LazyLock::new(|| std::env::var("RB").ok().and_then(|v| v.parse::<usize>().ok()).map_or(REQUEST_BYTES, |k| k << 10)); *R }
