@@ -13,6 +13,8 @@ use crate::load::{self, Batch, Transfer};
 use crate::options::{self, Options};
 use crate::plan::{Destination, Wanted};
 use crate::reader::mmap::Mapping;
+use crate::reader::ring::Linux;
+use crate::reader::uring::Rings;
 use crate::reader::{self, Target};
 use crate::views;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -156,11 +158,12 @@ impl Checkpoint {
 
     fn reader_names(&self, is_new_host_memory: bool) -> Result<String> {
         guard(|| {
-            let target = if is_new_host_memory { Target::NewHostMemory } else { Target::HostMemory };
-            let choice = Options::from_env()?.reader;
+            let target = if is_new_host_memory { Target::NewHostMemory } else { Target::DeviceMemory };
+            let options = Options::from_env()?;
+            let rings = Arc::new(Rings::new(Linux, &options));
             let mut names = Vec::new();
             for source in self.sources() {
-                let name = reader::choose(choice, source, target)?.to_string();
+                let name = reader::open(&options, source, target, &rings)?.chosen().kind.to_string();
                 if !names.contains(&name) {
                     names.push(name);
                 }

@@ -10,7 +10,9 @@ use crate::error::{Error, Kind, Result};
 use crate::interrupt::Watch;
 use crate::options::Options;
 use crate::plan::{Chunk, Destination, Limits, Wanted, plan};
-use crate::reader::{self, Buffer, DIRECT_BYTES, GAP_BYTES, Reader, Target};
+use crate::reader::ring::Linux;
+use crate::reader::uring::Rings;
+use crate::reader::{self, Buffer, Chosen, DIRECT_BYTES, GAP_BYTES, Opened, Target};
 use crate::staging::{PAGE_BYTES, Request, Slot, Staging, numa, pool};
 use crate::workers;
 use std::sync::Arc;
@@ -28,7 +30,7 @@ pub struct Transfer<D: Device> {
     device: Arc<D>,
     options: Options,
     limits: Limits,
-    readers: Vec<Box<dyn Reader>>,
+    readers: Vec<Opened>,
     staging: Option<Staging<D>>,
     watch: Watch,
 }
@@ -58,9 +60,10 @@ impl<D: Device> Transfer<D> {
         // Slots are whole pages, and no slot may be larger than a chunk was allowed to be.
         options.chunk_bytes = (options.chunk_bytes - options.chunk_bytes % PAGE_BYTES).max(PAGE_BYTES);
         let target = if device.is_host() { Target::HostMemory } else { Target::DeviceMemory };
-        let sources = checkpoint.sources().map(|source| reader::open(options.reader, source, target));
+        let rings = Arc::new(Rings::new(Linux, &options));
+        let sources = checkpoint.sources().map(|source| reader::open(&options, source, target, &rings));
         let readers = sources.collect::<Result<Vec<_>>>()?;
-        let alignment = readers.iter().map(|reader| reader.alignment()).max().unwrap_or(1);
+        let alignment = readers.iter().map(|opened| opened.reader.alignment()).max().unwrap_or(1);
         let room = device.room(options.chunk_bytes);
         let chunk_bytes = u64::try_from(room.chunk_bytes).unwrap_or(u64::MAX);
         let limits = Limits {
@@ -71,6 +74,11 @@ impl<D: Device> Transfer<D> {
             placements_max: room.placements_max,
         };
         Ok(Transfer { wanted, device, options, limits, readers, staging: None, watch: Watch::begin() })
+    }
+
+    /// The reader of each file and why it was chosen.
+    pub fn readers(&self) -> impl Iterator<Item = Chosen> {
+        self.readers.iter().map(Opened::chosen)
     }
 
     /// Whether elements can be cast on their way.
@@ -165,7 +173,7 @@ impl<D: Device> Transfer<D> {
     fn run(&self, chunk: &Chunk) -> Result<()> {
         let reader = |source: usize| {
             let missing = || Error::new(Kind::Internal, format!("no reader for file {source}"));
-            self.readers.get(source).ok_or_else(missing)
+            self.readers.get(source).map(|opened| &opened.reader).ok_or_else(missing)
         };
         let internal = |what: &str| Error::new(Kind::Internal, format!("{what}: {chunk:?}"));
         match chunk {

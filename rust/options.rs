@@ -14,17 +14,22 @@ pub enum ReaderChoice {
     Mmap,
     /// Parallel positioned reads.
     Pread,
+    /// Reads past the page cache, many at a time.
+    Uring,
 }
+
+/// What `FST_READER` may hold.
+const READERS: [(&str, ReaderChoice); 4] = [
+    ("auto", ReaderChoice::Auto),
+    ("mmap", ReaderChoice::Mmap),
+    ("pread", ReaderChoice::Pread),
+    ("uring", ReaderChoice::Uring),
+];
 
 impl FromStr for ReaderChoice {
     type Err = ();
     fn from_str(text: &str) -> std::result::Result<Self, ()> {
-        match text {
-            "auto" => Ok(ReaderChoice::Auto),
-            "mmap" => Ok(ReaderChoice::Mmap),
-            "pread" => Ok(ReaderChoice::Pread),
-            _ => Err(()),
-        }
+        READERS.iter().find(|(name, _)| *name == text).map(|(_, choice)| *choice).ok_or(())
     }
 }
 
@@ -32,6 +37,8 @@ impl FromStr for ReaderChoice {
 pub const STAGING_BYTES_MAX: usize = 256 << 20;
 /// The least a chunk may be: a page, since slots are page-aligned.
 pub const CHUNK_BYTES_MIN: usize = 4 << 10;
+/// More requests than this no disk takes at once.
+pub const QUEUE_DEPTH_MAX: usize = 4096;
 /// More threads than this never help a load and can exhaust a container.
 pub const THREADS_MAX: usize = 256;
 
@@ -44,7 +51,7 @@ pub const THREADS_MAX: usize = 256;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Which reader to use. `FST_READER`: `auto`, `mmap` or `pread`.
+    /// Which reader to use. `FST_READER`: `auto`, `mmap`, `pread` or `uring`.
     pub reader: ReaderChoice,
     /// Bytes of a slot of staging, and so the most that is read at once. `FST_CHUNK_BYTES`.
     pub chunk_bytes: usize,
@@ -52,6 +59,12 @@ pub struct Options {
     pub staging_bytes: usize,
     /// How many threads read. `FST_THREADS`.
     pub threads: usize,
+    /// How many requests of a load the disk may have at once, all threads together; only `uring` asks for several.
+    /// `FST_QUEUE_DEPTH`.
+    pub queue_depth: usize,
+    /// Whether pages that a load brings into the page cache are dropped again. Nothing is mapped then.
+    /// `FST_DROP_CACHE`: `0` or `1`.
+    pub drop_cache: bool,
 }
 
 impl Default for Options {
@@ -63,6 +76,8 @@ impl Default for Options {
             staging_bytes: STAGING_BYTES_MAX,
             // Reads from a disk wait rather than work, so even few cores want several in flight.
             threads: cores.clamp(4, 16),
+            queue_depth: 32,
+            drop_cache: false,
         }
     }
 }
@@ -80,7 +95,8 @@ impl Options {
             reader: match variable("FST_READER") {
                 None => defaults.reader,
                 Some(text) => text.parse().map_err(|()| {
-                    Error::new(Kind::InvalidArgument, format!("FST_READER is {text:?}; it may be auto, mmap or pread"))
+                    let names = READERS.map(|(name, _)| name).join(", ");
+                    Error::new(Kind::InvalidArgument, format!("FST_READER is {text:?}; it may be one of {names}"))
                 })?,
             },
             chunk_bytes: number("FST_CHUNK_BYTES", CHUNK_BYTES_MIN..=STAGING_BYTES_MAX)?
@@ -88,6 +104,8 @@ impl Options {
                 .min(staging_bytes),
             staging_bytes,
             threads: number("FST_THREADS", 1..=THREADS_MAX)?.unwrap_or(defaults.threads),
+            queue_depth: number("FST_QUEUE_DEPTH", 1..=QUEUE_DEPTH_MAX)?.unwrap_or(defaults.queue_depth),
+            drop_cache: number("FST_DROP_CACHE", 0..=1)?.map_or(defaults.drop_cache, |number| number == 1),
         })
     }
 }

@@ -231,6 +231,16 @@ pub struct Read {
     pub length: usize,
 }
 
+impl Read {
+    /// The part of this read that has these bytes of the file, if it has them.
+    pub fn part(&self, range: Range<u64>) -> Option<Read> {
+        let length = usize::try_from(range.end.checked_sub(range.start)?).ok()?;
+        let before = usize::try_from(range.start.checked_sub(self.offset)?).ok()?;
+        let fits = before.checked_add(length)? <= self.length;
+        fits.then(|| Read { offset: range.start, slot_begin: self.slot_begin + before, length })
+    }
+}
+
 /// Rows of bytes in a slot that go, one behind the other, to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {

@@ -1,17 +1,30 @@
 //! How bytes leave a file. The choice of the reader is made once, when a load
 //! begins, from the file system and from where the bytes go.
 
+pub mod auto;
+pub mod drop_cache;
+pub mod file_system;
 pub mod mmap;
+pub mod page_cache;
 pub mod pread;
 pub mod read_ahead;
+pub mod ring;
+pub mod uring;
 
 use crate::error::{Error, Kind, Result};
-use crate::options::ReaderChoice;
+use crate::options::{Options, ReaderChoice};
 use crate::plan::Read;
 use crate::source::Source;
+use auto::AutoReader;
+use drop_cache::DropCacheReader;
+use file_system::FileSystem;
+use mmap::MmapReader;
+use pread::PreadReader;
+use ring::Kernel;
+use std::borrow::Cow;
 use std::fmt;
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use uring::{Rings, UringReader};
 
 /// Gaps up to this long are read rather than skipped: about what a system call costs in bytes copied.
 pub const GAP_BYTES: u64 = 16 << 10;
@@ -28,6 +41,11 @@ pub trait Reader: Send + Sync {
     /// write there.
     fn alignment(&self) -> u64 {
         1
+    }
+
+    /// Why the reader cannot do what it was chosen for and reads through the page cache, if so. To tell, it may try.
+    fn refusal(&self) -> Option<&str> {
+        None
     }
 
     /// Fills `into` with the bytes of the file from `offset` on.
@@ -65,6 +83,10 @@ pub enum ReaderKind {
     Mmap,
     /// [`pread`].
     Pread,
+    /// [`uring`].
+    Uring,
+    /// [`auto`]: what is cached through `pread`, the rest through `uring`.
+    Auto,
 }
 
 impl fmt::Display for ReaderKind {
@@ -72,6 +94,8 @@ impl fmt::Display for ReaderKind {
         f.write_str(match self {
             ReaderKind::Mmap => "mmap",
             ReaderKind::Pread => "pread",
+            ReaderKind::Uring => "uring",
+            ReaderKind::Auto => "auto",
         })
     }
 }
@@ -87,66 +111,110 @@ pub enum Target {
     DeviceMemory,
 }
 
+/// What moves the bytes of a file, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chosen {
+    /// The reader.
+    pub kind: ReaderKind,
+    /// The reason, for people.
+    pub why: Cow<'static, str>,
+}
+
+impl Chosen {
+    fn new(kind: ReaderKind, why: impl Into<Cow<'static, str>>) -> Chosen {
+        Chosen { kind, why: why.into() }
+    }
+}
+
 /// Chooses the reader for a file.
 ///
 /// # Errors
 /// `io` when the file system cannot be asked what it is.
-pub fn choose(choice: ReaderChoice, source: &Source, target: Target) -> Result<ReaderKind> {
-    let (kind, why) = match choice {
-        ReaderChoice::Mmap => (ReaderKind::Mmap, "asked for"),
-        ReaderChoice::Pread => (ReaderKind::Pread, "asked for"),
-        ReaderChoice::Auto if target != Target::NewHostMemory => {
-            (ReaderKind::Pread, "bytes that are moved anyway are best read where they go")
+pub fn choose(options: &Options, source: &Source, target: Target) -> Result<Chosen> {
+    let asked_for = |kind| Ok(Chosen::new(kind, "asked for"));
+    match options.reader {
+        ReaderChoice::Mmap if options.drop_cache => {
+            Ok(Chosen::new(ReaderKind::Pread, "what is mapped cannot be dropped from the page cache"))
         }
-        ReaderChoice::Auto => match remote_file_system(source)? {
-            Some(name) => {
-                tracing::debug!(path = %source.path.display(), file_system = name, "not mapped");
-                (ReaderKind::Pread, "a page fault on a network or FUSE file system can hang or kill the process")
-            }
-            None => (ReaderKind::Mmap, "tensors on the CPU need no copy of a local file"),
-        },
-    };
-    tracing::debug!(path = %source.path.display(), reader = %kind, why, "reader");
-    Ok(kind)
+        ReaderChoice::Mmap => asked_for(ReaderKind::Mmap),
+        ReaderChoice::Pread => asked_for(ReaderKind::Pread),
+        ReaderChoice::Uring => asked_for(ReaderKind::Uring),
+        ReaderChoice::Auto => Ok(choose_by(FileSystem::of(source)?, options, target)),
+    }
+}
+
+fn choose_by(file_system: FileSystem, options: &Options, target: Target) -> Chosen {
+    match (target, file_system) {
+        (Target::NewHostMemory, FileSystem::Remote(name)) => Chosen::new(
+            ReaderKind::Pread,
+            format!("it is on {name}, and a page fault on a network or FUSE file system can hang or kill the process"),
+        ),
+        (Target::NewHostMemory, _) if !options.drop_cache => {
+            Chosen::new(ReaderKind::Mmap, "tensors on the CPU need no copy of a local file")
+        }
+        (_, FileSystem::Remote(name)) => {
+            Chosen::new(ReaderKind::Pread, format!("it is on {name}, whose own cache and read-ahead know best"))
+        }
+        (_, FileSystem::Memory(name)) => {
+            Chosen::new(ReaderKind::Pread, format!("it is on {name}, in memory already, from where it is copied"))
+        }
+        (_, FileSystem::Local) => {
+            Chosen::new(ReaderKind::Auto, "pread for what the page cache holds, uring for what it does not")
+        }
+    }
+}
+
+/// The reader of one file.
+pub struct Opened {
+    /// Reads.
+    pub reader: Arc<dyn Reader>,
+    chosen: Chosen,
+}
+
+impl Opened {
+    /// What moves the bytes and why, also where it is not what was meant to.
+    pub fn chosen(&self) -> Chosen {
+        self.reader.refusal().map_or_else(|| self.chosen.clone(), refused)
+    }
+}
+
+fn refused(why: impl fmt::Display) -> Chosen {
+    Chosen::new(ReaderKind::Pread, format!("uring is not to be had: {why}"))
 }
 
 /// Opens the reader of a file that moves bytes to `target`.
 ///
 /// # Errors
 /// `io` where the file cannot be mapped or asked about.
-pub fn open(choice: ReaderChoice, source: &Arc<Source>, target: Target) -> Result<Box<dyn Reader>> {
-    Ok(match choose(choice, source, target)? {
-        ReaderKind::Mmap => Box::new(mmap::MmapReader::open(source)?),
-        ReaderKind::Pread => Box::new(pread::PreadReader::new(Arc::clone(source))),
-    })
+pub fn open<K: Kernel + 'static>(
+    options: &Options,
+    source: &Arc<Source>,
+    target: Target,
+    rings: &Arc<Rings<K>>,
+) -> Result<Opened> {
+    let mut chosen = choose(options, source, target)?;
+    let buffered = match (chosen.kind, options.drop_cache) {
+        (ReaderKind::Mmap, _) => shared(MmapReader::open(source)?),
+        (_, true) => shared(DropCacheReader::new(PreadReader::new(Arc::clone(source)), source)),
+        (_, false) => shared(PreadReader::new(Arc::clone(source))),
+    };
+    let opened = match chosen.kind {
+        ReaderKind::Mmap | ReaderKind::Pread => Ok(Arc::clone(&buffered)),
+        ReaderKind::Uring => UringReader::open(source, rings, Arc::clone(&buffered)).map(shared),
+        ReaderKind::Auto => AutoReader::open(source, rings, Arc::clone(&buffered)).map(shared),
+    };
+    let reader = match opened {
+        Ok(reader) => reader,
+        Err(why) => {
+            tracing::info!(path = %source.path.display(), why, "no direct reads; through the page cache");
+            chosen = refused(why);
+            buffered
+        }
+    };
+    tracing::debug!(path = %source.path.display(), reader = %chosen.kind, why = %chosen.why, "reader");
+    Ok(Opened { reader, chosen })
 }
 
-/// File systems whose pages come over a network or from another process, by the magic number of statfs(2).
-const REMOTE_FILE_SYSTEMS: [(u32, &str); 15] = [
-    (0x6969, "nfs"),
-    (0x517B, "smb"),
-    (0xFF53_4D42, "cifs"),
-    (0xFE53_4D42, "smb2"),
-    (0x6573_5546, "fuse"),
-    (0x0102_1997, "9p"),
-    (0x00C3_6400, "ceph"),
-    (0x0BD0_0BD0, "lustre"),
-    (0x4750_4653, "gpfs"),
-    (0x1983_0326, "beegfs"),
-    (0x5346_414F, "afs"),
-    (0x6B41_4653, "kafs"),
-    (0x7375_7245, "coda"),
-    (0x7461_636F, "ocfs2"),
-    (0x0116_1970, "gfs2"),
-];
-
-fn remote_file_system(source: &Source) -> Result<Option<&'static str>> {
-    // SAFETY: statfs is plain data, and zero is a value of each of its fields.
-    let mut facts: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: the descriptor is open for as long as `source` lives, and `facts` is a valid place to write.
-    if unsafe { libc::fstatfs(source.file.as_raw_fd(), &raw mut facts) } != 0 {
-        let error = std::io::Error::last_os_error();
-        return Err(Error::from_io(&error, &source.path, "cannot ask which file system it is on"));
-    }
-    Ok(REMOTE_FILE_SYSTEMS.iter().find(|(magic, _)| i64::from(*magic) == facts.f_type).map(|(_, name)| *name))
+fn shared(reader: impl Reader + 'static) -> Arc<dyn Reader> {
+    Arc::new(reader)
 }

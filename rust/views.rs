@@ -40,7 +40,7 @@ impl Views {
     ) -> Result<Views> {
         let sources = checkpoint.sources();
         let kinds: Vec<ReaderKind> = sources
-            .map(|source| reader::choose(options.reader, source, Target::NewHostMemory))
+            .map(|source| reader::choose(options, source, Target::NewHostMemory).map(|chosen| chosen.kind))
             .collect::<Result<_>>()?;
         let mut files: Vec<File> = kinds.iter().map(|_| File::default()).collect();
         for (tensor, (wanted, dtype)) in wanted.iter().zip(dtypes).enumerate() {

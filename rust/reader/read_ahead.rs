@@ -7,9 +7,9 @@
 //! last tensor is gone the threads end.
 
 use super::mmap::Mapping;
+use super::page_cache::{self, Advice};
 use crate::source::Source;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Once, Weak};
 use std::thread;
@@ -53,11 +53,11 @@ impl Work {
     fn run(self: Arc<Self>) {
         while let Some(step) = self.steps.get(self.next.fetch_add(1, Ordering::Relaxed)) {
             let Some(mapping) = self.users.upgrade() else { return };
-            if is_cached(&self.source, step.start) {
+            if page_cache::is_cached(&self.source, step.start) {
                 mapping.populate(step);
             } else {
                 self.is_cold.call_once(|| (1..THREADS).for_each(|_| Arc::clone(&self).spawn()));
-                will_need(&self.source, step);
+                page_cache::advise(&self.source, step, Advice::WillNeed);
             }
         }
     }
@@ -80,28 +80,6 @@ fn steps_of(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
     (range.start..end)
         .step_by(usize::try_from(STEP_BYTES).unwrap_or(usize::MAX))
         .map(move |begin| begin..end.min(begin.saturating_add(STEP_BYTES)))
-}
-
-/// Whether a read of one byte would be answered from memory.
-fn is_cached(source: &Source, offset: u64) -> bool {
-    let mut byte = 0_u8;
-    let into = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
-    let Ok(offset) = libc::off_t::try_from(offset) else { return false };
-    // SAFETY: one byte is read into a byte of ours; a file system that cannot say refuses.
-    let count = unsafe { libc::preadv2(source.file.as_raw_fd(), &raw const into, 1, offset, libc::RWF_NOWAIT) };
-    count == 1
-}
-
-fn will_need(source: &Source, step: &Range<u64>) {
-    let (Ok(offset), Ok(length)) = (libc::off_t::try_from(step.start), libc::off_t::try_from(step.end - step.start))
-    else {
-        return;
-    };
-    // SAFETY: advice changes no memory of ours.
-    let code = unsafe { libc::posix_fadvise(source.file.as_raw_fd(), offset, length, libc::POSIX_FADV_WILLNEED) };
-    if code != 0 {
-        tracing::debug!(code, "the kernel takes no advice on this file");
-    }
 }
 
 /// The memory of this machine.

@@ -2,17 +2,28 @@
 
 use crate::files;
 use fst::error::Kind;
-use fst::options::ReaderChoice;
+use fst::options::{Options, ReaderChoice};
 use fst::plan::Read;
+use fst::reader::file_system::FileSystem;
 use fst::reader::pread::{PreadReader, ReadAt};
+use fst::reader::ring::Linux;
+use fst::reader::uring::Rings;
 use fst::reader::{self, Buffer, Reader, ReaderKind, Target};
+use fst::staging::{Request, pool};
 use std::fs::OpenOptions;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 
-const READERS: [ReaderChoice; 2] = [ReaderChoice::Mmap, ReaderChoice::Pread];
+const READERS: [ReaderChoice; 4] = [ReaderChoice::Mmap, ReaderChoice::Pread, ReaderChoice::Uring, ReaderChoice::Auto];
+
+/// The reader of a file that a person asks for in this way, with and without a trace in the page cache.
+fn open(choice: ReaderChoice, path: &Path, drop_cache: bool) -> Arc<dyn Reader> {
+    let options = Options { reader: choice, threads: 2, queue_depth: 6, drop_cache, ..Options::default() };
+    let rings = Arc::new(Rings::new(Linux, &options));
+    reader::open(&options, &files::source(path), Target::DeviceMemory, &rings).unwrap().reader
+}
 
 fn check_contract(reader: &dyn Reader, bytes: &[u8]) {
     let length = bytes.len();
@@ -31,6 +42,15 @@ fn check_contract(reader: &dyn Reader, bytes: &[u8]) {
     for read in reads {
         let begin = read.offset as usize;
         assert_eq!(slot[read.slot_begin..][..read.length], bytes[begin..begin + read.length]);
+    }
+    // As the plan lays them out, with room to widen each, at every alignment: begin and end of the file, across blocks.
+    let alignment = reader.alignment() as usize;
+    let shifts = [0, 1, 511, 512, 513, 4095, 4096, 4097];
+    let begins = shifts.iter().flat_map(|shift| [*shift, 700_000 + shift, length - 4_097 - shift]);
+    let planned = begins.flat_map(|begin| [1, 4096, 4097].map(|count| (begin, count)));
+    let planned: Vec<(usize, usize)> = planned.chain([(0, length), (1, length - 1), (length - 1, 1)]).collect();
+    for reads in planned.chunks(3) {
+        check_planned(reader, bytes, reads, alignment);
     }
     // Several threads at once.
     std::thread::scope(|scope| {
@@ -54,14 +74,60 @@ fn check_contract(reader: &dyn Reader, bytes: &[u8]) {
     }
 }
 
+/// Reads into one slot, each where it has room, beside bytes that must stay as they are.
+fn check_planned(reader: &dyn Reader, bytes: &[u8], reads: &[(usize, usize)], alignment: usize) {
+    let mut reached = 0;
+    let reads: Vec<Read> = reads
+        .iter()
+        .map(|&(begin, length)| {
+            let slot_begin = reached + begin % alignment;
+            // One more unit than needed, in which nobody may write.
+            reached = (slot_begin + length).next_multiple_of(alignment) + alignment;
+            Read { offset: begin as u64, slot_begin, length }
+        })
+        .collect();
+    let request = Request { bytes: reached.next_multiple_of(4096), node: None, staging_bytes: 256 << 20 };
+    let mut slot = pool::take(&request).unwrap().unwrap();
+    slot.bytes_mut().fill(0xAA);
+    let id = slot.id();
+    reader.fill(&reads, Buffer { id, bytes: slot.bytes_mut() }).unwrap();
+    for read in reads {
+        let (slot, begin) = (slot.bytes_mut(), read.offset as usize);
+        assert!(slot[read.slot_begin..][..read.length] == bytes[begin..begin + read.length], "{read:?}");
+        let end = (read.slot_begin + read.length).next_multiple_of(alignment);
+        assert!(slot[end..end + alignment].iter().all(|byte| *byte == 0xAA), "written behind {read:?}");
+    }
+}
+
 #[test]
 fn every_reader_keeps_the_contract() {
     let directory = TempDir::new().unwrap();
-    let bytes = files::pattern(3, 300_001);
+    let bytes = files::pattern(3, 1_500_001);
     let path = directory.path().join("x.safetensors");
     std::fs::write(&path, &bytes).unwrap();
     for kind in READERS {
-        check_contract(&*reader::open(kind, &files::source(&path), Target::HostMemory).unwrap(), &bytes);
+        for drop_cache in [false, true] {
+            // Cold as far as the file system lets us make it, then as the first turn leaves it.
+            files::make_cold(&path);
+            for _ in 0..2 {
+                check_contract(&*open(kind, &path, drop_cache), &bytes);
+            }
+        }
+    }
+}
+
+#[test]
+fn files_shorter_than_a_block_are_read() {
+    let directory = TempDir::new().unwrap();
+    for length in [1, 8, 511, 512, 513, 4095] {
+        let bytes = files::pattern(length, length);
+        let path = directory.path().join("x.safetensors");
+        std::fs::write(&path, &bytes).unwrap();
+        for kind in READERS {
+            files::make_cold(&path);
+            let reader = open(kind, &path, false);
+            check_planned(&*reader, &bytes, &[(0, length), (length - 1, 1)], reader.alignment() as usize);
+        }
     }
 }
 
@@ -72,11 +138,18 @@ fn a_file_cut_while_it_is_open_is_an_error_with_every_reader() {
             let directory = TempDir::new().unwrap();
             let path = directory.path().join("x.safetensors");
             std::fs::write(&path, files::pattern(4, 100_000)).unwrap();
-            let reader = reader::open(kind, &files::source(&path), Target::HostMemory).unwrap();
+            let reader = open(kind, &path, false);
             OpenOptions::new().write(true).open(&path).unwrap().set_len(length).unwrap();
-            let error = reader.read(0, &mut vec![0; 100_000]).unwrap_err();
-            assert_eq!(error.kind(), Kind::Io, "{kind:?}");
-            assert!(error.to_string().contains(&format!("byte {length}:")), "{kind:?}: {error}");
+            let request = Request { bytes: 128 << 10, node: None, staging_bytes: 256 << 20 };
+            let mut slot = pool::take(&request).unwrap().unwrap();
+            let (id, read) = (slot.id(), Read { offset: 0, slot_begin: 0, length: 100_000 });
+            for result in
+                [reader.read(0, &mut vec![0; 100_000]), reader.fill(&[read], Buffer { id, bytes: slot.bytes_mut() })]
+            {
+                let error = result.unwrap_err();
+                assert_eq!(error.kind(), Kind::Io, "{kind:?}");
+                assert!(error.to_string().contains(&format!("byte {length}:")), "{kind:?}: {error}");
+            }
         }
     }
 }
@@ -138,9 +211,32 @@ fn the_choice_follows_destination_and_wish() {
     let directory = TempDir::new().unwrap();
     let path = files::raw(&directory, "x.safetensors", "{}", &[]);
     let source = files::source(&path);
-    let choose = |choice, target| reader::choose(choice, &source, target).unwrap();
-    assert_eq!(choose(ReaderChoice::Auto, Target::NewHostMemory), ReaderKind::Mmap);
-    assert_eq!(choose(ReaderChoice::Auto, Target::HostMemory), ReaderKind::Pread);
-    assert_eq!(choose(ReaderChoice::Pread, Target::NewHostMemory), ReaderKind::Pread);
-    assert_eq!(choose(ReaderChoice::Mmap, Target::HostMemory), ReaderKind::Mmap);
+    let choose = |choice, target, drop_cache| {
+        let options = Options { reader: choice, drop_cache, ..Options::default() };
+        reader::choose(&options, &source, target).unwrap().kind
+    };
+    assert_eq!(choose(ReaderChoice::Auto, Target::NewHostMemory, false), ReaderKind::Mmap);
+    assert_eq!(choose(ReaderChoice::Pread, Target::NewHostMemory, false), ReaderKind::Pread);
+    assert_eq!(choose(ReaderChoice::Uring, Target::NewHostMemory, false), ReaderKind::Uring);
+    assert_eq!(choose(ReaderChoice::Mmap, Target::HostMemory, false), ReaderKind::Mmap);
+    // What is moved anyway is looked for in the page cache first, but where the files are in memory as such.
+    let moved = choose(ReaderChoice::Auto, Target::DeviceMemory, false);
+    match FileSystem::of(&source).unwrap() {
+        FileSystem::Local => assert_eq!(moved, ReaderKind::Auto),
+        FileSystem::Memory(_) | FileSystem::Remote(_) => assert_eq!(moved, ReaderKind::Pread),
+    }
+    assert_eq!(choose(ReaderChoice::Auto, Target::HostMemory, false), moved);
+    // What is to be dropped from the page cache must not be mapped.
+    assert_eq!(choose(ReaderChoice::Mmap, Target::NewHostMemory, true), ReaderKind::Pread);
+    assert_eq!(choose(ReaderChoice::Auto, Target::NewHostMemory, true), moved);
+}
+
+#[test]
+fn files_in_memory_are_known_as_such() {
+    let directory = TempDir::new_in("/dev/shm").unwrap();
+    let source = files::source(&files::raw(&directory, "x.safetensors", "{}", &[]));
+    assert_eq!(FileSystem::of(&source).unwrap(), FileSystem::Memory("tmpfs"));
+    let options = Options::default();
+    assert_eq!(reader::choose(&options, &source, Target::DeviceMemory).unwrap().kind, ReaderKind::Pread);
+    assert_eq!(reader::choose(&options, &source, Target::NewHostMemory).unwrap().kind, ReaderKind::Mmap);
 }

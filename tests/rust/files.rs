@@ -2,9 +2,14 @@
 
 use fst::source::Source;
 use safetensors::tensor::{Dtype, TensorView};
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tempfile::TempDir;
+
+/// Of the machines that run the tests.
+pub const PAGE_BYTES: usize = 4 << 10;
 
 /// A file with this header text and these data bytes, whatever they are worth.
 pub fn raw(directory: &TempDir, name: &str, json: &str, data: &[u8]) -> PathBuf {
@@ -33,4 +38,22 @@ pub fn pattern(seed: usize, length: usize) -> Vec<u8> {
 
 pub fn source(path: &Path) -> Arc<Source> {
     Arc::new(Source::open(path).unwrap())
+}
+
+/// Drops a file from the page cache, as far as its file system has one.
+pub fn make_cold(path: &Path) {
+    let file = File::open(path).unwrap();
+    file.sync_all().unwrap();
+    // SAFETY: advice changes no memory.
+    assert_eq!(unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) }, 0);
+}
+
+/// Which pages of a file are in memory, as mincore(2) says.
+pub fn cached_pages(path: &Path) -> Vec<bool> {
+    let file = File::open(path).unwrap();
+    let mapped = memmap2::MmapOptions::new().map_raw_read_only(&file).unwrap();
+    let mut pages = vec![0_u8; mapped.len().div_ceil(PAGE_BYTES)];
+    // SAFETY: the range is that of the mapping, and there is a byte for each of its pages.
+    assert_eq!(unsafe { libc::mincore(mapped.as_mut_ptr().cast(), mapped.len(), pages.as_mut_ptr()) }, 0);
+    pages.into_iter().map(|page| page & 1 == 1).collect()
 }

@@ -27,8 +27,14 @@ use std::fs::File;
 use std::sync::Arc;
 
 /// Little room and small chunks, so that small tensors already keep every slot busy.
-const TIGHT: Options =
-    Options { reader: ReaderChoice::Auto, chunk_bytes: 4 << 10, staging_bytes: 16 << 10, threads: 3 };
+const TIGHT: Options = Options {
+    reader: ReaderChoice::Auto,
+    chunk_bytes: 4 << 10,
+    staging_bytes: 16 << 10,
+    threads: 3,
+    queue_depth: 8,
+    drop_cache: false,
+};
 
 /// The simulator with work as late as it can be, then with several random delays; one at a time.
 fn schedules() -> impl Iterator<Item = Sim> {

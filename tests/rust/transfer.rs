@@ -14,7 +14,7 @@ use std::sync::Arc;
 use tempfile::TempDir;
 
 fn options(reader: ReaderChoice) -> Options {
-    Options { reader, chunk_bytes: 64 << 10, staging_bytes: 256 << 10, threads: 4 }
+    Options { reader, chunk_bytes: 64 << 10, staging_bytes: 256 << 10, threads: 4, ..Options::default() }
 }
 
 /// Loads all that is wanted, and gives the bytes of each.
@@ -67,9 +67,9 @@ fn every_byte_arrives_with_every_reader() {
     let tensors = sample(&directory);
     let checkpoint = Checkpoint::open(&[directory.path()]).unwrap();
     let names: Vec<_> = tensors.iter().map(|(name, _)| name.as_str()).collect();
-    for reader in [ReaderChoice::Auto, ReaderChoice::Mmap, ReaderChoice::Pread] {
+    for reader in [ReaderChoice::Auto, ReaderChoice::Mmap, ReaderChoice::Pread, ReaderChoice::Uring] {
         for (threads, staging_bytes) in [(1, 4 << 10), (16, 8 << 10), (3, 1 << 20)] {
-            let options = Options { threads, staging_bytes, chunk_bytes: 4 << 10, reader };
+            let options = Options { threads, staging_bytes, chunk_bytes: 4 << 10, reader, ..Options::default() };
             let loaded = load(&checkpoint, &whole(&checkpoint, &names), options).unwrap();
             for ((name, bytes), loaded) in tensors.iter().zip(loaded) {
                 assert_eq!(&loaded, bytes, "{name} with {reader:?}");
@@ -97,7 +97,7 @@ fn columns_arrive_packed() {
 
 #[test]
 fn a_file_cut_during_the_load_is_an_error() {
-    for reader in [ReaderChoice::Mmap, ReaderChoice::Pread] {
+    for reader in [ReaderChoice::Mmap, ReaderChoice::Pread, ReaderChoice::Uring, ReaderChoice::Auto] {
         let directory = TempDir::new().unwrap();
         let tensors = sample(&directory);
         let checkpoint = Checkpoint::open(&[directory.path()]).unwrap();

@@ -1,0 +1,86 @@
+//! The reader that looks first: what the page cache holds is copied from
+//! there, and the rest comes past it.
+
+use super::page_cache::{self, Run};
+use super::ring::Kernel;
+use super::uring::{Rings, UringReader};
+use super::{Buffer, Reader};
+use crate::error::Result;
+use crate::plan::Read;
+use crate::source::Source;
+use std::sync::{Arc, OnceLock};
+
+/// Parts of a read that are cached and parts that are not meet at multiples of this.
+const UNIT_BYTES: u64 = 128 << 10;
+
+/// A reader of one file that is read directly where it is cold.
+pub struct AutoReader<K: Kernel> {
+    source: Arc<Source>,
+    rings: Arc<Rings<K>>,
+    alignment: u64,
+    buffered: Arc<dyn Reader>,
+    /// Opened at the first read that finds nothing cached: a file that is cached whole does without.
+    direct: OnceLock<std::result::Result<UringReader<K>, String>>,
+}
+
+impl<K: Kernel> AutoReader<K> {
+    /// A reader that reads what is cached with `buffered`.
+    ///
+    /// # Errors
+    /// Why there are no direct reads of this file, where that is known without trying.
+    pub fn open(
+        source: &Arc<Source>,
+        rings: &Arc<Rings<K>>,
+        buffered: Arc<dyn Reader>,
+    ) -> std::result::Result<Self, String> {
+        let alignment = rings.alignment(source)?;
+        let (source, rings) = (Arc::clone(source), Arc::clone(rings));
+        Ok(AutoReader { source, rings, alignment, buffered, direct: OnceLock::new() })
+    }
+
+    fn direct(&self) -> &std::result::Result<UringReader<K>, String> {
+        self.direct.get_or_init(|| {
+            let opened = UringReader::open(&self.source, &self.rings, Arc::clone(&self.buffered));
+            if let Err(why) = &opened {
+                tracing::info!(path = %self.source.path.display(), why, "no direct reads; through the page cache");
+            }
+            opened
+        })
+    }
+}
+
+impl<K: Kernel> Reader for AutoReader<K> {
+    fn alignment(&self) -> u64 {
+        self.alignment
+    }
+
+    fn refusal(&self) -> Option<&str> {
+        self.direct().as_ref().err().map(String::as_str)
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<()> {
+        self.buffered.read(offset, into)
+    }
+
+    fn fill(&self, reads: &[Read], buffer: Buffer<'_>) -> Result<()> {
+        let mut cached = Vec::new();
+        let mut cold = Vec::new();
+        for read in reads {
+            let end = read.offset.saturating_add(u64::try_from(read.length).unwrap_or(u64::MAX));
+            for Run { range, is_cached } in page_cache::runs(&self.source, read.offset..end, UNIT_BYTES) {
+                let list = if is_cached { &mut cached } else { &mut cold };
+                list.extend(read.part(range));
+            }
+        }
+        if !cached.is_empty() {
+            self.buffered.fill(&cached, Buffer { id: buffer.id, bytes: buffer.bytes })?;
+        }
+        if cold.is_empty() {
+            return Ok(());
+        }
+        match self.direct() {
+            Ok(direct) => direct.fill(&cold, buffer),
+            Err(_) => self.buffered.fill(&cold, buffer),
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Which kind of file system a file is on, by the magic number of statfs(2).
+
+use crate::error::{Error, Result};
+use crate::source::Source;
+use std::os::fd::AsRawFd;
+
+/// What a reader cares about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileSystem {
+    /// On a disk of this machine.
+    Local,
+    /// In its memory, by this name.
+    Memory(&'static str),
+    /// Its pages come over a network or from another process.
+    Remote(&'static str),
+}
+
+const MEMORY: [(u32, &str); 3] = [(0x0102_1994, "tmpfs"), (0x8584_58F6, "ramfs"), (0x9584_58F6, "hugetlbfs")];
+
+const REMOTE: [(u32, &str); 15] = [
+    (0x6969, "nfs"),
+    (0x517B, "smb"),
+    (0xFF53_4D42, "cifs"),
+    (0xFE53_4D42, "smb2"),
+    (0x6573_5546, "fuse"),
+    (0x0102_1997, "9p"),
+    (0x00C3_6400, "ceph"),
+    (0x0BD0_0BD0, "lustre"),
+    (0x4750_4653, "gpfs"),
+    (0x1983_0326, "beegfs"),
+    (0x5346_414F, "afs"),
+    (0x6B41_4653, "kafs"),
+    (0x7375_7245, "coda"),
+    (0x7461_636F, "ocfs2"),
+    (0x0116_1970, "gfs2"),
+];
+
+impl FileSystem {
+    /// Asks where a file is.
+    ///
+    /// # Errors
+    /// `io` when the file system cannot be asked what it is.
+    pub fn of(source: &Source) -> Result<FileSystem> {
+        // SAFETY: statfs is plain data, and zero is a value of each of its fields.
+        let mut facts: libc::statfs = unsafe { std::mem::zeroed() };
+        // SAFETY: the descriptor is open for as long as `source` lives, and `facts` is a valid place to write.
+        if unsafe { libc::fstatfs(source.file.as_raw_fd(), &raw mut facts) } != 0 {
+            let error = std::io::Error::last_os_error();
+            return Err(Error::from_io(&error, &source.path, "cannot ask which file system it is on"));
+        }
+        let find = |list: &[(u32, &'static str)]| {
+            list.iter().find(|(magic, _)| i64::from(*magic) == facts.f_type).map(|(_, name)| *name)
+        };
+        Ok(match (find(&MEMORY), find(&REMOTE)) {
+            (Some(name), _) => FileSystem::Memory(name),
+            (None, Some(name)) => FileSystem::Remote(name),
+            (None, None) => FileSystem::Local,
+        })
+    }
+}

@@ -1,0 +1,184 @@
+//! What is cached is read from there, the rest past it, and a load that is
+//! asked to leaves no trace. The oracle is mincore(2), which no reader uses.
+//! A machine that is short of memory takes pages away at any time, so what is
+//! said of pages is said of those that stayed.
+
+use crate::files::{self, PAGE_BYTES};
+use crate::kernel::{Script, Scripted};
+use fst::options::{Options, ReaderChoice};
+use fst::plan::Read;
+use fst::reader::page_cache::{self, Run};
+use fst::reader::ring::Linux;
+use fst::reader::uring::Rings;
+use fst::reader::{self, Buffer, ReaderKind, Target};
+use fst::staging::{Request, pool};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tempfile::TempDir;
+
+const FILE_BYTES: usize = 6 << 20;
+
+/// A file of which these ranges are cached and, where the file system has a page cache, nothing else.
+fn file(directory: &TempDir, warm: &[(u64, usize)]) -> (PathBuf, Vec<u8>) {
+    let path = directory.path().join("x.safetensors");
+    let bytes = files::pattern(2, FILE_BYTES - 1000);
+    std::fs::write(&path, &bytes).unwrap();
+    files::make_cold(&path);
+    warm_up(&path, warm);
+    (path, bytes)
+}
+
+fn warm_up(path: &Path, ranges: &[(u64, usize)]) {
+    let file = files::source(path);
+    for &(begin, length) in ranges {
+        let mut into = vec![0; length];
+        FileExt::read_exact_at(&file.file, &mut into, begin).unwrap();
+    }
+}
+
+fn cached_count(path: &Path) -> usize {
+    files::cached_pages(path).into_iter().filter(|page| *page).count()
+}
+
+/// The whole file, in chunks of a megabyte.
+fn read_all(reader: &dyn reader::Reader, bytes: &[u8]) {
+    let request = Request { bytes: 1 << 20, node: None, staging_bytes: 256 << 20 };
+    let mut slot = pool::take(&request).unwrap().unwrap();
+    for (index, chunk) in bytes.chunks(1 << 20).enumerate() {
+        let (id, read) = (slot.id(), Read { offset: (index as u64) << 20, slot_begin: 0, length: chunk.len() });
+        reader.fill(&[read], Buffer { id, bytes: slot.bytes_mut() }).unwrap();
+        assert!(&slot.bytes_mut()[..chunk.len()] == chunk, "chunk {index}");
+    }
+}
+
+#[test]
+fn the_page_cache_is_seen_as_it_is() {
+    let directory = TempDir::new().unwrap();
+    for warm in [vec![], vec![(0, FILE_BYTES - 1000)], vec![(4096, 1), (1 << 20, 300_000), (5 << 20, 10_000)]] {
+        let (path, bytes) = file(&directory, &warm);
+        let source = files::source(&path);
+        let before = files::cached_pages(&path);
+        let runs = page_cache::runs(&source, 0..source.length, PAGE_BYTES as u64);
+        // In larger units, one that misses a page is missing; the runs follow each other without a gap.
+        let coarse = page_cache::runs(&source, 5000..source.length, 64 << 10);
+        let after = files::cached_pages(&path);
+        let seen: Vec<bool> = runs
+            .iter()
+            .flat_map(|Run { range, is_cached }| {
+                vec![*is_cached; ((range.end - range.start) as usize).div_ceil(PAGE_BYTES)]
+            })
+            .collect();
+        assert_eq!(seen.len(), before.len());
+        for (page, is_cached) in seen.iter().enumerate() {
+            assert!(*is_cached == before[page] || *is_cached == after[page], "page {page}");
+        }
+        assert_eq!((coarse[0].range.start, coarse[coarse.len() - 1].range.end), (5000, bytes.len() as u64));
+        for pair in coarse.windows(2) {
+            assert_eq!(pair[0].range.end, pair[1].range.start);
+            assert_ne!(pair[0].is_cached, pair[1].is_cached);
+            assert_eq!(pair[0].range.end % (64 << 10), 0);
+        }
+        for Run { range, is_cached } in coarse {
+            let pages = range.start as usize / PAGE_BYTES..(range.end as usize).div_ceil(PAGE_BYTES);
+            let [before, after] = [&before, &after].map(|all| all[pages.clone()].iter().all(|page| *page));
+            assert!(is_cached == before || is_cached == after, "{range:?}");
+        }
+    }
+}
+
+#[test]
+fn only_what_is_cold_is_read_directly() {
+    let directory = TempDir::new().unwrap();
+    for warm in [vec![], vec![(0, FILE_BYTES - 1000)], vec![(0, 1 << 20), (2 << 20, 1 << 20), (3_500_000, 1)]] {
+        let (path, bytes) = file(&directory, &warm);
+        let twin = directory.path().join("twin");
+        std::fs::write(&twin, &bytes).unwrap();
+        let script = Arc::new(Script { twin: Some(twin), ..Script::default() });
+        let options = Options { reader: ReaderChoice::Auto, ..Options::default() };
+        let rings = Arc::new(Rings::new(Scripted(Arc::clone(&script)), &options));
+        let opened = reader::open(&options, &files::source(&path), Target::DeviceMemory, &rings).unwrap();
+        read_all(&*opened.reader, &bytes);
+        let asked = script.asked.lock().unwrap().clone();
+        // Neither way of reading here brings or drops a page.
+        let cached = files::cached_pages(&path);
+        let cold_units: Vec<bool> =
+            cached.chunks((128 << 10) / PAGE_BYTES).map(|pages| !pages.iter().all(|page| *page)).collect();
+        if !cold_units.contains(&true) {
+            // Nothing to read directly, nothing to set up for it.
+            assert_eq!((asked.len(), script.rings.load(Ordering::Relaxed)), (0, 0));
+            continue;
+        }
+        // The first request is the probe.
+        for begin in asked.iter().skip(1) {
+            assert!(cold_units[*begin as usize >> 17], "{begin} is cached");
+        }
+        if warm.is_empty() {
+            assert_eq!(asked.len(), 1 + 6 * 2);
+        }
+        assert_eq!(opened.chosen().kind, ReaderKind::Auto);
+    }
+}
+
+#[test]
+fn where_direct_reads_are_refused_auto_says_so() {
+    let directory = TempDir::new().unwrap();
+    let (path, bytes) = file(&directory, &[(0, 1 << 20)]);
+    let is_local = !files::cached_pages(&path).iter().all(|page| *page);
+    for script in [
+        Script { open: Some(libc::EINVAL), ..Script::default() },
+        Script { ring: Some(libc::EPERM), ..Script::default() },
+        Script { has_no_direct_reads: true, ..Script::default() },
+    ] {
+        let options = Options { reader: ReaderChoice::Auto, ..Options::default() };
+        let rings = Arc::new(Rings::new(Scripted(Arc::new(script)), &options));
+        let opened = reader::open(&options, &files::source(&path), Target::DeviceMemory, &rings).unwrap();
+        read_all(&*opened.reader, &bytes);
+        let chosen = opened.chosen();
+        assert_eq!(chosen.kind, ReaderKind::Pread);
+        assert!(!is_local || chosen.why.contains("uring is not to be had"), "{}", chosen.why);
+    }
+}
+
+#[test]
+fn a_load_that_drops_its_pages_leaves_the_page_cache_as_it_was() {
+    let directory = TempDir::new().unwrap();
+    let neighbour = directory.path().join("neighbour");
+    std::fs::write(&neighbour, vec![1; 1 << 20]).unwrap();
+    for warm in [vec![], vec![(0, FILE_BYTES - 1000)], vec![(8192, 1), ((1 << 20) - 1, 2), (3 << 20, 1 << 20)]] {
+        for choice in [ReaderChoice::Auto, ReaderChoice::Pread, ReaderChoice::Mmap, ReaderChoice::Uring] {
+            let (path, bytes) = file(&directory, &warm);
+            File::open(&path).unwrap().sync_all().unwrap();
+            let before = files::cached_pages(&path);
+            let neighbours = cached_count(&neighbour);
+            let options = Options { reader: choice, threads: 2, drop_cache: true, ..Options::default() };
+            let rings = Arc::new(Rings::new(Linux, &options));
+            let source = files::source(&path);
+            let opened = reader::open(&options, &source, Target::DeviceMemory, &rings).unwrap();
+            read_all(&*opened.reader, &bytes);
+            let mut into = vec![0; 100_000];
+            opened.reader.read(2_000_000, &mut into).unwrap();
+            assert!(into == bytes[2_000_000..2_100_000]);
+            drop((opened, source));
+            let after = files::cached_pages(&path);
+            let came = before.iter().zip(&after).filter(|(before, after)| !**before && **after).count();
+            assert_eq!(came, 0, "{choice:?}, warm {warm:?}");
+            let stayed = before.iter().zip(&after).filter(|(before, after)| **before && **after).count();
+            assert!(stayed * 2 >= before.iter().filter(|page| **page).count(), "{choice:?}, warm {warm:?}");
+            assert!(cached_count(&neighbour) * 2 >= neighbours);
+        }
+    }
+}
+
+#[test]
+fn without_it_the_pages_that_were_read_stay() {
+    let directory = TempDir::new().unwrap();
+    let (path, bytes) = file(&directory, &[]);
+    let options = Options { reader: ReaderChoice::Pread, ..Options::default() };
+    let rings = Arc::new(Rings::new(Linux, &options));
+    let opened = reader::open(&options, &files::source(&path), Target::DeviceMemory, &rings).unwrap();
+    read_all(&*opened.reader, &bytes);
+    assert!(cached_count(&path) > files::cached_pages(&path).len() / 2);
+}
