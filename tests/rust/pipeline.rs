@@ -161,7 +161,7 @@ fn bytes_of(wanted: &Wanted) -> usize {
 
 /// Some tensors for which every chunk is different: large, small, empty, a scalar.
 fn mixed_model() -> Model {
-    let shapes: [(Dtype, &[u64]); 7] = [
+    let shapes: [(Dtype, &[u64]); 8] = [
         (Dtype::F32, &[50, 70]),
         (Dtype::BF16, &[]),
         (Dtype::U8, &[0, 5]),
