@@ -6,6 +6,7 @@
 mod cast;
 mod checkpoint;
 mod conformance;
+mod convert;
 mod dtype;
 mod files;
 mod header;

@@ -8,8 +8,7 @@ from torch._library.effects import EffectType
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 
 import fst._fakes  # noqa: F401  (a load is traceable at all only with these)
-
-_CASTABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+from fst._dtypes import CASTABLE
 
 
 def _without_cast(
@@ -30,7 +29,7 @@ def _without_cast(
         return mode.__torch_dispatch__(operator, types, args, kwargs)
     del kwargs["dtype"]
     with mode:
-        return [tensor.to(dtype) if tensor.dtype in _CASTABLE else tensor for tensor in operator(*args, **kwargs)]
+        return [tensor.to(dtype) if tensor.dtype in CASTABLE else tensor for tensor in operator(*args, **kwargs)]
 
 
 for _name in ("fst::load_tensors", "fst::load_slices"):
