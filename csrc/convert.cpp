@@ -68,7 +68,7 @@ class Converter {
       const rust::Slice<const Conversion> conversions(work.conversions.data(), work.conversions.size());
       if (device.is_cpu()) {
         call_core([&] { convert_on_host(conversions, at::get_num_threads()); });
-      } else {
+      } else if (!device.is_cuda() || !run_on_cuda(conversions, device)) {
         for (const size_t index : work.indices) {
           copy(index);
         }
@@ -81,6 +81,13 @@ class Converter {
     std::vector<Conversion> conversions;
     std::vector<size_t> indices;
   };
+
+  static bool run_on_cuda(rust::Slice<const Conversion> conversions, c10::Device device) {
+    const c10::impl::VirtualGuardImpl guard(device.type());
+    const auto stream = reinterpret_cast<uint64_t>(guard.getStreamNativeHandle(guard.getStream(device)));
+    return call_core([&] { return convert_on_cuda(conversions, device.index(), stream); });
+  }
+
   struct Order {
     bool operator()(c10::Device a, c10::Device b) const {
       return std::pair(a.type(), a.index()) < std::pair(b.type(), b.index());
@@ -108,6 +115,7 @@ class CastFunction : public torch::autograd::Function<CastFunction> {
       }
     }
     context->mark_non_differentiable(constants);
+    context->set_materialize_grads(false);
     context->saved_data["dtypes"] = dtypes;
     return results;
   }

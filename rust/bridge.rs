@@ -5,7 +5,7 @@
 use crate::cast::Cast;
 use crate::checkpoint::Checkpoint;
 use crate::convert;
-use crate::device::cuda::Cuda;
+use crate::device::cuda::{self, Cuda};
 use crate::device::host::Host;
 use crate::device::{Device, Scratch};
 use crate::dtype::Dtype;
@@ -93,6 +93,7 @@ mod ffi {
 
         fn can_convert(from: i8, to: i8) -> bool;
         unsafe fn convert_on_host(conversions: &[Conversion], threads: usize) -> Result<()>;
+        unsafe fn convert_on_cuda(conversions: &[Conversion], ordinal: i32, stream: u64) -> Result<bool>;
 
         fn release() -> Result<i64>;
     }
@@ -377,6 +378,16 @@ unsafe fn convert_on_host(conversions: &[ffi::Conversion], threads: usize) -> Re
         let conversions: Vec<convert::Conversion> = conversions.iter().map(conversion).collect::<Result<_>>()?;
         // SAFETY: the caller's promise is the same.
         unsafe { convert::run(&conversions, threads) }
+    })
+}
+
+/// # Safety
+/// Sources and targets are memory of the GPU, which no other stream uses before this one has come to here.
+unsafe fn convert_on_cuda(conversions: &[ffi::Conversion], ordinal: i32, stream: u64) -> Result<bool> {
+    guard(|| {
+        start_log()?;
+        let conversions: Vec<convert::Conversion> = conversions.iter().map(conversion).collect::<Result<_>>()?;
+        cuda::convert::run(&conversions, ordinal, stream)
     })
 }
 

@@ -6,7 +6,7 @@ from typing import overload
 import torch
 from torch import Tensor
 
-import fst._fakes  # noqa: F401  (registers the operators, and what compilers need)
+import fst._graph  # noqa: F401  (registers the operators, and what compilers need)
 from fst._dtypes import SCALAR_TYPES
 from fst._errors import call
 
