@@ -1,5 +1,7 @@
 """fst.scatter: separate tensors from raw bytes, as slicing and viewing gives them."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given
@@ -36,7 +38,7 @@ def assert_scatter(raw, offsets, dtypes, shapes, dtype=None):
         assert result.is_contiguous()
         assert torch.equal(as_bytes(result), as_bytes(part))
     spans = sorted((result.data_ptr(), result.nbytes) for result in results if result.numel())
-    assert all(begin + length <= after for (begin, length), (after, _) in zip(spans, spans[1:], strict=False))
+    assert all(begin + length <= after for (begin, length), (after, _) in pairwise(spans))
     return results
 
 

@@ -42,11 +42,9 @@ def cast(tensors: Tensor | Sequence[Tensor], dtype: torch.dtype) -> Tensor | lis
         >>> fst.cast(torch.tensor([1.0, 500.0]), torch.float8_e4m3fn).float()
         tensor([1., nan])
     """
-    if isinstance(tensors, Tensor):
-        [result] = call(torch.ops.fst.cast, [tensors], dtype=dtype)
-        return result
-    results: list[Tensor] = call(torch.ops.fst.cast, list(tensors), dtype=dtype)
-    return results
+    is_one = isinstance(tensors, Tensor)
+    results: list[Tensor] = call(torch.ops.fst.cast, [tensors] if is_one else list(tensors), dtype=dtype)
+    return results[0] if is_one else results
 
 
 def scatter(
