@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "convert.h"
 #include "error.h"
 #include "load.h"
 
@@ -137,6 +138,14 @@ TORCH_LIBRARY(fst, m) {
   def_load("metadata(str path) -> Dict(str, str)");
   def_load("reader(str[] paths, Device device=\"cpu\") -> str");
   def_load("release_memory() -> int");
+  // These compute what they return from their inputs and from nothing else.
+  const std::vector<at::Tag> function_tags = {at::Tag::pt2_compliant_tag};
+  m.def("cast(Tensor[] tensors, *, ScalarType dtype) -> Tensor[]", function_tags);
+  // A list of ScalarType would do, but reaches fakes and exported programs as a list of numbers anyway.
+  m.def(
+      "scatter(Tensor bytes, int[] offsets, int[] dtypes, int[] sizes, int[] ranks, *, ScalarType? dtype=None) -> "
+      "Tensor[]",
+      function_tags);
 }
 
 TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
@@ -149,6 +158,10 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("metadata", metadata);
   m.impl("reader", reader);
   m.impl("release_memory", release_memory);
+  m.impl("cast", cast);
+  m.impl("scatter", scatter);
 }
+
+TORCH_LIBRARY_IMPL(fst, Autograd, m) { m.impl("cast", cast_with_gradients); }
 
 }  // namespace fst

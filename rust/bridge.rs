@@ -4,7 +4,8 @@
 
 use crate::cast::Cast;
 use crate::checkpoint::Checkpoint;
-use crate::device::cuda::Cuda;
+use crate::convert;
+use crate::device::cuda::{self, Cuda};
 use crate::device::host::Host;
 use crate::device::{Device, Scratch};
 use crate::dtype::Dtype;
@@ -40,6 +41,16 @@ mod ffi {
         address: u64,
         /// The dtype there, as a value of `c10::ScalarType`.
         scalar_type: i8,
+    }
+
+    /// Elements at one address that go to another as another dtype.
+    struct Conversion {
+        source: u64,
+        target: u64,
+        elements: u64,
+        /// Both are values of `c10::ScalarType`.
+        from: i8,
+        to: i8,
     }
 
     /// An entry of a file's metadata.
@@ -81,6 +92,10 @@ mod ffi {
         fn prepare(self: &mut AnyTransfer, pieces: &[Piece]) -> Result<u64>;
         unsafe fn fill(self: &mut AnyTransfer, scratch_address: u64, scratch_bytes: u64) -> Result<()>;
         fn finish(transfer: Box<AnyTransfer>) -> Result<()>;
+
+        fn can_convert(from: i8, to: i8) -> bool;
+        unsafe fn convert_on_host(conversions: &[Conversion], threads: usize) -> Result<()>;
+        unsafe fn convert_on_cuda(conversions: &[Conversion], ordinal: i32, stream: u64) -> Result<bool>;
 
         fn release() -> Result<i64>;
     }
@@ -352,4 +367,38 @@ fn finish(transfer: Box<AnyTransfer>) -> Result<()> {
 /// See [`load::release`].
 fn release() -> Result<i64> {
     guard(|| Ok(i64::try_from(load::release()).unwrap_or(i64::MAX)))
+}
+
+fn can_convert(from: i8, to: i8) -> bool {
+    let (from, to) = (Dtype::from_scalar_type(from), Dtype::from_scalar_type(to));
+    from.zip(to).is_some_and(|(from, to)| convert::is_possible(from, to))
+}
+
+/// # Safety
+/// That of [`convert::run`].
+unsafe fn convert_on_host(conversions: &[ffi::Conversion], threads: usize) -> Result<()> {
+    guard(|| {
+        let conversions: Vec<convert::Conversion> = conversions.iter().map(conversion).collect::<Result<_>>()?;
+        // SAFETY: the caller's promise is the same.
+        unsafe { convert::run(&conversions, threads) }
+    })
+}
+
+/// # Safety
+/// Sources and targets are memory of the GPU, which no other stream uses before this one has come to here.
+unsafe fn convert_on_cuda(conversions: &[ffi::Conversion], ordinal: i32, stream: u64) -> Result<bool> {
+    guard(|| {
+        start_log()?;
+        let conversions: Vec<convert::Conversion> = conversions.iter().map(conversion).collect::<Result<_>>()?;
+        cuda::convert::run(&conversions, ordinal, stream)
+    })
+}
+
+fn conversion(conversion: &ffi::Conversion) -> Result<convert::Conversion> {
+    let ffi::Conversion { source, target, elements, from, to } = *conversion;
+    let dtype = |value: i8| {
+        let unknown = || Error::new(Kind::Internal, format!("{value} is the scalar type of no dtype"));
+        Dtype::from_scalar_type(value).ok_or_else(unknown)
+    };
+    Ok(convert::Conversion { source, target, elements, from: dtype(from)?, to: dtype(to)? })
 }

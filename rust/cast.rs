@@ -5,11 +5,14 @@
 //! does with NaN depends on whether its vector or its scalar loop meets one; this is the vector loop. `docs/casts.md`
 //! has all rules.
 
+#[cfg(target_arch = "x86_64")]
+mod f16c;
 mod float8;
 
 use crate::dtype::Dtype;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
+use zerocopy::FromBytes;
 
 /// A conversion that this library can carry out. There is no value for any other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +25,13 @@ pub struct Cast {
 }
 
 /// So many elements are converted at a time that their f32 values stay in the nearest cache.
-const BLOCK_ELEMENTS: usize = 1024;
+const BLOCK_ELEMENTS: usize = 512;
+
+/// Elements of one block between two steps.
+struct Scratch {
+    values: [f32; BLOCK_ELEMENTS],
+    halves: [f16; BLOCK_ELEMENTS],
+}
 
 /// PyTorch's vector loops make every NaN this one where they take f32 to bf16, and its scalar loops the usual one.
 const BF16_NAN_OF_VECTORS: u16 = 0xffff;
@@ -95,41 +104,79 @@ impl Cast {
 
     #[inline(always)]
     fn run_blocks(self, source: &[u8], target: &mut [u8]) {
-        let mut values = [0.0; BLOCK_ELEMENTS];
+        let mut scratch = Scratch { values: [0.0; BLOCK_ELEMENTS], halves: [f16::ZERO; BLOCK_ELEMENTS] };
         let sources = source.chunks(BLOCK_ELEMENTS * item_bytes(self.from));
         let targets = target.chunks_mut(BLOCK_ELEMENTS * item_bytes(self.to));
         for (source, target) in sources.zip(targets) {
-            match (self.from, self.to) {
-                (Dtype::I32, Dtype::F64) => {
-                    map(source, target, |bytes| f64::from(i32::from_le_bytes(bytes)).to_le_bytes())
-                }
-                (Dtype::U32, Dtype::F64) => {
-                    map(source, target, |bytes| f64::from(u32::from_le_bytes(bytes)).to_le_bytes())
-                }
-                (Dtype::I64, Dtype::F64) => {
-                    map(source, target, |bytes| rounded::f64_of_i64(i64::from_le_bytes(bytes)).to_le_bytes())
-                }
-                (Dtype::U64, Dtype::F64) => {
-                    map(source, target, |bytes| rounded::f64_of_u64(u64::from_le_bytes(bytes)).to_le_bytes())
-                }
-                _ => {
-                    widen(self.from, source, &mut values);
-                    self.narrow(&values, target);
-                }
+            self.run_block(source, target, &mut scratch);
+        }
+    }
+
+    #[inline(always)]
+    fn run_block(self, source: &[u8], target: &mut [u8], scratch: &mut Scratch) {
+        let Scratch { values, halves } = scratch;
+        match (self.from, self.to) {
+            (Dtype::I32, Dtype::F64) => map(source, target, |bytes| f64::from(i32::from_le_bytes(bytes)).to_le_bytes()),
+            (Dtype::U32, Dtype::F64) => map(source, target, |bytes| f64::from(u32::from_le_bytes(bytes)).to_le_bytes()),
+            (Dtype::I64, Dtype::F64) => {
+                map(source, target, |bytes| rounded::f64_of_i64(i64::from_le_bytes(bytes)).to_le_bytes());
+            }
+            (Dtype::U64, Dtype::F64) => {
+                map(source, target, |bytes| rounded::f64_of_u64(u64::from_le_bytes(bytes)).to_le_bytes());
+            }
+            // Where f32 values can be used as they lie, they are not copied.
+            (Dtype::F32, _) if let Ok(values) = <[f32]>::ref_from_bytes(source) => self.narrow(values, target, halves),
+            (_, Dtype::F32) if let Ok(values) = <[f32]>::mut_from_bytes(target) => self.widen(source, values, halves),
+            _ => {
+                self.widen(source, values, halves);
+                self.narrow(values, target, halves);
             }
         }
     }
 
     #[inline(always)]
-    fn narrow(self, values: &[f32; BLOCK_ELEMENTS], target: &mut [u8]) {
+    fn widen(self, source: &[u8], values: &mut [f32], halves: &mut [f16]) {
+        match self.from {
+            Dtype::Bool => load(source, values, |[byte]| f32::from(u8::from(byte != 0))),
+            Dtype::U8 => load(source, values, |[byte]| f32::from(byte)),
+            Dtype::I8 => load(source, values, |bytes| f32::from(i8::from_le_bytes(bytes))),
+            Dtype::U16 => load(source, values, |bytes| f32::from(u16::from_le_bytes(bytes))),
+            Dtype::I16 => load(source, values, |bytes| f32::from(i16::from_le_bytes(bytes))),
+            Dtype::U32 => load(source, values, |bytes| rounded::f32_of_u32(u32::from_le_bytes(bytes))),
+            Dtype::I32 => load(source, values, |bytes| rounded::f32_of_i32(i32::from_le_bytes(bytes))),
+            Dtype::U64 => load(source, values, |bytes| rounded::f32_of_u64(u64::from_le_bytes(bytes))),
+            Dtype::I64 => load(source, values, |bytes| rounded::f32_of_i64(i64::from_le_bytes(bytes))),
+            Dtype::F16 => {
+                if let Ok(halves) = <[f16]>::ref_from_bytes(source) {
+                    values_of(halves, values);
+                } else {
+                    load(source, halves, f16::from_le_bytes);
+                    values_of(halves, values);
+                }
+            }
+            Dtype::BF16 => load(source, values, |bytes| f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)),
+            Dtype::F32 => load(source, values, |bytes| f32::from_bits(u32::from_le_bytes(bytes))),
+            Dtype::F64 => load(source, values, |bytes| rounded::f32_of_f64(f64::from_le_bytes(bytes))),
+            Dtype::F8E4M3 => load(source, values, |[byte]| float8::E4M3_VALUES.of(byte)),
+            Dtype::F8E5M2 => load(source, values, |[byte]| float8::E5M2_VALUES.of(byte)),
+            Dtype::F8E4M3Fnuz => load(source, values, |[byte]| float8::E4M3_FNUZ_VALUES.of(byte)),
+            Dtype::F8E5M2Fnuz => load(source, values, |[byte]| float8::E5M2_FNUZ_VALUES.of(byte)),
+            Dtype::F8E8M0 => load(source, values, |[byte]| float8::E8M0_VALUES.of(byte)),
+            // `Cast::new` lets no other through.
+            Dtype::C64 | Dtype::F4 | Dtype::F6E2M3 | Dtype::F6E3M2 => {}
+        }
+    }
+
+    #[inline(always)]
+    fn narrow(self, values: &[f32], target: &mut [u8], halves: &mut [f16]) {
         match self.to {
             Dtype::F16 => {
-                let mut halves = [f16::ZERO; BLOCK_ELEMENTS];
-                let count = target.len() / 2;
-                if let (Some(halves), Some(values)) = (halves.get_mut(..count), values.get(..count)) {
-                    halves.convert_from_f32_slice(values);
+                if let Ok(halves) = <[f16]>::mut_from_bytes(target) {
+                    halves_of(values, halves);
+                } else {
+                    halves_of(values, halves);
+                    store(halves, target, f16::to_le_bytes);
                 }
-                store(&halves, target, |half| half.to_le_bytes());
             }
             Dtype::BF16 => {
                 let nan = if matches!(self.from, Dtype::F32 | Dtype::F64) { BF16_NAN_OF_VECTORS } else { BF16_NAN };
@@ -157,36 +204,29 @@ fn item_bytes(dtype: Dtype) -> usize {
     }
 }
 
-#[inline(always)]
-fn widen(from: Dtype, source: &[u8], values: &mut [f32; BLOCK_ELEMENTS]) {
-    match from {
-        Dtype::Bool => load(source, values, |[byte]| f32::from(u8::from(byte != 0))),
-        Dtype::U8 => load(source, values, |[byte]| f32::from(byte)),
-        Dtype::I8 => load(source, values, |bytes| f32::from(i8::from_le_bytes(bytes))),
-        Dtype::U16 => load(source, values, |bytes| f32::from(u16::from_le_bytes(bytes))),
-        Dtype::I16 => load(source, values, |bytes| f32::from(i16::from_le_bytes(bytes))),
-        Dtype::U32 => load(source, values, |bytes| rounded::f32_of_u32(u32::from_le_bytes(bytes))),
-        Dtype::I32 => load(source, values, |bytes| rounded::f32_of_i32(i32::from_le_bytes(bytes))),
-        Dtype::U64 => load(source, values, |bytes| rounded::f32_of_u64(u64::from_le_bytes(bytes))),
-        Dtype::I64 => load(source, values, |bytes| rounded::f32_of_i64(i64::from_le_bytes(bytes))),
-        Dtype::F16 => {
-            let mut halves = [f16::ZERO; BLOCK_ELEMENTS];
-            load(source, &mut halves, f16::from_le_bytes);
-            let count = source.len() / 2;
-            if let (Some(halves), Some(values)) = (halves.get(..count), values.get_mut(..count)) {
-                halves.convert_to_f32_slice(values);
-            }
+/// Both slices are cut to the shorter one's length.
+fn halves_of(values: &[f32], halves: &mut [f16]) {
+    let count = values.len().min(halves.len());
+    if let (Some(values), Some(halves)) = (values.get(..count), halves.get_mut(..count)) {
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("f16c") {
+            // SAFETY: the processor has the instructions, and AVX with them.
+            return unsafe { f16c::encode(values, halves) };
         }
-        Dtype::BF16 => load(source, values, |bytes| f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)),
-        Dtype::F32 => load(source, values, |bytes| f32::from_bits(u32::from_le_bytes(bytes))),
-        Dtype::F64 => load(source, values, |bytes| rounded::f32_of_f64(f64::from_le_bytes(bytes))),
-        Dtype::F8E4M3 => load(source, values, |[byte]| float8::E4M3_VALUES.of(byte)),
-        Dtype::F8E5M2 => load(source, values, |[byte]| float8::E5M2_VALUES.of(byte)),
-        Dtype::F8E4M3Fnuz => load(source, values, |[byte]| float8::E4M3_FNUZ_VALUES.of(byte)),
-        Dtype::F8E5M2Fnuz => load(source, values, |[byte]| float8::E5M2_FNUZ_VALUES.of(byte)),
-        Dtype::F8E8M0 => load(source, values, |[byte]| float8::E8M0_VALUES.of(byte)),
-        // `Cast::new` lets no other through.
-        Dtype::C64 | Dtype::F4 | Dtype::F6E2M3 | Dtype::F6E3M2 => {}
+        halves.convert_from_f32_slice(values);
+    }
+}
+
+/// Both slices are cut to the shorter one's length.
+fn values_of(halves: &[f16], values: &mut [f32]) {
+    let count = values.len().min(halves.len());
+    if let (Some(halves), Some(values)) = (halves.get(..count), values.get_mut(..count)) {
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("f16c") {
+            // SAFETY: the processor has the instructions, and AVX with them.
+            return unsafe { f16c::decode(halves, values) };
+        }
+        halves.convert_to_f32_slice(values);
     }
 }
 

@@ -19,6 +19,8 @@ pub mod error;
 pub mod options;
 pub mod dtype;
 pub mod cast;
+pub mod pool;
+pub mod convert;
 pub mod scatter;
 pub mod source;
 pub mod header;

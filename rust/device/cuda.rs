@@ -17,6 +17,7 @@
 //! lane 1         waits    | copy chunk 1 | kernel |  copy chunk 3 ...
 //! ```
 
+pub mod convert;
 pub mod driver;
 pub mod kernels;
 

@@ -7,12 +7,14 @@
 Everything here is also an operator under `torch.ops.fst`, for TorchScript and for C++ programs.
 """
 
+from fst._convert import cast, scatter
 from fst._errors import SafetensorError
 from fst._load import load_file, load_files, load_into, load_slices, load_tensors, metadata, tensor_names
 from fst._memory import release_memory
 
 __all__ = [
     "SafetensorError",
+    "cast",
     "load_file",
     "load_files",
     "load_into",
@@ -20,5 +22,6 @@ __all__ = [
     "load_tensors",
     "metadata",
     "release_memory",
+    "scatter",
     "tensor_names",
 ]

@@ -1,5 +1,6 @@
-"""What the operators return, as far as a compiler needs to know: it comes from the headers alone."""
+"""What the operators return, as far as a compiler needs to know: of loads, it comes from the headers alone."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 import fst._library  # noqa: F401  (registers the operators)
+from fst._dtypes import CASTABLE, DTYPES
 
 Device = torch.device | str
 
@@ -61,11 +63,36 @@ def _load_into(paths: Sequence[str], names: Sequence[str], out: Sequence[Tensor]
     # Nothing else to say: shapes stay, so a program can be compiled where its checkpoint is not.
 
 
+def _cast(tensors: Sequence[Tensor], *, dtype: torch.dtype) -> list[Tensor]:
+    return [torch.empty(tensor.shape, dtype=dtype, device=tensor.device) for tensor in tensors]
+
+
+def _scatter(
+    bytes: Tensor,
+    offsets: Sequence[int],
+    dtypes: Sequence[int],
+    sizes: Sequence[int],
+    ranks: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+) -> list[Tensor]:
+    results = []
+    ends = list(itertools.accumulate(ranks))
+    # Whatever else is wrong with the arguments, the operator says when it runs.
+    for begin, end, number in zip([0, *ends], ends, dtypes, strict=False):
+        stored = DTYPES[number]
+        final = dtype if dtype is not None and stored in CASTABLE else stored
+        results.append(bytes.new_empty(sizes[begin:end], dtype=final))
+    return results
+
+
 for _name, _function in (
     ("load_file", _load_file),
     ("load_files", _load_files),
     ("load_tensors", _load_tensors),
     ("load_slices", _load_slices),
     ("load_into", _load_into),
+    ("cast", _cast),
+    ("scatter", _scatter),
 ):
     torch.library.register_fake(f"fst::{_name}", _function)

@@ -1,4 +1,4 @@
-"""What a compiler has to know about loads beyond the shapes of their results."""
+"""What a compiler has to know about operators beyond the shapes of their results."""
 
 from typing import Any
 
@@ -7,9 +7,8 @@ from torch import Tensor
 from torch._library.effects import EffectType
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 
-import fst._fakes  # noqa: F401  (a load is traceable at all only with these)
-
-_CASTABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+import fst._fakes  # noqa: F401  (nothing is traceable without them)
+from fst._dtypes import CASTABLE
 
 
 def _without_cast(
@@ -19,7 +18,7 @@ def _without_cast(
     args: tuple[Any, ...] = (),
     kwargs: dict[str, Any] | None = None,
 ) -> Any:
-    """Makes the cast of a load a step of its own in programs that are exported and lowered to C++.
+    """Makes a cast a step of its own in programs that are exported and lowered to C++.
 
     AOTInductor of some PyTorch releases numbers dtypes in one way when it writes a call of a foreign operator and in
     another when it reads it, so that `dtype=torch.float32` would arrive as float64.
@@ -30,12 +29,16 @@ def _without_cast(
         return mode.__torch_dispatch__(operator, types, args, kwargs)
     del kwargs["dtype"]
     with mode:
-        return [tensor.to(dtype) if tensor.dtype in _CASTABLE else tensor for tensor in operator(*args, **kwargs)]
+        if operator is torch.ops.fst.cast.default:
+            return [tensor.to(dtype, copy=True, memory_format=torch.contiguous_format) for tensor in args[0]]
+        return [tensor.to(dtype) if tensor.dtype in CASTABLE else tensor for tensor in operator(*args, **kwargs)]
 
+
+for _name in ("fst::load_tensors", "fst::load_slices", "fst::cast", "fst::scatter"):
+    torch.library.register_torch_dispatch(_name, FunctionalTensorMode, _without_cast)
 
 for _name in ("fst::load_tensors", "fst::load_slices"):
     # Two equal loads are two tensors, which a compiler would otherwise merge into one, as they have no inputs that
     # differ. What they return also depends on a file, so a compiled graph must not be kept for a later process, in
     # which the file may have other shapes. An effect says both.
     torch.library._register_effectful_op(_name, EffectType.ORDERED)
-    torch.library.register_torch_dispatch(_name, FunctionalTensorMode, _without_cast)

@@ -10,10 +10,11 @@
 
 use super::driver::{Context, Stream, check, report};
 use crate::error::{Error, Kind, Result};
-use crate::scatter::Table;
+use crate::scatter::{Batch, Table};
 use cudarc::driver::sys;
 use std::ffi::{CStr, c_void};
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A fatbin for compute capability 7.5 and up, for `cuModuleLoadData`; `None` in a build without nvcc.
@@ -34,6 +35,9 @@ const BLOCKS_MAX: u32 = 2048;
 /// The kernels, in one context.
 pub struct Kernels {
     scatter: sys::CUfunction,
+    scatter_inline: sys::CUfunction,
+    /// Whether a launch is queued, or part of a CUDA graph, of whose end nobody tells us: then the module stays.
+    is_kept: AtomicBool,
     module: sys::CUmodule,
     context: Arc<Context>,
 }
@@ -52,8 +56,7 @@ fn loaded() -> MutexGuard<'static, Vec<(sys::CUdevice, Option<Arc<Kernels>>)>> {
 
 /// Lets go of the kernels, which the next load brings back.
 pub fn release() {
-    let kernels = std::mem::take(&mut *loaded());
-    drop(kernels);
+    loaded().retain(|(_, kernels)| kernels.as_ref().is_some_and(|kernels| kernels.is_kept.load(Ordering::Relaxed)));
 }
 
 impl Kernels {
@@ -85,8 +88,15 @@ impl Kernels {
         let mut module = ptr::null_mut();
         // SAFETY: the image is a whole fatbin, which the driver copies.
         check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) })?;
-        let mut kernels = Kernels { scatter: ptr::null_mut(), module, context: Arc::clone(context) };
+        let mut kernels = Kernels {
+            scatter: ptr::null_mut(),
+            scatter_inline: ptr::null_mut(),
+            is_kept: AtomicBool::new(false),
+            module,
+            context: Arc::clone(context),
+        };
         kernels.scatter = kernels.function(SCATTER)?;
+        kernels.scatter_inline = kernels.function(SCATTER_INLINE)?;
         Ok(kernels)
     }
 
@@ -111,10 +121,31 @@ impl Kernels {
         }
         let mut arguments: [*mut c_void; 3] =
             [(&raw mut address).cast(), (&raw mut task_count).cast(), (&raw mut tile_count).cast()];
-        // SAFETY: the arguments are those of the kernel, and the driver copies them before it returns.
+        self.launch(self.scatter, tile_count, &mut arguments, stream.handle)
+    }
+
+    /// Queues the kernel that carries out a batch, on a stream of the caller in the current context.
+    ///
+    /// # Errors
+    /// `device`, from the driver.
+    pub fn scatter_inline(&self, mut batch: Batch, stream: sys::CUstream) -> Result<()> {
+        self.is_kept.store(true, Ordering::Relaxed);
+        let tile_count = batch.tile_count;
+        self.launch(self.scatter_inline, tile_count, &mut [(&raw mut batch).cast()], stream)
+    }
+
+    /// The arguments are those of the function.
+    fn launch(
+        &self,
+        function: sys::CUfunction,
+        tile_count: u32,
+        arguments: &mut [*mut c_void],
+        stream: sys::CUstream,
+    ) -> Result<()> {
+        // SAFETY: as the callers say; the driver copies the arguments before it returns.
         let result = unsafe {
             sys::cuLaunchKernel(
-                self.scatter,
+                function,
                 tile_count.min(BLOCKS_MAX),
                 1,
                 1,
@@ -122,7 +153,7 @@ impl Kernels {
                 1,
                 1,
                 0,
-                stream.handle,
+                stream,
                 arguments.as_mut_ptr(),
                 ptr::null_mut(),
             )

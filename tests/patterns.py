@@ -1,0 +1,86 @@
+"""Numbers that show how a cast treats them.
+
+Of the narrow dtypes every bit pattern, and of the wide ones those where rounding, overflow and special values lie.
+"""
+
+import functools
+
+import torch
+
+FLOATS = [
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.float8_e4m3fnuz,
+    torch.float8_e5m2fnuz,
+    torch.float8_e8m0fnu,
+]
+INTEGERS = [
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.uint16,
+    torch.int16,
+    torch.uint32,
+    torch.int32,
+    torch.uint64,
+    torch.int64,
+]
+PAIRS = [(source, target) for source in FLOATS + INTEGERS for target in FLOATS]
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# PyTorch's vector loops take that many elements at a time on any CPU; what is left over goes through its scalar loops.
+VECTOR_ELEMENTS = 64
+
+
+def bits_of(tensor):
+    """The bits of each element, as integers."""
+    return tensor.contiguous().view(_BITS[tensor.element_size()])
+
+
+@functools.cache
+def patterns(dtype):
+    """A tensor of a whole number of vectors, to be read only."""
+    bits = _WIDE[dtype.itemsize](dtype) if dtype.itemsize > 2 else _every_pattern(dtype.itemsize)
+    if dtype == torch.bool:
+        bits = bits.clamp(max=1)
+    return bits[: len(bits) // VECTOR_ELEMENTS * VECTOR_ELEMENTS].view(dtype)
+
+
+def _every_pattern(bytes_each):
+    return torch.arange(256**bytes_each, dtype=torch.int32).to(_BITS[bytes_each])
+
+
+def _random(bits):
+    generator = torch.Generator().manual_seed(bits)
+    return torch.randint(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1, (1 << 18,), generator=generator)
+
+
+def _mantissas(digits):
+    """The ends, the powers of two, their halves again, and the neighbours of each: where ties are, and just beside."""
+    powers = [1 << digit for digit in range(digits)]
+    ties = [*powers, *(3 << digit for digit in range(digits - 1)), 0, 1 << digits]
+    return torch.tensor(sorted({(tie + near) % (1 << digits) for tie in ties for near in (-1, 0, 1)}))
+
+
+def _bits_of_32(_dtype):
+    heads = torch.arange(512) << 23
+    return torch.cat([(heads[:, None] + _mantissas(23)).flatten(), _random(32)]).to(torch.int32)
+
+
+def _bits_of_64(dtype):
+    whole = torch.cat([torch.arange(-70000, 70000)] + [_mantissas(63) >> shift for shift in range(40)])
+    random = _random(64)
+    if not dtype.is_floating_point:
+        return torch.cat([whole, -whole, random])
+    heads = torch.arange(4096) << 52
+    near_f32 = _bits_of_32(None).view(torch.float32).double().view(torch.int64)
+    # One step beside what f32 holds is where rounding twice is seen.
+    beside = [near_f32 + step for step in (-1, 0, 1, 1 << 28, (1 << 28) - 1, (1 << 28) + 1)]
+    return torch.cat([(heads[:, None] + _mantissas(52)).flatten(), *beside, whole.double().view(torch.int64), random])
+
+
+_WIDE = {4: _bits_of_32, 8: _bits_of_64}

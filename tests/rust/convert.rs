@@ -1,0 +1,98 @@
+//! Many conversions at once, on one thread and on several.
+
+use fst::convert::{self, Conversion};
+use fst::dtype::Dtype;
+use fst::error::Kind;
+use half::bf16;
+
+/// Widens bf16 tensors of these sizes, and checks every element.
+fn widen(sizes: &[usize], threads: usize) {
+    let source: Vec<bf16> =
+        (0..sizes.iter().sum()).map(|index: usize| bf16::from_bits(index as u16 & 0x3fff)).collect();
+    let mut target = vec![0f32; source.len()];
+    let mut first = 0;
+    let mut conversions = Vec::new();
+    for &size in sizes {
+        conversions.push(Conversion {
+            source: source[first..].as_ptr().expose_provenance() as u64,
+            target: target[first..].as_mut_ptr().expose_provenance() as u64,
+            elements: size as u64,
+            from: Dtype::BF16,
+            to: Dtype::F32,
+        });
+        first += size;
+    }
+    // SAFETY: source and targets are memory of this function, and no target overlaps another.
+    unsafe { convert::run(&conversions, threads) }.unwrap();
+    for (index, (from, to)) in source.iter().zip(&target).enumerate() {
+        assert_eq!(f32::from(*from).to_bits(), to.to_bits(), "element {index} of {sizes:?}");
+    }
+}
+
+#[test]
+fn one_huge_and_many_tiny_tensors() {
+    for threads in [1, 2, 5] {
+        widen(&[], threads);
+        widen(&[0, 1, 0], threads);
+        widen(&[1_000_003], threads);
+        widen(&(0..3000).map(|index| index % 300).collect::<Vec<_>>(), threads);
+        widen(&[65536, 700_001, 65535, 0, 65537, 3], threads);
+    }
+}
+
+#[test]
+fn the_same_dtype_is_copied() {
+    let (source, mut target) = ([1u8, 2, 3], [0u8; 3]);
+    let conversion = Conversion {
+        source: source.as_ptr().expose_provenance() as u64,
+        target: target.as_mut_ptr().expose_provenance() as u64,
+        elements: 3,
+        from: Dtype::U8,
+        to: Dtype::U8,
+    };
+    // SAFETY: both are memory of this function.
+    unsafe { convert::run(&[conversion], 1) }.unwrap();
+    assert_eq!(target, source);
+}
+
+#[test]
+fn what_is_not_possible_is_an_error() {
+    let conversion = Conversion { source: 1, target: 1, elements: 0, from: Dtype::C64, to: Dtype::F32 };
+    // SAFETY: there are no elements.
+    let error = unsafe { convert::run(&[conversion], 1) }.unwrap_err();
+    assert_eq!(error.kind(), Kind::Internal);
+}
+
+/// A child has none of its parent's threads, and must not wait for them.
+#[test]
+fn a_forked_child_makes_its_own_threads() {
+    widen(&[1_000_003], 2);
+    // SAFETY: the child uses nothing that another thread of this process may have locked but the allocator, which
+    // the C library makes usable again.
+    match unsafe { libc::fork() } {
+        0 => {
+            let is_done = std::panic::catch_unwind(|| widen(&[1_000_003], 2)).is_ok();
+            // SAFETY: ends the child without what the test harness does at its end.
+            unsafe { libc::_exit(i32::from(!is_done)) }
+        }
+        child => {
+            let mut status = 0;
+            let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+            loop {
+                // SAFETY: asks for the state of the child.
+                match unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } {
+                    0 if std::time::Instant::now() < deadline => {
+                        std::thread::sleep(std::time::Duration::from_millis(5))
+                    }
+                    0 => {
+                        // SAFETY: the child is this test's own.
+                        unsafe { libc::kill(child, libc::SIGKILL) };
+                        panic!("the child hangs");
+                    }
+                    _ => break,
+                }
+            }
+            assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "the child ended with {status:#x}");
+        }
+    }
+}

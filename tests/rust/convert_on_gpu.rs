@@ -1,0 +1,60 @@
+//! Conversions on the simulated GPU, as the operators queue them. Alone in its process, since the kernels stay loaded:
+//! a CUDA graph may need them.
+
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "these are tests")]
+
+mod sim;
+
+use fst::cast::Cast;
+use fst::convert::Conversion;
+use fst::device::cuda::convert;
+use fst::device::cuda::kernels::IMAGE;
+use fst::dtype::Dtype;
+use fst::load::release;
+use sim::Sim;
+use sim::gpu::Gpu;
+
+/// More tensors than one launch takes, of each kind: empty, tiny, of several tiles, cast and copied.
+fn sizes() -> impl Iterator<Item = usize> {
+    (0..200).map(|index| if index % 50 == 49 { 20_000 } else { index % 7 })
+}
+
+#[test]
+fn tensors_are_converted_on_the_callers_stream() {
+    let sim = Sim::start(7);
+    let gpu = Gpu::new(&sim, 0);
+    let stream = u64::try_from(gpu.stream).unwrap();
+    let mut conversions = Vec::new();
+    let mut results = Vec::new();
+    for (index, elements) in sizes().enumerate().filter(|&(_, elements)| elements > 0) {
+        let to = if index % 3 == 0 { Dtype::F32 } else { Dtype::BF16 };
+        let (source_bytes, target_bytes) = (elements * 4, elements * to.item_bytes() as usize);
+        let (source, target) = (gpu.allocate(source_bytes), gpu.allocate(target_bytes));
+        // Queued, and late: the conversion has to wait for it.
+        gpu.use_for_long(source, source_bytes);
+        conversions.push(Conversion { source, target, elements: elements as u64, from: Dtype::F32, to });
+        let before = vec![0x11; source_bytes];
+        let mut expected = before.clone();
+        if let Some(cast) = Cast::new(Dtype::F32, to) {
+            expected.truncate(target_bytes);
+            cast.run(&before, &mut expected);
+        }
+        results.push((target, expected));
+    }
+    let is_done = convert::run(&conversions, 0, stream).unwrap();
+    assert_eq!(is_done, IMAGE.is_some());
+    if is_done {
+        assert_eq!(sim.counters().launches as usize, conversions.len().div_ceil(fst::scatter::BATCH_TASKS));
+        let found = gpu.read_all(results.iter().map(|(target, expected)| (*target, expected.len())));
+        for (found, (target, expected)) in found.iter().zip(&results) {
+            assert!(found == expected, "the tensor at {target:#x}");
+        }
+        // What a graph may replay stays.
+        release();
+        assert!(convert::run(&conversions, 0, stream).unwrap());
+    }
+    drop(gpu);
+    let others: Vec<String> =
+        sim.finish().violations.into_iter().filter(|violation| !violation.starts_with("leak")).collect();
+    assert_eq!(others, Vec::<String>::new());
+}

@@ -1,0 +1,237 @@
+"""fst.scatter: separate tensors from raw bytes, as slicing and viewing gives them."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import fst
+from fst._dtypes import SCALAR_TYPES
+from patterns import FLOATS, bits_of, patterns
+
+CASTABLE = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+DTYPES = sorted(SCALAR_TYPES, key=SCALAR_TYPES.get)
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+
+
+def expected_parts(raw, offsets, dtypes, shapes, dtype):
+    """What PyTorch makes of the same bytes."""
+    for offset, stored, shape in zip(offsets, dtypes, shapes, strict=True):
+        count = torch.Size(shape).numel()
+        part = raw[offset : offset + count * stored.itemsize].clone().view(stored).view(shape)
+        yield part.to(dtype) if dtype is not None and stored in CASTABLE else part
+
+
+def assert_scatter(raw, offsets, dtypes, shapes, dtype=None):
+    results = fst.scatter(raw, offsets, dtypes, shapes, dtype)
+    expected = list(expected_parts(raw, offsets, dtypes, shapes, dtype))
+    assert len(results) == len(expected)
+    for result, part in zip(results, expected, strict=True):
+        assert (result.shape, result.dtype, result.device) == (part.shape, part.dtype, part.device)
+        assert result.is_contiguous()
+        assert torch.equal(as_bytes(result), as_bytes(part))
+    spans = sorted((result.data_ptr(), result.nbytes) for result in results if result.numel())
+    assert all(begin + length <= after for (begin, length), (after, _) in pairwise(spans))
+    return results
+
+
+def as_bytes(tensor):
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+RAW = torch.randint(0, 256, (5000,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+@st.composite
+def layouts(draw):
+    offsets, dtypes, shapes = [], [], []
+    for _ in range(draw(st.integers(0, 12))):
+        # The floats of 16 bits and more are casts, whose NaN may differ from PyTorch's where its vectors end.
+        dtype = draw(st.sampled_from(DTYPES))
+        shape = draw(st.lists(st.integers(0, 5), max_size=4))
+        bytes_needed = torch.Size(shape).numel() * dtype.itemsize
+        offsets.append(draw(st.integers(0, len(RAW) - bytes_needed)))
+        dtypes.append(dtype)
+        shapes.append(shape)
+    return offsets, dtypes, shapes
+
+
+@given(layout=layouts())
+def test_any_layout(layout):
+    assert_scatter(RAW, *layout)
+
+
+@pytest.mark.parametrize("target", FLOATS, ids=str)
+@pytest.mark.parametrize("shift", range(8))
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="PyTorch has no vector loops here")
+def test_casts_from_any_alignment(shift, target):
+    parts = [patterns(dtype)[:65536] for dtype in CASTABLE]
+    raw = torch.cat([torch.zeros(shift, dtype=torch.uint8), *map(as_bytes, parts)])
+    ends = torch.tensor([part.nbytes for part in parts]).cumsum(0).tolist()
+    offsets = [shift + begin for begin in [0, *ends[:-1]]]
+    assert_scatter(raw, offsets, CASTABLE, [[64, len(part) // 64] for part in parts], target)
+
+
+def test_only_weights_are_cast():
+    offsets = list(range(len(DTYPES)))
+    results = assert_scatter(torch.ones(100, dtype=torch.uint8), offsets, DTYPES, [[2]] * len(DTYPES), torch.float64)
+    cast = [dtype for dtype, result in zip(DTYPES, results, strict=True) if result.dtype != dtype]
+    assert cast == [torch.float16, torch.float32, torch.bfloat16]
+
+
+def test_results_are_separate():
+    raw = RAW.clone()
+    first, second = fst.scatter(raw, [3, 3], [torch.float32] * 2, [[4], [2, 2]])
+    kept = bits_of(second).clone()
+    first.zero_()
+    raw.zero_()
+    assert torch.equal(bits_of(second), kept)
+    assert first.untyped_storage().nbytes() == 16
+
+
+def test_strided_bytes():
+    assert_scatter(RAW[1::3], [1], [torch.int32], [[3, 5]])
+
+
+def test_nothing():
+    assert fst.scatter(RAW, [], [], []) == []
+    assert_scatter(RAW[:0], [0, 0], [torch.float32, torch.bool], [[0], [3, 0]])
+
+
+def test_many_tensors():
+    """Thousands of tiny ones, so that they are spread over threads."""
+    count = 20_000
+    raw = torch.randint(0, 256, (count * 60 + 3,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    results = fst.scatter(raw, range(3, count * 60, 60), [torch.int32] * count, [[3, 5]] * count)
+    assert torch.equal(torch.stack(results), raw[3:].view(count, 60).clone().view(torch.int32).view(count, 3, 5))
+
+
+TWO = [torch.float32, torch.float32]
+BAD_ARGUMENTS = {
+    "2 offsets, but 1 dtypes and 2 ranks": ([0, 4], TWO[:1], [[1], [1]]),
+    "2 offsets, but 2 dtypes and 1 ranks": ([0, 4], TWO, [[1]]),
+    "tensor 1: .* needs 4 bytes from byte 4997 on, but `bytes` has 5000": ([0, 4997], TWO, [[1], [1]]),
+    "tensor 0: .* from byte -1": ([-1], TWO[:1], [[1]]),
+    "tensor 0: .* from byte 5001": ([5001], TWO[:1], [[0]]),
+    "tensor 1: shape .* has a negative size": ([0, 0], TWO, [[1], [3, -1]]),
+    "tensor 0: shape .* more bytes than there can be": ([0], TWO[:1], [[2**32, 2**32]]),
+    "tensor 0: -1 is not the number of a dtype": ([0], [torch.quint8], [[1]]),
+}
+
+
+@pytest.mark.parametrize("message", BAD_ARGUMENTS)
+def test_bad_arguments(message):
+    with pytest.raises(ValueError, match=message):
+        fst.scatter(RAW, *BAD_ARGUMENTS[message])
+
+
+def test_bad_numbers():
+    scatter = torch.ops.fst.scatter
+    with pytest.raises(ValueError, match="rank 3 does not fit: 2 of the 2 sizes"):
+        scatter(RAW, [0], [6], [1, 1], [3])
+    with pytest.raises(ValueError, match="rank -1"):
+        scatter(RAW, [0], [6], [1], [-1])
+    with pytest.raises(ValueError, match="add up to 1, but there are 2 sizes"):
+        scatter(RAW, [0], [6], [1, 1], [1])
+    for number in (12, 21, 1000, 2**40):
+        with pytest.raises(ValueError, match=f"{number} is not the number of a dtype"):
+            scatter(RAW, [0], [number], [1], [1])
+
+
+@pytest.mark.parametrize("raw", [RAW.view(50, 100), RAW.view(torch.int8), torch.ones(3)], ids=["2-d", "int8", "float"])
+def test_bytes_are_bytes(raw):
+    with pytest.raises(ValueError, match="1-d uint8 tensor"):
+        fst.scatter(raw, [0], [torch.bool], [[1]])
+
+
+def test_dtype_is_floating_point():
+    with pytest.raises(ValueError, match="floating-point"):
+        fst.scatter(RAW, [0], [torch.float32], [[1]], torch.int32)
+
+
+def test_numbers_are_those_of_pytorch():
+    for dtype, number in SCALAR_TYPES.items():
+        [result] = torch.ops.fst.scatter(RAW, [0], [number], [1], [1])
+        assert result.dtype == dtype
+
+
+def between(raw, x):
+    """A scatter with neighbours before and after it."""
+    weight, bias = fst.scatter(raw ^ 1, [1, 25], [torch.int16, torch.uint8], [[3, 4], [3]])
+    return torch.nn.functional.linear(x, weight.float(), bias.float()) + 1
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_compile(backend, dynamic):
+    x = torch.randn(2, 4, requires_grad=True)
+    compiled = torch.compile(between, fullgraph=True, backend=backend, dynamic=dynamic)
+    for raw in (RAW, RAW[:64]):
+        torch.testing.assert_close(compiled(raw, x), between(raw, x))
+
+
+class Scatters(torch.nn.Module):
+    """Gets its weights as bytes."""
+
+    def forward(self, raw, x):
+        weight, bias = fst.scatter(raw, [1, 49], [torch.float32, torch.bfloat16], [[3, 4], [3]], torch.float64)
+        return torch.nn.functional.linear(x.double(), weight, bias)
+
+
+X = torch.linspace(-1, 1, 8).view(2, 4)
+WEIGHTS = torch.cat([torch.zeros(1, dtype=torch.uint8), as_bytes(torch.randn(12)), as_bytes(torch.randn(3).bfloat16())])
+
+
+def test_export(tmp_path):
+    module = Scatters()
+    torch.export.save(torch.export.export(module, (WEIGHTS, X)), tmp_path / "program.pt2")
+    loaded = torch.export.load(tmp_path / "program.pt2").module()
+    torch.testing.assert_close(loaded(WEIGHTS, X), module(WEIGHTS, X))
+
+
+def test_aot_inductor(tmp_path):
+    module = Scatters()
+    program = torch.export.export(module, (WEIGHTS, X))
+    package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "module.pt2"))
+    torch.testing.assert_close(torch._inductor.aoti_load_package(package)(WEIGHTS, X), module(WEIGHTS, X))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torchscript(tmp_path):
+    """In TorchScript a dtype is its number."""
+
+    @torch.jit.script
+    def between(raw):
+        weight, bias = torch.ops.fst.scatter(raw, [1, 25], [torch.int16, torch.uint8], [3, 4, 3], [2, 1])
+        return weight * 2, bias
+
+    between.save(str(tmp_path / "between.pt"))
+    weight, bias = torch.jit.load(str(tmp_path / "between.pt"))(RAW)
+    expected = fst.scatter(RAW, [1, 25], [torch.int16, torch.uint8], [[3, 4], [3]])
+    assert torch.equal(weight, expected[0] * 2)
+    assert torch.equal(bias, expected[1])
+
+
+def test_fakes_and_meta():
+    arguments = [0, 2], [torch.float16, torch.int8], [[2, 3], []]
+    with FakeTensorMode():
+        results = fst.scatter(torch.empty(20, dtype=torch.uint8), *arguments, torch.float32)
+    meta = fst.scatter(torch.empty(20, dtype=torch.uint8, device="meta"), *arguments, torch.float32)
+    for first, second in (results, meta):
+        assert (first.shape, first.dtype) == ((2, 3), torch.float32)
+        assert (second.shape, second.dtype) == ((), torch.int8)
+    assert meta[0].is_meta
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_opcheck(dtype):
+    raw = as_bytes(torch.randn(20))
+    arguments = (raw, [0, 40, 7], [6, 1, 0], [2, 3, 5], [2, 0, 1])
+    torch.library.opcheck(torch.ops.fst.scatter.default, arguments, {"dtype": dtype})
