@@ -124,6 +124,11 @@ impl Chosen {
     fn new(kind: ReaderKind, why: impl Into<Cow<'static, str>>) -> Chosen {
         Chosen { kind, why: why.into() }
     }
+
+    /// Tells the log.
+    pub fn log(&self, source: &Source) {
+        tracing::debug!(path = %source.path.display(), reader = %self.kind, why = %self.why, "reader");
+    }
 }
 
 /// Chooses the reader for a file.
@@ -211,7 +216,7 @@ pub fn open<K: Kernel + 'static>(
             buffered
         }
     };
-    tracing::debug!(path = %source.path.display(), reader = %chosen.kind, why = %chosen.why, "reader");
+    chosen.log(source);
     Ok(Opened { reader, chosen })
 }
 

@@ -7,7 +7,7 @@ use crate::error::{Error, Kind, Result};
 use crate::options::Options;
 use crate::plan::Wanted;
 use crate::reader::mmap::Mapping;
-use crate::reader::{self, ReaderKind, Target, read_ahead};
+use crate::reader::{self, Chosen, ReaderKind, Target, read_ahead};
 use crate::source::Source;
 use std::ops::Range;
 use std::sync::Arc;
@@ -39,20 +39,23 @@ impl Views {
         options: &Options,
     ) -> Result<Views> {
         let sources = checkpoint.sources();
-        let kinds: Vec<ReaderKind> = sources
-            .map(|source| reader::choose(options, source, Target::NewHostMemory).map(|chosen| chosen.kind))
-            .collect::<Result<_>>()?;
-        let mut files: Vec<File> = kinds.iter().map(|_| File::default()).collect();
+        let chosen: Vec<Chosen> =
+            sources.map(|source| reader::choose(options, source, Target::NewHostMemory)).collect::<Result<_>>()?;
+        let mut files: Vec<File> = chosen.iter().map(|_| File::default()).collect();
         for (tensor, (wanted, dtype)) in wanted.iter().zip(dtypes).enumerate() {
-            let is_mapped = kinds.get(wanted.source) == Some(&ReaderKind::Mmap) && *dtype == Some(wanted.dtype);
+            let kind = chosen.get(wanted.source).map(|chosen| chosen.kind);
+            let is_mapped = kind == Some(ReaderKind::Mmap) && *dtype == Some(wanted.dtype);
             let file = files.get_mut(wanted.source).filter(|_| is_mapped);
             if let (Some(file), Some(range)) = (file, viewable(wanted)) {
                 file.views.push((tensor, range));
             }
         }
         let mut places: Vec<(usize, Option<u64>)> = wanted.iter().map(|wanted| (wanted.source, None)).collect();
-        for (source, file) in checkpoint.sources().zip(&mut files) {
-            file.map(source, &mut places)?;
+        for ((source, file), chosen) in checkpoint.sources().zip(&mut files).zip(chosen) {
+            if !file.views.is_empty() {
+                chosen.log(source);
+                file.map(source, &mut places)?;
+            }
         }
         Ok(Views { files, places })
     }
@@ -81,9 +84,6 @@ impl File {
     /// Gives the views their addresses. Bytes that are wanted twice are a view once, since two tensors of which
     /// changing one changed the other would be one tensor; the second is read.
     fn map(&mut self, source: &Arc<Source>, places: &mut [(usize, Option<u64>)]) -> Result<()> {
-        if self.views.is_empty() {
-            return Ok(());
-        }
         let mapping = Arc::new(Mapping::open(source)?);
         self.views.sort_by_key(|(_, range)| range.start);
         let mut reached = 0;

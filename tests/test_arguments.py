@@ -155,7 +155,8 @@ def test_dtype_is_named(path):
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 def test_misspelt_keywords(function, path):
     possible = {"path": path, "paths": [path], "names": ["w"], "dims": [0], "starts": [0], "lengths": [1]}
-    possible["out"] = [torch.zeros(3, 4)]
+    possible |= {"out": [torch.zeros(3, 4)], "tensors": torch.zeros(3), "dtype": torch.float16}
+    possible |= {"bytes": torch.zeros(4, dtype=torch.uint8), "offsets": [1], "dtypes": [torch.int16], "shapes": [[1]]}
     arguments = {name: possible[name] for name in inspect.signature(function).parameters if name in possible}
     function(**arguments)
     with pytest.raises(TypeError, match="divice"):
