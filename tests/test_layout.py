@@ -87,7 +87,8 @@ def test_the_environment_is_read_in_one_place():
 
 def test_cuda_is_called_in_one_place():
     named = naming(r"\bcudarc\b", SOURCES)
-    assert named and all(path.startswith("rust/device/cuda") for path in named)
+    assert named
+    assert all(path.startswith("rust/device/cuda") for path in named)
     assert naming(r"cuda_runtime|cuda\.h|CUDAStream|CUDAGuard|\bcu[A-Z]\w+\(", CXX_SOURCES) == []
 
 
