@@ -270,6 +270,7 @@ c10::Device resolve_device(c10::Device device) {
 std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& specs, c10::Device device,
                              std::optional<c10::ScalarType> dtype) {
   device = resolve_device(device);
+  const auto recording = selection.record(rust::String(device.str()));
   if (dtype && !c10::isFloatingType(*dtype)) {
     throw_invalid_argument(std::string("dtype is ") + c10::toString(*dtype) +
                            ", but only floating-point tensors are cast, and only to floating-point dtypes");
@@ -308,6 +309,7 @@ void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::Ten
   for (size_t index = 0; index < specs.size(); ++index) {
     check_output(specs[index], out[index]);
   }
+  const auto recording = selection.record(rust::String(out.empty() ? "cpu" : out[0].device().str()));
   // The writes are no part of a differentiable program, as under torch.no_grad().
   const at::AutoDispatchBelowADInplaceOrView guard;
   const auto order = [](c10::Device a, c10::Device b) {

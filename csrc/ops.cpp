@@ -109,6 +109,13 @@ int64_t release_memory() {
   return call_core([&] { return release(); });
 }
 
+// Rust's functions that cannot fail are noexcept, which PyTorch does not take.
+int64_t start_profile() { return profile_start(); }
+
+std::string stop_profile(int64_t profile) {
+  return std::string(call_core([&] { return profile_stop(profile); }));
+}
+
 }  // namespace
 
 // Which PyTorch the library fits can be read from the file before it is loaded, since loading it into another fails
@@ -146,6 +153,8 @@ TORCH_LIBRARY(fst, m) {
       "scatter(Tensor bytes, int[] offsets, int[] dtypes, int[] sizes, int[] ranks, *, ScalarType? dtype=None) -> "
       "Tensor[]",
       function_tags);
+  def_load("profile_start() -> int");
+  def_load("profile_stop(int profile) -> str");
 }
 
 TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
@@ -160,6 +169,8 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("release_memory", release_memory);
   m.impl("cast", cast);
   m.impl("scatter", scatter);
+  m.impl("profile_start", start_profile);
+  m.impl("profile_stop", stop_profile);
 }
 
 TORCH_LIBRARY_IMPL(fst, Autograd, m) { m.impl("cast", cast_with_gradients); }

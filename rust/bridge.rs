@@ -13,11 +13,13 @@ use crate::error::{Error, Kind, Result};
 use crate::load::{self, Batch, Transfer};
 use crate::options::{self, Options};
 use crate::plan::{Destination, Wanted};
+use crate::profile::{self, Span, Stage};
 use crate::reader::mmap::Mapping;
 use crate::reader::ring::Linux;
 use crate::reader::uring::Rings;
 use crate::reader::{self, Target};
 use crate::views;
+use serde_json::json;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
@@ -98,6 +100,11 @@ mod ffi {
         unsafe fn convert_on_cuda(conversions: &[Conversion], ordinal: i32, stream: u64) -> Result<bool>;
 
         fn release() -> Result<i64>;
+
+        type Recording;
+        fn record(self: &Selection, device: &str) -> Box<Recording>;
+        fn profile_start() -> i64;
+        fn profile_stop(id: i64) -> Result<String>;
     }
 }
 
@@ -115,6 +122,11 @@ struct Hold {
     _mapping: Arc<Mapping>,
 }
 
+/// Tells profiles of a load for as long as it lives.
+struct Recording {
+    _span: Span,
+}
+
 /// A transfer to either device, and its next filling.
 struct AnyTransfer {
     to: To,
@@ -129,11 +141,12 @@ enum To {
 
 /// A panic must not reach C++, where it would end the process. There is none that we know of.
 fn guard<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+    let result = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<&str>().map(ToString::to_string);
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
         Err(Error::new(Kind::Internal, format!("a bug in fst, please report it: {text}")))
-    })
+    });
+    result.inspect_err(profile::error)
 }
 
 fn open(paths: &[String]) -> Result<Box<Checkpoint>> {
@@ -193,6 +206,7 @@ fn select(
     choose: impl FnOnce(&Checkpoint) -> Result<Vec<Wanted>>,
 ) -> Result<Box<Selection>> {
     guard(|| {
+        let _span = profile::span(Stage::Plan);
         let wanted = choose(&checkpoint)?.into();
         Ok(Box::new(Selection { checkpoint: Arc::new(*checkpoint), wanted }))
     })
@@ -252,6 +266,18 @@ fn locate(checkpoint: &Checkpoint, source: usize, wanted: Result<Wanted>) -> Res
 }
 
 impl Selection {
+    /// Begins to tell profiles of a load of the selection to a device.
+    fn record(&self, device: &str) -> Box<Recording> {
+        // The device "meta" gets shapes and dtypes alone.
+        let is_counted = profile::is_on() && device != "meta";
+        let bytes = if is_counted { self.wanted.iter().map(Wanted::bytes).sum() } else { 0 };
+        let detail = || {
+            let paths: Vec<_> = self.checkpoint.sources().map(|source| source.path.to_string_lossy()).collect();
+            json!({ "paths": paths, "device": device, "tensors": self.wanted.len() }).into()
+        };
+        Box::new(Recording { _span: profile::span(Stage::Load).bytes(bytes).detail(detail) })
+    }
+
     fn specs(&self) -> Result<Vec<ffi::Spec>> {
         guard(|| self.wanted.iter().map(spec).collect())
     }
@@ -362,6 +388,14 @@ fn finish(transfer: Box<AnyTransfer>) -> Result<()> {
         To::Host(transfer) => transfer.finish(),
         To::Cuda(transfer) => transfer.finish(),
     })
+}
+
+fn profile_start() -> i64 {
+    profile::start()
+}
+
+fn profile_stop(id: i64) -> Result<String> {
+    guard(|| profile::stop(id))
 }
 
 /// See [`load::release`].

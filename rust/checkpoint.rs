@@ -3,6 +3,7 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::header::{Entry, Header};
+use crate::profile::{self, Stage};
 use crate::source::{Files, Source};
 use crate::workers;
 use hashbrown::HashTable;
@@ -40,6 +41,7 @@ impl Checkpoint {
     /// Those of [`Files::resolve`] and [`Header::read`]; `duplicate-tensor` for a name in two files;
     /// `malformed` where an index file promises a name that its file does not hold.
     pub fn open<P: AsRef<Path>>(paths: &[P]) -> Result<Checkpoint> {
+        let _span = profile::span(Stage::Open);
         let Files { paths, promises } = Files::resolve(paths)?;
         let opened: Vec<OnceLock<OpenFile>> = paths.iter().map(|_| OnceLock::new()).collect();
         workers::for_each(HEADER_THREADS, paths.len(), |index| {

@@ -13,8 +13,10 @@ mod json;
 
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
+use crate::profile::{self, Stage};
 use crate::source::Source;
 use hashbrown::{HashTable, hash_table};
+use serde_json::json;
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
@@ -107,6 +109,8 @@ impl Header {
                 ),
             ));
         }
+        let path = || json!({ "path": source.path.to_string_lossy() }).into();
+        let _span = profile::span(Stage::Header).bytes(LENGTH_BYTES + length).detail(path);
         let size = usize::try_from(length).map_err(|_| malformed(0, format!("the header length is {length}")))?;
         let mut json = vec![0; size];
         read(&mut json, LENGTH_BYTES)?;

@@ -9,7 +9,7 @@
 //! where it should go becomes reads and placements ([`plan`]); bytes come out
 //! of a file ([`reader`]) towards their destination ([`device`]), resting in a
 //! pinned slot on the way ([`staging`]), while one loop keeps all of that busy
-//! ([`load`]).
+//! ([`load`]). Each stretch tells a [`profile`] of itself while somebody asks.
 //! With the feature `torch`, `bridge` hands this to C++, which registers the
 //! operators.
 //!
@@ -17,6 +17,7 @@
 
 pub mod error;
 pub mod options;
+pub mod profile;
 pub mod dtype;
 pub mod cast;
 pub mod pool;

@@ -10,6 +10,7 @@ use crate::error::{Error, Kind, Result};
 use crate::interrupt::Watch;
 use crate::options::Options;
 use crate::plan::{Chunk, Destination, Limits, Wanted, plan};
+use crate::profile::{self, Memory, Stage};
 use crate::reader::ring::Linux;
 use crate::reader::uring::Rings;
 use crate::reader::{self, Buffer, Chosen, DIRECT_BYTES, GAP_BYTES, Opened, Target};
@@ -91,6 +92,7 @@ impl<D: Device> Transfer<D> {
     /// # Errors
     /// `internal` for a destination that is not inside its tensor.
     pub fn prepare(&self, destinations: &[Destination]) -> Result<Batch> {
+        let _span = profile::span(Stage::Plan);
         let chunks = plan(&self.wanted, destinations, &self.limits)?;
         for destination in destinations {
             self.device.expect(destination.address, destination.target_bytes());
@@ -117,6 +119,7 @@ impl<D: Device> Transfer<D> {
     /// # Errors
     /// `io` with file and byte; `device`, `out-of-memory`, `interrupted`. No copy runs then.
     pub unsafe fn fill(&mut self, batch: &Batch, scratch: Scratch) -> Result<()> {
+        profile::memory(Memory::Scratch, scratch.bytes);
         self.make_room(batch)?;
         self.device.begin(scratch)?;
         let run = workers::for_each(self.options.threads, batch.chunks.len(), |index| {

@@ -259,6 +259,11 @@ pub struct Placement {
 }
 
 impl Placement {
+    /// What is taken out of the slot, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.row_bytes.saturating_mul(self.rows)
+    }
+
     /// Bytes of a row where it goes.
     pub fn target_row_bytes(&self) -> usize {
         to_usize(bytes_after(self.cast, u64::try_from(self.row_bytes).unwrap_or(u64::MAX)))

@@ -8,18 +8,21 @@ pub mod mmap;
 pub mod page_cache;
 pub mod pread;
 pub mod read_ahead;
+mod recorded;
 pub mod ring;
 pub mod uring;
 
 use crate::error::{Error, Kind, Result};
 use crate::options::{Options, ReaderChoice};
 use crate::plan::Read;
+use crate::profile;
 use crate::source::Source;
 use auto::AutoReader;
 use drop_cache::DropCacheReader;
 use file_system::FileSystem;
 use mmap::MmapReader;
 use pread::PreadReader;
+use recorded::Recorded;
 use ring::Kernel;
 use std::borrow::Cow;
 use std::fmt;
@@ -89,14 +92,21 @@ pub enum ReaderKind {
     Auto,
 }
 
-impl fmt::Display for ReaderKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl ReaderKind {
+    /// As people write it.
+    pub fn name(self) -> &'static str {
+        match self {
             ReaderKind::Mmap => "mmap",
             ReaderKind::Pread => "pread",
             ReaderKind::Uring => "uring",
             ReaderKind::Auto => "auto",
-        })
+        }
+    }
+}
+
+impl fmt::Display for ReaderKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 
@@ -125,9 +135,10 @@ impl Chosen {
         Chosen { kind, why: why.into() }
     }
 
-    /// Tells the log.
+    /// Tells the log, and profiles.
     pub fn log(&self, source: &Source) {
         tracing::debug!(path = %source.path.display(), reader = %self.kind, why = %self.why, "reader");
+        profile::reader(&source.path, &source.file, self.kind.name(), &self.why);
     }
 }
 
@@ -217,7 +228,7 @@ pub fn open<K: Kernel + 'static>(
         }
     };
     chosen.log(source);
-    Ok(Opened { reader, chosen })
+    Ok(Opened { reader: shared(Recorded::new(chosen.kind, source, reader)), chosen })
 }
 
 fn shared(reader: impl Reader + 'static) -> Arc<dyn Reader> {

@@ -15,6 +15,7 @@ pub mod pool;
 use crate::device::Device;
 use crate::error::Result;
 use crate::plan::Placement;
+use crate::profile::{self, Stage};
 pub use pool::{PAGE_BYTES, Request, Slot};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -58,6 +59,7 @@ impl<D: Device> Staging<D> {
     /// # Errors
     /// That of the copy that had to end first, that of `go_on`, or `out-of-memory`.
     pub fn acquire(&self, go_on: impl Fn() -> Result<()>) -> Result<Slot> {
+        let _span = profile::span(Stage::Slot);
         let mut state = self.lock();
         loop {
             if let Some(slot) = state.free.pop() {

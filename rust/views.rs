@@ -6,9 +6,11 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::options::Options;
 use crate::plan::Wanted;
+use crate::profile::{self, Stage};
 use crate::reader::mmap::Mapping;
 use crate::reader::{self, Chosen, ReaderKind, Target, read_ahead};
 use crate::source::Source;
+use serde_json::json;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -84,7 +86,6 @@ impl File {
     /// Gives the views their addresses. Bytes that are wanted twice are a view once, since two tensors of which
     /// changing one changed the other would be one tensor; the second is read.
     fn map(&mut self, source: &Arc<Source>, places: &mut [(usize, Option<u64>)]) -> Result<()> {
-        let mapping = Arc::new(Mapping::open(source)?);
         self.views.sort_by_key(|(_, range)| range.start);
         let mut reached = 0;
         self.views.retain(|(_, range)| {
@@ -92,6 +93,11 @@ impl File {
             reached = reached.max(range.end);
             is_first
         });
+        let bytes: u64 = self.views.iter().map(|(_, range)| range.end - range.start).sum();
+        let detail = || json!({ "path": source.path.to_string_lossy(), "reader": ReaderKind::Mmap.name() }).into();
+        let span = profile::span(Stage::Map).bytes(bytes).detail(detail);
+        let mapping = Arc::new(Mapping::open(source)?);
+        drop(span);
         for (tensor, range) in &self.views {
             if let Some((_, address)) = places.get_mut(*tensor) {
                 *address = mapping.address(range.start);

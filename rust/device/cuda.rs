@@ -20,12 +20,14 @@
 pub mod convert;
 pub mod driver;
 pub mod kernels;
+mod timing;
 
 use super::{Device, Needs, Pinned, Room, Scratch};
 use crate::cast::Cast;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::plan::Placement;
+use crate::profile::{self, Count, Stage};
 use crate::scatter::{Piece, TASK_BYTES, Table, has_cast};
 use cudarc::driver::sys;
 use driver::{Context, Event, Registered, Stream, check};
@@ -34,6 +36,7 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use timing::{Laps, Timer};
 
 /// Two, so that the kernel of one chunk runs while the copy engine takes the next.
 const LANES: usize = 2;
@@ -54,6 +57,7 @@ pub struct Cuda {
     lanes: [Mutex<Lane>; LANES],
     next_lane: AtomicUsize,
     kernels: Option<Arc<Kernels>>,
+    timer: Option<Timer>,
     current: sys::CUstream,
     context: Arc<Context>,
 }
@@ -66,8 +70,15 @@ unsafe impl Sync for Cuda {}
 /// A stream, and device memory that only its work uses. Its holder alone queues work, so that nothing comes between
 /// a copy and its kernel.
 struct Lane {
+    index: usize,
     stream: Stream,
     scratch: Scratch,
+}
+
+/// A copy that runs.
+pub struct Ticket {
+    event: Event,
+    laps: Laps,
 }
 
 impl Cuda {
@@ -81,10 +92,12 @@ impl Cuda {
             .map_err(|_| Error::new(Kind::Internal, format!("{current:#x} is not the handle of a stream")))?;
         let current = ptr::with_exposed_provenance_mut(current);
         refuse_capture(&context, current)?;
-        let lane = || Ok(Mutex::new(Lane { stream: Stream::create(&context)?, scratch: Scratch::default() }));
+        let lane = |index| Ok(Lane { index, stream: Stream::create(&context)?, scratch: Scratch::default() });
+        let (first, second) = (lane(0)?, lane(1)?);
         Ok(Cuda {
             events: Mutex::new(Vec::new()),
-            lanes: [lane()?, lane()?],
+            timer: Timer::start(&context, ordinal, &first.stream)?,
+            lanes: [Mutex::new(first), Mutex::new(second)],
             next_lane: AtomicUsize::new(0),
             kernels: Kernels::of(&context)?,
             current,
@@ -117,13 +130,20 @@ impl Cuda {
     /// Whether a chunk goes up whole and is spread by a kernel.
     fn is_scattered(&self, placements: &[Placement]) -> bool {
         let pieces: usize = placements.iter().map(|placement| placement.rows).sum();
-        let bytes: usize = placements.iter().map(|placement| placement.rows * placement.row_bytes).sum();
+        let bytes = bytes_of(placements);
         let is_cast = placements.iter().any(|placement| placement.cast.is_some());
         self.kernels.is_some() && (is_cast || pieces > COPIES_MAX && bytes < pieces * COPY_BYTES)
     }
 
     /// One copy of the chunk and its table into the lane's scratch, and one kernel.
-    fn scatter(&self, lane: &Lane, slot: &mut [u8], bytes: usize, placements: &[Placement]) -> Result<()> {
+    fn scatter(
+        &self,
+        lane: &Lane,
+        slot: &mut [u8],
+        bytes: usize,
+        placements: &[Placement],
+        laps: &mut Laps,
+    ) -> Result<()> {
         let misfit = || Error::new(Kind::Internal, format!("{} placements do not fit their slot", placements.len()));
         let kernels = self.kernels.as_ref().ok_or_else(misfit)?;
         let table = table_of(placements, lane.scratch.address)?;
@@ -138,11 +158,16 @@ impl Cuda {
         // to the load, which only this stream uses.
         let result = unsafe { sys::cuMemcpyHtoDAsync_v2(lane.scratch.address, from, length, lane.stream.handle) };
         check("cuMemcpyHtoDAsync", result)?;
-        kernels.scatter(lane.scratch.address + as_u64(table_begin), &table, &lane.stream)
+        profile::count(Count::Copies, 1);
+        laps.mark(Stage::Copy, length, &lane.stream)?;
+        kernels.scatter(lane.scratch.address + as_u64(table_begin), &table, &lane.stream)?;
+        profile::count(Count::Launches, 1);
+        laps.mark(Stage::Kernel, bytes_of(placements), &lane.stream)
     }
 
     /// A copy for every placement.
     fn place(&self, lane: &Lane, slot: &[u8], placement: &Placement) -> Result<()> {
+        profile::count(Count::Copies, 1);
         let Placement { slot_begin, row_bytes, rows, slot_stride, address, cast } = *placement;
         let last = slot_begin + rows.saturating_sub(1) * slot_stride + row_bytes;
         let misfit = || Error::new(Kind::Internal, format!("{placement:?} cannot be copied"));
@@ -178,9 +203,10 @@ impl Cuda {
 }
 
 impl Device for Cuda {
-    type Ticket = Event;
+    type Ticket = Ticket;
 
     fn pin(&self, memory: &mut [u8]) -> Option<Pinned> {
+        let _span = profile::span(Stage::Pin).bytes(memory.len());
         // SAFETY: staging lets go of the registration before it lets go of the memory.
         match unsafe { Registered::new(&self.context, memory) } {
             Ok(registered) => Some(Box::new(registered)),
@@ -236,22 +262,26 @@ impl Device for Cuda {
         Ok(())
     }
 
-    fn copy(&self, slot: &mut [u8], bytes: usize, placements: &[Placement]) -> Result<Event> {
+    fn copy(&self, slot: &mut [u8], bytes: usize, placements: &[Placement]) -> Result<Ticket> {
+        let _span = profile::span(Stage::Queue).bytes(bytes);
         let _bound = self.context.bind()?;
         let event = self.event()?;
         let lane = self.lanes.get(self.next_lane.fetch_add(1, Ordering::Relaxed) % LANES);
         let lane = lock(lane.ok_or_else(|| Error::new(Kind::Internal, "there is no such lane"))?);
+        let timer = self.timer.as_ref();
+        let mut laps = timer.map(|timer| timer.laps(lane.index, &lane.stream)).transpose()?.unwrap_or_default();
         let queued = if self.is_scattered(placements) {
-            self.scatter(&lane, slot, bytes, placements)
+            self.scatter(&lane, slot, bytes, placements, &mut laps)
         } else {
-            placements.iter().try_for_each(|placement| self.place(&lane, slot, placement))
+            let placed = placements.iter().try_for_each(|placement| self.place(&lane, slot, placement));
+            placed.and_then(|()| laps.mark(Stage::Copy, bytes_of(placements), &lane.stream))
         };
         let recorded = queued.and_then(|()| {
             // SAFETY: event and stream belong to the context, which is current.
             check("cuEventRecord", unsafe { sys::cuEventRecord(event.handle, lane.stream.handle) })
         });
         match recorded {
-            Ok(()) => Ok(event),
+            Ok(()) => Ok(Ticket { event, laps }),
             Err(error) => {
                 // The copies that were queued before the one that failed still read the slot.
                 // SAFETY: the stream belongs to the context, which is current.
@@ -264,20 +294,20 @@ impl Device for Cuda {
         }
     }
 
-    fn has_ended(&self, ticket: &Event) -> Result<bool> {
+    fn has_ended(&self, ticket: &Ticket) -> Result<bool> {
         let _bound = self.context.bind()?;
         // SAFETY: the event belongs to the context, which is current.
-        let result = unsafe { sys::cuEventQuery(ticket.handle) };
+        let result = unsafe { sys::cuEventQuery(ticket.event.handle) };
         // An error is told by whoever waits for the copy.
         Ok(result != sys::CUresult::CUDA_ERROR_NOT_READY)
     }
 
-    fn wait(&self, ticket: Event) -> Result<()> {
-        let _bound = self.context.bind()?;
-        // SAFETY: the event belongs to the context, which is current.
-        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(ticket.handle) })?;
-        self.keep(ticket);
-        Ok(())
+    fn wait(&self, ticket: Ticket) -> Result<()> {
+        let span = profile::span(Stage::Wait);
+        ticket.event.wait()?;
+        drop(span);
+        self.keep(ticket.event);
+        self.timer.as_ref().map_or(Ok(()), |timer| timer.tell(&ticket.laps))
     }
 
     fn end(&self) -> Result<()> {
@@ -305,6 +335,10 @@ fn table_of(placements: &[Placement], address: u64) -> Result<Table> {
         })?;
     }
     Ok(table)
+}
+
+fn bytes_of(placements: &[Placement]) -> usize {
+    placements.iter().map(Placement::bytes).sum()
 }
 
 fn lock(lane: &Mutex<Lane>) -> MutexGuard<'_, Lane> {

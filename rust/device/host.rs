@@ -4,6 +4,7 @@ use super::{Device, Needs, Pinned, Room, Scratch};
 use crate::cast::Cast;
 use crate::error::{Error, Kind, Result};
 use crate::plan::Placement;
+use crate::profile::{self, Stage};
 
 const PAGE_BYTES: u64 = 4 << 10;
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
@@ -63,6 +64,9 @@ impl Device for Host {
 
     fn copy(&self, slot: &mut [u8], bytes: usize, placements: &[Placement]) -> Result<()> {
         let chunk = slot.get(..bytes).unwrap_or_default();
+        let is_cast = placements.iter().any(|placement| placement.cast.is_some());
+        let placed_bytes: usize = placements.iter().map(Placement::bytes).sum();
+        let _span = profile::span(if is_cast { Stage::Cast } else { Stage::Place }).bytes(placed_bytes);
         for placement in placements {
             let row_bytes = placement.target_row_bytes();
             // SAFETY: the plan's addresses are the caller's, who gave this memory to the load.

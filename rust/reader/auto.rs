@@ -4,9 +4,10 @@
 use super::page_cache::{self, Run};
 use super::ring::Kernel;
 use super::uring::{Rings, UringReader};
-use super::{Buffer, Reader};
+use super::{Buffer, Reader, ReaderKind};
 use crate::error::Result;
 use crate::plan::Read;
+use crate::profile;
 use crate::source::Source;
 use std::sync::{Arc, OnceLock};
 
@@ -43,6 +44,8 @@ impl<K: Kernel> AutoReader<K> {
             let opened = UringReader::open(&self.source, &self.rings, Arc::clone(&self.buffered));
             if let Err(why) = &opened {
                 tracing::info!(path = %self.source.path.display(), why, "no direct reads; through the page cache");
+                let why = format!("through the page cache alone, since uring is not to be had: {why}");
+                profile::reader(&self.source.path, &self.source.file, ReaderKind::Auto.name(), &why);
             }
             opened
         })

@@ -8,6 +8,7 @@
 
 use super::mmap::Mapping;
 use super::page_cache::{self, Advice};
+use crate::profile::{self, Stage};
 use crate::source::Source;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -53,6 +54,7 @@ impl Work {
     fn run(self: Arc<Self>) {
         while let Some(step) = self.steps.get(self.next.fetch_add(1, Ordering::Relaxed)) {
             let Some(mapping) = self.users.upgrade() else { return };
+            let _span = profile::span(Stage::ReadAhead).bytes(step.end - step.start);
             if page_cache::is_cached(&self.source, step.start) {
                 mapping.populate(step);
             } else {

@@ -5,6 +5,7 @@
 use super::numa::{self, Node};
 use crate::device::Pinned;
 use crate::error::{Error, Kind, Result};
+use crate::profile::{self, Memory, Stage};
 use memmap2::{Advice, MmapMut, MmapRaw};
 use std::mem;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,6 +28,7 @@ struct Block {
 impl Block {
     fn allocate(bytes: usize, node: Option<Node>) -> Result<Block> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
+        let _span = profile::span(Stage::Allocate).bytes(bytes);
         let memory = MmapMut::map_anon(bytes).map_err(|error| {
             Error::new(Kind::OutOfMemory, format!("cannot get {bytes} bytes of host memory for staging: {error}"))
         })?;
@@ -143,12 +145,14 @@ impl Kept {
 pub fn take(request: &Request) -> Result<Option<Slot>> {
     let mut kept = kept();
     if let Some(block) = kept.find(request) {
+        profile::memory(Memory::Staging, kept.total_bytes);
         return Ok(Some(Slot { block: Some(block) }));
     }
     if !kept.make_room(request) {
         return Ok(None);
     }
     kept.total_bytes += request.bytes;
+    profile::memory(Memory::Staging, kept.total_bytes);
     drop(kept);
     match Block::allocate(request.bytes, request.node) {
         Ok(block) => Ok(Some(Slot { block: Some(block) })),

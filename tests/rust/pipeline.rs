@@ -16,9 +16,11 @@ use fst::error::{Error, Kind, Result};
 use fst::load::{Transfer, release};
 use fst::options::{Options, ReaderChoice};
 use fst::plan::{Destination, Wanted};
+use fst::profile;
 use fst::scatter::TASK_BYTES;
 use fst::staging::{PAGE_BYTES, Request, Staging};
 use model::Model;
+use serde_json::Value;
 use sim::Sim;
 use sim::abi::Fault;
 use sim::gpu::Gpu;
@@ -581,7 +583,11 @@ fn loads_are_right_without_pinned_memory() {
 
 /// Loads with a fault at the first such call, the second, and so on until there is none left to fail, and
 /// returns how each load ended. Those that succeed must be right, and all must be clean.
-fn with_fault_at_every_call(start: impl Fn(u64) -> Sim, fault: Fault) -> Vec<Result<()>> {
+fn with_fault_at_every_call(
+    start: impl Fn(u64) -> Sim,
+    fault: Fault,
+    run: impl Fn(&Load<'_>) -> Result<()>,
+) -> Vec<Result<()>> {
     let model = mixed_model();
     let mut results = Vec::new();
     for at in 1.. {
@@ -589,7 +595,7 @@ fn with_fault_at_every_call(start: impl Fn(u64) -> Sim, fault: Fault) -> Vec<Res
         let gpu = Gpu::new(&sim, 0);
         let load = Load::all(&gpu, &model);
         sim.inject(fault, at);
-        let result = load.run(TIGHT);
+        let result = run(&load);
         let is_over = sim.counters().faults == 0;
         if result.is_ok() {
             load.assert_holds(&model);
@@ -608,7 +614,7 @@ fn with_fault_at_every_call(start: impl Fn(u64) -> Sim, fault: Fault) -> Vec<Res
 #[test]
 fn out_of_memory_at_any_call_is_an_error_and_nothing_more() {
     for start in [Sim::start, Sim::start_lazy] {
-        let results = with_fault_at_every_call(start, Fault::OutOfMemory);
+        let results = with_fault_at_every_call(start, Fault::OutOfMemory, |load| load.run(TIGHT));
         // A context, a stream, and events for the order with the caller at least.
         assert!(results.len() >= 4, "{results:?}");
         let failed: Vec<Kind> = results.iter().filter_map(|result| result.as_ref().err()).map(|e| e.kind()).collect();
@@ -630,7 +636,7 @@ fn a_copy_or_a_launch_that_fails_in_the_middle_is_an_error_and_nothing_more() {
     ];
     for (fault, least) in faults {
         for start in [Sim::start, Sim::start_lazy] {
-            let results = with_fault_at_every_call(start, fault);
+            let results = with_fault_at_every_call(start, fault, |load| load.run(TIGHT));
             assert!(results.len() >= least, "{results:?}");
             let is_device_error = |result: &Result<()>| result.as_ref().is_err_and(|e| e.kind() == Kind::Device);
             assert!(results.iter().all(is_device_error), "{fault:?}: {results:?}");
@@ -651,5 +657,67 @@ fn a_file_that_shrinks_is_an_error_and_nothing_more() {
         assert_eq!(error.kind(), Kind::Io, "{error}");
         drop(gpu);
         finish(sim);
+    }
+}
+
+/// The spans of a trace with this name: process, row, and begin and end in microseconds.
+fn spans_of(trace: &Value, name: &str) -> Vec<(i64, i64, f64, f64)> {
+    let events = trace["traceEvents"].as_array().unwrap().iter();
+    let spans = events.filter(|event| event["ph"] == "X" && event["name"] == name);
+    spans
+        .map(|event| {
+            let (begin, length) = (event["ts"].as_f64().unwrap(), event["dur"].as_f64().unwrap());
+            (event["pid"].as_i64().unwrap(), event["tid"].as_i64().unwrap(), begin, begin + length)
+        })
+        .collect()
+}
+
+#[test]
+fn a_profile_shows_what_the_gpu_did_and_changes_nothing() {
+    let model = mixed_model();
+    for sim in schedules() {
+        let gpu = Gpu::new(&sim, 0);
+        let load = Load::all(&gpu, &model);
+        let before = sim.counters();
+        let profile = profile::start();
+        load.run(TIGHT).unwrap();
+        let trace: Value = serde_json::from_str(&profile::stop(profile).unwrap()).unwrap();
+        let after = sim.counters();
+        load.assert_holds(&model);
+
+        let facts = &trace["otherData"];
+        let stages = facts["stages"].as_array().unwrap();
+        let total = |stage: &str, what: &str| {
+            stages.iter().find(|total| total["stage"] == stage).map_or(0, |total| total[what].as_u64().unwrap())
+        };
+        assert_eq!(facts["copies"], after.copies - before.copies);
+        assert_eq!(facts["launches"], after.launches - before.launches);
+        assert_eq!(total("pin", "spans"), after.registrations - before.registrations);
+        assert_eq!(total("copy", "bytes"), after.copied_bytes - before.copied_bytes);
+
+        let (queued, copies, waits) = (spans_of(&trace, "queue"), spans_of(&trace, "copy"), spans_of(&trace, "wait"));
+        assert_eq!((copies.len(), waits.len()), (queued.len(), queued.len()));
+        // Nothing runs before it is queued; the clock of a GPU is good to a microsecond.
+        assert!(copies.iter().all(|copy| copy.2 + 1.0 >= queued[0].2), "{copies:?} {queued:?}");
+        let mut work = [copies, spans_of(&trace, "kernel")].concat();
+        work.sort_by(|a, b| (a.1, a.2).partial_cmp(&(b.1, b.2)).unwrap());
+        assert!(work.iter().all(|&(process, lane, begin, end)| process == 3 && lane < 2 && begin <= end), "{work:?}");
+        let overlap = |pair: &&[(i64, i64, f64, f64)]| pair[0].1 == pair[1].1 && pair[0].3 > pair[1].2 + 1.0;
+        assert_eq!(work.windows(2).find(overlap), None);
+        drop(gpu);
+        finish(sim);
+    }
+}
+
+#[test]
+fn a_profile_of_a_load_that_fails_leaves_nothing_behind() {
+    let run = |load: &Load<'_>| {
+        let profile = profile::start();
+        let result = load.run(TIGHT);
+        profile::stop(profile).and(result)
+    };
+    for fault in [Fault::OutOfMemory, Fault::CopyEnqueue, Fault::CopyAsync] {
+        let results = with_fault_at_every_call(Sim::start, fault, run);
+        assert!(results.iter().any(Result::is_err), "{fault:?}");
     }
 }

@@ -11,9 +11,15 @@ from fst._convert import cast, scatter
 from fst._errors import SafetensorError
 from fst._load import load_file, load_files, load_into, load_slices, load_tensors, metadata, tensor_names
 from fst._memory import release_memory
+from fst._profile import Profile, profile
+from fst._summary import ReaderUse, StageTime, Summary
 
 __all__ = [
+    "Profile",
+    "ReaderUse",
     "SafetensorError",
+    "StageTime",
+    "Summary",
     "cast",
     "load_file",
     "load_files",
@@ -21,6 +27,7 @@ __all__ = [
     "load_slices",
     "load_tensors",
     "metadata",
+    "profile",
     "release_memory",
     "scatter",
     "tensor_names",

@@ -5,6 +5,7 @@ use cudarc::driver::sys;
 use std::ffi::{CStr, c_char};
 use std::ptr;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// Looks for the driver once, since the search goes through many names.
 fn has_driver() -> bool {
@@ -150,14 +151,69 @@ impl Event {
     /// # Errors
     /// `device` or `out-of-memory`, from the driver.
     pub fn create(context: &Arc<Context>) -> Result<Event> {
-        let _bound = context.bind()?;
-        let mut handle = ptr::null_mut();
         // A thread that waits sleeps instead of spinning; nobody asks for times.
         let flags =
             sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32 | sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        Event::with_flags(context, flags)
+    }
+
+    /// A new event that can be asked for times.
+    ///
+    /// # Errors
+    /// `device` or `out-of-memory`, from the driver.
+    pub fn timed(context: &Arc<Context>) -> Result<Event> {
+        // A thread that waits spins, and so sees the end at once.
+        Event::with_flags(context, sys::CUevent_flags::CU_EVENT_DEFAULT as u32)
+    }
+
+    /// As [`Event::timed`], in the context of this one.
+    ///
+    /// # Errors
+    /// `device` or `out-of-memory`, from the driver.
+    pub fn another(&self) -> Result<Event> {
+        Event::timed(&self.context)
+    }
+
+    fn with_flags(context: &Arc<Context>, flags: u32) -> Result<Event> {
+        let _bound = context.bind()?;
+        let mut handle = ptr::null_mut();
         // SAFETY: writes the handle of an event, which is destroyed on drop.
         check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut handle, flags) })?;
         Ok(Event { handle, context: Arc::clone(context) })
+    }
+
+    /// Puts the event behind all that is queued on a stream of its context.
+    ///
+    /// # Errors
+    /// `device`, from the driver.
+    pub fn record(&self, stream: &Stream) -> Result<()> {
+        let _bound = self.context.bind()?;
+        // SAFETY: event and stream belong to the context, which is current.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(self.handle, stream.handle) })
+    }
+
+    /// Waits for the work before the event.
+    ///
+    /// # Errors
+    /// `device` when that failed.
+    pub fn wait(&self) -> Result<()> {
+        let _bound = self.context.bind()?;
+        // SAFETY: the event belongs to the context, which is current.
+        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.handle) })
+    }
+
+    /// The time from one timed event to this one, both of which have passed.
+    ///
+    /// # Errors
+    /// `device`, from the driver.
+    pub fn nanoseconds_since(&self, earlier: &Event) -> Result<u64> {
+        let _bound = self.context.bind()?;
+        let mut milliseconds = 0.0;
+        // SAFETY: writes a number; both events belong to the context, which is current.
+        let result = unsafe { sys::cuEventElapsedTime_v2(&raw mut milliseconds, earlier.handle, self.handle) };
+        check("cuEventElapsedTime", result)?;
+        let elapsed = Duration::try_from_secs_f64(f64::from(milliseconds) / 1e3).unwrap_or_default();
+        Ok(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX))
     }
 }
 

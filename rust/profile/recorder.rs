@@ -1,0 +1,156 @@
+//! What one profile has recorded so far.
+
+use super::{Count, Entry, Memory, Stage, Track, now, storage};
+use serde_json::Value;
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The most spans that a profile keeps, about 20 MiB of them. Later ones only count in the totals, which say how many
+/// they were.
+pub const SPANS_MAX: usize = 1 << 18;
+/// The most errors that a profile keeps.
+const ERRORS_MAX: usize = 1000;
+/// Threads that end spans at once rarely meet at one of as many locks.
+const SHARDS: usize = 16;
+
+/// A profile that runs.
+pub struct Recorder {
+    pub id: i64,
+    pub begin: u64,
+    /// What [`storage::read_bytes`] said then.
+    storage_bytes: Option<u64>,
+    shards: [Mutex<Vec<Entry>>; SHARDS],
+    kept: AtomicUsize,
+    dropped: AtomicU64,
+    totals: [Total; Stage::ALL.len()],
+    counts: [AtomicU64; 3],
+    memory: [AtomicU64; 2],
+    readers: Mutex<Vec<Value>>,
+    errors: Mutex<Vec<ErrorNote>>,
+}
+
+/// All spans of a stage, the dropped ones too.
+#[derive(Default)]
+pub struct Total {
+    pub spans: AtomicU64,
+    pub bytes: AtomicU64,
+    pub nanoseconds: AtomicU64,
+}
+
+/// An error that a caller got.
+#[derive(Clone)]
+pub struct ErrorNote {
+    pub at: u64,
+    /// The thread that it happened on.
+    pub row: usize,
+    pub text: String,
+}
+
+impl Recorder {
+    pub fn new() -> Recorder {
+        static NEXT: AtomicI64 = AtomicI64::new(1);
+        Recorder {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            begin: now(),
+            storage_bytes: storage::read_bytes(),
+            shards: Default::default(),
+            kept: AtomicUsize::new(0),
+            dropped: AtomicU64::new(0),
+            totals: Default::default(),
+            counts: Default::default(),
+            memory: Default::default(),
+            readers: Mutex::default(),
+            errors: Mutex::default(),
+        }
+    }
+
+    pub fn keep(&self, entry: &Entry) {
+        // What was under way when the profile began is not its.
+        if entry.begin < self.begin {
+            return;
+        }
+        if let Some(total) = self.totals.get(entry.stage as usize) {
+            total.spans.fetch_add(1, Ordering::Relaxed);
+            total.bytes.fetch_add(entry.bytes, Ordering::Relaxed);
+            total.nanoseconds.fetch_add(entry.end.saturating_sub(entry.begin), Ordering::Relaxed);
+        }
+        if self.kept.fetch_add(1, Ordering::Relaxed) >= SPANS_MAX {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        let row = match entry.track {
+            Track::Load => 0,
+            Track::Thread(row) | Track::Lane { lane: row, .. } => row,
+        };
+        if let Some(shard) = self.shards.get(row % SHARDS) {
+            lock(shard).push(entry.clone());
+        }
+    }
+
+    pub fn count(&self, what: Count, number: usize) {
+        if let Some(count) = self.counts.get(what as usize) {
+            count.fetch_add(u64::try_from(number).unwrap_or(u64::MAX), Ordering::Relaxed);
+        }
+    }
+
+    pub fn memory(&self, what: Memory, bytes: u64) {
+        if let Some(most) = self.memory.get(what as usize) {
+            most.fetch_max(bytes, Ordering::Relaxed);
+        }
+    }
+
+    pub fn reader(&self, fact: &Value) {
+        let mut readers = lock(&self.readers);
+        if readers.len() < SPANS_MAX && !readers.contains(fact) {
+            readers.push(fact.clone());
+        }
+    }
+
+    pub fn error(&self, row: usize, text: &str) {
+        let mut errors = lock(&self.errors);
+        if errors.len() < ERRORS_MAX {
+            errors.push(ErrorNote { at: now(), row, text: text.to_owned() });
+        }
+    }
+
+    /// The spans in the order in which they began; of those that began at once, the longest first, since it is the
+    /// one around the others.
+    pub fn entries(&self) -> Vec<Entry> {
+        let mut entries: Vec<Entry> = self.shards.iter().flat_map(|shard| lock(shard).clone()).collect();
+        entries.sort_by_key(|entry| (entry.begin, u64::MAX - entry.end));
+        entries
+    }
+
+    /// What has come from storage since the profile began, if the kernel says.
+    pub fn storage_bytes(&self) -> Option<u64> {
+        Some(storage::read_bytes()?.saturating_sub(self.storage_bytes?))
+    }
+
+    pub fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+
+    pub fn totals(&self) -> impl Iterator<Item = (Stage, &Total)> {
+        Stage::ALL.into_iter().zip(&self.totals)
+    }
+
+    pub fn count_of(&self, what: Count) -> u64 {
+        self.counts.get(what as usize).map_or(0, |count| count.load(Ordering::Relaxed))
+    }
+
+    pub fn memory_of(&self, what: Memory) -> u64 {
+        self.memory.get(what as usize).map_or(0, |most| most.load(Ordering::Relaxed))
+    }
+
+    pub fn readers(&self) -> Vec<Value> {
+        lock(&self.readers).clone()
+    }
+
+    pub fn errors(&self) -> Vec<ErrorNote> {
+        lock(&self.errors).clone()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

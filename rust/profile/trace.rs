@@ -1,0 +1,138 @@
+//! A recording as the text of a Chrome trace: times in microseconds since the
+//! profile began, one process for the loads, one for the threads and one for
+//! each GPU.
+
+use super::recorder::Recorder;
+use super::{Count, Entry, Memory, Track, thread};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// What stands for processes in the trace; GPU n is the last of them and n.
+const LOADS: i64 = 1;
+const HOST: i64 = 2;
+const FIRST_GPU: i64 = 3;
+
+/// A line of the trace: its process, and its number there.
+type Row = (i64, usize);
+
+/// Everything that was recorded until `end`.
+pub fn text(recorder: &Recorder, end: u64) -> String {
+    let entries = recorder.entries();
+    let errors = recorder.errors();
+    let mut loads = Loads::default();
+    let rows: Vec<Row> = entries.iter().map(|entry| row_of(entry, &mut loads)).collect();
+    let used: BTreeSet<Row> = rows.iter().copied().chain(errors.iter().map(|error| (HOST, error.row))).collect();
+    let since = |time: u64| microseconds(time.saturating_sub(recorder.begin));
+    let mut events: Vec<String> = names(&used).iter().map(Value::to_string).collect();
+    events.extend(entries.iter().zip(&rows).map(|(entry, (process, row))| {
+        format!(
+            r#"{{"name":"{}","cat":"fst","ph":"X","ts":{},"dur":{},"pid":{process},"tid":{row},"args":{}}}"#,
+            entry.stage.name(),
+            since(entry.begin),
+            microseconds(entry.end.saturating_sub(entry.begin)),
+            arguments(entry)
+        )
+    }));
+    events.extend(errors.iter().map(|error| {
+        let (at, arguments) = (since(error.at), json!({ "message": error.text }));
+        format!(
+            r#"{{"name":"error","cat":"fst","ph":"i","s":"t","ts":{at},"pid":{HOST},"tid":{},"args":{arguments}}}"#,
+            error.row
+        )
+    }));
+    let facts = json!({
+        "seconds": seconds(end.saturating_sub(recorder.begin)),
+        "spans_dropped": recorder.dropped(),
+        "stages": stages(recorder),
+        "storage_bytes": recorder.storage_bytes(),
+        "reads": recorder.count_of(Count::Reads),
+        "copies": recorder.count_of(Count::Copies),
+        "launches": recorder.count_of(Count::Launches),
+        "peak_staging_bytes": recorder.memory_of(Memory::Staging),
+        "peak_scratch_bytes": recorder.memory_of(Memory::Scratch),
+        "readers": recorder.readers(),
+        "errors": errors.iter().map(|error| error.text.as_str()).collect::<Vec<_>>(),
+    });
+    format!("{{\"displayTimeUnit\":\"ms\",\"otherData\":{facts},\"traceEvents\":[\n{}\n]}}\n", events.join(",\n"))
+}
+
+/// When the last load on each of their rows ends: loads that run at once need several.
+#[derive(Default)]
+struct Loads(Vec<u64>);
+
+impl Loads {
+    fn place(&mut self, entry: &Entry) -> usize {
+        let free = self.0.iter_mut().enumerate().find(|(_, end)| **end <= entry.begin);
+        if let Some((row, end)) = free {
+            *end = entry.end;
+            return row;
+        }
+        self.0.push(entry.end);
+        self.0.len() - 1
+    }
+}
+
+fn row_of(entry: &Entry, loads: &mut Loads) -> Row {
+    match entry.track {
+        Track::Load => (LOADS, loads.place(entry)),
+        Track::Thread(row) => (HOST, row),
+        Track::Lane { ordinal, lane } => (FIRST_GPU + i64::from(ordinal), lane),
+    }
+}
+
+/// What Perfetto shows beside the rows.
+fn names(rows: &BTreeSet<Row>) -> Vec<Value> {
+    let threads = thread::names();
+    let processes: BTreeSet<i64> = rows.iter().map(|&(process, _)| process).collect();
+    let named = |kind: &str, (process, row): Row, name: String| json!({ "name": kind, "ph": "M", "pid": process, "tid": row, "args": { "name": name } });
+    let process = |&process: &i64| {
+        let name = match process {
+            LOADS => "loads".to_owned(),
+            HOST => "host".to_owned(),
+            gpu => format!("GPU {}", gpu - FIRST_GPU),
+        };
+        named("process_name", (process, 0), name)
+    };
+    let row = |&(process, row): &Row| {
+        let name = match (process, threads.get(row)) {
+            (LOADS, _) => format!("load {row}"),
+            (HOST, Some(thread)) => format!("{thread} {row}"),
+            _ => format!("lane {row}"),
+        };
+        named("thread_name", (process, row), name)
+    };
+    processes.iter().map(process).chain(rows.iter().map(row)).collect()
+}
+
+fn arguments(entry: &Entry) -> Value {
+    let mut arguments = match entry.detail.as_deref() {
+        Some(Value::Object(detail)) => detail.clone(),
+        _ => Map::new(),
+    };
+    arguments.insert("bytes".to_owned(), entry.bytes.into());
+    Value::Object(arguments)
+}
+
+/// The totals of those that happened.
+fn stages(recorder: &Recorder) -> Value {
+    let used = recorder.totals().filter(|(_, total)| total.spans.load(Ordering::Relaxed) > 0);
+    let total = used.map(|(stage, total)| {
+        json!({
+            "stage": stage.name(),
+            "spans": total.spans.load(Ordering::Relaxed),
+            "bytes": total.bytes.load(Ordering::Relaxed),
+            "seconds": seconds(total.nanoseconds.load(Ordering::Relaxed)),
+        })
+    });
+    total.collect()
+}
+
+fn microseconds(nanoseconds: u64) -> String {
+    format!("{}.{:03}", nanoseconds / 1000, nanoseconds % 1000)
+}
+
+fn seconds(nanoseconds: u64) -> f64 {
+    Duration::from_nanos(nanoseconds).as_secs_f64()
+}

@@ -1,0 +1,48 @@
+//! Tells a profile what another reader reads.
+
+use super::{Buffer, Reader, ReaderKind};
+use crate::error::Result;
+use crate::plan::Read;
+use crate::profile::{self, Count, Detail, Span, Stage};
+use crate::source::Source;
+use serde_json::json;
+use std::sync::Arc;
+
+/// A reader with a span around all that it does.
+pub struct Recorded {
+    reader: Arc<dyn Reader>,
+    detail: Detail,
+}
+
+impl Recorded {
+    /// A reader that was chosen as this kind for this file.
+    pub fn new(kind: ReaderKind, source: &Source, reader: Arc<dyn Reader>) -> Self {
+        let detail = json!({ "path": source.path.to_string_lossy(), "reader": kind.name() });
+        Recorded { reader, detail: Arc::new(detail) }
+    }
+
+    fn span(&self, reads: usize, bytes: usize) -> Span {
+        profile::count(Count::Reads, reads);
+        profile::span(Stage::Read).bytes(bytes).detail(|| Arc::clone(&self.detail))
+    }
+}
+
+impl Reader for Recorded {
+    fn alignment(&self) -> u64 {
+        self.reader.alignment()
+    }
+
+    fn refusal(&self) -> Option<&str> {
+        self.reader.refusal()
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8]) -> Result<()> {
+        let _span = self.span(1, into.len());
+        self.reader.read(offset, into)
+    }
+
+    fn fill(&self, reads: &[Read], buffer: Buffer<'_>) -> Result<()> {
+        let _span = self.span(reads.len(), reads.iter().map(|read| read.length).sum());
+        self.reader.fill(reads, buffer)
+    }
+}

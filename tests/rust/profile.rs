@@ -1,0 +1,288 @@
+//! What profiles keep and how they tell it. A profile is of the whole process,
+//! so these tests are a program of their own and take turns.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "these are tests, helpers included")]
+
+#[allow(dead_code, reason = "each test program uses its own part of it")]
+mod model;
+
+use fst::checkpoint::Checkpoint;
+use fst::device::Scratch;
+use fst::device::host::Host;
+use fst::dtype::Dtype;
+use fst::error::{Error, Kind};
+use fst::load::Transfer;
+use fst::options::{Options, ReaderChoice};
+use fst::plan::{Destination, Wanted};
+use fst::profile::{self, Count, Memory, SPANS_MAX, Stage};
+use model::Model;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A trace, parsed.
+struct Trace {
+    facts: Value,
+    events: Vec<Value>,
+}
+
+/// A span of a trace, in nanoseconds.
+#[derive(Debug)]
+struct Found {
+    name: String,
+    row: (i64, i64),
+    begin: u64,
+    end: u64,
+    arguments: Value,
+}
+
+impl Trace {
+    fn stop(profile: i64) -> Trace {
+        let mut trace: Value = serde_json::from_str(&profile::stop(profile).unwrap()).unwrap();
+        let events = trace["traceEvents"].as_array().unwrap().clone();
+        Trace { facts: trace["otherData"].take(), events }
+    }
+
+    fn of(work: impl FnOnce()) -> Trace {
+        let profile = profile::start();
+        work();
+        Trace::stop(profile)
+    }
+
+    fn spans(&self) -> Vec<Found> {
+        let spans = self.events.iter().filter(|event| event["ph"] == "X");
+        spans
+            .map(|event| {
+                let nanoseconds = |key: &str| {
+                    let (whole, part) = event[key].to_string().split_once('.').map(own).unwrap();
+                    whole.parse::<u64>().unwrap() * 1000 + format!("{part:0<3}").parse::<u64>().unwrap()
+                };
+                let (begin, length) = (nanoseconds("ts"), nanoseconds("dur"));
+                Found {
+                    name: event["name"].as_str().unwrap().to_owned(),
+                    row: (event["pid"].as_i64().unwrap(), event["tid"].as_i64().unwrap()),
+                    begin,
+                    end: begin + length,
+                    arguments: event["args"].clone(),
+                }
+            })
+            .collect()
+    }
+
+    fn bytes(&self, stage: Stage) -> Vec<u64> {
+        let spans = self.spans().into_iter().filter(|span| span.name == stage.name());
+        spans.map(|span| span.arguments["bytes"].as_u64().unwrap()).collect()
+    }
+
+    /// `spans` or `bytes` of a stage in all.
+    fn total(&self, stage: Stage, what: &str) -> u64 {
+        let stages = self.facts["stages"].as_array().unwrap();
+        stages.iter().find(|total| total["stage"] == stage.name()).unwrap()[what].as_u64().unwrap()
+    }
+
+    /// The name of the thread in a row.
+    fn name_of(&self, row: (i64, i64)) -> &str {
+        let is_it = |event: &&Value| event["name"] == "thread_name" && event["pid"] == row.0 && event["tid"] == row.1;
+        self.events.iter().find(is_it).unwrap()["args"]["name"].as_str().unwrap()
+    }
+}
+
+fn own((whole, part): (&str, &str)) -> (String, String) {
+    (whole.to_owned(), part.to_owned())
+}
+
+#[test]
+fn spans_stand_in_the_order_in_which_they_began_with_what_they_say() {
+    let _turn = turn();
+    let trace = Trace::of(|| {
+        let outer = profile::span(Stage::Plan);
+        drop(profile::span(Stage::Read).bytes(7_usize).detail(|| Arc::new(json!({ "path": "a \"b\"" }))));
+        drop(profile::span(Stage::Cast).bytes(9_u64));
+        drop(outer);
+        profile::count(Count::Reads, 3);
+        profile::count(Count::Launches, 2);
+        profile::memory(Memory::Staging, 100_usize);
+        profile::memory(Memory::Staging, 60_usize);
+        profile::error(&Error::new(Kind::Io, "gone").at("x.safetensors"));
+    });
+    let spans = trace.spans();
+    let names: Vec<&str> = spans.iter().map(|span| span.name.as_str()).collect();
+    assert_eq!(names, ["plan", "read", "cast"]);
+    assert!(spans[0].begin <= spans[1].begin && spans[1].end <= spans[2].begin && spans[2].end <= spans[0].end);
+    assert_eq!(spans[1].arguments, json!({ "path": "a \"b\"", "bytes": 7 }));
+    assert_eq!(trace.total(Stage::Cast, "bytes"), 9);
+    let facts = ["reads", "copies", "launches", "peak_staging_bytes", "spans_dropped"].map(|key| &trace.facts[key]);
+    assert_eq!(facts, [3, 0, 2, 100, 0]);
+    assert_eq!(trace.facts["errors"], json!(["[io] x.safetensors: gone"]));
+    assert!(
+        trace.events.iter().any(|event| event["ph"] == "i" && event["args"]["message"] == "[io] x.safetensors: gone")
+    );
+}
+
+#[test]
+fn only_what_begins_and_ends_in_a_profile_is_its() {
+    let _turn = turn();
+    assert!(!profile::is_on());
+    let mut is_asked = false;
+    drop(profile::span(Stage::Read).detail(|| {
+        is_asked = true;
+        Arc::default()
+    }));
+    assert!(!is_asked);
+    profile::count(Count::Reads, 1);
+    let before = profile::span(Stage::Read).bytes(2_usize);
+    let outer = profile::start();
+    let around = profile::span(Stage::Read).bytes(3_usize);
+    let inner = profile::start();
+    drop(before);
+    drop(around);
+    drop(profile::span(Stage::Read).bytes(4_usize));
+    let late = profile::span(Stage::Read).bytes(5_usize);
+    let inner = Trace::stop(inner);
+    drop(late);
+    let after = profile::span(Stage::Read).bytes(6_usize);
+    let outer = Trace::stop(outer);
+    drop(after);
+    assert_eq!(inner.bytes(Stage::Read), [4]);
+    assert_eq!(outer.bytes(Stage::Read), [3, 4, 5]);
+    assert_eq!(outer.facts["reads"], 0);
+    assert!(!profile::is_on());
+    assert!(Trace::of(|| {}).spans().is_empty());
+}
+
+#[test]
+fn a_profile_is_stopped_once() {
+    let _turn = turn();
+    let profile = profile::start();
+    Trace::stop(profile);
+    for wrong in [profile, -1] {
+        let error = profile::stop(wrong).unwrap_err();
+        assert_eq!(error.kind(), Kind::InvalidArgument);
+        assert!(error.to_string().contains(&format!("no profile {wrong} runs")), "{error}");
+    }
+}
+
+#[test]
+fn threads_have_rows_of_their_own_and_leave_them_to_the_next() {
+    let _turn = turn();
+    const THREADS: usize = 8;
+    const SPANS: usize = 500;
+    let run = || {
+        let meet = Barrier::new(THREADS);
+        thread::scope(|scope| {
+            for index in 0..THREADS {
+                let meet = &meet;
+                let work = move || {
+                    meet.wait();
+                    for number in 0..SPANS {
+                        drop(profile::span(Stage::Read).bytes(index * SPANS + number));
+                    }
+                    meet.wait();
+                };
+                thread::Builder::new().name("worker".into()).spawn_scoped(scope, work).unwrap();
+            }
+        });
+    };
+    let trace = Trace::of(run);
+    let mut bytes = trace.bytes(Stage::Read);
+    bytes.sort_unstable();
+    assert!(bytes.into_iter().eq(0..(THREADS * SPANS) as u64));
+    let spans = trace.spans();
+    let rows: BTreeSet<(i64, i64)> = spans.iter().map(|span| span.row).collect();
+    assert_eq!(rows.len(), THREADS);
+    for &row in &rows {
+        let of_row: Vec<&Found> = spans.iter().filter(|span| span.row == row).collect();
+        assert!(of_row.windows(2).all(|pair| pair[0].end <= pair[1].begin), "they overlap");
+        assert_eq!(trace.name_of(row), format!("worker {}", row.1));
+    }
+    // A thread gives its row back a moment after its last span.
+    let again: BTreeSet<(i64, i64)> = Trace::of(run).spans().iter().map(|span| span.row).collect();
+    assert_eq!(again.len(), THREADS);
+}
+
+#[test]
+fn loads_at_once_have_rows_of_their_own() {
+    let _turn = turn();
+    let trace = Trace::of(|| {
+        let first = profile::span(Stage::Load);
+        let second = profile::span(Stage::Load);
+        drop(first);
+        let third = profile::span(Stage::Load);
+        drop(second);
+        drop(third);
+    });
+    let rows: Vec<i64> = trace.spans().iter().map(|span| span.row.1).collect();
+    assert_eq!(rows, [0, 1, 0]);
+    assert_eq!(trace.name_of(trace.spans()[1].row), "load 1");
+}
+
+#[test]
+fn what_does_not_fit_is_counted() {
+    let _turn = turn();
+    let trace = Trace::of(|| {
+        for _ in 0..SPANS_MAX + 10 {
+            drop(profile::span(Stage::Read).bytes(2_usize));
+        }
+    });
+    assert_eq!(trace.facts["spans_dropped"], 10);
+    assert_eq!(trace.events.iter().filter(|event| event["ph"] == "X").count(), SPANS_MAX);
+    assert_eq!(trace.total(Stage::Read, "spans"), (SPANS_MAX + 10) as u64);
+    assert_eq!(trace.total(Stage::Read, "bytes"), 2 * (SPANS_MAX + 10) as u64);
+}
+
+#[test]
+fn a_load_tells_of_every_stage_and_every_byte() {
+    let _turn = turn();
+    let model = Model::sharded(&[(Dtype::F32, &[300, 100]), (Dtype::U8, &[10]), (Dtype::F16, &[70_000])], 2);
+    let total: usize = model.tensors.iter().map(|tensor| tensor.bytes.len()).sum();
+    let trace = Trace::of(|| {
+        let checkpoint = Checkpoint::open(&model.paths).unwrap();
+        let wanted: Arc<[Wanted]> =
+            checkpoint.entries().map(|(file, entry)| Wanted::whole(file, entry).unwrap()).collect();
+        let mut memory: Vec<Vec<u8>> = model.tensors.iter().map(|tensor| vec![0; tensor.bytes.len()]).collect();
+        let destinations: Vec<Destination> = memory
+            .iter_mut()
+            .enumerate()
+            .map(|(wanted, bytes)| Destination {
+                wanted,
+                begin: 0,
+                end: bytes.len() as u64,
+                address: bytes.as_mut_ptr().expose_provenance() as u64,
+                cast: None,
+            })
+            .collect();
+        let (reader, chunk_bytes, staging_bytes) = (ReaderChoice::Pread, 4 << 10, 8 << 10);
+        let options = Options { reader, chunk_bytes, staging_bytes, threads: 2, ..Options::default() };
+        let mut transfer = Transfer::open(&checkpoint, wanted, Arc::new(Host), options).unwrap();
+        let batch = transfer.prepare(&destinations).unwrap();
+        // SAFETY: the memory lives until the transfer has finished.
+        unsafe { transfer.fill(&batch, Scratch::default()) }.unwrap();
+        transfer.finish().unwrap();
+        assert!(memory.iter().zip(&model.tensors).all(|(found, tensor)| *found == tensor.bytes));
+    });
+    assert_eq!(trace.bytes(Stage::Read).iter().sum::<u64>(), total as u64);
+    let files: u64 = model.paths.iter().map(|path| path.metadata().unwrap().len()).sum();
+    assert_eq!(trace.bytes(Stage::Header).iter().sum::<u64>(), files - total as u64);
+    let staged = trace.bytes(Stage::Place);
+    assert_eq!(trace.bytes(Stage::Slot).len(), staged.len());
+    assert!(!staged.is_empty() && trace.facts["reads"].as_u64().unwrap() >= staged.len() as u64);
+    for stage in [Stage::Open, Stage::Plan] {
+        assert_eq!(trace.bytes(stage).len(), 1, "{stage:?}");
+    }
+    let peak = trace.facts["peak_staging_bytes"].as_u64().unwrap();
+    assert!((4 << 10..=8 << 10).contains(&peak), "{peak}");
+    let spans = trace.spans();
+    let read = spans.iter().find(|span| span.name == "read").unwrap();
+    assert_eq!(read.arguments["reader"], "pread");
+    assert_eq!(read.arguments["path"], model.paths[0].to_str().unwrap());
+    let facts = trace.facts["readers"].as_array().unwrap();
+    assert_eq!(facts.len(), 2);
+    assert_eq!(facts[0]["why"], "asked for");
+    assert!(facts[0]["file_system"].is_string());
+}

@@ -1,0 +1,344 @@
+"""Profiles of real loads, and what is read out of recordings."""
+
+import builtins
+import doctest
+import json
+import re
+import threading
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import fst
+from fst._bottleneck import bottleneck
+from fst._recording import Recording, covered_seconds
+from fst._summary import summarize
+
+TENSORS = {"large": torch.arange(400_000).float(), "small": torch.ones(7), "matrix": torch.randn(300, 50)}
+DATA_BYTES = sum(tensor.nbytes for tensor in TENSORS.values())
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_file(TENSORS, path)
+    return path
+
+
+def events_of(profile, tmp_path):
+    profile.save_trace(tmp_path / "trace.json")
+    return json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+
+def test_every_byte_that_is_read_is_counted(path, monkeypatch, chunks):
+    monkeypatch.setenv("FST_READER", "pread")
+    with fst.profile() as profile:
+        fst.load_file(path)
+    summary = profile.summary()
+    assert summary.read_bytes == summary.tensor_bytes == DATA_BYTES
+    assert (summary.loads, summary.tensors, summary.mapped_bytes) == (1, 3, 0)
+    assert list(summary.stages)[:3] == ["open", "header", "plan"]
+    assert summary.stages["header"].bytes == path.stat().st_size - DATA_BYTES
+    assert summary.stages["read"].bytes == DATA_BYTES
+    assert summary.reads >= 1
+    [use] = summary.readers
+    assert (use.reader, use.why, use.files, use.bytes) == ("pread", "asked for", 1, DATA_BYTES)
+    assert use.file_system
+    assert summary.rate_gb_per_second == pytest.approx(DATA_BYTES / summary.seconds / 1e9)
+    assert 0 < summary.stages["read"].busy_seconds <= summary.seconds
+    # It has just been written.
+    assert summary.storage_bytes is None or summary.storage_bytes < DATA_BYTES
+    assert str(path.parent) not in str(summary)
+
+
+def test_mapped_bytes_are_not_said_to_be_read(path, monkeypatch):
+    monkeypatch.setenv("FST_READER", "mmap")
+    with fst.profile() as profile:
+        weights = fst.load_file(path)
+    summary = profile.summary()
+    assert (summary.mapped_bytes, summary.read_bytes, summary.rate_gb_per_second) == (DATA_BYTES, 0, None)
+    assert [(use.reader, use.bytes) for use in summary.readers] == [("mmap", DATA_BYTES)]
+    assert "read" not in summary.stages
+    assert summary.bottleneck.startswith("No bytes were read")
+    assert "GB/s" not in str(summary)
+    del weights
+
+
+def test_casts_are_a_stage(path):
+    with fst.profile() as profile:
+        fst.load_file(path, dtype=torch.bfloat16)
+    summary = profile.summary()
+    assert summary.stages["cast"].bytes == summary.read_bytes == DATA_BYTES
+    assert 0 < summary.peak_staging_bytes <= 256 << 20
+
+
+def test_slices_and_outputs_are_loads_too(path):
+    out = [torch.empty(7), torch.empty(300, 50)]
+    with fst.profile() as profile:
+        fst.load_slices(path, ["matrix"], dims=[0], starts=[10], lengths=[20])
+        fst.load_into(path, ["small", "matrix"], out)
+        fst.tensor_names(path)
+    summary = profile.summary()
+    assert (summary.loads, summary.tensors) == (2, 3)
+    assert summary.tensor_bytes == 20 * 50 * 4 + 7 * 4 + 300 * 50 * 4
+    assert summary.stages["open"].spans == 3
+
+
+def test_the_trace_is_what_perfetto_wants(path, monkeypatch, tmp_path):
+    monkeypatch.setenv("FST_READER", "pread")
+    with fst.profile() as profile:
+        fst.load_file(path, dtype=torch.float16)
+    events = events_of(profile, tmp_path)
+    spans = [event for event in events if event["ph"] == "X"]
+    named = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
+    processes = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert sorted(processes.values()) == ["host", "loads"]
+    for span in spans:
+        assert span["ts"] >= 0
+        assert span["dur"] >= 0
+        assert (span["pid"], span["tid"]) in named
+        assert span["pid"] in processes
+        assert isinstance(span["args"]["bytes"], int)
+    assert {event["ph"] for event in events} == {"M", "X"}
+    [load] = [span for span in spans if span["name"] == "load"]
+    assert load["args"] == {"bytes": DATA_BYTES, "device": "cpu", "paths": [str(path)], "tensors": 3}
+    assert {span["args"]["path"] for span in spans if span["name"] in ("read", "header")} == {str(path)}
+    inside = [span for span in spans if span["name"] in ("read", "cast", "slot")]
+    assert inside
+    for span in inside:
+        assert load["ts"] <= span["ts"]
+        assert span["ts"] + span["dur"] <= load["ts"] + load["dur"] + 0.01
+
+
+def test_a_picture_is_drawn(path, tmp_path):
+    pytest.importorskip("matplotlib")
+    with fst.profile() as profile:
+        fst.load_file(path, dtype=torch.float16)
+    profile.plot(tmp_path / "load.png")
+    assert (tmp_path / "load.png").read_bytes().startswith(b"\x89PNG")
+    with fst.profile() as profile:
+        pass
+    profile.plot(tmp_path / "nothing.png")
+    assert (tmp_path / "nothing.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_matplotlib_is_asked_for_where_it_is_missing(monkeypatch, tmp_path):
+    with fst.profile() as profile:
+        pass
+    real = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ImportError, match="pip install matplotlib"):
+        profile.plot(tmp_path / "load.png")
+
+
+def test_nothing_outside_of_the_block_counts(path):
+    fst.load_file(path)
+    with fst.profile() as profile:
+        pass
+    fst.load_file(path)
+    summary = profile.summary()
+    assert (summary.loads, summary.seconds, summary.stages) == (0, 0, {})
+    assert str(summary) == summary.bottleneck == "Nothing was loaded."
+
+
+def test_profiles_may_be_nested(path):
+    with fst.profile() as outer:
+        fst.load_file(path)
+        with fst.profile() as inner:
+            fst.load_tensors(path, ["small"])
+        fst.load_file(path)
+    assert (inner.summary().loads, inner.summary().tensors) == (1, 1)
+    assert (outer.summary().loads, outer.summary().tensors) == (3, 7)
+
+
+def test_loads_of_all_threads_count(path, monkeypatch):
+    monkeypatch.setenv("FST_READER", "pread")
+    with fst.profile() as profile:
+        threads = [threading.Thread(target=fst.load_file, args=(path,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    summary = profile.summary()
+    assert (summary.loads, summary.read_bytes) == (4, 4 * DATA_BYTES)
+
+
+def test_errors_are_recorded_and_raised(path, tmp_path):
+    profile = fst.profile()
+    with pytest.raises(KeyError, match="other"), profile:
+        fst.load_tensors(path, ["other"])
+    summary = profile.summary()
+    assert summary.exception.startswith("KeyError: ")
+    [error] = summary.errors
+    assert error.startswith("[tensor-not-found]")
+    assert "other" in str(summary)
+    [event] = [event for event in events_of(profile, tmp_path) if event["ph"] == "i"]
+    assert event["args"]["message"] == error
+
+
+def test_a_profile_is_asked_after_its_block_and_used_for_one(path, tmp_path):
+    profile = fst.profile()
+    for ask in (profile.summary, lambda: profile.save_trace(tmp_path / "x"), lambda: profile.plot(tmp_path / "x")):
+        with pytest.raises(RuntimeError, match="has not ended"):
+            ask()
+    with profile, pytest.raises(RuntimeError, match="has not ended"):
+        profile.summary()
+    with pytest.raises(RuntimeError, match="used for one block"), profile:
+        pass
+    with pytest.raises(ValueError, match="no profile 123456 runs"):
+        torch.ops.fst.profile_stop(123456)
+
+
+def test_the_operators_serve_torchscript(path):
+    @torch.jit.script
+    def load(path: str):
+        profile = torch.ops.fst.profile_start()
+        weights = torch.ops.fst.load_file(path, "cpu")
+        return torch.ops.fst.profile_stop(profile), weights
+
+    trace, weights = load(str(path))
+    assert len(weights) == 3
+    assert summarize(Recording(trace), None).loads == 1
+
+
+@pytest.mark.parametrize("name", ["profile", "Profile.summary", "Profile.save_trace", "Profile.plot"])
+def test_docstrings(name, tmp_path, monkeypatch):
+    if name == "Profile.plot":
+        pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    save_file({"weight": torch.ones(4, 3), "bias": torch.zeros(4)}, "model.safetensors")
+    target = fst
+    for part in name.split("."):
+        target = getattr(target, part)
+    [test] = doctest.DocTestFinder(recurse=False).find(target, name, globs={"fst": fst, "torch": torch})
+    assert test.examples
+    report: list[str] = []
+    assert doctest.DocTestRunner().run(test, out=report.append).failed == 0, "".join(report)
+
+
+def recording(*spans, dropped=0, storage_bytes=None):
+    """A recording of spans: stage, row, begin and end in seconds, and bytes."""
+    events, totals = [], {}
+    for stage, row, begin, end, size in spans:
+        process = 1 if stage == "load" else 3 if stage in ("copy", "kernel") else 2
+        arguments = {"bytes": size, "tensors": 1, "path": "a", "reader": "pread"}
+        event = {"name": stage, "ph": "X", "pid": process, "tid": row, "args": arguments}
+        events.append(event | {"ts": begin * 1e6, "dur": (end - begin) * 1e6})
+        total = totals.setdefault(stage, {"stage": stage, "spans": 0, "bytes": 0, "seconds": 0.0})
+        total["spans"] += 1
+        total["bytes"] += size
+        total["seconds"] += end - begin
+    counts = dict.fromkeys(("reads", "copies", "launches", "peak_staging_bytes", "peak_scratch_bytes"), 0)
+    facts = counts | {"stages": list(totals.values()), "spans_dropped": dropped, "storage_bytes": storage_bytes}
+    facts |= {"readers": [], "errors": []}
+    return Recording(json.dumps({"otherData": facts, "traceEvents": events}))
+
+
+def test_covered_seconds():
+    assert covered_seconds([]) == 0
+    assert covered_seconds([(3, 4), (0, 2), (1, 1.5), (1, 3)]) == 4
+
+
+def test_time_in_a_finer_stage_is_the_finer_ones():
+    found = recording(("slot", 0, 0, 10, 0), ("allocate", 0, 2, 5, 0), ("wait", 0, 6, 8, 0), ("slot", 1, 9, 12, 0))
+    assert found.thread_seconds("slot") == pytest.approx(8)
+    assert found.busy_seconds("slot") == pytest.approx(7)
+    assert found.busy_seconds("allocate") == pytest.approx(3)
+    assert found.busy_seconds("slot", "wait", "allocate") == pytest.approx(12)
+    assert found.seconds == pytest.approx(12)
+
+
+LOAD = ("load", 0, 0, 10, 1)
+GB = 10**9
+
+
+@pytest.mark.parametrize(
+    ("spans", "expected"),
+    [
+        ([], r"Nothing was loaded\."),
+        (
+            [LOAD, ("read", 0, 0, 9.6, 12 * GB)],
+            r"Reading files was busy 96% of the time at 1\.2 GB/s; .*\(FST_THREADS\) would help",
+        ),
+        # Two workers that read and cast in turn: all are busy all the time, and casting takes most of it.
+        (
+            [
+                LOAD,
+                *[("read", row, 2 * n + row, 2 * n + row + 0.3, GB) for n in range(5) for row in (0, 1)],
+                *[("cast", row, 2 * n + row + 0.3, 2 * n + row + 1.9, GB) for n in range(4) for row in (0, 1)],
+            ],
+            r"Casting on the CPU was busy 86% of the time at 0\.9 GB/s; .*no dtype=",
+        ),
+        (
+            [LOAD, ("place", 0, 0, 9, 9 * GB), ("read", 0, 9, 10, GB)],
+            r"Copying from staging into the tensors was busy 90% of the time at 1\.0 GB/s",
+        ),
+        # The GPU sets the pace: workers read between waits for slots.
+        (
+            [
+                LOAD,
+                *[("copy", 0, n, n + 1, GB) for n in range(10)],
+                *[("read", row, n + row / 2, n + row / 2 + 0.5, GB) for n in range(10) for row in (0, 1)],
+                *[("slot", row, n + 0.5 - row / 2, n + 1 - row / 2, 0) for n in range(10) for row in (0, 1)],
+            ],
+            r"Copying to the GPU was busy 100% of the time at 1\.0 GB/s; the way to the GPU is the limit",
+        ),
+        # The disk does: the GPU is nearly as busy, but nobody waits for slots.
+        (
+            [
+                LOAD,
+                *[("read", 0, n, n + 1, GB) for n in range(10)],
+                *[("copy", 0, n + 0.05, n + 1, GB) for n in range(10)],
+            ],
+            r"Reading files was busy 100% of the time at 1\.0 GB/s",
+        ),
+        (
+            [("open", 0, 0, 8, 0), ("header", 1, 1, 7, 100), ("load", 0, 8, 9, 1), ("read", 0, 8, 9, 10)],
+            r"Opening files and checking headers was busy 89% of the time; fewer files",
+        ),
+        ([LOAD, ("plan", 0, 0, 6, 0), ("read", 0, 6, 10, 1)], "Looking up names, planning and mapping was busy 60%"),
+        (
+            [LOAD, ("slot", 0, 0, 8, 0), ("allocate", 0, 0, 4, 9), ("pin", 0, 4, 8, 9), ("read", 0, 8, 10, 1)],
+            "Getting memory for staging was busy 80% of the time; the process keeps it",
+        ),
+        ([LOAD, ("queue", 0, 0, 7, 0), ("copy", 0, 1, 2, 1)], "Handing copies to the GPU's driver was busy 70%"),
+        # Without times of the GPU, waiting is all that can be seen.
+        ([LOAD, ("slot", 0, 0, 9, 0), ("wait", 0, 1, 9, 0), ("read", 0, 9, 10, 1)], "Waiting for slots of staging"),
+        ([LOAD, ("read", 0, 8, 10, 1)], "Work outside of fst's stages, such as allocating the tensors, took 80%"),
+        (
+            [LOAD, ("open", 0, 0, 3, 1), ("plan", 0, 3, 6, 1), ("read", 0, 6, 10, 1)],
+            r"No stage was busy for most of the time; reading files came first with 40%\.",
+        ),
+        (
+            [LOAD, ("map", 0, 0, 1, 5), ("open", 0, 1, 10, 1)],
+            "No bytes were read: .* Until the tensors were there: opening files and checking headers was busy 90%",
+        ),
+        # What reads ahead in the background holds nobody up.
+        ([LOAD, ("read", 0, 0, 10, 1), ("read ahead", 1, 0, 100, 1)], "Reading files was busy 100% of the time"),
+    ],
+)
+def test_the_bottleneck_is_told(spans, expected):
+    sentence = bottleneck(recording(*spans))
+    assert re.match(expected, sentence), sentence
+
+
+@pytest.mark.parametrize(
+    ("storage_bytes", "expected"),
+    [
+        (12 * GB, "faster storage or more threads (FST_THREADS) would help"),
+        (0, "the bytes were in the page cache, so more threads (FST_THREADS) on more cores would help"),
+    ],
+)
+def test_advice_on_reading_depends_on_where_the_bytes_were(storage_bytes, expected):
+    assert expected in bottleneck(recording(LOAD, ("read", 0, 0, 10, 12 * GB), storage_bytes=storage_bytes))
+
+
+def test_spans_that_did_not_fit_are_told():
+    assert "12 spans did not fit" in str(summarize(recording(LOAD, dropped=12), None))
