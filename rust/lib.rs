@@ -9,7 +9,7 @@
 //! where it should go becomes reads and placements ([`plan`]); bytes come out
 //! of a file ([`reader`]) towards their destination ([`device`]), resting in a
 //! pinned slot on the way ([`staging`]), while one loop keeps all of that busy
-//! ([`load`]).
+//! ([`load`]), which a [`stream`] runs while its caller already uses what has landed.
 //! With the feature `torch`, `bridge` hands this to C++, which registers the
 //! operators.
 //!
@@ -33,6 +33,7 @@ pub mod staging;
 pub mod views;
 pub mod interrupt;
 pub mod load;
+pub mod stream;
 #[cfg(feature = "torch")]
 mod bridge;
 

@@ -11,9 +11,11 @@ from fst._convert import cast, scatter
 from fst._errors import SafetensorError
 from fst._load import load_file, load_files, load_into, load_slices, load_tensors, metadata, tensor_names
 from fst._memory import release_memory
+from fst._stream import Stream, stream
 
 __all__ = [
     "SafetensorError",
+    "Stream",
     "cast",
     "load_file",
     "load_files",
@@ -23,5 +25,6 @@ __all__ = [
     "metadata",
     "release_memory",
     "scatter",
+    "stream",
     "tensor_names",
 ]
