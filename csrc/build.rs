@@ -5,7 +5,15 @@ use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const SOURCES: [&str; 4] = ["csrc/convert.cpp", "csrc/error.cpp", "csrc/load.cpp", "csrc/ops.cpp"];
+const SOURCES: [&str; 7] = [
+    "csrc/convert.cpp",
+    "csrc/error.cpp",
+    "csrc/load.cpp",
+    "csrc/loader.cpp",
+    "csrc/ops.cpp",
+    "csrc/select.cpp",
+    "csrc/views.cpp",
+];
 
 pub fn build() -> Result<()> {
     let torch = Torch::find()?;

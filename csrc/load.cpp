@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "error.h"
+#include "views.h"
 
 namespace fst {
 
@@ -24,10 +25,6 @@ namespace {
 constexpr uint64_t kScratchBytes = 64ull << 20;
 // Pieces in the scratch begin at multiples of this, which suits every dtype and the copy engine.
 constexpr uint64_t kScratchAlignment = 512;
-
-c10::ScalarType stored_type(const Spec& spec) { return static_cast<c10::ScalarType>(spec.scalar_type); }
-
-c10::IntArrayRef shape_of(const Spec& spec) { return {spec.shape.data(), spec.shape.size()}; }
 
 uint64_t address_of(const at::Tensor& tensor) { return reinterpret_cast<uint64_t>(tensor.data_ptr()); }
 
@@ -175,8 +172,7 @@ class Filler {
     if (device_.is_cpu()) {
       return call_core([&] { return selection_.transfer_to_host(); });
     }
-    const c10::impl::VirtualGuardImpl guard(device_.type());
-    const auto stream = reinterpret_cast<uint64_t>(guard.getStreamNativeHandle(guard.getStream(device_)));
+    const auto stream = native_handle(current_stream(device_));
     return call_core([&] { return selection_.transfer_to_cuda(device_.index(), stream); });
   }
 
@@ -196,33 +192,6 @@ class Filler {
   const c10::Device device_;
   std::vector<std::pair<size_t, at::Tensor>> targets_;
   std::vector<Converted> converted_;
-};
-
-// Tensors that are views of mapped files. Each keeps its own file mapped, and no other.
-class MappedFiles {
- public:
-  // Of tensors that are wanted with these dtypes, those can be views whose dtype is that of the file.
-  MappedFiles(const Selection& selection, const std::vector<int8_t>& types)
-      : views_(call_core([&] { return selection.views(rust::Slice<const int8_t>(types.data(), types.size())); })) {}
-
-  // Undefined where the tensor has to be read.
-  at::Tensor view(size_t index, const Spec& spec) {
-    const uint64_t address = views_->address(index);
-    if (address == 0) {
-      return {};
-    }
-    auto& hold = holds_[views_->source(index)];
-    if (!hold) {
-      hold = std::make_shared<rust::Box<Hold>>(call_core([&] { return views_->hold(views_->source(index)); }));
-    }
-    return at::from_blob(
-        reinterpret_cast<void*>(address), shape_of(spec), [hold](void*) {},
-        at::device(at::kCPU).dtype(stored_type(spec)));
-  }
-
- private:
-  rust::Box<Views> views_;
-  std::map<size_t, std::shared_ptr<rust::Box<Hold>>> holds_;
 };
 
 void check_output(const Spec& spec, const at::Tensor& out) {
@@ -267,10 +236,14 @@ c10::Device resolve_device(c10::Device device) {
   return device.has_index() ? device : guard.getDevice();
 }
 
-std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& specs, c10::Device device,
-                             std::optional<c10::ScalarType> dtype) {
-  device = resolve_device(device);
-  const auto recording = selection.record(rust::String(device.str()));
+c10::Stream current_stream(c10::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
+
+uint64_t native_handle(const c10::Stream& stream) {
+  const c10::impl::VirtualGuardImpl guard(stream.device_type());
+  return stream.device_type() == c10::kCPU ? 0 : reinterpret_cast<uint64_t>(guard.getStreamNativeHandle(stream));
+}
+
+std::vector<int8_t> target_types(const rust::Vec<Spec>& specs, std::optional<c10::ScalarType> dtype) {
   if (dtype && !c10::isFloatingType(*dtype)) {
     throw_invalid_argument(std::string("dtype is ") + c10::toString(*dtype) +
                            ", but only floating-point tensors are cast, and only to floating-point dtypes");
@@ -280,6 +253,14 @@ std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& 
   for (const Spec& spec : specs) {
     types.push_back(dtype && spec.is_castable ? static_cast<int8_t>(*dtype) : spec.scalar_type);
   }
+  return types;
+}
+
+std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& specs, c10::Device device,
+                             std::optional<c10::ScalarType> dtype) {
+  device = resolve_device(device);
+  const auto recording = selection.record(rust::String(device.str()));
+  const auto types = target_types(specs, dtype);
   std::optional<MappedFiles> mapped;
   if (device.is_cpu()) {
     mapped.emplace(selection, types);

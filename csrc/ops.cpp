@@ -12,45 +12,17 @@
 #include "convert.h"
 #include "error.h"
 #include "load.h"
+#include "loader.h"
+#include "select.h"
 
 namespace fst {
 
 namespace {
 
-using Strings = const c10::List<std::string>&;
 using Dtype = std::optional<c10::ScalarType>;
 
-rust::Vec<rust::String> to_rust(Strings texts) {
-  rust::Vec<rust::String> converted;
-  converted.reserve(texts.size());
-  for (size_t index = 0; index < texts.size(); ++index) {
-    converted.push_back(fst::to_rust(texts.get(index)));
-  }
-  return converted;
-}
-
-rust::Slice<const rust::String> slice_of(const rust::Vec<rust::String>& texts) { return {texts.data(), texts.size()}; }
-
-rust::Slice<const int64_t> to_rust(c10::IntArrayRef numbers) { return {numbers.data(), numbers.size()}; }
-
-rust::Box<Checkpoint> open_checkpoint(Strings paths) {
-  const auto converted = to_rust(paths);
-  return call_core([&] { return open(slice_of(converted)); });
-}
-
-rust::Box<Selection> select_named(Strings paths, Strings names) {
-  auto checkpoint = open_checkpoint(paths);
-  const auto converted = to_rust(names);
-  return call_core([&] { return select_tensors(std::move(checkpoint), slice_of(converted)); });
-}
-
-rust::Vec<Spec> specs_of(const Selection& selection) {
-  return call_core([&] { return selection.specs(); });
-}
-
 c10::Dict<std::string, at::Tensor> load_files(Strings paths, c10::Device device, Dtype dtype) {
-  auto checkpoint = open_checkpoint(paths);
-  const auto selection = call_core([&] { return select_all(std::move(checkpoint)); });
+  const auto selection = select_all(paths);
   const auto specs = specs_of(*selection);
   auto tensors = load(*selection, specs, device, dtype);
   c10::Dict<std::string, at::Tensor> named;
@@ -72,11 +44,7 @@ std::vector<at::Tensor> load_tensors(Strings paths, Strings names, c10::Device d
 
 std::vector<at::Tensor> load_slices(Strings paths, Strings names, c10::IntArrayRef dims, c10::IntArrayRef starts,
                                     c10::IntArrayRef lengths, c10::Device device, Dtype dtype) {
-  auto checkpoint = open_checkpoint(paths);
-  const auto converted = to_rust(names);
-  const auto selection = call_core([&] {
-    return select_slices(std::move(checkpoint), slice_of(converted), to_rust(dims), to_rust(starts), to_rust(lengths));
-  });
+  const auto selection = select_sliced(paths, names, dims, starts, lengths);
   return load(*selection, specs_of(*selection), device, dtype);
 }
 
@@ -155,6 +123,19 @@ TORCH_LIBRARY(fst, m) {
       function_tags);
   def_load("profile_start() -> int");
   def_load("profile_stop(int profile) -> str");
+
+  const auto none = c10::IValue();
+  m.class_<Loader>("Loader")
+      .def(torch::init<const c10::List<std::string>&, c10::Device, const Loader::Names&, Dtype, int64_t,
+                       const std::string&, const Loader::Numbers&, const Loader::Numbers&, const Loader::Numbers&>(),
+           "Hands over tensors one by one while those behind them are still on their way.",
+           {torch::arg("paths"), torch::arg("device") = c10::Device(c10::kCPU), torch::arg("names") = none,
+            torch::arg("dtype") = none, torch::arg("window_bytes") = kWindowBytes, torch::arg("order") = "file",
+            torch::arg("dims") = none, torch::arg("starts") = none, torch::arg("lengths") = none})
+      .def("next", &Loader::next)
+      .def("close", &Loader::close)
+      .def("size", &Loader::size)
+      .def("total_bytes", &Loader::total_bytes);
 }
 
 TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {

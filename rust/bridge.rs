@@ -18,6 +18,7 @@ use crate::reader::mmap::Mapping;
 use crate::reader::ring::Linux;
 use crate::reader::uring::Rings;
 use crate::reader::{self, Target};
+use crate::stream::{Order, Stream};
 use crate::views;
 use serde_json::json;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -55,6 +56,12 @@ mod ffi {
         to: i8,
     }
 
+    /// In which order a stream hands over its tensors.
+    enum Order {
+        Submitted,
+        Landed,
+    }
+
     /// An entry of a file's metadata.
     struct Text {
         key: String,
@@ -79,6 +86,7 @@ mod ffi {
             lengths: &[i64],
         ) -> Result<Box<Selection>>;
         fn specs(self: &Selection) -> Result<Vec<Spec>>;
+        fn in_file_order(self: &Selection) -> Vec<usize>;
 
         type Views;
         fn views(self: &Selection, scalar_types: &[i8]) -> Result<Box<Views>>;
@@ -98,6 +106,16 @@ mod ffi {
         fn can_convert(from: i8, to: i8) -> bool;
         unsafe fn convert_on_host(conversions: &[Conversion], threads: usize) -> Result<()>;
         unsafe fn convert_on_cuda(conversions: &[Conversion], ordinal: i32, stream: u64) -> Result<bool>;
+
+        type AnyStream;
+        fn stream_to_host(self: &Selection, order: Order) -> Result<Box<AnyStream>>;
+        fn stream_to_cuda(self: &Selection, ordinal: i32, stream: u64, order: Order) -> Result<Box<AnyStream>>;
+        fn follow(self: &AnyStream, stream: u64) -> Result<()>;
+        fn can_cast(self: &AnyStream, from: i8, to: i8) -> bool;
+        fn prepare(self: &mut AnyStream, pieces: &[Piece]) -> Result<u64>;
+        unsafe fn submit(self: &mut AnyStream, scratch_address: u64, scratch_bytes: u64) -> Result<()>;
+        fn take(self: &AnyStream) -> Result<usize>;
+        fn finish_stream(stream: Box<AnyStream>) -> Result<()>;
 
         fn release() -> Result<i64>;
 
@@ -137,6 +155,18 @@ struct AnyTransfer {
 enum To {
     Host(Transfer<Host>),
     Cuda(Transfer<Cuda>),
+}
+
+/// A stream to either device, and its next filling.
+struct AnyStream {
+    to: StreamTo,
+    wanted: Arc<[Wanted]>,
+    prepared: Option<(Vec<usize>, Batch)>,
+}
+
+enum StreamTo {
+    Host(Stream<Host>),
+    Cuda(Stream<Cuda>),
 }
 
 /// A panic must not reach C++, where it would end the process. There is none that we know of.
@@ -278,6 +308,13 @@ impl Selection {
         Box::new(Recording { _span: profile::span(Stage::Load).bytes(bytes).detail(detail) })
     }
 
+    /// The tensors by where their bytes begin: file after file, and in each from its start on.
+    fn in_file_order(&self) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..self.wanted.len()).collect();
+        order.sort_by_key(|&index| self.wanted.get(index).map(|wanted| (wanted.source, wanted.region.begin)));
+        order
+    }
+
     fn specs(&self) -> Result<Vec<ffi::Spec>> {
         guard(|| self.wanted.iter().map(spec).collect())
     }
@@ -303,6 +340,27 @@ impl Selection {
         let wanted = Arc::clone(&self.wanted);
         let transfer = Transfer::open(&self.checkpoint, Arc::clone(&wanted), Arc::new(device), Options::from_env()?)?;
         Ok(Box::new(AnyTransfer { to: to(transfer), wanted, batch: None }))
+    }
+
+    fn stream_to_host(&self, order: ffi::Order) -> Result<Box<AnyStream>> {
+        guard(|| self.stream(Host, order, StreamTo::Host))
+    }
+
+    fn stream_to_cuda(&self, ordinal: i32, stream: u64, order: ffi::Order) -> Result<Box<AnyStream>> {
+        guard(|| self.stream(Cuda::open(ordinal, stream)?, order, StreamTo::Cuda))
+    }
+
+    fn stream<D: Device + 'static>(
+        &self,
+        device: D,
+        order: ffi::Order,
+        to: impl FnOnce(Stream<D>) -> StreamTo,
+    ) -> Result<Box<AnyStream>> {
+        let order = if order == ffi::Order::Landed { Order::Landed } else { Order::Submitted };
+        let wanted = Arc::clone(&self.wanted);
+        let options = Options::from_env()?;
+        let stream = Stream::open(&self.checkpoint, Arc::clone(&wanted), Arc::new(device), options, order)?;
+        Ok(Box::new(AnyStream { to: to(stream), wanted, prepared: None }))
     }
 }
 
@@ -335,33 +393,21 @@ impl Views {
 
 impl AnyTransfer {
     fn can_cast(&self, from: i8, to: i8) -> bool {
-        let cast =
-            Dtype::from_scalar_type(from).zip(Dtype::from_scalar_type(to)).and_then(|(from, to)| Cast::new(from, to));
-        cast.is_some_and(|cast| match &self.to {
-            To::Host(transfer) => transfer.can_cast(cast),
-            To::Cuda(transfer) => transfer.can_cast(cast),
+        cast(from, to).is_some_and(|cast| match &self.to {
+            To::Host(transfer) => transfer.planner().can_cast(cast),
+            To::Cuda(transfer) => transfer.planner().can_cast(cast),
         })
     }
 
     /// Plans a filling, and says how much scratch memory it needs.
     fn prepare(&mut self, pieces: &[ffi::Piece]) -> Result<u64> {
         guard(|| {
-            let destination = |piece: &ffi::Piece| {
-                let wrong = || Error::new(Kind::Internal, "a piece of no wanted tensor or dtype");
-                let from = self.wanted.get(piece.tensor).ok_or_else(wrong)?.dtype;
-                let to = Dtype::from_scalar_type(piece.scalar_type).ok_or_else(wrong)?;
-                let cast = if from == to { None } else { Some(Cast::new(from, to).ok_or_else(wrong)?) };
-                let ffi::Piece { tensor, begin, end, address, .. } = *piece;
-                Ok(Destination { wanted: tensor, begin, end, address, cast })
-            };
-            let destinations = pieces.iter().map(destination).collect::<Result<Vec<_>>>()?;
+            let destinations = destinations(&self.wanted, pieces)?;
             let batch = match &self.to {
                 To::Host(transfer) => transfer.prepare(&destinations),
                 To::Cuda(transfer) => transfer.prepare(&destinations),
             }?;
-            let scratch_bytes = batch.scratch_bytes();
-            self.batch = Some(batch);
-            u64::try_from(scratch_bytes).map_err(|_| Error::new(Kind::Internal, "more scratch than there can be"))
+            scratch_bytes(self.batch.insert(batch))
         })
     }
 
@@ -396,6 +442,89 @@ fn profile_start() -> i64 {
 
 fn profile_stop(id: i64) -> Result<String> {
     guard(|| profile::stop(id))
+}
+
+fn cast(from: i8, to: i8) -> Option<Cast> {
+    Cast::new(Dtype::from_scalar_type(from)?, Dtype::from_scalar_type(to)?)
+}
+
+fn destinations(wanted: &[Wanted], pieces: &[ffi::Piece]) -> Result<Vec<Destination>> {
+    let destination = |piece: &ffi::Piece| {
+        let wrong = || Error::new(Kind::Internal, "a piece of no wanted tensor or dtype");
+        let from = wanted.get(piece.tensor).ok_or_else(wrong)?.dtype;
+        let to = Dtype::from_scalar_type(piece.scalar_type).ok_or_else(wrong)?;
+        let cast = if from == to { None } else { Some(Cast::new(from, to).ok_or_else(wrong)?) };
+        let ffi::Piece { tensor, begin, end, address, .. } = *piece;
+        Ok(Destination { wanted: tensor, begin, end, address, cast })
+    };
+    pieces.iter().map(destination).collect()
+}
+
+fn scratch_bytes(batch: &Batch) -> Result<u64> {
+    u64::try_from(batch.scratch_bytes()).map_err(|_| Error::new(Kind::Internal, "more scratch than there can be"))
+}
+
+impl AnyStream {
+    /// The caller's current stream is this one from now on.
+    fn follow(&self, stream: u64) -> Result<()> {
+        guard(|| match &self.to {
+            StreamTo::Host(to) => to.follow(stream),
+            StreamTo::Cuda(to) => to.follow(stream),
+        })
+    }
+
+    fn can_cast(&self, from: i8, to: i8) -> bool {
+        cast(from, to).is_some_and(|cast| match &self.to {
+            StreamTo::Host(stream) => stream.planner().can_cast(cast),
+            StreamTo::Cuda(stream) => stream.planner().can_cast(cast),
+        })
+    }
+
+    /// Plans a filling, and says how much scratch memory it needs.
+    fn prepare(&mut self, pieces: &[ffi::Piece]) -> Result<u64> {
+        guard(|| {
+            let destinations = destinations(&self.wanted, pieces)?;
+            let batch = match &self.to {
+                StreamTo::Host(stream) => stream.planner().prepare(&destinations),
+                StreamTo::Cuda(stream) => stream.planner().prepare(&destinations),
+            }?;
+            let tensors = pieces.iter().map(|piece| piece.tensor).collect();
+            let (_, batch) = self.prepared.insert((tensors, batch));
+            scratch_bytes(batch)
+        })
+    }
+
+    /// Has the filling that was prepared carried out.
+    ///
+    /// # Safety
+    /// That of [`Stream::submit`].
+    unsafe fn submit(&mut self, address: u64, bytes: u64) -> Result<()> {
+        guard(|| {
+            let nothing = || Error::new(Kind::Internal, "nothing was prepared");
+            let (tensors, batch) = self.prepared.take().ok_or_else(nothing)?;
+            let scratch = Scratch { address, bytes };
+            match &self.to {
+                // SAFETY: the caller's promise is the same.
+                StreamTo::Host(stream) => unsafe { stream.submit(&tensors, batch, scratch) },
+                // SAFETY: as above.
+                StreamTo::Cuda(stream) => unsafe { stream.submit(&tensors, batch, scratch) },
+            }
+        })
+    }
+
+    fn take(&self) -> Result<usize> {
+        guard(|| match &self.to {
+            StreamTo::Host(stream) => stream.take(),
+            StreamTo::Cuda(stream) => stream.take(),
+        })
+    }
+}
+
+fn finish_stream(stream: Box<AnyStream>) -> Result<()> {
+    guard(|| match stream.to {
+        StreamTo::Host(stream) => stream.finish(),
+        StreamTo::Cuda(stream) => stream.finish(),
+    })
 }
 
 /// See [`load::release`].

@@ -17,6 +17,9 @@ pub trait Device: Send + Sync {
     /// A copy that runs.
     type Ticket: Send;
 
+    /// A point in the work of the device.
+    type Mark: Send + Sync;
+
     /// Lets the device read host memory by itself. `None` where that is not needed or was refused;
     /// copies work all the same.
     fn pin(&self, memory: &mut [u8]) -> Option<Pinned>;
@@ -39,12 +42,23 @@ pub trait Device: Send + Sync {
     /// What it takes to carry out a chunk of `bytes` with these placements.
     fn needs(&self, bytes: usize, placements: &[Placement]) -> Needs;
 
-    /// Orders the copies that follow behind what the caller has queued for the device, and gives them scratch
-    /// memory, as much as any of the chunks needs.
+    /// The caller's current stream is this one from now on.
+    ///
+    /// # Errors
+    /// `invalid-argument` where the stream cannot be used, `device` from the driver.
+    fn follow(&self, stream: u64) -> Result<()>;
+
+    /// All that the caller has queued on its current stream.
     ///
     /// # Errors
     /// `device`, from the driver.
-    fn begin(&self, scratch: Scratch) -> Result<()>;
+    fn queued(&self) -> Result<Self::Mark>;
+
+    /// Orders the copies that follow behind a mark, and gives them scratch memory, as much as any of the chunks needs.
+    ///
+    /// # Errors
+    /// `device`, from the driver.
+    fn begin(&self, after: &Self::Mark, scratch: Scratch) -> Result<()>;
 
     /// Starts copies from the first `bytes` of a slot, which stays as it is until the ticket has been waited for.
     /// The device may write to the rest of the slot.
@@ -65,11 +79,17 @@ pub trait Device: Send + Sync {
     /// `device` when the copy failed.
     fn wait(&self, ticket: Self::Ticket) -> Result<()>;
 
-    /// Orders what the caller queues from now on behind the copies.
+    /// All copies that have been started.
     ///
     /// # Errors
     /// `device`, from the driver.
-    fn end(&self) -> Result<()>;
+    fn started(&self) -> Result<Self::Mark>;
+
+    /// Orders what the caller queues on its current stream from now on behind a mark.
+    ///
+    /// # Errors
+    /// `device`, from the driver.
+    fn order(&self, behind: &Self::Mark) -> Result<()>;
 }
 
 /// The most that a chunk may hold.

@@ -116,6 +116,11 @@ impl Error {
         self
     }
 
+    /// The position in the file, in bytes from its start, where there is one.
+    pub fn position(&self) -> Option<u64> {
+        self.offset
+    }
+
     /// What went wrong.
     pub fn kind(&self) -> Kind {
         self.kind

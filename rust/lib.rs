@@ -9,7 +9,8 @@
 //! where it should go becomes reads and placements ([`plan`]); bytes come out
 //! of a file ([`reader`]) towards their destination ([`device`]), resting in a
 //! pinned slot on the way ([`staging`]), while one loop keeps all of that busy
-//! ([`load`]). Each stretch tells a [`profile`] of itself while somebody asks.
+//! ([`load`]), which a [`stream`] runs while its caller already uses what has
+//! landed. Each stretch tells a [`profile`] of itself while somebody asks.
 //! With the feature `torch`, `bridge` hands this to C++, which registers the
 //! operators.
 //!
@@ -34,6 +35,7 @@ pub mod staging;
 pub mod views;
 pub mod interrupt;
 pub mod load;
+pub mod stream;
 #[cfg(feature = "torch")]
 mod bridge;
 

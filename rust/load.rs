@@ -26,14 +26,46 @@ const SLOTS_PER_WORKER: usize = 2;
 /// Several calls of [`Transfer::fill`] share the readers and the staging. What they filled is ready for the
 /// caller's stream when [`Transfer::finish`] has returned. Dropped without it, a transfer waits for the copies
 /// that run, so that the caller may free the destinations.
-pub struct Transfer<D: Device> {
-    wanted: Arc<[Wanted]>,
-    device: Arc<D>,
+///
+/// Between chunks it asks its `witness` whether to go on: by default that is Ctrl-C.
+pub struct Transfer<D: Device, W: Witness = Watch> {
+    planner: Planner<D>,
     options: Options,
-    limits: Limits,
     readers: Vec<Opened>,
     staging: Option<Staging<D>>,
-    watch: Watch,
+    witness: W,
+}
+
+/// Sees how a transfer goes on.
+pub trait Witness: Send + Sync {
+    /// Asked before a chunk is begun.
+    ///
+    /// # Errors
+    /// That with which the transfer should end.
+    fn check(&self) -> Result<()>;
+
+    /// Told once all copies of a chunk have been started.
+    ///
+    /// # Errors
+    /// That with which the transfer should end.
+    fn has_started(&self, chunk: &Chunk) -> Result<()>;
+}
+
+impl Witness for Watch {
+    fn check(&self) -> Result<()> {
+        Watch::check(self)
+    }
+
+    fn has_started(&self, _: &Chunk) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Plans the fillings of a transfer, also while it is busy with another.
+pub struct Planner<D> {
+    wanted: Arc<[Wanted]>,
+    device: Arc<D>,
+    limits: Limits,
 }
 
 /// What one filling does, and what it needs for that.
@@ -50,14 +82,35 @@ impl Batch {
     pub fn scratch_bytes(&self) -> usize {
         self.scratch_bytes
     }
+
+    /// Every chunk of the filling, in the order in which they are begun.
+    pub fn chunks(&self) -> &[Chunk] {
+        &self.chunks
+    }
 }
 
 impl<D: Device> Transfer<D> {
+    /// A transfer that Ctrl-C ends.
+    ///
+    /// # Errors
+    /// `io` where a reader cannot be opened.
+    pub fn open(checkpoint: &Checkpoint, wanted: Arc<[Wanted]>, device: Arc<D>, options: Options) -> Result<Self> {
+        Transfer::open_with(checkpoint, wanted, device, options, Watch::begin())
+    }
+}
+
+impl<D: Device, W: Witness> Transfer<D, W> {
     /// Opens a reader for every file of the checkpoint.
     ///
     /// # Errors
     /// `io` where a reader cannot be opened.
-    pub fn open(checkpoint: &Checkpoint, wanted: Arc<[Wanted]>, device: Arc<D>, mut options: Options) -> Result<Self> {
+    pub fn open_with(
+        checkpoint: &Checkpoint,
+        wanted: Arc<[Wanted]>,
+        device: Arc<D>,
+        mut options: Options,
+        witness: W,
+    ) -> Result<Self> {
         // Slots are whole pages, and no slot may be larger than a chunk was allowed to be.
         options.chunk_bytes = (options.chunk_bytes - options.chunk_bytes % PAGE_BYTES).max(PAGE_BYTES);
         let target = if device.is_host() { Target::HostMemory } else { Target::DeviceMemory };
@@ -74,7 +127,8 @@ impl<D: Device> Transfer<D> {
             alignment,
             placements_max: room.placements_max,
         };
-        Ok(Transfer { wanted, device, options, limits, readers, staging: None, watch: Watch::begin() })
+        let planner = Planner { wanted, device, limits };
+        Ok(Transfer { planner, options, readers, staging: None, witness })
     }
 
     /// The reader of each file and why it was chosen.
@@ -82,6 +136,148 @@ impl<D: Device> Transfer<D> {
         self.readers.iter().map(Opened::chosen)
     }
 
+    /// What plans its fillings.
+    pub fn planner(&self) -> &Planner<D> {
+        &self.planner
+    }
+
+    /// Plans a filling.
+    ///
+    /// # Errors
+    /// Those of [`Planner::prepare`].
+    pub fn prepare(&self, destinations: &[Destination]) -> Result<Batch> {
+        self.planner.prepare(destinations)
+    }
+
+    /// Reads what belongs to the destinations of a batch and starts to copy it there.
+    ///
+    /// # Safety
+    /// Every destination is memory of the device, as long as it says, that nobody else uses until the transfer has
+    /// finished or is dropped. `scratch` is as long as the batch needs it, and nobody else uses it but behind the
+    /// caller's stream.
+    ///
+    /// # Errors
+    /// `io` with file, tensor and byte; `device`, `out-of-memory`, `interrupted`. No copy runs then.
+    pub unsafe fn fill(&mut self, batch: &Batch, scratch: Scratch) -> Result<()> {
+        let queued = self.planner.device.queued()?;
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.fill_behind(&queued, batch, scratch) }?;
+        let device = &self.planner.device;
+        let ordered = device.started().and_then(|started| device.order(&started));
+        ordered.inspect_err(|_| self.end_copies())
+    }
+
+    /// As [`Transfer::fill`], behind what was queued at a mark; the caller's stream does not wait for the copies.
+    ///
+    /// # Safety
+    /// That of [`Transfer::fill`].
+    ///
+    /// # Errors
+    /// Those of [`Transfer::fill`].
+    pub unsafe fn fill_behind(&mut self, queued: &D::Mark, batch: &Batch, scratch: Scratch) -> Result<()> {
+        profile::memory(Memory::Scratch, scratch.bytes);
+        self.make_room(batch)?;
+        self.planner.device.begin(queued, scratch)?;
+        let filled = workers::for_each(self.options.threads, batch.chunks.len(), |index| {
+            self.witness.check()?;
+            batch.chunks.get(index).map_or(Ok(()), |chunk| {
+                self.run(chunk)?;
+                self.witness.has_started(chunk)
+            })
+        });
+        filled.inspect_err(|_| self.end_copies())
+    }
+
+    /// After a failure the caller frees its memory next; the error that came first is the one to tell.
+    fn end_copies(&self) {
+        if let Some(staging) = &self.staging
+            && let Err(error) = staging.drain()
+        {
+            tracing::debug!(%error, "while ending a failed load");
+        }
+    }
+
+    /// Waits for the last copy and gives the staging back, until there is more to fill.
+    ///
+    /// # Errors
+    /// `device` when a copy failed.
+    pub fn rest(&mut self) -> Result<()> {
+        self.staging.take().map_or(Ok(()), |staging| staging.drain())
+    }
+
+    /// Waits for the last copy.
+    ///
+    /// # Errors
+    /// `device` when a copy failed.
+    pub fn finish(mut self) -> Result<()> {
+        self.rest()
+    }
+
+    /// Makes sure that there is staging with as many slots as the options allow, but no more or larger than there is
+    /// work for.
+    fn make_room(&mut self, batch: &Batch) -> Result<()> {
+        if batch.slot_bytes == 0 {
+            return Ok(());
+        }
+        // All large loads use slots of one size, so that each finds those of the one before.
+        let is_large =
+            batch.staged_bytes >= self.options.chunk_bytes && batch.slot_bytes > self.options.chunk_bytes / 2;
+        let bytes = if is_large { self.options.chunk_bytes } else { batch.slot_bytes };
+        // On the host a slot is free again once its bytes are in place.
+        let device = &self.planner.device;
+        let useful = self.options.threads * if device.is_host() { 1 } else { SLOTS_PER_WORKER };
+        let count = (self.options.staging_bytes.min(batch.staged_bytes) / bytes).clamp(1, useful);
+        let request = Request {
+            bytes,
+            node: device.pci_id().and_then(|id| numa::of_pci_device(&id)),
+            staging_bytes: self.options.staging_bytes,
+        };
+        if self.staging.as_ref().is_none_or(|staging| !staging.has(count, &request)) {
+            // The old slots go back before new ones are asked for.
+            self.rest()?;
+            self.staging = Some(Staging::new(Arc::clone(&self.planner.device), count, request));
+        }
+        Ok(())
+    }
+
+    fn run(&self, chunk: &Chunk) -> Result<()> {
+        let reader = |source: usize| {
+            let missing = || Error::new(Kind::Internal, format!("no reader for file {source}"));
+            self.readers.get(source).map(|opened| &opened.reader).ok_or_else(missing)
+        };
+        let internal = |what: &str| Error::new(Kind::Internal, format!("{what}: {chunk:?}"));
+        match chunk {
+            &Chunk::Direct { source, offset, length, address, .. } => {
+                if !self.planner.device.is_host() {
+                    return Err(internal("not host memory"));
+                }
+                // SAFETY: the caller of `fill` gave this memory to the load, and the plan writes each byte once.
+                let into = unsafe { slice_at(address, length) };
+                reader(source)?.read(offset, into).map_err(|error| self.planner.name_tensor(chunk, error))
+            }
+            Chunk::Staged { source, bytes, reads, placements } => {
+                let reader = reader(*source)?;
+                let staging = self.staging.as_ref().ok_or_else(|| internal("no staging"))?;
+                let mut slot = staging.acquire(|| self.witness.check())?;
+                match reader.fill(reads, buffer(&mut slot)) {
+                    Ok(()) => staging.submit(slot, *bytes, placements),
+                    Err(error) => {
+                        staging.release(slot);
+                        Err(self.planner.name_tensor(chunk, error))
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl<D> Clone for Planner<D> {
+    fn clone(&self) -> Self {
+        Planner { wanted: Arc::clone(&self.wanted), device: Arc::clone(&self.device), limits: self.limits }
+    }
+}
+
+impl<D: Device> Planner<D> {
     /// Whether elements can be cast on their way.
     pub fn can_cast(&self, cast: Cast) -> bool {
         self.device.can_cast(cast)
@@ -109,96 +305,13 @@ impl<D: Device> Transfer<D> {
         Ok(batch)
     }
 
-    /// Reads what belongs to the destinations of a batch and starts to copy it there.
-    ///
-    /// # Safety
-    /// Every destination is memory of the device, as long as it says, that nobody else uses until the transfer has
-    /// finished or is dropped. `scratch` is as long as the batch needs it, and nobody else uses it but behind the
-    /// caller's stream.
-    ///
-    /// # Errors
-    /// `io` with file and byte; `device`, `out-of-memory`, `interrupted`. No copy runs then.
-    pub unsafe fn fill(&mut self, batch: &Batch, scratch: Scratch) -> Result<()> {
-        profile::memory(Memory::Scratch, scratch.bytes);
-        self.make_room(batch)?;
-        self.device.begin(scratch)?;
-        let run = workers::for_each(self.options.threads, batch.chunks.len(), |index| {
-            self.watch.check()?;
-            batch.chunks.get(index).map_or(Ok(()), |chunk| self.run(chunk))
-        })
-        .and_then(|()| self.device.end());
-        if run.is_err()
-            && let Some(staging) = &self.staging
-            && let Err(error) = staging.drain()
-        {
-            // The caller frees its memory next; the error that came first is the one to tell.
-            tracing::debug!(%error, "while ending a failed load");
-        }
-        run
-    }
-
-    /// Waits for the last copy.
-    ///
-    /// # Errors
-    /// `device` when a copy failed.
-    pub fn finish(self) -> Result<()> {
-        self.staging.as_ref().map_or(Ok(()), Staging::drain)
-    }
-
-    /// Makes sure that there is staging with as many slots as the options allow, but no more or larger than there is
-    /// work for.
-    fn make_room(&mut self, batch: &Batch) -> Result<()> {
-        if batch.slot_bytes == 0 {
-            return Ok(());
-        }
-        // All large loads use slots of one size, so that each finds those of the one before.
-        let is_large =
-            batch.staged_bytes >= self.options.chunk_bytes && batch.slot_bytes > self.options.chunk_bytes / 2;
-        let bytes = if is_large { self.options.chunk_bytes } else { batch.slot_bytes };
-        // On the host a slot is free again once its bytes are in place.
-        let useful = self.options.threads * if self.device.is_host() { 1 } else { SLOTS_PER_WORKER };
-        let count = (self.options.staging_bytes.min(batch.staged_bytes) / bytes).clamp(1, useful);
-        let request = Request {
-            bytes,
-            node: self.device.pci_id().and_then(|id| numa::of_pci_device(&id)),
-            staging_bytes: self.options.staging_bytes,
-        };
-        if self.staging.as_ref().is_none_or(|staging| !staging.has(count, &request)) {
-            // The old slots go back before new ones are asked for.
-            if let Some(old) = self.staging.take() {
-                old.drain()?;
-            }
-            self.staging = Some(Staging::new(Arc::clone(&self.device), count, request));
-        }
-        Ok(())
-    }
-
-    fn run(&self, chunk: &Chunk) -> Result<()> {
-        let reader = |source: usize| {
-            let missing = || Error::new(Kind::Internal, format!("no reader for file {source}"));
-            self.readers.get(source).map(|opened| &opened.reader).ok_or_else(missing)
-        };
-        let internal = |what: &str| Error::new(Kind::Internal, format!("{what}: {chunk:?}"));
-        match chunk {
-            &Chunk::Direct { source, offset, length, address } => {
-                if !self.device.is_host() {
-                    return Err(internal("not host memory"));
-                }
-                // SAFETY: the caller of `fill` gave this memory to the load, and the plan writes each byte once.
-                reader(source)?.read(offset, unsafe { slice_at(address, length) })
-            }
-            Chunk::Staged { source, bytes, reads, placements } => {
-                let reader = reader(*source)?;
-                let staging = self.staging.as_ref().ok_or_else(|| internal("no staging"))?;
-                let mut slot = staging.acquire(|| self.watch.check())?;
-                match reader.fill(reads, buffer(&mut slot)) {
-                    Ok(()) => staging.submit(slot, *bytes, placements),
-                    Err(error) => {
-                        staging.release(slot);
-                        Err(error)
-                    }
-                }
-            }
+    /// Adds to an error of a reader, which knows no tensors, the first one of the chunk that misses bytes.
+    fn name_tensor(&self, chunk: &Chunk, error: Error) -> Error {
+        let Some(position) = error.position() else { return error };
+        let mut tensors = chunk.wanted().filter_map(|index| self.wanted.get(index));
+        match tensors.find(|tensor| position < tensor.region.end()) {
+            Some(tensor) => error.tensor(&*tensor.name),
+            None => error,
         }
     }
 }

@@ -29,6 +29,13 @@ pub struct Region {
     pub stride: u64,
 }
 
+impl Region {
+    /// The byte of the file behind the last row.
+    pub fn end(&self) -> u64 {
+        self.begin + self.rows.saturating_sub(1) * self.stride + self.row_bytes
+    }
+}
+
 /// A tensor, or a slice of one, that the caller wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
@@ -198,6 +205,8 @@ impl Limits {
 pub enum Chunk {
     /// One read straight to a host address.
     Direct {
+        /// The wanted tensor.
+        wanted: usize,
         /// The file.
         source: usize,
         /// The first byte in the file.
@@ -218,6 +227,17 @@ pub enum Chunk {
         /// Where the bytes go.
         placements: Vec<Placement>,
     },
+}
+
+impl Chunk {
+    /// The wanted tensor of each placement, in the order of the file.
+    pub fn wanted(&self) -> impl Iterator<Item = usize> + '_ {
+        let (direct, staged) = match self {
+            Chunk::Direct { wanted, .. } => (Some(*wanted), &[][..]),
+            Chunk::Staged { placements, .. } => (None, placements.as_slice()),
+        };
+        direct.into_iter().chain(staged.iter().map(|placement| placement.wanted))
+    }
 }
 
 /// One read into a slot.
@@ -244,6 +264,8 @@ impl Read {
 /// Rows of bytes in a slot that go, one behind the other, to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
+    /// The wanted tensor.
+    pub wanted: usize,
     /// The first byte in the slot.
     pub slot_begin: usize,
     /// Bytes of a row.
@@ -308,6 +330,7 @@ pub fn plan(wanted: &[Wanted], destinations: &[Destination], limits: &Limits) ->
 /// Rows of a file that go, one behind the other, to an address.
 #[derive(Clone, Copy)]
 struct Run {
+    wanted: usize,
     source: usize,
     begin: u64,
     row_bytes: u64,
@@ -336,7 +359,7 @@ impl Run {
 /// A row longer than a chunk becomes several, so that whoever wants the same bytes finds them in the same chunks.
 fn push_runs(tensor: &Wanted, destination: &Destination, limits: &Limits, runs: &mut Vec<Run>) {
     let Region { begin, row_bytes, stride, .. } = tensor.region;
-    let Destination { address, cast, .. } = *destination;
+    let Destination { wanted, address, cast, .. } = *destination;
     let mut at = destination.begin;
     while at < destination.end {
         let (row, column) = (at / row_bytes, at % row_bytes);
@@ -349,7 +372,7 @@ fn push_runs(tensor: &Wanted, destination: &Destination, limits: &Limits, runs: 
             _ if row_bytes > limits.row_bytes_max() => (row_bytes.min(part_bytes), 1),
             rows => (row_bytes, rows),
         };
-        let whole = Run { source: tensor.source, begin: offset, row_bytes, rows, stride, address, cast };
+        let whole = Run { wanted, source: tensor.source, begin: offset, row_bytes, rows, stride, address, cast };
         runs.push(Run { address: whole.address_of(at - destination.begin), ..whole });
         at += row_bytes * rows;
     }
@@ -395,6 +418,7 @@ impl Planner<'_> {
         self.close();
         for row in 0..run.rows {
             self.chunks.push(Chunk::Direct {
+                wanted: run.wanted,
                 source: run.source,
                 offset: run.begin + row * run.stride,
                 length: to_usize(run.row_bytes),
@@ -467,6 +491,7 @@ impl Planner<'_> {
     fn place(&mut self, run: &Run, slot_begin: u64, row: u64, rows: u64, slot_stride: u64) {
         let Some(open) = &mut self.open else { return };
         open.placements.push(Placement {
+            wanted: run.wanted,
             slot_begin: to_usize(slot_begin),
             row_bytes: to_usize(run.row_bytes),
             rows: to_usize(rows),

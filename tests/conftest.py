@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,18 @@ def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     if request.param == "small chunks":
         monkeypatch.setenv("FST_CHUNK_BYTES", "4096")
         monkeypatch.setenv("FST_STAGING_BYTES", "8192")
+
+
+@pytest.fixture
+def run_threads() -> Callable[..., None]:
+    """Runs a function in several threads at once, and lets out the first exception of any."""
+
+    def run(function: Callable[[], None], count: int) -> None:
+        with ThreadPoolExecutor(count) as threads:
+            for future in [threads.submit(function) for _ in range(count)]:
+                future.result()
+
+    return run
 
 
 @pytest.fixture(scope="session")

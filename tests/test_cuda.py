@@ -1,7 +1,6 @@
 """Loads onto a GPU: bits, streams, devices, memory. `make gpu-check` runs these."""
 
 import gc
-import threading
 
 import pytest
 import torch
@@ -400,30 +399,21 @@ except KeyboardInterrupt:
     assert run_python(program, str(path), **slow) == "interrupted 0\n"
 
 
-def test_several_loads_at_once(tmp_path):
+def test_several_loads_at_once(tmp_path, run_threads):
     tensors = {f"t{index}": random_raw("F32", (1000, index + 1), seed=index) for index in range(20)}
     path = write(tmp_path / "m.safetensors", tensors)
-    failures = []
 
     def load() -> None:
-        try:
-            stream = torch.cuda.Stream()
-            for _ in range(10):
-                with torch.cuda.stream(stream):
-                    loaded = fst.load_file(path, "cuda")
-                    copies = {name: tensor.clone() for name, tensor in loaded.items()}
-                stream.synchronize()
-                for name, raw in tensors.items():
-                    assert_same(copies[name], raw.tensor())
-        except BaseException as error:
-            failures.append(error)
+        stream = torch.cuda.Stream()
+        for _ in range(10):
+            with torch.cuda.stream(stream):
+                loaded = fst.load_file(path, "cuda")
+                copies = {name: tensor.clone() for name, tensor in loaded.items()}
+            stream.synchronize()
+            for name, raw in tensors.items():
+                assert_same(copies[name], raw.tensor())
 
-    threads = [threading.Thread(target=load) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    run_threads(load, count=6)
 
 
 class Loads(torch.nn.Module):

@@ -52,29 +52,20 @@ def test_other_threads_run_during_a_load(tmp_path):
     assert during > 100
 
 
-def test_loads_in_many_threads(tmp_path):
+def test_loads_in_many_threads(tmp_path, run_threads):
     tensors = {f"t{index}": random_raw("F32", (1000, index + 1), seed=index) for index in range(20)}
     path = write(tmp_path / "m.safetensors", tensors)
-    failures = []
 
     def load() -> None:
-        try:
-            for _ in range(20):
-                loaded = fst.load_tensors(path, list(tensors))
-                for tensor, raw in zip(loaded, tensors.values(), strict=True):
-                    assert_same(tensor, raw.tensor())
-                    tensor.zero_()
-                with pytest.raises(KeyError):
-                    fst.load_tensors(path, ["none"])
-        except BaseException as error:
-            failures.append(error)
+        for _ in range(20):
+            loaded = fst.load_tensors(path, list(tensors))
+            for tensor, raw in zip(loaded, tensors.values(), strict=True):
+                assert_same(tensor, raw.tensor())
+                tensor.zero_()
+            with pytest.raises(KeyError):
+                fst.load_tensors(path, ["none"])
 
-    threads = [threading.Thread(target=load) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    run_threads(load, count=8)
 
 
 INTERRUPTED = """

@@ -56,6 +56,20 @@ class SelfLoading(torch.nn.Module):
         return torch.ops.fst.metadata(self.path)
 
     @torch.jit.export
+    def one_by_one(self) -> dict[str, torch.Tensor]:
+        loader = torch.classes.fst.Loader([self.path], torch.device("cpu"), ["weight", "bias"], None, 1)
+        tensors: dict[str, torch.Tensor] = {}
+        item = loader.next()
+        while item is not None:
+            # TorchScript does not see that the condition says so.
+            assert item is not None
+            _, name, tensor = item
+            tensors[name] = tensor
+            item = loader.next()
+        loader.close()
+        return tensors
+
+    @torch.jit.export
     def twice(self) -> tuple[torch.Tensor, torch.Tensor]:
         first = torch.ops.fst.load_tensors([self.path], ["bias"])
         second = torch.ops.fst.load_tensors([self.path], ["bias"])
@@ -72,7 +86,7 @@ def path(tmp_path):
 def module(request, path, tmp_path):
     scripted = torch.jit.script(SelfLoading(str(path)))
     if request.param == "frozen":
-        methods = ["everything", "from_files", "columns", "fill", "names", "texts", "twice"]
+        methods = ["everything", "from_files", "columns", "fill", "names", "texts", "one_by_one", "twice"]
         return torch.jit.freeze(scripted.eval(), preserved_attrs=methods)
     if request.param == "saved and loaded":
         scripted.save(str(tmp_path / "module.pt"))
@@ -81,7 +95,7 @@ def module(request, path, tmp_path):
 
 
 def test_every_operator(module):
-    for tensors in (module.everything(), module.from_files()):
+    for tensors in (module.everything(), module.from_files(), module.one_by_one()):
         assert list(tensors) == list(WEIGHTS)
         for name, raw in WEIGHTS.items():
             assert_same(tensors[name], raw.tensor())
@@ -173,6 +187,15 @@ def test_cpp_lists_a_checkpoint(example, tmp_path):
     path = write(tmp_path / "list.safetensors", raws)
     lines = run_example(example, "list", path)
     assert [parsed(line) for line in lines] == [shown(name, tensors[name], kind) for name, kind in kinds.items()]
+
+
+def test_cpp_streams_a_checkpoint(example, tmp_path):
+    tensors = {f"t{index}": torch.arange(index, dtype=torch.float64) for index in range(30)}
+    path = write(
+        tmp_path / "s.safetensors", {name: Raw("F64", (len(of),), bits_of(of)) for name, of in tensors.items()}
+    )
+    lines = run_example(example, "stream", path)
+    assert [parsed(line) for line in lines] == [shown(name, tensor, "Double") for name, tensor in tensors.items()]
 
 
 def test_cpp_reports_errors(example, tmp_path):

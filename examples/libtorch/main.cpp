@@ -14,10 +14,15 @@
 //
 //     fst_example torch_ext/fst/libfst.so list model.safetensors [cuda:0]
 //
+// The same, but each tensor as soon as it is there, with the next ones on their way:
+//
+//     fst_example torch_ext/fst/libfst.so stream model.safetensors [cuda:0]
+//
 // Every tensor is one line: name, dtype, shape, sum in double precision, and the first values.
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <dlfcn.h>
+#include <torch/custom_class.h>
 #include <torch/script.h>
 
 #include <algorithm>
@@ -69,6 +74,18 @@ void list(const std::string& path, const std::string& device) {
   print(stack.at(0).toGenericDict());
 }
 
+void stream(const std::string& path, const std::string& device) {
+  const c10::ClassTypePtr type = torch::getCustomClass("__torch__.torch.classes.fst.Loader");
+  const c10::IValue loader(c10::ivalue::Object::create(type, 1));
+  // What is left out has its default.
+  type->getMethod("__init__")({loader, c10::List<std::string>({path}), c10::Device(device)});
+  torch::jit::Function& next = type->getMethod("next");
+  for (c10::IValue item = next({loader}); !item.isNone(); item = next({loader})) {
+    const auto& elements = item.toTupleRef().elements();
+    print(elements[1].toStringRef(), elements[2].toTensor());
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -82,8 +99,11 @@ int main(int argc, char** argv) {
     } else if (mode == "list" && arguments.size() <= 4) {
       register_operators(arguments[0]);
       list(arguments[2], arguments.size() == 4 ? arguments[3] : "cpu");
+    } else if (mode == "stream" && arguments.size() <= 4) {
+      register_operators(arguments[0]);
+      stream(arguments[2], arguments.size() == 4 ? arguments[3] : "cpu");
     } else {
-      std::cerr << "usage: fst_example LIBFST.SO run MODULE | list CHECKPOINT [DEVICE]\n";
+      std::cerr << "usage: fst_example LIBFST.SO run MODULE | list CHECKPOINT [DEVICE] | stream CHECKPOINT [DEVICE]\n";
       return 2;
     }
   } catch (const c10::Error& error) {

@@ -34,7 +34,7 @@ use driver::{Context, Event, Registered, Stream, check};
 use kernels::Kernels;
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use timing::{Laps, Timer};
 
@@ -58,7 +58,8 @@ pub struct Cuda {
     next_lane: AtomicUsize,
     kernels: Option<Arc<Kernels>>,
     timer: Option<Timer>,
-    current: sys::CUstream,
+    /// The native handle of the caller's current stream.
+    current: AtomicU64,
     context: Arc<Context>,
 }
 
@@ -88,10 +89,7 @@ impl Cuda {
     /// `device` where there is no driver or no such GPU, `invalid-argument` where the stream is being captured.
     pub fn open(ordinal: i32, current: u64) -> Result<Cuda> {
         let context = Context::retain(ordinal)?;
-        let current = usize::try_from(current)
-            .map_err(|_| Error::new(Kind::Internal, format!("{current:#x} is not the handle of a stream")))?;
-        let current = ptr::with_exposed_provenance_mut(current);
-        refuse_capture(&context, current)?;
+        refuse_capture(&context, handle_of(current)?)?;
         let lane = |index| Ok(Lane { index, stream: Stream::create(&context)?, scratch: Scratch::default() });
         let (first, second) = (lane(0)?, lane(1)?);
         Ok(Cuda {
@@ -100,9 +98,13 @@ impl Cuda {
             lanes: [Mutex::new(first), Mutex::new(second)],
             next_lane: AtomicUsize::new(0),
             kernels: Kernels::of(&context)?,
-            current,
+            current: AtomicU64::new(current),
             context,
         })
+    }
+
+    fn current(&self) -> Result<sys::CUstream> {
+        handle_of(self.current.load(Ordering::Relaxed))
     }
 
     /// Events are reused, since a load needs as many as it has slots and there are many more chunks.
@@ -115,16 +117,22 @@ impl Cuda {
         self.events.lock().unwrap_or_else(PoisonError::into_inner).push(event);
     }
 
-    /// Makes `later` wait for all that is queued on `earlier`.
-    fn order(&self, earlier: sys::CUstream, later: sys::CUstream) -> Result<()> {
+    /// All that is queued on a stream.
+    fn record(&self, stream: sys::CUstream) -> Result<Event> {
         let _bound = self.context.bind()?;
         let event = self.event()?;
-        // SAFETY: event and streams belong to the context, which is current.
-        check("cuEventRecord", unsafe { sys::cuEventRecord(event.handle, earlier) })?;
-        // SAFETY: as above.
-        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(later, event.handle, 0) })?;
-        self.keep(event);
-        Ok(())
+        // SAFETY: event and stream belong to the context, which is current.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(event.handle, stream) })?;
+        Ok(event)
+    }
+
+    /// Makes what is queued on a stream from now on wait for events.
+    fn wait_for(&self, events: &[Event], stream: sys::CUstream) -> Result<()> {
+        let _bound = self.context.bind()?;
+        events.iter().try_for_each(|event| {
+            // SAFETY: events and stream belong to the context, which is current.
+            check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(stream, event.handle, 0) })
+        })
     }
 
     /// Whether a chunk goes up whole and is spread by a kernel.
@@ -168,7 +176,7 @@ impl Cuda {
     /// A copy for every placement.
     fn place(&self, lane: &Lane, slot: &[u8], placement: &Placement) -> Result<()> {
         profile::count(Count::Copies, 1);
-        let Placement { slot_begin, row_bytes, rows, slot_stride, address, cast } = *placement;
+        let Placement { slot_begin, row_bytes, rows, slot_stride, address, cast, .. } = *placement;
         let last = slot_begin + rows.saturating_sub(1) * slot_stride + row_bytes;
         let misfit = || Error::new(Kind::Internal, format!("{placement:?} cannot be copied"));
         let from = slot.get(slot_begin..last).filter(|_| cast.is_none()).ok_or_else(misfit)?;
@@ -204,6 +212,7 @@ impl Cuda {
 
 impl Device for Cuda {
     type Ticket = Ticket;
+    type Mark = Vec<Event>;
 
     fn pin(&self, memory: &mut [u8]) -> Option<Pinned> {
         let _span = profile::span(Stage::Pin).bytes(memory.len());
@@ -252,12 +261,22 @@ impl Device for Cuda {
         Needs { slot_bytes, scratch_bytes: LANES * slot_bytes.next_multiple_of(SCRATCH_ALIGNMENT) }
     }
 
-    fn begin(&self, scratch: Scratch) -> Result<()> {
+    fn follow(&self, stream: u64) -> Result<()> {
+        refuse_capture(&self.context, handle_of(stream)?)?;
+        self.current.store(stream, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn queued(&self) -> Result<Vec<Event>> {
+        Ok(vec![self.record(self.current()?)?])
+    }
+
+    fn begin(&self, after: &Vec<Event>, scratch: Scratch) -> Result<()> {
         let lane_bytes = scratch.bytes / as_u64(LANES);
         for (index, lane) in (0..).zip(&self.lanes) {
             let mut lane = lock(lane);
             lane.scratch = Scratch { address: scratch.address + index * lane_bytes, bytes: lane_bytes };
-            self.order(self.current, lane.stream.handle)?;
+            self.wait_for(after, lane.stream.handle)?;
         }
         Ok(())
     }
@@ -310,8 +329,12 @@ impl Device for Cuda {
         self.timer.as_ref().map_or(Ok(()), |timer| timer.tell(&ticket.laps))
     }
 
-    fn end(&self) -> Result<()> {
-        self.lanes.iter().try_for_each(|lane| self.order(lock(lane).stream.handle, self.current))
+    fn started(&self) -> Result<Vec<Event>> {
+        self.lanes.iter().map(|lane| self.record(lock(lane).stream.handle)).collect()
+    }
+
+    fn order(&self, behind: &Vec<Event>) -> Result<()> {
+        self.wait_for(behind, self.current()?)
     }
 }
 
@@ -339,6 +362,12 @@ fn table_of(placements: &[Placement], address: u64) -> Result<Table> {
 
 fn bytes_of(placements: &[Placement]) -> usize {
     placements.iter().map(Placement::bytes).sum()
+}
+
+/// A stream's native handle as the driver has it.
+fn handle_of(stream: u64) -> Result<sys::CUstream> {
+    let wrong = |_| Error::new(Kind::Internal, format!("{stream:#x} is not the handle of a stream"));
+    Ok(ptr::with_exposed_provenance_mut(usize::try_from(stream).map_err(wrong)?))
 }
 
 fn lock(lane: &Mutex<Lane>) -> MutexGuard<'_, Lane> {

@@ -15,6 +15,7 @@ pub struct Host;
 
 impl Device for Host {
     type Ticket = ();
+    type Mark = ();
 
     fn pin(&self, _: &mut [u8]) -> Option<Pinned> {
         None
@@ -58,7 +59,15 @@ impl Device for Host {
         Needs { slot_bytes: bytes, scratch_bytes: 0 }
     }
 
-    fn begin(&self, _: Scratch) -> Result<()> {
+    fn follow(&self, _: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn queued(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn begin(&self, (): &(), _: Scratch) -> Result<()> {
         Ok(())
     }
 
@@ -92,7 +101,11 @@ impl Device for Host {
         Ok(())
     }
 
-    fn end(&self) -> Result<()> {
+    fn started(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn order(&self, (): &()) -> Result<()> {
         Ok(())
     }
 }

@@ -1,6 +1,8 @@
 //! Checkpoints for tests: files in a folder of their own, full of bytes that
 //! the test knows.
 
+#![allow(dead_code, reason = "each test program uses its own part of this")]
+
 use fst::dtype::Dtype;
 use std::fs;
 use std::path::PathBuf;

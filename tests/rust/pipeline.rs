@@ -337,7 +337,7 @@ fn elements_are_cast_on_their_way_as_on_the_cpu() {
             destination.cast = Some(of(index));
         }
         let mut transfer = load.open(TIGHT).unwrap();
-        assert_eq!(transfer.can_cast(of(0)), IMAGE.is_some());
+        assert_eq!(transfer.planner().can_cast(of(0)), IMAGE.is_some());
         if IMAGE.is_some() {
             load.fill(&mut transfer, &destinations).unwrap();
             transfer.finish().unwrap();

@@ -56,7 +56,7 @@ fn carry_out(chunks: &[Chunk], limits: &Limits, memory_bytes: usize, data: &[std
     };
     for chunk in chunks {
         match chunk {
-            &Chunk::Direct { source, offset, length, address } => {
+            &Chunk::Direct { source, offset, length, address, .. } => {
                 assert!(length as u64 <= limits.chunk_bytes && limits.direct_bytes.is_some());
                 check_read(source, offset, length);
                 for index in 0..length as u64 {

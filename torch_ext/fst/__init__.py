@@ -13,6 +13,7 @@ from fst._load import load_file, load_files, load_into, load_slices, load_tensor
 from fst._memory import release_memory
 from fst._profile import Profile, profile
 from fst._summary import ReaderUse, StageTime, Summary
+from fst._stream import Stream, stream
 
 __all__ = [
     "Profile",
@@ -20,6 +21,7 @@ __all__ = [
     "SafetensorError",
     "StageTime",
     "Summary",
+    "Stream",
     "cast",
     "load_file",
     "load_files",
@@ -30,5 +32,6 @@ __all__ = [
     "profile",
     "release_memory",
     "scatter",
+    "stream",
     "tensor_names",
 ]

@@ -12,24 +12,20 @@ The examples below use a file `model.safetensors` that holds the F32 tensors `we
 shape [4].
 """
 
-import os
 from collections.abc import Sequence
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 import fst._graph  # noqa: F401  (registers the operators, and what compilers need)
+from fst._arguments import Device, Path, Paths, device_of, dtype_of, list_of, names_of, path_of, paths_of
 from fst._errors import call
-
-Path = str | os.PathLike[str]
-Paths = Path | Sequence[Path]
-Device = torch.device | str | int | None
-
-_Item = TypeVar("_Item")
+from fst._progress import load_with_bar
 
 
-def load_file(path: Path, device: Device = "cpu", *, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+def load_file(
+    path: Path, device: Device = "cpu", *, dtype: torch.dtype | None = None, progress: bool = False
+) -> dict[str, Tensor]:
     """Loads every tensor of a checkpoint.
 
     Args:
@@ -38,6 +34,8 @@ def load_file(path: Path, device: Device = "cpu", *, dtype: torch.dtype | None =
             or None for PyTorch's default device. "meta" reads the headers only.
         dtype: A floating-point dtype to cast to the tensors that are stored as F16, BF16, F32 or F64. All others keep
             their dtype: integers, bools, complex numbers and the 8-bit and 4-bit floats.
+        progress: Shows a bar of bytes while it loads, which needs tqdm. Programs that are compiled or exported show
+            none. Mapped files need no reading, so a load of them to the CPU is over at once.
 
     Returns:
         The tensors by name, in the order of their bytes in the file. Their shapes are those of the file, except that
@@ -50,6 +48,7 @@ def load_file(path: Path, device: Device = "cpu", *, dtype: torch.dtype | None =
         NotImplementedError: PyTorch has no dtype for one of the tensors (F6_E2M3, F6_E3M2). The others can be loaded
             by name.
         ValueError: There is no such device, or `dtype` is not floating point.
+        ImportError: tqdm is not installed, and `progress` asks for it.
         torch.OutOfMemoryError: The device has no room for the tensors.
         KeyboardInterrupt: Ctrl-C; whatever was loaded so far is released.
 
@@ -58,17 +57,22 @@ def load_file(path: Path, device: Device = "cpu", *, dtype: torch.dtype | None =
         >>> weights["weight"].shape, weights["weight"].dtype
         (torch.Size([4, 3]), torch.bfloat16)
     """
-    loaded: dict[str, Tensor] = call(torch.ops.fst.load_file, _path(path), _device(device), dtype=_dtype(dtype))
+    if progress and not torch.compiler.is_compiling():
+        return dict(load_with_bar([path_of(path)], device_of(device), dtype=dtype_of(dtype)))
+    loaded: dict[str, Tensor] = call(torch.ops.fst.load_file, path_of(path), device_of(device), dtype=dtype_of(dtype))
     return loaded
 
 
-def load_files(paths: Paths, device: Device = "cpu", *, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+def load_files(
+    paths: Paths, device: Device = "cpu", *, dtype: torch.dtype | None = None, progress: bool = False
+) -> dict[str, Tensor]:
     """Loads every tensor of several files into one dictionary.
 
     Args:
         paths: A path or a list of paths, each as in `load_file`.
         device: As in `load_file`.
         dtype: As in `load_file`.
+        progress: As in `load_file`.
 
     Returns:
         The tensors by name, in the order of the files and of their bytes in each.
@@ -80,12 +84,21 @@ def load_files(paths: Paths, device: Device = "cpu", *, dtype: torch.dtype | Non
         >>> sorted(fst.load_files(["model.safetensors"]))
         ['bias', 'weight']
     """
-    loaded: dict[str, Tensor] = call(torch.ops.fst.load_files, _paths(paths), _device(device), dtype=_dtype(dtype))
+    if progress and not torch.compiler.is_compiling():
+        return dict(load_with_bar(paths_of(paths), device_of(device), dtype=dtype_of(dtype)))
+    loaded: dict[str, Tensor] = call(
+        torch.ops.fst.load_files, paths_of(paths), device_of(device), dtype=dtype_of(dtype)
+    )
     return loaded
 
 
 def load_tensors(
-    paths: Paths, names: Sequence[str], device: Device = "cpu", *, dtype: torch.dtype | None = None
+    paths: Paths,
+    names: Sequence[str],
+    device: Device = "cpu",
+    *,
+    dtype: torch.dtype | None = None,
+    progress: bool = False,
 ) -> list[Tensor]:
     """Loads the tensors that are named, and reads nothing else but the headers.
 
@@ -98,6 +111,7 @@ def load_tensors(
         names: The tensors to load. The same name twice gives two separate tensors.
         device: As in `load_file`.
         dtype: As in `load_file`.
+        progress: As in `load_file`.
 
     Returns:
         One tensor for each name, in their order.
@@ -111,8 +125,11 @@ def load_tensors(
         >>> bias.shape, weight.shape
         (torch.Size([4]), torch.Size([4, 3]))
     """
+    if progress and not torch.compiler.is_compiling():
+        named = load_with_bar(paths_of(paths), device_of(device), names_of(names), dtype=dtype_of(dtype))
+        return [tensor for _, tensor in named]
     loaded: list[Tensor] = call(
-        torch.ops.fst.load_tensors, _paths(paths), _names(names), _device(device), dtype=_dtype(dtype)
+        torch.ops.fst.load_tensors, paths_of(paths), names_of(names), device_of(device), dtype=dtype_of(dtype)
     )
     return loaded
 
@@ -126,6 +143,7 @@ def load_slices(
     device: Device = "cpu",
     *,
     dtype: torch.dtype | None = None,
+    progress: bool = False,
 ) -> list[Tensor]:
     """Loads a slice of each tensor that is named, and reads only the bytes that the slices need.
 
@@ -141,6 +159,7 @@ def load_slices(
         lengths: The number of indices of each slice; start + length is at most the size of the dimension.
         device: As in `load_file`.
         dtype: As in `load_file`.
+        progress: As in `load_file`.
 
     Returns:
         One tensor for each name, in their order.
@@ -157,15 +176,21 @@ def load_slices(
         >>> rows.shape, columns.shape
         (torch.Size([2, 3]), torch.Size([4, 1]))
     """
+    slices = {
+        "dims": list_of(dims, int, "dims"),
+        "starts": list_of(starts, int, "starts"),
+        "lengths": list_of(lengths, int, "lengths"),
+    }
+    if progress and not torch.compiler.is_compiling():
+        named = load_with_bar(paths_of(paths), device_of(device), names_of(names), dtype=dtype_of(dtype), **slices)
+        return [tensor for _, tensor in named]
     loaded: list[Tensor] = call(
         torch.ops.fst.load_slices,
-        _paths(paths),
-        _names(names),
-        _list(dims, int, "dims"),
-        _list(starts, int, "starts"),
-        _list(lengths, int, "lengths"),
-        _device(device),
-        dtype=_dtype(dtype),
+        paths_of(paths),
+        names_of(names),
+        device=device_of(device),
+        dtype=dtype_of(dtype),
+        **slices,
     )
     return loaded
 
@@ -174,7 +199,7 @@ def load_into(paths: Paths, names: Sequence[str], out: Sequence[Tensor]) -> None
     """Overwrites existing tensors in place, so that their addresses stay.
 
     All names, shapes and dtypes are checked before anything is written. It can be compiled and exported, also where the
-    checkpoint is not at hand.
+    checkpoint is not at hand. It shows no bar: what does makes tensors of its own, and here there are to be none.
 
     Args:
         paths: A path or a list of paths, each as in `load_file`.
@@ -195,7 +220,7 @@ def load_into(paths: Paths, names: Sequence[str], out: Sequence[Tensor]) -> None
         >>> linear.weight.data_ptr() == address
         True
     """
-    call(torch.ops.fst.load_into, _paths(paths), _names(names), _list(out, Tensor, "out"))
+    call(torch.ops.fst.load_into, paths_of(paths), names_of(names), list_of(out, Tensor, "out"))
 
 
 def tensor_names(paths: Paths) -> list[str]:
@@ -211,7 +236,7 @@ def tensor_names(paths: Paths) -> list[str]:
         >>> fst.tensor_names("model.safetensors")
         ['bias', 'weight']
     """
-    names: list[str] = call(torch.ops.fst.tensor_names, _paths(paths))
+    names: list[str] = call(torch.ops.fst.tensor_names, paths_of(paths))
     return names
 
 
@@ -229,63 +254,5 @@ def metadata(path: Path) -> dict[str, str]:
         >>> fst.metadata("model.safetensors")
         {'format': 'pt'}
     """
-    texts: dict[str, str] = call(torch.ops.fst.metadata, _path(path))
+    texts: dict[str, str] = call(torch.ops.fst.metadata, path_of(path))
     return texts
-
-
-def _path(path: Path) -> str:
-    if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"a path must be a str or an os.PathLike, not {type(path).__name__}")
-    text = os.fspath(path)
-    if not isinstance(text, str):
-        raise TypeError(f"a path must be text, not {type(text).__name__}")
-    return _utf8(text)
-
-
-def _utf8(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"paths and names must be UTF-8, which {text!r} is not") from None
-    return text
-
-
-def _paths(paths: Paths) -> list[str]:
-    if isinstance(paths, str | os.PathLike):
-        return [_path(paths)]
-    if not isinstance(paths, list | tuple):
-        raise TypeError(f"paths must be a path, or a list or tuple of paths, not {type(paths).__name__}")
-    return [_path(path) for path in paths]
-
-
-def _names(names: Sequence[str]) -> list[str]:
-    return [_utf8(name) for name in _list(names, str, "names")]
-
-
-def _list(values: Sequence[_Item], item: type[_Item], what: str) -> list[_Item]:
-    # A str is a sequence of str too, but never what is meant; a generator would be empty the second time.
-    if not isinstance(values, list | tuple):
-        raise TypeError(f"{what} must be a list or tuple of {item.__name__}, not {type(values).__name__}")
-    for value in values:
-        if not isinstance(value, item):
-            raise TypeError(f"{what} must hold {item.__name__} only, not {type(value).__name__}")
-    return list(values)
-
-
-def _device(device: Device) -> torch.device | str:
-    if device is None:
-        return torch.get_default_device()
-    if isinstance(device, int):
-        device = torch.device("cuda", device)
-    if not isinstance(device, torch.device | str):
-        raise TypeError(f"device must be a torch.device, str, int or None, not {type(device).__name__}")
-    if str(device).startswith("cuda") and not torch.compiler.is_compiling() and torch.cuda.is_available():
-        # The operator starts CUDA behind the back of torch.cuda, whose statistics would then stay at zero.
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-    return device
-
-
-def _dtype(dtype: torch.dtype | None) -> torch.dtype | None:
-    if not isinstance(dtype, torch.dtype | None):
-        raise TypeError(f"dtype must be a torch.dtype or None, not {type(dtype).__name__}")
-    return dtype

@@ -144,6 +144,8 @@ pub struct Event {
 
 // SAFETY: driver handles may be used from any thread.
 unsafe impl Send for Event {}
+// SAFETY: as above, and the driver serialises calls on one handle.
+unsafe impl Sync for Event {}
 
 impl Event {
     /// A new event, of which nothing is recorded yet.

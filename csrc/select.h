@@ -1,0 +1,25 @@
+// From what a caller names to a selection of the core.
+#pragma once
+
+#include <ATen/core/List.h>
+#include <c10/util/ArrayRef.h>
+
+#include <string>
+
+#include "fst/rust/bridge.rs.h"
+
+namespace fst {
+
+using Strings = const c10::List<std::string>&;
+
+rust::Box<Checkpoint> open_checkpoint(Strings paths);
+
+// All tensors of a checkpoint, the ones that are named, or a slice of each that is named.
+rust::Box<Selection> select_all(Strings paths);
+rust::Box<Selection> select_named(Strings paths, Strings names);
+rust::Box<Selection> select_sliced(Strings paths, Strings names, c10::IntArrayRef dims, c10::IntArrayRef starts,
+                                   c10::IntArrayRef lengths);
+
+rust::Vec<Spec> specs_of(const Selection& selection);
+
+}  // namespace fst

@@ -1,0 +1,483 @@
+"""Streams: each tensor as soon as it is there, and nothing left behind by those who leave early."""
+
+import copy
+import gc
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from tqdm import tqdm
+
+import fst
+from rawfile import CASTABLE_DTYPES, DTYPES, assert_same, bits_of, random_raw, write, write_sparse
+
+MIB = 1 << 20
+ORDERS = ["file", "landed"]
+
+
+@pytest.fixture
+def every_dtype(tmp_path):
+    tensors = {name: random_raw(name, (3, 2500, 2)) for name in DTYPES} | {"empty": random_raw("F32", (0, 3))}
+    return write(tmp_path / "dtypes.safetensors", tensors, align=1), tensors
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """Bytes are moved, a page at a time."""
+    monkeypatch.setenv("FST_READER", "pread")
+    monkeypatch.setenv("FST_CHUNK_BYTES", "4096")
+
+
+def threads() -> list[str]:
+    """The names of the threads that are ours."""
+    names = [Path(task, "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    return [name for name in names if name.startswith("fst")]
+
+
+def assert_no_threads() -> None:
+    """A thread whose work is over takes a moment to be gone."""
+    deadline = time.monotonic() + 20
+    while threads() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert threads() == []
+
+
+def read_bytes() -> int:
+    """What the process has asked the operating system to read."""
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+@pytest.mark.usefixtures("reader", "chunks")
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("window_bytes", [1, 100_000, 1 << 40])
+@pytest.mark.parametrize("dtype", [None, torch.float16], ids=str)
+def test_a_stream_is_a_load_in_pieces(every_dtype, order, window_bytes, dtype):
+    path, _ = every_dtype
+    expected = fst.load_file(path, dtype=dtype)
+    streamed = list(fst.stream(path, dtype=dtype, window_bytes=window_bytes, order=order))
+    assert len(streamed) == len(expected)
+    if order == "file":
+        assert [name for name, _ in streamed] == list(expected)
+    for name, tensor in streamed:
+        assert_same(tensor, expected.pop(name))
+    assert not expected
+
+
+@pytest.mark.usefixtures("reader")
+def test_names_come_in_the_order_of_the_files(tmp_path):
+    tensors = {f"t{index}": random_raw("F32", (index, 5)) for index in range(20)}
+    first = write(tmp_path / "a.safetensors", dict(list(tensors.items())[:10]))
+    second = write(tmp_path / "b.safetensors", dict(list(tensors.items())[10:]))
+    names = ["t17", "t3", "t11", "t3", "t9"]
+    streamed = list(fst.stream([first, second], names=names))
+    assert [name for name, _ in streamed] == ["t3", "t3", "t9", "t11", "t17"]
+    for name, tensor in streamed:
+        assert_same(tensor, tensors[name].tensor())
+    assert streamed[0][1].data_ptr() != streamed[1][1].data_ptr()
+    assert list(fst.stream([first, second], names=[])) == []
+
+
+@pytest.mark.usefixtures("reader")
+@pytest.mark.parametrize("window_bytes", [1, 1000, MIB])
+def test_thousands_of_tensors(tmp_path, window_bytes):
+    tensors = {f"t{index}": random_raw("BF16", (index % 50,), seed=index) for index in range(3000)}
+    path = write(tmp_path / "many.safetensors", tensors)
+    with fst.stream(path, window_bytes=window_bytes) as stream:
+        assert stream.total_bytes == sum(len(raw.data) for raw in tensors.values())
+        assert b"".join(bits_of(tensor) for _, tensor in stream) == b"".join(raw.data for raw in tensors.values())
+
+
+@pytest.mark.usefixtures("read")
+def test_a_tensor_is_there_before_the_rest_is_read(tmp_path):
+    """No more is read than fits the window."""
+    tensors = {f"t{index}": random_raw("U8", (MIB,), seed=index) for index in range(16)}
+    path = write(tmp_path / "m.safetensors", tensors)
+    before = read_bytes()
+    with fst.stream(path, window_bytes=2 * MIB) as stream:
+        for index, (name, tensor) in enumerate(stream):
+            # Some of it is other files' and other readers': this test's own view of /proc, say.
+            assert read_bytes() - before < (index + 1 + 2) * MIB + MIB // 2
+            assert_same(tensor, tensors[name].tensor())
+    assert read_bytes() - before >= 16 * MIB
+
+
+@pytest.mark.usefixtures("read")
+@pytest.mark.parametrize("leave", ["break", "close", "exception"])
+def test_whoever_leaves_early_leaves_nothing_behind(tmp_path, leave):
+    path = tmp_path / "m.safetensors"
+    write(path, {f"t{index}": random_raw("U8", (MIB,)) for index in range(30)})
+
+    def rss() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+    def look_at_some() -> None:
+        stream = fst.stream(path)
+        for index, (name, _) in enumerate(stream):
+            if index == 2 and leave == "close":
+                stream.close()
+                stream.close()
+                assert list(stream) == []
+            elif index == 2 and leave == "break":
+                break
+            elif index == 2:
+                raise LookupError(name)
+
+    for _ in range(20):
+        try:
+            look_at_some()
+        except LookupError:
+            assert leave == "exception"
+        assert_no_threads()
+    fst.release_memory()
+    gc.collect()
+    before = rss()
+    for _ in range(20):
+        try:
+            look_at_some()
+        except LookupError:
+            assert leave == "exception"
+    fst.release_memory()
+    assert rss() - before < 15 * MIB
+
+
+@pytest.mark.usefixtures("read")
+def test_a_stream_that_ends_has_no_thread(every_dtype):
+    path, _ = every_dtype
+    stream = fst.stream(path, window_bytes=1)
+    next(stream)
+    assert threads() != []
+    assert len(list(stream)) > 0
+    assert_no_threads()
+    assert next(stream, None) is None
+
+
+def test_views_need_no_thread(every_dtype, monkeypatch):
+    path, tensors = every_dtype
+    monkeypatch.setenv("FST_READER", "mmap")
+    name = next(name for name in tensors if DTYPES[name][1] == 8)
+    stream = fst.stream(path, names=[name])
+    assert_no_threads()
+    [(_, tensor)] = stream
+    assert_same(tensor, tensors[name].tensor())
+
+
+@pytest.mark.usefixtures("read")
+def test_an_error_in_the_middle(tmp_path):
+    """What is there comes first; then the error, which names what could not be read, as often as one asks."""
+    tensors = {f"t{index}": random_raw("U8", (50_000,), seed=index) for index in range(10)}
+    path = write(tmp_path / "m.safetensors", tensors)
+    stream = fst.stream(path, window_bytes=100_000)
+    size = path.stat().st_size
+    os.truncate(path, size - 60_000)
+    for index in range(8):
+        name, tensor = next(stream)
+        assert name == f"t{index}"
+        assert_same(tensor, tensors[name].tensor())
+    for _ in range(3):
+        with pytest.raises(OSError, match=f'm.safetensors: tensor "t8": byte {size - 60_000}: '):
+            next(stream)
+    assert_no_threads()
+
+
+def test_arguments(every_dtype):
+    path, _ = every_dtype
+    with pytest.raises(ValueError, match="window_bytes is 0"):
+        fst.stream(path, window_bytes=0)
+    with pytest.raises(ValueError, match='order is "size"'):
+        fst.stream(path, order="size")
+    with pytest.raises(ValueError, match="dtype is Int"):
+        fst.stream(path, dtype=torch.int32)
+    with pytest.raises(KeyError, match="nowhere"):
+        fst.stream(path, names=["nowhere"])
+    with pytest.raises(FileNotFoundError):
+        fst.stream(path.with_name("nowhere.safetensors"))
+    with pytest.raises(TypeError, match="names"):
+        fst.stream(path, names="F32")
+    with pytest.raises(RuntimeError):
+        copy.deepcopy(fst.stream(path)._loader)
+
+
+def test_to_meta(every_dtype):
+    path, tensors = every_dtype
+    for name, tensor in fst.stream(path, "meta"):
+        assert tensor.is_meta
+        assert tensor.shape == tensors[name].torch_shape
+
+
+@pytest.mark.usefixtures("read")
+def test_two_streams_in_turn(tmp_path):
+    tensors = {f"t{index}": random_raw("F32", (5000 + index,), seed=index) for index in range(40)}
+    path = write(tmp_path / "m.safetensors", tensors)
+    streams = [fst.stream(path, window_bytes=window_bytes) for window_bytes in (1, 100_000)]
+    for (one, first), (other, second) in zip(*streams, strict=True):
+        assert one == other
+        assert_same(first, tensors[one].tensor())
+        assert_same(second, tensors[one].tensor())
+
+
+@pytest.mark.usefixtures("read")
+def test_threads_share_a_stream(tmp_path, run_threads):
+    tensors = {f"t{index}": random_raw("F32", (3000 + index,), seed=index) for index in range(300)}
+    stream = fst.stream(write(tmp_path / "m.safetensors", tensors), window_bytes=100_000)
+    seen = []
+
+    def take() -> None:
+        for name, tensor in stream:
+            assert_same(tensor, tensors[name].tensor())
+            seen.append(name)
+
+    run_threads(take, count=6)
+    assert sorted(seen) == sorted(tensors)
+
+
+@pytest.mark.usefixtures("read")
+def test_other_threads_run_while_a_stream_waits(tmp_path, monkeypatch):
+    monkeypatch.setenv("FST_THREADS", "1")
+    path = write_sparse(tmp_path / "large.safetensors", "U8", (256 * MIB,))
+    turns = []
+    stop = threading.Event()
+
+    def count() -> None:
+        while not stop.wait(0.001):
+            turns.append(None)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    stream = fst.stream(path)
+    before = len(turns)
+    try:
+        next(stream)
+        during = len(turns) - before
+    finally:
+        stop.set()
+        thread.join()
+    # With the GIL held there would be one turn at most, when the wait begins or ends.
+    assert during > 3
+
+
+@pytest.mark.usefixtures("read")
+def test_a_forked_child_is_told(tmp_path):
+    stream = fst.stream(write(tmp_path / "m.safetensors", {"a": random_raw("U8", (MIB,)), "b": random_raw("U8", (5,))}))
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            with pytest.raises(ValueError, match="fork"):
+                next(stream)
+            del stream
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert [name for name, _ in stream] == ["a", "b"]
+
+
+@pytest.mark.parametrize("kept", ["nothing", "a global", "a cycle"])
+def test_a_process_may_end_in_the_middle(tmp_path, run_python, kept):
+    path = write_sparse(tmp_path / "large.safetensors", "U8", (4096 * MIB,))
+    keep = {
+        "nothing": "fst.stream(path)",
+        "a global": "stream = fst.stream(path)",
+        "a cycle": "cycle = [fst.stream(path)]; cycle.append(cycle)",
+    }
+    program = f"import sys, fst; path = sys.argv[1]; {keep[kept]}; print('end')"
+    slow = {"FST_READER": "pread", "FST_CHUNK_BYTES": "4096", "FST_THREADS": "1"}
+    assert run_python(program, str(path), **slow) == "end\n"
+
+
+INTERRUPTED = """
+import os, signal, sys, time, fst
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+def rss_mib():
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE") >> 20
+
+def threads():
+    names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
+    return [name for name in names if name.startswith("fst")]
+
+stream = fst.stream(sys.argv[1])
+print("ready", flush=True)
+try:
+    next(stream)
+except KeyboardInterrupt:
+    resident = rss_mib()
+    deadline = time.monotonic() + 20
+    while threads() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    print(resident, threads(), flush=True)
+try:
+    next(stream)
+except KeyboardInterrupt:
+    print("again", flush=True)
+"""
+
+
+def test_ctrl_c_ends_the_wait_for_a_tensor(tmp_path, python_environ):
+    size = 4096 * MIB
+    path = write_sparse(tmp_path / "large.safetensors", "U8", (size,))
+    slow = {"FST_READER": "pread", "FST_CHUNK_BYTES": "4096", "FST_THREADS": "1"}
+    command = [sys.executable, "-c", INTERRUPTED, path]
+    with subprocess.Popen(command, env=python_environ | slow, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+
+        def read_bytes() -> int:
+            return int(Path(f"/proc/{process.pid}/io").read_text().split()[1])
+
+        before = read_bytes()
+        while read_bytes() < before + 64 * MIB:
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        resident_mib, names = process.stdout.readline().split(maxsplit=1)
+        assert read_bytes() < before + size
+        # PyTorch alone takes some hundreds.
+        assert int(resident_mib) < 1024
+        assert names == "[]\n"
+        assert process.stdout.readline() == "again\n"
+        assert process.wait() == 0
+
+
+def test_ctrl_c_between_tensors_is_the_programs(tmp_path, run_python):
+    path = write(tmp_path / "m.safetensors", {f"t{index}": random_raw("U8", (5000,)) for index in range(5)})
+    program = """
+import signal, sys, fst
+signal.signal(signal.SIGINT, signal.default_int_handler)
+stream = fst.stream(sys.argv[1], window_bytes=1)
+next(stream)
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    print(len(list(stream)))
+"""
+    assert run_python(program, str(path), FST_READER="pread") == "4\n"
+
+
+PROGRESS = {
+    "load_file": lambda path, **how: fst.load_file(path, **how),
+    "load_files": lambda path, **how: fst.load_files([path], **how),
+    "load_tensors": lambda path, **how: dict(enumerate(fst.load_tensors(path, ["U8", "F32", "U8"], **how))),
+    "load_slices": lambda path, **how: dict(
+        enumerate(fst.load_slices(path, ["U8", "F32", "U8"], [1, 0, 2], [7, 1, 0], [900, 2, 1], **how))
+    ),
+}
+
+
+@pytest.mark.usefixtures("reader")
+@pytest.mark.parametrize("load", PROGRESS.values(), ids=PROGRESS)
+def test_progress_changes_nothing_but_the_terminal(every_dtype, load, capsys):
+    path, _ = every_dtype
+    expected = load(path, dtype=torch.bfloat16)
+    assert capsys.readouterr().err == ""
+    loaded = load(path, dtype=torch.bfloat16, progress=True)
+    assert list(loaded) == list(expected)
+    for name, tensor in loaded.items():
+        assert_same(tensor, expected[name])
+    assert len({tensor.data_ptr() for tensor in loaded.values() if tensor.numel()}) >= len(loaded) - 1
+    total = sum(tensor.nbytes for tensor in expected.values())
+    shown = capsys.readouterr().err
+    assert "100%" in shown
+    assert re.search(rf"{tqdm.format_sizeof(total, divisor=1024)}/{tqdm.format_sizeof(total, divisor=1024)} ", shown)
+
+
+@pytest.mark.parametrize("load", PROGRESS.values(), ids=PROGRESS)
+def test_progress_keeps_the_errors(tmp_path, load):
+    with pytest.raises(FileNotFoundError):
+        load(tmp_path / "nowhere.safetensors", progress=True)
+    path = write(tmp_path / "m.safetensors", {"U8": random_raw("U8", (3, 3))})
+    with pytest.raises(ValueError, match="2 names, but 1 dims, 0 starts and 2 lengths"):
+        fst.load_slices(path, ["U8", "U8"], [0], [], [1, 1], progress=True)
+
+
+def test_progress_needs_tqdm(every_dtype, monkeypatch):
+    path, _ = every_dtype
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    with pytest.raises(ImportError, match="pip install tqdm"):
+        fst.load_file(path, progress=True)
+
+
+def test_progress_is_left_out_of_compiled_programs(every_dtype, capsys):
+    path, tensors = every_dtype
+    name = str(path)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def program(x: torch.Tensor) -> torch.Tensor:
+        [weight] = fst.load_tensors(name, ["F32"], progress=True)
+        return weight + x
+
+    zero = torch.zeros(())
+    assert torch.equal(program(zero).isnan(), tensors["F32"].tensor().isnan())
+    assert "%" not in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+class TestCuda:
+    @pytest.mark.usefixtures("chunks")
+    @pytest.mark.parametrize("order", ORDERS)
+    @pytest.mark.parametrize("window_bytes", [1, 100_000, 1 << 40])
+    @pytest.mark.parametrize("dtype", [None, torch.float16], ids=str)
+    def test_a_stream_is_a_load_in_pieces(self, every_dtype, order, window_bytes, dtype):
+        path, tensors = every_dtype
+        expected = fst.load_file(path, "cuda", dtype=dtype)
+        streamed = dict(fst.stream(path, "cuda", dtype=dtype, window_bytes=window_bytes, order=order))
+        assert streamed.keys() == tensors.keys()
+        for name, tensor in streamed.items():
+            assert tensor.is_cuda
+            if dtype is None or name not in CASTABLE_DTYPES:
+                assert_same(tensor, tensors[name].tensor())
+            else:
+                assert_same(tensor, expected[name])
+
+    def test_tensors_are_ready_on_whichever_stream_is_current(self, tmp_path):
+        tensors = {f"t{index}": random_raw("I64", (1 << 18,), seed=index) for index in range(24)}
+        path = write(tmp_path / "m.safetensors", tensors)
+        sides = [torch.cuda.Stream() for _ in range(3)]
+        copies = {}
+        loader = fst.stream(path, "cuda", window_bytes=8 * MIB)
+        for index in range(len(tensors)):
+            with torch.cuda.stream(sides[index % 3]):
+                torch.cuda._sleep(2_000_000)
+                name, tensor = next(loader)
+                copies[name] = tensor.clone()
+                # Its memory may go to the next tensor, which is filled while this copy is still queued.
+                del tensor
+        torch.cuda.synchronize()
+        for name, copied in copies.items():
+            assert_same(copied, tensors[name].tensor())
+
+    def test_memory_is_bounded_by_the_window(self, tmp_path):
+        tensors = {f"t{index}": random_raw("U8", (4 * MIB,), seed=index) for index in range(20)}
+        path = write(tmp_path / "m.safetensors", tensors)
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        for name, tensor in fst.stream(path, "cuda", window_bytes=12 * MIB):
+            assert_same(tensor, tensors[name].tensor())
+        del tensor
+        # The window, the tensor in hand, the one before it, and the scratch.
+        assert torch.cuda.max_memory_allocated() - before <= (12 + 4 + 4 + 64) * MIB
+        assert torch.cuda.memory_allocated() == before
+
+    def test_whoever_leaves_early_leaves_nothing_behind(self, tmp_path):
+        path = write(tmp_path / "m.safetensors", {f"t{index}": random_raw("U8", (MIB,)) for index in range(30)})
+        before = torch.cuda.memory_allocated()
+        for _ in range(10):
+            for index, _ in enumerate(fst.stream(path, "cuda")):
+                if index == 2:
+                    break
+            del _
+        assert_no_threads()
+        assert torch.cuda.memory_allocated() == before
+
+    def test_progress(self, every_dtype, capsys):
+        path, tensors = every_dtype
+        for name, tensor in fst.load_file(path, "cuda", progress=True).items():
+            assert_same(tensor, tensors[name].tensor())
+        assert "100%" in capsys.readouterr().err

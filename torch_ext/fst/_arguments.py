@@ -1,0 +1,77 @@
+"""What people pass, turned into what the operators take."""
+
+import os
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+
+Path = str | os.PathLike[str]
+Paths = Path | Sequence[Path]
+Device = torch.device | str | int | None
+
+_Item = TypeVar("_Item")
+
+
+def path_of(path: Path) -> str:
+    """A path as text."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"a path must be a str or an os.PathLike, not {type(path).__name__}")
+    text = os.fspath(path)
+    if not isinstance(text, str):
+        raise TypeError(f"a path must be text, not {type(text).__name__}")
+    return _utf8(text)
+
+
+def _utf8(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"paths and names must be UTF-8, which {text!r} is not") from None
+    return text
+
+
+def paths_of(paths: Paths) -> list[str]:
+    """One path or several as a list."""
+    if isinstance(paths, str | os.PathLike):
+        return [path_of(paths)]
+    if not isinstance(paths, list | tuple):
+        raise TypeError(f"paths must be a path, or a list or tuple of paths, not {type(paths).__name__}")
+    return [path_of(path) for path in paths]
+
+
+def names_of(names: Sequence[str]) -> list[str]:
+    """A list of names."""
+    return [_utf8(name) for name in list_of(names, str, "names")]
+
+
+def list_of(values: Sequence[_Item], item: type[_Item], what: str) -> list[_Item]:
+    """A list whose items are of one type; `what` names the argument in errors."""
+    # A str is a sequence of str too, but never what is meant; a generator would be empty the second time.
+    if not isinstance(values, list | tuple):
+        raise TypeError(f"{what} must be a list or tuple of {item.__name__}, not {type(values).__name__}")
+    for value in values:
+        if not isinstance(value, item):
+            raise TypeError(f"{what} must hold {item.__name__} only, not {type(value).__name__}")
+    return list(values)
+
+
+def device_of(device: Device) -> torch.device | str:
+    """The device; None is PyTorch's default."""
+    if device is None:
+        return torch.get_default_device()
+    if isinstance(device, int):
+        device = torch.device("cuda", device)
+    if not isinstance(device, torch.device | str):
+        raise TypeError(f"device must be a torch.device, str, int or None, not {type(device).__name__}")
+    if str(device).startswith("cuda") and not torch.compiler.is_compiling() and torch.cuda.is_available():
+        # The operator starts CUDA behind the back of torch.cuda, whose statistics would then stay at zero.
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    return device
+
+
+def dtype_of(dtype: torch.dtype | None) -> torch.dtype | None:
+    """The dtype to cast to, if any."""
+    if not isinstance(dtype, torch.dtype | None):
+        raise TypeError(f"dtype must be a torch.dtype or None, not {type(dtype).__name__}")
+    return dtype
