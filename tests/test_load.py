@@ -186,6 +186,22 @@ def test_reader_can_be_chosen(every_dtype, monkeypatch, choice):
     assert torch.ops.fst.reader([str(path)]) == choice
 
 
+def test_the_reader_that_is_named_is_the_one_that_reads(every_dtype, run_python):
+    """Where a container refuses io_uring, another reader takes its place, and says so."""
+    path, _ = every_dtype
+    program = "import sys, fst, torch; print(torch.ops.fst.reader([sys.argv[1]])); fst.load_file(sys.argv[1])"
+    assert run_python(program, str(path), FST_READER="uring").strip() in ("uring", "pread")
+    # What takes all of the process's file descriptors but the source's leaves none for a ring.
+    program = """
+import os, resource, sys, fst, torch
+fst.load_tensors(sys.argv[1], [])
+used = os.open("/dev/null", os.O_RDONLY)
+resource.setrlimit(resource.RLIMIT_NOFILE, (used + 2, used + 2))
+print(torch.ops.fst.reader([sys.argv[1]]), len(fst.load_file(sys.argv[1])) > 0)
+"""
+    assert run_python(program, str(path), FST_READER="uring") == "pread True\n"
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -194,6 +210,8 @@ def test_reader_can_be_chosen(every_dtype, monkeypatch, choice):
         ("FST_CHUNK_BYTES", "-1"),
         ("FST_STAGING_BYTES", "1"),
         ("FST_THREADS", "0"),
+        ("FST_QUEUE_DEPTH", "0"),
+        ("FST_DROP_CACHE", "yes"),
         ("FST_LOG", "loud"),
     ],
 )
@@ -209,6 +227,7 @@ def test_log_says_which_reader_was_taken(every_dtype, run_python):
     program = "import os, sys; os.dup2(1, 2); import fst; fst.load_file(sys.argv[1])"
     assert "mmap" in run_python(program, str(path), FST_LOG="debug")
     assert "pread" in run_python(program, str(path), FST_LOG="debug", FST_READER="pread")
+    assert "uring" in run_python(program, str(path), FST_LOG="debug", FST_READER="uring")
     assert run_python(program, str(path)) == ""
 
 

@@ -1,5 +1,7 @@
 """A load among the other things that a process does: threads, signals, memory."""
 
+import ctypes
+import mmap
 import os
 import signal
 import subprocess
@@ -17,7 +19,7 @@ from rawfile import assert_same, random_raw, write, write_sparse
 MIB = 1 << 20
 
 
-@pytest.fixture(params=["pread", "mmap"])
+@pytest.fixture(params=["pread", "mmap", "uring"])
 def slow_load(request, monkeypatch):
     """Many small reads one after another, or page faults of one cast, so that a load takes its time."""
     monkeypatch.setenv("FST_READER", request.param)
@@ -183,10 +185,52 @@ print(anonymous_mib() - before)
     assert int(run_python(program, str(path), FST_READER="mmap")) < 64
 
 
-def test_loads_in_a_forked_child(tmp_path, monkeypatch):
-    """Threads do not survive a fork; whatever the parent had loaded before, a child can load."""
+def test_a_load_leaves_no_descriptor_open(tmp_path, monkeypatch):
+    """Neither the file, nor the file once more for direct reads, nor a ring, also where a load is refused."""
+    path = write(tmp_path / "m.safetensors", {"w": random_raw("F32", (500_000,)), "v": random_raw("U8", (3,))})
+    monkeypatch.setenv("FST_READER", "uring")
+    fst.load_file(path)
+    before = os.listdir("/proc/self/fd")
+    fst.load_file(path)
+    with pytest.raises(ValueError, match="shape"):
+        fst.load_into(path, ["w"], [torch.empty(3)])
+    assert os.listdir("/proc/self/fd") == before
+
+
+def cached_pages(path: Path) -> list[bool]:
+    """Which pages of a file are in memory, as mincore(2) says."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
+        count = -(-len(mapped) // mmap.PAGESIZE)
+        pages = (ctypes.c_ubyte * count)()
+        begin = ctypes.c_char.from_buffer(mapped)
+        code = libc.mincore(ctypes.c_void_p(ctypes.addressof(begin)), ctypes.c_size_t(len(mapped)), pages)
+        del begin
+        assert code == 0
+    return [page & 1 == 1 for page in pages]
+
+
+@pytest.mark.usefixtures("reader")
+def test_a_load_that_drops_its_pages_leaves_the_data_cold(tmp_path, monkeypatch):
+    path = write(tmp_path / "m.safetensors", {f"t{index}": random_raw("F32", (300_000,)) for index in range(6)})
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    before = cached_pages(path)
+    monkeypatch.setenv("FST_DROP_CACHE", "1")
+    fst.load_file(path)
+    fst.load_file(path, dtype=torch.float16)
+    after = cached_pages(path)
+    # The header is read to be checked, and stays.
+    came = [page for page, (was, is_now) in enumerate(zip(before, after, strict=True)) if is_now and not was]
+    assert set(came) <= {0}
+
+
+@pytest.mark.parametrize("choice", ["pread", "uring"])
+def test_loads_in_a_forked_child(tmp_path, monkeypatch, choice):
+    """Threads and rings do not survive a fork; whatever the parent had loaded before, a child can load."""
     path = write(tmp_path / "m.safetensors", {"w": random_raw("F32", (100_000,))})
-    monkeypatch.setenv("FST_READER", "pread")
+    monkeypatch.setenv("FST_READER", choice)
     fst.load_file(path)
     child = os.fork()
     if child == 0:

@@ -431,6 +431,24 @@ fn no_more_memory_is_pinned_than_the_file_has() {
 }
 
 #[test]
+fn every_reader_feeds_a_gpu() {
+    let models = [mixed_model(), megabyte_model()];
+    for reader in [ReaderChoice::Mmap, ReaderChoice::Pread, ReaderChoice::Uring, ReaderChoice::Auto] {
+        for chunk_bytes in [4 << 10, 1 << 20] {
+            let options = Options { reader, chunk_bytes, staging_bytes: 2 << 20, ..TIGHT };
+            for (sim, model) in schedules().take(2).zip(&models) {
+                let gpu = Gpu::new(&sim, 0);
+                let load = Load::all(&gpu, model);
+                load.run(options.clone()).unwrap();
+                load.assert_holds(model);
+                drop(gpu);
+                finish(sim);
+            }
+        }
+    }
+}
+
+#[test]
 fn a_caller_on_the_default_stream_or_on_another_device_is_served_and_left_alone() {
     let model = mixed_model();
     for sim in schedules() {
