@@ -68,9 +68,9 @@ c10::Dict<std::string, std::string> metadata(const std::string& path) {
 }
 
 std::string reader(Strings paths, c10::Device device) {
-  const bool is_new_host_memory = resolve_device(device).is_cpu();
+  const int ordinal = resolve_device(device).index();
   const auto checkpoint = open_checkpoint(paths);
-  return std::string(call_core([&] { return checkpoint->reader_names(is_new_host_memory); }));
+  return std::string(call_core([&] { return checkpoint->reader_names(ordinal); }));
 }
 
 int64_t release_memory() {

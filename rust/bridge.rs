@@ -15,9 +15,7 @@ use crate::options::{self, Options};
 use crate::plan::{Destination, Wanted};
 use crate::profile::{self, Span, Stage};
 use crate::reader::mmap::Mapping;
-use crate::reader::ring::Linux;
-use crate::reader::uring::Rings;
-use crate::reader::{self, Target};
+use crate::reader::{self, Chosen, Target};
 use crate::stream::{Order, Stream};
 use crate::views;
 use serde_json::json;
@@ -73,7 +71,7 @@ mod ffi {
         fn open(paths: &[String]) -> Result<Box<Checkpoint>>;
         fn tensor_names(self: &Checkpoint) -> Vec<String>;
         fn texts(self: &Checkpoint) -> Result<Vec<Text>>;
-        fn reader_names(self: &Checkpoint, is_new_host_memory: bool) -> Result<String>;
+        fn reader_names(self: &Checkpoint, ordinal: i32) -> Result<String>;
 
         type Selection;
         fn select_all(checkpoint: Box<Checkpoint>) -> Result<Box<Selection>>;
@@ -214,17 +212,25 @@ impl Checkpoint {
         Ok(texts.map(|(key, value)| ffi::Text { key: key.clone(), value: value.clone() }).collect())
     }
 
-    fn reader_names(&self, is_new_host_memory: bool) -> Result<String> {
+    /// For the GPU with this ordinal, or for new tensors on the CPU where it is negative.
+    fn reader_names(&self, ordinal: i32) -> Result<String> {
         guard(|| {
-            let target = if is_new_host_memory { Target::NewHostMemory } else { Target::DeviceMemory };
             let options = Options::from_env()?;
-            let rings = Arc::new(Rings::new(Linux, &options));
             let mut names = Vec::new();
-            for source in self.sources() {
-                let name = reader::open(&options, source, target, &rings)?.chosen().kind.to_string();
+            let mut add = |chosen: Chosen| {
+                let name = chosen.kind.to_string();
                 if !names.contains(&name) {
                     names.push(name);
                 }
+            };
+            if ordinal < 0 {
+                for source in self.sources() {
+                    add(reader::choose(&options, source, Target::NewHostMemory)?);
+                }
+            } else {
+                // What can be had shows when it is tried.
+                let device = Arc::new(Cuda::open(ordinal, 0)?);
+                Transfer::open(self, Arc::default(), device, options)?.readers().for_each(add);
             }
             Ok(names.join("+"))
         })

@@ -6,8 +6,11 @@ pub mod host;
 
 use crate::cast::Cast;
 use crate::error::Result;
-use crate::plan::Placement;
+use crate::options::Options;
+use crate::plan::{Chunk, Limits, Placement};
+use crate::source::Source;
 use std::any::Any;
+use std::sync::Arc;
 
 /// Keeps host memory known to a device until it is dropped.
 pub type Pinned = Box<dyn Any + Send + Sync>;
@@ -36,6 +39,16 @@ pub trait Device: Send + Sync {
     /// Tells the device that this memory is about to be written whole.
     fn expect(&self, address: u64, bytes: u64);
 
+    /// Makes the device read these files by itself.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    fn direct<'a>(
+        self: &Arc<Self>,
+        sources: impl Iterator<Item = &'a Arc<Source>>,
+        options: &Options,
+    ) -> Result<Arc<dyn Direct>>;
+
     /// What a chunk in a slot of this size may hold, so that what the device itself puts there fits too.
     fn room(&self, slot_bytes: usize) -> Room;
 
@@ -53,6 +66,12 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// `device`, from the driver.
     fn queued(&self) -> Result<Self::Mark>;
+
+    /// Waits on the host until the device has reached a mark.
+    ///
+    /// # Errors
+    /// `device`, from the driver.
+    fn reach(&self, mark: &Self::Mark) -> Result<()>;
 
     /// Orders the copies that follow behind a mark, and gives them scratch memory, as much as any of the chunks needs.
     ///
@@ -90,6 +109,38 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// `device`, from the driver.
     fn order(&self, behind: &Self::Mark) -> Result<()>;
+}
+
+/// Reads from files straight into memory of a device, where bytes rest in slots of the caller's scratch.
+///
+/// Dropped, it has waited for what it started.
+pub trait Direct: Send + Sync {
+    /// What chunks must keep to.
+    fn limits(&self) -> Limits;
+
+    /// How much scratch it takes to carry out that many chunks, the largest of which is `slot_bytes` long.
+    fn scratch_bytes(&self, chunk_count: usize, slot_bytes: usize) -> usize;
+
+    /// Makes slots of the scratch, which nobody else uses any more, and says how many threads may run chunks at once.
+    ///
+    /// # Errors
+    /// `device`, from the driver.
+    fn begin(&self, scratch: Scratch, slot_bytes: usize) -> Result<usize>;
+
+    /// Reads a chunk and starts to copy its bytes to where they go.
+    ///
+    /// # Errors
+    /// `io`, naming the file and the byte; `device`, from the driver. Nothing copies from the chunk's slot then.
+    fn run(&self, chunk: &Chunk) -> Result<()>;
+
+    /// Nothing is read into the scratch any more.
+    fn end(&self);
+
+    /// Waits for the copies and lets go of the scratch.
+    ///
+    /// # Errors
+    /// `device` when a copy failed.
+    fn drain(&self) -> Result<()>;
 }
 
 /// The most that a chunk may hold.

@@ -5,15 +5,15 @@ use crate::cast::Cast;
 use crate::checkpoint::Checkpoint;
 use crate::device::cuda::kernels;
 use crate::device::host::slice_at;
-use crate::device::{Device, Scratch};
+use crate::device::{Device, Direct, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::interrupt::Watch;
-use crate::options::Options;
+use crate::options::{Options, ReaderChoice};
 use crate::plan::{Chunk, Destination, Limits, Wanted, plan};
 use crate::profile::{self, Memory, Stage};
 use crate::reader::ring::Linux;
 use crate::reader::uring::Rings;
-use crate::reader::{self, Buffer, Chosen, DIRECT_BYTES, GAP_BYTES, Opened, Target};
+use crate::reader::{self, Buffer, Chosen, DIRECT_BYTES, GAP_BYTES, Opened, ReaderKind, Target};
 use crate::staging::{PAGE_BYTES, Request, Slot, Staging, numa, pool};
 use crate::workers;
 use std::sync::Arc;
@@ -65,6 +65,8 @@ impl Witness for Watch {
 pub struct Planner<D> {
     wanted: Arc<[Wanted]>,
     device: Arc<D>,
+    /// Where the device reads by itself, nobody else does.
+    direct: Option<Arc<dyn Direct>>,
     limits: Limits,
 }
 
@@ -113,6 +115,18 @@ impl<D: Device, W: Witness> Transfer<D, W> {
     ) -> Result<Self> {
         // Slots are whole pages, and no slot may be larger than a chunk was allowed to be.
         options.chunk_bytes = (options.chunk_bytes - options.chunk_bytes % PAGE_BYTES).max(PAGE_BYTES);
+        if options.reader == ReaderChoice::Gds {
+            match device.direct(checkpoint.sources(), &options) {
+                Ok(direct) => {
+                    for source in checkpoint.sources() {
+                        profile::reader(&source.path, &source.file, ReaderKind::Gds.name(), "asked for");
+                    }
+                    let planner = Planner { wanted, device, limits: direct.limits(), direct: Some(direct) };
+                    return Ok(Transfer { planner, options, readers: Vec::new(), staging: None, witness });
+                }
+                Err(error) => tracing::info!(%error, "gds is not to be had; read as with auto"),
+            }
+        }
         let target = if device.is_host() { Target::HostMemory } else { Target::DeviceMemory };
         let rings = Arc::new(Rings::new(Linux, &options));
         let sources = checkpoint.sources().map(|source| reader::open(&options, source, target, &rings));
@@ -127,13 +141,14 @@ impl<D: Device, W: Witness> Transfer<D, W> {
             alignment,
             placements_max: room.placements_max,
         };
-        let planner = Planner { wanted, device, limits };
+        let planner = Planner { wanted, device, direct: None, limits };
         Ok(Transfer { planner, options, readers, staging: None, witness })
     }
 
-    /// The reader of each file and why it was chosen.
+    /// The reader of each file and why it was chosen; one for all where the device reads by itself.
     pub fn readers(&self) -> impl Iterator<Item = Chosen> {
-        self.readers.iter().map(Opened::chosen)
+        let direct = self.planner.direct.iter().map(|_| Chosen::new(ReaderKind::Gds, "asked for"));
+        direct.chain(self.readers.iter().map(Opened::chosen))
     }
 
     /// What plans its fillings.
@@ -176,23 +191,39 @@ impl<D: Device, W: Witness> Transfer<D, W> {
     /// Those of [`Transfer::fill`].
     pub unsafe fn fill_behind(&mut self, queued: &D::Mark, batch: &Batch, scratch: Scratch) -> Result<()> {
         profile::memory(Memory::Scratch, scratch.bytes);
-        self.make_room(batch)?;
-        self.planner.device.begin(queued, scratch)?;
-        let filled = workers::for_each(self.options.threads, batch.chunks.len(), |index| {
+        let threads = self.begin(queued, batch, scratch)?;
+        let filled = workers::for_each(threads, batch.chunks.len(), |index| {
             self.witness.check()?;
             batch.chunks.get(index).map_or(Ok(()), |chunk| {
                 self.run(chunk)?;
                 self.witness.has_started(chunk)
             })
         });
+        if let Some(direct) = &self.planner.direct {
+            direct.end();
+        }
         filled.inspect_err(|_| self.end_copies())
+    }
+
+    /// Makes ready for a filling, and says how many threads may carry it out.
+    fn begin(&mut self, queued: &D::Mark, batch: &Batch, scratch: Scratch) -> Result<usize> {
+        let device = Arc::clone(&self.planner.device);
+        if let Some(direct) = &self.planner.direct {
+            device.begin(queued, Scratch::default())?;
+            // What the device reads by itself follows no stream.
+            device.reach(queued)?;
+            return direct.begin(scratch, batch.slot_bytes);
+        }
+        self.make_room(batch)?;
+        device.begin(queued, scratch)?;
+        Ok(self.options.threads)
     }
 
     /// After a failure the caller frees its memory next; the error that came first is the one to tell.
     fn end_copies(&self) {
-        if let Some(staging) = &self.staging
-            && let Err(error) = staging.drain()
-        {
+        let direct = self.planner.direct.as_ref().map_or(Ok(()), |direct| direct.drain());
+        let staged = self.staging.as_ref().map_or(Ok(()), Staging::drain);
+        if let Err(error) = direct.and(staged) {
             tracing::debug!(%error, "while ending a failed load");
         }
     }
@@ -202,7 +233,8 @@ impl<D: Device, W: Witness> Transfer<D, W> {
     /// # Errors
     /// `device` when a copy failed.
     pub fn rest(&mut self) -> Result<()> {
-        self.staging.take().map_or(Ok(()), |staging| staging.drain())
+        let direct = self.planner.direct.as_ref().map_or(Ok(()), |direct| direct.drain());
+        direct.and(self.staging.take().map_or(Ok(()), |staging| staging.drain()))
     }
 
     /// Waits for the last copy.
@@ -241,6 +273,9 @@ impl<D: Device, W: Witness> Transfer<D, W> {
     }
 
     fn run(&self, chunk: &Chunk) -> Result<()> {
+        if let Some(direct) = &self.planner.direct {
+            return direct.run(chunk).map_err(|error| self.planner.name_tensor(chunk, error));
+        }
         let reader = |source: usize| {
             let missing = || Error::new(Kind::Internal, format!("no reader for file {source}"));
             self.readers.get(source).map(|opened| &opened.reader).ok_or_else(missing)
@@ -273,7 +308,8 @@ impl<D: Device, W: Witness> Transfer<D, W> {
 
 impl<D> Clone for Planner<D> {
     fn clone(&self) -> Self {
-        Planner { wanted: Arc::clone(&self.wanted), device: Arc::clone(&self.device), limits: self.limits }
+        let (wanted, device) = (Arc::clone(&self.wanted), Arc::clone(&self.device));
+        Planner { wanted, device, direct: self.direct.clone(), limits: self.limits }
     }
 }
 
@@ -296,11 +332,18 @@ impl<D: Device> Planner<D> {
         let mut batch = Batch { chunks, staged_bytes: 0, slot_bytes: 0, scratch_bytes: 0 };
         for chunk in &batch.chunks {
             if let Chunk::Staged { bytes, placements, .. } = chunk {
+                if self.direct.is_some() {
+                    batch.slot_bytes = batch.slot_bytes.max(*bytes);
+                    continue;
+                }
                 let needs = self.device.needs(*bytes, placements);
                 batch.staged_bytes = batch.staged_bytes.saturating_add(needs.slot_bytes);
                 batch.slot_bytes = batch.slot_bytes.max(needs.slot_bytes.next_multiple_of(PAGE_BYTES));
                 batch.scratch_bytes = batch.scratch_bytes.max(needs.scratch_bytes);
             }
+        }
+        if let Some(direct) = &self.direct {
+            batch.scratch_bytes = direct.scratch_bytes(batch.chunks.len(), batch.slot_bytes);
         }
         Ok(batch)
     }

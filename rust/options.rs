@@ -16,14 +16,17 @@ pub enum ReaderChoice {
     Pread,
     /// Reads past the page cache, many at a time.
     Uring,
+    /// From the disk into the GPU's memory, past the host's.
+    Gds,
 }
 
 /// What `FST_READER` may hold.
-const READERS: [(&str, ReaderChoice); 4] = [
+const READERS: [(&str, ReaderChoice); 5] = [
     ("auto", ReaderChoice::Auto),
     ("mmap", ReaderChoice::Mmap),
     ("pread", ReaderChoice::Pread),
     ("uring", ReaderChoice::Uring),
+    ("gds", ReaderChoice::Gds),
 ];
 
 impl FromStr for ReaderChoice {
@@ -51,7 +54,7 @@ pub const THREADS_MAX: usize = 256;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Which reader to use. `FST_READER`: `auto`, `mmap`, `pread` or `uring`.
+    /// Which reader to use. `FST_READER`: `auto`, `mmap`, `pread`, `uring` or `gds`.
     pub reader: ReaderChoice,
     /// Bytes of a slot of staging, and so the most that is read at once. `FST_CHUNK_BYTES`.
     pub chunk_bytes: usize,

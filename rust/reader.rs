@@ -90,6 +90,8 @@ pub enum ReaderKind {
     Uring,
     /// [`auto`]: what is cached through `pread`, the rest through `uring`.
     Auto,
+    /// None of these: the device reads by itself.
+    Gds,
 }
 
 impl ReaderKind {
@@ -100,6 +102,7 @@ impl ReaderKind {
             ReaderKind::Pread => "pread",
             ReaderKind::Uring => "uring",
             ReaderKind::Auto => "auto",
+            ReaderKind::Gds => "gds",
         }
     }
 }
@@ -131,7 +134,8 @@ pub struct Chosen {
 }
 
 impl Chosen {
-    fn new(kind: ReaderKind, why: impl Into<Cow<'static, str>>) -> Chosen {
+    /// A reader and the reason for it.
+    pub fn new(kind: ReaderKind, why: impl Into<Cow<'static, str>>) -> Chosen {
         Chosen { kind, why: why.into() }
     }
 
@@ -156,6 +160,11 @@ pub fn choose(options: &Options, source: &Source, target: Target) -> Result<Chos
         ReaderChoice::Pread => asked_for(ReaderKind::Pread),
         ReaderChoice::Uring => asked_for(ReaderKind::Uring),
         ReaderChoice::Auto => Ok(choose_by(FileSystem::of(source)?, options, target)),
+        // Only what no device reads by itself is asked for here.
+        ReaderChoice::Gds => {
+            let Chosen { kind, why } = choose_by(FileSystem::of(source)?, options, target);
+            Ok(Chosen::new(kind, format!("gds is not to be had; {why}")))
+        }
     }
 }
 
@@ -215,7 +224,7 @@ pub fn open<K: Kernel + 'static>(
         (_, false) => shared(PreadReader::new(Arc::clone(source))),
     };
     let opened = match chosen.kind {
-        ReaderKind::Mmap | ReaderKind::Pread => Ok(Arc::clone(&buffered)),
+        ReaderKind::Mmap | ReaderKind::Pread | ReaderKind::Gds => Ok(Arc::clone(&buffered)),
         ReaderKind::Uring => UringReader::open(source, rings, Arc::clone(&buffered)).map(shared),
         ReaderKind::Auto => AutoReader::open(source, rings, Arc::clone(&buffered)).map(shared),
     };

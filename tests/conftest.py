@@ -37,9 +37,9 @@ def default_options(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.fixture(params=["mmap", "pread", "uring", "auto"])
+@pytest.fixture(params=["mmap", "pread", "uring", "auto", "gds"])
 def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every reader in turn."""
+    """Every reader in turn. Where `gds` cannot be, it is as `auto`."""
     monkeypatch.setenv("FST_READER", request.param)
     return request.param
 

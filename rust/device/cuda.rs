@@ -18,19 +18,24 @@
 //! ```
 
 pub mod convert;
+mod cufile;
 pub mod driver;
+mod gds;
 pub mod kernels;
 mod timing;
 
-use super::{Device, Needs, Pinned, Room, Scratch};
+use super::{Device, Direct, Needs, Pinned, Room, Scratch};
 use crate::cast::Cast;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
+use crate::options::Options;
 use crate::plan::Placement;
 use crate::profile::{self, Count, Stage};
 use crate::scatter::{Piece, TASK_BYTES, Table, has_cast};
+use crate::source::Source;
 use cudarc::driver::sys;
 use driver::{Context, Event, Registered, Stream, check};
+use gds::Gds;
 use kernels::Kernels;
 use std::ffi::c_void;
 use std::ptr;
@@ -241,6 +246,14 @@ impl Device for Cuda {
 
     fn expect(&self, _: u64, _: u64) {}
 
+    fn direct<'a>(
+        self: &Arc<Self>,
+        sources: impl Iterator<Item = &'a Arc<Source>>,
+        options: &Options,
+    ) -> Result<Arc<dyn Direct>> {
+        Ok(Arc::new(Gds::open(self, sources, options)?))
+    }
+
     fn room(&self, slot_bytes: usize) -> Room {
         let slot_bytes = slot_bytes.min(SCRATCH_BYTES_MAX / LANES);
         if self.kernels.is_none() {
@@ -269,6 +282,10 @@ impl Device for Cuda {
 
     fn queued(&self) -> Result<Vec<Event>> {
         Ok(vec![self.record(self.current()?)?])
+    }
+
+    fn reach(&self, mark: &Vec<Event>) -> Result<()> {
+        mark.iter().try_for_each(Event::wait)
     }
 
     fn begin(&self, after: &Vec<Event>, scratch: Scratch) -> Result<()> {

@@ -1,10 +1,13 @@
 //! The CPU's own memory: copies end before they return.
 
-use super::{Device, Needs, Pinned, Room, Scratch};
+use super::{Device, Direct, Needs, Pinned, Room, Scratch};
 use crate::cast::Cast;
 use crate::error::{Error, Kind, Result};
+use crate::options::Options;
 use crate::plan::Placement;
 use crate::profile::{self, Stage};
+use crate::source::Source;
+use std::sync::Arc;
 
 const PAGE_BYTES: u64 = 4 << 10;
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
@@ -51,6 +54,10 @@ impl Device for Host {
         }
     }
 
+    fn direct<'a>(self: &Arc<Self>, _: impl Iterator<Item = &'a Arc<Source>>, _: &Options) -> Result<Arc<dyn Direct>> {
+        Err(Error::new(Kind::Device, "gds fills the memory of GPUs alone"))
+    }
+
     fn room(&self, slot_bytes: usize) -> Room {
         Room { chunk_bytes: slot_bytes, placements_max: usize::MAX }
     }
@@ -64,6 +71,10 @@ impl Device for Host {
     }
 
     fn queued(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn reach(&self, (): &()) -> Result<()> {
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "these are tests, helpers included")]
 
+mod gds;
 mod model;
 mod sim;
 
@@ -110,6 +111,10 @@ impl<'a> Load<'a> {
                 Scratch { address, bytes: u64::try_from(bytes).unwrap() }
             }
         };
+        if bytes > 0 {
+            // Its last user may not be done with it.
+            self.gpu.use_for_long(scratch.address, bytes);
+        }
         // SAFETY: the blocks are the gpu's, and nobody else knows them.
         let filled = unsafe { transfer.fill(&batch, scratch) };
         if bytes > 0 {

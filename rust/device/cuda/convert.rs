@@ -23,6 +23,7 @@ pub fn run(conversions: &[Conversion], ordinal: i32, stream: u64) -> Result<bool
     let stream = usize::try_from(stream)
         .map_err(|_| Error::new(Kind::Internal, format!("{stream:#x} is not the handle of a stream")))?;
     let _bound = context.bind()?;
+    kernels.keep();
     for batch in table.batches() {
         kernels.scatter_inline(batch, ptr::with_exposed_provenance_mut(stream))?;
     }

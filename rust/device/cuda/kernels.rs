@@ -124,12 +124,16 @@ impl Kernels {
         self.launch(self.scatter, tile_count, &mut arguments, stream.handle)
     }
 
-    /// Queues the kernel that carries out a batch, on a stream of the caller in the current context.
+    /// Must be called before launches of whose end nobody tells us.
+    pub fn keep(&self) {
+        self.is_kept.store(true, Ordering::Relaxed);
+    }
+
+    /// Queues the kernel that carries out a batch, on a stream of the current context.
     ///
     /// # Errors
     /// `device`, from the driver.
     pub fn scatter_inline(&self, mut batch: Batch, stream: sys::CUstream) -> Result<()> {
-        self.is_kept.store(true, Ordering::Relaxed);
         let tile_count = batch.tile_count;
         self.launch(self.scatter_inline, tile_count, &mut [(&raw mut batch).cast()], stream)
     }

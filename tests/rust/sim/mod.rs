@@ -14,6 +14,7 @@
 #[path = "../../simcuda/src/abi.rs"]
 pub mod abi;
 mod cuda;
+pub mod cufile;
 pub mod gpu;
 mod library;
 #[path = "../../simcuda/src/random.rs"]

@@ -1,0 +1,400 @@
+//! Loads that the GPU reads by itself, on the simulated CUDA driver and libcufile: both must find nothing wrong.
+//! A build without kernels, which these loads need, takes the usual way, and that must be right, too.
+
+use crate::model::Model;
+use crate::sim::Sim;
+use crate::sim::abi::Fault;
+use crate::sim::cufile::{self, Cufile};
+use crate::sim::gpu::Gpu;
+use crate::{Load, TIGHT, finish, mixed_model, schedules, with_fault_at_every_call};
+use fst::cast::Cast;
+use fst::checkpoint::Checkpoint;
+use fst::device::cuda::{SCRATCH_BYTES_MAX, kernels};
+use fst::dtype::Dtype;
+use fst::error::{Kind, Result};
+use fst::options::{Options, ReaderChoice};
+use fst::plan::{Destination, Wanted};
+use std::fmt::{Debug, Write};
+use std::fs::{self, File};
+use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock};
+use tracing::field::{Field, Visit};
+use tracing::span;
+
+/// Slots of two blocks, so that small tensors already keep every slot busy.
+const DIRECT: Options = Options { reader: ReaderChoice::Gds, ..TIGHT };
+
+/// Whether the GPU can read by itself at all.
+const IS_POSSIBLE: bool = kernels::IMAGE.is_some();
+
+/// What the log said when the library's driver could not be opened.
+static REFUSED_DRIVER: OnceLock<String> = OnceLock::new();
+
+/// The library in a test's turn. Its driver can be refused only until somebody has opened it, so whichever test comes
+/// first tries that.
+fn start(sim: &Sim) -> Cufile {
+    let cufile = Cufile::start(sim);
+    REFUSED_DRIVER.get_or_init(|| {
+        cufile.inject(cufile::Fault::DriverOpen, 1);
+        let model = mixed_model();
+        let gpu = Gpu::new(sim, 0);
+        let load = Load::all(&gpu, &model);
+        let (log, result) = log_of(|| load.run(DIRECT));
+        result.unwrap();
+        load.assert_holds(&model);
+        // As PyTorch may have done it; whoever opens it next is told so.
+        Cufile::start(sim).open();
+        log
+    });
+    Cufile::start(sim)
+}
+
+/// Ends a test: nothing may be left of either library's.
+fn end(sim: Sim, cufile: Cufile) {
+    cufile.assert_clean();
+    finish(sim);
+}
+
+/// Moves the data of a file by as many bytes as are added to its header.
+fn pad_header(path: &Path, spaces: usize) {
+    let bytes = fs::read(path).unwrap();
+    let header_bytes = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+    let end = 8 + usize::try_from(header_bytes).unwrap();
+    let padded = (header_bytes + spaces as u64).to_le_bytes();
+    fs::write(path, [&padded[..], &bytes[8..end], &vec![b' '; spaces], &bytes[end..]].concat()).unwrap();
+}
+
+#[test]
+fn every_dtype_arrives_bit_for_bit_wherever_the_data_begins() {
+    let dtypes: Vec<Dtype> = Dtype::all().filter(|dtype| dtype.scalar_type().is_some()).collect();
+    let tensors: Vec<(Dtype, &[u64])> = dtypes.iter().map(|&dtype| (dtype, &[31, 36][..])).collect();
+    for (spaces, sim) in [0, 1, 2, 5, 1000, 4095].into_iter().zip(schedules()) {
+        let cufile = start(&sim);
+        let model = Model::new(&tensors);
+        pad_header(&model.paths[0], spaces);
+        let gpu = Gpu::new(&sim, 0);
+        let load = Load::all(&gpu, &model);
+        let before = sim.counters();
+        load.run(DIRECT).unwrap();
+        let (after, reads) = (sim.counters(), cufile.counters());
+        load.assert_holds(&model);
+        if IS_POSSIBLE {
+            // Nothing went through the host, and all of it directly.
+            assert_eq!(after.copies, before.copies);
+            assert_eq!(after.registrations, 0);
+            assert!(reads.reads > 2 && reads.buffers == 1, "{reads:?}");
+            assert_eq!((reads.unaligned_reads, reads.unregistered_reads), (0, 0));
+            // One launch a chunk, and one wait a chunk beside the one before all reads.
+            assert!(after.launches - before.launches <= reads.reads, "{after:?} {reads:?}");
+            assert!(after.syncs - before.syncs <= reads.reads + 1, "{after:?} {reads:?}");
+        }
+        drop(gpu);
+        end(sim, cufile);
+    }
+}
+
+#[test]
+fn slices_arrive_bit_for_bit() {
+    let tensors: [(Dtype, &[u64]); 6] = [
+        (Dtype::U8, &[300, 100]),
+        (Dtype::F32, &[3, 5000]),
+        (Dtype::BF16, &[40, 12_000]),
+        (Dtype::C64, &[7, 9, 5]),
+        (Dtype::F16, &[0, 5]),
+        (Dtype::I64, &[2000]),
+    ];
+    let slices = [(1, 20, 51), (1, 701, 4000), (1, 11_000, 301), (1, 2, 3), (1, 1, 2), (0, 3, 1990)];
+    let model = Model::new(&tensors);
+    for sim in schedules() {
+        let cufile = start(&sim);
+        let gpu = Gpu::new(&sim, 0);
+        let load = Load::slices(&gpu, &model, &slices);
+        load.run(DIRECT).unwrap();
+        for ((found, tensor), &(dim, start, length)) in load.read().iter().zip(&model.tensors).zip(&slices) {
+            let expected = tensor.slice(dim, start, length);
+            assert!(*found == expected, "{length} from {start} of dimension {dim} of {:?}", tensor.shape);
+        }
+        assert_eq!(cufile.counters().reads > 0, IS_POSSIBLE);
+        drop(gpu);
+        end(sim, cufile);
+    }
+}
+
+#[test]
+fn elements_are_cast_on_their_way() {
+    if !IS_POSSIBLE {
+        return;
+    }
+    let model = Model::new(&[(Dtype::BF16, &[3001]), (Dtype::I32, &[77, 31]), (Dtype::F8E4M3, &[9000])]);
+    let casts = [(Dtype::BF16, Dtype::F32), (Dtype::I32, Dtype::F64), (Dtype::F8E4M3, Dtype::BF16)];
+    for sim in schedules() {
+        let cufile = start(&sim);
+        let gpu = Gpu::new(&sim, 0);
+        let load = Load::all(&gpu, &model);
+        let mut destinations = load.destinations();
+        let mut targets = Vec::new();
+        for ((destination, tensor), (from, to)) in destinations.iter_mut().zip(&model.tensors).zip(casts) {
+            let cast = Cast::new(from, to).unwrap();
+            let item_bytes = |dtype: Dtype| usize::try_from(dtype.item_bytes()).unwrap();
+            let mut expected = vec![0; tensor.bytes.len() / item_bytes(from) * item_bytes(to)];
+            cast.run(&tensor.bytes, &mut expected);
+            let address = gpu.allocate(expected.len());
+            *destination = Destination { address, cast: Some(cast), ..*destination };
+            targets.push((address, expected));
+        }
+        let mut transfer = load.open(DIRECT).unwrap();
+        load.fill(&mut transfer, &destinations).unwrap();
+        for (address, expected) in targets {
+            assert!(gpu.read(address, expected.len()) == expected);
+        }
+        transfer.finish().unwrap();
+        assert!(cufile.counters().reads > 0);
+        drop(gpu);
+        end(sim, cufile);
+    }
+}
+
+#[test]
+fn one_transfer_fills_the_same_memory_again_and_again() {
+    let model = Model::new(&[(Dtype::F32, &[2000]), (Dtype::F32, &[5000]), (Dtype::F32, &[3000])]);
+    for sim in schedules() {
+        let cufile = start(&sim);
+        let gpu = Gpu::new(&sim, 0);
+        let mut load = Load::all(&gpu, &model);
+        let block = gpu.allocate(20_000);
+        load.blocks = vec![block; 3];
+        let mut transfer = load.open(DIRECT).unwrap();
+        for (destination, tensor) in load.destinations().into_iter().zip(&model.tensors) {
+            load.fill(&mut transfer, &[destination]).unwrap();
+            assert!(gpu.read(block, tensor.bytes.len()) == tensor.bytes);
+            // Its next use is still queued when the next filling begins.
+            sim.launch_read(gpu.stream, block, tensor.bytes.len()).unwrap();
+        }
+        drop(transfer);
+        drop(gpu);
+        end(sim, cufile);
+    }
+}
+
+#[test]
+fn several_loads_run_at_once() {
+    let model = mixed_model();
+    for sim in schedules() {
+        let cufile = start(&sim);
+        std::thread::scope(|scope| {
+            for worker in 0..4 {
+                let (sim, model) = (&sim, &model);
+                scope.spawn(move || {
+                    let gpu = Gpu::new(sim, worker % 2);
+                    for _ in 0..2 {
+                        let load = Load::all(&gpu, model);
+                        load.run(DIRECT).unwrap();
+                        load.assert_holds(model);
+                    }
+                });
+            }
+        });
+        end(sim, cufile);
+    }
+}
+
+#[test]
+fn the_scratch_stays_below_its_bound() {
+    let sim = Sim::start(0);
+    let cufile = start(&sim);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("large.safetensors");
+    let bytes = 1_u64 << 30;
+    let header = format!(r#"{{"t":{{"dtype":"U8","shape":[{bytes}],"data_offsets":[0,{bytes}]}}}}"#);
+    fs::write(&path, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat()).unwrap();
+    // A hole, which takes no room on the disk.
+    File::options().write(true).open(&path).unwrap().set_len(8 + header.len() as u64 + bytes).unwrap();
+    let gpu = Gpu::new(&sim, 0);
+    for chunk_bytes in [4 << 10, 4 << 20, 100 << 20, 256 << 20] {
+        let checkpoint = Checkpoint::open(&[&path]).unwrap();
+        let wanted: Vec<Wanted> =
+            checkpoint.entries().map(|(file, entry)| Wanted::whole(file, entry).unwrap()).collect();
+        let load = Load { gpu: &gpu, checkpoint, wanted: Arc::from(wanted), blocks: vec![1 << 40] };
+        let transfer = load.open(Options { chunk_bytes, ..DIRECT }).unwrap();
+        let batch = transfer.prepare(&load.destinations()).unwrap();
+        assert!(batch.scratch_bytes() <= SCRATCH_BYTES_MAX, "{}", batch.scratch_bytes());
+        assert_eq!(batch.scratch_bytes() > 0, IS_POSSIBLE);
+    }
+    drop(gpu);
+    end(sim, cufile);
+}
+
+/// A load that must go well whatever is wrong with the library, what the library counted, and the log.
+fn loaded_with(prepare: impl Fn(&Sim, Cufile)) -> Vec<(cufile::Counters, String)> {
+    let model = mixed_model();
+    let load = |sim: Sim| {
+        let cufile = start(&sim);
+        let gpu = Gpu::new(&sim, 0);
+        let load = Load::all(&gpu, &model);
+        prepare(&sim, cufile);
+        let (log, result) = log_of(|| load.run(DIRECT));
+        result.unwrap();
+        load.assert_holds(&model);
+        let counters = cufile.counters();
+        drop(gpu);
+        end(sim, cufile);
+        (counters, log)
+    };
+    schedules().map(load).collect()
+}
+
+#[test]
+fn refusals_are_told_and_the_usual_way_is_taken() {
+    start(&Sim::start(0));
+    let mut logs =
+        vec![(REFUSED_DRIVER.get().unwrap().clone(), "cuFileDriverOpen failed with CU_FILE_NVFS_DRIVER_ERROR")];
+    // The first file and the second one.
+    for at in [1, 2] {
+        for (counters, log) in loaded_with(|_, cufile| cufile.inject(cufile::Fault::HandleRegister, at)) {
+            assert_eq!(counters.reads, 0);
+            logs.push((log, "cuFileHandleRegister failed with CU_FILE_IO_NOT_SUPPORTED"));
+        }
+    }
+    for (counters, log) in loaded_with(|sim, _| sim.inject(Fault::ModuleLoad, 1)) {
+        assert_eq!(counters.reads, 0);
+        logs.push((log, "there are no kernels for this GPU"));
+    }
+    for (log, reason) in logs {
+        let reason = if IS_POSSIBLE { reason } else { "there are no kernels for this GPU" };
+        assert!(log.contains("read as with auto") && log.contains(reason), "{log}");
+    }
+}
+
+#[test]
+fn memory_that_cannot_be_registered_is_read_into_all_the_same() {
+    for (counters, log) in loaded_with(|_, cufile| cufile.inject(cufile::Fault::RefuseBuffers, 1)) {
+        assert_eq!(counters.reads, counters.unregistered_reads);
+        assert_eq!(log.contains("cuFileBufRegister failed with CU_FILE_GPU_MEMORY_PINNING_FAILED"), IS_POSSIBLE);
+    }
+}
+
+#[test]
+fn short_and_interrupted_reads_are_resumed() {
+    for (counters, _) in loaded_with(|_, cufile| cufile.inject(cufile::Fault::ShortReads, 2)) {
+        assert_eq!(counters.faults > 0, IS_POSSIBLE);
+    }
+    for at in 1..5 {
+        for (counters, _) in loaded_with(|_, cufile| cufile.inject(cufile::Fault::Interrupted, at)) {
+            assert_eq!(counters.faults > 0, IS_POSSIBLE);
+        }
+    }
+}
+
+#[test]
+fn a_read_that_fails_in_the_middle_is_an_error_and_nothing_more() {
+    if !IS_POSSIBLE {
+        return;
+    }
+    let model = mixed_model();
+    for (fault, reason) in
+        [(cufile::Fault::Disk, "os error 5"), (cufile::Fault::Library, "CU_FILE_INTERNAL_ERROR; FST_READER=auto")]
+    {
+        for at in 1.. {
+            let sim = if at % 2 == 0 { Sim::start(at) } else { Sim::start_lazy(at) };
+            let cufile = start(&sim);
+            let gpu = Gpu::new(&sim, 0);
+            let load = Load::all(&gpu, &model);
+            cufile.inject(fault, at);
+            let result = load.run(DIRECT);
+            let is_over = cufile.counters().faults == 0;
+            drop(gpu);
+            end(sim, cufile);
+            if is_over {
+                assert!(at > 5);
+                result.unwrap();
+                break;
+            }
+            let error = result.unwrap_err();
+            assert_eq!(error.kind(), Kind::Io);
+            let text = error.to_string();
+            assert!(
+                text.contains(".safetensors: tensor ") && text.contains(": byte ") && text.contains(reason),
+                "{text}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_file_that_shrinks_is_an_error_and_nothing_more() {
+    for (missing, sim) in [1, 3000, 5000, 9000, 40_000].into_iter().zip(schedules()) {
+        let cufile = start(&sim);
+        let model = mixed_model();
+        let length = fs::metadata(&model.paths[0]).unwrap().len();
+        let gpu = Gpu::new(&sim, 0);
+        let load = Load::all(&gpu, &model);
+        let cut = length.saturating_sub(missing);
+        File::options().write(true).open(&model.paths[0]).unwrap().set_len(cut).unwrap();
+        let error = load.run(Options { threads: 1, ..DIRECT }).unwrap_err();
+        assert_eq!(error.kind(), Kind::Io, "{error}");
+        assert!(error.to_string().contains("bytes early"), "{error}");
+        drop(gpu);
+        end(sim, cufile);
+    }
+}
+
+#[test]
+fn faults_of_the_driver_are_errors_and_nothing_more() {
+    for fault in [Fault::OutOfMemory, Fault::LaunchEnqueue, Fault::LaunchAsync] {
+        for begin in [Sim::start, Sim::start_lazy] {
+            let begin = |at| {
+                let sim = begin(at);
+                start(&sim);
+                sim
+            };
+            let results = with_fault_at_every_call(begin, fault, |load| load.run(DIRECT));
+            let expected = if fault == Fault::OutOfMemory { Kind::OutOfMemory } else { Kind::Device };
+            let is_expected = |result: &Result<()>| result.as_ref().is_err_and(|error| error.kind() == expected);
+            if IS_POSSIBLE {
+                assert!(results.len() >= 5 && results.iter().all(is_expected), "{fault:?}: {results:?}");
+            }
+            let sim = Sim::start(0);
+            Cufile::start(&sim).assert_clean();
+        }
+    }
+}
+
+/// What is logged on this thread while `work` runs.
+fn log_of<T>(work: impl FnOnce() -> T) -> (String, T) {
+    let log = Log::default();
+    let result = tracing::subscriber::with_default(log.clone(), work);
+    let text = log.0.lock().unwrap().clone();
+    (text, result)
+}
+
+/// Writes events down, a line each.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<String>>);
+
+impl tracing::Subscriber for Log {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut line = Line(String::new());
+        event.record(&mut line);
+        let mut text = self.0.lock().unwrap();
+        text.push_str(&line.0);
+        text.push('\n');
+    }
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
+
+struct Line(String);
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        write!(self.0, "{field}={value:?} ").unwrap();
+    }
+}

@@ -1,0 +1,109 @@
+"""GPUDirect Storage. The tests hold on every GPU, since what cannot be had falls back, but for those that skip."""
+
+import pytest
+import torch
+
+import fst
+from rawfile import CASTABLE_DTYPES, DTYPES, assert_same, assert_same_numbers, random_raw, write
+
+SHAPE = (3, 2500, 2)
+
+
+@pytest.fixture(autouse=True)
+def gds(monkeypatch):
+    monkeypatch.setenv("FST_READER", "gds")
+
+
+@pytest.fixture(params=[0, 1, 4088], ids=lambda spaces: f"{spaces} spaces")
+def every_dtype(request, tmp_path):
+    """A file whose header is longer by some spaces, so that its data begins anywhere."""
+    tensors = {name: random_raw(name, SHAPE) for name in DTYPES}
+    path = write(tmp_path / "dtypes.safetensors", tensors, align=1)
+    content = path.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    length = (end - 8 + request.param).to_bytes(8, "little")
+    path.write_bytes(length + content[8:end] + b" " * request.param + content[end:])
+    return path, tensors
+
+
+@pytest.fixture
+def real_gds(every_dtype):
+    """Skips where the GPU does not read by itself."""
+    path, _ = every_dtype
+    reader = torch.ops.fst.reader([str(path)], "cuda")
+    if reader != "gds":
+        pytest.skip(f"the GPU does not read by itself here; the reader is {reader} (FST_LOG=info says why)")
+
+
+def test_on_the_cpu_it_is_as_auto(every_dtype, run_python):
+    path, tensors = every_dtype
+    for name, tensor in fst.load_file(path).items():
+        assert_same(tensor, tensors[name].tensor())
+    assert torch.ops.fst.reader([str(path)]) == "mmap"
+    program = "import os, sys; os.dup2(1, 2); import fst; fst.load_file(sys.argv[1])"
+    assert "gds fills the memory of GPUs alone" in run_python(program, str(path), FST_LOG="info", FST_READER="gds")
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("chunks")
+def test_every_dtype(every_dtype):
+    path, tensors = every_dtype
+    for name, tensor in fst.load_file(path, "cuda").items():
+        assert tensor.is_cuda
+        assert_same(tensor, tensors[name].tensor())
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("chunks")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
+def test_cast(every_dtype, dtype):
+    path, tensors = every_dtype
+    for name, tensor in fst.load_file(path, "cuda", dtype=dtype).items():
+        if name in CASTABLE_DTYPES:
+            assert_same_numbers(tensor, tensors[name].tensor().cuda().to(dtype))
+        else:
+            assert_same(tensor, tensors[name].tensor())
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("chunks")
+def test_slices(every_dtype):
+    path, tensors = every_dtype
+    names = [name for name in DTYPES if name != "F4"]
+    count = len(names)
+    slices = fst.load_slices(path, names, [1] * count, [7] * count, [2400] * count, "cuda")
+    for name, tensor in zip(names, slices, strict=True):
+        assert_same(tensor, tensors[name].tensor()[:, 7:2407].contiguous())
+
+
+@pytest.mark.gpu
+def test_the_memory_of_the_last_user_is_left_alone(every_dtype):
+    """The allocator hands out a block whose last use is still queued, and no stream orders the reads."""
+    path, tensors = every_dtype
+    raw = tensors["F32"]
+    for _ in range(5):
+        block = torch.ones(16 << 20, device="cuda")
+        torch.cuda._sleep(50_000_000)
+        total = block.sum()
+        del block
+        [tensor] = fst.load_tensors(path, ["F32"], "cuda")
+        assert_same(tensor, raw.tensor())
+        assert total.item() == 16 << 20
+
+
+@pytest.mark.gpu
+def test_a_file_that_ends_early(every_dtype):
+    path, _ = every_dtype
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 1)
+    with pytest.raises(fst.SafetensorError):
+        fst.load_file(path, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("real_gds")
+def test_no_staging_is_used(every_dtype):
+    path, _ = every_dtype
+    fst.release_memory()
+    fst.load_file(path, "cuda")
+    assert fst.release_memory() == 0
