@@ -33,7 +33,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(autouse=True)
 def default_options(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests start from the defaults, whatever the environment of the person who runs them says."""
-    for name in ("FST_READER", "FST_THREADS", "FST_QUEUE_DEPTH", "FST_CHUNK_BYTES", "FST_STAGING_BYTES", "FST_DROP_CACHE", "FST_LOG"):
+    for name in (
+        "FST_READER",
+        "FST_THREADS",
+        "FST_QUEUE_DEPTH",
+        "FST_CHUNK_BYTES",
+        "FST_STAGING_BYTES",
+        "FST_DROP_CACHE",
+        "FST_LOG",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 

@@ -3,7 +3,6 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "these are tests, helpers included")]
 
-#[allow(dead_code, reason = "each test program uses its own part of it")]
 mod model;
 
 use fst::checkpoint::Checkpoint;
