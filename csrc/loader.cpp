@@ -53,7 +53,8 @@ Loader::Loader(Strings paths, c10::Device device, const Names& names, std::optio
       device_(resolve_device(device)),
       types_(target_types(specs_, dtype)),
       window_bytes_(checked_window(window_bytes)),
-      order_(checked_order(order)) {
+      order_(checked_order(order)),
+      recording_(selection_->record(rust::String(device_.str()))) {
   if (device_.is_cpu()) {
     mapped_.emplace(*selection_, types_);
   }
@@ -116,6 +117,7 @@ std::unique_lock<std::mutex> Loader::lock() {
 
 std::optional<Loader::Item> Loader::hand_over() {
   if (handed_over_ == queue_.size()) {
+    recording_.reset();
     if (stream_) {
       auto stream = std::move(*stream_);
       stream_.reset();
@@ -232,6 +234,7 @@ void Loader::release() {
   mapped_.reset();
   queue_.clear();
   handed_over_ = 0;
+  recording_.reset();
 }
 
 }  // namespace fst

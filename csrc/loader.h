@@ -80,6 +80,8 @@ class Loader : public torch::CustomClassHolder {
   const pid_t process_ = getpid();
 
   std::mutex mutex_;
+  // Until the last tensor has been handed over.
+  std::optional<rust::Box<Recording>> recording_;
   std::optional<MappedFiles> mapped_;
   // In which order the tensors are allocated, and how many of them have been, and have been handed over.
   std::vector<size_t> queue_;

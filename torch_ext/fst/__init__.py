@@ -12,16 +12,16 @@ from fst._errors import SafetensorError
 from fst._load import load_file, load_files, load_into, load_slices, load_tensors, metadata, tensor_names
 from fst._memory import release_memory
 from fst._profile import Profile, profile
-from fst._summary import ReaderUse, StageTime, Summary
 from fst._stream import Stream, stream
+from fst._summary import ReaderUse, StageTime, Summary
 
 __all__ = [
     "Profile",
     "ReaderUse",
     "SafetensorError",
     "StageTime",
-    "Summary",
     "Stream",
+    "Summary",
     "cast",
     "load_file",
     "load_files",

@@ -74,7 +74,7 @@ _HOST = (
 )
 _OUTSIDE = _Work(
     (),
-    "Work outside of fst's stages, such as allocating the tensors,",
+    "Work outside of fst's stages, such as allocating tensors or using those of a stream,",
     "faster storage or more threads would not help",
 )
 
