@@ -1,5 +1,6 @@
 """Streams: each tensor as soon as it is there, and nothing left behind by those who leave early."""
 
+import contextlib
 import copy
 import gc
 import os
@@ -37,7 +38,11 @@ def read(monkeypatch):
 
 def threads() -> list[str]:
     """The names of the threads that are ours."""
-    names = [Path(task, "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        # A thread may end between the two looks at it.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            names.append(Path(task, "comm").read_text().strip())
     return [name for name in names if name.startswith("fst")]
 
 
@@ -301,7 +306,13 @@ def rss_mib():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE") >> 20
 
 def threads():
-    names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        try:
+            names.append(open(f"/proc/self/task/{task}/comm").read().strip())
+        except (FileNotFoundError, ProcessLookupError):
+            # It has ended between the two looks at it.
+            pass
     return [name for name in names if name.startswith("fst")]
 
 stream = fst.stream(sys.argv[1])
