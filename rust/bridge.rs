@@ -15,7 +15,7 @@ use crate::options::{self, Options};
 use crate::plan::{Destination, Wanted};
 use crate::profile::{self, Span, Stage};
 use crate::reader::mmap::Mapping;
-use crate::reader::{self, Chosen, Target};
+use crate::reader::{self, Chosen, ReaderKind, Target};
 use crate::stream::{Order, Stream};
 use crate::views;
 use serde_json::json;
@@ -223,12 +223,14 @@ impl Checkpoint {
                     names.push(name);
                 }
             };
+            // What can be had shows when it is tried.
             if ordinal < 0 {
-                for source in self.sources() {
-                    add(reader::choose(&options, source, Target::NewHostMemory)?);
+                let transfer = Transfer::open(self, Arc::default(), Arc::new(Host), options.clone())?;
+                for (source, moved) in self.sources().zip(transfer.readers()) {
+                    let chosen = reader::choose(&options, source, Target::NewHostMemory)?;
+                    add(if chosen.kind == ReaderKind::Mmap { chosen } else { moved });
                 }
             } else {
-                // What can be had shows when it is tried.
                 let device = Arc::new(Cuda::open(ordinal, 0)?);
                 Transfer::open(self, Arc::default(), device, options)?.readers().for_each(add);
             }

@@ -42,7 +42,7 @@ fn start(threads: usize) -> Option<Arc<ThreadPool>> {
         Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
         Err(TryLockError::WouldBlock) => return None,
     };
-    let built = ThreadPoolBuilder::new().num_threads(threads).thread_name(|_| "fst".into()).build();
+    let built = ThreadPoolBuilder::new().num_threads(threads).thread_name(|_| "fst convert".into()).build();
     let pool = match built {
         Ok(pool) => Arc::new(pool),
         Err(error) => {
