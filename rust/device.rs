@@ -49,7 +49,7 @@ pub trait Device: Send + Sync {
         options: &Options,
     ) -> Result<Arc<dyn Direct>>;
 
-    /// What a chunk in a slot of this size may hold, so that what the device itself puts there fits too.
+    /// What a chunk in a slot of at most this size may hold, so that what the device itself puts there fits too.
     fn room(&self, slot_bytes: usize) -> Room;
 
     /// What it takes to carry out a chunk of `bytes` with these placements.
@@ -146,6 +146,8 @@ pub trait Direct: Send + Sync {
 /// The most that a chunk may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
+    /// Bytes of a slot, at most those that were offered.
+    pub slot_bytes: usize,
     /// Bytes that are read.
     pub chunk_bytes: usize,
     /// Placements.

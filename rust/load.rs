@@ -133,6 +133,7 @@ impl<D: Device, W: Witness> Transfer<D, W> {
         let readers = sources.collect::<Result<Vec<_>>>()?;
         let alignment = readers.iter().map(|opened| opened.reader.alignment()).max().unwrap_or(1);
         let room = device.room(options.chunk_bytes);
+        options.chunk_bytes = room.slot_bytes;
         let chunk_bytes = u64::try_from(room.chunk_bytes).unwrap_or(u64::MAX);
         let limits = Limits {
             chunk_bytes: (chunk_bytes - chunk_bytes % alignment).max(alignment),

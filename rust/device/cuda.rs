@@ -257,11 +257,15 @@ impl Device for Cuda {
     fn room(&self, slot_bytes: usize) -> Room {
         let slot_bytes = slot_bytes.min(SCRATCH_BYTES_MAX / LANES);
         if self.kernels.is_none() {
-            return Room { chunk_bytes: slot_bytes, placements_max: usize::MAX };
+            return Room { slot_bytes, chunk_bytes: slot_bytes, placements_max: usize::MAX };
         }
         let table_bytes = (slot_bytes / TABLE_SHARE).max(TASK_BYTES);
         let chunk_bytes = slot_bytes - table_bytes;
-        Room { chunk_bytes: chunk_bytes - chunk_bytes % TABLE_ALIGNMENT, placements_max: table_bytes / TASK_BYTES }
+        Room {
+            slot_bytes,
+            chunk_bytes: chunk_bytes - chunk_bytes % TABLE_ALIGNMENT,
+            placements_max: table_bytes / TASK_BYTES,
+        }
     }
 
     fn needs(&self, bytes: usize, placements: &[Placement]) -> Needs {

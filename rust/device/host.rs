@@ -11,6 +11,8 @@ use std::sync::Arc;
 
 const PAGE_BYTES: u64 = 4 << 10;
 const HUGE_PAGE_BYTES: u64 = 2 << 20;
+/// What one core reads it copies or casts at once, out of its own cache if it is not more than this.
+const SLOT_BYTES_MAX: usize = 1 << 20;
 
 /// Memory of this process.
 #[derive(Debug, Default)]
@@ -59,7 +61,8 @@ impl Device for Host {
     }
 
     fn room(&self, slot_bytes: usize) -> Room {
-        Room { chunk_bytes: slot_bytes, placements_max: usize::MAX }
+        let slot_bytes = slot_bytes.min(SLOT_BYTES_MAX);
+        Room { slot_bytes, chunk_bytes: slot_bytes, placements_max: usize::MAX }
     }
 
     fn needs(&self, bytes: usize, _: &[Placement]) -> Needs {
