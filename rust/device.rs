@@ -36,9 +36,6 @@ pub trait Device: Send + Sync {
     /// Whether copies to the device can do this to elements.
     fn can_cast(&self, cast: Cast) -> bool;
 
-    /// Tells the device that this memory is about to be written whole.
-    fn expect(&self, address: u64, bytes: u64);
-
     /// Makes the device read these files by itself.
     ///
     /// # Errors

@@ -327,9 +327,6 @@ impl<D: Device> Planner<D> {
     pub fn prepare(&self, destinations: &[Destination]) -> Result<Batch> {
         let _span = profile::span(Stage::Plan);
         let chunks = plan(&self.wanted, destinations, &self.limits)?;
-        for destination in destinations {
-            self.device.expect(destination.address, destination.target_bytes());
-        }
         let mut batch = Batch { chunks, staged_bytes: 0, slot_bytes: 0, scratch_bytes: 0 };
         for chunk in &batch.chunks {
             if let Chunk::Staged { bytes, placements, .. } = chunk {

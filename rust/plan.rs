@@ -163,13 +163,6 @@ pub struct Destination {
     pub cast: Option<Cast>,
 }
 
-impl Destination {
-    /// Bytes where they go.
-    pub fn target_bytes(&self) -> u64 {
-        bytes_after(self.cast, self.end.saturating_sub(self.begin))
-    }
-}
-
 /// What the plan must keep to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {

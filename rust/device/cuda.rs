@@ -244,8 +244,6 @@ impl Device for Cuda {
         self.kernels.is_some() && has_cast(cast.from, cast.to)
     }
 
-    fn expect(&self, _: u64, _: u64) {}
-
     fn direct<'a>(
         self: &Arc<Self>,
         sources: impl Iterator<Item = &'a Arc<Source>>,

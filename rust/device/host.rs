@@ -9,8 +9,6 @@ use crate::profile::{self, Stage};
 use crate::source::Source;
 use std::sync::Arc;
 
-const PAGE_BYTES: u64 = 4 << 10;
-const HUGE_PAGE_BYTES: u64 = 2 << 20;
 /// What one core reads it copies or casts at once, out of its own cache if it is not more than this.
 const SLOT_BYTES_MAX: usize = 1 << 20;
 
@@ -36,24 +34,6 @@ impl Device for Host {
 
     fn can_cast(&self, _: Cast) -> bool {
         true
-    }
-
-    /// The first touch of a page costs more than the bytes that are written there, and huge pages need few of them.
-    fn expect(&self, address: u64, bytes: u64) {
-        if bytes < HUGE_PAGE_BYTES {
-            return;
-        }
-        // Whole pages, those at the edges too: then neighbouring tensors stay one mapping for the kernel, which
-        // allows a process only so many.
-        let begin = address - address % PAGE_BYTES;
-        let (Ok(begin), Ok(length)) = (usize::try_from(begin), usize::try_from(address + bytes - begin)) else {
-            return;
-        };
-        let pages: *mut libc::c_void = std::ptr::with_exposed_provenance_mut(begin);
-        // SAFETY: advice changes no memory; these pages hold the caller's memory, and so are mapped.
-        if unsafe { libc::madvise(pages, length, libc::MADV_HUGEPAGE) } != 0 {
-            tracing::debug!(error = %std::io::Error::last_os_error(), "no huge pages for tensors");
-        }
     }
 
     fn direct<'a>(self: &Arc<Self>, _: impl Iterator<Item = &'a Arc<Source>>, _: &Options) -> Result<Arc<dyn Direct>> {
