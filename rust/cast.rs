@@ -51,20 +51,6 @@ impl Cast {
     /// assert_eq!(Cast::new(Dtype::F32, Dtype::I32), None);
     /// ```
     pub fn new(from: Dtype, to: Dtype) -> Option<Cast> {
-        let is_float = |dtype| {
-            matches!(
-                dtype,
-                Dtype::F16
-                    | Dtype::BF16
-                    | Dtype::F32
-                    | Dtype::F64
-                    | Dtype::F8E4M3
-                    | Dtype::F8E5M2
-                    | Dtype::F8E4M3Fnuz
-                    | Dtype::F8E5M2Fnuz
-                    | Dtype::F8E8M0
-            )
-        };
         let is_integer = matches!(
             from,
             Dtype::Bool
@@ -77,7 +63,7 @@ impl Cast {
                 | Dtype::U64
                 | Dtype::I64
         );
-        (from != to && is_float(to) && (is_float(from) || is_integer)).then_some(Cast { from, to })
+        (from != to && to.is_float() && (from.is_float() || is_integer)).then_some(Cast { from, to })
     }
 
     /// Converts as many elements as both hold; the caller gives equally many. Neither needs to be aligned.

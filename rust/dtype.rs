@@ -116,6 +116,13 @@ impl Dtype {
         (self.bits() * self.packed_elements()).div_ceil(8)
     }
 
+    /// Whether its elements are floating-point numbers of 8 bits or more, which are what casts can make.
+    pub fn is_float(self) -> bool {
+        let is_narrow =
+            matches!(self, Dtype::F8E4M3 | Dtype::F8E5M2 | Dtype::F8E8M0 | Dtype::F8E4M3Fnuz | Dtype::F8E5M2Fnuz);
+        self.is_castable() || is_narrow
+    }
+
     /// Whether a load with `dtype=` casts tensors of this type: floating point of 16 bits and more.
     /// Integers are not weights to be cast, and the narrow floats mean nothing without their scales.
     pub fn is_castable(self) -> bool {

@@ -219,20 +219,8 @@ fn codes(from: Dtype, to: Dtype) -> Option<(u8, u8)> {
         return Some((0, 0));
     }
     let is_source = !matches!(from, Dtype::C64 | Dtype::F4 | Dtype::F6E2M3 | Dtype::F6E3M2);
-    let is_target = matches!(
-        to,
-        Dtype::F16
-            | Dtype::BF16
-            | Dtype::F32
-            | Dtype::F64
-            | Dtype::F8E4M3
-            | Dtype::F8E5M2
-            | Dtype::F8E4M3Fnuz
-            | Dtype::F8E5M2Fnuz
-            | Dtype::F8E8M0
-    );
     let code = |dtype: Dtype| u8::try_from(dtype.scalar_type()?).ok();
-    code(from).zip(code(to)).filter(|_| is_source && is_target)
+    code(from).zip(code(to)).filter(|_| is_source && to.is_float())
 }
 
 /// Bytes of an element of the source and of the target.
