@@ -36,6 +36,10 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 VECTOR_ELEMENTS = 64
 
 
+# Releases after the reference make 448 of what is too large, where the reference makes NaN.
+E4M3_SATURATES = not torch.tensor(1e4).to(torch.float8_e4m3fn).isnan().item()
+
+
 def bits_of(tensor):
     """The bits of each element, as integers."""
     return tensor.contiguous().view(_BITS[tensor.element_size()])
@@ -84,3 +88,14 @@ def _bits_of_64(dtype):
 
 
 _WIDE = {4: _bits_of_32, 8: _bits_of_64}
+
+
+def cast_by_pytorch(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What `tensor.to(dtype)` gives in the reference PyTorch."""
+    cast = tensor.to(dtype).resolve_neg()
+    if dtype != torch.float8_e4m3fn or not E4M3_SATURATES or tensor.dtype == dtype:
+        return cast
+    # Halfway to the number that would come next, 448 is still the nearest.
+    values = tensor.resolve_neg().to(torch.float32)
+    nan = torch.where(values < 0, 0xFF, 0x7F).to(torch.uint8)
+    return torch.where(values.abs() > 464, nan, cast.view(torch.uint8)).view(dtype)

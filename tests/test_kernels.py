@@ -5,11 +5,14 @@ import shlex
 import subprocess
 from pathlib import Path
 
+import pytest
 import torch
 
 from conftest import CHECKOUT
+from patterns import E4M3_SATURATES
 
 
+@pytest.mark.skipif(E4M3_SATURATES, reason="the kernels follow the reference PyTorch, whose F8_E4M3 does not saturate")
 def test_casts_agree_with_pytorch_bit_by_bit(tmp_path):
     """The per-element code against the headers from which PyTorch's own kernels are compiled."""
     root = Path(torch.__file__).parent

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fst
 from fst._dtypes import SCALAR_TYPES
-from patterns import FLOATS, bits_of, patterns
+from patterns import FLOATS, bits_of, cast_by_pytorch, patterns
 
 CASTABLE = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 DTYPES = sorted(SCALAR_TYPES, key=SCALAR_TYPES.get)
@@ -26,7 +26,7 @@ def expected_parts(raw, offsets, dtypes, shapes, dtype):
     for offset, stored, shape in zip(offsets, dtypes, shapes, strict=True):
         count = torch.Size(shape).numel()
         part = raw[offset : offset + count * stored.itemsize].clone().view(stored).view(shape)
-        yield part.to(dtype) if dtype is not None and stored in CASTABLE else part
+        yield cast_by_pytorch(part, dtype) if dtype is not None and stored in CASTABLE else part
 
 
 def assert_scatter(raw, offsets, dtypes, shapes, dtype=None):
