@@ -14,7 +14,8 @@ use crate::profile::{self, Memory, Stage};
 use crate::reader::ring::Linux;
 use crate::reader::uring::Rings;
 use crate::reader::{self, Buffer, Chosen, DIRECT_BYTES, GAP_BYTES, Opened, ReaderKind, Target};
-use crate::staging::{PAGE_BYTES, Request, Slot, Staging, numa, pool};
+use crate::staging::numa::{self, Node};
+use crate::staging::{PAGE_BYTES, Request, Slot, Staging, pool};
 use crate::workers;
 use std::sync::Arc;
 
@@ -33,6 +34,8 @@ pub struct Transfer<D: Device, W: Witness = Watch> {
     options: Options,
     readers: Vec<Opened>,
     staging: Option<Staging<D>>,
+    /// Where staging should lie.
+    node: Option<Node>,
     witness: W,
 }
 
@@ -122,7 +125,7 @@ impl<D: Device, W: Witness> Transfer<D, W> {
                         profile::reader(&source.path, &source.file, ReaderKind::Gds.name(), "asked for");
                     }
                     let planner = Planner { wanted, device, limits: direct.limits(), direct: Some(direct) };
-                    return Ok(Transfer { planner, options, readers: Vec::new(), staging: None, witness });
+                    return Ok(Transfer { planner, options, readers: Vec::new(), staging: None, node: None, witness });
                 }
                 Err(error) => tracing::info!(%error, "gds is not to be had; read as with auto"),
             }
@@ -142,8 +145,9 @@ impl<D: Device, W: Witness> Transfer<D, W> {
             alignment,
             placements_max: room.placements_max,
         };
+        let node = device.pci_id().and_then(|id| numa::of_pci_device(&id));
         let planner = Planner { wanted, device, direct: None, limits };
-        Ok(Transfer { planner, options, readers, staging: None, witness })
+        Ok(Transfer { planner, options, readers, staging: None, node, witness })
     }
 
     /// The reader of each file and why it was chosen; one for all where the device reads by itself.
@@ -260,11 +264,7 @@ impl<D: Device, W: Witness> Transfer<D, W> {
         let device = &self.planner.device;
         let useful = self.options.threads * if device.is_host() { 1 } else { SLOTS_PER_WORKER };
         let count = (self.options.staging_bytes.min(batch.staged_bytes) / bytes).clamp(1, useful);
-        let request = Request {
-            bytes,
-            node: device.pci_id().and_then(|id| numa::of_pci_device(&id)),
-            staging_bytes: self.options.staging_bytes,
-        };
+        let request = Request { bytes, node: self.node, staging_bytes: self.options.staging_bytes };
         if self.staging.as_ref().is_none_or(|staging| !staging.has(count, &request)) {
             // The old slots go back before new ones are asked for.
             self.rest()?;

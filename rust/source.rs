@@ -3,10 +3,11 @@
 
 use crate::error::{Error, Kind, Result};
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 
 /// The index that a sharded checkpoint carries, by convention of the Hugging Face libraries.
@@ -181,6 +182,15 @@ impl Source {
             tracing::debug!(path = %path.display(), code, "the kernel takes no advice on this file");
         }
         Ok(Source { path: path.to_path_buf(), file, length })
+    }
+
+    /// The open file once more, past the page cache; not by its path, where another file may stand by now.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn reopen_direct(&self) -> io::Result<File> {
+        let own = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(own)
     }
 }
 

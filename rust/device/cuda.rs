@@ -314,19 +314,12 @@ impl Device for Cuda {
             let placed = placements.iter().try_for_each(|placement| self.place(&lane, slot, placement));
             placed.and_then(|()| laps.mark(Stage::Copy, bytes_of(placements), &lane.stream))
         };
-        let recorded = queued.and_then(|()| {
-            // SAFETY: event and stream belong to the context, which is current.
-            check("cuEventRecord", unsafe { sys::cuEventRecord(event.handle, lane.stream.handle) })
-        });
+        let recorded = queued.and_then(|()| event.record(&lane.stream));
         match recorded {
             Ok(()) => Ok(Ticket { event, laps }),
             Err(error) => {
                 // The copies that were queued before the one that failed still read the slot.
-                // SAFETY: the stream belongs to the context, which is current.
-                let result = unsafe { sys::cuStreamSynchronize(lane.stream.handle) };
-                if let Err(also) = check("cuStreamSynchronize", result) {
-                    tracing::debug!(error = %also, "after a failed copy");
-                }
+                lane.stream.settle();
                 Err(error)
             }
         }

@@ -4,10 +4,10 @@
 
 use crate::source::Source;
 use io_uring::{EnterFlags, IoUring, opcode, types};
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 /// An operating system that can read past its page cache.
@@ -84,9 +84,7 @@ impl Kernel for Linux {
     type Ring = LinuxRing;
 
     fn open(&self, source: &Source) -> io::Result<File> {
-        // Not by its path, where another file may stand by now.
-        let own = format!("/proc/self/fd/{}", source.file.as_raw_fd());
-        OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(own)
+        source.reopen_direct()
     }
 
     fn alignment(&self, source: &Source) -> Option<u64> {

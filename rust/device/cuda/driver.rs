@@ -125,6 +125,14 @@ impl Stream {
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&raw mut handle, flags) })?;
         Ok(Stream { handle, context: Arc::clone(context) })
     }
+
+    /// Lets all that is queued end after something has failed, which is the error to tell.
+    pub fn settle(&self) {
+        if let Ok(_bound) = self.context.bind() {
+            // SAFETY: the stream belongs to the context, which is current.
+            report("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.handle) });
+        }
+    }
 }
 
 impl Drop for Stream {

@@ -15,7 +15,7 @@
 //! and before all reads, the load has waited for what the caller had queued.
 
 use super::cufile::{Driver, Handle, ReadError, Registered};
-use super::driver::{Event, check};
+use super::driver::Event;
 use super::kernels::Kernels;
 use super::{Cuda, SCRATCH_BYTES_MAX, as_u64, lock, table_of};
 use crate::device::{Direct, Scratch};
@@ -25,12 +25,8 @@ use crate::plan::{Chunk, Limits, Placement, Read};
 use crate::profile::{self, Count, Stage};
 use crate::reader::GAP_BYTES;
 use crate::source::Source;
-use cudarc::driver::sys;
 use std::collections::VecDeque;
-use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -152,11 +148,7 @@ impl Gds {
             Ok(()) => Ok(event),
             Err(error) => {
                 // The kernels that were queued before the one that failed still read the slot.
-                // SAFETY: the stream belongs to the context, which is current.
-                let result = unsafe { sys::cuStreamSynchronize(lane.stream.handle) };
-                if let Err(also) = check("cuStreamSynchronize", result) {
-                    tracing::debug!(error = %also, "after a failed launch");
-                }
+                lane.stream.settle();
                 Err(error)
             }
         }
@@ -241,7 +233,8 @@ impl Drop for Gds {
 
 impl DirectFile {
     fn open(driver: &Arc<Driver>, source: &Arc<Source>) -> Result<DirectFile> {
-        let file = open_direct(source)
+        let file = source
+            .reopen_direct()
             .map_err(|error| Error::from_io(&error, &source.path, "cannot be opened for direct reads"))?;
         let handle = Handle::register(driver, file).map_err(|error| error.at(&source.path))?;
         Ok(DirectFile { handle, source: Arc::clone(source) })
@@ -286,12 +279,6 @@ impl DirectFile {
         }
         Ok(())
     }
-}
-
-/// The open file once more, past the page cache, as the library wants it; whatever has its name by now.
-fn open_direct(source: &Source) -> io::Result<File> {
-    let path = format!("/proc/self/fd/{}", source.file.as_raw_fd());
-    OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path)
 }
 
 fn to_usize(value: u64) -> usize {
