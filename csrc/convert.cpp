@@ -3,7 +3,6 @@
 #include <ATen/Functions.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/safe_numerics.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -13,7 +12,7 @@
 #include <utility>
 
 #include "error.h"
-#include "fst/rust/bridge.rs.h"
+#include "load.h"
 
 namespace fst {
 
@@ -83,8 +82,7 @@ class Converter {
   };
 
   static bool run_on_cuda(rust::Slice<const Conversion> conversions, c10::Device device) {
-    const c10::impl::VirtualGuardImpl guard(device.type());
-    const auto stream = reinterpret_cast<uint64_t>(guard.getStreamNativeHandle(guard.getStream(device)));
+    const auto stream = native_handle(current_stream(device));
     return call_core([&] { return convert_on_cuda(conversions, device.index(), stream); });
   }
 
