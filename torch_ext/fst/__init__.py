@@ -12,6 +12,7 @@ from fst._errors import SafetensorError
 from fst._load import load_file, load_files, load_into, load_slices, load_tensors, metadata, tensor_names
 from fst._memory import release_memory
 from fst._profile import Profile, profile
+from fst._safe_open import safe_open
 from fst._stream import Stream, stream
 from fst._summary import ReaderUse, StageTime, Summary
 
@@ -31,6 +32,7 @@ __all__ = [
     "metadata",
     "profile",
     "release_memory",
+    "safe_open",
     "scatter",
     "stream",
     "tensor_names",

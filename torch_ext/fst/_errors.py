@@ -4,6 +4,7 @@ Every error text of the operators begins with a code in brackets, which says mor
 C++ can throw.
 """
 
+import contextlib
 import errno
 import re
 from collections.abc import Callable
@@ -11,9 +12,26 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
+_Bases: tuple[type[Exception], ...] = (ValueError,)
+with contextlib.suppress(ImportError):
+    import safetensors
 
-class SafetensorError(ValueError):
-    """A file is not valid safetensors, or several files do not make one checkpoint."""
+    _Bases = (safetensors.SafetensorError, ValueError)
+
+
+class SafetensorError(*_Bases):  # type: ignore[misc]
+    """A file is not valid safetensors, or several files do not make one checkpoint.
+
+    Where the package `safetensors` is installed, this is also its error of the same name, so that programs which expect
+    that one need no change.
+    """
+
+
+class TensorNotFoundError(SafetensorError, KeyError):
+    """No file holds a tensor of this name."""
+
+    # A KeyError would show its message in quotes.
+    __str__ = Exception.__str__
 
 
 _CODED = re.compile(r"\[([a-z-]+)\] (.*)", re.DOTALL)
@@ -22,7 +40,7 @@ _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _EXCEPTIONS: dict[str, type[BaseException]] = {
     "malformed": SafetensorError,
     "duplicate-tensor": SafetensorError,
-    "tensor-not-found": KeyError,
+    "tensor-not-found": TensorNotFoundError,
     "unsupported-dtype": NotImplementedError,
     "invalid-argument": ValueError,
     "interrupted": KeyboardInterrupt,
