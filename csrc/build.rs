@@ -5,7 +5,8 @@ use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const SOURCES: [&str; 7] = [
+const SOURCES: [&str; 8] = [
+    "csrc/checkpoint.cpp",
     "csrc/convert.cpp",
     "csrc/error.cpp",
     "csrc/load.cpp",

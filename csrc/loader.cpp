@@ -17,12 +17,13 @@ namespace {
 
 rust::Box<Selection> select(Strings paths, const Loader::Names& names, const Loader::Numbers& dims,
                             const Loader::Numbers& starts, const Loader::Numbers& lengths) {
+  const auto checkpoint = open_checkpoint(paths);
   if (dims || starts || lengths) {
     const std::vector<int64_t> none;
-    return select_sliced(paths, names.value_or(c10::List<std::string>()), dims.value_or(none), starts.value_or(none),
-                         lengths.value_or(none));
+    return select_sliced(*checkpoint, names.value_or(c10::List<std::string>()), dims.value_or(none),
+                         starts.value_or(none), lengths.value_or(none));
   }
-  return names ? select_named(paths, *names) : select_all(paths);
+  return names ? select_named(*checkpoint, *names) : select_all(*checkpoint);
 }
 
 uint64_t checked_window(int64_t bytes) {

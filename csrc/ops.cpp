@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint.h"
 #include "convert.h"
 #include "error.h"
 #include "load.h"
@@ -22,7 +23,7 @@ namespace {
 using Dtype = std::optional<c10::ScalarType>;
 
 c10::Dict<std::string, at::Tensor> load_files(Strings paths, c10::Device device, Dtype dtype) {
-  const auto selection = select_all(paths);
+  const auto selection = select_all(*open_checkpoint(paths));
   const auto specs = specs_of(*selection);
   auto tensors = load(*selection, specs, device, dtype);
   c10::Dict<std::string, at::Tensor> named;
@@ -38,18 +39,24 @@ c10::Dict<std::string, at::Tensor> load_file(const std::string& path, c10::Devic
 }
 
 std::vector<at::Tensor> load_tensors(Strings paths, Strings names, c10::Device device, Dtype dtype) {
-  const auto selection = select_named(paths, names);
+  const auto selection = select_named(*open_checkpoint(paths), names);
   return load(*selection, specs_of(*selection), device, dtype);
 }
 
 std::vector<at::Tensor> load_slices(Strings paths, Strings names, c10::IntArrayRef dims, c10::IntArrayRef starts,
                                     c10::IntArrayRef lengths, c10::Device device, Dtype dtype) {
-  const auto selection = select_sliced(paths, names, dims, starts, lengths);
+  const auto selection = select_sliced(*open_checkpoint(paths), names, dims, starts, lengths);
+  return load(*selection, specs_of(*selection), device, dtype);
+}
+
+std::vector<at::Tensor> load_boxes(Strings paths, Strings names, c10::IntArrayRef starts, c10::IntArrayRef lengths,
+                                   c10::IntArrayRef steps, c10::Device device, Dtype dtype) {
+  const auto selection = select_boxed(*open_checkpoint(paths), names, starts, lengths, steps);
   return load(*selection, specs_of(*selection), device, dtype);
 }
 
 void load_into_outputs(Strings paths, Strings names, at::TensorList out) {
-  const auto selection = select_named(paths, names);
+  const auto selection = select_named(*open_checkpoint(paths), names);
   load_into(*selection, specs_of(*selection), out);
 }
 
@@ -106,6 +113,9 @@ TORCH_LIBRARY(fst, m) {
   def_load(
       "load_slices(str[] paths, str[] names, int[] dims, int[] starts, int[] lengths, Device device=\"cpu\", *, "
       "ScalarType? dtype=None) -> Tensor[]");
+  def_load(
+      "load_boxes(str[] paths, str[] names, int[] starts, int[] lengths, int[] steps, Device device=\"cpu\", *, "
+      "ScalarType? dtype=None) -> Tensor[]");
   // TorchScript takes a write to the elements of a list for a write to the list, and would drop the call as dead code;
   // `a! -> *` tells it that the elements may be anything's.
   m.def("load_into(str[] paths, str[] names, Tensor(a! -> *)[] out) -> ()", tags);
@@ -125,6 +135,16 @@ TORCH_LIBRARY(fst, m) {
   def_load("profile_stop(int profile) -> str");
 
   const auto none = c10::IValue();
+  m.class_<OpenCheckpoint>("Checkpoint")
+      .def(torch::init<Strings>(), "Files that stay open, with headers that were read once.", {torch::arg("paths")})
+      .def("names", &OpenCheckpoint::names)
+      .def("texts", &OpenCheckpoint::texts)
+      .def("entry", &OpenCheckpoint::entry, "", {torch::arg("name")})
+      .def("load_tensors", &OpenCheckpoint::load_tensors, "",
+           {torch::arg("names"), torch::arg("device") = c10::Device(c10::kCPU), torch::arg("dtype") = none})
+      .def("load_boxes", &OpenCheckpoint::load_boxes, "",
+           {torch::arg("names"), torch::arg("starts"), torch::arg("lengths"), torch::arg("steps"),
+            torch::arg("device") = c10::Device(c10::kCPU), torch::arg("dtype") = none});
   m.class_<Loader>("Loader")
       .def(torch::init<const c10::List<std::string>&, c10::Device, const Loader::Names&, Dtype, int64_t,
                        const std::string&, const Loader::Numbers&, const Loader::Numbers&, const Loader::Numbers&>(),
@@ -143,6 +163,7 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("load_files", load_files);
   m.impl("load_tensors", load_tensors);
   m.impl("load_slices", load_slices);
+  m.impl("load_boxes", load_boxes);
   m.impl("load_into", load_into_outputs);
   m.impl("tensor_names", tensor_names);
   m.impl("metadata", metadata);

@@ -1,7 +1,5 @@
 #include "select.h"
 
-#include <utility>
-
 #include "error.h"
 
 namespace fst {
@@ -28,23 +26,28 @@ rust::Box<Checkpoint> open_checkpoint(Strings paths) {
   return call_core([&] { return open(slice_of(converted)); });
 }
 
-rust::Box<Selection> select_all(Strings paths) {
-  auto checkpoint = open_checkpoint(paths);
-  return call_core([&] { return select_all(std::move(checkpoint)); });
+rust::Box<Selection> select_all(const Checkpoint& checkpoint) {
+  return call_core([&] { return checkpoint.select_all(); });
 }
 
-rust::Box<Selection> select_named(Strings paths, Strings names) {
-  auto checkpoint = open_checkpoint(paths);
+rust::Box<Selection> select_named(const Checkpoint& checkpoint, Strings names) {
   const auto converted = to_rust(names);
-  return call_core([&] { return select_tensors(std::move(checkpoint), slice_of(converted)); });
+  return call_core([&] { return checkpoint.select_tensors(slice_of(converted)); });
 }
 
-rust::Box<Selection> select_sliced(Strings paths, Strings names, c10::IntArrayRef dims, c10::IntArrayRef starts,
-                                   c10::IntArrayRef lengths) {
-  auto checkpoint = open_checkpoint(paths);
+rust::Box<Selection> select_sliced(const Checkpoint& checkpoint, Strings names, c10::IntArrayRef dims,
+                                   c10::IntArrayRef starts, c10::IntArrayRef lengths) {
   const auto converted = to_rust(names);
   return call_core([&] {
-    return select_slices(std::move(checkpoint), slice_of(converted), to_rust(dims), to_rust(starts), to_rust(lengths));
+    return checkpoint.select_slices(slice_of(converted), to_rust(dims), to_rust(starts), to_rust(lengths));
+  });
+}
+
+rust::Box<Selection> select_boxed(const Checkpoint& checkpoint, Strings names, c10::IntArrayRef starts,
+                                  c10::IntArrayRef lengths, c10::IntArrayRef steps) {
+  const auto converted = to_rust(names);
+  return call_core([&] {
+    return checkpoint.select_boxes(slice_of(converted), to_rust(starts), to_rust(lengths), to_rust(steps));
   });
 }
 

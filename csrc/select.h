@@ -14,11 +14,13 @@ using Strings = const c10::List<std::string>&;
 
 rust::Box<Checkpoint> open_checkpoint(Strings paths);
 
-// All tensors of a checkpoint, the ones that are named, or a slice of each that is named.
-rust::Box<Selection> select_all(Strings paths);
-rust::Box<Selection> select_named(Strings paths, Strings names);
-rust::Box<Selection> select_sliced(Strings paths, Strings names, c10::IntArrayRef dims, c10::IntArrayRef starts,
-                                   c10::IntArrayRef lengths);
+// All tensors of a checkpoint, the ones that are named, or a slice or box of each that is named.
+rust::Box<Selection> select_all(const Checkpoint& checkpoint);
+rust::Box<Selection> select_named(const Checkpoint& checkpoint, Strings names);
+rust::Box<Selection> select_sliced(const Checkpoint& checkpoint, Strings names, c10::IntArrayRef dims,
+                                   c10::IntArrayRef starts, c10::IntArrayRef lengths);
+rust::Box<Selection> select_boxed(const Checkpoint& checkpoint, Strings names, c10::IntArrayRef starts,
+                                  c10::IntArrayRef lengths, c10::IntArrayRef steps);
 
 rust::Vec<Spec> specs_of(const Selection& selection);
 

@@ -3,7 +3,7 @@
 //! C++ back.
 
 use crate::cast::Cast;
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint;
 use crate::convert;
 use crate::device::cuda::{self, Cuda};
 use crate::device::host::Host;
@@ -12,14 +12,18 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::load::{self, Batch, Transfer};
 use crate::options::{self, Options};
-use crate::plan::{Destination, Wanted};
+use crate::plan::Destination;
 use crate::profile::{self, Span, Stage};
 use crate::reader::mmap::Mapping;
 use crate::reader::{self, Chosen, ReaderKind, Target};
+use crate::selection::{self, Boxes, Slices};
 use crate::stream::{Order, Stream};
-use crate::views;
+use crate::views::{self, Mappings};
+use crate::wanted::Wanted;
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 #[cxx::bridge(namespace = "fst")]
@@ -66,22 +70,44 @@ mod ffi {
         value: String,
     }
 
+    /// The metadata of one file.
+    struct FileTexts {
+        path: String,
+        texts: Vec<Text>,
+    }
+
+    /// What a header says of a tensor.
+    struct Facts {
+        dtype: String,
+        shape: Vec<i64>,
+        bytes: u64,
+    }
+
     extern "Rust" {
         type Checkpoint;
         fn open(paths: &[String]) -> Result<Box<Checkpoint>>;
         fn tensor_names(self: &Checkpoint) -> Vec<String>;
         fn texts(self: &Checkpoint) -> Result<Vec<Text>>;
+        fn texts_by_file(self: &Checkpoint) -> Vec<FileTexts>;
+        fn facts(self: &Checkpoint, name: &str) -> Result<Facts>;
         fn reader_names(self: &Checkpoint, ordinal: i32) -> Result<String>;
 
         type Selection;
-        fn select_all(checkpoint: Box<Checkpoint>) -> Result<Box<Selection>>;
-        fn select_tensors(checkpoint: Box<Checkpoint>, names: &[String]) -> Result<Box<Selection>>;
+        fn select_all(self: &Checkpoint) -> Result<Box<Selection>>;
+        fn select_tensors(self: &Checkpoint, names: &[String]) -> Result<Box<Selection>>;
         fn select_slices(
-            checkpoint: Box<Checkpoint>,
+            self: &Checkpoint,
             names: &[String],
             dims: &[i64],
             starts: &[i64],
             lengths: &[i64],
+        ) -> Result<Box<Selection>>;
+        fn select_boxes(
+            self: &Checkpoint,
+            names: &[String],
+            starts: &[i64],
+            lengths: &[i64],
+            steps: &[i64],
         ) -> Result<Box<Selection>>;
         fn specs(self: &Selection) -> Result<Vec<Spec>>;
         fn in_file_order(self: &Selection) -> Vec<usize>;
@@ -124,10 +150,16 @@ mod ffi {
     }
 }
 
+/// An open checkpoint.
+struct Checkpoint {
+    files: Arc<checkpoint::Checkpoint>,
+    mappings: Arc<Mappings>,
+}
+
 /// Tensors chosen from a checkpoint.
 struct Selection {
-    checkpoint: Arc<Checkpoint>,
-    wanted: Arc<[Wanted]>,
+    chosen: selection::Selection,
+    mappings: Arc<Mappings>,
 }
 
 /// Which tensors of a selection are views of a mapped file, and where.
@@ -180,7 +212,8 @@ fn guard<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
 fn open(paths: &[String]) -> Result<Box<Checkpoint>> {
     guard(|| {
         start_log()?;
-        Checkpoint::open(paths).map(Box::new)
+        let files = Arc::new(checkpoint::Checkpoint::open(paths)?);
+        Ok(Box::new(Checkpoint { files, mappings: Arc::default() }))
     })
 }
 
@@ -204,12 +237,50 @@ fn start_log() -> Result<()> {
 
 impl Checkpoint {
     fn tensor_names(&self) -> Vec<String> {
-        self.entries().map(|(_, entry)| entry.name.to_string()).collect()
+        self.files.entries().map(|(_, entry)| entry.name.to_string()).collect()
     }
 
     fn texts(&self) -> Result<Vec<ffi::Text>> {
-        let texts = self.metadata()?.iter();
-        Ok(texts.map(|(key, value)| ffi::Text { key: key.clone(), value: value.clone() }).collect())
+        guard(|| Ok(self.files.metadata()?.map(texts).unwrap_or_default()))
+    }
+
+    fn texts_by_file(&self) -> Vec<ffi::FileTexts> {
+        let file = |(path, metadata): (&Path, _)| ffi::FileTexts {
+            path: path.to_string_lossy().into_owned(),
+            texts: texts(metadata),
+        };
+        self.files.texts().map(file).collect()
+    }
+
+    fn facts(&self, name: &str) -> Result<ffi::Facts> {
+        guard(|| {
+            let (_, entry) = self.files.find(name)?;
+            let bytes = entry.end.saturating_sub(entry.begin);
+            Ok(ffi::Facts { dtype: entry.dtype.name().to_owned(), shape: signed(entry.shape)?, bytes })
+        })
+    }
+
+    fn select_all(&self) -> Result<Box<Selection>> {
+        self.select(selection::Selection::all)
+    }
+
+    fn select_tensors(&self, names: &[String]) -> Result<Box<Selection>> {
+        self.select(|files| selection::Selection::named(files, names))
+    }
+
+    fn select_slices(&self, names: &[String], dims: &[i64], starts: &[i64], lengths: &[i64]) -> Result<Box<Selection>> {
+        self.select(|files| selection::Selection::slices(files, names, Slices { dims, starts, lengths }))
+    }
+
+    fn select_boxes(&self, names: &[String], starts: &[i64], lengths: &[i64], steps: &[i64]) -> Result<Box<Selection>> {
+        self.select(|files| selection::Selection::boxes(files, names, Boxes { starts, lengths, steps }))
+    }
+
+    fn select(
+        &self,
+        choose: impl FnOnce(&Arc<checkpoint::Checkpoint>) -> Result<selection::Selection>,
+    ) -> Result<Box<Selection>> {
+        guard(|| Ok(Box::new(Selection { chosen: choose(&self.files)?, mappings: Arc::clone(&self.mappings) })))
     }
 
     /// For the GPU with this ordinal, or for new tensors on the CPU where it is negative.
@@ -225,82 +296,22 @@ impl Checkpoint {
             };
             // What can be had shows when it is tried.
             if ordinal < 0 {
-                let transfer = Transfer::open(self, Arc::default(), Arc::new(Host), options.clone())?;
-                for (source, moved) in self.sources().zip(transfer.readers()) {
+                let transfer = Transfer::open(&self.files, Arc::default(), Arc::new(Host), options.clone())?;
+                for (source, moved) in self.files.sources().zip(transfer.readers()) {
                     let chosen = reader::choose(&options, source, Target::NewHostMemory)?;
                     add(if chosen.kind == ReaderKind::Mmap { chosen } else { moved });
                 }
             } else {
                 let device = Arc::new(Cuda::open(ordinal, 0)?);
-                Transfer::open(self, Arc::default(), device, options)?.readers().for_each(add);
+                Transfer::open(&self.files, Arc::default(), device, options)?.readers().for_each(add);
             }
             Ok(names.join("+"))
         })
     }
 }
 
-fn select(
-    checkpoint: Box<Checkpoint>,
-    choose: impl FnOnce(&Checkpoint) -> Result<Vec<Wanted>>,
-) -> Result<Box<Selection>> {
-    guard(|| {
-        let _span = profile::span(Stage::Plan);
-        let wanted = choose(&checkpoint)?.into();
-        Ok(Box::new(Selection { checkpoint: Arc::new(*checkpoint), wanted }))
-    })
-}
-
-fn select_all(checkpoint: Box<Checkpoint>) -> Result<Box<Selection>> {
-    select(checkpoint, |checkpoint| {
-        checkpoint.entries().map(|(source, entry)| locate(checkpoint, source, Wanted::whole(source, entry))).collect()
-    })
-}
-
-fn select_tensors(checkpoint: Box<Checkpoint>, names: &[String]) -> Result<Box<Selection>> {
-    select(checkpoint, |checkpoint| {
-        let whole = |name: &String| {
-            let (source, entry) = checkpoint.find(name)?;
-            locate(checkpoint, source, Wanted::whole(source, entry))
-        };
-        names.iter().map(whole).collect()
-    })
-}
-
-fn select_slices(
-    checkpoint: Box<Checkpoint>,
-    names: &[String],
-    dims: &[i64],
-    starts: &[i64],
-    lengths: &[i64],
-) -> Result<Box<Selection>> {
-    select(checkpoint, |checkpoint| {
-        let count = names.len();
-        if [dims.len(), starts.len(), lengths.len()] != [count; 3] {
-            return Err(Error::new(
-                Kind::InvalidArgument,
-                format!(
-                    "{count} names, but {} dims, {} starts and {} lengths; give one of each for every name",
-                    dims.len(),
-                    starts.len(),
-                    lengths.len()
-                ),
-            ));
-        }
-        let slices = names.iter().zip(dims).zip(starts).zip(lengths);
-        let slice = |(((name, &dim), &start), &length): (((&String, &i64), &i64), &i64)| {
-            let (source, entry) = checkpoint.find(name)?;
-            locate(checkpoint, source, Wanted::slice(source, entry, dim, start, length))
-        };
-        slices.map(slice).collect()
-    })
-}
-
-/// Adds the file's name to an error of the plan, which knows no files.
-fn locate(checkpoint: &Checkpoint, source: usize, wanted: Result<Wanted>) -> Result<Wanted> {
-    wanted.map_err(|error| match checkpoint.source(source) {
-        Ok(source) => error.at(&source.path),
-        Err(_) => error,
-    })
+fn texts(metadata: &BTreeMap<String, String>) -> Vec<ffi::Text> {
+    metadata.iter().map(|(key, value)| ffi::Text { key: key.clone(), value: value.clone() }).collect()
 }
 
 impl Selection {
@@ -308,30 +319,30 @@ impl Selection {
     fn record(&self, device: &str) -> Box<Recording> {
         // The device "meta" gets shapes and dtypes alone.
         let is_counted = profile::is_on() && device != "meta";
-        let bytes = if is_counted { self.wanted.iter().map(Wanted::bytes).sum() } else { 0 };
+        let bytes = if is_counted { self.chosen.wanted().iter().map(Wanted::bytes).sum() } else { 0 };
         let detail = || {
-            let paths: Vec<_> = self.checkpoint.sources().map(|source| source.path.to_string_lossy()).collect();
-            json!({ "paths": paths, "device": device, "tensors": self.wanted.len() }).into()
+            let sources = self.chosen.checkpoint().sources();
+            let paths: Vec<_> = sources.map(|source| source.path.to_string_lossy()).collect();
+            json!({ "paths": paths, "device": device, "tensors": self.chosen.wanted().len() }).into()
         };
         Box::new(Recording { _span: profile::span(Stage::Load).bytes(bytes).detail(detail) })
     }
 
-    /// The tensors by where their bytes begin: file after file, and in each from its start on.
     fn in_file_order(&self) -> Vec<usize> {
-        let mut order: Vec<usize> = (0..self.wanted.len()).collect();
-        order.sort_by_key(|&index| self.wanted.get(index).map(|wanted| (wanted.source, wanted.region.begin)));
-        order
+        self.chosen.in_file_order()
     }
 
     fn specs(&self) -> Result<Vec<ffi::Spec>> {
-        guard(|| self.wanted.iter().map(spec).collect())
+        guard(|| self.chosen.wanted().iter().map(spec).collect())
     }
 
     /// Maps the files of tensors that need no copy on the CPU, if they are wanted with these dtypes.
     fn views(&self, scalar_types: &[i8]) -> Result<Box<Views>> {
         guard(|| {
             let dtypes: Vec<_> = scalar_types.iter().map(|&value| Dtype::from_scalar_type(value)).collect();
-            let views = views::Views::open(&self.checkpoint, &self.wanted, &dtypes, &Options::from_env()?)?;
+            let (checkpoint, wanted) = (self.chosen.checkpoint(), self.chosen.wanted());
+            let options = Options::from_env()?;
+            let views = views::Views::open(checkpoint, &self.mappings, wanted, &dtypes, &options)?;
             Ok(Box::new(Views(views)))
         })
     }
@@ -345,8 +356,8 @@ impl Selection {
     }
 
     fn transfer<D: Device>(&self, device: D, to: impl FnOnce(Transfer<D>) -> To) -> Result<Box<AnyTransfer>> {
-        let wanted = Arc::clone(&self.wanted);
-        let transfer = Transfer::open(&self.checkpoint, Arc::clone(&wanted), Arc::new(device), Options::from_env()?)?;
+        let (checkpoint, wanted) = (self.chosen.checkpoint(), Arc::clone(self.chosen.wanted()));
+        let transfer = Transfer::open(checkpoint, Arc::clone(&wanted), Arc::new(device), Options::from_env()?)?;
         Ok(Box::new(AnyTransfer { to: to(transfer), wanted, batch: None }))
     }
 
@@ -365,23 +376,26 @@ impl Selection {
         to: impl FnOnce(Stream<D>) -> StreamTo,
     ) -> Result<Box<AnyStream>> {
         let order = if order == ffi::Order::Landed { Order::Landed } else { Order::Submitted };
-        let wanted = Arc::clone(&self.wanted);
+        let (checkpoint, wanted) = (self.chosen.checkpoint(), Arc::clone(self.chosen.wanted()));
         let options = Options::from_env()?;
-        let stream = Stream::open(&self.checkpoint, Arc::clone(&wanted), Arc::new(device), options, order)?;
+        let stream = Stream::open(checkpoint, Arc::clone(&wanted), Arc::new(device), options, order)?;
         Ok(Box::new(AnyStream { to: to(stream), wanted, prepared: None }))
     }
 }
 
 fn spec(wanted: &Wanted) -> Result<ffi::Spec> {
-    let too_large = |_| Error::new(Kind::Internal, "a size passed the header's checks but does not fit");
-    let shape = wanted.shape.iter().map(|&size| i64::try_from(size).map_err(too_large));
     Ok(ffi::Spec {
         name: wanted.name.to_string(),
         scalar_type: wanted.dtype.scalar_type().ok_or_else(|| Error::new(Kind::Internal, "no scalar type"))?,
         is_castable: wanted.dtype.is_castable(),
-        shape: shape.collect::<Result<_>>()?,
+        shape: signed(&wanted.shape)?,
         bytes: wanted.bytes(),
     })
+}
+
+fn signed(shape: &[u64]) -> Result<Vec<i64>> {
+    let too_large = |_| Error::new(Kind::Internal, "a size passed the header's checks but does not fit");
+    shape.iter().map(|&size| i64::try_from(size).map_err(too_large)).collect()
 }
 
 impl Views {

@@ -101,11 +101,16 @@ impl Checkpoint {
         found.ok_or_else(|| self.not_found(name))
     }
 
-    /// The free text in the header of the one file there is.
+    /// The files with free text in their headers, and that text.
+    pub fn texts(&self) -> impl Iterator<Item = (&Path, &BTreeMap<String, String>)> {
+        self.files.iter().filter_map(|file| Some((file.source.path.as_path(), file.header.metadata()?)))
+    }
+
+    /// The free text in the header of the one file there is, if it has any.
     ///
     /// # Errors
     /// `is-a-directory` when there are several files, each of which has its own.
-    pub fn metadata(&self) -> Result<&BTreeMap<String, String>> {
+    pub fn metadata(&self) -> Result<Option<&BTreeMap<String, String>>> {
         match self.files.as_slice() {
             [file] => Ok(file.header.metadata()),
             files => Err(Error::new(

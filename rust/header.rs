@@ -54,8 +54,8 @@ pub struct Header {
     records: Vec<Record>,
     names: String,
     sizes: Vec<u64>,
-    /// The free text under `__metadata__`.
-    metadata: BTreeMap<String, String>,
+    /// The free text under `__metadata__`, if that is there.
+    metadata: Option<BTreeMap<String, String>>,
     positions: HashTable<usize>,
     hasher: RandomState,
 }
@@ -141,9 +141,9 @@ impl Header {
         self.positions.find(self.hasher.hash_one(name), is_it).and_then(|&position| self.get(position))
     }
 
-    /// The free text under `__metadata__`.
-    pub fn metadata(&self) -> &BTreeMap<String, String> {
-        &self.metadata
+    /// The free text under `__metadata__`, if that is there.
+    pub fn metadata(&self) -> Option<&BTreeMap<String, String>> {
+        self.metadata.as_ref()
     }
 
     fn entry(&self, record: &Record) -> Entry<'_> {

@@ -5,8 +5,9 @@
 //!
 //! a path becomes a list of files ([`source`]); each file's header becomes
 //! names, dtypes, shapes and byte ranges ([`header`]); all headers together
-//! resolve the names a caller asks for ([`checkpoint`]); what is wanted and
-//! where it should go becomes reads and placements ([`plan`]); bytes come out
+//! resolve the names a caller asks for ([`checkpoint`]) to what is [`wanted`],
+//! one [`selection`] for each load; that and where it should go becomes reads
+//! and placements ([`plan`]); bytes come out
 //! of a file ([`reader`]) towards their destination ([`device`]), resting in a
 //! pinned slot on the way ([`staging`]), while one loop keeps all of that busy
 //! ([`load`]), which a [`stream`] runs while its caller already uses what has
@@ -28,6 +29,8 @@ pub mod source;
 pub mod header;
 pub mod workers;
 pub mod checkpoint;
+pub mod wanted;
+pub mod selection;
 pub mod plan;
 pub mod reader;
 pub mod device;

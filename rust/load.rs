@@ -9,13 +9,14 @@ use crate::device::{Device, Direct, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::interrupt::Watch;
 use crate::options::{Options, ReaderChoice};
-use crate::plan::{Chunk, Destination, Limits, Wanted, plan};
+use crate::plan::{Chunk, Destination, Limits, plan};
 use crate::profile::{self, Memory, Stage};
 use crate::reader::ring::Linux;
 use crate::reader::uring::Rings;
 use crate::reader::{self, Buffer, Chosen, DIRECT_BYTES, GAP_BYTES, Opened, ReaderKind, Target};
 use crate::staging::numa::{self, Node};
 use crate::staging::{PAGE_BYTES, Request, Slot, Staging, pool};
+use crate::wanted::Wanted;
 use crate::workers;
 use std::sync::Arc;
 

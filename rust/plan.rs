@@ -11,142 +11,9 @@
 //! ```
 
 use crate::cast::Cast;
-use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
-use crate::header::Entry;
+use crate::wanted::{Repeat, Wanted};
 use std::ops::Range;
-
-/// Rows of bytes in a file, `stride` apart. A whole tensor is one row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Region {
-    /// The first byte of the first row, from the start of the file.
-    pub begin: u64,
-    /// Bytes of one row.
-    pub row_bytes: u64,
-    /// How many rows there are.
-    pub rows: u64,
-    /// Bytes from the start of a row to the start of the next.
-    pub stride: u64,
-}
-
-impl Region {
-    /// The byte of the file behind the last row.
-    pub fn end(&self) -> u64 {
-        self.begin + self.rows.saturating_sub(1) * self.stride + self.row_bytes
-    }
-}
-
-/// A tensor, or a slice of one, that the caller wants.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
-    /// The tensor's name.
-    pub name: Box<str>,
-    /// Which file of the checkpoint holds it.
-    pub source: usize,
-    /// The stored dtype.
-    pub dtype: Dtype,
-    /// The shape of the result, in PyTorch's elements.
-    pub shape: Vec<u64>,
-    /// Where its bytes are.
-    pub region: Region,
-}
-
-impl Wanted {
-    /// A whole tensor.
-    ///
-    /// # Errors
-    /// `unsupported-dtype` where PyTorch cannot hold it.
-    pub fn whole(source: usize, entry: Entry<'_>) -> Result<Wanted> {
-        let shape = torch_shape(entry)?;
-        let row_bytes = entry.end.saturating_sub(entry.begin);
-        let region = Region { begin: entry.begin, row_bytes, rows: 1, stride: row_bytes };
-        Ok(Wanted { name: entry.name.into(), source, dtype: entry.dtype, shape, region })
-    }
-
-    /// The part of a tensor with indices `start..start + length` of dimension `dim`, which may be negative.
-    ///
-    /// # Errors
-    /// `invalid-argument` where the slice does not lie inside the tensor, and those of [`Wanted::whole`].
-    pub fn slice(source: usize, entry: Entry<'_>, dim: i64, start: i64, length: i64) -> Result<Wanted> {
-        let whole = Wanted::whole(source, entry)?;
-        let invalid =
-            |message: String| Error::new(Kind::InvalidArgument, message).tensor(entry.name).offset(entry.begin);
-        let shape = &whole.shape;
-        let position = position_of(dim, shape.len()).ok_or_else(|| {
-            invalid(format!("dimension {dim} of a tensor with shape {shape:?}; it has {} dimensions", shape.len()))
-        })?;
-        let size = shape.get(position).copied().unwrap_or(0);
-        let (start, length) = match (u64::try_from(start), u64::try_from(length)) {
-            (Ok(start), Ok(length)) if start.checked_add(length).is_some_and(|end| end <= size) => (start, length),
-            _ => {
-                return Err(invalid(format!(
-                    "the slice of {length} from {start} does not lie inside dimension {dim}, whose size is {size}"
-                )));
-            }
-        };
-        // These products are at most the tensor's size, which the header's checks have bounded,
-        // but for empty tensors, whose regions hold no byte whatever the products are.
-        let outer = product(shape.get(..position));
-        let inner_bytes = product(shape.get(position.saturating_add(1)..)).saturating_mul(entry.dtype.item_bytes());
-        let stride = size.saturating_mul(inner_bytes);
-        let row_bytes = length.saturating_mul(inner_bytes);
-        let begin = entry.begin.saturating_add(start.saturating_mul(inner_bytes));
-        let mut shape = whole.shape.clone();
-        if let Some(size) = shape.get_mut(position) {
-            *size = length;
-        }
-        // Whole rows stand one behind the other: one row.
-        let region = if row_bytes == stride || outer == 1 {
-            let row_bytes = row_bytes.saturating_mul(outer);
-            Region { begin, row_bytes, rows: 1, stride: row_bytes }
-        } else {
-            Region { begin, row_bytes, rows: outer, stride }
-        };
-        Ok(Wanted { shape, region, ..whole })
-    }
-
-    /// Bytes of the result.
-    pub fn bytes(&self) -> u64 {
-        self.region.row_bytes.saturating_mul(self.region.rows)
-    }
-
-    /// The file's bytes in one piece, where the result lies in the file as it will lie in memory.
-    pub fn contiguous(&self) -> Option<Range<u64>> {
-        let Region { begin, row_bytes, rows, .. } = self.region;
-        (rows == 1).then(|| begin..begin.saturating_add(row_bytes))
-    }
-}
-
-fn torch_shape(entry: Entry<'_>) -> Result<Vec<u64>> {
-    let unsupported =
-        |message: String| Error::new(Kind::UnsupportedDtype, message).tensor(entry.name).offset(entry.begin);
-    if entry.dtype.scalar_type().is_none() {
-        return Err(unsupported(format!("PyTorch has no dtype for {}; load the other tensors by name", entry.dtype)));
-    }
-    let mut shape = entry.shape.to_vec();
-    let packed = entry.dtype.packed_elements();
-    if packed > 1 {
-        let last = shape.last_mut().filter(|size| **size % packed == 0);
-        let last = last.ok_or_else(|| {
-            unsupported(format!(
-                "PyTorch packs {packed} elements of {} into one, so the last dimension of {:?} must be a multiple of it",
-                entry.dtype, entry.shape
-            ))
-        })?;
-        *last /= packed;
-    }
-    Ok(shape)
-}
-
-fn position_of(dim: i64, count: usize) -> Option<usize> {
-    let count_signed = i64::try_from(count).ok()?;
-    let position = if dim < 0 { dim.checked_add(count_signed)? } else { dim };
-    usize::try_from(position).ok().filter(|&position| position < count)
-}
-
-fn product(sizes: Option<&[u64]>) -> u64 {
-    sizes.unwrap_or_default().iter().fold(1, |product, &size| product.saturating_mul(size))
-}
 
 /// Where bytes `begin..end` of a wanted tensor go, counted in its contiguous form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -351,19 +218,23 @@ impl Run {
 /// A destination may begin and end in the middle of rows: a part of a row, whole rows, a part of a row.
 /// A row longer than a chunk becomes several, so that whoever wants the same bytes finds them in the same chunks.
 fn push_runs(tensor: &Wanted, destination: &Destination, limits: &Limits, runs: &mut Vec<Run>) {
-    let Region { begin, row_bytes, stride, .. } = tensor.region;
+    let region = &tensor.region;
     let Destination { wanted, address, cast, .. } = *destination;
+    // A run has rows of the innermost repeat alone.
+    let innermost = region.repeats.last().copied().unwrap_or(Repeat { count: 1, stride: region.row_bytes });
+    let stride = innermost.stride;
     let mut at = destination.begin;
     while at < destination.end {
-        let (row, column) = (at / row_bytes, at % row_bytes);
-        let offset = begin + row * stride + column;
+        let (row, column) = (at / region.row_bytes, at % region.row_bytes);
+        let offset = region.row_begin(row) + column;
         let part_bytes = limits.part_bytes(offset, tensor.dtype.item_bytes());
         let left = destination.end - at;
-        let whole_rows = if column == 0 { left / row_bytes } else { 0 };
+        let rows_left = (left / region.row_bytes).min(innermost.count - row % innermost.count);
+        let whole_rows = if column == 0 { rows_left } else { 0 };
         let (row_bytes, rows) = match whole_rows {
-            0 => (left.min(row_bytes - column).min(part_bytes), 1),
-            _ if row_bytes > limits.row_bytes_max() => (row_bytes.min(part_bytes), 1),
-            rows => (row_bytes, rows),
+            0 => (left.min(region.row_bytes - column).min(part_bytes), 1),
+            _ if region.row_bytes > limits.row_bytes_max() => (region.row_bytes.min(part_bytes), 1),
+            rows => (region.row_bytes, rows),
         };
         let whole = Run { wanted, source: tensor.source, begin: offset, row_bytes, rows, stride, address, cast };
         runs.push(Run { address: whole.address_of(at - destination.begin), ..whole });

@@ -4,7 +4,8 @@
 #![no_main]
 
 use fst::header::Header;
-use fst::plan::{Chunk, Destination, Limits, Wanted, plan};
+use fst::plan::{Chunk, Destination, Limits, plan};
+use fst::wanted::{Span, Wanted};
 use libfuzzer_sys::fuzz_target;
 
 /// A file whose data is this long is assumed behind the header, so that many headers fit it.
@@ -21,6 +22,8 @@ fuzz_target!(|json: &[u8]| {
         for dim in 0..entry.shape.len() as i64 {
             wanted.extend(Wanted::slice(0, entry, dim, 1, 1));
         }
+        let spans: Vec<Span> = entry.shape.iter().map(|size| Span { start: 0, length: size.div_ceil(2), step: 2 }).collect();
+        wanted.extend(Wanted::part(0, entry, &spans));
     }
     let mut address = 0;
     let destinations: Vec<_> = wanted

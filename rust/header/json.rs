@@ -113,7 +113,7 @@ impl<'de> Visitor<'de> for HeaderSeed<'_> {
                 }
             }
         }
-        header.metadata = metadata.unwrap_or_default();
+        header.metadata = metadata.flatten();
         Ok(header)
     }
 }
@@ -121,7 +121,7 @@ impl<'de> Visitor<'de> for HeaderSeed<'_> {
 struct MetadataSeed;
 
 impl<'de> DeserializeSeed<'de> for MetadataSeed {
-    type Value = BTreeMap<String, String>;
+    type Value = Option<BTreeMap<String, String>>;
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Self::Value, D::Error> {
         // `null` stands for no metadata in files of some writers.
         deserializer.deserialize_any(self)
@@ -129,12 +129,12 @@ impl<'de> DeserializeSeed<'de> for MetadataSeed {
 }
 
 impl<'de> Visitor<'de> for MetadataSeed {
-    type Value = BTreeMap<String, String>;
+    type Value = Option<BTreeMap<String, String>>;
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{METADATA_KEY} to be an object of strings")
     }
     fn visit_unit<E>(self) -> std::result::Result<Self::Value, E> {
-        Ok(BTreeMap::new())
+        Ok(None)
     }
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Self::Value, A::Error> {
         let mut metadata = BTreeMap::new();
@@ -144,7 +144,7 @@ impl<'de> Visitor<'de> for MetadataSeed {
                 return Err(A::Error::custom(format!("the key {key:?} stands twice in {METADATA_KEY}")));
             }
         }
-        Ok(metadata)
+        Ok(Some(metadata))
     }
 }
 

@@ -28,7 +28,7 @@ fn good_headers() {
     assert!(parse("{}", 0).unwrap().entries().len() == 0);
     assert!(parse("{}   ", 0).unwrap().entries().len() == 0);
     let header = parse(r#"{"__metadata__":{"a":"b"},"x":{"dtype":"F32","shape":[],"data_offsets":[0,4]}}"#, 4).unwrap();
-    assert_eq!(header.metadata()["a"], "b");
+    assert_eq!(header.metadata().unwrap()["a"], "b");
     let entry = header.find("x").unwrap();
     assert_eq!((entry.shape.len(), entry.end - entry.begin), (0, 4));
     // The order of the keys is free, and escapes in names are names.
@@ -37,7 +37,10 @@ fn good_headers() {
     assert_eq!(header.entries().map(|entry| entry.name).collect::<Vec<_>>(), ["a", "b\n"]);
     // Fields that a later version may add.
     assert!(parse(r#"{"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"checksum":{"a":[1]}}}"#, 1).is_ok());
-    assert!(parse(r#"{"__metadata__":null}"#, 0).unwrap().metadata().is_empty());
+    assert!(parse(r#"{"__metadata__":{}}"#, 0).unwrap().metadata().unwrap().is_empty());
+    for json in ["{}", r#"{"__metadata__":null}"#] {
+        assert!(parse(json, 0).unwrap().metadata().is_none());
+    }
     // Empty tensors, before and after others.
     let json = r#"{"e":{"dtype":"F32","shape":[0,7],"data_offsets":[0,0]},"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"f":{"dtype":"F64","shape":[3,0],"data_offsets":[1,1]}}"#;
     assert_eq!(parse(json, 1).unwrap().entries().len(), 3);

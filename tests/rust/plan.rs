@@ -4,7 +4,8 @@ use fst::cast::Cast;
 use fst::dtype::Dtype;
 use fst::error::Kind;
 use fst::header::Entry;
-use fst::plan::{Chunk, Destination, Limits, Wanted, plan};
+use fst::plan::{Chunk, Destination, Limits, plan};
+use fst::wanted::{Span, Wanted};
 use proptest::prelude::*;
 
 const DATA_BEGIN: u64 = 100;

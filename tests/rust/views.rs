@@ -4,8 +4,8 @@ use crate::files;
 use fst::checkpoint::Checkpoint;
 use fst::dtype::Dtype;
 use fst::options::{Options, ReaderChoice};
-use fst::plan::Wanted;
 use fst::views::Views;
+use fst::wanted::Wanted;
 use tempfile::TempDir;
 
 /// Three tensors whose data begin at a multiple of eight, but for the last, which is one byte behind.

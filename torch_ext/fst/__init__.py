@@ -9,7 +9,7 @@ Everything here is also an operator under `torch.ops.fst`, for TorchScript and f
 
 from fst._convert import cast, scatter
 from fst._errors import SafetensorError
-from fst._load import load_file, load_files, load_into, load_slices, load_tensors, metadata, tensor_names
+from fst._load import load_boxes, load_file, load_files, load_into, load_slices, load_tensors, metadata, tensor_names
 from fst._memory import release_memory
 from fst._profile import Profile, profile
 from fst._safe_open import safe_open
@@ -24,6 +24,7 @@ __all__ = [
     "Stream",
     "Summary",
     "cast",
+    "load_boxes",
     "load_file",
     "load_files",
     "load_into",

@@ -55,6 +55,20 @@ def _load_slices(
     return [_fake(tensor, device) for tensor in stored]
 
 
+def _load_boxes(
+    paths: Sequence[str],
+    names: Sequence[str],
+    starts: Sequence[int],
+    lengths: Sequence[int],
+    steps: Sequence[int],
+    device: Device = "cpu",
+    *,
+    dtype: torch.dtype | None = None,
+) -> list[Tensor]:
+    stored = _from_headers(torch.ops.fst.load_boxes, paths, names, starts, lengths, steps, dtype=dtype)
+    return [_fake(tensor, device) for tensor in stored]
+
+
 def _load_into(paths: Sequence[str], names: Sequence[str], out: Sequence[Tensor]) -> None:
     # PyTorch calls this for meta tensors too, and returning would leave those beside them unfilled without a word.
     for name, tensor in zip(names, out, strict=False):
@@ -91,6 +105,7 @@ for _name, _function in (
     ("load_files", _load_files),
     ("load_tensors", _load_tensors),
     ("load_slices", _load_slices),
+    ("load_boxes", _load_boxes),
     ("load_into", _load_into),
     ("cast", _cast),
     ("scatter", _scatter),

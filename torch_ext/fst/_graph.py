@@ -34,10 +34,12 @@ def _without_cast(
         return [tensor.to(dtype) if tensor.dtype in CASTABLE else tensor for tensor in operator(*args, **kwargs)]
 
 
-for _name in ("fst::load_tensors", "fst::load_slices", "fst::cast", "fst::scatter"):
+_LOADS = ("fst::load_tensors", "fst::load_slices", "fst::load_boxes")
+
+for _name in (*_LOADS, "fst::cast", "fst::scatter"):
     torch.library.register_torch_dispatch(_name, FunctionalTensorMode, _without_cast)
 
-for _name in ("fst::load_tensors", "fst::load_slices"):
+for _name in _LOADS:
     # Two equal loads are two tensors, which a compiler would otherwise merge into one, as they have no inputs that
     # differ. What they return also depends on a file, so a compiled graph must not be kept for a later process, in
     # which the file may have other shapes. An effect says both.

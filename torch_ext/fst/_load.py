@@ -195,6 +195,56 @@ def load_slices(
     return loaded
 
 
+def load_boxes(
+    paths: Paths,
+    names: Sequence[str],
+    boxes: Sequence[Sequence[tuple[int, int, int]]],
+    device: Device = "cpu",
+    *,
+    dtype: torch.dtype | None = None,
+) -> list[Tensor]:
+    """Loads a box of each tensor that is named, and reads only the bytes that the boxes need.
+
+    A box takes of each dimension `length` indices: `start`, `start + step`, and so on. Like `load_tensors` it can be
+    compiled and exported. To index tensors as one is used to, see `safe_open`.
+
+    Args:
+        paths: A path or a list of paths, each as in `load_file`.
+        names: The tensors to take boxes of.
+        boxes: For each name, and for each dimension of its tensor as PyTorch has it, `(start, length, step)`. None is
+            negative, the step is at least 1, and all indices lie inside the dimension.
+        device: As in `load_file`.
+        dtype: As in `load_file`.
+
+    Returns:
+        One contiguous tensor for each name, in their order. The shape is the lengths.
+
+    Raises:
+        KeyError: No file holds the name; the message tells the nearest names.
+        ValueError: A box does not fit its tensor, or there is not one for each name.
+        And the errors of `load_file`.
+
+    Example:
+        >>> [corners] = fst.load_boxes("model.safetensors", ["weight"], [[(0, 2, 3), (0, 2, 2)]])
+        >>> corners.shape
+        torch.Size([2, 2])
+    """
+    if len(boxes) != len(names):
+        raise ValueError(f"{len(names)} names, but {len(boxes)} boxes; give one for every name")
+    spans = [span for box in boxes for span in box]
+    loaded: list[Tensor] = call(
+        torch.ops.fst.load_boxes,
+        paths_of(paths),
+        names_of(names),
+        [start for start, _, _ in spans],
+        [length for _, length, _ in spans],
+        [step for _, _, step in spans],
+        device=device_of(device),
+        dtype=dtype_of(dtype),
+    )
+    return loaded
+
+
 def load_into(paths: Paths, names: Sequence[str], out: Sequence[Tensor]) -> None:
     """Overwrites existing tensors in place, so that their addresses stay.
 

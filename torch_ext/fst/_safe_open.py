@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from fst._arguments import Device, Paths, device_of, paths_of
-from fst._checkpoint import Checkpoint
-from fst._errors import SafetensorError, call
+from fst._checkpoint import open_checkpoint
+from fst._errors import SafetensorError
 from fst._framework import NUMPY, framework_of
 from fst._handle import Entry, Handle
 from fst._slice import Slice
@@ -47,7 +47,7 @@ class safe_open:  # noqa: N801  (the name that programs know)
             raise SafetensorError(f"arrays of NumPy are on the CPU, and not on {place}")
         if backend not in ("mmap", "pread"):
             raise SafetensorError(f'backend "{backend}" is neither "mmap" nor "pread"')
-        self._handle: Handle | None = Handle(call(Checkpoint, paths_of(filename)), wanted, place)
+        self._handle: Handle | None = Handle(open_checkpoint(paths_of(filename)), wanted, place)
 
     def keys(self) -> list[str]:
         """The names of all tensors, in the order of the alphabet."""

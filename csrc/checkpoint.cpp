@@ -1,0 +1,43 @@
+#include "checkpoint.h"
+
+#include "error.h"
+#include "load.h"
+
+namespace fst {
+
+std::vector<std::string> OpenCheckpoint::names() const {
+  const auto names = checkpoint_->tensor_names();
+  return {names.begin(), names.end()};
+}
+
+std::vector<OpenCheckpoint::Texts> OpenCheckpoint::texts() const {
+  std::vector<Texts> files;
+  for (const auto& file : checkpoint_->texts_by_file()) {
+    c10::Dict<std::string, std::string> texts;
+    for (const auto& text : file.texts) {
+      texts.insert(std::string(text.key), std::string(text.value));
+    }
+    files.emplace_back(std::string(file.path), std::move(texts));
+  }
+  return files;
+}
+
+OpenCheckpoint::Entry OpenCheckpoint::entry(const std::string& name) const {
+  const auto facts = call_core([&] { return checkpoint_->facts(to_rust(name)); });
+  return {std::string(facts.dtype), {facts.shape.begin(), facts.shape.end()}, static_cast<int64_t>(facts.bytes)};
+}
+
+std::vector<at::Tensor> OpenCheckpoint::load_tensors(Strings names, c10::Device device, Dtype dtype) const {
+  const auto selection = select_named(*checkpoint_, names);
+  return load(*selection, specs_of(*selection), device, dtype);
+}
+
+std::vector<at::Tensor> OpenCheckpoint::load_boxes(Strings names, const std::vector<int64_t>& starts,
+                                                   const std::vector<int64_t>& lengths,
+                                                   const std::vector<int64_t>& steps, c10::Device device,
+                                                   Dtype dtype) const {
+  const auto selection = select_boxed(*checkpoint_, names, starts, lengths, steps);
+  return load(*selection, specs_of(*selection), device, dtype);
+}
+
+}  // namespace fst
