@@ -1,0 +1,106 @@
+"""The servers whose plugins are tested: the real packages, or what stands for them in `stubs`."""
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from conftest import CHECKOUT
+
+STUBS = str(CHECKOUT / "tests" / "stubs")
+
+
+def _imported(*packages: str) -> list[str]:
+    return [name for name in sys.modules if any(f"{name}.".startswith(f"{package}.") for package in packages)]
+
+
+@contextmanager
+def imports_anew(package: str, *, stub: bool) -> Iterator[None]:
+    """Within the block, fst's plugins are imported anew, and with `stub` the package from `stubs`."""
+    fresh = ("fst.plugins", package) if stub else ("fst.plugins",)
+    before = {name: sys.modules.pop(name) for name in _imported(*fresh)}
+    path = list(sys.path)
+    if stub:
+        sys.path.insert(0, STUBS)
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        for name in _imported(*fresh):
+            del sys.modules[name]
+        sys.modules.update(before)
+
+
+def entry_points(group: str) -> list[EntryPoint]:
+    """Those that `pyproject.toml` declares, which Python reads from 3.11."""
+    tomllib = pytest.importorskip("tomllib")
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    return [EntryPoint(name, value, group) for name, value in project["entry-points"][group].items()]
+
+
+def save_checkpoint(directory: Path) -> dict[str, torch.Tensor]:
+    """Two files with tensors of three dtypes, all of which are returned."""
+    generator = torch.Generator().manual_seed(1)
+    tensors = {f"model.layers.{index}.weight": torch.randn(30, 7, generator=generator).bfloat16() for index in range(8)}
+    tensors["model.norm.weight"] = torch.randn(7, generator=generator)
+    tensors["model.steps"] = torch.arange(5)
+    save_file(dict(list(tensors.items())[:5]), directory / "model-00001-of-00002.safetensors")
+    save_file(dict(list(tensors.items())[5:]), directory / "model-00002-of-00002.safetensors")
+    return tensors
+
+
+def assert_equal(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    """The same names, and the same dtypes, shapes and values by each."""
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(actual[name], tensor, rtol=0, atol=0)
+
+
+def save_model(directory: Path, seed: int = 0) -> Path:
+    """A small Llama with random weights in several files."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(seed)
+    config = transformers.LlamaConfig(
+        vocab_size=512,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+    )
+    transformers.LlamaForCausalLM(config).bfloat16().save_pretrained(directory, max_shard_size="200KB")
+    return directory
+
+
+def run_engine(
+    group: str, program: str, *arguments: os.PathLike[str] | str, environ: dict[str, str]
+) -> tuple[list[str], str]:
+    """Runs a program that starts a server's engine, whose processes find fst by its entry point in a group.
+
+    Returns what it printed of what was generated, and all that it printed.
+    """
+    if "fst" not in importlib.metadata.entry_points(group=group).names:
+        pytest.skip("fst is not installed, and so its entry points are not found")
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
+        file.write(program)
+        file.flush()
+        done = subprocess.run(
+            [sys.executable, file.name, *arguments],
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=600,
+        )
+    assert done.returncode == 0, done.stdout
+    return [line for line in done.stdout.splitlines() if line.startswith("generated")], done.stdout

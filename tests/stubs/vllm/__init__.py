@@ -1,0 +1,1 @@
+"""As much of vLLM as fst relies on, under the same names, for where it cannot be installed."""

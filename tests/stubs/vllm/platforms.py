@@ -1,0 +1,8 @@
+class CpuPlatform:
+    device_type = "cpu"
+
+    def is_cuda(self):
+        return False
+
+
+current_platform = CpuPlatform()

@@ -1,0 +1,206 @@
+"""SGLang with `--load-format fst`: the real package where it is installed, and a stub of the interface everywhere."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import fst
+from serving import assert_equal, entry_points, imports_anew, run_engine, save_checkpoint, save_model
+
+PACKAGE = "sglang.srt.model_loader.loader"
+
+# What the loader reads of the server's arguments.
+ARGUMENTS = {
+    "model_checksum": None,
+    "weight_loader_disable_mmap": False,
+    "weight_loader_prefetch_checkpoints": False,
+    "weight_loader_prefetch_num_threads": 4,
+    "weight_loader_drop_cache_after_load": False,
+}
+
+
+@pytest.fixture(params=["stub", "real"])
+def sglang(request, monkeypatch):
+    """What the tests need of SGLang and of the plugin, which is registered and in force."""
+    if request.param == "real":
+        pytest.importorskip(PACKAGE, exc_type=ImportError)
+    with imports_anew("sglang", stub=request.param == "stub"):
+        from sglang.srt.configs.load_config import LoadConfig, LoadFormat
+        from sglang.srt.model_loader import loader
+        from sglang.srt.plugins.hook_registry import HookRegistry
+        from sglang.srt.server_args import LOAD_FORMAT_CHOICES
+
+        import fst.plugins.sglang as plugin
+
+        arguments = SimpleNamespace(**ARGUMENTS)
+        # Its name differs between versions.
+        for name in ("get_server_args", "get_model"):
+            if hasattr(loader, name):
+                monkeypatch.setattr(loader, name, lambda: arguments)
+        plugin.register()
+        HookRegistry.apply_hooks()
+        yield SimpleNamespace(
+            plugin=plugin,
+            module=loader,
+            formats=LoadFormat,
+            choices=LOAD_FORMAT_CHOICES,
+            arguments=arguments,
+            config=LoadConfig,
+            loader=lambda **options: loader.get_model_loader(LoadConfig(load_format="fst", **options)),
+            source=lambda path, prefix="": loader.DefaultModelLoader.Source(str(path), None, prefix=prefix),
+        )
+
+
+def weights(loader, source):
+    return dict(loader._get_weights_iterator(source))
+
+
+def test_the_entry_point_is_the_plugin(sglang):
+    [point] = entry_points("sglang.srt.plugins")
+    assert point.name == "fst"
+    assert point.load() is sglang.plugin.register
+
+
+def test_registering_again_changes_nothing(sglang):
+    before = sglang.choices.count("fst")
+    sglang.plugin.register()
+    assert sglang.choices.count("fst") == before >= 1
+
+
+def test_the_format_gives_the_loader(sglang):
+    loader = sglang.loader()
+    assert type(loader).__name__ == "FstModelLoader"
+    # Updates of weights from disk want this of a loader.
+    assert isinstance(loader, sglang.module.DefaultModelLoader)
+    assert type(sglang.module.get_model_loader(sglang.config(load_format="FST"))) is type(loader)
+
+
+def test_other_formats_are_as_before(sglang):
+    assert sglang.config().load_format is sglang.formats.AUTO
+    assert type(sglang.module.get_model_loader(sglang.config())) is sglang.module.DefaultModelLoader
+    with pytest.raises(ValueError, match="'fast' is not a valid LoadFormat"):
+        sglang.config(load_format="fast")
+
+
+def test_weights_are_those_of_the_files(sglang, tmp_path):
+    tensors = save_checkpoint(tmp_path)
+    assert_equal(weights(sglang.loader(), sglang.source(tmp_path)), tensors)
+    prefixed = {f"draft.{name}": tensor for name, tensor in tensors.items()}
+    assert_equal(weights(sglang.loader(), sglang.source(tmp_path, "draft.")), prefixed)
+    with fst.profile() as profile:
+        weights(sglang.loader(), sglang.source(tmp_path))
+    assert profile.summary().tensors == len(tensors)
+
+
+def test_other_loaders_read_as_before(sglang, tmp_path):
+    """The module has its own readers again once fst's loader has found its files."""
+    tensors = save_checkpoint(tmp_path)
+    sglang.loader()._get_weights_iterator(sglang.source(tmp_path))
+    with fst.profile() as profile:
+        usual = sglang.module.DefaultModelLoader(sglang.config())
+        assert_equal(weights(usual, sglang.source(tmp_path)), tensors)
+    assert profile.summary().loads == 0
+
+
+def test_options_are_json(sglang):
+    loader = sglang.loader(model_loader_extra_config='{"window_bytes": 1000, "order": "landed", "device": "cpu"}')
+    assert (loader._options.window_bytes, loader._options.order, loader._options.device) == (1000, "landed", "cpu")
+
+
+@pytest.mark.parametrize("option", ["enable_multithread_load", "num_threads"])
+def test_options_of_the_default_reader_are_refused(sglang, option):
+    with pytest.raises(ValueError, match=f"no such option in the extra config: '{option}'"):
+        sglang.loader(model_loader_extra_config={option: 1})
+
+
+@pytest.mark.parametrize(
+    ("argument", "reading"),
+    [
+        ("weight_loader_disable_mmap", "disable_mmap"),
+        ("weight_loader_prefetch_checkpoints", "prefetch"),
+        ("weight_loader_drop_cache_after_load", "drop_cache_after_load"),
+    ],
+)
+def test_arguments_of_the_default_reader_are_refused(sglang, tmp_path, argument, reading):
+    save_checkpoint(tmp_path)
+    setattr(sglang.arguments, argument, True)
+    with pytest.raises(ValueError, match=f"asked for {reading};"):
+        sglang.loader()._get_weights_iterator(sglang.source(tmp_path))
+
+
+class Quantised:
+    """A model for ModelOpt, as far as the choice of a loader looks at it."""
+
+    quantization = "modelopt"
+    modelopt_quant = None
+    quantize_and_serve = False
+
+    def __init__(self, already, path=None):
+        self.already = already
+        self.model_path = path
+
+    def _is_already_quantized(self):
+        return self.already
+
+
+@pytest.mark.parametrize("sglang", ["stub"], indirect=True)
+def test_a_loader_that_quantises_is_not_bypassed(sglang, tmp_path):
+    tensors = save_checkpoint(tmp_path)
+    with pytest.raises(ValueError, match="by its ModelOptModelLoader, which does more than load"):
+        sglang.loader().load_model(model_config=Quantised(False, tmp_path), device_config=None)
+    found = sglang.loader().load_model(model_config=Quantised(True, tmp_path), device_config=None)
+    assert_equal(found, tensors)
+
+
+@pytest.mark.gpu
+def test_tensors_reach_the_gpu(sglang, tmp_path):
+    tensors = save_checkpoint(tmp_path)
+    torch.cuda.init()
+    found = weights(sglang.loader(), sglang.source(tmp_path))
+    assert {tensor.device.type for tensor in found.values()} == {"cuda"}
+    assert_equal({name: tensor.cpu() for name, tensor in found.items()}, tensors)
+    assert_equal(weights(sglang.loader(model_loader_extra_config={"device": "cpu"}), sglang.source(tmp_path)), tensors)
+
+
+GENERATE = """
+import sys
+import sglang
+
+
+def generate(engine):
+    output = engine.generate(input_ids=[1, 2, 3, 4], sampling_params={"max_new_tokens": 12, "temperature": 0})
+    print("generated", output["output_ids"])
+
+
+if __name__ == "__main__":
+    model, other, load_format = sys.argv[1:]
+    engine = sglang.Engine(
+        model_path=model,
+        load_format=load_format,
+        device="cpu",
+        attention_backend="torch_native",
+        skip_tokenizer_init=True,
+        dtype="bfloat16",
+        mem_fraction_static=0.1,
+        max_total_tokens=512,
+        disable_overlap_schedule=True,
+        model_loader_extra_config='{"window_bytes": 100000}' if load_format == "fst" else "{}",
+        log_level="info",
+    )
+    generate(engine)
+    print(engine.update_weights_from_disk(other))
+    generate(engine)
+    engine.shutdown()
+"""
+
+
+def test_a_model_generates_the_same(tmp_path, python_environ):
+    """The whole engine on a small random model, with its own reader and with fst, and with other weights then."""
+    pytest.importorskip(PACKAGE, exc_type=ImportError)
+    models = save_model(tmp_path / "model"), save_model(tmp_path / "other", seed=1)
+    usual, _ = run_engine("sglang.srt.plugins", GENERATE, *models, "auto", environ=python_environ)
+    ours, log = run_engine("sglang.srt.plugins", GENERATE, *models, "fst", environ=python_environ)
+    assert len(set(usual)) == 2
+    assert ours == usual
+    assert log.count("Loading safetensors with fst: 100%") == 2

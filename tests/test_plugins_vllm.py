@@ -1,0 +1,280 @@
+"""vLLM with `--load-format fst`: the real package where it is installed, and a stub of the interface everywhere."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import fst
+from serving import assert_equal, entry_points, imports_anew, run_engine, save_checkpoint, save_model
+
+MIB = 1 << 20
+
+
+@pytest.fixture(params=["stub", "real"])
+def vllm(request):
+    """What the tests need of vLLM and of the plugin, which is registered."""
+    if request.param == "real":
+        pytest.importorskip("vllm.model_executor.model_loader", exc_type=ImportError)
+    with imports_anew("vllm", stub=request.param == "stub"):
+        from vllm.config.load import LoadConfig
+        from vllm.model_executor import model_loader
+
+        import fst.plugins.vllm as plugin
+
+        plugin.register()
+        yield SimpleNamespace(
+            plugin=plugin,
+            config=LoadConfig,
+            model_loader=model_loader,
+            loader=lambda **options: model_loader.get_model_loader(LoadConfig(load_format="fst", **options)),
+            source=lambda path, prefix="": model_loader.DefaultModelLoader.Source(str(path), None, prefix=prefix),
+        )
+
+
+# What only vLLM itself does, and what would need more than vLLM.
+REAL = pytest.mark.parametrize("vllm", ["real"], indirect=True)
+STUB = pytest.mark.parametrize("vllm", ["stub"], indirect=True)
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """Bytes are read when they are wanted, and so are counted."""
+    monkeypatch.setenv("FST_READER", "pread")
+
+
+def weights(loader, source):
+    return dict(loader._get_weights_iterator(source))
+
+
+def test_the_entry_point_is_the_plugin(vllm):
+    [point] = entry_points("vllm.general_plugins")
+    assert point.name == "fst"
+    assert point.load() is vllm.plugin.register
+
+
+def test_nobody_else_imports_the_plugins(run_python):
+    loaded = run_python("import sys, fst; print([name for name in sys.modules if name.startswith('fst.plugins')])")
+    assert loaded.strip() == "[]"
+
+
+def test_registering_again_changes_nothing(vllm, caplog):
+    vllm.plugin.register()
+    assert type(vllm.loader()) is vllm.plugin.FstModelLoader
+    assert isinstance(vllm.loader(), vllm.model_loader.DefaultModelLoader)
+    assert "overwritten" not in caplog.text
+
+
+def test_weights_are_those_of_the_files(vllm, tmp_path):
+    tensors = save_checkpoint(tmp_path)
+    assert_equal(weights(vllm.loader(), vllm.source(tmp_path)), tensors)
+    prefixed = {f"draft.{name}": tensor for name, tensor in tensors.items()}
+    assert_equal(weights(vllm.loader(), vllm.source(tmp_path, "draft.")), prefixed)
+
+
+def test_they_come_in_the_order_of_the_files(vllm, tmp_path):
+    save_checkpoint(tmp_path)
+    files = sorted(tmp_path.glob("*.safetensors"))
+    assert list(weights(vllm.loader(), vllm.source(tmp_path))) == fst.tensor_names(files)
+
+
+def test_the_configuration_of_the_caller_stays(vllm):
+    config = vllm.config(load_format="fst", model_loader_extra_config={"window_bytes": 1})
+    vllm.model_loader.get_model_loader(config)
+    assert config.load_format == "fst"
+    assert config.model_loader_extra_config == {"window_bytes": 1}
+
+
+@pytest.fixture
+def streams(vllm, monkeypatch):
+    """The streams of the plugin, each behind the arguments that it was made with."""
+    made = []
+
+    def stream(paths, *arguments, **options):
+        made.append((arguments, options, fst.stream(paths, *arguments, **options)))
+        return made[-1][-1]
+
+    # The module is another one in each test.
+    monkeypatch.setattr(sys.modules["fst.plugins._weights"], "stream", stream)
+    return made
+
+
+def test_options_reach_the_stream(vllm, tmp_path, streams):
+    save_checkpoint(tmp_path)
+    loader = vllm.loader(model_loader_extra_config={"window_bytes": 1000, "order": "landed", "device": "cpu"})
+    assert len(weights(loader, vllm.source(tmp_path))) == 10
+    [(arguments, options, _)] = streams
+    assert arguments == ("cpu", None)
+    assert options == {"window_bytes": 1000, "order": "landed"}
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"windows": 1}, "no such option in the extra config: 'windows'; there are window_bytes, order, device"),
+        ({"num_threads": 8}, "'num_threads'"),
+        ({"window_bytes": 0}, "window_bytes must be a whole number from 1, not 0"),
+        ({"window_bytes": True}, "not True"),
+        ({"window_bytes": "1"}, "not '1'"),
+        ({"order": "name"}, "order must be one of"),
+        ({"device": "cuda:1"}, "device must be one of"),
+    ],
+    ids=str,
+)
+def test_options_that_are_none(vllm, extra, message):
+    with pytest.raises(ValueError, match=message):
+        vllm.loader(model_loader_extra_config=extra)
+
+
+def test_options_are_an_object(vllm):
+    with pytest.raises(ValueError, match="must be an object, not list"):
+        vllm.plugin.FstModelLoader(SimpleNamespace(model_loader_extra_config=[]))
+
+
+def test_an_option_of_vllm_goes_to_vllm(vllm):
+    if not hasattr(vllm.model_loader.DefaultModelLoader(vllm.config()), "enable_weights_track"):
+        pytest.skip("this vLLM has no such option")
+    loader = vllm.loader(model_loader_extra_config={"enable_weights_track": False, "window_bytes": 5})
+    assert loader.enable_weights_track is False
+
+
+@pytest.mark.parametrize("strategy", ["eager", "prefetch"])
+def test_strategies_of_the_default_reader_are_refused(vllm, strategy):
+    with pytest.raises(ValueError, match=f"safetensors_load_strategy='{strategy}' has no meaning"):
+        vllm.loader(safetensors_load_strategy=strategy)
+
+
+@STUB
+def test_composed_tensors_are_left_to_vllm(vllm, tmp_path):
+    tensors = save_checkpoint(tmp_path)
+    loader = vllm.loader()
+    # As vLLM does on its own when it finds such a checkpoint.
+    loader.load_config.safetensors_load_strategy = "torchao"
+    assert weights(loader, vllm.source(tmp_path)).keys() == {f"torchao.{name}" for name in tensors}
+
+
+@pytest.mark.usefixtures("read")
+def test_experts_of_other_ranks_are_not_read(vllm, tmp_path):
+    """Their tensors are not handed over, and their bytes stay where they are; scales are for all ranks."""
+    tensors = {"model.norm.weight": torch.ones(8)}
+    for expert in range(4):
+        tensors[f"model.layers.0.mlp.experts.{expert}.up_proj.weight"] = torch.full(
+            (2 * MIB,), expert, dtype=torch.uint8
+        )
+        tensors[f"model.layers.0.mlp.experts.{expert}.up_proj.weight_scale"] = torch.full((4,), float(expert))
+    save_file(tensors, tmp_path / "model.safetensors")
+    loader = vllm.loader()
+    loader.local_expert_ids = {1, 2}
+    with fst.profile() as profile:
+        own = weights(loader, vllm.source(tmp_path))
+    others = {f"model.layers.0.mlp.experts.{expert}.up_proj.weight" for expert in (0, 3)}
+    assert_equal(own, {name: tensor for name, tensor in tensors.items() if name not in others})
+    wanted = sum(tensor.nbytes for tensor in own.values())
+    assert wanted <= profile.summary().read_bytes < wanted + MIB
+    loader.local_expert_ids = None
+    with fst.profile() as profile:
+        assert_equal(weights(loader, vllm.source(tmp_path)), tensors)
+    assert profile.summary().read_bytes >= sum(tensor.nbytes for tensor in tensors.values())
+
+
+def test_a_loader_that_is_left_ends_the_load(vllm, tmp_path, streams):
+    save_checkpoint(tmp_path)
+    found = vllm.loader()._get_weights_iterator(vllm.source(tmp_path))
+    next(found)
+    del found
+    [(_, _, stream)] = streams
+    assert list(stream) == []
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_the_bar_is_shown_where_vllm_shows_its_own(vllm, tmp_path, capsys, shown):
+    save_checkpoint(tmp_path)
+    weights(vllm.loader(use_tqdm_on_load=shown), vllm.source(tmp_path))
+    assert ("Loading safetensors with fst" in capsys.readouterr().err) is shown
+
+
+@pytest.mark.parametrize(
+    ("platform", "is_cuda", "config", "device"),
+    [
+        ("cpu", False, None, "cpu"),
+        ("cuda", True, None, "cuda"),
+        ("cuda", True, "cuda:1", "cuda:1"),
+        ("cuda", True, "cpu", "cpu"),
+        # ROCm, whose GPUs fst does not fill.
+        ("cuda", False, None, "cpu"),
+        ("xpu", False, None, "cpu"),
+    ],
+)
+def test_tensors_go_where_the_model_is(vllm, monkeypatch, platform, is_cuda, config, device):
+    monkeypatch.setattr(vllm.plugin, "current_platform", SimpleNamespace(device_type=platform, is_cuda=lambda: is_cuda))
+    assert vllm.loader(device=config)._device() == torch.device(device)
+
+
+@pytest.mark.gpu
+def test_tensors_reach_the_gpu(vllm, tmp_path, monkeypatch):
+    monkeypatch.setattr(vllm.plugin, "current_platform", SimpleNamespace(device_type="cuda", is_cuda=lambda: True))
+    tensors = save_checkpoint(tmp_path)
+    found = weights(vllm.loader(), vllm.source(tmp_path))
+    assert {tensor.device.type for tensor in found.values()} == {"cuda"}
+    assert_equal({name: tensor.cpu() for name, tensor in found.items()}, tensors)
+    found = weights(vllm.loader(model_loader_extra_config={"device": "cpu"}), vllm.source(tmp_path))
+    assert_equal(found, tensors)
+
+
+@REAL
+def test_files_that_are_not_in_the_index_are_left_out(vllm, tmp_path):
+    tensors = save_checkpoint(tmp_path)
+    index = {name: path.name for path in sorted(tmp_path.glob("*.safetensors")) for name in load_file(path)}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    save_file({"everything": torch.zeros(3)}, tmp_path / "other.safetensors")
+    assert_equal(weights(vllm.loader(), vllm.source(tmp_path)), tensors)
+
+
+@REAL
+def test_other_formats_are_left_to_vllm(vllm, tmp_path):
+    tensors = {"weight": torch.arange(6.0)}
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    assert_equal(weights(vllm.loader(), vllm.source(tmp_path)), tensors)
+
+
+GENERATE = """
+import sys
+from vllm import LLM, SamplingParams
+
+
+def generate(llm):
+    sampling = SamplingParams(max_tokens=12, temperature=0, detokenize=False, logprobs=1)
+    [output] = llm.generate([{"prompt_token_ids": [1, 2, 3, 4]}], sampling)
+    print("generated", output.outputs[0].token_ids, output.outputs[0].cumulative_logprob)
+
+
+if __name__ == "__main__":
+    model, load_format = sys.argv[1:]
+    llm = LLM(
+        model,
+        load_format=load_format,
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        dtype="bfloat16",
+        max_model_len=64,
+        model_loader_extra_config={"window_bytes": 100_000} if load_format == "fst" else {},
+    )
+    generate(llm)
+    llm.collective_rpc("reload_weights")
+    generate(llm)
+"""
+
+
+def test_a_model_generates_the_same(tmp_path, python_environ):
+    """The whole engine on a small random model, with its own reader and with fst, and again after reloading."""
+    pytest.importorskip("vllm.model_executor.model_loader", exc_type=ImportError)
+    model = save_model(tmp_path / "model")
+    environ = python_environ | {"VLLM_CPU_KVCACHE_SPACE": "1"}
+    usual, _ = run_engine("vllm.general_plugins", GENERATE, model, "safetensors", environ=environ)
+    ours, log = run_engine("vllm.general_plugins", GENERATE, model, "fst", environ=environ)
+    assert len(usual) == 2
+    assert ours == usual
+    assert "Loading safetensors with fst" in log

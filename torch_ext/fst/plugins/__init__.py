@@ -1,0 +1,1 @@
+"""What other programs load by themselves once fst is installed: each module is an entry point of one of them."""

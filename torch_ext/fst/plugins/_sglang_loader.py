@@ -1,0 +1,74 @@
+"""The loader behind SGLang's load format `fst`."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from sglang.srt.configs.device_config import DeviceConfig
+from sglang.srt.configs.load_config import LoadConfig, LoadFormat
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.model_loader import loader
+from torch import Tensor, nn
+
+from fst.plugins._options import Options
+from fst.plugins._replaced import replaced
+from fst.plugins._weights import weights
+
+
+class FstModelLoader(loader.DefaultModelLoader):
+    """SGLang's default loader, except that fst reads the safetensors files.
+
+    Which files these are, downloads, quantisation, draft models and files of other formats are as with
+    `--load-format auto`.
+    """
+
+    def __init__(self, load_config: LoadConfig) -> None:
+        self._options = Options.of(load_config.model_loader_extra_config or {})
+        super().__init__(replace(load_config, load_format=LoadFormat.AUTO, model_loader_extra_config={}))
+
+    def load_model(self, *, model_config: ModelConfig, device_config: DeviceConfig) -> nn.Module:
+        usual = type(loader.get_model_loader(self.load_config, model_config))
+        # What ModelOpt has quantised already, its loader loads as the default one does.
+        if usual is not loader.DefaultModelLoader and not (
+            usual is loader.ModelOptModelLoader and model_config._is_already_quantized()
+        ):
+            raise ValueError(
+                f"load format fst: SGLang loads this model by its {usual.__name__}, which does more than load;"
+                " use --load-format auto"
+            )
+        model: nn.Module = super().load_model(model_config=model_config, device_config=device_config)
+        return model
+
+    def _get_weights_iterator(
+        self, source: loader.DefaultModelLoader.Source, **resolved: Any
+    ) -> Iterator[tuple[str, Tensor]]:
+        # The method finds the files and calls, before it returns, one of two readers that its module knows by name.
+        with replaced(
+            loader,
+            safetensors_weights_iterator=self._weights,
+            buffered_multi_thread_safetensors_weights_iterator=self._weights,
+        ):
+            found: Iterator[tuple[str, Tensor]] = super()._get_weights_iterator(source, **resolved)
+        return found
+
+    def _weights(self, files: Sequence[str], **reading: Any) -> Iterator[tuple[str, Tensor]]:
+        """In the place of SGLang's readers of safetensors."""
+        asked = [name for name in ("disable_mmap", "prefetch", "drop_cache_after_load") if reading.get(name)]
+        if asked:
+            raise ValueError(
+                f"load format fst: it reads in its own way, and the server was asked for {', '.join(asked)};"
+                " leave out the --weight-loader arguments"
+            )
+        return weights(files, _device(), self._options, bar=_is_first_rank())
+
+
+def _is_first_rank() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def _device() -> torch.device:
+    """The GPU of a process that uses one with CUDA by now, and else the host."""
+    uses_gpu = torch.version.cuda is not None and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.device("cuda" if uses_gpu else "cpu")
