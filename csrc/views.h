@@ -4,15 +4,13 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <map>
-#include <memory>
 #include <vector>
 
 #include "fst/rust/bridge.rs.h"
 
 namespace fst {
 
-// Tensors that are views of mapped files. Each keeps its own file mapped, and no other.
+// Tensors that are views of mapped files. Each keeps its own bytes, and no others.
 class MappedFiles {
  public:
   // Of tensors that are wanted with these dtypes, those can be views whose dtype is that of the file.
@@ -21,11 +19,10 @@ class MappedFiles {
   bool is_view(size_t index) const { return views_->address(index) != 0; }
 
   // Undefined where the tensor has to be read.
-  at::Tensor view(size_t index, const Spec& spec);
+  at::Tensor view(size_t index, const Spec& spec) const;
 
  private:
   rust::Box<Views> views_;
-  std::map<size_t, std::shared_ptr<rust::Box<Hold>>> holds_;
 };
 
 }  // namespace fst

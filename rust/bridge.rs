@@ -14,7 +14,6 @@ use crate::load::{self, Batch, Transfer};
 use crate::options::{self, Options};
 use crate::plan::Destination;
 use crate::profile::{self, Span, Stage};
-use crate::reader::mmap::Mapping;
 use crate::reader::{self, Chosen, ReaderKind, Target};
 use crate::selection::{self, Boxes, Slices};
 use crate::stream::{Order, Stream};
@@ -115,8 +114,7 @@ mod ffi {
         type Views;
         fn views(self: &Selection, scalar_types: &[i8]) -> Result<Box<Views>>;
         fn address(self: &Views, tensor: usize) -> u64;
-        fn source(self: &Views, tensor: usize) -> usize;
-        fn hold(self: &Views, source: usize) -> Result<Box<Hold>>;
+        fn hold(self: &Views, tensor: usize) -> Result<Box<Hold>>;
         type Hold;
 
         type AnyTransfer;
@@ -165,9 +163,9 @@ struct Selection {
 /// Which tensors of a selection are views of a mapped file, and where.
 struct Views(views::Views);
 
-/// Keeps one file mapped.
+/// Keeps the bytes of one view.
 struct Hold {
-    _mapping: Arc<Mapping>,
+    _view: views::Hold,
 }
 
 /// Tells profiles of a load for as long as it lives.
@@ -404,12 +402,8 @@ impl Views {
         self.0.address(tensor).unwrap_or(0)
     }
 
-    fn source(&self, tensor: usize) -> usize {
-        self.0.source(tensor)
-    }
-
-    fn hold(&self, source: usize) -> Result<Box<Hold>> {
-        Ok(Box::new(Hold { _mapping: self.0.hold(source)? }))
+    fn hold(&self, tensor: usize) -> Result<Box<Hold>> {
+        guard(|| Ok(Box::new(Hold { _view: self.0.hold(tensor)? })))
     }
 }
 

@@ -3,6 +3,7 @@
 
 use crate::error::{Error, Kind, Result};
 use std::str::FromStr;
+use std::sync::OnceLock;
 
 /// Which reader moves the bytes of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,7 +73,9 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        // Asking takes longer than a small load: it reads the files of control groups.
+        static CORES: OnceLock<usize> = OnceLock::new();
+        let cores = *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from));
         Options {
             reader: ReaderChoice::Auto,
             chunk_bytes: 4 << 20,

@@ -14,7 +14,7 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, TryLockError, Weak};
+use std::sync::{Arc, Mutex, TryLockError};
 
 /// The mappings that loads of one checkpoint share. No byte of a mapping is lent twice, since two tensors of which
 /// changing one changed the other would be one tensor.
@@ -25,9 +25,24 @@ pub struct Mappings {
 
 /// What is lent of a mapping: for each range its end.
 struct Lent {
-    /// It lives as long as views of it do.
-    mapping: Weak<Mapping>,
+    mapping: Arc<Mapping>,
     ends: BTreeMap<u64, u64>,
+}
+
+/// Keeps a mapping for one view, and gives back the view's pages when it goes.
+pub struct Hold {
+    mapping: Arc<Mapping>,
+    range: Range<u64>,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        // The last one takes the whole mapping with it.
+        if Arc::strong_count(&self.mapping) > 1 {
+            // SAFETY: the view is gone, and nobody else was lent its bytes.
+            unsafe { self.mapping.forget(&self.range) };
+        }
+    }
 }
 
 impl Mappings {
@@ -40,19 +55,19 @@ impl Mappings {
             // A child whose parent forked while another thread was here would wait for ever.
             Err(TryLockError::WouldBlock) => return Ok(Arc::new(Mapping::open(source)?)),
         };
-        let lent = files.get(&index).filter(|lent| ranges.iter().all(|(_, range)| lent.is_free(range)));
-        let mapping = match lent.and_then(|lent| lent.mapping.upgrade()) {
-            Some(mapping) => mapping,
-            None => {
-                let mapping = Arc::new(Mapping::open(source)?);
-                files.insert(index, Lent { mapping: Arc::downgrade(&mapping), ends: BTreeMap::new() });
-                mapping
+        let is_free = |lent: &Lent| ranges.iter().all(|(_, range)| lent.is_free(range));
+        let fresh = || Ok(Lent { mapping: Arc::new(Mapping::open(source)?), ends: BTreeMap::new() });
+        let lent = match files.entry(index) {
+            Entry::Vacant(place) => place.insert(fresh()?),
+            Entry::Occupied(mut place) => {
+                if !is_free(place.get()) {
+                    place.insert(fresh()?);
+                }
+                place.into_mut()
             }
         };
-        if let Some(lent) = files.get_mut(&index) {
-            lent.ends.extend(ranges.iter().map(|(_, range)| (range.start, range.end)));
-        }
-        Ok(mapping)
+        lent.ends.extend(ranges.iter().map(|(_, range)| (range.start, range.end)));
+        Ok(Arc::clone(&lent.mapping))
     }
 }
 
@@ -64,15 +79,18 @@ impl Lent {
 
 /// For each wanted tensor its place in a mapping, or none if it has to be read.
 pub struct Views {
-    files: BTreeMap<usize, File>,
-    /// For each tensor its file and its address.
-    places: Vec<(usize, Option<u64>)>,
+    places: Vec<Option<Place>>,
 }
 
-/// A file that tensors are wanted of, mapped if any of them is a view.
+/// Where a view lies.
+struct Place {
+    mapping: Arc<Mapping>,
+    range: Range<u64>,
+}
+
+/// A file that views are wanted of.
 struct File {
     chosen: Chosen,
-    mapping: Option<Arc<Mapping>>,
     views: Vec<(usize, Range<u64>)>,
 }
 
@@ -90,79 +108,71 @@ impl Views {
         options: &Options,
     ) -> Result<Views> {
         let mut files: BTreeMap<usize, File> = BTreeMap::new();
-        let mut places: Vec<(usize, Option<u64>)> = Vec::with_capacity(wanted.len());
         for (tensor, (wanted, dtype)) in wanted.iter().zip(dtypes).enumerate() {
-            places.push((wanted.source, None));
             let Some(range) = viewable(wanted).filter(|_| *dtype == Some(wanted.dtype)) else { continue };
             let file = match files.entry(wanted.source) {
                 Entry::Occupied(file) => file.into_mut(),
                 Entry::Vacant(place) => {
                     let chosen = reader::choose(options, checkpoint.source(wanted.source)?, Target::NewHostMemory)?;
-                    place.insert(File { chosen, mapping: None, views: Vec::new() })
+                    place.insert(File { chosen, views: Vec::new() })
                 }
             };
             if file.chosen.kind == ReaderKind::Mmap {
                 file.views.push((tensor, range));
             }
         }
+        let mut views = Views { places: wanted.iter().map(|_| None).collect() };
         for (&index, file) in &mut files {
             if !file.views.is_empty() {
                 let source = checkpoint.source(index)?;
                 file.chosen.log(source);
-                file.map(index, source, mappings, &mut places)?;
+                views.map(index, source, mappings, &mut file.views)?;
             }
         }
-        Ok(Views { files, places })
+        Ok(views)
     }
 
     /// Where a tensor lies, if it is a view.
     pub fn address(&self, tensor: usize) -> Option<u64> {
-        self.places.get(tensor).and_then(|&(_, address)| address)
+        self.places.get(tensor)?.as_ref().and_then(|place| place.mapping.address(place.range.start))
     }
 
-    /// The file that holds a tensor.
-    pub fn source(&self, tensor: usize) -> usize {
-        self.places.get(tensor).map_or(0, |&(source, _)| source)
-    }
-
-    /// What keeps a file mapped for as long as it lives.
+    /// What keeps the bytes of a view for as long as it lives.
     ///
     /// # Errors
-    /// `internal` where no tensor of the file is a view.
-    pub fn hold(&self, source: usize) -> Result<Arc<Mapping>> {
-        let mapping = self.files.get(&source).and_then(|file| file.mapping.as_ref());
-        mapping.cloned().ok_or_else(|| Error::new(Kind::Internal, format!("file {source} is not mapped")))
+    /// `internal` where the tensor is no view.
+    pub fn hold(&self, tensor: usize) -> Result<Hold> {
+        let none = || Error::new(Kind::Internal, format!("tensor {tensor} is no view"));
+        let place = self.places.get(tensor).and_then(Option::as_ref).ok_or_else(none)?;
+        Ok(Hold { mapping: Arc::clone(&place.mapping), range: place.range.clone() })
     }
-}
 
-impl File {
-    /// Gives the views their addresses. Bytes that are wanted twice are a view once, and the second is read.
+    /// Gives the views of a file their places. Bytes that are wanted twice are a view once, and the second is read.
     fn map(
         &mut self,
         index: usize,
         source: &Arc<Source>,
         mappings: &Mappings,
-        places: &mut [(usize, Option<u64>)],
+        views: &mut Vec<(usize, Range<u64>)>,
     ) -> Result<()> {
-        self.views.sort_by_key(|(_, range)| range.start);
+        views.sort_by_key(|(_, range)| range.start);
         let mut reached = 0;
-        self.views.retain(|(_, range)| {
+        views.retain(|(_, range)| {
             let is_first = range.start >= reached;
             reached = reached.max(range.end);
             is_first
         });
-        let bytes: u64 = self.views.iter().map(|(_, range)| range.end - range.start).sum();
+        let bytes: u64 = views.iter().map(|(_, range)| range.end - range.start).sum();
         let detail = || json!({ "path": source.path.to_string_lossy(), "reader": ReaderKind::Mmap.name() }).into();
         let span = profile::span(Stage::Map).bytes(bytes).detail(detail);
-        let mapping = mappings.lend(index, source, &self.views)?;
+        let mapping = mappings.lend(index, source, views)?;
         drop(span);
-        for (tensor, range) in &self.views {
-            if let Some((_, address)) = places.get_mut(*tensor) {
-                *address = mapping.address(range.start);
+        read_ahead::start(source, &mapping, views.iter().map(|(_, range)| range.clone()));
+        for (tensor, range) in views.drain(..) {
+            if let Some(place) = self.places.get_mut(tensor) {
+                *place = Some(Place { mapping: Arc::clone(&mapping), range });
             }
         }
-        read_ahead::start(source, &mapping, self.views.iter().map(|(_, range)| range.clone()));
-        self.mapping = Some(mapping);
         Ok(())
     }
 }

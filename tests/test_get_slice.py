@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import fst
 from rawfile import assert_same, random_raw, write
+from test_slices import SLACK_BYTES, read_bytes
 
 TENSORS = {
     "scalar": random_raw("F32", ()),
@@ -97,3 +98,90 @@ def test_numpy_as_safetensors(path, name, index):
     elif theirs not in (OverflowError, SystemError):
         # Those are not meant as answers: a bound was negative, or the end before the start.
         assert issubclass(ours, theirs)
+
+
+INDEXED = [
+    (slice(None), slice(2, 5)),
+    (slice(None, None, 2), slice(1, 8, 3)),
+    (-1, ...),
+    (..., 3),
+    (slice(1, 4), None, [7, 0, 0, 3]),
+    ([4, 1, 2], slice(None, None, 4)),
+    ([0, 5], [1, 2]),
+    (torch.tensor([[True] * 9] * 6),),
+]
+
+
+@pytest.mark.usefixtures("reader", "chunks")
+@pytest.mark.parametrize("index", INDEXED, ids=str)
+def test_every_reader(path, index):
+    with fst.safe_open(path) as file:
+        assert_same(file.get_slice("matrix")[index], TENSORS["matrix"].tensor()[index])
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("reader", "chunks")
+@pytest.mark.parametrize("index", INDEXED, ids=str)
+def test_slices_on_a_gpu(path, index):
+    with fst.safe_open(path, device="cuda") as file:
+        part = file.get_slice("matrix")[index]
+        assert part.is_cuda
+        assert_same(part.cpu(), TENSORS["matrix"].tensor()[index])
+
+
+def test_two_numbers_in_one_element(tmp_path):
+    raw = random_raw("F4", (4, 6))
+    path = write(tmp_path / "packed.safetensors", {"x": raw})
+    with fst.safe_open(path) as file:
+        part = file.get_slice("x")
+        # The shape is the file's, the index that of PyTorch's tensor; safetensors has no slices of these at all.
+        assert part.get_shape() == [4, 6]
+        for index in (..., (slice(None), 2), (slice(None, None, 2), slice(1, 3))):
+            assert_same(part[index], raw.tensor()[index])
+
+
+ROWS, ROW_BYTES = 512, 64 << 10
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("large") / "large.safetensors", {"w": random_raw("U8", (ROWS, ROW_BYTES))})
+
+
+@pytest.mark.parametrize(
+    ("index", "most_bytes"),
+    [
+        ((slice(None), slice(30_000, 40_000)), ROWS * 10_000),
+        ((slice(10, 500, 7), ...), 70 * ROW_BYTES),
+        ((slice(10, 500, 7), slice(30_000, 40_000)), 70 * 10_000),
+        # Stepping inside of a row reads from the first to the last.
+        ((slice(0, 20, 2), slice(30_000, 40_000, 2)), 10 * 10_000),
+        ((5, 6), 1),
+        ([3, 500, 3], 2 * ROW_BYTES),
+        ((slice(None), [60_000]), ROWS),
+        (slice(0, 0), 0),
+        (600, 0),
+        ((0, 0, 0), 0),
+    ],
+    ids=str,
+)
+def test_no_more_is_read_than_is_needed(large, monkeypatch, index, most_bytes):
+    monkeypatch.setenv("FST_READER", "pread")
+    with fst.safe_open(large) as file:
+        part = file.get_slice("w")
+        before = read_bytes()
+        try:
+            result = part[index]
+        except IndexError:
+            result = torch.empty(0)
+        count = read_bytes() - before
+        assert min(result.nbytes, most_bytes) <= count <= most_bytes + SLACK_BYTES
+
+
+@pytest.mark.usefixtures("reader")
+def test_results_have_no_memory_but_their_own(path):
+    with fst.safe_open(path) as file:
+        for index in ((slice(1, 5), slice(2, 4)), (slice(1, 5),), (3, slice(1, 8, 2))):
+            part = file.get_slice("matrix")[index]
+            assert part.is_contiguous()
+            assert part.untyped_storage().nbytes() == part.nbytes

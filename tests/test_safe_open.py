@@ -1,21 +1,45 @@
 """An open checkpoint has the methods of safetensors' class, and they do the same."""
 
+import json
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
 import pytest
 import safetensors
+import torch
 
 import fst
-from rawfile import DTYPES, Raw, assert_same, random_raw, write
+from rawfile import DTYPES, Raw, assert_same, bits_of, random_raw, write
+from test_slices import SLACK_BYTES, read_bytes
 
 TENSORS: dict[str, Raw] = {
     **{f"{dtype}.weight": random_raw(dtype, (3, 4)) for dtype in DTYPES},
     "a.scalar": random_raw("F32", ()),
     "z.empty": random_raw("F16", (0, 4)),
 }
+# NumPy has no such dtypes by itself.
+FOREIGN = [dtype for dtype in DTYPES if dtype.startswith(("BF", "F8", "F4"))]
 
 
 @pytest.fixture
 def path(tmp_path):
     return write(tmp_path / "model.safetensors", TENSORS, {"format": "pt", "who": "us"})
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """A directory with an index of two files."""
+    directory = tmp_path / "shards"
+    directory.mkdir()
+    names = sorted(TENSORS)
+    weight_map = {}
+    for file, part in (("2.safetensors", names[:9]), ("1.safetensors", names[9:])):
+        write(directory / file, {name: TENSORS[name] for name in part}, {"format": "pt", file: "here"})
+        weight_map |= dict.fromkeys(part, file)
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return directory
 
 
 @pytest.mark.parametrize("framework", ["pt", "np"])
@@ -24,12 +48,20 @@ def test_what_the_header_says(path, framework):
         assert ours.keys() == theirs.keys()
         assert ours.offset_keys() == theirs.offset_keys()
         assert ours.metadata() == theirs.metadata()
-        for name in theirs.keys():  # noqa: SIM118  (it is no dictionary)
+        for name in TENSORS:
             part, expected = ours.get_slice(name), theirs.get_slice(name)
             assert part.get_shape() == expected.get_shape()
             assert part.get_dtype() == expected.get_dtype()
             raw = TENSORS[name]
             assert ours.get_tensor_meta(name) == (raw.dtype, list(raw.shape), len(raw.data))
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"a": "b"}])
+def test_metadata_may_be_missing_or_empty(tmp_path, metadata):
+    path = write(tmp_path / "x.safetensors", {"x": random_raw("U8", (3,))}, metadata)
+    assert safetensors.safe_open(path, "pt").metadata() == metadata
+    assert fst.safe_open(path, "pt").metadata() == metadata
+    assert fst.metadata(path) == (metadata or {})
 
 
 @pytest.mark.usefixtures("reader")
@@ -40,3 +72,284 @@ def test_tensors(path):
         for name in TENSORS:
             assert_same(ours.get_tensor(name), theirs.get_tensor(name))
             assert_same(everything[name], theirs.get_tensor(name))
+
+
+@pytest.mark.usefixtures("reader")
+def test_arrays(path):
+    with safetensors.safe_open(path, "np") as theirs, fst.safe_open(path, "np") as ours:
+        for name, raw in TENSORS.items():
+            if raw.dtype in FOREIGN:
+                continue
+            array, expected = ours.get_tensor(name), theirs.get_tensor(name)
+            assert (type(array), array.dtype, array.shape) == (type(expected), expected.dtype, expected.shape)
+            assert array.tobytes() == expected.tobytes()
+            # Like theirs, it is the caller's to change.
+            array.fill(1)
+
+
+@pytest.mark.parametrize("dtype", FOREIGN)
+def test_arrays_of_dtypes_that_numpy_may_not_have(path, dtype):
+    with fst.safe_open(path, "np") as file:
+        name = str(DTYPES[dtype][0]).removeprefix("torch.")
+        try:
+            expected = np.dtype(name)
+        except TypeError:
+            with pytest.raises(TypeError, match=f"{name}.*ml_dtypes"):
+                file.get_tensor(f"{dtype}.weight")
+        else:
+            array = file.get_tensor(f"{dtype}.weight")
+            assert array.dtype == expected
+            assert array.tobytes() == TENSORS[f"{dtype}.weight"].data
+
+
+def test_bfloat16_as_safetensors(path):
+    pytest.importorskip("ml_dtypes")
+    theirs, ours = (module.safe_open(path, "np").get_tensor("BF16.weight") for module in (safetensors, fst))
+    assert ours.dtype == theirs.dtype
+    assert ours.tobytes() == theirs.tobytes()
+
+
+@pytest.mark.parametrize("given", ["directory", "index", "files"])
+def test_many_files_are_one_checkpoint(shards, given):
+    files = [shards / "1.safetensors", shards / "2.safetensors"]
+    index = shards / "model.safetensors.index.json"
+    with fst.safe_open({"directory": shards, "index": index, "files": files}[given]) as opened:
+        assert opened.keys() == sorted(TENSORS)
+        expected = [name for file in files for name in safetensors.safe_open(file, "pt").offset_keys()]
+        assert opened.offset_keys() == expected
+        assert list(opened.get_tensors()) == expected
+        for name, raw in TENSORS.items():
+            assert_same(opened.get_tensor(name), raw.tensor())
+        assert opened.metadata() == {"format": "pt", "1.safetensors": "here", "2.safetensors": "here"}
+
+
+def test_metadata_that_contradicts_itself(tmp_path):
+    paths = [
+        write(tmp_path / f"{value}.safetensors", {value: random_raw("U8", (3,))}, {"format": value}) for value in "ab"
+    ]
+    with fst.safe_open(paths) as file, pytest.raises(fst.SafetensorError, match='"format"') as raised:
+        file.metadata()
+    assert all(str(path) in str(raised.value) for path in paths)
+
+
+def test_names_of_the_arguments(path):
+    assert fst.safe_open(filename=path, framework="pt", device="cpu").keys()
+    assert fst.safe_open(path, "pt", "cpu", backend="pread").keys()
+
+
+def raised(open_file, *args, **kwargs):
+    """The class of what opening raises; None for nothing."""
+    try:
+        open_file(*args, **kwargs)
+    except Exception as error:
+        return type(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("pt",),
+        ("torch",),
+        ("pytorch",),
+        ("np",),
+        ("numpy",),
+        ("bogus",),
+        ("",),
+        (None,),
+        ("pt", None),
+        ("pt", "bogus"),
+        ("pt", "cuda"),
+        ("pt", "cuda:0"),
+        ("pt", 0),
+        ("pt", -1),
+        ("np", None),
+        ("np", "cuda"),
+        ("np", 0),
+    ],
+    ids=str,
+)
+def test_arguments_as_safetensors(path, arguments):
+    theirs, ours = (raised(module.safe_open, path, *arguments) for module in (safetensors, fst))
+    assert ours is theirs is None or issubclass(ours, theirs)
+
+
+def test_backends_as_safetensors(path):
+    for backend in ("mmap", "pread"):
+        assert raised(fst.safe_open, path, "pt", backend=backend) is None
+    theirs, ours = (raised(module.safe_open, path, "pt", backend="x") for module in (safetensors, fst))
+    assert issubclass(ours, theirs)
+
+
+@pytest.mark.parametrize("framework", ["tf", "jax", "mlx", "paddle"])
+def test_other_frameworks_are_refused(path, framework):
+    with pytest.raises(fst.SafetensorError, match=framework):
+        fst.safe_open(path, framework)
+
+
+def test_files_that_cannot_be_opened_as_safetensors(tmp_path):
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "short").write_bytes(b"abc")
+    (tmp_path / "long").write_bytes((2).to_bytes(8, "little") + b"{}zz")
+    for file in ("missing", "empty/x", "empty", "short", "long"):
+        theirs, ours = (raised(module.safe_open, tmp_path / file, "pt") for module in (safetensors, fst))
+        # A file is no directory: that has an error of its own.
+        assert issubclass(ours, theirs) or (file == "empty/x" and ours is NotADirectoryError)
+    for path in (b"x", 3):
+        assert raised(fst.safe_open, path, "pt") is raised(safetensors.safe_open, path, "pt") is TypeError
+
+
+@pytest.mark.parametrize("method", ["get_tensor", "get_slice", "get_tensor_meta"])
+def test_names_that_are_not_there(path, method):
+    with fst.safe_open(path) as file:
+        with pytest.raises(safetensors.SafetensorError, match=r"F32\.weight") as raised:
+            getattr(file, method)("F32.wieght")
+        assert isinstance(raised.value, fst.SafetensorError)
+        assert isinstance(raised.value, KeyError)
+        with pytest.raises(TypeError):
+            getattr(file, method)(1)
+
+
+@pytest.mark.parametrize("module", [safetensors, fst])
+def test_what_a_closed_file_can(path, module):
+    with module.safe_open(path, "pt") as file:
+        tensor, part = file.get_tensor("F32.weight"), file.get_slice("F32.weight")
+    for method in (file.keys, file.offset_keys, file.metadata, file.get_tensors):
+        with pytest.raises(safetensors.SafetensorError, match="closed"):
+            method()
+    for method in (file.get_tensor, file.get_slice):
+        with pytest.raises(safetensors.SafetensorError, match="closed"):
+            method("F32.weight")
+    assert file.__enter__() is file
+    # What was taken before goes on.
+    assert part.get_shape() == [3, 4]
+    assert_same(part[1:], TENSORS["F32.weight"].tensor()[1:])
+    assert_same(tensor, TENSORS["F32.weight"].tensor())
+
+
+def test_it_is_a_class_and_stays_in_its_process(path):
+    file = fst.safe_open(path)
+    assert isinstance(file, fst.safe_open)
+    with pytest.raises(Exception, match=r"[Pp]ickle|__getstate__"):
+        pickle.dumps(file)
+    with fst.safe_open(path) as entered:
+        assert isinstance(entered, fst.safe_open)
+
+
+def descriptors(path: Path) -> int:
+    """How many descriptors and mappings of a file this process has."""
+    opened = 0
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            opened += os.readlink(link) == str(path)
+        except FileNotFoundError:
+            continue
+    return opened + Path("/proc/self/maps").read_text().count(f"{path}\n")
+
+
+@pytest.mark.usefixtures("reader")
+def test_nothing_is_left_open(path):
+    assert descriptors(path) == 0
+    with fst.safe_open(path) as file:
+        assert descriptors(path) > 0
+        file.get_tensor("F32.weight")
+        part = file.get_slice("F32.weight")
+        part[:, 1:]
+    assert descriptors(path) > 0
+    del part
+    assert descriptors(path) == 0
+    file = fst.safe_open(path)
+    tensor = file.get_tensor("F32.weight")
+    file.close()
+    file.close()
+    assert_same(tensor, TENSORS["F32.weight"].tensor())
+    del tensor
+    assert descriptors(path) == 0
+
+
+@pytest.mark.usefixtures("reader")
+def test_a_file_that_was_replaced_is_read_as_it_was(path, tmp_path):
+    file = fst.safe_open(path)
+    file.get_tensor("U8.weight")
+    other = write(tmp_path / "other", {"F32.weight": random_raw("F64", (9,), seed=3)})
+    os.replace(other, path)
+    assert_same(file.get_tensor("F32.weight"), TENSORS["F32.weight"].tensor())
+    assert_same(file.get_slice("F32.weight")[:, 1], TENSORS["F32.weight"].tensor()[:, 1])
+    path.unlink()
+    assert_same(file.get_tensor("F32.weight"), TENSORS["F32.weight"].tensor())
+
+
+@pytest.mark.usefixtures("reader")
+def test_each_tensor_is_its_own(path):
+    content = path.read_bytes()
+    with fst.safe_open(path) as file:
+        for name in ("F32.weight", "U8.weight"):
+            first, second = file.get_tensor(name), file.get_tensor(name)
+            first.fill_(7)
+            assert_same(second, TENSORS[name].tensor())
+            del first
+            third, part = file.get_tensor(name), file.get_slice(name)[1:]
+            third.fill_(7)
+            assert_same(part, TENSORS[name].tensor()[1:])
+        assert_same(file.get_tensor("I16.weight"), TENSORS["I16.weight"].tensor())
+    assert path.read_bytes() == content
+
+
+@pytest.mark.usefixtures("reader")
+def test_threads_may_share_a_file(path, run_threads):
+    expected = {name: bits_of(raw.tensor()) for name, raw in TENSORS.items()}
+    with fst.safe_open(path) as file:
+
+        def work() -> None:
+            for _ in range(20):
+                for name, bits in expected.items():
+                    tensor = file.get_tensor(name)
+                    assert bits_of(tensor) == bits
+                    tensor.view(torch.uint8 if tensor.dim() else tensor.dtype).zero_()
+                part = file.get_slice("I32.weight")[::2, 1:3]
+                assert_same(part, TENSORS["I32.weight"].tensor()[::2, 1:3])
+
+        run_threads(work, 8)
+
+
+def test_a_forked_child_may_use_its_parents_file(path, run_python):
+    program = """
+import os, sys, fst
+file = fst.safe_open(sys.argv[1])
+before = file.get_tensor("F32.weight")
+child = os.fork()
+if child == 0:
+    os._exit(0 if file.get_tensor("F32.weight").nbytes == 48 and file.get_slice("I32.weight")[:, 1].numel() == 3 else 1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert run_python(program, str(path)) == "0\n"
+
+
+def test_headers_are_read_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("FST_READER", "pread")
+    tensors = {f"a tensor with the number {index}": random_raw("U8", (16,), seed=index) for index in range(2000)}
+    path = write(tmp_path / "many.safetensors", tensors)
+    with fst.safe_open(path) as file:
+        before = read_bytes()
+        for name, raw in tensors.items():
+            assert bits_of(file.get_tensor(name)) == raw.data
+        assert read_bytes() - before <= 2000 * 16 + SLACK_BYTES
+
+
+def test_devices_that_only_pytorch_loads_to(path):
+    with fst.safe_open(path, device="meta") as file:
+        assert file.get_tensor("F32.weight").is_meta
+        part = file.get_slice("F32.weight")[::2, None, [0, 2]]
+        assert (part.device.type, part.shape) == ("meta", (2, 1, 2))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda", 0, "cuda:0", torch.device("cuda", 0)], ids=str)
+def test_tensors_on_a_gpu(path, device):
+    with fst.safe_open(path, device=device) as file:
+        for name, raw in TENSORS.items():
+            tensor = file.get_tensor(name)
+            assert tensor.device == torch.device("cuda", 0)
+            assert_same(tensor.cpu(), raw.tensor())
+        for name, tensor in file.get_tensors().items():
+            assert_same(tensor.cpu(), TENSORS[name].tensor())

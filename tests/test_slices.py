@@ -63,6 +63,66 @@ def test_slices_are_cast(path, chosen, dtype):
         assert_same(tensor, stored)
 
 
+@st.composite
+def boxes(draw: st.DrawFn) -> tuple[str, list[tuple[int, int, int]]]:
+    """A tensor's name, and for each dimension a start, a length and a step that fit."""
+    name = draw(st.sampled_from(list(TENSORS)))
+    spans = []
+    for size in TENSORS[name].torch_shape:
+        start, step = draw(st.integers(0, size)), draw(st.integers(1, 5))
+        spans.append((start, draw(st.integers(0, len(range(start, size, step)))), step))
+    return name, spans
+
+
+def index_of(spans: list[tuple[int, int, int]]) -> tuple[slice, ...]:
+    return tuple(slice(start, start + length * step, step) for start, length, step in spans)
+
+
+@pytest.mark.usefixtures("reader", "chunks")
+@given(chosen=st.lists(boxes(), min_size=1, max_size=8))
+def test_boxes_are_those_of_indexing(path, chosen):
+    loaded = fst.load_boxes(path, *(list(column) for column in zip(*chosen, strict=True)))
+    assert len(loaded) == len(chosen)
+    for tensor, (name, spans) in zip(loaded, chosen, strict=True):
+        assert tensor.is_contiguous()
+        assert_same(tensor, TENSORS[name].tensor()[index_of(spans)])
+
+
+@pytest.mark.usefixtures("reader", "chunks")
+@given(chosen=boxes(), dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]))
+def test_boxes_are_cast(path, chosen, dtype):
+    name, spans = chosen
+    [tensor] = fst.load_boxes(path, [name], [spans], dtype=dtype)
+    stored = TENSORS[name].tensor()[index_of(spans)]
+    if TENSORS[name].dtype in CASTABLE_DTYPES:
+        assert_same_numbers(tensor, stored.to(dtype))
+    else:
+        assert_same(tensor, stored)
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        [(0, 1, 1)],
+        [(0, 1, 1)] * 3,
+        [(0, 301, 1), (0, 1, 1)],
+        [(301, 0, 1), (0, 1, 1)],
+        [(0, 151, 2), (0, 1, 1)],
+        [(0, 1, 0), (0, 1, 1)],
+        [(0, 1, -1), (0, 1, 1)],
+        [(-1, 1, 1), (0, 1, 1)],
+        [(0, -1, 1), (0, 1, 1)],
+        [(0, 2, 2**63 - 1), (0, 1, 1)],
+    ],
+    ids=str,
+)
+def test_boxes_that_do_not_fit(path, spans):
+    with pytest.raises(ValueError):  # noqa: PT011  (the words are those of many faults)
+        fst.load_boxes(path, ["matrix"], [spans])
+    with pytest.raises(ValueError, match="1 names, but 0 boxes"):
+        fst.load_boxes(path, ["matrix"], [])
+
+
 @pytest.mark.parametrize(
     ("name", "dim", "start", "length"),
     [

@@ -75,13 +75,27 @@ impl Device for Host {
             // SAFETY: the plan's addresses are the caller's, who gave this memory to the load.
             let target = unsafe { slice_at(placement.address, row_bytes.saturating_mul(placement.rows)) };
             let outside = || Error::new(Kind::Internal, format!("{placement:?} does not fit its slot"));
-            for (row, into) in target.chunks_exact_mut(row_bytes).enumerate() {
-                let begin = placement.slot_begin + row * placement.slot_stride;
-                let from = chunk.get(begin..begin + placement.row_bytes).ok_or_else(outside)?;
-                match placement.cast {
-                    None => into.copy_from_slice(from),
-                    Some(cast) => cast.run(from, into),
-                }
+            let rows = chunk.get(placement.slot_begin..).ok_or_else(outside)?;
+            let stride = placement.slot_stride;
+            let is_placed = match (placement.cast, placement.row_bytes) {
+                // Single elements, as a step in the innermost dimension gives them.
+                (None, 1) => place_items::<1>(rows, stride, target),
+                (None, 2) => place_items::<2>(rows, stride, target),
+                (None, 4) => place_items::<4>(rows, stride, target),
+                (None, 8) => place_items::<8>(rows, stride, target),
+                (cast, _) => target.chunks_exact_mut(row_bytes).enumerate().all(|(row, into)| {
+                    let begin = row * stride;
+                    rows.get(begin..begin + placement.row_bytes).is_some_and(|from| {
+                        match cast {
+                            None => into.copy_from_slice(from),
+                            Some(cast) => cast.run(from, into),
+                        }
+                        true
+                    })
+                }),
+            };
+            if !is_placed {
+                return Err(outside());
             }
         }
         Ok(())
@@ -102,6 +116,14 @@ impl Device for Host {
     fn order(&self, (): &()) -> Result<()> {
         Ok(())
     }
+}
+
+/// Packs items that lie `stride` bytes apart; false where they are fewer than the target holds.
+fn place_items<const BYTES: usize>(rows: &[u8], stride: usize, target: &mut [u8]) -> bool {
+    let items = rows.chunks(stride.max(BYTES)).filter_map(<[u8]>::first_chunk::<BYTES>);
+    let (targets, _) = target.as_chunks_mut::<BYTES>();
+    let count = targets.len();
+    targets.iter_mut().zip(items).map(|(into, from)| *into = *from).count() == count
 }
 
 /// The memory of this process at an address that crossed the border as a number.

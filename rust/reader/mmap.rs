@@ -4,7 +4,7 @@
 use super::Reader;
 use crate::error::{Error, Kind, Result};
 use crate::source::Source;
-use memmap2::{Advice, MmapOptions, MmapRaw};
+use memmap2::{Advice, MmapOptions, MmapRaw, UncheckedAdvice};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -15,6 +15,7 @@ use std::sync::Arc;
 /// network file systems are read instead.
 pub struct Mapping {
     pages: MmapRaw,
+    page_bytes: u64,
 }
 
 impl Mapping {
@@ -31,7 +32,7 @@ impl Mapping {
         // stays as it is; a file that changes underneath changes the values, as it does for every mapping.
         let mapped = unsafe { MmapOptions::new().len(length).no_reserve_swap().map_copy(&source.file) };
         let pages = mapped.map_err(|error| Error::from_io(&error, &source.path, "cannot map"))?;
-        Ok(Mapping { pages: pages.into() })
+        Ok(Mapping { pages: pages.into(), page_bytes: page_bytes() })
     }
 
     /// Makes the cached pages of a range present, so that touching them needs no trap.
@@ -42,6 +43,24 @@ impl Mapping {
         };
         if let Err(error) = self.pages.advise_range(Advice::PopulateRead, begin, length) {
             tracing::debug!(%error, "pages are not made present ahead of their use");
+        }
+    }
+
+    /// Gives back what the process keeps of the whole pages in a range, and with it what it has written there.
+    ///
+    /// # Safety
+    /// Nobody uses these bytes any more.
+    pub unsafe fn forget(&self, range: &Range<u64>) {
+        let (begin, end) = (range.start.next_multiple_of(self.page_bytes), range.end - range.end % self.page_bytes);
+        let (Ok(begin), Ok(length)) = (usize::try_from(begin), usize::try_from(end.saturating_sub(begin))) else {
+            return;
+        };
+        if length == 0 {
+            return;
+        }
+        // SAFETY: these pages are of this range alone, which nobody uses.
+        if let Err(error) = unsafe { self.pages.unchecked_advise_range(UncheckedAdvice::DontNeed, begin, length) } {
+            tracing::debug!(%error, "the pages stay until the mapping goes");
         }
     }
 
@@ -84,6 +103,12 @@ impl Reader for MmapReader {
         unsafe { std::ptr::copy_nonoverlapping(pages.as_ptr().add(begin), into.as_mut_ptr(), into.len()) };
         Ok(())
     }
+}
+
+/// Of a page of this machine, of which a mapping is made.
+fn page_bytes() -> u64 {
+    // SAFETY: only asks.
+    u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(u64::MAX)
 }
 
 fn check_length(source: &Source, needed: u64) -> Result<()> {

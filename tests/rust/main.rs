@@ -16,6 +16,7 @@ mod page_cache;
 mod plan;
 mod read_ahead;
 mod scatter;
+mod selection;
 mod transfer;
 mod uring;
 mod views;

@@ -35,6 +35,18 @@ fn expected(entry: Entry<'_>, source: usize, dim: usize, start: u64, length: u64
     bytes
 }
 
+/// The same of a box, index by index.
+fn expected_part(entry: Entry<'_>, source: usize, spans: &[Span]) -> Vec<u8> {
+    let item = entry.dtype.item_bytes();
+    let mut begins = vec![0];
+    for (span, size) in spans.iter().zip(entry.shape) {
+        let indices = (0..span.length).map(|index| span.start + index * span.step);
+        begins = begins.iter().flat_map(|begin| indices.clone().map(move |index| begin * size + index)).collect();
+    }
+    let bytes_of = |begin: u64| (0..item).map(move |byte| file_byte(source, entry.begin + begin * item + byte));
+    begins.into_iter().flat_map(bytes_of).collect()
+}
+
 /// A stand-in for what a cast does to an element: something of the right size in which every byte has a part.
 fn on_paper(cast: Option<Cast>, item: &[u8]) -> Vec<u8> {
     let Some(cast) = cast else { return item.to_vec() };
@@ -110,11 +122,17 @@ fn carry_out(chunks: &[Chunk], limits: &Limits, memory_bytes: usize, data: &[std
 }
 
 #[derive(Clone, Debug)]
+enum Part {
+    Slice(usize, u64, u64),
+    Box(Vec<Span>),
+}
+
+#[derive(Clone, Debug)]
 struct Case {
     source: usize,
     shape: Vec<u64>,
     dtype: Dtype,
-    slice: Option<(usize, u64, u64)>,
+    part: Option<Part>,
     cast: Option<Cast>,
     cuts: Vec<prop::sample::Index>,
 }
@@ -132,10 +150,25 @@ fn case() -> impl Strategy<Value = Case> {
         prop::collection::vec(any::<prop::sample::Index>(), 0..4),
     )
         .prop_map(|(source, shape, dtype, picks, whole, to, cuts)| {
-            let slice = slice_of(&shape, &picks).filter(|_| !whole);
+            let part = part_of(&shape, &picks).filter(|_| !whole);
             let cast = to.filter(|_| dtype.is_castable()).and_then(|to| Cast::new(dtype, to));
-            Case { source, shape, dtype, slice, cast, cuts }
+            Case { source, shape, dtype, part, cast, cuts }
         })
+}
+
+fn part_of(shape: &[u64], picks: &[prop::sample::Index; 3]) -> Option<Part> {
+    if picks[2].index(2) == 0 {
+        let (dim, start, length) = slice_of(shape, picks)?;
+        return Some(Part::Slice(dim, start, length));
+    }
+    // Other picks for each dimension, from the same three.
+    let pick = |dim: usize, which: usize, count: u64| (picks[which].index(1 << 20) as u64 >> (3 * dim)) % count;
+    let span = |(dim, &size): (usize, &u64)| {
+        let (start, step) = (pick(dim, 0, size + 1), 1 + pick(dim, 1, 4));
+        let most = (size - start).div_ceil(step);
+        Span { start, step, length: most - pick(dim, 2, most + 1) }
+    };
+    Some(Part::Box(shape.iter().enumerate().map(span).collect()))
 }
 
 fn slice_of(shape: &[u64], picks: &[prop::sample::Index; 3]) -> Option<(usize, u64, u64)> {
@@ -166,8 +199,8 @@ proptest! {
         let again = again.filter(|_| !cases.is_empty());
         if let Some(picks) = &again {
             // A second tensor from the same bytes, whole or another slice, which may overlap the first.
-            let slice = slice_of(&cases[0].shape, picks).filter(|_| picks[0].index(3) > 0);
-            cases.push(Case { slice, ..cases[0].clone() });
+            let part = part_of(&cases[0].shape, picks).filter(|_| picks[0].index(3) > 0);
+            cases.push(Case { part, ..cases[0].clone() });
         }
         let mut ends = [DATA_BEGIN; 3];
         let (mut wanted, mut destinations, mut expectation) = (Vec::new(), Vec::new(), Vec::new());
@@ -178,15 +211,18 @@ proptest! {
             if !is_repeat {
                 ends[case.source] = entry.end;
             }
-            let (tensor, bytes) = match case.slice {
+            let (tensor, bytes) = match &case.part {
                 None => {
                     let bytes = (entry.begin..entry.end).map(|offset| file_byte(case.source, offset)).collect();
                     (Wanted::whole(case.source, entry).unwrap(), bytes)
                 }
-                Some((dim, start, length)) => (
+                &Some(Part::Slice(dim, start, length)) => (
                     Wanted::slice(case.source, entry, dim as i64, start as i64, length as i64).unwrap(),
                     expected(entry, case.source, dim, start, length),
                 ),
+                Some(Part::Box(spans)) => {
+                    (Wanted::part(case.source, entry, spans).unwrap(), expected_part(entry, case.source, spans))
+                }
             };
             prop_assert_eq!(tensor.bytes(), bytes.len() as u64);
             // The tensor in any number of pieces, each with a place of its own.
@@ -270,6 +306,61 @@ fn near_rows_are_read_together_and_copied_with_a_stride() {
     let Chunk::Staged { reads, placements, .. } = &chunks[0] else { panic!("{chunks:?}") };
     assert_eq!((reads.len(), placements.len()), (1, 1));
     assert_eq!((placements[0].rows, placements[0].row_bytes, placements[0].slot_stride), (40, 10, 20));
+}
+
+fn boxed(shape: &[u64], spans: &[(u64, u64, u64)]) -> Wanted {
+    let spans: Vec<_> = spans.iter().map(|&(start, length, step)| Span { start, length, step }).collect();
+    Wanted::part(0, entry(Dtype::U8, shape, DATA_BEGIN), &spans).unwrap()
+}
+
+#[test]
+fn boxes_are_as_few_and_as_long_rows_as_they_can_be() {
+    // What is taken of the shape [4, 6, 10], the bytes of a row, and how often and how far apart it repeats.
+    let whole = (0, 10, 1);
+    for (spans, row_bytes, repeats) in [
+        ([(0, 4, 1), (0, 6, 1), whole], 240, vec![]),
+        ([(1, 2, 1), (0, 6, 1), whole], 120, vec![]),
+        ([(2, 1, 1), (1, 3, 1), whole], 30, vec![]),
+        ([(0, 4, 1), (1, 3, 1), whole], 30, vec![(4, 60)]),
+        ([(0, 2, 2), (0, 6, 1), whole], 60, vec![(2, 120)]),
+        ([(0, 4, 1), (0, 6, 1), (2, 5, 1)], 5, vec![(24, 10)]),
+        ([(0, 4, 1), (0, 3, 2), whole], 10, vec![(12, 20)]),
+        ([(0, 4, 1), (0, 6, 1), (0, 5, 2)], 1, vec![(120, 2)]),
+        ([(0, 4, 1), (0, 2, 4), (0, 5, 2)], 1, vec![(4, 60), (2, 40), (5, 2)]),
+        ([(0, 4, 1), (3, 1, 1), (7, 1, 1)], 1, vec![(4, 60)]),
+        ([(0, 4, 1), (6, 0, 1), whole], 0, vec![]),
+    ] {
+        let region = boxed(&[4, 6, 10], &spans).region;
+        assert_eq!(region.row_bytes, row_bytes, "{spans:?}");
+        let found: Vec<_> = region.repeats.iter().map(|repeat| (repeat.count, repeat.stride)).collect();
+        assert_eq!(found, repeats, "{spans:?}");
+    }
+}
+
+#[test]
+fn rows_that_are_stepped_over_are_not_read() {
+    let wanted = boxed(&[40, 100], &[(0, 20, 2), (0, 100, 1)]);
+    assert_eq!(read_bytes(&whole_plan(&[wanted], &LIMITS)), 2000);
+    // Elements near to each other are read with what lies between, and only from the first to the last.
+    let wanted = boxed(&[100], &[(10, 20, 3)]);
+    assert_eq!(read_bytes(&whole_plan(&[wanted], &LIMITS)), 58);
+}
+
+#[test]
+fn boxes_that_do_not_fit_are_refused() {
+    let tensor = entry(Dtype::F32, &[4, 6], DATA_BEGIN);
+    let whole = Span::whole(6);
+    for (start, length, step) in
+        [(0, 5, 1), (4, 1, 1), (5, 0, 1), (0, 3, 2), (0, 1, 0), (1, u64::MAX, 1), (0, 3, u64::MAX)]
+    {
+        let error = Wanted::part(0, tensor, &[Span { start, length, step }, whole]).unwrap_err();
+        assert_eq!(error.kind(), Kind::InvalidArgument, "{start} {length} {step}");
+        assert!(error.to_string().contains("dimension 0"), "{error}");
+    }
+    for spans in [&[][..], &[whole], &[Span::whole(4), whole, whole]] {
+        assert_eq!(Wanted::part(0, tensor, spans).unwrap_err().kind(), Kind::InvalidArgument);
+    }
+    assert_eq!(Wanted::part(0, tensor, &[Span { start: 4, length: 0, step: 9 }, whole]).unwrap().bytes(), 0);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use crate::files;
 use fst::checkpoint::Checkpoint;
 use fst::dtype::Dtype;
 use fst::options::{Options, ReaderChoice};
-use fst::views::Views;
+use fst::views::{Mappings, Views};
 use fst::wanted::Wanted;
 use tempfile::TempDir;
 
@@ -40,7 +40,7 @@ impl Trial {
     }
 
     fn views(&self, wanted: &[Wanted], dtypes: &[Option<Dtype>], options: &Options) -> Views {
-        Views::open(&self.checkpoint, wanted, dtypes, options).unwrap()
+        Views::open(&self.checkpoint, &Mappings::default(), wanted, dtypes, options).unwrap()
     }
 
     /// Which of these, wanted as they are, are views; each of those holds the right bytes.
@@ -49,7 +49,7 @@ impl Trial {
         let views = self.views(wanted, &dtypes, &Options::default());
         let check = |(tensor, wanted): (usize, &Wanted)| {
             let Some(address) = views.address(tensor) else { return false };
-            let _mapping = views.hold(views.source(tensor)).unwrap();
+            let _hold = views.hold(tensor).unwrap();
             let range = wanted.contiguous().unwrap();
             let length = (range.end - range.start) as usize;
             let pointer = std::ptr::with_exposed_provenance::<u8>(address as usize);
@@ -116,4 +116,58 @@ fn where_nothing_is_mapped_nothing_is_a_view() {
     }
     // A file none of whose tensors can be a view is not mapped either.
     assert!(trial.views(&[trial.whole("odd")], &dtypes, &Options::default()).hold(0).is_err());
+}
+
+fn bytes_at(address: u64, length: usize) -> &'static mut [u8] {
+    // SAFETY: the tests look at views only while they hold them.
+    unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(address as usize), length) }
+}
+
+#[test]
+fn loads_share_a_mapping_but_no_bytes() {
+    let trial = Trial::new();
+    let mappings = Mappings::default();
+    let open = |name: &str| {
+        let dtypes = [Some(trial.whole(name).dtype)];
+        Views::open(&trial.checkpoint, &mappings, &[trial.whole(name)], &dtypes, &Options::default()).unwrap()
+    };
+    let (first, other, again) = (open("f"), open("b"), open("f"));
+    let distance = other.address(0).unwrap() - first.address(0).unwrap();
+    assert_eq!(distance, 32, "two tensors of one mapping lie as they do in the file");
+    bytes_at(first.address(0).unwrap(), 32).fill(7);
+    assert_eq!(bytes_at(again.address(0).unwrap(), 32), &trial.data[..32]);
+    // Also where what had them is gone.
+    drop((first, again));
+    assert_eq!(bytes_at(open("f").address(0).unwrap(), 32), &trial.data[..32]);
+}
+
+/// Three tensors, of which the middle one has whole pages of its own.
+#[test]
+fn a_view_that_goes_takes_its_pages_along_and_no_others() {
+    let directory = TempDir::new().unwrap();
+    let sizes = [100, 5 * files::PAGE_BYTES, 100];
+    let tensors = ["a", "b", "c"].iter().zip(sizes).enumerate();
+    let tensors: Vec<_> = tensors
+        .map(|(seed, (name, size))| (*name, safetensors::Dtype::U8, vec![size], files::pattern(seed, size)))
+        .collect();
+    let path = files::written(&directory, "x.safetensors", &tensors);
+    let checkpoint = Checkpoint::open(&[path]).unwrap();
+    let wanted: Vec<_> = checkpoint.entries().map(|(source, entry)| Wanted::whole(source, entry).unwrap()).collect();
+    let dtypes = vec![Some(Dtype::U8); 3];
+    let views = Views::open(&checkpoint, &Mappings::default(), &wanted, &dtypes, &Options::default()).unwrap();
+    let holds: Vec<_> = (0..3).map(|tensor| views.hold(tensor).unwrap()).collect();
+    let address = |tensor: usize| views.address(tensor).unwrap();
+    for (tensor, size) in sizes.into_iter().enumerate() {
+        bytes_at(address(tensor), size).fill(7);
+    }
+    let [a, b, c] = <[_; 3]>::try_from(holds).ok().unwrap();
+    drop(b);
+    // What was written there is gone, but for the ends, which share pages with the neighbours.
+    let kept = bytes_at(address(1), sizes[1]).iter().filter(|byte| **byte == 7).count();
+    let pattern_sevens = files::pattern(1, sizes[1]).iter().filter(|byte| **byte == 7).count();
+    assert!(kept < 2 * files::PAGE_BYTES + pattern_sevens, "{kept}");
+    for (tensor, hold) in [(0, a), (2, c)] {
+        assert!(bytes_at(address(tensor), sizes[tensor]).iter().all(|byte| *byte == 7));
+        drop(hold);
+    }
 }

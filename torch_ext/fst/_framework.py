@@ -1,6 +1,6 @@
 """What a framework makes of a tensor that was loaded, and of an index of one that was not."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,40 +14,30 @@ class Framework(NamedTuple):
     """A framework that tensors can be had in."""
 
     name: str
-    # Of a tensor and its dtype in the file. What is made shares the tensor's memory.
-    convert: Callable[[Tensor, str], Any]
+    # What is made of a tensor shares its memory.
+    convert: Callable[[Tensor], Any]
     # Of an index and a shape.
-    access: Callable[[Any, tuple[int, ...]], Access | None]
+    access: Callable[[Any, Sequence[int]], Access | None]
 
 
-# Those that NumPy has from other packages.
-_NUMPY_NAMES = {
-    "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E8M0": "float8_e8m0fnu",
-    "F8_E4M3FNUZ": "float8_e4m3fnuz",
-    "F8_E5M2FNUZ": "float8_e5m2fnuz",
-    "F4": "float4_e2m1fn_x2",
-}
-
-
-def _as_it_is(tensor: Tensor, _: str) -> Tensor:
+def _as_it_is(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _to_numpy(tensor: Tensor, dtype: str) -> Any:
-    if dtype not in _NUMPY_NAMES:
-        return tensor.numpy()
-    import numpy as np
-
+def _to_numpy(tensor: Tensor) -> Any:
     try:
-        number = np.dtype(_NUMPY_NAMES[dtype])
+        return tensor.numpy()
     except TypeError:
-        raise TypeError(
-            f'NumPy has no dtype for {dtype}; import ml_dtypes, which brings one, or open with framework="pt"'
-        ) from None
-    return tensor.view(torch.int16 if number.itemsize == 2 else torch.uint8).numpy().view(number)
+        # Other packages, as ml_dtypes, give NumPy the dtypes that it does not have, under the same names.
+        import numpy as np
+
+        name = str(tensor.dtype).removeprefix("torch.")
+        try:
+            dtype = np.dtype(name)
+        except TypeError:
+            hint = 'import ml_dtypes, which may bring it, or open with framework="pt"'
+            raise TypeError(f"NumPy has no dtype {name}; {hint}") from None
+        return tensor.view(torch.int16 if dtype.itemsize == 2 else torch.uint8).numpy().view(dtype)
 
 
 PYTORCH = Framework("pytorch", _as_it_is, as_pytorch)

@@ -78,16 +78,15 @@ def as_numpy(index: Any, shape: Sequence[int]) -> Access:
     if isinstance(index, list) and not index:
         index = slice(0, 0)
     items = index if isinstance(index, tuple) else (index,)
-    expanded = _expanded(items, len(shape))
+    expanded = None if any(item is None for item in items) else _expanded(items, len(shape))
     if expanded is None:
         raise SafetensorError(
-            f"the index {index!r} has more dimensions than the tensor, whose shape is {list(shape)}, or several "
-            "ellipses (...)"
+            f"the index {index!r} has more dimensions than the tensor, whose shape is {list(shape)}, new ones (None), "
+            "or several ellipses (...)"
         )
     box: list[Span] = []
     last: list[Any] = []
-    # One `None` too many has no size of its own, and is refused as any other would be.
-    for item, size in zip(expanded, [*shape, *[0] * len(items)], strict=False):
+    for item, size in zip(expanded, shape, strict=True):
         if isinstance(item, slice):
             span = _span(item, size)
             last.append(slice(None))

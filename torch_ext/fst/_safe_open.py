@@ -77,9 +77,7 @@ class safe_open:  # noqa: N801  (the name that programs know)
 
     def get_tensor(self, name: str) -> Any:
         """A whole tensor. Raises SafetensorError, which is a KeyError too, where there is none of this name."""
-        handle = self._opened()
-        handle.entry(name)
-        return handle.load([name])[0]
+        return self._opened().load([_checked(name)])[0]
 
     def get_tensors(self) -> dict[str, Any]:
         """All tensors by name, in the order of `offset_keys`, with one load."""
@@ -89,11 +87,11 @@ class safe_open:  # noqa: N801  (the name that programs know)
 
     def get_tensor_meta(self, name: str) -> Entry:
         """The dtype and shape as the file has them, and the size in bytes. Reads nothing."""
-        return self._opened().entry(name)
+        return self._opened().entry(_checked(name))
 
     def get_slice(self, name: str) -> Slice:
         """A tensor to be indexed. It can be used after the file was closed."""
-        return Slice(self._opened(), name)
+        return Slice(self._opened(), _checked(name))
 
     def close(self) -> None:
         """Closes the files, once no slice uses them any more. A second time it does nothing."""
@@ -111,6 +109,12 @@ class safe_open:  # noqa: N801  (the name that programs know)
         if self._handle is None:
             raise SafetensorError("File is closed")
         return self._handle
+
+
+def _checked(name: str) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a tensor must be a str, not {type(name).__name__}")
+    return name
 
 
 def _device_of(device: Device) -> torch.device:

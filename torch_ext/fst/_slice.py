@@ -22,4 +22,4 @@ class Slice:
         return self._entry.dtype
 
     def __getitem__(self, index: Any) -> Any:
-        return self._handle.load_part(self._name, index)
+        return self._handle.load_part(self._name, self._entry, index)
