@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from setuptools import Extension, setup
+from setuptools import Extension, find_packages, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import PlatformError
@@ -97,6 +97,9 @@ setup(
     install_requires=[f"torch=={TORCH_RELEASE or REFERENCE_TORCH}"],
     # An isolated build then gets a PyTorch of its own, which is also the one the wheel will require.
     setup_requires=[] if TORCH_RELEASE else [f"torch=={REFERENCE_TORCH}"],
+    # The benches are a package of their own beside the sources, and are installed as `fst_bench`.
+    packages=[*find_packages("torch_ext"), "fst_bench", "fst_bench.loaders"],
+    package_dir={"": "torch_ext", "fst_bench": "benches"},
     ext_modules=[Extension("fst.libfst", sources=[])],
     cmdclass={"build_ext": CargoBuild, "bdist_wheel": PlatformWheel},
 )
