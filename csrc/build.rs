@@ -5,12 +5,14 @@ use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const SOURCES: [&str; 7] = [
+const SOURCES: [&str; 9] = [
     "csrc/convert.cpp",
     "csrc/error.cpp",
     "csrc/load.cpp",
     "csrc/loader.cpp",
+    "csrc/elements.cpp",
     "csrc/ops.cpp",
+    "csrc/save.cpp",
     "csrc/select.cpp",
     "csrc/views.cpp",
 ];
