@@ -5,13 +5,15 @@ use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const SOURCES: [&str; 8] = [
+const SOURCES: [&str; 10] = [
     "csrc/checkpoint.cpp",
     "csrc/convert.cpp",
+    "csrc/elements.cpp",
     "csrc/error.cpp",
     "csrc/load.cpp",
     "csrc/loader.cpp",
     "csrc/ops.cpp",
+    "csrc/save.cpp",
     "csrc/select.cpp",
     "csrc/views.cpp",
 ];

@@ -13,6 +13,7 @@
 #include <string>
 #include <utility>
 
+#include "elements.h"
 #include "error.h"
 #include "views.h"
 
@@ -20,9 +21,6 @@ namespace fst {
 
 namespace {
 
-// Memory on the device for bytes that PyTorch casts or spreads over strides before they are where they belong: what
-// the core's own copies cannot do.
-constexpr uint64_t kScratchBytes = 64ull << 20;
 // Pieces in the scratch begin at multiples of this, which suits every dtype and the copy engine.
 constexpr uint64_t kScratchAlignment = 512;
 
@@ -30,20 +28,6 @@ uint64_t address_of(const at::Tensor& tensor) { return reinterpret_cast<uint64_t
 
 std::string describe(c10::ScalarType type, c10::IntArrayRef shape) {
   return c10::str(c10::toString(type), " of shape ", shape);
-}
-
-// The same bits as integers, which every device can copy whatever the dtype means, without changing a NaN.
-at::Tensor as_bits(const at::Tensor& tensor) {
-  switch (tensor.element_size()) {
-    case 1:
-      return tensor.view(at::kByte);
-    case 2:
-      return tensor.view(at::kShort);
-    case 4:
-      return tensor.view(at::kInt);
-    default:
-      return tensor.view(at::kLong);
-  }
 }
 
 // Fills tensors of one device.
@@ -69,7 +53,10 @@ class Filler {
       if (is_direct(*transfer, index, tensor)) {
         pieces.push_back(piece(index, 0, specs_[index].bytes, tensor));
       } else {
-        add_converted(index, 0, tensor);
+        const uint64_t element_bytes = c10::elementSize(stored_type(specs_[index]));
+        split(tensor, element_bytes, [&, index = index](const at::Tensor& part, uint64_t begin) {
+          converted_.push_back(Converted{index, begin * element_bytes, part});
+        });
       }
     }
     fill(transfer, pieces);
@@ -85,32 +72,11 @@ class Filler {
     at::Tensor target;
   };
 
-  // Splits what is larger than the scratch along its outer dimensions.
-  void add_converted(size_t index, uint64_t begin, const at::Tensor& target) {
-    const uint64_t bytes = stored_bytes(index, target);
-    if (bytes == 0) {
-      return;
-    }
-    if (bytes <= kScratchBytes) {
-      converted_.push_back(Converted{index, begin, target});
-      return;
-    }
-    const int64_t rows = target.size(0);
-    const uint64_t row_bytes = bytes / rows;
-    const int64_t step = std::max<int64_t>(1, kScratchBytes / row_bytes);
-    for (int64_t row = 0; row < rows; row += step) {
-      const auto part =
-          row_bytes > kScratchBytes ? target.select(0, row) : target.narrow(0, row, std::min(step, rows - row));
-      add_converted(index, begin + row * row_bytes, part);
-    }
-  }
-
   // Whether the core can bring the bytes where they belong by itself.
   bool is_direct(const AnyTransfer& transfer, size_t index, const at::Tensor& tensor) const {
     const auto from = stored_type(specs_[index]);
     const auto to = tensor.scalar_type();
-    return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg() &&
-           (from == to || transfer.can_cast(static_cast<int8_t>(from), static_cast<int8_t>(to)));
+    return is_plain(tensor) && (from == to || transfer.can_cast(static_cast<int8_t>(from), static_cast<int8_t>(to)));
   }
 
   static Piece piece(size_t index, uint64_t begin, uint64_t end, const at::Tensor& tensor) {
@@ -140,7 +106,7 @@ class Filler {
     const auto flush = [&] {
       fill(transfer, pieces);
       for (const auto& [target, source] : copies) {
-        convert(target, source);
+        copy_elements(target, source);
       }
       pieces.clear();
       copies.clear();
@@ -158,14 +124,6 @@ class Filler {
       used += aligned(bytes);
     }
     flush();
-  }
-
-  static void convert(const at::Tensor& target, const at::Tensor& source) {
-    if (target.scalar_type() == source.scalar_type() && !target.is_conj() && !target.is_neg()) {
-      as_bits(target).copy_(as_bits(source), /*non_blocking=*/true);
-    } else {
-      const_cast<at::Tensor&>(target).copy_(source, /*non_blocking=*/true);
-    }
   }
 
   rust::Box<AnyTransfer> open() const {

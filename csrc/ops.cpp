@@ -14,6 +14,7 @@
 #include "error.h"
 #include "load.h"
 #include "loader.h"
+#include "save.h"
 #include "select.h"
 
 namespace fst {
@@ -119,6 +120,7 @@ TORCH_LIBRARY(fst, m) {
   // TorchScript takes a write to the elements of a list for a write to the list, and would drop the call as dead code;
   // `a! -> *` tells it that the elements may be anything's.
   m.def("load_into(str[] paths, str[] names, Tensor(a! -> *)[] out) -> ()", tags);
+  def_load("save_file(Tensor[] tensors, str[] names, str path, *, Dict(str, str)? metadata=None) -> ()");
   def_load("tensor_names(str[] paths) -> str[]");
   def_load("metadata(str path) -> Dict(str, str)");
   def_load("reader(str[] paths, Device device=\"cpu\") -> str");
@@ -165,6 +167,7 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("load_slices", load_slices);
   m.impl("load_boxes", load_boxes);
   m.impl("load_into", load_into_outputs);
+  m.impl("save_file", save_file);
   m.impl("tensor_names", tensor_names);
   m.impl("metadata", metadata);
   m.impl("reader", reader);

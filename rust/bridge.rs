@@ -10,12 +10,17 @@ use crate::device::host::Host;
 use crate::device::{Device, Scratch};
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
+use crate::layout::{Layout, Metadata, Tensor};
 use crate::load::{self, Batch, Transfer};
 use crate::options::{self, Options};
+use crate::origin::Origin;
 use crate::plan::Destination;
 use crate::profile::{self, Span, Stage};
 use crate::reader::{self, Chosen, ReaderKind, Target};
+use crate::save::{Piece, Place, Save};
 use crate::selection::{self, Boxes, Slices};
+use crate::sink::Sink;
+use crate::sink::kernel::Linux;
 use crate::stream::{Order, Stream};
 use crate::views::{self, Mappings};
 use crate::wanted::Wanted;
@@ -82,6 +87,27 @@ mod ffi {
         bytes: u64,
     }
 
+    /// A tensor that is to be in a file.
+    struct NewTensor {
+        name: String,
+        /// The value of `c10::ScalarType`.
+        scalar_type: i8,
+        shape: Vec<i64>,
+    }
+
+    /// The GPU with this ordinal, or the host where it is negative, and the native handle of the current stream there.
+    struct Place {
+        ordinal: i32,
+        stream: u64,
+    }
+
+    /// Bytes of a tensor, on the place with this position.
+    struct Extent {
+        place: usize,
+        address: u64,
+        bytes: u64,
+    }
+
     extern "Rust" {
         type Checkpoint;
         fn open(paths: &[String]) -> Result<Box<Checkpoint>>;
@@ -140,6 +166,18 @@ mod ffi {
         fn finish_stream(stream: Box<AnyStream>) -> Result<()>;
 
         fn release() -> Result<i64>;
+
+        type AnySave;
+        fn begin_save(
+            path: &str,
+            tensors: &[NewTensor],
+            metadata: &[Text],
+            has_metadata: bool,
+            places: &[Place],
+        ) -> Result<Box<AnySave>>;
+        fn order(self: &AnySave) -> Vec<usize>;
+        unsafe fn append(self: &mut AnySave, extents: &[Extent]) -> Result<()>;
+        fn finish_save(save: Box<AnySave>) -> Result<()>;
 
         type Recording;
         fn record(self: &Selection, device: &str) -> Box<Recording>;
@@ -541,6 +579,89 @@ fn finish_stream(stream: Box<AnyStream>) -> Result<()> {
         StreamTo::Host(stream) => stream.finish(),
         StreamTo::Cuda(stream) => stream.finish(),
     })
+}
+
+/// A file that is being written.
+struct AnySave {
+    save: Save,
+    _span: Span,
+}
+
+/// Checks all tensors, and begins the file that will hold them. Nothing is at `path` yet.
+fn begin_save(
+    path: &str,
+    tensors: &[ffi::NewTensor],
+    metadata: &[ffi::Text],
+    has_metadata: bool,
+    places: &[ffi::Place],
+) -> Result<Box<AnySave>> {
+    guard(|| {
+        start_log()?;
+        let path = Path::new(path);
+        let tensors = tensors.iter().map(new_tensor).collect::<Result<Vec<_>>>();
+        let layout = tensors.and_then(|tensors| Layout::new(&tensors, &metadata_of(metadata, has_metadata)));
+        let layout = layout.map_err(|error| error.at(path))?;
+        let detail = || json!({ "paths": [path.to_string_lossy()], "tensors": layout.order().len() }).into();
+        let span = profile::span(Stage::Save).bytes(layout.file_bytes()).detail(detail);
+        let places = places.iter().map(place).collect::<Result<_>>()?;
+        let sink = Sink::create(path, Box::new(Linux))?;
+        let save = Save::begin(layout, sink, places, &Options::from_env()?)?;
+        Ok(Box::new(AnySave { save, _span: span }))
+    })
+}
+
+fn new_tensor(tensor: &ffi::NewTensor) -> Result<Tensor> {
+    let refused = |kind, message: String| Error::new(kind, message).tensor(&*tensor.name);
+    let dtype = Dtype::from_scalar_type(tensor.scalar_type).ok_or_else(|| {
+        refused(Kind::UnsupportedDtype, "safetensors has no dtype for it; cast it to another, or view it as one".into())
+    })?;
+    let negative = |_| refused(Kind::Internal, format!("a negative size in {:?}", tensor.shape));
+    let shape = tensor.shape.iter().map(|&size| u64::try_from(size).map_err(negative));
+    let mut shape: Vec<u64> = shape.collect::<Result<_>>()?;
+    if dtype.packed_elements() > 1 {
+        let last = shape.last_mut().ok_or_else(|| {
+            refused(Kind::InvalidArgument, format!("a scalar of {dtype} is a pair; give it a dimension"))
+        })?;
+        *last = last.saturating_mul(dtype.packed_elements());
+    }
+    Tensor::new(&*tensor.name, dtype, shape)
+}
+
+fn metadata_of(metadata: &[ffi::Text], has_metadata: bool) -> Metadata {
+    has_metadata.then(|| metadata.iter().map(|text| (text.key.clone(), text.value.clone())).collect())
+}
+
+fn place(place: &ffi::Place) -> Result<Place> {
+    let origin: Arc<dyn Origin> = match place.ordinal {
+        ..0 => Arc::new(Host),
+        ordinal => Arc::new(Cuda::open(ordinal, place.stream)?),
+    };
+    Ok(Place { origin, stream: place.stream })
+}
+
+impl AnySave {
+    /// For each tensor in the order of the file, its position in the caller's list.
+    fn order(&self) -> Vec<usize> {
+        self.save.layout().order().to_vec()
+    }
+
+    /// Writes what comes next in the file.
+    ///
+    /// # Safety
+    /// That of [`Save::append`].
+    unsafe fn append(&mut self, extents: &[ffi::Extent]) -> Result<()> {
+        let piece = |extent: &ffi::Extent| {
+            let ffi::Extent { place, address, bytes } = *extent;
+            Piece { place, address, length: bytes }
+        };
+        let pieces: Vec<Piece> = extents.iter().map(piece).collect();
+        // SAFETY: the caller's promise is the same.
+        guard(|| unsafe { self.save.append(&pieces) })
+    }
+}
+
+fn finish_save(save: Box<AnySave>) -> Result<()> {
+    guard(|| save.save.finish())
 }
 
 /// See [`load::release`].

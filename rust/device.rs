@@ -83,6 +83,12 @@ pub trait Device: Send + Sync {
     /// `device`, from the driver; no copy from the slot runs then.
     fn copy(&self, slot: &mut [u8], bytes: usize, placements: &[Placement]) -> Result<Self::Ticket>;
 
+    /// Starts copies to a slot, which nobody else uses until the ticket has been waited for.
+    ///
+    /// # Errors
+    /// `device`, from the driver; no copy to the slot runs then.
+    fn fetch(&self, slot: &mut [u8], pieces: &[Fetch]) -> Result<Self::Ticket>;
+
     /// Whether a copy has ended, well or not.
     ///
     /// # Errors
@@ -158,6 +164,17 @@ pub struct Needs {
     pub slot_bytes: usize,
     /// Bytes of the device's own memory, which all chunks of a filling share.
     pub scratch_bytes: usize,
+}
+
+/// Bytes of a device's memory that go to a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fetch {
+    /// Where they are.
+    pub address: u64,
+    /// Where in the slot they go.
+    pub slot_begin: usize,
+    /// How many they are.
+    pub length: usize,
 }
 
 /// Memory of the device that the caller lends to a filling.

@@ -15,7 +15,7 @@ pub enum Kind {
     PermissionDenied,
     /// A directory was given where a file, or a directory with a checkpoint, is needed.
     IsADirectory,
-    /// Any other failure of the operating system to read.
+    /// Any other failure of the operating system to read or write.
     Io,
     /// The bytes of a file are not valid safetensors.
     Malformed,
@@ -23,7 +23,7 @@ pub enum Kind {
     TensorNotFound,
     /// A name stands in two files.
     DuplicateTensor,
-    /// PyTorch has no dtype for what the file holds.
+    /// PyTorch has no dtype for what the file holds, or the format has none for what the tensor holds.
     UnsupportedDtype,
     /// The caller's arguments do not fit together or do not fit the file.
     InvalidArgument,

@@ -23,7 +23,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 /// The length field at the start of a file.
-const LENGTH_BYTES: u64 = 8;
+pub const LENGTH_BYTES: u64 = 8;
 /// The most bytes of JSON that are accepted, the same as in the `safetensors` crate.
 pub const HEADER_BYTES_MAX: u64 = 100_000_000;
 /// The most dimensions that are accepted, the same as PyTorch's own limit.

@@ -47,7 +47,7 @@ impl Watch {
         if SEEN.load(Ordering::Relaxed) == self.seen_before {
             Ok(())
         } else {
-            Err(Error::new(Kind::Interrupted, "the load was ended by SIGINT (Ctrl-C); everything is released"))
+            Err(Error::new(Kind::Interrupted, "ended by SIGINT (Ctrl-C); everything is released"))
         }
     }
 }

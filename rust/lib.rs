@@ -27,6 +27,7 @@ pub mod convert;
 pub mod scatter;
 pub mod source;
 pub mod header;
+pub mod layout;
 pub mod workers;
 pub mod checkpoint;
 pub mod wanted;
@@ -35,10 +36,13 @@ pub mod plan;
 pub mod reader;
 pub mod device;
 pub mod staging;
+pub mod origin;
+pub mod sink;
 pub mod views;
 pub mod interrupt;
 pub mod load;
 pub mod stream;
+pub mod save;
 #[cfg(feature = "torch")]
 mod bridge;
 

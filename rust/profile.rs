@@ -70,11 +70,19 @@ pub enum Stage {
     Kernel,
     /// The host waits for a device.
     Wait,
+    /// A whole save, around everything else.
+    Save,
+    /// Bytes of tensors in host memory go to a slot.
+    Gather,
+    /// Bytes go into a file.
+    Write,
+    /// A file is brought to the disk and given its name.
+    Flush,
 }
 
 impl Stage {
     /// All of them.
-    pub const ALL: [Stage; 16] = [
+    pub const ALL: [Stage; 20] = [
         Stage::Load,
         Stage::Open,
         Stage::Header,
@@ -91,6 +99,10 @@ impl Stage {
         Stage::Copy,
         Stage::Kernel,
         Stage::Wait,
+        Stage::Save,
+        Stage::Gather,
+        Stage::Write,
+        Stage::Flush,
     ];
 
     /// As traces have it.
@@ -112,6 +124,10 @@ impl Stage {
             Stage::Copy => "copy",
             Stage::Kernel => "kernel",
             Stage::Wait => "wait",
+            Stage::Save => "save",
+            Stage::Gather => "gather",
+            Stage::Write => "write",
+            Stage::Flush => "flush",
         }
     }
 }
@@ -213,7 +229,11 @@ impl Drop for Span {
     fn drop(&mut self) {
         if let Some(begin) = self.begin {
             let detail = self.detail.take();
-            let track = if self.stage == Stage::Load { Track::Load } else { Track::Thread(thread::current()) };
+            let track = if matches!(self.stage, Stage::Load | Stage::Save) {
+                Track::Load
+            } else {
+                Track::Thread(thread::current())
+            };
             record(&Entry { stage: self.stage, track, begin, end: now(), bytes: self.bytes, detail });
         }
     }

@@ -159,10 +159,10 @@ pub fn choose(options: &Options, source: &Source, target: Target) -> Result<Chos
         ReaderChoice::Mmap => asked_for(ReaderKind::Mmap),
         ReaderChoice::Pread => asked_for(ReaderKind::Pread),
         ReaderChoice::Uring => asked_for(ReaderKind::Uring),
-        ReaderChoice::Auto => Ok(choose_by(FileSystem::of(source)?, options, target)),
+        ReaderChoice::Auto => Ok(choose_by(FileSystem::of(&source.file, &source.path)?, options, target)),
         // Only what no device reads by itself is asked for here.
         ReaderChoice::Gds => {
-            let Chosen { kind, why } = choose_by(FileSystem::of(source)?, options, target);
+            let Chosen { kind, why } = choose_by(FileSystem::of(&source.file, &source.path)?, options, target);
             Ok(Chosen::new(kind, format!("gds is not to be had; {why}")))
         }
     }

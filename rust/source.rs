@@ -55,16 +55,7 @@ impl Files {
     }
 
     fn add(&mut self, path: &Path) -> Result<()> {
-        if let Some(scheme) = url_scheme(path) {
-            return Err(Error::new(
-                Kind::InvalidArgument,
-                format!("the scheme {scheme:?} is not built in; give the path of a local file or directory"),
-            )
-            .at(path));
-        }
-        if path.as_os_str().as_bytes().contains(&0) {
-            return Err(Error::new(Kind::InvalidArgument, "a path cannot contain a NUL byte").at(path));
-        }
+        check_local(path)?;
         let kind = fs::metadata(path).map_err(|error| Error::from_io(&error, path, "cannot open"))?;
         if kind.is_dir() {
             self.add_directory(path)
@@ -196,6 +187,21 @@ impl Source {
 
 fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// Refuses what can be the path of no file.
+///
+/// # Errors
+/// `invalid-argument` for a URL or a path with a NUL byte.
+pub fn check_local(path: &Path) -> Result<()> {
+    let refused = |message: String| Err(Error::new(Kind::InvalidArgument, message).at(path));
+    if let Some(scheme) = url_scheme(path) {
+        return refused(format!("the scheme {scheme:?} is not built in; give the path of a local file or directory"));
+    }
+    if path.as_os_str().as_bytes().contains(&0) {
+        return refused("a path cannot contain a NUL byte".into());
+    }
+    Ok(())
 }
 
 /// A scheme is letters, digits, `+`, `-` and `.` before `://`, which no local path of a checkpoint has.

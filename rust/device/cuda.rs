@@ -24,7 +24,7 @@ mod gds;
 pub mod kernels;
 mod timing;
 
-use super::{Device, Direct, Needs, Pinned, Room, Scratch};
+use super::{Device, Direct, Fetch, Needs, Pinned, Room, Scratch};
 use crate::cast::Cast;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
@@ -146,6 +146,24 @@ impl Cuda {
         let bytes = bytes_of(placements);
         let is_cast = placements.iter().any(|placement| placement.cast.is_some());
         self.kernels.is_some() && (is_cast || pieces > COPIES_MAX && bytes < pieces * COPY_BYTES)
+    }
+
+    /// Queues work that uses a slot on the next lane. If it fails, none of it runs any more.
+    fn queue(&self, work: impl FnOnce(&Lane, &mut Laps) -> Result<()>) -> Result<Ticket> {
+        let _bound = self.context.bind()?;
+        let event = self.event()?;
+        let lane = self.lanes.get(self.next_lane.fetch_add(1, Ordering::Relaxed) % LANES);
+        let lane = lock(lane.ok_or_else(|| Error::new(Kind::Internal, "there is no such lane"))?);
+        let timer = self.timer.as_ref();
+        let mut laps = timer.map(|timer| timer.laps(lane.index, &lane.stream)).transpose()?.unwrap_or_default();
+        match work(&lane, &mut laps).and_then(|()| event.record(&lane.stream)) {
+            Ok(()) => Ok(Ticket { event, laps }),
+            Err(error) => {
+                // The copies that were queued before the one that failed still use the slot.
+                lane.stream.settle();
+                Err(error)
+            }
+        }
     }
 
     /// One copy of the chunk and its table into the lane's scratch, and one kernel.
@@ -302,27 +320,32 @@ impl Device for Cuda {
 
     fn copy(&self, slot: &mut [u8], bytes: usize, placements: &[Placement]) -> Result<Ticket> {
         let _span = profile::span(Stage::Queue).bytes(bytes);
-        let _bound = self.context.bind()?;
-        let event = self.event()?;
-        let lane = self.lanes.get(self.next_lane.fetch_add(1, Ordering::Relaxed) % LANES);
-        let lane = lock(lane.ok_or_else(|| Error::new(Kind::Internal, "there is no such lane"))?);
-        let timer = self.timer.as_ref();
-        let mut laps = timer.map(|timer| timer.laps(lane.index, &lane.stream)).transpose()?.unwrap_or_default();
-        let queued = if self.is_scattered(placements) {
-            self.scatter(&lane, slot, bytes, placements, &mut laps)
-        } else {
-            let placed = placements.iter().try_for_each(|placement| self.place(&lane, slot, placement));
-            placed.and_then(|()| laps.mark(Stage::Copy, bytes_of(placements), &lane.stream))
-        };
-        let recorded = queued.and_then(|()| event.record(&lane.stream));
-        match recorded {
-            Ok(()) => Ok(Ticket { event, laps }),
-            Err(error) => {
-                // The copies that were queued before the one that failed still read the slot.
-                lane.stream.settle();
-                Err(error)
+        self.queue(|lane, laps| {
+            if self.is_scattered(placements) {
+                return self.scatter(lane, slot, bytes, placements, laps);
             }
-        }
+            placements.iter().try_for_each(|placement| self.place(lane, slot, placement))?;
+            laps.mark(Stage::Copy, bytes_of(placements), &lane.stream)
+        })
+    }
+
+    fn fetch(&self, slot: &mut [u8], pieces: &[Fetch]) -> Result<Ticket> {
+        let bytes = pieces.iter().map(|piece| piece.length).sum();
+        let _span = profile::span(Stage::Queue).bytes(bytes);
+        self.queue(|lane, laps| {
+            for piece in pieces {
+                let misfit = || Error::new(Kind::Internal, format!("{piece:?} does not fit its slot"));
+                let end = piece.slot_begin.saturating_add(piece.length);
+                let into = slot.get_mut(piece.slot_begin..end).ok_or_else(misfit)?.as_mut_ptr().cast::<c_void>();
+                profile::count(Count::Copies, 1);
+                // SAFETY: `into` lies in the slot, which is the copy's until it has ended, and whoever saves has
+                // promised that the memory of the device may be read.
+                let result =
+                    unsafe { sys::cuMemcpyDtoHAsync_v2(into, piece.address, piece.length, lane.stream.handle) };
+                check("cuMemcpyDtoHAsync", result)?;
+            }
+            laps.mark(Stage::Copy, bytes, &lane.stream)
+        })
     }
 
     fn has_ended(&self, ticket: &Ticket) -> Result<bool> {
@@ -401,6 +424,7 @@ fn refuse_capture(context: &Context, stream: sys::CUstream) -> Result<()> {
     }
     Err(Error::new(
         Kind::InvalidArgument,
-        "the current stream is being captured into a CUDA graph, which cannot read files; load before the capture",
+        "the current stream is being captured into a CUDA graph, which cannot read or write files; load before the \
+         capture, and save after it",
     ))
 }

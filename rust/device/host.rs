@@ -1,6 +1,6 @@
 //! The CPU's own memory: copies end before they return.
 
-use super::{Device, Direct, Needs, Pinned, Room, Scratch};
+use super::{Device, Direct, Fetch, Needs, Pinned, Room, Scratch};
 use crate::cast::Cast;
 use crate::error::{Error, Kind, Result};
 use crate::options::Options;
@@ -101,6 +101,18 @@ impl Device for Host {
         Ok(())
     }
 
+    fn fetch(&self, slot: &mut [u8], pieces: &[Fetch]) -> Result<()> {
+        let _span = profile::span(Stage::Gather).bytes(pieces.iter().map(|piece| piece.length).sum::<usize>());
+        for piece in pieces {
+            let outside = || Error::new(Kind::Internal, format!("{piece:?} does not fit its slot"));
+            let end = piece.slot_begin.saturating_add(piece.length);
+            let into = slot.get_mut(piece.slot_begin..end).ok_or_else(outside)?;
+            // SAFETY: whoever saves has promised that this memory may be read.
+            into.copy_from_slice(unsafe { bytes_at(piece.address, piece.length) });
+        }
+        Ok(())
+    }
+
     fn has_ended(&self, (): &()) -> Result<bool> {
         Ok(true)
     }
@@ -134,4 +146,14 @@ pub unsafe fn slice_at<'a>(address: u64, length: usize) -> &'a mut [u8] {
     let address = usize::try_from(address).unwrap_or(0);
     // SAFETY: the caller's promise; addresses of this process fit a `usize`.
     unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(address), length) }
+}
+
+/// As [`slice_at`], only to be read.
+///
+/// # Safety
+/// `length` bytes from `address` on must be memory that nobody writes to while the slice lives.
+pub unsafe fn bytes_at<'a>(address: u64, length: usize) -> &'a [u8] {
+    let address = usize::try_from(address).unwrap_or(0);
+    // SAFETY: the caller's promise; addresses of this process fit a `usize`.
+    unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(address), length) }
 }

@@ -1,8 +1,9 @@
 //! Which kind of file system a file is on, by the magic number of statfs(2).
 
 use crate::error::{Error, Result};
-use crate::source::Source;
+use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::path::Path;
 
 /// What a reader cares about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,13 +41,13 @@ impl FileSystem {
     ///
     /// # Errors
     /// `io` when the file system cannot be asked what it is.
-    pub fn of(source: &Source) -> Result<FileSystem> {
+    pub fn of(file: &File, path: &Path) -> Result<FileSystem> {
         // SAFETY: statfs is plain data, and zero is a value of each of its fields.
         let mut facts: libc::statfs = unsafe { std::mem::zeroed() };
-        // SAFETY: the descriptor is open for as long as `source` lives, and `facts` is a valid place to write.
-        if unsafe { libc::fstatfs(source.file.as_raw_fd(), &raw mut facts) } != 0 {
+        // SAFETY: the descriptor is open for as long as `file` lives, and `facts` is a valid place to write.
+        if unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut facts) } != 0 {
             let error = std::io::Error::last_os_error();
-            return Err(Error::from_io(&error, &source.path, "cannot ask which file system it is on"));
+            return Err(Error::from_io(&error, path, "cannot ask which file system it is on"));
         }
         let find = |list: &[(u32, &'static str)]| {
             list.iter().find(|(magic, _)| i64::from(*magic) == facts.f_type).map(|(_, name)| *name)

@@ -221,7 +221,7 @@ fn the_choice_follows_destination_and_wish() {
     assert_eq!(choose(ReaderChoice::Mmap, Target::HostMemory, false), ReaderKind::Mmap);
     // What is moved anyway is looked for in the page cache first, but where the files are in memory as such.
     let moved = choose(ReaderChoice::Auto, Target::DeviceMemory, false);
-    match FileSystem::of(&source).unwrap() {
+    match FileSystem::of(&source.file, &source.path).unwrap() {
         FileSystem::Local => assert_eq!(moved, ReaderKind::Auto),
         FileSystem::Memory(_) | FileSystem::Remote(_) => assert_eq!(moved, ReaderKind::Pread),
     }
@@ -235,7 +235,7 @@ fn the_choice_follows_destination_and_wish() {
 fn files_in_memory_are_known_as_such() {
     let directory = TempDir::new_in("/dev/shm").unwrap();
     let source = files::source(&files::raw(&directory, "x.safetensors", "{}", &[]));
-    assert_eq!(FileSystem::of(&source).unwrap(), FileSystem::Memory("tmpfs"));
+    assert_eq!(FileSystem::of(&source.file, &source.path).unwrap(), FileSystem::Memory("tmpfs"));
     let options = Options::default();
     assert_eq!(reader::choose(&options, &source, Target::DeviceMemory).unwrap().kind, ReaderKind::Pread);
     assert_eq!(reader::choose(&options, &source, Target::NewHostMemory).unwrap().kind, ReaderKind::Mmap);

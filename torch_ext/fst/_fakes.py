@@ -77,6 +77,15 @@ def _load_into(paths: Sequence[str], names: Sequence[str], out: Sequence[Tensor]
     # Nothing else to say: shapes stay, so a program can be compiled where its checkpoint is not.
 
 
+def _save_file(
+    tensors: Sequence[Tensor], names: Sequence[str], path: str, *, metadata: dict[str, str] | None = None
+) -> None:
+    # PyTorch calls this for meta tensors too, and returning would be as if they had been saved.
+    for name, tensor in zip(names, tensors, strict=False):
+        if tensor.is_meta and not isinstance(tensor, FakeTensor):
+            raise ValueError(f'[invalid-argument] tensor "{name}": is on meta, and has no values to save')
+
+
 def _cast(tensors: Sequence[Tensor], *, dtype: torch.dtype) -> list[Tensor]:
     return [torch.empty(tensor.shape, dtype=dtype, device=tensor.device) for tensor in tensors]
 
@@ -107,6 +116,7 @@ for _name, _function in (
     ("load_slices", _load_slices),
     ("load_boxes", _load_boxes),
     ("load_into", _load_into),
+    ("save_file", _save_file),
     ("cast", _cast),
     ("scatter", _scatter),
 ):

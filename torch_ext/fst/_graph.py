@@ -44,3 +44,6 @@ for _name in _LOADS:
     # differ. What they return also depends on a file, so a compiled graph must not be kept for a later process, in
     # which the file may have other shapes. An effect says both.
     torch.library._register_effectful_op(_name, EffectType.ORDERED)
+
+# A save returns nothing, so that a compiler would see no use in it, and two of them may be to the same path.
+torch.library._register_effectful_op("fst::save_file", EffectType.ORDERED)

@@ -1,0 +1,149 @@
+#include "save.h"
+
+#include <ATen/Functions.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "elements.h"
+#include "error.h"
+#include "load.h"
+
+namespace fst {
+
+namespace {
+
+void check(const std::string& name, const at::Tensor& tensor) {
+  const auto refuse = [&](const std::string& message) {
+    throw_invalid_argument("tensor \"" + name + "\": " + message + "; nothing was written");
+  };
+  if (!tensor.defined()) {
+    refuse("is undefined");
+  }
+  if (tensor.layout() != at::kStrided) {
+    refuse(c10::str("has the layout ", tensor.layout(), ", but only dense tensors can be saved; use to_dense()"));
+  }
+  if (!tensor.device().is_cpu() && !tensor.device().is_cuda()) {
+    refuse("is on " + tensor.device().str() + ", but only cpu and cuda tensors can be saved");
+  }
+}
+
+std::vector<NewTensor> described(at::TensorList tensors, Strings names) {
+  std::vector<NewTensor> all;
+  all.reserve(tensors.size());
+  for (size_t index = 0; index < tensors.size(); ++index) {
+    const at::Tensor& tensor = tensors[index];
+    const std::string name = names.get(index);
+    check(name, tensor);
+    rust::Vec<int64_t> shape;
+    std::copy(tensor.sizes().begin(), tensor.sizes().end(), std::back_inserter(shape));
+    all.push_back(NewTensor{to_rust(name), static_cast<int8_t>(tensor.scalar_type()), std::move(shape)});
+  }
+  return all;
+}
+
+std::vector<Text> texts_of(const Texts& metadata) {
+  std::vector<Text> texts;
+  if (metadata) {
+    for (const auto& entry : *metadata) {
+      texts.push_back(Text{to_rust(entry.key()), to_rust(entry.value())});
+    }
+  }
+  return texts;
+}
+
+// The devices that tensors lie on, each with its current stream.
+class Places {
+ public:
+  explicit Places(at::TensorList tensors) {
+    for (const at::Tensor& tensor : tensors) {
+      if (index_of(tensor.device()) == devices_.size()) {
+        devices_.push_back(tensor.device());
+        const auto stream = current_stream(tensor.device());
+        places_.push_back(Place{tensor.is_cuda() ? tensor.device().index() : -1, native_handle(stream)});
+      }
+    }
+  }
+
+  size_t index_of(c10::Device device) const {
+    return std::find(devices_.begin(), devices_.end(), device) - devices_.begin();
+  }
+
+  rust::Slice<const Place> all() const { return {places_.data(), places_.size()}; }
+
+ private:
+  std::vector<c10::Device> devices_;
+  std::vector<Place> places_;
+};
+
+// Hands the bytes of tensors to the core in the order of the file.
+class Appender {
+ public:
+  Appender(rust::Box<AnySave>& save, const Places& places) : save_(save), places_(places) {}
+
+  void add(const at::Tensor& tensor) {
+    if (is_plain(tensor)) {
+      push(tensor);
+      return;
+    }
+    split(tensor, tensor.element_size(), [&](const at::Tensor& part, uint64_t) {
+      if (copied_bytes_ + part.nbytes() > kScratchBytes) {
+        flush();
+      }
+      auto copy = at::empty(part.sizes(), part.options().memory_format(at::MemoryFormat::Contiguous));
+      copy_elements(copy, part);
+      push(copy);
+      copied_bytes_ += copy.nbytes();
+      copies_.push_back(std::move(copy));
+    });
+  }
+
+  void flush() {
+    call_core([&] { save_->append(rust::Slice<const Extent>(extents_.data(), extents_.size())); });
+    extents_.clear();
+    copies_.clear();
+    copied_bytes_ = 0;
+  }
+
+ private:
+  void push(const at::Tensor& tensor) {
+    if (tensor.nbytes() > 0) {
+      const auto address = reinterpret_cast<uint64_t>(tensor.const_data_ptr());
+      extents_.push_back(Extent{places_.index_of(tensor.device()), address, tensor.nbytes()});
+    }
+  }
+
+  rust::Box<AnySave>& save_;
+  const Places& places_;
+  std::vector<Extent> extents_;
+  // Of parts of tensors that do not lie in memory as they are. They live until they have been written.
+  std::vector<at::Tensor> copies_;
+  uint64_t copied_bytes_ = 0;
+};
+
+}  // namespace
+
+void save_file(at::TensorList tensors, Strings names, const std::string& path, const Texts& metadata) {
+  if (tensors.size() != names.size()) {
+    throw_invalid_argument(
+        c10::str(tensors.size(), " tensors, but ", names.size(), " names; give one for each; nothing was written"));
+  }
+  const auto all = described(tensors, names);
+  const auto texts = texts_of(metadata);
+  const auto target = to_rust(path);
+  const Places places(tensors);
+  auto save = call_core([&] {
+    return begin_save(target, rust::Slice<const NewTensor>(all.data(), all.size()),
+                      rust::Slice<const Text>(texts.data(), texts.size()), metadata.has_value(), places.all());
+  });
+  Appender appender(save, places);
+  for (const size_t index : save->order()) {
+    appender.add(tensors[index]);
+  }
+  appender.flush();
+  call_core([&] { finish_save(std::move(save)); });
+}
+
+}  // namespace fst

@@ -1,0 +1,217 @@
+//! The loop that writes a file: workers gather chunks of it in slots and write
+//! them.
+//!
+//! A chunk is a range of the file, not of a tensor, so that every write begins
+//! and ends where the disk wants it:
+//!
+//! ```text
+//! file     | header | tensor a | b |   tensor c      | d | e |  tensor f |
+//! chunks   |        0       |        1       |       2       |    3    ...
+//! ```
+
+use crate::device::Fetch;
+use crate::error::{Error, Kind, Result};
+use crate::interrupt::Watch;
+use crate::layout::Layout;
+use crate::options::Options;
+use crate::origin::Origin;
+use crate::profile::{self, Stage};
+use crate::sink::{ALIGNMENT, Sink};
+use crate::staging::pool;
+use crate::staging::{PAGE_BYTES, Request, Slot};
+use crate::workers;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// While others hold all staging, how long until a waiting worker looks whether it should go on waiting.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// A device that tensors of a file lie on, and the stream of the caller on which they are ready.
+pub struct Place {
+    /// The device.
+    pub origin: Arc<dyn Origin>,
+    /// The native handle of the stream; of no meaning on the host.
+    pub stream: u64,
+}
+
+/// Bytes of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The position of its device among the places of the save.
+    pub place: usize,
+    /// Where they are.
+    pub address: u64,
+    /// How many they are.
+    pub length: u64,
+}
+
+/// Writes one file, from its beginning to its end. Dropped before it has finished, it leaves nothing behind.
+pub struct Save {
+    layout: Layout,
+    sink: Sink,
+    places: Vec<Place>,
+    threads: usize,
+    request: Request,
+    /// Up to here the file is written, but for what is kept in `rest`.
+    position: u64,
+    /// The bytes before `position` that do not fill a block.
+    rest: Vec<u8>,
+    watch: Watch,
+}
+
+impl Save {
+    /// Begins a file whose header is the layout's.
+    ///
+    /// # Errors
+    /// `io` where there is not as much room on the disk.
+    pub fn begin(layout: Layout, sink: Sink, places: Vec<Place>, options: &Options) -> Result<Save> {
+        let file_bytes = layout.file_bytes();
+        let blocks = file_bytes.checked_next_multiple_of(to_u64(ALIGNMENT));
+        sink.reserve(blocks.ok_or_else(|| Error::new(Kind::InvalidArgument, "the file would be too long"))?)?;
+        let slot_bytes = places.iter().map(|place| place.origin.slot_bytes(options.chunk_bytes)).min();
+        let slot_bytes = slot_bytes.unwrap_or(options.chunk_bytes);
+        let most = usize::try_from(file_bytes).unwrap_or(usize::MAX).checked_next_multiple_of(PAGE_BYTES);
+        let bytes = (slot_bytes - slot_bytes % PAGE_BYTES).max(PAGE_BYTES).min(most.unwrap_or(usize::MAX));
+        let node = places.iter().find_map(|place| place.origin.node());
+        let rest = layout.header().to_vec();
+        Ok(Save {
+            position: to_u64(rest.len()),
+            rest,
+            layout,
+            sink,
+            places,
+            threads: options.threads.min((options.staging_bytes / bytes).max(1)),
+            request: Request { bytes, node, staging_bytes: options.staging_bytes },
+            watch: Watch::begin(),
+        })
+    }
+
+    /// Where everything in the file lies.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Writes what comes next in the file.
+    ///
+    /// # Safety
+    /// Each piece is memory of its device, as long as it says, that nobody writes to until this returns, but for work
+    /// that is queued on the place's stream.
+    ///
+    /// # Errors
+    /// `io` with path, tensor and byte; `device`, `out-of-memory`, `interrupted`. The save can only be dropped then.
+    pub unsafe fn append(&mut self, pieces: &[Piece]) -> Result<()> {
+        for place in &self.places {
+            place.origin.begin(place.stream)?;
+        }
+        let rest = std::mem::take(&mut self.rest);
+        let begin = self.position - to_u64(rest.len());
+        let mut ends = Vec::with_capacity(pieces.len());
+        for piece in pieces {
+            self.position = self.position.saturating_add(piece.length);
+            ends.push(self.position);
+        }
+        let is_last = self.position == self.layout.file_bytes();
+        let step = to_u64(self.request.bytes);
+        let count = usize::try_from((self.position - begin).div_ceil(step)).unwrap_or(usize::MAX);
+        let kept = Mutex::new(Vec::new());
+        workers::for_each(self.threads, count, |index| {
+            self.watch.check()?;
+            let first = begin + to_u64(index) * step;
+            let range = first..self.position.min(first + step);
+            let misfit = || Error::new(Kind::Internal, format!("bytes {range:?} do not fit a slot"));
+            let length = usize::try_from(range.end - first).map_err(|_| misfit())?;
+            let mut slot = self.acquire()?;
+            let (chunk, beyond) = slot.bytes_mut().split_at_mut_checked(length).ok_or_else(misfit)?;
+            let inherited = if index == 0 { rest.as_slice() } else { &[] };
+            chunk.get_mut(..inherited.len()).ok_or_else(misfit)?.copy_from_slice(inherited);
+            self.gather(chunk, first, pieces, &ends)?;
+            let whole = if is_last { length.next_multiple_of(ALIGNMENT) } else { length - length % ALIGNMENT };
+            if let Some(padding) = beyond.get_mut(..whole.saturating_sub(length)) {
+                padding.fill(0);
+            }
+            let (blocks, over) = slot.bytes_mut().split_at_checked(whole).ok_or_else(misfit)?;
+            {
+                let _span = profile::span(Stage::Write).bytes(whole);
+                self.sink.write(blocks, first).map_err(|error| self.name_tensor(error))?;
+            }
+            if let Some(over) = over.get(..length.saturating_sub(whole)).filter(|over| !over.is_empty()) {
+                *kept.lock().unwrap_or_else(PoisonError::into_inner) = over.to_vec();
+            }
+            Ok(())
+        })?;
+        self.rest = kept.into_inner().unwrap_or_else(PoisonError::into_inner);
+        Ok(())
+    }
+
+    /// Brings the file to the disk and lets it take the place of what was under its name.
+    ///
+    /// # Errors
+    /// `io`, after which what was under the name is as it was; `internal` where bytes are missing.
+    pub fn finish(mut self) -> Result<()> {
+        let file_bytes = self.layout.file_bytes();
+        if !self.rest.is_empty() {
+            // There is nothing but a header, or tensors without bytes.
+            // SAFETY: there are no pieces.
+            unsafe { self.append(&[]) }?;
+        }
+        if self.position != file_bytes {
+            let message = format!("{} of {file_bytes} bytes were given to the file", self.position);
+            return Err(Error::new(Kind::Internal, message));
+        }
+        self.watch.check()?;
+        let _span = profile::span(Stage::Flush);
+        self.sink.publish(file_bytes)
+    }
+
+    /// Brings to a chunk of the file, which begins at `first`, what the pieces that end at `ends` have for it.
+    fn gather(&self, chunk: &mut [u8], first: u64, pieces: &[Piece], ends: &[u64]) -> Result<()> {
+        let misfit = || Error::new(Kind::Internal, format!("the pieces do not fit the chunk at byte {first}"));
+        let size = |bytes: u64| usize::try_from(bytes).map_err(|_| misfit());
+        let last = first + to_u64(chunk.len());
+        let mut fetches: Vec<Vec<Fetch>> = self.places.iter().map(|_| Vec::new()).collect();
+        let skipped = ends.partition_point(|&end| end <= first);
+        for (piece, &end) in pieces.iter().zip(ends).skip(skipped) {
+            let begin = end - piece.length;
+            let (from, to) = (begin.max(first), end.min(last));
+            if begin >= last {
+                break;
+            }
+            if from < to {
+                fetches.get_mut(piece.place).ok_or_else(misfit)?.push(Fetch {
+                    address: piece.address + (from - begin),
+                    slot_begin: size(from - first)?,
+                    length: size(to - from)?,
+                });
+            }
+        }
+        let used = self.places.iter().zip(&fetches).filter(|(_, fetches)| !fetches.is_empty());
+        used.into_iter().try_for_each(|(place, fetches)| place.origin.fetch(chunk, fetches))
+    }
+
+    /// A slot of the process's.
+    fn acquire(&self) -> Result<Slot> {
+        let _span = profile::span(Stage::Slot);
+        loop {
+            if let Some(mut slot) = pool::take(&self.request)? {
+                for place in &self.places {
+                    slot.pin(|bytes| place.origin.pin(bytes));
+                }
+                return Ok(slot);
+            }
+            self.watch.check()?;
+            pool::wait(PATIENCE);
+        }
+    }
+
+    /// Adds to an error of the file, which knows no tensors, the one whose byte could not be written.
+    fn name_tensor(&self, error: Error) -> Error {
+        match error.position().and_then(|position| self.layout.tensor_at(position)) {
+            Some(name) => error.tensor(name),
+            None => error,
+        }
+    }
+}
+
+fn to_u64(value: usize) -> u64 {
+    u64::try_from(value).unwrap_or(u64::MAX)
+}
