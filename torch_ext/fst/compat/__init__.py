@@ -1,0 +1,1 @@
+"""The public names of other loaders, over fst: change the import, keep the program."""

@@ -1,0 +1,36 @@
+"""The public names of fastsafetensors, over fst.
+
+    from fst.compat.fastsafetensors import SafeTensorsFileLoader, SingleGroup
+
+Tensors own their memory and stay valid whatever is closed. Process groups have one rank so far. The page "Coming from
+fastsafetensors" of the documentation says which arguments have no meaning here.
+"""
+
+from fst.compat.fastsafetensors._planner import BudgetInfeasibleError
+from fst.compat.fastsafetensors.allocation import live_allocation_bytes, live_allocation_count
+from fst.compat.fastsafetensors.auto_loader import AutoLoader
+from fst.compat.fastsafetensors.common import SingleGroup, get_device_numa_node, set_debug
+from fst.compat.fastsafetensors.ep_slice import expert_parallel_filter, owned_expert_range
+from fst.compat.fastsafetensors.file_buffer import FilesBufferOnDevice
+from fst.compat.fastsafetensors.loader import SafeTensorsFileLoader, fastsafe_open
+from fst.compat.fastsafetensors.metadata import SafeTensorsMetadata, TensorFrame
+from fst.compat.fastsafetensors.parallel_loader import ParallelLoader, PipelineParallel
+
+__all__ = [
+    "AutoLoader",
+    "BudgetInfeasibleError",
+    "FilesBufferOnDevice",
+    "ParallelLoader",
+    "PipelineParallel",
+    "SafeTensorsFileLoader",
+    "SafeTensorsMetadata",
+    "SingleGroup",
+    "TensorFrame",
+    "expert_parallel_filter",
+    "fastsafe_open",
+    "get_device_numa_node",
+    "live_allocation_bytes",
+    "live_allocation_count",
+    "owned_expert_range",
+    "set_debug",
+]

@@ -1,0 +1,14 @@
+"""The public names of InstantTensor, over fst.
+
+    from fst.compat.instanttensor import safe_open
+
+Tensors own their memory and stay valid; nothing needs to be cloned. Tensors can also be loaded to the CPU. Process
+groups have one rank so far. The page "Coming from InstantTensor" of the documentation says which arguments have no
+meaning here.
+"""
+
+from fst.compat.instanttensor._backend import Backend, BackendPolicy
+from fst.compat.instanttensor._init import init
+from fst.compat.instanttensor._safe_open import safe_open
+
+__all__ = ["Backend", "BackendPolicy", "init", "safe_open"]
