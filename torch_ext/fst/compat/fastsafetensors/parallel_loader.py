@@ -41,7 +41,7 @@ class PipelineParallel:
         NotImplementedError: The group has several ranks.
         BudgetInfeasibleError: The tensors do not fit `device_memory_budget`.
         ValueError: There is a `resident_tensor` without `accumulate_resident`.
-        And the errors of `fst.load_file` that concern paths and headers, where a filter or a budget needs these.
+        And the errors of `fst.load_file` that concern paths and headers, where a budget needs these.
     """
 
     def __init__(
@@ -73,15 +73,10 @@ class PipelineParallel:
         self.loader = loader
         self.hf_weights_files = paths_of(hf_weights_files)
         self._shows_bar = use_tqdm_on_load
-        self._names: list[str] | None = None
         self._window_bytes = WINDOW_BYTES if max_batch_bytes is None else max_batch_bytes
-        if loader.tensor_filter is None and device_memory_budget is None:
-            return
-        sizes = self._sizes()
-        self._names = list(sizes)
         if device_memory_budget is not None:
             stays = resident_tensor if resident_tensor is not None else lambda _: accumulate_resident
-            window = window_within(device_memory_budget, sizes, stays)
+            window = window_within(device_memory_budget, self._sizes(), stays)
             self._window_bytes = window if max_batch_bytes is None else min(window, max_batch_bytes)
 
     def iterate_weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -94,7 +89,8 @@ class PipelineParallel:
         if not self.hf_weights_files:
             return
         device = self.loader.device.as_str()
-        loading = fst.stream(self.hf_weights_files, device, self._names, window_bytes=self._window_bytes)
+        names = None if self.loader.tensor_filter is None else list(self._sizes())
+        loading = fst.stream(self.hf_weights_files, device, names, window_bytes=self._window_bytes)
         with loading as tensors, self._bar(tensors.total_bytes) as show:
             for name, tensor in tensors:
                 show(tensor.nbytes)
