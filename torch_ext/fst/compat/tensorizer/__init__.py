@@ -1,0 +1,29 @@
+"""The public names of tensorizer 2, over fst and safetensors files.
+
+from fst.compat.tensorizer import TensorDeserializer, TensorSerializer
+"""
+
+from fst.compat.tensorizer import serialization, stream_io, torch_compat, utils
+from fst.compat.tensorizer.serialization import (
+    CryptographyError,
+    DecryptionParams,
+    EncryptionParams,
+    FilterFuncType,
+    TensorDeserializer,
+    TensorSerializer,
+    TensorType,
+)
+
+__all__ = [
+    "CryptographyError",
+    "DecryptionParams",
+    "EncryptionParams",
+    "FilterFuncType",
+    "TensorDeserializer",
+    "TensorSerializer",
+    "TensorType",
+    "serialization",
+    "stream_io",
+    "torch_compat",
+    "utils",
+]

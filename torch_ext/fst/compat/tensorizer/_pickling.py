@@ -1,0 +1,132 @@
+"""Pickles that hold numbers in place of storages.
+
+PyTorch derives its picklers and unpicklers from those of a module that its caller names, and tells them by
+`persistent_id` and `persistent_load` how to treat storages. The classes here come first, and ask PyTorch's for whatever
+is not theirs.
+"""
+
+import pickle
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# tensorizer's own, so that its pickles could be told from others, too.
+_TAG = "TensorizerPickler"
+_VERSION = 0
+# No dtype asks for more.
+_ALIGNMENT_BYTES = 16
+
+
+class Collector:
+    """The storages of what is pickled, as tensors of bytes. Each is there once."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self._indices: dict[int, int] = {}
+
+    def pickle_module(self) -> ModuleType:
+        """What `torch.save` is to pickle with."""
+        collector = self
+
+        class Pickler(_Pickler):
+            def own_persistent_id(self, obj: Any) -> Any:
+                return collector._id_of(obj)
+
+        return _module("Pickler", Pickler)
+
+    def _id_of(self, obj: Any) -> Any:
+        if not torch.is_storage(obj):
+            return None
+        storage = obj if isinstance(obj, torch.UntypedStorage) else obj._untyped_storage
+        if storage.device.type == "meta" or storage.nbytes() == 0:
+            return None
+        index = self._indices.setdefault(storage._cdata, len(self.tensors))
+        if index == len(self.tensors):
+            self.tensors.append(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage))
+        return _TAG, _VERSION, "storage", index, getattr(obj, "dtype", None)
+
+
+class Source:
+    """The storages for what is unpickled. They are loaded when the first is needed."""
+
+    def __init__(self, load: Callable[[], list[Tensor]]) -> None:
+        self._load = load
+        self._storages: list[torch.UntypedStorage] | None = None
+
+    def pickle_module(self) -> ModuleType:
+        """What `torch.load` is to unpickle with."""
+        source = self
+
+        class Unpickler(_Unpickler):
+            def own_persistent_load(self, pid: Any) -> Any:
+                return source._storage_of(pid)
+
+        return _module("Unpickler", Unpickler)
+
+    def _storage_of(self, pid: tuple[Any, ...]) -> Any:
+        _, version, kind, *rest = pid
+        if version > _VERSION or kind != "storage":
+            raise pickle.UnpicklingError(f"a newer program has put something apart that fst does not know: {pid}")
+        index, dtype = rest
+        if self._storages is None:
+            self._storages = [_storage_of(tensor) for tensor in self._load()]
+        # PyTorch expects storages without a dtype as ones of bytes.
+        storage = self._storages[index]
+        return torch.TypedStorage(  # type: ignore[no-untyped-call]
+            wrap_storage=storage, dtype=dtype or torch.uint8, _internal=True
+        )
+
+
+def _storage_of(tensor: Tensor) -> torch.UntypedStorage:
+    storage = tensor.untyped_storage()
+    # Bytes can begin anywhere in a file, but what they are elements of cannot.
+    if tensor.data_ptr() % _ALIGNMENT_BYTES or storage.nbytes() != tensor.nbytes:
+        return tensor.detach().clone().untyped_storage()
+    return storage
+
+
+class _Pickler(pickle.Pickler):
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "persistent_id" in cls.__dict__:
+            # It is PyTorch's, and comes after ours.
+            cls.next_persistent_id = cls.persistent_id  # type: ignore[method-assign]
+            del cls.persistent_id
+
+    def persistent_id(self, obj: Any) -> Any:
+        own = self.own_persistent_id(obj)
+        return self.next_persistent_id(obj) if own is None else own
+
+    def own_persistent_id(self, obj: Any) -> Any:
+        return None
+
+    def next_persistent_id(self, obj: Any) -> Any:
+        return None
+
+
+class _Unpickler(pickle.Unpickler):
+    def __setattr__(self, name: str, value: Any) -> None:
+        # It is PyTorch's, and comes after ours.
+        super().__setattr__("next_persistent_load" if name == "persistent_load" else name, value)
+
+    def persistent_load(self, pid: Any) -> Any:
+        if isinstance(pid, tuple) and pid[:1] == (_TAG,):
+            return self.own_persistent_load(pid)
+        return self.next_persistent_load(pid)
+
+    def own_persistent_load(self, pid: Any) -> Any:
+        raise pickle.UnpicklingError(f"nothing is known of {pid}")
+
+    def next_persistent_load(self, pid: Any) -> Any:
+        raise pickle.UnpicklingError(f"nothing is known of {pid}")
+
+
+def _module(name: str, member: type) -> ModuleType:
+    """The module `pickle` with another class in it."""
+    module = ModuleType("pickle")
+    module.__dict__.update(vars(pickle))
+    setattr(module, name, member)
+    return module

@@ -1,0 +1,19 @@
+"""Writing and reading tensors by name."""
+
+from fst.compat.tensorizer._deserializer import TensorDeserializer
+from fst.compat.tensorizer._encryption import CryptographyError, DecryptionParams, EncryptionParams
+from fst.compat.tensorizer._serializer import TensorSerializer
+from fst.compat.tensorizer._tensor_type import TensorType
+from fst.compat.tensorizer._tree import FilterFuncType
+from fst.compat.tensorizer._verification import HashMismatchError
+
+__all__ = [
+    "CryptographyError",
+    "DecryptionParams",
+    "EncryptionParams",
+    "FilterFuncType",
+    "HashMismatchError",
+    "TensorDeserializer",
+    "TensorSerializer",
+    "TensorType",
+]

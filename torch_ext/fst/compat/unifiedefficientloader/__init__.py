@@ -1,0 +1,65 @@
+"""The public names of unifiedefficientloader 0.2 to 0.5, over fst.
+
+from fst.compat.unifiedefficientloader import UnifiedSafetensorsLoader
+"""
+
+from fst.compat.unifiedefficientloader.gpu_buffer_pool import GpuBufferPool
+from fst.compat.unifiedefficientloader.incremental_writer import IncrementalSafetensorsWriter
+from fst.compat.unifiedefficientloader.logging_utils import (
+    DEBUG_LEVEL,
+    MINIMAL_LEVEL,
+    NORMAL_LEVEL,
+    VERBOSE_LEVEL,
+    debug,
+    error,
+    info,
+    minimal,
+    normal,
+    setup_logging,
+    verbose,
+    warning,
+)
+from fst.compat.unifiedefficientloader.memory_efficient_loader import MemoryEfficientSafeOpen, UnifiedSafetensorsLoader
+from fst.compat.unifiedefficientloader.pinned_buffer_pool import PinnedBufferPool
+from fst.compat.unifiedefficientloader.pinned_transfer import (
+    get_pinned_transfer_stats,
+    reset_pinned_transfer_stats,
+    set_verbose,
+    transfer_to_gpu_pinned,
+)
+from fst.compat.unifiedefficientloader.tensor_utils import (
+    dict_to_tensor,
+    st_to_torch_dtype,
+    tensor_to_dict,
+    torch_to_st_dtype,
+)
+from fst.compat.unifiedefficientloader.unified_data_loader import UnifiedDataLoader
+
+__all__ = [
+    "DEBUG_LEVEL",
+    "MINIMAL_LEVEL",
+    "NORMAL_LEVEL",
+    "VERBOSE_LEVEL",
+    "GpuBufferPool",
+    "IncrementalSafetensorsWriter",
+    "MemoryEfficientSafeOpen",
+    "PinnedBufferPool",
+    "UnifiedDataLoader",
+    "UnifiedSafetensorsLoader",
+    "debug",
+    "dict_to_tensor",
+    "error",
+    "get_pinned_transfer_stats",
+    "info",
+    "minimal",
+    "normal",
+    "reset_pinned_transfer_stats",
+    "set_verbose",
+    "setup_logging",
+    "st_to_torch_dtype",
+    "tensor_to_dict",
+    "torch_to_st_dtype",
+    "transfer_to_gpu_pinned",
+    "verbose",
+    "warning",
+]

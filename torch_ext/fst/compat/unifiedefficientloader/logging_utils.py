@@ -1,0 +1,75 @@
+"""The log of these modules: the logger "unifiedefficientloader", with one level more than Python has."""
+
+import logging
+import sys
+from typing import Any
+
+DEBUG_LEVEL = logging.DEBUG
+VERBOSE_LEVEL = 15
+NORMAL_LEVEL = logging.INFO
+MINIMAL_LEVEL = logging.WARNING
+
+# The level that is new gets a name. WARNING keeps its own, for the rest of the process knows it.
+logging.addLevelName(VERBOSE_LEVEL, "VERBOSE")
+
+_LOGGER = logging.getLogger("unifiedefficientloader")
+_LEVELS = {"DEBUG": DEBUG_LEVEL, "VERBOSE": VERBOSE_LEVEL, "NORMAL": NORMAL_LEVEL, "MINIMAL": MINIMAL_LEVEL}
+
+
+class _Formatter(logging.Formatter):
+    """Ordinary news stands alone; the rest says how serious it is."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return text if record.levelno == NORMAL_LEVEL else f"[{record.levelname}] {text}"
+
+
+class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
+    """Ours, so that another call of `setup_logging` replaces it and leaves those of the program alone."""
+
+
+def setup_logging(verbose_arg: str = "NORMAL") -> logging.Logger:
+    """Prints what is logged to the standard output.
+
+    Args:
+        verbose_arg: From which level on: "DEBUG", "VERBOSE", "NORMAL" or "MINIMAL"; anything else is "NORMAL".
+    """
+    _LOGGER.setLevel(_LEVELS.get(verbose_arg.upper(), NORMAL_LEVEL))
+    for handler in list(_LOGGER.handlers):
+        if isinstance(handler, _Handler):
+            _LOGGER.removeHandler(handler)
+    handler = _Handler(sys.stdout)
+    handler.setFormatter(_Formatter())
+    _LOGGER.addHandler(handler)
+    return _LOGGER
+
+
+def debug(msg: object, *args: object, **kwargs: Any) -> None:
+    """Logs at `DEBUG_LEVEL`."""
+    _LOGGER.log(DEBUG_LEVEL, msg, *args, **kwargs)
+
+
+def verbose(msg: object, *args: object, **kwargs: Any) -> None:
+    """Logs at `VERBOSE_LEVEL`."""
+    _LOGGER.log(VERBOSE_LEVEL, msg, *args, **kwargs)
+
+
+def normal(msg: object, *args: object, **kwargs: Any) -> None:
+    """Logs at `NORMAL_LEVEL`."""
+    _LOGGER.log(NORMAL_LEVEL, msg, *args, **kwargs)
+
+
+info = normal
+
+
+def minimal(msg: object, *args: object, **kwargs: Any) -> None:
+    """Logs at `MINIMAL_LEVEL`."""
+    _LOGGER.log(MINIMAL_LEVEL, msg, *args, **kwargs)
+
+
+warning = minimal
+
+
+def error(msg: object, *args: object, **kwargs: Any) -> None:
+    """Logs at the level of errors."""
+    _LOGGER.error(msg, *args, **kwargs)
