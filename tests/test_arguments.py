@@ -157,6 +157,8 @@ def test_misspelt_keywords(function, path):
     possible = {"path": path, "paths": [path], "names": ["w"], "dims": [0], "starts": [0], "lengths": [1]}
     possible |= {"out": [torch.zeros(3, 4)], "tensors": torch.zeros(3), "dtype": torch.float16}
     possible |= {"bytes": torch.zeros(4, dtype=torch.uint8), "offsets": [1], "dtypes": [torch.int16], "shapes": [[1]]}
+    if function in (fst.save_file, fst.save_file_async):
+        possible["tensors"] = {"w": torch.zeros(3)}
     arguments = {name: possible[name] for name in inspect.signature(function).parameters if name in possible}
     function(**arguments)
     with pytest.raises(TypeError, match="divice"):

@@ -9,9 +9,16 @@ import torch
 from safetensors.torch import save_file
 
 import fst
+import fst.numpy
+import fst.torch
 from conftest import CHECKOUT
 
-FUNCTIONS = {name: getattr(fst, name) for name in fst.__all__ if inspect.isfunction(getattr(fst, name))}
+FUNCTIONS = {
+    f"{module.__name__}.{name}": getattr(module, name)
+    for module in (fst, fst.numpy, fst.torch)
+    for name in module.__all__
+    if inspect.isfunction(getattr(module, name))
+}
 PAGES = [
     page
     for page in (CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").glob("*.md")))

@@ -13,6 +13,7 @@ from fst._load import load_boxes, load_file, load_files, load_into, load_slices,
 from fst._memory import release_memory
 from fst._profile import Profile, profile
 from fst._safe_open import safe_open
+from fst._save import save_file, save_file_async
 from fst._stream import Stream, stream
 from fst._summary import ReaderUse, StageTime, Summary
 
@@ -34,6 +35,8 @@ __all__ = [
     "profile",
     "release_memory",
     "safe_open",
+    "save_file",
+    "save_file_async",
     "scatter",
     "stream",
     "tensor_names",

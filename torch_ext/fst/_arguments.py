@@ -1,7 +1,7 @@
 """What people pass, turned into what the operators take."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -27,7 +27,7 @@ def _utf8(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"paths and names must be UTF-8, which {text!r} is not") from None
+        raise ValueError(f"text must be UTF-8, which {text!r} is not") from None
     return text
 
 
@@ -75,3 +75,16 @@ def dtype_of(dtype: torch.dtype | None) -> torch.dtype | None:
     if not isinstance(dtype, torch.dtype | None):
         raise TypeError(f"dtype must be a torch.dtype or None, not {type(dtype).__name__}")
     return dtype
+
+
+def metadata_of(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
+    """The free text of a header, if any."""
+    if metadata is None:
+        return None
+    if not isinstance(metadata, Mapping):
+        raise TypeError(f"metadata must be a mapping of str to str, not {type(metadata).__name__}")
+    for key, text in metadata.items():
+        if not isinstance(key, str) or not isinstance(text, str):
+            raise TypeError(f"metadata must map str to str, not {key!r} to {text!r}")
+        _utf8(key + text)
+    return dict(metadata)

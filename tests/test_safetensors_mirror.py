@@ -1,0 +1,548 @@
+"""fst.torch and fst.numpy are to programs what safetensors.torch and safetensors.numpy are: the same tests for both."""
+
+import importlib
+import inspect
+import itertools
+import json
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+import safetensors.torch
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import fst
+import fst.numpy
+import fst.torch
+from fst._shared import shared_groups
+from rawfile import DTYPES, UNSUPPORTED_DTYPES, assert_same, encode, random_raw, write
+
+BOTH_TORCH = pytest.mark.parametrize("module", [safetensors.torch, fst.torch], ids=["safetensors", "fst"])
+BOTH_NUMPY = pytest.mark.parametrize("module", [safetensors.numpy, fst.numpy], ids=["safetensors", "fst"])
+PAIRS = list(itertools.product([safetensors.torch, fst.torch], repeat=2))
+EACH_PAIR = pytest.mark.parametrize(
+    ("writer", "reader"), PAIRS, ids=[f"{a.__name__} to {b.__name__}" for a, b in PAIRS]
+)
+# Both of NumPy and of the format.
+NUMPY_DTYPES = ["bool", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", "c8"]
+
+
+def assert_all_same(actual, expected):
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert_same(actual[name], tensor)
+
+
+def every_dtype():
+    return {f"{dtype} {shape}": random_raw(dtype, shape).tensor() for dtype in DTYPES for shape in [(3, 4), (0, 2)]}
+
+
+@pytest.mark.parametrize("name", ["torch", "numpy"])
+def test_every_function_is_there_with_its_signature(name):
+    theirs, ours = importlib.import_module(f"safetensors.{name}"), importlib.import_module(f"fst.{name}")
+    functions = {
+        name: function
+        for name, function in vars(theirs).items()
+        if inspect.isfunction(function) and function.__module__ == theirs.__name__ and not name.startswith("_")
+    }
+    assert set(ours.__all__) >= {*functions, "safe_open"}
+    for name, function in functions.items():
+        signatures = [inspect.signature(each).parameters.values() for each in (function, getattr(ours, name))]
+        expected, actual = ([(p.name, p.kind, p.default) for p in each] for each in signatures)
+        assert actual == expected, name
+
+
+def test_errors_are_theirs_too():
+    assert fst.torch.SafetensorError is fst.numpy.SafetensorError is fst.SafetensorError
+    assert issubclass(fst.SafetensorError, safetensors.SafetensorError)
+
+
+# fst.torch
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"é": 'a\n"\u2028\x7f'}])
+def test_files_are_the_same_bytes(tmp_path, metadata):
+    tensors = every_dtype() | {'é"\\/\t\u2028\x01\x7f😀\b\f': torch.ones(()), "": torch.ones(1), "z": torch.ones(3)}
+    expected = safetensors.torch.save(tensors, metadata)
+    assert fst.torch.save(tensors, metadata) == expected
+    safetensors.torch.save_file(tensors, tmp_path / "theirs", metadata)
+    fst.torch.save_file(tensors, tmp_path / "ours", metadata)
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes() == expected
+
+
+def test_metadata_is_in_the_order_of_its_keys(tmp_path):
+    """Where safetensors has it in any order, so that two saves may differ."""
+    metadata = {key: key for key in "zéaA😀"}
+    saved = fst.torch.save({"a": torch.ones(1)}, metadata)
+    header = json.loads(saved[8 : 8 + int.from_bytes(saved[:8], "little")])
+    assert list(header["__metadata__"]) == sorted(metadata)
+    fst.torch.save_file({"a": torch.ones(1)}, tmp_path / "m", metadata)
+    assert (tmp_path / "m").read_bytes() == saved
+
+
+@given(
+    st.dictionaries(
+        st.text(st.characters(codec="utf-8"), max_size=5).filter(lambda name: name != "__metadata__"),
+        st.tuples(st.sampled_from(list(DTYPES)), st.lists(st.integers(0, 4), max_size=3)),
+        max_size=6,
+    ),
+    st.none() | st.dictionaries(st.text("ab\n\0é", max_size=3), st.text(st.characters(codec="utf-8")), max_size=1),
+)
+def test_any_tensors_are_the_same_bytes(cases, metadata):
+    tensors = {}
+    for name, (dtype, shape) in cases.items():
+        tensors[name] = random_raw(dtype, (*shape, 2) if dtype == "F4" else tuple(shape)).tensor()
+    saved = fst.torch.save(tensors, metadata)
+    # With neither tensors nor entries safetensors leaves the rules of JSON.
+    assert (not tensors and metadata == {}) or saved == safetensors.torch.save(tensors, metadata)
+    assert_all_same(fst.torch.load(saved), tensors)
+
+
+@EACH_PAIR
+def test_what_one_saves_the_other_loads(tmp_path, writer, reader):
+    tensors = every_dtype()
+    writer.save_file(tensors, tmp_path / "m.safetensors", metadata={"format": "pt"})
+    assert_all_same(reader.load_file(tmp_path / "m.safetensors"), tensors)
+    assert_all_same(reader.load_file(str(tmp_path / "m.safetensors"), "cpu", backend="mmap"), tensors)
+    with reader.safe_open(tmp_path / "m.safetensors", framework="pt") as file:
+        assert file.metadata() == {"format": "pt"}
+        assert sorted(file.keys()) == sorted(tensors)
+    # Of these safetensors loads fewer dtypes from memory, and with this backend.
+    some = {name: tensor for name, tensor in tensors.items() if not name.startswith(("F4 ", "F8_E8M0 "))}
+    assert_all_same(reader.load(writer.save(some)), some)
+    writer.save_file(some, tmp_path / "some.safetensors")
+    assert_all_same(reader.load_file(tmp_path / "some.safetensors", backend="pread"), some)
+
+
+@pytest.mark.usefixtures("reader", "chunks")
+@BOTH_TORCH
+def test_tensors_from_memory_are_the_callers(module):
+    saved = module.save({"a": torch.arange(4), "b": torch.ones(2, 3)})
+    first, second = module.load(saved), module.load(saved)
+    first["a"].zero_()
+    assert_all_same(second, {"a": torch.arange(4), "b": torch.ones(2, 3)})
+    assert_all_same(module.load(saved), second)
+
+
+def test_every_dtype_from_memory(reader):
+    assert_all_same(fst.torch.load(fst.torch.save(every_dtype())), every_dtype())
+
+
+@BOTH_TORCH
+def test_no_tensors(tmp_path, module):
+    assert module.load(module.save({})) == {}
+    module.save_file({}, tmp_path / "m")
+    assert module.load_file(tmp_path / "m") == {}
+
+
+SHARED = torch.arange(6.0)
+SAVED = {"a": torch.ones(1)}
+REFUSED = {
+    "a list": ([torch.ones(1)], None, ValueError, ".*list"),
+    "a number": ({"a": 1}, None, ValueError, ".*a.*int"),
+    "a sparse tensor": ({"a": torch.ones(2).to_sparse()}, None, ValueError, ".*sparse.*'a'.*to_dense"),
+    "a transposed tensor": ({"a": torch.ones(2, 3).T}, None, ValueError, ".*non?t? contiguous.*contiguous\\(\\)"),
+    "a tensor on meta": ({"a": torch.ones(2, device="meta")}, None, NotImplementedError, ".*meta.*no data"),
+    "one tensor twice": ({"a": SHARED, "b": SHARED}, None, RuntimeError, "(?s).*share memory.*save_model"),
+    "a tensor and its rows": ({"a": SHARED, "b": SHARED[:3]}, None, RuntimeError, "(?s).*share memory"),
+    "rows of one tensor": ({"a": SHARED[:4], "b": SHARED[3:]}, None, RuntimeError, "(?s).*share memory"),
+    "a name that is a number": ({1: torch.ones(1)}, None, TypeError, ".*int"),
+    "a name that is no Unicode": ({"\ud800": torch.ones(1)}, None, ValueError, ".*ud800"),
+    "metadata that is a number": (SAVED, {"a": 1}, TypeError, ".*metadata"),
+    "metadata that is a list": (SAVED, ["a"], TypeError, ".*metadata"),
+}
+
+
+@BOTH_TORCH
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_saved(tmp_path, module, case):
+    tensors, metadata, error, message = REFUSED[case]
+    with pytest.raises(error, match=message):
+        module.save(tensors, metadata)
+    with pytest.raises(error, match=message):
+        module.save_file(tensors, tmp_path / "m", metadata)
+    assert list(tmp_path.iterdir()) == []
+
+
+@BOTH_TORCH
+def test_where_nothing_is_saved(tmp_path, module):
+    for path in (tmp_path / "nowhere" / "m", tmp_path):
+        with pytest.raises(safetensors.SafetensorError):
+            module.save_file(SAVED, path)
+    for path in (3, b"m"):
+        with pytest.raises(TypeError):
+            module.save_file(SAVED, path)
+
+
+def test_the_cause_of_a_failed_save(tmp_path):
+    with pytest.raises(fst.SafetensorError, match="nowhere") as raised:
+        fst.torch.save_file(SAVED, tmp_path / "nowhere" / "m")
+    assert isinstance(raised.value.__cause__, FileNotFoundError)
+
+
+@BOTH_TORCH
+def test_what_is_not_loaded(tmp_path, module):
+    with pytest.raises(FileNotFoundError, match="missing"):
+        module.load_file(tmp_path / "missing")
+    good = module.save({"w": torch.arange(6.0)})
+    for malformed in (b"", b"1234567", good[:-1], good + b"1", good[:20], encode([1]), b"\xff" * 64):
+        (tmp_path / "malformed").write_bytes(malformed)
+        with pytest.raises(safetensors.SafetensorError):
+            module.load_file(tmp_path / "malformed")
+        with pytest.raises(safetensors.SafetensorError):
+            module.load(malformed)
+    (tmp_path / "good").write_bytes(good)
+    for arguments in ({"backend": "tape"}, {"device": "attic"}):
+        with pytest.raises(safetensors.SafetensorError, match=next(iter(arguments.values()))):
+            module.load_file(tmp_path / "good", **arguments)
+    with pytest.raises(TypeError, match="str"):
+        module.load("good")
+    for dtype in UNSUPPORTED_DTYPES:
+        path = write(tmp_path / "six.safetensors", {"w": random_raw(dtype, (2, 4))})
+        with pytest.raises(safetensors.SafetensorError, match=dtype):
+            module.load_file(path)
+
+
+def test_errors_in_memory_name_no_path():
+    with pytest.raises(fst.SafetensorError, match=r"^data: byte 0: ") as raised:
+        fst.torch.load(b"123")
+    assert "/proc" not in str(raised.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex32, torch.complex128])
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_dtypes_of_pytorch_alone(tmp_path, dtype):
+    """A KeyError in safetensors."""
+    for save in (fst.torch.save, lambda tensors: fst.torch.save_file(tensors, tmp_path / "m")):
+        with pytest.raises(fst.SafetensorError, match='"a"'):
+            save({"a": torch.zeros(1, dtype=dtype)})
+
+
+def test_names_that_are_reserved(tmp_path):
+    """safetensors writes a file that nobody can read."""
+    for save in (fst.torch.save, lambda tensors: fst.torch.save_file(tensors, tmp_path / "m")):
+        with pytest.raises(fst.SafetensorError, match="__metadata__"):
+            save({"__metadata__": torch.zeros(1)})
+
+
+def test_conjugates_are_saved_as_they_are_read(tmp_path):
+    """safetensors saves what they are conjugates of."""
+    tensors = {"a": torch.tensor([1 + 2j, 3 - 4j]).conj()}
+    expected = {"a": torch.tensor([1 - 2j, 3 + 4j])}
+    assert_all_same(fst.torch.load(fst.torch.save(tensors)), expected)
+    fst.torch.save_file(tensors, tmp_path / "m")
+    assert_all_same(fst.torch.load_file(tmp_path / "m"), expected)
+
+
+@pytest.mark.gpu
+@EACH_PAIR
+def test_tensors_of_a_gpu(tmp_path, writer, reader):
+    # Of F4 PyTorch knows little on a GPU.
+    tensors = {name: tensor for name, tensor in every_dtype().items() if not name.startswith("F4 ")}
+    there = {name: tensor.cuda() for name, tensor in tensors.items()}
+    assert writer.save(there) == writer.save(tensors)
+    writer.save_file(there, tmp_path / "m.safetensors")
+    for device in ("cuda", "cuda:0", 0):
+        loaded = reader.load_file(tmp_path / "m.safetensors", device=device)
+        assert {tensor.device for tensor in loaded.values()} == {torch.device("cuda", 0)}
+        assert_all_same(loaded, tensors)
+
+
+# Modules, and what they share.
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 4)
+        self.body = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 5, bias=False)
+        self.head.weight = self.embedding.weight
+
+
+class Sliced(nn.Module):
+    """A parameter, and buffers that are parts of it, one in the other's shadow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.whole = nn.Parameter(torch.randn(10))
+        self.register_buffer("first", self.whole.data[:4])
+        self.register_buffer("second", self.whole.data[5:7])
+        self.register_buffer("within", self.whole.data[6:7])
+
+
+class Parts(nn.Module):
+    """Two halves of a tensor that itself has no name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        both = torch.randn(6)
+        self.a, self.b = nn.Parameter(both[:3]), nn.Parameter(both[3:])
+
+
+class Transposed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(3, 4).T), nn.Parameter(torch.randn(2))
+
+
+class Alike(nn.Module):
+    """Many names for one tensor, and a buffer that is empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(4))
+        for layer in self.layers[1:]:
+            layer.weight = self.layers[0].weight
+        self.register_buffer("empty", torch.empty(0))
+
+
+MODELS = [Tied, Sliced, Transposed, Alike]
+
+
+def state_of(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+@EACH_PAIR
+@pytest.mark.parametrize("model", MODELS)
+def test_models_that_one_saves_the_other_loads(tmp_path, writer, reader, model):
+    torch.manual_seed(0)
+    saved, loaded = model(), model()
+    path = tmp_path / "m.safetensors"
+    writer.save_model(saved, str(path), metadata={"format": "pt"})
+    identities = {name: id(parameter) for name, parameter in loaded.named_parameters()}
+    assert reader.load_model(loaded, path) == (set(), [])
+    assert_all_same(state_of(loaded), state_of(saved))
+    assert {name: id(parameter) for name, parameter in loaded.named_parameters()} == identities
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("metadata", [None, {"head.weight": "mine", "format": "pt"}])
+def test_models_have_the_same_names_in_the_file(tmp_path, model, metadata):
+    saved = model()
+    headers = []
+    for module in (safetensors.torch, fst.torch):
+        module.save_model(saved, str(tmp_path / "m"), metadata=None if metadata is None else dict(metadata))
+        with safetensors.safe_open(tmp_path / "m", framework="pt") as file:
+            headers.append((file.keys(), file.metadata()))
+    assert headers[0] == headers[1]
+
+
+def test_metadata_of_the_caller_stays(tmp_path):
+    """safetensors adds to it."""
+    metadata = {"format": "pt"}
+    fst.torch.save_model(Tied(), str(tmp_path / "m"), metadata)
+    assert metadata == {"format": "pt"}
+    assert fst.metadata(tmp_path / "m") == {"format": "pt", "head.weight": "embedding.weight"}
+
+
+@BOTH_TORCH
+def test_a_name_that_another_writer_chose(tmp_path, module):
+    """The file holds what this module would have left out."""
+    saved, loaded = Tied(), Tied()
+    state = state_of(saved)
+    del state["embedding.weight"]
+    module.save_file(state, tmp_path / "m")
+    assert module.load_model(loaded, tmp_path / "m") == (set(), [])
+    assert_all_same(state_of(loaded), state_of(saved))
+    assert loaded.head.weight is loaded.embedding.weight
+
+
+@BOTH_TORCH
+@pytest.mark.parametrize("case", ["missing", "unexpected", "both", "both names of one"])
+def test_names_that_do_not_match(tmp_path, module, case):
+    state = state_of(Tied())
+    if case != "both names of one":
+        del state["head.weight"]
+    if case in ("missing", "both"):
+        del state["body.bias"]
+    if case in ("unexpected", "both"):
+        state["other"], state["another"] = torch.ones(1), torch.ones(2)
+    missing = {"body.bias"} if case in ("missing", "both") else set()
+    unexpected = {"unexpected": ["another", "other"], "both": ["another", "other"]}.get(case, [])
+    if case == "both names of one":
+        unexpected = ["head.weight"]
+    module.save_file(state, tmp_path / "m")
+
+    found = module.load_model(Tied(), tmp_path / "m", strict=False)
+    assert (found[0], sorted(found[1])) == (missing, unexpected)
+    with pytest.raises(RuntimeError) as raised:
+        module.load_model(Tied(), tmp_path / "m")
+    lines = ["Error(s) in loading state_dict for Tied:"]
+    for kind, names in (("Missing", missing), ("Unexpected", unexpected)):
+        if names:
+            lines.append(f"    {kind} key(s) in state_dict: " + ", ".join(f'"{name}"' for name in sorted(names)))
+    assert str(raised.value) == "\n".join(lines)
+
+
+@BOTH_TORCH
+def test_shapes_that_do_not_match(tmp_path, module):
+    module.save_model(nn.Linear(2, 3), str(tmp_path / "m"))
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        module.load_model(nn.Linear(3, 3), tmp_path / "m", strict=False)
+
+
+@BOTH_TORCH
+def test_models_that_are_not_saved(tmp_path, module):
+    with pytest.raises(RuntimeError, match=r"'[ab]'"):
+        module.save_model(Parts(), str(tmp_path / "m"))
+    with pytest.raises(ValueError, match=r"contiguous.*force_contiguous=True"):
+        module.save_model(Transposed(), str(tmp_path / "m"), force_contiguous=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 1), st.tuples(st.integers(0, 8), st.integers(0, 8)).map(sorted)),
+        max_size=8,
+    )
+)
+def test_groups_that_share_are_theirs(views):
+    storages = [torch.arange(8.0), torch.arange(8.0)]
+    tensors = {f"t{number}": storages[which][begin:end] for number, (which, (begin, end)) in enumerate(views)}
+    expected = safetensors.torch._find_shared_tensors(tensors)
+    assert {frozenset(group) for group in shared_groups(tensors)} == {frozenset(group) for group in expected}
+    assert sum(len(group) for group in shared_groups(tensors)) == len(tensors)
+    for function in ("storage_ptr", "storage_size"):
+        for tensor in tensors.values():
+            assert getattr(fst.torch, function)(tensor) == getattr(safetensors.torch, function)(tensor)
+
+
+# fst.numpy
+
+
+def arrays():
+    source = np.random.default_rng(0)
+    made = {}
+    for code, shape in itertools.product(NUMPY_DTYPES, [(), (3, 4), (0, 2)]):
+        count = np.dtype(code).itemsize * int(np.prod(shape))
+        raw = source.integers(0, 2 if code == "bool" else 256, count, dtype=np.uint8)
+        made[f"{code} {shape}"] = raw.view(code).reshape(shape)
+    return made
+
+
+def assert_same_arrays(actual, expected):
+    assert actual.keys() == expected.keys()
+    for name, array in expected.items():
+        assert (actual[name].dtype, actual[name].shape) == (array.dtype, array.shape), name
+        assert actual[name].tobytes() == array.tobytes(), name
+
+
+def test_arrays_are_the_same_bytes(tmp_path):
+    for metadata in (None, {"a": "b"}):
+        expected = safetensors.numpy.save(arrays(), metadata)
+        assert fst.numpy.save(arrays(), metadata) == expected
+        fst.numpy.save_file(arrays(), tmp_path / "m", metadata)
+        assert (tmp_path / "m").read_bytes() == expected
+
+
+@BOTH_NUMPY
+def test_arrays_there_and_back(tmp_path, module):
+    module.save_file(arrays(), tmp_path / "m")
+    for backend in ("mmap", "pread"):
+        loaded = module.load_file(tmp_path / "m", backend=backend)
+        assert_same_arrays(loaded, arrays())
+    for array in loaded.values():
+        array[...] = 0
+    assert_same_arrays(module.load(module.save(arrays())), arrays())
+    assert_same_arrays(module.load_file(str(tmp_path / "m")), arrays())
+
+
+@BOTH_NUMPY
+def test_arrays_that_need_care(module, recwarn):
+    read_only = np.arange(4.0)
+    read_only.flags.writeable = False
+    shared = np.arange(3)
+    given_arrays = {
+        "big-endian": np.arange(5, dtype=">i4"),
+        "read-only": read_only,
+        "one": shared,
+        "again": shared,
+        "a row": np.arange(6).reshape(2, 3)[1],
+        "at an odd byte": np.frombuffer(bytes(range(9)), np.uint8, offset=1).view("<i4"),
+    }
+    loaded = module.load(module.save(given_arrays))
+    expected = {name: np.array(array, array.dtype.newbyteorder("=")) for name, array in given_arrays.items()}
+    assert_same_arrays(loaded, expected)
+    assert list(recwarn) == []
+
+
+@pytest.mark.parametrize("change", [np.transpose, lambda a: a[:, ::2], lambda a: a[::-1], lambda a: a[:, 1]])
+def test_arrays_with_strides(tmp_path, change):
+    """safetensors saves them in the order in which they lie in memory."""
+    array = change(np.arange(12).reshape(3, 4))
+    assert_same_arrays(fst.numpy.load(fst.numpy.save({"a": array})), {"a": array})
+    fst.numpy.save_file({"a": array}, tmp_path / "m")
+    assert_same_arrays(fst.numpy.load_file(tmp_path / "m"), {"a": array})
+
+
+@BOTH_NUMPY
+def test_arrays_that_are_not_saved(tmp_path, module):
+    for array in (np.array([None]), np.array(["a"]), np.zeros(1, complex), np.zeros(1, "M8[s]"), np.zeros(1, "i4,f4")):
+        with pytest.raises(safetensors.SafetensorError, match=r"no dtype|Unknown dtype"):
+            module.save({"a": array})
+        with pytest.raises(safetensors.SafetensorError, match=r"no dtype|Unknown dtype"):
+            module.save_file({"a": array}, tmp_path / "m")
+    with pytest.raises(safetensors.SafetensorError):
+        module.save_file({"a": np.zeros(1)}, tmp_path / "nowhere" / "m")
+    for metadata in ({"a": 1}, ["a"]):
+        with pytest.raises(TypeError):
+            module.save({"a": np.zeros(1)}, metadata)
+    with pytest.raises(TypeError):
+        module.save({1: np.zeros(1)})
+    assert list(tmp_path.iterdir()) == []
+
+
+@BOTH_NUMPY
+def test_arrays_that_are_not_loaded(tmp_path, module):
+    with pytest.raises(FileNotFoundError):
+        module.load_file(tmp_path / "missing")
+    with pytest.raises(safetensors.SafetensorError):
+        module.load(b"123")
+    (tmp_path / "m").write_bytes(b"123")
+    with pytest.raises(safetensors.SafetensorError):
+        module.load_file(tmp_path / "m")
+    with pytest.raises(TypeError):
+        module.load("m")
+
+
+def test_what_is_no_array():
+    for tensors in ([np.zeros(1)], {"a": [1.0]}, {"a": torch.ones(1)}):
+        with pytest.raises(TypeError):
+            fst.numpy.save(tensors)
+
+
+def test_bfloat16_without_ml_dtypes(run_python, tmp_path):
+    fst.torch.save_file({"a": torch.ones(2, dtype=torch.bfloat16)}, tmp_path / "m")
+    program = """
+import sys
+sys.modules["ml_dtypes"] = None
+import safetensors.numpy, fst.numpy
+for module in (safetensors.numpy, fst.numpy):
+    try:
+        print(module.load_file(sys.argv[1]))
+    except TypeError as error:
+        print(error)
+"""
+    theirs, ours = run_python(program, str(tmp_path / "m")).splitlines()
+    assert "bfloat16" in theirs
+    assert "ml_dtypes" in ours
+
+
+def test_dtypes_of_ml_dtypes(tmp_path):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    names = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float8_e4m3fnuz", "float8_e5m2fnuz"]
+    expected = {name: np.arange(256).astype(np.uint8).view(getattr(ml_dtypes, name)) for name in names}
+    saved = fst.numpy.save(expected)
+    assert saved == safetensors.numpy.save(expected)
+    assert_same_arrays(fst.numpy.load(saved), expected)
+    fst.numpy.save_file(expected, tmp_path / "m")
+    assert (tmp_path / "m").read_bytes() == saved
+    assert_same_arrays(fst.numpy.load_file(tmp_path / "m"), expected)
+    tensors = fst.torch.load_file(tmp_path / "m")
+    assert {name: tensor.dtype for name, tensor in tensors.items()} == {name: getattr(torch, name) for name in names}

@@ -1,0 +1,559 @@
+"""Saving: what is in the file, what stays when it goes wrong, and what a program may do meanwhile."""
+
+import errno
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import weakref
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fst
+import fst._save
+from rawfile import DTYPES, assert_same, random_raw
+
+CASES = st.lists(
+    st.tuples(st.sampled_from(list(DTYPES)), st.lists(st.integers(0, 5), max_size=3), st.integers(0, 9)), max_size=8
+)
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def tensors_of(cases):
+    """Tensors of these dtypes and shapes, with names in no order."""
+    tensors = {}
+    for number, (dtype, shape, seed) in enumerate(cases):
+        # Two numbers of F4 are one element.
+        shape = (*shape, 2) if dtype == "F4" else tuple(shape)
+        tensors[f"{seed}.{dtype}.{number}"] = random_raw(dtype, shape, seed).tensor()
+    return tensors
+
+
+def assert_all_same(actual, expected):
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert_same(actual[name], tensor)
+
+
+def counted(value, count=4):
+    """Tensors of 40 bytes that tell one checkpoint from another."""
+    return {f"layer.{number}": torch.full((10,), float(value)) for number in range(count)}
+
+
+# One file, and its errors.
+
+
+@given(cases=CASES, metadata=st.none() | st.dictionaries(st.text(st.characters(codec="utf-8")), st.text('a\n"é😀')))
+@settings(max_examples=50)
+def test_what_is_saved_can_be_loaded(tmp_path, cases, metadata):
+    tensors = tensors_of(cases)
+    path = tmp_path / "m.safetensors"
+    fst.save_file(tensors, path, metadata)
+    assert_all_same(fst.load_file(path), tensors)
+    assert_all_same(safetensors.torch.load_file(path), tensors)
+    assert fst.metadata(path) == (metadata or {})
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_tensors_of_all_kinds(tmp_path, device):
+    grid = torch.arange(24.0, device=device).reshape(4, 6)
+    complex_grid = torch.randn(3, 2, dtype=torch.complex64, device=device)
+    tensors = {
+        "transposed": grid.clone().T,
+        "column": grid.clone()[:, 2],
+        "every second": grid.clone()[::2, 1::3],
+        "expanded": torch.ones(1, 3, device=device).expand(4, 3),
+        "scalar": torch.tensor(7, device=device),
+        "empty": torch.empty(0, 3, device=device),
+        "parameter": torch.nn.Parameter(grid.clone()),
+        "conjugate": complex_grid.clone().conj(),
+        "negative": complex_grid.clone().conj().imag,
+        "view at an odd byte": torch.arange(9, dtype=torch.uint8, device=device)[1:],
+    }
+    fst.save_file(tensors, tmp_path / "m.safetensors")
+    loaded = fst.load_file(tmp_path / "m.safetensors")
+    assert loaded.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        expected = tensor.detach().cpu().resolve_conj().resolve_neg()
+        torch.testing.assert_close(loaded[name], expected, rtol=0, atol=0)
+
+
+def test_any_mapping_and_path(tmp_path):
+    class Layers(dict):
+        pass
+
+    fst.save_file(Layers(a=torch.ones(2)), str(tmp_path / "any.name"))
+    assert_all_same(fst.load_file(tmp_path / "any.name"), {"a": torch.ones(2)})
+
+
+def test_the_file_that_was_loaded_can_be_overwritten(tmp_path):
+    path = tmp_path / "m.safetensors"
+    fst.save_file(counted(1), path)
+    loaded = fst.load_file(path)
+    loaded["layer.0"] += 1
+    expected = {name: tensor.clone() for name, tensor in loaded.items()}
+    fst.save_file(loaded, path)
+    assert_all_same(loaded, expected)
+    assert_all_same(fst.load_file(path), expected)
+
+
+def save_in_background(*args, **kwargs):
+    """What the arguments show is raised at once, and what only the operator knows by the future."""
+    fst.save_file_async(*args, **kwargs).result()
+
+
+SHARED = torch.zeros(4)
+NOT_SAVED = {
+    "no mapping": ([torch.ones(1)], {}, TypeError, "tensors must be a mapping .* not list"),
+    "a name that is no str": ({1: torch.ones(1)}, {}, TypeError, "str only, not int"),
+    "no tensor": ({"a": [1.0]}, {}, TypeError, 'tensor "a": expected a torch.Tensor, not list'),
+    "sparse": ({"a": torch.ones(2).to_sparse()}, {}, ValueError, 'tensor "a": .*sparse.*dense'),
+    "meta": ({"a": torch.ones(2, device="meta")}, {}, ValueError, 'tensor "a": .*meta'),
+    "the same tensor twice": ({"b": SHARED, "a": SHARED}, {}, ValueError, 'share memory: "a", "b"'),
+    "a view": ({"a": SHARED, "b": SHARED[1:2], "c": torch.ones(1)}, {}, ValueError, 'memory: "a", "b"\\.'),
+    "two groups": (
+        {"a": SHARED[:2], "b": SHARED[1:3], "c": (other := torch.ones(3)), "d": other},
+        {},
+        ValueError,
+        'memory: "a", "b"; "c", "d"\\.',
+    ),
+    "a reserved name": ({"__metadata__": torch.ones(1)}, {}, ValueError, "__metadata__"),
+    "a name that is not UTF-8": ({"\ud800": torch.ones(1)}, {}, ValueError, "UTF-8"),
+    "a dtype of PyTorch alone": ({"a": torch.ones(1, dtype=torch.complex128)}, {}, NotImplementedError, '"a"'),
+    "metadata that is no mapping": ({}, {"metadata": ["a"]}, TypeError, "metadata must be a mapping"),
+    "metadata that is no text": ({}, {"metadata": {"step": 3}}, TypeError, "'step' to 3"),
+    "metadata that is not UTF-8": ({}, {"metadata": {"a": "\ud800"}}, ValueError, "UTF-8"),
+    "a limit in words": ({}, {"max_shard_bytes": "5GB"}, TypeError, "must be an int.*'5GB'"),
+    "a limit that is a truth": ({}, {"max_shard_bytes": True}, TypeError, "must be an int"),
+    "a limit of nothing": ({}, {"max_shard_bytes": 0}, ValueError, "positive"),
+}
+
+
+@pytest.mark.parametrize("save", [fst.save_file, save_in_background], ids=["now", "in the background"])
+@pytest.mark.parametrize("case", NOT_SAVED)
+def test_what_cannot_be_saved(tmp_path, case, save):
+    tensors, arguments, error, message = NOT_SAVED[case]
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(b"as it was")
+    with pytest.raises(error, match=message):
+        save(tensors, path, **arguments)
+    assert os.listdir(tmp_path) == ["m.safetensors"]
+    assert path.read_bytes() == b"as it was"
+
+
+def test_rows_of_one_tensor_share_nothing(tmp_path):
+    rows = torch.arange(6.0).reshape(2, 3)
+    fst.save_file({"q": rows[0], "k": rows[1]}, tmp_path / "m.safetensors")
+    assert_all_same(fst.load_file(tmp_path / "m.safetensors"), {"q": rows[0], "k": rows[1]})
+
+
+def test_places_where_nothing_can_be_saved(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        fst.save_file({"a": torch.ones(1)}, tmp_path / "nowhere" / "m.safetensors")
+    with pytest.raises(IsADirectoryError):
+        fst.save_file({"a": torch.ones(1)}, tmp_path)
+    with pytest.raises(TypeError, match="path"):
+        fst.save_file({"a": torch.ones(1)}, 3)
+    with pytest.raises(ValueError, match=r"m\.bin.*\.safetensors"):
+        fst.save_file({"a": torch.ones(1)}, tmp_path / "m.bin", max_shard_bytes=10)
+    assert os.listdir(tmp_path) == []
+
+
+# Shards.
+
+
+@given(cases=CASES, limit=st.integers(1, 2000))
+@settings(max_examples=50)
+def test_shards_hold_everything_once(tmp_path_factory, cases, limit):
+    directory = tmp_path_factory.mktemp("sharded")
+    tensors = tensors_of(cases)
+    fst.save_file(tensors, directory / "model.safetensors", {"format": "pt"}, max_shard_bytes=limit)
+    assert_all_same(fst.load_file(directory), tensors)
+
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    if not (directory / "model.safetensors.index.json").exists():
+        assert total <= limit or len(tensors) == 1
+        assert os.listdir(directory) == ["model.safetensors"]
+        return
+    index = json.loads((directory / "model.safetensors.index.json").read_text())
+    files = sorted(path.name for path in directory.glob("*.safetensors"))
+    assert files == [f"model-{number:05}-of-{len(files):05}.safetensors" for number in range(1, len(files) + 1)]
+    assert sorted(os.listdir(directory)) == [*files, "model.safetensors.index.json"]
+    assert index["metadata"] == {"total_size": total}
+    assert list(index["weight_map"]) == list(tensors)
+
+    shards = {file: safetensors.torch.load_file(directory / file) for file in files}
+    assert_all_same({name: shards[file][name] for name, file in index["weight_map"].items()}, tensors)
+    assert sum(len(shard) for shard in shards.values()) == len(tensors)
+    # In their order, and a file is closed only where the next tensor does not fit.
+    assert [index["weight_map"][name] for name in tensors] == sorted(index["weight_map"].values())
+    sizes = [sum(tensor.nbytes for tensor in shard.values()) for shard in shards.values()]
+    assert all(size <= limit or len(shard) == 1 for size, shard in zip(sizes, shards.values(), strict=True))
+    firsts = [next(name for name in tensors if index["weight_map"][name] == file) for file in files[1:]]
+    assert all(size + tensors[first].nbytes > limit for size, first in zip(sizes[:-1], firsts, strict=True))
+    assert all(fst.metadata(directory / file) == {"format": "pt"} for file in files)
+
+
+def test_shards_are_named_after_the_file(tmp_path):
+    fst.save_file(counted(1), tmp_path / "ema.fp32.safetensors", max_shard_bytes=100)
+    assert sorted(os.listdir(tmp_path)) == [
+        "ema.fp32-00001-of-00002.safetensors",
+        "ema.fp32-00002-of-00002.safetensors",
+        "ema.fp32.safetensors.index.json",
+    ]
+    assert_all_same(fst.load_file(tmp_path / "ema.fp32.safetensors.index.json"), counted(1))
+
+
+def test_other_files_stay(tmp_path):
+    others = [
+        "config.json",
+        "model-1-of-2.safetensors",
+        "modelx-00001-of-00002.safetensors",
+        "model-00001-of-00002.safetensors.bak",
+        "model.fp16-00001-of-00002.safetensors",
+        "model.safetensors.index.json.bak",
+        "other.safetensors",
+    ]
+    for name in others:
+        (tmp_path / name).write_text("x")
+    (tmp_path / "model-00001-of-00009.safetensors").write_text("stale")
+    fst.save_file(counted(1), tmp_path / "model.safetensors", max_shard_bytes=100)
+    fst.save_file(counted(1), tmp_path / "model.safetensors", max_shard_bytes=1000)
+    assert sorted(os.listdir(tmp_path)) == sorted([*others, "model.safetensors"])
+
+
+def test_shards_without_hard_links(tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError("no hard links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    for value in (1, 2):
+        fst.save_file(counted(value), tmp_path / "model.safetensors", max_shard_bytes=100)
+        assert_all_same(fst.load_file(tmp_path), counted(value))
+        assert len(os.listdir(tmp_path)) == 3
+
+
+def test_shards_where_directories_cannot_be_flushed(tmp_path, monkeypatch):
+    flush = os.fsync
+
+    def refuse(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    fst.save_file(counted(1), tmp_path / "model.safetensors", max_shard_bytes=100)
+    assert_all_same(fst.load_file(tmp_path), counted(1))
+
+
+def test_a_save_without_a_limit_touches_one_file(tmp_path):
+    fst.save_file(counted(1), tmp_path / "model.safetensors", max_shard_bytes=100)
+    before = sorted(os.listdir(tmp_path))
+    fst.save_file(counted(2), tmp_path / "model.safetensors")
+    assert sorted(os.listdir(tmp_path)) == sorted([*before, "model.safetensors"])
+    assert_all_same(fst.load_file(tmp_path), counted(1))
+
+
+# A save that ends in the middle.
+
+
+def load_as_transformers(directory):
+    """What a reader loads that looks for one file before it looks for an index."""
+    if (directory / "model.safetensors").exists():
+        return safetensors.torch.load_file(directory / "model.safetensors")
+    files = json.loads((directory / "model.safetensors.index.json").read_text())["weight_map"]
+    return {name: safetensors.torch.load_file(directory / file)[name] for name, file in files.items()}
+
+
+class Ended(BaseException):
+    """The end of a save, in a test."""
+
+
+def end_at(step, end, monkeypatch):
+    """Calls `end` before the step of that number of those that change a directory. Returns how many there were."""
+    taken = []
+
+    def watch(owner, name):
+        function = getattr(owner, name)
+
+        def watched(*args, **kwargs):
+            taken.append(name)
+            if len(taken) == step:
+                end()
+            return function(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    for owner, name in ((os, "replace"), (os, "link"), (os, "fsync"), (Path, "unlink"), (fst._save, "write_file")):
+        watch(owner, name)
+    return taken
+
+
+LIMITS = {"two to two": (100, 100), "four to two": (50, 100), "one to four": (1000, 50), "two to one": (100, 1000)}
+
+
+@pytest.mark.parametrize("transition", LIMITS)
+@pytest.mark.parametrize("kind", ["exception", "exit"])
+def test_a_save_that_ends_leaves_one_checkpoint(tmp_path, monkeypatch, transition, kind):
+    old_limit, new_limit = LIMITS[transition]
+    old, new = counted(1), counted(2)
+    ended = 0
+    while True:
+        directory = tmp_path / str(ended)
+        directory.mkdir()
+        path = directory / "model.safetensors"
+        fst.save_file(old, path, max_shard_bytes=old_limit)
+        if not _save_ends(new, path, new_limit, ended + 1, kind, monkeypatch):
+            break
+        ended += 1
+        for load in (fst.load_file, load_as_transformers):
+            loaded = load(directory)
+            assert_all_same(loaded, old if loaded["layer.0"][0] == 1 else new)
+        # What was left does not stand in the way, and goes.
+        fst.save_file(counted(3), path, max_shard_bytes=100)
+        assert_all_same(fst.load_file(directory), counted(3))
+        assert len(os.listdir(directory)) == 3
+    assert ended >= 5
+
+
+def _save_ends(tensors, path, limit, step, kind, monkeypatch):
+    """Whether a save that ends at a step gets so far."""
+    if kind == "exit":
+        child = os.fork()
+        if child == 0:
+            end_at(step, lambda: os._exit(7), monkeypatch)
+            fst.save_file(tensors, path, max_shard_bytes=limit)
+            os._exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert code in (0, 7)
+        return code == 7
+
+    def end():
+        raise Ended
+
+    with monkeypatch.context() as patch:
+        taken = end_at(step, end, patch)
+        try:
+            fst.save_file(tensors, path, max_shard_bytes=limit)
+        except Ended:
+            return True
+    assert len(taken) < step
+    return False
+
+
+def test_a_save_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
+    fst.save_file(counted(1), tmp_path / "model.safetensors", max_shard_bytes=100)
+    before = sorted(os.listdir(tmp_path))
+
+    def full():
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        taken = end_at(2, full, patch)
+        with pytest.raises(OSError, match="No space left"):
+            fst.save_file(counted(2), tmp_path / "model.safetensors", max_shard_bytes=50)
+    assert taken[:2] == ["write_file", "write_file"]
+    assert sorted(os.listdir(tmp_path)) == before
+    assert_all_same(fst.load_file(tmp_path), counted(1))
+
+
+SAVE_FOR_EVER = """
+import sys, torch, fst
+print("ready", flush=True)
+value = 0
+while True:
+    value += 1
+    tensors = {f"layer.{number}": torch.full((250_000,), float(value)) for number in range(8)}
+    fst.save_file(tensors, sys.argv[1], max_shard_bytes=(2 + value % 2) * 1_000_000)
+"""
+
+
+def test_a_process_that_is_killed_leaves_one_checkpoint(tmp_path, python_environ):
+    path = tmp_path / "model.safetensors"
+    index = tmp_path / "model.safetensors.index.json"
+    for wait in (0.0, 0.03, 0.07):
+        command = [sys.executable, "-c", SAVE_FOR_EVER, str(path)]
+        with subprocess.Popen(command, env=python_environ, stdout=subprocess.PIPE) as process:
+            process.stdout.readline()
+            while not index.exists() and process.poll() is None:
+                pass
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(wait)
+            process.send_signal(signal.SIGKILL)
+        loaded = fst.load_file(tmp_path)
+        assert len(loaded) == 8
+        assert len({float(value) for tensor in loaded.values() for value in tensor.unique()}) == 1
+
+
+# Saves in the background.
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("limit", [None, 3000])
+def test_a_background_save_has_the_values_of_the_call(tmp_path, device, limit):
+    tensors = {name: tensor.to(device) for name, tensor in tensors_of((d, [3, 5], 1) for d in DTYPES).items()}
+    tensors["large"] = torch.randn(1 << 20, device=device)
+    tensors["transposed"] = torch.randn(3, 5, device=device).T
+    expected = {name: tensor.cpu().clone().contiguous() for name, tensor in tensors.items()}
+    saved = fst.save_file_async(tensors, tmp_path / "m.safetensors", {"step": "1"}, limit)
+    for tensor in tensors.values():
+        # Some dtypes cannot be set to zero.
+        tensor.untyped_storage().fill_(0)
+    tensors.clear()
+    assert saved.result() is None
+    where = tmp_path / "m.safetensors"
+    assert_all_same(fst.load_file(tmp_path if limit else where), expected)
+
+
+@pytest.mark.gpu
+def test_a_background_save_is_ordered_with_the_current_stream(tmp_path):
+    for side in (torch.cuda.current_stream(), torch.cuda.Stream()):
+        with torch.cuda.stream(side):
+            weight = torch.zeros(1 << 24, device="cuda")
+            torch.cuda._sleep(100_000_000)
+            weight.fill_(3)
+            saved = fst.save_file_async({"weight": weight}, tmp_path / "m.safetensors")
+            weight.fill_(4)
+            del weight
+            # Takes the memory that was just freed.
+            torch.full((1 << 24,), 5.0, device="cuda")
+        saved.result()
+        assert_same(fst.load_file(tmp_path / "m.safetensors")["weight"], torch.full((1 << 24,), 3.0))
+
+
+@pytest.mark.gpu
+def test_a_background_save_from_memory_of_another_stream(tmp_path):
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        weight = torch.full((1 << 24,), 3.0, device="cuda")
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda._sleep(100_000_000)
+    saved = fst.save_file_async({"weight": weight}, tmp_path / "m.safetensors")
+    del weight
+    with torch.cuda.stream(side):
+        torch.full((1 << 24,), 5.0, device="cuda")
+    saved.result()
+    assert_same(fst.load_file(tmp_path / "m.safetensors")["weight"], torch.full((1 << 24,), 3.0))
+
+
+def test_background_saves_end_in_the_order_of_their_calls(tmp_path):
+    ended = []
+    saves = [fst.save_file_async(counted(value), tmp_path / "m.safetensors") for value in range(20)]
+    for number, saved in enumerate(saves):
+        saved.add_done_callback(lambda _, number=number: ended.append(number))
+    saves[-1].result()
+    assert all(saved.done() for saved in saves)
+    assert sorted(ended) == list(range(20))
+    assert_all_same(fst.load_file(tmp_path / "m.safetensors"), counted(19))
+
+
+@pytest.fixture
+def held_save(monkeypatch):
+    """Holds every save until the event is set, and notes what happens."""
+    release = threading.Event()
+    happened = []
+    write, snapshot = fst._save.write_file, fst._save.Snapshot
+
+    def held_write(*args):
+        release.wait()
+        write(*args)
+        happened.append("written")
+
+    def noted_snapshot(tensors):
+        happened.append("copied")
+        return snapshot(tensors)
+
+    monkeypatch.setattr(fst._save, "write_file", held_write)
+    monkeypatch.setattr(fst._save, "Snapshot", noted_snapshot)
+    yield release, happened
+    release.set()
+
+
+def test_one_background_save_waits_for_another(tmp_path, held_save):
+    release, happened = held_save
+    first = fst.save_file_async(counted(1), tmp_path / "m.safetensors")
+    second = threading.Thread(target=fst.save_file_async, args=(counted(2), tmp_path / "m.safetensors"))
+    second.start()
+    second.join(0.3)
+    assert second.is_alive()
+    assert not first.done()
+    assert happened == ["copied"]
+    release.set()
+    second.join()
+    fst.save_file_async({}, tmp_path / "other.safetensors").result()
+    assert happened == ["copied", "written"] * 3
+    assert_all_same(fst.load_file(tmp_path / "m.safetensors"), counted(2))
+
+
+def test_a_background_save_does_not_follow_the_process(tmp_path, monkeypatch, held_save):
+    monkeypatch.chdir(tmp_path)
+    saved = fst.save_file_async(counted(1), "m.safetensors")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    held_save[0].set()
+    saved.result()
+    assert sorted(os.listdir(tmp_path)) == ["elsewhere", "m.safetensors"]
+    assert os.listdir(tmp_path / "elsewhere") == []
+
+
+def test_errors_of_a_background_save_are_in_its_future(tmp_path, monkeypatch):
+    copies = []
+
+    def watched(tensors, *args):
+        copies.extend(weakref.ref(tensor) for tensor in tensors.values())
+        return write(tensors, *args)
+
+    write = fst._save.write_file
+    monkeypatch.setattr(fst._save, "write_file", watched)
+    failed = fst.save_file_async(counted(1), tmp_path / "nowhere" / "m.safetensors")
+    error = failed.exception()
+    assert isinstance(error, FileNotFoundError)
+    # The error is kept, and the copies are not.
+    fst.save_file_async(counted(2), tmp_path / "m.safetensors").result()
+    assert [copy() for copy in copies[:4]] == [None] * 4
+    assert_all_same(fst.load_file(tmp_path / "m.safetensors"), counted(2))
+
+
+def test_python_ends_a_background_save_before_it_exits(run_python, tmp_path):
+    program = """
+import sys, torch, fst
+fst.save_file_async({"a": torch.arange(10_000_000)}, sys.argv[1])
+"""
+    run_python(program, str(tmp_path / "m.safetensors"))
+    assert_same(fst.load_file(tmp_path / "m.safetensors")["a"], torch.arange(10_000_000))
+
+
+def test_a_child_saves_while_its_parent_does(tmp_path, held_save):
+    release, _ = held_save
+    saved = fst.save_file_async(counted(1), tmp_path / "parent.safetensors")
+    child = os.fork()
+    if child == 0:
+        release.set()
+        code = 1
+        try:
+            signal.alarm(60)
+            fst.save_file_async(counted(2), tmp_path / "child.safetensors").result()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert not saved.done()
+    release.set()
+    saved.result()
+    assert_all_same(fst.load_file(tmp_path / "parent.safetensors"), counted(1))
+    assert_all_same(fst.load_file(tmp_path / "child.safetensors"), counted(2))
+
+
+def test_messages_name_no_more_than_they_must():
+    with pytest.raises(ValueError, match="share memory") as raised:
+        fst.save_file({"kept": torch.ones(1), "tied": SHARED, "head": SHARED}, "m.safetensors")
+    assert re.findall(r'"(\w+)"', str(raised.value)) == ["head", "tied"]
