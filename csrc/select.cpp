@@ -38,17 +38,15 @@ rust::Box<Selection> select_named(const Checkpoint& checkpoint, Strings names) {
 rust::Box<Selection> select_sliced(const Checkpoint& checkpoint, Strings names, c10::IntArrayRef dims,
                                    c10::IntArrayRef starts, c10::IntArrayRef lengths) {
   const auto converted = to_rust(names);
-  return call_core([&] {
-    return checkpoint.select_slices(slice_of(converted), to_rust(dims), to_rust(starts), to_rust(lengths));
-  });
+  return call_core(
+      [&] { return checkpoint.select_slices(slice_of(converted), to_rust(dims), to_rust(starts), to_rust(lengths)); });
 }
 
 rust::Box<Selection> select_boxed(const Checkpoint& checkpoint, Strings names, c10::IntArrayRef starts,
                                   c10::IntArrayRef lengths, c10::IntArrayRef steps) {
   const auto converted = to_rust(names);
-  return call_core([&] {
-    return checkpoint.select_boxes(slice_of(converted), to_rust(starts), to_rust(lengths), to_rust(steps));
-  });
+  return call_core(
+      [&] { return checkpoint.select_boxes(slice_of(converted), to_rust(starts), to_rust(lengths), to_rust(steps)); });
 }
 
 rust::Vec<Spec> specs_of(const Selection& selection) {

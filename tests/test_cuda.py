@@ -138,6 +138,28 @@ def test_slices(sliced, data):
         assert_same(tensor, SLICED[name].tensor().narrow(*where))
 
 
+@pytest.mark.usefixtures("chunks")
+@given(data=st.data(), dtype=st.sampled_from([None, torch.bfloat16, torch.float32]))
+def test_boxes(sliced, data, dtype):
+    names = data.draw(st.lists(st.sampled_from(list(SLICED)), min_size=1, max_size=8))
+    boxes = []
+    for name in names:
+        spans = []
+        for size in SLICED[name].torch_shape:
+            start, step = data.draw(st.integers(0, size)), data.draw(st.integers(1, 5))
+            spans.append((start, data.draw(st.integers(0, len(range(start, size, step)))), step))
+        boxes.append(spans)
+    loaded = fst.load_boxes(sliced, names, boxes, "cuda", dtype=dtype)
+    for tensor, name, spans in zip(loaded, names, boxes, strict=True):
+        stored = SLICED[name].tensor()[tuple(slice(start, start + count * step, step) for start, count, step in spans)]
+        assert tensor.is_cuda
+        assert tensor.is_contiguous()
+        if dtype is not None and SLICED[name].dtype in CASTABLE_DTYPES:
+            assert_same_numbers(tensor.cpu(), stored.cuda().to(dtype).cpu())
+        else:
+            assert_same(tensor.cpu(), stored)
+
+
 # Tensors of the shape (6, 500, 4) that lie in memory in other ways.
 VIEWS = {
     "contiguous": lambda new: new(6, 500, 4),

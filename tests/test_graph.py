@@ -52,7 +52,8 @@ class LoadsSlices(torch.nn.Module):
 
     def forward(self, x):
         names = ["weight", "weight"]
-        left, right = fst.load_slices([self.path], names, dims=[-1, 1], starts=[0, 2], lengths=[2, 1])
+        [left] = fst.load_slices([self.path], names[:1], dims=[-1], starts=[0], lengths=[2])
+        [right] = fst.load_boxes([self.path], names[1:], [[(0, 5, 1), (2, 1, 1)]])
         [bias] = fst.load_tensors([self.path], ["bias"])
         return x[:, :2] @ left.t() + x[:, 2:] @ right.t() + bias
 
@@ -138,9 +139,10 @@ class LoadsManyWays(torch.nn.Module):
     def forward(self, x):
         weight, bias = fst.load_tensors([self.path], ["weight", "bias"], torch.device("cpu"), dtype=torch.float64)
         [row] = fst.load_slices([self.path], ["weight"], [0], [1], [2], "cpu", dtype=torch.bfloat16)
+        [corner] = fst.load_boxes([self.path], ["weight"], [[(0, 3, 2), (1, 2, 1)]], "cpu", dtype=torch.float16)
         [first] = fst.load_tensors(self.path, ["bias"])
         [second] = fst.load_tensors(self.path, ["bias"])
-        return torch.nn.functional.linear(x.double(), weight, bias), row, first, second
+        return torch.nn.functional.linear(x.double(), weight, bias), row, corner, first, second
 
 
 def lower(module, directory):
@@ -155,10 +157,11 @@ def test_aot_inductor_load_tensors(path, tmp_path):
     lowered = lower(LoadsManyWays(path), tmp_path)
     # The weights come from the file as it is now.
     weights = write_linear(path, 2)
-    result, row, first, second = lowered(X)
+    result, row, corner, first, second = lowered(X)
     assert result.dtype == torch.float64
     torch.testing.assert_close(result, expected(weights).double())
     assert_same(row, weights["weight"][1:3].bfloat16())
+    assert_same(corner, weights["weight"][::2, 1:].half())
     assert first.data_ptr() != second.data_ptr()
     first.zero_()
     assert_same(second, weights["bias"])
@@ -295,6 +298,8 @@ OPCHECKS = {
     "load_tensors": lambda path: (([path], ["weight", "bias"]), {}),
     "load_tensors with dtype": lambda path: (([path], ["weight"], "cpu"), {"dtype": torch.float64}),
     "load_slices": lambda path: (([path], ["weight", "bias"], [1, 0], [1, 0], [2, 1]), {}),
+    "load_boxes": lambda path: (([path], ["weight", "bias"], [0, 1, 2], [2, 2, 1], [3, 1, 1]), {}),
+    "load_boxes with dtype": lambda path: (([path], ["bias"], [1], [2], [2], "cpu"), {"dtype": torch.float64}),
     "load_into": lambda path: (([path], ["weight", "bias"], [torch.zeros(5, 3), torch.zeros(5)]), {}),
     "load_into with views": lambda path: (([path], ["weight"], [torch.zeros(3, 5).t()]), {}),
     "load_into with parameters": lambda path: (([path], ["bias"], [torch.zeros(5, requires_grad=True)]), {}),

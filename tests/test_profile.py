@@ -187,7 +187,7 @@ def test_errors_are_recorded_and_raised(path, tmp_path):
     with pytest.raises(KeyError, match="other"), profile:
         fst.load_tensors(path, ["other"])
     summary = profile.summary()
-    assert summary.exception.startswith("KeyError: ")
+    assert summary.exception.startswith("TensorNotFoundError: ")
     [error] = summary.errors
     assert error.startswith("[tensor-not-found]")
     assert "other" in str(summary)

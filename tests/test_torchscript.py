@@ -44,6 +44,12 @@ class SelfLoading(torch.nn.Module):
         return torch.ops.fst.load_slices([self.path], ["weight", "bias"], [1, 0], [1, 0], [2, 4])
 
     @torch.jit.export
+    def corners(self) -> list[torch.Tensor]:
+        checkpoint = torch.classes.fst.Checkpoint([self.path])
+        boxes = checkpoint.load_boxes(checkpoint.names(), [0, 0, 1], [3, 2, 2], [2, 2, 3])
+        return boxes + torch.ops.fst.load_boxes([self.path], ["bias"], [0], [2], [4])
+
+    @torch.jit.export
     def fill(self, weight: torch.Tensor) -> None:
         torch.ops.fst.load_into([self.path], ["weight"], [weight])
 
@@ -86,7 +92,7 @@ def path(tmp_path):
 def module(request, path, tmp_path):
     scripted = torch.jit.script(SelfLoading(str(path)))
     if request.param == "frozen":
-        methods = ["everything", "from_files", "columns", "fill", "names", "texts", "one_by_one", "twice"]
+        methods = ["everything", "from_files", "columns", "corners", "fill", "names", "texts", "one_by_one", "twice"]
         return torch.jit.freeze(scripted.eval(), preserved_attrs=methods)
     if request.param == "saved and loaded":
         scripted.save(str(tmp_path / "module.pt"))
@@ -102,6 +108,9 @@ def test_every_operator(module):
     columns, rows = module.columns()
     assert_same(columns, WEIGHTS["weight"].tensor()[:, 1:3])
     assert_same(rows, WEIGHTS["bias"].tensor()[:4])
+    weight, bias = (raw.tensor() for raw in WEIGHTS.values())
+    for corner, expected in zip(module.corners(), (weight[::2, ::2], bias[1::3], bias[::4]), strict=True):
+        assert_same(corner, expected)
     weight = torch.zeros(3, 5, dtype=torch.bfloat16).t()
     module.fill(weight)
     assert_same(weight, WEIGHTS["weight"].tensor())

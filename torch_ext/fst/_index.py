@@ -154,4 +154,4 @@ def _runs(positions: list[int]) -> list[Span]:
 
 def stand_in(shape: Sequence[int]) -> Tensor:
     """A tensor of this shape that takes no memory, for PyTorch to say what is wrong with an index of it."""
-    return torch.empty((), dtype=torch.uint8).expand(tuple(shape))
+    return torch.empty((), dtype=torch.uint8, device="cpu").expand(tuple(shape))
