@@ -11,12 +11,14 @@ from fst._convert import cast, scatter
 from fst._errors import SafetensorError
 from fst._load import load_boxes, load_file, load_files, load_into, load_slices, load_tensors, metadata, tensor_names
 from fst._memory import release_memory
+from fst._module import ModuleMismatchError, load_module
 from fst._profile import Profile, profile
 from fst._safe_open import safe_open
 from fst._stream import Stream, stream
 from fst._summary import ReaderUse, StageTime, Summary
 
 __all__ = [
+    "ModuleMismatchError",
     "Profile",
     "ReaderUse",
     "SafetensorError",
@@ -28,6 +30,7 @@ __all__ = [
     "load_file",
     "load_files",
     "load_into",
+    "load_module",
     "load_slices",
     "load_tensors",
     "metadata",
