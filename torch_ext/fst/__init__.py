@@ -12,6 +12,7 @@ from fst._errors import SafetensorError
 from fst._load import load_boxes, load_file, load_files, load_into, load_slices, load_tensors, metadata, tensor_names
 from fst._memory import release_memory
 from fst._module import ModuleMismatchError, load_module
+from fst._patch import patch, unpatch
 from fst._profile import Profile, profile
 from fst._safe_open import safe_open
 from fst._stream import Stream, stream
@@ -34,10 +35,12 @@ __all__ = [
     "load_slices",
     "load_tensors",
     "metadata",
+    "patch",
     "profile",
     "release_memory",
     "safe_open",
     "scatter",
     "stream",
     "tensor_names",
+    "unpatch",
 ]
