@@ -19,6 +19,9 @@ import fst
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 
+# Models come from folders and packages. The libraries read this when they are imported.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
 settings.register_profile("fst", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 settings.load_profile("fst")
 

