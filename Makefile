@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 VENV := .venv
-CXX_SOURCES := $(wildcard csrc/*.h csrc/*.cpp csrc/kernels/*.h csrc/kernels/*.cu tests/kernels/*.cpp tests/simcuda/src/*.cpp examples/libtorch/*.cpp)
+CXX_SOURCES := $(wildcard csrc/*.h csrc/*.cpp torch_ext/fst/include/fst/*.h csrc/kernels/*.h csrc/kernels/*.cu tests/kernels/*.cpp tests/simcuda/src/*.cpp examples/libtorch/*.cpp)
 LIBRARY := torch_ext/fst/libfst.so
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 FUZZER := $(TARGET_DIR)/tools/bin/cargo-fuzz
