@@ -288,3 +288,8 @@ fn to_cxx<S: AsRef<str>, T: AsRef<Tensor>>(tensors: &[(S, T)]) -> Vec<ffi::Named
     };
     tensors.iter().map(to_cxx).collect()
 }
+
+/// The page for newcomers, whose program must compile.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/rust.md")]
+struct Page;
