@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 VENV := .venv
-CXX_SOURCES := $(wildcard csrc/*.h csrc/*.cpp csrc/kernels/*.h csrc/kernels/*.cu tests/kernels/*.cpp tests/simcuda/src/*.cpp examples/libtorch/*.cpp)
+CXX_SOURCES := $(wildcard csrc/*.h csrc/*.cpp torch_ext/fst/include/fst/*.h csrc/kernels/*.h csrc/kernels/*.cu tests/kernels/*.cpp tests/simcuda/src/*.cpp tests/cpp/*.cpp examples/libtorch/*.cpp)
 LIBRARY := torch_ext/fst/libfst.so
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 FUZZER := $(TARGET_DIR)/tools/bin/cargo-fuzz
@@ -12,8 +12,11 @@ BENCH_ARGS ?=
 # build.rs asks this interpreter which PyTorch to build against.
 export FST_PYTHON ?= $(abspath $(VENV)/bin/python)
 
-# Activating also puts the cmake and ninja of the environment on PATH for the C++ example.
+# Activating also puts the cmake and ninja of the environment on PATH for the C++ programs.
 IN_VENV := . $(VENV)/bin/activate && PYTHONPATH=$(CURDIR)/torch_ext
+
+# tch builds against the PyTorch of the active environment.
+WITH_TCH := . $(VENV)/bin/activate && LIBTORCH_USE_PYTORCH=1
 
 .PHONY: help
 help: ## list these targets
@@ -24,14 +27,19 @@ demo: build ## load a real model, compare every tensor, embed a few sentences
 	@$(IN_VENV) python examples/demo.py
 
 .PHONY: test
-test: test-rust test-python ## all tests: Rust, Python and the C++ example
+test: test-rust test-tch test-python ## all tests: Rust, Python and the C++ programs
 
 .PHONY: test-rust
 test-rust: ## the Rust tests, which need no PyTorch: the border is tested from Python
 	cargo test --workspace
 
+.PHONY: test-tch
+test-tch: $(VENV)/stamp ## the Rust functions on tch::Tensor, and their example
+	$(WITH_TCH) cargo test --features tch --test tch --example load
+	$(WITH_TCH) LD_LIBRARY_PATH="$$(python -c 'import torch; print(torch.__path__[0])')/lib" cargo test --features tch --doc tch
+
 .PHONY: test-python
-test-python: build ## the Python tests, which build and run the C++ example
+test-python: build ## the Python tests, which build and run the C++ programs
 	$(IN_VENV) pytest tests
 
 .PHONY: build
@@ -53,7 +61,7 @@ gpu-check: ## GPU tests and benchmarks with a prebuilt library; needs no Rust, n
 lint: $(VENV)/stamp ## rustfmt, clippy, clang-format, ruff and mypy
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
-	cargo clippy --all-targets --features torch -- -D warnings
+	$(WITH_TCH) cargo clippy --all-targets --features tch -- -D warnings
 	$(IN_VENV) clang-format --dry-run -Werror $(CXX_SOURCES)
 	$(IN_VENV) ruff check
 	$(IN_VENV) ruff format --check

@@ -4,6 +4,7 @@
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::{env, fs};
 
 const SOURCES: [&str; 10] = [
     "csrc/checkpoint.cpp",
@@ -20,26 +21,58 @@ const SOURCES: [&str; 10] = [
 
 pub fn build() -> Result<()> {
     let torch = Torch::find()?;
-    let mut compiler = cxx_build::bridge("rust/bridge.rs");
+    let libraries = torch.root.join("lib");
+    let with_tch = cfg!(feature = "tch");
+    let mut borders = vec!["rust/bridge.rs"];
+    if with_tch {
+        check_tch(&libraries)?;
+        borders.push("rust/tch.rs");
+    }
+    let mut compiler = cxx_build::bridges(&borders);
     compiler
         .files(SOURCES)
         .include(torch.root.join("include"))
         .flag("-isystem")
         .flag(torch.root.join("include/torch/csrc/api/include").to_string_lossy().as_ref());
+    if with_tch {
+        compiler.file("csrc/tch.cpp").include("torch_ext/fst/include");
+    }
     // PyTorch's headers have used C++20 since 2.15.
     compiler.std("c++20").define("_GLIBCXX_USE_CXX11_ABI", torch.cxx11_abi.as_str()).warnings(false).debug(false);
     // The operators register themselves when the library is loaded; no symbol asks for them by name.
     compiler.link_lib_modifier("+whole-archive");
     compiler.compile("fst_torch");
 
-    println!("cargo:rustc-link-search=native={}", torch.root.join("lib").display());
+    println!("cargo:rustc-link-search=native={}", libraries.display());
+    // The build script of a program finds it in DEP_FST_TORCH_LIB.
+    println!("cargo:torch_lib={}", libraries.display());
     // libtorch has no symbols of its own, but brings libtorch_cuda into a program without Python.
     println!("cargo:rustc-link-arg=-Wl,--no-as-needed");
     for library in ["torch", "torch_cpu", "c10"] {
         println!("cargo:rustc-link-lib=dylib={library}");
     }
-    println!("cargo:rerun-if-changed=csrc");
-    println!("cargo:rerun-if-changed=rust/bridge.rs");
+    if with_tch {
+        // The tests and examples of this package run where they were built.
+        println!("cargo:rustc-link-arg=-Wl,-rpath,{}", libraries.display());
+    }
+    // A program that is linked with the library asks for it by this name, wherever it lay then.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libfst.so");
+    for path in borders.into_iter().chain(["csrc", "torch_ext/fst/include"]) {
+        println!("cargo:rerun-if-changed={path}");
+    }
+    Ok(())
+}
+
+/// tch and fst exchange tensors, so they must be built for one PyTorch.
+fn check_tch(libraries: &Path) -> Result<()> {
+    let theirs = env::var_os("DEP_TCH_LIBTORCH_LIB").context("torch-sys does not say which PyTorch it found")?;
+    ensure!(
+        fs::canonicalize(&theirs)? == fs::canonicalize(libraries)?,
+        "tch is built for the PyTorch in {}, but fst for the one in {}; activate one environment for both, set \
+         LIBTORCH_USE_PYTORCH=1, and leave LIBTORCH and FST_PYTHON unset",
+        theirs.display(),
+        libraries.display()
+    );
     Ok(())
 }
 

@@ -56,6 +56,26 @@ impl Kind {
             Kind::Internal => "internal",
         }
     }
+
+    /// The kind with this code.
+    fn from_code(code: &str) -> Option<Kind> {
+        let kinds = [
+            Kind::FileNotFound,
+            Kind::PermissionDenied,
+            Kind::IsADirectory,
+            Kind::Io,
+            Kind::Malformed,
+            Kind::TensorNotFound,
+            Kind::DuplicateTensor,
+            Kind::UnsupportedDtype,
+            Kind::InvalidArgument,
+            Kind::Interrupted,
+            Kind::OutOfMemory,
+            Kind::Device,
+            Kind::Internal,
+        ];
+        kinds.into_iter().find(|kind| kind.code() == code)
+    }
 }
 
 /// An error with its place: `[code] path: tensor "name": byte offset: message`.
@@ -81,6 +101,20 @@ impl Error {
     /// An error without a place yet.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
         Error { kind, path: None, tensor: None, offset: None, message: message.into() }
+    }
+
+    /// The error with this text, which has crossed the border. Its place stays in the text.
+    ///
+    /// ```
+    /// use fst::error::{Error, Kind};
+    /// let text = r#"[malformed] a.safetensors: tensor "w": byte 8: the shape does not fit"#;
+    /// let error = Error::from_text(text).unwrap();
+    /// assert_eq!((error.kind(), error.to_string().as_str()), (Kind::Malformed, text));
+    /// assert_eq!(Error::from_text("a text without a code"), None);
+    /// ```
+    pub fn from_text(text: &str) -> Option<Self> {
+        let (code, message) = text.strip_prefix('[')?.split_once("] ")?;
+        Some(Error::new(Kind::from_code(code)?, message))
     }
 
     /// An error of the operating system while `doing` something with `path`.

@@ -13,7 +13,8 @@
 //! ([`load`]), which a [`stream`] runs while its caller already uses what has
 //! landed. Each stretch tells a [`profile`] of itself while somebody asks.
 //! With the feature `torch`, `bridge` hands this to C++, which registers the
-//! operators.
+//! operators. With the feature `tch`, the module of that name calls them for
+//! Rust programs, as Python does for its own.
 //!
 //! A module uses only modules that stand before it in the list below.
 
@@ -45,5 +46,7 @@ pub mod stream;
 pub mod save;
 #[cfg(feature = "torch")]
 mod bridge;
+#[cfg(feature = "tch")]
+pub mod tch;
 
 pub use error::{Error, Result};

@@ -1,20 +1,13 @@
-"""Scripted modules that load their own weights, in Python and in a C++ program without Python."""
+"""Scripted modules that load their own weights."""
 
-import os
 import re
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-import fst
-from conftest import CHECKOUT
-from rawfile import DTYPES, Raw, assert_same, bits_of, random_raw, write
+import fst  # noqa: F401  (registers the operators)
+from rawfile import assert_same, random_raw, write
 
-EXAMPLE = CHECKOUT / "examples" / "libtorch"
 WEIGHTS = {"weight": random_raw("BF16", (5, 3)), "bias": random_raw("I16", (5,))}
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
@@ -140,94 +133,3 @@ def test_errors_cross_the_interpreter(module, path):
     path.unlink()
     with pytest.raises(RuntimeError, match=re.escape(f"[file-not-found] {path}")):
         module.everything()
-
-
-def tool(name: str) -> str:
-    """A build tool of this environment, or else of the system."""
-    found = shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    assert found, f"{name} is needed to build the C++ example: pip install {name}"
-    return found
-
-
-@pytest.fixture(scope="session")
-def example(tmp_path_factory):
-    """The C++ program, built."""
-    build = tmp_path_factory.mktemp("libtorch")
-    configure = [tool("cmake"), "-S", EXAMPLE, "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"]
-    configure += [f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}", "-DCMAKE_BUILD_TYPE=Debug"]
-    for command in (configure, [tool("cmake"), "--build", build]):
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-    return build / "fst_example"
-
-
-def run_example(example: Path, *arguments: object) -> list[str]:
-    """Runs the C++ program without any environment in which a Python could be found."""
-    library = Path(fst.__file__).with_name("libfst.so")
-    done = subprocess.run([example, library, *arguments], env={}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
-
-
-def shown(name: str, tensor: torch.Tensor, kind: str) -> list[str]:
-    """The words with which the C++ program shows a tensor, numbers rounded."""
-    values = tensor.detach().double().flatten()
-    return [name, kind, str(list(tensor.shape)), *(f"{value:.4g}" for value in (values.sum(), *values[:4]))]
-
-
-def parsed(line: str) -> list[str]:
-    name, kind, shape, total, first = re.fullmatch(r"(\S+) (\S+) (\[.*\]) sum (\S+) first ?(.*)", line).groups()
-    return [name, kind, shape, *(f"{float(value):.4g}" for value in (total, *first.split()))]
-
-
-def test_cpp_runs_a_scripted_module(example, tmp_path, python_environ):
-    subprocess.run([sys.executable, EXAMPLE / "make_module.py", tmp_path], env=python_environ, check=True)
-    weights = fst.load_file(tmp_path / "linear.safetensors")
-    output = torch.nn.functional.linear(torch.linspace(0, 1, 8), weights["weight"], weights["bias"])
-    expected = [shown("forward", output, "Float")]
-    expected += [shown(name, tensor, "Float") for name, tensor in weights.items()]
-    assert [parsed(line) for line in run_example(example, "run", tmp_path / "linear.pt")] == expected
-
-
-def test_cpp_lists_a_checkpoint(example, tmp_path):
-    kinds = {"BF16": "BFloat16", "I64": "Long", "U8": "Byte", "F64": "Double", "BOOL": "Bool"}
-    tensors = {name: torch.arange(6).view(2, 3).to(DTYPES[name][0]) for name in kinds}
-    raws = {name: Raw(name, (2, 3), bits_of(tensor)) for name, tensor in tensors.items()}
-    path = write(tmp_path / "list.safetensors", raws)
-    lines = run_example(example, "list", path)
-    assert [parsed(line) for line in lines] == [shown(name, tensors[name], kind) for name, kind in kinds.items()]
-
-
-def test_cpp_streams_a_checkpoint(example, tmp_path):
-    tensors = {f"t{index}": torch.arange(index, dtype=torch.float64) for index in range(30)}
-    path = write(
-        tmp_path / "s.safetensors", {name: Raw("F64", (len(of),), bits_of(of)) for name, of in tensors.items()}
-    )
-    lines = run_example(example, "stream", path)
-    assert [parsed(line) for line in lines] == [shown(name, tensor, "Double") for name, tensor in tensors.items()]
-
-
-def test_cpp_reports_errors(example, tmp_path):
-    library = Path(fst.__file__).with_name("libfst.so")
-    path = tmp_path / "missing.safetensors"
-    done = subprocess.run([example, library, "list", path], env={}, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert f"[file-not-found] {path}" in done.stderr
-
-
-def test_cpp_needs_no_python(example):
-    """Neither the program nor the library is linked with a Python."""
-    library = Path(fst.__file__).with_name("libfst.so")
-    for binary in (example, library):
-        linked = subprocess.run(["ldd", binary], capture_output=True, text=True, check=True).stdout
-        assert "libtorch_cpu" in linked
-        assert "python" not in re.sub(r"=> \S+|/\S+/", "", linked)
-
-
-def test_the_library_is_linked_with_no_cuda_library():
-    """So that one build serves PyTorch with and without CUDA."""
-    library = Path(fst.__file__).with_name("libfst.so")
-    dynamic = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
-    needed = re.findall(r"\(NEEDED\).*\[(.+)\]", dynamic)
-    assert any(name.startswith("libtorch") for name in needed)
-    assert not [name for name in needed if re.search(r"cuda|cufile|nv|python", name)]

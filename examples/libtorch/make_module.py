@@ -1,8 +1,10 @@
-"""Saves a TorchScript module that loads its own weights with fst, for the C++ program beside it.
+"""Makes modules that load their own weights with fst, for the C++ program beside it.
 
     python examples/libtorch/make_module.py DIRECTORY
 
-writes DIRECTORY/linear.safetensors and DIRECTORY/linear.pt. The module holds no tensor, only the checkpoint's path.
+writes DIRECTORY/linear.safetensors, and a module that reads it whenever it is called in two forms: DIRECTORY/linear.pt
+for TorchScript, and DIRECTORY/linear.pt2, which AOTInductor has compiled with g++ for the shapes of the checkpoint.
+Neither holds a weight, only the checkpoint's path.
 """
 
 import sys
@@ -20,10 +22,9 @@ OUT_FEATURES = 3
 class SelfLoadingLinear(torch.nn.Module):
     """A linear layer that reads its weights from `path` whenever it is called."""
 
-    def __init__(self, path: str, in_features: int) -> None:
+    def __init__(self, path: str) -> None:
         super().__init__()
         self.path = path
-        self.in_features = in_features
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         weight, bias = torch.ops.fst.load_tensors([self.path], ["weight", "bias"])
@@ -38,8 +39,10 @@ def main(directory: Path) -> None:
     checkpoint = directory / "linear.safetensors"
     layer = torch.nn.Linear(IN_FEATURES, OUT_FEATURES)
     save_file(layer.state_dict(), checkpoint)
-    module = torch.jit.script(SelfLoadingLinear(str(checkpoint.resolve()), IN_FEATURES))
-    module.save(str(directory / "linear.pt"))
+    module = SelfLoadingLinear(str(checkpoint.resolve()))
+    torch.jit.script(module).save(str(directory / "linear.pt"))
+    program = torch.export.export(module, (torch.zeros(IN_FEATURES),))
+    torch._inductor.aoti_compile_and_package(program, package_path=str(directory / "linear.pt2"))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@
 
     weights = fst.load_file("model.safetensors", "cuda:0")
 
-Everything here is also an operator under `torch.ops.fst`, for TorchScript and for C++ programs.
+Everything here is also an operator under `torch.ops.fst`, for TorchScript and for C++ programs. What CMake looks for
+is in `cmake_prefix_path`.
 """
 
 from fst._convert import cast, scatter
@@ -28,6 +29,7 @@ __all__ = [
     "Stream",
     "Summary",
     "cast",
+    "cmake_prefix_path",
     "load_boxes",
     "load_file",
     "load_files",
@@ -47,3 +49,6 @@ __all__ = [
     "tensor_names",
     "unpatch",
 ]
+
+# Where CMake's find_package(fst) finds the header and the library, as `torch.utils.cmake_prefix_path` is for PyTorch.
+cmake_prefix_path = f"{__path__[0]}/share/cmake"

@@ -1,0 +1,295 @@
+//! The operators on [`tch::Tensor`](::tch::Tensor), for Rust programs: an entrance to the
+//! library, as the Python package is one, and no part of the core below it.
+//!
+//! ```
+//! # let directory = tempfile::tempdir()?;
+//! # std::env::set_current_dir(&directory)?;
+//! use tch::{Device, Kind, Tensor};
+//!
+//! let weight = Tensor::ones([4, 3], (Kind::Float, Device::Cpu));
+//! Tensor::write_safetensors(&[("weight", &weight)], "model.safetensors")?;
+//!
+//! let weights = fst::tch::load_file("model.safetensors", Device::cuda_if_available(), Some(Kind::Half))?;
+//! for (name, tensor) in &weights {
+//!     println!("{name}: {:?} {:?}", tensor.kind(), tensor.size());
+//! }
+//! # assert_eq!(weights[0].1.kind(), Kind::Half);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! **Paths.** A path is a safetensors file, a directory that holds one checkpoint, or the index file of a sharded one.
+//! All that are given together are the checkpoint, and a name may stand in one file only.
+//!
+//! **Dtypes.** `dtype` is a floating-point kind to which tensors stored as F16, BF16, F32 and F64 are cast; all others
+//! keep theirs. PyTorch has dtypes without a [`Kind`] (U16, U32, U64, F8_E8M0, F4). Their tensors load, but ask them
+//! for [`f_kind`](Tensor::f_kind): where tch finds no kind, [`kind`](Tensor::kind) panics.
+//!
+//! **Tensors** own their memory and are ready on the current stream. On the CPU, tensors of local files are views of
+//! private mappings: they take memory when they are used, and a write changes neither the file nor another tensor.
+//!
+//! **Errors** are [`Error`]s with the kind and the text of the core. What PyTorch itself reports has the kind
+//! [`Device`](crate::error::Kind::Device), or [`OutOfMemory`](crate::error::Kind::OutOfMemory) on a GPU.
+
+use crate::dtype::Dtype;
+use crate::error::{Error, Kind as ErrorKind, Result};
+use ::tch::{Device, Kind, Tensor};
+use cxx::UniquePtr;
+use std::iter::FusedIterator;
+use std::mem::ManuallyDrop;
+use std::path::Path;
+
+pub use ffi::Slice;
+
+#[cxx::bridge(namespace = "fst::tch")]
+mod ffi {
+    /// A tensor on its way across, and its name.
+    struct Named {
+        name: String,
+        tensor: UniquePtr<Tensor>,
+    }
+
+    /// Indices `start` to `start + length` of a dimension, as [`narrow`](::tch::Tensor::narrow) takes them.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct Slice {
+        /// Of the tensor.
+        pub name: String,
+        /// The dimension; a negative one counts from the last.
+        pub dim: i64,
+        /// The first index.
+        pub start: i64,
+        /// How many indices.
+        pub length: i64,
+    }
+
+    unsafe extern "C++" {
+        include!("fst/csrc/tch.h");
+
+        #[namespace = "at"]
+        type Tensor;
+
+        fn load_files(paths: &[String], device: &str, dtype: i8) -> Result<Vec<Named>>;
+        fn load_tensors(paths: &[String], names: &[String], device: &str, dtype: i8) -> Result<Vec<Named>>;
+        fn load_slices(paths: &[String], slices: &[Slice], device: &str, dtype: i8) -> Result<Vec<Named>>;
+        fn load_into(paths: &[String], outputs: &[Named]) -> Result<()>;
+
+        #[namespace = "fst"]
+        type Loader;
+        fn open_loader(paths: &[String], device: &str, dtype: i8) -> Result<UniquePtr<Loader>>;
+        fn next(loader: Pin<&mut Loader>) -> Result<Vec<Named>>;
+        fn total_bytes(self: &Loader) -> Result<i64>;
+    }
+}
+
+// SAFETY: any thread may call a loader, one at a time, and `&self` gives numbers that never change.
+unsafe impl Send for ffi::Loader {}
+
+/// Loads every tensor of a checkpoint, in the order of the bytes in its files.
+///
+/// ```
+/// # let directory = tempfile::tempdir()?;
+/// # std::env::set_current_dir(&directory)?;
+/// # tch::Tensor::write_safetensors(&[("weight", tch::Tensor::from_slice(&[1f32, 2.0]))], "model.safetensors")?;
+/// use std::collections::HashMap;
+/// use tch::{Device, Tensor};
+///
+/// let weights: HashMap<String, Tensor> = fst::tch::load_file("model.safetensors", Device::Cpu, None)?.into_iter().collect();
+/// assert_eq!(weights["weight"], Tensor::from_slice(&[1f32, 2.0]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn load_file(path: impl AsRef<Path>, device: Device, dtype: Option<Kind>) -> Result<Vec<(String, Tensor)>> {
+    load_files(&[path], device, dtype)
+}
+
+/// Loads every tensor of several files, in their order.
+pub fn load_files<P: AsRef<Path>>(paths: &[P], device: Device, dtype: Option<Kind>) -> Result<Vec<(String, Tensor)>> {
+    let loaded = call(ffi::load_files(&utf8(paths)?, &device_name(device), scalar_type(dtype)?))?;
+    Ok(loaded.into_iter().map(from_cxx).collect())
+}
+
+/// Loads the tensors that are named, one for each name and in their order, and reads nothing else but the headers.
+///
+/// ```
+/// # let directory = tempfile::tempdir()?;
+/// # std::env::set_current_dir(&directory)?;
+/// # let tensor = |value: f32| tch::Tensor::from_slice(&[value]);
+/// # tch::Tensor::write_safetensors(&[("weight", tensor(1.0)), ("bias", tensor(2.0))], "model.safetensors")?;
+/// let tensors = fst::tch::load_tensors(&["model.safetensors"], &["weight", "bias"], tch::Device::Cpu, None)?;
+/// assert_eq!(tensors[1].double_value(&[0]), 2.0);
+///
+/// let error = fst::tch::load_tensors(&["model.safetensors"], &["wieght"], tch::Device::Cpu, None).unwrap_err();
+/// assert_eq!(error.kind(), fst::error::Kind::TensorNotFound);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn load_tensors<P: AsRef<Path>, S: AsRef<str>>(
+    paths: &[P],
+    names: &[S],
+    device: Device,
+    dtype: Option<Kind>,
+) -> Result<Vec<Tensor>> {
+    let names: Vec<String> = names.iter().map(|name| name.as_ref().to_owned()).collect();
+    let loaded = call(ffi::load_tensors(&utf8(paths)?, &names, &device_name(device), scalar_type(dtype)?))?;
+    Ok(loaded.into_iter().map(|named| from_cxx(named).1).collect())
+}
+
+/// Loads a contiguous tensor for each slice, in their order, and reads only the bytes that the slices need.
+///
+/// ```
+/// # let directory = tempfile::tempdir()?;
+/// # std::env::set_current_dir(&directory)?;
+/// # tch::Tensor::write_safetensors(&[("weight", tch::Tensor::from_slice(&[1f32, 2.0, 3.0]))], "model.safetensors")?;
+/// use fst::tch::{Slice, load_slices};
+/// use tch::{Device, Tensor};
+///
+/// let slice = Slice { name: "weight".into(), dim: 0, start: 1, length: 2 };
+/// let tensors = load_slices(&["model.safetensors"], &[slice], Device::Cpu, None)?;
+/// assert_eq!(tensors, [Tensor::from_slice(&[2f32, 3.0])]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn load_slices<P: AsRef<Path>>(
+    paths: &[P],
+    slices: &[Slice],
+    device: Device,
+    dtype: Option<Kind>,
+) -> Result<Vec<Tensor>> {
+    let loaded = call(ffi::load_slices(&utf8(paths)?, slices, &device_name(device), scalar_type(dtype)?))?;
+    Ok(loaded.into_iter().map(|named| from_cxx(named).1).collect())
+}
+
+/// Overwrites tensors that exist, in place, with those of their names. Each has the shape and dtype of the file. All of
+/// them are checked before anything is written.
+///
+/// ```
+/// # let directory = tempfile::tempdir()?;
+/// # std::env::set_current_dir(&directory)?;
+/// # tch::Tensor::write_safetensors(&[("weight", tch::Tensor::from_slice(&[1f32, 2.0]))], "model.safetensors")?;
+/// use tch::{Device, nn};
+///
+/// let store = nn::VarStore::new(Device::Cpu);
+/// let weight = store.root().zeros("weight", &[2]);
+/// let variables: Vec<_> = store.variables().into_iter().collect();
+/// fst::tch::load_into(&["model.safetensors"], &variables)?;
+/// assert_eq!(weight.double_value(&[1]), 2.0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn load_into<P: AsRef<Path>, S: AsRef<str>, T: AsRef<Tensor>>(paths: &[P], outputs: &[(S, T)]) -> Result<()> {
+    call(ffi::load_into(&utf8(paths)?, &to_cxx(outputs)))
+}
+
+/// Loads every tensor of a checkpoint in the background, and hands over each as soon as its bytes have landed.
+///
+/// ```
+/// # let directory = tempfile::tempdir()?;
+/// # std::env::set_current_dir(&directory)?;
+/// # tch::Tensor::write_safetensors(&[("weight", tch::Tensor::from_slice(&[1f32, 2.0]))], "model.safetensors")?;
+/// let tensors = fst::tch::stream(&["model.safetensors"], tch::Device::Cpu, None)?;
+/// assert_eq!(tensors.total_bytes(), 8);
+/// for item in tensors {
+///     let (name, tensor) = item?;
+///     println!("{name}: {:?}", tensor.size());
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn stream<P: AsRef<Path>>(paths: &[P], device: Device, dtype: Option<Kind>) -> Result<Loader> {
+    let loader = call(ffi::open_loader(&utf8(paths)?, &device_name(device), scalar_type(dtype)?))?;
+    let total_bytes = u64::try_from(call(loader.total_bytes())?)
+        .map_err(|_| Error::new(ErrorKind::Internal, "the tensors take less than nothing"))?;
+    Ok(Loader { loader, total_bytes })
+}
+
+/// Names and tensors as they become ready, in the order of the files: what [`stream`] returns.
+///
+/// Dropping it ends the load and frees what was not handed over. An error ends the iteration.
+pub struct Loader {
+    /// Null after the end.
+    loader: UniquePtr<ffi::Loader>,
+    total_bytes: u64,
+}
+
+impl Loader {
+    /// What all tensors take together, in bytes, those that were handed over too.
+    pub fn total_bytes(&self) -> u64 {
+        self.total_bytes
+    }
+}
+
+impl Iterator for Loader {
+    type Item = Result<(String, Tensor)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let handed_over = call(ffi::next(self.loader.as_mut()?)).map(|named| named.into_iter().next());
+        if !matches!(handed_over, Ok(Some(_))) {
+            self.loader = UniquePtr::null();
+        }
+        handed_over.transpose().map(|named| named.map(from_cxx))
+    }
+}
+
+impl FusedIterator for Loader {}
+
+/// An exception as the error whose text it has.
+fn call<T>(result: std::result::Result<T, cxx::Exception>) -> Result<T> {
+    result.map_err(|exception| {
+        let text = exception.what();
+        Error::from_text(text).unwrap_or_else(|| Error::new(ErrorKind::Device, text))
+    })
+}
+
+fn utf8<P: AsRef<Path>>(paths: &[P]) -> Result<Vec<String>> {
+    let utf8 = |path: &P| {
+        let not_utf8 = || Error::new(ErrorKind::InvalidArgument, "a path is not UTF-8").at(path);
+        path.as_ref().to_str().map(str::to_owned).ok_or_else(not_utf8)
+    };
+    paths.iter().map(utf8).collect()
+}
+
+/// As PyTorch writes it.
+fn device_name(device: Device) -> String {
+    match device {
+        Device::Cpu => "cpu".into(),
+        Device::Cuda(index) => format!("cuda:{index}"),
+        Device::Mps => "mps".into(),
+        Device::Vulkan => "vulkan".into(),
+    }
+}
+
+/// The value of `c10::ScalarType`, which tch keeps to itself; -1 for none.
+fn scalar_type(kind: Option<Kind>) -> Result<i8> {
+    let Some(kind) = kind else { return Ok(-1) };
+    let dtype = match kind {
+        Kind::Half => Dtype::F16,
+        Kind::BFloat16 => Dtype::BF16,
+        Kind::Float => Dtype::F32,
+        Kind::Double => Dtype::F64,
+        Kind::Float8e5m2 => Dtype::F8E5M2,
+        Kind::Float8e4m3fn => Dtype::F8E4M3,
+        Kind::Float8e5m2fnuz => Dtype::F8E5M2Fnuz,
+        Kind::Float8e4m3fnuz => Dtype::F8E4M3Fnuz,
+        _ => {
+            let message = format!("dtype is {kind:?}, but tensors are cast to floating-point dtypes only");
+            return Err(Error::new(ErrorKind::InvalidArgument, message));
+        }
+    };
+    dtype.scalar_type().ok_or_else(|| Error::new(ErrorKind::Internal, "PyTorch has no such dtype"))
+}
+
+/// tch's tensor is a pointer to an `at::Tensor` from `new`, and so is what cxx calls a `UniquePtr`.
+fn from_cxx(named: ffi::Named) -> (String, Tensor) {
+    // SAFETY: the tensor that the pointer owned is owned by the result from now on.
+    (named.name, unsafe { Tensor::from_ptr(named.tensor.into_raw().cast()) })
+}
+
+fn to_cxx<S: AsRef<str>, T: AsRef<Tensor>>(tensors: &[(S, T)]) -> Vec<ffi::Named> {
+    let to_cxx = |(name, tensor): &(S, T)| {
+        // Another handle of the same tensor.
+        let mut handle = ManuallyDrop::new(tensor.as_ref().shallow_clone());
+        // SAFETY: the tensor that the handle owned is owned by the result from now on.
+        let tensor = unsafe { UniquePtr::from_raw(handle.as_mut_ptr().cast()) };
+        ffi::Named { name: name.as_ref().to_owned(), tensor }
+    };
+    tensors.iter().map(to_cxx).collect()
+}
+
+/// The page for newcomers, whose program must compile.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/rust.md")]
+struct Page;

@@ -1,0 +1,275 @@
+//! The functions on `tch::Tensor`, bit by bit against the safetensors crate.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "these are tests, helpers included")]
+
+use fst::error::Kind as ErrorKind;
+use fst::tch::{Slice, load_file, load_files, load_into, load_slices, load_tensors, stream};
+use safetensors::SafeTensors;
+use safetensors::tensor::{Dtype, TensorView};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use tch::{Device, Kind, Tensor};
+use tempfile::TempDir;
+
+/// Dtypes that tch has a kind for.
+const KINDS: [(&str, Dtype, Kind); 14] = [
+    ("bool", Dtype::BOOL, Kind::Bool),
+    ("u8", Dtype::U8, Kind::Uint8),
+    ("i8", Dtype::I8, Kind::Int8),
+    ("i16", Dtype::I16, Kind::Int16),
+    ("i32", Dtype::I32, Kind::Int),
+    ("i64", Dtype::I64, Kind::Int64),
+    ("f16", Dtype::F16, Kind::Half),
+    ("bf16", Dtype::BF16, Kind::BFloat16),
+    ("f32", Dtype::F32, Kind::Float),
+    ("f64", Dtype::F64, Kind::Double),
+    ("c64", Dtype::C64, Kind::ComplexFloat),
+    ("f8_e4m3", Dtype::F8_E4M3, Kind::Float8e4m3fn),
+    ("f8_e5m2", Dtype::F8_E5M2, Kind::Float8e5m2),
+    ("f8_e5m2fnuz", Dtype::F8_E5M2FNUZ, Kind::Float8e5m2fnuz),
+];
+
+/// Dtypes that PyTorch has and tch has not.
+const NO_KINDS: [(&str, Dtype); 4] =
+    [("u16", Dtype::U16), ("u32", Dtype::U32), ("u64", Dtype::U64), ("f8_e8m0", Dtype::F8_E8M0)];
+
+/// Some bytes, which are those of bools too.
+fn pattern(length: usize) -> Vec<u8> {
+    (0..length).map(|index| u8::from(index * index % 7 > 2)).collect()
+}
+
+/// A file of tensors of shape [3, 4] as the reference implementation writes it.
+fn write(path: &Path, dtypes: impl IntoIterator<Item = (&'static str, Dtype)>) {
+    let dtypes: Vec<_> = dtypes.into_iter().collect();
+    let bytes = pattern(12 * 16);
+    let view = |dtype: Dtype| TensorView::new(dtype, vec![3, 4], &bytes[..12 * dtype.bitsize() / 8]).unwrap();
+    let views = dtypes.iter().map(|&(name, dtype)| (name, view(dtype)));
+    std::fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
+}
+
+/// A directory, and in it a file with every dtype that tch has a kind for.
+fn checkpoint() -> (TempDir, PathBuf) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("model.safetensors");
+    write(&path, KINDS.map(|(name, dtype, _)| (name, dtype)));
+    (directory, path)
+}
+
+/// Its elements in order, as they lie in memory.
+fn bytes(tensor: &Tensor, length: usize) -> Vec<u8> {
+    assert!(tensor.is_contiguous());
+    // SAFETY: a contiguous tensor on the CPU has all its elements there, and the callers know how long they are.
+    unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast(), length) }.to_vec()
+}
+
+/// All of a file as the safetensors crate reads it.
+fn assert_as_reference(path: &Path, tensors: &[(String, Tensor)]) {
+    let file = std::fs::read(path).unwrap();
+    let reference = SafeTensors::deserialize(&file).unwrap();
+    assert_eq!(tensors.len(), reference.len());
+    for (name, tensor) in tensors {
+        let view = reference.tensor(name).unwrap();
+        let shape: Vec<usize> = tensor.size().iter().map(|&size| usize::try_from(size).unwrap()).collect();
+        assert_eq!(shape, view.shape(), "{name}");
+        assert_eq!(bytes(tensor, view.data().len()), view.data(), "{name}");
+    }
+}
+
+#[test]
+fn every_dtype_has_its_bits() {
+    let (_directory, path) = checkpoint();
+    let tensors = load_file(&path, Device::Cpu, None).unwrap();
+    assert_as_reference(&path, &tensors);
+    for (name, tensor) in &tensors {
+        let (.., kind) = KINDS.iter().find(|row| row.0 == name).unwrap();
+        assert_eq!(tensor.kind(), *kind);
+    }
+}
+
+#[test]
+fn dtypes_without_a_kind_load() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("model.safetensors");
+    write(&path, NO_KINDS);
+    let tensors = load_file(&path, Device::Cpu, None).unwrap();
+    assert_as_reference(&path, &tensors);
+    assert!(tensors.iter().all(|(_, tensor)| tensor.f_kind().is_err()));
+}
+
+#[test]
+fn tensors_outlive_their_file() {
+    let (directory, path) = checkpoint();
+    let tensors = load_file(&path, Device::Cpu, None).unwrap();
+    let file = std::fs::read(&path).unwrap();
+    directory.close().unwrap();
+    let expected = SafeTensors::deserialize(&file).unwrap().tensor("f64").unwrap().data().to_vec();
+    let (_, tensor) = tensors.into_iter().find(|(name, _)| name == "f64").unwrap();
+    assert_eq!(bytes(&tensor, expected.len()), expected);
+}
+
+#[test]
+fn casts_are_those_of_pytorch() {
+    let (_directory, path) = checkpoint();
+    let stored = load_file(&path, Device::Cpu, None).unwrap();
+    for kind in [Kind::Half, Kind::BFloat16, Kind::Float, Kind::Double, Kind::Float8e5m2, Kind::Float8e4m3fnuz] {
+        for ((name, tensor), (_, cast)) in stored.iter().zip(load_file(&path, Device::Cpu, Some(kind)).unwrap()) {
+            let is_castable = ["f16", "bf16", "f32", "f64"].contains(&name.as_str());
+            let expected = if is_castable { tensor.to_kind(kind) } else { tensor.shallow_clone() };
+            assert_eq!(cast.kind(), expected.kind(), "{name}");
+            let length = 12 * expected.kind().elt_size_in_bytes();
+            assert_eq!(bytes(&cast, length), bytes(&expected, length), "{name} as {kind:?}");
+        }
+    }
+    let error = load_file(&path, Device::Cpu, Some(Kind::Int)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.to_string().contains("dtype is Int"), "{error}");
+}
+
+#[test]
+fn files_together_are_one_checkpoint() {
+    let directory = tempfile::tempdir().unwrap();
+    let paths = ["a", "b"].map(|name| directory.path().join(format!("{name}.safetensors")));
+    write(&paths[0], [("i64", Dtype::I64)]);
+    write(&paths[1], [("f32", Dtype::F32)]);
+    let names = |tensors: &[(String, Tensor)]| tensors.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+    assert_eq!(names(&load_files(&paths, Device::Cpu, None).unwrap()), ["i64", "f32"]);
+    assert_eq!(names(&load_file(&directory, Device::Cpu, None).unwrap()), ["i64", "f32"]);
+    write(&paths[1], [("i64", Dtype::I64)]);
+    assert_eq!(load_files(&paths, Device::Cpu, None).unwrap_err().kind(), ErrorKind::DuplicateTensor);
+}
+
+#[test]
+fn named_tensors_come_in_the_order_of_their_names() {
+    let (_directory, path) = checkpoint();
+    let all = load_file(&path, Device::Cpu, None).unwrap();
+    let named = load_tensors(&[&path], &["i64", "f32", "i64"], Device::Cpu, None).unwrap();
+    for (name, tensor) in ["i64", "f32", "i64"].iter().zip(&named) {
+        let (_, expected) = all.iter().find(|(other, _)| other == name).unwrap();
+        assert_eq!(tensor, expected);
+    }
+    assert_ne!(named[0].data_ptr(), named[2].data_ptr());
+    let error = load_tensors(&[&path], &["f23"], Device::Cpu, None).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TensorNotFound);
+    assert!(error.to_string().contains("f23"), "{error}");
+}
+
+#[test]
+fn slices_are_those_of_narrow() {
+    let (_directory, path) = checkpoint();
+    let tensors = load_tensors(&[&path], &["f32", "i16"], Device::Cpu, None).unwrap();
+    let slice = |name: &str, dim, start, length| Slice { name: name.into(), dim, start, length };
+    let slices = [slice("f32", 0, 1, 2), slice("i16", -1, 3, 1)];
+    let sliced = load_slices(&[&path], &slices, Device::Cpu, None).unwrap();
+    assert_eq!(sliced, [tensors[0].narrow(0, 1, 2), tensors[1].narrow(-1, 3, 1)]);
+    let error = load_slices(&[&path], &[slice("f32", 0, 2, 2)], Device::Cpu, None).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+}
+
+#[test]
+fn tensors_are_overwritten_in_place() {
+    let (_directory, path) = checkpoint();
+    let expected = load_tensors(&[&path], &["f32", "i64"], Device::Cpu, None).unwrap();
+    let float = Tensor::zeros([4, 3], (Kind::Float, Device::Cpu)).transpose(0, 1);
+    let long = Tensor::zeros([3, 4], (Kind::Int64, Device::Cpu));
+    let address = float.data_ptr();
+    let wrong = Tensor::zeros([3, 5], (Kind::Float, Device::Cpu));
+    let error = load_into(&[&path], &[("i64", &long), ("f32", &wrong)]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert_eq!(long.sum(Kind::Int64).int64_value(&[]), 0, "nothing is written before all is checked");
+    load_into(&[&path], &[("f32", &float), ("i64", &long)]).unwrap();
+    assert_eq!([&float, &long], [&expected[0], &expected[1]]);
+    assert_eq!(float.data_ptr(), address);
+}
+
+#[test]
+fn a_stream_hands_over_all() {
+    let (_directory, path) = checkpoint();
+    for dtype in [None, Some(Kind::Double)] {
+        let expected = load_file(&path, Device::Cpu, dtype).unwrap();
+        let loader = stream(&[&path], Device::Cpu, dtype).unwrap();
+        let lengths = expected.iter().map(|(_, tensor)| 12 * tensor.kind().elt_size_in_bytes());
+        assert_eq!(loader.total_bytes(), lengths.sum::<usize>() as u64);
+        // On another thread than the one that made it.
+        let streamed = std::thread::spawn(|| loader.collect::<Result<Vec<_>, _>>()).join().unwrap().unwrap();
+        assert_eq!(streamed.len(), expected.len());
+        for ((name, tensor), (expected_name, expected)) in streamed.iter().zip(&expected) {
+            assert_eq!(name, expected_name);
+            let length = 12 * expected.kind().elt_size_in_bytes();
+            assert_eq!(bytes(tensor, length), bytes(expected, length), "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_stream_may_be_left() {
+    let (_directory, path) = checkpoint();
+    let mut loader = stream(&[&path], Device::Cpu, Some(Kind::Double)).unwrap();
+    let (name, tensor) = loader.next().unwrap().unwrap();
+    drop(loader);
+    let (expected_name, expected) = load_file(&path, Device::Cpu, Some(Kind::Double)).unwrap().swap_remove(0);
+    assert_eq!((name, tensor), (expected_name, expected));
+}
+
+#[test]
+fn a_stream_ends_once() {
+    let (_directory, path) = checkpoint();
+    let mut loader = stream(&[&path], Device::Cpu, None).unwrap();
+    assert_eq!(loader.by_ref().count(), KINDS.len());
+    assert!(loader.next().is_none());
+}
+
+#[test]
+fn errors_have_their_kind_and_text() {
+    let (directory, path) = checkpoint();
+    let missing = directory.path().join("missing.safetensors");
+    let error = load_file(&missing, Device::Cpu, None).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::FileNotFound);
+    let start = format!("[file-not-found] {}: ", missing.display());
+    assert!(error.to_string().starts_with(&start), "{error}");
+    assert!(!error.to_string().contains("Exception raised from"), "PyTorch's backtrace is cut off: {error}");
+
+    assert_eq!(load_file(&path, Device::Mps, None).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    let file = std::fs::read(&path).unwrap();
+    std::fs::write(&path, &file[..file.len() - 1]).unwrap();
+    assert_eq!(load_file(&path, Device::Cpu, None).unwrap_err().kind(), ErrorKind::Malformed);
+    assert_eq!(stream(&[&path], Device::Cpu, None).err().unwrap().kind(), ErrorKind::Malformed);
+
+    let not_utf8 = Path::new(OsStr::from_bytes(b"\xff.safetensors"));
+    assert_eq!(load_file(not_utf8, Device::Cpu, None).unwrap_err().kind(), ErrorKind::InvalidArgument);
+}
+
+#[test]
+fn errors_of_pytorch_have_a_kind_too() {
+    // More than there can be memory for, in a file without blocks.
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("huge.safetensors");
+    let length: u64 = 4 << 40;
+    let header = format!(r#"{{"w":{{"dtype":"F16","shape":[{}],"data_offsets":[0,{length}]}}}}"#, length / 2);
+    std::fs::write(&path, [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat()).unwrap();
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    file.set_len(8 + header.len() as u64 + length).unwrap();
+    let error = load_file(&path, Device::Cpu, Some(Kind::Double)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Device);
+    assert!(error.to_string().contains("can't allocate memory"), "{error}");
+}
+
+#[test]
+fn the_example_lists_a_checkpoint() {
+    let (_directory, path) = checkpoint();
+    // target/debug/deps/tch-... and target/debug/examples/load
+    let tests = std::env::current_exe().unwrap();
+    let example = tests.ancestors().nth(2).unwrap().join("examples/load");
+    let output = Command::new(&example).arg(&path).env_clear().output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let lines = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(lines.lines().count(), KINDS.len());
+    let floats = load_tensors(&[&path], &["f64"], Device::Cpu, None).unwrap();
+    let sum = floats[0].sum(Kind::Double).double_value(&[]);
+    assert!(lines.contains(&format!("f64 Double [3, 4] sum {sum}\n")), "{lines}");
+
+    let output = Command::new(&example).arg("missing.safetensors").env_clear().output().unwrap();
+    assert!(!output.status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("[file-not-found] missing.safetensors"));
+}
