@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fst._checkpoint import Checkpoint
 from fst._load import load_files
 from fst._save import save_file
+from fst.cli.contents import contents
 from fst.cli.load import DTYPES
 from fst.cli.text import count, size
 
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
             metadata.setdefault("format", "pt")
         else:
             found = load_files([path], dtype=dtype)
-            for _, texts in Checkpoint([str(path)]).texts():
+            for texts in contents(path).texts.values():
                 metadata |= texts
         if twice := tensors.keys() & found.keys():
             raise ValueError(f"{path}: {min(twice)!r} is in a file before it too; convert them one by one")

@@ -4,9 +4,8 @@ import argparse
 import fnmatch
 import json
 from collections import Counter
-from typing import Any
 
-from fst._checkpoint import Checkpoint, Entry
+from fst.cli.contents import Contents, TensorFacts, contents
 from fst.cli.text import count, size, table
 
 
@@ -21,47 +20,36 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
 
 
 def run(arguments: argparse.Namespace) -> int:
-    checkpoint = Checkpoint(arguments.paths)
-    chosen = [entry for entry in checkpoint.entries() if fnmatch.fnmatchcase(entry.name, arguments.names)]
-    print(_json(checkpoint, chosen) if arguments.json else _text(checkpoint, chosen))
+    found = contents(arguments.paths)
+    chosen = [tensor for tensor in found.tensors if fnmatch.fnmatchcase(tensor.name, arguments.names)]
+    print(_json(found, chosen) if arguments.json else _text(found, chosen))
     return 0
 
 
-def _json(checkpoint: Checkpoint, entries: list[Entry]) -> str:
-    texts = dict(checkpoint.texts())
-    facts: dict[str, Any] = {
-        "files": [{"path": path, "metadata": texts.get(path, {})} for path in checkpoint.files()],
-        "tensors": [entry._asdict() for entry in entries],
-        "total": {"tensors": len(entries), "parameters": sum(map(_parameters, entries)), "bytes": _bytes(entries)},
+def _json(found: Contents, chosen: list[TensorFacts]) -> str:
+    facts = {
+        "files": [{"path": path, "metadata": found.texts.get(path, {})} for path in found.files],
+        "tensors": [tensor._asdict() for tensor in chosen],
+        "total": {
+            "tensors": len(chosen),
+            "parameters": sum(tensor.parameters for tensor in chosen),
+            "bytes": sum(tensor.bytes for tensor in chosen),
+        },
     }
     return json.dumps(facts, indent=2)
 
 
-def _text(checkpoint: Checkpoint, entries: list[Entry]) -> str:
-    files = checkpoint.files()
-    several = len(files) > 1
+def _text(found: Contents, chosen: list[TensorFacts]) -> str:
+    several = len(found.files) > 1
     rows = [["name", "dtype", "shape", "size", *(["file"] if several else [])]]
-    for entry in entries:
-        file = [entry.path] if several else []
-        rows.append([entry.name, entry.dtype, str(entry.shape), size(entry.bytes), *file])
     by_dtype: Counter[str] = Counter()
-    for entry in entries:
-        by_dtype[entry.dtype] += _parameters(entry)
+    for tensor in chosen:
+        rows.append(
+            [tensor.name, tensor.dtype, str(tensor.shape), size(tensor.bytes), *([tensor.path] if several else [])]
+        )
+        by_dtype[tensor.dtype] += tensor.parameters
+    held = f"{count(len(chosen), 'tensor')} in {count(len(found.files), 'file')}"
     parameters = ", ".join(f"{number:,} {dtype}" for dtype, number in by_dtype.most_common())
-    lines = [table(rows, right=[3]), ""]
-    held = f"{count(len(entries), 'tensor')} in {count(len(files), 'file')}, {size(_bytes(entries))}"
-    lines.append(f"{held}: {parameters or 'no'} parameters")
-    for path, texts in checkpoint.texts():
-        lines += [f"{path}: {key} = {value}" for key, value in texts.items()]
-    return "\n".join(lines)
-
-
-def _parameters(entry: Entry) -> int:
-    number = 1
-    for length in entry.shape:
-        number *= length
-    return number
-
-
-def _bytes(entries: list[Entry]) -> int:
-    return sum(entry.bytes for entry in entries)
+    total = f"{held}, {size(sum(tensor.bytes for tensor in chosen))}: {parameters or 'no'} parameters"
+    metadata = [f"{path}: {key} = {value}" for path, texts in found.texts.items() for key, value in texts.items()]
+    return "\n".join([table(rows, right=[3]), "", total, *metadata])

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from fst._checkpoint import Checkpoint
 from fst._stream import stream
+from fst.cli.contents import contents
 from fst.cli.text import count, size
 
 BLOCK_BYTES = 16 << 20
@@ -59,7 +59,7 @@ def _files(path: Path) -> list[Path]:
     if path.name.endswith(".safetensors.index.json"):
         try:
             names = json.loads(path.read_text())["weight_map"].values()
-            return [path.with_name(name) for name in sorted(set(names))]
+            return [path.parent / name for name in sorted(set(names))]
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             # What is wrong with it, opening it will say.
             return [path]
@@ -67,8 +67,8 @@ def _files(path: Path) -> list[Path]:
 
 
 def _header(path: str) -> str:
-    entries = Checkpoint([path]).entries()
-    return f"{count(len(entries), 'tensor')}, {size(sum(entry.bytes for entry in entries))}"
+    tensors = contents(path).tensors
+    return f"{count(len(tensors), 'tensor')}, {size(sum(tensor.bytes for tensor in tensors))}"
 
 
 def _read(path: Path) -> str:
