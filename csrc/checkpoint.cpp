@@ -27,6 +27,10 @@ OpenCheckpoint::Entry OpenCheckpoint::entry(const std::string& name) const {
   return {std::string(facts.dtype), {facts.shape.begin(), facts.shape.end()}, static_cast<int64_t>(facts.bytes)};
 }
 
+std::string OpenCheckpoint::path(const std::string& name) const {
+  return std::string(call_core([&] { return checkpoint_->path(to_rust(name)); }));
+}
+
 std::vector<at::Tensor> OpenCheckpoint::load_tensors(Strings names, c10::Device device, Dtype dtype) const {
   const auto selection = select_named(*checkpoint_, names);
   return load(*selection, specs_of(*selection), device, dtype);

@@ -37,6 +37,9 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   // The dtype and the shape of a tensor as the file has them, and its bytes.
   Entry entry(const std::string& name) const;
 
+  // The file that holds a tensor.
+  std::string path(const std::string& name) const;
+
   // As the operators of these names.
   std::vector<at::Tensor> load_tensors(Strings names, c10::Device device, Dtype dtype) const;
   std::vector<at::Tensor> load_boxes(Strings names, const std::vector<int64_t>& starts,

@@ -142,6 +142,7 @@ TORCH_LIBRARY(fst, m) {
       .def("names", &OpenCheckpoint::names)
       .def("texts", &OpenCheckpoint::texts)
       .def("entry", &OpenCheckpoint::entry, "", {torch::arg("name")})
+      .def("path", &OpenCheckpoint::path, "", {torch::arg("name")})
       .def("load_tensors", &OpenCheckpoint::load_tensors, "",
            {torch::arg("names"), torch::arg("device") = c10::Device(c10::kCPU), torch::arg("dtype") = none})
       .def("load_boxes", &OpenCheckpoint::load_boxes, "",

@@ -115,6 +115,7 @@ mod ffi {
         fn texts(self: &Checkpoint) -> Result<Vec<Text>>;
         fn texts_by_file(self: &Checkpoint) -> Vec<FileTexts>;
         fn facts(self: &Checkpoint, name: &str) -> Result<Facts>;
+        fn path(self: &Checkpoint, name: &str) -> Result<String>;
         fn reader_names(self: &Checkpoint, ordinal: i32) -> Result<String>;
 
         type Selection;
@@ -293,6 +294,13 @@ impl Checkpoint {
             let (_, entry) = self.files.find(name)?;
             let bytes = entry.end.saturating_sub(entry.begin);
             Ok(ffi::Facts { dtype: entry.dtype.name().to_owned(), shape: signed(entry.shape)?, bytes })
+        })
+    }
+
+    fn path(&self, name: &str) -> Result<String> {
+        guard(|| {
+            let (source, _) = self.files.find(name)?;
+            Ok(self.files.source(source)?.path.to_string_lossy().into_owned())
         })
     }
 

@@ -22,6 +22,9 @@ class Checkpoint(Protocol):
     def entry(self, name: str) -> tuple[str, list[int], int]:
         """What the header says of a tensor: its dtype, its shape, its size in bytes."""
 
+    def path(self, name: str) -> str:
+        """The file that holds a tensor."""
+
     def load_tensors(
         self, names: Sequence[str], device: torch.device, dtype: torch.dtype | None = None
     ) -> list[Tensor]:

@@ -1,0 +1,253 @@
+"""The command `fst`, as a shell runs it."""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+import fst
+from rawfile import DTYPES, random_raw, write
+
+WEIGHTS = {
+    "layers.0.weight": torch.randn(4, 3),
+    "layers.1.weight": torch.randn(2, 3, dtype=torch.bfloat16),
+    "step": torch.tensor(7),
+}
+
+
+@pytest.fixture
+def command(python_environ, tmp_path):
+    """Runs `fst` with arguments in the test's directory, and returns its exit code and what it printed."""
+
+    def run(*arguments, **environ):
+        words = [sys.executable, "-m", "fst", *map(str, arguments)]
+        return subprocess.run(
+            words, env=python_environ | environ, cwd=tmp_path, capture_output=True, text=True, timeout=120
+        )
+
+    return run
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_file(WEIGHTS, path, metadata={"format": "pt"})
+    return path
+
+
+@pytest.fixture
+def sharded(tmp_path):
+    """The same in two files with an index."""
+    directory = tmp_path / "sharded"
+    directory.mkdir()
+    names = {
+        "model-00001-of-00002.safetensors": ["layers.0.weight"],
+        "model-00002-of-00002.safetensors": ["layers.1.weight", "step"],
+    }
+    for file, held in names.items():
+        save_file({name: WEIGHTS[name] for name in held}, directory / file)
+    places = {name: file for file, held in names.items() for name in held}
+    index = directory / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 68}, "weight_map": places}))
+    return index
+
+
+def test_inspect_for_people(command, model):
+    done = command("inspect", model)
+    assert done.returncode == 0
+    assert re.search(r"^layers\.0\.weight\s+F32\s+\[4, 3\]\s+48 B$", done.stdout, re.MULTILINE)
+    assert re.search(r"^step\s+I64\s+\[\]\s+8 B$", done.stdout, re.MULTILINE)
+    assert "3 tensors in 1 file, 68 B: 12 F32, 6 BF16, 1 I64 parameters" in done.stdout
+    assert "format = pt" in done.stdout
+
+
+def test_inspect_for_programs(command, sharded):
+    facts = json.loads(command("inspect", sharded.parent, "--json").stdout)
+    assert facts["total"] == {"tensors": 3, "parameters": 19, "bytes": 68}
+    first = facts["tensors"][0]
+    assert (first["name"], first["dtype"], first["shape"], first["bytes"]) == ("layers.0.weight", "F32", [4, 3], 48)
+    assert first["path"].endswith("model-00001-of-00002.safetensors")
+    assert len(facts["files"]) == 2
+
+
+def test_inspect_knows_every_dtype(command, tmp_path):
+    """Those too that PyTorch cannot hold."""
+    write(tmp_path / "all.safetensors", {name: random_raw(name, (2, 4)) for name in DTYPES})
+    facts = json.loads(command("inspect", "all.safetensors", "--json").stdout)
+    assert {tensor["name"]: (tensor["dtype"], tensor["shape"]) for tensor in facts["tensors"]} == {
+        name: (name, [2, 4]) for name in DTYPES
+    }
+
+
+def test_inspect_some_names(command, model):
+    facts = json.loads(command("inspect", model, "--json", "--names", "layers.*").stdout)
+    assert sorted(tensor["name"] for tensor in facts["tensors"]) == ["layers.0.weight", "layers.1.weight"]
+
+
+def test_inspect_ends_with_its_reader(command, model, python_environ):
+    shell = f"{sys.executable} -m fst inspect {model} | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", shell], env=python_environ, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_verify_says_that_all_is_well(command, model, sharded):
+    done = command("verify", model, sharded, sharded.parent)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.endswith("all is well\n")
+    assert f"ok      bytes of {model}: {model.stat().st_size:,} bytes read" in done.stdout
+    assert "WRONG" not in done.stdout
+
+
+def cut_off(path):
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def garbled(path):
+    path.write_bytes(b"\xff" * 8 + path.read_bytes()[8:])
+
+
+def absent(path):
+    path.unlink()
+
+
+@pytest.mark.parametrize("spoil", [cut_off, garbled, absent])
+def test_verify_finds_the_file_that_is_wrong(command, sharded, spoil):
+    wrong = sharded.parent / "model-00002-of-00002.safetensors"
+    spoil(wrong)
+    done = command("verify", sharded)
+    assert done.returncode == 1
+    assert f"WRONG   header of {wrong}" in done.stdout
+    assert "ok      header of " + str(sharded.parent / "model-00001-of-00002.safetensors") in done.stdout
+    assert re.search(r"^\d+ checks? failed$", done.stdout, re.MULTILINE)
+
+
+def test_verify_compares_the_index_with_the_files(command, sharded):
+    index = json.loads(sharded.read_text())
+    index["weight_map"]["layers.9.weight"] = "model-00001-of-00002.safetensors"
+    sharded.write_text(json.dumps(index))
+    done = command("verify", sharded)
+    assert done.returncode == 1
+    assert f"WRONG   names of {sharded}" in done.stdout
+    assert "layers.9.weight" in done.stdout
+
+
+def test_verify_looks_for_numbers_that_are_none(command, tmp_path):
+    values = {
+        "good": torch.ones(3),
+        "bad": torch.tensor([1.0, float("nan")]),
+        "small": torch.tensor([float("inf")]).to(torch.float8_e5m2),
+    }
+    save_file(values, tmp_path / "values.safetensors")
+    assert command("verify", "values.safetensors").returncode == 0
+    done = command("verify", "values.safetensors", "--finite")
+    assert done.returncode == 1
+    assert (
+        "NaN or infinity in 2 tensors: bad, small" in done.stdout
+        or "NaN or infinity in 2 tensors: small, bad" in done.stdout
+    )
+
+
+def test_load_tells_its_time_and_its_bottleneck(command, model, tmp_path):
+    done = command("load", model, "--dtype", "float16", "--repeat", "2", "--trace", "load.json")
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"^3 tensors, 44 B on cpu in \d+\.\d{3} s", done.stdout, re.MULTILINE)) == 2
+    assert "1 load, 3 tensors" in done.stdout
+    assert json.loads((tmp_path / "load.json").read_text())
+    some = command("load", model, "--names", "step")
+    assert "1 tensor, 8 B on cpu" in some.stdout
+
+
+@pytest.mark.gpu
+def test_load_to_a_gpu(command, model):
+    assert "3 tensors, 68 B on cuda:0" in command("load", model, "--device", "cuda").stdout
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_convert_from_pytorch(command, tmp_path, legacy):
+    tied = torch.randn(3, 2)
+    state = {"a": tied, "b": tied, "turned": torch.randn(2, 5).t(), "inner": {"c": torch.arange(4)}}
+    torch.save({"state_dict": state, "epoch": 3}, tmp_path / "m.ckpt", _use_new_zipfile_serialization=not legacy)
+    refused = command("convert", "m.ckpt", "m.safetensors")
+    assert refused.returncode == 1
+    assert "epoch is a int" in refused.stderr
+    assert "--key" in refused.stderr
+    assert not (tmp_path / "m.safetensors").exists()
+    done = command("convert", "m.ckpt", "m.safetensors", "--key", "state_dict")
+    assert done.returncode == 0, done.stderr
+    expected = {"a": tied, "b": tied, "turned": state["turned"].contiguous(), "inner.c": torch.arange(4)}
+    torch.testing.assert_close(load_file(tmp_path / "m.safetensors"), expected, rtol=0, atol=0)
+    with safe_open(tmp_path / "m.safetensors", "pt") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_convert_runs_no_code(command, tmp_path):
+    """A pickle that would make a file."""
+
+    class Bomb:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    torch.save({"a": Bomb()}, tmp_path / "bomb.pt")
+    done = command("convert", "bomb.pt", "bomb.safetensors")
+    assert done.returncode == 1
+    assert not (tmp_path / "ran").exists()
+
+
+def test_convert_merges_and_shards(command, sharded, tmp_path):
+    assert command("convert", sharded, "one.safetensors").returncode == 0
+    torch.testing.assert_close(load_file(tmp_path / "one.safetensors"), WEIGHTS, rtol=0, atol=0)
+    assert command("convert", "one.safetensors", "parts/model.safetensors", "--max-shard-size", "50B").returncode == 1
+    (tmp_path / "parts").mkdir()
+    done = command("convert", "one.safetensors", "parts/model.safetensors", "--max-shard-size", "50B")
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "parts").glob("*.safetensors"))) == 2
+    torch.testing.assert_close(fst.load_file(tmp_path / "parts"), WEIGHTS, rtol=0, atol=0)
+
+
+def test_convert_casts(command, model, tmp_path):
+    assert command("convert", model, "half.safetensors", "--dtype", "float16").returncode == 0
+    loaded = load_file(tmp_path / "half.safetensors")
+    expected = {name: tensor.half() if tensor.is_floating_point() else tensor for name, tensor in WEIGHTS.items()}
+    torch.testing.assert_close(loaded, expected, rtol=0, atol=0)
+
+
+def test_convert_refuses_a_name_twice(command, model, tmp_path):
+    torch.save({"step": torch.tensor(8)}, tmp_path / "other.pt")
+    done = command("convert", model, "other.pt", "both.safetensors")
+    assert done.returncode == 1
+    assert "other.pt: 'step' is in a file before it too" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        ([], 2, "usage: fst"),
+        (["inspect"], 2, "PATH"),
+        (["convert", "a.safetensors", "b.safetensors", "--max-shard-size", "much"], 2, "is no size"),
+        (["convert", "a.safetensors", "b.pt"], 1, "must end in .safetensors"),
+        (["inspect", "nowhere.safetensors"], 1, "nowhere.safetensors"),
+        (["load", "nowhere.safetensors"], 1, "nowhere.safetensors"),
+    ],
+)
+def test_wrong_use_is_told(command, arguments, code, told):
+    done = command(*arguments)
+    assert done.returncode == code
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_bench_has_its_own_arguments(command):
+    """Wheels bring the bench; a source tree has it under another name."""
+    done = command("bench", "--help")
+    if importlib.util.find_spec("fst_bench"):
+        assert (done.returncode, done.stdout[:6]) == (0, "usage:")
+    else:
+        assert done.returncode == 1
+        assert "pip install 'fst[bench]'" in done.stderr

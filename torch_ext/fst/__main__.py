@@ -1,0 +1,5 @@
+"""`python -m fst` is the command `fst`."""
+
+from fst.cli import main
+
+main()
