@@ -3,6 +3,9 @@
 import doctest
 import inspect
 import re
+import shlex
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -19,11 +22,12 @@ FUNCTIONS = {
     for name in module.__all__
     if inspect.isfunction(getattr(module, name))
 }
-PAGES = [
-    page
-    for page in (CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").glob("*.md")))
-    if "```python" in page.read_text()
-]
+PAGES = (CHECKOUT / "README.md", CHECKOUT / "CHANGELOG.md", *sorted((CHECKOUT / "docs").glob("*.md")))
+BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
+# What stands in blocks of these languages is told, not run: what programs print.
+TOLD = {"text", "json"}
+# Commands that build and install. What they do is what the other tests run on.
+BUILDERS = {"cargo", "cmake", "git", "pip", "python", "sudo", "torchrun", "vllm"}
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +46,57 @@ def test_docstrings(name):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_pages(page):
-    """The Python examples of a page are one program."""
-    program = "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
-    exec(compile(program, str(page), "exec"), {"__name__": "example"})
+def test_pages(page, python_environ):
+    """The Python examples of a page are one program, and what a shell runs between them finds its files."""
+    names = {"__name__": "example"}
+    for language, text in BLOCK.findall(page.read_text()):
+        if language == "python":
+            exec(compile(text, str(page), "exec"), names)
+        elif language == "sh":
+            for line in text.replace("\\\n", " ").splitlines():
+                run_command(shlex.split(line, comments=True), python_environ)
+        elif language in EXCERPTS:
+            assert any(" ".join(text.split()) in source for source in sources(EXCERPTS[language])), text
+        else:
+            assert language in TOLD
+
+
+def run_command(words, environ):
+    """Runs `fst`; of `make` and of what builds, checks that it is there to be run."""
+    while words and re.fullmatch(r"\w+=\S*", words[0]):
+        del words[0]
+    if not words:
+        return
+    if words[0] == "fst":
+        done = subprocess.run([sys.executable, "-m", *words], env=environ, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+    elif words[0] == "make":
+        targets = re.findall(r"^([a-z-]+):", (CHECKOUT / "Makefile").read_text(), re.MULTILINE)
+        assert {word for word in words[1:] if "=" not in word} <= set(targets)
+    else:
+        assert words[0] in BUILDERS
+
+
+# Programs in other languages are excerpts of examples that the tests build and run.
+EXCERPTS = {"cpp": ("*.cpp", "*.h"), "cmake": ("CMakeLists.txt",), "rust": ("*.rs",), "toml": ("*.toml",)}
+
+
+def sources(patterns):
+    """The examples in one language, with all white space alike."""
+    files = (
+        path for pattern in patterns for path in (CHECKOUT / "examples").rglob(pattern) if "build" not in path.parts
+    )
+    return [" ".join(path.read_text().split()) for path in files]
+
+
+@pytest.mark.parametrize("page", [*PAGES, CHECKOUT / "BENCHMARKS.md"], ids=lambda page: page.name)
+def test_links(page):
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        if "://" in target:
+            continue
+        place, _, heading = target.partition("#")
+        path = (page.parent / place) if place else page
+        assert path.exists(), target
+        if heading:
+            titles = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+            assert heading in {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}, target
