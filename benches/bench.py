@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .ceiling import ceilings_of
-from .cell import ACTIONS, Cell
+from .cell import ACTIONS, Cell, states_of
 from .checkpoint import Checkpoint
 from .machine import load_average, machine_facts
 from .measure import Job
@@ -23,6 +23,7 @@ from .place import PACKAGE, TMPFS
 
 TORCH_DEVICES = {"cpu": "cpu", "cuda": "cuda:0"}  # some libraries refuse a device without an index
 CHILD_TIMEOUT_SECONDS = 300
+SAVED_SUFFIX = ".saved"
 CONVERTED_SUFFIX = ".converted"
 TMPFS_LEFT_FREE_BYTES = 1 << 30
 
@@ -128,7 +129,8 @@ class Bench:
         for workload, action, state in self._tables():
             for peer in peers:
                 cell = Cell(workload, action, state, peer)
-                if cell not in self._failed and not self._deadline.passed():
+                wanted = action in PEERS[peer].actions and cell not in self._failed
+                if wanted and not self._deadline.passed():
                     self._measure_cell(cell, number)
             if state == "tmpfs":
                 shutil.rmtree(self._tmpfs, ignore_errors=True)
@@ -138,8 +140,9 @@ class Bench:
             (name, action, state)
             for name, checkpoint in self._checkpoints.items()
             for action in ACTIONS
-            for state in (self._choice.states or checkpoint.workload.states.get(action, ()))
             if action in checkpoint.workload.states
+            for state in (self._choice.states or checkpoint.workload.states[action])
+            if state in states_of(action)
         ]
 
     def _measure_ceiling(self, name: str, number: int) -> None:
@@ -164,7 +167,7 @@ class Bench:
         elif PEERS[cell.peer].release is None:
             # What another library cannot load is told in the tables; fst has to load everything.
             self._errors += 1
-        if "load_seconds" not in result:
+        if "load_seconds" not in result and "save_seconds" not in result:
             self._failed.add(cell)
         self._results["measurements"].append({**asdict(cell), "round": number, **result})
         self._keep(number, f"{cell.workload} {cell.action}, {cell.state}, {cell.peer}", result)
@@ -191,9 +194,15 @@ class Bench:
             job = replace(job, names=workload.selected)
         elif cell.action == "slice":
             job = replace(job, slices=workload.slices)
+        elif cell.action == "columns":
+            job = replace(job, slices=workload.columns)
+        elif cell.action == "save":
+            job = replace(job, target=str(paths[0].with_suffix(SAVED_SUFFIX)))
         elif cell.action == "load":
             job = replace(job, repeats=workload.repeats or self._choice.device != "cpu")
         result = self._child("measure", [json.dumps(asdict(job))], peer.environment())
+        if job.target:
+            Path(job.target).unlink(missing_ok=True)
         if "unavailable" in result:
             self._refused[cell.peer, cell.action] = result["unavailable"]
         return result
@@ -254,6 +263,8 @@ def _commit() -> str:
 def _summary(result: dict[str, Any]) -> str:
     if "bytes_per_second" in result:
         return f"{result['bytes_per_second'] / 1e9:.2f} GB/s"
+    if "save_seconds" in result:
+        return f"{result['save_seconds']:.4f} s"
     if "load_seconds" in result:
         return f"{result['load_seconds']:.4f} s, {result['load_and_read_seconds']:.4f} s with every byte read"
     return f"- ({result.get('unavailable') or result['failed']})"

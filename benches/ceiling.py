@@ -59,6 +59,30 @@ def direct(path: Path, device: str) -> dict[str, Any]:
     return _rate(_read_rate(descriptor, path.stat().st_size, DIRECT_THREADS), how)
 
 
+def direct_writes(path: Path, device: str) -> dict[str, Any]:
+    """Direct writes of a new file as large as this one, which has its room before the clock starts."""
+    target = path.with_suffix(".written")
+    size = path.stat().st_size // BLOCK_BYTES * BLOCK_BYTES
+    try:
+        descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o600)
+    except OSError as error:
+        raise UnsupportedError(f"O_DIRECT: {error.strerror}") from error
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+        blocks = iter(range(0, size, BLOCK_BYTES))
+
+        def worker() -> int:
+            buffer = mmap.mmap(-1, BLOCK_BYTES)
+            buffer.write(os.urandom(BLOCK_BYTES))
+            return sum(os.pwritev(descriptor, [buffer], offset) for offset in blocks)
+
+        rate = _shared_rate(worker, size, DIRECT_THREADS, lambda: os.fsync(descriptor))
+    finally:
+        os.close(descriptor)
+        target.unlink()
+    return _rate(rate, f"{DIRECT_THREADS} threads, O_DIRECT, {BLOCK_BYTES >> 20} MiB blocks, flushed")
+
+
 def page_cache_copy(path: Path, device: str) -> dict[str, Any]:
     """Reads of the whole cached file into a few reused buffers."""
     page_cache.warm(path)
@@ -74,11 +98,19 @@ def _read_rate(descriptor: int, size: int, threads: int) -> float:
         buffer = mmap.mmap(-1, BLOCK_BYTES)  # page-aligned, as O_DIRECT wants it
         return sum(os.preadv(descriptor, [buffer], offset) for offset in blocks)
 
+    return _shared_rate(worker, size, threads)
+
+
+def _shared_rate(
+    worker: Callable[[], int], size: int, threads: int, finish: Callable[[], object] = lambda: None
+) -> float:
+    """The rate at which so many workers together move `size` bytes and finish."""
     with ThreadPoolExecutor(threads) as pool:
         start = time.perf_counter()
         done = sum(future.result() for future in [pool.submit(worker) for _ in range(threads)])
+        finish()
         seconds = time.perf_counter() - start
-    assert done == size, f"read {done} of {size} bytes"
+    assert done == size, f"moved {done} of {size} bytes"
     return size / seconds
 
 
@@ -158,6 +190,7 @@ def _rate(bytes_per_second: float, how: str) -> dict[str, Any]:
 CEILINGS = {
     "fio": fio,
     "direct-reads": direct,
+    "direct-writes": direct_writes,
     "page-cache-to-memory": page_cache_copy,
     "memory-read": memory_read,
     "memory-copy-one-thread": memory_copy_one_thread,

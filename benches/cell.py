@@ -2,8 +2,15 @@
 
 from dataclasses import dataclass
 
-STATES = ("warm", "cold", "tmpfs")
-ACTIONS = ("load", "cast", "slice", "select")
+# Where the files of a load are, and where a save goes.
+STATES = ("warm", "cold", "tmpfs", "disk")
+LOADS = ("load", "cast", "slice", "select")
+ACTIONS = (*LOADS, "columns", "pretrained", "save")
+
+
+def states_of(action: str) -> tuple[str, ...]:
+    """The states that an action can be measured in."""
+    return tuple(state for state in STATES if (state == "disk") == (action == "save"))
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,13 @@ import numpy as np
 import torch
 
 from .digest import combine, tensor_line
+from .llama import write_llama
 from .workload import CAST_DTYPE, SEED, Slice, TensorSpec, Workload
 
 TORCH_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 POOL_BYTES = 32 << 20
+# The actions that end with all tensors as they are in the files.
+WHOLE = {"load", "pretrained", "save"}
 
 # Clearing the top bit of a 16-bit exponent keeps every value finite and below 2, so
 # that the files behave like weights and not like noise full of NaN.
@@ -39,6 +42,8 @@ def make_checkpoint(workload: Workload, directory: Path) -> Checkpoint:
     if not digests.exists():
         folder.mkdir(parents=True, exist_ok=True)
         made = _write_all(workload, paths)
+        if "pretrained" in workload.states:
+            write_llama(folder, {spec.name: spec.shape for spec in workload.tensors}, paths)
         digests.write_text(json.dumps(made))
     return Checkpoint(workload, paths, json.loads(digests.read_text()))
 
@@ -61,13 +66,16 @@ def _lines(
     name: str, tensor: torch.Tensor, workload: Workload, selected: frozenset[str], slices: dict[str, Slice]
 ) -> Iterator[tuple[str, str]]:
     """What a tensor contributes to the digest of each action."""
-    if "load" in workload.states:
-        yield "load", tensor_line(name, tensor)
+    for action in WHOLE & workload.states.keys():
+        yield action, tensor_line(name, tensor)
     if "cast" in workload.states:
         yield "cast", tensor_line(name, tensor.to(TORCH_DTYPES[CAST_DTYPE]))
     if name in slices:
         cut = slices[name]
-        yield "slice", tensor_line(name, tensor.narrow(cut.dim, cut.start, cut.length))
+        line = tensor_line(name, tensor[cut.index])
+        yield "slice", line
+        if cut in workload.columns:
+            yield "columns", line
     if name in selected:
         yield "select", tensor_line(name, tensor)
 

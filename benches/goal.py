@@ -16,6 +16,8 @@ CAST_COST = 1.03
 TENSOR_SECONDS = 5e-6
 ADAPTER_SECONDS = 2e-3
 SELECT_SHARE = 0.5
+WRITE_SHARE = 0.9
+IMPORT_SECONDS = 0.05
 STATE_TITLES = {"warm": "Warm cache", "tmpfs": "tmpfs", "cold": "Cold"}
 
 
@@ -108,6 +110,22 @@ def _on_cpu(run: Run | None) -> Iterator[Goal]:
     yield Goal(told, _quotient(cast, load), CAST_COST, text.share)
     host = run.largest("fst-pread", "beyond_host_bytes") if run else None
     yield Goal("Host memory beyond the tensors of a load that reads, largest of all", host, STAGING_BYTES, text.size)
+    for state in ("warm", "cold"):
+        for action, told in (
+            ("columns", "column slices of an open file, every byte read"),
+            ("pretrained", "from_pretrained, every byte read"),
+        ):
+            mine, theirs = (_median(run, Cell("dense", action, state, peer), key) for peer in ("fst", "safetensors"))
+            yield Goal(f"{STATE_TITLES[state]} -> CPU, {told}: at most safetensors", mine, theirs, text.seconds)
+    saved = _median(run, Cell("dense", "save", "disk", "fst"), "save_seconds")
+    own = run.workloads["dense"]["bytes"] / saved if run and saved else None
+    told = "Save, dense, flushed: of the rate of direct-writes"
+    yield Goal(told, _quotient(own, _rate(run, "direct-writes")), WRITE_SHARE, text.share, at_least=True)
+    for peer, told in (("safetensors-flushed", "flushed"), ("safetensors", "which leaves the flushing for later")):
+        theirs = _median(run, Cell("dense", "save", "disk", peer), "save_seconds")
+        yield Goal(f"Save, dense, flushed: at most safetensors, {told}", saved, theirs, text.seconds)
+    imported = run.median("fst", "import_seconds") if run else None
+    yield Goal("Import of fst beyond that of PyTorch", imported, IMPORT_SECONDS, text.seconds)
 
 
 def _median(run: Run | None, cell: Cell, key: str) -> float | None:

@@ -6,6 +6,7 @@ has been read once. The digest that proves the result is taken after that.
 """
 
 import contextlib
+import importlib
 import json
 import os
 import resource
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 class Job:
     """What to measure: the action on these files, of which `names` or `slices` are wanted.
 
-    With `repeats` the same is done once more in the same process, as `second_load_seconds`.
+    A save goes to `target`. With `repeats` the same is done once more in the same process, as `second_load_seconds`.
     """
 
     peer: str
@@ -42,6 +43,7 @@ class Job:
     names: tuple[str, ...] = ()
     slices: tuple[Slice, ...] = ()
     repeats: bool = False
+    target: str = ""
 
     @classmethod
     def from_json(cls, text: str) -> "Job":
@@ -58,14 +60,54 @@ class Job:
             return loader.slice(self.paths, self.slices, self.device)
         if self.action == "select":
             return loader.select(self.paths, self.names, self.device)
+        if self.action == "columns":
+            return loader.columns(self.paths, self.slices, self.device)
+        if self.action == "pretrained":
+            return loader.pretrained(str(Path(self.paths[0]).parent), self.device)
         return loader.load(self.paths, self.device)
 
 
 def measure(job: Job) -> dict[str, Any]:
-    import torch
+    import torch  # noqa: F401  (its import is not the library's, which is timed)
 
     peer = PEERS[job.peer]
+    start = time.perf_counter()
     loader = peer.open()
+    imported = {"version": peer.version(), "import_seconds": time.perf_counter() - start}
+    figures = measure_save(job, loader) if job.action == "save" else measure_load(job, loader)
+    return imported | figures
+
+
+def measure_save(job: Job, loader: Loader) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    device = Device(job.device)
+    tensors = {
+        name: tensor.clone() for path in job.paths for name, tensor in load_file(path, device=job.device).items()
+    }
+    # What other processes have left to be written is not to be waited for in the figure.
+    os.sync()
+    device.finish()
+    memory.reset_peak()
+    peak_before = memory.peak_bytes()
+    start = time.perf_counter()
+    loader.save(tensors, job.target)
+    seconds = time.perf_counter() - start
+    peak = memory.peak_bytes()
+    return {
+        "reader": "",
+        "save_seconds": seconds,
+        "tensor_bytes": sum(tensor.nbytes for tensor in tensors.values()),
+        "beyond_host_bytes": peak - peak_before,
+        "digests": [digest(load_file(job.target))],
+    }
+
+
+def measure_load(job: Job, loader: Loader) -> dict[str, Any]:
+    import torch
+
+    if job.action == "pretrained":
+        importlib.import_module(".loaders.transformers", __package__)
     device = Device(job.device)
     # Starts PyTorch's threads and, on a GPU, the context and the kernel of the sum.
     read_every_byte({"": torch.ones(1 << 20, dtype=torch.bfloat16, device=job.device)})
@@ -79,6 +121,7 @@ def measure(job: Job) -> dict[str, Any]:
     memory.reset_peak()
     peak_before, private_before = memory.peak_bytes(), memory.private_bytes()
     usage_before = resource.getrusage(resource.RUSAGE_SELF)
+    storage_before = storage_bytes()
     start = time.perf_counter()
     tensors = job.run(loader)
     device.finish()
@@ -89,16 +132,17 @@ def measure(job: Job) -> dict[str, Any]:
     device.finish()
     read = time.perf_counter()
     usage = resource.getrusage(resource.RUSAGE_SELF)
+    from_storage = storage_bytes() - storage_before
     peak, private = memory.peak_bytes(), memory.private_bytes()
     tensor_bytes = sum(tensor.nbytes for tensor in tensors.values())
     digests = [digest(tensors)]
     result: dict[str, Any] = {
-        "version": peer.version(),
         "reader": loader.reader(job.paths, job.device),
         "load_seconds": loaded - start,
         "load_and_read_seconds": loaded - start + read - reading,
         "cpu_seconds": usage.ru_utime + usage.ru_stime - usage_before.ru_utime - usage_before.ru_stime,
         "page_faults": usage.ru_minflt + usage.ru_majflt - usage_before.ru_minflt - usage_before.ru_majflt,
+        "storage_bytes": from_storage,
         "cached_bytes_before": cached_bytes,
         "tensor_bytes": tensor_bytes,
         "peak_host_bytes": peak - peak_before,
@@ -116,6 +160,12 @@ def measure(job: Job) -> dict[str, Any]:
         result["second_load_seconds"] = time.perf_counter() - start
         digests.append(digest(tensors))
     return result
+
+
+def storage_bytes() -> int:
+    """What this process has made the disk read so far, for the page cache too."""
+    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(fields["read_bytes"])
 
 
 def prepare(job: Job) -> int:

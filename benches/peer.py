@@ -18,12 +18,13 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
+from .cell import ACTIONS, LOADS
 from .loaders.base import Loader, UnsupportedError
 from .loaders.fastsafetensors import Fastsafetensors
 from .loaders.fst import Fst
 from .loaders.instanttensor import InstantTensor
 from .loaders.runai import RunaiStreamer
-from .loaders.safetensors import Safetensors, SafetensorsPread, SafetensorsPrefetch
+from .loaders.safetensors import Safetensors, SafetensorsFlushed, SafetensorsPread, SafetensorsPrefetch
 from .loaders.tensorizer import Tensorizer
 from .loaders.unified import Unified, UnifiedDirect
 from .place import ENVIRONMENTS, PACKAGE
@@ -90,12 +91,16 @@ UNIFIED = Release("unifiedefficientloader", "0.5.4", needs=("comfy-aimdo==0.6.0"
 
 @dataclass(frozen=True)
 class Peer:
-    """One row of the tables: a release, the loader that uses it, and settings from the environment."""
+    """One row of the tables: a release, the loader that uses it, and settings from the environment.
+
+    What it is measured at are `actions`: a variant that differs in one of them is of no use in the others.
+    """
 
     name: str
     loader: Callable[[], Loader]
     release: Release | None = None  # None is this repository's own library
     variant: str = ""
+    actions: tuple[str, ...] = LOADS
     settings: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -132,16 +137,29 @@ class Peer:
 
 
 _PEERS = (
-    Peer("fst", Fst),
-    Peer("fst-pread", Fst, None, "pread", {"FST_READER": "pread"}),
-    Peer("safetensors", Safetensors, SAFETENSORS),
+    Peer("fst", Fst, None, actions=ACTIONS),
+    Peer("fst-pread", Fst, None, "pread", settings={"FST_READER": "pread"}),
+    Peer("safetensors", Safetensors, SAFETENSORS, actions=ACTIONS),
+    Peer("safetensors-flushed", SafetensorsFlushed, SAFETENSORS, "flushed to the disk", actions=("save",)),
     Peer("safetensors-pread", SafetensorsPread, SAFETENSORS, "pread"),
     Peer("safetensors-rc", Safetensors, SAFETENSORS_NEXT),
     Peer("safetensors-rc-prefetch", SafetensorsPrefetch, SAFETENSORS_NEXT, "prefetch"),
     Peer("fastsafetensors", Fastsafetensors, FASTSAFETENSORS),
-    Peer("fastsafetensors-buffered", Fastsafetensors, FASTSAFETENSORS, "buffered", {"FASTSAFETENSORS_ODIRECT": "0"}),
+    Peer(
+        "fastsafetensors-buffered",
+        Fastsafetensors,
+        FASTSAFETENSORS,
+        "buffered",
+        settings={"FASTSAFETENSORS_ODIRECT": "0"},
+    ),
     Peer("instanttensor", InstantTensor, INSTANTTENSOR),
-    Peer("instanttensor-buffered", InstantTensor, INSTANTTENSOR, "buffered", {"INSTANTTENSOR_BACKEND": "BUFFERED"}),
+    Peer(
+        "instanttensor-buffered",
+        InstantTensor,
+        INSTANTTENSOR,
+        "buffered",
+        settings={"INSTANTTENSOR_BACKEND": "BUFFERED"},
+    ),
     Peer("runai-streamer", RunaiStreamer, RUNAI_STREAMER),
     Peer("tensorizer", Tensorizer, TENSORIZER),
     Peer("unified", Unified, UNIFIED),

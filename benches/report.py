@@ -25,8 +25,11 @@ ACTION_TITLES = {
     "cast": "all tensors, cast from BF16 to F16",
     "slice": "the slices of one rank of eight",
     "select": "ten tensors by name",
+    "columns": "the column slices of one rank of eight, from an open file",
+    "pretrained": "from_pretrained of transformers",
+    "save": "saved",
 }
-STATE_TITLES = {"warm": "warm page cache", "cold": "cold page cache", "tmpfs": "tmpfs"}
+STATE_TITLES = {"warm": "warm page cache", "cold": "cold page cache", "tmpfs": "tmpfs", "disk": "to the disk"}
 
 INTRODUCTION = """\
 # Benchmarks
@@ -98,14 +101,20 @@ def _measured(run: Run, workload: str, action: str, state: str) -> Iterator[str]
     of_file = f", {size(wanted_bytes)} of it wanted" if wanted_bytes < facts["bytes"] else ""
     yield f"### {workload}: {ACTION_TITLES[action]}, {STATE_TITLES[state]}\n"
     yield f"{size(facts['bytes'])}{of_file} in {facts['tensors']:,} tensors ({facts['title']}).\n"
+    if action == "save":
+        yield from _saved(run, workload, state)
+        return
     on_gpu = run.device != "cpu"
     repeated = any(run.figure(Cell(workload, action, state, peer), "second_load_seconds") for peer in run.peers())
     head = ["library", "reader", "load", "second load"] if repeated else ["library", "reader", "load"]
     pace = "per tensor" if facts["tensors"] >= MANY_TENSORS else "rate"
     head += ["load + read", pace, "host peak", "beyond"]
     head += ["device peak", "beyond"] if on_gpu else []
+    head += ["from the disk"] if action == "columns" else []
     rows, reasons = [], []
     for peer in run.peers():
+        if action not in PEERS[peer].actions:
+            continue
         cell = Cell(workload, action, state, peer)
         title = PEERS[peer].title
         load, read = (run.figure(cell, key) for key in ("load_seconds", "load_and_read_seconds"))
@@ -118,10 +127,35 @@ def _measured(run: Run, workload: str, action: str, state: str) -> Iterator[str]
         row = [title, run.text(cell, "reader"), spread(load)]
         row += [spread(second) if second else "-"] if repeated else []
         row += [spread(read), _pace(run, facts, wanted_bytes, action, load, read), *_memory(run, cell, on_gpu)]
+        if action == "columns":
+            from_storage = run.figure(cell, "storage_bytes")
+            row.append(size(from_storage.median) if from_storage else "-")
         rows.append(row)
     yield from _table(head, rows)
     if reasons:
         yield "\n".join(f"- {reason}" for reason in reasons) + "\n"
+
+
+def _saved(run: Run, workload: str, state: str) -> Iterator[str]:
+    rows, reasons = [], []
+    for peer in run.peers():
+        cell = Cell(workload, "save", state, peer)
+        if "save" not in PEERS[peer].actions:
+            continue
+        title, seconds, beyond = (
+            PEERS[peer].title,
+            run.figure(cell, "save_seconds"),
+            run.figure(cell, "beyond_host_bytes"),
+        )
+        if seconds is None or beyond is None:
+            rows.append([title, "-", "-", "-"])
+            reasons.append(f"- {title}: {run.reason(cell)}.")
+            continue
+        pace = rate(run.workloads[workload]["bytes"] / seconds.median)
+        rows.append([title, spread(seconds), pace, size(max(0.0, beyond.median))])
+    yield from _table(["library", "save", "rate", "host memory beyond"], rows)
+    if reasons:
+        yield "\n".join(reasons) + "\n"
 
 
 def _memory(run: Run, cell: Cell, on_gpu: bool) -> Iterator[str]:

@@ -52,10 +52,16 @@ class Run:
             (entry[key] for entry in self._measurements() if entry["peer"] == peer and key in entry), default=None
         )
 
+    def median(self, peer: str, key: str) -> float | None:
+        """The median of `key` over all measurements of a peer."""
+        figure = _figure([entry[key] for entry in self._measurements() if entry["peer"] == peer and key in entry])
+        return figure.median if figure else None
+
     def rounds(self) -> str:
         """How many rounds the medians are of, such as "3" or "2 to 3"."""
         keys = ("workload", "action", "state", "peer")
-        loads = (entry for entry in self._measurements() if "load_seconds" in entry)
+        done = {"load_seconds", "save_seconds"}
+        loads = (entry for entry in self._measurements() if done & entry.keys())
         counts = Counter(tuple(entry[key] for key in keys) for entry in loads).values()
         return " to ".join(str(count) for count in sorted({min(counts, default=0), max(counts, default=0)}))
 

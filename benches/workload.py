@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .cell import STATES
+from .cell import states_of
 
 ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
 CAST_DTYPE = "F16"
 SEED = 20_26
+LOAD_STATES = states_of("load")
 RANK, RANKS = 3, 8
 SHARDS = 30
 WIDTH_MULTIPLE = 16  # keeps every width divisible by RANKS
@@ -43,6 +44,11 @@ class Slice:
     start: int
     length: int
 
+    @property
+    def index(self) -> tuple[slice, ...]:
+        """What to put in brackets behind the tensor."""
+        return (slice(None),) * self.dim + (slice(self.start, self.start + self.length),)
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -70,9 +76,14 @@ class Workload:
         return sum(tensor.size_bytes for tensor in self.tensors)
 
     @property
+    def columns(self) -> tuple[Slice, ...]:
+        """Those of the slices that are columns."""
+        return tuple(cut for cut in self.slices if cut.dim == 1)
+
+    @property
     def directory_name(self) -> str:
         """Differs whenever anything that decides the files or the expected tensors differs."""
-        identity = repr((self.files, self.selected, self.slices, CAST_DTYPE, SEED))
+        identity = repr((self.files, sorted(self.states), self.selected, self.slices, CAST_DTYPE, SEED))
         return f"{self.name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
 
     def wanted_bytes(self, action: str) -> int:
@@ -80,8 +91,8 @@ class Workload:
         by_name = {tensor.name: tensor for tensor in self.tensors}
         if action == "select":
             return sum(by_name[name].size_bytes for name in self.selected)
-        if action == "slice":
-            cuts = ((by_name[cut.name], cut) for cut in self.slices)
+        if action in ("slice", "columns"):
+            cuts = ((by_name[cut.name], cut) for cut in (self.columns if action == "columns" else self.slices))
             return sum(tensor.size_bytes // tensor.shape[cut.dim] * cut.length for tensor, cut in cuts)
         return self.size_bytes
 
@@ -95,7 +106,14 @@ def dense(size_bytes: int) -> Workload:
     shapes = _llama(layers, _width(4096 * factor), _width(14336 * factor), _width(1024 * factor), words)
     title = f"Llama 3 8B, {layers} of 32 layers" + ("" if factor == 1 else f", widths x {factor:.2g}")
     tensors = _specs(shapes)
-    states = {"load": STATES, "cast": ("warm",), "slice": ("warm", "cold")}
+    states = {
+        "load": LOAD_STATES,
+        "cast": ("warm",),
+        "slice": ("warm", "cold"),
+        "columns": ("warm", "cold"),
+        "pretrained": ("warm", "cold"),
+        "save": ("disk",),
+    }
     return Workload("dense", title, (tensors,), states, slices=tuple(_rank_slices(tensors)))
 
 
@@ -103,7 +121,7 @@ def moe(size_bytes: int) -> Workload:
     """Qwen3-30B-A3B with all its 18,867 tensors, each narrower."""
     factor = math.sqrt(size_bytes / _bytes(_qwen_moe(1.0)))
     title = f"Qwen3-30B-A3B, widths x {factor:.2g}"
-    return Workload("moe", title, (_specs(_qwen_moe(factor)),), {"load": STATES})
+    return Workload("moe", title, (_specs(_qwen_moe(factor)),), {"load": LOAD_STATES})
 
 
 def adapter(size_bytes: int) -> Workload:

@@ -4,7 +4,7 @@ Creating a loader imports its library, so an ImportError there means that it is 
 tensors that stay valid after it returns, as an application needs them. `device` is "cpu" or "cuda:0".
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..workload import Slice
@@ -36,6 +36,18 @@ class Loader:
     def select(self, paths: Sequence[str], names: Sequence[str], device: str) -> "dict[str, Tensor]":
         """The named tensors, from opening the files on."""
         raise UnsupportedError("loads whole files only")
+
+    def columns(self, paths: Sequence[str], slices: Sequence[Slice], device: str) -> "dict[str, Tensor]":
+        """The same slices as a program asks for them that opens the files and indexes what it needs."""
+        raise UnsupportedError("opens no files to index")
+
+    def pretrained(self, folder: str, device: str) -> "dict[str, Tensor]":
+        """The state of a model that transformers loads from a folder."""
+        raise UnsupportedError("is not what transformers loads with")
+
+    def save(self, tensors: "Mapping[str, Tensor]", path: str) -> None:
+        """Writes a safetensors file."""
+        raise UnsupportedError("saves no safetensors")
 
     def reader(self, paths: Sequence[str], device: str) -> str:
         """How the bytes of a load are read, for the tables."""

@@ -1,6 +1,6 @@
 """This repository's own library."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..workload import Slice
@@ -29,6 +29,19 @@ class Fst(Loader):
 
     def select(self, paths: Sequence[str], names: Sequence[str], device: str) -> "dict[str, Tensor]":
         return dict(zip(names, self._fst.load_tensors(paths, names, device), strict=True))
+
+    def columns(self, paths: Sequence[str], slices: Sequence[Slice], device: str) -> "dict[str, Tensor]":
+        with self._fst.safe_open(paths, framework="pt", device=device) as file:
+            return {cut.name: file.get_slice(cut.name)[cut.index] for cut in slices}
+
+    def pretrained(self, folder: str, device: str) -> "dict[str, Tensor]":
+        from .transformers import pretrained_state
+
+        with self._fst.patch():
+            return pretrained_state(folder, device)
+
+    def save(self, tensors: "Mapping[str, Tensor]", path: str) -> None:
+        self._fst.save_file(dict(tensors), path)
 
     def reader(self, paths: Sequence[str], device: str) -> str:
         import torch

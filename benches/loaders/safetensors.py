@@ -1,6 +1,7 @@
 """The reference library, which maps files, reads them, or (0.9) prefetches them to a GPU."""
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +32,19 @@ class Safetensors(Loader):
         with self._open(paths, device) as files:
             for file in files:
                 for name in wanted.keys() & set(file.keys()):
-                    cut = wanted[name]
-                    index = (slice(None),) * cut.dim + (slice(cut.start, cut.start + cut.length),)
-                    tensors[name] = file.get_slice(name)[index]
+                    tensors[name] = file.get_slice(name)[wanted[name].index]
         return tensors
+
+    def columns(self, paths: Sequence[str], slices: Sequence[Slice], device: str) -> "dict[str, Tensor]":
+        return self.slice(paths, slices, device)
+
+    def pretrained(self, folder: str, device: str) -> "dict[str, Tensor]":
+        from .transformers import pretrained_state
+
+        return pretrained_state(folder, device)
+
+    def save(self, tensors: "Mapping[str, Tensor]", path: str) -> None:
+        self._safetensors.torch.save_file(dict(tensors), path)
 
     def select(self, paths: Sequence[str], names: Sequence[str], device: str) -> "dict[str, Tensor]":
         with self._open(paths, device) as files:
@@ -60,6 +70,14 @@ class Safetensors(Loader):
 
 class SafetensorsPread(Safetensors):
     backend = "pread"
+
+
+class SafetensorsFlushed(Safetensors):
+    def save(self, tensors: "Mapping[str, Tensor]", path: str) -> None:
+        super().save(tensors, path)
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
 
 
 class SafetensorsPrefetch(Safetensors):
