@@ -44,4 +44,11 @@ std::vector<at::Tensor> OpenCheckpoint::load_boxes(Strings names, const std::vec
   return load(*selection, specs_of(*selection), device, dtype);
 }
 
+void OpenCheckpoint::load_boxes_into(Strings names, const std::vector<int64_t>& starts,
+                                     const std::vector<int64_t>& lengths, const std::vector<int64_t>& steps,
+                                     const std::vector<at::Tensor>& out) const {
+  const auto selection = select_boxed(*checkpoint_, names, starts, lengths, steps);
+  load_into(*selection, specs_of(*selection), out);
+}
+
 }  // namespace fst

@@ -147,7 +147,9 @@ TORCH_LIBRARY(fst, m) {
            {torch::arg("names"), torch::arg("device") = c10::Device(c10::kCPU), torch::arg("dtype") = none})
       .def("load_boxes", &OpenCheckpoint::load_boxes, "",
            {torch::arg("names"), torch::arg("starts"), torch::arg("lengths"), torch::arg("steps"),
-            torch::arg("device") = c10::Device(c10::kCPU), torch::arg("dtype") = none});
+            torch::arg("device") = c10::Device(c10::kCPU), torch::arg("dtype") = none})
+      .def("load_boxes_into", &OpenCheckpoint::load_boxes_into, "",
+           {torch::arg("names"), torch::arg("starts"), torch::arg("lengths"), torch::arg("steps"), torch::arg("out")});
   m.class_<Loader>("Loader")
       .def(torch::init<const c10::List<std::string>&, c10::Device, const Loader::Names&, Dtype, int64_t,
                        const std::string&, const Loader::Numbers&, const Loader::Numbers&, const Loader::Numbers&>(),

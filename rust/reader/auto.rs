@@ -66,11 +66,15 @@ impl<K: Kernel> Reader for AutoReader<K> {
     }
 
     fn fill(&self, reads: &[Read], buffer: Buffer<'_>) -> Result<()> {
+        // One question for many small reads, and an answer that they nearly always have.
+        let span = reads.first().zip(reads.last()).map(|(first, last)| first.offset..end_of(last));
+        if reads.len() > 1 && span.is_some_and(|span| page_cache::is_all_cached(&self.source, &span)) {
+            return self.buffered.fill(reads, buffer);
+        }
         let mut cached = Vec::new();
         let mut cold = Vec::new();
         for read in reads {
-            let end = read.offset.saturating_add(u64::try_from(read.length).unwrap_or(u64::MAX));
-            for Run { range, is_cached } in page_cache::runs(&self.source, read.offset..end, UNIT_BYTES) {
+            for Run { range, is_cached } in page_cache::runs(&self.source, read.offset..end_of(read), UNIT_BYTES) {
                 let list = if is_cached { &mut cached } else { &mut cold };
                 list.extend(read.part(range));
             }
@@ -86,4 +90,8 @@ impl<K: Kernel> Reader for AutoReader<K> {
             Err(_) => self.buffered.fill(&cold, buffer),
         }
     }
+}
+
+fn end_of(read: &Read) -> u64 {
+    read.offset.saturating_add(u64::try_from(read.length).unwrap_or(u64::MAX))
 }

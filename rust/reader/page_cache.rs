@@ -58,10 +58,9 @@ enum Held {
 /// A kernel before 6.5 does not know cachestat(2), and a newer one answers it only to those who may write the file.
 /// Then the first and the last byte stand for the range.
 fn held(source: &Source, range: &Range<u64>) -> Held {
-    let page_bytes = page_bytes();
     match cached_pages(source, range) {
         Ok(0) => Held::None,
-        Ok(count) if count > (range.end - 1) / page_bytes - range.start / page_bytes => Held::All,
+        Ok(count) if count >= pages_in(range) => Held::All,
         Ok(_) => Held::Part,
         Err(_) => match (is_cached(source, range.start), is_cached(source, range.end - 1)) {
             (true, true) => Held::All,
@@ -69,6 +68,16 @@ fn held(source: &Source, range: &Range<u64>) -> Held {
             _ => Held::Part,
         },
     }
+}
+
+/// Whether all of a range that is not empty is in memory. Where the kernel cannot say, it is not.
+pub fn is_all_cached(source: &Source, range: &Range<u64>) -> bool {
+    cached_pages(source, range).is_ok_and(|count| count >= pages_in(range))
+}
+
+fn pages_in(range: &Range<u64>) -> u64 {
+    let page_bytes = page_bytes();
+    (range.end - 1) / page_bytes - range.start / page_bytes + 1
 }
 
 /// How many pages of a range that is not empty are in memory.

@@ -41,6 +41,16 @@ class Checkpoint(Protocol):
     ) -> list[Tensor]:
         """As the operator of this name."""
 
+    def load_boxes_into(
+        self,
+        names: Sequence[str],
+        starts: Sequence[int],
+        lengths: Sequence[int],
+        steps: Sequence[int],
+        out: Sequence[Tensor],
+    ) -> None:
+        """The same boxes, into tensors of their shapes and dtypes."""
+
 
 def open_checkpoint(paths: list[str]) -> Checkpoint:
     """The files that these paths stand for, opened."""

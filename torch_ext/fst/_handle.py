@@ -55,9 +55,19 @@ class Handle(NamedTuple):
 
     def _load_boxes(self, name: str, access: Access) -> Tensor:
         starts, lengths, steps = ([span[place] for box in access.boxes for span in box] for place in range(3))
+        if len(access.boxes) == 1:
+            [whole] = call(self.checkpoint.load_boxes, [name], starts, lengths, steps, self._load_device)
+            return whole[access.last]
+        # Not as tensors of their own: those could be views of a file, and would be copied page fault by page fault.
         names = [name] * len(access.boxes)
-        boxes = call(self.checkpoint.load_boxes, names, starts, lengths, steps, self._load_device)
-        whole = boxes[0] if len(boxes) == 1 else torch.cat(boxes, access.dim)
+        counts = [box[access.dim][1] for box in access.boxes]
+        shape = [length for _, length, _ in access.boxes[0]]
+        shape[access.dim] = sum(counts)
+        [stored] = call(self.checkpoint.load_tensors, [name], torch.device("meta"))
+        whole = torch.empty(shape, dtype=stored.dtype, device=self._load_device)
+        if not whole.is_meta:
+            parts = torch.split(whole, counts, access.dim)
+            call(self.checkpoint.load_boxes_into, names, starts, lengths, steps, parts)
         return whole[access.last]
 
     @property
