@@ -152,11 +152,18 @@ def test_dtype_is_named(path):
         fst.load_file(path, "cpu", torch.float32)
 
 
+def module_with(tensor):
+    module = torch.nn.Module()
+    module.register_buffer("w", tensor)
+    return module
+
+
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
 def test_misspelt_keywords(function, path):
     possible = {"path": path, "paths": [path], "names": ["w"], "dims": [0], "starts": [0], "lengths": [1]}
     possible |= {"out": [torch.zeros(3, 4)], "tensors": torch.zeros(3), "dtype": torch.float16}
     possible |= {"bytes": torch.zeros(4, dtype=torch.uint8), "offsets": [1], "dtypes": [torch.int16], "shapes": [[1]]}
+    possible |= {"boxes": [[(0, 1, 1), (0, 1, 1)]], "module": module_with(torch.zeros(3, 4))}
     if function in (fst.save_file, fst.save_file_async):
         possible["tensors"] = {"w": torch.zeros(3)}
     arguments = {name: possible[name] for name in inspect.signature(function).parameters if name in possible}

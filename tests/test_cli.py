@@ -203,9 +203,9 @@ def test_convert_runs_no_code(command, tmp_path):
 def test_convert_merges_and_shards(command, sharded, tmp_path):
     assert command("convert", sharded, "one.safetensors").returncode == 0
     torch.testing.assert_close(load_file(tmp_path / "one.safetensors"), WEIGHTS, rtol=0, atol=0)
-    assert command("convert", "one.safetensors", "parts/model.safetensors", "--max-shard-size", "50B").returncode == 1
+    assert command("convert", "one.safetensors", "parts/model.safetensors", "--max-shard-size", "56B").returncode == 1
     (tmp_path / "parts").mkdir()
-    done = command("convert", "one.safetensors", "parts/model.safetensors", "--max-shard-size", "50B")
+    done = command("convert", "one.safetensors", "parts/model.safetensors", "--max-shard-size", "56B")
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "parts").glob("*.safetensors"))) == 2
     torch.testing.assert_close(fst.load_file(tmp_path / "parts"), WEIGHTS, rtol=0, atol=0)
