@@ -32,6 +32,15 @@ void add(rust::Vec<Named>& all, rust::String name, at::Tensor tensor) {
   all.push_back(Named{std::move(name), std::make_unique<at::Tensor>(std::move(tensor))});
 }
 
+std::pair<Strings, std::vector<at::Tensor>> separated(rust::Slice<const Named> all) {
+  std::pair<Strings, std::vector<at::Tensor>> separated;
+  for (const Named& named : all) {
+    separated.first.emplace_back(named.name);
+    separated.second.push_back(*named.tensor);
+  }
+  return separated;
+}
+
 }  // namespace
 
 rust::Vec<Named> load_files(RustStrings paths, rust::Str device, int8_t dtype) {
@@ -65,13 +74,17 @@ rust::Vec<Named> load_slices(RustStrings paths, rust::Slice<const Slice> slices,
 }
 
 void load_into(RustStrings paths, rust::Slice<const Named> outputs) {
-  Strings names;
-  std::vector<at::Tensor> tensors;
-  for (const Named& output : outputs) {
-    names.emplace_back(output.name);
-    tensors.push_back(*output.tensor);
-  }
+  const auto [names, tensors] = separated(outputs);
   fst::load_into(strings(paths), names, tensors);
+}
+
+void save_file(rust::Slice<const Named> named, rust::Str path, rust::Slice<const Text> metadata) {
+  const auto [names, tensors] = separated(named);
+  Texts texts;
+  for (const Text& text : metadata) {
+    texts.insert(std::string(text.key), std::string(text.value));
+  }
+  fst::save_file(tensors, names, std::string(path), texts.empty() ? std::nullopt : std::optional(texts));
 }
 
 std::unique_ptr<Loader> open_loader(RustStrings paths, rust::Str device, int8_t dtype) {

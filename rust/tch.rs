@@ -48,6 +48,12 @@ mod ffi {
         tensor: UniquePtr<Tensor>,
     }
 
+    /// An entry of a file's metadata.
+    struct Text {
+        key: String,
+        value: String,
+    }
+
     /// Indices `start` to `start + length` of a dimension, as [`narrow`](::tch::Tensor::narrow) takes them.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Slice {
@@ -71,6 +77,7 @@ mod ffi {
         fn load_tensors(paths: &[String], names: &[String], device: &str, dtype: i8) -> Result<Vec<Named>>;
         fn load_slices(paths: &[String], slices: &[Slice], device: &str, dtype: i8) -> Result<Vec<Named>>;
         fn load_into(paths: &[String], outputs: &[Named]) -> Result<()>;
+        fn save_file(tensors: &[Named], path: &str, metadata: &[Text]) -> Result<()>;
 
         #[namespace = "fst"]
         type Loader;
@@ -102,7 +109,7 @@ pub fn load_file(path: impl AsRef<Path>, device: Device, dtype: Option<Kind>) ->
 
 /// Loads every tensor of several files, in their order.
 pub fn load_files<P: AsRef<Path>>(paths: &[P], device: Device, dtype: Option<Kind>) -> Result<Vec<(String, Tensor)>> {
-    let loaded = call(ffi::load_files(&utf8(paths)?, &device_name(device), scalar_type(dtype)?))?;
+    let loaded = call(ffi::load_files(&all_utf8(paths)?, &device_name(device), scalar_type(dtype)?))?;
     Ok(loaded.into_iter().map(from_cxx).collect())
 }
 
@@ -127,7 +134,7 @@ pub fn load_tensors<P: AsRef<Path>, S: AsRef<str>>(
     dtype: Option<Kind>,
 ) -> Result<Vec<Tensor>> {
     let names: Vec<String> = names.iter().map(|name| name.as_ref().to_owned()).collect();
-    let loaded = call(ffi::load_tensors(&utf8(paths)?, &names, &device_name(device), scalar_type(dtype)?))?;
+    let loaded = call(ffi::load_tensors(&all_utf8(paths)?, &names, &device_name(device), scalar_type(dtype)?))?;
     Ok(loaded.into_iter().map(|named| from_cxx(named).1).collect())
 }
 
@@ -151,7 +158,7 @@ pub fn load_slices<P: AsRef<Path>>(
     device: Device,
     dtype: Option<Kind>,
 ) -> Result<Vec<Tensor>> {
-    let loaded = call(ffi::load_slices(&utf8(paths)?, slices, &device_name(device), scalar_type(dtype)?))?;
+    let loaded = call(ffi::load_slices(&all_utf8(paths)?, slices, &device_name(device), scalar_type(dtype)?))?;
     Ok(loaded.into_iter().map(|named| from_cxx(named).1).collect())
 }
 
@@ -172,7 +179,32 @@ pub fn load_slices<P: AsRef<Path>>(
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn load_into<P: AsRef<Path>, S: AsRef<str>, T: AsRef<Tensor>>(paths: &[P], outputs: &[(S, T)]) -> Result<()> {
-    call(ffi::load_into(&utf8(paths)?, &to_cxx(outputs)))
+    call(ffi::load_into(&all_utf8(paths)?, &to_cxx(outputs)))
+}
+
+/// Saves tensors as a safetensors file, with `metadata` in its header, from the CPU or a GPU.
+///
+/// The file is written under another name, flushed and renamed: at no moment there is half a file under `path`, and a
+/// file whose tensors are loaded may be replaced.
+///
+/// ```
+/// # let directory = tempfile::tempdir()?;
+/// # std::env::set_current_dir(&directory)?;
+/// use tch::{Device, Tensor};
+///
+/// let weight = Tensor::from_slice(&[1f32, 2.0]);
+/// fst::tch::save_file(&[("weight", &weight)], "model.safetensors", &[("format", "pt")])?;
+/// assert_eq!(fst::tch::load_file("model.safetensors", Device::Cpu, None)?, [("weight".to_owned(), weight)]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn save_file<S: AsRef<str>, T: AsRef<Tensor>>(
+    tensors: &[(S, T)],
+    path: impl AsRef<Path>,
+    metadata: &[(&str, &str)],
+) -> Result<()> {
+    let text = |&(key, value): &(&str, &str)| ffi::Text { key: key.to_owned(), value: value.to_owned() };
+    let metadata: Vec<_> = metadata.iter().map(text).collect();
+    call(ffi::save_file(&to_cxx(tensors), utf8(path.as_ref())?, &metadata))
 }
 
 /// Loads every tensor of a checkpoint in the background, and hands over each as soon as its bytes have landed.
@@ -190,7 +222,7 @@ pub fn load_into<P: AsRef<Path>, S: AsRef<str>, T: AsRef<Tensor>>(paths: &[P], o
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn stream<P: AsRef<Path>>(paths: &[P], device: Device, dtype: Option<Kind>) -> Result<Loader> {
-    let loader = call(ffi::open_loader(&utf8(paths)?, &device_name(device), scalar_type(dtype)?))?;
+    let loader = call(ffi::open_loader(&all_utf8(paths)?, &device_name(device), scalar_type(dtype)?))?;
     let total_bytes = u64::try_from(call(loader.total_bytes())?)
         .map_err(|_| Error::new(ErrorKind::Internal, "the tensors take less than nothing"))?;
     Ok(Loader { loader, total_bytes })
@@ -234,12 +266,12 @@ fn call<T>(result: std::result::Result<T, cxx::Exception>) -> Result<T> {
     })
 }
 
-fn utf8<P: AsRef<Path>>(paths: &[P]) -> Result<Vec<String>> {
-    let utf8 = |path: &P| {
-        let not_utf8 = || Error::new(ErrorKind::InvalidArgument, "a path is not UTF-8").at(path);
-        path.as_ref().to_str().map(str::to_owned).ok_or_else(not_utf8)
-    };
-    paths.iter().map(utf8).collect()
+fn utf8(path: &Path) -> Result<&str> {
+    path.to_str().ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "the path is not UTF-8").at(path))
+}
+
+fn all_utf8<P: AsRef<Path>>(paths: &[P]) -> Result<Vec<String>> {
+    paths.iter().map(|path| utf8(path.as_ref()).map(str::to_owned)).collect()
 }
 
 /// As PyTorch writes it.

@@ -74,6 +74,18 @@ void check_conversions(const fst::Tensors& all) {
   check(is_same(scattered.at(1), bytes.narrow(0, 16, 4)), "scatter behind a gap");
 }
 
+void check_saved(const std::string& directory, const fst::Tensors& all) {
+  const std::string path = directory + "/saved.safetensors";
+  fst::Texts metadata;
+  metadata.insert("step", "7");
+  fst::save_file({all.at("b"), all.at("c")}, {"b", "c"}, path, metadata);
+  const fst::Tensors saved = fst::load_file(path);
+  check(saved.size() == 2 && is_same(saved.at("b"), all.at("b")) && is_same(saved.at("c"), all.at("c")), "save_file");
+  check(fst::metadata(path).at("step") == "7", "metadata of a saved file");
+  fst::save_file({all.at("a")}, {"a"}, path);
+  check(fst::tensor_names({path}) == fst::Strings{"a"} && fst::metadata(path).empty(), "a file that is replaced");
+}
+
 void check_loader(const fst::Strings& paths, const fst::Tensors& all) {
   fst::Loader loader(paths);
   check(loader.size() == 3 && loader.total_bytes() == 96 + 12 + 48, "what a loader will hand over");
@@ -114,6 +126,7 @@ int main(int, char** argv) {
     const fst::Tensors all = check_whole(paths);
     check_parts(paths, all);
     check_conversions(all);
+    check_saved(directory, all);
     check_loader(paths, all);
     check_errors(paths, directory);
   } catch (const c10::Error& error) {

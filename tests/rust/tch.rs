@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "these are tests, helpers included")]
 
 use fst::error::Kind as ErrorKind;
-use fst::tch::{Slice, load_file, load_files, load_into, load_slices, load_tensors, stream};
+use fst::tch::{Slice, load_file, load_files, load_into, load_slices, load_tensors, save_file, stream};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use std::ffi::OsStr;
@@ -181,6 +181,28 @@ fn tensors_are_overwritten_in_place() {
     load_into(&[&path], &[("f32", &float), ("i64", &long)]).unwrap();
     assert_eq!([&float, &long], [&expected[0], &expected[1]]);
     assert_eq!(float.data_ptr(), address);
+}
+
+#[test]
+fn files_are_saved_as_the_reference_reads_them() {
+    let (directory, path) = checkpoint();
+    let tensors = load_file(&path, Device::Cpu, None).unwrap();
+    let copy = directory.path().join("copy.safetensors");
+    save_file(&tensors, &copy, &[("format", "pt"), ("step", "7")]).unwrap();
+    assert_as_reference(&copy, &tensors);
+    let file = std::fs::read(&copy).unwrap();
+    let (_, header) = SafeTensors::read_metadata(&file).unwrap();
+    let metadata = header.metadata().as_ref().unwrap();
+    assert_eq!((metadata.len(), metadata["format"].as_str(), metadata["step"].as_str()), (2, "pt", "7"));
+
+    // Over the file whose tensors are loaded, and without metadata.
+    save_file(&tensors, &path, &[]).unwrap();
+    assert_as_reference(&path, &tensors);
+    let file = std::fs::read(&path).unwrap();
+    assert!(SafeTensors::read_metadata(&file).unwrap().1.metadata().is_none());
+
+    let nowhere = directory.path().join("nowhere/copy.safetensors");
+    assert_eq!(save_file(&tensors, nowhere, &[]).unwrap_err().kind(), ErrorKind::FileNotFound);
 }
 
 #[test]

@@ -153,6 +153,18 @@ inline Texts metadata(const std::string& path) {
   return operation.call(path);
 }
 
+// Writes a safetensors file of `tensors`, `names[i]` for `tensors[i]`, from the CPU or a GPU. It is written under
+// another name, flushed and renamed, so that at no moment there is half a file, and a file that is mapped may be
+// replaced.
+//
+//     fst::save_file({weight, bias}, {"weight", "bias"}, "model.safetensors");
+inline void save_file(at::TensorList tensors, const Strings& names, const std::string& path,
+                      const std::optional<Texts>& metadata = std::nullopt) {
+  using Signature = void(at::TensorList, const detail::StringList&, const std::string&, const std::optional<Texts>&);
+  static const auto operation = detail::find<Signature>("fst::save_file");
+  operation.call(tensors, detail::list_of(names), path, metadata);
+}
+
 // New tensors with the values of `tensors` as `dtype`, each on its tensor's device: many casts at once.
 inline std::vector<at::Tensor> cast(at::TensorList tensors, c10::ScalarType dtype) {
   using Signature = std::vector<at::Tensor>(at::TensorList, c10::ScalarType);
