@@ -41,6 +41,9 @@ class Handle(NamedTuple):
 
     def load_part(self, name: str, entry: Entry, index: Any) -> Any:
         """What indexing the whole tensor would give."""
+        if index is Ellipsis:
+            # The way in which transformers asks for every tensor of a model.
+            return self.load([name])[0]
         shape = entry.shape
         if entry.dtype == "F4":
             # PyTorch keeps two of these numbers in one element.
