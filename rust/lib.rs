@@ -44,6 +44,7 @@ pub mod interrupt;
 pub mod load;
 pub mod stream;
 pub mod save;
+pub mod writer;
 #[cfg(feature = "torch")]
 mod bridge;
 #[cfg(feature = "tch")]
