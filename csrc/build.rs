@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-const SOURCES: [&str; 10] = [
+const SOURCES: [&str; 11] = [
     "csrc/checkpoint.cpp",
     "csrc/convert.cpp",
     "csrc/elements.cpp",
@@ -17,6 +17,7 @@ const SOURCES: [&str; 10] = [
     "csrc/save.cpp",
     "csrc/select.cpp",
     "csrc/views.cpp",
+    "csrc/writer.cpp",
 ];
 
 pub fn build() -> Result<()> {

@@ -16,6 +16,7 @@
 #include "loader.h"
 #include "save.h"
 #include "select.h"
+#include "writer.h"
 
 namespace fst {
 
@@ -161,6 +162,12 @@ TORCH_LIBRARY(fst, m) {
       .def("close", &Loader::close)
       .def("size", &Loader::size)
       .def("total_bytes", &Loader::total_bytes);
+  m.class_<Writer>("Writer")
+      .def(torch::init<const std::string&, const Texts&>(), "Writes tensors to a file one by one.",
+           {torch::arg("path"), torch::arg("metadata") = none})
+      .def("write", &Writer::write)
+      .def("close", &Writer::close)
+      .def("abandon", &Writer::abandon);
 }
 
 TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {

@@ -30,30 +30,6 @@ void check(const std::string& name, const at::Tensor& tensor) {
   }
 }
 
-std::vector<NewTensor> described(at::TensorList tensors, Strings names) {
-  std::vector<NewTensor> all;
-  all.reserve(tensors.size());
-  for (size_t index = 0; index < tensors.size(); ++index) {
-    const at::Tensor& tensor = tensors[index];
-    const std::string name = names.get(index);
-    check(name, tensor);
-    rust::Vec<int64_t> shape;
-    std::copy(tensor.sizes().begin(), tensor.sizes().end(), std::back_inserter(shape));
-    all.push_back(NewTensor{to_rust(name), static_cast<int8_t>(tensor.scalar_type()), std::move(shape)});
-  }
-  return all;
-}
-
-std::vector<Text> texts_of(const Texts& metadata) {
-  std::vector<Text> texts;
-  if (metadata) {
-    for (const auto& entry : *metadata) {
-      texts.push_back(Text{to_rust(entry.key()), to_rust(entry.value())});
-    }
-  }
-  return texts;
-}
-
 // The devices that tensors lie on, each with its current stream.
 class Places {
  public:
@@ -61,8 +37,7 @@ class Places {
     for (const at::Tensor& tensor : tensors) {
       if (index_of(tensor.device()) == devices_.size()) {
         devices_.push_back(tensor.device());
-        const auto stream = current_stream(tensor.device());
-        places_.push_back(Place{tensor.is_cuda() ? tensor.device().index() : -1, native_handle(stream)});
+        places_.push_back(place_of(tensor));
       }
     }
   }
@@ -125,18 +100,44 @@ class Appender {
 
 }  // namespace
 
+NewTensor described(const std::string& name, const at::Tensor& tensor) {
+  check(name, tensor);
+  rust::Vec<int64_t> shape;
+  std::copy(tensor.sizes().begin(), tensor.sizes().end(), std::back_inserter(shape));
+  return NewTensor{to_rust(name), static_cast<int8_t>(tensor.scalar_type()), std::move(shape)};
+}
+
+std::vector<Text> texts_of(const Texts& metadata) {
+  std::vector<Text> texts;
+  if (metadata) {
+    for (const auto& entry : *metadata) {
+      texts.push_back(Text{to_rust(entry.key()), to_rust(entry.value())});
+    }
+  }
+  return texts;
+}
+
+Place place_of(const at::Tensor& tensor) {
+  const auto ordinal = tensor.is_cuda() ? tensor.device().index() : -1;
+  return Place{ordinal, native_handle(current_stream(tensor.device()))};
+}
+
 void save_file(at::TensorList tensors, Strings names, const std::string& path, const Texts& metadata) {
   if (tensors.size() != names.size()) {
     throw_invalid_argument(
         c10::str(tensors.size(), " tensors, but ", names.size(), " names; give one for each; nothing was written"));
   }
-  const auto all = described(tensors, names);
+  std::vector<NewTensor> all;
+  all.reserve(tensors.size());
+  for (size_t index = 0; index < tensors.size(); ++index) {
+    all.push_back(described(names.get(index), tensors[index]));
+  }
   const auto texts = texts_of(metadata);
   const auto target = to_rust(path);
   const Places places(tensors);
   auto save = call_core([&] {
-    return begin_save(target, rust::Slice<const NewTensor>(all.data(), all.size()),
-                      rust::Slice<const Text>(texts.data(), texts.size()), metadata.has_value(), places.all());
+    return begin_save(target, rust::Slice<const NewTensor>(all.data(), all.size()), slice_of(texts),
+                      metadata.has_value(), places.all());
   });
   Appender appender(save, places);
   for (const size_t index : save->order()) {

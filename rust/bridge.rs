@@ -24,10 +24,11 @@ use crate::sink::kernel::Linux;
 use crate::stream::{Order, Stream};
 use crate::views::{self, Mappings};
 use crate::wanted::Wanted;
+use crate::writer::Writer;
 use serde_json::json;
-use std::collections::BTreeMap;
+use std::collections::btree_map::{BTreeMap, Entry};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 #[cxx::bridge(namespace = "fst")]
@@ -179,6 +180,12 @@ mod ffi {
         fn order(self: &AnySave) -> Vec<usize>;
         unsafe fn append(self: &mut AnySave, extents: &[Extent]) -> Result<()>;
         fn finish_save(save: Box<AnySave>) -> Result<()>;
+
+        type AnyWriter;
+        fn begin_writer(path: &str, metadata: &[Text], has_metadata: bool) -> Result<Box<AnyWriter>>;
+        fn add(self: &mut AnyWriter, tensor: &NewTensor) -> Result<()>;
+        unsafe fn append(self: &mut AnyWriter, place: &Place, address: u64, bytes: u64) -> Result<()>;
+        fn finish_writer(writer: Box<AnyWriter>) -> Result<()>;
 
         type Recording;
         fn record(self: &Selection, device: &str) -> Box<Recording>;
@@ -670,6 +677,47 @@ impl AnySave {
 
 fn finish_save(save: Box<AnySave>) -> Result<()> {
     guard(|| save.save.finish())
+}
+
+/// A file that is written while its tensors are being made, and the devices that they came from.
+struct AnyWriter {
+    writer: Writer,
+    path: PathBuf,
+    origins: BTreeMap<i32, Arc<dyn Origin>>,
+}
+
+fn begin_writer(path: &str, metadata: &[ffi::Text], has_metadata: bool) -> Result<Box<AnyWriter>> {
+    guard(|| {
+        start_log()?;
+        let sink = Sink::create(Path::new(path), Box::new(Linux))?;
+        let writer = Writer::begin(sink, texts(metadata, has_metadata), &Options::from_env()?)?;
+        Ok(Box::new(AnyWriter { writer, path: path.into(), origins: BTreeMap::new() }))
+    })
+}
+
+impl AnyWriter {
+    fn add(&mut self, tensor: &ffi::NewTensor) -> Result<()> {
+        guard(|| self.writer.add(new_tensor(tensor).map_err(|error| error.at(&self.path))?))
+    }
+
+    /// Appends bytes of the tensor that was added last.
+    ///
+    /// # Safety
+    /// That of [`Writer::append`].
+    unsafe fn append(&mut self, place: &ffi::Place, address: u64, bytes: u64) -> Result<()> {
+        guard(|| {
+            let origin = match self.origins.entry(place.ordinal) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(new) => new.insert(self::place(place)?.origin),
+            };
+            // SAFETY: the caller's promise is the same.
+            unsafe { self.writer.append(origin.as_ref(), place.stream, address, bytes) }
+        })
+    }
+}
+
+fn finish_writer(writer: Box<AnyWriter>) -> Result<()> {
+    guard(|| writer.writer.finish())
 }
 
 /// See [`load::release`].

@@ -11,7 +11,14 @@
 //! of a file ([`reader`]) towards their destination ([`device`]), resting in a
 //! pinned slot on the way ([`staging`]), while one loop keeps all of that busy
 //! ([`load`]), which a [`stream`] runs while its caller already uses what has
-//! landed. Each stretch tells a [`profile`] of itself while somebody asks.
+//! landed.
+//!
+//! The trip back: names, dtypes and shapes become the [`layout`] of a new
+//! file; bytes come from where tensors lie ([`origin`]) into slots and from
+//! there into the file ([`sink`]), while one loop keeps that busy ([`save`]), or
+//! a [`writer`] does it while its caller makes the next tensor.
+//!
+//! Each stretch tells a [`profile`] of itself while somebody asks.
 //! With the feature `torch`, `bridge` hands this to C++, which registers the
 //! operators. With the feature `tch`, the module of that name calls them for
 //! Rust programs, as Python does for its own.
@@ -44,6 +51,7 @@ pub mod interrupt;
 pub mod load;
 pub mod stream;
 pub mod save;
+pub mod writer;
 #[cfg(feature = "torch")]
 mod bridge;
 #[cfg(feature = "tch")]

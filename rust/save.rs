@@ -122,7 +122,8 @@ impl Save {
             let length = usize::try_from(range.end - first).map_err(|_| misfit())?;
             let mut slot = self.acquire()?;
             let (chunk, beyond) = slot.bytes_mut().split_at_mut_checked(length).ok_or_else(misfit)?;
-            let inherited = if index == 0 { rest.as_slice() } else { &[] };
+            // A long header fills several chunks.
+            let inherited = rest.chunks(self.request.bytes).nth(index).unwrap_or_default();
             chunk.get_mut(..inherited.len()).ok_or_else(misfit)?.copy_from_slice(inherited);
             self.gather(chunk, first, pieces, &ends)?;
             let whole = if is_last { length.next_multiple_of(ALIGNMENT) } else { length - length % ALIGNMENT };

@@ -54,6 +54,11 @@ impl Sink {
         Ok(sink)
     }
 
+    /// As the caller named the file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Sets aside room for a file of this many bytes, which is to be written whole.
     ///
     /// # Errors
@@ -64,7 +69,7 @@ impl Sink {
         }
         let length =
             i64::try_from(bytes).map_err(|_| self.error(&io::Error::from_raw_os_error(libc::EFBIG), "reserve"))?;
-        let reserved = self.repeat(|| self.kernel.reserve(&self.draft.file, length));
+        let reserved = repeat(|| self.kernel.reserve(&self.draft.file, length));
         match reserved {
             // Threads can write side by side only where the file does not grow.
             Err(error) if is_unsupported(&error) => self.draft.file.set_len(bytes),
@@ -111,27 +116,27 @@ impl Sink {
         Ok(())
     }
 
-    /// Moves the first `length` bytes of the file towards its end by `distance`, a multiple of [`ALIGNMENT`], through
-    /// `buffer`. What is at its beginning then is up to the caller.
+    /// Moves `length` bytes from `begin` on towards the end of the file by `distance`, a multiple of [`ALIGNMENT`],
+    /// through `buffer`. What is before them then is up to the caller.
     ///
     /// # Errors
     /// `io`.
-    pub fn shift(&self, length: u64, distance: u64, buffer: &mut [u8]) -> Result<()> {
+    pub fn shift(&self, begin: u64, length: u64, distance: u64, buffer: &mut [u8]) -> Result<()> {
         let inserted = i64::try_from(distance).map_err(io::Error::other);
-        let inserted = inserted.and_then(|distance| self.repeat(|| self.kernel.insert(&self.draft.file, distance)));
+        let inserted = inserted.and_then(|distance| repeat(|| self.kernel.insert(&self.draft.file, distance)));
         let Err(why) = inserted else { return Ok(()) };
         tracing::debug!(path = %self.path.display(), %why, length, "nothing can be inserted; the data is moved");
         self.write_buffered()?;
         let step = to_u64(buffer.len());
-        let mut end = length;
+        let mut end = begin.saturating_add(length);
         // From the end on, so that nothing is overwritten that is still to be moved.
-        while end > 0 {
-            let begin = end.saturating_sub(step);
-            let part = usize::try_from(end - begin).ok().and_then(|count| buffer.get_mut(..count)).unwrap_or_default();
-            let read = self.repeat(|| self.draft.file.read_exact_at(part, begin));
-            read.map_err(|error| self.error(&error, "cannot read back what was written").offset(begin))?;
-            self.write(part, begin.saturating_add(distance))?;
-            end = begin;
+        while end > begin {
+            let first = end.saturating_sub(step).max(begin);
+            let part = usize::try_from(end - first).ok().and_then(|count| buffer.get_mut(..count)).unwrap_or_default();
+            let read = self.draft.file.read_exact_at(part, first);
+            read.map_err(|error| self.error(&error, "cannot read back what was written").offset(first))?;
+            self.write(part, first.saturating_add(distance))?;
+            end = first;
         }
         Ok(())
     }
@@ -175,17 +180,18 @@ impl Sink {
         Ok(())
     }
 
-    fn repeat<T>(&self, mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-        loop {
-            match call() {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                result => return result,
-            }
-        }
-    }
-
     fn error(&self, error: &io::Error, doing: &str) -> Error {
         Error::from_io(error, &self.path, doing)
+    }
+}
+
+/// Calls again where a signal came between.
+fn repeat<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
     }
 }
 

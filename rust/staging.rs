@@ -16,7 +16,7 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::plan::Placement;
 use crate::profile::{self, Stage};
-pub use pool::{PAGE_BYTES, Request, Slot};
+pub use pool::{Block, PAGE_BYTES, Request, Slot};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

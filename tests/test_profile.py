@@ -145,7 +145,7 @@ def test_nothing_outside_of_the_block_counts(path):
     fst.load_file(path)
     summary = profile.summary()
     assert (summary.loads, summary.seconds, summary.stages) == (0, 0, {})
-    assert str(summary) == summary.bottleneck == "Nothing was loaded."
+    assert str(summary) == summary.bottleneck == "Nothing was loaded or saved."
 
 
 def test_profiles_may_be_nested(path):
@@ -274,7 +274,7 @@ GB = 10**9
 @pytest.mark.parametrize(
     ("spans", "expected"),
     [
-        ([], r"Nothing was loaded\."),
+        ([], r"Nothing was loaded or saved\."),
         (
             [LOAD, ("read", 0, 0, 9.6, 12 * GB)],
             r"Reading files was busy 96% of the time at 1\.2 GB/s; .*\(FST_THREADS\) would help",
@@ -300,7 +300,7 @@ GB = 10**9
                 *[("read", row, n + row / 2, n + row / 2 + 0.5, GB) for n in range(10) for row in (0, 1)],
                 *[("slot", row, n + 0.5 - row / 2, n + 1 - row / 2, 0) for n in range(10) for row in (0, 1)],
             ],
-            r"Copying to the GPU was busy 100% of the time at 1\.0 GB/s; the way to the GPU is the limit",
+            r"Copying to or from the GPU was busy 100% of the time at 1\.0 GB/s; the way to the GPU is the limit",
         ),
         # The disk does: the GPU is nearly as busy, but nobody waits for slots.
         (

@@ -15,8 +15,8 @@ use std::time::Duration;
 /// Slots begin at page boundaries, as direct reads want it.
 pub const PAGE_BYTES: usize = 4 << 10;
 
-/// Memory of one slot.
-struct Block {
+/// Memory that begins at a page, for bytes on their way. Its owner alone uses it.
+pub struct Block {
     /// No other block of the process ever has this number, whatever address the block has.
     id: u64,
     // In this order: what the device knows of the memory ends before the memory does.
@@ -26,7 +26,11 @@ struct Block {
 }
 
 impl Block {
-    fn allocate(bytes: usize, node: Option<Node>) -> Result<Block> {
+    /// New memory, which counts against no bound.
+    ///
+    /// # Errors
+    /// `out-of-memory` when the host has none.
+    pub fn allocate(bytes: usize, node: Option<Node>) -> Result<Block> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let _span = profile::span(Stage::Allocate).bytes(bytes);
         let memory = MmapMut::map_anon(bytes).map_err(|error| {
@@ -45,6 +49,19 @@ impl Block {
         }
         Ok(Block { id: NEXT.fetch_add(1, Ordering::Relaxed), pinned: None, memory, node })
     }
+
+    /// The bytes.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the anonymous pages are the block's own, and are initialised to zero.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.as_mut_ptr(), self.memory.len()) }
+    }
+
+    /// Lets a device pin the memory, unless it is pinned already.
+    pub fn pin(&mut self, pin: impl FnOnce(&mut [u8]) -> Option<Pinned>) {
+        if self.pinned.is_none() {
+            self.pinned = pin(self.bytes_mut());
+        }
+    }
 }
 
 /// A part of staging that its holder alone may use. It goes back to the process's pool when it is dropped.
@@ -61,19 +78,13 @@ impl Slot {
 
     /// The slot's bytes.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the slot owns the block, whose anonymous pages are initialised to zero.
-        self.block.as_mut().map_or(&mut [], |block| unsafe {
-            std::slice::from_raw_parts_mut(block.memory.as_mut_ptr(), block.memory.len())
-        })
+        self.block.as_mut().map_or(&mut [], Block::bytes_mut)
     }
 
     /// Lets a device pin the slot, unless it is pinned from an earlier load.
     pub fn pin(&mut self, pin: impl FnOnce(&mut [u8]) -> Option<Pinned>) {
-        if self.block.as_ref().is_some_and(|block| block.pinned.is_none()) {
-            let pinned = pin(self.bytes_mut());
-            if let Some(block) = &mut self.block {
-                block.pinned = pinned;
-            }
+        if let Some(block) = &mut self.block {
+            block.pin(pin);
         }
     }
 }

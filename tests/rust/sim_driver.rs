@@ -38,6 +38,11 @@ impl Slot {
         Slot { cuda, memory, is_registered: false }
     }
 
+    /// Copies device memory to the beginning of the slot.
+    fn fetch(&mut self, source: u64, bytes: usize, stream: usize) -> Result<(), Status> {
+        self.cuda.fetch(self.memory.as_mut_ptr().expose_provenance(), source, bytes, stream)
+    }
+
     fn unregister(&mut self) -> Result<(), Status> {
         self.is_registered = false;
         self.cuda.unregister(self.memory.as_ptr().addr())
@@ -149,12 +154,16 @@ fn plant(kind: Kind, sim: &Sim) {
             cuda.copy(block, &slot.memory[..10], gpu.stream).unwrap();
             slot.memory[3] = 99;
         }
-        Kind::SourceUnpinned => {
+        Kind::TargetChanged => {
+            slot.fetch(block, BLOCK, gpu.stream).unwrap();
+            slot.memory[3] = 99;
+        }
+        Kind::Unpinned => {
             let pageable = [1; 10];
             cuda.copy(block, &pageable, gpu.stream).unwrap();
             gpu.synchronize();
         }
-        Kind::SourceReleased => {
+        Kind::HostReleased => {
             cuda.copy(block, &slot.memory[..10], gpu.stream).unwrap();
             slot.unregister().unwrap();
         }
@@ -216,7 +225,7 @@ fn plant(kind: Kind, sim: &Sim) {
 fn a_mistake_of_each_kind_is_found() {
     for &kind in Kind::ALL {
         match kind {
-            Kind::SourceChanged => assert_found_when_late(&[kind], |sim| plant(kind, sim)),
+            Kind::SourceChanged | Kind::TargetChanged => assert_found_when_late(&[kind], |sim| plant(kind, sim)),
             // The block's owner gives it back while the lost work is pending.
             Kind::WorkLost => assert_found(&[Kind::FreedInUse, kind], |sim| plant(kind, sim)),
             _ => assert_found(&[kind], |sim| plant(kind, sim)),
@@ -242,6 +251,51 @@ fn work_runs_later_and_in_the_order_of_events() {
         assert_eq!(sim.read(block, BLOCK).unwrap(), [2; BLOCK]);
         sim.cuda.destroy_event(done).unwrap();
         sim.cuda.destroy_stream(second).unwrap();
+    });
+}
+
+#[test]
+fn a_copy_to_the_host_is_there_once_it_was_waited_for_and_not_before() {
+    let sim = Sim::start_lazy(0);
+    let gpu = Gpu::new(&sim, 0);
+    let block = gpu.allocate(BLOCK);
+    gpu.use_for_long(block, BLOCK);
+    let mut slot = Slot::new(sim.cuda);
+    slot.fetch(block, BLOCK, gpu.stream).unwrap();
+    assert!(slot.memory[..BLOCK].iter().all(|&byte| byte == POISON));
+    gpu.synchronize();
+    assert!(slot.memory[..BLOCK].iter().all(|&byte| byte == 0x11));
+    assert_eq!(slot.memory[BLOCK], (BLOCK % 251) as u8);
+    drop((slot, gpu));
+    sim.finish().assert_clean();
+}
+
+#[test]
+fn a_copy_to_the_host_comes_behind_what_it_copies() {
+    assert_found(&[Kind::MissingWait], |sim| {
+        let gpu = Gpu::new(sim, 0);
+        let side = sim.cuda.create_stream().unwrap();
+        let block = gpu.allocate(BLOCK);
+        gpu.use_for_long(block, BLOCK);
+        let mut slot = Slot::new(sim.cuda);
+        slot.fetch(block, BLOCK, side).unwrap();
+        sim.cuda.synchronize_stream(side).unwrap();
+        gpu.synchronize();
+        sim.cuda.destroy_stream(side).unwrap();
+    });
+    assert_found(&[Kind::HostReleased], |sim| {
+        let gpu = Gpu::new(sim, 0);
+        let block = gpu.allocate(BLOCK);
+        let mut slot = Slot::new(sim.cuda);
+        slot.fetch(block, BLOCK, gpu.stream).unwrap();
+        slot.unregister().unwrap();
+    });
+    assert_found(&[Kind::Unpinned], |sim| {
+        let gpu = Gpu::new(sim, 0);
+        let block = gpu.allocate(BLOCK);
+        let mut slot = Slot::pageable(sim.cuda);
+        slot.fetch(block, BLOCK, gpu.stream).unwrap();
+        gpu.synchronize();
     });
 }
 
@@ -278,7 +332,7 @@ fn fresh_memory_is_poison_and_out_of_the_hosts_reach() {
 #[test]
 fn a_source_must_stay_mapped_and_registered_until_its_copy_was_waited_for() {
     // Unmapped before it is unregistered.
-    assert_found(&[Kind::SourceReleased], |sim| {
+    assert_found(&[Kind::HostReleased], |sim| {
         let _gpu = Gpu::new(sim, 0);
         let slot = MmapMut::map_anon(BLOCK).unwrap();
         sim.cuda.register(&slot, 0).unwrap();
@@ -287,7 +341,7 @@ fn a_source_must_stay_mapped_and_registered_until_its_copy_was_waited_for() {
         sim.cuda.unregister(start).unwrap();
     });
     // Pageable, and unmapped while the copy is pending.
-    assert_found_when_late(&[Kind::SourceReleased], |sim| {
+    assert_found_when_late(&[Kind::HostReleased], |sim| {
         let gpu = Gpu::new(sim, 0);
         let block = gpu.allocate(BLOCK);
         sim.inject(Fault::RefusePinning, 0);
@@ -301,7 +355,7 @@ fn a_source_must_stay_mapped_and_registered_until_its_copy_was_waited_for() {
 
 #[test]
 fn pinned_memory_is_pinned_as_a_whole_and_where_it_was_asked_for() {
-    assert_found(&[Kind::SourceUnpinned, Kind::SourceUnpinned], |sim| {
+    assert_found(&[Kind::Unpinned, Kind::Unpinned], |sim| {
         let slot = Slot::pageable(sim.cuda);
         let (gpu, other) = (Gpu::new(sim, 0), Gpu::new(sim, 1));
         let block = other.allocate(BLOCK);

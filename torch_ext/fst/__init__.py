@@ -19,6 +19,7 @@ from fst._safe_open import safe_open
 from fst._save import save_file, save_file_async
 from fst._stream import Stream, stream
 from fst._summary import ReaderUse, StageTime, Summary
+from fst._writer import Writer
 
 __all__ = [
     "ModuleMismatchError",
@@ -28,6 +29,7 @@ __all__ = [
     "StageTime",
     "Stream",
     "Summary",
+    "Writer",
     "cast",
     "cmake_prefix_path",
     "load_boxes",

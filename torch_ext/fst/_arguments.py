@@ -40,9 +40,9 @@ def paths_of(paths: Paths) -> list[str]:
     return [path_of(path) for path in paths]
 
 
-def names_of(names: Sequence[str]) -> list[str]:
-    """A list of names."""
-    return [_utf8(name) for name in list_of(names, str, "names")]
+def names_of(names: Sequence[str], what: str = "names") -> list[str]:
+    """A list of names; `what` is the argument in errors."""
+    return [_utf8(name) for name in list_of(names, str, what)]
 
 
 def list_of(values: Sequence[_Item], item: type[_Item], what: str) -> list[_Item]:

@@ -27,7 +27,7 @@ _CACHED = (
 )
 _GPU = _Work(
     ("copy", "kernel"),
-    "Copying to the GPU",
+    "Copying to or from the GPU",
     "the way to the GPU is the limit, and faster storage or more threads would not help",
 )
 _WAIT = _Work(
@@ -50,6 +50,21 @@ _HOST = (
         ("place",),
         "Copying from staging into the tensors",
         "more threads (FST_THREADS) on more cores would help, faster storage would not",
+    ),
+    _Work(
+        ("write",),
+        "Writing files",
+        "faster storage would help, more threads or faster copies would not",
+    ),
+    _Work(
+        ("gather",),
+        "Copying from the tensors into staging",
+        "more threads (FST_THREADS) on more cores would help, faster storage would not",
+    ),
+    _Work(
+        ("flush",),
+        "Flushing files to the disk",
+        "fewer and larger files would help, more threads would not",
     ),
     _Work(
         ("queue",),
@@ -83,7 +98,7 @@ def bottleneck(recording: Recording) -> str:
     """What sets the pace, and what would and would not help."""
     seconds = recording.seconds
     if not seconds:
-        return "Nothing was loaded."
+        return "Nothing was loaded or saved."
     pace = _sentence(recording, _pace_setter(recording))
     if recording.total("map", "bytes") and not recording.total("read", "bytes"):
         return (
@@ -99,7 +114,7 @@ def _pace_setter(recording: Recording) -> _Work:
     longest = max(busy.values())
     close = [work for work in busy if busy[work] >= longest - _CLOSE * recording.seconds]
     if gpu in close:
-        worker_seconds = recording.thread_seconds("slot", "read", "cast", "place", "queue")
+        worker_seconds = recording.thread_seconds("slot", "read", "cast", "place", "gather", "write", "queue")
         if recording.thread_seconds("slot", "wait") >= _WAITING * worker_seconds or close == [gpu]:
             return gpu
         close.remove(gpu)
@@ -118,7 +133,7 @@ def _sentence(recording: Recording, work: _Work) -> str:
         what = work.what[0].lower() + work.what[1:]
         return f"No stage was busy for most of the time; {what} came first with {share:.0%}."
     verb = "took" if work is _OUTSIDE else "was busy"
-    moved = recording.total(work.stages[0], "bytes") if work in (_GPU, *_HOST[:3]) else 0
+    moved = recording.total(work.stages[0], "bytes") if work in (_GPU, *_HOST[:5]) else 0
     rate = f" at {moved / busy / 1e9:.1f} GB/s" if moved else ""
     advice = _CACHED if work is _HOST[0] and _was_cached(recording) else work.advice
     return f"{work.what} {verb} {share:.0%} of the time{rate}; {advice}."

@@ -27,12 +27,18 @@ _COLORS = {
     "copy": "#ff7f0e",
     "kernel": "#d62728",
     "wait": "#b0b0b0",
+    "save": "#444444",
+    "gather": "#2ca02c",
+    "write": "#1f77b4",
+    "flush": "#9467bd",
 }
 _RATES = {
     "read": "read from files",
     "cast": "cast on the CPU",
     "place": "copied on the CPU",
-    "copy": "copied to the GPU",
+    "copy": "copied to or from the GPU",
+    "gather": "gathered on the CPU",
+    "write": "written to files",
 }
 _BINS = 100
 

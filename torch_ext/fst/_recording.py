@@ -21,6 +21,10 @@ class Span:
     arguments: dict[str, Any]
 
 
+# Around all other stages.
+WHOLE = ("load", "save")
+
+
 class Recording:
     """The spans of a trace in the order in which they began, and the facts beside them."""
 
@@ -49,8 +53,8 @@ class Recording:
 
     @property
     def outside_seconds(self) -> float:
-        """How long loads were under way and in none of their stages."""
-        inside = covered_seconds(_interval(span) for span in self.spans if span.stage not in ("load", "read ahead"))
+        """How long loads and saves were under way and in none of their stages."""
+        inside = covered_seconds(_interval(span) for span in self.spans if span.stage not in (*WHOLE, "read ahead"))
         return self.seconds - inside
 
     def of(self, stage: str) -> list[Span]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from fst._bottleneck import bottleneck
-from fst._recording import Recording
+from fst._recording import WHOLE, Recording
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ class Summary:
         storage_bytes: What the kernel fetched from storage for this process meanwhile: what it did not find in the page
             cache. None where it does not say.
         copied_bytes: What was copied to GPUs, tables for kernels included.
+        written_bytes: What was written to files by saves and writers.
         rate_gb_per_second: `read_bytes` by `seconds`, in 10^9 bytes; None where nothing was read.
         stages: The time of each stage that happened, in the order of a byte's trip. Where a thread was in a finer
             stage inside another, the time is the finer one's.
@@ -80,6 +81,7 @@ class Summary:
     tensor_bytes: int
     seconds: float
     read_bytes: int
+    written_bytes: int
     mapped_bytes: int
     read_ahead_bytes: int
     storage_bytes: int | None
@@ -113,10 +115,15 @@ class Summary:
 
     def _load_lines(self) -> list[str]:
         rate = "" if self.rate_gb_per_second is None else f": {self.rate_gb_per_second:.2f} GB/s read"
-        lines = [
-            f"{_count(self.loads, 'load')}, {_count(self.tensors, 'tensor')}, {_size(self.tensor_bytes)}"
-            f" in {_time(self.seconds)}{rate}"
-        ]
+        lines = []
+        if self.loads or not self.written_bytes:
+            lines.append(
+                f"{_count(self.loads, 'load')}, {_count(self.tensors, 'tensor')}, {_size(self.tensor_bytes)}"
+                f" in {_time(self.seconds)}{rate}"
+            )
+        if self.written_bytes:
+            written_rate = f": {self.written_bytes / self.seconds / 1e9:.2f} GB/s" if self.seconds else ""
+            lines.append(f"{_size(self.written_bytes)} written in {_time(self.seconds)}{written_rate}")
         for use in self.readers:
             where = f" on {use.file_system}" if use.file_system else ""
             lines.append(f"{use.reader}: {_count(use.files, 'file')}{where}, {_size(use.bytes)}; {use.why}")
@@ -161,12 +168,13 @@ def summarize(recording: Recording, exception: str | None) -> Summary:
         tensor_bytes=recording.total("load", "bytes"),
         seconds=seconds,
         read_bytes=read_bytes,
+        written_bytes=recording.total("write", "bytes"),
         mapped_bytes=recording.total("map", "bytes"),
         read_ahead_bytes=recording.total("read ahead", "bytes"),
         storage_bytes=facts["storage_bytes"],
         copied_bytes=recording.total("copy", "bytes"),
         rate_gb_per_second=read_bytes / seconds / 1e9 if read_bytes and seconds else None,
-        stages={stage: _stage_time(recording, stage) for stage in recording.stages if stage != "load"},
+        stages={stage: _stage_time(recording, stage) for stage in recording.stages if stage not in WHOLE},
         readers=_reader_uses(recording),
         reads=facts["reads"],
         copies=facts["copies"],

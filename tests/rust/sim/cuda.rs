@@ -90,6 +90,11 @@ impl Cuda {
         unsafe { (self.0.cuMemcpyHtoDAsync_v2)(target, start, source.len(), stream) }.check()
     }
 
+    /// To the host memory of that many bytes at an address.
+    pub fn fetch(&self, target: usize, source: u64, bytes: usize, stream: usize) -> Result<(), Status> {
+        unsafe { (self.0.cuMemcpyDtoHAsync_v2)(target, source, bytes, stream) }.check()
+    }
+
     pub fn copy_2d(&self, copy: &Memcpy2D, stream: usize) -> Result<(), Status> {
         unsafe { (self.0.cuMemcpy2DAsync_v2)(copy, stream) }.check()
     }

@@ -47,6 +47,7 @@ functions! {
     fn cuMemHostRegister_v2(usize, usize, u32) -> Status;
     fn cuMemHostUnregister(usize) -> Status;
     fn cuMemcpyHtoDAsync_v2(u64, usize, usize, usize) -> Status;
+    fn cuMemcpyDtoHAsync_v2(usize, u64, usize, usize) -> Status;
     fn cuMemcpy2DAsync_v2(*const Memcpy2D, usize) -> Status;
     fn cuMemAlloc_v2(*mut u64, usize) -> Status;
     fn cuMemFree_v2(u64) -> Status;

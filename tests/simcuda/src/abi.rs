@@ -167,11 +167,13 @@ macro_rules! kinds {
 kinds! {
     /// Host memory changed while a copy from it was pending.
     SourceChanged = "source-changed",
-    /// A copy from host memory that is not pinned, though pinning works.
-    SourceUnpinned = "source-unpinned",
-    /// Host memory was unregistered or freed before a copy from it was known to
-    /// be finished.
-    SourceReleased = "source-released",
+    /// A copy from or to host memory that is not pinned, though pinning works.
+    Unpinned = "unpinned",
+    /// Host memory was unregistered or freed before a copy from it or to it was
+    /// known to be finished.
+    HostReleased = "host-released",
+    /// Host memory was written to while a copy to it was pending.
+    TargetChanged = "target-changed",
     /// Device work that reaches outside of an allocation.
     OutOfBounds = "out-of-bounds",
     /// Work on one stream that uses bytes that another stream's work uses too,

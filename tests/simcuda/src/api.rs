@@ -263,6 +263,19 @@ pub extern "C" fn cuMemcpyHtoDAsync_v2(target: u64, source: usize, bytes: usize,
     })
 }
 
+/// Queues a copy to the host; of no bytes, it does nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyDtoHAsync_v2(target: usize, source: u64, bytes: usize, stream: usize) -> Status {
+    if bytes == 0 {
+        return Status::Success;
+    }
+    let regions = Region::linear(source, bytes as u64).zip(Region::linear(target as u64, bytes as u64));
+    call(|driver| {
+        let (source, target) = regions.ok_or(Status::InvalidValue)?;
+        driver.fetch(source, target, stream)
+    })
+}
+
 /// Queues a strided copy; of no bytes, it does nothing.
 ///
 /// # Safety

@@ -57,12 +57,12 @@ impl Driver {
             return Err(Status::Unknown);
         }
         let Some(expected) = read_host(&source) else {
-            self.report(Kind::SourceReleased, format!("copy from {source}, which is not mapped"));
+            self.report(Kind::HostReleased, format!("copy from {source}, which is not mapped"));
             return Err(Status::InvalidValue);
         };
         let pin = self.pinned.covering(&source, context::current());
         if pin.is_none() && !self.faults.unpinned_allowed() {
-            self.report(Kind::SourceUnpinned, format!("copy from {source}, which is not registered"));
+            self.report(Kind::Unpinned, format!("copy from {source}, which is not registered"));
         }
         self.use_on_stream(stream, target, true, "copy")?;
         self.memory.foresee(&target, &expected);
@@ -128,7 +128,7 @@ impl Copy {
         match &bytes {
             None => {
                 let text = format!("{} was freed while a copy from it was pending", self.source);
-                driver.report(Kind::SourceReleased, text);
+                driver.report(Kind::HostReleased, text);
             }
             Some(bytes) if *bytes != self.expected => {
                 let differs = bytes.iter().zip(&self.expected).position(|(now, then)| now != then);

@@ -1,4 +1,4 @@
-//! Host memory: what is registered as pinned, and reading it safely.
+//! Host memory: what is registered as pinned, and reading and writing it safely.
 
 use crate::abi::{Kind, REGISTER_PORTABLE, Status};
 use crate::clock::{Clock, Mark};
@@ -19,7 +19,7 @@ struct Pin {
     bytes: u64,
     context: usize,
     portable: bool,
-    /// The copies from it.
+    /// The copies from it and to it.
     copies: Clock,
 }
 
@@ -110,12 +110,12 @@ impl Driver {
         let mapped = Region::linear(start, pin.bytes).is_some_and(|region| is_mapped(&region));
         if !mapped {
             let text = format!("{} bytes at {start:#x} were freed while they were registered", pin.bytes);
-            self.report(Kind::SourceReleased, text);
+            self.report(Kind::HostReleased, text);
         }
         if !self.order.host.covers_all(&pin.copies) {
             let text =
-                format!("{} bytes at {start:#x} are unregistered; nobody waited for a copy from them", pin.bytes);
-            self.report(Kind::SourceReleased, text);
+                format!("{} bytes at {start:#x} are unregistered; nobody waited for a copy that uses them", pin.bytes);
+            self.report(Kind::HostReleased, text);
         }
         health.map(|_| ())
     }
@@ -130,13 +130,21 @@ pub fn read_host(region: &Region) -> Option<Vec<u8>> {
     Some(if region.bytes() == region.span() { span } else { region.gather(&span) })
 }
 
-fn is_mapped(region: &Region) -> bool {
+/// Writes to host memory that lies in one piece. The kernel does the writing, as with [`read_host`].
+pub fn write_host(region: &Region, bytes: &[u8]) {
+    // Memory that is gone by now was reported.
+    let _ = own_memory().map(|memory| memory.write_all_at(bytes, region.start()));
+}
+
+/// Whether the first and the last byte of `region` can be read.
+pub fn is_mapped(region: &Region) -> bool {
     let mut byte = [0];
     let mut reads = |address| own_memory().is_some_and(|memory| memory.read_exact_at(&mut byte, address).is_ok());
     reads(region.start()) && reads(region.end() - 1)
 }
 
 fn own_memory() -> Option<&'static File> {
-    static MEMORY: LazyLock<Option<File>> = LazyLock::new(|| File::open("/proc/self/mem").ok());
+    static MEMORY: LazyLock<Option<File>> =
+        LazyLock::new(|| File::options().read(true).write(true).open("/proc/self/mem").ok());
     MEMORY.as_ref()
 }

@@ -26,7 +26,7 @@
 //! How a call travels: [`api`] and [`control`] turn C arguments into a call of
 //! a method of [`driver::Driver`], which stands behind one lock; those methods
 //! live beside the thing that they are about ([`context`], [`stream`],
-//! [`event`], [`memory`], [`host`], [`copy`], [`module`], [`launch`]).
+//! [`event`], [`memory`], [`host`], [`copy`], [`fetch`], [`module`], [`launch`]).
 //!
 //! The kernels of fst run, too: their code is compiled for the host
 //! (`kernels.cpp`), and a launch runs it for every thread. What the launch may
@@ -41,6 +41,7 @@ pub mod copy;
 pub mod driver;
 pub mod event;
 pub mod fault;
+pub mod fetch;
 pub mod host;
 pub mod launch;
 pub mod memory;

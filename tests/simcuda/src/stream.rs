@@ -6,6 +6,7 @@ use crate::context::{self, Device};
 use crate::copy::Copy;
 use crate::driver::{Driver, Orphan, SharedDriver, new_handle};
 use crate::event::Record;
+use crate::fetch::Fetch;
 use crate::launch::Launch;
 use crate::memory::Access;
 use crate::random::Random;
@@ -37,6 +38,8 @@ pub struct Stream {
 pub enum Work {
     /// Host memory goes to device memory.
     Copy(Copy),
+    /// Device memory goes to host memory.
+    Fetch(Fetch),
     /// A kernel that fills device memory with one value.
     Fill(Region, u8),
     /// A kernel that only reads.
@@ -256,6 +259,7 @@ impl SharedDriver {
                 random.delay();
                 match work {
                     Work::Copy(copy) => copy.run(self, epoch, context, &mut random),
+                    Work::Fetch(fetch) => fetch.run(self, epoch, context, &mut random),
                     Work::Launch(launch) => launch.run(self, epoch, context),
                     Work::Fill(region, value) => self.fill(epoch, &region, value),
                     Work::Read | Work::Wait(_) => {}

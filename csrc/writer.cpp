@@ -1,0 +1,69 @@
+#include "writer.h"
+
+#include <ATen/Functions.h>
+
+#include <utility>
+
+#include "elements.h"
+#include "error.h"
+
+namespace fst {
+
+Writer::Writer(const std::string& path, const Texts& metadata) {
+  const auto target = to_rust(path);
+  const auto texts = texts_of(metadata);
+  writer_.emplace(call_core([&] { return begin_writer(target, slice_of(texts), metadata.has_value()); }));
+}
+
+Writer::~Writer() {
+  if (getpid() != process_ && writer_) {
+    // A forked child has none of its threads, for which it would wait for ever, and the file is its parent's.
+    (void)std::move(*writer_).into_raw();
+  }
+}
+
+void Writer::write(const std::string& name, const at::Tensor& tensor) {
+  const auto locked = lock();
+  if (!writer_) {
+    throw_invalid_argument("tensor \"" + name + "\": the writer is closed; open another one");
+  }
+  AnyWriter& writer = **writer_;
+  const auto added = described(name, tensor);
+  call_core([&] { writer.add(added); });
+  const auto append = [&](const at::Tensor& part) {
+    const auto address = reinterpret_cast<uint64_t>(part.const_data_ptr());
+    call_core([&] { writer.append(place_of(part), address, part.nbytes()); });
+  };
+  if (is_plain(tensor)) {
+    append(tensor);
+    return;
+  }
+  split(tensor, tensor.element_size(), [&](const at::Tensor& part, uint64_t) {
+    auto copy = at::empty(part.sizes(), part.options().memory_format(at::MemoryFormat::Contiguous));
+    copy_elements(copy, part);
+    append(copy);
+  });
+}
+
+void Writer::close() {
+  const auto locked = lock();
+  if (writer_) {
+    auto writer = std::move(*writer_);
+    writer_.reset();
+    call_core([&] { finish_writer(std::move(writer)); });
+  }
+}
+
+void Writer::abandon() {
+  const auto locked = lock();
+  writer_.reset();
+}
+
+std::unique_lock<std::mutex> Writer::lock() {
+  if (getpid() != process_) {
+    throw_invalid_argument("this writer belongs to the process that made it; make another one after a fork");
+  }
+  return std::unique_lock(mutex_);
+}
+
+}  // namespace fst

@@ -1,0 +1,199 @@
+//! The threads behind a writer, and its blocks.
+
+use crate::error::{Error, Kind, Result};
+use crate::interrupt::Watch;
+use crate::options::Options;
+use crate::profile::{self, Stage};
+use crate::sink::Sink;
+use crate::staging::{Block, PAGE_BYTES};
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+/// A few writes at once are all that a disk needs, and the caller copies on one thread.
+const THREADS_MAX: usize = 4;
+/// The blocks of a writer are no part of the process's staging: one that holds a half-full block and waits for its
+/// caller would keep others from theirs for as long. So there are few of them.
+const BLOCKS_MAX: usize = 8;
+/// How far ahead of the data room on the disk is asked for, since threads write side by side only where the file does
+/// not grow.
+const RESERVE_BYTES: u64 = 64 << 20;
+/// How long a waiting caller takes to notice a Ctrl-C, since a signal handler cannot wake it.
+const PATIENCE: Duration = Duration::from_millis(10);
+
+/// What a thread writes: the first `length` bytes of a block.
+pub struct Job {
+    pub block: Block,
+    pub length: usize,
+    pub offset: u64,
+}
+
+/// Threads that write blocks to one file. Dropped, it waits for what is being written, and the rest is not.
+pub struct Crew {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    block_bytes: usize,
+    block_count_max: usize,
+}
+
+struct Shared {
+    sink: Arc<Sink>,
+    state: Mutex<State>,
+    /// A job came, or there will be no more.
+    has_work: Condvar,
+    /// A job is done.
+    has_changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    jobs: VecDeque<Job>,
+    /// How many jobs have been submitted and are not done.
+    open_count: usize,
+    free: Vec<Block>,
+    block_count: usize,
+    reserved_bytes: u64,
+    is_closed: bool,
+    failure: Option<Error>,
+}
+
+impl Crew {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// `out-of-memory` where there can be none.
+    pub fn start(sink: &Arc<Sink>, options: &Options) -> Result<Crew> {
+        let shared = Arc::new(Shared {
+            sink: Arc::clone(sink),
+            state: Mutex::default(),
+            has_work: Condvar::new(),
+            has_changed: Condvar::new(),
+        });
+        let block_bytes = (options.chunk_bytes - options.chunk_bytes % PAGE_BYTES).max(PAGE_BYTES);
+        let block_count_max = (options.staging_bytes / block_bytes).clamp(1, BLOCKS_MAX);
+        let mut crew = Crew { shared, threads: Vec::new(), block_bytes, block_count_max };
+        for _ in 0..options.threads.clamp(1, THREADS_MAX) {
+            let shared = Arc::clone(&crew.shared);
+            match thread::Builder::new().name("fst write".into()).spawn(move || shared.work()) {
+                Ok(thread) => crew.threads.push(thread),
+                Err(error) if crew.threads.is_empty() => {
+                    return Err(Error::new(Kind::OutOfMemory, format!("cannot start a thread: {error}")));
+                }
+                // A container may refuse more threads; those there are do the work.
+                Err(error) => tracing::debug!(%error, "fewer threads than wanted"),
+            }
+        }
+        Ok(crew)
+    }
+
+    /// Waits for a block that nobody uses.
+    ///
+    /// # Errors
+    /// What a thread could not write; `interrupted`, `out-of-memory`.
+    pub fn acquire(&self) -> Result<Block> {
+        let _span = profile::span(Stage::Slot);
+        let mut state = self.shared.lock();
+        if state.free.is_empty() && state.block_count < self.block_count_max {
+            state.block_count += 1;
+            drop(state);
+            return Block::allocate(self.block_bytes, None);
+        }
+        let watch = Watch::begin();
+        loop {
+            if let Some(error) = &state.failure {
+                return Err(error.clone());
+            }
+            if let Some(block) = state.free.pop() {
+                return Ok(block);
+            }
+            watch.check()?;
+            state = self.shared.wait(state);
+        }
+    }
+
+    /// Has a block written.
+    ///
+    /// # Errors
+    /// What a thread could not write.
+    pub fn submit(&self, job: Job) -> Result<()> {
+        let mut state = self.shared.lock();
+        if let Some(error) = &state.failure {
+            return Err(error.clone());
+        }
+        let end = job.offset.saturating_add(u64::try_from(job.length).unwrap_or(u64::MAX));
+        if end > state.reserved_bytes {
+            state.reserved_bytes = end.saturating_add(RESERVE_BYTES);
+            // Where there is not as much, there may still be enough; whoever writes will tell.
+            if let Err(error) = self.shared.sink.reserve(state.reserved_bytes) {
+                tracing::debug!(%error, "no room ahead of the data");
+            }
+        }
+        state.open_count += 1;
+        state.jobs.push_back(job);
+        self.shared.has_work.notify_one();
+        Ok(())
+    }
+
+    /// Waits until all jobs are done.
+    ///
+    /// # Errors
+    /// What a thread could not write; `interrupted`.
+    pub fn finish(&self) -> Result<()> {
+        let watch = Watch::begin();
+        let mut state = self.shared.lock();
+        while state.failure.is_none() && state.open_count > 0 {
+            watch.check()?;
+            state = self.shared.wait(state);
+        }
+        state.failure.clone().map_or(Ok(()), Err)
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.is_closed = true;
+        state.jobs.clear();
+        drop(state);
+        self.shared.has_work.notify_all();
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a bug in fst, please report it: a thread of a writer has panicked");
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn work(&self) {
+        while let Some(mut job) = self.next() {
+            let span = profile::span(Stage::Write).bytes(job.length);
+            let bytes = job.block.bytes_mut().get(..job.length).unwrap_or_default();
+            let written = self.sink.write(bytes, job.offset);
+            drop(span);
+            let mut state = self.lock();
+            if let Err(error) = written {
+                state.failure.get_or_insert(error);
+            }
+            state.open_count -= 1;
+            state.free.push(job.block);
+            self.has_changed.notify_one();
+        }
+    }
+
+    /// `None` when there will be no more, or what there is cannot become a file any more.
+    fn next(&self) -> Option<Job> {
+        let is_idle = |state: &mut State| !state.is_closed && state.failure.is_none() && state.jobs.is_empty();
+        let mut state = self.has_work.wait_while(self.lock(), is_idle).unwrap_or_else(PoisonError::into_inner);
+        if state.failure.is_some() { None } else { state.jobs.pop_front() }
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.has_changed.wait_timeout(state, PATIENCE).map_or_else(|e| e.into_inner().0, |(state, _)| state)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,376 @@
+//! Files are written whole or not at all, whatever the kernel answers.
+
+use crate::files;
+use fst::device::host::Host;
+use fst::dtype::Dtype;
+use fst::error::{Error, Kind};
+use fst::layout::{Layout, Tensor};
+use fst::options::Options;
+use fst::save::{Piece, Place, Save};
+use fst::sink::Sink;
+use fst::sink::kernel::{Kernel, Linux};
+use fst::writer::Writer;
+use proptest::prelude::*;
+use safetensors::SafeTensors;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tempfile::TempDir;
+
+/// Small chunks, so that small tensors already fill several.
+fn tight() -> Options {
+    Options { chunk_bytes: 8 << 10, staging_bytes: 32 << 10, threads: 3, ..Options::default() }
+}
+
+fn host() -> Vec<Place> {
+    vec![Place { origin: Arc::new(Host), stream: 0 }]
+}
+
+fn address_of(bytes: &[u8]) -> u64 {
+    bytes.as_ptr().expose_provenance() as u64
+}
+
+fn kernel() -> Box<dyn Kernel> {
+    Box::new(Linux)
+}
+
+/// Tensors of bytes of these sizes.
+fn sample(sizes: &[usize]) -> Vec<(String, Vec<u8>)> {
+    sizes.iter().enumerate().map(|(index, &size)| (format!("t{index:03}"), files::pattern(index, size))).collect()
+}
+
+fn described(tensors: &[(String, Vec<u8>)]) -> Vec<Tensor> {
+    tensors.iter().map(|(name, bytes)| Tensor::new(name, Dtype::U8, vec![bytes.len() as u64]).unwrap()).collect()
+}
+
+/// Saves, in calls with as many tensors each.
+fn save(path: &Path, tensors: &[(String, Vec<u8>)], kernel: Box<dyn Kernel>, step: usize) -> fst::Result<()> {
+    let layout = Layout::new(&described(tensors), &None)?;
+    let order = layout.order().to_vec();
+    let mut save = Save::begin(layout, Sink::create(path, kernel)?, host(), &tight())?;
+    for part in order.chunks(step) {
+        let piece = |&index: &usize| {
+            let bytes = &tensors[index].1;
+            Piece { place: 0, address: address_of(bytes), length: bytes.len() as u64 }
+        };
+        let pieces: Vec<Piece> = part.iter().map(piece).collect();
+        // SAFETY: the tensors live and stay as they are.
+        unsafe { save.append(&pieces) }?;
+    }
+    save.finish()
+}
+
+/// Writes one after the other.
+fn write(path: &Path, tensors: &[(String, Vec<u8>)], kernel: Box<dyn Kernel>) -> fst::Result<()> {
+    let mut writer = Writer::begin(Sink::create(path, kernel)?, None, &tight())?;
+    for (tensor, (_, bytes)) in described(tensors).into_iter().zip(tensors) {
+        writer.add(tensor)?;
+        let mut copy = bytes.clone();
+        // SAFETY: the copy lives until it is overwritten.
+        unsafe { writer.append(&Host, 0, address_of(&copy), copy.len() as u64) }?;
+        copy.fill(0xEE);
+    }
+    writer.finish()
+}
+
+fn expected(tensors: &[(String, Vec<u8>)]) -> Vec<u8> {
+    let directory = TempDir::new().unwrap();
+    let list: Vec<_> = tensors
+        .iter()
+        .map(|(name, bytes)| (name.as_str(), safetensors::tensor::Dtype::U8, vec![bytes.len()], bytes.clone()))
+        .collect();
+    fs::read(files::written(&directory, "x", &list)).unwrap()
+}
+
+/// The reference reads the file and finds these tensors.
+fn assert_holds(path: &Path, tensors: &[(String, Vec<u8>)]) {
+    let file = fs::read(path).unwrap();
+    let found = SafeTensors::deserialize(&file).unwrap();
+    assert_eq!(found.len(), tensors.len());
+    for (name, bytes) in tensors {
+        assert!(found.tensor(name).unwrap().data() == bytes, "{name}");
+    }
+}
+
+fn names_in(directory: &TempDir) -> Vec<String> {
+    fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+const SIZES: [usize; 9] = [3, 0, 40_000, 1, 4096, 8192, 12_345, 7, 100_001];
+
+#[test]
+fn a_saved_file_is_that_of_the_reference() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("x");
+    for sizes in [&SIZES[..], &[], &[0], &[1], &[4096 - 72]] {
+        let tensors = sample(sizes);
+        for step in [1, 2, 100] {
+            save(&path, &tensors, kernel(), step).unwrap();
+            assert!(fs::read(&path).unwrap() == expected(&tensors), "{sizes:?} {step}");
+            assert_eq!(names_in(&directory), ["x"]);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+    #[test]
+    fn any_sizes_are_saved_and_written(sizes in prop::collection::vec(0..30_000_usize, 0..20), step in 1..5_usize) {
+        let directory = TempDir::new().unwrap();
+        let path = directory.path().join("x");
+        let tensors = sample(&sizes);
+        save(&path, &tensors, kernel(), step).unwrap();
+        prop_assert!(fs::read(&path).unwrap() == expected(&tensors));
+        write(&path, &tensors, kernel()).unwrap();
+        assert_holds(&path, &tensors);
+    }
+}
+
+#[test]
+fn a_header_that_outgrows_its_room_gets_more() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("x");
+    // The first block of data is full long before most names are known.
+    let mut tensors = sample(&[20_000]);
+    tensors.extend((0..4000).map(|index| (format!("{index:0100}"), vec![index as u8; 3])));
+    write(&path, &tensors, kernel()).unwrap();
+    assert_holds(&path, &tensors);
+    write(&path, &tensors, Box::new(Scripted::new(Answer::NoInsert))).unwrap();
+    assert_holds(&path, &tensors);
+    assert_eq!(names_in(&directory), ["x"]);
+}
+
+#[test]
+fn a_small_file_that_was_written_has_no_spaces() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("x");
+    let tensors = sample(&[3, 0, 1000]);
+    write(&path, &tensors, kernel()).unwrap();
+    assert!(fs::read(&path).unwrap() == expected(&tensors));
+}
+
+/// What a kernel does beside what Linux does.
+#[derive(Clone, Copy, Debug)]
+enum Answer {
+    /// Writes fewer bytes than it was asked for, now and then none because of a signal or because it is busy.
+    Short,
+    /// Fails a write, the one with this number.
+    FailWrite(usize, i32),
+    /// Takes direct writes at first and then refuses them.
+    RefuseDirect,
+    NoDirect,
+    NoReserve,
+    NoRoom,
+    NoInsert,
+    FailFlush,
+}
+
+struct Scripted {
+    answer: Answer,
+    calls: AtomicUsize,
+}
+
+impl Scripted {
+    fn new(answer: Answer) -> Scripted {
+        Scripted { answer, calls: AtomicUsize::new(0) }
+    }
+}
+
+fn code<T>(code: i32) -> io::Result<T> {
+    Err(io::Error::from_raw_os_error(code))
+}
+
+impl Kernel for Scripted {
+    fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<usize> {
+        let call = self.calls.fetch_add(1, Ordering::Relaxed);
+        match self.answer {
+            Answer::Short => match call % 4 {
+                0 => code(libc::EINTR),
+                1 => code(libc::EAGAIN),
+                _ => {
+                    // Direct writes are cut at blocks, others anywhere.
+                    let half = bytes.len() / 2;
+                    let length = if half >= 4096 { half - half % 4096 } else { bytes.len() };
+                    file.write_at(&bytes[..length], offset)
+                }
+            },
+            Answer::FailWrite(at, error) if call == at => code(error),
+            Answer::RefuseDirect if call > 2 && is_direct(file) => code(libc::EINVAL),
+            _ => file.write_at(bytes, offset),
+        }
+    }
+
+    fn set_direct(&self, file: &File, is_direct: bool) -> io::Result<()> {
+        match self.answer {
+            Answer::NoDirect => code(libc::EINVAL),
+            _ => Linux.set_direct(file, is_direct),
+        }
+    }
+
+    fn reserve(&self, file: &File, bytes: i64) -> io::Result<()> {
+        match self.answer {
+            Answer::NoReserve => code(libc::EOPNOTSUPP),
+            Answer::NoRoom => code(libc::ENOSPC),
+            _ => Linux.reserve(file, bytes),
+        }
+    }
+
+    fn insert(&self, file: &File, bytes: i64) -> io::Result<()> {
+        match self.answer {
+            Answer::NoInsert => code(libc::EOPNOTSUPP),
+            _ => Linux.insert(file, bytes),
+        }
+    }
+
+    fn flush(&self, file: &File) -> io::Result<()> {
+        match self.answer {
+            Answer::FailFlush => code(libc::EIO),
+            _ => Linux.flush(file),
+        }
+    }
+}
+
+fn is_direct(file: &File) -> bool {
+    use std::os::fd::AsRawFd;
+    // SAFETY: asks for the flags of an open descriptor.
+    unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) & libc::O_DIRECT != 0 }
+}
+
+#[test]
+fn whatever_the_kernel_refuses_for_now_the_file_is_whole() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("x");
+    let tensors = sample(&SIZES);
+    for answer in [Answer::Short, Answer::RefuseDirect, Answer::NoDirect, Answer::NoReserve, Answer::NoInsert] {
+        save(&path, &tensors, Box::new(Scripted::new(answer)), 3).unwrap();
+        assert!(fs::read(&path).unwrap() == expected(&tensors), "{answer:?}");
+        write(&path, &tensors, Box::new(Scripted::new(answer))).unwrap();
+        assert_holds(&path, &tensors);
+        assert_eq!(names_in(&directory), ["x"], "{answer:?}");
+    }
+}
+
+/// The old file is whole and nothing else is there, and the error says what and where.
+fn assert_failed(directory: &TempDir, result: fst::Result<()>, words: &[&str]) -> Error {
+    let error = result.unwrap_err();
+    assert_eq!(error.kind(), Kind::Io);
+    for word in words {
+        assert!(error.to_string().contains(word), "{error}: {word}");
+    }
+    assert_eq!(names_in(directory), ["x"]);
+    assert_eq!(fs::read(directory.path().join("x")).unwrap(), b"old");
+    error
+}
+
+#[test]
+fn a_failure_at_any_write_leaves_the_old_file_whole() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("x");
+    let tensors = sample(&SIZES);
+    fs::write(&path, b"old").unwrap();
+    // As many writes as it takes on one thread at a time, and for a writer the header.
+    for at in [0, 1, 5, 20] {
+        for (error, words) in [(libc::EIO, "os error 5"), (libc::ENOSPC, "os error 28")] {
+            let script = || Box::new(Scripted::new(Answer::FailWrite(at, error)));
+            let saved = save(&path, &tensors, script(), 100);
+            let failed = assert_failed(&directory, saved, &["/x: ", "byte ", "cannot write", words]);
+            // The header belongs to no tensor.
+            assert!(failed.position() == Some(0) || failed.to_string().contains("tensor \"t0"), "{failed}");
+            let written = write(&path, &tensors, script());
+            let failed = assert_failed(&directory, written, &["/x: ", "byte ", "cannot write", words]);
+            assert!(failed.position().is_some());
+        }
+    }
+    let no_room = save(&path, &tensors, Box::new(Scripted::new(Answer::NoRoom)), 100);
+    assert_failed(&directory, no_room, &["/x: ", "cannot reserve", "os error 28"]);
+    let not_flushed = save(&path, &tensors, Box::new(Scripted::new(Answer::FailFlush)), 100);
+    assert_failed(&directory, not_flushed, &["/x: ", "cannot flush the file", "os error 5"]);
+    let not_flushed = write(&path, &tensors, Box::new(Scripted::new(Answer::FailFlush)));
+    assert_failed(&directory, not_flushed, &["/x: ", "cannot flush the file"]);
+    // A writer asks for room ahead, of which it may need less.
+    write(&path, &tensors, Box::new(Scripted::new(Answer::NoRoom))).unwrap();
+    assert_holds(&path, &tensors);
+}
+
+#[test]
+fn a_writer_that_has_failed_says_so_again_and_leaves_nothing() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("x");
+    fs::write(&path, b"old").unwrap();
+    let script = Box::new(Scripted::new(Answer::FailWrite(2, libc::EIO)));
+    let mut writer = Writer::begin(Sink::create(&path, script).unwrap(), None, &tight()).unwrap();
+    let bytes = files::pattern(1, 500_000);
+    writer.add(Tensor::new("a", Dtype::U8, vec![500_000]).unwrap()).unwrap();
+    // SAFETY: the bytes live and stay as they are.
+    let error = unsafe { writer.append(&Host, 0, address_of(&bytes), 500_000) }.unwrap_err();
+    assert!(error.to_string().contains("tensor \"a\""), "{error}");
+    assert_eq!(writer.add(Tensor::new("b", Dtype::U8, vec![]).unwrap()).unwrap_err(), error);
+    assert_eq!(assert_failed(&directory, writer.finish(), &[]), error);
+}
+
+#[test]
+fn a_writer_that_is_dropped_leaves_nothing() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("x");
+    let mut writer = Writer::begin(Sink::create(&path, kernel()).unwrap(), None, &tight()).unwrap();
+    let bytes = files::pattern(1, 500_000);
+    writer.add(Tensor::new("a", Dtype::U8, vec![500_000]).unwrap()).unwrap();
+    assert_eq!(writer.add(Tensor::new("b", Dtype::U8, vec![]).unwrap()).unwrap_err().kind(), Kind::InvalidArgument);
+    // SAFETY: as above.
+    unsafe { writer.append(&Host, 0, address_of(&bytes), 500_000) }.unwrap();
+    assert_eq!(writer.add(Tensor::new("a", Dtype::U8, vec![]).unwrap()).unwrap_err().kind(), Kind::InvalidArgument);
+    drop(writer);
+    assert!(names_in(&directory).is_empty());
+}
+
+#[test]
+fn a_new_file_has_the_mode_of_any_other_and_one_that_is_replaced_keeps_its_own() {
+    let directory = TempDir::new().unwrap();
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
+    let (path, plain) = (directory.path().join("x"), directory.path().join("plain"));
+    fs::write(&plain, "").unwrap();
+    save(&path, &sample(&[5]), kernel(), 1).unwrap();
+    assert_eq!(mode(&path), mode(&plain));
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+    save(&path, &sample(&[6]), kernel(), 1).unwrap();
+    assert_eq!(mode(&path) & 0o7777, 0o640);
+}
+
+#[test]
+fn links_are_followed_as_for_any_write() {
+    let directory = TempDir::new().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    fs::create_dir(at("far")).unwrap();
+    symlink("far/file", at("link")).unwrap();
+    symlink("link", at("link to the link")).unwrap();
+    let tensors = sample(&[9]);
+    for _ in 0..2 {
+        save(&at("link to the link"), &tensors, kernel(), 1).unwrap();
+        assert!(at("link to the link").is_symlink() && at("link").is_symlink());
+        assert_holds(&at("far/file"), &tensors);
+    }
+    symlink("b", at("a")).unwrap();
+    symlink("a", at("b")).unwrap();
+    assert_eq!(save(&at("a"), &tensors, kernel(), 1).unwrap_err().kind(), Kind::Io);
+}
+
+#[test]
+fn what_is_no_place_for_a_file_is_refused() {
+    let directory = TempDir::new().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    let kind = |path: &Path| save(path, &sample(&[9]), kernel(), 1).unwrap_err().kind();
+    assert_eq!(kind(directory.path()), Kind::IsADirectory);
+    assert_eq!(kind(&at("missing/x")), Kind::FileNotFound);
+    assert_eq!(kind(Path::new("/dev/null")), Kind::InvalidArgument);
+    assert_eq!(kind(Path::new("s3://bucket/x")), Kind::InvalidArgument);
+    assert_eq!(kind(Path::new("..")), Kind::InvalidArgument);
+    assert_eq!(kind(Path::new("")), Kind::InvalidArgument);
+    assert_eq!(kind(&at("a\0b")), Kind::InvalidArgument);
+    // The longest name there may be leaves its temporary one no room of its own.
+    let longest = at(&"n".repeat(255));
+    save(&longest, &sample(&[9]), kernel(), 1).unwrap();
+    assert_eq!(names_in(&directory).len(), 1);
+}

@@ -1,0 +1,116 @@
+"""Saves from a GPU: bits, streams, devices, memory. `make gpu-check` runs these."""
+
+import pytest
+import safetensors.torch
+import torch
+
+import fst
+from rawfile import DTYPES, assert_same, random_raw
+
+pytestmark = pytest.mark.gpu
+
+MIB = 1 << 20
+# Long enough that a missing wait shows: some tens of milliseconds on any GPU.
+DELAY_CYCLES = 50_000_000
+
+
+def save(path, tensors):
+    torch.ops.fst.save_file(list(tensors.values()), list(tensors), str(path))
+
+
+def write(path, tensors):
+    with fst.Writer(path) as writer:
+        for name, tensor in tensors.items():
+            writer.write(name, tensor)
+
+
+@pytest.fixture(params=[save, write], ids=["save_file", "Writer"])
+def way(request):
+    return request.param
+
+
+@pytest.mark.usefixtures("chunks")
+def test_every_dtype_from_both_devices(tmp_path, way):
+    expected = {name: random_raw(name, (31, 250)).tensor() for name in DTYPES}
+    expected |= {f"{name} on the host": tensor.clone() for name, tensor in expected.items()}
+    placed = {name: tensor if name.endswith("host") else tensor.cuda() for name, tensor in expected.items()}
+    way(tmp_path / "x", placed)
+    loaded = safetensors.torch.load_file(tmp_path / "x")
+    assert set(loaded) == set(expected)
+    for name, tensor in loaded.items():
+        assert_same(tensor, expected[name])
+
+
+def test_files_are_those_of_the_reference(tmp_path):
+    tensors = {f"t{index}": torch.randn(300, index * 11, device="cuda") for index in range(20)}
+    save(tmp_path / "x", tensors)
+    safetensors.torch.save_file({name: tensor.cpu() for name, tensor in tensors.items()}, tmp_path / "y")
+    assert (tmp_path / "x").read_bytes() == (tmp_path / "y").read_bytes()
+
+
+def test_what_does_not_lie_in_memory_as_it_is(tmp_path, way):
+    base = torch.randn(600, 500, device="cuda")
+    numbers = torch.randn(7, 9, dtype=torch.complex64, device="cuda")
+    large = torch.arange(40 * MIB, dtype=torch.int32, device="cuda").view(20 * MIB, 2)
+    tensors = {"t": base.t(), "s": base[::3, 5:40:7], "c": numbers.conj(), "n": numbers.conj().imag, "l": large.t()}
+    way(tmp_path / "x", tensors)
+    for name, tensor in fst.load_file(tmp_path / "x").items():
+        assert_same(tensor, tensors[name].resolve_conj().resolve_neg().contiguous().cpu())
+
+
+def test_a_save_comes_behind_the_work_that_makes_its_tensors(tmp_path, way):
+    side = torch.cuda.Stream()
+    for stream in (torch.cuda.current_stream(), side):
+        with torch.cuda.stream(stream):
+            tensor = torch.zeros(4 * MIB, device="cuda")
+            torch.cuda._sleep(DELAY_CYCLES)
+            tensor.fill_(7)
+            way(tmp_path / "x", {"w": tensor, "t": tensor.view(2, -1).t()})
+            # It may be changed at once.
+            tensor.fill_(8)
+        loaded = fst.load_file(tmp_path / "x")
+        assert (loaded["w"] == 7).all()
+        assert (loaded["t"] == 7).all()
+
+
+def test_the_current_device_stays(tmp_path, way):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    tensors = {str(index): torch.full((MIB,), index, device=f"cuda:{index}") for index in range(2)}
+    way(tmp_path / "x", tensors)
+    assert torch.cuda.current_device() == 0
+    for name, tensor in fst.load_file(tmp_path / "x").items():
+        assert (tensor == int(name)).all()
+
+
+def test_a_capture_is_refused(tmp_path):
+    tensor = torch.ones(10, device="cuda")
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(ValueError, match="captured into a CUDA graph"), torch.cuda.graph(graph):
+        save(tmp_path / "x", {"w": tensor})
+    assert not (tmp_path / "x").exists()
+
+
+def test_memory_is_bounded(tmp_path, run_python):
+    """On the host, and on the GPU where tensors have to be made contiguous."""
+    program = """
+import sys, torch, fst
+
+def mib(field):
+    status = dict(line.split(":") for line in open("/proc/self/status").read().splitlines())
+    return int(status[field].split()[0]) // 1024
+
+tensors = [torch.ones(512 << 20, device="cuda"), torch.ones(64 << 20, 3, device="cuda").t()]
+torch.ops.fst.save_file([torch.ones(1, device="cuda")], ["w"], sys.argv[1])
+torch.cuda.synchronize()
+torch.cuda.reset_peak_memory_stats()
+allocated = torch.cuda.memory_allocated()
+open("/proc/self/clear_refs", "w").write("5")
+before = mib("VmRSS")
+torch.ops.fst.save_file(tensors, ["plain", "transposed"], sys.argv[1])
+print(mib("VmHWM") - before, (torch.cuda.max_memory_allocated() - allocated) >> 20)
+"""
+    host, device = map(int, run_python(program, str(tmp_path / "x")).split())
+    assert host <= 320
+    assert device <= 130
