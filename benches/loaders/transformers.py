@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 def pretrained_state(folder: str, device: str) -> dict[str, Tensor]:
     """The tensors of the model after `from_pretrained`."""
     # accelerate is needed for a device map, and a model on the CPU needs none.
-    placed = {} if device == "cpu" else {"device_map": {"": device}}
-    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, local_files_only=True, **placed)
+    placed = None if device == "cpu" else {"": device}
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, local_files_only=True, device_map=placed)
     state: dict[str, Tensor] = model.state_dict()
     return state
