@@ -690,7 +690,7 @@ fn begin_writer(path: &str, metadata: &[ffi::Text], has_metadata: bool) -> Resul
     guard(|| {
         start_log()?;
         let sink = Sink::create(Path::new(path), Box::new(Linux))?;
-        let writer = Writer::begin(sink, texts(metadata, has_metadata), &Options::from_env()?)?;
+        let writer = Writer::begin(sink, metadata_of(metadata, has_metadata), &Options::from_env()?)?;
         Ok(Box::new(AnyWriter { writer, path: path.into(), origins: BTreeMap::new() }))
     })
 }
