@@ -265,7 +265,7 @@ fn a_copy_to_the_host_is_there_once_it_was_waited_for_and_not_before() {
     assert!(slot.memory[..BLOCK].iter().all(|&byte| byte == POISON));
     gpu.synchronize();
     assert!(slot.memory[..BLOCK].iter().all(|&byte| byte == 0x11));
-    assert_eq!(slot.memory[BLOCK], (BLOCK % 251) as u8);
+    assert_eq!(usize::from(slot.memory[BLOCK]), BLOCK % 251);
     drop((slot, gpu));
     sim.finish().assert_clean();
 }

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import fst._library  # noqa: F401  (registers the class)
-from fst._arguments import Path, names_of, path_of
+from fst._arguments import Path, metadata_of, names_of, path_of
 from fst._errors import call
 
 
@@ -77,14 +77,3 @@ class Writer:
             self.close()
         else:
             call(self._writer.abandon)
-
-
-def metadata_of(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
-    """Text for a header, checked to be that."""
-    if metadata is None:
-        return None
-    if not isinstance(metadata, Mapping):
-        raise TypeError(f"metadata must be a mapping of str to str, not {type(metadata).__name__}")
-    names_of(list(metadata.keys()), "the keys of the metadata")
-    names_of(list(metadata.values()), "the values of the metadata")
-    return dict(metadata)
