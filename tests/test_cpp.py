@@ -118,6 +118,17 @@ def test_a_checkpoint_is_streamed(example, tmp_path):
     assert [parsed(line) for line in lines] == [shown(name, tensor, "Double") for name, tensor in tensors.items()]
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["list", "stream"])
+def test_a_gpu_gets_the_same(mode, request, tmp_path):
+    if not (shutil.which("cmake") and shutil.which("ninja")):
+        pytest.skip("there is no cmake or no ninja to build the example with")
+    tensor = torch.arange(6, dtype=torch.float32)
+    path = write(tmp_path / "w.safetensors", {"w": Raw("F32", (6,), bits_of(tensor))})
+    lines = run(request.getfixturevalue("example"), mode, path, "cuda:0")
+    assert [parsed(line) for line in lines] == [shown("w", tensor, "Float")]
+
+
 def test_errors_are_reported(example, tmp_path):
     path = tmp_path / "missing.safetensors"
     done = subprocess.run([example, "list", path], env={}, capture_output=True, text=True)
