@@ -35,7 +35,8 @@ test-rust: ## the Rust tests, which need no PyTorch: the border is tested from P
 
 .PHONY: test-tch
 test-tch: $(VENV)/stamp ## the Rust functions on tch::Tensor, and their example
-	$(WITH_TCH) cargo test --features tch --test tch --example load
+	$(WITH_TCH) cargo build --features tch --example load
+	$(WITH_TCH) cargo test --features tch --test tch
 	$(WITH_TCH) LD_LIBRARY_PATH="$$(python -c 'import torch; print(torch.__path__[0])')/lib" cargo test --features tch --doc tch
 
 .PHONY: test-python

@@ -1,0 +1,129 @@
+//! Checkpoints that C++ has open.
+
+use super::ffi;
+use super::guard::{guard, start_log};
+use super::selection::{Selection, signed};
+use crate::checkpoint;
+use crate::device::cuda::Cuda;
+use crate::device::host::Host;
+use crate::error::Result;
+use crate::load::Transfer;
+use crate::options::Options;
+use crate::reader::{self, Chosen, ReaderKind, Target};
+use crate::selection::{self, Boxes, Slices};
+use crate::views::Mappings;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+/// An open checkpoint.
+pub(super) struct Checkpoint {
+    files: Arc<checkpoint::Checkpoint>,
+    mappings: Arc<Mappings>,
+}
+
+pub(super) fn open(paths: &[String]) -> Result<Box<Checkpoint>> {
+    guard(|| {
+        start_log()?;
+        let files = Arc::new(checkpoint::Checkpoint::open(paths)?);
+        Ok(Box::new(Checkpoint { files, mappings: Arc::default() }))
+    })
+}
+
+impl Checkpoint {
+    pub(super) fn tensor_names(&self) -> Vec<String> {
+        self.files.entries().map(|(_, entry)| entry.name.to_string()).collect()
+    }
+
+    pub(super) fn texts(&self) -> Result<Vec<ffi::Text>> {
+        guard(|| Ok(self.files.metadata()?.map(texts).unwrap_or_default()))
+    }
+
+    pub(super) fn texts_by_file(&self) -> Vec<ffi::FileTexts> {
+        let file = |(path, metadata): (&Path, _)| ffi::FileTexts {
+            path: path.to_string_lossy().into_owned(),
+            texts: texts(metadata),
+        };
+        self.files.texts().map(file).collect()
+    }
+
+    pub(super) fn facts(&self, name: &str) -> Result<ffi::Facts> {
+        guard(|| {
+            let (_, entry) = self.files.find(name)?;
+            let bytes = entry.end.saturating_sub(entry.begin);
+            Ok(ffi::Facts { dtype: entry.dtype.name().to_owned(), shape: signed(entry.shape)?, bytes })
+        })
+    }
+
+    pub(super) fn path(&self, name: &str) -> Result<String> {
+        guard(|| {
+            let (source, _) = self.files.find(name)?;
+            Ok(self.files.source(source)?.path.to_string_lossy().into_owned())
+        })
+    }
+
+    pub(super) fn select_all(&self) -> Result<Box<Selection>> {
+        self.select(selection::Selection::all)
+    }
+
+    pub(super) fn select_tensors(&self, names: &[String]) -> Result<Box<Selection>> {
+        self.select(|files| selection::Selection::named(files, names))
+    }
+
+    pub(super) fn select_slices(
+        &self,
+        names: &[String],
+        dims: &[i64],
+        starts: &[i64],
+        lengths: &[i64],
+    ) -> Result<Box<Selection>> {
+        self.select(|files| selection::Selection::slices(files, names, Slices { dims, starts, lengths }))
+    }
+
+    pub(super) fn select_boxes(
+        &self,
+        names: &[String],
+        starts: &[i64],
+        lengths: &[i64],
+        steps: &[i64],
+    ) -> Result<Box<Selection>> {
+        self.select(|files| selection::Selection::boxes(files, names, Boxes { starts, lengths, steps }))
+    }
+
+    pub(super) fn select(
+        &self,
+        choose: impl FnOnce(&Arc<checkpoint::Checkpoint>) -> Result<selection::Selection>,
+    ) -> Result<Box<Selection>> {
+        guard(|| Ok(Box::new(Selection::new(choose(&self.files)?, Arc::clone(&self.mappings)))))
+    }
+
+    /// For the GPU with this ordinal, or for new tensors on the CPU where it is negative.
+    pub(super) fn reader_names(&self, ordinal: i32) -> Result<String> {
+        guard(|| {
+            let options = Options::from_env()?;
+            let mut names = Vec::new();
+            let mut add = |chosen: Chosen| {
+                let name = chosen.kind.to_string();
+                if !names.contains(&name) {
+                    names.push(name);
+                }
+            };
+            // What can be had shows when it is tried.
+            if ordinal < 0 {
+                let transfer = Transfer::open(&self.files, Arc::default(), Arc::new(Host), options.clone())?;
+                for (source, moved) in self.files.sources().zip(transfer.readers()) {
+                    let chosen = reader::choose(&options, source, Target::NewHostMemory)?;
+                    add(if chosen.kind == ReaderKind::Mmap { chosen } else { moved });
+                }
+            } else {
+                let device = Arc::new(Cuda::open(ordinal, 0)?);
+                Transfer::open(&self.files, Arc::default(), device, options)?.readers().for_each(add);
+            }
+            Ok(names.join("+"))
+        })
+    }
+}
+
+pub(super) fn texts(metadata: &BTreeMap<String, String>) -> Vec<ffi::Text> {
+    metadata.iter().map(|(key, value)| ffi::Text { key: key.clone(), value: value.clone() }).collect()
+}

@@ -1,0 +1,35 @@
+//! What stands between a fault in Rust and C++, and the log.
+
+use crate::error::{Error, Kind, Result};
+use crate::options;
+use crate::profile;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
+
+/// A panic must not reach C++, where it would end the process. There is none that we know of.
+pub(super) fn guard<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    let result = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+        let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+        Err(Error::new(Kind::Internal, format!("a bug in fst, please report it: {text}")))
+    });
+    result.inspect_err(profile::error)
+}
+
+/// The log goes to stderr, from the first load on. Rust programs install their own subscriber.
+pub(super) fn start_log() -> Result<()> {
+    static STARTED: OnceLock<()> = OnceLock::new();
+    if STARTED.get().is_none()
+        && let Some(level) = options::log_level_from_env()?
+    {
+        STARTED.get_or_init(|| {
+            let subscriber =
+                tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_ansi(false);
+            // Someone else in the process may have installed one, which then gets our events.
+            if let Err(error) = subscriber.try_init() {
+                tracing::debug!(%error, "the log goes elsewhere");
+            }
+        });
+    }
+    Ok(())
+}

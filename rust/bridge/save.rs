@@ -1,0 +1,68 @@
+//! Files that are written from tensors which are all there.
+
+use super::ffi;
+use super::guard::{guard, start_log};
+use super::tensor::{metadata_of, new_tensor, place};
+use crate::error::Result;
+use crate::layout::Layout;
+use crate::options::Options;
+use crate::profile::{self, Span, Stage};
+use crate::save::{Piece, Save};
+use crate::sink::Sink;
+use crate::sink::kernel::Linux;
+use serde_json::json;
+use std::path::Path;
+
+/// A file that is being written.
+pub(super) struct AnySave {
+    save: Save,
+    _span: Span,
+}
+
+/// Checks all tensors, and begins the file that will hold them. Nothing is at `path` yet.
+pub(super) fn begin_save(
+    path: &str,
+    tensors: &[ffi::NewTensor],
+    metadata: &[ffi::Text],
+    has_metadata: bool,
+    places: &[ffi::Place],
+) -> Result<Box<AnySave>> {
+    guard(|| {
+        start_log()?;
+        let path = Path::new(path);
+        let tensors = tensors.iter().map(new_tensor).collect::<Result<Vec<_>>>();
+        let layout = tensors.and_then(|tensors| Layout::new(&tensors, &metadata_of(metadata, has_metadata)));
+        let layout = layout.map_err(|error| error.at(path))?;
+        let detail = || json!({ "paths": [path.to_string_lossy()], "tensors": layout.order().len() }).into();
+        let span = profile::span(Stage::Save).bytes(layout.file_bytes()).detail(detail);
+        let places = places.iter().map(place).collect::<Result<_>>()?;
+        let sink = Sink::create(path, Box::new(Linux))?;
+        let save = Save::begin(layout, sink, places, &Options::from_env()?)?;
+        Ok(Box::new(AnySave { save, _span: span }))
+    })
+}
+
+impl AnySave {
+    /// For each tensor in the order of the file, its position in the caller's list.
+    pub(super) fn order(&self) -> Vec<usize> {
+        self.save.layout().order().to_vec()
+    }
+
+    /// Writes what comes next in the file.
+    ///
+    /// # Safety
+    /// That of [`Save::append`].
+    pub(super) unsafe fn append(&mut self, extents: &[ffi::Extent]) -> Result<()> {
+        let piece = |extent: &ffi::Extent| {
+            let ffi::Extent { place, address, bytes } = *extent;
+            Piece { place, address, length: bytes }
+        };
+        let pieces: Vec<Piece> = extents.iter().map(piece).collect();
+        // SAFETY: the caller's promise is the same.
+        guard(|| unsafe { self.save.append(&pieces) })
+    }
+}
+
+pub(super) fn finish_save(save: Box<AnySave>) -> Result<()> {
+    guard(|| save.save.finish())
+}

@@ -1,0 +1,142 @@
+//! What C++ has chosen of a checkpoint, and the ways to load it.
+
+use super::ffi;
+use super::guard::guard;
+use super::stream::{AnyStream, StreamTo};
+use super::transfer::{AnyTransfer, To};
+use crate::device::Device;
+use crate::device::cuda::Cuda;
+use crate::device::host::Host;
+use crate::dtype::Dtype;
+use crate::error::{Error, Kind, Result};
+use crate::load::Transfer;
+use crate::options::Options;
+use crate::profile::{self, Span, Stage};
+use crate::selection;
+use crate::stream::{Order, Stream};
+use crate::views::{self, Mappings};
+use crate::wanted::Wanted;
+use serde_json::json;
+use std::sync::Arc;
+
+/// Tensors chosen from a checkpoint.
+pub(super) struct Selection {
+    chosen: selection::Selection,
+    mappings: Arc<Mappings>,
+}
+
+/// Which tensors of a selection are views of a mapped file, and where.
+pub(super) struct Views(views::Views);
+
+/// Keeps the bytes of one view.
+pub(super) struct Hold {
+    _view: views::Hold,
+}
+
+/// Tells profiles of a load for as long as it lives.
+pub(super) struct Recording {
+    _span: Span,
+}
+
+impl Selection {
+    pub(super) fn new(chosen: selection::Selection, mappings: Arc<Mappings>) -> Selection {
+        Selection { chosen, mappings }
+    }
+
+    /// Begins to tell profiles of a load of the selection to a device.
+    pub(super) fn record(&self, device: &str) -> Box<Recording> {
+        // The device "meta" gets shapes and dtypes alone.
+        let is_counted = profile::is_on() && device != "meta";
+        let bytes = if is_counted { self.chosen.wanted().iter().map(Wanted::bytes).sum() } else { 0 };
+        let detail = || {
+            let sources = self.chosen.checkpoint().sources();
+            let paths: Vec<_> = sources.map(|source| source.path.to_string_lossy()).collect();
+            json!({ "paths": paths, "device": device, "tensors": self.chosen.wanted().len() }).into()
+        };
+        Box::new(Recording { _span: profile::span(Stage::Load).bytes(bytes).detail(detail) })
+    }
+
+    pub(super) fn in_file_order(&self) -> Vec<usize> {
+        self.chosen.in_file_order()
+    }
+
+    pub(super) fn specs(&self) -> Result<Vec<ffi::Spec>> {
+        guard(|| self.chosen.wanted().iter().map(spec).collect())
+    }
+
+    /// Maps the files of tensors that need no copy on the CPU, if they are wanted with these dtypes.
+    pub(super) fn views(&self, scalar_types: &[i8]) -> Result<Box<Views>> {
+        guard(|| {
+            let dtypes: Vec<_> = scalar_types.iter().map(|&value| Dtype::from_scalar_type(value)).collect();
+            let (checkpoint, wanted) = (self.chosen.checkpoint(), self.chosen.wanted());
+            let options = Options::from_env()?;
+            let views = views::Views::open(checkpoint, &self.mappings, wanted, &dtypes, &options)?;
+            Ok(Box::new(Views(views)))
+        })
+    }
+
+    pub(super) fn transfer_to_host(&self) -> Result<Box<AnyTransfer>> {
+        guard(|| self.transfer(Host, To::Host))
+    }
+
+    pub(super) fn transfer_to_cuda(&self, ordinal: i32, stream: u64) -> Result<Box<AnyTransfer>> {
+        guard(|| self.transfer(Cuda::open(ordinal, stream)?, To::Cuda))
+    }
+
+    pub(super) fn transfer<D: Device>(
+        &self,
+        device: D,
+        to: impl FnOnce(Transfer<D>) -> To,
+    ) -> Result<Box<AnyTransfer>> {
+        let (checkpoint, wanted) = (self.chosen.checkpoint(), Arc::clone(self.chosen.wanted()));
+        let transfer = Transfer::open(checkpoint, Arc::clone(&wanted), Arc::new(device), Options::from_env()?)?;
+        Ok(Box::new(AnyTransfer::new(to(transfer), wanted)))
+    }
+
+    pub(super) fn stream_to_host(&self, order: ffi::Order) -> Result<Box<AnyStream>> {
+        guard(|| self.stream(Host, order, StreamTo::Host))
+    }
+
+    pub(super) fn stream_to_cuda(&self, ordinal: i32, stream: u64, order: ffi::Order) -> Result<Box<AnyStream>> {
+        guard(|| self.stream(Cuda::open(ordinal, stream)?, order, StreamTo::Cuda))
+    }
+
+    pub(super) fn stream<D: Device + 'static>(
+        &self,
+        device: D,
+        order: ffi::Order,
+        to: impl FnOnce(Stream<D>) -> StreamTo,
+    ) -> Result<Box<AnyStream>> {
+        let order = if order == ffi::Order::Landed { Order::Landed } else { Order::Submitted };
+        let (checkpoint, wanted) = (self.chosen.checkpoint(), Arc::clone(self.chosen.wanted()));
+        let options = Options::from_env()?;
+        let stream = Stream::open(checkpoint, Arc::clone(&wanted), Arc::new(device), options, order)?;
+        Ok(Box::new(AnyStream::new(to(stream), wanted)))
+    }
+}
+
+pub(super) fn spec(wanted: &Wanted) -> Result<ffi::Spec> {
+    Ok(ffi::Spec {
+        name: wanted.name.to_string(),
+        scalar_type: wanted.dtype.scalar_type().ok_or_else(|| Error::new(Kind::Internal, "no scalar type"))?,
+        is_castable: wanted.dtype.is_castable(),
+        shape: signed(&wanted.shape)?,
+        bytes: wanted.bytes(),
+    })
+}
+
+pub(super) fn signed(shape: &[u64]) -> Result<Vec<i64>> {
+    let too_large = |_| Error::new(Kind::Internal, "a size passed the header's checks but does not fit");
+    shape.iter().map(|&size| i64::try_from(size).map_err(too_large)).collect()
+}
+
+impl Views {
+    /// Zero where the tensor is no view.
+    pub(super) fn address(&self, tensor: usize) -> u64 {
+        self.0.address(tensor).unwrap_or(0)
+    }
+
+    pub(super) fn hold(&self, tensor: usize) -> Result<Box<Hold>> {
+        guard(|| Ok(Box::new(Hold { _view: self.0.hold(tensor)? })))
+    }
+}

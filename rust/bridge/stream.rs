@@ -1,0 +1,92 @@
+//! Streams to the host or to a GPU.
+
+use super::ffi;
+use super::guard::guard;
+use super::pieces::{cast, destinations, scratch_bytes};
+use crate::device::Scratch;
+use crate::device::cuda::Cuda;
+use crate::device::host::Host;
+use crate::error::{Error, Kind, Result};
+use crate::load::Batch;
+use crate::stream::Stream;
+use crate::wanted::Wanted;
+use std::sync::Arc;
+
+/// A stream to either device, and its next filling.
+pub(super) struct AnyStream {
+    to: StreamTo,
+    wanted: Arc<[Wanted]>,
+    prepared: Option<(Vec<usize>, Batch)>,
+}
+
+pub(super) enum StreamTo {
+    Host(Stream<Host>),
+    Cuda(Stream<Cuda>),
+}
+
+impl AnyStream {
+    pub(super) fn new(to: StreamTo, wanted: Arc<[Wanted]>) -> AnyStream {
+        AnyStream { to, wanted, prepared: None }
+    }
+
+    /// The caller's current stream is this one from now on.
+    pub(super) fn follow(&self, stream: u64) -> Result<()> {
+        guard(|| match &self.to {
+            StreamTo::Host(to) => to.follow(stream),
+            StreamTo::Cuda(to) => to.follow(stream),
+        })
+    }
+
+    pub(super) fn can_cast(&self, from: i8, to: i8) -> bool {
+        cast(from, to).is_some_and(|cast| match &self.to {
+            StreamTo::Host(stream) => stream.planner().can_cast(cast),
+            StreamTo::Cuda(stream) => stream.planner().can_cast(cast),
+        })
+    }
+
+    /// Plans a filling, and says how much scratch memory it needs.
+    pub(super) fn prepare(&mut self, pieces: &[ffi::Piece]) -> Result<u64> {
+        guard(|| {
+            let destinations = destinations(&self.wanted, pieces)?;
+            let batch = match &self.to {
+                StreamTo::Host(stream) => stream.planner().prepare(&destinations),
+                StreamTo::Cuda(stream) => stream.planner().prepare(&destinations),
+            }?;
+            let tensors = pieces.iter().map(|piece| piece.tensor).collect();
+            let (_, batch) = self.prepared.insert((tensors, batch));
+            scratch_bytes(batch)
+        })
+    }
+
+    /// Has the filling that was prepared carried out.
+    ///
+    /// # Safety
+    /// That of [`Stream::submit`].
+    pub(super) unsafe fn submit(&mut self, address: u64, bytes: u64) -> Result<()> {
+        guard(|| {
+            let nothing = || Error::new(Kind::Internal, "nothing was prepared");
+            let (tensors, batch) = self.prepared.take().ok_or_else(nothing)?;
+            let scratch = Scratch { address, bytes };
+            match &self.to {
+                // SAFETY: the caller's promise is the same.
+                StreamTo::Host(stream) => unsafe { stream.submit(&tensors, batch, scratch) },
+                // SAFETY: as above.
+                StreamTo::Cuda(stream) => unsafe { stream.submit(&tensors, batch, scratch) },
+            }
+        })
+    }
+
+    pub(super) fn take(&self) -> Result<usize> {
+        guard(|| match &self.to {
+            StreamTo::Host(stream) => stream.take(),
+            StreamTo::Cuda(stream) => stream.take(),
+        })
+    }
+}
+
+pub(super) fn finish_stream(stream: Box<AnyStream>) -> Result<()> {
+    guard(|| match stream.to {
+        StreamTo::Host(stream) => stream.finish(),
+        StreamTo::Cuda(stream) => stream.finish(),
+    })
+}

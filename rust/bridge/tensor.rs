@@ -1,0 +1,40 @@
+//! Tensors that C++ wants to have in a file, and where their bytes are.
+
+use super::ffi;
+use crate::device::cuda::Cuda;
+use crate::device::host::Host;
+use crate::dtype::Dtype;
+use crate::error::{Error, Kind, Result};
+use crate::layout::{Metadata, Tensor};
+use crate::origin::Origin;
+use crate::save::Place;
+use std::sync::Arc;
+
+pub(super) fn new_tensor(tensor: &ffi::NewTensor) -> Result<Tensor> {
+    let refused = |kind, message: String| Error::new(kind, message).tensor(&*tensor.name);
+    let dtype = Dtype::from_scalar_type(tensor.scalar_type).ok_or_else(|| {
+        refused(Kind::UnsupportedDtype, "safetensors has no dtype for it; cast it to another, or view it as one".into())
+    })?;
+    let negative = |_| refused(Kind::Internal, format!("a negative size in {:?}", tensor.shape));
+    let shape = tensor.shape.iter().map(|&size| u64::try_from(size).map_err(negative));
+    let mut shape: Vec<u64> = shape.collect::<Result<_>>()?;
+    if dtype.packed_elements() > 1 {
+        let last = shape.last_mut().ok_or_else(|| {
+            refused(Kind::InvalidArgument, format!("a scalar of {dtype} is a pair; give it a dimension"))
+        })?;
+        *last = last.saturating_mul(dtype.packed_elements());
+    }
+    Tensor::new(&*tensor.name, dtype, shape)
+}
+
+pub(super) fn metadata_of(metadata: &[ffi::Text], has_metadata: bool) -> Metadata {
+    has_metadata.then(|| metadata.iter().map(|text| (text.key.clone(), text.value.clone())).collect())
+}
+
+pub(super) fn place(place: &ffi::Place) -> Result<Place> {
+    let origin: Arc<dyn Origin> = match place.ordinal {
+        ..0 => Arc::new(Host),
+        ordinal => Arc::new(Cuda::open(ordinal, place.stream)?),
+    };
+    Ok(Place { origin, stream: place.stream })
+}

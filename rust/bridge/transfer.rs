@@ -1,0 +1,78 @@
+//! Transfers to the host or to a GPU.
+
+use super::ffi;
+use super::guard::guard;
+use super::pieces::{cast, destinations, scratch_bytes};
+use crate::device::Scratch;
+use crate::device::cuda::Cuda;
+use crate::device::host::Host;
+use crate::error::{Error, Kind, Result};
+use crate::load::{self, Batch, Transfer};
+use crate::wanted::Wanted;
+use std::sync::Arc;
+
+/// A transfer to either device, and its next filling.
+pub(super) struct AnyTransfer {
+    to: To,
+    wanted: Arc<[Wanted]>,
+    batch: Option<Batch>,
+}
+
+pub(super) enum To {
+    Host(Transfer<Host>),
+    Cuda(Transfer<Cuda>),
+}
+
+impl AnyTransfer {
+    pub(super) fn new(to: To, wanted: Arc<[Wanted]>) -> AnyTransfer {
+        AnyTransfer { to, wanted, batch: None }
+    }
+
+    pub(super) fn can_cast(&self, from: i8, to: i8) -> bool {
+        cast(from, to).is_some_and(|cast| match &self.to {
+            To::Host(transfer) => transfer.planner().can_cast(cast),
+            To::Cuda(transfer) => transfer.planner().can_cast(cast),
+        })
+    }
+
+    /// Plans a filling, and says how much scratch memory it needs.
+    pub(super) fn prepare(&mut self, pieces: &[ffi::Piece]) -> Result<u64> {
+        guard(|| {
+            let destinations = destinations(&self.wanted, pieces)?;
+            let batch = match &self.to {
+                To::Host(transfer) => transfer.prepare(&destinations),
+                To::Cuda(transfer) => transfer.prepare(&destinations),
+            }?;
+            scratch_bytes(self.batch.insert(batch))
+        })
+    }
+
+    /// Carries out the filling that was prepared.
+    ///
+    /// # Safety
+    /// That of [`Transfer::fill`].
+    pub(super) unsafe fn fill(&mut self, address: u64, bytes: u64) -> Result<()> {
+        guard(|| {
+            let batch = self.batch.take().ok_or_else(|| Error::new(Kind::Internal, "nothing was prepared"))?;
+            let scratch = Scratch { address, bytes };
+            match &mut self.to {
+                // SAFETY: the caller's promise is the same.
+                To::Host(transfer) => unsafe { transfer.fill(&batch, scratch) },
+                // SAFETY: as above.
+                To::Cuda(transfer) => unsafe { transfer.fill(&batch, scratch) },
+            }
+        })
+    }
+}
+
+pub(super) fn finish(transfer: Box<AnyTransfer>) -> Result<()> {
+    guard(|| match transfer.to {
+        To::Host(transfer) => transfer.finish(),
+        To::Cuda(transfer) => transfer.finish(),
+    })
+}
+
+/// See [`load::release`].
+pub(super) fn release() -> Result<i64> {
+    guard(|| Ok(i64::try_from(load::release()).unwrap_or(i64::MAX)))
+}

@@ -1,0 +1,55 @@
+//! Files that are written while their tensors are being made.
+
+use super::ffi;
+use super::guard::{guard, start_log};
+use super::tensor::{metadata_of, new_tensor, place as source};
+use crate::error::Result;
+use crate::options::Options;
+use crate::origin::Origin;
+use crate::sink::Sink;
+use crate::sink::kernel::Linux;
+use crate::writer::Writer;
+use std::collections::btree_map::{BTreeMap, Entry};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A file that is written while its tensors are being made, and the devices that they came from.
+pub(super) struct AnyWriter {
+    writer: Writer,
+    path: PathBuf,
+    origins: BTreeMap<i32, Arc<dyn Origin>>,
+}
+
+pub(super) fn begin_writer(path: &str, metadata: &[ffi::Text], has_metadata: bool) -> Result<Box<AnyWriter>> {
+    guard(|| {
+        start_log()?;
+        let sink = Sink::create(Path::new(path), Box::new(Linux))?;
+        let writer = Writer::begin(sink, metadata_of(metadata, has_metadata), &Options::from_env()?)?;
+        Ok(Box::new(AnyWriter { writer, path: path.into(), origins: BTreeMap::new() }))
+    })
+}
+
+impl AnyWriter {
+    pub(super) fn add(&mut self, tensor: &ffi::NewTensor) -> Result<()> {
+        guard(|| self.writer.add(new_tensor(tensor).map_err(|error| error.at(&self.path))?))
+    }
+
+    /// Appends bytes of the tensor that was added last.
+    ///
+    /// # Safety
+    /// That of [`Writer::append`].
+    pub(super) unsafe fn append(&mut self, place: &ffi::Place, address: u64, bytes: u64) -> Result<()> {
+        guard(|| {
+            let origin = match self.origins.entry(place.ordinal) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(new) => new.insert(source(place)?.origin),
+            };
+            // SAFETY: the caller's promise is the same.
+            unsafe { self.writer.append(origin.as_ref(), place.stream, address, bytes) }
+        })
+    }
+}
+
+pub(super) fn finish_writer(writer: Box<AnyWriter>) -> Result<()> {
+    guard(|| writer.writer.finish())
+}
