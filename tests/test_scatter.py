@@ -1,5 +1,6 @@
 """fst.scatter: separate tensors from raw bytes, as slicing and viewing gives them."""
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -49,14 +50,18 @@ def as_bytes(tensor):
 RAW = torch.randint(0, 256, (5000,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
+def shapes(elements_max):
+    return st.lists(st.integers(0, 5), max_size=4).filter(lambda shape: math.prod(shape) <= elements_max)
+
+
 @st.composite
 def layouts(draw):
     offsets, dtypes, shapes = [], [], []
     for _ in range(draw(st.integers(0, 12))):
         # The floats of 16 bits and more are casts, whose NaN may differ from PyTorch's where its vectors end.
         dtype = draw(st.sampled_from(DTYPES))
-        shape = draw(st.lists(st.integers(0, 5), max_size=4))
-        bytes_needed = torch.Size(shape).numel() * dtype.itemsize
+        shape = draw(shapes(elements_max=len(RAW) // dtype.itemsize))
+        bytes_needed = math.prod(shape) * dtype.itemsize
         offsets.append(draw(st.integers(0, len(RAW) - bytes_needed)))
         dtypes.append(dtype)
         shapes.append(shape)
