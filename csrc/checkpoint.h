@@ -45,6 +45,8 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   std::vector<at::Tensor> load_boxes(Strings names, const std::vector<int64_t>& starts,
                                      const std::vector<int64_t>& lengths, const std::vector<int64_t>& steps,
                                      c10::Device device, Dtype dtype) const;
+  void load_into(Strings names, const std::vector<at::Tensor>& out) const;
+
   // The same boxes, into tensors of their shapes and dtypes.
   void load_boxes_into(Strings names, const std::vector<int64_t>& starts, const std::vector<int64_t>& lengths,
                        const std::vector<int64_t>& steps, const std::vector<at::Tensor>& out) const;

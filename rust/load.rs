@@ -162,14 +162,6 @@ impl<D: Device, W: Witness> Transfer<D, W> {
         &self.planner
     }
 
-    /// Plans a filling.
-    ///
-    /// # Errors
-    /// Those of [`Planner::prepare`].
-    pub fn prepare(&self, destinations: &[Destination]) -> Result<Batch> {
-        self.planner.prepare(destinations)
-    }
-
     /// Reads what belongs to the destinations of a batch and starts to copy it there.
     ///
     /// # Safety

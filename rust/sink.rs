@@ -7,7 +7,7 @@ pub mod kernel;
 
 use crate::error::{Error, Kind, Result};
 use crate::reader::file_system::FileSystem;
-use crate::source::check_local;
+use crate::source::{BUSY_WAIT, check_local};
 use crate::staging::PAGE_BYTES;
 use draft::Draft;
 use kernel::Kernel;
@@ -16,13 +16,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
 
 /// Writes that begin and end at multiples of this, in the file and in memory, can go past the page cache.
 pub const ALIGNMENT: usize = PAGE_BYTES;
-
-/// A file system that is busy answers EAGAIN; waiting a moment is kinder than asking at once.
-const BUSY_WAIT: Duration = Duration::from_millis(1);
 
 /// A file that is being written. Dropped before it is published, it leaves nothing behind.
 pub struct Sink {

@@ -9,7 +9,10 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
 
+/// A file that is busy answers EAGAIN; waiting this long is kinder than asking at once.
+pub const BUSY_WAIT: Duration = Duration::from_millis(1);
 /// The index that a sharded checkpoint carries, by convention of the Hugging Face libraries.
 const INDEX_SUFFIX: &str = ".safetensors.index.json";
 const FILE_SUFFIX: &str = ".safetensors";

@@ -71,6 +71,13 @@ def assert_loaded(module, path, dtype=None):
         assert_same(tensor.cpu(), expected.state_dict()[name])
 
 
+def test_headers_are_read_once(path):
+    """What is written in place comes from the files that were matched, whatever stands under their names by then."""
+    with fst.profile() as recorded:
+        fst.load_module(Embedder(), path)
+    assert recorded.summary().stages["header"].spans == 1
+
+
 @pytest.mark.usefixtures("reader")
 def test_existing_memory_is_storeded(path):
     module = Embedder()

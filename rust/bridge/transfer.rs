@@ -40,8 +40,8 @@ impl AnyTransfer {
         guard(|| {
             let destinations = destinations(&self.wanted, pieces)?;
             let batch = match &self.to {
-                To::Host(transfer) => transfer.prepare(&destinations),
-                To::Cuda(transfer) => transfer.prepare(&destinations),
+                To::Host(transfer) => transfer.planner().prepare(&destinations),
+                To::Cuda(transfer) => transfer.planner().prepare(&destinations),
             }?;
             scratch_bytes(self.batch.insert(batch))
         })

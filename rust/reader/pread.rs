@@ -2,13 +2,12 @@
 
 use super::Reader;
 use crate::error::{Error, Kind, Result};
-use crate::source::Source;
+use crate::source::{BUSY_WAIT, Source};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// One positioned read, as the operating system does it: perhaps short, perhaps interrupted.
 pub trait ReadAt: Send + Sync {
@@ -29,9 +28,6 @@ impl ReadAt for Arc<Source> {
         &self.path
     }
 }
-
-/// A file that is busy answers EAGAIN; waiting a moment is kinder than asking at once.
-const BUSY_WAIT: Duration = Duration::from_millis(1);
 
 /// A reader on `pread(2)`.
 pub struct PreadReader<F> {

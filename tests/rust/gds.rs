@@ -217,7 +217,7 @@ fn the_scratch_stays_below_its_bound() {
             checkpoint.entries().map(|(file, entry)| Wanted::whole(file, entry).unwrap()).collect();
         let load = Load { gpu: &gpu, checkpoint, wanted: Arc::from(wanted), blocks: vec![1 << 40] };
         let transfer = load.open(Options { chunk_bytes, ..DIRECT }).unwrap();
-        let batch = transfer.prepare(&load.destinations()).unwrap();
+        let batch = transfer.planner().prepare(&load.destinations()).unwrap();
         assert!(batch.scratch_bytes() <= SCRATCH_BYTES_MAX, "{}", batch.scratch_bytes());
         assert_eq!(batch.scratch_bytes() > 0, IS_POSSIBLE);
     }

@@ -103,7 +103,7 @@ impl<'a> Load<'a> {
 
     /// Carries out one filling, with scratch memory from the allocator.
     fn fill(&self, transfer: &mut Transfer<Cuda>, destinations: &[Destination]) -> Result<()> {
-        let batch = transfer.prepare(destinations)?;
+        let batch = transfer.planner().prepare(destinations)?;
         let bytes = batch.scratch_bytes();
         let scratch = match bytes {
             0 => Scratch::default(),
@@ -304,7 +304,10 @@ fn large_tensors_go_straight_to_their_places() {
     for sim in schedules().take(2) {
         let gpu = Gpu::new(&sim, 0);
         let load = Load::all(&gpu, &model);
-        assert_eq!(load.open(options.clone()).unwrap().prepare(&load.destinations()).unwrap().scratch_bytes(), 0);
+        assert_eq!(
+            load.open(options.clone()).unwrap().planner().prepare(&load.destinations()).unwrap().scratch_bytes(),
+            0
+        );
         load.run(options.clone()).unwrap();
         let counters = sim.counters();
         assert_eq!((counters.launches, counters.copied_bytes), (0, 7_000_000));

@@ -260,7 +260,7 @@ fn a_load_tells_of_every_stage_and_every_byte() {
         let (reader, chunk_bytes, staging_bytes) = (ReaderChoice::Pread, 4 << 10, 8 << 10);
         let options = Options { reader, chunk_bytes, staging_bytes, threads: 2, ..Options::default() };
         let mut transfer = Transfer::open(&checkpoint, wanted, Arc::new(Host), options).unwrap();
-        let batch = transfer.prepare(&destinations).unwrap();
+        let batch = transfer.planner().prepare(&destinations).unwrap();
         // SAFETY: the memory lives until the transfer has finished.
         unsafe { transfer.fill(&batch, Scratch::default()) }.unwrap();
         transfer.finish().unwrap();

@@ -268,7 +268,7 @@ fn an_idle_stream_holds_no_staging() {
         let cuda = Arc::new(Cuda::open(0, u64::try_from(gpu.stream).unwrap()).unwrap());
         let mut transfer =
             Transfer::open(&other.checkpoint, Arc::clone(&other.wanted), cuda, one_slot.clone()).unwrap();
-        let batch = transfer.prepare(&other.destinations(0..8)).unwrap();
+        let batch = transfer.planner().prepare(&other.destinations(0..8)).unwrap();
         // SAFETY: the blocks are the gpu's.
         unsafe { transfer.fill(&batch, other.scratch) }.unwrap();
         transfer.finish().unwrap();

@@ -33,7 +33,7 @@ fn load(checkpoint: &Checkpoint, wanted: &Arc<[Wanted]>, options: Options) -> fs
     // Two calls, so that the second finds the staging of the first.
     let (first, second) = destinations.split_at(destinations.len() / 3);
     for part in [first, second] {
-        let batch = transfer.prepare(part)?;
+        let batch = transfer.planner().prepare(part)?;
         assert_eq!(batch.scratch_bytes(), 0);
         // SAFETY: the memory lives until the transfer has finished.
         unsafe { transfer.fill(&batch, Scratch::default()) }?;

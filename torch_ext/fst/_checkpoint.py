@@ -41,6 +41,9 @@ class Checkpoint(Protocol):
     ) -> list[Tensor]:
         """As the operator of this name."""
 
+    def load_into(self, names: Sequence[str], out: Sequence[Tensor]) -> None:
+        """As the operator of this name."""
+
     def load_boxes_into(
         self,
         names: Sequence[str],

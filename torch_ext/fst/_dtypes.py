@@ -1,7 +1,8 @@
-"""The numbers by which operators know dtypes in lists: the values of c10::ScalarType, which PyTorch keeps for ever."""
+"""The dtypes by other names: the numbers by which operators know them in lists, and the texts in headers."""
 
 import torch
 
+# The values of c10::ScalarType, which PyTorch keeps for ever.
 SCALAR_TYPES: dict[torch.dtype, int] = {
     torch.uint8: 0,
     torch.int8: 1,
@@ -28,6 +29,30 @@ SCALAR_TYPES: dict[torch.dtype, int] = {
 }
 
 DTYPES: dict[int, torch.dtype] = {number: dtype for dtype, number in SCALAR_TYPES.items()}
+
+# Their names in headers, in the order in which tensors lie in a new file: the wider first, so that all are aligned.
+NAMES: dict[torch.dtype, str] = {
+    torch.uint64: "U64",
+    torch.int64: "I64",
+    torch.float64: "F64",
+    torch.complex64: "C64",
+    torch.float32: "F32",
+    torch.uint32: "U32",
+    torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.uint16: "U16",
+    torch.int16: "I16",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e8m0fnu: "F8_E8M0",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.float4_e2m1fn_x2: "F4",
+    torch.bool: "BOOL",
+}
 
 # What `dtype=` casts, in loads and in `scatter`.
 CASTABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -10,7 +10,6 @@ from torch import Tensor
 from fst._arguments import Paths, paths_of
 from fst._checkpoint import Checkpoint, open_checkpoint
 from fst._errors import call
-from fst._load import load_into
 
 # What is read at once where bytes do not go straight to where they belong.
 PIECE_BYTES = 32 << 20
@@ -39,7 +38,7 @@ class Stored(NamedTuple):
         """Overwrites tensors of the stored shapes, and casts as `Tensor.copy_` does where the dtype is another."""
         pairs = list(zip(names, out, strict=True))
         same = [(name, tensor) for name, tensor in pairs if tensor.dtype == self.tensors[name].dtype]
-        load_into(self.paths, [name for name, _ in same], [tensor for _, tensor in same])
+        call(self.checkpoint.load_into, [name for name, _ in same], [tensor for _, tensor in same])
         pieces = (
             Piece(name, box, math.prod(box.lengths) * self.tensors[name].element_size(), tensor)
             for name, tensor in pairs

@@ -24,12 +24,11 @@ use crate::options::Options;
 use crate::plan::{Chunk, Limits, Placement, Read};
 use crate::profile::{self, Count, Stage};
 use crate::reader::GAP_BYTES;
-use crate::source::Source;
+use crate::source::{BUSY_WAIT, Source};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
 
 /// Reads begin and end at multiples of this in the file and in memory, or the library moves them through its own.
 const BLOCK_BYTES: u64 = 4 << 10;
@@ -37,8 +36,6 @@ const BLOCK_BYTES: u64 = 4 << 10;
 const PAGE_BYTES: usize = 64 << 10;
 /// One slot is read into while a kernel empties the other.
 const SLOTS_PER_WORKER: usize = 2;
-/// A file that is busy answers EAGAIN.
-const BUSY_WAIT: Duration = Duration::from_millis(1);
 
 /// Files that a GPU's memory is filled from.
 pub struct Gds {

@@ -5,6 +5,8 @@ from enum import Enum
 
 import torch
 
+from fst._dtypes import NAMES
+
 
 class DeviceType(Enum):
     """Where tensors can be. PyTorch has no "gpu", a name that other frameworks use."""
@@ -63,28 +65,7 @@ class DType(Enum):
     AUTO = "AUTO"
 
 
-_TORCH_DTYPES = {
-    DType.BOOL: torch.bool,
-    DType.I8: torch.int8,
-    DType.I16: torch.int16,
-    DType.I32: torch.int32,
-    DType.I64: torch.int64,
-    DType.U8: torch.uint8,
-    DType.U16: torch.uint16,
-    DType.U32: torch.uint32,
-    DType.U64: torch.uint64,
-    DType.F16: torch.float16,
-    DType.F32: torch.float32,
-    DType.F64: torch.float64,
-    DType.BF16: torch.bfloat16,
-    DType.C64: torch.complex64,
-    DType.F8_E5M2: torch.float8_e5m2,
-    DType.F8_E4M3: torch.float8_e4m3fn,
-    DType.F8_E8M0: torch.float8_e8m0fnu,
-    DType.F8_E5M2FNUZ: torch.float8_e5m2fnuz,
-    DType.F8_E4M3FNUZ: torch.float8_e4m3fnuz,
-    DType.F4: torch.float4_e2m1fn_x2,
-}
+_TORCH_DTYPES = {DType(name): dtype for dtype, name in NAMES.items()}
 _DTYPES = {torch_dtype: dtype for dtype, torch_dtype in _TORCH_DTYPES.items()}
 
 

@@ -7,29 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_DTYPES = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "U16": torch.uint16,
-    "I16": torch.int16,
-    "U32": torch.uint32,
-    "I32": torch.int32,
-    "U64": torch.uint64,
-    "I64": torch.int64,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-    "C64": torch.complex64,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E8M0": torch.float8_e8m0fnu,
-    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
-    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
-    "F4": torch.float4_e2m1fn_x2,
-}
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+from fst._dtypes import NAMES
+
+_DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 
 def dict_to_tensor(data_dict: dict[str, Any]) -> Tensor:
@@ -50,9 +30,9 @@ def tensor_to_dict(tensor_data: Tensor) -> dict[str, Any]:
 
 def torch_to_st_dtype(dtype: torch.dtype) -> str:
     """The name that safetensors has for a dtype. Raises ValueError where it has none."""
-    if dtype not in _NAMES:
+    if dtype not in NAMES:
         raise ValueError(f"safetensors has no name for {dtype}")
-    return _NAMES[dtype]
+    return NAMES[dtype]
 
 
 def st_to_torch_dtype(dtype_str: str) -> torch.dtype:
