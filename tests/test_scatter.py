@@ -50,7 +50,7 @@ def as_bytes(tensor):
 RAW = torch.randint(0, 256, (5000,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 
 
-def shapes(elements_max):
+def shapes_of(elements_max):
     return st.lists(st.integers(0, 5), max_size=4).filter(lambda shape: math.prod(shape) <= elements_max)
 
 
@@ -60,7 +60,7 @@ def layouts(draw):
     for _ in range(draw(st.integers(0, 12))):
         # The floats of 16 bits and more are casts, whose NaN may differ from PyTorch's where its vectors end.
         dtype = draw(st.sampled_from(DTYPES))
-        shape = draw(shapes(elements_max=len(RAW) // dtype.itemsize))
+        shape = draw(shapes_of(elements_max=len(RAW) // dtype.itemsize))
         bytes_needed = math.prod(shape) * dtype.itemsize
         offsets.append(draw(st.integers(0, len(RAW) - bytes_needed)))
         dtypes.append(dtype)
