@@ -7,7 +7,7 @@ wheel without.
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import fst
+from ranks import Ranks
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 
@@ -73,6 +74,21 @@ def run_threads() -> Callable[..., None]:
                 future.result()
 
     return run
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Callable[[int], Ranks]]:
+    """Groups of ranks by their size, each started when a test first asks for it."""
+    groups: dict[int, Ranks] = {}
+
+    def of(size: int) -> Ranks:
+        if size not in groups:
+            groups[size] = Ranks(size)
+        return groups[size]
+
+    yield of
+    for group in groups.values():
+        group.close()
 
 
 @pytest.fixture(scope="session")
