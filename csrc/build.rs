@@ -6,11 +6,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-const SOURCES: [&str; 11] = [
+const SOURCES: [&str; 14] = [
     "csrc/checkpoint.cpp",
     "csrc/convert.cpp",
+    "csrc/converter.cpp",
     "csrc/elements.cpp",
     "csrc/error.cpp",
+    "csrc/filler.cpp",
+    "csrc/group.cpp",
     "csrc/load.cpp",
     "csrc/loader.cpp",
     "csrc/ops.cpp",

@@ -1,9 +1,37 @@
 #include "checkpoint.h"
 
+#include <ATen/Functions.h>
+
+#include <algorithm>
+
 #include "error.h"
 #include "load.h"
 
 namespace fst {
+
+namespace {
+
+rust::Box<Checkpoint> open(Strings paths, const std::optional<at::Tensor>& headers) {
+  if (!headers) {
+    return open_checkpoint(paths);
+  }
+  if (headers->scalar_type() != at::kByte || headers->dim() != 1 || !headers->device().is_cpu()) {
+    throw_invalid_argument("headers must be a 1-d uint8 tensor on the CPU, as Checkpoint.headers() returns it");
+  }
+  return join_checkpoint(paths, headers->contiguous());
+}
+
+}  // namespace
+
+OpenCheckpoint::OpenCheckpoint(Strings paths, const std::optional<at::Tensor>& headers)
+    : checkpoint_(open(paths, headers)) {}
+
+at::Tensor OpenCheckpoint::headers() const {
+  const auto bytes = call_core([&] { return checkpoint_->share(); });
+  auto headers = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
+  std::copy(bytes.begin(), bytes.end(), headers.mutable_data_ptr<uint8_t>());
+  return headers;
+}
 
 std::vector<std::string> OpenCheckpoint::names() const {
   const auto names = checkpoint_->tensor_names();

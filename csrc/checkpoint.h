@@ -26,7 +26,11 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   using Texts = std::tuple<std::string, c10::Dict<std::string, std::string>>;
   using Entry = std::tuple<std::string, std::vector<int64_t>, int64_t>;
 
-  explicit OpenCheckpoint(Strings paths) : checkpoint_(open_checkpoint(paths)) {}
+  // With the headers that another process has read of the same files, none is read here.
+  OpenCheckpoint(Strings paths, const std::optional<at::Tensor>& headers);
+
+  // What another process needs to open the same files without reading headers: bytes.
+  at::Tensor headers() const;
 
   // In the order of the files and of the bytes in each.
   std::vector<std::string> names() const;
@@ -50,6 +54,8 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   // The same boxes, into tensors of their shapes and dtypes.
   void load_boxes_into(Strings names, const std::vector<int64_t>& starts, const std::vector<int64_t>& lengths,
                        const std::vector<int64_t>& steps, const std::vector<at::Tensor>& out) const;
+
+  const Checkpoint& files() const { return *checkpoint_; }
 
  private:
   const rust::Box<Checkpoint> checkpoint_;

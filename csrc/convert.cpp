@@ -1,18 +1,15 @@
 #include "convert.h"
 
 #include <ATen/Functions.h>
-#include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/safe_numerics.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <functional>
-#include <map>
 #include <string>
 #include <utility>
 
+#include "converter.h"
 #include "error.h"
-#include "load.h"
 
 namespace fst {
 
@@ -38,61 +35,6 @@ void check_target(c10::ScalarType dtype) {
                            ", but tensors are cast to floating-point dtypes of 8 bits and more only");
   }
 }
-
-// Conversions into new tensors, which are carried out together for each device.
-class Converter {
- public:
-  // `source` is where the elements of `target` lie as `from`, on the device of `target`.
-  void add(size_t index, uint64_t source, c10::ScalarType from, const at::Tensor& target) {
-    const auto elements = static_cast<uint64_t>(target.numel());
-    if (elements == 0 || target.is_meta()) {
-      return;
-    }
-    Work& work = works_.try_emplace(target.device()).first->second;
-    const auto address = reinterpret_cast<uint64_t>(target.mutable_data_ptr());
-    if (from == target.scalar_type()) {
-      // A copy needs no dtype, and the core has not got all of PyTorch's.
-      const auto byte = number_of(at::kByte);
-      work.conversions.push_back(Conversion{source, address, elements * target.element_size(), byte, byte});
-    } else {
-      work.conversions.push_back(
-          Conversion{source, address, elements, number_of(from), number_of(target.scalar_type())});
-    }
-    work.indices.push_back(index);
-  }
-
-  // `copy` has PyTorch convert the tensor with this index, where the core cannot.
-  void run(const std::function<void(size_t)>& copy) const {
-    for (const auto& [device, work] : works_) {
-      const rust::Slice<const Conversion> conversions(work.conversions.data(), work.conversions.size());
-      if (device.is_cpu()) {
-        call_core([&] { convert_on_host(conversions, at::get_num_threads()); });
-      } else if (!device.is_cuda() || !run_on_cuda(conversions, device)) {
-        for (const size_t index : work.indices) {
-          copy(index);
-        }
-      }
-    }
-  }
-
- private:
-  struct Work {
-    std::vector<Conversion> conversions;
-    std::vector<size_t> indices;
-  };
-
-  static bool run_on_cuda(rust::Slice<const Conversion> conversions, c10::Device device) {
-    const auto stream = native_handle(current_stream(device));
-    return call_core([&] { return convert_on_cuda(conversions, device.index(), stream); });
-  }
-
-  struct Order {
-    bool operator()(c10::Device a, c10::Device b) const {
-      return std::pair(a.type(), a.index()) < std::pair(b.type(), b.index());
-    }
-  };
-  std::map<c10::Device, Work, Order> works_;
-};
 
 // Casts are differentiable as `Tensor.to` is.
 class CastFunction : public torch::autograd::Function<CastFunction> {

@@ -12,6 +12,7 @@
 #include "checkpoint.h"
 #include "convert.h"
 #include "error.h"
+#include "group.h"
 #include "load.h"
 #include "loader.h"
 #include "save.h"
@@ -139,7 +140,10 @@ TORCH_LIBRARY(fst, m) {
 
   const auto none = c10::IValue();
   m.class_<OpenCheckpoint>("Checkpoint")
-      .def(torch::init<Strings>(), "Files that stay open, with headers that were read once.", {torch::arg("paths")})
+      .def(torch::init<Strings, const std::optional<at::Tensor>&>(),
+           "Files that stay open, with headers that were read once.",
+           {torch::arg("paths"), torch::arg("headers") = none})
+      .def("headers", &OpenCheckpoint::headers)
       .def("names", &OpenCheckpoint::names)
       .def("texts", &OpenCheckpoint::texts)
       .def("entry", &OpenCheckpoint::entry, "", {torch::arg("name")})
@@ -152,6 +156,25 @@ TORCH_LIBRARY(fst, m) {
       .def("load_into", &OpenCheckpoint::load_into, "", {torch::arg("names"), torch::arg("out")})
       .def("load_boxes_into", &OpenCheckpoint::load_boxes_into, "",
            {torch::arg("names"), torch::arg("starts"), torch::arg("lengths"), torch::arg("steps"), torch::arg("out")});
+  m.class_<OpenGroupPlan>("GroupPlan")
+      .def(torch::init<const c10::intrusive_ptr<OpenCheckpoint>&, const std::vector<at::Tensor>&,
+                       const std::vector<int64_t>&, const std::vector<int64_t>&, const std::string&, int64_t>(),
+           "Who of a group of ranks reads what, and who sends what to whom.",
+           {torch::arg("checkpoint"), torch::arg("wants"), torch::arg("wants_of"), torch::arg("caches"),
+            torch::arg("strategy"), torch::arg("window_bytes")})
+      .def("windows", &OpenGroupPlan::windows)
+      .def("collective", &OpenGroupPlan::collective, "", {torch::arg("window")})
+      .def("splits", &OpenGroupPlan::splits, "", {torch::arg("rank"), torch::arg("window")})
+      .def("reads", &OpenGroupPlan::reads, "", {torch::arg("rank"), torch::arg("window")})
+      .def("sent_bytes", &OpenGroupPlan::sent_bytes, "", {torch::arg("window")})
+      .def("is_own", &OpenGroupPlan::is_own, "", {torch::arg("name")})
+      .def("digest", &OpenGroupPlan::digest);
+  m.class_<GroupLoad>("GroupLoad")
+      .def(torch::init<const c10::intrusive_ptr<OpenGroupPlan>&, int64_t, const GroupLoad::Outputs&>(),
+           "What one rank of a group does of a plan.", {torch::arg("plan"), torch::arg("rank"), torch::arg("out")})
+      .def("read", &GroupLoad::read, "", {torch::arg("window"), torch::arg("send")})
+      .def("place", &GroupLoad::place, "", {torch::arg("window"), torch::arg("received")})
+      .def("finish", &GroupLoad::finish);
   m.class_<Loader>("Loader")
       .def(torch::init<const c10::List<std::string>&, c10::Device, const Loader::Names&, Dtype, int64_t,
                        const std::string&, const Loader::Numbers&, const Loader::Numbers&, const Loader::Numbers&>(),

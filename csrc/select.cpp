@@ -26,6 +26,12 @@ rust::Box<Checkpoint> open_checkpoint(Strings paths) {
   return call_core([&] { return open(slice_of(converted)); });
 }
 
+rust::Box<Checkpoint> join_checkpoint(Strings paths, const at::Tensor& headers) {
+  const auto converted = to_rust(paths);
+  const rust::Slice<const uint8_t> bytes(headers.const_data_ptr<uint8_t>(), headers.numel());
+  return call_core([&] { return join(slice_of(converted), bytes); });
+}
+
 rust::Box<Selection> select_all(const Checkpoint& checkpoint) {
   return call_core([&] { return checkpoint.select_all(); });
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
 
 #include <string>
@@ -13,6 +14,9 @@ namespace fst {
 using Strings = const c10::List<std::string>&;
 
 rust::Box<Checkpoint> open_checkpoint(Strings paths);
+
+// With headers that another process has read: contiguous bytes.
+rust::Box<Checkpoint> join_checkpoint(Strings paths, const at::Tensor& headers);
 
 // All tensors of a checkpoint, the ones that are named, or a slice or box of each that is named.
 rust::Box<Selection> select_all(const Checkpoint& checkpoint);

@@ -5,6 +5,7 @@
 
 mod checkpoint;
 mod convert;
+mod group;
 mod guard;
 mod pieces;
 mod profile;
@@ -15,8 +16,9 @@ mod tensor;
 mod transfer;
 mod writer;
 
-use self::checkpoint::{Checkpoint, open};
+use self::checkpoint::{Checkpoint, join, open};
 use self::convert::{can_convert, convert_on_cuda, convert_on_host};
+use self::group::{GroupPieces, GroupPlan, group_pieces, plan_group};
 use self::profile::{profile_start, profile_stop};
 use self::save::{AnySave, begin_save, finish_save};
 use self::selection::{Hold, Recording, Selection, Views};
@@ -102,9 +104,41 @@ mod ffi {
         bytes: u64,
     }
 
+    /// What one rank wants of a checkpoint, as numbers.
+    struct Wants {
+        numbers: Vec<i64>,
+    }
+
+    /// Bytes `begin..end` of the tensor `tensor` of a group's selection, which a rank keeps: they belong to its share
+    /// `item`.
+    struct Kept {
+        tensor: usize,
+        item: usize,
+        begin: u64,
+        end: u64,
+    }
+
+    /// Bytes that a rank reads for others, and where in the buffer they go.
+    struct Sent {
+        tensor: usize,
+        begin: u64,
+        end: u64,
+        offset: u64,
+    }
+
+    /// Bytes of a rank's share `item`, and where in the buffer they have come.
+    struct Arrived {
+        item: usize,
+        begin: u64,
+        end: u64,
+        offset: u64,
+    }
+
     extern "Rust" {
         type Checkpoint;
         fn open(paths: &[String]) -> Result<Box<Checkpoint>>;
+        fn join(paths: &[String], headers: &[u8]) -> Result<Box<Checkpoint>>;
+        fn share(self: &Checkpoint) -> Result<Vec<u8>>;
         fn tensor_names(self: &Checkpoint) -> Vec<String>;
         fn texts(self: &Checkpoint) -> Result<Vec<Text>>;
         fn texts_by_file(self: &Checkpoint) -> Vec<FileTexts>;
@@ -179,6 +213,34 @@ mod ffi {
         fn add(self: &mut AnyWriter, tensor: &NewTensor) -> Result<()>;
         unsafe fn append(self: &mut AnyWriter, place: &Place, address: u64, bytes: u64) -> Result<()>;
         fn finish_writer(writer: Box<AnyWriter>) -> Result<()>;
+
+        type GroupPlan;
+        fn plan_group(
+            checkpoint: &Checkpoint,
+            wants: &[Wants],
+            wants_of: &[i64],
+            caches: &[i64],
+            strategy: &str,
+            window_bytes: i64,
+        ) -> Result<Box<GroupPlan>>;
+        fn ranks(self: &GroupPlan) -> usize;
+        fn windows(self: &GroupPlan) -> usize;
+        fn collective(self: &GroupPlan, window: usize) -> &str;
+        fn send_splits(self: &GroupPlan, rank: usize, window: usize) -> Vec<i64>;
+        fn receive_splits(self: &GroupPlan, rank: usize, window: usize) -> Vec<i64>;
+        fn reads(self: &GroupPlan, rank: usize, window: usize) -> Vec<i64>;
+        fn sent_bytes(self: &GroupPlan, window: usize) -> Vec<i64>;
+        fn is_own(self: &GroupPlan, name: &str) -> Result<bool>;
+        fn digest(self: &GroupPlan) -> u64;
+
+        type GroupPieces;
+        fn group_pieces(plan: &GroupPlan, rank: usize) -> Result<Box<GroupPieces>>;
+        fn selection(self: &GroupPieces) -> Box<Selection>;
+        fn shares(self: &GroupPieces) -> Result<Vec<Spec>>;
+        fn kept(self: &GroupPieces, window: usize) -> Result<Vec<Kept>>;
+        fn sent(self: &GroupPieces, window: usize) -> Result<Vec<Sent>>;
+        fn arrived(self: &GroupPieces, window: usize) -> Vec<Arrived>;
+        fn record(self: &GroupPieces, bytes: u64, device: &str) -> Box<Recording>;
 
         type Recording;
         fn record(self: &Selection, device: &str) -> Box<Recording>;

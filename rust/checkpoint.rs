@@ -1,6 +1,9 @@
 //! All files of a checkpoint, opened, with their headers checked and the names
 //! resolved across them.
 
+mod shared;
+
+use self::shared::Claim;
 use crate::error::{Error, Kind, Result};
 use crate::header::{Entry, Header};
 use crate::profile::{self, Stage};
@@ -26,12 +29,16 @@ pub struct Checkpoint {
     /// For each name its file and its position there. Built only for several files; one header knows its names.
     merged: HashTable<(usize, usize)>,
     hasher: RandomState,
+    /// For each file the number of tensors in it and in all before it.
+    counts: Vec<usize>,
 }
 
 #[derive(Debug)]
 struct OpenFile {
     source: Arc<Source>,
     header: Header,
+    /// What somebody else has read the header of, and this process not yet.
+    claim: Option<Claim>,
 }
 
 impl Checkpoint {
@@ -41,19 +48,32 @@ impl Checkpoint {
     /// Those of [`Files::resolve`] and [`Header::read`]; `duplicate-tensor` for a name in two files;
     /// `malformed` where an index file promises a name that its file does not hold.
     pub fn open<P: AsRef<Path>>(paths: &[P]) -> Result<Checkpoint> {
+        let files = Files::resolve(paths)?;
+        Checkpoint::of(files, |_, source| {
+            let header = Header::read(&source)?;
+            Ok(OpenFile { source: Arc::new(source), header, claim: None })
+        })
+    }
+
+    /// Opens the files and has `open` learn what is in each.
+    fn of(files: Files, open: impl Fn(usize, Source) -> Result<OpenFile> + Sync) -> Result<Checkpoint> {
         let _span = profile::span(Stage::Open);
-        let Files { paths, promises } = Files::resolve(paths)?;
+        let Files { paths, promises } = files;
         let opened: Vec<OnceLock<OpenFile>> = paths.iter().map(|_| OnceLock::new()).collect();
         workers::for_each(HEADER_THREADS, paths.len(), |index| {
             if let (Some(path), Some(place)) = (paths.get(index), opened.get(index)) {
-                let source = Source::open(path)?;
-                let header = Header::read(&source)?;
-                place.get_or_init(|| OpenFile { source: Arc::new(source), header });
+                let file = open(index, Source::open(path)?)?;
+                place.get_or_init(|| file);
             }
             Ok(())
         })?;
         let files: Vec<OpenFile> = opened.into_iter().filter_map(OnceLock::into_inner).collect();
-        let mut checkpoint = Checkpoint { files, merged: HashTable::new(), hasher: RandomState::new() };
+        let add = |count: &mut usize, file: &OpenFile| {
+            *count += file.header.entries().len();
+            Some(*count)
+        };
+        let counts = files.iter().scan(0, add).collect();
+        let mut checkpoint = Checkpoint { files, merged: HashTable::new(), hasher: RandomState::new(), counts };
         checkpoint.merge()?;
         for promise in promises {
             let held = checkpoint.files.get(promise.file).filter(|file| file.header.find(&promise.name).is_none());
@@ -85,18 +105,43 @@ impl Checkpoint {
         self.files.iter().enumerate().flat_map(|(index, file)| file.header.entries().map(move |entry| (index, entry)))
     }
 
+    /// How many tensors there are.
+    pub fn count(&self) -> usize {
+        self.counts.last().copied().unwrap_or(0)
+    }
+
+    /// The tensor at a position of that order, and the index of its file.
+    pub fn entry(&self, position: usize) -> Option<(usize, Entry<'_>)> {
+        let index = self.counts.partition_point(|&count| count <= position);
+        let before = index.checked_sub(1).map_or(Some(0), |last| self.counts.get(last).copied())?;
+        Some((index, self.files.get(index)?.header.get(position.checked_sub(before)?)?))
+    }
+
     /// The tensor with this name and the index of its file.
     ///
     /// # Errors
     /// `tensor-not-found`, with the nearest names that there are.
     pub fn find(&self, name: &str) -> Result<(usize, Entry<'_>)> {
+        let (file, position) = self.place(name)?;
+        let entry = self.files.get(file).and_then(|file| file.header.get(position));
+        entry.map(|entry| (file, entry)).ok_or_else(|| self.not_found(name))
+    }
+
+    /// The position of the tensor with this name among all.
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::find`].
+    pub fn position(&self, name: &str) -> Result<usize> {
+        let (file, position) = self.place(name)?;
+        let before = file.checked_sub(1).and_then(|last| self.counts.get(last));
+        Ok(before.copied().unwrap_or(0) + position)
+    }
+
+    /// The index of the file that holds a tensor, and its position there.
+    fn place(&self, name: &str) -> Result<(usize, usize)> {
         let found = match self.files.as_slice() {
-            [file] => file.header.find(name).map(|entry| (0, entry)),
-            _ => {
-                let is_it = |&place: &(usize, usize)| self.name_at(place) == name;
-                let place = self.merged.find(self.hasher.hash_one(name), is_it);
-                place.and_then(|&(file, position)| Some((file, self.files.get(file)?.header.get(position)?)))
-            }
+            [file] => file.header.position(name).map(|position| (0, position)),
+            _ => self.merged.find(self.hasher.hash_one(name), |&place| self.name_at(place) == name).copied(),
         };
         found.ok_or_else(|| self.not_found(name))
     }
@@ -147,8 +192,7 @@ impl Checkpoint {
         if self.files.len() < 2 {
             return Ok(());
         }
-        let count = self.files.iter().map(|file| file.header.entries().len()).sum();
-        let mut merged: HashTable<(usize, usize)> = HashTable::with_capacity(count);
+        let mut merged: HashTable<(usize, usize)> = HashTable::with_capacity(self.count());
         for (index, file) in self.files.iter().enumerate() {
             for (position, entry) in file.header.entries().enumerate() {
                 let hash = self.hasher.hash_one(entry.name);

@@ -76,6 +76,15 @@ impl Header {
     /// # Errors
     /// `malformed` with the byte offset of the fault; `io` where reading fails.
     pub fn read(source: &Source) -> Result<Header> {
+        let json = Header::read_json(source)?;
+        Header::parse(&json, source.length).map_err(|error| error.at(&source.path))
+    }
+
+    /// Reads the JSON of a file's header and checks its length, nothing more.
+    ///
+    /// # Errors
+    /// Those of [`Header::read`] that concern the length.
+    pub fn read_json(source: &Source) -> Result<Vec<u8>> {
         let malformed =
             |offset: u64, message: String| Error::new(Kind::Malformed, message).at(&source.path).offset(offset);
         if source.length < LENGTH_BYTES {
@@ -114,7 +123,7 @@ impl Header {
         let size = usize::try_from(length).map_err(|_| malformed(0, format!("the header length is {length}")))?;
         let mut json = vec![0; size];
         read(&mut json, LENGTH_BYTES)?;
-        Header::parse(&json, source.length).map_err(|error| error.at(&source.path))
+        Ok(json)
     }
 
     /// Parses and checks the JSON of a header for a file of `file_bytes` in all.
@@ -137,8 +146,13 @@ impl Header {
 
     /// The tensor with this name.
     pub fn find(&self, name: &str) -> Option<Entry<'_>> {
+        self.position(name).and_then(|position| self.get(position))
+    }
+
+    /// The position of the tensor with this name.
+    pub fn position(&self, name: &str) -> Option<usize> {
         let is_it = |&position: &usize| self.get(position).is_some_and(|entry| entry.name == name);
-        self.positions.find(self.hasher.hash_one(name), is_it).and_then(|&position| self.get(position))
+        self.positions.find(self.hasher.hash_one(name), is_it).copied()
     }
 
     /// The free text under `__metadata__`, if that is there.

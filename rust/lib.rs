@@ -13,6 +13,9 @@
 //! ([`load`]), which a [`stream`] runs while its caller already uses what has
 //! landed.
 //!
+//! Where many ranks load together, a [`group`] plans before each of them does: who
+//! reads which bytes, and who sends them to whom.
+//!
 //! The trip back: names, dtypes and shapes become the [`layout`] of a new
 //! file; bytes come from where tensors lie ([`origin`]) into slots and from
 //! there into the file ([`sink`]), while one loop keeps that busy ([`save`]), or
@@ -41,6 +44,7 @@ pub mod checkpoint;
 pub mod wanted;
 pub mod selection;
 pub mod plan;
+pub mod group;
 pub mod reader;
 pub mod device;
 pub mod staging;

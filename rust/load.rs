@@ -117,6 +117,7 @@ impl<D: Device, W: Witness> Transfer<D, W> {
         mut options: Options,
         witness: W,
     ) -> Result<Self> {
+        checkpoint.check_headers(wanted.iter().map(|tensor| tensor.source))?;
         // Slots are whole pages, and no slot may be larger than a chunk was allowed to be.
         options.chunk_bytes = (options.chunk_bytes - options.chunk_bytes % PAGE_BYTES).max(PAGE_BYTES);
         if options.reader == ReaderChoice::Gds {

@@ -121,6 +121,11 @@ impl Selection {
         })
     }
 
+    /// What a plan for a group has chosen.
+    pub fn planned(checkpoint: &Arc<Checkpoint>, wanted: Arc<[Wanted]>) -> Selection {
+        Selection { checkpoint: Arc::clone(checkpoint), wanted }
+    }
+
     fn of(checkpoint: &Arc<Checkpoint>, choose: impl FnOnce() -> Result<Vec<Wanted>>) -> Result<Selection> {
         let _span = profile::span(Stage::Plan);
         Ok(Selection { checkpoint: Arc::clone(checkpoint), wanted: choose()?.into() })

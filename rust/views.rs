@@ -107,6 +107,7 @@ impl Views {
         dtypes: &[Option<Dtype>],
         options: &Options,
     ) -> Result<Views> {
+        checkpoint.check_headers(wanted.iter().map(|tensor| tensor.source))?;
         let mut files: BTreeMap<usize, File> = BTreeMap::new();
         for (tensor, (wanted, dtype)) in wanted.iter().zip(dtypes).enumerate() {
             let Some(range) = viewable(wanted).filter(|_| *dtype == Some(wanted.dtype)) else { continue };

@@ -17,7 +17,7 @@ use crate::header::Entry;
 use std::ops::Range;
 
 /// The indices of one dimension that are wanted: `start`, `start + step`, and so on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Span {
     /// The first.
     pub start: u64,
@@ -61,6 +61,57 @@ pub struct Repeat {
 }
 
 impl Region {
+    /// The rows of a tensor that begins at byte `begin` of a file. Each span lies inside its dimension.
+    pub(crate) fn of(begin: u64, item_bytes: u64, shape: &[u64], spans: &[Span]) -> Region {
+        let mut region = Region { begin, row_bytes: item_bytes, repeats: Vec::new() };
+        if spans.iter().any(|span| span.length == 0) {
+            return Region { row_bytes: 0, ..region };
+        }
+        // From the innermost dimension outwards. None of these products is more than the tensor's size, which the
+        // header's checks have bounded.
+        let mut index_bytes = item_bytes;
+        for (span, size) in spans.iter().zip(shape).rev() {
+            region.begin = region.begin.saturating_add(span.start.saturating_mul(index_bytes));
+            let stride = span.step.saturating_mul(index_bytes);
+            match region.repeats.last_mut() {
+                _ if span.length == 1 => {}
+                // Rows that stand one behind the other are one row.
+                None if stride == region.row_bytes => region.row_bytes = region.row_bytes.saturating_mul(span.length),
+                // Rows go on with the same stride.
+                Some(last) if stride == last.count.saturating_mul(last.stride) => {
+                    last.count = last.count.saturating_mul(span.length);
+                }
+                _ => region.repeats.push(Repeat { count: span.length, stride }),
+            }
+            index_bytes = index_bytes.saturating_mul(*size);
+        }
+        region.repeats.reverse();
+        region
+    }
+
+    /// Bytes of all rows.
+    pub fn bytes(&self) -> u64 {
+        self.row_bytes.saturating_mul(self.rows())
+    }
+
+    /// How many bytes of the rows stand before this byte of the file. They are also the first ones of the result, since
+    /// it keeps the order of the file.
+    pub fn bytes_before(&self, offset: u64) -> u64 {
+        let mut left = offset.saturating_sub(self.begin);
+        let mut inner_bytes = self.bytes();
+        let mut before = 0;
+        for repeat in &self.repeats {
+            inner_bytes /= repeat.count;
+            let whole = left / repeat.stride;
+            if whole >= repeat.count {
+                return before + inner_bytes * repeat.count;
+            }
+            before += whole * inner_bytes;
+            left -= whole * repeat.stride;
+        }
+        before + left.min(self.row_bytes)
+    }
+
     /// How many rows there are.
     pub fn rows(&self) -> u64 {
         self.repeats.iter().fold(1, |rows, repeat| rows.saturating_mul(repeat.count))
@@ -158,13 +209,13 @@ impl Wanted {
                 return Err(outside(entry, message));
             }
         }
-        let region = region_of(entry, &whole.shape, spans);
+        let region = Region::of(entry.begin, entry.dtype.item_bytes(), &whole.shape, spans);
         Ok(Wanted { shape, region, ..whole })
     }
 
     /// Bytes of the result.
     pub fn bytes(&self) -> u64 {
-        self.region.row_bytes.saturating_mul(self.region.rows())
+        self.region.bytes()
     }
 
     /// The file's bytes in one piece, where the result lies in the file as it will lie in memory.
@@ -174,38 +225,15 @@ impl Wanted {
     }
 }
 
-/// From the innermost dimension outwards, with each span inside its dimension.
-fn region_of(entry: Entry<'_>, shape: &[u64], spans: &[Span]) -> Region {
-    let mut region = Region { begin: entry.begin, row_bytes: entry.dtype.item_bytes(), repeats: Vec::new() };
-    if spans.iter().any(|span| span.length == 0) {
-        return Region { row_bytes: 0, ..region };
-    }
-    // None of these products is more than the tensor's size, which the header's checks have bounded.
-    let mut index_bytes = entry.dtype.item_bytes();
-    for (span, size) in spans.iter().zip(shape).rev() {
-        region.begin = region.begin.saturating_add(span.start.saturating_mul(index_bytes));
-        let stride = span.step.saturating_mul(index_bytes);
-        match region.repeats.last_mut() {
-            _ if span.length == 1 => {}
-            // Rows that stand one behind the other are one row.
-            None if stride == region.row_bytes => region.row_bytes = region.row_bytes.saturating_mul(span.length),
-            // Rows go on with the same stride.
-            Some(last) if stride == last.count.saturating_mul(last.stride) => {
-                last.count = last.count.saturating_mul(span.length);
-            }
-            _ => region.repeats.push(Repeat { count: span.length, stride }),
-        }
-        index_bytes = index_bytes.saturating_mul(*size);
-    }
-    region.repeats.reverse();
-    region
-}
-
 fn outside(entry: Entry<'_>, message: String) -> Error {
     Error::new(Kind::InvalidArgument, message).tensor(entry.name).offset(entry.begin)
 }
 
-fn torch_shape(entry: Entry<'_>) -> Result<Vec<u64>> {
+/// The shape in PyTorch's elements.
+///
+/// # Errors
+/// `unsupported-dtype` where PyTorch cannot hold it.
+pub(crate) fn torch_shape(entry: Entry<'_>) -> Result<Vec<u64>> {
     let unsupported =
         |message: String| Error::new(Kind::UnsupportedDtype, message).tensor(entry.name).offset(entry.begin);
     if entry.dtype.scalar_type().is_none() {
@@ -226,7 +254,8 @@ fn torch_shape(entry: Entry<'_>) -> Result<Vec<u64>> {
     Ok(shape)
 }
 
-fn position_of(dim: i64, count: usize) -> Option<usize> {
+/// The place of a dimension that may be negative.
+pub(crate) fn position_of(dim: i64, count: usize) -> Option<usize> {
     let count_signed = i64::try_from(count).ok()?;
     let position = if dim < 0 { dim.checked_add(count_signed)? } else { dim };
     usize::try_from(position).ok().filter(|&position| position < count)

@@ -30,7 +30,27 @@ pub(super) fn open(paths: &[String]) -> Result<Box<Checkpoint>> {
     })
 }
 
+pub(super) fn join(paths: &[String], headers: &[u8]) -> Result<Box<Checkpoint>> {
+    guard(|| {
+        start_log()?;
+        let files = Arc::new(checkpoint::Checkpoint::join(paths, headers)?);
+        Ok(Box::new(Checkpoint { files, mappings: Arc::default() }))
+    })
+}
+
 impl Checkpoint {
+    pub(super) fn files(&self) -> &Arc<checkpoint::Checkpoint> {
+        &self.files
+    }
+
+    pub(super) fn mappings(&self) -> &Arc<Mappings> {
+        &self.mappings
+    }
+
+    pub(super) fn share(&self) -> Result<Vec<u8>> {
+        guard(|| self.files.share())
+    }
+
     pub(super) fn tensor_names(&self) -> Vec<String> {
         self.files.entries().map(|(_, entry)| entry.name.to_string()).collect()
     }

@@ -48,6 +48,10 @@ impl Selection {
         // The device "meta" gets shapes and dtypes alone.
         let is_counted = profile::is_on() && device != "meta";
         let bytes = if is_counted { self.chosen.wanted().iter().map(Wanted::bytes).sum() } else { 0 };
+        self.record_bytes(bytes, device)
+    }
+
+    pub(super) fn record_bytes(&self, bytes: u64, device: &str) -> Box<Recording> {
         let detail = || {
             let sources = self.chosen.checkpoint().sources();
             let paths: Vec<_> = sources.map(|source| source.path.to_string_lossy()).collect();

@@ -25,6 +25,9 @@ class Checkpoint(Protocol):
     def path(self, name: str) -> str:
         """The file that holds a tensor."""
 
+    def headers(self) -> Tensor:
+        """What another process needs to open the same files without reading headers: bytes."""
+
     def load_tensors(
         self, names: Sequence[str], device: torch.device, dtype: torch.dtype | None = None
     ) -> list[Tensor]:
@@ -55,7 +58,7 @@ class Checkpoint(Protocol):
         """The same boxes, into tensors of their shapes and dtypes."""
 
 
-def open_checkpoint(paths: list[str]) -> Checkpoint:
-    """The files that these paths stand for, opened."""
-    checkpoint: Checkpoint = call(torch.classes.fst.Checkpoint, paths)
+def open_checkpoint(paths: list[str], headers: Tensor | None = None) -> Checkpoint:
+    """The files that these paths stand for, opened. With the headers that another process has read, none is read here."""
+    checkpoint: Checkpoint = call(torch.classes.fst.Checkpoint, paths, headers)
     return checkpoint

@@ -1,0 +1,220 @@
+#include "group.h"
+
+#include <ATen/Functions.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/util/Exception.h>
+
+#include <utility>
+
+#include "converter.h"
+#include "elements.h"
+#include "error.h"
+#include "load.h"
+#include "select.h"
+
+namespace fst {
+
+namespace {
+
+rust::Box<GroupPlan> plan_of(const OpenCheckpoint& checkpoint, const std::vector<at::Tensor>& wants,
+                             const std::vector<int64_t>& wants_of, const std::vector<int64_t>& caches,
+                             const std::string& strategy, int64_t window_bytes) {
+  std::vector<Wants> lists;
+  for (const auto& list : wants) {
+    if (list.scalar_type() != at::kLong || list.dim() != 1 || !list.device().is_cpu()) {
+      throw_invalid_argument("wants must be 1-d int64 tensors on the CPU");
+    }
+    const auto numbers = list.contiguous();
+    Wants copied;
+    copied.numbers.reserve(numbers.numel());
+    for (int64_t index = 0; index < numbers.numel(); ++index) {
+      copied.numbers.push_back(numbers.const_data_ptr<int64_t>()[index]);
+    }
+    lists.push_back(std::move(copied));
+  }
+  const auto slice = [](const auto& values) {
+    using Value = typename std::decay_t<decltype(values)>::value_type;
+    return rust::Slice<const Value>(values.data(), values.size());
+  };
+  return call_core([&] {
+    return plan_group(checkpoint.files(), slice(lists), slice(wants_of), slice(caches), strategy, window_bytes);
+  });
+}
+
+std::vector<int64_t> to_vector(const rust::Vec<int64_t>& numbers) { return {numbers.begin(), numbers.end()}; }
+
+void check_buffer(const at::Tensor& buffer, c10::Device device) {
+  if (buffer.scalar_type() != at::kByte || buffer.dim() != 1 || !buffer.is_contiguous() || buffer.device() != device) {
+    throw_invalid_argument(c10::str("the buffer is ", buffer.toString(), " of shape ", buffer.sizes(), " on ",
+                                    buffer.device(), ", but must be a contiguous 1-d uint8 tensor on ", device));
+  }
+}
+
+uint64_t address_in(const at::Tensor& buffer, uint64_t offset, uint64_t bytes) {
+  const auto length = static_cast<uint64_t>(buffer.numel());
+  if (offset > length || bytes > length - offset) {
+    throw_invalid_argument(c10::str("the buffer has ", length, " bytes, but ", bytes, " are to be at byte ", offset,
+                                    "; make it as long as the plan's splits say"));
+  }
+  return reinterpret_cast<uint64_t>(buffer.data_ptr()) + offset;
+}
+
+// The elements of a share that its stored bytes `begin` to `end` are.
+at::Tensor elements(const at::Tensor& share, uint64_t item_bytes, uint64_t begin, uint64_t end) {
+  return share.narrow(0, static_cast<int64_t>(begin / item_bytes), static_cast<int64_t>((end - begin) / item_bytes));
+}
+
+}  // namespace
+
+OpenGroupPlan::OpenGroupPlan(const c10::intrusive_ptr<OpenCheckpoint>& checkpoint, const std::vector<at::Tensor>& wants,
+                             const std::vector<int64_t>& wants_of, const std::vector<int64_t>& caches,
+                             const std::string& strategy, int64_t window_bytes)
+    : plan_(plan_of(*checkpoint, wants, wants_of, caches, strategy, window_bytes)) {}
+
+std::string OpenGroupPlan::collective(int64_t window) const {
+  return std::string(plan_->collective(check_window(window)));
+}
+
+std::vector<std::vector<int64_t>> OpenGroupPlan::splits(int64_t rank, int64_t window) const {
+  const auto sent = plan_->send_splits(check_rank(rank), check_window(window));
+  if (collective(window) != "exchange") {
+    return {to_vector(sent), {}};
+  }
+  return {to_vector(sent), to_vector(plan_->receive_splits(check_rank(rank), check_window(window)))};
+}
+
+std::vector<int64_t> OpenGroupPlan::reads(int64_t rank, int64_t window) const {
+  return to_vector(plan_->reads(check_rank(rank), check_window(window)));
+}
+
+at::Tensor OpenGroupPlan::sent_bytes(int64_t window) const {
+  const auto numbers = plan_->sent_bytes(check_window(window));
+  const auto ranks = static_cast<int64_t>(plan_->ranks());
+  return at::tensor(at::ArrayRef<int64_t>(numbers.data(), numbers.size()), at::kLong).view({ranks, ranks});
+}
+
+bool OpenGroupPlan::is_own(const std::string& name) const {
+  return call_core([&] { return plan_->is_own(to_rust(name)); });
+}
+
+rust::Box<GroupPieces> OpenGroupPlan::pieces(int64_t rank) const {
+  return call_core([&] { return group_pieces(*plan_, check_rank(rank)); });
+}
+
+size_t OpenGroupPlan::check_rank(int64_t rank) const {
+  if (rank < 0 || static_cast<size_t>(rank) >= plan_->ranks()) {
+    throw_invalid_argument(c10::str("rank ", rank, " of a group of ", plan_->ranks()));
+  }
+  return static_cast<size_t>(rank);
+}
+
+size_t OpenGroupPlan::check_window(int64_t window) const {
+  if (window < 0 || window >= windows()) {
+    throw_invalid_argument(c10::str("window ", window, " of a plan with ", windows()));
+  }
+  return static_cast<size_t>(window);
+}
+
+GroupLoad::GroupLoad(const c10::intrusive_ptr<OpenGroupPlan>& plan, int64_t rank, const Outputs& out)
+    : pieces_(plan->pieces(rank)),
+      selection_(pieces_->selection()),
+      specs_(specs_of(*selection_)),
+      shares_(call_core([&] { return pieces_->shares(); })) {
+  if (out.size() != shares_.size()) {
+    throw_invalid_argument(c10::str(shares_.size(), " wants, but ", out.size(), " outputs; give one for every want"));
+  }
+  std::optional<c10::Device> device;
+  for (size_t index = 0; index < out.size(); ++index) {
+    const Spec& share = shares_[index];
+    const std::optional<at::Tensor> tensor = out.get(index);
+    const auto refuse = [&](const std::string& message) {
+      throw_invalid_argument("tensor \"" + std::string(share.name) + "\": " + message + "; nothing was written");
+    };
+    if (!tensor || !tensor->defined()) {
+      out_.emplace_back();
+      continue;
+    }
+    const auto from = stored_type(share);
+    const auto to = tensor->scalar_type();
+    if (tensor->layout() != at::kStrided || !is_plain(*tensor)) {
+      refuse("the output is not a contiguous tensor");
+    }
+    if (tensor->sizes() != shape_of(share)) {
+      refuse(c10::str("the share has shape ", shape_of(share), ", but the output ", tensor->sizes()));
+    }
+    if (from != to && !can_convert(static_cast<int8_t>(from), static_cast<int8_t>(to))) {
+      refuse(c10::str("the file holds ", c10::toString(from), ", which cannot be cast to the output's ",
+                      c10::toString(to)));
+    }
+    if (device && tensor->device() != *device) {
+      refuse(c10::str("the output is on ", tensor->device(), ", but others are on ", *device));
+    }
+    device = tensor->device();
+    out_.push_back(tensor->detach().view({-1}));
+  }
+  device_ = device.value_or(device_);
+  filler_.emplace(*selection_, specs_, device_);
+}
+
+void GroupLoad::read(int64_t window, const at::Tensor& send) {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  check_buffer(send, device_);
+  const auto kept = call_core([&] { return pieces_->kept(window); });
+  const auto sent = call_core([&] { return pieces_->sent(window); });
+  uint64_t bytes = 0;
+  for (const Kept& piece : kept) {
+    if (out_[piece.item].defined()) {
+      const auto item_bytes = c10::elementSize(stored_type(shares_[piece.item]));
+      filler_->add(piece.tensor, piece.begin, elements(out_[piece.item], item_bytes, piece.begin, piece.end));
+      bytes += piece.end - piece.begin;
+    }
+  }
+  for (const Sent& piece : sent) {
+    filler_->add_bytes(piece.tensor, piece.begin, piece.end, address_in(send, piece.offset, piece.end - piece.begin));
+    bytes += piece.end - piece.begin;
+  }
+  const auto recording = pieces_->record(bytes, rust::String(device_.str()));
+  filler_->fill();
+}
+
+void GroupLoad::place(int64_t window, const at::Tensor& received) {
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  check_buffer(received, device_);
+  struct Copy {
+    at::Tensor target;
+    c10::ScalarType from;
+    uint64_t offset;
+    uint64_t bytes;
+  };
+  std::vector<Copy> copies;
+  Converter converter;
+  for (const Arrived& piece : pieces_->arrived(window)) {
+    const auto& share = out_[piece.item];
+    if (!share.defined()) {
+      continue;
+    }
+    const auto from = stored_type(shares_[piece.item]);
+    const auto bytes = piece.end - piece.begin;
+    const auto target = elements(share, c10::elementSize(from), piece.begin, piece.end);
+    converter.add(copies.size(), address_in(received, piece.offset, bytes), from, target);
+    copies.push_back(Copy{target, from, piece.offset, bytes});
+  }
+  converter.run([&](size_t index) {
+    const Copy& copy = copies[index];
+    // A copy begins where any dtype may.
+    const auto source = received.narrow(0, copy.offset, copy.bytes).clone().view(copy.from);
+    copy_elements(copy.target, source);
+  });
+}
+
+void GroupLoad::finish() {
+  filler_->finish();
+  for (const auto& tensor : out_) {
+    // Autograd must notice that a tensor it has saved is another one now.
+    if (tensor.defined() && !tensor.is_inference()) {
+      tensor.unsafeGetTensorImpl()->bump_version();
+    }
+  }
+}
+
+}  // namespace fst
