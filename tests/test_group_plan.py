@@ -1,5 +1,6 @@
 """The plan of a group and what its ranks do of it, with all ranks in this process and no network between them."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +23,7 @@ def plan_of(checkpoint, lists, wants_of=None, caches=None, strategy="auto", wind
     return call(torch.classes.fst.GroupPlan, checkpoint, encoded, wants_of, caches, strategy, window_bytes)
 
 
-def run(plan, outs, window_bytes=None):
+def run(plan, outs):
     """What the ranks of a group do, one after the other, and the bytes that each pair of them moved."""
     ranks = len(outs)
     loads = [call(torch.classes.fst.GroupLoad, plan, rank, out) for rank, out in enumerate(outs)]
@@ -49,8 +50,6 @@ def run(plan, outs, window_bytes=None):
             assert not plan.sent_bytes(window).any()
             received = sends
         for rank, load in enumerate(loads):
-            if window_bytes is not None:
-                assert 2 * (sends[rank].numel() + received[rank].numel()) <= window_bytes
             load.place(window, received[rank])
     for load in loads:
         load.finish()
@@ -74,7 +73,8 @@ def bits(shape, dtype, seed):
 
 def check(paths, tensors, lists, **options):
     """Loads `lists`, one for each rank, and compares with slices."""
-    checkpoint = open_checkpoint([str(path) for path in paths])
+    paths = [str(path) for path in paths]
+    checkpoint = open_checkpoint(paths, open_checkpoint(paths).headers())
     plan = plan_of(checkpoint, lists, **options)
     ranks = len(lists)
     outs, expected = [], []
@@ -125,3 +125,111 @@ def test_any_group(tmp_path_factory, group):
     path = tmp_path_factory.mktemp("group") / "a.safetensors"
     save_file(tensors, path)
     check([path], tensors, lists, **options)
+
+
+@pytest.mark.parametrize("share", [Whole(), Chunk(0), Chunk(1)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float8_e5m2], ids=str)
+def test_casts_on_the_way(share, dtype, tmp_path):
+    path = tmp_path / "a.safetensors"
+    tensors = {
+        "a": torch.randn(33, 65, dtype=torch.bfloat16),
+        "b": torch.randn(17, 9, dtype=torch.float64),
+        "c": torch.arange(40).view(8, 5),
+    }
+    save_file(tensors, path)
+    wants = [Want(name, share) for name in tensors]
+    plan = plan_of(open_checkpoint([str(path)]), [wants] * 3, strategy="exchange", window_bytes=1000)
+    expected = [
+        [tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in boxes]
+        for boxes in ([box_of(tensors[want.name], want, rank, 3) for want in wants] for rank in range(3))
+    ]
+    outs = [[torch.empty_like(part, memory_format=torch.contiguous_format) for part in parts] for parts in expected]
+    run(plan, outs)
+    for out, parts in zip(outs, expected, strict=True):
+        for tensor, part in zip(out, parts, strict=True):
+            assert torch.equal(as_bytes(tensor), as_bytes(part))
+
+
+def test_bytes_that_are_sent(tmp_path):
+    """Each byte crosses once to each rank that keeps it and has not read it."""
+    path = tmp_path / "a.safetensors"
+    tensors = {"a": torch.randn(64, 1024), "b": torch.randn(1024, 64)}
+    save_file(tensors, path)
+    payload = sum(tensor.nbytes for tensor in tensors.values())
+    plan, moved = check([path], tensors, [[Want(name, Whole()) for name in tensors]] * 4, window_bytes=100_000)
+    assert {plan.collective(window) for window in range(plan.windows())} == {"gather"}
+    assert moved.sum() == 3 * payload
+    plan, moved = check([path], tensors, [[Want(name, Chunk(1)) for name in tensors]] * 4, window_bytes=100_000)
+    assert {plan.collective(window) for window in range(plan.windows())} == {"exchange"}
+    assert moved.sum() == payload * 3 // 4
+    plan, moved = check([path], tensors, [[Want(name, Chunk(0)) for name in tensors]] * 4, window_bytes=100_000)
+    assert plan.is_own("a")
+    assert moved.sum() == 0
+    read = sum(end - begin for rank in range(4) for _, begin, end in zip(*[iter(plan.reads(rank, 0))] * 3, strict=True))
+    assert read == payload
+
+
+def test_outputs_that_are_left_out(tmp_path):
+    path = tmp_path / "a.safetensors"
+    save_file({"a": torch.arange(4), "b": torch.arange(4) + 10}, path)
+    plan = plan_of(open_checkpoint([str(path)]), [[Want("a", Whole()), Want("b", Whole())]])
+    out = torch.zeros(4, dtype=torch.int64)
+    run(plan, [[None, out]])
+    assert out.tolist() == [10, 11, 12, 13]
+
+
+def test_what_does_not_fit_is_refused(tmp_path):
+    path = tmp_path / "a.safetensors"
+    save_file({"a": torch.zeros(4, 6), "n": torch.zeros(3, dtype=torch.int64)}, path)
+    checkpoint = open_checkpoint([str(path)])
+    plan = plan_of(checkpoint, [[Want("a", Whole()), Want("n", Whole())]] * 2, window_bytes=64)
+    good = [torch.zeros(4, 6), torch.zeros(3, dtype=torch.int64)]
+    for out, message in [
+        ([good[0]], "2 wants, but 1 outputs"),
+        ([torch.zeros(6, 4), good[1]], "shape"),
+        ([torch.zeros(6, 4).t(), good[1]], "contiguous"),
+        ([torch.zeros(4, 6, dtype=torch.int64), good[1]], "cannot be cast"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call(torch.classes.fst.GroupLoad, plan, 0, out)
+    load = call(torch.classes.fst.GroupLoad, plan, 0, good)
+    with pytest.raises(ValueError, match="as long as the plan's splits say"):
+        call(load.read, 0, torch.empty(0, dtype=torch.uint8))
+    with pytest.raises(ValueError, match="uint8"):
+        call(load.read, 0, torch.empty(100))
+    for wrong in [lambda: plan.splits(2, 0), lambda: plan.splits(-1, 0), lambda: plan.collective(plan.windows())]:
+        with pytest.raises(ValueError, match=r"of a (group|plan)"):
+            call(wrong)
+    with pytest.raises(ValueError, match="strategy"):
+        plan_of(checkpoint, [[]], strategy="best")
+    with pytest.raises(ValueError, match="rank 0 wants all of it and rank 1 a chunk of dimension 1"):
+        plan_of(checkpoint, [[Want("a", Whole())], [Want("a", Chunk(-1))]])
+    with pytest.raises(ValueError, match=r"a\.safetensors: tensor \"a\".*dimension 2"):
+        plan_of(checkpoint, [[Want("a", Chunk(2))]])
+
+
+def test_autograd_notices(tmp_path):
+    path = tmp_path / "a.safetensors"
+    save_file({"a": torch.ones(3)}, path)
+    plan = plan_of(open_checkpoint([str(path)]), [[Want("a", Whole())]])
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    product = (parameter * parameter).sum()
+    run(plan, [[parameter]])
+    assert parameter.tolist() == [1, 1, 1]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+
+
+def test_other_headers(tmp_path):
+    """A rank that was given another file of the same name and length finds out before it uses a byte."""
+    own, other = tmp_path / "own", tmp_path / "other"
+    for folder, name in [(own, "a"), (other, "b")]:
+        folder.mkdir()
+        save_file({name: torch.zeros(3)}, folder / "x.safetensors")
+    joined = open_checkpoint([str(other)], open_checkpoint([str(own)]).headers())
+    assert joined.names() == ["a"]
+    plan = plan_of(joined, [[Want("a", Whole())]])
+    with pytest.raises(ValueError, match=r"other/x\.safetensors.*another one"):
+        run(plan, [[torch.zeros(3)]])
+    with pytest.raises(ValueError, match=r"other/x\.safetensors.*another one"):
+        call(joined.load_tensors, ["a"], torch.device("cpu"))

@@ -114,3 +114,62 @@ fn a_name_that_is_not_there_brings_the_nearest() {
     assert!(text.contains("nearest names are \"encoder.layer.0.weight\"") && !text.contains("pooler"), "{text}");
     assert!(!checkpoint.find("zzz").unwrap_err().to_string().contains("nearest"));
 }
+
+#[test]
+fn a_checkpoint_is_joined_with_shared_headers() {
+    let (own, other) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    for directory in [&own, &other] {
+        shard(directory, "a.safetensors", &["y", "z"]);
+        shard(directory, "b.safetensors", &["x"]);
+    }
+    let checkpoint = Checkpoint::open(&[own.path()]).unwrap();
+    let shared = checkpoint.share().unwrap();
+    let joined = Checkpoint::join(&[other.path()], &shared).unwrap();
+    assert_eq!(names(&joined), names(&checkpoint));
+    assert_eq!(joined.source(1).unwrap().path, other.path().join("b.safetensors"));
+    joined.check_headers(0..2).unwrap();
+
+    let refused = |expected: &str| {
+        let error = Checkpoint::join(&[other.path()], &shared).unwrap_err();
+        assert_eq!(error.kind(), Kind::Malformed, "{error}");
+        assert!(error.to_string().contains(expected), "{expected:?} is not in {error}");
+    };
+    std::fs::rename(other.path().join("b.safetensors"), other.path().join("c.safetensors")).unwrap();
+    refused("is of \"b.safetensors\"");
+    std::fs::remove_file(other.path().join("c.safetensors")).unwrap();
+    refused("1 files here, but the headers that were shared are of 2");
+    shard(&other, "b.safetensors", &["longer"]);
+    refused("where its header was read");
+    for length in 0..shared.len() {
+        assert!(Checkpoint::join(&[own.path()], &shared[..length]).is_err(), "cut off at {length}");
+    }
+}
+
+#[test]
+fn a_joined_file_with_another_header_is_found_when_it_is_wanted() {
+    let (own, other) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    shard(&own, "a.safetensors", &["x", "y"]);
+    shard(&other, "a.safetensors", &["x", "z"]);
+    let shared = Checkpoint::open(&[own.path()]).unwrap().share().unwrap();
+    let joined = Checkpoint::join(&[other.path()], &shared).unwrap();
+    joined.check_headers(std::iter::empty()).unwrap();
+    let error = joined.check_headers(0..1).unwrap_err();
+    assert_eq!(error.kind(), Kind::Malformed);
+    assert!(error.to_string().contains("another one"), "{error}");
+    assert!(error.to_string().contains("a.safetensors"), "{error}");
+}
+
+#[test]
+fn positions_go_through_all_files() {
+    let directory = TempDir::new().unwrap();
+    shard(&directory, "a.safetensors", &["y", "z"]);
+    shard(&directory, "b.safetensors", &["x"]);
+    let checkpoint = Checkpoint::open(&[directory.path()]).unwrap();
+    assert_eq!(checkpoint.count(), 3);
+    for (position, (file, entry)) in checkpoint.entries().enumerate() {
+        assert_eq!(checkpoint.position(entry.name).unwrap(), position);
+        assert_eq!(checkpoint.entry(position).unwrap(), (file, entry));
+    }
+    assert!(checkpoint.entry(3).is_none());
+    assert_eq!(checkpoint.position("q").unwrap_err().kind(), Kind::TensorNotFound);
+}

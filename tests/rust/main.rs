@@ -9,6 +9,7 @@ mod conformance;
 mod convert;
 mod dtype;
 mod files;
+mod group;
 mod header;
 mod interrupt;
 mod kernel;

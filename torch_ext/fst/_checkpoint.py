@@ -59,6 +59,6 @@ class Checkpoint(Protocol):
 
 
 def open_checkpoint(paths: list[str], headers: Tensor | None = None) -> Checkpoint:
-    """The files that these paths stand for, opened. With the headers that another process has read, none is read here."""
+    """The files that these paths stand for, opened. With headers that another process has read, none is read."""
     checkpoint: Checkpoint = call(torch.classes.fst.Checkpoint, paths, headers)
     return checkpoint
