@@ -116,7 +116,8 @@ size_t OpenGroupPlan::check_window(int64_t window) const {
 }
 
 GroupLoad::GroupLoad(const c10::intrusive_ptr<OpenGroupPlan>& plan, int64_t rank, const Outputs& out)
-    : pieces_(plan->pieces(rank)),
+    : plan_(plan),
+      pieces_(plan->pieces(rank)),
       selection_(pieces_->selection()),
       specs_(specs_of(*selection_)),
       shares_(call_core([&] { return pieces_->shares(); })) {
@@ -159,8 +160,9 @@ GroupLoad::GroupLoad(const c10::intrusive_ptr<OpenGroupPlan>& plan, int64_t rank
 void GroupLoad::read(int64_t window, const at::Tensor& send) {
   const at::AutoDispatchBelowADInplaceOrView guard;
   check_buffer(send, device_);
-  const auto kept = call_core([&] { return pieces_->kept(window); });
-  const auto sent = call_core([&] { return pieces_->sent(window); });
+  const size_t place = plan_->check_window(window);
+  const auto kept = call_core([&] { return pieces_->kept(place); });
+  const auto sent = call_core([&] { return pieces_->sent(place); });
   uint64_t bytes = 0;
   for (const Kept& piece : kept) {
     if (out_[piece.item].defined()) {
@@ -188,7 +190,7 @@ void GroupLoad::place(int64_t window, const at::Tensor& received) {
   };
   std::vector<Copy> copies;
   Converter converter;
-  for (const Arrived& piece : pieces_->arrived(window)) {
+  for (const Arrived& piece : pieces_->arrived(plan_->check_window(window))) {
     const auto& share = out_[piece.item];
     if (!share.defined()) {
       continue;

@@ -46,9 +46,11 @@ class OpenGroupPlan : public torch::CustomClassHolder {
 
   rust::Box<GroupPieces> pieces(int64_t rank) const;
 
+  // The same number, if there is such a window.
+  size_t check_window(int64_t window) const;
+
  private:
   size_t check_rank(int64_t rank) const;
-  size_t check_window(int64_t window) const;
 
   const rust::Box<GroupPlan> plan_;
 };
@@ -72,6 +74,7 @@ class GroupLoad : public torch::CustomClassHolder {
   void finish();
 
  private:
+  const c10::intrusive_ptr<OpenGroupPlan> plan_;
   const rust::Box<GroupPieces> pieces_;
   const rust::Box<Selection> selection_;
   const rust::Vec<Spec> specs_;

@@ -197,6 +197,9 @@ def test_what_does_not_fit_is_refused(tmp_path):
         call(load.read, 0, torch.empty(0, dtype=torch.uint8))
     with pytest.raises(ValueError, match="uint8"):
         call(load.read, 0, torch.empty(100))
+    for call_window in [load.read, load.place]:
+        with pytest.raises(ValueError, match="window -1 of a plan"):
+            call(call_window, -1, torch.empty(0, dtype=torch.uint8))
     for wrong in [lambda: plan.splits(2, 0), lambda: plan.splits(-1, 0), lambda: plan.collective(plan.windows())]:
         with pytest.raises(ValueError, match=r"of a (group|plan)"):
             call(wrong)
