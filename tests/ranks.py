@@ -1,55 +1,129 @@
 """Ranks of gloo groups, which live as long as the tests and run the functions that are sent to them."""
 
+import faulthandler
 import os
+import shutil
+import signal
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from multiprocessing import get_context
+from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+# What hangs in a collective for longer ends with an error that says where.
+COLLECTIVE_SECONDS = 30
+# What the other ranks have when one has failed.
+GRACE_SECONDS = 5
+
+# Its children begin with everything imported.
+_context = get_context("forkserver")
+_context.set_forkserver_preload(["torch", "torch.distributed.tensor", "safetensors.torch", "fst", "ranks"])
+
 
 class Ranks:
-    """`size` processes with a gloo group of all of them."""
+    """`size` processes with a gloo group of all of them, started when there is something to run."""
 
     def __init__(self, size: int) -> None:
-        context = get_context("spawn")
-        self._store = tempfile.mkdtemp()
-        self._pipes, self._processes = [], []
-        for rank in range(size):
-            pipe, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, size, self._store, theirs), daemon=True)
-            process.start()
-            self._pipes.append(pipe)
-            self._processes.append(process)
+        self._size = size
+        self._ranks: list[_Rank] = []
+        self._directory: str | None = None
 
-    def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """What the function, which has to be importable, returns on each rank."""
-        for pipe in self._pipes:
-            pipe.send((function, arguments))
-        results = [pipe.recv() for pipe in self._pipes]
-        failures = [f"rank {rank}: {text}" for rank, (text, _) in enumerate(results) if text]
-        assert not failures, "\n".join(failures)
-        return [result for _, result in results]
+    def run(self, function: Callable[..., Any], *arguments: Any, timeout: float = 60) -> list[Any]:
+        """What the function, which has to be importable, returns on each rank.
+
+        What it raises on a rank is an error here, and so is a rank that has not returned after `timeout` seconds. Then
+        the processes are killed, since their group may be in any state, and the next run starts others.
+        """
+        if not self._ranks:
+            self._directory = tempfile.mkdtemp()
+            self._ranks = [_Rank(rank, self._size, Path(self._directory)) for rank in range(self._size)]
+        deadline = time.monotonic() + timeout
+        for rank in self._ranks:
+            rank.pipe.send((function, arguments))
+        while waiting := [rank for rank in self._ranks if rank.answer is None]:
+            if any(rank.answer and rank.answer[0] for rank in self._ranks):
+                deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+            ready = wait([rank.pipe for rank in waiting], max(0, deadline - time.monotonic()))
+            for rank in waiting:
+                if not ready:
+                    rank.answer = f"has not returned, and is here:\n{rank.stack()}", None
+                elif rank.pipe in ready:
+                    rank.receive()
+        answers = [rank.answer for rank in self._ranks]
+        for rank in self._ranks:
+            rank.answer = None
+        failures = [f"rank {rank}: {failure}" for rank, (failure, _) in enumerate(answers) if failure]
+        if failures:
+            self.close()
+            raise AssertionError("\n".join(failures))
+        return [result for _, result in answers]
 
     def close(self) -> None:
-        """Ends the processes."""
-        for pipe in self._pipes:
-            pipe.send(None)
-        for process in self._processes:
-            process.join(20)
+        """Kills the processes."""
+        for rank in self._ranks:
+            rank.process.kill()
+        for rank in self._ranks:
+            rank.process.join()
+        self._ranks = []
+        if self._directory is not None:
+            shutil.rmtree(self._directory)
+            self._directory = None
 
 
-def _serve(rank: int, size: int, store: str, pipe: Any) -> None:
-    torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group("gloo", init_method=f"file://{store}/store", rank=rank, world_size=size)
-    while (task := pipe.recv()) is not None:
-        function, arguments = task
+class _Rank:
+    """One of the processes, as the tests see it.
+
+    Attributes:
+        answer: What came of the last run: the text of what failed, or None and the result. None before it is there.
+    """
+
+    def __init__(self, rank: int, size: int, directory: Path) -> None:
+        self.pipe, theirs = _context.Pipe()
+        self.answer: tuple[str | None, Any] | None = None
+        self._stack = directory / f"stack-{rank}"
+        self.process = _context.Process(
+            target=_serve, args=(rank, size, directory / "store", self._stack, theirs), daemon=True
+        )
+        self.process.start()
+        theirs.close()
+
+    def receive(self) -> None:
+        """Takes the answer, which is there."""
         try:
-            pipe.send((None, function(*arguments)))
-        except BaseException:
-            pipe.send((traceback.format_exc(), None))
-    dist.destroy_process_group()
+            self.answer = self.pipe.recv()
+        except EOFError:
+            self.process.join()
+            self.answer = f"ended with exit code {self.process.exitcode}", None
+
+    def stack(self) -> str:
+        """What it is doing."""
+        os.kill(self.process.pid, signal.SIGUSR1)
+        time.sleep(0.5)
+        return self._stack.read_text()
+
+
+def _serve(rank: int, size: int, store: Path, stack: Path, pipe: Any) -> None:
+    with stack.open("w") as file:
+        faulthandler.register(signal.SIGUSR1, file)
+        torch.set_num_threads(1)
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{store}",
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=COLLECTIVE_SECONDS),
+        )
+        while True:
+            function, arguments = pipe.recv()
+            try:
+                pipe.send((None, function(*arguments)))
+            except BaseException:
+                pipe.send((traceback.format_exc(), None))
