@@ -1,30 +1,198 @@
-"""Loads that ranks do together, as a load by one process and slicing give them."""
+"""Tensors that ranks fill together, and checkpoints that they open together."""
 
+import os
+from pathlib import Path
+
+import pytest
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-from fst._group_load import load_wants, open_together
+from fst import RankError
+from fst._group_load import fill_wants, load_wants, open_together
+from fst._page_cache import page_cache
 from fst._ranks import Ranks
-from fst._wants import Chunk, Want
+from fst._wants import Chunk, Part, Want, Whole, part_of
+from rawfile import assert_same
 
 CPU = torch.device("cpu")
+STRATEGIES = ["auto", "own", "exchange"]
+WANTS = [
+    Want("rows", Chunk(0)),
+    Want("columns", Chunk(-1)),
+    Want("whole", Whole()),
+    Want("integers", Chunk(1)),
+    Want("scalar", Whole()),
+    Want("empty", Chunk(0)),
+]
 
 
-def load_chunk(path, dim):
+@pytest.fixture
+def checkpoint(tmp_path):
+    tensors = {
+        "rows": torch.randn(10, 7),
+        "columns": torch.randn(6, 11),
+        "whole": torch.randn(33),
+        "integers": torch.arange(60).view(4, 15),
+        "scalar": torch.tensor(1.5),
+        "empty": torch.empty(0, 4),
+    }
+    save_file(tensors, tmp_path / "a.safetensors")
+    return str(tmp_path / "a.safetensors")
+
+
+def expected_of(path, want, ranks):
+    whole = load_file(path)[want.name]
+    part = part_of(want.share, whole.shape, ranks.rank, ranks.size)
+    return whole[tuple(slice(start, start + length) for start, length in zip(*part, strict=True))].contiguous()
+
+
+def contiguous(expected, rank):
+    return torch.full_like(expected, 7)
+
+
+def transposed(expected, rank):
+    return torch.full(expected.shape[::-1], 7, dtype=expected.dtype).permute(tuple(range(expected.dim()))[::-1])
+
+
+def sometimes_transposed(expected, rank):
+    return transposed(expected, rank) if rank % 2 else contiguous(expected, rank)
+
+
+def inside_of_another(expected, rank):
+    return torch.full([2 * size for size in expected.shape], 7, dtype=expected.dtype)[
+        tuple(slice(1, 1 + size) for size in expected.shape)
+    ]
+
+
+def half(expected, rank):
+    return torch.full_like(expected, 7, dtype=torch.float16)
+
+
+def as_integers(expected, rank):
+    return torch.full_like(expected, 7, dtype=torch.int16)
+
+
+def parameter(expected, rank):
+    return torch.nn.Parameter(torch.full_like(expected, 7), requires_grad=expected.is_floating_point())
+
+
+def fill(path, make, strategy, window_bytes):
     ranks = Ranks.of(None, CPU)
-    [tensor] = load_wants(open_together(path, ranks), [Want("a", Chunk(dim))], ranks, CPU)
-    expected = torch.load(path + ".pt").chunk(ranks.size, dim)
-    if dist.get_rank() < len(expected):
-        torch.testing.assert_close(tensor, expected[ranks.rank], rtol=0, atol=0)
-    else:
-        assert tensor.shape[dim] == 0
-    return tuple(tensor.shape)
+    wants = WANTS[ranks.rank % 2 :]
+    stored = open_together(path, ranks)
+    out = [make(expected_of(path, want, ranks), ranks.rank) for want in wants]
+    versions = [tensor._version for tensor in out]
+    fill_wants(stored, wants, out, ranks, strategy, window_bytes)
+    for want, tensor, version in zip(wants, out, versions, strict=True):
+        assert tensor.grad_fn is None
+        assert tensor._version > version
+        assert_same(tensor.detach().contiguous(), expected_of(path, want, ranks).to(tensor.dtype))
 
 
-def test_chunks(ranks, tmp_path):
-    tensor = torch.randn(5, 7)
-    save_file({"a": tensor}, tmp_path / "a.safetensors")
-    torch.save(tensor, tmp_path / "a.safetensors.pt")
-    assert ranks(3).run(load_chunk, str(tmp_path / "a.safetensors"), 0) == [(2, 7), (2, 7), (1, 7)]
-    assert ranks(3).run(load_chunk, str(tmp_path / "a.safetensors"), -1) == [(5, 3), (5, 3), (5, 1)]
+@pytest.mark.parametrize(
+    "make", [contiguous, transposed, sometimes_transposed, inside_of_another, half, as_integers, parameter]
+)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_tensors_that_exist(ranks, checkpoint, make, strategy):
+    ranks(3).run(fill, checkpoint, make, strategy, 200)
+    ranks(2).run(fill, checkpoint, make, strategy, 1 << 20)
+
+
+def refuse(path):
+    """Everything is checked before anything is written."""
+    ranks = Ranks.of(None, CPU)
+    stored = open_together(path, ranks)
+    wants = WANTS[:2]
+    good = [torch.full_like(expected_of(path, want, ranks), 7) for want in wants]
+    bad = [
+        ([good[0]], "2 wants, but 1 tensors"),
+        ([good[0], good[1][:, :1]], 'tensor "columns": the share of this rank has the shape'),
+        ([good[0], good[1].to("meta")], 'tensor "columns": the tensor to overwrite is .* on meta'),
+        ([good[0], good[1].to_sparse()], "the tensor to overwrite is torch.sparse_coo"),
+    ]
+    for out, message in bad:
+        error, out = (ValueError, out) if ranks.rank == 1 else (RankError, good)
+        with pytest.raises(error, match=message):
+            fill_wants(stored, wants, out, ranks)
+    assert all(tensor.eq(7).all() for tensor in good)
+    fill_wants(stored, wants, good, ranks)
+    for want, tensor in zip(wants, good, strict=True):
+        assert_same(tensor, expected_of(path, want, ranks))
+
+
+def test_tensors_that_do_not_fit(ranks, checkpoint):
+    ranks(2).run(refuse, checkpoint)
+
+
+def load_parts(path, strategy):
+    """The same tensor several times, and on some ranks not at all."""
+    ranks = Ranks.of(None, CPU)
+    stored = open_together(path, ranks)
+    parts = [Part((start, 0), (3, 5)) for start in range(0, 7, ranks.rank + 1)] if ranks.rank != 1 else []
+    wants = [Want("rows", part) for part in parts]
+    loaded = load_wants(stored, wants, ranks, CPU, strategy=strategy, window_bytes=100)
+    for want, tensor in zip(wants, loaded, strict=True):
+        assert_same(tensor, expected_of(path, want, ranks))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_parts_of_one_tensor(ranks, checkpoint, strategy):
+    ranks(4).run(load_parts, checkpoint, strategy)
+
+
+def open_and_count(path):
+    """How many bytes this process reads meanwhile."""
+    ranks = Ranks.of(None, CPU)
+    before = read_bytes()
+    stored = open_together(path, ranks)
+    assert list(stored.tensors) == ["m", "n"]
+    return read_bytes() - before
+
+
+def read_bytes():
+    [line] = [line for line in Path("/proc/self/io").read_text().splitlines() if line.startswith("rchar: ")]
+    return int(line.partition(" ")[2])
+
+
+def test_one_rank_reads_the_headers(ranks, tmp_path):
+    header_bytes = 1 << 20
+    save_file({"m": torch.ones(3), "n": torch.ones(2)}, tmp_path / "a.safetensors", {"text": "x" * header_bytes})
+    first, *others = ranks(3).run(open_and_count, str(tmp_path / "a.safetensors"))
+    assert first > header_bytes
+    assert all(read < header_bytes // 8 for read in others)
+
+
+def views(path):
+    """Whether what is replicated needs memory of its own on each rank."""
+    ranks = Ranks.of(None, CPU)
+    [tensor] = load_wants(open_together(path, ranks), [Want("rows", Whole())], ranks, CPU)
+    address = tensor.data_ptr()
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    ranges = [tuple(int(end, 16) for end in fields[0].split("-")) for fields in maps if fields[-1] == path]
+    return any(begin <= address < end for begin, end in ranges)
+
+
+def test_ranks_of_one_machine_share_the_page_cache(ranks, checkpoint):
+    assert ranks(3).run(views, checkpoint) == [True] * 3
+
+
+def test_page_caches(tmp_path, monkeypatch):
+    for name in ("a", "b"):
+        save_file({"m": torch.ones(3)}, tmp_path / name)
+    os.link(tmp_path / "a", tmp_path / "c")
+    first, second, third = (page_cache([str(tmp_path / name)]) for name in ("a", "b", "c"))
+    assert first == third != second
+    monkeypatch.setenv("FST_READER", "pread")
+    assert page_cache([str(tmp_path / "a")]) == ""
+
+
+def count(path):
+    ranks = Ranks.of(dist.new_group([dist.get_rank()], use_local_synchronization=True), CPU)
+    [tensor] = load_wants(open_together(path, ranks), [Want("rows", Chunk(0))], ranks, CPU, strategy="exchange")
+    dist.destroy_process_group(ranks.group)
+    return tensor.shape[0]
+
+
+def test_a_group_of_one(ranks, checkpoint):
+    assert ranks(2).run(count, checkpoint) == [10, 10]

@@ -15,8 +15,10 @@ from fst._memory import release_memory
 from fst._module import ModuleMismatchError, load_module
 from fst._patch import patch, unpatch
 from fst._profile import Profile, profile
+from fst._ranks import RankError
 from fst._safe_open import safe_open
 from fst._save import save_file, save_file_async
+from fst._sharded import load_sharded
 from fst._stream import Stream, stream
 from fst._summary import ReaderUse, StageTime, Summary
 from fst._writer import Writer
@@ -24,6 +26,7 @@ from fst._writer import Writer
 __all__ = [
     "ModuleMismatchError",
     "Profile",
+    "RankError",
     "ReaderUse",
     "SafetensorError",
     "StageTime",
@@ -37,6 +40,7 @@ __all__ = [
     "load_files",
     "load_into",
     "load_module",
+    "load_sharded",
     "load_slices",
     "load_tensors",
     "metadata",

@@ -1,23 +1,46 @@
 """Loads that the ranks of a group do together."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Collection, Iterator, Sequence
+from functools import partial
+from itertools import compress
 
 import torch
 from torch import Tensor
 
+from fst._agreement import Terms, agree
 from fst._arguments import Paths
 from fst._errors import call
-from fst._ranks import Ranks
+from fst._exchange import Exchange
+from fst._group_plan import GroupPlan
+from fst._interrupts import interrupts_held
+from fst._page_cache import page_cache
+from fst._ranks import WINDOW_BYTES, Ranks
+from fst._side_stream import side_stream
 from fst._stored import Stored, open_stored
-from fst._wants import Part, Want, part_of
-
-# Device memory for what is on its way between ranks.
-WINDOW_BYTES = 512 << 20
+from fst._targets import targets_of
+from fst._wants import Want, part_of
 
 
 def open_together(paths: Paths, ranks: Ranks) -> Stored:
-    """The checkpoint that these paths stand for, whose headers one rank reads for all. Every rank calls it."""
-    return ranks.together(lambda: open_stored(paths))
+    """The checkpoint that these paths stand for, whose headers one rank reads for all. Every rank calls it.
+
+    Paths may differ, as long as they lead to files of the same names and lengths.
+
+    Raises:
+        RankError: Another rank has failed.
+        And the errors of `load_file` that concern paths and headers.
+    """
+
+    def open_first() -> tuple[Stored, Tensor] | None:
+        if ranks.rank > 0:
+            return None
+        stored = open_stored(paths)
+        return stored, call(stored.checkpoint.headers)
+
+    opened = ranks.together(open_first)
+    headers = ranks.broadcast(opened[1] if opened else None, 0)
+    return ranks.together(lambda: opened[0] if opened else open_stored(paths, headers))
 
 
 def load_wants(
@@ -29,13 +52,45 @@ def load_wants(
     strategy: str = "auto",
     window_bytes: int = WINDOW_BYTES,
 ) -> list[Tensor]:
-    """New contiguous tensors, one for each want. Every rank calls it with its own wants."""
-    parts = _parts(stored, wants, ranks)
-    starts = [start for part in parts for start in part.starts]
-    lengths = [length for part in parts for length in part.lengths]
-    names = [want.name for want in wants]
-    loaded: list[Tensor] = call(stored.checkpoint.load_boxes, names, starts, lengths, [1] * len(starts), device, dtype)
-    return loaded
+    """New contiguous tensors, one for each want. Every rank calls it with its own wants.
+
+    Raises:
+        RankError: Another rank has failed.
+        ValueError: What the ranks want does not fit together, or does not fit the checkpoint.
+        And the errors of `load_file`.
+    """
+
+    def load_alone(wants: Sequence[Want], device: torch.device) -> list[Tensor]:
+        parts = [part_of(share, stored.tensors[name].shape, ranks.rank, ranks.size) for name, share in wants]
+        starts = [start for part in parts for start in part.starts]
+        lengths = [length for part in parts for length in part.lengths]
+        names = [name for name, _ in wants]
+        return call(stored.checkpoint.load_boxes, names, starts, lengths, [1] * len(starts), device, dtype)
+
+    def prepare() -> tuple[list[Tensor], str]:
+        made = load_alone(wants, torch.device("meta"))
+        same = all(tensor.dtype == stored.tensors[name].dtype for (name, _), tensor in zip(wants, made, strict=True))
+        return made, page_cache(stored.paths) if device.type == "cpu" and same else ""
+
+    with interrupts_held():
+        made, cache = ranks.together(prepare)
+        if device.type == "meta":
+            return made
+        terms = Terms(device.type, str(dtype), strategy, window_bytes)
+        plan, are_mapped = agree(stored, wants, ranks, terms, cache)
+        if all(plan.collective(window) == "none" for window in range(plan.windows())):
+            return ranks.together(lambda: load_alone(wants, device))
+        # Views of mapped files need no windows.
+        viewed = [are_mapped and plan.is_own(name) for name, _ in wants]
+        views = iter(ranks.together(lambda: load_alone(list(compress(wants, viewed)), device)))
+        out = ranks.together(
+            lambda: [
+                None if is_viewed else torch.empty_like(tensor, device=device)
+                for tensor, is_viewed in zip(made, viewed, strict=True)
+            ]
+        )
+        _run(plan, out, ranks, device)
+        return [next(views) if tensor is None else tensor for tensor in out]
 
 
 def fill_wants(
@@ -46,12 +101,51 @@ def fill_wants(
     strategy: str = "auto",
     window_bytes: int = WINDOW_BYTES,
 ) -> None:
-    """Overwrites tensors with any strides and any dtype that the stored one can be cast to, one for each want."""
-    for want, tensor in zip(wants, out, strict=True):
-        [loaded] = load_wants(stored, [want], ranks, tensor.device)
-        with torch.no_grad():
-            tensor.copy_(loaded)
+    """Overwrites tensors with any strides and any dtype that the stored one can be cast to, one for each want.
+
+    Every rank calls it with its own wants and tensors, the latter all on one device. Those that are not contiguous, or
+    to whose dtype a load does not cast, take `window_bytes` more, or as much as the largest of them.
+
+    Raises:
+        RankError: Another rank has failed.
+        ValueError: What the ranks want does not fit together, the checkpoint or the tensors. Nothing was written.
+        And the errors of `load_into`. Where reading fails, tensors hold old or new values, or some of both.
+    """
+    with interrupts_held():
+        targets = ranks.together(lambda: targets_of(stored, wants, out, ranks))
+        device = targets[0].tensor.device if targets else ranks.device
+        mine = [want.name for want, _, is_direct in targets if not is_direct]
+        # What one rank cannot fill directly, no rank does: they load a tensor together.
+        indirect = {name for names in ranks.share(json.dumps(mine).encode()) for name in json.loads(names)}
+        direct = [target for target in targets if target.want.name not in indirect]
+        plan, _ = agree(stored, [want for want, _, _ in direct], ranks, Terms(None, None, strategy, window_bytes), "")
+        _run(plan, [tensor for _, tensor, _ in direct], ranks, device)
+        for names in _batches(stored, indirect, window_bytes):
+            batch = [target for target in targets if target.want.name in names]
+            loaded = load_wants(stored, [want for want, _, _ in batch], ranks, device, None, strategy, window_bytes)
+            ranks.together(partial(_copy, [tensor for _, tensor, _ in batch], loaded))
 
 
-def _parts(stored: Stored, wants: Sequence[Want], ranks: Ranks) -> list[Part]:
-    return [part_of(share, stored.tensors[name].shape, ranks.rank, ranks.size) for name, share in wants]
+def _run(plan: GroupPlan, out: Sequence[Tensor | None], ranks: Ranks, device: torch.device) -> None:
+    with side_stream(device):
+        ranks.together(lambda: Exchange(plan, ranks, out)).run()
+
+
+def _batches(stored: Stored, names: Collection[str], batch_bytes: int) -> Iterator[set[str]]:
+    """Names of tensors of at most so many bytes together, or of a single one. The same on every rank."""
+    batch: set[str] = set()
+    size = 0
+    for name, tensor in stored.tensors.items():
+        if name in names:
+            if batch and size + tensor.nbytes > batch_bytes:
+                yield batch
+                batch, size = set(), 0
+            batch.add(name)
+            size += tensor.nbytes
+    if batch:
+        yield batch
+
+
+def _copy(out: Sequence[Tensor], loaded: Sequence[Tensor]) -> None:
+    for tensor, source in zip(out, loaded, strict=True):
+        tensor.copy_(source)

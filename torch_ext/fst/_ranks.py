@@ -1,18 +1,32 @@
 """The ranks that load together."""
 
+import ctypes
+import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fst._interrupts import interrupts_held
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _Result = TypeVar("_Result")
 
+# The most memory of a rank for what is on its way between ranks, unless somebody asks for less or more.
+WINDOW_BYTES = 512 << 20
+
+_CPU = torch.device("cpu")
+
 
 class RankError(RuntimeError):
-    """Another rank of the group could not go on."""
+    """Another rank of the group failed, so this one gave up, too. The message names the rank and its exception.
+
+    The rank that failed raises its own exception.
+    """
 
 
 class Ranks:
@@ -22,23 +36,131 @@ class Ranks:
         group: The process group; None where this process is alone without one.
         rank: The place of this process in it.
         size: The number of ranks.
+        device: Where tensors have to be for the group to move what a load moves.
     """
 
-    def __init__(self, group: "ProcessGroup | None", rank: int, size: int) -> None:
+    def __init__(
+        self, group: "ProcessGroup | None", rank: int, size: int, device: torch.device, control: torch.device
+    ) -> None:
         self.group = group
         self.rank = rank
         self.size = size
+        self.device = device
+        # Where small messages have to be. All ranks choose the same, also while their loads differ.
+        self.control = control
 
     @classmethod
     def of(cls, group: "ProcessGroup | None", device: torch.device) -> "Ranks":
-        """The ranks of a group. None is the world, or this process alone where `torch.distributed` is not in use."""
-        import torch.distributed as dist
+        """The ranks of a group, for loads to `device`.
 
+        None is the world, or this process alone where `torch.distributed` is not in use.
+
+        Raises:
+            ValueError: This process is not in the group.
+        """
         if group is None and not (dist.is_available() and dist.is_initialized()):
-            return cls(None, 0, 1)
+            return cls(None, 0, 1, device, _CPU)
         group = dist.group.WORLD if group is None else group
-        return cls(group, dist.get_rank(group), dist.get_world_size(group))
+        rank = dist.get_rank(group)
+        if rank < 0:
+            raise ValueError(
+                "this process is not a rank of the group, and only ranks load with it; call it on the ranks that "
+                "were named when the group was made"
+            )
+        backends = _backends(group)
+        return cls(group, rank, dist.get_world_size(group), _carrier(device, backends), _carrier(_CPU, backends))
 
     def together(self, work: Callable[[], _Result]) -> _Result:
-        """Does `work`, and raises on every rank where it fails on one."""
-        return work()
+        """Does `work`, and raises on every rank where it fails on one.
+
+        Raises:
+            RankError: It failed on another rank.
+            And what `work` raises.
+        """
+        result: _Result | None = None
+        error: BaseException | None = None
+        with interrupts_held() as interrupts:
+            try:
+                try:
+                    result = work()
+                    interrupts.let_out()
+                except BaseException as caught:
+                    error = caught
+                self.agree(error)
+            finally:
+                del error  # As in `agree`.
+        return result  # type: ignore[return-value]
+
+    def agree(self, error: BaseException | None) -> None:
+        """Raises where any rank has an error: there the error itself, on the other ranks a RankError."""
+        try:
+            texts = self.share(b"" if error is None else _text_of(error))
+            if error is not None:
+                raise error
+        except BaseException as caught:
+            if error is not None and caught is not error:
+                raise error from caught
+            raise
+        finally:
+            # This frame is part of the exception's traceback: the exception would keep itself alive, and with it all
+            # that the frames of the traceback hold.
+            del error
+        if failed := [rank for rank, text in enumerate(texts) if text]:
+            others = f", as did {len(failed) - 1} more" if len(failed) > 1 else ""
+            raise RankError(f"{self.name(failed[0])} failed{others}: {texts[failed[0]].decode(errors='replace')}")
+
+    def name(self, rank: int) -> str:
+        """A rank of the group as people are told of it."""
+        world = rank if self.group is None else dist.get_global_rank(self.group, rank)
+        return f"rank {rank}" if world == rank else f"rank {rank} of the group (rank {world} of the world)"
+
+    def share(self, data: bytes) -> list[bytes]:
+        """What each rank gave, in their order."""
+        if self.group is None:
+            return [data]
+        # All tensors say where they are, since the caller may have another default device.
+        lengths = self._gather(torch.tensor([len(data)], device=_CPU)).flatten().tolist()
+        longest = max(lengths)
+        if longest == 0:
+            return [b""] * self.size
+        rows = self._gather(torch.frombuffer(bytearray(data.ljust(longest)), dtype=torch.uint8))
+        # PyTorch has no other way to bytes that is quick and needs no NumPy.
+        return [ctypes.string_at(rows[rank].data_ptr(), length) for rank, length in enumerate(lengths)]
+
+    def broadcast(self, data: Tensor | None, source: int) -> Tensor:
+        """The bytes, uint8 in one dimension on the CPU, that the rank `source` gave; the other ranks give None."""
+        if self.group is None:
+            assert data is not None
+            return data
+        length = torch.tensor([0 if data is None else len(data)], device=self.control)
+        dist.broadcast(length, group=self.group, group_src=source)
+        moved = torch.empty(int(length), dtype=torch.uint8, device=_CPU) if data is None else data
+        moved = moved.to(self.control)
+        dist.broadcast(moved, group=self.group, group_src=source)
+        return moved.to(_CPU)
+
+    def _gather(self, tensor: Tensor) -> Tensor:
+        """A row for each rank."""
+        rows = torch.empty((self.size, len(tensor)), dtype=tensor.dtype, device=self.control)
+        dist.all_gather_into_tensor(rows.view(-1), tensor.to(self.control), group=self.group)
+        return rows.to(_CPU)
+
+
+def _backends(group: "ProcessGroup | None") -> dict[str, str]:
+    """For each type of device that the group takes tensors of, the backend that moves them."""
+    pairs = (item.partition(":") for item in dist.get_backend_config(group).split(","))
+    return {device: backend for device, _, backend in pairs}
+
+
+def _carrier(device: torch.device, backends: dict[str, str]) -> torch.device:
+    """`device` if the group moves its tensors, or else one from which it does."""
+    # gloo registers for GPUs but has no all-to-all of their tensors.
+    if device.type in backends and (device.type == "cpu" or backends[device.type] != "gloo"):
+        return device
+    return _CPU if "cpu" in backends else torch.device("cuda", torch.cuda.current_device())
+
+
+def _text_of(error: BaseException) -> bytes:
+    # Some exceptions have no text, or fail to give it; this always gives their type.
+    lines = traceback.TracebackException(type(error), error, None).format_exception_only()
+    return "".join(lines).strip().encode(errors="replace")

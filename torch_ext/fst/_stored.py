@@ -69,10 +69,12 @@ class Stored(NamedTuple):
         return call(self.checkpoint.load_boxes, names, starts, lengths, [1] * len(starts), device)
 
 
-def open_stored(paths: Paths) -> Stored:
-    """The checkpoint that these paths stand for. Reads the headers only."""
+def open_stored(paths: Paths, headers: Tensor | None = None) -> Stored:
+    """The checkpoint that these paths stand for. Reads the headers only, or nothing where another process has read them
+    and handed on `headers`.
+    """
     files = paths_of(paths)
-    checkpoint = open_checkpoint(files)
+    checkpoint = open_checkpoint(files, headers)
     names = checkpoint.names()
     meta = call(checkpoint.load_tensors, names, torch.device("meta"))
     return Stored(files, checkpoint, dict(zip(names, meta, strict=True)))

@@ -57,7 +57,7 @@ def encode(wants: Sequence[Want], positions: Mapping[str, int]) -> Tensor:
                 numbers += 1, dim
             case Part(starts, lengths):
                 numbers += 2, *starts, *lengths
-    return torch.tensor(numbers, dtype=torch.int64)
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 
 def part_of(share: Share, shape: Sequence[int], rank: int, size: int) -> Part:

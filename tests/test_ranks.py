@@ -1,0 +1,149 @@
+"""Failures that ranks share, and the ranks of the tests themselves."""
+
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from fst import RankError
+from fst._interrupts import interrupts_held
+from fst._ranks import Ranks
+
+CPU = torch.device("cpu")
+
+
+def fail_on(failing):
+    if dist.get_rank() == failing:
+        raise ValueError("this one")
+    return dist.get_rank()
+
+
+def test_a_failure_in_a_test_is_told(ranks):
+    with pytest.raises(AssertionError, match=r"rank 1: (.|\n)*ValueError: this one"):
+        ranks(2).run(fail_on, 1)
+    assert ranks(2).run(fail_on, 2) == [0, 1]
+
+
+def hang_on(hanging):
+    if dist.get_rank() == hanging:
+        time.sleep(100)
+    raise ValueError("this one")
+
+
+def end_on(ending):
+    if dist.get_rank() == ending:
+        os._exit(3)
+    return dist.get_rank()
+
+
+def test_a_rank_that_hangs_in_a_test_is_killed(ranks, monkeypatch):
+    monkeypatch.setattr("ranks.GRACE_SECONDS", 0.2)
+    with pytest.raises(AssertionError, match=r"rank 0: has not returned, and is here:\n(.|\n)*hang_on"):
+        ranks(2).run(hang_on, 0)
+    with pytest.raises(AssertionError, match="rank 1: ended with exit code 3"):
+        ranks(2).run(end_on, 1)
+    assert ranks(2).run(fail_on, 2) == [0, 1]
+
+
+def share():
+    ranks = Ranks.of(None, CPU)
+    own = bytes(range(ranks.rank * 100))
+    assert ranks.share(own) == [bytes(range(rank * 100)) for rank in range(ranks.size)]
+    assert ranks.share(b"") == [b""] * ranks.size
+    for source in range(ranks.size):
+        data = torch.arange(source, dtype=torch.uint8)
+        assert torch.equal(ranks.broadcast(data if ranks.rank == source else None, source), data)
+    assert ranks.together(lambda: ranks.rank) == ranks.rank
+
+
+def test_messages(ranks):
+    ranks(3).run(share)
+
+
+class UnprintableError(Exception):
+    def __str__(self):
+        raise ValueError
+
+
+def raise_on(failing, error):
+    ranks = Ranks.of(None, CPU)
+
+    def work():
+        if ranks.rank == failing:
+            raise error
+
+    with pytest.raises(type(error) if ranks.rank == failing else RankError) as caught:
+        ranks.together(work)
+    return None if ranks.rank == failing else str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("first\nsecond ü"), "ValueError: first\nsecond ü"),
+        (KeyError("name"), "KeyError: 'name'"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (SystemExit(1), "SystemExit: 1"),
+        (UnprintableError(), "test_ranks.UnprintableError: <exception str() failed>"),
+    ],
+)
+def test_the_cause_is_told(ranks, error, text):
+    assert ranks(2).run(raise_on, 1, error) == [f"rank 1 failed: {text}", None]
+
+
+def test_a_process_alone():
+    ranks = Ranks.of(None, CPU)
+    assert (ranks.group, ranks.rank, ranks.size) == (None, 0, 1)
+    assert ranks.share(b"mine") == [b"mine"]
+    with pytest.raises(ZeroDivisionError):
+        ranks.together(lambda: 1 / 0)
+
+
+def interrupted(where):
+    """A signal that comes while ranks talk is the program's own, a little later."""
+    ranks = Ranks.of(None, CPU)
+    seen = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
+    try:
+        with interrupts_held(), interrupts_held() as held:
+            os.kill(os.getpid(), signal.SIGINT)
+            ranks.share(b"")
+            assert seen == []
+            if where == "inside":
+                held.let_out()
+                assert seen == [signal.SIGINT]
+        assert seen == [signal.SIGINT]
+        assert signal.getsignal(signal.SIGINT) is not held
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_signals_wait(ranks):
+    ranks(2).run(interrupted, "inside")
+    ranks(2).run(interrupted, "after")
+
+
+def test_signals_wait_in_the_main_thread_only():
+    before = signal.getsignal(signal.SIGINT)
+
+    def hold():
+        with interrupts_held() as held:
+            held.let_out()
+            return signal.getsignal(signal.SIGINT)
+
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(hold).result() is before
+
+
+def test_ignored_signals_stay_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with interrupts_held() as held:
+            assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+            held.let_out()
+    finally:
+        signal.signal(signal.SIGINT, before)

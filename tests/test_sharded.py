@@ -1,0 +1,457 @@
+"""Checkpoints that ranks load together, each its share, bit for bit as slices of the whole."""
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+import fst
+import fst._group_load
+from conftest import CHECKOUT
+from fst._buffers import Buffers
+from rawfile import DTYPES, assert_same, random_raw, write
+
+STRATEGIES = ["auto", "own", "exchange"]
+# Less than most tensors here, so that these are on their way in many windows.
+SMALL_WINDOW = 512
+
+SHAPES = [(), (0,), (1,), (3, 0), (5, 8), (8, 6), (3, 2, 4), (17,)]
+RAW = {
+    f"{dtype} {list(shape)}": random_raw(dtype, shape)
+    for dtype in DTYPES
+    for shape in SHAPES
+    # Two of these numbers are one byte.
+    if dtype != "F4" or (shape and shape[-1] % 2 == 0)
+}
+
+
+def chunk(tensor, dim, rank, size):
+    """What `torch.chunk` gives a rank, and something empty where it has fewer chunks than there are ranks."""
+    chunks = tensor.chunk(size, dim)
+    return chunks[rank] if rank < len(chunks) else tensor.narrow(dim, 0, 0)
+
+
+def share(tensor, placement, rank, size):
+    if isinstance(placement, Shard):
+        return chunk(tensor, placement.dim, rank, size)
+    return tensor if isinstance(placement, Replicate) else tensor[placement]
+
+
+def rows(name, shape):
+    return Shard(0) if shape else Replicate()
+
+
+def columns(name, shape):
+    return Shard(-1) if shape else Replicate()
+
+
+def replicated(name, shape):
+    return Replicate()
+
+
+def mixed(name, shape):
+    """Every layout, also beside one another."""
+    choices = [Replicate(), *(Shard(dim) for dim in range(-len(shape), len(shape))), None]
+    return choices[hashlib.sha256(name.encode()).digest()[0] % len(choices)]
+
+
+def corners(name, shape):
+    """Another part on every rank; they overlap."""
+    rank = dist.get_rank()
+    return tuple(slice(min(rank, size), -rank or None) for size in shape)
+
+
+def check_against_raw(path, place, options):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    loaded = fst.load_sharded(path, place, **options)
+    wanted = {name: place(name, raw.torch_shape) for name, raw in RAW.items()}
+    assert list(loaded) == [name for name, placement in wanted.items() if placement is not None]
+    for name, tensor in loaded.items():
+        assert tensor.is_contiguous()
+        assert_same(tensor, share(RAW[name].tensor(), wanted[name], rank, size))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+@pytest.mark.parametrize("place", [rows, columns, replicated, mixed, corners])
+def test_every_dtype_shape_and_strategy(ranks, tmp_path, size, place):
+    path = write(tmp_path / "a.safetensors", RAW, align=1)
+    for strategy in STRATEGIES:
+        for window in ({}, {"window_bytes": SMALL_WINDOW}):
+            ranks(size).run(check_against_raw, path, place, {"strategy": strategy, **window})
+
+
+def check_casts(path, strategy, device):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    loaded = fst.load_sharded(path, rows, device=device, dtype=torch.bfloat16, strategy=strategy, window_bytes=100)
+    for name, whole in fst.load_file(path, dtype=torch.bfloat16).items():
+        expected = share(whole, rows(name, whole.shape), rank, size)
+        assert (loaded[name].dtype, loaded[name].shape) == (expected.dtype, expected.shape)
+        if device == "cpu":
+            assert_same(loaded[name], expected)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_casts(ranks, tmp_path, strategy):
+    tensors = {
+        "f64": torch.randn(3, 5, dtype=torch.float64),
+        "f32": torch.randn(7, 3),
+        "f16": torch.randn(4, 4).half(),
+        "i64": torch.arange(9),
+    }
+    save_file(tensors, tmp_path / "a.safetensors")
+    ranks(3).run(check_casts, tmp_path / "a.safetensors", strategy, "cpu")
+    ranks(3).run(check_casts, tmp_path / "a.safetensors", strategy, "meta")
+
+
+def pipeline(path, strategy):
+    """Two stages of two ranks each, of which every rank keeps some experts, and nobody the rest."""
+    rank = dist.get_rank()
+    placements = {
+        f"layers.{rank // 2}.experts.{rank % 2}.*": Replicate(),
+        f"layers.{rank // 2}.norm": Replicate(),
+        f"layers.{rank // 2}.attention": Shard(0),
+        "*": None,
+    }
+    loaded = fst.load_sharded(path, placements, strategy=strategy)
+    for name, tensor in fst.load_file(path).items():
+        if name in loaded and name.endswith("attention"):
+            assert_same(loaded[name], chunk(tensor, 0, rank, 4))
+        elif name in loaded:
+            assert_same(loaded[name], tensor)
+    return sorted(loaded)
+
+
+def layers():
+    parts = {"attention": (8, 4), "norm": (4,), "experts.0.up": (3, 4), "experts.1.up": (3, 4), "experts.2.up": (3, 4)}
+    return {f"layers.{layer}.{name}": torch.randn(shape) for layer in range(3) for name, shape in parts.items()}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_ranks_that_want_different_tensors(ranks, tmp_path, strategy):
+    save_file(layers(), tmp_path / "a.safetensors")
+    kept = [["attention", f"experts.{expert}.up", "norm"] for expert in (0, 1)]
+    expected = [[f"layers.{rank // 2}.{name}" for name in kept[rank % 2]] for rank in range(4)]
+    assert ranks(4).run(pipeline, tmp_path / "a.safetensors", strategy) == expected
+
+
+def two_groups(paths, strategy):
+    """Two groups load two checkpoints at once."""
+    rank = dist.get_rank()
+    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    group = groups[rank % 2]
+    path = paths[rank % 2]
+    for _ in range(5):
+        loaded = fst.load_sharded(path, Shard(0), group, strategy=strategy, window_bytes=SMALL_WINDOW)
+        for name, tensor in fst.load_file(path).items():
+            assert_same(loaded[name], chunk(tensor, 0, rank // 2, 2))
+    with pytest.raises(ValueError, match="not a rank of the group"):
+        fst.load_sharded(path, Shard(0), groups[1 - rank % 2])
+    message = ""
+    if rank % 2:
+        # Only one of the groups fails.
+        try:
+            fst.load_sharded(path if rank == 1 else "missing", Shard(0), group)
+        except (OSError, fst.RankError) as error:
+            message = f"{type(error).__name__}: {error}"
+    else:
+        fst.load_sharded(path, Shard(0), group)
+    alone = dist.new_group([rank], use_local_synchronization=True)
+    for name, tensor in fst.load_sharded(path, Shard(0), alone).items():
+        assert_same(tensor, fst.load_file(path)[name])
+    for made in (group, alone):
+        dist.destroy_process_group(made)
+    return message
+
+
+def test_groups_load_at_the_same_time(ranks, tmp_path):
+    paths = [tmp_path / name for name in ("a.safetensors", "b.safetensors")]
+    for path in paths:
+        save_file({name: tensor for name, tensor in layers().items() if tensor.dim()}, path)
+    for strategy in STRATEGIES:
+        messages = ranks(4).run(two_groups, paths, strategy)
+        assert messages[0] == messages[2] == ""
+        assert messages[1].startswith("RankError: rank 1 of the group (rank 3 of the world) failed: FileNotFoundError")
+        assert messages[3].startswith("FileNotFoundError: ")
+
+
+def test_the_example_under_torchrun(tmp_path, python_environ):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    program = [CHECKOUT / "examples/ranks.py", tmp_path / "model.safetensors"]
+    environ = python_environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, *program], env=environ, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    told = [f"rank {rank}: {text}" for rank in (0, 1) for text in ("down.bias [64]", "down.weight [64, 128]")]
+    assert {*told, "2 ranks compute what one does"} <= set(done.stdout.splitlines())
+
+
+def test_alone(tmp_path):
+    """Without a process group."""
+    tensors = layers()
+    save_file(tensors, tmp_path / "a.safetensors")
+    for strategy in STRATEGIES:
+        loaded = fst.load_sharded(
+            tmp_path / "a.safetensors", {"*norm": (slice(1, -1),), "*": Shard(-1)}, strategy=strategy
+        )
+        for name, tensor in tensors.items():
+            assert_same(loaded[name], tensor[1:-1] if name.endswith("norm") else tensor)
+
+
+def load_inside(path):
+    """As in programs that make a model without memory first."""
+    for device in ("meta", "cpu"):
+        with torch.device(device):
+            loaded = fst.load_sharded(path, rows, strategy="exchange", window_bytes=SMALL_WINDOW)
+        assert {tensor.device.type for tensor in loaded.values()} == {"cpu"}
+    with torch.inference_mode():
+        assert_same(fst.load_sharded(path, rows, strategy="exchange")["a"], loaded["a"])
+
+
+def test_the_default_device_does_not_matter(ranks, tmp_path):
+    save_file({"a": torch.randn(40, 7), "b": torch.ones(())}, tmp_path / "a.safetensors")
+    ranks(2).run(load_inside, tmp_path / "a.safetensors")
+
+
+def test_names(tmp_path):
+    save_file(layers(), tmp_path / "a.safetensors")
+    names = ["layers.1.norm", "layers.0.norm"]
+    assert list(fst.load_sharded(tmp_path / "a.safetensors", Replicate(), names=names)) == sorted(names)
+    asked = []
+
+    def place(name, shape):
+        asked.append((name, shape))
+        return
+
+    assert fst.load_sharded(tmp_path / "a.safetensors", place, names=names) == {}
+    assert asked == [("layers.0.norm", torch.Size([4])), ("layers.1.norm", torch.Size([4]))]
+
+
+def test_names_come_before_globs_and_globs_in_their_order(tmp_path):
+    save_file({"a.x": torch.arange(4), "a.y": torch.arange(4), "b.y": torch.arange(4)}, tmp_path / "a.safetensors")
+    placements = {"a.*": slice(0, 1), "*.y": slice(0, 2), "[!c].*": None, "a.y": slice(0, 3)}
+    loaded = fst.load_sharded(tmp_path / "a.safetensors", placements)
+    assert {name: len(tensor) for name, tensor in loaded.items()} == {"a.x": 1, "a.y": 3, "b.y": 2}
+
+
+@pytest.mark.parametrize(
+    ("index", "expected"),
+    [
+        (slice(1, 3), (2, 6)),
+        (slice(-2, None), (2, 6)),
+        (..., (5, 6)),
+        (2, (1, 6)),
+        (-1, (1, 6)),
+        ((..., slice(0, 100)), (5, 6)),
+        ((slice(3, 1), -2), (0, 1)),
+        ((slice(None), slice(4, -1, 1)), (5, 1)),
+        ((), (5, 6)),
+    ],
+)
+def test_parts(tmp_path, index, expected):
+    tensor = torch.randn(5, 6)
+    save_file({"a": tensor}, tmp_path / "a.safetensors")
+    loaded = fst.load_sharded(tmp_path / "a.safetensors", index)["a"]
+    assert loaded.shape == expected
+    items = index if isinstance(index, tuple) else (index,)
+    kept = tuple(slice(item, item + 1 or None) if isinstance(item, int) else item for item in items)
+    assert_same(loaded, tensor[kept].contiguous())
+
+
+@pytest.mark.parametrize(
+    ("placements", "error", "message"),
+    [
+        (Partial(), TypeError, r'tensor "a": its placement is Partial\(sum\); expected Replicate\(\), Shard\(dim\)'),
+        (Replicate, TypeError, "Replicate'>; expected"),
+        ("rows", TypeError, "its placement is 'rows'"),
+        (True, TypeError, "its placement is True"),
+        (1.5, TypeError, "its placement is 1.5"),
+        ([slice(0, 1)], TypeError, "its placement is .slice"),
+        (lambda name, shape: "rows", TypeError, "its placement is 'rows'"),
+        (Shard(2), ValueError, r'tensor "a": Shard\(dim=2\) does not fit its shape, which is \[5, 6\]'),
+        (Shard(-3), ValueError, r"Shard\(dim=-3\) does not fit"),
+        (5, ValueError, 'tensor "a": the index .* for a dimension of size 5'),
+        ((..., ...), ValueError, 'tensor "a": the index .* several ellipses'),
+        ((0, 0, 0), ValueError, 'tensor "a": the index .* more dimensions than the tensor'),
+        (slice(0, 4, 2), ValueError, 'tensor "a": the index .* has a step'),
+        ({"b": None}, KeyError, 'tensor "b": the file does not hold it'),
+        ({"*": None, "b*": None}, ValueError, 'placements: no tensor of .*a.safetensors has a name like "b[*]"'),
+        ({}, ValueError, 'placements: nothing in it is for the tensor "a" of .*a.safetensors; give "[*]"'),
+        ({1: None}, TypeError, "which are str, not int"),
+    ],
+)
+def test_placements_that_are_none(tmp_path, placements, error, message):
+    save_file({"a": torch.randn(5, 6)}, tmp_path / "a.safetensors")
+    with pytest.raises(error, match=message):
+        fst.load_sharded(tmp_path / "a.safetensors", placements)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"names": ["b"]}, KeyError, 'tensor "b": the file does not hold it'),
+        ({"names": "a"}, TypeError, "names must be a list or tuple"),
+        ({"dtype": torch.int8}, ValueError, "only floating-point tensors are cast"),
+        ({"dtype": "bfloat16"}, TypeError, "dtype must be a torch.dtype"),
+        ({"device": 1.5}, TypeError, "device must be"),
+        ({"strategy": "best"}, ValueError, "best"),
+        ({"window_bytes": -1}, ValueError, "window_bytes"),
+    ],
+)
+def test_wrong_arguments(tmp_path, options, error, message):
+    save_file({"a": torch.randn(5, 6)}, tmp_path / "a.safetensors")
+    with pytest.raises(error, match=message):
+        fst.load_sharded(tmp_path / "a.safetensors", Replicate(), **options)
+
+
+def count_bytes(path, place, strategy):
+    """What this rank reads and sends of a load, and the places in the data section that it keeps and that it reads."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    plans, sent = [], 0
+
+    def agree(*arguments):
+        agreement = fst._agreement.agree(*arguments)
+        plans.append(agreement.plan)
+        return agreement
+
+    def begin(exchange, window):
+        nonlocal sent
+        collective, to_each, _ = exchange._traffics[window]
+        sent += sum(to_each) * (size - 1 if collective == "gather" else 1)
+        return begin_window(exchange, window)
+
+    begin_window = fst._exchange.Exchange._begin
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        fst.profile() as profile,
+    ):
+        patch.setattr(fst._group_load, "agree", agree)
+        patch.setattr(fst._exchange.Exchange, "_begin", begin)
+        fst.load_sharded(path, place, strategy=strategy, window_bytes=1 << 16)
+    [plan] = plans
+    with safe_open(path, "pt") as file:
+        entries = [(name, file.get_slice(name).get_shape()) for name in file.offset_keys()]
+    read = torch.cat([torch.arange(0), *planned_reads(plan, rank)])
+    kept, begin_byte = [torch.arange(0)], 0
+    for name, shape in entries:
+        places = begin_byte + torch.arange(4 * torch.Size(shape).numel()).view(*shape, 4)
+        begin_byte += places.numel()
+        if (placement := place(name, torch.Size(shape))) is not None:
+            part = share(places, placement, rank, size)
+            kept.append(part.flatten())
+    head_bytes = Path(path).stat().st_size - begin_byte
+    return profile.summary().read_bytes, sent, (read - head_bytes).tolist(), torch.cat(kept).tolist()
+
+
+def planned_reads(plan, rank):
+    for window in range(plan.windows()):
+        numbers = plan.reads(rank, window)
+        for file, begin, end in zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True):
+            assert file == 0
+            yield torch.arange(begin, end)
+
+
+def first_dimension(name, shape):
+    return Shard(0)
+
+
+def last_dimension(name, shape):
+    return Shard(1)
+
+
+def half(name, shape):
+    """Nobody wants the rest."""
+    return Shard(1) if name < "e" else None
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("place", [replicated, first_dimension, last_dimension, half])
+def test_every_byte_is_read_once_and_sent_only_where_it_is_kept(ranks, tmp_path, place, size):
+    tensors = {name: torch.randn(17, 60) for name in "abcdefgh"}
+    save_file(tensors, tmp_path / "a.safetensors")
+    counted = ranks(size).run(count_bytes, str(tmp_path / "a.safetensors"), place, "exchange")
+    wanted = sorted({byte for *_, kept in counted for byte in kept})
+    planned = sorted(byte for _, _, read, _ in counted for byte in read)
+    assert planned == wanted
+    # A gap that is cheaper to read than to skip would be more.
+    assert sum(read_bytes for read_bytes, *_ in counted) == len(wanted)
+    foreign = sum(len(set(kept) - set(read)) for _, _, read, kept in counted)
+    sent = sum(sent for _, sent, _, _ in counted)
+    assert foreign <= sent <= foreign + size * size * 4
+    # Balanced.
+    assert max(len(read) for _, _, read, _ in counted) - min(len(read) for _, _, read, _ in counted) < 16 * size
+
+
+@pytest.mark.parametrize("window_bytes", [1 << 10, 1 << 12, 1 << 20])
+@pytest.mark.parametrize("place", [replicated, rows, columns, mixed])
+def test_buffers_are_bounded(ranks, tmp_path, place, window_bytes):
+    save_file({name: torch.randn(40, 30) for name in "abcd"}, tmp_path / "a.safetensors")
+    row_bytes = 30 * 4
+    for held in ranks(4).run(measure_buffers, tmp_path / "a.safetensors", place, window_bytes):
+        assert 0 < held <= window_bytes + 8 * row_bytes
+
+
+def measure_buffers(path, place, window_bytes):
+    held = []
+
+    class Measured(Buffers):
+        def __init__(self, traffics, device):
+            super().__init__(traffics, device)
+            held.append(sum(buffer.nbytes for buffer in self._send + self._receive))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fst._exchange.Buffers", Measured)
+        fst.load_sharded(path, place, strategy="exchange", window_bytes=window_bytes)
+    [nbytes] = held
+    return nbytes
+
+
+def check_against_safetensors(path, placements, options):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    loaded = fst.load_sharded(path, placements[rank], **options)
+    with safe_open(path, "pt") as file:
+        wanted = {name: placements[rank][name] for name in fst.tensor_names(path) if placements[rank][name] is not None}
+        assert list(loaded) == list(wanted)
+        for name, placement in wanted.items():
+            expected = share(file.get_tensor(name), placement, rank, size)
+            if options["dtype"] and expected.is_floating_point():
+                expected = expected.to(options["dtype"])
+            assert_same(loaded[name], expected.contiguous())
+
+
+@st.composite
+def loads(draw):
+    shapes = st.lists(st.integers(0, 9), max_size=3)
+    dtypes = st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.uint8])
+    tensors = {f"t{index}": (draw(dtypes), draw(shapes)) for index in range(draw(st.integers(1, 5)))}
+    size = draw(st.integers(2, 4))
+    placements = [{} for _ in range(size)]
+    for name, (_, shape) in tensors.items():
+        layout = draw(st.sampled_from([Replicate(), *(Shard(dim) for dim in range(-len(shape), len(shape)))]))
+        for rank in range(size):
+            bounds = st.tuples(*(st.integers(-size, size) for size in shape for _ in "be"))
+            part = bounds.map(lambda numbers: tuple(map(slice, numbers[::2], numbers[1::2])))
+            placements[rank][name] = draw(st.one_of(st.just(layout), st.just(layout), st.none(), part))
+    options = {
+        "strategy": draw(st.sampled_from(STRATEGIES)),
+        "window_bytes": draw(st.integers(0, 1000)),
+        "dtype": draw(st.sampled_from([None, None, torch.float16])),
+    }
+    return size, tensors, placements, options
+
+
+@settings(max_examples=60)
+@given(load=loads())
+def test_any_load(ranks, tmp_path_factory, load):
+    size, tensors, placements, options = load
+    path = tmp_path_factory.mktemp("sharded") / "a.safetensors"
+    made = {name: (torch.randn(shape) * 100).abs().to(dtype) for name, (dtype, shape) in tensors.items()}
+    save_file(made, path)
+    ranks(size).run(check_against_safetensors, path, placements, options)
