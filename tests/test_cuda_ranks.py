@@ -1,0 +1,190 @@
+"""Ranks that load to a GPU. One GPU is enough: what NCCL does between several is its own."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+
+import fst
+from fst._buffers import Buffers, traffic_of
+from fst._group_plan import begin_load, plan_group
+from fst._side_stream import side_stream
+from fst._stored import open_stored
+from fst._wants import Chunk, Part, Want, Whole, encode, part_of
+from rawfile import assert_same, write
+from test_sharded import RAW, STRATEGIES, check_against_raw, chunk, columns, corners, mixed, replicated, rows
+
+pytestmark = pytest.mark.gpu
+
+MIB = 1 << 20
+# Long enough that a missing wait shows: some tens of milliseconds on any GPU.
+DELAY_CYCLES = 50_000_000
+
+
+@pytest.mark.parametrize("place", [rows, columns, replicated, mixed, corners])
+def test_two_ranks_on_one_gpu(ranks, tmp_path, place):
+    """gloo takes what they send through the host."""
+    path = write(tmp_path / "a.safetensors", RAW, align=1)
+    for strategy in STRATEGIES:
+        for window_bytes in (512, MIB):
+            options = {"device": "cuda:0", "strategy": strategy, "window_bytes": window_bytes}
+            ranks(2).run(check_against_raw, path, place, options)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_the_device_path(tmp_path, dtype):
+    """Reads and placements of both ranks on a GPU, and copies in the place of the network."""
+    tensors = {"a": torch.randn(300, 70), "b": torch.randn(41, 100), "c": torch.randn(999), "d": torch.arange(5000)}
+    save_file(tensors, tmp_path / "a.safetensors")
+    stored = open_stored(str(tmp_path / "a.safetensors"))
+    shares = {
+        "a": [Chunk(1)] * 2,
+        "b": [Chunk(0)] * 2,
+        "c": [Whole()] * 2,
+        "d": [Part((0,), (4000,)), Part((7,), (9,))],
+    }
+    wants = [[Want(name, of_ranks[rank]) for name, of_ranks in shares.items()] for rank in (0, 1)]
+    positions = {name: position for position, name in enumerate(stored.tensors)}
+    encoded = [encode(of_rank, positions) for of_rank in wants]
+    plan = plan_group(stored.checkpoint, encoded, [0, 1], [-1, -1], "exchange", 1 << 16)
+    assert {plan.collective(window) for window in range(plan.windows())} == {"exchange", "gather"}
+
+    expected = []
+    for rank in (0, 1):
+        parts = [part_of(want.share, tensors[want.name].shape, rank, 2) for want in wants[rank]]
+        spans = [tuple(slice(start, start + length) for start, length in zip(*part, strict=True)) for part in parts]
+        whole = [tensors[want.name][span] for want, span in zip(wants[rank], spans, strict=True)]
+        expected.append([part.to(dtype) if dtype and part.is_floating_point() else part for part in whole])
+    # Whoever had this memory before is not done with it yet.
+    torch.cuda._sleep(DELAY_CYCLES)
+    out = [[torch.full_like(part, 7, device="cuda") for part in parts] for parts in expected]
+    with side_stream(torch.device("cuda", 0)):
+        loads = [begin_load(plan, rank, out[rank]) for rank in (0, 1)]
+        traffics = [[traffic_of(plan, rank, 2, window) for window in range(plan.windows())] for rank in (0, 1)]
+        buffers = [Buffers(traffics[rank], torch.device("cuda", 0)) for rank in (0, 1)]
+        for window in range(plan.windows()):
+            for rank in (0, 1):
+                loads[rank].read(window, buffers[rank].send(window))
+            torch.cuda._sleep(DELAY_CYCLES // 10)
+            for rank in (0, 1):
+                move(window, rank, traffics, buffers)
+            for rank in (0, 1):
+                loads[rank].place(window, buffers[rank].receive(window))
+        for load in loads:
+            load.finish()
+    for rank in (0, 1):
+        for tensor, part in zip(out[rank], expected[rank], strict=True):
+            assert_same(tensor, part.contiguous())
+
+
+def move(window, receiver, traffics, buffers):
+    """What the collective brings to one of the ranks."""
+    collective, _, received = traffics[receiver][window]
+    places = buffers[receiver].receive(window).split(received)
+    for sender, place in enumerate(places):
+        sent = buffers[sender].send(window)
+        place.copy_(sent if collective == "gather" else sent.split(traffics[sender][window].sent)[receiver])
+
+
+NCCL_ALONE = """
+import sys
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch.distributed.tensor import Replicate, Shard
+
+import fst
+from fst._group_load import fill_wants, open_together
+from fst._ranks import Ranks
+from fst._votes import Votes
+from fst._wants import Chunk, Want
+
+path, store = sys.argv[1:]
+device = torch.device("cuda", 0)
+dist.init_process_group("nccl", init_method=f"file://{store}", rank=0, world_size=1, device_id=device)
+expected = load_file(path)
+
+ranks = Ranks.of(None, device)
+assert (ranks.device, ranks.control.type) == (device, "cuda")
+assert ranks.share(b"some bytes") == [b"some bytes"]
+assert ranks.broadcast(torch.arange(9, dtype=torch.uint8), 0).tolist() == list(range(9))
+
+votes = Votes(ranks)
+for failed in (False, True, False):
+    votes.cast(failed)
+assert [votes.count(), votes.count()] == [False, True]
+votes.count_all()
+
+for strategy in ("auto", "own", "exchange"):
+    loaded = fst.load_sharded(path, {"a": Shard(-1), "*": Replicate()}, device="cuda", strategy=strategy)
+    assert all(torch.equal(loaded[name].cpu(), tensor) for name, tensor in expected.items())
+
+try:
+    fst.load_sharded(path, lambda name, shape: 1 / 0, device="cuda")
+except ZeroDivisionError:
+    print("failed")
+stored = open_together(path, ranks)
+wants = [Want(name, Chunk(0)) for name in expected]
+out = [torch.zeros_like(tensor, device=device) for tensor in expected.values()]
+fill_wants(stored, wants, out, ranks, window_bytes=1000)
+assert all(torch.equal(tensor.cpu(), expected[want.name]) for want, tensor in zip(wants, out))
+dist.destroy_process_group()
+print("loaded")
+"""
+
+
+def test_nccl_with_a_group_of_one(tmp_path, run_python):
+    save_file({"a": torch.randn(300, 70), "b": torch.randn(999)}, tmp_path / "a.safetensors")
+    assert run_python(NCCL_ALONE, str(tmp_path / "a.safetensors"), str(tmp_path / "store")) == "failed\nloaded\n"
+
+
+def load_behind_others(path):
+    """What is loaded is ready for the current stream, and not before the memory was free."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(4):
+            torch.cuda._sleep(DELAY_CYCLES)
+            loaded = fst.load_sharded(path, rows, device="cuda", strategy="exchange", window_bytes=1 << 16)
+            sums = {name: tensor.double().sum() for name, tensor in loaded.items()}
+            del loaded
+        for name, tensor in load_file(path).items():
+            expected = chunk(tensor, 0, dist.get_rank(), 2).double().sum()
+            torch.testing.assert_close(sums[name].cpu(), expected)
+
+
+def test_the_current_stream(ranks, tmp_path):
+    save_file({"a": torch.randn(3000, 70), "b": torch.randn(9999)}, tmp_path / "a.safetensors")
+    ranks(2).run(load_behind_others, tmp_path / "a.safetensors")
+
+
+def measure_peak(path, window_bytes):
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    loaded = fst.load_sharded(path, replicated, device="cuda", strategy="exchange", window_bytes=window_bytes)
+    torch.cuda.synchronize()
+    own = sum(tensor.nbytes for tensor in loaded.values())
+    return torch.cuda.max_memory_allocated() - before - own
+
+
+def test_memory(ranks, tmp_path):
+    """The final tensors, the windows, and the scratch of a load."""
+    scratch_bytes = 64 * MIB
+    save_file({"a": torch.randn(256 * MIB // 4)}, tmp_path / "a.safetensors")
+    for peak in ranks(2).run(measure_peak, tmp_path / "a.safetensors", 16 * MIB):
+        assert peak <= 16 * MIB + scratch_bytes + MIB
+
+
+def run_out_of_memory(path):
+    if dist.get_rank() == 1:
+        torch.cuda.set_per_process_memory_fraction(1e-5)
+    error = torch.OutOfMemoryError if dist.get_rank() == 1 else fst.RankError
+    with pytest.raises(error, match="out of memory"):
+        fst.load_sharded(path, replicated, device="cuda")
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    return len(fst.load_sharded(path, replicated, device="cuda"))
+
+
+def test_one_rank_has_no_room(ranks, tmp_path):
+    save_file({"a": torch.randn(64 * MIB // 4)}, tmp_path / "a.safetensors")
+    assert ranks(2).run(run_out_of_memory, tmp_path / "a.safetensors") == [1, 1]
