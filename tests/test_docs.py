@@ -30,7 +30,7 @@ TOLD = {"json", "text", "toml"}
 # Blocks in these are excerpts of programs that test_cpp.py builds. Blocks in Rust are documentation tests of the crate.
 BUILT = {"cmake", "cpp"}
 # Commands that build, install and serve. What the first do is what all other tests run on.
-OTHERS = {".", "cargo", "cmake", "export", "pip", "python", "sglang", "vllm"}
+OTHERS = {".", "cargo", "cmake", "export", "pip", "python", "sglang", "torchrun", "vllm"}
 
 
 @pytest.fixture(autouse=True)
