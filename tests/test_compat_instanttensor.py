@@ -356,6 +356,16 @@ def test_sub_groups_example_with_one_rank(run_python, one_rank):
     assert run_python(program, **one_rank) == "[Rank 0] Loaded 8 tensor shards\n"
 
 
+@pytest.mark.gpu
+def test_distributed_examples_on_a_gpu(run_python, one_rank):
+    program = over_fst(DISTRIBUTED) + "print({tensor.device for tensor in tensors.values()}, len(tensors))"
+    assert run_python(program, **one_rank) == f"{{device(type='cuda', index=0)}} {len(WEIGHTS)}\n"
+    for index in range(1, 9):
+        save_file({f"weight.{index}": torch.ones(4, 2)}, f"model-{index:05d}-of-00008.safetensors")
+    program = over_fst(SUB_GROUPS).replace("tp = 4", "tp = 1").replace("pp = 2", "pp = 1")
+    assert run_python(program, **one_rank) == "[Rank 0] Loaded 8 tensor shards\n"
+
+
 # Tensors.
 
 
@@ -488,9 +498,10 @@ def test_filters_that_are_none():
 # What is refused.
 
 
-def test_several_ranks_are_refused():
-    with pytest.raises(NotImplementedError, match=r"4 ranks.*does not exchange tensors between ranks yet"):
-        compat.safe_open("model.safetensors", "pt", "cpu", process_group=Ranks(4))
+def test_what_is_no_process_group_is_refused():
+    for group in (-100, Ranks(4)):
+        with pytest.raises(TypeError, match=r"a process group of torch\.distributed"):
+            compat.safe_open("model.safetensors", "pt", "cpu", process_group=group)
     with compat.safe_open("model.safetensors", "pt", "cpu", process_group=Ranks(1)) as file:
         assert len(file.keys()) == 3
 

@@ -1,11 +1,14 @@
 """SGLang with `--load-format fst`: the real package where it is installed, and a stub of the interface everywhere."""
 
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import fst
+from fst._group_stream import GroupStream
 from serving import assert_equal, entry_points, imports_anew, run_engine, save_checkpoint, save_model
 
 PACKAGE = "sglang.srt.model_loader.loader"
@@ -106,6 +109,32 @@ def test_other_loaders_read_as_before(sglang, tmp_path):
 def test_options_are_json(sglang):
     loader = sglang.loader(model_loader_extra_config='{"window_bytes": 1000, "order": "landed", "device": "cpu"}')
     assert (loader._options.window_bytes, loader._options.order, loader._options.device) == (1000, "landed", "cpu")
+
+
+def load_together(directory):
+    """As a rank of SGLang does."""
+    with imports_anew("sglang", stub=True):
+        from sglang.srt.configs.load_config import LoadConfig
+        from sglang.srt.distributed import parallel_state
+        from sglang.srt.model_loader import loader as module
+
+        from fst.plugins._sglang_loader import FstModelLoader
+
+        group = SimpleNamespace(world_size=2, cpu_group=dist.group.WORLD, device_group=None)
+        parallel_state.get_tp_group = lambda: group
+        module.get_server_args = lambda: SimpleNamespace(**ARGUMENTS)
+        extra = {"ranks": "together", "window_bytes": 100}
+        loader = FstModelLoader(LoadConfig(load_format="auto", model_loader_extra_config=extra))
+        with mock.patch("fst._group_stream.GroupStream", wraps=GroupStream) as streams:
+            found = weights(loader, module.DefaultModelLoader.Source(directory, None))
+        return streams.call_count, found
+
+
+def test_ranks_load_together(ranks, tmp_path):
+    tensors = save_checkpoint(tmp_path)
+    for streams, found in ranks(2).run(load_together, str(tmp_path)):
+        assert streams == 1
+        assert_equal(found, tensors)
 
 
 @pytest.mark.parametrize("option", ["enable_multithread_load", "num_threads"])

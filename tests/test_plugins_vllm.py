@@ -3,12 +3,15 @@
 import json
 import sys
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 import fst
+from fst._group_stream import GroupStream
 from serving import assert_equal, entry_points, imports_anew, run_engine, save_checkpoint, save_model
 
 MIB = 1 << 20
@@ -107,20 +110,22 @@ def test_options_reach_the_stream(vllm, tmp_path, streams):
     loader = vllm.loader(model_loader_extra_config={"window_bytes": 1000, "order": "landed", "device": "cpu"})
     assert len(weights(loader, vllm.source(tmp_path))) == 10
     [(arguments, options, _)] = streams
-    assert arguments == ("cpu", None)
+    assert arguments == (torch.device("cpu"), None)
     assert options == {"window_bytes": 1000, "order": "landed"}
 
 
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ({"windows": 1}, "no such option in the extra config: 'windows'; there are window_bytes, order, device"),
+        ({"windows": 1}, "no such option in the extra config: 'windows'; there are window_bytes, order, device, ranks"),
         ({"num_threads": 8}, "'num_threads'"),
         ({"window_bytes": 0}, "window_bytes must be a whole number from 1, not 0"),
         ({"window_bytes": True}, "not True"),
         ({"window_bytes": "1"}, "not '1'"),
         ({"order": "name"}, "order must be one of"),
         ({"device": "cuda:1"}, "device must be one of"),
+        ({"ranks": 2}, "ranks must be one of"),
+        ({"ranks": "together", "order": "landed"}, 'one order, which is "file"'),
     ],
     ids=str,
 )
@@ -178,6 +183,41 @@ def test_experts_of_other_ranks_are_not_read(vllm, tmp_path):
     with fst.profile() as profile:
         assert_equal(weights(loader, vllm.source(tmp_path)), tensors)
     assert profile.summary().read_bytes >= sum(tensor.nbytes for tensor in tensors.values())
+
+
+def load_together(directory, world_size):
+    """As a rank of vLLM does, each of which has experts of its own."""
+    with imports_anew("vllm", stub=True):
+        from vllm.config.load import LoadConfig
+        from vllm.distributed import parallel_state
+        from vllm.model_executor import model_loader
+
+        import fst.plugins.vllm as plugin
+
+        group = SimpleNamespace(world_size=world_size, cpu_group=dist.group.WORLD, device_group=None)
+        parallel_state.get_tp_group = lambda: group
+        extra = {"ranks": "together", "window_bytes": 100}
+        loader = plugin.FstModelLoader(LoadConfig(load_format="fst", model_loader_extra_config=extra))
+        source = model_loader.DefaultModelLoader.Source(directory, None)
+        for local_expert_ids in (None, {dist.get_rank()}):
+            loader.local_expert_ids = local_expert_ids
+            yield weights(loader, source)
+
+
+def check_together(directory, world_size):
+    everything = load_file(f"{directory}/model.safetensors")
+    own = {name: tensor for name, tensor in everything.items() if f"experts.{1 - dist.get_rank()}." not in name}
+    with mock.patch("fst._group_stream.GroupStream", wraps=GroupStream) as streams:
+        for found, expected in zip(load_together(directory, world_size), (everything, own), strict=True):
+            assert_equal(found, expected)
+    return streams.call_count
+
+
+@pytest.mark.parametrize(("world_size", "streams"), [(2, 2), (1, 0)])
+def test_ranks_load_together(ranks, tmp_path, world_size, streams):
+    tensors = {f"layers.0.experts.{expert}.up_proj.weight": torch.full((9,), float(expert)) for expert in range(2)}
+    save_file({"norm.weight": torch.ones(8), **tensors}, tmp_path / "model.safetensors")
+    assert ranks(2).run(check_together, str(tmp_path), world_size) == [streams] * 2
 
 
 def test_a_loader_that_is_left_ends_the_load(vllm, tmp_path, streams):

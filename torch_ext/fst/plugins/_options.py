@@ -8,6 +8,7 @@ from fst._stream import WINDOW_BYTES
 
 Order = Literal["file", "landed"]
 DeviceType = Literal["cpu", "cuda"]
+Ranks = Literal["alone", "together"]
 
 
 @dataclass(frozen=True)
@@ -18,11 +19,13 @@ class Options:
         window_bytes: As in `fst.stream`: how far the load may be ahead of the model.
         order: As in `fst.stream`.
         device: Where tensors are handed to the model: "cuda" is the GPU of the rank; None is where the model is.
+        ranks: How the ranks of tensor parallelism read: each by itself, or "together", so that each byte is read once.
     """
 
     window_bytes: int = WINDOW_BYTES
     order: Order = "file"
     device: DeviceType | None = None
+    ranks: Ranks = "alone"
 
     def __post_init__(self) -> None:
         # A bool is an int, but no number of bytes.
@@ -32,6 +35,10 @@ class Options:
             raise ValueError(f"load format fst: order must be one of {get_args(Order)}, not {self.order!r}")
         if self.device not in (None, *get_args(DeviceType)):
             raise ValueError(f"load format fst: device must be one of {get_args(DeviceType)}, not {self.device!r}")
+        if self.ranks not in get_args(Ranks):
+            raise ValueError(f"load format fst: ranks must be one of {get_args(Ranks)}, not {self.ranks!r}")
+        if self.ranks == "together" and self.order != "file":
+            raise ValueError('load format fst: ranks that load together have one order, which is "file"')
 
     @classmethod
     def of(cls, config: object, *, besides: Container[str] = ()) -> "Options":

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from sglang.srt.configs.device_config import DeviceConfig
 from sglang.srt.configs.load_config import LoadConfig, LoadFormat
 from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.distributed import parallel_state
 from sglang.srt.model_loader import loader
 from torch import Tensor, nn
 
@@ -61,7 +62,7 @@ class FstModelLoader(loader.DefaultModelLoader):
                 f"load format fst: it reads in its own way, and the server was asked for {', '.join(asked)};"
                 " leave out the --weight-loader arguments"
             )
-        return weights(files, _device(), self._options, bar=_is_first_rank())
+        return weights(files, _device(), self._options, group=parallel_state.get_tp_group, bar=_is_first_rank())
 
 
 def _is_first_rank() -> bool:

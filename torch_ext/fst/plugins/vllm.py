@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from vllm.config.load import LoadConfig
+from vllm.distributed import parallel_state
 from vllm.model_executor.model_loader import default_loader, register_model_loader, weight_utils
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.ep_weight_filter import should_skip_weight
@@ -68,6 +69,8 @@ class FstModelLoader(DefaultModelLoader):
             files,
             self._device(),
             self._options,
+            # A pipeline's stages load different models at times, such as a draft on the last one.
+            group=parallel_state.get_tp_group,
             bar=weight_utils.enable_tqdm(use_tqdm_on_load),
             skip=None if local_expert_ids is None else of_others,
         )

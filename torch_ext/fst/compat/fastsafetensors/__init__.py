@@ -2,8 +2,8 @@
 
     from fst.compat.fastsafetensors import SafeTensorsFileLoader, SingleGroup
 
-Tensors own their memory and stay valid whatever is closed. Process groups have one rank so far. The page "Coming from
-fastsafetensors" of the documentation says which arguments have no meaning here.
+Tensors own their memory and stay valid whatever is closed. The page "Coming from fastsafetensors" of the documentation
+says which arguments have no meaning here.
 """
 
 from fst.compat.fastsafetensors._planner import BudgetInfeasibleError

@@ -18,6 +18,11 @@ class TensorFrame:
     data_offsets: list[int]
 
     @property
+    def torch_shape(self) -> list[int]:
+        """The shape of PyTorch's tensor, where two elements of F4 are one."""
+        return [*self.shape[:-1], self.shape[-1] // 2] if self.dtype is DType.F4 else list(self.shape)
+
+    @property
     def strides(self) -> list[int]:
         """How many elements lie between neighbours of each dimension."""
         strides: list[int] = []

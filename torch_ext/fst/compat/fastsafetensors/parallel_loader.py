@@ -10,9 +10,10 @@ from torch import Tensor
 
 import fst
 from fst._arguments import Path, paths_of
-from fst._stream import WINDOW_BYTES
-from fst.compat._groups import require_one_rank
+from fst._group_stream import EXCHANGE_BYTES, GroupStream, stream_together
+from fst._stream import WINDOW_BYTES, Stream
 from fst.compat._header import read_header
+from fst.compat._ranks import ranks_of
 from fst.compat.fastsafetensors._planner import window_within
 from fst.compat.fastsafetensors.common import SingleGroup
 from fst.compat.fastsafetensors.loader import SafeTensorsFileLoader
@@ -22,12 +23,15 @@ from fst.compat.fastsafetensors.st_types import Device
 class PipelineParallel:
     """Hands over the tensors of files, each as soon as its bytes have landed.
 
+    In a process group of several ranks every rank gets all tensors, in the same order, and each byte is read by one of
+    them. They load in steps, between which they wait for one another.
+
     Args:
-        pg: None, `SingleGroup()` or a process group of one rank.
+        pg: None or `SingleGroup()` for this process alone, or a process group of `torch.distributed`.
         loader: Says the device, and which tensors are wanted.
         hf_weights_files: The files.
         use_tqdm_on_load: Shows a bar of bytes, where tqdm is installed, on the first rank.
-        tensor_filter: As `SafeTensorsFileLoader.set_tensor_filter`.
+        tensor_filter: As `SafeTensorsFileLoader.set_tensor_filter`. Ranks may want different tensors.
         max_batch_bytes: How far the load may be ahead, in bytes; 512 MiB without it. A larger tensor is loaded when
             nothing else is ahead.
         device_memory_budget: Lets tensors take so many bytes in all; see the next two.
@@ -38,9 +42,10 @@ class PipelineParallel:
             broadcast_run_tensors, overlap_io, borrowed_tensors: Change nothing.
 
     Raises:
-        NotImplementedError: The group has several ranks.
+        TypeError: `pg` is no process group.
         BudgetInfeasibleError: The tensors do not fit `device_memory_budget`.
         ValueError: There is a `resident_tensor` without `accumulate_resident`.
+        RankError: Another rank failed.
         And the errors of `fst.load_file` that concern paths and headers, where a budget needs these.
     """
 
@@ -63,7 +68,6 @@ class PipelineParallel:
         overlap_io: bool = True,
         borrowed_tensors: bool = False,
     ) -> None:
-        require_one_rank(pg)
         if resident_tensor is not None and not accumulate_resident:
             raise ValueError(
                 "resident_tensor says what stays on the device, but accumulate_resident=False that nothing does"
@@ -71,27 +75,27 @@ class PipelineParallel:
         if tensor_filter is not None:
             loader.set_tensor_filter(tensor_filter)
         self.loader = loader
+        self._ranks = ranks_of(pg, torch.device(loader.device.as_str()))
         self.hf_weights_files = paths_of(hf_weights_files)
         self._shows_bar = use_tqdm_on_load
         self._window_bytes = WINDOW_BYTES if max_batch_bytes is None else max_batch_bytes
         if device_memory_budget is not None:
             stays = resident_tensor if resident_tensor is not None else lambda _: accumulate_resident
-            window = window_within(device_memory_budget, self._sizes(), stays)
+            exchange = EXCHANGE_BYTES if self._ranks.size > 1 else 0
+            window = window_within(device_memory_budget, self._ranks.together(self._sizes), stays, exchange)
             self._window_bytes = window if max_batch_bytes is None else min(window, max_batch_bytes)
 
     def iterate_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Names and tensors, in the order of the files and of the bytes in each.
 
-        A tensor that was handed over is the caller's alone and stays valid. Leaving the loop ends the load. Each call
-        loads anew. Raises the errors of `fst.stream`.
+        A tensor that was handed over is the caller's alone and stays valid. Leaving the loop ends the load; ranks of a
+        group leave it at the same tensor. Each call loads anew. Raises the errors of `fst.stream`, and RankError where
+        another rank fails.
         """
         # No file at all is an error to fst.
         if not self.hf_weights_files:
             return
-        device = self.loader.device.as_str()
-        names = None if self.loader.tensor_filter is None else list(self._sizes())
-        loading = fst.stream(self.hf_weights_files, device, names, window_bytes=self._window_bytes)
-        with loading as tensors, self._bar(tensors.total_bytes) as show:
+        with self._stream() as tensors, self._bar(tensors.total_bytes) as show:
             for name, tensor in tensors:
                 show(tensor.nbytes)
                 yield name, tensor
@@ -99,6 +103,15 @@ class PipelineParallel:
     def close(self) -> None:
         """Closes the loader. Tensors stay valid, and a loop that runs goes on. It need not be called."""
         self.loader.close()
+
+    def _stream(self) -> Stream | GroupStream:
+        device = self.loader.device.as_str()
+        keeps = self.loader.tensor_filter
+        if self._ranks.size > 1:
+            wanted = keeps or (lambda _: True)
+            return stream_together(self.hf_weights_files, device, wanted, self._ranks, window_bytes=self._window_bytes)
+        names = None if keeps is None else list(self._sizes())
+        return fst.stream(self.hf_weights_files, device, names, window_bytes=self._window_bytes)
 
     def _sizes(self) -> dict[str, int]:
         """In bytes, of the tensors that are wanted."""

@@ -2,9 +2,8 @@
 
     from fst.compat.instanttensor import safe_open
 
-Tensors own their memory and stay valid; nothing needs to be cloned. Tensors can also be loaded to the CPU. Process
-groups have one rank so far. The page "Coming from InstantTensor" of the documentation says which arguments have no
-meaning here.
+Tensors own their memory and stay valid; nothing needs to be cloned. Tensors can also be loaded to the CPU. The page
+"Coming from InstantTensor" of the documentation says which arguments have no meaning here.
 """
 
 from fst.compat.instanttensor._backend import Backend, BackendPolicy

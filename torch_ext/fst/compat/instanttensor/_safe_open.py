@@ -8,9 +8,14 @@ import torch
 from torch import Tensor
 
 import fst
-from fst._arguments import Device, Path, paths_of
-from fst._stream import WINDOW_BYTES
-from fst.compat._groups import require_one_rank
+from fst._arguments import Device, Path, device_of, paths_of
+from fst._checkpoint import Checkpoint, open_checkpoint
+from fst._errors import call
+from fst._group_load import load_wants, open_together
+from fst._group_stream import GroupStream
+from fst._stream import WINDOW_BYTES, Stream
+from fst._wants import Want, Whole
+from fst.compat._ranks import ranks_of
 from fst.compat.instanttensor._backend import Backend, BackendPolicy
 from fst.compat.instanttensor._names import matcher
 
@@ -24,16 +29,19 @@ class safe_open:  # noqa: N801  (the name that programs know)
         filename: A file, or a list of files.
         framework: "pt".
         device: Where tensors go: a name, a `torch.device`, or the index of a GPU. The CPU will do, too.
-        process_group: None, or a process group of one rank.
+        process_group: None for this process alone, or a process group of `torch.distributed`. Its ranks make the same
+            calls in the same order. Each gets all tensors, and each byte is read by one of them.
         buffer_size: How far `tensors` may be ahead of the loop, in bytes; 512 MiB without it. A larger tensor is loaded
-            when nothing else is ahead.
+            when nothing else is ahead. Up to 128 MiB more are on their way between the ranks of a group.
         tensor_filter: Patterns of the names that are wanted; None wants all, an empty list none. Nothing else is read.
         tensor_name_match_mode: "glob", "exact" or "regex"; each has to match the whole name.
         chunk_size, concurrency, io_depth, max_free_mem_usage, load_now, copy, backend: Change nothing.
 
     Raises:
-        NotImplementedError: The group has several ranks.
-        ValueError: The framework is another, there is no such mode, or a regular expression is none.
+        TypeError: `process_group` is no process group.
+        ValueError: The framework is another, there is no such mode, a regular expression is none, or this process is
+            not in the group.
+        RankError: Another rank of the group failed.
         And the errors of `fst.safe_open`; a name in two files is one of them.
     """
 
@@ -55,18 +63,20 @@ class safe_open:  # noqa: N801  (the name that programs know)
         tensor_filter: Sequence[str] | None = None,
         tensor_name_match_mode: Literal["exact", "glob", "regex"] = "glob",
     ) -> None:
-        require_one_rank(process_group)
         if framework != "pt":
             raise ValueError(f'the framework must be "pt", not {framework!r}')
         keeps = matcher(tensor_filter, tensor_name_match_mode)
         self.filename = sorted(paths_of(filename))
         self.device = torch.device(device) if isinstance(device, str) else device
-        self._file = fst.safe_open(self.filename, "pt", device)
-        # Loads to this device read nothing, and know PyTorch's dtypes and shapes.
-        self._shapes = fst.safe_open(self.filename, "pt", "meta")
-        self._names = [name for name in self._file.offset_keys() if keeps(name)]
+        self._place = torch.device(device_of(device))
+        self._ranks = ranks_of(process_group, self._place)
+        # Of a group of several ranks.
+        self._stored = open_together(self.filename, self._ranks) if self._ranks.size > 1 else None
+        checkpoint = open_checkpoint(self.filename) if self._stored is None else self._stored.checkpoint
+        # None once the block has ended.
+        self._checkpoint: Checkpoint | None = checkpoint
+        self._names = [name for name in checkpoint.names() if keeps(name)]
         self._window_bytes = WINDOW_BYTES if buffer_size is None else buffer_size
-        self._closed = False
 
     def keys(self) -> list[str]:
         """The names of the tensors that are wanted, in the order of the files and of their bytes in each."""
@@ -78,36 +88,56 @@ class safe_open:  # noqa: N801  (the name that programs know)
 
     def metadata(self) -> dict[str, str] | None:
         """The free text that the writer of the last file with any left; None where no file has any."""
-        texts = (fst.safe_open(file).metadata() for file in reversed(self.filename))
-        return next((text for text in texts if text is not None), None)
+        texts = self._opened().texts()
+        return dict(texts[-1][1]) if texts else None
 
     def get_tensor_metadata(self, name: str) -> tuple[torch.dtype, torch.Size]:
         """The dtype and the shape of a tensor. Reads nothing. Raises KeyError where there is none of this name."""
-        tensor = self._shapes.get_tensor(name)
+        # Loads to this device read nothing, and know PyTorch's dtypes and shapes.
+        [tensor] = call(self._opened().load_tensors, [name], torch.device("meta"))
         return tensor.dtype, tensor.shape
 
     def get_tensor(self, name: str) -> Tensor:
-        """A tensor, in any order. Raises KeyError where there is none of this name."""
-        tensor: Tensor = self._file.get_tensor(name)
+        """A tensor, in any order. Every rank of a group asks for it. Raises KeyError where there is none of this name.
+
+        `tensors` is the quicker way to all of them, in a group above all.
+        """
+        if self._stored is None:
+            [tensor] = call(self._opened().load_tensors, [name], self._place)
+        else:
+            # Unknown names raise before the ranks wait for one another.
+            call(self._opened().entry, name)
+            [tensor] = load_wants(self._stored, [Want(name, Whole())], self._ranks, self._place)
         return tensor
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Names and tensors, in the order of `keys`, each as soon as its bytes have landed.
 
-        A tensor that was handed over is the caller's alone and stays valid. Leaving the loop ends the load. Each call
-        loads anew.
+        A tensor that was handed over is the caller's alone and stays valid. Leaving the loop ends the load; ranks of a
+        group leave it at the same tensor. Each call loads anew.
 
         Raises:
             RuntimeError: The files are closed.
+            RankError: Another rank of the group failed.
             And the errors of `fst.stream`.
         """
-        if self._closed:
-            raise RuntimeError(f"tensors() was called after the block that opened {self.filename} had ended")
+        self._opened()
         return self._stream()
 
     def _stream(self) -> Iterator[tuple[str, Tensor]]:
-        with fst.stream(self.filename, self.device, self._names, window_bytes=self._window_bytes) as tensors:
+        with self._loading() as tensors:
             yield from tensors
+
+    def _loading(self) -> Stream | GroupStream:
+        if self._stored is None:
+            return fst.stream(self.filename, self._place, self._names, window_bytes=self._window_bytes)
+        wanted = frozenset(self._names).__contains__
+        return GroupStream(self._stored, wanted, self._ranks, self._place, self._window_bytes)
+
+    def _opened(self) -> Checkpoint:
+        if self._checkpoint is None:
+            raise RuntimeError(f"the block that opened {self.filename} had ended before this was asked for")
+        return self._checkpoint
 
     def __enter__(self) -> "safe_open":
         return self
@@ -115,6 +145,4 @@ class safe_open:  # noqa: N801  (the name that programs know)
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._closed = True
-        self._file.close()
-        self._shapes.close()
+        self._checkpoint = self._stored = None

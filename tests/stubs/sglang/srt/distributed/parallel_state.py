@@ -1,0 +1,2 @@
+def get_tp_group():
+    raise AssertionError("tensor model parallel group is not initialized")
