@@ -59,6 +59,11 @@ std::string OpenCheckpoint::path(const std::string& name) const {
   return std::string(call_core([&] { return checkpoint_->path(to_rust(name)); }));
 }
 
+std::string OpenCheckpoint::reader(c10::Device device) const {
+  const int ordinal = resolve_device(device).index();
+  return std::string(call_core([&] { return checkpoint_->reader_names(ordinal); }));
+}
+
 std::vector<at::Tensor> OpenCheckpoint::load_tensors(Strings names, c10::Device device, Dtype dtype) const {
   const auto selection = select_named(*checkpoint_, names);
   return load(*selection, specs_of(*selection), device, dtype);

@@ -44,6 +44,9 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   // The file that holds a tensor.
   std::string path(const std::string& name) const;
 
+  // The readers that loads to a device would use, joined by "+".
+  std::string reader(c10::Device device) const;
+
   // As the operators of these names.
   std::vector<at::Tensor> load_tensors(Strings names, c10::Device device, Dtype dtype) const;
   std::vector<at::Tensor> load_boxes(Strings names, const std::vector<int64_t>& starts,

@@ -115,16 +115,18 @@ size_t OpenGroupPlan::check_window(int64_t window) const {
   return static_cast<size_t>(window);
 }
 
-GroupLoad::GroupLoad(const c10::intrusive_ptr<OpenGroupPlan>& plan, int64_t rank, const Outputs& out)
+GroupLoad::GroupLoad(const c10::intrusive_ptr<OpenGroupPlan>& plan, int64_t rank, const Outputs& out,
+                     c10::Device device)
     : plan_(plan),
       pieces_(plan->pieces(rank)),
       selection_(pieces_->selection()),
       specs_(specs_of(*selection_)),
-      shares_(call_core([&] { return pieces_->shares(); })) {
+      shares_(call_core([&] { return pieces_->shares(); })),
+      device_(resolve_device(device)),
+      filler_(*selection_, specs_, device_) {
   if (out.size() != shares_.size()) {
     throw_invalid_argument(c10::str(shares_.size(), " wants, but ", out.size(), " outputs; give one for every want"));
   }
-  std::optional<c10::Device> device;
   for (size_t index = 0; index < out.size(); ++index) {
     const Spec& share = shares_[index];
     const std::optional<at::Tensor> tensor = out.get(index);
@@ -147,14 +149,11 @@ GroupLoad::GroupLoad(const c10::intrusive_ptr<OpenGroupPlan>& plan, int64_t rank
       refuse(c10::str("the file holds ", c10::toString(from), ", which cannot be cast to the output's ",
                       c10::toString(to)));
     }
-    if (device && tensor->device() != *device) {
-      refuse(c10::str("the output is on ", tensor->device(), ", but others are on ", *device));
+    if (tensor->device() != device_) {
+      refuse(c10::str("the output is on ", tensor->device(), ", but the load is to ", device_));
     }
-    device = tensor->device();
     out_.push_back(tensor->detach().view({-1}));
   }
-  device_ = device.value_or(device_);
-  filler_.emplace(*selection_, specs_, device_);
 }
 
 void GroupLoad::read(int64_t window, const at::Tensor& send) {
@@ -167,16 +166,16 @@ void GroupLoad::read(int64_t window, const at::Tensor& send) {
   for (const Kept& piece : kept) {
     if (out_[piece.item].defined()) {
       const auto item_bytes = c10::elementSize(stored_type(shares_[piece.item]));
-      filler_->add(piece.tensor, piece.begin, elements(out_[piece.item], item_bytes, piece.begin, piece.end));
+      filler_.add(piece.tensor, piece.begin, elements(out_[piece.item], item_bytes, piece.begin, piece.end));
       bytes += piece.end - piece.begin;
     }
   }
   for (const Sent& piece : sent) {
-    filler_->add_bytes(piece.tensor, piece.begin, piece.end, address_in(send, piece.offset, piece.end - piece.begin));
+    filler_.add_bytes(piece.tensor, piece.begin, piece.end, address_in(send, piece.offset, piece.end - piece.begin));
     bytes += piece.end - piece.begin;
   }
   const auto recording = pieces_->record(bytes, rust::String(device_.str()));
-  filler_->fill();
+  filler_.fill();
 }
 
 void GroupLoad::place(int64_t window, const at::Tensor& received) {
@@ -210,7 +209,7 @@ void GroupLoad::place(int64_t window, const at::Tensor& received) {
 }
 
 void GroupLoad::finish() {
-  filler_->finish();
+  filler_.finish();
   for (const auto& tensor : out_) {
     // Autograd must notice that a tensor it has saved is another one now.
     if (tensor.defined() && !tensor.is_inference()) {

@@ -60,9 +60,9 @@ class GroupLoad : public torch::CustomClassHolder {
  public:
   using Outputs = c10::List<std::optional<at::Tensor>>;
 
-  // `out` has a contiguous tensor for each share of the rank, in the order of its wants, all on one device. What is
-  // none is not filled.
-  GroupLoad(const c10::intrusive_ptr<OpenGroupPlan>& plan, int64_t rank, const Outputs& out);
+  // `out` has a contiguous tensor of `device` for each share of the rank, in the order of its wants. What is none is
+  // not filled.
+  GroupLoad(const c10::intrusive_ptr<OpenGroupPlan>& plan, int64_t rank, const Outputs& out, c10::Device device);
 
   // Reads what the rank keeps into `out`, and what it sends into `send`.
   void read(int64_t window, const at::Tensor& send);
@@ -79,10 +79,10 @@ class GroupLoad : public torch::CustomClassHolder {
   const rust::Box<Selection> selection_;
   const rust::Vec<Spec> specs_;
   const rust::Vec<Spec> shares_;
+  const c10::Device device_;
   // As rows of elements, or undefined.
   std::vector<at::Tensor> out_;
-  c10::Device device_ = c10::Device(c10::kCPU);
-  std::optional<Filler> filler_;
+  Filler filler_;
 };
 
 }  // namespace fst

@@ -77,11 +77,7 @@ c10::Dict<std::string, std::string> metadata(const std::string& path) {
   return texts;
 }
 
-std::string reader(Strings paths, c10::Device device) {
-  const int ordinal = resolve_device(device).index();
-  const auto checkpoint = open_checkpoint(paths);
-  return std::string(call_core([&] { return checkpoint->reader_names(ordinal); }));
-}
+std::string reader(Strings paths, c10::Device device) { return OpenCheckpoint(paths, std::nullopt).reader(device); }
 
 int64_t release_memory() {
   return call_core([&] { return release(); });
@@ -148,6 +144,7 @@ TORCH_LIBRARY(fst, m) {
       .def("texts", &OpenCheckpoint::texts)
       .def("entry", &OpenCheckpoint::entry, "", {torch::arg("name")})
       .def("path", &OpenCheckpoint::path, "", {torch::arg("name")})
+      .def("reader", &OpenCheckpoint::reader, "", {torch::arg("device") = c10::Device(c10::kCPU)})
       .def("load_tensors", &OpenCheckpoint::load_tensors, "",
            {torch::arg("names"), torch::arg("device") = c10::Device(c10::kCPU), torch::arg("dtype") = none})
       .def("load_boxes", &OpenCheckpoint::load_boxes, "",
@@ -170,8 +167,9 @@ TORCH_LIBRARY(fst, m) {
       .def("is_own", &OpenGroupPlan::is_own, "", {torch::arg("name")})
       .def("digest", &OpenGroupPlan::digest);
   m.class_<GroupLoad>("GroupLoad")
-      .def(torch::init<const c10::intrusive_ptr<OpenGroupPlan>&, int64_t, const GroupLoad::Outputs&>(),
-           "What one rank of a group does of a plan.", {torch::arg("plan"), torch::arg("rank"), torch::arg("out")})
+      .def(torch::init<const c10::intrusive_ptr<OpenGroupPlan>&, int64_t, const GroupLoad::Outputs&, c10::Device>(),
+           "What one rank of a group does of a plan.",
+           {torch::arg("plan"), torch::arg("rank"), torch::arg("out"), torch::arg("device")})
       .def("read", &GroupLoad::read, "", {torch::arg("window"), torch::arg("send")})
       .def("place", &GroupLoad::place, "", {torch::arg("window"), torch::arg("received")})
       .def("finish", &GroupLoad::finish);

@@ -58,10 +58,11 @@ def test_the_device_path(tmp_path, dtype):
     # Whoever had this memory before is not done with it yet.
     torch.cuda._sleep(DELAY_CYCLES)
     out = [[torch.full_like(part, 7, device="cuda") for part in parts] for parts in expected]
-    with side_stream(torch.device("cuda", 0)):
-        loads = [begin_load(plan, rank, out[rank]) for rank in (0, 1)]
+    device = torch.device("cuda", 0)
+    with side_stream(device):
+        loads = [begin_load(plan, rank, out[rank], device) for rank in (0, 1)]
         traffics = [[traffic_of(plan, rank, 2, window) for window in range(plan.windows())] for rank in (0, 1)]
-        buffers = [Buffers(traffics[rank], torch.device("cuda", 0)) for rank in (0, 1)]
+        buffers = [Buffers(traffics[rank], device) for rank in (0, 1)]
         for window in range(plan.windows()):
             for rank in (0, 1):
                 loads[rank].read(window, buffers[rank].send(window))

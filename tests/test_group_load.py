@@ -12,6 +12,7 @@ from fst import RankError
 from fst._group_load import fill_wants, load_wants, open_together
 from fst._page_cache import page_cache
 from fst._ranks import Ranks
+from fst._stored import open_stored
 from fst._wants import Chunk, Part, Want, Whole, part_of
 from rawfile import assert_same
 
@@ -181,10 +182,10 @@ def test_page_caches(tmp_path, monkeypatch):
     for name in ("a", "b"):
         save_file({"m": torch.ones(3)}, tmp_path / name)
     os.link(tmp_path / "a", tmp_path / "c")
-    first, second, third = (page_cache([str(tmp_path / name)]) for name in ("a", "b", "c"))
+    first, second, third = (page_cache(open_stored(str(tmp_path / name))) for name in ("a", "b", "c"))
     assert first == third != second
     monkeypatch.setenv("FST_READER", "pread")
-    assert page_cache([str(tmp_path / "a")]) == ""
+    assert page_cache(open_stored(str(tmp_path / "a"))) == ""
 
 
 def count(path):

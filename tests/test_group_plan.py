@@ -11,6 +11,7 @@ from fst._checkpoint import open_checkpoint
 from fst._errors import call
 from fst._wants import Chunk, Part, Want, Whole, encode, part_of
 
+CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.float64]
 WINDOW_BYTES_LARGE = 1 << 20
 
@@ -26,7 +27,7 @@ def plan_of(checkpoint, lists, wants_of=None, caches=None, strategy="auto", wind
 def run(plan, outs):
     """What the ranks of a group do, one after the other, and the bytes that each pair of them moved."""
     ranks = len(outs)
-    loads = [call(torch.classes.fst.GroupLoad, plan, rank, out) for rank, out in enumerate(outs)]
+    loads = [call(torch.classes.fst.GroupLoad, plan, rank, out, CPU) for rank, out in enumerate(outs)]
     moved = torch.zeros(ranks, ranks, dtype=torch.int64)
     for window in range(plan.windows()):
         collective = plan.collective(window)
@@ -189,10 +190,11 @@ def test_what_does_not_fit_is_refused(tmp_path):
         ([torch.zeros(6, 4), good[1]], "shape"),
         ([torch.zeros(6, 4).t(), good[1]], "contiguous"),
         ([torch.zeros(4, 6, dtype=torch.int64), good[1]], "cannot be cast"),
+        ([torch.zeros(4, 6, device="meta"), good[1]], "on meta, but the load is to cpu"),
     ]:
         with pytest.raises(ValueError, match=message):
-            call(torch.classes.fst.GroupLoad, plan, 0, out)
-    load = call(torch.classes.fst.GroupLoad, plan, 0, good)
+            call(torch.classes.fst.GroupLoad, plan, 0, out, CPU)
+    load = call(torch.classes.fst.GroupLoad, plan, 0, good, CPU)
     with pytest.raises(ValueError, match="as long as the plan's splits say"):
         call(load.read, 0, torch.empty(0, dtype=torch.uint8))
     with pytest.raises(ValueError, match="uint8"):

@@ -28,6 +28,9 @@ class Checkpoint(Protocol):
     def headers(self) -> Tensor:
         """What another process needs to open the same files without reading headers: bytes."""
 
+    def reader(self) -> str:
+        """The readers that loads to the CPU would use, joined by "+"."""
+
     def load_tensors(
         self, names: Sequence[str], device: torch.device, dtype: torch.dtype | None = None
     ) -> list[Tensor]:

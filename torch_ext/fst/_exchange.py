@@ -22,10 +22,9 @@ class Exchange:
     A rank that fails goes on taking part in the collectives, with whatever is in its buffers, until all ranks know.
     """
 
-    def __init__(self, plan: GroupPlan, ranks: Ranks, out: Sequence[Tensor | None]) -> None:
-        device = next((tensor.device for tensor in out if tensor is not None), torch.device("cpu"))
+    def __init__(self, plan: GroupPlan, ranks: Ranks, out: Sequence[Tensor | None], device: torch.device) -> None:
         self._ranks = ranks
-        self._load = begin_load(plan, ranks.rank, out)
+        self._load = begin_load(plan, ranks.rank, out, device)
         self._traffics = [traffic_of(plan, ranks.rank, ranks.size, window) for window in range(plan.windows())]
         self._buffers = Buffers(self._traffics, device)
         # The same bytes where the group takes them, if that is not where the load has them.

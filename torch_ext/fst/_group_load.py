@@ -70,7 +70,7 @@ def load_wants(
     def prepare() -> tuple[list[Tensor], str]:
         made = load_alone(wants, torch.device("meta"))
         same = all(tensor.dtype == stored.tensors[name].dtype for (name, _), tensor in zip(wants, made, strict=True))
-        return made, page_cache(stored.paths) if device.type == "cpu" and same else ""
+        return made, page_cache(stored) if device.type == "cpu" and same else ""
 
     with interrupts_held():
         made, cache = ranks.together(prepare)
@@ -128,7 +128,7 @@ def fill_wants(
 
 def _run(plan: GroupPlan, out: Sequence[Tensor | None], ranks: Ranks, device: torch.device) -> None:
     with side_stream(device):
-        ranks.together(lambda: Exchange(plan, ranks, out)).run()
+        ranks.together(lambda: Exchange(plan, ranks, out, device)).run()
 
 
 def _batches(stored: Stored, names: Collection[str], batch_bytes: int) -> Iterator[set[str]]:

@@ -68,10 +68,10 @@ def plan_group(
     return plan
 
 
-def begin_load(plan: GroupPlan, rank: int, out: Sequence[Tensor | None]) -> GroupLoad:
+def begin_load(plan: GroupPlan, rank: int, out: Sequence[Tensor | None], device: torch.device) -> GroupLoad:
     """The part of `rank` in a plan.
 
-    `out` has for each of its wants a contiguous tensor, all on one device, or None for one that is not to be filled.
+    `out` has for each of its wants a contiguous tensor on the device, or None for one that is not to be filled.
     """
-    load: GroupLoad = call(torch.classes.fst.GroupLoad, plan, rank, out)
+    load: GroupLoad = call(torch.classes.fst.GroupLoad, plan, rank, out, device)
     return load
