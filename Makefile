@@ -52,6 +52,10 @@ build: $(VENV)/stamp ## build libfst.so into the Python package
 bench: build ## the benchmarks (BENCH_ARGS="--help"); results go to bench-results/ and BENCHMARKS.md
 	$(IN_VENV) python -m benches $(BENCH_ARGS)
 
+.PHONY: bench-ranks
+bench-ranks: build ## the benchmark of several ranks on the CPU, about four minutes (BENCH_ARGS="--help")
+	$(IN_VENV) python -m benches.ranks $(BENCH_ARGS)
+
 .PHONY: gpu-check
 gpu-check: ## GPU tests and benchmarks with a prebuilt library; needs no Rust, no network, no .venv
 	@test -f $(LIBRARY) || { echo "gpu-check: $(LIBRARY) is missing: run 'make build', or copy one built for the same PyTorch there" >&2; exit 1; }

@@ -16,7 +16,7 @@ from typing import Any
 from .ceiling import ceilings_of
 from .cell import ACTIONS, Cell, states_of
 from .checkpoint import Checkpoint
-from .machine import load_average, machine_facts
+from .machine import commit, load_average, machine_facts
 from .measure import Job
 from .peer import CHILD_SETTINGS, PEERS
 from .place import PACKAGE, TMPFS
@@ -77,7 +77,7 @@ class Bench:
         self._errors = 0
         self._results: dict[str, Any] = {
             "command": choice.command,
-            "commit": _commit(),
+            "commit": commit(),
             "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
             "device": choice.device,
             "machine": machine_facts(disk),
@@ -100,7 +100,7 @@ class Bench:
         """Writes the files of all workloads in the formats of the peers that have one of their own."""
         for peer in (PEERS[name] for name in self._choice.peers if PEERS[name].converts):
             for name, checkpoint in self._checkpoints.items():
-                _tell(f"converting {name} for {peer.name}")
+                tell(f"converting {name} for {peer.name}")
                 arguments = [peer.name, CONVERTED_SUFFIX, *map(str, checkpoint.paths)]
                 self._converted[peer.name, name] = self._child("convert", arguments, peer.environment())
 
@@ -111,9 +111,9 @@ class Bench:
             for number in range(self._choice.rounds):
                 begin = time.monotonic()
                 self._run_round(number)
-                _tell(f"round {number + 1} of {self._choice.rounds} took {time.monotonic() - begin:.0f} s")
+                tell(f"round {number + 1} of {self._choice.rounds} took {time.monotonic() - begin:.0f} s")
                 if self._deadline.passed():
-                    _tell(f"time is up in round {number + 1} of {self._choice.rounds}")
+                    tell(f"time is up in round {number + 1} of {self._choice.rounds}")
                     break
         finally:
             shutil.rmtree(self._tmpfs, ignore_errors=True)
@@ -233,7 +233,7 @@ class Bench:
 
     def _keep(self, number: int, what: str, result: dict[str, Any]) -> None:
         """Tells of a result and writes all so far, so that a run that is cut short loses nothing."""
-        _tell(f"round {number + 1}: {what}: {_summary(result)}")
+        tell(f"round {number + 1}: {what}: {_summary(result)}")
         self._results["load_average_after"] = load_average()
         self._out.parent.mkdir(parents=True, exist_ok=True)
         self._out.write_text(json.dumps(self._results, indent=1) + "\n")
@@ -251,15 +251,6 @@ def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _commit() -> str:
-    git = ["git", "-C", str(PACKAGE), "describe", "--always", "--dirty"]
-    try:
-        done = subprocess.run(git, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return "unknown"
-    return done.stdout.strip() or "unknown"
-
-
 def _summary(result: dict[str, Any]) -> str:
     if "bytes_per_second" in result:
         return f"{result['bytes_per_second'] / 1e9:.2f} GB/s"
@@ -270,5 +261,6 @@ def _summary(result: dict[str, Any]) -> str:
     return f"- ({result.get('unavailable') or result['failed']})"
 
 
-def _tell(text: str) -> None:
+def tell(text: str) -> None:
+    """Says how far a run is."""
     print(text, file=sys.stderr, flush=True)

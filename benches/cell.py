@@ -5,7 +5,7 @@ from dataclasses import dataclass
 # Where the files of a load are, and where a save goes.
 STATES = ("warm", "cold", "tmpfs", "disk")
 LOADS = ("load", "cast", "slice", "select")
-ACTIONS = (*LOADS, "columns", "pretrained", "save")
+ACTIONS = (*LOADS, "columns", "pretrained", "save", "sharded")
 
 
 def states_of(action: str) -> tuple[str, ...]:
@@ -19,5 +19,15 @@ class Cell:
 
     workload: str
     action: str
+    state: str
+    peer: str
+
+
+@dataclass(frozen=True)
+class GroupCell:
+    """A checkpoint laid out over so many ranks, by one peer, from one state of its files."""
+
+    layout: str
+    ranks: int
     state: str
     peer: str

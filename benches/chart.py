@@ -44,9 +44,9 @@ TIMES = (
 
 def draw(runs: Mapping[str, Run], folder: Path) -> None:
     """Writes bench-DEVICE.png and bench-small-DEVICE.png for each run."""
-    for device, run in runs.items():
-        _page(run, RATES, _Rates, folder / f"bench-{device}.png")
-        _page(run, TIMES, _Times, folder / f"bench-small-{device}.png")
+    for device in PLACES.keys() & runs.keys():
+        _page(runs[device], RATES, _Rates, folder / f"bench-{device}.png")
+        _page(runs[device], TIMES, _Times, folder / f"bench-small-{device}.png")
 
 
 def _page(run: Run, panels: tuple[Panel, ...], kind: "type[_Bars]", path: Path) -> None:

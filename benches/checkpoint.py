@@ -84,7 +84,7 @@ def _write(
     path: Path, tensors: tuple[TensorSpec, ...], content: "_Content", first: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Writes one file, a few tensors at a time, and yields each tensor."""
-    header = _header(tensors)
+    header = header_of(tensors)
     partial = path.with_suffix(".partial")
     offset = len(header)
     batch: list[tuple[int, TensorSpec, int]] = []
@@ -117,7 +117,7 @@ def _pwrite_all(descriptor: int, data: "np.ndarray[tuple[int], np.dtype[np.uint8
         done += os.pwrite(descriptor, data[done:].data, begin + done)
 
 
-def _header(tensors: tuple[TensorSpec, ...]) -> bytes:
+def header_of(tensors: tuple[TensorSpec, ...]) -> bytes:
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for tensor in tensors:

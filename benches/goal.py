@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 
 from . import text
-from .cell import Cell
+from .cell import Cell, GroupCell
 from .peer import PEERS
+from .ranks.layout import LAYOUTS, needed_key
 from .result import Figure, Run
 
 MIB = 1 << 20
@@ -18,6 +20,8 @@ ADAPTER_SECONDS = 2e-3
 SELECT_SHARE = 0.5
 WRITE_SHARE = 0.9
 IMPORT_SECONDS = 0.05
+SHARE_MOVED = 1.01  # of the bytes, with headers and those of packets
+GROUP_SIZES = (2, 4)
 STATE_TITLES = {"warm": "Warm cache", "tmpfs": "tmpfs", "cold": "Cold"}
 
 
@@ -47,7 +51,7 @@ class Goal:
 
 def goals(runs: Mapping[str, Run]) -> list[Goal]:
     """All goals, those that these runs did not measure too."""
-    return [*_on_gpu(runs.get("cuda")), *_on_cpu(runs.get("cpu"))]
+    return [*_on_gpu(runs.get("cuda")), *_on_cpu(runs.get("cpu")), *_with_ranks(runs.get("ranks"))]
 
 
 def _on_gpu(run: Run | None) -> Iterator[Goal]:
@@ -128,7 +132,37 @@ def _on_cpu(run: Run | None) -> Iterator[Goal]:
     yield Goal("Import of fst beyond that of PyTorch", imported, IMPORT_SECONDS, text.seconds)
 
 
-def _median(run: Run | None, cell: Cell, key: str) -> float | None:
+def _with_ranks(run: Run | None) -> Iterator[Goal]:
+    for layout in LAYOUTS:
+        exchanged = [GroupCell(layout, ranks, "cold", "fst-exchange") for ranks in GROUP_SIZES]
+        for key, told in (
+            ("storage_bytes", "read over those of the checkpoint"),
+            ("link_bytes", "sent over those needed"),
+        ):
+            shares = [_quotient(_median(run, cell, key), _bytes_due(run, cell, key)) for cell in exchanged]
+            largest = max((share for share in shares if share is not None), default=None)
+            yield Goal(f"Ranks that exchange, {layout}, cold: bytes {told}", largest, SHARE_MOVED, text.quotient)
+    key = "load_and_read_seconds"
+    others = [name for name in PEERS if name.startswith("fastsafetensors")]
+    for layout, ranks, state in product(LAYOUTS, GROUP_SIZES, ("warm", "cold")):
+        theirs = [_median(run, GroupCell(layout, ranks, state, peer), key) for peer in others]
+        bound = min((time for time in theirs if time is not None), default=None)
+        for peer, which in (("fst", ""), ("fst-exchange", ", exchange")):
+            mine = _median(run, GroupCell(layout, ranks, state, peer), key)
+            told = f"{STATE_TITLES[state]} -> CPU, {layout} on {ranks} ranks{which}: at most fastsafetensors"
+            yield Goal(told, mine, bound, text.seconds)
+
+
+def _bytes_due(run: Run | None, cell: GroupCell, key: str) -> float | None:
+    """The bytes that a group has to read from storage, or to send."""
+    if run is None:
+        return None
+    [facts] = run.workloads.values()
+    due: dict[str, int] = facts["needed_bytes"]
+    return float(facts["bytes"]) if key == "storage_bytes" else due.get(needed_key(cell.layout, cell.ranks))
+
+
+def _median(run: Run | None, cell: Cell | GroupCell, key: str) -> float | None:
     figure = run.figure(cell, key) if run else None
     return figure.median if figure else None
 

@@ -2,8 +2,11 @@
 
 import os
 import platform
+import subprocess
 from pathlib import Path
 from typing import Any
+
+from .place import PACKAGE
 
 
 def machine_facts(directory: Path) -> dict[str, Any]:
@@ -31,6 +34,16 @@ def machine_facts(directory: Path) -> dict[str, Any]:
 def load_average() -> float:
     """Runnable processes over the last minute; far from 0 before a run means a busy machine."""
     return os.getloadavg()[0]
+
+
+def commit() -> str:
+    """The state of the sources that are measured."""
+    git = ["git", "-C", str(PACKAGE), "describe", "--always", "--dirty"]
+    try:
+        done = subprocess.run(git, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return "unknown"
+    return done.stdout.strip() or "unknown"
 
 
 def _field(path: str, name: str) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 from .cell import ACTIONS, LOADS
 from .loaders.base import Loader, UnsupportedError
 from .loaders.fastsafetensors import Fastsafetensors
-from .loaders.fst import Fst
+from .loaders.fst import Fst, FstExchange
 from .loaders.instanttensor import InstantTensor
 from .loaders.runai import RunaiStreamer
 from .loaders.safetensors import Safetensors, SafetensorsFlushed, SafetensorsPread, SafetensorsPrefetch
@@ -139,17 +139,19 @@ class Peer:
 _PEERS = (
     Peer("fst", Fst, None, actions=ACTIONS),
     Peer("fst-pread", Fst, None, "pread", settings={"FST_READER": "pread"}),
+    Peer("fst-exchange", FstExchange, None, "exchange", actions=("sharded",)),
     Peer("safetensors", Safetensors, SAFETENSORS, actions=ACTIONS),
     Peer("safetensors-flushed", SafetensorsFlushed, SAFETENSORS, "flushed to the disk", actions=("save",)),
     Peer("safetensors-pread", SafetensorsPread, SAFETENSORS, "pread"),
     Peer("safetensors-rc", Safetensors, SAFETENSORS_NEXT),
     Peer("safetensors-rc-prefetch", SafetensorsPrefetch, SAFETENSORS_NEXT, "prefetch"),
-    Peer("fastsafetensors", Fastsafetensors, FASTSAFETENSORS),
+    Peer("fastsafetensors", Fastsafetensors, FASTSAFETENSORS, actions=(*LOADS, "sharded")),
     Peer(
         "fastsafetensors-buffered",
         Fastsafetensors,
         FASTSAFETENSORS,
         "buffered",
+        actions=(*LOADS, "sharded"),
         settings={"FASTSAFETENSORS_ODIRECT": "0"},
     ),
     Peer("instanttensor", InstantTensor, INSTANTTENSOR),

@@ -16,8 +16,9 @@ from .cell import Cell
 from .goal import goals
 from .peer import PEERS
 from .place import REPORT, RESULTS
+from .ranks.section import ranks_section
 from .result import Figure, Run
-from .text import microseconds, rate, share, size, spread
+from .text import microseconds, rate, share, size, spread, table
 
 MANY_TENSORS = 10_000
 ACTION_TITLES = {
@@ -57,13 +58,15 @@ machine with one, `make gpu-check` measures them, and this section is written.
 
 def markdown(runs: Mapping[str, Run]) -> str:
     lines = [INTRODUCTION, "## Goals\n"]
-    lines += _table(["goal", "fst", "bound", "verdict"], [goal.row for goal in goals(runs)])
+    lines += table(["goal", "fst", "bound", "verdict"], [goal.row for goal in goals(runs)])
     if "cpu" in runs:
         lines += ["## To the CPU\n", *_section(runs["cpu"])]
     if "cuda" in runs:
         lines += ["## On a GPU\n", *_section(runs["cuda"])]
     else:
         lines += [NO_GPU]
+    if "ranks" in runs:
+        lines += ["## Several ranks\n", *_machine(runs["ranks"]), *ranks_section(runs["ranks"])]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -75,7 +78,7 @@ def _section(run: Run) -> Iterator[str]:
         figure = run.ceiling(name)
         told = f"{rate(figure.median)} [{figure.low / 1e9:.2f} .. {figure.high / 1e9:.2f}]" if figure else "-"
         rows.append([name, told, how])
-    yield from _table(["", "rate", "how"], rows)
+    yield from table(["", "rate", "how"], rows)
     for workload, action, state in run.tables():
         yield from _measured(run, workload, action, state)
 
@@ -131,7 +134,7 @@ def _measured(run: Run, workload: str, action: str, state: str) -> Iterator[str]
             from_storage = run.figure(cell, "storage_bytes")
             row.append(size(from_storage.median) if from_storage else "-")
         rows.append(row)
-    yield from _table(head, rows)
+    yield from table(head, rows)
     if reasons:
         yield "\n".join(f"- {reason}" for reason in reasons) + "\n"
 
@@ -153,7 +156,7 @@ def _saved(run: Run, workload: str, state: str) -> Iterator[str]:
             continue
         pace = rate(run.workloads[workload]["bytes"] / seconds.median)
         rows.append([title, spread(seconds), pace, size(max(0.0, beyond.median))])
-    yield from _table(["library", "save", "rate", "host memory beyond"], rows)
+    yield from table(["library", "save", "rate", "host memory beyond"], rows)
     if reasons:
         yield "\n".join(reasons) + "\n"
 
@@ -181,15 +184,9 @@ def _pace(run: Run, facts: dict[str, Any], wanted_bytes: int, action: str, load:
     return f"{rate(loaded)}, {share(loaded / pinned.median)} of pinned" if pinned else rate(loaded)
 
 
-def _table(head: list[str], rows: list[list[str]]) -> Iterator[str]:
-    for row in (head, ["---"] * len(head), *rows):
-        yield f"| {' | '.join(cell.replace('|', '/') for cell in row)} |"
-    yield ""
-
-
 def write_report(results: Path, out: Path) -> None:
     """Writes BENCHMARKS.md and docs/images/ into `out` from the JSON in `results`."""
-    runs = {run.device: run for run in map(Run, sorted(results.glob("*.json")))}
+    runs = {path.stem: Run(path) for path in sorted(results.glob("*.json"))}
     out.mkdir(parents=True, exist_ok=True)
     (out / "BENCHMARKS.md").write_text(markdown(runs))
     images = out / "docs" / "images"

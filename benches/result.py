@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from .cell import ACTIONS, STATES, Cell
+from .cell import ACTIONS, STATES, Cell, GroupCell
 from .peer import PEERS
 
 
@@ -41,7 +41,7 @@ class Run:
         seen = {entry["peer"] for entry in self._measurements()}
         return [name for name in PEERS if name in seen]
 
-    def figure(self, cell: Cell, key: str) -> Figure | None:
+    def figure(self, cell: Cell | GroupCell, key: str) -> Figure | None:
         """The figure `key` of a cell, or None if it could not be measured or went wrong in any round."""
         entries = self._entries(cell)
         return None if any(key not in entry for entry in entries) else _figure([entry[key] for entry in entries])
@@ -59,16 +59,16 @@ class Run:
 
     def rounds(self) -> str:
         """How many rounds the medians are of, such as "3" or "2 to 3"."""
-        keys = ("workload", "action", "state", "peer")
+        keys = ("workload", "action", "layout", "ranks", "state", "peer")
         done = {"load_seconds", "save_seconds"}
         loads = (entry for entry in self._measurements() if done & entry.keys())
-        counts = Counter(tuple(entry[key] for key in keys) for entry in loads).values()
+        counts = Counter(tuple(entry.get(key) for key in keys) for entry in loads).values()
         return " to ".join(str(count) for count in sorted({min(counts, default=0), max(counts, default=0)}))
 
-    def text(self, cell: Cell, key: str) -> str:
+    def text(self, cell: Cell | GroupCell, key: str) -> str:
         return next((entry[key] for entry in self._entries(cell) if key in entry), "")
 
-    def reason(self, cell: Cell) -> str:
+    def reason(self, cell: Cell | GroupCell) -> str:
         """Why a cell has no figure."""
         entries = self._entries(cell)
         reasons = [entry.get("failed") or entry.get("unavailable") for entry in entries]
@@ -94,7 +94,7 @@ class Run:
         measurements: list[dict[str, Any]] = self.facts["measurements"]
         return measurements
 
-    def _entries(self, cell: Cell) -> list[dict[str, Any]]:
+    def _entries(self, cell: Cell | GroupCell) -> list[dict[str, Any]]:
         wanted = vars(cell).items()
         return [entry for entry in self._measurements() if wanted <= entry.items()]
 

@@ -33,7 +33,9 @@ DEFAULT_BYTES_MAX = 4 * GIB
 DEFAULT_BYTES_MIN = GIB // 16
 
 
-def _chosen(known: Sequence[str], what: str) -> Callable[[str], list[str]]:
+def chosen(known: Sequence[str], what: str) -> Callable[[str], list[str]]:
+    """An option that takes some of these names, with commas between them."""
+
     def parse(text: str) -> list[str]:
         names = [name.strip() for name in text.split(",") if name.strip() not in ("", "none")]
         unknown = [name for name in names if name not in known]
@@ -47,10 +49,10 @@ def _chosen(known: Sequence[str], what: str) -> Callable[[str], list[str]]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=list(TORCH_DEVICES), help="cpu or cuda; both where there is a GPU")
-    parser.add_argument("--workloads", type=_chosen(list(WORKLOADS), "workload"), default=list(WORKLOADS))
-    parser.add_argument("--states", type=_chosen(STATES, "state"), default=[], help="default: those of each workload")
-    parser.add_argument("--peers", type=_chosen(list(PEERS), "peer"), default=list(PEERS))
-    parser.add_argument("--ceilings", type=_chosen(list(CEILINGS), "ceiling"), default=list(CEILINGS), help="or none")
+    parser.add_argument("--workloads", type=chosen(list(WORKLOADS), "workload"), default=list(WORKLOADS))
+    parser.add_argument("--states", type=chosen(STATES, "state"), default=[], help="default: those of each workload")
+    parser.add_argument("--peers", type=chosen(list(PEERS), "peer"), default=list(PEERS))
+    parser.add_argument("--ceilings", type=chosen(list(CEILINGS), "ceiling"), default=list(CEILINGS), help="or none")
     parser.add_argument("--gib", type=float, help="size of each large workload; default: what fits this machine")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--minutes", type=float, help="end each destination after this time; default: 20, cuda 7")

@@ -1,5 +1,7 @@
 """How figures are written: sizes in MiB and GiB, rates in GB/s (a thousand million bytes), times in ms and s."""
 
+from collections.abc import Iterator, Sequence
+
 from .result import Figure
 
 GIB = 1 << 30
@@ -23,6 +25,10 @@ def rate(value: float) -> str:
     return f"{value / 1e9:.2f} GB/s"
 
 
+def quotient(value: float) -> str:
+    return f"{value:.2f}"
+
+
 def share(value: float) -> str:
     return f"{value:.1%}"
 
@@ -31,3 +37,10 @@ def spread(figure: Figure) -> str:
     """The median with its unit, then the lowest and the highest in the same one."""
     factor = 1e3 if figure.median < MILLISECONDS_BELOW else 1.0
     return f"{seconds(figure.median)} [{figure.low * factor:.2f} .. {figure.high * factor:.2f}]"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The lines of a table, and an empty one behind it."""
+    for row in (head, ["---"] * len(head), *rows):
+        yield f"| {' | '.join(cell.replace('|', '/') for cell in row)} |"
+    yield ""

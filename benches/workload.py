@@ -12,7 +12,7 @@ import numpy as np
 
 from .cell import states_of
 
-ITEM_BYTES = {"BF16": 2, "F16": 2, "F32": 4}
+ITEM_BYTES = {"F8_E4M3": 1, "BF16": 2, "F16": 2, "F32": 4}
 CAST_DTYPE = "F16"
 SEED = 20_26
 LOAD_STATES = states_of("load")
@@ -99,13 +99,13 @@ class Workload:
 
 def dense(size_bytes: int) -> Workload:
     """Llama 3 8B with fewer layers and a shorter vocabulary; narrower only if less than one layer fits."""
-    share = size_bytes / _bytes(_llama(32, 4096, 14336, 1024, 128256))
+    share = size_bytes / size_of(llama(32, 4096, 14336, 1024, 128256))
     layers = max(1, round(32 * share))
     factor = math.sqrt(min(1.0, 32 * share))
-    words = _width(128256 * share / factor)
-    shapes = _llama(layers, _width(4096 * factor), _width(14336 * factor), _width(1024 * factor), words)
+    words = rounded(128256 * share / factor)
+    shapes = llama(layers, rounded(4096 * factor), rounded(14336 * factor), rounded(1024 * factor), words)
     title = f"Llama 3 8B, {layers} of 32 layers" + ("" if factor == 1 else f", widths x {factor:.2g}")
-    tensors = _specs(shapes)
+    tensors = specs(shapes)
     states = {
         "load": LOAD_STATES,
         "cast": ("warm",),
@@ -119,9 +119,9 @@ def dense(size_bytes: int) -> Workload:
 
 def moe(size_bytes: int) -> Workload:
     """Qwen3-30B-A3B with all its 18,867 tensors, each narrower."""
-    factor = math.sqrt(size_bytes / _bytes(_qwen_moe(1.0)))
+    factor = math.sqrt(size_bytes / size_of(_qwen_moe(1.0)))
     title = f"Qwen3-30B-A3B, widths x {factor:.2g}"
-    return Workload("moe", title, (_specs(_qwen_moe(factor)),), {"load": LOAD_STATES})
+    return Workload("moe", title, (specs(_qwen_moe(factor)),), {"load": LOAD_STATES})
 
 
 def adapter(size_bytes: int) -> Workload:
@@ -130,12 +130,12 @@ def adapter(size_bytes: int) -> Workload:
     for layer in range(250):
         shapes[f"base_model.layers.{layer // 5}.{layer % 5}.lora_A"] = (4, 2048)
         shapes[f"base_model.layers.{layer // 5}.{layer % 5}.lora_B"] = (3072, 4)
-    return Workload("adapter", "LoRA, rank 4", (_specs(shapes),), {"load": ("warm", "cold")}, repeats=True)
+    return Workload("adapter", "LoRA, rank 4", (specs(shapes),), {"load": ("warm", "cold")}, repeats=True)
 
 
 def huge(size_bytes: int) -> Workload:
     shapes: Shapes = {"weight": (max(1, size_bytes // 8192), 4096)}
-    return Workload("huge", "one huge tensor", (_specs(shapes),), {"load": ("warm", "cold")})
+    return Workload("huge", "one huge tensor", (specs(shapes),), {"load": ("warm", "cold")})
 
 
 def many(size_bytes: int) -> Workload:
@@ -152,9 +152,9 @@ def many(size_bytes: int) -> Workload:
 def sharded(size_bytes: int) -> Workload:
     """Llama 3 70B in its 30 files with all its 723 tensors, each narrower."""
     full = (8192, 28672, 1024, 128256)
-    factor = math.sqrt(size_bytes / _bytes(_llama(80, *full)))
-    tensors = _specs(_llama(80, *(_width(width * factor) for width in full)))
-    files = tuple(_deal(tensors, SHARDS))
+    factor = math.sqrt(size_bytes / size_of(llama(80, *full)))
+    tensors = specs(llama(80, *(rounded(width * factor) for width in full)))
+    files = tuple(deal(tensors, SHARDS))
     title = f"Llama 3 70B in {len(files)} files, widths x {factor:.2g}"
     return Workload("sharded", title, files, {"load": ("warm", "cold")})
 
@@ -164,11 +164,11 @@ WORKLOADS: dict[str, Callable[[int], Workload]] = {
 }
 
 
-def _width(width: float) -> int:
+def rounded(width: float) -> int:
     return max(WIDTH_MULTIPLE, round(width / WIDTH_MULTIPLE) * WIDTH_MULTIPLE)
 
 
-def _llama(layers: int, hidden: int, inner: int, keys: int, words: int) -> Shapes:
+def llama(layers: int, hidden: int, inner: int, keys: int, words: int) -> Shapes:
     shapes: Shapes = {"model.embed_tokens.weight": (words, hidden)}
     for layer in range(layers):
         prefix = f"model.layers.{layer}"
@@ -187,7 +187,7 @@ def _llama(layers: int, hidden: int, inner: int, keys: int, words: int) -> Shape
 
 
 def _qwen_moe(factor: float) -> Shapes:
-    hidden, inner, head, words = (_width(width * factor) for width in (2048, 768, 128, 151936))
+    hidden, inner, head, words = (rounded(width * factor) for width in (2048, 768, 128, 151936))
     queries, keys, experts = 32 * head, 4 * head, 128
     shapes: Shapes = {"model.embed_tokens.weight": (words, hidden)}
     for layer in range(48):
@@ -212,12 +212,12 @@ def _qwen_moe(factor: float) -> Shapes:
     return shapes | {"model.norm.weight": (hidden,), "lm_head.weight": (words, hidden)}
 
 
-def _specs(shapes: Shapes) -> tuple[TensorSpec, ...]:
+def specs(shapes: Shapes) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(name, "BF16", shape) for name, shape in shapes.items())
 
 
-def _bytes(shapes: Shapes) -> int:
-    return sum(tensor.size_bytes for tensor in _specs(shapes))
+def size_of(shapes: Shapes) -> int:
+    return sum(tensor.size_bytes for tensor in specs(shapes))
 
 
 def _rank_slices(tensors: Iterable[TensorSpec]) -> Iterable[Slice]:
@@ -231,7 +231,7 @@ def _rank_slices(tensors: Iterable[TensorSpec]) -> Iterable[Slice]:
             yield Slice(tensor.name, dim, RANK * length, length)
 
 
-def _deal(tensors: tuple[TensorSpec, ...], count: int) -> Iterable[tuple[TensorSpec, ...]]:
+def deal(tensors: tuple[TensorSpec, ...], count: int) -> Iterable[tuple[TensorSpec, ...]]:
     """Cuts the tensors, in their order, into files of about equal size."""
     file_bytes = sum(tensor.size_bytes for tensor in tensors) / count
     files: list[list[TensorSpec]] = [[] for _ in range(count)]

@@ -45,6 +45,13 @@ class Loader:
         """The state of a model that transformers loads from a folder."""
         raise UnsupportedError("is not what transformers loads with")
 
+    def sharded(self, paths: Sequence[str], dims: "Mapping[str, int | None]", device: str) -> "dict[str, Tensor]":
+        """This rank's chunk of each of these tensors in the dimension named, or the whole; all ranks call it at once.
+
+        They are those of the default group of `torch.distributed`.
+        """
+        raise UnsupportedError("knows of no ranks")
+
     def save(self, tensors: "Mapping[str, Tensor]", path: str) -> None:
         """Writes a safetensors file."""
         raise UnsupportedError("saves no safetensors")

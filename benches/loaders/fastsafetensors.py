@@ -1,6 +1,6 @@
 """Reads into one block for each file; the tensors are views that keep it alive."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .base import Loader, UnsupportedError
@@ -34,6 +34,22 @@ class Fastsafetensors(Loader):
 
     def select(self, paths: Sequence[str], names: Sequence[str], device: str) -> "dict[str, Tensor]":
         return self._read(paths, frozenset(names), device)
+
+    def sharded(self, paths: Sequence[str], dims: "Mapping[str, int | None]", device: str) -> "dict[str, Tensor]":
+        """Whole files on each rank, and a collective for each tensor."""
+        import torch.distributed as dist
+
+        ranks = dist.get_world_size()
+        loader = self._fastsafetensors.SafeTensorsFileLoader(dist.group.WORLD, device, nogds=True)
+        loader.add_filenames({rank: list(paths[rank::ranks]) for rank in range(ranks)})
+        block = loader.copy_files_to_device()
+        tensors = {
+            name: block.get_tensor(name) if dims[name] is None else block.get_sharded(name, dims[name])
+            for name in loader.get_keys()
+        }
+        block.close()
+        loader.close()
+        return tensors
 
     def reader(self, paths: Sequence[str], device: str) -> str:
         return "pread, O_DIRECT" if self._is_direct(paths[0], buffered_ram_fs=True) else "pread"

@@ -1,7 +1,7 @@
 """This repository's own library."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ..workload import Slice
 from .base import Loader
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 
 class Fst(Loader):
+    strategy: Literal["auto", "exchange"] = "auto"
+
     def __init__(self) -> None:
         import fst
 
@@ -40,6 +42,12 @@ class Fst(Loader):
         with self._fst.patch():
             return pretrained_state(folder, device)
 
+    def sharded(self, paths: Sequence[str], dims: "Mapping[str, int | None]", device: str) -> "dict[str, Tensor]":
+        from torch.distributed.tensor import Replicate, Shard
+
+        placements = {name: Replicate() if dim is None else Shard(dim) for name, dim in dims.items()}
+        return self._fst.load_sharded(paths, placements, device=device, strategy=self.strategy)
+
     def save(self, tensors: "Mapping[str, Tensor]", path: str) -> None:
         self._fst.save_file(dict(tensors), path)
 
@@ -47,3 +55,7 @@ class Fst(Loader):
         import torch
 
         return str(torch.ops.fst.reader(list(paths), device))
+
+
+class FstExchange(Fst):
+    strategy = "exchange"

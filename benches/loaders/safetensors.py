@@ -43,6 +43,15 @@ class Safetensors(Loader):
 
         return pretrained_state(folder, device)
 
+    def sharded(self, paths: Sequence[str], dims: "Mapping[str, int | None]", device: str) -> "dict[str, Tensor]":
+        """As programs do it that know of ranks and use a library that does not: each rank opens all and slices."""
+        tensors: dict[str, Tensor] = {}
+        with self._open(paths, device) as files:
+            for file in files:
+                for name in dims.keys() & set(file.keys()):
+                    tensors[name] = self._chunk(file, name, dims[name])
+        return tensors
+
     def save(self, tensors: "Mapping[str, Tensor]", path: str) -> None:
         self._safetensors.torch.save_file(dict(tensors), path)
 
@@ -55,6 +64,20 @@ class Safetensors(Loader):
 
     def reader(self, paths: Sequence[str], device: str) -> str:
         return self.backend
+
+    @staticmethod
+    def _chunk(file: Any, name: str, dim: int | None) -> "Tensor":
+        import torch.distributed as dist
+
+        chunk: Tensor
+        if dim is None:
+            chunk = file.get_tensor(name)
+            return chunk
+        stored = file.get_slice(name)
+        length = -(-stored.get_shape()[dim] // dist.get_world_size())
+        start = dist.get_rank() * length
+        chunk = stored[(slice(None),) * dim + (slice(start, start + length),)]
+        return chunk
 
     @contextmanager
     def _open(self, paths: Sequence[str], device: str) -> Iterator[list[Any]]:

@@ -1,0 +1,5 @@
+"""`python -m benches.ranks`."""
+
+from .run import main
+
+main()

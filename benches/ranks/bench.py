@@ -1,0 +1,193 @@
+"""One run of the bench of several ranks: every cell and every ceiling, round by round."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from ..bench import Deadline, tell
+from ..cell import GroupCell
+from ..checkpoint import Checkpoint
+from ..machine import commit, load_average, machine_facts
+from ..peer import CHILD_SETTINGS, PEERS
+from ..place import PACKAGE
+from .expected import expected_digests, needed_bytes
+from .gloo import CEILINGS
+from .layout import dims, needed_key
+from .task import Task
+
+STATES = ("warm", "cold")
+ENDED = "the process that starts its ranks has ended"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is to be measured."""
+
+    sizes: Sequence[int]
+    layouts: Sequence[str]
+    states: Sequence[str]
+    peers: Sequence[str]
+    rounds: int
+    command: str
+
+
+class Host:
+    """The process that starts the ranks of a peer, or those of a ceiling."""
+
+    def __init__(self, name: str) -> None:
+        path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), str(PACKAGE.parent)]))
+        environ = PEERS[name].environment() if name in PEERS else os.environ | CHILD_SETTINGS | {"PYTHONPATH": path}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", f"{PACKAGE.name}.ranks.host", name],
+            env=environ | {"OMP_NUM_THREADS": "1"},  # as torchrun does it
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def ask(self, task: Task) -> list[dict[str, Any]]:
+        """What each rank tells of a task."""
+        assert self._process.stdin
+        assert self._process.stdout
+        try:
+            print(task.to_json(), file=self._process.stdin, flush=True)
+        except BrokenPipeError:
+            return [{"failed": ENDED}]
+        told: list[dict[str, Any]] = json.loads(self._process.stdout.readline() or "[]")
+        return told or [{"failed": ENDED}]
+
+    def close(self) -> None:
+        """Ends the process, which waits for its next task."""
+        self._process.communicate()
+
+
+class RanksBench:
+    """A run in progress: what is to be measured, and all that has been."""
+
+    def __init__(self, choice: Choice, checkpoint: Checkpoint, out: Path) -> None:
+        self._choice = choice
+        self._checkpoint = checkpoint
+        self._out = out / "ranks.json"
+        self._errors = 0
+        # A cell that failed once has no median, so it is not tried again.
+        self._failed: set[GroupCell] = set()
+        groups = [(layout, ranks) for layout in choice.layouts for ranks in choice.sizes]
+        self._digests = {group: expected_digests(checkpoint, *group) for group in groups}
+        workload = checkpoint.workload
+        facts = {
+            "title": workload.title,
+            "files": len(workload.files),
+            "tensors": len(workload.tensors),
+            "bytes": workload.size_bytes,
+            "needed_bytes": {needed_key(*group): needed_bytes(checkpoint, *group) for group in groups},
+        }
+        self._results: dict[str, Any] = {
+            "command": choice.command,
+            "commit": commit(),
+            "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+            "device": "cpu",
+            "machine": machine_facts(checkpoint.paths[0].parent),
+            "load_average_before": load_average(),
+            "workloads": {workload.name: facts},
+            "measurements": [],
+            "ceilings": [],
+        }
+
+    def run(self, deadline: Deadline) -> bool:
+        """Runs all rounds; False if any library returned wrong tensors, or fst none."""
+        hosts = {name: Host(name) for name in [*CEILINGS, *self._choice.peers]}
+        try:
+            for number in range(self._choice.rounds):
+                self._run_round(number, hosts, deadline)
+        finally:
+            for host in hosts.values():
+                host.close()
+        return self._errors == 0
+
+    def _run_round(self, number: int, hosts: Mapping[str, Host], deadline: Deadline) -> None:
+        # Each round begins with another peer, so that none always follows the same one.
+        turn = number % len(self._choice.peers)
+        peers = [*self._choice.peers[turn:], *self._choice.peers[:turn]]
+        for ranks in self._choice.sizes:
+            for name in CEILINGS:
+                if not deadline.passed():
+                    self._measure_ceiling(name, ranks, number, hosts[name])
+            for layout in self._choice.layouts:
+                for state in self._choice.states:
+                    for peer in peers:
+                        cell = GroupCell(layout, ranks, state, peer)
+                        if cell not in self._failed and not deadline.passed():
+                            self._measure_cell(cell, number, hosts[peer])
+
+    def _measure_ceiling(self, name: str, ranks: int, number: int, host: Host) -> None:
+        told = host.ask(self._task(ranks, "warm", {}))
+        result = _trouble(told)
+        if not result:
+            seconds = max(rank["end"] for rank in told) - min(rank["begin"] for rank in told)
+            moved_bytes = sum(rank["received_bytes"] for rank in told)
+            how = f"gloo, {ranks} ranks, {moved_bytes >> 20} MiB over links in one call"
+            result = {"bytes_per_second": moved_bytes / seconds, "how": how}
+        self._results["ceilings"].append({"name": f"{name}, {ranks} ranks", "round": number, **result})
+        self._keep()
+        tell(f"round {number + 1}: {name}, {ranks} ranks: {result}")
+
+    def _measure_cell(self, cell: GroupCell, number: int, host: Host) -> None:
+        told = host.ask(self._task(cell.ranks, cell.state, dims(self._checkpoint.workload, cell.layout)))
+        result = _trouble(told) or _figures(told)
+        if "failed" not in result and "unavailable" not in result:
+            if [rank["digest"] for rank in told] != self._digests[cell.layout, cell.ranks]:
+                self._errors += 1
+                result = {"failed": "the tensors are not those of the files"}
+        elif PEERS[cell.peer].release is None:
+            self._errors += 1
+        if "load_seconds" not in result:
+            self._failed.add(cell)
+        self._results["measurements"].append({**asdict(cell), "round": number, **result})
+        self._keep()
+        tell(f"round {number + 1}: {cell.layout}, {cell.ranks} ranks, {cell.state}, {cell.peer}: {_summary(result)}")
+
+    def _task(self, ranks: int, state: str, cut: Mapping[str, int | None]) -> Task:
+        return Task(ranks, state, tuple(map(str, self._checkpoint.paths)), dict(cut))
+
+    def _keep(self) -> None:
+        """Writes all so far, so that a run that is cut short loses nothing."""
+        self._results["load_average_after"] = load_average()
+        self._out.parent.mkdir(parents=True, exist_ok=True)
+        self._out.write_text(json.dumps(self._results, indent=1) + "\n")
+
+
+def _trouble(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Why there are no figures, where any rank has none. What others tell that one rank left behind comes later."""
+    for rank in sorted(told, key=lambda rank: rank.get("at", math.inf)):
+        for key in ("unavailable", "failed"):
+            if key in rank:
+                return {key: rank[key]}
+    return {}
+
+
+def _figures(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A group is done when its last rank is."""
+    seconds = max(rank["loaded"] for rank in told) - min(rank["begin"] for rank in told)
+    reading = max(rank["read"] for rank in told) - min(rank["reading"] for rank in told)
+    return {
+        "load_seconds": seconds,
+        "load_and_read_seconds": seconds + reading,
+        "storage_bytes": sum(rank["storage_bytes"] for rank in told),
+        "link_bytes": max(rank["link_bytes"] for rank in told),
+        "beyond_host_bytes": max(rank["beyond_host_bytes"] for rank in told),
+    }
+
+
+def _summary(result: Mapping[str, Any]) -> str:
+    if "load_seconds" not in result:
+        return f"- ({result.get('unavailable') or result['failed']})"
+    moved = f"{result['storage_bytes'] >> 20} MiB from the disk, {result['link_bytes'] >> 20} MiB over links"
+    return f"{result['load_seconds']:.3f} s, {result['load_and_read_seconds']:.3f} s with every byte read, {moved}"

@@ -1,0 +1,48 @@
+"""What gloo alone does on this machine: one collective over as many bytes as the files have."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .. import memory
+from .task import Task
+
+
+def all_gather(task: Task) -> dict[str, Any]:
+    """Each rank has its part of the bytes, and gets all of them."""
+    import torch
+    import torch.distributed as dist
+
+    part = torch.ones(_part_bytes(task), dtype=torch.uint8)
+    gathered = torch.zeros(len(part) * task.ranks, dtype=torch.uint8)
+    return _timed(lambda: dist.all_gather_into_tensor(gathered, part), len(part) * (task.ranks - 1))
+
+
+def all_to_all(task: Task) -> dict[str, Any]:
+    """Each rank has its part of the bytes, and gives a part of that to each."""
+    import torch
+    import torch.distributed as dist
+
+    given = torch.ones(_part_bytes(task) // task.ranks * task.ranks, dtype=torch.uint8)
+    gotten = torch.zeros_like(given)
+    return _timed(lambda: dist.all_to_all_single(gotten, given), len(given) // task.ranks * (task.ranks - 1))
+
+
+CEILINGS: dict[str, Callable[[Task], dict[str, Any]]] = {"all-gather": all_gather, "all-to-all": all_to_all}
+
+
+def _part_bytes(task: Task) -> int:
+    size_bytes = sum(Path(path).stat().st_size for path in task.paths)
+    memory.claim(size_bytes)
+    return size_bytes // task.ranks
+
+
+def _timed(collective: Callable[[], object], received_bytes: int) -> dict[str, Any]:
+    import torch.distributed as dist
+
+    collective()
+    dist.barrier()
+    begin = time.perf_counter()
+    collective()
+    return {"begin": begin, "end": time.perf_counter(), "received_bytes": received_bytes}

@@ -1,0 +1,99 @@
+"""Forks ranks, which have what they need imported already: processes of their own for each load, without the wait.
+
+    python -m benches.ranks.host NAME
+
+reads a task from each line of stdin and writes what each rank tells, as a line of JSON. NAME is a peer, or a collective
+of gloo.
+"""
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any
+
+from ..loaders.base import UnsupportedError
+from ..measure import stdout_to_stderr
+from ..peer import PEERS
+from .gloo import CEILINGS
+from .member import load
+from .task import Task
+
+TIMEOUT = timedelta(seconds=60)
+
+Work = Callable[[Task], dict[str, Any]]
+
+
+def main() -> None:
+    # What every program of several ranks has imported: it is nobody's own.
+    import torch.distributed.tensor  # noqa: F401
+
+    with stdout_to_stderr() as real:
+        try:
+            name = sys.argv[1]
+            work = CEILINGS.get(name) or partial(load, loader=PEERS[name].open())
+        except (ImportError, UnsupportedError) as reason:
+            work = partial(_refuse, str(reason))
+        for line in sys.stdin:
+            told = run(Task.from_json(line), work)
+            os.write(real, json.dumps(told).encode() + b"\n")
+
+
+def run(task: Task, work: Work) -> list[dict[str, Any]]:
+    """What the work returns on each rank of a group of new processes."""
+    context = get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        pipes, processes = [], []
+        for rank in range(task.ranks):
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_rank, args=(task, work, rank, folder, theirs))
+            process.start()
+            theirs.close()
+            pipes.append(ours)
+            processes.append(process)
+        told = [_received(pipe) for pipe in pipes]
+        for process in processes:
+            process.join()
+    return told
+
+
+def _received(pipe: Connection) -> dict[str, Any]:
+    try:
+        told: dict[str, Any] = pipe.recv()
+    except EOFError:
+        return {"failed": "a rank ended without a word"}
+    return told
+
+
+def _rank(task: Task, work: Work, rank: int, folder: str, pipe: Connection) -> None:
+    import torch.distributed as dist
+
+    # A rank that hangs where no time-out of the group ends it.
+    signal.alarm(2 * int(TIMEOUT.total_seconds()))
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=task.ranks, timeout=TIMEOUT
+    )
+    try:
+        told = work(task)
+    except UnsupportedError as reason:
+        told = {"unavailable": str(reason)}
+    except Exception as error:
+        told = {"failed": f"{type(error).__name__}: {error}", "at": time.perf_counter()}
+    pipe.send(told)
+    dist.destroy_process_group()
+
+
+def _refuse(reason: str, task: Task) -> dict[str, Any]:
+    return {"unavailable": reason}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""One rank: it loads when all others do, and tells when it was done and what it took."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import memory, page_cache
+from ..digest import digest
+from ..loaders.base import Loader
+from ..measure import read_every_byte, storage_bytes
+from .task import Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LINK_COUNTER = Path("/sys/class/net/lo/statistics/tx_bytes")
+
+
+def load(task: Task, loader: Loader) -> dict[str, Any]:
+    """Loads together with the other ranks. Times are those of the clock that all processes share."""
+    import torch
+    import torch.distributed as dist
+
+    read_every_byte({"": torch.ones(1 << 20, dtype=torch.bfloat16)})
+    paths = [Path(path) for path in task.paths]
+    if dist.get_rank() == 0:
+        for path in paths:
+            (page_cache.drop if task.state == "cold" else page_cache.warm)(path)
+    # Enough for a copy of all files: no layout keeps more.
+    memory.claim(sum(path.stat().st_size for path in paths))
+    memory.reset_peak()
+    peak_before, storage_before = memory.peak_bytes(), storage_bytes()
+    dist.barrier()
+    link_before = int(LINK_COUNTER.read_text())
+    dist.barrier()
+    begin = time.perf_counter()
+    tensors = loader.sharded(task.paths, task.dims, "cpu")
+    loaded = time.perf_counter()
+    dist.barrier()
+    link = int(LINK_COUNTER.read_text()) - link_before
+    # Nobody reads every byte while others still load.
+    reading = time.perf_counter()
+    read_every_byte(tensors)
+    read = time.perf_counter()
+    return {
+        "begin": begin,
+        "loaded": loaded,
+        "reading": reading,
+        "read": read,
+        "storage_bytes": storage_bytes() - storage_before,
+        "link_bytes": link,
+        "beyond_host_bytes": memory.peak_bytes() - peak_before - tensor_bytes(tensors),
+        "digest": digest(tensors),
+    }
+
+
+def tensor_bytes(tensors: "dict[str, Tensor]") -> int:
+    """What the tensors of a rank take."""
+    return sum(tensor.nbytes for tensor in tensors.values())

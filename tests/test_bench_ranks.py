@@ -1,0 +1,105 @@
+"""The bench of several ranks: one tiny run from end to end, and what it must notice."""
+
+import json
+
+import pytest
+
+from benches.bench import Deadline
+from benches.cell import GroupCell
+from benches.checkpoint import make_checkpoint
+from benches.goal import goals
+from benches.ranks.bench import Choice, RanksBench
+from benches.ranks.layout import LAYOUTS, dense, dims, needed_key
+from benches.report import write_report
+from benches.result import Run
+
+PLANTED = """
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+
+def load_sharded(paths, placements, *, device, strategy):
+    tensors = {name: tensor for path in paths for name, tensor in load_file(path).items()}
+    if dist.get_rank() == 1 and strategy == "auto":
+        next(iter(tensors.values())).view(torch.uint8)[0, 0] ^= 1
+    if dist.get_rank() == 1 and strategy == "exchange":
+        raise OSError("this rank has no files")
+    return tensors
+"""
+
+
+@pytest.fixture
+def bench(tmp_path, python_environ, monkeypatch):
+    """A function that measures a tiny checkpoint with these peers; whether all was right, and the run."""
+    for name, value in python_environ.items():
+        monkeypatch.setenv(name, value)
+
+    def run(layouts, states, peers):
+        checkpoint = make_checkpoint(dense(1 << 20), tmp_path / "cache")
+        choice = Choice([2], layouts, states, peers, 1, "test")
+        right = RanksBench(choice, checkpoint, tmp_path / "out").run(Deadline(120))
+        return right, Run(tmp_path / "out" / "ranks.json")
+
+    return run
+
+
+def test_a_tiny_run_has_figures_and_a_report(bench, tmp_path):
+    right, run = bench(list(LAYOUTS), ["warm"], ["fst", "fst-exchange"])
+    assert right
+    [facts] = run.workloads.values()
+    for layout in LAYOUTS:
+        due = facts["needed_bytes"][needed_key(layout, 2)]
+        links = {peer: run.figure(GroupCell(layout, 2, "warm", peer), "link_bytes") for peer in run.peers()}
+        assert links["fst-exchange"].median >= due > 0
+        load, read = (
+            run.figure(GroupCell(layout, 2, "warm", "fst"), key) for key in ("load_seconds", "load_and_read_seconds")
+        )
+        assert 0 < load.median <= read.median
+    assert run.ceiling("all-gather, 2 ranks").median > 0
+    write_report(tmp_path / "out", tmp_path / "report")
+    told = (tmp_path / "report" / "BENCHMARKS.md").read_text()
+    assert "### 2 ranks: matrices cut by columns, warm page cache" in told
+    assert "Warm cache -> CPU, rows on 2 ranks, exchange: at most fastsafetensors" in told
+
+
+def test_wrong_and_missing_tensors_fail_the_run(bench, tmp_path, monkeypatch):
+    """A library that stands in for fst: one rank of it changes a byte, or has an error."""
+    planted = tmp_path / "planted"
+    planted.mkdir()
+    (planted / "fst.py").write_text(PLANTED)
+    monkeypatch.setattr("benches.peer._own_directory", lambda: [planted])
+    right, run = bench(["replicated"], ["warm"], ["fst", "fst-exchange"])
+    assert not right
+    reasons = {peer: run.reason(GroupCell("replicated", 2, "warm", peer)) for peer in run.peers()}
+    assert reasons == {
+        "fst": "the tensors are not those of the files",
+        "fst-exchange": "OSError: this rank has no files",
+    }
+
+
+def test_goals_of_ranks(tmp_path):
+    cell = {"layout": "rows", "ranks": 2, "state": "cold", "round": 0}
+    figures = {"load_seconds": 1.0, "storage_bytes": 100, "link_bytes": 51}
+    measurements = [
+        cell | figures | {"peer": "fst", "load_and_read_seconds": 2.0},
+        cell | figures | {"peer": "fst-exchange", "load_and_read_seconds": 3.0, "link_bytes": 60},
+        cell | figures | {"peer": "fastsafetensors", "load_and_read_seconds": 4.0},
+        cell | figures | {"peer": "fastsafetensors-buffered", "load_and_read_seconds": 2.5},
+    ]
+    facts = {"bytes": 100, "needed_bytes": {needed_key("rows", 2): 50}}
+    results = {"device": "cpu", "workloads": {"ranks": facts}, "measurements": measurements, "ceilings": []}
+    (tmp_path / "ranks.json").write_text(json.dumps(results))
+    verdicts = {goal.text: goal.verdict for goal in goals({"ranks": Run(tmp_path / "ranks.json")})}
+    assert verdicts["Cold -> CPU, rows on 2 ranks: at most fastsafetensors"] == "met"
+    assert verdicts["Cold -> CPU, rows on 2 ranks, exchange: at most fastsafetensors"] == "**missed**"
+    assert verdicts["Ranks that exchange, rows, cold: bytes read over those of the checkpoint"] == "met"
+    assert verdicts["Ranks that exchange, rows, cold: bytes sent over those needed"] == "**missed**"
+    assert verdicts["Ranks that exchange, columns, cold: bytes read over those of the checkpoint"].startswith("not")
+
+
+def test_vectors_are_whole_in_every_layout():
+    workload = dense(1 << 20)
+    for layout in LAYOUTS:
+        cut = dims(workload, layout)
+        assert all(cut[tensor.name] is None for tensor in workload.tensors if len(tensor.shape) == 1)
+        assert all(cut[tensor.name] is None or tensor.shape[cut[tensor.name]] % 4 == 0 for tensor in workload.tensors)
