@@ -8,6 +8,7 @@ TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 FUZZER := $(TARGET_DIR)/tools/bin/cargo-fuzz
 FUZZ_SECONDS ?= 60
 BENCH_ARGS ?=
+SIMULATE_ARGS ?=
 
 # build.rs asks this interpreter which PyTorch to build against.
 export FST_PYTHON ?= $(abspath $(VENV)/bin/python)
@@ -55,6 +56,10 @@ bench: build ## the benchmarks (BENCH_ARGS="--help"); results go to bench-result
 .PHONY: bench-ranks
 bench-ranks: build ## the benchmark of several ranks on the CPU, about four minutes (BENCH_ARGS="--help")
 	$(IN_VENV) python -m benches.ranks $(BENCH_ARGS)
+
+.PHONY: simulate
+simulate: build ## loads of large models by up to 512 ranks, simulated (SIMULATE_ARGS="--help")
+	$(IN_VENV) python -m benches.simulation $(SIMULATE_ARGS)
 
 .PHONY: gpu-check
 gpu-check: ## GPU tests and benchmarks with a prebuilt library; needs no Rust, no network, no .venv

@@ -7,6 +7,7 @@ Every figure in BENCHMARKS.md comes from here; edit this file, not that one.
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from .peer import PEERS
 from .place import REPORT, RESULTS
 from .ranks.section import ranks_section
 from .result import Figure, Run
+from .simulation.section import SIMULATION, simulation_section
 from .text import microseconds, rate, share, size, spread, table
 
 MANY_TENSORS = 10_000
@@ -56,7 +58,7 @@ machine with one, `make gpu-check` measures them, and this section is written.
 """
 
 
-def markdown(runs: Mapping[str, Run]) -> str:
+def markdown(runs: Mapping[str, Run], simulation: Mapping[str, Any] | None = None) -> str:
     lines = [INTRODUCTION, "## Goals\n"]
     lines += table(["goal", "fst", "bound", "verdict"], [goal.row for goal in goals(runs)])
     if "cpu" in runs:
@@ -67,6 +69,8 @@ def markdown(runs: Mapping[str, Run]) -> str:
         lines += [NO_GPU]
     if "ranks" in runs:
         lines += ["## Several ranks\n", *_machine(runs["ranks"]), *ranks_section(runs["ranks"])]
+    if simulation:
+        lines += ["## Simulation\n", *simulation_section(simulation)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -186,17 +190,22 @@ def _pace(run: Run, facts: dict[str, Any], wanted_bytes: int, action: str, load:
 
 def write_report(results: Path, out: Path) -> None:
     """Writes BENCHMARKS.md and docs/images/ into `out` from the JSON in `results`."""
-    runs = {path.stem: Run(path) for path in sorted(results.glob("*.json"))}
+    runs = {path.stem: Run(path) for path in sorted(results.glob("*.json")) if path.name != SIMULATION}
+    simulated = results / SIMULATION
+    simulation = json.loads(simulated.read_text()) if simulated.exists() else None
     out.mkdir(parents=True, exist_ok=True)
-    (out / "BENCHMARKS.md").write_text(markdown(runs))
+    (out / "BENCHMARKS.md").write_text(markdown(runs, simulation))
     images = out / "docs" / "images"
     images.mkdir(parents=True, exist_ok=True)
     try:
         from .chart import draw
+        from .simulation.chart import draw_simulation
     except ModuleNotFoundError as error:
         print(f"no charts: {error}", file=sys.stderr)
     else:
         draw(runs, images)
+        if simulation:
+            draw_simulation(simulation, images)
     print(f"wrote {out / 'BENCHMARKS.md'}", file=sys.stderr)
 
 

@@ -1,0 +1,5 @@
+"""`python -m benches.simulation`."""
+
+from .run import main
+
+main()

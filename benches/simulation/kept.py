@@ -1,0 +1,73 @@
+"""What ranks keep, found without the planner: the check on what it makes them read and send."""
+
+from collections.abc import Iterable, Sequence
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fst._wants import Want, part_of
+
+from ..checkpoint import header_of
+from ..workload import ITEM_BYTES, TensorSpec
+from .model import Model
+
+# A place in a checkpoint is one number: that of the file above these bits, that of the byte below.
+FILE_BITS = 44
+
+
+class Kept:
+    """The bytes that one rank keeps: of each tensor a length from a start, again and again with a period."""
+
+    def __init__(self, rows: Sequence[tuple[int, int, int, int, int]]) -> None:
+        columns = np.array(sorted(rows), dtype=np.int64).reshape(-1, 5).T
+        self._begins, self._sizes, self._starts, self._lengths, self._periods = columns
+
+    @property
+    def size_bytes(self) -> int:
+        return int((self._sizes // self._periods * self._lengths).sum())
+
+    def within(self, ranges: Tensor) -> int:
+        """How many of them lie in these ranges, each a row of file, begin and end."""
+        files, begins, ends = ranges.numpy().T
+        begins, ends = (files << FILE_BITS) + begins, (files << FILE_BITS) + ends
+        first = np.searchsorted(self._begins + self._sizes, begins, "right")
+        count = np.searchsorted(self._begins, ends, "left") - first
+        of_range = np.repeat(np.arange(len(first)), count)
+        tensors = np.arange(count.sum()) - np.repeat(count.cumsum() - count, count) + first[of_range]
+        last, before = (self._before(tensors, places[of_range]) for places in (ends, begins))
+        return int((last - before).sum())
+
+    def _before(self, tensors: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many of the bytes of each tensor lie before a place."""
+        offset = np.clip(places - self._begins[tensors], 0, self._sizes[tensors])
+        rows, rest = np.divmod(offset, self._periods[tensors])
+        lengths = self._lengths[tensors]
+        return rows * lengths + np.clip(rest - self._starts[tensors], 0, lengths)
+
+
+class Places:
+    """Where the tensors of a model lie."""
+
+    def __init__(self, model: Model) -> None:
+        self._begins: dict[str, int] = {}
+        self._tensors: dict[str, TensorSpec] = {}
+        for number, file in enumerate(model.files):
+            begin = (number << FILE_BITS) + len(header_of(file))
+            for tensor in file:
+                self._tensors[tensor.name] = tensor
+                self._begins[tensor.name] = begin
+                begin += tensor.size_bytes
+
+    def kept(self, wants: Iterable[Want], rank: int, ranks: int) -> Kept:
+        """What a rank keeps that wants this; no want cuts its tensor in two dimensions."""
+        return Kept([self._row(want, rank, ranks) for want in wants])
+
+    def _row(self, want: Want, rank: int, ranks: int) -> tuple[int, int, int, int, int]:
+        tensor = self._tensors[want.name]
+        starts, lengths = part_of(want.share, tensor.shape, rank, ranks)
+        dim = next((dim for dim, length in enumerate(lengths) if length != tensor.shape[dim]), 0)
+        inner = prod(tensor.shape[dim + 1 :]) * ITEM_BYTES[tensor.dtype]
+        cut = starts[dim] * inner, lengths[dim] * inner, tensor.shape[dim] * inner
+        return self._begins[want.name], tensor.size_bytes, *cut

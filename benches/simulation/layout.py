@@ -1,0 +1,82 @@
+"""How the ranks of a group lay out a model: what each of them keeps of which tensor."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from fst._wants import Chunk, Share, Want, Whole, part_of
+
+from ..workload import TensorSpec
+from .cluster import Place
+from .model import Model
+
+# What tensor parallelism cuts by rows and by columns, as Megatron and vLLM do. The rest is on every rank.
+BY_ROWS = {"embed_tokens", "lm_head", "head"} | {
+    f"{name}_proj" for name in ("q", "k", "v", "gate", "up", "q_b", "kv_b")
+}
+BY_COLUMNS = {"o_proj", "down_proj"}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to lay out a model: experts are dealt to the ranks, and `share` says what a rank keeps of the rest."""
+
+    name: str
+    title: str
+    model: str
+    share: Callable[[TensorSpec, Place], Share]
+
+    def wants(self, model: Model, places: Sequence[Place]) -> list[tuple[Want, ...]]:
+        """What the rank at each of these places wants. Ranks that want the same get the same tuple."""
+        rests: dict[Place, list[Want]] = {}
+        distinct: dict[tuple[Want, ...], tuple[Want, ...]] = {}
+        lists = []
+        for rank, place in enumerate(places):
+            if place not in rests:
+                rests[place] = [Want(tensor.name, self.share(tensor, place)) for tensor in model.rest]
+            own = (*rests[place], *_own_experts(model, rank, len(places)))
+            lists.append(distinct.setdefault(own, own))
+        return lists
+
+
+def replicated(tensor: TensorSpec, place: Place) -> Share:
+    return Whole()
+
+
+def fully_sharded(tensor: TensorSpec, place: Place) -> Share:
+    """As `fully_shard` lays out parameters."""
+    return Chunk(0)
+
+
+def tensor_parallel(tensor: TensorSpec, place: Place) -> Share:
+    """Cut over the ranks of a node, and the same on every node."""
+    module = tensor.name.split(".")[-2]
+    if module not in BY_ROWS | BY_COLUMNS:
+        return Whole()
+    return part_of(Chunk(int(module in BY_COLUMNS)), tensor.shape, place.rank, place.ranks)
+
+
+LAYOUTS: Sequence[Layout] = (
+    Layout("dense-tensor-parallel", "tensor-parallel in each node", "llama-70b", tensor_parallel),
+    Layout("dense-fully-sharded", "fully sharded over all ranks", "llama-70b", fully_sharded),
+    Layout("dense-replicated", "replicated", "llama-70b", replicated),
+    Layout(
+        "experts-tensor-parallel",
+        "expert-parallel over all ranks, the rest tensor-parallel in each node",
+        "deepseek-671b",
+        tensor_parallel,
+    ),
+    Layout(
+        "experts-replicated",
+        "expert-parallel over all ranks, the rest replicated",
+        "deepseek-671b",
+        replicated,
+    ),
+)
+
+
+def _own_experts(model: Model, rank: int, ranks: int) -> Iterator[Want]:
+    """As many experts for each rank, or one for several neighbours where there are more ranks than experts."""
+    count = len(model.experts)
+    first, end = rank * count // ranks, (rank + 1) * count // ranks
+    for expert in range(first, max(end, min(first + 1, count))):
+        yield from (Want(tensor.name, Whole()) for tensor in model.experts[expert])

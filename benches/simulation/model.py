@@ -1,0 +1,134 @@
+"""The models: the tensors of their published checkpoints, in as many files."""
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from ..checkpoint import header_of
+from ..workload import ITEM_BYTES, Shapes, TensorSpec, deal, llama, specs
+
+EXPERTS = ".experts."
+BLOCK = 128  # a quantized weight has one scale for each block of so many rows and columns
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checkpoint that is known by its headers alone."""
+
+    name: str
+    title: str
+    files: tuple[tuple[TensorSpec, ...], ...] = field(repr=False)
+
+    @property
+    def tensors(self) -> Iterator[TensorSpec]:
+        """In the order of the files, and of the bytes in each."""
+        return (tensor for file in self.files for tensor in file)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(tensor.size_bytes for tensor in self.tensors)
+
+    @cached_property
+    def experts(self) -> dict[int, list[TensorSpec]]:
+        """The tensors of each routed expert, of all layers."""
+        experts: dict[int, list[TensorSpec]] = {}
+        for tensor in self.tensors:
+            if EXPERTS in tensor.name:
+                experts.setdefault(int(tensor.name.split(".")[-3]), []).append(tensor)
+        return experts
+
+    @cached_property
+    def rest(self) -> list[TensorSpec]:
+        """The tensors that belong to no expert."""
+        return [tensor for tensor in self.tensors if EXPERTS not in tensor.name]
+
+
+def llama_70b() -> Model:
+    """Llama 3 70B: 80 layers, 64 heads and 8 for keys and values, in BF16."""
+    tensors = specs(llama(80, 8192, 28672, 1024, 128256))
+    return Model("llama-70b", "Llama 3 70B", _filed(tensors, 30))
+
+
+def deepseek_671b() -> Model:
+    """DeepSeek V3: 61 layers and one that predicts a token more, 256 routed experts in all but three, in FP8."""
+    return Model("deepseek-671b", "DeepSeek V3 671B", _filed(tuple(_deepseek()), 163))
+
+
+MODELS = {make.__name__.replace("_", "-"): make for make in (llama_70b, deepseek_671b)}
+
+
+def write_sparse(model: Model, folder: Path) -> list[Path]:
+    """Writes the files with their headers; the data behind them are holes, which take no room on the disk."""
+    count = len(model.files)
+    paths = [folder / f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+    for path, tensors in zip(paths, model.files, strict=True):
+        header = header_of(tensors)
+        path.write_bytes(header)
+        os.truncate(path, len(header) + sum(tensor.size_bytes for tensor in tensors))
+    return paths
+
+
+def _filed(tensors: tuple[TensorSpec, ...], count: int) -> tuple[tuple[TensorSpec, ...], ...]:
+    """The tensors in files of about equal size, each sorted as the safetensors library does: by item size and name."""
+
+    def place(tensor: TensorSpec) -> tuple[int, str]:
+        return -ITEM_BYTES[tensor.dtype], tensor.name
+
+    return tuple(tuple(sorted(file, key=place)) for file in deal(tensors, count))
+
+
+def _deepseek() -> Iterable[TensorSpec]:
+    hidden, words, layers, dense_layers = 7168, 129280, 61, 3
+    yield TensorSpec("model.embed_tokens.weight", "BF16", (words, hidden))
+    for layer in range(layers + 1):
+        prefix = f"model.layers.{layer}"
+        if layer == layers:
+            ahead: Shapes = {
+                f"{prefix}.embed_tokens.weight": (words, hidden),
+                f"{prefix}.enorm.weight": (hidden,),
+                f"{prefix}.hnorm.weight": (hidden,),
+                f"{prefix}.eh_proj.weight": (hidden, 2 * hidden),
+                f"{prefix}.shared_head.norm.weight": (hidden,),
+                f"{prefix}.shared_head.head.weight": (words, hidden),
+            }
+            yield from specs(ahead)
+        yield from _latent_attention(prefix, hidden)
+        if layer < dense_layers:
+            yield from _feed_forward(f"{prefix}.mlp", hidden, 18432)
+            continue
+        yield TensorSpec(f"{prefix}.mlp.gate.weight", "BF16", (256, hidden))
+        yield TensorSpec(f"{prefix}.mlp.gate.e_score_correction_bias", "F32", (256,))
+        for expert in range(256):
+            yield from _feed_forward(f"{prefix}.mlp.experts.{expert}", hidden, 2048)
+        yield from _feed_forward(f"{prefix}.mlp.shared_experts", hidden, 2048)
+    yield TensorSpec("model.norm.weight", "BF16", (hidden,))
+    yield TensorSpec("lm_head.weight", "BF16", (words, hidden))
+
+
+def _latent_attention(prefix: str, hidden: int) -> Iterable[TensorSpec]:
+    heads, queries, keys, rotary, head = 128, 1536, 512, 64, 128
+    for norm, width in (
+        ("input_layernorm", hidden),
+        ("post_attention_layernorm", hidden),
+        ("self_attn.q_a_layernorm", queries),
+        ("self_attn.kv_a_layernorm", keys),
+    ):
+        yield TensorSpec(f"{prefix}.{norm}.weight", "BF16", (width,))
+    yield from _quantized(f"{prefix}.self_attn.q_a_proj", queries, hidden)
+    yield from _quantized(f"{prefix}.self_attn.q_b_proj", heads * (head + rotary), queries)
+    yield from _quantized(f"{prefix}.self_attn.kv_a_proj_with_mqa", keys + rotary, hidden)
+    yield from _quantized(f"{prefix}.self_attn.kv_b_proj", heads * 2 * head, keys)
+    yield from _quantized(f"{prefix}.self_attn.o_proj", hidden, heads * head)
+
+
+def _feed_forward(prefix: str, hidden: int, inner: int) -> Iterable[TensorSpec]:
+    yield from _quantized(f"{prefix}.gate_proj", inner, hidden)
+    yield from _quantized(f"{prefix}.up_proj", inner, hidden)
+    yield from _quantized(f"{prefix}.down_proj", hidden, inner)
+
+
+def _quantized(prefix: str, rows: int, columns: int) -> Iterable[TensorSpec]:
+    yield TensorSpec(f"{prefix}.weight", "F8_E4M3", (rows, columns))
+    yield TensorSpec(f"{prefix}.weight_scale_inv", "F32", (-(-rows // BLOCK), -(-columns // BLOCK)))

@@ -1,0 +1,40 @@
+"""What all windows of a load come to."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+
+from .kept import Kept
+from .traffic import Window
+
+
+class Tally:
+    """Counts windows that pass by."""
+
+    def __init__(self, ranks: int) -> None:
+        self.windows = self.read_bytes = self.sent_bytes = 0
+        self._reads = [torch.empty(0, 4, dtype=torch.int64)]
+        # As much as the largest window of those that use it: one pair of buffers for even windows and one for odd ones.
+        self._buffers = torch.zeros(2, 2, ranks, dtype=torch.int64)
+
+    def watch(self, windows: Iterable[Window]) -> Iterator[Window]:
+        for window in windows:
+            pair = self._buffers[self.windows % 2]
+            torch.maximum(pair, torch.stack([window.send_bytes, window.received_bytes]), out=pair)
+            self.windows += 1
+            self.read_bytes += int(window.read_bytes.sum())
+            self.sent_bytes += int(window.sent_bytes.sum())
+            self._reads.append(window.reads)
+            yield window
+
+    def needed_bytes(self, kept: Sequence[Kept]) -> int:
+        """What the ranks keep and have not read themselves."""
+        reads = torch.cat(self._reads)
+        needed = 0
+        for rank, own in enumerate(kept):
+            needed += own.size_bytes - own.within(reads[reads[:, 0] == rank, 1:])
+        return needed
+
+    def device_bytes(self, kept: Sequence[Kept]) -> int:
+        """The most that any rank holds: its own tensors and its buffers."""
+        return int((self._buffers.sum((0, 1)) + torch.tensor([own.size_bytes for own in kept])).max())

@@ -1,0 +1,240 @@
+"""The simulation: what it counts is what ranks do, and its clock follows from the rates."""
+
+import contextlib
+import json
+import os
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+
+import fst
+from benches.checkpoint import header_of
+from benches.report import write_report
+from benches.simulation.clock import Clock
+from benches.simulation.cluster import Cluster
+from benches.simulation.kept import Places
+from benches.simulation.layout import LAYOUTS
+from benches.simulation.load import Files
+from benches.simulation.model import MODELS, Model
+from benches.simulation.run import simulated
+from benches.simulation.section import SIMULATION
+from benches.simulation.tally import Tally
+from benches.simulation.traffic import Window, windows
+from benches.workload import ITEM_BYTES, TensorSpec, llama, specs
+from fst._group_load import load_wants, open_together
+from fst._ranks import Ranks
+from fst._wants import Chunk, Part, Want, Whole, part_of
+
+CPU = torch.device("cpu")
+WINDOW_BYTES = 16 << 10
+CLUSTER = Cluster(node_ranks=2)
+
+
+def small(name):
+    """A model with names and dtypes of a large one, in two files. What one rank keeps lies either one behind the other,
+    or so far apart that what is between is not read too.
+    """
+    if name == "llama-70b":
+        tensors = sorted(specs(llama(3, 128, 224, 64, 136)), key=lambda tensor: len(tensor.shape))
+        half = len(tensors) // 2
+        return Model(name, name, (tuple(tensors[:half]), tuple(tensors[half:])))
+    experts = [
+        TensorSpec(f"model.layers.{layer}.mlp.experts.{expert}.{part}_proj.weight", dtype, shape)
+        for layer in range(2)
+        for expert in range(6)
+        for part, dtype, shape in (("gate", "F8_E4M3", (96, 128)), ("up", "F32", (3, 5)), ("down", "BF16", (128, 96)))
+    ]
+    rest = specs({"model.embed_tokens.weight": (130, 128), "model.norm.weight": (128,), "a.o_proj.weight": (128, 96)})
+    return Model(name, name, ((*rest[:2], *experts[:17]), (*experts[17:], rest[2])))
+
+
+def write(model, folder):
+    """The files of a model, with random data."""
+    paths = [folder / f"model-{number:05d}-of-{len(model.files):05d}.safetensors" for number in (1, 2)]
+    for path, tensors in zip(paths, model.files, strict=True):
+        size = sum(tensor.size_bytes for tensor in tensors)
+        path.write_bytes(header_of(tensors) + torch.randint(0, 256, (size,), dtype=torch.uint8).numpy().tobytes())
+    return [str(path) for path in paths]
+
+
+@contextlib.contextmanager
+def recorded():
+    """Collects the collectives that carry windows, with the sizes they are called with."""
+    calls = []
+    gather, exchange = dist.all_gather_into_tensor, dist.all_to_all_single
+
+    def all_gather_into_tensor(received, send, *arguments, **options):
+        if options.get("async_op"):
+            calls.append(("gather", [send.numel()], [received.numel()]))
+        return gather(received, send, *arguments, **options)
+
+    def all_to_all_single(received, send, received_splits, send_splits, *arguments, **options):
+        calls.append(("exchange", list(send_splits), list(received_splits)))
+        return exchange(received, send, received_splits, send_splits, *arguments, **options)
+
+    dist.all_gather_into_tensor, dist.all_to_all_single = all_gather_into_tensor, all_to_all_single
+    try:
+        yield calls
+    finally:
+        dist.all_gather_into_tensor, dist.all_to_all_single = gather, exchange
+
+
+def load(paths, wants):
+    """What this rank read and was called with, and whether it got what the files have."""
+    # As for a GPU, nothing is mapped.
+    os.environ["FST_READER"] = "pread"
+    ranks = Ranks.of(None, CPU)
+    stored = open_together(paths, ranks)
+    own = wants[ranks.rank]
+    with recorded() as calls, fst.profile() as profile:
+        tensors = load_wants(stored, own, ranks, CPU, strategy="exchange", window_bytes=WINDOW_BYTES)
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(safe_open(path, framework="pt")) for path in paths]
+        places = {tensor: file for file in files for tensor in file.keys()}  # noqa: SIM118
+        for want, tensor in zip(own, tensors, strict=True):
+            whole = places[want.name].get_tensor(want.name)
+            starts, lengths = part_of(want.share, whole.shape, ranks.rank, ranks.size)
+            part = whole[tuple(slice(start, start + length) for start, length in zip(starts, lengths, strict=True))]
+            assert torch.equal(tensor.view(torch.uint8), part.contiguous().view(torch.uint8)), want
+    return calls, profile.summary().read_bytes
+
+
+def calls_of(window, rank):
+    """How a rank calls the collective of a window, by what the simulation says."""
+    if window.collective == "gather":
+        return "gather", [int(window.send_bytes[rank])], [int(window.received_bytes[rank])]
+    return "exchange", window.sent_bytes[rank].tolist(), window.sent_bytes[:, rank].tolist()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+def test_ranks_do_what_the_simulation_says(layout, size, ranks, tmp_path):
+    model = small(layout.model)
+    paths = write(model, tmp_path)
+    (tmp_path / "sparse").mkdir()
+    files = Files(model, tmp_path / "sparse")
+    wants = layout.wants(model, CLUSTER.places(size))
+    tally = Tally(size)
+    simulated = list(tally.watch(windows(files.plan(wants, "exchange", WINDOW_BYTES), size)))
+    assert len(simulated) > 2
+    for rank, (calls, read_bytes) in enumerate(ranks(size).run(load, paths, wants)):
+        assert calls == [calls_of(window, rank) for window in simulated]
+        assert read_bytes == sum(int(window.read_bytes[rank]) for window in simulated)
+    assert tally.read_bytes == model.size_bytes
+    places = Places(model)
+    assert tally.sent_bytes == tally.needed_bytes([places.kept(own, rank, size) for rank, own in enumerate(wants)])
+
+
+def test_models_are_the_published_ones():
+    llama_70b, deepseek = (MODELS[name]() for name in ("llama-70b", "deepseek-671b"))
+    assert (len(list(llama_70b.tensors)), llama_70b.size_bytes) == (723, 141_107_412_992)
+    assert len(list(deepseek.tensors)) == 91_991
+    elements = Counter()
+    for tensor in deepseek.tensors:
+        elements[tensor.dtype] += tensor.size_bytes // ITEM_BYTES[tensor.dtype]
+    assert elements == {"BF16": 3_918_786_560, "F8_E4M3": 680_571_043_840, "F32": 41_555_600}
+    assert [len(llama_70b.files), len(deepseek.files)] == [30, 163]
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 256, 512])
+def test_every_expert_has_a_rank(ranks):
+    model = Model("", "", (tuple(specs({f"mlp.experts.{expert}.up_proj.weight": (1,) for expert in range(256)})),))
+    layout = next(layout for layout in LAYOUTS if layout.name == "experts-replicated")
+    wants = layout.wants(model, Cluster().places(ranks))
+    owners = Counter(want.name for own in wants for want in own)
+    assert len(owners) == 256
+    assert set(owners.values()) == {max(1, ranks // 256)}
+
+
+def test_kept_bytes_are_those_of_the_tensors():
+    tensors = specs({"a": (6, 10), "b": (4,), "c": (3, 4, 5)})
+    kept = Places(Model("", "", (tensors,))).kept(
+        [Want("a", Part((0, 3), (6, 4))), Want("b", Whole()), Want("c", Chunk(1))], 1, 2
+    )
+    assert kept.size_bytes == 2 * (6 * 4 + 4 + 3 * 2 * 5)
+    marked = torch.zeros(6, 10), torch.ones(4), torch.zeros(3, 4, 5)
+    marked[0][:, 3:7] = 1
+    marked[2][:, 2:] = 1
+    is_kept = torch.cat([tensor.reshape(-1) for tensor in marked]).repeat_interleave(2)
+    first = len(header_of(tensors))
+    for begin, end in ((0, 1), (0, 120), (5, 77), (7, 8), (119, 200), (60, len(is_kept))):
+        ranges = torch.tensor([[0, first + begin, first + end], [1, 0, 1000]])
+        assert kept.within(ranges) == int(is_kept[begin:end].sum())
+
+
+def window(collective, read, sent, ranks):
+    """One in which every rank reads `read` bytes and sends `sent` to every other."""
+    reads = torch.tensor([[rank, 0, 0, read] for rank in range(ranks)])
+    matrix = torch.full((ranks, ranks), sent).fill_diagonal_(0)
+    if collective == "gather":
+        return Window(collective, reads, matrix, torch.full((ranks,), sent), torch.full((ranks,), sent * ranks))
+    return Window(collective, reads, matrix, matrix.sum(1), matrix.sum(0))
+
+
+RATES = Cluster(
+    node_ranks=2,
+    storage_bytes_per_second=100,
+    node_storage_bytes_per_second=60,
+    pcie_bytes_per_second=40,
+    nvlink_bytes_per_second=200,
+    node_network_bytes_per_second=20,
+    memory_bytes_per_second=1e9,
+    collective_seconds=0,
+)
+
+
+def test_reading_takes_as_long_as_what_is_shared_needs():
+    told = Clock(RATES, 4).of([window("none", 100, 0, 4)])
+    assert (told.read, told.exchange, told.bottleneck) == (pytest.approx(4), pytest.approx(0), "storage")
+    one_node = replace(RATES, storage_bytes_per_second=1e9)
+    told = Clock(one_node, 4).of([window("none", 100, 0, 4)])
+    assert (told.read, told.bottleneck) == (pytest.approx(200 / 60), "storage of a node")
+    told = Clock(one_node, 1).of([window("none", 100, 0, 1)])
+    assert (told.read, told.bottleneck) == (pytest.approx(2.5), "PCIe")
+
+
+def test_bytes_cross_the_links_between_their_ranks():
+    # Each rank sends to two of the other node, so a node sends four times and gets as much.
+    assert Clock(RATES, 4).of([window("exchange", 0, 10, 4)]).exchange == pytest.approx(4 * 10 / 20)
+    # A ring brings each byte into a node once.
+    assert Clock(RATES, 4).of([window("gather", 0, 10, 4)]).exchange == pytest.approx(2 * 10 / 20)
+    told = Clock(RATES, 2).of([window("exchange", 0, 10, 2)])
+    assert (told.exchange, told.bottleneck) == (pytest.approx(10 / 200), "NVLink")
+    told = Clock(replace(RATES, collective_seconds=7), 2).of([window("exchange", 0, 10, 2)])
+    assert (told.exchange, told.bottleneck) == (pytest.approx(7), "latency")
+
+
+def test_a_window_is_read_while_the_one_before_is_on_its_way():
+    read, sent = 100, 40  # four seconds each, of storage and of the network: 8 * 10 / 20
+    told = Clock(RATES, 4).of([window("exchange", read, sent // 2, 4)] * 5)
+    assert (told.read, told.exchange) == (pytest.approx(20), pytest.approx(20))
+    assert told.total == pytest.approx(24)
+
+
+def test_who_reads_all_has_the_page_cache_of_the_node():
+    told = Clock(RATES, 4).everyone_reads_all(100)
+    assert (told.total, told.bottleneck) == (pytest.approx(2.5), "PCIe")
+    told = Clock(RATES, 20).everyone_reads_all(100)
+    assert (told.total, told.bottleneck) == (pytest.approx(10), "storage")
+
+
+def test_a_small_simulation_has_tables_and_a_chart(tmp_path, monkeypatch):
+    for name in MODELS:
+        monkeypatch.setitem(MODELS, name, partial(small, name))
+    result = simulated(LAYOUTS, (1, 4), CLUSTER, WINDOW_BYTES, "a command")
+    (tmp_path / SIMULATION).write_text(json.dumps(result))
+    write_report(tmp_path, tmp_path)
+    told = (tmp_path / "BENCHMARKS.md").read_text()
+    for layout in LAYOUTS:
+        assert f"### {layout.model}, {layout.title}" in told
+    assert (tmp_path / "docs" / "images" / "simulation.png").stat().st_size > 10_000
+    by_ranks = {load["ranks"]: load for load in result["loads"] if load["layout"] == "dense-replicated"}
+    assert by_ranks[1]["sent_share"] is None
+    assert by_ranks[4]["seconds"] == by_ranks[4]["sent_to_all"]
+    assert all(load["read_share"] == 1 for load in result["loads"])
+    assert {load["sent_share"] for load in result["loads"]} <= {None, 1}
