@@ -4,13 +4,13 @@
 //!
 //! A tensor is *own* where every rank reads its share for itself. Otherwise
 //! the ranks exchange it: all such tensors stand on a [`line`], each rank reads
-//! one piece of the line in windows of bounded size, and after each window one
-//! collective brings everything where it is wanted.
+//! a part of each window of the line, and then one collective brings everything
+//! where it is wanted.
 //!
 //! ```text
 //! line     [ a ][  b  ][ c ][     d     ][ e ]
-//! readers  |--- rank 0 ---|--- rank 1 ---|---..   one range for each rank, balanced by bytes
-//! windows  |-0--|-1--|-2--|-0--|-1--|-2--|        read, then exchanged, then placed
+//! windows  |----- 0 -----|----- 1 -----|-- 2 -..   so long that the buffers hold what is on its way
+//! readers  | 0  | 1 | 2  | 0  | 1 | 2  | 0 ...     one part for each rank, balanced by bytes
 //! ```
 //!
 //! What a rank keeps of a range of the file is a range of its share's own
@@ -20,6 +20,7 @@ mod balance;
 mod line;
 mod traffic;
 mod want;
+mod windows;
 
 pub use self::line::Collective;
 pub use self::traffic::{Incoming, Outgoing, Piece};
@@ -39,8 +40,6 @@ use std::sync::{Arc, OnceLock};
 const BLOCK_BYTES: u64 = 4096;
 /// Reading this part more than once costs less than an exchange.
 const EXCESS_DIVISOR: u64 = 16;
-/// A window has room for an element of any dtype, whatever its limit is.
-const WINDOW_BYTES_MIN: u64 = 16;
 
 /// Who reads what more than one rank wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -65,7 +64,7 @@ pub struct Request {
     pub caches: Vec<Option<u64>>,
     /// Who reads.
     pub strategy: Strategy,
-    /// The most bytes of buffers that a rank has for what is on its way, apart from a few rows of the tensors.
+    /// The most bytes of buffers that a rank has for what is on its way.
     pub window_bytes: u64,
 }
 
@@ -111,7 +110,6 @@ struct Tensor {
     way: Way,
     /// From the first byte of the file that is wanted to behind the last.
     hull: Range<u64>,
-    density: Density,
 }
 
 /// One want of one list.
@@ -127,13 +125,6 @@ enum Way {
     Own,
     Exchange,
     Gather,
-}
-
-/// The largest part of a range of the file that one rank wants, as a fraction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Density {
-    wanted: u64,
-    of: u64,
 }
 
 impl Group {
@@ -225,7 +216,9 @@ impl Group {
     /// What a rank wants of a tensor.
     fn claims_of<'a>(&self, tensor: &'a Tensor, rank: usize) -> impl Iterator<Item = Claim> + use<'a> {
         let list = self.request.wants_of.get(rank).copied();
-        tensor.claims.iter().copied().filter(move |claim| Some(claim.list) == list)
+        // The claims are in the order of the lists, of which there may be as many as ranks.
+        let first = tensor.claims.partition_point(|claim| Some(claim.list) < list);
+        tensor.claims.iter().skip(first).copied().take_while(move |claim| Some(claim.list) == list)
     }
 
     /// What a rank reads for itself alone.
@@ -256,16 +249,15 @@ impl Group {
             self.check_agreement(tensor)?;
             chosen.push(self.way(tensor));
         }
-        for (tensor, (way, hull, density)) in self.tensors.iter_mut().zip(chosen) {
-            (tensor.way, tensor.hull, tensor.density) = (way, hull, density);
+        for (tensor, (way, hull)) in self.tensors.iter_mut().zip(chosen) {
+            (tensor.way, tensor.hull) = (way, hull);
         }
         Ok(())
     }
 
-    fn way(&self, tensor: &Tensor) -> (Way, Range<u64>, Density) {
+    fn way(&self, tensor: &Tensor) -> (Way, Range<u64>) {
         let whole = Region { begin: tensor.begin, row_bytes: tensor.bytes, repeats: Vec::new() };
         let (mut hull_begin, mut hull_end) = (u64::MAX, 0);
-        let mut density = Density { wanted: 0, of: 1 };
         // Bytes that leave storage if every rank reads for itself: what each cache is asked for, and the rest.
         let (mut cached, mut uncached) = (BTreeMap::new(), 0_u64);
         let (mut wanting, mut is_whole) = (vec![0_usize; self.ranks()], true);
@@ -274,13 +266,14 @@ impl Group {
                 continue;
             }
             (hull_begin, hull_end) = (hull_begin.min(region.begin), hull_end.max(region.end()));
-            density = density.max(Density { wanted: region.bytes(), of: region.end() - region.begin });
             is_whole &= region == whole;
             if let Some(count) = wanting.get_mut(rank) {
                 *count += 1;
             }
             let touched = (region.end() - region.begin).min((region.row_bytes + BLOCK_BYTES) * region.rows());
-            let sum = match self.request.caches.get(rank).copied().flatten() {
+            // What can be no view is read, and past the cache where it is not there yet.
+            let is_view = region.repeats.is_empty() && region.begin.is_multiple_of(tensor.item_bytes);
+            let sum = match self.request.caches.get(rank).copied().flatten().filter(|_| is_view) {
                 Some(cache) => cached.entry(cache).or_insert(0),
                 None => &mut uncached,
             };
@@ -301,7 +294,7 @@ impl Group {
         } else {
             Way::Exchange
         };
-        (way, hull, density)
+        (way, hull)
     }
 
     /// Ranks that lay out a tensor over the group must mean the same layout.
@@ -351,27 +344,16 @@ impl Group {
                 }
             }
         }
-        let count = u64::try_from(ranks).unwrap_or(u64::MAX);
         let mut gather = Line::of(&self.tensors, Way::Gather);
         let shares = split_evenly(gather.bytes(), ranks);
         for (load, share) in loads.iter_mut().zip(&shares) {
             *load = load.saturating_add(*share);
         }
-        // Two times what a rank reads and what all read: one window is on its way while the next one is read.
-        let step = (self.request.window_bytes / (2 * (count + 1))).max(WINDOW_BYTES_MIN);
-        gather.cut(&self.tensors, &shares, |_| Density { wanted: 1, of: 1 }, step);
+        gather.cut(self.gather_cuts(&gather), &shares);
         let mut exchange = Line::of(&self.tensors, Way::Exchange);
-        // Two times what a rank sends and what it gets, which is at most what all ranks read of what it wants.
-        let step = (self.request.window_bytes / (4 * count.max(1))).max(WINDOW_BYTES_MIN);
-        exchange.cut(&self.tensors, &fill_up(&loads, exchange.bytes()), |tensor| tensor.density, step);
+        let shares = fill_up(&loads, exchange.bytes());
+        exchange.cut(self.exchange_cuts(&exchange, &shares), &shares);
         (self.exchange, self.gather) = (exchange, gather);
-    }
-}
-
-impl Density {
-    fn max(self, other: Density) -> Density {
-        let product = |a: u64, b: u64| u128::from(a) * u128::from(b);
-        if product(other.wanted, self.of) > product(self.wanted, other.of) { other } else { self }
     }
 }
 
@@ -406,7 +388,6 @@ fn claimed(
             claims,
             way: Way::Own,
             hull: entry.begin..entry.begin,
-            density: Density { wanted: 0, of: 1 },
         });
     }
     Ok(tensors)

@@ -58,6 +58,24 @@ impl Limits {
     fn row_bytes_max(&self) -> u64 {
         self.chunk_bytes - (self.alignment - 1)
     }
+
+    /// Whether rows with this stride are read with what lies between them.
+    fn are_near(&self, row_bytes: u64, stride: u64) -> bool {
+        stride - row_bytes <= self.gap_bytes && stride <= self.chunk_bytes
+    }
+
+    /// Near rows are cut where the file is a multiple of this, so that all who want columns of the same rows cut them
+    /// alike, and so far below a chunk that the last row still fits. `None` for rows of which hardly one would.
+    fn cell_bytes(&self, stride: u64) -> Option<u64> {
+        let room = self.row_bytes_max();
+        (stride <= room / 2).then(|| room - stride)
+    }
+
+    /// How many rows of a run that begins there begin in the same cell.
+    fn rows_in_cell(&self, begin: u64, row_bytes: u64, stride: u64) -> u64 {
+        let cell = self.cell_bytes(stride).filter(|_| self.are_near(row_bytes, stride));
+        cell.map_or(u64::MAX, |cell| (cell - begin % cell).div_ceil(stride))
+    }
 }
 
 /// What is read at once.
@@ -234,7 +252,7 @@ fn push_runs(tensor: &Wanted, destination: &Destination, limits: &Limits, runs: 
         let (row_bytes, rows) = match whole_rows {
             0 => (left.min(region.row_bytes - column).min(part_bytes), 1),
             _ if region.row_bytes > limits.row_bytes_max() => (region.row_bytes.min(part_bytes), 1),
-            rows => (region.row_bytes, rows),
+            rows => (region.row_bytes, rows.min(limits.rows_in_cell(offset, region.row_bytes, stride))),
         };
         let whole = Run { wanted, source: tensor.source, begin: offset, row_bytes, rows, stride, address, cast };
         runs.push(Run { address: whole.address_of(at - destination.begin), ..whole });
@@ -271,7 +289,10 @@ impl Planner<'_> {
         } else if run.rows == 1 {
             let slot_begin = self.read(run.source, run.begin, run.row_bytes);
             self.place(&run, slot_begin, 0, 1, run.row_bytes);
-        } else if run.stride - run.row_bytes <= self.limits.gap_bytes && run.stride <= self.limits.chunk_bytes {
+        } else if self.limits.are_near(run.row_bytes, run.stride) {
+            if is_shared {
+                self.make_room_for_cell(&run);
+            }
             self.add_rows_with_gaps(run);
         } else {
             self.add_rows_packed(run);
@@ -288,6 +309,18 @@ impl Planner<'_> {
                 length: to_usize(run.row_bytes),
                 address: run.address + row * run.row_bytes,
             });
+        }
+    }
+
+    /// Whoever wants other columns of the rows of this run comes next, and finds all of them in one chunk.
+    fn make_room_for_cell(&mut self, run: &Run) {
+        let Some(cell) = self.limits.cell_bytes(run.stride) else { return };
+        let needed = cell - run.begin % cell + run.stride;
+        let has_room = self.open.as_ref().is_some_and(|open| {
+            open.source == run.source && open.bytes_before(run.begin, self.limits) + needed <= self.limits.chunk_bytes
+        });
+        if !has_room {
+            self.close();
         }
     }
 

@@ -162,7 +162,8 @@ def test_bytes_that_are_sent(tmp_path):
     assert moved.sum() == 3 * payload
     plan, moved = check([path], tensors, [[Want(name, Chunk(1)) for name in tensors]] * 4, window_bytes=100_000)
     assert {plan.collective(window) for window in range(plan.windows())} == {"exchange"}
-    assert moved.sum() == payload * 3 // 4
+    # Who reads what does not fall on the rows' ends.
+    assert abs(moved.sum() - payload * 3 // 4) < payload // 100
     plan, moved = check([path], tensors, [[Want(name, Chunk(0)) for name in tensors]] * 4, window_bytes=100_000)
     assert plan.is_own("a")
     assert moved.sum() == 0

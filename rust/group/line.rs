@@ -1,6 +1,6 @@
-//! Tensors one behind the other, whose bytes ranks read in turn.
+//! Tensors one behind the other, which ranks read together, window by window.
 
-use super::{Density, Tensor, Way};
+use super::{Tensor, Way};
 use std::ops::Range;
 
 /// What the ranks do with what they have read in a window.
@@ -14,15 +14,17 @@ pub enum Collective {
     Gather,
 }
 
-/// The wanted bytes of some tensors, in the order of the files.
+/// The wanted bytes of some tensors, in the order of the files, cut into windows. Every rank reads a part of each.
 #[derive(Debug, Default)]
 pub(super) struct Line {
     /// Places among the tensors of the plan.
     tensors: Vec<usize>,
     /// Where each begins on the line, and where the last one ends.
     begins: Vec<u64>,
-    /// For each rank where its windows begin, and where the last one ends.
-    cuts: Vec<Vec<u64>>,
+    /// Where each window begins, and where the last one ends.
+    cuts: Vec<u64>,
+    /// How much of all a rank and those before it read, from none to everything.
+    ends: Vec<u64>,
 }
 
 /// A range of one tensor's file.
@@ -36,6 +38,7 @@ pub(super) struct Part {
 }
 
 impl Line {
+    /// The tensors that go this way, read by ranks in these shares.
     pub(super) fn of(tensors: &[Tensor], way: Way) -> Line {
         let mut line = Line { begins: vec![0], ..Line::default() };
         let mut end = 0;
@@ -53,77 +56,52 @@ impl Line {
         self.begins.last().copied().unwrap_or(0)
     }
 
-    /// How many windows the rank with the most has.
+    /// The tensors, each with its place among those of the plan.
+    pub(super) fn tensors<'a>(&'a self, tensors: &'a [Tensor]) -> impl Iterator<Item = &'a Tensor> + 'a {
+        self.tensors.iter().filter_map(|&place| tensors.get(place))
+    }
+
+    /// How many windows there are.
     pub(super) fn windows(&self) -> usize {
-        self.cuts.iter().map(|cuts| cuts.len().saturating_sub(1)).max().unwrap_or(0)
+        self.cuts.len().saturating_sub(1)
     }
 
-    /// What a rank reads in a window. Empty where others still have something to read, and it has not.
-    pub(super) fn window(&self, rank: usize, window: usize) -> Range<u64> {
-        let cuts = self.cuts.get(rank).map_or(&[][..], Vec::as_slice);
-        match cuts.get(window..window + 2) {
-            Some(&[begin, end]) => begin..end,
-            _ => 0..0,
-        }
-    }
-
-    /// The longest window of any rank.
-    pub(super) fn longest(&self, window: usize) -> u64 {
-        let length = |rank| {
-            let range = self.window(rank, window);
-            range.end - range.start
+    /// Cuts the line into windows at these places, and each window into a part for every rank, by their shares of the
+    /// whole.
+    pub(super) fn cut(&mut self, cuts: Vec<u64>, shares: &[u64]) {
+        let add = |sum: &mut u64, share: &u64| {
+            *sum += share;
+            Some(*sum)
         };
-        (0..self.cuts.len()).map(length).max().unwrap_or(0)
-    }
-
-    /// Gives each rank as many bytes as its share, one behind the other, and cuts them into windows: in none has any
-    /// rank more to get from this one than `step` bytes, as far as whole rows have that density.
-    pub(super) fn cut(&mut self, tensors: &[Tensor], shares: &[u64], density: impl Fn(&Tensor) -> Density, step: u64) {
-        let mut end = 0_u64;
-        let mut cuts = Vec::with_capacity(shares.len());
-        for share in shares {
-            let begin = self.aligned(tensors, end);
-            end += share;
-            cuts.push(self.windows_of(tensors, begin..self.aligned(tensors, end), &density, step));
-        }
+        self.ends = std::iter::once(0).chain(shares.iter().scan(0, add)).collect();
         self.cuts = cuts;
     }
 
-    fn windows_of(
-        &self,
-        tensors: &[Tensor],
-        range: Range<u64>,
-        density: impl Fn(&Tensor) -> Density,
-        step: u64,
-    ) -> Vec<u64> {
-        let mut cuts = vec![range.start];
-        let mut room = u128::from(step);
-        for part in self.parts(tensors, range.clone()) {
-            let Some(tensor) = tensors.get(part.tensor) else { continue };
-            let Density { wanted, of } = density(tensor);
-            let (wanted, of) = (u128::from(wanted.max(1)), u128::from(of.max(1)));
-            let mut left = part.range.end - part.range.start;
-            while left > 0 {
-                let at = part.begin + (part.range.end - part.range.start) - left;
-                let fitting = u64::try_from(room * of / wanted).unwrap_or(u64::MAX);
-                if fitting >= left {
-                    room = room.saturating_sub((u128::from(left) * wanted).div_ceil(of));
-                    break;
-                }
-                let mut taken = fitting - fitting % tensor.item_bytes;
-                if taken == 0 && cuts.last() == Some(&at) {
-                    // An element always fits.
-                    taken = tensor.item_bytes.min(left);
-                }
-                cuts.push(at + taken);
-                left -= taken;
-                room = u128::from(step);
+    /// What a rank reads in a window.
+    pub(super) fn window(&self, tensors: &[Tensor], rank: usize, window: usize) -> Range<u64> {
+        let whole = match self.cuts.get(window..window + 2) {
+            Some(&[begin, end]) => begin..end,
+            _ => return 0..0,
+        };
+        let total = self.ends.last().copied().unwrap_or(0);
+        let at = |index: usize| {
+            let share = self.ends.get(index).copied().unwrap_or(total);
+            if share == total {
+                return whole.end;
             }
-        }
-        if cuts.last() != Some(&range.end) {
-            cuts.push(range.end);
-        }
-        cuts
+            let part = u128::from(whole.end - whole.start) * u128::from(share) / u128::from(total);
+            self.aligned(tensors, whole.start + u64::try_from(part).unwrap_or(u64::MAX))
+        };
+        at(rank)..at(rank + 1)
+    }
+
+    /// The longest part of a window.
+    pub(super) fn longest(&self, tensors: &[Tensor], window: usize) -> u64 {
+        let length = |rank| {
+            let range = self.window(tensors, rank, window);
+            range.end - range.start
+        };
+        (0..self.ends.len().saturating_sub(1)).map(length).max().unwrap_or(0)
     }
 
     /// The ranges of the files that a range of the line stands for.
@@ -141,7 +119,7 @@ impl Line {
     }
 
     /// The nearest place before that cuts no element.
-    fn aligned(&self, tensors: &[Tensor], at: u64) -> u64 {
+    pub(super) fn aligned(&self, tensors: &[Tensor], at: u64) -> u64 {
         let index = self.begins.partition_point(|&begin| begin <= at).saturating_sub(1);
         let begin = self.begins.get(index).copied().unwrap_or(0);
         let item_bytes = self.tensors.get(index).and_then(|&place| tensors.get(place)).map_or(1, |t| t.item_bytes);

@@ -78,7 +78,7 @@ impl Group {
             }
             Collective::Exchange => {
                 let mut by_rank = vec![Vec::new(); self.ranks()];
-                for part in self.exchange.parts(&self.tensors, self.exchange.window(rank, window)) {
+                for part in self.exchange.parts(&self.tensors, self.exchange.window(&self.tensors, rank, window)) {
                     for piece in self.pieces(&part) {
                         if let Some(pieces) = by_rank.get_mut(piece.rank) {
                             pieces.push(piece);
@@ -120,7 +120,8 @@ impl Group {
                 }
                 Collective::Exchange if sender == rank => {}
                 Collective::Exchange => {
-                    for part in self.exchange.parts(&self.tensors, self.exchange.window(sender, window)) {
+                    for part in self.exchange.parts(&self.tensors, self.exchange.window(&self.tensors, sender, window))
+                    {
                         for piece in self.pieces_of(&part, rank) {
                             incoming.pieces.push((piece, offset));
                             offset += piece.bytes();
@@ -144,7 +145,7 @@ impl Group {
         }
         let (line, range) = match self.collective(window) {
             Collective::None => return reads,
-            Collective::Exchange => (&self.exchange, self.exchange.window(rank, window)),
+            Collective::Exchange => (&self.exchange, self.exchange.window(&self.tensors, rank, window)),
             Collective::Gather => (&self.gather, self.gather_range(rank, window)),
         };
         for part in line.parts(&self.tensors, range) {
@@ -167,7 +168,8 @@ impl Group {
                     others.for_each(|(_, bytes)| *bytes = range.end - range.start);
                 }
                 Collective::Exchange => {
-                    for part in self.exchange.parts(&self.tensors, self.exchange.window(sender, window)) {
+                    for part in self.exchange.parts(&self.tensors, self.exchange.window(&self.tensors, sender, window))
+                    {
                         for piece in self.pieces(&part).filter(|piece| piece.rank != sender) {
                             if let Some(bytes) = row.get_mut(piece.rank) {
                                 *bytes += piece.bytes();
@@ -182,11 +184,11 @@ impl Group {
 
     /// What every rank adds to a gathering, filled up where a rank has less.
     fn segment_bytes(&self, window: usize) -> u64 {
-        self.gather.longest(window - self.exchange.windows())
+        self.gather.longest(&self.tensors, window - self.exchange.windows())
     }
 
     fn gather_range(&self, rank: usize, window: usize) -> Range<u64> {
-        self.gather.window(rank, window - self.exchange.windows())
+        self.gather.window(&self.tensors, rank, window - self.exchange.windows())
     }
 
     /// What the shares have of a range of a file, in the order of the claims.

@@ -34,10 +34,13 @@ fn everything(checkpoint: &Checkpoint, share: &Share) -> Vec<Want> {
     (0..checkpoint.count()).map(|tensor| Want { tensor, share: share.clone() }).collect()
 }
 
-/// Which byte of which file each byte of a share is, or none yet.
+/// Which byte of which file stands in each place of a piece of memory, or nothing yet.
+type Memory = Vec<Option<(usize, u64)>>;
+
+/// For each rank its shares.
 struct Shares<'a> {
     group: &'a Group,
-    bytes: Vec<Vec<Vec<Option<(usize, u64)>>>>,
+    bytes: Vec<Vec<Memory>>,
 }
 
 impl<'a> Shares<'a> {
@@ -85,7 +88,7 @@ fn carry_out(group: &Group) -> Vec<u64> {
     for window in 0..group.windows() {
         let collective = group.collective(window);
         let mut buffers = Vec::new();
-        for rank in 0..ranks {
+        for (rank, read) in read.iter_mut().enumerate() {
             let outgoing = group.outgoing(rank, window);
             for piece in &outgoing.kept {
                 assert_eq!(piece.rank, rank);
@@ -99,12 +102,12 @@ fn carry_out(group: &Group) -> Vec<u64> {
                     assert_eq!(byte.replace(found), None);
                 }
             }
-            read[rank] += group.reads(rank, window).iter().map(|(_, range)| range.end - range.start).sum::<u64>();
+            *read += group.reads(rank, window).iter().map(|(_, range)| range.end - range.start).sum::<u64>();
             buffers.push((buffer, outgoing.splits));
         }
         for rank in 0..ranks {
             let incoming = group.incoming(rank, window);
-            let mut received: Vec<Option<(usize, u64)>> = Vec::new();
+            let mut received = Memory::new();
             for (sender, (buffer, splits)) in buffers.iter().enumerate() {
                 let begin: u64 = match collective {
                     Collective::None => break,
@@ -207,8 +210,9 @@ fn every_byte_is_read_once_and_by_all_ranks_alike() {
             let read = carry_out(&group);
             assert_eq!(read.iter().sum::<u64>(), payload(&checkpoint), "{share} on {ranks} ranks: {read:?}");
             let (least, most) = (read.iter().min().unwrap(), read.iter().max().unwrap());
-            // A shard of rows is what it is; everything else differs by what aligns the cuts.
-            assert!(share == Share::Chunk { dim: 0 } || most - least <= 16, "{share} on {ranks} ranks: {read:?}");
+            // A shard of rows is what it is; everything else differs by what aligns the parts of the windows.
+            let slack = 8 * group.windows() as u64;
+            assert!(share == Share::Chunk { dim: 0 } || most - least <= slack, "{share} on {ranks} ranks: {read:?}");
         }
     }
 }
@@ -247,7 +251,7 @@ fn what_is_sent_is_what_others_have_read() {
 fn buffers_keep_to_their_limit() {
     let directory = TempDir::new().unwrap();
     let checkpoint = checkpoint(&directory, &model());
-    let row_bytes_max = 1024 * 2;
+    let padding_bytes = 2 * 8 * 4;
     for share in [Share::Whole, Share::Chunk { dim: 0 }] {
         for (ranks, window_bytes) in [(2_usize, 4096), (4, 4096), (3, 100_000), (4, 10_000_000)] {
             let wants: Vec<Want> = everything(&checkpoint, &share)
@@ -264,7 +268,7 @@ fn buffers_keep_to_their_limit() {
                     most = most.max(2 * (out + into));
                 }
             }
-            assert!(most <= window_bytes + 2 * ranks as u64 * row_bytes_max, "{most} on {ranks} ranks for {share}");
+            assert!(most <= window_bytes + padding_bytes, "{most} on {ranks} ranks for {share}");
             assert!(group.windows() > 1 || window_bytes > 100_000);
         }
     }

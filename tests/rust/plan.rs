@@ -290,6 +290,23 @@ fn a_tensor_asked_for_twice_is_read_once() {
 }
 
 #[test]
+fn columns_of_the_same_rows_are_read_once_also_in_many_chunks() {
+    let shape = [3000, 96];
+    for parts in [2, 3, 8] {
+        for (alignment, chunk_bytes) in [(1, 4096), (1, 70_001), (512, 8192)] {
+            for begin in [DATA_BEGIN, DATA_BEGIN + 5000] {
+                let limits = Limits { chunk_bytes, alignment, gap_bytes: 1000, ..LIMITS };
+                let entry = entry(Dtype::U8, &shape, begin);
+                let columns = |part: u64| Wanted::slice(0, entry, 1, (part * 96 / parts) as i64, (96 / parts) as i64);
+                let wanted: Vec<Wanted> = (0..parts).map(|part| columns(part).unwrap()).collect();
+                let chunks = whole_plan(&wanted, &limits);
+                assert_eq!(read_bytes(&chunks), 3000 * 96, "{parts} parts, {limits:?}, from byte {begin}");
+            }
+        }
+    }
+}
+
+#[test]
 fn far_rows_are_read_alone_and_copied_at_once() {
     // 40 rows of 2 bytes, 100 apart.
     let tensor = entry(Dtype::U8, &[40, 100], DATA_BEGIN);

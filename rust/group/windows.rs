@@ -1,0 +1,99 @@
+//! Where lines are cut, so that what is on its way fits the buffers.
+
+use super::line::Line;
+use super::{Group, Tensor};
+use crate::wanted::Region;
+
+/// A window has room for an element of any dtype, whatever its limit is.
+const WINDOW_BYTES_MIN: u64 = 16;
+
+/// A window that may still grow.
+struct OpenWindow {
+    /// Bytes of the line.
+    bytes: u64,
+    /// What each rank gets of it.
+    got: Vec<u64>,
+    /// To how many ranks a byte of it goes, at most.
+    copies: u64,
+}
+
+impl Group {
+    /// Windows in which every rank reads as much as fits: twice that, since one window is on its way while the next is
+    /// read, and twice what all ranks read.
+    pub(super) fn gather_cuts(&self, line: &Line) -> Vec<u64> {
+        let ranks = u64::try_from(self.ranks()).unwrap_or(u64::MAX);
+        let step = (self.request.window_bytes / (2 * (ranks + 1))).max(WINDOW_BYTES_MIN) * ranks;
+        let windows = line.bytes().div_ceil(step);
+        (0..=windows).map(|window| line.aligned(&self.tensors, (window * step).min(line.bytes()))).collect()
+    }
+
+    /// Windows in which no rank sends or gets more than a fourth of the limit, of which `shares` is what each reads:
+    /// there are two buffers for each direction.
+    pub(super) fn exchange_cuts(&self, line: &Line, shares: &[u64]) -> Vec<u64> {
+        let room = (self.request.window_bytes / 4).max(WINDOW_BYTES_MIN);
+        let (largest, all) = (shares.iter().copied().max().unwrap_or(0), shares.iter().sum::<u64>().max(1));
+        // A rank reads at most this much of a window, and sends that to some others.
+        let sent =
+            |bytes: u64, copies: u64| u128::from(bytes) * u128::from(largest) * u128::from(copies) / u128::from(all);
+        let mut cuts = vec![0];
+        let mut begin = 0;
+        let mut open = OpenWindow { bytes: 0, got: vec![0; self.ranks()], copies: 0 };
+        for tensor in line.tensors(&self.tensors) {
+            let shares: Vec<(usize, Region)> = self.shares(tensor).map(|(rank, _, region)| (rank, region)).collect();
+            let end = tensor.hull.end;
+            let copies = u64::try_from(shares.len()).unwrap_or(u64::MAX).max(open.copies);
+            let mut at = tensor.hull.start;
+            while at < end {
+                let fits = |to: u64| {
+                    let got = open.with(&shares, at, to);
+                    sent(open.bytes + (to - at), copies) <= u128::from(room) && got.iter().all(|&bytes| bytes <= room)
+                };
+                let mut to = if fits(end) { end } else { furthest(tensor, at, fits) };
+                if to == at && open.bytes == 0 {
+                    // An element always fits.
+                    to = (at + tensor.item_bytes).min(end);
+                }
+                (open.got, open.copies) = (open.with(&shares, at, to), copies);
+                open.bytes += to - at;
+                at = to;
+                if at < end {
+                    begin += open.bytes;
+                    cuts.push(begin);
+                    open = OpenWindow { bytes: 0, got: vec![0; self.ranks()], copies: 0 };
+                }
+            }
+        }
+        if open.bytes > 0 {
+            cuts.push(begin + open.bytes);
+        }
+        cuts
+    }
+}
+
+impl OpenWindow {
+    /// What each rank gets if these bytes of a file are added.
+    fn with(&self, shares: &[(usize, Region)], from: u64, to: u64) -> Vec<u64> {
+        let mut got = self.got.clone();
+        for (rank, region) in shares {
+            if let Some(bytes) = got.get_mut(*rank) {
+                *bytes += region.bytes_before(to) - region.bytes_before(from);
+            }
+        }
+        got
+    }
+}
+
+/// The last end of an element, from `at` on, that fits.
+fn furthest(tensor: &Tensor, at: u64, fits: impl Fn(u64) -> bool) -> u64 {
+    let end = |elements: u64| at + elements * tensor.item_bytes;
+    let (mut fitting, mut above) = (0, (tensor.hull.end - at) / tensor.item_bytes + 1);
+    while above - fitting > 1 {
+        let middle = fitting + (above - fitting) / 2;
+        if fits(end(middle)) {
+            fitting = middle;
+        } else {
+            above = middle;
+        }
+    }
+    end(fitting)
+}
