@@ -10,6 +10,7 @@ import sys
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
 
 import fst
@@ -35,8 +36,11 @@ OTHERS = {".", "cargo", "cmake", "export", "pip", "python", "sglang", "torchrun"
 
 @pytest.fixture(autouse=True)
 def examples_directory(tmp_path, monkeypatch):
-    """The examples write and read `model.safetensors` where they run."""
+    """The examples write and read `model.safetensors` where they run, and some make a group of one rank."""
     monkeypatch.chdir(tmp_path)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

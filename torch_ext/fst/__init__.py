@@ -9,6 +9,7 @@ is in `cmake_prefix_path`.
 """
 
 from fst._convert import cast, scatter
+from fst._distributed import load_distributed
 from fst._errors import SafetensorError
 from fst._load import load_boxes, load_file, load_files, load_into, load_slices, load_tensors, metadata, tensor_names
 from fst._memory import release_memory
@@ -36,6 +37,7 @@ __all__ = [
     "cast",
     "cmake_prefix_path",
     "load_boxes",
+    "load_distributed",
     "load_file",
     "load_files",
     "load_into",

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -10,6 +10,11 @@ from torch.nn import Module
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from fst._dtensors import is_dtensor, local_tensor, part_of_rank
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 _EXTRA_STATE = torch.nn.modules.module._EXTRA_STATE_KEY_SUFFIX
 
@@ -81,11 +86,28 @@ def what_cannot_be_filled(tensor: Tensor) -> str | None:
     """Why bytes cannot be written to this tensor, if they cannot."""
     if is_lazy(tensor):
         return "it has no shape yet; call the module once first"
+    if is_dtensor(tensor):
+        return _what_keeps_dtensor_from_it(tensor)
     if is_traceable_wrapper_subclass(tensor):
         return f"a {type(tensor).__name__} has no memory of its own; fill the tensors that it wraps"
     if tensor.layout != torch.strided or tensor.is_quantized:
         return "it is not dense; use load_state_dict"
     return None
+
+
+def _what_keeps_dtensor_from_it(tensor: "DTensor") -> str | None:
+    if any(placement.is_partial() for placement in tensor.placements):
+        return f"its placements {tensor.placements} are for terms of a sum that is still to be made"
+    if tensor.device_mesh.get_coordinate() is None:
+        return None
+    local, part = local_tensor(tensor), part_of_rank(tensor)
+    if local.shape != part.shape:
+        # PyTorch cannot tell either: full_tensor() waits for ever.
+        return (
+            f"this rank has {list(local.shape)} of it, where its placements {tensor.placements} would give it "
+            f"{list(part.shape)}; what is sharded twice has to divide evenly"
+        )
+    return what_cannot_be_filled(local)
 
 
 class _Matching:

@@ -1,7 +1,8 @@
 """A checkpoint straight into the parameters and buffers of a module."""
 
-from collections import defaultdict
-from typing import NamedTuple
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,9 +10,20 @@ from torch.nn import Module
 from torch.nn.modules.module import _IncompatibleKeys
 
 from fst._arguments import Device, Paths, device_of, dtype_of
-from fst._dtypes import CASTABLE
-from fst._match import Match, Slot, match, own_tensors, temporary_buffers, what_cannot_be_filled
+from fst._dtensors import is_dtensor, local_tensor, part_of_rank, reshard
+from fst._fill import Filling, fill_together
+from fst._fresh import Destination, bring_along, load_fresh, replace
+from fst._group_load import open_together
+from fst._interrupts import interrupts_held
+from fst._match import Match, Slot, match, own_tensors, temporary_buffers
+from fst._meshes import device_of_mesh, group_of, widest
+from fst._ranks import Ranks
 from fst._stored import Stored, open_stored
+from fst._wants import Want, Whole
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class ModuleMismatchError(RuntimeError):
@@ -36,6 +48,8 @@ def load_module(
     device: Device = None,
     dtype: torch.dtype | None = None,
     strict: bool = True,
+    *,
+    group: "ProcessGroup | None" = None,
 ) -> _IncompatibleKeys:
     """Loads a checkpoint straight into the parameters and buffers of a module.
 
@@ -47,19 +61,27 @@ def load_module(
     name or more; where there are more, the stored values must be the same. Values are cast to the dtype of the module,
     as `load_state_dict` does. Buffers that are not persistent keep their values.
 
+    Of a DTensor, as `fully_shard` and `parallelize_module` make them, each rank fills its local part. All ranks of the
+    mesh call it, like a collective, with modules of the same layout: they read each byte once, those of plain tensors
+    included. Where one fails, all raise. Ranks outside a mesh may call it; they have nothing of its DTensors to fill.
+
     Beside the module it takes the staging of a load, and 32 MiB at most for tensors that are cast in place. Tensors
     that `device` or `dtype` replace are freed when the new ones are there. What was on meta and is on the CPU then is a
-    view of the mapped file, where `load_file` gives views.
+    view of the mapped file, where `load_file` gives views. With several ranks it is memory instead, and what is on its
+    way between them takes the windows of `load_sharded`.
 
     Args:
         module: Any module, whole or partly on meta.
         paths: A path or a list of paths, each as in `load_file`.
         device: Where the module is to be, as `module.to(device)` moves it, but without a copy of values that are about
-            to be overwritten. None leaves tensors where they are and brings those on meta to PyTorch's default device.
+            to be overwritten. None leaves tensors where they are and brings those on meta to PyTorch's default device,
+            or in a module with DTensors to that of their mesh.
         dtype: A floating-point dtype for the parameters and persistent buffers that are float16, bfloat16, float32 or
             float64. None leaves them as they are.
         strict: Whether missing and unexpected names are errors, and buffers on meta that no checkpoint holds. If not,
             tensors without a stored value stay as they are, those on meta included.
+        group: The ranks that load together, each with a module. None is the ranks of the mesh that has those of all
+            DTensors, or this process alone where there are none, whether `torch.distributed` is in use or not.
 
     Returns:
         The names that the checkpoint lacks and those that the module lacks, `missing_keys` and `unexpected_keys`, as
@@ -70,6 +92,8 @@ def load_module(
             together. Nothing was written. Shapes and values are errors also if not `strict`.
         OSError: Reading failed half-way. Tensors that are filled in place may then hold old or new values, or some of
             both; tensors on meta are still there, and those to be moved or cast are still what they were.
+        RankError: Another rank failed; the message names it and its exception. That rank raises the exception itself.
+        ValueError: The meshes of the DTensors do not tell which ranks load together.
         And the errors of `load_file`, before anything is written.
 
     Example:
@@ -82,61 +106,67 @@ def load_module(
     """
     if not isinstance(module, Module):
         raise TypeError(f"module must be a torch.nn.Module, not {type(module).__name__}")
+    reshard(module)
+    meshes = _meshes_of(module)
+    if group is None and meshes:
+        group = group_of(widest(meshes))
+    if group is None:
+        destination = _destination(device, dtype, meshes)
+        stored = open_stored(paths)
+        found = match(module, stored.tensors)
+        _check(found, module, stored, strict, [names for names in _tied(found) if not stored.alike(names)])
+        load = _load_alone(found, stored, destination)
+        return _finish(module, found, load, destination)
+    with interrupts_held():
+        # Agrees on failures before it is known where to load to.
+        destination = Ranks.of(group, torch.device("cpu")).together(lambda: _destination(device, dtype, meshes))
+        ranks = Ranks.of(group, destination.device)
+        stored = open_together(paths, ranks)
+        found = ranks.together(lambda: match(module, stored.tensors))
+        differing = _differing(_tied(found), stored, ranks)
+        ranks.together(lambda: _check(found, module, stored, strict, differing))
+        load = _load_together(found, stored, destination, ranks)
+        return ranks.together(lambda: _finish(module, found, load, destination))
+
+
+def _meshes_of(module: Module) -> "list[DeviceMesh]":
+    """The meshes of the module's DTensors that this rank is in, in the order of the module."""
+    tensors = [tensor for child in module.modules() for _, tensor in own_tensors(child) if is_dtensor(tensor)]
+    meshes = dict.fromkeys(tensor.device_mesh for tensor in tensors)
+    return [mesh for mesh in meshes if mesh.get_coordinate() is not None]
+
+
+def _destination(device: Device, dtype: torch.dtype | None, meshes: "Sequence[DeviceMesh]") -> Destination:
     dtype = dtype_of(dtype)
     if dtype is not None and not dtype.is_floating_point:
         raise ValueError(f"dtype must be floating point, not {dtype}")
+    if device is None and meshes:
+        return Destination(False, device_of_mesh(meshes[0]), dtype)
     # An empty tensor tells which GPU "cuda" means.
-    target = _Target(device is not None, torch.empty(0, device=device_of(device)).device, dtype)
-    if target.device.type == "meta":
+    destination = Destination(device is not None, torch.empty(0, device=device_of(device)).device, dtype)
+    if destination.device.type == "meta":
         raise ValueError("tensors on meta hold no values; give the device that the module is to be loaded to")
-
-    stored = open_stored(paths)
-    found = match(module, stored.tensors)
-    _check(found, module, stored, strict)
-
-    slots = [slot for slot in found.slots if slot.stored]
-    kept = [slot for slot in slots if target.keeps(slot.tensor)]
-    fresh = [slot for slot in slots if not target.keeps(slot.tensor)]
-    values = _load_fresh(fresh, target, stored)
-    states = stored.load([name for _, name in found.extra_states])
-    stored.write([slot.stored[0] for slot in kept], [slot.tensor for slot in kept])
-    for slot, value in zip(fresh, values, strict=True):
-        for tensor in slot.tensors:
-            _replace(tensor, value)
-    for counter in found.counters:
-        if counter.is_meta:
-            _replace(counter, torch.zeros((), dtype=counter.dtype, device=target.device))
-    _bring_along(module, target)
-    for (owner, _), state in zip(found.extra_states, states, strict=True):
-        owner.set_extra_state(state)
-    keys = _IncompatibleKeys(found.missing, found.unexpected)
-    _call_hooks(module, keys)
-    return keys
+    return destination
 
 
-class _Target(NamedTuple):
-    moves: bool
-    device: torch.device
-    dtype: torch.dtype | None
-
-    def device_for(self, tensor: Tensor) -> torch.device:
-        return self.device if self.moves or tensor.is_meta else tensor.device
-
-    def dtype_for(self, tensor: Tensor) -> torch.dtype:
-        return self.dtype if self.dtype is not None and tensor.dtype in CASTABLE else tensor.dtype
-
-    def keeps(self, tensor: Tensor) -> bool:
-        """Whether the tensor can stay in the memory it has."""
-        same = (self.device_for(tensor), self.dtype_for(tensor)) == (tensor.device, tensor.dtype)
-        return same and not tensor.is_meta
+def _tied(found: Match) -> list[list[str]]:
+    """The names in the checkpoint of each tensor that has several there."""
+    return [slot.stored for slot in found.slots if len(slot.stored) > 1]
 
 
-def _check(found: Match, module: Module, stored: Stored, strict: bool) -> None:
+def _differing(tied: Sequence[list[str]], stored: Stored, ranks: Ranks) -> list[list[str]]:
+    """Those of them whose values differ. Every rank compares its part of each."""
+    mine = ranks.together(lambda: [names for names in tied if not stored.alike(names, ranks.rank, ranks.size)])
+    told = [names for text in ranks.share(json.dumps(mine).encode()) for names in json.loads(text)]
+    return [names for names in tied if names in told]
+
+
+def _check(found: Match, module: Module, stored: Stored, strict: bool, differing: Sequence[list[str]]) -> None:
     """Raises ModuleMismatchError for all that does not fit."""
     problems = list(found.problems)
-    for slot in found.slots:
-        if len(slot.stored) > 1 and not stored.alike(slot.stored):
-            problems.append(f"{_quoted(slot.stored)}: different values in the checkpoint, one tensor in the module")
+    problems += [
+        f"{_quoted(names)}: different values in the checkpoint, one tensor in the module" for names in differing
+    ]
     if strict:
         if found.missing:
             problems.append(f"missing in the checkpoint: {_quoted(found.missing)}")
@@ -157,52 +187,85 @@ def _quoted(names: list[str]) -> str:
     return ", ".join(f'"{name}"' for name in names)
 
 
-def _load_fresh(slots: list[Slot], target: _Target, stored: Stored) -> list[Tensor]:
-    """A new tensor for each slot."""
-    values: dict[int, Tensor] = {}
-    # What a load makes by itself: one load for each device and cast.
-    groups: dict[tuple[torch.device, torch.dtype | None], list[int]] = defaultdict(list)
-    rest: list[int] = []
-    names = [slot.stored[0] for slot in slots]
-    for index, slot in enumerate(slots):
-        tensor, source = slot.tensor, stored.tensors[names[index]].dtype
-        device, wanted = target.device_for(tensor), target.dtype_for(tensor)
-        if tensor.is_contiguous() and source == wanted:
-            groups[device, None].append(index)
-        elif tensor.is_contiguous() and source in CASTABLE and wanted in CASTABLE:
-            groups[device, wanted].append(index)
-        else:
-            values[index] = torch.empty_like(tensor.detach(), dtype=wanted, device=device)
-            rest.append(index)
-    for (device, dtype), group in groups.items():
-        values.update(zip(group, stored.load([names[index] for index in group], device, dtype), strict=True))
-    stored.write([names[index] for index in rest], [values[index] for index in rest])
-    return [values[index] for index in range(len(slots))]
+class _Loaded(NamedTuple):
+    """What is to take the place of what there was.
+
+    Attributes:
+        values: New tensors, each for the tensors of a slot that cannot stay in the memory they have.
+        states: The extra states, in the order of the match.
+    """
+
+    values: list[tuple[Slot, Tensor]]
+    states: list[Tensor]
 
 
-def _replace(tensor: Tensor, value: Tensor) -> None:
-    """Makes `value` the data of `tensor`, which stays the object that it is."""
-    if tensor.is_meta:
-        # PyTorch does not set data of another kind of device, but it swaps whole tensors.
-        value.requires_grad_(tensor.requires_grad)
-        value.__class__ = type(tensor)
-        value.__dict__ = tensor.__dict__
-        torch.utils.swap_tensors(tensor, value)  # type: ignore[no-untyped-call]
-        return
-    tensor.data = value
-    if tensor.grad is not None:
-        tensor.grad.data = tensor.grad.data.to(value.device, value.dtype)
+def _load_alone(found: Match, stored: Stored, destination: Destination) -> _Loaded:
+    """Fills in place what can stay where it is, and loads the rest."""
+    kept, fresh = _sorted_out(found, destination)
+    # What there is of DTensors here has no elements: this rank is not in their meshes.
+    empty = [(slot, destination.empty_for(slot.tensor)) for slot in fresh if is_dtensor(slot.tensor)]
+    kept, fresh = ([slot for slot in slots if not is_dtensor(slot.tensor)] for slots in (kept, fresh))
+    values = load_fresh(fresh, destination, stored)
+    states = stored.load([name for _, name in found.extra_states])
+    stored.write([slot.stored[0] for slot in kept], [slot.tensor for slot in kept])
+    return _Loaded([*zip(fresh, values, strict=True), *empty], states)
 
 
-def _bring_along(module: Module, target: _Target) -> None:
-    """Moves and casts what no stored value was for, as it would be useless apart from the rest."""
-    for child in module.modules():
-        for _, tensor in own_tensors(child):
-            if what_cannot_be_filled(tensor) is None and not tensor.is_meta and not target.keeps(tensor):
-                _replace(tensor, tensor.data.to(target.device_for(tensor), target.dtype_for(tensor)))
-    for _, buffer in temporary_buffers(module):
-        if target.moves and not buffer.is_meta and buffer.device != target.device:
-            _replace(buffer, buffer.to(target.device))
+def _load_together(found: Match, stored: Stored, destination: Destination, ranks: Ranks) -> _Loaded:
+    """The same by all ranks of a group, in one load."""
+
+    def prepare() -> tuple[_Loaded, list[Filling]]:
+        kept, fresh = _sorted_out(found, destination)
+        values = [(slot, destination.empty_for(slot.tensor)) for slot in fresh]
+        states = [torch.empty_like(stored.tensors[name], device="cpu") for _, name in found.extra_states]
+        targets = [(slot.stored[0], slot.tensor) for slot in kept]
+        targets += [(slot.stored[0], value) for slot, value in values]
+        targets += [(name, state) for (_, name), state in zip(found.extra_states, states, strict=True)]
+        return _Loaded(values, states), [filling for target in targets for filling in _fillings(*target, ranks)]
+
+    loaded, fillings = ranks.together(prepare)
+    fill_together(stored, fillings, ranks)
+    for slot in found.slots:
+        # Autograd looks at the DTensor, and what was written to is its local tensor.
+        if slot.stored and is_dtensor(slot.tensor) and not slot.tensor.is_inference():
+            torch.autograd.graph.increment_version(slot.tensor)
+    return loaded
+
+
+def _sorted_out(found: Match, destination: Destination) -> tuple[list[Slot], list[Slot]]:
+    """What can stay in the memory that it has, and what cannot."""
+    kept: list[Slot] = []
+    fresh: list[Slot] = []
+    for slot in found.slots:
+        if slot.stored:
+            (kept if destination.keeps(slot.tensor) else fresh).append(slot)
+    return kept, fresh
+
+
+def _fillings(name: str, tensor: Tensor, ranks: Ranks) -> Iterator[Filling]:
+    """What this rank wants of a stored tensor for one of the module: all, or what it has of a DTensor."""
+    if not is_dtensor(tensor):
+        yield Filling(Want(name, Whole()), tensor)
+    elif tensor.device_mesh.get_coordinate() is not None:
+        local = local_tensor(tensor)
+        for share, place in part_of_rank(tensor, ranks.group).fragments:
+            yield Filling(Want(name, share), place.of(local))
+
+
+def _finish(module: Module, found: Match, loaded: _Loaded, destination: Destination) -> _IncompatibleKeys:
+    """Puts new values in their places, and tells the module."""
+    for slot, value in loaded.values:
+        for tensor in slot.tensors:
+            replace(tensor, value)
+    for counter in found.counters:
+        if counter.is_meta:
+            replace(counter, torch.zeros((), dtype=counter.dtype, device=destination.device))
+    bring_along(module, destination)
+    for (owner, _), state in zip(found.extra_states, loaded.states, strict=True):
+        owner.set_extra_state(state)
+    keys = _IncompatibleKeys(found.missing, found.unexpected)
+    _call_hooks(module, keys)
+    return keys
 
 
 def _call_hooks(module: Module, keys: _IncompatibleKeys) -> None:

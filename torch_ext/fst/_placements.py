@@ -28,16 +28,23 @@ def wants_of(placements: Placements, stored: Stored, names: Sequence[str] | None
         KeyError: There is no tensor of a name.
         TypeError, ValueError: A placement is none, does not fit its tensor, or is missing.
     """
+    given = given_placements(placements, stored, names)
+    shares = {name: _share(placement, name, stored.tensors[name].shape) for name, placement in given.items()}
+    return [Want(name, share) for name, share in shares.items() if share is not None]
+
+
+def given_placements(placements: Placements, stored: Stored, names: Sequence[str] | None) -> dict[str, Placement]:
+    """What a caller gives for each tensor that is named, or for all, in the order of the files. It may be anything.
+
+    Raises:
+        KeyError: There is no tensor of a name.
+        TypeError, ValueError: A placement is missing, or is for no tensor.
+    """
     for name in names or ():
         _check_name(name, stored)
     place = _finder(placements, stored)
     chosen = set(stored.tensors if names is None else names)
-    shares = {
-        name: _share(place(name, tensor.shape), name, tensor.shape)
-        for name, tensor in stored.tensors.items()
-        if name in chosen
-    }
-    return [Want(name, share) for name, share in shares.items() if share is not None]
+    return {name: place(name, tensor.shape) for name, tensor in stored.tensors.items() if name in chosen}
 
 
 def _check_name(name: str, stored: Stored) -> None:

@@ -59,7 +59,7 @@ class Ranks:
             ValueError: This process is not in the group.
         """
         if group is None and not (dist.is_available() and dist.is_initialized()):
-            return cls(None, 0, 1, device, _CPU)
+            return cls.alone(device)
         group = dist.group.WORLD if group is None else group
         rank = dist.get_rank(group)
         if rank < 0:
@@ -69,6 +69,15 @@ class Ranks:
             )
         backends = _backends(group)
         return cls(group, rank, dist.get_world_size(group), _carrier(device, backends), _carrier(_CPU, backends))
+
+    @classmethod
+    def alone(cls, device: torch.device) -> "Ranks":
+        """This process alone, whether `torch.distributed` is in use or not."""
+        return cls(None, 0, 1, device, _CPU)
+
+    def to(self, device: torch.device) -> "Ranks":
+        """The same ranks, for loads to another device."""
+        return Ranks.alone(device) if self.group is None else Ranks.of(self.group, device)
 
     def together(self, work: Callable[[], _Result]) -> _Result:
         """Does `work`, and raises on every rank where it fails on one.

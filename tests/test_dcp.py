@@ -1,0 +1,380 @@
+"""`torch.distributed.checkpoint.load` from safetensors, as PyTorch's own reader of them does it, with fewer reads."""
+
+import dataclasses
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+from torch import nn
+from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner, HuggingFaceStorageReader
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+import fst
+import fst.dcp
+from rawfile import assert_same
+
+SHAPES = {"matrix": (10, 7), "vector": (9,), "scalar": (), "none": (0, 3), "even": (16, 8)}
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """A checkpoint of two files, with an index."""
+    torch.manual_seed(0)
+    tensors = {name: torch.randn(shape) for name, shape in SHAPES.items()}
+    (tmp_path / "checkpoint").mkdir()
+    fst.save_file(tensors, tmp_path / "checkpoint" / "model.safetensors", max_shard_bytes=400)
+    assert len(list((tmp_path / "checkpoint").glob("*.safetensors"))) > 1
+    return str(tmp_path / "checkpoint")
+
+
+def load(state_dict, path, planner=None, **arguments):
+    dcp.load(state_dict, storage_reader=fst.dcp.StorageReader(path, **arguments), planner=planner)
+
+
+def zeros(**dtypes):
+    return {name: torch.zeros(shape, dtype=dtypes.get(name)) for name, shape in SHAPES.items()}
+
+
+def assert_loaded(state_dict, path):
+    for name, tensor in fst.load_file(path).items():
+        assert_same(state_dict[name], tensor.to(state_dict[name].dtype))
+
+
+def test_tensors_are_filled_in_place(directory):
+    state_dict = zeros(matrix=torch.float64, vector=torch.bfloat16, even=torch.int32)
+    before = dict(state_dict)
+    state_dict["even"] = before["even"] = torch.zeros(8, 16, dtype=torch.int32).t()
+    load(state_dict, directory)
+    assert all(state_dict[name] is tensor for name, tensor in before.items())
+    assert_loaded(state_dict, directory)
+
+
+@pytest.mark.parametrize("name", ["", "model.safetensors.index.json"])
+def test_files_and_what_leads_to_them(directory, tmp_path, name):
+    state_dict = zeros()
+    load(state_dict, tmp_path / "checkpoint" / name)
+    assert_loaded(state_dict, directory)
+    single = fst.load_file(directory)
+    save_file(single, tmp_path / "single.safetensors")
+    state_dict = zeros()
+    load(state_dict, str(tmp_path / "single.safetensors"))
+    assert_loaded(state_dict, directory)
+
+
+def test_a_model_in_a_nested_state_dict(tmp_path):
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    expected = {
+        f"model.{name}": torch.rand(tensor.shape).to(tensor.dtype) for name, tensor in model.state_dict().items()
+    }
+    save_file(expected, tmp_path / "model.safetensors")
+    state_dict = {"model": model.state_dict()}
+    load(state_dict, tmp_path)
+    for name, tensor in model.state_dict().items():
+        assert_same(tensor, expected[f"model.{name}"])
+
+
+def test_metadata_are_those_of_the_other_reader(directory, tmp_path):
+    dtypes = [torch.float64, torch.bfloat16, torch.float8_e4m3fn, torch.uint8, torch.bool, torch.int64, torch.uint32]
+    tensors = {str(dtype): torch.zeros(3, 2).to(dtype) for dtype in dtypes}
+    (tmp_path / "dtypes").mkdir()
+    save_file(tensors, tmp_path / "dtypes" / "model.safetensors")
+    for path in (directory, str(tmp_path / "dtypes")):
+        actual = fst.dcp.StorageReader(path).read_metadata()
+        expected = HuggingFaceStorageReader(path).read_metadata()
+        assert actual.state_dict_metadata == expected.state_dict_metadata
+        assert actual.storage_meta is not None
+
+
+def test_checkpoint_id(directory, tmp_path):
+    reader = fst.dcp.StorageReader(tmp_path / "nothing yet")
+    state_dict = zeros()
+    dcp.load(state_dict, checkpoint_id=directory, storage_reader=reader)
+    assert_loaded(state_dict, directory)
+    assert reader.checkpoint_id == reader.path == directory
+    assert reader.read_metadata().storage_meta.checkpoint_id == directory
+    assert fst.dcp.StorageReader.validate_checkpoint_id(directory)
+    assert not fst.dcp.StorageReader.validate_checkpoint_id(tmp_path)
+    assert not fst.dcp.StorageReader.validate_checkpoint_id(tmp_path / "nothing")
+
+
+def test_without_a_state_dict(directory):
+    """PyTorch makes one from the metadata, of all names or of some."""
+    everything = _load_state_dict_from_keys(storage_reader=fst.dcp.StorageReader(directory))
+    assert_loaded(everything, directory)
+    some = _load_state_dict_from_keys({"vector"}, storage_reader=fst.dcp.StorageReader(directory))
+    assert list(some) == ["vector"]
+    assert_same(some["vector"], everything["vector"])
+
+
+def test_missing_names(directory):
+    state_dict = zeros() | {"other": torch.ones(3)}
+    with pytest.raises(CheckpointException, match="Missing key in checkpoint state_dict: other"):
+        load(state_dict, directory)
+    load(state_dict, directory, DefaultLoadPlanner(allow_partial_load=True))
+    assert_loaded(state_dict, directory)
+    assert_same(state_dict["other"], torch.ones(3))
+    with pytest.raises(CheckpointException, match="Size mismatch"):
+        load({"vector": torch.ones(8)}, directory)
+
+
+class Halving(DefaultLoadPlanner):
+    """Reads in two parts, into tensors of its own, and writes half of the values."""
+
+    def create_local_plan(self):
+        plan = super().create_local_plan()
+        return dataclasses.replace(plan, items=[part for item in plan.items for part in self.parts(item)])
+
+    def parts(self, item):
+        if not item.lengths or item.lengths[0] < 2:
+            return [item]
+        first = item.lengths[0] // 2
+
+        def part(start, length):
+            return ReadItem(
+                item.type,
+                item.dest_index,
+                torch.Size([item.dest_offsets[0] + start, *item.dest_offsets[1:]]),
+                item.storage_index,
+                torch.Size([item.storage_offsets[0] + start, *item.storage_offsets[1:]]),
+                torch.Size([length, *item.lengths[1:]]),
+            )
+
+        return [part(first, item.lengths[0] - first), part(0, first)]
+
+    def resolve_tensor(self, read_item):
+        return torch.full_like(super().resolve_tensor(read_item), torch.nan)
+
+    def commit_tensor(self, read_item, tensor):
+        super().resolve_tensor(read_item).copy_(tensor / 2)
+
+
+def test_planners_with_tensors_of_their_own(directory):
+    state_dict = zeros()
+    load(state_dict, directory, Halving(flatten_state_dict=False))
+    for name, tensor in fst.load_file(directory).items():
+        assert_same(state_dict[name], tensor / 2)
+
+
+class Forgetful(DefaultLoadPlanner):
+    """Makes another plan of the one that the reader has prepared."""
+
+    def finish_plan(self, new_plan):
+        return LoadPlan(new_plan.items)
+
+
+class Wrong(DefaultLoadPlanner):
+    def __init__(self, **changes):
+        super().__init__()
+        self.changes = changes
+
+    def finish_plan(self, new_plan):
+        return dataclasses.replace(
+            new_plan, items=[dataclasses.replace(item, **self.changes) for item in new_plan.items]
+        )
+
+
+def test_plans_that_do_not_fit(directory):
+    def check(message, **changes):
+        with pytest.raises(CheckpointException, match=message):
+            load({"vector": torch.zeros(9)}, directory, Wrong(**changes))
+
+    check(r'checkpoint: "vector" is to be other than a tensor', type=LoadItemType.BYTE_IO)
+    check(r'checkpoint: tensor "other": the planner asks for a part', storage_index=MetadataIndex("other"))
+    check(r'"vector": the planner asks for a part at \[3\]', storage_index=MetadataIndex("vector", [3]))
+    check(r'tensor "vector"', storage_offsets=torch.Size([4]))
+
+
+class Mistaken(DefaultLoadPlanner):
+    def resolve_tensor(self, read_item):
+        return torch.empty(2)
+
+
+def test_targets_that_do_not_fit(directory):
+    with pytest.raises(CheckpointException, match=r'checkpoint: tensor "vector": the planner reads \[9\].*\[2\]'):
+        load({"vector": torch.zeros(9)}, directory, Mistaken())
+
+
+def test_files_that_cannot_be_read(directory, tmp_path):
+    with pytest.raises(CheckpointException, match=r"FileNotFoundError.*nothing.safetensors"):
+        load(zeros(), tmp_path / "nothing.safetensors")
+    (tmp_path / "broken.safetensors").write_bytes(b"\xff" * 20)
+    reader = fst.dcp.StorageReader(tmp_path / "broken.safetensors")
+    with pytest.raises(CheckpointException, match=r"SafetensorError.*broken.safetensors"):
+        dcp.load(zeros(), storage_reader=reader)
+    metadata = reader.read_metadata()
+    for look in (list, len, lambda names: names["vector"]):
+        with pytest.raises(fst.SafetensorError, match=r"broken\.safetensors"):
+            look(metadata.state_dict_metadata)
+    # The reader can still be used.
+    state_dict = zeros()
+    dcp.load(state_dict, checkpoint_id=directory, storage_reader=reader)
+    assert_loaded(state_dict, directory)
+
+
+def check_layouts(path, saved_by_ranks):
+    """Any layout of a state dict, of plain tensors and DTensors together, is filled as PyTorch's reader fills it."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+    full = fst.load_file(path)
+    layouts = [[Replicate(), Shard(0)], [Shard(-1), Shard(0)], [Shard(0), Shard(0)], [Replicate(), Replicate()]]
+    for layout in layouts:
+        state_dict = {
+            name: distribute_tensor(torch.zeros_like(tensor), mesh, layout) if tensor.ndim == 2 else tensor * 0
+            for name, tensor in full.items()
+        }
+        state_dict["half"] = torch.zeros(10, 7, dtype=torch.float16)
+        expected = {name: tensor.clone() for name, tensor in state_dict.items()}
+        planner = DefaultLoadPlanner(allow_partial_load=True)
+        for source in [path, *saved_by_ranks]:
+            load(state_dict, source, planner)
+            dcp.load(expected, storage_reader=HuggingFaceStorageReader(source), planner=planner)
+            for name, tensor in state_dict.items():
+                actual, wanted = tensor, expected[name]
+                if isinstance(tensor, DTensor):
+                    actual, wanted = tensor.to_local(), expected[name].to_local()
+                assert_same(actual, wanted)
+                tensor.zero_()
+                expected[name].zero_()
+
+
+def save_parts(directory, path):
+    """As PyTorch's writer saves what ranks have, each its own file."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    state_dict = {
+        name: distribute_tensor(tensor, mesh, [Shard(0)])
+        for name, tensor in fst.load_file(path).items()
+        if tensor.ndim == 2
+    }
+    dcp.save(state_dict, storage_writer=HuggingFaceStorageWriter(directory, save_distributed=True))
+
+
+def test_layouts_and_files_of_ranks(ranks, directory, tmp_path):
+    ranks(3).run(save_parts, str(tmp_path / "parts"), directory)
+    ranks(4).run(check_layouts, directory, [str(tmp_path / "parts")])
+
+
+def counted(work):
+    """How many bytes of tensors this rank reads meanwhile."""
+    with fst.profile() as recorded:
+        work()
+    return recorded.summary().read_bytes
+
+
+def read_together(path):
+    """What a rank reads with everybody, with half of them, and alone."""
+    world, rank = dist.group.WORLD, dist.get_rank()
+    halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    half = halves[rank // 2]
+    found = []
+
+    def read(reader, **arguments):
+        state_dict = zeros()
+        found.append(counted(lambda: dcp.load(state_dict, storage_reader=reader, **arguments)))
+        assert_loaded(state_dict, path)
+
+    read(fst.dcp.StorageReader(path))
+    read(fst.dcp.StorageReader(path, world))
+    read(fst.dcp.StorageReader(path, half), process_group=half)
+    read(fst.dcp.StorageReader(path), process_group=half)
+    read(fst.dcp.StorageReader(path), no_dist=True)
+    read(fst.dcp.StorageReader(path), planner=Forgetful())
+    if rank == 3:
+        read(fst.dcp.StorageReader(path), no_dist=True)
+    for reader, arguments in (
+        (fst.dcp.StorageReader(path, half), {}),
+        (fst.dcp.StorageReader(path, world), {"process_group": half}),
+    ):
+        with pytest.raises(
+            CheckpointException, match=r"load was called for . ranks, and the group .* has .; give both"
+        ):
+            dcp.load(zeros(), storage_reader=reader, **arguments)
+    return found
+
+
+def test_bytes_are_read_once(ranks, directory):
+    total = sum(tensor.nbytes for tensor in fst.load_file(directory).values())
+    found = ranks(4).run(read_together, directory)
+    together, world, half, alone, no_dist, forgetful = zip(*(counts[:6] for counts in found), strict=True)
+    assert sum(together) == sum(world) == total
+    assert sum(half) == 2 * total
+    assert alone == no_dist == forgetful == (total,) * 4
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 3))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+
+def check_sharded_model(path):
+    """The state dict of a module under `fully_shard`, uneven, by way of PyTorch's functions for state dicts."""
+    model = fully_shard(Model(), mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    state_dict = get_model_state_dict(model)
+    load(state_dict, path)
+    set_model_state_dict(model, state_dict)
+    for name, tensor in fst.load_file(path).items():
+        actual = model.state_dict()[name]
+        assert_same(actual.full_tensor() if isinstance(actual, DTensor) else actual, tensor)
+
+
+def test_a_sharded_model(ranks, tmp_path):
+    expected = {name: torch.rand(tensor.shape).to(tensor.dtype) for name, tensor in Model().state_dict().items()}
+    save_file(expected | {"steps": torch.tensor(17)}, tmp_path / "model.safetensors")
+    ranks(4).run(check_sharded_model, str(tmp_path / "model.safetensors"))
+
+
+class Failing(DefaultLoadPlanner):
+    """Fails on one rank when a method is called."""
+
+    def __init__(self, rank, method):
+        super().__init__()
+        if dist.get_rank() == rank:
+            setattr(self, method, self.fail)
+
+    def fail(self, *arguments):
+        raise RuntimeError("the planner of this rank has failed")
+
+
+def check_failures(path):
+    """One rank fails, all are told, and the group can be used again."""
+    for method in ("create_local_plan", "resolve_tensor", "commit_tensor"):
+        for failing in (0, 2):
+            with pytest.raises(CheckpointException, match="planner of this rank has failed"):
+                load(zeros(), path, Failing(failing, method), group=dist.group.WORLD)
+    mine = path if dist.get_rank() != 1 else f"{path}/missing.safetensors"
+    for group in (None, dist.group.WORLD):
+        with pytest.raises(CheckpointException, match=r"FileNotFoundError.*missing.safetensors"):
+            load(zeros(), mine, group=group)
+    state_dict = zeros()
+    load(state_dict, path)
+    assert_loaded(state_dict, path)
+
+
+def test_failures_are_shared(ranks, directory):
+    ranks(3).run(check_failures, directory)
+
+
+def check_sub_mesh(path):
+    """Ranks outside the mesh of a DTensor take part, and have nothing of it."""
+    mesh = DeviceMesh("cpu", [2, 0])
+    full = fst.load_file(path)["matrix"]
+    state_dict = {"matrix": distribute_tensor(torch.zeros_like(full), mesh, [Shard(1)]), "vector": torch.zeros(9)}
+    load(state_dict, path)
+    assert_same(state_dict["vector"], fst.load_file(path)["vector"])
+    expected = distribute_tensor(full, mesh, [Shard(1)], src_data_rank=None)
+    assert_same(state_dict["matrix"].to_local(), expected.to_local())
+
+
+def test_a_mesh_of_some_ranks(ranks, directory):
+    ranks(3).run(check_sub_mesh, directory)

@@ -1,0 +1,469 @@
+"""Modules of DTensors, filled in place: as a plain load fills them, with every byte read once."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import fst
+from rawfile import assert_same
+
+
+class Block(nn.Module):
+    def __init__(self, width, hidden):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, hidden)
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+class Model(nn.Module):
+    """Rows that divide evenly where several kinds of sharding meet, and others that do not."""
+
+    def __init__(self, vocabulary=13, width=8):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(Block(width, 2 * width) for _ in range(2))
+        self.scale = nn.Parameter(torch.ones(1, width))
+        self.register_buffer("mask", torch.arange(float(width)))
+        self.register_buffer("angles", torch.linspace(0, 1, width), persistent=False)
+        self.blocks[1].norm.requires_grad_(False)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens) * self.angles
+        for block in self.blocks:
+            x = block(x)
+        return x * self.mask + self.scale
+
+
+PLAN = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+
+
+def data_parallel(model):
+    """Sharded over all ranks, unevenly."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def hybrid(model):
+    """Sharded over two ranks, with copies on others."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("replicas", "shards"))
+    return fully_shard(model, mesh=mesh)
+
+
+def tensor_parallel(model):
+    """Some parameters are DTensors, the others plain."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for block in model.blocks:
+        parallelize_module(block, mesh, PLAN)
+    return model
+
+
+def both(model):
+    """Parameters on a mesh of two dimensions, and others on one of these."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("data", "model"))
+    for block in model.blocks:
+        parallelize_module(block, mesh["model"], PLAN)
+        fully_shard(block, mesh=mesh["data"])
+    return fully_shard(model, mesh=mesh["data"])
+
+
+def whole(tensor):
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def on_meta(**sizes):
+    with torch.device("meta"):
+        model = Model(**sizes)
+    model.angles = torch.linspace(0, 1, len(model.angles))
+    return model
+
+
+def check_parallel(path, parallel, start, dtype):
+    """It is loaded, and then it is what a plain model is that was loaded, in its values and in what it computes."""
+    plain = Model()
+    plain.load_state_dict(fst.load_file(path))
+    plain.to(dtype)
+    model = parallel(Model() if start == "memory" else on_meta())
+    if start == "empty":
+        angles = model.angles
+        model.to_empty(device="cpu")
+        model.angles = angles
+    parameters = dict(model.named_parameters())
+    addresses = {
+        name: parameter.to_local().data_ptr()
+        for name, parameter in parameters.items()
+        if isinstance(parameter, DTensor)
+    }
+    layouts = {name: getattr(parameter, "placements", None) for name, parameter in parameters.items()}
+    required = {name: parameter.requires_grad for name, parameter in parameters.items()}
+    assert fst.load_module(model, path, dtype=dtype) == ([], [])
+    for name, parameter in model.named_parameters():
+        expected = plain.get_parameter(name)
+        assert parameter is parameters[name]
+        assert isinstance(parameter, nn.Parameter)
+        assert (parameter.is_leaf, parameter.requires_grad) == (True, required[name])
+        assert getattr(parameter, "placements", None) == layouts[name]
+        assert parameter.device.type == "cpu"
+        assert_same(whole(parameter.detach()), expected.detach())
+        if start != "meta" and dtype is None and name in addresses:
+            assert parameter.to_local().data_ptr() == addresses[name]
+    assert_same(model.mask, plain.mask)
+    torch.testing.assert_close(model.angles, torch.linspace(0, 1, 8))
+    tokens = torch.arange(12).view(3, 4)
+    if dtype is None:
+        for _ in range(2):
+            torch.testing.assert_close(whole(model(tokens)), plain(tokens))
+            model(tokens).sum().backward()
+        assert model.blocks[0].up.weight.grad is not None
+    # It is loaded again, whatever the forward pass has left.
+    changed = fst.load_file(path.replace("model.safe", "later.safe"))
+    fst.load_module(model, path.replace("model.safe", "later.safe"))
+    for name, parameter in model.named_parameters():
+        assert parameter is parameters[name]
+        assert_same(whole(parameter.detach()), changed[name].to(parameter.dtype))
+    if dtype is None:
+        plain.load_state_dict(changed)
+        torch.testing.assert_close(whole(model(tokens)), plain(tokens))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    torch.manual_seed(0)
+    directory = tmp_path_factory.mktemp("files")
+    for name in ("model", "later"):
+        tensors = {name: torch.randn_like(tensor) for name, tensor in Model().state_dict().items()}
+        save_file(tensors, directory / f"{name}.safetensors")
+    return str(directory / "model.safetensors")
+
+
+@pytest.mark.parametrize("start", ["memory", "meta", "empty"])
+@pytest.mark.parametrize("parallel", [data_parallel, hybrid, tensor_parallel, both])
+def test_parallel(ranks, path, parallel, start):
+    ranks(4).run(check_parallel, path, parallel, start, None)
+
+
+@pytest.mark.parametrize("parallel", [data_parallel, both])
+@pytest.mark.parametrize("start", ["memory", "meta"])
+def test_casts(ranks, path, parallel, start):
+    ranks(4).run(check_parallel, path, parallel, start, torch.bfloat16)
+
+
+def check_others(path):
+    """Against PyTorch's own way to fill a module, and what a module keeps."""
+    full = fst.load_file(path)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+
+    # With what PyTorch has for it.
+    expected = data_parallel(Model())
+    set_model_state_dict(expected, dict(full), options=StateDictOptions(full_state_dict=True))
+    actual = data_parallel(Model().double())
+    steps = torch.optim.SGD(actual.parameters(), lr=0.5)
+    for parameter in actual.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    grads = [parameter.grad for parameter in actual.parameters()]
+    hooked = []
+    actual.blocks[0].register_load_state_dict_post_hook(lambda module, keys: hooked.append((module, keys)))
+    keys = fst.load_module(actual, path)
+    assert hooked == [(actual.blocks[0], keys)]
+    for mine, theirs, grad in zip(actual.parameters(), expected.parameters(), grads, strict=True):
+        assert mine.to_local().dtype == torch.float64
+        assert_same(mine.to_local(), theirs.to_local().double())
+        assert mine.grad is grad
+    steps.step()
+    for mine, theirs in zip(actual.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(mine.to_local(), theirs.to_local().double() - 0.5)
+
+    # To another dtype gradients go along.
+    fst.load_module(actual, path, dtype=torch.float32)
+    for mine, theirs in zip(actual.parameters(), expected.parameters(), strict=True):
+        assert_same(mine.to_local(), theirs.to_local())
+        assert (mine.grad.dtype, mine.grad.placements) == (torch.float32, mine.placements)
+        assert_same(mine.grad.to_local(), torch.ones_like(mine.to_local()))
+
+    # Policies of fully_shard.
+    for arguments in (
+        {"offload_policy": CPUOffloadPolicy(pin_memory=False)},
+        {"reshard_after_forward": False},
+    ):
+        model = fully_shard(on_meta(), mesh=mesh, **arguments)
+        for _ in range(2):
+            fst.load_module(model, path, device="cpu")
+            for mine, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+                assert_same(mine.to_local(), theirs.to_local())
+            model(torch.arange(6).view(2, 3))
+
+    # Every parameter and buffer a DTensor.
+    model = distribute_module(Model(), mesh)
+    assert isinstance(model.mask, DTensor)
+    fst.load_module(model, path)
+    for name, tensor in model.state_dict().items():
+        assert (tensor.placements, type(tensor.to_local())) == ((Replicate(),), torch.Tensor)
+        assert_same(tensor.to_local(), full[name])
+
+    # Not all names. What is not there is moved and cast with the rest.
+    model = data_parallel(Model())
+    some = [name for name in full if name.startswith("blocks.1")]
+    outside = model.scale.to_local().clone()
+    keys = fst.load_module(model.blocks[1], path.replace("model.safe", "block.safe"))
+    assert keys == ([], [])
+    keys = fst.load_module(model, path.replace("model.safe", "partial.safe"), dtype=torch.float16, strict=False)
+    assert keys.missing_keys == [name for name in model.state_dict() if name not in some]
+    assert_same(model.scale.to_local(), outside.half())
+    for name in some:
+        assert_same(model.get_parameter(name).full_tensor(), full[name].half())
+
+
+def test_what_a_module_keeps(ranks, path):
+    full = fst.load_file(path)
+    block = {name: tensor for name, tensor in full.items() if name.startswith("blocks.1.")}
+    save_file(block, path.replace("model.safe", "partial.safe"))
+    save_file(
+        {name.removeprefix("blocks.1."): tensor for name, tensor in block.items()},
+        path.replace("model.safe", "block.safe"),
+    )
+    ranks(3).run(check_others, path)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(11, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 11, bias=False)
+        self.head.weight = self.embedding.weight
+
+
+def check_ties(paths):
+    for start in ("cpu", "meta"):
+        with torch.device(start):
+            model = Tied()
+        model = fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+        assert model.head.weight is model.embedding.weight
+        with pytest.raises(fst.ModuleMismatchError, match="different values in the checkpoint, one tensor"):
+            fst.load_module(model, paths["different"])
+        for name in ("one", "both"):
+            assert fst.load_module(model, paths[name]) == ([], [])
+            assert model.head.weight is model.embedding.weight
+            assert_same(model.head.weight.full_tensor().detach(), fst.load_file(paths[name])["head.weight"])
+            # Older files lack this counter.
+            assert model.norm.num_batches_tracked == 0
+
+
+def test_ties(ranks, tmp_path):
+    weight = torch.randn(11, 4)
+    norm = {f"norm.{name}": torch.rand(4) for name in ("weight", "bias", "running_mean", "running_var")}
+    files = {
+        "one": {"head.weight": weight},
+        "both": {"head.weight": weight + 1, "embedding.weight": weight + 1},
+        "different": {"head.weight": weight, "embedding.weight": weight + torch.eye(11, 4)},
+    }
+    paths = {name: str(tmp_path / f"{name}.safetensors") for name in files}
+    for name, tensors in files.items():
+        save_file(norm | {key: tensor.clone() for key, tensor in tensors.items()}, paths[name])
+    ranks(3).run(check_ties, paths)
+
+
+def check_errors(path):
+    """Nothing is written where something does not fit, and no rank is left behind."""
+    rank, mesh = dist.get_rank(), init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+
+    def refuse(model, match, error=fst.ModuleMismatchError, **arguments):
+        before = [parameter.to_local().clone() for parameter in model.parameters() if isinstance(parameter, DTensor)]
+        with pytest.raises(error, match=match) as caught:
+            fst.load_module(model, **{"paths": path} | arguments)
+        after = [parameter.to_local() for parameter in model.parameters() if isinstance(parameter, DTensor)]
+        for left, right in zip(before, after, strict=True):
+            assert_same(left, right)
+        return caught.value
+
+    larger = both(Model(vocabulary=14))
+    error = refuse(larger, r'"embedding.weight": shape \[13, 8\] in the checkpoint, \[14, 8\] in the module')
+    assert error.misshapen_keys == ["embedding.weight"]
+    larger.extra = nn.Linear(2, 2)
+    error = refuse(larger, 'missing in the checkpoint: "extra.weight", "extra.bias"')
+    assert error.missing_keys == ["extra.weight", "extra.bias"]
+
+    summed = Model()
+    partial = DTensor.from_local(torch.zeros(1, 8), mesh["data"], [Partial()])
+    summed.scale = nn.Parameter(partial, requires_grad=False)
+    refuse(summed, r'"scale": its placements \(Partial\(sum\),\) are for terms of a sum')
+
+    # One rank fails by itself.
+    missing = f"{path}.missing" if rank == 2 else path
+    refuse(both(Model()), "missing", FileNotFoundError if rank == 2 else fst.RankError, paths=missing)
+    odd = both(Model())
+    if rank == 1:
+        odd.register_buffer("mine", torch.zeros(1))
+    refuse(odd, "mine", fst.ModuleMismatchError if rank == 1 else fst.RankError)
+    refuse(
+        both(Model()), "floating", ValueError if rank == 0 else fst.RankError, dtype=torch.int8 if rank == 0 else None
+    )
+
+    # Autograd notices that what it has saved is other values now.
+    model = tensor_parallel(Model())
+    result = whole(model(torch.arange(6).view(2, 3))).sum()
+    fst.load_module(model, path)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.backward()
+
+    # Meshes of which none has all ranks.
+    crossed = nn.ParameterList(
+        [
+            distribute_tensor(torch.zeros(4, 2), mesh["data"], [Shard(0)]),
+            distribute_tensor(torch.zeros(4, 2), mesh["model"], [Shard(0)]),
+        ]
+    )
+    save = path.replace("model.safe", "crossed.safe")
+    with pytest.raises(ValueError, match="no mesh has all of these; say with group= which ranks load together"):
+        fst.load_module(crossed, save)
+    fst.load_module(crossed, save, group=dist.group.WORLD)
+    for name, tensor in fst.load_file(save).items():
+        assert_same(crossed[int(name)].full_tensor().detach(), tensor)
+    check_parallel(path, both, "memory", None)
+
+
+def test_errors(ranks, path):
+    save_file({name: torch.randn(4, 2) for name in "01"}, path.replace("model.safe", "crossed.safe"))
+    ranks(4).run(check_errors, path)
+
+
+def check_meshes(path):
+    """Two stages, each on its own ranks, and meshes that some ranks are outside of."""
+    rank = dist.get_rank()
+    full = fst.load_file(path)
+    cube = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("stages", "data", "model"))
+    cube["data", "model"]._flatten("stage")
+    stage = Model().blocks[cube.get_local_rank("stages")]
+    parallelize_module(stage, cube["model"], PLAN)
+    fully_shard(stage, mesh=cube["data"])
+    prefix = f"blocks.{cube.get_local_rank('stages')}."
+    fst.load_module(stage, path.replace("model.safe", f"stage-{prefix[7]}.safe"))
+    for name, parameter in stage.named_parameters():
+        assert_same(parameter.full_tensor().detach(), full[prefix + name])
+
+    model = Model()
+    mesh = DeviceMesh("cpu", [1, 6])
+    model.embedding.weight = nn.Parameter(distribute_tensor(model.embedding.weight.detach(), mesh, [Shard(1)]))
+    fst.load_module(model, path)
+    expected = distribute_tensor(full["embedding.weight"], mesh, [Shard(1)])
+    assert_same(model.embedding.weight.to_local().detach(), expected.to_local())
+    assert_same(model.scale.detach(), full["scale"])
+
+    # A module without DTensors is loaded by its process alone, and by all with a group.
+    plain = Model()
+    if rank == 3:
+        fst.load_module(plain, path)
+        assert_same(plain.scale.detach(), full["scale"])
+    with fst.profile() as recorded:
+        fst.load_module(plain, path, group=dist.group.WORLD)
+    for name, tensor in plain.state_dict().items():
+        assert_same(tensor, full[name])
+    return recorded.summary().read_bytes
+
+
+def test_meshes_of_some_ranks(ranks, path):
+    full = fst.load_file(path)
+    for stage in range(2):
+        tensors = {name[9:]: tensor for name, tensor in full.items() if name.startswith(f"blocks.{stage}.")}
+        save_file(tensors, path.replace("model.safe", f"stage-{stage}.safe"))
+    total = sum(tensor.nbytes for tensor in full.values())
+    assert total <= sum(ranks(8).run(check_meshes, path)) < 1.05 * total
+
+
+# Large beside the gaps that a reader reads through.
+WIDE = {"vocabulary": 1024, "width": 256}
+
+
+def count_bytes(path):
+    counts = []
+    for parallel in (data_parallel, hybrid, tensor_parallel, both):
+        for module in (parallel(Model(**WIDE)), parallel(on_meta(**WIDE))):
+            with fst.profile() as recorded:
+                fst.load_module(module, path)
+            counts.append(recorded.summary().read_bytes)
+    return counts
+
+
+def test_bytes_are_read_once(ranks, tmp_path):
+    weights = Model(**WIDE).state_dict()
+    save_file(weights, tmp_path / "wide.safetensors")
+    total = sum(tensor.nbytes for tensor in weights.values())
+    for counts in zip(*ranks(4).run(count_bytes, str(tmp_path / "wide.safetensors")), strict=True):
+        # Small gaps are read through.
+        assert total <= sum(counts) < 1.05 * total
+
+
+def check_uneven(path):
+    """A dimension that is sharded twice: where it does not divide evenly, PyTorch tells some ranks the wrong rows."""
+    full = fst.load_file(path)
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("data", "model"))
+    for name, weight in full.items():
+        model = nn.Sequential(nn.Linear(4, len(weight), bias=False))
+        parallelize_module(model, mesh["model"], {"0": ColwiseParallel()})
+        fully_shard(model, mesh=mesh["data"])
+        if name == "9" and mesh.size(0) == 4:
+            with pytest.raises((fst.ModuleMismatchError, fst.RankError), match="has to divide evenly"):
+                fst.load_module(model, path.replace("all", name))
+            continue
+        fst.load_module(model, path.replace("all", name))
+        x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+        rows = weight.chunk(2)[mesh.get_local_rank("model")]
+        torch.testing.assert_close(model(x), x @ rows.T)
+
+
+def test_uneven_rows_that_are_sharded_twice(ranks, tmp_path):
+    weights = {str(rows): torch.randn(rows, 4) for rows in (5, 9, 16)}
+    save_file(weights, tmp_path / "all.safetensors")
+    for name, weight in weights.items():
+        save_file({"0.weight": weight}, tmp_path / f"{name}.safetensors")
+    ranks(4).run(check_uneven, str(tmp_path / "all.safetensors"))
+    ranks(8).run(check_uneven, str(tmp_path / "all.safetensors"))
+
+
+class Stateful(nn.Linear):
+    def get_extra_state(self):
+        return self.state
+
+    def set_extra_state(self, state):
+        self.state = state
+
+
+def check_extra_state(path):
+    model = fully_shard(Stateful(3, 5), mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    fst.load_module(model, path)
+    assert_same(model.state, torch.arange(4))
+
+
+def test_extra_state(ranks, tmp_path):
+    tensors = {"weight": torch.randn(5, 3), "bias": torch.randn(5), "_extra_state": torch.arange(4)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    ranks(2).run(check_extra_state, str(tmp_path / "model.safetensors"))
+
+
+def test_what_is_not_imported(run_python, tmp_path):
+    """Neither an import of fst nor a load of a plain module imports what is for DTensors."""
+    save_file({"weight": torch.ones(2, 3), "bias": torch.ones(2)}, tmp_path / "model.safetensors")
+    assert (
+        run_python(
+            """
+import sys, torch, fst
+fst.load_module(torch.nn.Linear(3, 2), sys.argv[1])
+names = "torch.distributed.tensor", "torch.distributed.checkpoint", "torch.distributed.fsdp", "fst.dcp"
+print([name for name in names if name in sys.modules])
+""",
+            str(tmp_path / "model.safetensors"),
+        )
+        == "[]\n"
+    )
