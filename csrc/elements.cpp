@@ -43,6 +43,10 @@ void split_from(const at::Tensor& tensor, uint64_t element_bytes, uint64_t begin
 
 }  // namespace
 
+bool has_memory(const at::Tensor& tensor) {
+  return tensor.layout() == at::kStrided && !tensor.key_set().has(c10::DispatchKey::Python);
+}
+
 bool is_plain(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
 
 void copy_elements(const at::Tensor& target, const at::Tensor& source) {

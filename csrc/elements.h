@@ -11,6 +11,10 @@ namespace fst {
 // Memory for bytes that PyTorch casts or spreads over strides, on their way to where they belong.
 constexpr uint64_t kScratchBytes = 64ull << 20;
 
+// Whether a tensor has its elements in memory of its own, which DTensors and other subclasses with a dispatch of their
+// own have not.
+bool has_memory(const at::Tensor& tensor);
+
 // Whether the values of a tensor lie in memory as they are, one behind the other.
 bool is_plain(const at::Tensor& tensor);
 

@@ -139,7 +139,7 @@ GroupLoad::GroupLoad(const c10::intrusive_ptr<OpenGroupPlan>& plan, int64_t rank
     }
     const auto from = stored_type(share);
     const auto to = tensor->scalar_type();
-    if (tensor->layout() != at::kStrided || !is_plain(*tensor)) {
+    if (!has_memory(*tensor) || !is_plain(*tensor)) {
       refuse("the output is not a contiguous tensor");
     }
     if (tensor->sizes() != shape_of(share)) {

@@ -13,6 +13,7 @@
 #include <string>
 #include <utility>
 
+#include "elements.h"
 #include "error.h"
 #include "filler.h"
 #include "views.h"
@@ -30,8 +31,8 @@ void check_output(const Spec& spec, const at::Tensor& out) {
   const auto refuse = [&](const std::string& message) {
     throw_invalid_argument("tensor \"" + name + "\": " + message + "; nothing was written");
   };
-  if (!out.defined() || out.layout() != at::kStrided) {
-    refuse("the output is not a dense tensor");
+  if (!out.defined() || !has_memory(out)) {
+    refuse("the output is not a dense tensor with memory of its own; of a DTensor give the local tensor");
   }
   if (!out.device().is_cpu() && !out.device().is_cuda()) {
     refuse("the output is on " + out.device().str() + ", and only cpu and cuda tensors can be filled");

@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import fst
+from fst._checkpoint import open_checkpoint
+from fst._errors import call
 from rawfile import DTYPES, assert_same, bits_of, random_raw, write
 
 SHAPE = (6, 500, 4)
@@ -176,3 +179,24 @@ def test_a_mapped_tensor_of_the_same_file(path):
     mapped.zero_()
     fst.load_into(path, ["F32"], [mapped])
     assert_same(mapped, TENSORS["F32"].tensor())
+
+
+class Wrapper(torch.Tensor):
+    """As a DTensor: it has a shape and a device, and its elements lie elsewhere."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def __new__(cls):
+        return torch.Tensor._make_wrapper_subclass(cls, (3,), dtype=torch.float32)
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, arguments=(), options=None):
+        raise NotImplementedError(f"{function} of a wrapper")
+
+
+def test_a_wrapper_has_no_memory(tmp_path):
+    save_file({"a": torch.ones(3)}, tmp_path / "a.safetensors")
+    checkpoint = open_checkpoint([str(tmp_path / "a.safetensors")])
+    with pytest.raises(ValueError, match="memory of its own; of a DTensor give the local tensor"):
+        call(checkpoint.load_into, ["a"], [Wrapper()])

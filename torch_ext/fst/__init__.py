@@ -8,21 +8,26 @@ Everything here is also an operator under `torch.ops.fst`, for TorchScript and f
 is in `cmake_prefix_path`.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from fst._convert import cast, scatter
-from fst._distributed import load_distributed
 from fst._errors import SafetensorError
 from fst._load import load_boxes, load_file, load_files, load_into, load_slices, load_tensors, metadata, tensor_names
 from fst._memory import release_memory
-from fst._module import ModuleMismatchError, load_module
 from fst._patch import patch, unpatch
 from fst._profile import Profile, profile
-from fst._ranks import RankError
 from fst._safe_open import safe_open
 from fst._save import save_file, save_file_async
-from fst._sharded import load_sharded
 from fst._stream import Stream, stream
 from fst._summary import ReaderUse, StageTime, Summary
 from fst._writer import Writer
+
+if TYPE_CHECKING:
+    from fst._distributed import load_distributed
+    from fst._module import ModuleMismatchError, load_module
+    from fst._ranks import RankError
+    from fst._sharded import load_sharded
 
 __all__ = [
     "ModuleMismatchError",
@@ -60,3 +65,24 @@ __all__ = [
 
 # Where CMake's find_package(fst) finds the header and the library, as `torch.utils.cmake_prefix_path` is for PyTorch.
 cmake_prefix_path = f"{__path__[0]}/share/cmake"
+
+# What modules and groups of ranks need is a third of the package, and most programs use none of it.
+_IMPORTED_ON_USE = {
+    "ModuleMismatchError": "_module",
+    "RankError": "_ranks",
+    "load_distributed": "_distributed",
+    "load_module": "_module",
+    "load_sharded": "_sharded",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _IMPORTED_ON_USE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_IMPORTED_ON_USE[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -7,18 +7,18 @@ import torch
 from torch import Tensor
 
 from fst._arguments import Device, Paths, device_of, dtype_of, names_of
+from fst._group_load import load_wants, open_together
 from fst._interrupts import interrupts_held
+from fst._placements import Placements, wants_of
 from fst._ranks import WINDOW_BYTES, Ranks
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from fst._placements import Placements
-
 
 def load_sharded(
     paths: Paths,
-    placements: "Placements",
+    placements: Placements,
     group: "ProcessGroup | None" = None,
     device: Device = "cpu",
     dtype: torch.dtype | None = None,
@@ -66,10 +66,6 @@ def load_sharded(
         >>> weights["weight"].shape  # of a group of one rank
         torch.Size([4, 3])
     """
-    # What only loads by ranks need is not part of every import.
-    from fst._group_load import load_wants, open_together
-    from fst._placements import wants_of
-
     with interrupts_held():
         # Agrees on failures before it is known where to load to.
         target, cast, chosen = Ranks.of(group, torch.device("cpu")).together(
