@@ -30,7 +30,7 @@ use self::balance::{fill_up, split_evenly};
 use self::line::Line;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Kind, Result};
-use crate::wanted::{Region, Wanted};
+use crate::wanted::{Region, Span, Wanted};
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
@@ -202,14 +202,19 @@ impl Group {
         hasher.finish()
     }
 
+    fn share(&self, claim: Claim) -> &Share {
+        let want = self.request.wants.get(claim.list).and_then(|wants| wants.get(claim.item));
+        want.map_or(&Share::Whole, |want| &want.share)
+    }
+
+    fn spans(&self, tensor: &Tensor, claim: Claim, rank: usize) -> Vec<Span> {
+        self.share(claim).spans(&tensor.shape, rank, self.ranks())
+    }
+
     fn region(&self, tensor: &Tensor, claim: Claim, rank: usize) -> Region {
-        let share = self.request.wants.get(claim.list).and_then(|wants| wants.get(claim.item)).map(|want| &want.share);
-        match share {
-            Some(Share::Whole) | None => Region { begin: tensor.begin, row_bytes: tensor.bytes, repeats: Vec::new() },
-            Some(share) => {
-                let spans = share.spans(&tensor.shape, rank, self.ranks());
-                Region::of(tensor.begin, tensor.item_bytes, &tensor.shape, &spans)
-            }
+        match self.share(claim) {
+            Share::Whole => Region { begin: tensor.begin, row_bytes: tensor.bytes, repeats: Vec::new() },
+            _ => Region::of(tensor.begin, tensor.item_bytes, &tensor.shape, &self.spans(tensor, claim, rank)),
         }
     }
 
@@ -235,12 +240,17 @@ impl Group {
         self.own.get(rank).map_or(&[], |own| own.get_or_init(find).as_slice())
     }
 
-    /// Who wants a tensor, and where in the file: rank, item and rows.
-    fn shares<'a>(&'a self, tensor: &'a Tensor) -> impl Iterator<Item = (usize, usize, Region)> + 'a {
-        tensor.claims.iter().flat_map(move |&claim| {
+    /// Who wants what of a tensor.
+    fn claimants<'a>(&'a self, tensor: &'a Tensor) -> impl Iterator<Item = (Claim, usize)> + 'a {
+        tensor.claims.iter().flat_map(|&claim| {
             let ranks = self.ranks_of.get(claim.list).map_or(&[][..], Vec::as_slice);
-            ranks.iter().map(move |&rank| (rank, claim.item, self.region(tensor, claim, rank)))
+            ranks.iter().map(move |&rank| (claim, rank))
         })
+    }
+
+    /// And where in the file: rank, item and rows.
+    fn shares<'a>(&'a self, tensor: &'a Tensor) -> impl Iterator<Item = (usize, usize, Region)> + 'a {
+        self.claimants(tensor).map(|(claim, rank)| (rank, claim.item, self.region(tensor, claim, rank)))
     }
 
     fn choose_ways(&mut self) -> Result<()> {
@@ -302,9 +312,7 @@ impl Group {
         let mut first: Option<(usize, &Share)> = None;
         for claim in &tensor.claims {
             let rank = self.ranks_of.get(claim.list).and_then(|ranks| ranks.first());
-            let want = self.request.wants.get(claim.list).and_then(|wants| wants.get(claim.item));
-            let (Some(&rank), Some(Want { share: share @ (Share::Whole | Share::Chunk { .. }), .. })) = (rank, want)
-            else {
+            let (Some(&rank), share @ (Share::Whole | Share::Chunk { .. })) = (rank, self.share(*claim)) else {
                 continue;
             };
             match first {

@@ -2,7 +2,7 @@
 
 use super::line::Line;
 use super::{Group, Tensor};
-use crate::wanted::Region;
+use crate::wanted::{Region, Span};
 
 /// A window has room for an element of any dtype, whatever its limit is.
 const WINDOW_BYTES_MIN: u64 = 16;
@@ -41,9 +41,10 @@ impl Group {
         for tensor in line.tensors(&self.tensors) {
             let shares: Vec<(usize, Region)> = self.shares(tensor).map(|(rank, _, region)| (rank, region)).collect();
             let end = tensor.hull.end;
-            let copies = u64::try_from(shares.len()).unwrap_or(u64::MAX).max(open.copies);
+            let copies_max = self.copies_max(tensor);
             let mut at = tensor.hull.start;
             while at < end {
+                let copies = open.copies.max(copies_max);
                 let fits = |to: u64| {
                     let got = open.with(&shares, at, to);
                     sent(open.bytes + (to - at), copies) <= u128::from(room) && got.iter().all(|&bytes| bytes <= room)
@@ -67,6 +68,28 @@ impl Group {
             cuts.push(begin + open.bytes);
         }
         cuts
+    }
+
+    /// To how many ranks an element goes, at most: whoever wants it wants its index of each dimension.
+    fn copies_max(&self, tensor: &Tensor) -> u64 {
+        let spans: Vec<Vec<Span>> =
+            self.claimants(tensor).map(|(claim, rank)| self.spans(tensor, claim, rank)).collect();
+        let overlap = |dim: usize| {
+            let mut edges: Vec<(u64, i64)> = Vec::with_capacity(2 * spans.len());
+            for span in spans.iter().filter_map(|spans| spans.get(dim)).filter(|span| span.length > 0) {
+                edges.extend([(span.start, 1), (span.start + span.length, -1)]);
+            }
+            // Where one ends and another begins, the one ends first.
+            edges.sort_unstable();
+            let (mut now, mut most) = (0_i64, 0);
+            for (_, change) in edges {
+                now += change;
+                most = most.max(now);
+            }
+            u64::try_from(most).unwrap_or(0)
+        };
+        let overlaps = (0..tensor.shape.len()).map(overlap);
+        overlaps.min().unwrap_or(u64::try_from(spans.len()).unwrap_or(u64::MAX))
     }
 }
 

@@ -275,6 +275,22 @@ fn buffers_keep_to_their_limit() {
 }
 
 #[test]
+fn windows_are_as_long_as_the_buffers_allow() {
+    let directory = TempDir::new().unwrap();
+    let checkpoint = checkpoint(&directory, &[(Dtype::U8, vec![1024, 1024])]);
+    // Columns in chunks over two ranks, and four of these pairs.
+    let columns = |rank: u64| Share::Part {
+        spans: vec![Span::whole(1024), Span { start: rank % 2 * 512, length: 512, step: 1 }],
+    };
+    let lists: Vec<_> = (0..8).map(|rank| vec![Want { tensor: 0, share: columns(rank) }]).collect();
+    let window_bytes = 1 << 19;
+    let group = Group::plan(Arc::clone(&checkpoint), request(lists, Way::Auto, window_bytes)).unwrap();
+    carry_out(&group);
+    // Each rank gets half of what is read, and has two buffers for that and two for what it sends.
+    assert_eq!(group.windows() as u64, (1 << 20) / 2 / (window_bytes / 4));
+}
+
+#[test]
 fn who_reads_for_itself_already_reads_less_for_others() {
     let directory = TempDir::new().unwrap();
     let checkpoint = checkpoint(&directory, &[(Dtype::U8, vec![1000]), (Dtype::U8, vec![64, 64])]);
