@@ -47,7 +47,7 @@ def load_sharded(
         strategy: Who reads what several ranks want. "own": every rank its share, so what is replicated is read as often
             as there are ranks. "exchange": each byte one rank, which sends it to the others. "auto": its share where no
             byte is read from storage twice by that, and one for all otherwise.
-        window_bytes: The most memory of this rank for what is on its way between ranks, a few rows apart.
+        window_bytes: The most memory of this rank for what is on its way between ranks.
 
     Returns:
         This rank's tensors by name, in the order of the files, without those that it does not want. They are
