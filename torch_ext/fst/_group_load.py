@@ -21,6 +21,10 @@ from fst._stored import Stored, open_stored
 from fst._targets import targets_of
 from fst._wants import Want, part_of
 
+# The kernel answers a page fault with megabytes around it. Where others read those bytes, views of small tensors in
+# between would have nearly all of them read a second time.
+_VIEW_BYTES_MIN = 1 << 20
+
 
 def open_together(paths: Paths, ranks: Ranks) -> Stored:
     """The checkpoint that these paths stand for, whose headers one rank reads for all. Every rank calls it.
@@ -81,7 +85,10 @@ def load_wants(
         if all(plan.collective(window) == "none" for window in range(plan.windows())):
             return ranks.together(lambda: load_alone(wants, device))
         # Views of mapped files need no windows.
-        viewed = [are_mapped and plan.is_own(name) for name, _ in wants]
+        viewed = [
+            are_mapped and plan.is_own(name) and tensor.nbytes >= _VIEW_BYTES_MIN
+            for (name, _), tensor in zip(wants, made, strict=True)
+        ]
         views = iter(ranks.together(lambda: load_alone(list(compress(wants, viewed)), device)))
         out = ranks.together(
             lambda: [
