@@ -36,9 +36,7 @@ class Done:
 
 
 @pytest.fixture
-def command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Callable[..., Done]:
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Done]:
     """Runs `fst` with arguments in the test's directory, in this process, which has imported PyTorch already."""
 
     def run(*arguments: object) -> Done:
@@ -225,7 +223,15 @@ def test_convert_runs_no_code(command, tmp_path):
     torch.save({"a": Bomb()}, tmp_path / "bomb.pt")
     done = command("convert", "bomb.pt", "bomb.safetensors")
     assert done.returncode == 1
+    assert re.match("fst: bomb.pt: .*mkdir", done.stderr, re.DOTALL)
     assert not (tmp_path / "ran").exists()
+
+
+def test_convert_tells_that_a_file_is_cut_off(command, tmp_path):
+    (tmp_path / "empty.bin").touch()
+    done = command("convert", "empty.bin", "empty.safetensors")
+    assert done.returncode == 1
+    assert done.stderr.startswith("fst: empty.bin: ")
 
 
 def test_convert_merges_and_shards(command, sharded, tmp_path):

@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 import fst
 import fst.numpy
 import fst.torch
-from fst import cli
 from conftest import CHECKOUT
+from fst import cli
 
 FUNCTIONS = {
     f"{module.__name__}.{name}": getattr(module, name)
