@@ -4,6 +4,7 @@ The tests import `fst` from wherever Python finds it: from this checkout with PY
 wheel without.
 """
 
+import gc
 import os
 import subprocess
 import sys
@@ -20,8 +21,10 @@ from ranks import Ranks
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 
-# Models come from folders and packages. The libraries read this when they are imported.
-os.environ["HF_HUB_OFFLINE"] = "1"
+# What the libraries read when they are imported. Models come from folders and packages. Programs are compiled to see
+# fst's operators in them, not to be fast: PyTorch need not look for vector instructions, which it does by importing
+# itself in a process for each kind, nor optimize.
+os.environ |= {"HF_HUB_OFFLINE": "1", "TORCHINDUCTOR_VEC_ISA_OK": "0", "AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O0"}
 
 settings.register_profile("fst", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 settings.load_profile("fst")
@@ -32,6 +35,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if os.environ.get("FST_REQUIRE_GPU") == "1":
             pytest.fail("FST_REQUIRE_GPU=1, but PyTorch finds no CUDA GPU")
         pytest.skip("needs a CUDA GPU")
+
+
+def pytest_collection_finish() -> None:
+    """All that is imported by now stays: tests that collect garbage, as accelerate does, need not look through it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The command `fst`, as a shell runs it."""
+"""The command `fst`: what it prints, writes and exits with, and that a shell gets it."""
 
 import importlib.util
 import json
@@ -6,6 +6,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import fst
+from fst import cli
 from rawfile import DTYPES, random_raw, write
 
 WEIGHTS = {
@@ -22,14 +26,37 @@ WEIGHTS = {
 }
 
 
-@pytest.fixture
-def command(python_environ, tmp_path):
-    """Runs `fst` with arguments in the test's directory, and returns its exit code and what it printed."""
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
 
-    def run(*arguments, **environ):
-        words = [sys.executable, "-m", "fst", *map(str, arguments)]
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Done]:
+    """Runs `fst` with arguments in the test's directory, in this process, which has imported PyTorch already."""
+
+    def run(*arguments: object) -> Done:
+        monkeypatch.chdir(tmp_path)
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            cli.main([str(argument) for argument in arguments])
+        return Done(end.value.code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def shell(python_environ: dict[str, str], tmp_path: Path) -> Callable[[str], subprocess.CompletedProcess[str]]:
+    """Runs a line of Bash in the test's directory, in which `fst` is the command."""
+
+    def run(line: str) -> subprocess.CompletedProcess[str]:
+        command = f'fst() {{ "{sys.executable}" -m fst "$@"; }}; {line}'
         return subprocess.run(
-            words, env=python_environ | environ, cwd=tmp_path, capture_output=True, text=True, timeout=120
+            ["bash", "-c", command], env=python_environ, cwd=tmp_path, capture_output=True, text=True, timeout=120
         )
 
     return run
@@ -91,9 +118,8 @@ def test_inspect_some_names(command, model):
     assert sorted(tensor["name"] for tensor in facts["tensors"]) == ["layers.0.weight", "layers.1.weight"]
 
 
-def test_inspect_ends_with_its_reader(command, model, python_environ):
-    shell = f"{sys.executable} -m fst inspect {model} | true; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", shell], env=python_environ, capture_output=True, text=True, timeout=120)
+def test_inspect_ends_with_its_reader(shell, model):
+    done = shell(f"fst inspect {model} | true; exit ${{PIPESTATUS[0]}}")
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -197,7 +223,15 @@ def test_convert_runs_no_code(command, tmp_path):
     torch.save({"a": Bomb()}, tmp_path / "bomb.pt")
     done = command("convert", "bomb.pt", "bomb.safetensors")
     assert done.returncode == 1
+    assert re.match("fst: bomb.pt: .*mkdir", done.stderr, re.DOTALL)
     assert not (tmp_path / "ran").exists()
+
+
+def test_convert_tells_that_a_file_is_cut_off(command, tmp_path):
+    (tmp_path / "empty.bin").touch()
+    done = command("convert", "empty.bin", "empty.safetensors")
+    assert done.returncode == 1
+    assert done.stderr.startswith("fst: empty.bin: ")
 
 
 def test_convert_merges_and_shards(command, sharded, tmp_path):
@@ -243,9 +277,18 @@ def test_wrong_use_is_told(command, arguments, code, told):
     assert "Traceback" not in done.stderr
 
 
-def test_the_bench_has_its_own_arguments(command):
+def test_a_shell_gets_what_the_command_says(shell, model):
+    """From Python's own entry to the code that the process exits with."""
+    done = shell("fst inspect model.safetensors --names step && fst inspect nowhere.safetensors")
+    assert done.returncode == 1
+    assert "1 tensor in 1 file" in done.stdout
+    assert "nowhere.safetensors" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_bench_has_its_own_arguments(shell):
     """Wheels bring the bench; a source tree has it under another name."""
-    done = command("bench", "--help")
+    done = shell("fst bench --help")
     if importlib.util.find_spec("fst_bench"):
         assert (done.returncode, done.stdout[:6]) == (0, "usage:")
     else:

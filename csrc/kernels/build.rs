@@ -2,16 +2,15 @@
 //! there is one: a machine without nvcc builds a library that leaves this work to PyTorch.
 
 use anyhow::{Context, Result, ensure};
-use std::env;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::{env, fs};
 
 /// Machine code for each of these, so that no driver compiles at the first load. Devices of the same generation share
 /// it: 8.0 also serves 8.7, 12.0 also 12.1.
 const ARCHITECTURES: [u32; 8] = [75, 80, 86, 89, 90, 100, 110, 120];
 
 pub fn build() -> Result<()> {
-    println!("cargo:rustc-check-cfg=cfg(fst_kernels)");
     println!("cargo:rerun-if-changed=csrc/kernels");
     for name in ["CUDA_HOME", "CUDA_PATH", "PATH"] {
         println!("cargo:rerun-if-env-changed={name}");
@@ -24,7 +23,7 @@ pub fn build() -> Result<()> {
         return Ok(());
     };
     println!("cargo:rerun-if-changed={}", nvcc.display());
-    let image = PathBuf::from(env::var_os("OUT_DIR").context("cargo sets OUT_DIR")?).join("kernels.fatbin");
+    let image = image()?;
     let mut compiler = Command::new(&nvcc);
     compiler.args(["-fatbin", "-std=c++17", "-O3", "--threads=0", "-Xfatbin=-compress-all"]);
     for architecture in ARCHITECTURES {
@@ -42,9 +41,25 @@ pub fn build() -> Result<()> {
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
     );
+    embed(&image);
+    Ok(())
+}
+
+/// In the place of `build` where nothing is linked: the same code with an empty image.
+pub fn build_nothing() -> Result<()> {
+    let image = image()?;
+    fs::write(&image, [])?;
+    embed(&image);
+    Ok(())
+}
+
+fn image() -> Result<PathBuf> {
+    Ok(PathBuf::from(env::var_os("OUT_DIR").context("cargo sets OUT_DIR")?).join("kernels.fatbin"))
+}
+
+fn embed(image: &Path) {
     println!("cargo:rustc-cfg=fst_kernels");
     println!("cargo:rustc-env=FST_KERNELS={}", image.display());
-    Ok(())
 }
 
 /// nvcc from the packages of the interpreter, else from a toolkit, else from PATH.

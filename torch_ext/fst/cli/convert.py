@@ -1,6 +1,7 @@
 """`fst convert`: PyTorch's own files into safetensors, and safetensors into fewer, more, or others."""
 
 import argparse
+import pickle
 import re
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -71,7 +72,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _from_pickle(path: Path, key: str | None, dtype: torch.dtype | None) -> dict[str, Tensor]:
     # Files of PyTorch before 1.6 are no archives and cannot be mapped.
-    content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except (pickle.UnpicklingError, EOFError) as error:
+        raise ValueError(
+            f"{path}: a file with nothing but tensors was expected, which weights_only reads: {error}"
+        ) from error
     if key is not None:
         if not isinstance(content, Mapping) or key not in content:
             there = ", ".join(map(repr, content)) if isinstance(content, Mapping) else type(content).__name__
