@@ -21,6 +21,9 @@ def load(task: Task, loader: Loader) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
+    # Whoever shards models has imported it.
+    import torch.distributed.tensor
+
     read_every_byte({"": torch.ones(1 << 20, dtype=torch.bfloat16)})
     paths = [Path(path) for path in task.paths]
     if dist.get_rank() == 0:
