@@ -10,6 +10,7 @@ use crate::selection;
 use crate::views::Mappings;
 use crate::wanted::Wanted;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 /// A plan that all ranks of a group share.
@@ -113,8 +114,8 @@ pub(super) fn group_pieces(plan: &GroupPlan, rank: usize) -> Result<Box<GroupPie
         for window in 0..group.windows() {
             let outgoing = group.outgoing(rank, window);
             for piece in outgoing.kept.iter().chain(outgoing.sent.iter().map(|(piece, _)| piece)) {
-                if !places.contains_key(&(piece.rank, piece.item)) {
-                    places.insert((piece.rank, piece.item), wanted.len());
+                if let Entry::Vacant(place) = places.entry((piece.rank, piece.item)) {
+                    place.insert(wanted.len());
                     wanted.push(group.wanted(piece.rank, piece.item)?);
                 }
             }
