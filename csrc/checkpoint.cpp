@@ -1,6 +1,6 @@
 #include "checkpoint.h"
 
-#include <ATen/Functions.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
 

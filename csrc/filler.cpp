@@ -1,6 +1,6 @@
 #include "filler.h"
 
-#include <ATen/Functions.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
 

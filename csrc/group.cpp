@@ -1,7 +1,7 @@
 #include "group.h"
 
-#include <ATen/Functions.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/tensor.h>
 #include <c10/util/Exception.h>
 
 #include <utility>

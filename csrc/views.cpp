@@ -1,6 +1,6 @@
 #include "views.h"
 
-#include <ATen/Functions.h>
+#include <ATen/ops/from_blob.h>
 
 #include <memory>
 

@@ -1,6 +1,6 @@
 #include "writer.h"
 
-#include <ATen/Functions.h>
+#include <ATen/ops/empty.h>
 
 #include <utility>
 
