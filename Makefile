@@ -16,8 +16,8 @@ export FST_PYTHON ?= $(abspath $(VENV)/bin/python)
 # Activating also puts the cmake and ninja of the environment on PATH for the C++ programs.
 IN_VENV := . $(VENV)/bin/activate && PYTHONPATH=$(CURDIR)/torch_ext
 
-# A process for each core. Each file's tests stay in one, which builds what they share once; in the order of their names
-# the files that take long do not come last.
+# A process for each core. The tests of a file stay in one, which starts and builds once what they share. The order is
+# that of the names: those with the most tests, which would otherwise come first, are not those that take longest.
 PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 # tch builds against the PyTorch of the active environment.
