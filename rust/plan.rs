@@ -13,6 +13,7 @@
 use crate::cast::Cast;
 use crate::error::{Error, Kind, Result};
 use crate::wanted::{Repeat, Wanted};
+use std::collections::HashMap;
 use std::ops::Range;
 
 /// Where bytes `begin..end` of a wanted tensor go, counted in its contiguous form.
@@ -164,6 +165,26 @@ impl Placement {
         self.row_bytes.saturating_mul(self.rows)
     }
 
+    /// Takes in the row that follows where this one goes, if the two also lie evenly in the slot.
+    fn grow(&mut self, row: &Placement) -> bool {
+        let target = u64::try_from(self.target_row_bytes().saturating_mul(self.rows)).unwrap_or(u64::MAX);
+        if (row.wanted, row.cast) != (self.wanted, self.cast) || row.address != self.address.saturating_add(target) {
+            return false;
+        }
+        if self.rows == 1 && row.slot_begin == self.slot_begin + self.row_bytes {
+            self.row_bytes += row.row_bytes;
+            self.slot_stride = self.row_bytes;
+            return true;
+        }
+        let stride = if self.rows == 1 { row.slot_begin.saturating_sub(self.slot_begin) } else { self.slot_stride };
+        let follows = row.row_bytes == self.row_bytes && row.slot_begin == self.slot_begin + stride * self.rows;
+        if follows {
+            self.slot_stride = stride;
+            self.rows += 1;
+        }
+        follows
+    }
+
     /// Bytes of a row where it goes.
     pub fn target_row_bytes(&self) -> usize {
         to_usize(bytes_after(self.cast, u64::try_from(self.row_bytes).unwrap_or(u64::MAX)))
@@ -189,16 +210,10 @@ pub fn plan(wanted: &[Wanted], destinations: &[Destination], limits: &Limits) ->
         }
         push_runs(tensor, destination, limits, &mut runs);
     }
-    // The order of the files is the order in which disks are fastest.
-    if !runs.is_sorted_by_key(|run| (run.source, run.begin)) {
-        runs.sort_by_key(|run| (run.source, run.begin));
-    }
+    sort(&mut runs);
+    split_shared_rows(&mut runs, limits);
     let mut planner = Planner { limits, chunks: Vec::new(), open: None };
-    let mut reached = (0, 0);
-    for (index, run) in runs.iter().enumerate() {
-        let next = runs.get(index.saturating_add(1));
-        let is_shared = (run.source, run.begin) < reached || next.is_some_and(|next| next.begins_before_end_of(run));
-        reached = reached.max((run.source, run.end()));
+    for (run, is_shared) in with_sharing(&runs) {
         planner.add(*run, is_shared);
     }
     planner.close();
@@ -231,6 +246,65 @@ impl Run {
     fn begins_before_end_of(&self, other: &Run) -> bool {
         self.source == other.source && self.begin < other.end()
     }
+
+    /// Whether each of its rows has a read of its own.
+    fn is_far_apart(&self, limits: &Limits) -> bool {
+        self.rows > 1 && !limits.are_near(self.row_bytes, self.stride)
+    }
+
+    fn placement(&self, slot_begin: u64, row: u64, rows: u64, slot_stride: u64) -> Placement {
+        Placement {
+            wanted: self.wanted,
+            slot_begin: to_usize(slot_begin),
+            row_bytes: to_usize(self.row_bytes),
+            rows: to_usize(rows),
+            slot_stride: to_usize(slot_stride),
+            address: self.address_of(row * self.row_bytes),
+            cast: self.cast,
+        }
+    }
+
+    fn row(&self, row: u64) -> Run {
+        let address = self.address_of(row * self.row_bytes);
+        Run { begin: self.begin + row * self.stride, rows: 1, address, ..*self }
+    }
+}
+
+/// The order of the files is the order in which disks are fastest.
+fn sort(runs: &mut [Run]) {
+    if !runs.is_sorted_by_key(|run| (run.source, run.begin)) {
+        runs.sort_by_key(|run| (run.source, run.begin));
+    }
+}
+
+/// Sorted runs, and whether others begin between the first byte of one and its last.
+fn with_sharing(runs: &[Run]) -> impl Iterator<Item = (&Run, bool)> {
+    let mut reached = (0, 0);
+    runs.iter().enumerate().map(move |(index, run)| {
+        let next = runs.get(index.saturating_add(1));
+        let is_shared = (run.source, run.begin) < reached || next.is_some_and(|next| next.begins_before_end_of(run));
+        reached = reached.max((run.source, run.end()));
+        (run, is_shared)
+    })
+}
+
+/// Where several want columns of the same rows, and the rows are far apart, all that is wanted of a row comes before
+/// the next row, so that one read takes it.
+fn split_shared_rows(runs: &mut Vec<Run>, limits: &Limits) {
+    let is_split = |run: &Run, is_shared: bool| is_shared && run.is_far_apart(limits);
+    if !with_sharing(runs).any(|(run, is_shared)| is_split(run, is_shared)) {
+        return;
+    }
+    let mut rows = Vec::with_capacity(runs.len());
+    for (run, is_shared) in with_sharing(runs) {
+        if is_split(run, is_shared) {
+            rows.extend((0..run.rows).map(|row| run.row(row)));
+        } else {
+            rows.push(*run);
+        }
+    }
+    sort(&mut rows);
+    *runs = rows;
 }
 
 /// A destination may begin and end in the middle of rows: a part of a row, whole rows, a part of a row.
@@ -267,11 +341,14 @@ struct Planner<'a> {
 }
 
 /// A staged chunk that may still grow.
+#[derive(Default)]
 struct OpenChunk {
     source: usize,
     bytes: u64,
     reads: Vec<OpenRead>,
     placements: Vec<Placement>,
+    /// For each wanted tensor of which rows are placed one by one, where the last placement of those is.
+    growing: HashMap<usize, usize>,
 }
 
 struct OpenRead {
@@ -286,16 +363,13 @@ impl Planner<'_> {
         let is_large = self.limits.direct_bytes.is_some_and(|least| run.row_bytes >= least);
         if is_large && !is_shared && run.cast.is_none() {
             self.add_direct(run);
-        } else if run.rows == 1 {
-            let slot_begin = self.read(run.source, run.begin, run.row_bytes);
-            self.place(&run, slot_begin, 0, 1, run.row_bytes);
-        } else if self.limits.are_near(run.row_bytes, run.stride) {
+        } else if run.rows == 1 || run.is_far_apart(self.limits) {
+            self.add_rows_one_by_one(run);
+        } else {
             if is_shared {
                 self.make_room_for_cell(&run);
             }
             self.add_rows_with_gaps(run);
-        } else {
-            self.add_rows_packed(run);
         }
     }
 
@@ -337,24 +411,16 @@ impl Planner<'_> {
         }
     }
 
-    /// Rows far from each other: a read for each, packed in the slot so that one copy places them all.
-    fn add_rows_packed(&mut self, run: Run) {
-        let mut placed_in = None;
+    /// Rows with a read for each, unless they follow what is read anyway. One copy places those that come to lie
+    /// evenly in the slot.
+    fn add_rows_one_by_one(&mut self, run: Run) {
         for row in 0..run.rows {
             let slot_begin = self.read(run.source, run.begin + row * run.stride, run.row_bytes);
-            let chunk = self.chunks.len();
-            // The last placement of this chunk is of this run, if this run has placed anything in it. Rows that
-            // another run has had read already lie apart, and are placed apart.
-            let last = self.open.as_mut().and_then(|open| open.placements.last_mut());
-            let follows = |last: &&mut Placement| last.slot_begin + last.row_bytes == to_usize(slot_begin);
-            match last.filter(|last| placed_in == Some(chunk) && follows(last)) {
-                Some(last) => {
-                    last.row_bytes += to_usize(run.row_bytes);
-                    last.slot_stride = last.row_bytes;
-                }
-                None => self.place(&run, slot_begin, row, 1, run.row_bytes),
+            if run.row_bytes == run.stride {
+                self.place(&run, slot_begin, row, 1, run.row_bytes);
+            } else {
+                self.place_row(&run, slot_begin, row);
             }
-            placed_in = Some(chunk);
         }
     }
 
@@ -379,23 +445,25 @@ impl Planner<'_> {
         if !fits {
             self.close();
         }
-        let open =
-            self.open.get_or_insert_with(|| OpenChunk { source, bytes: 0, reads: Vec::new(), placements: Vec::new() });
+        let open = self.open.get_or_insert_with(|| OpenChunk { source, ..OpenChunk::default() });
         open.read(begin, length, self.limits)
     }
 
     /// Places `rows` rows of the run, from its row `row` on, which lie in the slot of the open chunk.
     fn place(&mut self, run: &Run, slot_begin: u64, row: u64, rows: u64, slot_stride: u64) {
         let Some(open) = &mut self.open else { return };
-        open.placements.push(Placement {
-            wanted: run.wanted,
-            slot_begin: to_usize(slot_begin),
-            row_bytes: to_usize(run.row_bytes),
-            rows: to_usize(rows),
-            slot_stride: to_usize(slot_stride),
-            address: run.address_of(row * run.row_bytes),
-            cast: run.cast,
-        });
+        open.placements.push(run.placement(slot_begin, row, rows, slot_stride));
+    }
+
+    /// Places one row of the run, together with those before it where that is possible.
+    fn place_row(&mut self, run: &Run, slot_begin: u64, row: u64) {
+        let Some(open) = &mut self.open else { return };
+        let placement = run.placement(slot_begin, row, 1, run.row_bytes);
+        let last = open.growing.get(&run.wanted).and_then(|&index| open.placements.get_mut(index));
+        if !last.is_some_and(|last| last.grow(&placement)) {
+            open.growing.insert(run.wanted, open.placements.len());
+            open.placements.push(placement);
+        }
     }
 
     fn close(&mut self) {

@@ -167,7 +167,9 @@ def test_misspelt_keywords(function, path):
     if function in (fst.save_file, fst.save_file_async):
         possible["tensors"] = {"w": torch.zeros(3)}
     arguments = {name: possible[name] for name in inspect.signature(function).parameters if name in possible}
-    function(**arguments)
+    # Those that take placements need a process group besides, which the tests of ranks give them.
+    if "placements" not in inspect.signature(function).parameters:
+        function(**arguments)
     with pytest.raises(TypeError, match="divice"):
         function(**arguments, divice="cpu")
 

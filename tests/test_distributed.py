@@ -330,13 +330,16 @@ def count_bytes(path):
     return counts
 
 
-def test_bytes_are_read_once(ranks, path):
+def test_bytes_are_read_once(ranks, tmp_path):
+    # Small gaps are read through, so that only parts that are longer than those can be counted.
+    shapes = {"matrix": (10, 1 << 15), "even": (16, 1 << 15), "vector": (1 << 17,), "cube": (4, 3, 1 << 15), "one": ()}
+    path = str(tmp_path / "long.safetensors")
+    save_file({name: torch.ones(shape) for name, shape in shapes.items()}, path)
     total = sum(tensor.nbytes for tensor in fst.load_file(path).values())
     for counts in zip(*ranks(4).run(count_bytes, path), strict=True):
         read, kept = (sum(count) for count in zip(*counts, strict=True))
         assert kept >= total
-        # Small gaps are read through.
-        assert total <= read < 1.05 * total
+        assert total <= read <= 1.001 * total
 
 
 def test_dtypes(ranks, tmp_path):

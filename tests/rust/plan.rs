@@ -307,6 +307,28 @@ fn columns_of_the_same_rows_are_read_once_also_in_many_chunks() {
 }
 
 #[test]
+fn far_columns_that_several_want_are_read_once_and_each_copied_at_once() {
+    let entry = entry(Dtype::U8, &[300, 400], DATA_BEGIN);
+    for (alignment, chunk_bytes) in [(1, 1000), (1, 70_001), (512, 8192)] {
+        let limits = Limits { chunk_bytes, alignment, gap_bytes: alignment.max(16), placements_max: 1000, ..LIMITS };
+        // Each half for two.
+        let columns = [(0, 200), (200, 200), (0, 200), (200, 200)];
+        let wanted: Vec<Wanted> =
+            columns.iter().map(|&(start, length)| Wanted::slice(0, entry, 1, start, length).unwrap()).collect();
+        let chunks = whole_plan(&wanted, &limits);
+        assert_eq!(read_bytes(&chunks), 300 * 400, "{limits:?}");
+        for chunk in &chunks {
+            let Chunk::Staged { placements, .. } = chunk else { panic!("{chunk:?}") };
+            assert!(placements.len() <= 4, "{placements:?}");
+        }
+    }
+    // What lies between the two columns is not read.
+    let wanted =
+        [(0, 100), (200, 200), (0, 100)].map(|(start, length)| Wanted::slice(0, entry, 1, start, length).unwrap());
+    assert_eq!(read_bytes(&whole_plan(&wanted, &LIMITS)), 300 * 300);
+}
+
+#[test]
 fn far_rows_are_read_alone_and_copied_at_once() {
     // 40 rows of 2 bytes, 100 apart.
     let tensor = entry(Dtype::U8, &[40, 100], DATA_BEGIN);
