@@ -110,6 +110,8 @@ class _Rank:
 
 
 def _serve(rank: int, size: int, store: Path, stack: Path, pipe: Any) -> None:
+    # The server was started in the directory of some test, which may be gone.
+    os.chdir(store.parent)
     with stack.open("w") as file:
         faulthandler.register(signal.SIGUSR1, file)
         torch.set_num_threads(1)

@@ -49,6 +49,15 @@ def test_a_rank_that_hangs_in_a_test_is_killed(ranks, monkeypatch):
     assert ranks(2).run(fail_on, 2) == [0, 1]
 
 
+def test_ranks_outlive_the_directory_that_they_were_started_in(ranks, tmp_path, monkeypatch):
+    ranks(2).close()
+    with monkeypatch.context() as patched:
+        patched.chdir(tmp_path)
+        ranks(2).run(os.getcwd)
+    tmp_path.rmdir()
+    assert all(ranks(2).run(os.getcwd))
+
+
 def share():
     ranks = Ranks.of(None, CPU)
     own = bytes(range(ranks.rank * 100))

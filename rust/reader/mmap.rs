@@ -4,7 +4,7 @@
 use super::Reader;
 use crate::error::{Error, Kind, Result};
 use crate::source::Source;
-use memmap2::{Advice, MmapOptions, MmapRaw, UncheckedAdvice};
+use memmap2::{MmapOptions, MmapRaw, UncheckedAdvice};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -33,17 +33,6 @@ impl Mapping {
         let mapped = unsafe { MmapOptions::new().len(length).no_reserve_swap().map_copy(&source.file) };
         let pages = mapped.map_err(|error| Error::from_io(&error, &source.path, "cannot map"))?;
         Ok(Mapping { pages: pages.into(), page_bytes: page_bytes() })
-    }
-
-    /// Makes the cached pages of a range present, so that touching them needs no trap.
-    pub fn populate(&self, range: &Range<u64>) {
-        // Read faults: write faults would copy every page of a private mapping.
-        let (Ok(begin), Ok(length)) = (usize::try_from(range.start), usize::try_from(range.end - range.start)) else {
-            return;
-        };
-        if let Err(error) = self.pages.advise_range(Advice::PopulateRead, begin, length) {
-            tracing::debug!(%error, "pages are not made present ahead of their use");
-        }
     }
 
     /// Gives back what the process keeps of the whole pages in a range, and with it what it has written there.

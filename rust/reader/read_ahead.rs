@@ -1,10 +1,8 @@
 //! Reads a mapped file ahead of whoever uses the tensors.
 //!
-//! Page faults alone keep one small request at the disk, and cost a trap each.
-//! Here threads take the wanted ranges in large steps, in the order of the
-//! file, while the load has long returned: what is not cached the kernel is
-//! asked to read, what is cached gets its page table entries at once. When the
-//! last tensor is gone the threads end.
+//! Page faults alone keep one small request at the disk. Here threads ask for
+//! the wanted ranges in large steps, in the order of the file, while the load
+//! has long returned. When the last tensor is gone the threads end.
 
 use super::mmap::Mapping;
 use super::page_cache::{self, Advice};
@@ -12,26 +10,29 @@ use crate::profile::{self, Stage};
 use crate::source::Source;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Once, Weak};
+use std::sync::{Arc, Weak};
 use std::thread;
 
 /// One request to the kernel.
 const STEP_BYTES: u64 = 4 << 20;
-/// The kernel answers a request once it is queued, so several threads keep the disk busy. What is cached one makes
-/// present faster than anyone can use it, and more would only take the user's cores.
+/// The kernel answers a request once it is queued, so several threads keep the disk busy.
 const THREADS: usize = 4;
 
 /// Starts to read `ranges` of a file, which are in its order, into the page cache, unless they are too small to gain
 /// anything, or so large that the first bytes would be evicted before the last arrive.
 pub fn start(source: &Arc<Source>, mapping: &Arc<Mapping>, ranges: impl Iterator<Item = Range<u64>>) {
-    let steps: Vec<Range<u64>> = joined(ranges).iter().flat_map(steps_of).collect();
-    let total_bytes: u64 = steps.iter().map(|step| step.end - step.start).sum();
+    let ranges = joined(ranges);
+    let total_bytes: u64 = ranges.iter().map(|range| range.end - range.start).sum();
     if total_bytes < STEP_BYTES || total_bytes > host_bytes() / 2 {
         return;
     }
-    let users = Arc::downgrade(mapping);
-    let work = Work { source: Arc::clone(source), users, steps, next: AtomicUsize::new(0), is_cold: Once::new() };
-    Arc::new(work).spawn();
+    // A thread for nothing would cost a tensor more than all else. So would to ask for every page: the ends stand for a
+    // step.
+    let is_cached = |at: u64| page_cache::is_all_cached(source, &(at..at + 1));
+    let is_cold = |step: &Range<u64>| !is_cached(step.start) || !is_cached(step.end - 1);
+    let steps: Vec<Range<u64>> = ranges.iter().flat_map(steps_of).filter(is_cold).collect();
+    let (users, threads) = (Arc::downgrade(mapping), THREADS.min(steps.len()));
+    Arc::new(Work { source: Arc::clone(source), users, steps, next: AtomicUsize::new(0) }).spawn(threads);
 }
 
 struct Work {
@@ -39,28 +40,29 @@ struct Work {
     users: Weak<Mapping>,
     steps: Vec<Range<u64>>,
     next: AtomicUsize,
-    /// Happens when the first step is found that is not cached.
-    is_cold: Once,
 }
 
 impl Work {
-    fn spawn(self: Arc<Self>) {
-        if let Err(error) = thread::Builder::new().name("fst read-ahead".into()).spawn(move || self.run()) {
+    /// Starts a thread, which starts the next one: the load does not wait for more than the first.
+    fn spawn(self: Arc<Self>, threads: usize) {
+        let Some(others) = threads.checked_sub(1) else { return };
+        let run = move || {
+            Arc::clone(&self).spawn(others);
+            self.run();
+        };
+        if let Err(error) = thread::Builder::new().name("fst read-ahead".into()).spawn(run) {
             // The pages come all the same, one fault at a time.
             tracing::debug!(%error, "no read-ahead");
         }
     }
 
-    fn run(self: Arc<Self>) {
+    fn run(&self) {
         while let Some(step) = self.steps.get(self.next.fetch_add(1, Ordering::Relaxed)) {
-            let Some(mapping) = self.users.upgrade() else { return };
-            let _span = profile::span(Stage::ReadAhead).bytes(step.end - step.start);
-            if page_cache::is_cached(&self.source, step.start) {
-                mapping.populate(step);
-            } else {
-                self.is_cold.call_once(|| (1..THREADS).for_each(|_| Arc::clone(&self).spawn()));
-                page_cache::advise(&self.source, step, Advice::WillNeed);
+            if self.users.strong_count() == 0 {
+                return;
             }
+            let _span = profile::span(Stage::ReadAhead).bytes(step.end - step.start);
+            page_cache::advise(&self.source, step, Advice::WillNeed);
         }
     }
 }
