@@ -55,7 +55,7 @@ def test_a_tiny_run_has_figures_and_a_report(bench, tmp_path):
             run.figure(GroupCell(layout, 2, "warm", "fst"), key) for key in ("load_seconds", "load_and_read_seconds")
         )
         assert 0 < load.median <= read.median
-    assert run.ceiling("all-gather, 2 ranks").median > 0
+    assert run.ceiling("broadcasts, 2 ranks").median > 0
     write_report(tmp_path / "out", tmp_path / "report")
     told = (tmp_path / "report" / "BENCHMARKS.md").read_text()
     assert "### 2 ranks: matrices cut by columns, warm page cache" in told

@@ -66,22 +66,25 @@ def write(model, folder):
 def recorded():
     """Collects the collectives that carry windows, with the sizes they are called with."""
     calls = []
-    gather, exchange = dist.all_gather_into_tensor, dist.all_to_all_single
+    broadcast, exchange = dist.broadcast, dist.all_to_all_single
 
-    def all_gather_into_tensor(received, send, *arguments, **options):
+    def recorded_broadcast(data, *arguments, **options):
+        # A gathering is a broadcast from each rank.
         if options.get("async_op"):
-            calls.append(("gather", [send.numel()], [received.numel()]))
-        return gather(received, send, *arguments, **options)
+            if options["group_src"] == 0:
+                calls.append(("gather", [data.numel()], [0]))
+            calls[-1][2][0] += data.numel()
+        return broadcast(data, *arguments, **options)
 
     def all_to_all_single(received, send, received_splits, send_splits, *arguments, **options):
         calls.append(("exchange", list(send_splits), list(received_splits)))
         return exchange(received, send, received_splits, send_splits, *arguments, **options)
 
-    dist.all_gather_into_tensor, dist.all_to_all_single = all_gather_into_tensor, all_to_all_single
+    dist.broadcast, dist.all_to_all_single = recorded_broadcast, all_to_all_single
     try:
         yield calls
     finally:
-        dist.all_gather_into_tensor, dist.all_to_all_single = gather, exchange
+        dist.broadcast, dist.all_to_all_single = broadcast, exchange
 
 
 def load(paths, wants):

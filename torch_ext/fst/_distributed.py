@@ -15,7 +15,7 @@ from fst._interrupts import interrupts_held
 from fst._layout import Local, local_of
 from fst._meshes import check_group, device_of_mesh, grid_of, group_of, is_mesh
 from fst._placements import given_placements
-from fst._ranks import WINDOW_BYTES, Ranks
+from fst._ranks import Ranks
 from fst._stored import Stored, open_stored
 from fst._wants import Want
 
@@ -40,7 +40,7 @@ def load_distributed(
     *,
     group: "ProcessGroup | None" = None,
     strategy: Literal["auto", "own", "exchange"] = "auto",
-    window_bytes: int = WINDOW_BYTES,
+    window_bytes: int | None = None,
 ) -> "dict[str, DTensor]":
     """Loads a checkpoint as DTensors: the ranks of a mesh read each byte once, and each keeps its local part only.
 

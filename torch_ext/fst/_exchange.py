@@ -30,7 +30,7 @@ class Exchange:
         # The same bytes where the group takes them, if that is not where the load has them.
         same = ranks.device.type == device.type
         self._carried = self._buffers if same else Buffers(self._traffics, ranks.device)
-        self._work: dist.Work | None = None
+        self._works: list[dist.Work] = []
         self._error: BaseException | None = None
 
     def run(self) -> None:
@@ -94,20 +94,28 @@ class Exchange:
         collective, sent, received = self._traffics[window]
         send, receive, group = self._carried.send(window), self._carried.receive(window), self._ranks.group
         if collective == "gather":
-            self._work = dist.all_gather_into_tensor(receive, send, group, async_op=True)
+            self._works = _begin_gather(receive, send, self._ranks)
         elif collective == "exchange":
-            self._work = dist.all_to_all_single(receive, send, received, sent, group, async_op=True)
+            self._works = [dist.all_to_all_single(receive, send, received, sent, group, async_op=True)]
 
     def _wait(self) -> None:
-        if self._work is not None:
-            self._work.wait()
-            self._work = None
+        while self._works:
+            self._works.pop().wait()
 
     def _place(self, window: int) -> None:
         receive = self._buffers.receive(window)
         if self._carried is not self._buffers:
             receive.copy_(self._carried.receive(window))
         call(self._load.place, window, receive)
+
+
+def _begin_gather(receive: Tensor, send: Tensor, ranks: Ranks) -> list[dist.Work]:
+    if receive.device.type != "cpu":
+        return [dist.all_gather_into_tensor(receive, send, ranks.group, async_op=True)]
+    # The ring of gloo's all-gather takes three to four times as long.
+    parts = receive.view(ranks.size, -1)
+    parts[ranks.rank].copy_(send)
+    return [dist.broadcast(part, group=ranks.group, group_src=rank, async_op=True) for rank, part in enumerate(parts)]
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from fst._exchange import Exchange
 from fst._group_plan import GroupPlan
 from fst._interrupts import interrupts_held
 from fst._page_cache import page_cache
-from fst._ranks import WINDOW_BYTES, Ranks
+from fst._ranks import Ranks
 from fst._side_stream import side_stream
 from fst._stored import Stored, open_stored
 from fst._targets import targets_of
@@ -54,7 +54,7 @@ def load_wants(
     device: torch.device,
     dtype: torch.dtype | None = None,
     strategy: str = "auto",
-    window_bytes: int = WINDOW_BYTES,
+    window_bytes: int | None = None,
 ) -> list[Tensor]:
     """New contiguous tensors, one for each want. Every rank calls it with its own wants.
 
@@ -80,7 +80,8 @@ def load_wants(
         made, cache = ranks.together(prepare)
         if device.type == "meta":
             return made
-        terms = Terms(device.type, str(dtype), strategy, window_bytes)
+        room_bytes = ranks.window_bytes if window_bytes is None else window_bytes
+        terms = Terms(device.type, str(dtype), strategy, room_bytes)
         plan, are_mapped = agree(stored, wants, ranks, terms, cache)
         if all(plan.collective(window) == "none" for window in range(plan.windows())):
             return ranks.together(lambda: load_alone(wants, device))
@@ -106,7 +107,7 @@ def fill_wants(
     out: Sequence[Tensor],
     ranks: Ranks,
     strategy: str = "auto",
-    window_bytes: int = WINDOW_BYTES,
+    window_bytes: int | None = None,
 ) -> None:
     """Overwrites tensors with any strides and any dtype that the stored one can be cast to, one for each want.
 
@@ -125,9 +126,10 @@ def fill_wants(
         # What one rank cannot fill directly, no rank does: they load a tensor together.
         indirect = {name for names in ranks.share(json.dumps(mine).encode()) for name in json.loads(names)}
         direct = [target for target in targets if target.want.name not in indirect]
-        plan, _ = agree(stored, [want for want, _, _ in direct], ranks, Terms(None, None, strategy, window_bytes), "")
+        room_bytes = ranks.window_bytes if window_bytes is None else window_bytes
+        plan, _ = agree(stored, [want for want, _, _ in direct], ranks, Terms(None, None, strategy, room_bytes), "")
         _run(plan, [tensor for _, tensor, _ in direct], ranks, device)
-        for names in _batches(stored, indirect, window_bytes):
+        for names in _batches(stored, indirect, room_bytes):
             batch = [target for target in targets if target.want.name in names]
             loaded = load_wants(stored, [want for want, _, _ in batch], ranks, device, None, strategy, window_bytes)
             ranks.together(partial(_copy, [tensor for _, tensor, _ in batch], loaded))

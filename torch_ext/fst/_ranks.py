@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 
-# The most memory of a rank for what is on its way between ranks, unless somebody asks for less or more.
-WINDOW_BYTES = 512 << 20
+# The most memory of a rank for what is on its way between ranks, unless somebody asks for less or more. The host's is
+# slow to touch for the first time, and the GPU's serves groups of hundreds.
+_WINDOW_BYTES = {"cpu": 128 << 20, "cuda": 512 << 20}
 
 _CPU = torch.device("cpu")
 
@@ -69,6 +70,11 @@ class Ranks:
             )
         backends = _backends(group)
         return cls(group, rank, dist.get_world_size(group), _carrier(device, backends), _carrier(_CPU, backends))
+
+    @property
+    def window_bytes(self) -> int:
+        """How much memory a load by these ranks takes for what is on its way, unless it is told."""
+        return _WINDOW_BYTES[self.device.type]
 
     @classmethod
     def alone(cls, device: torch.device) -> "Ranks":

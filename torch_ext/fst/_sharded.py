@@ -10,7 +10,7 @@ from fst._arguments import Device, Paths, device_of, dtype_of, names_of
 from fst._group_load import load_wants, open_together
 from fst._interrupts import interrupts_held
 from fst._placements import Placements, wants_of
-from fst._ranks import WINDOW_BYTES, Ranks
+from fst._ranks import Ranks
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -25,7 +25,7 @@ def load_sharded(
     names: Sequence[str] | None = None,
     *,
     strategy: Literal["auto", "own", "exchange"] = "auto",
-    window_bytes: int = WINDOW_BYTES,
+    window_bytes: int | None = None,
 ) -> dict[str, Tensor]:
     """Loads a checkpoint with all ranks of a process group: each byte is read once, and each rank gets its share.
 
@@ -47,7 +47,8 @@ def load_sharded(
         strategy: Who reads what several ranks want. "own": every rank its share, so what is replicated is read as often
             as there are ranks. "exchange": each byte one rank, which sends it to the others. "auto": its share where no
             byte is read from storage twice by that, and one for all otherwise.
-        window_bytes: The most memory of this rank for what is on its way between ranks.
+        window_bytes: The most memory of this rank for what is on its way between ranks; None is 512 MiB of a GPU's, or
+            128 MiB of the host's where the group has no other way between ranks.
 
     Returns:
         This rank's tensors by name, in the order of the files, without those that it does not want. They are
