@@ -110,8 +110,6 @@ class _Rank:
 
 
 def _serve(rank: int, size: int, store: Path, stack: Path, pipe: Any) -> None:
-    # The server was started in the directory of some test, which may be gone.
-    os.chdir(store.parent)
     with stack.open("w") as file:
         faulthandler.register(signal.SIGUSR1, file)
         torch.set_num_threads(1)
@@ -125,6 +123,8 @@ def _serve(rank: int, size: int, store: Path, stack: Path, pipe: Any) -> None:
         )
         while True:
             function, arguments = pipe.recv()
+            # Where it was started, or where a function has gone to, is the directory of some test, which may be gone.
+            os.chdir(store.parent)
             try:
                 pipe.send((None, function(*arguments)))
             except BaseException:

@@ -53,20 +53,25 @@ def test_ranks_outlive_the_directory_that_they_were_started_in(ranks, tmp_path, 
     ranks(2).close()
     with monkeypatch.context() as patched:
         patched.chdir(tmp_path)
-        ranks(2).run(os.getcwd)
+        ranks(2).run(os.chdir, tmp_path)
     tmp_path.rmdir()
     assert all(ranks(2).run(os.getcwd))
 
 
 def share():
     ranks = Ranks.of(None, CPU)
-    own = bytes(range(ranks.rank * 100))
-    assert ranks.share(own) == [bytes(range(rank * 100)) for rank in range(ranks.size)]
+    for length in (100, 507, 508, 1015, 1016, 1017):  # some need one collective, and some two
+        own = bytes([ranks.rank]) * (ranks.rank * length)
+        assert ranks.share(own) == [bytes([rank]) * (rank * length) for rank in range(ranks.size)]
     assert ranks.share(b"") == [b""] * ranks.size
     for source in range(ranks.size):
         data = torch.arange(source, dtype=torch.uint8)
         assert torch.equal(ranks.broadcast(data if ranks.rank == source else None, source), data)
     assert ranks.together(lambda: ranks.rank) == ranks.rank
+    assert ranks.tell(lambda: (ranks.rank, b"-%d" % ranks.rank)) == (
+        ranks.rank,
+        [b"-%d" % i for i in range(ranks.size)],
+    )
 
 
 def test_messages(ranks):

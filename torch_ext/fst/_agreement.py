@@ -44,19 +44,26 @@ def agree(stored: Stored, wants: Sequence[Want], ranks: Ranks, terms: Terms, pag
         ValueError: The ranks differ in the terms, or in how a tensor is laid out over them.
     """
     positions = {name: position for position, name in enumerate(stored.tensors)}
-    numbers = ranks.together(lambda: encode(wants, positions))
-    digest = hashlib.sha256(str(numbers.tolist()).encode()).hexdigest()
-    told = [json.loads(text) for text in ranks.share(json.dumps([terms, digest, page_cache]).encode())]
+
+    def tell_terms() -> tuple[Tensor, bytes]:
+        numbers = encode(wants, positions)
+        digest = hashlib.sha256(str(numbers.tolist()).encode()).hexdigest()
+        return numbers, json.dumps([terms, digest, page_cache]).encode()
+
+    def tell_plan() -> tuple[GroupPlan, bytes]:
+        plan = plan_group(stored.checkpoint, distinct, wants_of, cache_of, terms.strategy, terms.window_bytes)
+        return plan, plan.digest().encode()
+
+    numbers, texts = ranks.tell(tell_terms)
+    told = [json.loads(text) for text in texts]
     for index, field in enumerate(Terms._fields):
         _check_same(field, [told_terms[index] for told_terms, _, _ in told])
     digests, caches = [digest for _, digest, _ in told], [cache for _, _, cache in told]
     distinct = _distinct(numbers, digests, ranks)
     wants_of = _numbered(digests)
     cache_of = [number if cache else -1 for cache, number in zip(caches, _numbered(caches), strict=True)]
-    plan = ranks.together(
-        lambda: plan_group(stored.checkpoint, distinct, wants_of, cache_of, terms.strategy, terms.window_bytes)
-    )
-    _check_same("plan (is fst the same everywhere?)", [text.decode() for text in ranks.share(plan.digest().encode())])
+    plan, plan_digests = ranks.tell(tell_plan)
+    _check_same("plan (is fst the same everywhere?)", [text.decode() for text in plan_digests])
     return Agreement(plan, all(caches))
 
 

@@ -18,7 +18,7 @@ from fst._page_cache import page_cache
 from fst._ranks import Ranks
 from fst._side_stream import side_stream
 from fst._stored import Stored, open_stored
-from fst._targets import targets_of
+from fst._targets import Target, targets_of
 from fst._wants import Want, part_of
 
 # The kernel answers a page fault with megabytes around it. Where others read those bytes, views of small tensors in
@@ -119,12 +119,16 @@ def fill_wants(
         ValueError: What the ranks want does not fit together, the checkpoint or the tensors. Nothing was written.
         And the errors of `load_into`. Where reading fails, tensors hold old or new values, or some of both.
     """
+
+    def tell_indirect() -> tuple[list[Target], bytes]:
+        targets = targets_of(stored, wants, out, ranks)
+        return targets, json.dumps([want.name for want, _, is_direct in targets if not is_direct]).encode()
+
     with interrupts_held():
-        targets = ranks.together(lambda: targets_of(stored, wants, out, ranks))
+        targets, told = ranks.tell(tell_indirect)
         device = targets[0].tensor.device if targets else ranks.device
-        mine = [want.name for want, _, is_direct in targets if not is_direct]
         # What one rank cannot fill directly, no rank does: they load a tensor together.
-        indirect = {name for names in ranks.share(json.dumps(mine).encode()) for name in json.loads(names)}
+        indirect = {name for names in told for name in json.loads(names)}
         direct = [target for target in targets if target.want.name not in indirect]
         room_bytes = ranks.window_bytes if window_bytes is None else window_bytes
         plan, _ = agree(stored, [want for want, _, _ in direct], ranks, Terms(None, None, strategy, room_bytes), "")

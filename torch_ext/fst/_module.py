@@ -156,8 +156,11 @@ def _tied(found: Match) -> list[list[str]]:
 
 def _differing(tied: Sequence[list[str]], stored: Stored, ranks: Ranks) -> list[list[str]]:
     """Those of them whose values differ. Every rank compares its part of each."""
-    mine = ranks.together(lambda: [names for names in tied if not stored.alike(names, ranks.rank, ranks.size)])
-    told = [names for text in ranks.share(json.dumps(mine).encode()) for names in json.loads(text)]
+
+    def tell_own() -> tuple[None, bytes]:
+        return None, json.dumps([names for names in tied if not stored.alike(names, ranks.rank, ranks.size)]).encode()
+
+    told = [names for text in ranks.tell(tell_own)[1] for names in json.loads(text)]
     return [names for names in tied if names in told]
 
 

@@ -22,6 +22,12 @@ _WINDOW_BYTES = {"cpu": 128 << 20, "cuda": 512 << 20}
 
 _CPU = torch.device("cpu")
 
+# How messages between ranks begin: how long it is, and whether the rank has failed.
+_LENGTH_BYTES = 8
+_FINE, _FAILED = b"+", b"-"
+# What a message holds that needs one collective.
+_SHORT_BYTES = 1016
+
 
 class RankError(RuntimeError):
     """Another rank of the group failed, so this one gave up, too. The message names the rank and its exception.
@@ -92,7 +98,16 @@ class Ranks:
             RankError: It failed on another rank.
             And what `work` raises.
         """
-        result: _Result | None = None
+        return self.tell(lambda: (work(), b""))[0]
+
+    def tell(self, work: Callable[[], tuple[_Result, bytes]]) -> tuple[_Result, list[bytes]]:
+        """Does `work`, which has a result and something to tell. Gives the result, and what each rank told.
+
+        Raises:
+            RankError: It failed on another rank.
+            And what `work` raises.
+        """
+        result: tuple[_Result, bytes] | None = None
         error: BaseException | None = None
         with interrupts_held() as interrupts:
             try:
@@ -101,15 +116,16 @@ class Ranks:
                     interrupts.let_out()
                 except BaseException as caught:
                     error = caught
-                self.agree(error)
+                told = self.agree(error, b"" if result is None else result[1])
             finally:
                 del error  # As in `agree`.
-        return result  # type: ignore[return-value]
+        assert result is not None
+        return result[0], told
 
-    def agree(self, error: BaseException | None) -> None:
-        """Raises where any rank has an error: there the error itself, on the other ranks a RankError."""
+    def agree(self, error: BaseException | None, data: bytes = b"") -> list[bytes]:
+        """What each rank told. Raises where any has an error: there the error itself, on other ranks a RankError."""
         try:
-            texts = self.share(b"" if error is None else _text_of(error))
+            told = self.share(_FINE + data if error is None else _FAILED + _text_of(error))
             if error is not None:
                 raise error
         except BaseException as caught:
@@ -120,9 +136,11 @@ class Ranks:
             # This frame is part of the exception's traceback: the exception would keep itself alive, and with it all
             # that the frames of the traceback hold.
             del error
-        if failed := [rank for rank, text in enumerate(texts) if text]:
+        if failed := [rank for rank, text in enumerate(told) if text.startswith(_FAILED)]:
             others = f", as did {len(failed) - 1} more" if len(failed) > 1 else ""
-            raise RankError(f"{self.name(failed[0])} failed{others}: {texts[failed[0]].decode(errors='replace')}")
+            reason = told[failed[0]].removeprefix(_FAILED).decode(errors="replace")
+            raise RankError(f"{self.name(failed[0])} failed{others}: {reason}")
+        return [text.removeprefix(_FINE) for text in told]
 
     def name(self, rank: int) -> str:
         """A rank of the group as people are told of it."""
@@ -133,14 +151,13 @@ class Ranks:
         """What each rank gave, in their order."""
         if self.group is None:
             return [data]
-        # All tensors say where they are, since the caller may have another default device.
-        lengths = self._gather(torch.tensor([len(data)], device=_CPU)).flatten().tolist()
+        # A long message has another collective to itself, since nobody knows before how long it is.
+        short = len(data).to_bytes(_LENGTH_BYTES, "little") + data[:_SHORT_BYTES]
+        told = self._gather(short.ljust(_LENGTH_BYTES + _SHORT_BYTES))
+        lengths = [int.from_bytes(text[:_LENGTH_BYTES], "little") for text in told]
         longest = max(lengths)
-        if longest == 0:
-            return [b""] * self.size
-        rows = self._gather(torch.frombuffer(bytearray(data.ljust(longest)), dtype=torch.uint8))
-        # PyTorch has no other way to bytes that is quick and needs no NumPy.
-        return [ctypes.string_at(rows[rank].data_ptr(), length) for rank, length in enumerate(lengths)]
+        texts = self._gather(data.ljust(longest)) if longest > _SHORT_BYTES else [text[_LENGTH_BYTES:] for text in told]
+        return [text[:length] for text, length in zip(texts, lengths, strict=True)]
 
     def broadcast(self, data: Tensor | None, source: int) -> Tensor:
         """The bytes, uint8 in one dimension on the CPU, that the rank `source` gave; the other ranks give None."""
@@ -154,11 +171,14 @@ class Ranks:
         dist.broadcast(moved, group=self.group, group_src=source)
         return moved.to(_CPU)
 
-    def _gather(self, tensor: Tensor) -> Tensor:
-        """A row for each rank."""
-        rows = torch.empty((self.size, len(tensor)), dtype=tensor.dtype, device=self.control)
-        dist.all_gather_into_tensor(rows.view(-1), tensor.to(self.control), group=self.group)
-        return rows.to(_CPU)
+    def _gather(self, data: bytes) -> list[bytes]:
+        """What each rank gave, as long on all of them."""
+        # Tensors say where they are, since the caller may have another default device.
+        given = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.control)
+        rows = torch.empty((self.size, len(data)), dtype=torch.uint8, device=self.control)
+        dist.all_gather_into_tensor(rows.view(-1), given, group=self.group)
+        # PyTorch has no other way to bytes that is quick and needs no NumPy.
+        return [ctypes.string_at(row.data_ptr(), len(data)) for row in rows.to(_CPU)]
 
 
 def _backends(group: "ProcessGroup | None") -> dict[str, str]:

@@ -211,8 +211,8 @@ class _Unread(Mapping[str, STORAGE_TYPES]):
 
 def _open(path: str, ranks: Ranks) -> list[_Source]:
     # One rank looks for all.
-    found = ranks.together(lambda: json.dumps(_part_files(path)).encode() if ranks.rank == 0 else b"")
-    names = json.loads(ranks.share(found)[0])
+    _, found = ranks.tell(lambda: (None, json.dumps(_part_files(path)).encode() if ranks.rank == 0 else b""))
+    names = json.loads(found[0])
     return [_source(open_together(each, ranks)) for each in [os.path.join(path, name) for name in names] or [path]]
 
 

@@ -42,7 +42,7 @@ def require_same(ranks: Ranks, what: str, value: object) -> None:
 
 def joined(ranks: Ranks, work: Callable[[], dict[_Key, _Value]]) -> dict[_Key, _Value]:
     """What `work` returns on all ranks, in one dict. Raises on every rank where it fails on one."""
-    own = ranks.together(work)
     if ranks.size == 1:
-        return own
-    return {key: value for data in ranks.share(pickle.dumps(own)) for key, value in pickle.loads(data).items()}
+        return ranks.together(work)
+    _, told = ranks.tell(lambda: (None, pickle.dumps(work())))
+    return {key: value for data in told for key, value in pickle.loads(data).items()}
