@@ -1,0 +1,119 @@
+//! What is wanted as rows of a file, in the order in which they are read.
+
+use super::{Destination, Limits, Placement, bytes_after, to_usize};
+use crate::cast::Cast;
+use crate::wanted::{Repeat, Wanted};
+
+/// Rows of a file that go, one behind the other, to an address.
+#[derive(Clone, Copy)]
+pub(super) struct Run {
+    pub(super) wanted: usize,
+    pub(super) source: usize,
+    pub(super) begin: u64,
+    pub(super) row_bytes: u64,
+    pub(super) rows: u64,
+    pub(super) stride: u64,
+    pub(super) address: u64,
+    pub(super) cast: Option<Cast>,
+}
+
+impl Run {
+    /// Where the bytes that lie `bytes` behind the first one go.
+    fn address_of(&self, bytes: u64) -> u64 {
+        self.address + bytes_after(self.cast, bytes)
+    }
+
+    fn end(&self) -> u64 {
+        self.begin + (self.rows - 1) * self.stride + self.row_bytes
+    }
+
+    fn begins_before_end_of(&self, other: &Run) -> bool {
+        self.source == other.source && self.begin < other.end()
+    }
+
+    /// Whether each of its rows has a read of its own.
+    pub(super) fn is_far_apart(&self, limits: &Limits) -> bool {
+        self.rows > 1 && !limits.are_near(self.row_bytes, self.stride)
+    }
+
+    pub(super) fn placement(&self, slot_begin: u64, row: u64, rows: u64, slot_stride: u64) -> Placement {
+        Placement {
+            wanted: self.wanted,
+            slot_begin: to_usize(slot_begin),
+            row_bytes: to_usize(self.row_bytes),
+            rows: to_usize(rows),
+            slot_stride: to_usize(slot_stride),
+            address: self.address_of(row * self.row_bytes),
+            cast: self.cast,
+        }
+    }
+
+    fn row(&self, row: u64) -> Run {
+        let address = self.address_of(row * self.row_bytes);
+        Run { begin: self.begin + row * self.stride, rows: 1, address, ..*self }
+    }
+}
+
+/// The order of the files is the order in which disks are fastest.
+pub(super) fn sort(runs: &mut [Run]) {
+    if !runs.is_sorted_by_key(|run| (run.source, run.begin)) {
+        runs.sort_by_key(|run| (run.source, run.begin));
+    }
+}
+
+/// Sorted runs, and whether others begin between the first byte of one and its last.
+pub(super) fn with_sharing(runs: &[Run]) -> impl Iterator<Item = (&Run, bool)> {
+    let mut reached = (0, 0);
+    runs.iter().enumerate().map(move |(index, run)| {
+        let next = runs.get(index.saturating_add(1));
+        let is_shared = (run.source, run.begin) < reached || next.is_some_and(|next| next.begins_before_end_of(run));
+        reached = reached.max((run.source, run.end()));
+        (run, is_shared)
+    })
+}
+
+/// Where several want columns of the same rows, and the rows are far apart, all that is wanted of a row comes before
+/// the next row, so that one read takes it.
+pub(super) fn split_shared_rows(runs: &mut Vec<Run>, limits: &Limits) {
+    let is_split = |run: &Run, is_shared: bool| is_shared && run.is_far_apart(limits);
+    if !with_sharing(runs).any(|(run, is_shared)| is_split(run, is_shared)) {
+        return;
+    }
+    let mut rows = Vec::with_capacity(runs.len());
+    for (run, is_shared) in with_sharing(runs) {
+        if is_split(run, is_shared) {
+            rows.extend((0..run.rows).map(|row| run.row(row)));
+        } else {
+            rows.push(*run);
+        }
+    }
+    sort(&mut rows);
+    *runs = rows;
+}
+
+/// A destination may begin and end in the middle of rows: a part of a row, whole rows, a part of a row.
+/// A row longer than a chunk becomes several, so that whoever wants the same bytes finds them in the same chunks.
+pub(super) fn push_runs(tensor: &Wanted, destination: &Destination, limits: &Limits, runs: &mut Vec<Run>) {
+    let region = &tensor.region;
+    let Destination { wanted, address, cast, .. } = *destination;
+    // A run has rows of the innermost repeat alone.
+    let innermost = region.repeats.last().copied().unwrap_or(Repeat { count: 1, stride: region.row_bytes });
+    let stride = innermost.stride;
+    let mut at = destination.begin;
+    while at < destination.end {
+        let (row, column) = (at / region.row_bytes, at % region.row_bytes);
+        let offset = region.row_begin(row) + column;
+        let part_bytes = limits.part_bytes(offset, tensor.dtype.item_bytes());
+        let left = destination.end - at;
+        let rows_left = (left / region.row_bytes).min(innermost.count - row % innermost.count);
+        let whole_rows = if column == 0 { rows_left } else { 0 };
+        let (row_bytes, rows) = match whole_rows {
+            0 => (left.min(region.row_bytes - column).min(part_bytes), 1),
+            _ if region.row_bytes > limits.row_bytes_max() => (region.row_bytes.min(part_bytes), 1),
+            rows => (region.row_bytes, rows.min(limits.rows_in_cell(offset, region.row_bytes, stride))),
+        };
+        let whole = Run { wanted, source: tensor.source, begin: offset, row_bytes, rows, stride, address, cast };
+        runs.push(Run { address: whole.address_of(at - destination.begin), ..whole });
+        at += row_bytes * rows;
+    }
+}
