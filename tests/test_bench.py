@@ -167,7 +167,6 @@ def test_a_fast_wrong_loader_fails(tmp_path, python_environ, monkeypatch):
         "def load_tensors(paths, names, device):\n"
         "    tensors = load_file(paths[0])\n"
         "    return [tensors[name] for name in names]\n"
-        "load_sharded = None\n"
     )
     monkeypatch.setattr("benches.peer._own_directory", lambda: [planted])
     right, results = bench(tmp_path, ["fst"], python_environ, monkeypatch)

@@ -45,6 +45,9 @@ class Loader:
         """The state of a model that transformers loads from a folder."""
         raise UnsupportedError("is not what transformers loads with")
 
+    def prepare_sharded(self) -> None:
+        """Imports what `sharded` needs, where the library would do that on use: imports are no part of a load."""
+
     def sharded(self, paths: Sequence[str], dims: "Mapping[str, int | None]", device: str) -> "dict[str, Tensor]":
         """This rank's chunk of each of these tensors in the dimension named, or the whole; all ranks call it at once.
 

@@ -18,8 +18,6 @@ class Fst(Loader):
         import fst
 
         self._fst = fst
-        # The package imports it on use, and imports are no part of a load.
-        self._load_sharded = fst.load_sharded
 
     def load(self, paths: Sequence[str], device: str) -> "dict[str, Tensor]":
         return self._fst.load_files(paths, device)
@@ -44,11 +42,14 @@ class Fst(Loader):
         with self._fst.patch():
             return pretrained_state(folder, device)
 
+    def prepare_sharded(self) -> None:
+        import fst._sharded  # noqa: F401
+
     def sharded(self, paths: Sequence[str], dims: "Mapping[str, int | None]", device: str) -> "dict[str, Tensor]":
         from torch.distributed.tensor import Replicate, Shard
 
         placements = {name: Replicate() if dim is None else Shard(dim) for name, dim in dims.items()}
-        return self._load_sharded(paths, placements, device=device, strategy=self.strategy)
+        return self._fst.load_sharded(paths, placements, device=device, strategy=self.strategy)
 
     def save(self, tensors: "Mapping[str, Tensor]", path: str) -> None:
         self._fst.save_file(dict(tensors), path)

@@ -24,6 +24,7 @@ def load(task: Task, loader: Loader) -> dict[str, Any]:
     # Whoever shards models has imported it.
     import torch.distributed.tensor
 
+    loader.prepare_sharded()
     read_every_byte({"": torch.ones(1 << 20, dtype=torch.bfloat16)})
     paths = [Path(path) for path in task.paths]
     if dist.get_rank() == 0:

@@ -106,8 +106,14 @@ def load_distributed(
         device, cast, chosen = Ranks.of(group, torch.device("cpu")).together(read_arguments)
         ranks = Ranks.of(group, device)
         stored = open_together(paths, ranks)
-        layouts = ranks.together(lambda: _layouts_of(placements, stored, chosen, mesh))
-        _check_agreed(layouts, ranks)
+
+        def tell_layouts() -> "tuple[dict[str, list[Placement]], bytes]":
+            layouts = _layouts_of(placements, stored, chosen, mesh)
+            return layouts, hashlib.sha256(_text_of(layouts)).digest()
+
+        layouts, digests = ranks.tell(tell_layouts)
+        if len(set(digests)) > 1:
+            _refuse(layouts, ranks)
         grid = grid_of(mesh, group)
         parts = [local_of(stored.tensors[name].shape, cuts_of(layout), grid) for name, layout in layouts.items()]
         wants = [
@@ -141,12 +147,13 @@ def _layouts_of(
     return layouts
 
 
-def _check_agreed(layouts: "dict[str, list[Placement]]", ranks: Ranks) -> None:
-    """Raises ValueError, alike on all ranks, where they do not have the same."""
-    mine = json.dumps([[name, str(layout)] for name, layout in layouts.items()]).encode()
-    if len(set(ranks.share(hashlib.sha256(mine).digest()))) == 1:
-        return
-    first, *others = [dict(json.loads(text)) for text in ranks.share(mine)]
+def _text_of(layouts: "dict[str, list[Placement]]") -> bytes:
+    return json.dumps([[name, str(layout)] for name, layout in layouts.items()]).encode()
+
+
+def _refuse(layouts: "dict[str, list[Placement]]", ranks: Ranks) -> None:
+    """Raises ValueError, alike on all ranks, for the first tensor of which they do not have the same."""
+    first, *others = [dict(json.loads(text)) for text in ranks.share(_text_of(layouts))]
     for rank, other in enumerate(others, 1):
         for name in first | other:
             if first.get(name) != other.get(name):

@@ -90,13 +90,15 @@ def load_wants(
             are_mapped and plan.is_own(name) and tensor.nbytes >= _VIEW_BYTES_MIN
             for (name, _), tensor in zip(wants, made, strict=True)
         ]
-        views = iter(ranks.together(lambda: load_alone(list(compress(wants, viewed)), device)))
-        out = ranks.together(
-            lambda: [
+
+        def begin() -> tuple[Iterator[Tensor], list[Tensor | None]]:
+            views = load_alone(list(compress(wants, viewed)), device)
+            return iter(views), [
                 None if is_viewed else torch.empty_like(tensor, device=device)
                 for tensor, is_viewed in zip(made, viewed, strict=True)
             ]
-        )
+
+        views, out = ranks.together(begin)
         _run(plan, out, ranks, device)
         return [next(views) if tensor is None else tensor for tensor in out]
 
