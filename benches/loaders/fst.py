@@ -43,7 +43,7 @@ class Fst(Loader):
             return pretrained_state(folder, device)
 
     def prepare_sharded(self) -> None:
-        import fst._sharded  # noqa: F401
+        _ = self._fst.load_sharded
 
     def sharded(self, paths: Sequence[str], dims: "Mapping[str, int | None]", device: str) -> "dict[str, Tensor]":
         from torch.distributed.tensor import Replicate, Shard
