@@ -502,8 +502,10 @@ def parallel_run(directory, environ):
     """What two ranks print."""
     save_file({"a0": rows()}, directory / "a.safetensors")
     save_file({"b0": rows()}, directory / "b.safetensors")
-    # A program that ends with its group aborts now and then, where a thread of gloo lets go of a tensor after Python.
-    (directory / "run_parallel.py").write_text(f"{over_fst(PARALLEL_RUN)}\ndist.destroy_process_group()\n")
+    # It ends without Python's own end, which aborts now and then as long as a group lives, which `pg` keeps alive: a
+    # thread of gloo may let go of a tensor then.
+    ending = "import os, sys; sys.stdout.flush(); os._exit(0)"
+    (directory / "run_parallel.py").write_text(f"{over_fst(PARALLEL_RUN)}\n{ending}\n")
     launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "run_parallel.py"]
     done = subprocess.run(
         [sys.executable, "-m", *launcher], env=environ, cwd=directory, capture_output=True, text=True, timeout=120
