@@ -13,8 +13,8 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 import fst
-from fst._group_stream import stream_together
-from fst._ranks import RankError, Ranks
+from fst._distributed.group import RankError, Ranks
+from fst._distributed.stream import stream_together
 from fst.compat import fastsafetensors as compat
 from fst.compat.fastsafetensors.frameworks import TensorBase, get_framework_op
 from fst.compat.fastsafetensors.st_types import DType

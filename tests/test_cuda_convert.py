@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fst
-from fst._dtypes import SCALAR_TYPES
+from fst._core.dtypes import SCALAR_TYPES
 from patterns import FLOATS, PAIRS, bits_of, cast_by_pytorch, patterns
 
 pytestmark = pytest.mark.gpu

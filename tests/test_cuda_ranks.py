@@ -6,11 +6,11 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 import fst
-from fst._buffers import Buffers, traffic_of
-from fst._group_plan import begin_load, plan_group
-from fst._side_stream import side_stream
-from fst._stored import open_stored
-from fst._wants import Chunk, Part, Want, Whole, encode, part_of
+from fst._checkpoint.checkpoint import open_stored
+from fst._core.group_plan import begin_load, plan_group
+from fst._distributed.buffers import Buffers, traffic_of
+from fst._distributed.shards import Chunk, Part, Want, Whole, encode, part_of
+from fst._distributed.side_stream import side_stream
 from rawfile import assert_same, write
 from test_sharded import RAW, STRATEGIES, check_against_raw, chunk, columns, corners, mixed, replicated, rows
 
@@ -95,10 +95,10 @@ from safetensors.torch import load_file
 from torch.distributed.tensor import Replicate, Shard
 
 import fst
-from fst._group_load import fill_wants, open_together
-from fst._ranks import Ranks
-from fst._votes import Votes
-from fst._wants import Chunk, Want
+from fst._distributed.load import fill_wants, open_together
+from fst._distributed.group import Ranks
+from fst._distributed.failure_flags import Votes
+from fst._distributed.shards import Chunk, Want
 
 path, store = sys.argv[1:]
 device = torch.device("cuda", 0)

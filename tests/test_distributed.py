@@ -14,10 +14,10 @@ from torch.distributed.tensor._utils import _compute_local_shape_and_global_offs
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import fst
-from fst._dtensors import cuts_of
-from fst._layout import Grid, local_of
-from fst._meshes import group_of
-from fst._wants import Chunk, Part, Whole, part_of
+from fst._distributed.dtensors import cuts_of
+from fst._distributed.layout import Grid, local_of
+from fst._distributed.meshes import group_of
+from fst._distributed.shards import Chunk, Part, Whole, part_of
 from rawfile import DTYPES, assert_same, random_raw, write
 
 SHAPES = {

@@ -9,11 +9,11 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 from fst import RankError
-from fst._group_load import fill_wants, load_wants, open_together
-from fst._page_cache import page_cache
-from fst._ranks import Ranks
-from fst._stored import open_stored
-from fst._wants import Chunk, Part, Want, Whole, part_of
+from fst._checkpoint.checkpoint import open_stored
+from fst._distributed.group import Ranks
+from fst._distributed.load import fill_wants, load_wants, open_together
+from fst._distributed.page_cache import page_cache
+from fst._distributed.shards import Chunk, Part, Want, Whole, part_of
 from rawfile import assert_same
 
 CPU = torch.device("cpu")

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-import fst._library  # noqa: F401  (registers the classes)
-from fst._checkpoint import open_checkpoint
-from fst._errors import call
-from fst._wants import Chunk, Part, Want, Whole, encode, part_of
+import fst._core.library  # noqa: F401  (registers the classes)
+from fst._core.checkpoint import open_checkpoint
+from fst._core.errors import call
+from fst._distributed.shards import Chunk, Part, Want, Whole, encode, part_of
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.float64]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fst
-from fst._library import load_library
+from fst._core.library import load_library
 
 
 def test_a_library_that_is_missing(tmp_path):

@@ -5,8 +5,8 @@ import torch
 from safetensors.torch import save_file
 
 import fst
-from fst._checkpoint import open_checkpoint
-from fst._errors import call
+from fst._core.checkpoint import open_checkpoint
+from fst._core.errors import call
 from rawfile import DTYPES, assert_same, bits_of, random_raw, write
 
 SHAPE = (6, 500, 4)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import fst
-from fst import _stored
+from fst._checkpoint import checkpoint as _stored
 from rawfile import assert_same, bits_of, random_raw
 
 

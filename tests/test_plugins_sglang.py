@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 import fst
-from fst._group_stream import GroupStream
+from fst._distributed.stream import GroupStream
 from serving import assert_equal, entry_points, imports_anew, run_engine, save_checkpoint, save_model
 
 PACKAGE = "sglang.srt.model_loader.loader"
@@ -125,7 +125,7 @@ def load_together(directory):
         module.get_server_args = lambda: SimpleNamespace(**ARGUMENTS)
         extra = {"ranks": "together", "window_bytes": 100}
         loader = FstModelLoader(LoadConfig(load_format="auto", model_loader_extra_config=extra))
-        with mock.patch("fst._group_stream.GroupStream", wraps=GroupStream) as streams:
+        with mock.patch("fst._distributed.stream.GroupStream", wraps=GroupStream) as streams:
             found = weights(loader, module.DefaultModelLoader.Source(directory, None))
         return streams.call_count, found
 

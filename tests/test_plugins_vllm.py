@@ -11,7 +11,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 import fst
-from fst._group_stream import GroupStream
+from fst._distributed.stream import GroupStream
 from serving import assert_equal, entry_points, imports_anew, run_engine, save_checkpoint, save_model
 
 MIB = 1 << 20
@@ -207,7 +207,7 @@ def load_together(directory, world_size):
 def check_together(directory, world_size):
     everything = load_file(f"{directory}/model.safetensors")
     own = {name: tensor for name, tensor in everything.items() if f"experts.{1 - dist.get_rank()}." not in name}
-    with mock.patch("fst._group_stream.GroupStream", wraps=GroupStream) as streams:
+    with mock.patch("fst._distributed.stream.GroupStream", wraps=GroupStream) as streams:
         for found, expected in zip(load_together(directory, world_size), (everything, own), strict=True):
             assert_equal(found, expected)
     return streams.call_count

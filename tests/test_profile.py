@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 import fst
-from fst._bottleneck import bottleneck
-from fst._recording import Recording, covered_seconds
-from fst._summary import summarize
+from fst._profile.bottleneck import bottleneck
+from fst._profile.summary import summarize
+from fst._profile.trace import Recording, covered_seconds
 
 TENSORS = {"large": torch.arange(400_000).float(), "small": torch.ones(7), "matrix": torch.randn(300, 50)}
 DATA_BYTES = sum(tensor.nbytes for tensor in TENSORS.values())

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import Replicate, Shard
 
 import fst
-from fst._buffers import Buffers
-from fst._exchange import Exchange
+from fst._distributed.buffers import Buffers
+from fst._distributed.exchange import Exchange
 from rawfile import assert_same
 
 SIZE = 3
@@ -118,27 +118,27 @@ def other_window(patch, directory):
 
 def truncated_file(patch, directory):
     """After it was opened."""
-    begin = fst._group_load.agree
+    begin = fst._distributed.load.agree
 
     def agree(*arguments):
         os.truncate(directory / f"{dist.get_rank()}" / "a.safetensors", 500)
         return begin(*arguments)
 
-    patch.setattr("fst._group_load.agree", agree)
+    patch.setattr("fst._distributed.load.agree", agree)
 
 
 def no_memory(patch, directory):
     def allocate(*arguments, **options):
         raise torch.OutOfMemoryError("no room for it")
 
-    patch.setattr("fst._group_load.torch.empty_like", allocate)
+    patch.setattr("fst._distributed.load.torch.empty_like", allocate)
 
 
 def no_buffers(patch, directory):
     def allocate(traffics, device):
         raise MemoryError
 
-    patch.setattr("fst._exchange.Buffers", allocate)
+    patch.setattr("fst._distributed.exchange.Buffers", allocate)
 
 
 def raising_at(method, window, error):
@@ -195,13 +195,13 @@ def interrupt(patch, directory):
 
 def interrupt_between(patch, directory):
     """Ctrl-C while the rank talks with the others."""
-    share = fst._ranks.Ranks.share
+    share = fst._distributed.group.Ranks.share
 
     def interrupted(self, data):
         os.kill(os.getpid(), signal.SIGINT)
         return share(self, data)
 
-    patch.setattr("fst._ranks.Ranks.share", interrupted)
+    patch.setattr("fst._distributed.group.Ranks.share", interrupted)
 
 
 # What the rank raises whose fault it is. The others raise a RankError that says the same.
@@ -296,8 +296,8 @@ def fail_and_count_memory(directory):
     gc.disable()
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("fst._exchange.Buffers", Watched)
-            patch.setattr("fst._group_load.torch.empty_like", empty_like)
+            patch.setattr("fst._distributed.exchange.Buffers", Watched)
+            patch.setattr("fst._distributed.load.torch.empty_like", empty_like)
             if dist.get_rank() == 1:
                 broken_read(patch, directory)
             try:

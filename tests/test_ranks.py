@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from fst import RankError
-from fst._interrupts import interrupts_held
-from fst._ranks import Ranks
+from fst._distributed.group import Ranks
+from fst._distributed.interrupts import interrupts_held
 
 CPU = torch.device("cpu")
 

@@ -18,7 +18,7 @@ from torch import nn
 import fst
 import fst.numpy
 import fst.torch
-from fst._shared import shared_groups
+from fst._save.aliasing import shared_groups
 from rawfile import DTYPES, UNSUPPORTED_DTYPES, assert_same, encode, random_raw, write
 
 BOTH_TORCH = pytest.mark.parametrize("module", [safetensors.torch, fst.torch], ids=["safetensors", "fst"])

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fst
-import fst._save
+import fst._save.save
 from rawfile import DTYPES, assert_same, random_raw
 
 CASES = st.lists(
@@ -293,7 +293,7 @@ def end_at(step, end, monkeypatch):
 
         monkeypatch.setattr(owner, name, watched)
 
-    for owner, name in ((os, "replace"), (os, "link"), (os, "fsync"), (Path, "unlink"), (fst._save, "write_file")):
+    for owner, name in ((os, "replace"), (os, "link"), (os, "fsync"), (Path, "unlink"), (fst._save.save, "write_file")):
         watch(owner, name)
     return taken
 
@@ -461,7 +461,7 @@ def held_save(monkeypatch):
     """Holds every save until the event is set, and notes what happens."""
     release = threading.Event()
     happened = []
-    write, snapshot = fst._save.write_file, fst._save.Snapshot
+    write, snapshot = fst._save.save.write_file, fst._save.save.Snapshot
 
     def held_write(*args):
         release.wait()
@@ -472,8 +472,8 @@ def held_save(monkeypatch):
         happened.append("copied")
         return snapshot(tensors)
 
-    monkeypatch.setattr(fst._save, "write_file", held_write)
-    monkeypatch.setattr(fst._save, "Snapshot", noted_snapshot)
+    monkeypatch.setattr(fst._save.save, "write_file", held_write)
+    monkeypatch.setattr(fst._save.save, "Snapshot", noted_snapshot)
     yield release, happened
     release.set()
 
@@ -512,8 +512,8 @@ def test_errors_of_a_background_save_are_in_its_future(tmp_path, monkeypatch):
         copies.extend(weakref.ref(tensor) for tensor in tensors.values())
         return write(tensors, *args)
 
-    write = fst._save.write_file
-    monkeypatch.setattr(fst._save, "write_file", watched)
+    write = fst._save.save.write_file
+    monkeypatch.setattr(fst._save.save, "write_file", watched)
     failed = fst.save_file_async(counted(1), tmp_path / "nowhere" / "m.safetensors")
     error = failed.exception()
     assert isinstance(error, FileNotFoundError)

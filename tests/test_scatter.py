@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fst
-from fst._dtypes import SCALAR_TYPES
+from fst._core.dtypes import SCALAR_TYPES
 from patterns import FLOATS, bits_of, cast_by_pytorch, patterns
 
 CASTABLE = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 import fst
-import fst._group_load
+import fst._distributed.load
 from conftest import CHECKOUT
-from fst._buffers import Buffers
+from fst._distributed.buffers import Buffers
 from rawfile import DTYPES, assert_same, random_raw, write
 
 STRATEGIES = ["auto", "own", "exchange"]
@@ -319,7 +319,7 @@ def count_bytes(path, place, strategy):
     plans, sent = [], 0
 
     def agree(*arguments):
-        agreement = fst._agreement.agree(*arguments)
+        agreement = fst._distributed.agreement.agree(*arguments)
         plans.append(agreement.plan)
         return agreement
 
@@ -329,13 +329,13 @@ def count_bytes(path, place, strategy):
         sent += sum(to_each) * (size - 1 if collective == "gather" else 1)
         return begin_window(exchange, window)
 
-    begin_window = fst._exchange.Exchange._begin
+    begin_window = fst._distributed.exchange.Exchange._begin
     with (
         pytest.MonkeyPatch.context() as patch,
         fst.profile() as profile,
     ):
-        patch.setattr(fst._group_load, "agree", agree)
-        patch.setattr(fst._exchange.Exchange, "_begin", begin)
+        patch.setattr(fst._distributed.load, "agree", agree)
+        patch.setattr(fst._distributed.exchange.Exchange, "_begin", begin)
         fst.load_sharded(path, place, strategy=strategy, window_bytes=1 << 16)
     [plan] = plans
     with safe_open(path, "pt") as file:
@@ -409,7 +409,7 @@ def measure_buffers(path, place, window_bytes):
             held.append(sum(buffer.nbytes for buffer in self._send + self._receive))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fst._exchange.Buffers", Measured)
+        patch.setattr("fst._distributed.exchange.Buffers", Measured)
         fst.load_sharded(path, place, strategy="exchange", window_bytes=window_bytes)
     [nbytes] = held
     return nbytes

@@ -26,9 +26,9 @@ from benches.simulation.section import SIMULATION
 from benches.simulation.tally import Tally
 from benches.simulation.traffic import Window, windows
 from benches.workload import ITEM_BYTES, TensorSpec, llama, specs
-from fst._group_load import load_wants, open_together
-from fst._ranks import Ranks
-from fst._wants import Chunk, Part, Want, Whole, part_of
+from fst._distributed.group import Ranks
+from fst._distributed.load import load_wants, open_together
+from fst._distributed.shards import Chunk, Part, Want, Whole, part_of
 
 CPU = torch.device("cpu")
 WINDOW_BYTES = 16 << 10

@@ -2,9 +2,9 @@
 
 from safetensors.torch import load_file
 
-from fst._checkpoint import open_checkpoint
-from fst._group_plan import plan_group
-from fst._wants import Chunk, Want, Whole, encode
+from fst._core.checkpoint import open_checkpoint
+from fst._core.group_plan import plan_group
+from fst._distributed.shards import Chunk, Want, Whole, encode
 
 from ..checkpoint import Checkpoint
 from ..digest import digest

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fst._wants import Want, part_of
+from fst._distributed.shards import Want, part_of
 
 from ..checkpoint import header_of
 from ..workload import ITEM_BYTES, TensorSpec

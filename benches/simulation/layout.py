@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from fst._wants import Chunk, Share, Want, Whole, part_of
+from fst._distributed.shards import Chunk, Share, Want, Whole, part_of
 
 from ..workload import TensorSpec
 from .cluster import Place

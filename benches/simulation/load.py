@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fst._checkpoint import open_checkpoint
-from fst._group_plan import GroupPlan, plan_group
-from fst._wants import Want, Whole, encode
+from fst._core.checkpoint import open_checkpoint
+from fst._core.group_plan import GroupPlan, plan_group
+from fst._distributed.shards import Want, Whole, encode
 
 from .clock import Clock, Seconds
 from .cluster import Cluster

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fst._group_plan import GroupPlan
+from fst._core.group_plan import GroupPlan
 
 
 class Window(NamedTuple):

@@ -11,23 +11,32 @@ is in `cmake_prefix_path`.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fst._convert import cast, scatter
-from fst._errors import SafetensorError
-from fst._load import load_boxes, load_file, load_files, load_into, load_slices, load_tensors, metadata, tensor_names
-from fst._memory import release_memory
+from fst._checkpoint.safe_open import safe_open
+from fst._core.errors import SafetensorError
+from fst._core.memory import release_memory
+from fst._load.convert import cast, scatter
+from fst._load.load import (
+    load_boxes,
+    load_file,
+    load_files,
+    load_into,
+    load_slices,
+    load_tensors,
+    metadata,
+    tensor_names,
+)
+from fst._load.stream import Stream, stream
 from fst._patch import patch, unpatch
-from fst._profile import Profile, profile
-from fst._safe_open import safe_open
-from fst._save import save_file, save_file_async
-from fst._stream import Stream, stream
-from fst._summary import ReaderUse, StageTime, Summary
-from fst._writer import Writer
+from fst._profile.profile import Profile, profile
+from fst._profile.summary import ReaderUse, StageTime, Summary
+from fst._save.save import save_file, save_file_async
+from fst._save.writer import Writer
 
 if TYPE_CHECKING:
-    from fst._distributed import load_distributed
-    from fst._module import ModuleMismatchError, load_module
-    from fst._ranks import RankError
-    from fst._sharded import load_sharded
+    from fst._distributed.dtensor_load import load_distributed
+    from fst._distributed.group import RankError
+    from fst._distributed.sharded import load_sharded
+    from fst._module.load_module import ModuleMismatchError, load_module
 
 __all__ = [
     "ModuleMismatchError",
@@ -68,11 +77,11 @@ cmake_prefix_path = f"{__path__[0]}/share/cmake"
 
 # What modules and groups of ranks need is a third of the package, and most programs use none of it.
 _IMPORTED_ON_USE = {
-    "ModuleMismatchError": "_module",
-    "RankError": "_ranks",
-    "load_distributed": "_distributed",
-    "load_module": "_module",
-    "load_sharded": "_sharded",
+    "ModuleMismatchError": "_module.load_module",
+    "RankError": "_distributed.group",
+    "load_distributed": "_distributed.dtensor_load",
+    "load_module": "_module.load_module",
+    "load_sharded": "_distributed.sharded",
 }
 
 

@@ -7,8 +7,8 @@ from functools import wraps
 from types import TracebackType
 from typing import Any
 
-from fst._framework import knows
-from fst._safe_open import safe_open
+from fst._checkpoint.framework import knows
+from fst._checkpoint.safe_open import safe_open
 
 
 class Patch:

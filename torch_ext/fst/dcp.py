@@ -33,14 +33,14 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from fst._arguments import Path, path_of
-from fst._fill import Filling, fill_together
-from fst._group_load import open_together
-from fst._interrupts import interrupts_held
-from fst._load import metadata
-from fst._ranks import Ranks
-from fst._stored import Stored
-from fst._wants import Part, Want
+from fst._checkpoint.checkpoint import Stored
+from fst._core.arguments import Path, path_of
+from fst._distributed.fill import Filling, fill_together
+from fst._distributed.group import Ranks
+from fst._distributed.interrupts import interrupts_held
+from fst._distributed.load import open_together
+from fst._distributed.shards import Part, Want
+from fst._load.load import metadata
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from fst import _mirror
-from fst._arguments import metadata_of, names_of, path_of
-from fst._errors import SafetensorError
-from fst._mirror import safetensors_errors
-from fst._safe_open import safe_open
-from fst._save import write_file
-from fst._serialize import serialize
+from fst import _safetensors_api as api
+from fst._checkpoint.safe_open import safe_open
+from fst._core.arguments import metadata_of, names_of, path_of
+from fst._core.errors import SafetensorError
+from fst._safetensors_api import safetensors_errors
+from fst._save.save import write_file
+from fst._save.serialize import serialize
 
 with contextlib.suppress(ImportError):
     # It tells NumPy of bfloat16 and the 8-bit floats.
@@ -48,7 +48,7 @@ def load_file(filename: str | os.PathLike[str], *, backend: str = "mmap") -> dic
         >>> fst.numpy.load_file("model.safetensors")["bias"]
         array([0., 0., 0., 0.], dtype=float32)
     """
-    return _mirror.load_file(filename, "np", "cpu", backend)
+    return api.load_file(filename, "np", "cpu", backend)
 
 
 def load(data: bytes) -> dict[str, Array]:
@@ -69,7 +69,7 @@ def load(data: bytes) -> dict[str, Array]:
         >>> fst.numpy.load(fst.numpy.save({"a": numpy.arange(3)}))
         {'a': array([0, 1, 2])}
     """
-    return _mirror.load(data, "np")
+    return api.load(data, "np")
 
 
 def save_file(

@@ -10,14 +10,14 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from fst import _mirror
-from fst._arguments import metadata_of, names_of, path_of
-from fst._errors import SafetensorError
-from fst._mirror import safetensors_errors
-from fst._safe_open import safe_open
-from fst._save import write_file
-from fst._serialize import serialize
-from fst._shared import shared_groups, storage_ptr, storage_size
+from fst import _safetensors_api as api
+from fst._checkpoint.safe_open import safe_open
+from fst._core.arguments import metadata_of, names_of, path_of
+from fst._core.errors import SafetensorError
+from fst._safetensors_api import safetensors_errors
+from fst._save.aliasing import shared_groups, storage_ptr, storage_size
+from fst._save.save import write_file
+from fst._save.serialize import serialize
 
 __all__ = [
     "SafetensorError",
@@ -55,7 +55,7 @@ def load_file(
         >>> fst.torch.load_file("model.safetensors")["bias"]
         tensor([0., 0., 0., 0.])
     """
-    return _mirror.load_file(filename, "pt", device, backend)
+    return api.load_file(filename, "pt", device, backend)
 
 
 def load(data: bytes) -> dict[str, Tensor]:
@@ -75,7 +75,7 @@ def load(data: bytes) -> dict[str, Tensor]:
         >>> fst.torch.load(fst.torch.save({"a": torch.arange(3)}))
         {'a': tensor([0, 1, 2])}
     """
-    return _mirror.load(data, "pt")
+    return api.load(data, "pt")
 
 
 def save_file(

@@ -3,9 +3,9 @@
 import math
 from typing import NamedTuple
 
-from fst._arguments import Paths, paths_of
-from fst._checkpoint import open_checkpoint
-from fst._errors import call
+from fst._core.arguments import Paths, paths_of
+from fst._core.checkpoint import open_checkpoint
+from fst._core.errors import call
 
 
 class TensorFacts(NamedTuple):

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fst._load import load_files
-from fst._save import save_file
+from fst._load.load import load_files
+from fst._save.save import save_file
 from fst.cli.contents import contents
 from fst.cli.load import DTYPES
 from fst.cli.text import count, size

@@ -5,9 +5,9 @@ import time
 
 import torch
 
-from fst._arguments import device_of
-from fst._load import load_files, load_tensors
-from fst._profile import profile
+from fst._core.arguments import device_of
+from fst._load.load import load_files, load_tensors
+from fst._profile.profile import profile
 from fst.cli.text import count, size
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from fst._stream import stream
+from fst._load.stream import stream
 from fst.cli.contents import contents
 from fst.cli.text import count, size
 

@@ -4,9 +4,9 @@ import errno
 import os
 from typing import NamedTuple
 
-from fst._arguments import Path, path_of
-from fst._checkpoint import open_checkpoint
-from fst._errors import call
+from fst._core.arguments import Path, path_of
+from fst._core.checkpoint import open_checkpoint
+from fst._core.errors import call
 
 
 class Entry(NamedTuple):

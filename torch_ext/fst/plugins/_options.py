@@ -4,7 +4,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
-from fst._stream import WINDOW_BYTES
+from fst._load.stream import WINDOW_BYTES
 
 Order = Literal["file", "landed"]
 DeviceType = Literal["cpu", "cuda"]

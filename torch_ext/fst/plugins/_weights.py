@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from tqdm.auto import tqdm
 
-from fst._group_stream import GroupStream, stream_together
-from fst._load import tensor_names
-from fst._ranks import Ranks
-from fst._stream import Stream, stream
+from fst._distributed.group import Ranks
+from fst._distributed.stream import GroupStream, stream_together
+from fst._load.load import tensor_names
+from fst._load.stream import Stream, stream
 from fst.plugins._options import Options
 
 

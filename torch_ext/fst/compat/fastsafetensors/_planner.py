@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from fst._stream import WINDOW_BYTES
+from fst._load.stream import WINDOW_BYTES
 
 
 class BudgetInfeasibleError(ValueError):

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from fst._arguments import Path
+from fst._core.arguments import Path
 from fst.compat.fastsafetensors.parallel_loader import ParallelLoader
 from fst.compat.fastsafetensors.st_types import Device
 

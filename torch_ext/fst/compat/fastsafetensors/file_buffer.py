@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fst._errors import TensorNotFoundError
-from fst._wants import Chunk, part_of
+from fst._core.errors import TensorNotFoundError
+from fst._distributed.shards import Chunk, part_of
 from fst.compat.fastsafetensors.frameworks import ProcessGroupBase, TensorBase
 from fst.compat.fastsafetensors.metadata import SafeTensorsMetadata
 from fst.compat.fastsafetensors.st_types import Device, DType, as_torch_dtype

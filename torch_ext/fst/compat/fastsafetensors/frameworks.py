@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fst._interrupts import interrupts_held
-from fst._ranks import Ranks
+from fst._distributed.group import Ranks
+from fst._distributed.interrupts import interrupts_held
 from fst.compat._ranks import ranks_of
 from fst.compat.fastsafetensors.st_types import Device, DType, as_device, as_dtype, as_torch_dtype
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import fst
-from fst._arguments import Path, path_of, paths_of
-from fst._errors import SafetensorError
+from fst._core.arguments import Path, path_of, paths_of
+from fst._core.errors import SafetensorError
 from fst.compat._ranks import joined, require_same
 from fst.compat.fastsafetensors.file_buffer import FilesBufferOnDevice
 from fst.compat.fastsafetensors.frameworks import TensorBase, get_framework_op

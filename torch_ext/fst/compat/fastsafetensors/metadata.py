@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fst._arguments import Path, path_of
+from fst._core.arguments import Path, path_of
 from fst.compat._header import read_header
 from fst.compat.fastsafetensors.frameworks import Framework
 from fst.compat.fastsafetensors.st_types import DType

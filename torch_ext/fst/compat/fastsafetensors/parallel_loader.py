@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 import fst
-from fst._arguments import Path, paths_of
-from fst._group_stream import EXCHANGE_BYTES, GroupStream, stream_together
-from fst._stream import WINDOW_BYTES, Stream
+from fst._core.arguments import Path, paths_of
+from fst._distributed.stream import EXCHANGE_BYTES, GroupStream, stream_together
+from fst._load.stream import WINDOW_BYTES, Stream
 from fst.compat._header import read_header
 from fst.compat._ranks import ranks_of
 from fst.compat.fastsafetensors._planner import window_within

@@ -5,7 +5,7 @@ from enum import Enum
 
 import torch
 
-from fst._dtypes import NAMES
+from fst._core.dtypes import NAMES
 
 
 class DeviceType(Enum):

@@ -4,7 +4,7 @@ import os
 from pathlib import Path as LocalPath
 from typing import Any
 
-from fst._arguments import Path, path_of
+from fst._core.arguments import Path, path_of
 from fst.compat._header import read_header
 
 

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 import fst
-from fst._arguments import Device, Path, device_of, paths_of
-from fst._checkpoint import Checkpoint, open_checkpoint
-from fst._errors import call
-from fst._group_load import load_wants, open_together
-from fst._group_stream import GroupStream
-from fst._stream import WINDOW_BYTES, Stream
-from fst._wants import Want, Whole
+from fst._core.arguments import Device, Path, device_of, paths_of
+from fst._core.checkpoint import Checkpoint, open_checkpoint
+from fst._core.errors import call
+from fst._distributed.load import load_wants, open_together
+from fst._distributed.shards import Want, Whole
+from fst._distributed.stream import GroupStream
+from fst._load.stream import WINDOW_BYTES, Stream
 from fst.compat._ranks import ranks_of
 from fst.compat.instanttensor._backend import Backend, BackendPolicy
 from fst.compat.instanttensor._names import matcher

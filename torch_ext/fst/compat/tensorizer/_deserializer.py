@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import fst
-from fst._arguments import device_of
-from fst._checkpoint import Checkpoint, open_checkpoint
-from fst._errors import SafetensorError, call
+from fst._core.arguments import device_of
+from fst._core.checkpoint import Checkpoint, open_checkpoint
+from fst._core.errors import SafetensorError, call
 from fst.compat.tensorizer._encryption import refuse_encryption
 from fst.compat.tensorizer._files import FileLike, is_path, local_path, opened, readable, refuse_foreign
 from fst.compat.tensorizer._placing import Placing

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fst._dtypes import NAMES
+from fst._core.dtypes import NAMES
 
 _DTYPES = {name: dtype for dtype, name in NAMES.items()}
 

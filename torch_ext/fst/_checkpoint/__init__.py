@@ -1,0 +1,1 @@
+"""Open checkpoints: names, headers, slices and tensors read on request."""

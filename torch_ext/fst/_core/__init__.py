@@ -1,0 +1,1 @@
+"""The operators and classes of libfst.so, with Python types, errors and fake implementations."""

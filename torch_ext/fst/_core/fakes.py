@@ -1,0 +1,123 @@
+"""What the operators return, as far as a compiler needs to know: of loads, it comes from the headers alone."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+import fst._core.library  # noqa: F401  (registers the operators)
+from fst._core.dtypes import CASTABLE, DTYPES
+
+Device = torch.device | str
+
+
+def _from_headers(operator: Callable[..., Any], *args: object, dtype: torch.dtype | None) -> Any:
+    """What the operator returns for the device "meta"."""
+    # Under the fake mode the operator would be its own fake again.
+    with unset_fake_temporarily():
+        return operator(*args, "meta", dtype=dtype)
+
+
+def _fake(stored: Tensor, device: Device) -> Tensor:
+    return torch.empty(stored.shape, dtype=stored.dtype, device=device)
+
+
+def _load_file(path: str, device: Device = "cpu", *, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    return _load_files([path], device, dtype=dtype)
+
+
+def _load_files(paths: Sequence[str], device: Device = "cpu", *, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    stored = _from_headers(torch.ops.fst.load_files, paths, dtype=dtype)
+    return {name: _fake(tensor, device) for name, tensor in stored.items()}
+
+
+def _load_tensors(
+    paths: Sequence[str], names: Sequence[str], device: Device = "cpu", *, dtype: torch.dtype | None = None
+) -> list[Tensor]:
+    stored = _from_headers(torch.ops.fst.load_tensors, paths, names, dtype=dtype)
+    return [_fake(tensor, device) for tensor in stored]
+
+
+def _load_slices(
+    paths: Sequence[str],
+    names: Sequence[str],
+    dims: Sequence[int],
+    starts: Sequence[int],
+    lengths: Sequence[int],
+    device: Device = "cpu",
+    *,
+    dtype: torch.dtype | None = None,
+) -> list[Tensor]:
+    stored = _from_headers(torch.ops.fst.load_slices, paths, names, dims, starts, lengths, dtype=dtype)
+    return [_fake(tensor, device) for tensor in stored]
+
+
+def _load_boxes(
+    paths: Sequence[str],
+    names: Sequence[str],
+    starts: Sequence[int],
+    lengths: Sequence[int],
+    steps: Sequence[int],
+    device: Device = "cpu",
+    *,
+    dtype: torch.dtype | None = None,
+) -> list[Tensor]:
+    stored = _from_headers(torch.ops.fst.load_boxes, paths, names, starts, lengths, steps, dtype=dtype)
+    return [_fake(tensor, device) for tensor in stored]
+
+
+def _load_into(paths: Sequence[str], names: Sequence[str], out: Sequence[Tensor]) -> None:
+    # PyTorch calls this for meta tensors too, and returning would leave those beside them unfilled without a word.
+    for name, tensor in zip(names, out, strict=False):
+        if tensor.is_meta and not isinstance(tensor, FakeTensor):
+            raise ValueError(f'[invalid-argument] tensor "{name}": the output is on meta; nothing was written')
+    # Nothing else to say: shapes stay, so a program can be compiled where its checkpoint is not.
+
+
+def _save_file(
+    tensors: Sequence[Tensor], names: Sequence[str], path: str, *, metadata: dict[str, str] | None = None
+) -> None:
+    # PyTorch calls this for meta tensors too, and returning would be as if they had been saved.
+    for name, tensor in zip(names, tensors, strict=False):
+        if tensor.is_meta and not isinstance(tensor, FakeTensor):
+            raise ValueError(f'[invalid-argument] tensor "{name}": is on meta, and has no values to save')
+
+
+def _cast(tensors: Sequence[Tensor], *, dtype: torch.dtype) -> list[Tensor]:
+    return [torch.empty(tensor.shape, dtype=dtype, device=tensor.device) for tensor in tensors]
+
+
+def _scatter(
+    bytes: Tensor,
+    offsets: Sequence[int],
+    dtypes: Sequence[int],
+    sizes: Sequence[int],
+    ranks: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+) -> list[Tensor]:
+    results = []
+    ends = list(itertools.accumulate(ranks))
+    # Whatever else is wrong with the arguments, the operator says when it runs.
+    for begin, end, number in zip([0, *ends], ends, dtypes, strict=False):
+        stored = DTYPES[number]
+        final = dtype if dtype is not None and stored in CASTABLE else stored
+        results.append(bytes.new_empty(sizes[begin:end], dtype=final))
+    return results
+
+
+for _name, _function in (
+    ("load_file", _load_file),
+    ("load_files", _load_files),
+    ("load_tensors", _load_tensors),
+    ("load_slices", _load_slices),
+    ("load_boxes", _load_boxes),
+    ("load_into", _load_into),
+    ("save_file", _save_file),
+    ("cast", _cast),
+    ("scatter", _scatter),
+):
+    torch.library.register_fake(f"fst::{_name}", _function)

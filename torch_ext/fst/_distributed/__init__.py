@@ -1,0 +1,1 @@
+"""Loads by the ranks of a process group, each byte read once."""

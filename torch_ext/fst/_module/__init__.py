@@ -1,0 +1,1 @@
+"""Loads into the parameters and buffers of a module."""

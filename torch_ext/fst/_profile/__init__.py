@@ -1,0 +1,1 @@
+"""Profiles of loads and saves."""

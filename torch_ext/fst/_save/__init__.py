@@ -1,0 +1,1 @@
+"""Saves to one file or several."""
