@@ -46,7 +46,7 @@ test-tch: $(VENV)/stamp ## the Rust functions on tch::Tensor, and their example
 
 .PHONY: test-python
 test-python: build ## the Python tests, which build and run the C++ programs
-	$(IN_VENV) pytest $(PARALLEL) tests
+	$(IN_VENV) pytest $(PARALLEL)
 
 .PHONY: build
 build: $(VENV)/stamp ## build libfst.so into the Python package
@@ -68,7 +68,7 @@ simulate: build ## loads of large models by up to 512 ranks, simulated (SIMULATE
 .PHONY: gpu-check
 gpu-check: ## GPU tests and benchmarks with a prebuilt library; needs no Rust, no network, no .venv
 	@test -f $(LIBRARY) || { echo "gpu-check: $(LIBRARY) is missing: run 'make build', or copy one built for the same PyTorch there" >&2; exit 1; }
-	PYTHONPATH=$(CURDIR)/torch_ext FST_REQUIRE_GPU=1 $(PYTHON) -m pytest -m gpu tests
+	PYTHONPATH=$(CURDIR)/torch_ext FST_REQUIRE_GPU=1 $(PYTHON) -m pytest -m gpu
 	PYTHONPATH=$(CURDIR)/torch_ext $(PYTHON) -m benches --device cuda --no-install --workloads dense,moe,adapter $(BENCH_ARGS)
 
 .PHONY: lint

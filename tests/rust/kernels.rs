@@ -139,7 +139,7 @@ fn noise(length: usize, seed: u64) -> Vec<u8> {
 }
 
 /// What should come out, with the kernel's way for single elements: tasks of one element each. That this way is
-/// PyTorch's is tested in tests/test_kernels.py.
+/// PyTorch's is tested in tests/python/core/test_kernels.py.
 fn expected(pieces: &[Piece], source: &[u8], before: &[u8]) -> Vec<u8> {
     let mut target = before.to_vec();
     for piece in pieces {

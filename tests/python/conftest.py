@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, settings
 import fst
 from ranks import Ranks
 
-CHECKOUT = Path(__file__).resolve().parents[1]
+CHECKOUT = Path(__file__).resolve().parents[2]
 
 # What the libraries read when they are imported. Models come from folders and packages. Programs are compiled to see
 # fst's operators in them, not to be fast: PyTorch need not look for vector instructions, which it does by importing

@@ -19,7 +19,7 @@ from fst.compat import fastsafetensors as compat
 from fst.compat.fastsafetensors.frameworks import TensorBase, get_framework_op
 from fst.compat.fastsafetensors.st_types import DType
 from rawfile import DTYPES, assert_same, random_raw, write
-from test_compat_fastsafetensors import PARALLEL_RUN, over_fst, rows
+from test_fastsafetensors import PARALLEL_RUN, over_fst, rows
 
 SHAPES = {"matrix": (6, 4), "uneven": (5, 6), "few rows": (1, 2), "cube": (2, 3, 4), "no rows": (0, 2)}
 

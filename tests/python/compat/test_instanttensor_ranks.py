@@ -16,7 +16,7 @@ import fst
 from fst._distributed.group import RankError
 from fst.compat.instanttensor import safe_open
 from rawfile import DTYPES, assert_same, random_raw, write
-from test_compat_instanttensor import DISTRIBUTED, FILES, SUB_GROUPS, WEIGHTS, on_the_cpu, over_fst
+from test_instanttensor import DISTRIBUTED, FILES, SUB_GROUPS, WEIGHTS, on_the_cpu, over_fst
 
 SHAPES = {"matrix": (6, 4), "vector": (5,), "scalar": (), "nothing": (0, 2), "large": (40, 30)}
 

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from conftest import CHECKOUT
 
-STUBS = str(CHECKOUT / "tests" / "stubs")
+STUBS = str(Path(__file__).parent / "stubs")
 
 
 def _imported(*packages: str) -> list[str]:
