@@ -1,14 +1,16 @@
 //! All files of a checkpoint, opened, with their headers checked and the names
 //! resolved across them.
 
+pub mod region;
+pub mod selection;
 mod shared;
 
 use self::shared::Claim;
 use crate::error::{Error, Kind, Result};
-use crate::header::{Entry, Header};
+use crate::format::header::{Entry, Header};
+use crate::os::threads;
 use crate::profile::{self, Stage};
 use crate::source::{Files, Source};
-use crate::workers;
 use hashbrown::HashTable;
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -60,7 +62,7 @@ impl Checkpoint {
         let _span = profile::span(Stage::Open);
         let Files { paths, promises } = files;
         let opened: Vec<OnceLock<OpenFile>> = paths.iter().map(|_| OnceLock::new()).collect();
-        workers::for_each(HEADER_THREADS, paths.len(), |index| {
+        threads::for_each(HEADER_THREADS, paths.len(), |index| {
             if let (Some(path), Some(place)) = (paths.get(index), opened.get(index)) {
                 let file = open(index, Source::open(path)?)?;
                 place.get_or_init(|| file);

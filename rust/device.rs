@@ -4,7 +4,7 @@
 pub mod cuda;
 pub mod host;
 
-use crate::cast::Cast;
+use crate::convert::cast::Cast;
 use crate::error::Result;
 use crate::options::Options;
 use crate::plan::{Chunk, Limits, Placement};

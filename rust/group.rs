@@ -29,8 +29,8 @@ pub use self::want::{Share, Want};
 use self::balance::{fill_up, split_evenly};
 use self::line::Line;
 use crate::checkpoint::Checkpoint;
+use crate::checkpoint::region::{Region, Span, Wanted};
 use crate::error::{Error, Kind, Result};
-use crate::wanted::{Region, Span, Wanted};
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
@@ -384,7 +384,7 @@ fn claimed(
     for (position, claims) in claims {
         let missing = || Error::new(Kind::InvalidArgument, format!("the checkpoint has no tensor {position}"));
         let (source, entry) = checkpoint.entry(position).ok_or_else(missing)?;
-        let shape = crate::wanted::torch_shape(entry)?;
+        let shape = crate::checkpoint::region::torch_shape(entry)?;
         *places.get_mut(position).ok_or_else(missing)? = Some(tensors.len());
         tensors.push(Tensor {
             position,

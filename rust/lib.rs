@@ -4,22 +4,22 @@
 //! The trip of a byte, which is also the order of the modules:
 //!
 //! a path becomes a list of files ([`source`]); each file's header becomes
-//! names, dtypes, shapes and byte ranges ([`header`]); all headers together
-//! resolve the names a caller asks for ([`checkpoint`]) to what is [`wanted`],
-//! one [`selection`] for each load; that and where it should go becomes reads
+//! names, dtypes, shapes and byte ranges ([`format`]); all headers together
+//! resolve the names a caller asks for ([`checkpoint`]) to [regions](checkpoint::region),
+//! one [selection](checkpoint::selection) for each load; that and where it should go becomes reads
 //! and placements ([`plan`]); bytes come out
 //! of a file ([`reader`]) towards their destination ([`device`]), resting in a
 //! pinned slot on the way ([`staging`]), while one loop keeps all of that busy
-//! ([`load`]), which a [`stream`] runs while its caller already uses what has
+//! ([`load::transfer`]), which a [`load::stream`] runs while its caller already uses what has
 //! landed.
 //!
 //! Where many ranks load together, a [`group`] plans before each of them does: who
 //! reads which bytes, and who sends them to whom.
 //!
-//! The trip back: names, dtypes and shapes become the [`layout`] of a new
-//! file; bytes come from where tensors lie ([`origin`]) into slots and from
-//! there into the file ([`sink`]), while one loop keeps that busy ([`save`]), or
-//! a [`writer`] does it while its caller makes the next tensor.
+//! The trip back: names, dtypes and shapes become the [layout](format::layout) of a new
+//! file; bytes come from where tensors lie ([`save::memory`]) into slots and from
+//! there into the file ([`save::atomic_file`]), while one loop keeps that busy ([`save`]), or
+//! a [writer](save::writer) does it while its caller makes the next tensor.
 //!
 //! Each stretch tells a [`profile`] of itself while somebody asks.
 //! With the feature `torch`, `bridge` hands this to C++, which registers the
@@ -30,32 +30,20 @@
 
 pub mod error;
 pub mod options;
-pub mod profile;
 pub mod dtype;
-pub mod cast;
-pub mod pool;
-pub mod convert;
-pub mod scatter;
+pub mod os;
+pub mod profile;
 pub mod source;
-pub mod header;
-pub mod layout;
-pub mod workers;
+pub mod format;
+pub mod convert;
 pub mod checkpoint;
-pub mod wanted;
-pub mod selection;
 pub mod plan;
 pub mod group;
 pub mod reader;
 pub mod device;
 pub mod staging;
-pub mod origin;
-pub mod sink;
-pub mod views;
-pub mod interrupt;
 pub mod load;
-pub mod stream;
 pub mod save;
-pub mod writer;
 #[cfg(feature = "torch")]
 mod bridge;
 #[cfg(feature = "tch")]

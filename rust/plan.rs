@@ -13,9 +13,9 @@
 mod run;
 
 use self::run::{Run, push_runs, sort, split_shared_rows, with_sharing};
-use crate::cast::Cast;
+use crate::checkpoint::region::Wanted;
+use crate::convert::cast::Cast;
 use crate::error::{Error, Kind, Result};
-use crate::wanted::Wanted;
 use std::collections::HashMap;
 use std::ops::Range;
 

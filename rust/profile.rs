@@ -19,13 +19,13 @@
 //! What comes out is the text of a Chrome trace, which Perfetto opens, with the
 //! totals under `otherData`.
 
-mod file_system;
 mod recorder;
 mod storage;
 mod thread;
 mod trace;
 
 use crate::error::{Error, Kind, Result};
+use crate::os::file_system::mount_type;
 use recorder::Recorder;
 pub use recorder::SPANS_MAX;
 use serde_json::{Value, json};
@@ -270,7 +270,7 @@ pub fn reader(path: &Path, file: &File, reader: &str, why: &str) {
     if is_on() {
         let fact = json!({
             "path": path.to_string_lossy(),
-            "file_system": file_system::of(file),
+            "file_system": mount_type(file),
             "reader": reader,
             "why": why,
         });

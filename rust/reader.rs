@@ -3,7 +3,6 @@
 
 pub mod auto;
 pub mod drop_cache;
-pub mod file_system;
 pub mod mmap;
 pub mod page_cache;
 pub mod pread;
@@ -14,12 +13,12 @@ pub mod uring;
 
 use crate::error::{Error, Kind, Result};
 use crate::options::{Options, ReaderChoice};
+use crate::os::file_system::FileSystem;
 use crate::plan::Read;
 use crate::profile;
 use crate::source::Source;
 use auto::AutoReader;
 use drop_cache::DropCacheReader;
-use file_system::FileSystem;
 use mmap::MmapReader;
 use pread::PreadReader;
 use recorded::Recorded;

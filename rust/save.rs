@@ -9,17 +9,24 @@
 //! chunks   |        0       |        1       |       2       |    3    ...
 //! ```
 
+pub mod atomic_file;
+pub mod kernel;
+pub mod memory;
+mod temp_file;
+mod write_threads;
+pub mod writer;
+
 use crate::device::Fetch;
 use crate::error::{Error, Kind, Result};
-use crate::interrupt::Watch;
-use crate::layout::Layout;
+use crate::format::layout::Layout;
 use crate::options::Options;
-use crate::origin::Origin;
+use crate::os::sigint::Watch;
+use crate::os::threads;
 use crate::profile::{self, Stage};
-use crate::sink::{ALIGNMENT, Sink};
+use crate::save::atomic_file::{ALIGNMENT, Sink};
+use crate::save::memory::Origin;
 use crate::staging::pool;
 use crate::staging::{PAGE_BYTES, Request, Slot};
-use crate::workers;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -114,7 +121,7 @@ impl Save {
         let step = to_u64(self.request.bytes);
         let count = usize::try_from((self.position - begin).div_ceil(step)).unwrap_or(usize::MAX);
         let kept = Mutex::new(Vec::new());
-        workers::for_each(self.threads, count, |index| {
+        threads::for_each(self.threads, count, |index| {
             self.watch.check()?;
             let first = begin + to_u64(index) * step;
             let range = first..self.position.min(first + step);

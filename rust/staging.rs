@@ -9,7 +9,6 @@
 //! that holds the [`Slot`], a copying one to the load's queue together with
 //! the ticket of its copy.
 
-pub mod numa;
 pub mod pool;
 
 use crate::device::Device;

@@ -6,13 +6,13 @@
 
 namespace fst {
 
-// The wider side of a tile. rust/scatter.rs counts tiles with the same number.
+// The wider side of a tile. rust/convert/scatter.rs counts tiles with the same number.
 constexpr uint32_t TILE_BYTES = 16 << 10;
 // Threads of a block. The host code of a launch gives it, so that it stands here for the compiler only.
 constexpr uint32_t BLOCK_THREADS = 256;
 
 // Rows of elements that are packed in the target and `source_stride_bytes` apart in the source; a row of
-// rust/scatter.rs' table. Equal dtypes mean bytes, whatever the dtype is.
+// rust/convert/scatter.rs' table. Equal dtypes mean bytes, whatever the dtype is.
 struct Task {
   uint64_t source;  // of any alignment
   uint64_t target;  // aligned to its element
@@ -24,7 +24,7 @@ struct Task {
   Dtype to;
   uint8_t padding[6];
 };
-static_assert(sizeof(Task) == 48, "rust/scatter.rs writes 48 bytes");
+static_assert(sizeof(Task) == 48, "rust/convert/scatter.rs writes 48 bytes");
 
 // Tasks that travel in the parameters of a kernel, which every driver allows 4096 bytes.
 struct TaskBatch {
@@ -32,7 +32,7 @@ struct TaskBatch {
   uint32_t tile_count;
   Task tasks[85];
 };
-static_assert(sizeof(TaskBatch) == 4088, "rust/scatter.rs writes 4088 bytes");
+static_assert(sizeof(TaskBatch) == 4088, "rust/convert/scatter.rs writes 4088 bytes");
 
 struct alignas(16) Words {
   uint32_t at[4];

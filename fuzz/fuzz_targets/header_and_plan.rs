@@ -3,9 +3,9 @@
 //! `make fuzz`, or `cargo fuzz run header_and_plan` with a nightly compiler.
 #![no_main]
 
-use fst::header::Header;
+use fst::checkpoint::region::{Span, Wanted};
+use fst::format::header::Header;
 use fst::plan::{Chunk, Destination, Limits, plan};
-use fst::wanted::{Span, Wanted};
 use libfuzzer_sys::fuzz_target;
 
 /// A file whose data is this long is assumed behind the header, so that many headers fit it.
@@ -22,7 +22,8 @@ fuzz_target!(|json: &[u8]| {
         for dim in 0..entry.shape.len() as i64 {
             wanted.extend(Wanted::slice(0, entry, dim, 1, 1));
         }
-        let spans: Vec<Span> = entry.shape.iter().map(|size| Span { start: 0, length: size.div_ceil(2), step: 2 }).collect();
+        let spans: Vec<Span> =
+            entry.shape.iter().map(|size| Span { start: 0, length: size.div_ceil(2), step: 2 }).collect();
         wanted.extend(Wanted::part(0, entry, &spans));
     }
     let mut address = 0;
@@ -51,7 +52,8 @@ fuzz_target!(|json: &[u8]| {
                         assert!(read.slot_begin + read.length <= bytes);
                     }
                     for placement in placements {
-                        let end = placement.slot_begin + (placement.rows - 1) * placement.slot_stride + placement.row_bytes;
+                        let end =
+                            placement.slot_begin + (placement.rows - 1) * placement.slot_stride + placement.row_bytes;
                         assert!(end <= bytes);
                         written += placement.rows * placement.row_bytes;
                     }

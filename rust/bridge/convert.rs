@@ -2,23 +2,23 @@
 
 use super::ffi;
 use super::guard::{guard, start_log};
-use crate::convert;
+use crate::convert::batch;
 use crate::device::cuda;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 
 pub(super) fn can_convert(from: i8, to: i8) -> bool {
     let (from, to) = (Dtype::from_scalar_type(from), Dtype::from_scalar_type(to));
-    from.zip(to).is_some_and(|(from, to)| convert::is_possible(from, to))
+    from.zip(to).is_some_and(|(from, to)| batch::is_possible(from, to))
 }
 
 /// # Safety
-/// That of [`convert::run`].
+/// That of [`batch::run`].
 pub(super) unsafe fn convert_on_host(conversions: &[ffi::Conversion], threads: usize) -> Result<()> {
     guard(|| {
-        let conversions: Vec<convert::Conversion> = conversions.iter().map(conversion).collect::<Result<_>>()?;
+        let conversions: Vec<batch::Conversion> = conversions.iter().map(conversion).collect::<Result<_>>()?;
         // SAFETY: the caller's promise is the same.
-        unsafe { convert::run(&conversions, threads) }
+        unsafe { batch::run(&conversions, threads) }
     })
 }
 
@@ -27,16 +27,16 @@ pub(super) unsafe fn convert_on_host(conversions: &[ffi::Conversion], threads: u
 pub(super) unsafe fn convert_on_cuda(conversions: &[ffi::Conversion], ordinal: i32, stream: u64) -> Result<bool> {
     guard(|| {
         start_log()?;
-        let conversions: Vec<convert::Conversion> = conversions.iter().map(conversion).collect::<Result<_>>()?;
+        let conversions: Vec<batch::Conversion> = conversions.iter().map(conversion).collect::<Result<_>>()?;
         cuda::convert::run(&conversions, ordinal, stream)
     })
 }
 
-pub(super) fn conversion(conversion: &ffi::Conversion) -> Result<convert::Conversion> {
+pub(super) fn conversion(conversion: &ffi::Conversion) -> Result<batch::Conversion> {
     let ffi::Conversion { source, target, elements, from, to } = *conversion;
     let dtype = |value: i8| {
         let unknown = || Error::new(Kind::Internal, format!("{value} is the scalar type of no dtype"));
         Dtype::from_scalar_type(value).ok_or_else(unknown)
     };
-    Ok(convert::Conversion { source, target, elements, from: dtype(from)?, to: dtype(to)? })
+    Ok(batch::Conversion { source, target, elements, from: dtype(from)?, to: dtype(to)? })
 }

@@ -1,12 +1,12 @@
 //! The addresses that C++ gives, as destinations of a plan.
 
 use super::ffi;
-use crate::cast::Cast;
+use crate::checkpoint::region::Wanted;
+use crate::convert::cast::Cast;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
-use crate::load::Batch;
+use crate::load::transfer::Batch;
 use crate::plan::Destination;
-use crate::wanted::Wanted;
 
 pub(super) fn cast(from: i8, to: i8) -> Option<Cast> {
     Cast::new(Dtype::from_scalar_type(from)?, Dtype::from_scalar_type(to)?)

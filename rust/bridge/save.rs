@@ -4,12 +4,12 @@ use super::ffi;
 use super::guard::{guard, start_log};
 use super::tensor::{metadata_of, new_tensor, place};
 use crate::error::Result;
-use crate::layout::Layout;
+use crate::format::layout::Layout;
 use crate::options::Options;
 use crate::profile::{self, Span, Stage};
+use crate::save::atomic_file::Sink;
+use crate::save::kernel::Linux;
 use crate::save::{Piece, Save};
-use crate::sink::Sink;
-use crate::sink::kernel::Linux;
 use serde_json::json;
 use std::path::Path;
 

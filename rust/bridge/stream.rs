@@ -3,13 +3,13 @@
 use super::ffi;
 use super::guard::guard;
 use super::pieces::{cast, destinations, scratch_bytes};
+use crate::checkpoint::region::Wanted;
 use crate::device::Scratch;
 use crate::device::cuda::Cuda;
 use crate::device::host::Host;
 use crate::error::{Error, Kind, Result};
-use crate::load::Batch;
-use crate::stream::Stream;
-use crate::wanted::Wanted;
+use crate::load::stream::Stream;
+use crate::load::transfer::Batch;
 use std::sync::Arc;
 
 /// A stream to either device, and its next filling.

@@ -5,9 +5,9 @@ use crate::device::cuda::Cuda;
 use crate::device::host::Host;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
-use crate::layout::{Metadata, Tensor};
-use crate::origin::Origin;
+use crate::format::layout::{Metadata, Tensor};
 use crate::save::Place;
+use crate::save::memory::Origin;
 use std::sync::Arc;
 
 pub(super) fn new_tensor(tensor: &ffi::NewTensor) -> Result<Tensor> {

@@ -3,12 +3,12 @@
 use super::ffi;
 use super::guard::guard;
 use super::pieces::{cast, destinations, scratch_bytes};
+use crate::checkpoint::region::Wanted;
 use crate::device::Scratch;
 use crate::device::cuda::Cuda;
 use crate::device::host::Host;
 use crate::error::{Error, Kind, Result};
-use crate::load::{self, Batch, Transfer};
-use crate::wanted::Wanted;
+use crate::load::transfer::{self, Batch, Transfer};
 use std::sync::Arc;
 
 /// A transfer to either device, and its next filling.
@@ -72,7 +72,7 @@ pub(super) fn finish(transfer: Box<AnyTransfer>) -> Result<()> {
     })
 }
 
-/// See [`load::release`].
+/// See [`transfer::release`].
 pub(super) fn release() -> Result<i64> {
-    guard(|| Ok(i64::try_from(load::release()).unwrap_or(i64::MAX)))
+    guard(|| Ok(i64::try_from(transfer::release()).unwrap_or(i64::MAX)))
 }

@@ -7,7 +7,7 @@
 
 use super::{Checkpoint, OpenFile};
 use crate::error::{Error, Kind, Result};
-use crate::header::Header;
+use crate::format::header::Header;
 use crate::source::{Files, Source};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;

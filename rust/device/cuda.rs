@@ -25,13 +25,13 @@ pub mod kernels;
 mod timing;
 
 use super::{Device, Direct, Fetch, Needs, Pinned, Room, Scratch};
-use crate::cast::Cast;
+use crate::convert::cast::Cast;
+use crate::convert::scatter::{Piece, TASK_BYTES, Table, has_cast};
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::options::Options;
 use crate::plan::Placement;
 use crate::profile::{self, Count, Stage};
-use crate::scatter::{Piece, TASK_BYTES, Table, has_cast};
 use crate::source::Source;
 use cudarc::driver::sys;
 use driver::{Context, Event, Registered, Stream, check};

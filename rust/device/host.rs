@@ -1,7 +1,7 @@
 //! The CPU's own memory: copies end before they return.
 
 use super::{Device, Direct, Fetch, Needs, Pinned, Room, Scratch};
-use crate::cast::Cast;
+use crate::convert::cast::Cast;
 use crate::error::{Error, Kind, Result};
 use crate::options::Options;
 use crate::plan::Placement;

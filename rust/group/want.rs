@@ -1,8 +1,8 @@
 //! What a rank wants of a tensor.
 
 use crate::checkpoint::Checkpoint;
+use crate::checkpoint::region::{Span, Wanted, position_of, torch_shape};
 use crate::error::{Error, Kind, Result};
-use crate::wanted::{Span, Wanted, position_of, torch_shape};
 use std::fmt;
 
 /// A share of a tensor.

@@ -2,7 +2,7 @@
 
 use super::line::Line;
 use super::{Group, Tensor};
-use crate::wanted::{Region, Span};
+use crate::checkpoint::region::{Region, Span};
 
 /// A window has room for an element of any dtype, whatever its limit is.
 const WINDOW_BYTES_MIN: u64 = 16;

@@ -1,8 +1,8 @@
 //! What is wanted as rows of a file, in the order in which they are read.
 
 use super::{Destination, Limits, Placement, bytes_after, to_usize};
-use crate::cast::Cast;
-use crate::wanted::{Repeat, Wanted};
+use crate::checkpoint::region::{Repeat, Wanted};
+use crate::convert::cast::Cast;
 
 /// Rows of a file that go, one behind the other, to an address.
 #[derive(Clone, Copy)]

@@ -2,9 +2,9 @@
 //! memory takes longer than filling it. It grows with the work up to a bound
 //! that all loads share, and goes when it is asked to.
 
-use super::numa::{self, Node};
 use crate::device::Pinned;
 use crate::error::{Error, Kind, Result};
+use crate::os::numa::{self, Node};
 use crate::profile::{self, Memory, Stage};
 use memmap2::{Advice, MmapMut, MmapRaw};
 use std::mem;

@@ -1,6 +1,6 @@
 //! What holds for every conversion. That each gives PyTorch's bits is tested from Python, against PyTorch.
 
-use fst::cast::Cast;
+use fst::convert::cast::Cast;
 use fst::dtype::Dtype;
 use half::{bf16, f16};
 use proptest::prelude::*;

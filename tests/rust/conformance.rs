@@ -3,8 +3,8 @@
 use crate::files;
 use fst::error::Kind;
 use fst::options::{Options, ReaderChoice};
+use fst::os::file_system::FileSystem;
 use fst::plan::Read;
-use fst::reader::file_system::FileSystem;
 use fst::reader::pread::{PreadReader, ReadAt};
 use fst::reader::ring::Linux;
 use fst::reader::uring::Rings;

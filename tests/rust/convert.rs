@@ -1,6 +1,6 @@
 //! Many conversions at once, on one thread and on several.
 
-use fst::convert::{self, Conversion};
+use fst::convert::batch::{self, Conversion};
 use fst::dtype::Dtype;
 use fst::error::Kind;
 use half::bf16;
@@ -23,7 +23,7 @@ fn widen(sizes: &[usize], threads: usize) {
         first += size;
     }
     // SAFETY: source and targets are memory of this function, and no target overlaps another.
-    unsafe { convert::run(&conversions, threads) }.unwrap();
+    unsafe { batch::run(&conversions, threads) }.unwrap();
     for (index, (from, to)) in source.iter().zip(&target).enumerate() {
         assert_eq!(f32::from(*from).to_bits(), to.to_bits(), "element {index} of {sizes:?}");
     }
@@ -51,7 +51,7 @@ fn the_same_dtype_is_copied() {
         to: Dtype::U8,
     };
     // SAFETY: both are memory of this function.
-    unsafe { convert::run(&[conversion], 1) }.unwrap();
+    unsafe { batch::run(&[conversion], 1) }.unwrap();
     assert_eq!(target, source);
 }
 
@@ -59,7 +59,7 @@ fn the_same_dtype_is_copied() {
 fn what_is_not_possible_is_an_error() {
     let conversion = Conversion { source: 1, target: 1, elements: 0, from: Dtype::C64, to: Dtype::F32 };
     // SAFETY: there are no elements.
-    let error = unsafe { convert::run(&[conversion], 1) }.unwrap_err();
+    let error = unsafe { batch::run(&[conversion], 1) }.unwrap_err();
     assert_eq!(error.kind(), Kind::Internal);
 }
 

@@ -5,12 +5,12 @@
 
 mod sim;
 
-use fst::cast::Cast;
-use fst::convert::Conversion;
+use fst::convert::batch::Conversion;
+use fst::convert::cast::Cast;
 use fst::device::cuda::convert;
 use fst::device::cuda::kernels::IMAGE;
 use fst::dtype::Dtype;
-use fst::load::release;
+use fst::load::transfer::release;
 use sim::Sim;
 use sim::gpu::Gpu;
 
@@ -44,7 +44,7 @@ fn tensors_are_converted_on_the_callers_stream() {
     let is_done = convert::run(&conversions, 0, stream).unwrap();
     assert_eq!(is_done, IMAGE.is_some());
     if is_done {
-        assert_eq!(sim.counters().launches as usize, conversions.len().div_ceil(fst::scatter::BATCH_TASKS));
+        assert_eq!(sim.counters().launches as usize, conversions.len().div_ceil(fst::convert::scatter::BATCH_TASKS));
         let found = gpu.read_all(results.iter().map(|(target, expected)| (*target, expected.len())));
         for (found, (target, expected)) in found.iter().zip(&results) {
             assert!(found == expected, "the tensor at {target:#x}");

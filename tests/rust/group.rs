@@ -3,9 +3,9 @@
 
 use crate::files;
 use fst::checkpoint::Checkpoint;
+use fst::checkpoint::region::Span;
 use fst::error::Kind;
 use fst::group::{Collective, Group, Piece, Request, Share, Strategy as Way, Want};
-use fst::wanted::Span;
 use proptest::prelude::*;
 use safetensors::tensor::Dtype;
 use std::sync::Arc;

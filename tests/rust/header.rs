@@ -2,7 +2,7 @@
 
 use crate::files;
 use fst::error::Kind;
-use fst::header::{HEADER_BYTES_MAX, Header};
+use fst::format::header::{HEADER_BYTES_MAX, Header};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 use tempfile::TempDir;

@@ -6,9 +6,9 @@
 
 mod sim;
 
+use fst::convert::scatter::{Batch, Piece, TILE_BYTES, Table, has_cast};
 use fst::device::cuda::kernels::{BLOCK_THREADS, IMAGE, SCATTER, SCATTER_INLINE};
 use fst::dtype::Dtype;
-use fst::scatter::{Batch, Piece, TILE_BYTES, Table, has_cast};
 use memmap2::MmapMut;
 use proptest::prelude::*;
 use sim::abi::{Fault, Kind, REGISTER_PORTABLE, Status};

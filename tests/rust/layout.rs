@@ -2,7 +2,7 @@
 
 use fst::dtype::Dtype;
 use fst::error::Kind;
-use fst::layout::{Layout, METADATA_KEY, Names, Tensor, header, widen};
+use fst::format::layout::{Layout, METADATA_KEY, Names, Tensor, header, widen};
 use proptest::prelude::*;
 use safetensors::tensor::{Dtype as Reference, TensorView};
 use std::collections::{BTreeMap, HashMap};

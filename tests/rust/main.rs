@@ -11,7 +11,7 @@ mod dtype;
 mod files;
 mod group;
 mod header;
-mod interrupt;
+mod sigint;
 mod kernel;
 mod layout;
 mod page_cache;

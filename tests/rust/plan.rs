@@ -1,11 +1,11 @@
 //! The promises of a plan, checked by carrying it out on paper.
 
-use fst::cast::Cast;
+use fst::checkpoint::region::{Span, Wanted};
+use fst::convert::cast::Cast;
 use fst::dtype::Dtype;
 use fst::error::Kind;
-use fst::header::Entry;
+use fst::format::header::Entry;
 use fst::plan::{Chunk, Destination, Limits, plan};
-use fst::wanted::{Span, Wanted};
 use proptest::prelude::*;
 
 const DATA_BEGIN: u64 = 100;

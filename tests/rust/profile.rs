@@ -6,15 +6,15 @@
 mod model;
 
 use fst::checkpoint::Checkpoint;
+use fst::checkpoint::region::Wanted;
 use fst::device::Scratch;
 use fst::device::host::Host;
 use fst::dtype::Dtype;
 use fst::error::{Error, Kind};
-use fst::load::Transfer;
+use fst::load::transfer::Transfer;
 use fst::options::{Options, ReaderChoice};
 use fst::plan::Destination;
 use fst::profile::{self, Count, Memory, SPANS_MAX, Stage};
-use fst::wanted::Wanted;
 use model::Model;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;

@@ -1,8 +1,8 @@
 //! The kernel's table: its tiles cover every element of every piece exactly once.
 
+use fst::convert::scatter::{BATCH_TASKS, Piece, TASK_BYTES, TILE_BYTES, Table, Task, has_cast};
 use fst::dtype::Dtype;
 use fst::error::Kind;
-use fst::scatter::{BATCH_TASKS, Piece, TASK_BYTES, TILE_BYTES, Table, Task, has_cast};
 use proptest::prelude::*;
 
 const FLOATS: [Dtype; 9] = [

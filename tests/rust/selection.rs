@@ -2,8 +2,8 @@
 
 use crate::files;
 use fst::checkpoint::Checkpoint;
+use fst::checkpoint::selection::{Boxes, Selection, Slices};
 use fst::error::Kind;
-use fst::selection::{Boxes, Selection, Slices};
 use safetensors::tensor::Dtype;
 use std::sync::Arc;
 use tempfile::TempDir;

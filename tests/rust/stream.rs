@@ -7,15 +7,15 @@ mod model;
 mod sim;
 
 use fst::checkpoint::Checkpoint;
+use fst::checkpoint::region::Wanted;
 use fst::device::Scratch;
 use fst::device::cuda::Cuda;
 use fst::dtype::Dtype;
 use fst::error::{Error, Kind, Result};
-use fst::load::{Transfer, release};
+use fst::load::stream::{Order, Stream};
+use fst::load::transfer::{Transfer, release};
 use fst::options::{Options, ReaderChoice};
 use fst::plan::Destination;
-use fst::stream::{Order, Stream};
-use fst::wanted::Wanted;
 use model::Model;
 use sim::Sim;
 use sim::abi::Fault;

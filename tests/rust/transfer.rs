@@ -2,13 +2,13 @@
 
 use crate::files;
 use fst::checkpoint::Checkpoint;
+use fst::checkpoint::region::Wanted;
 use fst::device::Scratch;
 use fst::device::host::Host;
 use fst::error::Kind;
-use fst::load::Transfer;
+use fst::load::transfer::Transfer;
 use fst::options::{Options, ReaderChoice};
 use fst::plan::Destination;
-use fst::wanted::Wanted;
 use safetensors::tensor::Dtype;
 use std::fs::OpenOptions;
 use std::sync::Arc;

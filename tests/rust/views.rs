@@ -2,10 +2,10 @@
 
 use crate::files;
 use fst::checkpoint::Checkpoint;
+use fst::checkpoint::region::Wanted;
 use fst::dtype::Dtype;
+use fst::load::views::{Mappings, Views};
 use fst::options::{Options, ReaderChoice};
-use fst::views::{Mappings, Views};
-use fst::wanted::Wanted;
 use tempfile::TempDir;
 
 /// Three tensors whose data begin at a multiple of eight, but for the last, which is one byte behind.

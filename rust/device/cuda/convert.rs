@@ -2,9 +2,9 @@
 
 use super::driver::Context;
 use super::kernels::Kernels;
-use crate::convert::Conversion;
+use crate::convert::batch::Conversion;
+use crate::convert::scatter::{Piece, Table};
 use crate::error::{Error, Kind, Result};
-use crate::scatter::{Piece, Table};
 use std::ptr;
 
 /// Queues all conversions, whose addresses are those of memory on the GPU with this ordinal, on the stream with this

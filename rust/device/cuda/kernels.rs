@@ -4,13 +4,13 @@
 //! | kernel | parameters |
 //! |---|---|
 //! | [`SCATTER`] | address of the tasks (`u64`), their number (`u32`), number of tiles (`u32`) |
-//! | [`SCATTER_INLINE`] | a [`Batch`](crate::scatter::Batch) |
+//! | [`SCATTER_INLINE`] | a [`Batch`](crate::convert::scatter::Batch) |
 //!
 //! Both take one-dimensional blocks of [`BLOCK_THREADS`] and any number of them, at most one a tile; no shared memory.
 
 use super::driver::{Context, Stream, check, report};
+use crate::convert::scatter::{Batch, Table};
 use crate::error::{Error, Kind, Result};
-use crate::scatter::{Batch, Table};
 use cudarc::driver::sys;
 use std::ffi::{CStr, c_void};
 use std::ptr;

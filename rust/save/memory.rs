@@ -3,7 +3,7 @@
 
 use crate::device::{Device, Fetch, Pinned, Scratch};
 use crate::error::Result;
-use crate::staging::numa::{self, Node};
+use crate::os::numa::{self, Node};
 
 /// Memory of one device.
 pub trait Origin: Send + Sync {

@@ -2,6 +2,7 @@
 //! lie in a mapped file.
 
 use crate::checkpoint::Checkpoint;
+use crate::checkpoint::region::Wanted;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::options::Options;
@@ -9,7 +10,6 @@ use crate::profile::{self, Stage};
 use crate::reader::mmap::Mapping;
 use crate::reader::{self, Chosen, ReaderKind, Target, read_ahead};
 use crate::source::Source;
-use crate::wanted::Wanted;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;

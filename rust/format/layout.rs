@@ -8,7 +8,7 @@
 
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
-use crate::header::{HEADER_BYTES_MAX, LENGTH_BYTES};
+use crate::format::header::{HEADER_BYTES_MAX, LENGTH_BYTES};
 use serde::Serialize;
 use serde::ser::{SerializeMap, SerializeStruct, Serializer};
 use std::collections::{BTreeMap, HashSet};

@@ -13,7 +13,7 @@
 
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
-use crate::header::Entry;
+use crate::format::header::Entry;
 use std::ops::Range;
 
 /// The indices of one dimension that are wanted: `start`, `start + step`, and so on.

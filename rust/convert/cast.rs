@@ -6,9 +6,8 @@
 //! has all rules.
 
 #[cfg(target_arch = "x86_64")]
-mod f16c;
-mod float8;
-
+use super::f16c;
+use super::float8;
 use crate::dtype::Dtype;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -42,7 +41,7 @@ impl Cast {
     /// floats of 8 bits and more, to floats of 8 bits and more.
     ///
     /// ```
-    /// use fst::cast::Cast;
+    /// use fst::convert::cast::Cast;
     /// use fst::dtype::Dtype;
     /// let cast = Cast::new(Dtype::F32, Dtype::BF16).unwrap();
     /// let mut target = [0; 2];

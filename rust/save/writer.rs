@@ -16,17 +16,15 @@
 //! the beginning of the file, or where it cannot, the data is moved. A file that
 //! fits a single block has no spaces at all.
 
-mod crew;
-
+use super::write_threads::{Crew, Job};
 use crate::device::Fetch;
 use crate::error::{Error, Kind, Result};
-use crate::layout::{Metadata, Names, Tensor, header, widen};
+use crate::format::layout::{Metadata, Names, Tensor, header, widen};
 use crate::options::Options;
-use crate::origin::Origin;
 use crate::profile::{self, Stage};
-use crate::sink::{ALIGNMENT, Sink};
+use crate::save::atomic_file::{ALIGNMENT, Sink};
+use crate::save::memory::Origin;
 use crate::staging::Block;
-use crew::{Crew, Job};
 use std::sync::Arc;
 
 /// What is kept free for the header of a file that is larger than a block: enough for about 2500 tensors.

@@ -25,7 +25,7 @@ pub fn of_device(system: &Path, id: &str) -> Option<Node> {
 }
 
 /// Asks that pages which are not there yet come from a node, if it has any left.
-pub(super) fn prefer(memory: &MmapRaw, Node(node): Node) {
+pub(crate) fn prefer(memory: &MmapRaw, Node(node): Node) {
     // The mask holds the nodes below 1024, the most that Linux can be built for.
     let mut mask = [0_u64; 16];
     let Some(word) = usize::try_from(node / 64).ok().and_then(|word| mask.get_mut(word)) else { return };

@@ -1,7 +1,7 @@
 //! Ctrl-C, in a process of its own handler.
 
 use fst::error::Kind;
-use fst::interrupt::Watch;
+use fst::os::sigint::Watch;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -1,10 +1,10 @@
 //! The threads behind a writer, and its blocks.
 
 use crate::error::{Error, Kind, Result};
-use crate::interrupt::Watch;
 use crate::options::Options;
+use crate::os::sigint::Watch;
 use crate::profile::{self, Stage};
-use crate::sink::Sink;
+use crate::save::atomic_file::Sink;
 use crate::staging::{Block, PAGE_BYTES};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

@@ -2,15 +2,12 @@
 //! cache where the file system takes that, and on the disk before the file
 //! takes its place.
 
-mod draft;
-pub mod kernel;
-
+use super::kernel::Kernel;
+use super::temp_file::Draft;
 use crate::error::{Error, Kind, Result};
-use crate::reader::file_system::FileSystem;
+use crate::os::file_system::FileSystem;
 use crate::source::{BUSY_WAIT, check_local};
 use crate::staging::PAGE_BYTES;
-use draft::Draft;
-use kernel::Kernel;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};

@@ -2,10 +2,10 @@
 //! parts of them, in the order in which the caller has named them.
 
 use crate::checkpoint::Checkpoint;
+use crate::checkpoint::region::{Span, Wanted};
 use crate::error::{Error, Kind, Result};
-use crate::header::Entry;
+use crate::format::header::Entry;
 use crate::profile::{self, Stage};
-use crate::wanted::{Span, Wanted};
 use std::sync::Arc;
 
 /// Tensors and parts of tensors of one checkpoint.

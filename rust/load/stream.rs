@@ -14,13 +14,13 @@
 //! caller's stream behind them, and nobody waits for them on the host.
 
 use crate::checkpoint::Checkpoint;
+use crate::checkpoint::region::Wanted;
 use crate::device::{Device, Scratch};
 use crate::error::{Error, Kind, Result};
-use crate::interrupt::Watch;
-use crate::load::{Batch, Planner, Transfer, Witness};
+use crate::load::transfer::{Batch, Planner, Transfer, Witness};
 use crate::options::Options;
+use crate::os::sigint::Watch;
 use crate::plan::Chunk;
-use crate::wanted::Wanted;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
