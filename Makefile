@@ -14,7 +14,7 @@ SIMULATE_ARGS ?=
 export FST_PYTHON ?= $(abspath $(VENV)/bin/python)
 
 # Activating also puts the cmake and ninja of the environment on PATH for the C++ programs.
-IN_VENV := . $(VENV)/bin/activate && PYTHONPATH=$(CURDIR)/torch_ext
+IN_VENV := . $(VENV)/bin/activate && PYTHONPATH=$(CURDIR)/torch_ext:$(CURDIR)/benches
 
 # A process for each core. The tests of a file stay in one, which starts and builds once what they share. The order is
 # that of the names: those with the most tests, which would otherwise come first, are not those that take longest.
@@ -55,21 +55,21 @@ build: $(VENV)/stamp ## build libfst.so into the Python package
 
 .PHONY: bench
 bench: build ## the benchmarks (BENCH_ARGS="--help"); results go to bench-results/ and BENCHMARKS.md
-	$(IN_VENV) python -m benches $(BENCH_ARGS)
+	$(IN_VENV) python -m fst_bench $(BENCH_ARGS)
 
 .PHONY: bench-ranks
 bench-ranks: build ## the benchmark of several ranks on the CPU, about four minutes (BENCH_ARGS="--help")
-	$(IN_VENV) python -m benches.ranks $(BENCH_ARGS)
+	$(IN_VENV) python -m fst_bench.ranks $(BENCH_ARGS)
 
 .PHONY: simulate
 simulate: build ## loads of large models by up to 512 ranks, simulated (SIMULATE_ARGS="--help")
-	$(IN_VENV) python -m benches.simulation $(SIMULATE_ARGS)
+	$(IN_VENV) python -m fst_bench.simulation $(SIMULATE_ARGS)
 
 .PHONY: gpu-check
 gpu-check: ## GPU tests and benchmarks with a prebuilt library; needs no Rust, no network, no .venv
 	@test -f $(LIBRARY) || { echo "gpu-check: $(LIBRARY) is missing: run 'make build', or copy one built for the same PyTorch there" >&2; exit 1; }
 	PYTHONPATH=$(CURDIR)/torch_ext FST_REQUIRE_GPU=1 $(PYTHON) -m pytest -m gpu
-	PYTHONPATH=$(CURDIR)/torch_ext $(PYTHON) -m benches --device cuda --no-install --workloads dense,moe,adapter $(BENCH_ARGS)
+	PYTHONPATH=$(CURDIR)/torch_ext:$(CURDIR)/benches $(PYTHON) -m fst_bench --device cuda --no-install --workloads dense,moe,adapter $(BENCH_ARGS)
 
 .PHONY: lint
 lint: $(VENV)/stamp ## rustfmt, clippy, clang-format, ruff and mypy

@@ -97,9 +97,8 @@ setup(
     install_requires=[f"torch=={TORCH_RELEASE or REFERENCE_TORCH}"],
     # An isolated build then gets a PyTorch of its own, which is also the one the wheel will require.
     setup_requires=[] if TORCH_RELEASE else [f"torch=={REFERENCE_TORCH}"],
-    # The benches are a package of their own beside the sources, and are installed as `fst_bench`.
-    packages=[*find_packages("torch_ext"), "fst_bench", "fst_bench.loaders", "fst_bench.ranks", "fst_bench.simulation"],
-    package_dir={"": "torch_ext", "fst_bench": "benches"},
+    packages=find_packages("torch_ext"),
+    package_dir={"": "torch_ext"},
     ext_modules=[Extension("fst.libfst", sources=[])],
     cmdclass={"build_ext": CargoBuild, "bdist_wheel": PlatformWheel},
 )

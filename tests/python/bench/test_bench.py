@@ -10,17 +10,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benches.bench import Bench, Choice, Deadline
-from benches.cell import Cell
-from benches.checkpoint import make_checkpoint
-from benches.digest import digest
-from benches.goal import goals
-from benches.loaders.base import Loader, UnsupportedError
-from benches.peer import PEERS
-from benches.report import markdown, write_report
-from benches.result import Run
-from benches.workload import CAST_DTYPE, RANKS, WORKLOADS
 from conftest import CHECKOUT
+from fst_bench.bench import Bench, Choice, Deadline
+from fst_bench.cell import Cell
+from fst_bench.checkpoint import make_checkpoint
+from fst_bench.digest import digest
+from fst_bench.goal import goals
+from fst_bench.loaders.base import Loader, UnsupportedError
+from fst_bench.peer import PEERS
+from fst_bench.report import markdown, write_report
+from fst_bench.result import Run
+from fst_bench.workload import CAST_DTYPE, RANKS, WORKLOADS
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -168,7 +168,7 @@ def test_a_fast_wrong_loader_fails(tmp_path, python_environ, monkeypatch):
         "    tensors = load_file(paths[0])\n"
         "    return [tensors[name] for name in names]\n"
     )
-    monkeypatch.setattr("benches.peer._own_directory", lambda: [planted])
+    monkeypatch.setattr("fst_bench.peer._own_directory", lambda: [planted])
     right, results = bench(tmp_path, ["fst"], python_environ, monkeypatch)
     assert not right
     told = {entry["action"]: entry for entry in results["measurements"]}
@@ -177,8 +177,8 @@ def test_a_fast_wrong_loader_fails(tmp_path, python_environ, monkeypatch):
 
 
 def test_the_command_tells_of_a_wrong_choice():
-    command = [sys.executable, "-m", "benches", "--peers", "fst,nobody"]
-    done = subprocess.run(command, cwd=CHECKOUT, env=os.environ, capture_output=True, text=True)
+    command = [sys.executable, "-m", "fst_bench", "--peers", "fst,nobody"]
+    done = subprocess.run(command, cwd=CHECKOUT / "benches", env=os.environ, capture_output=True, text=True)
     assert done.returncode == 2
     assert "unknown peer 'nobody'" in done.stderr
 

@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from benches.bench import Deadline
-from benches.cell import GroupCell
-from benches.checkpoint import make_checkpoint
-from benches.goal import goals
-from benches.ranks.bench import Choice, RanksBench
-from benches.ranks.layout import LAYOUTS, dense, dims, needed_key
-from benches.report import write_report
-from benches.result import Run
+from fst_bench.bench import Deadline
+from fst_bench.cell import GroupCell
+from fst_bench.checkpoint import make_checkpoint
+from fst_bench.goal import goals
+from fst_bench.ranks.bench import Choice, RanksBench
+from fst_bench.ranks.layout import LAYOUTS, dense, dims, needed_key
+from fst_bench.report import write_report
+from fst_bench.result import Run
 
 PLANTED = """
 import torch
@@ -67,7 +67,7 @@ def test_wrong_and_missing_tensors_fail_the_run(bench, tmp_path, monkeypatch):
     planted = tmp_path / "planted"
     planted.mkdir()
     (planted / "fst.py").write_text(PLANTED)
-    monkeypatch.setattr("benches.peer._own_directory", lambda: [planted])
+    monkeypatch.setattr("fst_bench.peer._own_directory", lambda: [planted])
     right, run = bench(["replicated"], ["warm"], ["fst", "fst-exchange"])
     assert not right
     reasons = {peer: run.reason(GroupCell("replicated", 2, "warm", peer)) for peer in run.peers()}

@@ -11,26 +11,24 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors import safe_open
+from torch.distributed.tensor import Replicate, Shard
 
 import fst
-from benches.checkpoint import header_of
-from benches.report import write_report
-from benches.simulation.clock import Clock
-from benches.simulation.cluster import Cluster
-from benches.simulation.kept import Places
-from benches.simulation.layout import LAYOUTS
-from benches.simulation.load import Files
-from benches.simulation.model import MODELS, Model
-from benches.simulation.run import simulated
-from benches.simulation.section import SIMULATION
-from benches.simulation.tally import Tally
-from benches.simulation.traffic import Window, windows
-from benches.workload import ITEM_BYTES, TensorSpec, llama, specs
-from fst._distributed.group import Ranks
-from fst._distributed.load import load_wants, open_together
-from fst._distributed.shards import Chunk, Part, Want, Whole, part_of
+from fst_bench.checkpoint import header_of
+from fst_bench.planner import Chunk, Region, ShardRequest, Whole, region_of
+from fst_bench.report import write_report
+from fst_bench.simulation.clock import Clock
+from fst_bench.simulation.cluster import Cluster
+from fst_bench.simulation.kept import Places
+from fst_bench.simulation.layout import LAYOUTS
+from fst_bench.simulation.load import Files
+from fst_bench.simulation.model import MODELS, Model
+from fst_bench.simulation.run import simulated
+from fst_bench.simulation.section import SIMULATION
+from fst_bench.simulation.tally import Tally
+from fst_bench.simulation.traffic import Window, windows
+from fst_bench.workload import ITEM_BYTES, TensorSpec, llama, specs
 
-CPU = torch.device("cpu")
 WINDOW_BYTES = 16 << 10
 CLUSTER = Cluster(node_ranks=2)
 
@@ -87,23 +85,34 @@ def recorded():
         dist.broadcast, dist.all_to_all_single = broadcast, exchange
 
 
-def load(paths, wants):
-    """What this rank read and was called with, and whether it got what the files have."""
+def placement_of(shard):
+    """Returns the placement that `load_sharded` takes for a shard."""
+    match shard:
+        case Whole():
+            return Replicate()
+        case Chunk(dim):
+            return Shard(dim)
+        case Region(starts, lengths):
+            return tuple(slice(start, start + length) for start, length in zip(starts, lengths, strict=True))
+
+
+def load(paths, requests):
+    """Loads this rank's shards, checks them, and returns its collective calls and the number of bytes it read."""
     # As for a GPU, nothing is mapped.
     os.environ["FST_READER"] = "pread"
-    ranks = Ranks.of(None, CPU)
-    stored = open_together(paths, ranks)
-    own = wants[ranks.rank]
+    rank, size = dist.get_rank(), dist.get_world_size()
+    shards = dict(requests[rank])
+    placements = {name: placement_of(shard) for name, shard in shards.items()} | {"*": None}
     with recorded() as calls, fst.profile() as profile:
-        tensors = load_wants(stored, own, ranks, CPU, strategy="exchange", window_bytes=WINDOW_BYTES)
+        tensors = fst.load_sharded(paths, placements, strategy="exchange", window_bytes=WINDOW_BYTES)
+    assert tensors.keys() == shards.keys()
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(safe_open(path, framework="pt")) for path in paths]
-        places = {tensor: file for file in files for tensor in file.keys()}  # noqa: SIM118
-        for want, tensor in zip(own, tensors, strict=True):
-            whole = places[want.name].get_tensor(want.name)
-            starts, lengths = part_of(want.share, whole.shape, ranks.rank, ranks.size)
-            part = whole[tuple(slice(start, start + length) for start, length in zip(starts, lengths, strict=True))]
-            assert torch.equal(tensor.view(torch.uint8), part.contiguous().view(torch.uint8)), want
+        file_of = {tensor: file for file in files for tensor in file.keys()}  # noqa: SIM118
+        for name, tensor in tensors.items():
+            whole = file_of[name].get_tensor(name)
+            region = whole[placement_of(region_of(shards[name], whole.shape, rank, size))]
+            assert torch.equal(tensor.view(torch.uint8), region.contiguous().view(torch.uint8)), name
     return calls, profile.summary().read_bytes
 
 
@@ -121,16 +130,16 @@ def test_ranks_do_what_the_simulation_says(layout, size, ranks, tmp_path):
     paths = write(model, tmp_path)
     (tmp_path / "sparse").mkdir()
     files = Files(model, tmp_path / "sparse")
-    wants = layout.wants(model, CLUSTER.places(size))
+    requests = layout.requests(model, CLUSTER.places(size))
     tally = Tally(size)
-    simulated = list(tally.watch(windows(files.plan(wants, "exchange", WINDOW_BYTES), size)))
+    simulated = list(tally.watch(windows(files.planner.plan(requests, "exchange", WINDOW_BYTES), size)))
     assert len(simulated) > 2
-    for rank, (calls, read_bytes) in enumerate(ranks(size).run(load, paths, wants)):
+    for rank, (calls, read_bytes) in enumerate(ranks(size).run(load, paths, requests)):
         assert calls == [calls_of(window, rank) for window in simulated]
         assert read_bytes == sum(int(window.read_bytes[rank]) for window in simulated)
     assert tally.read_bytes == model.size_bytes
     places = Places(model)
-    assert tally.sent_bytes == tally.needed_bytes([places.kept(own, rank, size) for rank, own in enumerate(wants)])
+    assert tally.sent_bytes == tally.needed_bytes([places.kept(own, rank, size) for rank, own in enumerate(requests)])
 
 
 def test_models_are_the_published_ones():
@@ -148,8 +157,8 @@ def test_models_are_the_published_ones():
 def test_every_expert_has_a_rank(ranks):
     model = Model("", "", (tuple(specs({f"mlp.experts.{expert}.up_proj.weight": (1,) for expert in range(256)})),))
     layout = next(layout for layout in LAYOUTS if layout.name == "experts-replicated")
-    wants = layout.wants(model, Cluster().places(ranks))
-    owners = Counter(want.name for own in wants for want in own)
+    requests = layout.requests(model, Cluster().places(ranks))
+    owners = Counter(request.name for own in requests for request in own)
     assert len(owners) == 256
     assert set(owners.values()) == {max(1, ranks // 256)}
 
@@ -157,7 +166,7 @@ def test_every_expert_has_a_rank(ranks):
 def test_kept_bytes_are_those_of_the_tensors():
     tensors = specs({"a": (6, 10), "b": (4,), "c": (3, 4, 5)})
     kept = Places(Model("", "", (tensors,))).kept(
-        [Want("a", Part((0, 3), (6, 4))), Want("b", Whole()), Want("c", Chunk(1))], 1, 2
+        [ShardRequest("a", Region((0, 3), (6, 4))), ShardRequest("b", Whole()), ShardRequest("c", Chunk(1))], 1, 2
     )
     assert kept.size_bytes == 2 * (6 * 4 + 4 + 3 * 2 * 5)
     marked = torch.zeros(6, 10), torch.ones(4), torch.zeros(3, 4, 5)

@@ -1,6 +1,5 @@
 """The command `fst`: what it prints, writes and exits with, and that a shell gets it."""
 
-import importlib.util
 import json
 import os
 import re
@@ -16,6 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import fst
+from conftest import CHECKOUT
 from fst import cli
 from rawfile import DTYPES, random_raw, write
 
@@ -286,11 +286,10 @@ def test_a_shell_gets_what_the_command_says(shell, model):
     assert "Traceback" not in done.stderr
 
 
-def test_the_bench_has_its_own_arguments(shell):
-    """Wheels bring the bench; a source tree has it under another name."""
-    done = shell("fst bench --help")
-    if importlib.util.find_spec("fst_bench"):
-        assert (done.returncode, done.stdout[:6]) == (0, "usage:")
-    else:
-        assert done.returncode == 1
-        assert "pip install 'fst[bench]'" in done.stderr
+def test_bench_is_a_separate_package(shell):
+    path = Path(fst.__file__).parents[1]
+    found = shell(f"PYTHONPATH={path}:{CHECKOUT / 'benches'} fst bench --help")
+    assert (found.returncode, found.stdout[:6]) == (0, "usage:")
+    missing = shell(f"PYTHONPATH={path} fst bench --help")
+    assert missing.returncode == 1
+    assert "pip install ./benches" in missing.stderr

@@ -21,7 +21,10 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         module = importlib.import_module("fst_bench.run")
     except ImportError as error:
-        raise ImportError(f"the benchmarks need more than fst: pip install 'fst[bench]' ({error})") from error
+        raise ImportError(
+            f"The benchmarks are a separate package, which is missing or incomplete ({error}). "
+            "Run `pip install ./benches` in a checkout of fst."
+        ) from error
     sys.argv = ["fst bench", *arguments.arguments]
     module.main()
     return 0

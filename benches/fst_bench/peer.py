@@ -1,6 +1,6 @@
 """The libraries that are compared, and an environment of its own for each.
 
-    python -m benches.peer --python-version 3.12
+    python -m fst_bench.peer --python-version 3.12
 
 installs the pinned releases, one directory each, which the bench puts in front of the Python path of that peer's
 processes. PyTorch is shared, so that all of them are measured with the same one. The bench does it by itself; by hand

@@ -1,6 +1,6 @@
 """Forks ranks, which have what they need imported already: processes of their own for each load, without the wait.
 
-    python -m benches.ranks.host NAME
+    python -m fst_bench.ranks.host NAME
 
 reads a task from each line of stdin and writes what each rank tells, as a line of JSON. NAME is a peer, or a collective
 of gloo.

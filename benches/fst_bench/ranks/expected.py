@@ -2,12 +2,9 @@
 
 from safetensors.torch import load_file
 
-from fst._core.checkpoint import open_checkpoint
-from fst._core.group_plan import plan_group
-from fst._distributed.shards import Chunk, Want, Whole, encode
-
 from ..checkpoint import Checkpoint
 from ..digest import digest
+from ..planner import Chunk, Planner, ShardRequest, Whole
 from .layout import dims
 
 
@@ -30,9 +27,7 @@ def expected_digests(checkpoint: Checkpoint, layout: str, ranks: int) -> list[st
 
 def needed_bytes(checkpoint: Checkpoint, layout: str, ranks: int) -> int:
     """What the ranks keep and have not read, where each reads as much as the others and no byte is read twice."""
-    opened = open_checkpoint([str(path) for path in checkpoint.paths])
-    positions = {name: position for position, name in enumerate(opened.names())}
     cut = dims(checkpoint.workload, layout)
-    wants = [Want(name, Whole() if dim is None else Chunk(dim)) for name, dim in cut.items()]
-    plan = plan_group(opened, [encode(wants, positions)], [0] * ranks, [-1] * ranks, "exchange", 1 << 30)
+    requests = [ShardRequest(name, Whole() if dim is None else Chunk(dim)) for name, dim in cut.items()]
+    plan = Planner(checkpoint.paths).plan([requests] * ranks, "exchange", 1 << 30)
     return sum(int(plan.sent_bytes(window).sum()) for window in range(plan.windows()))

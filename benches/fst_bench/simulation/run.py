@@ -1,7 +1,7 @@
 """Simulates loads of large models by 1 to 512 ranks, with fst's own planner on headers of the real shapes.
 
-    python -m benches.simulation
-    python -m benches.simulation --ranks 8,64 --layouts dense-replicated --storage-bytes-per-second 1e12
+    python -m fst_bench.simulation
+    python -m fst_bench.simulation --ranks 8,64 --layouts dense-replicated --storage-bytes-per-second 1e12
 
 The result goes to bench-results/simulation.json, and with all others to BENCHMARKS.md and docs/images/.
 """

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from fst._distributed.shards import Chunk, Share, Want, Whole, part_of
-
+from ..planner import Chunk, Shard, ShardRequest, Whole, region_of
 from ..workload import TensorSpec
 from .cluster import Place
 from .model import Model
@@ -18,41 +17,41 @@ BY_COLUMNS = {"o_proj", "down_proj"}
 
 @dataclass(frozen=True)
 class Layout:
-    """One way to lay out a model: experts are dealt to the ranks, and `share` says what a rank keeps of the rest."""
+    """One way to lay out a model: experts are dealt to the ranks, and `shard` says what a rank keeps of the rest."""
 
     name: str
     title: str
     model: str
-    share: Callable[[TensorSpec, Place], Share]
+    shard: Callable[[TensorSpec, Place], Shard]
 
-    def wants(self, model: Model, places: Sequence[Place]) -> list[tuple[Want, ...]]:
-        """What the rank at each of these places wants. Ranks that want the same get the same tuple."""
-        rests: dict[Place, list[Want]] = {}
-        distinct: dict[tuple[Want, ...], tuple[Want, ...]] = {}
+    def requests(self, model: Model, places: Sequence[Place]) -> list[tuple[ShardRequest, ...]]:
+        """Returns the requests of the rank at each of these places. Ranks with equal requests get the same tuple."""
+        rests: dict[Place, list[ShardRequest]] = {}
+        distinct: dict[tuple[ShardRequest, ...], tuple[ShardRequest, ...]] = {}
         lists = []
         for rank, place in enumerate(places):
             if place not in rests:
-                rests[place] = [Want(tensor.name, self.share(tensor, place)) for tensor in model.rest]
+                rests[place] = [ShardRequest(tensor.name, self.shard(tensor, place)) for tensor in model.rest]
             own = (*rests[place], *_own_experts(model, rank, len(places)))
             lists.append(distinct.setdefault(own, own))
         return lists
 
 
-def replicated(tensor: TensorSpec, place: Place) -> Share:
+def replicated(tensor: TensorSpec, place: Place) -> Shard:
     return Whole()
 
 
-def fully_sharded(tensor: TensorSpec, place: Place) -> Share:
+def fully_sharded(tensor: TensorSpec, place: Place) -> Shard:
     """As `fully_shard` lays out parameters."""
     return Chunk(0)
 
 
-def tensor_parallel(tensor: TensorSpec, place: Place) -> Share:
+def tensor_parallel(tensor: TensorSpec, place: Place) -> Shard:
     """Cut over the ranks of a node, and the same on every node."""
     module = tensor.name.split(".")[-2]
     if module not in BY_ROWS | BY_COLUMNS:
         return Whole()
-    return part_of(Chunk(int(module in BY_COLUMNS)), tensor.shape, place.rank, place.ranks)
+    return region_of(Chunk(int(module in BY_COLUMNS)), tensor.shape, place.rank, place.ranks)
 
 
 LAYOUTS: Sequence[Layout] = (
@@ -74,9 +73,9 @@ LAYOUTS: Sequence[Layout] = (
 )
 
 
-def _own_experts(model: Model, rank: int, ranks: int) -> Iterator[Want]:
+def _own_experts(model: Model, rank: int, ranks: int) -> Iterator[ShardRequest]:
     """As many experts for each rank, or one for several neighbours where there are more ranks than experts."""
     count = len(model.experts)
     first, end = rank * count // ranks, (rank + 1) * count // ranks
     for expert in range(first, max(end, min(first + 1, count))):
-        yield from (Want(tensor.name, Whole()) for tensor in model.experts[expert])
+        yield from (ShardRequest(tensor.name, Whole()) for tensor in model.experts[expert])

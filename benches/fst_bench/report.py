@@ -1,7 +1,7 @@
 """Writes BENCHMARKS.md and the charts from the raw results of the bench.
 
-    python -m benches.report                  # from the folder of the results into the repository
-    python -m benches.report IN --out OUT
+    python -m fst_bench.report                  # from the folder of the results into the repository
+    python -m fst_bench.report IN --out OUT
 
 Every figure in BENCHMARKS.md comes from here; edit this file, not that one.
 """

@@ -1,14 +1,10 @@
 """Loads of a model by groups of ranks: planned by the planner itself, timed by the clock."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fst._core.checkpoint import open_checkpoint
-from fst._core.group_plan import GroupPlan, plan_group
-from fst._distributed.shards import Want, Whole, encode
-
+from ..planner import Planner, ShardRequest, Whole
 from .clock import Clock, Seconds
 from .cluster import Cluster
 from .kept import Places
@@ -16,9 +12,6 @@ from .layout import Layout
 from .model import Model, write_sparse
 from .tally import Tally
 from .traffic import windows
-
-# GPUs are filled past the page cache.
-NO_CACHE = -1
 
 
 @dataclass(frozen=True)
@@ -47,19 +40,18 @@ class Files:
 
     def __init__(self, model: Model, folder: Path) -> None:
         self.model = model
-        self._checkpoint = open_checkpoint([str(path) for path in write_sparse(model, folder)])
-        self._positions = {name: position for position, name in enumerate(self._checkpoint.names())}
+        self.planner = Planner(write_sparse(model, folder))
         self._places = Places(model)
 
     def load(self, layout: Layout, ranks: int, cluster: Cluster, window_bytes: int) -> Load:
         """What it takes to load a layout as fst does it."""
-        wants = layout.wants(self.model, cluster.places(ranks))
+        requests = layout.requests(self.model, cluster.places(ranks))
         begin = time.perf_counter()
-        plan = self.plan(wants, "auto", window_bytes)
+        plan = self.planner.plan(requests, "auto", window_bytes)
         plan_seconds = time.perf_counter() - begin
         tally = Tally(ranks)
         seconds = Clock(cluster, ranks).of(tally.watch(windows(plan, ranks)))
-        kept = [self._places.kept(own, rank, ranks) for rank, own in enumerate(wants)]
+        kept = [self._places.kept(own, rank, ranks) for rank, own in enumerate(requests)]
         needed_bytes = tally.needed_bytes(kept)
         return Load(
             tally.windows,
@@ -72,19 +64,6 @@ class Files:
 
     def sent_to_all(self, ranks: int, cluster: Cluster, window_bytes: int) -> Seconds:
         """What it takes if each byte is read once and sent to every rank, whatever that keeps."""
-        everything = [Want(tensor.name, Whole()) for tensor in self.model.tensors]
-        plan = self.plan([everything] * ranks, "exchange", window_bytes)
+        everything = [ShardRequest(tensor.name, Whole()) for tensor in self.model.tensors]
+        plan = self.planner.plan([everything] * ranks, "exchange", window_bytes)
         return Clock(cluster, ranks).of(windows(plan, ranks))
-
-    def plan(self, wants: Sequence[Sequence[Want]], strategy: str, window_bytes: int) -> GroupPlan:
-        """The plan for ranks that want this; ranks that want the same may share a list."""
-        distinct = {id(own): own for own in wants}
-        places = {identity: place for place, identity in enumerate(distinct)}
-        return plan_group(
-            self._checkpoint,
-            [encode(own, self._positions) for own in distinct.values()],
-            [places[id(own)] for own in wants],
-            [NO_CACHE] * len(wants),
-            strategy,
-            window_bytes,
-        )

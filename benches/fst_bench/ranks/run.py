@@ -1,7 +1,7 @@
 """Measures loads by several ranks on the CPU: fst, fastsafetensors, and safetensors with slices.
 
-    python -m benches.ranks                        # about four minutes
-    python -m benches.ranks --gib 0.03 --rounds 1  # less than a minute, to see that it works
+    python -m fst_bench.ranks                        # about four minutes
+    python -m fst_bench.ranks --gib 0.03 --rounds 1  # less than a minute, to see that it works
 
 Raw results go to bench-results/ranks.json as they come; tables and goals to BENCHMARKS.md.
 """

@@ -7,9 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fst._distributed.shards import Want, part_of
-
 from ..checkpoint import header_of
+from ..planner import ShardRequest, region_of
 from ..workload import ITEM_BYTES, TensorSpec
 from .model import Model
 
@@ -60,14 +59,14 @@ class Places:
                 self._begins[tensor.name] = begin
                 begin += tensor.size_bytes
 
-    def kept(self, wants: Iterable[Want], rank: int, ranks: int) -> Kept:
-        """What a rank keeps that wants this; no want cuts its tensor in two dimensions."""
-        return Kept([self._row(want, rank, ranks) for want in wants])
+    def kept(self, requests: Iterable[ShardRequest], rank: int, ranks: int) -> Kept:
+        """Returns the bytes that a rank with these requests keeps. No request cuts its tensor in two dimensions."""
+        return Kept([self._row(request, rank, ranks) for request in requests])
 
-    def _row(self, want: Want, rank: int, ranks: int) -> tuple[int, int, int, int, int]:
-        tensor = self._tensors[want.name]
-        starts, lengths = part_of(want.share, tensor.shape, rank, ranks)
+    def _row(self, request: ShardRequest, rank: int, ranks: int) -> tuple[int, int, int, int, int]:
+        tensor = self._tensors[request.name]
+        starts, lengths = region_of(request.shard, tensor.shape, rank, ranks)
         dim = next((dim for dim, length in enumerate(lengths) if length != tensor.shape[dim]), 0)
         inner = prod(tensor.shape[dim + 1 :]) * ITEM_BYTES[tensor.dtype]
         cut = starts[dim] * inner, lengths[dim] * inner, tensor.shape[dim] * inner
-        return self._begins[want.name], tensor.size_bytes, *cut
+        return self._begins[request.name], tensor.size_bytes, *cut

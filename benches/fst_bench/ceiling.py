@@ -1,6 +1,6 @@
 """What the hardware allows: each rate measured in a process of its own, in the same run.
 
-    python -m benches.ceiling NAME PATH DEVICE
+    python -m fst_bench.ceiling NAME PATH DEVICE
 
 prints one rate as JSON. PATH is a large file on the disk in question.
 """

@@ -1,6 +1,6 @@
 """Writes a checkpoint in a peer's own format, in a process of its own.
 
-    python -m benches.convert PEER SUFFIX PATH...
+    python -m fst_bench.convert PEER SUFFIX PATH...
 
 writes each path anew with another suffix, unless that is there. Prints why it could not be done, as JSON, or nothing.
 """

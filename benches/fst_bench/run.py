@@ -4,8 +4,8 @@
     fst-bench --gib 0.05 --rounds 1             # a few minutes, to see that it works
     fst-bench --workloads dense,moe --states tmpfs,warm --device cuda
 
-In the repository, `make bench BENCH_ARGS="..."` or `python -m benches` do the same. Raw results are written as they
-come, so a run that is cut short loses nothing; `python -m benches.report` makes the tables and charts again from them.
+In the repository, `make bench BENCH_ARGS="..."` or `python -m fst_bench` do the same. Raw results are written as they
+come, so a run that is cut short loses nothing; `python -m fst_bench.report` makes tables and charts again from them.
 """
 
 import argparse

@@ -1,5 +1,0 @@
-"""`python -m benches` in the repository, `python -m fst_bench` or `fst-bench` with an installed wheel."""
-
-from .run import main
-
-main()

@@ -1,0 +1,97 @@
+"""Plans for groups of ranks that exist only on paper, made by fst's own planner.
+
+`torch.classes.fst.GroupPlan` plans a load for any number of ranks in one process. It reads headers only.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import fst  # noqa: F401  (registers the classes)
+
+# An instance of `torch.classes.fst.GroupPlan`.
+GroupPlan = Any
+
+# GPUs are filled past the page cache, so no ranks share one.
+_NO_PAGE_CACHE = -1
+
+
+class Whole(NamedTuple):
+    """All of a tensor, as every rank of a replicated tensor keeps it."""
+
+
+class Chunk(NamedTuple):
+    """This rank's chunk of a tensor, as `torch.chunk` cuts dimension `dim` into one chunk for each rank."""
+
+    dim: int
+
+
+class Region(NamedTuple):
+    """Part of a tensor: for each dimension the first index and the number of indices."""
+
+    starts: tuple[int, ...]
+    lengths: tuple[int, ...]
+
+
+Shard = Whole | Chunk | Region
+
+
+class ShardRequest(NamedTuple):
+    """Request for a shard of the tensor with this name."""
+
+    name: str
+    shard: Shard
+
+
+def region_of(shard: Shard, shape: Sequence[int], rank: int, ranks: int) -> Region:
+    """Returns the region that a shard is for one rank of a group.
+
+    Computed here rather than by fst, so that results of the planner can be checked against it.
+    """
+    starts, lengths = [0] * len(shape), list(shape)
+    match shard:
+        case Region():
+            return shard
+        case Chunk(dim):
+            step = -(-shape[dim] // ranks)
+            starts[dim] = min(rank * step, shape[dim])
+            lengths[dim] = min(step, shape[dim] - starts[dim])
+    return Region(tuple(starts), tuple(lengths))
+
+
+class Planner:
+    """Plans loads of one checkpoint."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._checkpoint = torch.classes.fst.Checkpoint([str(path) for path in paths], None)
+        self._positions = {name: position for position, name in enumerate(self._checkpoint.names())}
+
+    def plan(self, requests: Sequence[Sequence[ShardRequest]], strategy: str, window_bytes: int) -> GroupPlan:
+        """Plans a load by one rank for each item of `requests`. Ranks with equal requests may share one list object."""
+        distinct = {id(own): own for own in requests}
+        indices = {identity: index for index, identity in enumerate(distinct)}
+        return torch.classes.fst.GroupPlan(
+            self._checkpoint,
+            [self._encode(own) for own in distinct.values()],
+            [indices[id(own)] for own in requests],
+            [_NO_PAGE_CACHE] * len(requests),
+            strategy,
+            window_bytes,
+        )
+
+    def _encode(self, requests: Sequence[ShardRequest]) -> Tensor:
+        """Encodes requests as `GroupPlan` takes them: tensor position, kind of shard, numbers of the shard."""
+        numbers: list[int] = []
+        for name, shard in requests:
+            numbers.append(self._positions[name])
+            match shard:
+                case Whole():
+                    numbers.append(0)
+                case Chunk(dim):
+                    numbers += 1, dim
+                case Region(starts, lengths):
+                    numbers += 2, *starts, *lengths
+        return torch.tensor(numbers, dtype=torch.int64, device="cpu")

@@ -1,0 +1,5 @@
+"""`python -m fst_bench.ranks`."""
+
+from .run import main
+
+main()

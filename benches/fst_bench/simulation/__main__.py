@@ -1,0 +1,5 @@
+"""`python -m fst_bench.simulation`."""
+
+from .run import main
+
+main()

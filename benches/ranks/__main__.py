@@ -1,5 +1,0 @@
-"""`python -m benches.ranks`."""
-
-from .run import main
-
-main()

@@ -1,5 +1,0 @@
-"""`python -m benches.simulation`."""
-
-from .run import main
-
-main()
