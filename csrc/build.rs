@@ -42,7 +42,9 @@ pub fn build() -> Result<()> {
         compiler.file("csrc/tch.cpp").include("torch_ext/fst/include");
     }
     // PyTorch's headers have used C++20 since 2.15.
-    compiler.std("c++20").define("_GLIBCXX_USE_CXX11_ABI", torch.cxx11_abi.as_str()).warnings(false).debug(false);
+    let version = concat!("\"", env!("CARGO_PKG_VERSION"), "\"");
+    compiler.define("FST_VERSION", version).define("_GLIBCXX_USE_CXX11_ABI", torch.cxx11_abi.as_str());
+    compiler.std("c++20").warnings(false).debug(false);
     // The operators register themselves when the library is loaded; no symbol asks for them by name.
     compiler.link_lib_modifier("+whole-archive");
     compiler.compile("fst_torch");

@@ -92,9 +92,9 @@ std::string stop_profile(int64_t profile) {
 
 }  // namespace
 
-// Which PyTorch the library fits can be read from the file before it is loaded, since loading it into another fails
-// on some missing symbol.
-[[gnu::used, gnu::retain]] const char built_for[] = "fst: built for PyTorch " TORCH_VERSION;
+// Versions of fst and PyTorch, for readers of the file. They must be known before the library is loaded: with another
+// PyTorch, loading fails on a missing symbol.
+[[gnu::used, gnu::retain]] const char build_text[] = "fst " FST_VERSION ": built for PyTorch " TORCH_VERSION;
 
 TORCH_LIBRARY(fst, m) {
   // A load has no tensor inputs, so two equal calls look like one value. They are two tensors, which the caller may

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fst._checkpoint.safe_open import safe_open
 from fst._core.errors import SafetensorError
+from fst._core.library import version as __version__
 from fst._core.memory import release_memory
 from fst._load.convert import cast, scatter
 from fst._load.load import (
@@ -48,6 +49,7 @@ __all__ = [
     "Stream",
     "Summary",
     "Writer",
+    "__version__",
     "cast",
     "cmake_prefix_path",
     "load_boxes",

@@ -157,17 +157,20 @@ def test_cmake_says_what_is_wrong(missing, tmp_path):
     shutil.copytree(PACKAGE / "share", package / "share")
     message = rf"{package}/libfst\.so\s+is\s+missing:\s+run\s+`make\s+build`"
     if missing == "PyTorch":
-        (package / "libfst.so").write_bytes(b"\x7fELF" + bytes(100) + b"fst: built for PyTorch 1.13.1\0")
+        (package / "libfst.so").write_bytes(b"\x7fELF" + bytes(100) + b"fst 0.1.0: built for PyTorch 1.13.1\0")
         message = rf"was\s+built\s+for\s+PyTorch\s+1\.13,\s+but\s+this\s+is\s+PyTorch\s+{torch.__version__[:4]}"
     done = configure(CHECKOUT / "tests" / "cpp", tmp_path / "build", str(package / "share" / "cmake"))
     assert done.returncode != 0
     assert re.search(message, done.stderr)
 
 
-def test_cmake_knows_the_version():
+def test_cmake_reports_the_version(tmp_path):
     version = re.search(r'^version = "(.+)"$', (CHECKOUT / "Cargo.toml").read_text(), re.MULTILINE)[1]
-    script = Path(fst.cmake_prefix_path, "fst", "fstConfigVersion.cmake").read_text()
-    assert f'set(PACKAGE_VERSION "{version}")' in script
+    version_file = Path(fst.cmake_prefix_path, "fst", "fstConfigVersion.cmake")
+    script = tmp_path / "print.cmake"
+    script.write_text(f'include("{version_file}")\nmessage(STATUS "version=${{PACKAGE_VERSION}}")\n')
+    done = subprocess.run([tool("cmake"), "-P", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"-- version={version}"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def test_a_library_that_is_missing(tmp_path):
 def test_a_library_for_another_pytorch(tmp_path):
     """It must not even be opened by the linker, which would run its code."""
     library = tmp_path / "libfst.so"
-    library.write_bytes(b"\x7fELF" + bytes(100) + b"fst: built for PyTorch 1.13.1\0" + bytes(100))
+    library.write_bytes(b"\x7fELF" + bytes(100) + b"fst 0.1.0: built for PyTorch 1.13.1\0" + bytes(100))
     with pytest.raises(ImportError, match=r"built for PyTorch 1\.13, .*make build") as raised:
         load_library(library)
     assert torch.__version__ in str(raised.value)
@@ -34,4 +34,4 @@ def test_a_library_that_is_broken(tmp_path):
 def test_the_library_says_what_it_was_built_for():
     content = Path(fst.__file__).with_name("libfst.so").read_bytes()
     release = ".".join(torch.__version__.split("+")[0].split(".")[:2])
-    assert f"fst: built for PyTorch {release}".encode() in content
+    assert f"fst {fst.__version__}: built for PyTorch {release}".encode() in content

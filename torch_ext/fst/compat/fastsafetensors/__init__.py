@@ -16,6 +16,9 @@ from fst.compat.fastsafetensors.loader import SafeTensorsFileLoader, fastsafe_op
 from fst.compat.fastsafetensors.metadata import SafeTensorsMetadata, TensorFrame
 from fst.compat.fastsafetensors.parallel_loader import ParallelLoader, PipelineParallel
 
+# Release of fastsafetensors that this package mirrors. Programs compare it with the release that they need.
+__version__ = "0.5.0"
+
 __all__ = [
     "AutoLoader",
     "BudgetInfeasibleError",

@@ -10,4 +10,7 @@ from fst.compat.instanttensor._backend import Backend, BackendPolicy
 from fst.compat.instanttensor._init import init
 from fst.compat.instanttensor._safe_open import safe_open
 
+# Release of InstantTensor that this package mirrors. Programs compare it with the release that they need.
+__version__ = "0.2.2"
+
 __all__ = ["Backend", "BackendPolicy", "init", "safe_open"]

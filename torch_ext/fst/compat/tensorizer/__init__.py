@@ -14,6 +14,9 @@ from fst.compat.tensorizer.serialization import (
     TensorType,
 )
 
+# Release of tensorizer that this package mirrors. Programs compare it with the release that they need.
+__version__ = "2.12.1"
+
 __all__ = [
     "CryptographyError",
     "DecryptionParams",

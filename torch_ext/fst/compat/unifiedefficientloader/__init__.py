@@ -35,6 +35,9 @@ from fst.compat.unifiedefficientloader.tensor_utils import (
 )
 from fst.compat.unifiedefficientloader.unified_data_loader import UnifiedDataLoader
 
+# Release of unifiedefficientloader that this package mirrors. Programs compare it with the release that they need.
+__version__ = "0.5.4"
+
 __all__ = [
     "DEBUG_LEVEL",
     "MINIMAL_LEVEL",

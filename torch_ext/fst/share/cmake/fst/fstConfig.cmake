@@ -21,8 +21,8 @@ if(NOT EXISTS "${_fst_library}")
   return()
 endif()
 
-# PyTorch's binary interface changes with every release, and the library says which one it was built for.
-file(STRINGS "${_fst_library}" _fst_built_for REGEX "fst: built for PyTorch [0-9]+\\.[0-9]+" LIMIT_COUNT 1)
+# PyTorch's binary interface changes with every release. The library contains the release that it was built for.
+file(STRINGS "${_fst_library}" _fst_built_for REGEX "fst [0-9.]+: built for PyTorch [0-9]+\\.[0-9]+" LIMIT_COUNT 1)
 string(REGEX MATCH "built for PyTorch ([0-9]+\\.[0-9]+)" _fst_built_for "${_fst_built_for}")
 set(_fst_built_for "${CMAKE_MATCH_1}")
 if(NOT "${Torch_VERSION}" MATCHES "^${_fst_built_for}\\.")
