@@ -72,11 +72,20 @@ gpu-check: ## GPU tests and benchmarks with a prebuilt library; needs no Rust, n
 	PYTHONPATH=$(CURDIR)/torch_ext:$(CURDIR)/benches $(PYTHON) -m fst_bench --device cuda --no-install --workloads dense,moe,adapter $(BENCH_ARGS)
 
 .PHONY: lint
-lint: $(VENV)/stamp ## rustfmt, clippy, clang-format, ruff and mypy
+lint: lint-rust lint-cxx lint-python ## all linters
+
+.PHONY: lint-rust
+lint-rust: $(VENV)/stamp ## rustfmt and clippy
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	$(WITH_TCH) cargo clippy --all-targets --features tch -- -D warnings
+
+.PHONY: lint-cxx
+lint-cxx: $(VENV)/stamp ## clang-format
 	$(IN_VENV) clang-format --dry-run -Werror $(CXX_SOURCES)
+
+.PHONY: lint-python
+lint-python: $(VENV)/stamp ## ruff and mypy
 	$(IN_VENV) ruff check
 	$(IN_VENV) ruff format --check
 	$(IN_VENV) mypy

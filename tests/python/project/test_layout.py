@@ -18,15 +18,19 @@ PYTHON_SOURCES = sorted((CHECKOUT / "torch_ext").rglob("*.py"))
 TOP_LEVEL = {
     ".ci",
     ".clang-format",
+    ".clang-tidy",
     ".gitignore",
+    ".pre-commit-config.yaml",
     "BENCHMARKS.md",
     "CHANGELOG.md",
+    "CONTRIBUTING.md",
     "Cargo.lock",
     "Cargo.toml",
     "LICENSE",
     "MANIFEST.in",
     "Makefile",
     "README.md",
+    "SECURITY.md",
     "benches",
     "build.rs",
     "clippy.toml",
@@ -102,6 +106,11 @@ def test_nothing_unexpected_at_the_top():
     if done.returncode != 0:
         pytest.skip("not a git checkout")
     assert {path.split("/")[0] for path in done.stdout.splitlines()} - TOP_LEVEL == set()
+
+
+def test_pre_commit_runs_every_linter():
+    [linters] = re.findall(r"^lint: (.*?) ##", (CHECKOUT / "Makefile").read_text(), re.MULTILINE)
+    assert re.findall(r"entry: make (.*)", (CHECKOUT / ".pre-commit-config.yaml").read_text()) == linters.split()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
