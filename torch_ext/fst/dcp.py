@@ -226,7 +226,7 @@ def _part_files(path: str) -> list[str]:
 
 def _source(stored: Stored) -> _Source:
     offsets = {}
-    for _, text in stored.checkpoint.texts():
+    for _, text in stored.checkpoint.metadata():
         for name, part in json.loads(text.get(_PARTS, "{}")).items():
             offsets[name] = tuple(part["saved_offsets"])
     return _Source(stored, offsets)

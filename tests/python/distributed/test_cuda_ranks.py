@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 
 import fst
 from fst._checkpoint.checkpoint import open_stored
-from fst._core.group_plan import begin_load, plan_group
+from fst._core.classes import GroupLoad, GroupPlan
 from fst._distributed.buffers import Buffers, traffic_of
 from fst._distributed.shards import Chunk, Part, Want, Whole, encode, part_of
 from fst._distributed.side_stream import side_stream
@@ -46,8 +46,8 @@ def test_the_device_path(tmp_path, dtype):
     wants = [[Want(name, of_ranks[rank]) for name, of_ranks in shares.items()] for rank in (0, 1)]
     positions = {name: position for position, name in enumerate(stored.tensors)}
     encoded = [encode(of_rank, positions) for of_rank in wants]
-    plan = plan_group(stored.checkpoint, encoded, [0, 1], [-1, -1], "exchange", 1 << 16)
-    assert {plan.collective(window) for window in range(plan.windows())} == {"exchange", "gather"}
+    plan = GroupPlan(stored.checkpoint, encoded, [0, 1], [-1, -1], "exchange", 1 << 16)
+    assert {plan.collective(window) for window in range(plan.window_count())} == {"exchange", "gather"}
 
     expected = []
     for rank in (0, 1):
@@ -60,17 +60,17 @@ def test_the_device_path(tmp_path, dtype):
     out = [[torch.full_like(part, 7, device="cuda") for part in parts] for parts in expected]
     device = torch.device("cuda", 0)
     with side_stream(device):
-        loads = [begin_load(plan, rank, out[rank], device) for rank in (0, 1)]
-        traffics = [[traffic_of(plan, rank, 2, window) for window in range(plan.windows())] for rank in (0, 1)]
+        loads = [GroupLoad(plan, rank, out[rank], device) for rank in (0, 1)]
+        traffics = [[traffic_of(plan, rank, 2, window) for window in range(plan.window_count())] for rank in (0, 1)]
         buffers = [Buffers(traffics[rank], device) for rank in (0, 1)]
-        for window in range(plan.windows()):
+        for window in range(plan.window_count()):
             for rank in (0, 1):
                 loads[rank].read(window, buffers[rank].send(window))
             torch.cuda._sleep(DELAY_CYCLES // 10)
             for rank in (0, 1):
                 move(window, rank, traffics, buffers)
             for rank in (0, 1):
-                loads[rank].place(window, buffers[rank].receive(window))
+                loads[rank].unpack(window, buffers[rank].receive(window))
         for load in loads:
             load.finish()
     for rank in (0, 1):

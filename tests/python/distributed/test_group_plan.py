@@ -6,9 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-import fst._core.library  # noqa: F401  (registers the classes)
-from fst._core.checkpoint import open_checkpoint
-from fst._core.errors import call
+from fst._core.classes import Checkpoint, GroupLoad, GroupPlan
 from fst._distributed.shards import Chunk, Part, Want, Whole, encode, part_of
 
 CPU = torch.device("cpu")
@@ -21,15 +19,15 @@ def plan_of(checkpoint, lists, wants_of=None, caches=None, strategy="auto", wind
     wants_of = list(range(len(lists))) if wants_of is None else wants_of
     encoded = [encode(wants, positions) for wants in lists]
     caches = [-1] * len(wants_of) if caches is None else caches
-    return call(torch.classes.fst.GroupPlan, checkpoint, encoded, wants_of, caches, strategy, window_bytes)
+    return GroupPlan(checkpoint, encoded, wants_of, caches, strategy, window_bytes)
 
 
 def run(plan, outs):
     """What the ranks of a group do, one after the other, and the bytes that each pair of them moved."""
     ranks = len(outs)
-    loads = [call(torch.classes.fst.GroupLoad, plan, rank, out, CPU) for rank, out in enumerate(outs)]
+    loads = [GroupLoad(plan, rank, out, CPU) for rank, out in enumerate(outs)]
     moved = torch.zeros(ranks, ranks, dtype=torch.int64)
-    for window in range(plan.windows()):
+    for window in range(plan.window_count()):
         collective = plan.collective(window)
         splits = [plan.splits(rank, window) for rank in range(ranks)]
         sends = [torch.full([sum(sent)], 0xA5, dtype=torch.uint8) for sent, _ in splits]
@@ -51,7 +49,7 @@ def run(plan, outs):
             assert not plan.sent_bytes(window).any()
             received = sends
         for rank, load in enumerate(loads):
-            load.place(window, received[rank])
+            load.unpack(window, received[rank])
     for load in loads:
         load.finish()
     return moved
@@ -75,7 +73,7 @@ def bits(shape, dtype, seed):
 def check(paths, tensors, lists, **options):
     """Loads `lists`, one for each rank, and compares with slices."""
     paths = [str(path) for path in paths]
-    checkpoint = open_checkpoint(paths, open_checkpoint(paths).headers())
+    checkpoint = Checkpoint(paths, Checkpoint(paths).headers())
     plan = plan_of(checkpoint, lists, **options)
     ranks = len(lists)
     outs, expected = [], []
@@ -139,7 +137,7 @@ def test_casts_on_the_way(share, dtype, tmp_path):
     }
     save_file(tensors, path)
     wants = [Want(name, share) for name in tensors]
-    plan = plan_of(open_checkpoint([str(path)]), [wants] * 3, strategy="exchange", window_bytes=1000)
+    plan = plan_of(Checkpoint([str(path)]), [wants] * 3, strategy="exchange", window_bytes=1000)
     expected = [
         [tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in boxes]
         for boxes in ([box_of(tensors[want.name], want, rank, 3) for want in wants] for rank in range(3))
@@ -158,10 +156,10 @@ def test_bytes_that_are_sent(tmp_path):
     save_file(tensors, path)
     payload = sum(tensor.nbytes for tensor in tensors.values())
     plan, moved = check([path], tensors, [[Want(name, Whole()) for name in tensors]] * 4, window_bytes=100_000)
-    assert {plan.collective(window) for window in range(plan.windows())} == {"gather"}
+    assert {plan.collective(window) for window in range(plan.window_count())} == {"gather"}
     assert moved.sum() == 3 * payload
     plan, moved = check([path], tensors, [[Want(name, Chunk(1)) for name in tensors]] * 4, window_bytes=100_000)
-    assert {plan.collective(window) for window in range(plan.windows())} == {"exchange"}
+    assert {plan.collective(window) for window in range(plan.window_count())} == {"exchange"}
     # Who reads what does not fall on the rows' ends.
     assert abs(moved.sum() - payload * 3 // 4) < payload // 100
     plan, moved = check([path], tensors, [[Want(name, Chunk(0)) for name in tensors]] * 4, window_bytes=100_000)
@@ -174,7 +172,7 @@ def test_bytes_that_are_sent(tmp_path):
 def test_outputs_that_are_left_out(tmp_path):
     path = tmp_path / "a.safetensors"
     save_file({"a": torch.arange(4), "b": torch.arange(4) + 10}, path)
-    plan = plan_of(open_checkpoint([str(path)]), [[Want("a", Whole()), Want("b", Whole())]])
+    plan = plan_of(Checkpoint([str(path)]), [[Want("a", Whole()), Want("b", Whole())]])
     out = torch.zeros(4, dtype=torch.int64)
     run(plan, [[None, out]])
     assert out.tolist() == [10, 11, 12, 13]
@@ -183,7 +181,7 @@ def test_outputs_that_are_left_out(tmp_path):
 def test_what_does_not_fit_is_refused(tmp_path):
     path = tmp_path / "a.safetensors"
     save_file({"a": torch.zeros(4, 6), "n": torch.zeros(3, dtype=torch.int64)}, path)
-    checkpoint = open_checkpoint([str(path)])
+    checkpoint = Checkpoint([str(path)])
     plan = plan_of(checkpoint, [[Want("a", Whole()), Want("n", Whole())]] * 2, window_bytes=64)
     good = [torch.zeros(4, 6), torch.zeros(3, dtype=torch.int64)]
     for out, message in [
@@ -194,18 +192,18 @@ def test_what_does_not_fit_is_refused(tmp_path):
         ([torch.zeros(4, 6, device="meta"), good[1]], "on meta, but the load is to cpu"),
     ]:
         with pytest.raises(ValueError, match=message):
-            call(torch.classes.fst.GroupLoad, plan, 0, out, CPU)
-    load = call(torch.classes.fst.GroupLoad, plan, 0, good, CPU)
+            GroupLoad(plan, 0, out, CPU)
+    load = GroupLoad(plan, 0, good, CPU)
     with pytest.raises(ValueError, match="as long as the plan's splits say"):
-        call(load.read, 0, torch.empty(0, dtype=torch.uint8))
+        load.read(0, torch.empty(0, dtype=torch.uint8))
     with pytest.raises(ValueError, match="uint8"):
-        call(load.read, 0, torch.empty(100))
-    for call_window in [load.read, load.place]:
+        load.read(0, torch.empty(100))
+    for call_window in [load.read, load.unpack]:
         with pytest.raises(ValueError, match="window -1 of a plan"):
-            call(call_window, -1, torch.empty(0, dtype=torch.uint8))
-    for wrong in [lambda: plan.splits(2, 0), lambda: plan.splits(-1, 0), lambda: plan.collective(plan.windows())]:
+            call_window(-1, torch.empty(0, dtype=torch.uint8))
+    for wrong in [lambda: plan.splits(2, 0), lambda: plan.splits(-1, 0), lambda: plan.collective(plan.window_count())]:
         with pytest.raises(ValueError, match=r"of a (group|plan)"):
-            call(wrong)
+            wrong()
     with pytest.raises(ValueError, match="strategy"):
         plan_of(checkpoint, [[]], strategy="best")
     with pytest.raises(ValueError, match="rank 0 wants all of it and rank 1 a chunk of dimension 1"):
@@ -217,7 +215,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
 def test_autograd_notices(tmp_path):
     path = tmp_path / "a.safetensors"
     save_file({"a": torch.ones(3)}, path)
-    plan = plan_of(open_checkpoint([str(path)]), [[Want("a", Whole())]])
+    plan = plan_of(Checkpoint([str(path)]), [[Want("a", Whole())]])
     parameter = torch.nn.Parameter(torch.zeros(3))
     product = (parameter * parameter).sum()
     run(plan, [[parameter]])
@@ -232,10 +230,10 @@ def test_other_headers(tmp_path):
     for folder, name in [(own, "a"), (other, "b")]:
         folder.mkdir()
         save_file({name: torch.zeros(3)}, folder / "x.safetensors")
-    joined = open_checkpoint([str(other)], open_checkpoint([str(own)]).headers())
+    joined = Checkpoint([str(other)], Checkpoint([str(own)]).headers())
     assert joined.names() == ["a"]
     plan = plan_of(joined, [[Want("a", Whole())]])
     with pytest.raises(ValueError, match=r"other/x\.safetensors.*another one"):
         run(plan, [[torch.zeros(3)]])
     with pytest.raises(ValueError, match=r"other/x\.safetensors.*another one"):
-        call(joined.load_tensors, ["a"], torch.device("cpu"))
+        joined.load_tensors(["a"], torch.device("cpu"))

@@ -353,7 +353,7 @@ def count_bytes(path, place, strategy):
 
 
 def planned_reads(plan, rank):
-    for window in range(plan.windows()):
+    for window in range(plan.window_count()):
         numbers = plan.reads(rank, window)
         for file, begin, end in zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True):
             assert file == 0

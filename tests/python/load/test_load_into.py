@@ -5,8 +5,7 @@ import torch
 from safetensors.torch import save_file
 
 import fst
-from fst._core.checkpoint import open_checkpoint
-from fst._core.errors import call
+from fst._core.classes import Checkpoint
 from rawfile import DTYPES, assert_same, bits_of, random_raw, write
 
 SHAPE = (6, 500, 4)
@@ -197,6 +196,6 @@ class Wrapper(torch.Tensor):
 
 def test_a_wrapper_has_no_memory(tmp_path):
     save_file({"a": torch.ones(3)}, tmp_path / "a.safetensors")
-    checkpoint = open_checkpoint([str(tmp_path / "a.safetensors")])
+    checkpoint = Checkpoint([str(tmp_path / "a.safetensors")])
     with pytest.raises(ValueError, match="memory of its own; of a DTensor give the local tensor"):
-        call(checkpoint.load_into, ["a"], [Wrapper()])
+        checkpoint.load_into(["a"], [Wrapper()])

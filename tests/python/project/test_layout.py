@@ -96,6 +96,14 @@ def test_cuda_is_called_in_one_place():
     assert naming(r"cuda_runtime|cuda\.h|CUDAStream|CUDAGuard|\bcu[A-Z]\w+\(", CXX_SOURCES) == []
 
 
+def test_operators_are_bound_in_one_room():
+    core = CHECKOUT / "torch_ext" / "fst" / "_core"
+    # Backticks: docstrings name the operators that users call.
+    named = naming(r"(?<!`)torch\.(ops|classes)\.fst\b", PYTHON_SOURCES)
+    assert named
+    assert all(CHECKOUT / path in core.iterdir() for path in named)
+
+
 def test_no_python_in_the_library():
     assert naming(r"Python\.h|pybind|py::", CXX_SOURCES) == []
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fst._core.arguments import Paths, paths_of
-from fst._core.checkpoint import Checkpoint, open_checkpoint
-from fst._core.errors import call
+from fst._core.classes import Checkpoint
 
 # What is read at once where bytes do not go straight to where they belong.
 PIECE_BYTES = 32 << 20
@@ -33,13 +32,13 @@ class Stored(NamedTuple):
 
     def load(self, names: Sequence[str], device: torch.device = _CPU, dtype: torch.dtype | None = None) -> list[Tensor]:
         """New tensors."""
-        return call(self.checkpoint.load_tensors, names, device, dtype)
+        return self.checkpoint.load_tensors(names, device, dtype)
 
     def write(self, names: Sequence[str], out: Sequence[Tensor]) -> None:
         """Overwrites tensors of the stored shapes, and casts as `Tensor.copy_` does where the dtype is another."""
         pairs = list(zip(names, out, strict=True))
         same = [(name, tensor) for name, tensor in pairs if tensor.dtype == self.tensors[name].dtype]
-        call(self.checkpoint.load_into, [name for name, _ in same], [tensor for _, tensor in same])
+        self.checkpoint.load_into([name for name, _ in same], [tensor for _, tensor in same])
         pieces = (
             Piece(name, box, math.prod(box.lengths) * self.tensors[name].element_size(), tensor)
             for name, tensor in pairs
@@ -65,9 +64,8 @@ class Stored(NamedTuple):
         return True
 
     def _load_boxes(self, names: Sequence[str], boxes: Sequence["Box"], device: torch.device) -> list[Tensor]:
-        starts = [start for box in boxes for start in box.starts]
-        lengths = [length for box in boxes for length in box.lengths]
-        return call(self.checkpoint.load_boxes, names, starts, lengths, [1] * len(starts), device)
+        regions = [[(start, length, 1) for start, length in zip(*box, strict=True)] for box in boxes]
+        return self.checkpoint.load_boxes(names, regions, device)
 
 
 def open_stored(paths: Paths, headers: Tensor | None = None) -> Stored:
@@ -75,9 +73,9 @@ def open_stored(paths: Paths, headers: Tensor | None = None) -> Stored:
     and handed on `headers`.
     """
     files = paths_of(paths)
-    checkpoint = open_checkpoint(files, headers)
+    checkpoint = Checkpoint(files, headers)
     names = checkpoint.names()
-    meta = call(checkpoint.load_tensors, names, torch.device("meta"))
+    meta = checkpoint.load_tensors(names, torch.device("meta"))
     return Stored(files, checkpoint, dict(zip(names, meta, strict=True)))
 
 

@@ -8,20 +8,11 @@ from torch import Tensor
 
 from fst._checkpoint.framework import Framework
 from fst._checkpoint.index import Access, stand_in
-from fst._core.checkpoint import Checkpoint
-from fst._core.errors import call
+from fst._core.classes import Checkpoint, TensorInfo
 
 _CPU = torch.device("cpu")
 # What the operators can load to. All others get what was loaded to the CPU.
 _LOADABLE = ("cpu", "cuda", "meta")
-
-
-class Entry(NamedTuple):
-    """What a header says of a tensor."""
-
-    dtype: str
-    shape: list[int]
-    nbytes: int
 
 
 class Handle(NamedTuple):
@@ -31,15 +22,11 @@ class Handle(NamedTuple):
     framework: Framework
     device: torch.device
 
-    def entry(self, name: str) -> Entry:
-        """Raises SafetensorError where there is no tensor of this name."""
-        return Entry(*call(self.checkpoint.entry, name))
-
     def load(self, names: Sequence[str]) -> list[Any]:
         """Whole tensors."""
-        return self._finished(call(self.checkpoint.load_tensors, names, self._load_device))
+        return self._finished(self.checkpoint.load_tensors(names, self._load_device))
 
-    def load_part(self, name: str, entry: Entry, index: Any) -> Any:
+    def load_part(self, name: str, entry: TensorInfo, index: Any) -> Any:
         """What indexing the whole tensor would give."""
         if index is Ellipsis:
             # The way in which transformers asks for every tensor of a model.
@@ -53,24 +40,23 @@ class Handle(NamedTuple):
             return self._finished([self._load_boxes(name, access)])[0]
         # What is wrong, PyTorch says before anything is read.
         stand_in(shape)[index]
-        [whole] = call(self.checkpoint.load_tensors, [name], _CPU)
+        [whole] = self.checkpoint.load_tensors([name], _CPU)
         return whole[index].to(self.device)
 
     def _load_boxes(self, name: str, access: Access) -> Tensor:
-        starts, lengths, steps = ([span[place] for box in access.boxes for span in box] for place in range(3))
         if len(access.boxes) == 1:
-            [whole] = call(self.checkpoint.load_boxes, [name], starts, lengths, steps, self._load_device)
+            [whole] = self.checkpoint.load_boxes([name], access.boxes, self._load_device)
             return whole[access.last]
         # Not as tensors of their own: those could be views of a file, and would be copied page fault by page fault.
         names = [name] * len(access.boxes)
         counts = [box[access.dim][1] for box in access.boxes]
         shape = [length for _, length, _ in access.boxes[0]]
         shape[access.dim] = sum(counts)
-        [stored] = call(self.checkpoint.load_tensors, [name], torch.device("meta"))
+        [stored] = self.checkpoint.load_tensors([name], torch.device("meta"))
         whole = torch.empty(shape, dtype=stored.dtype, device=self._load_device)
         if not whole.is_meta:
             parts = torch.split(whole, counts, access.dim)
-            call(self.checkpoint.load_boxes_into, names, starts, lengths, steps, parts)
+            self.checkpoint.load_boxes_into(names, access.boxes, parts)
         return whole[access.last]
 
     @property

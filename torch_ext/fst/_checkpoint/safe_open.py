@@ -6,10 +6,10 @@ from typing import Any
 import torch
 
 from fst._checkpoint.framework import NUMPY, framework_of
-from fst._checkpoint.handle import Entry, Handle
+from fst._checkpoint.handle import Handle
 from fst._checkpoint.slice import Slice
 from fst._core.arguments import Device, Paths, device_of, paths_of
-from fst._core.checkpoint import open_checkpoint
+from fst._core.classes import Checkpoint, TensorInfo
 from fst._core.errors import SafetensorError
 
 
@@ -47,7 +47,7 @@ class safe_open:  # noqa: N801  (the name that programs know)
             raise SafetensorError(f"arrays of NumPy are on the CPU, and not on {place}")
         if backend not in ("mmap", "pread"):
             raise SafetensorError(f'backend "{backend}" is neither "mmap" nor "pread"')
-        self._handle: Handle | None = Handle(open_checkpoint(paths_of(filename)), wanted, place)
+        self._handle: Handle | None = Handle(Checkpoint(paths_of(filename)), wanted, place)
 
     def keys(self) -> list[str]:
         """The names of all tensors, in the order of the alphabet."""
@@ -64,7 +64,7 @@ class safe_open:  # noqa: N801  (the name that programs know)
         """
         merged: dict[str, str] | None = None
         found_in: dict[str, str] = {}
-        for path, texts in self._opened().checkpoint.texts():
+        for path, texts in self._opened().checkpoint.metadata():
             merged = {} if merged is None else merged
             for key, text in texts.items():
                 if merged.setdefault(key, text) != text:
@@ -85,9 +85,9 @@ class safe_open:  # noqa: N801  (the name that programs know)
         names = handle.checkpoint.names()
         return dict(zip(names, handle.load(names), strict=True))
 
-    def get_tensor_meta(self, name: str) -> Entry:
+    def get_tensor_meta(self, name: str) -> TensorInfo:
         """The dtype and shape as the file has them, and the size in bytes. Reads nothing."""
-        return self._opened().entry(_checked(name))
+        return self._opened().checkpoint.tensor_info(_checked(name))
 
     def get_slice(self, name: str) -> Slice:
         """A tensor to be indexed. It can be used after the file was closed."""

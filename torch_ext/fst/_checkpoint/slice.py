@@ -11,7 +11,7 @@ class Slice:
     def __init__(self, handle: Handle, name: str) -> None:
         self._handle = handle
         self._name = name
-        self._entry = handle.entry(name)
+        self._entry = handle.checkpoint.tensor_info(name)
 
     def get_shape(self) -> list[int]:
         """The shape of the whole tensor, as the file has it."""

@@ -1,13 +1,15 @@
-"""The operators' errors as the exceptions that Python programs expect.
+"""Exceptions that Python programs expect, raised for the errors of the operators.
 
-Every error text of the operators begins with a code in brackets, which says more than the few exception classes that
-C++ can throw.
+The message of every error in libfst.so begins with a code in brackets. C++ can raise only a few exception classes; the
+code tells which class fits.
 """
 
 import contextlib
 import errno
+import functools
 import re
 from collections.abc import Callable
+from types import FunctionType
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -20,24 +22,26 @@ with contextlib.suppress(ImportError):
 
 
 class SafetensorError(*_Bases):  # type: ignore[misc]
-    """A file is not valid safetensors, or several files do not make one checkpoint.
+    """A file is not valid safetensors, or several files do not form one checkpoint.
 
-    Where the package `safetensors` is installed, this is also its error of the same name, so that programs which expect
-    that one need no change.
+    If the package `safetensors` is installed, this class is a subclass of its exception of the same name. Programs that
+    catch that exception need no change.
     """
 
 
 class TensorNotFoundError(SafetensorError, KeyError):
     """No file holds a tensor of this name."""
 
-    # A KeyError would show its message in quotes.
+    # KeyError shows its message in quotes.
     __str__ = Exception.__str__
 
 
 _CODED = re.compile(r"\[([a-z-]+)\] (.*)", re.DOTALL)
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
-_EXCEPTIONS: dict[str, type[BaseException]] = {
+# The codes of rust/error.rs. The exceptions of the operating system also have an errno: the one in the message, or else
+# the number here.
+EXCEPTIONS: dict[str, type[BaseException]] = {
     "malformed": SafetensorError,
     "duplicate-tensor": SafetensorError,
     "tensor-not-found": TensorNotFoundError,
@@ -48,33 +52,47 @@ _EXCEPTIONS: dict[str, type[BaseException]] = {
     "device": RuntimeError,
     "internal": RuntimeError,
 }
-_OS_EXCEPTIONS: dict[str, tuple[type[OSError], int]] = {
+OS_EXCEPTIONS: dict[str, tuple[type[OSError], int]] = {
     "file-not-found": (FileNotFoundError, errno.ENOENT),
     "permission-denied": (PermissionError, errno.EACCES),
     "is-a-directory": (IsADirectoryError, errno.EISDIR),
     "io": (OSError, errno.EIO),
 }
 
-_Arguments = ParamSpec("_Arguments")
+_Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
+_Class = TypeVar("_Class")
 
 
 def _translated(error: Exception) -> BaseException:
-    """The exception that Python calls for; `error` itself if it does not come from the operators."""
+    """Returns the exception for an error's code, or `error` itself if it does not come from libfst.so."""
     coded = _CODED.match(str(error))
     if coded is None:
         return error
     code, message = coded.groups()
-    if code in _OS_EXCEPTIONS:
-        exception, number = _OS_EXCEPTIONS[code]
+    if code in OS_EXCEPTIONS:
+        exception, number = OS_EXCEPTIONS[code]
         reported = _OS_ERROR.search(message)
         return exception(int(reported[1]) if reported else number, message)
-    return _EXCEPTIONS[code](message) if code in _EXCEPTIONS else error
+    return EXCEPTIONS[code](message) if code in EXCEPTIONS else error
 
 
-def call(operator: Callable[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-    """Calls an operator and lets its errors out as the exceptions that Python programs expect."""
-    try:
-        return operator(*args, **kwargs)
-    except (RuntimeError, ValueError, IndexError) as error:
-        raise _translated(error) from None
+def translates_errors(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+    """Decorates a function that calls libfst.so, so that it raises the exceptions of Python."""
+
+    @functools.wraps(function)
+    def translating(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        try:
+            return function(*args, **kwargs)
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise _translated(error) from None
+
+    return translating
+
+
+def methods_translate_errors(wrapper: type[_Class]) -> type[_Class]:
+    """Decorates a class whose methods call libfst.so, so that all of them raise the exceptions of Python."""
+    for name, method in list(vars(wrapper).items()):
+        if isinstance(method, FunctionType):
+            setattr(wrapper, name, translates_errors(method))
+    return wrapper

@@ -1,9 +1,6 @@
 """What the process keeps between loads."""
 
-import torch
-
-import fst._core.library  # noqa: F401  (registers the operators)
-from fst._core.errors import call
+from fst._core import ops
 
 
 def release_memory() -> int:
@@ -24,5 +21,4 @@ def release_memory() -> int:
         >>> fst.release_memory()
         0
     """
-    released: int = call(torch.ops.fst.release_memory)
-    return released
+    return ops.release_memory()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fst._checkpoint.checkpoint import Stored
-from fst._core.group_plan import GroupPlan, plan_group
+from fst._core.classes import GroupPlan
 from fst._distributed.group import Ranks
 from fst._distributed.shards import Want, encode
 
@@ -51,7 +51,7 @@ def agree(stored: Stored, wants: Sequence[Want], ranks: Ranks, terms: Terms, pag
         return numbers, json.dumps([terms, digest, page_cache]).encode()
 
     def tell_plan() -> tuple[GroupPlan, bytes]:
-        plan = plan_group(stored.checkpoint, distinct, wants_of, cache_of, terms.strategy, terms.window_bytes)
+        plan = GroupPlan(stored.checkpoint, distinct, wants_of, cache_of, terms.strategy, terms.window_bytes)
         return plan, plan.digest().encode()
 
     numbers, texts = ranks.tell(tell_terms)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fst._core.group_plan import GroupPlan
+from fst._core.classes import GroupPlan
 
 
 class Traffic(NamedTuple):

@@ -8,8 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fst._core.errors import call
-from fst._core.group_plan import GroupPlan, begin_load
+from fst._core.classes import GroupLoad, GroupPlan
 from fst._distributed.buffers import Buffers, traffic_of
 from fst._distributed.failure_flags import Votes
 from fst._distributed.group import Ranks
@@ -24,8 +23,8 @@ class Exchange:
 
     def __init__(self, plan: GroupPlan, ranks: Ranks, out: Sequence[Tensor | None], device: torch.device) -> None:
         self._ranks = ranks
-        self._load = begin_load(plan, ranks.rank, out, device)
-        self._traffics = [traffic_of(plan, ranks.rank, ranks.size, window) for window in range(plan.windows())]
+        self._load = GroupLoad(plan, ranks.rank, out, device)
+        self._traffics = [traffic_of(plan, ranks.rank, ranks.size, window) for window in range(plan.window_count())]
         self._buffers = Buffers(self._traffics, device)
         # The same bytes where the group takes them, if that is not where the load has them.
         same = ranks.device.type == device.type
@@ -73,7 +72,7 @@ class Exchange:
                 self._attempt(interrupts, self._place, window - 1)
         with _telling("waiting for how the other ranks have done"):
             votes.count_all()
-        self._attempt(interrupts, call, self._load.finish)
+        self._attempt(interrupts, self._load.finish)
 
     def _attempt(self, interrupts: Interrupts, work: Callable[..., None], *arguments: Any) -> None:
         """Does it, unless this rank has failed before."""
@@ -86,7 +85,7 @@ class Exchange:
 
     def _read(self, window: int) -> None:
         send = self._buffers.send(window)
-        call(self._load.read, window, send)
+        self._load.read(window, send)
         if self._carried is not self._buffers:
             self._carried.send(window).copy_(send)
 
@@ -106,7 +105,7 @@ class Exchange:
         receive = self._buffers.receive(window)
         if self._carried is not self._buffers:
             receive.copy_(self._carried.receive(window))
-        call(self._load.place, window, receive)
+        self._load.unpack(window, receive)
 
 
 def _begin_gather(receive: Tensor, send: Tensor, ranks: Ranks) -> list[dist.Work]:

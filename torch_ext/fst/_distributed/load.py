@@ -10,8 +10,7 @@ from torch import Tensor
 
 from fst._checkpoint.checkpoint import Stored, open_stored
 from fst._core.arguments import Paths
-from fst._core.errors import call
-from fst._core.group_plan import GroupPlan
+from fst._core.classes import GroupPlan
 from fst._distributed.agreement import Terms, agree
 from fst._distributed.exchange import Exchange
 from fst._distributed.group import Ranks
@@ -40,7 +39,7 @@ def open_together(paths: Paths, ranks: Ranks) -> Stored:
         if ranks.rank > 0:
             return None
         stored = open_stored(paths)
-        return stored, call(stored.checkpoint.headers)
+        return stored, stored.checkpoint.headers()
 
     opened = ranks.together(open_first)
     headers = ranks.broadcast(opened[1] if opened else None, 0)
@@ -66,10 +65,8 @@ def load_wants(
 
     def load_alone(wants: Sequence[Want], device: torch.device) -> list[Tensor]:
         parts = [part_of(share, stored.tensors[name].shape, ranks.rank, ranks.size) for name, share in wants]
-        starts = [start for part in parts for start in part.starts]
-        lengths = [length for part in parts for length in part.lengths]
-        names = [name for name, _ in wants]
-        return call(stored.checkpoint.load_boxes, names, starts, lengths, [1] * len(starts), device, dtype)
+        regions = [[(start, length, 1) for start, length in zip(*part, strict=True)] for part in parts]
+        return stored.checkpoint.load_boxes([name for name, _ in wants], regions, device, dtype)
 
     def prepare() -> tuple[list[Tensor], str]:
         made = load_alone(wants, torch.device("meta"))
@@ -83,7 +80,7 @@ def load_wants(
         room_bytes = ranks.window_bytes if window_bytes is None else window_bytes
         terms = Terms(device.type, str(dtype), strategy, room_bytes)
         plan, are_mapped = agree(stored, wants, ranks, terms, cache)
-        if all(plan.collective(window) == "none" for window in range(plan.windows())):
+        if all(plan.collective(window) == "none" for window in range(plan.window_count())):
             return ranks.together(lambda: load_alone(wants, device))
         # Views of mapped files need no windows.
         viewed = [

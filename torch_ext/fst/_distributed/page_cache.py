@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from fst._checkpoint.checkpoint import Stored
-from fst._core.errors import call
 
 # The kernel's own number of this start of the machine, which no container has for itself.
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -15,7 +14,7 @@ def page_cache(stored: Stored) -> str:
     Processes get the same name where they map the same files on one machine, and not where each has a copy. It is empty
     where the files are read instead.
     """
-    if call(stored.checkpoint.reader) != "mmap" or not _BOOT_ID.exists():
+    if stored.checkpoint.reader() != "mmap" or not _BOOT_ID.exists():
         return ""
     stats = [Path(path).stat() for path in stored.paths]
     return " ".join([_BOOT_ID.read_text().strip(), *(f"{stat.st_dev}:{stat.st_ino}" for stat in stats)])

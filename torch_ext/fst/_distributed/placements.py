@@ -10,7 +10,7 @@ import torch
 
 from fst._checkpoint.checkpoint import Stored
 from fst._checkpoint.index import as_numpy
-from fst._core.errors import SafetensorError, call
+from fst._core.errors import SafetensorError
 from fst._distributed.shards import Chunk, Part, Share, Want, Whole
 
 # `Replicate()` and `Shard(dim)` of torch.distributed.tensor, an index, or None. That module takes long to import, and
@@ -50,7 +50,7 @@ def given_placements(placements: Placements, stored: Stored, names: Sequence[str
 def _check_name(name: str, stored: Stored) -> None:
     if name not in stored.tensors:
         # The checkpoint knows the nearest names, and says them.
-        call(stored.checkpoint.entry, name)
+        stored.checkpoint.tensor_info(name)
 
 
 def _finder(placements: Placements, stored: Stored) -> Callable[[str, torch.Size], Placement]:

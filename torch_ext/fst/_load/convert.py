@@ -6,9 +6,8 @@ from typing import overload
 import torch
 from torch import Tensor
 
-import fst._core.compile  # noqa: F401  (registers the operators, and what compilers need)
+from fst._core import ops
 from fst._core.dtypes import SCALAR_TYPES
-from fst._core.errors import call
 
 
 @overload
@@ -42,9 +41,9 @@ def cast(tensors: Tensor | Sequence[Tensor], dtype: torch.dtype) -> Tensor | lis
         >>> fst.cast(torch.tensor([1.0, 500.0]), torch.float8_e4m3fn).float()
         tensor([1., nan])
     """
-    is_one = isinstance(tensors, Tensor)
-    results: list[Tensor] = call(torch.ops.fst.cast, [tensors] if is_one else list(tensors), dtype=dtype)
-    return results[0] if is_one else results
+    if isinstance(tensors, Tensor):
+        return ops.cast([tensors], dtype=dtype)[0]
+    return ops.cast(list(tensors), dtype=dtype)
 
 
 def scatter(
@@ -83,5 +82,4 @@ def scatter(
     ranks = [len(shape) for shape in shapes]
     sizes = [size for shape in shapes for size in shape]
     numbers = [SCALAR_TYPES.get(each, -1) for each in dtypes]
-    results: list[Tensor] = call(torch.ops.fst.scatter, bytes, list(offsets), numbers, sizes, ranks, dtype=dtype)
-    return results
+    return ops.scatter(bytes, list(offsets), numbers, sizes, ranks, dtype=dtype)

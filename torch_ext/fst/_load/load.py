@@ -17,9 +17,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-import fst._core.compile  # noqa: F401  (registers the operators, and what compilers need)
+from fst._core import ops
 from fst._core.arguments import Device, Path, Paths, device_of, dtype_of, list_of, names_of, path_of, paths_of
-from fst._core.errors import call
 from fst._load.progress import load_with_bar
 
 
@@ -59,8 +58,7 @@ def load_file(
     """
     if progress and not torch.compiler.is_compiling():
         return dict(load_with_bar([path_of(path)], device_of(device), dtype=dtype_of(dtype)))
-    loaded: dict[str, Tensor] = call(torch.ops.fst.load_file, path_of(path), device_of(device), dtype=dtype_of(dtype))
-    return loaded
+    return ops.load_file(path_of(path), device_of(device), dtype=dtype_of(dtype))
 
 
 def load_files(
@@ -86,10 +84,7 @@ def load_files(
     """
     if progress and not torch.compiler.is_compiling():
         return dict(load_with_bar(paths_of(paths), device_of(device), dtype=dtype_of(dtype)))
-    loaded: dict[str, Tensor] = call(
-        torch.ops.fst.load_files, paths_of(paths), device_of(device), dtype=dtype_of(dtype)
-    )
-    return loaded
+    return ops.load_files(paths_of(paths), device_of(device), dtype=dtype_of(dtype))
 
 
 def load_tensors(
@@ -128,10 +123,7 @@ def load_tensors(
     if progress and not torch.compiler.is_compiling():
         named = load_with_bar(paths_of(paths), device_of(device), names_of(names), dtype=dtype_of(dtype))
         return [tensor for _, tensor in named]
-    loaded: list[Tensor] = call(
-        torch.ops.fst.load_tensors, paths_of(paths), names_of(names), device_of(device), dtype=dtype_of(dtype)
-    )
-    return loaded
+    return ops.load_tensors(paths_of(paths), names_of(names), device_of(device), dtype=dtype_of(dtype))
 
 
 def load_slices(
@@ -184,15 +176,7 @@ def load_slices(
     if progress and not torch.compiler.is_compiling():
         named = load_with_bar(paths_of(paths), device_of(device), names_of(names), dtype=dtype_of(dtype), **slices)
         return [tensor for _, tensor in named]
-    loaded: list[Tensor] = call(
-        torch.ops.fst.load_slices,
-        paths_of(paths),
-        names_of(names),
-        device=device_of(device),
-        dtype=dtype_of(dtype),
-        **slices,
-    )
-    return loaded
+    return ops.load_slices(paths_of(paths), names_of(names), device=device_of(device), dtype=dtype_of(dtype), **slices)
 
 
 def load_boxes(
@@ -231,18 +215,7 @@ def load_boxes(
     """
     if len(boxes) != len(names):
         raise ValueError(f"{len(names)} names, but {len(boxes)} boxes; give one for every name")
-    spans = [span for box in boxes for span in box]
-    loaded: list[Tensor] = call(
-        torch.ops.fst.load_boxes,
-        paths_of(paths),
-        names_of(names),
-        [start for start, _, _ in spans],
-        [length for _, length, _ in spans],
-        [step for _, _, step in spans],
-        device=device_of(device),
-        dtype=dtype_of(dtype),
-    )
-    return loaded
+    return ops.load_boxes(paths_of(paths), names_of(names), boxes, device_of(device), dtype=dtype_of(dtype))
 
 
 def load_into(paths: Paths, names: Sequence[str], out: Sequence[Tensor]) -> None:
@@ -270,7 +243,7 @@ def load_into(paths: Paths, names: Sequence[str], out: Sequence[Tensor]) -> None
         >>> linear.weight.data_ptr() == address
         True
     """
-    call(torch.ops.fst.load_into, paths_of(paths), names_of(names), list_of(out, Tensor, "out"))
+    ops.load_into(paths_of(paths), names_of(names), list_of(out, Tensor, "out"))
 
 
 def tensor_names(paths: Paths) -> list[str]:
@@ -286,8 +259,7 @@ def tensor_names(paths: Paths) -> list[str]:
         >>> fst.tensor_names("model.safetensors")
         ['bias', 'weight']
     """
-    names: list[str] = call(torch.ops.fst.tensor_names, paths_of(paths))
-    return names
+    return ops.tensor_names(paths_of(paths))
 
 
 def metadata(path: Path) -> dict[str, str]:
@@ -304,5 +276,4 @@ def metadata(path: Path) -> dict[str, str]:
         >>> fst.metadata("model.safetensors")
         {'format': 'pt'}
     """
-    texts: dict[str, str] = call(torch.ops.fst.metadata, path_of(path))
-    return texts
+    return ops.metadata(path_of(path))

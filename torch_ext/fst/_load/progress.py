@@ -4,8 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fst._core.errors import call
-from fst._core.loader import open_loader
+from fst._core.classes import Loader
 
 
 def load_with_bar(*what: Any, **how: Any) -> list[tuple[str, Tensor]]:
@@ -14,10 +13,10 @@ def load_with_bar(*what: Any, **how: Any) -> list[tuple[str, Tensor]]:
         from tqdm.auto import tqdm
     except ImportError as error:
         raise ImportError("progress=True shows a bar of tqdm, which is missing: pip install tqdm") from error
-    loader = open_loader(*what, **how)
+    loader = Loader(*what, **how)
     loaded: dict[int, tuple[str, Tensor]] = {}
     with tqdm(total=loader.total_bytes(), unit="B", unit_scale=True, unit_divisor=1024) as bar:
-        while (item := call(loader.next)) is not None:
+        while (item := loader.next()) is not None:
             position, name, tensor = item
             loaded[position] = name, tensor
             bar.update(tensor.nbytes)

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from fst._core.arguments import Device, Paths, device_of, dtype_of, names_of, paths_of
-from fst._core.errors import call
-from fst._core.loader import Loader, open_loader
+from fst._core.classes import Loader
 
 WINDOW_BYTES = 512 << 20
 
@@ -21,7 +20,7 @@ class Stream(Iterator[tuple[str, Tensor]]):
         self._loader = loader
 
     def __next__(self) -> tuple[str, Tensor]:
-        item = call(self._loader.next)
+        item = self._loader.next()
         if item is None:
             raise StopIteration
         _, name, tensor = item
@@ -29,7 +28,7 @@ class Stream(Iterator[tuple[str, Tensor]]):
 
     def close(self) -> None:
         """Ends the load, frees what was not handed over, and ends the iteration. A second time it does nothing."""
-        call(self._loader.close)
+        self._loader.close()
 
     def __enter__(self) -> "Stream":
         return self
@@ -87,7 +86,7 @@ def stream(
         bias [4]
         weight [4, 3]
     """
-    loader = open_loader(
+    loader = Loader(
         paths_of(paths),
         device_of(device),
         None if names is None else names_of(names),

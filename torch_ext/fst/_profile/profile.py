@@ -4,10 +4,7 @@ import os
 from pathlib import Path
 from types import TracebackType
 
-import torch
-
-import fst._core.library  # noqa: F401  (registers the operators)
-from fst._core.errors import call
+from fst._core import ops
 from fst._profile.plot import plot
 from fst._profile.summary import Summary, summarize
 from fst._profile.trace import Recording
@@ -29,7 +26,7 @@ class Profile:
     def __enter__(self) -> "Profile":
         if self._id is not None:
             raise RuntimeError("a profile is used for one block; make another with fst.profile()")
-        self._id = call(torch.ops.fst.profile_start)
+        self._id = ops.profile_start()
         return self
 
     def __exit__(
@@ -37,7 +34,8 @@ class Profile:
     ) -> None:
         if exception is not None:
             self._exception = f"{type(exception).__name__}: {exception}"
-        self._ended = Recording(call(torch.ops.fst.profile_stop, self._id))
+        assert self._id is not None
+        self._ended = Recording(ops.profile_stop(self._id))
 
     def summary(self) -> Summary:
         """The numbers, the busy times and the bottleneck; printed, a short report.

@@ -10,9 +10,8 @@ from pathlib import Path as LocalPath
 import torch
 from torch import Tensor
 
-import fst._core.library  # noqa: F401  (registers the operators)
+from fst._core import ops
 from fst._core.arguments import Path, metadata_of, names_of, path_of
-from fst._core.errors import call
 from fst._save.aliasing import shared_groups
 from fst._save.host_copy import Snapshot
 from fst._save.shards import save_shards
@@ -150,7 +149,7 @@ def _save(tensors: Mapping[str, Tensor], path: str, metadata: dict[str, str] | N
 
 def write_file(tensors: Mapping[str, Tensor], path: str, metadata: dict[str, str] | None) -> None:
     """Writes one file. The operator, which checks the rest, does not care what memory tensors share."""
-    call(torch.ops.fst.save_file, list(tensors.values()), list(tensors), path, metadata=metadata)
+    ops.save_file(list(tensors.values()), list(tensors), path, metadata=metadata)
 
 
 def _tensors_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

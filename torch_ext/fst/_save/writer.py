@@ -3,12 +3,10 @@
 from collections.abc import Mapping
 from types import TracebackType
 
-import torch
 from torch import Tensor
 
-import fst._core.library  # noqa: F401  (registers the class)
+from fst._core import classes
 from fst._core.arguments import Path, metadata_of, names_of, path_of
-from fst._core.errors import call
 
 
 class Writer:
@@ -40,7 +38,7 @@ class Writer:
     """
 
     def __init__(self, path: Path, metadata: Mapping[str, str] | None = None) -> None:
-        self._writer = call(torch.classes.fst.Writer, path_of(path), metadata_of(metadata))
+        self._writer = classes.Writer(path_of(path), metadata_of(metadata))
 
     def write(self, name: str, tensor: Tensor) -> None:
         """Writes a tensor, whose values may change as soon as this returns.
@@ -55,7 +53,7 @@ class Writer:
             OSError: The disk is full or failed, perhaps with an earlier tensor. Every later call says so again.
         """
         [name] = names_of([name])
-        call(self._writer.write, name, tensor)
+        self._writer.write(name, tensor)
 
     def close(self) -> None:
         """Writes the header, flushes the file to the disk and puts it in its place.
@@ -65,7 +63,7 @@ class Writer:
         Raises:
             OSError: The disk is full or failed. What was at the path is as it was, and nothing else is left.
         """
-        call(self._writer.close)
+        self._writer.close()
 
     def __enter__(self) -> "Writer":
         return self
@@ -76,4 +74,4 @@ class Writer:
         if kind is None:
             self.close()
         else:
-            call(self._writer.abandon)
+            self._writer.abandon()

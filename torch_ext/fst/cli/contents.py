@@ -4,8 +4,7 @@ import math
 from typing import NamedTuple
 
 from fst._core.arguments import Paths, paths_of
-from fst._core.checkpoint import open_checkpoint
-from fst._core.errors import call
+from fst._core.classes import Checkpoint
 
 
 class TensorFacts(NamedTuple):
@@ -37,8 +36,6 @@ class Contents(NamedTuple):
 
 def contents(paths: Paths) -> Contents:
     """Reads the headers."""
-    checkpoint = open_checkpoint(paths_of(paths))
-    tensors = [
-        TensorFacts(name, *call(checkpoint.entry, name), call(checkpoint.path, name)) for name in checkpoint.names()
-    ]
-    return Contents(tensors, dict(checkpoint.texts()))
+    checkpoint = Checkpoint(paths_of(paths))
+    tensors = [TensorFacts(name, *checkpoint.tensor_info(name), checkpoint.path(name)) for name in checkpoint.names()]
+    return Contents(tensors, dict(checkpoint.metadata()))

@@ -5,8 +5,7 @@ import os
 from typing import NamedTuple
 
 from fst._core.arguments import Path, path_of
-from fst._core.checkpoint import open_checkpoint
-from fst._core.errors import call
+from fst._core.classes import Checkpoint
 
 
 class Entry(NamedTuple):
@@ -36,14 +35,14 @@ def read_header(path: Path) -> Header:
     text = path_of(path)
     if os.path.isdir(text) or text.endswith(".index.json"):
         raise IsADirectoryError(errno.EISDIR, "this stands for several files, which have to be named one by one", text)
-    checkpoint = open_checkpoint([text])
+    checkpoint = Checkpoint([text])
     entries: dict[str, Entry] = {}
     end = 0
     # Tensors lie one behind the other to the end of the file; a file where they do not cannot be opened.
     for name in checkpoint.names():
-        dtype, shape, nbytes = call(checkpoint.entry, name)
+        dtype, shape, nbytes = checkpoint.tensor_info(name)
         begin, end = end, end + nbytes
         entries[name] = Entry(dtype, list(shape), begin, end)
     file_bytes = os.stat(text).st_size
-    texts = [metadata for _, metadata in checkpoint.texts()]
+    texts = [metadata for _, metadata in checkpoint.metadata()]
     return Header(dict(texts[0]) if texts else None, entries, file_bytes - end, file_bytes)

@@ -9,8 +9,7 @@ from torch import Tensor
 
 import fst
 from fst._core.arguments import Device, Path, device_of, paths_of
-from fst._core.checkpoint import Checkpoint, open_checkpoint
-from fst._core.errors import call
+from fst._core.classes import Checkpoint
 from fst._distributed.load import load_wants, open_together
 from fst._distributed.shards import Want, Whole
 from fst._distributed.stream import GroupStream
@@ -72,7 +71,7 @@ class safe_open:  # noqa: N801  (the name that programs know)
         self._ranks = ranks_of(process_group, self._place)
         # Of a group of several ranks.
         self._stored = open_together(self.filename, self._ranks) if self._ranks.size > 1 else None
-        checkpoint = open_checkpoint(self.filename) if self._stored is None else self._stored.checkpoint
+        checkpoint = Checkpoint(self.filename) if self._stored is None else self._stored.checkpoint
         # None once the block has ended.
         self._checkpoint: Checkpoint | None = checkpoint
         self._names = [name for name in checkpoint.names() if keeps(name)]
@@ -88,13 +87,13 @@ class safe_open:  # noqa: N801  (the name that programs know)
 
     def metadata(self) -> dict[str, str] | None:
         """The free text that the writer of the last file with any left; None where no file has any."""
-        texts = self._opened().texts()
+        texts = self._opened().metadata()
         return dict(texts[-1][1]) if texts else None
 
     def get_tensor_metadata(self, name: str) -> tuple[torch.dtype, torch.Size]:
         """The dtype and the shape of a tensor. Reads nothing. Raises KeyError where there is none of this name."""
         # Loads to this device read nothing, and know PyTorch's dtypes and shapes.
-        [tensor] = call(self._opened().load_tensors, [name], torch.device("meta"))
+        [tensor] = self._opened().load_tensors([name], torch.device("meta"))
         return tensor.dtype, tensor.shape
 
     def get_tensor(self, name: str) -> Tensor:
@@ -103,10 +102,10 @@ class safe_open:  # noqa: N801  (the name that programs know)
         `tensors` is the quicker way to all of them, in a group above all.
         """
         if self._stored is None:
-            [tensor] = call(self._opened().load_tensors, [name], self._place)
+            [tensor] = self._opened().load_tensors([name], self._place)
         else:
             # Unknown names raise before the ranks wait for one another.
-            call(self._opened().entry, name)
+            self._opened().tensor_info(name)
             [tensor] = load_wants(self._stored, [Want(name, Whole())], self._ranks, self._place)
         return tensor
 

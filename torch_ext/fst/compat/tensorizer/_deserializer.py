@@ -10,8 +10,8 @@ from torch import Tensor
 
 import fst
 from fst._core.arguments import device_of
-from fst._core.checkpoint import Checkpoint, open_checkpoint
-from fst._core.errors import SafetensorError, call
+from fst._core.classes import Checkpoint
+from fst._core.errors import SafetensorError
 from fst.compat.tensorizer._encryption import refuse_encryption
 from fst.compat.tensorizer._files import FileLike, is_path, local_path, opened, readable, refuse_foreign
 from fst.compat.tensorizer._placing import Placing
@@ -84,12 +84,12 @@ class TensorDeserializer(Mapping[Key, Any]):
         else:
             self._path, self._file = readable(opened(file_obj, "rb"))
         try:
-            self._checkpoint: Checkpoint | None = open_checkpoint([self._path])
+            self._checkpoint: Checkpoint | None = Checkpoint([self._path])
         except SafetensorError:
             refuse_foreign(self._path)
             raise
         names = self._checkpoint.names()
-        stored = dict(zip(names, call(self._checkpoint.load_tensors, names, torch.device("meta")), strict=True))
+        stored = dict(zip(names, self._checkpoint.load_tensors(names, torch.device("meta")), strict=True))
         self._filtered = filter_func is not None
         self._names = {path_of(name): name for name in names}
         self._stored = {
@@ -304,7 +304,7 @@ class TensorDeserializer(Mapping[Key, Any]):
         if self._checkpoint is None:
             raise ValueError(f"{self._path}: the deserializer is closed")
         names = [self._names[path] for path in absent]
-        tensors = call(self._checkpoint.load_tensors, names, self._device, self._dtype)
+        tensors = self._checkpoint.load_tensors(names, self._device, self._dtype)
         self.total_bytes_read += sum(self._stored[path].nbytes for path in absent)
         self._loaded.update((path, _parameter(tensor)) for path, tensor in zip(absent, tensors, strict=True))
 

@@ -1,0 +1,35 @@
+"""Exceptions that the bindings of operators and classes raise."""
+
+import inspect
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fst._core import classes, ops
+
+FUNCTIONS = [
+    function for _, function in inspect.getmembers(ops, inspect.isfunction) if function.__module__ == ops.__name__
+]
+WRAPPERS = [
+    wrapper
+    for _, wrapper in inspect.getmembers(classes, inspect.isclass)
+    if wrapper.__module__ == classes.__name__ and wrapper is not classes.TensorInfo
+]
+
+
+def test_all_bindings_translate_errors():
+    methods = [method for wrapper in WRAPPERS for _, method in inspect.getmembers(wrapper, inspect.isfunction)]
+    assert FUNCTIONS
+    assert methods
+    assert [function.__qualname__ for function in [*FUNCTIONS, *methods] if not hasattr(function, "__wrapped__")] == []
+
+
+def test_errors_of_operators_and_methods_are_pythons(tmp_path):
+    for binding in (ops.load_file, lambda path: classes.Checkpoint([path])):
+        with pytest.raises(FileNotFoundError, match="absent"):
+            binding(str(tmp_path / "absent.safetensors"))
+    save_file({"weight": torch.ones(1)}, tmp_path / "a.safetensors")
+    checkpoint = classes.Checkpoint([str(tmp_path / "a.safetensors")])
+    with pytest.raises(KeyError, match="weigth"):
+        checkpoint.tensor_info("weigth")

@@ -1,0 +1,256 @@
+"""Typed wrappers of the classes `torch.classes.fst.*`, which raise the exceptions of Python.
+
+The rest of the package uses these, and never `torch.classes.fst`.
+"""
+# Methods of the wrapped objects have no static types.
+# mypy: disable-error-code="no-any-return"
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+import fst._core.library  # noqa: F401  (registers the classes)
+from fst._core.errors import methods_translate_errors
+from fst._core.regions import IndexRange, flatten
+
+# A window that holds all tensors of any checkpoint.
+UNBOUNDED = 2**63 - 1
+
+
+class TensorInfo(NamedTuple):
+    """Header entry of a tensor.
+
+    Attributes:
+        dtype: The dtype's name in the header: "F32", "BF16", ...
+        shape: The shape in the header.
+        nbytes: The size of the data in bytes.
+    """
+
+    dtype: str
+    shape: list[int]
+    nbytes: int
+
+
+@methods_translate_errors
+class Checkpoint:
+    """Open files whose headers have been read. Threads may share one.
+
+    Args:
+        paths: Files, directories or index files.
+        headers: The result of `headers()` in another process that opened the same files. No header is read then.
+    """
+
+    def __init__(self, paths: Sequence[str], headers: Tensor | None = None) -> None:
+        self._object = torch.classes.fst.Checkpoint(paths, headers)
+
+    def headers(self) -> Tensor:
+        """Returns all headers as bytes, for other processes that open the same files."""
+        return self._object.headers()
+
+    def names(self) -> list[str]:
+        """Lists the names of all tensors, in the order of the files and of the bytes in each."""
+        return self._object.names()
+
+    def metadata(self) -> list[tuple[str, dict[str, str]]]:
+        """Returns the path and the metadata of each file that has metadata."""
+        return self._object.texts()
+
+    def tensor_info(self, name: str) -> TensorInfo:
+        """Returns the header entry of a tensor."""
+        return TensorInfo(*self._object.entry(name))
+
+    def path(self, name: str) -> str:
+        """Returns the path of the file that holds a tensor."""
+        return self._object.path(name)
+
+    def reader(self) -> str:
+        """Returns the names of the readers that loads to the CPU use, joined by "+"."""
+        return self._object.reader()
+
+    def load_tensors(
+        self, names: Sequence[str], device: torch.device, dtype: torch.dtype | None = None
+    ) -> list[Tensor]:
+        """Loads tensors. On "meta" it only returns their shapes and dtypes."""
+        return self._object.load_tensors(names, device, dtype)
+
+    def load_boxes(
+        self,
+        names: Sequence[str],
+        regions: Sequence[Sequence[IndexRange]],
+        device: torch.device,
+        dtype: torch.dtype | None = None,
+    ) -> list[Tensor]:
+        """Loads an index region of each named tensor."""
+        return self._object.load_boxes(names, *flatten(regions), device, dtype)
+
+    def load_into(self, names: Sequence[str], out: Sequence[Tensor]) -> None:
+        """Overwrites existing tensors of the stored shapes and dtypes."""
+        self._object.load_into(names, out)
+
+    def load_boxes_into(
+        self, names: Sequence[str], regions: Sequence[Sequence[IndexRange]], out: Sequence[Tensor]
+    ) -> None:
+        """Overwrites existing tensors of the regions' shapes and of the stored dtypes."""
+        self._object.load_boxes_into(names, *flatten(regions), out)
+
+
+@methods_translate_errors
+class Loader:
+    """Loads tensors in the background from its construction on, and returns them one by one.
+
+    Args:
+        paths: Files, directories or index files.
+        device: The device of the tensors.
+        names: The tensors to load, or None for all.
+        dtype: A floating-point dtype to cast to.
+        window_bytes: The upper bound for tensors that are loaded and not yet returned, in bytes.
+        order: "file" for the order of the bytes in the files, or "landed" to return each tensor once it is ready.
+        dims: The dimensions of slices, one a name, or None for whole tensors. With it, `starts` and `lengths`.
+        starts: The first indices of slices.
+        lengths: The numbers of indices of slices.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        device: torch.device | str,
+        names: Sequence[str] | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        window_bytes: int = UNBOUNDED,
+        order: str = "landed",
+        dims: Sequence[int] | None = None,
+        starts: Sequence[int] | None = None,
+        lengths: Sequence[int] | None = None,
+    ) -> None:
+        device = torch.device(device)
+        self._object = torch.classes.fst.Loader(paths, device, names, dtype, window_bytes, order, dims, starts, lengths)
+
+    def next(self) -> tuple[int, str, Tensor] | None:
+        """Returns the position, the name and the tensor that comes next, or None after the last.
+
+        The position counts `names`, or all tensors of the files.
+        """
+        return self._object.next()
+
+    def close(self) -> None:
+        """Ends the load and frees the tensors that were not returned."""
+        self._object.close()
+
+    def size(self) -> int:
+        """Returns the number of all tensors."""
+        return self._object.size()
+
+    def total_bytes(self) -> int:
+        """Returns the size of all tensors in bytes."""
+        return self._object.total_bytes()
+
+
+@methods_translate_errors
+class Writer:
+    """Writes tensors to a file one by one."""
+
+    def __init__(self, path: str, metadata: Mapping[str, str] | None = None) -> None:
+        self._object = torch.classes.fst.Writer(path, metadata)
+
+    def write(self, name: str, tensor: Tensor) -> None:
+        """Copies a tensor, which a thread then writes."""
+        self._object.write(name, tensor)
+
+    def close(self) -> None:
+        """Writes the header, flushes the file and renames it to its path."""
+        self._object.close()
+
+    def abandon(self) -> None:
+        """Removes what was written."""
+        self._object.abandon()
+
+
+@methods_translate_errors
+class GroupPlan:
+    """Plan of a load by several ranks: the byte ranges that each rank reads, and those that ranks exchange.
+
+    All ranks build the same plan.
+
+    Args:
+        checkpoint: The checkpoint to load.
+        requests: Encoded lists of requested shards.
+        request_of_rank: For each rank, the index of its list in `requests`.
+        page_caches: For each rank, a number that ranks have in common if they map the files from one page cache, or -1.
+        strategy: "auto", "own" or "exchange".
+        window_bytes: The upper bound for the bytes of a window on one rank.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        requests: Sequence[Tensor],
+        request_of_rank: Sequence[int],
+        page_caches: Sequence[int],
+        strategy: str,
+        window_bytes: int,
+    ) -> None:
+        self._object = torch.classes.fst.GroupPlan(
+            checkpoint._object, requests, request_of_rank, page_caches, strategy, window_bytes
+        )
+
+    def window_count(self) -> int:
+        """Returns the number of windows, which ranks read and exchange one after the other."""
+        return self._object.windows()
+
+    def collective(self, window: int) -> str:
+        """Returns the collective that follows the reads of a window: "none", "gather" or "exchange"."""
+        return self._object.collective(window)
+
+    def splits(self, rank: int, window: int) -> list[list[int]]:
+        """Returns the bytes that a rank sends to and receives from the collective of a window.
+
+        For "exchange", the first list has the bytes for each rank, and the second those from each rank. For "gather",
+        the first list has one number, the bytes that every rank sends to all, and the second is empty.
+        """
+        return self._object.splits(rank, window)
+
+    def reads(self, rank: int, window: int) -> list[int]:
+        """Lists the byte ranges that a rank reads in a window: file, begin and end of the first, and so on."""
+        return self._object.reads(rank, window)
+
+    def sent_bytes(self, window: int) -> Tensor:
+        """Returns a matrix of the bytes that the row's rank sends to the column's rank."""
+        return self._object.sent_bytes(window)
+
+    def is_own(self, name: str) -> bool:
+        """Returns whether every rank reads its shard of a tensor itself."""
+        return self._object.is_own(name)
+
+    def digest(self) -> str:
+        """Returns a hash of the plan."""
+        return self._object.digest()
+
+
+@methods_translate_errors
+class GroupLoad:
+    """Execution of a plan by one rank. The calls are ordered on the current stream.
+
+    Args:
+        plan: The plan of all ranks.
+        rank: This rank.
+        out: For each requested shard a contiguous tensor on `device`, or None for a shard that is not to be loaded.
+        device: The device of the tensors.
+    """
+
+    def __init__(self, plan: GroupPlan, rank: int, out: Sequence[Tensor | None], device: torch.device) -> None:
+        self._object = torch.classes.fst.GroupLoad(plan._object, rank, out, device)
+
+    def read(self, window: int, send: Tensor) -> None:
+        """Reads a window: this rank's own bytes into the outputs, those for other ranks into `send`."""
+        self._object.read(window, send)
+
+    def unpack(self, window: int, received: Tensor) -> None:
+        """Copies the bytes that other ranks read in a window from `received` into the outputs."""
+        self._object.place(window, received)
+
+    def finish(self) -> None:
+        """Ends the load. The outputs are ready on the current stream."""
+        self._object.finish()

@@ -1,0 +1,133 @@
+"""Typed bindings of the operators `torch.ops.fst.*`, which raise the exceptions of Python.
+
+Each function has the parameters of its operator, except that it takes regions that are not flattened. The rest of the
+package calls these, and never `torch.ops.fst`.
+"""
+# Operators have no static types.
+# mypy: disable-error-code="no-any-return"
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+import fst._core.compile  # noqa: F401  (registers the operators, their fakes and their effects)
+from fst._core.errors import translates_errors
+from fst._core.regions import IndexRange, flatten
+
+_Device = torch.device | str
+
+
+@translates_errors
+def load_file(path: str, device: _Device = "cpu", *, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """Loads every tensor of a checkpoint."""
+    return torch.ops.fst.load_file(path, device, dtype=dtype)
+
+
+@translates_errors
+def load_files(paths: Sequence[str], device: _Device = "cpu", *, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """Loads every tensor of several files."""
+    return torch.ops.fst.load_files(paths, device, dtype=dtype)
+
+
+@translates_errors
+def load_tensors(
+    paths: Sequence[str], names: Sequence[str], device: _Device = "cpu", *, dtype: torch.dtype | None = None
+) -> list[Tensor]:
+    """Loads named tensors."""
+    return torch.ops.fst.load_tensors(paths, names, device, dtype=dtype)
+
+
+@translates_errors
+def load_slices(
+    paths: Sequence[str],
+    names: Sequence[str],
+    dims: Sequence[int],
+    starts: Sequence[int],
+    lengths: Sequence[int],
+    device: _Device = "cpu",
+    *,
+    dtype: torch.dtype | None = None,
+) -> list[Tensor]:
+    """Loads a slice along one dimension of each named tensor."""
+    return torch.ops.fst.load_slices(paths, names, dims, starts, lengths, device, dtype=dtype)
+
+
+@translates_errors
+def load_boxes(
+    paths: Sequence[str],
+    names: Sequence[str],
+    regions: Sequence[Sequence[IndexRange]],
+    device: _Device = "cpu",
+    *,
+    dtype: torch.dtype | None = None,
+) -> list[Tensor]:
+    """Loads an index region of each named tensor."""
+    return torch.ops.fst.load_boxes(paths, names, *flatten(regions), device, dtype=dtype)
+
+
+@translates_errors
+def load_into(paths: Sequence[str], names: Sequence[str], out: Sequence[Tensor]) -> None:
+    """Overwrites existing tensors with named tensors."""
+    torch.ops.fst.load_into(paths, names, out)
+
+
+@translates_errors
+def save_file(
+    tensors: Sequence[Tensor], names: Sequence[str], path: str, *, metadata: dict[str, str] | None = None
+) -> None:
+    """Saves tensors in one file."""
+    torch.ops.fst.save_file(tensors, names, path, metadata=metadata)
+
+
+@translates_errors
+def tensor_names(paths: Sequence[str]) -> list[str]:
+    """Lists the names of all tensors, in the order of the files and of the bytes in each."""
+    return torch.ops.fst.tensor_names(paths)
+
+
+@translates_errors
+def metadata(path: str) -> dict[str, str]:
+    """Reads the metadata in the header of a file."""
+    return torch.ops.fst.metadata(path)
+
+
+@translates_errors
+def release_memory() -> int:
+    """Frees the staging memory that the process keeps between loads, and returns its size in bytes."""
+    return torch.ops.fst.release_memory()
+
+
+@translates_errors
+def cast(tensors: Sequence[Tensor], *, dtype: torch.dtype) -> list[Tensor]:
+    """Casts tensors to a floating-point dtype."""
+    return torch.ops.fst.cast(tensors, dtype=dtype)
+
+
+@translates_errors
+def scatter(
+    bytes: Tensor,
+    offsets: Sequence[int],
+    dtypes: Sequence[int],
+    sizes: Sequence[int],
+    ranks: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+) -> list[Tensor]:
+    """Copies tensors out of a tensor of raw bytes. `sizes` holds all shapes one after the other, `ranks` their lengths.
+
+    `dtypes` holds the numbers of `fst._core.dtypes.SCALAR_TYPES`.
+    """
+    return torch.ops.fst.scatter(bytes, offsets, dtypes, sizes, ranks, dtype=dtype)
+
+
+@translates_errors
+def profile_start() -> int:
+    """Starts a profile, and returns its number."""
+    return torch.ops.fst.profile_start()
+
+
+@translates_errors
+def profile_stop(profile: int) -> str:
+    """Stops a profile, and returns its recording as JSON."""
+    return torch.ops.fst.profile_stop(profile)

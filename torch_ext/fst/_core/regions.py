@@ -1,0 +1,15 @@
+"""Index regions in the form in which operators take them."""
+
+from collections.abc import Iterable, Sequence
+
+# Start, length and step of the indices along one dimension.
+IndexRange = tuple[int, int, int]
+
+
+def flatten(regions: Iterable[Sequence[IndexRange]]) -> tuple[list[int], list[int], list[int]]:
+    """Lists the starts, the lengths and the steps of all regions, a number for each dimension of each region."""
+    ranges = [index_range for region in regions for index_range in region]
+    starts = [start for start, _, _ in ranges]
+    lengths = [length for _, length, _ in ranges]
+    steps = [step for _, _, step in ranges]
+    return starts, lengths, steps
