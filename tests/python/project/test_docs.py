@@ -23,7 +23,8 @@ FUNCTIONS = {
     for name in module.__all__
     if inspect.isfunction(getattr(module, name))
 }
-PAGES = (CHECKOUT / "README.md", CHECKOUT / "CHANGELOG.md", *sorted((CHECKOUT / "docs").rglob("*.md")))
+ROOT_PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+PAGES = (*(CHECKOUT / name for name in ROOT_PAGES), *sorted((CHECKOUT / "docs").rglob("*.md")))
 BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 # What stands in blocks of these languages is told, not run: what programs print, and entries of a Cargo.toml.
 TOLD = {"json", "text", "toml"}
