@@ -102,3 +102,10 @@ def test_links(page):
         if heading:
             titles = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
             assert heading in {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}, target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_named_files_exist(page):
+    folders = "benches|csrc|docs|examples|fuzz|rust|tests|torch_ext"
+    for name in re.findall(rf"`((?:{folders})/[\w./-]*)(?::\w+)?`", page.read_text()):
+        assert (CHECKOUT / name).exists(), name
