@@ -106,6 +106,8 @@ def test_links(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_named_files_exist(page):
+    if page.name == "CHANGELOG.md":
+        pytest.skip("the change log also names files that are gone")
     folders = "benches|csrc|docs|examples|fuzz|rust|tests|torch_ext"
     for name in re.findall(rf"`((?:{folders})/[\w./-]*)(?::\w+)?`", page.read_text()):
         assert (CHECKOUT / name).exists(), name
