@@ -1,15 +1,16 @@
-"""Loads safetensors files into PyTorch tensors.
+"""Loads and saves safetensors files as PyTorch tensors.
 
     import fst
 
     weights = fst.load_file("model.safetensors", "cuda:0")
 
-Everything here is also an operator under `torch.ops.fst`, for TorchScript and for C++ programs. What CMake looks for
-is in `cmake_prefix_path`.
+The loads and saves are also operators under `torch.ops.fst`, for TorchScript and for C++ programs. `cmake_prefix_path`
+is the directory in which CMake finds the package `fst`.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from fst._checkpoint.safe_open import safe_open
 from fst._core.errors import SafetensorError
@@ -74,11 +75,11 @@ __all__ = [
     "unpatch",
 ]
 
-# Where CMake's find_package(fst) finds the header and the library, as `torch.utils.cmake_prefix_path` is for PyTorch.
+# Directory in which CMake's find_package(fst) finds the header and the library, like `torch.utils.cmake_prefix_path`.
 cmake_prefix_path = f"{__path__[0]}/share/cmake"
 
-# What modules and groups of ranks need is a third of the package, and most programs use none of it.
-_IMPORTED_ON_USE = {
+# Imported on first use: a third of the package, which most programs do not need.
+_LAZY_IMPORTS = {
     "ModuleMismatchError": "_module.load_module",
     "RankError": "_distributed.group",
     "load_distributed": "_distributed.dtensor_load",
@@ -86,14 +87,18 @@ _IMPORTED_ON_USE = {
     "load_sharded": "_distributed.sharded",
 }
 
+# A type checker that sees `__getattr__` accepts any name.
+if not TYPE_CHECKING:
 
-def __getattr__(name: str) -> Any:
-    if name not in _IMPORTED_ON_USE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_IMPORTED_ON_USE[name]}"), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name):
+        if name not in _LAZY_IMPORTS:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{__name__}.{_LAZY_IMPORTS[name]}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """Lists the public names, and the public submodules that have been imported."""
+    modules = [name for name, value in globals().items() if isinstance(value, ModuleType) and not name.startswith("_")]
+    return sorted({*__all__, *modules})

@@ -1,0 +1,12 @@
+"""Uses of `fst` as a type checker sees them. mypy checks this file; nothing runs it."""
+
+from torch import Tensor
+
+import fst
+
+weights: dict[str, Tensor] = fst.load_file("model.safetensors")
+module_loads = [fst.load_module, fst.load_sharded, fst.load_distributed]
+version: str = fst.__version__
+
+# mypy reports an `ignore` that no error needs, so a module that accepts every name fails the check.
+misspelt = fst.lod_file  # type: ignore[attr-defined]
