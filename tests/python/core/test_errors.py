@@ -1,12 +1,15 @@
 """Exceptions that the bindings of operators and classes raise."""
 
 import inspect
+import re
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from conftest import CHECKOUT
 from fst._core import classes, ops
+from fst._core.errors import EXCEPTIONS, OS_EXCEPTIONS
 
 FUNCTIONS = [
     function for _, function in inspect.getmembers(ops, inspect.isfunction) if function.__module__ == ops.__name__
@@ -23,6 +26,12 @@ def test_all_bindings_translate_errors():
     assert FUNCTIONS
     assert methods
     assert [function.__qualname__ for function in [*FUNCTIONS, *methods] if not hasattr(function, "__wrapped__")] == []
+
+
+def test_every_code_has_its_exception():
+    codes = re.findall(r'Kind::\w+ => "([a-z-]+)"', (CHECKOUT / "rust" / "error.rs").read_text())
+    assert codes
+    assert sorted(codes) == sorted([*EXCEPTIONS, *OS_EXCEPTIONS])
 
 
 def test_errors_of_operators_and_methods_are_pythons(tmp_path):

@@ -9,6 +9,7 @@ from torch import Tensor
 from fst._checkpoint.framework import Framework
 from fst._checkpoint.index import Access, stand_in
 from fst._core.classes import Checkpoint, TensorInfo
+from fst._core.dtypes import shape_in_torch
 
 _CPU = torch.device("cpu")
 # What the operators can load to. All others get what was loaded to the CPU.
@@ -31,10 +32,7 @@ class Handle(NamedTuple):
         if index is Ellipsis:
             # The way in which transformers asks for every tensor of a model.
             return self.load([name])[0]
-        shape = entry.shape
-        if entry.dtype == "F4":
-            # PyTorch keeps two of these numbers in one element.
-            shape = [*shape[:-1], shape[-1] // 2]
+        shape = shape_in_torch(entry.dtype, entry.shape)
         access = self.framework.access(index, shape)
         if access is not None:
             return self._finished([self._load_boxes(name, access)])[0]

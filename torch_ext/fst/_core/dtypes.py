@@ -1,8 +1,13 @@
-"""The dtypes by other names: the numbers by which operators know them in lists, and the texts in headers."""
+"""Maps PyTorch dtypes to ScalarType numbers and to names in safetensors headers.
+
+rust/dtype.rs and rust/format/layout.rs decide; tests/python/core/test_dtypes.py compares.
+"""
+
+from collections.abc import Sequence
 
 import torch
 
-# The values of c10::ScalarType, which PyTorch keeps for ever.
+# The values of c10::ScalarType, which operators take in lists.
 SCALAR_TYPES: dict[torch.dtype, int] = {
     torch.uint8: 0,
     torch.int8: 1,
@@ -30,7 +35,8 @@ SCALAR_TYPES: dict[torch.dtype, int] = {
 
 DTYPES: dict[int, torch.dtype] = {number: dtype for dtype, number in SCALAR_TYPES.items()}
 
-# Their names in headers, in the order in which tensors lie in a new file: the wider first, so that all are aligned.
+# Names in headers, in the order in which tensors are stored in a new file. Wide dtypes come first, so that all tensors
+# are aligned.
 NAMES: dict[torch.dtype, str] = {
     torch.uint64: "U64",
     torch.int64: "I64",
@@ -54,5 +60,18 @@ NAMES: dict[torch.dtype, str] = {
     torch.bool: "BOOL",
 }
 
-# What `dtype=` casts, in loads and in `scatter`.
+# Stored dtypes that loads and `scatter` cast if they are given a `dtype`.
 CASTABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+# Header name of the dtype of which PyTorch packs two numbers into each element.
+_PACKED = "F4"
+
+
+def shape_in_torch(name: str, shape: Sequence[int]) -> list[int]:
+    """Returns the shape of the PyTorch tensor for a dtype name and a shape in a header."""
+    return [*shape[:-1], shape[-1] // 2] if name == _PACKED else list(shape)
+
+
+def shape_in_header(name: str, shape: Sequence[int]) -> list[int]:
+    """Returns the shape in a header for a dtype name and the shape of a PyTorch tensor."""
+    return [*shape[:-1], shape[-1] * 2] if name == _PACKED else list(shape)

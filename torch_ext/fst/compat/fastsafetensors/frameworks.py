@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fst._core.dtypes import shape_in_header
 from fst._distributed.group import Ranks
 from fst._distributed.interrupts import interrupts_held
 from fst.compat._ranks import ranks_of
@@ -35,8 +36,7 @@ class TensorBase:
 
     def get_shape(self) -> list[int]:
         """The shape as a file has it, where the elements of F4 count one by one and not in pairs."""
-        shape = list(self._raw.shape)
-        return [*shape[:-1], shape[-1] * 2] if self.dtype is DType.F4 else shape
+        return shape_in_header(self.dtype.value, self._raw.shape)
 
     def get_nbytes(self) -> int:
         """The size in bytes."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fst._core.arguments import Path, path_of
+from fst._core.dtypes import shape_in_torch
 from fst.compat._header import read_header
 from fst.compat.fastsafetensors.frameworks import Framework
 from fst.compat.fastsafetensors.st_types import DType
@@ -20,7 +21,7 @@ class TensorFrame:
     @property
     def torch_shape(self) -> list[int]:
         """The shape of PyTorch's tensor, where two elements of F4 are one."""
-        return [*self.shape[:-1], self.shape[-1] // 2] if self.dtype is DType.F4 else list(self.shape)
+        return shape_in_torch(self.dtype.value, self.shape)
 
     @property
     def strides(self) -> list[int]:

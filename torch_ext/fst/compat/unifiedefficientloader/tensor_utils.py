@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fst._core.dtypes import NAMES
+from fst._core.dtypes import NAMES, shape_in_header, shape_in_torch
 
 _DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
@@ -49,17 +49,13 @@ def get_dtype_size(st_dtype: str) -> int:
 
 def torch_shape_to_st_shape(shape: Sequence[int], st_dtype: str) -> list[int]:
     """The shape that a header gives a tensor of this shape in PyTorch. Raises ValueError for an F4 scalar."""
-    if st_dtype != "F4":
-        return list(shape)
-    if not shape:
+    if st_dtype == "F4" and not shape:
         raise ValueError("two F4 numbers are one element, so a tensor of them has at least one dimension")
-    return [*shape[:-1], shape[-1] * 2]
+    return shape_in_header(st_dtype, shape)
 
 
 def st_shape_to_torch_shape(shape: Sequence[int], st_dtype: str) -> tuple[int, ...]:
     """The shape in PyTorch of a tensor with this shape in a header. Raises ValueError for an odd number of F4."""
-    if st_dtype != "F4":
-        return tuple(shape)
-    if not shape or shape[-1] % 2:
+    if st_dtype == "F4" and (not shape or shape[-1] % 2):
         raise ValueError(f"two F4 numbers are one element, so the last dimension of {list(shape)} must be even")
-    return (*shape[:-1], shape[-1] // 2)
+    return tuple(shape_in_torch(st_dtype, shape))
