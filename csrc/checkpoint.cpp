@@ -27,7 +27,7 @@ OpenCheckpoint::OpenCheckpoint(Strings paths, const std::optional<at::Tensor>& h
     : checkpoint_(open(paths, headers)) {}
 
 at::Tensor OpenCheckpoint::headers() const {
-  const auto bytes = call_core([&] { return checkpoint_->share(); });
+  const auto bytes = call_core([&] { return checkpoint_->export_headers(); });
   auto headers = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
   std::copy(bytes.begin(), bytes.end(), headers.mutable_data_ptr<uint8_t>());
   return headers;
@@ -40,10 +40,10 @@ std::vector<std::string> OpenCheckpoint::names() const {
 
 std::vector<OpenCheckpoint::Texts> OpenCheckpoint::texts() const {
   std::vector<Texts> files;
-  for (const auto& file : checkpoint_->texts_by_file()) {
+  for (const auto& file : checkpoint_->metadata_by_file()) {
     c10::Dict<std::string, std::string> texts;
-    for (const auto& text : file.texts) {
-      texts.insert(std::string(text.key), std::string(text.value));
+    for (const auto& entry : file.entries) {
+      texts.insert(std::string(entry.key), std::string(entry.value));
     }
     files.emplace_back(std::string(file.path), std::move(texts));
   }
@@ -51,8 +51,8 @@ std::vector<OpenCheckpoint::Texts> OpenCheckpoint::texts() const {
 }
 
 OpenCheckpoint::Entry OpenCheckpoint::entry(const std::string& name) const {
-  const auto facts = call_core([&] { return checkpoint_->facts(to_rust(name)); });
-  return {std::string(facts.dtype), {facts.shape.begin(), facts.shape.end()}, static_cast<int64_t>(facts.bytes)};
+  const auto info = call_core([&] { return checkpoint_->tensor_info(to_rust(name)); });
+  return {std::string(info.dtype), {info.shape.begin(), info.shape.end()}, static_cast<int64_t>(info.bytes)};
 }
 
 std::string OpenCheckpoint::path(const std::string& name) const {

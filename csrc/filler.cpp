@@ -26,7 +26,7 @@ void Filler::add(size_t index, uint64_t begin, const at::Tensor& tensor) {
 }
 
 void Filler::add_bytes(size_t index, uint64_t begin, uint64_t end, uint64_t address) {
-  bytes_.push_back(Piece{index, begin, end, address, specs_[index].scalar_type});
+  bytes_.push_back(Destination{index, begin, end, address, specs_[index].scalar_type});
 }
 
 void Filler::fill() {
@@ -36,11 +36,11 @@ void Filler::fill() {
   if (!transfer_) {
     transfer_.emplace(open());
   }
-  std::vector<Piece> pieces = std::move(bytes_);
+  std::vector<Destination> destinations = std::move(bytes_);
   std::vector<Target> converted;
   for (const auto& target : targets_) {
     if (is_direct(target)) {
-      pieces.push_back(piece(target));
+      destinations.push_back(destination(target));
     } else {
       const uint64_t element_bytes = c10::elementSize(stored_type(specs_[target.index]));
       split(target.tensor, element_bytes, [&](const at::Tensor& part, uint64_t begin) {
@@ -50,7 +50,7 @@ void Filler::fill() {
   }
   targets_.clear();
   bytes_.clear();
-  fill(pieces);
+  fill(destinations);
   fill_converted(converted);
 }
 
@@ -74,9 +74,9 @@ uint64_t Filler::stored_bytes(const Target& target) const {
   return target.tensor.numel() * c10::elementSize(stored_type(specs_[target.index]));
 }
 
-Piece Filler::piece(const Target& target) const {
-  return Piece{target.index, target.begin, target.begin + stored_bytes(target), address_of(target.tensor),
-               static_cast<int8_t>(target.tensor.scalar_type())};
+Destination Filler::destination(const Target& target) const {
+  return Destination{target.index, target.begin, target.begin + stored_bytes(target), address_of(target.tensor),
+                     static_cast<int8_t>(target.tensor.scalar_type())};
 }
 
 // Fills the scratch as often as it takes. The core orders each filling behind what is queued on the current stream,
@@ -92,15 +92,15 @@ void Filler::fill_converted(const std::vector<Target>& converted) {
   }
   const auto scratch_bytes = static_cast<int64_t>(std::min(needed, kScratchBytes));
   const auto scratch = at::empty({scratch_bytes}, at::device(device_).dtype(at::kByte));
-  std::vector<Piece> pieces;
+  std::vector<Destination> destinations;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;
   uint64_t used = 0;
   const auto flush = [&] {
-    fill(pieces);
+    fill(destinations);
     for (const auto& [target, source] : copies) {
       copy_elements(target, source);
     }
-    pieces.clear();
+    destinations.clear();
     copies.clear();
     used = 0;
   };
@@ -110,7 +110,7 @@ void Filler::fill_converted(const std::vector<Target>& converted) {
       flush();
     }
     const auto source = scratch.narrow(0, used, bytes).view(stored_type(specs_[part.index])).view(part.tensor.sizes());
-    pieces.push_back(piece(Target{part.index, part.begin, source}));
+    destinations.push_back(destination(Target{part.index, part.begin, source}));
     copies.emplace_back(part.tensor, source);
     used += aligned(bytes);
   }
@@ -125,13 +125,13 @@ rust::Box<AnyTransfer> Filler::open() const {
   return call_core([&] { return selection_.transfer_to_cuda(device_.index(), stream); });
 }
 
-void Filler::fill(const std::vector<Piece>& pieces) {
-  if (pieces.empty()) {
+void Filler::fill(const std::vector<Destination>& destinations) {
+  if (destinations.empty()) {
     return;
   }
   auto& transfer = *transfer_;
-  const uint64_t bytes =
-      call_core([&] { return transfer->prepare(rust::Slice<const Piece>(pieces.data(), pieces.size())); });
+  const uint64_t bytes = call_core(
+      [&] { return transfer->prepare(rust::Slice<const Destination>(destinations.data(), destinations.size())); });
   // What uses the scratch is ordered before whatever the current stream does next, and so before its next owner.
   const auto scratch = at::empty({static_cast<int64_t>(bytes)}, at::device(device_).dtype(at::kByte));
   call_core([&] { transfer->fill(address_of(scratch), bytes); });

@@ -41,17 +41,17 @@ class Filler {
 
   bool is_direct(const Target& target) const;
   uint64_t stored_bytes(const Target& target) const;
-  Piece piece(const Target& target) const;
+  Destination destination(const Target& target) const;
   void fill_converted(const std::vector<Target>& converted);
   rust::Box<AnyTransfer> open() const;
-  void fill(const std::vector<Piece>& pieces);
+  void fill(const std::vector<Destination>& destinations);
 
   const Selection& selection_;
   const rust::Vec<Spec>& specs_;
   const c10::Device device_;
   std::optional<rust::Box<AnyTransfer>> transfer_;
   std::vector<Target> targets_;
-  std::vector<Piece> bytes_;
+  std::vector<Destination> bytes_;
 };
 
 }  // namespace fst

@@ -19,13 +19,13 @@ namespace {
 rust::Box<GroupPlan> plan_of(const OpenCheckpoint& checkpoint, const std::vector<at::Tensor>& wants,
                              const std::vector<int64_t>& wants_of, const std::vector<int64_t>& caches,
                              const std::string& strategy, int64_t window_bytes) {
-  std::vector<Wants> lists;
+  std::vector<ShardRequests> lists;
   for (const auto& list : wants) {
     if (list.scalar_type() != at::kLong || list.dim() != 1 || !list.device().is_cpu()) {
       throw_invalid_argument("wants must be 1-d int64 tensors on the CPU");
     }
     const auto numbers = list.contiguous();
-    Wants copied;
+    ShardRequests copied;
     copied.numbers.reserve(numbers.numel());
     for (int64_t index = 0; index < numbers.numel(); ++index) {
       copied.numbers.push_back(numbers.const_data_ptr<int64_t>()[index]);
@@ -97,8 +97,8 @@ bool OpenGroupPlan::is_own(const std::string& name) const {
   return call_core([&] { return plan_->is_own(to_rust(name)); });
 }
 
-rust::Box<GroupPieces> OpenGroupPlan::pieces(int64_t rank) const {
-  return call_core([&] { return group_pieces(*plan_, check_rank(rank)); });
+rust::Box<RankPlan> OpenGroupPlan::plan_for(int64_t rank) const {
+  return call_core([&] { return plan_rank(*plan_, check_rank(rank)); });
 }
 
 size_t OpenGroupPlan::check_rank(int64_t rank) const {
@@ -118,10 +118,10 @@ size_t OpenGroupPlan::check_window(int64_t window) const {
 GroupLoad::GroupLoad(const c10::intrusive_ptr<OpenGroupPlan>& plan, int64_t rank, const Outputs& out,
                      c10::Device device)
     : plan_(plan),
-      pieces_(plan->pieces(rank)),
-      selection_(pieces_->selection()),
+      rank_plan_(plan->plan_for(rank)),
+      selection_(rank_plan_->selection()),
       specs_(specs_of(*selection_)),
-      shares_(call_core([&] { return pieces_->shares(); })),
+      shares_(call_core([&] { return rank_plan_->shards(); })),
       device_(resolve_device(device)),
       filler_(*selection_, specs_, device_) {
   if (out.size() != shares_.size()) {
@@ -160,21 +160,21 @@ void GroupLoad::read(int64_t window, const at::Tensor& send) {
   const at::AutoDispatchBelowADInplaceOrView guard;
   check_buffer(send, device_);
   const size_t place = plan_->check_window(window);
-  const auto kept = call_core([&] { return pieces_->kept(place); });
-  const auto sent = call_core([&] { return pieces_->sent(place); });
+  const auto local = call_core([&] { return rank_plan_->local_ranges(place); });
+  const auto sent = call_core([&] { return rank_plan_->send_ranges(place); });
   uint64_t bytes = 0;
-  for (const Kept& piece : kept) {
-    if (out_[piece.item].defined()) {
-      const auto item_bytes = c10::elementSize(stored_type(shares_[piece.item]));
-      filler_.add(piece.tensor, piece.begin, elements(out_[piece.item], item_bytes, piece.begin, piece.end));
-      bytes += piece.end - piece.begin;
+  for (const LocalRange& range : local) {
+    if (out_[range.item].defined()) {
+      const auto item_bytes = c10::elementSize(stored_type(shares_[range.item]));
+      filler_.add(range.tensor, range.begin, elements(out_[range.item], item_bytes, range.begin, range.end));
+      bytes += range.end - range.begin;
     }
   }
-  for (const Sent& piece : sent) {
-    filler_.add_bytes(piece.tensor, piece.begin, piece.end, address_in(send, piece.offset, piece.end - piece.begin));
-    bytes += piece.end - piece.begin;
+  for (const SendRange& range : sent) {
+    filler_.add_bytes(range.tensor, range.begin, range.end, address_in(send, range.offset, range.end - range.begin));
+    bytes += range.end - range.begin;
   }
-  const auto recording = pieces_->record(bytes, rust::String(device_.str()));
+  const auto recording = rank_plan_->record(bytes, rust::String(device_.str()));
   filler_.fill();
 }
 
@@ -189,16 +189,16 @@ void GroupLoad::place(int64_t window, const at::Tensor& received) {
   };
   std::vector<Copy> copies;
   Converter converter;
-  for (const Arrived& piece : pieces_->arrived(plan_->check_window(window))) {
-    const auto& share = out_[piece.item];
+  for (const ReceiveRange& range : rank_plan_->receive_ranges(plan_->check_window(window))) {
+    const auto& share = out_[range.item];
     if (!share.defined()) {
       continue;
     }
-    const auto from = stored_type(shares_[piece.item]);
-    const auto bytes = piece.end - piece.begin;
-    const auto target = elements(share, c10::elementSize(from), piece.begin, piece.end);
-    converter.add(copies.size(), address_in(received, piece.offset, bytes), from, target);
-    copies.push_back(Copy{target, from, piece.offset, bytes});
+    const auto from = stored_type(shares_[range.item]);
+    const auto bytes = range.end - range.begin;
+    const auto target = elements(share, c10::elementSize(from), range.begin, range.end);
+    converter.add(copies.size(), address_in(received, range.offset, bytes), from, target);
+    copies.push_back(Copy{target, from, range.offset, bytes});
   }
   converter.run([&](size_t index) {
     const Copy& copy = copies[index];

@@ -44,7 +44,7 @@ class OpenGroupPlan : public torch::CustomClassHolder {
 
   std::string digest() const { return std::to_string(plan_->digest()); }
 
-  rust::Box<GroupPieces> pieces(int64_t rank) const;
+  rust::Box<RankPlan> plan_for(int64_t rank) const;
 
   // The same number, if there is such a window.
   size_t check_window(int64_t window) const;
@@ -75,7 +75,7 @@ class GroupLoad : public torch::CustomClassHolder {
 
  private:
   const c10::intrusive_ptr<OpenGroupPlan> plan_;
-  const rust::Box<GroupPieces> pieces_;
+  const rust::Box<RankPlan> rank_plan_;
   const rust::Box<Selection> selection_;
   const rust::Vec<Spec> specs_;
   const rust::Vec<Spec> shares_;

@@ -37,7 +37,7 @@ Order checked_order(const std::string& order) {
   if (order != "file" && order != "landed") {
     throw_invalid_argument("order is \"" + order + "\", but must be \"file\" or \"landed\"");
   }
-  return order == "file" ? Order::Submitted : Order::Landed;
+  return order == "file" ? Order::Submitted : Order::Ready;
 }
 
 uint64_t bytes_as(const Spec& spec, c10::ScalarType type) {
@@ -62,7 +62,7 @@ Loader::Loader(Strings paths, c10::Device device, const Names& names, std::optio
   const auto in_file_order = selection_->in_file_order();
   queue_.assign(in_file_order.begin(), in_file_order.end());
   const auto is_here = [&](size_t index) { return !is_read(index); };
-  if (order_ == Order::Landed) {
+  if (order_ == Order::Ready) {
     std::stable_partition(queue_.begin(), queue_.end(), is_here);
   }
   if (!std::all_of(queue_.begin(), queue_.end(), is_here)) {
@@ -161,7 +161,7 @@ void Loader::look_ahead() {
     return;
   }
   shortage_ = nullptr;
-  std::vector<Piece> pieces;
+  std::vector<Destination> destinations;
   for (; allocated_ < queue_.size(); ++allocated_) {
     const size_t index = queue_[allocated_];
     if (!is_read(index)) {
@@ -183,24 +183,24 @@ void Loader::look_ahead() {
       shortage_ = std::current_exception();
       break;
     }
-    pieces.push_back(Piece{index, 0, spec.bytes, reinterpret_cast<uint64_t>(tensor.data_ptr()), type});
+    destinations.push_back(Destination{index, 0, spec.bytes, reinterpret_cast<uint64_t>(tensor.data_ptr()), type});
     ahead_.emplace(index, Ahead{std::move(tensor), {}, current_stream(device_)});
     bytes_ahead_ += bytes;
   }
-  if (!pieces.empty()) {
-    submit(pieces);
+  if (!destinations.empty()) {
+    submit(destinations);
   }
 }
 
-void Loader::submit(const std::vector<Piece>& pieces) {
+void Loader::submit(const std::vector<Destination>& destinations) {
   const auto stream = follow_current_stream();
-  const uint64_t bytes =
-      call_core([&] { return (*stream_)->prepare(rust::Slice<const Piece>(pieces.data(), pieces.size())); });
+  const uint64_t bytes = call_core(
+      [&] { return (*stream_)->prepare(rust::Slice<const Destination>(destinations.data(), destinations.size())); });
   if (!scratch_.defined() || scratch_.nbytes() < bytes) {
     scratch_ = at::empty({static_cast<int64_t>(bytes)}, at::device(device_).dtype(at::kByte));
   }
-  for (const Piece& piece : pieces) {
-    ahead_.at(piece.tensor).scratch = scratch_;
+  for (const Destination& destination : destinations) {
+    ahead_.at(destination.tensor).scratch = scratch_;
   }
   call_core([&] { (*stream_)->submit(reinterpret_cast<uint64_t>(scratch_.data_ptr()), bytes); });
 }
@@ -222,7 +222,7 @@ at::Tensor Loader::take(size_t index) {
 
 c10::Stream Loader::follow_current_stream() {
   const auto stream = current_stream(device_);
-  call_core([&] { (*stream_)->follow(native_handle(stream)); });
+  call_core([&] { (*stream_)->set_stream(native_handle(stream)); });
   return stream;
 }
 

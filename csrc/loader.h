@@ -66,7 +66,7 @@ class Loader : public torch::CustomClassHolder {
   bool is_read(size_t index) const;
   void look_ahead();
   at::Tensor allocate(size_t index, c10::ScalarType type) const;
-  void submit(const std::vector<Piece>& pieces);
+  void submit(const std::vector<Destination>& destinations);
   at::Tensor take(size_t index);
   c10::Stream follow_current_stream();
   void release();

@@ -71,8 +71,8 @@ std::vector<std::string> tensor_names(Strings paths) {
 c10::Dict<std::string, std::string> metadata(const std::string& path) {
   const auto checkpoint = open_checkpoint(c10::List<std::string>({path}));
   c10::Dict<std::string, std::string> texts;
-  for (const auto& text : call_core([&] { return checkpoint->texts(); })) {
-    texts.insert(std::string(text.key), std::string(text.value));
+  for (const auto& entry : call_core([&] { return checkpoint->metadata(); })) {
+    texts.insert(std::string(entry.key), std::string(entry.value));
   }
   return texts;
 }

@@ -31,13 +31,13 @@ void check(const std::string& name, const at::Tensor& tensor) {
 }
 
 // The devices that tensors lie on, each with its current stream.
-class Places {
+class DeviceStreams {
  public:
-  explicit Places(at::TensorList tensors) {
+  explicit DeviceStreams(at::TensorList tensors) {
     for (const at::Tensor& tensor : tensors) {
       if (index_of(tensor.device()) == devices_.size()) {
         devices_.push_back(tensor.device());
-        places_.push_back(place_of(tensor));
+        streams_.push_back(device_stream_of(tensor));
       }
     }
   }
@@ -46,17 +46,17 @@ class Places {
     return std::find(devices_.begin(), devices_.end(), device) - devices_.begin();
   }
 
-  rust::Slice<const Place> all() const { return {places_.data(), places_.size()}; }
+  rust::Slice<const DeviceStream> all() const { return {streams_.data(), streams_.size()}; }
 
  private:
   std::vector<c10::Device> devices_;
-  std::vector<Place> places_;
+  std::vector<DeviceStream> streams_;
 };
 
 // Hands the bytes of tensors to the core in the order of the file.
 class Appender {
  public:
-  Appender(rust::Box<AnySave>& save, const Places& places) : save_(save), places_(places) {}
+  Appender(rust::Box<AnySave>& save, const DeviceStreams& streams) : save_(save), streams_(streams) {}
 
   void add(const at::Tensor& tensor) {
     if (is_plain(tensor)) {
@@ -86,12 +86,12 @@ class Appender {
   void push(const at::Tensor& tensor) {
     if (tensor.nbytes() > 0) {
       const auto address = reinterpret_cast<uint64_t>(tensor.const_data_ptr());
-      extents_.push_back(Extent{places_.index_of(tensor.device()), address, tensor.nbytes()});
+      extents_.push_back(Extent{streams_.index_of(tensor.device()), address, tensor.nbytes()});
     }
   }
 
   rust::Box<AnySave>& save_;
-  const Places& places_;
+  const DeviceStreams& streams_;
   std::vector<Extent> extents_;
   // Of parts of tensors that do not lie in memory as they are. They live until they have been written.
   std::vector<at::Tensor> copies_;
@@ -107,19 +107,19 @@ NewTensor described(const std::string& name, const at::Tensor& tensor) {
   return NewTensor{to_rust(name), static_cast<int8_t>(tensor.scalar_type()), std::move(shape)};
 }
 
-std::vector<Text> texts_of(const Texts& metadata) {
-  std::vector<Text> texts;
+std::vector<MetadataEntry> metadata_entries_of(const Texts& metadata) {
+  std::vector<MetadataEntry> entries;
   if (metadata) {
     for (const auto& entry : *metadata) {
-      texts.push_back(Text{to_rust(entry.key()), to_rust(entry.value())});
+      entries.push_back(MetadataEntry{to_rust(entry.key()), to_rust(entry.value())});
     }
   }
-  return texts;
+  return entries;
 }
 
-Place place_of(const at::Tensor& tensor) {
+DeviceStream device_stream_of(const at::Tensor& tensor) {
   const auto ordinal = tensor.is_cuda() ? tensor.device().index() : -1;
-  return Place{ordinal, native_handle(current_stream(tensor.device()))};
+  return DeviceStream{ordinal, native_handle(current_stream(tensor.device()))};
 }
 
 void save_file(at::TensorList tensors, Strings names, const std::string& path, const Texts& metadata) {
@@ -132,14 +132,14 @@ void save_file(at::TensorList tensors, Strings names, const std::string& path, c
   for (size_t index = 0; index < tensors.size(); ++index) {
     all.push_back(described(names.get(index), tensors[index]));
   }
-  const auto texts = texts_of(metadata);
+  const auto entries = metadata_entries_of(metadata);
   const auto target = to_rust(path);
-  const Places places(tensors);
+  const DeviceStreams streams(tensors);
   auto save = call_core([&] {
-    return begin_save(target, rust::Slice<const NewTensor>(all.data(), all.size()), slice_of(texts),
-                      metadata.has_value(), places.all());
+    return begin_save(target, rust::Slice<const NewTensor>(all.data(), all.size()), slice_of(entries),
+                      metadata.has_value(), streams.all());
   });
-  Appender appender(save, places);
+  Appender appender(save, streams);
   for (const size_t index : save->order()) {
     appender.add(tensors[index]);
   }

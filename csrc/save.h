@@ -18,12 +18,14 @@ using Texts = std::optional<c10::Dict<std::string, std::string>>;
 // What the core needs to know of a tensor to write it; throws for one that cannot be saved.
 NewTensor described(const std::string& name, const at::Tensor& tensor);
 
-std::vector<Text> texts_of(const Texts& metadata);
+std::vector<MetadataEntry> metadata_entries_of(const Texts& metadata);
 
 // Where a tensor lies, with the current stream there.
-Place place_of(const at::Tensor& tensor);
+DeviceStream device_stream_of(const at::Tensor& tensor);
 
-inline rust::Slice<const Text> slice_of(const std::vector<Text>& texts) { return {texts.data(), texts.size()}; }
+inline rust::Slice<const MetadataEntry> slice_of(const std::vector<MetadataEntry>& entries) {
+  return {entries.data(), entries.size()};
+}
 
 // Writes a safetensors file that takes the place of what is at `path` once it is whole and on the disk.
 void save_file(at::TensorList tensors, Strings names, const std::string& path, const Texts& metadata);

@@ -29,7 +29,7 @@ rust::Box<Checkpoint> open_checkpoint(Strings paths) {
 rust::Box<Checkpoint> join_checkpoint(Strings paths, const at::Tensor& headers) {
   const auto converted = to_rust(paths);
   const rust::Slice<const uint8_t> bytes(headers.const_data_ptr<uint8_t>(), headers.numel());
-  return call_core([&] { return join(slice_of(converted), bytes); });
+  return call_core([&] { return open_with_headers(slice_of(converted), bytes); });
 }
 
 rust::Box<Selection> select_all(const Checkpoint& checkpoint) {
@@ -51,8 +51,9 @@ rust::Box<Selection> select_sliced(const Checkpoint& checkpoint, Strings names, 
 rust::Box<Selection> select_boxed(const Checkpoint& checkpoint, Strings names, c10::IntArrayRef starts,
                                   c10::IntArrayRef lengths, c10::IntArrayRef steps) {
   const auto converted = to_rust(names);
-  return call_core(
-      [&] { return checkpoint.select_boxes(slice_of(converted), to_rust(starts), to_rust(lengths), to_rust(steps)); });
+  return call_core([&] {
+    return checkpoint.select_regions(slice_of(converted), to_rust(starts), to_rust(lengths), to_rust(steps));
+  });
 }
 
 rust::Vec<Spec> specs_of(const Selection& selection) {

@@ -78,11 +78,11 @@ void load_into(RustStrings paths, rust::Slice<const Named> outputs) {
   fst::load_into(strings(paths), names, tensors);
 }
 
-void save_file(rust::Slice<const Named> named, rust::Str path, rust::Slice<const Text> metadata) {
+void save_file(rust::Slice<const Named> named, rust::Str path, rust::Slice<const MetadataEntry> metadata) {
   const auto [names, tensors] = separated(named);
   Texts texts;
-  for (const Text& text : metadata) {
-    texts.insert(std::string(text.key), std::string(text.value));
+  for (const MetadataEntry& entry : metadata) {
+    texts.insert(std::string(entry.key), std::string(entry.value));
   }
   fst::save_file(tensors, names, std::string(path), texts.empty() ? std::nullopt : std::optional(texts));
 }

@@ -14,7 +14,7 @@ namespace fst::tch {
 
 struct Named;
 struct Slice;
-struct Text;
+struct MetadataEntry;
 
 // Devices are as PyTorch writes them. `dtype` is the value of a c10::ScalarType, or negative for none.
 rust::Vec<Named> load_files(rust::Slice<const rust::String> paths, rust::Str device, int8_t dtype);
@@ -23,7 +23,7 @@ rust::Vec<Named> load_tensors(rust::Slice<const rust::String> paths, rust::Slice
 rust::Vec<Named> load_slices(rust::Slice<const rust::String> paths, rust::Slice<const Slice> slices, rust::Str device,
                              int8_t dtype);
 void load_into(rust::Slice<const rust::String> paths, rust::Slice<const Named> outputs);
-void save_file(rust::Slice<const Named> tensors, rust::Str path, rust::Slice<const Text> metadata);
+void save_file(rust::Slice<const Named> tensors, rust::Str path, rust::Slice<const MetadataEntry> metadata);
 
 std::unique_ptr<Loader> open_loader(rust::Slice<const rust::String> paths, rust::Str device, int8_t dtype);
 // One tensor, or none after the last.

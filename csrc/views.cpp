@@ -16,9 +16,9 @@ at::Tensor MappedFiles::view(size_t index, const Spec& spec) const {
     return {};
   }
   // A deleter has to be one that can be copied.
-  const auto hold = std::make_shared<rust::Box<Hold>>(call_core([&] { return views_->hold(index); }));
+  const auto guard = std::make_shared<rust::Box<ViewGuard>>(call_core([&] { return views_->guard(index); }));
   return at::from_blob(
-      reinterpret_cast<void*>(views_->address(index)), {spec.shape.data(), spec.shape.size()}, [hold](void*) {},
+      reinterpret_cast<void*>(views_->address(index)), {spec.shape.data(), spec.shape.size()}, [guard](void*) {},
       at::device(at::kCPU).dtype(static_cast<c10::ScalarType>(spec.scalar_type)));
 }
 

@@ -11,8 +11,8 @@ namespace fst {
 
 Writer::Writer(const std::string& path, const Texts& metadata) {
   const auto target = to_rust(path);
-  const auto texts = texts_of(metadata);
-  writer_.emplace(call_core([&] { return begin_writer(target, slice_of(texts), metadata.has_value()); }));
+  const auto entries = metadata_entries_of(metadata);
+  writer_.emplace(call_core([&] { return begin_writer(target, slice_of(entries), metadata.has_value()); }));
 }
 
 Writer::~Writer() {
@@ -32,7 +32,7 @@ void Writer::write(const std::string& name, const at::Tensor& tensor) {
   call_core([&] { writer.add(added); });
   const auto append = [&](const at::Tensor& part) {
     const auto address = reinterpret_cast<uint64_t>(part.const_data_ptr());
-    call_core([&] { writer.append(place_of(part), address, part.nbytes()); });
+    call_core([&] { writer.append(device_stream_of(part), address, part.nbytes()); });
   };
   if (is_plain(tensor)) {
     append(tensor);

@@ -5,9 +5,9 @@
 
 mod checkpoint;
 mod convert;
+mod destinations;
 mod group;
 mod guard;
-mod pieces;
 mod profile;
 mod save;
 mod selection;
@@ -16,12 +16,12 @@ mod tensor;
 mod transfer;
 mod writer;
 
-use self::checkpoint::{Checkpoint, join, open};
+use self::checkpoint::{Checkpoint, open, open_with_headers};
 use self::convert::{can_convert, convert_on_cuda, convert_on_host};
-use self::group::{GroupPieces, GroupPlan, group_pieces, plan_group};
+use self::group::{GroupPlan, RankPlan, plan_group, plan_rank};
 use self::profile::{profile_start, profile_stop};
 use self::save::{AnySave, begin_save, finish_save};
-use self::selection::{Hold, Recording, Selection, Views};
+use self::selection::{Recording, Selection, ViewGuard, Views};
 use self::stream::{AnyStream, finish_stream};
 use self::transfer::{AnyTransfer, finish, release};
 use self::writer::{AnyWriter, begin_writer, finish_writer};
@@ -39,7 +39,7 @@ mod ffi {
     }
 
     /// Bytes `begin..end` of the wanted tensor `tensor` go to `address`.
-    struct Piece {
+    struct Destination {
         tensor: usize,
         begin: u64,
         end: u64,
@@ -61,23 +61,23 @@ mod ffi {
     /// In which order a stream hands over its tensors.
     enum Order {
         Submitted,
-        Landed,
+        Ready,
     }
 
     /// An entry of a file's metadata.
-    struct Text {
+    struct MetadataEntry {
         key: String,
         value: String,
     }
 
     /// The metadata of one file.
-    struct FileTexts {
+    struct FileMetadata {
         path: String,
-        texts: Vec<Text>,
+        entries: Vec<MetadataEntry>,
     }
 
     /// What a header says of a tensor.
-    struct Facts {
+    struct TensorInfo {
         dtype: String,
         shape: Vec<i64>,
         bytes: u64,
@@ -92,26 +92,26 @@ mod ffi {
     }
 
     /// The GPU with this ordinal, or the host where it is negative, and the native handle of the current stream there.
-    struct Place {
+    struct DeviceStream {
         ordinal: i32,
         stream: u64,
     }
 
     /// Bytes of a tensor, on the place with this position.
     struct Extent {
-        place: usize,
+        device: usize,
         address: u64,
         bytes: u64,
     }
 
     /// What one rank wants of a checkpoint, as numbers.
-    struct Wants {
+    struct ShardRequests {
         numbers: Vec<i64>,
     }
 
     /// Bytes `begin..end` of the tensor `tensor` of a group's selection, which a rank keeps: they belong to its share
     /// `item`.
-    struct Kept {
+    struct LocalRange {
         tensor: usize,
         item: usize,
         begin: u64,
@@ -119,7 +119,7 @@ mod ffi {
     }
 
     /// Bytes that a rank reads for others, and where in the buffer they go.
-    struct Sent {
+    struct SendRange {
         tensor: usize,
         begin: u64,
         end: u64,
@@ -127,7 +127,7 @@ mod ffi {
     }
 
     /// Bytes of a rank's share `item`, and where in the buffer they have come.
-    struct Arrived {
+    struct ReceiveRange {
         item: usize,
         begin: u64,
         end: u64,
@@ -137,12 +137,12 @@ mod ffi {
     extern "Rust" {
         type Checkpoint;
         fn open(paths: &[String]) -> Result<Box<Checkpoint>>;
-        fn join(paths: &[String], headers: &[u8]) -> Result<Box<Checkpoint>>;
-        fn share(self: &Checkpoint) -> Result<Vec<u8>>;
+        fn open_with_headers(paths: &[String], headers: &[u8]) -> Result<Box<Checkpoint>>;
+        fn export_headers(self: &Checkpoint) -> Result<Vec<u8>>;
         fn tensor_names(self: &Checkpoint) -> Vec<String>;
-        fn texts(self: &Checkpoint) -> Result<Vec<Text>>;
-        fn texts_by_file(self: &Checkpoint) -> Vec<FileTexts>;
-        fn facts(self: &Checkpoint, name: &str) -> Result<Facts>;
+        fn metadata(self: &Checkpoint) -> Result<Vec<MetadataEntry>>;
+        fn metadata_by_file(self: &Checkpoint) -> Vec<FileMetadata>;
+        fn tensor_info(self: &Checkpoint, name: &str) -> Result<TensorInfo>;
         fn path(self: &Checkpoint, name: &str) -> Result<String>;
         fn reader_names(self: &Checkpoint, ordinal: i32) -> Result<String>;
 
@@ -156,7 +156,7 @@ mod ffi {
             starts: &[i64],
             lengths: &[i64],
         ) -> Result<Box<Selection>>;
-        fn select_boxes(
+        fn select_regions(
             self: &Checkpoint,
             names: &[String],
             starts: &[i64],
@@ -169,14 +169,14 @@ mod ffi {
         type Views;
         fn views(self: &Selection, scalar_types: &[i8]) -> Result<Box<Views>>;
         fn address(self: &Views, tensor: usize) -> u64;
-        fn hold(self: &Views, tensor: usize) -> Result<Box<Hold>>;
-        type Hold;
+        fn guard(self: &Views, tensor: usize) -> Result<Box<ViewGuard>>;
+        type ViewGuard;
 
         type AnyTransfer;
         fn transfer_to_host(self: &Selection) -> Result<Box<AnyTransfer>>;
         fn transfer_to_cuda(self: &Selection, ordinal: i32, stream: u64) -> Result<Box<AnyTransfer>>;
         fn can_cast(self: &AnyTransfer, from: i8, to: i8) -> bool;
-        fn prepare(self: &mut AnyTransfer, pieces: &[Piece]) -> Result<u64>;
+        fn prepare(self: &mut AnyTransfer, destinations: &[Destination]) -> Result<u64>;
         unsafe fn fill(self: &mut AnyTransfer, scratch_address: u64, scratch_bytes: u64) -> Result<()>;
         fn finish(transfer: Box<AnyTransfer>) -> Result<()>;
 
@@ -187,9 +187,9 @@ mod ffi {
         type AnyStream;
         fn stream_to_host(self: &Selection, order: Order) -> Result<Box<AnyStream>>;
         fn stream_to_cuda(self: &Selection, ordinal: i32, stream: u64, order: Order) -> Result<Box<AnyStream>>;
-        fn follow(self: &AnyStream, stream: u64) -> Result<()>;
+        fn set_stream(self: &AnyStream, stream: u64) -> Result<()>;
         fn can_cast(self: &AnyStream, from: i8, to: i8) -> bool;
-        fn prepare(self: &mut AnyStream, pieces: &[Piece]) -> Result<u64>;
+        fn prepare(self: &mut AnyStream, destinations: &[Destination]) -> Result<u64>;
         unsafe fn submit(self: &mut AnyStream, scratch_address: u64, scratch_bytes: u64) -> Result<()>;
         fn take(self: &AnyStream) -> Result<usize>;
         fn finish_stream(stream: Box<AnyStream>) -> Result<()>;
@@ -200,25 +200,25 @@ mod ffi {
         fn begin_save(
             path: &str,
             tensors: &[NewTensor],
-            metadata: &[Text],
+            metadata: &[MetadataEntry],
             has_metadata: bool,
-            places: &[Place],
+            streams: &[DeviceStream],
         ) -> Result<Box<AnySave>>;
         fn order(self: &AnySave) -> Vec<usize>;
         unsafe fn append(self: &mut AnySave, extents: &[Extent]) -> Result<()>;
         fn finish_save(save: Box<AnySave>) -> Result<()>;
 
         type AnyWriter;
-        fn begin_writer(path: &str, metadata: &[Text], has_metadata: bool) -> Result<Box<AnyWriter>>;
+        fn begin_writer(path: &str, metadata: &[MetadataEntry], has_metadata: bool) -> Result<Box<AnyWriter>>;
         fn add(self: &mut AnyWriter, tensor: &NewTensor) -> Result<()>;
-        unsafe fn append(self: &mut AnyWriter, place: &Place, address: u64, bytes: u64) -> Result<()>;
+        unsafe fn append(self: &mut AnyWriter, stream: &DeviceStream, address: u64, bytes: u64) -> Result<()>;
         fn finish_writer(writer: Box<AnyWriter>) -> Result<()>;
 
         type GroupPlan;
         fn plan_group(
             checkpoint: &Checkpoint,
-            wants: &[Wants],
-            wants_of: &[i64],
+            requests: &[ShardRequests],
+            requests_of: &[i64],
             caches: &[i64],
             strategy: &str,
             window_bytes: i64,
@@ -233,14 +233,14 @@ mod ffi {
         fn is_own(self: &GroupPlan, name: &str) -> Result<bool>;
         fn digest(self: &GroupPlan) -> u64;
 
-        type GroupPieces;
-        fn group_pieces(plan: &GroupPlan, rank: usize) -> Result<Box<GroupPieces>>;
-        fn selection(self: &GroupPieces) -> Box<Selection>;
-        fn shares(self: &GroupPieces) -> Result<Vec<Spec>>;
-        fn kept(self: &GroupPieces, window: usize) -> Result<Vec<Kept>>;
-        fn sent(self: &GroupPieces, window: usize) -> Result<Vec<Sent>>;
-        fn arrived(self: &GroupPieces, window: usize) -> Vec<Arrived>;
-        fn record(self: &GroupPieces, bytes: u64, device: &str) -> Box<Recording>;
+        type RankPlan;
+        fn plan_rank(plan: &GroupPlan, rank: usize) -> Result<Box<RankPlan>>;
+        fn selection(self: &RankPlan) -> Box<Selection>;
+        fn shards(self: &RankPlan) -> Result<Vec<Spec>>;
+        fn local_ranges(self: &RankPlan, window: usize) -> Result<Vec<LocalRange>>;
+        fn send_ranges(self: &RankPlan, window: usize) -> Result<Vec<SendRange>>;
+        fn receive_ranges(self: &RankPlan, window: usize) -> Vec<ReceiveRange>;
+        fn record(self: &RankPlan, bytes: u64, device: &str) -> Box<Recording>;
 
         type Recording;
         fn record(self: &Selection, device: &str) -> Box<Recording>;

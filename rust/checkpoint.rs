@@ -149,7 +149,7 @@ impl Checkpoint {
     }
 
     /// The files with free text in their headers, and that text.
-    pub fn texts(&self) -> impl Iterator<Item = (&Path, &BTreeMap<String, String>)> {
+    pub fn metadata_by_file(&self) -> impl Iterator<Item = (&Path, &BTreeMap<String, String>)> {
         self.files.iter().filter_map(|file| Some((file.source.path.as_path(), file.header.metadata()?)))
     }
 

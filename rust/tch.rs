@@ -49,7 +49,7 @@ mod ffi {
     }
 
     /// An entry of a file's metadata.
-    struct Text {
+    struct MetadataEntry {
         key: String,
         value: String,
     }
@@ -77,7 +77,7 @@ mod ffi {
         fn load_tensors(paths: &[String], names: &[String], device: &str, dtype: i8) -> Result<Vec<Named>>;
         fn load_slices(paths: &[String], slices: &[Slice], device: &str, dtype: i8) -> Result<Vec<Named>>;
         fn load_into(paths: &[String], outputs: &[Named]) -> Result<()>;
-        fn save_file(tensors: &[Named], path: &str, metadata: &[Text]) -> Result<()>;
+        fn save_file(tensors: &[Named], path: &str, metadata: &[MetadataEntry]) -> Result<()>;
 
         #[namespace = "fst"]
         type Loader;
@@ -202,7 +202,7 @@ pub fn save_file<S: AsRef<str>, T: AsRef<Tensor>>(
     path: impl AsRef<Path>,
     metadata: &[(&str, &str)],
 ) -> Result<()> {
-    let text = |&(key, value): &(&str, &str)| ffi::Text { key: key.to_owned(), value: value.to_owned() };
+    let text = |&(key, value): &(&str, &str)| ffi::MetadataEntry { key: key.to_owned(), value: value.to_owned() };
     let metadata: Vec<_> = metadata.iter().map(text).collect();
     call(ffi::save_file(&to_cxx(tensors), utf8(path.as_ref())?, &metadata))
 }

@@ -30,7 +30,7 @@ pub(super) fn open(paths: &[String]) -> Result<Box<Checkpoint>> {
     })
 }
 
-pub(super) fn join(paths: &[String], headers: &[u8]) -> Result<Box<Checkpoint>> {
+pub(super) fn open_with_headers(paths: &[String], headers: &[u8]) -> Result<Box<Checkpoint>> {
     guard(|| {
         start_log()?;
         let files = Arc::new(checkpoint::Checkpoint::join(paths, headers)?);
@@ -47,7 +47,7 @@ impl Checkpoint {
         &self.mappings
     }
 
-    pub(super) fn share(&self) -> Result<Vec<u8>> {
+    pub(super) fn export_headers(&self) -> Result<Vec<u8>> {
         guard(|| self.files.share())
     }
 
@@ -55,23 +55,23 @@ impl Checkpoint {
         self.files.entries().map(|(_, entry)| entry.name.to_string()).collect()
     }
 
-    pub(super) fn texts(&self) -> Result<Vec<ffi::Text>> {
-        guard(|| Ok(self.files.metadata()?.map(texts).unwrap_or_default()))
+    pub(super) fn metadata(&self) -> Result<Vec<ffi::MetadataEntry>> {
+        guard(|| Ok(self.files.metadata()?.map(entries).unwrap_or_default()))
     }
 
-    pub(super) fn texts_by_file(&self) -> Vec<ffi::FileTexts> {
-        let file = |(path, metadata): (&Path, _)| ffi::FileTexts {
+    pub(super) fn metadata_by_file(&self) -> Vec<ffi::FileMetadata> {
+        let file = |(path, metadata): (&Path, _)| ffi::FileMetadata {
             path: path.to_string_lossy().into_owned(),
-            texts: texts(metadata),
+            entries: entries(metadata),
         };
-        self.files.texts().map(file).collect()
+        self.files.metadata_by_file().map(file).collect()
     }
 
-    pub(super) fn facts(&self, name: &str) -> Result<ffi::Facts> {
+    pub(super) fn tensor_info(&self, name: &str) -> Result<ffi::TensorInfo> {
         guard(|| {
             let (_, entry) = self.files.find(name)?;
             let bytes = entry.end.saturating_sub(entry.begin);
-            Ok(ffi::Facts { dtype: entry.dtype.name().to_owned(), shape: signed(entry.shape)?, bytes })
+            Ok(ffi::TensorInfo { dtype: entry.dtype.name().to_owned(), shape: signed(entry.shape)?, bytes })
         })
     }
 
@@ -100,7 +100,7 @@ impl Checkpoint {
         self.select(|files| selection::Selection::slices(files, names, Slices { dims, starts, lengths }))
     }
 
-    pub(super) fn select_boxes(
+    pub(super) fn select_regions(
         &self,
         names: &[String],
         starts: &[i64],
@@ -144,6 +144,6 @@ impl Checkpoint {
     }
 }
 
-pub(super) fn texts(metadata: &BTreeMap<String, String>) -> Vec<ffi::Text> {
-    metadata.iter().map(|(key, value)| ffi::Text { key: key.clone(), value: value.clone() }).collect()
+pub(super) fn entries(metadata: &BTreeMap<String, String>) -> Vec<ffi::MetadataEntry> {
+    metadata.iter().map(|(key, value)| ffi::MetadataEntry { key: key.clone(), value: value.clone() }).collect()
 }

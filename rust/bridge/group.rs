@@ -20,7 +20,7 @@ pub(super) struct GroupPlan {
 }
 
 /// What one rank reads, sends and gets.
-pub(super) struct GroupPieces {
+pub(super) struct RankPlan {
     group: Arc<Group>,
     mappings: Arc<Mappings>,
     rank: usize,
@@ -31,8 +31,8 @@ pub(super) struct GroupPieces {
 
 pub(super) fn plan_group(
     checkpoint: &Checkpoint,
-    wants: &[ffi::Wants],
-    wants_of: &[i64],
+    requests: &[ffi::ShardRequests],
+    requests_of: &[i64],
     caches: &[i64],
     strategy: &str,
     window_bytes: i64,
@@ -50,8 +50,8 @@ pub(super) fn plan_group(
         let files = checkpoint.files();
         let list = |&list: &i64| usize::try_from(list).unwrap_or(usize::MAX);
         let request = Request {
-            wants: wants.iter().map(|wants| Want::decode(&wants.numbers, files)).collect::<Result<_>>()?,
-            wants_of: wants_of.iter().map(list).collect(),
+            wants: requests.iter().map(|requests| Want::decode(&requests.numbers, files)).collect::<Result<_>>()?,
+            wants_of: requests_of.iter().map(list).collect(),
             caches: caches.iter().map(|&cache| u64::try_from(cache).ok()).collect(),
             strategy,
             window_bytes,
@@ -107,7 +107,7 @@ impl GroupPlan {
     }
 }
 
-pub(super) fn group_pieces(plan: &GroupPlan, rank: usize) -> Result<Box<GroupPieces>> {
+pub(super) fn plan_rank(plan: &GroupPlan, rank: usize) -> Result<Box<RankPlan>> {
     guard(|| {
         let group = &plan.group;
         let (mut wanted, mut places) = (Vec::new(), HashMap::new());
@@ -121,48 +121,48 @@ pub(super) fn group_pieces(plan: &GroupPlan, rank: usize) -> Result<Box<GroupPie
             }
         }
         let (group, mappings) = (Arc::clone(group), Arc::clone(&plan.mappings));
-        Ok(Box::new(GroupPieces { group, mappings, rank, wanted: wanted.into(), places }))
+        Ok(Box::new(RankPlan { group, mappings, rank, wanted: wanted.into(), places }))
     })
 }
 
-impl GroupPieces {
+impl RankPlan {
     pub(super) fn selection(&self) -> Box<Selection> {
         let chosen = selection::Selection::planned(self.group.checkpoint(), Arc::clone(&self.wanted));
         Box::new(Selection::new(chosen, Arc::clone(&self.mappings)))
     }
 
     /// The rank's own shares, in the order of its wants.
-    pub(super) fn shares(&self) -> Result<Vec<ffi::Spec>> {
+    pub(super) fn shards(&self) -> Result<Vec<ffi::Spec>> {
         guard(|| {
             let items = 0..self.group.wants(self.rank).len();
             items.map(|item| spec(&self.group.wanted(self.rank, item)?)).collect()
         })
     }
 
-    pub(super) fn kept(&self, window: usize) -> Result<Vec<ffi::Kept>> {
+    pub(super) fn local_ranges(&self, window: usize) -> Result<Vec<ffi::LocalRange>> {
         guard(|| {
             let kept = |piece: Piece| {
                 let Piece { item, begin, end, .. } = piece;
-                Ok(ffi::Kept { tensor: self.place(&piece)?, item, begin, end })
+                Ok(ffi::LocalRange { tensor: self.place(&piece)?, item, begin, end })
             };
             self.group.outgoing(self.rank, window).kept.into_iter().map(kept).collect()
         })
     }
 
-    pub(super) fn sent(&self, window: usize) -> Result<Vec<ffi::Sent>> {
+    pub(super) fn send_ranges(&self, window: usize) -> Result<Vec<ffi::SendRange>> {
         guard(|| {
             let sent = |(piece, offset): (Piece, u64)| {
                 let Piece { begin, end, .. } = piece;
-                Ok(ffi::Sent { tensor: self.place(&piece)?, begin, end, offset })
+                Ok(ffi::SendRange { tensor: self.place(&piece)?, begin, end, offset })
             };
             self.group.outgoing(self.rank, window).sent.into_iter().map(sent).collect()
         })
     }
 
-    pub(super) fn arrived(&self, window: usize) -> Vec<ffi::Arrived> {
+    pub(super) fn receive_ranges(&self, window: usize) -> Vec<ffi::ReceiveRange> {
         let arrived = |(piece, offset): (Piece, u64)| {
             let Piece { item, begin, end, .. } = piece;
-            ffi::Arrived { item, begin, end, offset }
+            ffi::ReceiveRange { item, begin, end, offset }
         };
         self.group.incoming(self.rank, window).pieces.into_iter().map(arrived).collect()
     }

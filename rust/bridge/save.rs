@@ -2,7 +2,7 @@
 
 use super::ffi;
 use super::guard::{guard, start_log};
-use super::tensor::{metadata_of, new_tensor, place};
+use super::tensor::{device_stream, metadata_of, new_tensor};
 use crate::error::Result;
 use crate::format::layout::Layout;
 use crate::options::Options;
@@ -23,9 +23,9 @@ pub(super) struct AnySave {
 pub(super) fn begin_save(
     path: &str,
     tensors: &[ffi::NewTensor],
-    metadata: &[ffi::Text],
+    metadata: &[ffi::MetadataEntry],
     has_metadata: bool,
-    places: &[ffi::Place],
+    streams: &[ffi::DeviceStream],
 ) -> Result<Box<AnySave>> {
     guard(|| {
         start_log()?;
@@ -35,9 +35,9 @@ pub(super) fn begin_save(
         let layout = layout.map_err(|error| error.at(path))?;
         let detail = || json!({ "paths": [path.to_string_lossy()], "tensors": layout.order().len() }).into();
         let span = profile::span(Stage::Save).bytes(layout.file_bytes()).detail(detail);
-        let places = places.iter().map(place).collect::<Result<_>>()?;
+        let streams = streams.iter().map(device_stream).collect::<Result<_>>()?;
         let sink = Sink::create(path, Box::new(Linux))?;
-        let save = Save::begin(layout, sink, places, &Options::from_env()?)?;
+        let save = Save::begin(layout, sink, streams, &Options::from_env()?)?;
         Ok(Box::new(AnySave { save, _span: span }))
     })
 }
@@ -54,8 +54,8 @@ impl AnySave {
     /// That of [`Save::append`].
     pub(super) unsafe fn append(&mut self, extents: &[ffi::Extent]) -> Result<()> {
         let piece = |extent: &ffi::Extent| {
-            let ffi::Extent { place, address, bytes } = *extent;
-            Piece { place, address, length: bytes }
+            let ffi::Extent { device, address, bytes } = *extent;
+            Piece { place: device, address, length: bytes }
         };
         let pieces: Vec<Piece> = extents.iter().map(piece).collect();
         // SAFETY: the caller's promise is the same.

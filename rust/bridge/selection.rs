@@ -29,8 +29,8 @@ pub(super) struct Selection {
 pub(super) struct Views(views::Views);
 
 /// Keeps the bytes of one view.
-pub(super) struct Hold {
-    _view: views::Hold,
+pub(super) struct ViewGuard {
+    _view: views::ViewGuard,
 }
 
 /// Tells profiles of a load for as long as it lives.
@@ -111,7 +111,7 @@ impl Selection {
         order: ffi::Order,
         to: impl FnOnce(Stream<D>) -> StreamTo,
     ) -> Result<Box<AnyStream>> {
-        let order = if order == ffi::Order::Landed { Order::Landed } else { Order::Submitted };
+        let order = if order == ffi::Order::Ready { Order::Ready } else { Order::Submitted };
         let (checkpoint, wanted) = (self.chosen.checkpoint(), Arc::clone(self.chosen.wanted()));
         let options = Options::from_env()?;
         let stream = Stream::open(checkpoint, Arc::clone(&wanted), Arc::new(device), options, order)?;
@@ -140,7 +140,7 @@ impl Views {
         self.0.address(tensor).unwrap_or(0)
     }
 
-    pub(super) fn hold(&self, tensor: usize) -> Result<Box<Hold>> {
-        guard(|| Ok(Box::new(Hold { _view: self.0.hold(tensor)? })))
+    pub(super) fn guard(&self, tensor: usize) -> Result<Box<ViewGuard>> {
+        guard(|| Ok(Box::new(ViewGuard { _view: self.0.guard(tensor)? })))
     }
 }

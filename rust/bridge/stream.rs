@@ -1,8 +1,8 @@
 //! Streams to the host or to a GPU.
 
+use super::destinations::{cast, decode_destinations, scratch_bytes};
 use super::ffi;
 use super::guard::guard;
-use super::pieces::{cast, destinations, scratch_bytes};
 use crate::checkpoint::region::Wanted;
 use crate::device::Scratch;
 use crate::device::cuda::Cuda;
@@ -30,7 +30,7 @@ impl AnyStream {
     }
 
     /// The caller's current stream is this one from now on.
-    pub(super) fn follow(&self, stream: u64) -> Result<()> {
+    pub(super) fn set_stream(&self, stream: u64) -> Result<()> {
         guard(|| match &self.to {
             StreamTo::Host(to) => to.follow(stream),
             StreamTo::Cuda(to) => to.follow(stream),
@@ -45,14 +45,14 @@ impl AnyStream {
     }
 
     /// Plans a filling, and says how much scratch memory it needs.
-    pub(super) fn prepare(&mut self, pieces: &[ffi::Piece]) -> Result<u64> {
+    pub(super) fn prepare(&mut self, destinations: &[ffi::Destination]) -> Result<u64> {
         guard(|| {
-            let destinations = destinations(&self.wanted, pieces)?;
+            let destinations = decode_destinations(&self.wanted, destinations)?;
             let batch = match &self.to {
                 StreamTo::Host(stream) => stream.planner().prepare(&destinations),
                 StreamTo::Cuda(stream) => stream.planner().prepare(&destinations),
             }?;
-            let tensors = pieces.iter().map(|piece| piece.tensor).collect();
+            let tensors = destinations.iter().map(|destination| destination.wanted).collect();
             let (_, batch) = self.prepared.insert((tensors, batch));
             scratch_bytes(batch)
         })

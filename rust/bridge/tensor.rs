@@ -27,14 +27,14 @@ pub(super) fn new_tensor(tensor: &ffi::NewTensor) -> Result<Tensor> {
     Tensor::new(&*tensor.name, dtype, shape)
 }
 
-pub(super) fn metadata_of(metadata: &[ffi::Text], has_metadata: bool) -> Metadata {
-    has_metadata.then(|| metadata.iter().map(|text| (text.key.clone(), text.value.clone())).collect())
+pub(super) fn metadata_of(metadata: &[ffi::MetadataEntry], has_metadata: bool) -> Metadata {
+    has_metadata.then(|| metadata.iter().map(|entry| (entry.key.clone(), entry.value.clone())).collect())
 }
 
-pub(super) fn place(place: &ffi::Place) -> Result<Place> {
-    let origin: Arc<dyn Origin> = match place.ordinal {
+pub(super) fn device_stream(stream: &ffi::DeviceStream) -> Result<Place> {
+    let origin: Arc<dyn Origin> = match stream.ordinal {
         ..0 => Arc::new(Host),
-        ordinal => Arc::new(Cuda::open(ordinal, place.stream)?),
+        ordinal => Arc::new(Cuda::open(ordinal, stream.stream)?),
     };
-    Ok(Place { origin, stream: place.stream })
+    Ok(Place { origin, stream: stream.stream })
 }

@@ -1,8 +1,8 @@
 //! Transfers to the host or to a GPU.
 
+use super::destinations::{cast, decode_destinations, scratch_bytes};
 use super::ffi;
 use super::guard::guard;
-use super::pieces::{cast, destinations, scratch_bytes};
 use crate::checkpoint::region::Wanted;
 use crate::device::Scratch;
 use crate::device::cuda::Cuda;
@@ -36,9 +36,9 @@ impl AnyTransfer {
     }
 
     /// Plans a filling, and says how much scratch memory it needs.
-    pub(super) fn prepare(&mut self, pieces: &[ffi::Piece]) -> Result<u64> {
+    pub(super) fn prepare(&mut self, destinations: &[ffi::Destination]) -> Result<u64> {
         guard(|| {
-            let destinations = destinations(&self.wanted, pieces)?;
+            let destinations = decode_destinations(&self.wanted, destinations)?;
             let batch = match &self.to {
                 To::Host(transfer) => transfer.planner().prepare(&destinations),
                 To::Cuda(transfer) => transfer.planner().prepare(&destinations),

@@ -2,7 +2,7 @@
 
 use super::ffi;
 use super::guard::{guard, start_log};
-use super::tensor::{metadata_of, new_tensor, place as source};
+use super::tensor::{device_stream, metadata_of, new_tensor};
 use crate::error::Result;
 use crate::options::Options;
 use crate::save::atomic_file::Sink;
@@ -20,7 +20,7 @@ pub(super) struct AnyWriter {
     origins: BTreeMap<i32, Arc<dyn Origin>>,
 }
 
-pub(super) fn begin_writer(path: &str, metadata: &[ffi::Text], has_metadata: bool) -> Result<Box<AnyWriter>> {
+pub(super) fn begin_writer(path: &str, metadata: &[ffi::MetadataEntry], has_metadata: bool) -> Result<Box<AnyWriter>> {
     guard(|| {
         start_log()?;
         let sink = Sink::create(Path::new(path), Box::new(Linux))?;
@@ -38,14 +38,14 @@ impl AnyWriter {
     ///
     /// # Safety
     /// That of [`Writer::append`].
-    pub(super) unsafe fn append(&mut self, place: &ffi::Place, address: u64, bytes: u64) -> Result<()> {
+    pub(super) unsafe fn append(&mut self, stream: &ffi::DeviceStream, address: u64, bytes: u64) -> Result<()> {
         guard(|| {
-            let origin = match self.origins.entry(place.ordinal) {
+            let origin = match self.origins.entry(stream.ordinal) {
                 Entry::Occupied(known) => known.into_mut(),
-                Entry::Vacant(new) => new.insert(source(place)?.origin),
+                Entry::Vacant(new) => new.insert(device_stream(stream)?.origin),
             };
             // SAFETY: the caller's promise is the same.
-            unsafe { self.writer.append(origin.as_ref(), place.stream, address, bytes) }
+            unsafe { self.writer.append(origin.as_ref(), stream.stream, address, bytes) }
         })
     }
 }

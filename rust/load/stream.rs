@@ -36,7 +36,7 @@ pub enum Order {
     /// As they were submitted.
     Submitted,
     /// As they land.
-    Landed,
+    Ready,
 }
 
 /// Fills destinations of one device in the background.
@@ -266,7 +266,7 @@ impl<M> State<M> {
     fn land(&mut self, order: Order, tensor: usize, mark: &Arc<M>) {
         let turn = match order {
             Order::Submitted => self.places.get(&tensor).copied().unwrap_or(usize::MAX),
-            Order::Landed => self.landed_count,
+            Order::Ready => self.landed_count,
         };
         self.landed_count += 1;
         self.landed.insert(turn, (tensor, Arc::clone(mark)));

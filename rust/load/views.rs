@@ -30,12 +30,12 @@ struct Lent {
 }
 
 /// Keeps a mapping for one view, and gives back the view's pages when it goes.
-pub struct Hold {
+pub struct ViewGuard {
     mapping: Arc<Mapping>,
     range: Range<u64>,
 }
 
-impl Drop for Hold {
+impl Drop for ViewGuard {
     fn drop(&mut self) {
         // The last one takes the whole mapping with it.
         if Arc::strong_count(&self.mapping) > 1 {
@@ -142,10 +142,10 @@ impl Views {
     ///
     /// # Errors
     /// `internal` where the tensor is no view.
-    pub fn hold(&self, tensor: usize) -> Result<Hold> {
+    pub fn guard(&self, tensor: usize) -> Result<ViewGuard> {
         let none = || Error::new(Kind::Internal, format!("tensor {tensor} is no view"));
         let place = self.places.get(tensor).and_then(Option::as_ref).ok_or_else(none)?;
-        Ok(Hold { mapping: Arc::clone(&place.mapping), range: place.range.clone() })
+        Ok(ViewGuard { mapping: Arc::clone(&place.mapping), range: place.range.clone() })
     }
 
     /// Gives the views of a file their places. Bytes that are wanted twice are a view once, and the second is read.

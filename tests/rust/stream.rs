@@ -34,7 +34,7 @@ const TIGHT: Options = Options {
     drop_cache: false,
 };
 
-const ORDERS: [Order; 2] = [Order::Submitted, Order::Landed];
+const ORDERS: [Order; 2] = [Order::Submitted, Order::Ready];
 
 /// The simulator with work as late as it can be, then with several random delays; one at a time.
 fn schedules() -> impl Iterator<Item = Sim> {
@@ -152,7 +152,7 @@ fn tensors_are_ready_for_whatever_is_queued_next() {
                 caller.submit(&stream, more).unwrap();
             }
             stream.finish().unwrap();
-            if order == Order::Landed {
+            if order == Order::Ready {
                 taken.sort_unstable();
             }
             assert!(taken.iter().copied().eq(0..8), "{taken:?}");
@@ -222,7 +222,7 @@ fn what_was_not_taken_may_be_freed_when_the_stream_is_gone() {
         for sim in schedules() {
             let gpu = Gpu::new(&sim, 0);
             let caller = Caller::new(&gpu, &model);
-            let stream = caller.open(Order::Landed).unwrap();
+            let stream = caller.open(Order::Ready).unwrap();
             for tensors in [0..2, 2..5, 5..8] {
                 caller.submit(&stream, tensors).unwrap();
             }

@@ -49,7 +49,7 @@ impl Trial {
         let views = self.views(wanted, &dtypes, &Options::default());
         let check = |(tensor, wanted): (usize, &Wanted)| {
             let Some(address) = views.address(tensor) else { return false };
-            let _hold = views.hold(tensor).unwrap();
+            let _hold = views.guard(tensor).unwrap();
             let range = wanted.contiguous().unwrap();
             let length = (range.end - range.start) as usize;
             let pointer = std::ptr::with_exposed_provenance::<u8>(address as usize);
@@ -112,10 +112,10 @@ fn where_nothing_is_mapped_nothing_is_a_view() {
     ] {
         let views = trial.views(&wanted, &dtypes, &options);
         assert_eq!(views.address(0), None, "{options:?}");
-        assert!(views.hold(0).is_err());
+        assert!(views.guard(0).is_err());
     }
     // A file none of whose tensors can be a view is not mapped either.
-    assert!(trial.views(&[trial.whole("odd")], &dtypes, &Options::default()).hold(0).is_err());
+    assert!(trial.views(&[trial.whole("odd")], &dtypes, &Options::default()).guard(0).is_err());
 }
 
 fn bytes_at(address: u64, length: usize) -> &'static mut [u8] {
@@ -155,7 +155,7 @@ fn a_view_that_goes_takes_its_pages_along_and_no_others() {
     let wanted: Vec<_> = checkpoint.entries().map(|(source, entry)| Wanted::whole(source, entry).unwrap()).collect();
     let dtypes = vec![Some(Dtype::U8); 3];
     let views = Views::open(&checkpoint, &Mappings::default(), &wanted, &dtypes, &Options::default()).unwrap();
-    let holds: Vec<_> = (0..3).map(|tensor| views.hold(tensor).unwrap()).collect();
+    let holds: Vec<_> = (0..3).map(|tensor| views.guard(tensor).unwrap()).collect();
     let address = |tensor: usize| views.address(tensor).unwrap();
     for (tensor, size) in sizes.into_iter().enumerate() {
         bytes_at(address(tensor), size).fill(7);

@@ -12,16 +12,16 @@ pub(super) fn cast(from: i8, to: i8) -> Option<Cast> {
     Cast::new(Dtype::from_scalar_type(from)?, Dtype::from_scalar_type(to)?)
 }
 
-pub(super) fn destinations(wanted: &[Wanted], pieces: &[ffi::Piece]) -> Result<Vec<Destination>> {
-    let destination = |piece: &ffi::Piece| {
+pub(super) fn decode_destinations(wanted: &[Wanted], destinations: &[ffi::Destination]) -> Result<Vec<Destination>> {
+    let destination = |destination: &ffi::Destination| {
         let wrong = || Error::new(Kind::Internal, "a piece of no wanted tensor or dtype");
-        let from = wanted.get(piece.tensor).ok_or_else(wrong)?.dtype;
-        let to = Dtype::from_scalar_type(piece.scalar_type).ok_or_else(wrong)?;
+        let from = wanted.get(destination.tensor).ok_or_else(wrong)?.dtype;
+        let to = Dtype::from_scalar_type(destination.scalar_type).ok_or_else(wrong)?;
         let cast = if from == to { None } else { Some(Cast::new(from, to).ok_or_else(wrong)?) };
-        let ffi::Piece { tensor, begin, end, address, .. } = *piece;
+        let ffi::Destination { tensor, begin, end, address, .. } = *destination;
         Ok(Destination { wanted: tensor, begin, end, address, cast })
     };
-    pieces.iter().map(destination).collect()
+    destinations.iter().map(destination).collect()
 }
 
 pub(super) fn scratch_bytes(batch: &Batch) -> Result<u64> {
