@@ -21,6 +21,11 @@ from ranks import Ranks
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
+# Without a GPU, `gds` is the same as `auto`, and so is tested only with one.
+READERS = ["mmap", "pread", "uring", *(["gds"] if torch.cuda.is_available() else [])]
+CHUNKS = ["default chunks", "small chunks"]
+READER_AND_CHUNKS = [(reader, CHUNKS[index % 2]) for index, reader in enumerate(READERS)]
+
 # What the libraries read when they are imported. Models come from folders and packages. Programs are compiled to see
 # fst's operators in them, not to be fast: PyTorch need not look for vector instructions, which it does by importing
 # itself in a process for each kind, nor optimize.
@@ -58,17 +63,29 @@ def default_options(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.fixture(params=["mmap", "pread", "uring", "auto", "gds"])
+@pytest.fixture(params=READERS)
 def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every reader in turn. Where `gds` cannot be, it is as `auto`."""
+    """Runs a test with each reader in turn. Tests without this fixture use `auto`."""
     monkeypatch.setenv("FST_READER", request.param)
     return request.param
 
 
-@pytest.fixture(params=["default chunks", "small chunks"])
+@pytest.fixture(params=CHUNKS)
 def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks as large as nearly every file here, and as small as they can be with hardly any room for them."""
-    if request.param == "small chunks":
+    """Runs a test with the default chunk size, then with the smallest chunks and two staging slots."""
+    _set_chunks(request.param, monkeypatch)
+
+
+@pytest.fixture(params=READER_AND_CHUNKS, ids=" ".join)
+def reader_and_chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs a test with each reader and each chunk size, but not with their product, which the plain loads take."""
+    reader, chunks = request.param
+    monkeypatch.setenv("FST_READER", reader)
+    _set_chunks(chunks, monkeypatch)
+
+
+def _set_chunks(chunks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if chunks == "small chunks":
         monkeypatch.setenv("FST_CHUNK_BYTES", "4096")
         monkeypatch.setenv("FST_STAGING_BYTES", "8192")
 

@@ -1,6 +1,6 @@
-"""Numbers that show how a cast treats them.
+"""Test inputs for casts.
 
-Of the narrow dtypes every bit pattern, and of the wide ones those where rounding, overflow and special values lie.
+Narrow dtypes get every bit pattern. Wide dtypes get patterns around rounding ties, overflow and special values.
 """
 
 import functools
@@ -30,24 +30,28 @@ INTEGERS = [
     torch.int64,
 ]
 PAIRS = [(source, target) for source in FLOATS + INTEGERS for target in FLOATS]
+# Alignments and targets are independent: every alignment with one target, every target with one alignment.
+SHIFTS_AND_TARGETS = [(shift, torch.bfloat16) for shift in range(8)] + [
+    (3, target) for target in FLOATS if target != torch.bfloat16
+]
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# PyTorch's vector loops take that many elements at a time on any CPU; what is left over goes through its scalar loops.
+# A multiple of PyTorch's vector length on any CPU. PyTorch casts the remaining elements in scalar loops.
 VECTOR_ELEMENTS = 64
 
 
-# Releases after the reference make 448 of what is too large, where the reference makes NaN.
+# Casts of too large numbers to F8_E4M3 give NaN in the reference PyTorch, and 448 in later releases.
 E4M3_SATURATES = not torch.tensor(1e4).to(torch.float8_e4m3fn).isnan().item()
 
 
 def bits_of(tensor):
-    """The bits of each element, as integers."""
+    """Returns the bits of each element as an integer."""
     return tensor.contiguous().view(_BITS[tensor.element_size()])
 
 
 @functools.cache
 def patterns(dtype):
-    """A tensor of a whole number of vectors, to be read only."""
+    """Returns the patterns of a dtype, a whole number of vectors. The tensor is cached and must not be changed."""
     bits = _WIDE[dtype.itemsize](dtype) if dtype.itemsize > 2 else _every_pattern(dtype.itemsize)
     if dtype == torch.bool:
         bits = bits.clamp(max=1)
@@ -64,7 +68,7 @@ def _random(bits):
 
 
 def _mantissas(digits):
-    """The ends, the powers of two, their halves again, and the neighbours of each: where ties are, and just beside."""
+    """Returns mantissas around rounding ties: the ends, powers of two, 1.5 times those, and the neighbours of each."""
     powers = [1 << digit for digit in range(digits)]
     ties = [*powers, *(3 << digit for digit in range(digits - 1)), 0, 1 << digits]
     return torch.tensor(sorted({(tie + near) % (1 << digits) for tie in ties for near in (-1, 0, 1)}))
@@ -82,7 +86,7 @@ def _bits_of_64(dtype):
         return torch.cat([whole, -whole, random])
     heads = torch.arange(4096) << 52
     near_f32 = _bits_of_32(None).view(torch.float32).double().view(torch.int64)
-    # One step beside what f32 holds is where rounding twice is seen.
+    # Numbers one step from a float32 expose double rounding.
     beside = [near_f32 + step for step in (-1, 0, 1, 1 << 28, (1 << 28) - 1, (1 << 28) + 1)]
     return torch.cat([(heads[:, None] + _mantissas(52)).flatten(), *beside, whole.double().view(torch.int64), random])
 
@@ -91,11 +95,11 @@ _WIDE = {4: _bits_of_32, 8: _bits_of_64}
 
 
 def cast_by_pytorch(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What `tensor.to(dtype)` gives in the reference PyTorch."""
+    """Returns the result of `tensor.to(dtype)` in the reference PyTorch."""
     cast = tensor.to(dtype).resolve_neg()
     if dtype != torch.float8_e4m3fn or not E4M3_SATURATES or tensor.dtype == dtype:
         return cast
-    # Halfway to the number that would come next, 448 is still the nearest.
+    # Numbers up to 464, halfway to the next number, round to 448.
     values = tensor.resolve_neg().to(torch.float32)
     nan = torch.where(values < 0, 0xFF, 0x7F).to(torch.uint8)
     return torch.where(values.abs() > 464, nan, cast.view(torch.uint8)).view(dtype)

@@ -1,4 +1,4 @@
-"""Safetensors files written by hand, for what other writers refuse to write: every dtype, any alignment, any fault."""
+"""Safetensors files written byte by byte, also with dtypes, alignments and faults that writers refuse."""
 
 import json
 import random
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-# Name in the file, PyTorch's dtype, bits of an element in the file.
+# By name in the file: PyTorch dtype, and bits of an element in the file.
 DTYPES = {
     "BOOL": (torch.bool, 8),
     "U8": (torch.uint8, 8),
@@ -37,7 +37,7 @@ CASTABLE_DTYPES = ("F16", "BF16", "F32", "F64")
 
 
 class Raw(NamedTuple):
-    """One tensor of a file: what its header says, and its bytes."""
+    """A tensor of a file: its header entry and its bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -49,28 +49,28 @@ class Raw(NamedTuple):
 
     @property
     def torch_shape(self) -> tuple[int, ...]:
-        """PyTorch keeps two 4-bit numbers in one element."""
+        """Shape of the loaded tensor. An F4 element of PyTorch holds two numbers."""
         return (*self.shape[:-1], self.shape[-1] // 2) if self.dtype == "F4" else self.shape
 
     def tensor(self) -> torch.Tensor:
-        """The tensor that a loader must return, bit for bit."""
+        """Returns the tensor that a load must return, bit for bit."""
         if not self.data:
             return torch.empty(self.torch_shape, dtype=self.torch_dtype)
         return torch.frombuffer(bytearray(self.data), dtype=torch.uint8).view(self.torch_dtype).view(self.torch_shape)
 
 
 def random_raw(dtype: str, shape: tuple[int, ...], seed: int = 0) -> Raw:
-    """Random bits, and so NaNs and infinities too where the dtype has them."""
+    """Returns a tensor of pseudo-random bits, which include NaNs and infinities."""
     bits = {name: bits for name, (_, bits) in DTYPES.items()} | UNSUPPORTED_DTYPES
     count = bits[dtype] * torch.Size(shape).numel() // 8
     source = random.Random(f"{dtype} {shape} {seed}")
-    # Of all bytes only two are bools.
+    # A bool is stored as 0 or 1.
     data = bytes(byte & 1 for byte in source.randbytes(count)) if dtype == "BOOL" else source.randbytes(count)
     return Raw(dtype, shape, data)
 
 
 def header_of(tensors: Mapping[str, Raw], metadata: Mapping[str, str] | None = None) -> dict[str, object]:
-    """The header as an object; the bytes follow one another in the order of `tensors`."""
+    """Returns the header of a file with the data in the order of `tensors`."""
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata is not None else {}
     end = 0
     for name, raw in tensors.items():
@@ -80,21 +80,21 @@ def header_of(tensors: Mapping[str, Raw], metadata: Mapping[str, str] | None = N
 
 
 def encode(header: object, data: bytes = b"", length: int | None = None, align: int = 8) -> bytes:
-    """A whole file. `header` is any object, or the bytes to stand for one; `length` is what the length field says."""
+    """Encodes a file. `header` is an object or encoded bytes; `length` replaces the value of the length field."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     text += b" " * (-len(text) % align)
     return struct.pack("<Q", len(text) if length is None else length) + text + data
 
 
 def write(path: Path, tensors: Mapping[str, Raw], metadata: Mapping[str, str] | None = None, align: int = 8) -> Path:
-    """Writes a well-formed file. `align=1` leaves the header's length, and so the place of the data, to chance."""
+    """Writes a valid file. With `align=1` the header is not padded, so the data may start at any byte."""
     data = b"".join(raw.data for raw in tensors.values())
     path.write_bytes(encode(header_of(tensors, metadata), data, align=align))
     return path
 
 
 def write_sparse(path: Path, dtype: str, shape: tuple[int, ...], name: str = "w") -> Path:
-    """Writes a file with one tensor of zeros that takes no room on the disk, and may be larger than it."""
+    """Writes a sparse file with one tensor of zeros, which may be larger than the disk."""
     count = DTYPES[dtype][1] * torch.Size(shape).numel() // 8
     head = encode({name: {"dtype": dtype, "shape": list(shape), "data_offsets": [0, count]}})
     with path.open("wb") as file:
@@ -104,24 +104,24 @@ def write_sparse(path: Path, dtype: str, shape: tuple[int, ...], name: str = "w"
 
 
 def as_integers(tensor: torch.Tensor) -> torch.Tensor:
-    """The same bits as integers, contiguous and on the CPU, which every operation knows what to do with."""
+    """Returns the bits as integers, contiguous and on the CPU. All operations support these dtypes."""
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return tensor.detach().view(integers[tensor.element_size()]).cpu().contiguous()
 
 
 def bits_of(tensor: torch.Tensor) -> bytes:
-    """A tensor's elements in order, as bytes: two NaNs are equal only if their bits are."""
+    """Returns the elements of a tensor in order as bytes, so that NaNs compare by their bits."""
     return bytes(as_integers(tensor).view(-1).numpy())
 
 
 def assert_same(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    """Same dtype, same shape, same bits."""
+    """Checks for equal dtypes, shapes and bits."""
     assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
     assert bits_of(actual) == bits_of(expected)
 
 
 def assert_same_numbers(actual: torch.Tensor, expected: torch.Tensor) -> None:
-    """As `assert_same`, but any NaN is as good as another: PyTorch's kernels disagree on the bits of one they cast."""
+    """Checks as `assert_same` does, but treats all NaNs as equal. The bits of a cast NaN depend on PyTorch's kernel."""
     assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
     actual_nan, expected_nan = (tensor.float().isnan().cpu() for tensor in (actual, expected))
     assert torch.equal(actual_nan, expected_nan)

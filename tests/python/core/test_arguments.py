@@ -1,4 +1,4 @@
-"""The functions take what people have, and refuse what they cannot have meant."""
+"""Types of arguments that the public functions accept and reject."""
 
 import inspect
 import os
@@ -19,8 +19,8 @@ def path(tmp_path):
     return write(tmp_path / "m.safetensors", {"w": RAW}, {"format": "pt"})
 
 
-class Located:
-    """Anything that knows its path."""
+class PathLike:
+    """An os.PathLike object."""
 
     def __init__(self, path):
         self.path = path
@@ -29,7 +29,7 @@ class Located:
         return self.path
 
 
-@pytest.mark.parametrize("kind", [str, Path, lambda path: Located(str(path))], ids=["str", "Path", "PathLike"])
+@pytest.mark.parametrize("kind", [str, Path, lambda path: PathLike(str(path))], ids=["str", "Path", "PathLike"])
 def test_paths(path, kind):
     given = kind(path)
     assert_same(fst.load_file(given)["w"], RAW.tensor())
@@ -51,8 +51,8 @@ def test_relative_paths(path, monkeypatch):
     assert list(fst.load_file(os.path.join("..", path.parent.name))) == ["w"]
 
 
-@pytest.mark.parametrize("wrong", [b"m.safetensors", 3, None, 1.5, Located(b"m.safetensors"), {"m"}, object()])
-def test_paths_of_the_wrong_type(wrong):
+@pytest.mark.parametrize("wrong", [b"m.safetensors", 3, None, 1.5, PathLike(b"m.safetensors"), {"m"}, object()])
+def test_path_types_are_checked(wrong):
     for call in (
         lambda: fst.load_file(wrong),
         lambda: fst.load_files(wrong),
@@ -67,14 +67,14 @@ def test_paths_of_the_wrong_type(wrong):
             call()
 
 
-def test_lists_where_one_path_is_meant(path):
+def test_list_is_no_single_path(path):
     for call in (lambda: fst.load_file([path]), lambda: fst.metadata((path,))):
         with pytest.raises(TypeError, match="path"):
             call()
 
 
-def test_iterators_are_no_lists(path):
-    """They would be empty the second time, which is no checkpoint at all."""
+def test_iterators_are_refused(path):
+    """An iterator can be consumed only once, so it is rejected."""
     for call in (
         lambda: fst.load_files(path for _ in range(1)),
         lambda: fst.load_files(iter([path])),
@@ -86,7 +86,7 @@ def test_iterators_are_no_lists(path):
 
 
 @pytest.mark.parametrize("wrong", ["w", b"w", ["w", 3], [None], None, {"w": 1}])
-def test_names_of_the_wrong_type(path, wrong):
+def test_name_types_are_checked(path, wrong):
     for call in (
         lambda: fst.load_tensors(path, wrong),
         lambda: fst.load_slices(path, wrong, [0], [0], [1]),
@@ -97,7 +97,7 @@ def test_names_of_the_wrong_type(path, wrong):
 
 
 @pytest.mark.parametrize("wrong", [0, "0", [0.0], [None], None])
-def test_numbers_of_the_wrong_type(path, wrong):
+def test_number_types_are_checked(path, wrong):
     for position, name in enumerate(["dims", "starts", "lengths"]):
         numbers = [[0], [0], [1]]
         numbers[position] = wrong
@@ -106,19 +106,19 @@ def test_numbers_of_the_wrong_type(path, wrong):
 
 
 @pytest.mark.parametrize("wrong", [torch.zeros(3, 4), [None], [[1.0]], None])
-def test_outputs_of_the_wrong_type(path, wrong):
+def test_output_types_are_checked(path, wrong):
     with pytest.raises(TypeError, match="out"):
         fst.load_into(path, ["w"], wrong)
 
 
-def test_text_that_is_not_utf8(path):
-    """Python smuggles other bytes into str, which neither the format nor PyTorch can express."""
+def test_surrogates_in_str(path):
+    """A str with surrogates cannot be encoded as UTF-8."""
     for call in (lambda: fst.load_file("\udcff"), lambda: fst.load_tensors(path, ["\udcff"])):
         with pytest.raises(ValueError, match="UTF-8"):
             call()
 
 
-def test_a_path_with_a_nul():
+def test_path_with_nul():
     with pytest.raises(ValueError, match=r"(?i)nul"):
         fst.load_file("model\0.safetensors")
 
@@ -129,25 +129,25 @@ def test_devices(path, device):
     assert fst.load_file(path, device=device)["w"].device.type == "cpu"
 
 
-def test_none_is_the_default_device(path):
+def test_default_device(path):
     with torch.device("meta"):
         assert fst.load_file(path, None)["w"].is_meta
         assert not fst.load_file(path)["w"].is_meta
 
 
 @pytest.mark.parametrize("device", [1.5, b"cpu", ["cpu"]])
-def test_devices_of_the_wrong_type(path, device):
+def test_device_types_are_checked(path, device):
     with pytest.raises(TypeError, match="device"):
         fst.load_file(path, device)
 
 
 @pytest.mark.parametrize("dtype", ["float32", float, 6])
-def test_dtypes_of_the_wrong_type(path, dtype):
+def test_dtype_types_are_checked(path, dtype):
     with pytest.raises(TypeError, match="dtype"):
         fst.load_file(path, dtype=dtype)
 
 
-def test_dtype_is_named(path):
+def test_dtype_is_keyword_only(path):
     with pytest.raises(TypeError):
         fst.load_file(path, "cpu", torch.float32)
 
@@ -167,7 +167,7 @@ def test_misspelt_keywords(function, path):
     if function in (fst.save_file, fst.save_file_async):
         possible["tensors"] = {"w": torch.zeros(3)}
     arguments = {name: possible[name] for name in inspect.signature(function).parameters if name in possible}
-    # Those that take placements need a process group besides, which the tests of ranks give them.
+    # Functions with placements need a process group. The tests in `distributed` call them.
     if "placements" not in inspect.signature(function).parameters:
         function(**arguments)
     with pytest.raises(TypeError, match="divice"):
@@ -175,7 +175,7 @@ def test_misspelt_keywords(function, path):
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
-def test_everything_is_typed(function):
+def test_annotations(function):
     signature = inspect.signature(function)
     assert signature.return_annotation is not signature.empty
     assert all(parameter.annotation is not parameter.empty for parameter in signature.parameters.values())

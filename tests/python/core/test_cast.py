@@ -1,4 +1,4 @@
-"""fst.cast: PyTorch's own casts, bit for bit, and inside whatever PyTorch makes of a program."""
+"""`fst.cast`: bit-exact results, layouts, gradients, and use in compiled programs."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def fresh_compiler():
 
 
 def assert_cast(tensor, dtype):
-    """The result is new, contiguous, and what PyTorch says."""
+    """Checks that the result is new, contiguous and equal to PyTorch's."""
     [result] = torch.ops.fst.cast([tensor], dtype=dtype)
     expected = cast_by_pytorch(tensor, dtype)
     assert (result.shape, result.dtype, result.device) == (tensor.shape, dtype, tensor.device)
@@ -29,7 +29,7 @@ def assert_cast(tensor, dtype):
 
 @pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="PyTorch has no vector loops here")
 @pytest.mark.parametrize(("source", "target"), PAIRS, ids=lambda dtype: str(dtype).removeprefix("torch."))
-def test_every_pair_has_the_bits_of_pytorch(source, target):
+def test_every_pair_matches_pytorch(source, target):
     tensor = patterns(source)
     before = bits_of(tensor).clone()
     assert_cast(tensor, target)
@@ -39,13 +39,13 @@ def test_every_pair_has_the_bits_of_pytorch(source, target):
 @pytest.mark.parametrize("target", FLOATS, ids=str)
 @pytest.mark.parametrize("source", [torch.float32, torch.float64], ids=str)
 @given(data=st.data())
-def test_any_numbers(source, target, data):
+def test_random_numbers(source, target, data):
     width = torch.finfo(source).bits
     values = data.draw(st.lists(st.floats(width=width, allow_nan=False), max_size=70))
     assert_cast(torch.tensor(values, dtype=source), target)
 
 
-def test_the_number_of_elements_makes_no_difference():
+def test_length_does_not_change_results():
     tensor = patterns(torch.float16)
     whole = fst.cast(tensor, torch.bfloat16)
     for begin, end in [(0, 1), (5, 6), (3, 700), (1, 1029), (31743, 31760)]:
@@ -69,8 +69,8 @@ def test_shapes_and_strides(dtype):
         assert_cast(tensor, dtype)
 
 
-def test_many_tensors_at_once():
-    """One is huge and thousands are tiny, so that they are spread over threads."""
+def test_many_tensors():
+    """Two large tensors and thousands of tiny ones are spread over threads."""
     generator = torch.Generator().manual_seed(0)
     sizes = [1 << 20, *(index % 50 for index in range(5000)), (1 << 19) + 1]
     tensors = [torch.randn(size, generator=generator) for size in sizes]
@@ -89,8 +89,8 @@ def test_threads(threads):
         torch.set_num_threads(before)
 
 
-def test_a_forked_process_casts_too(run_python):
-    """The child has none of its parent's threads."""
+def test_forked_child(run_python):
+    """A forked child casts without the threads of its parent."""
     program = """
         import os, torch, fst
         torch.set_num_threads(2)
@@ -99,7 +99,7 @@ def test_a_forked_process_casts_too(run_python):
         child = os.fork()
         if child == 0:
             result = fst.cast(tensor, torch.float16)
-            # PyTorch's own threads do not survive a fork.
+            # PyTorch's threads do not survive a fork.
             torch.set_num_threads(1)
             os._exit(0 if torch.equal(result, expected) else 1)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
@@ -107,7 +107,7 @@ def test_a_forked_process_casts_too(run_python):
     assert run_python("\n".join(line[8:] for line in program.splitlines())).strip() == "0"
 
 
-def test_a_tensor_or_a_list():
+def test_tensor_and_list_arguments():
     assert isinstance(fst.cast(torch.ones(2), torch.float16), torch.Tensor)
     assert fst.cast([], torch.float16) == []
     [only] = fst.cast((torch.ones(2, dtype=torch.int64),), torch.float16)
@@ -124,18 +124,18 @@ def test_a_tensor_or_a_list():
     ],
     ids=lambda tensor: f"{tensor.dtype} {tensor.layout}",
 )
-def test_what_cannot_be_cast_is_named(tensor):
+def test_unsupported_tensors_are_named(tensor):
     with pytest.raises(ValueError, match=r"tensor 1 is"):
         fst.cast([torch.ones(1), tensor], torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [*INTEGERS, torch.complex64, torch.float4_e2m1fn_x2], ids=str)
-def test_targets_are_floating_point(dtype):
+def test_target_must_be_floating_point(dtype):
     with pytest.raises(ValueError, match="floating-point"):
         fst.cast(torch.ones(2), dtype)
 
 
-def test_gradients_are_those_of_to():
+def test_gradients_match_to():
     weights = [torch.randn(3, 4, requires_grad=True), torch.randn(4, 2, dtype=torch.float64, requires_grad=True)]
     fixed = torch.arange(3)
     *cast, integers = fst.cast([*weights, fixed], torch.bfloat16)
@@ -151,14 +151,14 @@ def test_gradients_are_those_of_to():
         assert torch.equal(gradient, weight.grad)
 
 
-def test_an_unused_result_needs_no_gradient():
+def test_unused_result_has_no_gradient():
     used, unused = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
     fst.cast([used, unused], torch.float16)[0].sum().backward()
     assert torch.equal(used.grad, torch.ones(3))
     assert unused.grad is None
 
 
-def test_without_gradients():
+def test_no_grad_and_inference_mode():
     weight = torch.randn(3, requires_grad=True)
     with torch.no_grad():
         assert not fst.cast(weight, torch.float16).requires_grad
@@ -166,8 +166,8 @@ def test_without_gradients():
         assert fst.cast(weight, torch.float16).is_inference()
 
 
-def between(x, y):
-    """A cast with neighbours before and after it."""
+def cast_between(x, y):
+    """Computes something before and after a cast."""
     first, second = fst.cast([x * 2, y], torch.bfloat16)
     return first @ second + 1
 
@@ -176,8 +176,8 @@ def between(x, y):
 @pytest.mark.parametrize("backend", GRAPH_BACKENDS)
 def test_compile(backend, requires_grad):
     x, y = torch.randn(3, 4, requires_grad=requires_grad), torch.randn(4, 5)
-    compiled = torch.compile(between, fullgraph=True, backend=backend)
-    result, expected = compiled(x, y), between(x, y)
+    compiled = torch.compile(cast_between, fullgraph=True, backend=backend)
+    result, expected = compiled(x, y), cast_between(x, y)
     torch.testing.assert_close(result, expected)
     if requires_grad:
         [gradient] = torch.autograd.grad(result.sum(), x)
@@ -185,14 +185,14 @@ def test_compile(backend, requires_grad):
 
 
 def test_compile_with_dynamic_shapes():
-    compiled = torch.compile(between, fullgraph=True, dynamic=True)
+    compiled = torch.compile(cast_between, fullgraph=True, dynamic=True)
     with torch.compiler.set_stance("fail_on_recompile"):
         torch.compiler.set_stance("default")
         compiled(torch.randn(3, 4), torch.randn(4, 5))
         torch.compiler.set_stance("fail_on_recompile")
         for rows in (7, 9):
             x, y = torch.randn(rows, 6), torch.randn(6, 5)
-            torch.testing.assert_close(compiled(x, y), between(x, y))
+            torch.testing.assert_close(compiled(x, y), cast_between(x, y))
         torch.compiler.set_stance("default")
 
 
@@ -230,14 +230,14 @@ def test_aot_inductor(tmp_path):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_torchscript(tmp_path):
     @torch.jit.script
-    def between(x, y):
+    def cast_between(x, y):
         first, second = torch.ops.fst.cast([x * 2, y], dtype=torch.bfloat16)
         return first @ second + 1
 
-    between.save(str(tmp_path / "between.pt"))
+    cast_between.save(str(tmp_path / "cast_between.pt"))
     x, y = torch.randn(3, 4), torch.randn(4, 5)
     expected = (x * 2).bfloat16() @ y.bfloat16() + 1
-    torch.testing.assert_close(torch.jit.load(str(tmp_path / "between.pt"))(x, y), expected)
+    torch.testing.assert_close(torch.jit.load(str(tmp_path / "cast_between.pt"))(x, y), expected)
 
 
 def test_fakes_and_meta():

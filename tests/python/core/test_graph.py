@@ -1,4 +1,4 @@
-"""Loads inside programs that PyTorch compiles, exports, and lowers to C++."""
+"""Loads in programs that PyTorch compiles, exports and lowers with AOTInductor."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def fresh_compiler():
 
 
 class Loads(torch.nn.Module):
-    """Loads its weights whenever it is called."""
+    """Loads its weights at each call."""
 
     def __init__(self, path):
         super().__init__()
@@ -44,7 +44,7 @@ class Loads(torch.nn.Module):
 
 
 class LoadsSlices(torch.nn.Module):
-    """Loads its weights in two halves."""
+    """Loads its weight in two parts."""
 
     def __init__(self, path):
         super().__init__()
@@ -59,7 +59,7 @@ class LoadsSlices(torch.nn.Module):
 
 
 class LoadsInto(torch.nn.Module):
-    """Fills its buffers, one of them through a view, whenever it is called."""
+    """Loads into its buffers at each call, one of them through a transposed view."""
 
     def __init__(self, path):
         super().__init__()
@@ -72,8 +72,8 @@ class LoadsInto(torch.nn.Module):
         return x @ self.transposed + self.bias
 
 
-class LoadsIntoNew(torch.nn.Module):
-    """Fills tensors that it has just made."""
+class LoadsIntoEmpty(torch.nn.Module):
+    """Loads into tensors that `forward` allocates."""
 
     def __init__(self, path):
         super().__init__()
@@ -86,7 +86,7 @@ class LoadsIntoNew(torch.nn.Module):
 
 
 class LoadsParameters(torch.nn.Module):
-    """Fills parameters, and so must keep them trainable."""
+    """Loads into parameters, which stay trainable."""
 
     def __init__(self, path):
         super().__init__()
@@ -98,7 +98,7 @@ class LoadsParameters(torch.nn.Module):
         return self.linear(x)
 
 
-MODULES = [Loads, LoadsSlices, LoadsInto, LoadsIntoNew, LoadsParameters]
+MODULES = [Loads, LoadsSlices, LoadsInto, LoadsIntoEmpty, LoadsParameters]
 X = torch.linspace(-1, 1, 12).view(4, 3)
 
 
@@ -111,7 +111,7 @@ def test_compile(path, module):
     weights = write_linear(path, 1)
     compiled = torch.compile(module(path), fullgraph=True)
     torch.testing.assert_close(compiled(X), expected(weights))
-    # The file is read by the compiled program, not when it was compiled.
+    # The program reads the file when it runs, not when it is compiled.
     weights = write_linear(path, 2)
     torch.testing.assert_close(compiled(X), expected(weights))
 
@@ -129,8 +129,8 @@ def test_export(path, module, tmp_path):
     torch.testing.assert_close(loaded(X[:2]), expected(weights)[:2])
 
 
-class LoadsManyWays(torch.nn.Module):
-    """All that a load can be given, and two equal loads, for one lowering."""
+class LoadsWithAllOptions(torch.nn.Module):
+    """Calls the load operators with all their options, and one of them twice, in one program."""
 
     def __init__(self, path):
         super().__init__()
@@ -154,8 +154,8 @@ def lower(module, directory):
 
 def test_aot_inductor_load_tensors(path, tmp_path):
     write_linear(path, 1)
-    lowered = lower(LoadsManyWays(path), tmp_path)
-    # The weights come from the file as it is now.
+    lowered = lower(LoadsWithAllOptions(path), tmp_path)
+    # The program reads the current contents of the file.
     weights = write_linear(path, 2)
     result, row, corner, first, second = lowered(X)
     assert result.dtype == torch.float64
@@ -196,7 +196,7 @@ def test_equal_loads_are_separate_tensors(path, requires_grad, backend):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-def test_compile_with_a_cast(path, dtype):
+def test_compile_with_cast(path, dtype):
     weights = write_linear(path, 1)
 
     @torch.compile(fullgraph=True)
@@ -207,15 +207,15 @@ def test_compile_with_a_cast(path, dtype):
 
 
 def test_training(path):
-    """Gradients reach what a loaded tensor is multiplied with."""
+    """Gradients flow through an operation with a loaded tensor."""
     weights = write_linear(path, 1)
     x = X.clone().requires_grad_()
     torch.compile(Loads(path), fullgraph=True)(x).sum().backward()
     torch.testing.assert_close(x.grad, weights["weight"].sum(0).expand(4, 3))
 
 
-def test_a_compiled_program_is_not_kept_for_another_file(path):
-    """Compilers keep their work on disk under a key that says nothing about files."""
+def test_compiler_cache_does_not_mix_files(path):
+    """The cache keys of the compilers do not include the contents of files."""
     for seed, dtype in enumerate([torch.float32, torch.bfloat16]):
         weights = write_linear(path, seed, dtype)
         torch._dynamo.reset()
@@ -230,7 +230,7 @@ def test_a_compiled_program_is_not_kept_for_another_file(path):
     assert torch.compile(lambda: fst.load_tensors(str(path), ["weight"])[0] + 0, fullgraph=True)().shape == (1000,)
 
 
-def test_errors_name_the_file_when_compiling_and_when_running(path):
+def test_errors_name_file(path):
     compiled = torch.compile(Loads(path), fullgraph=True)
     with pytest.raises(Exception, match=str(path)):
         compiled(X)
@@ -246,7 +246,7 @@ def read_bytes() -> int:
 
 
 def test_fakes_read_headers_only(tmp_path):
-    """The file claims a TiB, of which nothing is there."""
+    """The header describes a tensor of 1 TiB in a sparse file."""
     path = str(write_sparse(tmp_path / "huge.safetensors", "F32", (2**19, 2**19)))
     before = read_bytes()
     with FakeTensorMode():
@@ -262,7 +262,7 @@ def test_fakes_read_headers_only(tmp_path):
 
 
 def test_fakes_of_whole_files(path):
-    """Whoever builds a model without its weights can ask for all of them."""
+    """`load_file` and `load_files` work under FakeTensorMode."""
     write_linear(path, 1)
     for load in (fst.load_file, fst.load_files):
         with FakeTensorMode():
@@ -272,8 +272,8 @@ def test_fakes_of_whole_files(path):
         assert shapes == {name: (shape, torch.bfloat16) for name, shape in SHAPES.items()}
 
 
-def test_dictionaries_and_names_break_a_graph(path):
-    """A graph holds tensors only, so what returns anything else runs outside of it, between two graphs."""
+def test_operators_without_tensors_break_graph(path):
+    """Operators that return no tensors cause a graph break."""
     weights = write_linear(path, 1)
 
     def linear(x):
@@ -288,7 +288,7 @@ def test_dictionaries_and_names_break_a_graph(path):
         torch.compile(linear, backend="eager", fullgraph=True)(X)
 
 
-def test_load_into_is_compiled_without_its_file(path):
+def test_load_into_compiles_without_file(path):
     program = torch.export.export(LoadsInto(path), (X,))
     weights = write_linear(path, 1)
     torch.testing.assert_close(program.module()(X), expected(weights))

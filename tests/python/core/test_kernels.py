@@ -1,4 +1,4 @@
-"""The logic of the device kernels, on the host. `cargo test` runs the kernels themselves on a simulated GPU."""
+"""The per-element logic of the device kernels on the host. `cargo test` runs the kernels on a simulated GPU."""
 
 import os
 import shlex
@@ -13,8 +13,8 @@ from patterns import E4M3_SATURATES
 
 
 @pytest.mark.skipif(E4M3_SATURATES, reason="the kernels follow the reference PyTorch, whose F8_E4M3 does not saturate")
-def test_casts_agree_with_pytorch_bit_by_bit(tmp_path):
-    """The per-element code against the headers from which PyTorch's own kernels are compiled."""
+def test_casts_match_pytorch_bit_by_bit(tmp_path):
+    """Compares the per-element code with the headers that PyTorch's kernels are compiled from."""
     root = Path(torch.__file__).parent
     program = tmp_path / "convert"
     compiler = [*shlex.split(os.environ.get("CXX", "c++")), "-std=c++20", "-O1", "-w", "-ffp-contract=off"]

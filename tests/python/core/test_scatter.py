@@ -1,4 +1,4 @@
-"""fst.scatter: separate tensors from raw bytes, as slicing and viewing gives them."""
+"""`fst.scatter`: results, casts, argument checks, and use in compiled programs."""
 
 import math
 from itertools import pairwise
@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fst
 from fst._core.dtypes import SCALAR_TYPES
-from patterns import FLOATS, bits_of, cast_by_pytorch, patterns
+from patterns import SHIFTS_AND_TARGETS, bits_of, cast_by_pytorch, patterns
 
 CASTABLE = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 DTYPES = sorted(SCALAR_TYPES, key=SCALAR_TYPES.get)
@@ -23,7 +23,7 @@ def fresh_compiler():
 
 
 def expected_parts(raw, offsets, dtypes, shapes, dtype):
-    """What PyTorch makes of the same bytes."""
+    """Yields the tensors that slicing, viewing and casting with PyTorch give."""
     for offset, stored, shape in zip(offsets, dtypes, shapes, strict=True):
         count = torch.Size(shape).numel()
         part = raw[offset : offset + count * stored.itemsize].clone().view(stored).view(shape)
@@ -58,7 +58,6 @@ def shapes_of(elements_max):
 def layouts(draw):
     offsets, dtypes, shapes = [], [], []
     for _ in range(draw(st.integers(0, 12))):
-        # The floats of 16 bits and more are casts, whose NaN may differ from PyTorch's where its vectors end.
         dtype = draw(st.sampled_from(DTYPES))
         shape = draw(shapes_of(elements_max=len(RAW) // dtype.itemsize))
         bytes_needed = math.prod(shape) * dtype.itemsize
@@ -69,12 +68,11 @@ def layouts(draw):
 
 
 @given(layout=layouts())
-def test_any_layout(layout):
+def test_random_layouts(layout):
     assert_scatter(RAW, *layout)
 
 
-@pytest.mark.parametrize("target", FLOATS, ids=str)
-@pytest.mark.parametrize("shift", range(8))
+@pytest.mark.parametrize(("shift", "target"), SHIFTS_AND_TARGETS)
 @pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="PyTorch has no vector loops here")
 def test_casts_from_any_alignment(shift, target):
     parts = [patterns(dtype)[:65536] for dtype in CASTABLE]
@@ -84,14 +82,14 @@ def test_casts_from_any_alignment(shift, target):
     assert_scatter(raw, offsets, CASTABLE, [[64, len(part) // 64] for part in parts], target)
 
 
-def test_only_weights_are_cast():
+def test_only_wide_floats_are_cast():
     offsets = list(range(len(DTYPES)))
     results = assert_scatter(torch.ones(100, dtype=torch.uint8), offsets, DTYPES, [[2]] * len(DTYPES), torch.float64)
     cast = [dtype for dtype, result in zip(DTYPES, results, strict=True) if result.dtype != dtype]
     assert cast == [torch.float16, torch.float32, torch.bfloat16]
 
 
-def test_results_are_separate():
+def test_results_are_independent():
     raw = RAW.clone()
     first, second = fst.scatter(raw, [3, 3], [torch.float32] * 2, [[4], [2, 2]])
     kept = bits_of(second).clone()
@@ -105,13 +103,13 @@ def test_strided_bytes():
     assert_scatter(RAW[1::3], [1], [torch.int32], [[3, 5]])
 
 
-def test_nothing():
+def test_empty_results():
     assert fst.scatter(RAW, [], [], []) == []
     assert_scatter(RAW[:0], [0, 0], [torch.float32, torch.bool], [[0], [3, 0]])
 
 
 def test_many_tensors():
-    """Thousands of tiny ones, so that they are spread over threads."""
+    """Thousands of tiny tensors are spread over threads."""
     count = 20_000
     raw = torch.randint(0, 256, (count * 60 + 3,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     results = fst.scatter(raw, range(3, count * 60, 60), [torch.int32] * count, [[3, 5]] * count)
@@ -119,7 +117,7 @@ def test_many_tensors():
 
 
 TWO = [torch.float32, torch.float32]
-BAD_ARGUMENTS = {
+INVALID_ARGUMENTS = {
     "2 offsets, but 1 dtypes and 2 ranks": ([0, 4], TWO[:1], [[1], [1]]),
     "2 offsets, but 2 dtypes and 1 ranks": ([0, 4], TWO, [[1]]),
     "tensor 1: .* needs 4 bytes from byte 4997 on, but `bytes` has 5000": ([0, 4997], TWO, [[1], [1]]),
@@ -131,13 +129,13 @@ BAD_ARGUMENTS = {
 }
 
 
-@pytest.mark.parametrize("message", BAD_ARGUMENTS)
-def test_bad_arguments(message):
+@pytest.mark.parametrize("message", INVALID_ARGUMENTS)
+def test_invalid_arguments(message):
     with pytest.raises(ValueError, match=message):
-        fst.scatter(RAW, *BAD_ARGUMENTS[message])
+        fst.scatter(RAW, *INVALID_ARGUMENTS[message])
 
 
-def test_bad_numbers():
+def test_invalid_dtype_numbers_and_ranks():
     scatter = torch.ops.fst.scatter
     with pytest.raises(ValueError, match="rank 3 does not fit: 2 of the 2 sizes"):
         scatter(RAW, [0], [6], [1, 1], [3])
@@ -151,24 +149,24 @@ def test_bad_numbers():
 
 
 @pytest.mark.parametrize("raw", [RAW.view(50, 100), RAW.view(torch.int8), torch.ones(3)], ids=["2-d", "int8", "float"])
-def test_bytes_are_bytes(raw):
+def test_bytes_must_be_1d_uint8(raw):
     with pytest.raises(ValueError, match="1-d uint8 tensor"):
         fst.scatter(raw, [0], [torch.bool], [[1]])
 
 
-def test_dtype_is_floating_point():
+def test_target_must_be_floating_point():
     with pytest.raises(ValueError, match="floating-point"):
         fst.scatter(RAW, [0], [torch.float32], [[1]], torch.int32)
 
 
-def test_numbers_are_those_of_pytorch():
+def test_dtype_numbers_match_pytorch():
     for dtype, number in SCALAR_TYPES.items():
         [result] = torch.ops.fst.scatter(RAW, [0], [number], [1], [1])
         assert result.dtype == dtype
 
 
-def between(raw, x):
-    """A scatter with neighbours before and after it."""
+def scatter_between(raw, x):
+    """Computes something before and after a scatter."""
     weight, bias = fst.scatter(raw ^ 1, [1, 25], [torch.int16, torch.uint8], [[3, 4], [3]])
     return torch.nn.functional.linear(x, weight.float(), bias.float()) + 1
 
@@ -177,13 +175,13 @@ def between(raw, x):
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_compile(backend, dynamic):
     x = torch.randn(2, 4, requires_grad=True)
-    compiled = torch.compile(between, fullgraph=True, backend=backend, dynamic=dynamic)
+    compiled = torch.compile(scatter_between, fullgraph=True, backend=backend, dynamic=dynamic)
     for raw in (RAW, RAW[:64]):
-        torch.testing.assert_close(compiled(raw, x), between(raw, x))
+        torch.testing.assert_close(compiled(raw, x), scatter_between(raw, x))
 
 
 class Scatters(torch.nn.Module):
-    """Gets its weights as bytes."""
+    """Scatters its weights from bytes."""
 
     def forward(self, raw, x):
         weight, bias = fst.scatter(raw, [1, 49], [torch.float32, torch.bfloat16], [[3, 4], [3]], torch.float64)
@@ -210,15 +208,15 @@ def test_aot_inductor(tmp_path):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_torchscript(tmp_path):
-    """In TorchScript a dtype is its number."""
+    """TorchScript represents a dtype by its number."""
 
     @torch.jit.script
-    def between(raw):
+    def scatter_between(raw):
         weight, bias = torch.ops.fst.scatter(raw, [1, 25], [torch.int16, torch.uint8], [3, 4, 3], [2, 1])
         return weight * 2, bias
 
-    between.save(str(tmp_path / "between.pt"))
-    weight, bias = torch.jit.load(str(tmp_path / "between.pt"))(RAW)
+    scatter_between.save(str(tmp_path / "scatter_between.pt"))
+    weight, bias = torch.jit.load(str(tmp_path / "scatter_between.pt"))(RAW)
     expected = fst.scatter(RAW, [1, 25], [torch.int16, torch.uint8], [[3, 4], [3]])
     assert torch.equal(weight, expected[0] * 2)
     assert torch.equal(bias, expected[1])

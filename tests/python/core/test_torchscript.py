@@ -1,4 +1,4 @@
-"""Scripted modules that load their own weights."""
+"""TorchScript modules that load their weights."""
 
 import re
 
@@ -60,7 +60,7 @@ class SelfLoading(torch.nn.Module):
         tensors: dict[str, torch.Tensor] = {}
         item = loader.next()
         while item is not None:
-            # TorchScript does not see that the condition says so.
+            # TorchScript does not infer this from the loop condition.
             assert item is not None
             _, name, tensor = item
             tensors[name] = tensor
@@ -111,8 +111,8 @@ def test_every_operator(module):
     assert module.texts() == {"format": "pt"}
 
 
-def test_the_file_is_read_at_every_call(module, path):
-    """However much the program has been optimised meanwhile."""
+def test_every_call_reads_file(module, path):
+    """TorchScript's optimizations over several calls do not remove the load."""
     x = torch.eye(3)
     for seed in range(6):
         weights = {"weight": random_raw("BF16", (5, 3), seed), "bias": random_raw("I16", (5,), seed)}
@@ -129,7 +129,7 @@ def test_equal_loads_are_separate_tensors(module):
         assert_same(second, WEIGHTS["bias"].tensor())
 
 
-def test_errors_cross_the_interpreter(module, path):
+def test_errors(module, path):
     path.unlink()
     with pytest.raises(RuntimeError, match=re.escape(f"[file-not-found] {path}")):
         module.everything()

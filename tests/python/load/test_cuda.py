@@ -1,4 +1,4 @@
-"""Loads onto a GPU: bits, streams, devices, memory. `make gpu-check` runs these."""
+"""Loads onto a GPU: bits, devices, streams and memory. `make gpu-check` runs these tests."""
 
 import gc
 
@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fst
+from combinations import pairwise
+from conftest import CHUNKS
 from rawfile import (
     CASTABLE_DTYPES,
     DTYPES,
@@ -23,7 +25,7 @@ from rawfile import (
 pytestmark = pytest.mark.gpu
 
 MIB = 1 << 20
-# Long enough that a missing wait shows: some tens of milliseconds on any GPU.
+# Tens of milliseconds on any GPU, long enough to expose a missing wait.
 DELAY_CYCLES = 50_000_000
 
 
@@ -35,7 +37,7 @@ def every_dtype(tmp_path):
 
 @pytest.fixture
 def clean_memory():
-    """Nothing of earlier tests is left on the GPU, in use or cached."""
+    """Frees the GPU memory of earlier tests, cached blocks too."""
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -64,21 +66,20 @@ def test_devices(every_dtype, device):
         assert tensor.device == torch.device("cuda", 0)
 
 
-def test_none_is_the_default_device(every_dtype):
+def test_default_device(every_dtype):
     path, _ = every_dtype
     with torch.device("cuda"):
         assert fst.load_file(path, None)["F32"].is_cuda
         assert not fst.load_file(path)["F32"].is_cuda
 
 
-def test_a_device_that_does_not_exist(every_dtype):
+def test_nonexistent_device(every_dtype):
     path, _ = every_dtype
     count = torch.cuda.device_count()
     with pytest.raises(ValueError, match=f"cuda:{count} .*{count} CUDA device"):
         fst.load_file(path, count)
 
 
-@pytest.mark.usefixtures("reader")
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 5), (1,)])
 def test_shapes(tmp_path, shape):
     tensors = {name: random_raw(name, shape) for name in DTYPES if name != "F4"}
@@ -99,7 +100,7 @@ def test_cast(every_dtype, dtype):
             assert_same(tensor, raw.tensor())
 
 
-def test_cast_of_a_tensor_larger_than_the_scratch(tmp_path):
+def test_cast_of_tensor_larger_than_scratch(tmp_path):
     raw = random_raw("F32", (9, 2_000_003))
     path = write(tmp_path / "large.safetensors", {"w": raw})
     [tensor] = fst.load_tensors(path, ["w"], "cuda", dtype=torch.bfloat16)
@@ -160,7 +161,7 @@ def test_boxes(sliced, data, dtype):
             assert_same(tensor.cpu(), stored)
 
 
-# Tensors of the shape (6, 500, 4) that lie in memory in other ways.
+# Views with the shape (6, 500, 4), each of a base tensor.
 VIEWS = {
     "contiguous": lambda new: new(6, 500, 4),
     "transposed": lambda new: new(4, 500, 6).transpose(0, 2),
@@ -171,8 +172,11 @@ VIEWS = {
 
 
 @pytest.mark.usefixtures("chunks")
-@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
-@pytest.mark.parametrize("dtype", ["BOOL", "BF16", "F32", "I64", "C64", "F8_E4M3"])
+@pytest.mark.parametrize(
+    ("view", "dtype", "chunks"),
+    pairwise(VIEWS, ["BOOL", "BF16", "F32", "I64", "C64", "F8_E4M3"], CHUNKS),
+    indirect=["chunks"],
+)
 def test_load_into(tmp_path, view, dtype):
     raw = random_raw(dtype, (6, 500, 4))
     path = write(tmp_path / "into.safetensors", {"w": raw}, align=1)
@@ -182,18 +186,18 @@ def test_load_into(tmp_path, view, dtype):
         bases.append(torch.zeros(shape, dtype=raw.torch_dtype, device="cuda"))
         return bases[-1]
 
-    out = view(new)
+    out = VIEWS[view](new)
     address, version = out.data_ptr(), out._version
     fst.load_into(path, ["w"], [out])
     assert out.data_ptr() == address
     assert out._version > version
     assert_same(out, raw.tensor())
-    # Nothing of the base beside the view has changed.
+    # The base outside the view is unchanged.
     out.view(torch.uint8 if out.element_size() == 1 else out.dtype).zero_()
     assert not any(bits_of(bases[0]))
 
 
-def test_load_into_tensors_of_several_devices(tmp_path):
+def test_load_into_tensors_on_several_devices(tmp_path):
     tensors = {name: random_raw("F32", (300, 200), seed=index) for index, name in enumerate("abcd")}
     path = write(tmp_path / "mixed.safetensors", tensors)
     out = [torch.zeros(300, 200, device=device) for device in ("cpu", "cuda", "cpu", "cuda")]
@@ -203,7 +207,7 @@ def test_load_into_tensors_of_several_devices(tmp_path):
         assert_same(tensor, raw.tensor())
 
 
-def test_nothing_is_written_when_a_check_fails(tmp_path):
+def test_failed_check_writes_nothing(tmp_path):
     path = write(tmp_path / "m.safetensors", {"a": random_raw("F32", (5,)), "b": random_raw("F32", (6,))})
     good = torch.zeros(5, device="cuda")
     with pytest.raises(ValueError, match='"b"'):
@@ -220,7 +224,7 @@ def test_many_tiny_tensors(tmp_path):
     assert bits_of(everything) == b"".join(raw.data for raw in tensors.values())
 
 
-def test_more_than_fits_into_staging(tmp_path, monkeypatch):
+def test_file_larger_than_staging(tmp_path, monkeypatch):
     monkeypatch.setenv("FST_STAGING_BYTES", str(8 * MIB))
     monkeypatch.setenv("FST_CHUNK_BYTES", str(1 * MIB))
     tensors = {name: random_raw("U8", (size,)) for name, size in (("a", 100_000_007), ("b", 3), ("c", 70_000_001))}
@@ -229,8 +233,8 @@ def test_more_than_fits_into_staging(tmp_path, monkeypatch):
         assert_same(tensor, tensors[name].tensor())
 
 
-def test_results_are_ready_on_the_current_stream(tmp_path):
-    """What is queued next sees the data without waiting for anything."""
+def test_results_are_ready_on_current_stream(tmp_path):
+    """Kernels queued after a load see its data without further synchronization."""
     tensors = {f"t{index}": random_raw("I64", (1 << 18,), seed=index) for index in range(16)}
     path = write(tmp_path / "m.safetensors", tensors)
     expected = [raw.tensor().sum().item() for raw in tensors.values()]
@@ -239,7 +243,7 @@ def test_results_are_ready_on_the_current_stream(tmp_path):
         assert [value.item() for value in sums] == expected
 
 
-def test_results_are_ready_on_a_side_stream(tmp_path):
+def test_results_are_ready_on_side_stream(tmp_path):
     raw = random_raw("I64", (1 << 20,))
     path = write(tmp_path / "m.safetensors", {"w": raw})
     for _ in range(5):
@@ -255,8 +259,8 @@ def test_results_are_ready_on_a_side_stream(tmp_path):
 
 @pytest.mark.usefixtures("clean_memory")
 @pytest.mark.parametrize("side", [False, True], ids=["default stream", "side stream"])
-def test_memory_that_queued_work_still_reads(tmp_path, side):
-    """The allocator gives a freed block out again while kernels on its stream have yet to read it."""
+def test_reused_memory_is_written_after_queued_work(tmp_path, side):
+    """The allocator reuses a freed block while kernels on its stream still have to read it."""
     count = 1 << 21
     raw = random_raw("I64", (count,))
     path = write(tmp_path / "m.safetensors", {"w": raw})
@@ -270,7 +274,7 @@ def test_memory_that_queued_work_still_reads(tmp_path, side):
         result.copy_(old)
         del old
         [tensor] = fst.load_tensors(path, ["w"], "cuda")
-    # Without the same block the test would show nothing.
+    # The test requires that the allocator has reused the block.
     assert tensor.data_ptr() == address
     stream.synchronize()
     assert bool((result == 7).all())
@@ -295,7 +299,7 @@ def test_load_into_waits_for_queued_work(tmp_path, into):
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_a_device_that_is_not_current(every_dtype):
+def test_device_that_is_not_current(every_dtype):
     path, tensors = every_dtype
     stream = torch.cuda.Stream(1)
     with torch.cuda.device(0):
@@ -315,7 +319,7 @@ def test_a_device_that_is_not_current(every_dtype):
         assert_same(tensor, tensors["F32"].tensor())
 
 
-def test_the_current_device_stays(every_dtype):
+def test_current_device_is_unchanged(every_dtype):
     path, _ = every_dtype
     before = torch.cuda.current_device()
     fst.load_file(path, torch.cuda.device_count() - 1)
@@ -323,12 +327,12 @@ def test_the_current_device_stays(every_dtype):
 
 
 def rounded(tensor: torch.Tensor) -> int:
-    """What the caching allocator counts for a tensor."""
+    """Returns the bytes that the caching allocator counts for a tensor."""
     return -(-tensor.nbytes // 512) * 512
 
 
 @pytest.mark.usefixtures("clean_memory")
-def test_memory_is_that_of_the_tensors(tmp_path):
+def test_memory_equals_tensors(tmp_path):
     sizes = [0, 1, 512, 513, 5000, 100_000, 1_000_000, 40 * MIB]
     tensors = {f"t{index}": random_raw("U8", (size,)) for index, size in enumerate(sizes)}
     path = write(tmp_path / "m.safetensors", tensors)
@@ -337,7 +341,7 @@ def test_memory_is_that_of_the_tensors(tmp_path):
     assert torch.cuda.memory_allocated() - before == sum(map(rounded, loaded.values()))
     for tensor in loaded.values():
         assert tensor.untyped_storage().nbytes() == tensor.nbytes
-    # Half of them go, and so does their memory.
+    # Deleting half of the tensors frees their memory.
     for name in list(loaded)[::2]:
         del loaded[name]
     assert torch.cuda.memory_allocated() - before == sum(map(rounded, loaded.values()))
@@ -347,8 +351,8 @@ def test_memory_is_that_of_the_tensors(tmp_path):
 
 @pytest.mark.usefixtures("clean_memory")
 @pytest.mark.parametrize("dtype", [None, torch.float16], ids=str)
-def test_peak_of_device_memory(tmp_path, dtype):
-    """The tensors, and at most 64 MiB of scratch."""
+def test_peak_device_memory(tmp_path, dtype):
+    """A load uses at most 64 MiB of scratch memory beyond the tensors, and only for casts."""
     tensors = {f"t{index}": Raw("F32", (40 * MIB // 4,), bytes(40 * MIB)) for index in range(10)}
     path = write(tmp_path / "m.safetensors", tensors)
     before = torch.cuda.memory_allocated()
@@ -360,7 +364,7 @@ def test_peak_of_device_memory(tmp_path, dtype):
 
 
 def test_host_memory_is_bounded(tmp_path, run_python):
-    """Pinned memory and all else on the host, however large the file."""
+    """Host memory, pinned memory included, stays bounded for a file of any size."""
     path = write_sparse(tmp_path / "large.safetensors", "U8", (3072 * MIB,))
     small = write(tmp_path / "small.safetensors", {"w": random_raw("U8", (8,))})
     program = """
@@ -383,7 +387,7 @@ print(mib("VmHWM") - before)
 
 @pytest.mark.usefixtures("clean_memory")
 def test_out_of_memory(tmp_path):
-    """Nothing of a load that cannot be held is left behind."""
+    """A load that runs out of memory frees all that it has allocated."""
     tensors = {"small": Raw("F32", (1000,), bytes(4000))}
     path = write(tmp_path / "small.safetensors", tensors)
     huge = write_sparse(tmp_path / "huge.safetensors", "F32", (2**38,))
@@ -394,7 +398,7 @@ def test_out_of_memory(tmp_path):
     assert not fst.load_file(path, "cuda")["small"].any()
 
 
-def test_ctrl_c_gives_the_memory_back(tmp_path, run_python):
+def test_interrupt_frees_memory(tmp_path, run_python):
     path = write_sparse(tmp_path / "large.safetensors", "U8", (4096 * MIB,))
     program = """
 import os, signal, sys, threading, torch, fst
@@ -421,7 +425,7 @@ except KeyboardInterrupt:
     assert run_python(program, str(path), **slow) == "interrupted 0\n"
 
 
-def test_several_loads_at_once(tmp_path, run_threads):
+def test_concurrent_loads(tmp_path, run_threads):
     tensors = {f"t{index}": random_raw("F32", (1000, index + 1), seed=index) for index in range(20)}
     path = write(tmp_path / "m.safetensors", tensors)
 
@@ -481,7 +485,7 @@ def test_torchscript(every_dtype):
             assert_same(tensor, tensors[name].tensor())
 
 
-def test_the_first_cuda_call_of_a_process_may_be_ours(every_dtype, run_python):
+def test_load_initializes_cuda(every_dtype, run_python):
     path, _ = every_dtype
     program = (
         "import sys, torch, fst; loaded = fst.load_file(sys.argv[1], 'cuda:0'); "

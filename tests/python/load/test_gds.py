@@ -1,4 +1,4 @@
-"""GPUDirect Storage. The tests hold on every GPU, since what cannot be had falls back, but for those that skip."""
+"""Loads with GPUDirect Storage. On GPUs without it the reader falls back, and tests of GDS itself are skipped."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def gds(monkeypatch):
 
 @pytest.fixture(params=[0, 1, 4088], ids=lambda spaces: f"{spaces} spaces")
 def every_dtype(request, tmp_path):
-    """A file whose header is longer by some spaces, so that its data begins anywhere."""
+    """A file whose header is padded with spaces, so that its data starts at any offset."""
     tensors = {name: random_raw(name, SHAPE) for name in DTYPES}
     path = write(tmp_path / "dtypes.safetensors", tensors, align=1)
     content = path.read_bytes()
@@ -28,14 +28,14 @@ def every_dtype(request, tmp_path):
 
 @pytest.fixture
 def real_gds(every_dtype):
-    """Skips where the GPU does not read by itself."""
+    """Skips the test if GPUDirect Storage is not available."""
     path, _ = every_dtype
     reader = torch.ops.fst.reader([str(path)], "cuda")
     if reader != "gds":
-        pytest.skip(f"the GPU does not read by itself here; the reader is {reader} (FST_LOG=info says why)")
+        pytest.skip(f"GPUDirect Storage is not available; the reader is {reader} (FST_LOG=info says why)")
 
 
-def test_on_the_cpu_it_is_as_auto(every_dtype):
+def test_cpu_load_uses_auto(every_dtype):
     path, tensors = every_dtype
     for name, tensor in fst.load_file(path).items():
         assert_same(tensor, tensors[name].tensor())
@@ -43,7 +43,7 @@ def test_on_the_cpu_it_is_as_auto(every_dtype):
 
 
 @pytest.mark.parametrize("every_dtype", [1], indirect=True)
-def test_the_log_says_that_it_is_as_auto(every_dtype, run_python):
+def test_log_reports_fallback_on_cpu(every_dtype, run_python):
     path, _ = every_dtype
     program = "import os, sys; os.dup2(1, 2); import fst; fst.load_file(sys.argv[1])"
     assert "gds fills the memory of GPUs alone" in run_python(program, str(path), FST_LOG="info", FST_READER="gds")
@@ -82,8 +82,8 @@ def test_slices(every_dtype):
 
 
 @pytest.mark.gpu
-def test_the_memory_of_the_last_user_is_left_alone(every_dtype):
-    """The allocator hands out a block whose last use is still queued, and no stream orders the reads."""
+def test_reused_memory_is_written_after_queued_work(every_dtype):
+    """GDS reads wait for queued work on a block that the allocator reuses, although no stream orders them."""
     path, tensors = every_dtype
     raw = tensors["F32"]
     for _ in range(5):
@@ -97,7 +97,7 @@ def test_the_memory_of_the_last_user_is_left_alone(every_dtype):
 
 
 @pytest.mark.gpu
-def test_a_file_that_ends_early(every_dtype):
+def test_truncated_file(every_dtype):
     path, _ = every_dtype
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size - 1)
@@ -107,7 +107,7 @@ def test_a_file_that_ends_early(every_dtype):
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("real_gds")
-def test_no_staging_is_used(every_dtype):
+def test_gds_uses_no_staging(every_dtype):
     path, _ = every_dtype
     fst.release_memory()
     fst.load_file(path, "cuda")

@@ -1,4 +1,4 @@
-"""What is loaded is what the file holds, bit for bit."""
+"""Loads of whole files: bits, dtypes, shapes, names, casts and options."""
 
 import pytest
 import torch
@@ -17,13 +17,13 @@ from rawfile import (
     write,
 )
 
-# The dtypes to which a load can cast.
+# Dtypes that a load casts to.
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @pytest.fixture
 def every_dtype(tmp_path):
-    """A file with tensors of every dtype that PyTorch has, each of them larger than a small chunk."""
+    """A file with one tensor per dtype of PyTorch, each larger than a small chunk."""
     tensors = {name: random_raw(name, (3, 2500, 2)) for name in DTYPES}
     return write(tmp_path / "dtypes.safetensors", tensors), tensors
 
@@ -38,7 +38,7 @@ def test_every_dtype(every_dtype):
 
 
 @pytest.mark.usefixtures("reader", "chunks")
-def test_same_as_safetensors(tmp_path):
+def test_load_file_matches_safetensors(tmp_path):
     path = tmp_path / "model.safetensors"
     tensors = {
         f"layer.{index}": torch.randn(index, 31).to(dtype)
@@ -62,7 +62,7 @@ def test_shapes(tmp_path, shape):
 
 @pytest.mark.usefixtures("reader")
 @pytest.mark.parametrize("shape", [(2,), (0,), (3, 4), (4, 0), (0, 8), (2, 3, 6)])
-def test_f4_is_packed_in_pairs(tmp_path, shape):
+def test_f4_packs_two_numbers_in_an_element(tmp_path, shape):
     raw = random_raw("F4", shape)
     [tensor] = fst.load_tensors(write(tmp_path / "f4.safetensors", {"w": raw}), ["w"])
     assert tensor.dtype == torch.float4_e2m1fn_x2
@@ -72,7 +72,7 @@ def test_f4_is_packed_in_pairs(tmp_path, shape):
 
 @pytest.mark.usefixtures("reader")
 @pytest.mark.parametrize("metadata", [None, {}, {"format": "pt", "Grüße": '日本 \u0000 "\\'}])
-def test_a_file_without_tensors(tmp_path, metadata):
+def test_file_without_tensors(tmp_path, metadata):
     path = write(tmp_path / "empty.safetensors", {}, metadata)
     assert fst.load_file(path) == {}
     assert fst.tensor_names(path) == []
@@ -81,7 +81,7 @@ def test_a_file_without_tensors(tmp_path, metadata):
 
 
 @pytest.mark.parametrize("dtype", UNSUPPORTED_DTYPES)
-def test_what_pytorch_lacks_is_named_and_keeps_nothing_else_back(tmp_path, dtype):
+def test_unsupported_dtype_is_named_and_other_tensors_load(tmp_path, dtype):
     before, after = random_raw("F32", (3,)), random_raw("I16", (5,))
     tensors = {"before": before, "six bits": random_raw(dtype, (8, 4)), "after": after}
     path = write(tmp_path / "six.safetensors", tensors)
@@ -96,20 +96,20 @@ def test_what_pytorch_lacks_is_named_and_keeps_nothing_else_back(tmp_path, dtype
 
 @pytest.mark.usefixtures("reader", "chunks")
 @pytest.mark.parametrize("padding", range(8))
-def test_data_at_any_offset(tmp_path, padding):
-    """Nothing in the format aligns a tensor to its elements, but everything in PyTorch expects it."""
+def test_unaligned_data(tmp_path, padding):
+    """The format does not align tensors to their elements. PyTorch requires the alignment."""
     tensors = {"byte": random_raw("U8", (1,))}
     tensors |= {name: random_raw(name, (7001,)) for name in ("F32", "C64", "BF16", "I64", "F8_E4M3", "F64")}
     path = write(tmp_path / "odd.safetensors", tensors, {"padding": "x" * padding}, align=1)
     for name, tensor in fst.load_file(path).items():
         assert_same(tensor, tensors[name].tensor())
         assert tensor.data_ptr() % tensor.element_size() == 0
-        # Any kernel may run on it.
+        # A kernel reads and copies the tensor.
         assert torch.equal(tensor.clone().view(torch.uint8), tensor.view(torch.uint8))
 
 
 @pytest.mark.usefixtures("reader", "chunks")
-def test_names_in_any_order_and_more_than_once(every_dtype):
+def test_names_reordered_and_repeated(every_dtype):
     path, tensors = every_dtype
     names = [*reversed(tensors), *tensors, "F32", "F32"]
     loaded = fst.load_tensors(path, names)
@@ -119,7 +119,7 @@ def test_names_in_any_order_and_more_than_once(every_dtype):
 
 
 @pytest.mark.usefixtures("reader")
-def test_names_of_any_text(tmp_path):
+def test_names_with_special_characters(tmp_path):
     names = ["", " ", "a.b.c", '"quoted"', "back\\slash", "new\nline", "日本語", "🤗", "x" * 5000, "nul\0byte"]
     tensors = {name: random_raw("U8", (index,)) for index, name in enumerate(names)}
     path = write(tmp_path / "names.safetensors", tensors)
@@ -129,9 +129,9 @@ def test_names_of_any_text(tmp_path):
         assert_same(tensor, tensors[name].tensor())
 
 
-def test_order_is_that_of_the_bytes(tmp_path):
+def test_order_follows_data_offsets(tmp_path):
     save_file({"small": torch.zeros(2, dtype=torch.uint8), "large": torch.zeros(2)}, tmp_path / "m.safetensors")
-    # This writer puts wide dtypes first, whatever the order of the dictionary.
+    # safetensors writes wide dtypes first.
     assert fst.tensor_names(tmp_path / "m.safetensors") == ["large", "small"]
     assert list(fst.load_file(tmp_path / "m.safetensors")) == ["large", "small"]
 
@@ -151,8 +151,8 @@ def test_cast(every_dtype, dtype):
 
 
 @pytest.mark.usefixtures("reader")
-def test_cast_of_a_tensor_larger_than_the_scratch(tmp_path):
-    """Memory for a cast on its way is bounded by 64 MiB, so a larger tensor is cast in parts."""
+def test_cast_of_tensor_larger_than_scratch(tmp_path):
+    """A cast uses at most 64 MiB of scratch memory, so a larger tensor is cast in parts."""
     rows, columns = 9, 2_000_003
     tensor = torch.arange(rows * columns, dtype=torch.float32).view(rows, columns) / 7
     raw = Raw("F32", (rows, columns), bytes(tensor.numpy()))
@@ -161,7 +161,7 @@ def test_cast_of_a_tensor_larger_than_the_scratch(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.bool, torch.complex64, torch.quint8], ids=str)
-def test_cast_to_what_is_not_floating_point(every_dtype, dtype):
+def test_cast_to_unsupported_dtype(every_dtype, dtype):
     path, _ = every_dtype
     for load in (lambda: fst.load_file(path, dtype=dtype), lambda: fst.load_tensors(path, ["F32"], dtype=dtype)):
         with pytest.raises(ValueError, match="floating-point"):
@@ -179,20 +179,20 @@ def test_many_tiny_tensors(tmp_path):
 
 
 @pytest.mark.parametrize("choice", ["mmap", "pread"])
-def test_reader_can_be_chosen(every_dtype, monkeypatch, choice):
+def test_reader_option(every_dtype, monkeypatch, choice):
     path, _ = every_dtype
     assert torch.ops.fst.reader([str(path)]) == "mmap"
     monkeypatch.setenv("FST_READER", choice)
     assert torch.ops.fst.reader([str(path)]) == choice
 
 
-def test_the_reader_that_is_named_is_the_one_that_reads(every_dtype, monkeypatch, run_python):
-    """Where a container refuses io_uring, another reader takes its place, and says so."""
+def test_reader_falls_back_without_io_uring(every_dtype, monkeypatch, run_python):
+    """`fst::reader` names the fallback reader if the system refuses io_uring."""
     path, _ = every_dtype
     monkeypatch.setenv("FST_READER", "uring")
     assert torch.ops.fst.reader([str(path)]) in ("uring", "pread")
     fst.load_file(path)
-    # What takes all of the process's file descriptors but the source's leaves none for a ring.
+    # The limit on file descriptors leaves one for the file and none for a ring.
     program = """
 import os, resource, sys, fst, torch
 fst.load_tensors(sys.argv[1], [])
@@ -216,14 +216,14 @@ print(torch.ops.fst.reader([sys.argv[1]]), len(fst.load_file(sys.argv[1])) > 0)
         ("FST_LOG", "loud"),
     ],
 )
-def test_options_that_make_no_sense(every_dtype, monkeypatch, name, value):
+def test_invalid_options(every_dtype, monkeypatch, name, value):
     path, _ = every_dtype
     monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=f"{name}.*{value}"):
         fst.load_file(path)
 
 
-def test_log_says_which_reader_was_taken(every_dtype, run_python):
+def test_log_names_reader(every_dtype, run_python):
     path, _ = every_dtype
     program = """
 import os, sys

@@ -1,10 +1,12 @@
-"""Loading into tensors that exist already: in place, wherever their elements lie, all of them or none."""
+"""`fst.load_into`: in-place loads into contiguous and strided tensors, and checks before the first write."""
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 import fst
+from combinations import pairwise
+from conftest import CHUNKS, READERS
 from fst._core.classes import Checkpoint
 from rawfile import DTYPES, assert_same, bits_of, random_raw, write
 
@@ -19,13 +21,13 @@ def path(tmp_path_factory):
 
 
 def blank(raw):
-    """A tensor of the right kind whose bits are all wrong."""
+    """Returns a tensor of the same dtype and shape, with every bit inverted."""
     tensor = raw.tensor().clone(memory_format=torch.contiguous_format)
     tensor.view(torch.uint8).bitwise_xor_(1 if raw.dtype == "BOOL" else 0xFF)
     return tensor
 
 
-@pytest.mark.usefixtures("reader", "chunks")
+@pytest.mark.usefixtures("reader_and_chunks")
 def test_every_dtype(path):
     out = [blank(raw) for raw in TENSORS.values()]
     addresses = [tensor.data_ptr() for tensor in out]
@@ -35,7 +37,7 @@ def test_every_dtype(path):
         assert_same(tensor, raw.tensor())
 
 
-# Tensors of SHAPE that lie in memory in other ways, each made from one that is large enough.
+# Strided and offset views with the shape SHAPE, each of a larger base tensor.
 VIEWS = {
     "transposed": lambda new: new(4, 500, 6).transpose(0, 2),
     "permuted": lambda new: new(500, 4, 6).permute(2, 0, 1),
@@ -48,8 +50,11 @@ VIEWS = {
 
 
 @pytest.mark.usefixtures("reader", "chunks")
-@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
-@pytest.mark.parametrize("dtype", ["BOOL", "BF16", "F32", "I64", "C64", "F8_E4M3"])
+@pytest.mark.parametrize(
+    ("view", "dtype", "reader", "chunks"),
+    pairwise(VIEWS, ["BOOL", "BF16", "F32", "I64", "C64", "F8_E4M3"], READERS, CHUNKS),
+    indirect=["reader", "chunks"],
+)
 def test_views(path, view, dtype):
     bases = []
 
@@ -57,19 +62,19 @@ def test_views(path, view, dtype):
         bases.append(torch.zeros(shape, dtype=DTYPES[dtype][0]))
         return bases[-1]
 
-    out = view(new)
+    out = VIEWS[view](new)
     expected = torch.zeros_like(bases[0])
     address, strides = out.data_ptr(), out.stride()
     expected.as_strided(out.size(), strides, out.storage_offset()).copy_(TENSORS[dtype].tensor())
     fst.load_into(path, [dtype], [out])
     assert (out.data_ptr(), out.stride()) == (address, strides)
     assert_same(out.contiguous(), TENSORS[dtype].tensor())
-    # Nothing of the base beside the view has changed.
+    # The base outside the view is unchanged.
     assert_same(bases[0], expected)
 
 
-def test_views_that_negate_what_is_stored(path):
-    """PyTorch itself refuses lists of such views; they must not be filled with the wrong sign."""
+def test_conjugate_and_negative_views_are_refused(path):
+    """PyTorch rejects lists of conjugate and negative views, so none is filled with the wrong sign."""
     base = torch.zeros(SHAPE, dtype=torch.complex64)
     for view, what in ((base.conj(), "conj"), (base.conj().imag, "neg")):
         with pytest.raises((RuntimeError, ValueError), match=what):
@@ -89,8 +94,8 @@ def test_scalars_and_empty_tensors(tmp_path):
 
 
 @pytest.mark.usefixtures("reader")
-def test_a_large_tensor_into_a_transposed_one(tmp_path):
-    """Larger than the memory for elements on their way, so it goes in parts."""
+def test_large_tensor_into_transposed_view(tmp_path):
+    """The tensor is larger than the scratch memory, so it is copied in parts."""
     raw = random_raw("F32", (4100, 4200))
     path = write(tmp_path / "large.safetensors", {"w": raw})
     out = torch.zeros(4200, 4100).t()
@@ -98,7 +103,7 @@ def test_a_large_tensor_into_a_transposed_one(tmp_path):
     assert_same(out.contiguous(), raw.tensor())
 
 
-def test_parameters(tmp_path):
+def test_parameters_keep_autograd_state(tmp_path):
     source = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2))
     target = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2))
     tensors = {
@@ -119,7 +124,7 @@ def test_parameters(tmp_path):
             assert parameter.grad_fn is None
 
 
-def test_autograd_notices_the_change(path):
+def test_autograd_detects_in_place_load(path):
     weight = TENSORS["F32"].tensor().clone().requires_grad_()
     version = weight._version
     loss = (weight * weight).sum()
@@ -157,7 +162,7 @@ def test_inference_tensors(path):
         (["F32", "F64", "I8"], torch.zeros(SHAPE, dtype=torch.float64), ValueError, "3 names.*2 outputs"),
     ],
 )
-def test_nothing_is_written_when_a_check_fails(path, names, bad, exception, message):
+def test_failed_check_writes_nothing(path, names, bad, exception, message):
     good = blank(TENSORS["F32"])
     before, version = bits_of(good), good._version
     with pytest.raises(exception, match=message):
@@ -166,14 +171,14 @@ def test_nothing_is_written_when_a_check_fails(path, names, bad, exception, mess
     assert good._version == version
 
 
-def test_what_pytorch_lacks(tmp_path):
+def test_unsupported_dtype(tmp_path):
     path = write(tmp_path / "six.safetensors", {"w": random_raw("F6_E2M3", (8,))})
     with pytest.raises(NotImplementedError, match=r'tensor "w".*F6_E2M3'):
         fst.load_into(path, ["w"], [torch.zeros(6, dtype=torch.uint8)])
 
 
-def test_a_mapped_tensor_of_the_same_file(path):
-    """The destination may itself be a view of the file."""
+def test_output_mapped_from_same_file(path):
+    """The output tensor may be a mapping of the file that is loaded."""
     [mapped] = fst.load_tensors(path, ["F32"])
     mapped.zero_()
     fst.load_into(path, ["F32"], [mapped])
@@ -181,7 +186,7 @@ def test_a_mapped_tensor_of_the_same_file(path):
 
 
 class Wrapper(torch.Tensor):
-    """As a DTensor: it has a shape and a device, and its elements lie elsewhere."""
+    """A tensor subclass without storage of its own, like a DTensor."""
 
     __slots__ = ()
 
@@ -194,7 +199,7 @@ class Wrapper(torch.Tensor):
         raise NotImplementedError(f"{function} of a wrapper")
 
 
-def test_a_wrapper_has_no_memory(tmp_path):
+def test_wrapper_subclass_is_refused(tmp_path):
     save_file({"a": torch.ones(3)}, tmp_path / "a.safetensors")
     checkpoint = Checkpoint([str(tmp_path / "a.safetensors")])
     with pytest.raises(ValueError, match="memory of its own; of a DTensor give the local tensor"):

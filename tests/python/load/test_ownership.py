@@ -1,4 +1,4 @@
-"""Loaded tensors are like any other tensors: nothing that happens to one reaches its file or its neighbours."""
+"""Independence of loaded tensors from their file and from each other."""
 
 import copy
 import gc
@@ -21,7 +21,7 @@ def path(tmp_path):
 
 
 @pytest.mark.usefixtures("reader")
-def test_writing_stays_in_the_tensor(path):
+def test_writes_change_one_tensor_only(path):
     content = path.read_bytes()
     first, second = fst.load_file(path), fst.load_file(path)
     first["layer.1"].fill_(7)
@@ -35,7 +35,7 @@ def test_writing_stays_in_the_tensor(path):
 
 
 @pytest.mark.usefixtures("reader")
-def test_the_same_name_twice_is_two_tensors(path):
+def test_repeated_name_gives_separate_tensors(path):
     first, second = fst.load_tensors(path, ["layer.1", "layer.1"])
     assert first.data_ptr() != second.data_ptr()
     first.fill_(7)
@@ -46,7 +46,7 @@ def test_the_same_name_twice_is_two_tensors(path):
 
 
 @pytest.mark.usefixtures("reader")
-def test_one_tensor_outlives_the_others(path):
+def test_tensor_outlives_others(path):
     loaded = fst.load_file(path)
     kept = loaded["layer.2"]
     del loaded
@@ -55,7 +55,7 @@ def test_one_tensor_outlives_the_others(path):
 
 
 @pytest.mark.usefixtures("reader")
-def test_the_file_may_go_or_be_replaced(path, tmp_path):
+def test_file_replaced_or_deleted(path, tmp_path):
     loaded = fst.load_file(path)
     other = write(tmp_path / "other.safetensors", {name: random_raw("F32", (50, 100), seed=9) for name in TENSORS})
     os.replace(other, path)
@@ -67,7 +67,7 @@ def test_the_file_may_go_or_be_replaced(path, tmp_path):
 
 
 @pytest.mark.usefixtures("reader")
-def test_each_has_a_storage_of_its_own(path):
+def test_each_tensor_has_its_own_storage(path):
     loaded = fst.load_file(path)
     assert len({tensor.untyped_storage().data_ptr() for tensor in loaded.values()}) == len(TENSORS)
     for tensor in loaded.values():
@@ -77,14 +77,14 @@ def test_each_has_a_storage_of_its_own(path):
         assert tensor.is_leaf
         assert not tensor.requires_grad
         assert not tensor.is_inference()
-    # So writing one does not write the whole file with it.
+    # torch.save writes one storage, not the whole file.
     saved = io.BytesIO()
     torch.save(loaded["layer.0"], saved)
     assert saved.tell() < 2 * loaded["layer.0"].nbytes
 
 
 @pytest.mark.usefixtures("reader")
-def test_they_can_be_used_as_any_tensor(path):
+def test_copy_pickle_autograd_and_share_memory(path):
     tensor = fst.load_file(path)["layer.3"]
     expected = TENSORS["layer.3"].tensor()
     assert_same(copy.deepcopy(tensor), expected)
@@ -97,15 +97,15 @@ def test_they_can_be_used_as_any_tensor(path):
 
 
 @pytest.mark.usefixtures("reader")
-def test_loads_under_inference_mode(path):
+def test_inference_mode(path):
     with torch.inference_mode():
         loaded = fst.load_file(path)
     for name, raw in TENSORS.items():
         assert bits_of(loaded[name]) == raw.data
 
 
-def test_many_files_can_be_kept(tmp_path):
-    """A mapping per file, not per tensor, and no file descriptor that stays open."""
+def test_mapped_files_keep_no_descriptors(tmp_path):
+    """Mapped tensors of many files keep no file descriptor open."""
     before = len(os.listdir("/proc/self/fd"))
     kept = []
     for index in range(50):
@@ -116,7 +116,7 @@ def test_many_files_can_be_kept(tmp_path):
         assert_same(tensor, random_raw("F32", (10,), seed=index).tensor())
 
 
-def test_mappings_end_with_their_tensors(path):
+def test_mapping_ends_with_last_tensor(path):
     def is_mapped():
         with open("/proc/self/maps") as maps:
             return str(path) in maps.read()

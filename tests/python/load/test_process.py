@@ -1,4 +1,4 @@
-"""A load among the other things that a process does: threads, signals, memory."""
+"""Effects of a load on its process: threads, signals, memory, descriptors, page cache and forks."""
 
 import ctypes
 import mmap
@@ -21,14 +21,14 @@ MIB = 1 << 20
 
 @pytest.fixture(params=["pread", "mmap", "uring"])
 def slow_load(request, monkeypatch):
-    """Many small reads one after another, or page faults of one cast, so that a load takes its time."""
+    """Makes loads slow: one thread with small reads, or with the page faults of a cast."""
     monkeypatch.setenv("FST_READER", request.param)
     monkeypatch.setenv("FST_CHUNK_BYTES", "4096")
     monkeypatch.setenv("FST_THREADS", "1")
 
 
 @pytest.mark.usefixtures("slow_load")
-def test_other_threads_run_during_a_load(tmp_path):
+def test_load_releases_gil(tmp_path):
     path = write_sparse(tmp_path / "large.safetensors", "F32", (64 * MIB,))
     counted, stop = 0, threading.Event()
 
@@ -44,17 +44,17 @@ def test_other_threads_run_during_a_load(tmp_path):
         while counted == 0:
             time.sleep(0)
         before = counted
-        # A cast, so that mapped pages are read too.
+        # A cast also reads mapped pages.
         fst.load_file(path, dtype=torch.float16)
         during = counted - before
     finally:
         stop.set()
         thread.join()
-    # With the GIL held there would be one turn at most, when the load begins or ends.
+    # If the load held the GIL, the thread could run once at most.
     assert during > 100
 
 
-def test_loads_in_many_threads(tmp_path, run_threads):
+def test_concurrent_loads(tmp_path, run_threads):
     tensors = {f"t{index}": random_raw("F32", (1000, index + 1), seed=index) for index in range(20)}
     path = write(tmp_path / "m.safetensors", tensors)
 
@@ -74,7 +74,7 @@ INTERRUPTED = """
 import signal, sys, fst
 
 large, small = sys.argv[1:]
-# Python leaves SIGINT ignored where a shell started it in the background.
+# Python ignores SIGINT if a shell has started it in the background.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 print("ready", flush=True)
 try:
@@ -83,7 +83,7 @@ except KeyboardInterrupt:
     pass
 else:
     sys.exit("the load was not interrupted")
-# The process goes on: what the load had taken is back, signals work, and so do loads.
+# The process continues: memory is released, and signals and loads work.
 status = dict(line.split(":") for line in open("/proc/self/status").read().splitlines())
 assert list(fst.load_file(small)) == ["w"]
 try:
@@ -93,7 +93,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_ctrl_c_ends_a_load(tmp_path, python_environ):
+def test_interrupt_ends_load(tmp_path, python_environ):
     size = 4096 * MIB
     large = write_sparse(tmp_path / "large.safetensors", "U8", (size,))
     small = write(tmp_path / "small.safetensors", {"w": random_raw("U8", (8,))})
@@ -110,15 +110,15 @@ def test_ctrl_c_ends_a_load(tmp_path, python_environ):
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         resident_mib = int(process.stdout.readline())
-        # Far from done, so it is the signal that has ended it.
+        # The load had not finished, so the signal has ended it.
         assert read_bytes() < before + size
         assert process.wait() == 0
-    # PyTorch alone takes some hundreds.
+    # PyTorch alone takes a few hundred MiB.
     assert resident_mib < 1024
 
 
-def test_a_handler_of_the_program_is_called_as_ever(tmp_path, run_python):
-    """It may decide not to raise; the load has ended anyway."""
+def test_interrupt_calls_custom_handler_once(tmp_path, run_python):
+    """The load ends with KeyboardInterrupt even if the handler raises nothing."""
     path = write_sparse(tmp_path / "large.safetensors", "U8", (1024 * MIB,))
     program = """
 import os, signal, sys, threading, fst
@@ -144,8 +144,8 @@ except KeyboardInterrupt:
     assert run_python(program, str(path), **slow) == "interrupted 1\n"
 
 
-def test_peak_memory_of_a_read(tmp_path, run_python):
-    """The tensors, and at most 256 MiB beside them."""
+def test_peak_memory_of_read(tmp_path, run_python):
+    """A load uses at most 256 MiB beyond the tensors."""
     payload = 1024
     path = write_sparse(tmp_path / "large.safetensors", "F32", (4, payload // 4 * MIB // 4))
     program = """
@@ -156,7 +156,7 @@ def mib(field):
     return int(status[field].split()[0]) // 1024
 
 fst.load_tensors(sys.argv[1], [])
-# The peak starts anew at what there is now.
+# Resets the peak to the current size.
 open("/proc/self/clear_refs", "w").write("5")
 before = mib("VmRSS")
 loaded = fst.load_file(sys.argv[1])
@@ -166,8 +166,8 @@ print(mib("VmHWM") - before)
     assert payload - 8 <= used <= payload + 256
 
 
-def test_a_mapped_load_takes_no_memory_of_its_own(tmp_path, run_python):
-    """Its pages are those of the page cache, also after they have been read, until they are written to."""
+def test_mapped_load_allocates_no_memory(tmp_path, run_python):
+    """Mapped pages belong to the page cache until the program writes to them."""
     path = write_sparse(tmp_path / "large.safetensors", "F32", (256 * MIB,))
     program = """
 import sys, fst
@@ -185,8 +185,8 @@ print(anonymous_mib() - before)
     assert int(run_python(program, str(path), FST_READER="mmap")) < 64
 
 
-def test_a_load_leaves_no_descriptor_open(tmp_path, monkeypatch):
-    """Neither the file, nor the file once more for direct reads, nor a ring, also where a load is refused."""
+def test_load_closes_descriptors(tmp_path, monkeypatch):
+    """Loads close the file, its descriptor for direct reads and the ring, also after a failed check."""
     path = write(tmp_path / "m.safetensors", {"w": random_raw("F32", (500_000,)), "v": random_raw("U8", (3,))})
     monkeypatch.setenv("FST_READER", "uring")
     fst.load_file(path)
@@ -198,7 +198,7 @@ def test_a_load_leaves_no_descriptor_open(tmp_path, monkeypatch):
 
 
 def cached_pages(path: Path) -> list[bool]:
-    """Which pages of a file are in memory, as mincore(2) says."""
+    """Returns for each page of a file if it is in the page cache, from mincore(2)."""
     libc = ctypes.CDLL(None, use_errno=True)
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
         count = -(-len(mapped) // mmap.PAGESIZE)
@@ -211,7 +211,7 @@ def cached_pages(path: Path) -> list[bool]:
 
 
 @pytest.mark.usefixtures("reader")
-def test_a_load_that_drops_its_pages_leaves_the_data_cold(tmp_path, monkeypatch):
+def test_drop_cache_leaves_file_uncached(tmp_path, monkeypatch):
     path = write(tmp_path / "m.safetensors", {f"t{index}": random_raw("F32", (300_000,)) for index in range(6)})
     with path.open("rb") as file:
         os.fsync(file.fileno())
@@ -221,14 +221,14 @@ def test_a_load_that_drops_its_pages_leaves_the_data_cold(tmp_path, monkeypatch)
     fst.load_file(path)
     fst.load_file(path, dtype=torch.float16)
     after = cached_pages(path)
-    # The header is read to be checked, and stays.
-    came = [page for page, (was, is_now) in enumerate(zip(before, after, strict=True)) if is_now and not was]
-    assert set(came) <= {0}
+    # Reading the header caches the first page.
+    added = [page for page, (was, is_now) in enumerate(zip(before, after, strict=True)) if is_now and not was]
+    assert set(added) <= {0}
 
 
 @pytest.mark.parametrize("choice", ["pread", "uring"])
-def test_loads_in_a_forked_child(tmp_path, monkeypatch, choice):
-    """Threads and rings do not survive a fork; whatever the parent had loaded before, a child can load."""
+def test_load_in_forked_child(tmp_path, monkeypatch, choice):
+    """A forked child loads although the threads and rings of its parent do not survive the fork."""
     path = write(tmp_path / "m.safetensors", {"w": random_raw("F32", (100_000,))})
     monkeypatch.setenv("FST_READER", choice)
     fst.load_file(path)

@@ -1,4 +1,4 @@
-"""Streams: each tensor as soon as it is there, and nothing left behind by those who leave early."""
+"""`fst.stream`: results, bounded windows, early exits, errors, interrupts and progress bars."""
 
 import contextlib
 import copy
@@ -17,6 +17,8 @@ import torch
 from tqdm import tqdm
 
 import fst
+from combinations import pairwise
+from conftest import CHUNKS, READERS
 from rawfile import CASTABLE_DTYPES, DTYPES, assert_same, bits_of, random_raw, write, write_sparse
 
 MIB = 1 << 20
@@ -31,23 +33,23 @@ def every_dtype(tmp_path):
 
 @pytest.fixture
 def read(monkeypatch):
-    """Bytes are moved, a page at a time."""
+    """Reads files page by page instead of mapping them."""
     monkeypatch.setenv("FST_READER", "pread")
     monkeypatch.setenv("FST_CHUNK_BYTES", "4096")
 
 
 def threads() -> list[str]:
-    """The names of the threads that load. Those that convert stay for the next time."""
+    """Returns the names of this process's load threads. Conversion threads persist and are not counted."""
     names = []
     for task in Path("/proc/self/task").iterdir():
-        # A thread may end between the two looks at it.
+        # A thread may end after the directory is listed.
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             names.append(Path(task, "comm").read_text().strip())
     return [name for name in names if name in ("fst", "fst stream")]
 
 
 def assert_no_threads() -> None:
-    """A thread whose work is over takes a moment to be gone."""
+    """Waits until all load threads have ended."""
     deadline = time.monotonic() + 20
     while threads() and time.monotonic() < deadline:
         time.sleep(0.001)
@@ -55,15 +57,17 @@ def assert_no_threads() -> None:
 
 
 def read_bytes() -> int:
-    """What the process has asked the operating system to read."""
+    """Returns how many bytes this process has read through system calls."""
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
 @pytest.mark.usefixtures("reader", "chunks")
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("window_bytes", [1, 100_000, 1 << 40])
-@pytest.mark.parametrize("dtype", [None, torch.float16], ids=str)
-def test_a_stream_is_a_load_in_pieces(every_dtype, order, window_bytes, dtype):
+@pytest.mark.parametrize(
+    ("reader", "order", "window_bytes", "chunks", "dtype"),
+    pairwise(READERS, ORDERS, [1, 100_000, 1 << 40], CHUNKS, [None, torch.float16]),
+    indirect=["reader", "chunks"],
+)
+def test_stream_matches_load_file(every_dtype, order, window_bytes, dtype):
     path, _ = every_dtype
     expected = fst.load_file(path, dtype=dtype)
     streamed = list(fst.stream(path, dtype=dtype, window_bytes=window_bytes, order=order))
@@ -76,7 +80,7 @@ def test_a_stream_is_a_load_in_pieces(every_dtype, order, window_bytes, dtype):
 
 
 @pytest.mark.usefixtures("reader")
-def test_names_come_in_the_order_of_the_files(tmp_path):
+def test_tensors_follow_file_order(tmp_path):
     tensors = {f"t{index}": random_raw("F32", (index, 5)) for index in range(20)}
     first = write(tmp_path / "a.safetensors", dict(list(tensors.items())[:10]))
     second = write(tmp_path / "b.safetensors", dict(list(tensors.items())[10:]))
@@ -100,14 +104,14 @@ def test_thousands_of_tensors(tmp_path, window_bytes):
 
 
 @pytest.mark.usefixtures("read")
-def test_a_tensor_is_there_before_the_rest_is_read(tmp_path):
-    """No more is read than fits the window."""
+def test_reads_are_bounded_by_window(tmp_path):
+    """A stream reads ahead by one window at most."""
     tensors = {f"t{index}": random_raw("U8", (MIB,), seed=index) for index in range(16)}
     path = write(tmp_path / "m.safetensors", tensors)
     before = read_bytes()
     with fst.stream(path, window_bytes=2 * MIB) as stream:
         for index, (name, tensor) in enumerate(stream):
-            # Some of it is other files' and other readers': this test's own view of /proc, say.
+            # The count includes other reads of this process, such as those of /proc.
             assert read_bytes() - before < (index + 1 + 2) * MIB + MIB // 2
             assert_same(tensor, tensors[name].tensor())
     assert read_bytes() - before >= 16 * MIB
@@ -115,14 +119,14 @@ def test_a_tensor_is_there_before_the_rest_is_read(tmp_path):
 
 @pytest.mark.usefixtures("read")
 @pytest.mark.parametrize("leave", ["break", "close", "exception"])
-def test_whoever_leaves_early_leaves_nothing_behind(tmp_path, leave):
+def test_early_exit_releases_resources(tmp_path, leave):
     path = tmp_path / "m.safetensors"
     write(path, {f"t{index}": random_raw("U8", (MIB,)) for index in range(30)})
 
     def rss() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
-    def look_at_some() -> None:
+    def take_some() -> None:
         stream = fst.stream(path)
         for index, (name, _) in enumerate(stream):
             if index == 2 and leave == "close":
@@ -136,7 +140,7 @@ def test_whoever_leaves_early_leaves_nothing_behind(tmp_path, leave):
 
     for _ in range(20):
         try:
-            look_at_some()
+            take_some()
         except LookupError:
             assert leave == "exception"
         assert_no_threads()
@@ -145,7 +149,7 @@ def test_whoever_leaves_early_leaves_nothing_behind(tmp_path, leave):
     before = rss()
     for _ in range(20):
         try:
-            look_at_some()
+            take_some()
         except LookupError:
             assert leave == "exception"
     fst.release_memory()
@@ -153,7 +157,7 @@ def test_whoever_leaves_early_leaves_nothing_behind(tmp_path, leave):
 
 
 @pytest.mark.usefixtures("read")
-def test_a_stream_that_ends_has_no_thread(every_dtype):
+def test_exhausted_stream_has_no_thread(every_dtype):
     path, _ = every_dtype
     stream = fst.stream(path, window_bytes=1)
     next(stream)
@@ -163,7 +167,7 @@ def test_a_stream_that_ends_has_no_thread(every_dtype):
     assert next(stream, None) is None
 
 
-def test_views_need_no_thread(every_dtype, monkeypatch):
+def test_mapped_tensors_need_no_thread(every_dtype, monkeypatch):
     path, tensors = every_dtype
     monkeypatch.setenv("FST_READER", "mmap")
     name = next(name for name in tensors if DTYPES[name][1] == 8)
@@ -174,8 +178,8 @@ def test_views_need_no_thread(every_dtype, monkeypatch):
 
 
 @pytest.mark.usefixtures("read")
-def test_an_error_in_the_middle(tmp_path):
-    """What is there comes first; then the error, which names what could not be read, as often as one asks."""
+def test_read_error_after_some_tensors(tmp_path):
+    """Tensors before the fault are returned. Then each call raises the error, which names the tensor and the byte."""
     tensors = {f"t{index}": random_raw("U8", (50_000,), seed=index) for index in range(10)}
     path = write(tmp_path / "m.safetensors", tensors)
     stream = fst.stream(path, window_bytes=100_000)
@@ -191,7 +195,7 @@ def test_an_error_in_the_middle(tmp_path):
     assert_no_threads()
 
 
-def test_arguments(every_dtype):
+def test_invalid_arguments(every_dtype):
     path, _ = every_dtype
     with pytest.raises(ValueError, match="window_bytes is 0"):
         fst.stream(path, window_bytes=0)
@@ -209,7 +213,7 @@ def test_arguments(every_dtype):
         copy.deepcopy(fst.stream(path)._loader)
 
 
-def test_to_meta(every_dtype):
+def test_meta_device(every_dtype):
     path, tensors = every_dtype
     for name, tensor in fst.stream(path, "meta"):
         assert tensor.is_meta
@@ -217,7 +221,7 @@ def test_to_meta(every_dtype):
 
 
 @pytest.mark.usefixtures("read")
-def test_two_streams_in_turn(tmp_path):
+def test_two_streams_interleaved(tmp_path):
     tensors = {f"t{index}": random_raw("F32", (5000 + index,), seed=index) for index in range(40)}
     path = write(tmp_path / "m.safetensors", tensors)
     streams = [fst.stream(path, window_bytes=window_bytes) for window_bytes in (1, 100_000)]
@@ -243,7 +247,7 @@ def test_threads_share_a_stream(tmp_path, run_threads):
 
 
 @pytest.mark.usefixtures("read")
-def test_other_threads_run_while_a_stream_waits(tmp_path, monkeypatch):
+def test_wait_releases_gil(tmp_path, monkeypatch):
     monkeypatch.setenv("FST_THREADS", "1")
     path = write_sparse(tmp_path / "large.safetensors", "U8", (256 * MIB,))
     turns = []
@@ -263,12 +267,12 @@ def test_other_threads_run_while_a_stream_waits(tmp_path, monkeypatch):
     finally:
         stop.set()
         thread.join()
-    # With the GIL held there would be one turn at most, when the wait begins or ends.
+    # If the stream held the GIL, the thread could run once at most.
     assert during > 3
 
 
 @pytest.mark.usefixtures("read")
-def test_a_forked_child_is_told(tmp_path):
+def test_forked_child_gets_error(tmp_path):
     stream = fst.stream(write(tmp_path / "m.safetensors", {"a": random_raw("U8", (MIB,)), "b": random_raw("U8", (5,))}))
     child = os.fork()
     if child == 0:
@@ -285,7 +289,7 @@ def test_a_forked_child_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("kept", ["nothing", "a global", "a cycle"])
-def test_a_process_may_end_in_the_middle(tmp_path, run_python, kept):
+def test_process_exit_with_unfinished_stream(tmp_path, run_python, kept):
     path = write_sparse(tmp_path / "large.safetensors", "U8", (4096 * MIB,))
     keep = {
         "nothing": "fst.stream(path)",
@@ -311,7 +315,7 @@ def threads():
         try:
             names.append(open(f"/proc/self/task/{task}/comm").read().strip())
         except (FileNotFoundError, ProcessLookupError):
-            # It has ended between the two looks at it.
+            # The thread has ended since the directory was listed.
             pass
     return [name for name in names if name in ("fst", "fst stream")]
 
@@ -332,7 +336,7 @@ except KeyboardInterrupt:
 """
 
 
-def test_ctrl_c_ends_the_wait_for_a_tensor(tmp_path, python_environ):
+def test_interrupt_ends_wait(tmp_path, python_environ):
     size = 4096 * MIB
     path = write_sparse(tmp_path / "large.safetensors", "U8", (size,))
     slow = {"FST_READER": "pread", "FST_CHUNK_BYTES": "4096", "FST_THREADS": "1"}
@@ -349,14 +353,14 @@ def test_ctrl_c_ends_the_wait_for_a_tensor(tmp_path, python_environ):
         process.send_signal(signal.SIGINT)
         resident_mib, names = process.stdout.readline().split(maxsplit=1)
         assert read_bytes() < before + size
-        # PyTorch alone takes some hundreds.
+        # PyTorch alone takes a few hundred MiB.
         assert int(resident_mib) < 1024
         assert names == "[]\n"
         assert process.stdout.readline() == "again\n"
         assert process.wait() == 0
 
 
-def test_ctrl_c_between_tensors_is_the_programs(tmp_path, run_python):
+def test_interrupt_between_tensors(tmp_path, run_python):
     path = write(tmp_path / "m.safetensors", {f"t{index}": random_raw("U8", (5000,)) for index in range(5)})
     program = """
 import signal, sys, fst
@@ -381,9 +385,8 @@ PROGRESS = {
 }
 
 
-@pytest.mark.usefixtures("reader")
 @pytest.mark.parametrize("load", PROGRESS.values(), ids=PROGRESS)
-def test_progress_changes_nothing_but_the_terminal(every_dtype, load, capsys):
+def test_progress_only_prints(every_dtype, load, capsys):
     path, _ = every_dtype
     expected = load(path, dtype=torch.bfloat16)
     assert capsys.readouterr().err == ""
@@ -399,7 +402,7 @@ def test_progress_changes_nothing_but_the_terminal(every_dtype, load, capsys):
 
 
 @pytest.mark.parametrize("load", PROGRESS.values(), ids=PROGRESS)
-def test_progress_keeps_the_errors(tmp_path, load):
+def test_progress_keeps_errors(tmp_path, load):
     with pytest.raises(FileNotFoundError):
         load(tmp_path / "nowhere.safetensors", progress=True)
     path = write(tmp_path / "m.safetensors", {"U8": random_raw("U8", (3, 3))})
@@ -414,7 +417,7 @@ def test_progress_needs_tqdm(every_dtype, monkeypatch):
         fst.load_file(path, progress=True)
 
 
-def test_progress_is_left_out_of_compiled_programs(every_dtype, capsys):
+def test_progress_is_ignored_in_compiled_programs(every_dtype, capsys):
     path, tensors = every_dtype
     name = str(path)
 
@@ -431,10 +434,12 @@ def test_progress_is_left_out_of_compiled_programs(every_dtype, capsys):
 @pytest.mark.gpu
 class TestCuda:
     @pytest.mark.usefixtures("chunks")
-    @pytest.mark.parametrize("order", ORDERS)
-    @pytest.mark.parametrize("window_bytes", [1, 100_000, 1 << 40])
-    @pytest.mark.parametrize("dtype", [None, torch.float16], ids=str)
-    def test_a_stream_is_a_load_in_pieces(self, every_dtype, order, window_bytes, dtype):
+    @pytest.mark.parametrize(
+        ("order", "window_bytes", "chunks", "dtype"),
+        pairwise(ORDERS, [1, 100_000, 1 << 40], CHUNKS, [None, torch.float16]),
+        indirect=["chunks"],
+    )
+    def test_stream_matches_load_file(self, every_dtype, order, window_bytes, dtype):
         path, tensors = every_dtype
         expected = fst.load_file(path, "cuda", dtype=dtype)
         streamed = dict(fst.stream(path, "cuda", dtype=dtype, window_bytes=window_bytes, order=order))
@@ -446,7 +451,7 @@ class TestCuda:
             else:
                 assert_same(tensor, expected[name])
 
-    def test_tensors_are_ready_on_whichever_stream_is_current(self, tmp_path):
+    def test_tensors_are_ready_on_current_stream(self, tmp_path):
         tensors = {f"t{index}": random_raw("I64", (1 << 18,), seed=index) for index in range(24)}
         path = write(tmp_path / "m.safetensors", tensors)
         sides = [torch.cuda.Stream() for _ in range(3)]
@@ -457,13 +462,13 @@ class TestCuda:
                 torch.cuda._sleep(2_000_000)
                 name, tensor = next(loader)
                 copies[name] = tensor.clone()
-                # Its memory may go to the next tensor, which is filled while this copy is still queued.
+                # The allocator may reuse the memory for the next tensor while the copy is still queued.
                 del tensor
         torch.cuda.synchronize()
         for name, copied in copies.items():
             assert_same(copied, tensors[name].tensor())
 
-    def test_memory_is_bounded_by_the_window(self, tmp_path):
+    def test_memory_is_bounded_by_window(self, tmp_path):
         tensors = {f"t{index}": random_raw("U8", (4 * MIB,), seed=index) for index in range(20)}
         path = write(tmp_path / "m.safetensors", tensors)
         torch.cuda.synchronize()
@@ -472,11 +477,11 @@ class TestCuda:
         for name, tensor in fst.stream(path, "cuda", window_bytes=12 * MIB):
             assert_same(tensor, tensors[name].tensor())
         del tensor
-        # The window, the tensor in hand, the one before it, and the scratch.
+        # The window, the current tensor, the previous tensor, and the scratch memory.
         assert torch.cuda.max_memory_allocated() - before <= (12 + 4 + 4 + 64) * MIB
         assert torch.cuda.memory_allocated() == before
 
-    def test_whoever_leaves_early_leaves_nothing_behind(self, tmp_path):
+    def test_early_exit_releases_resources(self, tmp_path):
         path = write(tmp_path / "m.safetensors", {f"t{index}": random_raw("U8", (MIB,)) for index in range(30)})
         before = torch.cuda.memory_allocated()
         for _ in range(10):

@@ -1,4 +1,4 @@
-"""Loading straight into modules: in place or onto fresh memory, with ties, casts and hooks, and all errors at once."""
+"""`fst.load_module`: in place or into new storage, with ties, casts, hooks and collected errors."""
 
 import copy
 import re
@@ -12,12 +12,14 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import fst
+from combinations import pairwise
+from conftest import READERS
 from fst._checkpoint import checkpoint as _stored
 from rawfile import assert_same, bits_of, random_raw
 
 
 class Embedder(nn.Module):
-    """Parameters, persistent and other buffers, nested modules, dtypes that differ."""
+    """Parameters and buffers of several dtypes, persistent and not, in nested modules."""
 
     def __init__(self):
         super().__init__()
@@ -44,15 +46,15 @@ def on_meta(kind):
 
 
 def randomized(module):
-    """The module with other values than those it came with."""
+    """Fills the state of a module with pseudo-random integers and returns the module."""
     for index, tensor in enumerate(module.state_dict().values()):
         generator = torch.Generator().manual_seed(index)
         tensor.copy_(torch.randint(-9, 9, tensor.shape, generator=generator))
     return module
 
 
-def saved(module, path, **changes):
-    """A file with the tensors of a module. Where `changes` has None for a name, it is left out."""
+def save_state(module, path, **changes):
+    """Saves the state of a module with some tensors replaced, or left out if the replacement is None."""
     tensors = {name: tensor.clone().contiguous() for name, tensor in module.state_dict().items()} | changes
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path)
     return path
@@ -60,11 +62,11 @@ def saved(module, path, **changes):
 
 @pytest.fixture
 def path(tmp_path):
-    return saved(randomized(Embedder()), tmp_path / "model.safetensors")
+    return save_state(randomized(Embedder()), tmp_path / "model.safetensors")
 
 
 def assert_loaded(module, path, dtype=None):
-    """The module has what load_state_dict gives."""
+    """Checks that the module equals one loaded by load_state_dict."""
     expected = Embedder().to(dtype)
     expected.load_state_dict(fst.load_file(path))
     for name, tensor in module.state_dict().items():
@@ -72,14 +74,14 @@ def assert_loaded(module, path, dtype=None):
 
 
 def test_headers_are_read_once(path):
-    """What is written in place comes from the files that were matched, whatever stands under their names by then."""
+    """An in-place load reads each header once, so matched and loaded tensors come from the same version of the file."""
     with fst.profile() as recorded:
         fst.load_module(Embedder(), path)
     assert recorded.summary().stages["header"].spans == 1
 
 
 @pytest.mark.usefixtures("reader")
-def test_existing_memory_is_storeded(path):
+def test_load_in_place(path):
     module = Embedder()
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
     kept = {name: (id(tensor), tensor.data_ptr(), tensor.requires_grad) for name, tensor in tensors.items()}
@@ -93,7 +95,7 @@ def test_existing_memory_is_storeded(path):
 
 
 @pytest.mark.usefixtures("reader")
-def test_meta_becomes_memory(path):
+def test_meta_parameters_get_storage(path):
     module = on_meta(Embedder)
     module.angles = torch.linspace(0, 1, 5)
     parameters = dict(module.named_parameters())
@@ -109,8 +111,8 @@ def test_meta_becomes_memory(path):
     assert module.embedding.weight.grad is not None
 
 
-def test_an_optimizer_from_before(path):
-    """It was given parameters on meta, and steps them where they are now."""
+def test_optimizer_created_before_load(path):
+    """An optimizer created with meta parameters steps the loaded parameters."""
     module = on_meta(Embedder)
     module.angles = torch.linspace(0, 1, 5)
     optimizer = torch.optim.SGD(module.parameters(), lr=1.0)
@@ -134,7 +136,6 @@ def test_default_device(path):
     assert_loaded(module, path)
 
 
-@pytest.mark.usefixtures("reader")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("start", ["meta", "cpu"])
 def test_dtype(path, dtype, start):
@@ -146,7 +147,7 @@ def test_dtype(path, dtype, start):
     assert_loaded(module, path, dtype)
     assert all(parameter is parameters[name] for name, parameter in module.named_parameters())
     assert module.counts.dtype == torch.int64
-    # It is not in the checkpoint, so it is none of its business.
+    # A non-persistent buffer is not in the checkpoint and keeps its dtype.
     assert module.angles.dtype == torch.float32
     if start == "cpu":
         assert module.embedding.weight.grad.dtype == dtype
@@ -162,16 +163,23 @@ def test_bad_arguments(path):
 
 
 @pytest.mark.usefixtures("reader")
-@pytest.mark.parametrize("piece_bytes", [_stored.PIECE_BYTES, 100])
-@pytest.mark.parametrize("stored", ["F16", "BF16", "F32", "F64", "I64", "F8_E4M3", "BOOL"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.float8_e5m2])
+@pytest.mark.parametrize(
+    ("stored", "dtype", "piece_bytes", "reader"),
+    pairwise(
+        ["F16", "BF16", "F32", "F64", "I64", "F8_E4M3", "BOOL"],
+        [torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.float8_e5m2],
+        [_stored.PIECE_BYTES, 100],
+        READERS,
+    ),
+    indirect=["reader"],
+)
 def test_casts_in_place(tmp_path, monkeypatch, stored, dtype, piece_bytes):
-    """What load_state_dict would copy, in the memory that was there, however small the pieces."""
+    """In-place casts equal those of load_state_dict and keep the storage, for any piece size."""
     monkeypatch.setattr(_stored, "PIECE_BYTES", piece_bytes)
     raws = {"a": random_raw(stored, (7, 5, 3)), "b": random_raw(stored, ()), "c": random_raw(stored, (0, 4))}
     tensors = {name: raw.tensor() for name, raw in raws.items()}
     if tensors["a"].is_floating_point():
-        # What becomes of numbers that an integer cannot be is nobody's to say.
+        # Casts of numbers outside an integer's range are undefined.
         raws = {name: tensor.float().nan_to_num().clamp(-100, 100) for name, tensor in tensors.items()}
         tensors = {name: value.to(tensors["a"].dtype) for name, value in raws.items()}
     path = tmp_path / "cast.safetensors"
@@ -188,7 +196,7 @@ def test_casts_in_place(tmp_path, monkeypatch, stored, dtype, piece_bytes):
 
 
 @given(st.lists(st.integers(0, 9), max_size=4), st.sampled_from([1, 2, 8]), st.integers(8, 64))
-def test_boxes_cover_a_tensor_once(shape, element_bytes, piece_bytes):
+def test_boxes_cover_tensor_once(shape, element_bytes, piece_bytes):
     with pytest.MonkeyPatch.context() as patching:
         patching.setattr(_stored, "PIECE_BYTES", piece_bytes)
         covered = torch.zeros(shape)
@@ -200,9 +208,9 @@ def test_boxes_cover_a_tensor_once(shape, element_bytes, piece_bytes):
 
 @pytest.mark.parametrize("start", ["meta", "cpu"])
 @pytest.mark.parametrize("dtype", [None, torch.float64])
-def test_memory_format_stays(tmp_path, start, dtype):
+def test_memory_format_is_kept(tmp_path, start, dtype):
     module = nn.Conv2d(3, 4, 5).to(memory_format=torch.channels_last)
-    path = saved(module, tmp_path / "conv.safetensors")
+    path = save_state(module, tmp_path / "conv.safetensors")
     empty = copy.deepcopy(module).to(start)
     fst.load_module(empty, path, dtype=dtype)
     assert empty.weight.stride() == module.weight.stride()
@@ -215,9 +223,9 @@ class Special(nn.Parameter):
 
 @pytest.mark.parametrize("start", ["meta", "cpu"])
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_kinds_of_parameters(tmp_path, start, dtype):
+def test_parameter_subclass_and_attributes_are_kept(tmp_path, start, dtype):
     module = nn.Linear(3, 4)
-    path = saved(module, tmp_path / "linear.safetensors")
+    path = save_state(module, tmp_path / "linear.safetensors")
     other = nn.Linear(3, 4, device=start)
     other.weight = Special(other.weight.detach(), requires_grad=False)
     other.weight.loader = "mine"
@@ -232,12 +240,14 @@ def test_kinds_of_parameters(tmp_path, start, dtype):
 
 
 @pytest.mark.usefixtures("reader")
-@pytest.mark.parametrize("start", ["meta", "cpu"])
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-@pytest.mark.parametrize("left_out", [[], ["embedding.weight"], ["head.weight"]])
-def test_ties(tmp_path, start, dtype, left_out):
+@pytest.mark.parametrize(
+    ("start", "dtype", "left_out", "reader"),
+    pairwise(["meta", "cpu"], [None, torch.bfloat16], [[], ["embedding.weight"], ["head.weight"]], READERS),
+    indirect=["reader"],
+)
+def test_tied_parameters(tmp_path, start, dtype, left_out):
     source = randomized(Tied())
-    path = saved(source, tmp_path / "tied.safetensors", **dict.fromkeys(left_out))
+    path = save_state(source, tmp_path / "tied.safetensors", **dict.fromkeys(left_out))
     module = on_meta(Tied) if start == "meta" else Tied()
     assert fst.load_module(module, path, dtype=dtype) == ([], [])
     assert module.head.weight is module.embedding.weight
@@ -245,9 +255,9 @@ def test_ties(tmp_path, start, dtype, left_out):
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_ties_by_memory_only(tmp_path, dtype):
+def test_parameters_with_shared_storage(tmp_path, dtype):
     source = randomized(Tied())
-    path = saved(source, tmp_path / "tied.safetensors", **{"head.weight": None})
+    path = save_state(source, tmp_path / "tied.safetensors", **{"head.weight": None})
     module = Tied()
     module.head.weight = nn.Parameter(module.embedding.weight.data)
     assert fst.load_module(module, path, dtype=dtype) == ([], [])
@@ -256,11 +266,11 @@ def test_ties_by_memory_only(tmp_path, dtype):
     assert torch.equal(module.head.weight, source.head.weight.to(dtype))
 
 
-def test_ties_that_the_checkpoint_breaks(tmp_path, monkeypatch):
+def test_tied_parameters_with_different_values(tmp_path, monkeypatch):
     source = randomized(Tied())
     other = source.head.weight.detach().clone()
     other[-1, -1] += 1
-    path = saved(source, tmp_path / "untied.safetensors", **{"head.weight": other})
+    path = save_state(source, tmp_path / "untied.safetensors", **{"head.weight": other})
     for piece_bytes in (_stored.PIECE_BYTES, 64):
         monkeypatch.setattr(_stored, "PIECE_BYTES", piece_bytes)
         module = Tied()
@@ -268,17 +278,17 @@ def test_ties_that_the_checkpoint_breaks(tmp_path, monkeypatch):
         with pytest.raises(fst.ModuleMismatchError, match=r'"embedding\.weight", "head\.weight": different values'):
             fst.load_module(module, path, strict=False)
         assert bits_of(module.head.weight) == before
-    # Not a number is the same as itself here.
+    # Equal NaNs do not count as different values.
     same = torch.full_like(other, torch.nan)
-    saved(source, path, **{"head.weight": same, "embedding.weight": same.clone()})
+    save_state(source, path, **{"head.weight": same, "embedding.weight": same.clone()})
     fst.load_module(module, path)
     assert module.head.weight.isnan().all()
 
 
-def test_a_module_under_two_names(tmp_path):
+def test_module_under_two_names(tmp_path):
     shared = nn.Linear(2, 2)
     source = nn.Sequential(shared, nn.ReLU(), shared)
-    path = saved(source, tmp_path / "shared.safetensors", **{"2.weight": None})
+    path = save_state(source, tmp_path / "shared.safetensors", **{"2.weight": None})
     with torch.no_grad():
         expected = shared.weight.clone()
         shared.weight.zero_()
@@ -286,7 +296,7 @@ def test_a_module_under_two_names(tmp_path):
     assert torch.equal(shared.weight, expected)
 
 
-def test_everything_that_does_not_fit_is_told_together(path, tmp_path):
+def test_all_mismatches_in_one_error(path, tmp_path):
     module = Embedder()
     module.layers[0][0] = nn.Linear(8, 9)
     module.extra = nn.Linear(2, 2)
@@ -312,16 +322,16 @@ def test_everything_that_does_not_fit_is_told_together(path, tmp_path):
     ):
         assert part in message
     assert {name: bits_of(tensor) for name, tensor in module.state_dict().items()} == before
-    # The same names as load_state_dict tells.
+    # load_state_dict reports the same names.
     with pytest.raises(RuntimeError) as reference:
         copy.deepcopy(module).load_state_dict(fst.load_file(path))
     for kind, keys in (("Missing", error.missing_keys), ("Unexpected", error.unexpected_keys)):
-        told = re.search(rf"{kind} key\(s\) in state_dict: (.*)\.", str(reference.value))[1]
-        assert sorted(re.findall('"(.*?)"', told)) == sorted(keys)
+        reported = re.search(rf"{kind} key\(s\) in state_dict: (.*)\.", str(reference.value))[1]
+        assert sorted(re.findall('"(.*?)"', reported)) == sorted(keys)
 
 
-def test_a_child_that_is_none(path):
-    """Names below it are not unexpected, as load_state_dict has it: so one leaves out a part."""
+def test_child_that_is_none(path):
+    """Names under a child that is None are not unexpected, as with load_state_dict."""
     module = Embedder()
     module.conv = None
     assert fst.load_module(module, path) == module.load_state_dict(fst.load_file(path)) == ([], [])
@@ -337,7 +347,7 @@ def test_not_strict(path):
     assert keys.missing_keys == ["extra.weight", "extra.bias"]
     assert sorted(keys.unexpected_keys) == ["conv.bias", "conv.weight"]
     assert module.angles.is_meta
-    # A module of one dtype is what was asked for.
+    # `dtype` applies to parameters that the checkpoint lacks, too.
     assert torch.equal(module.extra.weight, extra.to(torch.bfloat16))
     assert torch.equal(module.counts, fst.load_file(path)["counts"])
     module.layers[0][0] = nn.Linear(8, 9)
@@ -345,8 +355,8 @@ def test_not_strict(path):
         fst.load_module(module, path, strict=False)
 
 
-def test_what_is_missing_on_meta_stays_there(tmp_path):
-    path = saved(nn.Linear(3, 4), tmp_path / "linear.safetensors", bias=None)
+def test_missing_meta_parameter_stays_on_meta(tmp_path):
+    path = save_state(nn.Linear(3, 4), tmp_path / "linear.safetensors", bias=None)
     module = nn.Linear(3, 4, device="meta")
     assert fst.load_module(module, path, device="cpu", strict=False).missing_keys == ["bias"]
     assert module.bias.is_meta
@@ -376,17 +386,17 @@ def test_parametrizations(tmp_path):
         return module
 
     source = make()
-    path = saved(source, tmp_path / "symmetric.safetensors")
+    path = save_state(source, tmp_path / "symmetric.safetensors")
     assert "parametrizations.weight.original" in fst.tensor_names(path)
     module = make()
     fst.load_module(module, path)
     assert torch.equal(module.weight, source.weight)
 
 
-def test_batch_norm_of_older_files(tmp_path):
+def test_batch_norm_without_num_batches_tracked(tmp_path):
     source = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3, track_running_stats=False))
     source(torch.randn(4, 3))
-    path = saved(source, tmp_path / "old.safetensors", **{"0.num_batches_tracked": None})
+    path = save_state(source, tmp_path / "old.safetensors", **{"0.num_batches_tracked": None})
     for module in (copy.deepcopy(source), copy.deepcopy(source).to("meta")):
         reference = copy.deepcopy(source)
         reference.load_state_dict(fst.load_file(path))
@@ -407,13 +417,13 @@ class Stateful(nn.Linear):
 def test_extra_state(tmp_path):
     source = nn.Sequential(Stateful(2, 2))
     source[0].state = torch.arange(3)
-    path = saved(source, tmp_path / "extra.safetensors")
+    path = save_state(source, tmp_path / "extra.safetensors")
     module = nn.Sequential(Stateful(2, 2))
     assert fst.load_module(module, path) == ([], [])
     assert_same(module[0].state, torch.arange(3))
     with pytest.raises(fst.ModuleMismatchError, match=r'missing in the module: "0\._extra_state"'):
         fst.load_module(nn.Sequential(nn.Linear(2, 2)), path)
-    saved(nn.Sequential(nn.Linear(2, 2)), path)
+    save_state(nn.Sequential(nn.Linear(2, 2)), path)
     with pytest.raises(fst.ModuleMismatchError, match=r'missing in the checkpoint: "0\._extra_state"'):
         fst.load_module(module, path)
 
@@ -439,7 +449,7 @@ def test_hooks_that_rename(tmp_path):
 
 def test_hooks_that_compute(tmp_path):
     source = nn.Linear(3, 3)
-    path = saved(source, tmp_path / "linear.safetensors")
+    path = save_state(source, tmp_path / "linear.safetensors")
     module = nn.Linear(3, 3)
 
     def transpose(module, state, prefix, *_):
@@ -450,30 +460,30 @@ def test_hooks_that_compute(tmp_path):
         fst.load_module(module, path)
 
 
-def test_modules_that_load_themselves(tmp_path):
+def test_custom_load_from_state_dict_is_refused(tmp_path):
     class Own(nn.Linear):
         def _load_from_state_dict(self, *args):
             super()._load_from_state_dict(*args)
 
-    path = saved(nn.Sequential(nn.Linear(2, 2)), tmp_path / "own.safetensors")
+    path = save_state(nn.Sequential(nn.Linear(2, 2)), tmp_path / "own.safetensors")
     with pytest.raises(fst.ModuleMismatchError, match=r'module "0": Own.*load_state_dict'):
         fst.load_module(nn.Sequential(Own(2, 2)), path)
 
 
 def test_lazy_modules(tmp_path):
     source = nn.Linear(2, 3)
-    path = saved(source, tmp_path / "linear.safetensors")
+    path = save_state(source, tmp_path / "linear.safetensors")
     module = nn.LazyLinear(3)
     fst.load_module(module, path)
     inputs = torch.randn(4, 2)
     assert torch.equal(module(inputs), source(inputs))
-    # What has no stored value keeps waiting for its shape.
+    # Parameters without a stored value stay uninitialized.
     missing = fst.load_module(nn.Sequential(nn.LazyLinear(3)), path, dtype=torch.bfloat16, strict=False).missing_keys
     assert missing == ["0.weight", "0.bias"]
 
 
-def test_what_cannot_be_storeded(tmp_path):
-    path = saved(nn.Linear(2, 3), tmp_path / "linear.safetensors")
+def test_sparse_parameter_is_refused(tmp_path):
+    path = save_state(nn.Linear(2, 3), tmp_path / "linear.safetensors")
     module = nn.Linear(2, 3)
     module.weight = nn.Parameter(torch.zeros(3, 2).to_sparse())
     with pytest.raises(fst.ModuleMismatchError, match='"weight": it is not dense'):
@@ -481,9 +491,9 @@ def test_what_cannot_be_storeded(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_a_failure_half_way(tmp_path, monkeypatch, dtype):
-    """What was on meta is there still, and what was to be replaced has its old values."""
-    path = saved(randomized(nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 300))), tmp_path / "cut.safetensors")
+def test_read_error_changes_no_parameter(tmp_path, monkeypatch, dtype):
+    """After a failed load, meta tensors are still on meta, and tensors to be replaced keep their values."""
+    path = save_state(randomized(nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 300))), tmp_path / "cut.safetensors")
     module = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 300, device="meta"))
     before = bits_of(module[0].weight)
     monkeypatch.setenv("FST_READER", "pread")
@@ -492,7 +502,7 @@ def test_a_failure_half_way(tmp_path, monkeypatch, dtype):
         with path.open("r+b") as file:
             file.truncate(path.stat().st_size - 100_000)
 
-    # The last hook runs when the headers have been read and no value yet.
+    # The last hook runs after the headers are read and before the data is.
     module[1].register_load_state_dict_pre_hook(cut)
     with pytest.raises((OSError, fst.SafetensorError)):
         fst.load_module(module, path, dtype=dtype)
@@ -502,8 +512,8 @@ def test_a_failure_half_way(tmp_path, monkeypatch, dtype):
         assert bits_of(module[0].weight) == before
 
 
-def test_memory(tmp_path, run_python):
-    """In place, with a cast or without, it takes the staging and some pieces, not a second model."""
+def test_peak_memory(tmp_path, run_python):
+    """An in-place load, with a cast or without, needs memory for staging and a few pieces, not for a second model."""
     path = tmp_path / "large.safetensors"
     save_file({"weight": torch.ones(16384, 4096, dtype=torch.bfloat16)}, path)
     program = """
@@ -521,16 +531,17 @@ for dtype in (torch.bfloat16, torch.float32):
     print(peak - before - files)
     assert linear.weight.eq(1).all()
 """
-    for over in run_python(program, str(path), FST_READER="pread", FST_STAGING_BYTES=str(16 << 20)).split():
-        # The tensor has 128 MiB in the file.
-        assert int(over) * 1024 < 100 << 20
+    for used in run_python(program, str(path), FST_READER="pread", FST_STAGING_BYTES=str(16 << 20)).split():
+        # The tensor takes 128 MiB in the file.
+        assert int(used) * 1024 < 100 << 20
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-@pytest.mark.parametrize("start", ["meta", "cpu", "cuda"])
-@pytest.mark.parametrize("device", ["cuda", torch.device("cuda", 0), 0])
-def test_onto_a_gpu(path, device, start, dtype):
+@pytest.mark.parametrize(
+    ("device", "start", "dtype"),
+    pairwise(["cuda", torch.device("cuda", 0), 0], ["meta", "cpu", "cuda"], [None, torch.bfloat16]),
+)
+def test_gpu(path, device, start, dtype):
     module = Embedder().to(start)
     module.angles = torch.linspace(0, 1, 5)
     parameters = dict(module.named_parameters())
@@ -545,7 +556,7 @@ def test_onto_a_gpu(path, device, start, dtype):
 
 
 @pytest.mark.gpu
-def test_a_gpu_is_storeded_in_place_with_a_cast(path):
+def test_cast_in_place_on_gpu(path):
     module = Embedder().cuda().double()
     addresses = [parameter.data_ptr() for parameter in module.parameters()]
     fst.load_module(module, path)
@@ -554,8 +565,8 @@ def test_a_gpu_is_storeded_in_place_with_a_cast(path):
 
 
 @pytest.mark.gpu
-def test_a_captured_graph_sees_new_weights(path):
-    """An update in place is what a graph replays with."""
+def test_captured_graph_uses_new_weights(path):
+    """A captured graph replays with weights that were loaded in place."""
     module = Embedder().cuda()
     tokens, out = torch.tensor([1, 2], device="cuda"), torch.zeros(2, 8, device="cuda")
     with torch.no_grad():
@@ -569,7 +580,7 @@ def test_a_captured_graph_sees_new_weights(path):
 
 
 @pytest.mark.gpu
-def test_memory_of_a_gpu(tmp_path):
+def test_peak_gpu_memory(tmp_path):
     path = tmp_path / "large.safetensors"
     save_file({"weight": torch.ones(16384, 8192, dtype=torch.bfloat16)}, path)
     for dtype in (torch.bfloat16, torch.float32):

@@ -1,4 +1,4 @@
-"""Modules of DTensors, filled in place: as a plain load fills them, with every byte read once."""
+"""`fst.load_module` on modules with DTensor parameters: values, layouts, errors and bytes read."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    """Rows that divide evenly where several kinds of sharding meet, and others that do not."""
+    """Model whose rows divide evenly where two kinds of sharding combine, and unevenly elsewhere."""
 
     def __init__(self, vocabulary=13, width=8):
         super().__init__()
@@ -49,7 +49,7 @@ PLAN = {"up": ColwiseParallel(), "down": RowwiseParallel()}
 
 
 def data_parallel(model):
-    """Sharded over all ranks, unevenly."""
+    """Shards a model over all ranks, unevenly."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
@@ -57,21 +57,21 @@ def data_parallel(model):
 
 
 def hybrid(model):
-    """Sharded over two ranks, with copies on others."""
+    """Shards a model over two ranks and replicates it on the others."""
     mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("replicas", "shards"))
     return fully_shard(model, mesh=mesh)
 
 
 def tensor_parallel(model):
-    """Some parameters are DTensors, the others plain."""
+    """Parallelizes some parameters as DTensors and leaves the others plain."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for block in model.blocks:
         parallelize_module(block, mesh, PLAN)
     return model
 
 
-def both(model):
-    """Parameters on a mesh of two dimensions, and others on one of these."""
+def two_dimensional(model):
+    """Shards some parameters on a mesh of two dimensions, others on one of the dimensions."""
     mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("data", "model"))
     for block in model.blocks:
         parallelize_module(block, mesh["model"], PLAN)
@@ -91,7 +91,7 @@ def on_meta(**sizes):
 
 
 def check_parallel(path, parallel, start, dtype):
-    """It is loaded, and then it is what a plain model is that was loaded, in its values and in what it computes."""
+    """Checks that a parallel model gets the values of a plain model and computes the same."""
     plain = Model()
     plain.load_state_dict(fst.load_file(path))
     plain.to(dtype)
@@ -127,7 +127,7 @@ def check_parallel(path, parallel, start, dtype):
             torch.testing.assert_close(whole(model(tokens)), plain(tokens))
             model(tokens).sum().backward()
         assert model.blocks[0].up.weight.grad is not None
-    # It is loaded again, whatever the forward pass has left.
+    # A second load works in any state that the forward pass leaves.
     changed = fst.load_file(path.replace("model.safe", "later.safe"))
     fst.load_module(model, path.replace("model.safe", "later.safe"))
     for name, parameter in model.named_parameters():
@@ -149,23 +149,22 @@ def path(tmp_path_factory):
 
 
 @pytest.mark.parametrize("start", ["memory", "meta", "empty"])
-@pytest.mark.parametrize("parallel", [data_parallel, hybrid, tensor_parallel, both])
-def test_parallel(ranks, path, parallel, start):
+@pytest.mark.parametrize("parallel", [data_parallel, hybrid, tensor_parallel, two_dimensional])
+def test_parallel_modules(ranks, path, parallel, start):
     ranks(4).run(check_parallel, path, parallel, start, None)
 
 
-@pytest.mark.parametrize("parallel", [data_parallel, both])
+@pytest.mark.parametrize("parallel", [data_parallel, two_dimensional])
 @pytest.mark.parametrize("start", ["memory", "meta"])
-def test_casts(ranks, path, parallel, start):
+def test_casts_of_parallel_modules(ranks, path, parallel, start):
     ranks(4).run(check_parallel, path, parallel, start, torch.bfloat16)
 
 
-def check_others(path):
-    """Against PyTorch's own way to fill a module, and what a module keeps."""
+def check_options_and_kept_state(path):
+    """Compares with set_model_state_dict, and checks the state that a load keeps."""
     full = fst.load_file(path)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
 
-    # With what PyTorch has for it.
     expected = data_parallel(Model())
     set_model_state_dict(expected, dict(full), options=StateDictOptions(full_state_dict=True))
     actual = data_parallel(Model().double())
@@ -185,14 +184,14 @@ def check_others(path):
     for mine, theirs in zip(actual.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(mine.to_local(), theirs.to_local().double() - 0.5)
 
-    # To another dtype gradients go along.
+    # A load with a dtype casts gradients, too.
     fst.load_module(actual, path, dtype=torch.float32)
     for mine, theirs in zip(actual.parameters(), expected.parameters(), strict=True):
         assert_same(mine.to_local(), theirs.to_local())
         assert (mine.grad.dtype, mine.grad.placements) == (torch.float32, mine.placements)
         assert_same(mine.grad.to_local(), torch.ones_like(mine.to_local()))
 
-    # Policies of fully_shard.
+    # Options of fully_shard.
     for arguments in (
         {"offload_policy": CPUOffloadPolicy(pin_memory=False)},
         {"reshard_after_forward": False},
@@ -204,7 +203,7 @@ def check_others(path):
                 assert_same(mine.to_local(), theirs.to_local())
             model(torch.arange(6).view(2, 3))
 
-    # Every parameter and buffer a DTensor.
+    # All parameters and buffers are DTensors.
     model = distribute_module(Model(), mesh)
     assert isinstance(model.mask, DTensor)
     fst.load_module(model, path)
@@ -212,7 +211,7 @@ def check_others(path):
         assert (tensor.placements, type(tensor.to_local())) == ((Replicate(),), torch.Tensor)
         assert_same(tensor.to_local(), full[name])
 
-    # Not all names. What is not there is moved and cast with the rest.
+    # A checkpoint with some of the names. Missing parameters are moved and cast, too.
     model = data_parallel(Model())
     some = [name for name in full if name.startswith("blocks.1")]
     outside = model.scale.to_local().clone()
@@ -225,7 +224,7 @@ def check_others(path):
         assert_same(model.get_parameter(name).full_tensor(), full[name].half())
 
 
-def test_what_a_module_keeps(ranks, path):
+def test_options_and_kept_state(ranks, path):
     full = fst.load_file(path)
     block = {name: tensor for name, tensor in full.items() if name.startswith("blocks.1.")}
     save_file(block, path.replace("model.safe", "partial.safe"))
@@ -233,7 +232,7 @@ def test_what_a_module_keeps(ranks, path):
         {name.removeprefix("blocks.1."): tensor for name, tensor in block.items()},
         path.replace("model.safe", "block.safe"),
     )
-    ranks(3).run(check_others, path)
+    ranks(3).run(check_options_and_kept_state, path)
 
 
 class Tied(nn.Module):
@@ -257,11 +256,11 @@ def check_ties(paths):
             assert fst.load_module(model, paths[name]) == ([], [])
             assert model.head.weight is model.embedding.weight
             assert_same(model.head.weight.full_tensor().detach(), fst.load_file(paths[name])["head.weight"])
-            # Older files lack this counter.
+            # Older checkpoints have no such counter.
             assert model.norm.num_batches_tracked == 0
 
 
-def test_ties(ranks, tmp_path):
+def test_tied_dtensors(ranks, tmp_path):
     weight = torch.randn(11, 4)
     norm = {f"norm.{name}": torch.rand(4) for name in ("weight", "bias", "running_mean", "running_var")}
     files = {
@@ -276,7 +275,7 @@ def test_ties(ranks, tmp_path):
 
 
 def check_errors(path):
-    """Nothing is written where something does not fit, and no rank is left behind."""
+    """Checks that an error on any rank is raised on all ranks and changes no parameter."""
     rank, mesh = dist.get_rank(), init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
 
     def refuse(model, match, error=fst.ModuleMismatchError, **arguments):
@@ -288,7 +287,7 @@ def check_errors(path):
             assert_same(left, right)
         return caught.value
 
-    larger = both(Model(vocabulary=14))
+    larger = two_dimensional(Model(vocabulary=14))
     error = refuse(larger, r'"embedding.weight": shape \[13, 8\] in the checkpoint, \[14, 8\] in the module')
     assert error.misshapen_keys == ["embedding.weight"]
     larger.extra = nn.Linear(2, 2)
@@ -300,25 +299,28 @@ def check_errors(path):
     summed.scale = nn.Parameter(partial, requires_grad=False)
     refuse(summed, r'"scale": its placements \(Partial\(sum\),\) are for terms of a sum')
 
-    # One rank fails by itself.
+    # Failures of one rank.
     missing = f"{path}.missing" if rank == 2 else path
-    refuse(both(Model()), "missing", FileNotFoundError if rank == 2 else fst.RankError, paths=missing)
-    odd = both(Model())
+    refuse(two_dimensional(Model()), "missing", FileNotFoundError if rank == 2 else fst.RankError, paths=missing)
+    odd = two_dimensional(Model())
     if rank == 1:
         odd.register_buffer("mine", torch.zeros(1))
     refuse(odd, "mine", fst.ModuleMismatchError if rank == 1 else fst.RankError)
     refuse(
-        both(Model()), "floating", ValueError if rank == 0 else fst.RankError, dtype=torch.int8 if rank == 0 else None
+        two_dimensional(Model()),
+        "floating",
+        ValueError if rank == 0 else fst.RankError,
+        dtype=torch.int8 if rank == 0 else None,
     )
 
-    # Autograd notices that what it has saved is other values now.
+    # Autograd detects that saved tensors have changed.
     model = tensor_parallel(Model())
     result = whole(model(torch.arange(6).view(2, 3))).sum()
     fst.load_module(model, path)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         result.backward()
 
-    # Meshes of which none has all ranks.
+    # No mesh contains all ranks.
     crossed = nn.ParameterList(
         [
             distribute_tensor(torch.zeros(4, 2), mesh["data"], [Shard(0)]),
@@ -331,16 +333,16 @@ def check_errors(path):
     fst.load_module(crossed, save, group=dist.group.WORLD)
     for name, tensor in fst.load_file(save).items():
         assert_same(crossed[int(name)].full_tensor().detach(), tensor)
-    check_parallel(path, both, "memory", None)
+    check_parallel(path, two_dimensional, "memory", None)
 
 
-def test_errors(ranks, path):
+def test_errors_on_all_ranks(ranks, path):
     save_file({name: torch.randn(4, 2) for name in "01"}, path.replace("model.safe", "crossed.safe"))
     ranks(4).run(check_errors, path)
 
 
 def check_meshes(path):
-    """Two stages, each on its own ranks, and meshes that some ranks are outside of."""
+    """Loads two pipeline stages on separate ranks, and onto meshes that lack some ranks."""
     rank = dist.get_rank()
     full = fst.load_file(path)
     cube = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("stages", "data", "model"))
@@ -361,7 +363,7 @@ def check_meshes(path):
     assert_same(model.embedding.weight.to_local().detach(), expected.to_local())
     assert_same(model.scale.detach(), full["scale"])
 
-    # A module without DTensors is loaded by its process alone, and by all with a group.
+    # A process loads a module without DTensors by itself, or with a group if one is given.
     plain = Model()
     if rank == 3:
         fst.load_module(plain, path)
@@ -373,7 +375,7 @@ def check_meshes(path):
     return recorded.summary().read_bytes
 
 
-def test_meshes_of_some_ranks(ranks, path):
+def test_meshes_with_some_ranks(ranks, path):
     full = fst.load_file(path)
     for stage in range(2):
         tensors = {name[9:]: tensor for name, tensor in full.items() if name.startswith(f"blocks.{stage}.")}
@@ -382,13 +384,13 @@ def test_meshes_of_some_ranks(ranks, path):
     assert total <= sum(ranks(8).run(check_meshes, path)) < 1.05 * total
 
 
-# Large beside the gaps that a reader reads through.
+# Tensors much larger than the gaps that a reader reads through.
 WIDE = {"vocabulary": 1024, "width": 256}
 
 
 def count_bytes(path):
     counts = []
-    for parallel in (data_parallel, hybrid, tensor_parallel, both):
+    for parallel in (data_parallel, hybrid, tensor_parallel, two_dimensional):
         for module in (parallel(Model(**WIDE)), parallel(on_meta(**WIDE))):
             with fst.profile() as recorded:
                 fst.load_module(module, path)
@@ -401,12 +403,12 @@ def test_bytes_are_read_once(ranks, tmp_path):
     save_file(weights, tmp_path / "wide.safetensors")
     total = sum(tensor.nbytes for tensor in weights.values())
     for counts in zip(*ranks(4).run(count_bytes, str(tmp_path / "wide.safetensors")), strict=True):
-        # Small gaps are read through.
+        # Readers read through small gaps.
         assert total <= sum(counts) < 1.05 * total
 
 
 def check_uneven(path):
-    """A dimension that is sharded twice: where it does not divide evenly, PyTorch tells some ranks the wrong rows."""
+    """Loads a dimension that is sharded twice. PyTorch assigns wrong rows to some ranks if it divides unevenly."""
     full = fst.load_file(path)
     mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("data", "model"))
     for name, weight in full.items():
@@ -423,7 +425,7 @@ def check_uneven(path):
         torch.testing.assert_close(model(x), x @ rows.T)
 
 
-def test_uneven_rows_that_are_sharded_twice(ranks, tmp_path):
+def test_uneven_rows_sharded_twice(ranks, tmp_path):
     weights = {str(rows): torch.randn(rows, 4) for rows in (5, 9, 16)}
     save_file(weights, tmp_path / "all.safetensors")
     for name, weight in weights.items():
@@ -452,8 +454,8 @@ def test_extra_state(ranks, tmp_path):
     ranks(2).run(check_extra_state, str(tmp_path / "model.safetensors"))
 
 
-def test_what_is_not_imported(run_python, tmp_path):
-    """Neither an import of fst nor a load of a plain module imports what is for DTensors."""
+def test_plain_load_imports_no_dtensor_code(run_python, tmp_path):
+    """Importing fst and loading a plain module import no DTensor code."""
     save_file({"weight": torch.ones(2, 3), "bias": torch.ones(2)}, tmp_path / "model.safetensors")
     assert (
         run_python(

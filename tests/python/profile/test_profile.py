@@ -1,4 +1,4 @@
-"""Profiles of real loads, and what is read out of recordings."""
+"""`fst.profile` of real loads, and summaries of prepared recordings."""
 
 import builtins
 import doctest
@@ -31,7 +31,7 @@ def events_of(profile, tmp_path):
     return json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
 
 
-def test_every_byte_that_is_read_is_counted(path, monkeypatch, chunks):
+def test_read_bytes_are_counted(path, monkeypatch, chunks):
     monkeypatch.setenv("FST_READER", "pread")
     with fst.profile() as profile:
         fst.load_file(path)
@@ -47,12 +47,12 @@ def test_every_byte_that_is_read_is_counted(path, monkeypatch, chunks):
     assert use.file_system
     assert summary.rate_gb_per_second == pytest.approx(DATA_BYTES / summary.seconds / 1e9)
     assert 0 < summary.stages["read"].busy_seconds <= summary.seconds
-    # It has just been written.
+    # The file has just been written, so it is in the page cache.
     assert summary.storage_bytes is None or summary.storage_bytes < DATA_BYTES
     assert str(path.parent) not in str(summary)
 
 
-def test_mapped_bytes_are_not_said_to_be_read(path, monkeypatch):
+def test_mapped_bytes_do_not_count_as_read(path, monkeypatch):
     monkeypatch.setenv("FST_READER", "mmap")
     with fst.profile() as profile:
         weights = fst.load_file(path)
@@ -65,7 +65,7 @@ def test_mapped_bytes_are_not_said_to_be_read(path, monkeypatch):
     del weights
 
 
-def test_casts_are_a_stage(path):
+def test_cast_stage(path):
     with fst.profile() as profile:
         fst.load_file(path, dtype=torch.bfloat16)
     summary = profile.summary()
@@ -73,7 +73,7 @@ def test_casts_are_a_stage(path):
     assert 0 < summary.peak_staging_bytes <= 256 << 20
 
 
-def test_slices_and_outputs_are_loads_too(path):
+def test_load_slices_and_load_into_count_as_loads(path):
     out = [torch.empty(7), torch.empty(300, 50)]
     with fst.profile() as profile:
         fst.load_slices(path, ["matrix"], dims=[0], starts=[10], lengths=[20])
@@ -85,7 +85,7 @@ def test_slices_and_outputs_are_loads_too(path):
     assert summary.stages["open"].spans == 3
 
 
-def test_the_trace_is_what_perfetto_wants(path, monkeypatch, tmp_path):
+def test_trace_format(path, monkeypatch, tmp_path):
     monkeypatch.setenv("FST_READER", "pread")
     with fst.profile() as profile:
         fst.load_file(path, dtype=torch.float16)
@@ -111,7 +111,7 @@ def test_the_trace_is_what_perfetto_wants(path, monkeypatch, tmp_path):
         assert span["ts"] + span["dur"] <= load["ts"] + load["dur"] + 0.01
 
 
-def test_a_picture_is_drawn(path, tmp_path):
+def test_plot(path, tmp_path):
     pytest.importorskip("matplotlib")
     with fst.profile() as profile:
         fst.load_file(path, dtype=torch.float16)
@@ -123,7 +123,7 @@ def test_a_picture_is_drawn(path, tmp_path):
     assert (tmp_path / "nothing.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_matplotlib_is_asked_for_where_it_is_missing(monkeypatch, tmp_path):
+def test_plot_requires_matplotlib(monkeypatch, tmp_path):
     with fst.profile() as profile:
         pass
     real = builtins.__import__
@@ -138,7 +138,7 @@ def test_matplotlib_is_asked_for_where_it_is_missing(monkeypatch, tmp_path):
         profile.plot(tmp_path / "load.png")
 
 
-def test_nothing_outside_of_the_block_counts(path):
+def test_loads_outside_block_do_not_count(path):
     fst.load_file(path)
     with fst.profile() as profile:
         pass
@@ -148,7 +148,7 @@ def test_nothing_outside_of_the_block_counts(path):
     assert str(summary) == summary.bottleneck == "Nothing was loaded or saved."
 
 
-def test_profiles_may_be_nested(path):
+def test_nested_profiles(path):
     with fst.profile() as outer:
         fst.load_file(path)
         with fst.profile() as inner:
@@ -158,7 +158,7 @@ def test_profiles_may_be_nested(path):
     assert (outer.summary().loads, outer.summary().tensors) == (3, 7)
 
 
-def test_loads_of_all_threads_count(path, monkeypatch):
+def test_loads_in_other_threads_count(path, monkeypatch):
     monkeypatch.setenv("FST_READER", "pread")
     with fst.profile() as profile:
         threads = [threading.Thread(target=fst.load_file, args=(path,)) for _ in range(4)]
@@ -171,7 +171,7 @@ def test_loads_of_all_threads_count(path, monkeypatch):
 
 
 @pytest.mark.parametrize("is_left_early", [False, True])
-def test_a_stream_is_a_load(path, monkeypatch, is_left_early):
+def test_stream_counts_as_load(path, monkeypatch, is_left_early):
     monkeypatch.setenv("FST_READER", "pread")
     with fst.profile() as profile, fst.stream(path) as stream:
         for _ in stream:
@@ -182,7 +182,7 @@ def test_a_stream_is_a_load(path, monkeypatch, is_left_early):
     assert summary.read_bytes == DATA_BYTES or is_left_early
 
 
-def test_errors_are_recorded_and_raised(path, tmp_path):
+def test_errors_are_recorded(path, tmp_path):
     profile = fst.profile()
     with pytest.raises(KeyError, match="other"), profile:
         fst.load_tensors(path, ["other"])
@@ -195,7 +195,7 @@ def test_errors_are_recorded_and_raised(path, tmp_path):
     assert event["args"]["message"] == error
 
 
-def test_a_profile_is_asked_after_its_block_and_used_for_one(path, tmp_path):
+def test_invalid_use(path, tmp_path):
     profile = fst.profile()
     for ask in (profile.summary, lambda: profile.save_trace(tmp_path / "x"), lambda: profile.plot(tmp_path / "x")):
         with pytest.raises(RuntimeError, match="has not ended"):
@@ -208,7 +208,7 @@ def test_a_profile_is_asked_after_its_block_and_used_for_one(path, tmp_path):
         torch.ops.fst.profile_stop(123456)
 
 
-def test_the_operators_serve_torchscript(path):
+def test_torchscript(path):
     @torch.jit.script
     def load(path: str):
         profile = torch.ops.fst.profile_start()
@@ -236,7 +236,7 @@ def test_docstrings(name, tmp_path, monkeypatch):
 
 
 def recording(*spans, dropped=0, storage_bytes=None):
-    """A recording of spans: stage, row, begin and end in seconds, and bytes."""
+    """Builds a recording from spans: stage, row, begin and end in seconds, and bytes."""
     events, totals = [], {}
     for stage, row, begin, end, size in spans:
         process = 1 if stage == "load" else 3 if stage in ("copy", "kernel") else 2
@@ -248,9 +248,9 @@ def recording(*spans, dropped=0, storage_bytes=None):
         total["bytes"] += size
         total["seconds"] += end - begin
     counts = dict.fromkeys(("reads", "copies", "launches", "peak_staging_bytes", "peak_scratch_bytes"), 0)
-    facts = counts | {"stages": list(totals.values()), "spans_dropped": dropped, "storage_bytes": storage_bytes}
-    facts |= {"readers": [], "errors": []}
-    return Recording(json.dumps({"otherData": facts, "traceEvents": events}))
+    data = counts | {"stages": list(totals.values()), "spans_dropped": dropped, "storage_bytes": storage_bytes}
+    data |= {"readers": [], "errors": []}
+    return Recording(json.dumps({"otherData": data, "traceEvents": events}))
 
 
 def test_covered_seconds():
@@ -258,7 +258,7 @@ def test_covered_seconds():
     assert covered_seconds([(3, 4), (0, 2), (1, 1.5), (1, 3)]) == 4
 
 
-def test_time_in_a_finer_stage_is_the_finer_ones():
+def test_nested_spans_are_not_counted_twice():
     found = recording(("slot", 0, 0, 10, 0), ("allocate", 0, 2, 5, 0), ("wait", 0, 6, 8, 0), ("slot", 1, 9, 12, 0))
     assert found.thread_seconds("slot") == pytest.approx(8)
     assert found.busy_seconds("slot") == pytest.approx(7)
@@ -279,7 +279,7 @@ GB = 10**9
             [LOAD, ("read", 0, 0, 9.6, 12 * GB)],
             r"Reading files was busy 96% of the time at 1\.2 GB/s; .*\(FST_THREADS\) would help",
         ),
-        # Two workers that read and cast in turn: all are busy all the time, and casting takes most of it.
+        # Two workers alternate between reading and casting, and casting takes most of the time.
         (
             [
                 LOAD,
@@ -292,7 +292,7 @@ GB = 10**9
             [LOAD, ("place", 0, 0, 9, 9 * GB), ("read", 0, 9, 10, GB)],
             r"Copying from staging into the tensors was busy 90% of the time at 1\.0 GB/s",
         ),
-        # The GPU sets the pace: workers read between waits for slots.
+        # The GPU is the bottleneck: workers wait for slots between reads.
         (
             [
                 LOAD,
@@ -302,7 +302,7 @@ GB = 10**9
             ],
             r"Copying to or from the GPU was busy 100% of the time at 1\.0 GB/s; the way to the GPU is the limit",
         ),
-        # The disk does: the GPU is nearly as busy, but nobody waits for slots.
+        # The disk is the bottleneck: the GPU is nearly as busy, but no worker waits for a slot.
         (
             [
                 LOAD,
@@ -321,7 +321,7 @@ GB = 10**9
             "Getting memory for staging was busy 80% of the time; the process keeps it",
         ),
         ([LOAD, ("queue", 0, 0, 7, 0), ("copy", 0, 1, 2, 1)], "Handing copies to the GPU's driver was busy 70%"),
-        # Without times of the GPU, waiting is all that can be seen.
+        # Without GPU timings, only the wait for slots is visible.
         ([LOAD, ("slot", 0, 0, 9, 0), ("wait", 0, 1, 9, 0), ("read", 0, 9, 10, 1)], "Waiting for slots of staging"),
         ([LOAD, ("read", 0, 8, 10, 1)], "Work outside of fst's stages, such as allocating .* took 80%"),
         (
@@ -332,11 +332,11 @@ GB = 10**9
             [LOAD, ("map", 0, 0, 1, 5), ("open", 0, 1, 10, 1)],
             "No bytes were read: .* Until the tensors were there: opening files and checking headers was busy 90%",
         ),
-        # What reads ahead in the background holds nobody up.
+        # Read-ahead in the background does not count as a bottleneck.
         ([LOAD, ("read", 0, 0, 10, 1), ("read ahead", 1, 0, 100, 1)], "Reading files was busy 100% of the time"),
     ],
 )
-def test_the_bottleneck_is_told(spans, expected):
+def test_bottleneck(spans, expected):
     sentence = bottleneck(recording(*spans))
     assert re.match(expected, sentence), sentence
 
@@ -348,9 +348,9 @@ def test_the_bottleneck_is_told(spans, expected):
         (0, "the bytes were in the page cache, so more threads (FST_THREADS) on more cores would help"),
     ],
 )
-def test_advice_on_reading_depends_on_where_the_bytes_were(storage_bytes, expected):
+def test_read_advice_depends_on_page_cache(storage_bytes, expected):
     assert expected in bottleneck(recording(LOAD, ("read", 0, 0, 10, 12 * GB), storage_bytes=storage_bytes))
 
 
-def test_spans_that_did_not_fit_are_told():
+def test_dropped_spans_are_reported():
     assert "12 spans did not fit" in str(summarize(recording(LOAD, dropped=12), None))

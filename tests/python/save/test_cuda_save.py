@@ -1,4 +1,4 @@
-"""Saves from a GPU: bits, streams, devices, memory. `make gpu-check` runs these."""
+"""Saves from a GPU: bits, devices, streams and memory. `make gpu-check` runs these tests."""
 
 import pytest
 import safetensors.torch
@@ -10,7 +10,7 @@ from rawfile import DTYPES, assert_same, random_raw
 pytestmark = pytest.mark.gpu
 
 MIB = 1 << 20
-# Long enough that a missing wait shows: some tens of milliseconds on any GPU.
+# Tens of milliseconds on any GPU, long enough to expose a missing wait.
 DELAY_CYCLES = 50_000_000
 
 
@@ -25,65 +25,65 @@ def write(path, tensors):
 
 
 @pytest.fixture(params=[save, write], ids=["save_file", "Writer"])
-def way(request):
+def save_with(request):
     return request.param
 
 
 @pytest.mark.usefixtures("chunks")
-def test_every_dtype_from_both_devices(tmp_path, way):
+def test_every_dtype_from_both_devices(tmp_path, save_with):
     expected = {name: random_raw(name, (31, 250)).tensor() for name in DTYPES}
     expected |= {f"{name} on the host": tensor.clone() for name, tensor in expected.items()}
     placed = {name: tensor if name.endswith("host") else tensor.cuda() for name, tensor in expected.items()}
-    way(tmp_path / "x", placed)
+    save_with(tmp_path / "x", placed)
     loaded = safetensors.torch.load_file(tmp_path / "x")
     assert set(loaded) == set(expected)
     for name, tensor in loaded.items():
         assert_same(tensor, expected[name])
 
 
-def test_files_are_those_of_the_reference(tmp_path):
+def test_files_match_safetensors(tmp_path):
     tensors = {f"t{index}": torch.randn(300, index * 11, device="cuda") for index in range(20)}
     save(tmp_path / "x", tensors)
     safetensors.torch.save_file({name: tensor.cpu() for name, tensor in tensors.items()}, tmp_path / "y")
     assert (tmp_path / "x").read_bytes() == (tmp_path / "y").read_bytes()
 
 
-def test_what_does_not_lie_in_memory_as_it_is(tmp_path, way):
+def test_strided_and_special_tensors(tmp_path, save_with):
     base = torch.randn(600, 500, device="cuda")
     numbers = torch.randn(7, 9, dtype=torch.complex64, device="cuda")
     large = torch.arange(40 * MIB, dtype=torch.int32, device="cuda").view(20 * MIB, 2)
     tensors = {"t": base.t(), "s": base[::3, 5:40:7], "c": numbers.conj(), "n": numbers.conj().imag, "l": large.t()}
-    way(tmp_path / "x", tensors)
+    save_with(tmp_path / "x", tensors)
     for name, tensor in fst.load_file(tmp_path / "x").items():
         assert_same(tensor, tensors[name].resolve_conj().resolve_neg().contiguous().cpu())
 
 
-def test_a_save_comes_behind_the_work_that_makes_its_tensors(tmp_path, way):
+def test_save_waits_for_queued_work(tmp_path, save_with):
     side = torch.cuda.Stream()
     for stream in (torch.cuda.current_stream(), side):
         with torch.cuda.stream(stream):
             tensor = torch.zeros(4 * MIB, device="cuda")
             torch.cuda._sleep(DELAY_CYCLES)
             tensor.fill_(7)
-            way(tmp_path / "x", {"w": tensor, "t": tensor.view(2, -1).t()})
-            # It may be changed at once.
+            save_with(tmp_path / "x", {"w": tensor, "t": tensor.view(2, -1).t()})
+            # The caller may change the tensor right after the call.
             tensor.fill_(8)
         loaded = fst.load_file(tmp_path / "x")
         assert (loaded["w"] == 7).all()
         assert (loaded["t"] == 7).all()
 
 
-def test_the_current_device_stays(tmp_path, way):
+def test_current_device_is_unchanged(tmp_path, save_with):
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     tensors = {str(index): torch.full((MIB,), index, device=f"cuda:{index}") for index in range(2)}
-    way(tmp_path / "x", tensors)
+    save_with(tmp_path / "x", tensors)
     assert torch.cuda.current_device() == 0
     for name, tensor in fst.load_file(tmp_path / "x").items():
         assert (tensor == int(name)).all()
 
 
-def test_a_capture_is_refused(tmp_path):
+def test_capture_is_refused(tmp_path):
     tensor = torch.ones(10, device="cuda")
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -93,7 +93,7 @@ def test_a_capture_is_refused(tmp_path):
 
 
 def test_memory_is_bounded(tmp_path, run_python):
-    """On the host, and on the GPU where tensors have to be made contiguous."""
+    """Host memory stays bounded, and so does GPU memory for making tensors contiguous."""
     program = """
 import sys, torch, fst
 

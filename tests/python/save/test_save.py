@@ -1,4 +1,4 @@
-"""Saving: what is in the file, what stays when it goes wrong, and what a program may do meanwhile."""
+"""`fst.save_file` and `fst.save_file_async`: contents, shards, failed saves and background saves."""
 
 import errno
 import json
@@ -29,10 +29,10 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def tensors_of(cases):
-    """Tensors of these dtypes and shapes, with names in no order."""
+    """Returns tensors of the given dtypes and shapes, with unsorted names."""
     tensors = {}
     for number, (dtype, shape, seed) in enumerate(cases):
-        # Two numbers of F4 are one element.
+        # An element of F4 holds two numbers.
         shape = (*shape, 2) if dtype == "F4" else tuple(shape)
         tensors[f"{seed}.{dtype}.{number}"] = random_raw(dtype, shape, seed).tensor()
     return tensors
@@ -44,17 +44,17 @@ def assert_all_same(actual, expected):
         assert_same(actual[name], tensor)
 
 
-def counted(value, count=4):
-    """Tensors of 40 bytes that tell one checkpoint from another."""
+def checkpoint_of(value, count=4):
+    """Returns tensors of 40 bytes, all filled with the value that identifies the checkpoint."""
     return {f"layer.{number}": torch.full((10,), float(value)) for number in range(count)}
 
 
-# One file, and its errors.
+# Saves to one file, and errors.
 
 
 @given(cases=CASES, metadata=st.none() | st.dictionaries(st.text(st.characters(codec="utf-8")), st.text('a\n"é😀')))
 @settings(max_examples=50)
-def test_what_is_saved_can_be_loaded(tmp_path, cases, metadata):
+def test_round_trip(tmp_path, cases, metadata):
     tensors = tensors_of(cases)
     path = tmp_path / "m.safetensors"
     fst.save_file(tensors, path, metadata)
@@ -64,7 +64,7 @@ def test_what_is_saved_can_be_loaded(tmp_path, cases, metadata):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_tensors_of_all_kinds(tmp_path, device):
+def test_strided_and_special_tensors(tmp_path, device):
     grid = torch.arange(24.0, device=device).reshape(4, 6)
     complex_grid = torch.randn(3, 2, dtype=torch.complex64, device=device)
     tensors = {
@@ -87,7 +87,7 @@ def test_tensors_of_all_kinds(tmp_path, device):
         torch.testing.assert_close(loaded[name], expected, rtol=0, atol=0)
 
 
-def test_any_mapping_and_path(tmp_path):
+def test_mapping_subclass_and_str_path(tmp_path):
     class Layers(dict):
         pass
 
@@ -95,9 +95,9 @@ def test_any_mapping_and_path(tmp_path):
     assert_all_same(fst.load_file(tmp_path / "any.name"), {"a": torch.ones(2)})
 
 
-def test_the_file_that_was_loaded_can_be_overwritten(tmp_path):
+def test_overwrite_loaded_file(tmp_path):
     path = tmp_path / "m.safetensors"
-    fst.save_file(counted(1), path)
+    fst.save_file(checkpoint_of(1), path)
     loaded = fst.load_file(path)
     loaded["layer.0"] += 1
     expected = {name: tensor.clone() for name, tensor in loaded.items()}
@@ -107,12 +107,12 @@ def test_the_file_that_was_loaded_can_be_overwritten(tmp_path):
 
 
 def save_in_background(*args, **kwargs):
-    """What the arguments show is raised at once, and what only the operator knows by the future."""
+    """Saves in the background and raises the error of the call or of the future."""
     fst.save_file_async(*args, **kwargs).result()
 
 
 SHARED = torch.zeros(4)
-NOT_SAVED = {
+INVALID = {
     "no mapping": ([torch.ones(1)], {}, TypeError, "tensors must be a mapping .* not list"),
     "a name that is no str": ({1: torch.ones(1)}, {}, TypeError, "str only, not int"),
     "no tensor": ({"a": [1.0]}, {}, TypeError, 'tensor "a": expected a torch.Tensor, not list'),
@@ -139,24 +139,24 @@ NOT_SAVED = {
 
 
 @pytest.mark.parametrize("save", [fst.save_file, save_in_background], ids=["now", "in the background"])
-@pytest.mark.parametrize("case", NOT_SAVED)
-def test_what_cannot_be_saved(tmp_path, case, save):
-    tensors, arguments, error, message = NOT_SAVED[case]
+@pytest.mark.parametrize("case", INVALID)
+def test_invalid_arguments(tmp_path, case, save):
+    tensors, arguments, error, message = INVALID[case]
     path = tmp_path / "m.safetensors"
-    path.write_bytes(b"as it was")
+    path.write_bytes(b"old")
     with pytest.raises(error, match=message):
         save(tensors, path, **arguments)
     assert os.listdir(tmp_path) == ["m.safetensors"]
-    assert path.read_bytes() == b"as it was"
+    assert path.read_bytes() == b"old"
 
 
-def test_rows_of_one_tensor_share_nothing(tmp_path):
+def test_disjoint_views_of_one_tensor(tmp_path):
     rows = torch.arange(6.0).reshape(2, 3)
     fst.save_file({"q": rows[0], "k": rows[1]}, tmp_path / "m.safetensors")
     assert_all_same(fst.load_file(tmp_path / "m.safetensors"), {"q": rows[0], "k": rows[1]})
 
 
-def test_places_where_nothing_can_be_saved(tmp_path):
+def test_invalid_paths(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         fst.save_file({"a": torch.ones(1)}, tmp_path / "nowhere" / "m.safetensors")
     with pytest.raises(IsADirectoryError):
@@ -173,7 +173,7 @@ def test_places_where_nothing_can_be_saved(tmp_path):
 
 @given(cases=CASES, limit=st.integers(1, 2000))
 @settings(max_examples=50)
-def test_shards_hold_everything_once(tmp_path_factory, cases, limit):
+def test_shards_hold_each_tensor_once(tmp_path_factory, cases, limit):
     directory = tmp_path_factory.mktemp("sharded")
     tensors = tensors_of(cases)
     fst.save_file(tensors, directory / "model.safetensors", {"format": "pt"}, max_shard_bytes=limit)
@@ -194,7 +194,7 @@ def test_shards_hold_everything_once(tmp_path_factory, cases, limit):
     shards = {file: safetensors.torch.load_file(directory / file) for file in files}
     assert_all_same({name: shards[file][name] for name, file in index["weight_map"].items()}, tensors)
     assert sum(len(shard) for shard in shards.values()) == len(tensors)
-    # In their order, and a file is closed only where the next tensor does not fit.
+    # Shards keep the order of the tensors, and each is full: the next tensor would exceed the limit.
     assert [index["weight_map"][name] for name in tensors] == sorted(index["weight_map"].values())
     sizes = [sum(tensor.nbytes for tensor in shard.values()) for shard in shards.values()]
     assert all(size <= limit or len(shard) == 1 for size, shard in zip(sizes, shards.values(), strict=True))
@@ -203,17 +203,17 @@ def test_shards_hold_everything_once(tmp_path_factory, cases, limit):
     assert all(fst.metadata(directory / file) == {"format": "pt"} for file in files)
 
 
-def test_shards_are_named_after_the_file(tmp_path):
-    fst.save_file(counted(1), tmp_path / "ema.fp32.safetensors", max_shard_bytes=100)
+def test_shard_names(tmp_path):
+    fst.save_file(checkpoint_of(1), tmp_path / "ema.fp32.safetensors", max_shard_bytes=100)
     assert sorted(os.listdir(tmp_path)) == [
         "ema.fp32-00001-of-00002.safetensors",
         "ema.fp32-00002-of-00002.safetensors",
         "ema.fp32.safetensors.index.json",
     ]
-    assert_all_same(fst.load_file(tmp_path / "ema.fp32.safetensors.index.json"), counted(1))
+    assert_all_same(fst.load_file(tmp_path / "ema.fp32.safetensors.index.json"), checkpoint_of(1))
 
 
-def test_other_files_stay(tmp_path):
+def test_other_files_are_kept(tmp_path):
     others = [
         "config.json",
         "model-1-of-2.safetensors",
@@ -226,8 +226,8 @@ def test_other_files_stay(tmp_path):
     for name in others:
         (tmp_path / name).write_text("x")
     (tmp_path / "model-00001-of-00009.safetensors").write_text("stale")
-    fst.save_file(counted(1), tmp_path / "model.safetensors", max_shard_bytes=100)
-    fst.save_file(counted(1), tmp_path / "model.safetensors", max_shard_bytes=1000)
+    fst.save_file(checkpoint_of(1), tmp_path / "model.safetensors", max_shard_bytes=100)
+    fst.save_file(checkpoint_of(1), tmp_path / "model.safetensors", max_shard_bytes=1000)
     assert sorted(os.listdir(tmp_path)) == sorted([*others, "model.safetensors"])
 
 
@@ -237,12 +237,12 @@ def test_shards_without_hard_links(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "link", refuse)
     for value in (1, 2):
-        fst.save_file(counted(value), tmp_path / "model.safetensors", max_shard_bytes=100)
-        assert_all_same(fst.load_file(tmp_path), counted(value))
+        fst.save_file(checkpoint_of(value), tmp_path / "model.safetensors", max_shard_bytes=100)
+        assert_all_same(fst.load_file(tmp_path), checkpoint_of(value))
         assert len(os.listdir(tmp_path)) == 3
 
 
-def test_shards_where_directories_cannot_be_flushed(tmp_path, monkeypatch):
+def test_shards_without_directory_fsync(tmp_path, monkeypatch):
     flush = os.fsync
 
     def refuse(descriptor):
@@ -251,23 +251,23 @@ def test_shards_where_directories_cannot_be_flushed(tmp_path, monkeypatch):
         flush(descriptor)
 
     monkeypatch.setattr(os, "fsync", refuse)
-    fst.save_file(counted(1), tmp_path / "model.safetensors", max_shard_bytes=100)
-    assert_all_same(fst.load_file(tmp_path), counted(1))
+    fst.save_file(checkpoint_of(1), tmp_path / "model.safetensors", max_shard_bytes=100)
+    assert_all_same(fst.load_file(tmp_path), checkpoint_of(1))
 
 
-def test_a_save_without_a_limit_touches_one_file(tmp_path):
-    fst.save_file(counted(1), tmp_path / "model.safetensors", max_shard_bytes=100)
+def test_save_without_limit_writes_one_file(tmp_path):
+    fst.save_file(checkpoint_of(1), tmp_path / "model.safetensors", max_shard_bytes=100)
     before = sorted(os.listdir(tmp_path))
-    fst.save_file(counted(2), tmp_path / "model.safetensors")
+    fst.save_file(checkpoint_of(2), tmp_path / "model.safetensors")
     assert sorted(os.listdir(tmp_path)) == sorted([*before, "model.safetensors"])
-    assert_all_same(fst.load_file(tmp_path), counted(1))
+    assert_all_same(fst.load_file(tmp_path), checkpoint_of(1))
 
 
-# A save that ends in the middle.
+# Interrupted saves.
 
 
 def load_as_transformers(directory):
-    """What a reader loads that looks for one file before it looks for an index."""
+    """Loads as transformers does: one file if it exists, otherwise the files of the index."""
     if (directory / "model.safetensors").exists():
         return safetensors.torch.load_file(directory / "model.safetensors")
     files = json.loads((directory / "model.safetensors.index.json").read_text())["weight_map"]
@@ -275,11 +275,11 @@ def load_as_transformers(directory):
 
 
 class Ended(BaseException):
-    """The end of a save, in a test."""
+    """Raised in the middle of a save."""
 
 
 def end_at(step, end, monkeypatch):
-    """Calls `end` before the step of that number of those that change a directory. Returns how many there were."""
+    """Calls `end` before a step that changes the directory, given its number. Returns the list of steps taken."""
     taken = []
 
     def watch(owner, name):
@@ -303,9 +303,9 @@ LIMITS = {"two to two": (100, 100), "four to two": (50, 100), "one to four": (10
 
 @pytest.mark.parametrize("transition", LIMITS)
 @pytest.mark.parametrize("kind", ["exception", "exit"])
-def test_a_save_that_ends_leaves_one_checkpoint(tmp_path, monkeypatch, transition, kind):
+def test_interrupted_save_leaves_one_checkpoint(tmp_path, monkeypatch, transition, kind):
     old_limit, new_limit = LIMITS[transition]
-    old, new = counted(1), counted(2)
+    old, new = checkpoint_of(1), checkpoint_of(2)
     ended = 0
     while True:
         directory = tmp_path / str(ended)
@@ -318,15 +318,15 @@ def test_a_save_that_ends_leaves_one_checkpoint(tmp_path, monkeypatch, transitio
         for load in (fst.load_file, load_as_transformers):
             loaded = load(directory)
             assert_all_same(loaded, old if loaded["layer.0"][0] == 1 else new)
-        # What was left does not stand in the way, and goes.
-        fst.save_file(counted(3), path, max_shard_bytes=100)
-        assert_all_same(fst.load_file(directory), counted(3))
+        # The next save succeeds and removes leftover files.
+        fst.save_file(checkpoint_of(3), path, max_shard_bytes=100)
+        assert_all_same(fst.load_file(directory), checkpoint_of(3))
         assert len(os.listdir(directory)) == 3
     assert ended >= 5
 
 
 def _save_ends(tensors, path, limit, step, kind, monkeypatch):
-    """Whether a save that ends at a step gets so far."""
+    """Ends a save before a step. Returns False if the save has fewer steps."""
     if kind == "exit":
         child = os.fork()
         if child == 0:
@@ -350,8 +350,8 @@ def _save_ends(tensors, path, limit, step, kind, monkeypatch):
     return False
 
 
-def test_a_save_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
-    fst.save_file(counted(1), tmp_path / "model.safetensors", max_shard_bytes=100)
+def test_failed_save_keeps_old_checkpoint(tmp_path, monkeypatch):
+    fst.save_file(checkpoint_of(1), tmp_path / "model.safetensors", max_shard_bytes=100)
     before = sorted(os.listdir(tmp_path))
 
     def full():
@@ -360,13 +360,13 @@ def test_a_save_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         taken = end_at(2, full, patch)
         with pytest.raises(OSError, match="No space left"):
-            fst.save_file(counted(2), tmp_path / "model.safetensors", max_shard_bytes=50)
+            fst.save_file(checkpoint_of(2), tmp_path / "model.safetensors", max_shard_bytes=50)
     assert taken[:2] == ["write_file", "write_file"]
     assert sorted(os.listdir(tmp_path)) == before
-    assert_all_same(fst.load_file(tmp_path), counted(1))
+    assert_all_same(fst.load_file(tmp_path), checkpoint_of(1))
 
 
-SAVE_FOR_EVER = """
+SAVE_IN_LOOP = """
 import sys, torch, fst
 print("ready", flush=True)
 value = 0
@@ -377,11 +377,11 @@ while True:
 """
 
 
-def test_a_process_that_is_killed_leaves_one_checkpoint(tmp_path, python_environ):
+def test_killed_process_leaves_one_checkpoint(tmp_path, python_environ):
     path = tmp_path / "model.safetensors"
     index = tmp_path / "model.safetensors.index.json"
     for wait in (0.0, 0.03, 0.07):
-        command = [sys.executable, "-c", SAVE_FOR_EVER, str(path)]
+        command = [sys.executable, "-c", SAVE_IN_LOOP, str(path)]
         with subprocess.Popen(command, env=python_environ, stdout=subprocess.PIPE) as process:
             process.stdout.readline()
             while not index.exists() and process.poll() is None:
@@ -394,28 +394,27 @@ def test_a_process_that_is_killed_leaves_one_checkpoint(tmp_path, python_environ
         assert len({float(value) for tensor in loaded.values() for value in tensor.unique()}) == 1
 
 
-# Saves in the background.
+# Background saves.
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("limit", [None, 3000])
-def test_a_background_save_has_the_values_of_the_call(tmp_path, device, limit):
+def test_background_save_copies_values(tmp_path, device, limit):
     tensors = {name: tensor.to(device) for name, tensor in tensors_of((d, [3, 5], 1) for d in DTYPES).items()}
     tensors["large"] = torch.randn(1 << 20, device=device)
     tensors["transposed"] = torch.randn(3, 5, device=device).T
     expected = {name: tensor.cpu().clone().contiguous() for name, tensor in tensors.items()}
     saved = fst.save_file_async(tensors, tmp_path / "m.safetensors", {"step": "1"}, limit)
     for tensor in tensors.values():
-        # Some dtypes cannot be set to zero.
+        # `zero_` does not support all dtypes.
         tensor.untyped_storage().fill_(0)
     tensors.clear()
     assert saved.result() is None
-    where = tmp_path / "m.safetensors"
-    assert_all_same(fst.load_file(tmp_path if limit else where), expected)
+    assert_all_same(fst.load_file(tmp_path if limit else tmp_path / "m.safetensors"), expected)
 
 
 @pytest.mark.gpu
-def test_a_background_save_is_ordered_with_the_current_stream(tmp_path):
+def test_background_save_is_ordered_with_current_stream(tmp_path):
     for side in (torch.cuda.current_stream(), torch.cuda.Stream()):
         with torch.cuda.stream(side):
             weight = torch.zeros(1 << 24, device="cuda")
@@ -424,14 +423,14 @@ def test_a_background_save_is_ordered_with_the_current_stream(tmp_path):
             saved = fst.save_file_async({"weight": weight}, tmp_path / "m.safetensors")
             weight.fill_(4)
             del weight
-            # Takes the memory that was just freed.
+            # Reuses the memory that was just freed.
             torch.full((1 << 24,), 5.0, device="cuda")
         saved.result()
         assert_same(fst.load_file(tmp_path / "m.safetensors")["weight"], torch.full((1 << 24,), 3.0))
 
 
 @pytest.mark.gpu
-def test_a_background_save_from_memory_of_another_stream(tmp_path):
+def test_background_save_from_memory_of_other_stream(tmp_path):
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         weight = torch.full((1 << 24,), 3.0, device="cuda")
@@ -445,67 +444,67 @@ def test_a_background_save_from_memory_of_another_stream(tmp_path):
     assert_same(fst.load_file(tmp_path / "m.safetensors")["weight"], torch.full((1 << 24,), 3.0))
 
 
-def test_background_saves_end_in_the_order_of_their_calls(tmp_path):
+def test_background_saves_keep_call_order(tmp_path):
     ended = []
-    saves = [fst.save_file_async(counted(value), tmp_path / "m.safetensors") for value in range(20)]
+    saves = [fst.save_file_async(checkpoint_of(value), tmp_path / "m.safetensors") for value in range(20)]
     for number, saved in enumerate(saves):
         saved.add_done_callback(lambda _, number=number: ended.append(number))
     saves[-1].result()
     assert all(saved.done() for saved in saves)
     assert sorted(ended) == list(range(20))
-    assert_all_same(fst.load_file(tmp_path / "m.safetensors"), counted(19))
+    assert_all_same(fst.load_file(tmp_path / "m.safetensors"), checkpoint_of(19))
 
 
 @pytest.fixture
-def held_save(monkeypatch):
-    """Holds every save until the event is set, and notes what happens."""
+def blocked_save(monkeypatch):
+    """Blocks all saves until an event is set, and records their steps."""
     release = threading.Event()
-    happened = []
+    steps = []
     write, snapshot = fst._save.save.write_file, fst._save.save.Snapshot
 
-    def held_write(*args):
+    def blocked_write(*args):
         release.wait()
         write(*args)
-        happened.append("written")
+        steps.append("written")
 
-    def noted_snapshot(tensors):
-        happened.append("copied")
+    def recorded_snapshot(tensors):
+        steps.append("copied")
         return snapshot(tensors)
 
-    monkeypatch.setattr(fst._save.save, "write_file", held_write)
-    monkeypatch.setattr(fst._save.save, "Snapshot", noted_snapshot)
-    yield release, happened
+    monkeypatch.setattr(fst._save.save, "write_file", blocked_write)
+    monkeypatch.setattr(fst._save.save, "Snapshot", recorded_snapshot)
+    yield release, steps
     release.set()
 
 
-def test_one_background_save_waits_for_another(tmp_path, held_save):
-    release, happened = held_save
-    first = fst.save_file_async(counted(1), tmp_path / "m.safetensors")
-    second = threading.Thread(target=fst.save_file_async, args=(counted(2), tmp_path / "m.safetensors"))
+def test_background_saves_run_one_at_a_time(tmp_path, blocked_save):
+    release, steps = blocked_save
+    first = fst.save_file_async(checkpoint_of(1), tmp_path / "m.safetensors")
+    second = threading.Thread(target=fst.save_file_async, args=(checkpoint_of(2), tmp_path / "m.safetensors"))
     second.start()
     second.join(0.3)
     assert second.is_alive()
     assert not first.done()
-    assert happened == ["copied"]
+    assert steps == ["copied"]
     release.set()
     second.join()
     fst.save_file_async({}, tmp_path / "other.safetensors").result()
-    assert happened == ["copied", "written"] * 3
-    assert_all_same(fst.load_file(tmp_path / "m.safetensors"), counted(2))
+    assert steps == ["copied", "written"] * 3
+    assert_all_same(fst.load_file(tmp_path / "m.safetensors"), checkpoint_of(2))
 
 
-def test_a_background_save_does_not_follow_the_process(tmp_path, monkeypatch, held_save):
+def test_background_save_resolves_path_at_call(tmp_path, monkeypatch, blocked_save):
     monkeypatch.chdir(tmp_path)
-    saved = fst.save_file_async(counted(1), "m.safetensors")
+    saved = fst.save_file_async(checkpoint_of(1), "m.safetensors")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    held_save[0].set()
+    blocked_save[0].set()
     saved.result()
     assert sorted(os.listdir(tmp_path)) == ["elsewhere", "m.safetensors"]
     assert os.listdir(tmp_path / "elsewhere") == []
 
 
-def test_errors_of_a_background_save_are_in_its_future(tmp_path, monkeypatch):
+def test_background_save_error_is_in_future(tmp_path, monkeypatch):
     copies = []
 
     def watched(tensors, *args):
@@ -514,16 +513,16 @@ def test_errors_of_a_background_save_are_in_its_future(tmp_path, monkeypatch):
 
     write = fst._save.save.write_file
     monkeypatch.setattr(fst._save.save, "write_file", watched)
-    failed = fst.save_file_async(counted(1), tmp_path / "nowhere" / "m.safetensors")
+    failed = fst.save_file_async(checkpoint_of(1), tmp_path / "nowhere" / "m.safetensors")
     error = failed.exception()
     assert isinstance(error, FileNotFoundError)
-    # The error is kept, and the copies are not.
-    fst.save_file_async(counted(2), tmp_path / "m.safetensors").result()
+    # The future keeps the error and not the copies.
+    fst.save_file_async(checkpoint_of(2), tmp_path / "m.safetensors").result()
     assert [copy() for copy in copies[:4]] == [None] * 4
-    assert_all_same(fst.load_file(tmp_path / "m.safetensors"), counted(2))
+    assert_all_same(fst.load_file(tmp_path / "m.safetensors"), checkpoint_of(2))
 
 
-def test_python_ends_a_background_save_before_it_exits(run_python, tmp_path):
+def test_background_save_finishes_before_exit(run_python, tmp_path):
     program = """
 import sys, torch, fst
 fst.save_file_async({"a": torch.arange(10_000_000)}, sys.argv[1])
@@ -532,16 +531,16 @@ fst.save_file_async({"a": torch.arange(10_000_000)}, sys.argv[1])
     assert_same(fst.load_file(tmp_path / "m.safetensors")["a"], torch.arange(10_000_000))
 
 
-def test_a_child_saves_while_its_parent_does(tmp_path, held_save):
-    release, _ = held_save
-    saved = fst.save_file_async(counted(1), tmp_path / "parent.safetensors")
+def test_forked_child_saves_in_background(tmp_path, blocked_save):
+    release, _ = blocked_save
+    saved = fst.save_file_async(checkpoint_of(1), tmp_path / "parent.safetensors")
     child = os.fork()
     if child == 0:
         release.set()
         code = 1
         try:
             signal.alarm(60)
-            fst.save_file_async(counted(2), tmp_path / "child.safetensors").result()
+            fst.save_file_async(checkpoint_of(2), tmp_path / "child.safetensors").result()
             code = 0
         finally:
             os._exit(code)
@@ -549,11 +548,11 @@ def test_a_child_saves_while_its_parent_does(tmp_path, held_save):
     assert not saved.done()
     release.set()
     saved.result()
-    assert_all_same(fst.load_file(tmp_path / "parent.safetensors"), counted(1))
-    assert_all_same(fst.load_file(tmp_path / "child.safetensors"), counted(2))
+    assert_all_same(fst.load_file(tmp_path / "parent.safetensors"), checkpoint_of(1))
+    assert_all_same(fst.load_file(tmp_path / "child.safetensors"), checkpoint_of(2))
 
 
-def test_messages_name_no_more_than_they_must():
+def test_shared_memory_error_names_only_shared_tensors():
     with pytest.raises(ValueError, match="share memory") as raised:
         fst.save_file({"kept": torch.ones(1), "tied": SHARED, "head": SHARED}, "m.safetensors")
     assert re.findall(r'"(\w+)"', str(raised.value)) == ["head", "tied"]

@@ -1,4 +1,4 @@
-"""The operator that saves: the bytes of the reference, and a file that is whole or not there."""
+"""`torch.ops.fst.save_file`: file contents, failures, limits and use in compiled programs."""
 
 import os
 import resource
@@ -25,7 +25,7 @@ def save(path, tensors, metadata=None):
 
 
 def assert_as_reference(path, tensors, metadata=None):
-    """The file has the bytes that safetensors writes."""
+    """Checks that the file has the bytes that safetensors writes."""
     reference = path.with_name("reference")
     safetensors.torch.save_file(tensors, reference, metadata)
     assert path.read_bytes() == reference.read_bytes()
@@ -33,7 +33,7 @@ def assert_as_reference(path, tensors, metadata=None):
 
 
 def sample(**more):
-    """A tensor of every dtype, of shapes with and without elements."""
+    """Returns tensors of every dtype, with shapes that have elements and shapes that have none."""
     tensors = {}
     for name in DTYPES:
         for index, shape in enumerate([(31, 36), (2,), (0, 2), (2, 0)] + ([] if name == "F4" else [()])):
@@ -43,7 +43,7 @@ def sample(**more):
 
 @pytest.mark.usefixtures("chunks")
 @pytest.mark.parametrize("metadata", [None, {}, {"format": "pt"}, {'a\n"é': "\0🙂"}])
-def test_files_are_those_of_the_reference(tmp_path, metadata):
+def test_files_match_safetensors(tmp_path, metadata):
     tensors = sample(large=torch.randn(700, 1000))
     save(tmp_path / "x", tensors, metadata)
     assert_as_reference(tmp_path / "x", tensors, metadata)
@@ -53,7 +53,7 @@ def test_files_are_those_of_the_reference(tmp_path, metadata):
     assert os.listdir(tmp_path) == ["x"]
 
 
-def test_a_file_of_nothing(tmp_path):
+def test_file_without_tensors(tmp_path):
     save(tmp_path / "x", {})
     assert_as_reference(tmp_path / "x", {})
 
@@ -64,15 +64,15 @@ names = st.text(st.characters(codec="utf-8"), max_size=20).filter(lambda name: n
 
 
 @given(st.dictionaries(names, raws, max_size=12))
-def test_any_tensors_are_saved(tmp_path_factory, tensors):
+def test_any_tensors_match_safetensors(tmp_path_factory, tensors):
     path = tmp_path_factory.mktemp("any") / "x"
     saved = {name: raw.tensor() for name, raw in tensors.items()}
     save(path, saved)
     assert_as_reference(path, saved)
 
 
-def test_what_does_not_lie_in_memory_as_it_is(tmp_path, monkeypatch):
-    """Strides, views, conjugates and negatives are saved as the values that they show."""
+def test_strided_and_special_tensors(tmp_path, monkeypatch):
+    """Strided, conjugate and negative views are saved by value."""
     monkeypatch.setenv("FST_CHUNK_BYTES", "8192")
     base = torch.randn(60, 50)
     numbers = torch.randn(7, 9, dtype=torch.complex64)
@@ -100,8 +100,8 @@ def test_what_does_not_lie_in_memory_as_it_is(tmp_path, monkeypatch):
     assert_as_reference(tmp_path / "x", {name: tensor.clone() for name, tensor in expected.items()})
 
 
-def test_a_large_tensor_that_is_not_contiguous_is_saved_in_parts(tmp_path):
-    """More than the 64 MiB that are made contiguous at once, in rows and in one row."""
+def test_large_strided_tensors(tmp_path):
+    """Tensors larger than the 64 MiB of scratch memory, with several rows and with one."""
     base = torch.arange(2 * 20 * MIB, dtype=torch.int32).view(20 * MIB, 2)
     tensors = {"columns": base.t(), "column": base[:, 1], "row": torch.ones(3)}
     save(tmp_path / "x", tensors)
@@ -121,7 +121,7 @@ def test_a_large_tensor_that_is_not_contiguous_is_saved_in_parts(tmp_path):
         ([torch.ones((), dtype=torch.uint8).view(torch.float4_e2m1fn_x2)], ["w"], ValueError, "a scalar of F4"),
     ],
 )
-def test_what_cannot_be_saved_is_refused_before_anything_is_written(tmp_path, tensors, names, error, message):
+def test_invalid_arguments_write_nothing(tmp_path, tensors, names, error, message):
     path = tmp_path / "x"
     path.write_bytes(b"old")
     with pytest.raises(error, match=message):
@@ -130,7 +130,7 @@ def test_what_cannot_be_saved_is_refused_before_anything_is_written(tmp_path, te
     assert os.listdir(tmp_path) == ["x"]
 
 
-def test_no_place_for_a_file(tmp_path):
+def test_invalid_paths(tmp_path):
     for path, message in [
         (tmp_path, "is a directory"),
         (tmp_path / "none" / "x", "No such file"),
@@ -141,7 +141,7 @@ def test_no_place_for_a_file(tmp_path):
             save(path, {"w": torch.ones(1)})
 
 
-def test_mode_owner_and_links_are_as_with_open(tmp_path):
+def test_mode_and_symlinks_as_with_open(tmp_path):
     path, link = tmp_path / "x", tmp_path / "link"
     link.symlink_to("x")
     before = os.umask(0o027)
@@ -158,7 +158,7 @@ def test_mode_owner_and_links_are_as_with_open(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
-def test_a_file_that_may_not_be_written_is_not_replaced(tmp_path):
+def test_read_only_file_is_kept(tmp_path):
     path = tmp_path / "x"
     path.write_bytes(b"old")
     path.chmod(0o444)
@@ -167,8 +167,8 @@ def test_a_file_that_may_not_be_written_is_not_replaced(tmp_path):
     assert path.read_bytes() == b"old"
 
 
-def test_a_file_that_is_loaded_can_be_replaced(tmp_path):
-    """The views go on showing the file that they were loaded from."""
+def test_replace_loaded_file(tmp_path):
+    """Mapped tensors keep the contents of the replaced file."""
     path = tmp_path / "x"
     before = torch.randn(1000, 1000)
     save(path, {"w": before})
@@ -183,7 +183,7 @@ def test_a_file_that_is_loaded_can_be_replaced(tmp_path):
     torch.testing.assert_close(again["v"], changed[5:], rtol=0, atol=0)
 
 
-def test_saves_to_one_path_at_once_leave_one_of_them(tmp_path, run_threads):
+def test_concurrent_saves_to_one_path(tmp_path, run_threads):
     path = tmp_path / "x"
 
     def run() -> None:
@@ -196,7 +196,7 @@ def test_saves_to_one_path_at_once_leave_one_of_them(tmp_path, run_threads):
     assert os.listdir(tmp_path) == ["x"]
 
 
-def test_a_save_leaves_no_descriptor_open(tmp_path):
+def test_save_closes_descriptors(tmp_path):
     save(tmp_path / "x", {"w": torch.ones(1)})
     before = os.listdir("/proc/self/fd")
     save(tmp_path / "x", {"w": torch.ones(1 << 20)})
@@ -226,7 +226,7 @@ def slow_writes(monkeypatch):
 
 
 @pytest.mark.usefixtures("slow_writes")
-def test_a_killed_process_leaves_the_old_file_whole(tmp_path, python_environ):
+def test_killed_process_keeps_old_file(tmp_path, python_environ):
     path = tmp_path / "x"
     path.write_bytes(b"old")
     slow = {name: os.environ[name] for name in ("FST_CHUNK_BYTES", "FST_THREADS")}
@@ -239,7 +239,7 @@ def test_a_killed_process_leaves_the_old_file_whole(tmp_path, python_environ):
         process.kill()
         process.wait()
     assert path.read_bytes() == b"old"
-    # What may be left where the file system has no files without a name.
+    # A temporary file may remain on file systems without unnamed files.
     assert [name for name in os.listdir(tmp_path) if name != "x" and not name.endswith(".fst-tmp")] == []
 
 
@@ -258,7 +258,7 @@ torch.ops.fst.save_file([torch.ones(1)], ["w"], path + "2")
 
 
 @pytest.mark.usefixtures("slow_writes")
-def test_ctrl_c_ends_a_save(tmp_path, python_environ):
+def test_interrupt_ends_save(tmp_path, python_environ):
     path = tmp_path / "x"
     path.write_bytes(b"old")
     command = [sys.executable, "-c", INTERRUPTED, str(path)]
@@ -277,38 +277,38 @@ def test_ctrl_c_ends_a_save(tmp_path, python_environ):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of one megabyte."""
+    """A file system of 1 MiB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
     if subprocess.run(command, capture_output=True).returncode != 0:
-        pytest.skip("mounting a file system takes root")
+        pytest.skip("mounting a file system requires root")
     yield disk
     subprocess.run(["umount", str(disk)], check=True)
 
 
-def write_much(path):
+def write_too_much(path):
     with fst.Writer(path) as writer:
         for index in range(8):
             writer.write(str(index), torch.ones(1 << 20))
 
 
-def test_a_full_disk(small_disk):
+def test_full_disk(small_disk):
     path = small_disk / "x"
     save(path, {"w": torch.ones(1000)})
     before = path.read_bytes()
     with pytest.raises(RuntimeError, match=r"x: cannot reserve \d+ bytes: No space left on device \(os error 28\)"):
         save(path, {"w": torch.ones(1 << 20)})
     with pytest.raises(OSError, match="No space left on device") as raised:
-        write_much(path)
+        write_too_much(path)
     assert raised.value.errno == 28
     assert path.read_bytes() == before
     assert os.listdir(small_disk) == ["x"]
     save(path, {"w": torch.ones(1000)})
 
 
-def test_a_limit_on_the_size_of_files(tmp_path):
-    """What stands for a full disk where nobody may mount one."""
+def test_file_size_limit(tmp_path):
+    """A limit on file sizes fails like a full disk and needs no root."""
     path = tmp_path / "x"
     path.write_bytes(b"old")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -317,15 +317,15 @@ def test_a_limit_on_the_size_of_files(tmp_path):
         with pytest.raises(RuntimeError, match=r"x: cannot reserve \d+ bytes: File too large"):
             save(path, {"w": torch.ones(1 << 20)})
         with pytest.raises(OSError, match=r'x: tensor "\d": byte \d+: cannot write: File too large'):
-            write_much(path)
+            write_too_much(path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["x"]
 
 
-def test_peak_memory_of_a_save(tmp_path, run_python):
-    """At most the 256 MiB of staging beside the tensors, of which 768 MiB are not contiguous."""
+def test_peak_memory(tmp_path, run_python):
+    """A save uses at most 256 MiB beyond the tensors, of which 768 MiB are not contiguous."""
     program = """
 import sys, torch, fst
 
@@ -344,8 +344,8 @@ print(mib("VmHWM") - before)
     assert fst.load_file(tmp_path / "x")["transposed"].shape == (3, 64 << 20)
 
 
-def test_saves_in_a_forked_child(tmp_path):
-    # PyTorch's own threads do not survive a fork.
+def test_save_in_forked_child(tmp_path):
+    # PyTorch's threads do not survive a fork.
     tensors = {"w": torch.ones(1 << 20)}
     save(tmp_path / "x", tensors)
     child = os.fork()
@@ -360,8 +360,8 @@ def test_saves_in_a_forked_child(tmp_path):
     assert (tmp_path / "x").read_bytes() == (tmp_path / "y").read_bytes()
 
 
-class Saves(torch.nn.Module):
-    """Saves what it computes, twice to one path."""
+class SavesTwice(torch.nn.Module):
+    """SavesTwice two results to the same path."""
 
     def __init__(self, path):
         super().__init__()
@@ -379,7 +379,7 @@ X = torch.arange(6.0).view(2, 3)
 
 
 def assert_saved(path):
-    """The second save came last, and it was not merged with the first."""
+    """Checks that the file holds the second save only."""
     assert fst.metadata(path) == {"step": "2"}
     torch.testing.assert_close(fst.load_file(path), {"z": X * 2 + 1}, rtol=0, atol=0)
     path.unlink()
@@ -388,7 +388,7 @@ def assert_saved(path):
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_compile(tmp_path, backend):
     path = tmp_path / "x"
-    compiled = torch.compile(Saves(path), fullgraph=True, backend=backend)
+    compiled = torch.compile(SavesTwice(path), fullgraph=True, backend=backend)
     for _ in range(2):
         torch.testing.assert_close(compiled(X), X * 2 + 1)
         assert_saved(path)
@@ -396,14 +396,14 @@ def test_compile(tmp_path, backend):
 
 def test_export(tmp_path):
     path = tmp_path / "x"
-    program = torch.export.export(Saves(path), (X,))
+    program = torch.export.export(SavesTwice(path), (X,))
     assert not path.exists()
     torch.export.save(program, tmp_path / "program.pt2")
     torch.testing.assert_close(torch.export.load(tmp_path / "program.pt2").module()(X), X * 2 + 1)
     assert_saved(path)
 
 
-class SavesPlainly(torch.nn.Module):
+class SavesOnce(torch.nn.Module):
     def __init__(self, path):
         super().__init__()
         self.path = str(path)
@@ -416,7 +416,7 @@ class SavesPlainly(torch.nn.Module):
 
 def test_aot_inductor(tmp_path):
     path = tmp_path / "x"
-    program = torch.export.export(SavesPlainly(path), (X,))
+    program = torch.export.export(SavesOnce(path), (X,))
     package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "program.pt2"))
     assert not path.exists()
     torch._inductor.aoti_load_package(package)(X)
@@ -426,19 +426,19 @@ def test_aot_inductor(tmp_path):
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_torchscript(tmp_path):
     path = tmp_path / "x"
-    scripted = torch.jit.script(Saves(path))
+    scripted = torch.jit.script(SavesTwice(path))
     scripted.save(str(tmp_path / "scripted.pt"))
     for module in (scripted, torch.jit.load(str(tmp_path / "scripted.pt"))):
         module(X)
         assert_saved(path)
 
 
-def test_a_profile_of_a_save(tmp_path):
+def test_profile_of_save(tmp_path):
     with fst.profile() as profile:
         save(tmp_path / "x", {"w": torch.ones(4 * MIB)})
     summary = profile.summary()
     assert {"gather", "write", "flush"} <= set(summary.stages)
-    # Up to the end of the last block.
+    # Writes end at a block boundary.
     assert 16 * MIB < summary.written_bytes <= 16 * MIB + 8192
     assert summary.stages["gather"].bytes == 16 * MIB
     assert "written in" in str(summary)

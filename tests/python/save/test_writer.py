@@ -1,4 +1,4 @@
-"""Tensors written one by one: never half a file, and never more memory than a few blocks."""
+"""`fst.Writer`: contents, header layout, errors, threads and memory."""
 
 import json
 import os
@@ -16,8 +16,8 @@ from rawfile import DTYPES, assert_same, random_raw
 MIB = 1 << 20
 
 
-def assert_holds(path, tensors):
-    """Both libraries read these tensors from the file."""
+def assert_contains(path, tensors):
+    """Checks that fst and safetensors load these tensors from the file."""
     for load in (fst.load_file, safetensors.torch.load_file):
         loaded = load(path)
         assert set(loaded) == set(tensors)
@@ -25,7 +25,7 @@ def assert_holds(path, tensors):
             assert_same(tensor, tensors[name])
 
 
-def test_a_small_file(tmp_path):
+def test_every_dtype(tmp_path):
     path = tmp_path / "x"
     tensors = {name: random_raw(name, (4, 6)).tensor() for name in DTYPES}
     tensors |= {"scalar": torch.tensor(3.0), "empty": torch.empty(0, 3), "transposed": torch.randn(3, 4).t()}
@@ -33,13 +33,13 @@ def test_a_small_file(tmp_path):
         for name, tensor in tensors.items():
             writer.write(name, tensor)
         assert os.listdir(tmp_path) == []
-    assert_holds(path, tensors)
+    assert_contains(path, tensors)
     assert fst.tensor_names(path) == list(tensors)
     assert fst.metadata(path) == {"format": "pt"}
 
 
 @pytest.mark.parametrize("metadata", [None, {}, {"a": "b"}])
-def test_a_small_file_in_the_right_order_is_that_of_the_reference(tmp_path, metadata):
+def test_small_sorted_file_matches_safetensors(tmp_path, metadata):
     with fst.Writer(tmp_path / "x", metadata) as writer:
         writer.write("a", torch.ones(3))
         writer.write("b", torch.zeros(5, dtype=torch.uint8))
@@ -48,7 +48,7 @@ def test_a_small_file_in_the_right_order_is_that_of_the_reference(tmp_path, meta
     assert (tmp_path / "x").read_bytes() == (tmp_path / "y").read_bytes()
 
 
-def test_the_caller_may_change_a_tensor_at_once(tmp_path):
+def test_caller_may_change_tensor_after_write(tmp_path):
     path = tmp_path / "x"
     tensor = torch.empty(3 * MIB)
     with fst.Writer(path) as writer:
@@ -68,11 +68,11 @@ def test_any_tensors(tmp_path_factory, drawn):
     with fst.Writer(path) as writer:
         for name, tensor in tensors.items():
             writer.write(name, tensor)
-    assert_holds(path, tensors)
+    assert_contains(path, tensors)
 
 
-def test_a_header_that_outgrows_its_room(tmp_path):
-    """The data begins behind room for some thousand tensors; there are more."""
+def test_header_larger_than_reserved(tmp_path):
+    """The header has more entries than the space that was reserved in front of the data."""
     path = tmp_path / "x"
     first = torch.randn(3 * MIB)
     with fst.Writer(path) as writer:
@@ -87,7 +87,7 @@ def test_a_header_that_outgrows_its_room(tmp_path):
         assert len(opened.keys()) == 6001
 
 
-def test_data_begins_at_a_page_of_a_large_file(tmp_path):
+def test_large_file_data_is_page_aligned(tmp_path):
     path = tmp_path / "x"
     with fst.Writer(path) as writer:
         writer.write("w", torch.ones(3 * MIB))
@@ -99,7 +99,7 @@ def test_data_begins_at_a_page_of_a_large_file(tmp_path):
     }
 
 
-def test_names_that_are_refused_can_be_written_otherwise(tmp_path):
+def test_writer_continues_after_invalid_arguments(tmp_path):
     path = tmp_path / "x"
     with fst.Writer(path) as writer:
         writer.write("w", torch.ones(1))
@@ -115,11 +115,11 @@ def test_names_that_are_refused_can_be_written_otherwise(tmp_path):
             with pytest.raises(error, match=message):
                 writer.write(name, tensor)
         writer.write("c", torch.ones(2))
-    assert_holds(path, {"w": torch.ones(1), "c": torch.ones(2)})
+    assert_contains(path, {"w": torch.ones(1), "c": torch.ones(2)})
 
 
 @pytest.mark.parametrize("metadata", [{"a": 1}, {1: "a"}, {"a": None}, ["a"], "a"])
-def test_metadata_that_is_no_text_is_refused_at_once(tmp_path, metadata):
+def test_invalid_metadata(tmp_path, metadata):
     with pytest.raises(TypeError, match="metadata"):
         fst.Writer(tmp_path / "x", metadata)
     assert os.listdir(tmp_path) == []
@@ -131,7 +131,7 @@ def write_and_fail(writer):
         raise ZeroDivisionError
 
 
-def test_an_exception_leaves_nothing_behind(tmp_path):
+def test_exception_removes_file(tmp_path):
     path = tmp_path / "x"
     for before in (None, b"old"):
         if before:
@@ -141,13 +141,13 @@ def test_an_exception_leaves_nothing_behind(tmp_path):
             write_and_fail(writer)
         with pytest.raises(ValueError, match="the writer is closed"):
             writer.write("v", torch.ones(1))
-        # There is nothing to close any more.
+        # A second close does nothing.
         writer.close()
         assert os.listdir(tmp_path) == (["x"] if before else [])
         assert not before or path.read_bytes() == before
 
 
-def test_a_writer_that_nobody_closes_leaves_nothing_behind(tmp_path):
+def test_unclosed_writer_removes_file(tmp_path):
     files = os.listdir("/proc/self/fd")
     threads = os.listdir("/proc/self/task")
     writer = fst.Writer(tmp_path / "x")
@@ -158,7 +158,7 @@ def test_a_writer_that_nobody_closes_leaves_nothing_behind(tmp_path):
     assert os.listdir("/proc/self/task") == threads
 
 
-def test_close_is_the_end(tmp_path):
+def test_close(tmp_path):
     files = os.listdir("/proc/self/fd")
     writer = fst.Writer(tmp_path / "x")
     writer.write("w", torch.ones(2))
@@ -166,21 +166,21 @@ def test_close_is_the_end(tmp_path):
     writer.close()
     with pytest.raises(ValueError, match='tensor "v": the writer is closed'):
         writer.write("v", torch.ones(1))
-    assert_holds(tmp_path / "x", {"w": torch.ones(2)})
+    assert_contains(tmp_path / "x", {"w": torch.ones(2)})
     assert os.listdir("/proc/self/fd") == files
 
 
-def test_a_file_can_be_written_anew_from_itself(tmp_path):
+def test_rewrite_file_from_its_stream(tmp_path):
     path = tmp_path / "x"
     tensors = {str(index): torch.randn(500, 1000) for index in range(8)}
     safetensors.torch.save_file(tensors, path)
     with fst.Writer(path) as writer, fst.stream(path) as stream:
         for name, tensor in stream:
             writer.write(name, tensor * 2)
-    assert_holds(path, {name: tensor * 2 for name, tensor in tensors.items()})
+    assert_contains(path, {name: tensor * 2 for name, tensor in tensors.items()})
 
 
-def test_no_place_for_a_file(tmp_path):
+def test_invalid_paths(tmp_path):
     for path, error in [
         (tmp_path, IsADirectoryError),
         (tmp_path / "none" / "x", FileNotFoundError),
@@ -191,7 +191,7 @@ def test_no_place_for_a_file(tmp_path):
             fst.Writer(path)
 
 
-def test_threads_may_share_a_writer(tmp_path, run_threads):
+def test_threads_share_writer(tmp_path, run_threads):
     path = tmp_path / "x"
     count = iter(range(1000))
     with fst.Writer(path) as writer:
@@ -207,7 +207,7 @@ def test_threads_may_share_a_writer(tmp_path, run_threads):
     assert all((tensor == int(name)).all() for name, tensor in loaded.items())
 
 
-def test_other_threads_run_while_a_write_waits(tmp_path):
+def test_write_releases_gil(tmp_path):
     counted, stop = 0, threading.Event()
 
     def count() -> None:
@@ -231,8 +231,8 @@ def test_other_threads_run_while_a_write_waits(tmp_path):
     assert during > 20
 
 
-def test_peak_memory_of_a_writer(tmp_path, run_python):
-    """A few blocks, however much is written and however far the disk is behind."""
+def test_peak_memory(tmp_path, run_python):
+    """A writer needs memory for a few blocks only."""
     program = """
 import sys, torch, fst
 
@@ -251,7 +251,7 @@ print(mib("VmHWM") - before)
     assert int(run_python(program, str(tmp_path / "x"))) <= 64
 
 
-def test_a_forked_child_cannot_use_it_and_does_not_end_it(tmp_path):
+def test_forked_child_cannot_use_writer(tmp_path):
     path = tmp_path / "x"
     writer = fst.Writer(path)
     writer.write("a", torch.ones(3 * MIB))
@@ -268,7 +268,7 @@ def test_a_forked_child_cannot_use_it_and_does_not_end_it(tmp_path):
     assert os.waitpid(child, 0)[1] == 0
     writer.write("b", torch.ones(2))
     writer.close()
-    assert_holds(path, {"a": torch.ones(3 * MIB), "b": torch.ones(2)})
+    assert_contains(path, {"a": torch.ones(3 * MIB), "b": torch.ones(2)})
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
@@ -280,5 +280,5 @@ def test_torchscript(tmp_path):
         writer.close()
 
     torch.jit.script(run)(str(tmp_path / "x"))
-    assert_holds(tmp_path / "x", {str(index): torch.full([2], index) for index in range(3)})
+    assert_contains(tmp_path / "x", {str(index): torch.full([2], index) for index in range(3)})
     assert fst.metadata(tmp_path / "x") == {"a": "b"}
