@@ -1,4 +1,4 @@
-"""Ranks of gloo groups, which live as long as the tests and run the functions that are sent to them."""
+"""Processes that form a gloo group and run functions for the tests."""
 
 import faulthandler
 import os
@@ -17,18 +17,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# What hangs in a collective for longer ends with an error that says where.
+# Timeout of collectives.
 COLLECTIVE_SECONDS = 30
-# What the other ranks have when one has failed.
+# Time that the other ranks get to return after one has failed.
 GRACE_SECONDS = 5
 
-# Its children begin with everything imported.
+# The fork server imports these modules once for all ranks.
 _context = get_context("forkserver")
 _context.set_forkserver_preload(["torch", "torch.distributed.tensor", "safetensors.torch", "fst", "ranks"])
 
 
 class Ranks:
-    """`size` processes with a gloo group of all of them, started when there is something to run."""
+    """A gloo group of `size` processes, started at the first run."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -36,10 +36,10 @@ class Ranks:
         self._directory: str | None = None
 
     def run(self, function: Callable[..., Any], *arguments: Any, timeout: float = 60) -> list[Any]:
-        """What the function, which has to be importable, returns on each rank.
+        """Runs an importable function on each rank and returns the results.
 
-        What it raises on a rank is an error here, and so is a rank that has not returned after `timeout` seconds. Then
-        the processes are killed, since their group may be in any state, and the next run starts others.
+        Raises AssertionError if the function raises on a rank or takes longer than `timeout` seconds. The processes
+        are then killed, because their group may be in any state. The next run starts new ones.
         """
         if not self._ranks:
             self._directory = tempfile.mkdtemp()
@@ -53,7 +53,7 @@ class Ranks:
             ready = wait([rank.pipe for rank in waiting], max(0, deadline - time.monotonic()))
             for rank in waiting:
                 if not ready:
-                    rank.answer = f"has not returned, and is here:\n{rank.stack()}", None
+                    rank.answer = f"has not returned; its stack:\n{rank.stack()}", None
                 elif rank.pipe in ready:
                     rank.receive()
         answers = [rank.answer for rank in self._ranks]
@@ -78,10 +78,10 @@ class Ranks:
 
 
 class _Rank:
-    """One of the processes, as the tests see it.
+    """A process of the group.
 
     Attributes:
-        answer: What came of the last run: the text of what failed, or None and the result. None before it is there.
+        answer: Error text (None for success) and result of the last run. None while the run is in progress.
     """
 
     def __init__(self, rank: int, size: int, directory: Path) -> None:
@@ -95,7 +95,7 @@ class _Rank:
         theirs.close()
 
     def receive(self) -> None:
-        """Takes the answer, which is there."""
+        """Receives the answer, which must be ready."""
         try:
             self.answer = self.pipe.recv()
         except EOFError:
@@ -103,7 +103,7 @@ class _Rank:
             self.answer = f"ended with exit code {self.process.exitcode}", None
 
     def stack(self) -> str:
-        """What it is doing."""
+        """Returns the current stack traces of the process."""
         os.kill(self.process.pid, signal.SIGUSR1)
         time.sleep(0.5)
         return self._stack.read_text()
@@ -123,7 +123,7 @@ def _serve(rank: int, size: int, store: Path, stack: Path, pipe: Any) -> None:
         )
         while True:
             function, arguments = pipe.recv()
-            # Where it was started, or where a function has gone to, is the directory of some test, which may be gone.
+            # The working directory may be that of a test and deleted by now.
             os.chdir(store.parent)
             try:
                 pipe.send((None, function(*arguments)))

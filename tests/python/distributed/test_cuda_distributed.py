@@ -1,4 +1,4 @@
-"""DTensors on a GPU, which a group of one rank loads with NCCL; and, everywhere, the same on the CPU with gloo."""
+"""DTensor loads by a group of one rank, on a GPU with NCCL and on the CPU with gloo."""
 
 import pytest
 import torch
@@ -73,7 +73,7 @@ for start in (kind, "meta"):
         assert all(same(tensor, name, torch.bfloat16) for name, tensor in model.state_dict().items())
 
 if kind == "cuda":
-    # Parameters in memory of the host, and what is no parameter on the GPU.
+    # Parameters are in host memory, buffers on the GPU.
     with torch.device("meta"):
         model = fully_shard(Model(), mesh=line, offload_policy=CPUOffloadPolicy())
     model.scale = torch.zeros(64, device=kind)
@@ -100,7 +100,7 @@ print("loaded")
 
 
 @pytest.mark.parametrize("kind", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_mesh_of_one_device(tmp_path, run_python, kind):
+def test_mesh_of_one_device(tmp_path, run_python, kind):
     weights = {"up.weight": (300, 64), "up.bias": (300,), "down.weight": (64, 300), "down.bias": (64,), "scale": (64,)}
     path = tmp_path / "model.safetensors"
     save_file({name: torch.randn(shape) for name, shape in weights.items()}, path)

@@ -1,4 +1,4 @@
-"""Ranks that load to a GPU. One GPU is enough: what NCCL does between several is its own."""
+"""Sharded loads onto a GPU. One GPU is enough: transfers between GPUs are NCCL's."""
 
 import pytest
 import torch
@@ -17,13 +17,13 @@ from test_sharded import RAW, STRATEGIES, check_against_raw, chunk, columns, cor
 pytestmark = pytest.mark.gpu
 
 MIB = 1 << 20
-# Long enough that a missing wait shows: some tens of milliseconds on any GPU.
+# Tens of milliseconds on any GPU, long enough to expose a missing wait.
 DELAY_CYCLES = 50_000_000
 
 
 @pytest.mark.parametrize("place", [rows, columns, replicated, mixed, corners])
 def test_two_ranks_on_one_gpu(ranks, tmp_path, place):
-    """gloo takes what they send through the host."""
+    """Two ranks share a GPU. gloo sends through host memory."""
     path = write(tmp_path / "a.safetensors", RAW, align=1)
     for strategy in STRATEGIES:
         for window_bytes in (512, MIB):
@@ -32,8 +32,8 @@ def test_two_ranks_on_one_gpu(ranks, tmp_path, place):
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_the_device_path(tmp_path, dtype):
-    """Reads and placements of both ranks on a GPU, and copies in the place of the network."""
+def test_exchange_on_gpu(tmp_path, dtype):
+    """Two ranks load on one GPU in one process, with copies in place of the network."""
     tensors = {"a": torch.randn(300, 70), "b": torch.randn(41, 100), "c": torch.randn(999), "d": torch.arange(5000)}
     save_file(tensors, tmp_path / "a.safetensors")
     stored = open_stored(str(tmp_path / "a.safetensors"))
@@ -55,7 +55,7 @@ def test_the_device_path(tmp_path, dtype):
         spans = [tuple(slice(start, start + length) for start, length in zip(*part, strict=True)) for part in parts]
         whole = [tensors[want.name][span] for want, span in zip(wants[rank], spans, strict=True)]
         expected.append([part.to(dtype) if dtype and part.is_floating_point() else part for part in whole])
-    # Whoever had this memory before is not done with it yet.
+    # Kernels that use the memory of the outputs are still queued.
     torch.cuda._sleep(DELAY_CYCLES)
     out = [[torch.full_like(part, 7, device="cuda") for part in parts] for parts in expected]
     device = torch.device("cuda", 0)
@@ -79,7 +79,7 @@ def test_the_device_path(tmp_path, dtype):
 
 
 def move(window, receiver, traffics, buffers):
-    """What the collective brings to one of the ranks."""
+    """Copies the received bytes of one rank, as the collective would."""
     collective, _, received = traffics[receiver][window]
     places = buffers[receiver].receive(window).split(received)
     for sender, place in enumerate(places):
@@ -134,13 +134,13 @@ print("loaded")
 """
 
 
-def test_nccl_with_a_group_of_one(tmp_path, run_python):
+def test_nccl_group_of_one_rank(tmp_path, run_python):
     save_file({"a": torch.randn(300, 70), "b": torch.randn(999)}, tmp_path / "a.safetensors")
     assert run_python(NCCL_ALONE, str(tmp_path / "a.safetensors"), str(tmp_path / "store")) == "failed\nloaded\n"
 
 
-def load_behind_others(path):
-    """What is loaded is ready for the current stream, and not before the memory was free."""
+def load_after_queued_work(path):
+    """Loads on a stream with queued work. The load waits for the work, and the results are ready on the stream."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(4):
@@ -153,9 +153,9 @@ def load_behind_others(path):
             torch.testing.assert_close(sums[name].cpu(), expected)
 
 
-def test_the_current_stream(ranks, tmp_path):
+def test_current_stream(ranks, tmp_path):
     save_file({"a": torch.randn(3000, 70), "b": torch.randn(9999)}, tmp_path / "a.safetensors")
-    ranks(2).run(load_behind_others, tmp_path / "a.safetensors")
+    ranks(2).run(load_after_queued_work, tmp_path / "a.safetensors")
 
 
 def measure_peak(path, window_bytes):
@@ -168,8 +168,8 @@ def measure_peak(path, window_bytes):
     return torch.cuda.max_memory_allocated() - before - own
 
 
-def test_memory(ranks, tmp_path):
-    """The final tensors, the windows, and the scratch of a load."""
+def test_peak_memory(ranks, tmp_path):
+    """Peak memory is that of the tensors, the windows and the scratch memory."""
     scratch_bytes = 64 * MIB
     save_file({"a": torch.randn(256 * MIB // 4)}, tmp_path / "a.safetensors")
     for peak in ranks(2).run(measure_peak, tmp_path / "a.safetensors", 16 * MIB):
@@ -186,6 +186,6 @@ def run_out_of_memory(path):
     return len(fst.load_sharded(path, replicated, device="cuda"))
 
 
-def test_one_rank_has_no_room(ranks, tmp_path):
+def test_out_of_memory_on_one_rank(ranks, tmp_path):
     save_file({"a": torch.randn(64 * MIB // 4)}, tmp_path / "a.safetensors")
     assert ranks(2).run(run_out_of_memory, tmp_path / "a.safetensors") == [1, 1]

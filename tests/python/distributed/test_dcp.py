@@ -1,4 +1,4 @@
-"""`torch.distributed.checkpoint.load` from safetensors, as PyTorch's own reader of them does it, with fewer reads."""
+"""`fst.dcp.StorageReader`: equality with PyTorch's reader, planners, errors, groups and bytes read."""
 
 import dataclasses
 
@@ -51,7 +51,7 @@ def assert_loaded(state_dict, path):
         assert_same(state_dict[name], tensor.to(state_dict[name].dtype))
 
 
-def test_tensors_are_filled_in_place(directory):
+def test_load_in_place(directory):
     state_dict = zeros(matrix=torch.float64, vector=torch.bfloat16, even=torch.int32)
     before = dict(state_dict)
     state_dict["even"] = before["even"] = torch.zeros(8, 16, dtype=torch.int32).t()
@@ -61,7 +61,7 @@ def test_tensors_are_filled_in_place(directory):
 
 
 @pytest.mark.parametrize("name", ["", "model.safetensors.index.json"])
-def test_files_and_what_leads_to_them(directory, tmp_path, name):
+def test_paths(directory, tmp_path, name):
     state_dict = zeros()
     load(state_dict, tmp_path / "checkpoint" / name)
     assert_loaded(state_dict, directory)
@@ -72,7 +72,7 @@ def test_files_and_what_leads_to_them(directory, tmp_path, name):
     assert_loaded(state_dict, directory)
 
 
-def test_a_model_in_a_nested_state_dict(tmp_path):
+def test_nested_state_dict(tmp_path):
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     expected = {
         f"model.{name}": torch.rand(tensor.shape).to(tensor.dtype) for name, tensor in model.state_dict().items()
@@ -84,7 +84,7 @@ def test_a_model_in_a_nested_state_dict(tmp_path):
         assert_same(tensor, expected[f"model.{name}"])
 
 
-def test_metadata_are_those_of_the_other_reader(directory, tmp_path):
+def test_metadata_matches_pytorch(directory, tmp_path):
     dtypes = [torch.float64, torch.bfloat16, torch.float8_e4m3fn, torch.uint8, torch.bool, torch.int64, torch.uint32]
     tensors = {str(dtype): torch.zeros(3, 2).to(dtype) for dtype in dtypes}
     (tmp_path / "dtypes").mkdir()
@@ -109,7 +109,7 @@ def test_checkpoint_id(directory, tmp_path):
 
 
 def test_without_a_state_dict(directory):
-    """PyTorch makes one from the metadata, of all names or of some."""
+    """PyTorch builds a state dict from the metadata, for all names or for some."""
     everything = _load_state_dict_from_keys(storage_reader=fst.dcp.StorageReader(directory))
     assert_loaded(everything, directory)
     some = _load_state_dict_from_keys({"vector"}, storage_reader=fst.dcp.StorageReader(directory))
@@ -129,7 +129,7 @@ def test_missing_names(directory):
 
 
 class Halving(DefaultLoadPlanner):
-    """Reads in two parts, into tensors of its own, and writes half of the values."""
+    """Planner that reads each tensor in two parts into its own tensors, and commits half of the values."""
 
     def create_local_plan(self):
         plan = super().create_local_plan()
@@ -159,21 +159,21 @@ class Halving(DefaultLoadPlanner):
         super().resolve_tensor(read_item).copy_(tensor / 2)
 
 
-def test_planners_with_tensors_of_their_own(directory):
+def test_planner_with_its_own_tensors(directory):
     state_dict = zeros()
     load(state_dict, directory, Halving(flatten_state_dict=False))
     for name, tensor in fst.load_file(directory).items():
         assert_same(state_dict[name], tensor / 2)
 
 
-class Forgetful(DefaultLoadPlanner):
-    """Makes another plan of the one that the reader has prepared."""
+class Replanning(DefaultLoadPlanner):
+    """Planner that replaces the plan prepared by the reader."""
 
     def finish_plan(self, new_plan):
         return LoadPlan(new_plan.items)
 
 
-class Wrong(DefaultLoadPlanner):
+class Invalid(DefaultLoadPlanner):
     def __init__(self, **changes):
         super().__init__()
         self.changes = changes
@@ -184,10 +184,10 @@ class Wrong(DefaultLoadPlanner):
         )
 
 
-def test_plans_that_do_not_fit(directory):
+def test_invalid_plans(directory):
     def check(message, **changes):
         with pytest.raises(CheckpointException, match=message):
-            load({"vector": torch.zeros(9)}, directory, Wrong(**changes))
+            load({"vector": torch.zeros(9)}, directory, Invalid(**changes))
 
     check(r'checkpoint: "vector" is to be other than a tensor', type=LoadItemType.BYTE_IO)
     check(r'checkpoint: tensor "other": the planner asks for a part', storage_index=MetadataIndex("other"))
@@ -195,17 +195,17 @@ def test_plans_that_do_not_fit(directory):
     check(r'tensor "vector"', storage_offsets=torch.Size([4]))
 
 
-class Mistaken(DefaultLoadPlanner):
+class WrongShape(DefaultLoadPlanner):
     def resolve_tensor(self, read_item):
         return torch.empty(2)
 
 
-def test_targets_that_do_not_fit(directory):
+def test_planner_returns_wrong_shape(directory):
     with pytest.raises(CheckpointException, match=r'checkpoint: tensor "vector": the planner reads \[9\].*\[2\]'):
-        load({"vector": torch.zeros(9)}, directory, Mistaken())
+        load({"vector": torch.zeros(9)}, directory, WrongShape())
 
 
-def test_files_that_cannot_be_read(directory, tmp_path):
+def test_unreadable_files(directory, tmp_path):
     with pytest.raises(CheckpointException, match=r"FileNotFoundError.*nothing.safetensors"):
         load(zeros(), tmp_path / "nothing.safetensors")
     (tmp_path / "broken.safetensors").write_bytes(b"\xff" * 20)
@@ -216,14 +216,14 @@ def test_files_that_cannot_be_read(directory, tmp_path):
     for look in (list, len, lambda names: names["vector"]):
         with pytest.raises(fst.SafetensorError, match=r"broken\.safetensors"):
             look(metadata.state_dict_metadata)
-    # The reader can still be used.
+    # The reader is still usable.
     state_dict = zeros()
     dcp.load(state_dict, checkpoint_id=directory, storage_reader=reader)
     assert_loaded(state_dict, directory)
 
 
 def check_layouts(path, saved_by_ranks):
-    """Any layout of a state dict, of plain tensors and DTensors together, is filled as PyTorch's reader fills it."""
+    """Compares with PyTorch's reader on state dicts of plain tensors and DTensors in several layouts."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
     full = fst.load_file(path)
     layouts = [[Replicate(), Shard(0)], [Shard(-1), Shard(0)], [Shard(0), Shard(0)], [Replicate(), Replicate()]]
@@ -239,16 +239,16 @@ def check_layouts(path, saved_by_ranks):
             load(state_dict, source, planner)
             dcp.load(expected, storage_reader=HuggingFaceStorageReader(source), planner=planner)
             for name, tensor in state_dict.items():
-                actual, wanted = tensor, expected[name]
+                actual, reference = tensor, expected[name]
                 if isinstance(tensor, DTensor):
-                    actual, wanted = tensor.to_local(), expected[name].to_local()
-                assert_same(actual, wanted)
+                    actual, reference = tensor.to_local(), expected[name].to_local()
+                assert_same(actual, reference)
                 tensor.zero_()
                 expected[name].zero_()
 
 
 def save_parts(directory, path):
-    """As PyTorch's writer saves what ranks have, each its own file."""
+    """Saves shards with PyTorch's writer, one file per rank."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     state_dict = {
         name: distribute_tensor(tensor, mesh, [Shard(0)])
@@ -258,20 +258,20 @@ def save_parts(directory, path):
     dcp.save(state_dict, storage_writer=HuggingFaceStorageWriter(directory, save_distributed=True))
 
 
-def test_layouts_and_files_of_ranks(ranks, directory, tmp_path):
+def test_layouts_and_files_per_rank(ranks, directory, tmp_path):
     ranks(3).run(save_parts, str(tmp_path / "parts"), directory)
     ranks(4).run(check_layouts, directory, [str(tmp_path / "parts")])
 
 
-def counted(work):
-    """How many bytes of tensors this rank reads meanwhile."""
+def count_read_bytes(work):
+    """Calls a function and returns the bytes of tensors that this rank has read."""
     with fst.profile() as recorded:
         work()
     return recorded.summary().read_bytes
 
 
 def read_together(path):
-    """What a rank reads with everybody, with half of them, and alone."""
+    """Returns the bytes that a rank reads in several groups and alone."""
     world, rank = dist.group.WORLD, dist.get_rank()
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     half = halves[rank // 2]
@@ -279,7 +279,7 @@ def read_together(path):
 
     def read(reader, **arguments):
         state_dict = zeros()
-        found.append(counted(lambda: dcp.load(state_dict, storage_reader=reader, **arguments)))
+        found.append(count_read_bytes(lambda: dcp.load(state_dict, storage_reader=reader, **arguments)))
         assert_loaded(state_dict, path)
 
     read(fst.dcp.StorageReader(path))
@@ -287,7 +287,7 @@ def read_together(path):
     read(fst.dcp.StorageReader(path, half), process_group=half)
     read(fst.dcp.StorageReader(path), process_group=half)
     read(fst.dcp.StorageReader(path), no_dist=True)
-    read(fst.dcp.StorageReader(path), planner=Forgetful())
+    read(fst.dcp.StorageReader(path), planner=Replanning())
     if rank == 3:
         read(fst.dcp.StorageReader(path), no_dist=True)
     for reader, arguments in (
@@ -318,7 +318,7 @@ class Model(nn.Module):
 
 
 def check_sharded_model(path):
-    """The state dict of a module under `fully_shard`, uneven, by way of PyTorch's functions for state dicts."""
+    """Loads the state dict of an unevenly sharded module through PyTorch's state dict functions."""
     model = fully_shard(Model(), mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
     state_dict = get_model_state_dict(model)
     load(state_dict, path)
@@ -328,14 +328,14 @@ def check_sharded_model(path):
         assert_same(actual.full_tensor() if isinstance(actual, DTensor) else actual, tensor)
 
 
-def test_a_sharded_model(ranks, tmp_path):
+def test_fully_sharded_model(ranks, tmp_path):
     expected = {name: torch.rand(tensor.shape).to(tensor.dtype) for name, tensor in Model().state_dict().items()}
     save_file(expected | {"steps": torch.tensor(17)}, tmp_path / "model.safetensors")
     ranks(4).run(check_sharded_model, str(tmp_path / "model.safetensors"))
 
 
 class Failing(DefaultLoadPlanner):
-    """Fails on one rank when a method is called."""
+    """Planner that fails in one method on one rank."""
 
     def __init__(self, rank, method):
         super().__init__()
@@ -347,7 +347,7 @@ class Failing(DefaultLoadPlanner):
 
 
 def check_failures(path):
-    """One rank fails, all are told, and the group can be used again."""
+    """Checks that all ranks raise if one fails, and that the group can load again."""
     for method in ("create_local_plan", "resolve_tensor", "commit_tensor"):
         for failing in (0, 2):
             with pytest.raises(CheckpointException, match="planner of this rank has failed"):
@@ -361,12 +361,12 @@ def check_failures(path):
     assert_loaded(state_dict, path)
 
 
-def test_failures_are_shared(ranks, directory):
+def test_failure_of_one_rank(ranks, directory):
     ranks(3).run(check_failures, directory)
 
 
 def check_sub_mesh(path):
-    """Ranks outside the mesh of a DTensor take part, and have nothing of it."""
+    """Loads a DTensor whose mesh lacks some ranks of the group."""
     mesh = DeviceMesh("cpu", [2, 0])
     full = fst.load_file(path)["matrix"]
     state_dict = {"matrix": distribute_tensor(torch.zeros_like(full), mesh, [Shard(1)]), "vector": torch.zeros(9)}
@@ -376,5 +376,5 @@ def check_sub_mesh(path):
     assert_same(state_dict["matrix"].to_local(), expected.to_local())
 
 
-def test_a_mesh_of_some_ranks(ranks, directory):
+def test_mesh_with_some_ranks(ranks, directory):
     ranks(3).run(check_sub_mesh, directory)

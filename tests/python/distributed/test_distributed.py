@@ -1,4 +1,4 @@
-"""DTensors from files: every local part has the bits that `distribute_tensor` gives, and every byte is read once."""
+"""`fst.load_distributed`: equality with `distribute_tensor`, arguments, groups and bytes read."""
 
 from itertools import product
 
@@ -33,7 +33,7 @@ SHAPES = {
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    """A file of tensors with these shapes."""
+    """A file with a tensor of each shape."""
     torch.manual_seed(0)
     path = tmp_path_factory.mktemp("distributed") / "model.safetensors"
     save_file({name: torch.randn(shape) for name, shape in SHAPES.items()}, path)
@@ -48,7 +48,7 @@ def split(tensor, placement, count):
 
 @st.composite
 def layouts(draw):
-    """A shape, and for each dimension of a mesh its size and a placement."""
+    """Draws a shape, and a size and a placement for each dimension of a mesh."""
     shape = draw(st.lists(st.integers(0, 9), min_size=1, max_size=3))
     dims = st.integers(0, len(shape) - 1)
     strided = st.builds(lambda dim, factor: _StridedShard(dim, split_factor=factor), dims, st.integers(1, 4))
@@ -57,7 +57,7 @@ def layouts(draw):
 
 
 @given(layout=layouts(), is_group=st.booleans())
-def test_local_parts_are_what_placements_split(layout, is_group):
+def test_local_shards_match_placements(layout, is_group):
     shape, mesh = layout
     counts, placements = zip(*mesh, strict=True)
     full = torch.arange(torch.Size(shape).numel()).view(shape)
@@ -76,8 +76,8 @@ def test_local_parts_are_what_placements_split(layout, is_group):
         assert_same(actual, expected)
 
 
-def test_ranks_that_say_the_same():
-    """Where it can be said without naming a part, it is; and a part is one box where the rows are neighbours."""
+def test_requests_of_layouts():
+    """Requests use the most general form, and adjacent rows are one region."""
     line, square = Grid((4,), (1,), True), Grid((2, 2), (1, 0), False)
 
     def shares(placements, grid):
@@ -94,7 +94,7 @@ def test_ranks_that_say_the_same():
 
 
 def fitting(layout):
-    """The layout where it fits a tensor, and copies on all ranks where it does not."""
+    """Returns a function that gives the layout if it fits a tensor, and replication otherwise."""
 
     def of(name, shape):
         fits = all(not hasattr(placement, "dim") or -len(shape) <= placement.dim < len(shape) for placement in layout)
@@ -104,7 +104,7 @@ def fitting(layout):
 
 
 def can_be_joined(dtensor):
-    """Whether `full_tensor` works. A dimension that is cut twice has to divide evenly, in order or as FSDP does it."""
+    """Returns True if `full_tensor` supports the layout: a dimension sharded twice must divide evenly, as with FSDP."""
     mesh, placements = dtensor.device_mesh, dtensor.placements
     dims = [placement.dim for placement in placements if hasattr(placement, "dim")]
     strided = [placement for placement in placements if isinstance(placement, _StridedShard)]
@@ -121,15 +121,15 @@ def check_like_distribute_tensor(path, mesh, layout, **options):
     for name, full in expected.items():
         actual = loaded[name]
         here = fitting(layout)(name, full.shape)
-        # With a source rank it fails for some uneven layouts.
+        # distribute_tensor with a source rank fails for some uneven layouts.
         source = None if any(isinstance(placement, _StridedShard) for placement in here) else 0
-        wanted = distribute_tensor(full, mesh, here, src_data_rank=source)
+        reference = distribute_tensor(full, mesh, here, src_data_rank=source)
         assert isinstance(actual, DTensor)
-        assert actual.placements == wanted.placements
+        assert actual.placements == reference.placements
         assert actual.device_mesh is mesh
-        assert (actual.shape, actual.stride(), actual.dtype) == (wanted.shape, wanted.stride(), wanted.dtype)
+        assert (actual.shape, actual.stride(), actual.dtype) == (reference.shape, reference.stride(), reference.dtype)
         assert not actual.requires_grad
-        assert_same(actual.to_local(), wanted.to_local())
+        assert_same(actual.to_local(), reference.to_local())
         assert actual.to_local().is_contiguous()
         if can_be_joined(actual):
             assert_same(actual.full_tensor(), full)
@@ -172,7 +172,7 @@ def test_meshes_of_two_dimensions(ranks, path):
 
 
 def check_cube(path):
-    """Three dimensions, two of them on one of the tensor's, and two meshes of two dimensions at the same time."""
+    """Loads onto a mesh of three dimensions and onto its submeshes."""
     names = ("replicas", "data", "model")
     cube = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=names)
     for layout in ([Replicate(), Shard(0), Shard(0)], [Shard(0), _StridedShard(0, split_factor=2), Shard(0)]):
@@ -189,8 +189,8 @@ def test_meshes_of_three_dimensions(ranks, path):
 
 
 @given(shape=st.lists(st.integers(0, 7), max_size=3), data=st.data())
-def test_one_rank_agrees_with_pytorch(shape, data):
-    """Where a part is one box, it is the one that PyTorch computes for checkpoints."""
+def test_regions_match_pytorch(shape, data):
+    """A contiguous shard is the region that PyTorch computes for checkpoints."""
     placements = [Replicate(), *map(Shard, range(len(shape)))]
     mesh = data.draw(st.lists(st.tuples(st.integers(1, 4), st.sampled_from(placements)), min_size=1, max_size=3))
     counts, layout = zip(*mesh, strict=True)
@@ -203,7 +203,7 @@ def test_one_rank_agrees_with_pytorch(shape, data):
 
 
 def check_arguments(path):
-    """What may be given, and what comes of it."""
+    """Checks valid arguments and their results, and the errors for invalid ones."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
     line = mesh["model"]
     full = fst.load_file(path)
@@ -218,7 +218,7 @@ def check_arguments(path):
     ]
     [(name, tensor)] = fst.load_distributed([path], line, Replicate(), names=["vector"]).items()
     assert_same(tensor.to_local(), full[name])
-    # PyTorch's default device is another matter.
+    # The default device is ignored.
     with torch.device("meta"):
         loaded = fst.load_distributed(path, mesh, lambda name, shape: [Replicate(), Replicate()], torch.bfloat16)
     for name, tensor in loaded.items():
@@ -253,7 +253,7 @@ def check_arguments(path):
         names=["even"],
     )
     refuse(ValueError, "agree", [Replicate()] * 2, strategy="own" if dist.get_rank() else "auto")
-    # One rank fails, the others are told, and the mesh can be used again.
+    # All ranks raise if one fails, and the mesh can be used again.
     there = path if dist.get_rank() != 3 else f"{path}.missing"
     with pytest.raises(FileNotFoundError if dist.get_rank() == 3 else fst.RankError, match="missing"):
         fst.load_distributed(there, mesh, [Replicate(), Replicate()])
@@ -265,7 +265,7 @@ def test_arguments(ranks, path):
 
 
 def check_meshes_of_some_ranks(path):
-    """Ranks in any order; those outside have DTensors with nothing in them, as `distribute_tensor` gives them."""
+    """Loads onto meshes of some ranks in any order. Other ranks get empty DTensors, as from `distribute_tensor`."""
     rank = dist.get_rank()
     full = fst.load_file(path)
     for ranks_of_mesh in ([0, 2], [1, 3, 4], [[0, 3], [1, 5]], [[4], [6]]):
@@ -286,7 +286,7 @@ def check_meshes_of_some_ranks(path):
             assert (actual.shape, actual.placements) == (expected.shape, expected.placements)
             assert (actual.to_local().numel(), actual.dtype) == (0, expected.dtype)
             assert actual.full_tensor().numel() == 0
-    # Collectives bring the ranks of a mesh into their order, and so does `distribute_tensor` where all have as much.
+    # Collectives sort the ranks of a mesh, and so does `distribute_tensor` for even shards.
     mesh = DeviceMesh("cpu", [7, 2])
     loaded = fst.load_distributed(path, mesh, fitting([Shard(0)]))
     expected = distribute_tensor(full["even"], mesh, [Shard(0)])
@@ -297,12 +297,12 @@ def check_meshes_of_some_ranks(path):
     dist.barrier()
 
 
-def test_meshes_of_some_ranks(ranks, path):
+def test_meshes_with_some_ranks(ranks, path):
     ranks(8).run(check_meshes_of_some_ranks, path)
 
 
 def check_groups():
-    """The process group of a mesh is one that PyTorch has."""
+    """Checks that the process group of a mesh is an existing group of PyTorch."""
     cube = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
     assert group_of(cube) is dist.group.WORLD
     assert group_of(cube["b"]) is cube.get_group("b")
@@ -314,12 +314,12 @@ def check_groups():
         assert group_of(cube[names]) is flat.get_group()
 
 
-def test_groups(ranks):
+def test_groups_of_meshes(ranks):
     ranks(8).run(check_groups)
 
 
 def count_bytes(path):
-    """What this rank reads for each layout, and what it keeps."""
+    """Returns for each layout the bytes that this rank reads and keeps."""
     mesh = init_device_mesh("cpu", (2, 2))
     counts = []
     for layout in SQUARES:
@@ -331,7 +331,7 @@ def count_bytes(path):
 
 
 def test_bytes_are_read_once(ranks, tmp_path):
-    # Small gaps are read through, so that only parts that are longer than those can be counted.
+    # Readers read through small gaps, so the tensors are much larger than those.
     shapes = {"matrix": (10, 1 << 15), "even": (16, 1 << 15), "vector": (1 << 17,), "cube": (4, 3, 1 << 15), "one": ()}
     path = str(tmp_path / "long.safetensors")
     save_file({name: torch.ones(shape) for name, shape in shapes.items()}, path)
@@ -343,7 +343,7 @@ def test_bytes_are_read_once(ranks, tmp_path):
 
 
 def test_dtypes(ranks, tmp_path):
-    """Every dtype, also in parts that come from several places."""
+    """Every dtype loads, also as shards of several regions."""
     tensors = {f"{dtype} {shape}": random_raw(dtype, shape) for dtype in DTYPES for shape in [(8, 6), (5, 2)]}
     path = write(tmp_path / "dtypes.safetensors", tensors)
     ranks(2).run(check_dtypes, path)
@@ -354,7 +354,7 @@ def check_dtypes(path):
     full = fst.load_file(path)
     for placement in (Shard(0), Shard(-1), Replicate(), _StridedShard(0, split_factor=2)):
         for name, actual in fst.load_distributed(path, mesh, placement).items():
-            # Some dtypes cannot be split and joined, but bytes can.
+            # Some dtypes support no split, so the bytes are split.
             bytes_of = full[name].view(torch.uint8)
             expected = split(bytes_of, placement, 2)[mesh.get_local_rank()]
             assert_same(actual.to_local().contiguous().view(torch.uint8), expected)

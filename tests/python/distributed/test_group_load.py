@@ -1,4 +1,4 @@
-"""Tensors that ranks fill together, and checkpoints that they open together."""
+"""Loads of a group into given tensors, and headers that one rank reads for all."""
 
 import os
 from pathlib import Path
@@ -56,11 +56,11 @@ def transposed(expected, rank):
     return torch.full(expected.shape[::-1], 7, dtype=expected.dtype).permute(tuple(range(expected.dim()))[::-1])
 
 
-def sometimes_transposed(expected, rank):
+def transposed_on_odd_ranks(expected, rank):
     return transposed(expected, rank) if rank % 2 else contiguous(expected, rank)
 
 
-def inside_of_another(expected, rank):
+def view_of_larger(expected, rank):
     return torch.full([2 * size for size in expected.shape], 7, dtype=expected.dtype)[
         tuple(slice(1, 1 + size) for size in expected.shape)
     ]
@@ -92,16 +92,16 @@ def fill(path, make, strategy, window_bytes):
 
 
 @pytest.mark.parametrize(
-    "make", [contiguous, transposed, sometimes_transposed, inside_of_another, half, as_integers, parameter]
+    "make", [contiguous, transposed, transposed_on_odd_ranks, view_of_larger, half, as_integers, parameter]
 )
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_tensors_that_exist(ranks, checkpoint, make, strategy):
+def test_load_into_tensors(ranks, checkpoint, make, strategy):
     ranks(3).run(fill, checkpoint, make, strategy, 200)
     ranks(2).run(fill, checkpoint, make, strategy, 1 << 20)
 
 
 def refuse(path):
-    """Everything is checked before anything is written."""
+    """Checks that an invalid output on any rank writes nothing."""
     ranks = Ranks.of(None, CPU)
     stored = open_together(path, ranks)
     wants = WANTS[:2]
@@ -122,12 +122,12 @@ def refuse(path):
         assert_same(tensor, expected_of(path, want, ranks))
 
 
-def test_tensors_that_do_not_fit(ranks, checkpoint):
+def test_invalid_outputs(ranks, checkpoint):
     ranks(2).run(refuse, checkpoint)
 
 
 def load_parts(path, strategy):
-    """The same tensor several times, and on some ranks not at all."""
+    """Loads regions of one tensor, several on some ranks and none on others."""
     ranks = Ranks.of(None, CPU)
     stored = open_together(path, ranks)
     parts = [Part((start, 0), (3, 5)) for start in range(0, 7, ranks.rank + 1)] if ranks.rank != 1 else []
@@ -138,12 +138,12 @@ def load_parts(path, strategy):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_parts_of_one_tensor(ranks, checkpoint, strategy):
+def test_regions_of_one_tensor(ranks, checkpoint, strategy):
     ranks(4).run(load_parts, checkpoint, strategy)
 
 
 def open_and_count(path):
-    """How many bytes this process reads meanwhile."""
+    """Opens a checkpoint with the group and returns the bytes that this process has read for it."""
     ranks = Ranks.of(None, CPU)
     before = read_bytes()
     stored = open_together(path, ranks)
@@ -164,8 +164,8 @@ def test_one_rank_reads_the_headers(ranks, tmp_path):
     assert all(read < header_bytes // 8 for read in others)
 
 
-def views(path):
-    """Whether what is replicated needs memory of its own on each rank."""
+def is_mapped(path):
+    """Returns True if a replicated tensor is a mapping of the file."""
     ranks = Ranks.of(None, CPU)
     [tensor] = load_wants(open_together(path, ranks), [Want("rows", Whole())], ranks, CPU)
     address = tensor.data_ptr()
@@ -174,11 +174,11 @@ def views(path):
     return any(begin <= address < end for begin, end in ranges)
 
 
-def test_ranks_of_one_machine_share_the_page_cache(ranks, checkpoint):
-    assert ranks(3).run(views, checkpoint) == [True] * 3
+def test_ranks_of_one_machine_map_replicated_tensors(ranks, checkpoint):
+    assert ranks(3).run(is_mapped, checkpoint) == [True] * 3
 
 
-def test_page_caches(tmp_path, monkeypatch):
+def test_page_cache_identity(tmp_path, monkeypatch):
     for name in ("a", "b"):
         save_file({"m": torch.ones(3)}, tmp_path / name)
     os.link(tmp_path / "a", tmp_path / "c")
@@ -195,5 +195,5 @@ def count(path):
     return tensor.shape[0]
 
 
-def test_a_group_of_one(ranks, checkpoint):
+def test_group_of_one_rank(ranks, checkpoint):
     assert ranks(2).run(count, checkpoint) == [10, 10]

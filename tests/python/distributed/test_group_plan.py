@@ -1,4 +1,4 @@
-"""The plan of a group and what its ranks do of it, with all ranks in this process and no network between them."""
+"""Plans of group loads, and their execution with all ranks in one process and no network."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def plan_of(checkpoint, lists, wants_of=None, caches=None, strategy="auto", wind
 
 
 def run(plan, outs):
-    """What the ranks of a group do, one after the other, and the bytes that each pair of them moved."""
+    """Executes a plan rank by rank. Returns the bytes sent between each pair of ranks."""
     ranks = len(outs)
     loads = [GroupLoad(plan, rank, out, CPU) for rank, out in enumerate(outs)]
     moved = torch.zeros(ranks, ranks, dtype=torch.int64)
@@ -55,7 +55,7 @@ def run(plan, outs):
     return moved
 
 
-def box_of(tensor, want, rank, ranks):
+def region_of(tensor, want, rank, ranks):
     starts, lengths = part_of(want.share, tensor.shape, rank, ranks)
     return tensor[tuple(slice(start, start + length) for start, length in zip(starts, lengths, strict=True))]
 
@@ -71,14 +71,14 @@ def bits(shape, dtype, seed):
 
 
 def check(paths, tensors, lists, **options):
-    """Loads `lists`, one for each rank, and compares with slices."""
+    """Loads `lists`, one per rank, and compares the results with slices."""
     paths = [str(path) for path in paths]
     checkpoint = Checkpoint(paths, Checkpoint(paths).headers())
     plan = plan_of(checkpoint, lists, **options)
     ranks = len(lists)
     outs, expected = [], []
     for rank, wants in enumerate(lists):
-        expected.append([box_of(tensors[want.name], want, rank, ranks) for want in wants])
+        expected.append([region_of(tensors[want.name], want, rank, ranks) for want in wants])
         outs.append([torch.empty_like(part, memory_format=torch.contiguous_format) for part in expected[rank]])
     moved = run(plan, outs)
     for rank in range(ranks):
@@ -119,7 +119,7 @@ def groups(draw):
 
 @settings(max_examples=300)
 @given(group=groups())
-def test_any_group(tmp_path_factory, group):
+def test_random_groups(tmp_path_factory, group):
     tensors, lists, options = group
     path = tmp_path_factory.mktemp("group") / "a.safetensors"
     save_file(tensors, path)
@@ -128,7 +128,7 @@ def test_any_group(tmp_path_factory, group):
 
 @pytest.mark.parametrize("share", [Whole(), Chunk(0), Chunk(1)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float8_e5m2], ids=str)
-def test_casts_on_the_way(share, dtype, tmp_path):
+def test_casts(share, dtype, tmp_path):
     path = tmp_path / "a.safetensors"
     tensors = {
         "a": torch.randn(33, 65, dtype=torch.bfloat16),
@@ -140,7 +140,7 @@ def test_casts_on_the_way(share, dtype, tmp_path):
     plan = plan_of(Checkpoint([str(path)]), [wants] * 3, strategy="exchange", window_bytes=1000)
     expected = [
         [tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in boxes]
-        for boxes in ([box_of(tensors[want.name], want, rank, 3) for want in wants] for rank in range(3))
+        for boxes in ([region_of(tensors[want.name], want, rank, 3) for want in wants] for rank in range(3))
     ]
     outs = [[torch.empty_like(part, memory_format=torch.contiguous_format) for part in parts] for parts in expected]
     run(plan, outs)
@@ -149,8 +149,8 @@ def test_casts_on_the_way(share, dtype, tmp_path):
             assert torch.equal(as_bytes(tensor), as_bytes(part))
 
 
-def test_bytes_that_are_sent(tmp_path):
-    """Each byte crosses once to each rank that keeps it and has not read it."""
+def test_sent_bytes(tmp_path):
+    """A byte is sent once to each rank that keeps it and has not read it."""
     path = tmp_path / "a.safetensors"
     tensors = {"a": torch.randn(64, 1024), "b": torch.randn(1024, 64)}
     save_file(tensors, path)
@@ -160,7 +160,7 @@ def test_bytes_that_are_sent(tmp_path):
     assert moved.sum() == 3 * payload
     plan, moved = check([path], tensors, [[Want(name, Chunk(1)) for name in tensors]] * 4, window_bytes=100_000)
     assert {plan.collective(window) for window in range(plan.window_count())} == {"exchange"}
-    # Who reads what does not fall on the rows' ends.
+    # Read boundaries do not match row boundaries.
     assert abs(moved.sum() - payload * 3 // 4) < payload // 100
     plan, moved = check([path], tensors, [[Want(name, Chunk(0)) for name in tensors]] * 4, window_bytes=100_000)
     assert plan.is_own("a")
@@ -169,7 +169,7 @@ def test_bytes_that_are_sent(tmp_path):
     assert read == payload
 
 
-def test_outputs_that_are_left_out(tmp_path):
+def test_omitted_outputs(tmp_path):
     path = tmp_path / "a.safetensors"
     save_file({"a": torch.arange(4), "b": torch.arange(4) + 10}, path)
     plan = plan_of(Checkpoint([str(path)]), [[Want("a", Whole()), Want("b", Whole())]])
@@ -178,7 +178,7 @@ def test_outputs_that_are_left_out(tmp_path):
     assert out.tolist() == [10, 11, 12, 13]
 
 
-def test_what_does_not_fit_is_refused(tmp_path):
+def test_invalid_arguments(tmp_path):
     path = tmp_path / "a.safetensors"
     save_file({"a": torch.zeros(4, 6), "n": torch.zeros(3, dtype=torch.int64)}, path)
     checkpoint = Checkpoint([str(path)])
@@ -201,9 +201,9 @@ def test_what_does_not_fit_is_refused(tmp_path):
     for call_window in [load.read, load.unpack]:
         with pytest.raises(ValueError, match="window -1 of a plan"):
             call_window(-1, torch.empty(0, dtype=torch.uint8))
-    for wrong in [lambda: plan.splits(2, 0), lambda: plan.splits(-1, 0), lambda: plan.collective(plan.window_count())]:
+    for invalid in [lambda: plan.splits(2, 0), lambda: plan.splits(-1, 0), lambda: plan.collective(plan.window_count())]:
         with pytest.raises(ValueError, match=r"of a (group|plan)"):
-            wrong()
+            invalid()
     with pytest.raises(ValueError, match="strategy"):
         plan_of(checkpoint, [[]], strategy="best")
     with pytest.raises(ValueError, match="rank 0 wants all of it and rank 1 a chunk of dimension 1"):
@@ -212,7 +212,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
         plan_of(checkpoint, [[Want("a", Chunk(2))]])
 
 
-def test_autograd_notices(tmp_path):
+def test_autograd_detects_in_place_load(tmp_path):
     path = tmp_path / "a.safetensors"
     save_file({"a": torch.ones(3)}, path)
     plan = plan_of(Checkpoint([str(path)]), [[Want("a", Whole())]])
@@ -224,8 +224,8 @@ def test_autograd_notices(tmp_path):
         product.backward()
 
 
-def test_other_headers(tmp_path):
-    """A rank that was given another file of the same name and length finds out before it uses a byte."""
+def test_different_headers(tmp_path):
+    """A rank with a different file of the same name and length raises before it uses the data."""
     own, other = tmp_path / "own", tmp_path / "other"
     for folder, name in [(own, "a"), (other, "b")]:
         folder.mkdir()

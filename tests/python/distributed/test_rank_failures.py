@@ -1,4 +1,4 @@
-"""Loads that fail on one rank: all ranks raise, none hangs, and the group loads the same checkpoint right after."""
+"""Sharded loads that fail on one rank: all ranks raise, none hangs, and the group can load again."""
 
 import gc
 import os
@@ -20,13 +20,13 @@ from fst._distributed.exchange import Exchange
 from rawfile import assert_same
 
 SIZE = 3
-# The tensors are on their way in many windows.
+# The tensors are exchanged in several windows.
 OPTIONS = {"strategy": "exchange", "window_bytes": 4096}
 
 
 @pytest.fixture
 def directories(tmp_path):
-    """For each rank a copy of one checkpoint, as on machines without a file system in common."""
+    """A copy of one checkpoint per rank, as on machines without a shared file system."""
     save_file({"a": torch.randn(60, 32), "b": torch.randn(50), "c": torch.randn(7, 64)}, tmp_path / "a.safetensors")
     for rank in range(SIZE):
         (tmp_path / f"{rank}").mkdir()
@@ -41,7 +41,7 @@ def load(directory, **options):
 
 
 def attempt(directory, fault, failing):
-    """What the load raises on this rank, whose fault it may be."""
+    """Loads with a fault on one rank and returns the error of this rank."""
     with pytest.MonkeyPatch.context() as patch:
         options = fault(patch, directory) if dist.get_rank() == failing else None
         with pytest.raises(BaseException) as caught:  # noqa: PT011
@@ -50,7 +50,7 @@ def attempt(directory, fault, failing):
 
 
 def attempt_and_load(directory, fault, failing):
-    """The same, and after it the group loads what it should."""
+    """Loads with a fault, then checks that the group can load again."""
     path = directory / f"{dist.get_rank()}" / "a.safetensors"
     raised = attempt(directory, fault, failing)
     shutil.copy(directory / "a.safetensors", path)
@@ -75,7 +75,7 @@ def other_length(patch, directory):
 
 
 def other_header(patch, directory):
-    """With the same length."""
+    """Changes the header and keeps its length."""
     path = directory / f"{dist.get_rank()}" / "a.safetensors"
     path.write_bytes(path.read_bytes().replace(b'"F32"', b'"I32"'))
 
@@ -117,7 +117,7 @@ def other_window(patch, directory):
 
 
 def truncated_file(patch, directory):
-    """After it was opened."""
+    """Truncates the file after it was opened."""
     begin = fst._distributed.load.agree
 
     def agree(*arguments):
@@ -142,12 +142,12 @@ def no_buffers(patch, directory):
 
 
 def raising_at(method, window, error):
-    """A fault of one method of the exchange in one window."""
+    """Returns a replacement of a method that raises in one window."""
     whole = getattr(Exchange, method)
 
     def broken(self, at):
         if at == window:
-            # A new one, which nobody but its catcher keeps.
+            # A new exception, so that no reference remains here.
             raise type(error)(*error.args)
         whole(self, at)
 
@@ -167,10 +167,10 @@ def broken_place(patch, directory):
 
 
 def broken_last_place(patch, directory):
-    patch.setattr(Exchange, "_run_windows", place_nothing_at_the_end(Exchange._run_windows))
+    patch.setattr(Exchange, "_run_windows", fail_in_last_window(Exchange._run_windows))
 
 
-def place_nothing_at_the_end(run):
+def fail_in_last_window(run):
     def broken(self, interrupts):
         last = len(self._traffics) - 1
         assert last > 4
@@ -182,7 +182,7 @@ def place_nothing_at_the_end(run):
 
 
 def interrupt(patch, directory):
-    """Ctrl-C in the middle."""
+    """Interrupts the rank during an exchange."""
     read = Exchange._read
 
     def interrupted(self, window):
@@ -194,7 +194,7 @@ def interrupt(patch, directory):
 
 
 def interrupt_between(patch, directory):
-    """Ctrl-C while the rank talks with the others."""
+    """Interrupts the rank during a collective."""
     share = fst._distributed.group.Ranks.share
 
     def interrupted(self, data):
@@ -204,7 +204,7 @@ def interrupt_between(patch, directory):
     patch.setattr("fst._distributed.group.Ranks.share", interrupted)
 
 
-# What the rank raises whose fault it is. The others raise a RankError that says the same.
+# Errors of the failing rank. The other ranks raise a RankError with the same text.
 FAULTS = {
     missing_file: "FileNotFoundError: .*missing.safetensors",
     bad_device: "TypeError: device must be",
@@ -220,7 +220,7 @@ FAULTS = {
     interrupt: "KeyboardInterrupt",
     interrupt_between: "KeyboardInterrupt",
 }
-# What all ranks raise, and so does the one that differs.
+# Errors that all ranks raise.
 DIFFERENCES = {
     other_dtype: "ValueError: the ranks of the group do not agree on dtype: .*bfloat16 on rank",
     other_strategy: "ValueError: the ranks of the group do not agree on strategy: .*auto on rank",
@@ -229,9 +229,9 @@ DIFFERENCES = {
 }
 
 
-@pytest.mark.parametrize("failing", range(SIZE))
+@pytest.mark.parametrize("failing", [0, SIZE - 1])
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_a_failure_of_one_rank(ranks, directories, fault, failing):
+def test_failure_of_one_rank(ranks, directories, fault, failing):
     for rank, raised in enumerate(ranks(SIZE).run(attempt_and_load, directories, fault, failing)):
         expected = FAULTS[fault]
         if rank != failing:
@@ -239,27 +239,27 @@ def test_a_failure_of_one_rank(ranks, directories, fault, failing):
         assert re.match(expected, raised), raised
 
 
-@pytest.mark.parametrize("failing", range(SIZE))
+@pytest.mark.parametrize("failing", [0, SIZE - 1])
 @pytest.mark.parametrize("fault", DIFFERENCES, ids=lambda fault: fault.__name__)
-def test_ranks_that_ask_for_different_things(ranks, directories, fault, failing):
+def test_different_arguments(ranks, directories, fault, failing):
     for raised in ranks(SIZE).run(attempt_and_load, directories, fault, failing):
         assert re.match(DIFFERENCES[fault], raised), raised
 
 
-@pytest.mark.parametrize("failing", range(SIZE))
+@pytest.mark.parametrize("failing", [0, SIZE - 1])
 @pytest.mark.parametrize(
     "fault", [other_name, other_length, other_header, bad_header], ids=lambda fault: fault.__name__
 )
-def test_ranks_with_different_files(ranks, directories, fault, failing):
+def test_different_files(ranks, directories, fault, failing):
     raised = ranks(SIZE).run(attempt_and_load, directories, fault, failing)
-    # Where the first rank is the one that differs, all others say that they do.
+    # If rank 0 differs, every other rank reports a difference.
     assert {text.partition(":")[0] for text in raised} == {"SafetensorError", "RankError"}
     for text in raised:
         assert re.search("give every rank the same checkpoint|data_offsets", text), text
         assert "safetensors: " in text
 
 
-def test_a_failure_of_several_ranks(ranks, directories):
+def test_failure_of_several_ranks(ranks, directories):
     raised = ranks(SIZE).run(fail_on_all_but_the_last, directories)
     assert raised[:2] == ["LookupError: rank 0", "LookupError: rank 1"]
     assert raised[2] == "RankError: rank 0 failed, as did 1 more: LookupError: rank 0"
@@ -276,7 +276,7 @@ def fail_on_all_but_the_last(directory):
     return f"{type(caught.value).__name__}: {caught.value}"
 
 
-def test_a_failure_releases_everything(ranks, directories):
+def test_failure_releases_memory(ranks, directories):
     ranks(SIZE).run(fail_and_count_memory, directories)
 
 
@@ -312,7 +312,7 @@ def fail_and_count_memory(directory):
 
 
 def lose_a_rank(directory):
-    """One process ends in the middle."""
+    """Ends one process during a load."""
     with pytest.MonkeyPatch.context() as patch:
         if dist.get_rank() == 1:
             read = Exchange._read
@@ -328,8 +328,8 @@ def lose_a_rank(directory):
     raise caught.value
 
 
-def test_a_process_that_ends(ranks, directories):
-    """The collective fails by itself, and says in which window."""
+def test_process_that_ends(ranks, directories):
+    """The collective of the other ranks fails, and the error names the window."""
     with pytest.raises(AssertionError) as caught:
         ranks(SIZE).run(lose_a_rank, directories)
     assert "rank 1: ended with exit code 0" in str(caught.value)

@@ -1,4 +1,4 @@
-"""Failures that ranks share, and the ranks of the tests themselves."""
+"""Collectives and error propagation of a group, and the test ranks themselves."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ def fail_on(failing):
     return dist.get_rank()
 
 
-def test_a_failure_in_a_test_is_told(ranks):
+def test_exception_on_rank_is_reported(ranks):
     with pytest.raises(AssertionError, match=r"rank 1: (.|\n)*ValueError: this one"):
         ranks(2).run(fail_on, 1)
     assert ranks(2).run(fail_on, 2) == [0, 1]
@@ -40,16 +40,16 @@ def end_on(ending):
     return dist.get_rank()
 
 
-def test_a_rank_that_hangs_in_a_test_is_killed(ranks, monkeypatch):
+def test_hanging_rank_is_killed(ranks, monkeypatch):
     monkeypatch.setattr("ranks.GRACE_SECONDS", 0.2)
-    with pytest.raises(AssertionError, match=r"rank 0: has not returned, and is here:\n(.|\n)*hang_on"):
+    with pytest.raises(AssertionError, match=r"rank 0: has not returned; its stack:\n(.|\n)*hang_on"):
         ranks(2).run(hang_on, 0)
     with pytest.raises(AssertionError, match="rank 1: ended with exit code 3"):
         ranks(2).run(end_on, 1)
     assert ranks(2).run(fail_on, 2) == [0, 1]
 
 
-def test_ranks_outlive_the_directory_that_they_were_started_in(ranks, tmp_path, monkeypatch):
+def test_ranks_survive_deleted_directory(ranks, tmp_path, monkeypatch):
     ranks(2).close()
     with monkeypatch.context() as patched:
         patched.chdir(tmp_path)
@@ -60,7 +60,7 @@ def test_ranks_outlive_the_directory_that_they_were_started_in(ranks, tmp_path, 
 
 def share():
     ranks = Ranks.of(None, CPU)
-    for length in (100, 507, 508, 1015, 1016, 1017):  # some need one collective, and some two
+    for length in (100, 507, 508, 1015, 1016, 1017):  # around the size up to which one collective is enough
         own = bytes([ranks.rank]) * (ranks.rank * length)
         assert ranks.share(own) == [bytes([rank]) * (rank * length) for rank in range(ranks.size)]
     assert ranks.share(b"") == [b""] * ranks.size
@@ -74,7 +74,7 @@ def share():
     )
 
 
-def test_messages(ranks):
+def test_collectives(ranks):
     ranks(3).run(share)
 
 
@@ -105,11 +105,11 @@ def raise_on(failing, error):
         (UnprintableError(), "test_ranks.UnprintableError: <exception str() failed>"),
     ],
 )
-def test_the_cause_is_told(ranks, error, text):
+def test_error_reaches_other_ranks(ranks, error, text):
     assert ranks(2).run(raise_on, 1, error) == [f"rank 1 failed: {text}", None]
 
 
-def test_a_process_alone():
+def test_single_process():
     ranks = Ranks.of(None, CPU)
     assert (ranks.group, ranks.rank, ranks.size) == (None, 0, 1)
     assert ranks.share(b"mine") == [b"mine"]
@@ -118,7 +118,7 @@ def test_a_process_alone():
 
 
 def interrupted(where):
-    """A signal that comes while ranks talk is the program's own, a little later."""
+    """Sends SIGINT during a collective. The handler of the program is called afterwards."""
     ranks = Ranks.of(None, CPU)
     seen = []
     before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
@@ -136,12 +136,12 @@ def interrupted(where):
         signal.signal(signal.SIGINT, before)
 
 
-def test_signals_wait(ranks):
+def test_interrupts_are_deferred(ranks):
     ranks(2).run(interrupted, "inside")
     ranks(2).run(interrupted, "after")
 
 
-def test_signals_wait_in_the_main_thread_only():
+def test_interrupts_are_deferred_in_main_thread_only():
     before = signal.getsignal(signal.SIGINT)
 
     def hold():
@@ -153,7 +153,7 @@ def test_signals_wait_in_the_main_thread_only():
         assert threads.submit(hold).result() is before
 
 
-def test_ignored_signals_stay_ignored():
+def test_ignored_interrupts_stay_ignored():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with interrupts_held() as held:

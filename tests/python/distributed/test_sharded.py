@@ -1,4 +1,4 @@
-"""Checkpoints that ranks load together, each its share, bit for bit as slices of the whole."""
+"""`fst.load_sharded`: shards of every layout, groups, arguments, bytes read and sent, and buffers."""
 
 import hashlib
 import subprocess
@@ -21,7 +21,7 @@ from fst._distributed.buffers import Buffers
 from rawfile import DTYPES, assert_same, random_raw, write
 
 STRATEGIES = ["auto", "own", "exchange"]
-# Less than most tensors here, so that these are on their way in many windows.
+# Smaller than most tensors here, so that a tensor is exchanged in several windows.
 SMALL_WINDOW = 512
 
 SHAPES = [(), (0,), (1,), (3, 0), (5, 8), (8, 6), (3, 2, 4), (17,)]
@@ -29,18 +29,18 @@ RAW = {
     f"{dtype} {list(shape)}": random_raw(dtype, shape)
     for dtype in DTYPES
     for shape in SHAPES
-    # Two of these numbers are one byte.
+    # Two F4 numbers share a byte.
     if dtype != "F4" or (shape and shape[-1] % 2 == 0)
 }
 
 
 def chunk(tensor, dim, rank, size):
-    """What `torch.chunk` gives a rank, and something empty where it has fewer chunks than there are ranks."""
+    """Returns the chunk of a rank as `torch.chunk` splits a tensor, or an empty tensor if there are fewer chunks."""
     chunks = tensor.chunk(size, dim)
     return chunks[rank] if rank < len(chunks) else tensor.narrow(dim, 0, 0)
 
 
-def share(tensor, placement, rank, size):
+def shard_of(tensor, placement, rank, size):
     if isinstance(placement, Shard):
         return chunk(tensor, placement.dim, rank, size)
     return tensor if isinstance(placement, Replicate) else tensor[placement]
@@ -59,13 +59,13 @@ def replicated(name, shape):
 
 
 def mixed(name, shape):
-    """Every layout, also beside one another."""
+    """Returns a different layout for each name, chosen by its hash."""
     choices = [Replicate(), *(Shard(dim) for dim in range(-len(shape), len(shape))), None]
     return choices[hashlib.sha256(name.encode()).digest()[0] % len(choices)]
 
 
 def corners(name, shape):
-    """Another part on every rank; they overlap."""
+    """Returns a different region on each rank. The regions overlap."""
     rank = dist.get_rank()
     return tuple(slice(min(rank, size), -rank or None) for size in shape)
 
@@ -73,11 +73,11 @@ def corners(name, shape):
 def check_against_raw(path, place, options):
     rank, size = dist.get_rank(), dist.get_world_size()
     loaded = fst.load_sharded(path, place, **options)
-    wanted = {name: place(name, raw.torch_shape) for name, raw in RAW.items()}
-    assert list(loaded) == [name for name, placement in wanted.items() if placement is not None]
+    placements = {name: place(name, raw.torch_shape) for name, raw in RAW.items()}
+    assert list(loaded) == [name for name, placement in placements.items() if placement is not None]
     for name, tensor in loaded.items():
         assert tensor.is_contiguous()
-        assert_same(tensor, share(RAW[name].tensor(), wanted[name], rank, size))
+        assert_same(tensor, shard_of(RAW[name].tensor(), placements[name], rank, size))
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
@@ -93,7 +93,7 @@ def check_casts(path, strategy, device):
     rank, size = dist.get_rank(), dist.get_world_size()
     loaded = fst.load_sharded(path, rows, device=device, dtype=torch.bfloat16, strategy=strategy, window_bytes=100)
     for name, whole in fst.load_file(path, dtype=torch.bfloat16).items():
-        expected = share(whole, rows(name, whole.shape), rank, size)
+        expected = shard_of(whole, rows(name, whole.shape), rank, size)
         assert (loaded[name].dtype, loaded[name].shape) == (expected.dtype, expected.shape)
         if device == "cpu":
             assert_same(loaded[name], expected)
@@ -113,7 +113,7 @@ def test_casts(ranks, tmp_path, strategy):
 
 
 def pipeline(path, strategy):
-    """Two stages of two ranks each, of which every rank keeps some experts, and nobody the rest."""
+    """Loads two stages of two ranks each. Every rank keeps some experts, and no rank keeps the others."""
     rank = dist.get_rank()
     placements = {
         f"layers.{rank // 2}.experts.{rank % 2}.*": Replicate(),
@@ -136,7 +136,7 @@ def layers():
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_ranks_that_want_different_tensors(ranks, tmp_path, strategy):
+def test_ranks_request_different_tensors(ranks, tmp_path, strategy):
     save_file(layers(), tmp_path / "a.safetensors")
     kept = [["attention", f"experts.{expert}.up", "norm"] for expert in (0, 1)]
     expected = [[f"layers.{rank // 2}.{name}" for name in kept[rank % 2]] for rank in range(4)]
@@ -144,7 +144,7 @@ def test_ranks_that_want_different_tensors(ranks, tmp_path, strategy):
 
 
 def two_groups(paths, strategy):
-    """Two groups load two checkpoints at once."""
+    """Loads two checkpoints in two groups at the same time."""
     rank = dist.get_rank()
     groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     group = groups[rank % 2]
@@ -157,7 +157,7 @@ def two_groups(paths, strategy):
         fst.load_sharded(path, Shard(0), groups[1 - rank % 2])
     message = ""
     if rank % 2:
-        # Only one of the groups fails.
+        # Only one group fails.
         try:
             fst.load_sharded(path if rank == 1 else "missing", Shard(0), group)
         except (OSError, fst.RankError) as error:
@@ -172,7 +172,7 @@ def two_groups(paths, strategy):
     return message
 
 
-def test_groups_load_at_the_same_time(ranks, tmp_path):
+def test_concurrent_groups(ranks, tmp_path):
     paths = [tmp_path / name for name in ("a.safetensors", "b.safetensors")]
     for path in paths:
         save_file({name: tensor for name, tensor in layers().items() if tensor.dim()}, path)
@@ -183,20 +183,20 @@ def test_groups_load_at_the_same_time(ranks, tmp_path):
         assert messages[3].startswith("FileNotFoundError: ")
 
 
-def test_the_example_under_torchrun(tmp_path, python_environ):
+def test_example_under_torchrun(tmp_path, python_environ):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     program = [CHECKOUT / "examples/ranks.py", tmp_path / "model.safetensors"]
     environ = python_environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*command, *program], env=environ, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    told = [f"rank {rank}: {text}" for rank in (0, 1) for text in ("down.bias [64]", "down.weight [64, 128]")]
-    # torchrun has Python write without a buffer, so that the other rank may write before a line has its end.
-    for text in (*told, "2 ranks compute what one does"):
+    lines = [f"rank {rank}: {text}" for rank in (0, 1) for text in ("down.bias [64]", "down.weight [64, 128]")]
+    # Python writes unbuffered under torchrun, so the ranks may interleave within a line.
+    for text in (*lines, "2 ranks compute what one does"):
         assert text in done.stdout
 
 
-def test_alone(tmp_path):
-    """Without a process group."""
+def test_single_process(tmp_path):
+    """A load works without a process group."""
     tensors = layers()
     save_file(tensors, tmp_path / "a.safetensors")
     for strategy in STRATEGIES:
@@ -208,7 +208,7 @@ def test_alone(tmp_path):
 
 
 def load_inside(path):
-    """As in programs that make a model without memory first."""
+    """Loads under a default device and under inference mode."""
     for device in ("meta", "cpu"):
         with torch.device(device):
             loaded = fst.load_sharded(path, rows, strategy="exchange", window_bytes=SMALL_WINDOW)
@@ -217,7 +217,7 @@ def load_inside(path):
         assert_same(fst.load_sharded(path, rows, strategy="exchange")["a"], loaded["a"])
 
 
-def test_the_default_device_does_not_matter(ranks, tmp_path):
+def test_default_device_is_ignored(ranks, tmp_path):
     save_file({"a": torch.randn(40, 7), "b": torch.ones(())}, tmp_path / "a.safetensors")
     ranks(2).run(load_inside, tmp_path / "a.safetensors")
 
@@ -226,17 +226,17 @@ def test_names(tmp_path):
     save_file(layers(), tmp_path / "a.safetensors")
     names = ["layers.1.norm", "layers.0.norm"]
     assert list(fst.load_sharded(tmp_path / "a.safetensors", Replicate(), names=names)) == sorted(names)
-    asked = []
+    calls = []
 
     def place(name, shape):
-        asked.append((name, shape))
+        calls.append((name, shape))
         return
 
     assert fst.load_sharded(tmp_path / "a.safetensors", place, names=names) == {}
-    assert asked == [("layers.0.norm", torch.Size([4])), ("layers.1.norm", torch.Size([4]))]
+    assert calls == [("layers.0.norm", torch.Size([4])), ("layers.1.norm", torch.Size([4]))]
 
 
-def test_names_come_before_globs_and_globs_in_their_order(tmp_path):
+def test_names_precede_globs_in_order(tmp_path):
     save_file({"a.x": torch.arange(4), "a.y": torch.arange(4), "b.y": torch.arange(4)}, tmp_path / "a.safetensors")
     placements = {"a.*": slice(0, 1), "*.y": slice(0, 2), "[!c].*": None, "a.y": slice(0, 3)}
     loaded = fst.load_sharded(tmp_path / "a.safetensors", placements)
@@ -257,7 +257,7 @@ def test_names_come_before_globs_and_globs_in_their_order(tmp_path):
         ((), (5, 6)),
     ],
 )
-def test_parts(tmp_path, index, expected):
+def test_index_placements(tmp_path, index, expected):
     tensor = torch.randn(5, 6)
     save_file({"a": tensor}, tmp_path / "a.safetensors")
     loaded = fst.load_sharded(tmp_path / "a.safetensors", index)["a"]
@@ -289,7 +289,7 @@ def test_parts(tmp_path, index, expected):
         ({1: None}, TypeError, "which are str, not int"),
     ],
 )
-def test_placements_that_are_none(tmp_path, placements, error, message):
+def test_invalid_placements(tmp_path, placements, error, message):
     save_file({"a": torch.randn(5, 6)}, tmp_path / "a.safetensors")
     with pytest.raises(error, match=message):
         fst.load_sharded(tmp_path / "a.safetensors", placements)
@@ -307,14 +307,14 @@ def test_placements_that_are_none(tmp_path, placements, error, message):
         ({"window_bytes": -1}, ValueError, "window_bytes"),
     ],
 )
-def test_wrong_arguments(tmp_path, options, error, message):
+def test_invalid_arguments(tmp_path, options, error, message):
     save_file({"a": torch.randn(5, 6)}, tmp_path / "a.safetensors")
     with pytest.raises(error, match=message):
         fst.load_sharded(tmp_path / "a.safetensors", Replicate(), **options)
 
 
 def count_bytes(path, place, strategy):
-    """What this rank reads and sends of a load, and the places in the data section that it keeps and that it reads."""
+    """Counts the bytes that this rank reads and sends. Returns the counts and the offsets that it reads and keeps."""
     rank, size = dist.get_rank(), dist.get_world_size()
     plans, sent = [], 0
 
@@ -343,11 +343,10 @@ def count_bytes(path, place, strategy):
     read = torch.cat([torch.arange(0), *planned_reads(plan, rank)])
     kept, begin_byte = [torch.arange(0)], 0
     for name, shape in entries:
-        places = begin_byte + torch.arange(4 * torch.Size(shape).numel()).view(*shape, 4)
-        begin_byte += places.numel()
+        offsets = begin_byte + torch.arange(4 * torch.Size(shape).numel()).view(*shape, 4)
+        begin_byte += offsets.numel()
         if (placement := place(name, torch.Size(shape))) is not None:
-            part = share(places, placement, rank, size)
-            kept.append(part.flatten())
+            kept.append(shard_of(offsets, placement, rank, size).flatten())
     head_bytes = Path(path).stat().st_size - begin_byte
     return profile.summary().read_bytes, sent, (read - head_bytes).tolist(), torch.cat(kept).tolist()
 
@@ -369,25 +368,25 @@ def last_dimension(name, shape):
 
 
 def half(name, shape):
-    """Nobody wants the rest."""
+    """Requests half of the tensors."""
     return Shard(1) if name < "e" else None
 
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("place", [replicated, first_dimension, last_dimension, half])
-def test_every_byte_is_read_once_and_sent_only_where_it_is_kept(ranks, tmp_path, place, size):
+def test_bytes_are_read_once_and_sent_where_kept(ranks, tmp_path, place, size):
     tensors = {name: torch.randn(17, 60) for name in "abcdefgh"}
     save_file(tensors, tmp_path / "a.safetensors")
     counted = ranks(size).run(count_bytes, str(tmp_path / "a.safetensors"), place, "exchange")
-    wanted = sorted({byte for *_, kept in counted for byte in kept})
+    requested = sorted({byte for *_, kept in counted for byte in kept})
     planned = sorted(byte for _, _, read, _ in counted for byte in read)
-    assert planned == wanted
-    # A gap that is cheaper to read than to skip would be more.
-    assert sum(read_bytes for read_bytes, *_ in counted) == len(wanted)
+    assert planned == requested
+    # The reads do not include any gap between requested ranges.
+    assert sum(read_bytes for read_bytes, *_ in counted) == len(requested)
     foreign = sum(len(set(kept) - set(read)) for _, _, read, kept in counted)
     sent = sum(sent for _, sent, _, _ in counted)
     assert foreign <= sent <= foreign + size * size * 4
-    # Balanced.
+    # Ranks read about the same number of bytes.
     assert max(len(read) for _, _, read, _ in counted) - min(len(read) for _, _, read, _ in counted) < 16 * size
 
 
@@ -419,10 +418,10 @@ def check_against_safetensors(path, placements, options):
     rank, size = dist.get_rank(), dist.get_world_size()
     loaded = fst.load_sharded(path, placements[rank], **options)
     with safe_open(path, "pt") as file:
-        wanted = {name: placements[rank][name] for name in fst.tensor_names(path) if placements[rank][name] is not None}
-        assert list(loaded) == list(wanted)
-        for name, placement in wanted.items():
-            expected = share(file.get_tensor(name), placement, rank, size)
+        kept = {name: placements[rank][name] for name in fst.tensor_names(path) if placements[rank][name] is not None}
+        assert list(loaded) == list(kept)
+        for name, placement in kept.items():
+            expected = shard_of(file.get_tensor(name), placement, rank, size)
             if options["dtype"] and expected.is_floating_point():
                 expected = expected.to(options["dtype"])
             assert_same(loaded[name], expected.contiguous())
@@ -451,9 +450,9 @@ def loads(draw):
 
 @settings(max_examples=60)
 @given(load=loads())
-def test_any_load(ranks, tmp_path_factory, load):
+def test_random_loads(ranks, tmp_path_factory, load):
     size, tensors, placements, options = load
     path = tmp_path_factory.mktemp("sharded") / "a.safetensors"
-    made = {name: (torch.randn(shape) * 100).abs().to(dtype) for name, (dtype, shape) in tensors.items()}
-    save_file(made, path)
+    stored = {name: (torch.randn(shape) * 100).abs().to(dtype) for name, (dtype, shape) in tensors.items()}
+    save_file(stored, path)
     ranks(size).run(check_against_safetensors, path, placements, options)
