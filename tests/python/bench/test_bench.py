@@ -1,4 +1,4 @@
-"""The bench's own logic: small files, hand-made results, and one tiny run from end to end."""
+"""The benchmark program: workloads, digests, goals from prepared results, and a small run."""
 
 import dataclasses
 import json
@@ -40,7 +40,7 @@ MACHINE = {
 
 @pytest.fixture
 def run(tmp_path):
-    """A function that makes a run of given measurements of `dense`, each (peer, state, figures), and ceilings."""
+    """Function that builds a run from measurements of `dense`, each (peer, state, figures), and from ceilings."""
 
     def make(measurements, device="cpu", ceilings=()):
         facts = {"dense": {"title": "t", "tensors": 4, "bytes": 10**9, "selected": 0, "wanted_bytes": {"load": 10**9}}}
@@ -74,10 +74,10 @@ def verdicts(runs):
     return {goal.text: goal.verdict for goal in goals(runs)}
 
 
-# What is measured
+# Workloads and digests.
 
 
-def test_shapes_of_the_models():
+def test_workload_shapes():
     moe = WORKLOADS["moe"](64 * MIB)
     assert len(moe.tensors) == 18_867
     assert len({tensor.name for tensor in moe.tensors}) == 18_867
@@ -95,7 +95,7 @@ def test_shapes_of_the_models():
 
 
 @pytest.mark.parametrize("name", ["dense", "many"])
-def test_digests_are_those_of_the_files(name, tmp_path):
+def test_digests_match_files(name, tmp_path):
     workload = WORKLOADS[name](256 * KIB)
     made = make_checkpoint(workload, tmp_path)
     tensors = {name: tensor for path in made.paths for name, tensor in load_file(path).items()}
@@ -113,7 +113,7 @@ def test_digests_are_those_of_the_files(name, tmp_path):
     assert make_checkpoint(workload, tmp_path) == made
 
 
-def test_the_digest_sees_every_mistake():
+def test_digest_detects_changes():
     right = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.zeros(2, 3)}
     wrong = [
         {"a": right["a"]},
@@ -126,11 +126,11 @@ def test_the_digest_sees_every_mistake():
     assert len({digest(right), *map(digest, wrong)}) == 1 + len(wrong)
 
 
-# A run from end to end
+# Small runs.
 
 
 def bench(tmp_path, peers, environ, monkeypatch):
-    """One round of ten tensors by name with these peers; whether all was right, and the results."""
+    """Runs one round of `many` with the given peers. Returns True if all tensors were right, and the results."""
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     checkpoints = {"many": make_checkpoint(WORKLOADS["many"](64 * KIB), tmp_path / "cache")}
@@ -139,7 +139,7 @@ def bench(tmp_path, peers, environ, monkeypatch):
     return right, json.loads((tmp_path / "out" / "cpu.json").read_text())
 
 
-def test_a_tiny_run_has_results_and_a_report(tmp_path, python_environ, monkeypatch):
+def test_small_run(tmp_path, python_environ, monkeypatch):
     right, results = bench(tmp_path, ["fst"], python_environ, monkeypatch)
     assert right
     measured = {(entry["action"], entry["peer"]): entry for entry in results["measurements"]}
@@ -147,19 +147,19 @@ def test_a_tiny_run_has_results_and_a_report(tmp_path, python_environ, monkeypat
     assert measured["load", "fst"]["tensor_bytes"] == results["workloads"]["many"]["bytes"]
     assert all(0 < entry["load_seconds"] <= entry["load_and_read_seconds"] for entry in measured.values())
     write_report(tmp_path / "out", tmp_path / "report")
-    told = (tmp_path / "report" / "BENCHMARKS.md").read_text()
-    assert "### many: ten tensors by name, warm page cache" in told
-    assert "Nothing has been measured on a GPU here" in told
+    report = (tmp_path / "report" / "BENCHMARKS.md").read_text()
+    assert "### many: ten tensors by name, warm page cache" in report
+    assert "Nothing has been measured on a GPU here" in report
 
 
-def test_a_fast_wrong_loader_fails(tmp_path, python_environ, monkeypatch):
-    """A library that stands in for fst and changes one byte of one tensor."""
-    planted = tmp_path / "planted"
-    planted.mkdir()
-    (planted / "fst.py").write_text(
+def test_wrong_loader_fails(tmp_path, python_environ, monkeypatch):
+    """A replacement of fst that changes one byte of a tensor is detected."""
+    replacement = tmp_path / "replacement"
+    replacement.mkdir()
+    (replacement / "fst.py").write_text(
         "import torch\n"
         "from safetensors.torch import load_file\n"
-        "torch.ops.fst = type('Ops', (), {'reader': staticmethod(lambda paths, device: 'planted')})\n"
+        "torch.ops.fst = type('Ops', (), {'reader': staticmethod(lambda paths, device: 'replaced')})\n"
         "def load_files(paths, device):\n"
         "    tensors = load_file(paths[0])\n"
         "    next(iter(tensors.values())).view(torch.uint8)[0] ^= 1\n"
@@ -168,22 +168,22 @@ def test_a_fast_wrong_loader_fails(tmp_path, python_environ, monkeypatch):
         "    tensors = load_file(paths[0])\n"
         "    return [tensors[name] for name in names]\n"
     )
-    monkeypatch.setattr("fst_bench.peer._own_directory", lambda: [planted])
+    monkeypatch.setattr("fst_bench.peer._own_directory", lambda: [replacement])
     right, results = bench(tmp_path, ["fst"], python_environ, monkeypatch)
     assert not right
-    told = {entry["action"]: entry for entry in results["measurements"]}
-    assert told["load"]["failed"] == "the tensors are not those of the file"
-    assert told["select"]["load_seconds"] > 0
+    report = {entry["action"]: entry for entry in results["measurements"]}
+    assert report["load"]["failed"] == "the tensors are not those of the file"
+    assert report["select"]["load_seconds"] > 0
 
 
-def test_the_command_tells_of_a_wrong_choice():
+def test_unknown_peer():
     command = [sys.executable, "-m", "fst_bench", "--peers", "fst,nobody"]
     done = subprocess.run(command, cwd=CHECKOUT / "benches", env=os.environ, capture_output=True, text=True)
     assert done.returncode == 2
     assert "unknown peer 'nobody'" in done.stderr
 
 
-def test_a_loader_can_do_nothing_until_it_says_so():
+def test_unsupported_actions():
     with pytest.raises(UnsupportedError, match="has no cast on load"):
         Loader().cast(["x"], torch.float16, "cpu")
     with pytest.raises(UnsupportedError, match="is not installed, found none"):
@@ -192,7 +192,7 @@ def test_a_loader_can_do_nothing_until_it_says_so():
         ).open()
 
 
-# What is made of the results
+# Reports and goals.
 
 
 def test_median_and_spread(run):
@@ -202,42 +202,43 @@ def test_median_and_spread(run):
     assert made.rounds() == "4"
 
 
-def test_a_failed_round_leaves_no_figure_but_a_reason(run):
+def test_failed_round_has_reason(run):
     failed = {"failed": "the tensors are not those of the file"}
     made = run([("fst", "warm", times(1.0)), ("safetensors", "warm", times(1.0)), ("safetensors", "warm", failed)])
     assert made.figure(Cell("dense", "load", "warm", "safetensors"), "load_seconds") is None
-    told = markdown({"cpu": made})
-    assert "| safetensors 0.8.0 | - | - |" in told
-    assert "- safetensors 0.8.0: the tensors are not those of the file." in told
+    report = markdown({"cpu": made})
+    assert "| safetensors 0.8.0 | - | - |" in report
+    assert "- safetensors 0.8.0: the tensors are not those of the file." in report
 
 
-def test_goals_without_a_gpu_are_open(run):
-    told = verdicts({"cpu": run([("fst", "warm", times(1.0))])})
-    gpu = [verdict for text, verdict in told.items() if "GPU" in text or "Device" in text]
+def test_goals_without_gpu(run):
+    report = verdicts({"cpu": run([("fst", "warm", times(1.0))])})
+    gpu = [verdict for text, verdict in report.items() if "GPU" in text or "Device" in text]
     assert len(gpu) > 10
     assert set(gpu) == {"not measured here: no GPU"}
     assert (
-        told["Cold -> CPU, dense, every byte read: of the rate of direct-reads"] == "not measured here: not in this run"
+        report["Cold -> CPU, dense, every byte read: of the rate of direct-reads"]
+        == "not measured here: not in this run"
     )
 
 
 @pytest.mark.parametrize(("read", "verdict"), [(0.52, "met"), (0.54, "**missed**")])
-def test_goal_of_the_disk(run, read, verdict):
+def test_disk_goal(run, read, verdict):
     made = run([("fst", "cold", times(0.001, read))], ceilings=[("fio", 2e9)])
     assert verdicts({"cpu": made})["Cold -> CPU, dense, every byte read: of the rate of fio"] == verdict
 
 
-def test_goals_of_the_gpu(run):
+def test_gpu_goals(run):
     figures = {"beyond_host_bytes": 300 * MIB, "device_scratch_bytes": 64 * MIB}
     measured = [
         ("fst", "tmpfs", times(0.021, second_load_seconds=0.0205, **figures)),
         ("instanttensor", "tmpfs", times(0.0209)),
         ("safetensors", "tmpfs", times(0.2)),
     ]
-    told = verdicts({"cuda": run(measured, device="cuda", ceilings=[("pinned-to-device", 50e9)])})
-    assert told["tmpfs -> GPU, dense: of the pinned rate"] == "met"
-    assert told["tmpfs -> GPU, dense, second load in a process: of the pinned rate"] == "met"
-    assert told["tmpfs -> GPU, dense: ahead of every peer"] == "**missed**"
-    assert told["Host memory of a load to the GPU, largest of all"] == "**missed**"
-    assert told["Device memory beyond the tensors, largest of all"] == "met"
-    assert told["Adapter -> GPU, second load in a process"] == "not measured here: not in this run"
+    report = verdicts({"cuda": run(measured, device="cuda", ceilings=[("pinned-to-device", 50e9)])})
+    assert report["tmpfs -> GPU, dense: of the pinned rate"] == "met"
+    assert report["tmpfs -> GPU, dense, second load in a process: of the pinned rate"] == "met"
+    assert report["tmpfs -> GPU, dense: ahead of every peer"] == "**missed**"
+    assert report["Host memory of a load to the GPU, largest of all"] == "**missed**"
+    assert report["Device memory beyond the tensors, largest of all"] == "met"
+    assert report["Adapter -> GPU, second load in a process"] == "not measured here: not in this run"

@@ -1,4 +1,4 @@
-"""The simulation: what it counts is what ranks do, and its clock follows from the rates."""
+"""The simulation: equality with the collectives and reads of real ranks, and times from given rates."""
 
 import contextlib
 import json
@@ -34,8 +34,9 @@ CLUSTER = Cluster(node_ranks=2)
 
 
 def small(name):
-    """A model with names and dtypes of a large one, in two files. What one rank keeps lies either one behind the other,
-    or so far apart that what is between is not read too.
+    """Returns a small model with the names and dtypes of a large one, in two files.
+
+    The ranges that a rank keeps are adjacent, or too far apart for a reader to read the gap.
     """
     if name == "llama-70b":
         tensors = sorted(specs(llama(3, 128, 224, 64, 136)), key=lambda tensor: len(tensor.shape))
@@ -52,7 +53,7 @@ def small(name):
 
 
 def write(model, folder):
-    """The files of a model, with random data."""
+    """Writes the files of a model with random data."""
     paths = [folder / f"model-{number:05d}-of-{len(model.files):05d}.safetensors" for number in (1, 2)]
     for path, tensors in zip(paths, model.files, strict=True):
         size = sum(tensor.size_bytes for tensor in tensors)
@@ -62,12 +63,12 @@ def write(model, folder):
 
 @contextlib.contextmanager
 def recorded():
-    """Collects the collectives that carry windows, with the sizes they are called with."""
+    """Records the collectives of windows with their sizes."""
     calls = []
     broadcast, exchange = dist.broadcast, dist.all_to_all_single
 
     def recorded_broadcast(data, *arguments, **options):
-        # A gathering is a broadcast from each rank.
+        # A gather is a broadcast from each rank.
         if options.get("async_op"):
             if options["group_src"] == 0:
                 calls.append(("gather", [data.numel()], [0]))
@@ -98,7 +99,7 @@ def placement_of(shard):
 
 def load(paths, requests):
     """Loads this rank's shards, checks them, and returns its collective calls and the number of bytes it read."""
-    # As for a GPU, nothing is mapped.
+    # Loads to a GPU do not map files either.
     os.environ["FST_READER"] = "pread"
     rank, size = dist.get_rank(), dist.get_world_size()
     shards = dict(requests[rank])
@@ -117,7 +118,7 @@ def load(paths, requests):
 
 
 def calls_of(window, rank):
-    """How a rank calls the collective of a window, by what the simulation says."""
+    """Returns the call of a rank for the collective of a simulated window."""
     if window.collective == "gather":
         return "gather", [int(window.send_bytes[rank])], [int(window.received_bytes[rank])]
     return "exchange", window.sent_bytes[rank].tolist(), window.sent_bytes[:, rank].tolist()
@@ -125,7 +126,7 @@ def calls_of(window, rank):
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
-def test_ranks_do_what_the_simulation_says(layout, size, ranks, tmp_path):
+def test_ranks_match_simulation(layout, size, ranks, tmp_path):
     model = small(layout.model)
     paths = write(model, tmp_path)
     (tmp_path / "sparse").mkdir()
@@ -142,7 +143,7 @@ def test_ranks_do_what_the_simulation_says(layout, size, ranks, tmp_path):
     assert tally.sent_bytes == tally.needed_bytes([places.kept(own, rank, size) for rank, own in enumerate(requests)])
 
 
-def test_models_are_the_published_ones():
+def test_models_match_published_sizes():
     llama_70b, deepseek = (MODELS[name]() for name in ("llama-70b", "deepseek-671b"))
     assert (len(list(llama_70b.tensors)), llama_70b.size_bytes) == (723, 141_107_412_992)
     assert len(list(deepseek.tensors)) == 91_991
@@ -154,7 +155,7 @@ def test_models_are_the_published_ones():
 
 
 @pytest.mark.parametrize("ranks", [1, 3, 256, 512])
-def test_every_expert_has_a_rank(ranks):
+def test_experts_are_spread_over_ranks(ranks):
     model = Model("", "", (tuple(specs({f"mlp.experts.{expert}.up_proj.weight": (1,) for expert in range(256)})),))
     layout = next(layout for layout in LAYOUTS if layout.name == "experts-replicated")
     requests = layout.requests(model, Cluster().places(ranks))
@@ -163,7 +164,7 @@ def test_every_expert_has_a_rank(ranks):
     assert set(owners.values()) == {max(1, ranks // 256)}
 
 
-def test_kept_bytes_are_those_of_the_tensors():
+def test_kept_bytes_match_tensors():
     tensors = specs({"a": (6, 10), "b": (4,), "c": (3, 4, 5)})
     kept = Places(Model("", "", (tensors,))).kept(
         [ShardRequest("a", Region((0, 3), (6, 4))), ShardRequest("b", Whole()), ShardRequest("c", Chunk(1))], 1, 2
@@ -180,7 +181,7 @@ def test_kept_bytes_are_those_of_the_tensors():
 
 
 def window(collective, read, sent, ranks):
-    """One in which every rank reads `read` bytes and sends `sent` to every other."""
+    """Returns a window in which each rank reads `read` bytes and sends `sent` bytes to each other rank."""
     reads = torch.tensor([[rank, 0, 0, read] for rank in range(ranks)])
     matrix = torch.full((ranks, ranks), sent).fill_diagonal_(0)
     if collective == "gather":
@@ -200,50 +201,50 @@ RATES = Cluster(
 )
 
 
-def test_reading_takes_as_long_as_what_is_shared_needs():
-    told = Clock(RATES, 4).of([window("none", 100, 0, 4)])
-    assert (told.read, told.exchange, told.bottleneck) == (pytest.approx(4), pytest.approx(0), "storage")
+def test_shared_storage_bounds_reads():
+    times = Clock(RATES, 4).of([window("none", 100, 0, 4)])
+    assert (times.read, times.exchange, times.bottleneck) == (pytest.approx(4), pytest.approx(0), "storage")
     one_node = replace(RATES, storage_bytes_per_second=1e9)
-    told = Clock(one_node, 4).of([window("none", 100, 0, 4)])
-    assert (told.read, told.bottleneck) == (pytest.approx(200 / 60), "storage of a node")
-    told = Clock(one_node, 1).of([window("none", 100, 0, 1)])
-    assert (told.read, told.bottleneck) == (pytest.approx(2.5), "PCIe")
+    times = Clock(one_node, 4).of([window("none", 100, 0, 4)])
+    assert (times.read, times.bottleneck) == (pytest.approx(200 / 60), "storage of a node")
+    times = Clock(one_node, 1).of([window("none", 100, 0, 1)])
+    assert (times.read, times.bottleneck) == (pytest.approx(2.5), "PCIe")
 
 
-def test_bytes_cross_the_links_between_their_ranks():
-    # Each rank sends to two of the other node, so a node sends four times and gets as much.
+def test_links_bound_exchanges():
+    # Each rank sends to two ranks of the other node, so a node sends and receives four times.
     assert Clock(RATES, 4).of([window("exchange", 0, 10, 4)]).exchange == pytest.approx(4 * 10 / 20)
-    # A ring brings each byte into a node once.
+    # A ring sends each byte to a node once.
     assert Clock(RATES, 4).of([window("gather", 0, 10, 4)]).exchange == pytest.approx(2 * 10 / 20)
-    told = Clock(RATES, 2).of([window("exchange", 0, 10, 2)])
-    assert (told.exchange, told.bottleneck) == (pytest.approx(10 / 200), "NVLink")
-    told = Clock(replace(RATES, collective_seconds=7), 2).of([window("exchange", 0, 10, 2)])
-    assert (told.exchange, told.bottleneck) == (pytest.approx(7), "latency")
+    times = Clock(RATES, 2).of([window("exchange", 0, 10, 2)])
+    assert (times.exchange, times.bottleneck) == (pytest.approx(10 / 200), "NVLink")
+    times = Clock(replace(RATES, collective_seconds=7), 2).of([window("exchange", 0, 10, 2)])
+    assert (times.exchange, times.bottleneck) == (pytest.approx(7), "latency")
 
 
-def test_a_window_is_read_while_the_one_before_is_on_its_way():
+def test_reads_overlap_exchanges():
     read, sent = 100, 40  # four seconds each, of storage and of the network: 8 * 10 / 20
-    told = Clock(RATES, 4).of([window("exchange", read, sent // 2, 4)] * 5)
-    assert (told.read, told.exchange) == (pytest.approx(20), pytest.approx(20))
-    assert told.total == pytest.approx(24)
+    times = Clock(RATES, 4).of([window("exchange", read, sent // 2, 4)] * 5)
+    assert (times.read, times.exchange) == (pytest.approx(20), pytest.approx(20))
+    assert times.total == pytest.approx(24)
 
 
-def test_who_reads_all_has_the_page_cache_of_the_node():
-    told = Clock(RATES, 4).everyone_reads_all(100)
-    assert (told.total, told.bottleneck) == (pytest.approx(2.5), "PCIe")
-    told = Clock(RATES, 20).everyone_reads_all(100)
-    assert (told.total, told.bottleneck) == (pytest.approx(10), "storage")
+def test_each_rank_reads_all():
+    times = Clock(RATES, 4).everyone_reads_all(100)
+    assert (times.total, times.bottleneck) == (pytest.approx(2.5), "PCIe")
+    times = Clock(RATES, 20).everyone_reads_all(100)
+    assert (times.total, times.bottleneck) == (pytest.approx(10), "storage")
 
 
-def test_a_small_simulation_has_tables_and_a_chart(tmp_path, monkeypatch):
+def test_report_and_chart(tmp_path, monkeypatch):
     for name in MODELS:
         monkeypatch.setitem(MODELS, name, partial(small, name))
     result = simulated(LAYOUTS, (1, 4), CLUSTER, WINDOW_BYTES, "a command")
     (tmp_path / SIMULATION).write_text(json.dumps(result))
     write_report(tmp_path, tmp_path)
-    told = (tmp_path / "BENCHMARKS.md").read_text()
+    times = (tmp_path / "BENCHMARKS.md").read_text()
     for layout in LAYOUTS:
-        assert f"### {layout.model}, {layout.title}" in told
+        assert f"### {layout.model}, {layout.title}" in times
     assert (tmp_path / "docs" / "images" / "simulation.png").stat().st_size > 10_000
     by_ranks = {load["ranks"]: load for load in result["loads"] if load["layout"] == "dense-replicated"}
     assert by_ranks[1]["sent_share"] is None

@@ -1,4 +1,4 @@
-"""The command `fst`: what it prints, writes and exits with, and that a shell gets it."""
+"""The command `fst`: output, files and exit codes."""
 
 import json
 import os
@@ -27,8 +27,8 @@ WEIGHTS = {
 
 
 @dataclass(frozen=True)
-class Done:
-    """How a command ended."""
+class Result:
+    """Result of a command."""
 
     returncode: int
     stdout: str
@@ -36,22 +36,24 @@ class Done:
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Done]:
-    """Runs `fst` with arguments in the test's directory, in this process, which has imported PyTorch already."""
+def command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., Result]:
+    """Runs `fst` in this process, which has imported PyTorch, in the directory of the test."""
 
-    def run(*arguments: object) -> Done:
+    def run(*arguments: object) -> Result:
         monkeypatch.chdir(tmp_path)
         capsys.readouterr()
         with pytest.raises(SystemExit) as end:
             cli.main([str(argument) for argument in arguments])
-        return Done(end.value.code, *capsys.readouterr())
+        return Result(end.value.code, *capsys.readouterr())
 
     return run
 
 
 @pytest.fixture
 def shell(python_environ: dict[str, str], tmp_path: Path) -> Callable[[str], subprocess.CompletedProcess[str]]:
-    """Runs a line of Bash in the test's directory, in which `fst` is the command."""
+    """Runs a line of Bash with the command `fst` in the directory of the test."""
 
     def run(line: str) -> subprocess.CompletedProcess[str]:
         command = f'fst() {{ "{sys.executable}" -m fst "$@"; }}; {line}'
@@ -71,7 +73,7 @@ def model(tmp_path):
 
 @pytest.fixture
 def sharded(tmp_path):
-    """The same in two files with an index."""
+    """The same tensors in two files with an index."""
     directory = tmp_path / "sharded"
     directory.mkdir()
     names = {
@@ -86,7 +88,7 @@ def sharded(tmp_path):
     return index
 
 
-def test_inspect_for_people(command, model):
+def test_inspect_text(command, model):
     done = command("inspect", model)
     assert done.returncode == 0
     assert re.search(r"^layers\.0\.weight\s+F32\s+\[4, 3\]\s+48 B$", done.stdout, re.MULTILINE)
@@ -95,35 +97,35 @@ def test_inspect_for_people(command, model):
     assert "format = pt" in done.stdout
 
 
-def test_inspect_for_programs(command, sharded):
-    facts = json.loads(command("inspect", sharded.parent, "--json").stdout)
-    assert facts["total"] == {"tensors": 3, "parameters": 19, "bytes": 68}
-    first = facts["tensors"][0]
+def test_inspect_json(command, sharded):
+    shown = json.loads(command("inspect", sharded.parent, "--json").stdout)
+    assert shown["total"] == {"tensors": 3, "parameters": 19, "bytes": 68}
+    first = shown["tensors"][0]
     assert (first["name"], first["dtype"], first["shape"], first["bytes"]) == ("layers.0.weight", "F32", [4, 3], 48)
     assert first["path"].endswith("model-00001-of-00002.safetensors")
-    assert len(facts["files"]) == 2
+    assert len(shown["files"]) == 2
 
 
-def test_inspect_knows_every_dtype(command, tmp_path):
-    """Those too that PyTorch cannot hold."""
+def test_inspect_every_dtype(command, tmp_path):
+    """inspect shows dtypes that PyTorch does not support, too."""
     write(tmp_path / "all.safetensors", {name: random_raw(name, (2, 4)) for name in DTYPES})
-    facts = json.loads(command("inspect", "all.safetensors", "--json").stdout)
-    assert {tensor["name"]: (tensor["dtype"], tensor["shape"]) for tensor in facts["tensors"]} == {
+    shown = json.loads(command("inspect", "all.safetensors", "--json").stdout)
+    assert {tensor["name"]: (tensor["dtype"], tensor["shape"]) for tensor in shown["tensors"]} == {
         name: (name, [2, 4]) for name in DTYPES
     }
 
 
-def test_inspect_some_names(command, model):
-    facts = json.loads(command("inspect", model, "--json", "--names", "layers.*").stdout)
-    assert sorted(tensor["name"] for tensor in facts["tensors"]) == ["layers.0.weight", "layers.1.weight"]
+def test_inspect_names(command, model):
+    shown = json.loads(command("inspect", model, "--json", "--names", "layers.*").stdout)
+    assert sorted(tensor["name"] for tensor in shown["tensors"]) == ["layers.0.weight", "layers.1.weight"]
 
 
-def test_inspect_ends_with_its_reader(shell, model):
+def test_inspect_ends_with_closed_pipe(shell, model):
     done = shell(f"fst inspect {model} | true; exit ${{PIPESTATUS[0]}}")
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_verify_says_that_all_is_well(command, model, sharded):
+def test_verify_valid_files(command, model, sharded):
     done = command("verify", model, sharded, sharded.parent)
     assert done.returncode == 0, done.stdout
     assert done.stdout.endswith("all is well\n")
@@ -144,7 +146,7 @@ def absent(path):
 
 
 @pytest.mark.parametrize("spoil", [cut_off, garbled, absent])
-def test_verify_finds_the_file_that_is_wrong(command, sharded, spoil):
+def test_verify_invalid_file(command, sharded, spoil):
     wrong = sharded.parent / "model-00002-of-00002.safetensors"
     spoil(wrong)
     done = command("verify", sharded)
@@ -154,7 +156,7 @@ def test_verify_finds_the_file_that_is_wrong(command, sharded, spoil):
     assert re.search(r"^\d+ checks? failed$", done.stdout, re.MULTILINE)
 
 
-def test_verify_compares_the_index_with_the_files(command, sharded):
+def test_verify_index(command, sharded):
     index = json.loads(sharded.read_text())
     index["weight_map"]["layers.9.weight"] = "model-00001-of-00002.safetensors"
     sharded.write_text(json.dumps(index))
@@ -164,7 +166,7 @@ def test_verify_compares_the_index_with_the_files(command, sharded):
     assert "layers.9.weight" in done.stdout
 
 
-def test_verify_looks_for_numbers_that_are_none(command, tmp_path):
+def test_verify_finite(command, tmp_path):
     values = {
         "good": torch.ones(3),
         "bad": torch.tensor([1.0, float("nan")]),
@@ -180,7 +182,7 @@ def test_verify_looks_for_numbers_that_are_none(command, tmp_path):
     )
 
 
-def test_load_tells_its_time_and_its_bottleneck(command, model, tmp_path):
+def test_load_summary(command, model, tmp_path):
     done = command("load", model, "--dtype", "float16", "--repeat", "2", "--trace", "load.json")
     assert done.returncode == 0, done.stderr
     assert len(re.findall(r"^3 tensors, 44 B on cpu in \d+\.\d{3} s", done.stdout, re.MULTILINE)) == 2
@@ -191,7 +193,7 @@ def test_load_tells_its_time_and_its_bottleneck(command, model, tmp_path):
 
 
 @pytest.mark.gpu
-def test_load_to_a_gpu(command, model):
+def test_load_to_gpu(command, model):
     assert "3 tensors, 68 B on cuda:0" in command("load", model, "--device", "cuda").stdout
 
 
@@ -214,7 +216,7 @@ def test_convert_from_pytorch(command, tmp_path, legacy):
 
 
 def test_convert_runs_no_code(command, tmp_path):
-    """A pickle that would make a file."""
+    """A pickle with code is rejected and does not run."""
 
     class Bomb:
         def __reduce__(self):
@@ -227,7 +229,7 @@ def test_convert_runs_no_code(command, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_convert_tells_that_a_file_is_cut_off(command, tmp_path):
+def test_convert_truncated_file(command, tmp_path):
     (tmp_path / "empty.bin").touch()
     done = command("convert", "empty.bin", "empty.safetensors")
     assert done.returncode == 1
@@ -252,7 +254,7 @@ def test_convert_casts(command, model, tmp_path):
     torch.testing.assert_close(loaded, expected, rtol=0, atol=0)
 
 
-def test_convert_refuses_a_name_twice(command, model, tmp_path):
+def test_convert_duplicate_name(command, model, tmp_path):
     torch.save({"step": torch.tensor(8)}, tmp_path / "other.pt")
     done = command("convert", model, "other.pt", "both.safetensors")
     assert done.returncode == 1
@@ -260,7 +262,7 @@ def test_convert_refuses_a_name_twice(command, model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "message"),
     [
         ([], 2, "usage: fst"),
         (["inspect"], 2, "PATH"),
@@ -270,15 +272,15 @@ def test_convert_refuses_a_name_twice(command, model, tmp_path):
         (["load", "nowhere.safetensors"], 1, "nowhere.safetensors"),
     ],
 )
-def test_wrong_use_is_told(command, arguments, code, told):
+def test_invalid_arguments(command, arguments, code, message):
     done = command(*arguments)
     assert done.returncode == code
-    assert told in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_shell_gets_what_the_command_says(shell, model):
-    """From Python's own entry to the code that the process exits with."""
+def test_shell_gets_output_and_exit_code(shell, model):
+    """A shell gets the output and the exit code of the process."""
     done = shell("fst inspect model.safetensors --names step && fst inspect nowhere.safetensors")
     assert done.returncode == 1
     assert "1 tensor in 1 file" in done.stdout

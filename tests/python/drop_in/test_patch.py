@@ -1,4 +1,4 @@
-"""Programs that call safetensors, unchanged: they go through fst while it is patched, and only then."""
+"""`fst.patch`: unmodified programs that call safetensors use fst while the patch is active."""
 
 import sys
 import threading
@@ -37,12 +37,12 @@ def path(tmp_path):
     return path
 
 
-def patched():
+def is_patched():
     return safetensors.safe_open is not ORIGINALS["safe_open"]
 
 
-def bound():
-    """Everything of safetensors that any module has, by module and name."""
+def references():
+    """Returns all references of imported modules to functions of safetensors, by module and name."""
     found = {}
     for module_name, module in list(sys.modules.items()):
         namespace = getattr(module, "__dict__", None)
@@ -52,15 +52,15 @@ def bound():
     return found
 
 
-def tensors_of(function):
-    """How many tensors fst brought while a function ran, by its own account, and what the function returned."""
+def count_tensors(function):
+    """Calls a function. Returns the number of tensors that fst has loaded for it, and its result."""
     with fst.profile() as p:
         result = function()
     return p.summary().tensors, result
 
 
 @pytest.mark.parametrize("load", ["load_file", "load_model", "safe_open", "numpy"])
-def test_what_is_loaded(path, load):
+def test_loads_use_fst(path, load):
     def run():
         if load == "load_file":
             return safetensors.torch.load_file(path)
@@ -74,19 +74,19 @@ def test_what_is_loaded(path, load):
             with safetensors.safe_open(path, framework="np") as file:
                 return {"a": torch.from_numpy(file.get_tensor("a").copy())}
         with safetensors.safe_open(path, framework="pt") as file:
-            assert isinstance(file, safetensors.safe_open) or not patched()
+            assert isinstance(file, safetensors.safe_open) or not is_patched()
             assert file.metadata() == {"format": "pt"}
             return {name: file.get_slice(name)[:] for name in file.keys()}  # noqa: SIM118
 
     with fst.patch():
-        count, loaded = tensors_of(run)
+        count, loaded = count_tensors(run)
     assert count == len(loaded)
     for name, tensor in loaded.items():
         assert_same(tensor, TENSORS[name])
-    assert tensors_of(run)[0] == 0
+    assert count_tensors(run)[0] == 0
 
 
-def test_what_is_saved(tmp_path, monkeypatch):
+def test_saves_use_fst(tmp_path, monkeypatch):
     import fst.torch
 
     saved = []
@@ -106,8 +106,8 @@ def test_what_is_saved(tmp_path, monkeypatch):
     assert paths[0].read_bytes() == paths[1].read_bytes() == paths[2].read_bytes()
 
 
-def test_what_fst_lacks_is_left_to_safetensors(path):
-    """Other frameworks, whose packages are not needed to be told so."""
+def test_other_frameworks_use_safetensors(path):
+    """safetensors handles frameworks that fst does not support."""
     with pytest.raises(Exception) as original:  # noqa: PT011
         safetensors.safe_open(path, framework="cobol")
     with fst.patch(), pytest.raises(type(original.value), match="cobol") as replaced:
@@ -116,7 +116,7 @@ def test_what_fst_lacks_is_left_to_safetensors(path):
 
 
 def test_errors(tmp_path):
-    """What programs expect of safetensors."""
+    """Errors have the classes that safetensors raises."""
     bad = tmp_path / "bad.safetensors"
     bad.write_bytes(b"\xff" * 20)
     with fst.patch():
@@ -128,37 +128,37 @@ def test_errors(tmp_path):
             safetensors.torch.load_file(tmp_path / "none.safetensors")
 
 
-def test_names_that_modules_have(path):
-    """Under whatever name, and also in modules that are imported while it is patched."""
+def test_references_in_modules(path):
+    """References under any name are replaced, also in modules imported while the patch is active."""
     before = types.ModuleType("bound_before")
     exec("from safetensors import safe_open as opener; from safetensors.torch import load_file as f", before.__dict__)
     sys.modules["bound_before"] = before
     try:
-        everything = bound()
+        everything = references()
         with fst.patch():
             assert before.opener is safetensors.safe_open is safetensors.torch.safe_open is safetensors.numpy.safe_open
             assert before.f is safetensors.torch.load_file
-            assert bound() == {}
+            assert references() == {}
             later = types.ModuleType("bound_later")
             exec("from safetensors import safe_open as opener; from safetensors.torch import save_file", later.__dict__)
             sys.modules["bound_later"] = later
             assert later.opener is safetensors.safe_open
-            # Kept where nobody looks.
+            # References that the patch cannot find.
             kept = [safetensors.safe_open, safetensors.torch.load_file]
         later_names = {
             ("bound_later", "opener"): ORIGINALS["safe_open"],
             ("bound_later", "save_file"): ORIGINALS["save_file"],
         }
-        assert bound() == everything | later_names
+        assert references() == everything | later_names
         assert isinstance(kept[0](path, framework="pt"), ORIGINALS["safe_open"])
-        assert tensors_of(lambda: kept[1](path))[0] == 0
+        assert count_tensors(lambda: kept[1](path))[0] == 0
     finally:
         for name in ("bound_before", "bound_later"):
             sys.modules.pop(name, None)
 
 
-def test_what_others_put_there_stays():
-    """Another who replaces the same function meanwhile is not undone."""
+def test_other_replacements_are_kept():
+    """unpatch does not undo another replacement of the same function."""
     fst.patch()
     mine = object()
     safetensors.torch.load_file = mine
@@ -170,7 +170,7 @@ def test_what_others_put_there_stays():
         safetensors.torch.load_file = ORIGINALS["load_file"]
 
 
-def test_modules_that_load_when_asked_are_not_asked():
+def test_lazy_modules_are_not_imported():
     class Lazy(types.ModuleType):
         def __getattribute__(self, name):
             raise AssertionError(f"asked for {name}")
@@ -179,57 +179,57 @@ def test_modules_that_load_when_asked_are_not_asked():
     sys.modules["no_module"] = 3
     try:
         with fst.patch():
-            assert patched()
+            assert is_patched()
     finally:
         del sys.modules["lazy_one"], sys.modules["no_module"]
 
 
-def test_blocks_nest():
+def test_nested_blocks():
     with fst.patch():
         inside = safetensors.safe_open
         with fst.patch():
             assert safetensors.safe_open is inside
         assert safetensors.safe_open is inside
-    assert not patched()
+    assert not is_patched()
     with pytest.raises(KeyError), fst.patch():
         raise KeyError
-    assert not patched()
+    assert not is_patched()
 
 
-def test_one_object_for_several_blocks():
+def test_reused_context_manager():
     both = fst.patch()
     with both:
         with both:
-            assert patched()
-        assert patched()
-    assert not patched()
+            assert is_patched()
+        assert is_patched()
+    assert not is_patched()
     with both:
-        assert patched()
-    assert not patched()
+        assert is_patched()
+    assert not is_patched()
 
 
-def test_calls():
-    """A call is a switch, however often it is made; a block is a block."""
+def test_calls_and_blocks():
+    """Calls switch the patch on and off once. Blocks nest."""
     fst.unpatch()
     fst.patch()
     fst.patch()
-    assert patched()
+    assert is_patched()
     with fst.patch():
-        assert patched()
-    assert patched()
+        assert is_patched()
+    assert is_patched()
     with fst.patch():
         fst.unpatch()
-        assert patched()
-    assert not patched()
+        assert is_patched()
+    assert not is_patched()
     fst.unpatch()
-    assert not patched()
+    assert not is_patched()
 
 
-def test_it_can_be_repeated(path):
+def test_repeated_patches(path):
     for _ in range(3):
         with fst.patch():
-            assert tensors_of(lambda: safetensors.torch.load_file(path))[0] == 2
-        assert tensors_of(lambda: safetensors.torch.load_file(path))[0] == 0
+            assert count_tensors(lambda: safetensors.torch.load_file(path))[0] == 2
+        assert count_tensors(lambda: safetensors.torch.load_file(path))[0] == 0
 
 
 def test_threads(path, run_threads):
@@ -239,17 +239,17 @@ def test_threads(path, run_threads):
         started.wait()
         for _ in range(20):
             with fst.patch():
-                assert patched()
+                assert is_patched()
                 with safetensors.safe_open(path, framework="pt") as file:
                     assert isinstance(file, fst.safe_open)
                     assert_same(file.get_tensor("a"), TENSORS["a"])
 
     run_threads(work, 8)
-    assert not patched()
+    assert not is_patched()
 
 
 def test_without_safetensors(run_python):
-    """The error says what is missing, and nothing is half done."""
+    """Without safetensors patch raises an ImportError and changes nothing."""
     run_python("""
 import sys
 sys.modules["safetensors"] = None

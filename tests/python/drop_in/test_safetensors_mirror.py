@@ -1,4 +1,4 @@
-"""fst.torch and fst.numpy are to programs what safetensors.torch and safetensors.numpy are: the same tests for both."""
+"""`fst.torch` and `fst.numpy`: the same tests for them and for safetensors.torch and safetensors.numpy."""
 
 import importlib
 import inspect
@@ -27,7 +27,7 @@ PAIRS = list(itertools.product([safetensors.torch, fst.torch], repeat=2))
 EACH_PAIR = pytest.mark.parametrize(
     ("writer", "reader"), PAIRS, ids=[f"{a.__name__} to {b.__name__}" for a, b in PAIRS]
 )
-# Both of NumPy and of the format.
+# Dtypes of both NumPy and the format.
 NUMPY_DTYPES = ["bool", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", "c8"]
 
 
@@ -42,7 +42,7 @@ def every_dtype():
 
 
 @pytest.mark.parametrize("name", ["torch", "numpy"])
-def test_every_function_is_there_with_its_signature(name):
+def test_functions_and_signatures_match(name):
     theirs, ours = importlib.import_module(f"safetensors.{name}"), importlib.import_module(f"fst.{name}")
     functions = {
         name: function
@@ -56,7 +56,7 @@ def test_every_function_is_there_with_its_signature(name):
         assert actual == expected, name
 
 
-def test_errors_are_theirs_too():
+def test_error_class():
     assert fst.torch.SafetensorError is fst.numpy.SafetensorError is fst.SafetensorError
     assert issubclass(fst.SafetensorError, safetensors.SafetensorError)
 
@@ -65,7 +65,7 @@ def test_errors_are_theirs_too():
 
 
 @pytest.mark.parametrize("metadata", [None, {}, {"é": 'a\n"\u2028\x7f'}])
-def test_files_are_the_same_bytes(tmp_path, metadata):
+def test_files_are_identical(tmp_path, metadata):
     tensors = every_dtype() | {'é"\\/\t\u2028\x01\x7f😀\b\f': torch.ones(()), "": torch.ones(1), "z": torch.ones(3)}
     expected = safetensors.torch.save(tensors, metadata)
     assert fst.torch.save(tensors, metadata) == expected
@@ -74,8 +74,8 @@ def test_files_are_the_same_bytes(tmp_path, metadata):
     assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes() == expected
 
 
-def test_metadata_is_in_the_order_of_its_keys(tmp_path):
-    """Where safetensors has it in any order, so that two saves may differ."""
+def test_metadata_is_sorted(tmp_path):
+    """Metadata is sorted. The order of safetensors varies between saves."""
     metadata = {key: key for key in "zéaA😀"}
     saved = fst.torch.save({"a": torch.ones(1)}, metadata)
     header = json.loads(saved[8 : 8 + int.from_bytes(saved[:8], "little")])
@@ -92,18 +92,18 @@ def test_metadata_is_in_the_order_of_its_keys(tmp_path):
     ),
     st.none() | st.dictionaries(st.text("ab\n\0é", max_size=3), st.text(st.characters(codec="utf-8")), max_size=1),
 )
-def test_any_tensors_are_the_same_bytes(cases, metadata):
+def test_random_files_are_identical(cases, metadata):
     tensors = {}
     for name, (dtype, shape) in cases.items():
         tensors[name] = random_raw(dtype, (*shape, 2) if dtype == "F4" else tuple(shape)).tensor()
     saved = fst.torch.save(tensors, metadata)
-    # With neither tensors nor entries safetensors leaves the rules of JSON.
+    # Without tensors and entries safetensors writes invalid JSON.
     assert (not tensors and metadata == {}) or saved == safetensors.torch.save(tensors, metadata)
     assert_all_same(fst.torch.load(saved), tensors)
 
 
 @EACH_PAIR
-def test_what_one_saves_the_other_loads(tmp_path, writer, reader):
+def test_files_are_interchangeable(tmp_path, writer, reader):
     tensors = every_dtype()
     writer.save_file(tensors, tmp_path / "m.safetensors", metadata={"format": "pt"})
     assert_all_same(reader.load_file(tmp_path / "m.safetensors"), tensors)
@@ -111,16 +111,15 @@ def test_what_one_saves_the_other_loads(tmp_path, writer, reader):
     with reader.safe_open(tmp_path / "m.safetensors", framework="pt") as file:
         assert file.metadata() == {"format": "pt"}
         assert sorted(file.keys()) == sorted(tensors)
-    # Of these safetensors loads fewer dtypes from memory, and with this backend.
+    # safetensors loads fewer dtypes from memory and with the backend pread.
     some = {name: tensor for name, tensor in tensors.items() if not name.startswith(("F4 ", "F8_E8M0 "))}
     assert_all_same(reader.load(writer.save(some)), some)
     writer.save_file(some, tmp_path / "some.safetensors")
     assert_all_same(reader.load_file(tmp_path / "some.safetensors", backend="pread"), some)
 
 
-@pytest.mark.usefixtures("reader", "chunks")
 @BOTH_TORCH
-def test_tensors_from_memory_are_the_callers(module):
+def test_tensors_from_bytes_are_independent(module):
     saved = module.save({"a": torch.arange(4), "b": torch.ones(2, 3)})
     first, second = module.load(saved), module.load(saved)
     first["a"].zero_()
@@ -128,7 +127,8 @@ def test_tensors_from_memory_are_the_callers(module):
     assert_all_same(module.load(saved), second)
 
 
-def test_every_dtype_from_memory(reader):
+@pytest.mark.usefixtures("reader_and_chunks")
+def test_every_dtype_from_bytes():
     assert_all_same(fst.torch.load(fst.torch.save(every_dtype())), every_dtype())
 
 
@@ -141,7 +141,7 @@ def test_no_tensors(tmp_path, module):
 
 SHARED = torch.arange(6.0)
 SAVED = {"a": torch.ones(1)}
-REFUSED = {
+INVALID = {
     "a list": ([torch.ones(1)], None, ValueError, ".*list"),
     "a number": ({"a": 1}, None, ValueError, ".*a.*int"),
     "a sparse tensor": ({"a": torch.ones(2).to_sparse()}, None, ValueError, ".*sparse.*'a'.*to_dense"),
@@ -158,9 +158,9 @@ REFUSED = {
 
 
 @BOTH_TORCH
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_saved(tmp_path, module, case):
-    tensors, metadata, error, message = REFUSED[case]
+@pytest.mark.parametrize("case", INVALID)
+def test_invalid_arguments_of_save(tmp_path, module, case):
+    tensors, metadata, error, message = INVALID[case]
     with pytest.raises(error, match=message):
         module.save(tensors, metadata)
     with pytest.raises(error, match=message):
@@ -169,7 +169,7 @@ def test_what_is_not_saved(tmp_path, module, case):
 
 
 @BOTH_TORCH
-def test_where_nothing_is_saved(tmp_path, module):
+def test_invalid_paths_of_save(tmp_path, module):
     for path in (tmp_path / "nowhere" / "m", tmp_path):
         with pytest.raises(safetensors.SafetensorError):
             module.save_file(SAVED, path)
@@ -178,14 +178,14 @@ def test_where_nothing_is_saved(tmp_path, module):
             module.save_file(SAVED, path)
 
 
-def test_the_cause_of_a_failed_save(tmp_path):
+def test_cause_of_failed_save(tmp_path):
     with pytest.raises(fst.SafetensorError, match="nowhere") as raised:
         fst.torch.save_file(SAVED, tmp_path / "nowhere" / "m")
     assert isinstance(raised.value.__cause__, FileNotFoundError)
 
 
 @BOTH_TORCH
-def test_what_is_not_loaded(tmp_path, module):
+def test_invalid_files_and_arguments_of_load(tmp_path, module):
     with pytest.raises(FileNotFoundError, match="missing"):
         module.load_file(tmp_path / "missing")
     good = module.save({"w": torch.arange(6.0)})
@@ -207,7 +207,7 @@ def test_what_is_not_loaded(tmp_path, module):
             module.load_file(path)
 
 
-def test_errors_in_memory_name_no_path():
+def test_errors_of_bytes_name_no_path():
     with pytest.raises(fst.SafetensorError, match=r"^data: byte 0: ") as raised:
         fst.torch.load(b"123")
     assert "/proc" not in str(raised.value)
@@ -215,22 +215,22 @@ def test_errors_in_memory_name_no_path():
 
 @pytest.mark.parametrize("dtype", [torch.complex32, torch.complex128])
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
-def test_dtypes_of_pytorch_alone(tmp_path, dtype):
-    """A KeyError in safetensors."""
+def test_dtypes_without_name_in_format(tmp_path, dtype):
+    """safetensors raises a KeyError here."""
     for save in (fst.torch.save, lambda tensors: fst.torch.save_file(tensors, tmp_path / "m")):
         with pytest.raises(fst.SafetensorError, match='"a"'):
             save({"a": torch.zeros(1, dtype=dtype)})
 
 
-def test_names_that_are_reserved(tmp_path):
-    """safetensors writes a file that nobody can read."""
+def test_reserved_name(tmp_path):
+    """safetensors writes a file that cannot be read."""
     for save in (fst.torch.save, lambda tensors: fst.torch.save_file(tensors, tmp_path / "m")):
         with pytest.raises(fst.SafetensorError, match="__metadata__"):
             save({"__metadata__": torch.zeros(1)})
 
 
-def test_conjugates_are_saved_as_they_are_read(tmp_path):
-    """safetensors saves what they are conjugates of."""
+def test_conjugate_view_is_saved_by_value(tmp_path):
+    """safetensors saves the values before conjugation."""
     tensors = {"a": torch.tensor([1 + 2j, 3 - 4j]).conj()}
     expected = {"a": torch.tensor([1 - 2j, 3 + 4j])}
     assert_all_same(fst.torch.load(fst.torch.save(tensors)), expected)
@@ -240,8 +240,8 @@ def test_conjugates_are_saved_as_they_are_read(tmp_path):
 
 @pytest.mark.gpu
 @EACH_PAIR
-def test_tensors_of_a_gpu(tmp_path, writer, reader):
-    # Of F4 PyTorch knows little on a GPU.
+def test_gpu(tmp_path, writer, reader):
+    # PyTorch supports few operations on F4 on a GPU.
     tensors = {name: tensor for name, tensor in every_dtype().items() if not name.startswith("F4 ")}
     there = {name: tensor.cuda() for name, tensor in tensors.items()}
     assert writer.save(there) == writer.save(tensors)
@@ -252,7 +252,7 @@ def test_tensors_of_a_gpu(tmp_path, writer, reader):
         assert_all_same(loaded, tensors)
 
 
-# Modules, and what they share.
+# Modules and tensors that share memory.
 
 
 class Tied(nn.Module):
@@ -265,7 +265,7 @@ class Tied(nn.Module):
 
 
 class Sliced(nn.Module):
-    """A parameter, and buffers that are parts of it, one in the other's shadow."""
+    """A parameter and overlapping buffers that are views of it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -275,8 +275,8 @@ class Sliced(nn.Module):
         self.register_buffer("within", self.whole.data[6:7])
 
 
-class Parts(nn.Module):
-    """Two halves of a tensor that itself has no name."""
+class Halves(nn.Module):
+    """Two parameters that are views of an unnamed tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -290,8 +290,8 @@ class Transposed(nn.Module):
         self.a, self.b = nn.Parameter(torch.randn(3, 4).T), nn.Parameter(torch.randn(2))
 
 
-class Alike(nn.Module):
-    """Many names for one tensor, and a buffer that is empty."""
+class Repeated(nn.Module):
+    """Several names for one tensor, and an empty buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -301,7 +301,7 @@ class Alike(nn.Module):
         self.register_buffer("empty", torch.empty(0))
 
 
-MODELS = [Tied, Sliced, Transposed, Alike]
+MODELS = [Tied, Sliced, Transposed, Repeated]
 
 
 def state_of(model):
@@ -310,7 +310,7 @@ def state_of(model):
 
 @EACH_PAIR
 @pytest.mark.parametrize("model", MODELS)
-def test_models_that_one_saves_the_other_loads(tmp_path, writer, reader, model):
+def test_models_are_interchangeable(tmp_path, writer, reader, model):
     torch.manual_seed(0)
     saved, loaded = model(), model()
     path = tmp_path / "m.safetensors"
@@ -323,7 +323,7 @@ def test_models_that_one_saves_the_other_loads(tmp_path, writer, reader, model):
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("metadata", [None, {"head.weight": "mine", "format": "pt"}])
-def test_models_have_the_same_names_in_the_file(tmp_path, model, metadata):
+def test_saved_names_of_models_match(tmp_path, model, metadata):
     saved = model()
     headers = []
     for module in (safetensors.torch, fst.torch):
@@ -333,8 +333,8 @@ def test_models_have_the_same_names_in_the_file(tmp_path, model, metadata):
     assert headers[0] == headers[1]
 
 
-def test_metadata_of_the_caller_stays(tmp_path):
-    """safetensors adds to it."""
+def test_metadata_argument_is_unchanged(tmp_path):
+    """safetensors modifies the metadata of the caller."""
     metadata = {"format": "pt"}
     fst.torch.save_model(Tied(), str(tmp_path / "m"), metadata)
     assert metadata == {"format": "pt"}
@@ -342,8 +342,8 @@ def test_metadata_of_the_caller_stays(tmp_path):
 
 
 @BOTH_TORCH
-def test_a_name_that_another_writer_chose(tmp_path, module):
-    """The file holds what this module would have left out."""
+def test_other_name_of_tied_parameter(tmp_path, module):
+    """The file has the other name of a tied parameter."""
     saved, loaded = Tied(), Tied()
     state = state_of(saved)
     del state["embedding.weight"]
@@ -355,7 +355,7 @@ def test_a_name_that_another_writer_chose(tmp_path, module):
 
 @BOTH_TORCH
 @pytest.mark.parametrize("case", ["missing", "unexpected", "both", "both names of one"])
-def test_names_that_do_not_match(tmp_path, module, case):
+def test_missing_and_unexpected_names(tmp_path, module, case):
     state = state_of(Tied())
     if case != "both names of one":
         del state["head.weight"]
@@ -381,16 +381,16 @@ def test_names_that_do_not_match(tmp_path, module, case):
 
 
 @BOTH_TORCH
-def test_shapes_that_do_not_match(tmp_path, module):
+def test_mismatched_shapes(tmp_path, module):
     module.save_model(nn.Linear(2, 3), str(tmp_path / "m"))
     with pytest.raises(RuntimeError, match="size mismatch"):
         module.load_model(nn.Linear(3, 3), tmp_path / "m", strict=False)
 
 
 @BOTH_TORCH
-def test_models_that_are_not_saved(tmp_path, module):
+def test_models_that_cannot_be_saved(tmp_path, module):
     with pytest.raises(RuntimeError, match=r"'[ab]'"):
-        module.save_model(Parts(), str(tmp_path / "m"))
+        module.save_model(Halves(), str(tmp_path / "m"))
     with pytest.raises(ValueError, match=r"contiguous.*force_contiguous=True"):
         module.save_model(Transposed(), str(tmp_path / "m"), force_contiguous=False)
     assert list(tmp_path.iterdir()) == []
@@ -402,7 +402,7 @@ def test_models_that_are_not_saved(tmp_path, module):
         max_size=8,
     )
 )
-def test_groups_that_share_are_theirs(views):
+def test_groups_of_shared_tensors_match(views):
     storages = [torch.arange(8.0), torch.arange(8.0)]
     tensors = {f"t{number}": storages[which][begin:end] for number, (which, (begin, end)) in enumerate(views)}
     expected = safetensors.torch._find_shared_tensors(tensors)
@@ -433,7 +433,7 @@ def assert_same_arrays(actual, expected):
         assert actual[name].tobytes() == array.tobytes(), name
 
 
-def test_arrays_are_the_same_bytes(tmp_path):
+def test_files_of_arrays_are_identical(tmp_path):
     for metadata in (None, {"a": "b"}):
         expected = safetensors.numpy.save(arrays(), metadata)
         assert fst.numpy.save(arrays(), metadata) == expected
@@ -442,7 +442,7 @@ def test_arrays_are_the_same_bytes(tmp_path):
 
 
 @BOTH_NUMPY
-def test_arrays_there_and_back(tmp_path, module):
+def test_round_trip_of_arrays(tmp_path, module):
     module.save_file(arrays(), tmp_path / "m")
     for backend in ("mmap", "pread"):
         loaded = module.load_file(tmp_path / "m", backend=backend)
@@ -454,7 +454,7 @@ def test_arrays_there_and_back(tmp_path, module):
 
 
 @BOTH_NUMPY
-def test_arrays_that_need_care(module, recwarn):
+def test_unusual_arrays(module, recwarn):
     read_only = np.arange(4.0)
     read_only.flags.writeable = False
     shared = np.arange(3)
@@ -473,8 +473,8 @@ def test_arrays_that_need_care(module, recwarn):
 
 
 @pytest.mark.parametrize("change", [np.transpose, lambda a: a[:, ::2], lambda a: a[::-1], lambda a: a[:, 1]])
-def test_arrays_with_strides(tmp_path, change):
-    """safetensors saves them in the order in which they lie in memory."""
+def test_strided_arrays(tmp_path, change):
+    """safetensors saves strided arrays in memory order."""
     array = change(np.arange(12).reshape(3, 4))
     assert_same_arrays(fst.numpy.load(fst.numpy.save({"a": array})), {"a": array})
     fst.numpy.save_file({"a": array}, tmp_path / "m")
@@ -482,7 +482,7 @@ def test_arrays_with_strides(tmp_path, change):
 
 
 @BOTH_NUMPY
-def test_arrays_that_are_not_saved(tmp_path, module):
+def test_arrays_that_cannot_be_saved(tmp_path, module):
     for array in (np.array([None]), np.array(["a"]), np.zeros(1, complex), np.zeros(1, "M8[s]"), np.zeros(1, "i4,f4")):
         with pytest.raises(safetensors.SafetensorError, match=r"no dtype|Unknown dtype"):
             module.save({"a": array})
@@ -499,7 +499,7 @@ def test_arrays_that_are_not_saved(tmp_path, module):
 
 
 @BOTH_NUMPY
-def test_arrays_that_are_not_loaded(tmp_path, module):
+def test_invalid_files_of_arrays(tmp_path, module):
     with pytest.raises(FileNotFoundError):
         module.load_file(tmp_path / "missing")
     with pytest.raises(safetensors.SafetensorError):
@@ -511,7 +511,7 @@ def test_arrays_that_are_not_loaded(tmp_path, module):
         module.load("m")
 
 
-def test_what_is_no_array():
+def test_values_must_be_arrays():
     for tensors in ([np.zeros(1)], {"a": [1.0]}, {"a": torch.ones(1)}):
         with pytest.raises(TypeError):
             fst.numpy.save(tensors)
@@ -534,7 +534,7 @@ for module in (safetensors.numpy, fst.numpy):
     assert "ml_dtypes" in ours
 
 
-def test_dtypes_of_ml_dtypes(tmp_path):
+def test_ml_dtypes(tmp_path):
     ml_dtypes = pytest.importorskip("ml_dtypes")
     names = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float8_e4m3fnuz", "float8_e5m2fnuz"]
     expected = {name: np.arange(256).astype(np.uint8).view(getattr(ml_dtypes, name)) for name in names}

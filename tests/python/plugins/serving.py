@@ -1,4 +1,4 @@
-"""The servers whose plugins are tested: the real packages, or what stands for them in `stubs`."""
+"""Helpers for the plugin tests: imports of stubs, small models and runs of engines."""
 
 import importlib.metadata
 import os
@@ -25,7 +25,7 @@ def _imported(*packages: str) -> list[str]:
 
 @contextmanager
 def imports_anew(package: str, *, stub: bool) -> Iterator[None]:
-    """Within the block, fst's plugins are imported anew, and with `stub` the package from `stubs`."""
+    """Imports fst's plugins anew within the block, and with `stub` the package from `stubs`."""
     fresh = ("fst.plugins", package) if stub else ("fst.plugins",)
     before = {name: sys.modules.pop(name) for name in _imported(*fresh)}
     path = list(sys.path)
@@ -41,14 +41,14 @@ def imports_anew(package: str, *, stub: bool) -> Iterator[None]:
 
 
 def entry_points(group: str) -> list[EntryPoint]:
-    """Those that `pyproject.toml` declares, which Python reads from 3.11."""
+    """Returns the entry points of a group in `pyproject.toml`. Requires Python 3.11."""
     tomllib = pytest.importorskip("tomllib")
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
     return [EntryPoint(name, value, group) for name, value in project["entry-points"][group].items()]
 
 
 def save_checkpoint(directory: Path) -> dict[str, torch.Tensor]:
-    """Two files with tensors of three dtypes, all of which are returned."""
+    """Saves tensors of three dtypes to two files and returns them."""
     generator = torch.Generator().manual_seed(1)
     tensors = {f"model.layers.{index}.weight": torch.randn(30, 7, generator=generator).bfloat16() for index in range(8)}
     tensors["model.norm.weight"] = torch.randn(7, generator=generator)
@@ -59,14 +59,14 @@ def save_checkpoint(directory: Path) -> dict[str, torch.Tensor]:
 
 
 def assert_equal(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    """The same names, and the same dtypes, shapes and values by each."""
+    """Checks for equal names, dtypes, shapes and values."""
     assert actual.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(actual[name], tensor, rtol=0, atol=0)
 
 
 def save_model(directory: Path, seed: int = 0) -> Path:
-    """A small Llama with random weights in several files."""
+    """Saves a small Llama with random weights to several files."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(seed)
     config = transformers.LlamaConfig(
@@ -85,12 +85,12 @@ def save_model(directory: Path, seed: int = 0) -> Path:
 def run_engine(
     group: str, program: str, *arguments: os.PathLike[str] | str, environ: dict[str, str]
 ) -> tuple[list[str], str]:
-    """Runs a program that starts a server's engine, whose processes find fst by its entry point in a group.
+    """Runs a program that starts an engine, whose processes find fst through an entry point of the group.
 
-    Returns what it printed of what was generated, and all that it printed.
+    Returns the lines with generated tokens, and the whole output.
     """
     if "fst" not in importlib.metadata.entry_points(group=group).names:
-        pytest.skip("fst is not installed, and so its entry points are not found")
+        pytest.skip("fst is not installed, so its entry points are not found")
     with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
         file.write(program)
         file.flush()

@@ -1,4 +1,4 @@
-"""SGLang with `--load-format fst`: the real package where it is installed, and a stub of the interface everywhere."""
+"""SGLang with `--load-format fst`: against a stub of its interface, and against SGLang if it is installed."""
 
 from types import SimpleNamespace
 from unittest import mock
@@ -13,7 +13,7 @@ from serving import assert_equal, entry_points, imports_anew, run_engine, save_c
 
 PACKAGE = "sglang.srt.model_loader.loader"
 
-# What the loader reads of the server's arguments.
+# Server arguments that the loader reads.
 ARGUMENTS = {
     "model_checksum": None,
     "weight_loader_disable_mmap": False,
@@ -25,7 +25,7 @@ ARGUMENTS = {
 
 @pytest.fixture(params=["stub", "real"])
 def sglang(request, monkeypatch):
-    """What the tests need of SGLang and of the plugin, which is registered and in force."""
+    """Names of SGLang and of the registered plugin that the tests use."""
     if request.param == "real":
         pytest.importorskip(PACKAGE, exc_type=ImportError)
     with imports_anew("sglang", stub=request.param == "stub"):
@@ -37,7 +37,7 @@ def sglang(request, monkeypatch):
         import fst.plugins.sglang as plugin
 
         arguments = SimpleNamespace(**ARGUMENTS)
-        # Its name differs between versions.
+        # The name differs between versions of SGLang.
         for name in ("get_server_args", "get_model"):
             if hasattr(loader, name):
                 monkeypatch.setattr(loader, name, lambda: arguments)
@@ -59,34 +59,34 @@ def weights(loader, source):
     return dict(loader._get_weights_iterator(source))
 
 
-def test_the_entry_point_is_the_plugin(sglang):
+def test_entry_point(sglang):
     [point] = entry_points("sglang.srt.plugins")
     assert point.name == "fst"
     assert point.load() is sglang.plugin.register
 
 
-def test_registering_again_changes_nothing(sglang):
+def test_register_twice(sglang):
     before = sglang.choices.count("fst")
     sglang.plugin.register()
     assert sglang.choices.count("fst") == before >= 1
 
 
-def test_the_format_gives_the_loader(sglang):
+def test_load_format_selects_loader(sglang):
     loader = sglang.loader()
     assert type(loader).__name__ == "FstModelLoader"
-    # Updates of weights from disk want this of a loader.
+    # Updates of weights from disk require this class.
     assert isinstance(loader, sglang.module.DefaultModelLoader)
     assert type(sglang.module.get_model_loader(sglang.config(load_format="FST"))) is type(loader)
 
 
-def test_other_formats_are_as_before(sglang):
+def test_other_load_formats(sglang):
     assert sglang.config().load_format is sglang.formats.AUTO
     assert type(sglang.module.get_model_loader(sglang.config())) is sglang.module.DefaultModelLoader
     with pytest.raises(ValueError, match="'fast' is not a valid LoadFormat"):
         sglang.config(load_format="fast")
 
 
-def test_weights_are_those_of_the_files(sglang, tmp_path):
+def test_weights_match_files(sglang, tmp_path):
     tensors = save_checkpoint(tmp_path)
     assert_equal(weights(sglang.loader(), sglang.source(tmp_path)), tensors)
     prefixed = {f"draft.{name}": tensor for name, tensor in tensors.items()}
@@ -96,8 +96,8 @@ def test_weights_are_those_of_the_files(sglang, tmp_path):
     assert profile.summary().tensors == len(tensors)
 
 
-def test_other_loaders_read_as_before(sglang, tmp_path):
-    """The module has its own readers again once fst's loader has found its files."""
+def test_other_loaders_do_not_use_fst(sglang, tmp_path):
+    """The readers of SGLang are restored after fst's loader has found its files."""
     tensors = save_checkpoint(tmp_path)
     sglang.loader()._get_weights_iterator(sglang.source(tmp_path))
     with fst.profile() as profile:
@@ -106,13 +106,13 @@ def test_other_loaders_read_as_before(sglang, tmp_path):
     assert profile.summary().loads == 0
 
 
-def test_options_are_json(sglang):
+def test_options_from_json(sglang):
     loader = sglang.loader(model_loader_extra_config='{"window_bytes": 1000, "order": "landed", "device": "cpu"}')
     assert (loader._options.window_bytes, loader._options.order, loader._options.device) == (1000, "landed", "cpu")
 
 
 def load_together(directory):
-    """As a rank of SGLang does."""
+    """Loads weights as a rank of SGLang does."""
     with imports_anew("sglang", stub=True):
         from sglang.srt.configs.load_config import LoadConfig
         from sglang.srt.distributed import parallel_state
@@ -130,7 +130,7 @@ def load_together(directory):
         return streams.call_count, found
 
 
-def test_ranks_load_together(ranks, tmp_path):
+def test_ranks_load_as_group(ranks, tmp_path):
     tensors = save_checkpoint(tmp_path)
     for streams, found in ranks(2).run(load_together, str(tmp_path)):
         assert streams == 1
@@ -138,7 +138,7 @@ def test_ranks_load_together(ranks, tmp_path):
 
 
 @pytest.mark.parametrize("option", ["enable_multithread_load", "num_threads"])
-def test_options_of_the_default_reader_are_refused(sglang, option):
+def test_default_reader_options_are_refused(sglang, option):
     with pytest.raises(ValueError, match=f"no such option in the extra config: '{option}'"):
         sglang.loader(model_loader_extra_config={option: 1})
 
@@ -151,15 +151,15 @@ def test_options_of_the_default_reader_are_refused(sglang, option):
         ("weight_loader_drop_cache_after_load", "drop_cache_after_load"),
     ],
 )
-def test_arguments_of_the_default_reader_are_refused(sglang, tmp_path, argument, reading):
+def test_default_reader_arguments_are_refused(sglang, tmp_path, argument, reading):
     save_checkpoint(tmp_path)
     setattr(sglang.arguments, argument, True)
     with pytest.raises(ValueError, match=f"asked for {reading};"):
         sglang.loader()._get_weights_iterator(sglang.source(tmp_path))
 
 
-class Quantised:
-    """A model for ModelOpt, as far as the choice of a loader looks at it."""
+class QuantizedConfig:
+    """Model configuration with the attributes that the choice of a loader reads."""
 
     quantization = "modelopt"
     modelopt_quant = None
@@ -174,16 +174,16 @@ class Quantised:
 
 
 @pytest.mark.parametrize("sglang", ["stub"], indirect=True)
-def test_a_loader_that_quantises_is_not_bypassed(sglang, tmp_path):
+def test_quantizing_loader_is_not_bypassed(sglang, tmp_path):
     tensors = save_checkpoint(tmp_path)
     with pytest.raises(ValueError, match="by its ModelOptModelLoader, which does more than load"):
-        sglang.loader().load_model(model_config=Quantised(False, tmp_path), device_config=None)
-    found = sglang.loader().load_model(model_config=Quantised(True, tmp_path), device_config=None)
+        sglang.loader().load_model(model_config=QuantizedConfig(False, tmp_path), device_config=None)
+    found = sglang.loader().load_model(model_config=QuantizedConfig(True, tmp_path), device_config=None)
     assert_equal(found, tensors)
 
 
 @pytest.mark.gpu
-def test_tensors_reach_the_gpu(sglang, tmp_path):
+def test_gpu(sglang, tmp_path):
     tensors = save_checkpoint(tmp_path)
     torch.cuda.init()
     found = weights(sglang.loader(), sglang.source(tmp_path))
@@ -224,8 +224,8 @@ if __name__ == "__main__":
 """
 
 
-def test_a_model_generates_the_same(tmp_path, python_environ):
-    """The whole engine on a small random model, with its own reader and with fst, and with other weights then."""
+def test_engine_generates_same_tokens(tmp_path, python_environ):
+    """The engine generates the same tokens with its own reader and with fst, also after updating the weights."""
     pytest.importorskip(PACKAGE, exc_type=ImportError)
     models = save_model(tmp_path / "model"), save_model(tmp_path / "other", seed=1)
     usual, _ = run_engine("sglang.srt.plugins", GENERATE, *models, "auto", environ=python_environ)

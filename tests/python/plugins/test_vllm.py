@@ -1,4 +1,4 @@
-"""vLLM with `--load-format fst`: the real package where it is installed, and a stub of the interface everywhere."""
+"""vLLM with `--load-format fst`: against a stub of its interface, and against vLLM if it is installed."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 @pytest.fixture(params=["stub", "real"])
 def vllm(request):
-    """What the tests need of vLLM and of the plugin, which is registered."""
+    """Names of vLLM and of the registered plugin that the tests use."""
     if request.param == "real":
         pytest.importorskip("vllm.model_executor.model_loader", exc_type=ImportError)
     with imports_anew("vllm", stub=request.param == "stub"):
@@ -38,14 +38,14 @@ def vllm(request):
         )
 
 
-# What only vLLM itself does, and what would need more than vLLM.
+# Tests of behaviour that only vLLM has, or only the stub.
 REAL = pytest.mark.parametrize("vllm", ["real"], indirect=True)
 STUB = pytest.mark.parametrize("vllm", ["stub"], indirect=True)
 
 
 @pytest.fixture
 def read(monkeypatch):
-    """Bytes are read when they are wanted, and so are counted."""
+    """Reads files instead of mapping them, so that bytes read can be counted."""
     monkeypatch.setenv("FST_READER", "pread")
 
 
@@ -53,38 +53,38 @@ def weights(loader, source):
     return dict(loader._get_weights_iterator(source))
 
 
-def test_the_entry_point_is_the_plugin(vllm):
+def test_entry_point(vllm):
     [point] = entry_points("vllm.general_plugins")
     assert point.name == "fst"
     assert point.load() is vllm.plugin.register
 
 
-def test_nobody_else_imports_the_plugins(run_python):
+def test_fst_does_not_import_plugins(run_python):
     loaded = run_python("import sys, fst; print([name for name in sys.modules if name.startswith('fst.plugins')])")
     assert loaded.strip() == "[]"
 
 
-def test_registering_again_changes_nothing(vllm, caplog):
+def test_register_twice(vllm, caplog):
     vllm.plugin.register()
     assert type(vllm.loader()) is vllm.plugin.FstModelLoader
     assert isinstance(vllm.loader(), vllm.model_loader.DefaultModelLoader)
     assert "overwritten" not in caplog.text
 
 
-def test_weights_are_those_of_the_files(vllm, tmp_path):
+def test_weights_match_files(vllm, tmp_path):
     tensors = save_checkpoint(tmp_path)
     assert_equal(weights(vllm.loader(), vllm.source(tmp_path)), tensors)
     prefixed = {f"draft.{name}": tensor for name, tensor in tensors.items()}
     assert_equal(weights(vllm.loader(), vllm.source(tmp_path, "draft.")), prefixed)
 
 
-def test_they_come_in_the_order_of_the_files(vllm, tmp_path):
+def test_weights_follow_file_order(vllm, tmp_path):
     save_checkpoint(tmp_path)
     files = sorted(tmp_path.glob("*.safetensors"))
     assert list(weights(vllm.loader(), vllm.source(tmp_path))) == fst.tensor_names(files)
 
 
-def test_the_configuration_of_the_caller_stays(vllm):
+def test_configuration_is_unchanged(vllm):
     config = vllm.config(load_format="fst", model_loader_extra_config={"window_bytes": 1})
     vllm.model_loader.get_model_loader(config)
     assert config.load_format == "fst"
@@ -93,14 +93,14 @@ def test_the_configuration_of_the_caller_stays(vllm):
 
 @pytest.fixture
 def streams(vllm, monkeypatch):
-    """The streams of the plugin, each behind the arguments that it was made with."""
+    """Streams that the plugin has created, with their arguments."""
     made = []
 
     def stream(paths, *arguments, **options):
         made.append((arguments, options, fst.stream(paths, *arguments, **options)))
         return made[-1][-1]
 
-    # The module is another one in each test.
+    # Each test imports the module anew.
     monkeypatch.setattr(sys.modules["fst.plugins._weights"], "stream", stream)
     return made
 
@@ -129,17 +129,17 @@ def test_options_reach_the_stream(vllm, tmp_path, streams):
     ],
     ids=str,
 )
-def test_options_that_are_none(vllm, extra, message):
+def test_invalid_options(vllm, extra, message):
     with pytest.raises(ValueError, match=message):
         vllm.loader(model_loader_extra_config=extra)
 
 
-def test_options_are_an_object(vllm):
+def test_options_must_be_object(vllm):
     with pytest.raises(ValueError, match="must be an object, not list"):
         vllm.plugin.FstModelLoader(SimpleNamespace(model_loader_extra_config=[]))
 
 
-def test_an_option_of_vllm_goes_to_vllm(vllm):
+def test_options_of_vllm_are_passed_on(vllm):
     if not hasattr(vllm.model_loader.DefaultModelLoader(vllm.config()), "enable_weights_track"):
         pytest.skip("this vLLM has no such option")
     loader = vllm.loader(model_loader_extra_config={"enable_weights_track": False, "window_bytes": 5})
@@ -147,23 +147,23 @@ def test_an_option_of_vllm_goes_to_vllm(vllm):
 
 
 @pytest.mark.parametrize("strategy", ["eager", "prefetch"])
-def test_strategies_of_the_default_reader_are_refused(vllm, strategy):
+def test_default_reader_strategies_are_refused(vllm, strategy):
     with pytest.raises(ValueError, match=f"safetensors_load_strategy='{strategy}' has no meaning"):
         vllm.loader(safetensors_load_strategy=strategy)
 
 
 @STUB
-def test_composed_tensors_are_left_to_vllm(vllm, tmp_path):
+def test_composed_tensors_use_vllm(vllm, tmp_path):
     tensors = save_checkpoint(tmp_path)
     loader = vllm.loader()
-    # As vLLM does on its own when it finds such a checkpoint.
+    # vLLM sets this strategy when it detects such a checkpoint.
     loader.load_config.safetensors_load_strategy = "torchao"
     assert weights(loader, vllm.source(tmp_path)).keys() == {f"torchao.{name}" for name in tensors}
 
 
 @pytest.mark.usefixtures("read")
 def test_experts_of_other_ranks_are_not_read(vllm, tmp_path):
-    """Their tensors are not handed over, and their bytes stay where they are; scales are for all ranks."""
+    """Weights of other ranks' experts are neither returned nor read. Their scales are."""
     tensors = {"model.norm.weight": torch.ones(8)}
     for expert in range(4):
         tensors[f"model.layers.0.mlp.experts.{expert}.up_proj.weight"] = torch.full(
@@ -177,8 +177,8 @@ def test_experts_of_other_ranks_are_not_read(vllm, tmp_path):
         own = weights(loader, vllm.source(tmp_path))
     others = {f"model.layers.0.mlp.experts.{expert}.up_proj.weight" for expert in (0, 3)}
     assert_equal(own, {name: tensor for name, tensor in tensors.items() if name not in others})
-    wanted = sum(tensor.nbytes for tensor in own.values())
-    assert wanted <= profile.summary().read_bytes < wanted + MIB
+    own_bytes = sum(tensor.nbytes for tensor in own.values())
+    assert own_bytes <= profile.summary().read_bytes < own_bytes + MIB
     loader.local_expert_ids = None
     with fst.profile() as profile:
         assert_equal(weights(loader, vllm.source(tmp_path)), tensors)
@@ -186,7 +186,7 @@ def test_experts_of_other_ranks_are_not_read(vllm, tmp_path):
 
 
 def load_together(directory, world_size):
-    """As a rank of vLLM does, each of which has experts of its own."""
+    """Loads weights as a rank of vLLM does, with all experts and with its own."""
     with imports_anew("vllm", stub=True):
         from vllm.config.load import LoadConfig
         from vllm.distributed import parallel_state
@@ -214,13 +214,13 @@ def check_together(directory, world_size):
 
 
 @pytest.mark.parametrize(("world_size", "streams"), [(2, 2), (1, 0)])
-def test_ranks_load_together(ranks, tmp_path, world_size, streams):
+def test_ranks_load_as_group(ranks, tmp_path, world_size, streams):
     tensors = {f"layers.0.experts.{expert}.up_proj.weight": torch.full((9,), float(expert)) for expert in range(2)}
     save_file({"norm.weight": torch.ones(8), **tensors}, tmp_path / "model.safetensors")
     assert ranks(2).run(check_together, str(tmp_path), world_size) == [streams] * 2
 
 
-def test_a_loader_that_is_left_ends_the_load(vllm, tmp_path, streams):
+def test_abandoned_iterator_ends_stream(vllm, tmp_path, streams):
     save_checkpoint(tmp_path)
     found = vllm.loader()._get_weights_iterator(vllm.source(tmp_path))
     next(found)
@@ -230,7 +230,7 @@ def test_a_loader_that_is_left_ends_the_load(vllm, tmp_path, streams):
 
 
 @pytest.mark.parametrize("shown", [True, False])
-def test_the_bar_is_shown_where_vllm_shows_its_own(vllm, tmp_path, capsys, shown):
+def test_progress_bar(vllm, tmp_path, capsys, shown):
     save_checkpoint(tmp_path)
     weights(vllm.loader(use_tqdm_on_load=shown), vllm.source(tmp_path))
     assert ("Loading safetensors with fst" in capsys.readouterr().err) is shown
@@ -243,18 +243,18 @@ def test_the_bar_is_shown_where_vllm_shows_its_own(vllm, tmp_path, capsys, shown
         ("cuda", True, None, "cuda"),
         ("cuda", True, "cuda:1", "cuda:1"),
         ("cuda", True, "cpu", "cpu"),
-        # ROCm, whose GPUs fst does not fill.
+        # fst does not support ROCm.
         ("cuda", False, None, "cpu"),
         ("xpu", False, None, "cpu"),
     ],
 )
-def test_tensors_go_where_the_model_is(vllm, monkeypatch, platform, is_cuda, config, device):
+def test_device(vllm, monkeypatch, platform, is_cuda, config, device):
     monkeypatch.setattr(vllm.plugin, "current_platform", SimpleNamespace(device_type=platform, is_cuda=lambda: is_cuda))
     assert vllm.loader(device=config)._device() == torch.device(device)
 
 
 @pytest.mark.gpu
-def test_tensors_reach_the_gpu(vllm, tmp_path, monkeypatch):
+def test_gpu(vllm, tmp_path, monkeypatch):
     monkeypatch.setattr(vllm.plugin, "current_platform", SimpleNamespace(device_type="cuda", is_cuda=lambda: True))
     tensors = save_checkpoint(tmp_path)
     found = weights(vllm.loader(), vllm.source(tmp_path))
@@ -265,7 +265,7 @@ def test_tensors_reach_the_gpu(vllm, tmp_path, monkeypatch):
 
 
 @REAL
-def test_files_that_are_not_in_the_index_are_left_out(vllm, tmp_path):
+def test_files_outside_index_are_ignored(vllm, tmp_path):
     tensors = save_checkpoint(tmp_path)
     index = {name: path.name for path in sorted(tmp_path.glob("*.safetensors")) for name in load_file(path)}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
@@ -274,7 +274,7 @@ def test_files_that_are_not_in_the_index_are_left_out(vllm, tmp_path):
 
 
 @REAL
-def test_other_formats_are_left_to_vllm(vllm, tmp_path):
+def test_other_file_formats_use_vllm(vllm, tmp_path):
     tensors = {"weight": torch.arange(6.0)}
     torch.save(tensors, tmp_path / "pytorch_model.bin")
     assert_equal(weights(vllm.loader(), vllm.source(tmp_path)), tensors)
@@ -308,8 +308,8 @@ if __name__ == "__main__":
 """
 
 
-def test_a_model_generates_the_same(tmp_path, python_environ):
-    """The whole engine on a small random model, with its own reader and with fst, and again after reloading."""
+def test_engine_generates_same_tokens(tmp_path, python_environ):
+    """The engine generates the same tokens with its own reader and with fst, also after reloading."""
     pytest.importorskip("vllm.model_executor.model_loader", exc_type=ImportError)
     model = save_model(tmp_path / "model")
     environ = python_environ | {"VLLM_CPU_KVCACHE_SPACE": "1"}

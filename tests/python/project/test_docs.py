@@ -1,4 +1,4 @@
-"""Every example that a reader may copy runs as it stands."""
+"""Runs every example of the docs and docstrings, and checks the links."""
 
 import doctest
 import inspect
@@ -26,17 +26,17 @@ FUNCTIONS = {
 ROOT_PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 PAGES = (*(CHECKOUT / name for name in ROOT_PAGES), *sorted((CHECKOUT / "docs").rglob("*.md")))
 BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
-# What stands in blocks of these languages is told, not run: what programs print, and entries of a Cargo.toml.
-TOLD = {"json", "text", "toml"}
-# Blocks in these are excerpts of programs that test_cpp.py builds. Blocks in Rust are documentation tests of the crate.
+# Blocks in these languages are not run: output of programs, and entries of a Cargo.toml.
+NOT_RUN = {"json", "text", "toml"}
+# Blocks in these languages are parts of programs that test_cpp.py builds. cargo tests the blocks in Rust.
 BUILT = {"cmake", "cpp"}
-# Commands that build, install and serve. What the first do is what all other tests run on.
+# Commands that build, install and serve, which are not run here.
 OTHERS = {".", "cargo", "cmake", "export", "pip", "python", "sglang", "torchrun", "vllm"}
 
 
 @pytest.fixture(autouse=True)
 def examples_directory(tmp_path, monkeypatch):
-    """The examples write and read `model.safetensors` where they run, and some make a group of one rank."""
+    """Runs examples in an empty directory, and ends the process groups that they create."""
     monkeypatch.chdir(tmp_path)
     yield
     if dist.is_initialized():
@@ -54,7 +54,7 @@ def test_docstrings(name):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_pages(page):
-    """The Python examples of a page are one program, and what a shell runs between them finds its files."""
+    """Runs the Python and shell examples of a page in order, as one program."""
     names = {"__name__": "example"}
     for number, (language, text) in enumerate(BLOCK.findall(page.read_text())):
         if language == "diff":
@@ -65,17 +65,17 @@ def test_pages(page):
             for line in text.replace("\\\n", " ").splitlines():
                 run_command(shlex.split(line, comments=True))
         else:
-            assert language in TOLD | BUILT
+            assert language in NOT_RUN | BUILT
 
 
 def run_block(text, place, names):
-    # Compilers of functions ask for their source.
+    # torch.compile and TorchScript read the source of functions.
     linecache.cache[place] = len(text), None, text.splitlines(keepends=True), place
     exec(compile(text, place, "exec"), names)
 
 
 def run_command(words):
-    """Runs `fst`; of `make` and of what builds, checks that it is there to be run."""
+    """Runs `fst`. For `make` and other commands, checks that the target or command is known."""
     while words and re.fullmatch(r"\w+=\S*", words[0]):
         del words[0]
     if not words:

@@ -1,1 +1,1 @@
-"""As much of SGLang as fst relies on, under the same names, for where it cannot be installed."""
+"""Stub of the parts of SGLang that fst uses, for machines without it."""

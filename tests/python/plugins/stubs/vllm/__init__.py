@@ -1,1 +1,1 @@
-"""As much of vLLM as fst relies on, under the same names, for where it cannot be installed."""
+"""Stub of the parts of vLLM that fst uses, for machines without it."""
