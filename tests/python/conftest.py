@@ -1,7 +1,6 @@
-"""Fixtures, and what `gpu` marks mean.
+"""Fixtures for all tests.
 
-The tests import `fst` from wherever Python finds it: from this checkout with PYTHONPATH=torch_ext, or from an installed
-wheel without.
+The tests import the `fst` that Python finds: that of this checkout with PYTHONPATH=torch_ext, or else an installed one.
 """
 
 import gc
@@ -13,22 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 
 import fst
 from ranks import Ranks
+from suite import CHUNKS, READER_AND_CHUNKS, READERS, require_gpu
 
-CHECKOUT = Path(__file__).resolve().parents[2]
-
-# Without a GPU, `gds` is the same as `auto`, and so is tested only with one.
-READERS = ["mmap", "pread", "uring", *(["gds"] if torch.cuda.is_available() else [])]
-CHUNKS = ["default chunks", "small chunks"]
-READER_AND_CHUNKS = [(reader, CHUNKS[index % 2]) for index, reader in enumerate(READERS)]
-
-# What the libraries read when they are imported. Models come from folders and packages. Programs are compiled to see
-# fst's operators in them, not to be fast: PyTorch need not look for vector instructions, which it does by importing
-# itself in a process for each kind, nor optimize.
+# Libraries read these variables when they are imported. Models come from folders and packages. Compiled programs need
+# not be fast, so PyTorch does not probe for vector instructions, which imports it in a process per kind, nor optimizes.
 os.environ |= {"HF_HUB_OFFLINE": "1", "TORCHINDUCTOR_VEC_ISA_OK": "0", "AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O0"}
 
 settings.register_profile("fst", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -36,21 +27,18 @@ settings.load_profile("fst")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
-        if os.environ.get("FST_REQUIRE_GPU") == "1":
-            pytest.fail("FST_REQUIRE_GPU=1, but PyTorch finds no CUDA GPU")
-        pytest.skip("needs a CUDA GPU")
+    require_gpu(item)
 
 
 def pytest_collection_finish() -> None:
-    """All that is imported by now stays: tests that collect garbage, as accelerate does, need not look through it."""
+    """Exempts imported modules from garbage collection, which some tests and libraries trigger often."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def default_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests start from the defaults, whatever the environment of the person who runs them says."""
+    """Removes options of fst from the environment."""
     for name in (
         "FST_READER",
         "FST_THREADS",
@@ -92,7 +80,7 @@ def _set_chunks(chunks: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def run_threads() -> Callable[..., None]:
-    """Runs a function in several threads at once, and lets out the first exception of any."""
+    """Runs a function in several threads at once and raises the first exception."""
 
     def run(function: Callable[[], None], count: int) -> None:
         with ThreadPoolExecutor(count) as threads:
@@ -104,7 +92,7 @@ def run_threads() -> Callable[..., None]:
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Callable[[int], Ranks]]:
-    """Groups of ranks by their size, each started when a test first asks for it."""
+    """Returns the group of ranks of a given size. A group is started when a test first uses it."""
     groups: dict[int, Ranks] = {}
 
     def of(size: int) -> Ranks:
@@ -119,14 +107,14 @@ def ranks() -> Iterator[Callable[[int], Ranks]]:
 
 @pytest.fixture(scope="session")
 def python_environ() -> dict[str, str]:
-    """The environment variables with which another Python imports the same fst as this one."""
+    """Environment variables with which another Python imports the same fst."""
     path = [str(Path(fst.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
 @pytest.fixture
 def run_python(python_environ: dict[str, str], tmp_path: Path) -> Callable[..., str]:
-    """Runs a program in a Python of its own, which must succeed, and returns what it printed."""
+    """Runs a program in a new Python, which must succeed, and returns its output."""
 
     def run(program: str, *arguments: str, **environ: str) -> str:
         command = [sys.executable, "-c", program, *arguments]

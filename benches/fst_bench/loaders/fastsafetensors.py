@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 class Fastsafetensors(Loader):
     def __init__(self) -> None:
-        import fastsafetensors
         from fastsafetensors.common import is_odirect_enabled
+
+        import fastsafetensors
 
         self._fastsafetensors = fastsafetensors
         self._is_direct = is_odirect_enabled

@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conftest import CHECKOUT
 from fst_bench.bench import Bench, Choice, Deadline
 from fst_bench.cell import Cell
 from fst_bench.checkpoint import make_checkpoint
@@ -21,6 +20,7 @@ from fst_bench.peer import PEERS
 from fst_bench.report import markdown, write_report
 from fst_bench.result import Run
 from fst_bench.workload import CAST_DTYPE, RANKS, WORKLOADS
+from suite import CHECKOUT
 
 KIB = 1 << 10
 MIB = 1 << 20

@@ -1,4 +1,4 @@
-"""Whatever is wrong with a file or an argument: the right exception, the place of the fault, and nothing else."""
+"""Invalid files, paths, names and devices: exception, position of the fault, and no side effects."""
 
 import errno
 import os
@@ -13,6 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import fst
+from procfs import read_bytes
 from rawfile import assert_same, encode, header_of, random_raw, write, write_sparse
 
 GOOD = {"a": random_raw("F32", (2, 3)), "b": random_raw("U8", (5,))}
@@ -20,12 +21,12 @@ GOOD = {"a": random_raw("F32", (2, 3)), "b": random_raw("U8", (5,))}
 
 DATA = bytes(24)
 DEEP = 200_000
-# The place of a fault in a tensor.
+# Pattern of the position of a fault in tensor "w".
 W = 'tensor "w": byte .*'
 
 
 def fields(**changes: object) -> dict[str, object]:
-    """What a header says of a tensor that fills DATA, with some of it changed."""
+    """Returns the header entry of a tensor that fills DATA, with some fields changed."""
     return {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]} | changes
 
 
@@ -42,11 +43,11 @@ def text(header: str, data: bytes = b"") -> bytes:
 
 
 def listed(name: str, begin: int) -> str:
-    """A tensor of one byte as JSON, so that a key can stand twice."""
+    """Returns the entry of a one-byte tensor as JSON text, so that a name can appear twice."""
     return f'"{name}": {{"dtype": "U8", "shape": [1], "data_offsets": [{begin}, {begin + 1}]}}'
 
 
-# The whole file, and what the message says after the path.
+# Contents of a file, and the pattern of the message after the path.
 MALFORMED = {
     "no bytes": (b"", "byte 0"),
     **{f"{count} bytes": (b"\1" * count, "byte 0") for count in range(1, 8)},
@@ -131,7 +132,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize(("content", "message"), MALFORMED.values(), ids=MALFORMED)
-def test_malformed(tmp_path, content, message):
+def test_malformed_files(tmp_path, content, message):
     path = tmp_path / "bad.safetensors"
     path.write_bytes(content)
     calls = (
@@ -147,8 +148,8 @@ def test_malformed(tmp_path, content, message):
             call()
 
 
-def test_malformed_is_cheap(tmp_path, run_python):
-    """All of it with less room than one allocation that believed a header would take, in a process that goes on."""
+def test_malformed_files_allocate_little(tmp_path, run_python):
+    """Malformed files cause no large allocation and leave the process usable."""
     for index, (content, _) in enumerate(MALFORMED.values()):
         (tmp_path / f"{index}.safetensors").write_bytes(content)
     good = write(tmp_path / "good.safetensors", GOOD)
@@ -172,7 +173,7 @@ print("unharmed")
 
 
 @pytest.mark.usefixtures("reader")
-def test_a_file_cut_off_anywhere(tmp_path):
+def test_truncation_at_each_byte(tmp_path):
     whole = write(tmp_path / "whole.safetensors", GOOD, {"format": "pt"}).read_bytes()
     path = tmp_path / "cut.safetensors"
     for length in range(len(whole)):
@@ -184,7 +185,7 @@ def test_a_file_cut_off_anywhere(tmp_path):
 
 
 @pytest.mark.usefixtures("reader")
-def test_bytes_after_the_end(tmp_path):
+def test_trailing_bytes(tmp_path):
     path = write(tmp_path / "long.safetensors", GOOD)
     end = path.stat().st_size
     with path.open("ab") as file:
@@ -194,7 +195,7 @@ def test_bytes_after_the_end(tmp_path):
 
 
 def outcome(path: Path) -> object:
-    """What a load returns, or the error with which it refuses the file."""
+    """Returns the result of a load, or its error."""
     try:
         return fst.load_file(path)
     except (fst.SafetensorError, NotImplementedError) as error:
@@ -203,8 +204,8 @@ def outcome(path: Path) -> object:
 
 @given(content=st.binary(max_size=300))
 @example(b"{" * 100)
-def test_any_bytes(tmp_path_factory, content):
-    """No text can be a header by chance, for its length field would have to be right."""
+def test_random_bytes(tmp_path_factory, content):
+    """Random bytes are never a valid file, because the length field would have to match."""
     path = tmp_path_factory.getbasetemp() / "any.safetensors"
     path.write_bytes(content)
     with pytest.raises(fst.SafetensorError, match=f"^{path}: "):
@@ -234,8 +235,8 @@ NUMBERS = st.integers(-2, 40) | st.integers(2**31 - 1, 2**65) | JSON
     ),
     size=st.integers(0, 60),
 )
-def test_any_header(tmp_path_factory, header, size):
-    """A header either describes its file exactly, or it is refused."""
+def test_random_headers(tmp_path_factory, header, size):
+    """A header is refused unless it describes its file exactly."""
     path = tmp_path_factory.getbasetemp() / "header.safetensors"
     path.write_bytes(encode(header, bytes(size)))
     loaded = outcome(path)
@@ -247,8 +248,8 @@ def test_any_header(tmp_path_factory, header, size):
 
 
 @given(data=st.data())
-def test_a_damaged_header(tmp_path_factory, data):
-    """One bit of a good header turned over."""
+def test_header_with_flipped_bit(tmp_path_factory, data):
+    """A header with one flipped bit is refused or describes the same number of bytes."""
     directory = tmp_path_factory.getbasetemp()
     content = bytearray(write(directory / "damaged.safetensors", GOOD, {"format": "pt"}).read_bytes())
     data_bytes = sum(len(raw.data) for raw in GOOD.values())
@@ -260,11 +261,11 @@ def test_a_damaged_header(tmp_path_factory, data):
     if isinstance(loaded, Exception):
         assert str(loaded).startswith(f"{path}: ")
     else:
-        # A name, a piece of metadata, or one dtype for another of its width.
+        # The bit changed a name, metadata, or a dtype to another of the same width.
         assert sum(tensor.nbytes for tensor in loaded.values()) == data_bytes
 
 
-def test_missing(tmp_path):
+def test_missing_file(tmp_path):
     path = tmp_path / "missing.safetensors"
     for call in (
         lambda: fst.load_file(path),
@@ -282,27 +283,27 @@ def test_missing(tmp_path):
         assert raised.value.__suppress_context__
 
 
-def test_part_of_the_path_is_a_file(tmp_path):
+def test_path_through_a_file(tmp_path):
     path = write(tmp_path / "file.safetensors", GOOD) / "below.safetensors"
     with pytest.raises(OSError, match=str(path)) as raised:
         fst.load_file(path)
     assert raised.value.errno == errno.ENOTDIR
 
 
-def test_a_directory_without_safetensors(tmp_path):
+def test_directory_without_safetensors(tmp_path):
     (tmp_path / "pytorch_model.bin").touch()
     with pytest.raises(IsADirectoryError, match=f"{tmp_path}: ") as raised:
         fst.load_file(tmp_path)
     assert raised.value.errno == errno.EISDIR
 
 
-def test_no_permission(tmp_path, run_python):
+def test_permission_denied(tmp_path, run_python):
     path = write(tmp_path / "secret.safetensors", GOOD)
     path.chmod(0)
     program = """
 import os, sys, fst
 if os.geteuid() == 0:
-    # Nothing is forbidden to root.
+    # Permissions do not apply to root.
     os.chmod(".", 0o755)
     os.seteuid(65534)
 try:
@@ -313,8 +314,8 @@ except PermissionError as error:
     assert re.match(f"{errno.EACCES} .*secret.safetensors", run_python(program))
 
 
-def test_neither_file_nor_directory(tmp_path):
-    """Opening a pipe would wait for its writer for ever."""
+def test_pipe(tmp_path):
+    """Opening a pipe would wait for a writer."""
     path = tmp_path / "pipe.safetensors"
     os.mkfifo(path)
     with pytest.raises(ValueError, match=f"{path}: "):
@@ -324,57 +325,57 @@ def test_neither_file_nor_directory(tmp_path):
 @pytest.mark.parametrize(
     "url", ["https://example.org/model.safetensors", "s3://bucket/key", "file:///tmp/x", "redis://h/0"]
 )
-def test_urls(url):
+def test_unsupported_urls(url):
     with pytest.raises(ValueError, match=re.escape(url)) as raised:
         fst.load_file(url)
     assert not isinstance(raised.value, fst.SafetensorError)
 
 
-def test_no_paths():
+def test_empty_list_of_paths():
     with pytest.raises(ValueError, match="no path"):
         fst.load_files([])
 
 
-def test_names_that_are_not_there(tmp_path):
+def test_missing_names(tmp_path):
     names = [f"model.layers.{index}.self_attn.q_proj.weight" for index in range(12)]
     path = write(tmp_path / "names.safetensors", {name: random_raw("U8", (1,)) for name in names})
-    wanted = "model.layers.7.self_attn.q_proj.wieght"
+    misspelt = "model.layers.7.self_attn.q_proj.wieght"
     for call in (
-        lambda: fst.load_tensors(path, [names[0], wanted]),
-        lambda: fst.load_slices(path, [wanted], [0], [0], [1]),
-        lambda: fst.load_into(path, [wanted], [torch.zeros(1, dtype=torch.uint8)]),
+        lambda: fst.load_tensors(path, [names[0], misspelt]),
+        lambda: fst.load_slices(path, [misspelt], [0], [0], [1]),
+        lambda: fst.load_into(path, [misspelt], [torch.zeros(1, dtype=torch.uint8)]),
     ):
         with pytest.raises(KeyError) as raised:
             call()
         [message] = raised.value.args
-        assert message.startswith(f"{path}: tensor {wanted!r}".replace("'", '"'))
+        assert message.startswith(f"{path}: tensor {misspelt!r}".replace("'", '"'))
         assert names[7] in message
         assert raised.value.__suppress_context__
 
 
-def test_a_name_like_no_other(tmp_path):
+def test_missing_name_without_similar_names(tmp_path):
     path = write(tmp_path / "names.safetensors", GOOD)
     with pytest.raises(KeyError) as raised:
         fst.load_tensors(path, ["lm_head"])
     assert "nearest" not in raised.value.args[0]
 
 
-def test_a_device_index_that_does_not_exist(tmp_path):
+def test_nonexistent_device_index(tmp_path):
     path = write(tmp_path / "m.safetensors", GOOD)
     with pytest.raises(ValueError, match=r"cuda:127 .*CUDA device"):
         fst.load_file(path, "cuda:127")
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:x", -1])
-def test_devices_that_pytorch_does_not_know(tmp_path, device):
-    """PyTorch's own error, as for its own functions."""
+def test_unknown_devices(tmp_path, device):
+    """Unknown devices raise the error of PyTorch."""
     path = write(tmp_path / "m.safetensors", GOOD)
     with pytest.raises(RuntimeError, match=r"(?i)device"):
         fst.load_file(path, device)
 
 
 @pytest.mark.parametrize("device", ["xpu", "mps:0", "hpu", torch.device("xla")])
-def test_devices_that_cannot_be_loaded_to(tmp_path, device):
+def test_unsupported_devices(tmp_path, device):
     path = write(tmp_path / "m.safetensors", GOOD)
     with pytest.raises(ValueError, match="cpu, cuda and meta"):
         fst.load_file(path, device)
@@ -382,18 +383,14 @@ def test_devices_that_cannot_be_loaded_to(tmp_path, device):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", 0, torch.device("cuda", 1)])
-def test_no_gpu(tmp_path, device):
+def test_cuda_without_gpu(tmp_path, device):
     path = write(tmp_path / "m.safetensors", GOOD)
     with pytest.raises(ValueError, match="cuda"):
         fst.load_file(path, device)
 
 
-def read_bytes() -> int:
-    return int(Path("/proc/self/io").read_text().split()[1])
-
-
-def test_a_file_cut_off_while_it_is_read(tmp_path, monkeypatch):
-    """What was read until then is no result."""
+def test_file_truncated_during_load(tmp_path, monkeypatch):
+    """A load of a file that is truncated meanwhile raises."""
     monkeypatch.setenv("FST_READER", "pread")
     monkeypatch.setenv("FST_CHUNK_BYTES", "4096")
     monkeypatch.setenv("FST_THREADS", "1")
@@ -420,8 +417,8 @@ def test_a_file_cut_off_while_it_is_read(tmp_path, monkeypatch):
     assert "byte " in str(error)
 
 
-def test_the_process_is_unharmed_by_errors(tmp_path):
-    """Nothing stays open or allocated after a thousand failures."""
+def test_errors_leak_nothing(tmp_path):
+    """A thousand failed loads leave no descriptors and no mappings."""
     bad = tmp_path / "bad.safetensors"
     bad.write_bytes(encode({"w": fields(shape=[7])}, DATA))
     good = write(tmp_path / "good.safetensors", GOOD)

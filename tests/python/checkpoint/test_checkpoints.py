@@ -1,4 +1,4 @@
-"""A checkpoint may be one file, several, a directory of them, or an index that lists them."""
+"""Checkpoints of several files: lists, directories, indices and links."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ INDEX = {"metadata": {}, "weight_map": {name: file for file, shard in SHARDS.ite
 
 @pytest.fixture
 def directory(tmp_path):
-    """A directory with three shards and files that have nothing to do with them."""
+    """A directory with three shards and unrelated files."""
     path = tmp_path / "checkpoint"
     path.mkdir()
     for file, tensors in SHARDS.items():
@@ -35,35 +35,35 @@ def write_index(path: Path, index: object) -> Path:
     return path
 
 
-def assert_whole(loaded: dict[str, torch.Tensor]) -> None:
+def assert_complete(loaded: dict[str, torch.Tensor]) -> None:
     assert list(loaded) == list(TENSORS)
     for name, raw in TENSORS.items():
         assert_same(loaded[name], raw.tensor())
 
 
-@pytest.mark.usefixtures("reader", "chunks")
-def test_a_directory_of_shards(directory):
-    assert_whole(fst.load_file(directory))
-    assert_whole(fst.load_files([directory]))
+@pytest.mark.usefixtures("reader_and_chunks")
+def test_directory_of_shards(directory):
+    assert_complete(fst.load_file(directory))
+    assert_complete(fst.load_files([directory]))
     assert fst.tensor_names(directory) == list(TENSORS)
 
 
 @pytest.mark.usefixtures("reader")
-def test_an_index(directory):
+def test_index(directory):
     index = write_index(directory / "model.safetensors.index.json", INDEX)
-    assert_whole(fst.load_file(index))
-    assert_whole(fst.load_file(directory))
+    assert_complete(fst.load_file(index))
+    assert_complete(fst.load_file(directory))
 
 
 @pytest.mark.usefixtures("reader")
-def test_files_one_by_one(directory):
+def test_list_of_files(directory):
     files = [directory / file for file in SHARDS]
-    assert_whole(fst.load_files(files))
+    assert_complete(fst.load_files(files))
     loaded = fst.load_files(tuple(map(str, reversed(files))))
     assert list(loaded) == [name for file in reversed(SHARDS) for name in SHARDS[file]]
 
 
-@pytest.mark.usefixtures("reader", "chunks")
+@pytest.mark.usefixtures("reader_and_chunks")
 def test_names_across_files(directory):
     names = ["head.weight", "embed", "layer.1"]
     for paths in (directory, [directory / file for file in SHARDS]):
@@ -77,26 +77,26 @@ def test_names_across_files(directory):
     assert_same(out, TENSORS["layer.0"].tensor())
 
 
-def test_the_index_decides_what_belongs_to_the_checkpoint(directory):
-    """A file beside the shards, such as a copy of all of them in one, is no part of it."""
+def test_index_selects_files(directory):
+    """A file that the index does not list, such as a consolidated copy, is ignored."""
     write(directory / "consolidated.safetensors", TENSORS)
     with pytest.raises(fst.SafetensorError, match="consolidated"):
         fst.load_file(directory)
     write_index(directory / "model.safetensors.index.json", INDEX)
-    assert_whole(fst.load_file(directory))
+    assert_complete(fst.load_file(directory))
 
 
-def test_another_index_beside_the_plain_one(directory):
+def test_several_indices(directory):
     write_index(directory / "model.fp16.safetensors.index.json", {"weight_map": {"embed": next(iter(SHARDS))}})
     assert list(fst.load_file(directory)) == ["embed", "head.bias"]
     write_index(directory / "model.safetensors.index.json", INDEX)
-    assert_whole(fst.load_file(directory))
+    assert_complete(fst.load_file(directory))
     (directory / "model.safetensors.index.json").rename(directory / "model.other.safetensors.index.json")
     with pytest.raises(ValueError, match=f"{directory}: .*2 index files"):
         fst.load_file(directory)
 
 
-def test_a_name_in_two_files(directory, tmp_path):
+def test_name_in_two_files(directory, tmp_path):
     second = write(
         tmp_path / "second.safetensors", {"other": random_raw("U8", (1,)), "layer.1": random_raw("U8", (5,))}
     )
@@ -116,13 +116,13 @@ def test_a_name_in_two_files(directory, tmp_path):
         assert "byte " in message
 
 
-def test_the_same_file_twice(directory):
+def test_same_file_twice(directory):
     file = directory / "model-00003-of-00003.safetensors"
     with pytest.raises(fst.SafetensorError, match=r'tensor "head\.weight"'):
         fst.load_files([file, file])
 
 
-def test_a_shard_that_is_not_there(directory):
+def test_missing_shard(directory):
     index = write_index(directory / "model.safetensors.index.json", INDEX)
     missing = directory / "model-00002-of-00003.safetensors"
     missing.unlink()
@@ -131,7 +131,7 @@ def test_a_shard_that_is_not_there(directory):
             fst.load_file(path)
 
 
-def test_a_name_that_the_index_promises(directory):
+def test_index_lists_missing_name(directory):
     promise = {"weight_map": INDEX["weight_map"] | {"layer.9": "model-00001-of-00003.safetensors"}}
     index = write_index(directory / "model.safetensors.index.json", promise)
     with pytest.raises(fst.SafetensorError, match=f'{index}: tensor "layer.9".*model-00001-of-00003'):
@@ -142,7 +142,7 @@ def test_a_name_that_the_index_promises(directory):
     "file",
     ["/etc/passwd", "../outside.safetensors", "sub/../../outside.safetensors", "", ".", 3, None, ["a"]],
 )
-def test_an_index_must_not_lead_out_of_its_directory(directory, file):
+def test_index_must_stay_in_directory(directory, file):
     write(directory.parent / "outside.safetensors", {"embed": random_raw("U8", (1,))})
     index = write_index(directory / "model.safetensors.index.json", {"weight_map": {"embed": file}})
     with pytest.raises(fst.SafetensorError, match=f'{index}: tensor "embed"'):
@@ -153,7 +153,7 @@ def test_an_index_must_not_lead_out_of_its_directory(directory, file):
     "text",
     ["", "{", "[]", "null", "{}", '{"weight_map": 3}', '{"weight_map": ["a"]}', "[" * 10_000, "\xff", "\0"],
 )
-def test_an_index_that_makes_no_sense(directory, text):
+def test_invalid_index(directory, text):
     index = directory / "model.safetensors.index.json"
     index.write_text(text, encoding="latin-1")
     for path in (index, directory):
@@ -161,7 +161,7 @@ def test_an_index_that_makes_no_sense(directory, text):
             fst.load_file(path)
 
 
-def test_metadata_belongs_to_one_file(directory, tmp_path):
+def test_metadata_of_one_file(directory, tmp_path):
     file = write(tmp_path / "one.safetensors", {"w": random_raw("U8", (1,))}, {"format": "pt", "step": "17"})
     assert fst.metadata(file) == {"format": "pt", "step": "17"}
     assert fst.metadata(directory / next(iter(SHARDS))) == {}
@@ -170,7 +170,7 @@ def test_metadata_belongs_to_one_file(directory, tmp_path):
 
 
 def test_links_are_followed(directory, tmp_path):
-    """Model hubs keep checkpoints as links into a store of blobs that have no suffix."""
+    """Model hubs store checkpoints as links to blobs without a suffix."""
     blob, link = tmp_path / "blob", tmp_path / "snapshot"
     link.mkdir()
     (directory / "model-00003-of-00003.safetensors").rename(blob)

@@ -1,4 +1,4 @@
-"""Indexing a slice gives what safetensors gives, value for value and error for error, and reads what it needs."""
+"""`get_slice`: equality with safetensors for results and errors, and bytes read."""
 
 import warnings
 from pathlib import Path
@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fst
+from procfs import SLACK_BYTES, read_bytes
 from rawfile import assert_same, random_raw, write
-from test_slices import SLACK_BYTES, read_bytes
 
 TENSORS = {
     "scalar": random_raw("F32", ()),
@@ -25,7 +25,7 @@ TENSORS = {
     "no rows": random_raw("F16", (0, 4)),
     "no columns": random_raw("I32", (4, 0, 3)),
 }
-# The dtypes that NumPy has.
+# Dtypes that NumPy supports.
 NUMPY_TENSORS = sorted(TENSORS.keys() - {"matrix"})
 
 
@@ -35,9 +35,9 @@ def path(tmp_path_factory):
 
 
 def outcome(open_file: Any, path: Path, framework: str, name: str, index: Any) -> Any:
-    """What indexing gives, or the class of what it raises."""
+    """Returns the result of indexing, or the class of its exception."""
     with open_file(path, framework) as file, warnings.catch_warnings():
-        # PyTorch warns of indices that it will understand in another way one day.
+        # PyTorch warns about indices whose meaning will change.
         warnings.simplefilter("ignore")
         try:
             return file.get_slice(name)[index]
@@ -67,14 +67,14 @@ ITEMS = st.one_of(
     st.floats(-2, 2),
     st.text(max_size=1),
 )
-# Most indices of people are slices and ints.
+# Most indices in programs are slices and ints.
 INDICES = (
     ITEMS | st.lists(SLICES | NUMBERS | st.just(...), max_size=5).map(tuple) | st.lists(ITEMS, max_size=4).map(tuple)
 )
 
 
 @given(name=st.sampled_from(list(TENSORS)), index=INDICES)
-def test_pytorch_as_safetensors(path, name, index):
+def test_pytorch_matches_safetensors(path, name, index):
     theirs = outcome(safetensors.safe_open, path, "pt", name, index)
     ours = outcome(fst.safe_open, path, "pt", name, index)
     if isinstance(theirs, type):
@@ -84,19 +84,19 @@ def test_pytorch_as_safetensors(path, name, index):
 
 
 @given(name=st.sampled_from(NUMPY_TENSORS), index=INDICES)
-def test_numpy_as_safetensors(path, name, index):
+def test_numpy_matches_safetensors(path, name, index):
     theirs = outcome(safetensors.safe_open, path, "np", name, index)
     ours = outcome(fst.safe_open, path, "np", name, index)
     if not isinstance(theirs, type):
         assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
         assert ours.tobytes() == theirs.tobytes()
     elif not isinstance(ours, type):
-        # Slices may reach past the ends, which safetensors refuses; then they are what they are in Python.
+        # safetensors refuses slices past the ends. fst treats them as Python does.
         whole = TENSORS[name].tensor().numpy()
         assert (ours.dtype, ours.shape) == (whole.dtype, whole[index].shape)
         assert ours.tobytes() == whole[index].tobytes()
     elif theirs not in (OverflowError, SystemError):
-        # Those are not meant as answers: a bound was negative, or the end before the start.
+        # safetensors raises these unintentionally, for negative bounds and reversed slices.
         assert issubclass(ours, theirs)
 
 
@@ -112,29 +112,29 @@ INDEXED = [
 ]
 
 
-@pytest.mark.usefixtures("reader", "chunks")
+@pytest.mark.usefixtures("reader_and_chunks")
 @pytest.mark.parametrize("index", INDEXED, ids=str)
-def test_every_reader(path, index):
+def test_indices_with_each_reader(path, index):
     with fst.safe_open(path) as file:
         assert_same(file.get_slice("matrix")[index], TENSORS["matrix"].tensor()[index])
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("reader", "chunks")
+@pytest.mark.usefixtures("reader_and_chunks")
 @pytest.mark.parametrize("index", INDEXED, ids=str)
-def test_slices_on_a_gpu(path, index):
+def test_gpu(path, index):
     with fst.safe_open(path, device="cuda") as file:
         part = file.get_slice("matrix")[index]
         assert part.is_cuda
         assert_same(part.cpu(), TENSORS["matrix"].tensor()[index])
 
 
-def test_two_numbers_in_one_element(tmp_path):
+def test_f4(tmp_path):
     raw = random_raw("F4", (4, 6))
     path = write(tmp_path / "packed.safetensors", {"x": raw})
     with fst.safe_open(path) as file:
         part = file.get_slice("x")
-        # The shape is the file's, the index that of PyTorch's tensor; safetensors has no slices of these at all.
+        # The shape is that of the file, the index applies to PyTorch's tensor. safetensors does not slice F4.
         assert part.get_shape() == [4, 6]
         for index in (..., (slice(None), 2), (slice(None, None, 2), slice(1, 3))):
             assert_same(part[index], raw.tensor()[index])
@@ -154,7 +154,7 @@ def large(tmp_path_factory):
         ((slice(None), slice(30_000, 40_000)), ROWS * 10_000),
         ((slice(10, 500, 7), ...), 70 * ROW_BYTES),
         ((slice(10, 500, 7), slice(30_000, 40_000)), 70 * 10_000),
-        # Stepping inside of a row reads from the first to the last.
+        # A step within a row reads from the first element to the last.
         ((slice(0, 20, 2), slice(30_000, 40_000, 2)), 10 * 10_000),
         ((5, 6), 1),
         ([3, 500, 3], 2 * ROW_BYTES),
@@ -165,7 +165,7 @@ def large(tmp_path_factory):
     ],
     ids=str,
 )
-def test_no_more_is_read_than_is_needed(large, monkeypatch, index, most_bytes):
+def test_read_bytes(large, monkeypatch, index, most_bytes):
     monkeypatch.setenv("FST_READER", "pread")
     with fst.safe_open(large) as file:
         part = file.get_slice("w")
@@ -179,7 +179,7 @@ def test_no_more_is_read_than_is_needed(large, monkeypatch, index, most_bytes):
 
 
 @pytest.mark.usefixtures("reader")
-def test_results_have_no_memory_but_their_own(path):
+def test_results_own_their_storage(path):
     with fst.safe_open(path) as file:
         for index in ((slice(1, 5), slice(2, 4)), (slice(1, 5),), (3, slice(1, 8, 2))):
             part = file.get_slice("matrix")[index]

@@ -1,4 +1,4 @@
-"""An open checkpoint has the methods of safetensors' class, and they do the same."""
+"""`fst.safe_open`: equality with safetensors.safe_open, several files, lifetimes, threads and forks."""
 
 import json
 import os
@@ -11,16 +11,16 @@ import safetensors
 import torch
 
 import fst
+from procfs import SLACK_BYTES, read_bytes
 from rawfile import DTYPES, Raw, assert_same, bits_of, random_raw, write
-from test_slices import SLACK_BYTES, read_bytes
 
 TENSORS: dict[str, Raw] = {
     **{f"{dtype}.weight": random_raw(dtype, (3, 4)) for dtype in DTYPES},
     "a.scalar": random_raw("F32", ()),
     "z.empty": random_raw("F16", (0, 4)),
 }
-# NumPy has no such dtypes by itself.
-FOREIGN = [dtype for dtype in DTYPES if dtype.startswith(("BF", "F8", "F4"))]
+# Dtypes that NumPy itself does not support.
+FOREIGN_DTYPES = [dtype for dtype in DTYPES if dtype.startswith(("BF", "F8", "F4"))]
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def shards(tmp_path):
-    """A directory with an index of two files."""
+    """A directory with two files and their index."""
     directory = tmp_path / "shards"
     directory.mkdir()
     names = sorted(TENSORS)
@@ -43,7 +43,7 @@ def shards(tmp_path):
 
 
 @pytest.mark.parametrize("framework", ["pt", "np"])
-def test_what_the_header_says(path, framework):
+def test_header(path, framework):
     with safetensors.safe_open(path, framework) as theirs, fst.safe_open(path, framework) as ours:
         assert ours.keys() == theirs.keys()
         assert ours.offset_keys() == theirs.offset_keys()
@@ -57,7 +57,7 @@ def test_what_the_header_says(path, framework):
 
 
 @pytest.mark.parametrize("metadata", [None, {}, {"a": "b"}])
-def test_metadata_may_be_missing_or_empty(tmp_path, metadata):
+def test_missing_and_empty_metadata(tmp_path, metadata):
     path = write(tmp_path / "x.safetensors", {"x": random_raw("U8", (3,))}, metadata)
     assert safetensors.safe_open(path, "pt").metadata() == metadata
     assert fst.safe_open(path, "pt").metadata() == metadata
@@ -78,17 +78,17 @@ def test_tensors(path):
 def test_arrays(path):
     with safetensors.safe_open(path, "np") as theirs, fst.safe_open(path, "np") as ours:
         for name, raw in TENSORS.items():
-            if raw.dtype in FOREIGN:
+            if raw.dtype in FOREIGN_DTYPES:
                 continue
             array, expected = ours.get_tensor(name), theirs.get_tensor(name)
             assert (type(array), array.dtype, array.shape) == (type(expected), expected.dtype, expected.shape)
             assert array.tobytes() == expected.tobytes()
-            # Like theirs, it is the caller's to change.
+            # The caller may change the array, as with safetensors.
             array.fill(1)
 
 
-@pytest.mark.parametrize("dtype", FOREIGN)
-def test_arrays_of_dtypes_that_numpy_may_not_have(path, dtype):
+@pytest.mark.parametrize("dtype", FOREIGN_DTYPES)
+def test_arrays_of_foreign_dtypes(path, dtype):
     with fst.safe_open(path, "np") as file:
         name = str(DTYPES[dtype][0]).removeprefix("torch.")
         try:
@@ -102,7 +102,7 @@ def test_arrays_of_dtypes_that_numpy_may_not_have(path, dtype):
             assert array.tobytes() == TENSORS[f"{dtype}.weight"].data
 
 
-def test_bfloat16_as_safetensors(path):
+def test_bfloat16_array_matches_safetensors(path):
     pytest.importorskip("ml_dtypes")
     theirs, ours = (module.safe_open(path, "np").get_tensor("BF16.weight") for module in (safetensors, fst))
     assert ours.dtype == theirs.dtype
@@ -110,7 +110,7 @@ def test_bfloat16_as_safetensors(path):
 
 
 @pytest.mark.parametrize("given", ["directory", "index", "files"])
-def test_many_files_are_one_checkpoint(shards, given):
+def test_several_files(shards, given):
     files = [shards / "1.safetensors", shards / "2.safetensors"]
     index = shards / "model.safetensors.index.json"
     with fst.safe_open({"directory": shards, "index": index, "files": files}[given]) as opened:
@@ -123,7 +123,7 @@ def test_many_files_are_one_checkpoint(shards, given):
         assert opened.metadata() == {"format": "pt", "1.safetensors": "here", "2.safetensors": "here"}
 
 
-def test_metadata_that_contradicts_itself(tmp_path):
+def test_contradicting_metadata(tmp_path):
     paths = [
         write(tmp_path / f"{value}.safetensors", {value: random_raw("U8", (3,))}, {"format": value}) for value in "ab"
     ]
@@ -132,13 +132,13 @@ def test_metadata_that_contradicts_itself(tmp_path):
     assert all(str(path) in str(raised.value) for path in paths)
 
 
-def test_names_of_the_arguments(path):
+def test_argument_names(path):
     assert fst.safe_open(filename=path, framework="pt", device="cpu").keys()
     assert fst.safe_open(path, "pt", "cpu", backend="pread").keys()
 
 
 def raised(open_file, *args, **kwargs):
-    """The class of what opening raises; None for nothing."""
+    """Returns the class of the exception that opening raises, or None."""
     try:
         open_file(*args, **kwargs)
     except Exception as error:
@@ -169,12 +169,12 @@ def raised(open_file, *args, **kwargs):
     ],
     ids=str,
 )
-def test_arguments_as_safetensors(path, arguments):
+def test_arguments_match_safetensors(path, arguments):
     theirs, ours = (raised(module.safe_open, path, *arguments) for module in (safetensors, fst))
     assert ours is theirs is None or issubclass(ours, theirs)
 
 
-def test_backends_as_safetensors(path):
+def test_backends_match_safetensors(path):
     for backend in ("mmap", "pread"):
         assert raised(fst.safe_open, path, "pt", backend=backend) is None
     theirs, ours = (raised(module.safe_open, path, "pt", backend="x") for module in (safetensors, fst))
@@ -187,20 +187,20 @@ def test_other_frameworks_are_refused(path, framework):
         fst.safe_open(path, framework)
 
 
-def test_files_that_cannot_be_opened_as_safetensors(tmp_path):
+def test_errors_of_files_match_safetensors(tmp_path):
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "short").write_bytes(b"abc")
     (tmp_path / "long").write_bytes((2).to_bytes(8, "little") + b"{}zz")
     for file in ("missing", "empty/x", "empty", "short", "long"):
         theirs, ours = (raised(module.safe_open, tmp_path / file, "pt") for module in (safetensors, fst))
-        # A file is no directory: that has an error of its own.
+        # NotADirectoryError is more specific than the error of safetensors.
         assert issubclass(ours, theirs) or (file == "empty/x" and ours is NotADirectoryError)
     for path in (b"x", 3):
         assert raised(fst.safe_open, path, "pt") is raised(safetensors.safe_open, path, "pt") is TypeError
 
 
 @pytest.mark.parametrize("method", ["get_tensor", "get_slice", "get_tensor_meta"])
-def test_names_that_are_not_there(path, method):
+def test_missing_names(path, method):
     with fst.safe_open(path) as file:
         with pytest.raises(safetensors.SafetensorError, match=r"F32\.weight") as raised:
             getattr(file, method)("F32.wieght")
@@ -211,7 +211,7 @@ def test_names_that_are_not_there(path, method):
 
 
 @pytest.mark.parametrize("module", [safetensors, fst])
-def test_what_a_closed_file_can(path, module):
+def test_closed_file(path, module):
     with module.safe_open(path, "pt") as file:
         tensor, part = file.get_tensor("F32.weight"), file.get_slice("F32.weight")
     for method in (file.keys, file.offset_keys, file.metadata, file.get_tensors):
@@ -221,13 +221,13 @@ def test_what_a_closed_file_can(path, module):
         with pytest.raises(safetensors.SafetensorError, match="closed"):
             method("F32.weight")
     assert file.__enter__() is file
-    # What was taken before goes on.
+    # Slices and tensors from before the close are still usable.
     assert part.get_shape() == [3, 4]
     assert_same(part[1:], TENSORS["F32.weight"].tensor()[1:])
     assert_same(tensor, TENSORS["F32.weight"].tensor())
 
 
-def test_it_is_a_class_and_stays_in_its_process(path):
+def test_class_and_pickling(path):
     file = fst.safe_open(path)
     assert isinstance(file, fst.safe_open)
     with pytest.raises(Exception, match=r"[Pp]ickle|__getstate__"):
@@ -237,7 +237,7 @@ def test_it_is_a_class_and_stays_in_its_process(path):
 
 
 def descriptors(path: Path) -> int:
-    """How many descriptors and mappings of a file this process has."""
+    """Returns the number of descriptors and mappings of a file in this process."""
     opened = 0
     for link in Path("/proc/self/fd").iterdir():
         try:
@@ -248,7 +248,7 @@ def descriptors(path: Path) -> int:
 
 
 @pytest.mark.usefixtures("reader")
-def test_nothing_is_left_open(path):
+def test_descriptors_and_mappings_are_released(path):
     assert descriptors(path) == 0
     with fst.safe_open(path) as file:
         assert descriptors(path) > 0
@@ -268,7 +268,7 @@ def test_nothing_is_left_open(path):
 
 
 @pytest.mark.usefixtures("reader")
-def test_a_file_that_was_replaced_is_read_as_it_was(path, tmp_path):
+def test_replaced_file_keeps_old_contents(path, tmp_path):
     file = fst.safe_open(path)
     file.get_tensor("U8.weight")
     other = write(tmp_path / "other", {"F32.weight": random_raw("F64", (9,), seed=3)})
@@ -280,7 +280,7 @@ def test_a_file_that_was_replaced_is_read_as_it_was(path, tmp_path):
 
 
 @pytest.mark.usefixtures("reader")
-def test_each_tensor_is_its_own(path):
+def test_tensors_are_independent(path):
     content = path.read_bytes()
     with fst.safe_open(path) as file:
         for name in ("F32.weight", "U8.weight"):
@@ -296,7 +296,7 @@ def test_each_tensor_is_its_own(path):
 
 
 @pytest.mark.usefixtures("reader")
-def test_threads_may_share_a_file(path, run_threads):
+def test_threads_share_file(path, run_threads):
     expected = {name: bits_of(raw.tensor()) for name, raw in TENSORS.items()}
     with fst.safe_open(path) as file:
 
@@ -312,7 +312,7 @@ def test_threads_may_share_a_file(path, run_threads):
         run_threads(work, 8)
 
 
-def test_a_forked_child_may_use_its_parents_file(path, run_python):
+def test_forked_child_shares_file(path, run_python):
     program = """
 import os, sys, fst
 file = fst.safe_open(sys.argv[1])
@@ -336,7 +336,7 @@ def test_headers_are_read_once(tmp_path, monkeypatch):
         assert read_bytes() - before <= 2000 * 16 + SLACK_BYTES
 
 
-def test_devices_that_only_pytorch_loads_to(path):
+def test_meta_device(path):
     with fst.safe_open(path, device="meta") as file:
         assert file.get_tensor("F32.weight").is_meta
         part = file.get_slice("F32.weight")[::2, None, [0, 2]]
@@ -345,7 +345,7 @@ def test_devices_that_only_pytorch_loads_to(path):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("device", ["cuda", 0, "cuda:0", torch.device("cuda", 0)], ids=str)
-def test_tensors_on_a_gpu(path, device):
+def test_gpu(path, device):
     with fst.safe_open(path, device=device) as file:
         for name, raw in TENSORS.items():
             tensor = file.get_tensor(name)

@@ -1,6 +1,4 @@
-"""A slice is what indexing the whole tensor gives, and costs no more reading than it must."""
-
-from pathlib import Path
+"""`fst.load_slices` and `fst.load_boxes`: equality with indexing, argument checks and bytes read."""
 
 import pytest
 import torch
@@ -8,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fst
+from procfs import SLACK_BYTES, read_bytes
 from rawfile import CASTABLE_DTYPES, assert_same, assert_same_numbers, random_raw, write
 
 TENSORS = {
@@ -30,7 +29,7 @@ def path(tmp_path_factory):
 
 @st.composite
 def slices(draw: st.DrawFn) -> tuple[str, int, int, int]:
-    """A tensor's name, a dimension of it, a start and a length that fit."""
+    """Draws the name of a tensor, a dimension, and a valid start and length."""
     name = draw(st.sampled_from(list(TENSORS)))
     shape = TENSORS[name].torch_shape
     dim = draw(st.integers(-len(shape), len(shape) - 1))
@@ -38,9 +37,9 @@ def slices(draw: st.DrawFn) -> tuple[str, int, int, int]:
     return name, dim, start, draw(st.integers(0, shape[dim] - start))
 
 
-@pytest.mark.usefixtures("reader", "chunks")
+@pytest.mark.usefixtures("reader_and_chunks")
 @given(chosen=st.lists(slices(), min_size=1, max_size=8))
-def test_slices_are_those_of_indexing(path, chosen):
+def test_slices_match_indexing(path, chosen):
     names, dims, starts, lengths = (list(column) for column in zip(*chosen, strict=True))
     loaded = fst.load_slices(path, names, dims, starts, lengths)
     assert len(loaded) == len(names)
@@ -51,9 +50,9 @@ def test_slices_are_those_of_indexing(path, chosen):
         assert_same(tensor, TENSORS[name].tensor()[tuple(index)])
 
 
-@pytest.mark.usefixtures("reader", "chunks")
+@pytest.mark.usefixtures("reader_and_chunks")
 @given(chosen=slices(), dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]))
-def test_slices_are_cast(path, chosen, dtype):
+def test_cast_of_slices(path, chosen, dtype):
     name, dim, start, length = chosen
     [tensor] = fst.load_slices(path, [name], [dim], [start], [length], dtype=dtype)
     stored = TENSORS[name].tensor().narrow(dim, start, length)
@@ -65,7 +64,7 @@ def test_slices_are_cast(path, chosen, dtype):
 
 @st.composite
 def boxes(draw: st.DrawFn) -> tuple[str, list[tuple[int, int, int]]]:
-    """A tensor's name, and for each dimension a start, a length and a step that fit."""
+    """Draws the name of a tensor, and a valid start, length and step for each dimension."""
     name = draw(st.sampled_from(list(TENSORS)))
     spans = []
     for size in TENSORS[name].torch_shape:
@@ -78,9 +77,9 @@ def index_of(spans: list[tuple[int, int, int]]) -> tuple[slice, ...]:
     return tuple(slice(start, start + length * step, step) for start, length, step in spans)
 
 
-@pytest.mark.usefixtures("reader", "chunks")
+@pytest.mark.usefixtures("reader_and_chunks")
 @given(chosen=st.lists(boxes(), min_size=1, max_size=8))
-def test_boxes_are_those_of_indexing(path, chosen):
+def test_boxes_match_indexing(path, chosen):
     loaded = fst.load_boxes(path, *(list(column) for column in zip(*chosen, strict=True)))
     assert len(loaded) == len(chosen)
     for tensor, (name, spans) in zip(loaded, chosen, strict=True):
@@ -88,9 +87,9 @@ def test_boxes_are_those_of_indexing(path, chosen):
         assert_same(tensor, TENSORS[name].tensor()[index_of(spans)])
 
 
-@pytest.mark.usefixtures("reader", "chunks")
+@pytest.mark.usefixtures("reader_and_chunks")
 @given(chosen=boxes(), dtype=st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]))
-def test_boxes_are_cast(path, chosen, dtype):
+def test_cast_of_boxes(path, chosen, dtype):
     name, spans = chosen
     [tensor] = fst.load_boxes(path, [name], [spans], dtype=dtype)
     stored = TENSORS[name].tensor()[index_of(spans)]
@@ -116,8 +115,8 @@ def test_boxes_are_cast(path, chosen, dtype):
     ],
     ids=str,
 )
-def test_boxes_that_do_not_fit(path, spans):
-    with pytest.raises(ValueError):  # noqa: PT011  (the words are those of many faults)
+def test_invalid_boxes(path, spans):
+    with pytest.raises(ValueError):  # noqa: PT011  (the message depends on the fault)
         fst.load_boxes(path, ["matrix"], [spans])
     with pytest.raises(ValueError, match="1 names, but 0 boxes"):
         fst.load_boxes(path, ["matrix"], [])
@@ -138,13 +137,13 @@ def test_boxes_that_do_not_fit(path, spans):
         ("no rows", 0, 0, 1),
     ],
 )
-def test_slices_that_do_not_fit(path, name, dim, start, length):
+def test_invalid_slices(path, name, dim, start, length):
     with pytest.raises(ValueError, match=f'{path}: tensor "{name}"') as raised:
         fst.load_slices(path, ["vector", name], [0, dim], [0, start], [1, length])
     assert not isinstance(raised.value, fst.SafetensorError)
 
 
-def test_a_scalar_has_no_slices(tmp_path):
+def test_slice_of_scalar(tmp_path):
     path = write(tmp_path / "scalar.safetensors", {"scalar": random_raw("F32", ())})
     for dim in (0, -1):
         with pytest.raises(ValueError, match=f'{path}: tensor "scalar"'):
@@ -152,19 +151,12 @@ def test_a_scalar_has_no_slices(tmp_path):
 
 
 @pytest.mark.parametrize("given", [([], [0], [1]), ([0], [0, 0], [1]), ([0], [0], [1, 1])])
-def test_lists_of_different_lengths(path, given):
+def test_mismatched_list_lengths(path, given):
     with pytest.raises(ValueError, match="1 names"):
         fst.load_slices(path, ["matrix"], *given)
 
 
-def read_bytes() -> int:
-    """How many bytes this process has asked the system to read so far."""
-    return int(Path("/proc/self/io").read_text().split()[1])
-
-
 ROWS, ROW_BYTES = 64, 1 << 20
-# Headers, the count itself, and pages where a read begins or ends.
-SLACK_BYTES = 64 << 10
 
 
 @pytest.fixture(scope="module")
@@ -175,12 +167,12 @@ def large(tmp_path_factory):
 
 @pytest.fixture
 def pread(monkeypatch):
-    """The system counts what is read, but not what is mapped."""
+    """Reads files instead of mapping them, so that bytes read are counted."""
     monkeypatch.setenv("FST_READER", "pread")
 
 
 @pytest.mark.usefixtures("pread")
-def test_only_the_rows_of_a_slice_are_read(large):
+def test_row_slice_reads_only_rows(large):
     before = read_bytes()
     [rows] = fst.load_slices(large, ["w"], [0], [7], [3])
     count = read_bytes() - before
@@ -188,7 +180,7 @@ def test_only_the_rows_of_a_slice_are_read(large):
 
 
 @pytest.mark.usefixtures("pread")
-def test_columns_far_apart_are_read_one_by_one(large):
+def test_column_slice_reads_only_columns(large):
     before = read_bytes()
     [columns] = fst.load_slices(large, ["w"], [1], [500_000], [100_000])
     count = read_bytes() - before
@@ -196,14 +188,14 @@ def test_columns_far_apart_are_read_one_by_one(large):
 
 
 @pytest.mark.usefixtures("pread")
-def test_only_the_named_tensors_are_read(large):
+def test_load_tensors_reads_only_named_tensors(large):
     before = read_bytes()
     fst.load_tensors(large, ["small"])
     assert read_bytes() - before <= SLACK_BYTES
 
 
 @pytest.mark.usefixtures("pread")
-def test_only_headers_are_read_for_what_is_in_headers(large):
+def test_header_functions_read_only_headers(large):
     before = read_bytes()
     fst.tensor_names(large)
     fst.metadata(large)

@@ -15,9 +15,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import fst
-from conftest import CHECKOUT
 from fst import cli
 from rawfile import DTYPES, random_raw, write
+from suite import CHECKOUT
 
 WEIGHTS = {
     "layers.0.weight": torch.randn(4, 3),

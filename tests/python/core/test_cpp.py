@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import fst
-from conftest import CHECKOUT
 from rawfile import DTYPES, Raw, bits_of, random_raw, write
+from suite import CHECKOUT
 
 EXAMPLE = CHECKOUT / "examples" / "libtorch"
 PACKAGE = Path(fst.__file__).parent

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from conftest import CHECKOUT
 from patterns import E4M3_SATURATES
+from suite import CHECKOUT
 
 
 @pytest.mark.skipif(E4M3_SATURATES, reason="the kernels follow the reference PyTorch, whose F8_E4M3 does not saturate")

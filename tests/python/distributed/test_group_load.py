@@ -14,6 +14,7 @@ from fst._distributed.group import Ranks
 from fst._distributed.load import fill_wants, load_wants, open_together
 from fst._distributed.page_cache import page_cache
 from fst._distributed.shards import Chunk, Part, Want, Whole, part_of
+from procfs import read_bytes
 from rawfile import assert_same
 
 CPU = torch.device("cpu")
@@ -149,11 +150,6 @@ def open_and_count(path):
     stored = open_together(path, ranks)
     assert list(stored.tensors) == ["m", "n"]
     return read_bytes() - before
-
-
-def read_bytes():
-    [line] = [line for line in Path("/proc/self/io").read_text().splitlines() if line.startswith("rchar: ")]
-    return int(line.partition(" ")[2])
 
 
 def test_one_rank_reads_the_headers(ranks, tmp_path):

@@ -16,9 +16,9 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 import fst
 import fst._distributed.load
-from conftest import CHECKOUT
 from fst._distributed.buffers import Buffers
 from rawfile import DTYPES, assert_same, random_raw, write
+from suite import CHECKOUT
 
 STRATEGIES = ["auto", "own", "exchange"]
 # Smaller than most tensors here, so that a tensor is exchanged in several windows.

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 import fst
 from combinations import pairwise
-from conftest import CHUNKS
 from rawfile import (
     CASTABLE_DTYPES,
     DTYPES,
@@ -21,6 +20,7 @@ from rawfile import (
     write,
     write_sparse,
 )
+from suite import CHUNKS
 
 pytestmark = pytest.mark.gpu
 

@@ -6,9 +6,9 @@ from safetensors.torch import save_file
 
 import fst
 from combinations import pairwise
-from conftest import CHUNKS, READERS
 from fst._core.classes import Checkpoint
 from rawfile import DTYPES, assert_same, bits_of, random_raw, write
+from suite import CHUNKS, READERS
 
 SHAPE = (6, 500, 4)
 TENSORS = {name: random_raw(name, SHAPE) for name in DTYPES}

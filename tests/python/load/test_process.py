@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import fst
+from procfs import read_bytes
 from rawfile import assert_same, random_raw, write, write_sparse
 
 MIB = 1 << 20
@@ -102,16 +103,13 @@ def test_interrupt_ends_load(tmp_path, python_environ):
     with subprocess.Popen(command, env=python_environ | slow, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "ready\n"
 
-        def read_bytes() -> int:
-            return int(Path(f"/proc/{process.pid}/io").read_text().split()[1])
-
-        before = read_bytes()
-        while read_bytes() < before + 64 * MIB:
+        before = read_bytes(process.pid)
+        while read_bytes(process.pid) < before + 64 * MIB:
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         resident_mib = int(process.stdout.readline())
         # The load had not finished, so the signal has ended it.
-        assert read_bytes() < before + size
+        assert read_bytes(process.pid) < before + size
         assert process.wait() == 0
     # PyTorch alone takes a few hundred MiB.
     assert resident_mib < 1024

@@ -18,8 +18,9 @@ from tqdm import tqdm
 
 import fst
 from combinations import pairwise
-from conftest import CHUNKS, READERS
+from procfs import read_bytes
 from rawfile import CASTABLE_DTYPES, DTYPES, assert_same, bits_of, random_raw, write, write_sparse
+from suite import CHUNKS, READERS
 
 MIB = 1 << 20
 ORDERS = ["file", "landed"]
@@ -54,11 +55,6 @@ def assert_no_threads() -> None:
     while threads() and time.monotonic() < deadline:
         time.sleep(0.001)
     assert threads() == []
-
-
-def read_bytes() -> int:
-    """Returns how many bytes this process has read through system calls."""
-    return int(Path("/proc/self/io").read_text().split()[1])
 
 
 @pytest.mark.usefixtures("reader", "chunks")
@@ -344,15 +340,12 @@ def test_interrupt_ends_wait(tmp_path, python_environ):
     with subprocess.Popen(command, env=python_environ | slow, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "ready\n"
 
-        def read_bytes() -> int:
-            return int(Path(f"/proc/{process.pid}/io").read_text().split()[1])
-
-        before = read_bytes()
-        while read_bytes() < before + 64 * MIB:
+        before = read_bytes(process.pid)
+        while read_bytes(process.pid) < before + 64 * MIB:
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         resident_mib, names = process.stdout.readline().split(maxsplit=1)
-        assert read_bytes() < before + size
+        assert read_bytes(process.pid) < before + size
         # PyTorch alone takes a few hundred MiB.
         assert int(resident_mib) < 1024
         assert names == "[]\n"

@@ -13,9 +13,9 @@ from torch.nn.utils import parametrize
 
 import fst
 from combinations import pairwise
-from conftest import READERS
 from fst._checkpoint import checkpoint as _stored
 from rawfile import assert_same, bits_of, random_raw
+from suite import READERS
 
 
 class Embedder(nn.Module):

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from conftest import CHECKOUT
+from suite import CHECKOUT
 
 STUBS = str(Path(__file__).parent / "stubs")
 

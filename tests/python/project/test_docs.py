@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 import fst
 import fst.numpy
 import fst.torch
-from conftest import CHECKOUT
 from fst import cli
+from suite import CHECKOUT
 
 FUNCTIONS = {
     f"{module.__name__}.{name}": getattr(module, name)

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import conftest
-from conftest import CHECKOUT
+from suite import CHECKOUT, require_gpu
 
 RUST = CHECKOUT / "rust"
 SOURCES = sorted(RUST.rglob("*.rs"))
@@ -125,7 +124,7 @@ def test_pre_commit_runs_every_linter():
 def test_gpu_tests_do_not_pass_without_a_gpu(monkeypatch):
     item = SimpleNamespace(get_closest_marker=lambda name: name == "gpu")
     with pytest.raises(pytest.skip.Exception):
-        conftest.pytest_runtest_setup(item)
+        require_gpu(item)
     monkeypatch.setenv("FST_REQUIRE_GPU", "1")
     with pytest.raises(pytest.fail.Exception, match="FST_REQUIRE_GPU"):
-        conftest.pytest_runtest_setup(item)
+        require_gpu(item)

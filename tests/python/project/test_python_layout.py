@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import CHECKOUT
+from suite import CHECKOUT
 
 PACKAGE = CHECKOUT / "torch_ext" / "fst"
 

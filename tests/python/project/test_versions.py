@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import fst
-from conftest import CHECKOUT
 from fst.compat import fastsafetensors, instanttensor, tensorizer, unifiedefficientloader
 from fst_bench import peer
+from suite import CHECKOUT
 
 
 def test_version_is_that_of_the_manifest():

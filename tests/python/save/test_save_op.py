@@ -6,7 +6,6 @@ import signal
 import stat
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -15,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fst
+from procfs import written_bytes
 from rawfile import DTYPES, assert_same, random_raw
 
 MIB = 1 << 20
@@ -215,10 +215,6 @@ while True:
 """
 
 
-def written_bytes(process):
-    return int(dict(line.split(": ") for line in Path(f"/proc/{process.pid}/io").read_text().splitlines())["wchar"])
-
-
 @pytest.fixture
 def slow_writes(monkeypatch):
     monkeypatch.setenv("FST_CHUNK_BYTES", "8192")
@@ -233,8 +229,8 @@ def test_killed_process_keeps_old_file(tmp_path, python_environ):
     command = [sys.executable, "-c", KILLED, str(path)]
     with subprocess.Popen(command, env=python_environ | slow, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "ready\n"
-        before = written_bytes(process)
-        while written_bytes(process) < before + 16 * MIB:
+        before = written_bytes(process.pid)
+        while written_bytes(process.pid) < before + 16 * MIB:
             assert process.poll() is None
         process.kill()
         process.wait()
@@ -265,8 +261,8 @@ def test_interrupt_ends_save(tmp_path, python_environ):
     environ = python_environ | {name: os.environ[name] for name in ("FST_CHUNK_BYTES", "FST_THREADS")}
     with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "ready\n"
-        before = written_bytes(process)
-        while written_bytes(process) < before + 8 * MIB:
+        before = written_bytes(process.pid)
+        while written_bytes(process.pid) < before + 8 * MIB:
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         assert process.stdout.read() == "interrupted\n"

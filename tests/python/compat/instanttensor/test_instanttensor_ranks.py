@@ -1,4 +1,4 @@
-"""Programs written for InstantTensor whose ranks load together."""
+"""`fst.compat.instanttensor` with several ranks."""
 
 import contextlib
 import functools
@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 import fst
 from fst._distributed.group import RankError
 from fst.compat.instanttensor import safe_open
+from instanttensor_examples import DISTRIBUTED, FILES, SUB_GROUPS, WEIGHTS, on_the_cpu, over_fst
 from rawfile import DTYPES, assert_same, random_raw, write
-from test_instanttensor import DISTRIBUTED, FILES, SUB_GROUPS, WEIGHTS, on_the_cpu, over_fst
 
 SHAPES = {"matrix": (6, 4), "vector": (5,), "scalar": (), "nothing": (0, 2), "large": (40, 30)}
 
@@ -34,14 +34,14 @@ def write_files(directory, dtypes=("F32", "BF16")):
 
 
 @contextlib.contextmanager
-def counted():
-    """Bytes are read when they are wanted, and so are counted."""
+def counting_reads():
+    """Counts bytes read. Files are read instead of mapped."""
     with mock.patch.dict(os.environ, FST_READER="pread"), fst.profile() as profile:
         yield lambda: profile.summary().read_bytes
 
 
 def iterate(files, options, reader):
-    """Files that are mapped need no exchange between ranks of one machine; others do."""
+    """Iterates with a reader. Mapped files need no exchange between ranks of one machine, read files do."""
     with (
         mock.patch.dict(os.environ, FST_READER=reader),
         safe_open(files, "pt", "cpu", process_group=dist.group.WORLD, **options) as file,
@@ -57,7 +57,7 @@ def iterate(files, options, reader):
 
 @pytest.mark.parametrize("options", [{}, {"buffer_size": 1}, {"buffer_size": 2000}, {"load_now": False}])
 @pytest.mark.parametrize(("size", "reader"), [(2, "pread"), (3, "auto"), (4, "pread")])
-def test_every_rank_gets_all_tensors_in_the_same_order(ranks, tmp_path, size, reader, options):
+def test_iteration_order_on_all_ranks(ranks, tmp_path, size, reader, options):
     files = write_files(tmp_path)
     expected = [name for file in files for name in fst.tensor_names(file)]
     assert ranks(size).run(iterate, files[::-1], options, reader) == [expected] * size
@@ -69,20 +69,20 @@ def test_every_dtype(ranks, tmp_path, reader):
 
 
 def count_reads(path):
-    with counted() as count, safe_open(path, "pt", "cpu", process_group=dist.group.WORLD) as file:
+    with counting_reads() as count, safe_open(path, "pt", "cpu", process_group=dist.group.WORLD) as file:
         [(_, tensor)] = file.tensors()
     assert torch.equal(tensor, torch.arange(1 << 20))
     return count()
 
 
-def test_each_byte_is_read_once(ranks, tmp_path):
+def test_bytes_are_read_once(ranks, tmp_path):
     save_file({"x": torch.arange(1 << 20)}, tmp_path / "x.safetensors")
     read = ranks(4).run(count_reads, str(tmp_path / "x.safetensors"))
     assert 8 << 20 <= sum(read) < (8 << 20) + 100_000
     assert max(read) < 3 << 20
 
 
-def ask(files):
+def get_tensors(files):
     with safe_open(files, "pt", "cpu", process_group=dist.group.WORLD) as file:
         for name in reversed(file.keys()):
             assert file.get_tensor_metadata(name) == (raw(name).torch_dtype, torch.Size(raw(name).torch_shape))
@@ -94,12 +94,12 @@ def ask(files):
         file.get_tensor(name)
 
 
-def test_tensors_in_any_order(ranks, tmp_path):
-    ranks(2).run(ask, write_files(tmp_path))
+def test_get_tensor_in_any_order(ranks, tmp_path):
+    ranks(2).run(get_tensors, write_files(tmp_path))
 
 
-def filtered(files):
-    """Ranks may want different tensors, and look ahead differently, and hold hands all the same."""
+def filter_tensors(files):
+    """Iterates with different filters and buffer sizes on the ranks."""
     patterns = ["*/matrix", "F32/*" if dist.get_rank() == 1 else "BF16/*"]
     options = {"tensor_filter": patterns, "buffer_size": 1000 * (1 + dist.get_rank())}
     with safe_open(files, "pt", "cpu", process_group=dist.group.WORLD, **options) as file:
@@ -111,20 +111,20 @@ def filtered(files):
 
 
 def test_filters(ranks, tmp_path):
-    assert ranks(3).run(filtered, write_files(tmp_path)) == [len(SHAPES) + 1] * 3
+    assert ranks(3).run(filter_tensors, write_files(tmp_path)) == [len(SHAPES) + 1] * 3
 
 
 def leave(files):
     for _ in range(2):
         with safe_open(files, "pt", "cpu", process_group=dist.group.WORLD, buffer_size=1) as file:
-            # What is left of the loop goes with it.
-            handed_over = dict(itertools.islice(file.tensors(), 3))
-        assert list(handed_over) == file.keys()[:3]
-        for name, tensor in handed_over.items():
+            # The rest of the iterator is dropped.
+            received = dict(itertools.islice(file.tensors(), 3))
+        assert list(received) == file.keys()[:3]
+        for name, tensor in received.items():
             assert_same(tensor, raw(name).tensor())
 
 
-def test_ranks_leave_together(ranks, tmp_path):
+def test_closed_iterators(ranks, tmp_path):
     ranks(2).run(leave, write_files(tmp_path))
 
 
@@ -138,17 +138,17 @@ def fail(files):
         assert len(dict(file.tensors())) == len(file.keys())
 
 
-def test_what_fails_fails_on_every_rank(ranks, tmp_path):
+def test_missing_files(ranks, tmp_path):
     ranks(2).run(fail, write_files(tmp_path))
 
 
-# The examples.
+# Examples.
 
 
 def run_example(program, directory):
-    """The program among ranks that have their group already, and what it has printed."""
+    """Runs an example on a rank whose group exists. Returns its output and its tensors."""
     os.chdir(directory)
-    # Each rank makes a group of its own here, which PyTorch has to be told.
+    # Each rank creates only its own group, which PyTorch requires as an argument.
     new_group = functools.partial(dist.new_group, use_local_synchronization=True)
     printed = io.StringIO()
     variables = {"__name__": "example"}
@@ -191,7 +191,7 @@ def test_sub_groups_example(ranks, tmp_path, tp, pp):
 
 @pytest.mark.gpu
 def test_nccl(tmp_path):
-    """A group of one, whose loads are those of the process alone."""
+    """An NCCL group of one rank loads like a single process."""
     torch.cuda.set_device(0)
     dist.init_process_group("nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:

@@ -1,0 +1,232 @@
+"""`fst.compat.instanttensor.safe_open` without a process group, and comparison with InstantTensor."""
+
+import fnmatch
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+import fst
+from fst.compat import instanttensor as compat
+from fst.compat.instanttensor._impl import file_in_memory, read_safetensors_metadata
+from fst.compat.instanttensor._names import matcher
+from instanttensor_examples import FILES, WEIGHTS, assert_weights
+from rawfile import DTYPES, UNSUPPORTED_DTYPES, assert_same, random_raw, write
+
+
+class FakeGroup:
+    """Minimal process group of a given size."""
+
+    def __init__(self, size):
+        self._size = size
+
+    def size(self):
+        return self._size
+
+
+@pytest.mark.parametrize("options", [{}, {"copy": False}, {"buffer_size": 1}, {"load_now": False}])
+def test_tensors_need_no_clone(directory, options):
+    with compat.safe_open(FILES, "pt", "cpu", **options) as file:
+        tensors = dict(file.tensors())
+    for name in FILES:
+        (directory / name).unlink()
+    assert_weights(tensors)
+    tensors["position"].zero_()
+    assert_same(tensors["model.norm.bias"], WEIGHTS["model.norm.bias"])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_dtype(dtype, tmp_path):
+    raw = random_raw(dtype, (3, 4))
+    write(tmp_path / "one.safetensors", {"x": raw})
+    with compat.safe_open("one.safetensors", "pt", "cpu") as file:
+        assert_same(file.get_tensor("x"), raw.tensor())
+        assert file.get_tensor_metadata("x") == (raw.torch_dtype, torch.Size(raw.torch_shape))
+        [(_, tensor)] = file.tensors()
+    assert_same(tensor, raw.tensor())
+
+
+def test_unsupported_dtypes(tmp_path):
+    [dtype, *_] = UNSUPPORTED_DTYPES
+    write(tmp_path / "six.safetensors", {"x": random_raw(dtype, (4,)), "y": random_raw("F32", (1,))})
+    file = compat.safe_open("six.safetensors", "pt", "cpu")
+    assert file.get_tensor_metadata("y") == (torch.float32, torch.Size([1]))
+    with pytest.raises(NotImplementedError, match=dtype):
+        file.get_tensor_metadata("x")
+
+
+def test_order_of_tensors():
+    with compat.safe_open(FILES[::-1], "pt", "cpu") as file:
+        names = [name for name, _ in file.tensors()]
+        assert names == file.keys() == file.offset_keys() == [name for part in FILES for name in fst.tensor_names(part)]
+        assert [name for name, _ in file.tensors()] == names
+
+
+def test_file_list_is_unchanged():
+    files = FILES[::-1]
+    compat.safe_open(files, "pt", "cpu")
+    assert files == FILES[::-1]
+
+
+@pytest.mark.parametrize("filename", ["model.safetensors", Path("model.safetensors"), ("model.safetensors",)])
+def test_paths(filename):
+    with compat.safe_open(filename, "pt", torch.device("cpu")) as file:
+        assert_weights(dict(file.tensors()))
+
+
+def test_tensors_in_any_order():
+    with compat.safe_open("model.safetensors", "pt", "cpu") as file:
+        assert_weights({name: file.get_tensor(name) for name in reversed(file.keys())})
+        for get in (file.get_tensor, file.get_tensor_metadata):
+            with pytest.raises(KeyError, match="nothing"):
+                get("nothing")
+
+
+def test_closed_iterator_ends_stream(monkeypatch):
+    streams = []
+    real = fst.stream
+
+    def stream(*arguments, **options):
+        streams.append((real(*arguments, **options), options["window_bytes"]))
+        return streams[-1][0]
+
+    monkeypatch.setattr(fst, "stream", stream)
+    with compat.safe_open("model.safetensors", "pt", "cpu", buffer_size=100) as file:
+        for _ in file.tensors():
+            break
+    [(left, window_bytes)] = streams
+    assert list(left) == []
+    assert window_bytes == 100
+
+
+def test_closed_file():
+    with compat.safe_open("model.safetensors", "pt", "cpu") as file:
+        pass
+    with pytest.raises(RuntimeError, match=r"model\.safetensors'\] had ended"):
+        file.tensors()
+    assert len(file.keys()) == 3
+
+
+def test_metadata_of_several_files():
+    assert compat.safe_open(FILES, "pt", "cpu").metadata() == {"shard": "1"}
+    save_file({"x": torch.ones(1)}, "n.safetensors", metadata={"shard": "2"})
+    assert compat.safe_open([*FILES, "n.safetensors"], "pt", "cpu").metadata() == {"shard": "2"}
+
+
+@pytest.mark.parametrize(
+    ("patterns", "mode", "kept"),
+    [
+        (None, "glob", set(WEIGHTS)),
+        ([], "glob", set()),
+        (["model.*"], "glob", {"model.embed_tokens.weight", "model.norm.bias"}),
+        (["position", "model.?orm.bias"], "glob", {"position", "model.norm.bias"}),
+        (["position", "model.*"], "exact", {"position"}),
+        (["pos"], "regex", set()),
+        (["pos.*", r".*\.bias"], "regex", {"position", "model.norm.bias"}),
+    ],
+)
+def test_filters(patterns, mode, kept):
+    options = {"tensor_filter": patterns, "tensor_name_match_mode": mode}
+    with compat.safe_open("model.safetensors", "pt", "cpu", **options) as file, fst.profile() as profile:
+        assert {name for name, _ in file.tensors()} == set(file.keys()) == kept
+    assert profile.summary().tensors == len(kept)
+
+
+@given(st.lists(st.text("ab.*?[]", max_size=4), max_size=3), st.text("ab.[]", max_size=5))
+def test_globs_match_fnmatch(patterns, name):
+    assert matcher(patterns, "glob")(name) == any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def test_invalid_filters():
+    with pytest.raises(ValueError, match="tensor_name_match_mode"):
+        matcher(["a"], "fuzzy")
+    with pytest.raises(ValueError, match=re.escape("'(' is no regular expression")):
+        matcher(["("], "regex")
+    for patterns in ("a", [1]):
+        with pytest.raises(TypeError, match="list of str"):
+            matcher(patterns, "glob")
+
+
+def test_invalid_process_groups():
+    for group in (-100, FakeGroup(4)):
+        with pytest.raises(TypeError, match=r"a process group of torch\.distributed"):
+            compat.safe_open("model.safetensors", "pt", "cpu", process_group=group)
+    with compat.safe_open("model.safetensors", "pt", "cpu", process_group=FakeGroup(1)) as file:
+        assert len(file.keys()) == 3
+
+
+def test_other_frameworks():
+    with pytest.raises(ValueError, match="'np'"):
+        compat.safe_open("model.safetensors", "np", "cpu")
+
+
+def test_misspelt_arguments():
+    with pytest.raises(TypeError, match="buffersize"):
+        compat.safe_open("model.safetensors", "pt", "cpu", buffersize=1)
+
+
+def test_name_in_two_files():
+    with pytest.raises(fst.SafetensorError, match="position"):
+        compat.safe_open(["model.safetensors", FILES[1]], "pt", "cpu")
+
+
+def test_invalid_files():
+    Path("cut.safetensors").write_bytes(Path("model.safetensors").read_bytes()[:-1])
+    for opens in (lambda path: compat.safe_open(path, "pt", "cpu"), read_safetensors_metadata):
+        with pytest.raises(fst.SafetensorError, match=r"cut\.safetensors"):
+            opens("cut.safetensors")
+        with pytest.raises(FileNotFoundError):
+            opens("none.safetensors")
+
+
+def test_backends():
+    backends = [*compat.Backend, *compat.BackendPolicy]
+    assert len(backends) == 7
+    for backend in [*backends, backends]:
+        with compat.safe_open("model.safetensors", "pt", "cpu", backend=backend) as file:
+            assert_weights(dict(file.tensors()))
+
+
+def test_file_in_memory():
+    # /proc is neither a disk nor a memory file system.
+    assert not file_in_memory("/proc/self/status")
+    with pytest.raises(FileNotFoundError):
+        file_in_memory("none.safetensors")
+
+
+@pytest.mark.parametrize("path", ["model.safetensors", *FILES])
+def test_headers_match_instanttensor(real, path):
+    ours, theirs = read_safetensors_metadata(path), real.read_safetensors_metadata(path)
+    assert ours == theirs
+
+
+def test_file_systems_match_instanttensor(real):
+    for path in ("model.safetensors", "/proc/self/status", *map(str, Path("/dev/shm").iterdir())):
+        assert file_in_memory(path) == real.file_in_memory(path)
+
+
+def test_names_match_instanttensor(real):
+    import instanttensor
+
+    assert set(instanttensor.__all__) <= set(compat.__all__)
+    for name in ("Backend", "BackendPolicy"):
+        assert [member.name for member in getattr(compat, name)] == [member.name for member in getattr(real, name)]
+
+
+@pytest.mark.gpu
+def test_tensors_match_instanttensor(real):
+    with real.safe_open(FILES, "pt", 0) as theirs, compat.safe_open(FILES, "pt", 0) as ours:
+        for (name, tensor), (other_name, other) in zip(ours.tensors(), theirs.tensors(), strict=True):
+            assert name == other_name
+            assert_same(tensor.cpu(), other.cpu())
+
+
+def test_tensors_match_safetensors():
+    with compat.safe_open("model.safetensors", "pt", "cpu") as file:
+        tensors = dict(file.tensors())
+    for name, tensor in load_file("model.safetensors").items():
+        assert_same(tensors[name], tensor)

@@ -1,0 +1,223 @@
+"""`TensorDeserializer`: dtypes, filters, lazy loads, files and features that are not supported."""
+
+import gc
+import gzip
+import io
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import fst
+from fst.compat import tensorizer
+from fst.compat.tensorizer import TensorDeserializer, TensorSerializer, TensorType, stream_io
+from fst.compat.tensorizer.serialization import HashMismatchError
+from rawfile import CASTABLE_DTYPES, DTYPES, assert_same, random_raw, write
+from tensorizer_helpers import Model, assert_equal, tensors_of
+
+
+@pytest.mark.parametrize("lazy_load", [False, True])
+def test_every_dtype(tmp_path, lazy_load):
+    raws = {name: random_raw(name, (3, 4, 2)) for name in DTYPES} | {"empty": random_raw("F32", (0, 3))}
+    path = write(tmp_path / "dtypes.safetensors", raws)
+    with TensorDeserializer(path, device="cpu", lazy_load=lazy_load) as tensors:
+        assert tensors.keys() == raws.keys()
+        assert len(tensors) == len(raws)
+        assert "F32" in tensors
+        assert "F33" not in tensors
+        assert tensors.total_tensor_bytes == sum(len(raw.data) for raw in raws.values())
+        for name, tensor in tensors.items():
+            expected = raws[name].tensor()
+            assert isinstance(tensor, torch.nn.Parameter)
+            assert tensor.requires_grad == (expected.is_floating_point() or expected.is_complex())
+            assert_same(tensor.detach(), expected)
+            assert tensors[name] is tensor
+        with pytest.raises(KeyError, match="F33"):
+            tensors["F33"]
+
+
+@pytest.mark.parametrize("lazy_load", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_dtype_casts_wide_floats_only(tmp_path, lazy_load, dtype):
+    raws = {name: random_raw(name, (5,)) for name in (*CASTABLE_DTYPES, "I64", "BOOL", "F8_E4M3")}
+    path = write(tmp_path / "dtypes.safetensors", raws)
+    expected = fst.load_file(path, dtype=dtype)
+    tensors = TensorDeserializer(path, device="cpu", dtype=dtype, lazy_load=lazy_load)
+    assert_equal(tensors, expected)
+    assert_equal({name: tensor for _, _, name, tensor in tensors.read_tensors()}, expected)
+    module = torch.nn.Module()
+    for name, raw in raws.items():
+        module.register_buffer(name, torch.zeros_like(raw.tensor()))
+    tensors.load_into_module(module)
+    assert_equal(tensors_of(module), expected)
+
+
+def test_filters(saved_model):
+    tensors = TensorDeserializer("model.tensors", device="cpu", filter_func=lambda name: name.startswith("norm."))
+    assert set(tensors) == {name for name in tensors_of(saved_model) if name.startswith("norm.")}
+    assert [name for _, _, name, _ in tensors.read_tensors(lambda name: name.endswith("bias"))] == ["norm.bias"]
+    other = Model()
+    before = {name: tensor.clone() for name, tensor in tensors_of(other).items()}
+    assert tensors.load_into_module(other, lambda name: name.endswith(("weight", "bias"))) == 2
+    changed = {name for name, tensor in tensors_of(other).items() if not torch.equal(tensor, before[name])}
+    assert changed <= {"norm.weight", "norm.bias"}
+
+
+@pytest.mark.parametrize("lazy_load", [False, True])
+def test_read_tensors_resumes(saved_model, lazy_load):
+    tensors = TensorDeserializer("model.tensors", device="cpu", lazy_load=lazy_load)
+    assert tensors.total_bytes_read == (0 if lazy_load else tensors.total_tensor_bytes)
+    found = [*tensors.read_tensors(num_tensors=2), *tensors.read_tensors(num_tensors=0), *tensors.read_tensors()]
+    assert tensors.total_bytes_read == tensors.total_tensor_bytes
+    assert {(index, kind) for index, kind, _, _ in found} == {(0, TensorType.STATE_DICT)}
+    assert [name for _, _, name, _ in found] == list(tensors)
+    assert_equal({name: tensor for _, _, name, tensor in found}, tensors_of(saved_model))
+    assert list(tensors.read_tensors()) == []
+    with pytest.raises(ValueError, match="num_tensors"):
+        next(tensors.read_tensors(num_tensors=-2))
+
+
+def test_read_numpy_arrays(tmp_path):
+    np = pytest.importorskip("numpy")
+    serializer = TensorSerializer("arrays.tensors")
+    serializer.write_tensor(0, "array", TensorType.PARAM, np.arange(6.0).reshape(2, 3))
+    serializer.write_tensor(1, "bfloat16", TensorType.BUFFER, torch.arange(3).bfloat16())
+    serializer.write_tensor(1, "float8", TensorType.BUFFER, torch.arange(3).to(torch.float8_e5m2))
+    serializer.close()
+
+    tensors = TensorDeserializer("arrays.tensors", device="cpu")
+    arrays = {name: rest for _, _, name, *rest in tensors.read_numpy_arrays(allow_raw_data=True)}
+    np.testing.assert_array_equal(arrays["array"][0], np.arange(6.0).reshape(2, 3))
+    assert arrays["array"][1:] == [False, None]
+    assert arrays["bfloat16"][1:] == [True, "torch.bfloat16"]
+    assert_same(torch.from_numpy(arrays["bfloat16"][0]).view(torch.bfloat16), torch.arange(3).bfloat16())
+    assert arrays["float8"][1:] == [True, "torch.float8_e5m2"]
+
+    with pytest.raises(ValueError, match="allow_raw_data"):
+        list(TensorDeserializer("arrays.tensors", device="cpu").read_numpy_arrays())
+    with pytest.raises(RuntimeError, match="CPU"):
+        next(TensorDeserializer("arrays.tensors", device="meta").read_numpy_arrays())
+
+
+@pytest.mark.parametrize("lazy_load", [False, True])
+def test_tensors_outlive_deserializer(saved_model, lazy_load):
+    with TensorDeserializer("model.tensors", device="cpu", lazy_load=lazy_load) as tensors:
+        scale = tensors["scale"]
+    save_file({"other": torch.ones(100)}, "model.tensors")
+    gc.collect()
+    assert_same(scale.detach(), saved_model.scale.detach())
+    assert tensors["scale"] is scale
+    tensors.close()
+
+
+def test_closed_lazy_deserializer(saved_model):
+    tensors = TensorDeserializer("model.tensors", device="cpu", lazy_load=True)
+    tensors.close()
+    assert "scale" in tensors
+    for ask in (lambda: tensors["scale"], tensors.tree, lambda: next(tensors.read_tensors())):
+        with pytest.raises(ValueError, match="closed"):
+            ask()
+
+
+@pytest.mark.parametrize("lazy_load", [False, True])
+def test_kinds_of_files(saved_model, lazy_load):
+    expected = tensors_of(saved_model)
+    content = Path("model.tensors").read_bytes()
+
+    class Pipe(io.RawIOBase):
+        """A file object with `read` only."""
+
+        def __init__(self):
+            self.file = io.BytesIO(content)
+
+        def read(self, size=-1):
+            return self.file.read(size)
+
+    Path("shifted").write_bytes(b"before" + content)
+    Path("packed").write_bytes(gzip.compress(content))
+    shifted = Path("shifted").open("rb")  # noqa: SIM115
+    shifted.seek(6)
+    unlinked = Path("model.tensors").open("rb")  # noqa: SIM115
+    files = [
+        b"model.tensors",
+        os.open("model.tensors", os.O_RDONLY),
+        Path("model.tensors").open("rb"),  # noqa: SIM115
+        io.BytesIO(content),
+        gzip.open("packed"),  # noqa: SIM115
+        io.BufferedReader(gzip.open("packed")),  # noqa: SIM115
+        Pipe(),
+        shifted,
+        stream_io.open_stream("shifted", begin=6),
+        unlinked,
+    ]
+    for file in files:
+        if file is unlinked:
+            os.unlink("model.tensors")
+        with TensorDeserializer(file, device="cpu", lazy_load=lazy_load) as tensors:
+            assert_equal(tensors, expected)
+    assert unlinked.closed
+
+
+def test_directory(saved_model, tmp_path):
+    Path("sharded").mkdir()
+    tensors = tensors_of(saved_model)
+    for index, names in enumerate((list(tensors)[:3], list(tensors)[3:])):
+        save_file({name: tensors[name].detach().clone() for name in names}, f"sharded/{index}.safetensors")
+    assert_equal(TensorDeserializer("sharded", device="cpu"), tensors)
+    Path("sharded/0.safetensors").write_bytes(b"broken")
+    with pytest.raises(fst.SafetensorError, match=r"0\.safetensors"):
+        TensorDeserializer("sharded", device="cpu")
+
+
+def test_invalid_files():
+    for make in (TensorDeserializer, TensorSerializer):
+        with pytest.raises(TypeError, match="not list"):
+            make([])
+        with open("text", "w+") as text, pytest.raises(ValueError, match="binary mode"):
+            make(text)
+    with pytest.raises(FileNotFoundError, match="missing"):
+        TensorDeserializer("missing", device="cpu")
+    with pytest.raises(ValueError, match="binary mode"):
+        stream_io.open_stream("text", "r")
+
+
+@pytest.mark.parametrize("address", ["s3://b/m.tensors", "http://h/m", "HTTPS://h/m", "redis://h:1/m", b"s3://b/m"])
+def test_remote_addresses_are_unsupported(address):
+    for use in (TensorDeserializer, TensorSerializer, stream_io.open_stream):
+        with pytest.raises(NotImplementedError, match="local copy"):
+            use(address)
+
+
+def test_unsupported_features(saved_model):
+    tensors = TensorDeserializer("model.tensors", device="cpu")
+    for use in (
+        lambda: tensors.to_redis(None, "prefix"),
+        lambda: stream_io.CAInfo(),
+        lambda: stream_io.s3_download("s3://b/m"),
+        lambda: stream_io.s3_upload("m", "s3://b/m"),
+        lambda: tensorizer.EncryptionParams(b"key"),
+        lambda: tensorizer.EncryptionParams.from_string("secret"),
+        lambda: tensorizer.DecryptionParams.from_string("secret"),
+        lambda: TensorDeserializer("model.tensors", encryption=object()),
+        lambda: TensorSerializer("model.tensors", encryption=object()),
+        lambda: TensorDeserializer("model.tensors", verify_hash=True),
+        lambda: next(tensors.read_tensors(verify_hash=True)),
+        lambda: tensors.load_into_module(Model(), verify_hash=True),
+    ):
+        with pytest.raises(NotImplementedError):
+            use()
+    assert issubclass(HashMismatchError, Exception)
+    assert_equal(load_file("model.tensors"), tensors_of(saved_model))
+
+
+def test_tensorizer_format_is_unsupported():
+    with open("model.tensors", "wb") as file:
+        file.write(b"|TZR|" + bytes(1000))
+    with pytest.raises(NotImplementedError, match=r"model\.tensors: .*\|TZR\|"):
+        TensorDeserializer("model.tensors", device="cpu")
+    with open("model.tensors", "wb") as file:
+        file.write(b"anything")
+    with pytest.raises(fst.SafetensorError):
+        TensorDeserializer("model.tensors", device="cpu")

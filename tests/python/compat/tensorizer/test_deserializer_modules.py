@@ -1,0 +1,152 @@
+"""`TensorDeserializer.load_into_module` and `verify_module`."""
+
+import re
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fst.compat.tensorizer import TensorDeserializer, TensorSerializer, utils
+from rawfile import assert_same
+from tensorizer_helpers import DEVICES, Model, assert_equal, tensors_of
+
+
+@pytest.mark.parametrize("lazy_load", [False, True])
+@pytest.mark.parametrize("device", DEVICES)
+def test_load_into_module(saved_model, device, lazy_load):
+    with utils.no_init_or_tensor():
+        other = Model()
+    assert other.embedding.weight.is_meta
+    other.embedding.weight.note = "kept"
+    with TensorDeserializer("model.tensors", device=device, lazy_load=lazy_load) as tensors:
+        assert tensors.load_into_module(other) == len(tensors_of(saved_model))
+    assert {tensor.device for tensor in tensors_of(other).values()} == {torch.device(device)}
+    assert_equal(tensors_of(other), tensors_of(saved_model))
+    assert other.head.weight is other.embedding.weight
+    assert other.head.weight.note == "kept"
+    assert {name for name, tensor in tensors_of(other).items() if tensor.requires_grad} == {
+        name for name, tensor in tensors_of(saved_model).items() if tensor.requires_grad
+    }
+    assert set(other.state_dict()) == set(saved_model.state_dict())
+    other.head(torch.ones(1, 4, device=device)).sum().backward()
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_parameter_objects_are_kept(saved_model, device):
+    other = Model(device)
+    before = tensors_of(other)
+    optimizer = torch.optim.SGD(other.parameters(), lr=1.0)
+    TensorDeserializer("model.tensors", device="cpu").load_into_module(other)
+    for name, tensor in tensors_of(other).items():
+        assert tensor is before[name]
+    other.scale.sum().backward()
+    optimizer.step()
+    assert_same(other.scale.detach(), saved_model.scale.detach() - 1)
+
+
+@pytest.mark.parametrize("lazy_load", [False, True])
+def test_modules_do_not_share_memory(saved_model, lazy_load):
+    tensors = TensorDeserializer("model.tensors", device="cpu", lazy_load=lazy_load)
+    one, other = Model(), Model()
+    for module in (one, other):
+        tensors.load_into_module(module)
+    with torch.no_grad():
+        one.scale.zero_()
+        one.positions.zero_()
+    assert_equal(tensors_of(other), tensors_of(saved_model))
+    assert_same(tensors["scale"].detach(), saved_model.scale.detach())
+
+
+def test_unexpected_names_are_refused(saved_model):
+    other = Model()
+    del other.norm, other.scale
+    before = {name: tensor.clone() for name, tensor in tensors_of(other).items()}
+    with pytest.raises(KeyError) as refused:
+        TensorDeserializer("model.tensors", device="cpu").load_into_module(other)
+    assert {"scale", "norm.weight", "norm.running_var"} <= set(re.findall(r"[\w.]+", str(refused.value)))
+    assert_equal(tensors_of(other), before)
+
+
+def test_mismatched_shapes_are_refused(saved_model):
+    other = Model()
+    other.scale = torch.nn.Parameter(torch.zeros(4))
+    other.frozen = torch.nn.Parameter(torch.zeros(2, 1))
+    before = {name: tensor.clone() for name, tensor in tensors_of(other).items()}
+    with pytest.raises(ValueError, match="shapes differ") as refused:
+        TensorDeserializer("model.tensors", device="cpu").load_into_module(other)
+    assert "scale ([3] in the file, [4] in the module)" in str(refused.value)
+    assert "frozen ([2] in the file, [2, 1] in the module)" in str(refused.value)
+    assert_equal(tensors_of(other), before)
+
+
+@pytest.mark.filterwarnings("error")
+def test_missing_names_cause_warning(saved_model):
+    class Larger(Model):
+        def __init__(self):
+            super().__init__()
+            self.extra = torch.nn.Parameter(torch.ones(1))
+            self.register_buffer("passing", torch.ones(1), persistent=False)
+
+    other = Larger()
+    tensors = TensorDeserializer("model.tensors", device="cpu")
+    with pytest.warns(UserWarning, match=r"model\.tensors has nothing for extra$"):
+        tensors.load_into_module(other)
+    assert_equal(tensors_of(other), tensors_of(saved_model) | {"extra": torch.ones(1), "passing": torch.ones(1)})
+    tensors.load_into_module(other, lambda name: True)
+    TensorDeserializer("model.tensors", device="cpu", filter_func=lambda name: True).load_into_module(other)
+    del other.extra
+    save_file({name: tensor for name, tensor in saved_model.state_dict().items() if name != "head.weight"}, "untied")
+    TensorDeserializer("untied", device="cpu").load_into_module(other)
+
+
+def test_dtype_of_file_is_kept(model):
+    half = Model().half()
+    TensorSerializer("half.tensors").close()
+    serializer = TensorSerializer("half.tensors")
+    serializer.write_module(half)
+    serializer.close()
+    TensorDeserializer("half.tensors", device="cpu").load_into_module(model)
+    assert_equal(tensors_of(model), tensors_of(half))
+
+
+def test_integer_tensor_replaces_parameter():
+    save_file({"weight": torch.arange(12).view(4, 3)}, "quantized.tensors")
+    for device in ("cpu", "meta"):
+        layer = torch.nn.Linear(3, 4, bias=False, device=device)
+        TensorDeserializer("quantized.tensors", device="cpu").load_into_module(layer)
+        assert_same(layer.weight.detach(), torch.arange(12).view(4, 3))
+        assert not layer.weight.requires_grad
+
+
+def test_parameter_subclass_is_kept():
+    class Sharded(torch.nn.Parameter):
+        """Parameter subclass, as serving engines define."""
+
+    layer = torch.nn.Linear(3, 4, bias=False)
+    layer.weight = Sharded(torch.empty(4, 3, device="meta"))
+    save_file({"weight": torch.ones(4, 3)}, "linear.tensors")
+    TensorDeserializer("linear.tensors", device="cpu").load_into_module(layer)
+    assert type(layer.weight) is Sharded
+    assert_same(layer.weight.detach().as_subclass(torch.Tensor), torch.ones(4, 3))
+
+
+def test_lazy_modules(model):
+    save_file({"weight": torch.ones(4, 3), "bias": torch.zeros(4)}, "linear.tensors")
+    layer = torch.nn.LazyLinear(4)
+    TensorDeserializer("linear.tensors", device="cpu").load_into_module(layer)
+    assert layer(torch.ones(1, 3)).tolist() == [[3, 3, 3, 3]]
+
+
+def test_verify_module(saved_model):
+    tensors = TensorDeserializer("model.tensors", device="cpu")
+    with torch.no_grad():
+        saved_model.norm.running_mean[0] = float("nan")
+    same, results = tensors.verify_module(saved_model)
+    assert not same
+    assert {name for name, equal in results if not equal} == {"norm.running_mean"}
+    other = Model()
+    tensors.load_into_module(other)
+    assert tensors.verify_module(other) == (True, [(name, True) for name in tensors])
+    del other.norm
+    same, results = tensors.verify_module(other.half())
+    assert {name for name, equal in results if equal} == {"positions"}

@@ -1,0 +1,216 @@
+"""Examples of tensorizer's documentation, with the import changed, on local files."""
+
+import io
+import os
+
+import pytest
+import torch
+
+from fst.compat.tensorizer import TensorDeserializer, TensorSerializer, torch_compat, utils
+from tensorizer_helpers import DEVICES, Model, assert_equal, tensors_of
+
+
+@pytest.fixture
+def transformer():
+    """Saves a small GPT-J and a byte-level tokenizer."""
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate(["<|endoftext|>", *alphabet])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
+    fast.save_pretrained("EleutherAI/gpt-j-6B")
+    torch.manual_seed(2)
+    config = transformers.GPTJConfig(
+        vocab_size=len(vocabulary), n_positions=128, n_embd=32, n_layer=2, n_head=4, rotary_dim=4, bos_token_id=0,
+        eos_token_id=0,
+    )  # fmt: skip
+    transformers.GPTJForCausalLM(config).save_pretrained("EleutherAI/gpt-j-6B")
+
+
+def example_serialize(uri):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from fst.compat.tensorizer import TensorSerializer
+
+    model_ref = "EleutherAI/gpt-j-6B"
+    model = AutoModelForCausalLM.from_pretrained(
+        model_ref,
+        revision="float16",
+        torch_dtype=torch.float16,
+        low_cpu_mem_usage=True,
+    )
+
+    serializer = TensorSerializer(uri)
+    serializer.write_module(model)
+    serializer.close()
+    return model
+
+
+def example_deserialize(uri):
+    import time
+
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    from fst.compat.tensorizer import TensorDeserializer
+    from fst.compat.tensorizer.utils import convert_bytes, get_mem_usage, no_init_or_tensor
+
+    model_ref = "EleutherAI/gpt-j-6B"
+    config = AutoConfig.from_pretrained(model_ref)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with torch.device(device), no_init_or_tensor():
+        model = AutoModelForCausalLM.from_config(config)
+
+    before_mem = get_mem_usage()
+
+    start = time.perf_counter()
+    deserializer = TensorDeserializer(uri, device=device)
+    deserializer.load_into_module(model)
+    end = time.perf_counter()
+
+    after_mem = get_mem_usage()
+
+    total_bytes_str = convert_bytes(deserializer.total_tensor_bytes)
+    duration = end - start
+    per_second = convert_bytes(deserializer.total_tensor_bytes / duration)
+    deserializer.close()
+    print(f"Deserialized {total_bytes_str} in {end - start:0.2f}s, {per_second}/s")
+    print(f"Memory usage before: {before_mem}")
+    print(f"Memory usage after: {after_mem}")
+
+    model.eval()
+    tokenizer = AutoTokenizer.from_pretrained(model_ref)
+    eos = tokenizer.eos_token_id
+    input_ids = tokenizer.encode("¡Hola! Encantado de conocerte. hoy voy a", return_tensors="pt").to(device)
+
+    with torch.no_grad():
+        output = model.generate(input_ids, max_new_tokens=50, do_sample=True, pad_token_id=eos)
+
+    print(f"Output: {tokenizer.decode(output[0], skip_special_tokens=True)}")
+    return model
+
+
+@pytest.mark.usefixtures("transformer")
+def test_example_transformers(capsys):
+    saved = example_serialize("bucket/gpt-j-6B.tensors")
+    model = example_deserialize("bucket/gpt-j-6B.tensors")
+    assert_equal(tensors_of(model), tensors_of(saved))
+    assert {tensor.device.type for tensor in tensors_of(model).values()} == {utils.get_device().type}
+    output = capsys.readouterr().out
+    assert f"Deserialized {utils.convert_bytes(sum(t.nbytes for t in tensors_of(saved).values()))} in" in output
+    assert "Output: ¡Hola! Encantado de conocerte. hoy voy a" in output
+
+
+@pytest.mark.usefixtures("transformer")
+def test_example_transformers_remote():
+    with pytest.raises(NotImplementedError, match=r"s3://bucket/gpt-j-6B.tensors: .* local copy"):
+        example_serialize("s3://bucket/gpt-j-6B.tensors")
+    with pytest.raises(NotImplementedError, match=r"s3://bucket/gpt-j-6B.tensors: .* local copy"):
+        example_deserialize("s3://bucket/gpt-j-6B.tensors")
+
+
+def test_example_encryption():
+    from fst.compat.tensorizer import DecryptionParams, EncryptionParams
+
+    with pytest.raises(NotImplementedError, match="encrypted disk"):
+        EncryptionParams.random()
+    with pytest.raises(NotImplementedError, match="encrypted disk"):
+        DecryptionParams.from_key(b"key")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_example_state_dict(model, device):
+    from fst.compat.tensorizer import TensorDeserializer, TensorSerializer
+
+    state_dict = model.state_dict()
+    serializer = TensorSerializer("model.tensors")
+    serializer.write_state_dict(state_dict)
+    serializer.close()
+
+    other = Model().to(device)
+    with TensorDeserializer("model.tensors", device=device) as state_dict:
+        assert {tensor.device for tensor in state_dict.values()} == {torch.device(device)}
+        other.load_state_dict(state_dict)
+    assert_equal(other.state_dict(), model.state_dict())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_example_torch_compat(model, device):
+    from fst.compat.tensorizer.torch_compat import tensorizer_loading, tensorizer_saving
+
+    state_dict = model.state_dict()
+
+    with tensorizer_saving("model.pt.tensors"):
+        torch.save(state_dict, "model.pt")
+
+    with tensorizer_loading("model.pt.tensors", device=device):
+        state_dict = torch.load("model.pt")
+    assert {tensor.device for tensor in state_dict.values()} == {torch.device(device)}
+    assert_equal(state_dict, model.state_dict())
+    Model().load_state_dict(state_dict)
+
+
+def test_example_trainer(model):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    from fst.compat.tensorizer.torch_compat import tensorizer_saving
+
+    class Regression(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 1)
+
+        def forward(self, x, labels):
+            return {"loss": (self.layer(x) - labels).square().mean()}
+
+    data = [{"x": torch.randn(2), "labels": torch.randn(1)} for _ in range(4)]
+    arguments = transformers.TrainingArguments("out", max_steps=1, save_steps=1, report_to=[], use_cpu=True)
+    trainer = transformers.Trainer(Regression(), arguments, train_dataset=data)
+    with tensorizer_saving():
+        trainer.train()
+    assert os.path.exists("out/checkpoint-1/optimizer.pt.tensors")
+    with torch_compat.tensorizer_loading(device="cpu"):
+        states = torch.load("out/checkpoint-1/optimizer.pt")["state"]
+    assert_equal(states[0], trainer.optimizer.optimizer.state_dict()["state"][0])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_example_torch_compat_callback(model, device):
+    from fst.compat.tensorizer.torch_compat import tensorizer_loading, tensorizer_saving
+
+    def tensors_path(f: torch.types.FileLike) -> str | None:
+        if isinstance(f, str):
+            return f.replace(".pt", "-tensor-data.tensors", 1)
+        return None
+
+    state_dict = model.state_dict()
+
+    with tensorizer_saving(tensors_path):
+        torch.save(state_dict, "model.pt")
+        buffer = io.BytesIO()
+        torch.save(state_dict, buffer)
+
+    with tensorizer_loading(tensors_path, device=device):
+        state_dict = torch.load("model.pt")
+    assert_equal(state_dict, model.state_dict())
+    assert os.path.exists("model-tensor-data.tensors")
+    buffer.seek(0)
+    assert_equal(torch.load(buffer), model.state_dict())
+
+
+def test_example_open_stream(model):
+    from fst.compat.tensorizer.stream_io import open_stream
+
+    credentials = {"s3_access_key_id": "a", "s3_secret_access_key": "b", "s3_endpoint": "object.example.com"}
+    serializer = TensorSerializer(open_stream("bucket/model.tensors", "wb", **credentials))
+    serializer.write_module(model)
+    serializer.close()
+    deserializer = TensorDeserializer(open_stream("bucket/model.tensors", "rb", **credentials), device="cpu")
+    assert_equal(deserializer, tensors_of(model))
+
+    with pytest.raises(NotImplementedError, match="s3"):
+        open_stream("s3://bucket/model.tensors", "wb", **credentials)

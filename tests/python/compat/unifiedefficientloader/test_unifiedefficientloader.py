@@ -1,0 +1,224 @@
+"""`UnifiedSafetensorsLoader`: dtypes, batches, processes, transfers and lifetimes."""
+
+import gc
+import logging
+import math
+import pickle
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch.utils.data import DataLoader, Dataset
+
+import fst
+from fst.compat import unifiedefficientloader as uel
+from rawfile import DTYPES, assert_same, random_raw, write
+from unifiedefficientloader_helpers import Pictures, assert_equal, needs_gpu
+
+
+@pytest.mark.usefixtures("tensors")
+def test_alias():
+    assert uel.MemoryEfficientSafeOpen is uel.UnifiedSafetensorsLoader
+
+
+@pytest.mark.parametrize("low_memory", [False, True])
+def test_every_dtype(tmp_path, low_memory):
+    raws = {name: random_raw(name, (3, 4, 2)) for name in DTYPES}
+    path = write(tmp_path / "dtypes.safetensors", raws)
+    with uel.UnifiedSafetensorsLoader(path, low_memory=low_memory) as loader:
+        for name, raw in raws.items():
+            expected = raw.tensor()
+            assert_same(loader.get_tensor(name), expected)
+            assert loader.get_shape(name) == tuple(expected.shape)
+            assert loader.get_ndim(name) == 3
+            assert loader.get_dtype(name) == expected.dtype
+            assert uel.st_to_torch_dtype(name) == expected.dtype
+            assert uel.torch_to_st_dtype(expected.dtype) == name
+        assert {name: tensor.dtype for name, tensor in loader.load_all().items()} == {
+            name: raw.torch_dtype for name, raw in raws.items()
+        }
+
+
+@pytest.mark.parametrize("low_memory", [False, True])
+def test_header(tensors, low_memory):
+    with uel.UnifiedSafetensorsLoader("model.safetensors", low_memory) as loader:
+        assert loader._header.pop("__metadata__") == loader.metadata() == {"format": "pt"}
+        data_bytes = 0
+        for name, entry in loader._header.items():
+            begin, end = entry["data_offsets"]
+            assert begin == data_bytes
+            assert end - begin == tensors[name].nbytes
+            assert entry["shape"] == list(tensors[name].shape)
+            data_bytes = end
+        assert loader.keys() == list(loader._header)
+
+
+@pytest.mark.parametrize("low_memory", [False, True])
+def test_unknown_names(tensors, low_memory):
+    with uel.UnifiedSafetensorsLoader("model.safetensors", low_memory) as loader:
+        for ask in (loader.get_tensor, loader.get_shape, loader.get_dtype, lambda key: loader.async_stream([key])):
+            for name in ("missing", "__metadata__"):
+                with pytest.raises(KeyError, match=name):
+                    ask(name)
+        loader.mark_processed("missing")
+
+
+def test_mark_processed(tensors):
+    with uel.UnifiedSafetensorsLoader("model.safetensors") as loader:
+        first = loader.get_tensor("weight_name")
+        assert loader.get_tensor("weight_name") is first
+        loader.mark_processed("weight_name")
+        again = loader.get_tensor("weight_name")
+        assert again.data_ptr() != first.data_ptr()
+        assert_equal(loader.load_all(), tensors)
+
+
+@given(
+    st.lists(st.integers(0, 22), max_size=40),
+    st.integers(1, 9),
+    st.integers(1, 4),
+    st.sampled_from([0, 200, 1 << 20]),
+)
+def test_batches_follow_requested_order(tmp_path_factory, order, batch_size, prefetch_batches, window_bytes):
+    """Batches follow the requested order, with repeated names and any window size."""
+    path = tmp_path_factory.mktemp("order") / "m.safetensors"
+    expected = {f"t{index}": torch.full((index, 3), float(index)) for index in range(23)}
+    save_file(expected, path)
+    keys = [f"t{index}" for index in order]
+    with pytest.MonkeyPatch.context() as patch, uel.UnifiedSafetensorsLoader(path, low_memory=True) as loader:
+        module = "fst.compat.unifiedefficientloader.memory_efficient_loader"
+        patch.setattr(f"{module}._WINDOW_BYTES_MIN", 1)
+        patch.setattr(f"{module}._WINDOW_BYTES_MAX", max(window_bytes, 1))
+        batches = list(loader.async_stream(keys, batch_size, prefetch_batches))
+    assert [key for batch in batches for key, _ in batch] == keys
+    assert [len(batch) for batch in batches[:-1]] == [batch_size] * (math.ceil(len(keys) / batch_size) - 1)
+    for batch in batches:
+        assert_equal(dict(batch), {key: expected[key] for key, _ in batch})
+
+
+@pytest.mark.parametrize("arguments", [{"batch_size": 0}, {"prefetch_batches": 0}])
+@pytest.mark.usefixtures("tensors")
+def test_invalid_batch_sizes(arguments):
+    with (
+        uel.UnifiedSafetensorsLoader("model.safetensors", low_memory=True) as loader,
+        pytest.raises(ValueError, match="must be 1 or more"),
+    ):
+        loader.async_stream(loader.keys(), **arguments)
+
+
+def test_window_bytes(tmp_path, monkeypatch):
+    """The window equals the size of the prefetched batches."""
+    monkeypatch.setenv("FST_READER", "pread")
+    module = "fst.compat.unifiedefficientloader.memory_efficient_loader"
+    monkeypatch.setattr(f"{module}._WINDOW_BYTES_MIN", 1)
+    windows = []
+    stream = fst.stream
+    monkeypatch.setattr(fst, "stream", lambda *args, **kwargs: windows.append(kwargs) or stream(*args, **kwargs))
+    save_file({f"t{index}": torch.zeros(1000) for index in range(40)}, tmp_path / "m.safetensors")
+    with uel.UnifiedSafetensorsLoader(tmp_path / "m.safetensors", low_memory=True) as loader:
+        for _ in loader.async_stream(loader.keys(), batch_size=3, prefetch_batches=2):
+            pass
+    assert windows == [{"window_bytes": 6 * 4000}]
+
+
+def test_closed_stream(tensors):
+    with uel.UnifiedSafetensorsLoader("model.safetensors", low_memory=True) as loader:
+        stream = loader.async_stream(loader.keys(), batch_size=2)
+        next(stream)
+        stream.close()
+        assert_equal(dict(pair for batch in loader.async_stream(loader.keys()) for pair in batch), tensors)
+
+
+class Stored(Dataset):
+    """Data set whose items are read with a loader that was opened before the workers started."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return self.loader.get_tensor(f"layer.{index}.weight").sum()
+
+
+@pytest.mark.parametrize(("method", "low_memory"), [("fork", False), ("fork", True), ("spawn", True)])
+def test_loaders_in_worker_processes(tensors, method, low_memory):
+    with uel.UnifiedSafetensorsLoader("model.safetensors", low_memory) as loader:
+        data = DataLoader(Stored(loader), num_workers=1, multiprocessing_context=method)
+        sums = torch.cat(list(data))
+        assert_equal(pickle.loads(pickle.dumps(loader)).load_all(), tensors)
+    expected = torch.stack([tensors[f"layer.{index}.weight"].sum() for index in range(20)])
+    torch.testing.assert_close(sums, expected)
+
+
+@pytest.mark.parametrize("low_memory", [False, True])
+def test_tensors_outlive_loader(tensors, low_memory):
+    with uel.UnifiedSafetensorsLoader("model.safetensors", low_memory) as loader:
+        streamed = dict(pair for batch in loader.async_stream(loader.keys(), batch_size=4) for pair in batch)
+        kept = loader.load_all()
+        for key in loader.keys():  # noqa: SIM118
+            loader.mark_processed(key)
+    del loader
+    gc.collect()
+    save_file({"other": torch.ones(1000)}, "model.safetensors")
+    assert_equal(streamed, tensors)
+    assert_equal(kept, tensors)
+
+
+@pytest.mark.usefixtures("tensors")
+def test_truncated_file():
+    with open("model.safetensors", "rb") as file:
+        whole = file.read()
+    with open("model.safetensors", "wb") as file:
+        file.write(whole[:-1])
+    for low_memory in (False, True):
+        with pytest.raises(fst.SafetensorError):
+            uel.UnifiedSafetensorsLoader("model.safetensors", low_memory)
+
+
+@needs_gpu
+def test_gpu_tensors_are_independent(tensors):
+    """GPU tensors are independent, with and without mark_processed."""
+    with uel.UnifiedSafetensorsLoader("model.safetensors", low_memory=True, direct_gpu=True) as loader:
+        for process in (lambda key: None, loader.mark_processed):
+            found = {}
+            for batch in loader.async_stream(loader.keys(), batch_size=1, prefetch_batches=1):
+                for key, tensor in batch:
+                    found[key] = tensor
+                    process(key)
+            assert_equal(found, tensors)
+
+
+def test_direct_gpu_without_gpu_warns(tensors, monkeypatch, caplog):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with caplog.at_level(logging.WARNING):
+        loader = uel.UnifiedSafetensorsLoader("model.safetensors", direct_gpu=True)
+        uel.UnifiedDataLoader(Pictures(), direct_gpu=True)
+        uel.transfer_to_gpu_pinned(torch.zeros(1))
+    assert loader.low_memory
+    assert {tensor.device.type for tensor in loader.load_all().values()} == {"cpu"}
+    assert len(caplog.records) == 3
+    assert all("no GPU" in record.message for record in caplog.records)
+
+
+def test_transfer_statistics(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    uel.reset_pinned_transfer_stats()
+    tensor = uel.transfer_to_gpu_pinned(torch.ones(3), dtype=torch.float16)
+    assert tensor.dtype == torch.float16
+    assert uel.get_pinned_transfer_stats() == {"pinned": 0, "fallback": 1}
+    assert uel.transfer_to_gpu_pinned(torch.ones(3), "cpu").device.type == "cpu"
+    assert uel.get_pinned_transfer_stats()["fallback"] == 1
+    uel.reset_pinned_transfer_stats()
+    assert uel.get_pinned_transfer_stats() == {"pinned": 0, "fallback": 0}
+
+
+@needs_gpu
+def test_transfer_source_may_change():
+    for source in (torch.zeros(1 << 24), torch.zeros(1 << 24).pin_memory()):
+        moved = uel.transfer_to_gpu_pinned(source)
+        source.fill_(1)
+        assert moved.sum().item() == 0

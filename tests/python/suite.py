@@ -1,0 +1,22 @@
+"""Constants of the test suite, and the rule for tests that need a GPU."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+# Without a GPU, `gds` is the same as `auto`, and so is tested only with one.
+READERS = ["mmap", "pread", "uring", *(["gds"] if torch.cuda.is_available() else [])]
+CHUNKS = ["default chunks", "small chunks"]
+READER_AND_CHUNKS = [(reader, CHUNKS[index % 2]) for index, reader in enumerate(READERS)]
+
+
+def require_gpu(item: pytest.Item) -> None:
+    """Skips a test marked `gpu` if there is no GPU, or fails it if FST_REQUIRE_GPU is 1."""
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        if os.environ.get("FST_REQUIRE_GPU") == "1":
+            pytest.fail("FST_REQUIRE_GPU=1, but PyTorch finds no CUDA GPU")
+        pytest.skip("needs a CUDA GPU")
