@@ -111,7 +111,6 @@ def test_top_level_has_few_rooms():
     assert 0 < len(folders) <= MAX_ROOMS
 
 
-@pytest.mark.xfail(reason="the tests of fst.compat are still longer")
 def test_test_files_are_short():
     lines = {path: len(path.read_text().splitlines()) for path in Path(__file__).parents[1].rglob("*.py")}
     assert {str(path): count for path, count in lines.items() if count > MAX_TEST_LINES} == {}
