@@ -201,7 +201,11 @@ def test_invalid_arguments(tmp_path):
     for call_window in [load.read, load.unpack]:
         with pytest.raises(ValueError, match="window -1 of a plan"):
             call_window(-1, torch.empty(0, dtype=torch.uint8))
-    for invalid in [lambda: plan.splits(2, 0), lambda: plan.splits(-1, 0), lambda: plan.collective(plan.window_count())]:
+    for invalid in [
+        lambda: plan.splits(2, 0),
+        lambda: plan.splits(-1, 0),
+        lambda: plan.collective(plan.window_count()),
+    ]:
         with pytest.raises(ValueError, match=r"of a (group|plan)"):
             invalid()
     with pytest.raises(ValueError, match="strategy"):
