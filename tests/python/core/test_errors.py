@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from conftest import CHECKOUT
 from fst._core import classes, ops
 from fst._core.errors import EXCEPTIONS, OS_EXCEPTIONS
+from suite import CHECKOUT
 
 FUNCTIONS = [
     function for _, function in inspect.getmembers(ops, inspect.isfunction) if function.__module__ == ops.__name__

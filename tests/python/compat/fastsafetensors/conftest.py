@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 from fastsafetensors_helpers import rows
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def directory(tmp_path, monkeypatch):
     """A directory with the files of the examples, in which the test runs."""
     monkeypatch.chdir(tmp_path)

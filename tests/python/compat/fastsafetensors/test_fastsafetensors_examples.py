@@ -19,6 +19,8 @@ from fastsafetensors_helpers import (
     run,
 )
 
+pytestmark = pytest.mark.usefixtures("directory")
+
 
 def test_single_run(capsys):
     tensor = run(SINGLE_RUN)["tensor_a0"]

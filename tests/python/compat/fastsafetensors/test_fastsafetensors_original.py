@@ -1,5 +1,6 @@
 """Comparison with fastsafetensors, if it is installed."""
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -7,6 +8,8 @@ from fst.compat import fastsafetensors as compat
 from fst.compat.fastsafetensors.frameworks import get_framework_op
 from fst.compat.fastsafetensors.st_types import DType
 from rawfile import DTYPES, assert_same, random_raw, write
+
+pytestmark = pytest.mark.usefixtures("directory")
 
 
 def files_of_both():

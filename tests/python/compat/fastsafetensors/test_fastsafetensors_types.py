@@ -14,6 +14,8 @@ from fst.compat.fastsafetensors.common import is_gpu_found
 from fst.compat.fastsafetensors.frameworks import TensorBase, get_framework_op
 from fst.compat.fastsafetensors.st_types import Device, DeviceType, DType
 
+pytestmark = pytest.mark.usefixtures("directory")
+
 
 def test_metadata():
     metadata = compat.SafeTensorsMetadata.from_file("b.safetensors", get_framework_op("pytorch"))

@@ -15,6 +15,8 @@ from fst.compat.fastsafetensors.frameworks import TensorBase
 from fst.compat.fastsafetensors.st_types import Device, DeviceType, DType
 from rawfile import DTYPES, assert_same, random_raw, write
 
+pytestmark = pytest.mark.usefixtures("directory")
+
 
 class FakeGroup:
     """Minimal process group of a given size."""
@@ -89,7 +91,7 @@ def test_locations_of_tensors():
 def test_unknown_names(error):
     buffer = load()
     for get in (buffer.get_tensor, buffer.get_shape, buffer.get_filename):
-        with pytest.raises(error, match='no file that was load holds "c0"'):
+        with pytest.raises(error, match='no file that was loaded holds "c0"'):
             get("c0")
 
 

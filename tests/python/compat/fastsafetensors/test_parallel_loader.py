@@ -7,6 +7,8 @@ import fst
 from fastsafetensors_helpers import rows
 from fst.compat import fastsafetensors as compat
 
+pytestmark = pytest.mark.usefixtures("directory")
+
 
 def test_iterated_tensors_are_independent():
     weights = dict(compat.ParallelLoader(None, ["a.safetensors", "b.safetensors"]).iterate_weights())

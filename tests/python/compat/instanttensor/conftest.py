@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from instanttensor_examples import FILES, WEIGHTS
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def directory(tmp_path, monkeypatch):
     """A directory with the files of the examples, in which the test runs."""
     monkeypatch.chdir(tmp_path)

@@ -17,6 +17,8 @@ from fst.compat.instanttensor._names import matcher
 from instanttensor_examples import FILES, WEIGHTS, assert_weights
 from rawfile import DTYPES, UNSUPPORTED_DTYPES, assert_same, random_raw, write
 
+pytestmark = pytest.mark.usefixtures("directory")
+
 
 class FakeGroup:
     """Minimal process group of a given size."""

@@ -22,6 +22,8 @@ from instanttensor_examples import (
     run,
 )
 
+pytestmark = pytest.mark.usefixtures("directory")
+
 
 @pytest.mark.parametrize("name", LOADS)
 def test_load_examples(name, capsys):
