@@ -1,4 +1,4 @@
-"""The bench: workloads x peers x states x destinations, each measured in a process of its own.
+"""Benchmarks of fst: workloads x peers x cache states x devices, each measured in a separate process.
 
 `make bench` runs it in a checkout. `pip install ./benches` adds the command `fst-bench` beside an installed fst.
 """

@@ -1,4 +1,4 @@
-"""`python -m fst_bench` in the repository, `python -m fst_bench` or `fst-bench` with an installed wheel."""
+"""Runs the benchmarks: `python -m fst_bench` is the command `fst-bench`."""
 
 from .run import main
 

@@ -1,4 +1,4 @@
-"""One run of the bench to one destination: every cell and every ceiling, round by round, each in its own process."""
+"""One run of the benchmarks on one device: every cell and every ceiling, round by round, each in a separate process."""
 
 import json
 import math
@@ -21,13 +21,13 @@ from .measure import Job
 from .peer import CHILD_SETTINGS, PEERS
 from .place import PACKAGE, TMPFS
 
-TORCH_DEVICES = {"cpu": "cpu", "cuda": "cuda:0"}  # some libraries refuse a device without an index
+TORCH_DEVICES = {"cpu": "cpu", "cuda": "cuda:0"}  # Some libraries reject a device without an index.
 CHILD_TIMEOUT_SECONDS = 300
 SAVED_SUFFIX = ".saved"
 CONVERTED_SUFFIX = ".converted"
 TMPFS_LEFT_FREE_BYTES = 1 << 30
 
-# For the estimate before a run only: what a typical process of the bench does to each byte, and how long it starts.
+# For the estimate before a run only: typical cost per byte and start-up time of a measuring process.
 ESTIMATED_BYTES_PER_SECOND = 0.35e9
 ESTIMATED_START_SECONDS = 1.8
 ESTIMATED_CEILING_SECONDS = 4.0
@@ -35,7 +35,7 @@ ESTIMATED_CEILING_SECONDS = 4.0
 
 @dataclass(frozen=True)
 class Choice:
-    """What is to be measured; without `states` each workload is measured in its own ones."""
+    """Selection of measurements. Without `states`, each workload is measured in its default states."""
 
     device: str
     peers: Sequence[str]
@@ -46,7 +46,7 @@ class Choice:
 
 
 class Deadline:
-    """The time that a run may take; what is still running then is ended and not counted."""
+    """Time limit of a run. A measurement that is still running then is ended and not counted."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds
@@ -59,7 +59,7 @@ class Deadline:
 
 
 class Bench:
-    """A run in progress: what is to be measured, and all that has been."""
+    """Run in progress: its selection and its results so far."""
 
     def __init__(self, choice: Choice, checkpoints: Mapping[str, Checkpoint], out: Path, disk: Path) -> None:
         self._choice = choice
@@ -68,11 +68,11 @@ class Bench:
         self._checkpoints = checkpoints
         self._tmpfs = TMPFS / f"fst-bench-{os.getpid()}"
         self._ceilings = [name for name in ceilings_of(choice.device) if name in choice.ceilings]
-        # A cell that failed once has no median, so it is not tried again.
+        # A cell that failed once has no median, so it is not run again.
         self._failed: set[Cell] = set()
-        # What a library said it cannot do here, by peer and action: it is asked once.
+        # Reasons why a library does not support an action, by peer and action. Each is asked once.
         self._refused: dict[tuple[str, str], str] = {}
-        # Why the files of a workload could not be converted for a peer; empty where they were.
+        # Reasons why the files of a workload could not be converted for a peer; empty on success.
         self._converted: dict[tuple[str, str], dict[str, Any]] = {}
         self._errors = 0
         self._results: dict[str, Any] = {
@@ -88,7 +88,7 @@ class Bench:
         }
 
     def estimate_seconds(self) -> float:
-        """How long a round may take, roughly."""
+        """Returns a rough estimate of the seconds a round takes."""
         tables = self._tables()
         seconds = ESTIMATED_CEILING_SECONDS * len(self._ceilings)
         for name, action, _ in tables:
@@ -97,7 +97,7 @@ class Bench:
         return seconds
 
     def convert(self) -> None:
-        """Writes the files of all workloads in the formats of the peers that have one of their own."""
+        """Converts the files of all workloads for peers that have their own format."""
         for peer in (PEERS[name] for name in self._choice.peers if PEERS[name].converts):
             for name, checkpoint in self._checkpoints.items():
                 tell(f"converting {name} for {peer.name}")
@@ -105,7 +105,7 @@ class Bench:
                 self._converted[peer.name, name] = self._child("convert", arguments, peer.environment())
 
     def run(self, deadline: Deadline) -> bool:
-        """Runs all rounds; False if any library returned wrong tensors, or fst none."""
+        """Runs all rounds. Returns False if any library returned wrong tensors, or if fst returned none."""
         self._deadline = deadline
         try:
             for number in range(self._choice.rounds):
@@ -123,7 +123,7 @@ class Bench:
         for name in self._ceilings:
             if not self._deadline.passed():
                 self._measure_ceiling(name, number)
-        # Each round begins with another peer, so that none always follows the same one.
+        # Each round begins with a different peer, so that no peer always follows the same one.
         turn = number % len(self._choice.peers)
         peers = [*self._choice.peers[turn:], *self._choice.peers[:turn]]
         for workload, action, state in self._tables():
@@ -165,7 +165,7 @@ class Bench:
                 self._errors += 1
                 result = {"failed": "the tensors are not those of the file"}
         elif PEERS[cell.peer].release is None:
-            # What another library cannot load is told in the tables; fst has to load everything.
+            # The tables list what another library cannot load. fst must load everything.
             self._errors += 1
         if "load_seconds" not in result and "save_seconds" not in result:
             self._failed.add(cell)
@@ -216,7 +216,7 @@ class Bench:
             yield copy
 
     def _child(self, module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
-        """What the module printed, {"failed": ...} if it did not, or nothing if the time was up."""
+        """Returns the JSON that the module printed, {"failed": ...} if it failed, or None at the time limit."""
         command = [sys.executable, "-m", f"{PACKAGE.name}.{module}", *arguments]
         timeout = min(CHILD_TIMEOUT_SECONDS, self._deadline.left_seconds())
         try:
@@ -232,7 +232,7 @@ class Bench:
         return result
 
     def _keep(self, number: int, what: str, result: dict[str, Any]) -> None:
-        """Tells of a result and writes all so far, so that a run that is cut short loses nothing."""
+        """Prints a result and writes all results so far, so that an interrupted run loses nothing."""
         tell(f"round {number + 1}: {what}: {_summary(result)}")
         self._results["load_average_after"] = load_average()
         self._out.parent.mkdir(parents=True, exist_ok=True)
@@ -262,5 +262,5 @@ def _summary(result: dict[str, Any]) -> str:
 
 
 def tell(text: str) -> None:
-    """Says how far a run is."""
+    """Prints the progress of a run."""
     print(text, file=sys.stderr, flush=True)

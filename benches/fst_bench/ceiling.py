@@ -1,4 +1,4 @@
-"""What the hardware allows: each rate measured in a process of its own, in the same run.
+"""Ceilings of the hardware: each rate is measured in a separate process, in the same run.
 
     python -m fst_bench.ceiling NAME PATH DEVICE
 
@@ -31,7 +31,7 @@ REPEATS = 5
 
 
 def fio(path: Path, device: str) -> dict[str, Any]:
-    """The best direct sequential read rate that fio finds with io_uring."""
+    """Measures the best direct sequential read rate of fio with io_uring."""
     if shutil.which("fio") is None:
         raise UnsupportedError("fio is not installed")
     rates = {depth: _fio_rate(path, depth) for depth in FIO_DEPTHS}
@@ -50,7 +50,7 @@ def _fio_rate(path: Path, depth: int) -> float:
 
 
 def direct(path: Path, device: str) -> dict[str, Any]:
-    """Direct reads of the whole file into a few reused buffers."""
+    """Measures direct reads of the whole file into a few reused buffers."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
     except OSError as error:
@@ -60,7 +60,7 @@ def direct(path: Path, device: str) -> dict[str, Any]:
 
 
 def direct_writes(path: Path, device: str) -> dict[str, Any]:
-    """Direct writes of a new file as large as this one, which has its room before the clock starts."""
+    """Measures direct writes of a new file of the same size, allocated before the clock starts."""
     target = path.with_suffix(".written")
     size = path.stat().st_size // BLOCK_BYTES * BLOCK_BYTES
     try:
@@ -84,7 +84,7 @@ def direct_writes(path: Path, device: str) -> dict[str, Any]:
 
 
 def page_cache_copy(path: Path, device: str) -> dict[str, Any]:
-    """Reads of the whole cached file into a few reused buffers."""
+    """Measures reads of the whole cached file into a few reused buffers."""
     page_cache.warm(path)
     threads = os.cpu_count() or 1
     rate = _read_rate(os.open(path, os.O_RDONLY), path.stat().st_size, threads)
@@ -95,7 +95,7 @@ def _read_rate(descriptor: int, size: int, threads: int) -> float:
     blocks = iter(range(0, size, BLOCK_BYTES))
 
     def worker() -> int:
-        buffer = mmap.mmap(-1, BLOCK_BYTES)  # page-aligned, as O_DIRECT wants it
+        buffer = mmap.mmap(-1, BLOCK_BYTES)  # page-aligned, as O_DIRECT requires
         return sum(os.preadv(descriptor, [buffer], offset) for offset in blocks)
 
     return _shared_rate(worker, size, threads)
@@ -104,7 +104,7 @@ def _read_rate(descriptor: int, size: int, threads: int) -> float:
 def _shared_rate(
     worker: Callable[[], int], size: int, threads: int, finish: Callable[[], object] = lambda: None
 ) -> float:
-    """The rate at which so many workers together move `size` bytes and finish."""
+    """Returns the rate at which `workers` threads together move `size` bytes."""
     with ThreadPoolExecutor(threads) as pool:
         start = time.perf_counter()
         done = sum(future.result() for future in [pool.submit(worker) for _ in range(threads)])
@@ -115,7 +115,7 @@ def _shared_rate(
 
 
 def memory_read(path: Path, device: str) -> dict[str, Any]:
-    """The sum that reads every byte of a load, over memory that is there already."""
+    """Measures the sum that reads every byte of a load, over memory that is already resident."""
     import torch
 
     values = torch.ones(COPY_BYTES // 8, dtype=torch.int64)
@@ -139,7 +139,7 @@ def memory_copy(path: Path, device: str) -> dict[str, Any]:
 
 
 def first_touch(path: Path, device: str) -> dict[str, Any]:
-    """The first touch of as much new memory as the file has bytes, which every read into memory pays."""
+    """Measures the first touch of new memory of the file's size, a cost of every read into memory."""
     import torch
 
     size = path.stat().st_size
@@ -204,7 +204,7 @@ ON_HOST = tuple(name for name in CEILINGS if name not in ON_DEVICE)
 
 
 def ceilings_of(device: str) -> tuple[str, ...]:
-    """What can limit a load to this device."""
+    """Returns the ceilings that can limit a load to this device."""
     return ON_HOST if device == "cpu" else ON_HOST + ON_DEVICE
 
 

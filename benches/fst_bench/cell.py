@@ -1,21 +1,21 @@
-"""One place in the tables, measured once a round."""
+"""Cell of a table, measured once a round."""
 
 from dataclasses import dataclass
 
-# Where the files of a load are, and where a save goes.
+# Storage of the files of a load, and target of a save.
 STATES = ("warm", "cold", "tmpfs", "disk")
 LOADS = ("load", "cast", "slice", "select")
 ACTIONS = (*LOADS, "columns", "pretrained", "save", "sharded")
 
 
 def states_of(action: str) -> tuple[str, ...]:
-    """The states that an action can be measured in."""
+    """Returns the states in which an action can be measured."""
     return tuple(state for state in STATES if (state == "disk") == (action == "save"))
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One action on the tensors of a workload, by one peer, from one state of its files."""
+    """One action on the tensors of a workload, by one peer, from one state of the files."""
 
     workload: str
     action: str
@@ -25,7 +25,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class GroupCell:
-    """A checkpoint laid out over so many ranks, by one peer, from one state of its files."""
+    """Load of a checkpoint by several ranks, by one peer, from one state of the files."""
 
     layout: str
     ranks: int

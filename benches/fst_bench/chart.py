@@ -1,4 +1,4 @@
-"""The charts of the README: the rates of the large loads, and the times of the small ones."""
+"""Charts of the README: rates of the large loads, and times of the small ones."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from .cell import Cell
 from .peer import PEERS
 from .result import Figure, Run
 
-# Blue against grey, with an orange line: told apart with any kind of colour blindness, and in print.
+# Blue, grey and orange can be told apart with any kind of colour blindness, and in print.
 OWN, OTHER, LIMIT, SPREAD = "#0072b2", "#b3b3b3", "#d55e00", "#404040"
 WIDTH_INCHES = 9.0
 BAR_INCHES = 0.22
@@ -68,7 +68,7 @@ def _page(run: Run, panels: tuple[Panel, ...], kind: "type[_Bars]", path: Path) 
 
 
 class _Bars(ABC):
-    """One panel: a bar for each library, with the spread of its rounds; `title` heads a page of such panels."""
+    """Panel of a chart: a bar for each library, with the spread of its rounds. `title` heads a page of such panels."""
 
     title: str
 
@@ -76,11 +76,11 @@ class _Bars(ABC):
         self._run = run
         self._panel = panel
         self._facts = run.workloads.get(panel.workload, {})
-        # A load to the CPU may only have mapped the file; one to a GPU has moved all of it.
+        # A load to the CPU may only have mapped the file; a load to a GPU has moved all of it.
         self._key = "load_and_read_seconds" if run.device == "cpu" else "load_seconds"
 
     def figure(self, peer: str) -> Figure | None:
-        """What the bar of a library shows, in the unit of the panel."""
+        """Returns the value of a library's bar, in the unit of the panel."""
         panel = self._panel
         seconds = self._run.figure(Cell(panel.workload, panel.action, panel.state, peer), self._key)
         return seconds and self._scaled(seconds)
@@ -108,14 +108,14 @@ class _Bars(ABC):
 
     @abstractmethod
     def _unit(self) -> str:
-        """What the bars show."""
+        """Returns the label of the axis."""
 
     @abstractmethod
     def _scaled(self, seconds: Figure) -> Figure:
-        """A time in the unit of the bars."""
+        """Converts a time to the unit of the bars."""
 
     def _mark_limit(self, axis: Axes) -> str:
-        """Marks what the hardware allows, where that is one figure; says what it is."""
+        """Marks the ceiling of the hardware, if it is a single figure, and labels it."""
         return ""
 
 

@@ -1,4 +1,4 @@
-"""The files of a workload, and the digests that right loads of them have."""
+"""Files of a workload, and the digests of correct results."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from .workload import CAST_DTYPE, SEED, Slice, TensorSpec, Workload
 
 TORCH_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 POOL_BYTES = 32 << 20
-# The actions that end with all tensors as they are in the files.
+# Actions that return all tensors as stored.
 WHOLE = {"load", "pretrained", "save"}
 
 # Clearing the top bit of a 16-bit exponent keeps every value finite and below 2, so
@@ -26,7 +26,7 @@ FINITE_BF16 = np.uint64(0xBFFF_BFFF_BFFF_BFFF)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The files of a workload, and for each action the digest that a right result has."""
+    """Files of a workload, and for each action the digest of a correct result."""
 
     workload: Workload
     paths: tuple[Path, ...]
@@ -34,7 +34,7 @@ class Checkpoint:
 
 
 def make_checkpoint(workload: Workload, directory: Path) -> Checkpoint:
-    """Writes the workload's files into a folder of `directory`, or finds those written before."""
+    """Writes the workload's files into a folder of `directory`, or finds files written before."""
     folder = directory / workload.directory_name
     count = len(workload.files)
     paths = tuple(folder / f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1))
@@ -65,7 +65,7 @@ def _write_all(workload: Workload, paths: tuple[Path, ...]) -> dict[str, str]:
 def _lines(
     name: str, tensor: torch.Tensor, workload: Workload, selected: frozenset[str], slices: dict[str, Slice]
 ) -> Iterator[tuple[str, str]]:
-    """What a tensor contributes to the digest of each action."""
+    """Yields the contribution of a tensor to the digest of each action."""
     for action in WHOLE & workload.states.keys():
         yield action, tensor_line(name, tensor)
     if "cast" in workload.states:
@@ -130,9 +130,9 @@ def header_of(tensors: tuple[TensorSpec, ...]) -> bytes:
 
 
 class _Content:
-    """Bytes that differ from tensor to tensor and from place to place, made at the speed of memory.
+    """Data that differ from tensor to tensor and from offset to offset, generated at memory speed.
 
-    One block of random words is read from another place for each piece of each tensor and changed by another key.
+    Each part of each tensor reads one block of random words from another offset and combines it with another key.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""Writes a checkpoint in a peer's own format, in a process of its own.
+"""Converts a checkpoint to a peer's own format, in a separate process.
 
     python -m fst_bench.convert PEER SUFFIX PATH...
 
-writes each path anew with another suffix, unless that is there. Prints why it could not be done, as JSON, or nothing.
+writes each path again with another suffix, unless that file exists. Prints the reason for a failure as JSON.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The device that tensors go to: waiting for it, and the memory it took."""
+"""Device of a load: synchronization and memory figures."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-# What PyTorch's caching allocator rounds every tensor up to.
+# PyTorch's caching allocator rounds every tensor up to a multiple of this size.
 ALLOCATION_BYTES = 512
 
 
 class Device:
-    """The CPU, of which there is nothing to say, or a GPU."""
+    """The CPU, which has no figures, or a GPU."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -19,14 +19,14 @@ class Device:
         self._free_bytes = self._reserved_bytes = self._allocated_bytes = 0
 
     def finish(self) -> None:
-        """Waits for all that is queued."""
+        """Waits for all queued work."""
         if self._is_cuda:
             import torch
 
             torch.cuda.synchronize(self._name)
 
     def begin(self) -> None:
-        """Notes what is taken before a load."""
+        """Records the memory in use before a load."""
         if self._is_cuda:
             import torch
 
@@ -37,11 +37,11 @@ class Device:
             self._free_bytes = torch.cuda.mem_get_info(self._name)[0]
 
     def figures(self, tensors: "Mapping[str, Tensor]") -> dict[str, int]:
-        """What a load took on a GPU, in bytes; nothing on the CPU.
+        """Returns the memory that a load took on a GPU, in bytes; empty on the CPU.
 
-        `device_reserved_bytes` is the peak of PyTorch's allocator. `device_bytes` is what the driver has less than
-        before, whoever took it. `device_scratch_bytes` is what was taken beyond the tensors: the peak of allocations
-        from PyTorch less the tensors, and what the driver gave to others than PyTorch.
+        `device_reserved_bytes` is the peak of PyTorch's allocator. `device_bytes` is the decrease of the
+        driver's free memory. `device_scratch_bytes` is the memory beyond the tensors: the peak of PyTorch's
+        allocations less the tensors, plus memory that others than PyTorch took from the driver.
         """
         if not self._is_cuda:
             return {}

@@ -1,4 +1,4 @@
-"""One digest for a whole load: names, dtypes, shapes and every byte of the tensors."""
+"""Digest of a whole load: names, dtypes, shapes and every byte of the tensors."""
 
 import hashlib
 import os
@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-# A huge tensor is hashed in pieces, so that several threads can share it.
+# A huge tensor is hashed in parts, so that several threads can share it.
 PIECE_BYTES = 32 << 20
 
 
 def tensor_line(name: str, tensor: "Tensor") -> str:
-    """What one tensor, on any device, contributes to the digest."""
+    """Returns the contribution of one tensor, on any device, to the digest."""
     return _line(name, tensor, [_hash(piece) for piece in _pieces(tensor)])
 
 
 def combine(lines: Iterable[str]) -> str:
-    """The digest of a set of tensors, in whichever order they come."""
+    """Returns the digest of a set of tensors, in any order."""
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
 
 

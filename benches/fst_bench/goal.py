@@ -1,4 +1,4 @@
-"""What fst promises in figures, and whether a run kept it."""
+"""Performance goals of fst, and whether a run met them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ ADAPTER_SECONDS = 2e-3
 SELECT_SHARE = 0.5
 WRITE_SHARE = 0.9
 IMPORT_SECONDS = 0.05
-SHARE_MOVED = 1.01  # of the bytes, with headers and those of packets
+SHARE_MOVED = 1.01  # of the bytes, including file and packet headers
 GROUP_SIZES = (2, 4)
 STATE_TITLES = {"warm": "Warm cache", "tmpfs": "tmpfs", "cold": "Cold"}
 
 
 @dataclass(frozen=True)
 class Goal:
-    """One promise: `measured` is to be at most `bound`, or at least; both are None where they were not measured."""
+    """Goal: `measured` must be at most, or at least, `bound`. Both are None if they were not measured."""
 
     text: str
     measured: float | None
@@ -50,7 +50,7 @@ class Goal:
 
 
 def goals(runs: Mapping[str, Run]) -> list[Goal]:
-    """All goals, those that these runs did not measure too."""
+    """Yields all goals, including those that these runs did not measure."""
     return [*_on_gpu(runs.get("cuda")), *_on_cpu(runs.get("cpu")), *_with_ranks(runs.get("ranks"))]
 
 
@@ -154,7 +154,7 @@ def _with_ranks(run: Run | None) -> Iterator[Goal]:
 
 
 def _bytes_due(run: Run | None, cell: GroupCell, key: str) -> float | None:
-    """The bytes that a group has to read from storage, or to send."""
+    """Returns the bytes that a group must read from storage, or send."""
     if run is None:
         return None
     [facts] = run.workloads.values()
@@ -186,7 +186,7 @@ def _tensor_seconds(run: Run | None, state: str, pinned: float | None) -> float 
 
 
 def _against_peers(run: Run | None, workload: str, state: str, key: str) -> tuple[float | None, float | None]:
-    """The time of fst, and the best of the others."""
+    """Returns the time of fst and the best time of the others."""
     others = [name for name, peer in PEERS.items() if peer.release]
     times = [_median(run, Cell(workload, "load", state, name), key) for name in others]
     best = min((time for time in times if time is not None), default=None)

@@ -1,4 +1,4 @@
-"""What transformers needs beside the files to take them for a Llama model."""
+"""Files that transformers needs to load a checkpoint as a Llama model."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,11 +6,11 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-HEAD_WIDTH = 16  # divides every width of the workloads
+HEAD_WIDTH = 16  # Divides every width of the workloads.
 
 
 def write_llama(folder: Path, shapes: Mapping[str, tuple[int, ...]], paths: Sequence[Path]) -> None:
-    """Writes the configuration of the model that has these tensors, and the index of its files."""
+    """Writes the configuration of the model with these tensors, and the index of its files."""
     words, hidden = shapes["model.embed_tokens.weight"]
     keys, _ = shapes["model.layers.0.self_attn.k_proj.weight"]
     inner, _ = shapes["model.layers.0.mlp.gate_proj.weight"]

@@ -1,4 +1,4 @@
-"""Facts about the machine that a figure is meaningless without."""
+"""Facts about the machine, without which a figure means nothing."""
 
 import os
 import platform
@@ -32,12 +32,12 @@ def machine_facts(directory: Path) -> dict[str, Any]:
 
 
 def load_average() -> float:
-    """Runnable processes over the last minute; far from 0 before a run means a busy machine."""
+    """Returns the load average of the last minute. A value far from 0 before a run means a busy machine."""
     return os.getloadavg()[0]
 
 
 def commit() -> str:
-    """The state of the sources that are measured."""
+    """Returns the commit of the measured sources."""
     git = ["git", "-C", str(PACKAGE), "describe", "--always", "--dirty"]
     try:
         done = subprocess.run(git, capture_output=True, text=True, check=False)
@@ -55,7 +55,7 @@ def _field(path: str, name: str) -> str:
 
 
 def _disk(directory: Path) -> dict[str, Any]:
-    """The mount that `directory` lies on, which is the last of those that are prefixes of it."""
+    """Returns the mount of `directory`: the last of the mount points that are prefixes of the path."""
     mounts = [line.split(" - ") for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     resolved = directory.resolve()
     file_system, source = "unknown", "unknown"

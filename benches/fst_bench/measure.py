@@ -1,8 +1,8 @@
-"""One measurement, in a process of its own: a job comes as an argument, its result goes to stdout.
+"""One measurement in a separate process: the job is an argument, the result goes to stdout.
 
-The clock starts when the library is imported, the page cache is in the state asked for and
-the device is awake; it stops when every tensor is there, and again when every byte of them
-has been read once. The digest that proves the result is taken after that.
+The clock starts after the library is imported, the page cache is in the requested state and
+the device is initialized. It stops when every tensor has been returned, and again when every byte
+has been read once. The digest that proves the result is computed after that.
 """
 
 import contextlib
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """What to measure: the action on these files, of which `names` or `slices` are wanted.
+    """Job of a measurement: an action on these files, for some actions restricted to `names` or `slices`.
 
-    A save goes to `target`. With `repeats` the same is done once more in the same process, as `second_load_seconds`.
+    A save goes to `target`. With `repeats`, the action runs twice in the process; the second is `second_load_seconds`.
     """
 
     peer: str
@@ -68,7 +68,7 @@ class Job:
 
 
 def measure(job: Job) -> dict[str, Any]:
-    import torch  # noqa: F401  (its import is not the library's, which is timed)
+    import torch  # noqa: F401  (its import must not count as part of the library's, which is timed)
 
     peer = PEERS[job.peer]
     start = time.perf_counter()
@@ -85,7 +85,7 @@ def measure_save(job: Job, loader: Loader) -> dict[str, Any]:
     tensors = {
         name: tensor.clone() for path in job.paths for name, tensor in load_file(path, device=job.device).items()
     }
-    # What other processes have left to be written is not to be waited for in the figure.
+    # The measurement must not wait for dirty pages of other processes.
     os.sync()
     device.finish()
     memory.reset_peak()
@@ -114,7 +114,7 @@ def measure_load(job: Job, loader: Loader) -> dict[str, Any]:
     device.finish()
     size_bytes = prepare(job)
     cached_bytes = sum(page_cache.resident_bytes(Path(path)) for path in job.paths)
-    # Enough for a copy of the files in the process, and for one in the page cache if that has none.
+    # Enough for a copy of the files in the process, and for one in the page cache if it has none.
     memory.claim(size_bytes * ((job.device == "cpu") + (job.state == "cold")))
 
     device.begin()
@@ -163,13 +163,13 @@ def measure_load(job: Job, loader: Loader) -> dict[str, Any]:
 
 
 def storage_bytes() -> int:
-    """What this process has made the disk read so far, for the page cache too."""
+    """Returns the bytes that this process has caused the disk to read so far, page cache included."""
     fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(fields["read_bytes"])
 
 
 def prepare(job: Job) -> int:
-    """Brings the page cache into the job's state; returns the size of the files in bytes."""
+    """Puts the page cache into the job's state. Returns the size of the files in bytes."""
     change = page_cache.drop if job.state == "cold" else page_cache.warm
     for path in map(Path, job.paths):
         change(path)
@@ -177,7 +177,7 @@ def prepare(job: Job) -> int:
 
 
 def read_every_byte(tensors: "dict[str, Tensor]") -> None:
-    """Sums each tensor as integers, as wide as its size and place allow."""
+    """Sums each tensor as integers, of the widest type that its size and address allow."""
     import torch
 
     integers = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
@@ -190,7 +190,7 @@ def read_every_byte(tensors: "dict[str, Tensor]") -> None:
 
 @contextlib.contextmanager
 def stdout_to_stderr() -> Iterator[int]:
-    """Keeps what libraries print out of the result; yields a descriptor of the real stdout."""
+    """Redirects the output of libraries to stderr. Yields a descriptor of the real stdout."""
     real = os.dup(1)
     os.dup2(2, 1)
     yield real

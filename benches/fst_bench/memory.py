@@ -1,4 +1,4 @@
-"""How much memory this process holds, and the most it held since the last reset."""
+"""Resident memory of this process, and its peak since the last reset."""
 
 from pathlib import Path
 
@@ -6,10 +6,10 @@ LEFT_FREE_BYTES = 1 << 30
 
 
 def claim(size_bytes: int) -> None:
-    """Touches that much free memory and frees it again, as far as the machine has it.
+    """Touches free memory of this size and frees it again, as far as the machine has it.
 
-    Some virtual machines hand free memory back to their host and get it anew page by page,
-    far more slowly than a disk is read. Memory that was touched a moment ago is there.
+    Some virtual machines return free memory to their host and get it back page by page,
+    far more slowly than a disk is read. Recently touched memory is still mapped.
     """
     import torch
 
@@ -18,17 +18,17 @@ def claim(size_bytes: int) -> None:
 
 
 def reset_peak() -> None:
-    """Lowers the recorded peak to what the process holds now; needs no privilege."""
+    """Resets the recorded peak to the current value. Needs no privilege."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_bytes() -> int:
-    """The most that was resident at once, pages of mapped files included."""
+    """Returns the peak of resident memory, including pages of mapped files."""
     return _proc_bytes("self/status", "VmHWM")
 
 
 def private_bytes() -> int:
-    """Resident memory that is the process's own, without the page cache that it maps."""
+    """Returns the resident anonymous memory, without mapped pages of the page cache."""
     return _proc_bytes("self/status", "RssAnon")
 
 

@@ -1,4 +1,4 @@
-"""Puts a file into the page cache or out of it, and proves that it worked."""
+"""Loads a file into the page cache or drops it, and verifies the result."""
 
 import ctypes
 import mmap
@@ -15,8 +15,8 @@ WARM_TOLERANCE = 0.002
 def warm(path: Path) -> None:
     """Reads the file until the page cache holds all but `WARM_TOLERANCE` of it.
 
-    Some kernels are set to reclaim pages that have been idle for a while, even with memory
-    to spare, so a few pages can be gone again as soon as the last ones are read.
+    Some kernels reclaim idle pages even when memory is free, so a few pages may be gone
+    again when the last ones are read.
     """
     size = path.stat().st_size
     for _ in range(WARM_PASSES):
@@ -35,7 +35,7 @@ def _read_through(path: Path) -> None:
 
 
 def drop(path: Path) -> None:
-    """Drops the file from the page cache, which needs no privilege once it is on disk."""
+    """Drops the file from the page cache. Needs no privilege once the file is on disk."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -45,7 +45,7 @@ def drop(path: Path) -> None:
 
 
 def resident_bytes(path: Path) -> int:
-    """How many bytes of the file the page cache holds, rounded up to whole pages."""
+    """Returns the number of bytes of the file in the page cache, rounded up to whole pages."""
     libc = ctypes.CDLL(None, use_errno=True)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapping:
         view = np.frombuffer(mapping, dtype=np.uint8)

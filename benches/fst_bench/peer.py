@@ -1,10 +1,10 @@
-"""The libraries that are compared, and an environment of its own for each.
+"""Libraries that are compared, with a separate environment for each.
 
     python -m fst_bench.peer --python-version 3.12
 
-installs the pinned releases, one directory each, which the bench puts in front of the Python path of that peer's
-processes. PyTorch is shared, so that all of them are measured with the same one. The bench does it by itself; by hand
-it is of use to fetch wheels for a machine without network.
+installs the pinned releases, one directory each. The benchmarks put that directory first on the Python path of the
+peer's processes. PyTorch is shared, so that all peers are measured with the same release. The benchmarks install
+missing releases themselves; the command serves to fetch wheels for a machine without network.
 """
 
 import argparse
@@ -29,16 +29,16 @@ from .loaders.tensorizer import Tensorizer
 from .loaders.unified import Unified, UnifiedDirect
 from .place import ENVIRONMENTS, PACKAGE
 
-# OpenMP threads that spin while they wait for each other take the cores from whoever they wait
-# for. On a machine that does anything else, that made the same sum up to sixty times slower.
-# The current directory stays off the path of modules, where it could hide a library.
+# OpenMP threads that spin while waiting take the cores from the threads they wait for. On a busy machine that made
+# the same sum up to sixty times slower.
+# The current directory stays off the module path, where it could hide a library.
 CHILD_SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONSAFEPATH": "1"}
 OPTION_PREFIXES = ("FST_", "FASTSAFETENSORS_", "INSTANTTENSOR_", "RUNAI_STREAMER_")
 
 
 @dataclass(frozen=True)
 class Release:
-    """A package at one version, with what it needs beside PyTorch and NumPy."""
+    """Package at a pinned version, with its requirements other than PyTorch and NumPy."""
 
     package: str
     version: str
@@ -49,10 +49,10 @@ class Release:
         return ENVIRONMENTS / f"{self.package}-{self.version}"
 
     def install(self, python_version: str | None = None) -> None:
-        """Installs it into its directory, for this interpreter or as wheels for `python_version`.
+        """Installs the release into its directory, for this interpreter or as wheels for `python_version`.
 
         Raises:
-            subprocess.CalledProcessError: pip could not; what it said went to stderr.
+            subprocess.CalledProcessError: pip failed. Its output went to stderr.
         """
         partial = self.directory.with_name(f"{self.directory.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
@@ -91,14 +91,14 @@ UNIFIED = Release("unifiedefficientloader", "0.5.4", needs=("comfy-aimdo==0.6.0"
 
 @dataclass(frozen=True)
 class Peer:
-    """One row of the tables: a release, the loader that uses it, and settings from the environment.
+    """Row of the tables: a release, the loader that uses it, and environment variables.
 
-    What it is measured at are `actions`: a variant that differs in one of them is of no use in the others.
+    `actions` lists the measured actions: a variant that differs in one action only is not measured in the others.
     """
 
     name: str
     loader: Callable[[], Loader]
-    release: Release | None = None  # None is this repository's own library
+    release: Release | None = None  # None for fst
     variant: str = ""
     actions: tuple[str, ...] = LOADS
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -110,18 +110,18 @@ class Peer:
 
     @property
     def converts(self) -> bool:
-        """Whether it reads a format of its own."""
+        """True if the peer reads its own format."""
         return self.loader is Tensorizer
 
     def environment(self) -> dict[str, str]:
-        """The environment of a process that measures this peer, free of settings made by hand."""
+        """Returns the environment of a process that measures this peer, without the user's settings."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(OPTION_PREFIXES)}
         first = [self.release.directory] if self.release else _own_directory()
         path = [*map(str, first), inherited.get("PYTHONPATH", ""), str(PACKAGE.parent)]
         return inherited | CHILD_SETTINGS | dict(self.settings) | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
 
     def open(self) -> Loader:
-        """Imports the library; raises UnsupportedError where its release is not the one to be measured."""
+        """Imports the library. Raises UnsupportedError if its release is not the pinned one."""
         if self.release:
             found = self.version()
             if found != self.release.version:
@@ -171,7 +171,7 @@ PEERS = {peer.name: peer for peer in _PEERS}
 
 
 def install_missing(names: Iterable[str], python_version: str | None = None) -> None:
-    """Installs what is not there yet; a release that cannot be installed is told and stays missing."""
+    """Installs missing releases. A release that cannot be installed is reported and stays missing."""
     releases = (PEERS[name].release for name in names)
     for release in dict.fromkeys(release for release in releases if release and not release.directory.exists()):
         print(f"installing {release.package} {release.version}", file=sys.stderr, flush=True)
@@ -182,14 +182,14 @@ def install_missing(names: Iterable[str], python_version: str | None = None) -> 
 
 
 def _own_directory() -> list[Path]:
-    """Where this process finds fst, for the processes that measure it; nothing where it is not installed."""
+    """Returns the directory from which this process imports fst; empty if fst is not installed."""
     found = find_spec("fst")
     return [Path(found.origin).parents[1]] if found and found.origin else []
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Installs the libraries that fst is compared with.")
-    parser.add_argument("--python-version", help="fetch wheels for another Python, such as 3.12, to carry elsewhere")
+    parser.add_argument("--python-version", help="fetch wheels for another Python version, such as 3.12")
     install_missing(PEERS, parser.parse_args().python_version)
 
 

@@ -1,4 +1,4 @@
-"""Where the bench keeps things: beside the sources in the repository, in the user's folders outside of it."""
+"""Directories of the benchmarks: in the checkout, or in the user's cache outside of a checkout."""
 
 import os
 from pathlib import Path

@@ -3,7 +3,7 @@
     python -m fst_bench.report                  # from the folder of the results into the repository
     python -m fst_bench.report IN --out OUT
 
-Every figure in BENCHMARKS.md comes from here; edit this file, not that one.
+Every figure in BENCHMARKS.md comes from this module: edit the module, not the page.
 """
 
 import argparse
@@ -37,24 +37,25 @@ STATE_TITLES = {"warm": "warm page cache", "cold": "cold page cache", "tmpfs": "
 INTRODUCTION = """\
 # Benchmarks
 
-Written by the bench from the raw results of `make bench` (or `fst-bench`); no figure here is typed by hand. How it is
-measured, and what the figures cannot say: `docs/benchmarks.md`. In short:
+This page is generated from the raw results of `make bench` (or `fst-bench`). No figure is typed by hand.
+`docs/benchmarks.md` describes the method and its limits. In short:
 
-- Each measurement is a process of its own, the libraries take turns round by round, and a figure is the median with the
-  lowest and the highest in brackets. A result whose digest is not that of the file fails.
-- *Load* ends when every tensor is there, *load + read* when every byte of them has been read once. A mapped file is
-  loaded in no time and read when it is used, so on the CPU the second one is the one to compare.
-- *Host peak* is the peak of the resident set over what was resident before; *beyond* is what of it exceeds the tensors
-  (on a GPU, all of it). Pages of a mapped file count, though the system can take them back at any time.
-- tensorizer reads its own format: the files were converted before, which is not in its times.
-- Rates are in GB/s, a thousand million bytes; sizes in MiB and GiB.
+- Each measurement runs in a separate process, and the libraries take turns round by round. A figure is the median of
+  the rounds, with the minimum and the maximum in brackets. The number of rounds stands above the tables. With fewer
+  than seven rounds, differences within the spread mean nothing. A result whose digest is wrong fails.
+- *Load* ends when every tensor has been returned, *load + read* when every byte has also been read once. Mapping a file
+  takes almost no time, and reading is deferred until use. Compare *load + read* on the CPU.
+- *Host peak* is the increase of the peak resident set. *Beyond* is the part that exceeds the tensors (on a GPU, all of
+  it). Pages of a mapped file count, although the system can reclaim them at any time.
+- tensorizer reads its own format. The conversion of the files is not part of its times.
+- Rates are in GB/s (10^9 bytes); sizes in MiB and GiB.
 """
 
 NO_GPU = """\
 ## On a GPU
 
-Nothing has been measured on a GPU here: every row above that says so, and every figure of a load to CUDA, is open. On a
-machine with one, `make gpu-check` measures them, and this section is written.
+Nothing has been measured on a GPU yet. `make gpu-check` on a machine with a GPU fills this section and the rows above
+that say "not measured here".
 """
 
 
@@ -62,7 +63,7 @@ def markdown(runs: Mapping[str, Run], simulation: Mapping[str, Any] | None = Non
     lines = [INTRODUCTION, "## Goals\n"]
     lines += table(["goal", "fst", "bound", "verdict"], [goal.row for goal in goals(runs)])
     if "cpu" in runs:
-        lines += ["## To the CPU\n", *_section(runs["cpu"])]
+        lines += ["## On the CPU\n", *_section(runs["cpu"])]
     if "cuda" in runs:
         lines += ["## On a GPU\n", *_section(runs["cuda"])]
     else:
@@ -76,7 +77,7 @@ def markdown(runs: Mapping[str, Run], simulation: Mapping[str, Any] | None = Non
 
 def _section(run: Run) -> Iterator[str]:
     yield from _machine(run)
-    yield "### What the machine allows\n"
+    yield "### Ceilings of the machine\n"
     rows = []
     for name, how in run.ceilings().items():
         figure = run.ceiling(name)
@@ -178,7 +179,7 @@ def _memory(run: Run, cell: Cell, on_gpu: bool) -> Iterator[str]:
 
 
 def _pace(run: Run, facts: dict[str, Any], wanted_bytes: int, action: str, load: Figure, read: Figure) -> str:
-    """A load to the CPU may have left the reading for later; one to a GPU is compared with the link."""
+    """Returns the time to compare with a ceiling. On the CPU it includes reading every byte once."""
     if facts["tensors"] >= MANY_TENSORS:
         return microseconds(load.median / (facts["selected"] if action == "select" else facts["tensors"]))
     if run.device == "cpu":

@@ -1,4 +1,4 @@
-"""The raw results of one run, and the figures that are drawn from them."""
+"""Raw results of a run, and figures derived from them."""
 
 import json
 from collections import Counter
@@ -15,7 +15,7 @@ from .peer import PEERS
 
 @dataclass(frozen=True)
 class Figure:
-    """The median of several rounds, with the lowest and the highest."""
+    """Median of several rounds, with the minimum and the maximum."""
 
     median: float
     low: float
@@ -24,7 +24,7 @@ class Figure:
 
 
 class Run:
-    """What one run of the bench measured on one device."""
+    """Results of one run on one device."""
 
     def __init__(self, path: Path) -> None:
         self.facts: dict[str, Any] = json.loads(path.read_text())
@@ -32,7 +32,7 @@ class Run:
         self.workloads: dict[str, dict[str, Any]] = self.facts["workloads"]
 
     def tables(self) -> Iterator[tuple[str, str, str]]:
-        """Workload, action and state of every table, in the order they were measured."""
+        """Returns workload, action and state of every table, in the order of measurement."""
         measured = {(entry["workload"], entry["action"], entry["state"]) for entry in self._measurements()}
         tables = product(self.workloads, ACTIONS, STATES)
         yield from (table for table in tables if table in measured)
@@ -42,23 +42,23 @@ class Run:
         return [name for name in PEERS if name in seen]
 
     def figure(self, cell: Cell | GroupCell, key: str) -> Figure | None:
-        """The figure `key` of a cell, or None if it could not be measured or went wrong in any round."""
+        """Returns the figure `key` of a cell, or None if it was not measured or failed in any round."""
         entries = self._entries(cell)
         return None if any(key not in entry for entry in entries) else _figure([entry[key] for entry in entries])
 
     def largest(self, peer: str, key: str) -> float | None:
-        """The largest value of `key` in any measurement of a peer."""
+        """Returns the largest value of `key` in all measurements of a peer."""
         return max(
             (entry[key] for entry in self._measurements() if entry["peer"] == peer and key in entry), default=None
         )
 
     def median(self, peer: str, key: str) -> float | None:
-        """The median of `key` over all measurements of a peer."""
+        """Returns the median of `key` over all measurements of a peer."""
         figure = _figure([entry[key] for entry in self._measurements() if entry["peer"] == peer and key in entry])
         return figure.median if figure else None
 
     def rounds(self) -> str:
-        """How many rounds the medians are of, such as "3" or "2 to 3"."""
+        """Returns the number of rounds of the medians, such as "3" or "2 to 3"."""
         keys = ("workload", "action", "layout", "ranks", "state", "peer")
         done = {"load_seconds", "save_seconds"}
         loads = (entry for entry in self._measurements() if done & entry.keys())
@@ -69,25 +69,25 @@ class Run:
         return next((entry[key] for entry in self._entries(cell) if key in entry), "")
 
     def reason(self, cell: Cell | GroupCell) -> str:
-        """Why a cell has no figure."""
+        """Returns the reason why a cell has no figure."""
         entries = self._entries(cell)
         reasons = [entry.get("failed") or entry.get("unavailable") for entry in entries]
         return next((reason for reason in reasons if reason), "not measured")
 
     def ceiling(self, name: str) -> Figure | None:
-        """A rate of the hardware in bytes per second."""
+        """Returns a rate of the hardware, in bytes per second."""
         entries = [entry for entry in self.facts["ceilings"] if entry["name"] == name]
         return _figure([entry["bytes_per_second"] for entry in entries if "bytes_per_second" in entry])
 
     def ceilings(self) -> dict[str, str]:
-        """Names of the ceilings, with how each was measured or why it was not."""
+        """Returns the names of the ceilings, each with its method or the reason why it is missing."""
         told: dict[str, str] = {}
         for entry in self.facts["ceilings"]:
             told.setdefault(entry["name"], entry.get("how") or entry.get("unavailable") or entry.get("failed", ""))
         return told
 
     def disk(self) -> str:
-        """The ceiling that says what the disk can do: fio where it was there, else direct reads of our own."""
+        """Returns the name of the disk's ceiling: fio if installed, else direct reads."""
         return "fio" if self.ceiling("fio") else "direct-reads"
 
     def _measurements(self) -> list[dict[str, Any]]:

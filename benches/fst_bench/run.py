@@ -1,11 +1,11 @@
 """Measures fst and its peers side by side, and writes JSON, tables and charts.
 
-    fst-bench                                   # all of it, at a size chosen for this machine
+    fst-bench                                   # everything, at a size chosen for this machine
     fst-bench --gib 0.05 --rounds 1             # a few minutes, to see that it works
     fst-bench --workloads dense,moe --states tmpfs,warm --device cuda
 
-In the repository, `make bench BENCH_ARGS="..."` or `python -m fst_bench` do the same. Raw results are written as they
-come, so a run that is cut short loses nothing; `python -m fst_bench.report` makes tables and charts again from them.
+In a checkout, `make bench BENCH_ARGS="..."` does the same. Raw results are written after each measurement, so an
+interrupted run loses nothing. `python -m fst_bench.report` writes tables and charts from them again.
 """
 
 import argparse
@@ -34,7 +34,7 @@ DEFAULT_BYTES_MIN = GIB // 16
 
 
 def chosen(known: Sequence[str], what: str) -> Callable[[str], list[str]]:
-    """An option that takes some of these names, with commas between them."""
+    """Returns a parser for a comma-separated list of these names."""
 
     def parse(text: str) -> list[str]:
         names = [name.strip() for name in text.split(",") if name.strip() not in ("", "none")]
@@ -48,23 +48,23 @@ def chosen(known: Sequence[str], what: str) -> Callable[[str], list[str]]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=list(TORCH_DEVICES), help="cpu or cuda; both where there is a GPU")
+    parser.add_argument("--device", choices=list(TORCH_DEVICES), help="cpu or cuda; default: both, if there is a GPU")
     parser.add_argument("--workloads", type=chosen(list(WORKLOADS), "workload"), default=list(WORKLOADS))
     parser.add_argument("--states", type=chosen(STATES, "state"), default=[], help="default: those of each workload")
     parser.add_argument("--peers", type=chosen(list(PEERS), "peer"), default=list(PEERS))
     parser.add_argument("--ceilings", type=chosen(list(CEILINGS), "ceiling"), default=list(CEILINGS), help="or none")
     parser.add_argument("--gib", type=float, help="size of each large workload; default: what fits this machine")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--minutes", type=float, help="end each destination after this time; default: 20, cuda 7")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes")
-    parser.add_argument("--report", type=Path, default=REPORT, help="where BENCHMARKS.md and the charts go")
-    parser.add_argument("--cache-dir", type=Path, default=CHECKPOINTS, help="where the checkpoints are kept")
-    parser.add_argument("--no-install", action="store_true", help="use the peers that are there, and no network")
+    parser.add_argument("--minutes", type=float, help="time limit for each device; default: 20, cuda 7")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="directory of the JSON files")
+    parser.add_argument("--report", type=Path, default=REPORT, help="directory of BENCHMARKS.md and the charts")
+    parser.add_argument("--cache-dir", type=Path, default=CHECKPOINTS, help="directory of the checkpoints")
+    parser.add_argument("--no-install", action="store_true", help="use installed peers only; no network")
     return parser.parse_args()
 
 
 def default_bytes(directory: Path) -> int:
-    """A thirty-second of the memory, an eighth of the tmpfs and a thirtieth of the free disk, within bounds."""
+    """Returns the smallest of 1/32 of memory, 1/8 of tmpfs and 1/30 of the free disk, within bounds."""
     directory.mkdir(parents=True, exist_ok=True)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     tmpfs = shutil.disk_usage(TMPFS).free if TMPFS.exists() else memory

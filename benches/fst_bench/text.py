@@ -1,4 +1,4 @@
-"""How figures are written: sizes in MiB and GiB, rates in GB/s (a thousand million bytes), times in ms and s."""
+"""Formats of figures: sizes in MiB and GiB, rates in GB/s (10^9 bytes), times in ms and s."""
 
 from collections.abc import Iterator, Sequence
 
@@ -34,13 +34,13 @@ def share(value: float) -> str:
 
 
 def spread(figure: Figure) -> str:
-    """The median with its unit, then the lowest and the highest in the same one."""
+    """Formats the median with its unit, then the minimum and maximum in the same unit."""
     factor = 1e3 if figure.median < MILLISECONDS_BELOW else 1.0
     return f"{seconds(figure.median)} [{figure.low * factor:.2f} .. {figure.high * factor:.2f}]"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The lines of a table, and an empty one behind it."""
+    """Yields the lines of a Markdown table and an empty line."""
     for row in (head, ["---"] * len(head), *rows):
         yield f"| {' | '.join(cell.replace('|', '/') for cell in row)} |"
     yield ""

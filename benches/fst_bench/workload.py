@@ -1,6 +1,6 @@
-"""What is loaded: the tensors of each workload, how they lie in files, and what is done with them.
+"""Workloads: their tensors, files and measured actions.
 
-The large workloads have the shapes of real models and are scaled to a size in bytes.
+The large workloads have the shapes of real models, scaled to a size in bytes.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ SEED = 20_26
 LOAD_STATES = states_of("load")
 RANK, RANKS = 3, 8
 SHARDS = 30
-WIDTH_MULTIPLE = 16  # keeps every width divisible by RANKS
+WIDTH_MULTIPLE = 16  # Keeps every width divisible by RANKS.
 CUT_BY_COLUMNS = ("o_proj.weight", "down_proj.weight")
 
 Shapes = dict[str, tuple[int, ...]]
@@ -46,7 +46,7 @@ class Slice:
 
     @property
     def index(self) -> tuple[slice, ...]:
-        """What to put in brackets behind the tensor."""
+        """Returns the index that selects the slice from its tensor."""
         return (slice(None),) * self.dim + (slice(self.start, self.start + self.length),)
 
 
@@ -54,9 +54,8 @@ class Slice:
 class Workload:
     """A checkpoint of one or more files.
 
-    `states` names the actions that are measured, each with the states it is measured in unless others are asked for.
-    `selected` and `slices` say what `select` and `slice` ask for. With `repeats` a second load in the same process is
-    measured on the CPU too.
+    `states` maps the measured actions to their default states. `selected` and `slices` are the arguments of the actions
+    `select` and `slice`. With `repeats`, a second load in the same process is measured on the CPU, too.
     """
 
     name: str
@@ -77,17 +76,17 @@ class Workload:
 
     @property
     def columns(self) -> tuple[Slice, ...]:
-        """Those of the slices that are columns."""
+        """Returns the slices that are columns."""
         return tuple(cut for cut in self.slices if cut.dim == 1)
 
     @property
     def directory_name(self) -> str:
-        """Differs whenever anything that decides the files or the expected tensors differs."""
+        """Returns a name that is unique to everything that determines the files and the expected tensors."""
         identity = repr((self.files, sorted(self.states), self.selected, self.slices, CAST_DTYPE, SEED))
         return f"{self.name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
 
     def wanted_bytes(self, action: str) -> int:
-        """The bytes that the tensors of this action have in the file."""
+        """Returns the bytes that the tensors of this action have in the files."""
         by_name = {tensor.name: tensor for tensor in self.tensors}
         if action == "select":
             return sum(by_name[name].size_bytes for name in self.selected)
@@ -125,7 +124,7 @@ def moe(size_bytes: int) -> Workload:
 
 
 def adapter(size_bytes: int) -> Workload:
-    """A LoRA of 250 layers, 10 MB whatever the size of the others."""
+    """LoRA with 250 layers, 10 MB regardless of the size of the others."""
     shapes: Shapes = {}
     for layer in range(250):
         shapes[f"base_model.layers.{layer // 5}.{layer % 5}.lora_A"] = (4, 2048)
@@ -139,7 +138,7 @@ def huge(size_bytes: int) -> Workload:
 
 
 def many(size_bytes: int) -> Workload:
-    """100,000 tensors of 64 bytes, fewer only in a tiny run; ten of them are asked for by name."""
+    """100,000 tensors of 64 bytes, fewer only in a tiny run. The action `select` loads ten of them by name."""
     count = min(100_000, max(10, size_bytes // 640))
     tensors = tuple(
         TensorSpec(f"model.blocks.{index // 100}.experts.{index % 100}.scale", "F32", (16,)) for index in range(count)
@@ -221,7 +220,7 @@ def size_of(shapes: Shapes) -> int:
 
 
 def _rank_slices(tensors: Iterable[TensorSpec]) -> Iterable[Slice]:
-    """What rank RANK of RANKS keeps in tensor parallelism: rows of most, columns of some, the whole of vectors."""
+    """Returns the slices of rank RANK of RANKS in tensor parallelism: rows, columns, or whole vectors."""
     for tensor in tensors:
         if len(tensor.shape) == 1:
             yield Slice(tensor.name, 0, 0, tensor.shape[0])
@@ -232,7 +231,7 @@ def _rank_slices(tensors: Iterable[TensorSpec]) -> Iterable[Slice]:
 
 
 def deal(tensors: tuple[TensorSpec, ...], count: int) -> Iterable[tuple[TensorSpec, ...]]:
-    """Cuts the tensors, in their order, into files of about equal size."""
+    """Distributes the tensors, in order, over files of about equal size."""
     file_bytes = sum(tensor.size_bytes for tensor in tensors) / count
     files: list[list[TensorSpec]] = [[] for _ in range(count)]
     begin = 0

@@ -1,1 +1,1 @@
-"""How each library loads: one module each, with one class for each way to use it."""
+"""Loaders: one module for each library, with one class for each way to use the library."""

@@ -1,7 +1,7 @@
-"""What every loader can be asked for.
+"""Interface of the loaders.
 
-Creating a loader imports its library, so an ImportError there means that it is not installed. Every method returns
-tensors that stay valid after it returns, as an application needs them. `device` is "cpu" or "cuda:0".
+Creating a loader imports its library. An ImportError means that the library is not installed. Every method returns
+tensors that stay valid, as an application needs them. `device` is "cpu" or "cuda:0".
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,43 +15,43 @@ if TYPE_CHECKING:
 
 
 class UnsupportedError(Exception):
-    """The library cannot do this; the text says why, for the tables."""
+    """The library does not support the action. The message gives the reason, for the tables."""
 
 
 class Loader:
-    """A library that can do nothing yet: what a subclass does not override, its library cannot do."""
+    """Base class of the loaders. Methods that a subclass does not override raise UnsupportedError."""
 
     def load(self, paths: Sequence[str], device: str) -> "dict[str, Tensor]":
-        """All tensors of the files."""
+        """Loads all tensors of the files."""
         raise UnsupportedError("loads no whole files")
 
     def cast(self, paths: Sequence[str], dtype: "torch.dtype", device: str) -> "dict[str, Tensor]":
-        """All tensors of the files, cast to `dtype` while they are loaded."""
+        """Loads all tensors of the files and casts them to `dtype` on load."""
         raise UnsupportedError("has no cast on load")
 
     def slice(self, paths: Sequence[str], slices: Sequence[Slice], device: str) -> "dict[str, Tensor]":
-        """One slice of each of these tensors, without keeping the whole of them."""
+        """Loads one slice of each of these tensors, without keeping whole tensors."""
         raise UnsupportedError("loads no slices")
 
     def select(self, paths: Sequence[str], names: Sequence[str], device: str) -> "dict[str, Tensor]":
-        """The named tensors, from opening the files on."""
+        """Loads the named tensors. Opening the files is part of the measurement."""
         raise UnsupportedError("loads whole files only")
 
     def columns(self, paths: Sequence[str], slices: Sequence[Slice], device: str) -> "dict[str, Tensor]":
-        """The same slices as a program asks for them that opens the files and indexes what it needs."""
+        """Loads the same slices by opening the files and indexing tensors."""
         raise UnsupportedError("opens no files to index")
 
     def pretrained(self, folder: str, device: str) -> "dict[str, Tensor]":
-        """The state of a model that transformers loads from a folder."""
+        """Returns the state of a model that transformers loads from a folder."""
         raise UnsupportedError("is not what transformers loads with")
 
     def prepare_sharded(self) -> None:
-        """Imports what `sharded` needs, where the library would do that on use: imports are no part of a load."""
+        """Imports modules that the library would import during `sharded`. Imports are not part of the measurement."""
 
     def sharded(self, paths: Sequence[str], dims: "Mapping[str, int | None]", device: str) -> "dict[str, Tensor]":
-        """This rank's chunk of each of these tensors in the dimension named, or the whole; all ranks call it at once.
+        """Loads this rank's chunk of each tensor in the given dimension, or the whole tensor. All ranks call it.
 
-        They are those of the default group of `torch.distributed`.
+        The ranks are those of the default group of `torch.distributed`.
         """
         raise UnsupportedError("knows of no ranks")
 
@@ -60,9 +60,9 @@ class Loader:
         raise UnsupportedError("saves no safetensors")
 
     def reader(self, paths: Sequence[str], device: str) -> str:
-        """How the bytes of a load are read, for the tables."""
+        """Returns the method by which bytes are read, for the tables."""
         return "its own"
 
     def convert(self, path: str, target: str) -> None:
-        """Writes the safetensors file anew in the library's own format, if it has one."""
+        """Converts a safetensors file to the library's own format, if it has one."""
         raise UnsupportedError("reads safetensors as they are")

@@ -1,4 +1,4 @@
-"""Reads into one block for each file; the tensors are views that keep it alive."""
+"""fastsafetensors: reads each file into one block. The tensors are views that keep the block alive."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,7 @@ class Fastsafetensors(Loader):
         return self._read(paths, frozenset(names), device)
 
     def sharded(self, paths: Sequence[str], dims: "Mapping[str, int | None]", device: str) -> "dict[str, Tensor]":
-        """Whole files on each rank, and a collective for each tensor."""
+        """Loads whole files on each rank, and runs a collective for each tensor."""
         import torch.distributed as dist
 
         ranks = dist.get_world_size()

@@ -1,4 +1,4 @@
-"""This repository's own library."""
+"""fst, the library of this repository."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal

@@ -1,4 +1,4 @@
-"""Streams through a ring on the GPU; each tensor is copied out of it."""
+"""InstantTensor: streams through a ring buffer on the GPU. Each tensor is copied out of the ring."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ class InstantTensor(Loader):
 
     def _read(self, paths: Sequence[str], device: str, **options: Any) -> "dict[str, Tensor]":
         if device == "cpu":
-            # What it says itself, before it has checked anything else.
+            # The library's own message, raised before any other check.
             try:
                 self._instanttensor.safe_open(list(paths), framework="pt", device=device)
             except ValueError as error:

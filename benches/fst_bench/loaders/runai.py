@@ -1,4 +1,4 @@
-"""Streams with a pool of threads into buffers that the tensors share."""
+"""Run:ai Model Streamer: streams with a thread pool into buffers that the tensors share."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

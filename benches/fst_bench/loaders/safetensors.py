@@ -1,4 +1,4 @@
-"""The reference library, which maps files, reads them, or (0.9) prefetches them to a GPU."""
+"""safetensors, the reference library: maps files, reads them, or (0.9) prefetches them to a GPU."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ class Safetensors(Loader):
         return pretrained_state(folder, device)
 
     def sharded(self, paths: Sequence[str], dims: "Mapping[str, int | None]", device: str) -> "dict[str, Tensor]":
-        """As programs do it that know of ranks and use a library that does not: each rank opens all and slices."""
+        """Opens all files on each rank and slices tensors, as programs with ranks use safetensors."""
         tensors: dict[str, Tensor] = {}
         with self._open(paths, device) as files:
             for file in files:
@@ -57,7 +57,7 @@ class Safetensors(Loader):
 
     def select(self, paths: Sequence[str], names: Sequence[str], device: str) -> "dict[str, Tensor]":
         with self._open(paths, device) as files:
-            # One file is asked without listing its names, which would cost more than the tensors.
+            # With one file, names are not listed: listing would cost more than the tensors.
             if len(files) == 1:
                 return {name: files[0].get_tensor(name) for name in names}
             return {name: file.get_tensor(name) for file in files for name in set(names) & set(file.keys())}
@@ -119,7 +119,7 @@ class SafetensorsPrefetch(Safetensors):
         return "prefetch"
 
     def _prefetch(self, paths: Sequence[str], plan: dict[str, Any], device: str) -> "dict[str, Tensor]":
-        """Starts every file before it waits for the first; an empty plan means all tensors."""
+        """Starts all files before waiting for the first. An empty plan means all tensors."""
         loaders = []
         with self._open(paths, device) as files:
             for file in files:

@@ -1,4 +1,4 @@
-"""Reads its own format, into which the files are converted before anything is measured."""
+"""tensorizer: reads its own format. The files are converted before the measurements."""
 
 import json
 import mmap
@@ -50,7 +50,7 @@ class Tensorizer(Loader):
 
 
 def _mapped(path: str) -> "dict[str, Tensor]":
-    """The tensors of one of the bench's own safetensors files, which need no checks."""
+    """Maps the tensors of a safetensors file of the benchmarks, without checks."""
     import torch
 
     dtypes = {"BF16": torch.bfloat16, "F32": torch.float32}

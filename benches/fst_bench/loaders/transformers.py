@@ -1,6 +1,6 @@
-"""A model of transformers, whose weights whatever library is in charge loads.
+"""Model of transformers, whose weights are loaded by the library in use.
 
-Importing it takes seconds, so only who measures it does, before the clock starts.
+The import takes seconds. Only measurements that need it import it, before the clock starts.
 """
 
 import torch
@@ -9,8 +9,8 @@ from transformers import LlamaForCausalLM
 
 
 def pretrained_state(folder: str, device: str) -> dict[str, Tensor]:
-    """The tensors of the model after `from_pretrained`."""
-    # accelerate is needed for a device map, and a model on the CPU needs none.
+    """Returns the tensors of the model after `from_pretrained`."""
+    # A device map requires accelerate; a model on the CPU needs no device map.
     placed = None if device == "cpu" else {"": device}
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, local_files_only=True, device_map=placed)
     state: dict[str, Tensor] = model.state_dict()

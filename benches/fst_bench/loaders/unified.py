@@ -1,4 +1,4 @@
-"""Streams tensor by tensor with a pool of threads, over pinned memory to a GPU."""
+"""unifiedefficientloader: streams tensor by tensor with a thread pool, through pinned memory to a GPU."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -8,7 +8,7 @@ from .base import Loader, UnsupportedError
 if TYPE_CHECKING:
     from torch import Tensor
 
-# What its own load_all uses.
+# The value that the library's load_all uses.
 BATCH_TENSORS = 16
 
 
@@ -47,7 +47,7 @@ class Unified(Loader):
 
 
 class UnifiedDirect(Unified):
-    """Its pipeline of pinned buffers and slabs on the GPU, which are used again unless a tensor is copied."""
+    """Pipeline of pinned buffers and slabs on the GPU. Slabs are reused unless a tensor is copied."""
 
     def load(self, paths: Sequence[str], device: str) -> "dict[str, Tensor]":
         self._refuse_cpu(device)

@@ -28,7 +28,7 @@ ENDED = "the process that starts its ranks has ended"
 
 @dataclass(frozen=True)
 class Choice:
-    """What is to be measured."""
+    """Selection of measurements."""
 
     sizes: Sequence[int]
     layouts: Sequence[str]
@@ -39,14 +39,14 @@ class Choice:
 
 
 class Host:
-    """The process that starts the ranks of a peer, or those of a ceiling."""
+    """Process that starts the ranks of a peer or of a ceiling."""
 
     def __init__(self, name: str) -> None:
         path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), str(PACKAGE.parent)]))
         environ = PEERS[name].environment() if name in PEERS else os.environ | CHILD_SETTINGS | {"PYTHONPATH": path}
         self._process = subprocess.Popen(
             [sys.executable, "-m", f"{PACKAGE.name}.ranks.host", name],
-            env=environ | {"OMP_NUM_THREADS": "1"},  # as torchrun does it
+            env=environ | {"OMP_NUM_THREADS": "1"},  # as torchrun does
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -54,7 +54,7 @@ class Host:
         )
 
     def ask(self, task: Task) -> list[dict[str, Any]]:
-        """What each rank tells of a task."""
+        """Sends a task and returns the result of each rank."""
         assert self._process.stdin
         assert self._process.stdout
         try:
@@ -65,19 +65,19 @@ class Host:
         return told or [{"failed": ENDED}]
 
     def close(self) -> None:
-        """Ends the process, which waits for its next task."""
+        """Ends the process."""
         self._process.communicate()
 
 
 class RanksBench:
-    """A run in progress: what is to be measured, and all that has been."""
+    """Run in progress: its selection and its results so far."""
 
     def __init__(self, choice: Choice, checkpoint: Checkpoint, out: Path) -> None:
         self._choice = choice
         self._checkpoint = checkpoint
         self._out = out / "ranks.json"
         self._errors = 0
-        # A cell that failed once has no median, so it is not tried again.
+        # A cell that failed once has no median, so it is not run again.
         self._failed: set[GroupCell] = set()
         groups = [(layout, ranks) for layout in choice.layouts for ranks in choice.sizes]
         self._digests = {group: expected_digests(checkpoint, *group) for group in groups}
@@ -102,7 +102,7 @@ class RanksBench:
         }
 
     def run(self, deadline: Deadline) -> bool:
-        """Runs all rounds; False if any library returned wrong tensors, or fst none."""
+        """Runs all rounds. Returns False if any library returned wrong tensors, or if fst returned none."""
         hosts = {name: Host(name) for name in [*CEILINGS, *self._choice.peers]}
         try:
             for number in range(self._choice.rounds):
@@ -113,7 +113,7 @@ class RanksBench:
         return self._errors == 0
 
     def _run_round(self, number: int, hosts: Mapping[str, Host], deadline: Deadline) -> None:
-        # Each round begins with another peer, so that none always follows the same one.
+        # Each round begins with a different peer, so that no peer always follows the same one.
         turn = number % len(self._choice.peers)
         peers = [*self._choice.peers[turn:], *self._choice.peers[:turn]]
         for ranks in self._choice.sizes:
@@ -158,14 +158,14 @@ class RanksBench:
         return Task(ranks, state, tuple(map(str, self._checkpoint.paths)), dict(cut))
 
     def _keep(self) -> None:
-        """Writes all so far, so that a run that is cut short loses nothing."""
+        """Writes all results so far, so that an interrupted run loses nothing."""
         self._results["load_average_after"] = load_average()
         self._out.parent.mkdir(parents=True, exist_ok=True)
         self._out.write_text(json.dumps(self._results, indent=1) + "\n")
 
 
 def _trouble(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Why there are no figures, where any rank has none. What others tell that one rank left behind comes later."""
+    """Returns the reason for missing figures, if any rank has none. The rank that failed first is reported first."""
     for rank in sorted(told, key=lambda rank: rank.get("at", math.inf)):
         for key in ("unavailable", "failed"):
             if key in rank:
@@ -174,7 +174,7 @@ def _trouble(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _figures(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A group is done when its last rank is."""
+    """Combines the results of the ranks. A group is done when its last rank is."""
     seconds = max(rank["loaded"] for rank in told) - min(rank["begin"] for rank in told)
     reading = max(rank["read"] for rank in told) - min(rank["reading"] for rank in told)
     return {

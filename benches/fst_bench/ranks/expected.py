@@ -1,4 +1,4 @@
-"""What a right load by several ranks comes to."""
+"""Expected results of a load by several ranks."""
 
 from safetensors.torch import load_file
 
@@ -9,7 +9,7 @@ from .layout import dims
 
 
 def expected_digests(checkpoint: Checkpoint, layout: str, ranks: int) -> list[str]:
-    """For each rank the digest of what it keeps."""
+    """Returns for each rank the digest of its shards."""
     cut = dims(checkpoint.workload, layout)
     tensors = {name: tensor for path in checkpoint.paths for name, tensor in load_file(path).items()}
     if not any(dim is not None for dim in cut.values()):
@@ -26,7 +26,7 @@ def expected_digests(checkpoint: Checkpoint, layout: str, ranks: int) -> list[st
 
 
 def needed_bytes(checkpoint: Checkpoint, layout: str, ranks: int) -> int:
-    """What the ranks keep and have not read, where each reads as much as the others and no byte is read twice."""
+    """Returns the bytes that ranks keep but did not read, if ranks read equal parts and no byte is read twice."""
     cut = dims(checkpoint.workload, layout)
     requests = [ShardRequest(name, Whole() if dim is None else Chunk(dim)) for name, dim in cut.items()]
     plan = Planner(checkpoint.paths).plan([requests] * ranks, "exchange", 1 << 30)

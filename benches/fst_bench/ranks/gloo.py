@@ -1,4 +1,4 @@
-"""What gloo alone does on this machine with as many bytes as the files have."""
+"""Ceilings of collectives: gloo alone, on as many bytes as the files have."""
 
 import time
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from .task import Task
 
 
 def broadcasts(task: Task) -> dict[str, Any]:
-    """Each rank has its part of the bytes, and gets all of them: a broadcast from each, all at once."""
+    """Runs an all-gather as concurrent broadcasts: each rank has one part of the bytes and receives all of them."""
     import torch
     import torch.distributed as dist
 
@@ -28,7 +28,7 @@ def broadcasts(task: Task) -> dict[str, Any]:
 
 
 def all_to_all(task: Task) -> dict[str, Any]:
-    """Each rank has its part of the bytes, and gives a part of that to each."""
+    """Runs an all-to-all: each rank has one part of the bytes and sends a share of it to each rank."""
     import torch
     import torch.distributed as dist
 

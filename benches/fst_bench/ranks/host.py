@@ -1,9 +1,9 @@
-"""Forks ranks, which have what they need imported already: processes of their own for each load, without the wait.
+"""Forks ranks with modules already imported: new processes for each load, without the import time.
 
     python -m fst_bench.ranks.host NAME
 
-reads a task from each line of stdin and writes what each rank tells, as a line of JSON. NAME is a peer, or a collective
-of gloo.
+reads a task from each line of stdin and writes the results of all ranks as a line of JSON. NAME is a peer, or a
+collective of gloo.
 """
 
 import json
@@ -32,7 +32,7 @@ Work = Callable[[Task], dict[str, Any]]
 
 
 def main() -> None:
-    # What every program of several ranks has imported: it is nobody's own.
+    # Imported by every program with several ranks, so counted for none.
     import torch.distributed.tensor  # noqa: F401
 
     with stdout_to_stderr() as real:
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def run(task: Task, work: Work) -> list[dict[str, Any]]:
-    """What the work returns on each rank of a group of new processes."""
+    """Runs a function on each rank of a group of new processes, and returns the results."""
     context = get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         pipes, processes = [], []
@@ -75,7 +75,7 @@ def _received(pipe: Connection) -> dict[str, Any]:
 def _rank(task: Task, work: Work, rank: int, folder: str, pipe: Connection) -> None:
     import torch.distributed as dist
 
-    # A rank that hangs where no time-out of the group ends it.
+    # For a rank that hangs where no timeout of the group applies.
     signal.alarm(2 * int(TIMEOUT.total_seconds()))
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group(

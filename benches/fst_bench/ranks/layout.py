@@ -1,4 +1,4 @@
-"""What is loaded by several ranks, and what each of them keeps of it."""
+"""Workload of the benchmarks with several ranks, and its layouts over the ranks."""
 
 import math
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from ..workload import TensorSpec, Workload, deal, llama, rounded, size_of, spec
 FILES = 8
 LAYERS = 8
 
-# The dimension in which a layout cuts a tensor; None keeps it whole on every rank.
+# The dimension in which a layout shards a tensor; None replicates the tensor.
 Cut = Callable[[TensorSpec], int | None]
 
 LAYOUTS: dict[str, Cut] = {
@@ -24,7 +24,7 @@ TITLES = {
 
 
 def dense(size_bytes: int) -> Workload:
-    """Llama 3 8B with fewer layers, narrower, in as many files as make every library's ranks read as much."""
+    """Llama 3 8B with fewer, narrower layers. The number of files lets every library balance reads over the ranks."""
     full = (4096, 14336, 1024, 128256)
     factor = math.sqrt(size_bytes / size_of(llama(LAYERS, *full)))
     tensors = specs(llama(LAYERS, *(rounded(length * factor) for length in full)))
@@ -33,10 +33,10 @@ def dense(size_bytes: int) -> Workload:
 
 
 def needed_key(layout: str, ranks: int) -> str:
-    """What the results call a layout over so many ranks."""
+    """Returns the key of a layout and a number of ranks in the results."""
     return f"{layout} {ranks}"
 
 
 def dims(workload: Workload, layout: str) -> dict[str, int | None]:
-    """For each tensor the dimension in which it is cut."""
+    """Returns for each tensor the dimension in which it is sharded."""
     return {tensor.name: LAYOUTS[layout](tensor) for tensor in workload.tensors}

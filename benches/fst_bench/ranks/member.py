@@ -1,4 +1,4 @@
-"""One rank: it loads when all others do, and tells when it was done and what it took."""
+"""One rank: loads together with the others, and reports its times and memory."""
 
 import time
 from pathlib import Path
@@ -17,11 +17,11 @@ LINK_COUNTER = Path("/sys/class/net/lo/statistics/tx_bytes")
 
 
 def load(task: Task, loader: Loader) -> dict[str, Any]:
-    """Loads together with the other ranks. Times are those of the clock that all processes share."""
+    """Loads together with the other ranks. Times are of the clock that all processes share."""
     import torch
     import torch.distributed as dist
 
-    # Whoever shards models has imported it.
+    # Programs that shard models have imported it.
     import torch.distributed.tensor
 
     loader.prepare_sharded()
@@ -42,7 +42,7 @@ def load(task: Task, loader: Loader) -> dict[str, Any]:
     loaded = time.perf_counter()
     dist.barrier()
     link = int(LINK_COUNTER.read_text()) - link_before
-    # Nobody reads every byte while others still load.
+    # No rank reads every byte while others still load.
     reading = time.perf_counter()
     read_every_byte(tensors)
     read = time.perf_counter()
@@ -59,5 +59,5 @@ def load(task: Task, loader: Loader) -> dict[str, Any]:
 
 
 def tensor_bytes(tensors: "dict[str, Tensor]") -> int:
-    """What the tensors of a rank take."""
+    """Returns the size of a rank's tensors in bytes."""
     return sum(tensor.nbytes for tensor in tensors.values())

@@ -32,11 +32,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--peers", type=chosen(PEERS_OF_RANKS, "peer"), default=PEERS_OF_RANKS)
     parser.add_argument("--gib", type=float, default=0.25, help="size of the checkpoint")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--minutes", type=float, default=8.0, help="end after this time")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes")
-    parser.add_argument("--report", type=Path, default=REPORT, help="where BENCHMARKS.md and the charts go")
-    parser.add_argument("--cache-dir", type=Path, default=CHECKPOINTS, help="where the checkpoint is kept")
-    parser.add_argument("--no-install", action="store_true", help="use the peers that are there, and no network")
+    parser.add_argument("--minutes", type=float, default=8.0, help="time limit")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="directory of the JSON files")
+    parser.add_argument("--report", type=Path, default=REPORT, help="directory of BENCHMARKS.md and the charts")
+    parser.add_argument("--cache-dir", type=Path, default=CHECKPOINTS, help="directory of the checkpoints")
+    parser.add_argument("--no-install", action="store_true", help="use installed peers only; no network")
     return parser.parse_args()
 
 

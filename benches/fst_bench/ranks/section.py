@@ -1,4 +1,4 @@
-"""The tables of several ranks in BENCHMARKS.md."""
+"""Tables of several ranks in BENCHMARKS.md."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -12,10 +12,10 @@ from .layout import TITLES, needed_key
 STATE_TITLES = {"warm": "warm page cache", "cold": "cold page cache"}
 
 INTRODUCTION = """\
-Several processes of one machine load one checkpoint together, with gloo between them. *Load* begins when all begin and
-ends when the last is done. *Disk* is what the kernel read for all of them, *links* what went over the loopback
-device, and behind each its share: of the checkpoint, and of what ranks keep that have read an even part of it. Ranks of
-one machine share a page cache, which spares them reads that ranks on several machines would have to do.
+Several processes of one machine load one checkpoint together over gloo. *Load* begins when all ranks begin and ends
+when the last rank is done. *Disk* is the number of bytes that the kernel read for all ranks, followed by its ratio to
+the checkpoint. *Links* is the number of bytes over the loopback device, followed by its ratio to the bytes that ranks
+keep but did not read. Ranks of one machine share a page cache, which saves reads that ranks on several machines need.
 """
 
 

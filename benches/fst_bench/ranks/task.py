@@ -1,4 +1,4 @@
-"""What a group of ranks is asked to do, as it goes to the process that forks them."""
+"""Task of a group of ranks, as sent to the process that forks them."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class Task:
-    """A load by so many ranks of these files, each tensor cut in the dimension named or kept whole."""
+    """Load of these files by a number of ranks, each tensor sharded in the given dimension or replicated."""
 
     ranks: int
     state: str

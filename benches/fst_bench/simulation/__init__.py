@@ -1,3 +1,3 @@
-"""Loads of models, and by groups of ranks, that are larger than this machine: the real planner on the real shapes, and
-a clock made of given rates.
+"""Simulated loads of models and by groups too large for this machine: the real planner on real shapes, with a clock of
+given rates.
 """

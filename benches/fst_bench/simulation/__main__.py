@@ -1,4 +1,4 @@
-"""`python -m fst_bench.simulation`."""
+"""Runs the simulation: `python -m fst_bench.simulation`."""
 
 from .run import main
 

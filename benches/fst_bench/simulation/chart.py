@@ -1,4 +1,4 @@
-"""The chart of the simulation: seconds of a load over the ranks that do it."""
+"""Chart of the simulation: seconds of a load over the number of ranks."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How long the windows of a plan take on a cluster."""
+"""Simulated time of the windows of a plan on a cluster."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -10,19 +10,19 @@ from torch import Tensor
 from .cluster import Cluster
 from .traffic import Window
 
-# For how many seconds each of the things that can be the bottleneck is in use.
+# Seconds for which each resource is in use.
 Use = dict[str, float]
 
 
 @dataclass(frozen=True)
 class Seconds:
-    """What a load takes.
+    """Simulated seconds of a load.
 
     Attributes:
-        read: All reading, if nothing else happened.
-        exchange: All collectives, if nothing else happened.
-        total: Both at once, as far as one window does not wait for another, and placing what arrived.
-        bottleneck: What is at its limit for most of the time.
+        read: All reads, if nothing else ran.
+        exchange: All collectives, if nothing else ran.
+        total: Reads and collectives, overlapped as the windows allow, and copies of received bytes.
+        bottleneck: Resource that is at its limit for the longest time.
     """
 
     read: float
@@ -32,10 +32,9 @@ class Seconds:
 
 
 class Clock:
-    """Times for a group of ranks that fill one node after the other.
+    """Clock for a group of ranks that fill one node after the other.
 
-    Nobody waits for anything but bytes: what shares a thing gets it in turn, and a window is over when all ranks are
-    done with it.
+    Only bytes take time. Users of a shared resource take turns, and a window ends when all ranks have finished it.
     """
 
     def __init__(self, cluster: Cluster, ranks: int) -> None:
@@ -45,10 +44,10 @@ class Clock:
         self._same_node = self._node_of[:, None] == self._node_of[None, :]
 
     def of(self, windows: Iterable[Window]) -> Seconds:
-        """The time of a load that carries out these windows."""
+        """Returns the time of a load with these windows."""
         read = exchange = total = 0.0
-        limited: Use = defaultdict(float)  # for how many seconds each thing is the limit
-        # As fst does it: beside the collective of a window the next one is read, and the one before is placed.
+        limited: Use = defaultdict(float)  # seconds for which each resource is the limit
+        # As in fst: during the collective of a window, the next one is read and the previous one is copied.
         moving: Use = {}
         arriving: Use = {}
         placing: Use = {}
@@ -62,7 +61,7 @@ class Clock:
         return Seconds(read, exchange, total, _limit(limited))
 
     def everyone_reads_all(self, size_bytes: int) -> Seconds:
-        """The time in which every rank reads a whole checkpoint. The ranks of a node share a page cache."""
+        """Returns the time in which every rank reads the whole checkpoint. Ranks of a node share a page cache."""
         use = self._storage(
             torch.full((self._cluster.nodes(self._ranks),), size_bytes), torch.tensor([size_bytes] * self._ranks)
         )
@@ -81,12 +80,12 @@ class Clock:
         }
 
     def _moving(self, window: Window) -> Use:
-        """What the collective uses. What comes from other nodes comes over PCIe, from the network cards."""
+        """Returns the use of resources by a collective. Bytes of other nodes arrive from network cards, over PCIe."""
         if window.collective == "none":
             return {}
         cluster = self._cluster
         if window.collective == "gather":
-            # A ring through all ranks of all nodes: each byte enters each node once, and goes on inside.
+            # A ring through all ranks of all nodes: each byte enters each node once, and is forwarded inside.
             segment_bytes, here = int(window.send_bytes.max()), min(self._ranks, cluster.node_ranks)
             link_bytes = segment_bytes * (self._ranks - 1)
             network_bytes = segment_bytes * (self._ranks - here)
@@ -113,7 +112,7 @@ class Clock:
 
 
 def _step(use: Use, limited: Use) -> float:
-    """What is done at once takes as long as the busiest thing is in use."""
+    """Adds concurrent work, which takes as long as its busiest resource."""
     if not use:
         return 0.0
     limit = _limit(use)
@@ -122,7 +121,7 @@ def _step(use: Use, limited: Use) -> float:
 
 
 def _together(*uses: Use) -> Use:
-    """What several things use that are done at once."""
+    """Returns the combined use of resources by concurrent work."""
     return {name: sum(use.get(name, 0.0) for use in uses) for name in {name for use in uses for name in use}}
 
 

@@ -1,11 +1,11 @@
-"""What ranks, nodes and the links between them can do."""
+"""Cluster: ranks, nodes, and rates of the links between them."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
 
 class Place(NamedTuple):
-    """Where a rank stands among the ranks of its node."""
+    """Position of a rank among the ranks of its node."""
 
     rank: int
     ranks: int
@@ -13,20 +13,20 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Cluster:
-    """Nodes of some ranks each, and the rates of what these share. Links carry their rate in each direction at once.
+    """Nodes of `node_ranks` ranks each, and the rates of shared resources. Links are full duplex.
 
-    The defaults are those of nodes with eight H200s, a network card of 400 Gb/s for each of them and one more for a
-    parallel file system: what such links reach in practice, not what is printed on them.
+    The defaults describe nodes with eight H200s, one 400 Gb/s network card for each GPU and one for a parallel file
+    system. The rates are those that such links reach in practice, not nominal ones.
 
     Attributes:
-        node_ranks: The ranks of a node, each with a GPU.
-        storage_bytes_per_second: What the file system gives to all nodes together.
-        node_storage_bytes_per_second: What it gives to one node.
-        pcie_bytes_per_second: From the host, or its network card, to one GPU.
+        node_ranks: Number of ranks of a node, each with one GPU.
+        storage_bytes_per_second: From the file system to all nodes together.
+        node_storage_bytes_per_second: From the file system to one node.
+        pcie_bytes_per_second: From the host or a network card to one GPU.
         nvlink_bytes_per_second: Between one GPU and the others of its node.
         node_network_bytes_per_second: Between one node and the others.
         memory_bytes_per_second: A copy inside a GPU.
-        collective_seconds: What a collective takes beyond its bytes.
+        collective_seconds: Fixed time of a collective.
     """
 
     node_ranks: int = 8
@@ -39,9 +39,9 @@ class Cluster:
     collective_seconds: float = 100e-6
 
     def nodes(self, ranks: int) -> int:
-        """How many nodes so many ranks stand on."""
+        """Returns the number of nodes of a group."""
         return -(-ranks // self.node_ranks)
 
     def places(self, ranks: int) -> list[Place]:
-        """Where the ranks of a group stand, which fill one node after the other."""
+        """Returns the place of each rank of a group that fills one node after the other."""
         return [Place(rank % self.node_ranks, min(ranks, self.node_ranks)) for rank in range(ranks)]

@@ -1,4 +1,4 @@
-"""What ranks keep, found without the planner: the check on what it makes them read and send."""
+"""Bytes that ranks keep, computed without the planner, to check its reads and sends."""
 
 from collections.abc import Iterable, Sequence
 from math import prod
@@ -12,12 +12,12 @@ from ..planner import ShardRequest, region_of
 from ..workload import ITEM_BYTES, TensorSpec
 from .model import Model
 
-# A place in a checkpoint is one number: that of the file above these bits, that of the byte below.
+# A position in a checkpoint is one number: the file's number above these bits, the byte's offset below.
 FILE_BITS = 44
 
 
 class Kept:
-    """The bytes that one rank keeps: of each tensor a length from a start, again and again with a period."""
+    """Bytes that one rank keeps: of each tensor, a length from a start, repeated with a period."""
 
     def __init__(self, rows: Sequence[tuple[int, int, int, int, int]]) -> None:
         columns = np.array(sorted(rows), dtype=np.int64).reshape(-1, 5).T
@@ -28,7 +28,7 @@ class Kept:
         return int((self._sizes // self._periods * self._lengths).sum())
 
     def within(self, ranges: Tensor) -> int:
-        """How many of them lie in these ranges, each a row of file, begin and end."""
+        """Returns how many of the bytes are in these ranges, each a row of file, begin and end."""
         files, begins, ends = ranges.numpy().T
         begins, ends = (files << FILE_BITS) + begins, (files << FILE_BITS) + ends
         first = np.searchsorted(self._begins + self._sizes, begins, "right")
@@ -39,7 +39,7 @@ class Kept:
         return int((last - before).sum())
 
     def _before(self, tensors: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many of the bytes of each tensor lie before a place."""
+        """Returns for each tensor how many of its bytes precede a position."""
         offset = np.clip(places - self._begins[tensors], 0, self._sizes[tensors])
         rows, rest = np.divmod(offset, self._periods[tensors])
         lengths = self._lengths[tensors]
@@ -47,7 +47,7 @@ class Kept:
 
 
 class Places:
-    """Where the tensors of a model lie."""
+    """Positions of a model's tensors in its files."""
 
     def __init__(self, model: Model) -> None:
         self._begins: dict[str, int] = {}

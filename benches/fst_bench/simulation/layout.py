@@ -1,4 +1,4 @@
-"""How the ranks of a group lay out a model: what each of them keeps of which tensor."""
+"""Layouts of a model over the ranks of a group."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from ..workload import TensorSpec
 from .cluster import Place
 from .model import Model
 
-# What tensor parallelism cuts by rows and by columns, as Megatron and vLLM do. The rest is on every rank.
+# Tensors that tensor parallelism shards by rows and by columns, as Megatron and vLLM do. The rest is replicated.
 BY_ROWS = {"embed_tokens", "lm_head", "head"} | {
     f"{name}_proj" for name in ("q", "k", "v", "gate", "up", "q_b", "kv_b")
 }
@@ -17,7 +17,7 @@ BY_COLUMNS = {"o_proj", "down_proj"}
 
 @dataclass(frozen=True)
 class Layout:
-    """One way to lay out a model: experts are dealt to the ranks, and `shard` says what a rank keeps of the rest."""
+    """Layout of a model: experts are distributed over ranks; `shard` gives a rank's shard of other tensors."""
 
     name: str
     title: str
@@ -42,12 +42,12 @@ def replicated(tensor: TensorSpec, place: Place) -> Shard:
 
 
 def fully_sharded(tensor: TensorSpec, place: Place) -> Shard:
-    """As `fully_shard` lays out parameters."""
+    """Shards parameters as `fully_shard` does."""
     return Chunk(0)
 
 
 def tensor_parallel(tensor: TensorSpec, place: Place) -> Shard:
-    """Cut over the ranks of a node, and the same on every node."""
+    """Shards over the ranks of a node, and replicates over nodes."""
     module = tensor.name.split(".")[-2]
     if module not in BY_ROWS | BY_COLUMNS:
         return Whole()
@@ -74,7 +74,7 @@ LAYOUTS: Sequence[Layout] = (
 
 
 def _own_experts(model: Model, rank: int, ranks: int) -> Iterator[ShardRequest]:
-    """As many experts for each rank, or one for several neighbours where there are more ranks than experts."""
+    """Distributes experts evenly. With more ranks than experts, neighbouring ranks share one."""
     count = len(model.experts)
     first, end = rank * count // ranks, (rank + 1) * count // ranks
     for expert in range(first, max(end, min(first + 1, count))):

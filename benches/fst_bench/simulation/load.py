@@ -1,4 +1,4 @@
-"""Loads of a model by groups of ranks: planned by the planner itself, timed by the clock."""
+"""Simulated loads of a model by groups of ranks, planned by fst's planner and timed by the clock."""
 
 import time
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ from .traffic import windows
 
 @dataclass(frozen=True)
 class Load:
-    """What a load comes to.
+    """Result of a simulated load.
 
     Attributes:
-        windows: In how many pieces it is done.
-        plan_seconds: How long the planner took, on the machine of the simulation.
-        seconds: What the load takes on the cluster.
-        device_bytes: The most memory of any GPU: the tensors it keeps, and the buffers.
-        read_share: The bytes that are read, of those of the checkpoint.
-        sent_share: The bytes that are sent, of those that ranks keep and have not read; None where there are none.
+        windows: Number of windows.
+        plan_seconds: Time of the planner, on the machine of the simulation.
+        seconds: Time of the load on the cluster.
+        device_bytes: Largest memory of any GPU: its tensors and buffers.
+        read_share: Bytes read, divided by the bytes of the checkpoint.
+        sent_share: Bytes sent, divided by the bytes that ranks keep but did not read; None if there are none.
     """
 
     windows: int
@@ -36,7 +36,7 @@ class Load:
 
 
 class Files:
-    """The files of a model, without their data."""
+    """Files of a model, without their data."""
 
     def __init__(self, model: Model, folder: Path) -> None:
         self.model = model
@@ -44,7 +44,7 @@ class Files:
         self._places = Places(model)
 
     def load(self, layout: Layout, ranks: int, cluster: Cluster, window_bytes: int) -> Load:
-        """What it takes to load a layout as fst does it."""
+        """Simulates a load of a layout as fst performs it."""
         requests = layout.requests(self.model, cluster.places(ranks))
         begin = time.perf_counter()
         plan = self.planner.plan(requests, "auto", window_bytes)
@@ -63,7 +63,7 @@ class Files:
         )
 
     def sent_to_all(self, ranks: int, cluster: Cluster, window_bytes: int) -> Seconds:
-        """What it takes if each byte is read once and sent to every rank, whatever that keeps."""
+        """Simulates a load in which each byte is read once and sent to every rank, needed or not."""
         everything = [ShardRequest(tensor.name, Whole()) for tensor in self.model.tensors]
         plan = self.planner.plan([everything] * ranks, "exchange", window_bytes)
         return Clock(cluster, ranks).of(windows(plan, ranks))

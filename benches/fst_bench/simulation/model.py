@@ -1,4 +1,4 @@
-"""The models: the tensors of their published checkpoints, in as many files."""
+"""Models: the tensors and files of their published checkpoints."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -10,12 +10,12 @@ from ..checkpoint import header_of
 from ..workload import ITEM_BYTES, Shapes, TensorSpec, deal, llama, specs
 
 EXPERTS = ".experts."
-BLOCK = 128  # a quantized weight has one scale for each block of so many rows and columns
+BLOCK = 128  # A quantized weight has one scale for each block of this many rows and columns.
 
 
 @dataclass(frozen=True)
 class Model:
-    """A checkpoint that is known by its headers alone."""
+    """Checkpoint known by its headers only."""
 
     name: str
     title: str
@@ -23,7 +23,7 @@ class Model:
 
     @property
     def tensors(self) -> Iterator[TensorSpec]:
-        """In the order of the files, and of the bytes in each."""
+        """Returns the tensors in the order of the files and of the bytes in each."""
         return (tensor for file in self.files for tensor in file)
 
     @property
@@ -32,7 +32,7 @@ class Model:
 
     @cached_property
     def experts(self) -> dict[int, list[TensorSpec]]:
-        """The tensors of each routed expert, of all layers."""
+        """Returns the tensors of each routed expert, over all layers."""
         experts: dict[int, list[TensorSpec]] = {}
         for tensor in self.tensors:
             if EXPERTS in tensor.name:
@@ -41,18 +41,18 @@ class Model:
 
     @cached_property
     def rest(self) -> list[TensorSpec]:
-        """The tensors that belong to no expert."""
+        """Returns the tensors that belong to no expert."""
         return [tensor for tensor in self.tensors if EXPERTS not in tensor.name]
 
 
 def llama_70b() -> Model:
-    """Llama 3 70B: 80 layers, 64 heads and 8 for keys and values, in BF16."""
+    """Llama 3 70B: 80 layers, 64 heads, 8 key-value heads, in BF16."""
     tensors = specs(llama(80, 8192, 28672, 1024, 128256))
     return Model("llama-70b", "Llama 3 70B", _filed(tensors, 30))
 
 
 def deepseek_671b() -> Model:
-    """DeepSeek V3: 61 layers and one that predicts a token more, 256 routed experts in all but three, in FP8."""
+    """DeepSeek V3: 61 layers and one for multi-token prediction, 256 routed experts in all but three, in FP8."""
     return Model("deepseek-671b", "DeepSeek V3 671B", _filed(tuple(_deepseek()), 163))
 
 
@@ -60,7 +60,7 @@ MODELS = {make.__name__.replace("_", "-"): make for make in (llama_70b, deepseek
 
 
 def write_sparse(model: Model, folder: Path) -> list[Path]:
-    """Writes the files with their headers; the data behind them are holes, which take no room on the disk."""
+    """Writes the files with their headers. The data are holes, which take no space on the disk."""
     count = len(model.files)
     paths = [folder / f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
     for path, tensors in zip(paths, model.files, strict=True):
@@ -71,7 +71,7 @@ def write_sparse(model: Model, folder: Path) -> list[Path]:
 
 
 def _filed(tensors: tuple[TensorSpec, ...], count: int) -> tuple[tuple[TensorSpec, ...], ...]:
-    """The tensors in files of about equal size, each sorted as the safetensors library does: by item size and name."""
+    """Distributes tensors over files of about equal size, each sorted as safetensors does: by item size and name."""
 
     def place(tensor: TensorSpec) -> tuple[int, str]:
         return -ITEM_BYTES[tensor.dtype], tensor.name

@@ -3,7 +3,7 @@
     python -m fst_bench.simulation
     python -m fst_bench.simulation --ranks 8,64 --layouts dense-replicated --storage-bytes-per-second 1e12
 
-The result goes to bench-results/simulation.json, and with all others to BENCHMARKS.md and docs/images/.
+The result goes to bench-results/simulation.json and, with the other results, to BENCHMARKS.md and docs/images/.
 """
 
 import argparse
@@ -38,12 +38,14 @@ def _arguments() -> argparse.Namespace:
     names = [layout.name for layout in LAYOUTS]
     parser.add_argument("--layouts", type=chosen(names, "layout"), default=names)
     parser.add_argument("--ranks", type=_numbers, default=RANKS, help="sizes of the group, such as 1,8,64")
-    parser.add_argument("--window-bytes", type=int, default=WINDOW_BYTES, help="device memory of a rank for buffers")
+    parser.add_argument(
+        "--window-bytes", type=int, default=WINDOW_BYTES, help="device memory of a rank for buffers, in bytes"
+    )
     for field in fields(Cluster):
         option = f"--{field.name.replace('_', '-')}"
         parser.add_argument(option, type=type(field.default), default=field.default, help="default: %(default)g")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes")
-    parser.add_argument("--report", type=Path, default=REPORT, help="where BENCHMARKS.md and the charts go")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="directory of the JSON files")
+    parser.add_argument("--report", type=Path, default=REPORT, help="directory of BENCHMARKS.md and the charts")
     return parser.parse_args()
 
 
@@ -54,7 +56,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 def simulated(
     layouts: Sequence[Layout], sizes: Sequence[int], cluster: Cluster, window_bytes: int, command: str
 ) -> dict[str, Any]:
-    """The raw result of a simulation."""
+    """Returns the raw result of a simulation."""
     models = [make() for make in MODELS.values()]
     return {
         "command": command,
@@ -79,7 +81,7 @@ def simulated(
 def _loads(
     model: Model, layouts: Sequence[Layout], sizes: Sequence[int], cluster: Cluster, window_bytes: int
 ) -> Iterator[dict[str, Any]]:
-    """A line of the tables for each layout of a model and each number of ranks."""
+    """Yields a row of the tables for each layout of a model and each number of ranks."""
     of_model = [layout for layout in layouts if layout.model == model.name]
     if not of_model:
         return

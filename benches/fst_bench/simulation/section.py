@@ -1,4 +1,4 @@
-"""The tables of the simulation in BENCHMARKS.md."""
+"""Tables of the simulation in BENCHMARKS.md."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,15 +8,15 @@ from ..text import quotient, seconds, size, table
 SIMULATION = "simulation.json"  # in the folder of the raw results
 
 INTRODUCTION = """\
-Not measured, but planned and counted: fst's own planner with the headers of models that are larger than this machine,
-on files without data, and a clock with the rates below. How it is done, and what it cannot say: `docs/ranks.md`.
+These figures are simulated, not measured: fst's own planner runs on the headers of models larger than this machine, on
+files without data, with a clock of the rates below. `docs/ranks.md` describes the method and its limits.
 
-- *Read* and *exchange* are what either would take alone; *total* has the reading of each window beside the exchange of
-  the one before, and the placing of the one before that. *Bottleneck* is what is at its limit for most of that time.
-- *Read of it* is what the group reads over what the checkpoint has, *sent* what crosses links over what ranks keep and
-  have not read themselves. *GPU memory* is that of the rank with the most: its tensors, and the buffers.
-- *All read all*: every rank reads the whole checkpoint, and what one rank of a node reads is there for the others.
-  *Sent to all*: each byte is read once and goes to every rank, whatever that keeps.
+- *Read* and *exchange* are the times of either alone. *Total* overlaps the read of each window with the exchange of the
+  previous one and the copies of the one before that. *Bottleneck* is the resource at its limit for the longest time.
+- *Read of it* is the bytes read over the bytes of the checkpoint. *Sent* is the bytes sent over the bytes that ranks
+  keep but did not read. *GPU memory* is the largest of any rank: its tensors and buffers.
+- *All read all*: every rank reads the whole checkpoint; ranks of a node share a page cache.
+  *Sent to all*: each byte is read once and sent to every rank, needed or not.
 """
 
 RATES = {

@@ -1,4 +1,4 @@
-"""What all windows of a load come to."""
+"""Totals over all windows of a load."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -9,12 +9,12 @@ from .traffic import Window
 
 
 class Tally:
-    """Counts windows that pass by."""
+    """Accumulates totals while windows pass through `watch`."""
 
     def __init__(self, ranks: int) -> None:
         self.windows = self.read_bytes = self.sent_bytes = 0
         self._reads = [torch.empty(0, 4, dtype=torch.int64)]
-        # As much as the largest window of those that use it: one pair of buffers for even windows and one for odd ones.
+        # Sized for the largest window that uses them: one pair of buffers for even windows, one for odd windows.
         self._buffers = torch.zeros(2, 2, ranks, dtype=torch.int64)
 
     def watch(self, windows: Iterable[Window]) -> Iterator[Window]:
@@ -28,7 +28,7 @@ class Tally:
             yield window
 
     def needed_bytes(self, kept: Sequence[Kept]) -> int:
-        """What the ranks keep and have not read themselves."""
+        """Returns the bytes that ranks keep but did not read."""
         reads = torch.cat(self._reads)
         needed = 0
         for rank, own in enumerate(kept):
@@ -36,5 +36,5 @@ class Tally:
         return needed
 
     def device_bytes(self, kept: Sequence[Kept]) -> int:
-        """The most that any rank holds: its own tensors and its buffers."""
+        """Returns the largest memory of any rank: its tensors and its buffers."""
         return int((self._buffers.sum((0, 1)) + torch.tensor([own.size_bytes for own in kept])).max())

@@ -1,4 +1,4 @@
-"""What a plan makes a group read and send, window by window."""
+"""Reads and sends of a plan, window by window."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -10,14 +10,14 @@ from ..planner import GroupPlan
 
 
 class Window(NamedTuple):
-    """What happens between two turns of the buffers.
+    """One window of a plan.
 
     Attributes:
-        collective: How bytes are exchanged: "none", "gather" or "exchange".
-        reads: What the ranks read, as rows of rank, file, begin and end.
-        sent_bytes: What each rank (row) sends to each other (column).
-        send_bytes: What each rank has in its buffer to be sent.
-        received_bytes: What each rank has in its buffer when all has come.
+        collective: Collective of the window: "none", "gather" or "exchange".
+        reads: Ranges that the ranks read, as rows of rank, file, begin and end.
+        sent_bytes: Bytes that each rank (row) sends to each other rank (column).
+        send_bytes: Size of each rank's send buffer.
+        received_bytes: Size of each rank's receive buffer.
     """
 
     collective: str
@@ -28,13 +28,13 @@ class Window(NamedTuple):
 
     @property
     def read_bytes(self) -> Tensor:
-        """What each rank reads."""
+        """Returns the number of bytes that each rank reads."""
         ranks, _, begins, ends = self.reads.T
         return torch.zeros(len(self.sent_bytes), dtype=torch.int64).index_add(0, ranks, ends - begins)
 
 
 def windows(plan: GroupPlan, ranks: int) -> Iterator[Window]:
-    """All windows of a plan for so many ranks, in order."""
+    """Yields all windows of a plan for this number of ranks, in order."""
     for number in range(plan.windows()):
         collective, sent = plan.collective(number), plan.sent_bytes(number)
         numbers: list[int] = []
@@ -45,7 +45,7 @@ def windows(plan: GroupPlan, ranks: int) -> Iterator[Window]:
         reads = torch.tensor(numbers, dtype=torch.int64).reshape(-1, 4)
         send, received = sent.sum(1), sent.sum(0)
         if collective == "gather":
-            # Everyone gives as much as the one who has most, and gets that of all, its own too.
+            # Every rank sends as many bytes as the rank with the most, and receives those of all ranks.
             [[segment_bytes], _] = plan.splits(0, number)
             send, received = torch.full((ranks,), segment_bytes), torch.full((ranks,), ranks * segment_bytes)
         yield Window(collective, reads, sent, send, received)

@@ -149,7 +149,7 @@ def test_small_run(tmp_path, python_environ, monkeypatch):
     write_report(tmp_path / "out", tmp_path / "report")
     report = (tmp_path / "report" / "BENCHMARKS.md").read_text()
     assert "### many: ten tensors by name, warm page cache" in report
-    assert "Nothing has been measured on a GPU here" in report
+    assert "Nothing has been measured on a GPU yet" in report
 
 
 def test_wrong_loader_fails(tmp_path, python_environ, monkeypatch):
