@@ -5,7 +5,7 @@ pub mod region;
 pub mod selection;
 mod shared;
 
-use self::shared::Claim;
+use self::shared::HeaderDigest;
 use crate::error::{Error, Kind, Result};
 use crate::format::header::{Entry, Header};
 use crate::os::threads;
@@ -40,7 +40,7 @@ struct OpenFile {
     source: Arc<Source>,
     header: Header,
     /// What somebody else has read the header of, and this process not yet.
-    claim: Option<Claim>,
+    expected: Option<HeaderDigest>,
 }
 
 impl Checkpoint {
@@ -53,14 +53,14 @@ impl Checkpoint {
         let files = Files::resolve(paths)?;
         Checkpoint::of(files, |_, source| {
             let header = Header::read(&source)?;
-            Ok(OpenFile { source: Arc::new(source), header, claim: None })
+            Ok(OpenFile { source: Arc::new(source), header, expected: None })
         })
     }
 
     /// Opens the files and has `open` learn what is in each.
     fn of(files: Files, open: impl Fn(usize, Source) -> Result<OpenFile> + Sync) -> Result<Checkpoint> {
         let _span = profile::span(Stage::Open);
-        let Files { paths, promises } = files;
+        let Files { paths, index_entries } = files;
         let opened: Vec<OnceLock<OpenFile>> = paths.iter().map(|_| OnceLock::new()).collect();
         threads::for_each(HEADER_THREADS, paths.len(), |index| {
             if let (Some(path), Some(place)) = (paths.get(index), opened.get(index)) {
@@ -77,12 +77,13 @@ impl Checkpoint {
         let counts = files.iter().scan(0, add).collect();
         let mut checkpoint = Checkpoint { files, merged: HashTable::new(), hasher: RandomState::new(), counts };
         checkpoint.merge()?;
-        for promise in promises {
-            let held = checkpoint.files.get(promise.file).filter(|file| file.header.find(&promise.name).is_none());
+        for index_entry in index_entries {
+            let held =
+                checkpoint.files.get(index_entry.file).filter(|file| file.header.find(&index_entry.name).is_none());
             if let Some(file) = held {
                 let message =
                     format!("the index says that {} holds this tensor, but it does not", file.source.path.display());
-                return Err(Error::new(Kind::Malformed, message).at(promise.index).tensor(promise.name));
+                return Err(Error::new(Kind::Malformed, message).at(index_entry.index).tensor(index_entry.name));
             }
         }
         Ok(checkpoint)

@@ -7,7 +7,7 @@ pub mod host;
 use crate::convert::cast::Cast;
 use crate::error::Result;
 use crate::options::Options;
-use crate::plan::{Chunk, Limits, Placement};
+use crate::plan::{Chunk, Limits, SlotCopy};
 use crate::source::Source;
 use std::any::Any;
 use std::sync::Arc;
@@ -18,10 +18,10 @@ pub type Pinned = Box<dyn Any + Send + Sync>;
 /// Memory that a load fills.
 pub trait Device: Send + Sync {
     /// A copy that runs.
-    type Ticket: Send;
+    type CopyEvent: Send;
 
     /// A point in the work of the device.
-    type Mark: Send + Sync;
+    type StreamEvent: Send + Sync;
 
     /// Lets the device read host memory by itself. `None` where that is not needed or was refused;
     /// copies work all the same.
@@ -40,84 +40,84 @@ pub trait Device: Send + Sync {
     ///
     /// # Errors
     /// Why it cannot.
-    fn direct<'a>(
+    fn direct_engine<'a>(
         self: &Arc<Self>,
         sources: impl Iterator<Item = &'a Arc<Source>>,
         options: &Options,
-    ) -> Result<Arc<dyn Direct>>;
+    ) -> Result<Arc<dyn DirectEngine>>;
 
     /// What a chunk in a slot of at most this size may hold, so that what the device itself puts there fits too.
-    fn room(&self, slot_bytes: usize) -> Room;
+    fn chunk_limits(&self, slot_bytes: usize) -> ChunkLimits;
 
     /// What it takes to carry out a chunk of `bytes` with these placements.
-    fn needs(&self, bytes: usize, placements: &[Placement]) -> Needs;
+    fn chunk_needs(&self, bytes: usize, copies: &[SlotCopy]) -> ChunkNeeds;
 
     /// The caller's current stream is this one from now on.
     ///
     /// # Errors
     /// `invalid-argument` where the stream cannot be used, `device` from the driver.
-    fn follow(&self, stream: u64) -> Result<()>;
+    fn set_stream(&self, stream: u64) -> Result<()>;
 
     /// All that the caller has queued on its current stream.
     ///
     /// # Errors
     /// `device`, from the driver.
-    fn queued(&self) -> Result<Self::Mark>;
+    fn record_caller(&self) -> Result<Self::StreamEvent>;
 
     /// Waits on the host until the device has reached a mark.
     ///
     /// # Errors
     /// `device`, from the driver.
-    fn reach(&self, mark: &Self::Mark) -> Result<()>;
+    fn synchronize(&self, event: &Self::StreamEvent) -> Result<()>;
 
     /// Orders the copies that follow behind a mark, and gives them scratch memory, as much as any of the chunks needs.
     ///
     /// # Errors
     /// `device`, from the driver.
-    fn begin(&self, after: &Self::Mark, scratch: Scratch) -> Result<()>;
+    fn begin(&self, after: &Self::StreamEvent, scratch: Scratch) -> Result<()>;
 
     /// Starts copies from the first `bytes` of a slot, which stays as it is until the ticket has been waited for.
     /// The device may write to the rest of the slot.
     ///
     /// # Errors
     /// `device`, from the driver; no copy from the slot runs then.
-    fn copy(&self, slot: &mut [u8], bytes: usize, placements: &[Placement]) -> Result<Self::Ticket>;
+    fn copy(&self, slot: &mut [u8], bytes: usize, copies: &[SlotCopy]) -> Result<Self::CopyEvent>;
 
     /// Starts copies to a slot, which nobody else uses until the ticket has been waited for.
     ///
     /// # Errors
     /// `device`, from the driver; no copy to the slot runs then.
-    fn fetch(&self, slot: &mut [u8], pieces: &[Fetch]) -> Result<Self::Ticket>;
+    fn fetch(&self, slot: &mut [u8], fetches: &[Fetch]) -> Result<Self::CopyEvent>;
 
     /// Whether a copy has ended, well or not.
     ///
     /// # Errors
     /// `device`, from the driver.
-    fn has_ended(&self, ticket: &Self::Ticket) -> Result<bool>;
+    fn is_done(&self, copy: &Self::CopyEvent) -> Result<bool>;
 
     /// Waits for the end of a copy.
     ///
     /// # Errors
     /// `device` when the copy failed.
-    fn wait(&self, ticket: Self::Ticket) -> Result<()>;
+    fn wait(&self, copy: Self::CopyEvent) -> Result<()>;
 
     /// All copies that have been started.
     ///
     /// # Errors
     /// `device`, from the driver.
-    fn started(&self) -> Result<Self::Mark>;
+    fn record_copies(&self) -> Result<Self::StreamEvent>;
 
     /// Orders what the caller queues on its current stream from now on behind a mark.
     ///
     /// # Errors
     /// `device`, from the driver.
-    fn order(&self, behind: &Self::Mark) -> Result<()>;
+    fn make_caller_wait(&self, behind: &Self::StreamEvent) -> Result<()>;
 }
 
 /// Reads from files straight into memory of a device, where bytes rest in slots of the caller's scratch.
 ///
 /// Dropped, it has waited for what it started.
-pub trait Direct: Send + Sync {
+pub trait DirectEngine: Send + Sync {
     /// What chunks must keep to.
     fn limits(&self) -> Limits;
 
@@ -148,18 +148,18 @@ pub trait Direct: Send + Sync {
 
 /// The most that a chunk may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct ChunkLimits {
     /// Bytes of a slot, at most those that were offered.
     pub slot_bytes: usize,
     /// Bytes that are read.
     pub chunk_bytes: usize,
     /// Placements.
-    pub placements_max: usize,
+    pub copies_max: usize,
 }
 
 /// What a chunk needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Needs {
+pub struct ChunkNeeds {
     /// Bytes of a slot.
     pub slot_bytes: usize,
     /// Bytes of the device's own memory, which all chunks of a filling share.

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 /// Which reader moves the bytes of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReaderChoice {
-    /// Chosen from the file system and the destination.
+    /// ChosenReader from the file system and the destination.
     #[default]
     Auto,
     /// The file is mapped; on the CPU the tensors are views of the mapping.

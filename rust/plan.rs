@@ -13,7 +13,7 @@
 mod run;
 
 use self::run::{Run, push_runs, sort, split_shared_rows, with_sharing};
-use crate::checkpoint::region::Wanted;
+use crate::checkpoint::region::TensorRegion;
 use crate::convert::cast::Cast;
 use crate::error::{Error, Kind, Result};
 use std::collections::HashMap;
@@ -23,7 +23,7 @@ use std::ops::Range;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destination {
     /// The position in the list of wanted tensors.
-    pub wanted: usize,
+    pub tensor: usize,
     /// The first byte of the tensor that goes there.
     pub begin: u64,
     /// One past the last byte.
@@ -43,12 +43,12 @@ pub struct Limits {
     pub gap_bytes: u64,
     /// Pieces of at least this size are read straight into place. `None` where only the device can write there, or
     /// where reads cannot begin at any byte.
-    pub direct_bytes: Option<u64>,
+    pub in_place_bytes: Option<u64>,
     /// A reader may widen each read to multiples of this in the file, and in the slot has the room for it. 1 where
     /// reads begin and end anywhere; `chunk_bytes` is a multiple of it, and no gap is shorter.
     pub alignment: u64,
     /// The most placements of a chunk.
-    pub placements_max: usize,
+    pub copies_max: usize,
 }
 
 impl Limits {
@@ -86,9 +86,9 @@ impl Limits {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Chunk {
     /// One read straight to a host address.
-    Direct {
+    InPlace {
         /// The wanted tensor.
-        wanted: usize,
+        tensor: usize,
         /// The file.
         source: usize,
         /// The first byte in the file.
@@ -107,18 +107,18 @@ pub enum Chunk {
         /// In the order of the file, and of the slot.
         reads: Vec<Read>,
         /// Where the bytes go.
-        placements: Vec<Placement>,
+        copies: Vec<SlotCopy>,
     },
 }
 
 impl Chunk {
     /// The wanted tensor of each placement, in the order of the file.
-    pub fn wanted(&self) -> impl Iterator<Item = usize> + '_ {
-        let (direct, staged) = match self {
-            Chunk::Direct { wanted, .. } => (Some(*wanted), &[][..]),
-            Chunk::Staged { placements, .. } => (None, placements.as_slice()),
+    pub fn tensors(&self) -> impl Iterator<Item = usize> + '_ {
+        let (in_place, staged) = match self {
+            Chunk::InPlace { tensor, .. } => (Some(*tensor), &[][..]),
+            Chunk::Staged { copies, .. } => (None, copies.as_slice()),
         };
-        direct.into_iter().chain(staged.iter().map(|placement| placement.wanted))
+        in_place.into_iter().chain(staged.iter().map(|copy| copy.tensor))
     }
 }
 
@@ -145,9 +145,9 @@ impl Read {
 
 /// Rows of bytes in a slot that go, one behind the other, to an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Placement {
+pub struct SlotCopy {
     /// The wanted tensor.
-    pub wanted: usize,
+    pub tensor: usize,
     /// The first byte in the slot.
     pub slot_begin: usize,
     /// Bytes of a row.
@@ -162,16 +162,16 @@ pub struct Placement {
     pub cast: Option<Cast>,
 }
 
-impl Placement {
+impl SlotCopy {
     /// What is taken out of the slot, in bytes.
     pub fn bytes(&self) -> usize {
         self.row_bytes.saturating_mul(self.rows)
     }
 
     /// Takes in the row that follows where this one goes, if the two also lie evenly in the slot.
-    fn grow(&mut self, row: &Placement) -> bool {
+    fn grow(&mut self, row: &SlotCopy) -> bool {
         let target = u64::try_from(self.target_row_bytes().saturating_mul(self.rows)).unwrap_or(u64::MAX);
-        if (row.wanted, row.cast) != (self.wanted, self.cast) || row.address != self.address.saturating_add(target) {
+        if (row.tensor, row.cast) != (self.tensor, self.cast) || row.address != self.address.saturating_add(target) {
             return false;
         }
         if self.rows == 1 && row.slot_begin == self.slot_begin + self.row_bytes {
@@ -198,20 +198,20 @@ impl Placement {
 ///
 /// # Errors
 /// `internal` for a destination that is not inside its tensor, which is a bug of the caller.
-pub fn plan(wanted: &[Wanted], destinations: &[Destination], limits: &Limits) -> Result<Vec<Chunk>> {
+pub fn plan(regions: &[TensorRegion], destinations: &[Destination], limits: &Limits) -> Result<Vec<Chunk>> {
     let mut runs = Vec::with_capacity(destinations.len());
     for destination in destinations {
         let outside = || Error::new(Kind::Internal, format!("{destination:?} is not inside a wanted tensor"));
-        let tensor = wanted.get(destination.wanted).ok_or_else(outside)?;
-        if destination.begin > destination.end || destination.end > tensor.bytes() {
+        let region = regions.get(destination.tensor).ok_or_else(outside)?;
+        if destination.begin > destination.end || destination.end > region.bytes() {
             return Err(outside());
         }
-        let item_bytes = tensor.dtype.item_bytes();
+        let item_bytes = region.dtype.item_bytes();
         let is_cut = |edge: u64| !edge.is_multiple_of(item_bytes);
         if destination.cast.is_some() && (is_cut(destination.begin) || is_cut(destination.end)) {
             return Err(Error::new(Kind::Internal, format!("{destination:?} is cast, but cuts an element")));
         }
-        push_runs(tensor, destination, limits, &mut runs);
+        push_runs(region, destination, limits, &mut runs);
     }
     sort(&mut runs);
     split_shared_rows(&mut runs, limits);
@@ -235,7 +235,7 @@ struct OpenChunk {
     source: usize,
     bytes: u64,
     reads: Vec<OpenRead>,
-    placements: Vec<Placement>,
+    copies: Vec<SlotCopy>,
     /// For each wanted tensor of which rows are placed one by one, where the last placement of those is.
     growing: HashMap<usize, usize>,
 }
@@ -249,9 +249,9 @@ struct OpenRead {
 impl Planner<'_> {
     /// What is `is_shared` has bytes that another run wants too; both are placed from one chunk, read once.
     fn add(&mut self, run: Run, is_shared: bool) {
-        let is_large = self.limits.direct_bytes.is_some_and(|least| run.row_bytes >= least);
+        let is_large = self.limits.in_place_bytes.is_some_and(|least| run.row_bytes >= least);
         if is_large && !is_shared && run.cast.is_none() {
-            self.add_direct(run);
+            self.add_in_place(run);
         } else if run.rows == 1 || run.is_far_apart(self.limits) {
             self.add_rows_one_by_one(run);
         } else {
@@ -262,11 +262,11 @@ impl Planner<'_> {
         }
     }
 
-    fn add_direct(&mut self, run: Run) {
+    fn add_in_place(&mut self, run: Run) {
         self.close();
         for row in 0..run.rows {
-            self.chunks.push(Chunk::Direct {
-                wanted: run.wanted,
+            self.chunks.push(Chunk::InPlace {
+                tensor: run.tensor,
                 source: run.source,
                 offset: run.begin + row * run.stride,
                 length: to_usize(run.row_bytes),
@@ -341,17 +341,17 @@ impl Planner<'_> {
     /// Places `rows` rows of the run, from its row `row` on, which lie in the slot of the open chunk.
     fn place(&mut self, run: &Run, slot_begin: u64, row: u64, rows: u64, slot_stride: u64) {
         let Some(open) = &mut self.open else { return };
-        open.placements.push(run.placement(slot_begin, row, rows, slot_stride));
+        open.copies.push(run.slot_copy(slot_begin, row, rows, slot_stride));
     }
 
     /// Places one row of the run, together with those before it where that is possible.
     fn place_row(&mut self, run: &Run, slot_begin: u64, row: u64) {
         let Some(open) = &mut self.open else { return };
-        let placement = run.placement(slot_begin, row, 1, run.row_bytes);
-        let last = open.growing.get(&run.wanted).and_then(|&index| open.placements.get_mut(index));
-        if !last.is_some_and(|last| last.grow(&placement)) {
-            open.growing.insert(run.wanted, open.placements.len());
-            open.placements.push(placement);
+        let copy = run.slot_copy(slot_begin, row, 1, run.row_bytes);
+        let last = open.growing.get(&run.tensor).and_then(|&index| open.copies.get_mut(index));
+        if !last.is_some_and(|last| last.grow(&copy)) {
+            open.growing.insert(run.tensor, open.copies.len());
+            open.copies.push(copy);
         }
     }
 
@@ -366,7 +366,7 @@ impl Planner<'_> {
                 source: open.source,
                 bytes: to_usize(open.bytes),
                 reads: open.reads.iter().map(read).collect(),
-                placements: open.placements,
+                copies: open.copies,
             });
         }
     }
@@ -374,7 +374,7 @@ impl Planner<'_> {
 
 impl OpenChunk {
     fn is_full(&self, limits: &Limits) -> bool {
-        self.placements.len() >= limits.placements_max
+        self.copies.len() >= limits.copies_max
     }
 
     /// Bytes of the slot before the place that a read of the file at `begin` would get.

@@ -163,7 +163,7 @@ enum Track {
     /// A thread of this process.
     Thread(usize),
     /// A stream of a GPU.
-    Lane { ordinal: i32, lane: usize },
+    CopyStream { ordinal: i32, copy_stream: usize },
 }
 
 /// A span that has ended; times are nanoseconds since some point in this process.
@@ -240,8 +240,8 @@ impl Drop for Span {
 }
 
 /// Records what a GPU has done, once its times are known.
-pub fn device_span(stage: Stage, ordinal: i32, lane: usize, begin: u64, end: u64, bytes: u64) {
-    record(&Entry { stage, track: Track::Lane { ordinal, lane }, begin, end, bytes, detail: None });
+pub fn device_span(stage: Stage, ordinal: i32, copy_stream: usize, begin: u64, end: u64, bytes: u64) {
+    record(&Entry { stage, track: Track::CopyStream { ordinal, copy_stream }, begin, end, bytes, detail: None });
 }
 
 fn record(entry: &Entry) {

@@ -22,7 +22,7 @@ use drop_cache::DropCacheReader;
 use mmap::MmapReader;
 use pread::PreadReader;
 use recorded::Recorded;
-use ring::Kernel;
+use ring::RingKernel;
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ use uring::{Rings, UringReader};
 /// Gaps up to this long are read rather than skipped: about what a system call costs in bytes copied.
 pub const GAP_BYTES: u64 = 16 << 10;
 /// From this size on, a host destination is read into directly; below it, one read serves many tensors.
-pub const DIRECT_BYTES: u64 = 128 << 10;
+pub const IN_PLACE_BYTES: u64 = 128 << 10;
 
 /// Reads ranges of one file. Every reader keeps to the same contract:
 ///
@@ -60,7 +60,7 @@ pub trait Reader: Send + Sync {
     ///
     /// # Errors
     /// `io`, naming the file and the byte.
-    fn fill(&self, reads: &[Read], buffer: Buffer<'_>) -> Result<()> {
+    fn fill(&self, reads: &[Read], buffer: SlotBuffer<'_>) -> Result<()> {
         for read in reads {
             let outside = || Error::new(Kind::Internal, format!("{read:?} does not fit its slot"));
             let end = read.slot_begin.saturating_add(read.length);
@@ -71,7 +71,7 @@ pub trait Reader: Send + Sync {
 }
 
 /// Memory that a reader fills.
-pub struct Buffer<'a> {
+pub struct SlotBuffer<'a> {
     /// Names the memory for as long as the process lives, so that a reader may make it known to the kernel once.
     pub id: u64,
     /// The memory itself, which begins at a page.
@@ -114,7 +114,7 @@ impl fmt::Display for ReaderKind {
 
 /// Where the bytes of a load go, as far as a reader cares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
+pub enum MemoryKind {
     /// New tensors on the CPU, which may be views of a mapping.
     NewHostMemory,
     /// Memory of the host that exists already, so that bytes have to be moved.
@@ -125,17 +125,17 @@ pub enum Target {
 
 /// What moves the bytes of a file, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Chosen {
+pub struct ChosenReader {
     /// The reader.
     pub kind: ReaderKind,
     /// The reason, for people.
     pub why: Cow<'static, str>,
 }
 
-impl Chosen {
+impl ChosenReader {
     /// A reader and the reason for it.
-    pub fn new(kind: ReaderKind, why: impl Into<Cow<'static, str>>) -> Chosen {
-        Chosen { kind, why: why.into() }
+    pub fn new(kind: ReaderKind, why: impl Into<Cow<'static, str>>) -> ChosenReader {
+        ChosenReader { kind, why: why.into() }
     }
 
     /// Tells the log, and profiles.
@@ -149,41 +149,42 @@ impl Chosen {
 ///
 /// # Errors
 /// `io` when the file system cannot be asked what it is.
-pub fn choose(options: &Options, source: &Source, target: Target) -> Result<Chosen> {
-    let asked_for = |kind| Ok(Chosen::new(kind, "asked for"));
+pub fn choose(options: &Options, source: &Source, memory_kind: MemoryKind) -> Result<ChosenReader> {
+    let asked_for = |kind| Ok(ChosenReader::new(kind, "asked for"));
     match options.reader {
         ReaderChoice::Mmap if options.drop_cache => {
-            Ok(Chosen::new(ReaderKind::Pread, "what is mapped cannot be dropped from the page cache"))
+            Ok(ChosenReader::new(ReaderKind::Pread, "what is mapped cannot be dropped from the page cache"))
         }
         ReaderChoice::Mmap => asked_for(ReaderKind::Mmap),
         ReaderChoice::Pread => asked_for(ReaderKind::Pread),
         ReaderChoice::Uring => asked_for(ReaderKind::Uring),
-        ReaderChoice::Auto => Ok(choose_by(FileSystem::of(&source.file, &source.path)?, options, target)),
+        ReaderChoice::Auto => Ok(choose_by(FileSystem::of(&source.file, &source.path)?, options, memory_kind)),
         // Only what no device reads by itself is asked for here.
         ReaderChoice::Gds => {
-            let Chosen { kind, why } = choose_by(FileSystem::of(&source.file, &source.path)?, options, target);
-            Ok(Chosen::new(kind, format!("gds is not to be had; {why}")))
+            let ChosenReader { kind, why } =
+                choose_by(FileSystem::of(&source.file, &source.path)?, options, memory_kind);
+            Ok(ChosenReader::new(kind, format!("gds is not to be had; {why}")))
         }
     }
 }
 
-fn choose_by(file_system: FileSystem, options: &Options, target: Target) -> Chosen {
-    match (target, file_system) {
-        (Target::NewHostMemory, FileSystem::Remote(name)) => Chosen::new(
+fn choose_by(file_system: FileSystem, options: &Options, memory_kind: MemoryKind) -> ChosenReader {
+    match (memory_kind, file_system) {
+        (MemoryKind::NewHostMemory, FileSystem::Remote(name)) => ChosenReader::new(
             ReaderKind::Pread,
             format!("it is on {name}, and a page fault on a network or FUSE file system can hang or kill the process"),
         ),
-        (Target::NewHostMemory, _) if !options.drop_cache => {
-            Chosen::new(ReaderKind::Mmap, "tensors on the CPU need no copy of a local file")
+        (MemoryKind::NewHostMemory, _) if !options.drop_cache => {
+            ChosenReader::new(ReaderKind::Mmap, "tensors on the CPU need no copy of a local file")
         }
         (_, FileSystem::Remote(name)) => {
-            Chosen::new(ReaderKind::Pread, format!("it is on {name}, whose own cache and read-ahead know best"))
+            ChosenReader::new(ReaderKind::Pread, format!("it is on {name}, whose own cache and read-ahead know best"))
         }
         (_, FileSystem::Memory(name)) => {
-            Chosen::new(ReaderKind::Pread, format!("it is on {name}, in memory already, from where it is copied"))
+            ChosenReader::new(ReaderKind::Pread, format!("it is on {name}, in memory already, from where it is copied"))
         }
         (_, FileSystem::Local) => {
-            Chosen::new(ReaderKind::Auto, "pread for what the page cache holds, uring for what it does not")
+            ChosenReader::new(ReaderKind::Auto, "pread for what the page cache holds, uring for what it does not")
         }
     }
 }
@@ -192,31 +193,31 @@ fn choose_by(file_system: FileSystem, options: &Options, target: Target) -> Chos
 pub struct Opened {
     /// Reads.
     pub reader: Arc<dyn Reader>,
-    chosen: Chosen,
+    chosen: ChosenReader,
 }
 
 impl Opened {
     /// What moves the bytes and why, also where it is not what was meant to.
-    pub fn chosen(&self) -> Chosen {
+    pub fn chosen(&self) -> ChosenReader {
         self.reader.refusal().map_or_else(|| self.chosen.clone(), refused)
     }
 }
 
-fn refused(why: impl fmt::Display) -> Chosen {
-    Chosen::new(ReaderKind::Pread, format!("uring is not to be had: {why}"))
+fn refused(why: impl fmt::Display) -> ChosenReader {
+    ChosenReader::new(ReaderKind::Pread, format!("uring is not to be had: {why}"))
 }
 
-/// Opens the reader of a file that moves bytes to `target`.
+/// Opens the reader of a file that moves bytes to `memory_kind`.
 ///
 /// # Errors
 /// `io` where the file cannot be mapped or asked about.
-pub fn open<K: Kernel + 'static>(
+pub fn open<K: RingKernel + 'static>(
     options: &Options,
     source: &Arc<Source>,
-    target: Target,
+    memory_kind: MemoryKind,
     rings: &Arc<Rings<K>>,
 ) -> Result<Opened> {
-    let mut chosen = choose(options, source, target)?;
+    let mut chosen = choose(options, source, memory_kind)?;
     let buffered = match (chosen.kind, options.drop_cache) {
         (ReaderKind::Mmap, _) => shared(MmapReader::open(source)?),
         (_, true) => shared(DropCacheReader::new(PreadReader::new(Arc::clone(source)), source)),

@@ -23,29 +23,29 @@ use crate::options::Options;
 use crate::os::sigint::Watch;
 use crate::os::threads;
 use crate::profile::{self, Stage};
-use crate::save::atomic_file::{ALIGNMENT, Sink};
-use crate::save::memory::Origin;
+use crate::save::atomic_file::{ALIGNMENT, OutputFile};
+use crate::save::memory::SourceMemory;
 use crate::staging::pool;
 use crate::staging::{PAGE_BYTES, Request, Slot};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// While others hold all staging, how long until a waiting worker looks whether it should go on waiting.
-const PATIENCE: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A device that tensors of a file lie on, and the stream of the caller on which they are ready.
-pub struct Place {
+pub struct DeviceStream {
     /// The device.
-    pub origin: Arc<dyn Origin>,
+    pub memory: Arc<dyn SourceMemory>,
     /// The native handle of the stream; of no meaning on the host.
     pub stream: u64,
 }
 
 /// Bytes of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct Extent {
     /// The position of its device among the places of the save.
-    pub place: usize,
+    pub device: usize,
     /// Where they are.
     pub address: u64,
     /// How many they are.
@@ -55,8 +55,8 @@ pub struct Piece {
 /// Writes one file, from its beginning to its end. Dropped before it has finished, it leaves nothing behind.
 pub struct Save {
     layout: Layout,
-    sink: Sink,
-    places: Vec<Place>,
+    output: OutputFile,
+    streams: Vec<DeviceStream>,
     threads: usize,
     request: Request,
     /// Up to here the file is written, but for what is kept in `rest`.
@@ -71,22 +71,22 @@ impl Save {
     ///
     /// # Errors
     /// `io` where there is not as much room on the disk.
-    pub fn begin(layout: Layout, sink: Sink, places: Vec<Place>, options: &Options) -> Result<Save> {
+    pub fn begin(layout: Layout, output: OutputFile, streams: Vec<DeviceStream>, options: &Options) -> Result<Save> {
         let file_bytes = layout.file_bytes();
         let blocks = file_bytes.checked_next_multiple_of(to_u64(ALIGNMENT));
-        sink.reserve(blocks.ok_or_else(|| Error::new(Kind::InvalidArgument, "the file would be too long"))?)?;
-        let slot_bytes = places.iter().map(|place| place.origin.slot_bytes(options.chunk_bytes)).min();
+        output.reserve(blocks.ok_or_else(|| Error::new(Kind::InvalidArgument, "the file would be too long"))?)?;
+        let slot_bytes = streams.iter().map(|stream| stream.memory.slot_bytes(options.chunk_bytes)).min();
         let slot_bytes = slot_bytes.unwrap_or(options.chunk_bytes);
         let most = usize::try_from(file_bytes).unwrap_or(usize::MAX).checked_next_multiple_of(PAGE_BYTES);
         let bytes = (slot_bytes - slot_bytes % PAGE_BYTES).max(PAGE_BYTES).min(most.unwrap_or(usize::MAX));
-        let node = places.iter().find_map(|place| place.origin.node());
+        let node = streams.iter().find_map(|stream| stream.memory.node());
         let rest = layout.header().to_vec();
         Ok(Save {
             position: to_u64(rest.len()),
             rest,
             layout,
-            sink,
-            places,
+            output,
+            streams,
             threads: options.threads.min((options.staging_bytes / bytes).max(1)),
             request: Request { bytes, node, staging_bytes: options.staging_bytes },
             watch: Watch::begin(),
@@ -106,15 +106,15 @@ impl Save {
     ///
     /// # Errors
     /// `io` with path, tensor and byte; `device`, `out-of-memory`, `interrupted`. The save can only be dropped then.
-    pub unsafe fn append(&mut self, pieces: &[Piece]) -> Result<()> {
-        for place in &self.places {
-            place.origin.begin(place.stream)?;
+    pub unsafe fn append(&mut self, extents: &[Extent]) -> Result<()> {
+        for stream in &self.streams {
+            stream.memory.begin(stream.stream)?;
         }
         let rest = std::mem::take(&mut self.rest);
         let begin = self.position - to_u64(rest.len());
-        let mut ends = Vec::with_capacity(pieces.len());
-        for piece in pieces {
-            self.position = self.position.saturating_add(piece.length);
+        let mut ends = Vec::with_capacity(extents.len());
+        for extent in extents {
+            self.position = self.position.saturating_add(extent.length);
             ends.push(self.position);
         }
         let is_last = self.position == self.layout.file_bytes();
@@ -132,7 +132,7 @@ impl Save {
             // A long header fills several chunks.
             let inherited = rest.chunks(self.request.bytes).nth(index).unwrap_or_default();
             chunk.get_mut(..inherited.len()).ok_or_else(misfit)?.copy_from_slice(inherited);
-            self.gather(chunk, first, pieces, &ends)?;
+            self.gather(chunk, first, extents, &ends)?;
             let whole = if is_last { length.next_multiple_of(ALIGNMENT) } else { length - length % ALIGNMENT };
             if let Some(padding) = beyond.get_mut(..whole.saturating_sub(length)) {
                 padding.fill(0);
@@ -140,7 +140,7 @@ impl Save {
             let (blocks, over) = slot.bytes_mut().split_at_checked(whole).ok_or_else(misfit)?;
             {
                 let _span = profile::span(Stage::Write).bytes(whole);
-                self.sink.write(blocks, first).map_err(|error| self.name_tensor(error))?;
+                self.output.write(blocks, first).map_err(|error| self.name_tensor(error))?;
             }
             if let Some(over) = over.get(..length.saturating_sub(whole)).filter(|over| !over.is_empty()) {
                 *kept.lock().unwrap_or_else(PoisonError::into_inner) = over.to_vec();
@@ -168,32 +168,32 @@ impl Save {
         }
         self.watch.check()?;
         let _span = profile::span(Stage::Flush);
-        self.sink.publish(file_bytes)
+        self.output.publish(file_bytes)
     }
 
     /// Brings to a chunk of the file, which begins at `first`, what the pieces that end at `ends` have for it.
-    fn gather(&self, chunk: &mut [u8], first: u64, pieces: &[Piece], ends: &[u64]) -> Result<()> {
+    fn gather(&self, chunk: &mut [u8], first: u64, extents: &[Extent], ends: &[u64]) -> Result<()> {
         let misfit = || Error::new(Kind::Internal, format!("the pieces do not fit the chunk at byte {first}"));
         let size = |bytes: u64| usize::try_from(bytes).map_err(|_| misfit());
         let last = first + to_u64(chunk.len());
-        let mut fetches: Vec<Vec<Fetch>> = self.places.iter().map(|_| Vec::new()).collect();
+        let mut fetches: Vec<Vec<Fetch>> = self.streams.iter().map(|_| Vec::new()).collect();
         let skipped = ends.partition_point(|&end| end <= first);
-        for (piece, &end) in pieces.iter().zip(ends).skip(skipped) {
-            let begin = end - piece.length;
+        for (extent, &end) in extents.iter().zip(ends).skip(skipped) {
+            let begin = end - extent.length;
             let (from, to) = (begin.max(first), end.min(last));
             if begin >= last {
                 break;
             }
             if from < to {
-                fetches.get_mut(piece.place).ok_or_else(misfit)?.push(Fetch {
-                    address: piece.address + (from - begin),
+                fetches.get_mut(extent.device).ok_or_else(misfit)?.push(Fetch {
+                    address: extent.address + (from - begin),
                     slot_begin: size(from - first)?,
                     length: size(to - from)?,
                 });
             }
         }
-        let used = self.places.iter().zip(&fetches).filter(|(_, fetches)| !fetches.is_empty());
-        used.into_iter().try_for_each(|(place, fetches)| place.origin.fetch(chunk, fetches))
+        let used = self.streams.iter().zip(&fetches).filter(|(_, fetches)| !fetches.is_empty());
+        used.into_iter().try_for_each(|(stream, fetches)| stream.memory.fetch(chunk, fetches))
     }
 
     /// A slot of the process's.
@@ -201,13 +201,13 @@ impl Save {
         let _span = profile::span(Stage::Slot);
         loop {
             if let Some(mut slot) = pool::take(&self.request)? {
-                for place in &self.places {
-                    slot.pin(|bytes| place.origin.pin(bytes));
+                for stream in &self.streams {
+                    slot.pin(|bytes| stream.memory.pin(bytes));
                 }
                 return Ok(slot);
             }
             self.watch.check()?;
-            pool::wait(PATIENCE);
+            pool::wait(POLL_INTERVAL);
         }
     }
 

@@ -25,12 +25,12 @@ pub struct Files {
     /// In the order of the paths; those of a directory in the order of their names.
     pub paths: Vec<PathBuf>,
     /// What index files promise: this name is in that file.
-    pub promises: Vec<Promise>,
+    pub index_entries: Vec<IndexEntry>,
 }
 
 /// One entry of an index file.
 #[derive(Debug)]
-pub struct Promise {
+pub struct IndexEntry {
     /// The name of a tensor.
     pub name: String,
     /// The position in [`Files::paths`] of the file that holds it.
@@ -138,7 +138,7 @@ impl Files {
         for (file, names) in shards {
             let path = directory.join(file);
             let position = self.paths.len();
-            self.promises.extend(names.into_iter().map(|name| Promise {
+            self.index_entries.extend(names.into_iter().map(|name| IndexEntry {
                 name: name.to_owned(),
                 file: position,
                 index: index.to_path_buf(),

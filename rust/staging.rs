@@ -13,7 +13,7 @@ pub mod pool;
 
 use crate::device::Device;
 use crate::error::Result;
-use crate::plan::Placement;
+use crate::plan::SlotCopy;
 use crate::profile::{self, Stage};
 pub use pool::{Block, PAGE_BYTES, Request, Slot};
 use std::collections::VecDeque;
@@ -21,11 +21,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// While other loads hold all memory, how long until a waiting one looks whether it should go on waiting.
-const PATIENCE: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The slots of one load and the copies that run from them to `device`.
 pub struct Staging<D: Device> {
-    state: Mutex<State<D::Ticket>>,
+    state: Mutex<State<D::CopyEvent>>,
     changed: Condvar,
     request: Request,
     slot_count_max: usize,
@@ -64,11 +64,11 @@ impl<D: Device> Staging<D> {
             if let Some(slot) = state.free.pop() {
                 return Ok(slot);
             }
-            let oldest_has_ended = match state.copying.front() {
-                Some((_, ticket)) => self.device.has_ended(ticket)?,
+            let is_oldest_done = match state.copying.front() {
+                Some((_, copy)) => self.device.is_done(copy)?,
                 None => false,
             };
-            if !oldest_has_ended && state.slot_count < self.slot_count_max {
+            if !is_oldest_done && state.slot_count < self.slot_count_max {
                 state.slot_count += 1;
                 drop(state);
                 match self.take() {
@@ -80,16 +80,16 @@ impl<D: Device> Staging<D> {
                     }
                 }
             }
-            if let Some((slot, ticket)) = state.copying.pop_front() {
+            if let Some((slot, copy)) = state.copying.pop_front() {
                 drop(state);
-                return self.device.wait(ticket).map(|()| slot).inspect_err(|_| self.lose());
+                return self.device.wait(copy).map(|()| slot).inspect_err(|_| self.forget_slot());
             }
             state = if state.slot_count > 0 {
                 // Every slot is being read into by another worker.
-                self.changed.wait_timeout(state, PATIENCE).map_or_else(|e| e.into_inner().0, |(state, _)| state)
+                self.changed.wait_timeout(state, POLL_INTERVAL).map_or_else(|e| e.into_inner().0, |(state, _)| state)
             } else {
                 drop(state);
-                pool::wait(PATIENCE);
+                pool::wait(POLL_INTERVAL);
                 self.lock()
             };
             go_on()?;
@@ -115,10 +115,10 @@ impl<D: Device> Staging<D> {
     ///
     /// # Errors
     /// That of the device; the slot is free then.
-    pub fn submit(&self, mut slot: Slot, bytes: usize, placements: &[Placement]) -> Result<()> {
-        match self.device.copy(slot.bytes_mut(), bytes, placements) {
-            Ok(ticket) => {
-                self.lock().copying.push_back((slot, ticket));
+    pub fn submit(&self, mut slot: Slot, bytes: usize, copies: &[SlotCopy]) -> Result<()> {
+        match self.device.copy(slot.bytes_mut(), bytes, copies) {
+            Ok(copy) => {
+                self.lock().copying.push_back((slot, copy));
                 self.changed.notify_one();
                 Ok(())
             }
@@ -135,20 +135,20 @@ impl<D: Device> Staging<D> {
     /// The first of a copy that failed.
     pub fn drain(&self) -> Result<()> {
         let mut result = Ok(());
-        while let Some((slot, ticket)) = { self.lock().copying.pop_front() } {
-            result = result.and(self.device.wait(ticket));
+        while let Some((slot, copy)) = { self.lock().copying.pop_front() } {
+            result = result.and(self.device.wait(copy));
             self.release(slot);
         }
         result
     }
 
     /// A slot has gone back to the process's pool.
-    fn lose(&self) {
+    fn forget_slot(&self) {
         self.lock().slot_count -= 1;
         self.changed.notify_one();
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<D::Ticket>> {
+    fn lock(&self) -> MutexGuard<'_, State<D::CopyEvent>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

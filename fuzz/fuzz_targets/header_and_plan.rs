@@ -3,7 +3,7 @@
 //! `make fuzz`, or `cargo fuzz run header_and_plan` with a nightly compiler.
 #![no_main]
 
-use fst::checkpoint::region::{Span, Wanted};
+use fst::checkpoint::region::{IndexRange, TensorRegion};
 use fst::format::header::Header;
 use fst::plan::{Chunk, Destination, Limits, plan};
 use libfuzzer_sys::fuzz_target;
@@ -18,13 +18,13 @@ fuzz_target!(|json: &[u8]| {
     let mut wanted = Vec::new();
     for entry in header.entries() {
         assert_eq!(header.find(entry.name), Some(entry));
-        wanted.extend(Wanted::whole(0, entry));
+        wanted.extend(TensorRegion::whole(0, entry));
         for dim in 0..entry.shape.len() as i64 {
-            wanted.extend(Wanted::slice(0, entry, dim, 1, 1));
+            wanted.extend(TensorRegion::slice(0, entry, dim, 1, 1));
         }
-        let spans: Vec<Span> =
-            entry.shape.iter().map(|size| Span { start: 0, length: size.div_ceil(2), step: 2 }).collect();
-        wanted.extend(Wanted::part(0, entry, &spans));
+        let spans: Vec<IndexRange> =
+            entry.shape.iter().map(|size| IndexRange { start: 0, length: size.div_ceil(2), step: 2 }).collect();
+        wanted.extend(TensorRegion::indexed(0, entry, &spans));
     }
     let mut address = 0;
     let destinations: Vec<_> = wanted
@@ -33,29 +33,28 @@ fuzz_target!(|json: &[u8]| {
         .map(|(index, tensor)| {
             let begin = address;
             address += tensor.bytes();
-            Destination { wanted: index, begin: 0, end: tensor.bytes(), address: begin, cast: None }
+            Destination { tensor: index, begin: 0, end: tensor.bytes(), address: begin, cast: None }
         })
         .collect();
-    for (direct_bytes, alignment) in [(None, 1), (Some(8), 1), (None, 8)] {
-        let limits = Limits { chunk_bytes: 16, gap_bytes: 8, direct_bytes, alignment, placements_max: 3 };
+    for (in_place_bytes, alignment) in [(None, 1), (Some(8), 1), (None, 8)] {
+        let limits = Limits { chunk_bytes: 16, gap_bytes: 8, in_place_bytes, alignment, copies_max: 3 };
         let mut written = 0;
         for chunk in plan(&wanted, &destinations, &limits).expect("every destination is inside its tensor") {
             match chunk {
-                Chunk::Direct { offset, length, .. } => {
+                Chunk::InPlace { offset, length, .. } => {
                     assert!(offset >= data_begin && offset + length as u64 <= file_bytes);
                     written += length;
                 }
-                Chunk::Staged { bytes, reads, placements, .. } => {
-                    assert!(bytes <= 16 && placements.len() <= 3);
+                Chunk::Staged { bytes, reads, copies, .. } => {
+                    assert!(bytes <= 16 && copies.len() <= 3);
                     for read in reads {
                         assert!(read.offset >= data_begin && read.offset + read.length as u64 <= file_bytes);
                         assert!(read.slot_begin + read.length <= bytes);
                     }
-                    for placement in placements {
-                        let end =
-                            placement.slot_begin + (placement.rows - 1) * placement.slot_stride + placement.row_bytes;
+                    for copy in copies {
+                        let end = copy.slot_begin + (copy.rows - 1) * copy.slot_stride + copy.row_bytes;
                         assert!(end <= bytes);
-                        written += placement.rows * placement.row_bytes;
+                        written += copy.rows * copy.row_bytes;
                     }
                 }
             }

@@ -4,14 +4,14 @@ use super::ffi;
 use super::guard::{guard, start_log};
 use super::selection::{Selection, signed};
 use crate::checkpoint;
-use crate::checkpoint::selection::{self, Boxes, Slices};
+use crate::checkpoint::selection::{self, IndexRegions, Slices};
 use crate::device::cuda::Cuda;
 use crate::device::host::Host;
 use crate::error::Result;
 use crate::load::transfer::Transfer;
 use crate::load::views::Mappings;
 use crate::options::Options;
-use crate::reader::{self, Chosen, ReaderKind, Target};
+use crate::reader::{self, ChosenReader, MemoryKind, ReaderKind};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ pub(super) fn open(paths: &[String]) -> Result<Box<Checkpoint>> {
 pub(super) fn open_with_headers(paths: &[String], headers: &[u8]) -> Result<Box<Checkpoint>> {
     guard(|| {
         start_log()?;
-        let files = Arc::new(checkpoint::Checkpoint::join(paths, headers)?);
+        let files = Arc::new(checkpoint::Checkpoint::open_with_headers(paths, headers)?);
         Ok(Box::new(Checkpoint { files, mappings: Arc::default() }))
     })
 }
@@ -48,7 +48,7 @@ impl Checkpoint {
     }
 
     pub(super) fn export_headers(&self) -> Result<Vec<u8>> {
-        guard(|| self.files.share())
+        guard(|| self.files.export_headers())
     }
 
     pub(super) fn tensor_names(&self) -> Vec<String> {
@@ -107,7 +107,7 @@ impl Checkpoint {
         lengths: &[i64],
         steps: &[i64],
     ) -> Result<Box<Selection>> {
-        self.select(|files| selection::Selection::boxes(files, names, Boxes { starts, lengths, steps }))
+        self.select(|files| selection::Selection::index_regions(files, names, IndexRegions { starts, lengths, steps }))
     }
 
     pub(super) fn select(
@@ -122,7 +122,7 @@ impl Checkpoint {
         guard(|| {
             let options = Options::from_env()?;
             let mut names = Vec::new();
-            let mut add = |chosen: Chosen| {
+            let mut add = |chosen: ChosenReader| {
                 let name = chosen.kind.to_string();
                 if !names.contains(&name) {
                     names.push(name);
@@ -132,7 +132,7 @@ impl Checkpoint {
             if ordinal < 0 {
                 let transfer = Transfer::open(&self.files, Arc::default(), Arc::new(Host), options.clone())?;
                 for (source, moved) in self.files.sources().zip(transfer.readers()) {
-                    let chosen = reader::choose(&options, source, Target::NewHostMemory)?;
+                    let chosen = reader::choose(&options, source, MemoryKind::NewHostMemory)?;
                     add(if chosen.kind == ReaderKind::Mmap { chosen } else { moved });
                 }
             } else {

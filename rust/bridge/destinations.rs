@@ -1,7 +1,7 @@
 //! The addresses that C++ gives, as destinations of a plan.
 
 use super::ffi;
-use crate::checkpoint::region::Wanted;
+use crate::checkpoint::region::TensorRegion;
 use crate::convert::cast::Cast;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
@@ -12,14 +12,17 @@ pub(super) fn cast(from: i8, to: i8) -> Option<Cast> {
     Cast::new(Dtype::from_scalar_type(from)?, Dtype::from_scalar_type(to)?)
 }
 
-pub(super) fn decode_destinations(wanted: &[Wanted], destinations: &[ffi::Destination]) -> Result<Vec<Destination>> {
+pub(super) fn decode_destinations(
+    regions: &[TensorRegion],
+    destinations: &[ffi::Destination],
+) -> Result<Vec<Destination>> {
     let destination = |destination: &ffi::Destination| {
         let wrong = || Error::new(Kind::Internal, "a piece of no wanted tensor or dtype");
-        let from = wanted.get(destination.tensor).ok_or_else(wrong)?.dtype;
+        let from = regions.get(destination.tensor).ok_or_else(wrong)?.dtype;
         let to = Dtype::from_scalar_type(destination.scalar_type).ok_or_else(wrong)?;
         let cast = if from == to { None } else { Some(Cast::new(from, to).ok_or_else(wrong)?) };
         let ffi::Destination { tensor, begin, end, address, .. } = *destination;
-        Ok(Destination { wanted: tensor, begin, end, address, cast })
+        Ok(Destination { tensor, begin, end, address, cast })
     };
     destinations.iter().map(destination).collect()
 }

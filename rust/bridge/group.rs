@@ -4,10 +4,10 @@ use super::checkpoint::Checkpoint;
 use super::ffi;
 use super::guard::guard;
 use super::selection::{Recording, Selection, spec};
-use crate::checkpoint::region::Wanted;
+use crate::checkpoint::region::TensorRegion;
 use crate::checkpoint::selection;
 use crate::error::{Error, Kind, Result};
-use crate::group::{Collective, Group, Piece, Request, Strategy, Want};
+use crate::group::{Collective, Group, GroupRequest, ShardRange, ShardRequest, Strategy};
 use crate::load::views::Mappings;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -25,8 +25,8 @@ pub(super) struct RankPlan {
     mappings: Arc<Mappings>,
     rank: usize,
     /// All shares that it reads something of, whoever they belong to.
-    wanted: Arc<[Wanted]>,
-    places: HashMap<(usize, usize), usize>,
+    regions: Arc<[TensorRegion]>,
+    plan_indices: HashMap<(usize, usize), usize>,
 }
 
 pub(super) fn plan_group(
@@ -49,9 +49,12 @@ pub(super) fn plan_group(
             .map_err(|_| refused(format!("window_bytes is {window_bytes}; it cannot be negative")))?;
         let files = checkpoint.files();
         let list = |&list: &i64| usize::try_from(list).unwrap_or(usize::MAX);
-        let request = Request {
-            wants: requests.iter().map(|requests| Want::decode(&requests.numbers, files)).collect::<Result<_>>()?,
-            wants_of: requests_of.iter().map(list).collect(),
+        let request = GroupRequest {
+            requests: requests
+                .iter()
+                .map(|requests| ShardRequest::decode(&requests.numbers, files))
+                .collect::<Result<_>>()?,
+            list_of_rank: requests_of.iter().map(list).collect(),
             caches: caches.iter().map(|&cache| u64::try_from(cache).ok()).collect(),
             strategy,
             window_bytes,
@@ -110,70 +113,70 @@ impl GroupPlan {
 pub(super) fn plan_rank(plan: &GroupPlan, rank: usize) -> Result<Box<RankPlan>> {
     guard(|| {
         let group = &plan.group;
-        let (mut wanted, mut places) = (Vec::new(), HashMap::new());
+        let (mut regions, mut plan_indices) = (Vec::new(), HashMap::new());
         for window in 0..group.windows() {
             let outgoing = group.outgoing(rank, window);
-            for piece in outgoing.kept.iter().chain(outgoing.sent.iter().map(|(piece, _)| piece)) {
-                if let Entry::Vacant(place) = places.entry((piece.rank, piece.item)) {
-                    place.insert(wanted.len());
-                    wanted.push(group.wanted(piece.rank, piece.item)?);
+            for shard_range in outgoing.local.iter().chain(outgoing.sends.iter().map(|(shard_range, _)| shard_range)) {
+                if let Entry::Vacant(plan_index) = plan_indices.entry((shard_range.rank, shard_range.item)) {
+                    plan_index.insert(regions.len());
+                    regions.push(group.region_of(shard_range.rank, shard_range.item)?);
                 }
             }
         }
         let (group, mappings) = (Arc::clone(group), Arc::clone(&plan.mappings));
-        Ok(Box::new(RankPlan { group, mappings, rank, wanted: wanted.into(), places }))
+        Ok(Box::new(RankPlan { group, mappings, rank, regions: regions.into(), plan_indices }))
     })
 }
 
 impl RankPlan {
     pub(super) fn selection(&self) -> Box<Selection> {
-        let chosen = selection::Selection::planned(self.group.checkpoint(), Arc::clone(&self.wanted));
+        let chosen = selection::Selection::from_regions(self.group.checkpoint(), Arc::clone(&self.regions));
         Box::new(Selection::new(chosen, Arc::clone(&self.mappings)))
     }
 
     /// The rank's own shares, in the order of its wants.
     pub(super) fn shards(&self) -> Result<Vec<ffi::Spec>> {
         guard(|| {
-            let items = 0..self.group.wants(self.rank).len();
-            items.map(|item| spec(&self.group.wanted(self.rank, item)?)).collect()
+            let items = 0..self.group.requests(self.rank).len();
+            items.map(|item| spec(&self.group.region_of(self.rank, item)?)).collect()
         })
     }
 
     pub(super) fn local_ranges(&self, window: usize) -> Result<Vec<ffi::LocalRange>> {
         guard(|| {
-            let kept = |piece: Piece| {
-                let Piece { item, begin, end, .. } = piece;
-                Ok(ffi::LocalRange { tensor: self.place(&piece)?, item, begin, end })
+            let local = |shard_range: ShardRange| {
+                let ShardRange { item, begin, end, .. } = shard_range;
+                Ok(ffi::LocalRange { tensor: self.plan_index(&shard_range)?, item, begin, end })
             };
-            self.group.outgoing(self.rank, window).kept.into_iter().map(kept).collect()
+            self.group.outgoing(self.rank, window).local.into_iter().map(local).collect()
         })
     }
 
     pub(super) fn send_ranges(&self, window: usize) -> Result<Vec<ffi::SendRange>> {
         guard(|| {
-            let sent = |(piece, offset): (Piece, u64)| {
-                let Piece { begin, end, .. } = piece;
-                Ok(ffi::SendRange { tensor: self.place(&piece)?, begin, end, offset })
+            let sends = |(shard_range, offset): (ShardRange, u64)| {
+                let ShardRange { begin, end, .. } = shard_range;
+                Ok(ffi::SendRange { tensor: self.plan_index(&shard_range)?, begin, end, offset })
             };
-            self.group.outgoing(self.rank, window).sent.into_iter().map(sent).collect()
+            self.group.outgoing(self.rank, window).sends.into_iter().map(sends).collect()
         })
     }
 
     pub(super) fn receive_ranges(&self, window: usize) -> Vec<ffi::ReceiveRange> {
-        let arrived = |(piece, offset): (Piece, u64)| {
-            let Piece { item, begin, end, .. } = piece;
+        let arrived = |(shard_range, offset): (ShardRange, u64)| {
+            let ShardRange { item, begin, end, .. } = shard_range;
             ffi::ReceiveRange { item, begin, end, offset }
         };
-        self.group.incoming(self.rank, window).pieces.into_iter().map(arrived).collect()
+        self.group.incoming(self.rank, window).shard_ranges.into_iter().map(arrived).collect()
     }
 
     pub(super) fn record(&self, bytes: u64, device: &str) -> Box<Recording> {
         self.selection().record_bytes(bytes, device)
     }
 
-    fn place(&self, piece: &Piece) -> Result<usize> {
-        let missing = || Error::new(Kind::Internal, format!("{piece:?} is not in the selection"));
-        self.places.get(&(piece.rank, piece.item)).copied().ok_or_else(missing)
+    fn plan_index(&self, shard_range: &ShardRange) -> Result<usize> {
+        let missing = || Error::new(Kind::Internal, format!("{shard_range:?} is not in the selection"));
+        self.plan_indices.get(&(shard_range.rank, shard_range.item)).copied().ok_or_else(missing)
     }
 }
 

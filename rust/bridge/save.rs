@@ -7,9 +7,9 @@ use crate::error::Result;
 use crate::format::layout::Layout;
 use crate::options::Options;
 use crate::profile::{self, Span, Stage};
-use crate::save::atomic_file::Sink;
+use crate::save::atomic_file::OutputFile;
 use crate::save::kernel::Linux;
-use crate::save::{Piece, Save};
+use crate::save::{Extent, Save};
 use serde_json::json;
 use std::path::Path;
 
@@ -36,8 +36,8 @@ pub(super) fn begin_save(
         let detail = || json!({ "paths": [path.to_string_lossy()], "tensors": layout.order().len() }).into();
         let span = profile::span(Stage::Save).bytes(layout.file_bytes()).detail(detail);
         let streams = streams.iter().map(device_stream).collect::<Result<_>>()?;
-        let sink = Sink::create(path, Box::new(Linux))?;
-        let save = Save::begin(layout, sink, streams, &Options::from_env()?)?;
+        let output = OutputFile::create(path, Box::new(Linux))?;
+        let save = Save::begin(layout, output, streams, &Options::from_env()?)?;
         Ok(Box::new(AnySave { save, _span: span }))
     })
 }
@@ -53,13 +53,13 @@ impl AnySave {
     /// # Safety
     /// That of [`Save::append`].
     pub(super) unsafe fn append(&mut self, extents: &[ffi::Extent]) -> Result<()> {
-        let piece = |extent: &ffi::Extent| {
+        let decode = |extent: &ffi::Extent| {
             let ffi::Extent { device, address, bytes } = *extent;
-            Piece { place: device, address, length: bytes }
+            Extent { device, address, length: bytes }
         };
-        let pieces: Vec<Piece> = extents.iter().map(piece).collect();
+        let extents: Vec<Extent> = extents.iter().map(decode).collect();
         // SAFETY: the caller's promise is the same.
-        guard(|| unsafe { self.save.append(&pieces) })
+        guard(|| unsafe { self.save.append(&extents) })
     }
 }
 

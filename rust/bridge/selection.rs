@@ -4,7 +4,7 @@ use super::ffi;
 use super::guard::guard;
 use super::stream::{AnyStream, StreamTo};
 use super::transfer::{AnyTransfer, To};
-use crate::checkpoint::region::Wanted;
+use crate::checkpoint::region::TensorRegion;
 use crate::checkpoint::selection;
 use crate::device::Device;
 use crate::device::cuda::Cuda;
@@ -47,7 +47,7 @@ impl Selection {
     pub(super) fn record(&self, device: &str) -> Box<Recording> {
         // The device "meta" gets shapes and dtypes alone.
         let is_counted = profile::is_on() && device != "meta";
-        let bytes = if is_counted { self.chosen.wanted().iter().map(Wanted::bytes).sum() } else { 0 };
+        let bytes = if is_counted { self.chosen.regions().iter().map(TensorRegion::bytes).sum() } else { 0 };
         self.record_bytes(bytes, device)
     }
 
@@ -55,7 +55,7 @@ impl Selection {
         let detail = || {
             let sources = self.chosen.checkpoint().sources();
             let paths: Vec<_> = sources.map(|source| source.path.to_string_lossy()).collect();
-            json!({ "paths": paths, "device": device, "tensors": self.chosen.wanted().len() }).into()
+            json!({ "paths": paths, "device": device, "tensors": self.chosen.regions().len() }).into()
         };
         Box::new(Recording { _span: profile::span(Stage::Load).bytes(bytes).detail(detail) })
     }
@@ -65,16 +65,16 @@ impl Selection {
     }
 
     pub(super) fn specs(&self) -> Result<Vec<ffi::Spec>> {
-        guard(|| self.chosen.wanted().iter().map(spec).collect())
+        guard(|| self.chosen.regions().iter().map(spec).collect())
     }
 
     /// Maps the files of tensors that need no copy on the CPU, if they are wanted with these dtypes.
     pub(super) fn views(&self, scalar_types: &[i8]) -> Result<Box<Views>> {
         guard(|| {
             let dtypes: Vec<_> = scalar_types.iter().map(|&value| Dtype::from_scalar_type(value)).collect();
-            let (checkpoint, wanted) = (self.chosen.checkpoint(), self.chosen.wanted());
+            let (checkpoint, regions) = (self.chosen.checkpoint(), self.chosen.regions());
             let options = Options::from_env()?;
-            let views = views::Views::open(checkpoint, &self.mappings, wanted, &dtypes, &options)?;
+            let views = views::Views::open(checkpoint, &self.mappings, regions, &dtypes, &options)?;
             Ok(Box::new(Views(views)))
         })
     }
@@ -92,9 +92,9 @@ impl Selection {
         device: D,
         to: impl FnOnce(Transfer<D>) -> To,
     ) -> Result<Box<AnyTransfer>> {
-        let (checkpoint, wanted) = (self.chosen.checkpoint(), Arc::clone(self.chosen.wanted()));
-        let transfer = Transfer::open(checkpoint, Arc::clone(&wanted), Arc::new(device), Options::from_env()?)?;
-        Ok(Box::new(AnyTransfer::new(to(transfer), wanted)))
+        let (checkpoint, regions) = (self.chosen.checkpoint(), Arc::clone(self.chosen.regions()));
+        let transfer = Transfer::open(checkpoint, Arc::clone(&regions), Arc::new(device), Options::from_env()?)?;
+        Ok(Box::new(AnyTransfer::new(to(transfer), regions)))
     }
 
     pub(super) fn stream_to_host(&self, order: ffi::Order) -> Result<Box<AnyStream>> {
@@ -112,20 +112,20 @@ impl Selection {
         to: impl FnOnce(Stream<D>) -> StreamTo,
     ) -> Result<Box<AnyStream>> {
         let order = if order == ffi::Order::Ready { Order::Ready } else { Order::Submitted };
-        let (checkpoint, wanted) = (self.chosen.checkpoint(), Arc::clone(self.chosen.wanted()));
+        let (checkpoint, regions) = (self.chosen.checkpoint(), Arc::clone(self.chosen.regions()));
         let options = Options::from_env()?;
-        let stream = Stream::open(checkpoint, Arc::clone(&wanted), Arc::new(device), options, order)?;
-        Ok(Box::new(AnyStream::new(to(stream), wanted)))
+        let stream = Stream::open(checkpoint, Arc::clone(&regions), Arc::new(device), options, order)?;
+        Ok(Box::new(AnyStream::new(to(stream), regions)))
     }
 }
 
-pub(super) fn spec(wanted: &Wanted) -> Result<ffi::Spec> {
+pub(super) fn spec(region: &TensorRegion) -> Result<ffi::Spec> {
     Ok(ffi::Spec {
-        name: wanted.name.to_string(),
-        scalar_type: wanted.dtype.scalar_type().ok_or_else(|| Error::new(Kind::Internal, "no scalar type"))?,
-        is_castable: wanted.dtype.is_castable(),
-        shape: signed(&wanted.shape)?,
-        bytes: wanted.bytes(),
+        name: region.name.to_string(),
+        scalar_type: region.dtype.scalar_type().ok_or_else(|| Error::new(Kind::Internal, "no scalar type"))?,
+        is_castable: region.dtype.is_castable(),
+        shape: signed(&region.shape)?,
+        bytes: region.bytes(),
     })
 }
 

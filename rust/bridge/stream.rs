@@ -3,7 +3,7 @@
 use super::destinations::{cast, decode_destinations, scratch_bytes};
 use super::ffi;
 use super::guard::guard;
-use crate::checkpoint::region::Wanted;
+use crate::checkpoint::region::TensorRegion;
 use crate::device::Scratch;
 use crate::device::cuda::Cuda;
 use crate::device::host::Host;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// A stream to either device, and its next filling.
 pub(super) struct AnyStream {
     to: StreamTo,
-    wanted: Arc<[Wanted]>,
+    regions: Arc<[TensorRegion]>,
     prepared: Option<(Vec<usize>, Batch)>,
 }
 
@@ -25,15 +25,15 @@ pub(super) enum StreamTo {
 }
 
 impl AnyStream {
-    pub(super) fn new(to: StreamTo, wanted: Arc<[Wanted]>) -> AnyStream {
-        AnyStream { to, wanted, prepared: None }
+    pub(super) fn new(to: StreamTo, regions: Arc<[TensorRegion]>) -> AnyStream {
+        AnyStream { to, regions, prepared: None }
     }
 
     /// The caller's current stream is this one from now on.
     pub(super) fn set_stream(&self, stream: u64) -> Result<()> {
         guard(|| match &self.to {
-            StreamTo::Host(to) => to.follow(stream),
-            StreamTo::Cuda(to) => to.follow(stream),
+            StreamTo::Host(to) => to.set_stream(stream),
+            StreamTo::Cuda(to) => to.set_stream(stream),
         })
     }
 
@@ -47,12 +47,12 @@ impl AnyStream {
     /// Plans a filling, and says how much scratch memory it needs.
     pub(super) fn prepare(&mut self, destinations: &[ffi::Destination]) -> Result<u64> {
         guard(|| {
-            let destinations = decode_destinations(&self.wanted, destinations)?;
+            let destinations = decode_destinations(&self.regions, destinations)?;
             let batch = match &self.to {
                 StreamTo::Host(stream) => stream.planner().prepare(&destinations),
                 StreamTo::Cuda(stream) => stream.planner().prepare(&destinations),
             }?;
-            let tensors = destinations.iter().map(|destination| destination.wanted).collect();
+            let tensors = destinations.iter().map(|destination| destination.tensor).collect();
             let (_, batch) = self.prepared.insert((tensors, batch));
             scratch_bytes(batch)
         })

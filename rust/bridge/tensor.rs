@@ -6,8 +6,8 @@ use crate::device::host::Host;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::format::layout::{Metadata, Tensor};
-use crate::save::Place;
-use crate::save::memory::Origin;
+use crate::save::DeviceStream;
+use crate::save::memory::SourceMemory;
 use std::sync::Arc;
 
 pub(super) fn new_tensor(tensor: &ffi::NewTensor) -> Result<Tensor> {
@@ -31,10 +31,10 @@ pub(super) fn metadata_of(metadata: &[ffi::MetadataEntry], has_metadata: bool) -
     has_metadata.then(|| metadata.iter().map(|entry| (entry.key.clone(), entry.value.clone())).collect())
 }
 
-pub(super) fn device_stream(stream: &ffi::DeviceStream) -> Result<Place> {
-    let origin: Arc<dyn Origin> = match stream.ordinal {
+pub(super) fn device_stream(stream: &ffi::DeviceStream) -> Result<DeviceStream> {
+    let memory: Arc<dyn SourceMemory> = match stream.ordinal {
         ..0 => Arc::new(Host),
         ordinal => Arc::new(Cuda::open(ordinal, stream.stream)?),
     };
-    Ok(Place { origin, stream: stream.stream })
+    Ok(DeviceStream { memory, stream: stream.stream })
 }

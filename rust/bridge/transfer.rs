@@ -3,7 +3,7 @@
 use super::destinations::{cast, decode_destinations, scratch_bytes};
 use super::ffi;
 use super::guard::guard;
-use crate::checkpoint::region::Wanted;
+use crate::checkpoint::region::TensorRegion;
 use crate::device::Scratch;
 use crate::device::cuda::Cuda;
 use crate::device::host::Host;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// A transfer to either device, and its next filling.
 pub(super) struct AnyTransfer {
     to: To,
-    wanted: Arc<[Wanted]>,
+    regions: Arc<[TensorRegion]>,
     batch: Option<Batch>,
 }
 
@@ -24,8 +24,8 @@ pub(super) enum To {
 }
 
 impl AnyTransfer {
-    pub(super) fn new(to: To, wanted: Arc<[Wanted]>) -> AnyTransfer {
-        AnyTransfer { to, wanted, batch: None }
+    pub(super) fn new(to: To, regions: Arc<[TensorRegion]>) -> AnyTransfer {
+        AnyTransfer { to, regions, batch: None }
     }
 
     pub(super) fn can_cast(&self, from: i8, to: i8) -> bool {
@@ -38,7 +38,7 @@ impl AnyTransfer {
     /// Plans a filling, and says how much scratch memory it needs.
     pub(super) fn prepare(&mut self, destinations: &[ffi::Destination]) -> Result<u64> {
         guard(|| {
-            let destinations = decode_destinations(&self.wanted, destinations)?;
+            let destinations = decode_destinations(&self.regions, destinations)?;
             let batch = match &self.to {
                 To::Host(transfer) => transfer.planner().prepare(&destinations),
                 To::Cuda(transfer) => transfer.planner().prepare(&destinations),

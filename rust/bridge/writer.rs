@@ -5,9 +5,9 @@ use super::guard::{guard, start_log};
 use super::tensor::{device_stream, metadata_of, new_tensor};
 use crate::error::Result;
 use crate::options::Options;
-use crate::save::atomic_file::Sink;
+use crate::save::atomic_file::OutputFile;
 use crate::save::kernel::Linux;
-use crate::save::memory::Origin;
+use crate::save::memory::SourceMemory;
 use crate::save::writer::Writer;
 use std::collections::btree_map::{BTreeMap, Entry};
 use std::path::{Path, PathBuf};
@@ -17,15 +17,15 @@ use std::sync::Arc;
 pub(super) struct AnyWriter {
     writer: Writer,
     path: PathBuf,
-    origins: BTreeMap<i32, Arc<dyn Origin>>,
+    sources: BTreeMap<i32, Arc<dyn SourceMemory>>,
 }
 
 pub(super) fn begin_writer(path: &str, metadata: &[ffi::MetadataEntry], has_metadata: bool) -> Result<Box<AnyWriter>> {
     guard(|| {
         start_log()?;
-        let sink = Sink::create(Path::new(path), Box::new(Linux))?;
-        let writer = Writer::begin(sink, metadata_of(metadata, has_metadata), &Options::from_env()?)?;
-        Ok(Box::new(AnyWriter { writer, path: path.into(), origins: BTreeMap::new() }))
+        let output = OutputFile::create(Path::new(path), Box::new(Linux))?;
+        let writer = Writer::begin(output, metadata_of(metadata, has_metadata), &Options::from_env()?)?;
+        Ok(Box::new(AnyWriter { writer, path: path.into(), sources: BTreeMap::new() }))
     })
 }
 
@@ -40,12 +40,12 @@ impl AnyWriter {
     /// That of [`Writer::append`].
     pub(super) unsafe fn append(&mut self, stream: &ffi::DeviceStream, address: u64, bytes: u64) -> Result<()> {
         guard(|| {
-            let origin = match self.origins.entry(stream.ordinal) {
+            let source = match self.sources.entry(stream.ordinal) {
                 Entry::Occupied(known) => known.into_mut(),
-                Entry::Vacant(new) => new.insert(device_stream(stream)?.origin),
+                Entry::Vacant(new) => new.insert(device_stream(stream)?.memory),
             };
             // SAFETY: the caller's promise is the same.
-            unsafe { self.writer.append(origin.as_ref(), stream.stream, address, bytes) }
+            unsafe { self.writer.append(source.as_ref(), stream.stream, address, bytes) }
         })
     }
 }

@@ -1,7 +1,7 @@
 //! A tensor or a part of one that a caller wants: its shape, and where its
 //! bytes are.
 //!
-//! A part is a box, a [`Span`] for each dimension. In the file its bytes are
+//! A part is a box, a [`IndexRange`] for each dimension. In the file its bytes are
 //! rows, which repeat once for each outer dimension that the box does not take
 //! whole:
 //!
@@ -18,7 +18,7 @@ use std::ops::Range;
 
 /// The indices of one dimension that are wanted: `start`, `start + step`, and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Span {
+pub struct IndexRange {
     /// The first.
     pub start: u64,
     /// How many there are.
@@ -27,10 +27,10 @@ pub struct Span {
     pub step: u64,
 }
 
-impl Span {
+impl IndexRange {
     /// All indices of a dimension.
-    pub fn whole(size: u64) -> Span {
-        Span { start: 0, length: size, step: 1 }
+    pub fn whole(size: u64) -> IndexRange {
+        IndexRange { start: 0, length: size, step: 1 }
     }
 
     fn fits(&self, size: u64) -> bool {
@@ -42,51 +42,53 @@ impl Span {
 
 /// Rows of bytes in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Region {
+pub struct StridedRange {
     /// The first byte of the first row, from the start of the file.
     pub begin: u64,
     /// Bytes of one row.
     pub row_bytes: u64,
     /// How the row repeats, from the outermost dimension to the innermost; one row does not.
-    pub repeats: Vec<Repeat>,
+    pub strides: Vec<Stride>,
 }
 
 /// What lies inside is there `count` times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Repeat {
+pub struct Stride {
     /// At least two.
     pub count: u64,
     /// Bytes from the start of one to the start of the next.
-    pub stride: u64,
+    pub bytes: u64,
 }
 
-impl Region {
+impl StridedRange {
     /// The rows of a tensor that begins at byte `begin` of a file. Each span lies inside its dimension.
-    pub(crate) fn of(begin: u64, item_bytes: u64, shape: &[u64], spans: &[Span]) -> Region {
-        let mut region = Region { begin, row_bytes: item_bytes, repeats: Vec::new() };
-        if spans.iter().any(|span| span.length == 0) {
-            return Region { row_bytes: 0, ..region };
+    pub(crate) fn of(begin: u64, item_bytes: u64, shape: &[u64], index_ranges: &[IndexRange]) -> StridedRange {
+        let mut range = StridedRange { begin, row_bytes: item_bytes, strides: Vec::new() };
+        if index_ranges.iter().any(|index_range| index_range.length == 0) {
+            return StridedRange { row_bytes: 0, ..range };
         }
         // From the innermost dimension outwards. None of these products is more than the tensor's size, which the
         // header's checks have bounded.
         let mut index_bytes = item_bytes;
-        for (span, size) in spans.iter().zip(shape).rev() {
-            region.begin = region.begin.saturating_add(span.start.saturating_mul(index_bytes));
-            let stride = span.step.saturating_mul(index_bytes);
-            match region.repeats.last_mut() {
-                _ if span.length == 1 => {}
+        for (index_range, size) in index_ranges.iter().zip(shape).rev() {
+            range.begin = range.begin.saturating_add(index_range.start.saturating_mul(index_bytes));
+            let stride = index_range.step.saturating_mul(index_bytes);
+            match range.strides.last_mut() {
+                _ if index_range.length == 1 => {}
                 // Rows that stand one behind the other are one row.
-                None if stride == region.row_bytes => region.row_bytes = region.row_bytes.saturating_mul(span.length),
-                // Rows go on with the same stride.
-                Some(last) if stride == last.count.saturating_mul(last.stride) => {
-                    last.count = last.count.saturating_mul(span.length);
+                None if stride == range.row_bytes => {
+                    range.row_bytes = range.row_bytes.saturating_mul(index_range.length)
                 }
-                _ => region.repeats.push(Repeat { count: span.length, stride }),
+                // Rows go on with the same stride.
+                Some(last) if stride == last.count.saturating_mul(last.bytes) => {
+                    last.count = last.count.saturating_mul(index_range.length);
+                }
+                _ => range.strides.push(Stride { count: index_range.length, bytes: stride }),
             }
             index_bytes = index_bytes.saturating_mul(*size);
         }
-        region.repeats.reverse();
-        region
+        range.strides.reverse();
+        range
     }
 
     /// Bytes of all rows.
@@ -100,21 +102,21 @@ impl Region {
         let mut left = offset.saturating_sub(self.begin);
         let mut inner_bytes = self.bytes();
         let mut before = 0;
-        for repeat in &self.repeats {
-            inner_bytes /= repeat.count;
-            let whole = left / repeat.stride;
-            if whole >= repeat.count {
-                return before + inner_bytes * repeat.count;
+        for stride in &self.strides {
+            inner_bytes /= stride.count;
+            let whole = left / stride.bytes;
+            if whole >= stride.count {
+                return before + inner_bytes * stride.count;
             }
             before += whole * inner_bytes;
-            left -= whole * repeat.stride;
+            left -= whole * stride.bytes;
         }
         before + left.min(self.row_bytes)
     }
 
     /// How many rows there are.
     pub fn rows(&self) -> u64 {
-        self.repeats.iter().fold(1, |rows, repeat| rows.saturating_mul(repeat.count))
+        self.strides.iter().fold(1, |rows, stride| rows.saturating_mul(stride.count))
     }
 
     /// The byte of the file behind the last row.
@@ -124,16 +126,16 @@ impl Region {
 
     /// The first byte of a row, from the start of the file.
     pub fn row_begin(&self, row: u64) -> u64 {
-        let step = |(begin, row): (u64, u64), repeat: &Repeat| {
-            (begin.saturating_add(row % repeat.count * repeat.stride), row / repeat.count)
+        let step = |(begin, row): (u64, u64), stride: &Stride| {
+            (begin.saturating_add(row % stride.count * stride.bytes), row / stride.count)
         };
-        self.repeats.iter().rev().fold((self.begin, row), step).0
+        self.strides.iter().rev().fold((self.begin, row), step).0
     }
 }
 
 /// A tensor, or a part of one, that the caller wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct TensorRegion {
     /// The tensor's name.
     pub name: Box<str>,
     /// Which file of the checkpoint holds it.
@@ -143,26 +145,26 @@ pub struct Wanted {
     /// The shape of the result, in PyTorch's elements.
     pub shape: Vec<u64>,
     /// Where its bytes are.
-    pub region: Region,
+    pub range: StridedRange,
 }
 
-impl Wanted {
+impl TensorRegion {
     /// A whole tensor.
     ///
     /// # Errors
     /// `unsupported-dtype` where PyTorch cannot hold it.
-    pub fn whole(source: usize, entry: Entry<'_>) -> Result<Wanted> {
+    pub fn whole(source: usize, entry: Entry<'_>) -> Result<TensorRegion> {
         let shape = torch_shape(entry)?;
         let row_bytes = entry.end.saturating_sub(entry.begin);
-        let region = Region { begin: entry.begin, row_bytes, repeats: Vec::new() };
-        Ok(Wanted { name: entry.name.into(), source, dtype: entry.dtype, shape, region })
+        let range = StridedRange { begin: entry.begin, row_bytes, strides: Vec::new() };
+        Ok(TensorRegion { name: entry.name.into(), source, dtype: entry.dtype, shape, range })
     }
 
     /// The part of a tensor with indices `start..start + length` of dimension `dim`, which may be negative.
     ///
     /// # Errors
-    /// `invalid-argument` where the slice does not lie inside the tensor, and those of [`Wanted::whole`].
-    pub fn slice(source: usize, entry: Entry<'_>, dim: i64, start: i64, length: i64) -> Result<Wanted> {
+    /// `invalid-argument` where the slice does not lie inside the tensor, and those of [`TensorRegion::whole`].
+    pub fn slice(source: usize, entry: Entry<'_>, dim: i64, start: i64, length: i64) -> Result<TensorRegion> {
         let shape = torch_shape(entry)?;
         let position = position_of(dim, shape.len()).ok_or_else(|| {
             let message =
@@ -170,38 +172,41 @@ impl Wanted {
             outside(entry, message)
         })?;
         let size = shape.get(position).copied().unwrap_or(0);
-        let span = match (u64::try_from(start), u64::try_from(length)) {
-            (Ok(start), Ok(length)) => Some(Span { start, length, step: 1 }),
+        let index_range = match (u64::try_from(start), u64::try_from(length)) {
+            (Ok(start), Ok(length)) => Some(IndexRange { start, length, step: 1 }),
             _ => None,
         };
-        let span = span.filter(|span| span.fits(size)).ok_or_else(|| {
+        let index_range = index_range.filter(|index_range| index_range.fits(size)).ok_or_else(|| {
             let message =
                 format!("the slice of {length} from {start} does not lie inside dimension {dim}, whose size is {size}");
             outside(entry, message)
         })?;
-        let mut spans: Vec<Span> = shape.iter().map(|&size| Span::whole(size)).collect();
-        if let Some(place) = spans.get_mut(position) {
-            *place = span;
+        let mut index_ranges: Vec<IndexRange> = shape.iter().map(|&size| IndexRange::whole(size)).collect();
+        if let Some(place) = index_ranges.get_mut(position) {
+            *place = index_range;
         }
-        Wanted::part(source, entry, &spans)
+        TensorRegion::indexed(source, entry, &index_ranges)
     }
 
     /// The part of a tensor that has these indices of each of its dimensions, as PyTorch has them.
     ///
     /// # Errors
     /// `invalid-argument` where there is not one span for each dimension, or one does not lie inside, and those of
-    /// [`Wanted::whole`].
-    pub fn part(source: usize, entry: Entry<'_>, spans: &[Span]) -> Result<Wanted> {
-        let whole = Wanted::whole(source, entry)?;
-        let shape: Vec<u64> = spans.iter().map(|span| span.length).collect();
-        if whole.shape.len() != spans.len() {
-            let message =
-                format!("{} spans for a tensor with shape {:?}; give one for each dimension", spans.len(), whole.shape);
+    /// [`TensorRegion::whole`].
+    pub fn indexed(source: usize, entry: Entry<'_>, index_ranges: &[IndexRange]) -> Result<TensorRegion> {
+        let whole = TensorRegion::whole(source, entry)?;
+        let shape: Vec<u64> = index_ranges.iter().map(|index_range| index_range.length).collect();
+        if whole.shape.len() != index_ranges.len() {
+            let message = format!(
+                "{} spans for a tensor with shape {:?}; give one for each dimension",
+                index_ranges.len(),
+                whole.shape
+            );
             return Err(outside(entry, message));
         }
-        for (dim, (span, &size)) in spans.iter().zip(&whole.shape).enumerate() {
-            if !span.fits(size) {
-                let Span { start, length, step } = span;
+        for (dim, (index_range, &size)) in index_ranges.iter().zip(&whole.shape).enumerate() {
+            if !index_range.fits(size) {
+                let IndexRange { start, length, step } = index_range;
                 let message = format!(
                     "{length} indices from {start} with step {step} do not lie inside dimension {dim}, whose size is \
                      {size}"
@@ -209,19 +214,19 @@ impl Wanted {
                 return Err(outside(entry, message));
             }
         }
-        let region = Region::of(entry.begin, entry.dtype.item_bytes(), &whole.shape, spans);
-        Ok(Wanted { shape, region, ..whole })
+        let range = StridedRange::of(entry.begin, entry.dtype.item_bytes(), &whole.shape, index_ranges);
+        Ok(TensorRegion { shape, range, ..whole })
     }
 
     /// Bytes of the result.
     pub fn bytes(&self) -> u64 {
-        self.region.bytes()
+        self.range.bytes()
     }
 
     /// The file's bytes in one piece, where the result lies in the file as it will lie in memory.
     pub fn contiguous(&self) -> Option<Range<u64>> {
-        let Region { begin, row_bytes, repeats } = &self.region;
-        repeats.is_empty().then(|| *begin..begin.saturating_add(*row_bytes))
+        let StridedRange { begin, row_bytes, strides } = &self.range;
+        strides.is_empty().then(|| *begin..begin.saturating_add(*row_bytes))
     }
 }
 

@@ -2,7 +2,7 @@
 //! parts of them, in the order in which the caller has named them.
 
 use crate::checkpoint::Checkpoint;
-use crate::checkpoint::region::{Span, Wanted};
+use crate::checkpoint::region::{IndexRange, TensorRegion};
 use crate::error::{Error, Kind, Result};
 use crate::format::header::Entry;
 use crate::profile::{self, Stage};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// Tensors and parts of tensors of one checkpoint.
 pub struct Selection {
     checkpoint: Arc<Checkpoint>,
-    wanted: Arc<[Wanted]>,
+    regions: Arc<[TensorRegion]>,
 }
 
 /// One dimension of each tensor that is named.
@@ -27,7 +27,7 @@ pub struct Slices<'a> {
 
 /// All dimensions of each tensor that is named, those of the second behind those of the first, and so on.
 #[derive(Clone, Copy, Debug)]
-pub struct Boxes<'a> {
+pub struct IndexRegions<'a> {
     /// The first index.
     pub starts: &'a [i64],
     /// The number of indices.
@@ -40,10 +40,10 @@ impl Selection {
     /// Every tensor, in the order of the files and of the bytes in each.
     ///
     /// # Errors
-    /// Those of [`Wanted::whole`].
+    /// Those of [`TensorRegion::whole`].
     pub fn all(checkpoint: &Arc<Checkpoint>) -> Result<Selection> {
         Selection::of(checkpoint, || {
-            let whole = |(source, entry)| locate(checkpoint, source, Wanted::whole(source, entry));
+            let whole = |(source, entry)| locate(checkpoint, source, TensorRegion::whole(source, entry));
             checkpoint.entries().map(whole).collect()
         })
     }
@@ -51,16 +51,16 @@ impl Selection {
     /// The tensors with these names.
     ///
     /// # Errors
-    /// Those of [`Checkpoint::find`] and [`Wanted::whole`].
+    /// Those of [`Checkpoint::find`] and [`TensorRegion::whole`].
     pub fn named(checkpoint: &Arc<Checkpoint>, names: &[String]) -> Result<Selection> {
-        Selection::of(checkpoint, || names.iter().map(|name| find(checkpoint, name, Wanted::whole)).collect())
+        Selection::of(checkpoint, || names.iter().map(|name| find(checkpoint, name, TensorRegion::whole)).collect())
     }
 
     /// A slice of each tensor that is named.
     ///
     /// # Errors
     /// `invalid-argument` where there is not one slice for each name, and those of [`Checkpoint::find`] and
-    /// [`Wanted::slice`].
+    /// [`TensorRegion::slice`].
     pub fn slices(checkpoint: &Arc<Checkpoint>, names: &[String], slices: Slices<'_>) -> Result<Selection> {
         Selection::of(checkpoint, || {
             let Slices { dims, starts, lengths } = slices;
@@ -78,7 +78,7 @@ impl Selection {
             }
             let slices = names.iter().zip(dims).zip(starts).zip(lengths);
             let slice = |(((name, &dim), &start), &length): (((&String, &i64), &i64), &i64)| {
-                find(checkpoint, name, |source, entry| Wanted::slice(source, entry, dim, start, length))
+                find(checkpoint, name, |source, entry| TensorRegion::slice(source, entry, dim, start, length))
             };
             slices.map(slice).collect()
         })
@@ -88,47 +88,52 @@ impl Selection {
     ///
     /// # Errors
     /// `invalid-argument` where there are not as many starts, lengths and steps as the tensors have dimensions, or
-    /// where one is negative, and those of [`Checkpoint::find`] and [`Wanted::part`].
-    pub fn boxes(checkpoint: &Arc<Checkpoint>, names: &[String], boxes: Boxes<'_>) -> Result<Selection> {
+    /// where one is negative, and those of [`Checkpoint::find`] and [`TensorRegion::indexed`].
+    pub fn index_regions(
+        checkpoint: &Arc<Checkpoint>,
+        names: &[String],
+        index_regions: IndexRegions<'_>,
+    ) -> Result<Selection> {
         Selection::of(checkpoint, || {
-            let Boxes { starts, lengths, steps } = boxes;
-            let spans: Vec<Span> = starts.iter().zip(lengths).zip(steps).map(span).collect::<Result<_>>()?;
-            let mut left = spans.as_slice();
-            let part = |name: &String| {
+            let IndexRegions { starts, lengths, steps } = index_regions;
+            let index_ranges: Vec<IndexRange> =
+                starts.iter().zip(lengths).zip(steps).map(index_range).collect::<Result<_>>()?;
+            let mut left = index_ranges.as_slice();
+            let indexed = |name: &String| {
                 find(checkpoint, name, |source, entry| {
                     // Whoever gives too few gets the error for their number.
                     let (own, others) = left.split_at_checked(entry.shape.len()).unwrap_or((left, &[]));
                     left = others;
-                    Wanted::part(source, entry, own)
+                    TensorRegion::indexed(source, entry, own)
                 })
             };
-            let wanted: Vec<Wanted> = names.iter().map(part).collect::<Result<_>>()?;
-            if !left.is_empty() || [starts.len(), lengths.len(), steps.len()] != [spans.len(); 3] {
+            let regions: Vec<TensorRegion> = names.iter().map(indexed).collect::<Result<_>>()?;
+            if !left.is_empty() || [starts.len(), lengths.len(), steps.len()] != [index_ranges.len(); 3] {
                 return Err(Error::new(
                     Kind::InvalidArgument,
                     format!(
                         "the {} tensors have {} dimensions in all, but there are {} starts, {} lengths and {} steps; \
                          give one of each for every dimension",
                         names.len(),
-                        wanted.iter().map(|tensor| tensor.shape.len()).sum::<usize>(),
+                        regions.iter().map(|tensor| tensor.shape.len()).sum::<usize>(),
                         starts.len(),
                         lengths.len(),
                         steps.len()
                     ),
                 ));
             }
-            Ok(wanted)
+            Ok(regions)
         })
     }
 
     /// What a plan for a group has chosen.
-    pub fn planned(checkpoint: &Arc<Checkpoint>, wanted: Arc<[Wanted]>) -> Selection {
-        Selection { checkpoint: Arc::clone(checkpoint), wanted }
+    pub fn from_regions(checkpoint: &Arc<Checkpoint>, regions: Arc<[TensorRegion]>) -> Selection {
+        Selection { checkpoint: Arc::clone(checkpoint), regions }
     }
 
-    fn of(checkpoint: &Arc<Checkpoint>, choose: impl FnOnce() -> Result<Vec<Wanted>>) -> Result<Selection> {
+    fn of(checkpoint: &Arc<Checkpoint>, choose: impl FnOnce() -> Result<Vec<TensorRegion>>) -> Result<Selection> {
         let _span = profile::span(Stage::Plan);
-        Ok(Selection { checkpoint: Arc::clone(checkpoint), wanted: choose()?.into() })
+        Ok(Selection { checkpoint: Arc::clone(checkpoint), regions: choose()?.into() })
     }
 
     /// The checkpoint it is of.
@@ -137,14 +142,14 @@ impl Selection {
     }
 
     /// What is wanted.
-    pub fn wanted(&self) -> &Arc<[Wanted]> {
-        &self.wanted
+    pub fn regions(&self) -> &Arc<[TensorRegion]> {
+        &self.regions
     }
 
     /// The tensors by where their bytes begin: file after file, and in each from its start on.
     pub fn in_file_order(&self) -> Vec<usize> {
-        let mut order: Vec<usize> = (0..self.wanted.len()).collect();
-        order.sort_by_key(|&index| self.wanted.get(index).map(|wanted| (wanted.source, wanted.region.begin)));
+        let mut order: Vec<usize> = (0..self.regions.len()).collect();
+        order.sort_by_key(|&index| self.regions.get(index).map(|region| (region.source, region.range.begin)));
         order
     }
 }
@@ -152,21 +157,21 @@ impl Selection {
 fn find(
     checkpoint: &Checkpoint,
     name: &str,
-    choose: impl FnOnce(usize, Entry<'_>) -> Result<Wanted>,
-) -> Result<Wanted> {
+    choose: impl FnOnce(usize, Entry<'_>) -> Result<TensorRegion>,
+) -> Result<TensorRegion> {
     let (source, entry) = checkpoint.find(name)?;
     locate(checkpoint, source, choose(source, entry))
 }
 
 /// Adds the file's name to an error of what is wanted, which knows no files.
-fn locate(checkpoint: &Checkpoint, source: usize, wanted: Result<Wanted>) -> Result<Wanted> {
-    wanted.map_err(|error| match checkpoint.source(source) {
+fn locate(checkpoint: &Checkpoint, source: usize, region: Result<TensorRegion>) -> Result<TensorRegion> {
+    region.map_err(|error| match checkpoint.source(source) {
         Ok(source) => error.at(&source.path),
         Err(_) => error,
     })
 }
 
-fn span(((start, length), step): ((&i64, &i64), &i64)) -> Result<Span> {
+fn index_range(((start, length), step): ((&i64, &i64), &i64)) -> Result<IndexRange> {
     let negative = |_| {
         Error::new(
             Kind::InvalidArgument,
@@ -174,5 +179,5 @@ fn span(((start, length), step): ((&i64, &i64), &i64)) -> Result<Span> {
         )
     };
     let number = |value: i64| u64::try_from(value).map_err(negative);
-    Ok(Span { start: number(*start)?, length: number(*length)?, step: number(*step)? })
+    Ok(IndexRange { start: number(*start)?, length: number(*length)?, step: number(*step)? })
 }

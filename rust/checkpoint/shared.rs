@@ -18,13 +18,13 @@ const NUMBER_BYTES: usize = 8;
 
 /// The digest of a header that another process has read, to compare before bytes of the file are used.
 #[derive(Debug)]
-pub(super) struct Claim {
+pub(super) struct HeaderDigest {
     digest: u64,
-    is_true: OnceLock<()>,
+    is_checked: OnceLock<()>,
 }
 
 /// What one file is said to be.
-struct Told<'a> {
+struct SharedHeader<'a> {
     file_bytes: u64,
     name: &'a [u8],
     json: &'a [u8],
@@ -35,7 +35,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// Those of [`Header::read_json`]: the headers are read once more.
-    pub fn share(&self) -> Result<Vec<u8>> {
+    pub fn export_headers(&self) -> Result<Vec<u8>> {
         let mut shared = Vec::new();
         for OpenFile { source, .. } in &self.files {
             let (name, json) = (file_name(&source.path), Header::read_json(source)?);
@@ -55,20 +55,20 @@ impl Checkpoint {
     ///
     /// # Errors
     /// Those of [`Checkpoint::open`]; `malformed` for other files than the headers are of.
-    pub fn join<P: AsRef<Path>>(paths: &[P], shared: &[u8]) -> Result<Checkpoint> {
+    pub fn open_with_headers<P: AsRef<Path>>(paths: &[P], shared: &[u8]) -> Result<Checkpoint> {
         let files = Files::resolve(paths)?;
-        let told = parse(shared)?;
-        if told.len() != files.paths.len() {
+        let headers = parse(shared)?;
+        if headers.len() != files.paths.len() {
             let found = files.paths.len();
-            let message = format!("{found} files here, but the headers that were shared are of {}", told.len());
+            let message = format!("{found} files here, but the headers that were shared are of {}", headers.len());
             return Err(locate(other(message), files.paths.first()));
         }
         Checkpoint::of(files, |index, source| {
-            let told = told.get(index).ok_or_else(|| other("a file too many".into()))?;
-            told.check(&source).map_err(|error| error.at(&source.path))?;
-            let header = Header::parse(told.json, source.length).map_err(|error| error.at(&source.path))?;
-            let claim = Some(Claim { digest: digest(told.json), is_true: OnceLock::new() });
-            Ok(OpenFile { source: Arc::new(source), header, claim })
+            let headers = headers.get(index).ok_or_else(|| other("a file too many".into()))?;
+            headers.check(&source).map_err(|error| error.at(&source.path))?;
+            let header = Header::parse(headers.json, source.length).map_err(|error| error.at(&source.path))?;
+            let expected = Some(HeaderDigest { digest: digest(headers.json), is_checked: OnceLock::new() });
+            Ok(OpenFile { source: Arc::new(source), header, expected })
         })
     }
 
@@ -78,18 +78,20 @@ impl Checkpoint {
     /// `malformed` for another header, and those of [`Header::read_json`].
     pub fn check_headers(&self, sources: impl Iterator<Item = usize>) -> Result<()> {
         for file in sources.filter_map(|index| self.files.get(index)) {
-            let Some(claim) = file.claim.as_ref().filter(|claim| claim.is_true.get().is_none()) else { continue };
-            if digest(&Header::read_json(&file.source)?) != claim.digest {
+            let Some(expected) = file.expected.as_ref().filter(|expected| expected.is_checked.get().is_none()) else {
+                continue;
+            };
+            if digest(&Header::read_json(&file.source)?) != expected.digest {
                 let message = "the file's header is another one here than where it was read for all".to_owned();
                 return Err(other(message).at(&file.source.path));
             }
-            claim.is_true.get_or_init(|| ());
+            expected.is_checked.get_or_init(|| ());
         }
         Ok(())
     }
 }
 
-impl Told<'_> {
+impl SharedHeader<'_> {
     fn check(&self, source: &Source) -> Result<()> {
         let name = file_name(&source.path);
         if name != self.name {
@@ -99,7 +101,7 @@ impl Told<'_> {
             )));
         }
         if source.length != self.file_bytes {
-            let Told { file_bytes, .. } = self;
+            let SharedHeader { file_bytes, .. } = self;
             return Err(other(format!(
                 "the file has {} bytes here, and {file_bytes} where its header was read",
                 source.length
@@ -109,15 +111,15 @@ impl Told<'_> {
     }
 }
 
-fn parse(mut shared: &[u8]) -> Result<Vec<Told<'_>>> {
-    let mut told = Vec::new();
+fn parse(mut shared: &[u8]) -> Result<Vec<SharedHeader<'_>>> {
+    let mut headers = Vec::new();
     while !shared.is_empty() {
         let file_bytes = take_number(&mut shared)?;
         let lengths = [take_number(&mut shared)?, take_number(&mut shared)?];
         let [name, json] = lengths.map(|length| take(&mut shared, usize::try_from(length).unwrap_or(usize::MAX)));
-        told.push(Told { file_bytes, name: name?, json: json? });
+        headers.push(SharedHeader { file_bytes, name: name?, json: json? });
     }
-    Ok(told)
+    Ok(headers)
 }
 
 fn take_number(shared: &mut &[u8]) -> Result<u64> {

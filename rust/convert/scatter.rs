@@ -41,7 +41,7 @@ pub const TASK_BYTES: usize = size_of::<Task>();
 
 /// Elements to be placed, and cast where `from` and `to` differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct StridedCopy {
     /// Device address of the first byte, of any alignment.
     pub source: u64,
     /// Device address of the first element, aligned to it.
@@ -62,10 +62,10 @@ pub struct Piece {
 ///
 /// ```
 /// use fst::dtype::Dtype;
-/// use fst::convert::scatter::{Piece, Table};
+/// use fst::convert::scatter::{StridedCopy, Table};
 /// let mut table = Table::default();
 /// let (from, to) = (Dtype::BF16, Dtype::F32);
-/// table.push(Piece { source: 3, target: 64, row_elements: 5000, rows: 1, source_stride_bytes: 0, from, to })?;
+/// table.push(StridedCopy { source: 3, target: 64, row_elements: 5000, rows: 1, source_stride_bytes: 0, from, to })?;
 /// assert_eq!((table.tasks().len(), table.tile_count()), (1, 2));
 /// # Ok::<(), fst::Error>(())
 /// ```
@@ -81,14 +81,14 @@ impl Table {
     /// # Errors
     /// `internal` where the kernel has no such cast, the target is not aligned to its element, the sizes do not fit
     /// 64 bits, or the table has more tiles than fit 32 bits (64 TiB).
-    pub fn push(&mut self, piece: Piece) -> Result<()> {
-        let invalid = |why: &str| Error::new(Kind::Internal, format!("{piece:?} {why}"));
-        let (from, to) = codes(piece.from, piece.to).ok_or_else(|| invalid("is not a cast of the kernel"))?;
-        let (source_bytes, target_bytes) = item_bytes(piece.from, piece.to);
-        if !piece.target.is_multiple_of(target_bytes) {
+    pub fn push(&mut self, copy: StridedCopy) -> Result<()> {
+        let invalid = |why: &str| Error::new(Kind::Internal, format!("{copy:?} {why}"));
+        let (from, to) = codes(copy.from, copy.to).ok_or_else(|| invalid("is not a cast of the kernel"))?;
+        let (source_bytes, target_bytes) = item_bytes(copy.from, copy.to);
+        if !copy.target.is_multiple_of(target_bytes) {
             return Err(invalid("has a target that is not aligned to its element"));
         }
-        let Piece { mut row_elements, mut rows, source_stride_bytes, .. } = piece;
+        let StridedCopy { mut row_elements, mut rows, source_stride_bytes, .. } = copy;
         let too_large = || invalid("does not fit 64 bits");
         let elements = row_elements.checked_mul(rows).ok_or_else(too_large)?;
         if elements == 0 {
@@ -96,8 +96,8 @@ impl Table {
         }
         let row_bytes = row_elements.checked_mul(source_bytes).ok_or_else(too_large)?;
         let source_span = source_stride_bytes.checked_mul(rows - 1).and_then(|span| span.checked_add(row_bytes));
-        let source_end = source_span.and_then(|span| piece.source.checked_add(span));
-        let target_end = elements.checked_mul(target_bytes).and_then(|span| piece.target.checked_add(span));
+        let source_end = source_span.and_then(|span| copy.source.checked_add(span));
+        let target_end = elements.checked_mul(target_bytes).and_then(|span| copy.target.checked_add(span));
         if source_end.is_none() || target_end.is_none() {
             return Err(too_large());
         }
@@ -105,7 +105,7 @@ impl Table {
         if source_stride_bytes == row_bytes {
             (row_elements, rows) = (elements, 1);
         }
-        let (mut source, mut target) = (piece.source, piece.target);
+        let (mut source, mut target) = (copy.source, copy.target);
         while rows > 0 {
             let step = u32::try_from(rows).unwrap_or(u32::MAX);
             let elements = row_elements * u64::from(step);

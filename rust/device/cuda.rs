@@ -24,13 +24,13 @@ mod gds;
 pub mod kernels;
 mod timing;
 
-use super::{Device, Direct, Fetch, Needs, Pinned, Room, Scratch};
+use super::{ChunkLimits, ChunkNeeds, Device, DirectEngine, Fetch, Pinned, Scratch};
 use crate::convert::cast::Cast;
-use crate::convert::scatter::{Piece, TASK_BYTES, Table, has_cast};
+use crate::convert::scatter::{StridedCopy, TASK_BYTES, Table, has_cast};
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::options::Options;
-use crate::plan::Placement;
+use crate::plan::SlotCopy;
 use crate::profile::{self, Count, Stage};
 use crate::source::Source;
 use cudarc::driver::sys;
@@ -44,7 +44,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use timing::{Laps, Timer};
 
 /// Two, so that the kernel of one chunk runs while the copy engine takes the next.
-const LANES: usize = 2;
+const COPY_STREAMS: usize = 2;
 /// Behind the chunk, a slot keeps this part of its bytes for the table.
 const TABLE_SHARE: usize = 16;
 /// Where in a slot the table may begin.
@@ -59,8 +59,8 @@ pub const SCRATCH_BYTES_MAX: usize = 64 << 20;
 /// A GPU and the stream of the caller for which tensors are loaded.
 pub struct Cuda {
     events: Mutex<Vec<Event>>,
-    lanes: [Mutex<Lane>; LANES],
-    next_lane: AtomicUsize,
+    copy_streams: [Mutex<CopyStream>; COPY_STREAMS],
+    next_copy_stream: AtomicUsize,
     kernels: Option<Arc<Kernels>>,
     timer: Option<Timer>,
     /// The native handle of the caller's current stream.
@@ -75,14 +75,14 @@ unsafe impl Sync for Cuda {}
 
 /// A stream, and device memory that only its work uses. Its holder alone queues work, so that nothing comes between
 /// a copy and its kernel.
-struct Lane {
+struct CopyStream {
     index: usize,
     stream: Stream,
     scratch: Scratch,
 }
 
 /// A copy that runs.
-pub struct Ticket {
+pub struct CopyEvent {
     event: Event,
     laps: Laps,
 }
@@ -95,13 +95,14 @@ impl Cuda {
     pub fn open(ordinal: i32, current: u64) -> Result<Cuda> {
         let context = Context::retain(ordinal)?;
         refuse_capture(&context, handle_of(current)?)?;
-        let lane = |index| Ok(Lane { index, stream: Stream::create(&context)?, scratch: Scratch::default() });
-        let (first, second) = (lane(0)?, lane(1)?);
+        let copy_stream =
+            |index| Ok(CopyStream { index, stream: Stream::create(&context)?, scratch: Scratch::default() });
+        let (first, second) = (copy_stream(0)?, copy_stream(1)?);
         Ok(Cuda {
             events: Mutex::new(Vec::new()),
             timer: Timer::start(&context, ordinal, &first.stream)?,
-            lanes: [Mutex::new(first), Mutex::new(second)],
-            next_lane: AtomicUsize::new(0),
+            copy_streams: [Mutex::new(first), Mutex::new(second)],
+            next_copy_stream: AtomicUsize::new(0),
             kernels: Kernels::of(&context)?,
             current: AtomicU64::new(current),
             context,
@@ -141,26 +142,27 @@ impl Cuda {
     }
 
     /// Whether a chunk goes up whole and is spread by a kernel.
-    fn is_scattered(&self, placements: &[Placement]) -> bool {
-        let pieces: usize = placements.iter().map(|placement| placement.rows).sum();
-        let bytes = bytes_of(placements);
-        let is_cast = placements.iter().any(|placement| placement.cast.is_some());
-        self.kernels.is_some() && (is_cast || pieces > COPIES_MAX && bytes < pieces * COPY_BYTES)
+    fn is_scattered(&self, copies: &[SlotCopy]) -> bool {
+        let rows: usize = copies.iter().map(|copy| copy.rows).sum();
+        let bytes = bytes_of(copies);
+        let is_cast = copies.iter().any(|copy| copy.cast.is_some());
+        self.kernels.is_some() && (is_cast || rows > COPIES_MAX && bytes < rows * COPY_BYTES)
     }
 
     /// Queues work that uses a slot on the next lane. If it fails, none of it runs any more.
-    fn queue(&self, work: impl FnOnce(&Lane, &mut Laps) -> Result<()>) -> Result<Ticket> {
+    fn queue(&self, work: impl FnOnce(&CopyStream, &mut Laps) -> Result<()>) -> Result<CopyEvent> {
         let _bound = self.context.bind()?;
         let event = self.event()?;
-        let lane = self.lanes.get(self.next_lane.fetch_add(1, Ordering::Relaxed) % LANES);
-        let lane = lock(lane.ok_or_else(|| Error::new(Kind::Internal, "there is no such lane"))?);
+        let copy_stream = self.copy_streams.get(self.next_copy_stream.fetch_add(1, Ordering::Relaxed) % COPY_STREAMS);
+        let copy_stream = lock(copy_stream.ok_or_else(|| Error::new(Kind::Internal, "there is no such lane"))?);
         let timer = self.timer.as_ref();
-        let mut laps = timer.map(|timer| timer.laps(lane.index, &lane.stream)).transpose()?.unwrap_or_default();
-        match work(&lane, &mut laps).and_then(|()| event.record(&lane.stream)) {
-            Ok(()) => Ok(Ticket { event, laps }),
+        let mut laps =
+            timer.map(|timer| timer.laps(copy_stream.index, &copy_stream.stream)).transpose()?.unwrap_or_default();
+        match work(&copy_stream, &mut laps).and_then(|()| event.record(&copy_stream.stream)) {
+            Ok(()) => Ok(CopyEvent { event, laps }),
             Err(error) => {
                 // The copies that were queued before the one that failed still use the slot.
-                lane.stream.settle();
+                copy_stream.stream.settle();
                 Err(error)
             }
         }
@@ -169,48 +171,49 @@ impl Cuda {
     /// One copy of the chunk and its table into the lane's scratch, and one kernel.
     fn scatter(
         &self,
-        lane: &Lane,
+        copy_stream: &CopyStream,
         slot: &mut [u8],
         bytes: usize,
-        placements: &[Placement],
+        copies: &[SlotCopy],
         laps: &mut Laps,
     ) -> Result<()> {
-        let misfit = || Error::new(Kind::Internal, format!("{} placements do not fit their slot", placements.len()));
+        let misfit = || Error::new(Kind::Internal, format!("{} placements do not fit their slot", copies.len()));
         let kernels = self.kernels.as_ref().ok_or_else(misfit)?;
-        let table = table_of(placements, lane.scratch.address)?;
+        let table = table_of(copies, copy_stream.scratch.address)?;
         let table_begin = bytes.next_multiple_of(TABLE_ALIGNMENT);
         let length = table_begin + table.bytes();
         table.write_to(slot.get_mut(table_begin..length).ok_or_else(misfit)?)?;
-        if u64::try_from(length).is_ok_and(|length| length > lane.scratch.bytes) {
+        if u64::try_from(length).is_ok_and(|length| length > copy_stream.scratch.bytes) {
             return Err(misfit());
         }
         let from = slot.as_ptr().cast::<c_void>();
         // SAFETY: the slot stays as it is until the copy has ended, and the scratch is memory that the caller lent
         // to the load, which only this stream uses.
-        let result = unsafe { sys::cuMemcpyHtoDAsync_v2(lane.scratch.address, from, length, lane.stream.handle) };
+        let result =
+            unsafe { sys::cuMemcpyHtoDAsync_v2(copy_stream.scratch.address, from, length, copy_stream.stream.handle) };
         check("cuMemcpyHtoDAsync", result)?;
         profile::count(Count::Copies, 1);
-        laps.mark(Stage::Copy, length, &lane.stream)?;
-        kernels.scatter(lane.scratch.address + as_u64(table_begin), &table, &lane.stream)?;
+        laps.record(Stage::Copy, length, &copy_stream.stream)?;
+        kernels.scatter(copy_stream.scratch.address + as_u64(table_begin), &table, &copy_stream.stream)?;
         profile::count(Count::Launches, 1);
-        laps.mark(Stage::Kernel, bytes_of(placements), &lane.stream)
+        laps.record(Stage::Kernel, bytes_of(copies), &copy_stream.stream)
     }
 
     /// A copy for every placement.
-    fn place(&self, lane: &Lane, slot: &[u8], placement: &Placement) -> Result<()> {
+    fn place(&self, copy_stream: &CopyStream, slot: &[u8], copy: &SlotCopy) -> Result<()> {
         profile::count(Count::Copies, 1);
-        let Placement { slot_begin, row_bytes, rows, slot_stride, address, cast, .. } = *placement;
+        let SlotCopy { slot_begin, row_bytes, rows, slot_stride, address, cast, .. } = *copy;
         let last = slot_begin + rows.saturating_sub(1) * slot_stride + row_bytes;
-        let misfit = || Error::new(Kind::Internal, format!("{placement:?} cannot be copied"));
+        let misfit = || Error::new(Kind::Internal, format!("{copy:?} cannot be copied"));
         let from = slot.get(slot_begin..last).filter(|_| cast.is_none()).ok_or_else(misfit)?;
         let from = from.as_ptr().cast::<c_void>();
         if rows == 1 {
             // SAFETY: `from` lies in the slot, which stays as it is until the copy has ended, and the
             // destination is memory that the caller gave to the load.
-            let result = unsafe { sys::cuMemcpyHtoDAsync_v2(address, from, row_bytes, lane.stream.handle) };
+            let result = unsafe { sys::cuMemcpyHtoDAsync_v2(address, from, row_bytes, copy_stream.stream.handle) };
             return check("cuMemcpyHtoDAsync", result);
         }
-        let copy = sys::CUDA_MEMCPY2D {
+        let memcpy = sys::CUDA_MEMCPY2D {
             srcXInBytes: 0,
             srcY: 0,
             srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
@@ -229,13 +232,13 @@ impl Cuda {
             Height: rows,
         };
         // SAFETY: as above, row by row.
-        check("cuMemcpy2DAsync", unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, lane.stream.handle) })
+        check("cuMemcpy2DAsync", unsafe { sys::cuMemcpy2DAsync_v2(&raw const memcpy, copy_stream.stream.handle) })
     }
 }
 
 impl Device for Cuda {
-    type Ticket = Ticket;
-    type Mark = Vec<Event>;
+    type CopyEvent = CopyEvent;
+    type StreamEvent = Vec<Event>;
 
     fn pin(&self, memory: &mut [u8]) -> Option<Pinned> {
         let _span = profile::span(Stage::Pin).bytes(memory.len());
@@ -262,113 +265,114 @@ impl Device for Cuda {
         self.kernels.is_some() && has_cast(cast.from, cast.to)
     }
 
-    fn direct<'a>(
+    fn direct_engine<'a>(
         self: &Arc<Self>,
         sources: impl Iterator<Item = &'a Arc<Source>>,
         options: &Options,
-    ) -> Result<Arc<dyn Direct>> {
+    ) -> Result<Arc<dyn DirectEngine>> {
         Ok(Arc::new(Gds::open(self, sources, options)?))
     }
 
-    fn room(&self, slot_bytes: usize) -> Room {
-        let slot_bytes = slot_bytes.min(SCRATCH_BYTES_MAX / LANES);
+    fn chunk_limits(&self, slot_bytes: usize) -> ChunkLimits {
+        let slot_bytes = slot_bytes.min(SCRATCH_BYTES_MAX / COPY_STREAMS);
         if self.kernels.is_none() {
-            return Room { slot_bytes, chunk_bytes: slot_bytes, placements_max: usize::MAX };
+            return ChunkLimits { slot_bytes, chunk_bytes: slot_bytes, copies_max: usize::MAX };
         }
         let table_bytes = (slot_bytes / TABLE_SHARE).max(TASK_BYTES);
         let chunk_bytes = slot_bytes - table_bytes;
-        Room {
+        ChunkLimits {
             slot_bytes,
             chunk_bytes: chunk_bytes - chunk_bytes % TABLE_ALIGNMENT,
-            placements_max: table_bytes / TASK_BYTES,
+            copies_max: table_bytes / TASK_BYTES,
         }
     }
 
-    fn needs(&self, bytes: usize, placements: &[Placement]) -> Needs {
-        if !self.is_scattered(placements) {
-            return Needs { slot_bytes: bytes, scratch_bytes: 0 };
+    fn chunk_needs(&self, bytes: usize, copies: &[SlotCopy]) -> ChunkNeeds {
+        if !self.is_scattered(copies) {
+            return ChunkNeeds { slot_bytes: bytes, scratch_bytes: 0 };
         }
         // No placement has so many rows that it needs several tasks.
-        let slot_bytes = bytes.next_multiple_of(TABLE_ALIGNMENT) + placements.len() * TASK_BYTES;
+        let slot_bytes = bytes.next_multiple_of(TABLE_ALIGNMENT) + copies.len() * TASK_BYTES;
         // A lane's part begins where the copy engine likes it.
-        Needs { slot_bytes, scratch_bytes: LANES * slot_bytes.next_multiple_of(SCRATCH_ALIGNMENT) }
+        ChunkNeeds { slot_bytes, scratch_bytes: COPY_STREAMS * slot_bytes.next_multiple_of(SCRATCH_ALIGNMENT) }
     }
 
-    fn follow(&self, stream: u64) -> Result<()> {
+    fn set_stream(&self, stream: u64) -> Result<()> {
         refuse_capture(&self.context, handle_of(stream)?)?;
         self.current.store(stream, Ordering::Relaxed);
         Ok(())
     }
 
-    fn queued(&self) -> Result<Vec<Event>> {
+    fn record_caller(&self) -> Result<Vec<Event>> {
         Ok(vec![self.record(self.current()?)?])
     }
 
-    fn reach(&self, mark: &Vec<Event>) -> Result<()> {
-        mark.iter().try_for_each(Event::wait)
+    fn synchronize(&self, event: &Vec<Event>) -> Result<()> {
+        event.iter().try_for_each(Event::wait)
     }
 
     fn begin(&self, after: &Vec<Event>, scratch: Scratch) -> Result<()> {
-        let lane_bytes = scratch.bytes / as_u64(LANES);
-        for (index, lane) in (0..).zip(&self.lanes) {
-            let mut lane = lock(lane);
-            lane.scratch = Scratch { address: scratch.address + index * lane_bytes, bytes: lane_bytes };
-            self.wait_for(after, lane.stream.handle)?;
+        let copy_stream_bytes = scratch.bytes / as_u64(COPY_STREAMS);
+        for (index, copy_stream) in (0..).zip(&self.copy_streams) {
+            let mut copy_stream = lock(copy_stream);
+            copy_stream.scratch =
+                Scratch { address: scratch.address + index * copy_stream_bytes, bytes: copy_stream_bytes };
+            self.wait_for(after, copy_stream.stream.handle)?;
         }
         Ok(())
     }
 
-    fn copy(&self, slot: &mut [u8], bytes: usize, placements: &[Placement]) -> Result<Ticket> {
+    fn copy(&self, slot: &mut [u8], bytes: usize, copies: &[SlotCopy]) -> Result<CopyEvent> {
         let _span = profile::span(Stage::Queue).bytes(bytes);
-        self.queue(|lane, laps| {
-            if self.is_scattered(placements) {
-                return self.scatter(lane, slot, bytes, placements, laps);
+        self.queue(|copy_stream, laps| {
+            if self.is_scattered(copies) {
+                return self.scatter(copy_stream, slot, bytes, copies, laps);
             }
-            placements.iter().try_for_each(|placement| self.place(lane, slot, placement))?;
-            laps.mark(Stage::Copy, bytes_of(placements), &lane.stream)
+            copies.iter().try_for_each(|copy| self.place(copy_stream, slot, copy))?;
+            laps.record(Stage::Copy, bytes_of(copies), &copy_stream.stream)
         })
     }
 
-    fn fetch(&self, slot: &mut [u8], pieces: &[Fetch]) -> Result<Ticket> {
-        let bytes = pieces.iter().map(|piece| piece.length).sum();
+    fn fetch(&self, slot: &mut [u8], fetches: &[Fetch]) -> Result<CopyEvent> {
+        let bytes = fetches.iter().map(|fetch| fetch.length).sum();
         let _span = profile::span(Stage::Queue).bytes(bytes);
-        self.queue(|lane, laps| {
-            for piece in pieces {
-                let misfit = || Error::new(Kind::Internal, format!("{piece:?} does not fit its slot"));
-                let end = piece.slot_begin.saturating_add(piece.length);
-                let into = slot.get_mut(piece.slot_begin..end).ok_or_else(misfit)?.as_mut_ptr().cast::<c_void>();
+        self.queue(|copy_stream, laps| {
+            for fetch in fetches {
+                let misfit = || Error::new(Kind::Internal, format!("{fetch:?} does not fit its slot"));
+                let end = fetch.slot_begin.saturating_add(fetch.length);
+                let into = slot.get_mut(fetch.slot_begin..end).ok_or_else(misfit)?.as_mut_ptr().cast::<c_void>();
                 profile::count(Count::Copies, 1);
                 // SAFETY: `into` lies in the slot, which is the copy's until it has ended, and whoever saves has
                 // promised that the memory of the device may be read.
                 let result =
-                    unsafe { sys::cuMemcpyDtoHAsync_v2(into, piece.address, piece.length, lane.stream.handle) };
+                    unsafe { sys::cuMemcpyDtoHAsync_v2(into, fetch.address, fetch.length, copy_stream.stream.handle) };
                 check("cuMemcpyDtoHAsync", result)?;
             }
-            laps.mark(Stage::Copy, bytes, &lane.stream)
+            laps.record(Stage::Copy, bytes, &copy_stream.stream)
         })
     }
 
-    fn has_ended(&self, ticket: &Ticket) -> Result<bool> {
+    fn is_done(&self, copy: &CopyEvent) -> Result<bool> {
         let _bound = self.context.bind()?;
         // SAFETY: the event belongs to the context, which is current.
-        let result = unsafe { sys::cuEventQuery(ticket.event.handle) };
+        let result = unsafe { sys::cuEventQuery(copy.event.handle) };
         // An error is told by whoever waits for the copy.
         Ok(result != sys::CUresult::CUDA_ERROR_NOT_READY)
     }
 
-    fn wait(&self, ticket: Ticket) -> Result<()> {
+    fn wait(&self, copy: CopyEvent) -> Result<()> {
         let span = profile::span(Stage::Wait);
-        ticket.event.wait()?;
+        copy.event.wait()?;
         drop(span);
-        self.keep(ticket.event);
-        self.timer.as_ref().map_or(Ok(()), |timer| timer.tell(&ticket.laps))
+        self.keep(copy.event);
+        self.timer.as_ref().map_or(Ok(()), |timer| timer.report(&copy.laps))
     }
 
-    fn started(&self) -> Result<Vec<Event>> {
-        self.lanes.iter().map(|lane| self.record(lock(lane).stream.handle)).collect()
+    fn record_copies(&self) -> Result<Vec<Event>> {
+        self.copy_streams.iter().map(|copy_stream| self.record(lock(copy_stream).stream.handle)).collect()
     }
 
-    fn order(&self, behind: &Vec<Event>) -> Result<()> {
+    fn make_caller_wait(&self, behind: &Vec<Event>) -> Result<()> {
         self.wait_for(behind, self.current()?)
     }
 }
@@ -377,17 +381,17 @@ impl Device for Cuda {
 const SCRATCH_ALIGNMENT: usize = 512;
 
 /// The table for a chunk that begins at `address` on the device.
-fn table_of(placements: &[Placement], address: u64) -> Result<Table> {
+fn table_of(copies: &[SlotCopy], address: u64) -> Result<Table> {
     let mut table = Table::default();
-    for placement in placements {
+    for copy in copies {
         // What is not cast is copied as bytes.
-        let (from, to) = placement.cast.map_or((Dtype::U8, Dtype::U8), |cast| (cast.from, cast.to));
-        table.push(Piece {
-            source: address + as_u64(placement.slot_begin),
-            target: placement.address,
-            row_elements: as_u64(placement.row_bytes) / from.item_bytes(),
-            rows: as_u64(placement.rows),
-            source_stride_bytes: as_u64(placement.slot_stride),
+        let (from, to) = copy.cast.map_or((Dtype::U8, Dtype::U8), |cast| (cast.from, cast.to));
+        table.push(StridedCopy {
+            source: address + as_u64(copy.slot_begin),
+            target: copy.address,
+            row_elements: as_u64(copy.row_bytes) / from.item_bytes(),
+            rows: as_u64(copy.rows),
+            source_stride_bytes: as_u64(copy.slot_stride),
             from,
             to,
         })?;
@@ -395,8 +399,8 @@ fn table_of(placements: &[Placement], address: u64) -> Result<Table> {
     Ok(table)
 }
 
-fn bytes_of(placements: &[Placement]) -> usize {
-    placements.iter().map(Placement::bytes).sum()
+fn bytes_of(copies: &[SlotCopy]) -> usize {
+    copies.iter().map(SlotCopy::bytes).sum()
 }
 
 /// A stream's native handle as the driver has it.
@@ -405,8 +409,8 @@ fn handle_of(stream: u64) -> Result<sys::CUstream> {
     Ok(ptr::with_exposed_provenance_mut(usize::try_from(stream).map_err(wrong)?))
 }
 
-fn lock(lane: &Mutex<Lane>) -> MutexGuard<'_, Lane> {
-    lane.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(copy_stream: &Mutex<CopyStream>) -> MutexGuard<'_, CopyStream> {
+    copy_stream.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn as_u64(value: usize) -> u64 {

@@ -1,10 +1,10 @@
 //! The CPU's own memory: copies end before they return.
 
-use super::{Device, Direct, Fetch, Needs, Pinned, Room, Scratch};
+use super::{ChunkLimits, ChunkNeeds, Device, DirectEngine, Fetch, Pinned, Scratch};
 use crate::convert::cast::Cast;
 use crate::error::{Error, Kind, Result};
 use crate::options::Options;
-use crate::plan::Placement;
+use crate::plan::SlotCopy;
 use crate::profile::{self, Stage};
 use crate::source::Source;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ const SLOT_BYTES_MAX: usize = 1 << 20;
 pub struct Host;
 
 impl Device for Host {
-    type Ticket = ();
-    type Mark = ();
+    type CopyEvent = ();
+    type StreamEvent = ();
 
     fn pin(&self, _: &mut [u8]) -> Option<Pinned> {
         None
@@ -36,28 +36,32 @@ impl Device for Host {
         true
     }
 
-    fn direct<'a>(self: &Arc<Self>, _: impl Iterator<Item = &'a Arc<Source>>, _: &Options) -> Result<Arc<dyn Direct>> {
+    fn direct_engine<'a>(
+        self: &Arc<Self>,
+        _: impl Iterator<Item = &'a Arc<Source>>,
+        _: &Options,
+    ) -> Result<Arc<dyn DirectEngine>> {
         Err(Error::new(Kind::Device, "gds fills the memory of GPUs alone"))
     }
 
-    fn room(&self, slot_bytes: usize) -> Room {
+    fn chunk_limits(&self, slot_bytes: usize) -> ChunkLimits {
         let slot_bytes = slot_bytes.min(SLOT_BYTES_MAX);
-        Room { slot_bytes, chunk_bytes: slot_bytes, placements_max: usize::MAX }
+        ChunkLimits { slot_bytes, chunk_bytes: slot_bytes, copies_max: usize::MAX }
     }
 
-    fn needs(&self, bytes: usize, _: &[Placement]) -> Needs {
-        Needs { slot_bytes: bytes, scratch_bytes: 0 }
+    fn chunk_needs(&self, bytes: usize, _: &[SlotCopy]) -> ChunkNeeds {
+        ChunkNeeds { slot_bytes: bytes, scratch_bytes: 0 }
     }
 
-    fn follow(&self, _: u64) -> Result<()> {
+    fn set_stream(&self, _: u64) -> Result<()> {
         Ok(())
     }
 
-    fn queued(&self) -> Result<()> {
+    fn record_caller(&self) -> Result<()> {
         Ok(())
     }
 
-    fn reach(&self, (): &()) -> Result<()> {
+    fn synchronize(&self, (): &()) -> Result<()> {
         Ok(())
     }
 
@@ -65,19 +69,19 @@ impl Device for Host {
         Ok(())
     }
 
-    fn copy(&self, slot: &mut [u8], bytes: usize, placements: &[Placement]) -> Result<()> {
+    fn copy(&self, slot: &mut [u8], bytes: usize, copies: &[SlotCopy]) -> Result<()> {
         let chunk = slot.get(..bytes).unwrap_or_default();
-        let is_cast = placements.iter().any(|placement| placement.cast.is_some());
-        let placed_bytes: usize = placements.iter().map(Placement::bytes).sum();
+        let is_cast = copies.iter().any(|copy| copy.cast.is_some());
+        let placed_bytes: usize = copies.iter().map(SlotCopy::bytes).sum();
         let _span = profile::span(if is_cast { Stage::Cast } else { Stage::Place }).bytes(placed_bytes);
-        for placement in placements {
-            let row_bytes = placement.target_row_bytes();
+        for copy in copies {
+            let row_bytes = copy.target_row_bytes();
             // SAFETY: the plan's addresses are the caller's, who gave this memory to the load.
-            let target = unsafe { slice_at(placement.address, row_bytes.saturating_mul(placement.rows)) };
-            let outside = || Error::new(Kind::Internal, format!("{placement:?} does not fit its slot"));
-            let rows = chunk.get(placement.slot_begin..).ok_or_else(outside)?;
-            let stride = placement.slot_stride;
-            let is_placed = match (placement.cast, placement.row_bytes) {
+            let target = unsafe { slice_at(copy.address, row_bytes.saturating_mul(copy.rows)) };
+            let outside = || Error::new(Kind::Internal, format!("{copy:?} does not fit its slot"));
+            let rows = chunk.get(copy.slot_begin..).ok_or_else(outside)?;
+            let stride = copy.slot_stride;
+            let is_placed = match (copy.cast, copy.row_bytes) {
                 // Single elements, as a step in the innermost dimension gives them.
                 (None, 1) => place_items::<1>(rows, stride, target),
                 (None, 2) => place_items::<2>(rows, stride, target),
@@ -85,7 +89,7 @@ impl Device for Host {
                 (None, 8) => place_items::<8>(rows, stride, target),
                 (cast, _) => target.chunks_exact_mut(row_bytes).enumerate().all(|(row, into)| {
                     let begin = row * stride;
-                    rows.get(begin..begin + placement.row_bytes).is_some_and(|from| {
+                    rows.get(begin..begin + copy.row_bytes).is_some_and(|from| {
                         match cast {
                             None => into.copy_from_slice(from),
                             Some(cast) => cast.run(from, into),
@@ -101,19 +105,19 @@ impl Device for Host {
         Ok(())
     }
 
-    fn fetch(&self, slot: &mut [u8], pieces: &[Fetch]) -> Result<()> {
-        let _span = profile::span(Stage::Gather).bytes(pieces.iter().map(|piece| piece.length).sum::<usize>());
-        for piece in pieces {
-            let outside = || Error::new(Kind::Internal, format!("{piece:?} does not fit its slot"));
-            let end = piece.slot_begin.saturating_add(piece.length);
-            let into = slot.get_mut(piece.slot_begin..end).ok_or_else(outside)?;
+    fn fetch(&self, slot: &mut [u8], fetches: &[Fetch]) -> Result<()> {
+        let _span = profile::span(Stage::Gather).bytes(fetches.iter().map(|fetch| fetch.length).sum::<usize>());
+        for fetch in fetches {
+            let outside = || Error::new(Kind::Internal, format!("{fetch:?} does not fit its slot"));
+            let end = fetch.slot_begin.saturating_add(fetch.length);
+            let into = slot.get_mut(fetch.slot_begin..end).ok_or_else(outside)?;
             // SAFETY: whoever saves has promised that this memory may be read.
-            into.copy_from_slice(unsafe { bytes_at(piece.address, piece.length) });
+            into.copy_from_slice(unsafe { bytes_at(fetch.address, fetch.length) });
         }
         Ok(())
     }
 
-    fn has_ended(&self, (): &()) -> Result<bool> {
+    fn is_done(&self, (): &()) -> Result<bool> {
         Ok(true)
     }
 
@@ -121,11 +125,11 @@ impl Device for Host {
         Ok(())
     }
 
-    fn started(&self) -> Result<()> {
+    fn record_copies(&self) -> Result<()> {
         Ok(())
     }
 
-    fn order(&self, (): &()) -> Result<()> {
+    fn make_caller_wait(&self, (): &()) -> Result<()> {
         Ok(())
     }
 }

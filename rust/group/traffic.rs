@@ -1,12 +1,12 @@
 //! What each rank reads, sends and gets in each window.
 
-use super::line::Part;
-use super::{Collective, Group, OwnShare};
+use super::schedule::FileRange;
+use super::{Collective, Group, OwnShard};
 use std::ops::Range;
 
 /// Bytes `begin..end` of a share, counted in its contiguous form, as the file has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct ShardRange {
     /// Whose share.
     pub rank: usize,
     /// Which of the wants of that rank.
@@ -21,9 +21,9 @@ pub struct Piece {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outgoing {
     /// What it keeps, which goes straight where it belongs.
-    pub kept: Vec<Piece>,
+    pub local: Vec<ShardRange>,
     /// What it sends, and where in the buffer that stands: one receiver's behind the other's.
-    pub sent: Vec<(Piece, u64)>,
+    pub sends: Vec<(ShardRange, u64)>,
     /// Bytes for each receiver, or for all of them together where everybody gets the same.
     pub splits: Vec<u64>,
 }
@@ -32,12 +32,12 @@ pub struct Outgoing {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Incoming {
     /// What it gets, and where in the buffer that stands: one sender's behind the other's.
-    pub pieces: Vec<(Piece, u64)>,
+    pub shard_ranges: Vec<(ShardRange, u64)>,
     /// Bytes from each sender.
     pub splits: Vec<u64>,
 }
 
-impl Piece {
+impl ShardRange {
     fn bytes(&self) -> u64 {
         self.end - self.begin
     }
@@ -64,36 +64,38 @@ impl Group {
 
     /// What a rank reads in a window.
     pub fn outgoing(&self, rank: usize, window: usize) -> Outgoing {
-        let kept = self.own(rank, window).into_iter().map(|(_, piece)| piece).collect();
-        let mut outgoing = Outgoing { kept, ..Outgoing::default() };
+        let local = self.own(rank, window).into_iter().map(|(_, shard_range)| shard_range).collect();
+        let mut outgoing = Outgoing { local, ..Outgoing::default() };
         match self.collective(window) {
             Collective::None => {}
             Collective::Gather => {
-                let range = self.gather_range(rank, window);
-                for part in self.gather.parts(&self.tensors, range.clone()) {
-                    let mine = self.pieces_of(&part, rank).next();
-                    outgoing.sent.extend(mine.map(|piece| (piece, part.begin - range.start)));
+                let own_range = self.gather_range(rank, window);
+                for file_range in self.gather.file_ranges(&self.tensors, own_range.clone()) {
+                    let mine = self.shard_ranges_of(&file_range, rank).next();
+                    outgoing.sends.extend(mine.map(|shard_range| (shard_range, file_range.begin - own_range.start)));
                 }
                 outgoing.splits = vec![self.segment_bytes(window)];
             }
             Collective::Exchange => {
                 let mut by_rank = vec![Vec::new(); self.ranks()];
-                for part in self.exchange.parts(&self.tensors, self.exchange.window(&self.tensors, rank, window)) {
-                    for piece in self.pieces(&part) {
-                        if let Some(pieces) = by_rank.get_mut(piece.rank) {
-                            pieces.push(piece);
+                for file_range in
+                    self.exchange.file_ranges(&self.tensors, self.exchange.window(&self.tensors, rank, window))
+                {
+                    for shard_range in self.shard_ranges(&file_range) {
+                        if let Some(shard_ranges) = by_rank.get_mut(shard_range.rank) {
+                            shard_ranges.push(shard_range);
                         }
                     }
                 }
-                if let Some(kept) = by_rank.get_mut(rank) {
-                    outgoing.kept.append(kept);
+                if let Some(local) = by_rank.get_mut(rank) {
+                    outgoing.local.append(local);
                 }
                 let mut offset = 0;
-                for pieces in by_rank {
+                for shard_ranges in by_rank {
                     let begin = offset;
-                    for piece in pieces {
-                        outgoing.sent.push((piece, offset));
-                        offset += piece.bytes();
+                    for shard_range in shard_ranges {
+                        outgoing.sends.push((shard_range, offset));
+                        offset += shard_range.bytes();
                     }
                     outgoing.splits.push(offset - begin);
                 }
@@ -111,20 +113,23 @@ impl Group {
             match self.collective(window) {
                 Collective::None => {}
                 Collective::Gather => {
-                    let range = self.gather_range(sender, window);
-                    for part in self.gather.parts(&self.tensors, range.clone()) {
-                        let mine = self.pieces_of(&part, rank).next();
-                        incoming.pieces.extend(mine.map(|piece| (piece, begin + part.begin - range.start)));
+                    let own_range = self.gather_range(sender, window);
+                    for file_range in self.gather.file_ranges(&self.tensors, own_range.clone()) {
+                        let mine = self.shard_ranges_of(&file_range, rank).next();
+                        incoming
+                            .shard_ranges
+                            .extend(mine.map(|shard_range| (shard_range, begin + file_range.begin - own_range.start)));
                     }
                     offset += self.segment_bytes(window);
                 }
                 Collective::Exchange if sender == rank => {}
                 Collective::Exchange => {
-                    for part in self.exchange.parts(&self.tensors, self.exchange.window(&self.tensors, sender, window))
+                    for file_range in
+                        self.exchange.file_ranges(&self.tensors, self.exchange.window(&self.tensors, sender, window))
                     {
-                        for piece in self.pieces_of(&part, rank) {
-                            incoming.pieces.push((piece, offset));
-                            offset += piece.bytes();
+                        for shard_range in self.shard_ranges_of(&file_range, rank) {
+                            incoming.shard_ranges.push((shard_range, offset));
+                            offset += shard_range.bytes();
                         }
                     }
                 }
@@ -137,20 +142,20 @@ impl Group {
     /// The bytes of the files that a rank reads in a window: file, first byte, one past the last.
     pub fn reads(&self, rank: usize, window: usize) -> Vec<(usize, Range<u64>)> {
         let mut reads = Vec::new();
-        for (share, piece) in self.own(rank, window) {
-            let Some(tensor) = self.tensors.get(share.tensor) else { continue };
-            let region = self.region(tensor, share.claim, rank);
-            let at = |byte: u64| region.row_begin(byte / region.row_bytes) + byte % region.row_bytes;
-            reads.push((tensor.source, at(piece.begin)..at(piece.end - 1) + 1));
+        for (shard, shard_range) in self.own(rank, window) {
+            let Some(tensor) = self.tensors.get(shard.tensor) else { continue };
+            let range = self.range(tensor, shard.request_ref, rank);
+            let at = |byte: u64| range.row_begin(byte / range.row_bytes) + byte % range.row_bytes;
+            reads.push((tensor.source, at(shard_range.begin)..at(shard_range.end - 1) + 1));
         }
-        let (line, range) = match self.collective(window) {
+        let (schedule, range) = match self.collective(window) {
             Collective::None => return reads,
             Collective::Exchange => (&self.exchange, self.exchange.window(&self.tensors, rank, window)),
             Collective::Gather => (&self.gather, self.gather_range(rank, window)),
         };
-        for part in line.parts(&self.tensors, range) {
-            let source = self.tensors.get(part.tensor).map_or(0, |tensor| tensor.source);
-            reads.push((source, part.range));
+        for file_range in schedule.file_ranges(&self.tensors, range) {
+            let source = self.tensors.get(file_range.tensor).map_or(0, |tensor| tensor.source);
+            reads.push((source, file_range.range));
         }
         reads
     }
@@ -158,8 +163,8 @@ impl Group {
     /// For each rank how many bytes it sends to each rank in a window.
     pub fn sent_bytes(&self, window: usize) -> Vec<Vec<u64>> {
         let ranks = self.ranks();
-        let mut sent = vec![vec![0; ranks]; ranks];
-        for (sender, row) in sent.iter_mut().enumerate() {
+        let mut sends = vec![vec![0; ranks]; ranks];
+        for (sender, row) in sends.iter_mut().enumerate() {
             match self.collective(window) {
                 Collective::None => {}
                 Collective::Gather => {
@@ -168,18 +173,21 @@ impl Group {
                     others.for_each(|(_, bytes)| *bytes = range.end - range.start);
                 }
                 Collective::Exchange => {
-                    for part in self.exchange.parts(&self.tensors, self.exchange.window(&self.tensors, sender, window))
+                    for file_range in
+                        self.exchange.file_ranges(&self.tensors, self.exchange.window(&self.tensors, sender, window))
                     {
-                        for piece in self.pieces(&part).filter(|piece| piece.rank != sender) {
-                            if let Some(bytes) = row.get_mut(piece.rank) {
-                                *bytes += piece.bytes();
+                        for shard_range in
+                            self.shard_ranges(&file_range).filter(|shard_range| shard_range.rank != sender)
+                        {
+                            if let Some(bytes) = row.get_mut(shard_range.rank) {
+                                *bytes += shard_range.bytes();
                             }
                         }
                     }
                 }
             }
         }
-        sent
+        sends
     }
 
     /// What every rank adds to a gathering, filled up where a rank has less.
@@ -192,51 +200,52 @@ impl Group {
     }
 
     /// What the shares have of a range of a file, in the order of the claims.
-    fn pieces<'a>(&'a self, part: &'a Part) -> impl Iterator<Item = Piece> + 'a {
-        let tensor = self.tensors.get(part.tensor).into_iter();
-        tensor.flat_map(|tensor| self.shares(tensor)).filter_map(|(rank, item, region)| {
-            let (begin, end) = (region.bytes_before(part.range.start), region.bytes_before(part.range.end));
-            (begin < end).then_some(Piece { rank, item, begin, end })
+    fn shard_ranges<'a>(&'a self, file_range: &'a FileRange) -> impl Iterator<Item = ShardRange> + 'a {
+        let tensor = self.tensors.get(file_range.tensor).into_iter();
+        tensor.flat_map(|tensor| self.shards(tensor)).filter_map(|(rank, item, range)| {
+            let (begin, end) = (range.bytes_before(file_range.range.start), range.bytes_before(file_range.range.end));
+            (begin < end).then_some(ShardRange { rank, item, begin, end })
         })
     }
 
     /// The same of one rank.
-    fn pieces_of<'a>(&'a self, part: &'a Part, rank: usize) -> impl Iterator<Item = Piece> + 'a {
-        let tensor = self.tensors.get(part.tensor).into_iter();
+    fn shard_ranges_of<'a>(&'a self, file_range: &'a FileRange, rank: usize) -> impl Iterator<Item = ShardRange> + 'a {
+        let tensor = self.tensors.get(file_range.tensor).into_iter();
         tensor.flat_map(move |tensor| {
-            self.claims_of(tensor, rank).filter_map(move |claim| {
-                let region = self.region(tensor, claim, rank);
-                let (begin, end) = (region.bytes_before(part.range.start), region.bytes_before(part.range.end));
-                (begin < end).then_some(Piece { rank, item: claim.item, begin, end })
+            self.request_refs_of(tensor, rank).filter_map(move |request_ref| {
+                let range = self.range(tensor, request_ref, rank);
+                let (begin, end) =
+                    (range.bytes_before(file_range.range.start), range.bytes_before(file_range.range.end));
+                (begin < end).then_some(ShardRange { rank, item: request_ref.item, begin, end })
             })
         })
     }
 
     /// The part of what a rank reads for itself alone that it reads in a window: as much in each.
-    fn own(&self, rank: usize, window: usize) -> Vec<(OwnShare, Piece)> {
-        let shares = self.own_shares(rank);
-        let total = shares.iter().map(|share| u128::from(share.bytes)).sum::<u128>();
+    fn own(&self, rank: usize, window: usize) -> Vec<(OwnShard, ShardRange)> {
+        let shards = self.own_shards(rank);
+        let total = shards.iter().map(|shard| u128::from(shard.bytes)).sum::<u128>();
         let number = |value: usize| u128::try_from(value).unwrap_or(u128::MAX);
         let cut = |window: usize| {
             let at = total * number(window) / number(self.windows()).max(1);
             u64::try_from(at).unwrap_or(u64::MAX)
         };
         let (from, to) = (cut(window), cut(window + 1));
-        let mut pieces = Vec::new();
+        let mut shard_ranges = Vec::new();
         let mut at = 0_u64;
-        for &share in shares {
-            let item_bytes = self.tensors.get(share.tensor).map_or(1, |tensor| tensor.item_bytes);
-            let inside = |place: u64| {
-                let inside = place.saturating_sub(at).min(share.bytes);
+        for &shard in shards {
+            let item_bytes = self.tensors.get(shard.tensor).map_or(1, |tensor| tensor.item_bytes);
+            let inside = |plan_index: u64| {
+                let inside = plan_index.saturating_sub(at).min(shard.bytes);
                 // Both neighbours of a cut move it to the same element.
-                if inside == share.bytes { inside } else { inside - inside % item_bytes }
+                if inside == shard.bytes { inside } else { inside - inside % item_bytes }
             };
             let (begin, end) = (inside(from), inside(to));
             if begin < end {
-                pieces.push((share, Piece { rank, item: share.claim.item, begin, end }));
+                shard_ranges.push((shard, ShardRange { rank, item: shard.request_ref.item, begin, end }));
             }
-            at += share.bytes;
+            at += shard.bytes;
         }
-        pieces
+        shard_ranges
     }
 }

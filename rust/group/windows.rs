@@ -1,8 +1,8 @@
 //! Where lines are cut, so that what is on its way fits the buffers.
 
-use super::line::Line;
+use super::schedule::ExchangeSchedule;
 use super::{Group, Tensor};
-use crate::checkpoint::region::{Region, Span};
+use crate::checkpoint::region::{IndexRange, StridedRange};
 
 /// A window has room for an element of any dtype, whatever its limit is.
 const WINDOW_BYTES_MIN: u64 = 16;
@@ -20,41 +20,42 @@ struct OpenWindow {
 impl Group {
     /// Windows in which every rank reads as much as fits: twice that, since one window is on its way while the next is
     /// read, and twice what all ranks read.
-    pub(super) fn gather_cuts(&self, line: &Line) -> Vec<u64> {
+    pub(super) fn gather_cuts(&self, schedule: &ExchangeSchedule) -> Vec<u64> {
         let ranks = u64::try_from(self.ranks()).unwrap_or(u64::MAX);
         let step = (self.request.window_bytes / (2 * (ranks + 1))).max(WINDOW_BYTES_MIN) * ranks;
-        let windows = line.bytes().div_ceil(step);
-        (0..=windows).map(|window| line.aligned(&self.tensors, (window * step).min(line.bytes()))).collect()
+        let windows = schedule.bytes().div_ceil(step);
+        (0..=windows).map(|window| schedule.aligned(&self.tensors, (window * step).min(schedule.bytes()))).collect()
     }
 
-    /// Windows in which no rank sends or gets more than a fourth of the limit, of which `shares` is what each reads:
+    /// Windows in which no rank sends or gets more than a fourth of the limit, of which `shards` is what each reads:
     /// there are two buffers for each direction.
-    pub(super) fn exchange_cuts(&self, line: &Line, shares: &[u64]) -> Vec<u64> {
+    pub(super) fn exchange_cuts(&self, schedule: &ExchangeSchedule, rank_bytes: &[u64]) -> Vec<u64> {
         let room = (self.request.window_bytes / 4).max(WINDOW_BYTES_MIN);
-        let (largest, all) = (shares.iter().copied().max().unwrap_or(0), shares.iter().sum::<u64>().max(1));
+        let (largest, all) = (rank_bytes.iter().copied().max().unwrap_or(0), rank_bytes.iter().sum::<u64>().max(1));
         // A rank reads at most this much of a window, and sends that to some others.
-        let sent =
+        let sends =
             |bytes: u64, copies: u64| u128::from(bytes) * u128::from(largest) * u128::from(copies) / u128::from(all);
         let mut cuts = vec![0];
         let mut begin = 0;
         let mut open = OpenWindow { bytes: 0, got: vec![0; self.ranks()], copies: 0 };
-        for tensor in line.tensors(&self.tensors) {
-            let shares: Vec<(usize, Region)> = self.shares(tensor).map(|(rank, _, region)| (rank, region)).collect();
+        for tensor in schedule.tensors(&self.tensors) {
+            let shards: Vec<(usize, StridedRange)> =
+                self.shards(tensor).map(|(rank, _, range)| (rank, range)).collect();
             let end = tensor.hull.end;
             let copies_max = self.copies_max(tensor);
             let mut at = tensor.hull.start;
             while at < end {
                 let copies = open.copies.max(copies_max);
                 let fits = |to: u64| {
-                    let got = open.with(&shares, at, to);
-                    sent(open.bytes + (to - at), copies) <= u128::from(room) && got.iter().all(|&bytes| bytes <= room)
+                    let got = open.with(&shards, at, to);
+                    sends(open.bytes + (to - at), copies) <= u128::from(room) && got.iter().all(|&bytes| bytes <= room)
                 };
                 let mut to = if fits(end) { end } else { furthest(tensor, at, fits) };
                 if to == at && open.bytes == 0 {
                     // An element always fits.
                     to = (at + tensor.item_bytes).min(end);
                 }
-                (open.got, open.copies) = (open.with(&shares, at, to), copies);
+                (open.got, open.copies) = (open.with(&shards, at, to), copies);
                 open.bytes += to - at;
                 at = to;
                 if at < end {
@@ -72,12 +73,16 @@ impl Group {
 
     /// To how many ranks an element goes, at most: whoever wants it wants its index of each dimension.
     fn copies_max(&self, tensor: &Tensor) -> u64 {
-        let spans: Vec<Vec<Span>> =
-            self.claimants(tensor).map(|(claim, rank)| self.spans(tensor, claim, rank)).collect();
+        let index_ranges: Vec<Vec<IndexRange>> =
+            self.requesters(tensor).map(|(request_ref, rank)| self.index_ranges(tensor, request_ref, rank)).collect();
         let overlap = |dim: usize| {
-            let mut edges: Vec<(u64, i64)> = Vec::with_capacity(2 * spans.len());
-            for span in spans.iter().filter_map(|spans| spans.get(dim)).filter(|span| span.length > 0) {
-                edges.extend([(span.start, 1), (span.start + span.length, -1)]);
+            let mut edges: Vec<(u64, i64)> = Vec::with_capacity(2 * index_ranges.len());
+            for index_range in index_ranges
+                .iter()
+                .filter_map(|index_ranges| index_ranges.get(dim))
+                .filter(|index_range| index_range.length > 0)
+            {
+                edges.extend([(index_range.start, 1), (index_range.start + index_range.length, -1)]);
             }
             // Where one ends and another begins, the one ends first.
             edges.sort_unstable();
@@ -89,17 +94,17 @@ impl Group {
             u64::try_from(most).unwrap_or(0)
         };
         let overlaps = (0..tensor.shape.len()).map(overlap);
-        overlaps.min().unwrap_or(u64::try_from(spans.len()).unwrap_or(u64::MAX))
+        overlaps.min().unwrap_or(u64::try_from(index_ranges.len()).unwrap_or(u64::MAX))
     }
 }
 
 impl OpenWindow {
     /// What each rank gets if these bytes of a file are added.
-    fn with(&self, shares: &[(usize, Region)], from: u64, to: u64) -> Vec<u64> {
+    fn with(&self, shards: &[(usize, StridedRange)], from: u64, to: u64) -> Vec<u64> {
         let mut got = self.got.clone();
-        for (rank, region) in shares {
+        for (rank, range) in shards {
             if let Some(bytes) = got.get_mut(*rank) {
-                *bytes += region.bytes_before(to) - region.bytes_before(from);
+                *bytes += range.bytes_before(to) - range.bytes_before(from);
             }
         }
         got

@@ -14,10 +14,10 @@
 //! caller's stream behind them, and nobody waits for them on the host.
 
 use crate::checkpoint::Checkpoint;
-use crate::checkpoint::region::Wanted;
+use crate::checkpoint::region::TensorRegion;
 use crate::device::{Device, Scratch};
 use crate::error::{Error, Kind, Result};
-use crate::load::transfer::{Batch, Planner, Transfer, Witness};
+use crate::load::transfer::{Batch, Planner, Transfer, TransferObserver};
 use crate::options::Options;
 use crate::os::sigint::Watch;
 use crate::plan::Chunk;
@@ -28,7 +28,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 /// How long a waiting caller takes to notice a Ctrl-C, since a signal handler cannot wake it.
-const PATIENCE: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// In which order tensors are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub enum Order {
 pub struct Stream<D: Device> {
     device: Arc<D>,
     planner: Planner<D>,
-    shared: Arc<Shared<D::Mark>>,
+    shared: Arc<Shared<D::StreamEvent>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -56,28 +56,28 @@ struct Shared<M> {
     /// For each wanted tensor, how many of its placements have been submitted and not yet been made.
     outstanding: Box<[AtomicUsize]>,
     state: Mutex<State<M>>,
-    has_landed: Condvar,
+    has_ready: Condvar,
     has_work: Condvar,
 }
 
 struct State<M> {
-    fillings: VecDeque<Filling<M>>,
+    batches: VecDeque<SubmittedBatch<M>>,
     /// For each wanted tensor that was submitted, how many were before it.
-    places: BTreeMap<usize, usize>,
+    positions: BTreeMap<usize, usize>,
     submitted_count: usize,
     /// What nobody has taken yet, with what it has to be ordered behind. The key is when its turn is.
-    landed: BTreeMap<usize, (usize, Arc<M>)>,
-    landed_count: usize,
+    ready: BTreeMap<usize, (usize, Arc<M>)>,
+    ready_count: usize,
     taken_count: usize,
     is_closed: bool,
     failure: Option<Error>,
 }
 
-struct Filling<M> {
+struct SubmittedBatch<M> {
     batch: Batch,
     scratch: Scratch,
     /// Its memory may still be in use by what the caller had queued then.
-    queued: M,
+    after: M,
 }
 
 impl<D: Device + 'static> Stream<D> {
@@ -87,20 +87,20 @@ impl<D: Device + 'static> Stream<D> {
     /// `io` where a reader cannot be opened, `out-of-memory` where there can be no thread.
     pub fn open(
         checkpoint: &Checkpoint,
-        wanted: Arc<[Wanted]>,
+        regions: Arc<[TensorRegion]>,
         device: Arc<D>,
         options: Options,
         order: Order,
     ) -> Result<Self> {
         let shared = Arc::new(Shared {
             order,
-            outstanding: wanted.iter().map(|_| AtomicUsize::new(0)).collect(),
+            outstanding: regions.iter().map(|_| AtomicUsize::new(0)).collect(),
             state: Mutex::new(State::default()),
-            has_landed: Condvar::new(),
+            has_ready: Condvar::new(),
             has_work: Condvar::new(),
         });
-        let tally = Tally { device: Arc::clone(&device), shared: Arc::clone(&shared) };
-        let transfer = Transfer::open_with(checkpoint, wanted, Arc::clone(&device), options, tally)?;
+        let counter = LandingCounter { device: Arc::clone(&device), shared: Arc::clone(&shared) };
+        let transfer = Transfer::open_with(checkpoint, regions, Arc::clone(&device), options, counter)?;
         let planner = transfer.planner().clone();
         let thread = thread::Builder::new().name("fst stream".into()).spawn({
             let shared = Arc::clone(&shared);
@@ -118,9 +118,9 @@ impl<D: Device + 'static> Stream<D> {
     /// The caller's current stream is this one from now on.
     ///
     /// # Errors
-    /// Those of [`Device::follow`].
-    pub fn follow(&self, stream: u64) -> Result<()> {
-        self.device.follow(stream)
+    /// Those of [`Device::set_stream`].
+    pub fn set_stream(&self, stream: u64) -> Result<()> {
+        self.device.set_stream(stream)
     }
 
     /// Lets the thread carry out a filling after those before it, behind what the caller has queued until now.
@@ -134,22 +134,22 @@ impl<D: Device + 'static> Stream<D> {
     /// # Errors
     /// `device`, from the driver; nothing was submitted then.
     pub unsafe fn submit(&self, tensors: &[usize], batch: Batch, scratch: Scratch) -> Result<()> {
-        let queued = self.device.queued()?;
-        for tensor in batch.chunks().iter().flat_map(Chunk::wanted) {
+        let after = self.device.record_caller()?;
+        for tensor in batch.chunks().iter().flat_map(Chunk::tensors) {
             self.shared.outstanding(tensor)?.fetch_add(1, Ordering::Relaxed);
         }
-        let nothing = Arc::new(self.device.started()?);
+        let nothing = Arc::new(self.device.record_copies()?);
         let mut state = self.shared.lock();
         for &tensor in tensors {
-            let place = state.submitted_count;
-            state.places.insert(tensor, place);
+            let position = state.submitted_count;
+            state.positions.insert(tensor, position);
             state.submitted_count += 1;
             if self.shared.outstanding(tensor)?.load(Ordering::Relaxed) == 0 {
                 // It has no bytes.
-                state.land(self.shared.order, tensor, &nothing);
+                state.mark_ready(self.shared.order, tensor, &nothing);
             }
         }
-        state.fillings.push_back(Filling { batch, scratch, queued });
+        state.batches.push_back(SubmittedBatch { batch, scratch, after });
         self.shared.has_work.notify_one();
         Ok(())
     }
@@ -163,12 +163,12 @@ impl<D: Device + 'static> Stream<D> {
     pub fn take(&self) -> Result<usize> {
         let mut watch = None;
         let mut state = self.shared.lock();
-        let (tensor, mark) = loop {
+        let (tensor, event) = loop {
             let is_over = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
             let turn = state.taken_count;
-            if let Some(landed) = state.landed.remove(&turn) {
+            if let Some(ready) = state.ready.remove(&turn) {
                 state.taken_count += 1;
-                break landed;
+                break ready;
             }
             if let Some(error) = &state.failure {
                 return Err(error.clone());
@@ -180,11 +180,11 @@ impl<D: Device + 'static> Stream<D> {
                 return Err(Error::new(Kind::Internal, format!("of {turn} tensors there is no next one")));
             }
             watch.get_or_insert_with(Watch::begin).check()?;
-            let waited = self.shared.has_landed.wait_timeout(state, PATIENCE);
+            let waited = self.shared.has_ready.wait_timeout(state, POLL_INTERVAL);
             state = waited.map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state);
         };
         drop(state);
-        self.device.order(&mark)?;
+        self.device.make_caller_wait(&event)?;
         Ok(tensor)
     }
 
@@ -222,11 +222,11 @@ fn panicked() -> Error {
 }
 
 /// Carries out fillings until there will be no more or one fails.
-fn work<D: Device>(mut transfer: Transfer<D, Tally<D>>, shared: &Shared<D::Mark>) {
+fn work<D: Device>(mut transfer: Transfer<D, LandingCounter<D>>, shared: &Shared<D::StreamEvent>) {
     let mut work = || {
-        while let Some(filling) = shared.next_filling(|| transfer.rest())? {
+        while let Some(submitted) = shared.next_batch(|| transfer.release_staging())? {
             // SAFETY: the promise of whoever submitted it.
-            unsafe { transfer.fill_behind(&filling.queued, &filling.batch, filling.scratch) }?;
+            unsafe { transfer.fill_after(&submitted.after, &submitted.batch, submitted.scratch) }?;
         }
         Ok(())
     };
@@ -236,7 +236,7 @@ fn work<D: Device>(mut transfer: Transfer<D, Tally<D>>, shared: &Shared<D::Mark>
         && error.kind() != Kind::Interrupted
     {
         shared.lock().failure = Some(error);
-        shared.has_landed.notify_all();
+        shared.has_ready.notify_all();
     }
 }
 
@@ -251,36 +251,36 @@ impl<M> Shared<M> {
     }
 
     /// Waits for a filling, without holding on to staging meanwhile. `None` when the stream is closed.
-    fn next_filling(&self, rest: impl FnOnce() -> Result<()>) -> Result<Option<Filling<M>>> {
-        let is_idle = |state: &mut State<M>| !state.is_closed && state.fillings.is_empty();
+    fn next_batch(&self, release_staging: impl FnOnce() -> Result<()>) -> Result<Option<SubmittedBatch<M>>> {
+        let is_idle = |state: &mut State<M>| !state.is_closed && state.batches.is_empty();
         if is_idle(&mut self.lock()) {
-            rest()?;
+            release_staging()?;
         }
         let waited = self.has_work.wait_while(self.lock(), is_idle);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner);
-        Ok(if state.is_closed { None } else { state.fillings.pop_front() })
+        Ok(if state.is_closed { None } else { state.batches.pop_front() })
     }
 }
 
 impl<M> State<M> {
-    fn land(&mut self, order: Order, tensor: usize, mark: &Arc<M>) {
+    fn mark_ready(&mut self, order: Order, tensor: usize, event: &Arc<M>) {
         let turn = match order {
-            Order::Submitted => self.places.get(&tensor).copied().unwrap_or(usize::MAX),
-            Order::Ready => self.landed_count,
+            Order::Submitted => self.positions.get(&tensor).copied().unwrap_or(usize::MAX),
+            Order::Ready => self.ready_count,
         };
-        self.landed_count += 1;
-        self.landed.insert(turn, (tensor, Arc::clone(mark)));
+        self.ready_count += 1;
+        self.ready.insert(turn, (tensor, Arc::clone(event)));
     }
 }
 
 impl<M> Default for State<M> {
     fn default() -> Self {
         State {
-            fillings: VecDeque::new(),
-            places: BTreeMap::new(),
+            batches: VecDeque::new(),
+            positions: BTreeMap::new(),
             submitted_count: 0,
-            landed: BTreeMap::new(),
-            landed_count: 0,
+            ready: BTreeMap::new(),
+            ready_count: 0,
             taken_count: 0,
             is_closed: false,
             failure: None,
@@ -289,12 +289,12 @@ impl<M> Default for State<M> {
 }
 
 /// Counts what the workers have placed.
-struct Tally<D: Device> {
+struct LandingCounter<D: Device> {
     device: Arc<D>,
-    shared: Arc<Shared<D::Mark>>,
+    shared: Arc<Shared<D::StreamEvent>>,
 }
 
-impl<D: Device> Witness for Tally<D> {
+impl<D: Device> TransferObserver for LandingCounter<D> {
     fn check(&self) -> Result<()> {
         if self.shared.lock().is_closed {
             return Err(Error::new(Kind::Interrupted, "the stream was closed"));
@@ -302,21 +302,21 @@ impl<D: Device> Witness for Tally<D> {
         Ok(())
     }
 
-    fn has_started(&self, chunk: &Chunk) -> Result<()> {
-        let mut landed = Vec::new();
-        for tensor in chunk.wanted() {
+    fn copies_started(&self, chunk: &Chunk) -> Result<()> {
+        let mut ready = Vec::new();
+        for tensor in chunk.tensors() {
             // Whoever makes the last placement sees the start of all the others' copies.
             if self.shared.outstanding(tensor)?.fetch_sub(1, Ordering::AcqRel) == 1 {
-                landed.push(tensor);
+                ready.push(tensor);
             }
         }
-        if !landed.is_empty() {
-            let mark = Arc::new(self.device.started()?);
+        if !ready.is_empty() {
+            let event = Arc::new(self.device.record_copies()?);
             let mut state = self.shared.lock();
-            for tensor in landed {
-                state.land(self.shared.order, tensor, &mark);
+            for tensor in ready {
+                state.mark_ready(self.shared.order, tensor, &event);
             }
-            self.shared.has_landed.notify_all();
+            self.shared.has_ready.notify_all();
         }
         Ok(())
     }

@@ -2,13 +2,13 @@
 //! lie in a mapped file.
 
 use crate::checkpoint::Checkpoint;
-use crate::checkpoint::region::Wanted;
+use crate::checkpoint::region::TensorRegion;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::options::Options;
 use crate::profile::{self, Stage};
 use crate::reader::mmap::Mapping;
-use crate::reader::{self, Chosen, ReaderKind, Target, read_ahead};
+use crate::reader::{self, ChosenReader, MemoryKind, ReaderKind, read_ahead};
 use crate::source::Source;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -20,11 +20,11 @@ use std::sync::{Arc, Mutex, TryLockError};
 /// changing one changed the other would be one tensor.
 #[derive(Default)]
 pub struct Mappings {
-    files: Mutex<BTreeMap<usize, Lent>>,
+    files: Mutex<BTreeMap<usize, LentRanges>>,
 }
 
 /// What is lent of a mapping: for each range its end.
-struct Lent {
+struct LentRanges {
     mapping: Arc<Mapping>,
     ends: BTreeMap<u64, u64>,
 }
@@ -55,15 +55,15 @@ impl Mappings {
             // A child whose parent forked while another thread was here would wait for ever.
             Err(TryLockError::WouldBlock) => return Ok(Arc::new(Mapping::open(source)?)),
         };
-        let is_free = |lent: &Lent| ranges.iter().all(|(_, range)| lent.is_free(range));
-        let fresh = || Ok(Lent { mapping: Arc::new(Mapping::open(source)?), ends: BTreeMap::new() });
+        let is_free = |lent: &LentRanges| ranges.iter().all(|(_, range)| lent.is_free(range));
+        let new_mapping = || Ok(LentRanges { mapping: Arc::new(Mapping::open(source)?), ends: BTreeMap::new() });
         let lent = match files.entry(index) {
-            Entry::Vacant(place) => place.insert(fresh()?),
-            Entry::Occupied(mut place) => {
-                if !is_free(place.get()) {
-                    place.insert(fresh()?);
+            Entry::Vacant(vacant) => vacant.insert(new_mapping()?),
+            Entry::Occupied(mut occupied) => {
+                if !is_free(occupied.get()) {
+                    occupied.insert(new_mapping()?);
                 }
-                place.into_mut()
+                occupied.into_mut()
             }
         };
         lent.ends.extend(ranges.iter().map(|(_, range)| (range.start, range.end)));
@@ -71,7 +71,7 @@ impl Mappings {
     }
 }
 
-impl Lent {
+impl LentRanges {
     fn is_free(&self, range: &Range<u64>) -> bool {
         self.ends.range(..range.end).next_back().is_none_or(|(_, &end)| end <= range.start)
     }
@@ -79,18 +79,18 @@ impl Lent {
 
 /// For each wanted tensor its place in a mapping, or none if it has to be read.
 pub struct Views {
-    places: Vec<Option<Place>>,
+    ranges: Vec<Option<MappedRange>>,
 }
 
 /// Where a view lies.
-struct Place {
+struct MappedRange {
     mapping: Arc<Mapping>,
     range: Range<u64>,
 }
 
 /// A file that views are wanted of.
 struct File {
-    chosen: Chosen,
+    chosen: ChosenReader,
     views: Vec<(usize, Range<u64>)>,
 }
 
@@ -103,26 +103,26 @@ impl Views {
     pub fn open(
         checkpoint: &Checkpoint,
         mappings: &Mappings,
-        wanted: &[Wanted],
+        regions: &[TensorRegion],
         dtypes: &[Option<Dtype>],
         options: &Options,
     ) -> Result<Views> {
-        checkpoint.check_headers(wanted.iter().map(|tensor| tensor.source))?;
+        checkpoint.check_headers(regions.iter().map(|tensor| tensor.source))?;
         let mut files: BTreeMap<usize, File> = BTreeMap::new();
-        for (tensor, (wanted, dtype)) in wanted.iter().zip(dtypes).enumerate() {
-            let Some(range) = viewable(wanted).filter(|_| *dtype == Some(wanted.dtype)) else { continue };
-            let file = match files.entry(wanted.source) {
+        for (tensor, (region, dtype)) in regions.iter().zip(dtypes).enumerate() {
+            let Some(range) = viewable(region).filter(|_| *dtype == Some(region.dtype)) else { continue };
+            let file = match files.entry(region.source) {
                 Entry::Occupied(file) => file.into_mut(),
-                Entry::Vacant(place) => {
-                    let chosen = reader::choose(options, checkpoint.source(wanted.source)?, Target::NewHostMemory)?;
-                    place.insert(File { chosen, views: Vec::new() })
+                Entry::Vacant(vacant) => {
+                    let chosen = reader::choose(options, checkpoint.source(region.source)?, MemoryKind::NewHostMemory)?;
+                    vacant.insert(File { chosen, views: Vec::new() })
                 }
             };
             if file.chosen.kind == ReaderKind::Mmap {
                 file.views.push((tensor, range));
             }
         }
-        let mut views = Views { places: wanted.iter().map(|_| None).collect() };
+        let mut views = Views { ranges: regions.iter().map(|_| None).collect() };
         for (&index, file) in &mut files {
             if !file.views.is_empty() {
                 let source = checkpoint.source(index)?;
@@ -135,7 +135,7 @@ impl Views {
 
     /// Where a tensor lies, if it is a view.
     pub fn address(&self, tensor: usize) -> Option<u64> {
-        self.places.get(tensor)?.as_ref().and_then(|place| place.mapping.address(place.range.start))
+        self.ranges.get(tensor)?.as_ref().and_then(|mapped| mapped.mapping.address(mapped.range.start))
     }
 
     /// What keeps the bytes of a view for as long as it lives.
@@ -144,8 +144,8 @@ impl Views {
     /// `internal` where the tensor is no view.
     pub fn guard(&self, tensor: usize) -> Result<ViewGuard> {
         let none = || Error::new(Kind::Internal, format!("tensor {tensor} is no view"));
-        let place = self.places.get(tensor).and_then(Option::as_ref).ok_or_else(none)?;
-        Ok(ViewGuard { mapping: Arc::clone(&place.mapping), range: place.range.clone() })
+        let mapped = self.ranges.get(tensor).and_then(Option::as_ref).ok_or_else(none)?;
+        Ok(ViewGuard { mapping: Arc::clone(&mapped.mapping), range: mapped.range.clone() })
     }
 
     /// Gives the views of a file their places. Bytes that are wanted twice are a view once, and the second is read.
@@ -170,8 +170,8 @@ impl Views {
         drop(span);
         read_ahead::start(source, &mapping, views.iter().map(|(_, range)| range.clone()));
         for (tensor, range) in views.drain(..) {
-            if let Some(place) = self.places.get_mut(tensor) {
-                *place = Some(Place { mapping: Arc::clone(&mapping), range });
+            if let Some(mapped) = self.ranges.get_mut(tensor) {
+                *mapped = Some(MappedRange { mapping: Arc::clone(&mapping), range });
             }
         }
         Ok(())
@@ -179,7 +179,7 @@ impl Views {
 }
 
 /// The bytes of a tensor that can be used where it lies: in one piece, and aligned as its elements need it.
-fn viewable(wanted: &Wanted) -> Option<Range<u64>> {
-    let is_aligned = |range: &Range<u64>| range.start.is_multiple_of(wanted.dtype.item_bytes());
-    wanted.contiguous().filter(|range| !range.is_empty() && is_aligned(range))
+fn viewable(region: &TensorRegion) -> Option<Range<u64>> {
+    let is_aligned = |range: &Range<u64>| range.start.is_multiple_of(region.dtype.item_bytes());
+    region.contiguous().filter(|range| !range.is_empty() && is_aligned(range))
 }

@@ -1,13 +1,13 @@
 //! What is wanted as rows of a file, in the order in which they are read.
 
-use super::{Destination, Limits, Placement, bytes_after, to_usize};
-use crate::checkpoint::region::{Repeat, Wanted};
+use super::{Destination, Limits, SlotCopy, bytes_after, to_usize};
+use crate::checkpoint::region::{Stride, TensorRegion};
 use crate::convert::cast::Cast;
 
 /// Rows of a file that go, one behind the other, to an address.
 #[derive(Clone, Copy)]
 pub(super) struct Run {
-    pub(super) wanted: usize,
+    pub(super) tensor: usize,
     pub(super) source: usize,
     pub(super) begin: u64,
     pub(super) row_bytes: u64,
@@ -36,9 +36,9 @@ impl Run {
         self.rows > 1 && !limits.are_near(self.row_bytes, self.stride)
     }
 
-    pub(super) fn placement(&self, slot_begin: u64, row: u64, rows: u64, slot_stride: u64) -> Placement {
-        Placement {
-            wanted: self.wanted,
+    pub(super) fn slot_copy(&self, slot_begin: u64, row: u64, rows: u64, slot_stride: u64) -> SlotCopy {
+        SlotCopy {
+            tensor: self.tensor,
             slot_begin: to_usize(slot_begin),
             row_bytes: to_usize(self.row_bytes),
             rows: to_usize(rows),
@@ -93,26 +93,26 @@ pub(super) fn split_shared_rows(runs: &mut Vec<Run>, limits: &Limits) {
 
 /// A destination may begin and end in the middle of rows: a part of a row, whole rows, a part of a row.
 /// A row longer than a chunk becomes several, so that whoever wants the same bytes finds them in the same chunks.
-pub(super) fn push_runs(tensor: &Wanted, destination: &Destination, limits: &Limits, runs: &mut Vec<Run>) {
-    let region = &tensor.region;
-    let Destination { wanted, address, cast, .. } = *destination;
+pub(super) fn push_runs(region: &TensorRegion, destination: &Destination, limits: &Limits, runs: &mut Vec<Run>) {
+    let range = &region.range;
+    let Destination { tensor, address, cast, .. } = *destination;
     // A run has rows of the innermost repeat alone.
-    let innermost = region.repeats.last().copied().unwrap_or(Repeat { count: 1, stride: region.row_bytes });
-    let stride = innermost.stride;
+    let innermost = range.strides.last().copied().unwrap_or(Stride { count: 1, bytes: range.row_bytes });
+    let stride = innermost.bytes;
     let mut at = destination.begin;
     while at < destination.end {
-        let (row, column) = (at / region.row_bytes, at % region.row_bytes);
-        let offset = region.row_begin(row) + column;
-        let part_bytes = limits.part_bytes(offset, tensor.dtype.item_bytes());
+        let (row, column) = (at / range.row_bytes, at % range.row_bytes);
+        let offset = range.row_begin(row) + column;
+        let part_bytes = limits.part_bytes(offset, region.dtype.item_bytes());
         let left = destination.end - at;
-        let rows_left = (left / region.row_bytes).min(innermost.count - row % innermost.count);
+        let rows_left = (left / range.row_bytes).min(innermost.count - row % innermost.count);
         let whole_rows = if column == 0 { rows_left } else { 0 };
         let (row_bytes, rows) = match whole_rows {
-            0 => (left.min(region.row_bytes - column).min(part_bytes), 1),
-            _ if region.row_bytes > limits.row_bytes_max() => (region.row_bytes.min(part_bytes), 1),
-            rows => (region.row_bytes, rows.min(limits.rows_in_cell(offset, region.row_bytes, stride))),
+            0 => (left.min(range.row_bytes - column).min(part_bytes), 1),
+            _ if range.row_bytes > limits.row_bytes_max() => (range.row_bytes.min(part_bytes), 1),
+            rows => (range.row_bytes, rows.min(limits.rows_in_cell(offset, range.row_bytes, stride))),
         };
-        let whole = Run { wanted, source: tensor.source, begin: offset, row_bytes, rows, stride, address, cast };
+        let whole = Run { tensor, source: region.source, begin: offset, row_bytes, rows, stride, address, cast };
         runs.push(Run { address: whole.address_of(at - destination.begin), ..whole });
         at += row_bytes * rows;
     }

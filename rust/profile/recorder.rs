@@ -80,7 +80,7 @@ impl Recorder {
         }
         let row = match entry.track {
             Track::Load => 0,
-            Track::Thread(row) | Track::Lane { lane: row, .. } => row,
+            Track::Thread(row) | Track::CopyStream { copy_stream: row, .. } => row,
         };
         if let Some(shard) = self.shards.get(row % SHARDS) {
             lock(shard).push(entry.clone());

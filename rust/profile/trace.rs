@@ -78,7 +78,7 @@ fn row_of(entry: &Entry, loads: &mut Loads) -> Row {
     match entry.track {
         Track::Load => (LOADS, loads.place(entry)),
         Track::Thread(row) => (HOST, row),
-        Track::Lane { ordinal, lane } => (FIRST_GPU + i64::from(ordinal), lane),
+        Track::CopyStream { ordinal, copy_stream } => (FIRST_GPU + i64::from(ordinal), copy_stream),
     }
 }
 

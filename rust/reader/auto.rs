@@ -2,9 +2,9 @@
 //! there, and the rest comes past it.
 
 use super::page_cache::{self, Run};
-use super::ring::Kernel;
+use super::ring::RingKernel;
 use super::uring::{Rings, UringReader};
-use super::{Buffer, Reader, ReaderKind};
+use super::{Reader, ReaderKind, SlotBuffer};
 use crate::error::Result;
 use crate::plan::Read;
 use crate::profile;
@@ -15,7 +15,7 @@ use std::sync::{Arc, OnceLock};
 const UNIT_BYTES: u64 = 128 << 10;
 
 /// A reader of one file that is read directly where it is cold.
-pub struct AutoReader<K: Kernel> {
+pub struct AutoReader<K: RingKernel> {
     source: Arc<Source>,
     rings: Arc<Rings<K>>,
     alignment: u64,
@@ -24,7 +24,7 @@ pub struct AutoReader<K: Kernel> {
     direct: OnceLock<std::result::Result<UringReader<K>, String>>,
 }
 
-impl<K: Kernel> AutoReader<K> {
+impl<K: RingKernel> AutoReader<K> {
     /// A reader that reads what is cached with `buffered`.
     ///
     /// # Errors
@@ -52,7 +52,7 @@ impl<K: Kernel> AutoReader<K> {
     }
 }
 
-impl<K: Kernel> Reader for AutoReader<K> {
+impl<K: RingKernel> Reader for AutoReader<K> {
     fn alignment(&self) -> u64 {
         self.alignment
     }
@@ -65,7 +65,7 @@ impl<K: Kernel> Reader for AutoReader<K> {
         self.buffered.read(offset, into)
     }
 
-    fn fill(&self, reads: &[Read], buffer: Buffer<'_>) -> Result<()> {
+    fn fill(&self, reads: &[Read], buffer: SlotBuffer<'_>) -> Result<()> {
         // One question for many small reads, and an answer that they nearly always have.
         let span = reads.first().zip(reads.last()).map(|(first, last)| first.offset..end_of(last));
         if reads.len() > 1 && span.is_some_and(|span| page_cache::is_all_cached(&self.source, &span)) {
@@ -80,7 +80,7 @@ impl<K: Kernel> Reader for AutoReader<K> {
             }
         }
         if !cached.is_empty() {
-            self.buffered.fill(&cached, Buffer { id: buffer.id, bytes: buffer.bytes })?;
+            self.buffered.fill(&cached, SlotBuffer { id: buffer.id, bytes: buffer.bytes })?;
         }
         if cold.is_empty() {
             return Ok(());

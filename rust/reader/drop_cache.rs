@@ -2,7 +2,7 @@
 //! push out what other programs on the machine keep there.
 
 use super::page_cache::{self, Advice};
-use super::{Buffer, Reader};
+use super::{Reader, SlotBuffer};
 use crate::error::Result;
 use crate::plan::Read;
 use crate::source::Source;
@@ -45,7 +45,7 @@ impl<R: Reader> Reader for DropCacheReader<R> {
         read
     }
 
-    fn fill(&self, reads: &[Read], buffer: Buffer<'_>) -> Result<()> {
+    fn fill(&self, reads: &[Read], buffer: SlotBuffer<'_>) -> Result<()> {
         let filled = self.inner.fill(reads, buffer);
         for read in reads {
             self.drop_pages(read.offset, read.length);

@@ -1,6 +1,6 @@
 //! Tells a profile what another reader reads.
 
-use super::{Buffer, Reader, ReaderKind};
+use super::{Reader, ReaderKind, SlotBuffer};
 use crate::error::Result;
 use crate::plan::Read;
 use crate::profile::{self, Count, Detail, Span, Stage};
@@ -41,7 +41,7 @@ impl Reader for Recorded {
         self.reader.read(offset, into)
     }
 
-    fn fill(&self, reads: &[Read], buffer: Buffer<'_>) -> Result<()> {
+    fn fill(&self, reads: &[Read], buffer: SlotBuffer<'_>) -> Result<()> {
         let _span = self.span(reads.len(), reads.iter().map(|read| read.length).sum());
         self.reader.fill(reads, buffer)
     }

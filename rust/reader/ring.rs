@@ -11,7 +11,7 @@ use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 /// An operating system that can read past its page cache.
-pub trait Kernel: Send + Sync {
+pub trait RingKernel: Send + Sync {
     /// Its rings.
     type Ring: Ring;
 
@@ -80,7 +80,7 @@ pub const BUSY_WAIT: Duration = Duration::from_millis(1);
 #[derive(Debug, Default)]
 pub struct Linux;
 
-impl Kernel for Linux {
+impl RingKernel for Linux {
     type Ring = LinuxRing;
 
     fn open(&self, source: &Source) -> io::Result<File> {

@@ -5,8 +5,8 @@
 //! leaves the room in the slot, so the bytes around a read that nobody wants
 //! come in the same request, and head and tail need none of their own.
 
-use super::ring::{BUSY_WAIT, Kernel, Request, Ring};
-use super::{Buffer, Reader};
+use super::ring::{BUSY_WAIT, Request, Ring, RingKernel};
+use super::{Reader, SlotBuffer};
 use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::plan::Read;
@@ -24,7 +24,7 @@ const REQUEST_BYTES: usize = 512 << 10;
 const ALIGNMENT_MAX: u64 = 4 << 10;
 
 /// The rings of a load, which its readers share. A ring serves one worker at a time.
-pub struct Rings<K: Kernel> {
+pub struct Rings<K: RingKernel> {
     kernel: K,
     workers: usize,
     queue_depth: usize,
@@ -32,7 +32,7 @@ pub struct Rings<K: Kernel> {
     spare: Mutex<Vec<K::Ring>>,
 }
 
-impl<K: Kernel> Rings<K> {
+impl<K: RingKernel> Rings<K> {
     /// No ring yet; each is made when it is needed.
     pub fn new(kernel: K, options: &Options) -> Self {
         let &Options { threads, queue_depth, chunk_bytes, .. } = options;
@@ -77,7 +77,7 @@ impl<K: Kernel> Rings<K> {
 }
 
 /// A reader with O_DIRECT through io_uring(7).
-pub struct UringReader<K: Kernel> {
+pub struct UringReader<K: RingKernel> {
     source: Arc<Source>,
     file: File,
     alignment: u64,
@@ -86,7 +86,7 @@ pub struct UringReader<K: Kernel> {
     buffered: Arc<dyn Reader>,
 }
 
-impl<K: Kernel> UringReader<K> {
+impl<K: RingKernel> UringReader<K> {
     /// Opens the file for direct reads, and tries one. `buffered` reads the same file, and serves what direct reads
     /// cannot: single bytes, and what the file's last read did not bring.
     ///
@@ -113,8 +113,9 @@ impl<K: Kernel> UringReader<K> {
         struct Block([u8; 4096]);
         let mut block = Box::new(Block([0; 4096]));
         let slot = 0..block.0.len();
-        let piece = Piece { offset: 0, slot, wanted: 0..self.source.length.min(ALIGNMENT_MAX) };
-        let answers = self.ask(&[piece], &mut block.0).map_err(|error| format!("no ring can be used: {error}"))?;
+        let aligned_read = AlignedRead { offset: 0, slot, requested: 0..self.source.length.min(ALIGNMENT_MAX) };
+        let answers =
+            self.ask(&[aligned_read], &mut block.0).map_err(|error| format!("no ring can be used: {error}"))?;
         match answers.refusal.or(answers.failure.map(|(_, error)| error)) {
             Some(error) => Err(format!("a direct read fails: {error}")),
             None if answers.missing.is_empty() => Ok(()),
@@ -123,34 +124,34 @@ impl<K: Kernel> UringReader<K> {
     }
 
     /// The pieces of a read, or `None` where the slot has no room to widen it.
-    fn pieces(&self, read: &Read, bytes: &[u8]) -> Option<Vec<Piece>> {
+    fn aligned_reads(&self, read: &Read, bytes: &[u8]) -> Option<Vec<AlignedRead>> {
         let alignment = usize::try_from(self.alignment).ok()?;
-        let wanted = read.offset..read.offset.checked_add(u64::try_from(read.length).ok()?)?;
-        let begin = wanted.start - wanted.start % self.alignment;
-        let before = usize::try_from(wanted.start - begin).ok()?;
+        let requested = read.offset..read.offset.checked_add(u64::try_from(read.length).ok()?)?;
+        let begin = requested.start - requested.start % self.alignment;
+        let before = usize::try_from(requested.start - begin).ok()?;
         let slot_begin = read.slot_begin.checked_sub(before)?;
         let length = before.checked_add(read.length)?.checked_next_multiple_of(alignment)?;
         let is_aligned = bytes.as_ptr().addr().is_multiple_of(alignment) && slot_begin.is_multiple_of(alignment);
         if !is_aligned || slot_begin.checked_add(length)? > bytes.len() {
             return None;
         }
-        let pieces = (0..length).step_by(REQUEST_BYTES).map(|done| {
+        let aligned_reads = (0..length).step_by(REQUEST_BYTES).map(|done| {
             let length = REQUEST_BYTES.min(length - done);
             let offset = begin.checked_add(u64::try_from(done).ok()?)?;
             let end = offset.checked_add(u64::try_from(length).ok()?)?;
             let slot = slot_begin + done..slot_begin + done + length;
-            Some(Piece { offset, slot, wanted: wanted.start.max(offset)..wanted.end.min(end) })
+            Some(AlignedRead { offset, slot, requested: requested.start.max(offset)..requested.end.min(end) })
         });
-        pieces.collect()
+        aligned_reads.collect()
     }
 
     /// Has the kernel read the pieces. It writes to `bytes` no more when this returns.
     ///
     /// # Errors
     /// When there is no ring that works, and nothing is known of the pieces.
-    fn ask(&self, pieces: &[Piece], bytes: &mut [u8]) -> io::Result<Answers> {
+    fn ask(&self, aligned_reads: &[AlignedRead], bytes: &mut [u8]) -> io::Result<Answers> {
         let mut ring = self.rings.take()?;
-        match self.converse(&mut ring, pieces, bytes) {
+        match self.converse(&mut ring, aligned_reads, bytes) {
             Ok(answers) => {
                 self.rings.spare().push(ring);
                 Ok(answers)
@@ -164,16 +165,16 @@ impl<K: Kernel> UringReader<K> {
 
     /// # Errors
     /// Those of the ring, which may still have requests then.
-    fn converse(&self, ring: &mut K::Ring, pieces: &[Piece], bytes: &mut [u8]) -> io::Result<Answers> {
+    fn converse(&self, ring: &mut K::Ring, aligned_reads: &[AlignedRead], bytes: &mut [u8]) -> io::Result<Answers> {
         let mut answers = Answers::default();
-        let mut todo: VecDeque<usize> = (0..pieces.len()).collect();
+        let mut todo: VecDeque<usize> = (0..aligned_reads.len()).collect();
         let mut asked = 0;
         loop {
             while asked < self.depth
                 && answers.failure.is_none()
                 && let Some(index) = todo.pop_front()
             {
-                let request = pieces.get(index).and_then(|piece| piece.request(index, bytes));
+                let request = aligned_reads.get(index).and_then(|aligned_read| aligned_read.request(index, bytes));
                 let request = request.ok_or(io::ErrorKind::InvalidInput)?;
                 // SAFETY: the memory is a part of `bytes`, which `ask` has until every request has been answered or
                 // the ring has settled. The file is open for as long as we live.
@@ -190,19 +191,19 @@ impl<K: Kernel> UringReader<K> {
             }
             while let Some((index, result)) = ring.answer() {
                 asked -= 1;
-                let piece = pieces.get(index).ok_or(io::ErrorKind::InvalidData)?;
+                let aligned_read = aligned_reads.get(index).ok_or(io::ErrorKind::InvalidData)?;
                 match result {
-                    Ok(count) => answers.missing.extend(piece.missing(count)),
+                    Ok(count) => answers.missing.extend(aligned_read.missing(count)),
                     Err(error) if is_for_now(&error) => {
                         is_busy |= !is_interrupted(&error);
                         todo.push_front(index);
                     }
                     // What the probe was allowed is refused here; the page cache takes every read.
                     Err(error) if is_refusal(&error) => {
-                        answers.missing.extend(piece.missing(0));
+                        answers.missing.extend(aligned_read.missing(0));
                         answers.refusal = Some(error);
                     }
-                    Err(error) => answers.fail(piece.wanted.start, error),
+                    Err(error) => answers.fail(aligned_read.requested.start, error),
                 }
             }
             if is_busy {
@@ -211,12 +212,12 @@ impl<K: Kernel> UringReader<K> {
         }
     }
 
-    fn buffered(&self, reads: &[Read], buffer: &mut Buffer<'_>) -> Result<()> {
-        self.buffered.fill(reads, Buffer { id: buffer.id, bytes: buffer.bytes })
+    fn buffered(&self, reads: &[Read], buffer: &mut SlotBuffer<'_>) -> Result<()> {
+        self.buffered.fill(reads, SlotBuffer { id: buffer.id, bytes: buffer.bytes })
     }
 }
 
-impl<K: Kernel> Reader for UringReader<K> {
+impl<K: RingKernel> Reader for UringReader<K> {
     fn alignment(&self) -> u64 {
         self.alignment
     }
@@ -225,11 +226,11 @@ impl<K: Kernel> Reader for UringReader<K> {
         self.buffered.read(offset, into)
     }
 
-    fn fill(&self, reads: &[Read], mut buffer: Buffer<'_>) -> Result<()> {
-        let pieces: Option<Vec<_>> = reads.iter().map(|read| self.pieces(read, buffer.bytes)).collect();
-        let Some(pieces) = pieces else { return self.buffered(reads, &mut buffer) };
-        let pieces = pieces.concat();
-        let answers = match self.ask(&pieces, buffer.bytes) {
+    fn fill(&self, reads: &[Read], mut buffer: SlotBuffer<'_>) -> Result<()> {
+        let aligned_reads: Option<Vec<_>> = reads.iter().map(|read| self.aligned_reads(read, buffer.bytes)).collect();
+        let Some(aligned_reads) = aligned_reads else { return self.buffered(reads, &mut buffer) };
+        let aligned_reads = aligned_reads.concat();
+        let answers = match self.ask(&aligned_reads, buffer.bytes) {
             Ok(answers) => answers,
             Err(error) => {
                 tracing::info!(path = %self.source.path.display(), %error, "no ring; read through the page cache");
@@ -250,16 +251,16 @@ impl<K: Kernel> Reader for UringReader<K> {
 
 /// A part of a read, widened to the alignment: one request.
 #[derive(Clone, Debug)]
-struct Piece {
+struct AlignedRead {
     /// The first byte in the file.
     offset: u64,
     /// Where the piece lies in the slot.
     slot: Range<usize>,
     /// Which bytes of the file somebody wants of it.
-    wanted: Range<u64>,
+    requested: Range<u64>,
 }
 
-impl Piece {
+impl AlignedRead {
     fn request(&self, tag: usize, bytes: &mut [u8]) -> Option<Request> {
         let memory = bytes.get_mut(self.slot.clone())?;
         let length = u32::try_from(memory.len()).ok()?;
@@ -268,8 +269,8 @@ impl Piece {
 
     /// The wanted bytes that are not among the first `count`. At the end of the file there are none.
     fn missing(&self, count: usize) -> Option<Read> {
-        let begin = self.wanted.start.max(self.offset.saturating_add(u64::try_from(count).unwrap_or(u64::MAX)));
-        let length = usize::try_from(self.wanted.end.checked_sub(begin)?).ok().filter(|&length| length > 0)?;
+        let begin = self.requested.start.max(self.offset.saturating_add(u64::try_from(count).unwrap_or(u64::MAX)));
+        let length = usize::try_from(self.requested.end.checked_sub(begin)?).ok().filter(|&length| length > 0)?;
         let slot_begin = self.slot.start + usize::try_from(begin - self.offset).ok()?;
         Some(Read { offset: begin, slot_begin, length })
     }

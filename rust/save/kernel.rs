@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 /// An operating system that files are written with.
-pub trait Kernel: Send + Sync {
+pub trait FileKernel: Send + Sync {
     /// Writes some bytes at `offset`: perhaps fewer, perhaps interrupted.
     ///
     /// # Errors
@@ -62,7 +62,7 @@ pub trait Kernel: Send + Sync {
 #[derive(Debug, Default)]
 pub struct Linux;
 
-impl Kernel for Linux {}
+impl FileKernel for Linux {}
 
 fn checked(code: libc::c_int) -> io::Result<()> {
     if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::os::numa::{self, Node};
 
 /// Memory of one device.
-pub trait Origin: Send + Sync {
+pub trait SourceMemory: Send + Sync {
     /// Lets the device write host memory by itself, where that is needed and can be had.
     fn pin(&self, memory: &mut [u8]) -> Option<Pinned>;
 
@@ -26,10 +26,10 @@ pub trait Origin: Send + Sync {
     ///
     /// # Errors
     /// `device`, from the driver; nothing writes to the slot any more.
-    fn fetch(&self, slot: &mut [u8], pieces: &[Fetch]) -> Result<()>;
+    fn fetch(&self, slot: &mut [u8], fetches: &[Fetch]) -> Result<()>;
 }
 
-impl<D: Device> Origin for D {
+impl<D: Device> SourceMemory for D {
     fn pin(&self, memory: &mut [u8]) -> Option<Pinned> {
         Device::pin(self, memory)
     }
@@ -39,17 +39,17 @@ impl<D: Device> Origin for D {
     }
 
     fn slot_bytes(&self, most: usize) -> usize {
-        self.room(most).slot_bytes
+        self.chunk_limits(most).slot_bytes
     }
 
     fn begin(&self, stream: u64) -> Result<()> {
-        self.follow(stream)?;
-        let queued = self.queued()?;
+        self.set_stream(stream)?;
+        let queued = self.record_caller()?;
         Device::begin(self, &queued, Scratch::default())
     }
 
-    fn fetch(&self, slot: &mut [u8], pieces: &[Fetch]) -> Result<()> {
-        let ticket = Device::fetch(self, slot, pieces)?;
-        self.wait(ticket)
+    fn fetch(&self, slot: &mut [u8], fetches: &[Fetch]) -> Result<()> {
+        let copy = Device::fetch(self, slot, fetches)?;
+        self.wait(copy)
     }
 }

@@ -27,7 +27,7 @@ const MODE: u32 = 0o666;
 const MODE_MASK: u32 = 0o7777;
 
 /// A file that is being written.
-pub struct Draft {
+pub struct TempFile {
     /// To read and write.
     pub file: File,
     /// Where the file will be: what the caller named, with links followed.
@@ -36,13 +36,13 @@ pub struct Draft {
     temporary: Option<PathBuf>,
 }
 
-impl Draft {
+impl TempFile {
     /// An empty draft for `path`.
     ///
     /// # Errors
     /// What a person gets who opens the path to write: `file-not-found` for a directory that does not exist,
     /// `permission-denied`, `is-a-directory`; `invalid-argument` where something stands that is no file.
-    pub fn create(path: &Path) -> Result<Draft> {
+    pub fn create(path: &Path) -> Result<TempFile> {
         let failed = |error: &io::Error| Error::from_io(error, path, "cannot create");
         let target = follow(path).map_err(|error| failed(&error))?;
         let before = match fs::metadata(&target) {
@@ -62,21 +62,21 @@ impl Draft {
             // To rename over a file one needs no right to write it; to overwrite it, as it is meant, one does.
             OpenOptions::new().write(true).open(&target).map_err(|error| failed(&error))?;
         }
-        let mut draft = match create_unnamed(directory_of(&target)) {
-            Ok(file) => Draft { file, target, temporary: None },
+        let mut temp_file = match create_unnamed(directory_of(&target)) {
+            Ok(file) => TempFile { file, target, temporary: None },
             Err(why) => {
                 tracing::debug!(path = %path.display(), %why, "no files without a name; a temporary one");
                 let (temporary, file) = at_temporary_name(&target, |name| {
                     OpenOptions::new().read(true).write(true).create_new(true).mode(MODE).open(name)
                 })
                 .map_err(|error| failed(&error))?;
-                Draft { file, target, temporary: Some(temporary) }
+                TempFile { file, target, temporary: Some(temporary) }
             }
         };
         if let Some(before) = before {
-            draft.resemble(&before);
+            temp_file.resemble(&before);
         }
-        Ok(draft)
+        Ok(temp_file)
     }
 
     /// Has owner and permissions of the file that it will replace, as if that one had been written to. Not everyone
@@ -125,7 +125,7 @@ impl Draft {
     }
 }
 
-impl Drop for Draft {
+impl Drop for TempFile {
     fn drop(&mut self) {
         if let Some(temporary) = &self.temporary
             && let Err(error) = fs::remove_file(temporary)

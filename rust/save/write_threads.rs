@@ -4,7 +4,7 @@ use crate::error::{Error, Kind, Result};
 use crate::options::Options;
 use crate::os::sigint::Watch;
 use crate::profile::{self, Stage};
-use crate::save::atomic_file::Sink;
+use crate::save::atomic_file::OutputFile;
 use crate::staging::{Block, PAGE_BYTES};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -20,7 +20,7 @@ const BLOCKS_MAX: usize = 8;
 /// not grow.
 const RESERVE_BYTES: u64 = 64 << 20;
 /// How long a waiting caller takes to notice a Ctrl-C, since a signal handler cannot wake it.
-const PATIENCE: Duration = Duration::from_millis(10);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// What a thread writes: the first `length` bytes of a block.
 pub struct Job {
@@ -30,7 +30,7 @@ pub struct Job {
 }
 
 /// Threads that write blocks to one file. Dropped, it waits for what is being written, and the rest is not.
-pub struct Crew {
+pub struct WriteThreads {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     block_bytes: usize,
@@ -38,7 +38,7 @@ pub struct Crew {
 }
 
 struct Shared {
-    sink: Arc<Sink>,
+    output: Arc<OutputFile>,
     state: Mutex<State>,
     /// A job came, or there will be no more.
     has_work: Condvar,
@@ -58,33 +58,33 @@ struct State {
     failure: Option<Error>,
 }
 
-impl Crew {
+impl WriteThreads {
     /// Starts the threads.
     ///
     /// # Errors
     /// `out-of-memory` where there can be none.
-    pub fn start(sink: &Arc<Sink>, options: &Options) -> Result<Crew> {
+    pub fn start(output: &Arc<OutputFile>, options: &Options) -> Result<WriteThreads> {
         let shared = Arc::new(Shared {
-            sink: Arc::clone(sink),
+            output: Arc::clone(output),
             state: Mutex::default(),
             has_work: Condvar::new(),
             has_changed: Condvar::new(),
         });
         let block_bytes = (options.chunk_bytes - options.chunk_bytes % PAGE_BYTES).max(PAGE_BYTES);
         let block_count_max = (options.staging_bytes / block_bytes).clamp(1, BLOCKS_MAX);
-        let mut crew = Crew { shared, threads: Vec::new(), block_bytes, block_count_max };
+        let mut write_threads = WriteThreads { shared, threads: Vec::new(), block_bytes, block_count_max };
         for _ in 0..options.threads.clamp(1, THREADS_MAX) {
-            let shared = Arc::clone(&crew.shared);
+            let shared = Arc::clone(&write_threads.shared);
             match thread::Builder::new().name("fst write".into()).spawn(move || shared.work()) {
-                Ok(thread) => crew.threads.push(thread),
-                Err(error) if crew.threads.is_empty() => {
+                Ok(thread) => write_threads.threads.push(thread),
+                Err(error) if write_threads.threads.is_empty() => {
                     return Err(Error::new(Kind::OutOfMemory, format!("cannot start a thread: {error}")));
                 }
                 // A container may refuse more threads; those there are do the work.
                 Err(error) => tracing::debug!(%error, "fewer threads than wanted"),
             }
         }
-        Ok(crew)
+        Ok(write_threads)
     }
 
     /// Waits for a block that nobody uses.
@@ -125,7 +125,7 @@ impl Crew {
         if end > state.reserved_bytes {
             state.reserved_bytes = end.saturating_add(RESERVE_BYTES);
             // Where there is not as much, there may still be enough; whoever writes will tell.
-            if let Err(error) = self.shared.sink.reserve(state.reserved_bytes) {
+            if let Err(error) = self.shared.output.reserve(state.reserved_bytes) {
                 tracing::debug!(%error, "no room ahead of the data");
             }
         }
@@ -150,7 +150,7 @@ impl Crew {
     }
 }
 
-impl Drop for Crew {
+impl Drop for WriteThreads {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         state.is_closed = true;
@@ -170,7 +170,7 @@ impl Shared {
         while let Some(mut job) = self.next() {
             let span = profile::span(Stage::Write).bytes(job.length);
             let bytes = job.block.bytes_mut().get(..job.length).unwrap_or_default();
-            let written = self.sink.write(bytes, job.offset);
+            let written = self.output.write(bytes, job.offset);
             drop(span);
             let mut state = self.lock();
             if let Err(error) = written {
@@ -190,7 +190,7 @@ impl Shared {
     }
 
     fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.has_changed.wait_timeout(state, PATIENCE).map_or_else(|e| e.into_inner().0, |(state, _)| state)
+        self.has_changed.wait_timeout(state, POLL_INTERVAL).map_or_else(|e| e.into_inner().0, |(state, _)| state)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -16,14 +16,14 @@
 //! the beginning of the file, or where it cannot, the data is moved. A file that
 //! fits a single block has no spaces at all.
 
-use super::write_threads::{Crew, Job};
+use super::write_threads::{Job, WriteThreads};
 use crate::device::Fetch;
 use crate::error::{Error, Kind, Result};
 use crate::format::layout::{Metadata, Names, Tensor, header, widen};
 use crate::options::Options;
 use crate::profile::{self, Stage};
-use crate::save::atomic_file::{ALIGNMENT, Sink};
-use crate::save::memory::Origin;
+use crate::save::atomic_file::{ALIGNMENT, OutputFile};
+use crate::save::memory::SourceMemory;
 use crate::staging::Block;
 use std::sync::Arc;
 
@@ -32,15 +32,15 @@ const ROOM_BYTES: usize = 256 << 10;
 
 /// Writes one file, tensor after tensor. Dropped before it has finished, it leaves nothing behind.
 pub struct Writer {
-    sink: Arc<Sink>,
-    crew: Crew,
+    output: Arc<OutputFile>,
+    threads: WriteThreads,
     metadata: Metadata,
     names: Names,
     /// In the order of their data.
     tensors: Vec<Tensor>,
     /// Of all tensors, how many bytes there are to be and how many were given.
     data_bytes: u64,
-    given_bytes: u64,
+    appended_bytes: u64,
     /// What is being filled, and how far it is.
     block: Option<Block>,
     filled: usize,
@@ -55,17 +55,17 @@ impl Writer {
     /// # Errors
     /// `invalid-argument` where the metadata alone are more than a header can hold; `out-of-memory` where there can
     /// be no thread.
-    pub fn begin(sink: Sink, metadata: Metadata, options: &Options) -> Result<Writer> {
-        header([].iter(), &metadata).map_err(|error| error.at(sink.path()))?;
-        let sink = Arc::new(sink);
+    pub fn begin(output: OutputFile, metadata: Metadata, options: &Options) -> Result<Writer> {
+        header([].iter(), &metadata).map_err(|error| error.at(output.path()))?;
+        let output = Arc::new(output);
         Ok(Writer {
-            crew: Crew::start(&sink, options)?,
-            sink,
+            threads: WriteThreads::start(&output, options)?,
+            output,
             metadata,
             names: Names::default(),
             tensors: Vec::new(),
             data_bytes: 0,
-            given_bytes: 0,
+            appended_bytes: 0,
             block: None,
             filled: 0,
             room: None,
@@ -80,7 +80,7 @@ impl Writer {
     /// what has failed before.
     pub fn add(&mut self, tensor: Tensor) -> Result<()> {
         self.check()?;
-        self.names.add(tensor.name()).map_err(|error| error.at(self.sink.path()))?;
+        self.names.add(tensor.name()).map_err(|error| error.at(self.output.path()))?;
         self.data_bytes = self.data_bytes.saturating_add(tensor.bytes());
         self.tensors.push(tensor);
         Ok(())
@@ -95,9 +95,9 @@ impl Writer {
     /// # Errors
     /// `io` with the tensor and the byte that could not be written, which may be those of an earlier call; `device`,
     /// `out-of-memory`, `interrupted`. The writer is of no use any more then, and says the same again.
-    pub unsafe fn append(&mut self, origin: &dyn Origin, stream: u64, address: u64, bytes: u64) -> Result<()> {
+    pub unsafe fn append(&mut self, source: &dyn SourceMemory, stream: u64, address: u64, bytes: u64) -> Result<()> {
         self.failure.clone().map_or(Ok(()), Err)?;
-        self.copy(origin, stream, address, bytes).map_err(|error| self.fail(error))
+        self.copy(source, stream, address, bytes).map_err(|error| self.fail(error))
     }
 
     /// Writes what is left and the header, brings the file to the disk and lets it take the place of what was under
@@ -108,36 +108,36 @@ impl Writer {
     /// readers accept; what has failed before.
     pub fn finish(mut self) -> Result<()> {
         self.check()?;
-        let header = header(self.tensors.iter(), &self.metadata).map_err(|error| error.at(self.sink.path()))?;
+        let header = header(self.tensors.iter(), &self.metadata).map_err(|error| error.at(self.output.path()))?;
         let written = match self.room {
             None => self.write_small(&header),
             Some(room) => self.write_last(header, room),
         };
         let file_bytes = written.map_err(|error| self.fail(error))?;
-        let Writer { sink, crew, .. } = self;
+        let Writer { output, threads, .. } = self;
         // Its threads share the file.
-        drop(crew);
+        drop(threads);
         let _span = profile::span(Stage::Flush);
-        let sink = Arc::into_inner(sink).ok_or_else(|| Error::new(Kind::Internal, "the file is still in use"))?;
-        sink.publish(file_bytes)
+        let output = Arc::into_inner(output).ok_or_else(|| Error::new(Kind::Internal, "the file is still in use"))?;
+        output.publish(file_bytes)
     }
 
-    fn copy(&mut self, origin: &dyn Origin, stream: u64, address: u64, bytes: u64) -> Result<()> {
-        origin.begin(stream)?;
+    fn copy(&mut self, source: &dyn SourceMemory, stream: u64, address: u64, bytes: u64) -> Result<()> {
+        source.begin(stream)?;
         let mut done: u64 = 0;
         while done < bytes {
             let mut block = match self.block.take() {
                 Some(block) => block,
-                None => self.crew.acquire()?,
+                None => self.threads.acquire()?,
             };
-            block.pin(|memory| origin.pin(memory));
+            block.pin(|memory| source.pin(memory));
             let memory = block.bytes_mut();
             let length = usize::try_from(bytes - done).unwrap_or(usize::MAX).min(memory.len() - self.filled);
-            let piece = Fetch { address: address + done, slot_begin: self.filled, length };
-            origin.fetch(memory, &[piece])?;
+            let fetch = Fetch { address: address + done, slot_begin: self.filled, length };
+            source.fetch(memory, &[fetch])?;
             let is_full = self.filled + length == memory.len();
             done += to_u64(length);
-            self.given_bytes = self.given_bytes.saturating_add(to_u64(length));
+            self.appended_bytes = self.appended_bytes.saturating_add(to_u64(length));
             self.filled += length;
             if is_full {
                 self.submit(block)?;
@@ -162,17 +162,17 @@ impl Writer {
         if let Some(padding) = block.bytes_mut().get_mut(self.filled..length) {
             padding.fill(0);
         }
-        let offset = room.saturating_add(self.given_bytes - to_u64(self.filled));
+        let offset = room.saturating_add(self.appended_bytes - to_u64(self.filled));
         self.filled = 0;
-        self.crew.submit(Job { block, length, offset })
+        self.threads.submit(Job { block, length, offset })
     }
 
     /// All of a file of which nothing was written yet, and returns how long it is.
     fn write_small(&mut self, header: &[u8]) -> Result<u64> {
         let _span = profile::span(Stage::Write).bytes(header.len().saturating_add(self.filled));
-        self.sink.write(header, 0)?;
+        self.output.write(header, 0)?;
         if let Some(block) = &mut self.block {
-            self.sink.write(block.bytes_mut().get(..self.filled).unwrap_or_default(), to_u64(header.len()))?;
+            self.output.write(block.bytes_mut().get(..self.filled).unwrap_or_default(), to_u64(header.len()))?;
         }
         Ok(to_u64(header.len()).saturating_add(self.data_bytes))
     }
@@ -182,16 +182,16 @@ impl Writer {
         if let Some(block) = self.block.take() {
             self.submit(block)?;
         }
-        self.crew.finish()?;
+        self.threads.finish()?;
         let size = header.len().next_multiple_of(ALIGNMENT).max(usize::try_from(room).unwrap_or(usize::MAX));
         let missing = to_u64(size) - room;
         if missing > 0 {
-            let mut buffer = self.crew.acquire()?;
-            self.sink.shift(room, self.data_bytes, missing, buffer.bytes_mut())?;
+            let mut buffer = self.threads.acquire()?;
+            self.output.shift(room, self.data_bytes, missing, buffer.bytes_mut())?;
         }
         widen(&mut header, size);
         let _span = profile::span(Stage::Write).bytes(header.len());
-        self.sink.write(&header, 0)?;
+        self.output.write(&header, 0)?;
         Ok(to_u64(size).saturating_add(self.data_bytes))
     }
 
@@ -201,9 +201,9 @@ impl Writer {
             return Err(error.clone());
         }
         match self.tensors.last() {
-            Some(tensor) if self.given_bytes != self.data_bytes => {
+            Some(tensor) if self.appended_bytes != self.data_bytes => {
                 let message = "an error left it incomplete, and the file with it; begin another one";
-                Err(Error::new(Kind::InvalidArgument, message).at(self.sink.path()).tensor(tensor.name()))
+                Err(Error::new(Kind::InvalidArgument, message).at(self.output.path()).tensor(tensor.name()))
             }
             _ => Ok(()),
         }

@@ -92,7 +92,7 @@ impl Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         if let Some(block) = self.block.take() {
-            kept().free.push(block);
+            pool().free.push(block);
             CHANGED.notify_all();
         }
     }
@@ -109,7 +109,7 @@ pub struct Request {
     pub staging_bytes: usize,
 }
 
-struct Kept {
+struct Pool {
     free: Vec<Block>,
     /// Of all blocks, the free ones and those in use.
     total_bytes: usize,
@@ -117,21 +117,21 @@ struct Kept {
     process: u32,
 }
 
-static KEPT: Mutex<Kept> = Mutex::new(Kept { free: Vec::new(), total_bytes: 0, process: 0 });
+static POOL: Mutex<Pool> = Mutex::new(Pool { free: Vec::new(), total_bytes: 0, process: 0 });
 static CHANGED: Condvar = Condvar::new();
 
-fn kept() -> MutexGuard<'static, Kept> {
-    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+fn pool() -> MutexGuard<'static, Pool> {
+    let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
     let process = std::process::id();
-    if kept.process != process {
-        mem::take(&mut kept.free).into_iter().for_each(mem::forget);
-        kept.total_bytes = 0;
-        kept.process = process;
+    if pool.process != process {
+        mem::take(&mut pool.free).into_iter().for_each(mem::forget);
+        pool.total_bytes = 0;
+        pool.process = process;
     }
-    kept
+    pool
 }
 
-impl Kept {
+impl Pool {
     fn find(&mut self, request: &Request) -> Option<Block> {
         let fits = |block: &Block| block.memory.len() >= request.bytes && block.node == request.node;
         let free = self.free.iter().enumerate().filter(|(_, block)| fits(block));
@@ -154,21 +154,21 @@ impl Kept {
 /// # Errors
 /// `out-of-memory` when the host has none.
 pub fn take(request: &Request) -> Result<Option<Slot>> {
-    let mut kept = kept();
-    if let Some(block) = kept.find(request) {
-        profile::memory(Memory::Staging, kept.total_bytes);
+    let mut pool = pool();
+    if let Some(block) = pool.find(request) {
+        profile::memory(Memory::Staging, pool.total_bytes);
         return Ok(Some(Slot { block: Some(block) }));
     }
-    if !kept.make_room(request) {
+    if !pool.make_room(request) {
         return Ok(None);
     }
-    kept.total_bytes += request.bytes;
-    profile::memory(Memory::Staging, kept.total_bytes);
-    drop(kept);
+    pool.total_bytes += request.bytes;
+    profile::memory(Memory::Staging, pool.total_bytes);
+    drop(pool);
     match Block::allocate(request.bytes, request.node) {
         Ok(block) => Ok(Some(Slot { block: Some(block) })),
         Err(error) => {
-            self::kept().total_bytes -= request.bytes;
+            self::pool().total_bytes -= request.bytes;
             Err(error)
         }
     }
@@ -176,14 +176,14 @@ pub fn take(request: &Request) -> Result<Option<Slot>> {
 
 /// Waits until another load may have given a slot back, or `most` has passed.
 pub fn wait(most: Duration) {
-    drop(CHANGED.wait_timeout(kept(), most));
+    drop(CHANGED.wait_timeout(pool(), most));
 }
 
 /// Gives back all memory that no load uses at the moment, and says how many bytes that were.
 pub fn release() -> usize {
-    let mut kept = kept();
-    let free = mem::take(&mut kept.free);
+    let mut pool = pool();
+    let free = mem::take(&mut pool.free);
     let bytes = free.iter().map(|block| block.memory.len()).sum();
-    kept.total_bytes -= bytes;
+    pool.total_bytes -= bytes;
     bytes
 }

@@ -9,11 +9,11 @@ use fst::device::host::Host;
 use fst::dtype::Dtype;
 use fst::error::{Kind, Result};
 use fst::format::layout::{Layout, Tensor};
-use fst::save::atomic_file::Sink;
+use fst::save::atomic_file::OutputFile;
 use fst::save::kernel::Linux;
-use fst::save::memory::Origin;
+use fst::save::memory::SourceMemory;
 use fst::save::writer::Writer;
-use fst::save::{Piece, Place, Save};
+use fst::save::{DeviceStream, Extent, Save};
 use safetensors::SafeTensors;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -30,8 +30,8 @@ struct Scene<'a> {
 }
 
 struct Source {
-    /// Position among the places.
-    place: usize,
+    /// Position among the streams.
+    device: usize,
     address: u64,
     bytes: Vec<u8>,
 }
@@ -40,18 +40,18 @@ impl<'a> Scene<'a> {
     fn new(sim: &Sim, gpus: [&'a Gpu<'a>; 2]) -> Scene<'a> {
         let tensor = |(index, &size): (usize, &usize)| {
             let mut bytes: Vec<u8> = (0..size).map(|at| u8::try_from((at * 7 + index) % 251).unwrap()).collect();
-            let place = index % 3;
-            if place == 2 || size == 0 {
+            let device = index % 3;
+            if device == 2 || size == 0 {
                 let address = u64::try_from(bytes.as_ptr().expose_provenance()).unwrap();
-                return Source { place: 2, address, bytes };
+                return Source { device: 2, address, bytes };
             }
-            let address = gpus[place].allocate(size);
+            let address = gpus[device].allocate(size);
             sim.write(address, &bytes).unwrap();
             if index == 4 {
-                gpus[place].use_for_long(address, size);
+                gpus[device].use_for_long(address, size);
                 bytes.fill(0x11);
             }
-            Source { place, address, bytes }
+            Source { device, address, bytes }
         };
         let tensors = SIZES.iter().enumerate().map(tensor).collect();
         Scene { gpus, directory: tempfile::tempdir().unwrap(), tensors }
@@ -71,27 +71,28 @@ impl<'a> Scene<'a> {
             .collect()
     }
 
-    fn places(&self) -> Result<Vec<Place>> {
+    fn streams(&self) -> Result<Vec<DeviceStream>> {
         let cuda = |gpu: &Gpu<'_>| {
             let stream = u64::try_from(gpu.stream).unwrap();
-            let origin: Arc<dyn Origin> = Arc::new(Cuda::open(gpu.ordinal, stream)?);
-            Ok(Place { origin, stream })
+            let memory: Arc<dyn SourceMemory> = Arc::new(Cuda::open(gpu.ordinal, stream)?);
+            Ok(DeviceStream { memory, stream })
         };
         let [first, second] = self.gpus;
-        Ok(vec![cuda(first)?, cuda(second)?, Place { origin: Arc::new(Host), stream: 0 }])
+        Ok(vec![cuda(first)?, cuda(second)?, DeviceStream { memory: Arc::new(Host), stream: 0 }])
     }
 
     fn save(&self) -> Result<()> {
         let layout = Layout::new(&self.described(), &None)?;
         let order = layout.order().to_vec();
-        let mut save = Save::begin(layout, Sink::create(&self.path(), Box::new(Linux))?, self.places()?, &TIGHT)?;
+        let mut save =
+            Save::begin(layout, OutputFile::create(&self.path(), Box::new(Linux))?, self.streams()?, &TIGHT)?;
         for part in order.chunks(3) {
             let piece = |&index: &usize| {
                 let source = &self.tensors[index];
                 let length = u64::try_from(source.bytes.len()).unwrap();
-                Piece { place: source.place, address: source.address, length }
+                Extent { device: source.device, address: source.address, length }
             };
-            let pieces: Vec<Piece> = part.iter().map(piece).collect();
+            let pieces: Vec<Extent> = part.iter().map(piece).collect();
             // SAFETY: the blocks are the gpus', and nothing but what is queued writes to them.
             unsafe { save.append(&pieces) }?;
         }
@@ -99,16 +100,16 @@ impl<'a> Scene<'a> {
     }
 
     fn write(&self) -> Result<()> {
-        let places = self.places()?;
-        let mut writer = Writer::begin(Sink::create(&self.path(), Box::new(Linux))?, None, &TIGHT)?;
+        let streams = self.streams()?;
+        let mut writer = Writer::begin(OutputFile::create(&self.path(), Box::new(Linux))?, None, &TIGHT)?;
         for (tensor, source) in self.described().into_iter().zip(&self.tensors) {
-            let (place, length) = (&places[source.place], tensor.bytes());
+            let (device, length) = (&streams[source.device], tensor.bytes());
             writer.add(tensor)?;
             // SAFETY: as above.
-            unsafe { writer.append(place.origin.as_ref(), place.stream, source.address, length) }?;
-            if source.place < 2 {
+            unsafe { writer.append(device.memory.as_ref(), device.stream, source.address, length) }?;
+            if source.device < 2 {
                 // The caller may change it at once.
-                self.gpus[source.place].use_for_long(source.address, source.bytes.len());
+                self.gpus[source.device].use_for_long(source.address, source.bytes.len());
             }
         }
         writer.finish()
@@ -124,8 +125,8 @@ impl<'a> Scene<'a> {
 
     /// What the caller does with its memory next.
     fn use_blocks(&self) {
-        for source in self.tensors.iter().filter(|source| source.place < 2) {
-            self.gpus[source.place].use_for_long(source.address, source.bytes.len());
+        for source in self.tensors.iter().filter(|source| source.device < 2) {
+            self.gpus[source.device].use_for_long(source.address, source.bytes.len());
         }
     }
 }

@@ -123,14 +123,14 @@ fn a_checkpoint_is_joined_with_shared_headers() {
         shard(directory, "b.safetensors", &["x"]);
     }
     let checkpoint = Checkpoint::open(&[own.path()]).unwrap();
-    let shared = checkpoint.share().unwrap();
-    let joined = Checkpoint::join(&[other.path()], &shared).unwrap();
+    let shared = checkpoint.export_headers().unwrap();
+    let joined = Checkpoint::open_with_headers(&[other.path()], &shared).unwrap();
     assert_eq!(names(&joined), names(&checkpoint));
     assert_eq!(joined.source(1).unwrap().path, other.path().join("b.safetensors"));
     joined.check_headers(0..2).unwrap();
 
     let refused = |expected: &str| {
-        let error = Checkpoint::join(&[other.path()], &shared).unwrap_err();
+        let error = Checkpoint::open_with_headers(&[other.path()], &shared).unwrap_err();
         assert_eq!(error.kind(), Kind::Malformed, "{error}");
         assert!(error.to_string().contains(expected), "{expected:?} is not in {error}");
     };
@@ -141,7 +141,7 @@ fn a_checkpoint_is_joined_with_shared_headers() {
     shard(&other, "b.safetensors", &["longer"]);
     refused("where its header was read");
     for length in 0..shared.len() {
-        assert!(Checkpoint::join(&[own.path()], &shared[..length]).is_err(), "cut off at {length}");
+        assert!(Checkpoint::open_with_headers(&[own.path()], &shared[..length]).is_err(), "cut off at {length}");
     }
 }
 
@@ -150,8 +150,8 @@ fn a_joined_file_with_another_header_is_found_when_it_is_wanted() {
     let (own, other) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     shard(&own, "a.safetensors", &["x", "y"]);
     shard(&other, "a.safetensors", &["x", "z"]);
-    let shared = Checkpoint::open(&[own.path()]).unwrap().share().unwrap();
-    let joined = Checkpoint::join(&[other.path()], &shared).unwrap();
+    let shared = Checkpoint::open(&[own.path()]).unwrap().export_headers().unwrap();
+    let joined = Checkpoint::open_with_headers(&[other.path()], &shared).unwrap();
     joined.check_headers(std::iter::empty()).unwrap();
     let error = joined.check_headers(0..1).unwrap_err();
     assert_eq!(error.kind(), Kind::Malformed);

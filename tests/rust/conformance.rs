@@ -8,7 +8,7 @@ use fst::plan::Read;
 use fst::reader::pread::{PreadReader, ReadAt};
 use fst::reader::ring::Linux;
 use fst::reader::uring::Rings;
-use fst::reader::{self, Buffer, Reader, ReaderKind, Target};
+use fst::reader::{self, MemoryKind, Reader, ReaderKind, SlotBuffer};
 use fst::staging::{Request, pool};
 use std::fs::OpenOptions;
 use std::io;
@@ -22,7 +22,7 @@ const READERS: [ReaderChoice; 4] = [ReaderChoice::Mmap, ReaderChoice::Pread, Rea
 fn open(choice: ReaderChoice, path: &Path, drop_cache: bool) -> Arc<dyn Reader> {
     let options = Options { reader: choice, threads: 2, queue_depth: 6, drop_cache, ..Options::default() };
     let rings = Arc::new(Rings::new(Linux, &options));
-    reader::open(&options, &files::source(path), Target::DeviceMemory, &rings).unwrap().reader
+    reader::open(&options, &files::source(path), MemoryKind::DeviceMemory, &rings).unwrap().reader
 }
 
 fn check_contract(reader: &dyn Reader, bytes: &[u8]) {
@@ -38,7 +38,7 @@ fn check_contract(reader: &dyn Reader, bytes: &[u8]) {
     let mut slot = vec![0xAA; 3000];
     let reads = [(17, 0, 1000), (70_001, 1001, 1), (length - 1500, 1002, 1500)]
         .map(|(offset, slot_begin, length)| Read { offset: offset as u64, slot_begin, length });
-    reader.fill(&reads, Buffer { id: 0, bytes: &mut slot }).unwrap();
+    reader.fill(&reads, SlotBuffer { id: 0, bytes: &mut slot }).unwrap();
     for read in reads {
         let begin = read.offset as usize;
         assert_eq!(slot[read.slot_begin..][..read.length], bytes[begin..begin + read.length]);
@@ -90,7 +90,7 @@ fn check_planned(reader: &dyn Reader, bytes: &[u8], reads: &[(usize, usize)], al
     let mut slot = pool::take(&request).unwrap().unwrap();
     slot.bytes_mut().fill(0xAA);
     let id = slot.id();
-    reader.fill(&reads, Buffer { id, bytes: slot.bytes_mut() }).unwrap();
+    reader.fill(&reads, SlotBuffer { id, bytes: slot.bytes_mut() }).unwrap();
     for read in reads {
         let (slot, begin) = (slot.bytes_mut(), read.offset as usize);
         assert!(slot[read.slot_begin..][..read.length] == bytes[begin..begin + read.length], "{read:?}");
@@ -143,9 +143,10 @@ fn a_file_cut_while_it_is_open_is_an_error_with_every_reader() {
             let request = Request { bytes: 128 << 10, node: None, staging_bytes: 256 << 20 };
             let mut slot = pool::take(&request).unwrap().unwrap();
             let (id, read) = (slot.id(), Read { offset: 0, slot_begin: 0, length: 100_000 });
-            for result in
-                [reader.read(0, &mut vec![0; 100_000]), reader.fill(&[read], Buffer { id, bytes: slot.bytes_mut() })]
-            {
+            for result in [
+                reader.read(0, &mut vec![0; 100_000]),
+                reader.fill(&[read], SlotBuffer { id, bytes: slot.bytes_mut() }),
+            ] {
                 let error = result.unwrap_err();
                 assert_eq!(error.kind(), Kind::Io, "{kind:?}");
                 assert!(error.to_string().contains(&format!("byte {length}:")), "{kind:?}: {error}");
@@ -215,20 +216,20 @@ fn the_choice_follows_destination_and_wish() {
         let options = Options { reader: choice, drop_cache, ..Options::default() };
         reader::choose(&options, &source, target).unwrap().kind
     };
-    assert_eq!(choose(ReaderChoice::Auto, Target::NewHostMemory, false), ReaderKind::Mmap);
-    assert_eq!(choose(ReaderChoice::Pread, Target::NewHostMemory, false), ReaderKind::Pread);
-    assert_eq!(choose(ReaderChoice::Uring, Target::NewHostMemory, false), ReaderKind::Uring);
-    assert_eq!(choose(ReaderChoice::Mmap, Target::HostMemory, false), ReaderKind::Mmap);
+    assert_eq!(choose(ReaderChoice::Auto, MemoryKind::NewHostMemory, false), ReaderKind::Mmap);
+    assert_eq!(choose(ReaderChoice::Pread, MemoryKind::NewHostMemory, false), ReaderKind::Pread);
+    assert_eq!(choose(ReaderChoice::Uring, MemoryKind::NewHostMemory, false), ReaderKind::Uring);
+    assert_eq!(choose(ReaderChoice::Mmap, MemoryKind::HostMemory, false), ReaderKind::Mmap);
     // What is moved anyway is looked for in the page cache first, but where the files are in memory as such.
-    let moved = choose(ReaderChoice::Auto, Target::DeviceMemory, false);
+    let moved = choose(ReaderChoice::Auto, MemoryKind::DeviceMemory, false);
     match FileSystem::of(&source.file, &source.path).unwrap() {
         FileSystem::Local => assert_eq!(moved, ReaderKind::Auto),
         FileSystem::Memory(_) | FileSystem::Remote(_) => assert_eq!(moved, ReaderKind::Pread),
     }
-    assert_eq!(choose(ReaderChoice::Auto, Target::HostMemory, false), moved);
+    assert_eq!(choose(ReaderChoice::Auto, MemoryKind::HostMemory, false), moved);
     // What is to be dropped from the page cache must not be mapped.
-    assert_eq!(choose(ReaderChoice::Mmap, Target::NewHostMemory, true), ReaderKind::Pread);
-    assert_eq!(choose(ReaderChoice::Auto, Target::NewHostMemory, true), moved);
+    assert_eq!(choose(ReaderChoice::Mmap, MemoryKind::NewHostMemory, true), ReaderKind::Pread);
+    assert_eq!(choose(ReaderChoice::Auto, MemoryKind::NewHostMemory, true), moved);
 }
 
 #[test]
@@ -237,6 +238,6 @@ fn files_in_memory_are_known_as_such() {
     let source = files::source(&files::raw(&directory, "x.safetensors", "{}", &[]));
     assert_eq!(FileSystem::of(&source.file, &source.path).unwrap(), FileSystem::Memory("tmpfs"));
     let options = Options::default();
-    assert_eq!(reader::choose(&options, &source, Target::DeviceMemory).unwrap().kind, ReaderKind::Pread);
-    assert_eq!(reader::choose(&options, &source, Target::NewHostMemory).unwrap().kind, ReaderKind::Mmap);
+    assert_eq!(reader::choose(&options, &source, MemoryKind::DeviceMemory).unwrap().kind, ReaderKind::Pread);
+    assert_eq!(reader::choose(&options, &source, MemoryKind::NewHostMemory).unwrap().kind, ReaderKind::Mmap);
 }

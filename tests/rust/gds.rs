@@ -8,7 +8,7 @@ use crate::sim::cufile::{self, Cufile};
 use crate::sim::gpu::Gpu;
 use crate::{Load, TIGHT, finish, mixed_model, schedules, with_fault_at_every_call};
 use fst::checkpoint::Checkpoint;
-use fst::checkpoint::region::Wanted;
+use fst::checkpoint::region::TensorRegion;
 use fst::convert::cast::Cast;
 use fst::device::cuda::{SCRATCH_BYTES_MAX, kernels};
 use fst::dtype::Dtype;
@@ -213,8 +213,8 @@ fn the_scratch_stays_below_its_bound() {
     let gpu = Gpu::new(&sim, 0);
     for chunk_bytes in [4 << 10, 4 << 20, 100 << 20, 256 << 20] {
         let checkpoint = Checkpoint::open(&[&path]).unwrap();
-        let wanted: Vec<Wanted> =
-            checkpoint.entries().map(|(file, entry)| Wanted::whole(file, entry).unwrap()).collect();
+        let wanted: Vec<TensorRegion> =
+            checkpoint.entries().map(|(file, entry)| TensorRegion::whole(file, entry).unwrap()).collect();
         let load = Load { gpu: &gpu, checkpoint, wanted: Arc::from(wanted), blocks: vec![1 << 40] };
         let transfer = load.open(Options { chunk_bytes, ..DIRECT }).unwrap();
         let batch = transfer.planner().prepare(&load.destinations()).unwrap();

@@ -1,6 +1,6 @@
 //! A kernel whose direct reads go as a test says.
 
-use fst::reader::ring::{Kernel, Request, Ring};
+use fst::reader::ring::{Request, Ring, RingKernel};
 use fst::source::Source;
 use std::collections::VecDeque;
 use std::fs::File;
@@ -43,7 +43,7 @@ pub struct Script {
 
 pub struct Scripted(pub Arc<Script>);
 
-impl Kernel for Scripted {
+impl RingKernel for Scripted {
     type Ring = ScriptedRing;
 
     fn open(&self, source: &Source) -> io::Result<File> {

@@ -6,7 +6,7 @@
 
 mod sim;
 
-use fst::convert::scatter::{Batch, Piece, TILE_BYTES, Table, has_cast};
+use fst::convert::scatter::{Batch, StridedCopy, TILE_BYTES, Table, has_cast};
 use fst::device::cuda::kernels::{BLOCK_THREADS, IMAGE, SCATTER, SCATTER_INLINE};
 use fst::dtype::Dtype;
 use memmap2::MmapMut;
@@ -96,14 +96,14 @@ fn layout() -> impl Strategy<Value = Layout> {
 }
 
 /// Pieces for layouts, at offsets in a source and a target, and how long both are.
-fn arrange(layouts: &[Layout]) -> (Vec<Piece>, usize, usize) {
+fn arrange(layouts: &[Layout]) -> (Vec<StridedCopy>, usize, usize) {
     let (mut source, mut target) = (0_usize, 0_usize);
     let mut pieces = Vec::new();
     for layout in layouts {
         let (_, target_bytes) = item_bytes(layout.from, layout.to);
         source += layout.source_gap_bytes;
         target = target.next_multiple_of(target_bytes) + layout.target_gap_elements * target_bytes;
-        pieces.push(Piece {
+        pieces.push(StridedCopy {
             source: source as u64,
             target: target as u64,
             row_elements: layout.row_elements as u64,
@@ -119,10 +119,10 @@ fn arrange(layouts: &[Layout]) -> (Vec<Piece>, usize, usize) {
 }
 
 /// The pieces at these base addresses.
-fn table(pieces: &[Piece], source: u64, target: u64) -> Table {
+fn table(pieces: &[StridedCopy], source: u64, target: u64) -> Table {
     let mut table = Table::default();
     for piece in pieces {
-        table.push(Piece { source: source + piece.source, target: target + piece.target, ..*piece }).unwrap();
+        table.push(StridedCopy { source: source + piece.source, target: target + piece.target, ..*piece }).unwrap();
     }
     table
 }
@@ -140,7 +140,7 @@ fn noise(length: usize, seed: u64) -> Vec<u8> {
 
 /// What should come out, with the kernel's way for single elements: tasks of one element each. That this way is
 /// PyTorch's is tested in tests/python/core/test_kernels.py.
-fn expected(pieces: &[Piece], source: &[u8], before: &[u8]) -> Vec<u8> {
+fn expected(pieces: &[StridedCopy], source: &[u8], before: &[u8]) -> Vec<u8> {
     let mut target = before.to_vec();
     for piece in pieces {
         let (source_bytes, target_bytes) = item_bytes(piece.from, piece.to);
@@ -161,8 +161,15 @@ fn one_element(from: Dtype, to: Dtype, source: &[u8]) -> [u8; 8] {
         return [source[0], 0, 0, 0, 0, 0, 0, 0];
     }
     let mut value = 0_u64;
-    let piece =
-        Piece { source: 0, target: 0, row_elements: 1, rows: 1, source_stride_bytes: source.len() as u64, from, to };
+    let piece = StridedCopy {
+        source: 0,
+        target: 0,
+        row_elements: 1,
+        rows: 1,
+        source_stride_bytes: source.len() as u64,
+        from,
+        to,
+    };
     let table = table(&[piece], address(source), (&raw mut value).expose_provenance() as u64);
     // SAFETY: one element is read from `source` and written to `value`.
     unsafe { scatter_on_host(&bytes_of(&table), 1, 1, [1, 1]) };
@@ -188,7 +195,7 @@ struct Upload<'a> {
 }
 
 impl<'a> Upload<'a> {
-    fn new(sim: &'a Sim, pieces: &[Piece], source: &[u8], target_bytes: usize) -> Upload<'a> {
+    fn new(sim: &'a Sim, pieces: &[StridedCopy], source: &[u8], target_bytes: usize) -> Upload<'a> {
         let gpu = Gpu::new(sim, 0);
         let table_at = source.len().next_multiple_of(8);
         let room = table_at + table(pieces, 0, 0).bytes();
@@ -264,7 +271,8 @@ fn chunks_cast_as_single_elements_do() {
     for from in Dtype::all() {
         for to in Dtype::all().filter(|&to| has_cast(from, to)) {
             let (source_bytes, target_bytes) = item_bytes(from, to);
-            let piece = Piece { source: 1, target: 0, row_elements: 2000, rows: 1, source_stride_bytes: 0, from, to };
+            let piece =
+                StridedCopy { source: 1, target: 0, row_elements: 2000, rows: 1, source_stride_bytes: 0, from, to };
             let source = noise(1 + 2000 * source_bytes, 2);
             let mut target = vec![0_u64; 2000 * target_bytes / 8];
             let table = table(&[piece], address(&source), target.as_mut_ptr().expose_provenance() as u64);
@@ -299,7 +307,7 @@ fn nothing_is_read_around_a_source_but_its_aligned_words() {
         // Targets of every alignment, so that some last chunk ends with the page in every way.
         for (elements, skipped) in (1..100_usize).flat_map(|elements| (0..16).map(move |skipped| (elements, skipped))) {
             for start in [page.addr(), page.addr() + PAGE - elements * source_bytes] {
-                let piece = Piece {
+                let piece = StridedCopy {
                     source: start as u64,
                     target: (target.as_mut_ptr().expose_provenance() + skipped * target_bytes) as u64,
                     row_elements: elements as u64,
@@ -319,8 +327,8 @@ fn nothing_is_read_around_a_source_but_its_aligned_words() {
 }
 
 /// 10 and 20 elements of two kinds, 100 bytes in and 120 bytes out.
-fn two_pieces() -> (Vec<Piece>, Vec<u8>) {
-    let first = Piece {
+fn two_pieces() -> (Vec<StridedCopy>, Vec<u8>) {
+    let first = StridedCopy {
         source: 3,
         target: 0,
         row_elements: 10,
@@ -329,7 +337,7 @@ fn two_pieces() -> (Vec<Piece>, Vec<u8>) {
         from: Dtype::F16,
         to: Dtype::F32,
     };
-    let second = Piece { source: 30, target: 40, row_elements: 20, from: Dtype::F8E4M3, to: Dtype::F32, ..first };
+    let second = StridedCopy { source: 30, target: 40, row_elements: 20, from: Dtype::F8E4M3, to: Dtype::F32, ..first };
     (vec![first, second], noise(100, 4))
 }
 
@@ -461,7 +469,9 @@ fn launches_that_cannot_run_are_refused() {
         assert_eq!(upload.launch_with(upload.gpu.stream, GRID, table, 3), Err(Status::InvalidValue));
     });
     // Two tasks write the same bytes, or one reads what another one writes.
-    for change in [|pieces: &mut [Piece]| pieces[1].target = 36, |pieces: &mut [Piece]| pieces[0].source = 120] {
+    for change in
+        [|pieces: &mut [StridedCopy]| pieces[1].target = 36, |pieces: &mut [StridedCopy]| pieces[0].source = 120]
+    {
         assert_found(&[Kind::BadLaunch], |sim, upload| {
             drop(upload);
             let (mut pieces, _) = two_pieces();

@@ -9,7 +9,7 @@ mod model;
 mod sim;
 
 use fst::checkpoint::Checkpoint;
-use fst::checkpoint::region::Wanted;
+use fst::checkpoint::region::TensorRegion;
 use fst::convert::cast::Cast;
 use fst::convert::scatter::TASK_BYTES;
 use fst::device::Scratch;
@@ -56,7 +56,7 @@ fn finish(sim: Sim) {
 struct Load<'a> {
     gpu: &'a Gpu<'a>,
     checkpoint: Checkpoint,
-    wanted: Arc<[Wanted]>,
+    wanted: Arc<[TensorRegion]>,
     blocks: Vec<u64>,
 }
 
@@ -65,7 +65,7 @@ impl<'a> Load<'a> {
     fn all(gpu: &'a Gpu<'a>, model: &Model) -> Load<'a> {
         let checkpoint = Checkpoint::open(&model.paths).unwrap();
         let wanted =
-            checkpoint.entries().map(|(file, entry)| Wanted::whole(file, entry)).collect::<Result<_>>().unwrap();
+            checkpoint.entries().map(|(file, entry)| TensorRegion::whole(file, entry)).collect::<Result<_>>().unwrap();
         Load::new(gpu, checkpoint, wanted)
     }
 
@@ -75,14 +75,14 @@ impl<'a> Load<'a> {
         let signed = |number: u64| i64::try_from(number).unwrap();
         let entries = checkpoint.entries().zip(slices);
         let wanted = entries.map(|((file, entry), &(dim, start, length))| {
-            Wanted::slice(file, entry, i64::try_from(dim).unwrap(), signed(start), signed(length))
+            TensorRegion::slice(file, entry, i64::try_from(dim).unwrap(), signed(start), signed(length))
         });
         let wanted = wanted.collect::<Result<_>>().unwrap();
         Load::new(gpu, checkpoint, wanted)
     }
 
-    fn new(gpu: &'a Gpu<'a>, checkpoint: Checkpoint, wanted: Arc<[Wanted]>) -> Load<'a> {
-        let block = |wanted: &Wanted| if wanted.bytes() == 0 { 0 } else { gpu.allocate(bytes_of(wanted)) };
+    fn new(gpu: &'a Gpu<'a>, checkpoint: Checkpoint, wanted: Arc<[TensorRegion]>) -> Load<'a> {
+        let block = |wanted: &TensorRegion| if wanted.bytes() == 0 { 0 } else { gpu.allocate(bytes_of(wanted)) };
         let load = Load { gpu, checkpoint, blocks: wanted.iter().map(block).collect(), wanted };
         load.use_blocks();
         load
@@ -92,7 +92,13 @@ impl<'a> Load<'a> {
     fn destinations(&self) -> Vec<Destination> {
         let places = self.wanted.iter().zip(&self.blocks).enumerate();
         places
-            .map(|(wanted, (of, &address))| Destination { wanted, begin: 0, end: of.bytes(), address, cast: None })
+            .map(|(wanted, (of, &address))| Destination {
+                tensor: wanted,
+                begin: 0,
+                end: of.bytes(),
+                address,
+                cast: None,
+            })
             .collect()
     }
 
@@ -140,7 +146,7 @@ impl<'a> Load<'a> {
     fn read(&self) -> Vec<Vec<u8>> {
         let blocks: Vec<(u64, usize)> = self.used_blocks().map(|(wanted, block)| (block, bytes_of(wanted))).collect();
         let mut found = self.gpu.read_all(blocks).into_iter();
-        let of = |wanted: &Wanted| if wanted.bytes() == 0 { Some(Vec::new()) } else { found.next() };
+        let of = |wanted: &TensorRegion| if wanted.bytes() == 0 { Some(Vec::new()) } else { found.next() };
         self.wanted.iter().filter_map(of).collect()
     }
 
@@ -158,13 +164,13 @@ impl<'a> Load<'a> {
     }
 
     /// The tensors that have a block, with it.
-    fn used_blocks(&self) -> impl Iterator<Item = (&Wanted, u64)> {
+    fn used_blocks(&self) -> impl Iterator<Item = (&TensorRegion, u64)> {
         let blocks = self.wanted.iter().zip(self.blocks.iter().copied());
         blocks.filter(|(wanted, _)| wanted.bytes() > 0)
     }
 }
 
-fn bytes_of(wanted: &Wanted) -> usize {
+fn bytes_of(wanted: &TensorRegion) -> usize {
     usize::try_from(wanted.bytes()).unwrap()
 }
 
@@ -252,7 +258,7 @@ fn tensors_arrive_in_pieces_when_their_destinations_are_pieces() {
             while begin < of.bytes() {
                 let end = (begin + 1 + random.below(3000)).min(of.bytes());
                 let address = gpu.allocate(usize::try_from(end - begin).unwrap());
-                pieces.push(Destination { wanted, begin, end, address, cast: None });
+                pieces.push(Destination { tensor: wanted, begin, end, address, cast: None });
                 begin = end;
             }
         }
@@ -261,7 +267,7 @@ fn tensors_arrive_in_pieces_when_their_destinations_are_pieces() {
         load.fill(&mut transfer, &pieces).unwrap();
         transfer.finish().unwrap();
         for (index, (tensor, (dim, start, length))) in model.tensors.iter().zip(slices).enumerate() {
-            let of_this = pieces.iter().filter(|piece| piece.wanted == index);
+            let of_this = pieces.iter().filter(|piece| piece.tensor == index);
             let found =
                 of_this.flat_map(|piece| gpu.read(piece.address, usize::try_from(piece.end - piece.begin).unwrap()));
             assert!(found.eq(tensor.slice(dim, start, length)));

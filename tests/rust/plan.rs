@@ -1,6 +1,6 @@
 //! The promises of a plan, checked by carrying it out on paper.
 
-use fst::checkpoint::region::{Span, Wanted};
+use fst::checkpoint::region::{IndexRange, TensorRegion};
 use fst::convert::cast::Cast;
 use fst::dtype::Dtype;
 use fst::error::Kind;
@@ -36,7 +36,7 @@ fn expected(entry: Entry<'_>, source: usize, dim: usize, start: u64, length: u64
 }
 
 /// The same of a box, index by index.
-fn expected_part(entry: Entry<'_>, source: usize, spans: &[Span]) -> Vec<u8> {
+fn expected_part(entry: Entry<'_>, source: usize, spans: &[IndexRange]) -> Vec<u8> {
     let item = entry.dtype.item_bytes();
     let mut begins = vec![0];
     for (span, size) in spans.iter().zip(entry.shape) {
@@ -69,8 +69,8 @@ fn carry_out(chunks: &[Chunk], limits: &Limits, memory_bytes: usize, data: &[std
     };
     for chunk in chunks {
         match chunk {
-            &Chunk::Direct { source, offset, length, address, .. } => {
-                assert!(length as u64 <= limits.chunk_bytes && limits.direct_bytes.is_some());
+            &Chunk::InPlace { source, offset, length, address, .. } => {
+                assert!(length as u64 <= limits.chunk_bytes && limits.in_place_bytes.is_some());
                 check_read(source, offset, length);
                 for index in 0..length as u64 {
                     paper.memory[(address + index) as usize] = file_byte(source, offset + index);
@@ -78,9 +78,9 @@ fn carry_out(chunks: &[Chunk], limits: &Limits, memory_bytes: usize, data: &[std
                 }
                 paper.bytes_read += length as u64;
             }
-            Chunk::Staged { source, bytes, reads, placements } => {
+            Chunk::Staged { source, bytes, reads, copies } => {
                 assert!(*bytes as u64 <= limits.chunk_bytes, "a chunk of {bytes}");
-                assert!(!reads.is_empty() && !placements.is_empty() && placements.len() <= limits.placements_max);
+                assert!(!reads.is_empty() && !copies.is_empty() && copies.len() <= limits.copies_max);
                 let mut slot = vec![None; *bytes];
                 let mut widened = vec![false; *bytes];
                 for read in reads {
@@ -99,17 +99,17 @@ fn carry_out(chunks: &[Chunk], limits: &Limits, memory_bytes: usize, data: &[std
                         *place = Some(file_byte(*source, read.offset + index as u64));
                     }
                 }
-                for placement in placements {
-                    let item_bytes = placement.cast.map_or(1, |cast| cast.from.item_bytes() as usize);
-                    for row in 0..placement.rows {
-                        let begin = placement.slot_begin + row * placement.slot_stride;
-                        let found = slot[begin..begin + placement.row_bytes].iter();
+                for copy in copies {
+                    let item_bytes = copy.cast.map_or(1, |cast| cast.from.item_bytes() as usize);
+                    for row in 0..copy.rows {
+                        let begin = copy.slot_begin + row * copy.slot_stride;
+                        let found = slot[begin..begin + copy.row_bytes].iter();
                         let found: Vec<u8> = found.map(|byte| byte.expect("a byte that was never read")).collect();
                         let items = found.chunks_exact(item_bytes);
                         assert!(items.remainder().is_empty(), "an element is cut");
-                        let target: Vec<u8> = items.flat_map(|item| on_paper(placement.cast, item)).collect();
-                        assert_eq!(target.len(), placement.target_row_bytes());
-                        for (to, byte) in (placement.address as usize + row * target.len()..).zip(target) {
+                        let target: Vec<u8> = items.flat_map(|item| on_paper(copy.cast, item)).collect();
+                        assert_eq!(target.len(), copy.target_row_bytes());
+                        for (to, byte) in (copy.address as usize + row * target.len()..).zip(target) {
                             paper.memory[to] = byte;
                             paper.written[to] += 1;
                         }
@@ -124,7 +124,7 @@ fn carry_out(chunks: &[Chunk], limits: &Limits, memory_bytes: usize, data: &[std
 #[derive(Clone, Debug)]
 enum Part {
     Slice(usize, u64, u64),
-    Box(Vec<Span>),
+    Box(Vec<IndexRange>),
 }
 
 #[derive(Clone, Debug)]
@@ -166,7 +166,7 @@ fn part_of(shape: &[u64], picks: &[prop::sample::Index; 3]) -> Option<Part> {
     let span = |(dim, &size): (usize, &u64)| {
         let (start, step) = (pick(dim, 0, size + 1), 1 + pick(dim, 1, 4));
         let most = (size - start).div_ceil(step);
-        Span { start, step, length: most - pick(dim, 2, most + 1) }
+        IndexRange { start, step, length: most - pick(dim, 2, most + 1) }
     };
     Some(Part::Box(shape.iter().enumerate().map(span).collect()))
 }
@@ -181,12 +181,12 @@ fn slice_of(shape: &[u64], picks: &[prop::sample::Index; 3]) -> Option<(usize, u
 fn limits() -> impl Strategy<Value = Limits> {
     let alignment = prop::sample::select(vec![1_u64, 4, 16]);
     (alignment, 1_u64..20, 0_u64..20, prop::option::of(1_u64..60), 1_usize..20).prop_map(
-        |(alignment, chunk, gap_bytes, direct_bytes, placements_max)| Limits {
+        |(alignment, chunk, gap_bytes, in_place_bytes, copies_max)| Limits {
             chunk_bytes: (7 + chunk * 9).next_multiple_of(alignment) + alignment,
             gap_bytes: gap_bytes.max(alignment),
-            direct_bytes: direct_bytes.filter(|_| alignment == 1),
+            in_place_bytes: in_place_bytes.filter(|_| alignment == 1),
             alignment,
-            placements_max,
+            copies_max,
         },
     )
 }
@@ -214,14 +214,14 @@ proptest! {
             let (tensor, bytes) = match &case.part {
                 None => {
                     let bytes = (entry.begin..entry.end).map(|offset| file_byte(case.source, offset)).collect();
-                    (Wanted::whole(case.source, entry).unwrap(), bytes)
+                    (TensorRegion::whole(case.source, entry).unwrap(), bytes)
                 }
                 &Some(Part::Slice(dim, start, length)) => (
-                    Wanted::slice(case.source, entry, dim as i64, start as i64, length as i64).unwrap(),
+                    TensorRegion::slice(case.source, entry, dim as i64, start as i64, length as i64).unwrap(),
                     expected(entry, case.source, dim, start, length),
                 ),
                 Some(Part::Box(spans)) => {
-                    (Wanted::part(case.source, entry, spans).unwrap(), expected_part(entry, case.source, spans))
+                    (TensorRegion::indexed(case.source, entry, spans).unwrap(), expected_part(entry, case.source, spans))
                 }
             };
             prop_assert_eq!(tensor.bytes(), bytes.len() as u64);
@@ -234,7 +234,7 @@ proptest! {
             for pair in cuts.windows(2) {
                 let (begin, end) = (pair[0] as u64, pair[1] as u64);
                 let address = expectation.len() as u64;
-                destinations.push(Destination { wanted: wanted.len(), begin, end, address, cast: case.cast });
+                destinations.push(Destination { tensor: wanted.len(), begin, end, address, cast: case.cast });
                 let items = bytes[pair[0]..pair[1]].chunks_exact(item_bytes);
                 expectation.extend(items.flat_map(|item| on_paper(case.cast, item)));
             }
@@ -248,15 +248,14 @@ proptest! {
     }
 }
 
-const LIMITS: Limits =
-    Limits { chunk_bytes: 1000, gap_bytes: 16, direct_bytes: None, alignment: 1, placements_max: 100 };
+const LIMITS: Limits = Limits { chunk_bytes: 1000, gap_bytes: 16, in_place_bytes: None, alignment: 1, copies_max: 100 };
 
-fn whole_plan(wanted: &[Wanted], limits: &Limits) -> Vec<Chunk> {
+fn whole_plan(wanted: &[TensorRegion], limits: &Limits) -> Vec<Chunk> {
     let mut address = 0;
-    let destination = |(index, tensor): (usize, &Wanted)| {
+    let destination = |(index, tensor): (usize, &TensorRegion)| {
         let begin = address;
         address += tensor.bytes();
-        Destination { wanted: index, begin: 0, end: tensor.bytes(), address: begin, cast: None }
+        Destination { tensor: index, begin: 0, end: tensor.bytes(), address: begin, cast: None }
     };
     let destinations: Vec<_> = wanted.iter().enumerate().map(destination).collect();
     plan(wanted, &destinations, limits).unwrap()
@@ -266,7 +265,7 @@ fn read_bytes(chunks: &[Chunk]) -> u64 {
     chunks
         .iter()
         .map(|chunk| match chunk {
-            Chunk::Direct { length, .. } => *length as u64,
+            Chunk::InPlace { length, .. } => *length as u64,
             Chunk::Staged { reads, .. } => reads.iter().map(|read| read.length as u64).sum(),
         })
         .sum()
@@ -275,17 +274,17 @@ fn read_bytes(chunks: &[Chunk]) -> u64 {
 #[test]
 fn neighbours_are_read_together_and_in_file_order() {
     let tensors: Vec<_> = (0..50).rev().map(|index| entry(Dtype::U8, &[10], DATA_BEGIN + index * 10)).collect();
-    let wanted: Vec<_> = tensors.iter().map(|tensor| Wanted::whole(0, *tensor).unwrap()).collect();
+    let wanted: Vec<_> = tensors.iter().map(|tensor| TensorRegion::whole(0, *tensor).unwrap()).collect();
     let chunks = whole_plan(&wanted, &LIMITS);
     assert_eq!(chunks.len(), 1);
-    let Chunk::Staged { reads, placements, .. } = &chunks[0] else { panic!("{chunks:?}") };
-    assert_eq!((reads.len(), reads[0].offset, reads[0].length, placements.len()), (1, DATA_BEGIN, 500, 50));
+    let Chunk::Staged { reads, copies, .. } = &chunks[0] else { panic!("{chunks:?}") };
+    assert_eq!((reads.len(), reads[0].offset, reads[0].length, copies.len()), (1, DATA_BEGIN, 500, 50));
 }
 
 #[test]
 fn a_tensor_asked_for_twice_is_read_once() {
     let tensor = entry(Dtype::U8, &[5000], DATA_BEGIN);
-    let wanted = [Wanted::whole(0, tensor).unwrap(), Wanted::whole(0, tensor).unwrap()];
+    let wanted = [TensorRegion::whole(0, tensor).unwrap(), TensorRegion::whole(0, tensor).unwrap()];
     assert_eq!(read_bytes(&whole_plan(&wanted, &LIMITS)), 5000);
 }
 
@@ -297,8 +296,9 @@ fn columns_of_the_same_rows_are_read_once_also_in_many_chunks() {
             for begin in [DATA_BEGIN, DATA_BEGIN + 5000] {
                 let limits = Limits { chunk_bytes, alignment, gap_bytes: 1000, ..LIMITS };
                 let entry = entry(Dtype::U8, &shape, begin);
-                let columns = |part: u64| Wanted::slice(0, entry, 1, (part * 96 / parts) as i64, (96 / parts) as i64);
-                let wanted: Vec<Wanted> = (0..parts).map(|part| columns(part).unwrap()).collect();
+                let columns =
+                    |part: u64| TensorRegion::slice(0, entry, 1, (part * 96 / parts) as i64, (96 / parts) as i64);
+                let wanted: Vec<TensorRegion> = (0..parts).map(|part| columns(part).unwrap()).collect();
                 let chunks = whole_plan(&wanted, &limits);
                 assert_eq!(read_bytes(&chunks), 3000 * 96, "{parts} parts, {limits:?}, from byte {begin}");
             }
@@ -310,21 +310,21 @@ fn columns_of_the_same_rows_are_read_once_also_in_many_chunks() {
 fn far_columns_that_several_want_are_read_once_and_each_copied_at_once() {
     let entry = entry(Dtype::U8, &[300, 400], DATA_BEGIN);
     for (alignment, chunk_bytes) in [(1, 1000), (1, 70_001), (512, 8192)] {
-        let limits = Limits { chunk_bytes, alignment, gap_bytes: alignment.max(16), placements_max: 1000, ..LIMITS };
+        let limits = Limits { chunk_bytes, alignment, gap_bytes: alignment.max(16), copies_max: 1000, ..LIMITS };
         // Each half for two.
         let columns = [(0, 200), (200, 200), (0, 200), (200, 200)];
-        let wanted: Vec<Wanted> =
-            columns.iter().map(|&(start, length)| Wanted::slice(0, entry, 1, start, length).unwrap()).collect();
+        let wanted: Vec<TensorRegion> =
+            columns.iter().map(|&(start, length)| TensorRegion::slice(0, entry, 1, start, length).unwrap()).collect();
         let chunks = whole_plan(&wanted, &limits);
         assert_eq!(read_bytes(&chunks), 300 * 400, "{limits:?}");
         for chunk in &chunks {
-            let Chunk::Staged { placements, .. } = chunk else { panic!("{chunk:?}") };
-            assert!(placements.len() <= 4, "{placements:?}");
+            let Chunk::Staged { copies, .. } = chunk else { panic!("{chunk:?}") };
+            assert!(copies.len() <= 4, "{copies:?}");
         }
     }
     // What lies between the two columns is not read.
-    let wanted =
-        [(0, 100), (200, 200), (0, 100)].map(|(start, length)| Wanted::slice(0, entry, 1, start, length).unwrap());
+    let wanted = [(0, 100), (200, 200), (0, 100)]
+        .map(|(start, length)| TensorRegion::slice(0, entry, 1, start, length).unwrap());
     assert_eq!(read_bytes(&whole_plan(&wanted, &LIMITS)), 300 * 300);
 }
 
@@ -332,24 +332,24 @@ fn far_columns_that_several_want_are_read_once_and_each_copied_at_once() {
 fn far_rows_are_read_alone_and_copied_at_once() {
     // 40 rows of 2 bytes, 100 apart.
     let tensor = entry(Dtype::U8, &[40, 100], DATA_BEGIN);
-    let chunks = whole_plan(&[Wanted::slice(0, tensor, 1, 7, 2).unwrap()], &LIMITS);
+    let chunks = whole_plan(&[TensorRegion::slice(0, tensor, 1, 7, 2).unwrap()], &LIMITS);
     assert_eq!(read_bytes(&chunks), 80);
-    let Chunk::Staged { placements, .. } = &chunks[0] else { panic!("{chunks:?}") };
-    assert_eq!((chunks.len(), placements.len(), placements[0].row_bytes), (1, 1, 80));
+    let Chunk::Staged { copies, .. } = &chunks[0] else { panic!("{chunks:?}") };
+    assert_eq!((chunks.len(), copies.len(), copies[0].row_bytes), (1, 1, 80));
 }
 
 #[test]
 fn near_rows_are_read_together_and_copied_with_a_stride() {
     let tensor = entry(Dtype::U8, &[40, 20], DATA_BEGIN);
-    let chunks = whole_plan(&[Wanted::slice(0, tensor, -1, 0, 10).unwrap()], &LIMITS);
-    let Chunk::Staged { reads, placements, .. } = &chunks[0] else { panic!("{chunks:?}") };
-    assert_eq!((reads.len(), placements.len()), (1, 1));
-    assert_eq!((placements[0].rows, placements[0].row_bytes, placements[0].slot_stride), (40, 10, 20));
+    let chunks = whole_plan(&[TensorRegion::slice(0, tensor, -1, 0, 10).unwrap()], &LIMITS);
+    let Chunk::Staged { reads, copies, .. } = &chunks[0] else { panic!("{chunks:?}") };
+    assert_eq!((reads.len(), copies.len()), (1, 1));
+    assert_eq!((copies[0].rows, copies[0].row_bytes, copies[0].slot_stride), (40, 10, 20));
 }
 
-fn boxed(shape: &[u64], spans: &[(u64, u64, u64)]) -> Wanted {
-    let spans: Vec<_> = spans.iter().map(|&(start, length, step)| Span { start, length, step }).collect();
-    Wanted::part(0, entry(Dtype::U8, shape, DATA_BEGIN), &spans).unwrap()
+fn boxed(shape: &[u64], spans: &[(u64, u64, u64)]) -> TensorRegion {
+    let spans: Vec<_> = spans.iter().map(|&(start, length, step)| IndexRange { start, length, step }).collect();
+    TensorRegion::indexed(0, entry(Dtype::U8, shape, DATA_BEGIN), &spans).unwrap()
 }
 
 #[test]
@@ -369,9 +369,9 @@ fn boxes_are_as_few_and_as_long_rows_as_they_can_be() {
         ([(0, 4, 1), (3, 1, 1), (7, 1, 1)], 1, vec![(4, 60)]),
         ([(0, 4, 1), (6, 0, 1), whole], 0, vec![]),
     ] {
-        let region = boxed(&[4, 6, 10], &spans).region;
+        let region = boxed(&[4, 6, 10], &spans).range;
         assert_eq!(region.row_bytes, row_bytes, "{spans:?}");
-        let found: Vec<_> = region.repeats.iter().map(|repeat| (repeat.count, repeat.stride)).collect();
+        let found: Vec<_> = region.strides.iter().map(|stride| (stride.count, stride.bytes)).collect();
         assert_eq!(found, repeats, "{spans:?}");
     }
 }
@@ -388,18 +388,21 @@ fn rows_that_are_stepped_over_are_not_read() {
 #[test]
 fn boxes_that_do_not_fit_are_refused() {
     let tensor = entry(Dtype::F32, &[4, 6], DATA_BEGIN);
-    let whole = Span::whole(6);
+    let whole = IndexRange::whole(6);
     for (start, length, step) in
         [(0, 5, 1), (4, 1, 1), (5, 0, 1), (0, 3, 2), (0, 1, 0), (1, u64::MAX, 1), (0, 3, u64::MAX)]
     {
-        let error = Wanted::part(0, tensor, &[Span { start, length, step }, whole]).unwrap_err();
+        let error = TensorRegion::indexed(0, tensor, &[IndexRange { start, length, step }, whole]).unwrap_err();
         assert_eq!(error.kind(), Kind::InvalidArgument, "{start} {length} {step}");
         assert!(error.to_string().contains("dimension 0"), "{error}");
     }
-    for spans in [&[][..], &[whole], &[Span::whole(4), whole, whole]] {
-        assert_eq!(Wanted::part(0, tensor, spans).unwrap_err().kind(), Kind::InvalidArgument);
+    for spans in [&[][..], &[whole], &[IndexRange::whole(4), whole, whole]] {
+        assert_eq!(TensorRegion::indexed(0, tensor, spans).unwrap_err().kind(), Kind::InvalidArgument);
     }
-    assert_eq!(Wanted::part(0, tensor, &[Span { start: 4, length: 0, step: 9 }, whole]).unwrap().bytes(), 0);
+    assert_eq!(
+        TensorRegion::indexed(0, tensor, &[IndexRange { start: 4, length: 0, step: 9 }, whole]).unwrap().bytes(),
+        0
+    );
 }
 
 #[test]
@@ -407,41 +410,44 @@ fn slices_that_do_not_fit_are_refused() {
     let tensor = entry(Dtype::F32, &[4, 6], DATA_BEGIN);
     for (dim, start, length) in [(2, 0, 1), (-3, 0, 1), (0, 0, 5), (0, 4, 1), (1, -1, 2), (1, 0, -1), (1, 3, i64::MAX)]
     {
-        let error = Wanted::slice(0, tensor, dim, start, length).unwrap_err();
+        let error = TensorRegion::slice(0, tensor, dim, start, length).unwrap_err();
         assert_eq!(error.kind(), Kind::InvalidArgument, "{dim} {start} {length}");
     }
-    assert_eq!(Wanted::slice(0, tensor, 0, 4, 0).unwrap().bytes(), 0);
+    assert_eq!(TensorRegion::slice(0, tensor, 0, 4, 0).unwrap().bytes(), 0);
     let scalar = entry(Dtype::F32, &[], DATA_BEGIN);
-    assert_eq!(Wanted::slice(0, scalar, 0, 0, 1).unwrap_err().kind(), Kind::InvalidArgument);
+    assert_eq!(TensorRegion::slice(0, scalar, 0, 0, 1).unwrap_err().kind(), Kind::InvalidArgument);
 }
 
 #[test]
 fn what_pytorch_cannot_hold_is_refused_by_name() {
     for (dtype, shape) in [(Dtype::F6E2M3, [4]), (Dtype::F6E3M2, [8])] {
-        let error = Wanted::whole(0, entry(dtype, &shape, DATA_BEGIN)).unwrap_err();
+        let error = TensorRegion::whole(0, entry(dtype, &shape, DATA_BEGIN)).unwrap_err();
         assert_eq!(error.kind(), Kind::UnsupportedDtype);
         assert!(error.to_string().contains("tensor \"x\"") && error.to_string().contains(dtype.name()));
     }
-    assert_eq!(Wanted::whole(0, entry(Dtype::F4, &[3, 4], DATA_BEGIN)).unwrap().shape, [3, 2]);
+    assert_eq!(TensorRegion::whole(0, entry(Dtype::F4, &[3, 4], DATA_BEGIN)).unwrap().shape, [3, 2]);
     // Four elements, but no pair of neighbours in the last dimension.
-    assert_eq!(Wanted::whole(0, entry(Dtype::F4, &[4, 1], DATA_BEGIN)).unwrap_err().kind(), Kind::UnsupportedDtype);
+    assert_eq!(
+        TensorRegion::whole(0, entry(Dtype::F4, &[4, 1], DATA_BEGIN)).unwrap_err().kind(),
+        Kind::UnsupportedDtype
+    );
 }
 
 #[test]
 fn a_destination_outside_its_tensor_is_a_bug_and_said_so() {
-    let wanted = [Wanted::whole(0, entry(Dtype::U8, &[4], DATA_BEGIN)).unwrap()];
+    let wanted = [TensorRegion::whole(0, entry(Dtype::U8, &[4], DATA_BEGIN)).unwrap()];
     for (tensor, begin, end) in [(1, 0, 1), (0, 0, 5), (0, 3, 2)] {
-        let destination = Destination { wanted: tensor, begin, end, address: 0, cast: None };
+        let destination = Destination { tensor, begin, end, address: 0, cast: None };
         assert_eq!(plan(&wanted, &[destination], &LIMITS).unwrap_err().kind(), Kind::Internal);
     }
 }
 
 #[test]
 fn a_cast_that_cuts_an_element_is_a_bug_and_said_so() {
-    let wanted = [Wanted::whole(0, entry(Dtype::BF16, &[4], DATA_BEGIN)).unwrap()];
+    let wanted = [TensorRegion::whole(0, entry(Dtype::BF16, &[4], DATA_BEGIN)).unwrap()];
     for (begin, end) in [(0, 3), (1, 4)] {
         let cast = Cast::new(Dtype::BF16, Dtype::F32);
-        let destination = Destination { wanted: 0, begin, end, address: 0, cast };
+        let destination = Destination { tensor: 0, begin, end, address: 0, cast };
         assert_eq!(plan(&wanted, &[destination], &LIMITS).unwrap_err().kind(), Kind::Internal);
     }
 }
@@ -449,15 +455,15 @@ fn a_cast_that_cuts_an_element_is_a_bug_and_said_so() {
 #[test]
 fn no_chunk_has_more_placements_than_its_table_can_hold() {
     let tensors: Vec<_> = (0..50).map(|index| entry(Dtype::U8, &[10], DATA_BEGIN + index * 10)).collect();
-    let wanted: Vec<_> = tensors.iter().map(|tensor| Wanted::whole(0, *tensor).unwrap()).collect();
-    assert_eq!(whole_plan(&wanted, &Limits { placements_max: 20, ..LIMITS }).len(), 3);
+    let wanted: Vec<_> = tensors.iter().map(|tensor| TensorRegion::whole(0, *tensor).unwrap()).collect();
+    assert_eq!(whole_plan(&wanted, &Limits { copies_max: 20, ..LIMITS }).len(), 3);
 }
 
 #[test]
 fn far_rows_of_a_slice_that_lie_inside_near_rows_of_another_are_placed_apart() {
     let tensor = entry(Dtype::U8, &[3, 300], DATA_BEGIN);
     let slices = [(0, 290), (0, 1)];
-    let wanted = slices.map(|(start, length)| Wanted::slice(0, tensor, 1, start, length).unwrap());
+    let wanted = slices.map(|(start, length)| TensorRegion::slice(0, tensor, 1, start, length).unwrap());
     let paper =
         carry_out(&whole_plan(&wanted, &LIMITS), &LIMITS, 873, std::slice::from_ref(&(tensor.begin..tensor.end)));
     let expected = [expected(tensor, 0, 1, 0, 290), expected(tensor, 0, 1, 0, 1)].concat();

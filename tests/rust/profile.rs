@@ -6,7 +6,7 @@
 mod model;
 
 use fst::checkpoint::Checkpoint;
-use fst::checkpoint::region::Wanted;
+use fst::checkpoint::region::TensorRegion;
 use fst::device::Scratch;
 use fst::device::host::Host;
 use fst::dtype::Dtype;
@@ -243,14 +243,14 @@ fn a_load_tells_of_every_stage_and_every_byte() {
     let total: usize = model.tensors.iter().map(|tensor| tensor.bytes.len()).sum();
     let trace = Trace::of(|| {
         let checkpoint = Checkpoint::open(&model.paths).unwrap();
-        let wanted: Arc<[Wanted]> =
-            checkpoint.entries().map(|(file, entry)| Wanted::whole(file, entry).unwrap()).collect();
+        let wanted: Arc<[TensorRegion]> =
+            checkpoint.entries().map(|(file, entry)| TensorRegion::whole(file, entry).unwrap()).collect();
         let mut memory: Vec<Vec<u8>> = model.tensors.iter().map(|tensor| vec![0; tensor.bytes.len()]).collect();
         let destinations: Vec<Destination> = memory
             .iter_mut()
             .enumerate()
-            .map(|(wanted, bytes)| Destination {
-                wanted,
+            .map(|(tensor, bytes)| Destination {
+                tensor,
                 begin: 0,
                 end: bytes.len() as u64,
                 address: bytes.as_mut_ptr().expose_provenance() as u64,

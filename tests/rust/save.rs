@@ -6,10 +6,10 @@ use fst::dtype::Dtype;
 use fst::error::{Error, Kind};
 use fst::format::layout::{Layout, Tensor};
 use fst::options::Options;
-use fst::save::atomic_file::Sink;
-use fst::save::kernel::{Kernel, Linux};
+use fst::save::atomic_file::OutputFile;
+use fst::save::kernel::{FileKernel, Linux};
 use fst::save::writer::Writer;
-use fst::save::{Piece, Place, Save};
+use fst::save::{DeviceStream, Extent, Save};
 use proptest::prelude::*;
 use safetensors::SafeTensors;
 use std::fs::{self, File};
@@ -25,15 +25,15 @@ fn tight() -> Options {
     Options { chunk_bytes: 8 << 10, staging_bytes: 32 << 10, threads: 3, ..Options::default() }
 }
 
-fn host() -> Vec<Place> {
-    vec![Place { origin: Arc::new(Host), stream: 0 }]
+fn host() -> Vec<DeviceStream> {
+    vec![DeviceStream { memory: Arc::new(Host), stream: 0 }]
 }
 
 fn address_of(bytes: &[u8]) -> u64 {
     bytes.as_ptr().expose_provenance() as u64
 }
 
-fn kernel() -> Box<dyn Kernel> {
+fn kernel() -> Box<dyn FileKernel> {
     Box::new(Linux)
 }
 
@@ -47,16 +47,16 @@ fn described(tensors: &[(String, Vec<u8>)]) -> Vec<Tensor> {
 }
 
 /// Saves, in calls with as many tensors each.
-fn save(path: &Path, tensors: &[(String, Vec<u8>)], kernel: Box<dyn Kernel>, step: usize) -> fst::Result<()> {
+fn save(path: &Path, tensors: &[(String, Vec<u8>)], kernel: Box<dyn FileKernel>, step: usize) -> fst::Result<()> {
     let layout = Layout::new(&described(tensors), &None)?;
     let order = layout.order().to_vec();
-    let mut save = Save::begin(layout, Sink::create(path, kernel)?, host(), &tight())?;
+    let mut save = Save::begin(layout, OutputFile::create(path, kernel)?, host(), &tight())?;
     for part in order.chunks(step) {
         let piece = |&index: &usize| {
             let bytes = &tensors[index].1;
-            Piece { place: 0, address: address_of(bytes), length: bytes.len() as u64 }
+            Extent { device: 0, address: address_of(bytes), length: bytes.len() as u64 }
         };
-        let pieces: Vec<Piece> = part.iter().map(piece).collect();
+        let pieces: Vec<Extent> = part.iter().map(piece).collect();
         // SAFETY: the tensors live and stay as they are.
         unsafe { save.append(&pieces) }?;
     }
@@ -64,8 +64,8 @@ fn save(path: &Path, tensors: &[(String, Vec<u8>)], kernel: Box<dyn Kernel>, ste
 }
 
 /// Writes one after the other.
-fn write(path: &Path, tensors: &[(String, Vec<u8>)], kernel: Box<dyn Kernel>) -> fst::Result<()> {
-    let mut writer = Writer::begin(Sink::create(path, kernel)?, None, &tight())?;
+fn write(path: &Path, tensors: &[(String, Vec<u8>)], kernel: Box<dyn FileKernel>) -> fst::Result<()> {
+    let mut writer = Writer::begin(OutputFile::create(path, kernel)?, None, &tight())?;
     for (tensor, (_, bytes)) in described(tensors).into_iter().zip(tensors) {
         writer.add(tensor)?;
         let mut copy = bytes.clone();
@@ -183,7 +183,7 @@ fn code<T>(code: i32) -> io::Result<T> {
     Err(io::Error::from_raw_os_error(code))
 }
 
-impl Kernel for Scripted {
+impl FileKernel for Scripted {
     fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<usize> {
         let call = self.calls.fetch_add(1, Ordering::Relaxed);
         match self.answer {
@@ -301,7 +301,7 @@ fn a_writer_that_has_failed_says_so_again_and_leaves_nothing() {
     let path = directory.path().join("x");
     fs::write(&path, b"old").unwrap();
     let script = Box::new(Scripted::new(Answer::FailWrite(2, libc::EIO)));
-    let mut writer = Writer::begin(Sink::create(&path, script).unwrap(), None, &tight()).unwrap();
+    let mut writer = Writer::begin(OutputFile::create(&path, script).unwrap(), None, &tight()).unwrap();
     let bytes = files::pattern(1, 500_000);
     writer.add(Tensor::new("a", Dtype::U8, vec![500_000]).unwrap()).unwrap();
     // SAFETY: the bytes live and stay as they are.
@@ -315,7 +315,7 @@ fn a_writer_that_has_failed_says_so_again_and_leaves_nothing() {
 fn a_writer_that_is_dropped_leaves_nothing() {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("x");
-    let mut writer = Writer::begin(Sink::create(&path, kernel()).unwrap(), None, &tight()).unwrap();
+    let mut writer = Writer::begin(OutputFile::create(&path, kernel()).unwrap(), None, &tight()).unwrap();
     let bytes = files::pattern(1, 500_000);
     writer.add(Tensor::new("a", Dtype::U8, vec![500_000]).unwrap()).unwrap();
     assert_eq!(writer.add(Tensor::new("b", Dtype::U8, vec![]).unwrap()).unwrap_err().kind(), Kind::InvalidArgument);

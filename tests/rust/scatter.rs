@@ -1,6 +1,6 @@
 //! The kernel's table: its tiles cover every element of every piece exactly once.
 
-use fst::convert::scatter::{BATCH_TASKS, Piece, TASK_BYTES, TILE_BYTES, Table, Task, has_cast};
+use fst::convert::scatter::{BATCH_TASKS, StridedCopy, TASK_BYTES, TILE_BYTES, Table, Task, has_cast};
 use fst::dtype::Dtype;
 use fst::error::Kind;
 use proptest::prelude::*;
@@ -27,7 +27,7 @@ fn item_bytes(task: &Task) -> (u64, u64) {
 }
 
 /// Where the tiles of a task say that each of its elements comes from and goes to.
-fn placements(task: &Task, tile_count: u32) -> Vec<(u64, u64)> {
+fn copies(task: &Task, tile_count: u32) -> Vec<(u64, u64)> {
     let (source_bytes, target_bytes) = item_bytes(task);
     let per_tile = TILE_BYTES / source_bytes.max(target_bytes);
     let elements = u64::from(task.rows) * task.row_elements;
@@ -40,7 +40,7 @@ fn placements(task: &Task, tile_count: u32) -> Vec<(u64, u64)> {
 }
 
 /// The same, from the piece itself.
-fn expected(piece: &Piece) -> Vec<(u64, u64)> {
+fn expected(piece: &StridedCopy) -> Vec<(u64, u64)> {
     let (source_bytes, target_bytes) =
         if piece.from == piece.to { (1, 1) } else { (piece.from.item_bytes(), piece.to.item_bytes()) };
     let rows = (0..piece.rows).flat_map(|row| (0..piece.row_elements).map(move |column| (row, column)));
@@ -52,7 +52,7 @@ fn expected(piece: &Piece) -> Vec<(u64, u64)> {
         .collect()
 }
 
-fn piece() -> impl Strategy<Value = Piece> {
+fn piece() -> impl Strategy<Value = StridedCopy> {
     let all: Vec<Dtype> = Dtype::all().collect();
     let pairs: Vec<(Dtype, Dtype)> = all
         .iter()
@@ -68,7 +68,15 @@ fn piece() -> impl Strategy<Value = Piece> {
         |((from, to), (rows, row_elements), gap, source, target)| {
             let width = if from == to { 1 } else { from.item_bytes() };
             let target = target * to.item_bytes();
-            Piece { source, target, row_elements, rows, source_stride_bytes: row_elements * width + gap, from, to }
+            StridedCopy {
+                source,
+                target,
+                row_elements,
+                rows,
+                source_stride_bytes: row_elements * width + gap,
+                from,
+                to,
+            }
         },
     )
 }
@@ -80,14 +88,14 @@ proptest! {
         pieces.iter().for_each(|&piece| table.push(piece).unwrap());
         let ends = table.tasks().iter().skip(1).map(|task| task.first_tile).chain([table.tile_count()]);
         let counted: Vec<_> =
-            table.tasks().iter().zip(ends).flat_map(|(task, end)| placements(task, end - task.first_tile)).collect();
+            table.tasks().iter().zip(ends).flat_map(|(task, end)| copies(task, end - task.first_tile)).collect();
         let expected: Vec<_> = pieces.iter().flat_map(expected).collect();
         prop_assert_eq!(counted, expected);
     }
 }
 
-fn bytes(source: u64, row_elements: u64, rows: u64, source_stride_bytes: u64) -> Piece {
-    Piece { source, target: 0, row_elements, rows, source_stride_bytes, from: Dtype::U8, to: Dtype::U8 }
+fn bytes(source: u64, row_elements: u64, rows: u64, source_stride_bytes: u64) -> StridedCopy {
+    StridedCopy { source, target: 0, row_elements, rows, source_stride_bytes, from: Dtype::U8, to: Dtype::U8 }
 }
 
 #[test]
@@ -112,15 +120,15 @@ fn rows_without_gaps_are_one_row() {
 
 #[test]
 fn what_the_kernel_cannot_do_is_refused() {
-    let good = Piece { from: Dtype::F32, to: Dtype::BF16, ..bytes(1, 10, 2, 64) };
+    let good = StridedCopy { from: Dtype::F32, to: Dtype::BF16, ..bytes(1, 10, 2, 64) };
     Table::default().push(good).unwrap();
     for bad in [
-        Piece { target: 1, ..good },
-        Piece { from: Dtype::C64, ..good },
-        Piece { to: Dtype::I32, ..good },
-        Piece { rows: u64::MAX, ..good },
-        Piece { source_stride_bytes: u64::MAX, ..good },
-        Piece { target: u64::MAX - 1, ..good },
+        StridedCopy { target: 1, ..good },
+        StridedCopy { from: Dtype::C64, ..good },
+        StridedCopy { to: Dtype::I32, ..good },
+        StridedCopy { rows: u64::MAX, ..good },
+        StridedCopy { source_stride_bytes: u64::MAX, ..good },
+        StridedCopy { target: u64::MAX - 1, ..good },
         bytes(0, 1 << 47, 1, 0),
     ] {
         assert_eq!(Table::default().push(bad).unwrap_err().kind(), Kind::Internal, "{bad:?}");
@@ -140,7 +148,7 @@ fn the_casts_are_those_of_numbers_to_floats() {
 #[test]
 fn a_table_in_a_slot_has_the_kernels_layout() {
     let mut table = Table::default();
-    table.push(Piece { target: 64, from: Dtype::F64, to: Dtype::F8E8M0, ..bytes(0x0102, 3, 2, 50) }).unwrap();
+    table.push(StridedCopy { target: 64, from: Dtype::F64, to: Dtype::F8E8M0, ..bytes(0x0102, 3, 2, 50) }).unwrap();
     table.push(bytes(5, 1, 1, 0)).unwrap();
     let mut slot = [0xEE; 2 * TASK_BYTES + 3];
     assert_eq!(table.write_to(&mut slot[..2 * TASK_BYTES - 1]).unwrap_err().kind(), Kind::Internal);

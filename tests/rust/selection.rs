@@ -2,7 +2,7 @@
 
 use crate::files;
 use fst::checkpoint::Checkpoint;
-use fst::checkpoint::selection::{Boxes, Selection, Slices};
+use fst::checkpoint::selection::{IndexRegions, Selection, Slices};
 use fst::error::Kind;
 use safetensors::tensor::Dtype;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ fn strings<const COUNT: usize>(names: [&str; COUNT]) -> [String; COUNT] {
 }
 
 fn names(selection: &Selection) -> Vec<&str> {
-    selection.wanted().iter().map(|wanted| &*wanted.name).collect()
+    selection.regions().iter().map(|wanted| &*wanted.name).collect()
 }
 
 #[test]
@@ -37,7 +37,7 @@ fn all_tensors_come_in_the_order_of_the_files() {
     let all = Selection::all(&trial.checkpoint).unwrap();
     assert_eq!(names(&all), ["x", "b", "a"]);
     assert_eq!(all.in_file_order(), [0, 1, 2]);
-    assert_eq!(all.wanted().iter().map(|wanted| wanted.source).collect::<Vec<_>>(), [0, 1, 1]);
+    assert_eq!(all.regions().iter().map(|wanted| wanted.source).collect::<Vec<_>>(), [0, 1, 1]);
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn there_is_one_slice_for_each_name() {
     let names = strings(["x", "b"]);
     let slices = Slices { dims: &[0, -1], starts: &[1, 4], lengths: &[2, 1] };
     let selection = Selection::slices(&trial.checkpoint, &names, slices).unwrap();
-    let shapes: Vec<_> = selection.wanted().iter().map(|wanted| wanted.shape.clone()).collect();
+    let shapes: Vec<_> = selection.regions().iter().map(|wanted| wanted.shape.clone()).collect();
     assert_eq!(shapes, [[2, 6], [3, 1]]);
     for wrong in
         [Slices { dims: &[0], ..slices }, Slices { starts: &[0; 3], ..slices }, Slices { lengths: &[], ..slices }]
@@ -71,19 +71,19 @@ fn there_is_one_slice_for_each_name() {
 fn there_is_one_span_for_each_dimension() {
     let trial = trial();
     let names = strings(["x", "b"]);
-    let boxes = Boxes { starts: &[1, 0, 0, 4], lengths: &[2, 3, 2, 1], steps: &[1, 2, 2, 1] };
-    let selection = Selection::boxes(&trial.checkpoint, &names, boxes).unwrap();
-    let shapes: Vec<_> = selection.wanted().iter().map(|wanted| wanted.shape.clone()).collect();
+    let boxes = IndexRegions { starts: &[1, 0, 0, 4], lengths: &[2, 3, 2, 1], steps: &[1, 2, 2, 1] };
+    let selection = Selection::index_regions(&trial.checkpoint, &names, boxes).unwrap();
+    let shapes: Vec<_> = selection.regions().iter().map(|wanted| wanted.shape.clone()).collect();
     assert_eq!(shapes, [[2, 3], [2, 1]]);
     for wrong in [
-        Boxes { starts: &[0; 3], ..boxes },
-        Boxes { lengths: &[1; 5], ..boxes },
-        Boxes { steps: &[], ..boxes },
-        Boxes { starts: &[0; 5], lengths: &[1; 5], steps: &[1; 5] },
-        Boxes { starts: &[0, 0, 0, -1], ..boxes },
-        Boxes { steps: &[1, 1, 1, -1], ..boxes },
+        IndexRegions { starts: &[0; 3], ..boxes },
+        IndexRegions { lengths: &[1; 5], ..boxes },
+        IndexRegions { steps: &[], ..boxes },
+        IndexRegions { starts: &[0; 5], lengths: &[1; 5], steps: &[1; 5] },
+        IndexRegions { starts: &[0, 0, 0, -1], ..boxes },
+        IndexRegions { steps: &[1, 1, 1, -1], ..boxes },
     ] {
-        let error = Selection::boxes(&trial.checkpoint, &names, wrong).err().unwrap();
+        let error = Selection::index_regions(&trial.checkpoint, &names, wrong).err().unwrap();
         assert_eq!(error.kind(), Kind::InvalidArgument, "{wrong:?}");
     }
 }

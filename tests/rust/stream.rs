@@ -7,7 +7,7 @@ mod model;
 mod sim;
 
 use fst::checkpoint::Checkpoint;
-use fst::checkpoint::region::Wanted;
+use fst::checkpoint::region::TensorRegion;
 use fst::device::Scratch;
 use fst::device::cuda::Cuda;
 use fst::dtype::Dtype;
@@ -66,7 +66,7 @@ fn model() -> Model {
 struct Caller<'a> {
     gpu: &'a Gpu<'a>,
     checkpoint: Checkpoint,
-    wanted: Arc<[Wanted]>,
+    wanted: Arc<[TensorRegion]>,
     blocks: Vec<u64>,
     /// All fillings share it.
     scratch: Scratch,
@@ -79,8 +79,8 @@ impl<'a> Caller<'a> {
     /// The allocator has handed out blocks whose last use is still queued.
     fn new(gpu: &'a Gpu<'a>, model: &Model) -> Caller<'a> {
         let checkpoint = Checkpoint::open(&model.paths).unwrap();
-        let wanted: Arc<[Wanted]> =
-            checkpoint.entries().map(|(file, entry)| Wanted::whole(file, entry)).collect::<Result<_>>().unwrap();
+        let wanted: Arc<[TensorRegion]> =
+            checkpoint.entries().map(|(file, entry)| TensorRegion::whole(file, entry)).collect::<Result<_>>().unwrap();
         let blocks = wanted.iter().map(|wanted| gpu.allocate(bytes_of(wanted).max(1))).collect();
         let scratch =
             Scratch { address: gpu.allocate(usize::try_from(SCRATCH_BYTES).unwrap()), bytes: SCRATCH_BYTES.into() };
@@ -97,7 +97,7 @@ impl<'a> Caller<'a> {
     fn destinations(&self, tensors: Range<usize>) -> Vec<Destination> {
         let all = |wanted: usize| {
             let (end, address) = (self.wanted[wanted].bytes(), self.blocks[wanted]);
-            Destination { wanted, begin: 0, end, address, cast: None }
+            Destination { tensor: wanted, begin: 0, end, address, cast: None }
         };
         tensors.map(all).collect()
     }
@@ -126,7 +126,7 @@ impl<'a> Caller<'a> {
     }
 }
 
-fn bytes_of(wanted: &Wanted) -> usize {
+fn bytes_of(wanted: &TensorRegion) -> usize {
     usize::try_from(wanted.bytes()).unwrap()
 }
 
@@ -172,7 +172,7 @@ fn the_stream_that_is_current_may_change() {
         let stream = caller.open(Order::Submitted).unwrap();
         caller.submit(&stream, 0..8).unwrap();
         for (&current, tensor) in others.iter().cycle().zip(0..8) {
-            stream.follow(u64::try_from(current).unwrap()).unwrap();
+            stream.set_stream(u64::try_from(current).unwrap()).unwrap();
             assert_eq!(stream.take(), Ok(tensor));
             let bytes = bytes_of(&caller.wanted[tensor]);
             if bytes > 0 {

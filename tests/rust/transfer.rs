@@ -2,7 +2,7 @@
 
 use crate::files;
 use fst::checkpoint::Checkpoint;
-use fst::checkpoint::region::Wanted;
+use fst::checkpoint::region::TensorRegion;
 use fst::device::Scratch;
 use fst::device::host::Host;
 use fst::error::Kind;
@@ -19,10 +19,10 @@ fn options(reader: ReaderChoice) -> Options {
 }
 
 /// Loads all that is wanted, and gives the bytes of each.
-fn load(checkpoint: &Checkpoint, wanted: &Arc<[Wanted]>, options: Options) -> fst::Result<Vec<Vec<u8>>> {
+fn load(checkpoint: &Checkpoint, wanted: &Arc<[TensorRegion]>, options: Options) -> fst::Result<Vec<Vec<u8>>> {
     let mut memory: Vec<Vec<u8>> = wanted.iter().map(|tensor| vec![0xEE; tensor.bytes() as usize]).collect();
     let destination = |(index, bytes): (usize, &mut Vec<u8>)| Destination {
-        wanted: index,
+        tensor: index,
         begin: 0,
         end: bytes.len() as u64,
         address: bytes.as_mut_ptr().expose_provenance() as u64,
@@ -52,12 +52,12 @@ fn sample(directory: &TempDir) -> Vec<(String, Vec<u8>)> {
     tensors
 }
 
-fn whole(checkpoint: &Checkpoint, names: &[&str]) -> Arc<[Wanted]> {
+fn whole(checkpoint: &Checkpoint, names: &[&str]) -> Arc<[TensorRegion]> {
     names
         .iter()
         .map(|name| {
             let (source, entry) = checkpoint.find(name).unwrap();
-            Wanted::whole(source, entry).unwrap()
+            TensorRegion::whole(source, entry).unwrap()
         })
         .collect()
 }
@@ -88,7 +88,7 @@ fn columns_arrive_packed() {
     let checkpoint = Checkpoint::open(&[directory.path()]).unwrap();
     let (source, entry) = checkpoint.find("m").unwrap();
     for (start, length) in [(0, 1), (13, 400), (899, 1), (0, 899)] {
-        let wanted = [Wanted::slice(source, entry, 1, start, length).unwrap()];
+        let wanted = [TensorRegion::slice(source, entry, 1, start, length).unwrap()];
         let loaded = load(&checkpoint, &Arc::from(wanted), options(ReaderChoice::Pread)).unwrap();
         let range = start as usize..(start + length) as usize;
         let expected: Vec<u8> = bytes.chunks(columns).flat_map(|row| row[range.clone()].to_vec()).collect();

@@ -6,7 +6,7 @@ use fst::error::{Error, Kind};
 use fst::options::{Options, ReaderChoice};
 use fst::plan::Read;
 use fst::reader::uring::Rings;
-use fst::reader::{self, Buffer, Opened, ReaderKind, Target};
+use fst::reader::{self, MemoryKind, Opened, ReaderKind, SlotBuffer};
 use fst::staging::{Request, pool};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -36,7 +36,7 @@ impl Trial {
         let script = Arc::new(script);
         let options = Options { reader, threads: 1, queue_depth: 3, ..Options::default() };
         let rings = Arc::new(Rings::new(Scripted(Arc::clone(&script)), &options));
-        let opened = reader::open(&options, &files::source(&path), Target::DeviceMemory, &rings).unwrap();
+        let opened = reader::open(&options, &files::source(&path), MemoryKind::DeviceMemory, &rings).unwrap();
         Trial { _directory: directory, path, bytes, script, opened }
     }
 
@@ -54,7 +54,7 @@ impl Trial {
         slot.bytes_mut().fill(0xAA);
         let (id, slot_begin) = (slot.id(), begin % 512);
         let read = Read { offset: begin as u64, slot_begin, length };
-        self.opened.reader.fill(&[read], Buffer { id, bytes: slot.bytes_mut() })?;
+        self.opened.reader.fill(&[read], SlotBuffer { id, bytes: slot.bytes_mut() })?;
         assert!(slot.bytes_mut()[slot_begin..][..length] == self.bytes[begin..begin + length]);
         Ok(())
     }

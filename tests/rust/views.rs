@@ -2,7 +2,7 @@
 
 use crate::files;
 use fst::checkpoint::Checkpoint;
-use fst::checkpoint::region::Wanted;
+use fst::checkpoint::region::TensorRegion;
 use fst::dtype::Dtype;
 use fst::load::views::{Mappings, Views};
 use fst::options::{Options, ReaderChoice};
@@ -29,25 +29,25 @@ impl Trial {
         Trial { checkpoint, data, begin: 8 + json.len() as u64, _directory: directory }
     }
 
-    fn whole(&self, name: &str) -> Wanted {
+    fn whole(&self, name: &str) -> TensorRegion {
         let (source, entry) = self.checkpoint.find(name).unwrap();
-        Wanted::whole(source, entry).unwrap()
+        TensorRegion::whole(source, entry).unwrap()
     }
 
-    fn slice(&self, name: &str, dim: i64, start: i64, length: i64) -> Wanted {
+    fn slice(&self, name: &str, dim: i64, start: i64, length: i64) -> TensorRegion {
         let (source, entry) = self.checkpoint.find(name).unwrap();
-        Wanted::slice(source, entry, dim, start, length).unwrap()
+        TensorRegion::slice(source, entry, dim, start, length).unwrap()
     }
 
-    fn views(&self, wanted: &[Wanted], dtypes: &[Option<Dtype>], options: &Options) -> Views {
+    fn views(&self, wanted: &[TensorRegion], dtypes: &[Option<Dtype>], options: &Options) -> Views {
         Views::open(&self.checkpoint, &Mappings::default(), wanted, dtypes, options).unwrap()
     }
 
     /// Which of these, wanted as they are, are views; each of those holds the right bytes.
-    fn viewed(&self, wanted: &[Wanted]) -> Vec<bool> {
+    fn viewed(&self, wanted: &[TensorRegion]) -> Vec<bool> {
         let dtypes: Vec<_> = wanted.iter().map(|wanted| Some(wanted.dtype)).collect();
         let views = self.views(wanted, &dtypes, &Options::default());
-        let check = |(tensor, wanted): (usize, &Wanted)| {
+        let check = |(tensor, wanted): (usize, &TensorRegion)| {
             let Some(address) = views.address(tensor) else { return false };
             let _hold = views.guard(tensor).unwrap();
             let range = wanted.contiguous().unwrap();
@@ -152,7 +152,8 @@ fn a_view_that_goes_takes_its_pages_along_and_no_others() {
         .collect();
     let path = files::written(&directory, "x.safetensors", &tensors);
     let checkpoint = Checkpoint::open(&[path]).unwrap();
-    let wanted: Vec<_> = checkpoint.entries().map(|(source, entry)| Wanted::whole(source, entry).unwrap()).collect();
+    let wanted: Vec<_> =
+        checkpoint.entries().map(|(source, entry)| TensorRegion::whole(source, entry).unwrap()).collect();
     let dtypes = vec![Some(Dtype::U8); 3];
     let views = Views::open(&checkpoint, &Mappings::default(), &wanted, &dtypes, &Options::default()).unwrap();
     let holds: Vec<_> = (0..3).map(|tensor| views.guard(tensor).unwrap()).collect();

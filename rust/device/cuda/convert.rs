@@ -3,7 +3,7 @@
 use super::driver::Context;
 use super::kernels::Kernels;
 use crate::convert::batch::Conversion;
-use crate::convert::scatter::{Piece, Table};
+use crate::convert::scatter::{StridedCopy, Table};
 use crate::error::{Error, Kind, Result};
 use std::ptr;
 
@@ -18,7 +18,7 @@ pub fn run(conversions: &[Conversion], ordinal: i32, stream: u64) -> Result<bool
     let mut table = Table::default();
     for &Conversion { source, target, elements, from, to } in conversions {
         let row_elements = if from == to { elements * from.item_bytes() } else { elements };
-        table.push(Piece { source, target, row_elements, rows: 1, source_stride_bytes: 0, from, to })?;
+        table.push(StridedCopy { source, target, row_elements, rows: 1, source_stride_bytes: 0, from, to })?;
     }
     let stream = usize::try_from(stream)
         .map_err(|_| Error::new(Kind::Internal, format!("{stream:#x} is not the handle of a stream")))?;

@@ -18,10 +18,10 @@ use super::cufile::{Driver, Handle, ReadError, Registered};
 use super::driver::Event;
 use super::kernels::Kernels;
 use super::{Cuda, SCRATCH_BYTES_MAX, as_u64, lock, table_of};
-use crate::device::{Direct, Scratch};
+use crate::device::{DirectEngine, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::options::Options;
-use crate::plan::{Chunk, Limits, Placement, Read};
+use crate::plan::{Chunk, Limits, Read, SlotCopy};
 use crate::profile::{self, Count, Stage};
 use crate::reader::GAP_BYTES;
 use crate::source::{BUSY_WAIT, Source};
@@ -40,7 +40,7 @@ const SLOTS_PER_WORKER: usize = 2;
 /// Files that a GPU's memory is filled from.
 pub struct Gds {
     slots: Mutex<Slots>,
-    files: Vec<DirectFile>,
+    files: Vec<GdsFile>,
     driver: Arc<Driver>,
     slot_bytes_max: usize,
     workers_max: usize,
@@ -48,7 +48,7 @@ pub struct Gds {
     cuda: Arc<Cuda>,
 }
 
-struct DirectFile {
+struct GdsFile {
     handle: Handle,
     source: Arc<Source>,
 }
@@ -83,7 +83,7 @@ impl Gds {
         let kernels = Arc::clone(cuda.kernels.as_ref().ok_or_else(no_kernels)?);
         let _bound = cuda.context.bind()?;
         let driver = Driver::open()?;
-        let files = sources.map(|source| DirectFile::open(&driver, source)).collect::<Result<_>>()?;
+        let files = sources.map(|source| GdsFile::open(&driver, source)).collect::<Result<_>>()?;
         let block_bytes = to_usize(BLOCK_BYTES);
         let slot_bytes =
             options.chunk_bytes.clamp(2 * block_bytes, (SCRATCH_BYTES_MAX - PAGE_BYTES) / SLOTS_PER_WORKER);
@@ -121,9 +121,9 @@ impl Gds {
         &self,
         slot: &Slot,
         emptied: Option<Event>,
-        file: &DirectFile,
+        file: &GdsFile,
         reads: &[Read],
-        placements: &[Placement],
+        copies: &[SlotCopy],
     ) -> Result<Event> {
         emptied.map_or(Ok(()), |event| self.wait(event))?;
         let _bound = self.cuda.context.bind()?;
@@ -131,35 +131,37 @@ impl Gds {
             // SAFETY: the slot is ours, and the host has waited for all who had it before.
             unsafe { file.read(read, slot)? };
         }
-        self.place(slot, placements)
+        self.place(slot, copies)
     }
 
-    fn place(&self, slot: &Slot, placements: &[Placement]) -> Result<Event> {
-        let table = table_of(placements, slot.base + slot.begin)?;
+    fn place(&self, slot: &Slot, copies: &[SlotCopy]) -> Result<Event> {
+        let table = table_of(copies, slot.base + slot.begin)?;
         let event = self.cuda.event()?;
-        let lane = self.cuda.lanes.first().ok_or_else(|| Error::new(Kind::Internal, "there is no lane"))?;
-        let lane = lock(lane);
-        let queued = table.batches().try_for_each(|batch| self.kernels.scatter_inline(batch, lane.stream.handle));
-        let recorded = queued.and_then(|()| event.record(&lane.stream));
+        let copy_stream =
+            self.cuda.copy_streams.first().ok_or_else(|| Error::new(Kind::Internal, "there is no lane"))?;
+        let copy_stream = lock(copy_stream);
+        let queued =
+            table.batches().try_for_each(|batch| self.kernels.scatter_inline(batch, copy_stream.stream.handle));
+        let recorded = queued.and_then(|()| event.record(&copy_stream.stream));
         match recorded {
             Ok(()) => Ok(event),
             Err(error) => {
                 // The kernels that were queued before the one that failed still read the slot.
-                lane.stream.settle();
+                copy_stream.stream.settle();
                 Err(error)
             }
         }
     }
 }
 
-impl Direct for Gds {
+impl DirectEngine for Gds {
     fn limits(&self) -> Limits {
         Limits {
             chunk_bytes: as_u64(self.slot_bytes_max),
             gap_bytes: GAP_BYTES.max(BLOCK_BYTES),
-            direct_bytes: None,
+            in_place_bytes: None,
             alignment: BLOCK_BYTES,
-            placements_max: usize::MAX,
+            copies_max: usize::MAX,
         }
     }
 
@@ -188,13 +190,13 @@ impl Direct for Gds {
 
     fn run(&self, chunk: &Chunk) -> Result<()> {
         let internal = |what: &str| Error::new(Kind::Internal, format!("{what}: {chunk:?}"));
-        let Chunk::Staged { source, reads, placements, .. } = chunk else {
+        let Chunk::Staged { source, reads, copies, .. } = chunk else {
             return Err(internal("not for a device"));
         };
         let file = self.files.get(*source).ok_or_else(|| internal("no such file"))?;
         let taken = self.slots().queue.pop_front();
         let (slot, emptied) = taken.ok_or_else(|| internal("more workers than slots"))?;
-        let result = self.read_and_place(&slot, emptied, file, reads, placements);
+        let result = self.read_and_place(&slot, emptied, file, reads, copies);
         let (event, result) = match result {
             Ok(event) => (Some(event), Ok(())),
             Err(error) => (None, Err(error)),
@@ -228,13 +230,13 @@ impl Drop for Gds {
     }
 }
 
-impl DirectFile {
-    fn open(driver: &Arc<Driver>, source: &Arc<Source>) -> Result<DirectFile> {
+impl GdsFile {
+    fn open(driver: &Arc<Driver>, source: &Arc<Source>) -> Result<GdsFile> {
         let file = source
             .reopen_direct()
             .map_err(|error| Error::from_io(&error, &source.path, "cannot be opened for direct reads"))?;
         let handle = Handle::register(driver, file).map_err(|error| error.at(&source.path))?;
-        Ok(DirectFile { handle, source: Arc::clone(source) })
+        Ok(GdsFile { handle, source: Arc::clone(source) })
     }
 
     /// Fills the blocks of the slot that hold a read.
@@ -246,18 +248,18 @@ impl DirectFile {
         profile::count(Count::Reads, 1);
         let lead = read.offset % BLOCK_BYTES;
         let begin = read.offset - lead;
-        let wanted_end = read.offset + as_u64(read.length);
-        let end = wanted_end.next_multiple_of(BLOCK_BYTES);
+        let read_end = read.offset + as_u64(read.length);
+        let end = read_end.next_multiple_of(BLOCK_BYTES);
         let into = slot.begin + as_u64(read.slot_begin) - lead;
         let mut at = begin;
-        while at < wanted_end {
+        while at < read_end {
             let missed = at.max(read.offset);
             // SAFETY: the plan leaves room in the slot for whole blocks, which the caller says are ours.
             match unsafe { self.handle.read(at, end - at, slot.base, into + (at - begin)) } {
                 Ok(0) => {
                     let text = format!(
                         "the file ended {} bytes early; it became shorter while it was loaded",
-                        wanted_end - missed
+                        read_end - missed
                     );
                     return Err(Error::new(Kind::Io, text).at(&self.source.path).offset(missed));
                 }

@@ -17,8 +17,8 @@ pub struct Timer {
 /// Marks on a stream, with what lies between each and the one before it. Empty while nobody profiles.
 #[derive(Default)]
 pub struct Laps {
-    lane: usize,
-    marks: Vec<Event>,
+    copy_stream: usize,
+    events: Vec<Event>,
     work: Vec<(Stage, u64)>,
 }
 
@@ -41,24 +41,24 @@ impl Timer {
     ///
     /// # Errors
     /// `device` or `out-of-memory`, from the driver.
-    pub fn laps(&self, lane: usize, stream: &Stream) -> Result<Laps> {
+    pub fn laps(&self, copy_stream: usize, stream: &Stream) -> Result<Laps> {
         if !profile::is_on() {
             return Ok(Laps::default());
         }
         let begin = Event::timed(&self.context)?;
         begin.record(stream)?;
-        Ok(Laps { lane, marks: vec![begin], work: Vec::new() })
+        Ok(Laps { copy_stream, events: vec![begin], work: Vec::new() })
     }
 
     /// Tells the profile of laps whose work has ended.
     ///
     /// # Errors
     /// `device`, from the driver.
-    pub fn tell(&self, laps: &Laps) -> Result<()> {
-        let times = laps.marks.iter().map(|mark| Ok(self.base_time + mark.nanoseconds_since(&self.base)?));
+    pub fn report(&self, laps: &Laps) -> Result<()> {
+        let times = laps.events.iter().map(|event| Ok(self.base_time + event.nanoseconds_since(&self.base)?));
         let times = times.collect::<Result<Vec<u64>>>()?;
         for ((begin, end), &(stage, bytes)) in times.iter().zip(times.iter().skip(1)).zip(&laps.work) {
-            profile::device_span(stage, self.ordinal, laps.lane, *begin, *end, bytes);
+            profile::device_span(stage, self.ordinal, laps.copy_stream, *begin, *end, bytes);
         }
         Ok(())
     }
@@ -69,11 +69,11 @@ impl Laps {
     ///
     /// # Errors
     /// `device` or `out-of-memory`, from the driver.
-    pub fn mark(&mut self, stage: Stage, bytes: usize, stream: &Stream) -> Result<()> {
-        if let Some(last) = self.marks.last() {
-            let mark = last.another()?;
-            mark.record(stream)?;
-            self.marks.push(mark);
+    pub fn record(&mut self, stage: Stage, bytes: usize, stream: &Stream) -> Result<()> {
+        if let Some(last) = self.events.last() {
+            let event = last.another()?;
+            event.record(stream)?;
+            self.events.push(event);
             self.work.push((stage, u64::try_from(bytes).unwrap_or(u64::MAX)));
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! Tensors one behind the other, which ranks read together, window by window.
 
-use super::{Tensor, Way};
+use super::{Route, Tensor};
 use std::ops::Range;
 
 /// What the ranks do with what they have read in a window.
@@ -16,7 +16,7 @@ pub enum Collective {
 
 /// The wanted bytes of some tensors, in the order of the files, cut into windows. Every rank reads a part of each.
 #[derive(Debug, Default)]
-pub(super) struct Line {
+pub(super) struct ExchangeSchedule {
     /// Places among the tensors of the plan.
     tensors: Vec<usize>,
     /// Where each begins on the line, and where the last one ends.
@@ -28,7 +28,7 @@ pub(super) struct Line {
 }
 
 /// A range of one tensor's file.
-pub(super) struct Part {
+pub(super) struct FileRange {
     /// Its place among the tensors of the plan.
     pub(super) tensor: usize,
     /// Bytes of the file.
@@ -37,19 +37,19 @@ pub(super) struct Part {
     pub(super) begin: u64,
 }
 
-impl Line {
+impl ExchangeSchedule {
     /// The tensors that go this way, read by ranks in these shares.
-    pub(super) fn of(tensors: &[Tensor], way: Way) -> Line {
-        let mut line = Line { begins: vec![0], ..Line::default() };
+    pub(super) fn of(tensors: &[Tensor], route: Route) -> ExchangeSchedule {
+        let mut schedule = ExchangeSchedule { begins: vec![0], ..ExchangeSchedule::default() };
         let mut end = 0;
-        for (place, tensor) in tensors.iter().enumerate() {
-            if tensor.way == way {
+        for (plan_index, tensor) in tensors.iter().enumerate() {
+            if tensor.route == route {
                 end += tensor.hull.end - tensor.hull.start;
-                line.tensors.push(place);
-                line.begins.push(end);
+                schedule.tensors.push(plan_index);
+                schedule.begins.push(end);
             }
         }
-        line
+        schedule
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -58,7 +58,7 @@ impl Line {
 
     /// The tensors, each with its place among those of the plan.
     pub(super) fn tensors<'a>(&'a self, tensors: &'a [Tensor]) -> impl Iterator<Item = &'a Tensor> + 'a {
-        self.tensors.iter().filter_map(|&place| tensors.get(place))
+        self.tensors.iter().filter_map(|&plan_index| tensors.get(plan_index))
     }
 
     /// How many windows there are.
@@ -68,12 +68,12 @@ impl Line {
 
     /// Cuts the line into windows at these places, and each window into a part for every rank, by their shares of the
     /// whole.
-    pub(super) fn cut(&mut self, cuts: Vec<u64>, shares: &[u64]) {
-        let add = |sum: &mut u64, share: &u64| {
-            *sum += share;
+    pub(super) fn cut(&mut self, cuts: Vec<u64>, rank_bytes: &[u64]) {
+        let add = |sum: &mut u64, bytes: &u64| {
+            *sum += bytes;
             Some(*sum)
         };
-        self.ends = std::iter::once(0).chain(shares.iter().scan(0, add)).collect();
+        self.ends = std::iter::once(0).chain(rank_bytes.iter().scan(0, add)).collect();
         self.cuts = cuts;
     }
 
@@ -85,12 +85,12 @@ impl Line {
         };
         let total = self.ends.last().copied().unwrap_or(0);
         let at = |index: usize| {
-            let share = self.ends.get(index).copied().unwrap_or(total);
-            if share == total {
+            let bytes = self.ends.get(index).copied().unwrap_or(total);
+            if bytes == total {
                 return whole.end;
             }
-            let part = u128::from(whole.end - whole.start) * u128::from(share) / u128::from(total);
-            self.aligned(tensors, whole.start + u64::try_from(part).unwrap_or(u64::MAX))
+            let portion = u128::from(whole.end - whole.start) * u128::from(bytes) / u128::from(total);
+            self.aligned(tensors, whole.start + u64::try_from(portion).unwrap_or(u64::MAX))
         };
         at(rank)..at(rank + 1)
     }
@@ -105,16 +105,20 @@ impl Line {
     }
 
     /// The ranges of the files that a range of the line stands for.
-    pub(super) fn parts<'a>(&'a self, tensors: &'a [Tensor], range: Range<u64>) -> impl Iterator<Item = Part> + 'a {
+    pub(super) fn file_ranges<'a>(
+        &'a self,
+        tensors: &'a [Tensor],
+        range: Range<u64>,
+    ) -> impl Iterator<Item = FileRange> + 'a {
         let first = self.begins.partition_point(|&begin| begin <= range.start).saturating_sub(1);
         let end = range.end;
         let members = self.tensors.iter().zip(&self.begins).skip(first);
-        members.take_while(move |&(_, &begin)| begin < end).filter_map(move |(&place, &begin)| {
-            let tensor = tensors.get(place)?;
+        members.take_while(move |&(_, &begin)| begin < end).filter_map(move |(&plan_index, &begin)| {
+            let tensor = tensors.get(plan_index)?;
             let length = tensor.hull.end - tensor.hull.start;
             let (from, to) = (range.start.max(begin), end.min(begin + length));
             let file = |at: u64| tensor.hull.start + (at - begin);
-            (from < to).then(|| Part { tensor: place, range: file(from)..file(to), begin: from })
+            (from < to).then(|| FileRange { tensor: plan_index, range: file(from)..file(to), begin: from })
         })
     }
 
@@ -122,7 +126,8 @@ impl Line {
     pub(super) fn aligned(&self, tensors: &[Tensor], at: u64) -> u64 {
         let index = self.begins.partition_point(|&begin| begin <= at).saturating_sub(1);
         let begin = self.begins.get(index).copied().unwrap_or(0);
-        let item_bytes = self.tensors.get(index).and_then(|&place| tensors.get(place)).map_or(1, |t| t.item_bytes);
+        let item_bytes =
+            self.tensors.get(index).and_then(|&plan_index| tensors.get(plan_index)).map_or(1, |t| t.item_bytes);
         at - (at - begin) % item_bytes.max(1)
     }
 }
