@@ -1,4 +1,4 @@
-"""`python -m fst` is the command `fst`."""
+"""Entry point of `python -m fst`, the same program as the command `fst`."""
 
 from fst.cli import main
 

@@ -15,7 +15,7 @@ from fst._checkpoint.safe_open import safe_open
 from fst._core.arguments import metadata_of, names_of, path_of
 from fst._core.errors import SafetensorError
 from fst._safetensors_api import safetensors_errors
-from fst._save.aliasing import shared_groups, storage_ptr, storage_size
+from fst._save.aliasing import alias_groups, storage_ptr, storage_size
 from fst._save.save import write_file
 from fst._save.serialize import serialize
 
@@ -219,7 +219,7 @@ def _check(tensors: dict[str, Tensor]) -> None:
     sparse = [name for name, tensor in tensors.items() if tensor.layout != torch.strided]
     if sparse:
         raise ValueError(f"sparse tensors cannot be saved: {sparse}; make them dense first, with `.to_dense()`")
-    shared = [sorted(group) for group in shared_groups(tensors) if len(group) > 1]
+    shared = [sorted(group) for group in alias_groups(tensors) if len(group) > 1]
     if shared:
         raise RuntimeError(
             f"these tensors share memory: {shared}. A file would hold each apart, and so would what is loaded; save "
@@ -242,7 +242,7 @@ def _write(tensors: dict[str, Tensor], filename: str | os.PathLike[str], metadat
 def _left_out(tensors: dict[str, Tensor], preferred: Iterable[str]) -> dict[str, list[str]]:
     """Of each group that shares memory the name that stands for it, of `preferred` if one is, and the other names."""
     left_out: dict[str, list[str]] = {}
-    for group in shared_groups(tensors):
+    for group in alias_groups(tensors):
         whole = {name for name in group if _is_whole(tensors[name])}
         if not whole:
             raise RuntimeError(

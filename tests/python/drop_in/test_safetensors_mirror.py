@@ -18,7 +18,7 @@ from torch import nn
 import fst
 import fst.numpy
 import fst.torch
-from fst._save.aliasing import shared_groups
+from fst._save.aliasing import alias_groups
 from rawfile import DTYPES, UNSUPPORTED_DTYPES, assert_same, encode, random_raw, write
 
 BOTH_TORCH = pytest.mark.parametrize("module", [safetensors.torch, fst.torch], ids=["safetensors", "fst"])
@@ -406,8 +406,8 @@ def test_groups_of_shared_tensors_match(views):
     storages = [torch.arange(8.0), torch.arange(8.0)]
     tensors = {f"t{number}": storages[which][begin:end] for number, (which, (begin, end)) in enumerate(views)}
     expected = safetensors.torch._find_shared_tensors(tensors)
-    assert {frozenset(group) for group in shared_groups(tensors)} == {frozenset(group) for group in expected}
-    assert sum(len(group) for group in shared_groups(tensors)) == len(tensors)
+    assert {frozenset(group) for group in alias_groups(tensors)} == {frozenset(group) for group in expected}
+    assert sum(len(group) for group in alias_groups(tensors)) == len(tensors)
     for function in ("storage_ptr", "storage_size"):
         for tensor in tensors.values():
             assert getattr(fst.torch, function)(tensor) == getattr(safetensors.torch, function)(tensor)

@@ -460,19 +460,19 @@ def blocked_save(monkeypatch):
     """Blocks all saves until an event is set, and records their steps."""
     release = threading.Event()
     steps = []
-    write, snapshot = fst._save.save.write_file, fst._save.save.Snapshot
+    write, host_copy = fst._save.save.write_file, fst._save.save.HostCopy
 
     def blocked_write(*args):
         release.wait()
         write(*args)
         steps.append("written")
 
-    def recorded_snapshot(tensors):
+    def recorded_copy(tensors):
         steps.append("copied")
-        return snapshot(tensors)
+        return host_copy(tensors)
 
     monkeypatch.setattr(fst._save.save, "write_file", blocked_write)
-    monkeypatch.setattr(fst._save.save, "Snapshot", recorded_snapshot)
+    monkeypatch.setattr(fst._save.save, "HostCopy", recorded_copy)
     yield release, steps
     release.set()
 

@@ -1,1 +1,1 @@
-"""The operators and classes of libfst.so, with Python types, errors and fake implementations."""
+"""Bindings of libfst.so: operators and classes with Python types and exceptions, and what PyTorch's compilers need."""

@@ -1,4 +1,4 @@
-"""What people pass, turned into what the operators take."""
+"""Normalizes user arguments (paths, names, devices, dtypes, metadata) to operator arguments."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ _Item = TypeVar("_Item")
 
 
 def path_of(path: Path) -> str:
-    """A path as text."""
+    """Returns a path as text."""
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"a path must be a str or an os.PathLike, not {type(path).__name__}")
     text = os.fspath(path)
@@ -27,12 +27,12 @@ def _utf8(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError(f"text must be UTF-8, which {text!r} is not") from None
+        raise ValueError(f"{text!r} cannot be encoded as UTF-8") from None
     return text
 
 
 def paths_of(paths: Paths) -> list[str]:
-    """One path or several as a list."""
+    """Returns one path or several as a list of texts."""
     if isinstance(paths, str | os.PathLike):
         return [path_of(paths)]
     if not isinstance(paths, list | tuple):
@@ -40,24 +40,24 @@ def paths_of(paths: Paths) -> list[str]:
     return [path_of(path) for path in paths]
 
 
-def names_of(names: Sequence[str], what: str = "names") -> list[str]:
-    """A list of names; `what` is the argument in errors."""
-    return [_utf8(name) for name in list_of(names, str, what)]
+def names_of(names: Sequence[str], argument: str = "names") -> list[str]:
+    """Returns tensor names as a list. Errors call them `argument`."""
+    return [_utf8(name) for name in list_of(names, str, argument)]
 
 
-def list_of(values: Sequence[_Item], item: type[_Item], what: str) -> list[_Item]:
-    """A list whose items are of one type; `what` names the argument in errors."""
-    # A str is a sequence of str too, but never what is meant; a generator would be empty the second time.
+def list_of(values: Sequence[_Item], item: type[_Item], argument: str) -> list[_Item]:
+    """Returns a list whose items all have the type `item`. Errors call it `argument`."""
+    # A str would be taken for its characters, and a generator would be empty the second time.
     if not isinstance(values, list | tuple):
-        raise TypeError(f"{what} must be a list or tuple of {item.__name__}, not {type(values).__name__}")
+        raise TypeError(f"{argument} must be a list or tuple of {item.__name__}, not {type(values).__name__}")
     for value in values:
         if not isinstance(value, item):
-            raise TypeError(f"{what} must hold {item.__name__} only, not {type(value).__name__}")
+            raise TypeError(f"{argument} must hold {item.__name__} only, not {type(value).__name__}")
     return list(values)
 
 
 def device_of(device: Device) -> torch.device | str:
-    """The device; None is PyTorch's default."""
+    """Returns a device. `None` is PyTorch's default device."""
     if device is None:
         return torch.get_default_device()
     if isinstance(device, int):
@@ -65,20 +65,20 @@ def device_of(device: Device) -> torch.device | str:
     if not isinstance(device, torch.device | str):
         raise TypeError(f"device must be a torch.device, str, int or None, not {type(device).__name__}")
     if str(device).startswith("cuda") and not torch.compiler.is_compiling() and torch.cuda.is_available():
-        # The operator starts CUDA behind the back of torch.cuda, whose statistics would then stay at zero.
+        # Operators initialize CUDA without torch.cuda, whose memory statistics would then stay at zero.
         torch.cuda.init()  # type: ignore[no-untyped-call]
     return device
 
 
 def dtype_of(dtype: torch.dtype | None) -> torch.dtype | None:
-    """The dtype to cast to, if any."""
+    """Returns the dtype to cast to, or None."""
     if not isinstance(dtype, torch.dtype | None):
         raise TypeError(f"dtype must be a torch.dtype or None, not {type(dtype).__name__}")
     return dtype
 
 
 def metadata_of(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
-    """The free text of a header, if any."""
+    """Returns the metadata for a header, or None."""
     if metadata is None:
         return None
     if not isinstance(metadata, Mapping):

@@ -1,4 +1,4 @@
-"""What a compiler has to know about operators beyond the shapes of their results."""
+"""Registers what PyTorch's compilers need besides fakes: dispatch of casts, and effects."""
 
 from typing import Any
 
@@ -7,21 +7,21 @@ from torch import Tensor
 from torch._library.effects import EffectType
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 
-import fst._core.fakes  # noqa: F401  (nothing is traceable without them)
+import fst._core.fakes  # noqa: F401  (tracing needs them)
 from fst._core.dtypes import CASTABLE
 
 
-def _without_cast(
+def _separate_cast(
     mode: FunctionalTensorMode,
     operator: torch._ops.OpOverload[..., list[Tensor]],
     types: tuple[type, ...],
     args: tuple[Any, ...] = (),
     kwargs: dict[str, Any] | None = None,
 ) -> Any:
-    """Makes a cast a step of its own in programs that are exported and lowered to C++.
+    """Separates the cast from the load in exported programs.
 
-    AOTInductor of some PyTorch releases numbers dtypes in one way when it writes a call of a foreign operator and in
-    another when it reads it, so that `dtype=torch.float32` would arrive as float64.
+    AOTInductor of some PyTorch releases writes the dtype argument of a custom operator with one numbering and reads it
+    with another: `dtype=torch.float32` would arrive as float64.
     """
     kwargs = dict(kwargs or {})
     dtype = kwargs.get("dtype")
@@ -37,13 +37,12 @@ def _without_cast(
 _LOADS = ("fst::load_tensors", "fst::load_slices", "fst::load_boxes")
 
 for _name in (*_LOADS, "fst::cast", "fst::scatter"):
-    torch.library.register_torch_dispatch(_name, FunctionalTensorMode, _without_cast)
+    torch.library.register_torch_dispatch(_name, FunctionalTensorMode, _separate_cast)
 
 for _name in _LOADS:
-    # Two equal loads are two tensors, which a compiler would otherwise merge into one, as they have no inputs that
-    # differ. What they return also depends on a file, so a compiled graph must not be kept for a later process, in
-    # which the file may have other shapes. An effect says both.
+    # With an effect, compilers do not merge equal loads, whose results are separate tensors. They do not cache compiled
+    # graphs for later processes either, in which the file may have other shapes.
     torch.library._register_effectful_op(_name, EffectType.ORDERED)
 
-# A save returns nothing, so that a compiler would see no use in it, and two of them may be to the same path.
+# Without an effect, compilers would remove a save, which returns nothing, and reorder saves to the same path.
 torch.library._register_effectful_op("fst::save_file", EffectType.ORDERED)

@@ -1,4 +1,4 @@
-"""What the operators return, as far as a compiler needs to know: of loads, it comes from the headers alone."""
+"""Fake (meta) implementations of the operators. Loads read only headers."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -15,8 +15,8 @@ Device = torch.device | str
 
 
 def _from_headers(operator: Callable[..., Any], *args: object, dtype: torch.dtype | None) -> Any:
-    """What the operator returns for the device "meta"."""
-    # Under the fake mode the operator would be its own fake again.
+    """Calls the operator for the device "meta"."""
+    # Under the fake mode the call would dispatch to the fake again.
     with unset_fake_temporarily():
         return operator(*args, "meta", dtype=dtype)
 
@@ -70,17 +70,17 @@ def _load_boxes(
 
 
 def _load_into(paths: Sequence[str], names: Sequence[str], out: Sequence[Tensor]) -> None:
-    # PyTorch calls this for meta tensors too, and returning would leave those beside them unfilled without a word.
+    # PyTorch also calls fakes for meta tensors. Returning would silently leave the other outputs unfilled.
     for name, tensor in zip(names, out, strict=False):
         if tensor.is_meta and not isinstance(tensor, FakeTensor):
             raise ValueError(f'[invalid-argument] tensor "{name}": the output is on meta; nothing was written')
-    # Nothing else to say: shapes stay, so a program can be compiled where its checkpoint is not.
+    # Shapes do not change, so programs can be compiled without the checkpoint.
 
 
 def _save_file(
     tensors: Sequence[Tensor], names: Sequence[str], path: str, *, metadata: dict[str, str] | None = None
 ) -> None:
-    # PyTorch calls this for meta tensors too, and returning would be as if they had been saved.
+    # PyTorch also calls fakes for meta tensors. Returning would look like a successful save.
     for name, tensor in zip(names, tensors, strict=False):
         if tensor.is_meta and not isinstance(tensor, FakeTensor):
             raise ValueError(f'[invalid-argument] tensor "{name}": is on meta, and has no values to save')
@@ -101,7 +101,7 @@ def _scatter(
 ) -> list[Tensor]:
     results = []
     ends = list(itertools.accumulate(ranks))
-    # Whatever else is wrong with the arguments, the operator says when it runs.
+    # The operator checks the arguments when it runs.
     for begin, end, number in zip([0, *ends], ends, dtypes, strict=False):
         stored = DTYPES[number]
         final = dtype if dtype is not None and stored in CASTABLE else stored

@@ -1,18 +1,19 @@
-"""What the process keeps between loads."""
+"""Memory that the process keeps between loads."""
 
 from fst._core import ops
 
 
 def release_memory() -> int:
-    """Gives back the memory that the process keeps between loads.
+    """Frees the pinned host memory that the process keeps between loads.
 
-    Bytes on their way to a GPU rest in pinned host memory, which takes longer to get than to fill. So the process
-    keeps what a load has used, at most `FST_STAGING_BYTES` (256 MiB), and the next load finds it. A program that has
-    loaded all it needs may want it back. Loads that run at the moment keep what they use, tensors are not touched,
-    and the next load gets memory anew.
+    Loads to a GPU copy bytes through pinned host memory. Allocating it takes longer than filling it, so the process
+    keeps the memory of the last load, at most `FST_STAGING_BYTES` (256 MiB), for the next one. A program that has
+    loaded everything can free it.
+
+    Loads in progress keep the memory that they use. Tensors are not affected. The next load allocates new memory.
 
     Returns:
-        How many bytes of host memory were given back.
+        The number of bytes of host memory that were freed.
 
     Example:
         >>> weights = fst.load_file("model.safetensors", dtype=torch.bfloat16)

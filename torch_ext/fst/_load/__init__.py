@@ -1,1 +1,1 @@
-"""Loads of whole checkpoints, of named tensors and of streams by one process."""
+"""Loads and streams by one process, and casts of loaded tensors."""

@@ -1,4 +1,4 @@
-"""Tensors of one dtype made tensors of another, many at once, on the device where they are."""
+"""Casts many tensors in one call, and copies tensors out of raw bytes, on the tensors' own device."""
 
 from collections.abc import Sequence
 from typing import overload
@@ -15,24 +15,24 @@ def cast(tensors: Tensor, dtype: torch.dtype) -> Tensor: ...
 @overload
 def cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]: ...
 def cast(tensors: Tensor | Sequence[Tensor], dtype: torch.dtype) -> Tensor | list[Tensor]:
-    """Casts tensors to a floating-point dtype, all of them in one go.
+    """Casts tensors to a floating-point dtype, all of them in one call.
 
-    Each result has the values of `tensor.to(dtype)`, is contiguous, and is a new tensor even where the dtype stays the
-    same. Gradients flow back as through `Tensor.to`. It can stand in programs for `torch.compile(fullgraph=True)`,
+    Each result has the values of `tensor.to(dtype)`. It is contiguous, and it is a new tensor even if the dtype does
+    not change. Gradients are computed as for `Tensor.to`. The function works in `torch.compile(fullgraph=True)`,
     `torch.export` and AOTInductor.
 
     Args:
-        tensors: A tensor or a list of tensors of bools, integers, or floats of 8 bits and more, of any shapes and
-            strides. They may be on several devices, and each result is where its tensor is.
+        tensors: A tensor or a list of tensors of bools, integers, or floats of at least 8 bits, of any shapes and
+            strides. They may be on several devices. Each result is on the device of its tensor.
         dtype: torch.float64, float32, float16, bfloat16 or one of the 8-bit floats.
 
     Returns:
-        A tensor for a tensor, and a list for a list, in its order.
+        A tensor for a tensor, or a list in the order of `tensors`.
 
     Raises:
-        ValueError: `dtype` is not floating point, or a tensor cannot be cast, such as a complex or a sparse one; the
-            message gives its index.
-        torch.OutOfMemoryError: A device has no room for the results.
+        ValueError: `dtype` is not a floating-point dtype, or a tensor cannot be cast, for example because it is complex
+            or sparse. The message gives the index of the tensor.
+        torch.OutOfMemoryError: A device has no memory for the results.
 
     Example:
         >>> weight, scale = fst.cast([torch.ones(2, 3), torch.tensor(7)], torch.bfloat16)
@@ -53,26 +53,26 @@ def scatter(
     shapes: Sequence[Sequence[int]],
     dtype: torch.dtype | None = None,
 ) -> list[Tensor]:
-    """Makes separate tensors of what lies in one tensor of raw bytes, such as a file or a message that was uploaded.
+    """Copies tensors out of a tensor of raw bytes, such as an uploaded file or message.
 
-    Each result has memory of its own, so `bytes` may be freed or reused. It can stand in programs for
+    Each result owns its storage, so `bytes` may be freed or reused. The function works in
     `torch.compile(fullgraph=True)`, `torch.export` and AOTInductor.
 
     Args:
-        bytes: A uint8 tensor of one dimension, on any device. The results are on the same one.
-        offsets: The byte at which each tensor begins. Nothing needs to be aligned, and tensors may overlap.
-        dtypes: The dtype of each.
-        shapes: The shape of each; its elements lie one behind the other with the last dimension first.
-        dtype: A floating-point dtype to cast to the tensors of float16, bfloat16, float32 and float64. All others keep
+        bytes: A one-dimensional uint8 tensor on any device. The results are on the same device.
+        offsets: The first byte of each tensor. Offsets need no alignment, and tensors may overlap.
+        dtypes: The dtype of each tensor.
+        shapes: The shape of each tensor. Its elements are stored contiguously, in row-major order.
+        dtype: A floating-point dtype. Tensors of float16, bfloat16, float32 and float64 are cast to it. All others keep
             their dtype, as in `load_file`.
 
     Returns:
-        One tensor for each offset, in their order.
+        One tensor for each offset, in the same order.
 
     Raises:
-        ValueError: The lists are not equally long, a tensor does not lie within `bytes`, a dtype cannot be held by raw
-            bytes, or `dtype` is not floating point; the message gives the index. Nothing has been allocated then.
-        torch.OutOfMemoryError: The device has no room for the results.
+        ValueError: The lists differ in length, a tensor exceeds `bytes`, a dtype cannot be stored as raw bytes, or
+            `dtype` is not a floating-point dtype. The message gives the index. No memory has been allocated.
+        torch.OutOfMemoryError: The device has no memory for the results.
 
     Example:
         >>> raw = torch.tensor([1, 0, 0, 128, 63, 0, 0, 0, 64], dtype=torch.uint8)

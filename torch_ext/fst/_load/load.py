@@ -1,15 +1,14 @@
-"""The public functions: what people pass, turned into what the operators take.
+"""Loads of checkpoints and of named tensors.
 
-A path is a safetensors file, a directory that holds one checkpoint (`*.safetensors` files, with or without an index
-file), or the index file `*.safetensors.index.json` of a sharded checkpoint. Where several paths may stand, the tensors
-of all of them together are the checkpoint, and a name may stand in one file only.
+A path is a safetensors file, a directory that contains one checkpoint (`*.safetensors` files, with or without an index
+file), or the index file `*.safetensors.index.json` of a sharded checkpoint. Functions that accept several paths load
+one checkpoint from all of them. A tensor name may occur in only one file.
 
-Every tensor returned owns its memory and is ready on the current stream. On the CPU, tensors of local files are views
-of private mappings: they take memory when they are used, and writing to one changes neither the file nor any other
+Every returned tensor owns its storage and is ready on the current stream. On the CPU, tensors of local files are views
+of private mappings: they use memory once they are accessed, and writing to one changes neither the file nor any other
 tensor. Files on network and FUSE file systems are read instead.
 
-The examples below use a file `model.safetensors` that holds the F32 tensors `weight` of shape [4, 3] and `bias` of
-shape [4].
+The examples use a file `model.safetensors` with the F32 tensors `weight` of shape [4, 3] and `bias` of shape [4].
 """
 
 from collections.abc import Sequence
@@ -27,29 +26,34 @@ def load_file(
 ) -> dict[str, Tensor]:
     """Loads every tensor of a checkpoint.
 
+    On the CPU, tensors of local files are views of private mappings of the files. If another process truncates a mapped
+    file, the next access to a missing page ends this process with SIGBUS. Replacing a file by a rename is safe, as
+    `save_file` does it. If files are truncated or changed in place, set the environment variable `FST_READER=pread`,
+    which reads files into memory instead of mapping them.
+
     Args:
         path: A file, a directory with one checkpoint, or an index file.
-        device: Where the tensors go: "cpu", "cuda" (the current GPU), "cuda:1", a `torch.device`, the index of a GPU,
-            or None for PyTorch's default device. "meta" reads the headers only.
-        dtype: A floating-point dtype to cast to the tensors that are stored as F16, BF16, F32 or F64. All others keep
-            their dtype: integers, bools, complex numbers and the 8-bit and 4-bit floats.
-        progress: Shows a bar of bytes while it loads, which needs tqdm. Programs that are compiled or exported show
-            none. Mapped files need no reading, so a load of them to the CPU is over at once.
+        device: The device of the tensors: "cpu", "cuda" (the current GPU), "cuda:1", a `torch.device`, the index of a
+            GPU, or `None` for PyTorch's default device. "meta" reads only the headers.
+        dtype: A floating-point dtype. Tensors stored as F16, BF16, F32 or F64 are cast to it. All others keep their
+            dtype: integers, bools, complex numbers and the 8-bit and 4-bit floats.
+        progress: Shows a progress bar of bytes, which requires tqdm. Compiled and exported programs show none. Mapped
+            files need no reading, so their load to the CPU completes at once.
 
     Returns:
-        The tensors by name, in the order of their bytes in the file. Their shapes are those of the file, except that
-        PyTorch keeps two F4 numbers in one element, which halves the last dimension.
+        The tensors by name, in the order of their bytes in the file. The shapes are those in the file, except that
+        PyTorch stores two F4 numbers in one element, which halves the last dimension.
 
     Raises:
-        FileNotFoundError, PermissionError, IsADirectoryError, OSError: What the operating system says. A directory
-            without safetensors is an IsADirectoryError.
-        SafetensorError: A file is malformed or cut off, or two files hold the same name.
-        NotImplementedError: PyTorch has no dtype for one of the tensors (F6_E2M3, F6_E3M2). The others can be loaded
-            by name.
-        ValueError: There is no such device, or `dtype` is not floating point.
-        ImportError: tqdm is not installed, and `progress` asks for it.
-        torch.OutOfMemoryError: The device has no room for the tensors.
-        KeyboardInterrupt: Ctrl-C; whatever was loaded so far is released.
+        FileNotFoundError, PermissionError, IsADirectoryError, OSError: The operating system reported an error. A
+            directory without safetensors files raises IsADirectoryError.
+        SafetensorError: A file is malformed or truncated, or two files contain the same tensor name.
+        NotImplementedError: PyTorch has no dtype for one of the tensors (F6_E2M3, F6_E3M2). The other tensors can be
+            loaded by name.
+        ValueError: The device does not exist, or `dtype` is not a floating-point dtype.
+        ImportError: `progress` is True and tqdm is not installed.
+        torch.OutOfMemoryError: The device has no memory for the tensors.
+        KeyboardInterrupt: Ctrl-C was pressed. Everything loaded so far has been freed.
 
     Example:
         >>> weights = fst.load_file("model.safetensors", dtype=torch.bfloat16)
@@ -73,7 +77,7 @@ def load_files(
         progress: As in `load_file`.
 
     Returns:
-        The tensors by name, in the order of the files and of their bytes in each.
+        The tensors by name, in the order of the files and of the bytes in each.
 
     Raises:
         The errors of `load_file`.
@@ -95,24 +99,24 @@ def load_tensors(
     dtype: torch.dtype | None = None,
     progress: bool = False,
 ) -> list[Tensor]:
-    """Loads the tensors that are named, and reads nothing else but the headers.
+    """Loads named tensors. Reads only their bytes and the headers.
 
-    With paths given as str it can stand in programs for `torch.compile(fullgraph=True)`, `torch.export` and
-    AOTInductor, which learn the shapes and dtypes from the headers when they compile. A compiled or exported program
-    keeps to those, so compile it anew when its files are replaced by others with other shapes or dtypes.
+    If the paths are str, the function works in `torch.compile(fullgraph=True)`, `torch.export` and AOTInductor. They
+    read shapes and dtypes from the headers during compilation. Compile a program again if its files are replaced by
+    files with other shapes or dtypes.
 
     Args:
         paths: A path or a list of paths, each as in `load_file`.
-        names: The tensors to load. The same name twice gives two separate tensors.
+        names: The tensors to load. A name that occurs twice gives two separate tensors.
         device: As in `load_file`.
         dtype: As in `load_file`.
         progress: As in `load_file`.
 
     Returns:
-        One tensor for each name, in their order.
+        One tensor for each name, in the same order.
 
     Raises:
-        KeyError: No file holds the name; the message tells the nearest names.
+        KeyError: No file contains the name. The message lists the nearest names.
         And the errors of `load_file`.
 
     Example:
@@ -137,28 +141,27 @@ def load_slices(
     dtype: torch.dtype | None = None,
     progress: bool = False,
 ) -> list[Tensor]:
-    """Loads a slice of each tensor that is named, and reads only the bytes that the slices need.
+    """Loads a slice along one dimension of each named tensor. Reads only the bytes of the slices.
 
-    The result is `tensor.narrow(dim, start, length)` of each tensor, contiguous. Like `load_tensors` it can be compiled
-    and exported.
+    Each result equals `tensor.narrow(dim, start, length)` and is contiguous. The function can be compiled and exported
+    like `load_tensors`.
 
     Args:
         paths: A path or a list of paths, each as in `load_file`.
         names: The tensors to slice.
-        dims: The dimension to slice of each; a negative one counts from the last.
-        starts: The first index of each slice, from 0 to the size of the dimension, in elements of the tensor as
-            PyTorch has it.
-        lengths: The number of indices of each slice; start + length is at most the size of the dimension.
+        dims: The dimension of each slice. A negative dimension counts from the last.
+        starts: The first index of each slice, from 0 to the size of the dimension in the PyTorch tensor.
+        lengths: The number of indices of each slice. `start + length` is at most the size of the dimension.
         device: As in `load_file`.
         dtype: As in `load_file`.
         progress: As in `load_file`.
 
     Returns:
-        One tensor for each name, in their order.
+        One tensor for each name, in the same order.
 
     Raises:
-        KeyError: No file holds the name; the message tells the nearest names.
-        ValueError: A slice does not fit its tensor, or the lists are not of one length.
+        KeyError: No file contains the name. The message lists the nearest names.
+        ValueError: A slice exceeds its tensor, or the lists differ in length.
         And the errors of `load_file`.
 
     Example:
@@ -187,25 +190,25 @@ def load_boxes(
     *,
     dtype: torch.dtype | None = None,
 ) -> list[Tensor]:
-    """Loads a box of each tensor that is named, and reads only the bytes that the boxes need.
+    """Loads an index region of each named tensor. Reads only the bytes of the regions.
 
-    A box takes of each dimension `length` indices: `start`, `start + step`, and so on. Like `load_tensors` it can be
-    compiled and exported. To index tensors as one is used to, see `safe_open`.
+    An index region selects `length` indices of each dimension: `start`, `start + step`, and so on. The function can be
+    compiled and exported like `load_tensors`. `safe_open` offers the usual indexing of tensors.
 
     Args:
         paths: A path or a list of paths, each as in `load_file`.
-        names: The tensors to take boxes of.
-        boxes: For each name, and for each dimension of its tensor as PyTorch has it, `(start, length, step)`. None is
-            negative, the step is at least 1, and all indices lie inside the dimension.
+        names: The tensors to load regions of.
+        boxes: The region for each name: `(start, length, step)` for each dimension of the PyTorch tensor. Starts and
+            lengths are not negative, steps are at least 1, and all indices are inside the dimension.
         device: As in `load_file`.
         dtype: As in `load_file`.
 
     Returns:
-        One contiguous tensor for each name, in their order. The shape is the lengths.
+        One contiguous tensor for each name, in the same order. The lengths are its shape.
 
     Raises:
-        KeyError: No file holds the name; the message tells the nearest names.
-        ValueError: A box does not fit its tensor, or there is not one for each name.
+        KeyError: No file contains the name. The message lists the nearest names.
+        ValueError: A region exceeds its tensor, or the lists differ in length.
         And the errors of `load_file`.
 
     Example:
@@ -219,20 +222,20 @@ def load_boxes(
 
 
 def load_into(paths: Paths, names: Sequence[str], out: Sequence[Tensor]) -> None:
-    """Overwrites existing tensors in place, so that their addresses stay.
+    """Overwrites existing tensors in place. Their addresses do not change.
 
-    All names, shapes and dtypes are checked before anything is written. It can be compiled and exported, also where the
-    checkpoint is not at hand. It shows no bar: what does makes tensors of its own, and here there are to be none.
+    All names, shapes and dtypes are checked before anything is written. The function can be compiled and exported, even
+    without access to the checkpoint. It has no progress bar, because loads with a bar allocate new tensors.
 
     Args:
         paths: A path or a list of paths, each as in `load_file`.
         names: The tensors to load.
         out: For each name, a tensor of the stored shape and dtype, on the CPU or a GPU. It may be non-contiguous, a
-            view, or a parameter; autograd records nothing.
+            view, or a parameter. Autograd does not record the load.
 
     Raises:
-        KeyError: No file holds the name; the message tells the nearest names.
-        ValueError: A shape or dtype differs from the stored one, or the lists are not of one length. Nothing was
+        KeyError: No file contains the name. The message lists the nearest names.
+        ValueError: A shape or dtype differs from the stored one, or the lists differ in length. Nothing has been
             written.
         And the errors of `load_file`.
 
@@ -247,7 +250,7 @@ def load_into(paths: Paths, names: Sequence[str], out: Sequence[Tensor]) -> None
 
 
 def tensor_names(paths: Paths) -> list[str]:
-    """The names of all tensors, in the order of the files and of their bytes in each. Reads the headers only.
+    """Lists the names of all tensors, in the order of the files and of the bytes in each. Reads only the headers.
 
     Args:
         paths: A path or a list of paths, each as in `load_file`.
@@ -263,13 +266,13 @@ def tensor_names(paths: Paths) -> list[str]:
 
 
 def metadata(path: Path) -> dict[str, str]:
-    """The free text that the writer of a file left in its header.
+    """Reads the metadata that the writer of a file stored in its header.
 
     Args:
-        path: One file, or a directory or an index that leads to one.
+        path: A file, or a directory or index file of a checkpoint in one file.
 
     Raises:
-        IsADirectoryError: The path leads to several files, each of which has its own.
+        IsADirectoryError: The checkpoint has several files, each with its own metadata.
         And the errors of `load_file` that concern paths and headers.
 
     Example:

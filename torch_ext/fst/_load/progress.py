@@ -1,4 +1,4 @@
-"""Loads that show how far they are."""
+"""Loads with a progress bar."""
 
 from typing import Any
 
@@ -7,13 +7,17 @@ from torch import Tensor
 from fst._core.classes import Loader
 
 
-def load_with_bar(*what: Any, **how: Any) -> list[tuple[str, Tensor]]:
-    """Names and tensors of a loader with these arguments, by position, under a bar that counts their bytes."""
+def load_with_bar(*args: Any, **kwargs: Any) -> list[tuple[str, Tensor]]:
+    """Loads tensors with a `Loader` of these arguments, and shows a bar of bytes.
+
+    Returns:
+        Names and tensors by position.
+    """
     try:
         from tqdm.auto import tqdm
     except ImportError as error:
-        raise ImportError("progress=True shows a bar of tqdm, which is missing: pip install tqdm") from error
-    loader = Loader(*what, **how)
+        raise ImportError("progress=True needs tqdm, which is not installed: pip install tqdm") from error
+    loader = Loader(*args, **kwargs)
     loaded: dict[int, tuple[str, Tensor]] = {}
     with tqdm(total=loader.total_bytes(), unit="B", unit_scale=True, unit_divisor=1024) as bar:
         while (item := loader.next()) is not None:

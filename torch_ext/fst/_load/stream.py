@@ -1,4 +1,4 @@
-"""Tensors one by one, while those behind them are still on their way."""
+"""Streams of tensors: each is returned while later tensors are still loading."""
 
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -14,7 +14,7 @@ WINDOW_BYTES = 512 << 20
 
 
 class Stream(Iterator[tuple[str, Tensor]]):
-    """Names and tensors as they become ready: what `stream` returns. It can be used as a context manager."""
+    """Iterator over names and tensors of a load in progress, and a context manager that ends the load. See `stream`."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
@@ -27,7 +27,7 @@ class Stream(Iterator[tuple[str, Tensor]]):
         return name, tensor
 
     def close(self) -> None:
-        """Ends the load, frees what was not handed over, and ends the iteration. A second time it does nothing."""
+        """Ends the load and the iteration, and frees the tensors that were not returned. Later calls do nothing."""
         self._loader.close()
 
     def __enter__(self) -> "Stream":
@@ -40,7 +40,7 @@ class Stream(Iterator[tuple[str, Tensor]]):
 
     @property
     def total_bytes(self) -> int:
-        """What all tensors take together, in bytes, those that were handed over too."""
+        """Size in bytes of all tensors of the stream, including those already returned."""
         return self._loader.total_bytes()
 
 
@@ -53,31 +53,32 @@ def stream(
     window_bytes: int = WINDOW_BYTES,
     order: Literal["file", "landed"] = "file",
 ) -> Stream:
-    """Loads tensors in the background, and hands over each as soon as its bytes have landed.
+    """Loads tensors in the background and returns each as soon as it is ready.
 
-    The load begins with the call. A tensor that was handed over is the caller's alone, and ready on the stream that is
-    current then. Leaving the loop, an exception and Ctrl-C end the load and free what was not handed over. Threads may
-    share a stream; each tensor goes to one of them. A forked child cannot use its parent's.
+    The load begins with the call. Each tensor owns its storage and is ready on the CUDA stream that is current when it
+    is returned. Leaving the loop, an exception and Ctrl-C end the load and free the tensors that were not returned.
+    Threads may share a stream; each tensor goes to one thread. A forked child process cannot use a stream of its
+    parent.
 
     Args:
         paths: A path or a list of paths, each as in `load_file`.
         device: As in `load_file`.
-        names: The tensors to load; None loads all. The same name twice gives two separate tensors.
+        names: The tensors to load. `None` loads all. A name that occurs twice gives two separate tensors.
         dtype: As in `load_file`.
-        window_bytes: How far the load may be ahead: tensors that take memory and were not handed over yet have at most
-            this many bytes in all. A tensor that is larger than the window is loaded when nothing else is ahead.
-        order: "file" hands over in the order of the files and of the bytes in each, whatever the order of `names`;
-            "landed" does not wait for one tensor while the bytes of another are there.
+        window_bytes: Upper bound for the memory of tensors that are loaded or loading and not yet returned, in bytes.
+            A tensor larger than the window is loaded when no other tensor is waiting.
+        order: `"file"` returns tensors in the order of the files and of the bytes in each, independent of the order of
+            `names`. `"landed"` returns each tensor once it is ready, and does not wait for an earlier one.
 
     Returns:
-        An iterator over pairs of a name and a tensor, with a method `close` and the number `total_bytes`. After an
-        error it raises the same one again.
+        An iterator over pairs of a name and a tensor, with a method `close` and an attribute `total_bytes`. After an
+        error, the iterator raises the same error again.
 
     Raises:
-        KeyError: No file holds a name; the message tells the nearest names.
-        ValueError: `window_bytes` is less than 1, or there is no such order.
-        And the errors of `load_file`: those of paths, headers and arguments at once, those of reading and of the device
-        with the tensor that they concern.
+        KeyError: No file holds a name. The message lists the nearest names.
+        ValueError: `window_bytes` is less than 1, or `order` is unknown.
+        And the errors of `load_file`. Errors in paths, headers and arguments are raised by this call. Errors in reading
+        and on the device are raised instead of the tensor that they concern.
 
     Example:
         >>> with fst.stream("model.safetensors", window_bytes=1 << 20) as tensors:

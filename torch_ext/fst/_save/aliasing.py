@@ -1,4 +1,4 @@
-"""Which tensors share memory: a safetensors file holds each tensor apart, and cannot say so."""
+"""Finds tensors that share memory. A safetensors file stores each tensor separately and cannot express sharing."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def storage_ptr(tensor: Tensor) -> int:
-    """The address of the memory that a tensor is a view of, or 0 where it has none, as on meta.
+    """Returns the address of the storage of a tensor, or 0 if it has no memory, for example on meta.
 
     Example:
         >>> import fst.torch
@@ -20,7 +20,7 @@ def storage_ptr(tensor: Tensor) -> int:
 
 
 def storage_size(tensor: Tensor) -> int:
-    """The bytes of the memory that a tensor is a view of, of which it may use a part only.
+    """Returns the size of the storage of a tensor in bytes. A view may use only a part of it.
 
     Example:
         >>> import fst.torch
@@ -30,10 +30,10 @@ def storage_size(tensor: Tensor) -> int:
     return tensor.untyped_storage().nbytes()
 
 
-def shared_groups(tensors: Mapping[str, Tensor]) -> list[set[str]]:
-    """The names of all tensors that have memory, those that share it in one group.
+def alias_groups(tensors: Mapping[str, Tensor]) -> list[set[str]]:
+    """Groups the names of all tensors that have memory. Tensors in a group share memory.
 
-    Views of one storage that lie apart in it, such as the rows of a fused weight, do not share.
+    Views of one storage that do not overlap, such as the rows of a fused weight, are in separate groups.
     """
     by_storage: defaultdict[tuple[torch.device, int, int], list[str]] = defaultdict(list)
     for name, tensor in tensors.items():
@@ -43,9 +43,9 @@ def shared_groups(tensors: Mapping[str, Tensor]) -> list[set[str]]:
     for names in by_storage.values():
         last_end = 0
         for begin, end, name in sorted((*_extent(tensors[name]), name) for name in names):
-            # Each is compared with its neighbour only, and not with the one that reaches farthest. For whether anything
-            # is shared that is enough; how groups are cut must be as in safetensors, which finds out in this way which
-            # names a file of `save_model` may lack.
+            # Compares each tensor only with its neighbor, not with the largest end so far. This finds out whether
+            # anything is shared. safetensors groups in the same way, and the groups must be equal: they decide which
+            # names `save_model` may leave out of a file.
             if begin >= last_end:
                 groups.append(set())
             groups[-1].add(name)
@@ -54,7 +54,7 @@ def shared_groups(tensors: Mapping[str, Tensor]) -> list[set[str]]:
 
 
 def _extent(tensor: Tensor) -> tuple[int, int]:
-    """The addresses of its first byte, and of the one behind its last."""
+    """Returns the addresses of the first byte of a tensor and of the byte after its last."""
     begin = tensor.data_ptr()
     if tensor.numel() == 0:
         return begin, begin

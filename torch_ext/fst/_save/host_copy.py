@@ -1,4 +1,4 @@
-"""What tensors hold at one moment, kept in host memory."""
+"""Host snapshot of tensors."""
 
 from collections.abc import Mapping
 
@@ -6,43 +6,45 @@ import torch
 from torch import Tensor
 
 
-class Snapshot:
-    """Copies of tensors, taken in the order of the streams that are current.
+class HostCopy:
+    """Copies of tensors in host memory.
 
-    Tensors of GPUs are copied into pinned memory without waiting for them: whatever a program does to them next on the
-    same stream comes behind the copies.
+    Copies from a GPU are asynchronous and use pinned memory. They are ordered on the current stream, so later work on
+    that stream does not change them.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._copies = {name: _copy(tensor) for name, tensor in tensors.items()}
-        self._copied = [_mark(device) for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}]
+        self._events = [
+            _record_event(device) for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}
+        ]
 
     def tensors(self) -> dict[str, Tensor]:
-        """The copies, once they are whole."""
-        for copied in self._copied:
-            copied.synchronize()
+        """Waits for the copies and returns them."""
+        for event in self._events:
+            event.synchronize()
         return self._copies
 
     def release(self) -> None:
-        """Gives the memory of the copies back, also where somebody still holds this object."""
+        """Frees the copies, even if this object is still referenced."""
         self._copies.clear()
 
 
 def _copy(tensor: Tensor) -> Tensor:
     source = tensor.detach()
     if source.dtype == torch.float4_e2m1fn_x2:
-        # As bytes they are copied on any device, whatever their strides.
+        # PyTorch copies bytes with any strides on every device, but not this dtype.
         return _copy(source.view(torch.uint8)).view(source.dtype)
     copy = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=source.is_cuda)
     copy.copy_(source, non_blocking=source.is_cuda)
     if source.is_cuda:
-        # Freed while the copy is queued, its memory must not go to another stream before.
+        # The allocator must not give the memory to another stream while the copy is queued.
         source.record_stream(torch.cuda.current_stream(source.device))
     return copy
 
 
-def _mark(device: torch.device) -> torch.cuda.Event:
-    # Blocking, so that whoever waits sleeps.
+def _record_event(device: torch.device) -> torch.cuda.Event:
+    # A thread that waits for a blocking event sleeps.
     event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))
     return event

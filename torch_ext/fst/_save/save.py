@@ -1,4 +1,4 @@
-"""Tensors into safetensors files: one file or several, while the program waits or while it goes on."""
+"""Saves tensors in one safetensors file or in several, in the foreground or in the background."""
 
 import os
 import threading
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fst._core import ops
 from fst._core.arguments import Path, metadata_of, names_of, path_of
-from fst._save.aliasing import shared_groups
-from fst._save.host_copy import Snapshot
+from fst._save.aliasing import alias_groups
+from fst._save.host_copy import HostCopy
 from fst._save.shards import save_shards
 
 
@@ -23,27 +23,28 @@ def save_file(
     metadata: Mapping[str, str] | None = None,
     max_shard_bytes: int | None = None,
 ) -> None:
-    """Saves tensors in a safetensors file, or in several with an index.
+    """Saves tensors in a safetensors file, or in several files with an index.
 
-    The file has its name once it is whole and on the disk. Until then, and if anything goes wrong, an older file of
-    that name stays as it was; so one may save over the file that the tensors were loaded from.
+    The file is renamed to its path once it is complete and flushed to the disk. Until then, and if the save fails, an
+    older file at the path does not change. It is safe to save over the file that the tensors were loaded from.
 
     Args:
-        tensors: Tensors by name, on the CPU or GPUs, of any strides.
+        tensors: Tensors by name, on the CPU or GPUs, with any strides.
         path: The file. Its directory must exist.
-        metadata: Free text for the header of each file. Transformers expects {"format": "pt"}.
-        max_shard_bytes: How many bytes of tensors a file may hold. Where they do not fit one file, they go in their
-            order into `model-00001-of-00003.safetensors` and so on, for a `path` that ends in `model.safetensors`,
-            and `model.safetensors.index.json` says what is where. A tensor that is larger has a file to itself. Shards,
-            index or file of an earlier checkpoint of this name are removed at the end; until then there is room needed
-            for both.
+        metadata: Text for the header of each file. Transformers expects {"format": "pt"}.
+        max_shard_bytes: Upper bound for the bytes of tensors in a file. If the tensors do not fit one file, they are
+            saved in their order: for a `path` that ends in `model.safetensors`, in `model-00001-of-00003.safetensors`
+            and so on, with the index `model.safetensors.index.json`. A larger tensor gets a file of its own. Files of
+            an earlier checkpoint at this path (shards, index or single file) are removed at the end. Until then both
+            checkpoints take disk space.
 
     Raises:
-        TypeError: An argument is not of the type that is asked for.
-        ValueError: Tensors share memory, which a file cannot say; a tensor is sparse or on meta; a name is reserved;
-            `max_shard_bytes` is not positive, or `path` does not end in `.safetensors` then.
-        NotImplementedError: safetensors has no such dtype.
-        FileNotFoundError, PermissionError, IsADirectoryError, OSError: What the operating system says.
+        TypeError: An argument has the wrong type.
+        ValueError: Tensors share memory, which the format cannot express; a tensor is sparse or on meta; a name is
+            reserved; `max_shard_bytes` is not positive; or `max_shard_bytes` is given and `path` does not end in
+            `.safetensors`.
+        NotImplementedError: The format has no dtype for a tensor.
+        FileNotFoundError, PermissionError, IsADirectoryError, OSError: The operating system reported an error.
 
     Example:
         >>> fst.save_file({"weight": torch.ones(4, 3), "bias": torch.zeros(4)}, "new.safetensors")
@@ -53,7 +54,7 @@ def save_file(
         >>> fst.tensor_names("large.safetensors.index.json")
         ['a', 'b']
     """
-    _save(_tensors_of(tensors), path_of(path), metadata_of(metadata), _limit_of(max_shard_bytes))
+    _save(_check_tensors(tensors), path_of(path), metadata_of(metadata), _check_max_shard_bytes(max_shard_bytes))
 
 
 def save_file_async(
@@ -62,24 +63,24 @@ def save_file_async(
     metadata: Mapping[str, str] | None = None,
     max_shard_bytes: int | None = None,
 ) -> Future[None]:
-    """Saves tensors as `save_file` does, while the program goes on.
+    """Saves tensors like `save_file`, in the background.
 
-    The call copies the tensors to host memory and returns; what is done to them afterwards is not in the file. Copies
-    from GPUs are only queued, on the current stream of each, and go into pinned memory, which PyTorch keeps for the
-    next time. The copies take as much memory as the tensors, for one save at a time: a call waits until the save before
-    it has ended. So saves end in the order of their calls. A Python that exits finishes the save first.
+    The call copies the tensors to host memory and returns. Later changes to the tensors do not affect the file. Copies
+    from a GPU are queued on its current stream and use pinned memory, which PyTorch caches for the next save. The
+    copies take as much memory as the tensors. Only one save runs at a time: a call waits for the previous save, so
+    saves complete in the order of their calls. Python completes a save before it exits.
 
     Args:
         tensors: As in `save_file`.
-        path: As in `save_file`; a relative one begins where the process is at the time of the call.
+        path: As in `save_file`. A relative path is relative to the working directory at the time of the call.
         metadata: As in `save_file`.
         max_shard_bytes: As in `save_file`.
 
     Returns:
-        A future, which has no value. Its `result()` waits for the save, and raises what went wrong while it wrote.
+        A future without a value. Its `result()` waits for the save, and raises the error if writing failed.
 
     Raises:
-        The errors of `save_file` that concern arguments. Those of writing are the future's.
+        The errors of `save_file` that concern arguments. The future raises the errors of writing.
         RuntimeError, torch.OutOfMemoryError: There is no memory for the copies.
 
     Example:
@@ -90,69 +91,71 @@ def save_file_async(
         >>> fst.load_file("new.safetensors")
         {'weight': tensor([1., 1.])}
     """
-    checked = _tensors_of(tensors)
-    where = os.path.abspath(path_of(path))
-    how = metadata_of(metadata), _limit_of(max_shard_bytes)
-    room = _background.room
-    room.acquire()
+    checked = _check_tensors(tensors)
+    absolute_path = os.path.abspath(path_of(path))
+    options = metadata_of(metadata), _check_max_shard_bytes(max_shard_bytes)
+    idle = _background.idle
+    idle.acquire()
     try:
-        future = _background.executor.submit(_save_snapshot, Snapshot(checked), where, *how)
+        future = _background.executor.submit(_save_copy, HostCopy(checked), absolute_path, *options)
     except BaseException:
-        room.release()
+        idle.release()
         raise
-    future.add_done_callback(lambda _: room.release())
+    future.add_done_callback(lambda _: idle.release())
     return future
 
 
 class _Background:
-    """The thread that saves, and room for one snapshot."""
+    """Thread that saves, and a semaphore that admits one host copy at a time."""
 
     def __init__(self) -> None:
-        self.renew()
+        self.reset()
 
-    def renew(self) -> None:
-        """Begins anew in the child of a fork, which has no such thread, and where nobody would ever make room."""
+    def reset(self) -> None:
+        """Creates a new thread and semaphore. A forked child has no such thread to release its parent's semaphore."""
         self.executor = ThreadPoolExecutor(1, thread_name_prefix="fst-save")
-        self.room = threading.Semaphore(1)
+        self.idle = threading.Semaphore(1)
 
 
 _background = _Background()
-os.register_at_fork(after_in_child=_background.renew)
+os.register_at_fork(after_in_child=_background.reset)
 
 
-def _save_snapshot(snapshot: Snapshot, path: str, metadata: dict[str, str] | None, limit: int | None) -> None:
+def _save_copy(copy: HostCopy, path: str, metadata: dict[str, str] | None, max_shard_bytes: int | None) -> None:
     try:
-        _save(snapshot.tensors(), path, metadata, limit)
+        _save(copy.tensors(), path, metadata, max_shard_bytes)
     except BaseException as error:
-        _forget_tensors(error)
+        _clear_frames(error)
         raise
     finally:
-        snapshot.release()
+        copy.release()
 
 
-def _forget_tensors(error: BaseException | None) -> None:
-    """Clears the frames of an error, which a future keeps as long as it lives itself."""
+def _clear_frames(error: BaseException | None) -> None:
+    """Clears the frames of an error, which refer to the tensors. A future keeps its error alive."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__context__
 
 
-def _save(tensors: Mapping[str, Tensor], path: str, metadata: dict[str, str] | None, limit: int | None) -> None:
-    def write(some: Mapping[str, Tensor], file: LocalPath) -> None:
-        write_file(some, str(file), metadata)
+def _save(
+    tensors: Mapping[str, Tensor], path: str, metadata: dict[str, str] | None, max_shard_bytes: int | None
+) -> None:
+    def write(shard: Mapping[str, Tensor], file: LocalPath) -> None:
+        write_file(shard, str(file), metadata)
 
-    if limit is None:
+    if max_shard_bytes is None:
         write_file(tensors, path, metadata)
     else:
-        save_shards(tensors, LocalPath(path), limit, write)
+        save_shards(tensors, LocalPath(path), max_shard_bytes, write)
 
 
 def write_file(tensors: Mapping[str, Tensor], path: str, metadata: dict[str, str] | None) -> None:
-    """Writes one file. The operator, which checks the rest, does not care what memory tensors share."""
+    """Writes one file. Tensors may share memory. The operator makes all other checks."""
     ops.save_file(list(tensors.values()), list(tensors), path, metadata=metadata)
 
 
-def _tensors_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _check_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if not isinstance(tensors, Mapping):
         raise TypeError(f"tensors must be a mapping of names to tensors, not {type(tensors).__name__}")
     names_of(list(tensors))
@@ -163,17 +166,17 @@ def _tensors_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             raise ValueError(f'tensor "{name}": a {tensor.layout} tensor cannot be saved; make it dense first')
         if tensor.is_meta:
             raise ValueError(f'tensor "{name}": it is on meta and has no data to save')
-    groups = [sorted(group) for group in shared_groups(tensors) if len(group) > 1]
+    groups = [sorted(group) for group in alias_groups(tensors) if len(group) > 1]
     if groups:
         listed = "; ".join(", ".join(f'"{name}"' for name in group) for group in sorted(groups))
         raise ValueError(
-            f"these tensors share memory: {listed}. A file would hold each apart, and so would what is loaded. Save "
-            "one of each group, or clones; fst.torch.save_model does so for a module"
+            f"these tensors share memory: {listed}. A file would store a copy of each, and a load would return "
+            "separate tensors. Save one tensor of each group, or clones; fst.torch.save_model does so for a module"
         )
     return dict(tensors)
 
 
-def _limit_of(max_shard_bytes: int | None) -> int | None:
+def _check_max_shard_bytes(max_shard_bytes: int | None) -> int | None:
     if max_shard_bytes is None:
         return None
     if not isinstance(max_shard_bytes, int) or isinstance(max_shard_bytes, bool):

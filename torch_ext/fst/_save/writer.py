@@ -1,4 +1,4 @@
-"""A file that is written while its tensors are being made."""
+"""Incremental writer of a safetensors file."""
 
 from collections.abc import Mapping
 from types import TracebackType
@@ -10,22 +10,22 @@ from fst._core.arguments import Path, metadata_of, names_of, path_of
 
 
 class Writer:
-    """Writes tensors to a safetensors file one by one, without knowing them ahead.
+    """Writes tensors to a safetensors file one by one, without knowing them in advance.
 
-    A thread brings to the disk what was written while the next tensor is made. Leaving the block puts the file in its
-    place, in one step and flushed to the disk; leaving it by an exception leaves nothing behind, and what was at the
-    path stays as it was. Threads may share a writer. A forked child cannot use its parent's.
+    A background thread writes to the disk. Leaving the `with` block flushes the file and renames it to its path in one
+    step. If an exception leaves the block, the new file is removed and an older file at the path does not change.
+    Threads may share a writer. A forked child process cannot use a writer of its parent.
 
-    The tensors lie in the file in the order in which they were written. Behind the header there may be spaces, since
-    room for it has to be kept before it is known; every reader of safetensors accepts that.
+    The tensors are stored in the order in which they were written. The header may end in spaces, because its space is
+    reserved before its length is known. Every reader of safetensors accepts that.
 
     Args:
-        path: The file. The directory must exist. A symbolic link is followed.
-        metadata: Text for the header, which `metadata` reads back.
+        path: The file. Its directory must exist. A symbolic link is followed.
+        metadata: Text for the header, which `metadata` reads.
 
     Raises:
         FileNotFoundError, PermissionError, IsADirectoryError, OSError: The file cannot be created.
-        TypeError: Something in the metadata is not a str.
+        TypeError: A key or value of the metadata is not a str.
 
     Example:
         >>> with fst.Writer("steps.safetensors", metadata={"format": "pt"}) as writer:
@@ -41,27 +41,26 @@ class Writer:
         self._writer = classes.Writer(path_of(path), metadata_of(metadata))
 
     def write(self, name: str, tensor: Tensor) -> None:
-        """Writes a tensor, whose values may change as soon as this returns.
+        """Writes a tensor on the CPU or a GPU. The tensor may change as soon as the call returns.
 
-        It takes at most 32 MiB of host memory for all tensors together, and waits while the disk is that far behind.
-        A tensor that is not contiguous is made so in parts of up to 64 MiB. It may be on the CPU or a GPU.
+        All tensors together are buffered in at most 32 MiB of host memory. The call waits if the buffer is full. A
+        non-contiguous tensor is made contiguous in chunks of up to 64 MiB.
 
         Raises:
             ValueError: The name was written before or is `__metadata__`, the tensor is not dense or has no values, or
                 the writer is closed. Other tensors can still be written.
-            NotImplementedError: The format has no such dtype.
-            OSError: The disk is full or failed, perhaps with an earlier tensor. Every later call says so again.
+            NotImplementedError: The format has no dtype for the tensor.
+            OSError: The disk is full or failed, possibly while writing an earlier tensor. Every later call raises the
+                error again.
         """
         [name] = names_of([name])
         self._writer.write(name, tensor)
 
     def close(self) -> None:
-        """Writes the header, flushes the file to the disk and puts it in its place.
-
-        A second time it does nothing.
+        """Writes the header, flushes the file to the disk and renames it to its path. Later calls do nothing.
 
         Raises:
-            OSError: The disk is full or failed. What was at the path is as it was, and nothing else is left.
+            OSError: The disk is full or failed. The new file is removed, and an older file at the path does not change.
         """
         self._writer.close()
 
