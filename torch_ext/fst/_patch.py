@@ -7,7 +7,7 @@ from functools import wraps
 from types import TracebackType
 from typing import Any
 
-from fst._checkpoint.framework import knows
+from fst._checkpoint.framework import has_framework
 from fst._checkpoint.safe_open import safe_open
 
 
@@ -141,7 +141,7 @@ def _stand_in_class(original: Callable[..., Any]) -> type:
     # A class, as programs may ask what is an instance of it, or write it in annotations.
     class stand_in(safe_open):  # noqa: N801
         def __new__(cls, filename: Any, framework: Any = "pt", *args: Any, **kwargs: Any) -> Any:
-            if _state.patched and knows(framework):
+            if _state.patched and has_framework(framework):
                 return super().__new__(cls)
             return original(filename, framework, *args, **kwargs)
 

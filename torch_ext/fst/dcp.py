@@ -33,13 +33,14 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from fst._checkpoint.checkpoint import Stored
+from fst._checkpoint.checkpoint import OpenCheckpoint
+from fst._checkpoint.region import Region
 from fst._core.arguments import Path, path_of
 from fst._distributed.fill import Filling, fill_together
 from fst._distributed.group import Ranks
 from fst._distributed.interrupts import interrupts_held
 from fst._distributed.load import open_together
-from fst._distributed.shards import Part, Want
+from fst._distributed.shards import Want
 from fst._load.load import metadata
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ class StorageReader(storage.StorageReader):
                 f'{self.path}: tensor "{name}": the planner reads {list(item.lengths)} of it into a tensor of the '
                 f"shape {list(target.shape)}"
             )
-        return source, Filling(Want(name, Part(tuple(item.storage_offsets), tuple(item.lengths))), target)
+        return source, Filling(Want(name, Region.unit_step(item.storage_offsets, item.lengths)), target)
 
     def _source(self, item: ReadItem) -> "_Source":
         name, offset = item.storage_index.fqn, item.storage_index.offset
@@ -186,7 +187,7 @@ class _Source(NamedTuple):
         offsets: Where in a tensor the part begins that they hold of it. Others they hold whole.
     """
 
-    stored: Stored
+    stored: OpenCheckpoint
     offsets: dict[str, tuple[int, ...]]
 
     def offset(self, name: str) -> tuple[int, ...]:
@@ -224,9 +225,9 @@ def _part_files(path: str) -> list[str]:
     return files if files and _PARTS in metadata(os.path.join(path, files[0])) else []
 
 
-def _source(stored: Stored) -> _Source:
+def _source(stored: OpenCheckpoint) -> _Source:
     offsets = {}
-    for _, text in stored.checkpoint.metadata():
+    for _, text in stored.metadata():
         for name, part in json.loads(text.get(_PARTS, "{}")).items():
             offsets[name] = tuple(part["saved_offsets"])
     return _Source(stored, offsets)

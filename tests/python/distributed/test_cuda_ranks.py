@@ -6,10 +6,11 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 import fst
-from fst._checkpoint.checkpoint import open_stored
+from fst._checkpoint.checkpoint import OpenCheckpoint
+from fst._checkpoint.region import Region
 from fst._core.classes import GroupLoad, GroupPlan
 from fst._distributed.buffers import Buffers, traffic_of
-from fst._distributed.shards import Chunk, Part, Want, Whole, encode, part_of
+from fst._distributed.shards import Chunk, Want, Whole, encode, part_of
 from fst._distributed.side_stream import side_stream
 from rawfile import assert_same, write
 from test_sharded import RAW, STRATEGIES, check_against_raw, chunk, columns, corners, mixed, replicated, rows
@@ -36,24 +37,23 @@ def test_exchange_on_gpu(tmp_path, dtype):
     """Two ranks load on one GPU in one process, with copies in place of the network."""
     tensors = {"a": torch.randn(300, 70), "b": torch.randn(41, 100), "c": torch.randn(999), "d": torch.arange(5000)}
     save_file(tensors, tmp_path / "a.safetensors")
-    stored = open_stored(str(tmp_path / "a.safetensors"))
+    stored = OpenCheckpoint(str(tmp_path / "a.safetensors"))
     shares = {
         "a": [Chunk(1)] * 2,
         "b": [Chunk(0)] * 2,
         "c": [Whole()] * 2,
-        "d": [Part((0,), (4000,)), Part((7,), (9,))],
+        "d": [Region.unit_step((0,), (4000,)), Region.unit_step((7,), (9,))],
     }
     wants = [[Want(name, of_ranks[rank]) for name, of_ranks in shares.items()] for rank in (0, 1)]
     positions = {name: position for position, name in enumerate(stored.tensors)}
     encoded = [encode(of_rank, positions) for of_rank in wants]
-    plan = GroupPlan(stored.checkpoint, encoded, [0, 1], [-1, -1], "exchange", 1 << 16)
+    plan = GroupPlan(stored, encoded, [0, 1], [-1, -1], "exchange", 1 << 16)
     assert {plan.collective(window) for window in range(plan.window_count())} == {"exchange", "gather"}
 
     expected = []
     for rank in (0, 1):
         parts = [part_of(want.share, tensors[want.name].shape, rank, 2) for want in wants[rank]]
-        spans = [tuple(slice(start, start + length) for start, length in zip(*part, strict=True)) for part in parts]
-        whole = [tensors[want.name][span] for want, span in zip(wants[rank], spans, strict=True)]
+        whole = [part.view(tensors[want.name]) for want, part in zip(wants[rank], parts, strict=True)]
         expected.append([part.to(dtype) if dtype and part.is_floating_point() else part for part in whole])
     # Kernels that use the memory of the outputs are still queued.
     torch.cuda._sleep(DELAY_CYCLES)

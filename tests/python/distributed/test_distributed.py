@@ -14,10 +14,11 @@ from torch.distributed.tensor._utils import _compute_local_shape_and_global_offs
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import fst
+from fst._checkpoint.region import Region
 from fst._distributed.dtensors import cuts_of
 from fst._distributed.layout import Grid, local_of
 from fst._distributed.meshes import group_of
-from fst._distributed.shards import Chunk, Part, Whole, part_of
+from fst._distributed.shards import Chunk, Whole, part_of
 from rawfile import DTYPES, assert_same, random_raw, write
 
 SHAPES = {
@@ -70,9 +71,7 @@ def test_local_shards_match_placements(layout, is_group):
         assert local.shape == expected.shape
         actual = torch.full(local.shape, -1)
         for share, place in local.fragments:
-            starts, lengths = part_of(share, shape, coordinate[0], counts[0])
-            box = tuple(slice(start, start + length) for start, length in zip(starts, lengths, strict=True))
-            place.of(actual).copy_(full[box])
+            place.view(actual).copy_(part_of(share, shape, coordinate[0], counts[0]).view(full))
         assert_same(actual, expected)
 
 
@@ -85,11 +84,14 @@ def test_requests_of_layouts():
 
     assert shares([Replicate()], line) == [Whole()]
     assert shares([Shard(1)], line) == [Chunk(1)]
-    assert shares([Shard(1)], line._replace(is_group=False)) == [Part((0, 2), (8, 2))]
-    assert shares([Replicate(), Shard(0)], square) == [Part((0, 0), (4, 6))]
-    assert shares([Shard(0), Shard(0)], square) == [Part((4, 0), (2, 6))]
-    assert shares([_StridedShard(0, split_factor=2), Shard(0)], square) == [Part((2, 0), (2, 6))]
-    assert shares([_StridedShard(0, split_factor=2)], line) == [Part((1, 0), (1, 6)), Part((5, 0), (1, 6))]
+    assert shares([Shard(1)], line._replace(is_group=False)) == [Region.unit_step((0, 2), (8, 2))]
+    assert shares([Replicate(), Shard(0)], square) == [Region.unit_step((0, 0), (4, 6))]
+    assert shares([Shard(0), Shard(0)], square) == [Region.unit_step((4, 0), (2, 6))]
+    assert shares([_StridedShard(0, split_factor=2), Shard(0)], square) == [Region.unit_step((2, 0), (2, 6))]
+    assert shares([_StridedShard(0, split_factor=2)], line) == [
+        Region.unit_step((1, 0), (1, 6)),
+        Region.unit_step((5, 0), (1, 6)),
+    ]
     assert shares([Shard(0), Replicate()], Grid((1, 2), (0, 1), False)) == [Whole()]
 
 
@@ -199,7 +201,7 @@ def test_regions_match_pytorch(shape, data):
     expected_shape, offset = _compute_local_shape_and_global_offset(torch.Size(shape), counts, list(coordinate), layout)
     assert local.shape == expected_shape
     for share, _ in local.fragments:
-        assert part_of(share, shape, 0, 1) == Part(tuple(offset), tuple(expected_shape))
+        assert part_of(share, shape, 0, 1) == Region.unit_step(offset, expected_shape)
 
 
 def check_arguments(path):

@@ -9,11 +9,12 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 from fst import RankError
-from fst._checkpoint.checkpoint import open_stored
+from fst._checkpoint.checkpoint import OpenCheckpoint
+from fst._checkpoint.region import Region
 from fst._distributed.group import Ranks
 from fst._distributed.load import fill_wants, load_wants, open_together
 from fst._distributed.page_cache import page_cache
-from fst._distributed.shards import Chunk, Part, Want, Whole, part_of
+from fst._distributed.shards import Chunk, Want, Whole, part_of
 from procfs import read_bytes
 from rawfile import assert_same
 
@@ -45,8 +46,7 @@ def checkpoint(tmp_path):
 
 def expected_of(path, want, ranks):
     whole = load_file(path)[want.name]
-    part = part_of(want.share, whole.shape, ranks.rank, ranks.size)
-    return whole[tuple(slice(start, start + length) for start, length in zip(*part, strict=True))].contiguous()
+    return part_of(want.share, whole.shape, ranks.rank, ranks.size).view(whole).contiguous()
 
 
 def contiguous(expected, rank):
@@ -131,7 +131,7 @@ def load_parts(path, strategy):
     """Loads regions of one tensor, several on some ranks and none on others."""
     ranks = Ranks.of(None, CPU)
     stored = open_together(path, ranks)
-    parts = [Part((start, 0), (3, 5)) for start in range(0, 7, ranks.rank + 1)] if ranks.rank != 1 else []
+    parts = [Region.unit_step((start, 0), (3, 5)) for start in range(0, 7, ranks.rank + 1)] if ranks.rank != 1 else []
     wants = [Want("rows", part) for part in parts]
     loaded = load_wants(stored, wants, ranks, CPU, strategy=strategy, window_bytes=100)
     for want, tensor in zip(wants, loaded, strict=True):
@@ -178,10 +178,10 @@ def test_page_cache_identity(tmp_path, monkeypatch):
     for name in ("a", "b"):
         save_file({"m": torch.ones(3)}, tmp_path / name)
     os.link(tmp_path / "a", tmp_path / "c")
-    first, second, third = (page_cache(open_stored(str(tmp_path / name))) for name in ("a", "b", "c"))
+    first, second, third = (page_cache(OpenCheckpoint(str(tmp_path / name))) for name in ("a", "b", "c"))
     assert first == third != second
     monkeypatch.setenv("FST_READER", "pread")
-    assert page_cache(open_stored(str(tmp_path / "a"))) == ""
+    assert page_cache(OpenCheckpoint(str(tmp_path / "a"))) == ""
 
 
 def count(path):

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from fst._checkpoint.region import Region
 from fst._core.classes import Checkpoint, GroupLoad, GroupPlan
-from fst._distributed.shards import Chunk, Part, Want, Whole, encode, part_of
+from fst._distributed.shards import Chunk, Want, Whole, encode, part_of
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.float64]
@@ -56,8 +57,7 @@ def run(plan, outs):
 
 
 def region_of(tensor, want, rank, ranks):
-    starts, lengths = part_of(want.share, tensor.shape, rank, ranks)
-    return tensor[tuple(slice(start, start + length) for start, length in zip(starts, lengths, strict=True))]
+    return part_of(want.share, tensor.shape, rank, ranks).view(tensor)
 
 
 def as_bytes(tensor):
@@ -104,7 +104,7 @@ def groups(draw):
             return layouts[name]
         starts = [draw(st.integers(0, size)) for size in shape]
         lengths = [draw(st.integers(0, size - start)) for size, start in zip(shape, starts, strict=True)]
-        return Part(tuple(starts), tuple(lengths))
+        return Region.unit_step(starts, lengths)
 
     lists = [
         [Want(name, share(name)) for name in draw(st.lists(st.sampled_from(sorted(tensors)), max_size=6))]

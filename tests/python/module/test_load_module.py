@@ -13,7 +13,8 @@ from torch.nn.utils import parametrize
 
 import fst
 from combinations import pairwise
-from fst._checkpoint import checkpoint as _stored
+from fst._checkpoint import batched
+from fst._checkpoint.region import Region
 from rawfile import assert_same, bits_of, random_raw
 from suite import READERS
 
@@ -164,18 +165,18 @@ def test_bad_arguments(path):
 
 @pytest.mark.usefixtures("reader")
 @pytest.mark.parametrize(
-    ("stored", "dtype", "piece_bytes", "reader"),
+    ("stored", "dtype", "batch_bytes", "reader"),
     pairwise(
         ["F16", "BF16", "F32", "F64", "I64", "F8_E4M3", "BOOL"],
         [torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.float8_e5m2],
-        [_stored.PIECE_BYTES, 100],
+        [batched.BATCH_BYTES, 100],
         READERS,
     ),
     indirect=["reader"],
 )
-def test_casts_in_place(tmp_path, monkeypatch, stored, dtype, piece_bytes):
-    """In-place casts equal those of load_state_dict and keep the storage, for any piece size."""
-    monkeypatch.setattr(_stored, "PIECE_BYTES", piece_bytes)
+def test_casts_in_place(tmp_path, monkeypatch, stored, dtype, batch_bytes):
+    """In-place casts equal those of load_state_dict and keep the storage, for any batch size."""
+    monkeypatch.setattr(batched, "BATCH_BYTES", batch_bytes)
     raws = {"a": random_raw(stored, (7, 5, 3)), "b": random_raw(stored, ()), "c": random_raw(stored, (0, 4))}
     tensors = {name: raw.tensor() for name, raw in raws.items()}
     if tensors["a"].is_floating_point():
@@ -195,14 +196,12 @@ def test_casts_in_place(tmp_path, monkeypatch, stored, dtype, piece_bytes):
         assert [buffer.data_ptr() for buffer in module.buffers() if not meta] == addresses
 
 
-@given(st.lists(st.integers(0, 9), max_size=4), st.sampled_from([1, 2, 8]), st.integers(8, 64))
-def test_boxes_cover_tensor_once(shape, element_bytes, piece_bytes):
-    with pytest.MonkeyPatch.context() as patching:
-        patching.setattr(_stored, "PIECE_BYTES", piece_bytes)
-        covered = torch.zeros(shape)
-        for box in _stored.boxes(shape, element_bytes):
-            box.of(covered).add_(1)
-            assert box.of(covered).numel() * element_bytes <= piece_bytes
+@given(st.lists(st.integers(0, 9), max_size=4), st.integers(1, 64))
+def test_split_regions_cover_tensor_once(shape, elements_max):
+    covered = torch.zeros(shape)
+    for region in Region.whole(shape).split(elements_max):
+        region.view(covered).add_(1)
+        assert region.view(covered).numel() <= elements_max
     assert covered.eq(1).all()
 
 
@@ -271,8 +270,8 @@ def test_tied_parameters_with_different_values(tmp_path, monkeypatch):
     other = source.head.weight.detach().clone()
     other[-1, -1] += 1
     path = save_state(source, tmp_path / "untied.safetensors", **{"head.weight": other})
-    for piece_bytes in (_stored.PIECE_BYTES, 64):
-        monkeypatch.setattr(_stored, "PIECE_BYTES", piece_bytes)
+    for batch_bytes in (batched.BATCH_BYTES, 64):
+        monkeypatch.setattr(batched, "BATCH_BYTES", batch_bytes)
         module = Tied()
         before = bits_of(module.head.weight)
         with pytest.raises(fst.ModuleMismatchError, match=r'"embedding\.weight", "head\.weight": different values'):
@@ -513,7 +512,7 @@ def test_read_error_changes_no_parameter(tmp_path, monkeypatch, dtype):
 
 
 def test_peak_memory(tmp_path, run_python):
-    """An in-place load, with a cast or without, needs memory for staging and a few pieces, not for a second model."""
+    """An in-place load, with a cast or without, needs memory for staging and a few batches, not for a second model."""
     path = tmp_path / "large.safetensors"
     save_file({"weight": torch.ones(16384, 4096, dtype=torch.bfloat16)}, path)
     program = """

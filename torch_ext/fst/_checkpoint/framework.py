@@ -1,4 +1,4 @@
-"""What a framework makes of a tensor that was loaded, and of an index of one that was not."""
+"""Frameworks whose tensors `safe_open` returns."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -6,21 +6,65 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fst._checkpoint.index import Access, as_numpy, as_pytorch
+from fst._checkpoint.index import IndexedRead, plan_numpy_index, plan_torch_index
 from fst._core.errors import SafetensorError
+
+# Devices to which the operators load. Tensors for other devices are loaded to the CPU and copied.
+_LOAD_DEVICES = ("cpu", "cuda", "meta")
 
 
 class Framework(NamedTuple):
-    """A framework that tensors can be had in."""
+    """Conversions for a framework.
+
+    Attributes:
+        name: Name of the framework.
+        convert: Converts a loaded tensor to the framework's. The two share memory.
+        plan_index: Plans the read for an index of a tensor of this shape; see `plan_torch_index`.
+    """
 
     name: str
-    # What is made of a tensor shares its memory.
     convert: Callable[[Tensor], Any]
-    # Of an index and a shape.
-    access: Callable[[Any, Sequence[int]], Access | None]
+    plan_index: Callable[[Any, Sequence[int]], IndexedRead | None]
 
 
-def _as_it_is(tensor: Tensor) -> Tensor:
+class Output(NamedTuple):
+    """Framework and device of loaded tensors."""
+
+    framework: Framework
+    device: torch.device
+
+    @property
+    def load_device(self) -> torch.device:
+        """The device to load to: `device`, or the CPU if the operators do not support that one."""
+        return self.device if self.device.type in _LOAD_DEVICES else torch.device("cpu")
+
+    def convert(self, tensors: list[Tensor]) -> list[Any]:
+        """Moves tensors from `load_device` to `device`, and converts them for the framework."""
+        if self.load_device != self.device:
+            tensors = [tensor.to(self.device) for tensor in tensors]
+        return [self.framework.convert(tensor) for tensor in tensors]
+
+
+def find_framework(name: str) -> Framework:
+    """Returns the framework with this name.
+
+    Raises:
+        TypeError: `name` is not a str.
+        SafetensorError: No framework has the name.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"framework must be a str, not {type(name).__name__}")
+    if name not in _FRAMEWORKS:
+        raise SafetensorError(f'framework "{name}" is not one of {", ".join(_FRAMEWORKS)}')
+    return _FRAMEWORKS[name]
+
+
+def has_framework(name: object) -> bool:
+    """Returns whether a framework has this name."""
+    return isinstance(name, str) and name in _FRAMEWORKS
+
+
+def _identity(tensor: Tensor) -> Tensor:
     return tensor
 
 
@@ -28,7 +72,7 @@ def _to_numpy(tensor: Tensor) -> Any:
     try:
         return tensor.numpy()
     except TypeError:
-        # Other packages, as ml_dtypes, give NumPy the dtypes that it does not have, under the same names.
+        # Packages such as ml_dtypes register the dtypes that NumPy lacks under PyTorch's names.
         import numpy as np
 
         name = str(tensor.dtype).removeprefix("torch.")
@@ -40,21 +84,7 @@ def _to_numpy(tensor: Tensor) -> Any:
         return tensor.view(torch.int16 if dtype.itemsize == 2 else torch.uint8).numpy().view(dtype)
 
 
-PYTORCH = Framework("pytorch", _as_it_is, as_pytorch)
-NUMPY = Framework("numpy", _to_numpy, as_numpy)
+PYTORCH = Framework("pytorch", _identity, plan_torch_index)
+NUMPY = Framework("numpy", _to_numpy, plan_numpy_index)
 
 _FRAMEWORKS = {"pt": PYTORCH, "torch": PYTORCH, "pytorch": PYTORCH, "np": NUMPY, "numpy": NUMPY}
-
-
-def framework_of(name: str) -> Framework:
-    """The framework with this name."""
-    if not isinstance(name, str):
-        raise TypeError(f"framework must be a str, not {type(name).__name__}")
-    if name not in _FRAMEWORKS:
-        raise SafetensorError(f'framework "{name}" is not one of {", ".join(_FRAMEWORKS)}')
-    return _FRAMEWORKS[name]
-
-
-def knows(name: object) -> bool:
-    """Whether there is a framework with this name."""
-    return isinstance(name, str) and name in _FRAMEWORKS

@@ -1,7 +1,6 @@
-"""What stands between the brackets of a slice, turned into boxes to read.
+"""Indices of tensors as regions to read.
 
-A box is a start, a length and a step for each dimension. Frameworks differ in what they take for an index, so there is
-a function for each.
+Frameworks accept different indices, so each has a planning function.
 """
 
 import operator
@@ -11,100 +10,119 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fst._checkpoint.region import Region
 from fst._core.errors import SafetensorError
+from fst._core.regions import IndexRange
 
-Span = tuple[int, int, int]
 
+class IndexedRead(NamedTuple):
+    """Read that gives the result of an index.
 
-class Access(NamedTuple):
-    """Boxes to read, and what makes the result of them."""
+    Attributes:
+        regions: Regions to load. They differ in the dimension `dim` only, along which they are concatenated.
+        dim: Dimension of the concatenation.
+        final_index: Index that turns the concatenated regions into the result.
+    """
 
-    # They differ in the dimension `dim` alone, along which they are put together.
-    boxes: list[list[Span]]
+    regions: list[Region]
     dim: int
-    # Of what is then there, this is the result.
-    last: tuple[Any, ...]
+    final_index: tuple[Any, ...]
 
 
-def as_pytorch(index: Any, shape: Sequence[int]) -> Access | None:
-    """What `tensor[index]` of PyTorch takes of a tensor; None where PyTorch alone can tell what that is, or whether."""
+def plan_torch_index(index: Any, shape: Sequence[int]) -> IndexedRead | None:
+    """Plans the read for `tensor[index]` with PyTorch's rules.
+
+    Returns:
+        The read, or None for indices that only PyTorch interprets, such as masks, and for invalid ones.
+    """
     items = index if isinstance(index, tuple) else (index,)
-    # A bool makes a dimension, and a mask takes several.
+    # A bool adds a dimension, and a mask covers several.
     if any(isinstance(item, bool) or getattr(item, "dtype", None) in (torch.bool, bool) for item in items):
         return None
-    expanded = _expanded(items, len(shape))
+    expanded = _expand(items, len(shape))
     if expanded is None or not shape:
         return None
-    box: list[Span] = []
-    last: list[Any] = []
+    ranges: list[IndexRange] = []
+    final: list[Any] = []
     lists: list[tuple[int, int, list[int]]] = []
     for item in expanded:
         if item is None:
-            last.append(None)
+            final.append(None)
             continue
-        dim, size = len(box), shape[len(box)]
+        dim, size = len(ranges), shape[len(ranges)]
         if isinstance(item, slice):
-            span = _span(item, size)
-            last.append(slice(None))
-        # An array with one element is an int to Python, but a list to PyTorch.
+            index_range = _slice_range(item, size)
+            final.append(slice(None))
+        # Python converts an array of one element to an int, but PyTorch treats it as a list.
         elif getattr(item, "ndim", 0) == 0 and (position := _position(item, size)) is not None:
-            span = position, 1, 1
-            last.append(0)
+            index_range = position, 1, 1
+            final.append(0)
         elif (positions := _positions(item, size)) is not None:
-            lists.append((dim, len(last), positions))
-            # Where there are several lists, all from the first to the last of each are read.
+            lists.append((dim, len(final), positions))
+            # With several lists, the range from the first to the last position of each is read.
             first = min(positions, default=0)
-            span = first, max(positions, default=-1) + 1 - first, 1
-            last.append([position - first for position in positions])
+            index_range = first, max(positions, default=-1) + 1 - first, 1
+            final.append([position - first for position in positions])
         else:
             return None
-        if span is None:
+        if index_range is None:
             return None
-        box.append(span)
+        ranges.append(index_range)
+    region = Region(ranges)
     if len(lists) != 1:
-        return Access([box], 0, tuple(last))
+        return IndexedRead([region], 0, tuple(final))
     [(dim, place, positions)] = lists
     read = sorted(set(positions))
     order = {position: index for index, position in enumerate(read)}
-    last[place] = slice(None) if positions == read else [order[position] for position in positions]
-    return Access([[*box[:dim], run, *box[dim + 1 :]] for run in _runs(read)], dim, tuple(last))
+    final[place] = slice(None) if positions == read else [order[position] for position in positions]
+    return IndexedRead([region.replace(dim, run) for run in _runs(read)], dim, tuple(final))
 
 
-def as_numpy(index: Any, shape: Sequence[int]) -> Access:
-    """What ints, slices and an ellipsis take of a tensor. A bool is an int, and an empty list an empty slice.
+def plan_numpy_index(index: Any, shape: Sequence[int]) -> IndexedRead:
+    """Plans the read for ints, slices and an ellipsis. A bool counts as an int, and an empty list as an empty slice.
 
-    Raises SafetensorError for any other index, and for one that does not fit the shape.
+    Raises:
+        SafetensorError: The index has another type, or does not fit the shape.
     """
     if isinstance(index, list) and not index:
         index = slice(0, 0)
     items = index if isinstance(index, tuple) else (index,)
-    expanded = None if any(item is None for item in items) else _expanded(items, len(shape))
+    expanded = None if any(item is None for item in items) else _expand(items, len(shape))
     if expanded is None:
         raise SafetensorError(
             f"the index {index!r} has more dimensions than the tensor, whose shape is {list(shape)}, new ones (None), "
             "or several ellipses (...)"
         )
-    box: list[Span] = []
-    last: list[Any] = []
+    ranges: list[IndexRange] = []
+    final: list[Any] = []
     for item, size in zip(expanded, shape, strict=True):
         if isinstance(item, slice):
-            span = _span(item, size)
-            last.append(slice(None))
+            index_range = _slice_range(item, size)
+            final.append(slice(None))
         else:
             position = _position(item, size)
-            span = None if position is None else (position, 1, 1)
-            last.append(0)
-        if span is None:
+            index_range = None if position is None else (position, 1, 1)
+            final.append(0)
+        if index_range is None:
             raise SafetensorError(
                 f"the index {index!r} has {item!r} for a dimension of size {size}; expected an int inside it, a slice "
                 "whose step is 1 or more, or an ellipsis (...)"
             )
-        box.append(span)
-    return Access([box], 0, tuple(last))
+        ranges.append(index_range)
+    return IndexedRead([Region(ranges)], 0, tuple(final))
 
 
-def _expanded(items: Sequence[Any], rank: int) -> list[Any] | None:
-    """The items, with whole dimensions where an ellipsis or nothing stands for them; None where they are too many."""
+def placeholder(shape: Sequence[int]) -> Tensor:
+    """Returns a tensor of this shape that takes no memory, on which PyTorch checks an index."""
+    return torch.empty((), dtype=torch.uint8, device="cpu").expand(tuple(shape))
+
+
+def _expand(items: Sequence[Any], rank: int) -> list[Any] | None:
+    """Replaces the ellipsis, if any, by whole dimensions, and appends missing ones.
+
+    Returns:
+        One item for each dimension, and None for each new one; or None for too many items or ellipses.
+    """
     ellipses = [place for place, item in enumerate(items) if item is Ellipsis]
     missing = rank - sum(item is not None and item is not Ellipsis for item in items)
     if missing < 0 or len(ellipses) > 1:
@@ -113,17 +131,17 @@ def _expanded(items: Sequence[Any], rank: int) -> list[Any] | None:
     return [*items[:place], *[slice(None)] * missing, *items[place + 1 :]]
 
 
-def _span(item: slice, size: int) -> Span | None:
-    """None where the step is not forward."""
+def _slice_range(item: slice, size: int) -> IndexRange | None:
+    """Returns the indices of a slice, or None for a negative step."""
     if item.step is not None and operator.index(item.step) < 1:
         return None
     start, stop, step = item.indices(size)
-    # Steps may be any number, but those of a box are those of an operator.
+    # Python's steps are unbounded, but the operators' are 64-bit integers.
     return start, len(range(start, stop, step)), min(step, max(size, 1))
 
 
 def _position(item: Any, size: int) -> int | None:
-    """An int counted from the start of its dimension; None for what is no int or lies outside."""
+    """Returns an int counted from the start of its dimension, or None for another type or an int out of range."""
     try:
         position = operator.index(item)
     except TypeError:
@@ -132,7 +150,7 @@ def _position(item: Any, size: int) -> int | None:
 
 
 def _positions(item: Any, size: int) -> list[int] | None:
-    """Of a list of ints; None for what is none or lies outside."""
+    """Returns ints counted from the start of their dimension, or None for other types or an int out of range."""
     if getattr(item, "ndim", 0) == 1 and hasattr(item, "tolist"):
         item = item.tolist()
     if not isinstance(item, list | range) or not all(type(value) is int for value in item):
@@ -141,17 +159,12 @@ def _positions(item: Any, size: int) -> list[int] | None:
     return None if None in positions else [position for position in positions if position is not None]
 
 
-def _runs(positions: list[int]) -> list[Span]:
-    """Ascending positions as spans; one that is empty where there is none."""
-    runs: list[Span] = []
+def _runs(positions: list[int]) -> list[IndexRange]:
+    """Groups ascending positions into runs of consecutive ones; without positions, returns an empty run."""
+    runs: list[IndexRange] = []
     for position in positions:
         if runs and runs[-1][0] + runs[-1][1] == position:
             runs[-1] = runs[-1][0], runs[-1][1] + 1, 1
         else:
             runs.append((position, 1, 1))
     return runs or [(0, 0, 1)]
-
-
-def stand_in(shape: Sequence[int]) -> Tensor:
-    """A tensor of this shape that takes no memory, for PyTorch to say what is wrong with an index of it."""
-    return torch.empty((), dtype=torch.uint8, device="cpu").expand(tuple(shape))

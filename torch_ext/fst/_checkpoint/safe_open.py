@@ -1,37 +1,38 @@
-"""An open checkpoint, with the methods of safetensors' class of the same name."""
+"""An open checkpoint with the methods of safetensors' class of the same name."""
 
 from types import TracebackType
 from typing import Any
 
 import torch
 
-from fst._checkpoint.framework import NUMPY, framework_of
-from fst._checkpoint.handle import Handle
+from fst._checkpoint.checkpoint import OpenCheckpoint
+from fst._checkpoint.framework import NUMPY, Output, find_framework
 from fst._checkpoint.slice import Slice
-from fst._core.arguments import Device, Paths, device_of, paths_of
-from fst._core.classes import Checkpoint, TensorInfo
+from fst._core.arguments import Device, Paths, device_of
+from fst._core.classes import TensorInfo
 from fst._core.errors import SafetensorError
 
 
-class safe_open:  # noqa: N801  (the name that programs know)
-    """Opens files, and reads of them what is asked for.
+class safe_open:  # noqa: N801  (the name of safetensors' class)
+    """Opens a checkpoint, and loads tensors and parts of tensors on request.
 
-    The headers are read once, when the files are opened. Each tensor is read when it is asked for, and is then the
-    caller's alone: it stays when the files are closed, replaced or deleted. On the CPU tensors of local files are views
-    of private mappings, as those of `load_file` are. Any number of threads may use one object.
+    Opening reads the headers once. Each tensor is read when it is requested. Tensors own their storage: they stay valid
+    after the files are closed, replaced or deleted. On the CPU, tensors of local files are views of private mappings,
+    as those of `load_file`. Any number of threads may use one object.
 
     Args:
-        filename: A file, a directory with one checkpoint, an index file, or a list of these, which are one checkpoint.
-        framework: "pt" ("torch", "pytorch") for PyTorch's tensors, or "np" ("numpy") for arrays.
-        device: Where tensors go: a name, a `torch.device`, the index of a GPU, or None for the CPU. Arrays are on the
-            CPU.
-        backend: "mmap" or "pread", which safetensors takes. It changes nothing: fst finds the best way itself, and
-            `FST_READER` may choose one.
+        filename: A file, a directory with one checkpoint, an index file, or a list of these, which together are one
+            checkpoint.
+        framework: "pt" ("torch", "pytorch") for PyTorch tensors, or "np" ("numpy") for NumPy arrays.
+        device: Device of the tensors: a name, a `torch.device`, the index of a GPU, or None for the CPU. NumPy arrays
+            are always on the CPU.
+        backend: "mmap" or "pread", for compatibility with safetensors. It has no effect: fst chooses the reader, and
+            `FST_READER` overrides the choice.
 
     Raises:
-        FileNotFoundError, PermissionError, IsADirectoryError, OSError: What the operating system says.
-        SafetensorError: A file is malformed, two files hold the same name, or there is no such framework, device or
-            backend.
+        FileNotFoundError, PermissionError, IsADirectoryError, OSError: The operating system reports an error.
+        SafetensorError: A file is malformed, two files hold the same name, or the framework, the device or the backend
+            does not exist.
 
     Example:
         >>> with fst.safe_open("model.safetensors", framework="pt") as file:
@@ -42,60 +43,66 @@ class safe_open:  # noqa: N801  (the name that programs know)
     def __init__(
         self, filename: Paths, framework: str = "pt", device: Device = "cpu", *, backend: str = "mmap"
     ) -> None:
-        wanted, place = framework_of(framework), _device_of(device)
-        if wanted is NUMPY and place.type != "cpu":
-            raise SafetensorError(f"arrays of NumPy are on the CPU, and not on {place}")
+        output = Output(find_framework(framework), _device_of(device))
+        if output.framework is NUMPY and output.device.type != "cpu":
+            raise SafetensorError(f'NumPy arrays are on the CPU, not on {output.device}; give device="cpu"')
         if backend not in ("mmap", "pread"):
             raise SafetensorError(f'backend "{backend}" is neither "mmap" nor "pread"')
-        self._handle: Handle | None = Handle(Checkpoint(paths_of(filename)), wanted, place)
+        self._output = output
+        # None after `close`.
+        self._checkpoint: OpenCheckpoint | None = OpenCheckpoint(filename)
 
     def keys(self) -> list[str]:
-        """The names of all tensors, in the order of the alphabet."""
+        """Returns the names of all tensors in alphabetical order."""
         return sorted(self.offset_keys())
 
     def offset_keys(self) -> list[str]:
-        """The names of all tensors, in the order of the files and of their bytes in each."""
-        return self._opened().checkpoint.names()
+        """Returns the names of all tensors, in the order of the files and of the bytes in each file."""
+        return self._opened().names()
 
     def metadata(self) -> dict[str, str] | None:
-        """The free text that the writers of the files left in the headers; None where they left none.
+        """Returns the metadata of the files, merged, or None if no file has any.
 
-        Raises SafetensorError where two files give different texts for one key.
+        Raises:
+            SafetensorError: Two files have different values for one key.
         """
         merged: dict[str, str] | None = None
         found_in: dict[str, str] = {}
-        for path, texts in self._opened().checkpoint.metadata():
+        for path, metadata in self._opened().metadata():
             merged = {} if merged is None else merged
-            for key, text in texts.items():
-                if merged.setdefault(key, text) != text:
+            for key, value in metadata.items():
+                if merged.setdefault(key, value) != value:
                     raise SafetensorError(
-                        f'{path}: the metadata has {text!r} for "{key}", but that of {found_in[key]} has '
+                        f'{path}: the metadata has {value!r} for "{key}", but that of {found_in[key]} has '
                         f"{merged[key]!r}; open the files one by one"
                     )
                 found_in.setdefault(key, path)
         return merged
 
     def get_tensor(self, name: str) -> Any:
-        """A whole tensor. Raises SafetensorError, which is a KeyError too, where there is none of this name."""
-        return self._opened().load([_checked(name)])[0]
+        """Loads a whole tensor.
+
+        Raises:
+            SafetensorError: No file holds the name. The exception is also a KeyError.
+        """
+        return self._load([_checked(name)])[0]
 
     def get_tensors(self) -> dict[str, Any]:
-        """All tensors by name, in the order of `offset_keys`, with one load."""
-        handle = self._opened()
-        names = handle.checkpoint.names()
-        return dict(zip(names, handle.load(names), strict=True))
+        """Loads all tensors in one load, and returns them by name in the order of `offset_keys`."""
+        names = self._opened().names()
+        return dict(zip(names, self._load(names), strict=True))
 
     def get_tensor_meta(self, name: str) -> TensorInfo:
-        """The dtype and shape as the file has them, and the size in bytes. Reads nothing."""
-        return self._opened().checkpoint.tensor_info(_checked(name))
+        """Returns dtype and shape of a tensor as in the header, and its size in bytes. Reads nothing."""
+        return self._opened().tensor_info(_checked(name))
 
     def get_slice(self, name: str) -> Slice:
-        """A tensor to be indexed. It can be used after the file was closed."""
-        return Slice(self._opened(), _checked(name))
+        """Returns an object that loads parts of a tensor by indexing. It stays usable after the files are closed."""
+        return Slice(self._opened(), self._output, _checked(name))
 
     def close(self) -> None:
-        """Closes the files, once no slice uses them any more. A second time it does nothing."""
-        self._handle = None
+        """Closes the files as soon as no slice uses them. Closing again has no effect."""
+        self._checkpoint = None
 
     def __enter__(self) -> "safe_open":
         return self
@@ -105,10 +112,13 @@ class safe_open:  # noqa: N801  (the name that programs know)
     ) -> None:
         self.close()
 
-    def _opened(self) -> Handle:
-        if self._handle is None:
+    def _load(self, names: list[str]) -> list[Any]:
+        return self._output.convert(self._opened().load_tensors(names, self._output.load_device))
+
+    def _opened(self) -> OpenCheckpoint:
+        if self._checkpoint is None:
             raise SafetensorError("File is closed")
-        return self._handle
+        return self._checkpoint
 
 
 def _checked(name: str) -> str:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fst._checkpoint.checkpoint import Stored
+from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.classes import GroupPlan
 from fst._distributed.group import Ranks
 from fst._distributed.shards import Want, encode
@@ -35,7 +35,7 @@ class Agreement(NamedTuple):
     mapped: bool
 
 
-def agree(stored: Stored, wants: Sequence[Want], ranks: Ranks, terms: Terms, page_cache: str) -> Agreement:
+def agree(stored: OpenCheckpoint, wants: Sequence[Want], ranks: Ranks, terms: Terms, page_cache: str) -> Agreement:
     """Plans a load of what each rank wants. Every rank calls it with its own wants.
 
     `page_cache` is empty where this rank reads the files; ranks that map them out of one page cache give the same text.
@@ -51,7 +51,7 @@ def agree(stored: Stored, wants: Sequence[Want], ranks: Ranks, terms: Terms, pag
         return numbers, json.dumps([terms, digest, page_cache]).encode()
 
     def tell_plan() -> tuple[GroupPlan, bytes]:
-        plan = GroupPlan(stored.checkpoint, distinct, wants_of, cache_of, terms.strategy, terms.window_bytes)
+        plan = GroupPlan(stored, distinct, wants_of, cache_of, terms.strategy, terms.window_bytes)
         return plan, plan.digest().encode()
 
     numbers, texts = ranks.tell(tell_terms)

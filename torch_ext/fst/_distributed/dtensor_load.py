@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from fst._checkpoint.checkpoint import Stored, open_stored
+from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.arguments import Paths, dtype_of, names_of
 from fst._distributed.dtensors import cuts_of, normal
 from fst._distributed.group import Ranks
@@ -94,9 +94,9 @@ def load_distributed(
 
     if mesh.get_coordinate() is None:
         device, cast, chosen = read_arguments()
-        stored = open_stored(paths)
+        stored = OpenCheckpoint(paths)
         layouts = _layouts_of(placements, stored, chosen, mesh)
-        like = stored.load(list(layouts), _META, cast)
+        like = stored.load_tensors(list(layouts), _META, cast)
         return _distributed(stored, mesh, layouts, [each.new_empty([0] * each.ndim, device=device) for each in like])
     with interrupts_held():
         if group is None:
@@ -120,7 +120,7 @@ def load_distributed(
             Want(name, fragment.share) for name, part in zip(layouts, parts, strict=True) for fragment in part.fragments
         ]
         loaded = iter(load_wants(stored, wants, ranks, device, cast, strategy, window_bytes))
-        like = stored.load(list(layouts), _META, cast)
+        like = stored.load_tensors(list(layouts), _META, cast)
         tensors = ranks.together(
             lambda: [_joined(part, loaded, each, device) for part, each in zip(parts, like, strict=True)]
         )
@@ -128,7 +128,7 @@ def load_distributed(
 
 
 def _layouts_of(
-    placements: "Layouts", stored: Stored, names: Sequence[str] | None, mesh: "DeviceMesh"
+    placements: "Layouts", stored: OpenCheckpoint, names: Sequence[str] | None, mesh: "DeviceMesh"
 ) -> "dict[str, list[Placement]]":
     """The placements of each tensor that is wanted, one for each dimension of the mesh.
 
@@ -169,12 +169,12 @@ def _joined(part: Local, loaded: Iterator[Tensor], like: Tensor, device: torch.d
         return next(loaded)
     tensor = like.new_empty(part.shape, device=device)
     for fragment in part.fragments:
-        fragment.place.of(tensor).copy_(next(loaded))
+        fragment.place.view(tensor).copy_(next(loaded))
     return tensor
 
 
 def _distributed(
-    stored: Stored, mesh: "DeviceMesh", layouts: "dict[str, list[Placement]]", local_tensors: Sequence[Tensor]
+    stored: OpenCheckpoint, mesh: "DeviceMesh", layouts: "dict[str, list[Placement]]", local_tensors: Sequence[Tensor]
 ) -> "dict[str, DTensor]":
     from torch.distributed.tensor import DTensor
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fst._checkpoint.checkpoint import Stored
+from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._distributed.group import Ranks
 from fst._distributed.load import fill_wants
 from fst._distributed.shards import Want
@@ -21,7 +21,7 @@ class Filling(NamedTuple):
     out: Tensor
 
 
-def fill_together(stored: Stored, fillings: Sequence[Filling], ranks: Ranks) -> None:
+def fill_together(stored: OpenCheckpoint, fillings: Sequence[Filling], ranks: Ranks) -> None:
     """Overwrites tensors with any strides, and any dtype that the stored one can be cast to.
 
     Every rank calls it with its own. Where those of a rank are on one device, each byte is read once for all ranks.

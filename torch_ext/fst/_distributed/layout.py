@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
 
-from fst._checkpoint.checkpoint import Box
-from fst._distributed.shards import Chunk, Part, Share, Whole
+from fst._checkpoint.region import Region
+from fst._distributed.shards import Chunk, Share, Whole
 
 # Indices of a dimension: the first, and how many.
 Run = tuple[int, int]
@@ -47,7 +47,7 @@ class Fragment(NamedTuple):
     """
 
     share: Share
-    place: Box
+    place: Region
 
 
 class Local(NamedTuple):
@@ -76,7 +76,7 @@ def local_of(shape: Sequence[int], cuts: Sequence[Cut | None], grid: Grid) -> Lo
             runs[cut.dim] = _joined(run for piece in pieces for run in _chunk(piece, index, count))
             real.append(cut)
     local_shape = tuple(sum(length for _, length in dim) for dim in runs)
-    everything = Box((0,) * len(local_shape), local_shape)
+    everything = Region.whole(local_shape)
     # Where all ranks say the same, they have less to tell each other.
     if not real:
         return Local(local_shape, [Fragment(Whole(), everything)])
@@ -120,5 +120,5 @@ def _placed(runs: Iterable[Run]) -> Iterator[tuple[int, Run]]:
 
 
 def _fragment(spans: Sequence[tuple[int, Run]]) -> Fragment:
-    starts, lengths = tuple(start for _, (start, _) in spans), tuple(length for _, (_, length) in spans)
-    return Fragment(Part(starts, lengths), Box(tuple(place for place, _ in spans), lengths))
+    share = Region((start, length, 1) for _, (start, length) in spans)
+    return Fragment(share, Region((place, length, 1) for place, (_, length) in spans))

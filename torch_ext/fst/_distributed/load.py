@@ -8,7 +8,7 @@ from itertools import compress
 import torch
 from torch import Tensor
 
-from fst._checkpoint.checkpoint import Stored, open_stored
+from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.arguments import Paths
 from fst._core.classes import GroupPlan
 from fst._distributed.agreement import Terms, agree
@@ -25,7 +25,7 @@ from fst._distributed.targets import Target, targets_of
 _VIEW_BYTES_MIN = 1 << 20
 
 
-def open_together(paths: Paths, ranks: Ranks) -> Stored:
+def open_together(paths: Paths, ranks: Ranks) -> OpenCheckpoint:
     """The checkpoint that these paths stand for, whose headers one rank reads for all. Every rank calls it.
 
     Paths may differ, as long as they lead to files of the same names and lengths.
@@ -35,19 +35,19 @@ def open_together(paths: Paths, ranks: Ranks) -> Stored:
         And the errors of `load_file` that concern paths and headers.
     """
 
-    def open_first() -> tuple[Stored, Tensor] | None:
+    def open_first() -> tuple[OpenCheckpoint, Tensor] | None:
         if ranks.rank > 0:
             return None
-        stored = open_stored(paths)
-        return stored, stored.checkpoint.headers()
+        stored = OpenCheckpoint(paths)
+        return stored, stored.headers()
 
     opened = ranks.together(open_first)
     headers = ranks.broadcast(opened[1] if opened else None, 0)
-    return ranks.together(lambda: opened[0] if opened else open_stored(paths, headers))
+    return ranks.together(lambda: opened[0] if opened else OpenCheckpoint(paths, headers))
 
 
 def load_wants(
-    stored: Stored,
+    stored: OpenCheckpoint,
     wants: Sequence[Want],
     ranks: Ranks,
     device: torch.device,
@@ -65,8 +65,7 @@ def load_wants(
 
     def load_alone(wants: Sequence[Want], device: torch.device) -> list[Tensor]:
         parts = [part_of(share, stored.tensors[name].shape, ranks.rank, ranks.size) for name, share in wants]
-        regions = [[(start, length, 1) for start, length in zip(*part, strict=True)] for part in parts]
-        return stored.checkpoint.load_boxes([name for name, _ in wants], regions, device, dtype)
+        return stored.load_boxes([name for name, _ in wants], parts, device, dtype)
 
     def prepare() -> tuple[list[Tensor], str]:
         made = load_alone(wants, torch.device("meta"))
@@ -101,7 +100,7 @@ def load_wants(
 
 
 def fill_wants(
-    stored: Stored,
+    stored: OpenCheckpoint,
     wants: Sequence[Want],
     out: Sequence[Tensor],
     ranks: Ranks,
@@ -143,7 +142,7 @@ def _run(plan: GroupPlan, out: Sequence[Tensor | None], ranks: Ranks, device: to
         ranks.together(lambda: Exchange(plan, ranks, out, device)).run()
 
 
-def _batches(stored: Stored, names: Collection[str], batch_bytes: int) -> Iterator[set[str]]:
+def _batches(stored: OpenCheckpoint, names: Collection[str], batch_bytes: int) -> Iterator[set[str]]:
     """Names of tensors of at most so many bytes together, or of a single one. The same on every rank."""
     batch: set[str] = set()
     size = 0

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from fst._checkpoint.checkpoint import Stored
-from fst._checkpoint.index import as_numpy
+from fst._checkpoint.checkpoint import OpenCheckpoint
+from fst._checkpoint.index import plan_numpy_index
+from fst._checkpoint.region import Region
 from fst._core.errors import SafetensorError
-from fst._distributed.shards import Chunk, Part, Share, Want, Whole
+from fst._distributed.shards import Chunk, Share, Want, Whole
 
 # `Replicate()` and `Shard(dim)` of torch.distributed.tensor, an index, or None. That module takes long to import, and
 # whoever has one of its placements has done so: they are known by what they say of themselves.
@@ -21,7 +22,7 @@ Placements = Mapping[str, Placement] | Callable[[str, torch.Size], Placement] | 
 _EXPECTED = "expected Replicate(), Shard(dim), an index such as slice(0, 4) or (..., slice(0, 4)), or None"
 
 
-def wants_of(placements: Placements, stored: Stored, names: Sequence[str] | None) -> list[Want]:
+def wants_of(placements: Placements, stored: OpenCheckpoint, names: Sequence[str] | None) -> list[Want]:
     """What this rank wants of a checkpoint, in the order of its tensors; `placements` and `names` as in `load_sharded`.
 
     Raises:
@@ -33,7 +34,9 @@ def wants_of(placements: Placements, stored: Stored, names: Sequence[str] | None
     return [Want(name, share) for name, share in shares.items() if share is not None]
 
 
-def given_placements(placements: Placements, stored: Stored, names: Sequence[str] | None) -> dict[str, Placement]:
+def given_placements(
+    placements: Placements, stored: OpenCheckpoint, names: Sequence[str] | None
+) -> dict[str, Placement]:
     """What a caller gives for each tensor that is named, or for all, in the order of the files. It may be anything.
 
     Raises:
@@ -47,13 +50,13 @@ def given_placements(placements: Placements, stored: Stored, names: Sequence[str
     return {name: place(name, tensor.shape) for name, tensor in stored.tensors.items() if name in chosen}
 
 
-def _check_name(name: str, stored: Stored) -> None:
+def _check_name(name: str, stored: OpenCheckpoint) -> None:
     if name not in stored.tensors:
         # The checkpoint knows the nearest names, and says them.
-        stored.checkpoint.tensor_info(name)
+        stored.tensor_info(name)
 
 
-def _finder(placements: Placements, stored: Stored) -> Callable[[str, torch.Size], Placement]:
+def _finder(placements: Placements, stored: OpenCheckpoint) -> Callable[[str, torch.Size], Placement]:
     if isinstance(placements, Mapping):
         return _Table(placements, stored)
     if callable(placements) and not isinstance(placements, type):
@@ -64,7 +67,7 @@ def _finder(placements: Placements, stored: Stored) -> Callable[[str, torch.Size
 class _Table:
     """Placements by names and by globs."""
 
-    def __init__(self, placements: Mapping[str, Placement], stored: Stored) -> None:
+    def __init__(self, placements: Mapping[str, Placement], stored: OpenCheckpoint) -> None:
         self._exact: dict[str, Placement] = {}
         self._globs: list[tuple[re.Pattern[str], Placement]] = []
         for key, placement in placements.items():
@@ -93,7 +96,7 @@ class _Table:
         )
 
 
-def _files(stored: Stored) -> str:
+def _files(stored: OpenCheckpoint) -> str:
     return ", ".join(stored.paths)
 
 
@@ -118,11 +121,11 @@ def _says(placement: Placement, what: str) -> bool:
     return not isinstance(placement, type) and hasattr(placement, what) and getattr(placement, what)()
 
 
-def _part(items: tuple[Any, ...], name: str, shape: torch.Size) -> Part:
+def _part(items: tuple[Any, ...], name: str, shape: torch.Size) -> Region:
     if any(isinstance(item, slice) and item.step not in (None, 1) for item in items):
         raise ValueError(f'tensor "{name}": the index {items!r} has a step; a part of a tensor has none')
     try:
-        [spans] = as_numpy(items, shape).boxes
+        [region] = plan_numpy_index(items, shape).regions
     except SafetensorError as error:
         raise ValueError(f'tensor "{name}": {error}') from None
-    return Part(tuple(start for start, _, _ in spans), tuple(length for _, length, _ in spans))
+    return region

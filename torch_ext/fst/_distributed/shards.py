@@ -6,6 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fst._checkpoint.region import Region
+
 
 class Whole(NamedTuple):
     """All of a tensor, as every rank has it that is replicated."""
@@ -21,19 +23,8 @@ class Chunk(NamedTuple):
     dim: int
 
 
-class Part(NamedTuple):
-    """A box of a tensor.
-
-    Attributes:
-        starts: For each dimension the first index.
-        lengths: For each dimension the number of indices.
-    """
-
-    starts: tuple[int, ...]
-    lengths: tuple[int, ...]
-
-
-Share = Whole | Chunk | Part
+# A region has a step of 1 in every dimension.
+Share = Whole | Chunk | Region
 
 
 class Want(NamedTuple):
@@ -55,12 +46,12 @@ def encode(wants: Sequence[Want], positions: Mapping[str, int]) -> Tensor:
                 numbers.append(0)
             case Chunk(dim):
                 numbers += 1, dim
-            case Part(starts, lengths):
+            case Region(starts, lengths):
                 numbers += 2, *starts, *lengths
     return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 
-def part_of(share: Share, shape: Sequence[int], rank: int, size: int) -> Part:
+def part_of(share: Share, shape: Sequence[int], rank: int, size: int) -> Region:
     """The box that a share is for one of `size` ranks.
 
     Raises:
@@ -68,7 +59,7 @@ def part_of(share: Share, shape: Sequence[int], rank: int, size: int) -> Part:
     """
     starts, lengths = [0] * len(shape), list(shape)
     match share:
-        case Part():
+        case Region():
             return share
         case Chunk(dim):
             if not -len(shape) <= dim < len(shape):
@@ -76,4 +67,4 @@ def part_of(share: Share, shape: Sequence[int], rank: int, size: int) -> Part:
             step = -(-shape[dim] // size)
             starts[dim] = min(rank * step, shape[dim])
             lengths[dim] = min(step, shape[dim] - starts[dim])
-    return Part(tuple(starts), tuple(lengths))
+    return Region.unit_step(starts, lengths)

@@ -6,7 +6,7 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from fst._checkpoint.checkpoint import Stored
+from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.arguments import Device, Paths, device_of
 from fst._distributed.group import Ranks
 from fst._distributed.load import load_wants, open_together
@@ -25,7 +25,12 @@ class GroupStream(Iterator[tuple[str, Tensor]]):
     """
 
     def __init__(
-        self, stored: Stored, wanted: Callable[[str], bool], ranks: Ranks, device: torch.device, window_bytes: int
+        self,
+        stored: OpenCheckpoint,
+        wanted: Callable[[str], bool],
+        ranks: Ranks,
+        device: torch.device,
+        window_bytes: int,
     ) -> None:
         self._stored = stored
         self._ranks = ranks

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fst._checkpoint.checkpoint import Stored
+from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.dtypes import CASTABLE
 from fst._distributed.group import Ranks
 from fst._distributed.shards import Want, part_of
@@ -26,7 +26,7 @@ class Target(NamedTuple):
     is_direct: bool
 
 
-def targets_of(stored: Stored, wants: Sequence[Want], out: Sequence[Tensor], ranks: Ranks) -> list[Target]:
+def targets_of(stored: OpenCheckpoint, wants: Sequence[Want], out: Sequence[Tensor], ranks: Ranks) -> list[Target]:
     """The tensors for the wants of this rank.
 
     Raises:
@@ -37,7 +37,7 @@ def targets_of(stored: Stored, wants: Sequence[Want], out: Sequence[Tensor], ran
     return [_target(stored, want, tensor, out[0].device, ranks) for want, tensor in zip(wants, out, strict=True)]
 
 
-def _target(stored: Stored, want: Want, out: Tensor, device: torch.device, ranks: Ranks) -> Target:
+def _target(stored: OpenCheckpoint, want: Want, out: Tensor, device: torch.device, ranks: Ranks) -> Target:
     source = stored.tensors[want.name]
     lengths = part_of(want.share, source.shape, ranks.rank, ranks.size).lengths
     if out.layout != torch.strided or out.device.type == "meta":

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules.module import _IncompatibleKeys
 
-from fst._checkpoint.checkpoint import Stored, open_stored
+from fst._checkpoint.batched import copy_into, have_equal_bits
+from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.arguments import Device, Paths, device_of, dtype_of
 from fst._distributed.dtensors import is_dtensor, local_tensor, part_of_rank, reshard
 from fst._distributed.fill import Filling, fill_together
@@ -112,9 +113,9 @@ def load_module(
         group = group_of(widest(meshes))
     if group is None:
         destination = _destination(device, dtype, meshes)
-        stored = open_stored(paths)
+        stored = OpenCheckpoint(paths)
         found = match(module, stored.tensors)
-        _check(found, module, stored, strict, [names for names in _tied(found) if not stored.alike(names)])
+        _check(found, module, stored, strict, [names for names in _tied(found) if not have_equal_bits(stored, names)])
         load = _load_alone(found, stored, destination)
         return _finish(module, found, load, destination)
     with interrupts_held():
@@ -154,17 +155,19 @@ def _tied(found: Match) -> list[list[str]]:
     return [slot.stored for slot in found.slots if len(slot.stored) > 1]
 
 
-def _differing(tied: Sequence[list[str]], stored: Stored, ranks: Ranks) -> list[list[str]]:
+def _differing(tied: Sequence[list[str]], stored: OpenCheckpoint, ranks: Ranks) -> list[list[str]]:
     """Those of them whose values differ. Every rank compares its part of each."""
 
     def tell_own() -> tuple[None, bytes]:
-        return None, json.dumps([names for names in tied if not stored.alike(names, ranks.rank, ranks.size)]).encode()
+        return None, json.dumps(
+            [names for names in tied if not have_equal_bits(stored, names, ranks.rank, ranks.size)]
+        ).encode()
 
     told = [names for text in ranks.tell(tell_own)[1] for names in json.loads(text)]
     return [names for names in tied if names in told]
 
 
-def _check(found: Match, module: Module, stored: Stored, strict: bool, differing: Sequence[list[str]]) -> None:
+def _check(found: Match, module: Module, stored: OpenCheckpoint, strict: bool, differing: Sequence[list[str]]) -> None:
     """Raises ModuleMismatchError for all that does not fit."""
     problems = list(found.problems)
     problems += [
@@ -202,19 +205,19 @@ class _Loaded(NamedTuple):
     states: list[Tensor]
 
 
-def _load_alone(found: Match, stored: Stored, destination: Destination) -> _Loaded:
+def _load_alone(found: Match, stored: OpenCheckpoint, destination: Destination) -> _Loaded:
     """Fills in place what can stay where it is, and loads the rest."""
     kept, fresh = _sorted_out(found, destination)
     # What there is of DTensors here has no elements: this rank is not in their meshes.
     empty = [(slot, destination.empty_for(slot.tensor)) for slot in fresh if is_dtensor(slot.tensor)]
     kept, fresh = ([slot for slot in slots if not is_dtensor(slot.tensor)] for slots in (kept, fresh))
     values = load_fresh(fresh, destination, stored)
-    states = stored.load([name for _, name in found.extra_states])
-    stored.write([slot.stored[0] for slot in kept], [slot.tensor for slot in kept])
+    states = stored.load_tensors([name for _, name in found.extra_states], torch.device("cpu"))
+    copy_into(stored, [slot.stored[0] for slot in kept], [slot.tensor for slot in kept])
     return _Loaded([*zip(fresh, values, strict=True), *empty], states)
 
 
-def _load_together(found: Match, stored: Stored, destination: Destination, ranks: Ranks) -> _Loaded:
+def _load_together(found: Match, stored: OpenCheckpoint, destination: Destination, ranks: Ranks) -> _Loaded:
     """The same by all ranks of a group, in one load."""
 
     def prepare() -> tuple[_Loaded, list[Filling]]:
@@ -252,7 +255,7 @@ def _fillings(name: str, tensor: Tensor, ranks: Ranks) -> Iterator[Filling]:
     elif tensor.device_mesh.get_coordinate() is not None:
         local = local_tensor(tensor)
         for share, place in part_of_rank(tensor, ranks.group).fragments:
-            yield Filling(Want(name, share), place.of(local))
+            yield Filling(Want(name, share), place.view(local))
 
 
 def _finish(module: Module, found: Match, loaded: _Loaded, destination: Destination) -> _IncompatibleKeys:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from fst._checkpoint.checkpoint import Stored
+from fst._checkpoint.batched import copy_into
+from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.dtypes import CASTABLE
 from fst._distributed.dtensors import is_dtensor
 from fst._module.match import Slot, own_tensors, temporary_buffers, what_cannot_be_filled
@@ -36,7 +37,7 @@ class Destination(NamedTuple):
         return torch.empty_like(tensor.detach(), dtype=self.dtype_for(tensor), device=self.device_for(tensor))
 
 
-def load_fresh(slots: list[Slot], destination: Destination, stored: Stored) -> list[Tensor]:
+def load_fresh(slots: list[Slot], destination: Destination, stored: OpenCheckpoint) -> list[Tensor]:
     """A new tensor for each slot."""
     values: dict[int, Tensor] = {}
     # What a load makes by itself: one load for each device and cast.
@@ -54,8 +55,8 @@ def load_fresh(slots: list[Slot], destination: Destination, stored: Stored) -> l
             values[index] = destination.empty_for(tensor)
             rest.append(index)
     for (device, dtype), group in groups.items():
-        values.update(zip(group, stored.load([names[index] for index in group], device, dtype), strict=True))
-    stored.write([names[index] for index in rest], [values[index] for index in rest])
+        values.update(zip(group, stored.load_tensors([names[index] for index in group], device, dtype), strict=True))
+    copy_into(stored, [names[index] for index in rest], [values[index] for index in rest])
     return [values[index] for index in range(len(slots))]
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._load.load import load_files
 from fst._save.save import save_file
-from fst.cli.contents import contents
 from fst.cli.load import DTYPES
 from fst.cli.text import count, size
 
@@ -60,8 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
             metadata.setdefault("format", "pt")
         else:
             found = load_files([path], dtype=dtype)
-            for texts in contents(path).texts.values():
-                metadata |= texts
+            for _, file_metadata in OpenCheckpoint(path).metadata():
+                metadata |= file_metadata
         if twice := tensors.keys() & found.keys():
             raise ValueError(f"{path}: {min(twice)!r} is in a file before it too; convert them one by one")
         tensors |= found

@@ -3,9 +3,10 @@
 import argparse
 import fnmatch
 import json
+import math
 from collections import Counter
 
-from fst.cli.contents import Contents, TensorFacts, contents
+from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst.cli.text import count, size, table
 
 
@@ -20,36 +21,55 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
 
 
 def run(arguments: argparse.Namespace) -> int:
-    found = contents(arguments.paths)
-    chosen = [tensor for tensor in found.tensors if fnmatch.fnmatchcase(tensor.name, arguments.names)]
-    print(_json(found, chosen) if arguments.json else _text(found, chosen))
+    checkpoint = OpenCheckpoint(arguments.paths)
+    names = [name for name in checkpoint.names() if fnmatch.fnmatchcase(name, arguments.names)]
+    print(_json(checkpoint, names) if arguments.json else _text(checkpoint, names))
     return 0
 
 
-def _json(found: Contents, chosen: list[TensorFacts]) -> str:
-    facts = {
-        "files": [{"path": path, "metadata": found.texts.get(path, {})} for path in found.files],
-        "tensors": [tensor._asdict() for tensor in chosen],
+def _json(checkpoint: OpenCheckpoint, names: list[str]) -> str:
+    metadata = dict(checkpoint.metadata())
+    infos = {name: checkpoint.tensor_info(name) for name in names}
+    report = {
+        "files": [{"path": path, "metadata": metadata.get(path, {})} for path in _files(checkpoint)],
+        "tensors": [
+            {
+                "name": name,
+                "dtype": info.dtype,
+                "shape": info.shape,
+                "bytes": info.nbytes,
+                "path": checkpoint.path(name),
+            }
+            for name, info in infos.items()
+        ],
         "total": {
-            "tensors": len(chosen),
-            "parameters": sum(tensor.parameters for tensor in chosen),
-            "bytes": sum(tensor.bytes for tensor in chosen),
+            "tensors": len(infos),
+            "parameters": sum(math.prod(info.shape) for info in infos.values()),
+            "bytes": sum(info.nbytes for info in infos.values()),
         },
     }
-    return json.dumps(facts, indent=2)
+    return json.dumps(report, indent=2)
 
 
-def _text(found: Contents, chosen: list[TensorFacts]) -> str:
-    several = len(found.files) > 1
+def _text(checkpoint: OpenCheckpoint, names: list[str]) -> str:
+    files = _files(checkpoint)
+    several = len(files) > 1
     rows = [["name", "dtype", "shape", "size", *(["file"] if several else [])]]
-    by_dtype: Counter[str] = Counter()
-    for tensor in chosen:
-        rows.append(
-            [tensor.name, tensor.dtype, str(tensor.shape), size(tensor.bytes), *([tensor.path] if several else [])]
-        )
-        by_dtype[tensor.dtype] += tensor.parameters
-    held = f"{count(len(chosen), 'tensor')} in {count(len(found.files), 'file')}"
-    parameters = ", ".join(f"{number:,} {dtype}" for dtype, number in by_dtype.most_common())
-    total = f"{held}, {size(sum(tensor.bytes for tensor in chosen))}: {parameters or 'no'} parameters"
-    metadata = [f"{path}: {key} = {value}" for path, texts in found.texts.items() for key, value in texts.items()]
-    return "\n".join([table(rows, right=[3]), "", total, *metadata])
+    parameters: Counter[str] = Counter()
+    size_bytes = 0
+    for name in names:
+        info = checkpoint.tensor_info(name)
+        file = [checkpoint.path(name)] if several else []
+        rows.append([name, info.dtype, str(info.shape), size(info.nbytes), *file])
+        parameters[info.dtype] += math.prod(info.shape)
+        size_bytes += info.nbytes
+    counts = ", ".join(f"{number:,} {dtype}" for dtype, number in parameters.most_common())
+    total = f"{count(len(names), 'tensor')} in {count(len(files), 'file')}, {size(size_bytes)}"
+    metadata = [f"{path}: {key} = {value}" for path, pairs in checkpoint.metadata() for key, value in pairs.items()]
+    return "\n".join([table(rows, right=[3]), "", f"{total}: {counts or 'no'} parameters", *metadata])
+
+
+def _files(checkpoint: OpenCheckpoint) -> list[str]:
+    """Returns the files that hold tensors or metadata, in their order."""
+    paths = [checkpoint.path(name) for name in checkpoint.names()]
+    return list(dict.fromkeys([*paths, *(path for path, _ in checkpoint.metadata())]))

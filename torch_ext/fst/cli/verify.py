@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
+from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._load.stream import stream
-from fst.cli.contents import contents
 from fst.cli.text import count, size
 
 BLOCK_BYTES = 16 << 20
@@ -67,8 +67,9 @@ def _files(path: Path) -> list[Path]:
 
 
 def _header(path: str) -> str:
-    tensors = contents(path).tensors
-    return f"{count(len(tensors), 'tensor')}, {size(sum(tensor.bytes for tensor in tensors))}"
+    checkpoint = OpenCheckpoint(path)
+    names = checkpoint.names()
+    return f"{count(len(names), 'tensor')}, {size(sum(checkpoint.tensor_info(name).nbytes for name in names))}"
 
 
 def _read(path: Path) -> str:

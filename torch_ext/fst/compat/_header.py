@@ -1,48 +1,46 @@
-"""What the header of one file says, checked as every load checks it."""
+"""Headers of single files."""
 
 import errno
 import os
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from fst._core.arguments import Path, path_of
-from fst._core.classes import Checkpoint
-
-
-class Entry(NamedTuple):
-    """A tensor. Its bytes are counted from the first one of all tensors."""
-
-    dtype: str
-    shape: list[int]
-    begin: int
-    end: int
+from fst._core.classes import Checkpoint, TensorInfo
 
 
 class Header(NamedTuple):
-    """A file; `header_bytes` stand before the first byte of its tensors."""
+    """Header of a file.
+
+    Attributes:
+        metadata: The metadata, or None if the file has none.
+        tensors: The header entries by name, in the order of the bytes.
+        data_offsets: Begin and end of each tensor's bytes, counted from the first byte of all tensors.
+        header_bytes: Number of bytes before the first byte of all tensors.
+        file_bytes: Size of the file.
+    """
 
     metadata: dict[str, str] | None
-    entries: dict[str, Entry]
+    tensors: dict[str, TensorInfo]
+    data_offsets: dict[str, tuple[int, int]]
     header_bytes: int
     file_bytes: int
 
 
 def read_header(path: Path) -> Header:
-    """The header of a file, its tensors in the order of their bytes.
+    """Reads and checks the header of a file.
 
-    Raises the errors of `fst.load_file` that concern paths and headers, and IsADirectoryError for a directory or an
-    index file, which stand for several files.
+    Raises:
+        IsADirectoryError: The path is a directory or an index file, which stand for several files.
+        And the errors of `fst.load_file` that concern paths and headers.
     """
     text = path_of(path)
     if os.path.isdir(text) or text.endswith(".index.json"):
         raise IsADirectoryError(errno.EISDIR, "this stands for several files, which have to be named one by one", text)
     checkpoint = Checkpoint([text])
-    entries: dict[str, Entry] = {}
-    end = 0
-    # Tensors lie one behind the other to the end of the file; a file where they do not cannot be opened.
-    for name in checkpoint.names():
-        dtype, shape, nbytes = checkpoint.tensor_info(name)
-        begin, end = end, end + nbytes
-        entries[name] = Entry(dtype, list(shape), begin, end)
+    tensors = {name: checkpoint.tensor_info(name) for name in checkpoint.names()}
+    # The tensors of a valid file are contiguous and end at the end of the file.
+    ends = list(accumulate((tensor.nbytes for tensor in tensors.values()), initial=0))
     file_bytes = os.stat(text).st_size
-    texts = [metadata for _, metadata in checkpoint.metadata()]
-    return Header(dict(texts[0]) if texts else None, entries, file_bytes - end, file_bytes)
+    metadata = next((metadata for _, metadata in checkpoint.metadata()), None)
+    return Header(metadata, tensors, dict(zip(tensors, pairwise(ends), strict=True)), file_bytes - ends[-1], file_bytes)

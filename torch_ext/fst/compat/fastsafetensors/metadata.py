@@ -52,8 +52,8 @@ class SafeTensorsMetadata:
         """
         header = read_header(filename)
         tensors = {
-            name: TensorFrame(DType(entry.dtype), entry.shape, [entry.begin, entry.end])
-            for name, entry in header.entries.items()
+            name: TensorFrame(DType(tensor.dtype), tensor.shape, list(header.data_offsets[name]))
+            for name, tensor in header.tensors.items()
         }
         return cls(path_of(filename), header.metadata or {}, tensors, header.header_bytes, header.file_bytes)
 

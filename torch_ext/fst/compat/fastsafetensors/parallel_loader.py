@@ -117,9 +117,9 @@ class PipelineParallel:
         """In bytes, of the tensors that are wanted."""
         keeps = self.loader.tensor_filter
         return {
-            name: entry.end - entry.begin
+            name: tensor.nbytes
             for file in self.hf_weights_files
-            for name, entry in read_header(file).entries.items()
+            for name, tensor in read_header(file).tensors.items()
             if keeps is None or keeps(name)
         }
 

@@ -20,8 +20,8 @@ def read_safetensors_metadata(filename: Path) -> tuple[dict[str, str] | None, di
     """
     header = read_header(filename)
     tensors = {
-        name: {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": [entry.begin, entry.end]}
-        for name, entry in header.entries.items()
+        name: {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": list(header.data_offsets[name])}
+        for name, tensor in header.tensors.items()
     }
     return header.metadata, tensors, header.header_bytes
 

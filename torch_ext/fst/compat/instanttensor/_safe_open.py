@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 import fst
+from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.arguments import Device, Path, device_of, paths_of
-from fst._core.classes import Checkpoint
 from fst._distributed.load import load_wants, open_together
 from fst._distributed.shards import Want, Whole
 from fst._distributed.stream import GroupStream
@@ -71,9 +71,9 @@ class safe_open:  # noqa: N801  (the name that programs know)
         self._ranks = ranks_of(process_group, self._place)
         # Of a group of several ranks.
         self._stored = open_together(self.filename, self._ranks) if self._ranks.size > 1 else None
-        checkpoint = Checkpoint(self.filename) if self._stored is None else self._stored.checkpoint
+        checkpoint = OpenCheckpoint(self.filename) if self._stored is None else self._stored
         # None once the block has ended.
-        self._checkpoint: Checkpoint | None = checkpoint
+        self._checkpoint: OpenCheckpoint | None = checkpoint
         self._names = [name for name in checkpoint.names() if keeps(name)]
         self._window_bytes = WINDOW_BYTES if buffer_size is None else buffer_size
 
@@ -133,7 +133,7 @@ class safe_open:  # noqa: N801  (the name that programs know)
         wanted = frozenset(self._names).__contains__
         return GroupStream(self._stored, wanted, self._ranks, self._place, self._window_bytes)
 
-    def _opened(self) -> Checkpoint:
+    def _opened(self) -> OpenCheckpoint:
         if self._checkpoint is None:
             raise RuntimeError(f"the block that opened {self.filename} had ended before this was asked for")
         return self._checkpoint
