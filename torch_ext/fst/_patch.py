@@ -1,4 +1,4 @@
-"""Programs of others, made to load and save with fst."""
+"""Patches third-party code to load and save through fst."""
 
 import sys
 import threading
@@ -12,49 +12,50 @@ from fst._checkpoint.safe_open import safe_open
 
 
 class Patch:
-    """What `patch()` returns, to end it with a `with` block."""
+    """Result of `patch()`. As a context manager, it limits the patch to a `with` block."""
 
-    def __init__(self, switched_on: bool) -> None:
-        self._switched_on = switched_on
+    def __init__(self, enabled: bool) -> None:
+        # Whether the call of `patch()` enabled a patch that was not enabled before.
+        self._enabled = enabled
 
     def __enter__(self) -> "Patch":
         with _state.lock:
-            # The block takes over from the call that made it, and ends what that began.
-            _state.become(_state.switched_on and not self._switched_on, _state.blocks + 1)
-            self._switched_on = False
+            # The block replaces the effect of the call.
+            _state.update(_state.enabled and not self._enabled, _state.blocks + 1)
+            self._enabled = False
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         with _state.lock:
-            _state.become(_state.switched_on, _state.blocks - 1)
+            _state.update(_state.enabled, _state.blocks - 1)
 
 
 def patch() -> Patch:
-    """Makes the functions of safetensors load and save with fst, for programs that are not to be changed.
+    """Makes the functions of safetensors load and save through fst, without changes to the programs that call them.
 
-    transformers, accelerate, diffusers and whatever else calls safetensors then go through fst:
-    `safetensors.safe_open` and `safetensors.torch.load_file`, `load_model`, `save_file` and `save_model`. The names are
-    replaced in every module that has imported them, and in those that import them later. What fst does not offer, such
-    as tensors of other frameworks than PyTorch and NumPy, safetensors still does.
+    transformers, accelerate, diffusers and all other callers of safetensors then use fst. The patch covers
+    `safetensors.safe_open` and `safetensors.torch.load_file`, `load_model`, `save_file` and `save_model`. It replaces
+    the names in every module that has imported them, and in modules that import them later. Calls that fst does not
+    support, such as those for tensors of frameworks other than PyTorch and NumPy, still go to safetensors.
 
-    It is for the whole process and all its threads. As a call it holds until `unpatch`, however often it was called:
+    The patch affects the whole process and all its threads. A plain call lasts until `unpatch`, even if it is repeated:
 
         fst.patch()
 
-    As a context manager it holds to the end of the block. Blocks may be nested, and may overlap in threads; the last
-    one puts everything back, unless a call still holds:
+    A `with` block limits the patch to the block. Blocks may be nested, and may overlap in threads. The last block to
+    end restores everything, unless a plain call is still in effect:
 
         with fst.patch():
             model = AutoModel.from_pretrained(folder)
 
-    Only names in modules are replaced. A program that has put one of the functions elsewhere before, into an attribute
-    of a class or a default argument, keeps what it has. One that does so meanwhile keeps a function that calls
-    safetensors again once the patch has ended.
+    The patch replaces only names in modules. If a program stored one of the functions elsewhere before the patch, for
+    example in a class attribute or a default argument, it keeps the original. If it does so during the patch, it keeps
+    a function that calls safetensors again after the patch has ended.
 
     Returns:
-        A context manager, which may be ignored.
+        A context manager. Plain calls ignore it.
 
     Raises:
         ImportError: safetensors is not installed.
@@ -67,15 +68,15 @@ def patch() -> Patch:
         2
     """
     with _state.lock:
-        switched_on = not _state.switched_on
-        _state.become(True, _state.blocks)
-    return Patch(switched_on)
+        enabled = not _state.enabled
+        _state.update(True, _state.blocks)
+    return Patch(enabled)
 
 
 def unpatch() -> None:
-    """Ends what calls of `patch` began, and puts back what they replaced. Without one it does nothing.
+    """Ends the patch of plain calls of `patch` and restores the original names. Does nothing if there was no call.
 
-    `with` blocks of `patch` that are open stay in force to their end.
+    Open `with` blocks of `patch` stay in effect until they end.
 
     Example:
         >>> import safetensors
@@ -88,48 +89,55 @@ def unpatch() -> None:
         True
     """
     with _state.lock:
-        _state.become(False, _state.blocks)
+        _state.update(False, _state.blocks)
 
 
 class _State:
-    """Whether the process is patched, and with what."""
+    """Patch of the process.
+
+    Attributes:
+        lock: Held by all changes.
+        enabled: Whether a plain call of `patch` is in effect.
+        blocks: The number of open `with` blocks.
+        patched: Whether names are replaced.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.switched_on = False
+        self.enabled = False
         self.blocks = 0
         self.patched = False
         self._pairs: list[tuple[Any, Any]] = []
 
-    def become(self, switched_on: bool, blocks: int) -> None:
-        """Patches or unpatches, as the switch and the number of open blocks want it."""
-        wanted = switched_on or blocks > 0
-        if wanted and not self.patched:
+    def update(self, enabled: bool, blocks: int) -> None:
+        """Sets `enabled` and `blocks`, and replaces or restores the names accordingly."""
+        patched = enabled or blocks > 0
+        if patched and not self.patched:
             self._pairs = _pairs()
-            _rebind({id(original): stand_in for original, stand_in in self._pairs})
-        elif self.patched and not wanted:
-            _rebind({id(stand_in): original for original, stand_in in self._pairs})
-        self.switched_on, self.blocks, self.patched = switched_on, blocks, wanted
+            _rebind({id(original): replacement for original, replacement in self._pairs})
+        elif self.patched and not patched:
+            _rebind({id(replacement): original for original, replacement in self._pairs})
+        self.enabled, self.blocks, self.patched = enabled, blocks, patched
 
 
 _state = _State()
 
 
 def _pairs() -> list[tuple[Any, Any]]:
-    """The functions of safetensors, and what stands in for them."""
+    """Returns the functions of safetensors, each with its replacement."""
     import safetensors.torch
 
     import fst.torch
 
     library = safetensors.torch
     return [
-        (safetensors.safe_open, _stand_in_class(safetensors.safe_open)),
-        (library.load_file, _stand_in(library.load_file, fst.torch.load_file)),
-        (library.save_file, _stand_in(library.save_file, fst.torch.save_file)),
+        (safetensors.safe_open, _replacement_class(safetensors.safe_open)),
+        (library.load_file, _replacement(library.load_file, fst.torch.load_file)),
+        (library.save_file, _replacement(library.save_file, fst.torch.save_file)),
     ]
 
 
-def _stand_in(original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+def _replacement(original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
         return (ours if _state.patched else original)(*args, **kwargs)
@@ -137,29 +145,29 @@ def _stand_in(original: Callable[..., Any], ours: Callable[..., Any]) -> Callabl
     return function
 
 
-def _stand_in_class(original: Callable[..., Any]) -> type:
-    # A class, as programs may ask what is an instance of it, or write it in annotations.
-    class stand_in(safe_open):  # noqa: N801
+def _replacement_class(original: Callable[..., Any]) -> type:
+    # A class, because programs use it in isinstance() and in annotations.
+    class replacement(safe_open):  # noqa: N801
         def __new__(cls, filename: Any, framework: Any = "pt", *args: Any, **kwargs: Any) -> Any:
             if _state.patched and has_framework(framework):
                 return super().__new__(cls)
             return original(filename, framework, *args, **kwargs)
 
-    stand_in.__name__ = stand_in.__qualname__ = "safe_open"
-    stand_in.__doc__ = original.__doc__
-    return stand_in
+    replacement.__name__ = replacement.__qualname__ = "safe_open"
+    replacement.__doc__ = original.__doc__
+    return replacement
 
 
 def _rebind(replacements: dict[int, Any]) -> None:
-    """Replaces objects, which are given by their ids, in the namespaces of all modules."""
+    """Replaces objects in the namespaces of all modules. `replacements` maps the ids of the old objects to new ones."""
     for module in list(sys.modules.values()):
         try:
-            # Modules may load themselves when they are asked for an attribute; this does not ask them.
+            # Unlike getattr(), this does not make lazy modules import themselves.
             namespace = object.__getattribute__(module, "__dict__")
         except AttributeError:
             continue
         if not isinstance(namespace, dict):
             continue
-        # Other threads may add names meanwhile, so this looks at a copy.
+        # A copy, because other threads may add names.
         for name, value in [item for item in namespace.copy().items() if id(item[1]) in replacements]:
             namespace[name] = replacements[id(value)]

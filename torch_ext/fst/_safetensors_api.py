@@ -1,4 +1,4 @@
-"""What `fst.torch` and `fst.numpy` share to be as the modules of safetensors are."""
+"""Functions shared by `fst.torch` and `fst.numpy`, which mirror the modules of safetensors."""
 
 import contextlib
 import os
@@ -11,27 +11,27 @@ from fst._core.errors import SafetensorError
 
 @contextlib.contextmanager
 def safetensors_errors(*others: type[Exception]) -> Iterator[None]:
-    """Raises what safetensors has one exception for as that one; `others` are more of these."""
-    kinds: tuple[type[Exception], ...] = (ValueError, NotImplementedError, *others)
+    """Raises SafetensorError for ValueError, NotImplementedError and `others`, as safetensors does."""
+    translated: tuple[type[Exception], ...] = (ValueError, NotImplementedError, *others)
     try:
         yield
     except SafetensorError:
         raise
-    except kinds as error:
+    except translated as error:
         raise SafetensorError(str(error)) from error
 
 
 def load_file(path: str | os.PathLike[str], framework: str, device: str | int, backend: str) -> dict[str, Any]:
-    """All tensors of a file."""
+    """Loads all tensors of a file."""
     with safetensors_errors(), safe_open(path, framework, device, backend=backend) as file:
         return file.get_tensors()
 
 
 def load(data: bytes, framework: str) -> dict[str, Any]:
-    """All tensors of a file that is in memory.
+    """Loads all tensors of a file in memory.
 
-    The bytes become a file that has no name and lives in memory too, so that the one loader there is checks and loads
-    it. What it returns are private views of that file, which goes when the last of them does.
+    Writes the bytes to an anonymous file in memory, which the usual loader checks and loads. The tensors are private
+    views of this file, which is freed with the last of them.
     """
     if not isinstance(data, bytes | bytearray | memoryview):
         raise TypeError(f"data must be bytes, not {type(data).__name__}")

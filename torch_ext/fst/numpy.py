@@ -1,7 +1,6 @@
-"""The functions of `safetensors.numpy`, over fst: change the import, keep the program.
+"""Drop-in replacement of `safetensors.numpy`: change the import, keep the program.
 
-Signatures, results and errors are theirs, and so are the files. Where fst does better, it says so; see
-docs/coming-from-safetensors.md.
+Signatures, results, exceptions and files are the same. docs/coming-from-safetensors.md lists the differences.
 """
 
 import contextlib
@@ -20,7 +19,7 @@ from fst._save.save import write_file
 from fst._save.serialize import serialize
 
 with contextlib.suppress(ImportError):
-    # It tells NumPy of bfloat16 and the 8-bit floats.
+    # Registers bfloat16 and the 8-bit floats in NumPy.
     import ml_dtypes  # noqa: F401
 
 __all__ = ["SafetensorError", "load", "load_file", "safe_open", "save", "save_file"]
@@ -32,16 +31,17 @@ def load_file(filename: str | os.PathLike[str], *, backend: str = "mmap") -> dic
     """Loads every tensor of a file as an array.
 
     Args:
-        filename: A file; or a directory or an index, as for `fst.load_file`.
-        backend: "mmap" or "pread". It changes nothing: fst finds the best way itself.
+        filename: A file, or a directory or index file as in `fst.load_file`.
+        backend: "mmap" or "pread". It has no effect: fst chooses the reader itself.
 
     Returns:
-        The arrays by name, in the order of their bytes in the file. They may be written to, which changes no file.
+        The arrays by name, in the order of their bytes in the file. They are writable, and
+        writing does not change the file.
 
     Raises:
-        FileNotFoundError, OSError: What the operating system says.
-        TypeError: NumPy has no dtype for a tensor. With the package ml_dtypes it has one for BF16 and the 8-bit floats.
-        SafetensorError: The file is malformed, or an argument is not valid.
+        FileNotFoundError, OSError: The operating system reported an error.
+        TypeError: NumPy has no dtype for a tensor. The package ml_dtypes adds BF16 and the 8-bit floats.
+        SafetensorError: The file is malformed, or an argument is invalid.
 
     Example:
         >>> import fst.numpy
@@ -52,10 +52,10 @@ def load_file(filename: str | os.PathLike[str], *, backend: str = "mmap") -> dic
 
 
 def load(data: bytes) -> dict[str, Array]:
-    """Loads every tensor of a file that is in memory as an array.
+    """Loads every tensor of a file in memory as an array.
 
     Args:
-        data: The bytes of the file. They are copied; the arrays do not change with them.
+        data: The bytes of the file. They are copied, so later changes to them do not affect the arrays.
 
     Returns:
         The arrays by name, in the order of their bytes in the file.
@@ -75,17 +75,17 @@ def load(data: bytes) -> dict[str, Array]:
 def save_file(
     tensor_dict: dict[str, Array], filename: str | os.PathLike[str], metadata: dict[str, str] | None = None
 ) -> None:
-    """Saves arrays in a file, which has its name once it is whole.
+    """Saves arrays in a file, which is renamed to its path once it is complete.
 
     Args:
-        tensor_dict: Arrays by name, of any strides and byte order. They may share memory.
+        tensor_dict: Arrays by name, with any strides and byte order. They may share memory.
         filename: The file.
-        metadata: Free text for the header.
+        metadata: Text for the header.
 
     Raises:
-        TypeError: Something is no array.
-        SafetensorError: A dtype that safetensors lacks, a name that is reserved, or a file that cannot be written; the
-            error of the operating system is its cause.
+        TypeError: A value is not an array.
+        SafetensorError: The format has no dtype for a tensor, a name is reserved, or the file cannot be written. In the
+            last case, the exception's cause is the error of the operating system.
 
     Example:
         >>> import fst.numpy, numpy
@@ -97,7 +97,7 @@ def save_file(
 
 
 def save(tensor_dict: dict[str, Array], metadata: dict[str, str] | None = None) -> bytes:
-    """The bytes of a file with these arrays.
+    """Returns the bytes of a file with these arrays.
 
     Args:
         tensor_dict: As in `save_file`.
@@ -107,7 +107,7 @@ def save(tensor_dict: dict[str, Array], metadata: dict[str, str] | None = None) 
         The whole file.
 
     Raises:
-        The errors of `save_file`, but for those of the operating system.
+        The errors of `save_file`, except those of the operating system.
 
     Example:
         >>> import fst.numpy, numpy
@@ -125,22 +125,22 @@ def _tensors_of(arrays: dict[str, Array]) -> dict[str, torch.Tensor]:
 
 
 def _tensor_of(name: str, array: Array) -> torch.Tensor:
-    """A tensor with the elements of an array in order; it shares the array's memory where they lie so."""
+    """Returns a contiguous tensor with the elements of an array. Shares the memory of a contiguous array."""
     if not isinstance(array, np.ndarray | np.generic):
-        raise TypeError(f'tensor "{name}": expected an array of NumPy, not {type(array).__name__}')
+        raise TypeError(f'tensor "{name}": expected a NumPy array, not {type(array).__name__}')
     dtype = getattr(torch, array.dtype.name, None)
     if not isinstance(dtype, torch.dtype):
         raise SafetensorError(f'tensor "{name}": safetensors has no dtype for {array.dtype.name}')
     plain = np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
     if plain.size == 0:
         return torch.empty(plain.shape, dtype=dtype)
-    # As bytes, since PyTorch takes no foreign dtypes.
+    # Passes bytes, because PyTorch does not accept the dtypes of ml_dtypes.
     flat = torch.from_numpy(np.asarray(_Memory(plain)))
     return flat.view(dtype).view(plain.shape)
 
 
 class _Memory:
-    """The bytes of an array as an array that may be written to: PyTorch warns of any other, though it only reads."""
+    """Writable view of the bytes of an array. PyTorch warns about read-only arrays, even though it only reads."""
 
     def __init__(self, array: Array) -> None:
         self._array = array

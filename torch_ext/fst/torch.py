@@ -1,7 +1,6 @@
-"""The functions of `safetensors.torch`, over fst: change the import, keep the program.
+"""Drop-in replacement of `safetensors.torch`: change the import, keep the program.
 
-Signatures, results and errors are theirs, and so are the files. Where fst does better, it says so; see
-docs/coming-from-safetensors.md.
+Signatures, results, exceptions and files are the same. docs/coming-from-safetensors.md lists the differences.
 """
 
 import os
@@ -39,16 +38,16 @@ def load_file(
     """Loads every tensor of a file.
 
     Args:
-        filename: A file; or a directory or an index, as for `fst.load_file`.
-        device: Where the tensors go.
-        backend: "mmap" or "pread". It changes nothing: fst finds the best way itself.
+        filename: A file, or a directory or index file as in `fst.load_file`.
+        device: The device of the tensors.
+        backend: "mmap" or "pread". It has no effect: fst chooses the reader itself.
 
     Returns:
         The tensors by name, in the order of their bytes in the file.
 
     Raises:
-        FileNotFoundError, OSError: What the operating system says.
-        SafetensorError: The file is malformed, holds a dtype that PyTorch lacks, or an argument is not valid.
+        FileNotFoundError, OSError: The operating system reported an error.
+        SafetensorError: The file is malformed, PyTorch has no dtype for a tensor, or an argument is invalid.
 
     Example:
         >>> import fst.torch
@@ -59,16 +58,16 @@ def load_file(
 
 
 def load(data: bytes) -> dict[str, Tensor]:
-    """Loads every tensor of a file that is in memory.
+    """Loads every tensor of a file in memory.
 
     Args:
-        data: The bytes of the file. They are copied; the tensors do not change with them.
+        data: The bytes of the file. They are copied, so later changes to them do not affect the tensors.
 
     Returns:
         The tensors by name, on the CPU, in the order of their bytes in the file.
 
     Raises:
-        SafetensorError: The bytes are malformed, or hold a dtype that PyTorch lacks.
+        SafetensorError: The bytes are malformed, or PyTorch has no dtype for a tensor.
 
     Example:
         >>> import fst.torch
@@ -81,19 +80,19 @@ def load(data: bytes) -> dict[str, Tensor]:
 def save_file(
     tensors: dict[str, Tensor], filename: str | os.PathLike[str], metadata: dict[str, str] | None = None
 ) -> None:
-    """Saves tensors in a file, which has its name once it is whole.
+    """Saves tensors in a file, which is renamed to its path once it is complete.
 
     Args:
         tensors: Dense, contiguous tensors by name, on any devices.
         filename: The file.
-        metadata: Free text for the header.
+        metadata: Text for the header.
 
     Raises:
-        ValueError: `tensors` is no dict of tensors, or one is sparse or not contiguous.
-        RuntimeError: Tensors share memory; the message has their names.
+        ValueError: `tensors` is not a dict of tensors, or a tensor is sparse or not contiguous.
+        RuntimeError: Tensors share memory. The message lists their names.
         NotImplementedError: A tensor is on meta and has no data.
-        SafetensorError: A dtype that safetensors lacks, a name that is reserved, or a file that cannot be written; the
-            error of the operating system is its cause.
+        SafetensorError: The format has no dtype for a tensor, a name is reserved, or the file cannot be written. In the
+            last case, the exception's cause is the error of the operating system.
 
     Example:
         >>> import fst.torch
@@ -104,7 +103,7 @@ def save_file(
 
 
 def save(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
-    """The bytes of a file with these tensors.
+    """Returns the bytes of a file with these tensors.
 
     Args:
         tensors: As in `save_file`.
@@ -114,7 +113,7 @@ def save(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> 
         The whole file.
 
     Raises:
-        The errors of `save_file`, but for those of the operating system.
+        The errors of `save_file`, except those of the operating system.
 
     Example:
         >>> import fst.torch
@@ -129,17 +128,17 @@ def save(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> 
 def save_model(
     model: torch.nn.Module, filename: str, metadata: dict[str, str] | None = None, force_contiguous: bool = True
 ) -> None:
-    """Saves a module, and of tensors that share memory only one.
+    """Saves the state of a module. Of tensors that share memory, it saves only one.
 
     Args:
         model: The module.
         filename: The file.
-        metadata: Free text for the header. For each name that is left out an entry is added, with the name that stands
-            for it, unless there is one of this key already.
-        force_contiguous: Saves contiguous copies of tensors that are not contiguous, rather than refuse them.
+        metadata: Text for the header. For each name that is left out, the header gets an entry that maps it to the
+            saved name, unless the metadata already has this key.
+        force_contiguous: Saves contiguous copies of non-contiguous tensors instead of raising an error.
 
     Raises:
-        RuntimeError: Tensors share memory of which none is the whole, so that a file of any would not do.
+        RuntimeError: Tensors share memory, and none of them covers all of it, so no single one can be saved.
         And the errors of `save_file`.
 
     Example:
@@ -159,7 +158,7 @@ def save_model(
     try:
         _check(state)
     except ValueError as error:
-        raise ValueError(f"{error} Or let save_model(..., force_contiguous=True) do so.") from None
+        raise ValueError(f"{error} Or call save_model(..., force_contiguous=True).") from None
     _write(state, filename, texts)
 
 
@@ -171,20 +170,21 @@ def load_model(
     *,
     backend: str = "mmap",
 ) -> tuple[set[str], list[str]]:
-    """Loads a file of `save_model` into a module; names that were left out there are not missed.
+    """Loads a file of `save_model` into a module. Names that `save_model` left out do not count as missing.
 
     Args:
-        model: The module, whose parameters and buffers keep their places.
+        model: The module. The addresses of its parameters and buffers do not change.
         filename: The file.
-        strict: Whether a name that is missing or unexpected is an error.
-        device: Where the file is loaded to, before its values are copied into the module.
+        strict: Whether missing and unexpected names raise an error.
+        device: The device to which the file is loaded before its values are copied into the module.
         backend: As in `load_file`.
 
     Returns:
-        The names in the module that the file lacks, and the names in the file that the module lacks.
+        The names in the module that are missing in the file, and the names in the file that the module does not have.
 
     Raises:
-        RuntimeError: Names are missing or unexpected, and `strict`; or shapes differ. The module has been written to.
+        RuntimeError: Names are missing or unexpected and `strict` is True, or shapes differ. The module has already
+            been changed.
         And the errors of `load_file`.
 
     Example:
@@ -197,7 +197,7 @@ def load_model(
     incompatible = model.load_state_dict(loaded, strict=False)
     missing, unexpected = set(incompatible.missing_keys), list(incompatible.unexpected_keys)
     for dropped in left_out.values():
-        # One that is in the file all the same was loaded twice, and the second values are those that count.
+        # If the file contains a left-out name, the shared memory was loaded twice and has the values that came second.
         unexpected += [name for name in dropped if name not in missing]
         missing -= set(dropped)
     if strict and (missing or unexpected):
@@ -210,7 +210,7 @@ def load_model(
 
 
 def _check(tensors: dict[str, Tensor]) -> None:
-    """Raises what safetensors raises for tensors that it does not save."""
+    """Raises the errors of safetensors for tensors that it does not save."""
     if not isinstance(tensors, dict):
         raise ValueError(f"tensors must be a dict of str to torch.Tensor, not {type(tensors).__name__}")
     for name, tensor in tensors.items():
@@ -222,12 +222,12 @@ def _check(tensors: dict[str, Tensor]) -> None:
     shared = [sorted(group) for group in alias_groups(tensors) if len(group) > 1]
     if shared:
         raise RuntimeError(
-            f"these tensors share memory: {shared}. A file would hold each apart, and so would what is loaded; save "
-            "one of each group, or the module with `save_model`"
+            f"these tensors share memory: {shared}. A file would store a copy of each, and a load would return "
+            "separate tensors. Save one tensor of each group, or the module with `save_model`"
         )
     for name, tensor in tensors.items():
         if not tensor.is_contiguous():
-            raise ValueError(f'tensor "{name}" is not contiguous; save what `.contiguous()` makes of it.')
+            raise ValueError(f'tensor "{name}" is not contiguous; save its `.contiguous()` copy.')
         if tensor.is_meta:
             raise NotImplementedError(f'tensor "{name}" is on meta and has no data to save')
 
@@ -240,14 +240,14 @@ def _write(tensors: dict[str, Tensor], filename: str | os.PathLike[str], metadat
 
 
 def _left_out(tensors: dict[str, Tensor], preferred: Iterable[str]) -> dict[str, list[str]]:
-    """Of each group that shares memory the name that stands for it, of `preferred` if one is, and the other names."""
+    """Maps the name to save of each group that shares memory to its other names. Names in `preferred` come first."""
     left_out: dict[str, list[str]] = {}
     for group in alias_groups(tensors):
         whole = {name for name in group if _is_whole(tensors[name])}
         if not whole:
             raise RuntimeError(
-                f"none of the tensors {sorted(group)} is all of the memory that it is a view of, so no name can stand "
-                "for them in a file; save clones"
+                f"none of the tensors {sorted(group)}, which share memory, covers all of it, so no single one can be "
+                "saved for all; save clones"
             )
         kept = min(whole.intersection(preferred) or whole)
         if len(group) > 1:
