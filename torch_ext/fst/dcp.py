@@ -36,11 +36,10 @@ from torch.futures import Future
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._checkpoint.region import Region
 from fst._core.arguments import Path, path_of
-from fst._distributed.fill import Filling, fill_together
-from fst._distributed.group import Ranks
-from fst._distributed.interrupts import interrupts_held
-from fst._distributed.load import open_together
-from fst._distributed.shards import Want
+from fst._distributed.group import Group
+from fst._distributed.interrupts import defer_interrupts
+from fst._distributed.load import fill_shards, open_for_group
+from fst._distributed.shards import ShardRequest
 from fst._load.load import metadata
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ class StorageReader(storage.StorageReader):
     def read_metadata(self) -> Metadata:
         """What the headers say. Where they cannot be read, what it returns says so as soon as it is looked at."""
         try:
-            self._sources = _open(self.path, Ranks.alone(_CPU) if self._group is None else Ranks.of(self._group, _CPU))
+            self._sources = _open(self.path, Group.alone(_CPU) if self._group is None else Group.of(self._group, _CPU))
         except Exception as error:
             # Where this raises, `load` goes on, only to say that there are no metadata.
             return Metadata(_Unread(error))  # type: ignore[arg-type]
@@ -129,25 +128,27 @@ class StorageReader(storage.StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Fills the tensors that the planner has for the items of the plan. It is done when this returns."""
         ranks = self._ranks_of(plan)
-        with interrupts_held():
-            targets = ranks.together(lambda: [self._target(item, planner) for item in plan.items])
+        with defer_interrupts():
+            targets = ranks.run_on_all(lambda: [self._target(item, planner) for item in plan.items])
             for source in self._sources:
-                fill_together(source.stored, [filling for owner, filling in targets if owner is source], ranks)
+                requests = [request for owner, request, _ in targets if owner is source]
+                out = [tensor for owner, _, tensor in targets if owner is source]
+                fill_shards(source.stored, requests, out, ranks)
 
             def commit() -> None:
-                for item, (_, filling) in zip(plan.items, targets, strict=True):
-                    planner.commit_tensor(item, filling.out)
+                for item, (_, _, tensor) in zip(plan.items, targets, strict=True):
+                    planner.commit_tensor(item, tensor)
 
-            ranks.together(commit)
+            ranks.run_on_all(commit)
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
-    def _ranks_of(self, plan: LoadPlan) -> Ranks:
+    def _ranks_of(self, plan: LoadPlan) -> Group:
         # Planners may have made another plan of ours, and so have lost the number.
         count = plan.storage_data
         if self._group is not None:
-            ranks = Ranks.of(self._group, _CPU)
+            ranks = Group.of(self._group, _CPU)
             if count is not None and count != ranks.size:
                 raise ValueError(
                     f"{self.path}: load was called for {count} ranks, and the group of the storage reader has "
@@ -155,9 +156,9 @@ class StorageReader(storage.StorageReader):
                 )
             return ranks
         in_world = count is not None and count > 1 and count == dist.get_world_size()
-        return Ranks.of(None, _CPU) if in_world else Ranks.alone(_CPU)
+        return Group.of(None, _CPU) if in_world else Group.alone(_CPU)
 
-    def _target(self, item: ReadItem, planner: LoadPlanner) -> "tuple[_Source, Filling]":
+    def _target(self, item: ReadItem, planner: LoadPlanner) -> "tuple[_Source, ShardRequest, Tensor]":
         name = item.storage_index.fqn
         if item.type != LoadItemType.TENSOR:
             raise ValueError(f'{self.path}: "{name}" is to be other than a tensor, which no such file holds')
@@ -168,7 +169,7 @@ class StorageReader(storage.StorageReader):
                 f'{self.path}: tensor "{name}": the planner reads {list(item.lengths)} of it into a tensor of the '
                 f"shape {list(target.shape)}"
             )
-        return source, Filling(Want(name, Region.unit_step(item.storage_offsets, item.lengths)), target)
+        return source, ShardRequest(name, Region.unit_step(item.storage_offsets, item.lengths)), target
 
     def _source(self, item: ReadItem) -> "_Source":
         name, offset = item.storage_index.fqn, item.storage_index.offset
@@ -210,11 +211,11 @@ class _Unread(Mapping[str, STORAGE_TYPES]):
         raise self._error
 
 
-def _open(path: str, ranks: Ranks) -> list[_Source]:
+def _open(path: str, ranks: Group) -> list[_Source]:
     # One rank looks for all.
-    _, found = ranks.tell(lambda: (None, json.dumps(_part_files(path)).encode() if ranks.rank == 0 else b""))
+    _, found = ranks.gather_results(lambda: (None, json.dumps(_part_files(path)).encode() if ranks.rank == 0 else b""))
     names = json.loads(found[0])
-    return [_source(open_together(each, ranks)) for each in [os.path.join(path, name) for name in names] or [path]]
+    return [_source(open_for_group(each, ranks)) for each in [os.path.join(path, name) for name in names] or [path]]
 
 
 def _part_files(path: str) -> list[str]:

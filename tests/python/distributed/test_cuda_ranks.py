@@ -9,9 +9,8 @@ import fst
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._checkpoint.region import Region
 from fst._core.classes import GroupLoad, GroupPlan
-from fst._distributed.buffers import Buffers, traffic_of
-from fst._distributed.shards import Chunk, Want, Whole, encode, part_of
-from fst._distributed.side_stream import side_stream
+from fst._distributed.exchange import WindowBuffers, side_stream, window_traffic
+from fst._distributed.shards import Replicated, Sharded, ShardRequest, encode, region_of
 from rawfile import assert_same, write
 from test_sharded import RAW, STRATEGIES, check_against_raw, chunk, columns, corners, mixed, replicated, rows
 
@@ -39,21 +38,21 @@ def test_exchange_on_gpu(tmp_path, dtype):
     save_file(tensors, tmp_path / "a.safetensors")
     stored = OpenCheckpoint(str(tmp_path / "a.safetensors"))
     shares = {
-        "a": [Chunk(1)] * 2,
-        "b": [Chunk(0)] * 2,
-        "c": [Whole()] * 2,
+        "a": [Sharded(1)] * 2,
+        "b": [Sharded(0)] * 2,
+        "c": [Replicated()] * 2,
         "d": [Region.unit_step((0,), (4000,)), Region.unit_step((7,), (9,))],
     }
-    wants = [[Want(name, of_ranks[rank]) for name, of_ranks in shares.items()] for rank in (0, 1)]
+    requests = [[ShardRequest(name, of_ranks[rank]) for name, of_ranks in shares.items()] for rank in (0, 1)]
     positions = {name: position for position, name in enumerate(stored.tensors)}
-    encoded = [encode(of_rank, positions) for of_rank in wants]
+    encoded = [encode(of_rank, positions) for of_rank in requests]
     plan = GroupPlan(stored, encoded, [0, 1], [-1, -1], "exchange", 1 << 16)
     assert {plan.collective(window) for window in range(plan.window_count())} == {"exchange", "gather"}
 
     expected = []
     for rank in (0, 1):
-        parts = [part_of(want.share, tensors[want.name].shape, rank, 2) for want in wants[rank]]
-        whole = [part.view(tensors[want.name]) for want, part in zip(wants[rank], parts, strict=True)]
+        parts = [region_of(request.shard, tensors[request.name].shape, rank, 2) for request in requests[rank]]
+        whole = [part.view(tensors[request.name]) for request, part in zip(requests[rank], parts, strict=True)]
         expected.append([part.to(dtype) if dtype and part.is_floating_point() else part for part in whole])
     # Kernels that use the memory of the outputs are still queued.
     torch.cuda._sleep(DELAY_CYCLES)
@@ -61,8 +60,8 @@ def test_exchange_on_gpu(tmp_path, dtype):
     device = torch.device("cuda", 0)
     with side_stream(device):
         loads = [GroupLoad(plan, rank, out[rank], device) for rank in (0, 1)]
-        traffics = [[traffic_of(plan, rank, 2, window) for window in range(plan.window_count())] for rank in (0, 1)]
-        buffers = [Buffers(traffics[rank], device) for rank in (0, 1)]
+        traffics = [[window_traffic(plan, rank, 2, window) for window in range(plan.window_count())] for rank in (0, 1)]
+        buffers = [WindowBuffers(traffics[rank], device) for rank in (0, 1)]
         for window in range(plan.window_count()):
             for rank in (0, 1):
                 loads[rank].read(window, buffers[rank].send(window))
@@ -84,7 +83,7 @@ def move(window, receiver, traffics, buffers):
     places = buffers[receiver].receive(window).split(received)
     for sender, place in enumerate(places):
         sent = buffers[sender].send(window)
-        place.copy_(sent if collective == "gather" else sent.split(traffics[sender][window].sent)[receiver])
+        place.copy_(sent if collective == "gather" else sent.split(traffics[sender][window].send_splits)[receiver])
 
 
 NCCL_ALONE = """
@@ -95,26 +94,26 @@ from safetensors.torch import load_file
 from torch.distributed.tensor import Replicate, Shard
 
 import fst
-from fst._distributed.load import fill_wants, open_together
-from fst._distributed.group import Ranks
-from fst._distributed.failure_flags import Votes
-from fst._distributed.shards import Chunk, Want
+from fst._distributed.load import fill_on_device, open_for_group
+from fst._distributed.group import Group
+from fst._distributed.exchange import FailureFlags
+from fst._distributed.shards import Sharded, ShardRequest
 
 path, store = sys.argv[1:]
 device = torch.device("cuda", 0)
 dist.init_process_group("nccl", init_method=f"file://{store}", rank=0, world_size=1, device_id=device)
 expected = load_file(path)
 
-ranks = Ranks.of(None, device)
-assert (ranks.device, ranks.control.type) == (device, "cuda")
-assert ranks.share(b"some bytes") == [b"some bytes"]
+ranks = Group.of(None, device)
+assert (ranks.device, ranks.control_device.type) == (device, "cuda")
+assert ranks.all_gather_bytes(b"some bytes") == [b"some bytes"]
 assert ranks.broadcast(torch.arange(9, dtype=torch.uint8), 0).tolist() == list(range(9))
 
-votes = Votes(ranks)
+flags = FailureFlags(ranks)
 for failed in (False, True, False):
-    votes.cast(failed)
-assert [votes.count(), votes.count()] == [False, True]
-votes.count_all()
+    flags.send(failed)
+assert [flags.wait_oldest(), flags.wait_oldest()] == [False, True]
+flags.wait_all()
 
 for strategy in ("auto", "own", "exchange"):
     loaded = fst.load_sharded(path, {"a": Shard(-1), "*": Replicate()}, device="cuda", strategy=strategy)
@@ -124,11 +123,11 @@ try:
     fst.load_sharded(path, lambda name, shape: 1 / 0, device="cuda")
 except ZeroDivisionError:
     print("failed")
-stored = open_together(path, ranks)
-wants = [Want(name, Chunk(0)) for name in expected]
+stored = open_for_group(path, ranks)
+requests = [ShardRequest(name, Sharded(0)) for name in expected]
 out = [torch.zeros_like(tensor, device=device) for tensor in expected.values()]
-fill_wants(stored, wants, out, ranks, window_bytes=1000)
-assert all(torch.equal(tensor.cpu(), expected[want.name]) for want, tensor in zip(wants, out))
+fill_on_device(stored, requests, out, ranks, window_bytes=1000)
+assert all(torch.equal(tensor.cpu(), expected[request.name]) for request, tensor in zip(requests, out))
 dist.destroy_process_group()
 print("loaded")
 """

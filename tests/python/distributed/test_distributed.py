@@ -15,10 +15,10 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import fst
 from fst._checkpoint.region import Region
-from fst._distributed.dtensors import cuts_of
-from fst._distributed.layout import Grid, local_of
-from fst._distributed.meshes import group_of
-from fst._distributed.shards import Chunk, Whole, part_of
+from fst._distributed.dtensors import mesh_shards
+from fst._distributed.layout import MeshPosition, local_layout
+from fst._distributed.meshes import mesh_group
+from fst._distributed.shards import Replicated, Sharded, region_of
 from rawfile import DTYPES, assert_same, random_raw, write
 
 SHAPES = {
@@ -67,23 +67,23 @@ def test_local_shards_match_placements(layout, is_group):
         for placement, count, index in zip(placements, counts, coordinate, strict=True):
             expected = split(expected, placement, count)[index]
         is_line = is_group and len(counts) == 1
-        local = local_of(shape, cuts_of(placements), Grid(counts, coordinate, is_line))
+        local = local_layout(shape, mesh_shards(placements), MeshPosition(counts, coordinate, is_line))
         assert local.shape == expected.shape
         actual = torch.full(local.shape, -1)
-        for share, place in local.fragments:
-            place.view(actual).copy_(part_of(share, shape, coordinate[0], counts[0]).view(full))
+        for share, place in local.regions:
+            place.view(actual).copy_(region_of(share, shape, coordinate[0], counts[0]).view(full))
         assert_same(actual, expected)
 
 
 def test_requests_of_layouts():
     """Requests use the most general form, and adjacent rows are one region."""
-    line, square = Grid((4,), (1,), True), Grid((2, 2), (1, 0), False)
+    line, square = MeshPosition((4,), (1,), True), MeshPosition((2, 2), (1, 0), False)
 
     def shares(placements, grid):
-        return [share for share, _ in local_of((8, 6), cuts_of(placements), grid).fragments]
+        return [share for share, _ in local_layout((8, 6), mesh_shards(placements), grid).regions]
 
-    assert shares([Replicate()], line) == [Whole()]
-    assert shares([Shard(1)], line) == [Chunk(1)]
+    assert shares([Replicate()], line) == [Replicated()]
+    assert shares([Shard(1)], line) == [Sharded(1)]
     assert shares([Shard(1)], line._replace(is_group=False)) == [Region.unit_step((0, 2), (8, 2))]
     assert shares([Replicate(), Shard(0)], square) == [Region.unit_step((0, 0), (4, 6))]
     assert shares([Shard(0), Shard(0)], square) == [Region.unit_step((4, 0), (2, 6))]
@@ -92,7 +92,7 @@ def test_requests_of_layouts():
         Region.unit_step((1, 0), (1, 6)),
         Region.unit_step((5, 0), (1, 6)),
     ]
-    assert shares([Shard(0), Replicate()], Grid((1, 2), (0, 1), False)) == [Whole()]
+    assert shares([Shard(0), Replicate()], MeshPosition((1, 2), (0, 1), False)) == [Replicated()]
 
 
 def fitting(layout):
@@ -197,11 +197,11 @@ def test_regions_match_pytorch(shape, data):
     mesh = data.draw(st.lists(st.tuples(st.integers(1, 4), st.sampled_from(placements)), min_size=1, max_size=3))
     counts, layout = zip(*mesh, strict=True)
     coordinate = tuple(data.draw(st.integers(0, count - 1)) for count in counts)
-    local = local_of(shape, cuts_of(layout), Grid(counts, coordinate, False))
+    local = local_layout(shape, mesh_shards(layout), MeshPosition(counts, coordinate, False))
     expected_shape, offset = _compute_local_shape_and_global_offset(torch.Size(shape), counts, list(coordinate), layout)
     assert local.shape == expected_shape
-    for share, _ in local.fragments:
-        assert part_of(share, shape, 0, 1) == Region.unit_step(offset, expected_shape)
+    for share, _ in local.regions:
+        assert region_of(share, shape, 0, 1) == Region.unit_step(offset, expected_shape)
 
 
 def check_arguments(path):
@@ -235,7 +235,7 @@ def check_arguments(path):
             fst.load_distributed(path, mesh, placements, **arguments)
 
     refuse(ValueError, r'tensor "none": 1 placements for a mesh of 2 dimensions', Replicate(), names=["none"])
-    refuse(ValueError, r'"none": Partial\(sum\) is for terms of a sum', [Replicate(), Partial()], names=["none"])
+    refuse(ValueError, r'"none": Partial\(sum\) is a pending reduction', [Replicate(), Partial()], names=["none"])
     refuse(
         ValueError,
         r'"one": Shard\(dim=0\) does not fit a tensor of 0 dimensions',
@@ -243,14 +243,14 @@ def check_arguments(path):
         names=["one"],
     )
     refuse(ValueError, r'"even": Shard\(dim=-3\) does not fit a tensor of 2', {"even": [Shard(-3)] * 2}, names=["even"])
-    refuse(TypeError, r'"even": 0 is no placement', {"even": [0, 1]}, names=["even"])
+    refuse(TypeError, r'"even": 0 is not a placement', {"even": [0, 1]}, names=["even"])
     refuse(KeyError, "matrix", [Replicate()] * 2, names=["matrices"])
-    refuse(ValueError, "nothing in it is for the tensor", {"even": [Replicate()] * 2})
+    refuse(ValueError, "no entry matches the tensor", {"even": [Replicate()] * 2})
     refuse(ValueError, "floating", [Replicate()] * 2, dtype=torch.int32)
     mine = [Replicate(), Shard(0)] if dist.get_rank() < 2 else [Shard(0), Replicate()]
     refuse(
         ValueError,
-        r'"even": its placements are .*Replicate.* on rank 0 of the mesh and .* on rank 2',
+        r'"even": the placements are .*Replicate.* on rank 0 of the mesh and .* on rank 2',
         mine,
         names=["even"],
     )
@@ -306,14 +306,14 @@ def test_meshes_with_some_ranks(ranks, path):
 def check_groups():
     """Checks that the process group of a mesh is an existing group of PyTorch."""
     cube = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("a", "b", "c"))
-    assert group_of(cube) is dist.group.WORLD
-    assert group_of(cube["b"]) is cube.get_group("b")
-    assert group_of(init_device_mesh("cpu", (1, 8))) is dist.group.WORLD
+    assert mesh_group(cube) is dist.group.WORLD
+    assert mesh_group(cube["b"]) is cube.get_group("b")
+    assert mesh_group(init_device_mesh("cpu", (1, 8))) is dist.group.WORLD
     for names in (("b", "c"), ("a", "c")):
         with pytest.raises(ValueError, match="no process group of all ranks"):
-            group_of(cube[names])
+            mesh_group(cube[names])
         flat = cube[names]._flatten()
-        assert group_of(cube[names]) is flat.get_group()
+        assert mesh_group(cube[names]) is flat.get_group()
 
 
 def test_groups_of_meshes(ranks):

@@ -11,22 +11,21 @@ from safetensors.torch import load_file, save_file
 from fst import RankError
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._checkpoint.region import Region
-from fst._distributed.group import Ranks
-from fst._distributed.load import fill_wants, load_wants, open_together
-from fst._distributed.page_cache import page_cache
-from fst._distributed.shards import Chunk, Want, Whole, part_of
+from fst._distributed.group import Group
+from fst._distributed.load import fill_on_device, load_shards, open_for_group, page_cache
+from fst._distributed.shards import Replicated, Sharded, ShardRequest, region_of
 from procfs import read_bytes
 from rawfile import assert_same
 
 CPU = torch.device("cpu")
 STRATEGIES = ["auto", "own", "exchange"]
-WANTS = [
-    Want("rows", Chunk(0)),
-    Want("columns", Chunk(-1)),
-    Want("whole", Whole()),
-    Want("integers", Chunk(1)),
-    Want("scalar", Whole()),
-    Want("empty", Chunk(0)),
+REQUESTS = [
+    ShardRequest("rows", Sharded(0)),
+    ShardRequest("columns", Sharded(-1)),
+    ShardRequest("whole", Replicated()),
+    ShardRequest("integers", Sharded(1)),
+    ShardRequest("scalar", Replicated()),
+    ShardRequest("empty", Sharded(0)),
 ]
 
 
@@ -44,9 +43,9 @@ def checkpoint(tmp_path):
     return str(tmp_path / "a.safetensors")
 
 
-def expected_of(path, want, ranks):
-    whole = load_file(path)[want.name]
-    return part_of(want.share, whole.shape, ranks.rank, ranks.size).view(whole).contiguous()
+def expected_of(path, request, ranks):
+    whole = load_file(path)[request.name]
+    return region_of(request.shard, whole.shape, ranks.rank, ranks.size).view(whole).contiguous()
 
 
 def contiguous(expected, rank):
@@ -80,16 +79,16 @@ def parameter(expected, rank):
 
 
 def fill(path, make, strategy, window_bytes):
-    ranks = Ranks.of(None, CPU)
-    wants = WANTS[ranks.rank % 2 :]
-    stored = open_together(path, ranks)
-    out = [make(expected_of(path, want, ranks), ranks.rank) for want in wants]
+    group = Group.of(None, CPU)
+    requests = REQUESTS[group.rank % 2 :]
+    stored = open_for_group(path, group)
+    out = [make(expected_of(path, request, group), group.rank) for request in requests]
     versions = [tensor._version for tensor in out]
-    fill_wants(stored, wants, out, ranks, strategy, window_bytes)
-    for want, tensor, version in zip(wants, out, versions, strict=True):
+    fill_on_device(stored, requests, out, group, strategy, window_bytes)
+    for request, tensor, version in zip(requests, out, versions, strict=True):
         assert tensor.grad_fn is None
         assert tensor._version > version
-        assert_same(tensor.detach().contiguous(), expected_of(path, want, ranks).to(tensor.dtype))
+        assert_same(tensor.detach().contiguous(), expected_of(path, request, group).to(tensor.dtype))
 
 
 @pytest.mark.parametrize(
@@ -103,24 +102,24 @@ def test_load_into_tensors(ranks, checkpoint, make, strategy):
 
 def refuse(path):
     """Checks that an invalid output on any rank writes nothing."""
-    ranks = Ranks.of(None, CPU)
-    stored = open_together(path, ranks)
-    wants = WANTS[:2]
-    good = [torch.full_like(expected_of(path, want, ranks), 7) for want in wants]
+    group = Group.of(None, CPU)
+    stored = open_for_group(path, group)
+    requests = REQUESTS[:2]
+    good = [torch.full_like(expected_of(path, request, group), 7) for request in requests]
     bad = [
-        ([good[0]], "2 wants, but 1 tensors"),
-        ([good[0], good[1][:, :1]], 'tensor "columns": the share of this rank has the shape'),
+        ([good[0]], "2 requests, but 1 tensors"),
+        ([good[0], good[1][:, :1]], 'tensor "columns": the shard of this rank has the shape'),
         ([good[0], good[1].to("meta")], 'tensor "columns": the tensor to overwrite is .* on meta'),
         ([good[0], good[1].to_sparse()], "the tensor to overwrite is torch.sparse_coo"),
     ]
     for out, message in bad:
-        error, out = (ValueError, out) if ranks.rank == 1 else (RankError, good)
+        error, out = (ValueError, out) if group.rank == 1 else (RankError, good)
         with pytest.raises(error, match=message):
-            fill_wants(stored, wants, out, ranks)
+            fill_on_device(stored, requests, out, group)
     assert all(tensor.eq(7).all() for tensor in good)
-    fill_wants(stored, wants, good, ranks)
-    for want, tensor in zip(wants, good, strict=True):
-        assert_same(tensor, expected_of(path, want, ranks))
+    fill_on_device(stored, requests, good, group)
+    for request, tensor in zip(requests, good, strict=True):
+        assert_same(tensor, expected_of(path, request, group))
 
 
 def test_invalid_outputs(ranks, checkpoint):
@@ -129,13 +128,13 @@ def test_invalid_outputs(ranks, checkpoint):
 
 def load_parts(path, strategy):
     """Loads regions of one tensor, several on some ranks and none on others."""
-    ranks = Ranks.of(None, CPU)
-    stored = open_together(path, ranks)
-    parts = [Region.unit_step((start, 0), (3, 5)) for start in range(0, 7, ranks.rank + 1)] if ranks.rank != 1 else []
-    wants = [Want("rows", part) for part in parts]
-    loaded = load_wants(stored, wants, ranks, CPU, strategy=strategy, window_bytes=100)
-    for want, tensor in zip(wants, loaded, strict=True):
-        assert_same(tensor, expected_of(path, want, ranks))
+    group = Group.of(None, CPU)
+    stored = open_for_group(path, group)
+    parts = [Region.unit_step((start, 0), (3, 5)) for start in range(0, 7, group.rank + 1)] if group.rank != 1 else []
+    requests = [ShardRequest("rows", part) for part in parts]
+    loaded = load_shards(stored, requests, group, CPU, strategy=strategy, window_bytes=100)
+    for request, tensor in zip(requests, loaded, strict=True):
+        assert_same(tensor, expected_of(path, request, group))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -145,9 +144,9 @@ def test_regions_of_one_tensor(ranks, checkpoint, strategy):
 
 def open_and_count(path):
     """Opens a checkpoint with the group and returns the bytes that this process has read for it."""
-    ranks = Ranks.of(None, CPU)
+    group = Group.of(None, CPU)
     before = read_bytes()
-    stored = open_together(path, ranks)
+    stored = open_for_group(path, group)
     assert list(stored.tensors) == ["m", "n"]
     return read_bytes() - before
 
@@ -162,8 +161,8 @@ def test_one_rank_reads_the_headers(ranks, tmp_path):
 
 def is_mapped(path):
     """Returns True if a replicated tensor is a mapping of the file."""
-    ranks = Ranks.of(None, CPU)
-    [tensor] = load_wants(open_together(path, ranks), [Want("rows", Whole())], ranks, CPU)
+    group = Group.of(None, CPU)
+    [tensor] = load_shards(open_for_group(path, group), [ShardRequest("rows", Replicated())], group, CPU)
     address = tensor.data_ptr()
     maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
     ranges = [tuple(int(end, 16) for end in fields[0].split("-")) for fields in maps if fields[-1] == path]
@@ -185,9 +184,11 @@ def test_page_cache_identity(tmp_path, monkeypatch):
 
 
 def count(path):
-    ranks = Ranks.of(dist.new_group([dist.get_rank()], use_local_synchronization=True), CPU)
-    [tensor] = load_wants(open_together(path, ranks), [Want("rows", Chunk(0))], ranks, CPU, strategy="exchange")
-    dist.destroy_process_group(ranks.group)
+    group = Group.of(dist.new_group([dist.get_rank()], use_local_synchronization=True), CPU)
+    [tensor] = load_shards(
+        open_for_group(path, group), [ShardRequest("rows", Sharded(0))], group, CPU, strategy="exchange"
+    )
+    dist.destroy_process_group(group.process_group)
     return tensor.shape[0]
 
 

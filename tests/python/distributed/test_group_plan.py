@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from fst._checkpoint.region import Region
 from fst._core.classes import Checkpoint, GroupLoad, GroupPlan
-from fst._distributed.shards import Chunk, Want, Whole, encode, part_of
+from fst._distributed.shards import Replicated, Sharded, ShardRequest, encode, region_of
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.float64]
@@ -18,7 +18,7 @@ WINDOW_BYTES_LARGE = 1 << 20
 def plan_of(checkpoint, lists, wants_of=None, caches=None, strategy="auto", window_bytes=WINDOW_BYTES_LARGE):
     positions = {name: position for position, name in enumerate(checkpoint.names())}
     wants_of = list(range(len(lists))) if wants_of is None else wants_of
-    encoded = [encode(wants, positions) for wants in lists]
+    encoded = [encode(requests, positions) for requests in lists]
     caches = [-1] * len(wants_of) if caches is None else caches
     return GroupPlan(checkpoint, encoded, wants_of, caches, strategy, window_bytes)
 
@@ -56,8 +56,8 @@ def run(plan, outs):
     return moved
 
 
-def region_of(tensor, want, rank, ranks):
-    return part_of(want.share, tensor.shape, rank, ranks).view(tensor)
+def values_of(tensor, request, rank, ranks):
+    return region_of(request.shard, tensor.shape, rank, ranks).view(tensor)
 
 
 def as_bytes(tensor):
@@ -77,8 +77,8 @@ def check(paths, tensors, lists, **options):
     plan = plan_of(checkpoint, lists, **options)
     ranks = len(lists)
     outs, expected = [], []
-    for rank, wants in enumerate(lists):
-        expected.append([region_of(tensors[want.name], want, rank, ranks) for want in wants])
+    for rank, requests in enumerate(lists):
+        expected.append([values_of(tensors[request.name], request, rank, ranks) for request in requests])
         outs.append([torch.empty_like(part, memory_format=torch.contiguous_format) for part in expected[rank]])
     moved = run(plan, outs)
     for rank in range(ranks):
@@ -94,7 +94,7 @@ def groups(draw):
     tensors = {f"t{index}": bits(shape, draw(st.sampled_from(DTYPES)), index) for index, shape in enumerate(shapes)}
     ranks = draw(st.integers(1, 5))
     layouts = {
-        name: draw(st.sampled_from([Whole(), *(Chunk(dim) for dim in range(-tensor.dim(), tensor.dim()))]))
+        name: draw(st.sampled_from([Replicated(), *(Sharded(dim) for dim in range(-tensor.dim(), tensor.dim()))]))
         for name, tensor in tensors.items()
     }
 
@@ -107,7 +107,7 @@ def groups(draw):
         return Region.unit_step(starts, lengths)
 
     lists = [
-        [Want(name, share(name)) for name in draw(st.lists(st.sampled_from(sorted(tensors)), max_size=6))]
+        [ShardRequest(name, share(name)) for name in draw(st.lists(st.sampled_from(sorted(tensors)), max_size=6))]
         for _ in range(ranks)
     ]
     if draw(st.booleans()):
@@ -126,7 +126,7 @@ def test_random_groups(tmp_path_factory, group):
     check([path], tensors, lists, **options)
 
 
-@pytest.mark.parametrize("share", [Whole(), Chunk(0), Chunk(1)], ids=str)
+@pytest.mark.parametrize("share", [Replicated(), Sharded(0), Sharded(1)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float8_e5m2], ids=str)
 def test_casts(share, dtype, tmp_path):
     path = tmp_path / "a.safetensors"
@@ -136,11 +136,11 @@ def test_casts(share, dtype, tmp_path):
         "c": torch.arange(40).view(8, 5),
     }
     save_file(tensors, path)
-    wants = [Want(name, share) for name in tensors]
-    plan = plan_of(Checkpoint([str(path)]), [wants] * 3, strategy="exchange", window_bytes=1000)
+    requests = [ShardRequest(name, share) for name in tensors]
+    plan = plan_of(Checkpoint([str(path)]), [requests] * 3, strategy="exchange", window_bytes=1000)
     expected = [
         [tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in boxes]
-        for boxes in ([region_of(tensors[want.name], want, rank, 3) for want in wants] for rank in range(3))
+        for boxes in ([values_of(tensors[request.name], request, rank, 3) for request in requests] for rank in range(3))
     ]
     outs = [[torch.empty_like(part, memory_format=torch.contiguous_format) for part in parts] for parts in expected]
     run(plan, outs)
@@ -155,14 +155,20 @@ def test_sent_bytes(tmp_path):
     tensors = {"a": torch.randn(64, 1024), "b": torch.randn(1024, 64)}
     save_file(tensors, path)
     payload = sum(tensor.nbytes for tensor in tensors.values())
-    plan, moved = check([path], tensors, [[Want(name, Whole()) for name in tensors]] * 4, window_bytes=100_000)
+    plan, moved = check(
+        [path], tensors, [[ShardRequest(name, Replicated()) for name in tensors]] * 4, window_bytes=100_000
+    )
     assert {plan.collective(window) for window in range(plan.window_count())} == {"gather"}
     assert moved.sum() == 3 * payload
-    plan, moved = check([path], tensors, [[Want(name, Chunk(1)) for name in tensors]] * 4, window_bytes=100_000)
+    plan, moved = check(
+        [path], tensors, [[ShardRequest(name, Sharded(1)) for name in tensors]] * 4, window_bytes=100_000
+    )
     assert {plan.collective(window) for window in range(plan.window_count())} == {"exchange"}
     # Read boundaries do not match row boundaries.
     assert abs(moved.sum() - payload * 3 // 4) < payload // 100
-    plan, moved = check([path], tensors, [[Want(name, Chunk(0)) for name in tensors]] * 4, window_bytes=100_000)
+    plan, moved = check(
+        [path], tensors, [[ShardRequest(name, Sharded(0)) for name in tensors]] * 4, window_bytes=100_000
+    )
     assert plan.is_own("a")
     assert moved.sum() == 0
     read = sum(end - begin for rank in range(4) for _, begin, end in zip(*[iter(plan.reads(rank, 0))] * 3, strict=True))
@@ -172,7 +178,7 @@ def test_sent_bytes(tmp_path):
 def test_omitted_outputs(tmp_path):
     path = tmp_path / "a.safetensors"
     save_file({"a": torch.arange(4), "b": torch.arange(4) + 10}, path)
-    plan = plan_of(Checkpoint([str(path)]), [[Want("a", Whole()), Want("b", Whole())]])
+    plan = plan_of(Checkpoint([str(path)]), [[ShardRequest("a", Replicated()), ShardRequest("b", Replicated())]])
     out = torch.zeros(4, dtype=torch.int64)
     run(plan, [[None, out]])
     assert out.tolist() == [10, 11, 12, 13]
@@ -182,7 +188,9 @@ def test_invalid_arguments(tmp_path):
     path = tmp_path / "a.safetensors"
     save_file({"a": torch.zeros(4, 6), "n": torch.zeros(3, dtype=torch.int64)}, path)
     checkpoint = Checkpoint([str(path)])
-    plan = plan_of(checkpoint, [[Want("a", Whole()), Want("n", Whole())]] * 2, window_bytes=64)
+    plan = plan_of(
+        checkpoint, [[ShardRequest("a", Replicated()), ShardRequest("n", Replicated())]] * 2, window_bytes=64
+    )
     good = [torch.zeros(4, 6), torch.zeros(3, dtype=torch.int64)]
     for out, message in [
         ([good[0]], "2 wants, but 1 outputs"),
@@ -211,15 +219,15 @@ def test_invalid_arguments(tmp_path):
     with pytest.raises(ValueError, match="strategy"):
         plan_of(checkpoint, [[]], strategy="best")
     with pytest.raises(ValueError, match="rank 0 wants all of it and rank 1 a chunk of dimension 1"):
-        plan_of(checkpoint, [[Want("a", Whole())], [Want("a", Chunk(-1))]])
+        plan_of(checkpoint, [[ShardRequest("a", Replicated())], [ShardRequest("a", Sharded(-1))]])
     with pytest.raises(ValueError, match=r"a\.safetensors: tensor \"a\".*dimension 2"):
-        plan_of(checkpoint, [[Want("a", Chunk(2))]])
+        plan_of(checkpoint, [[ShardRequest("a", Sharded(2))]])
 
 
 def test_autograd_detects_in_place_load(tmp_path):
     path = tmp_path / "a.safetensors"
     save_file({"a": torch.ones(3)}, path)
-    plan = plan_of(Checkpoint([str(path)]), [[Want("a", Whole())]])
+    plan = plan_of(Checkpoint([str(path)]), [[ShardRequest("a", Replicated())]])
     parameter = torch.nn.Parameter(torch.zeros(3))
     product = (parameter * parameter).sum()
     run(plan, [[parameter]])
@@ -236,7 +244,7 @@ def test_different_headers(tmp_path):
         save_file({name: torch.zeros(3)}, folder / "x.safetensors")
     joined = Checkpoint([str(other)], Checkpoint([str(own)]).headers())
     assert joined.names() == ["a"]
-    plan = plan_of(joined, [[Want("a", Whole())]])
+    plan = plan_of(joined, [[ShardRequest("a", Replicated())]])
     with pytest.raises(ValueError, match=r"other/x\.safetensors.*another one"):
         run(plan, [[torch.zeros(3)]])
     with pytest.raises(ValueError, match=r"other/x\.safetensors.*another one"):

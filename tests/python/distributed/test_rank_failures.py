@@ -15,8 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import Replicate, Shard
 
 import fst
-from fst._distributed.buffers import Buffers
-from fst._distributed.exchange import Exchange
+from fst._distributed.exchange import Exchange, WindowBuffers
 from rawfile import assert_same
 
 SIZE = 3
@@ -118,13 +117,13 @@ def other_window(patch, directory):
 
 def truncated_file(patch, directory):
     """Truncates the file after it was opened."""
-    begin = fst._distributed.load.agree
+    begin = fst._distributed.load.agree_on_plan
 
     def agree(*arguments):
         os.truncate(directory / f"{dist.get_rank()}" / "a.safetensors", 500)
         return begin(*arguments)
 
-    patch.setattr("fst._distributed.load.agree", agree)
+    patch.setattr("fst._distributed.load.agree_on_plan", agree)
 
 
 def no_memory(patch, directory):
@@ -138,7 +137,7 @@ def no_buffers(patch, directory):
     def allocate(traffics, device):
         raise MemoryError
 
-    patch.setattr("fst._distributed.exchange.Buffers", allocate)
+    patch.setattr("fst._distributed.exchange.WindowBuffers", allocate)
 
 
 def raising_at(method, window, error):
@@ -163,7 +162,7 @@ def broken_read(patch, directory):
 
 
 def broken_place(patch, directory):
-    patch.setattr(Exchange, "_place", raising_at("_place", 3, SystemExit(3)))
+    patch.setattr(Exchange, "_unpack", raising_at("_unpack", 3, SystemExit(3)))
 
 
 def broken_last_place(patch, directory):
@@ -175,7 +174,7 @@ def fail_in_last_window(run):
         last = len(self._traffics) - 1
         assert last > 4
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Exchange, "_place", raising_at("_place", last, ArithmeticError("the last")))
+            patch.setattr(Exchange, "_unpack", raising_at("_unpack", last, ArithmeticError("the last")))
             run(self, interrupts)
 
     return broken
@@ -195,20 +194,20 @@ def interrupt(patch, directory):
 
 def interrupt_between(patch, directory):
     """Interrupts the rank during a collective."""
-    share = fst._distributed.group.Ranks.share
+    share = fst._distributed.group.Group.all_gather_bytes
 
     def interrupted(self, data):
         os.kill(os.getpid(), signal.SIGINT)
         return share(self, data)
 
-    patch.setattr("fst._distributed.group.Ranks.share", interrupted)
+    patch.setattr("fst._distributed.group.Group.all_gather_bytes", interrupted)
 
 
 # Errors of the failing rank. The other ranks raise a RankError with the same text.
 FAULTS = {
     missing_file: "FileNotFoundError: .*missing.safetensors",
     bad_device: "TypeError: device must be",
-    no_placements: "ValueError: placements: nothing in it is for",
+    no_placements: "ValueError: placements: no entry matches",
     broken_placements: "LookupError: no layout",
     truncated_file: "(OSError|SafetensorError): .*a.safetensors",
     no_memory: "OutOfMemoryError: no room for it",
@@ -283,7 +282,7 @@ def test_failure_releases_memory(ranks, directories):
 def fail_and_count_memory(directory):
     held = []
 
-    class Watched(Buffers):
+    class Watched(WindowBuffers):
         def __init__(self, traffics, device):
             super().__init__(traffics, device)
             held.extend(map(weakref.ref, self._send + self._receive))
@@ -296,7 +295,7 @@ def fail_and_count_memory(directory):
     gc.disable()
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("fst._distributed.exchange.Buffers", Watched)
+            patch.setattr("fst._distributed.exchange.WindowBuffers", Watched)
             patch.setattr("fst._distributed.load.torch.empty_like", empty_like)
             if dist.get_rank() == 1:
                 broken_read(patch, directory)

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from fst import RankError
-from fst._distributed.group import Ranks
-from fst._distributed.interrupts import interrupts_held
+from fst._distributed.group import Group
+from fst._distributed.interrupts import defer_interrupts
 
 CPU = torch.device("cpu")
 
@@ -59,18 +59,18 @@ def test_ranks_survive_deleted_directory(ranks, tmp_path, monkeypatch):
 
 
 def share():
-    ranks = Ranks.of(None, CPU)
+    group = Group.of(None, CPU)
     for length in (100, 507, 508, 1015, 1016, 1017):  # around the size up to which one collective is enough
-        own = bytes([ranks.rank]) * (ranks.rank * length)
-        assert ranks.share(own) == [bytes([rank]) * (rank * length) for rank in range(ranks.size)]
-    assert ranks.share(b"") == [b""] * ranks.size
-    for source in range(ranks.size):
+        own = bytes([group.rank]) * (group.rank * length)
+        assert group.all_gather_bytes(own) == [bytes([rank]) * (rank * length) for rank in range(group.size)]
+    assert group.all_gather_bytes(b"") == [b""] * group.size
+    for source in range(group.size):
         data = torch.arange(source, dtype=torch.uint8)
-        assert torch.equal(ranks.broadcast(data if ranks.rank == source else None, source), data)
-    assert ranks.together(lambda: ranks.rank) == ranks.rank
-    assert ranks.tell(lambda: (ranks.rank, b"-%d" % ranks.rank)) == (
-        ranks.rank,
-        [b"-%d" % i for i in range(ranks.size)],
+        assert torch.equal(group.broadcast(data if group.rank == source else None, source), data)
+    assert group.run_on_all(lambda: group.rank) == group.rank
+    assert group.gather_results(lambda: (group.rank, b"-%d" % group.rank)) == (
+        group.rank,
+        [b"-%d" % i for i in range(group.size)],
     )
 
 
@@ -84,15 +84,15 @@ class UnprintableError(Exception):
 
 
 def raise_on(failing, error):
-    ranks = Ranks.of(None, CPU)
+    group = Group.of(None, CPU)
 
     def work():
-        if ranks.rank == failing:
+        if group.rank == failing:
             raise error
 
-    with pytest.raises(type(error) if ranks.rank == failing else RankError) as caught:
-        ranks.together(work)
-    return None if ranks.rank == failing else str(caught.value)
+    with pytest.raises(type(error) if group.rank == failing else RankError) as caught:
+        group.run_on_all(work)
+    return None if group.rank == failing else str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -110,25 +110,25 @@ def test_error_reaches_other_ranks(ranks, error, text):
 
 
 def test_single_process():
-    ranks = Ranks.of(None, CPU)
-    assert (ranks.group, ranks.rank, ranks.size) == (None, 0, 1)
-    assert ranks.share(b"mine") == [b"mine"]
+    group = Group.of(None, CPU)
+    assert (group.process_group, group.rank, group.size) == (None, 0, 1)
+    assert group.all_gather_bytes(b"mine") == [b"mine"]
     with pytest.raises(ZeroDivisionError):
-        ranks.together(lambda: 1 / 0)
+        group.run_on_all(lambda: 1 / 0)
 
 
 def interrupted(where):
     """Sends SIGINT during a collective. The handler of the program is called afterwards."""
-    ranks = Ranks.of(None, CPU)
+    group = Group.of(None, CPU)
     seen = []
     before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
     try:
-        with interrupts_held(), interrupts_held() as held:
+        with defer_interrupts(), defer_interrupts() as held:
             os.kill(os.getpid(), signal.SIGINT)
-            ranks.share(b"")
+            group.all_gather_bytes(b"")
             assert seen == []
             if where == "inside":
-                held.let_out()
+                held.deliver()
                 assert seen == [signal.SIGINT]
         assert seen == [signal.SIGINT]
         assert signal.getsignal(signal.SIGINT) is not held
@@ -145,8 +145,8 @@ def test_interrupts_are_deferred_in_main_thread_only():
     before = signal.getsignal(signal.SIGINT)
 
     def hold():
-        with interrupts_held() as held:
-            held.let_out()
+        with defer_interrupts() as held:
+            held.deliver()
             return signal.getsignal(signal.SIGINT)
 
     with ThreadPoolExecutor(1) as threads:
@@ -156,8 +156,8 @@ def test_interrupts_are_deferred_in_main_thread_only():
 def test_ignored_interrupts_stay_ignored():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with interrupts_held() as held:
+        with defer_interrupts() as held:
             assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-            held.let_out()
+            held.deliver()
     finally:
         signal.signal(signal.SIGINT, before)

@@ -16,7 +16,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 import fst
 import fst._distributed.load
-from fst._distributed.buffers import Buffers
+from fst._distributed.exchange import WindowBuffers
 from rawfile import DTYPES, assert_same, random_raw, write
 from suite import CHECKOUT
 
@@ -270,23 +270,23 @@ def test_index_placements(tmp_path, index, expected):
 @pytest.mark.parametrize(
     ("placements", "error", "message"),
     [
-        (Partial(), TypeError, r'tensor "a": its placement is Partial\(sum\); expected Replicate\(\), Shard\(dim\)'),
+        (Partial(), TypeError, r'tensor "a": the placement is Partial\(sum\); expected Replicate\(\), Shard\(dim\)'),
         (Replicate, TypeError, "Replicate'>; expected"),
-        ("rows", TypeError, "its placement is 'rows'"),
-        (True, TypeError, "its placement is True"),
-        (1.5, TypeError, "its placement is 1.5"),
-        ([slice(0, 1)], TypeError, "its placement is .slice"),
-        (lambda name, shape: "rows", TypeError, "its placement is 'rows'"),
-        (Shard(2), ValueError, r'tensor "a": Shard\(dim=2\) does not fit its shape, which is \[5, 6\]'),
+        ("rows", TypeError, "the placement is 'rows'"),
+        (True, TypeError, "the placement is True"),
+        (1.5, TypeError, "the placement is 1.5"),
+        ([slice(0, 1)], TypeError, "the placement is .slice"),
+        (lambda name, shape: "rows", TypeError, "the placement is 'rows'"),
+        (Shard(2), ValueError, r'tensor "a": Shard\(dim=2\) does not fit the shape \[5, 6\]'),
         (Shard(-3), ValueError, r"Shard\(dim=-3\) does not fit"),
         (5, ValueError, 'tensor "a": the index .* for a dimension of size 5'),
         ((..., ...), ValueError, 'tensor "a": the index .* several ellipses'),
         ((0, 0, 0), ValueError, 'tensor "a": the index .* more dimensions than the tensor'),
         (slice(0, 4, 2), ValueError, 'tensor "a": the index .* has a step'),
         ({"b": None}, KeyError, 'tensor "b": the file does not hold it'),
-        ({"*": None, "b*": None}, ValueError, 'placements: no tensor of .*a.safetensors has a name like "b[*]"'),
-        ({}, ValueError, 'placements: nothing in it is for the tensor "a" of .*a.safetensors; give "[*]"'),
-        ({1: None}, TypeError, "which are str, not int"),
+        ({"*": None, "b*": None}, ValueError, 'placements: "b[*]" matches no tensor of .*a.safetensors'),
+        ({}, ValueError, 'placements: no entry matches the tensor "a" of .*a.safetensors; add an entry "[*]"'),
+        ({1: None}, TypeError, "of type str, not int"),
     ],
 )
 def test_invalid_placements(tmp_path, placements, error, message):
@@ -319,7 +319,7 @@ def count_bytes(path, place, strategy):
     plans, sent = [], 0
 
     def agree(*arguments):
-        agreement = fst._distributed.agreement.agree(*arguments)
+        agreement = fst._distributed.agreement.agree_on_plan(*arguments)
         plans.append(agreement.plan)
         return agreement
 
@@ -334,7 +334,7 @@ def count_bytes(path, place, strategy):
         pytest.MonkeyPatch.context() as patch,
         fst.profile() as profile,
     ):
-        patch.setattr(fst._distributed.load, "agree", agree)
+        patch.setattr(fst._distributed.load, "agree_on_plan", agree)
         patch.setattr(fst._distributed.exchange.Exchange, "_begin", begin)
         fst.load_sharded(path, place, strategy=strategy, window_bytes=1 << 16)
     [plan] = plans
@@ -402,13 +402,13 @@ def test_buffers_are_bounded(ranks, tmp_path, place, window_bytes):
 def measure_buffers(path, place, window_bytes):
     held = []
 
-    class Measured(Buffers):
+    class Measured(WindowBuffers):
         def __init__(self, traffics, device):
             super().__init__(traffics, device)
             held.append(sum(buffer.nbytes for buffer in self._send + self._receive))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fst._distributed.exchange.Buffers", Measured)
+        patch.setattr("fst._distributed.exchange.WindowBuffers", Measured)
         fst.load_sharded(path, place, strategy="exchange", window_bytes=window_bytes)
     [nbytes] = held
     return nbytes

@@ -328,7 +328,9 @@ def check_errors(path):
         ]
     )
     save = path.replace("model.safe", "crossed.safe")
-    with pytest.raises(ValueError, match="no mesh has all of these; say with group= which ranks load together"):
+    with pytest.raises(
+        ValueError, match="no mesh contains all of these ranks; pass the ranks that load together as group="
+    ):
         fst.load_module(crossed, save)
     fst.load_module(crossed, save, group=dist.group.WORLD)
     for name, tensor in fst.load_file(save).items():

@@ -1,1 +1,1 @@
-"""Loads by the ranks of a process group, each byte read once."""
+"""Loads by all ranks of a process group, which read each byte once."""

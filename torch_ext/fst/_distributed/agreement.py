@@ -1,4 +1,4 @@
-"""What ranks agree on before data moves."""
+"""Agreement of all ranks on options, requests and plan before any data is transferred."""
 
 import hashlib
 import json
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.classes import GroupPlan
-from fst._distributed.group import Ranks
-from fst._distributed.shards import Want, encode
+from fst._distributed.group import Group
+from fst._distributed.shards import ShardRequest, encode
 
 
-class Terms(NamedTuple):
-    """What all ranks have to ask for alike. None where it does not matter."""
+class LoadOptions(NamedTuple):
+    """Options that must be equal on all ranks. `device` and `dtype` are `None` where they may differ."""
 
     device: str | None
     dtype: str | None
@@ -23,74 +23,81 @@ class Terms(NamedTuple):
     window_bytes: int
 
 
-class Agreement(NamedTuple):
-    """What came of it, the same on every rank.
+class PlanAgreement(NamedTuple):
+    """Plan of a collective load, equal on all ranks.
 
     Attributes:
-        plan: Who reads what.
-        mapped: Whether every rank maps the files.
+        plan: Assignment of reads and transfers to ranks.
+        all_mapped: Whether every rank maps the files.
     """
 
     plan: GroupPlan
-    mapped: bool
+    all_mapped: bool
 
 
-def agree(stored: OpenCheckpoint, wants: Sequence[Want], ranks: Ranks, terms: Terms, page_cache: str) -> Agreement:
-    """Plans a load of what each rank wants. Every rank calls it with its own wants.
+def agree_on_plan(
+    checkpoint: OpenCheckpoint, requests: Sequence[ShardRequest], group: Group, options: LoadOptions, page_cache: str
+) -> PlanAgreement:
+    """Plans a load of the requests of all ranks. Every rank calls this function with its own requests.
 
-    `page_cache` is empty where this rank reads the files; ranks that map them out of one page cache give the same text.
+    Args:
+        checkpoint: The open checkpoint.
+        requests: Requests of this rank.
+        group: The ranks that load together.
+        options: Options that must be equal on all ranks.
+        page_cache: Name of the page cache that this rank maps the files from; empty if this rank reads the files.
 
     Raises:
-        ValueError: The ranks differ in the terms, or in how a tensor is laid out over them.
+        ValueError: The ranks differ in an option, or in the layout of a tensor.
     """
-    positions = {name: position for position, name in enumerate(stored.tensors)}
+    positions = {name: position for position, name in enumerate(checkpoint.tensors)}
 
-    def tell_terms() -> tuple[Tensor, bytes]:
-        numbers = encode(wants, positions)
-        digest = hashlib.sha256(str(numbers.tolist()).encode()).hexdigest()
-        return numbers, json.dumps([terms, digest, page_cache]).encode()
+    def summarize() -> tuple[Tensor, bytes]:
+        encoded = encode(requests, positions)
+        digest = hashlib.sha256(str(encoded.tolist()).encode()).hexdigest()
+        return encoded, json.dumps([options, digest, page_cache]).encode()
 
-    def tell_plan() -> tuple[GroupPlan, bytes]:
-        plan = GroupPlan(stored, distinct, wants_of, cache_of, terms.strategy, terms.window_bytes)
+    def plan_all() -> tuple[GroupPlan, bytes]:
+        plan = GroupPlan(checkpoint, distinct, _ids(digests), cache_ids, options.strategy, options.window_bytes)
         return plan, plan.digest().encode()
 
-    numbers, texts = ranks.tell(tell_terms)
-    told = [json.loads(text) for text in texts]
-    for index, field in enumerate(Terms._fields):
-        _check_same(field, [told_terms[index] for told_terms, _, _ in told])
-    digests, caches = [digest for _, digest, _ in told], [cache for _, _, cache in told]
-    distinct = _distinct(numbers, digests, ranks)
-    wants_of = _numbered(digests)
-    cache_of = [number if cache else -1 for cache, number in zip(caches, _numbered(caches), strict=True)]
-    plan, plan_digests = ranks.tell(tell_plan)
-    _check_same("plan (is fst the same everywhere?)", [text.decode() for text in plan_digests])
-    return Agreement(plan, all(caches))
+    encoded, summaries = group.gather_results(summarize)
+    all_options, digests, caches = zip(*map(json.loads, summaries), strict=True)
+    for index, field in enumerate(LoadOptions._fields):
+        _check_equal(field, [rank_options[index] for rank_options in all_options])
+    distinct = _distinct_requests(encoded, digests, group)
+    cache_ids = [cache_id if cache else -1 for cache, cache_id in zip(caches, _ids(caches), strict=True)]
+    plan, plan_digests = group.gather_results(plan_all)
+    _check_equal("plan (does every rank run the same version of fst?)", [digest.decode() for digest in plan_digests])
+    return PlanAgreement(plan, all(caches))
 
 
-def _distinct(numbers: Tensor, digests: Sequence[str], ranks: Ranks) -> list[Tensor]:
-    """The different lists of wants, in the order of the first ranks that have them."""
+def _distinct_requests(encoded: Tensor, digests: Sequence[str], group: Group) -> list[Tensor]:
+    """Returns the distinct encoded requests of all ranks, in the order of the first rank that has each."""
     if len(set(digests)) == 1:
-        return [numbers]
-    owners = [digests.index(digest) for digest in dict.fromkeys(digests)]
-    given = [ranks.broadcast(numbers.view(torch.uint8) if owner == ranks.rank else None, owner) for owner in owners]
-    return [data.view(torch.int64) for data in given]
+        return [encoded]
+    sources = [digests.index(digest) for digest in dict.fromkeys(digests)]
+    received = [
+        group.broadcast(encoded.view(torch.uint8) if source == group.rank else None, source) for source in sources
+    ]
+    return [data.view(torch.int64) for data in received]
 
 
-def _numbered(values: Sequence[Hashable]) -> list[int]:
-    """Equal values as equal numbers, from 0 in the order of their first places."""
-    numbers = {value: number for number, value in enumerate(dict.fromkeys(values))}
-    return [numbers[value] for value in values]
+def _ids(values: Sequence[Hashable]) -> list[int]:
+    """Numbers the distinct values from 0 in order of appearance and returns the number of each value."""
+    ids = {value: index for index, value in enumerate(dict.fromkeys(values))}
+    return [ids[value] for value in values]
 
 
-def _check_same(what: str, values: Sequence[Hashable]) -> None:
-    """Raises ValueError, alike on all ranks, where they have different values."""
+def _check_equal(name: str, values: Sequence[Hashable]) -> None:
+    """Raises the same ValueError on all ranks if their values of `name` differ."""
     if len(set(values)) > 1:
-        having = [[rank for rank, value in enumerate(values) if value == each] for each in dict.fromkeys(values)]
-        each = "; ".join(f"{values[ranks[0]]} on {_listed(ranks)}" for ranks in having)
-        raise ValueError(f"the ranks of the group do not agree on {what}: {each}. Give all of them the same")
+        ranks_by_value = {value: [rank for rank, other in enumerate(values) if other == value] for value in values}
+        listed = "; ".join(f"{value} on {_list_ranks(ranks)}" for value, ranks in ranks_by_value.items())
+        raise ValueError(f"the ranks of the group do not agree on {name}: {listed}. Pass the same value on all ranks")
 
 
-def _listed(ranks: Sequence[int]) -> str:
-    shown = ", ".join(str(rank) for rank in ranks[:8])
+def _list_ranks(ranks: Sequence[int]) -> str:
+    listed = ", ".join(str(rank) for rank in ranks[:8])
     rest = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{rest}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed}{rest}"

@@ -1,4 +1,4 @@
-"""A checkpoint as DTensors on the ranks of a device mesh."""
+"""`load_distributed`: loads a checkpoint as DTensors on a device mesh."""
 
 import hashlib
 import json
@@ -10,23 +10,23 @@ from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.arguments import Paths, dtype_of, names_of
-from fst._distributed.dtensors import cuts_of, normal
-from fst._distributed.group import Ranks
-from fst._distributed.interrupts import interrupts_held
-from fst._distributed.layout import Local, local_of
-from fst._distributed.load import load_wants, open_together
-from fst._distributed.meshes import check_group, device_of_mesh, grid_of, group_of, is_mesh
-from fst._distributed.placements import given_placements
-from fst._distributed.shards import Want
+from fst._distributed.dtensors import mesh_shards, normalize_placements
+from fst._distributed.group import Group
+from fst._distributed.interrupts import defer_interrupts
+from fst._distributed.layout import LocalLayout, local_layout
+from fst._distributed.load import load_shards, open_for_group
+from fst._distributed.meshes import check_group, is_device_mesh, mesh_device, mesh_group, mesh_position
+from fst._distributed.placements import placements_by_name
+from fst._distributed.shards import ShardRequest
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Placement
 
-    # A placement for a mesh of one dimension, or one for each dimension of it; None where a tensor is not wanted.
-    Layout = Placement | Sequence[Placement] | None
-    Layouts = Mapping[str, Layout] | Callable[[str, torch.Size], Layout] | Layout
+    # One placement for each mesh dimension, or a single placement for a mesh of one dimension. `None` skips a tensor.
+    TensorPlacements = Placement | Sequence[Placement] | None
+    MeshPlacements = Mapping[str, TensorPlacements] | Callable[[str, torch.Size], TensorPlacements] | TensorPlacements
 
 _META = torch.device("meta")
 
@@ -34,7 +34,7 @@ _META = torch.device("meta")
 def load_distributed(
     paths: Paths,
     mesh: "DeviceMesh",
-    placements: "Layouts",
+    placements: "MeshPlacements",
     dtype: torch.dtype | None = None,
     names: Sequence[str] | None = None,
     *,
@@ -42,40 +42,43 @@ def load_distributed(
     strategy: Literal["auto", "own", "exchange"] = "auto",
     window_bytes: int | None = None,
 ) -> "dict[str, DTensor]":
-    """Loads a checkpoint as DTensors: the ranks of a mesh read each byte once, and each keeps its local part only.
+    """Loads a checkpoint as DTensors. The ranks of a mesh read each byte once, and each keeps its local part only.
 
-    Every rank of the mesh calls it, like a collective. Where one fails, all raise, and the mesh can be used again. The
-    local tensors have the bits that `distribute_tensor` gives, and `full_tensor()` is the tensor of the file.
+    All ranks of the mesh must call this function, as with any collective. If one rank fails, all ranks raise, and the
+    mesh remains usable. Local tensors have the bits that `distribute_tensor` gives, and `full_tensor()` returns the
+    tensor of the file.
 
-    A rank outside the mesh may call it, too. As with `distribute_tensor`, it gets DTensors of the same names, shapes
-    and placements with nothing in them. It takes no part in the load, and reads the headers for itself.
+    Ranks outside the mesh may call this function as well. As with `distribute_tensor`, they get empty DTensors of the
+    same names, shapes and placements. They take no part in the load and read the headers themselves.
 
     Args:
-        paths: A path or a list of paths, each as in `load_file`. They may differ between ranks, as long as they lead to
-            files of the same names and lengths.
-        mesh: A mesh of any number of dimensions. Tensors go to its kind of device: on GPUs to the current one.
-        placements: How each tensor lies on the mesh, the same on every rank. One for all; a mapping from names and
-            globs (`*`, `?`, `[...]`), in which a name comes before globs and a glob before those behind it; or a
-            function of a name and a shape. Each is a list with a placement for each dimension of the mesh, or a single
-            placement if the mesh has one: of `torch.distributed.tensor`, `Replicate()` or `Shard(dim)`, which may be
-            uneven, and several of which may shard one dimension. None is for tensors that the mesh does not want.
+        paths: A path or a list of paths, each as in `load_file`. Paths may differ between ranks if they lead to files
+            of the same names and lengths.
+        mesh: A mesh of any number of dimensions. Tensors are on its device type; for GPUs on the current device.
+        placements: Placements of each tensor on the mesh, equal on all ranks: placements for all tensors, a mapping
+            from names and globs (`*`, `?`, `[...]`) to placements, or a function of a name and a shape. In a mapping, a
+            name takes precedence over globs, and a glob over later globs. The placements of a tensor are a list with
+            one placement for each dimension of the mesh, or a single placement for a mesh of one dimension. Each is
+            `Replicate()` or `Shard(dim)` of `torch.distributed.tensor`. Shards may be uneven, and several mesh
+            dimensions may shard one tensor dimension. `None` instead skips the tensor.
         dtype: As in `load_file`.
-        names: The tensors that `placements` is asked for; None is all.
-        group: A process group of the ranks of the mesh. None is the one that PyTorch has: that of a mesh of one
-            dimension, the world, or that of the mesh when it was flattened.
+        names: Tensors that `placements` applies to. `None` is all tensors.
+        group: A process group of the ranks of the mesh. `None` is the one that PyTorch has: the group of a mesh of one
+            dimension, the default group, or the group of a mesh that was flattened.
         strategy: As in `load_sharded`.
         window_bytes: As in `load_sharded`.
 
     Returns:
-        DTensors by name, in the order of the files, without those that are not wanted. They require no gradients.
+        DTensors by name, in the order of the files, without skipped tensors. They do not require gradients.
 
     Raises:
-        RankError: Another rank failed; the message names it and its exception. That rank raises the exception itself.
-        KeyError: No file holds a name.
-        TypeError, ValueError: A placement is none, is `Partial`, is missing, matches nothing or does not fit its tensor
-            or the mesh; ranks do not agree on placements, dtype, strategy or window_bytes; or there is no group of the
-            mesh's ranks. No data was read.
-        And the errors of `load_file`, and those of collectives, as when a process has ended.
+        RankError: Another rank failed. The message names that rank and its exception. The failed rank raises the
+            exception itself.
+        KeyError: No file holds a tensor of a name.
+        TypeError, ValueError: A placement has the wrong type, is `Partial`, is missing, matches no tensor, or does not
+            fit its tensor's shape or the mesh; the ranks do not agree on placements, dtype, strategy or window_bytes;
+            or there is no process group of the mesh's ranks. No data was read.
+        Errors of `load_file`, and errors of collectives, for example if a process has ended.
 
     Example:
         >>> from torch.distributed.device_mesh import init_device_mesh
@@ -86,102 +89,110 @@ def load_distributed(
         >>> weights["weight"].placements, weights["weight"].to_local().shape
         ((Shard(dim=0),), torch.Size([4, 3]))
     """
-    if not is_mesh(mesh):
+    if not is_device_mesh(mesh):
         raise TypeError(f"mesh must be a torch.distributed.device_mesh.DeviceMesh, not {type(mesh).__name__}")
 
     def read_arguments() -> tuple[torch.device, torch.dtype | None, list[str] | None]:
-        return device_of_mesh(mesh), dtype_of(dtype), None if names is None else names_of(names)
+        return mesh_device(mesh), dtype_of(dtype), None if names is None else names_of(names)
 
     if mesh.get_coordinate() is None:
-        device, cast, chosen = read_arguments()
-        stored = OpenCheckpoint(paths)
-        layouts = _layouts_of(placements, stored, chosen, mesh)
-        like = stored.load_tensors(list(layouts), _META, cast)
-        return _distributed(stored, mesh, layouts, [each.new_empty([0] * each.ndim, device=device) for each in like])
-    with interrupts_held():
+        load_device, load_dtype, selected = read_arguments()
+        checkpoint = OpenCheckpoint(paths)
+        by_name = _mesh_placements(placements, checkpoint, selected, mesh)
+        like = checkpoint.load_tensors(list(by_name), _META, load_dtype)
+        empty = [tensor.new_empty([0] * tensor.ndim, device=load_device) for tensor in like]
+        return _as_dtensors(checkpoint, mesh, by_name, empty)
+    with defer_interrupts():
         if group is None:
-            group = group_of(mesh)
+            group = mesh_group(mesh)
         check_group(group, mesh)
-        # Agrees on failures before it is known where to load to.
-        device, cast, chosen = Ranks.of(group, torch.device("cpu")).together(read_arguments)
-        ranks = Ranks.of(group, device)
-        stored = open_together(paths, ranks)
+        # Communicates as for the CPU until all ranks know their device.
+        load_device, load_dtype, selected = Group.of(group, torch.device("cpu")).run_on_all(read_arguments)
+        load_group = Group.of(group, load_device)
+        checkpoint = open_for_group(paths, load_group)
 
-        def tell_layouts() -> "tuple[dict[str, list[Placement]], bytes]":
-            layouts = _layouts_of(placements, stored, chosen, mesh)
-            return layouts, hashlib.sha256(_text_of(layouts)).digest()
+        def read_placements() -> "tuple[dict[str, list[Placement]], bytes]":
+            by_name = _mesh_placements(placements, checkpoint, selected, mesh)
+            return by_name, hashlib.sha256(_encode(by_name)).digest()
 
-        layouts, digests = ranks.tell(tell_layouts)
+        by_name, digests = load_group.gather_results(read_placements)
         if len(set(digests)) > 1:
-            _refuse(layouts, ranks)
-        grid = grid_of(mesh, group)
-        parts = [local_of(stored.tensors[name].shape, cuts_of(layout), grid) for name, layout in layouts.items()]
-        wants = [
-            Want(name, fragment.share) for name, part in zip(layouts, parts, strict=True) for fragment in part.fragments
-        ]
-        loaded = iter(load_wants(stored, wants, ranks, device, cast, strategy, window_bytes))
-        like = stored.load_tensors(list(layouts), _META, cast)
-        tensors = ranks.together(
-            lambda: [_joined(part, loaded, each, device) for part, each in zip(parts, like, strict=True)]
+            _raise_difference(by_name, load_group)
+        position = mesh_position(mesh, group)
+        layouts = {
+            name: local_layout(checkpoint.tensors[name].shape, mesh_shards(tensor_placements), position)
+            for name, tensor_placements in by_name.items()
+        }
+        requests = [ShardRequest(name, shard) for name, layout in layouts.items() for shard, _ in layout.regions]
+        loaded = iter(load_shards(checkpoint, requests, load_group, load_device, load_dtype, strategy, window_bytes))
+        like = checkpoint.load_tensors(list(by_name), _META, load_dtype)
+        local_tensors = load_group.run_on_all(
+            lambda: [
+                _assemble(layout, loaded, tensor, load_device)
+                for layout, tensor in zip(layouts.values(), like, strict=True)
+            ]
         )
-    return _distributed(stored, mesh, layouts, tensors)
+    return _as_dtensors(checkpoint, mesh, by_name, local_tensors)
 
 
-def _layouts_of(
-    placements: "Layouts", stored: OpenCheckpoint, names: Sequence[str] | None, mesh: "DeviceMesh"
+def _mesh_placements(
+    placements: "MeshPlacements", checkpoint: OpenCheckpoint, names: Sequence[str] | None, mesh: "DeviceMesh"
 ) -> "dict[str, list[Placement]]":
-    """The placements of each tensor that is wanted, one for each dimension of the mesh.
+    """Returns normalized placements, one for each mesh dimension, of all tensors that are not skipped.
 
     Raises:
-        KeyError: There is no tensor of a name.
-        TypeError, ValueError: They do not fit.
+        KeyError: The checkpoint does not hold a name.
+        TypeError, ValueError: Placements do not fit.
     """
-    layouts = {}
-    for name, layout in given_placements(placements, stored, names).items():
-        if layout is not None:
+    by_name = {}
+    for name, tensor_placements in placements_by_name(placements, checkpoint, names).items():
+        if tensor_placements is not None:
             try:
-                several = layout if isinstance(layout, list | tuple) else [layout]
-                layouts[name] = normal(several, stored.tensors[name].ndim, mesh.ndim)
+                items = tensor_placements if isinstance(tensor_placements, list | tuple) else [tensor_placements]
+                by_name[name] = normalize_placements(items, checkpoint.tensors[name].ndim, mesh.ndim)
             except (TypeError, ValueError) as error:
                 raise type(error)(f'tensor "{name}": {error}') from None
-    return layouts
+    return by_name
 
 
-def _text_of(layouts: "dict[str, list[Placement]]") -> bytes:
-    return json.dumps([[name, str(layout)] for name, layout in layouts.items()]).encode()
+def _encode(by_name: "dict[str, list[Placement]]") -> bytes:
+    return json.dumps([[name, str(placements)] for name, placements in by_name.items()]).encode()
 
 
-def _refuse(layouts: "dict[str, list[Placement]]", ranks: Ranks) -> None:
-    """Raises ValueError, alike on all ranks, for the first tensor of which they do not have the same."""
-    first, *others = [dict(json.loads(text)) for text in ranks.share(_text_of(layouts))]
+def _raise_difference(by_name: "dict[str, list[Placement]]", group: Group) -> None:
+    """Raises the same ValueError on all ranks for the first tensor whose placements differ between ranks."""
+    first, *others = [dict(json.loads(data)) for data in group.all_gather_bytes(_encode(by_name))]
     for rank, other in enumerate(others, 1):
         for name in first | other:
             if first.get(name) != other.get(name):
                 raise ValueError(
-                    f'tensor "{name}": its placements are {first.get(name)} on rank 0 of the mesh and '
-                    f"{other.get(name)} on rank {rank}; give all ranks the same"
+                    f'tensor "{name}": the placements are {first.get(name)} on rank 0 of the mesh and '
+                    f"{other.get(name)} on rank {rank}; pass the same placements on all ranks"
                 )
 
 
-def _joined(part: Local, loaded: Iterator[Tensor], like: Tensor, device: torch.device) -> Tensor:
-    """A local tensor from its fragments, which come next in `loaded`."""
-    if len(part.fragments) == 1:
+def _assemble(layout: LocalLayout, loaded: Iterator[Tensor], like: Tensor, device: torch.device) -> Tensor:
+    """Returns a local tensor, made of the next tensors in `loaded`. `like` has its dtype."""
+    if len(layout.regions) == 1:
         return next(loaded)
-    tensor = like.new_empty(part.shape, device=device)
-    for fragment in part.fragments:
-        fragment.place.view(tensor).copy_(next(loaded))
-    return tensor
+    local = like.new_empty(layout.shape, device=device)
+    for _, region in layout.regions:
+        region.view(local).copy_(next(loaded))
+    return local
 
 
-def _distributed(
-    stored: OpenCheckpoint, mesh: "DeviceMesh", layouts: "dict[str, list[Placement]]", local_tensors: Sequence[Tensor]
+def _as_dtensors(
+    checkpoint: OpenCheckpoint,
+    mesh: "DeviceMesh",
+    by_name: "dict[str, list[Placement]]",
+    local_tensors: Sequence[Tensor],
 ) -> "dict[str, DTensor]":
     from torch.distributed.tensor import DTensor
 
-    distributed = {}
-    for (name, layout), local in zip(layouts.items(), local_tensors, strict=True):
-        whole = stored.tensors[name]
-        distributed[name] = DTensor.from_local(
-            local, mesh, layout, run_check=False, shape=whole.shape, stride=whole.stride()
+    dtensors = {}
+    for (name, placements), local in zip(by_name.items(), local_tensors, strict=True):
+        full = checkpoint.tensors[name]
+        dtensors[name] = DTensor.from_local(
+            local, mesh, placements, run_check=False, shape=full.shape, stride=full.stride()
         )
-    return distributed
+    return dtensors

@@ -1,4 +1,4 @@
-"""DTensors, and what their placements mean for the rank that has a part."""
+"""DTensors: recognition, placements and local layout."""
 
 import sys
 from collections.abc import Sequence
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from fst._distributed.layout import Cut, Local, local_of
-from fst._distributed.meshes import grid_of
+from fst._distributed.layout import LocalLayout, MeshShard, local_layout
+from fst._distributed.meshes import mesh_position
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 
 def is_dtensor(tensor: Tensor) -> "TypeGuard[DTensor]":
-    """Whether a tensor is a `DTensor`. If it is, somebody has imported that module, which takes long."""
+    """Whether a tensor is a `DTensor`. Does not import its module, which is slow."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
 
 def local_tensor(tensor: "DTensor") -> Tensor:
-    """What this rank has of it, in the same memory."""
+    """Returns the local tensor of a DTensor, with the same storage and without autograd."""
     with torch.no_grad():
         return tensor.to_local()
 
 
 def reshard(module: Module) -> None:
-    """Has `fully_shard` take back the whole parameters that it may have left in place of its DTensors after a call."""
+    """Reshards the parameters that `fully_shard` may have left unsharded after a forward pass."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is not None:
         for child in module.modules():
@@ -37,47 +37,54 @@ def reshard(module: Module) -> None:
                 child.reshard()
 
 
-def part_of_rank(tensor: "DTensor", group: "ProcessGroup | None" = None) -> Local:
-    """Which part of it this rank has, which is in its mesh. The ranks of `group`, if given, load it together."""
-    return local_of(tensor.shape, cuts_of(tensor.placements), grid_of(tensor.device_mesh, group))
+def dtensor_layout(tensor: "DTensor", process_group: "ProcessGroup | None" = None) -> LocalLayout:
+    """Returns the layout of a DTensor's local tensor on this rank, which is in its mesh.
+
+    `process_group` is the group of the ranks that load together, if known.
+    """
+    return local_layout(tensor.shape, mesh_shards(tensor.placements), mesh_position(tensor.device_mesh, process_group))
 
 
-def normal(placements: Sequence[Any], dims: int, mesh_dims: int) -> "list[Placement]":
-    """Placements as DTensors have them, with dimensions from 0.
+def normalize_placements(placements: Sequence[Any], ndim: int, mesh_ndim: int) -> "list[Placement]":
+    """Returns placements as DTensors hold them, with non-negative dimensions.
 
     Args:
-        placements: What a caller gave for a tensor.
-        dims: The number of dimensions of the tensor.
-        mesh_dims: The number of dimensions of the mesh.
+        placements: Placements that a caller passes for a tensor.
+        ndim: Number of dimensions of the tensor.
+        mesh_ndim: Number of dimensions of the mesh.
 
     Raises:
-        TypeError, ValueError: They are none, or not for such a tensor or mesh.
+        TypeError, ValueError: A placement has the wrong type or does not fit the tensor, or the number of placements
+            does not fit the mesh.
     """
-    if len(placements) != mesh_dims:
-        raise ValueError(f"{len(placements)} placements for a mesh of {mesh_dims} dimensions; give one for each")
-    return [_normal(placement, dims) for placement in placements]
+    if len(placements) != mesh_ndim:
+        raise ValueError(f"{len(placements)} placements for a mesh of {mesh_ndim} dimensions; pass one for each")
+    return [_normalize(placement, ndim) for placement in placements]
 
 
-def cuts_of(placements: Sequence[Any]) -> list[Cut | None]:
-    """What normal placements do to a tensor: for each dimension of the mesh the cut, or None where it has copies."""
+def mesh_shards(placements: Sequence[Any]) -> list[MeshShard | None]:
+    """Returns the sharded tensor dimension for each mesh dimension, or `None` where the tensor is replicated.
+
+    The placements are normalized.
+    """
     return [
-        Cut(placement.dim, getattr(placement, "split_factor", 1)) if hasattr(placement, "dim") else None
+        MeshShard(placement.dim, getattr(placement, "split_factor", 1)) if hasattr(placement, "dim") else None
         for placement in placements
     ]
 
 
-def _normal(placement: Any, dims: int) -> "Placement":
+def _normalize(placement: Any, ndim: int) -> "Placement":
     from torch.distributed.tensor import Partial, Replicate, Shard
     from torch.distributed.tensor.placement_types import _StridedShard
 
     if isinstance(placement, Replicate):
         return placement
     if isinstance(placement, Partial):
-        raise ValueError(f"{placement!r} is for terms of a sum that is still to be made, which no file holds")
+        raise ValueError(f"{placement!r} is a pending reduction, which files do not hold")
     if not isinstance(placement, Shard | _StridedShard):
-        raise TypeError(f"{placement!r} is no placement; expected Replicate(), Shard(dim) or None")
-    if not -dims <= placement.dim < dims:
-        raise ValueError(f"{placement!r} does not fit a tensor of {dims} dimensions")
+        raise TypeError(f"{placement!r} is not a placement; expected Replicate(), Shard(dim) or None")
+    if not -ndim <= placement.dim < ndim:
+        raise ValueError(f"{placement!r} does not fit a tensor of {ndim} dimensions")
     if isinstance(placement, _StridedShard):
-        return _StridedShard(placement.dim % dims, split_factor=placement.split_factor)
-    return Shard(placement.dim % dims)
+        return _StridedShard(placement.dim % ndim, split_factor=placement.split_factor)
+    return Shard(placement.dim % ndim)

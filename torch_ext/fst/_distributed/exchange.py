@@ -1,129 +1,238 @@
-"""The windows of a plan: read, brought to the ranks that want them, and placed."""
+"""Execution of a plan by one rank: reads, collectives and unpacking, window by window."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from fst._core.classes import GroupLoad, GroupPlan
-from fst._distributed.buffers import Buffers, traffic_of
-from fst._distributed.failure_flags import Votes
-from fst._distributed.group import Ranks
-from fst._distributed.interrupts import Interrupts, interrupts_held
+from fst._distributed.group import Group
+from fst._distributed.interrupts import DeferredInterrupts, defer_interrupts
 
 
 class Exchange:
-    """What one rank does for a plan.
+    """One rank's execution of a plan.
 
-    A rank that fails goes on taking part in the collectives, with whatever is in its buffers, until all ranks know.
+    While the collective of a window is in flight, the rank reads the next window and unpacks the previous one. A rank
+    that fails keeps calling the collectives, with undefined data, until all ranks know about the failure.
     """
 
-    def __init__(self, plan: GroupPlan, ranks: Ranks, out: Sequence[Tensor | None], device: torch.device) -> None:
-        self._ranks = ranks
-        self._load = GroupLoad(plan, ranks.rank, out, device)
-        self._traffics = [traffic_of(plan, ranks.rank, ranks.size, window) for window in range(plan.window_count())]
-        self._buffers = Buffers(self._traffics, device)
-        # The same bytes where the group takes them, if that is not where the load has them.
-        same = ranks.device.type == device.type
-        self._carried = self._buffers if same else Buffers(self._traffics, ranks.device)
+    def __init__(self, plan: GroupPlan, group: Group, out: Sequence[Tensor | None], device: torch.device) -> None:
+        self._group = group
+        self._load = GroupLoad(plan, group.rank, out, device)
+        self._traffics = [window_traffic(plan, group.rank, group.size, window) for window in range(plan.window_count())]
+        self._buffers = WindowBuffers(self._traffics, device)
+        # A second copy on the collectives' device if that differs from the load's.
+        is_same = group.device.type == device.type
+        self._collective_buffers = self._buffers if is_same else WindowBuffers(self._traffics, group.device)
         self._works: list[dist.Work] = []
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Fills the tensors. Every rank of the group calls it.
+        """Fills the output tensors. Every rank of the group calls this method.
 
         Raises:
-            RankError: Another rank has failed.
-            And what fails here: the work of this rank, or a collective.
+            RankError: Another rank failed.
+            Exceptions of this rank's work and of the collectives.
         """
         try:
-            with interrupts_held() as interrupts:
+            with defer_interrupts() as interrupts:
                 self._run_windows(interrupts)
-                self._ranks.agree(self._error)
+                self._group.raise_on_any(self._error)
         except BaseException as caught:
             if self._error is not None and caught is not self._error:
                 raise self._error from caught
             raise
         finally:
-            # Its traceback leads to this object, which would keep it alive.
+            # The exception's traceback refers to this object: a cycle that would keep both alive.
             self._error = None
 
-    def _run_windows(self, interrupts: Interrupts) -> None:
-        votes = Votes(self._ranks)
+    def _run_windows(self, interrupts: DeferredInterrupts) -> None:
+        flags = FailureFlags(self._group)
         count = len(self._traffics)
         for window in range(count + 1):
             if window < count:
-                # The window before is on its way meanwhile.
+                # The previous window's collective is in flight.
                 self._attempt(interrupts, self._read, window)
             if window > 0:
-                with _telling(f"waiting for window {window - 1} of {count}"):
+                with _context(f"waiting for window {window - 1} of {count}"):
                     self._wait()
-                    # Cast a window ago, so nobody has to wait for it. All ranks stop at the same window.
-                    if window > 1 and votes.count():
+                    # This flag was sent one window ago and is ready by now. All ranks stop at the same window.
+                    if window > 1 and flags.wait_oldest():
                         break
             if window < count:
-                with _telling(f"sending window {window} of {count}"):
-                    votes.cast(self._error is not None)
+                with _context(f"sending window {window} of {count}"):
+                    flags.send(self._error is not None)
                     self._begin(window)
             if window > 0:
-                self._attempt(interrupts, self._place, window - 1)
-        with _telling("waiting for how the other ranks have done"):
-            votes.count_all()
+                self._attempt(interrupts, self._unpack, window - 1)
+        with _context("waiting for the failure flags of the other ranks"):
+            flags.wait_all()
         self._attempt(interrupts, self._load.finish)
 
-    def _attempt(self, interrupts: Interrupts, work: Callable[..., None], *arguments: Any) -> None:
-        """Does it, unless this rank has failed before."""
+    def _attempt(self, interrupts: DeferredInterrupts, work: Callable[..., None], *arguments: Any) -> None:
+        """Calls `work` and records its exception. Does nothing after an earlier failure of this rank."""
         if self._error is None:
             try:
                 work(*arguments)
-                interrupts.let_out()
+                interrupts.deliver()
             except BaseException as error:
                 self._error = error
 
     def _read(self, window: int) -> None:
         send = self._buffers.send(window)
         self._load.read(window, send)
-        if self._carried is not self._buffers:
-            self._carried.send(window).copy_(send)
+        if self._collective_buffers is not self._buffers:
+            self._collective_buffers.send(window).copy_(send)
 
     def _begin(self, window: int) -> None:
-        collective, sent, received = self._traffics[window]
-        send, receive, group = self._carried.send(window), self._carried.receive(window), self._ranks.group
+        collective, send_splits, receive_splits = self._traffics[window]
+        send, receive = self._collective_buffers.send(window), self._collective_buffers.receive(window)
         if collective == "gather":
-            self._works = _begin_gather(receive, send, self._ranks)
+            self._works = _begin_all_gather(receive, send, self._group)
         elif collective == "exchange":
-            self._works = [dist.all_to_all_single(receive, send, received, sent, group, async_op=True)]
+            process_group = self._group.process_group
+            self._works = [
+                dist.all_to_all_single(receive, send, receive_splits, send_splits, process_group, async_op=True)
+            ]
 
     def _wait(self) -> None:
         while self._works:
             self._works.pop().wait()
 
-    def _place(self, window: int) -> None:
+    def _unpack(self, window: int) -> None:
         receive = self._buffers.receive(window)
-        if self._carried is not self._buffers:
-            receive.copy_(self._carried.receive(window))
+        if self._collective_buffers is not self._buffers:
+            receive.copy_(self._collective_buffers.receive(window))
         self._load.unpack(window, receive)
 
 
-def _begin_gather(receive: Tensor, send: Tensor, ranks: Ranks) -> list[dist.Work]:
-    if receive.device.type != "cpu":
-        return [dist.all_gather_into_tensor(receive, send, ranks.group, async_op=True)]
-    # The ring of gloo's all-gather takes three to four times as long.
-    parts = receive.view(ranks.size, -1)
-    parts[ranks.rank].copy_(send)
-    return [dist.broadcast(part, group=ranks.group, group_src=rank, async_op=True) for rank, part in enumerate(parts)]
+class Traffic(NamedTuple):
+    """Data that a rank sends and receives in the collective of a window.
+
+    Attributes:
+        collective: `"none"`, `"gather"` or `"exchange"`.
+        send_splits: Bytes sent to each rank. For `"gather"`, a single number: the bytes sent to all ranks.
+        receive_splits: Bytes received from each rank.
+    """
+
+    collective: str
+    send_splits: list[int]
+    receive_splits: list[int]
+
+
+def window_traffic(plan: GroupPlan, rank: int, size: int, window: int) -> Traffic:
+    """Returns the traffic of one of `size` ranks."""
+    collective = plan.collective(window)
+    send_splits, receive_splits = plan.splits(rank, window)
+    return Traffic(collective, send_splits, send_splits * size if collective == "gather" else receive_splits)
+
+
+class WindowBuffers:
+    """Send and receive buffers for collectives, two of each: one for even windows and one for odd windows."""
+
+    def __init__(self, traffics: Sequence[Traffic], device: torch.device) -> None:
+        self._send_bytes = [sum(traffic.send_splits) for traffic in traffics]
+        self._receive_bytes = [sum(traffic.receive_splits) for traffic in traffics]
+        self._send = _buffer_pair(self._send_bytes, device)
+        self._receive = _buffer_pair(self._receive_bytes, device)
+
+    def send(self, window: int) -> Tensor:
+        """Returns the buffer for the bytes that this rank sends."""
+        return self._send[window % 2][: self._send_bytes[window]]
+
+    def receive(self, window: int) -> Tensor:
+        """Returns the buffer for the bytes that this rank receives."""
+        return self._receive[window % 2][: self._receive_bytes[window]]
+
+
+def _buffer_pair(sizes: Sequence[int], device: torch.device) -> list[Tensor]:
+    return [torch.empty(max(sizes[first::2], default=0), dtype=torch.uint8, device=device) for first in (0, 1)]
+
+
+class FailureFlags:
+    """Asynchronous failure flags, shared by all ranks.
+
+    Every rank sends a flag for each window, and waits for the result later.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._results: deque[Callable[[], bool]] = deque()
+        # Flags are copied to the host on their own stream, so that the load's stream does not wait for other ranks.
+        self._stream: torch.cuda.Stream | None = None
+        if group.control_device.type == "cuda":
+            self._stream = torch.cuda.Stream(group.control_device)  # type: ignore[no-untyped-call]
+
+    def send(self, failed: bool) -> None:
+        """Begins an all-reduce of whether any rank failed."""
+        if self._group.process_group is None:
+            self._results.append(lambda: failed)
+            return
+        flag = torch.full((1,), int(failed), dtype=torch.int32, device=self._group.control_device)
+        work = dist.all_reduce(flag, dist.ReduceOp.MAX, self._group.process_group, async_op=True)
+        if self._stream is None:
+            self._results.append(lambda: work.wait() and bool(flag))
+            return
+        flag.record_stream(self._stream)
+        with torch.cuda.stream(self._stream):
+            work.wait()
+            result = torch.empty(1, dtype=flag.dtype, device="cpu", pin_memory=True)
+            result.copy_(flag, non_blocking=True)
+            copied = self._stream.record_event()
+        self._results.append(lambda: copied.synchronize() or bool(result))
+
+    def wait_oldest(self) -> bool:
+        """Waits for the oldest flag in flight and returns whether any rank had failed when it sent the flag."""
+        return self._results.popleft()()
+
+    def wait_all(self) -> None:
+        """Waits for all flags in flight."""
+        while self._results:
+            self.wait_oldest()
 
 
 @contextmanager
-def _telling(what: str) -> Iterator[None]:
-    """Adds to an exception what was being done."""
+def side_stream(device: torch.device) -> Iterator[None]:
+    """Runs a block on a new CUDA stream.
+
+    The stream waits for the work queued on the current stream, which in turn waits for the work of the block. Does
+    nothing on the CPU.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    current, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    side.wait_stream(current)
+    try:
+        with torch.cuda.stream(side):
+            yield
+    finally:
+        # Also after a failure: the next owner of the memory must not see late writes.
+        current.wait_stream(side)
+
+
+def _begin_all_gather(receive: Tensor, send: Tensor, group: Group) -> list[dist.Work]:
+    process_group = group.process_group
+    if receive.device.type != "cpu":
+        return [dist.all_gather_into_tensor(receive, send, process_group, async_op=True)]
+    # The ring all-gather of gloo takes three to four times as long as broadcasts.
+    rows = receive.view(group.size, -1)
+    rows[group.rank].copy_(send)
+    return [dist.broadcast(row, group=process_group, group_src=rank, async_op=True) for rank, row in enumerate(rows)]
+
+
+@contextmanager
+def _context(activity: str) -> Iterator[None]:
+    """Adds a note with the current activity to exceptions."""
     try:
         yield
     except BaseException as error:
         # Python 3.10 has no notes.
         if hasattr(error, "add_note"):
-            error.add_note(f"The ranks that load together were {what}.")
+            error.add_note(f"The ranks that load together were {activity}.")
         raise

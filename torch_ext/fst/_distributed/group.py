@@ -1,4 +1,4 @@
-"""The ranks that load together."""
+"""Process group of a collective load."""
 
 import ctypes
 import traceback
@@ -9,123 +9,148 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fst._distributed.interrupts import interrupts_held
+from fst._distributed.interrupts import defer_interrupts
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _Result = TypeVar("_Result")
 
-# The most memory of a rank for what is on its way between ranks, unless somebody asks for less or more. The host's is
-# slow to touch for the first time, and the GPU's serves groups of hundreds.
+# Default size of a rank's send and receive buffers, by device type. The first touch of host memory is slow, so its
+# buffers are smaller. The GPU's buffers serve groups of hundreds of ranks.
 _WINDOW_BYTES = {"cpu": 128 << 20, "cuda": 512 << 20}
 
 _CPU = torch.device("cpu")
 
-# How messages between ranks begin: how long it is, and whether the rank has failed.
+# A control message begins with its length and a status byte.
 _LENGTH_BYTES = 8
-_FINE, _FAILED = b"+", b"-"
-# What a message holds that needs one collective.
+_SUCCEEDED, _FAILED = b"+", b"-"
+# Longest message that fits the first collective. Longer messages take a second one.
 _SHORT_BYTES = 1016
 
 
 class RankError(RuntimeError):
-    """Another rank of the group failed, so this one gave up, too. The message names the rank and its exception.
+    """Another rank of the group failed, so this rank stopped as well.
 
-    The rank that failed raises its own exception.
+    The message names the failed rank and its exception. The failed rank raises that exception itself.
     """
 
 
-class Ranks:
-    """A process group of `torch.distributed`, or this process alone.
+class Group:
+    """Process group of `torch.distributed`, or a single process without one.
 
     Attributes:
-        group: The process group; None where this process is alone without one.
-        rank: The place of this process in it.
-        size: The number of ranks.
-        device: Where tensors have to be for the group to move what a load moves.
+        process_group: The process group; `None` for a single process.
+        rank: Rank of this process in the group.
+        size: Number of ranks.
+        device: Device of the tensors in data collectives: the load's device if the backend supports it.
+        control_device: Device of the tensors in control messages. Its type is equal on all ranks, even if they load to
+            different devices.
     """
 
     def __init__(
-        self, group: "ProcessGroup | None", rank: int, size: int, device: torch.device, control: torch.device
+        self,
+        process_group: "ProcessGroup | None",
+        rank: int,
+        size: int,
+        device: torch.device,
+        control_device: torch.device,
     ) -> None:
-        self.group = group
+        self.process_group = process_group
         self.rank = rank
         self.size = size
         self.device = device
-        # Where small messages have to be. All ranks choose the same, also while their loads differ.
-        self.control = control
+        self.control_device = control_device
 
     @classmethod
-    def of(cls, group: "ProcessGroup | None", device: torch.device) -> "Ranks":
-        """The ranks of a group, for loads to `device`.
+    def of(cls, process_group: "ProcessGroup | None", device: torch.device) -> "Group":
+        """Returns the group for loads to `device`.
 
-        None is the world, or this process alone where `torch.distributed` is not in use.
+        `None` is the default process group, or a single process if `torch.distributed` is not initialized.
 
         Raises:
-            ValueError: This process is not in the group.
+            ValueError: This process is not a rank of the process group.
         """
-        if group is None and not (dist.is_available() and dist.is_initialized()):
+        if process_group is None and not (dist.is_available() and dist.is_initialized()):
             return cls.alone(device)
-        group = dist.group.WORLD if group is None else group
-        rank = dist.get_rank(group)
+        process_group = dist.group.WORLD if process_group is None else process_group
+        rank = dist.get_rank(process_group)
         if rank < 0:
             raise ValueError(
-                "this process is not a rank of the group, and only ranks load with it; call it on the ranks that "
-                "were named when the group was made"
+                "this process is not a rank of the group; call the load only on the ranks that the group was created "
+                "with"
             )
-        backends = _backends(group)
-        return cls(group, rank, dist.get_world_size(group), _carrier(device, backends), _carrier(_CPU, backends))
+        backends = _backends(process_group)
+        return cls(
+            process_group,
+            rank,
+            dist.get_world_size(process_group),
+            _collective_device(device, backends),
+            _collective_device(_CPU, backends),
+        )
+
+    @classmethod
+    def alone(cls, device: torch.device) -> "Group":
+        """Returns a group of this process only, even if `torch.distributed` is initialized."""
+        return cls(None, 0, 1, device, _CPU)
+
+    def to(self, device: torch.device) -> "Group":
+        """Returns the same group for loads to another device."""
+        return Group.alone(device) if self.process_group is None else Group.of(self.process_group, device)
 
     @property
     def window_bytes(self) -> int:
-        """How much memory a load by these ranks takes for what is on its way, unless it is told."""
+        """Default size of a rank's send and receive buffers, in bytes."""
         return _WINDOW_BYTES[self.device.type]
 
-    @classmethod
-    def alone(cls, device: torch.device) -> "Ranks":
-        """This process alone, whether `torch.distributed` is in use or not."""
-        return cls(None, 0, 1, device, _CPU)
+    def rank_name(self, rank: int) -> str:
+        """Returns the name of a rank of the group for messages."""
+        world = rank if self.process_group is None else dist.get_global_rank(self.process_group, rank)
+        return f"rank {rank}" if world == rank else f"rank {rank} of the group (rank {world} of the world)"
 
-    def to(self, device: torch.device) -> "Ranks":
-        """The same ranks, for loads to another device."""
-        return Ranks.alone(device) if self.group is None else Ranks.of(self.group, device)
-
-    def together(self, work: Callable[[], _Result]) -> _Result:
-        """Does `work`, and raises on every rank where it fails on one.
+    def run_on_all(self, work: Callable[[], _Result]) -> _Result:
+        """Runs `work` on every rank. If it fails on one rank, all ranks raise.
 
         Raises:
-            RankError: It failed on another rank.
-            And what `work` raises.
+            RankError: `work` failed on another rank.
+            Exceptions of `work` on this rank.
         """
-        return self.tell(lambda: (work(), b""))[0]
+        return self.gather_results(lambda: (work(), b""))[0]
 
-    def tell(self, work: Callable[[], tuple[_Result, bytes]]) -> tuple[_Result, list[bytes]]:
-        """Does `work`, which has a result and something to tell. Gives the result, and what each rank told.
+    def gather_results(self, work: Callable[[], tuple[_Result, bytes]]) -> tuple[_Result, list[bytes]]:
+        """Runs `work`, which returns a result and bytes, on every rank and all-gathers the bytes.
+
+        Returns:
+            The result of this rank, and the bytes of all ranks in rank order.
 
         Raises:
-            RankError: It failed on another rank.
-            And what `work` raises.
+            RankError: `work` failed on another rank.
+            Exceptions of `work` on this rank.
         """
         result: tuple[_Result, bytes] | None = None
         error: BaseException | None = None
-        with interrupts_held() as interrupts:
+        with defer_interrupts() as interrupts:
             try:
                 try:
                     result = work()
-                    interrupts.let_out()
+                    interrupts.deliver()
                 except BaseException as caught:
                     error = caught
-                told = self.agree(error, b"" if result is None else result[1])
+                gathered = self.raise_on_any(error, b"" if result is None else result[1])
             finally:
-                del error  # As in `agree`.
+                del error  # As in `raise_on_any`.
         assert result is not None
-        return result[0], told
+        return result[0], gathered
 
-    def agree(self, error: BaseException | None, data: bytes = b"") -> list[bytes]:
-        """What each rank told. Raises where any has an error: there the error itself, on other ranks a RankError."""
+    def raise_on_any(self, error: BaseException | None, data: bytes = b"") -> list[bytes]:
+        """Raises on all ranks if any rank has an error. Otherwise returns the bytes of all ranks in rank order.
+
+        Raises:
+            RankError: Another rank has an error.
+            The error itself on a rank that has one.
+        """
         try:
-            told = self.share(_FINE + data if error is None else _FAILED + _text_of(error))
+            messages = self.all_gather_bytes(_SUCCEEDED + data if error is None else _FAILED + _text_of(error))
             if error is not None:
                 raise error
         except BaseException as caught:
@@ -133,69 +158,68 @@ class Ranks:
                 raise error from caught
             raise
         finally:
-            # This frame is part of the exception's traceback: the exception would keep itself alive, and with it all
-            # that the frames of the traceback hold.
+            # The exception's traceback holds this frame. A reference from the frame to the exception would be a cycle
+            # that keeps all frames of the traceback alive.
             del error
-        if failed := [rank for rank, text in enumerate(told) if text.startswith(_FAILED)]:
+        if failed := [rank for rank, message in enumerate(messages) if message.startswith(_FAILED)]:
             others = f", as did {len(failed) - 1} more" if len(failed) > 1 else ""
-            reason = told[failed[0]].removeprefix(_FAILED).decode(errors="replace")
-            raise RankError(f"{self.name(failed[0])} failed{others}: {reason}")
-        return [text.removeprefix(_FINE) for text in told]
+            reason = messages[failed[0]].removeprefix(_FAILED).decode(errors="replace")
+            raise RankError(f"{self.rank_name(failed[0])} failed{others}: {reason}")
+        return [message.removeprefix(_SUCCEEDED) for message in messages]
 
-    def name(self, rank: int) -> str:
-        """A rank of the group as people are told of it."""
-        world = rank if self.group is None else dist.get_global_rank(self.group, rank)
-        return f"rank {rank}" if world == rank else f"rank {rank} of the group (rank {world} of the world)"
-
-    def share(self, data: bytes) -> list[bytes]:
-        """What each rank gave, in their order."""
-        if self.group is None:
+    def all_gather_bytes(self, data: bytes) -> list[bytes]:
+        """Returns the bytes of all ranks in rank order. Lengths may differ."""
+        if self.process_group is None:
             return [data]
-        # A long message has another collective to itself, since nobody knows before how long it is.
-        short = len(data).to_bytes(_LENGTH_BYTES, "little") + data[:_SHORT_BYTES]
-        told = self._gather(short.ljust(_LENGTH_BYTES + _SHORT_BYTES))
-        lengths = [int.from_bytes(text[:_LENGTH_BYTES], "little") for text in told]
+        # No rank knows the others' lengths before the first collective.
+        head = len(data).to_bytes(_LENGTH_BYTES, "little") + data[:_SHORT_BYTES]
+        heads = self._all_gather_equal(head.ljust(_LENGTH_BYTES + _SHORT_BYTES))
+        lengths = [int.from_bytes(head[:_LENGTH_BYTES], "little") for head in heads]
         longest = max(lengths)
-        texts = self._gather(data.ljust(longest)) if longest > _SHORT_BYTES else [text[_LENGTH_BYTES:] for text in told]
-        return [text[:length] for text, length in zip(texts, lengths, strict=True)]
+        padded = (
+            self._all_gather_equal(data.ljust(longest))
+            if longest > _SHORT_BYTES
+            else [head[_LENGTH_BYTES:] for head in heads]
+        )
+        return [message[:length] for message, length in zip(padded, lengths, strict=True)]
 
     def broadcast(self, data: Tensor | None, source: int) -> Tensor:
-        """The bytes, uint8 in one dimension on the CPU, that the rank `source` gave; the other ranks give None."""
-        if self.group is None:
+        """Returns the bytes of rank `source`: a one-dimensional uint8 tensor on the CPU. Other ranks pass `None`."""
+        if self.process_group is None:
             assert data is not None
             return data
-        length = torch.tensor([0 if data is None else len(data)], device=self.control)
-        dist.broadcast(length, group=self.group, group_src=source)
+        length = torch.tensor([0 if data is None else len(data)], device=self.control_device)
+        dist.broadcast(length, group=self.process_group, group_src=source)
         moved = torch.empty(int(length), dtype=torch.uint8, device=_CPU) if data is None else data
-        moved = moved.to(self.control)
-        dist.broadcast(moved, group=self.group, group_src=source)
+        moved = moved.to(self.control_device)
+        dist.broadcast(moved, group=self.process_group, group_src=source)
         return moved.to(_CPU)
 
-    def _gather(self, data: bytes) -> list[bytes]:
-        """What each rank gave, as long on all of them."""
-        # Tensors say where they are, since the caller may have another default device.
-        given = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.control)
-        rows = torch.empty((self.size, len(data)), dtype=torch.uint8, device=self.control)
-        dist.all_gather_into_tensor(rows.view(-1), given, group=self.group)
-        # PyTorch has no other way to bytes that is quick and needs no NumPy.
+    def _all_gather_equal(self, data: bytes) -> list[bytes]:
+        """Returns the bytes of all ranks, whose lengths are equal."""
+        # Explicit devices, since the caller may have set another default device.
+        own = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.control_device)
+        rows = torch.empty((self.size, len(data)), dtype=torch.uint8, device=self.control_device)
+        dist.all_gather_into_tensor(rows.view(-1), own, group=self.process_group)
+        # PyTorch has no other fast conversion to bytes that works without NumPy.
         return [ctypes.string_at(row.data_ptr(), len(data)) for row in rows.to(_CPU)]
 
 
-def _backends(group: "ProcessGroup | None") -> dict[str, str]:
-    """For each type of device that the group takes tensors of, the backend that moves them."""
-    pairs = (item.partition(":") for item in dist.get_backend_config(group).split(","))
+def _backends(process_group: "ProcessGroup | None") -> dict[str, str]:
+    """Returns the backend of a process group for each device type."""
+    pairs = (item.partition(":") for item in dist.get_backend_config(process_group).split(","))
     return {device: backend for device, _, backend in pairs}
 
 
-def _carrier(device: torch.device, backends: dict[str, str]) -> torch.device:
-    """`device` if the group moves its tensors, or else one from which it does."""
-    # gloo registers for GPUs but has no all-to-all of their tensors.
+def _collective_device(device: torch.device, backends: dict[str, str]) -> torch.device:
+    """Returns `device` if the backends transfer its tensors, or else a device that they support."""
+    # gloo registers for GPUs, but has no all-to-all of GPU tensors.
     if device.type in backends and (device.type == "cpu" or backends[device.type] != "gloo"):
         return device
     return _CPU if "cpu" in backends else torch.device("cuda", torch.cuda.current_device())
 
 
 def _text_of(error: BaseException) -> bytes:
-    # Some exceptions have no text, or fail to give it; this always gives their type.
+    # Names the exception's type even if it has no text or its `__str__` fails.
     lines = traceback.TracebackException(type(error), error, None).format_exception_only()
     return "".join(lines).strip().encode(errors="replace")

@@ -1,36 +1,33 @@
-"""Which part of a tensor a rank has, where the tensor is cut over a mesh of ranks."""
+"""Local part of a tensor that is sharded over a device mesh."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from typing import NamedTuple
 
 from fst._checkpoint.region import Region
-from fst._distributed.shards import Chunk, Share, Whole
-
-# Indices of a dimension: the first, and how many.
-Run = tuple[int, int]
+from fst._distributed.shards import Replicated, Shard, Sharded, chunk_of
 
 
-class Cut(NamedTuple):
-    """A dimension of a tensor that is cut over a dimension of a mesh, as `torch.chunk` cuts.
+class MeshShard(NamedTuple):
+    """Placement of a tensor dimension that a mesh dimension shards as `torch.chunk` does.
 
     Attributes:
-        dim: The dimension of the tensor, not negative.
-        pieces: Into how many pieces it is cut first. Each piece is then cut over the mesh, and a rank has its chunk of
-            every piece, one behind the other.
+        dim: Dimension of the tensor, not negative.
+        split_factor: Number of chunks that the dimension is split into first. The mesh dimension shards each of them,
+            and a rank holds its shards of all chunks, concatenated.
     """
 
     dim: int
-    pieces: int
+    split_factor: int
 
 
-class Grid(NamedTuple):
-    """A mesh of ranks, as one of them sees it.
+class MeshPosition(NamedTuple):
+    """Position of this rank in a device mesh.
 
     Attributes:
-        shape: How many ranks there are in each dimension.
-        coordinate: Where this rank is: in each dimension its place among the ranks beside it.
-        is_group: Whether there is one dimension, and the ranks in it are those that load together, in their order.
+        shape: Number of ranks in each mesh dimension.
+        coordinate: Coordinate of this rank.
+        is_group: Whether the mesh has one dimension, with the ranks of the loading group in the same order.
     """
 
     shape: tuple[int, ...]
@@ -38,87 +35,85 @@ class Grid(NamedTuple):
     is_group: bool
 
 
-class Fragment(NamedTuple):
-    """Some of a tensor that a rank has.
+class LocalRegion(NamedTuple):
+    """Region of a local tensor and the shard of the full tensor that it holds."""
+
+    shard: Shard
+    region: Region
+
+
+class LocalLayout(NamedTuple):
+    """Composition of a local tensor.
 
     Attributes:
-        share: What it is of the whole tensor.
-        place: Where it is in what the rank has.
-    """
-
-    share: Share
-    place: Region
-
-
-class Local(NamedTuple):
-    """What a rank has of a tensor.
-
-    Attributes:
-        shape: Its shape.
-        fragments: What it is made of: one box, or several where its rows come from several places, or none.
+        shape: Shape of the local tensor.
+        regions: Regions that make up the local tensor: one, several if its indices are not contiguous in the full
+            tensor, or none if it is empty.
     """
 
     shape: tuple[int, ...]
-    fragments: list[Fragment]
+    regions: list[LocalRegion]
 
 
-def local_of(shape: Sequence[int], cuts: Sequence[Cut | None], grid: Grid) -> Local:
-    """What this rank has of a tensor.
+def local_layout(shape: Sequence[int], mesh_shards: Sequence[MeshShard | None], position: MeshPosition) -> LocalLayout:
+    """Returns the layout of this rank's local tensor.
 
-    The cuts, one for each dimension of the mesh, or None where that has copies, are made in their order, each in what
-    those before it have left.
+    Args:
+        shape: Shape of the full tensor.
+        mesh_shards: One item for each mesh dimension, `None` where the tensor is replicated. They apply in order, each
+            to the shard that the previous ones leave.
+        position: Position of this rank in the mesh.
     """
-    runs = [_joined([(0, length)]) for length in shape]
-    real: list[Cut] = []
-    for cut, count, index in zip(cuts, grid.shape, grid.coordinate, strict=True):
-        if cut is not None and count > 1:
-            pieces = [_chunk(runs[cut.dim], piece, cut.pieces) for piece in range(cut.pieces)]
-            runs[cut.dim] = _joined(run for piece in pieces for run in _chunk(piece, index, count))
-            real.append(cut)
-    local_shape = tuple(sum(length for _, length in dim) for dim in runs)
-    everything = Region.whole(local_shape)
-    # Where all ranks say the same, they have less to tell each other.
-    if not real:
-        return Local(local_shape, [Fragment(Whole(), everything)])
-    if grid.is_group and real[0].pieces == 1:
-        return Local(local_shape, [Fragment(Chunk(real[0].dim), everything)])
-    placed = [list(_placed(dim)) for dim in runs]
-    return Local(local_shape, [_fragment(spans) for spans in product(*placed)])
+    # The indices that this rank holds, as ascending ranges for each dimension of the tensor.
+    indices = [_merge([range(length)]) for length in shape]
+    effective: list[MeshShard] = []
+    for mesh_shard, size, coordinate in zip(mesh_shards, position.shape, position.coordinate, strict=True):
+        if mesh_shard is not None and size > 1:
+            dim, split_factor = mesh_shard
+            chunks = [_chunk(indices[dim], index, split_factor) for index in range(split_factor)]
+            indices[dim] = _merge(part for chunk in chunks for part in _chunk(chunk, coordinate, size))
+            effective.append(mesh_shard)
+    local_shape = tuple(sum(map(len, ranges)) for ranges in indices)
+    whole = Region.whole(local_shape)
+    # Requests that are equal on all ranks make the plan agreement cheaper.
+    if not effective:
+        return LocalLayout(local_shape, [LocalRegion(Replicated(), whole)])
+    if position.is_group and effective[0].split_factor == 1:
+        return LocalLayout(local_shape, [LocalRegion(Sharded(effective[0].dim), whole)])
+    return LocalLayout(local_shape, [_local_region(parts) for parts in product(*map(_with_offsets, indices))])
 
 
-def _chunk(runs: Iterable[Run], index: int, count: int) -> list[Run]:
-    """The part of some indices that `torch.chunk` gives to one of `count`."""
-    runs = list(runs)
-    total = sum(length for _, length in runs)
-    step = -(-total // count)
-    begin, end = index * step, (index + 1) * step
-    chunk = []
-    for place, (start, length) in _placed(runs):
-        first, last = max(begin - place, 0), min(end - place, length)
-        if first < last:
-            chunk.append((start + first, last - first))
-    return chunk
+def _chunk(ranges: Sequence[range], index: int, count: int) -> list[range]:
+    """Returns chunk `index` if `torch.chunk` splits the concatenated ranges into `count` chunks."""
+    chunk = chunk_of(sum(map(len, ranges)), index, count)
+    parts = []
+    for offset, indices in _with_offsets(ranges):
+        part = indices[max(chunk.start - offset, 0) : max(chunk.stop - offset, 0)]
+        if part:
+            parts.append(part)
+    return parts
 
 
-def _joined(runs: Iterable[Run]) -> list[Run]:
-    """The same indices, with no run that is empty or goes on where the one before it ends."""
-    joined: list[Run] = []
-    for start, length in runs:
-        if joined and sum(joined[-1]) == start:
-            joined[-1] = joined[-1][0], joined[-1][1] + length
-        elif length > 0:
-            joined.append((start, length))
-    return joined
+def _merge(ranges: Iterable[range]) -> list[range]:
+    """Joins adjacent ranges and drops empty ones."""
+    merged: list[range] = []
+    for indices in ranges:
+        if merged and merged[-1].stop == indices.start:
+            merged[-1] = range(merged[-1].start, indices.stop)
+        elif indices:
+            merged.append(indices)
+    return merged
 
 
-def _placed(runs: Iterable[Run]) -> Iterator[tuple[int, Run]]:
-    """Runs, and where each begins when they stand one behind the other."""
-    place = 0
-    for start, length in runs:
-        yield place, (start, length)
-        place += length
+def _with_offsets(ranges: Iterable[range]) -> Iterator[tuple[int, range]]:
+    """Yields each range with its offset in the concatenated ranges."""
+    offset = 0
+    for indices in ranges:
+        yield offset, indices
+        offset += len(indices)
 
 
-def _fragment(spans: Sequence[tuple[int, Run]]) -> Fragment:
-    share = Region((start, length, 1) for _, (start, length) in spans)
-    return Fragment(share, Region((place, length, 1) for place, (_, length) in spans))
+def _local_region(parts: Sequence[tuple[int, range]]) -> LocalRegion:
+    """Returns the region that the ranges of all dimensions select. Each range comes with its local offset."""
+    shard = Region((indices.start, len(indices), 1) for _, indices in parts)
+    return LocalRegion(shard, Region((offset, len(indices), 1) for offset, indices in parts))

@@ -1,9 +1,12 @@
-"""Loads that the ranks of a group do together."""
+"""Collective loads of shards, into new tensors or existing ones."""
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import compress
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,150 +14,240 @@ from torch import Tensor
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.arguments import Paths
 from fst._core.classes import GroupPlan
-from fst._distributed.agreement import Terms, agree
-from fst._distributed.exchange import Exchange
-from fst._distributed.group import Ranks
-from fst._distributed.interrupts import interrupts_held
-from fst._distributed.page_cache import page_cache
-from fst._distributed.shards import Want, part_of
-from fst._distributed.side_stream import side_stream
-from fst._distributed.targets import Target, targets_of
+from fst._core.dtypes import CASTABLE
+from fst._distributed.agreement import LoadOptions, agree_on_plan
+from fst._distributed.exchange import Exchange, side_stream
+from fst._distributed.group import Group
+from fst._distributed.interrupts import defer_interrupts
+from fst._distributed.shards import ShardRequest, region_of
 
-# The kernel answers a page fault with megabytes around it. Where others read those bytes, views of small tensors in
-# between would have nearly all of them read a second time.
+# A page fault reads megabytes around the page. If other ranks read the bytes between small views, those bytes would be
+# read twice.
 _VIEW_BYTES_MIN = 1 << 20
 
+# Changes with each boot of the kernel. It is equal in all containers on a machine.
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
-def open_together(paths: Paths, ranks: Ranks) -> OpenCheckpoint:
-    """The checkpoint that these paths stand for, whose headers one rank reads for all. Every rank calls it.
 
-    Paths may differ, as long as they lead to files of the same names and lengths.
+def open_for_group(paths: Paths, group: Group) -> OpenCheckpoint:
+    """Opens a checkpoint on all ranks. Only rank 0 reads the headers and sends them to the others.
+
+    Every rank calls this function. Paths may differ if they lead to files of the same names and lengths.
 
     Raises:
-        RankError: Another rank has failed.
-        And the errors of `load_file` that concern paths and headers.
+        RankError: Another rank failed.
+        Errors of `load_file` about paths and headers.
     """
 
-    def open_first() -> tuple[OpenCheckpoint, Tensor] | None:
-        if ranks.rank > 0:
+    def open_on_first() -> tuple[OpenCheckpoint, Tensor] | None:
+        if group.rank > 0:
             return None
-        stored = OpenCheckpoint(paths)
-        return stored, stored.headers()
+        checkpoint = OpenCheckpoint(paths)
+        return checkpoint, checkpoint.headers()
 
-    opened = ranks.together(open_first)
-    headers = ranks.broadcast(opened[1] if opened else None, 0)
-    return ranks.together(lambda: opened[0] if opened else OpenCheckpoint(paths, headers))
+    opened = group.run_on_all(open_on_first)
+    headers = group.broadcast(opened[1] if opened else None, 0)
+    return group.run_on_all(lambda: opened[0] if opened else OpenCheckpoint(paths, headers))
 
 
-def load_wants(
-    stored: OpenCheckpoint,
-    wants: Sequence[Want],
-    ranks: Ranks,
+def load_shards(
+    checkpoint: OpenCheckpoint,
+    requests: Sequence[ShardRequest],
+    group: Group,
     device: torch.device,
     dtype: torch.dtype | None = None,
     strategy: str = "auto",
     window_bytes: int | None = None,
 ) -> list[Tensor]:
-    """New contiguous tensors, one for each want. Every rank calls it with its own wants.
+    """Loads a new contiguous tensor for each request. Every rank calls this function with its own requests.
 
     Raises:
-        RankError: Another rank has failed.
-        ValueError: What the ranks want does not fit together, or does not fit the checkpoint.
-        And the errors of `load_file`.
+        RankError: Another rank failed.
+        ValueError: The requests of the ranks do not fit together or do not fit the checkpoint.
+        Errors of `load_file`.
     """
 
-    def load_alone(wants: Sequence[Want], device: torch.device) -> list[Tensor]:
-        parts = [part_of(share, stored.tensors[name].shape, ranks.rank, ranks.size) for name, share in wants]
-        return stored.load_boxes([name for name, _ in wants], parts, device, dtype)
+    def load_own(requests: Sequence[ShardRequest], device: torch.device) -> list[Tensor]:
+        regions = [region_of(shard, checkpoint.tensors[name].shape, group.rank, group.size) for name, shard in requests]
+        return checkpoint.load_boxes([name for name, _ in requests], regions, device, dtype)
 
     def prepare() -> tuple[list[Tensor], str]:
-        made = load_alone(wants, torch.device("meta"))
-        same = all(tensor.dtype == stored.tensors[name].dtype for (name, _), tensor in zip(wants, made, strict=True))
-        return made, page_cache(stored) if device.type == "cpu" and same else ""
+        like = load_own(requests, torch.device("meta"))
+        is_cast = any(
+            tensor.dtype != checkpoint.tensors[name].dtype for (name, _), tensor in zip(requests, like, strict=True)
+        )
+        return like, page_cache(checkpoint) if device.type == "cpu" and not is_cast else ""
 
-    with interrupts_held():
-        made, cache = ranks.together(prepare)
+    with defer_interrupts():
+        like, cache = group.run_on_all(prepare)
         if device.type == "meta":
-            return made
-        room_bytes = ranks.window_bytes if window_bytes is None else window_bytes
-        terms = Terms(device.type, str(dtype), strategy, room_bytes)
-        plan, are_mapped = agree(stored, wants, ranks, terms, cache)
+            return like
+        options = LoadOptions(
+            device.type, str(dtype), strategy, group.window_bytes if window_bytes is None else window_bytes
+        )
+        plan, all_mapped = agree_on_plan(checkpoint, requests, group, options, cache)
         if all(plan.collective(window) == "none" for window in range(plan.window_count())):
-            return ranks.together(lambda: load_alone(wants, device))
-        # Views of mapped files need no windows.
-        viewed = [
-            are_mapped and plan.is_own(name) and tensor.nbytes >= _VIEW_BYTES_MIN
-            for (name, _), tensor in zip(wants, made, strict=True)
+            return group.run_on_all(lambda: load_own(requests, device))
+        # These tensors become views of the mapped files and need no exchange.
+        is_view = [
+            all_mapped and plan.is_own(name) and tensor.nbytes >= _VIEW_BYTES_MIN
+            for (name, _), tensor in zip(requests, like, strict=True)
         ]
 
-        def begin() -> tuple[Iterator[Tensor], list[Tensor | None]]:
-            views = load_alone(list(compress(wants, viewed)), device)
+        def allocate() -> tuple[Iterator[Tensor], list[Tensor | None]]:
+            views = load_own(list(compress(requests, is_view)), device)
             return iter(views), [
-                None if is_viewed else torch.empty_like(tensor, device=device)
-                for tensor, is_viewed in zip(made, viewed, strict=True)
+                None if viewed else torch.empty_like(tensor, device=device)
+                for tensor, viewed in zip(like, is_view, strict=True)
             ]
 
-        views, out = ranks.together(begin)
-        _run(plan, out, ranks, device)
+        views, out = group.run_on_all(allocate)
+        _run(plan, out, group, device)
         return [next(views) if tensor is None else tensor for tensor in out]
 
 
-def fill_wants(
-    stored: OpenCheckpoint,
-    wants: Sequence[Want],
+def fill_shards(
+    checkpoint: OpenCheckpoint, requests: Sequence[ShardRequest], out: Sequence[Tensor], group: Group
+) -> None:
+    """Overwrites one tensor for each request, on any devices. Otherwise as `fill_on_device`.
+
+    Each byte is read once for all ranks if each rank has its tensors on one device.
+    """
+    outputs: dict[torch.device, list[tuple[ShardRequest, Tensor]]] = defaultdict(list)
+    for request, tensor in zip(requests, out, strict=True):
+        outputs[tensor.device].append((request, tensor))
+    # The n-th devices of a type on all ranks load together. All ranks take part in each of these loads.
+    devices: dict[str, torch.device] = {}
+    for device in sorted(outputs, key=str):
+        devices[f"{device.type} {sum(other.type == device.type for other in devices.values())}"] = device
+    gathered = group.all_gather_bytes(json.dumps(list(devices)).encode())
+    for key in sorted({key for data in gathered for key in json.loads(data)}):
+        device = devices.get(key, torch.device(key.split()[0]))
+        own = outputs[device] if key in devices else []
+        fill_on_device(checkpoint, [request for request, _ in own], [tensor for _, tensor in own], group.to(device))
+
+
+def fill_on_device(
+    checkpoint: OpenCheckpoint,
+    requests: Sequence[ShardRequest],
     out: Sequence[Tensor],
-    ranks: Ranks,
+    group: Group,
     strategy: str = "auto",
     window_bytes: int | None = None,
 ) -> None:
-    """Overwrites tensors with any strides and any dtype that the stored one can be cast to, one for each want.
+    """Overwrites one tensor for each request. Every rank calls this function with its own requests and tensors.
 
-    Every rank calls it with its own wants and tensors, the latter all on one device. Those that are not contiguous, or
-    to whose dtype a load does not cast, take `window_bytes` more, or as much as the largest of them.
+    The tensors of a rank are on one device. They may have any strides, and any dtype that the stored dtype can be cast
+    to. Tensors that are not contiguous, or that a load does not cast to, take up to `window_bytes` of extra memory, or
+    the size of the largest of them.
 
     Raises:
-        RankError: Another rank has failed.
-        ValueError: What the ranks want does not fit together, the checkpoint or the tensors. Nothing was written.
-        And the errors of `load_into`. Where reading fails, tensors hold old or new values, or some of both.
+        RankError: Another rank failed.
+        ValueError: The requests of the ranks do not fit together, or do not fit the checkpoint or the tensors. Nothing
+            was written.
+        Errors of `load_into`. After a failed read, tensors may hold old values, new values or a mix.
     """
 
-    def tell_indirect() -> tuple[list[Target], bytes]:
-        targets = targets_of(stored, wants, out, ranks)
-        return targets, json.dumps([want.name for want, _, is_direct in targets if not is_direct]).encode()
+    def check_outputs() -> tuple[list[_Output], bytes]:
+        outputs = _outputs(checkpoint, requests, out, group)
+        return outputs, json.dumps([output.request.name for output in outputs if not output.is_direct]).encode()
 
-    with interrupts_held():
-        targets, told = ranks.tell(tell_indirect)
-        device = targets[0].tensor.device if targets else ranks.device
-        # What one rank cannot fill directly, no rank does: they load a tensor together.
-        indirect = {name for names in told for name in json.loads(names)}
-        direct = [target for target in targets if target.want.name not in indirect]
-        room_bytes = ranks.window_bytes if window_bytes is None else window_bytes
-        plan, _ = agree(stored, [want for want, _, _ in direct], ranks, Terms(None, None, strategy, room_bytes), "")
-        _run(plan, [tensor for _, tensor, _ in direct], ranks, device)
-        for names in _batches(stored, indirect, room_bytes):
-            batch = [target for target in targets if target.want.name in names]
-            loaded = load_wants(stored, [want for want, _, _ in batch], ranks, device, None, strategy, window_bytes)
-            ranks.together(partial(_copy, [tensor for _, tensor, _ in batch], loaded))
-
-
-def _run(plan: GroupPlan, out: Sequence[Tensor | None], ranks: Ranks, device: torch.device) -> None:
-    with side_stream(device):
-        ranks.together(lambda: Exchange(plan, ranks, out, device)).run()
+    with defer_interrupts():
+        outputs, gathered = group.gather_results(check_outputs)
+        device = outputs[0].tensor.device if outputs else group.device
+        # Ranks load a tensor together, so a tensor that is indirect on one rank is indirect on all.
+        indirect = {name for data in gathered for name in json.loads(data)}
+        direct = [output for output in outputs if output.request.name not in indirect]
+        batch_bytes = group.window_bytes if window_bytes is None else window_bytes
+        options = LoadOptions(None, None, strategy, batch_bytes)
+        plan, _ = agree_on_plan(checkpoint, [output.request for output in direct], group, options, "")
+        _run(plan, [output.tensor for output in direct], group, device)
+        for names in map(set, batches(checkpoint, indirect.__contains__, batch_bytes)):
+            batch = [output for output in outputs if output.request.name in names]
+            loaded = load_shards(
+                checkpoint, [output.request for output in batch], group, device, None, strategy, window_bytes
+            )
+            group.run_on_all(partial(_copy, [output.tensor for output in batch], loaded))
 
 
-def _batches(stored: OpenCheckpoint, names: Collection[str], batch_bytes: int) -> Iterator[set[str]]:
-    """Names of tensors of at most so many bytes together, or of a single one. The same on every rank."""
-    batch: set[str] = set()
+def batches(checkpoint: OpenCheckpoint, select: Callable[[str], bool], batch_bytes: int) -> Iterator[list[str]]:
+    """Splits the selected tensors, in the order of the files, into batches of at most `batch_bytes`.
+
+    A larger tensor has a batch of its own.
+    """
+    batch: list[str] = []
     size = 0
-    for name, tensor in stored.tensors.items():
-        if name in names:
-            if batch and size + tensor.nbytes > batch_bytes:
-                yield batch
-                batch, size = set(), 0
-            batch.add(name)
-            size += tensor.nbytes
+    for name, tensor in checkpoint.tensors.items():
+        if not select(name):
+            continue
+        if batch and size + tensor.nbytes > batch_bytes:
+            yield batch
+            batch, size = [], 0
+        batch.append(name)
+        size += tensor.nbytes
     if batch:
         yield batch
+
+
+def page_cache(checkpoint: OpenCheckpoint) -> str:
+    """Returns a name for the page cache that a load to the CPU maps the checkpoint from.
+
+    The name is equal in all processes that map the same files on one machine. It is empty if the files are read
+    instead.
+    """
+    if checkpoint.reader() != "mmap" or not _BOOT_ID.exists():
+        return ""
+    stats = [Path(path).stat() for path in checkpoint.paths]
+    return " ".join([_BOOT_ID.read_text().strip(), *(f"{stat.st_dev}:{stat.st_ino}" for stat in stats)])
+
+
+class _Output(NamedTuple):
+    """Existing tensor that a load overwrites.
+
+    Attributes:
+        request: Request for the values.
+        tensor: The tensor, detached from autograd.
+        is_direct: Whether a load can write into the tensor. Otherwise a new tensor is loaded and copied.
+    """
+
+    request: ShardRequest
+    tensor: Tensor
+    is_direct: bool
+
+
+def _outputs(
+    checkpoint: OpenCheckpoint, requests: Sequence[ShardRequest], out: Sequence[Tensor], group: Group
+) -> list[_Output]:
+    if len(requests) != len(out):
+        raise ValueError(f"{len(requests)} requests, but {len(out)} tensors; pass one tensor for each request")
+    return [_output(checkpoint, request, tensor, out[0], group) for request, tensor in zip(requests, out, strict=True)]
+
+
+def _output(checkpoint: OpenCheckpoint, request: ShardRequest, tensor: Tensor, first: Tensor, group: Group) -> _Output:
+    """Returns the checked output. All outputs of a rank must be on the device of the first."""
+    stored = checkpoint.tensors[request.name]
+    shape = region_of(request.shard, stored.shape, group.rank, group.size).lengths
+    if tensor.layout != torch.strided or tensor.device.type == "meta":
+        problem = f"the tensor to overwrite is {tensor.layout} on {tensor.device}; expected a dense tensor with storage"
+    elif tensor.device != first.device:
+        problem = (
+            f"the tensor to overwrite is on {tensor.device}, and another tensor of this rank on {first.device}; fill "
+            "them in separate calls"
+        )
+    elif tensor.shape != shape:
+        problem = (
+            f"the shard of this rank has the shape {list(shape)}, but the tensor to overwrite {list(tensor.shape)}"
+        )
+    else:
+        is_castable = stored.dtype in CASTABLE and tensor.dtype in CASTABLE
+        is_plain = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+        return _Output(request, tensor.detach(), is_plain and (tensor.dtype == stored.dtype or is_castable))
+    raise ValueError(f'tensor "{request.name}": {problem}; nothing was written')
+
+
+def _run(plan: GroupPlan, out: Sequence[Tensor | None], group: Group, device: torch.device) -> None:
+    with side_stream(device):
+        group.run_on_all(lambda: Exchange(plan, group, out, device)).run()
 
 
 def _copy(out: Sequence[Tensor], loaded: Sequence[Tensor]) -> None:

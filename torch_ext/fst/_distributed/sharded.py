@@ -1,4 +1,4 @@
-"""A checkpoint that several ranks load together, each its share."""
+"""`load_sharded`: loads a checkpoint across the ranks of a process group."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from fst._core.arguments import Device, Paths, device_of, dtype_of, names_of
-from fst._distributed.group import Ranks
-from fst._distributed.interrupts import interrupts_held
-from fst._distributed.load import load_wants, open_together
-from fst._distributed.placements import Placements, wants_of
+from fst._distributed.group import Group
+from fst._distributed.interrupts import defer_interrupts
+from fst._distributed.load import load_shards, open_for_group
+from fst._distributed.placements import Placements, shard_requests
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -27,61 +27,67 @@ def load_sharded(
     strategy: Literal["auto", "own", "exchange"] = "auto",
     window_bytes: int | None = None,
 ) -> dict[str, Tensor]:
-    """Loads a checkpoint with all ranks of a process group: each byte is read once, and each rank gets its share.
+    """Loads a checkpoint with all ranks of a process group. Each byte is read once, and each rank gets its shard.
 
-    Every rank of the group calls it, like a collective. Where one fails, all raise, and the group can be used again.
+    All ranks of the group must call this function, as with any collective. If one rank fails, all ranks raise, and the
+    group remains usable.
 
     Args:
-        paths: A path or a list of paths, each as in `load_file`. They may differ between ranks, as long as they lead to
-            files of the same names and lengths.
-        placements: What this rank gets of each tensor. One placement for all; a mapping from names and globs (`*`, `?`,
-            `[...]`) to placements, in which a name comes before globs and a glob before those behind it; or a function
-            of a name and a shape. A placement is, of `torch.distributed.tensor`, `Replicate()` for all of the tensor or
-            `Shard(dim)` for this rank's chunk, as `torch.chunk` cuts it into as many as there are ranks (the last ones
-            may get fewer rows, or none); an index for a part of one's own, with slices, ints (which keep their
-            dimension) and `...`; or None where this rank does not want it.
-        group: A process group; None is the world, or this process alone where `torch.distributed` is not in use.
+        paths: A path or a list of paths, each as in `load_file`. Paths may differ between ranks if they lead to files
+            of the same names and lengths.
+        placements: Placement of each tensor on this rank: one placement for all tensors, a mapping from names and globs
+            (`*`, `?`, `[...]`) to placements, or a function of a name and a shape. In a mapping, a name takes
+            precedence over globs, and a glob over later globs. A placement is one of:
+
+            - `Replicate()` of `torch.distributed.tensor`: the whole tensor.
+            - `Shard(dim)` of `torch.distributed.tensor`: this rank's chunk of the tensor. `torch.chunk` defines the
+              chunks, one for each rank; the last ones may be smaller or empty.
+            - An index of slices, ints and `...`: any region of the tensor. An int keeps its dimension.
+            - `None`: nothing. This rank does not need the tensor.
+        group: A process group. `None` is the default group, or this process alone if `torch.distributed` is not
+            initialized.
         device: As in `load_file`.
         dtype: As in `load_file`.
-        names: The tensors that `placements` is asked for; None is all.
-        strategy: Who reads what several ranks want. "own": every rank its share, so what is replicated is read as often
-            as there are ranks. "exchange": each byte one rank, which sends it to the others. "auto": its share where no
-            byte is read from storage twice by that, and one for all otherwise.
-        window_bytes: The most memory of this rank for what is on its way between ranks; None is 512 MiB of a GPU's, or
-            128 MiB of the host's where the group has no other way between ranks.
+        names: Tensors that `placements` applies to. `None` is all tensors.
+        strategy: How data needed by several ranks is read. `"own"`: every rank reads its own shard; replicated tensors
+            are read once per rank. `"exchange"`: one rank reads each byte and sends it to the others. `"auto"`: ranks
+            read their own shards where this reads no byte from storage twice, and exchange data otherwise.
+        window_bytes: Upper bound for this rank's send and receive buffers, in bytes. `None` is 512 MiB of GPU memory,
+            or 128 MiB of host memory if the group has no other connection between ranks.
 
     Returns:
-        This rank's tensors by name, in the order of the files, without those that it does not want. They are
-        contiguous.
+        This rank's contiguous tensors by name, in the order of the files, without tensors that are placed as `None`.
 
     Raises:
-        RankError: Another rank failed; the message names it and its exception. That rank raises the exception itself.
-        KeyError: No file holds a name.
-        TypeError, ValueError: A placement is none, is missing, matches nothing or does not fit its tensor; or ranks do
-            not agree on placements, dtype, kind of device, strategy or window_bytes. No data was read.
-        And the errors of `load_file`, and those of collectives, as when a process has ended.
+        RankError: Another rank failed. The message names that rank and its exception. The failed rank raises the
+            exception itself.
+        KeyError: No file holds a tensor of a name.
+        TypeError, ValueError: A placement has the wrong type, is missing, matches no tensor, or does not fit its
+            tensor's shape; or the ranks do not agree on placements, dtype, device type, strategy or window_bytes. No
+            data was read.
+        Errors of `load_file`, and errors of collectives, for example if a process has ended.
 
     Example:
         >>> from torch.distributed.tensor import Replicate, Shard
         >>> weights = fst.load_sharded("model.safetensors", {"weight": Shard(0), "*": Replicate()})
-        >>> weights["weight"].shape  # of a group of one rank
+        >>> weights["weight"].shape  # in a group of one rank
         torch.Size([4, 3])
     """
-    with interrupts_held():
-        # Agrees on failures before it is known where to load to.
-        target, cast, chosen = Ranks.of(group, torch.device("cpu")).together(
-            lambda: (_resolved(device), dtype_of(dtype), None if names is None else names_of(names))
+    with defer_interrupts():
+        # Communicates as for the CPU until all ranks know their device.
+        load_device, load_dtype, selected = Group.of(group, torch.device("cpu")).run_on_all(
+            lambda: (_resolve(device), dtype_of(dtype), None if names is None else names_of(names))
         )
-        ranks = Ranks.of(group, target)
-        stored = open_together(paths, ranks)
-        wants = ranks.together(lambda: wants_of(placements, stored, chosen))
-        tensors = load_wants(stored, wants, ranks, target, cast, strategy, window_bytes)
-    return {want.name: tensor for want, tensor in zip(wants, tensors, strict=True)}
+        load_group = Group.of(group, load_device)
+        checkpoint = open_for_group(paths, load_group)
+        requests = load_group.run_on_all(lambda: shard_requests(placements, checkpoint, selected))
+        tensors = load_shards(checkpoint, requests, load_group, load_device, load_dtype, strategy, window_bytes)
+    return {request.name: tensor for request, tensor in zip(requests, tensors, strict=True)}
 
 
-def _resolved(device: Device) -> torch.device:
-    """With the index of the GPU that "cuda" means now."""
-    found = torch.device(device_of(device))
-    if str(found) == "cuda" and torch.cuda.is_available():
+def _resolve(device: Device) -> torch.device:
+    """Returns a device in which "cuda" has the index of the current GPU."""
+    resolved = torch.device(device_of(device))
+    if str(resolved) == "cuda" and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
-    return found
+    return resolved

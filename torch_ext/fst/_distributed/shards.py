@@ -1,4 +1,4 @@
-"""What a rank wants of a checkpoint, and how the planner is told."""
+"""Shards of tensors that a rank requests, and their encoding for the planner."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -9,62 +9,70 @@ from torch import Tensor
 from fst._checkpoint.region import Region
 
 
-class Whole(NamedTuple):
-    """All of a tensor, as every rank has it that is replicated."""
+class Replicated(NamedTuple):
+    """The whole tensor."""
 
 
-class Chunk(NamedTuple):
-    """This rank's chunk of a tensor, as `torch.chunk` cuts it into as many as the group has ranks.
+class Sharded(NamedTuple):
+    """This rank's chunk of a tensor that `torch.chunk` splits into as many chunks as the group has ranks.
 
     Attributes:
-        dim: The dimension that is cut; a negative one counts from the last.
+        dim: Dimension that is split. A negative dimension counts from the last.
     """
 
     dim: int
 
 
-# A region has a step of 1 in every dimension.
-Share = Whole | Chunk | Region
+# The steps of a region are 1.
+Shard = Replicated | Sharded | Region
 
 
-class Want(NamedTuple):
-    """A share of the tensor with this name."""
+class ShardRequest(NamedTuple):
+    """Request of a rank for its shard of the tensor `name`."""
 
     name: str
-    share: Share
+    shard: Shard
 
 
-def encode(wants: Sequence[Want], positions: Mapping[str, int]) -> Tensor:
-    """The numbers that tell the planner what a rank wants: for each want the position of its tensor in the checkpoint,
-    which kind of share it is, and the numbers of the share.
+def encode(requests: Sequence[ShardRequest], positions: Mapping[str, int]) -> Tensor:
+    """Encodes the requests of a rank for the planner, as int64 on the CPU.
+
+    A request is the position of its tensor in the checkpoint, the kind of shard, and the numbers of the shard.
     """
     numbers: list[int] = []
-    for name, share in wants:
+    for name, shard in requests:
         numbers.append(positions[name])
-        match share:
-            case Whole():
+        match shard:
+            case Replicated():
                 numbers.append(0)
-            case Chunk(dim):
+            case Sharded(dim):
                 numbers += 1, dim
             case Region(starts, lengths):
                 numbers += 2, *starts, *lengths
     return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 
-def part_of(share: Share, shape: Sequence[int], rank: int, size: int) -> Region:
-    """The box that a share is for one of `size` ranks.
+def region_of(shard: Shard, shape: Sequence[int], rank: int, size: int) -> Region:
+    """Returns the region of a shard for one of `size` ranks.
 
     Raises:
-        ValueError: The tensor has no such dimension.
+        ValueError: The tensor does not have the dimension of the shard.
     """
-    starts, lengths = [0] * len(shape), list(shape)
-    match share:
+    match shard:
         case Region():
-            return share
-        case Chunk(dim):
+            return shard
+        case Sharded(dim):
             if not -len(shape) <= dim < len(shape):
                 raise ValueError(f"dimension {dim} of a tensor with shape {list(shape)}")
-            step = -(-shape[dim] // size)
-            starts[dim] = min(rank * step, shape[dim])
-            lengths[dim] = min(step, shape[dim] - starts[dim])
-    return Region.unit_step(starts, lengths)
+            chunk = chunk_of(shape[dim], rank, size)
+            return Region.whole(shape).replace(dim % len(shape), (chunk.start, len(chunk), 1))
+    return Region.whole(shape)
+
+
+def chunk_of(length: int, index: int, count: int) -> range:
+    """Returns the indices of chunk `index` if `torch.chunk` splits a dimension into `count` chunks.
+
+    `torch.chunk` may return fewer chunks; the missing ones are empty here.
+    """
+    chunk_length = -(-length // count)
+    return range(min(index * chunk_length, length), min((index + 1) * chunk_length, length))

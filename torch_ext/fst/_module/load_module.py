@@ -12,13 +12,12 @@ from torch.nn.modules.module import _IncompatibleKeys
 from fst._checkpoint.batched import copy_into, have_equal_bits
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.arguments import Device, Paths, device_of, dtype_of
-from fst._distributed.dtensors import is_dtensor, local_tensor, part_of_rank, reshard
-from fst._distributed.fill import Filling, fill_together
-from fst._distributed.group import Ranks
-from fst._distributed.interrupts import interrupts_held
-from fst._distributed.load import open_together
-from fst._distributed.meshes import device_of_mesh, group_of, widest
-from fst._distributed.shards import Want, Whole
+from fst._distributed.dtensors import dtensor_layout, is_dtensor, local_tensor, reshard
+from fst._distributed.group import Group
+from fst._distributed.interrupts import defer_interrupts
+from fst._distributed.load import fill_shards, open_for_group
+from fst._distributed.meshes import enclosing_mesh, mesh_device, mesh_group
+from fst._distributed.shards import Replicated, ShardRequest
 from fst._module.match import Match, Slot, match, own_tensors, temporary_buffers
 from fst._module.materialize import Destination, bring_along, load_fresh, replace
 
@@ -110,7 +109,7 @@ def load_module(
     reshard(module)
     meshes = _meshes_of(module)
     if group is None and meshes:
-        group = group_of(widest(meshes))
+        group = mesh_group(enclosing_mesh(meshes))
     if group is None:
         destination = _destination(device, dtype, meshes)
         stored = OpenCheckpoint(paths)
@@ -118,16 +117,16 @@ def load_module(
         _check(found, module, stored, strict, [names for names in _tied(found) if not have_equal_bits(stored, names)])
         load = _load_alone(found, stored, destination)
         return _finish(module, found, load, destination)
-    with interrupts_held():
+    with defer_interrupts():
         # Agrees on failures before it is known where to load to.
-        destination = Ranks.of(group, torch.device("cpu")).together(lambda: _destination(device, dtype, meshes))
-        ranks = Ranks.of(group, destination.device)
-        stored = open_together(paths, ranks)
-        found = ranks.together(lambda: match(module, stored.tensors))
+        destination = Group.of(group, torch.device("cpu")).run_on_all(lambda: _destination(device, dtype, meshes))
+        ranks = Group.of(group, destination.device)
+        stored = open_for_group(paths, ranks)
+        found = ranks.run_on_all(lambda: match(module, stored.tensors))
         differing = _differing(_tied(found), stored, ranks)
-        ranks.together(lambda: _check(found, module, stored, strict, differing))
+        ranks.run_on_all(lambda: _check(found, module, stored, strict, differing))
         load = _load_together(found, stored, destination, ranks)
-        return ranks.together(lambda: _finish(module, found, load, destination))
+        return ranks.run_on_all(lambda: _finish(module, found, load, destination))
 
 
 def _meshes_of(module: Module) -> "list[DeviceMesh]":
@@ -142,7 +141,7 @@ def _destination(device: Device, dtype: torch.dtype | None, meshes: "Sequence[De
     if dtype is not None and not dtype.is_floating_point:
         raise ValueError(f"dtype must be floating point, not {dtype}")
     if device is None and meshes:
-        return Destination(False, device_of_mesh(meshes[0]), dtype)
+        return Destination(False, mesh_device(meshes[0]), dtype)
     # An empty tensor tells which GPU "cuda" means.
     destination = Destination(device is not None, torch.empty(0, device=device_of(device)).device, dtype)
     if destination.device.type == "meta":
@@ -155,7 +154,7 @@ def _tied(found: Match) -> list[list[str]]:
     return [slot.stored for slot in found.slots if len(slot.stored) > 1]
 
 
-def _differing(tied: Sequence[list[str]], stored: OpenCheckpoint, ranks: Ranks) -> list[list[str]]:
+def _differing(tied: Sequence[list[str]], stored: OpenCheckpoint, ranks: Group) -> list[list[str]]:
     """Those of them whose values differ. Every rank compares its part of each."""
 
     def tell_own() -> tuple[None, bytes]:
@@ -163,7 +162,7 @@ def _differing(tied: Sequence[list[str]], stored: OpenCheckpoint, ranks: Ranks) 
             [names for names in tied if not have_equal_bits(stored, names, ranks.rank, ranks.size)]
         ).encode()
 
-    told = [names for text in ranks.tell(tell_own)[1] for names in json.loads(text)]
+    told = [names for text in ranks.gather_results(tell_own)[1] for names in json.loads(text)]
     return [names for names in tied if names in told]
 
 
@@ -217,20 +216,20 @@ def _load_alone(found: Match, stored: OpenCheckpoint, destination: Destination) 
     return _Loaded([*zip(fresh, values, strict=True), *empty], states)
 
 
-def _load_together(found: Match, stored: OpenCheckpoint, destination: Destination, ranks: Ranks) -> _Loaded:
+def _load_together(found: Match, stored: OpenCheckpoint, destination: Destination, ranks: Group) -> _Loaded:
     """The same by all ranks of a group, in one load."""
 
-    def prepare() -> tuple[_Loaded, list[Filling]]:
+    def prepare() -> tuple[_Loaded, list[tuple[ShardRequest, Tensor]]]:
         kept, fresh = _sorted_out(found, destination)
         values = [(slot, destination.empty_for(slot.tensor)) for slot in fresh]
         states = [torch.empty_like(stored.tensors[name], device="cpu") for _, name in found.extra_states]
         targets = [(slot.stored[0], slot.tensor) for slot in kept]
         targets += [(slot.stored[0], value) for slot, value in values]
         targets += [(name, state) for (_, name), state in zip(found.extra_states, states, strict=True)]
-        return _Loaded(values, states), [filling for target in targets for filling in _fillings(*target, ranks)]
+        return _Loaded(values, states), [output for target in targets for output in _outputs(*target, ranks)]
 
-    loaded, fillings = ranks.together(prepare)
-    fill_together(stored, fillings, ranks)
+    loaded, outputs = ranks.run_on_all(prepare)
+    fill_shards(stored, [request for request, _ in outputs], [tensor for _, tensor in outputs], ranks)
     for slot in found.slots:
         # Autograd looks at the DTensor, and what was written to is its local tensor.
         if slot.stored and is_dtensor(slot.tensor) and not slot.tensor.is_inference():
@@ -248,14 +247,14 @@ def _sorted_out(found: Match, destination: Destination) -> tuple[list[Slot], lis
     return kept, fresh
 
 
-def _fillings(name: str, tensor: Tensor, ranks: Ranks) -> Iterator[Filling]:
+def _outputs(name: str, tensor: Tensor, ranks: Group) -> Iterator[tuple[ShardRequest, Tensor]]:
     """What this rank wants of a stored tensor for one of the module: all, or what it has of a DTensor."""
     if not is_dtensor(tensor):
-        yield Filling(Want(name, Whole()), tensor)
+        yield ShardRequest(name, Replicated()), tensor
     elif tensor.device_mesh.get_coordinate() is not None:
         local = local_tensor(tensor)
-        for share, place in part_of_rank(tensor, ranks.group).fragments:
-            yield Filling(Want(name, share), place.view(local))
+        for shard, region in dtensor_layout(tensor, ranks.process_group).regions:
+            yield ShardRequest(name, shard), region.view(local)
 
 
 def _finish(module: Module, found: Match, loaded: _Loaded, destination: Destination) -> _IncompatibleKeys:

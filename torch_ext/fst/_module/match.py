@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from fst._distributed.dtensors import is_dtensor, local_tensor, part_of_rank
+from fst._distributed.dtensors import dtensor_layout, is_dtensor, local_tensor
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -100,7 +100,7 @@ def _what_keeps_dtensor_from_it(tensor: "DTensor") -> str | None:
         return f"its placements {tensor.placements} are for terms of a sum that is still to be made"
     if tensor.device_mesh.get_coordinate() is None:
         return None
-    local, part = local_tensor(tensor), part_of_rank(tensor)
+    local, part = local_tensor(tensor), dtensor_layout(tensor)
     if local.shape != part.shape:
         # PyTorch cannot tell either: full_tensor() waits for ever.
         return (

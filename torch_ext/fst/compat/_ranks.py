@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from fst._distributed.group import Ranks
+from fst._distributed.group import Group
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
 
-def ranks_of(group: Any, device: torch.device) -> Ranks:
+def ranks_of(group: Any, device: torch.device) -> Group:
     """The ranks of a group, for loads to `device`. None, and whatever has the size 1, is this process alone.
 
     Raises:
@@ -22,17 +22,17 @@ def ranks_of(group: Any, device: torch.device) -> Ranks:
         ValueError: This process is not in the group.
     """
     if dist.is_available() and isinstance(group, dist.ProcessGroup):
-        return Ranks.of(group, device)
+        return Group.of(group, device)
     if group is None or (callable(getattr(group, "size", None)) and group.size() == 1):
-        return Ranks(None, 0, 1, device, torch.device("cpu"))
+        return Group(None, 0, 1, device, torch.device("cpu"))
     raise TypeError(
         f"expected None or a process group of torch.distributed of which this process is a rank, not {group!r}"
     )
 
 
-def require_same(ranks: Ranks, what: str, value: object) -> None:
+def require_same(ranks: Group, what: str, value: object) -> None:
     """Raises ValueError on every rank where one has a `value` of another `repr`; `what` it is called in the error."""
-    first, *others = ranks.share(hashlib.sha256(repr(value).encode()).digest())
+    first, *others = ranks.all_gather_bytes(hashlib.sha256(repr(value).encode()).digest())
     differing = [rank for rank, other in enumerate(others, 1) if other != first]
     if differing:
         raise ValueError(
@@ -40,9 +40,9 @@ def require_same(ranks: Ranks, what: str, value: object) -> None:
         )
 
 
-def joined(ranks: Ranks, work: Callable[[], dict[_Key, _Value]]) -> dict[_Key, _Value]:
+def joined(ranks: Group, work: Callable[[], dict[_Key, _Value]]) -> dict[_Key, _Value]:
     """What `work` returns on all ranks, in one dict. Raises on every rank where it fails on one."""
     if ranks.size == 1:
-        return ranks.together(work)
-    _, told = ranks.tell(lambda: (None, pickle.dumps(work())))
+        return ranks.run_on_all(work)
+    _, told = ranks.gather_results(lambda: (None, pickle.dumps(work())))
     return {key: value for data in told for key, value in pickle.loads(data).items()}

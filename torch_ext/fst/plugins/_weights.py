@@ -8,14 +8,14 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from tqdm.auto import tqdm
 
-from fst._distributed.group import Ranks
-from fst._distributed.stream import GroupStream, stream_together
+from fst._distributed.group import Group
+from fst._distributed.stream import GroupStream, stream_for_group
 from fst._load.load import tensor_names
 from fst._load.stream import Stream, stream
 from fst.plugins._options import Options
 
 
-class Group(Protocol):
+class ServerGroup(Protocol):
     """The ranks of a server that load the same files at the same time, as both servers have them."""
 
     world_size: int
@@ -28,7 +28,7 @@ def weights(
     device: torch.device,
     options: Options,
     *,
-    group: Callable[[], Group],
+    group: Callable[[], ServerGroup],
     bar: bool,
     skip: Callable[[str], bool] | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
@@ -68,12 +68,12 @@ def _opened(
     files: list[str],
     device: torch.device,
     options: Options,
-    group: Callable[[], Group],
+    group: Callable[[], ServerGroup],
     skip: Callable[[str], bool] | None,
 ) -> Stream | GroupStream:
     if options.ranks == "together" and (together := group()).world_size > 1:
-        ranks = Ranks.of(together.cpu_group if device.type == "cpu" else together.device_group, device)
-        return stream_together(
+        ranks = Group.of(together.cpu_group if device.type == "cpu" else together.device_group, device)
+        return stream_for_group(
             files, device, lambda name: skip is None or not skip(name), ranks, window_bytes=options.window_bytes
         )
     names = None if skip is None else [name for name in tensor_names(files) if not skip(name)]

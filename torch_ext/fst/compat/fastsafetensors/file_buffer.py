@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fst._core.errors import TensorNotFoundError
-from fst._distributed.shards import Chunk, part_of
+from fst._distributed.shards import Sharded, region_of
 from fst.compat.fastsafetensors.frameworks import ProcessGroupBase, TensorBase
 from fst.compat.fastsafetensors.metadata import SafeTensorsMetadata
 from fst.compat.fastsafetensors.st_types import Device, DType, as_torch_dtype
@@ -196,7 +196,7 @@ class FilesBufferOnDevice:
         if self.pg.size() == 1:
             return tensors[name]
         source, _ = self.key_to_rank_lidx[name]
-        parts = [part_of(Chunk(dim), shape, rank, self.pg.size()) for rank in range(self.pg.size())]
+        parts = [region_of(Sharded(dim), shape, rank, self.pg.size()) for rank in range(self.pg.size())]
 
         def make() -> tuple[TensorBase, list[TensorBase]]:
             dst = TensorBase(self._empty(name, parts[self.pg.rank()].lengths))

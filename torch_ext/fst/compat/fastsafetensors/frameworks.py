@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fst._core.dtypes import shape_in_header
-from fst._distributed.group import Ranks
-from fst._distributed.interrupts import interrupts_held
+from fst._distributed.group import Group
+from fst._distributed.interrupts import defer_interrupts
 from fst.compat._ranks import ranks_of
 from fst.compat.fastsafetensors.st_types import Device, DType, as_device, as_dtype, as_torch_dtype
 
@@ -93,7 +93,7 @@ class ProcessGroupBase:
         ranks: The ranks, as fst has them.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Group) -> None:
         self.ranks = ranks
 
     def size(self) -> int:
@@ -113,10 +113,10 @@ class ProcessGroupBase:
 
         Where one rank fails to, every rank raises: the others a RankError.
         """
-        with interrupts_held():
-            dst, moved = self.ranks.together(lambda: self._carried(make()))
-            if self.ranks.group is not None and len(moved) > 0:
-                dist.broadcast(moved, group=self.ranks.group, group_src=rank)
+        with defer_interrupts():
+            dst, moved = self.ranks.run_on_all(lambda: self._carried(make()))
+            if self.ranks.process_group is not None and len(moved) > 0:
+                dist.broadcast(moved, group=self.ranks.process_group, group_src=rank)
                 _place(moved, dst)
         return dst
 
@@ -129,27 +129,27 @@ class ProcessGroupBase:
 
     def scatter_made(self, make: Callable[[], tuple[TensorBase, Sequence[TensorBase]]], src: int) -> TensorBase:
         """As `scatter`, of the tensor and the list that are made. Where one rank fails to, every rank raises."""
-        with interrupts_held():
-            dst, received, sent, sizes = self.ranks.together(lambda: self._packed(*make()))
-            if self.ranks.group is None:
+        with defer_interrupts():
+            dst, received, sent, sizes = self.ranks.run_on_all(lambda: self._packed(*make()))
+            if self.ranks.process_group is None:
                 received.copy_(sent)
             else:
                 from_src = [len(received) if rank == src else 0 for rank in range(self.size())]
-                dist.all_to_all_single(received, sent, from_src, sizes, group=self.ranks.group)
+                dist.all_to_all_single(received, sent, from_src, sizes, group=self.ranks.process_group)
             _place(received, dst)
         return dst
 
     def send(self, t: TensorBase, dst_rank: int, tag: int = 0) -> None:
         """Sends a tensor to a rank, which calls `recv`."""
         _, sent = self._carried(t.contiguous())
-        if self.ranks.group is not None and len(sent) > 0:
-            dist.send(sent, group=self.ranks.group, group_dst=dst_rank, tag=tag)
+        if self.ranks.process_group is not None and len(sent) > 0:
+            dist.send(sent, group=self.ranks.process_group, group_dst=dst_rank, tag=tag)
 
     def recv(self, t: TensorBase, src_rank: int, tag: int = 0) -> None:
         """Overwrites a tensor with what a rank sends."""
         _, received = self._carried(t)
-        if self.ranks.group is not None and len(received) > 0:
-            dist.recv(received, group=self.ranks.group, group_src=src_rank, tag=tag)
+        if self.ranks.process_group is not None and len(received) > 0:
+            dist.recv(received, group=self.ranks.process_group, group_src=src_rank, tag=tag)
             _place(received, t)
 
     def _carried(self, tensor: TensorBase) -> tuple[TensorBase, Tensor]:

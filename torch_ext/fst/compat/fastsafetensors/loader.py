@@ -69,7 +69,7 @@ class SafeTensorsFileLoader:
             And the errors of `fst.load_file` that concern paths and headers.
         """
         ranks = self.pg.ranks
-        named = ranks.together(lambda: self._named(filenames))
+        named = ranks.run_on_all(lambda: self._named(filenames))
         require_same(ranks, "files", named)
         headers = joined(
             ranks, lambda: {file: SafeTensorsMetadata.from_file(file) for file, rank in named if self._reads(rank)}
@@ -114,10 +114,10 @@ class SafeTensorsFileLoader:
             And the errors of `fst.load_tensors`. A name that is in two files is an error before any data is read.
         """
         ranks = self.pg.ranks
-        wanted, places, files = ranks.together(lambda: (as_torch_dtype(dtype), *self._found()))
+        wanted, places, files = ranks.run_on_all(lambda: (as_torch_dtype(dtype), *self._found()))
         require_same(ranks, "filters or dtypes", (wanted, list(places)))
         own = [name for name, (rank, _) in places.items() if self._reads(rank)]
-        loaded = ranks.together(lambda: self._load(own, files, wanted))
+        loaded = ranks.run_on_all(lambda: self._load(own, files, wanted))
         return FilesBufferOnDevice(loaded, places, files, self.pg, self.device, wanted)
 
     def reset(self) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import fst
 from fst._core.arguments import Path, paths_of
-from fst._distributed.stream import EXCHANGE_BYTES, GroupStream, stream_together
+from fst._distributed.stream import EXCHANGE_BYTES, GroupStream, stream_for_group
 from fst._load.stream import WINDOW_BYTES, Stream
 from fst.compat._header import read_header
 from fst.compat._ranks import ranks_of
@@ -82,7 +82,7 @@ class PipelineParallel:
         if device_memory_budget is not None:
             stays = resident_tensor if resident_tensor is not None else lambda _: accumulate_resident
             exchange = EXCHANGE_BYTES if self._ranks.size > 1 else 0
-            window = window_within(device_memory_budget, self._ranks.together(self._sizes), stays, exchange)
+            window = window_within(device_memory_budget, self._ranks.run_on_all(self._sizes), stays, exchange)
             self._window_bytes = window if max_batch_bytes is None else min(window, max_batch_bytes)
 
     def iterate_weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -109,7 +109,7 @@ class PipelineParallel:
         keeps = self.loader.tensor_filter
         if self._ranks.size > 1:
             wanted = keeps or (lambda _: True)
-            return stream_together(self.hf_weights_files, device, wanted, self._ranks, window_bytes=self._window_bytes)
+            return stream_for_group(self.hf_weights_files, device, wanted, self._ranks, window_bytes=self._window_bytes)
         names = None if keeps is None else list(self._sizes())
         return fst.stream(self.hf_weights_files, device, names, window_bytes=self._window_bytes)
 

@@ -10,8 +10,8 @@ from torch import Tensor
 import fst
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.arguments import Device, Path, device_of, paths_of
-from fst._distributed.load import load_wants, open_together
-from fst._distributed.shards import Want, Whole
+from fst._distributed.load import load_shards, open_for_group
+from fst._distributed.shards import Replicated, ShardRequest
 from fst._distributed.stream import GroupStream
 from fst._load.stream import WINDOW_BYTES, Stream
 from fst.compat._ranks import ranks_of
@@ -70,7 +70,7 @@ class safe_open:  # noqa: N801  (the name that programs know)
         self._place = torch.device(device_of(device))
         self._ranks = ranks_of(process_group, self._place)
         # Of a group of several ranks.
-        self._stored = open_together(self.filename, self._ranks) if self._ranks.size > 1 else None
+        self._stored = open_for_group(self.filename, self._ranks) if self._ranks.size > 1 else None
         checkpoint = OpenCheckpoint(self.filename) if self._stored is None else self._stored
         # None once the block has ended.
         self._checkpoint: OpenCheckpoint | None = checkpoint
@@ -106,7 +106,7 @@ class safe_open:  # noqa: N801  (the name that programs know)
         else:
             # Unknown names raise before the ranks wait for one another.
             self._opened().tensor_info(name)
-            [tensor] = load_wants(self._stored, [Want(name, Whole())], self._ranks, self._place)
+            [tensor] = load_shards(self._stored, [ShardRequest(name, Replicated())], self._ranks, self._place)
         return tensor
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
