@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import fst
+from forked import run_forked
 from ranks import Ranks
 from suite import CHUNKS, READER_AND_CHUNKS, READERS, require_gpu
 
@@ -123,5 +124,15 @@ def run_python(python_environ: dict[str, str], tmp_path: Path) -> Callable[..., 
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
+
+    return run
+
+
+@pytest.fixture
+def fork_python(python_environ: dict[str, str], tmp_path: Path) -> Callable[..., str]:
+    """Runs a program as `run_python` does, but in a process that has imported PyTorch and fst already."""
+
+    def run(program: str, *arguments: str, **environ: str) -> str:
+        return run_forked(program, *arguments, environ=python_environ | environ, directory=tmp_path)
 
     return run

@@ -9,7 +9,6 @@ import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing import get_context
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from forked import context
+
 # Timeout of collectives.
 COLLECTIVE_SECONDS = 30
 # Time that the other ranks get to return after one has failed.
 GRACE_SECONDS = 5
-
-# The fork server imports these modules once for all ranks.
-_context = get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed.tensor", "safetensors.torch", "fst", "ranks"])
 
 
 class Ranks:
@@ -85,10 +82,10 @@ class _Rank:
     """
 
     def __init__(self, rank: int, size: int, directory: Path) -> None:
-        self.pipe, theirs = _context.Pipe()
+        self.pipe, theirs = context.Pipe()
         self.answer: tuple[str | None, Any] | None = None
         self._stack = directory / f"stack-{rank}"
-        self.process = _context.Process(
+        self.process = context.Process(
             target=_serve, args=(rank, size, directory / "store", self._stack, theirs), daemon=True
         )
         self.process.start()
@@ -110,6 +107,8 @@ class _Rank:
 
 
 def _serve(rank: int, size: int, store: Path, stack: Path, pipe: Any) -> None:
+    # A process that a shell has started in the background ignores SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with stack.open("w") as file:
         faulthandler.register(signal.SIGUSR1, file)
         torch.set_num_threads(1)

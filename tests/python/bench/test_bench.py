@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import os
-import subprocess
 import sys
 
 import pytest
@@ -19,8 +17,8 @@ from fst_bench.loaders.base import Loader, UnsupportedError
 from fst_bench.peer import PEERS
 from fst_bench.report import markdown, write_report
 from fst_bench.result import Run
+from fst_bench.run import main
 from fst_bench.workload import CAST_DTYPE, RANKS, WORKLOADS
-from suite import CHECKOUT
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -176,11 +174,12 @@ def test_wrong_loader_fails(tmp_path, python_environ, monkeypatch):
     assert report["select"]["load_seconds"] > 0
 
 
-def test_unknown_peer():
-    command = [sys.executable, "-m", "fst_bench", "--peers", "fst,nobody"]
-    done = subprocess.run(command, cwd=CHECKOUT / "benches", env=os.environ, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "unknown peer 'nobody'" in done.stderr
+def test_unknown_peer(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["fst-bench", "--peers", "fst,nobody"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert "unknown peer 'nobody'" in capsys.readouterr().err
 
 
 def test_unsupported_actions():

@@ -148,7 +148,7 @@ def test_malformed_files(tmp_path, content, message):
             call()
 
 
-def test_malformed_files_allocate_little(tmp_path, run_python):
+def test_malformed_files_allocate_little(tmp_path, fork_python):
     """Malformed files cause no large allocation and leave the process usable."""
     for index, (content, _) in enumerate(MALFORMED.values()):
         (tmp_path / f"{index}.safetensors").write_bytes(content)
@@ -169,7 +169,7 @@ assert fst.load_file(huge, "meta")["w"].shape == (2**38,)
 assert sorted(fst.load_file(good)) == ["a", "b"]
 print("unharmed")
 """
-    assert run_python(program, str(good), str(huge), str(len(MALFORMED))) == "unharmed\n"
+    assert fork_python(program, str(good), str(huge), str(len(MALFORMED))) == "unharmed\n"
 
 
 @pytest.mark.usefixtures("reader")
@@ -297,7 +297,7 @@ def test_directory_without_safetensors(tmp_path):
     assert raised.value.errno == errno.EISDIR
 
 
-def test_permission_denied(tmp_path, run_python):
+def test_permission_denied(tmp_path, fork_python):
     path = write(tmp_path / "secret.safetensors", GOOD)
     path.chmod(0)
     program = """
@@ -311,7 +311,7 @@ try:
 except PermissionError as error:
     print(error.errno, error)
 """
-    assert re.match(f"{errno.EACCES} .*secret.safetensors", run_python(program))
+    assert re.match(f"{errno.EACCES} .*secret.safetensors", fork_python(program))
 
 
 def test_pipe(tmp_path):

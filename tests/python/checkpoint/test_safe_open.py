@@ -312,7 +312,7 @@ def test_threads_share_file(path, run_threads):
         run_threads(work, 8)
 
 
-def test_forked_child_shares_file(path, run_python):
+def test_forked_child_shares_file(path, fork_python):
     program = """
 import os, sys, fst
 file = fst.safe_open(sys.argv[1])
@@ -322,7 +322,7 @@ if child == 0:
     os._exit(0 if file.get_tensor("F32.weight").nbytes == 48 and file.get_slice("I32.weight")[:, 1].numel() == 3 else 1)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    assert run_python(program, str(path)) == "0\n"
+    assert fork_python(program, str(path)) == "0\n"
 
 
 def test_headers_are_read_once(tmp_path, monkeypatch):

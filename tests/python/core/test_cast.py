@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -38,6 +38,7 @@ def test_every_pair_matches_pytorch(source, target):
 
 @pytest.mark.parametrize("target", FLOATS, ids=str)
 @pytest.mark.parametrize("source", [torch.float32, torch.float64], ids=str)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_random_numbers(source, target, data):
     width = torch.finfo(source).bits
@@ -89,7 +90,7 @@ def test_threads(threads):
         torch.set_num_threads(before)
 
 
-def test_forked_child(run_python):
+def test_forked_child(fork_python):
     """A forked child casts without the threads of its parent."""
     program = """
         import os, torch, fst
@@ -104,7 +105,7 @@ def test_forked_child(run_python):
             os._exit(0 if torch.equal(result, expected) else 1)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     """
-    assert run_python("\n".join(line[8:] for line in program.splitlines())).strip() == "0"
+    assert fork_python("\n".join(line[8:] for line in program.splitlines())).strip() == "0"
 
 
 def test_tensor_and_list_arguments():

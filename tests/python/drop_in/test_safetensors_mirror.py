@@ -517,7 +517,7 @@ def test_values_must_be_arrays():
             fst.numpy.save(tensors)
 
 
-def test_bfloat16_without_ml_dtypes(run_python, tmp_path):
+def test_bfloat16_without_ml_dtypes(fork_python, tmp_path):
     fst.torch.save_file({"a": torch.ones(2, dtype=torch.bfloat16)}, tmp_path / "m")
     program = """
 import sys
@@ -529,7 +529,7 @@ for module in (safetensors.numpy, fst.numpy):
     except TypeError as error:
         print(error)
 """
-    theirs, ours = run_python(program, str(tmp_path / "m")).splitlines()
+    theirs, ours = fork_python(program, str(tmp_path / "m")).splitlines()
     assert "bfloat16" in theirs
     assert "ml_dtypes" in ours
 

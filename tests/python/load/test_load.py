@@ -186,7 +186,7 @@ def test_reader_option(every_dtype, monkeypatch, choice):
     assert torch.ops.fst.reader([str(path)]) == choice
 
 
-def test_reader_falls_back_without_io_uring(every_dtype, monkeypatch, run_python):
+def test_reader_falls_back_without_io_uring(every_dtype, monkeypatch, fork_python):
     """`fst::reader` names the fallback reader if the system refuses io_uring."""
     path, _ = every_dtype
     monkeypatch.setenv("FST_READER", "uring")
@@ -200,7 +200,7 @@ used = os.open("/dev/null", os.O_RDONLY)
 resource.setrlimit(resource.RLIMIT_NOFILE, (used + 2, used + 2))
 print(torch.ops.fst.reader([sys.argv[1]]), len(fst.load_file(sys.argv[1])) > 0)
 """
-    assert run_python(program, str(path), FST_READER="uring") == "pread True\n"
+    assert fork_python(program, str(path), FST_READER="uring") == "pread True\n"
 
 
 @pytest.mark.parametrize(

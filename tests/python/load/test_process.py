@@ -115,7 +115,7 @@ def test_interrupt_ends_load(tmp_path, python_environ):
     assert resident_mib < 1024
 
 
-def test_interrupt_calls_custom_handler_once(tmp_path, run_python):
+def test_interrupt_calls_custom_handler_once(tmp_path, fork_python):
     """The load ends with KeyboardInterrupt even if the handler raises nothing."""
     path = write_sparse(tmp_path / "large.safetensors", "U8", (1024 * MIB,))
     program = """
@@ -139,10 +139,10 @@ except KeyboardInterrupt:
     print("interrupted", len(called))
 """
     slow = {"FST_READER": "pread", "FST_CHUNK_BYTES": "4096", "FST_THREADS": "1"}
-    assert run_python(program, str(path), **slow) == "interrupted 1\n"
+    assert fork_python(program, str(path), **slow) == "interrupted 1\n"
 
 
-def test_peak_memory_of_read(tmp_path, run_python):
+def test_peak_memory_of_read(tmp_path, fork_python):
     """A load uses at most 256 MiB beyond the tensors."""
     payload = 1024
     path = write_sparse(tmp_path / "large.safetensors", "F32", (4, payload // 4 * MIB // 4))
@@ -160,11 +160,11 @@ before = mib("VmRSS")
 loaded = fst.load_file(sys.argv[1])
 print(mib("VmHWM") - before)
 """
-    used = int(run_python(program, str(path), FST_READER="pread"))
+    used = int(fork_python(program, str(path), FST_READER="pread"))
     assert payload - 8 <= used <= payload + 256
 
 
-def test_mapped_load_allocates_no_memory(tmp_path, run_python):
+def test_mapped_load_allocates_no_memory(tmp_path, fork_python):
     """Mapped pages belong to the page cache until the program writes to them."""
     path = write_sparse(tmp_path / "large.safetensors", "F32", (256 * MIB,))
     program = """
@@ -180,7 +180,7 @@ loaded = fst.load_file(sys.argv[1])
 assert not loaded["w"].any()
 print(anonymous_mib() - before)
 """
-    assert int(run_python(program, str(path), FST_READER="mmap")) < 64
+    assert int(fork_python(program, str(path), FST_READER="mmap")) < 64
 
 
 def test_load_closes_descriptors(tmp_path, monkeypatch):

@@ -353,7 +353,7 @@ def test_interrupt_ends_wait(tmp_path, python_environ):
         assert process.wait() == 0
 
 
-def test_interrupt_between_tensors(tmp_path, run_python):
+def test_interrupt_between_tensors(tmp_path, fork_python):
     path = write(tmp_path / "m.safetensors", {f"t{index}": random_raw("U8", (5000,)) for index in range(5)})
     program = """
 import signal, sys, fst
@@ -365,7 +365,7 @@ try:
 except KeyboardInterrupt:
     print(len(list(stream)))
 """
-    assert run_python(program, str(path), FST_READER="pread") == "4\n"
+    assert fork_python(program, str(path), FST_READER="pread") == "4\n"
 
 
 PROGRESS = {

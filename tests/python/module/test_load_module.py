@@ -511,7 +511,7 @@ def test_read_error_changes_no_parameter(tmp_path, monkeypatch, dtype):
         assert bits_of(module[0].weight) == before
 
 
-def test_peak_memory(tmp_path, run_python):
+def test_peak_memory(tmp_path, fork_python):
     """An in-place load, with a cast or without, needs memory for staging and a few batches, not for a second model."""
     path = tmp_path / "large.safetensors"
     save_file({"weight": torch.ones(16384, 4096, dtype=torch.bfloat16)}, path)
@@ -530,7 +530,7 @@ for dtype in (torch.bfloat16, torch.float32):
     print(peak - before - files)
     assert linear.weight.eq(1).all()
 """
-    for used in run_python(program, str(path), FST_READER="pread", FST_STAGING_BYTES=str(16 << 20)).split():
+    for used in fork_python(program, str(path), FST_READER="pread", FST_STAGING_BYTES=str(16 << 20)).split():
         # The tensor takes 128 MiB in the file.
         assert int(used) * 1024 < 100 << 20
 

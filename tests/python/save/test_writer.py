@@ -231,7 +231,7 @@ def test_write_releases_gil(tmp_path):
     assert during > 20
 
 
-def test_peak_memory(tmp_path, run_python):
+def test_peak_memory(tmp_path, fork_python):
     """A writer needs memory for a few blocks only."""
     program = """
 import sys, torch, fst
@@ -248,7 +248,7 @@ with fst.Writer(sys.argv[1]) as writer:
         writer.write(str(index), tensor)
 print(mib("VmHWM") - before)
 """
-    assert int(run_python(program, str(tmp_path / "x"))) <= 64
+    assert int(fork_python(program, str(tmp_path / "x"))) <= 64
 
 
 def test_forked_child_cannot_use_writer(tmp_path):

@@ -35,12 +35,12 @@ def test_single_run_gpu():
     assert torch.equal(tensor.cpu(), rows())
 
 
-def test_parallel_run_with_one_rank(run_python):
+def test_parallel_run_with_one_rank(fork_python):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     ranks = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    printed = run_python(over_fst(PARALLEL_RUN), CUDA_VISIBLE_DEVICES="", **ranks)
+    printed = fork_python(over_fst(PARALLEL_RUN), CUDA_VISIBLE_DEVICES="", **ranks)
     assert printed == f"RANK 0: tensor_a0={rows()}\nRANK 0: tensor_b0_sharded={rows()}\n"
 
 

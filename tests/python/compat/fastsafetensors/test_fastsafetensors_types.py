@@ -90,7 +90,7 @@ def test_numa_node_without_gpu():
     assert is_gpu_found() == torch.cuda.is_available()
 
 
-def test_debug_shows_logs(run_python):
+def test_debug_shows_logs(fork_python):
     program = "from fst.compat.fastsafetensors.common import set_debug; import logging; set_debug(); "
     program += "import sys; sys.stderr = sys.stdout; set_debug(); logging.getLogger('x').debug('seen')"
-    assert run_python(program) == "[DEBUG] seen\n"
+    assert fork_python(program) == "[DEBUG] seen\n"

@@ -84,16 +84,16 @@ def test_file_in_memory_example(capsys):
     assert "File is in memory" in capsys.readouterr().out
 
 
-def test_distributed_example_one_rank(run_python, one_rank):
+def test_distributed_example_one_rank(fork_python, one_rank):
     program = on_the_cpu(over_fst(DISTRIBUTED)) + "print(sorted(tensors))"
-    assert run_python(program, **one_rank) == f"{sorted(WEIGHTS)}\n"
+    assert fork_python(program, **one_rank) == f"{sorted(WEIGHTS)}\n"
 
 
-def test_sub_groups_example_one_rank(run_python, one_rank):
+def test_sub_groups_example_one_rank(fork_python, one_rank):
     for index in range(1, 9):
         save_file({f"weight.{index}": torch.ones(4, 2)}, f"model-{index:05d}-of-00008.safetensors")
     program = on_the_cpu(over_fst(SUB_GROUPS)).replace("tp = 4", "tp = 1").replace("pp = 2", "pp = 1")
-    assert run_python(program, **one_rank) == "[Rank 0] Loaded 8 tensor shards\n"
+    assert fork_python(program, **one_rank) == "[Rank 0] Loaded 8 tensor shards\n"
 
 
 @pytest.mark.gpu
