@@ -16,8 +16,8 @@ export FST_PYTHON ?= $(abspath $(VENV)/bin/python)
 # Activating also puts the cmake and ninja of the environment on PATH for the C++ programs.
 IN_VENV := . $(VENV)/bin/activate && PYTHONPATH=$(CURDIR)/torch_ext:$(CURDIR)/benches
 
-# A process for each core. The tests of a file stay in one, which starts and builds once what they share. The order is
-# that of the names: those with the most tests, which would otherwise come first, are not those that take longest.
+# One process per core. A file's tests run in one process, so that fixtures are built once. Files run in order of their
+# names, because the files with the most tests, which would otherwise come first, are not the slowest.
 PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 # tch builds against the PyTorch of the active environment.
@@ -35,7 +35,7 @@ demo: build ## load a real model, compare every tensor, embed a few sentences
 test: test-rust test-tch test-python ## all tests: Rust, Python and the C++ programs
 
 .PHONY: test-rust
-test-rust: ## the Rust tests, which need no PyTorch: the border is tested from Python
+test-rust: ## the Rust tests, which need no PyTorch: Python tests the FFI boundary
 	cargo test --workspace
 
 .PHONY: test-tch
