@@ -12,8 +12,11 @@ from safetensors.torch import save_file
 
 import fst
 from fst._profile.bottleneck import bottleneck
+from fst._profile.plot import COLORS
+from fst._profile.stages import STAGES
 from fst._profile.summary import summarize
-from fst._profile.trace import Recording, covered_seconds
+from fst._profile.trace import Metrics, Recording, StageTotal, covered_seconds
+from suite import CHECKOUT
 
 TENSORS = {"large": torch.arange(400_000).float(), "small": torch.ones(7), "matrix": torch.randn(300, 50)}
 DATA_BYTES = sum(tensor.nbytes for tensor in TENSORS.values())
@@ -235,6 +238,20 @@ def test_docstrings(name, tmp_path, monkeypatch):
     assert doctest.DocTestRunner().run(test, out=report.append).failed == 0, "".join(report)
 
 
+def test_stages_are_those_of_rust():
+    names = re.findall(r'Stage::\w+ => "([a-z ]+)"', (CHECKOUT / "rust" / "profile.rs").read_text())
+    assert names
+    assert names == list(STAGES) == list(COLORS)
+
+
+def test_metrics_are_those_of_rust(path):
+    number = torch.ops.fst.profile_start()
+    fst.load_file(path)
+    metrics = Recording(torch.ops.fst.profile_stop(number)).metrics
+    assert metrics.keys() == Metrics.__annotations__.keys()
+    assert metrics["stages"][0].keys() == StageTotal.__annotations__.keys()
+
+
 def recording(*spans, dropped=0, storage_bytes=None):
     """Builds a recording from spans: stage, row, begin and end in seconds, and bytes."""
     events, totals = [], {}
@@ -277,7 +294,7 @@ GB = 10**9
         ([], r"Nothing was loaded or saved\."),
         (
             [LOAD, ("read", 0, 0, 9.6, 12 * GB)],
-            r"Reading files was busy 96% of the time at 1\.2 GB/s; .*\(FST_THREADS\) would help",
+            r"Reading files was busy 96% of the time at 1\.25 GB/s; .*\(FST_THREADS\) would help",
         ),
         # Two workers alternate between reading and casting, and casting takes most of the time.
         (
@@ -286,11 +303,11 @@ GB = 10**9
                 *[("read", row, 2 * n + row, 2 * n + row + 0.3, GB) for n in range(5) for row in (0, 1)],
                 *[("cast", row, 2 * n + row + 0.3, 2 * n + row + 1.9, GB) for n in range(4) for row in (0, 1)],
             ],
-            r"Casting on the CPU was busy 86% of the time at 0\.9 GB/s; .*no dtype=",
+            r"Casting on the CPU was busy 86% of the time at 0\.93 GB/s; .*no dtype=",
         ),
         (
             [LOAD, ("place", 0, 0, 9, 9 * GB), ("read", 0, 9, 10, GB)],
-            r"Copying from staging into the tensors was busy 90% of the time at 1\.0 GB/s",
+            r"Copying from staging into the tensors was busy 90% of the time at 1\.00 GB/s",
         ),
         # The GPU is the bottleneck: workers wait for slots between reads.
         (
@@ -300,7 +317,7 @@ GB = 10**9
                 *[("read", row, n + row / 2, n + row / 2 + 0.5, GB) for n in range(10) for row in (0, 1)],
                 *[("slot", row, n + 0.5 - row / 2, n + 1 - row / 2, 0) for n in range(10) for row in (0, 1)],
             ],
-            r"Copying to or from the GPU was busy 100% of the time at 1\.0 GB/s; the way to the GPU is the limit",
+            r"Copying to or from the GPU was busy 100% of the time at 1\.00 GB/s; the link to the GPU is the limit",
         ),
         # The disk is the bottleneck: the GPU is nearly as busy, but no worker waits for a slot.
         (
@@ -309,7 +326,7 @@ GB = 10**9
                 *[("read", 0, n, n + 1, GB) for n in range(10)],
                 *[("copy", 0, n + 0.05, n + 1, GB) for n in range(10)],
             ],
-            r"Reading files was busy 100% of the time at 1\.0 GB/s",
+            r"Reading files was busy 100% of the time at 1\.00 GB/s",
         ),
         (
             [("open", 0, 0, 8, 0), ("header", 1, 1, 7, 100), ("load", 0, 8, 9, 1), ("read", 0, 8, 9, 10)],
@@ -318,11 +335,11 @@ GB = 10**9
         ([LOAD, ("plan", 0, 0, 6, 0), ("read", 0, 6, 10, 1)], "Looking up names, planning and mapping was busy 60%"),
         (
             [LOAD, ("slot", 0, 0, 8, 0), ("allocate", 0, 0, 4, 9), ("pin", 0, 4, 8, 9), ("read", 0, 8, 10, 1)],
-            "Getting memory for staging was busy 80% of the time; the process keeps it",
+            "Allocating staging memory was busy 80% of the time; the process keeps it",
         ),
-        ([LOAD, ("queue", 0, 0, 7, 0), ("copy", 0, 1, 2, 1)], "Handing copies to the GPU's driver was busy 70%"),
+        ([LOAD, ("queue", 0, 0, 7, 0), ("copy", 0, 1, 2, 1)], "Passing copies to the GPU's driver was busy 70%"),
         # Without GPU timings, only the wait for slots is visible.
-        ([LOAD, ("slot", 0, 0, 9, 0), ("wait", 0, 1, 9, 0), ("read", 0, 9, 10, 1)], "Waiting for slots of staging"),
+        ([LOAD, ("slot", 0, 0, 9, 0), ("wait", 0, 1, 9, 0), ("read", 0, 9, 10, 1)], "Waiting for staging slots"),
         ([LOAD, ("read", 0, 8, 10, 1)], "Work outside of fst's stages, such as allocating .* took 80%"),
         (
             [LOAD, ("open", 0, 0, 3, 1), ("plan", 0, 3, 6, 1), ("read", 0, 6, 10, 1)],
@@ -330,7 +347,7 @@ GB = 10**9
         ),
         (
             [LOAD, ("map", 0, 0, 1, 5), ("open", 0, 1, 10, 1)],
-            "No bytes were read: .* Until the tensors were there: opening files and checking headers was busy 90%",
+            "No bytes were read: .* Before the tensors were returned: opening files and checking headers was busy 90%",
         ),
         # Read-ahead in the background does not count as a bottleneck.
         ([LOAD, ("read", 0, 0, 10, 1), ("read ahead", 1, 0, 100, 1)], "Reading files was busy 100% of the time"),

@@ -1,93 +1,115 @@
-"""Which part of the work the rest waited for, in a sentence."""
+"""Names the bottleneck of a recording, and advises how to remove it."""
 
 from dataclasses import dataclass
 
+from fst._core.format import format_rate
+from fst._profile.stages import Stage
 from fst._profile.trace import Recording
 
-# A stage that is busy for a smaller part of the time holds nobody up.
-_MOST = 0.5
-# The stages of a pipeline run at its pace, so that several are about as busy as the one that sets it.
-_CLOSE = 0.1
-# The part of their time that workers wait for slots where the GPU sets the pace.
-_WAITING = 0.25
+# An activity that takes a smaller share of the time is not a bottleneck.
+_BUSY_SHARE_MIN = 0.5
+# The stages of a pipeline run at the pace of the slowest one, so their busy times are close. Activities whose share is
+# within this distance of the largest are candidates.
+_TIE_SHARE = 0.1
+# The GPU is the bottleneck if workers wait for slots for at least this share of their time.
+_WAIT_SHARE_MIN = 0.25
+# Files were in the page cache if a smaller share of the bytes read came from storage.
+_STORAGE_SHARE_MIN = 0.1
+
+_WORKER_STAGES: tuple[Stage, ...] = ("slot", "read", "cast", "place", "gather", "write", "queue")
 
 
 @dataclass(frozen=True)
-class _Work:
-    stages: tuple[str, ...]
-    what: str
+class _Activity:
+    """Group of stages with one cause.
+
+    Attributes:
+        stages: The stages. The first one has the bytes of the activity.
+        name: The activity as the subject of a sentence.
+        advice: Measures that would and would not help if the activity is the bottleneck.
+        has_rate: Whether bytes per second are meaningful.
+    """
+
+    stages: tuple[Stage, ...]
+    name: str
     advice: str
+    has_rate: bool = False
 
 
-# Less than this part of what was read came from storage: it was in the page cache.
-_STORED = 0.1
-
-_CACHED = (
+_READ = _Activity(
+    ("read",),
+    "Reading files",
+    "faster storage or more threads (FST_THREADS) would help, faster copies would not",
+    has_rate=True,
+)
+_READ_CACHED_ADVICE = (
     "the bytes were in the page cache, so more threads (FST_THREADS) on more cores would help, faster storage would not"
 )
-_GPU = _Work(
-    ("copy", "kernel"),
-    "Copying to or from the GPU",
-    "the way to the GPU is the limit, and faster storage or more threads would not help",
-)
-_WAIT = _Work(
-    ("slot", "wait"),
-    "Waiting for slots of staging",
-    "faster copies or more staging (FST_STAGING_BYTES) would help, more threads would not",
-)
 _HOST = (
-    _Work(
-        ("read",),
-        "Reading files",
-        "faster storage or more threads (FST_THREADS) would help, faster copies would not",
-    ),
-    _Work(
+    _READ,
+    _Activity(
         ("cast",),
         "Casting on the CPU",
         "more threads (FST_THREADS) on more cores, or no dtype=, would help, faster storage would not",
+        has_rate=True,
     ),
-    _Work(
+    _Activity(
         ("place",),
         "Copying from staging into the tensors",
         "more threads (FST_THREADS) on more cores would help, faster storage would not",
+        has_rate=True,
     ),
-    _Work(
+    _Activity(
         ("write",),
         "Writing files",
         "faster storage would help, more threads or faster copies would not",
+        has_rate=True,
     ),
-    _Work(
+    _Activity(
         ("gather",),
         "Copying from the tensors into staging",
         "more threads (FST_THREADS) on more cores would help, faster storage would not",
+        has_rate=True,
     ),
-    _Work(
+    _Activity(
         ("flush",),
         "Flushing files to the disk",
         "fewer and larger files would help, more threads would not",
     ),
-    _Work(
+    _Activity(
         ("queue",),
-        "Handing copies to the GPU's driver",
+        "Passing copies to the GPU's driver",
         "fewer and larger tensors would help, faster storage would not",
     ),
-    _Work(
+    _Activity(
         ("open", "header"),
         "Opening files and checking headers",
         "fewer files, or files of fewer tensors, would help, faster copies would not",
     ),
-    _Work(
+    _Activity(
         ("plan", "map"),
         "Looking up names, planning and mapping",
         "fewer tensors or slices would help, faster storage would not",
     ),
-    _Work(
+    _Activity(
         ("allocate", "pin"),
-        "Getting memory for staging",
+        "Allocating staging memory",
         "the process keeps it, so the next load is faster",
     ),
 )
-_OUTSIDE = _Work(
+_GPU = _Activity(
+    ("copy", "kernel"),
+    "Copying to or from the GPU",
+    "the link to the GPU is the limit, and faster storage or more threads would not help",
+    has_rate=True,
+)
+# Stands for `_GPU` where the times of the GPU are not known.
+_GPU_WAIT = _Activity(
+    ("slot", "wait"),
+    "Waiting for staging slots",
+    "faster copies or more staging (FST_STAGING_BYTES) would help, more threads would not",
+)
+_OUTSIDE = _Activity(
     (),
     "Work outside of fst's stages, such as allocating tensors or using those of a stream,",
     "faster storage or more threads would not help",
@@ -95,50 +117,54 @@ _OUTSIDE = _Work(
 
 
 def bottleneck(recording: Recording) -> str:
-    """What sets the pace, and what would and would not help."""
-    seconds = recording.seconds
-    if not seconds:
+    """Describes the bottleneck in a sentence: its share of the time, and measures that would and would not help."""
+    if not recording.seconds:
         return "Nothing was loaded or saved."
-    pace = _sentence(recording, _pace_setter(recording))
+    sentence = _describe(recording, _find(recording))
     if recording.total("map", "bytes") and not recording.total("read", "bytes"):
         return (
-            "No bytes were read: the tensors are views of mapped files, whose pages come with their first use. "
-            f"Until the tensors were there: {pace[0].lower()}{pace[1:]}"
+            "No bytes were read: the tensors are views of mapped files, whose pages are read on first use. "
+            f"Before the tensors were returned: {_uncapitalized(sentence)}"
         )
-    return pace
+    return sentence
 
 
-def _pace_setter(recording: Recording) -> _Work:
-    gpu = _GPU if recording.total("copy", "spans") else _WAIT
-    busy = {work: _busy_seconds(recording, work) for work in (*_HOST, gpu, _OUTSIDE)}
+def _find(recording: Recording) -> _Activity:
+    gpu = _GPU if recording.total("copy", "spans") else _GPU_WAIT
+    busy = {activity: _busy_seconds(recording, activity) for activity in (*_HOST, gpu, _OUTSIDE)}
     longest = max(busy.values())
-    close = [work for work in busy if busy[work] >= longest - _CLOSE * recording.seconds]
-    if gpu in close:
-        worker_seconds = recording.thread_seconds("slot", "read", "cast", "place", "gather", "write", "queue")
-        if recording.thread_seconds("slot", "wait") >= _WAITING * worker_seconds or close == [gpu]:
+    candidates = [activity for activity in busy if busy[activity] >= longest - _TIE_SHARE * recording.seconds]
+    if gpu in candidates:
+        worker_seconds = recording.thread_seconds(*_WORKER_STAGES)
+        wait_seconds = recording.thread_seconds("slot", "wait")
+        if wait_seconds >= _WAIT_SHARE_MIN * worker_seconds or candidates == [gpu]:
             return gpu
-        close.remove(gpu)
-    # Each worker does several things in turn, and then what takes most of the workers' time sets the pace.
-    return max(close, key=lambda work: (recording.thread_seconds(*work.stages), busy[work]))
+        candidates.remove(gpu)
+    # A worker alternates between activities, so the one that takes most of all workers' time is the bottleneck.
+    return max(candidates, key=lambda activity: (recording.thread_seconds(*activity.stages), busy[activity]))
 
 
-def _busy_seconds(recording: Recording, work: _Work) -> float:
-    return recording.busy_seconds(*work.stages) if work.stages else recording.outside_seconds
+def _busy_seconds(recording: Recording, activity: _Activity) -> float:
+    return recording.busy_seconds(*activity.stages) if activity.stages else recording.outside_seconds
 
 
-def _sentence(recording: Recording, work: _Work) -> str:
-    busy = _busy_seconds(recording, work)
+def _describe(recording: Recording, activity: _Activity) -> str:
+    busy = _busy_seconds(recording, activity)
     share = busy / recording.seconds
-    if share < _MOST:
-        what = work.what[0].lower() + work.what[1:]
-        return f"No stage was busy for most of the time; {what} came first with {share:.0%}."
-    verb = "took" if work is _OUTSIDE else "was busy"
-    moved = recording.total(work.stages[0], "bytes") if work in (_GPU, *_HOST[:5]) else 0
-    rate = f" at {moved / busy / 1e9:.1f} GB/s" if moved else ""
-    advice = _CACHED if work is _HOST[0] and _was_cached(recording) else work.advice
-    return f"{work.what} {verb} {share:.0%} of the time{rate}; {advice}."
+    if share < _BUSY_SHARE_MIN:
+        name = _uncapitalized(activity.name)
+        return f"No stage was busy for most of the time; {name} came first with {share:.0%}."
+    verb = "took" if activity is _OUTSIDE else "was busy"
+    nbytes = recording.total(activity.stages[0], "bytes") if activity.has_rate else 0
+    rate = f" at {format_rate(nbytes, busy)}" if nbytes else ""
+    advice = _READ_CACHED_ADVICE if activity is _READ and _was_cached(recording) else activity.advice
+    return f"{activity.name} {verb} {share:.0%} of the time{rate}; {advice}."
 
 
 def _was_cached(recording: Recording) -> bool:
-    stored = recording.facts["storage_bytes"]
-    return stored is not None and stored < _STORED * recording.total("read", "bytes")
+    storage_bytes = recording.metrics["storage_bytes"]
+    return storage_bytes is not None and storage_bytes < _STORAGE_SHARE_MIN * recording.total("read", "bytes")
+
+
+def _uncapitalized(text: str) -> str:
+    return text[0].lower() + text[1:]

@@ -1,16 +1,16 @@
-"""A recording as a picture."""
+"""Plots a recording."""
 
 import os
 from typing import TYPE_CHECKING
 
+from fst._profile.stages import Stage
 from fst._profile.trace import Recording
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# One color for what happens to the bytes at each stage: blue for files, green for host memory, orange and red for the
-# GPU, grays for waiting and the rest.
-_COLORS = {
+# Blue for files, green for host memory, orange and red for the GPU, gray for waiting.
+COLORS: dict[Stage, str] = {
     "load": "#444444",
     "open": "#9467bd",
     "header": "#c5b0d5",
@@ -32,7 +32,7 @@ _COLORS = {
     "write": "#1f77b4",
     "flush": "#9467bd",
 }
-_RATES = {
+_RATES: dict[Stage, str] = {
     "read": "read from files",
     "cast": "cast on the CPU",
     "place": "copied on the CPU",
@@ -44,11 +44,11 @@ _BINS = 100
 
 
 def plot(recording: Recording, title: str, path: str | os.PathLike[str]) -> None:
-    """Writes the timeline of all rows, and below it the rates at which bytes moved."""
+    """Writes a timeline of all rows, and below it the transfer rates."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("a profile is plotted with matplotlib, which is missing; pip install matplotlib") from error
+        raise ImportError("plotting a profile requires matplotlib; pip install matplotlib") from error
     rows = sorted({span.row for span in recording.spans})
     figure = Figure(figsize=(12, 3.5 + 0.28 * len(rows)), layout="constrained")
     timeline, rates = figure.subplots(2, 1, sharex=True, height_ratios=[1 + 0.28 * len(rows), 2])
@@ -62,14 +62,14 @@ def _draw_timeline(axes: "Axes", recording: Recording, rows: list[tuple[int, int
     heights = {row: -index for index, row in enumerate(rows)}
     for stage in recording.stages:
         bars: dict[tuple[int, int], list[tuple[float, float]]] = {}
-        for span, (begin, end) in recording.own_intervals(stage):
+        for span, (begin, end) in recording.self_intervals(stage):
             bars.setdefault(span.row, []).append((begin, end - begin))
         for index, (row, spans) in enumerate(bars.items()):
             label = stage if index == 0 else None
-            axes.broken_barh(spans, (heights[row] - 0.4, 0.8), color=_COLORS[stage], linewidth=0, label=label)
+            axes.broken_barh(spans, (heights[row] - 0.4, 0.8), color=COLORS[stage], linewidth=0, label=label)
     axes.set_yticks([-index for index in range(len(rows))], [recording.row_names[row] for row in rows], fontsize=8)
     axes.set_ylim(-len(rows) + 0.4, 0.6)
-    axes.set_title("what each thread and GPU was at", fontsize=10, loc="left")
+    axes.set_title("stages of each thread and GPU", fontsize=10, loc="left")
     if rows:
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
 
@@ -80,16 +80,16 @@ def _draw_rates(axes: "Axes", recording: Recording) -> None:
     end = max((span.end_seconds for span in recording.spans), default=1.0)
     edges = numpy.linspace(0.0, end, _BINS + 1)
     for stage, label in _RATES.items():
-        spans = [span for span in recording.of(stage) if span.bytes and span.end_seconds > span.begin_seconds]
+        spans = [span for span in recording.spans_of(stage) if span.bytes and span.end_seconds > span.begin_seconds]
         if not spans:
             continue
-        # What has moved by each edge, if each span moves its bytes evenly.
+        # Bytes moved before each edge, at a constant rate within each span.
         moved = numpy.zeros(_BINS + 1)
         for span in spans:
             moved += span.bytes * numpy.clip(
                 (edges - span.begin_seconds) / (span.end_seconds - span.begin_seconds), 0.0, 1.0
             )
-        axes.stairs(numpy.diff(moved) / numpy.diff(edges) / 1e9, edges, color=_COLORS[stage], label=label)
+        axes.stairs(numpy.diff(moved) / numpy.diff(edges) / 1e9, edges, color=COLORS[stage], label=label)
     axes.set_title("rate", fontsize=10, loc="left")
     axes.set_xlabel("seconds since the profile began")
     axes.set_ylabel("GB/s")

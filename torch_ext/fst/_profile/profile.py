@@ -1,4 +1,4 @@
-"""What loads spend their time on."""
+"""Profiles of `with` blocks."""
 
 import os
 from pathlib import Path
@@ -11,21 +11,20 @@ from fst._profile.trace import Recording
 
 
 class Profile:
-    """A record of what happened between the begin and the end of a `with` block; see `profile`.
+    """Recording of the loads and saves in a `with` block; `profile` returns it.
 
-    It covers the whole process: loads of other threads count too. What was under way already when the block began,
-    or still is when it ends, is left out. Profiles may be nested or run side by side; each gets all that happens in
-    its own block. A profile is used for one block.
+    A profile covers all threads of the process. It contains the work that began and ended inside the block. Profiles
+    may be nested or run concurrently, and each records its own block. A profile is used for one block only.
     """
 
     def __init__(self) -> None:
         self._id: int | None = None
         self._exception: str | None = None
-        self._ended: Recording | None = None
+        self._recording: Recording | None = None
 
     def __enter__(self) -> "Profile":
         if self._id is not None:
-            raise RuntimeError("a profile is used for one block; make another with fst.profile()")
+            raise RuntimeError("a profile is used for one block; create another with fst.profile()")
         self._id = ops.profile_start()
         return self
 
@@ -35,10 +34,10 @@ class Profile:
         if exception is not None:
             self._exception = f"{type(exception).__name__}: {exception}"
         assert self._id is not None
-        self._ended = Recording(ops.profile_stop(self._id))
+        self._recording = Recording(ops.profile_stop(self._id))
 
     def summary(self) -> Summary:
-        """The numbers, the busy times and the bottleneck; printed, a short report.
+        """Returns the totals, the busy times and the bottleneck. Its `str()` is a short report.
 
         Raises:
             RuntimeError: The block has not ended.
@@ -49,12 +48,15 @@ class Profile:
             >>> p.summary().loads, p.summary().tensors, p.summary().read_bytes
             (1, 2, 64)
         """
-        return summarize(self._recording, self._exception)
+        return summarize(self._finished(), self._exception)
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
-        """Writes every piece of work as a Chrome trace, which https://ui.perfetto.dev and chrome://tracing open.
+        """Writes all spans as a Chrome trace, which https://ui.perfetto.dev and chrome://tracing open.
 
-        Times are microseconds since the block began. Each thread has a row, each load, and each lane of a GPU.
+        Times are microseconds since the block began. Each thread, each load and each copy stream of a GPU has a row.
+
+        Args:
+            path: The file to write.
 
         Raises:
             RuntimeError: The block has not ended.
@@ -65,13 +67,13 @@ class Profile:
             ...     weights = fst.load_file("model.safetensors")
             >>> p.save_trace("load.json")
         """
-        Path(path).write_text(self._recording.trace, encoding="utf-8")
+        Path(path).write_text(self._finished().trace, encoding="utf-8")
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draws what each thread was at, and the rates at which bytes moved, over seconds since the block began.
+        """Plots the stages of each thread and the transfer rates over time. Requires matplotlib.
 
         Args:
-            path: Where the picture goes; its suffix says the format: .png, .svg or .pdf.
+            path: The file to write. Its suffix selects the format: .png, .svg or .pdf.
 
         Raises:
             ImportError: matplotlib is not installed.
@@ -83,23 +85,22 @@ class Profile:
             ...     weights = fst.load_file("model.safetensors")
             >>> p.plot("load.png")
         """
-        # The advice behind the semicolon is too long for a title.
+        # The advice after the semicolon is too long for a title.
         title, *_ = self.summary().bottleneck.split(";")
-        plot(self._recording, title, path)
+        plot(self._finished(), title, path)
 
-    @property
-    def _recording(self) -> Recording:
-        if self._ended is None:
-            raise RuntimeError("the profile has not ended; ask it after its `with` block")
-        return self._ended
+    def _finished(self) -> Recording:
+        if self._recording is None:
+            raise RuntimeError("the profile has not ended; use it after its `with` block")
+        return self._recording
 
 
 def profile() -> Profile:
-    """Records what loads spend their time on.
+    """Records the stages of all loads and saves in a `with` block.
 
     Returns:
-        A `Profile` for one `with` block, which can be asked after it: `summary()` for numbers and a sentence on the
-        bottleneck, `save_trace(path)` for Perfetto, `plot(path)` for a picture.
+        A `Profile`. After its block, `summary()` returns totals and the bottleneck, `save_trace(path)` writes a trace
+        for Perfetto, and `plot(path)` draws a timeline.
 
     Example:
         >>> with fst.profile() as p:

@@ -1,20 +1,22 @@
-"""What a profile has found, in numbers and as text."""
+"""Summaries of recordings, as numbers and as text."""
 
 from dataclasses import dataclass
 
+from fst._core.format import format_count, format_rate, format_seconds, format_size
 from fst._profile.bottleneck import bottleneck
-from fst._profile.trace import WHOLE, Recording
+from fst._profile.stages import OUTER_STAGES, READ_AHEAD, Stage
+from fst._profile.trace import Recording
 
 
 @dataclass(frozen=True)
 class StageTime:
-    """What one stage of the loads took.
+    """Time and bytes of one stage.
 
     Attributes:
-        busy_seconds: How long any thread (or GPU, for `copy` and `kernel`) was at it.
-        thread_seconds: The same, with two threads for a second each making two.
-        bytes: What it moved or was for; 0 where that means nothing.
-        spans: How often it happened.
+        busy_seconds: Duration in which at least one thread (for `copy` and `kernel`, one GPU) was in the stage.
+        thread_seconds: Sum of the durations over all threads.
+        bytes: Number of bytes that the stage processed, or 0 for stages without bytes.
+        spans: Number of executions.
     """
 
     busy_seconds: float
@@ -25,14 +27,14 @@ class StageTime:
 
 @dataclass(frozen=True)
 class ReaderUse:
-    """What one reader brought from one sort of file system.
+    """Files and bytes of one reader on one type of file system.
 
     Attributes:
-        reader: Its name, as for `FST_READER`.
-        why: Why it was chosen.
-        file_system: The type of the mount, such as "ext4", or None where the kernel does not say.
-        files: How many files it read or mapped.
-        bytes: What it read, or what tensors view of its mappings.
+        reader: Name of the reader, as in `FST_READER`.
+        why: Reason for the choice of the reader.
+        file_system: Type of the mount, such as "ext4", or None if the kernel does not report it.
+        files: Number of files that the reader read or mapped.
+        bytes: Number of bytes that it read, or that tensors view in its mappings.
     """
 
     reader: str
@@ -44,36 +46,36 @@ class ReaderUse:
 
 @dataclass(frozen=True)
 class Summary:
-    """What the loads of a profile did; `str()` of it is for people.
+    """Totals of the loads and saves in a profile. Its `str()` is a short report.
 
     Attributes:
-        loads: How many loads ended.
-        tensors: How many tensors they gave or filled.
-        tensor_bytes: What these take in their files.
-        seconds: How long any load was under way.
-        read_bytes: What was read from files, gaps that were read through included, headers not.
-        mapped_bytes: What tensors view of mapped files: it is read when it is first used.
-        read_ahead_bytes: What of it was asked for in the background before the profile ended.
-        storage_bytes: What the kernel fetched from storage for this process meanwhile: what it did not find in the page
-            cache. None where it does not say.
-        copied_bytes: What was copied to GPUs, tables for kernels included.
-        written_bytes: What was written to files by saves and writers.
-        rate_gb_per_second: `read_bytes` by `seconds`, in 10^9 bytes; None where nothing was read.
-        stages: The time of each stage that happened, in the order of a byte's trip. Where a thread was in a finer
-            stage inside another, the time is the finer one's.
-        readers: What moved the bytes and why.
-        reads: Ranges of files that were asked for.
-        copies: Copies that a GPU's driver was asked for.
-        launches: Kernels that it was asked for.
-        waits: How often a thread waited for a GPU.
-        allocations: How often staging got new memory.
-        peak_staging_bytes: The most memory that the process held for staging, in use or not.
-        peak_scratch_bytes: The most memory on a GPU that a load used besides its tensors.
-        errors: What went wrong in fst, in the words of its exceptions.
-        exception: The exception that ended the block, if one did.
-        spans_dropped: How many pieces of work are missing in the trace, the plot and the busy times because there
-            were too many. Bytes and counts include them.
-        bottleneck: What set the pace, in a sentence.
+        loads: Number of loads that ended.
+        tensors: Number of tensors that the loads returned or filled.
+        tensor_bytes: Size of these tensors in their files.
+        seconds: Duration in which at least one load or save ran.
+        read_bytes: Number of bytes read from files, including gaps between tensors, excluding headers.
+        written_bytes: Number of bytes that saves and writers wrote to files.
+        mapped_bytes: Number of bytes of mapped files that tensors view. They are read on first use.
+        read_ahead_bytes: Number of mapped bytes that were requested in the background before the profile ended.
+        storage_bytes: Number of bytes that the kernel fetched from storage for this process during the profile, because
+            they were not in the page cache. None if the kernel does not report it.
+        copied_bytes: Number of bytes copied to GPUs, including tables for kernels.
+        rate_gb_per_second: `read_bytes` divided by `seconds`, in units of 10^9 bytes, or None if nothing was read.
+        stages: Time of each recorded stage, in the order in which stages process a byte. The time of a nested stage
+            counts for that stage only.
+        readers: The readers that moved bytes, and the reasons for their choice.
+        reads: Number of requested byte ranges of files.
+        copies: Number of copies passed to a GPU's driver.
+        launches: Number of kernels passed to a GPU's driver.
+        waits: Number of waits of a thread for a GPU.
+        allocations: Number of allocations of staging memory.
+        peak_staging_bytes: Peak size of the process's staging memory, in use or not.
+        peak_scratch_bytes: Peak GPU memory that a load used besides its tensors.
+        errors: Messages of the errors in fst.
+        exception: The exception that ended the block, or None.
+        spans_dropped: Number of spans that are missing in the trace, the plot and the busy times, because there were
+            too many. Bytes and counts include them.
+        bottleneck: The bottleneck, in a sentence.
     """
 
     loads: int
@@ -105,92 +107,91 @@ class Summary:
         if not self.stages:
             lines = [self.bottleneck]
         else:
-            lines = [*self._load_lines(), *self._stage_lines(), *self._count_lines(), self.bottleneck]
-        lines += [f"error: {text}" for text in self.errors]
+            lines = [*self._byte_lines(), *self._stage_lines(), self._count_line(), self.bottleneck]
+        lines += [f"error: {message}" for message in self.errors]
         if self.exception:
             lines.append(f"the block ended with {self.exception}")
         if self.spans_dropped:
             lines.append(f"{self.spans_dropped} spans did not fit; busy times and the trace are incomplete")
         return "\n".join(lines)
 
-    def _load_lines(self) -> list[str]:
-        rate = "" if self.rate_gb_per_second is None else f": {self.rate_gb_per_second:.2f} GB/s read"
+    def _byte_lines(self) -> list[str]:
         lines = []
+        seconds = format_seconds(self.seconds)
         if self.loads or not self.written_bytes:
-            lines.append(
-                f"{_count(self.loads, 'load')}, {_count(self.tensors, 'tensor')}, {_size(self.tensor_bytes)}"
-                f" in {_time(self.seconds)}{rate}"
-            )
+            loaded = f"{format_count(self.loads, 'load')}, {format_count(self.tensors, 'tensor')}"
+            rate = f": {format_rate(self.read_bytes, self.seconds)} read" if self.read_bytes and self.seconds else ""
+            lines.append(f"{loaded}, {format_size(self.tensor_bytes)} in {seconds}{rate}")
         if self.written_bytes:
-            written_rate = f": {self.written_bytes / self.seconds / 1e9:.2f} GB/s" if self.seconds else ""
-            lines.append(f"{_size(self.written_bytes)} written in {_time(self.seconds)}{written_rate}")
+            rate = f": {format_rate(self.written_bytes, self.seconds)}" if self.seconds else ""
+            lines.append(f"{format_size(self.written_bytes)} written in {seconds}{rate}")
         for use in self.readers:
-            where = f" on {use.file_system}" if use.file_system else ""
-            lines.append(f"{use.reader}: {_count(use.files, 'file')}{where}, {_size(use.bytes)}; {use.why}")
+            files = format_count(use.files, "file") + (f" on {use.file_system}" if use.file_system else "")
+            lines.append(f"{use.reader}: {files}, {format_size(use.bytes)}; {use.why}")
         if self.storage_bytes is not None and self.read_bytes:
             rest = ", the rest from the page cache" if self.storage_bytes < self.read_bytes else ""
-            lines.append(f"{_size(self.storage_bytes)} from storage{rest}")
+            lines.append(f"{format_size(self.storage_bytes)} from storage{rest}")
         if self.mapped_bytes:
-            lines.append(
-                f"mapped {_size(self.mapped_bytes)}, of which {_size(self.read_ahead_bytes)} were asked for so far"
-            )
+            ahead = format_size(self.read_ahead_bytes)
+            lines.append(f"mapped {format_size(self.mapped_bytes)}, of which {ahead} were read ahead so far")
         return lines
 
     def _stage_lines(self) -> list[str]:
         lines = [f"{'stage':<12}{'busy':>10}{'of time':>9}{'threads':>9}{'bytes':>12}{'spans':>8}"]
         for name, stage in self.stages.items():
-            share = stage.busy_seconds / self.seconds if self.seconds and name != "read ahead" else None
+            # Read-ahead runs outside of the time of loads.
+            share = f"{stage.busy_seconds / self.seconds:.0%}" if self.seconds and name != READ_AHEAD else ""
             threads = stage.thread_seconds / stage.busy_seconds if stage.busy_seconds else 0
-            lines.append(
-                f"{name:<12}{_time(stage.busy_seconds):>10}{'' if share is None else format(share, '.0%'):>9}"
-                f"{threads:>9.1f}{_size(stage.bytes) if stage.bytes else '':>12}{stage.spans:>8}"
-            )
+            size = format_size(stage.bytes) if stage.bytes else ""
+            busy = format_seconds(stage.busy_seconds)
+            lines.append(f"{name:<12}{busy:>10}{share:>9}{threads:>9.1f}{size:>12}{stage.spans:>8}")
         return lines
 
-    def _count_lines(self) -> list[str]:
-        counts = [_count(self.reads, "read")]
+    def _count_line(self) -> str:
+        counts = [format_count(self.reads, "read")]
         if self.copies or self.launches or self.waits:
-            counts += [_count(self.copies, "copy"), _count(self.launches, "launch"), _count(self.waits, "wait")]
-        staging = f"staging at most {_size(self.peak_staging_bytes)}"
-        scratch = f", scratch at most {_size(self.peak_scratch_bytes)}" if self.peak_scratch_bytes else ""
-        return [f"{', '.join(counts)}; {staging} ({self.allocations} allocated){scratch}"]
+            counts.append(format_count(self.copies, "copy", "copies"))
+            counts.append(format_count(self.launches, "launch", "launches"))
+            counts.append(format_count(self.waits, "wait"))
+        staging = f"staging at most {format_size(self.peak_staging_bytes)} ({self.allocations} allocated)"
+        scratch = f", scratch at most {format_size(self.peak_scratch_bytes)}" if self.peak_scratch_bytes else ""
+        return f"{', '.join(counts)}; {staging}{scratch}"
 
 
 def summarize(recording: Recording, exception: str | None) -> Summary:
-    """The summary of a recording of a block that ended with an exception or none."""
-    facts = recording.facts
-    loads = recording.of("load")
+    """Summarizes a recording of a block that ended with this exception, if any."""
+    metrics = recording.metrics
     seconds = recording.seconds
     read_bytes = recording.total("read", "bytes")
     return Summary(
         loads=recording.total("load", "spans"),
-        tensors=sum(load.arguments["tensors"] for load in loads),
+        tensors=sum(load.arguments["tensors"] for load in recording.spans_of("load")),
         tensor_bytes=recording.total("load", "bytes"),
         seconds=seconds,
         read_bytes=read_bytes,
         written_bytes=recording.total("write", "bytes"),
         mapped_bytes=recording.total("map", "bytes"),
-        read_ahead_bytes=recording.total("read ahead", "bytes"),
-        storage_bytes=facts["storage_bytes"],
+        read_ahead_bytes=recording.total(READ_AHEAD, "bytes"),
+        storage_bytes=metrics["storage_bytes"],
         copied_bytes=recording.total("copy", "bytes"),
         rate_gb_per_second=read_bytes / seconds / 1e9 if read_bytes and seconds else None,
-        stages={stage: _stage_time(recording, stage) for stage in recording.stages if stage not in WHOLE},
+        stages={stage: _stage_time(recording, stage) for stage in recording.stages if stage not in OUTER_STAGES},
         readers=_reader_uses(recording),
-        reads=facts["reads"],
-        copies=facts["copies"],
-        launches=facts["launches"],
+        reads=metrics["reads"],
+        copies=metrics["copies"],
+        launches=metrics["launches"],
         waits=recording.total("wait", "spans"),
         allocations=recording.total("allocate", "spans"),
-        peak_staging_bytes=facts["peak_staging_bytes"],
-        peak_scratch_bytes=facts["peak_scratch_bytes"],
-        errors=facts["errors"],
+        peak_staging_bytes=metrics["peak_staging_bytes"],
+        peak_scratch_bytes=metrics["peak_scratch_bytes"],
+        errors=metrics["errors"],
         exception=exception,
-        spans_dropped=facts["spans_dropped"],
+        spans_dropped=metrics["spans_dropped"],
         bottleneck=bottleneck(recording),
     )
 
 
-def _stage_time(recording: Recording, stage: str) -> StageTime:
+def _stage_time(recording: Recording, stage: Stage) -> StageTime:
     return StageTime(
         recording.busy_seconds(stage),
         recording.thread_seconds(stage),
@@ -200,31 +201,18 @@ def _stage_time(recording: Recording, stage: str) -> StageTime:
 
 
 def _reader_uses(recording: Recording) -> list[ReaderUse]:
-    """The readers that moved anything: one is chosen for the views of a file and one for the rest, if there is any."""
-    facts = {(fact["path"], fact["reader"]): fact for fact in recording.facts["readers"]}
+    """Returns the readers that moved bytes. A file may have two: one for its views and one for other loads."""
+    choices = {(choice["path"], choice["reader"]): choice for choice in recording.metrics["readers"]}
     files: dict[tuple[str, str, str | None], set[str]] = {}
     moved: dict[tuple[str, str, str | None], int] = {}
-    for span in (*recording.of("map"), *recording.of("read")):
+    for span in (*recording.spans_of("map"), *recording.spans_of("read")):
         path, reader = span.arguments["path"], span.arguments["reader"]
-        fact = facts.get((path, reader), {"why": "chosen before the profile began", "file_system": None})
-        use = (reader, fact["why"], fact["file_system"])
+        choice = choices.get((path, reader))
+        use = (
+            (reader, choice["why"], choice["file_system"])
+            if choice is not None
+            else (reader, "chosen before the profile began", None)
+        )
         files.setdefault(use, set()).add(path)
         moved[use] = moved.get(use, 0) + span.bytes
     return [ReaderUse(*use, files=len(files[use]), bytes=moved[use]) for use in files]
-
-
-def _count(number: int, what: str) -> str:
-    plural = {"copy": "copies", "launch": "launches"}.get(what, what + "s")
-    return f"{number} {what if number == 1 else plural}"
-
-
-def _size(number: float) -> str:
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if number < 1024 or unit == "GiB":
-            break
-        number /= 1024
-    return f"{number:.0f} {unit}" if unit == "bytes" else f"{number:.1f} {unit}"
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.2f} ms"

@@ -1,99 +1,150 @@
-"""What a profile has recorded, read back from its trace."""
+"""Recordings of profiles, parsed from their traces."""
 
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal, TypedDict
 
+from fst._profile.stages import OUTER_STAGES, READ_AHEAD, Stage
+
+# Begin and end, in seconds since the profile began.
 Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Span:
-    """One piece of work: its stage, the row of the trace it stands in, and seconds since the profile began."""
+    """Execution of a stage.
 
-    stage: str
+    Attributes:
+        stage: The stage.
+        row: Row of the trace: the numbers of its process and its thread.
+        begin_seconds: Begin, in seconds since the profile began.
+        end_seconds: End, in seconds since the profile began.
+        bytes: Number of bytes that the stage processed.
+        arguments: All arguments in the trace.
+    """
+
+    stage: Stage
     row: tuple[int, int]
     begin_seconds: float
     end_seconds: float
     bytes: int
     arguments: dict[str, Any]
 
+    @property
+    def interval(self) -> Interval:
+        """Begin and end."""
+        return self.begin_seconds, self.end_seconds
 
-# Around all other stages.
-WHOLE = ("load", "save")
+
+class StageTotal(TypedDict):
+    """Totals of all spans of a stage, including dropped ones."""
+
+    stage: Stage
+    spans: int
+    bytes: int
+    seconds: float
+
+
+class ReaderChoice(TypedDict):
+    """Reader of a file, and the reason for its choice."""
+
+    path: str
+    file_system: str | None
+    reader: str
+    why: str
+
+
+class Metrics(TypedDict):
+    """Values in a trace besides its spans; see `Summary` for the meaning of each."""
+
+    seconds: float
+    spans_dropped: int
+    stages: list[StageTotal]
+    storage_bytes: int | None
+    reads: int
+    copies: int
+    launches: int
+    peak_staging_bytes: int
+    peak_scratch_bytes: int
+    readers: list[ReaderChoice]
+    errors: list[str]
 
 
 class Recording:
-    """The spans of a trace in the order in which they began, and the facts beside them."""
+    """Spans and metrics of a trace.
+
+    Attributes:
+        trace: The text of the trace.
+        metrics: The metrics.
+        spans: The spans in the order in which they began.
+        row_names: The name of each row.
+    """
 
     def __init__(self, trace: str) -> None:
         content = json.loads(trace)
         self.trace = trace
-        self.facts: dict[str, Any] = content["otherData"]
-        self._totals = {total["stage"]: total for total in self.facts["stages"]}
+        self.metrics: Metrics = content["otherData"]
         self.spans = [_span(event) for event in content["traceEvents"] if event["ph"] == "X"]
         self.row_names = _row_names(content["traceEvents"])
-        # The stretches in which nothing finer was recorded, by stage: of a wait for a slot in which memory was
-        # allocated, only the rest is waiting.
-        self._own: dict[str, list[tuple[Span, Interval]]] = {}
-        for span, interval in _own_intervals(self.spans):
-            self._own.setdefault(span.stage, []).append((span, interval))
+        self._totals = {total["stage"]: total for total in self.metrics["stages"]}
+        self._self_intervals: dict[Stage, list[tuple[Span, Interval]]] = {}
+        for span, interval in _self_intervals(self.spans):
+            self._self_intervals.setdefault(span.stage, []).append((span, interval))
 
     @property
-    def stages(self) -> list[str]:
-        """The stages that happened, in the order of a byte's trip."""
+    def stages(self) -> list[Stage]:
+        """The recorded stages, in the order in which they process a byte."""
         return list(self._totals)
 
     @property
     def seconds(self) -> float:
-        """How long anything was under way, but for what reads ahead of the use of mapped files in the background."""
-        return covered_seconds(_interval(span) for span in self.spans if span.stage != "read ahead")
+        """Duration in which any stage ran, except background read-ahead."""
+        return covered_seconds(span.interval for span in self.spans if span.stage != READ_AHEAD)
 
     @property
     def outside_seconds(self) -> float:
-        """How long loads and saves were under way and in none of their stages."""
-        inside = covered_seconds(_interval(span) for span in self.spans if span.stage not in (*WHOLE, "read ahead"))
-        return self.seconds - inside
+        """Duration in which loads or saves ran, but none of their stages."""
+        inner = (span.interval for span in self.spans if span.stage not in (*OUTER_STAGES, READ_AHEAD))
+        return self.seconds - covered_seconds(inner)
 
-    def of(self, stage: str) -> list[Span]:
-        """The spans of a stage."""
+    def spans_of(self, stage: Stage) -> list[Span]:
+        """Returns the spans of a stage."""
         return [span for span in self.spans if span.stage == stage]
 
-    def total(self, stage: str, what: str) -> Any:
-        """`spans`, `bytes` or `seconds` of all spans of a stage, those that are not kept included."""
-        return self._totals.get(stage, {}).get(what, 0)
+    def total(self, stage: Stage, field: Literal["spans", "bytes"]) -> int:
+        """Returns the total of all spans of a stage, including dropped ones."""
+        return self._totals[stage][field] if stage in self._totals else 0
 
-    def own_intervals(self, *stages: str) -> Iterator[tuple[Span, Interval]]:
-        """The stretches of spans of these stages in which nothing finer was recorded on the same row."""
+    def self_intervals(self, *stages: Stage) -> Iterator[tuple[Span, Interval]]:
+        """Yields the intervals of spans of these stages in which no nested span ran on the same row.
+
+        For example, the wait for a slot excludes the allocation of its memory.
+        """
         for stage in stages:
-            yield from self._own.get(stage, ())
+            yield from self._self_intervals.get(stage, ())
 
-    def busy_seconds(self, *stages: str) -> float:
-        """How long any thread or GPU was in one of the stages and in nothing finer."""
-        return covered_seconds(interval for _, interval in self.own_intervals(*stages))
+    def busy_seconds(self, *stages: Stage) -> float:
+        """Returns the duration in which any row was in one of the stages, and in no nested one."""
+        return covered_seconds(interval for _, interval in self.self_intervals(*stages))
 
-    def thread_seconds(self, *stages: str) -> float:
-        """As `busy_seconds`, with two threads for a second each making two seconds."""
-        return sum(end - begin for _, (begin, end) in self.own_intervals(*stages))
+    def thread_seconds(self, *stages: Stage) -> float:
+        """Returns the sum over all rows of the durations in which a row was in one of the stages and no nested one."""
+        return sum(end - begin for _, (begin, end) in self.self_intervals(*stages))
 
 
 def covered_seconds(intervals: Iterable[Interval]) -> float:
-    """The length of what the intervals cover together.
+    """Returns the length of the union of intervals.
 
     >>> covered_seconds([(0, 2), (1, 3), (5, 6)])
     4.0
     """
-    total, reached = 0.0, float("-inf")
+    total, covered_until = 0.0, float("-inf")
     for begin, end in sorted(intervals):
-        total += max(0.0, end - max(begin, reached))
-        reached = max(reached, end)
+        total += max(0.0, end - max(begin, covered_until))
+        covered_until = max(covered_until, end)
     return total
-
-
-def _interval(span: Span) -> Interval:
-    return span.begin_seconds, span.end_seconds
 
 
 def _span(event: dict[str, Any]) -> Span:
@@ -113,28 +164,25 @@ def _row_names(events: list[dict[str, Any]]) -> dict[tuple[int, int], str]:
     }
 
 
-def _own_intervals(spans: list[Span]) -> Iterator[tuple[Span, Interval]]:
-    """Each span without those inside it on its row; spans of one row are inside each other or apart."""
-    for _, row in groupby(sorted(spans, key=lambda span: (span.row, span.begin_seconds, -span.end_seconds)), _row_of):
-        around: list[Span] = []
-        reached = 0.0
+def _self_intervals(spans: list[Span]) -> Iterator[tuple[Span, Interval]]:
+    """Yields the intervals of each span without its nested spans. Two spans of a row are nested or disjoint."""
+    ordered = sorted(spans, key=lambda span: (span.row, span.begin_seconds, -span.end_seconds))
+    for _, row in groupby(ordered, lambda span: span.row):
+        stack: list[Span] = []
+        covered_until = 0.0
 
-        def close_until(time: float, around: list[Span] = around) -> Iterator[tuple[Span, Interval]]:
-            nonlocal reached
-            while around and around[-1].end_seconds <= time:
-                span = around.pop()
-                if span.end_seconds > reached:
-                    yield span, (reached, span.end_seconds)
-                    reached = span.end_seconds
+        def pop_until(time: float, stack: list[Span] = stack) -> Iterator[tuple[Span, Interval]]:
+            nonlocal covered_until
+            while stack and stack[-1].end_seconds <= time:
+                span = stack.pop()
+                if span.end_seconds > covered_until:
+                    yield span, (covered_until, span.end_seconds)
+                    covered_until = span.end_seconds
 
         for span in row:
-            yield from close_until(span.begin_seconds)
-            if around and span.begin_seconds > reached:
-                yield around[-1], (reached, span.begin_seconds)
-            reached = max(reached, span.begin_seconds)
-            around.append(span)
-        yield from close_until(float("inf"))
-
-
-def _row_of(span: Span) -> tuple[int, int]:
-    return span.row
+            yield from pop_until(span.begin_seconds)
+            if stack and span.begin_seconds > covered_until:
+                yield stack[-1], (covered_until, span.begin_seconds)
+            covered_until = max(covered_until, span.begin_seconds)
+            stack.append(span)
+        yield from pop_until(float("inf"))

@@ -1,6 +1,6 @@
-"""The command `fst`: look at checkpoints, check them, time loads of them, convert them.
+"""The command `fst`, which inspects, verifies, loads and converts checkpoints.
 
-Each subcommand is a module with a function `add` that describes its arguments and a function that carries them out.
+Each subcommand is a module with two functions: `add` declares its arguments, and `run` executes it.
 """
 
 import argparse
@@ -10,14 +10,15 @@ from typing import NoReturn
 
 from fst.cli import bench, convert, inspect, load, verify
 
+# Exit code of a program that SIGINT ends, as in shells.
 INTERRUPTED = 130
 
 
 def parser() -> argparse.ArgumentParser:
-    """All subcommands, each with its function as `run`."""
+    """Returns the parser of all subcommands. It sets `run` to the function of the subcommand."""
     parser = argparse.ArgumentParser(
         prog="fst",
-        description="Safetensors checkpoints: look at them, check them, time loads, convert. "
+        description="Inspects, verifies, loads and converts safetensors checkpoints. "
         "A PATH is a file, a directory with one checkpoint, or an index file.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -27,18 +28,18 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Runs the command and exits: 0 if it did what was asked, 1 if not, 2 if it was asked wrongly."""
-    chosen = parser().parse_args(arguments)
+    """Runs the command and exits. The exit code is 0 for success, 1 for failure, and 2 for invalid arguments."""
+    parsed = parser().parse_args(arguments)
     try:
-        status = chosen.run(chosen)
+        status = parsed.run(parsed)
     except KeyboardInterrupt:
         status = INTERRUPTED
     except BrokenPipeError:
-        # Whoever read the output has seen enough. Python would complain once more while it exits.
+        # The reader has closed the pipe. Closing stderr suppresses a second report by Python at exit.
         sys.stderr.close()
         status = 0
     except (OSError, ValueError, LookupError, ImportError, NotImplementedError, RuntimeError) as error:
-        # str() of a KeyError is its message in quotes.
+        # str() of a KeyError quotes its message.
         message = error.args[0] if isinstance(error, KeyError) and error.args else error
         print(f"fst: {message}", file=sys.stderr)
         status = 1

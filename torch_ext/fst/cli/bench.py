@@ -1,4 +1,4 @@
-"""`fst bench`: the benchmarks, where they are installed."""
+"""`fst bench`: runs the benchmarks, if their package is installed."""
 
 import argparse
 import importlib
@@ -6,12 +6,12 @@ import sys
 
 
 def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    # With a prefix that no argument has, the options are left for the bench to read.
+    # No argument begins with this prefix, so all options are passed on.
     parser = commands.add_parser(
         "bench",
         add_help=False,
         prefix_chars="\0",
-        help="measure fst and its peers on this machine; all arguments are those of fst-bench",
+        help="run the benchmarks of fst and other libraries; takes the arguments of fst-bench",
     )
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     parser.set_defaults(run=run)

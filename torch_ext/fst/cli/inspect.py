@@ -1,4 +1,4 @@
-"""`fst inspect`: what a checkpoint holds, from its headers alone."""
+"""`fst inspect`: lists the tensors of a checkpoint. Reads the headers only."""
 
 import argparse
 import fnmatch
@@ -7,16 +7,17 @@ import math
 from collections import Counter
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
-from fst.cli.text import count, size, table
+from fst._core.format import format_count, format_size
+from fst.cli.table import table
 
 
 def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("inspect", help="names, dtypes, shapes and sizes; reads the headers only")
+    parser = commands.add_parser("inspect", help="list names, dtypes, shapes and sizes; reads the headers only")
     parser.add_argument("paths", nargs="+", metavar="PATH")
     parser.add_argument(
-        "--names", default="*", metavar="GLOB", help='only tensors like these, such as "model.layers.0.*"'
+        "--names", default="*", metavar="GLOB", help='list only matching tensors, such as "model.layers.0.*"'
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object, for programs")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 
@@ -60,11 +61,11 @@ def _text(checkpoint: OpenCheckpoint, names: list[str]) -> str:
     for name in names:
         info = checkpoint.tensor_info(name)
         file = [checkpoint.path(name)] if several else []
-        rows.append([name, info.dtype, str(info.shape), size(info.nbytes), *file])
+        rows.append([name, info.dtype, str(info.shape), format_size(info.nbytes), *file])
         parameters[info.dtype] += math.prod(info.shape)
         size_bytes += info.nbytes
     counts = ", ".join(f"{number:,} {dtype}" for dtype, number in parameters.most_common())
-    total = f"{count(len(names), 'tensor')} in {count(len(files), 'file')}, {size(size_bytes)}"
+    total = f"{format_count(len(names), 'tensor')} in {format_count(len(files), 'file')}, {format_size(size_bytes)}"
     metadata = [f"{path}: {key} = {value}" for path, pairs in checkpoint.metadata() for key, value in pairs.items()]
     return "\n".join([table(rows, right=[3]), "", f"{total}: {counts or 'no'} parameters", *metadata])
 

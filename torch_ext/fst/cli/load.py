@@ -1,4 +1,4 @@
-"""`fst load`: times loads, and says what they spent their time on."""
+"""`fst load`: times loads, and prints a profile."""
 
 import argparse
 import time
@@ -6,23 +6,25 @@ import time
 import torch
 
 from fst._core.arguments import device_of
+from fst._core.dtypes import CASTABLE
+from fst._core.format import format_count, format_rate, format_seconds, format_size
 from fst._load.load import load_files, load_tensors
 from fst._profile.profile import profile
-from fst.cli.text import count, size
 
-DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+# Arguments of --dtype.
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in CASTABLE}
 
 
 def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("load", help="time a load, with a bar, and print what it spent its time on")
+    parser = commands.add_parser("load", help="time a load, and print its profile")
     parser.add_argument("paths", nargs="+", metavar="PATH")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ...")
-    parser.add_argument("--dtype", choices=list(DTYPES), help="cast floating-point tensors while they are loaded")
-    parser.add_argument("--names", nargs="+", metavar="NAME", help="only these tensors")
+    parser.add_argument("--dtype", choices=list(DTYPES), help="cast floating-point tensors")
+    parser.add_argument("--names", nargs="+", metavar="NAME", help="load only these tensors")
     parser.add_argument(
-        "--repeat", type=int, default=1, metavar="N", help="load that often; the first one is the coldest"
+        "--repeat", type=int, default=1, metavar="N", help="number of loads; the first one may find the page cache cold"
     )
-    parser.add_argument("--trace", metavar="FILE", help="save the trace of the last load, for Perfetto")
+    parser.add_argument("--trace", metavar="FILE", help="save a trace of the last load for Perfetto")
     parser.set_defaults(run=run)
 
 
@@ -40,8 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
                 torch.cuda.synchronize(device)
             seconds = time.perf_counter() - begin
         size_bytes = sum(tensor.nbytes for tensor in tensors)
-        loaded = f"{count(len(tensors), 'tensor')}, {size(size_bytes)} on {device} in {seconds:.3f} s"
-        print(f"{loaded}: {size_bytes / seconds / 1e9:.2f} GB/s")
+        loaded = f"{format_count(len(tensors), 'tensor')}, {format_size(size_bytes)} on {device}"
+        print(f"{loaded} in {format_seconds(seconds)}: {format_rate(size_bytes, seconds)}")
         del tensors
     print(recorded.summary())
     if arguments.trace:
@@ -50,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _has_tqdm() -> bool:
-    """A bar is shown where what draws it is installed."""
+    """Returns whether tqdm, which draws the progress bar, is installed."""
     try:
         import tqdm  # noqa: F401
     except ImportError:

@@ -1,4 +1,4 @@
-"""`fst verify`: every check that can be made of a checkpoint, and a clear verdict."""
+"""`fst verify`: checks a checkpoint completely."""
 
 import argparse
 import json
@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
+from fst._core.format import format_count, format_size
 from fst._load.stream import stream
-from fst.cli.text import count, size
 
 BLOCK_BYTES = 16 << 20
 
@@ -17,30 +17,30 @@ BLOCK_BYTES = 16 << 20
 def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "verify",
-        help="check files whole, down to the last byte",
-        description="Checks each header whole, that names are in one file only, that an index promises what its files "
-        "hold, and that every byte can be read. The exit code is 0 if all is well.",
+        help="check headers, names and index, and read every byte",
+        description="Checks the header of each file, that no name is in two files, that an index agrees with its "
+        "files, and that every byte can be read. The exit code is 0 if all checks pass.",
     )
     parser.add_argument("paths", nargs="+", metavar="PATH")
-    parser.add_argument("--finite", action="store_true", help="look for NaN and infinity in the tensors too")
+    parser.add_argument("--finite", action="store_true", help="also check that no tensor contains NaN or infinity")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    wrong = 0
+    failed = 0
     for path in arguments.paths:
         for what, check in _checks(Path(path), arguments.finite):
             try:
                 print(f"ok      {what}: {check()}", flush=True)
             except (OSError, ValueError, LookupError, NotImplementedError) as error:
-                wrong += 1
+                failed += 1
                 print(f"WRONG   {what}: {error.args[0] if isinstance(error, KeyError) else error}", flush=True)
-    print("all is well" if wrong == 0 else f"{count(wrong, 'check')} failed")
-    return int(wrong > 0)
+    print("all is well" if failed == 0 else f"{format_count(failed, 'check')} failed")
+    return int(failed > 0)
 
 
 def _checks(path: Path, finite: bool) -> Iterator[tuple[str, Callable[[], str]]]:
-    """The checks of a path, from the cheapest on, each of which says what it found or raises."""
+    """Yields the name and the function of each check, cheapest first. A function describes its result, or raises."""
     files = _files(path)
     for file in files:
         yield f"header of {file}", lambda file=file: _header(str(file))  # type: ignore[misc]
@@ -53,7 +53,7 @@ def _checks(path: Path, finite: bool) -> Iterator[tuple[str, Callable[[], str]]]
 
 
 def _files(path: Path) -> list[Path]:
-    """Each file that a path leads to, so that one that is wrong does not keep the others from being checked."""
+    """Returns the files of a checkpoint. Each is checked separately, so that all failures are reported."""
     if path.is_dir():
         return sorted(path.glob("*.safetensors")) or [path]
     if path.name.endswith(".safetensors.index.json"):
@@ -61,7 +61,7 @@ def _files(path: Path) -> list[Path]:
             names = json.loads(path.read_text())["weight_map"].values()
             return [path.parent / name for name in sorted(set(names))]
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            # What is wrong with it, opening it will say.
+            # Opening the invalid index reports the error.
             return [path]
     return [path]
 
@@ -69,7 +69,8 @@ def _files(path: Path) -> list[Path]:
 def _header(path: str) -> str:
     checkpoint = OpenCheckpoint(path)
     names = checkpoint.names()
-    return f"{count(len(names), 'tensor')}, {size(sum(checkpoint.tensor_info(name).nbytes for name in names))}"
+    size = format_size(sum(checkpoint.tensor_info(name).nbytes for name in names))
+    return f"{format_count(len(names), 'tensor')}, {size}"
 
 
 def _read(path: Path) -> str:
@@ -79,25 +80,25 @@ def _read(path: Path) -> str:
         while length := file.readinto(block):
             done += length
     if done != expected:
-        raise OSError(f"{done} bytes could be read, but the file had {expected} bytes")
+        raise OSError(f"{done} bytes were read, but the size of the file was {expected} bytes")
     return f"{done:,} bytes read"
 
 
 def _finite(path: str) -> str:
-    strange = []
+    not_finite = []
     number = 0
     for name, tensor in stream(path):
         number += 1
         if (tensor.is_floating_point() or tensor.is_complex()) and not _is_finite(tensor):
-            strange.append(name)
-    if strange:
-        raise ValueError(f"NaN or infinity in {count(len(strange), 'tensor')}: {', '.join(strange)}")
-    return f"{count(number, 'tensor')} without NaN and infinity"
+            not_finite.append(name)
+    if not_finite:
+        raise ValueError(f"NaN or infinity in {format_count(len(not_finite), 'tensor')}: {', '.join(not_finite)}")
+    return f"{format_count(number, 'tensor')} without NaN and infinity"
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
     if tensor.dtype is torch.float4_e2m1fn_x2:
-        return True  # that format has neither
+        return True  # F4 has neither NaN nor infinity.
     if tensor.element_size() == 1:
         tensor = tensor.to(torch.float32)
     return bool(torch.isfinite(tensor).all())

@@ -1,0 +1,34 @@
+"""Names of the stages in a trace. They are those of `Stage::name` in rust/profile.rs."""
+
+from typing import Literal, get_args
+
+Stage = Literal[
+    "load",
+    "open",
+    "header",
+    "plan",
+    "map",
+    "read ahead",
+    "slot",
+    "allocate",
+    "pin",
+    "read",
+    "place",
+    "cast",
+    "queue",
+    "copy",
+    "kernel",
+    "wait",
+    "save",
+    "gather",
+    "write",
+    "flush",
+]
+
+STAGES: tuple[Stage, ...] = get_args(Stage)
+
+# Stages that contain all others.
+OUTER_STAGES: tuple[Stage, ...] = ("load", "save")
+
+# The stage of background work, which does not delay a load.
+READ_AHEAD: Stage = "read ahead"
