@@ -297,7 +297,7 @@ def check_errors(path):
     summed = Model()
     partial = DTensor.from_local(torch.zeros(1, 8), mesh["data"], [Partial()])
     summed.scale = nn.Parameter(partial, requires_grad=False)
-    refuse(summed, r'"scale": its placements \(Partial\(sum\),\) are for terms of a sum')
+    refuse(summed, r'"scale": its placements \(Partial\(sum\),\) include a pending reduction')
 
     # Failures of one rank.
     missing = f"{path}.missing" if rank == 2 else path

@@ -1,4 +1,4 @@
-"""Which tensor of a module takes which of a checkpoint, and all that does not fit."""
+"""Matching of a module's tensors with those of a checkpoint."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,18 +20,18 @@ _EXTRA_STATE = torch.nn.modules.module._EXTRA_STATE_KEY_SUFFIX
 
 
 @dataclass
-class Slot:
-    """A tensor of a module.
+class ModuleTensor:
+    """Parameter or buffer of a module, with all its names.
 
     Attributes:
-        tensors: The parameter or buffer itself; several where they share their memory.
-        keys: Its names in the module: several where it is tied.
-        stored: The names in the checkpoint that are for it, in the order of `keys`.
+        tensors: The parameter or buffer; several objects if they share their storage.
+        keys: Names in the module; several if the tensor is tied.
+        stored_names: Names in the checkpoint, in the order of `keys`.
     """
 
     tensors: list[Tensor] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
-    stored: list[str] = field(default_factory=list)
+    stored_names: list[str] = field(default_factory=list)
 
     @property
     def tensor(self) -> Tensor:
@@ -40,11 +40,23 @@ class Slot:
 
 @dataclass
 class Match:
-    """A module laid beside a checkpoint. The lists are as those of `load_state_dict`, in the order of the module."""
+    """Result of matching a module with a checkpoint.
 
-    slots: list[Slot] = field(default_factory=list)
+    Lists are in the order of the module, as those of `load_state_dict`.
+
+    Attributes:
+        tensors: Parameters and persistent buffers.
+        extra_states: Modules with an extra state, and its name in the checkpoint.
+        counters: `num_batches_tracked` buffers that the checkpoint lacks. Files of older versions lack them; their
+            value is zero.
+        missing: Names that the checkpoint lacks.
+        unexpected: Names that the module lacks.
+        misshapen: Names whose shapes differ.
+        problems: Messages for all mismatches that are errors even if loading is not strict.
+    """
+
+    tensors: list[ModuleTensor] = field(default_factory=list)
     extra_states: list[tuple[Module, str]] = field(default_factory=list)
-    # Counters that older files lack, and that are zero then.
     counters: list[Tensor] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
@@ -52,29 +64,29 @@ class Match:
     problems: list[str] = field(default_factory=list)
 
 
-def match(module: Module, stored: Mapping[str, Tensor]) -> Match:
+def match_tensors(module: Module, stored: Mapping[str, Tensor]) -> Match:
     """Matches a module with the tensors of a checkpoint, which are on meta.
 
-    Names are found as `load_state_dict` finds them, with the hooks that it calls before.
+    Resolves names as `load_state_dict` does, and calls the same pre-hooks.
     """
-    matching = _Matching(stored)
-    matching.visit(module, dict(stored), "")
-    found = matching.found
-    # One name of a tied tensor is enough.
-    spared = {key for slot in found.slots if slot.stored for key in slot.keys}
-    found.missing = [key for key in found.missing if key not in spared]
-    return found
+    matcher = _Matcher(stored)
+    matcher.visit(module, dict(stored), "")
+    match = matcher.match
+    # A tied tensor needs only one of its names.
+    found = {key for tensor in match.tensors if tensor.stored_names for key in tensor.keys}
+    match.missing = [key for key in match.missing if key not in found]
+    return match
 
 
 def own_tensors(module: Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and persistent buffers of this module and of none below it."""
+    """Yields the parameters and persistent buffers of a module, without those of its children."""
     for name, tensor in (*module._parameters.items(), *module._buffers.items()):
         if tensor is not None and name not in module._non_persistent_buffers_set:
             yield name, tensor
 
 
-def temporary_buffers(module: Module) -> Iterator[tuple[str, Tensor]]:
-    """The buffers of a module and of those below it that no checkpoint holds."""
+def non_persistent_buffers(module: Module) -> Iterator[tuple[str, Tensor]]:
+    """Yields the non-persistent buffers of a module and its descendants. Checkpoints do not hold them."""
     for prefix, child in module.named_modules():
         for name in sorted(child._non_persistent_buffers_set):
             buffer = child._buffers.get(name)
@@ -82,107 +94,109 @@ def temporary_buffers(module: Module) -> Iterator[tuple[str, Tensor]]:
                 yield f"{prefix}.{name}" if prefix else name, buffer
 
 
-def what_cannot_be_filled(tensor: Tensor) -> str | None:
-    """Why bytes cannot be written to this tensor, if they cannot."""
+def fill_problem(tensor: Tensor) -> str | None:
+    """Returns the reason why a load cannot write to a tensor, or `None` if it can."""
     if is_lazy(tensor):
         return "it has no shape yet; call the module once first"
     if is_dtensor(tensor):
-        return _what_keeps_dtensor_from_it(tensor)
+        return _dtensor_mismatch(tensor)
     if is_traceable_wrapper_subclass(tensor):
-        return f"a {type(tensor).__name__} has no memory of its own; fill the tensors that it wraps"
+        return f"a {type(tensor).__name__} has no storage of its own; fill the tensors that it wraps"
     if tensor.layout != torch.strided or tensor.is_quantized:
         return "it is not dense; use load_state_dict"
     return None
 
 
-def _what_keeps_dtensor_from_it(tensor: "DTensor") -> str | None:
+def _dtensor_mismatch(tensor: "DTensor") -> str | None:
+    """Returns the reason why a load cannot write to the local tensor of a DTensor, or `None` if it can."""
     if any(placement.is_partial() for placement in tensor.placements):
-        return f"its placements {tensor.placements} are for terms of a sum that is still to be made"
+        return f"its placements {tensor.placements} include a pending reduction"
     if tensor.device_mesh.get_coordinate() is None:
         return None
-    local, part = local_tensor(tensor), dtensor_layout(tensor)
-    if local.shape != part.shape:
-        # PyTorch cannot tell either: full_tensor() waits for ever.
+    local, layout = local_tensor(tensor), dtensor_layout(tensor)
+    if local.shape != layout.shape:
+        # PyTorch does not support this layout either: `full_tensor` hangs.
         return (
-            f"this rank has {list(local.shape)} of it, where its placements {tensor.placements} would give it "
-            f"{list(part.shape)}; what is sharded twice has to divide evenly"
+            f"the local tensor of this rank has the shape {list(local.shape)}, but its placements {tensor.placements} "
+            f"give {list(layout.shape)}; a dimension that is sharded twice has to divide evenly"
         )
-    return what_cannot_be_filled(local)
+    return fill_problem(local)
 
 
-class _Matching:
+class _Matcher:
     def __init__(self, stored: Mapping[str, Tensor]) -> None:
-        self.found = Match()
-        self._names = {id(tensor): name for name, tensor in stored.items()}
-        self._slots: dict[Any, Slot] = {}
+        self.match = Match()
+        self._stored_names = {id(tensor): name for name, tensor in stored.items()}
+        self._by_identity: dict[Any, ModuleTensor] = {}
 
     def visit(self, module: Module, stored: dict[str, Tensor], prefix: str) -> None:
-        """Walks as `load_state_dict` does: each module sees the names below it, as hooks above left them."""
-        found = self.found
+        """Visits modules as `load_state_dict` does. Each sees the names below it, as the hooks above changed them."""
+        match = self.match
         for hook in module._load_state_dict_pre_hooks.values():
-            hook(stored, prefix, {}, True, found.missing, found.unexpected, found.problems)
+            hook(stored, prefix, {}, True, match.missing, match.unexpected, match.problems)
         if not type(module)._load_from_state_dict.__module__.startswith("torch.nn.modules."):
-            found.problems.append(
-                f'module "{prefix[:-1]}": {type(module).__name__} has its own way of loading; use load_state_dict'
+            match.problems.append(
+                f'module "{prefix[:-1]}": {type(module).__name__} overrides _load_from_state_dict; use load_state_dict'
             )
         tensors = dict(own_tensors(module))
         for name, tensor in tensors.items():
-            self._take(module, prefix, name, tensor, stored.get(prefix + name))
-        self._take_extra_state(module, prefix + _EXTRA_STATE, stored)
+            self._add(module, prefix, name, tensor, stored.get(prefix + name))
+        self._add_extra_state(module, prefix + _EXTRA_STATE, stored)
         for key in stored:
             head, dot, _ = key[len(prefix) :].partition(".")
-            # A child may be None, to leave out a part of a model: what is below it is known, and not loaded.
+            # A child may be `None`, for an omitted part of a model. Names below it are expected, and not loaded.
             if head not in (module._modules if dot else tensors) and key != prefix + _EXTRA_STATE:
-                found.unexpected.append(key)
+                match.unexpected.append(key)
         for name, child in module._modules.items():
             if child is not None:
-                below = f"{prefix}{name}."
-                self.visit(child, {key: tensor for key, tensor in stored.items() if key.startswith(below)}, below)
+                child_prefix = f"{prefix}{name}."
+                child_stored = {key: tensor for key, tensor in stored.items() if key.startswith(child_prefix)}
+                self.visit(child, child_stored, child_prefix)
 
-    def _take(self, module: Module, prefix: str, name: str, tensor: Tensor, stored: Tensor | None) -> None:
-        found, key = self.found, prefix + name
-        slot = self._slots.get(_identity(tensor))
-        if slot is None:
-            slot = self._slots[_identity(tensor)] = Slot()
-            found.slots.append(slot)
-        if not any(tensor is other for other in slot.tensors):
-            slot.tensors.append(tensor)
-        slot.keys.append(key)
+    def _add(self, module: Module, prefix: str, name: str, tensor: Tensor, stored: Tensor | None) -> None:
+        match, key = self.match, prefix + name
+        module_tensor = self._by_identity.get(_identity(tensor))
+        if module_tensor is None:
+            module_tensor = self._by_identity[_identity(tensor)] = ModuleTensor()
+            match.tensors.append(module_tensor)
+        if not any(tensor is other for other in module_tensor.tensors):
+            module_tensor.tensors.append(tensor)
+        module_tensor.keys.append(key)
         if stored is None:
             if name == "num_batches_tracked" and isinstance(module, _NormBase):
-                found.counters.append(tensor)
+                match.counters.append(tensor)
             else:
-                found.missing.append(key)
+                match.missing.append(key)
             return
-        source, fault = self._source_of(key, stored), what_cannot_be_filled(tensor)
-        if fault is not None:
-            found.problems.append(f'"{key}": {fault}')
+        stored_names, problem = self._stored_names_of(key, stored), fill_problem(tensor)
+        if problem is not None:
+            match.problems.append(f'"{key}": {problem}')
         elif stored.shape != tensor.shape:
-            found.misshapen.append(key)
-            found.problems.append(
+            match.misshapen.append(key)
+            match.problems.append(
                 f'"{key}": shape {list(stored.shape)} in the checkpoint, {list(tensor.shape)} in the module'
             )
-        slot.stored += source
+        module_tensor.stored_names += stored_names
 
-    def _take_extra_state(self, module: Module, key: str, stored: Mapping[str, Tensor]) -> None:
-        takes = type(module).set_extra_state is not Module.set_extra_state
-        if takes and key in stored:
-            self.found.extra_states += [(module, name) for name in self._source_of(key, stored[key])]
-        elif takes:
-            self.found.missing.append(key)
+    def _add_extra_state(self, module: Module, key: str, stored: Mapping[str, Tensor]) -> None:
+        has_extra_state = type(module).set_extra_state is not Module.set_extra_state
+        if has_extra_state and key in stored:
+            self.match.extra_states += [(module, name) for name in self._stored_names_of(key, stored[key])]
+        elif has_extra_state:
+            self.match.missing.append(key)
         elif key in stored:
-            self.found.unexpected.append(key)
+            self.match.unexpected.append(key)
 
-    def _source_of(self, key: str, stored: Tensor) -> list[str]:
-        """The name that a tensor has in the checkpoint, or none if a hook has made it."""
-        name = self._names.get(id(stored))
+    def _stored_names_of(self, key: str, stored: Tensor) -> list[str]:
+        """Returns the checkpoint's name of a tensor; an empty list, and a problem, if a hook created the tensor."""
+        name = self._stored_names.get(id(stored))
         if name is None:
-            self.found.problems.append(f'"{key}": a hook computes it from what is stored; use load_state_dict')
+            self.match.problems.append(f'"{key}": a hook computes it from stored tensors; use load_state_dict')
         return [] if name is None else [name]
 
 
 def _identity(tensor: Tensor) -> Any:
-    """Equal for two tensors that are one, be it that they only share their memory."""
+    """Returns a key that is equal for the same tensor object, and for equal views of the same storage."""
     if is_lazy(tensor) or is_traceable_wrapper_subclass(tensor) or tensor.layout != torch.strided:
         return id(tensor)
     if tensor.is_meta or tensor.numel() == 0:

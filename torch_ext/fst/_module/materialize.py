@@ -1,4 +1,4 @@
-"""New memory for the tensors of a module, and how it takes the place of the old."""
+"""New storage for a module's parameters and buffers."""
 
 from collections import defaultdict
 from typing import NamedTuple
@@ -11,64 +11,73 @@ from fst._checkpoint.batched import copy_into
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.dtypes import CASTABLE
 from fst._distributed.dtensors import is_dtensor
-from fst._module.match import Slot, own_tensors, temporary_buffers, what_cannot_be_filled
+from fst._module.match import ModuleTensor, fill_problem, non_persistent_buffers, own_tensors
 
 
-class Destination(NamedTuple):
-    """Where a module is to be."""
+class ModuleOptions(NamedTuple):
+    """Device and dtype of a module after a load.
+
+    Attributes:
+        moves: Whether all tensors go to `device`. Otherwise only tensors on meta do.
+        device: The device.
+        dtype: Floating-point dtype that castable tensors get, or `None` for no cast.
+    """
 
     moves: bool
     device: torch.device
     dtype: torch.dtype | None
 
     def device_for(self, tensor: Tensor) -> torch.device:
+        """Returns the device of a tensor after the load."""
         return self.device if self.moves or tensor.is_meta else tensor.device
 
     def dtype_for(self, tensor: Tensor) -> torch.dtype:
+        """Returns the dtype of a tensor after the load."""
         return self.dtype if self.dtype is not None and tensor.dtype in CASTABLE else tensor.dtype
 
     def keeps(self, tensor: Tensor) -> bool:
-        """Whether the tensor can stay in the memory it has."""
+        """Whether the tensor keeps its storage."""
         same = (self.device_for(tensor), self.dtype_for(tensor)) == (tensor.device, tensor.dtype)
         return same and not tensor.is_meta
 
     def empty_for(self, tensor: Tensor) -> Tensor:
-        """Memory for the values of a tensor that cannot stay in what it has."""
+        """Allocates the replacement of a tensor that does not keep its storage."""
         return torch.empty_like(tensor.detach(), dtype=self.dtype_for(tensor), device=self.device_for(tensor))
 
 
-def load_fresh(slots: list[Slot], destination: Destination, stored: OpenCheckpoint) -> list[Tensor]:
-    """A new tensor for each slot."""
+def load_new(module_tensors: list[ModuleTensor], options: ModuleOptions, checkpoint: OpenCheckpoint) -> list[Tensor]:
+    """Loads a new tensor for each tensor of the module."""
     values: dict[int, Tensor] = {}
-    # What a load makes by itself: one load for each device and cast.
-    groups: dict[tuple[torch.device, torch.dtype | None], list[int]] = defaultdict(list)
-    rest: list[int] = []
-    names = [slot.stored[0] for slot in slots]
-    for index, slot in enumerate(slots):
-        tensor, source = slot.tensor, stored.tensors[names[index]].dtype
-        device, wanted = destination.device_for(tensor), destination.dtype_for(tensor)
-        if tensor.is_contiguous() and source == wanted:
-            groups[device, None].append(index)
-        elif tensor.is_contiguous() and source in CASTABLE and wanted in CASTABLE:
-            groups[device, wanted].append(index)
+    # A load creates contiguous tensors: one load for each device and cast. The others are allocated here.
+    batches: dict[tuple[torch.device, torch.dtype | None], list[int]] = defaultdict(list)
+    allocated: list[int] = []
+    names = [module_tensor.stored_names[0] for module_tensor in module_tensors]
+    for index, module_tensor in enumerate(module_tensors):
+        tensor, stored_dtype = module_tensor.tensor, checkpoint.tensors[names[index]].dtype
+        device, dtype = options.device_for(tensor), options.dtype_for(tensor)
+        if tensor.is_contiguous() and stored_dtype == dtype:
+            batches[device, None].append(index)
+        elif tensor.is_contiguous() and stored_dtype in CASTABLE and dtype in CASTABLE:
+            batches[device, dtype].append(index)
         else:
-            values[index] = destination.empty_for(tensor)
-            rest.append(index)
-    for (device, dtype), group in groups.items():
-        values.update(zip(group, stored.load_tensors([names[index] for index in group], device, dtype), strict=True))
-    copy_into(stored, [names[index] for index in rest], [values[index] for index in rest])
-    return [values[index] for index in range(len(slots))]
+            values[index] = options.empty_for(tensor)
+            allocated.append(index)
+    for (device, cast_dtype), batch in batches.items():
+        loaded = checkpoint.load_tensors([names[index] for index in batch], device, cast_dtype)
+        values.update(zip(batch, loaded, strict=True))
+    copy_into(checkpoint, [names[index] for index in allocated], [values[index] for index in allocated])
+    return [values[index] for index in range(len(module_tensors))]
 
 
 def replace(tensor: Tensor, value: Tensor) -> None:
-    """Makes `value` the data of `tensor`, which stays the object that it is."""
+    """Makes `value` the data of `tensor`, which remains the same object."""
     if tensor.is_meta or is_dtensor(tensor):
-        # PyTorch does not set data of another kind of device, nor of a DTensor, but it swaps whole tensors.
+        # PyTorch cannot set the data of a tensor of another device type or of a DTensor, but can swap the tensors.
         grad = tensor.grad
         if grad is not None:
-            # On meta there is none that could go along.
+            # A gradient on meta has no values to move.
             grad = None if grad.is_meta else grad.to(value.device, value.dtype)
-        # It does not swap what others hold, as a gradient's tensor does.
+        # `swap_tensors` refuses tensors that a gradient refers to.
         tensor.grad = None
         value.requires_grad_(tensor.requires_grad)
         value.__class__ = type(tensor)
@@ -81,12 +90,12 @@ def replace(tensor: Tensor, value: Tensor) -> None:
         tensor.grad.data = tensor.grad.data.to(value.device, value.dtype)
 
 
-def bring_along(module: Module, destination: Destination) -> None:
-    """Moves and casts what no stored value was for, as it would be useless apart from the rest."""
+def convert_unloaded(module: Module, options: ModuleOptions) -> None:
+    """Moves and casts the tensors that the checkpoint does not hold, to the device and dtype of the others."""
     for child in module.modules():
         for _, tensor in own_tensors(child):
-            if what_cannot_be_filled(tensor) is None and not tensor.is_meta and not destination.keeps(tensor):
-                replace(tensor, tensor.detach().to(destination.device_for(tensor), destination.dtype_for(tensor)))
-    for _, buffer in temporary_buffers(module):
-        if destination.moves and not buffer.is_meta and buffer.device != destination.device:
-            replace(buffer, buffer.to(destination.device))
+            if fill_problem(tensor) is None and not tensor.is_meta and not options.keeps(tensor):
+                replace(tensor, tensor.detach().to(options.device_for(tensor), options.dtype_for(tensor)))
+    for _, buffer in non_persistent_buffers(module):
+        if options.moves and not buffer.is_meta and buffer.device != options.device:
+            replace(buffer, buffer.to(options.device))
