@@ -83,7 +83,7 @@ def test_buffer_pools(make):
     waiting.join(timeout=60)
     assert not waiting.is_alive()
     pool.release(second)
-    with pytest.raises(ValueError, match="not lent"):
+    with pytest.raises(ValueError, match="not acquired"):
         pool.release(second)
 
 

@@ -1,4 +1,4 @@
-"""The public names of unifiedefficientloader 0.2 to 0.5, over fst.
+"""Public names of unifiedefficientloader 0.2 to 0.5, implemented with fst.
 
 from fst.compat.unifiedefficientloader import UnifiedSafetensorsLoader
 """
@@ -35,7 +35,7 @@ from fst.compat.unifiedefficientloader.tensor_utils import (
 )
 from fst.compat.unifiedefficientloader.unified_data_loader import UnifiedDataLoader
 
-# Release of unifiedefficientloader that this package mirrors. Programs compare it with the release that they need.
+# Release of unifiedefficientloader that this package mirrors. Programs compare it with the release they require.
 __version__ = "0.5.4"
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Buffers of one size, lent one by one."""
+"""Pool of buffers of equal size."""
 
 import queue
 
@@ -6,28 +6,32 @@ from torch import Tensor
 
 
 class BufferPool:
-    """Lends the buffers it was given. Any number of threads may use it.
+    """Thread-safe pool of buffers.
 
-    Nothing in fst needs such a pool: its tensors are their owner's, and staging is its own affair.
+    fst itself needs no such pool: loaded tensors own their storage, and fst manages its own staging memory.
     """
 
     def __init__(self, buffers: list[Tensor]) -> None:
         self.buffers = buffers
         self.num_buffers = len(buffers)
         self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._lent = [True] * len(buffers)
+        self._is_acquired = [True] * len(buffers)
         for index in range(len(buffers)):
             self.release(index)
 
     def acquire(self) -> tuple[int, Tensor]:
-        """A buffer and its number. Waits until one is free."""
+        """Returns the index of a free buffer and the buffer. Blocks until a buffer is free."""
         index = self._free.get()
-        self._lent[index] = True
+        self._is_acquired[index] = True
         return index, self.buffers[index]
 
     def release(self, idx: int) -> None:
-        """Takes a buffer back. Raises ValueError for one that is not lent, which two would get otherwise."""
-        if not 0 <= idx < self.num_buffers or not self._lent[idx]:
-            raise ValueError(f"buffer {idx} of {self.num_buffers} is not lent")
-        self._lent[idx] = False
+        """Returns a buffer to the pool.
+
+        Raises:
+            ValueError: The buffer is not acquired, or the index is out of range.
+        """
+        if not 0 <= idx < self.num_buffers or not self._is_acquired[idx]:
+            raise ValueError(f"buffer {idx} of {self.num_buffers} is not acquired")
+        self._is_acquired[idx] = False
         self._free.put(idx)

@@ -1,4 +1,4 @@
-"""Buffers on a GPU."""
+"""Pool of GPU buffers."""
 
 import torch
 
@@ -6,7 +6,7 @@ from fst.compat.unifiedefficientloader._buffer_pool import BufferPool
 
 
 class GpuBufferPool(BufferPool):
-    """`num_buffers` tensors of uint8 with `size_bytes` each on a device."""
+    """Pool of `num_buffers` uint8 tensors of `size_bytes` bytes each on a device."""
 
     def __init__(self, size_bytes: int, num_buffers: int, device: torch.device | str = "cuda") -> None:
         self.size_bytes = size_bytes

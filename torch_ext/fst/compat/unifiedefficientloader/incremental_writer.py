@@ -1,4 +1,4 @@
-"""A file that gets its tensors one by one."""
+"""Writer of a safetensors file, tensor by tensor."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -10,17 +10,17 @@ import fst
 
 
 class IncrementalSafetensorsWriter:
-    """Writes tensors as they come, with bounded memory, and a file that is there whole or not at all.
+    """Writes tensors one by one, with bounded memory, and replaces the file atomically.
 
-    It is used in a `with` block. The file appears under its name when the block ends; an exception in the block leaves
-    no trace of it, and a file that was there before stays. A tensor may be changed once `write` has returned. Missing
-    directories are made.
+    Use it in a `with` block. The file appears under its name when the block ends. After an exception in the block, an
+    existing file is unchanged and nothing new remains. A tensor may be modified once `write` has returned. Missing
+    directories are created.
 
     Args:
-        filename: The file to write. It may be the one that the tensors are read from.
-        metadata: Text to put into the header.
-        max_header_bytes: Changes nothing: headers of any size have room.
-        max_workers: Changes nothing: fst finds the number of its threads itself.
+        filename: The file to write. It may be the file from which the tensors are loaded.
+        metadata: Metadata for the header.
+        max_header_bytes: No effect: the size of the header is not limited in advance.
+        max_workers: No effect: fst chooses the number of threads.
     """
 
     def __init__(
@@ -49,19 +49,21 @@ class IncrementalSafetensorsWriter:
             writer.__exit__(kind, error, traceback)
 
     def write(self, name: str, tensor: Tensor) -> None:
-        """Appends a tensor, from any device.
+        """Appends a tensor from any device.
 
-        Raises RuntimeError outside of the `with` block, and the errors of `fst.Writer.write`.
+        Raises:
+            RuntimeError: The call is outside of the `with` block.
+            Errors of `fst.Writer.write`.
         """
         if self._writer is None:
-            raise RuntimeError(f"{self.filename}: write inside the block of `with` that this writer is for")
+            raise RuntimeError(f"{self.filename}: call write inside the `with` block of the writer")
         self._writer.write(name, tensor)
 
     def write_batch(self, batch: Iterable[tuple[str, Tensor]]) -> None:
-        """Appends pairs of a name and a tensor, such as a batch of `async_stream`."""
+        """Appends pairs of name and tensor, such as a batch of `async_stream`."""
         for name, tensor in batch:
             self.write(name, tensor)
 
     def write_dict(self, state_dict: Mapping[str, Tensor]) -> None:
-        """Appends every tensor of a dictionary."""
+        """Appends all tensors of a dictionary."""
         self.write_batch(state_dict.items())

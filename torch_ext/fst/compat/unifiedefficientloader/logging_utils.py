@@ -1,4 +1,4 @@
-"""The log of these modules: the logger "unifiedefficientloader", with one level more than Python has."""
+"""Logger "unifiedefficientloader", with the additional level VERBOSE."""
 
 import logging
 import sys
@@ -9,7 +9,7 @@ VERBOSE_LEVEL = 15
 NORMAL_LEVEL = logging.INFO
 MINIMAL_LEVEL = logging.WARNING
 
-# The level that is new gets a name. WARNING keeps its own, for the rest of the process knows it.
+# WARNING keeps its name: level names are global to the process.
 logging.addLevelName(VERBOSE_LEVEL, "VERBOSE")
 
 _LOGGER = logging.getLogger("unifiedefficientloader")
@@ -17,7 +17,7 @@ _LEVELS = {"DEBUG": DEBUG_LEVEL, "VERBOSE": VERBOSE_LEVEL, "NORMAL": NORMAL_LEVE
 
 
 class _Formatter(logging.Formatter):
-    """Ordinary news stands alone; the rest says how serious it is."""
+    """Prefixes messages with their level, except those at NORMAL_LEVEL."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record)
@@ -25,14 +25,14 @@ class _Formatter(logging.Formatter):
 
 
 class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Ours, so that another call of `setup_logging` replaces it and leaves those of the program alone."""
+    """Handler of `setup_logging`, which the next call replaces. Handlers of the program are kept."""
 
 
 def setup_logging(verbose_arg: str = "NORMAL") -> logging.Logger:
-    """Prints what is logged to the standard output.
+    """Prints log messages to the standard output.
 
     Args:
-        verbose_arg: From which level on: "DEBUG", "VERBOSE", "NORMAL" or "MINIMAL"; anything else is "NORMAL".
+        verbose_arg: Lowest level to print: "DEBUG", "VERBOSE", "NORMAL" or "MINIMAL". Any other value means "NORMAL".
     """
     _LOGGER.setLevel(_LEVELS.get(verbose_arg.upper(), NORMAL_LEVEL))
     for handler in list(_LOGGER.handlers):
@@ -71,5 +71,5 @@ warning = minimal
 
 
 def error(msg: object, *args: object, **kwargs: Any) -> None:
-    """Logs at the level of errors."""
+    """Logs at `logging.ERROR`."""
     _LOGGER.error(msg, *args, **kwargs)

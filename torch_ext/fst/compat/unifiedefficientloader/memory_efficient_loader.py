@@ -1,4 +1,4 @@
-"""The tensors of a safetensors file: all at once, one by one, or as a stream of batches."""
+"""Loader of a safetensors file: all tensors at once, single tensors, or a stream of batches."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -12,29 +12,29 @@ import fst
 from fst.compat.unifiedefficientloader import logging_utils
 from fst.compat.unifiedefficientloader.tensor_utils import st_shape_to_torch_shape, st_to_torch_dtype
 
-# How far a stream may be ahead: what its batches ask for, within bounds that neither starve it nor fill the memory.
+# Bounds of a stream's window: enough to keep the device busy, and not enough to fill the memory.
 _WINDOW_BYTES_MIN = 64 << 20
 _WINDOW_BYTES_MAX = 512 << 20
 
 
 class UnifiedSafetensorsLoader:
-    """Reads the tensors of a file.
+    """Loads the tensors of a file.
 
-    Every tensor is its receiver's alone. It lives as long as it is referred to, whether or not `mark_processed` or
-    `close` is called. On the CPU tensors of local files are views of private mappings: they take memory when they are
-    used, and writing to one changes neither the file nor any other tensor.
+    Tensors own their storage. They stay valid as long as they are referenced, also after `mark_processed` and `close`.
+    On the CPU, tensors of local files are views of private mappings: they take memory once they are used, and writing
+    to a tensor changes neither the file nor other tensors.
 
-    A loader can be sent to other processes, such as those of a `DataLoader`, which open the file anew.
+    A loader can be pickled, for example for the workers of a `DataLoader`. Each process opens the file again.
 
     Args:
         filename: A safetensors file.
-        low_memory: False loads all tensors at once and keeps them; True loads each when it is asked for.
-        direct_gpu: `async_stream` and `load_all` give tensors on the current GPU; it implies `low_memory`. Without CUDA
-            they are on the CPU, and the log has a warning.
-        use_mmap: Changes nothing: local files are mapped wherever that serves.
+        low_memory: False loads all tensors at once and keeps them. True loads each tensor on request.
+        direct_gpu: Whether `async_stream` and `load_all` return tensors on the current GPU. Implies `low_memory`.
+            Without CUDA the tensors are on the CPU, and a warning is logged.
+        use_mmap: No effect: fst maps local files where this is the faster way.
 
     Raises:
-        The errors of `fst.load_file`.
+        Errors of `fst.load_file`.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class UnifiedSafetensorsLoader:
         self.direct_gpu = direct_gpu and torch.cuda.is_available()
         self.use_mmap = use_mmap
         if direct_gpu and not self.direct_gpu:
-            logging_utils.warning("there is no GPU for PyTorch here, so direct_gpu=True gives tensors on the CPU")
+            logging_utils.warning("PyTorch finds no GPU; with direct_gpu=True, tensors are on the CPU")
         self._file: fst.safe_open | None = None
         self._metadata = self._opened().metadata() or {}
         self._header = self._read_header()
@@ -65,35 +65,35 @@ class UnifiedSafetensorsLoader:
         return self.__dict__ | {"_file": None, "_tensors": {}}
 
     def close(self) -> None:
-        """Closes the file and lets go of the tensors that are kept. Whoever asks for one later opens it again."""
+        """Closes the file and releases the cached tensors. A later request opens the file again."""
         if self._file is not None:
             self._file.close()
             self._file = None
         self._tensors.clear()
 
     def keys(self) -> list[str]:
-        """The names of all tensors, in the order of their bytes in the file."""
+        """Returns the names of all tensors, in the order of their bytes in the file."""
         return [name for name in self._header if name != "__metadata__"]
 
     def metadata(self) -> dict[str, str]:
-        """The free text of the header."""
+        """Returns the metadata of the header."""
         return self._metadata
 
     def get_shape(self, key: str) -> tuple[int, ...]:
-        """The shape that the tensor has in PyTorch. Reads nothing."""
+        """Returns the shape of the PyTorch tensor. Reads nothing."""
         entry = self._entry(key)
         return st_shape_to_torch_shape(entry["shape"], entry["dtype"])
 
     def get_ndim(self, key: str) -> int:
-        """The number of dimensions. Reads nothing."""
+        """Returns the number of dimensions. Reads nothing."""
         return len(self.get_shape(key))
 
     def get_dtype(self, key: str) -> torch.dtype:
-        """The dtype that the tensor has in PyTorch. Reads nothing."""
+        """Returns the dtype of the PyTorch tensor. Reads nothing."""
         return st_to_torch_dtype(self._entry(key)["dtype"])
 
     def get_tensor(self, key: str) -> Tensor:
-        """A tensor, on the CPU. Raises KeyError where the file has none of this name."""
+        """Returns a tensor on the CPU. Raises KeyError if the file does not hold the name."""
         self._entry(key)
         if self.low_memory:
             return self._loaded(key)
@@ -102,11 +102,11 @@ class UnifiedSafetensorsLoader:
         return self._tensors[key]
 
     def mark_processed(self, key: str) -> None:
-        """Lets go of a tensor that `low_memory=False` keeps. Otherwise there is nothing to let go of."""
+        """Releases a tensor that is cached with `low_memory=False`. Otherwise has no effect."""
         self._tensors.pop(key, None)
 
     def load_all(self) -> dict[str, Tensor]:
-        """All tensors by name, loaded together."""
+        """Loads all tensors in one load, and returns them by name."""
         if self.low_memory:
             return fst.load_file(self.filename, self._device())
         return {key: self.get_tensor(key) for key in self.keys()}
@@ -118,29 +118,29 @@ class UnifiedSafetensorsLoader:
         prefetch_batches: int = 2,
         pin_memory: bool = False,
     ) -> Iterator[list[tuple[str, Tensor]]]:
-        """Tensors in batches, loaded in the background while earlier ones are used.
+        """Yields tensors in batches, and loads later batches in the background.
 
         Args:
-            keys: The tensors to load, in the order to hand them over. The order of `keys()` is the fastest.
-            batch_size: How many make a batch; the last may have fewer.
-            prefetch_batches: How many batches the load may be ahead. Whatever it says, tensors that are ahead take at
-                most 512 MiB, or are a single one that is larger; and where they are small, 64 MiB may be ahead.
-            pin_memory: Whether tensors on the CPU lie in pinned memory. Without CUDA it changes nothing.
+            keys: Names of the tensors, in the order in which they are yielded. The order of `keys()` is the fastest.
+            batch_size: Number of tensors in a batch. The last batch may have fewer.
+            prefetch_batches: Number of batches to load in advance. The window for them has 64 MiB to 512 MiB. A tensor larger
+                than the window is loaded alone.
+            pin_memory: Whether tensors on the CPU are in pinned memory. No effect without CUDA.
 
         Yields:
-            Lists of pairs of a name and a tensor. Leaving the loop ends the load.
+            Lists of pairs of name and tensor. Leaving the loop ends the load.
 
         Raises:
-            KeyError: The file has no tensor of this name; nothing was read.
+            KeyError: The file does not hold a name. Nothing was read.
             ValueError: `batch_size` or `prefetch_batches` is less than 1.
         """
         keys = list(keys)
         if batch_size < 1 or prefetch_batches < 1:
             raise ValueError(f"batch_size {batch_size} and prefetch_batches {prefetch_batches} must be 1 or more")
         sizes = [self._bytes_of(key) for key in keys]
-        ahead = batch_size * prefetch_batches
-        ahead_bytes = max((sum(sizes[at : at + ahead]) for at in range(0, len(sizes), ahead)), default=0)
-        window_bytes = min(max(ahead_bytes, _WINDOW_BYTES_MIN), _WINDOW_BYTES_MAX)
+        count = batch_size * prefetch_batches
+        prefetch_bytes = max((sum(sizes[at : at + count]) for at in range(0, len(sizes), count)), default=0)
+        window_bytes = min(max(prefetch_bytes, _WINDOW_BYTES_MIN), _WINDOW_BYTES_MAX)
         return self._batches(keys, batch_size, window_bytes, pin_memory and torch.cuda.is_available())
 
     def _batches(
@@ -149,7 +149,7 @@ class UnifiedSafetensorsLoader:
         batch = []
         for key, tensor in self._ordered(keys, window_bytes):
             batch.append((key, tensor.pin_memory() if pinned and tensor.device.type == "cpu" else tensor))
-            # It must not stay here while its receiver is at work.
+            # The caller holds the only reference while it processes the tensor.
             del tensor
             if len(batch) == batch_size:
                 yield batch
@@ -158,23 +158,23 @@ class UnifiedSafetensorsLoader:
             yield batch
 
     def _ordered(self, keys: list[str], window_bytes: int) -> Iterator[tuple[str, Tensor]]:
-        """Tensors in the order of `keys`, whereas a stream hands over in the order of the file."""
+        """Yields tensors in the order of `keys`. `fst.stream` yields them in the order of the file."""
         for group in self._groups(keys, window_bytes):
-            waiting: dict[str, Tensor] = {}
-            following = iter(group)
-            key = next(following, None)
+            ready: dict[str, Tensor] = {}
+            remaining = iter(group)
+            key = next(remaining, None)
             with fst.stream(self.filename, self._device(), group, window_bytes=window_bytes) as tensors:
                 for name, tensor in tensors:
-                    waiting[name] = tensor
+                    ready[name] = tensor
                     del tensor
-                    while key in waiting:
-                        yield key, waiting.pop(key)
-                        key = next(following, None)
+                    while key in ready:
+                        yield key, ready.pop(key)
+                        key = next(remaining, None)
 
     def _groups(self, keys: list[str], window_bytes: int) -> Iterator[list[str]]:
-        """The keys in one piece where they are in the order of the file, and else in pieces that fit the window."""
-        places = {key: place for place, key in enumerate(self.keys())}
-        if all(places[one] < places[other] for one, other in pairwise(keys)):
+        """Yields all keys as one group if they are in the order of the file, or else groups that fit the window."""
+        positions = {key: position for position, key in enumerate(self.keys())}
+        if all(positions[one] < positions[other] for one, other in pairwise(keys)):
             yield keys
             return
         group: dict[str, None] = {}
@@ -193,7 +193,7 @@ class UnifiedSafetensorsLoader:
 
     def _entry(self, key: str) -> dict[str, Any]:
         if key == "__metadata__" or key not in self._header:
-            raise KeyError(f'{os.fspath(self.filename)}: there is no tensor "{key}"')
+            raise KeyError(f'{os.fspath(self.filename)}: no tensor is named "{key}"')
         entry: dict[str, Any] = self._header[key]
         return entry
 
@@ -206,7 +206,7 @@ class UnifiedSafetensorsLoader:
         return tensor
 
     def _opened(self) -> "fst.safe_open":
-        """The file, opened the first time and again after `close` or in another process."""
+        """Returns the open file. Opens it on first use, after `close`, and in another process."""
         if self._file is None:
             self._file = fst.safe_open(self.filename, framework="pt", device="cpu")
         return self._file

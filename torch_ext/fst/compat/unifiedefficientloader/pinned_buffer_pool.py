@@ -1,4 +1,4 @@
-"""Buffers in pinned host memory."""
+"""Pool of pinned host buffers."""
 
 import torch
 
@@ -6,7 +6,7 @@ from fst.compat.unifiedefficientloader._buffer_pool import BufferPool
 
 
 class PinnedBufferPool(BufferPool):
-    """`num_buffers` tensors of uint8 with `size_bytes` each, pinned where there is CUDA and pageable where not."""
+    """Pool of `num_buffers` uint8 tensors of `size_bytes` bytes each, pinned if CUDA is available."""
 
     def __init__(self, size_bytes: int, num_buffers: int) -> None:
         self.size_bytes = size_bytes

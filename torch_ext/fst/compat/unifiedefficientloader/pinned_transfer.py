@@ -1,4 +1,4 @@
-"""Tensors to a GPU through pinned memory."""
+"""Transfer of tensors to a GPU through pinned memory."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ _report = logging_utils.verbose
 
 
 def set_verbose(enabled: bool) -> None:
-    """Whether each transfer is ordinary news in the log, or a detail. Turning it on also prints the log."""
+    """Logs each transfer at `NORMAL_LEVEL` instead of `VERBOSE_LEVEL`, and prints the log, if `enabled` is True."""
     global _report
     _report = logging_utils.normal if enabled else logging_utils.verbose
     if enabled:
@@ -18,12 +18,12 @@ def set_verbose(enabled: bool) -> None:
 
 
 def get_pinned_transfer_stats() -> dict[str, int]:
-    """How many transfers to a GPU went through pinned memory ("pinned"), and how many did not ("fallback")."""
+    """Returns the number of transfers to a GPU through pinned memory ("pinned") and without it ("fallback")."""
     return dict(_stats)
 
 
 def reset_pinned_transfer_stats() -> None:
-    """Counts from zero again."""
+    """Resets both counts to zero."""
     _stats.update(pinned=0, fallback=0)
 
 
@@ -33,30 +33,30 @@ def transfer_to_gpu_pinned(
     dtype: torch.dtype | None = None,
     non_blocking: bool = True,
 ) -> Tensor:
-    """A tensor on a device, copied from pinned memory where it goes from the CPU to a GPU.
+    """Copies a tensor to a device, through pinned memory if it goes from the CPU to a GPU.
 
-    The result is ready on the current stream of its device, and the caller may overwrite `tensor` as soon as the call
-    has returned. Where PyTorch finds no GPU, the tensor stays on the CPU, the log has a warning, and it counts as a
+    The result is ready on the current stream of its device. The caller may overwrite `tensor` once the call has
+    returned. If PyTorch finds no GPU, the tensor stays on the CPU, a warning is logged, and the transfer counts as a
     fallback.
 
     Args:
-        tensor: On any device.
-        device: Where it goes.
-        dtype: What to cast it to; None keeps its dtype.
-        non_blocking: Whether the copy may still be on its way when the call returns.
+        tensor: A tensor on any device.
+        device: The target device.
+        dtype: The dtype to cast to, or None to keep the dtype.
+        non_blocking: Whether the copy may still be in flight when the call returns.
     """
     if torch.device(device).type != "cuda":
         return tensor.to(device, dtype, non_blocking=non_blocking)
     if not torch.cuda.is_available():
         _stats["fallback"] += 1
-        logging_utils.warning("there is no GPU for PyTorch here, so a tensor for %s stays on the CPU", device)
+        logging_utils.warning("PyTorch finds no GPU; a tensor for %s stays on the CPU", device)
         return tensor.to(dtype=dtype) if dtype is not None else tensor
     if tensor.device.type != "cpu":
         return tensor.to(device, dtype, non_blocking=non_blocking)
     pinned = _pinned(tensor)
     moved = pinned.to(device, dtype, non_blocking=non_blocking)
     if pinned is tensor and tensor.is_pinned():
-        # A pinned copy of our own stays until the copy to the device has ended; the caller may overwrite theirs.
+        # The caller may overwrite its pinned tensor after the call. PyTorch keeps a new pinned copy until it is read.
         torch.cuda.current_stream(moved.device).synchronize()
     return moved
 

@@ -1,4 +1,4 @@
-"""Batches of a data set, on the CPU or already on a GPU."""
+"""`DataLoader` that copies batches to a GPU in advance."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,19 +12,19 @@ from fst.compat.unifiedefficientloader import logging_utils
 
 
 class UnifiedDataLoader:
-    """PyTorch's `DataLoader`, whose batches can be copied to a GPU while the one before is used.
+    """PyTorch's `DataLoader`, which optionally copies each batch to a GPU while the previous one is in use.
 
-    Each batch is the caller's alone: no buffer is used again, and nothing has to be given back.
+    The caller owns each batch: buffers are not reused, and nothing has to be returned.
 
     Args:
-        dataset: As for `DataLoader`.
-        batch_size: How many items make a batch.
-        shuffle: Whether each epoch has an order of its own, drawn from PyTorch's generator.
-        num_workers: How many processes make batches; 0 makes them in this one.
-        prefetch_batches: How many batches the processes are ahead, together; at least one each.
-        pin_memory: Whether batches lie in pinned memory. Without CUDA it changes nothing.
-        direct_gpu: Whether batches are on `device`. Without CUDA they are on the CPU, and the log has a warning.
-        drop_last: Whether a last batch of fewer items is left out.
+        dataset: As in `DataLoader`.
+        batch_size: Number of items in a batch.
+        shuffle: Whether to shuffle in each epoch, with PyTorch's default generator.
+        num_workers: Number of worker processes. With 0, this process builds the batches.
+        prefetch_batches: Number of batches that all workers together prefetch, at least one per worker.
+        pin_memory: Whether batches are in pinned memory. No effect without CUDA.
+        direct_gpu: Whether batches are on `device`. Without CUDA they are on the CPU, and a warning is logged.
+        drop_last: Whether to drop the last batch if it has fewer items.
         device: The GPU for `direct_gpu`.
     """
 
@@ -42,7 +42,7 @@ class UnifiedDataLoader:
     ) -> None:
         cuda = torch.cuda.is_available()
         if direct_gpu and not cuda:
-            logging_utils.warning("there is no GPU for PyTorch here, so direct_gpu=True gives batches on the CPU")
+            logging_utils.warning("PyTorch finds no GPU; with direct_gpu=True, batches are on the CPU")
         self.dataset = dataset
         self.batch_size = batch_size
         self.direct_gpu = direct_gpu and cuda
@@ -52,36 +52,36 @@ class UnifiedDataLoader:
             batch_size=batch_size,
             shuffle=shuffle,
             num_workers=num_workers,
-            # It counts for each process, and may not be given where there is none.
+            # DataLoader counts per worker, and rejects the argument without workers.
             prefetch_factor=max(1, -(-prefetch_batches // num_workers)) if num_workers else None,
             pin_memory=cuda and (pin_memory or direct_gpu),
             drop_last=drop_last,
         )
 
     def __len__(self) -> int:
-        """How many batches an epoch has."""
+        """Returns the number of batches in an epoch."""
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
-        """Batches of one epoch, ready on the stream that is current when they are handed over."""
+        """Yields the batches of one epoch, ready on the current stream."""
         return self._on_gpu() if self.direct_gpu else iter(self._loader)
 
     def _on_gpu(self) -> Iterator[Any]:
-        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        ahead: tuple[Any, torch.cuda.Event] | None = None
+        copy_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        previous: tuple[Any, torch.cuda.Event] | None = None
         for batch in self._loader:
-            with torch.cuda.stream(side):
+            with torch.cuda.stream(copy_stream):
                 copied = tree_map_only(Tensor, lambda tensor: tensor.to(self.device, non_blocking=True), batch)
-                arrived = side.record_event()
-            if ahead is not None:
-                yield self._handed_over(*ahead)
-            ahead = copied, arrived
-        if ahead is not None:
-            yield self._handed_over(*ahead)
+                event = copy_stream.record_event()
+            if previous is not None:
+                yield self._make_ready(*previous)
+            previous = copied, event
+        if previous is not None:
+            yield self._make_ready(*previous)
 
-    def _handed_over(self, batch: Any, arrived: torch.cuda.Event) -> Any:
+    def _make_ready(self, batch: Any, event: torch.cuda.Event) -> Any:
         current = torch.cuda.current_stream(self.device)
-        current.wait_event(arrived)
-        # The memory belongs to the side stream, which must not reuse it before the current stream is done with it.
+        current.wait_event(event)
+        # The copy stream allocated the memory. The allocator must not reuse it before the current stream is done.
         tree_map_only(Tensor, lambda tensor: tensor.record_stream(current), batch)
         return batch
