@@ -89,7 +89,7 @@ def test_missing_names_cause_warning(saved_model):
 
     other = Larger()
     tensors = TensorDeserializer("model.tensors", device="cpu")
-    with pytest.warns(UserWarning, match=r"model\.tensors has nothing for extra$"):
+    with pytest.warns(UserWarning, match=r"model\.tensors has no tensors for extra$"):
         tensors.load_into_module(other)
     assert_equal(tensors_of(other), tensors_of(saved_model) | {"extra": torch.ones(1), "passing": torch.ones(1)})
     tensors.load_into_module(other, lambda name: True)

@@ -1,4 +1,4 @@
-"""The public names of tensorizer 2, over fst and safetensors files.
+"""Public names of tensorizer 2, implemented with fst and safetensors files.
 
 from fst.compat.tensorizer import TensorDeserializer, TensorSerializer
 """
@@ -14,7 +14,7 @@ from fst.compat.tensorizer.serialization import (
     TensorType,
 )
 
-# Release of tensorizer that this package mirrors. Programs compare it with the release that they need.
+# Release of tensorizer that this package mirrors. Programs compare it with the release they require.
 __version__ = "2.12.1"
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Tensors out of a safetensors file."""
+"""Deserializer of a safetensors file."""
 
 import warnings
 from collections.abc import Iterator, KeysView, Mapping, Sequence
@@ -14,7 +14,7 @@ from fst._core.classes import Checkpoint
 from fst._core.errors import SafetensorError
 from fst.compat.tensorizer._encryption import refuse_encryption
 from fst.compat.tensorizer._files import FileLike, is_path, local_path, opened, readable, refuse_foreign
-from fst.compat.tensorizer._placing import Placing
+from fst.compat.tensorizer._module_filler import ModuleFiller
 from fst.compat.tensorizer._slots import slots_of
 from fst.compat.tensorizer._tensor_type import TensorType
 from fst.compat.tensorizer._tree import FilterFuncType, Key, Path, insert, path_of, shown, with_lists
@@ -24,7 +24,7 @@ from fst.compat.tensorizer.utils import get_device
 if TYPE_CHECKING:
     import numpy
 
-# The dtypes that NumPy has, too.
+# The dtypes that NumPy supports.
 _NUMPY_DTYPES = {
     torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32,
     torch.int64, torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128,
@@ -32,31 +32,33 @@ _NUMPY_DTYPES = {
 
 
 class TensorDeserializer(Mapping[Key, Any]):
-    """The tensors of a safetensors file, as a mapping and as what a module is filled with.
+    """Mapping of names to the tensors of a safetensors file, which can also be loaded into a module.
 
-    `total_tensor_bytes` is what they take in the file, and `total_bytes_read` what was loaded of them so far.
-
-    Its values are parameters, as tensorizer's are, and mappings of parameters where a structure was nested. Each lives
-    as long as it is referred to, whatever becomes of the deserializer.
+    As in tensorizer, values are parameters, or mappings of parameters for nested structures. They own their storage
+    and stay valid after the deserializer is closed.
 
     Args:
-        file_obj: A path, whatever its name ends in; a descriptor; or a binary file, of which what is left is read.
-        device: Where tensors go. None is the current GPU, or the CPU where there is no GPU.
-        filter_func: Called with each name, or with the path of keys and indices that leads to a nested tensor; tells
-            whether the tensor is there for this deserializer.
-        dtype: A floating-point dtype to cast to what is stored as F16, BF16, F32 or F64. All else keeps its dtype.
-        lazy_load: False loads all tensors now; True loads each when it is asked for.
-        plaid_mode: Changes nothing: buffers are never shared with the caller.
-        plaid_mode_buffers: Changes nothing.
-        num_readers: Changes nothing: fst finds the number of its threads itself.
-        verify_hash: Anything but False is refused, for safetensors files hold no hashes. Headers and lengths are always
+        file_obj: A path with any extension, a descriptor, or a binary file object, which is read from its position on.
+        device: Device of the tensors. None is the current GPU, or the CPU if there is no GPU.
+        filter_func: Called with the name of each tensor, or with the path of a nested tensor: its keys and indices.
+            Tensors for which it returns False are ignored.
+        dtype: A floating-point dtype. Tensors that are stored as F16, BF16, F32 or F64 are cast to it.
+        lazy_load: False loads all tensors immediately. True loads each tensor on request.
+        plaid_mode: No effect: buffers are never shared with the caller.
+        plaid_mode_buffers: No effect.
+        num_readers: No effect: fst chooses the number of threads.
+        verify_hash: Must be False or None, since safetensors files hold no hashes. Headers and lengths are always
             checked.
-        encryption: Not yet; anything but None is refused.
+        encryption: Not supported yet; must be None.
+
+    Attributes:
+        total_tensor_bytes: Size of all tensors in bytes.
+        total_bytes_read: Size of the tensors that have been loaded, in bytes.
 
     Raises:
-        NotImplementedError: A remote address, a file in tensorizer's own format, encryption, or hashes; the message
-            tells what to do meanwhile.
-        And the errors of `fst.load_file`.
+        NotImplementedError: The path is a remote URL, the file is in tensorizer's own format, or encryption or hash
+            verification is requested. The message names an alternative.
+        Errors of `fst.load_file`.
     """
 
     def __init__(
@@ -101,14 +103,14 @@ class TensorDeserializer(Mapping[Key, Any]):
         self.total_tensor_bytes = sum(tensor.nbytes for tensor in self._stored.values())
         self.total_bytes_read = 0
         self._loaded: dict[Path, torch.nn.Parameter] = {}
-        # How many tensors `read_tensors` has handed over.
-        self._read = 0
+        # Position of the first tensor that `read_tensors` has not yielded.
+        self._position = 0
         if not lazy_load:
             self._load(list(self._stored))
 
     def __getitem__(self, name: Key) -> Any:
         if name not in self._tree:
-            raise KeyError(f"{self._path}: there is no tensor {name!r}")
+            raise KeyError(f"{self._path}: no tensor is named {name!r}")
         branch = self._tree[name]
         self._load(list(_paths(branch)))
         return self._parameters(branch)
@@ -123,7 +125,7 @@ class TensorDeserializer(Mapping[Key, Any]):
         return name in self._tree
 
     def keys(self) -> KeysView[Key]:
-        """The names; of a nested structure those of its first layer, which are indices where that was a list."""
+        """Returns the names. For a nested structure these are the keys, or the indices, of its first level."""
         return self._tree.keys()
 
     def tree(
@@ -133,12 +135,12 @@ class TensorDeserializer(Mapping[Key, Any]):
         default: Any = None,
         filter_func: FilterFuncType | None = None,
     ) -> Any:
-        """The structure that was written, with lists where lists were, or the part of it that `prefix` leads to.
+        """Loads the structure that was written, with its dictionaries and lists, or the part of it at `prefix`.
 
         Args:
-            prefix: Keys and indices; None or nothing for all of it.
-            default: What to return where nothing is found.
-            filter_func: As for the class.
+            prefix: Path of keys and indices. None or an empty path is the whole structure.
+            default: Value to return if nothing is found.
+            filter_func: As in the class.
         """
         if isinstance(prefix, str | int):
             raise TypeError(f"prefix must be a sequence of keys and indices, not {type(prefix).__name__}")
@@ -157,28 +159,29 @@ class TensorDeserializer(Mapping[Key, Any]):
     def read_tensors(
         self, filter_func: FilterFuncType | None = None, num_tensors: int = -1, verify_hash: bool | None = None
     ) -> Iterator[tuple[int, TensorType, str | Path, torch.nn.Parameter]]:
-        """Tensors in the order of the file, loaded while earlier ones are used.
+        """Yields tensors in the order of the file, and loads later tensors in the background.
 
-        Each call goes on where the one before ended.
+        Each call continues after the last tensor of the previous call.
 
         Args:
-            filter_func: As for the class.
-            num_tensors: How many; -1 is all that are left.
-            verify_hash: As for the class.
+            filter_func: As in the class.
+            num_tensors: Number of tensors. -1 is all remaining tensors.
+            verify_hash: As in the class.
 
         Yields:
-            0 and `TensorType.STATE_DICT`, for a file does not know better, then the name and the tensor.
+            The module index, the type, the name and the tensor. The index is always 0 and the type always
+            `TensorType.STATE_DICT`, since safetensors files do not store them.
         """
         refuse_hashes(verify_hash)
         if num_tensors < -1:
             raise ValueError(f"num_tensors must be -1 or more, not {num_tensors}")
-        left = list(self._stored)[self._read :]
-        wanted = [path for path in left if filter_func is None or filter_func(shown(path))]
+        remaining = list(self._stored)[self._position :]
+        selected = [path for path in remaining if filter_func is None or filter_func(shown(path))]
         if num_tensors != -1:
-            wanted = wanted[:num_tensors]
+            selected = selected[:num_tensors]
         positions = {path: position for position, path in enumerate(self._stored)}
-        for path, tensor in self._stream(wanted):
-            self._read = positions[path] + 1
+        for path, tensor in self._stream(selected):
+            self._position = positions[path] + 1
             yield 0, TensorType.STATE_DICT, shown(path), _parameter(tensor)
 
     def read_numpy_arrays(
@@ -188,24 +191,26 @@ class TensorDeserializer(Mapping[Key, Any]):
         allow_raw_data: bool = False,
         verify_hash: bool | None = None,
     ) -> "Iterator[tuple[int, TensorType, str | Path, numpy.ndarray[Any, Any], bool, str | None]]":
-        """As `read_tensors`, as arrays of NumPy.
+        """Yields NumPy arrays, otherwise like `read_tensors`.
 
         Args:
-            filter_func: As for the class.
-            num_tensors: As for `read_tensors`.
-            allow_raw_data: Whether a dtype that NumPy lacks comes as integers of its size. Otherwise it is a
-                ValueError.
-            verify_hash: As for the class.
+            filter_func: As in the class.
+            num_tensors: As in `read_tensors`.
+            allow_raw_data: Whether to reinterpret dtypes that NumPy lacks as integers of the same size.
+            verify_hash: As in the class.
 
         Yields:
-            0, `TensorType.STATE_DICT`, the name, the array, whether its integers are the bits of another dtype, and the
-            name of that dtype or None.
+            The module index, the type and the name as in `read_tensors`, the array, whether the array is reinterpreted,
+            and the name of the original dtype or None.
 
         Raises:
             RuntimeError: The device is not the CPU.
+            ValueError: NumPy lacks the dtype of a tensor, and `allow_raw_data` is False.
         """
         if self._device.type != "cpu":
-            raise RuntimeError(f'arrays are on the CPU, and the deserializer is for {self._device}; pass device="cpu"')
+            raise RuntimeError(
+                f'NumPy arrays are on the CPU, but the deserializer loads to {self._device}; pass device="cpu"'
+            )
         for index, kind, name, parameter in self.read_tensors(filter_func, num_tensors, verify_hash):
             tensor = parameter.detach()
             if tensor.dtype in _NUMPY_DTYPES:
@@ -213,7 +218,7 @@ class TensorDeserializer(Mapping[Key, Any]):
                 continue
             if not allow_raw_data:
                 raise ValueError(
-                    f"{name!r} is {tensor.dtype}, which NumPy does not have: pass allow_raw_data=True for its bits as "
+                    f"{name!r} is {tensor.dtype}, which NumPy lacks: pass allow_raw_data=True for its bits as "
                     "integers, or use read_tensors"
                 )
             bits = tensor.view(torch.int16 if tensor.itemsize == 2 else torch.uint8)
@@ -222,35 +227,35 @@ class TensorDeserializer(Mapping[Key, Any]):
     def load_into_module(
         self, m: torch.nn.Module, filter_func: FilterFuncType | None = None, verify_hash: bool | None = None
     ) -> int:
-        """Fills the parameters and buffers of a module, which are then on the device and have the dtypes loaded.
+        """Loads tensors into the parameters and buffers of a module, with the device and the dtypes of the deserializer.
 
-        Parameters stay the objects that they were, with their `requires_grad`, and what is tied stays tied; those on
-        "meta", as `no_init_or_tensor` leaves them, are replaced. Buffers outside of the state_dict are filled where the
-        file has them. What is given to a module is the module's alone. A parameter or buffer of the state_dict for
-        which the file has nothing stays as it is, and is warned of, unless a filter was given.
+        Parameters keep their identity and their `requires_grad`, and tied tensors stay tied. Meta tensors, as
+        `no_init_or_tensor` creates them, are replaced. Non-persistent buffers are loaded if the file holds them. The
+        module owns the tensors. Persistent parameters and buffers that the file does not hold are unchanged, with a
+        warning unless there is a filter.
 
         Args:
             m: The module.
-            filter_func: As for the class.
-            verify_hash: As for the class.
+            filter_func: As in the class.
+            verify_hash: As in the class.
 
         Returns:
-            How many tensors of the file the module got.
+            The number of tensors that were loaded into the module.
 
         Raises:
-            KeyError: The module has no place for a tensor. The message has the names of all, and nothing was changed.
-            ValueError: The shapes of tensors differ; the same holds.
+            KeyError: The module has no slot for some tensors. The message lists them all. The module is unchanged.
+            ValueError: Some shapes differ. The message lists them all. The module is unchanged.
         """
         refuse_hashes(verify_hash)
         paths = self._selected(filter_func)
-        placing = Placing(m, {self._names[path]: self._stored[path].shape for path in paths})
+        filler = ModuleFiller(m, {self._names[path]: self._stored[path].shape for path in paths})
         partial = self._filtered or filter_func is not None
-        missing = [] if partial else placing.missing(self._names[path] for path in paths)
+        missing = [] if partial else filler.missing(self._names[path] for path in paths)
         if missing:
-            warnings.warn(f"{self._path} has nothing for {', '.join(missing)}", stacklevel=2)
+            warnings.warn(f"{self._path} has no tensors for {', '.join(missing)}", stacklevel=2)
         for path, tensor in self._stream(paths):
-            placing.put(self._names[path], tensor)
-            # The module owns it now, and another module must not get the same one.
+            filler.put(self._names[path], tensor)
+            # The module owns the tensor. Another module must not share it.
             self._loaded.pop(path, None)
         return len(paths)
 
@@ -258,22 +263,22 @@ class TensorDeserializer(Mapping[Key, Any]):
         """Compares the tensors of a module with those of the file, bit by bit.
 
         Returns:
-            Whether all are equal, and for each name in the file whether the module has the same there.
+            Whether all tensors are equal, and for each name in the file whether the module's tensor is equal.
         """
         slots = slots_of(m)
         results: list[tuple[str | Path, bool]] = []
         with fst.stream(self._open_path(), "cpu", [self._names[path] for path in self._stored]) as tensors:
             for name, stored in tensors:
-                held = slots[name].tensor if name in slots else None
-                results.append((shown(path_of(name)), held is not None and _same_bits(held, stored)))
+                current = slots[name].tensor if name in slots else None
+                results.append((shown(path_of(name)), current is not None and _bits_equal(current, stored)))
         return all(same for _, same in results), results
 
     def to_redis(self, *_: Any, **__: Any) -> None:
-        """Not yet: a NotImplementedError."""
+        """Not supported yet: raises NotImplementedError."""
         raise NotImplementedError("fst does not write to Redis yet; store the file's bytes with your Redis client")
 
     def close(self) -> None:
-        """Lets go of the file. What was loaded can still be had. A second time it does nothing."""
+        """Closes the file. Loaded tensors stay available. Further calls have no effect."""
         self._checkpoint = None
         if self._file is not None:
             self._file.close()
@@ -297,7 +302,7 @@ class TensorDeserializer(Mapping[Key, Any]):
         ]
 
     def _load(self, paths: list[Path]) -> None:
-        """Loads what is not there yet, and keeps it."""
+        """Loads the tensors that are not loaded yet, and keeps them."""
         absent = [path for path in paths if path not in self._loaded]
         if not absent:
             return
@@ -309,7 +314,7 @@ class TensorDeserializer(Mapping[Key, Any]):
         self._loaded.update((path, _parameter(tensor)) for path, tensor in zip(absent, tensors, strict=True))
 
     def _stream(self, paths: list[Path]) -> Iterator[tuple[Path, Tensor]]:
-        """Tensors in the order of the file: those that are kept, and the others as they land."""
+        """Yields tensors in the order of the file. Tensors that are not loaded yet are streamed, and not kept."""
         absent = [self._names[path] for path in paths if path not in self._loaded]
         if not absent:
             yield from ((path, self._loaded[path].detach()) for path in paths)
@@ -324,7 +329,7 @@ class TensorDeserializer(Mapping[Key, Any]):
 
     def _parameters(self, branch: Any) -> Any:
         if isinstance(branch, dict):
-            return MappingProxyType({key: self._parameters(below) for key, below in branch.items()})
+            return MappingProxyType({key: self._parameters(child) for key, child in branch.items()})
         return self._loaded[branch]
 
 
@@ -334,14 +339,14 @@ def _parameter(tensor: Tensor) -> torch.nn.Parameter:
 
 def _paths(branch: Any) -> Iterator[Path]:
     if isinstance(branch, dict):
-        for below in branch.values():
-            yield from _paths(below)
+        for child in branch.values():
+            yield from _paths(child)
     else:
         yield branch
 
 
-def _same_bits(held: Tensor, stored: Tensor) -> bool:
-    if held.is_meta or held.dtype != stored.dtype or held.shape != stored.shape:
+def _bits_equal(current: Tensor, stored: Tensor) -> bool:
+    if current.is_meta or current.dtype != stored.dtype or current.shape != stored.shape:
         return False
-    held = held.detach().cpu().contiguous()
-    return torch.equal(held.flatten().view(torch.uint8), stored.flatten().view(torch.uint8))
+    current = current.detach().cpu().contiguous()
+    return torch.equal(current.flatten().view(torch.uint8), stored.flatten().view(torch.uint8))

@@ -1,14 +1,14 @@
-"""What stands for encryption until there is any."""
+"""Names of tensorizer's encryption, which fst does not support yet."""
 
 from typing import Any, NoReturn
 
 
 class CryptographyError(Exception):
-    """Tensors cannot be encrypted or decrypted."""
+    """Encryption or decryption failed. fst never raises it."""
 
 
 def refuse_encryption() -> NoReturn:
-    """Says what to do meanwhile."""
+    """Raises NotImplementedError with the alternatives."""
     raise NotImplementedError(
         "fst does not encrypt or decrypt yet: leave `encryption` out and keep the file on an encrypted disk, "
         "or use tensorizer itself for this file"
@@ -16,30 +16,30 @@ def refuse_encryption() -> NoReturn:
 
 
 class _Params:
-    """Each way to make one is refused."""
+    """Base class whose constructors raise NotImplementedError."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         refuse_encryption()
 
     @classmethod
     def from_string(cls, *_: Any, **__: Any) -> NoReturn:
-        """Refused."""
+        """Raises NotImplementedError."""
         refuse_encryption()
 
 
 class EncryptionParams(_Params):
-    """A key to encrypt with. There is no encryption yet, so making one is a NotImplementedError."""
+    """Encryption key. Not supported yet: the constructors raise NotImplementedError."""
 
     @classmethod
     def random(cls) -> NoReturn:
-        """Refused."""
+        """Raises NotImplementedError."""
         refuse_encryption()
 
 
 class DecryptionParams(_Params):
-    """A key to decrypt with. There is no decryption yet, so making one is a NotImplementedError."""
+    """Decryption key. Not supported yet: the constructors raise NotImplementedError."""
 
     @classmethod
     def from_key(cls, *_: Any, **__: Any) -> NoReturn:
-        """Refused."""
+        """Raises NotImplementedError."""
         refuse_encryption()

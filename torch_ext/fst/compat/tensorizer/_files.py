@@ -1,4 +1,4 @@
-"""Where bytes are, whatever a caller named it by: a path, a descriptor, an open file or something like one."""
+"""Files as callers pass them: paths, descriptors and binary file objects."""
 
 import io
 import os
@@ -6,7 +6,6 @@ import shutil
 import tempfile
 from typing import IO, Any, BinaryIO
 
-# What may be named.
 FileLike = str | bytes | os.PathLike[str] | os.PathLike[bytes] | int | BinaryIO | io.IOBase | IO[bytes]
 
 _MAGIC = b"|TZR|"
@@ -14,7 +13,7 @@ _REMOTE = ("s3", "http", "https", "redis")
 
 
 def local_path(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
-    """A path as text. Raises NotImplementedError for an address of something remote."""
+    """Returns a path as str. Raises NotImplementedError for a remote URL."""
     text = os.fsdecode(path)
     scheme, separator, _ = text.partition("://")
     if separator and scheme.lower() in _REMOTE and not isinstance(path, os.PathLike):
@@ -26,12 +25,17 @@ def local_path(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str
 
 
 def is_path(file: FileLike) -> bool:
-    """Whether something is named by its path."""
+    """Returns whether a file is given by its path."""
     return isinstance(file, str | bytes | os.PathLike)
 
 
 def opened(file: Any, mode: str) -> IO[bytes]:
-    """A descriptor as a file, which is then its owner; a file as it is. Raises TypeError for anything else."""
+    """Opens a descriptor as a file object, which then owns it. Returns a file object unchanged.
+
+    Raises:
+        TypeError: `file` is neither a descriptor nor a file object.
+        ValueError: The file was opened in text mode.
+    """
     if isinstance(file, int):
         return open(file, mode)
     if not callable(getattr(file, "read" if mode == "rb" else "write", None)):
@@ -43,14 +47,15 @@ def opened(file: Any, mode: str) -> IO[bytes]:
 
 
 def readable(file: IO[bytes]) -> tuple[str, IO[bytes]]:
-    """The path of a file that holds what is left to read, and the file that must stay open for that path to lead there.
+    """Returns a path with the unread bytes of a file, and the file that must stay open as long as the path is used.
 
-    That is the file itself, where it is on a disk and stands at its beginning, and a copy otherwise.
+    The file is used in place if it is a regular file at position 0. Otherwise its unread bytes are copied to a
+    temporary file.
     """
-    # The descriptor of other files, such as those that decompress, leads to other bytes than they give.
+    # Other file objects, such as decompressors, return other bytes than their descriptor.
     if isinstance(getattr(file, "raw", file), io.FileIO) and file.seekable() and file.tell() == 0:
         return _descriptor_path(file), file
-    copy = tempfile.TemporaryFile()  # noqa: SIM115  (who asked for it closes it)
+    copy = tempfile.TemporaryFile()  # noqa: SIM115  (the caller closes it)
     shutil.copyfileobj(file, copy)
     copy.flush()
     return _descriptor_path(copy), copy
@@ -61,13 +66,13 @@ def _descriptor_path(file: IO[bytes]) -> str:
 
 
 def refuse_foreign(path: str) -> None:
-    """Raises NotImplementedError for a file in tensorizer's own format."""
+    """Raises NotImplementedError if a file is in tensorizer's own format."""
     if not os.path.isfile(path):
         return
     with open(path, "rb") as file:
         if file.read(len(_MAGIC)) == _MAGIC:
             raise NotImplementedError(
                 f"{path}: this file is in tensorizer's own format ({_MAGIC.decode()}), which fst does not read yet; "
-                "read it with tensorizer itself and write it anew with fst.compat.tensorizer.TensorSerializer or "
+                "read it with tensorizer itself and rewrite it with fst.compat.tensorizer.TensorSerializer or "
                 "safetensors"
             )

@@ -1,4 +1,4 @@
-"""Loaded tensors in the places of a module."""
+"""Assignment of loaded tensors to the parameters and buffers of a module."""
 
 from collections.abc import Iterable, Mapping
 
@@ -9,31 +9,32 @@ from torch.nn.parameter import is_lazy
 from fst.compat.tensorizer._slots import slots_of
 
 
-class Placing:
-    """Puts tensors into a module.
+class ModuleFiller:
+    """Assigns loaded tensors to a module.
 
-    Parameters and buffers stay the objects that they were, with their `requires_grad`, so what is tied stays tied; only
-    places that were empty get new ones.
+    Parameters and buffers keep their identity and their `requires_grad`, so tied tensors stay tied. Only empty slots
+    get new objects.
 
-    Raises KeyError and ValueError for names that the module has no place for and for other shapes, all of them
-    together, before anything is changed.
+    Raises:
+        KeyError: The module has no slot for some names. The message lists them all.
+        ValueError: Some shapes differ. The message lists them all.
     """
 
     def __init__(self, module: torch.nn.Module, shapes: Mapping[str, torch.Size]) -> None:
         self._slots = slots_of(module)
         unknown = [name for name in shapes if name not in self._slots]
         if unknown:
-            raise KeyError(f"the module has no parameter or buffer for {_listed(unknown)}")
-        misshapen = []
+            raise KeyError(f"the module has no parameter or buffer for {_join(unknown)}")
+        mismatches = []
         for name, shape in shapes.items():
-            held = self._slots[name].tensor
-            if held is not None and not is_lazy(held) and held.shape != shape:
-                misshapen.append(f"{name} ({list(shape)} in the file, {list(held.shape)} in the module)")
-        if misshapen:
-            raise ValueError(f"shapes differ: {_listed(misshapen)}")
+            current = self._slots[name].tensor
+            if current is not None and not is_lazy(current) and current.shape != shape:
+                mismatches.append(f"{name} ({list(shape)} in the file, {list(current.shape)} in the module)")
+        if mismatches:
+            raise ValueError(f"shapes differ: {_join(mismatches)}")
 
     def missing(self, names: Iterable[str]) -> list[str]:
-        """The parameters and buffers of the state_dict that get nothing from these names."""
+        """Returns the names of persistent parameters and buffers to which none of `names` assigns a tensor."""
         filled = {id(self._slots[name].tensor) for name in names}
         return [
             name
@@ -42,36 +43,36 @@ class Placing:
         ]
 
     def put(self, name: str, loaded: Tensor) -> None:
-        """Gives the module a tensor of its own."""
+        """Assigns a tensor, which the module then owns."""
         slot = self._slots[name]
         if slot.tensor is not None:
-            _replace(slot.tensor, loaded)
+            _set_data(slot.tensor, loaded)
         elif slot.is_parameter:
-            slot.put(torch.nn.Parameter(loaded, requires_grad=_can_learn(loaded)))
+            slot.put(torch.nn.Parameter(loaded, requires_grad=_supports_grad(loaded)))
         else:
             slot.put(loaded)
 
 
-def _replace(held: Tensor, loaded: Tensor) -> None:
-    """Makes an existing tensor hold what was loaded, wherever it was before."""
-    requires_grad = held.requires_grad and _can_learn(loaded)
-    if held.is_meta or is_lazy(held):
-        # PyTorch does not set data of another kind of device, but it swaps whole tensors.
+def _set_data(current: Tensor, loaded: Tensor) -> None:
+    """Replaces the data of an existing tensor, on any device."""
+    requires_grad = current.requires_grad and _supports_grad(loaded)
+    if current.is_meta or is_lazy(current):
+        # PyTorch cannot assign `data` of another device type, but it can swap whole tensors.
         loaded.requires_grad_(requires_grad)
-        loaded.__class__ = held.cls_to_become if is_lazy(held) else type(held)  # type: ignore[union-attr]
-        loaded.__dict__.update(held.__dict__)
-        torch.utils.swap_tensors(held, loaded)  # type: ignore[no-untyped-call]
+        loaded.__class__ = current.cls_to_become if is_lazy(current) else type(current)  # type: ignore[union-attr]
+        loaded.__dict__.update(current.__dict__)
+        torch.utils.swap_tensors(current, loaded)  # type: ignore[no-untyped-call]
         return
-    held.requires_grad_(requires_grad)
-    held.data = loaded
-    if held.grad is not None:
-        held.grad.data = held.grad.data.to(held.device, held.dtype)
+    current.requires_grad_(requires_grad)
+    current.data = loaded
+    if current.grad is not None:
+        current.grad.data = current.grad.data.to(current.device, current.dtype)
 
 
-def _can_learn(tensor: Tensor) -> bool:
+def _supports_grad(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def _listed(items: list[str]) -> str:
-    shown = ", ".join(items[:20])
-    return shown if len(items) <= 20 else f"{shown} and {len(items) - 20} more"
+def _join(items: list[str]) -> str:
+    text = ", ".join(items[:20])
+    return text if len(items) <= 20 else f"{text} and {len(items) - 20} more"

@@ -1,8 +1,8 @@
-"""Pickles that hold numbers in place of storages.
+"""Pickles that hold indices in place of storages.
 
-PyTorch derives its picklers and unpicklers from those of a module that its caller names, and tells them by
-`persistent_id` and `persistent_load` how to treat storages. The classes here come first, and ask PyTorch's for whatever
-is not theirs.
+PyTorch derives its picklers and unpicklers from those of the caller's `pickle_module`, and sets `persistent_id` and
+`persistent_load` to handle storages. The classes here handle storages first, and call PyTorch's functions for all other
+objects.
 """
 
 import pickle
@@ -13,22 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# tensorizer's own, so that its pickles could be told from others, too.
+# The tag of tensorizer's pickles.
 _TAG = "TensorizerPickler"
 _VERSION = 0
-# No dtype asks for more.
+# Largest alignment that any dtype requires.
 _ALIGNMENT_BYTES = 16
 
 
 class Collector:
-    """The storages of what is pickled, as tensors of bytes. Each is there once."""
+    """Collects the storages of pickled objects, each once, as uint8 tensors."""
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
         self._indices: dict[int, int] = {}
 
     def pickle_module(self) -> ModuleType:
-        """What `torch.save` is to pickle with."""
+        """Returns the `pickle_module` for `torch.save`."""
         collector = self
 
         class Pickler(_Pickler):
@@ -50,14 +50,14 @@ class Collector:
 
 
 class Source:
-    """The storages for what is unpickled. They are loaded when the first is needed."""
+    """Provides the storages of unpickled objects. The first request loads them all."""
 
     def __init__(self, load: Callable[[], list[Tensor]]) -> None:
         self._load = load
         self._storages: list[torch.UntypedStorage] | None = None
 
     def pickle_module(self) -> ModuleType:
-        """What `torch.load` is to unpickle with."""
+        """Returns the `pickle_module` for `torch.load`."""
         source = self
 
         class Unpickler(_Unpickler):
@@ -69,11 +69,13 @@ class Source:
     def _storage_of(self, pid: tuple[Any, ...]) -> Any:
         _, version, kind, *rest = pid
         if version > _VERSION or kind != "storage":
-            raise pickle.UnpicklingError(f"a newer program has put something apart that fst does not know: {pid}")
+            raise pickle.UnpicklingError(
+                f"the pickle was written by a newer program; fst does not know the reference {pid}"
+            )
         index, dtype = rest
         if self._storages is None:
             self._storages = [_storage_of(tensor) for tensor in self._load()]
-        # PyTorch expects storages without a dtype as ones of bytes.
+        # PyTorch expects untyped storages as storages of uint8.
         storage = self._storages[index]
         return torch.TypedStorage(  # type: ignore[no-untyped-call]
             wrap_storage=storage, dtype=dtype or torch.uint8, _internal=True
@@ -82,7 +84,7 @@ class Source:
 
 def _storage_of(tensor: Tensor) -> torch.UntypedStorage:
     storage = tensor.untyped_storage()
-    # Bytes can begin anywhere in a file, but what they are elements of cannot.
+    # Tensors of bytes begin at any offset in a file. Elements of other dtypes have to be aligned.
     if tensor.data_ptr() % _ALIGNMENT_BYTES or storage.nbytes() != tensor.nbytes:
         return tensor.detach().clone().untyped_storage()
     return storage
@@ -92,7 +94,7 @@ class _Pickler(pickle.Pickler):
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "persistent_id" in cls.__dict__:
-            # It is PyTorch's, and comes after ours.
+            # PyTorch's function, called for all other objects.
             cls.next_persistent_id = cls.persistent_id  # type: ignore[method-assign]
             del cls.persistent_id
 
@@ -109,7 +111,7 @@ class _Pickler(pickle.Pickler):
 
 class _Unpickler(pickle.Unpickler):
     def __setattr__(self, name: str, value: Any) -> None:
-        # It is PyTorch's, and comes after ours.
+        # PyTorch's function, called for all other references.
         super().__setattr__("next_persistent_load" if name == "persistent_load" else name, value)
 
     def persistent_load(self, pid: Any) -> Any:
@@ -118,14 +120,14 @@ class _Unpickler(pickle.Unpickler):
         return self.next_persistent_load(pid)
 
     def own_persistent_load(self, pid: Any) -> Any:
-        raise pickle.UnpicklingError(f"nothing is known of {pid}")
+        raise pickle.UnpicklingError(f"unknown persistent reference {pid}")
 
     def next_persistent_load(self, pid: Any) -> Any:
-        raise pickle.UnpicklingError(f"nothing is known of {pid}")
+        raise pickle.UnpicklingError(f"unknown persistent reference {pid}")
 
 
 def _module(name: str, member: type) -> ModuleType:
-    """The module `pickle` with another class in it."""
+    """Returns a copy of the module `pickle` with one class replaced."""
     module = ModuleType("pickle")
     module.__dict__.update(vars(pickle))
     setattr(module, name, member)

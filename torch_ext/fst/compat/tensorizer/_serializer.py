@@ -1,4 +1,4 @@
-"""Tensors into a safetensors file."""
+"""Serializer to a safetensors file."""
 
 import os
 import shutil
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 
 class TensorSerializer:
-    """Writes tensors one after the other into a safetensors file, with bounded memory.
+    """Writes tensors one by one to a safetensors file, with bounded memory.
 
-    The file appears under its name with `close`, or at the end of a `with` block, whole; until then, and if the block
-    ends with an exception, a file that was there before stays as it was. Its content is safetensors whatever its name
-    ends in. A tensor may be changed once the call that writes it has returned.
+    `close`, or the end of a `with` block, replaces the file atomically. Until then, and if the block ends with an
+    exception, an existing file is unchanged. The format is safetensors, whatever the extension of the file. A tensor
+    may be modified once the call that writes it has returned.
 
     Args:
-        file_obj: A path, whose missing directories are made, a descriptor, or a binary file to write to, which `close`
-            closes. All but a path costs a copy: the tensors go to a temporary file first.
-        compress_tensors: Changes nothing: tensors are not compressed.
-        encryption: Not yet; anything but None is refused.
-        limit_cpu_concurrency: Changes nothing: fst finds the number of its threads itself.
+        file_obj: A path, a descriptor, or a binary file object to write to, which `close` closes. Missing directories
+            of a path are created. Anything but a path costs a copy, since the tensors go to a temporary file first.
+        compress_tensors: No effect: tensors are not compressed.
+        encryption: Not supported yet; must be None.
+        limit_cpu_concurrency: No effect: fst chooses the number of threads.
 
     Raises:
-        NotImplementedError: A remote address, or encryption; the message tells what to do meanwhile.
-        OSError: What the operating system says.
+        NotImplementedError: The path is a remote URL, or encryption is requested. The message names an alternative.
+        OSError: The operating system reports an error.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class TensorSerializer:
         """Writes one tensor.
 
         Args:
-            idx: Of the module that it belongs to. A safetensors file does not keep it.
-            name: Its name, or the path that leads to it in a nested structure.
-            tensor_type: What it is. A safetensors file does not keep it.
-            tensor: From any device. One on "meta" is written as zeros.
+            idx: Index of the module. Safetensors files do not store it.
+            name: Name of the tensor, or its path in a nested structure.
+            tensor_type: Type of the tensor. Safetensors files do not store it.
+            tensor: A tensor on any device. A meta tensor is written as zeros.
 
         Raises:
-            ValueError: The serializer is closed, or something has this name or a part of it already.
-            And the errors of `fst.Writer.write`.
+            ValueError: The serializer is closed, or the name conflicts with that of another tensor.
+            Errors of `fst.Writer.write`.
         """
         if not isinstance(tensor, Tensor):
             tensor = torch.from_numpy(tensor)
@@ -88,14 +88,14 @@ class TensorSerializer:
     def write_module(
         self, m: torch.nn.Module, remove_tensors: bool = False, *, include_non_persistent_buffers: bool = True
     ) -> None:
-        """Writes the parameters and buffers of a module, under the names that they have in its state_dict.
+        """Writes the parameters and buffers of a module, under their names in its state_dict.
 
-        A tensor that several names share is written under each of them.
+        A tied tensor is written once for each of its names.
 
         Args:
             m: The module.
-            remove_tensors: Whether each tensor is replaced by None in the module once it is written.
-            include_non_persistent_buffers: Whether buffers that are not in the state_dict are written, too.
+            remove_tensors: Whether to replace each tensor in the module with None once it is written.
+            include_non_persistent_buffers: Whether to write buffers that are not in the state_dict as well.
         """
         for name, slot in slots_of(m).items():
             if slot.tensor is None or not (include_non_persistent_buffers or slot.is_persistent):
@@ -107,7 +107,8 @@ class TensorSerializer:
     def write_state_dict(self, state_dict: Mapping[str, Any] | Sequence[Any]) -> None:
         """Writes the tensors of dictionaries and lists, which may be nested.
 
-        Raises TypeError for keys that are not str, and for what is no tensor; nothing was written then.
+        Raises:
+            TypeError: A key is not a str, or a leaf is not a tensor. Nothing was written.
         """
         if isinstance(state_dict, Tensor):
             raise TypeError("a single tensor has no name: use write_tensor, or a mapping or sequence of tensors")
@@ -115,7 +116,7 @@ class TensorSerializer:
             self._write(path, tensor)
 
     def close(self) -> None:
-        """Completes the file. A second time it does nothing."""
+        """Completes the file. Further calls have no effect."""
         self._end(None, None, None)
 
     def __enter__(self) -> "TensorSerializer":
@@ -128,14 +129,14 @@ class TensorSerializer:
 
     def __del__(self) -> None:
         if getattr(self, "_writer", None) is not None:
-            unclosed = ResourceWarning(f"{self._path}: nothing was written, since close() was not called")
+            unclosed = ResourceWarning(f"{self._path}: close() was not called, so no file was written")
             self._end(ResourceWarning, unclosed, None)
             warnings.warn(unclosed, stacklevel=2)
 
     def _write(self, path: Path, tensor: Tensor) -> None:
         if self._writer is None:
             raise ValueError(f"{self._path}: the serializer is closed")
-        # What could not be read as a tree again is refused here.
+        # Refuses names that TensorDeserializer could not put into a tree.
         insert(self._written, path, None)
         tensor = tensor.detach()
         try:

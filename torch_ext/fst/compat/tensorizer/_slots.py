@@ -1,4 +1,4 @@
-"""The places of a module that hold its parameters and buffers."""
+"""Parameters and buffers of a module, with the attributes that hold them."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Slot(NamedTuple):
-    """One place. Several may hold the same tensor, which is then tied."""
+    """Attribute of a module that holds a parameter or a buffer. Slots with the same tensor are tied."""
 
     module: torch.nn.Module
     attribute: str
@@ -15,24 +15,24 @@ class Slot(NamedTuple):
 
     @property
     def tensor(self) -> Tensor | None:
-        """What it holds; None where it is empty."""
-        return self._places()[self.attribute]
+        """The parameter or buffer, or None if the slot is empty."""
+        return self._attributes()[self.attribute]
 
     @property
     def is_persistent(self) -> bool:
-        """Whether what it holds is in the state_dict of its module."""
+        """Whether the module's state_dict has the slot."""
         return self.attribute not in self.module._non_persistent_buffers_set
 
     def put(self, tensor: Tensor | None) -> None:
-        """Makes it hold something else."""
-        self._places()[self.attribute] = tensor
+        """Replaces the tensor of the slot."""
+        self._attributes()[self.attribute] = tensor
 
-    def _places(self) -> dict[str, Tensor | None]:
+    def _attributes(self) -> dict[str, Tensor | None]:
         return self.module._parameters if self.is_parameter else self.module._buffers  # type: ignore[return-value]
 
 
 def slots_of(module: torch.nn.Module) -> dict[str, Slot]:
-    """All places, empty ones and buffers outside of the state_dict too, by the names that a state_dict has."""
+    """Returns all slots by their names in a state_dict, including empty slots and non-persistent buffers."""
     slots = {}
     for prefix, part in module.named_modules(remove_duplicate=False):
         dot = "." if prefix else ""

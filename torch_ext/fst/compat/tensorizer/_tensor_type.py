@@ -1,12 +1,12 @@
-"""What a tensor was before it was written."""
+"""Type of a serialized tensor."""
 
 from enum import IntEnum
 
 
 class TensorType(IntEnum):
-    """A parameter or a buffer of a module, or a tensor of a state_dict.
+    """Parameter or buffer of a module, or tensor of a state_dict.
 
-    A safetensors file does not tell them apart: what is read from one is `STATE_DICT`.
+    A safetensors file does not store the type: every tensor is read as `STATE_DICT`.
     """
 
     PARAM = 0

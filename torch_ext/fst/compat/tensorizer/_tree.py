@@ -1,7 +1,7 @@
-"""Nested dictionaries and lists of tensors, and the names that their leaves have in a file.
+"""Nested dictionaries and lists of tensors, and the names of their leaves in a file.
 
-A leaf is found by a path: the keys and indices that lead to it. A path that is a single key is its own name; any other
-is the JSON list of its parts behind a record separator, a character that no ordinary name begins with.
+The path of a leaf is the sequence of keys and indices that lead to it. The name of a path with a single key is that
+key. The name of any other path is a record separator, with which no ordinary name begins, and the path as JSON list.
 """
 
 import json
@@ -10,23 +10,23 @@ from typing import Any, TypeVar
 
 Key = str | int
 Path = tuple[Key, ...]
-# A name, or for a tensor that is nested its path.
+# Takes the name of a tensor, or the path of a nested tensor.
 FilterFuncType = Callable[[str | Sequence[Key]], Any]
 
 _Leaf = TypeVar("_Leaf")
-_MARK = "\x1e"
+_RECORD_SEPARATOR = "\x1e"
 
 
 def name_of(path: Path) -> str:
-    """The name in a file of the leaf at a path."""
-    if len(path) == 1 and isinstance(path[0], str) and not path[0].startswith(_MARK):
+    """Returns the name in a file of the leaf at a path."""
+    if len(path) == 1 and isinstance(path[0], str) and not path[0].startswith(_RECORD_SEPARATOR):
         return path[0]
-    return _MARK + json.dumps(path, separators=(",", ":"))
+    return _RECORD_SEPARATOR + json.dumps(path, separators=(",", ":"))
 
 
 def path_of(name: str) -> Path:
-    """The path of the leaf that has this name in a file. No two names have the same."""
-    if name.startswith(_MARK):
+    """Returns the path of the leaf with this name in a file. Different names have different paths."""
+    if name.startswith(_RECORD_SEPARATOR):
         try:
             parts = json.loads(name[1:])
         except ValueError:
@@ -41,12 +41,12 @@ def _is_key(part: Any) -> bool:
 
 
 def shown(path: Path) -> str | Path:
-    """A path as people see it: a single key alone."""
+    """Returns a path as it is shown to users: a single key is not wrapped in a tuple."""
     return path[0] if len(path) == 1 and isinstance(path[0], str) else path
 
 
 def leaves(tree: Any, leaf: type[_Leaf], path: Path = ()) -> Iterator[tuple[Path, _Leaf]]:
-    """The leaves with their paths. Raises TypeError for what is no leaf, mapping with str keys or sequence."""
+    """Yields paths and leaves. Raises TypeError for a node that is no leaf, mapping with str keys, or sequence."""
     if isinstance(tree, leaf):
         yield path, tree
         return
@@ -55,27 +55,28 @@ def leaves(tree: Any, leaf: type[_Leaf], path: Path = ()) -> Iterator[tuple[Path
         items = tree.items()
         for key in tree:
             if not isinstance(key, str):
-                raise TypeError(f"keys must be str, and {key!r} at {list(path)} is {type(key).__name__}")
+                raise TypeError(f"keys must be str, but {key!r} at {list(path)} is of type {type(key).__name__}")
     elif isinstance(tree, Sequence) and not isinstance(tree, str | bytes):
         items = enumerate(tree)
     else:
         raise TypeError(
-            f"what is written must be a {leaf.__name__}, a mapping or a sequence, and at {list(path)} there is "
-            f"{type(tree).__name__}"
+            f"expected a {leaf.__name__}, a mapping or a sequence at {list(path)}, not {type(tree).__name__}"
         )
     for key, branch in items:
         yield from leaves(branch, leaf, (*path, key))
 
 
 def insert(tree: dict[Key, Any], path: Path, leaf: Any) -> None:
-    """Puts a leaf into a tree of dictionaries. Raises ValueError where another leaf or branch is in its way."""
+    """Inserts a leaf into a tree of dictionaries. Raises ValueError if the path conflicts with another leaf."""
     branch = tree
     for depth, key in enumerate(path):
         if branch and type(next(iter(branch))) is not type(key):
-            raise ValueError(f"{shown(path)!r} has {key!r} where other names have {next(iter(branch))!r}")
+            raise ValueError(
+                f"{shown(path)!r} has {key!r} where other names have {next(iter(branch))!r}; keys and indices cannot be mixed"
+            )
         if depth == len(path) - 1:
             if key in branch:
-                raise ValueError(f"there is already something at {shown(path)!r}")
+                raise ValueError(f"{shown(path)!r} already exists")
             branch[key] = leaf
         else:
             branch = branch.setdefault(key, {})
@@ -84,16 +85,16 @@ def insert(tree: dict[Key, Any], path: Path, leaf: Any) -> None:
 
 
 def remove(tree: dict[Key, Any], path: Path) -> None:
-    """Takes a leaf out of a tree of dictionaries again."""
-    *way, key = path
+    """Removes a leaf from a tree of dictionaries."""
+    *parents, key = path
     branch = tree
-    for part in way:
+    for part in parents:
         branch = branch[part]
     del branch[key]
 
 
 def with_lists(tree: Any) -> Any:
-    """The tree with a list, in the order of its indices, in place of each dictionary that has indices for keys."""
+    """Returns the tree with dictionaries whose keys are indices replaced by lists, in the order of the indices."""
     if not isinstance(tree, dict):
         return tree
     branches = {key: with_lists(branch) for key, branch in tree.items()}

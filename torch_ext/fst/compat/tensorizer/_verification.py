@@ -1,12 +1,12 @@
-"""What stands for the checking of hashes, which a safetensors file has none of."""
+"""Names of tensorizer's hash verification, which safetensors files do not support."""
 
 
 class HashMismatchError(Exception):
-    """The bytes of a tensor are not those that were written. Nothing raises it yet."""
+    """The bytes of a tensor differ from those that were written. fst never raises it."""
 
 
 def refuse_hashes(verify_hash: bool | None) -> None:
-    """Whoever asks for a check is told that there is none."""
+    """Raises NotImplementedError if verification is requested."""
     if verify_hash:
         raise NotImplementedError(
             "safetensors files hold no hashes to verify: leave verify_hash out (headers and lengths are always "

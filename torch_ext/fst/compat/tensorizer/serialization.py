@@ -1,4 +1,4 @@
-"""Writing and reading tensors by name."""
+"""Public names of tensorizer's module `serialization`."""
 
 from fst.compat.tensorizer._deserializer import TensorDeserializer
 from fst.compat.tensorizer._encryption import CryptographyError, DecryptionParams, EncryptionParams

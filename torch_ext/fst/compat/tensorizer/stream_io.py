@@ -1,4 +1,4 @@
-"""Opening local files; what is remote comes later."""
+"""Opens local files. Remote stores are not supported yet."""
 
 import io
 import os
@@ -6,23 +6,25 @@ from typing import IO, Any
 
 from fst.compat.tensorizer._files import local_path
 
-_REMOTE = "fst does not read or write remote stores yet; copy the file with the tools of its store and use the copy"
+_REMOTE = (
+    "fst does not read or write remote stores yet; copy the file with the tools of its store and use the local copy"
+)
 
 
 class CAInfo:
-    """Which certificates to trust. There is nothing remote yet, so making one is a NotImplementedError."""
+    """Trusted certificates. Not supported yet: the constructor raises NotImplementedError."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise NotImplementedError(_REMOTE)
 
 
 def s3_download(*_: Any, **__: Any) -> None:
-    """Not yet: a NotImplementedError."""
+    """Not supported yet: raises NotImplementedError."""
     raise NotImplementedError(_REMOTE)
 
 
 def s3_upload(*_: Any, **__: Any) -> None:
-    """Not yet: a NotImplementedError."""
+    """Not supported yet: raises NotImplementedError."""
     raise NotImplementedError(_REMOTE)
 
 
@@ -42,22 +44,22 @@ def open_stream(
     s3_signature_version: str | None = None,
     certificate_handling: object = None,
 ) -> IO[bytes]:
-    """Opens a local file, for `TensorSerializer` and `TensorDeserializer` among others.
+    """Opens a local file, for example for `TensorSerializer` and `TensorDeserializer`.
 
-    Passing them the path itself saves a copy when writing, and leaves an older file whole until the new one is.
+    `TensorSerializer` should be given the path itself: it then saves a copy, and replaces an existing file atomically.
 
     Args:
-        path_uri: A path. Missing directories are made for writing.
-        mode: A binary mode, as for `open`.
-        buffer_size: Of the file's buffer, in bytes; None for Python's choice.
-        begin: The byte to begin at.
+        path_uri: A path. Missing directories are created for writing.
+        mode: A binary mode, as in `open`.
+        buffer_size: Size of the file's buffer in bytes, or None for Python's default.
+        begin: Offset of the first byte to read or write.
         end, s3_access_key_id, s3_secret_access_key, s3_endpoint, s3_config_path, s3_region_name, s3_signature_version,
-            force_http, certificate_handling: Change nothing for a local file.
+            force_http, certificate_handling: No effect for local files.
 
     Raises:
-        NotImplementedError: A remote address; the message tells what to do meanwhile.
-        ValueError: A mode for text.
-        OSError: What the operating system says.
+        NotImplementedError: The path is a remote URL. The message names an alternative.
+        ValueError: The mode is a text mode.
+        OSError: The operating system reports an error.
     """
     path = local_path(path_uri)
     if "b" not in mode:

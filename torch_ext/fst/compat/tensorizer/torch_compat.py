@@ -1,4 +1,4 @@
-"""`torch.save` and `torch.load` with tensors in a safetensors file beside the pickle.
+"""`torch.save` and `torch.load` with the tensors in a separate safetensors file.
 
     with tensorizer_saving():
         torch.save(model.state_dict(), "model.pt")
@@ -6,8 +6,8 @@
     with tensorizer_loading(device="cuda"):
         state_dict = torch.load("model.pt")
 
-The first writes `model.pt` and `model.pt.tensors`. Only the thread or coroutine that is in such a block is concerned;
-blocks can be nested, and active side by side.
+The first block writes `model.pt` and `model.pt.tensors`. A block affects only its own thread or coroutine. Blocks can
+be nested, and can be active in several threads at once.
 """
 
 import functools
@@ -31,17 +31,17 @@ __all__ = ["tensorizer_loading", "tensorizer_saving"]
 
 
 class _Active(NamedTuple):
-    """What a block was entered with. `move` takes the tensors to or from their file."""
+    """Arguments of an active block. `move` writes the tensors to their file or reads them."""
 
     file_obj: Any
     move: Callable[..., Any]
     arguments: dict[str, Any]
     suppress_weights_only: bool = False
 
-    def file_beside(self, f: Any) -> Any:
-        """The file for the tensors of what is in `f`; None for none."""
+    def tensor_file(self, f: Any) -> Any:
+        """Returns the file for the tensors of the pickle `f`, or None to keep the tensors in the pickle."""
         if self.file_obj is None:
-            return _beside(f)
+            return _default_tensor_file(f)
         return self.file_obj(f) if callable(self.file_obj) else self.file_obj
 
 
@@ -54,7 +54,7 @@ _torch_load = torch.load
 @functools.wraps(torch.save)
 def _save(obj: object, f: Any, pickle_module: Any = pickle, *args: Any, **kwargs: Any) -> None:
     active = _saving.get()
-    file = None if active is None else active.file_beside(f)
+    file = None if active is None else active.tensor_file(f)
     if active is None or file is None:
         return _torch_save(obj, f, pickle_module, *args, **kwargs)
     _check_module(pickle_module)
@@ -68,7 +68,7 @@ def _save(obj: object, f: Any, pickle_module: Any = pickle, *args: Any, **kwargs
 @functools.wraps(torch.load)
 def _load(f: Any, map_location: Any = None, pickle_module: Any = None, **kwargs: Any) -> Any:
     active = _loading.get()
-    file = None if active is None else active.file_beside(f)
+    file = None if active is None else active.tensor_file(f)
     if active is None or file is None:
         return _torch_load(f, map_location, pickle_module, **kwargs)
     _check_module(pickle_module)
@@ -79,7 +79,7 @@ def _load(f: Any, map_location: Any = None, pickle_module: Any = None, **kwargs:
 
 
 class _Replacement:
-    """A function of `torch` with another in its place, while any block in the process is active."""
+    """Replacement of a function of `torch` while any block in the process is active."""
 
     def __init__(self, name: str, function: Callable[..., Any]) -> None:
         self._name = name
@@ -115,14 +115,15 @@ def tensorizer_saving(
     save_func: Callable[[Any, Iterable[Tensor], dict[str, Any]], Any] | None = None,
     **kwargs: Any,
 ) -> Iterator[None]:
-    """Within it `torch.save` puts tensors into a safetensors file of their own.
+    """Context manager within which `torch.save` writes tensors to a separate safetensors file.
 
     Args:
-        file_obj: That file, as for `TensorSerializer`; or a function that is given what `torch.save` was, and returns
-            the file, or None to save as ever. By default it has the name that `torch.save` was given, with ".tensors"
-            behind; what has no name is saved as ever, with a warning.
-        save_func: Called with the file, the tensors and `kwargs`, instead of a `TensorSerializer`.
-        kwargs: For `TensorSerializer`.
+        file_obj: The file for the tensors, as in `TensorSerializer`, or a function that takes the file argument of
+            `torch.save` and returns the file for the tensors, or None to keep the tensors in the pickle. The default is
+            the name of the pickle with ".tensors" appended. If the pickle has no name, the tensors stay in it, with a
+            warning.
+        save_func: Called with the file, the tensors and `kwargs` in place of a `TensorSerializer`.
+        kwargs: Arguments of `TensorSerializer`.
     """
     token = _saving.set(_Active(file_obj, save_func or _write, kwargs))
     try:
@@ -140,17 +141,17 @@ def tensorizer_loading(
     suppress_weights_only: bool = False,
     **kwargs: Any,
 ) -> Iterator[None]:
-    """Within it `torch.load` takes tensors from the file into which `tensorizer_saving` has put them.
+    """Context manager within which `torch.load` reads tensors from the file that `tensorizer_saving` wrote.
 
-    The rest is unpickled, which can run any code: load only what you trust. `weights_only=True` is PyTorch's error
-    therefore. Files that were saved without `tensorizer_saving` are loaded as ever. Tensors go to the `device` of
-    `kwargs`, whatever `map_location` says.
+    Everything else is unpickled, which can run arbitrary code: load only trusted files. PyTorch therefore refuses
+    `weights_only=True`. Files that were saved without `tensorizer_saving` are loaded as usual. The tensors go to the
+    `device` in `kwargs`; `map_location` has no effect on them.
 
     Args:
-        file_obj: As for `tensorizer_saving`, and `TensorDeserializer`.
-        load_func: Called with the file and `kwargs`, instead of a `TensorDeserializer`; returns the tensors.
-        suppress_weights_only: Whether `weights_only=True` becomes False.
-        kwargs: For `TensorDeserializer`.
+        file_obj: As in `tensorizer_saving`, for `TensorDeserializer`.
+        load_func: Called with the file and `kwargs` in place of a `TensorDeserializer`. Returns the tensors.
+        suppress_weights_only: Whether `weights_only=True` is changed to False.
+        kwargs: Arguments of `TensorDeserializer`.
     """
     token = _loading.set(_Active(file_obj, load_func or _read, kwargs, suppress_weights_only))
     try:
@@ -171,12 +172,12 @@ def _read(file: Any, arguments: dict[str, Any]) -> Iterable[Tensor]:
     return tensors
 
 
-def _beside(f: Any) -> str | None:
+def _default_tensor_file(f: Any) -> str | None:
     name = f if isinstance(f, str | os.PathLike) else getattr(f, "name", None)
     if not isinstance(name, str | bytes | os.PathLike):
         warnings.warn(
-            f"{type(f).__name__} has no name to put the tensors beside, so they stay in it; give file_obj to choose "
-            "their file",
+            f"{type(f).__name__} has no name from which to derive that of the tensor file; its tensors stay in the "
+            "pickle, unless file_obj gives their file",
             stacklevel=3,
         )
         return None
@@ -185,4 +186,4 @@ def _beside(f: Any) -> str | None:
 
 def _check_module(pickle_module: Any) -> None:
     if pickle_module not in (None, pickle):
-        raise ValueError(f"tensors can be kept apart from the module pickle only, not from {pickle_module.__name__}")
+        raise ValueError(f"a separate tensor file requires pickle_module=pickle, not {pickle_module.__name__}")

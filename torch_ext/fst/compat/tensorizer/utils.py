@@ -1,4 +1,4 @@
-"""Models without weights, and how much memory is in use."""
+"""Modules without weights, and memory usage."""
 
 import resource
 from collections.abc import Callable
@@ -25,7 +25,7 @@ _Model = TypeVar("_Model")
 
 
 def convert_bytes(num: float, decimal: bool = True) -> str:
-    """A number of bytes for people, in steps of 1000 or, where `decimal` is False, of 1024.
+    """Formats a number of bytes with units of powers of 1000, or of 1024 if `decimal` is False.
 
     Example:
         >>> convert_bytes(123_400_000), convert_bytes(2048, decimal=False)
@@ -41,17 +41,17 @@ def convert_bytes(num: float, decimal: bool = True) -> str:
 
 
 def get_device() -> torch.device:
-    """The current GPU, or the CPU where there is none."""
+    """Returns the current GPU, or the CPU if there is no GPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def get_gpu_name() -> str:
-    """The name of the current GPU, or "N/A"."""
+    """Returns the name of the current GPU, or "N/A"."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "N/A"
 
 
 class GlobalGPUMemoryUsage(NamedTuple):
-    """The memory of a GPU, whoever uses it, in bytes."""
+    """Memory of a GPU, used by all processes, in bytes."""
 
     total: int
     free: int
@@ -59,7 +59,7 @@ class GlobalGPUMemoryUsage(NamedTuple):
 
     @classmethod
     def now(cls, device: _Device = None) -> "GlobalGPUMemoryUsage | None":
-        """Of a GPU, by default the current one; None where there is none."""
+        """Measures a GPU, the current one by default. Returns None if there is no GPU."""
         if not torch.cuda.is_available():
             return None
         free, total = torch.cuda.mem_get_info(device)
@@ -70,7 +70,7 @@ class GlobalGPUMemoryUsage(NamedTuple):
 
 
 class TorchGPUMemoryUsage(NamedTuple):
-    """The memory of a GPU that this process has through PyTorch, in bytes."""
+    """GPU memory of this process's PyTorch allocator, in bytes."""
 
     reserved: int
     reserved_max: int
@@ -79,7 +79,7 @@ class TorchGPUMemoryUsage(NamedTuple):
 
     @classmethod
     def now(cls, device: _Device = None) -> "TorchGPUMemoryUsage | None":
-        """Of a GPU, by default the current one; None where there is none."""
+        """Measures a GPU, the current one by default. Returns None if there is no GPU."""
         if not torch.cuda.is_available():
             return None
         return cls(
@@ -95,25 +95,25 @@ class TorchGPUMemoryUsage(NamedTuple):
 
 
 class CPUMemoryUsage(NamedTuple):
-    """The most memory that this process and its children have had, and what is free, in bytes."""
+    """Peak memory of this process and its children, and free memory of the machine, in bytes."""
 
     maxrss: int
     free: int
 
     @classmethod
     def now(cls) -> "CPUMemoryUsage":
-        """As it is."""
+        """Measures the memory usage."""
         kibibytes = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
         with open("/proc/meminfo") as file:
-            facts = dict(line.split(":") for line in file)
-        return cls(kibibytes << 10, int(facts["MemAvailable"].split()[0]) << 10)
+            fields = dict(line.split(":") for line in file)
+        return cls(kibibytes << 10, int(fields["MemAvailable"].split()[0]) << 10)
 
     def __str__(self) -> str:
         return f"CPU: (maxrss: {_mib(self.maxrss)} F: {_mib(self.free)})"
 
 
 class MemoryUsage(NamedTuple):
-    """All of these together; None where there is no GPU."""
+    """CPU and GPU memory usage. The GPU's are None if there is no GPU."""
 
     cpu: CPUMemoryUsage
     gpu: GlobalGPUMemoryUsage | None
@@ -121,7 +121,7 @@ class MemoryUsage(NamedTuple):
 
     @classmethod
     def now(cls, device: _Device = None) -> "MemoryUsage":
-        """As it is, with a GPU that is by default the current one; "cpu" leaves the GPUs out."""
+        """Measures the CPU and a GPU, the current one by default. With "cpu", only the CPU."""
         on_cpu = device is not None and not isinstance(device, int) and str(device) == "cpu"
         gpu = None if on_cpu else GlobalGPUMemoryUsage.now(device)
         return cls(CPUMemoryUsage.now(), gpu, None if on_cpu else TorchGPUMemoryUsage.now(device))
@@ -131,7 +131,7 @@ class MemoryUsage(NamedTuple):
 
 
 def get_mem_usage() -> str:
-    """The memory of the CPU and the current GPU, for people."""
+    """Returns the memory usage of the CPU and the current GPU as text."""
     return str(MemoryUsage.now())
 
 
@@ -140,7 +140,7 @@ def _mib(num_bytes: int) -> str:
 
 
 class _EmptyOnMeta(TorchFunctionMode):
-    """Where layers make room for their weights, they get none, so that there is nothing to initialise either."""
+    """Redirects `torch.empty` to the meta device, so that layers neither allocate nor initialize weights."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -156,16 +156,16 @@ def no_init_or_tensor(loading_code: None = None) -> AbstractContextManager[None]
 @overload
 def no_init_or_tensor(loading_code: Callable[[], _Model]) -> _Model: ...
 def no_init_or_tensor(loading_code: Callable[[], Any] | None = None) -> Any:
-    """Makes modules without memory for their weights, which `load_into_module` then gives them.
+    """Creates modules without memory for their weights, for `load_into_module`.
 
-    Within it `torch.empty` gives tensors on "meta", on which initialisation costs nothing. Buffers that hold computed
-    values are made as ever. It concerns the calling thread only.
+    Within the function or block, `torch.empty` returns meta tensors, which cost nothing to initialize. Buffers with
+    computed values are created as usual. Only the calling thread is affected.
 
     Args:
-        loading_code: A function to call so; None gives a context manager for a `with` statement.
+        loading_code: A function to call, or None for a context manager.
 
     Returns:
-        What the function returned, or the context manager.
+        The result of the function, or the context manager.
 
     Example:
         >>> with no_init_or_tensor():
