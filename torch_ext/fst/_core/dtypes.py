@@ -60,18 +60,20 @@ NAMES: dict[torch.dtype, str] = {
     torch.bool: "BOOL",
 }
 
+TORCH_DTYPES: dict[str, torch.dtype] = {name: dtype for dtype, name in NAMES.items()}
+
 # Stored dtypes that loads and `scatter` cast if they are given a `dtype`.
 CASTABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 # Header name of the dtype of which PyTorch packs two numbers into each element.
-_PACKED = "F4"
+PACKED = "F4"
 
 
 def shape_in_torch(name: str, shape: Sequence[int]) -> list[int]:
     """Returns the shape of the PyTorch tensor for a dtype name and a shape in a header."""
-    return [*shape[:-1], shape[-1] // 2] if name == _PACKED else list(shape)
+    return [*shape[:-1], shape[-1] // 2] if name == PACKED else list(shape)
 
 
 def shape_in_header(name: str, shape: Sequence[int]) -> list[int]:
     """Returns the shape in a header for a dtype name and the shape of a PyTorch tensor."""
-    return [*shape[:-1], shape[-1] * 2] if name == _PACKED else list(shape)
+    return [*shape[:-1], shape[-1] * 2] if name == PACKED else list(shape)

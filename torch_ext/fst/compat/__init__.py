@@ -1,1 +1,1 @@
-"""The public names of other loaders, over fst: change the import, keep the program."""
+"""Public names of other loaders, implemented with fst, for programs that change only the import."""

@@ -222,7 +222,7 @@ def test_other_frameworks():
 
 def test_unknown_devices():
     for device in ("npu", "cuda:x", "cuda:"):
-        with pytest.raises(ValueError, match=f'"{device}" is no device'):
+        with pytest.raises(ValueError, match=f'"{device}" is not a device'):
             compat.SafeTensorsFileLoader(None, device)
 
 

@@ -146,7 +146,7 @@ def test_globs_match_fnmatch(patterns, name):
 def test_invalid_filters():
     with pytest.raises(ValueError, match="tensor_name_match_mode"):
         matcher(["a"], "fuzzy")
-    with pytest.raises(ValueError, match=re.escape("'(' is no regular expression")):
+    with pytest.raises(ValueError, match=re.escape("'(' is not a valid regular expression")):
         matcher(["("], "regex")
     for patterns in ("a", [1]):
         with pytest.raises(TypeError, match="list of str"):

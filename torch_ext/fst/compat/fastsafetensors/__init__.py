@@ -1,9 +1,9 @@
-"""The public names of fastsafetensors, over fst.
+"""Public names of fastsafetensors, implemented with fst.
 
     from fst.compat.fastsafetensors import SafeTensorsFileLoader, SingleGroup
 
-Tensors own their memory and stay valid whatever is closed. The page "Coming from fastsafetensors" of the documentation
-says which arguments have no meaning here.
+Tensors own their storage, and stay valid after loaders and buffers are closed. The documentation page "Coming from
+fastsafetensors" lists the arguments that have no effect.
 """
 
 from fst.compat.fastsafetensors._planner import BudgetInfeasibleError
@@ -16,7 +16,7 @@ from fst.compat.fastsafetensors.loader import SafeTensorsFileLoader, fastsafe_op
 from fst.compat.fastsafetensors.metadata import SafeTensorsMetadata, TensorFrame
 from fst.compat.fastsafetensors.parallel_loader import ParallelLoader, PipelineParallel
 
-# Release of fastsafetensors that this package mirrors. Programs compare it with the release that they need.
+# Release of fastsafetensors that this package mirrors. Programs compare it with the release they require.
 __version__ = "0.5.0"
 
 __all__ = [

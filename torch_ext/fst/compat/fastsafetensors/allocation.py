@@ -1,11 +1,11 @@
-"""How much memory is held beside the tensors themselves: none, here."""
+"""Memory statistics. fst holds no memory beside the tensors."""
 
 
 def live_allocation_count() -> int:
-    """Always 0: each tensor has an allocation of its own, of PyTorch's, which goes when the tensor goes."""
+    """Returns 0: each tensor owns its storage, which PyTorch frees with the tensor."""
     return 0
 
 
 def live_allocation_bytes() -> int:
-    """Always 0, as `live_allocation_count`. `torch.cuda.memory_allocated` tells what tensors hold."""
+    """Returns 0, as `live_allocation_count`. `torch.cuda.memory_allocated` returns the memory of tensors."""
     return 0

@@ -1,4 +1,4 @@
-"""A loader that needs no settings."""
+"""Loader without settings."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from fst.compat.fastsafetensors.st_types import Device
 
 
 class AutoLoader(ParallelLoader):
-    """`ParallelLoader` as it is. No file of settings is read, since none of them has a meaning here."""
+    """`ParallelLoader` with default arguments. Reads no settings file, since no setting has an effect."""
 
     def __init__(
         self, pg: Any, hf_weights_files: Sequence[Path], device: Device | torch.device | str | int = "cpu"

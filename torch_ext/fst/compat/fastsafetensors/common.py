@@ -1,4 +1,4 @@
-"""What every part of a program may want: a group of one, headers, logs, the place of a GPU."""
+"""Public names of fastsafetensors' module `common`: a group of one rank, headers, logs and NUMA nodes."""
 
 import logging
 from pathlib import Path
@@ -12,34 +12,34 @@ __all__ = ["SafeTensorsMetadata", "SingleGroup", "TensorFrame", "get_device_numa
 
 
 class SingleGroup:
-    """The process group of a program that loads for itself."""
+    """Process group of a single process."""
 
     def size(self) -> int:
-        """The number of ranks."""
+        """Returns the number of ranks."""
         return 1
 
     def rank(self) -> int:
-        """The rank of this process."""
+        """Returns the rank of this process."""
         return 0
 
 
 def set_debug() -> None:
-    """Shows the program's logs from level DEBUG on. What fst itself does is logged with `FST_LOG=debug`."""
+    """Prints the program's log messages from level DEBUG on. `FST_LOG=debug` enables the log of fst's core."""
     logging.basicConfig(format="[%(levelname)s] %(message)s", level=logging.DEBUG, force=True)
 
 
 def is_gpu_found() -> bool:
-    """Whether PyTorch finds a GPU."""
+    """Returns whether PyTorch finds a GPU."""
     return torch.cuda.is_available()
 
 
 def get_device_numa_node(device: int | None) -> int | None:
-    """The NUMA node of a GPU; None where the machine does not say, and for no GPU."""
+    """Returns the NUMA node of a GPU, or None without a GPU or if the system does not report the node."""
     if device is None or not torch.cuda.is_available():
         return None
-    # PyTorch's annotations do not have these numbers.
-    place: Any = torch.cuda.get_device_properties(device)
-    address = f"{place.pci_domain_id:04x}:{place.pci_bus_id:02x}:{place.pci_device_id:02x}.0"
+    # PyTorch's type annotations lack the PCI numbers.
+    properties: Any = torch.cuda.get_device_properties(device)
+    address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
     node = Path("/sys/bus/pci/devices", address, "numa_node")
     number = int(node.read_text()) if node.exists() else -1
     return None if number < 0 else number

@@ -1,31 +1,33 @@
-"""Which tensors a rank needs that has some of a model's experts."""
+"""Tensor filters for expert parallelism."""
 
 import re
 from collections.abc import Callable
 from re import Pattern
 
-# The number of an expert, as it stands in the name of a tensor.
+# Matches the number of an expert in the name of a tensor.
 DEFAULT_EXPERT_PATTERN = re.compile(r"\.experts\.(\d+)\.")
 
 
 def owned_expert_range(num_experts: int, ep_size: int, ep_rank: int) -> tuple[int, int]:
-    """The first expert of a rank, and the one behind its last.
+    """Returns the range of a rank's experts: its first expert, and the end after its last.
 
-    Experts are dealt out in runs that differ by at most one, the longer ones to the first ranks. Raises ValueError
-    where there is no such rank.
+    The numbers of experts of two ranks differ by at most one. The first ranks have more.
+
+    Raises:
+        ValueError: `ep_size` is less than 1, or the rank does not exist.
     """
     if ep_size < 1:
         raise ValueError(f"ep_size must be at least 1, not {ep_size}")
     if not 0 <= ep_rank < ep_size:
         raise ValueError(f"ep_rank must be from 0 to {ep_size - 1}, not {ep_rank}")
-    each, longer = divmod(num_experts, ep_size)
-    return each * ep_rank + min(ep_rank, longer), each * (ep_rank + 1) + min(ep_rank + 1, longer)
+    each, extra = divmod(num_experts, ep_size)
+    return each * ep_rank + min(ep_rank, extra), each * (ep_rank + 1) + min(ep_rank + 1, extra)
 
 
 def expert_parallel_filter(
     num_experts: int, ep_size: int, ep_rank: int, pattern: Pattern[str] = DEFAULT_EXPERT_PATTERN
 ) -> Callable[[str], bool]:
-    """Tells of a name whether the rank needs it: that of an expert of its own, or of no expert at all."""
+    """Returns a filter of names that selects the tensors of the rank's experts and those of no expert."""
     first, end = owned_expert_range(num_experts, ep_size, ep_rank)
 
     def keep(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""What the header of a file says."""
+"""Headers of files."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from fst.compat.fastsafetensors.st_types import DType
 
 @dataclass
 class TensorFrame:
-    """A tensor of a file; `data_offsets` count from the first byte of all its tensors."""
+    """Header entry of a tensor. `data_offsets` count from the first byte of all tensors of the file."""
 
     dtype: DType
     shape: list[int]
@@ -20,12 +20,12 @@ class TensorFrame:
 
     @property
     def torch_shape(self) -> list[int]:
-        """The shape of PyTorch's tensor, where two elements of F4 are one."""
+        """Shape of the PyTorch tensor, which packs two F4 numbers into one element."""
         return shape_in_torch(self.dtype.value, self.shape)
 
     @property
     def strides(self) -> list[int]:
-        """How many elements lie between neighbours of each dimension."""
+        """Distance between neighboring elements of each dimension, in elements."""
         strides: list[int] = []
         stride = 1
         for size in reversed(self.shape):
@@ -36,7 +36,15 @@ class TensorFrame:
 
 @dataclass
 class SafeTensorsMetadata:
-    """A file; its tensors in the order of their bytes, which begin at `header_length`."""
+    """Header of a file.
+
+    Attributes:
+        src: Path of the file.
+        metadata: Metadata of the file.
+        tensors: Header entries by name, in the order of their bytes.
+        header_length: Number of bytes before the data of the first tensor.
+        size_bytes: Size of the file in bytes.
+    """
 
     src: str
     metadata: dict[str, str]
@@ -46,19 +54,22 @@ class SafeTensorsMetadata:
 
     @classmethod
     def from_file(cls, filename: Path, framework: Framework | None = None) -> "SafeTensorsMetadata":
-        """Reads and checks the header. `framework` changes nothing.
+        """Reads and checks the header of a file. `framework` has no effect.
 
-        Raises the errors of `fst.load_file` that concern paths and headers.
+        Raises:
+            IsADirectoryError: The path is a directory or an index file, which stand for several files.
+            Errors of `fst.load_file` for paths and headers.
         """
-        header = read_header(filename)
+        metadata, entries, header_bytes = read_header(filename)
         tensors = {
-            name: TensorFrame(DType(tensor.dtype), tensor.shape, list(header.data_offsets[name]))
-            for name, tensor in header.tensors.items()
+            name: TensorFrame(DType(entry["dtype"]), entry["shape"], entry["data_offsets"])
+            for name, entry in entries.items()
         }
-        return cls(path_of(filename), header.metadata or {}, tensors, header.header_bytes, header.file_bytes)
+        data_bytes = max((frame.data_offsets[1] for frame in tensors.values()), default=0)
+        return cls(path_of(filename), metadata or {}, tensors, header_bytes, header_bytes + data_bytes)
 
     def select_byte_ranges(self, keep_tensor: Callable[[str], bool], merge_gap: int = 4096) -> list[tuple[int, int]]:
-        """The parts of the file that hold the tensors to keep, gaps of up to `merge_gap` bytes included."""
+        """Returns the byte ranges of the tensors that `keep_tensor` selects. Gaps of up to `merge_gap` are included."""
         ranges: list[tuple[int, int]] = []
         for name, frame in self.tensors.items():
             begin, end = (self.header_length + offset for offset in frame.data_offsets)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 import fst
 from fst._core.arguments import Path, paths_of
+from fst._core.classes import Checkpoint
 from fst._distributed.stream import EXCHANGE_BYTES, GroupStream, stream_for_group
 from fst._load.stream import WINDOW_BYTES, Stream
-from fst.compat._header import read_header
 from fst.compat._ranks import ranks_of
 from fst.compat.fastsafetensors._planner import window_within
 from fst.compat.fastsafetensors.common import SingleGroup
@@ -114,14 +114,13 @@ class PipelineParallel:
         return fst.stream(self.hf_weights_files, device, names, window_bytes=self._window_bytes)
 
     def _sizes(self) -> dict[str, int]:
-        """In bytes, of the tensors that are wanted."""
-        keeps = self.loader.tensor_filter
-        return {
-            name: tensor.nbytes
-            for file in self.hf_weights_files
-            for name, tensor in read_header(file).tensors.items()
-            if keeps is None or keeps(name)
-        }
+        """Returns the sizes of the selected tensors in bytes."""
+        # fst refuses an empty list of files.
+        if not self.hf_weights_files:
+            return {}
+        checkpoint = Checkpoint(self.hf_weights_files)
+        selected = filter(self.loader.tensor_filter or (lambda _: True), checkpoint.names())
+        return {name: checkpoint.tensor_info(name).nbytes for name in selected}
 
     @contextlib.contextmanager
     def _bar(self, total_bytes: int) -> Iterator[Callable[[int], Any]]:

@@ -1,15 +1,15 @@
-"""Devices and dtypes, as the functions of this package take and give them."""
+"""Devices and dtypes of this package's functions."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 import torch
 
-from fst._core.dtypes import NAMES
+from fst._core.dtypes import NAMES, TORCH_DTYPES
 
 
 class DeviceType(Enum):
-    """Where tensors can be. PyTorch has no "gpu", a name that other frameworks use."""
+    """Device types. "gpu" is a name of other frameworks, which PyTorch does not accept."""
 
     CPU = "cpu"
     CUDA = "cuda"
@@ -18,27 +18,27 @@ class DeviceType(Enum):
 
 @dataclass(frozen=True)
 class Device:
-    """A device by kind and number; None is the current one of its kind."""
+    """Device with a type and an index. The index None is the current device of the type."""
 
     type: DeviceType = DeviceType.CPU
     index: int | None = None
 
     def as_str(self) -> str:
-        """The name that PyTorch takes: "cpu", "cuda:0"."""
+        """Returns PyTorch's name of the device: "cpu", "cuda:0"."""
         return self.type.value if self.index is None else f"{self.type.value}:{self.index}"
 
     @classmethod
     def from_str(cls, s: str) -> "Device":
-        """The device with a name. Raises ValueError where there is none."""
-        kind, colon, index = s.partition(":")
-        known = [member for member in DeviceType if member.value == kind.lower()]
-        if not known or (colon and not index.isdecimal()):
-            raise ValueError(f'"{s}" is no device; expected a name such as "cpu", "cuda" or "cuda:0"')
-        return cls(known[0], int(index) if colon else None)
+        """Parses the name of a device. Raises ValueError if the name is not valid."""
+        type_name, colon, index = s.partition(":")
+        types = [member for member in DeviceType if member.value == type_name.lower()]
+        if not types or (colon and not index.isdecimal()):
+            raise ValueError(f'"{s}" is not a device; expected a name such as "cpu", "cuda" or "cuda:0"')
+        return cls(types[0], int(index) if colon else None)
 
 
 class DType(Enum):
-    """The dtypes of files. AUTO keeps what a file has."""
+    """Dtypes in headers. AUTO keeps the stored dtype."""
 
     BOOL = "BOOL"
     I8 = "I8"
@@ -65,32 +65,28 @@ class DType(Enum):
     AUTO = "AUTO"
 
 
-_TORCH_DTYPES = {DType(name): dtype for dtype, name in NAMES.items()}
-_DTYPES = {torch_dtype: dtype for dtype, torch_dtype in _TORCH_DTYPES.items()}
-
-
 def as_device(device: Device | torch.device | str | int) -> Device:
-    """Whatever names a device; an int is the index of a GPU."""
+    """Converts a device. An int is the index of a GPU."""
     if isinstance(device, Device):
         return device
     return Device.from_str(f"cuda:{device}" if isinstance(device, int) else str(device))
 
 
 def as_torch_dtype(dtype: DType | torch.dtype) -> torch.dtype | None:
-    """PyTorch's dtype; None for AUTO."""
+    """Returns the PyTorch dtype, or None for AUTO."""
     if isinstance(dtype, torch.dtype):
         return dtype
     if not isinstance(dtype, DType):
         raise TypeError(f"dtype must be a DType or a torch.dtype, not {type(dtype).__name__}")
     if dtype is DType.AUTO:
         return None
-    if dtype not in _TORCH_DTYPES:
+    if dtype.value not in TORCH_DTYPES:
         raise NotImplementedError(f"PyTorch has no dtype for {dtype.value}")
-    return _TORCH_DTYPES[dtype]
+    return TORCH_DTYPES[dtype.value]
 
 
 def as_dtype(dtype: torch.dtype) -> DType:
-    """The dtype of files that holds PyTorch's."""
-    if dtype not in _DTYPES:
-        raise NotImplementedError(f"files have no dtype for {dtype}")
-    return _DTYPES[dtype]
+    """Returns the dtype in headers of a PyTorch dtype."""
+    if dtype not in NAMES:
+        raise NotImplementedError(f"safetensors has no dtype for {dtype}")
+    return DType(NAMES[dtype])

@@ -1,16 +1,16 @@
-"""The public names of InstantTensor, over fst.
+"""Public names of InstantTensor, implemented with fst.
 
     from fst.compat.instanttensor import safe_open
 
-Tensors own their memory and stay valid; nothing needs to be cloned. Tensors can also be loaded to the CPU. The page
-"Coming from InstantTensor" of the documentation says which arguments have no meaning here.
+Tensors own their storage and need not be cloned. Tensors can also be loaded to the CPU. The documentation page "Coming
+from InstantTensor" lists the arguments that have no effect.
 """
 
 from fst.compat.instanttensor._backend import Backend, BackendPolicy
 from fst.compat.instanttensor._init import init
 from fst.compat.instanttensor._safe_open import safe_open
 
-# Release of InstantTensor that this package mirrors. Programs compare it with the release that they need.
+# Release of InstantTensor that this package mirrors. Programs compare it with the release they require.
 __version__ = "0.2.2"
 
 __all__ = ["Backend", "BackendPolicy", "init", "safe_open"]

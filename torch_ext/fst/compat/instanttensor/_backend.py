@@ -1,10 +1,10 @@
-"""Ways to read that programs may name. fst finds the best way itself; `FST_READER` may choose one."""
+"""Names of readers. They have no effect: fst chooses the reader, and `FST_READER` overrides the choice."""
 
 from enum import Enum
 
 
 class Backend(Enum):
-    """One way."""
+    """Reader."""
 
     AIO = "AIO"
     AIO_BUFFERED = "AIO_BUFFERED"
@@ -15,6 +15,6 @@ class Backend(Enum):
 
 
 class BackendPolicy(Enum):
-    """Several ways, the best of which is to be taken."""
+    """Set of readers from which the best is chosen."""
 
     BUFFERED = "BUFFERED"

@@ -1,4 +1,4 @@
-"""Where programs import the lower functions from."""
+"""Names that programs import from InstantTensor's module `_impl`."""
 
 from fst.compat.instanttensor._backend import Backend, BackendPolicy
 from fst.compat.instanttensor._file import file_in_memory, read_safetensors_metadata

@@ -1,9 +1,9 @@
-"""Work that is done once in a process."""
+"""Initialization of CUDA."""
 
 import torch
 
 
 def init() -> None:
-    """Starts CUDA, where there is any. The first load does so otherwise."""
+    """Initializes CUDA if it is available. Otherwise the first load does so."""
     if torch.cuda.is_available():
         torch.cuda.init()  # type: ignore[no-untyped-call]

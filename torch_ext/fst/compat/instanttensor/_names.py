@@ -1,4 +1,4 @@
-"""Which names a list of patterns matches."""
+"""Matching of tensor names by patterns."""
 
 import fnmatch
 import re
@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 
 
 def matcher(patterns: Sequence[str] | None, mode: str) -> Callable[[str], bool]:
-    """Tells whether any pattern matches the whole of a name: all of them where there is no list, none for an empty one.
+    """Returns a function that tells whether any pattern matches a whole name.
 
     Args:
-        patterns: What is looked for.
-        mode: What they are: "exact" names, "glob" as shells have it, or "regex".
+        patterns: List of patterns, or None to match all names. An empty list matches no name.
+        mode: Type of the patterns: "exact", "glob" as in shells, or "regex".
 
     Raises:
-        ValueError: There is no such mode, or a regular expression is none.
-        TypeError: The patterns are not a list of str.
+        ValueError: The mode does not exist, or a regular expression is not valid.
+        TypeError: `patterns` is not a list of str.
     """
     if mode not in ("exact", "glob", "regex"):
         raise ValueError(f'tensor_name_match_mode must be "exact", "glob" or "regex", not {mode!r}')
@@ -32,4 +32,4 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        raise ValueError(f"{pattern!r} is not a valid regular expression: {error}") from None

@@ -227,7 +227,7 @@ class TensorDeserializer(Mapping[Key, Any]):
     def load_into_module(
         self, m: torch.nn.Module, filter_func: FilterFuncType | None = None, verify_hash: bool | None = None
     ) -> int:
-        """Loads tensors into the parameters and buffers of a module, with the device and the dtypes of the deserializer.
+        """Loads tensors into the parameters and buffers of a module, with the deserializer's device and dtypes.
 
         Parameters keep their identity and their `requires_grad`, and tied tensors stay tied. Meta tensors, as
         `no_init_or_tensor` creates them, are replaced. Non-persistent buffers are loaded if the file holds them. The

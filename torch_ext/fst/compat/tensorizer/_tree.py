@@ -72,7 +72,8 @@ def insert(tree: dict[Key, Any], path: Path, leaf: Any) -> None:
     for depth, key in enumerate(path):
         if branch and type(next(iter(branch))) is not type(key):
             raise ValueError(
-                f"{shown(path)!r} has {key!r} where other names have {next(iter(branch))!r}; keys and indices cannot be mixed"
+                f"{shown(path)!r} has {key!r} where other names have {next(iter(branch))!r}; "
+                "keys and indices cannot be mixed"
             )
         if depth == len(path) - 1:
             if key in branch:

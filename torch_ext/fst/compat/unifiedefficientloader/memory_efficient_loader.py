@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import fst
+from fst.compat._header import header_entries
 from fst.compat.unifiedefficientloader import logging_utils
 from fst.compat.unifiedefficientloader.tensor_utils import st_shape_to_torch_shape, st_to_torch_dtype
 
@@ -123,8 +124,8 @@ class UnifiedSafetensorsLoader:
         Args:
             keys: Names of the tensors, in the order in which they are yielded. The order of `keys()` is the fastest.
             batch_size: Number of tensors in a batch. The last batch may have fewer.
-            prefetch_batches: Number of batches to load in advance. The window for them has 64 MiB to 512 MiB. A tensor larger
-                than the window is loaded alone.
+            prefetch_batches: Number of batches to load in advance. The window for them has 64 MiB to 512 MiB. A tensor
+                larger than the window is loaded alone.
             pin_memory: Whether tensors on the CPU are in pinned memory. No effect without CUDA.
 
         Yields:
@@ -212,16 +213,10 @@ class UnifiedSafetensorsLoader:
         return self._file
 
     def _read_header(self) -> dict[str, Any]:
-        """What the header says, as programs know it from its JSON."""
-        header: dict[str, Any] = {"__metadata__": self._metadata} if self._metadata else {}
+        """Returns the header in the form of its JSON, which programs access."""
+        metadata: dict[str, Any] = {"__metadata__": self._metadata} if self._metadata else {}
         file = self._opened()
-        end = 0
-        for name in file.offset_keys():
-            meta = file.get_tensor_meta(name)
-            # Tensors lie one behind the other, without gaps.
-            begin, end = end, end + meta.nbytes
-            header[name] = {"dtype": meta.dtype, "shape": list(meta.shape), "data_offsets": [begin, end]}
-        return header
+        return metadata | header_entries({name: file.get_tensor_meta(name) for name in file.offset_keys()})
 
 
 MemoryEfficientSafeOpen = UnifiedSafetensorsLoader

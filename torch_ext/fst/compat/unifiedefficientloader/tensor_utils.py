@@ -7,9 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fst._core.dtypes import NAMES, shape_in_header, shape_in_torch
-
-_DTYPES = {name: dtype for dtype, name in NAMES.items()}
+from fst._core.dtypes import NAMES, PACKED, TORCH_DTYPES, shape_in_header, shape_in_torch
 
 
 def dict_to_tensor(data_dict: dict[str, Any]) -> Tensor:
@@ -41,9 +39,9 @@ def torch_to_st_dtype(dtype: torch.dtype) -> str:
 
 def st_to_torch_dtype(dtype_str: str) -> torch.dtype:
     """Returns the PyTorch dtype of a name in safetensors headers. Raises ValueError if PyTorch lacks the dtype."""
-    if dtype_str not in _DTYPES:
+    if dtype_str not in TORCH_DTYPES:
         raise ValueError(f'PyTorch has no dtype for "{dtype_str}"')
-    return _DTYPES[dtype_str]
+    return TORCH_DTYPES[dtype_str]
 
 
 def get_dtype_size(st_dtype: str) -> int:
@@ -53,7 +51,7 @@ def get_dtype_size(st_dtype: str) -> int:
 
 def torch_shape_to_st_shape(shape: Sequence[int], st_dtype: str) -> list[int]:
     """Converts a PyTorch shape to the shape in a header. Raises ValueError for an F4 scalar."""
-    if st_dtype == "F4" and not shape:
+    if st_dtype == PACKED and not shape:
         raise ValueError(
             "an F4 tensor needs at least one dimension, since PyTorch packs two F4 numbers into one element"
         )
@@ -62,7 +60,7 @@ def torch_shape_to_st_shape(shape: Sequence[int], st_dtype: str) -> list[int]:
 
 def st_shape_to_torch_shape(shape: Sequence[int], st_dtype: str) -> tuple[int, ...]:
     """Converts a shape in a header to the PyTorch shape. Raises ValueError if the last dimension of F4 is odd."""
-    if st_dtype == "F4" and (not shape or shape[-1] % 2):
+    if st_dtype == PACKED and (not shape or shape[-1] % 2):
         raise ValueError(
             f"the last dimension of {list(shape)} must be even, since PyTorch packs two F4 numbers into one element"
         )
