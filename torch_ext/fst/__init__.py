@@ -35,8 +35,8 @@ from fst._save.save import save_file, save_file_async
 from fst._save.writer import Writer
 
 if TYPE_CHECKING:
+    from fst._core.group import RankError
     from fst._distributed.dtensor_load import load_distributed
-    from fst._distributed.group import RankError
     from fst._distributed.sharded import load_sharded
     from fst._module.load_module import ModuleMismatchError, load_module
 
@@ -81,7 +81,7 @@ cmake_prefix_path = f"{__path__[0]}/share/cmake"
 # Imported on first use: a third of the package, which most programs do not need.
 _LAZY_IMPORTS = {
     "ModuleMismatchError": "_module.load_module",
-    "RankError": "_distributed.group",
+    "RankError": "_core.group",
     "load_distributed": "_distributed.dtensor_load",
     "load_module": "_module.load_module",
     "load_sharded": "_distributed.sharded",

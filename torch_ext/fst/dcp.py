@@ -36,8 +36,8 @@ from torch.futures import Future
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._checkpoint.region import Region
 from fst._core.arguments import Path, path_of
-from fst._distributed.group import Group
-from fst._distributed.interrupts import defer_interrupts
+from fst._core.group import Group
+from fst._core.interrupts import defer_interrupts
 from fst._distributed.load import fill_shards, open_for_group
 from fst._distributed.shards import ShardRequest
 from fst._load.load import metadata

@@ -95,7 +95,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 import fst
 from fst._distributed.load import fill_on_device, open_for_group
-from fst._distributed.group import Group
+from fst._core.group import Group
 from fst._distributed.exchange import FailureFlags
 from fst._distributed.shards import Sharded, ShardRequest
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from fst import RankError
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._checkpoint.region import Region
-from fst._distributed.group import Group
+from fst._core.group import Group
 from fst._distributed.load import fill_on_device, load_shards, open_for_group, page_cache
 from fst._distributed.shards import Replicated, Sharded, ShardRequest, region_of
 from procfs import read_bytes

@@ -194,13 +194,13 @@ def interrupt(patch, directory):
 
 def interrupt_between(patch, directory):
     """Interrupts the rank during a collective."""
-    share = fst._distributed.group.Group.all_gather_bytes
+    share = fst._core.group.Group.all_gather_bytes
 
     def interrupted(self, data):
         os.kill(os.getpid(), signal.SIGINT)
         return share(self, data)
 
-    patch.setattr("fst._distributed.group.Group.all_gather_bytes", interrupted)
+    patch.setattr("fst._core.group.Group.all_gather_bytes", interrupted)
 
 
 # Errors of the failing rank. The other ranks raise a RankError with the same text.

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from fst import RankError
-from fst._distributed.group import Group
-from fst._distributed.interrupts import defer_interrupts
+from fst._core.group import Group
+from fst._core.interrupts import defer_interrupts
 
 CPU = torch.device("cpu")
 

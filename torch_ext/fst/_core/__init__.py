@@ -1,1 +1,1 @@
-"""Bindings of libfst.so: operators and classes with Python types and exceptions, and what PyTorch's compilers need."""
+"""Typed bindings of libfst.so, and the bases of all rooms: arguments, dtypes, exceptions and process groups."""

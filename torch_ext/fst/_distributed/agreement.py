@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.classes import GroupPlan
-from fst._distributed.group import Group
+from fst._core.group import Group
 from fst._distributed.shards import ShardRequest, encode
 
 

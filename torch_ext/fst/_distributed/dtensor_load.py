@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.arguments import Paths, dtype_of, names_of
+from fst._core.group import Group
+from fst._core.interrupts import defer_interrupts
 from fst._distributed.dtensors import mesh_shards, normalize_placements
-from fst._distributed.group import Group
-from fst._distributed.interrupts import defer_interrupts
 from fst._distributed.layout import LocalLayout, local_layout
 from fst._distributed.load import load_shards, open_for_group
 from fst._distributed.meshes import check_group, is_device_mesh, mesh_device, mesh_group, mesh_position

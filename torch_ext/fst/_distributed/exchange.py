@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fst._core.classes import GroupLoad, GroupPlan
-from fst._distributed.group import Group
-from fst._distributed.interrupts import DeferredInterrupts, defer_interrupts
+from fst._core.group import Group
+from fst._core.interrupts import DeferredInterrupts, defer_interrupts
 
 
 class Exchange:

@@ -15,10 +15,10 @@ from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.arguments import Paths
 from fst._core.classes import GroupPlan
 from fst._core.dtypes import CASTABLE
+from fst._core.group import Group
+from fst._core.interrupts import defer_interrupts
 from fst._distributed.agreement import LoadOptions, agree_on_plan
 from fst._distributed.exchange import Exchange, side_stream
-from fst._distributed.group import Group
-from fst._distributed.interrupts import defer_interrupts
 from fst._distributed.shards import ShardRequest, region_of
 
 # A page fault reads megabytes around the page. If other ranks read the bytes between small views, those bytes would be

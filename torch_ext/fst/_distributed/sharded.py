@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from fst._core.arguments import Device, Paths, device_of, dtype_of, names_of
-from fst._distributed.group import Group
-from fst._distributed.interrupts import defer_interrupts
+from fst._core.group import Group
+from fst._core.interrupts import defer_interrupts
 from fst._distributed.load import load_shards, open_for_group
 from fst._distributed.placements import Placements, shard_requests
 

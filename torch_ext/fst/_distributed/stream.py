@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.arguments import Device, Paths, device_of
-from fst._distributed.group import Group
+from fst._core.group import Group
 from fst._distributed.load import batches, load_shards, open_for_group
 from fst._distributed.shards import Replicated, ShardRequest
 from fst._load.stream import WINDOW_BYTES

@@ -12,9 +12,9 @@ from torch.nn.modules.module import _IncompatibleKeys
 from fst._checkpoint.batched import copy_into, have_equal_bits
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.arguments import Device, Paths, device_of, dtype_of
+from fst._core.group import Group
+from fst._core.interrupts import defer_interrupts
 from fst._distributed.dtensors import dtensor_layout, is_dtensor, local_tensor, reshard
-from fst._distributed.group import Group
-from fst._distributed.interrupts import defer_interrupts
 from fst._distributed.load import fill_shards, open_for_group
 from fst._distributed.meshes import enclosing_mesh, mesh_device, mesh_group
 from fst._distributed.shards import Replicated, ShardRequest

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from fst._distributed.group import Group
+from fst._core.group import Group
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from tqdm.auto import tqdm
 
-from fst._distributed.group import Group
+from fst._core.group import Group
 from fst._distributed.stream import GroupStream, stream_for_group
 from fst._load.load import tensor_names
 from fst._load.stream import Stream, stream

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from fastsafetensors_helpers import PARALLEL_RUN, over_fst, rows
 from fastsafetensors_ranks import own_files, raw, write_files
-from fst._distributed.group import Group
+from fst._core.group import Group
 from fst._distributed.stream import stream_for_group
 from fst.compat import fastsafetensors as compat
 from fst.compat.fastsafetensors.frameworks import TensorBase, get_framework_op

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 import fst
 from fastsafetensors_ranks import SHAPES, count_reads, load, own_files, raw, shard, write_files
-from fst._distributed.group import RankError
+from fst import RankError
 from fst.compat import fastsafetensors as compat
 from fst.compat.fastsafetensors.frameworks import TensorBase
 from fst.compat.fastsafetensors.st_types import DType

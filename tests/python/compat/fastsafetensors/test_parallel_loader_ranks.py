@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import fst
 from fastsafetensors_ranks import all_files, raw, write_files
-from fst._distributed.group import RankError
+from fst import RankError
 from fst.compat import fastsafetensors as compat
 from rawfile import assert_same
 

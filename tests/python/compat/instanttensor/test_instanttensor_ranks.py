@@ -13,7 +13,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 import fst
-from fst._distributed.group import RankError
+from fst import RankError
 from fst.compat.instanttensor import safe_open
 from instanttensor_examples import DISTRIBUTED, FILES, SUB_GROUPS, WEIGHTS, on_the_cpu, over_fst
 from rawfile import DTYPES, assert_same, random_raw, write

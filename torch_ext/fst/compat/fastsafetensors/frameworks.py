@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fst._core.dtypes import shape_in_header
-from fst._distributed.group import Group
-from fst._distributed.interrupts import defer_interrupts
+from fst._core.group import Group
+from fst._core.interrupts import defer_interrupts
 from fst.compat._ranks import ranks_of
 from fst.compat.fastsafetensors.st_types import Device, DType, as_device, as_dtype, as_torch_dtype
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fst._distributed.interrupts import defer_interrupts
+from fst._core.interrupts import defer_interrupts
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
