@@ -23,7 +23,9 @@ from suite import CHUNKS, READER_AND_CHUNKS, READERS, require_gpu
 # not be fast, so PyTorch does not probe for vector instructions, which imports it in a process per kind, nor optimizes.
 os.environ |= {"HF_HUB_OFFLINE": "1", "TORCHINDUCTOR_VEC_ISA_OK": "0", "AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O0"}
 
-settings.register_profile("fst", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+settings.register_profile(
+    "fst", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 settings.load_profile("fst")
 
 

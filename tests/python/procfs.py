@@ -1,6 +1,9 @@
 """Counters of processes, from /proc."""
 
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 # Bytes that a process may read beyond tensor data: headers, /proc itself, and pages at the ends of reads.
 SLACK_BYTES = 64 << 10
@@ -14,6 +17,23 @@ def read_bytes(process: int | str = "self") -> int:
 def written_bytes(process: int | str = "self") -> int:
     """Returns how many bytes a process has written through system calls."""
     return _field(process, "wchar")
+
+
+def wait_for_reads(process: subprocess.Popen[Any], count: int) -> int:
+    """Waits until a process has read `count` more bytes. Returns its counter before the wait."""
+    return _wait(process, read_bytes, count)
+
+
+def wait_for_writes(process: subprocess.Popen[Any], count: int) -> None:
+    """Waits until a process has written `count` more bytes."""
+    _wait(process, written_bytes, count)
+
+
+def _wait(process: subprocess.Popen[Any], counter: Callable[[int], int], count: int) -> int:
+    before = counter(process.pid)
+    while counter(process.pid) < before + count:
+        assert process.poll() is None
+    return before
 
 
 def _field(process: int | str, name: str) -> int:

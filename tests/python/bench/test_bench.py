@@ -133,7 +133,7 @@ def bench(tmp_path, peers, environ, monkeypatch):
         monkeypatch.setenv(name, value)
     checkpoints = {"many": make_checkpoint(WORKLOADS["many"](64 * KIB), tmp_path / "cache")}
     choice = Choice("cpu", peers, ["warm"], [], 1, "test")
-    right = Bench(choice, checkpoints, tmp_path / "out", tmp_path).run(Deadline(60))
+    right = Bench(choice, checkpoints, tmp_path / "out", tmp_path).run(Deadline(300))
     return right, json.loads((tmp_path / "out" / "cpu.json").read_text())
 
 

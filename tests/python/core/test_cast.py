@@ -221,13 +221,6 @@ def test_export(tmp_path):
         torch.testing.assert_close(loaded(x), module(x))
 
 
-def test_aot_inductor(tmp_path):
-    module = Casts().requires_grad_(False)
-    program = torch.export.export(module, (X,))
-    package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "module.pt2"))
-    torch.testing.assert_close(torch._inductor.aoti_load_package(package)(X), module(X))
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_torchscript(tmp_path):
     @torch.jit.script

@@ -130,54 +130,6 @@ def test_export(path, module, tmp_path):
     torch.testing.assert_close(loaded(X[:2]), expected(weights)[:2])
 
 
-class LoadsWithAllOptions(torch.nn.Module):
-    """Calls the load operators with all their options, and one of them twice, in one program."""
-
-    def __init__(self, path):
-        super().__init__()
-        self.path = str(path)
-
-    def forward(self, x):
-        weight, bias = fst.load_tensors([self.path], ["weight", "bias"], torch.device("cpu"), dtype=torch.float64)
-        [row] = fst.load_slices([self.path], ["weight"], [0], [1], [2], "cpu", dtype=torch.bfloat16)
-        [corner] = fst.load_boxes([self.path], ["weight"], [[(0, 3, 2), (1, 2, 1)]], "cpu", dtype=torch.float16)
-        [first] = fst.load_tensors(self.path, ["bias"])
-        [second] = fst.load_tensors(self.path, ["bias"])
-        return torch.nn.functional.linear(x.double(), weight, bias), row, corner, first, second
-
-
-def lower(module, directory):
-    package = torch._inductor.aoti_compile_and_package(
-        torch.export.export(module, (X,)), package_path=str(directory / "module.pt2")
-    )
-    return torch._inductor.aoti_load_package(package)
-
-
-def test_aot_inductor_load_tensors(path, tmp_path):
-    write_linear(path, 1)
-    lowered = lower(LoadsWithAllOptions(path), tmp_path)
-    # The program reads the current contents of the file.
-    weights = write_linear(path, 2)
-    result, row, corner, first, second = lowered(X)
-    assert result.dtype == torch.float64
-    torch.testing.assert_close(result, expected(weights).double())
-    assert_same(row, weights["weight"][1:3].bfloat16())
-    assert_same(corner, weights["weight"][::2, 1:].half())
-    assert first.data_ptr() != second.data_ptr()
-    first.zero_()
-    assert_same(second, weights["bias"])
-    path.unlink()
-    with pytest.raises(RuntimeError):
-        lowered(X)
-
-
-def test_aot_inductor_load_into(path, tmp_path):
-    write_linear(path, 1)
-    lowered = lower(LoadsInto(path), tmp_path)
-    weights = write_linear(path, 2)
-    torch.testing.assert_close(lowered(X), expected(weights))
-
-
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("backend", ["aot_eager_decomp_partition", "inductor"])
 def test_equal_loads_are_separate_tensors(path, requires_grad, backend):

@@ -199,13 +199,6 @@ def test_export(tmp_path):
     torch.testing.assert_close(loaded(WEIGHTS, X), module(WEIGHTS, X))
 
 
-def test_aot_inductor(tmp_path):
-    module = Scatters()
-    program = torch.export.export(module, (WEIGHTS, X))
-    package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "module.pt2"))
-    torch.testing.assert_close(torch._inductor.aoti_load_package(package)(WEIGHTS, X), module(WEIGHTS, X))
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_torchscript(tmp_path):
     """TorchScript represents a dtype by its number."""

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import fst
-from procfs import read_bytes
+from procfs import read_bytes, wait_for_reads
 from rawfile import assert_same, random_raw, write, write_sparse
 
 MIB = 1 << 20
@@ -103,9 +103,7 @@ def test_interrupt_ends_load(tmp_path, python_environ):
     with subprocess.Popen(command, env=python_environ | slow, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "ready\n"
 
-        before = read_bytes(process.pid)
-        while read_bytes(process.pid) < before + 64 * MIB:
-            assert process.poll() is None
+        before = wait_for_reads(process, 64 * MIB)
         process.send_signal(signal.SIGINT)
         resident_mib = int(process.stdout.readline())
         # The load had not finished, so the signal has ended it.

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 import fst
 from combinations import pairwise
-from procfs import read_bytes
+from procfs import read_bytes, wait_for_reads
 from rawfile import CASTABLE_DTYPES, DTYPES, assert_same, bits_of, random_raw, write, write_sparse
 from suite import CHUNKS, READERS
 
@@ -340,9 +340,7 @@ def test_interrupt_ends_wait(tmp_path, python_environ):
     with subprocess.Popen(command, env=python_environ | slow, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "ready\n"
 
-        before = read_bytes(process.pid)
-        while read_bytes(process.pid) < before + 64 * MIB:
-            assert process.poll() is None
+        before = wait_for_reads(process, 64 * MIB)
         process.send_signal(signal.SIGINT)
         resident_mib, names = process.stdout.readline().split(maxsplit=1)
         assert read_bytes(process.pid) < before + size

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fst
-from procfs import written_bytes
+from procfs import wait_for_writes
 from rawfile import DTYPES, assert_same, random_raw
 
 MIB = 1 << 20
@@ -229,9 +229,7 @@ def test_killed_process_keeps_old_file(tmp_path, python_environ):
     command = [sys.executable, "-c", KILLED, str(path)]
     with subprocess.Popen(command, env=python_environ | slow, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "ready\n"
-        before = written_bytes(process.pid)
-        while written_bytes(process.pid) < before + 16 * MIB:
-            assert process.poll() is None
+        wait_for_writes(process, 16 * MIB)
         process.kill()
         process.wait()
     assert path.read_bytes() == b"old"
@@ -261,9 +259,7 @@ def test_interrupt_ends_save(tmp_path, python_environ):
     environ = python_environ | {name: os.environ[name] for name in ("FST_CHUNK_BYTES", "FST_THREADS")}
     with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "ready\n"
-        before = written_bytes(process.pid)
-        while written_bytes(process.pid) < before + 8 * MIB:
-            assert process.poll() is None
+        wait_for_writes(process, 8 * MIB)
         process.send_signal(signal.SIGINT)
         assert process.stdout.read() == "interrupted\n"
         assert process.wait() == 0
@@ -397,26 +393,6 @@ def test_export(tmp_path):
     torch.export.save(program, tmp_path / "program.pt2")
     torch.testing.assert_close(torch.export.load(tmp_path / "program.pt2").module()(X), X * 2 + 1)
     assert_saved(path)
-
-
-class SavesOnce(torch.nn.Module):
-    def __init__(self, path):
-        super().__init__()
-        self.path = str(path)
-
-    def forward(self, x):
-        y = x * 2
-        torch.ops.fst.save_file([y], ["y"], self.path)
-        return y
-
-
-def test_aot_inductor(tmp_path):
-    path = tmp_path / "x"
-    program = torch.export.export(SavesOnce(path), (X,))
-    package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "program.pt2"))
-    assert not path.exists()
-    torch._inductor.aoti_load_package(package)(X)
-    torch.testing.assert_close(fst.load_file(path), {"y": X * 2}, rtol=0, atol=0)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")

@@ -13,22 +13,10 @@ from fastsafetensors_helpers import load, rows
 from fst.compat import fastsafetensors as compat
 from fst.compat.fastsafetensors.frameworks import TensorBase
 from fst.compat.fastsafetensors.st_types import Device, DeviceType, DType
+from groups import FakeGroup
 from rawfile import DTYPES, assert_same, random_raw, write
 
 pytestmark = pytest.mark.usefixtures("directory")
-
-
-class FakeGroup:
-    """Minimal process group of a given size."""
-
-    def __init__(self, size):
-        self._size = size
-
-    def size(self):
-        return self._size
-
-    def rank(self):
-        return 0
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

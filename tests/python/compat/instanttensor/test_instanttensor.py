@@ -14,20 +14,11 @@ import fst
 from fst.compat import instanttensor as compat
 from fst.compat.instanttensor._impl import file_in_memory, read_safetensors_metadata
 from fst.compat.instanttensor._names import matcher
+from groups import FakeGroup
 from instanttensor_examples import FILES, WEIGHTS, assert_weights
 from rawfile import DTYPES, UNSUPPORTED_DTYPES, assert_same, random_raw, write
 
 pytestmark = pytest.mark.usefixtures("directory")
-
-
-class FakeGroup:
-    """Minimal process group of a given size."""
-
-    def __init__(self, size):
-        self._size = size
-
-    def size(self):
-        return self._size
 
 
 @pytest.mark.parametrize("options", [{}, {"copy": False}, {"buffer_size": 1}, {"load_now": False}])
