@@ -1,8 +1,8 @@
-"""A network whose layers are split over ranks, each of which loads only what it keeps.
+"""Tensor parallelism: each rank loads only its shards of the weights.
 
     torchrun --nproc-per-node 2 examples/ranks.py model.safetensors
 
-The path is where the checkpoint is written first. On a machine with GPUs every rank uses one.
+The example first writes the checkpoint to the path. Each rank uses one GPU if the machine has GPUs.
 """
 
 import os
@@ -20,11 +20,11 @@ HIDDEN, INNER = 64, 256
 
 
 def forward(weights: dict[str, Tensor], x: Tensor) -> Tensor:
-    """Two layers; each rank has some rows of the first and the columns of the second that belong to them."""
+    """Runs two linear layers. Each rank has rows of the first weight and the matching columns of the second."""
     hidden = functional.relu(functional.linear(x, weights["up.weight"]))
-    part = functional.linear(hidden, weights["down.weight"])
-    dist.all_reduce(part)
-    return part + weights["down.bias"]
+    partial = functional.linear(hidden, weights["down.weight"])
+    dist.all_reduce(partial)
+    return partial + weights["down.bias"]
 
 
 def main(path: str) -> None:

@@ -6,8 +6,8 @@
 
     dcp.load(state_dict, storage_reader=fst.dcp.StorageReader("model"))
 
-State dicts may hold plain tensors and DTensors, as `get_model_state_dict` gives them, and planners decide what goes
-into them. Each byte is read once for all ranks, and a rank keeps what its own part of the state dict needs.
+State dicts may hold plain tensors and DTensors, as `get_model_state_dict` returns them. Any load planner may be used.
+Each byte is read once for all ranks, and a rank keeps only the bytes that its part of the state dict needs.
 """
 
 import dataclasses
@@ -47,32 +47,32 @@ if TYPE_CHECKING:
 
 __all__ = ["StorageReader"]
 
-# Where PyTorch's writer says in a file which parts of tensors it holds.
-_PARTS = "DCP_SHARDING_INFO"
+# Metadata key under which PyTorch's writer records the shards in a file.
+_SHARDING_INFO = "DCP_SHARDING_INFO"
 _CPU = torch.device("cpu")
 
 
 class StorageReader(storage.StorageReader):
     """Reads safetensors for `torch.distributed.checkpoint.load`.
 
-    It takes the place of PyTorch's `HuggingFaceStorageReader`, and reads what that reads: one file or several, also
-    those in which `HuggingFaceStorageWriter` has left the parts of each rank. Values are cast to the dtypes of the
-    state dict, whose tensors may be of any strides and on any devices.
+    A replacement for PyTorch's `HuggingFaceStorageReader` that reads the same checkpoints: one file or several, and
+    directories in which `HuggingFaceStorageWriter` left the shards of each rank. Values are cast to the dtypes of the
+    state dict. Its tensors may have any strides and be on any devices.
 
-    All ranks that call `load` read together, each byte once. With `no_dist=True` each rank loads for itself.
+    All ranks that call `load` read together, and each byte is read once. With `no_dist=True` each rank loads alone.
 
     Attributes:
-        path: What it reads.
+        path: Path of the checkpoint.
     """
 
     def __init__(self, path: Path, group: "ProcessGroup | None" = None) -> None:
-        """Reads nothing yet.
+        """Creates a reader. No file is read yet.
 
         Args:
             path: A file, a directory with one checkpoint, or an index file.
-            group: What `load` gets as its `process_group`, if it gets one; without it, ranks of such a group read each
-                for itself. With a group, which may be the world, one rank reads the headers for all; otherwise each
-                rank does, as it cannot know yet whether it is alone.
+            group: The `process_group` that is passed to `load`, if any. Without it, each rank of such a process group
+                reads alone. With a group, which may be the default group, one rank reads the headers for all.
+                Otherwise each rank reads them, since it does not know yet whether it loads alone.
         """
         super().__init__()
         self.path = path_of(path)
@@ -82,121 +82,124 @@ class StorageReader(storage.StorageReader):
 
     @property
     def checkpoint_id(self) -> str:
-        """What it reads."""
+        """Path of the checkpoint."""
         return self.path
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether this is a file or a directory that it may be able to read."""
+        """Returns whether a path is a safetensors file, an index file, or a directory that holds one."""
         path = FilePath(checkpoint_id)
         names = [entry.name for entry in path.iterdir()] if path.is_dir() else [path.name] if path.is_file() else []
         return any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begins anew, with another path if one is given."""
+        """Closes the files and prepares for another load, of another path if one is passed."""
         if checkpoint_id is not None:
             self.path = path_of(checkpoint_id)
         self._load_id = str(uuid.uuid4())
         self._sources = []
 
     def read_metadata(self) -> Metadata:
-        """What the headers say. Where they cannot be read, what it returns says so as soon as it is looked at."""
+        """Returns the metadata in the headers. If they cannot be read, any access to the result raises the error."""
         try:
-            self._sources = _open(self.path, Group.alone(_CPU) if self._group is None else Group.of(self._group, _CPU))
+            group = Group.alone(_CPU) if self._group is None else Group.of(self._group, _CPU)
+            self._sources = _open(self.path, group)
         except Exception as error:
-            # Where this raises, `load` goes on, only to say that there are no metadata.
-            return Metadata(_Unread(error))  # type: ignore[arg-type]
+            # `load` ignores an exception here and later reports only that there are no metadata.
+            return Metadata(_UnreadableMetadata(error))  # type: ignore[arg-type]
         tensors: dict[str, STORAGE_TYPES] = {}
         for source in self._sources:
-            for name, tensor in source.stored.tensors.items():
-                _add(tensors, name, tensor, source.offset(name))
+            for name, tensor in source.checkpoint.tensors.items():
+                _add_chunk(tensors, name, tensor, source.offset(name))
         names = {name: (name,) for name in tensors}
         return Metadata(tensors, names, storage_meta=StorageMeta(self.path, load_id=self._load_id))
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Raises what kept `read_metadata` from reading them."""
+        """Raises the error of `read_metadata`, if any."""
         len(metadata.state_dict_metadata)
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Changes nothing."""
+        """Returns the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Tells every rank how many there are."""
+        """Adds the number of ranks to each plan."""
         return [dataclasses.replace(plan, storage_data=len(plans)) for plan in plans]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Fills the tensors that the planner has for the items of the plan. It is done when this returns."""
-        ranks = self._ranks_of(plan)
+        """Fills the planner's tensors for the items of the plan. The returned future is complete."""
+        group = self._group_of(plan)
         with defer_interrupts():
-            targets = ranks.run_on_all(lambda: [self._target(item, planner) for item in plan.items])
+            reads = group.run_on_all(lambda: [self._resolve(item, planner) for item in plan.items])
             for source in self._sources:
-                requests = [request for owner, request, _ in targets if owner is source]
-                out = [tensor for owner, _, tensor in targets if owner is source]
-                fill_shards(source.stored, requests, out, ranks)
+                requests = [request for owner, request, _ in reads if owner is source]
+                out = [tensor for owner, _, tensor in reads if owner is source]
+                fill_shards(source.checkpoint, requests, out, group)
 
             def commit() -> None:
-                for item, (_, _, tensor) in zip(plan.items, targets, strict=True):
+                for item, (_, _, tensor) in zip(plan.items, reads, strict=True):
                     planner.commit_tensor(item, tensor)
 
-            ranks.run_on_all(commit)
+            group.run_on_all(commit)
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
-    def _ranks_of(self, plan: LoadPlan) -> Group:
-        # Planners may have made another plan of ours, and so have lost the number.
+    def _group_of(self, plan: LoadPlan) -> Group:
+        # A planner may replace the plan, and so drop the number of ranks.
         count = plan.storage_data
         if self._group is not None:
-            ranks = Group.of(self._group, _CPU)
-            if count is not None and count != ranks.size:
+            group = Group.of(self._group, _CPU)
+            if count is not None and count != group.size:
                 raise ValueError(
                     f"{self.path}: load was called for {count} ranks, and the group of the storage reader has "
-                    f"{ranks.size}; give both the same group"
+                    f"{group.size}; give both the same group"
                 )
-            return ranks
-        in_world = count is not None and count > 1 and count == dist.get_world_size()
-        return Group.of(None, _CPU) if in_world else Group.alone(_CPU)
+            return group
+        is_world = count is not None and count > 1 and count == dist.get_world_size()
+        return Group.of(None, _CPU) if is_world else Group.alone(_CPU)
 
-    def _target(self, item: ReadItem, planner: LoadPlanner) -> "tuple[_Source, ShardRequest, Tensor]":
+    def _resolve(self, item: ReadItem, planner: LoadPlanner) -> "tuple[_Source, ShardRequest, Tensor]":
+        """Returns the source, the request and the output tensor of an item."""
         name = item.storage_index.fqn
         if item.type != LoadItemType.TENSOR:
-            raise ValueError(f'{self.path}: "{name}" is to be other than a tensor, which no such file holds')
-        source = self._source(item)
-        target = planner.resolve_tensor(item).detach()
-        if target.shape != item.lengths:
+            raise ValueError(f'{self.path}: the planner reads "{name}" as bytes; safetensors files hold only tensors')
+        source = self._source_of(item)
+        tensor = planner.resolve_tensor(item).detach()
+        if tensor.shape != item.lengths:
             raise ValueError(
                 f'{self.path}: tensor "{name}": the planner reads {list(item.lengths)} of it into a tensor of the '
-                f"shape {list(target.shape)}"
+                f"shape {list(tensor.shape)}"
             )
-        return source, ShardRequest(name, Region.unit_step(item.storage_offsets, item.lengths)), target
+        return source, ShardRequest(name, Region.unit_step(item.storage_offsets, item.lengths)), tensor
 
-    def _source(self, item: ReadItem) -> "_Source":
+    def _source_of(self, item: ReadItem) -> "_Source":
         name, offset = item.storage_index.fqn, item.storage_index.offset
         for source in self._sources:
-            if name in source.stored.tensors and (offset is None or source.offset(name) == tuple(offset)):
+            if name in source.checkpoint.tensors and (offset is None or source.offset(name) == tuple(offset)):
                 return source
         at = "" if offset is None else f" at {list(offset)}"
-        raise ValueError(f'{self.path}: tensor "{name}": the planner asks for a part{at} that is not there')
+        raise ValueError(f'{self.path}: tensor "{name}": the planner requests a chunk{at} that no file holds')
 
 
 class _Source(NamedTuple):
-    """Open files that hold each name once.
+    """Open files in which each name occurs once.
 
     Attributes:
-        stored: The files.
-        offsets: Where in a tensor the part begins that they hold of it. Others they hold whole.
+        checkpoint: The files.
+        offsets: Offsets in the full tensor of the tensors that the files hold in part.
     """
 
-    stored: OpenCheckpoint
+    checkpoint: OpenCheckpoint
     offsets: dict[str, tuple[int, ...]]
 
     def offset(self, name: str) -> tuple[int, ...]:
-        return self.offsets.get(name) or (0,) * self.stored.tensors[name].ndim
+        """Returns the offset of a stored tensor in the full tensor."""
+        return self.offsets.get(name) or (0,) * self.checkpoint.tensors[name].ndim
 
 
-class _Unread(Mapping[str, STORAGE_TYPES]):
-    """Metadata that could not be read: raises the reason."""
+class _UnreadableMetadata(Mapping[str, STORAGE_TYPES]):
+    """Metadata that could not be read. Any access raises the error."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error
@@ -211,34 +214,36 @@ class _Unread(Mapping[str, STORAGE_TYPES]):
         raise self._error
 
 
-def _open(path: str, ranks: Group) -> list[_Source]:
-    # One rank looks for all.
-    _, found = ranks.gather_results(lambda: (None, json.dumps(_part_files(path)).encode() if ranks.rank == 0 else b""))
-    names = json.loads(found[0])
-    return [_source(open_for_group(each, ranks)) for each in [os.path.join(path, name) for name in names] or [path]]
+def _open(path: str, group: Group) -> list[_Source]:
+    # Rank 0 lists the directory for all.
+    _, gathered = group.gather_results(
+        lambda: (None, json.dumps(_shard_files(path)).encode() if group.rank == 0 else b"")
+    )
+    paths = [os.path.join(path, name) for name in json.loads(gathered[0])] or [path]
+    return [_read_source(open_for_group(each, group)) for each in paths]
 
 
-def _part_files(path: str) -> list[str]:
-    """The files in a directory, if they hold parts of tensors, the same name in several."""
+def _shard_files(path: str) -> list[str]:
+    """Returns the files of a directory if they hold shards of tensors, in which a name may be in several files."""
     if not os.path.isdir(path):
         return []
     files = sorted(file.name for file in FilePath(path).glob("*.safetensors"))
-    return files if files and _PARTS in metadata(os.path.join(path, files[0])) else []
+    return files if files and _SHARDING_INFO in metadata(os.path.join(path, files[0])) else []
 
 
-def _source(stored: OpenCheckpoint) -> _Source:
+def _read_source(checkpoint: OpenCheckpoint) -> _Source:
     offsets = {}
-    for _, text in stored.metadata():
-        for name, part in json.loads(text.get(_PARTS, "{}")).items():
-            offsets[name] = tuple(part["saved_offsets"])
-    return _Source(stored, offsets)
+    for _, file_metadata in checkpoint.metadata():
+        for name, info in json.loads(file_metadata.get(_SHARDING_INFO, "{}")).items():
+            offsets[name] = tuple(info["saved_offsets"])
+    return _Source(checkpoint, offsets)
 
 
-def _add(tensors: dict[str, STORAGE_TYPES], name: str, tensor: Tensor, offset: tuple[int, ...]) -> None:
-    """Adds a part that begins at `offset` to what is known of a tensor."""
-    part = ChunkStorageMetadata(torch.Size(offset), tensor.shape)
+def _add_chunk(tensors: dict[str, STORAGE_TYPES], name: str, tensor: Tensor, offset: tuple[int, ...]) -> None:
+    """Adds a chunk at `offset` to the metadata of a tensor."""
+    chunk = ChunkStorageMetadata(torch.Size(offset), tensor.shape)
     known = tensors.setdefault(name, TensorStorageMetadata(TensorProperties(tensor.dtype), tensor.shape, []))
     assert isinstance(known, TensorStorageMetadata)
     ends = [start + length for start, length in zip(offset, tensor.shape, strict=True)]
     known.size = torch.Size(map(max, known.size, ends))
-    known.chunks.append(part)
+    known.chunks.append(chunk)

@@ -189,9 +189,9 @@ def test_invalid_plans(directory):
         with pytest.raises(CheckpointException, match=message):
             load({"vector": torch.zeros(9)}, directory, Invalid(**changes))
 
-    check(r'checkpoint: "vector" is to be other than a tensor', type=LoadItemType.BYTE_IO)
-    check(r'checkpoint: tensor "other": the planner asks for a part', storage_index=MetadataIndex("other"))
-    check(r'"vector": the planner asks for a part at \[3\]', storage_index=MetadataIndex("vector", [3]))
+    check(r'checkpoint: the planner reads "vector" as bytes', type=LoadItemType.BYTE_IO)
+    check(r'checkpoint: tensor "other": the planner requests a chunk', storage_index=MetadataIndex("other"))
+    check(r'"vector": the planner requests a chunk at \[3\]', storage_index=MetadataIndex("vector", [3]))
     check(r'tensor "vector"', storage_offsets=torch.Size([4]))
 
 

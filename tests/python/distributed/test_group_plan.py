@@ -8,19 +8,19 @@ from safetensors.torch import save_file
 
 from fst._checkpoint.region import Region
 from fst._core.classes import Checkpoint, GroupLoad, GroupPlan
-from fst._distributed.shards import Replicated, Sharded, ShardRequest, encode, region_of
+from fst._distributed.shards import Replicated, Sharded, ShardRequest, chunk_of, encode, region_of
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.float64]
 WINDOW_BYTES_LARGE = 1 << 20
 
 
-def plan_of(checkpoint, lists, wants_of=None, caches=None, strategy="auto", window_bytes=WINDOW_BYTES_LARGE):
+def plan_of(checkpoint, lists, lists_of_ranks=None, caches=None, strategy="auto", window_bytes=WINDOW_BYTES_LARGE):
     positions = {name: position for position, name in enumerate(checkpoint.names())}
-    wants_of = list(range(len(lists))) if wants_of is None else wants_of
+    lists_of_ranks = list(range(len(lists))) if lists_of_ranks is None else lists_of_ranks
     encoded = [encode(requests, positions) for requests in lists]
-    caches = [-1] * len(wants_of) if caches is None else caches
-    return GroupPlan(checkpoint, encoded, wants_of, caches, strategy, window_bytes)
+    caches = [-1] * len(lists_of_ranks) if caches is None else caches
+    return GroupPlan(checkpoint, encoded, lists_of_ranks, caches, strategy, window_bytes)
 
 
 def run(plan, outs):
@@ -98,7 +98,7 @@ def groups(draw):
         for name, tensor in tensors.items()
     }
 
-    def share(name):
+    def shard(name):
         shape = tensors[name].shape
         if not draw(st.booleans()):
             return layouts[name]
@@ -107,7 +107,7 @@ def groups(draw):
         return Region.unit_step(starts, lengths)
 
     lists = [
-        [ShardRequest(name, share(name)) for name in draw(st.lists(st.sampled_from(sorted(tensors)), max_size=6))]
+        [ShardRequest(name, shard(name)) for name in draw(st.lists(st.sampled_from(sorted(tensors)), max_size=6))]
         for _ in range(ranks)
     ]
     if draw(st.booleans()):
@@ -126,9 +126,23 @@ def test_random_groups(tmp_path_factory, group):
     check([path], tensors, lists, **options)
 
 
-@pytest.mark.parametrize("share", [Replicated(), Sharded(0), Sharded(1)], ids=str)
+@pytest.mark.parametrize("count", range(1, 7))
+def test_chunks_match_torch_chunk(tmp_path, count):
+    """`torch.chunk`, Python and the planner split a dimension in the same way."""
+    tensors = {f"t{length}": torch.arange(length) for length in range(12)}
+    for tensor in tensors.values():
+        chunks = [tensor[chunk.start : chunk.stop] for chunk in (chunk_of(len(tensor), i, count) for i in range(count))]
+        expected = [*tensor.chunk(count), *[tensor[:0]] * count][:count]
+        assert [chunk.tolist() for chunk in chunks] == [chunk.tolist() for chunk in expected]
+    path = tmp_path / "a.safetensors"
+    save_file(tensors, path)
+    # `check` expects the values of `region_of`.
+    check([path], tensors, [[ShardRequest(name, Sharded(0)) for name in tensors]] * count, strategy="exchange")
+
+
+@pytest.mark.parametrize("shard", [Replicated(), Sharded(0), Sharded(1)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float8_e5m2], ids=str)
-def test_casts(share, dtype, tmp_path):
+def test_casts(shard, dtype, tmp_path):
     path = tmp_path / "a.safetensors"
     tensors = {
         "a": torch.randn(33, 65, dtype=torch.bfloat16),
@@ -136,7 +150,7 @@ def test_casts(share, dtype, tmp_path):
         "c": torch.arange(40).view(8, 5),
     }
     save_file(tensors, path)
-    requests = [ShardRequest(name, share) for name in tensors]
+    requests = [ShardRequest(name, shard) for name in tensors]
     plan = plan_of(Checkpoint([str(path)]), [requests] * 3, strategy="exchange", window_bytes=1000)
     expected = [
         [tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in boxes]
