@@ -1,4 +1,4 @@
-//! Conversion of tensors from one dtype to another, on the host and in the device kernel's format.
+//! Casts between dtypes on the host, and the task table of the device kernel.
 
 pub mod batch;
 pub mod cast;

@@ -1,20 +1,19 @@
-//! How ranks load a checkpoint together: who reads which bytes, and who gets
-//! them from whom. Pure and the same on every rank: it is made of headers, of
-//! what the ranks want and of nothing else.
+//! Plan of a load by a group of ranks: which rank reads which bytes, and which
+//! ranks receive them. Pure, and equal on every rank: the only inputs are headers
+//! and the requests of all ranks.
 //!
-//! A tensor is *own* where every rank reads its share for itself. Otherwise
-//! the ranks exchange it: all such tensors stand on a [`schedule`], each rank reads
-//! a part of each window of the line, and then one collective brings everything
-//! where it is wanted.
+//! The route of a tensor is *own* if every rank reads its shard itself. All other
+//! tensors are exchanged. They form a [`schedule`] that is divided into windows.
+//! Each rank reads a part of each window, and one collective distributes it.
 //!
 //! ```text
-//! line     [ a ][  b  ][ c ][     d     ][ e ]
-//! windows  |----- 0 -----|----- 1 -----|-- 2 -..   so long that the buffers hold what is on its way
+//! schedule [ a ][  b  ][ c ][     d     ][ e ]
+//! windows  |----- 0 -----|----- 1 -----|-- 2 -..   sized so that data in flight fit the buffers
 //! readers  | 0  | 1 | 2  | 0  | 1 | 2  | 0 ...     one part for each rank, balanced by bytes
 //! ```
 //!
-//! What a rank keeps of a range of the file is a range of its share's own
-//! contiguous bytes, so every piece on its way is two numbers.
+//! The bytes of a file range that a rank keeps are one range of its shard's
+//! contiguous form, so two numbers describe each transferred range.
 
 mod balance;
 mod schedule;
@@ -36,90 +35,90 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-/// What a disk reads at least: a row that is read alone may touch this much beside it.
+/// Smallest unit a disk reads, in bytes. A row read alone may cost this much extra.
 const BLOCK_BYTES: u64 = 4096;
-/// Reading this part more than once costs less than an exchange.
+/// Reading up to 1/16 of the bytes more than once costs less than an exchange.
 const EXCESS_DIVISOR: u64 = 16;
 
-/// Who reads what more than one rank wants.
+/// How data needed by several ranks are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Strategy {
-    /// Each rank its own share where no byte is read twice by that, and one rank for all otherwise.
+    /// Each rank reads its own shard if no byte is read twice by that; otherwise the ranks exchange.
     Auto,
-    /// Each rank its own share.
+    /// Each rank reads its own shard.
     Own,
-    /// One rank for all.
+    /// One rank reads each byte and sends it to the others.
     Exchange,
 }
 
-/// What a group is to load.
+/// Requests of all ranks of a group.
 #[derive(Clone, Debug, Hash)]
 pub struct GroupRequest {
-    /// The different lists of what a rank wants.
+    /// Distinct request lists.
     pub requests: Vec<Vec<ShardRequest>>,
-    /// Which of the lists is each rank's. As long as there are ranks.
+    /// For each rank, the index of its list in `requests`.
     pub list_of_rank: Vec<usize>,
-    /// For each rank the page cache out of which it maps the files. What two ranks with the same one read leaves
-    /// storage once. `None` where bytes are read past it, or where nobody else has it.
+    /// For each rank, the page cache that serves its mapped files. Bytes that two ranks read through the same page
+    /// cache leave storage once. `None` for reads that bypass the page cache, or a page cache of this rank only.
     pub caches: Vec<Option<u64>>,
-    /// Who reads.
+    /// Reading strategy.
     pub strategy: Strategy,
-    /// The most bytes of buffers that a rank has for what is on its way.
+    /// Largest size of a rank's send and receive buffers together, in bytes.
     pub window_bytes: u64,
 }
 
-/// A plan for a group.
+/// Plan of a load by a group.
 #[derive(Debug)]
 pub struct Group {
     checkpoint: Arc<Checkpoint>,
     request: GroupRequest,
-    /// For each list of wants, whose it is.
+    /// For each request list, its ranks.
     ranks_of: Vec<Vec<usize>>,
-    /// The tensors that somebody wants, in the order of the files.
+    /// Requested tensors, in file order.
     tensors: Vec<Tensor>,
-    /// For each tensor of the checkpoint its place among `tensors`.
+    /// For each tensor of the checkpoint, its index in `tensors`.
     plan_indices: Vec<Option<usize>>,
     exchange: ExchangeSchedule,
     gather: ExchangeSchedule,
-    /// For each rank what it reads for itself alone, in the order of the files.
+    /// For each rank, the shards it reads for itself, in file order. Computed on first use.
     own: Vec<OnceLock<Vec<OwnShard>>>,
 }
 
-/// A share that its rank reads for itself alone.
+/// Shard that its rank reads for itself.
 #[derive(Clone, Copy, Debug)]
 struct OwnShard {
-    /// The tensor's place among those of the plan.
+    /// Index into the tensors of the plan.
     tensor: usize,
     request_ref: RequestRef,
     bytes: u64,
 }
 
-/// A tensor that somebody wants a part of.
+/// Requested tensor.
 #[derive(Debug)]
 struct Tensor {
-    /// Its place in the checkpoint.
+    /// Index in the checkpoint.
     position: usize,
     source: usize,
-    /// Its first byte in the file.
+    /// First byte in the file.
     begin: u64,
     bytes: u64,
     item_bytes: u64,
     shape: Vec<u64>,
-    /// Who wants it, in the order of the lists.
+    /// Requests for the tensor, in the order of the lists.
     request_refs: Vec<RequestRef>,
     route: Route,
-    /// From the first byte of the file that is wanted to behind the last.
+    /// File range from the first requested byte to the end of the last.
     hull: Range<u64>,
 }
 
-/// One want of one list.
+/// Reference to one request of one list.
 #[derive(Clone, Copy, Debug)]
 struct RequestRef {
     list: usize,
     item: usize,
 }
 
-/// How the bytes of a tensor come to those who want them.
+/// How the bytes of a tensor reach the ranks that requested them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Route {
     Own,
@@ -131,17 +130,22 @@ impl Group {
     /// Plans a load.
     ///
     /// # Errors
-    /// `invalid-argument` where wants do not fit the checkpoint, or ranks disagree about the layout of a tensor;
-    /// `unsupported-dtype` where PyTorch cannot hold a tensor.
+    /// `invalid-argument` if requests do not fit the checkpoint or ranks disagree about a tensor's layout;
+    /// `unsupported-dtype` if PyTorch has no dtype for a tensor.
     pub fn plan(checkpoint: Arc<Checkpoint>, request: GroupRequest) -> Result<Group> {
         let ranks = request.list_of_rank.len();
         if request.caches.len() != ranks {
-            let message = format!("{ranks} ranks, but {} caches; give one for every rank", request.caches.len());
+            let message = format!("{ranks} ranks, but {} page caches; pass one for each rank", request.caches.len());
             return Err(Error::new(Kind::InvalidArgument, message));
         }
         let mut ranks_of = vec![Vec::new(); request.requests.len()];
         for (rank, &list) in request.list_of_rank.iter().enumerate() {
-            let missing = || Error::new(Kind::InvalidArgument, format!("rank {rank} has no list of wants {list}"));
+            let missing = || {
+                Error::new(
+                    Kind::InvalidArgument,
+                    format!("rank {rank} refers to request list {list}, which does not exist"),
+                )
+            };
             ranks_of.get_mut(list).ok_or_else(missing)?.push(rank);
         }
         let mut plan_indices = vec![None; checkpoint.count()];
@@ -154,34 +158,34 @@ impl Group {
         Ok(group)
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> usize {
         self.request.list_of_rank.len()
     }
 
-    /// The checkpoint it is of.
+    /// Returns the checkpoint of the plan.
     pub fn checkpoint(&self) -> &Arc<Checkpoint> {
         &self.checkpoint
     }
 
-    /// What a rank wants.
+    /// Returns the requests of a rank.
     pub fn requests(&self, rank: usize) -> &[ShardRequest] {
         let list = self.request.list_of_rank.get(rank).and_then(|&list| self.request.requests.get(list));
         list.map_or(&[], Vec::as_slice)
     }
 
-    /// Whether every rank reads its share of the tensor with this position for itself.
+    /// Returns whether every rank reads its own shard of the tensor at this index of the checkpoint.
     pub fn is_own(&self, position: usize) -> bool {
         let plan_index = self.plan_indices.get(position).copied().flatten();
         plan_index.and_then(|plan_index| self.tensors.get(plan_index)).is_none_or(|tensor| tensor.route == Route::Own)
     }
 
-    /// The share of a rank, as what a load wants.
+    /// Returns the region of a rank's shard, as a load takes it.
     ///
     /// # Errors
-    /// `internal` where there is no such want.
+    /// `internal` if the request does not exist.
     pub fn region_of(&self, rank: usize, item: usize) -> Result<TensorRegion> {
-        let missing = || Error::new(Kind::Internal, format!("rank {rank} has no want {item}"));
+        let missing = || Error::new(Kind::Internal, format!("rank {rank} has no request {item}"));
         let shard_request = self.requests(rank).get(item).ok_or_else(missing)?;
         let (source, entry) = self.checkpoint.entry(shard_request.tensor).ok_or_else(missing)?;
         let whole = TensorRegion::whole(source, entry)?;
@@ -189,7 +193,7 @@ impl Group {
         TensorRegion::indexed(source, entry, &index_ranges)
     }
 
-    /// A number that two ranks share if they have planned the same.
+    /// Returns a hash that is equal on two ranks if their plans are equal.
     pub fn digest(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         for source in self.checkpoint.sources() {
@@ -224,15 +228,15 @@ impl Group {
         }
     }
 
-    /// What a rank wants of a tensor.
+    /// Returns the requests of a rank for a tensor.
     fn request_refs_of<'a>(&self, tensor: &'a Tensor, rank: usize) -> impl Iterator<Item = RequestRef> + use<'a> {
         let list = self.request.list_of_rank.get(rank).copied();
-        // The claims are in the order of the lists, of which there may be as many as ranks.
+        // Requests are sorted by list. There may be as many lists as ranks, so a binary search finds the first.
         let first = tensor.request_refs.partition_point(|request_ref| Some(request_ref.list) < list);
         tensor.request_refs.iter().skip(first).copied().take_while(move |request_ref| Some(request_ref.list) == list)
     }
 
-    /// What a rank reads for itself alone.
+    /// Returns the shards that a rank reads for itself.
     fn own_shards(&self, rank: usize) -> &[OwnShard] {
         let find = || {
             let own = self.tensors.iter().enumerate().filter(|(_, tensor)| tensor.route == Route::Own);
@@ -249,7 +253,7 @@ impl Group {
         self.own.get(rank).map_or(&[], |own| own.get_or_init(find).as_slice())
     }
 
-    /// Who wants what of a tensor.
+    /// Returns the requests for a tensor, each with its rank.
     fn requesters<'a>(&'a self, tensor: &'a Tensor) -> impl Iterator<Item = (RequestRef, usize)> + 'a {
         tensor.request_refs.iter().flat_map(|&request_ref| {
             let ranks = self.ranks_of.get(request_ref.list).map_or(&[][..], Vec::as_slice);
@@ -257,7 +261,7 @@ impl Group {
         })
     }
 
-    /// And where in the file: rank, item and rows.
+    /// Returns the shards of a tensor: rank, index of the request, and rows in the file.
     fn shards<'a>(&'a self, tensor: &'a Tensor) -> impl Iterator<Item = (usize, usize, StridedRange)> + 'a {
         self.requesters(tensor)
             .map(|(request_ref, rank)| (rank, request_ref.item, self.range(tensor, request_ref, rank)))
@@ -278,20 +282,20 @@ impl Group {
     fn route(&self, tensor: &Tensor) -> (Route, Range<u64>) {
         let whole = StridedRange { begin: tensor.begin, row_bytes: tensor.bytes, strides: Vec::new() };
         let (mut hull_begin, mut hull_end) = (u64::MAX, 0);
-        // Bytes that leave storage if every rank reads for itself: what each cache is asked for, and the rest.
+        // Bytes that leave storage if every rank reads for itself: through each page cache, and past it.
         let (mut cached, mut uncached) = (BTreeMap::new(), 0_u64);
-        let (mut wanting, mut is_whole) = (vec![0_usize; self.ranks()], true);
+        let (mut counts, mut is_whole) = (vec![0_usize; self.ranks()], true);
         for (rank, _, range) in self.shards(tensor) {
             if range.bytes() == 0 {
                 continue;
             }
             (hull_begin, hull_end) = (hull_begin.min(range.begin), hull_end.max(range.end()));
             is_whole &= range == whole;
-            if let Some(count) = wanting.get_mut(rank) {
+            if let Some(count) = counts.get_mut(rank) {
                 *count += 1;
             }
             let touched = (range.end() - range.begin).min((range.row_bytes + BLOCK_BYTES) * range.rows());
-            // What can be no view is read, and past the cache where it is not there yet.
+            // A shard that cannot be a view is read, past the page cache if it is not cached yet.
             let is_view = range.strides.is_empty() && range.begin.is_multiple_of(tensor.item_bytes);
             let sum = match self.request.caches.get(rank).copied().flatten().filter(|_| is_view) {
                 Some(cache) => cached.entry(cache).or_insert(0),
@@ -307,9 +311,9 @@ impl Group {
             Strategy::Auto => read <= hull_bytes.saturating_add(hull_bytes / EXCESS_DIVISOR),
             Strategy::Exchange => false,
         };
-        let route = if is_own || wanting.iter().filter(|&&count| count > 0).count() < 2 {
+        let route = if is_own || counts.iter().filter(|&&count| count > 0).count() < 2 {
             Route::Own
-        } else if is_whole && wanting.iter().all(|&count| count == 1) {
+        } else if is_whole && counts.iter().all(|&count| count == 1) {
             Route::Gather
         } else {
             Route::Exchange
@@ -317,7 +321,7 @@ impl Group {
         (route, hull)
     }
 
-    /// Ranks that lay out a tensor over the group must mean the same layout.
+    /// Checks that all ranks that shard a tensor over the group use the same layout.
     fn check_agreement(&self, tensor: &Tensor) -> Result<()> {
         let mut first: Option<(usize, &Shard)> = None;
         for request_ref in &tensor.request_refs {
@@ -328,8 +332,8 @@ impl Group {
             match first {
                 Some((other, agreed)) if agreed != shard => {
                     let message = format!(
-                        "rank {other} wants {agreed} and rank {rank} {shard}; all ranks that share a tensor need one \
-                         layout"
+                        "rank {other} requests {agreed} and rank {rank} requests {shard}; pass the same layout on all \
+                         ranks"
                     );
                     return Err(self.at(tensor, Error::new(Kind::InvalidArgument, message)));
                 }
@@ -351,7 +355,8 @@ impl Group {
         }
     }
 
-    /// Gives every rank its range of the lines, so that all read as many bytes, and cuts the ranges into windows.
+    /// Assigns every rank its part of the schedules, so that all ranks read equally many bytes, and divides them into
+    /// windows.
     fn cut_schedules(&mut self) {
         let ranks = self.ranks();
         let mut loads = vec![0_u64; ranks];
@@ -375,7 +380,7 @@ impl Group {
     }
 }
 
-/// The tensors that somebody wants, in the order of the files.
+/// Collects the requested tensors, in file order.
 fn requested_tensors(
     checkpoint: &Checkpoint,
     request: &GroupRequest,

@@ -1,13 +1,14 @@
-//! From what is wanted and where it should go to reads and placements. Pure:
-//! no files, no threads, no clock, so that its promises can be tested over any
-//! input: each byte of each destination is written exactly once, and no byte
-//! outside the data of the wanted tensors' files is read.
+//! Planner: turns tensor regions and destinations into reads and copies.
+//!
+//! The planner is pure: no files, no threads, no clock. Tests check its guarantees
+//! for any input: each byte of each destination is written exactly once, and no
+//! byte outside the tensors' data is read.
 //!
 //! ```text
 //! file   ....[ a ][b][   c, larger than a chunk        ]...[ rows of d ]
 //!             `--chunk 0--' `-chunk 1-' `-chunk 2-'
-//! chunk  a chunk is what is read at once: one or more reads, and the
-//!        placements that say which of its bytes go to which address
+//! chunk  unit of work: one or more reads into a slot, and the copies
+//!        from the slot to their addresses
 //! ```
 
 mod run;
@@ -19,100 +20,102 @@ use crate::error::{Error, Kind, Result};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// Where bytes `begin..end` of a wanted tensor go, counted in its contiguous form.
+/// Destination of bytes `begin..end` of a tensor region, counted in its contiguous form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destination {
-    /// The position in the list of wanted tensors.
+    /// Index of the tensor region.
     pub tensor: usize,
-    /// The first byte of the tensor that goes there.
+    /// First byte.
     pub begin: u64,
     /// One past the last byte.
     pub end: u64,
-    /// The address of the first byte, on the host or on a device.
+    /// Address of the first byte, on the host or on a device.
     pub address: u64,
-    /// What becomes of the elements on the way.
+    /// Cast of the elements, if any.
     pub cast: Option<Cast>,
 }
 
-/// What the plan must keep to.
+/// Limits of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The most bytes of a chunk, at least the alignment and eight more, so that an element always fits.
+    /// Largest chunk, in bytes. At least `alignment + 8`, so that an element always fits.
     pub chunk_bytes: u64,
-    /// Bytes that nobody wants are read too where a gap is no longer than this, since another read costs more.
+    /// Largest gap between two regions that one read covers, in bytes. Reading a short gap costs less than a second
+    /// read.
     pub gap_bytes: u64,
-    /// Pieces of at least this size are read straight into place. `None` where only the device can write there, or
-    /// where reads cannot begin at any byte.
+    /// Smallest region that is read directly into its destination, in bytes. `None` if only the device can write there,
+    /// or if reads must be aligned.
     pub in_place_bytes: Option<u64>,
-    /// A reader may widen each read to multiples of this in the file, and in the slot has the room for it. 1 where
-    /// reads begin and end anywhere; `chunk_bytes` is a multiple of it, and no gap is shorter.
+    /// Multiple to which a reader may widen each read, in bytes; the slot has room for it. 1 if reads may begin and end
+    /// at any byte. `chunk_bytes` is a multiple of it, and `gap_bytes` is at least as large.
     pub alignment: u64,
-    /// The most placements of a chunk.
+    /// Largest number of copies of a chunk.
     pub copies_max: usize,
 }
 
 impl Limits {
-    /// How much of a row at `begin` one chunk can hold, in whole elements.
+    /// Returns how many bytes of a row at `begin` fit one chunk, in whole elements.
     fn part_bytes(&self, begin: u64, item_bytes: u64) -> u64 {
         let room = self.chunk_bytes - begin % self.alignment;
         room - room % item_bytes
     }
 
-    /// A row of this size fits a chunk wherever in the file it begins.
+    /// Returns the largest row that fits a chunk at any file offset.
     fn row_bytes_max(&self) -> u64 {
         self.chunk_bytes - (self.alignment - 1)
     }
 
-    /// Whether rows with this stride are read with what lies between them.
+    /// Returns whether one read covers rows with this stride and the gaps between them.
     fn are_near(&self, row_bytes: u64, stride: u64) -> bool {
         stride - row_bytes <= self.gap_bytes && stride <= self.chunk_bytes
     }
 
-    /// Near rows are cut where the file is a multiple of this, so that all who want columns of the same rows cut them
-    /// alike, and so far below a chunk that the last row still fits. `None` for rows of which hardly one would.
+    /// Returns the file offset multiple at which near rows are split, so that regions with columns of the same rows are
+    /// split alike. It is smaller than a chunk by one stride, so that the last row fits. `None` for strides above half
+    /// a chunk.
     fn cell_bytes(&self, stride: u64) -> Option<u64> {
         let room = self.row_bytes_max();
         (stride <= room / 2).then(|| room - stride)
     }
 
-    /// How many rows of a run that begins there begin in the same cell.
+    /// Returns how many rows of a run at `begin` start in the same cell.
     fn rows_in_cell(&self, begin: u64, row_bytes: u64, stride: u64) -> u64 {
         let cell = self.cell_bytes(stride).filter(|_| self.are_near(row_bytes, stride));
         cell.map_or(u64::MAX, |cell| (cell - begin % cell).div_ceil(stride))
     }
 }
 
-/// What is read at once.
+/// Unit of work of a load: what one worker reads at a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Chunk {
-    /// One read straight to a host address.
+    /// One read directly into host memory at the destination.
     InPlace {
-        /// The wanted tensor.
+        /// Index of the tensor region.
         tensor: usize,
-        /// The file.
+        /// Index of the file.
         source: usize,
-        /// The first byte in the file.
+        /// First byte in the file.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: usize,
-        /// Where they go.
+        /// Address of the destination.
         address: u64,
     },
-    /// Reads into a slot, whose bytes are then placed.
+    /// Reads into a slot, followed by copies from the slot to the destinations.
     Staged {
-        /// The file.
+        /// Index of the file.
         source: usize,
-        /// Bytes of the slot that the reads, widened to the alignment, may fill.
+        /// Bytes of the slot that the reads may fill after widening to the alignment.
         bytes: usize,
-        /// In the order of the file, and of the slot.
+        /// Reads, in the order of the file and of the slot.
         reads: Vec<Read>,
-        /// Where the bytes go.
+        /// Copies from the slot to the destinations.
         copies: Vec<SlotCopy>,
     },
 }
 
 impl Chunk {
-    /// The wanted tensor of each placement, in the order of the file.
+    /// Returns the tensor region of each copy, in the order of the file.
     pub fn tensors(&self) -> impl Iterator<Item = usize> + '_ {
         let (in_place, staged) = match self {
             Chunk::InPlace { tensor, .. } => (Some(*tensor), &[][..]),
@@ -125,16 +128,16 @@ impl Chunk {
 /// One read into a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Read {
-    /// The first byte in the file.
+    /// First byte in the file.
     pub offset: u64,
-    /// The first byte in the slot.
+    /// First byte in the slot.
     pub slot_begin: usize,
-    /// Bytes.
+    /// Length in bytes.
     pub length: usize,
 }
 
 impl Read {
-    /// The part of this read that has these bytes of the file, if it has them.
+    /// Returns the part of this read that covers `range` of the file, or `None` if the read does not cover it.
     pub fn part(&self, range: Range<u64>) -> Option<Read> {
         let length = usize::try_from(range.end.checked_sub(range.start)?).ok()?;
         let before = usize::try_from(range.start.checked_sub(self.offset)?).ok()?;
@@ -143,32 +146,33 @@ impl Read {
     }
 }
 
-/// Rows of bytes in a slot that go, one behind the other, to an address.
+/// Copy of equally spaced rows in a slot to contiguous memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotCopy {
-    /// The wanted tensor.
+    /// Index of the tensor region.
     pub tensor: usize,
-    /// The first byte in the slot.
+    /// First byte in the slot.
     pub slot_begin: usize,
-    /// Bytes of a row.
+    /// Length of a row, in bytes.
     pub row_bytes: usize,
-    /// How many rows.
+    /// Number of rows.
     pub rows: usize,
-    /// Bytes from the start of a row in the slot to the start of the next.
+    /// Distance between the starts of consecutive rows in the slot, in bytes.
     pub slot_stride: usize,
-    /// Where the first row goes.
+    /// Address of the first row's destination.
     pub address: u64,
-    /// What becomes of the elements.
+    /// Cast of the elements, if any.
     pub cast: Option<Cast>,
 }
 
 impl SlotCopy {
-    /// What is taken out of the slot, in bytes.
+    /// Returns the number of bytes copied out of the slot.
     pub fn bytes(&self) -> usize {
         self.row_bytes.saturating_mul(self.rows)
     }
 
-    /// Takes in the row that follows where this one goes, if the two also lie evenly in the slot.
+    /// Appends a row that follows at the destination, if the rows stay equally spaced in the slot. Returns whether it
+    /// did.
     fn grow(&mut self, row: &SlotCopy) -> bool {
         let target = u64::try_from(self.target_row_bytes().saturating_mul(self.rows)).unwrap_or(u64::MAX);
         if (row.tensor, row.cast) != (self.tensor, self.cast) || row.address != self.address.saturating_add(target) {
@@ -188,28 +192,28 @@ impl SlotCopy {
         follows
     }
 
-    /// Bytes of a row where it goes.
+    /// Returns the length of a row at the destination, in bytes.
     pub fn target_row_bytes(&self) -> usize {
         to_usize(bytes_after(self.cast, u64::try_from(self.row_bytes).unwrap_or(u64::MAX)))
     }
 }
 
-/// Plans how to fill `destinations`.
+/// Plans the reads and copies that fill `destinations` with the bytes of `regions`.
 ///
 /// # Errors
-/// `internal` for a destination that is not inside its tensor, which is a bug of the caller.
+/// `internal` for a destination outside its tensor region, or a cast that splits an element: a bug of the caller.
 pub fn plan(regions: &[TensorRegion], destinations: &[Destination], limits: &Limits) -> Result<Vec<Chunk>> {
     let mut runs = Vec::with_capacity(destinations.len());
     for destination in destinations {
-        let outside = || Error::new(Kind::Internal, format!("{destination:?} is not inside a wanted tensor"));
+        let outside = || Error::new(Kind::Internal, format!("{destination:?} is outside its tensor region"));
         let region = regions.get(destination.tensor).ok_or_else(outside)?;
         if destination.begin > destination.end || destination.end > region.bytes() {
             return Err(outside());
         }
         let item_bytes = region.dtype.item_bytes();
-        let is_cut = |edge: u64| !edge.is_multiple_of(item_bytes);
-        if destination.cast.is_some() && (is_cut(destination.begin) || is_cut(destination.end)) {
-            return Err(Error::new(Kind::Internal, format!("{destination:?} is cast, but cuts an element")));
+        let is_split = |edge: u64| !edge.is_multiple_of(item_bytes);
+        if destination.cast.is_some() && (is_split(destination.begin) || is_split(destination.end)) {
+            return Err(Error::new(Kind::Internal, format!("{destination:?} is cast, but splits an element")));
         }
         push_runs(region, destination, limits, &mut runs);
     }
@@ -229,14 +233,14 @@ struct Planner<'a> {
     open: Option<OpenChunk>,
 }
 
-/// A staged chunk that may still grow.
+/// Staged chunk that may still grow.
 #[derive(Default)]
 struct OpenChunk {
     source: usize,
     bytes: u64,
     reads: Vec<OpenRead>,
     copies: Vec<SlotCopy>,
-    /// For each wanted tensor of which rows are placed one by one, where the last placement of those is.
+    /// For each tensor region whose rows are copied one by one, the index of its last copy.
     growing: HashMap<usize, usize>,
 }
 
@@ -247,7 +251,7 @@ struct OpenRead {
 }
 
 impl Planner<'_> {
-    /// What is `is_shared` has bytes that another run wants too; both are placed from one chunk, read once.
+    /// Adds a run. With `is_shared`, another run needs some of its bytes: one chunk reads them once for both.
     fn add(&mut self, run: Run, is_shared: bool) {
         let is_large = self.limits.in_place_bytes.is_some_and(|least| run.row_bytes >= least);
         if is_large && !is_shared && run.cast.is_none() {
@@ -275,7 +279,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Whoever wants other columns of the rows of this run comes next, and finds all of them in one chunk.
+    /// Starts a new chunk unless the open one has room for a whole cell. Runs with other columns of the same rows come
+    /// next, and then find all rows in one chunk.
     fn make_room_for_cell(&mut self, run: &Run) {
         let Some(cell) = self.limits.cell_bytes(run.stride) else { return };
         let needed = cell - run.begin % cell + run.stride;
@@ -287,7 +292,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Rows so near to each other that one read takes them with what lies between.
+    /// Adds near rows: one read covers them and the gaps between.
     fn add_rows_with_gaps(&mut self, run: Run) {
         let mut row = 0;
         while row < run.rows {
@@ -295,25 +300,26 @@ impl Planner<'_> {
             let room = self.room_at(run.source, begin, run.row_bytes);
             let rows = ((room - run.row_bytes) / run.stride + 1).min(run.rows - row);
             let slot_begin = self.read(run.source, begin, (rows - 1) * run.stride + run.row_bytes);
-            self.place(&run, slot_begin, row, rows, run.stride);
+            self.copy_rows(&run, slot_begin, row, rows, run.stride);
             row += rows;
         }
     }
 
-    /// Rows with a read for each, unless they follow what is read anyway. One copy places those that come to lie
-    /// evenly in the slot.
+    /// Adds rows with one read each, unless a row extends the previous read. One copy serves rows that are equally
+    /// spaced in the slot.
     fn add_rows_one_by_one(&mut self, run: Run) {
         for row in 0..run.rows {
             let slot_begin = self.read(run.source, run.begin + row * run.stride, run.row_bytes);
             if run.row_bytes == run.stride {
-                self.place(&run, slot_begin, row, 1, run.row_bytes);
+                self.copy_rows(&run, slot_begin, row, 1, run.row_bytes);
             } else {
-                self.place_row(&run, slot_begin, row);
+                self.copy_row(&run, slot_begin, row);
             }
         }
     }
 
-    /// How many bytes from `begin` on the open chunk could still take, or a new one where it could not take `least`.
+    /// Returns how many bytes from `begin` on fit the open chunk, or a new chunk if the open one has no room for
+    /// `least`.
     fn room_at(&self, source: usize, begin: u64, least: u64) -> u64 {
         let room = match &self.open {
             Some(open) if open.source == source && !open.is_full(self.limits) => {
@@ -324,7 +330,7 @@ impl Planner<'_> {
         if room < least { self.limits.chunk_bytes - begin % self.limits.alignment } else { room }
     }
 
-    /// Makes sure that the open chunk reads this range, and says where in the slot it lies.
+    /// Adds this range to the reads of the open chunk, or of a new one, and returns its offset in the slot.
     fn read(&mut self, source: usize, begin: u64, length: u64) -> u64 {
         let fits = self.open.as_ref().is_some_and(|open| {
             open.source == source
@@ -338,14 +344,14 @@ impl Planner<'_> {
         open.read(begin, length, self.limits)
     }
 
-    /// Places `rows` rows of the run, from its row `row` on, which lie in the slot of the open chunk.
-    fn place(&mut self, run: &Run, slot_begin: u64, row: u64, rows: u64, slot_stride: u64) {
+    /// Adds a copy of `rows` rows of the run, starting at `row`, from the slot of the open chunk.
+    fn copy_rows(&mut self, run: &Run, slot_begin: u64, row: u64, rows: u64, slot_stride: u64) {
         let Some(open) = &mut self.open else { return };
         open.copies.push(run.slot_copy(slot_begin, row, rows, slot_stride));
     }
 
-    /// Places one row of the run, together with those before it where that is possible.
-    fn place_row(&mut self, run: &Run, slot_begin: u64, row: u64) {
+    /// Adds a copy of one row of the run, merged with the previous copy if possible.
+    fn copy_row(&mut self, run: &Run, slot_begin: u64, row: u64) {
         let Some(open) = &mut self.open else { return };
         let copy = run.slot_copy(slot_begin, row, 1, run.row_bytes);
         let last = open.growing.get(&run.tensor).and_then(|&index| open.copies.get_mut(index));
@@ -377,7 +383,7 @@ impl OpenChunk {
         self.copies.len() >= limits.copies_max
     }
 
-    /// Bytes of the slot before the place that a read of the file at `begin` would get.
+    /// Returns the slot offset that a read of the file at `begin` would get.
     fn bytes_before(&self, begin: u64, limits: &Limits) -> u64 {
         match self.reads.last() {
             Some(last) if last.reaches(begin, limits) => last.slot_begin + (begin - last.offset),
@@ -399,18 +405,18 @@ impl OpenChunk {
 }
 
 impl OpenRead {
-    /// Whether a read at `begin` should be part of this one.
+    /// Returns whether a read at `begin` should extend this one.
     fn reaches(&self, begin: u64, limits: &Limits) -> bool {
         begin >= self.offset && begin <= (self.offset + self.length).saturating_add(limits.gap_bytes)
     }
 }
 
-/// How long the elements in `bytes` bytes are after a cast.
+/// Returns the size of the elements in `bytes` bytes after a cast.
 fn bytes_after(cast: Option<Cast>, bytes: u64) -> u64 {
     cast.map_or(bytes, |cast| bytes / cast.from.item_bytes() * cast.to.item_bytes())
 }
 
-/// Sizes inside a chunk fit, since a chunk is at most `chunk_bytes`, which came from a `usize`.
+/// Converts a size inside a chunk. It fits, since `chunk_bytes` came from a `usize`.
 fn to_usize(value: u64) -> usize {
     usize::try_from(value).unwrap_or(usize::MAX)
 }

@@ -1,5 +1,5 @@
-//! The operators on [`tch::Tensor`](::tch::Tensor), for Rust programs: an entrance to the
-//! library, as the Python package is one, and no part of the core below it.
+//! Operators on [`tch::Tensor`](::tch::Tensor), for Rust programs. Like the Python package,
+//! this module is a user of the operators and not part of the core.
 //!
 //! ```
 //! # let directory = tempfile::tempdir()?;
@@ -18,16 +18,18 @@
 //! ```
 //!
 //! **Paths.** A path is a safetensors file, a directory that holds one checkpoint, or the index file of a sharded one.
-//! All that are given together are the checkpoint, and a name may stand in one file only.
+//! All paths of a call form one checkpoint, in which each tensor name occurs once.
 //!
-//! **Dtypes.** `dtype` is a floating-point kind to which tensors stored as F16, BF16, F32 and F64 are cast; all others
-//! keep theirs. PyTorch has dtypes without a [`Kind`] (U16, U32, U64, F8_E8M0, F4). Their tensors load, but ask them
-//! for [`f_kind`](Tensor::f_kind): where tch finds no kind, [`kind`](Tensor::kind) panics.
+//! **Dtypes.** `dtype` is a floating-point kind to which tensors stored as F16, BF16, F32 or F64 are cast. All other
+//! tensors keep their dtype. tch has no [`Kind`] for U16, U32, U64, F8_E8M0 and F4. Tensors of these dtypes load, but
+//! [`kind`](Tensor::kind) panics on them: call [`f_kind`](Tensor::f_kind).
 //!
-//! **Tensors** own their memory and are ready on the current stream. On the CPU, tensors of local files are views of
-//! private mappings: they take memory when they are used, and a write changes neither the file nor another tensor.
+//! **Tensors** are ready on the current stream and share memory with no other tensor. On the CPU, tensors of local
+//! files are views of private mappings: pages are read on first use, and a write changes neither the file nor another
+//! tensor. If another process truncates a mapped file, access to the missing pages ends this process with SIGBUS;
+//! `FST_READER=pread` avoids that.
 //!
-//! **Errors** are [`Error`]s with the kind and the text of the core. What PyTorch itself reports has the kind
+//! **Errors** are [`Error`]s with the kind and the text of the core. Errors of PyTorch itself have the kind
 //! [`Device`](crate::error::Kind::Device), or [`OutOfMemory`](crate::error::Kind::OutOfMemory) on a GPU.
 
 use crate::dtype::Dtype;
@@ -42,13 +44,13 @@ pub use ffi::Slice;
 
 #[cxx::bridge(namespace = "fst::tch")]
 mod ffi {
-    /// A tensor on its way across, and its name.
+    /// Tensor with its name, as it crosses the FFI boundary.
     struct Named {
         name: String,
         tensor: UniquePtr<Tensor>,
     }
 
-    /// An entry of a file's metadata.
+    /// Entry of a file's metadata.
     struct MetadataEntry {
         key: String,
         value: String,
@@ -57,13 +59,13 @@ mod ffi {
     /// Indices `start` to `start + length` of a dimension, as [`narrow`](::tch::Tensor::narrow) takes them.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Slice {
-        /// Of the tensor.
+        /// Name of the tensor.
         pub name: String,
-        /// The dimension; a negative one counts from the last.
+        /// Dimension; a negative one counts from the last.
         pub dim: i64,
-        /// The first index.
+        /// First index.
         pub start: i64,
-        /// How many indices.
+        /// Number of indices.
         pub length: i64,
     }
 
@@ -87,7 +89,7 @@ mod ffi {
     }
 }
 
-// SAFETY: any thread may call a loader, one at a time, and `&self` gives numbers that never change.
+// SAFETY: a loader may be called from any thread, one at a time, and `&self` methods return constants.
 unsafe impl Send for ffi::Loader {}
 
 /// Loads every tensor of a checkpoint, in the order of the bytes in its files.
@@ -107,13 +109,13 @@ pub fn load_file(path: impl AsRef<Path>, device: Device, dtype: Option<Kind>) ->
     load_files(&[path], device, dtype)
 }
 
-/// Loads every tensor of several files, in their order.
+/// Loads every tensor of several files, in the order of the files.
 pub fn load_files<P: AsRef<Path>>(paths: &[P], device: Device, dtype: Option<Kind>) -> Result<Vec<(String, Tensor)>> {
     let loaded = call(ffi::load_files(&all_utf8(paths)?, &device_name(device), scalar_type(dtype)?))?;
     Ok(loaded.into_iter().map(from_cxx).collect())
 }
 
-/// Loads the tensors that are named, one for each name and in their order, and reads nothing else but the headers.
+/// Loads the named tensors, one for each name and in their order. Reads only headers and the bytes of these tensors.
 ///
 /// ```
 /// # let directory = tempfile::tempdir()?;
@@ -162,8 +164,9 @@ pub fn load_slices<P: AsRef<Path>>(
     Ok(loaded.into_iter().map(|named| from_cxx(named).1).collect())
 }
 
-/// Overwrites tensors that exist, in place, with those of their names. Each has the shape and dtype of the file. All of
-/// them are checked before anything is written.
+/// Overwrites existing tensors in place with the stored tensors of the same names.
+///
+/// Each output must have the stored shape and dtype. All outputs are checked before anything is written.
 ///
 /// ```
 /// # let directory = tempfile::tempdir()?;
@@ -184,8 +187,8 @@ pub fn load_into<P: AsRef<Path>, S: AsRef<str>, T: AsRef<Tensor>>(paths: &[P], o
 
 /// Saves tensors as a safetensors file, with `metadata` in its header, from the CPU or a GPU.
 ///
-/// The file is written under another name, flushed and renamed: at no moment there is half a file under `path`, and a
-/// file whose tensors are loaded may be replaced.
+/// The file is written under a temporary name, flushed and renamed, so `path` never holds a partial file. A file whose
+/// tensors are still mapped may be replaced.
 ///
 /// ```
 /// # let directory = tempfile::tempdir()?;
@@ -207,7 +210,7 @@ pub fn save_file<S: AsRef<str>, T: AsRef<Tensor>>(
     call(ffi::save_file(&to_cxx(tensors), utf8(path.as_ref())?, &metadata))
 }
 
-/// Loads every tensor of a checkpoint in the background, and hands over each as soon as its bytes have landed.
+/// Loads every tensor of a checkpoint in the background, and returns each as soon as it is ready.
 ///
 /// ```
 /// # let directory = tempfile::tempdir()?;
@@ -224,21 +227,21 @@ pub fn save_file<S: AsRef<str>, T: AsRef<Tensor>>(
 pub fn stream<P: AsRef<Path>>(paths: &[P], device: Device, dtype: Option<Kind>) -> Result<Loader> {
     let loader = call(ffi::open_loader(&all_utf8(paths)?, &device_name(device), scalar_type(dtype)?))?;
     let total_bytes = u64::try_from(call(loader.total_bytes())?)
-        .map_err(|_| Error::new(ErrorKind::Internal, "the tensors take less than nothing"))?;
+        .map_err(|_| Error::new(ErrorKind::Internal, "the size of the tensors is negative"))?;
     Ok(Loader { loader, total_bytes })
 }
 
-/// Names and tensors as they become ready, in the order of the files: what [`stream`] returns.
+/// Iterator over names and tensors, in file order. Returned by [`stream`].
 ///
-/// Dropping it ends the load and frees what was not handed over. An error ends the iteration.
+/// Dropping the iterator ends the load and frees the tensors that were not returned. An error ends the iteration.
 pub struct Loader {
-    /// Null after the end.
+    /// Null after the last item.
     loader: UniquePtr<ffi::Loader>,
     total_bytes: u64,
 }
 
 impl Loader {
-    /// What all tensors take together, in bytes, those that were handed over too.
+    /// Returns the total size of all tensors in bytes, including those already returned.
     pub fn total_bytes(&self) -> u64 {
         self.total_bytes
     }
@@ -248,17 +251,17 @@ impl Iterator for Loader {
     type Item = Result<(String, Tensor)>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let handed_over = call(ffi::next(self.loader.as_mut()?)).map(|named| named.into_iter().next());
-        if !matches!(handed_over, Ok(Some(_))) {
+        let item = call(ffi::next(self.loader.as_mut()?)).map(|named| named.into_iter().next());
+        if !matches!(item, Ok(Some(_))) {
             self.loader = UniquePtr::null();
         }
-        handed_over.transpose().map(|named| named.map(from_cxx))
+        item.transpose().map(|named| named.map(from_cxx))
     }
 }
 
 impl FusedIterator for Loader {}
 
-/// An exception as the error whose text it has.
+/// Converts a C++ exception to the error with its text.
 fn call<T>(result: std::result::Result<T, cxx::Exception>) -> Result<T> {
     result.map_err(|exception| {
         let text = exception.what();
@@ -274,7 +277,7 @@ fn all_utf8<P: AsRef<Path>>(paths: &[P]) -> Result<Vec<String>> {
     paths.iter().map(|path| utf8(path.as_ref()).map(str::to_owned)).collect()
 }
 
-/// As PyTorch writes it.
+/// Returns PyTorch's name of a device.
 fn device_name(device: Device) -> String {
     match device {
         Device::Cpu => "cpu".into(),
@@ -284,7 +287,7 @@ fn device_name(device: Device) -> String {
     }
 }
 
-/// The value of `c10::ScalarType`, which tch keeps to itself; -1 for none.
+/// Returns the value of `c10::ScalarType`, which tch does not expose; -1 for `None`.
 fn scalar_type(kind: Option<Kind>) -> Result<i8> {
     let Some(kind) = kind else { return Ok(-1) };
     let dtype = match kind {
@@ -304,24 +307,24 @@ fn scalar_type(kind: Option<Kind>) -> Result<i8> {
     dtype.scalar_type().ok_or_else(|| Error::new(ErrorKind::Internal, "PyTorch has no such dtype"))
 }
 
-/// tch's tensor is a pointer to an `at::Tensor` from `new`, and so is what cxx calls a `UniquePtr`.
+/// Takes over a tensor from C++. A `tch::Tensor` is a pointer to an `at::Tensor` from `new`, as is cxx's `UniquePtr`.
 fn from_cxx(named: ffi::Named) -> (String, Tensor) {
-    // SAFETY: the tensor that the pointer owned is owned by the result from now on.
+    // SAFETY: ownership of the tensor moves to the result.
     (named.name, unsafe { Tensor::from_ptr(named.tensor.into_raw().cast()) })
 }
 
 fn to_cxx<S: AsRef<str>, T: AsRef<Tensor>>(tensors: &[(S, T)]) -> Vec<ffi::Named> {
     let to_cxx = |(name, tensor): &(S, T)| {
-        // Another handle of the same tensor.
+        // A second handle to the same tensor.
         let mut handle = ManuallyDrop::new(tensor.as_ref().shallow_clone());
-        // SAFETY: the tensor that the handle owned is owned by the result from now on.
+        // SAFETY: ownership of the handle moves to the result.
         let tensor = unsafe { UniquePtr::from_raw(handle.as_mut_ptr().cast()) };
         ffi::Named { name: name.as_ref().to_owned(), tensor }
     };
     tensors.iter().map(to_cxx).collect()
 }
 
-/// The page for newcomers, whose program must compile.
+/// Compiles the program in the documentation.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/rust.md")]
 struct Page;

@@ -4,8 +4,7 @@
 //! cargo run --features tch --example load -- model.safetensors [cuda:0]
 //! ```
 //!
-//! It prints a line for each tensor as soon as it is there, with the next ones on their way: name, dtype, shape, and
-//! sum.
+//! Prints name, dtype, shape and sum of each tensor as soon as it is ready, while the next ones load.
 
 use anyhow::{Context, Result, bail};
 use tch::{Device, Kind};
@@ -21,7 +20,7 @@ fn main() -> Result<()> {
                 let sum = tensor.sum(Kind::Double).double_value(&[]);
                 println!("{name} {kind:?} {:?} sum {sum}", tensor.size());
             }
-            Err(_) => println!("{name} has a dtype that tch does not know, {:?}", tensor.size()),
+            Err(_) => println!("{name} has a dtype without a tch kind, {:?}", tensor.size()),
         }
     }
     Ok(())
@@ -32,6 +31,6 @@ fn device(text: &str) -> Result<Device> {
         None if text == "cpu" => Device::Cpu,
         None if text == "cuda" => Device::Cuda(0),
         Some(("cuda", index)) => Device::Cuda(index.parse()?),
-        _ => bail!("{text} is neither cpu nor a GPU"),
+        _ => bail!("{text} is not a device: pass cpu, cuda or cuda:N"),
     })
 }

@@ -1,4 +1,4 @@
-//! Any bytes as a header; what is accepted is planned, and the plan must stay inside the file.
+//! Parses arbitrary bytes as a header, plans every accepted header, and checks that the plan stays inside the file.
 //!
 //! `make fuzz`, or `cargo fuzz run header_and_plan` with a nightly compiler.
 #![no_main]
@@ -8,26 +8,26 @@ use fst::format::header::Header;
 use fst::plan::{Chunk, Destination, Limits, plan};
 use libfuzzer_sys::fuzz_target;
 
-/// A file whose data is this long is assumed behind the header, so that many headers fit it.
+/// Assumed length of the data section, in bytes: short enough that random headers match it.
 const DATA_BYTES: u64 = 64;
 
 fuzz_target!(|json: &[u8]| {
     let data_begin = 8 + json.len() as u64;
     let file_bytes = data_begin + DATA_BYTES;
     let Ok(header) = Header::parse(json, file_bytes) else { return };
-    let mut wanted = Vec::new();
+    let mut regions = Vec::new();
     for entry in header.entries() {
         assert_eq!(header.find(entry.name), Some(entry));
-        wanted.extend(TensorRegion::whole(0, entry));
+        regions.extend(TensorRegion::whole(0, entry));
         for dim in 0..entry.shape.len() as i64 {
-            wanted.extend(TensorRegion::slice(0, entry, dim, 1, 1));
+            regions.extend(TensorRegion::slice(0, entry, dim, 1, 1));
         }
-        let spans: Vec<IndexRange> =
+        let index_ranges: Vec<IndexRange> =
             entry.shape.iter().map(|size| IndexRange { start: 0, length: size.div_ceil(2), step: 2 }).collect();
-        wanted.extend(TensorRegion::indexed(0, entry, &spans));
+        regions.extend(TensorRegion::indexed(0, entry, &index_ranges));
     }
     let mut address = 0;
-    let destinations: Vec<_> = wanted
+    let destinations: Vec<_> = regions
         .iter()
         .enumerate()
         .map(|(index, tensor)| {
@@ -39,7 +39,7 @@ fuzz_target!(|json: &[u8]| {
     for (in_place_bytes, alignment) in [(None, 1), (Some(8), 1), (None, 8)] {
         let limits = Limits { chunk_bytes: 16, gap_bytes: 8, in_place_bytes, alignment, copies_max: 3 };
         let mut written = 0;
-        for chunk in plan(&wanted, &destinations, &limits).expect("every destination is inside its tensor") {
+        for chunk in plan(&regions, &destinations, &limits).expect("every destination is inside its region") {
             match chunk {
                 Chunk::InPlace { offset, length, .. } => {
                     assert!(offset >= data_begin && offset + length as u64 <= file_bytes);

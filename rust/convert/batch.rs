@@ -1,4 +1,5 @@
-//! Whole tensors converted on the CPU, spread evenly over the cores whether they are few and huge or many and tiny.
+//! Casts of many tensors on the CPU, distributed evenly over threads whether tensors are few and large or many and
+//! small.
 
 use crate::convert::cast::Cast;
 use crate::dtype::Dtype;
@@ -7,28 +8,28 @@ use crate::os::compute_pool;
 use std::ptr;
 use std::slice;
 
-/// Elements that lie one behind the other and go to another place as another dtype.
+/// Cast of contiguous elements to another address and dtype.
 #[derive(Clone, Copy, Debug)]
 pub struct Conversion {
-    /// The address of the first element, of any alignment.
+    /// Address of the first element, of any alignment.
     pub source: u64,
-    /// Where it goes.
+    /// Address of the destination.
     pub target: u64,
-    /// How many there are.
+    /// Number of elements.
     pub elements: u64,
-    /// What they are.
+    /// Dtype of the source.
     pub from: Dtype,
-    /// What they become; the same dtype means a copy.
+    /// Dtype of the destination. The same dtype means a copy.
     pub to: Dtype,
 }
 
-/// Bytes of the wider side that one thread converts at a time: enough that handing them out costs nothing, and few
-/// enough that no thread waits long for the last.
+/// Bytes of the wider side that a thread converts at a time: large enough that distribution costs nothing, small enough
+/// that no thread waits long for the last part.
 const PART_BYTES: u64 = 256 << 10;
-/// Less work than this is done by the time that other threads have woken up.
+/// Smallest work, in bytes, worth distributing: less is done before other threads have woken up.
 const SHARED_BYTES_MIN: u64 = 1 << 20;
 
-/// Whether one dtype can be made the other, or is.
+/// Returns whether elements can be cast from one dtype to the other, or copied.
 pub fn is_possible(from: Dtype, to: Dtype) -> bool {
     from == to || Cast::new(from, to).is_some()
 }
@@ -42,7 +43,7 @@ impl Conversion {
         self.elements.saturating_mul(self.item_bytes())
     }
 
-    /// The parts, in order, that together are this conversion.
+    /// Splits the conversion into parts of at most [`PART_BYTES`], in order.
     fn parts(self) -> impl Iterator<Item = Conversion> {
         let step = PART_BYTES / self.item_bytes();
         (0..self.elements.div_ceil(step)).map(move |part| {
@@ -63,9 +64,9 @@ impl Conversion {
         let address = |address| usize::try_from(address).unwrap_or(0);
         let source = ptr::with_exposed_provenance::<u8>(address(self.source));
         let target = ptr::with_exposed_provenance_mut::<u8>(address(self.target));
-        // SAFETY: the caller says so.
+        // SAFETY: the caller guarantees a readable source.
         let source = unsafe { slice::from_raw_parts(source, bytes(self.from)) };
-        // SAFETY: as above; fresh memory of bytes has a value, if none that matters.
+        // SAFETY: the caller guarantees a writable target; uninitialized bytes are overwritten, never read.
         let target = unsafe { slice::from_raw_parts_mut(target, bytes(self.to)) };
         match Cast::new(self.from, self.to) {
             Some(cast) => cast.run(source, target),
@@ -74,20 +75,20 @@ impl Conversion {
     }
 }
 
-/// Carries out all conversions, on up to `threads` threads.
+/// Runs all conversions on up to `threads` threads.
 ///
 /// # Safety
-/// Sources are memory of this process that can be read, and targets memory that can be written, overlaps nothing else
-/// and is used by no one else until this returns.
+/// Sources must be readable memory of this process. Targets must be writable, must not overlap anything else, and must
+/// not be used by other code until this returns.
 ///
 /// # Errors
-/// `internal` where a conversion is not possible; then nothing has been done.
+/// `internal` for a pair of dtypes without a cast. Nothing has been written then.
 pub unsafe fn run(conversions: &[Conversion], threads: usize) -> Result<()> {
     if let Some(wrong) = conversions.iter().find(|conversion| !is_possible(conversion.from, conversion.to)) {
-        return Err(Error::new(Kind::Internal, format!("{wrong:?} is not possible")));
+        return Err(Error::new(Kind::Internal, format!("no cast for {wrong:?}")));
     }
     let convert = |part: &Conversion| {
-        // SAFETY: the caller's promise; a part of a conversion keeps within it.
+        // SAFETY: the caller's guarantee; a part stays within its conversion.
         unsafe { part.run() }
     };
     let work = || conversions.iter().filter(|conversion| conversion.elements > 0);

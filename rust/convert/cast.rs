@@ -1,9 +1,9 @@
-//! Element conversion on the CPU, bit for bit what PyTorch's `Tensor.to` gives there.
+//! Casts of elements on the CPU, bit-exact with PyTorch's `Tensor.to` on the CPU.
 //!
-//! Every number goes through f32, as it does in PyTorch: also an f64 on its way to 16 bits, which is therefore rounded
-//! twice. The exceptions are the wide integers on their way to F64, of which f32 cannot hold all digits. What PyTorch
-//! does with NaN depends on whether its vector or its scalar loop meets one; this is the vector loop. `docs/casts.md`
-//! has all rules.
+//! As in PyTorch, every value goes through f32. An f64 cast to 16 bits is therefore rounded twice. Casts of wide
+//! integers to F64 are the exception, since f32 cannot hold all their digits. PyTorch's result for NaN depends on
+//! whether its vector or its scalar loop handles the element; these casts match the vector loop. `docs/casts.md` has
+//! all rules.
 
 #[cfg(target_arch = "x86_64")]
 use super::f16c;
@@ -13,32 +13,33 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 use zerocopy::FromBytes;
 
-/// A conversion that this library can carry out. There is no value for any other.
+/// Supported cast. Unsupported pairs of dtypes cannot be represented.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Cast {
-    /// What the source holds.
+    /// Dtype of the source.
     pub from: Dtype,
-    /// What the target will hold.
+    /// Dtype of the destination.
     pub to: Dtype,
 }
 
-/// So many elements are converted at a time that their f32 values stay in the nearest cache.
+/// Elements converted at a time. Their f32 values stay in the L1 cache.
 const BLOCK_ELEMENTS: usize = 512;
 
-/// Elements of one block between two steps.
+/// Intermediate values of one block.
 struct Scratch {
     values: [f32; BLOCK_ELEMENTS],
     halves: [f16; BLOCK_ELEMENTS],
 }
 
-/// PyTorch's vector loops make every NaN this one where they take f32 to bf16, and its scalar loops the usual one.
+/// NaN that PyTorch's vector loops write when they cast f32 to bf16. Its scalar loops write `BF16_NAN`.
 const BF16_NAN_OF_VECTORS: u16 = 0xffff;
 const BF16_NAN: u16 = 0x7fc0;
 
 impl Cast {
-    /// The cast from one dtype to another, or `None` where there is none or nothing to do. From bools, integers and
-    /// floats of 8 bits and more, to floats of 8 bits and more.
+    /// Returns the cast from one dtype to another, or `None` if it is unsupported or the dtypes are equal.
+    ///
+    /// Sources are bools, integers, and floats of at least 8 bits. Destinations are floats of at least 8 bits.
     ///
     /// ```
     /// use fst::convert::cast::Cast;
@@ -65,7 +66,7 @@ impl Cast {
         (from != to && to.is_float() && (from.is_float() || is_integer)).then_some(Cast { from, to })
     }
 
-    /// Converts as many elements as both hold; the caller gives equally many. Neither needs to be aligned.
+    /// Casts the elements of `source` into `target`. Both hold the same number of elements, of any alignment.
     pub fn run(self, source: &[u8], target: &mut [u8]) {
         debug_assert_eq!(
             source.len() / item_bytes(self.from),
@@ -74,13 +75,13 @@ impl Cast {
         );
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") {
-            // SAFETY: the processor has the instructions.
+            // SAFETY: the processor has AVX2.
             return unsafe { self.run_avx2(source, target) };
         }
         self.run_blocks(source, target);
     }
 
-    /// The same loops, compiled for wider vectors.
+    /// Runs the same loops, compiled for AVX2.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2")]
     fn run_avx2(self, source: &[u8], target: &mut [u8]) {
@@ -109,7 +110,7 @@ impl Cast {
             (Dtype::U64, Dtype::F64) => {
                 map(source, target, |bytes| rounded::f64_of_u64(u64::from_le_bytes(bytes)).to_le_bytes());
             }
-            // Where f32 values can be used as they lie, they are not copied.
+            // Aligned f32 values are used in place.
             (Dtype::F32, _) if let Ok(values) = <[f32]>::ref_from_bytes(source) => self.narrow(values, target, halves),
             (_, Dtype::F32) if let Ok(values) = <[f32]>::mut_from_bytes(target) => self.widen(source, values, halves),
             _ => {
@@ -147,7 +148,7 @@ impl Cast {
             Dtype::F8E4M3Fnuz => load(source, values, |[byte]| float8::E4M3_FNUZ_VALUES.of(byte)),
             Dtype::F8E5M2Fnuz => load(source, values, |[byte]| float8::E5M2_FNUZ_VALUES.of(byte)),
             Dtype::F8E8M0 => load(source, values, |[byte]| float8::E8M0_VALUES.of(byte)),
-            // `Cast::new` lets no other through.
+            // `Cast::new` rejects other dtypes.
             Dtype::C64 | Dtype::F4 | Dtype::F6E2M3 | Dtype::F6E3M2 => {}
         }
     }
@@ -174,7 +175,7 @@ impl Cast {
             Dtype::F8E4M3Fnuz => store(values, target, |value| [float8::E4M3_FNUZ.encode(value)]),
             Dtype::F8E5M2Fnuz => store(values, target, |value| [float8::E5M2_FNUZ.encode(value)]),
             Dtype::F8E8M0 => store(values, target, |value| [float8::encode_e8m0(value)]),
-            // `Cast::new` lets no other through.
+            // `Cast::new` rejects other dtypes.
             _ => {}
         }
     }
@@ -189,26 +190,26 @@ fn item_bytes(dtype: Dtype) -> usize {
     }
 }
 
-/// Both slices are cut to the shorter one's length.
+/// Converts values to f16, up to the length of the shorter slice.
 fn halves_of(values: &[f32], halves: &mut [f16]) {
     let count = values.len().min(halves.len());
     if let (Some(values), Some(halves)) = (values.get(..count), halves.get_mut(..count)) {
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("f16c") {
-            // SAFETY: the processor has the instructions, and AVX with them.
+            // SAFETY: the processor has F16C, which implies AVX.
             return unsafe { f16c::encode(values, halves) };
         }
         halves.convert_from_f32_slice(values);
     }
 }
 
-/// Both slices are cut to the shorter one's length.
+/// Converts f16 values to f32, up to the length of the shorter slice.
 fn values_of(halves: &[f16], values: &mut [f32]) {
     let count = values.len().min(halves.len());
     if let (Some(halves), Some(values)) = (halves.get(..count), values.get_mut(..count)) {
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("f16c") {
-            // SAFETY: the processor has the instructions, and AVX with them.
+            // SAFETY: the processor has F16C, which implies AVX.
             return unsafe { f16c::decode(halves, values) };
         }
         halves.convert_to_f32_slice(values);
@@ -236,7 +237,7 @@ fn map<const FROM: usize, const TO: usize>(source: &[u8], target: &mut [u8], con
     }
 }
 
-/// Round to nearest, ties to even.
+/// Rounds to nearest, ties to even.
 #[inline(always)]
 fn bf16_bits(value: f32, nan: u16) -> u16 {
     let bits = value.to_bits();
@@ -245,7 +246,7 @@ fn bf16_bits(value: f32, nan: u16) -> u16 {
     if value.is_nan() { nan } else { u16::from_le_bytes([low, high]) }
 }
 
-/// To round is what these are for.
+/// Rounding conversions, exempt from the lints against lossy casts.
 #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation)]
 mod rounded {
     #[inline(always)]

@@ -1,4 +1,4 @@
-//! The F16C instructions on whole slices. The `half` crate uses them too, but calls a function for every eight
+//! F16C conversions of whole slices. The `half` crate uses the same instructions, but calls a function for every eight
 //! elements, which costs a quarter of the speed.
 
 use half::f16;
@@ -7,7 +7,7 @@ use zerocopy::transmute;
 
 const LANES: usize = 8;
 
-/// The slices are equally long.
+/// Converts f32 values to f16. The slices have equal lengths.
 #[target_feature(enable = "avx,f16c")]
 pub fn encode(values: &[f32], halves: &mut [f16]) {
     let (value_vectors, value_rest) = values.as_chunks::<LANES>();
@@ -25,7 +25,7 @@ pub fn encode(values: &[f32], halves: &mut [f16]) {
     }
 }
 
-/// The slices are equally long.
+/// Converts f16 values to f32. The slices have equal lengths.
 #[target_feature(enable = "avx,f16c")]
 pub fn decode(halves: &[f16], values: &mut [f32]) {
     let (half_vectors, half_rest) = halves.as_chunks::<LANES>();

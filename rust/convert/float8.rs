@@ -39,15 +39,15 @@ pub const E5M2_FNUZ: Format =
     Format { mantissa_bits: 2, bias: 16, overflow: 65536.0f32.to_bits(), specials: Specials::Unsigned };
 
 impl Format {
-    /// Round to nearest, ties to even. What is too large becomes infinity or NaN: nothing saturates.
+    /// Rounds to nearest, ties to even. Values out of range become infinity or NaN; nothing saturates.
     #[inline(always)]
     pub fn encode(self, value: f32) -> u8 {
         let sign = value.to_bits() & F32_SIGN;
         let magnitude = value.to_bits() ^ sign;
         let shift = F32_MANTISSA_BITS - self.mantissa_bits;
 
-        // The addition to a power of two whose last digit weighs as much as the format's smallest number rounds as
-        // the format does below its normal range.
+        // Adding a power of two whose last bit has the weight of the format's smallest number rounds a value as the
+        // format does below its normal range.
         let power = (F32_BIAS - self.bias + shift + 1) << F32_MANTISSA_BITS;
         let subnormal = (f32::from_bits(magnitude) + f32::from_bits(power)).to_bits().wrapping_sub(power);
 
@@ -78,7 +78,7 @@ impl Format {
         }
     }
 
-    /// The f32 bits of a code.
+    /// Returns the f32 bits of a code.
     const fn decode(self, code: u32) -> u32 {
         let sign = (code & 0x80) << 24;
         let magnitude = code & 0x7f;
@@ -98,22 +98,22 @@ impl Format {
         if mantissa == 0 {
             return sign;
         }
-        // The leading one of a subnormal number moves to where f32 does not write it.
+        // The leading one of a subnormal number becomes f32's implicit bit.
         let lead = mantissa.leading_zeros() - (31 - F32_MANTISSA_BITS);
         let normal = mantissa << lead & ((1 << F32_MANTISSA_BITS) - 1);
         sign | ((F32_BIAS - self.bias + 1 - lead) << F32_MANTISSA_BITS) | normal
     }
 }
 
-/// Powers of two from 2^-127 to 2^127, and NaN. A sign is dropped; zero becomes the least power, and what rounds up to
-/// 2^128 becomes NaN.
+/// Encodes as F8_E8M0: powers of two from 2^-127 to 2^127, and NaN. The sign is dropped, zero becomes 2^-127, and
+/// values that round up to 2^128 become NaN.
 #[inline(always)]
 pub fn encode_e8m0(value: f32) -> u8 {
     let bits = value.to_bits();
     let exponent = bits >> F32_MANTISSA_BITS & 0xff;
     let mantissa = bits & ((1 << F32_MANTISSA_BITS) - 1);
     let half = 1 << (F32_MANTISSA_BITS - 1);
-    // A power of two is even where it is exact, and 2^-127, a subnormal f32, is the half itself.
+    // Ties go up, except from 2^-127, which is a subnormal f32.
     let is_up = exponent != 0xff && (mantissa > half || (mantissa == half && exponent != 0));
     let [byte, ..] = (exponent + u32::from(is_up)).to_le_bytes();
     byte
@@ -133,13 +133,13 @@ pub static E4M3_FNUZ_VALUES: Values = values(Some(E4M3_FNUZ));
 pub static E5M2_FNUZ_VALUES: Values = values(Some(E5M2_FNUZ));
 pub static E8M0_VALUES: Values = values(None);
 
-/// The f32 bits of all codes of a format.
+/// f32 bits of all codes of a format.
 pub struct Values([u32; 256]);
 
 impl Values {
-    /// The value of a code.
+    /// Returns the value of a code.
     #[inline(always)]
-    #[allow(clippy::indexing_slicing, reason = "there is an entry for every byte")]
+    #[allow(clippy::indexing_slicing, reason = "the table has an entry for every byte")]
     pub fn of(&self, code: u8) -> f32 {
         f32::from_bits(self.0[usize::from(code)])
     }
@@ -147,7 +147,7 @@ impl Values {
 
 #[allow(
     clippy::indexing_slicing,
-    reason = "the loop ends at the last entry, and a constant that cannot be made does not compile"
+    reason = "the loop ends at the last entry, and an out-of-range index in a constant does not compile"
 )]
 const fn values(format: Option<Format>) -> Values {
     let mut values = [0; 256];

@@ -1,19 +1,19 @@
-//! The table that the device kernel reads: which bytes of a scratch go where,
-//! and as what. Pure: it knows addresses and no device.
+//! Task table of the device kernel: sources, destinations and dtypes of strided
+//! copies. Pure: it holds addresses and touches no device.
 //!
-//! csrc/kernels/scatter.h declares the same layout; `tests/rust/scatter.rs`
-//! runs its code on tables made here.
+//! csrc/kernels/scatter.h declares the same layout. `tests/rust/scatter.rs`
+//! runs the kernel's code on tables made here.
 
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 
-/// Bytes of a tile on its wider side. A tile is the work of one block at a time.
+/// Bytes of a tile on its wider side. A thread block processes one tile at a time.
 pub const TILE_BYTES: u64 = 16 << 10;
 
-/// Tasks that fit into a [`Batch`].
+/// Number of tasks that fit a [`Batch`].
 pub const BATCH_TASKS: usize = 85;
 
-/// One row of the table, as the kernel reads it.
+/// Row of the table, as the kernel reads it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Task {
@@ -21,17 +21,17 @@ pub struct Task {
     pub source: u64,
     /// Device address of the first element, aligned to it.
     pub target: u64,
-    /// Elements of a row; bytes where `from` and `to` are equal.
+    /// Elements of a row; bytes if `from` and `to` are equal.
     pub row_elements: u64,
-    /// Bytes from the beginning of a row of the source to that of the next one. The target's rows are packed.
+    /// Distance between the starts of consecutive source rows, in bytes. The target's rows are packed.
     pub source_stride_bytes: u64,
     /// Number of rows.
     pub rows: u32,
-    /// Tiles of all tasks before this one.
+    /// Number of tiles of all previous tasks.
     pub first_tile: u32,
-    /// The source's `c10::ScalarType`.
+    /// `c10::ScalarType` of the source.
     pub from: u8,
-    /// The target's `c10::ScalarType`.
+    /// `c10::ScalarType` of the target.
     pub to: u8,
     padding: [u8; 6],
 }
@@ -39,26 +39,26 @@ pub struct Task {
 /// Bytes of a [`Task`] in a table.
 pub const TASK_BYTES: usize = size_of::<Task>();
 
-/// Elements to be placed, and cast where `from` and `to` differ.
+/// Strided copy on the device, with a cast if `from` and `to` differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StridedCopy {
     /// Device address of the first byte, of any alignment.
     pub source: u64,
     /// Device address of the first element, aligned to it.
     pub target: u64,
-    /// Elements of a row; bytes where `from` and `to` are equal, whatever the dtype is.
+    /// Elements of a row; bytes if `from` and `to` are equal, for any dtype.
     pub row_elements: u64,
-    /// Number of rows, which are packed in the target.
+    /// Number of rows. They are packed in the target.
     pub rows: u64,
-    /// Bytes from the beginning of a row of the source to that of the next one.
+    /// Distance between the starts of consecutive source rows, in bytes.
     pub source_stride_bytes: u64,
-    /// The source's dtype.
+    /// Dtype of the source.
     pub from: Dtype,
-    /// The target's dtype.
+    /// Dtype of the target.
     pub to: Dtype,
 }
 
-/// A table under construction.
+/// Task table under construction.
 ///
 /// ```
 /// use fst::dtype::Dtype;
@@ -76,11 +76,11 @@ pub struct Table {
 }
 
 impl Table {
-    /// Adds a piece; one without elements adds nothing.
+    /// Adds a copy. A copy without elements adds nothing.
     ///
     /// # Errors
-    /// `internal` where the kernel has no such cast, the target is not aligned to its element, the sizes do not fit
-    /// 64 bits, or the table has more tiles than fit 32 bits (64 TiB).
+    /// `internal` if the kernel has no such cast, the target is not aligned to its element, the sizes exceed 64 bits,
+    /// or the number of tiles exceeds 32 bits (64 TiB).
     pub fn push(&mut self, copy: StridedCopy) -> Result<()> {
         let invalid = |why: &str| Error::new(Kind::Internal, format!("{copy:?} {why}"));
         let (from, to) = codes(copy.from, copy.to).ok_or_else(|| invalid("is not a cast of the kernel"))?;
@@ -101,7 +101,7 @@ impl Table {
         if source_end.is_none() || target_end.is_none() {
             return Err(too_large());
         }
-        // Rows without gaps are one row, and the kernel divides by the length of a row only where there are several.
+        // Rows without gaps are one row. The kernel divides by the row length only if there are several rows.
         if source_stride_bytes == row_bytes {
             (row_elements, rows) = (elements, 1);
         }
@@ -136,25 +136,25 @@ impl Table {
         Ok(())
     }
 
-    /// The tasks so far; a piece of more than 4 billion rows makes several.
+    /// Returns the tasks so far. A copy of more than 2^32 - 1 rows makes several.
     pub fn tasks(&self) -> &[Task] {
         &self.tasks
     }
 
-    /// The tiles of all tasks, the second count that the kernel takes.
+    /// Returns the number of tiles of all tasks, the kernel's second count.
     pub fn tile_count(&self) -> u32 {
         self.tile_count
     }
 
-    /// Bytes of the table.
+    /// Returns the size of the table in bytes.
     pub fn bytes(&self) -> usize {
         self.tasks.len() * TASK_BYTES
     }
 
-    /// Writes the table to the beginning of `slot`, from where it is copied to the device, to a multiple of 8.
+    /// Writes the table to the beginning of `slot`. The caller copies it to a device address that is a multiple of 8.
     ///
     /// # Errors
-    /// `internal` where `slot` is shorter than [`Table::bytes`].
+    /// `internal` if `slot` is shorter than [`Table::bytes`].
     pub fn write_to(&self, slot: &mut [u8]) -> Result<()> {
         if slot.len() < self.bytes() {
             let text = format!("a table of {} bytes does not fit a slot of {}", self.bytes(), slot.len());
@@ -166,7 +166,7 @@ impl Table {
         Ok(())
     }
 
-    /// The table cut into pieces that fit a kernel's parameters, each with tiles counted from 0.
+    /// Splits the table into batches that fit a kernel's parameters. Each counts tiles from 0.
     pub fn batches(&self) -> impl Iterator<Item = Batch> + '_ {
         let ends = (1..).map(|batch| batch * BATCH_TASKS);
         self.tasks.chunks(BATCH_TASKS).zip(ends).map(|(tasks, end)| {
@@ -182,19 +182,19 @@ impl Table {
     }
 }
 
-/// A table in the parameters of a kernel.
+/// Task table as a kernel parameter.
 #[repr(C)]
 #[derive(Clone, Debug)]
 pub struct Batch {
-    /// How many of the tasks are there.
+    /// Number of valid tasks.
     pub task_count: u32,
-    /// The tiles of all tasks.
+    /// Number of tiles of all tasks.
     pub tile_count: u32,
-    /// The tasks, and zeroes behind them.
+    /// Tasks, padded with zeros.
     pub tasks: [Task; BATCH_TASKS],
 }
 
-// Every driver takes 4096 bytes of parameters, and the kernel's own layout has these sizes.
+// Every driver accepts 4096 bytes of parameters, and the kernel's declaration has these sizes.
 const _: () = assert!(TASK_BYTES == 48 && size_of::<Batch>() == 4088);
 
 impl Task {
@@ -208,12 +208,12 @@ impl Task {
     }
 }
 
-/// Whether the kernel casts from the one dtype to the other.
+/// Returns whether the kernel supports this cast.
 pub fn has_cast(from: Dtype, to: Dtype) -> bool {
     from != to && codes(from, to).is_some()
 }
 
-/// The numbers that stand for a pair in the table, or `None` where the kernel has no such cast.
+/// Returns the numbers of a pair of dtypes in the table, or `None` if the kernel has no such cast.
 fn codes(from: Dtype, to: Dtype) -> Option<(u8, u8)> {
     if from == to {
         return Some((0, 0));
@@ -223,7 +223,7 @@ fn codes(from: Dtype, to: Dtype) -> Option<(u8, u8)> {
     code(from).zip(code(to)).filter(|_| is_source && to.is_float())
 }
 
-/// Bytes of an element of the source and of the target.
+/// Returns the bytes of a source element and of a target element.
 fn item_bytes(from: Dtype, to: Dtype) -> (u64, u64) {
     if from == to { (1, 1) } else { (from.item_bytes(), to.item_bytes()) }
 }

@@ -1,15 +1,15 @@
-//! Shares of work that leave everybody with as much as everybody else.
+//! Balanced distribution of work over ranks.
 
-/// `total` in `count` parts that differ by one at most.
+/// Splits `total` into `count` parts that differ by at most one.
 pub(super) fn split_evenly(total: u64, count: usize) -> Vec<u64> {
     fill_up(&vec![0; count], total)
 }
 
-/// What each gets of `total` beside the load it has, so that in the end as many as can be have the same: who has
-/// more already gets nothing.
+/// Distributes `total` on top of existing loads so that the sums are as equal as possible. Loads above the common level
+/// get nothing.
 pub(super) fn fill_up(loads: &[u64], total: u64) -> Vec<u64> {
     let filled = |level: u64| loads.iter().map(|&load| u128::from(level.saturating_sub(load))).sum::<u128>();
-    // The highest level for which there is enough.
+    // Binary search for the highest level that `total` can fill.
     let highest = loads.iter().copied().max().unwrap_or(0).saturating_add(total);
     let (mut level, mut above) = (0, highest.saturating_add(1));
     while above - level > 1 {

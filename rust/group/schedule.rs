@@ -1,44 +1,44 @@
-//! Tensors one behind the other, which ranks read together, window by window.
+//! Schedule of an exchange: tensors that ranks read together, window by window.
 
 use super::{Route, Tensor};
 use std::ops::Range;
 
-/// What the ranks do with what they have read in a window.
+/// Collective that follows the reads of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Collective {
-    /// Nothing: each has read for itself alone.
+    /// None: each rank has read for itself only.
     None,
-    /// Everyone sends to everyone what that one wants.
+    /// All-to-all: each rank sends each other rank the bytes that it requested.
     Exchange,
-    /// Everyone sends the same to all.
+    /// All-gather: each rank sends the same bytes to all ranks.
     Gather,
 }
 
-/// The wanted bytes of some tensors, in the order of the files, cut into windows. Every rank reads a part of each.
+/// Requested bytes of some tensors, in file order, divided into windows. Every rank reads a part of each window.
 #[derive(Debug, Default)]
 pub(super) struct ExchangeSchedule {
-    /// Places among the tensors of the plan.
+    /// Indices into the tensors of the plan.
     tensors: Vec<usize>,
-    /// Where each begins on the line, and where the last one ends.
+    /// Offset of each tensor in the schedule, and the end of the last.
     begins: Vec<u64>,
-    /// Where each window begins, and where the last one ends.
+    /// Offset of each window in the schedule, and the end of the last.
     cuts: Vec<u64>,
-    /// How much of all a rank and those before it read, from none to everything.
+    /// Prefix sums of the bytes that the ranks read, from 0 to the total.
     ends: Vec<u64>,
 }
 
-/// A range of one tensor's file.
+/// Range of a tensor's file.
 pub(super) struct FileRange {
-    /// Its place among the tensors of the plan.
+    /// Index into the tensors of the plan.
     pub(super) tensor: usize,
-    /// Bytes of the file.
+    /// Byte range of the file.
     pub(super) range: Range<u64>,
-    /// Where on the line it begins.
+    /// Offset in the schedule.
     pub(super) begin: u64,
 }
 
 impl ExchangeSchedule {
-    /// The tensors that go this way, read by ranks in these shares.
+    /// Creates the schedule of the tensors with this route.
     pub(super) fn of(tensors: &[Tensor], route: Route) -> ExchangeSchedule {
         let mut schedule = ExchangeSchedule { begins: vec![0], ..ExchangeSchedule::default() };
         let mut end = 0;
@@ -56,18 +56,18 @@ impl ExchangeSchedule {
         self.begins.last().copied().unwrap_or(0)
     }
 
-    /// The tensors, each with its place among those of the plan.
+    /// Returns the tensors of the schedule, in order.
     pub(super) fn tensors<'a>(&'a self, tensors: &'a [Tensor]) -> impl Iterator<Item = &'a Tensor> + 'a {
         self.tensors.iter().filter_map(|&plan_index| tensors.get(plan_index))
     }
 
-    /// How many windows there are.
+    /// Returns the number of windows.
     pub(super) fn windows(&self) -> usize {
         self.cuts.len().saturating_sub(1)
     }
 
-    /// Cuts the line into windows at these places, and each window into a part for every rank, by their shares of the
-    /// whole.
+    /// Divides the schedule into windows at these offsets, and each window into one part for each rank, in proportion
+    /// to `rank_bytes`.
     pub(super) fn cut(&mut self, cuts: Vec<u64>, rank_bytes: &[u64]) {
         let add = |sum: &mut u64, bytes: &u64| {
             *sum += bytes;
@@ -77,7 +77,7 @@ impl ExchangeSchedule {
         self.cuts = cuts;
     }
 
-    /// What a rank reads in a window.
+    /// Returns the part of a window that a rank reads.
     pub(super) fn window(&self, tensors: &[Tensor], rank: usize, window: usize) -> Range<u64> {
         let whole = match self.cuts.get(window..window + 2) {
             Some(&[begin, end]) => begin..end,
@@ -95,7 +95,7 @@ impl ExchangeSchedule {
         at(rank)..at(rank + 1)
     }
 
-    /// The longest part of a window.
+    /// Returns the length of the longest part of a window.
     pub(super) fn longest(&self, tensors: &[Tensor], window: usize) -> u64 {
         let length = |rank| {
             let range = self.window(tensors, rank, window);
@@ -104,7 +104,7 @@ impl ExchangeSchedule {
         (0..self.ends.len().saturating_sub(1)).map(length).max().unwrap_or(0)
     }
 
-    /// The ranges of the files that a range of the line stands for.
+    /// Returns the file ranges of a range of the schedule.
     pub(super) fn file_ranges<'a>(
         &'a self,
         tensors: &'a [Tensor],
@@ -122,7 +122,7 @@ impl ExchangeSchedule {
         })
     }
 
-    /// The nearest place before that cuts no element.
+    /// Rounds an offset down to the start of an element.
     pub(super) fn aligned(&self, tensors: &[Tensor], at: u64) -> u64 {
         let index = self.begins.partition_point(|&begin| begin <= at).saturating_sub(1);
         let begin = self.begins.get(index).copied().unwrap_or(0);

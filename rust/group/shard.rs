@@ -1,43 +1,46 @@
-//! What a rank wants of a tensor.
+//! Shard requests: the parts of tensors that ranks load.
 
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::region::{IndexRange, TensorRegion, position_of, torch_shape};
 use crate::error::{Error, Kind, Result};
 use std::fmt;
 
-/// A share of a tensor.
+/// Request for a shard of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ShardRequest {
-    /// Its place in the checkpoint.
+    /// Index of the tensor in the checkpoint.
     pub tensor: usize,
-    /// What of it.
+    /// Requested shard.
     pub shard: Shard,
 }
 
-/// What a rank has of a tensor.
+/// Part of a tensor that one rank keeps.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Shard {
-    /// All of it.
+    /// The whole tensor.
     Whole,
-    /// One of as many chunks as there are ranks. All have the same size, but for the last that are not empty.
+    /// Chunk of this rank, as `torch.chunk` splits a dimension into one chunk for each rank: chunks have equal sizes,
+    /// except that the last ones may be smaller or empty.
     Chunk {
-        /// The dimension that is cut.
+        /// Dimension that is split.
         dim: usize,
     },
-    /// A box.
+    /// Index region.
     IndexRegion {
-        /// The indices of each dimension.
+        /// Indices of each dimension.
         index_ranges: Vec<IndexRange>,
     },
 }
 
 impl ShardRequest {
-    /// Reads wants from numbers: for each the place of its tensor, then 0 for all of it; 1 and a dimension, which may be
-    /// negative, for a chunk; or 2, the first indices and the numbers of indices, one of each for every dimension, for
-    /// a box.
+    /// Decodes requests from numbers. Each request begins with the index of its tensor, followed by one of
+    ///
+    /// - 0: the whole tensor;
+    /// - 1 and a dimension, which may be negative: a chunk;
+    /// - 2, the first index of each dimension, and the number of indices of each dimension: an index region.
     ///
     /// # Errors
-    /// `invalid-argument` where the numbers do not fit the tensors; `unsupported-dtype` where PyTorch cannot hold one.
+    /// `invalid-argument` if the numbers do not fit the tensors; `unsupported-dtype` if PyTorch has no dtype for one.
     pub fn decode(mut numbers: &[i64], checkpoint: &Checkpoint) -> Result<Vec<ShardRequest>> {
         let mut requests = Vec::new();
         while let [tensor, kind, rest @ ..] = numbers {
@@ -60,38 +63,38 @@ impl ShardRequest {
             numbers = rest.get(used..).unwrap_or_default();
         }
         if !numbers.is_empty() {
-            return Err(Error::new(Kind::InvalidArgument, "the last want is cut off"));
+            return Err(Error::new(Kind::InvalidArgument, "the last shard request is incomplete"));
         }
         Ok(requests)
     }
 }
 
 impl Shard {
-    /// And how many of the numbers it takes.
+    /// Decodes a shard. Returns it with the count of numbers it used.
     fn decode(kind: i64, numbers: &[i64], shape: &[u64]) -> std::result::Result<(Shard, usize), String> {
         match (kind, numbers) {
             (0, _) => Ok((Shard::Whole, 0)),
             (1, [dim, ..]) => match position_of(*dim, shape.len()) {
                 Some(dim) => Ok((Shard::Chunk { dim }, 1)),
-                None => Err(format!("dimension {dim} of a tensor with shape {shape:?} is to be cut into chunks")),
+                None => Err(format!("cannot split dimension {dim} of a tensor with shape {shape:?} into chunks")),
             },
             (2, _) => {
                 let count = shape.len();
                 let (starts, lengths) = (numbers.get(..count), numbers.get(count..2 * count));
-                let (starts, lengths) = starts.zip(lengths).ok_or("a part of it has too few numbers")?;
+                let (starts, lengths) = starts.zip(lengths).ok_or("an index region has too few numbers")?;
                 let index_range = |(&start, &length): (&i64, &i64)| {
                     let (start, length) = (u64::try_from(start).ok()?, u64::try_from(length).ok()?);
                     Some(IndexRange { start, length, step: 1 })
                 };
                 let index_ranges: Option<Vec<IndexRange>> = starts.iter().zip(lengths).map(index_range).collect();
-                let index_ranges = index_ranges.ok_or("a part of it has negative numbers")?;
+                let index_ranges = index_ranges.ok_or("an index region has negative numbers")?;
                 Ok((Shard::IndexRegion { index_ranges }, 2 * count))
             }
-            _ => Err(format!("{kind} is no kind of share")),
+            _ => Err(format!("{kind} is not a kind of shard")),
         }
     }
 
-    /// The indices of each dimension that one of `ranks` ranks has.
+    /// Returns the indices of each dimension that `rank` of `ranks` ranks keeps.
     pub fn index_ranges(&self, shape: &[u64], rank: usize, ranks: usize) -> Vec<IndexRange> {
         match self {
             Shard::Whole => shape.iter().map(|&size| IndexRange::whole(size)).collect(),
@@ -115,7 +118,7 @@ impl Shard {
 impl fmt::Display for Shard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Shard::Whole => write!(f, "all of it"),
+            Shard::Whole => write!(f, "the whole tensor"),
             Shard::Chunk { dim } => write!(f, "a chunk of dimension {dim}"),
             Shard::IndexRegion { index_ranges } => {
                 let ranges: Vec<String> = index_ranges

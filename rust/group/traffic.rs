@@ -1,37 +1,37 @@
-//! What each rank reads, sends and gets in each window.
+//! Traffic of a group load: reads, sends and receives of each rank in each window.
 
 use super::schedule::FileRange;
 use super::{Collective, Group, OwnShard};
 use std::ops::Range;
 
-/// Bytes `begin..end` of a share, counted in its contiguous form, as the file has them.
+/// Bytes `begin..end` of a shard, counted in its contiguous form and in the stored dtype.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShardRange {
-    /// Whose share.
+    /// Rank that keeps the shard.
     pub rank: usize,
-    /// Which of the wants of that rank.
+    /// Index of the request of that rank.
     pub item: usize,
-    /// The first byte.
+    /// First byte.
     pub begin: u64,
     /// One past the last byte.
     pub end: u64,
 }
 
-/// What a rank reads in a window.
+/// Reads of a rank in a window.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outgoing {
-    /// What it keeps, which goes straight where it belongs.
+    /// Ranges that the rank keeps, read directly into its tensors.
     pub local: Vec<ShardRange>,
-    /// What it sends, and where in the buffer that stands: one receiver's behind the other's.
+    /// Ranges to send, with their offsets in the send buffer, grouped by receiver.
     pub sends: Vec<(ShardRange, u64)>,
-    /// Bytes for each receiver, or for all of them together where everybody gets the same.
+    /// Bytes for each receiver; a single number for an all-gather.
     pub splits: Vec<u64>,
 }
 
-/// What a rank gets in a window.
+/// Receives of a rank in a window.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Incoming {
-    /// What it gets, and where in the buffer that stands: one sender's behind the other's.
+    /// Received ranges, with their offsets in the receive buffer, grouped by sender.
     pub shard_ranges: Vec<(ShardRange, u64)>,
     /// Bytes from each sender.
     pub splits: Vec<u64>,
@@ -44,14 +44,14 @@ impl ShardRange {
 }
 
 impl Group {
-    /// How many windows there are: first those that end with an exchange, then those that end with a gathering.
+    /// Returns the number of windows: first those with an all-to-all, then those with an all-gather.
     pub fn windows(&self) -> usize {
         let shared = self.exchange.windows() + self.gather.windows();
-        let is_wanted = || self.tensors.iter().any(|tensor| !tensor.hull.is_empty());
-        if shared == 0 { usize::from(is_wanted()) } else { shared }
+        let is_requested = || self.tensors.iter().any(|tensor| !tensor.hull.is_empty());
+        if shared == 0 { usize::from(is_requested()) } else { shared }
     }
 
-    /// What the ranks do after they have read a window.
+    /// Returns the collective that follows the reads of a window.
     pub fn collective(&self, window: usize) -> Collective {
         if window < self.exchange.windows() {
             Collective::Exchange
@@ -62,7 +62,7 @@ impl Group {
         }
     }
 
-    /// What a rank reads in a window.
+    /// Returns the reads of a rank in a window.
     pub fn outgoing(&self, rank: usize, window: usize) -> Outgoing {
         let local = self.own(rank, window).into_iter().map(|(_, shard_range)| shard_range).collect();
         let mut outgoing = Outgoing { local, ..Outgoing::default() };
@@ -104,7 +104,7 @@ impl Group {
         outgoing
     }
 
-    /// What a rank gets in a window.
+    /// Returns the receives of a rank in a window.
     pub fn incoming(&self, rank: usize, window: usize) -> Incoming {
         let mut incoming = Incoming::default();
         let mut offset = 0;
@@ -139,7 +139,7 @@ impl Group {
         incoming
     }
 
-    /// The bytes of the files that a rank reads in a window: file, first byte, one past the last.
+    /// Returns the file ranges that a rank reads in a window, each with the index of its file.
     pub fn reads(&self, rank: usize, window: usize) -> Vec<(usize, Range<u64>)> {
         let mut reads = Vec::new();
         for (shard, shard_range) in self.own(rank, window) {
@@ -160,7 +160,7 @@ impl Group {
         reads
     }
 
-    /// For each rank how many bytes it sends to each rank in a window.
+    /// Returns the bytes that each rank (row) sends to each rank (column) in a window.
     pub fn sent_bytes(&self, window: usize) -> Vec<Vec<u64>> {
         let ranks = self.ranks();
         let mut sends = vec![vec![0; ranks]; ranks];
@@ -190,7 +190,7 @@ impl Group {
         sends
     }
 
-    /// What every rank adds to a gathering, filled up where a rank has less.
+    /// Returns the bytes that every rank contributes to an all-gather, including padding.
     fn segment_bytes(&self, window: usize) -> u64 {
         self.gather.longest(&self.tensors, window - self.exchange.windows())
     }
@@ -199,7 +199,7 @@ impl Group {
         self.gather.window(&self.tensors, rank, window - self.exchange.windows())
     }
 
-    /// What the shares have of a range of a file, in the order of the claims.
+    /// Returns the parts of all shards in a file range, in the order of the requests.
     fn shard_ranges<'a>(&'a self, file_range: &'a FileRange) -> impl Iterator<Item = ShardRange> + 'a {
         let tensor = self.tensors.get(file_range.tensor).into_iter();
         tensor.flat_map(|tensor| self.shards(tensor)).filter_map(|(rank, item, range)| {
@@ -208,7 +208,7 @@ impl Group {
         })
     }
 
-    /// The same of one rank.
+    /// Returns the parts of one rank's shards in a file range.
     fn shard_ranges_of<'a>(&'a self, file_range: &'a FileRange, rank: usize) -> impl Iterator<Item = ShardRange> + 'a {
         let tensor = self.tensors.get(file_range.tensor).into_iter();
         tensor.flat_map(move |tensor| {
@@ -221,7 +221,7 @@ impl Group {
         })
     }
 
-    /// The part of what a rank reads for itself alone that it reads in a window: as much in each.
+    /// Returns the part of a rank's own reads that falls into a window. Windows have equal parts.
     fn own(&self, rank: usize, window: usize) -> Vec<(OwnShard, ShardRange)> {
         let shards = self.own_shards(rank);
         let total = shards.iter().map(|shard| u128::from(shard.bytes)).sum::<u128>();
@@ -237,7 +237,7 @@ impl Group {
             let item_bytes = self.tensors.get(shard.tensor).map_or(1, |tensor| tensor.item_bytes);
             let inside = |plan_index: u64| {
                 let inside = plan_index.saturating_sub(at).min(shard.bytes);
-                // Both neighbours of a cut move it to the same element.
+                // Both windows at a boundary round it to the same element.
                 if inside == shard.bytes { inside } else { inside - inside % item_bytes }
             };
             let (begin, end) = (inside(from), inside(to));

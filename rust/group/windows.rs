@@ -1,25 +1,25 @@
-//! Where lines are cut, so that what is on its way fits the buffers.
+//! Window boundaries, chosen so that data in flight fit the buffers.
 
 use super::schedule::ExchangeSchedule;
 use super::{Group, Tensor};
 use crate::checkpoint::region::{IndexRange, StridedRange};
 
-/// A window has room for an element of any dtype, whatever its limit is.
+/// Smallest window, in bytes: room for an element of any dtype.
 const WINDOW_BYTES_MIN: u64 = 16;
 
-/// A window that may still grow.
+/// Window that may still grow.
 struct OpenWindow {
-    /// Bytes of the line.
+    /// Bytes of the schedule.
     bytes: u64,
-    /// What each rank gets of it.
-    got: Vec<u64>,
-    /// To how many ranks a byte of it goes, at most.
+    /// Bytes that each rank receives.
+    received: Vec<u64>,
+    /// Largest number of ranks that receive the same byte.
     copies: u64,
 }
 
 impl Group {
-    /// Windows in which every rank reads as much as fits: twice that, since one window is on its way while the next is
-    /// read, and twice what all ranks read.
+    /// Returns the boundaries of all-gather windows. A rank has two send and two receive buffers, since one window is
+    /// in flight while the next is read.
     pub(super) fn gather_cuts(&self, schedule: &ExchangeSchedule) -> Vec<u64> {
         let ranks = u64::try_from(self.ranks()).unwrap_or(u64::MAX);
         let step = (self.request.window_bytes / (2 * (ranks + 1))).max(WINDOW_BYTES_MIN) * ranks;
@@ -27,17 +27,18 @@ impl Group {
         (0..=windows).map(|window| schedule.aligned(&self.tensors, (window * step).min(schedule.bytes()))).collect()
     }
 
-    /// Windows in which no rank sends or gets more than a fourth of the limit, of which `shards` is what each reads:
-    /// there are two buffers for each direction.
+    /// Returns the boundaries of all-to-all windows. No rank sends or receives more than a fourth of the limit in one
+    /// window, since there are two buffers for each direction. `rank_bytes` is the number of bytes that each rank
+    /// reads.
     pub(super) fn exchange_cuts(&self, schedule: &ExchangeSchedule, rank_bytes: &[u64]) -> Vec<u64> {
         let room = (self.request.window_bytes / 4).max(WINDOW_BYTES_MIN);
         let (largest, all) = (rank_bytes.iter().copied().max().unwrap_or(0), rank_bytes.iter().sum::<u64>().max(1));
-        // A rank reads at most this much of a window, and sends that to some others.
+        // A rank sends at most its part of the window, to at most `copies` ranks.
         let sends =
             |bytes: u64, copies: u64| u128::from(bytes) * u128::from(largest) * u128::from(copies) / u128::from(all);
         let mut cuts = vec![0];
         let mut begin = 0;
-        let mut open = OpenWindow { bytes: 0, got: vec![0; self.ranks()], copies: 0 };
+        let mut open = OpenWindow { bytes: 0, received: vec![0; self.ranks()], copies: 0 };
         for tensor in schedule.tensors(&self.tensors) {
             let shards: Vec<(usize, StridedRange)> =
                 self.shards(tensor).map(|(rank, _, range)| (rank, range)).collect();
@@ -47,21 +48,22 @@ impl Group {
             while at < end {
                 let copies = open.copies.max(copies_max);
                 let fits = |to: u64| {
-                    let got = open.with(&shards, at, to);
-                    sends(open.bytes + (to - at), copies) <= u128::from(room) && got.iter().all(|&bytes| bytes <= room)
+                    let received = open.with(&shards, at, to);
+                    sends(open.bytes + (to - at), copies) <= u128::from(room)
+                        && received.iter().all(|&bytes| bytes <= room)
                 };
                 let mut to = if fits(end) { end } else { furthest(tensor, at, fits) };
                 if to == at && open.bytes == 0 {
                     // An element always fits.
                     to = (at + tensor.item_bytes).min(end);
                 }
-                (open.got, open.copies) = (open.with(&shards, at, to), copies);
+                (open.received, open.copies) = (open.with(&shards, at, to), copies);
                 open.bytes += to - at;
                 at = to;
                 if at < end {
                     begin += open.bytes;
                     cuts.push(begin);
-                    open = OpenWindow { bytes: 0, got: vec![0; self.ranks()], copies: 0 };
+                    open = OpenWindow { bytes: 0, received: vec![0; self.ranks()], copies: 0 };
                 }
             }
         }
@@ -71,7 +73,8 @@ impl Group {
         cuts
     }
 
-    /// To how many ranks an element goes, at most: whoever wants it wants its index of each dimension.
+    /// Returns an upper bound of the ranks that receive one element: the smallest overlap of index ranges in any
+    /// dimension.
     fn copies_max(&self, tensor: &Tensor) -> u64 {
         let index_ranges: Vec<Vec<IndexRange>> =
             self.requesters(tensor).map(|(request_ref, rank)| self.index_ranges(tensor, request_ref, rank)).collect();
@@ -84,7 +87,7 @@ impl Group {
             {
                 edges.extend([(index_range.start, 1), (index_range.start + index_range.length, -1)]);
             }
-            // Where one ends and another begins, the one ends first.
+            // At equal positions, ends sort before starts.
             edges.sort_unstable();
             let (mut now, mut most) = (0_i64, 0);
             for (_, change) in edges {
@@ -99,19 +102,19 @@ impl Group {
 }
 
 impl OpenWindow {
-    /// What each rank gets if these bytes of a file are added.
+    /// Returns the bytes that each rank receives if a file range is added.
     fn with(&self, shards: &[(usize, StridedRange)], from: u64, to: u64) -> Vec<u64> {
-        let mut got = self.got.clone();
+        let mut received = self.received.clone();
         for (rank, range) in shards {
-            if let Some(bytes) = got.get_mut(*rank) {
+            if let Some(bytes) = received.get_mut(*rank) {
                 *bytes += range.bytes_before(to) - range.bytes_before(from);
             }
         }
-        got
+        received
     }
 }
 
-/// The last end of an element, from `at` on, that fits.
+/// Returns the furthest end of an element, from `at` on, that fits.
 fn furthest(tensor: &Tensor, at: u64, fits: impl Fn(u64) -> bool) -> u64 {
     let end = |elements: u64| at + elements * tensor.item_bytes;
     let (mut fitting, mut above) = (0, (tensor.hull.end - at) / tensor.item_bytes + 1);

@@ -1,10 +1,10 @@
-//! What is wanted as rows of a file, in the order in which they are read.
+//! Runs: the planner's input as rows of a file, in the order of the file.
 
 use super::{Destination, Limits, SlotCopy, bytes_after, to_usize};
 use crate::checkpoint::region::{Stride, TensorRegion};
 use crate::convert::cast::Cast;
 
-/// Rows of a file that go, one behind the other, to an address.
+/// Equally spaced rows of a file with contiguous destinations.
 #[derive(Clone, Copy)]
 pub(super) struct Run {
     pub(super) tensor: usize,
@@ -18,7 +18,7 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// Where the bytes that lie `bytes` behind the first one go.
+    /// Returns the destination of the byte at offset `bytes` of the run's contiguous form.
     fn address_of(&self, bytes: u64) -> u64 {
         self.address + bytes_after(self.cast, bytes)
     }
@@ -31,7 +31,7 @@ impl Run {
         self.source == other.source && self.begin < other.end()
     }
 
-    /// Whether each of its rows has a read of its own.
+    /// Returns whether each row needs a read of its own.
     pub(super) fn is_far_apart(&self, limits: &Limits) -> bool {
         self.rows > 1 && !limits.are_near(self.row_bytes, self.stride)
     }
@@ -54,14 +54,14 @@ impl Run {
     }
 }
 
-/// The order of the files is the order in which disks are fastest.
+/// Sorts runs by file and offset, the order in which disks are fastest.
 pub(super) fn sort(runs: &mut [Run]) {
     if !runs.is_sorted_by_key(|run| (run.source, run.begin)) {
         runs.sort_by_key(|run| (run.source, run.begin));
     }
 }
 
-/// Sorted runs, and whether others begin between the first byte of one and its last.
+/// Returns sorted runs, each with whether its range overlaps another run's.
 pub(super) fn with_sharing(runs: &[Run]) -> impl Iterator<Item = (&Run, bool)> {
     let mut reached = (0, 0);
     runs.iter().enumerate().map(move |(index, run)| {
@@ -72,8 +72,8 @@ pub(super) fn with_sharing(runs: &[Run]) -> impl Iterator<Item = (&Run, bool)> {
     })
 }
 
-/// Where several want columns of the same rows, and the rows are far apart, all that is wanted of a row comes before
-/// the next row, so that one read takes it.
+/// Splits overlapping runs whose rows are far apart into single rows, and sorts again. All columns of a row are then
+/// adjacent, so that one read covers them.
 pub(super) fn split_shared_rows(runs: &mut Vec<Run>, limits: &Limits) {
     let is_split = |run: &Run, is_shared: bool| is_shared && run.is_far_apart(limits);
     if !with_sharing(runs).any(|(run, is_shared)| is_split(run, is_shared)) {
@@ -91,12 +91,14 @@ pub(super) fn split_shared_rows(runs: &mut Vec<Run>, limits: &Limits) {
     *runs = rows;
 }
 
-/// A destination may begin and end in the middle of rows: a part of a row, whole rows, a part of a row.
-/// A row longer than a chunk becomes several, so that whoever wants the same bytes finds them in the same chunks.
+/// Appends the runs of a destination.
+///
+/// A destination may begin and end in the middle of rows. A row longer than a chunk is split at fixed positions, so
+/// that regions with the same bytes share chunks.
 pub(super) fn push_runs(region: &TensorRegion, destination: &Destination, limits: &Limits, runs: &mut Vec<Run>) {
     let range = &region.range;
     let Destination { tensor, address, cast, .. } = *destination;
-    // A run has rows of the innermost repeat alone.
+    // A run covers the innermost stride only.
     let innermost = range.strides.last().copied().unwrap_or(Stride { count: 1, bytes: range.row_bytes });
     let stride = innermost.bytes;
     let mut at = destination.begin;
