@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import fst
 import fst.dcp
-from rawfile import assert_same
+from rawfile import assert_same, random_raw, write
 
 SHAPES = {"matrix": (10, 7), "vector": (9,), "scalar": (), "none": (0, 3), "even": (16, 8)}
 
@@ -208,6 +208,9 @@ def test_planner_returns_wrong_shape(directory):
 def test_unreadable_files(directory, tmp_path):
     with pytest.raises(CheckpointException, match=r"FileNotFoundError.*nothing.safetensors"):
         load(zeros(), tmp_path / "nothing.safetensors")
+    unsupported = write(tmp_path / "unsupported.safetensors", {"vector": random_raw("F6_E2M3", (8,))})
+    with pytest.raises(CheckpointException, match=r"NotImplementedError.*F6_E2M3"):
+        load(zeros(), unsupported)
     (tmp_path / "broken.safetensors").write_bytes(b"\xff" * 20)
     reader = fst.dcp.StorageReader(tmp_path / "broken.safetensors")
     with pytest.raises(CheckpointException, match=r"SafetensorError.*broken.safetensors"):

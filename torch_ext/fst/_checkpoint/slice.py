@@ -48,8 +48,8 @@ class Slice:
         if len(read.regions) == 1:
             [loaded] = self._checkpoint.load_boxes([self._name], read.regions, self._output.load_device)
             return loaded[read.final_index]
-        # Loads into one tensor. Tensors of their own could be views of a mapped file, and concatenating those would
-        # fault their pages in one by one.
+        # All regions are loaded into one tensor. Separate tensors could be views of a mapped file, and concatenating
+        # views would fault in their pages one by one.
         lengths = [region.lengths[read.dim] for region in read.regions]
         shape = list(read.regions[0].lengths)
         shape[read.dim] = sum(lengths)

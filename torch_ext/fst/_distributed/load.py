@@ -39,15 +39,21 @@ def open_for_group(paths: Paths, group: Group) -> OpenCheckpoint:
         Errors of `load_file` about paths and headers.
     """
 
+    def open_checkpoint(headers: Tensor | None = None) -> OpenCheckpoint:
+        checkpoint = OpenCheckpoint(paths, headers)
+        # Computed here so that an unsupported dtype is an error of opening, which all ranks report.
+        _ = checkpoint.tensors
+        return checkpoint
+
     def open_on_first() -> tuple[OpenCheckpoint, Tensor] | None:
         if group.rank > 0:
             return None
-        checkpoint = OpenCheckpoint(paths)
+        checkpoint = open_checkpoint()
         return checkpoint, checkpoint.headers()
 
     opened = group.run_on_all(open_on_first)
     headers = group.broadcast(opened[1] if opened else None, 0)
-    return group.run_on_all(lambda: opened[0] if opened else OpenCheckpoint(paths, headers))
+    return group.run_on_all(lambda: opened[0] if opened else open_checkpoint(headers))
 
 
 def load_shards(
