@@ -35,7 +35,7 @@ def test_names_and_their_order_are_those_of_saved_files(tmp_path, tensors):
     assert set(NAMES.values()) == set(DTYPES)
 
 
-def test_castable_dtypes_are_those_that_a_load_casts(tmp_path, tensors):
+def test_castable_dtypes_match_loads(tmp_path, tensors):
     fst.save_file(tensors, tmp_path / "all.safetensors")
     for target in (torch.float32, torch.float64):
         loaded = fst.load_file(tmp_path / "all.safetensors", dtype=target)

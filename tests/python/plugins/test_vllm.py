@@ -100,7 +100,7 @@ def streams(vllm, monkeypatch):
         made.append((arguments, options, fst.stream(paths, *arguments, **options)))
         return made[-1][-1]
 
-    # Each test imports the module anew.
+    # Each test imports the module again.
     monkeypatch.setattr(sys.modules["fst.plugins._weights"], "stream", stream)
     return made
 

@@ -1,4 +1,4 @@
-"""The house keeps its order: who may use whom, and what may stand where."""
+"""Import direction between the Rust modules, and places where calls and files may be."""
 
 import re
 import subprocess
@@ -74,7 +74,7 @@ def test_modules_use_only_those_before_them(source):
 
 
 def test_used_modules_are_found():
-    """The test above sees every way to write an import."""
+    """Every form of import is found."""
     text = "use crate::error::Error;\nuse crate::{plan::{self, Plan}, load};\nlet x = crate::device::Host;\n"
     assert used_modules(text) == {"error", "plan", "load", "device"}
 
@@ -83,12 +83,12 @@ def naming(pattern, sources):
     return [str(path.relative_to(CHECKOUT)) for path in sources if re.search(pattern, path.read_text())]
 
 
-def test_the_environment_is_read_in_one_place():
+def test_environment_is_read_in_one_place():
     sources = [*SOURCES, *CXX_SOURCES, *PYTHON_SOURCES]
     assert naming(r"\benv::vars?(_os)?\b|getenv|environ\b", sources) == ["rust/options.rs"]
 
 
-def test_cuda_is_called_in_one_place():
+def test_cuda_is_called_in_one_module():
     named = naming(r"\bcudarc\b", SOURCES)
     assert named
     assert all(path.startswith("rust/device/cuda") for path in named)
@@ -107,7 +107,7 @@ def test_no_python_in_the_library():
     assert naming(r"Python\.h|pybind|py::", CXX_SOURCES) == []
 
 
-def test_nothing_unexpected_at_the_top():
+def test_top_level_files():
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     done = subprocess.run(listed, cwd=CHECKOUT, capture_output=True, text=True)
     if done.returncode != 0:

@@ -12,12 +12,12 @@ from fst_bench import peer
 from suite import CHECKOUT
 
 
-def test_version_is_that_of_the_manifest():
+def test_version_matches_manifest():
     manifest = (CHECKOUT / "Cargo.toml").read_text()
     assert fst.__version__ == re.search(r'^version = "(.+)"$', manifest, re.MULTILINE)[1]
 
 
-def test_version_is_that_of_the_installed_package():
+def test_version_matches_installed_package():
     try:
         installed = metadata.distribution("fst")
     except metadata.PackageNotFoundError:
@@ -37,5 +37,5 @@ def test_version_is_that_of_the_installed_package():
     ],
     ids=lambda value: getattr(value, "package", None),
 )
-def test_compat_mirrors_the_release_that_the_benchmarks_measure(package, release):
+def test_compat_releases_match_benchmarks(package, release):
     assert package.__version__ == release.version

@@ -317,7 +317,7 @@ def test_file_size_limit(tmp_path):
 
 
 def test_peak_memory(tmp_path, fork_python):
-    """A save uses at most 256 MiB beyond the tensors, of which 768 MiB are not contiguous."""
+    """A save uses at most 256 MiB beyond the tensors. 768 MiB of the tensors are not contiguous."""
     program = """
 import sys, torch, fst
 
