@@ -70,8 +70,8 @@ def test_local_shards_match_placements(layout, is_group):
         local = local_layout(shape, mesh_shards(placements), MeshPosition(counts, coordinate, is_line))
         assert local.shape == expected.shape
         actual = torch.full(local.shape, -1)
-        for share, place in local.regions:
-            place.view(actual).copy_(region_of(share, shape, coordinate[0], counts[0]).view(full))
+        for shard, region in local.regions:
+            region.view(actual).copy_(region_of(shard, shape, coordinate[0], counts[0]).view(full))
         assert_same(actual, expected)
 
 
@@ -79,20 +79,20 @@ def test_requests_of_layouts():
     """Requests use the most general form, and adjacent rows are one region."""
     line, square = MeshPosition((4,), (1,), True), MeshPosition((2, 2), (1, 0), False)
 
-    def shares(placements, grid):
-        return [share for share, _ in local_layout((8, 6), mesh_shards(placements), grid).regions]
+    def shards(placements, grid):
+        return [shard for shard, _ in local_layout((8, 6), mesh_shards(placements), grid).regions]
 
-    assert shares([Replicate()], line) == [Replicated()]
-    assert shares([Shard(1)], line) == [Sharded(1)]
-    assert shares([Shard(1)], line._replace(is_group=False)) == [Region.unit_step((0, 2), (8, 2))]
-    assert shares([Replicate(), Shard(0)], square) == [Region.unit_step((0, 0), (4, 6))]
-    assert shares([Shard(0), Shard(0)], square) == [Region.unit_step((4, 0), (2, 6))]
-    assert shares([_StridedShard(0, split_factor=2), Shard(0)], square) == [Region.unit_step((2, 0), (2, 6))]
-    assert shares([_StridedShard(0, split_factor=2)], line) == [
+    assert shards([Replicate()], line) == [Replicated()]
+    assert shards([Shard(1)], line) == [Sharded(1)]
+    assert shards([Shard(1)], line._replace(is_group=False)) == [Region.unit_step((0, 2), (8, 2))]
+    assert shards([Replicate(), Shard(0)], square) == [Region.unit_step((0, 0), (4, 6))]
+    assert shards([Shard(0), Shard(0)], square) == [Region.unit_step((4, 0), (2, 6))]
+    assert shards([_StridedShard(0, split_factor=2), Shard(0)], square) == [Region.unit_step((2, 0), (2, 6))]
+    assert shards([_StridedShard(0, split_factor=2)], line) == [
         Region.unit_step((1, 0), (1, 6)),
         Region.unit_step((5, 0), (1, 6)),
     ]
-    assert shares([Shard(0), Replicate()], MeshPosition((1, 2), (0, 1), False)) == [Replicated()]
+    assert shards([Shard(0), Replicate()], MeshPosition((1, 2), (0, 1), False)) == [Replicated()]
 
 
 def fitting(layout):
@@ -200,8 +200,8 @@ def test_regions_match_pytorch(shape, data):
     local = local_layout(shape, mesh_shards(layout), MeshPosition(counts, coordinate, False))
     expected_shape, offset = _compute_local_shape_and_global_offset(torch.Size(shape), counts, list(coordinate), layout)
     assert local.shape == expected_shape
-    for share, _ in local.regions:
-        assert region_of(share, shape, 0, 1) == Region.unit_step(offset, expected_shape)
+    for shard, _ in local.regions:
+        assert region_of(shard, shape, 0, 1) == Region.unit_step(offset, expected_shape)
 
 
 def check_arguments(path):
