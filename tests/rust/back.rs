@@ -48,7 +48,7 @@ impl<'a> Scene<'a> {
             let address = gpus[device].allocate(size);
             sim.write(address, &bytes).unwrap();
             if index == 4 {
-                gpus[device].use_for_long(address, size);
+                gpus[device].queue_fill(address, size);
                 bytes.fill(0x11);
             }
             Source { device, address, bytes }
@@ -109,7 +109,7 @@ impl<'a> Scene<'a> {
             unsafe { writer.append(device.memory.as_ref(), device.stream, source.address, length) }?;
             if source.device < 2 {
                 // The caller may change it at once.
-                self.gpus[source.device].use_for_long(source.address, source.bytes.len());
+                self.gpus[source.device].queue_fill(source.address, source.bytes.len());
             }
         }
         writer.finish()
@@ -126,7 +126,7 @@ impl<'a> Scene<'a> {
     /// What the caller does with its memory next.
     fn use_blocks(&self) {
         for source in self.tensors.iter().filter(|source| source.device < 2) {
-            self.gpus[source.device].use_for_long(source.address, source.bytes.len());
+            self.gpus[source.device].queue_fill(source.address, source.bytes.len());
         }
     }
 }

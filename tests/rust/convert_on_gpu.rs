@@ -31,7 +31,7 @@ fn tensors_are_converted_on_the_callers_stream() {
         let (source_bytes, target_bytes) = (elements * 4, elements * to.item_bytes() as usize);
         let (source, target) = (gpu.allocate(source_bytes), gpu.allocate(target_bytes));
         // Queued, and late: the conversion has to wait for it.
-        gpu.use_for_long(source, source_bytes);
+        gpu.queue_fill(source, source_bytes);
         conversions.push(Conversion { source, target, elements: elements as u64, from: Dtype::F32, to });
         let before = vec![0x11; source_bytes];
         let mut expected = before.clone();

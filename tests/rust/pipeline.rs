@@ -121,13 +121,13 @@ impl<'a> Load<'a> {
         };
         if bytes > 0 {
             // Its last user may not be done with it.
-            self.gpu.use_for_long(scratch.address, bytes);
+            self.gpu.queue_fill(scratch.address, bytes);
         }
         // SAFETY: the blocks are the gpu's, and nobody else knows them.
         let filled = unsafe { transfer.fill(&batch, scratch) };
         if bytes > 0 {
             // The allocator may hand out the scratch again at once.
-            self.gpu.use_for_long(scratch.address, bytes);
+            self.gpu.queue_fill(scratch.address, bytes);
         }
         filled
     }
@@ -160,7 +160,7 @@ impl<'a> Load<'a> {
 
     /// Queues work of the caller on every block.
     fn use_blocks(&self) {
-        self.used_blocks().for_each(|(wanted, block)| self.gpu.use_for_long(block, bytes_of(wanted)));
+        self.used_blocks().for_each(|(wanted, block)| self.gpu.queue_fill(block, bytes_of(wanted)));
     }
 
     /// The tensors that have a block, with it.

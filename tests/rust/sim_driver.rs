@@ -40,7 +40,7 @@ impl Slot {
 
     /// Copies device memory to the beginning of the slot.
     fn fetch(&mut self, source: u64, bytes: usize, stream: usize) -> Result<(), Status> {
-        self.cuda.fetch(self.memory.as_mut_ptr().expose_provenance(), source, bytes, stream)
+        self.cuda.copy_to_host(self.memory.as_mut_ptr().expose_provenance(), source, bytes, stream)
     }
 
     fn unregister(&mut self) -> Result<(), Status> {
@@ -116,7 +116,7 @@ fn a_correct_upload_is_clean_and_exact() {
         let gpu = Gpu::new(sim, 0);
         let slot = Slot::new(sim.cuda);
         let block = gpu.allocate(BLOCK);
-        gpu.use_for_long(block, BLOCK);
+        gpu.queue_fill(block, BLOCK);
 
         let copies = cuda.create_stream().unwrap();
         order(cuda, gpu.stream, copies);
@@ -172,7 +172,7 @@ fn plant(kind: Kind, sim: &Sim) {
             assert_eq!(result, Err(Status::InvalidValue));
         }
         Kind::MissingWait => {
-            gpu.use_for_long(block, BLOCK);
+            gpu.queue_fill(block, BLOCK);
             let copies = cuda.create_stream().unwrap();
             cuda.copy(block, &slot.memory[..10], copies).unwrap();
             cuda.synchronize_stream(copies).unwrap();
@@ -259,7 +259,7 @@ fn a_copy_to_the_host_is_there_once_it_was_waited_for_and_not_before() {
     let sim = Sim::start_lazy(0);
     let gpu = Gpu::new(&sim, 0);
     let block = gpu.allocate(BLOCK);
-    gpu.use_for_long(block, BLOCK);
+    gpu.queue_fill(block, BLOCK);
     let mut slot = Slot::new(sim.cuda);
     slot.fetch(block, BLOCK, gpu.stream).unwrap();
     assert!(slot.memory[..BLOCK].iter().all(|&byte| byte == POISON));
@@ -276,7 +276,7 @@ fn a_copy_to_the_host_comes_behind_what_it_copies() {
         let gpu = Gpu::new(sim, 0);
         let side = sim.cuda.create_stream().unwrap();
         let block = gpu.allocate(BLOCK);
-        gpu.use_for_long(block, BLOCK);
+        gpu.queue_fill(block, BLOCK);
         let mut slot = Slot::new(sim.cuda);
         slot.fetch(block, BLOCK, side).unwrap();
         sim.cuda.synchronize_stream(side).unwrap();
@@ -453,7 +453,7 @@ fn memory_must_not_be_used_by_two_streams_at_once() {
     assert_found(&[Kind::MissingWait], |sim| {
         let gpu = Gpu::new(sim, 0);
         let block = gpu.allocate(BLOCK);
-        gpu.use_for_long(block, BLOCK);
+        gpu.queue_fill(block, BLOCK);
         sim.read(block, 1).unwrap();
         gpu.synchronize();
         sim.read(block, 1).unwrap();
@@ -560,7 +560,7 @@ fn an_event_may_go_while_its_work_is_pending_if_somebody_waits_for_the_work() {
     assert_found(&[], |sim| {
         let gpu = Gpu::new(sim, 0);
         let block = gpu.allocate(BLOCK);
-        gpu.use_for_long(block, BLOCK);
+        gpu.queue_fill(block, BLOCK);
         record_and_destroy(sim, gpu.stream);
         gpu.synchronize();
     });
@@ -654,7 +654,7 @@ fn times_and_places_can_be_asked_for() {
         for event in [start, untimed] {
             sim.cuda.record_event(event, gpu.stream).unwrap();
         }
-        gpu.use_for_long(block, BLOCK);
+        gpu.queue_fill(block, BLOCK);
         sim.cuda.record_event(end, gpu.stream).unwrap();
         gpu.synchronize();
         assert!(sim.cuda.elapsed_time(start, end).unwrap() > 0.0);
@@ -677,7 +677,7 @@ fn a_time_is_there_when_the_work_is_done() {
         let gpu = Gpu::new(sim, 0);
         let block = gpu.allocate(BLOCK);
         let event = sim.cuda.create_timing_event().unwrap();
-        gpu.use_for_long(block, BLOCK);
+        gpu.queue_fill(block, BLOCK);
         sim.cuda.record_event(event, gpu.stream).unwrap();
         assert_eq!(sim.cuda.elapsed_time(event, event), Err(Status::NotReady));
         gpu.synchronize();

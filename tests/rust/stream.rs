@@ -121,7 +121,7 @@ impl<'a> Caller<'a> {
     /// Queues work of the blocks' next owner.
     fn use_blocks(&self, tensors: Range<usize>) {
         for tensor in tensors {
-            self.gpu.use_for_long(self.blocks[tensor], bytes_of(&self.wanted[tensor]).max(1));
+            self.gpu.queue_fill(self.blocks[tensor], bytes_of(&self.wanted[tensor]).max(1));
         }
     }
 }

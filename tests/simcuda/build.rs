@@ -1,9 +1,9 @@
-//! Gives the library the name of the real driver, and compiles the device kernels' code for the host.
+//! Sets the SONAME of the CUDA driver, and compiles the code of the device kernels for the host.
 
 fn main() {
-    // The dynamic linker answers `dlopen("libcuda.so")` with a library already
-    // in the process whose SONAME is that, so a test that opens this file first
-    // decides which driver everybody else gets.
+    // The dynamic linker resolves `dlopen("libcuda.so")` to a loaded library with
+    // this SONAME. A test that opens the simulator first therefore replaces the
+    // driver for the whole process.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so");
     cc::Build::new()
         .cpp(true)
@@ -13,7 +13,7 @@ fn main() {
         .opt_level(2)
         // `#pragma unroll` is for nvcc.
         .flag("-Wno-unknown-pragmas")
-        // A dtype that stands in no list leaves values unset, but a launch with one is refused.
+        // An unknown dtype leaves values unset; a launch with an unknown dtype is rejected.
         .flag("-Wno-maybe-uninitialized")
         .include("../../csrc")
         .file("src/kernels.cpp")

@@ -1,4 +1,4 @@
-//! Gives the library the name of the real one, so that whoever looks for that finds this one where it is open already.
+//! Sets the SONAME of libcufile, so that `dlopen` resolves to this library if it is loaded first.
 
 fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcufile.so.0");

@@ -1,17 +1,17 @@
-//! The driver's calls with Rust's types. They are safe whatever they are given,
-//! because the simulator is: a bad handle or address is reported, not followed.
+//! Calls of the simulated driver with Rust types. The calls are safe for all
+//! arguments: the simulator reports an invalid handle or address and does not use it.
 
 use super::abi::{Memcpy2D, Status};
 use super::library::Library;
 use std::ffi::{CStr, c_char};
 
-/// The driver's calls.
+/// Calls of the driver.
 #[derive(Clone, Copy)]
 pub struct Cuda(pub(super) &'static Library);
 
-// SAFETY of every call below: pointers are to locals of the right type, and the
+// SAFETY of every call below: pointers refer to locals of the right type, and the
 // simulator checks all other arguments.
-#[allow(clippy::undocumented_unsafe_blocks, reason = "one reason holds for all; it stands above")]
+#[allow(clippy::undocumented_unsafe_blocks, reason = "the comment above covers all calls")]
 impl Cuda {
     pub fn init(&self) -> Result<(), Status> {
         unsafe { (self.0.cuInit)(0) }.check()
@@ -90,8 +90,8 @@ impl Cuda {
         unsafe { (self.0.cuMemcpyHtoDAsync_v2)(target, start, source.len(), stream) }.check()
     }
 
-    /// To the host memory of that many bytes at an address.
-    pub fn fetch(&self, target: usize, source: u64, bytes: usize, stream: usize) -> Result<(), Status> {
+    /// Copies `bytes` bytes to host memory at the address `target`.
+    pub fn copy_to_host(&self, target: usize, source: u64, bytes: usize, stream: usize) -> Result<(), Status> {
         unsafe { (self.0.cuMemcpyDtoHAsync_v2)(target, source, bytes, stream) }.check()
     }
 
@@ -122,7 +122,7 @@ impl Cuda {
     pub fn bus_id(&self, device: i32) -> Result<String, Status> {
         let mut text = [0_u8; 16];
         unsafe { (self.0.cuDeviceGetPCIBusId)(text.as_mut_ptr().cast(), 16, device) }.check()?;
-        Ok(CStr::from_bytes_until_nul(&text).expect("an end").to_string_lossy().into_owned())
+        Ok(CStr::from_bytes_until_nul(&text).expect("a terminating NUL").to_string_lossy().into_owned())
     }
 
     pub fn load_module(&self, image: &[u8]) -> Result<usize, Status> {
@@ -137,14 +137,14 @@ impl Cuda {
         returned(|out| unsafe { (self.0.cuModuleGetFunction)(out, module, name.as_ptr()) })
     }
 
-    /// A launch of `[blocks, threads]` with parameters that may go when it returns.
+    /// Launches `[blocks, threads]`. The parameters may be dropped when the call returns.
     pub fn launch(&self, function: usize, grid: [u32; 2], stream: usize, parameters: &[&[u8]]) -> Result<(), Status> {
         let addresses: Vec<usize> = parameters.iter().map(|bytes| bytes.as_ptr().expose_provenance()).collect();
         let (address, [blocks, threads]) = (addresses.as_ptr().expose_provenance(), grid);
         unsafe { (self.0.cuLaunchKernel)(function, blocks, 1, 1, threads, 1, 1, 0, stream, address, 0) }.check()
     }
 
-    /// The name and the meaning of an error.
+    /// Returns the name and the description of an error.
     pub fn describe(&self, error: u32) -> Result<(String, String), Status> {
         let text = |of: unsafe extern "C" fn(u32, *mut *const c_char) -> Status| {
             let mut text = std::ptr::null();

@@ -1,4 +1,4 @@
-//! The simulated libcufile as the tests see it.
+//! Test harness of the simulated libcufile.
 
 pub use abi::{Counters, Fault};
 
@@ -22,11 +22,11 @@ struct Library {
     counters: unsafe extern "C" fn() -> Counters,
 }
 
-/// The library, open until the process ends. It must be open before anything looks for `libcufile.so.0`.
+/// Library, open until the process ends. It must be open before any code opens `libcufile.so.0`.
 static LIBRARY: LazyLock<Library> = LazyLock::new(|| {
     let test = std::env::current_exe().expect("the path of the running test");
-    let path = test.parent().expect("a program lies in a folder").join("libfst_simcufile.so");
-    // SAFETY: opening it runs no code that could be misused, and the types are those in the simulator.
+    let path = test.parent().expect("the directory of the test program").join("libfst_simcufile.so");
+    // SAFETY: the library has no initializers, and the types match the simulator.
     unsafe {
         let library = libloading::Library::new(&path)
             .unwrap_or_else(|error| panic!("cannot open the simulated libcufile {}: {error}", path.display()));
@@ -40,40 +40,40 @@ static LIBRARY: LazyLock<Library> = LazyLock::new(|| {
     }
 });
 
-/// The library during a test's turn with the simulated driver.
+/// Simulated libcufile of a test that holds the simulated driver.
 #[derive(Clone, Copy)]
 pub struct Cufile(&'static Library);
 
 impl Cufile {
-    /// Begins anew.
-    pub fn start(_turn: &Sim) -> Cufile {
-        // SAFETY: takes nothing.
+    /// Resets the library.
+    pub fn start(_sim: &Sim) -> Cufile {
+        // SAFETY: the function has no preconditions.
         unsafe { (LIBRARY.reset)() };
         Cufile(&LIBRARY)
     }
 
-    /// Opens the driver as another user of the library in this process.
+    /// Opens the driver, like another user of the library in this process.
     pub fn open(self) {
-        // SAFETY: may be called at any time.
+        // SAFETY: the function has no preconditions.
         let Status { code, cuda_code } = unsafe { (self.0.open)() };
-        assert_eq!((code, cuda_code), (0, 0), "nobody has opened it");
+        assert_eq!((code, cuda_code), (0, 0), "the driver is not open");
     }
 
-    /// Makes the `at`-th call of a sort fail, counted from 1 and from now.
+    /// Makes the `at`-th later call of a kind fail, counted from 1.
     pub fn inject(self, fault: Fault, at: u64) {
-        // SAFETY: takes any fault and number.
+        // SAFETY: the function accepts all arguments.
         unsafe { (self.0.inject)(fault, at) };
     }
 
-    /// What has happened since the start.
+    /// Returns the counts since the start.
     pub fn counters(self) -> Counters {
-        // SAFETY: only asks.
+        // SAFETY: the function has no preconditions.
         unsafe { (self.0.counters)() }
     }
 
-    /// Fails the test if something was left behind or misused.
+    /// Asserts that no call was a misuse, and that no file and no buffer is still registered.
     pub fn assert_clean(self) {
         let Counters { misuses, live_handles, live_buffers, .. } = self.counters();
-        assert_eq!((misuses, live_handles, live_buffers), (0, 0, 0), "misuses, files and buffers left");
+        assert_eq!((misuses, live_handles, live_buffers), (0, 0, 0), "misuses, registered files, registered buffers");
     }
 }

@@ -1,79 +1,79 @@
-//! What PyTorch holds of a GPU while it asks for tensors: the primary context,
-//! a current stream, and blocks of memory.
+//! GPU state that PyTorch holds during a load: the primary context, a current
+//! stream, and blocks of device memory.
 
 use super::Sim;
 use super::abi::Status;
 use std::cell::RefCell;
 
-/// Names the default stream of whichever context is current.
+/// Handle of the default stream of the current context.
 const DEFAULT_STREAM: usize = 0;
 
-/// A GPU in use by a program. Dropping it frees its blocks, its stream and its
-/// hold on the context, so that whatever is left over is somebody else's leak.
+/// GPU in use by a program. Dropping the `Gpu` frees its blocks and its stream and
+/// releases the context, so that remaining objects are leaks of the tested code.
 pub struct Gpu<'a> {
     sim: &'a Sim,
     pub ordinal: i32,
     pub context: usize,
-    /// The stream that is current.
+    /// Current stream.
     pub stream: usize,
     blocks: RefCell<Vec<u64>>,
 }
 
 impl<'a> Gpu<'a> {
-    /// The GPU with this number, current on this thread from now on, with a side stream as current stream.
+    /// Makes the GPU `ordinal` current on this thread, with a new stream as current stream.
     pub fn new(sim: &'a Sim, ordinal: i32) -> Gpu<'a> {
         let mut gpu = Gpu::with_default_stream(sim, ordinal);
         gpu.stream = sim.cuda.create_stream().expect("a stream");
         gpu
     }
 
-    /// As [`Gpu::new`], with the default stream as current stream, as in a program that never sets one.
+    /// Like [`Gpu::new`], with the default stream as current stream, as in a program that never sets a stream.
     pub fn with_default_stream(sim: &'a Sim, ordinal: i32) -> Gpu<'a> {
         let context = sim.cuda.retain_context(ordinal).expect("a context");
         sim.cuda.set_current(context).expect("the context is alive");
         Gpu { sim, ordinal, context, stream: DEFAULT_STREAM, blocks: RefCell::default() }
     }
 
-    /// A block of device memory, full of poison.
+    /// Allocates a block of device memory, filled with poison.
     pub fn allocate(&self, bytes: usize) -> u64 {
         self.try_allocate(bytes).expect("device memory")
     }
 
-    /// As [`Gpu::allocate`], where there may be none left.
+    /// Like [`Gpu::allocate`], but returns an error without free memory.
     pub fn try_allocate(&self, bytes: usize) -> Result<u64, Status> {
-        let address = self.on_this(|| self.sim.cuda.allocate(bytes))?;
+        let address = self.with_context(|| self.sim.cuda.allocate(bytes))?;
         self.blocks.borrow_mut().push(address);
         Ok(address)
     }
 
-    /// Work of the caller on the current stream that still uses a block.
-    pub fn use_for_long(&self, address: u64, bytes: usize) {
-        let used = self.on_this(|| self.sim.launch_write(self.stream, address, bytes, 0x11));
-        // A program whose context is lost cannot use anything any more, and so not too early.
-        assert!(matches!(used, Ok(()) | Err(Status::IllegalAddress)), "{used:?}");
+    /// Queues a kernel on the current stream that fills a block with 0x11.
+    pub fn queue_fill(&self, address: u64, bytes: usize) {
+        let status = self.with_context(|| self.sim.launch_write(self.stream, address, bytes, 0x11));
+        // A lost context rejects the kernel.
+        assert!(matches!(status, Ok(()) | Err(Status::IllegalAddress)), "{status:?}");
     }
 
-    /// What the caller's next kernel on the current stream, and then the host, find in a block.
+    /// Reads a block with a kernel on the current stream, synchronizes, and returns the bytes.
     pub fn read(&self, address: u64, bytes: usize) -> Vec<u8> {
         self.read_all([(address, bytes)]).swap_remove(0)
     }
 
-    /// As [`Gpu::read`], of several blocks.
+    /// Like [`Gpu::read`], for several blocks.
     pub fn read_all(&self, blocks: impl IntoIterator<Item = (u64, usize)> + Clone) -> Vec<Vec<u8>> {
         for (address, bytes) in blocks.clone() {
-            self.on_this(|| self.sim.launch_read(self.stream, address, bytes)).expect("a kernel");
+            self.with_context(|| self.sim.launch_read(self.stream, address, bytes)).expect("a kernel");
         }
         self.synchronize();
         let read = |(address, bytes)| self.sim.read(address, bytes).expect("device memory");
         blocks.into_iter().map(read).collect()
     }
 
-    /// Waits for the current stream.
+    /// Synchronizes the current stream.
     pub fn synchronize(&self) {
-        self.on_this(|| self.sim.cuda.synchronize_stream(self.stream)).expect("the context works");
+        self.with_context(|| self.sim.cuda.synchronize_stream(self.stream)).expect("the context works");
     }
 
-    fn on_this<T>(&self, body: impl FnOnce() -> T) -> T {
+    fn with_context<T>(&self, body: impl FnOnce() -> T) -> T {
         let before = self.sim.cuda.current().expect("cuCtxGetCurrent");
         self.sim.cuda.set_current(self.context).expect("the context is alive");
         let result = body();
@@ -84,11 +84,11 @@ impl<'a> Gpu<'a> {
 
 impl Drop for Gpu<'_> {
     fn drop(&mut self) {
-        // A lost context refuses some of this, which is no concern of the test's.
+        // A lost context rejects some of these calls; the errors are irrelevant to the test.
         let cuda = &self.sim.cuda;
-        let _ = self.on_this(|| cuda.synchronize_stream(self.stream));
+        let _ = self.with_context(|| cuda.synchronize_stream(self.stream));
         for block in self.blocks.take() {
-            let _ = self.on_this(|| cuda.free(block));
+            let _ = self.with_context(|| cuda.free(block));
         }
         if self.stream != DEFAULT_STREAM {
             let _ = cuda.destroy_stream(self.stream);

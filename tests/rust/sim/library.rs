@@ -1,4 +1,4 @@
-//! Finds the simulated driver, opens it, and gives its functions Rust types.
+//! Loads the simulated driver and declares the types of its functions.
 
 use super::abi::{Counters, Fault, Memcpy2D, Schedule, Status};
 use std::ffi::c_char;
@@ -7,13 +7,13 @@ use std::sync::LazyLock;
 
 macro_rules! functions {
     ($(fn $name:ident($($type:ty),*) $(-> $result:ty)?;)*) => {
-        /// The library's functions. Handles are integers, which the C ABI passes as it passes pointers.
+        /// Functions of the library. Handles are integers, which the C ABI passes like pointers.
         #[allow(non_snake_case, reason = "the names are CUDA's")]
         pub struct Library { $(pub $name: unsafe extern "C" fn($($type),*) $(-> $result)?,)* }
 
         impl Library {
             fn of(library: &libloading::Library) -> Library {
-                // SAFETY: the types are those in the simulator's api.rs and control.rs.
+                // SAFETY: the types match api.rs and control.rs of the simulator.
                 unsafe { Library { $($name: *library.get(stringify!($name)).expect(stringify!($name)),)* } }
             }
         }
@@ -67,26 +67,25 @@ functions! {
     fn sim_violations(*mut u8, usize) -> usize;
 }
 
-/// The library, open until the process ends, since its threads run in it.
+/// Library, open until the process ends, because its threads run until then.
 ///
-/// It must be open before anything looks for `libcuda.so`: the dynamic linker
-/// then finds the name taken and returns this library.
+/// The library must be open before any code opens `libcuda.so`. The dynamic linker
+/// then resolves the SONAME to this library.
 pub static LIBRARY: LazyLock<Library> = LazyLock::new(|| {
     let path = path();
-    // SAFETY: opening it runs no code that could be misused.
+    // SAFETY: the library has no initializers with preconditions.
     let library = unsafe { libloading::Library::new(&path) }
         .unwrap_or_else(|error| panic!("cannot open the simulated driver {}: {error}", path.display()));
     Library::of(Box::leak(Box::new(library)))
 });
 
-/// Where cargo puts the library.
+/// Returns the path of the library that cargo has built.
 ///
-/// The simulator is a dev-dependency of the tests, so any `cargo test` builds
-/// it, and puts a dependency's libraries into the folder in which it also puts
-/// the test programs: `deps` of the profile's folder. A cdylib has no hash in
-/// its name, so the name is known.
+/// The simulator is a dev-dependency, so every `cargo test` builds it. Cargo puts
+/// the libraries of dependencies into the directory of the test programs, `deps`
+/// of the profile. The file name of a cdylib has no hash.
 fn path() -> PathBuf {
     let test = std::env::current_exe().expect("the path of the running test");
-    let folder = test.parent().expect("a program lies in a folder");
-    folder.join("libfst_simcuda.so")
+    let directory = test.parent().expect("the directory of the test program");
+    directory.join("libfst_simcuda.so")
 }

@@ -1,6 +1,6 @@
-//! The simulated CUDA driver as the tests see it: [`Sim`] is one test's turn
-//! with it, [`Cuda`] its driver calls with Rust's types, and [`gpu::Gpu`] what
-//! PyTorch would hold while it asks fst for tensors.
+//! Test harness of the simulated CUDA driver. [`Sim`] is exclusive access to the
+//! simulator, [`Cuda`] has the calls of the driver with Rust types, and
+//! [`gpu::Gpu`] is the GPU state that PyTorch holds during a load.
 //!
 //! ```ignore
 //! let sim = Sim::start(1);
@@ -8,8 +8,8 @@
 //! sim.finish().assert_clean();
 //! ```
 
-#![allow(dead_code, reason = "each test program uses its own part of this")]
-#![allow(clippy::expect_used, clippy::panic, reason = "a harness that cannot go on ends the test")]
+#![allow(dead_code, reason = "each test program uses a part of the harness")]
+#![allow(clippy::expect_used, clippy::panic, reason = "a failure of the harness ends the test")]
 
 #[path = "../../simcuda/src/abi.rs"]
 pub mod abi;
@@ -26,124 +26,124 @@ use abi::{Counters, Fault, Kind, Schedule, Status};
 use library::LIBRARY;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// One test's turn. There is one simulator in a process, so tests take turns.
+/// Exclusive access of one test to the simulator. A process has one simulator.
 pub struct Sim {
     pub cuda: Cuda,
-    _turn: MutexGuard<'static, ()>,
+    _lock: MutexGuard<'static, ()>,
 }
 
 impl Sim {
-    /// Waits for its turn and begins anew; the seed decides the delays.
+    /// Waits for exclusive access and resets the simulator. The seed determines the delays.
     pub fn start(seed: u64) -> Sim {
-        static TURN: Mutex<()> = Mutex::new(());
-        // A test that failed in its turn leaves nothing behind that the reset does not clear.
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: takes any number.
+        static LOCK: Mutex<()> = Mutex::new(());
+        // Ignore poisoning: the reset clears the state of a failed test.
+        let lock = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the function accepts all arguments.
         unsafe { (LIBRARY.sim_reset)(seed) };
         let cuda = Cuda(&LIBRARY);
         cuda.init().expect("cuInit");
-        Sim { cuda, _turn: turn }
+        Sim { cuda, _lock: lock }
     }
 
-    /// As [`Sim::start`], with work that runs as late as it can: only when somebody waits.
+    /// Like [`Sim::start`], with [`Schedule::Lazy`].
     pub fn start_lazy(seed: u64) -> Sim {
         let sim = Sim::start(seed);
-        // SAFETY: takes any schedule.
+        // SAFETY: the function accepts all arguments.
         unsafe { (LIBRARY.sim_schedule)(Schedule::Lazy) };
         sim
     }
 
-    /// Makes the `at`-th call of a sort fail, counted from 1 and from now.
+    /// Makes the `at`-th later call of a kind fail, counted from 1.
     pub fn inject(&self, fault: Fault, at: u64) {
-        // SAFETY: takes any fault and number.
+        // SAFETY: the function accepts all arguments.
         unsafe { (LIBRARY.sim_inject)(fault, at) };
     }
 
-    /// What has happened since the start.
+    /// Returns the counts since the start.
     pub fn counters(&self) -> Counters {
-        // SAFETY: only asks.
+        // SAFETY: the function has no preconditions.
         unsafe { (LIBRARY.sim_counters)() }
     }
 
-    /// Queues a kernel that fills `bytes` bytes, as if somebody still used them.
+    /// Queues a kernel that fills `bytes` bytes with `value`.
     pub fn launch_write(&self, stream: usize, address: u64, bytes: usize, value: u8) -> Result<(), Status> {
-        // SAFETY: the simulator checks everything.
+        // SAFETY: the simulator checks all arguments.
         unsafe { (LIBRARY.sim_launch_write)(stream, address, bytes, value) }.check()
     }
 
-    /// Queues a kernel that reads, as the caller of a load would.
+    /// Queues a kernel that reads `bytes` bytes.
     pub fn launch_read(&self, stream: usize, address: u64, bytes: usize) -> Result<(), Status> {
-        // SAFETY: the simulator checks everything.
+        // SAFETY: the simulator checks all arguments.
         unsafe { (LIBRARY.sim_launch_read)(stream, address, bytes) }.check()
     }
 
-    /// Says that a graph captures the stream from now on, or that none does.
+    /// Sets whether a graph captures the stream.
     pub fn capture(&self, stream: usize, capturing: bool) -> Result<(), Status> {
-        // SAFETY: takes any handle.
+        // SAFETY: the function accepts all arguments.
         unsafe { (LIBRARY.sim_capture)(stream, capturing) }.check()
     }
 
-    /// Device memory as the host would see it now.
+    /// Copies device memory to the host immediately.
     pub fn read(&self, address: u64, bytes: usize) -> Result<Vec<u8>, Status> {
         let mut found = vec![0; bytes];
-        // SAFETY: `found` is that long.
+        // SAFETY: `found` has `bytes` bytes.
         unsafe { (LIBRARY.sim_read)(address, found.as_mut_ptr(), bytes) }.check()?;
         Ok(found)
     }
 
-    /// Changes device memory from the host.
+    /// Copies host memory to the device immediately.
     pub fn write(&self, address: u64, bytes: &[u8]) -> Result<(), Status> {
-        // SAFETY: the slice is that long.
+        // SAFETY: the pointer and the length belong to one slice.
         unsafe { (LIBRARY.sim_write)(address, bytes.as_ptr(), bytes.len()) }.check()
     }
 
-    /// Lets all work run and ends the turn with what was found.
+    /// Runs all work and returns the violations.
     pub fn finish(self) -> Report {
-        // SAFETY: only asks.
+        // SAFETY: the function has no preconditions.
         unsafe { (LIBRARY.sim_finish)() };
-        // SAFETY: without room, nothing is written.
+        // SAFETY: with a capacity of 0, the function writes nothing.
         let bytes = unsafe { (LIBRARY.sim_violations)(std::ptr::null_mut(), 0) };
         let mut text = vec![0; bytes];
-        // SAFETY: `text` is that long.
+        // SAFETY: `text` has `bytes` bytes.
         unsafe { (LIBRARY.sim_violations)(text.as_mut_ptr(), bytes) };
         let text = String::from_utf8(text).expect("violations are text");
         Report { violations: text.lines().map(str::to_owned).collect() }
     }
 }
 
-/// Runs the scatter kernel's code on host memory.
+/// Runs the code of the scatter kernel on host memory.
 ///
 /// # Safety
-/// `tasks` is a table of the kernel whose addresses are the host's, of memory of the lengths that they say.
+/// `tasks` is a table whose host addresses are valid for the lengths that the tasks declare.
 pub unsafe fn scatter_on_host(tasks: &[u8], task_count: u32, tile_count: u32, grid: [u32; 2]) {
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     unsafe { (LIBRARY.sim_scatter)(tasks.as_ptr(), task_count, tile_count, grid[0], grid[1]) };
 }
 
-/// What the simulator has found.
+/// Violations that the simulator has reported.
 #[derive(Debug)]
 pub struct Report {
     pub violations: Vec<String>,
 }
 
 impl Report {
-    /// The kind of each violation.
+    /// Returns the kind of each violation.
     pub fn kinds(&self) -> Vec<Kind> {
         let kind_of = |text: &String| {
             let tag = text.split(':').next().unwrap_or_default();
-            Kind::ALL.iter().copied().find(|kind| kind.tag() == tag).unwrap_or_else(|| panic!("no kind: {text}"))
+            Kind::ALL.iter().copied().find(|kind| kind.tag() == tag).unwrap_or_else(|| panic!("unknown kind: {text}"))
         };
         self.violations.iter().map(kind_of).collect()
     }
 
-    /// Fails the test if there is any.
+    /// Asserts that there are no violations.
     pub fn assert_clean(&self) {
-        assert!(self.violations.is_empty(), "the driver found:\n{}", self.violations.join("\n"));
+        assert!(self.violations.is_empty(), "violations:\n{}", self.violations.join("\n"));
     }
 }
 
 impl Status {
-    /// As Rust has it.
+    /// Converts the status to a `Result`.
     pub fn check(self) -> Result<(), Status> {
         if self == Status::Success { Ok(()) } else { Err(self) }
     }

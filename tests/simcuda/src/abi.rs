@@ -1,8 +1,7 @@
-//! The plain types that cross the border: CUDA's own, and the control
-//! interface's. The tests' harness compiles this same file, so the two sides
-//! cannot disagree.
+//! Plain types of the C interface: types of CUDA, and types of the control
+//! interface. The test harness compiles this same file, so both sides agree.
 
-/// What a driver call returns. The numbers are CUDA's.
+/// Result of a driver call, with the numbers of CUDA.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
@@ -10,7 +9,7 @@ pub enum Status {
     Success = 0,
     /// An argument is null, zero or out of range.
     InvalidValue = 1,
-    /// No memory for what the call would have created.
+    /// There is not enough memory for the new object.
     OutOfMemory = 2,
     /// `cuInit` was not called.
     NotInitialized = 3,
@@ -18,19 +17,19 @@ pub enum Status {
     Deinitialized = 4,
     /// There is no device of this number.
     InvalidDevice = 101,
-    /// The bytes given as a module are none.
+    /// The bytes given as a module are not an image.
     InvalidImage = 200,
-    /// The calling thread's context is missing or the wrong one.
+    /// The calling thread has no context, or the context of another stream.
     InvalidContext = 201,
     /// The module holds no code for the device.
     NoBinaryForGpu = 209,
-    /// The handle names nothing that is alive.
+    /// The handle refers to no live object.
     InvalidHandle = 400,
     /// The module has no function of this name.
     NotFound = 500,
-    /// The event's work is still running.
+    /// The work before the event is still pending.
     NotReady = 600,
-    /// A copy or a kernel failed after it was queued. The context is lost.
+    /// A copy or a kernel failed after it was queued, and the context is lost.
     IllegalAddress = 700,
     /// A kernel could not be queued.
     LaunchOutOfResources = 701,
@@ -38,7 +37,7 @@ pub enum Status {
     HostMemoryAlreadyRegistered = 712,
     /// The address is not the start of a registration.
     HostMemoryNotRegistered = 713,
-    /// Pinning was refused, as in a container without the right to lock memory.
+    /// Pinning is not permitted, as in a container that may not lock memory.
     NotSupported = 801,
     /// A copy could not be queued.
     Unknown = 999,
@@ -52,7 +51,7 @@ pub const MEMORY_TYPE_DEVICE: u32 = 2;
 pub const REGISTER_PORTABLE: u32 = 1;
 /// `CU_EVENT_DISABLE_TIMING`.
 pub const EVENT_DISABLE_TIMING: u32 = 2;
-/// What fresh device memory is full of.
+/// Byte that fills new device memory.
 pub const POISON: u8 = 0xA7;
 
 /// `CUDA_MEMCPY2D_v2`. Pitches and widths are in bytes.
@@ -78,39 +77,40 @@ pub struct Memcpy2D {
     pub height: usize,
 }
 
-/// What `sim_inject` makes fail.
+/// Kind of failure that `sim_inject` requests.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The n-th call that creates something fails with out of memory: a stream,
-    /// an event, a registration, a device allocation, a module, a retained context.
+    /// The n-th call that creates an object fails with out of memory. Objects are
+    /// streams, events, registrations, device allocations, modules and retained
+    /// contexts.
     OutOfMemory,
-    /// The n-th copy is refused when it is queued.
+    /// The n-th copy is rejected when it is queued.
     CopyEnqueue,
     /// The n-th copy is queued, fails when it runs, and its context is lost.
     CopyAsync,
-    /// Every registration is refused, from now on. The number is not used.
+    /// Every later registration is rejected. The number is ignored.
     RefusePinning,
-    /// The n-th module is refused, as one without code for the device.
+    /// The n-th module is rejected, like a module without code for the device.
     ModuleLoad,
-    /// The n-th launch is refused when it is queued.
+    /// The n-th launch is rejected when it is queued.
     LaunchEnqueue,
     /// The n-th launch is queued, fails when it runs, and its context is lost.
     LaunchAsync,
 }
 
-/// When queued work runs.
+/// Time at which queued work runs.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schedule {
-    /// Soon, after a random delay.
+    /// Work runs after a random delay.
     Random,
-    /// As late as it can: only while some host thread waits for work, or one
-    /// piece at a time when it asks whether an event is done.
+    /// Work runs as late as possible: while a host thread waits for work. A query
+    /// of an event lets one item of work run.
     Lazy,
 }
 
-/// What has happened since the last reset.
+/// Counts since the last reset.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
@@ -118,37 +118,37 @@ pub struct Counters {
     pub copies: u64,
     /// Bytes of the copies accepted.
     pub copied_bytes: u64,
-    /// Kernels accepted.
+    /// Launches accepted.
     pub launches: u64,
-    /// Calls that waited on the host for a stream or an event.
+    /// Calls that blocked the host on a stream or an event.
     pub syncs: u64,
-    /// Calls that create something, as [`Fault::OutOfMemory`] counts them.
+    /// Calls that create an object, as counted by [`Fault::OutOfMemory`].
     pub allocations: u64,
-    /// Faults that were injected and have struck.
+    /// Injected faults that have occurred.
     pub faults: u64,
     /// Registrations of host memory accepted.
     pub registrations: u64,
-    /// Bytes of host memory registered now.
+    /// Bytes of host memory that are registered.
     pub registered_bytes: u64,
-    /// The most that was ever registered at once.
+    /// Peak of `registered_bytes`.
     pub registered_bytes_peak: u64,
-    /// Streams alive, without the default ones.
+    /// Live streams, without default streams.
     pub live_streams: u64,
-    /// Events alive.
+    /// Live events.
     pub live_events: u64,
-    /// Contexts retained, each as many times as it is.
+    /// Sum of the retain counts of all contexts.
     pub live_contexts: u64,
-    /// Registrations alive.
+    /// Live registrations.
     pub live_registrations: u64,
-    /// Device allocations alive.
+    /// Live device allocations.
     pub live_allocations: u64,
-    /// Modules loaded in contexts that are alive.
+    /// Loaded modules of live contexts.
     pub live_modules: u64,
 }
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident = $tag:literal,)*) => {
-        /// What kind of rule was broken.
+        /// Kind of a violation.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Kind { $($(#[$doc])* $kind,)* }
 
@@ -156,7 +156,7 @@ macro_rules! kinds {
             /// Every kind.
             pub const ALL: &[Kind] = &[$(Kind::$kind),*];
 
-            /// The word that a violation's text begins with.
+            /// Prefix of the text of a violation.
             pub const fn tag(self) -> &'static str {
                 match self { $(Kind::$kind => $tag),* }
             }
@@ -167,33 +167,33 @@ macro_rules! kinds {
 kinds! {
     /// Host memory changed while a copy from it was pending.
     SourceChanged = "source-changed",
-    /// A copy from or to host memory that is not pinned, though pinning works.
+    /// A copy used host memory that is not pinned, although pinning is available.
     Unpinned = "unpinned",
-    /// Host memory was unregistered or freed before a copy from it or to it was
-    /// known to be finished.
+    /// Host memory was unregistered or freed before the host had waited for a copy
+    /// that uses the memory.
     HostReleased = "host-released",
-    /// Host memory was written to while a copy to it was pending.
+    /// Host memory was written while a copy to it was pending.
     TargetChanged = "target-changed",
-    /// Device work that reaches outside of an allocation.
+    /// Device work accessed memory outside of an allocation.
     OutOfBounds = "out-of-bounds",
-    /// Work on one stream that uses bytes that another stream's work uses too,
-    /// one of them to write, and nothing orders the two.
+    /// Work of two streams accessed the same bytes without an order, and at least
+    /// one of the accesses was a write.
     MissingWait = "missing-wait",
-    /// Something was alive at the end.
+    /// An object was still alive at the end.
     Leak = "leak",
-    /// Work was queued on a stream of a context that is not current.
+    /// Work was queued on a stream whose context is not current.
     WrongContext = "wrong-context",
-    /// Work on a stream of one device uses memory of another.
+    /// Work on a stream of one device used memory of another device.
     WrongDevice = "wrong-device",
-    /// A stream or event was destroyed and nobody ever waited for its work.
+    /// A stream or an event was destroyed, and the program never waited for its work.
     WorkLost = "work-lost",
-    /// Device memory was freed while work that uses it may be pending.
+    /// Device memory was freed while work that uses the memory was possibly pending.
     FreedInUse = "freed-in-use",
-    /// Freed, unregistered, destroyed or released for a second time.
+    /// An object was freed, unregistered, destroyed or released twice.
     DoubleFree = "double-free",
-    /// A handle or an address was used after its end.
+    /// A handle or an address was used after the end of its object.
     UseAfterFree = "use-after-free",
-    /// A kernel was launched in a way that it cannot run: sizes of the grid, or
-    /// a table of tasks that contradicts itself or changed before the kernel ran.
+    /// A launch was invalid: unsupported grid sizes, an inconsistent table of
+    /// tasks, or a table that changed before the kernel ran.
     BadLaunch = "bad-launch",
 }

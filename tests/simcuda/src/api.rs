@@ -1,17 +1,17 @@
-//! The driver's entry points, with CUDA's names and types. Handles are integers
-//! here, which the C ABI passes as it passes pointers.
+//! Entry points of the driver, with the names and types of CUDA. Handles are
+//! integers, which the C ABI passes like pointers.
 
 #![allow(non_snake_case, reason = "the names are CUDA's")]
 
 use crate::abi::{Memcpy2D, Status};
 use crate::context::{self, DEVICES};
-use crate::copy::regions_of;
+use crate::copy_to_device::regions_of;
 use crate::driver::{DRIVER, Driver};
 use crate::launch::Grid;
 use crate::region::Region;
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
-/// Runs a call on the state, once `cuInit` was called.
+/// Runs `body` on the state of the driver, or returns `NotInitialized` before `cuInit`.
 fn call(body: impl FnOnce(&mut Driver) -> Result<(), Status>) -> Status {
     let mut driver = DRIVER.lock();
     if !driver.initialized {
@@ -19,7 +19,7 @@ fn call(body: impl FnOnce(&mut Driver) -> Result<(), Status>) -> Status {
     }
     let result = body(&mut driver);
     drop(driver);
-    DRIVER.announce();
+    DRIVER.notify_all();
     status(result)
 }
 
@@ -27,17 +27,17 @@ fn status(result: Result<(), Status>) -> Status {
     result.err().unwrap_or(Status::Success)
 }
 
-/// Stores a call's result where the caller asked for it.
+/// Writes a result to an output pointer of the caller.
 fn store<T>(out: *mut T, value: T) -> Result<(), Status> {
     if out.is_null() {
         return Err(Status::InvalidValue);
     }
-    // SAFETY: it is not null, and the caller promises room for a `T` there.
+    // SAFETY: the pointer is not null, and the caller guarantees that it is valid for a `T`.
     unsafe { out.write(value) };
     Ok(())
 }
 
-/// Must come before every other call.
+/// Initializes the driver. Every other call before this one fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuInit(flags: c_uint) -> Status {
     if flags != 0 {
@@ -47,13 +47,13 @@ pub extern "C" fn cuInit(flags: c_uint) -> Status {
     Status::Success
 }
 
-/// How many devices there are.
+/// Returns the number of devices.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDeviceGetCount(count: *mut c_int) -> Status {
     call(|_| store(count, DEVICES as c_int))
 }
 
-/// A device's handle, which is its number.
+/// Returns the handle of a device, which equals its ordinal.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> Status {
     call(|driver| {
@@ -62,10 +62,10 @@ pub extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> Status {
     })
 }
 
-/// The device's place on the bus, as `/sys/bus/pci/devices` names it.
+/// Returns the PCI address of a device, in the format of `/sys/bus/pci/devices`.
 ///
 /// # Safety
-/// `text` has room for `length` bytes.
+/// `text` is valid for writes of `length` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetPCIBusId(text: *mut c_char, length: c_int, device: c_int) -> Status {
     call(|driver| {
@@ -73,7 +73,7 @@ pub unsafe extern "C" fn cuDeviceGetPCIBusId(text: *mut c_char, length: c_int, d
         if text.is_null() || usize::try_from(length).is_ok_and(|length| length < name.len()) {
             return Err(Status::InvalidValue);
         }
-        // SAFETY: the caller promises the room, and it is enough.
+        // SAFETY: `text` is valid for `length` bytes, and `name` is not longer.
         unsafe { text.cast::<u8>().copy_from_nonoverlapping(name.as_ptr(), name.len()) };
         Ok(())
     })
@@ -97,13 +97,13 @@ pub extern "C" fn cuCtxSetCurrent(context: usize) -> Status {
     call(|driver| driver.set_current(context))
 }
 
-/// The calling thread's context, null if it has none.
+/// Returns the calling thread's context, or null without a context.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxGetCurrent(context: *mut usize) -> Status {
     call(|_| store(context, context::current()))
 }
 
-/// A new stream. The flags change nothing: no stream waits for the default one.
+/// Creates a stream. The flags have no effect: no stream synchronizes with the default stream.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamCreate(stream: *mut usize, _flags: c_uint) -> Status {
     call(|driver| store(stream, driver.create_stream()?))
@@ -121,13 +121,13 @@ pub extern "C" fn cuStreamWaitEvent(stream: usize, event: usize, _flags: c_uint)
     call(|driver| driver.wait_event(stream, event))
 }
 
-/// Waits until everything that is on the stream now has run.
+/// Waits until all work on the stream has run.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamSynchronize(stream: usize) -> Status {
     status(DRIVER.synchronize_stream(stream))
 }
 
-/// Whether a graph captures what is queued on the stream: 0 for no, 1 for yes.
+/// Returns 1 while a graph captures the stream, and 0 otherwise.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamIsCapturing(stream: usize, status: *mut c_uint) -> Status {
     call(|driver| store(status, c_uint::from(driver.stream_mut(stream)?.capturing)))
@@ -148,13 +148,13 @@ pub extern "C" fn cuModuleUnload(module: usize) -> Status {
 /// See [`Driver::function`].
 ///
 /// # Safety
-/// `name` is a string that ends in zero.
+/// `name` is null or a NUL-terminated string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuModuleGetFunction(function: *mut usize, module: usize, name: *const c_char) -> Status {
     if name.is_null() {
         return Status::InvalidValue;
     }
-    // SAFETY: the caller promises the string.
+    // SAFETY: guaranteed by the caller.
     let name = unsafe { CStr::from_ptr(name) };
     call(|driver| store(function, driver.function(module, name)?))
 }
@@ -184,7 +184,7 @@ pub extern "C" fn cuLaunchKernel(
     call(|driver| driver.launch(function, grid, stream, parameters as u64))
 }
 
-/// A new event. Of the flags only `CU_EVENT_DISABLE_TIMING` changes anything.
+/// Creates an event. Only the flag `CU_EVENT_DISABLE_TIMING` has an effect.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventCreate(event: *mut usize, flags: c_uint) -> Status {
     call(|driver| store(event, driver.create_event(flags)?))
@@ -202,7 +202,7 @@ pub extern "C" fn cuEventSynchronize(event: usize) -> Status {
     status(DRIVER.synchronize_event(event))
 }
 
-/// `NotReady` while the work before the event has not run.
+/// Returns `NotReady` until the work before the event has run.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventQuery(event: usize) -> Status {
     call(|driver| driver.query_event(event))
@@ -214,7 +214,7 @@ pub extern "C" fn cuEventElapsedTime(milliseconds: *mut f32, start: usize, end: 
     call(|driver| store(milliseconds, driver.elapsed_time(start, end)?))
 }
 
-/// The same, under the name that it has since CUDA 12.8.
+/// [`cuEventElapsedTime`], under its name since CUDA 12.8.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventElapsedTime_v2(milliseconds: *mut f32, start: usize, end: usize) -> Status {
     cuEventElapsedTime(milliseconds, start, end)
@@ -250,7 +250,7 @@ pub extern "C" fn cuMemHostUnregister(start: usize) -> Status {
     call(|driver| driver.unregister(start as u64))
 }
 
-/// Queues a copy; of no bytes, it does nothing.
+/// Queues a copy to the device. An empty copy has no effect.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemcpyHtoDAsync_v2(target: u64, source: usize, bytes: usize, stream: usize) -> Status {
     if bytes == 0 {
@@ -259,11 +259,11 @@ pub extern "C" fn cuMemcpyHtoDAsync_v2(target: u64, source: usize, bytes: usize,
     let regions = Region::linear(source as u64, bytes as u64).zip(Region::linear(target, bytes as u64));
     call(|driver| {
         let (source, target) = regions.ok_or(Status::InvalidValue)?;
-        driver.copy(source, target, stream)
+        driver.copy_to_device(source, target, stream)
     })
 }
 
-/// Queues a copy to the host; of no bytes, it does nothing.
+/// Queues a copy to the host. An empty copy has no effect.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemcpyDtoHAsync_v2(target: usize, source: u64, bytes: usize, stream: usize) -> Status {
     if bytes == 0 {
@@ -272,36 +272,36 @@ pub extern "C" fn cuMemcpyDtoHAsync_v2(target: usize, source: u64, bytes: usize,
     let regions = Region::linear(source, bytes as u64).zip(Region::linear(target as u64, bytes as u64));
     call(|driver| {
         let (source, target) = regions.ok_or(Status::InvalidValue)?;
-        driver.fetch(source, target, stream)
+        driver.copy_to_host(source, target, stream)
     })
 }
 
-/// Queues a strided copy; of no bytes, it does nothing.
+/// Queues a strided copy to the device. An empty copy has no effect.
 ///
 /// # Safety
 /// `copy` is null or points to a valid description.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpy2DAsync_v2(copy: *const Memcpy2D, stream: usize) -> Status {
-    // SAFETY: the caller promises that it can be read.
+    // SAFETY: guaranteed by the caller.
     let Some(copy) = (unsafe { copy.as_ref() }) else {
         return Status::InvalidValue;
     };
     call(|driver| match regions_of(copy)? {
-        Some((source, target)) => driver.copy(source, target, stream),
+        Some((source, target)) => driver.copy_to_device(source, target, stream),
         None => Ok(()),
     })
 }
 
-/// The constant's name in CUDA.
+/// Returns the name of an error constant.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGetErrorName(error: c_uint, text: *mut *const c_char) -> Status {
     describe(error, text, |(_, name, _)| *name)
 }
 
-/// What the error means.
+/// Returns the description of an error.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGetErrorString(error: c_uint, text: *mut *const c_char) -> Status {
-    describe(error, text, |(_, _, meaning)| *meaning)
+    describe(error, text, |(_, _, text)| *text)
 }
 
 type Description = (Status, &'static CStr, &'static CStr);
@@ -335,8 +335,8 @@ const DESCRIPTIONS: &[Description] = &[
     (Status::Unknown, c"CUDA_ERROR_UNKNOWN", c"unknown error"),
 ];
 
-fn describe(error: c_uint, text: *mut *const c_char, part: impl Fn(&Description) -> &'static CStr) -> Status {
+fn describe(error: c_uint, text: *mut *const c_char, field: impl Fn(&Description) -> &'static CStr) -> Status {
     let found = DESCRIPTIONS.iter().find(|(status, _, _)| *status as c_uint == error);
-    let result = store(text, found.map_or(std::ptr::null(), |description| part(description).as_ptr()));
+    let result = store(text, found.map_or(std::ptr::null(), |description| field(description).as_ptr()));
     status(result.and(found.map(|_| ()).ok_or(Status::InvalidValue)))
 }

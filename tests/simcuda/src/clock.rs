@@ -1,86 +1,86 @@
-//! Vector clocks: which work is certain to come before which.
+//! Vector clocks, which define the happens-before relation of queued work.
 //!
-//! Each stream numbers its pieces of work 1, 2, 3 and so on. A clock holds one
-//! such number per stream and means: all work up to there comes before this
-//! point. Clocks follow the calls that the program makes and not the threads
-//! that run the work, so a conclusion drawn from them holds for every run.
+//! Each stream numbers its work 1, 2, 3 and so on. A clock holds one number per
+//! stream: all work up to this number happens before the clock's point in time.
+//! Clocks follow the calls of the program and not the threads that run the
+//! work, so a conclusion drawn from clocks holds for every run.
 
-/// One piece of work: the `number`-th of its stream.
+/// Identifier of queued work: the `number`-th work of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mark {
+pub struct WorkId {
     /// Index of the stream.
     pub stream: usize,
-    /// Counted from 1; 0 stands for the time before all work.
+    /// Number, counted from 1; 0 refers to the time before all work.
     pub number: u64,
 }
 
-/// For each stream, the number of its pieces of work that come before.
+/// Number of the last work of each stream that happens before a point in time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Clock(Vec<u64>);
 
 impl Clock {
-    /// The last work of `stream` that comes before this point.
-    pub fn last(&self, stream: usize) -> Mark {
+    /// Returns the last work of `stream` that happens before this point.
+    pub fn last(&self, stream: usize) -> WorkId {
         let number = self.0.get(stream).copied().unwrap_or(0);
-        Mark { stream, number }
+        WorkId { stream, number }
     }
 
-    /// Takes in `mark`, and so all work of that stream up to it.
-    pub fn include(&mut self, mark: Mark) {
-        if self.0.len() <= mark.stream {
-            self.0.resize(mark.stream + 1, 0);
+    /// Adds `id` and all earlier work of its stream.
+    pub fn include(&mut self, id: WorkId) {
+        if self.0.len() <= id.stream {
+            self.0.resize(id.stream + 1, 0);
         }
-        self.0[mark.stream] = self.0[mark.stream].max(mark.number);
+        self.0[id.stream] = self.0[id.stream].max(id.number);
     }
 
-    /// Takes in everything that `other` holds.
+    /// Adds all work of `other`.
     pub fn join(&mut self, other: &Clock) {
-        for mark in other.marks() {
-            self.include(mark);
+        for id in other.ids() {
+            self.include(id);
         }
     }
 
-    /// Adds a new piece of work to the end of `stream`.
-    pub fn append(&mut self, stream: usize) -> Mark {
+    /// Appends new work to `stream` and returns its identifier.
+    pub fn append(&mut self, stream: usize) -> WorkId {
         let number = self.last(stream).number + 1;
-        let mark = Mark { stream, number };
-        self.include(mark);
-        mark
+        let id = WorkId { stream, number };
+        self.include(id);
+        id
     }
 
-    /// Whether `mark` is certain to come before this point.
-    pub fn covers(&self, mark: Mark) -> bool {
-        self.last(mark.stream).number >= mark.number
+    /// Returns whether `id` happens before this point.
+    pub fn covers(&self, id: WorkId) -> bool {
+        self.last(id.stream).number >= id.number
     }
 
-    /// Whether everything that `other` holds is certain to come before.
+    /// Returns whether all work of `other` happens before this point.
     pub fn covers_all(&self, other: &Clock) -> bool {
-        other.marks().all(|mark| self.covers(mark))
+        other.ids().all(|id| self.covers(id))
     }
 
-    fn marks(&self) -> impl Iterator<Item = Mark> + '_ {
+    fn ids(&self) -> impl Iterator<Item = WorkId> + '_ {
         let numbers = self.0.iter().enumerate();
-        numbers.map(|(stream, &number)| Mark { stream, number })
+        numbers.map(|(stream, &number)| WorkId { stream, number })
     }
 }
 
-/// What the program as a whole knows.
+/// Happens-before state of the whole program.
 #[derive(Debug, Default)]
 pub struct Order {
-    /// Work that the host knows is finished. All host threads share one clock:
-    /// how they wait for each other cannot be seen from here, so whatever one
-    /// of them knows is taken to be known to all. That may hide a mistake
-    /// between two host threads; it never reports one that is not there.
+    /// Work for which the host has waited. All host threads share one clock,
+    /// because the driver cannot observe synchronization between host threads.
+    /// The shared clock may hide an error between two host threads, but never
+    /// causes a false report.
     pub host: Clock,
-    /// Work that the host or another stream has waited for.
+    /// Work for which the host or another stream has waited.
     pub awaited: Clock,
-    /// Work that has really run.
+    /// Work that has run.
     pub finished: Clock,
 }
 
 impl Order {
-    /// The host has learned that everything in `clock` is finished.
-    pub fn host_learns(&mut self, clock: &Clock) {
+    /// Records that the host has waited for all work in `clock`.
+    pub fn set_host_waited(&mut self, clock: &Clock) {
         self.host.join(clock);
         self.awaited.join(clock);
     }
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clock_covers_what_it_has_joined_and_nothing_later() {
+    fn joined_clock_covers_earlier_work_only() {
         let mut copies = Clock::default();
         let first = copies.append(3);
         let mut caller = Clock::default();

@@ -1,17 +1,17 @@
-//! Devices, their primary contexts, and which context a thread has current.
+//! Devices, their primary contexts, and the current context of each thread.
 
 use crate::abi::{Kind, Status};
 use crate::driver::{Driver, new_handle};
 use std::cell::Cell;
 
-/// How many devices there are.
+/// Number of devices.
 pub const DEVICES: usize = 2;
 
 thread_local! {
     static CURRENT: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The handle of the calling thread's context, 0 if it has none.
+/// Returns the handle of the calling thread's context, or 0 without a context.
 pub fn current() -> usize {
     CURRENT.get()
 }
@@ -19,18 +19,18 @@ pub fn current() -> usize {
 /// A device and its primary context.
 #[derive(Debug)]
 pub struct Device {
-    /// The primary context's handle.
+    /// Handle of the primary context.
     pub context: usize,
-    /// The handle of its default stream, which callers name with 0.
+    /// Handle of the default stream, to which callers refer by 0.
     pub default_stream: usize,
-    /// How often the context is retained. It is alive while this is not 0.
+    /// Retain count of the context, which is alive while the count is not 0.
     pub retained: u64,
-    /// The error that every call returns since a copy has failed.
+    /// Error that every call returns after work of the context has failed.
     pub lost: Option<Status>,
 }
 
 impl Device {
-    /// A device whose context nobody has retained.
+    /// Creates a device whose context is not retained.
     pub fn new() -> Device {
         Device { context: new_handle(), default_stream: new_handle(), retained: 0, lost: None }
     }
@@ -57,12 +57,15 @@ impl Driver {
         Ok(self.devices[device].context)
     }
 
-    /// `cuDevicePrimaryCtxRelease_v2`. A context that nobody retains any more
-    /// is gone, and with it the error that it had and its modules.
+    /// `cuDevicePrimaryCtxRelease_v2`. The last release destroys the context, its
+    /// error and its modules.
     pub fn release_context(&mut self, ordinal: i32) -> Result<(), Status> {
         let device = self.device(ordinal)?;
         if self.devices[device].retained == 0 {
-            self.report(Kind::DoubleFree, format!("the context of device {device} is released, but nobody retains it"));
+            self.report(
+                Kind::DoubleFree,
+                format!("the context of device {device} is released, but it is not retained"),
+            );
             return Err(Status::InvalidContext);
         }
         self.devices[device].retained -= 1;
@@ -73,7 +76,7 @@ impl Driver {
         Ok(())
     }
 
-    /// `cuCtxSetCurrent`; 0 leaves the thread without a context.
+    /// `cuCtxSetCurrent`. A `context` of 0 leaves the thread without a context.
     pub fn set_current(&mut self, context: usize) -> Result<(), Status> {
         if context != 0 {
             self.device_of(context)?;
@@ -82,13 +85,16 @@ impl Driver {
         Ok(())
     }
 
-    /// The device of the calling thread's context, if that context works.
+    /// Returns the device of the calling thread's context.
+    ///
+    /// # Errors
+    /// `InvalidContext` without a live context, and the error of a lost context.
     pub fn current_device(&mut self) -> Result<usize, Status> {
         let context = self.current_healthy()?;
         self.device_of(context)
     }
 
-    /// The calling thread's context, if there is one and it works.
+    /// Returns the calling thread's context, with the errors of [`Driver::current_device`].
     pub fn current_healthy(&mut self) -> Result<usize, Status> {
         let context = current();
         self.device_of(context)?;
@@ -96,32 +102,32 @@ impl Driver {
         Ok(context)
     }
 
-    /// The device whose live context this is.
+    /// Returns the device of a live context.
     pub fn device_of(&mut self, context: usize) -> Result<usize, Status> {
         let Some(device) = self.devices.iter().position(|device| device.context == context) else {
             return Err(Status::InvalidContext);
         };
         if self.devices[device].retained == 0 {
-            self.report(Kind::UseAfterFree, format!("the context of device {device} is used, but nobody retains it"));
+            self.report(Kind::UseAfterFree, format!("the context of device {device} is used, but it is not retained"));
             return Err(Status::InvalidContext);
         }
         Ok(device)
     }
 
-    /// Whether a failure has ended all work in the context.
+    /// Returns whether a failure has ended all work of the context.
     pub fn is_lost(&self, context: usize) -> bool {
         self.devices.iter().any(|device| device.context == context && device.lost.is_some())
     }
 
-    /// The error of a lost context. Whoever gets it knows that nothing of that
-    /// context will run any more.
+    /// Returns the error of a lost context. The error tells the host that no work
+    /// of the context will run, so the host has waited for all of that work.
     pub fn healthy(&mut self, context: usize) -> Result<(), Status> {
         let device = self.devices.iter().find(|device| device.context == context);
         let Some(error) = device.and_then(|device| device.lost) else {
             return Ok(());
         };
         for stream in self.streams.values().filter(|stream| stream.context == context) {
-            self.order.host_learns(&stream.clock);
+            self.order.set_host_waited(&stream.clock);
         }
         Err(error)
     }

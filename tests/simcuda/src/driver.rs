@@ -1,7 +1,7 @@
-//! All state of the simulated driver, and the lock around it.
+//! State of the simulated driver, and the lock that protects it.
 
 use crate::abi::{Counters, Kind, Schedule, Status};
-use crate::clock::{Mark, Order};
+use crate::clock::{Order, WorkId};
 use crate::context::{DEVICES, Device};
 use crate::event::Event;
 use crate::fault::Faults;
@@ -15,34 +15,34 @@ use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-/// The one driver of the process.
+/// Driver of the process.
 pub static DRIVER: LazyLock<SharedDriver> = LazyLock::new(SharedDriver::default);
 
-/// A handle that was never used before, not even before a reset, so that an old
-/// one can always be told from a new one. No address looks like it.
+/// Returns a new handle. Handles are unique across resets, so that a stale handle
+/// is always detected, and never equal an address.
 pub fn new_handle() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0x5100);
     NEXT.fetch_add(0x10, Ordering::Relaxed)
 }
 
-/// The state between two resets.
+/// State of the driver between two resets.
 #[derive(Debug)]
 pub struct Driver {
-    /// Counts resets. Threads that belong to an earlier one stop.
+    /// Number of resets. Threads of an earlier epoch stop.
     pub epoch: u64,
-    /// What the delays depend on.
+    /// Seed of the random delays.
     pub seed: u64,
-    /// When work may run.
+    /// Schedule of queued work.
     pub schedule: Schedule,
-    /// Host threads that wait for work.
+    /// Number of host threads that wait for work.
     pub waiting: usize,
-    /// Pieces of work that may run though no host thread waits.
+    /// Number of work items that may run although no host thread waits.
     pub permits: u64,
     /// Whether `cuInit` was called.
     pub initialized: bool,
-    /// The devices with their primary contexts.
+    /// Devices with their primary contexts.
     pub devices: Vec<Device>,
-    /// Streams by handle, destroyed ones too.
+    /// Streams by handle, including destroyed streams.
     pub streams: BTreeMap<usize, Stream>,
     /// Events by handle.
     pub events: BTreeMap<usize, Event>,
@@ -50,36 +50,36 @@ pub struct Driver {
     pub modules: BTreeMap<usize, Module>,
     /// Functions of modules by handle.
     pub functions: BTreeMap<usize, Function>,
-    /// When work has run, by stream and number.
+    /// Completion times of work, by stream and number.
     pub finished_at: BTreeMap<(usize, u64), Instant>,
     /// Device memory.
     pub memory: DeviceMemory,
     /// Registered host memory.
     pub pinned: PinnedMemory,
-    /// Failures still to come.
+    /// Requested failures that have not occurred.
     pub faults: Faults,
-    /// What is known to come before what.
+    /// Happens-before state.
     pub order: Order,
     /// Work whose stream or event was destroyed.
     pub orphans: Vec<Orphan>,
-    /// The counts that are kept here; the rest is counted when asked for.
+    /// Counts that calls update. [`Driver::count`] adds the others.
     pub counters: Counters,
-    /// What was found, one text each.
+    /// Texts of the violations.
     pub violations: Vec<String>,
-    /// The streams' threads.
+    /// Threads of the streams.
     pub threads: Vec<JoinHandle<()>>,
 }
 
-/// Work whose stream or event was destroyed. CUDA allows that while the work is
-/// pending, but somebody must wait for it by other means in the end.
+/// Work whose stream or event was destroyed. CUDA allows the destruction while the
+/// work is pending, but the program must wait for the work in another way.
 #[derive(Debug)]
 pub struct Orphan {
-    /// The last work of the stream, or before the event, that uses memory.
-    pub mark: Mark,
-    /// The context of both.
+    /// Last work of the stream, or before the event, that uses memory.
+    pub id: WorkId,
+    /// Context of the stream or event.
     pub context: usize,
-    /// What happened, in words.
-    pub what: &'static str,
+    /// Description of the destruction.
+    pub cause: &'static str,
 }
 
 impl Driver {
@@ -108,27 +108,27 @@ impl Driver {
         }
     }
 
-    /// Writes a violation down.
+    /// Records a violation.
     pub fn report(&mut self, kind: Kind, text: String) {
         self.violations.push(format!("{}: {text}", kind.tag()));
     }
 
-    /// Counts a call that creates something; it may have been told to fail.
+    /// Counts a call that creates an object, and returns an injected failure.
     pub fn count_allocation(&mut self) -> Result<(), Status> {
         self.counters.allocations += 1;
         self.faults.allocation()
     }
 
-    /// Whether work may begin to run now.
+    /// Returns whether work may start to run.
     pub fn may_run(&self) -> bool {
         self.schedule == Schedule::Random || self.waiting > 0 || self.permits > 0
     }
 
-    /// All counts.
+    /// Returns all counts.
     pub fn count(&self) -> Counters {
         let (registered_bytes, registered_bytes_peak) = self.pinned.bytes();
         Counters {
-            faults: self.faults.struck(),
+            faults: self.faults.occurred(),
             registered_bytes,
             registered_bytes_peak,
             live_streams: self.created_streams().count() as u64,
@@ -157,16 +157,16 @@ impl Driver {
 
     fn report_lost_work(&mut self) {
         for orphan in std::mem::take(&mut self.orphans) {
-            if !self.order.awaited.covers(orphan.mark) && !self.is_lost(orphan.context) {
-                let Mark { stream, number } = orphan.mark;
-                let text = format!("{}; nobody waited for work {number} of stream {stream}", orphan.what);
+            if !self.order.awaited.covers(orphan.id) && !self.is_lost(orphan.context) {
+                let WorkId { stream, number } = orphan.id;
+                let text = format!("{}; the program never waited for work {number} of stream {stream}", orphan.cause);
                 self.report(Kind::WorkLost, text);
             }
         }
     }
 }
 
-/// The state behind its lock, and the bell that rings when it changes.
+/// Lock of the driver, and condition variable for changes of its state.
 #[derive(Debug)]
 pub struct SharedDriver {
     state: Mutex<Driver>,
@@ -180,34 +180,34 @@ impl Default for SharedDriver {
 }
 
 impl SharedDriver {
-    /// The state. A thread that panicked with it has not made it unusable.
+    /// Locks the driver. Ignores poisoning, because the state stays valid when a thread panics.
     pub fn lock(&self) -> MutexGuard<'_, Driver> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes all who wait for a change.
-    pub fn announce(&self) {
+    /// Wakes all threads that wait for a change.
+    pub fn notify_all(&self) {
         self.changed.notify_all();
     }
 
-    /// Sleeps until something may have changed.
+    /// Blocks until the state may have changed.
     pub fn wait_for_change<'a>(&self, driver: MutexGuard<'a, Driver>) -> MutexGuard<'a, Driver> {
         self.changed.wait(driver).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sleeps until `mark` has run, and lets lazy work run meanwhile.
+    /// Blocks until `id` has run. Lazily scheduled work may run meanwhile.
     ///
     /// # Errors
-    /// `Deinitialized` if a reset came first.
+    /// `Deinitialized` after a reset.
     pub fn wait_on_host<'a>(
         &self,
         mut driver: MutexGuard<'a, Driver>,
-        mark: Mark,
+        id: WorkId,
     ) -> Result<MutexGuard<'a, Driver>, Status> {
         let epoch = driver.epoch;
         driver.waiting += 1;
-        self.announce();
-        while !driver.order.finished.covers(mark) {
+        self.notify_all();
+        while !driver.order.finished.covers(id) {
             driver = self.wait_for_change(driver);
             if driver.epoch != epoch {
                 return Err(Status::Deinitialized);
@@ -217,27 +217,27 @@ impl SharedDriver {
         Ok(driver)
     }
 
-    /// Forgets everything and stops all threads. `cuInit` stays done, as a
-    /// program does it only once.
+    /// Resets the state and stops all threads. The driver stays initialized,
+    /// because a program calls `cuInit` only once.
     pub fn reset(&self, seed: u64) {
         let mut driver = self.lock();
-        let fresh = Driver::new(driver.epoch + 1, seed, driver.initialized);
-        let old = std::mem::replace(&mut *driver, fresh);
+        let new = Driver::new(driver.epoch + 1, seed, driver.initialized);
+        let old = std::mem::replace(&mut *driver, new);
         drop(driver);
-        self.announce();
+        self.notify_all();
         for thread in old.threads {
-            // A stream's thread that panicked has no result to lose.
+            // The thread of a stream has no result, so a panic is ignored.
             let _ = thread.join();
         }
     }
 
-    /// Lets all work run, then looks for what is still alive and for work that
-    /// nobody waited for. Returns how many violations there are in all.
+    /// Runs all work, and reports leaks and work without a wait. Returns the total
+    /// number of violations.
     pub fn finish(&self) -> usize {
         let mut driver = self.lock();
         let epoch = driver.epoch;
         driver.schedule = Schedule::Random;
-        self.announce();
+        self.notify_all();
         while driver.epoch == epoch && !driver.is_idle() {
             driver = self.wait_for_change(driver);
         }

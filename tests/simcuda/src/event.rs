@@ -1,33 +1,33 @@
-//! Events: marks in the work of a stream that others can wait for.
+//! Events: points in the work of a stream for which streams and the host can wait.
 
 use crate::abi::{EVENT_DISABLE_TIMING, Kind, Status};
-use crate::clock::{Clock, Mark};
+use crate::clock::{Clock, WorkId};
 use crate::context;
 use crate::driver::{Driver, Orphan, SharedDriver, new_handle};
 use std::time::Instant;
 
-/// An event, recorded or not.
+/// Event, recorded or not.
 #[derive(Debug)]
 pub struct Event {
     context: usize,
-    /// Whether it may be asked for times.
+    /// Whether the event records times.
     has_timing: bool,
-    /// Where it was last recorded.
+    /// Last record, or `None` before the first record.
     record: Option<Record>,
-    /// Host threads that wait for it at this moment.
+    /// Number of host threads that wait for the event.
     waiting: usize,
 }
 
-/// A place in the work of a stream.
+/// Point in the work of a stream at which an event was recorded.
 #[derive(Clone, Debug)]
 pub struct Record {
-    /// The last work before it.
-    pub mark: Mark,
-    /// Everything that comes before it.
+    /// Last work before the record.
+    pub id: WorkId,
+    /// All work that happens before the record.
     pub clock: Clock,
-    /// The last work before it that uses memory.
-    last_use: Mark,
-    /// When the host asked for it.
+    /// Last work before the record that uses memory.
+    last_use: WorkId,
+    /// Time of the call of `cuEventRecord`.
     called_at: Instant,
 }
 
@@ -46,14 +46,14 @@ impl Driver {
     pub fn record_event(&mut self, event: usize, stream: usize) -> Result<(), Status> {
         let stream = self.stream_for_work("an event record", stream)?;
         let context = context::current();
-        let (mark, clock) = self.tail(stream);
-        let last_use = self.streams.get(&stream).map_or(mark, |stream| stream.last_use);
+        let (id, clock) = self.tail(stream);
+        let last_use = self.streams.get(&stream).map_or(id, |stream| stream.last_use);
         let event = self.event_mut("recorded", event)?;
         if event.context != context {
             self.report(Kind::WrongContext, "an event is recorded in another context than its own".to_owned());
             return Err(Status::InvalidHandle);
         }
-        event.record = Some(Record { mark, clock, last_use, called_at: Instant::now() });
+        event.record = Some(Record { id, clock, last_use, called_at: Instant::now() });
         Ok(())
     }
 
@@ -62,14 +62,14 @@ impl Driver {
         let Event { context, record, .. } = self.event_mut("queried", event)?;
         let (context, record) = (*context, record.clone());
         self.healthy(context)?;
-        let Some(Record { mark, clock, .. }) = record else {
+        let Some(Record { id, clock, .. }) = record else {
             return Ok(());
         };
-        if !self.order.finished.covers(mark) {
+        if !self.order.finished.covers(id) {
             self.permits = 1;
             return Err(Status::NotReady);
         }
-        self.order.host_learns(&clock);
+        self.order.set_host_waited(&clock);
         Ok(())
     }
 
@@ -80,14 +80,14 @@ impl Driver {
     }
 
     fn time_of(&mut self, event: usize) -> Result<Instant, Status> {
-        let event = self.event_mut("asked for its time", event)?;
-        let Some(Record { mark, called_at, .. }) = event.record.clone().filter(|_| event.has_timing) else {
+        let event = self.event_mut("queried for its time", event)?;
+        let Some(Record { id, called_at, .. }) = event.record.clone().filter(|_| event.has_timing) else {
             return Err(Status::InvalidHandle);
         };
-        if !self.order.finished.covers(mark) {
+        if !self.order.finished.covers(id) {
             return Err(Status::NotReady);
         }
-        let finished_at = self.finished_at.get(&(mark.stream, mark.number)).copied();
+        let finished_at = self.finished_at.get(&(id.stream, id.number)).copied();
         Ok(finished_at.map_or(called_at, |finished_at| finished_at.max(called_at)))
     }
 
@@ -100,19 +100,19 @@ impl Driver {
             self.report(Kind::UseAfterFree, "an event is destroyed while a thread waits for it".to_owned());
         }
         if let Some(Record { last_use, .. }) = record {
-            self.orphans.push(Orphan { mark: last_use, context, what: "an event was destroyed" });
+            self.orphans.push(Orphan { id: last_use, context, cause: "an event was destroyed" });
         }
         self.healthy(context)
     }
 
-    /// The record that a wait for the event waits for, if there is one.
+    /// Returns the last record of the event, or `None` before the first record.
     pub fn record_of(&mut self, event: usize) -> Result<Option<Record>, Status> {
         Ok(self.event_mut("waited for", event)?.record.clone())
     }
 
-    fn event_mut(&mut self, what: &str, handle: usize) -> Result<&mut Event, Status> {
+    fn event_mut(&mut self, operation: &str, handle: usize) -> Result<&mut Event, Status> {
         if !self.events.contains_key(&handle) {
-            self.report(Kind::UseAfterFree, format!("event {handle:#x} is {what}, but there is no such event"));
+            self.report(Kind::UseAfterFree, format!("event {handle:#x} is {operation}, but there is no such event"));
         }
         self.events.get_mut(&handle).ok_or(Status::InvalidHandle)
     }
@@ -125,16 +125,16 @@ impl SharedDriver {
         driver.counters.syncs += 1;
         let event = driver.event_mut("waited for", handle)?;
         let (context, record) = (event.context, event.record.clone());
-        let Some(Record { mark, clock, .. }) = record else {
+        let Some(Record { id, clock, .. }) = record else {
             return driver.healthy(context);
         };
         event.waiting += 1;
-        let mut driver = self.wait_on_host(driver, mark)?;
+        let mut driver = self.wait_on_host(driver, id)?;
         if let Some(event) = driver.events.get_mut(&handle) {
             event.waiting -= 1;
         }
         driver.healthy(context)?;
-        driver.order.host_learns(&clock);
+        driver.order.set_host_waited(&clock);
         Ok(())
     }
 }

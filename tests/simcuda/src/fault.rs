@@ -1,19 +1,19 @@
-//! Failures that a test asked for.
+//! Failures requested by a test.
 
 use crate::abi::{Fault, Status};
 
-/// What becomes of a copy or a launch.
+/// Outcome of a copy or a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
-    /// It runs.
+pub enum Outcome {
+    /// The work runs.
     Runs,
-    /// It is refused when it is queued.
-    Refused,
-    /// It fails when it runs.
+    /// The work is rejected when it is queued.
+    Rejected,
+    /// The work fails when it runs.
     FailsLater,
 }
 
-/// Which calls are still to fail.
+/// Requested failures that have not occurred, and the number of those that have.
 #[derive(Debug, Default)]
 pub struct Faults {
     out_of_memory: Countdown,
@@ -24,11 +24,11 @@ pub struct Faults {
     launch_async: Countdown,
     refuse_pinning: bool,
     unpinned_allowed: bool,
-    struck: u64,
+    occurred: u64,
 }
 
 impl Faults {
-    /// Plans `fault` for the `at`-th such call from now, counted from 1.
+    /// Requests `fault` for the `at`-th later call of its kind, counted from 1.
     pub fn plan(&mut self, fault: Fault, at: u64) {
         match fault {
             Fault::OutOfMemory => self.out_of_memory = Countdown(at),
@@ -41,77 +41,78 @@ impl Faults {
         }
     }
 
-    /// Every call that creates something passes here.
+    /// Counts a call that creates an object, and returns a requested failure.
     pub fn allocation(&mut self) -> Result<(), Status> {
-        if self.out_of_memory.strikes() {
-            self.struck += 1;
+        if self.out_of_memory.count_call() {
+            self.occurred += 1;
             return Err(Status::OutOfMemory);
         }
         Ok(())
     }
 
-    /// A registration is also a thing created. Once one was refused, the
-    /// program has no choice but to copy from memory that is not pinned.
+    /// Counts a registration, which is also a call that creates an object. After a
+    /// failed registration the program may copy from memory that is not pinned.
     pub fn pinning(&mut self) -> Result<(), Status> {
-        let mut verdict = self.allocation();
-        if verdict.is_ok() && self.refuse_pinning {
-            self.struck += 1;
-            verdict = Err(Status::NotSupported);
+        let mut result = self.allocation();
+        if result.is_ok() && self.refuse_pinning {
+            self.occurred += 1;
+            result = Err(Status::NotSupported);
         }
-        self.unpinned_allowed |= verdict.is_err();
-        verdict
+        self.unpinned_allowed |= result.is_err();
+        result
     }
 
-    /// Every copy passes here.
-    pub fn copy(&mut self) -> Fate {
-        let (refused, fails) = (self.copy_enqueue.strikes(), self.copy_async.strikes());
-        self.fate(refused, fails)
+    /// Counts a copy and returns its outcome.
+    pub fn copy(&mut self) -> Outcome {
+        let (rejected, fails) = (self.copy_enqueue.count_call(), self.copy_async.count_call());
+        self.outcome(rejected, fails)
     }
 
-    /// Every launch passes here.
-    pub fn launch(&mut self) -> Fate {
-        let (refused, fails) = (self.launch_enqueue.strikes(), self.launch_async.strikes());
-        self.fate(refused, fails)
+    /// Counts a launch and returns its outcome.
+    pub fn launch(&mut self) -> Outcome {
+        let (rejected, fails) = (self.launch_enqueue.count_call(), self.launch_async.count_call());
+        self.outcome(rejected, fails)
     }
 
-    fn fate(&mut self, refused: bool, fails: bool) -> Fate {
-        self.struck += u64::from(refused) + u64::from(fails);
-        match (refused, fails) {
-            (true, _) => Fate::Refused,
-            (false, true) => Fate::FailsLater,
-            (false, false) => Fate::Runs,
+    fn outcome(&mut self, rejected: bool, fails: bool) -> Outcome {
+        self.occurred += u64::from(rejected) + u64::from(fails);
+        match (rejected, fails) {
+            (true, _) => Outcome::Rejected,
+            (false, true) => Outcome::FailsLater,
+            (false, false) => Outcome::Runs,
         }
     }
 
-    /// A module is also a thing created.
+    /// Counts a load of a module, which is also a call that creates an object.
     pub fn module(&mut self) -> Result<(), Status> {
         self.allocation()?;
-        if self.module_load.strikes() {
-            self.struck += 1;
+        if self.module_load.count_call() {
+            self.occurred += 1;
             return Err(Status::NoBinaryForGpu);
         }
         Ok(())
     }
 
-    /// Whether a copy may come from memory that is not pinned.
+    /// Returns whether a copy may use memory that is not pinned.
     pub fn unpinned_allowed(&self) -> bool {
         self.unpinned_allowed
     }
 
-    /// How many planned failures have happened.
-    pub fn struck(&self) -> u64 {
-        self.struck
+    /// Returns the number of requested failures that have occurred.
+    pub fn occurred(&self) -> u64 {
+        self.occurred
     }
 }
 
-/// Calls left until the one that fails; 0 when none is to fail.
+/// Number of calls up to and including the call that fails, or 0 without a requested failure.
 #[derive(Debug, Default)]
 struct Countdown(u64);
 
 impl Countdown {
-    fn strikes(&mut self) -> bool {
-        let strikes = self.0 == 1;
+    /// Counts one call and returns whether the call fails.
+    fn count_call(&mut self) -> bool {
+        let fails = self.0 == 1;
         self.0 = self.0.saturating_sub(1);
-        strikes
+        fails
     }
 }

@@ -1,7 +1,7 @@
-//! Host memory: what is registered as pinned, and reading and writing it safely.
+//! Host memory: registered (pinned) ranges, and checked reads and writes.
 
 use crate::abi::{Kind, REGISTER_PORTABLE, Status};
-use crate::clock::{Clock, Mark};
+use crate::clock::{Clock, WorkId};
 use crate::driver::Driver;
 use crate::region::Region;
 use std::collections::BTreeMap;
@@ -9,21 +9,21 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::LazyLock;
 
-/// Names one registration for good; a new one at the same address has another.
+/// Identifier of a registration. A new registration at the same address has a new identifier.
 pub type PinId = u64;
 
-/// A registered range of host memory.
+/// Registered range of host memory.
 #[derive(Debug)]
 struct Pin {
     id: PinId,
     bytes: u64,
     context: usize,
     portable: bool,
-    /// The copies from it and to it.
+    /// Copies that use the range.
     copies: Clock,
 }
 
-/// All registered ranges, by their first address.
+/// Registered ranges, by start address.
 #[derive(Debug, Default)]
 pub struct PinnedMemory {
     live: BTreeMap<u64, Pin>,
@@ -33,36 +33,36 @@ pub struct PinnedMemory {
 }
 
 impl PinnedMemory {
-    /// The registration that makes all of `region` pinned in `context`.
+    /// Returns the registration that pins all of `region` in `context`.
     pub fn covering(&self, region: &Region, context: usize) -> Option<PinId> {
         let (&start, pin) = self.live.range(..=region.start()).next_back()?;
         let usable = pin.portable || pin.context == context;
         (usable && region.end() <= start + pin.bytes).then_some(pin.id)
     }
 
-    /// Whether the registration still is.
+    /// Returns whether the registration is alive.
     pub fn is_live(&self, id: PinId) -> bool {
         self.live.values().any(|pin| pin.id == id)
     }
 
-    /// Remembers that a copy from the registration was queued.
-    pub fn note_copy(&mut self, id: PinId, mark: Mark) {
+    /// Records that a queued copy uses the registration.
+    pub fn add_copy(&mut self, id: PinId, copy: WorkId) {
         if let Some(pin) = self.live.values_mut().find(|pin| pin.id == id) {
-            pin.copies.include(mark);
+            pin.copies.include(copy);
         }
     }
 
-    /// How many registrations there are.
+    /// Returns the number of live registrations.
     pub fn live(&self) -> usize {
         self.live.len()
     }
 
-    /// Bytes registered now, and the most that ever were.
+    /// Returns the number of registered bytes, and its peak.
     pub fn bytes(&self) -> (u64, u64) {
         (self.bytes, self.bytes_peak)
     }
 
-    /// What is still registered, in words.
+    /// Describes each live registration.
     pub fn leaks(&self) -> Vec<String> {
         let leak = |(start, pin): (&u64, &Pin)| format!("{} bytes at {start:#x} are still registered", pin.bytes);
         self.live.iter().map(leak).collect()
@@ -98,10 +98,10 @@ impl Driver {
         Ok(())
     }
 
-    /// `cuMemHostUnregister`. The memory is released even if the context is
-    /// lost, as it would be when the context is destroyed.
+    /// `cuMemHostUnregister`. The call releases the memory even if the context is
+    /// lost, as the destruction of the context would.
     pub fn unregister(&mut self, start: u64) -> Result<(), Status> {
-        let health = self.current_healthy();
+        let context = self.current_healthy();
         let Some(pin) = self.pinned.live.remove(&start) else {
             self.report(Kind::DoubleFree, format!("{start:#x} is unregistered, but it is not registered"));
             return Err(Status::HostMemoryNotRegistered);
@@ -113,30 +113,32 @@ impl Driver {
             self.report(Kind::HostReleased, text);
         }
         if !self.order.host.covers_all(&pin.copies) {
-            let text =
-                format!("{} bytes at {start:#x} are unregistered; nobody waited for a copy that uses them", pin.bytes);
+            let text = format!(
+                "{} bytes at {start:#x} are unregistered; the host has not waited for a copy that uses them",
+                pin.bytes
+            );
             self.report(Kind::HostReleased, text);
         }
-        health.map(|_| ())
+        context.map(|_| ())
     }
 }
 
-/// The rows of `region` in host memory, or `None` if they are not there to
-/// read. The kernel does the reading, so that memory which was unmapped is an
-/// error and not the end of the process.
+/// Returns the rows of `region` in host memory, or `None` if they are not mapped.
+/// The operating system reads the memory, so that a read of unmapped memory is an
+/// error and does not end the process.
 pub fn read_host(region: &Region) -> Option<Vec<u8>> {
     let mut span = vec![0; region.span() as usize];
     own_memory()?.read_exact_at(&mut span, region.start()).ok()?;
     Some(if region.bytes() == region.span() { span } else { region.gather(&span) })
 }
 
-/// Writes to host memory that lies in one piece. The kernel does the writing, as with [`read_host`].
+/// Writes to contiguous host memory through the operating system, like [`read_host`].
 pub fn write_host(region: &Region, bytes: &[u8]) {
-    // Memory that is gone by now was reported.
+    // A release of the memory was reported when it happened.
     let _ = own_memory().map(|memory| memory.write_all_at(bytes, region.start()));
 }
 
-/// Whether the first and the last byte of `region` can be read.
+/// Returns whether the first and the last byte of `region` are readable.
 pub fn is_mapped(region: &Region) -> bool {
     let mut byte = [0];
     let mut reads = |address| own_memory().is_some_and(|memory| memory.read_exact_at(&mut byte, address).is_ok());

@@ -1,15 +1,15 @@
 //! Launches of the kernels of fst.
 //!
-//! What a launch will read and write stands in its table of tasks. A table in
-//! device memory was written by copies that were queued earlier, so that its
-//! content is known when the launch is queued (see
-//! [`DeviceMemory::read_foreseen`](crate::memory::DeviceMemory::read_foreseen)),
-//! and everything can be checked then, in the order of the calls. When the
-//! launch runs, it looks whether the table is really what it was taken for.
+//! The table of tasks lists all memory that a launch reads and writes. Copies
+//! that were queued earlier write a table in device memory, so the content of the
+//! table is known when the launch is queued (see
+//! [`DeviceMemory::read_expected`](crate::memory::DeviceMemory::read_expected)).
+//! The checks take place then, in the order of the calls. When the launch runs, it
+//! compares the table with the expected content.
 
 use crate::abi::{Kind, POISON, Status};
 use crate::driver::{Driver, SharedDriver};
-use crate::fault::Fate;
+use crate::fault::Outcome;
 use crate::host::read_host;
 use crate::module::Kernel;
 use crate::region::Region;
@@ -19,42 +19,42 @@ use crate::stream::Work;
 const TASK_BYTES: u64 = 48;
 /// Tasks that fit into the parameters of a launch.
 const BATCH_TASKS: u64 = 85;
-/// Bytes of a tile's wider side.
+/// Bytes of a tile on its wider side.
 const TILE_BYTES: u64 = 16 << 10;
-/// The most threads of a block that the kernels were compiled for.
+/// Largest number of threads per block for which the kernels are compiled.
 const BLOCK_THREADS_MAX: u32 = 256;
-/// Tasks begin at a multiple of this.
+/// Alignment of a table, in bytes.
 const TABLE_ALIGNMENT: u64 = 8;
-/// Bytes around what a task may touch, which shows if it touches more. A
-/// multiple of 16, so that alignments stay what they are.
+/// Guard bytes before and after a buffer, which detect writes out of bounds. A
+/// multiple of 16, to preserve alignments.
 const GUARD_BYTES: usize = 64;
 
-/// The sizes of a launch, as the driver takes them.
+/// Sizes of a launch, as passed to the driver.
 #[derive(Clone, Copy, Debug)]
 pub struct Grid {
-    /// Blocks in three directions.
+    /// Blocks in three dimensions.
     pub blocks: [u32; 3],
-    /// Threads of a block in three directions.
+    /// Threads of a block in three dimensions.
     pub threads: [u32; 3],
-    /// Shared memory of a block.
+    /// Shared memory of a block, in bytes.
     pub shared_bytes: u32,
-    /// Whether parameters come packed in a buffer, too.
+    /// Whether the call passes packed parameters in `extra`.
     pub has_extra: bool,
 }
 
-/// A launch that was queued.
+/// Queued launch.
 #[derive(Debug)]
 pub struct Launch {
     tasks: Vec<Task>,
     tile_count: u32,
     blocks: u32,
     threads: u32,
-    /// Where the table lies, unless it came with the launch, and its bytes.
+    /// Region and expected bytes of a table in device memory, or `None` for a table in the parameters.
     table: Option<(Region, Vec<u8>)>,
     fails: bool,
 }
 
-/// One row of the table, as csrc/kernels/scatter.h declares it.
+/// Row of the table, as declared in csrc/kernels/scatter.h.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 struct Task {
@@ -74,19 +74,18 @@ unsafe extern "C" {
     fn fst_sim_scatter(tasks: *const Task, task_count: u32, tile_count: u32, blocks: u32, threads: u32);
 }
 
-/// Runs the kernel on host memory, where the calling test owns all that the
-/// tasks name, and nothing is checked.
+/// Runs the kernel on host memory of the calling test, unchecked.
 ///
 /// # Safety
-/// `tasks` points to that many tasks, and they to memory of the lengths that they say.
+/// `tasks` points to `task_count` tasks, whose addresses are valid for the lengths that the tasks declare.
 pub unsafe fn run_on_host(tasks: *const u8, task_count: u32, tile_count: u32, blocks: u32, threads: u32) {
-    // SAFETY: the caller promises it.
+    // SAFETY: guaranteed by the caller.
     unsafe { fst_sim_scatter(tasks.cast(), task_count, tile_count, blocks, threads) };
 }
 
 impl Driver {
-    /// `cuLaunchKernel`. `parameters` is the host address of the parameters'
-    /// addresses; all of them are read now and never again.
+    /// `cuLaunchKernel`. `parameters` is the host address of the array of parameter
+    /// addresses. The call reads all parameters, and never again.
     pub fn launch(&mut self, function: usize, grid: Grid, stream: usize, parameters: u64) -> Result<(), Status> {
         let kernel = self.kernel(function)?;
         let stream = self.stream_for_work("launch", stream)?;
@@ -97,34 +96,36 @@ impl Driver {
         let ([blocks, 1, 1], [threads, 1, 1], 0, false) =
             (grid.blocks, grid.threads, grid.shared_bytes, grid.has_extra)
         else {
-            return Err(bad(self, format!("the kernels are not made for {grid:?}")));
+            return Err(bad(self, format!("the kernels do not support {grid:?}")));
         };
         if blocks == 0 || blocks > i32::MAX as u32 || threads == 0 || threads > BLOCK_THREADS_MAX {
             return Err(bad(self, format!("a launch of {blocks} blocks of {threads} threads")));
         }
         match self.faults.launch() {
-            Fate::Refused => Err(Status::LaunchOutOfResources),
-            fate => {
+            Outcome::Rejected => Err(Status::LaunchOutOfResources),
+            outcome => {
                 let (table, bytes, tile_count) = self.table_of(kernel, parameters)?;
                 let tasks: Vec<Task> = bytes.chunks_exact(TASK_BYTES as usize).map(Task::parse).collect();
                 let regions = regions_of(&tasks, tile_count).map_err(|text| bad(self, text))?;
                 let reads = table.iter().copied().chain(regions.iter().map(|&(source, _)| source));
                 let writes = regions.iter().map(|&(_, target)| target);
-                let uses: Vec<(Region, bool)> =
+                let accesses: Vec<(Region, bool)> =
                     reads.map(|region| (region, false)).chain(writes.map(|region| (region, true))).collect();
-                // A launch that is refused uses nothing.
-                uses.iter().try_for_each(|(region, _)| self.must_be_live(region, "scatter"))?;
-                uses.iter().try_for_each(|&(region, writes)| self.use_on_stream(stream, region, writes, "scatter"))?;
+                // Check all regions first: a rejected launch accesses no memory.
+                accesses.iter().try_for_each(|(region, _)| self.check_live(region, "scatter"))?;
+                accesses
+                    .iter()
+                    .try_for_each(|&(region, writes)| self.access_on_stream(stream, region, writes, "scatter"))?;
                 self.counters.launches += 1;
                 let table = table.map(|region| (region, bytes));
-                let fails = fate == Fate::FailsLater;
+                let fails = outcome == Outcome::FailsLater;
                 self.push(stream, Work::Launch(Launch { tasks, tile_count, blocks, threads, table, fails }));
                 Ok(())
             }
         }
     }
 
-    /// Where the table lies if it is in device memory, its bytes, and its number of tiles.
+    /// Returns the region of a table in device memory, the bytes of the table, and its number of tiles.
     fn table_of(&mut self, kernel: Kernel, parameters: u64) -> Result<(Option<Region>, Vec<u8>, u32), Status> {
         match kernel {
             Kernel::Scatter => {
@@ -139,8 +140,8 @@ impl Driver {
                     self.report(Kind::BadLaunch, format!("the table at {address:#x} is not aligned"));
                     return Err(Status::InvalidValue);
                 }
-                self.must_be_live(&region, "table of a scatter")?;
-                let bytes = self.memory.read_foreseen(&region).ok_or(Status::InvalidValue)?;
+                self.check_live(&region, "table of a scatter")?;
+                let bytes = self.memory.read_expected(&region).ok_or(Status::InvalidValue)?;
                 Ok((Some(region), bytes, tile_count))
             }
             Kernel::ScatterInline => {
@@ -157,11 +158,11 @@ impl Driver {
     }
 }
 
-/// The bytes of one parameter of a launch.
+/// Returns the bytes of one parameter of a launch.
 fn parameter(parameters: u64, index: u64, bytes: u64) -> Result<Vec<u8>, Status> {
     let read = |address: u64, bytes: u64| Region::linear(address, bytes).and_then(|region| read_host(&region));
-    let place = parameters.checked_add(8 * index).filter(|_| parameters != 0);
-    let address = place.and_then(|place| read(place, 8)).ok_or(Status::InvalidValue)?;
+    let pointer = parameters.checked_add(8 * index).filter(|_| parameters != 0);
+    let address = pointer.and_then(|pointer| read(pointer, 8)).ok_or(Status::InvalidValue)?;
     read(u64_at(&address, 0), bytes).ok_or(Status::InvalidValue)
 }
 
@@ -173,7 +174,7 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
     bytes[at..at + 4].iter().rev().fold(0, |word, &byte| word << 8 | u32::from(byte))
 }
 
-/// What each task reads and writes, or what is wrong with the table.
+/// Returns the source and the target of each task, or describes the error in the table.
 fn regions_of(tasks: &[Task], tile_count: u32) -> Result<Vec<(Region, Region)>, String> {
     let mut next_tile = 0;
     let mut regions = Vec::with_capacity(tasks.len());
@@ -197,9 +198,9 @@ fn regions_of(tasks: &[Task], tile_count: u32) -> Result<Vec<(Region, Region)>, 
         regions.push(regions_of_task.ok_or_else(|| format!("its sizes are impossible: {task:?}"))?);
     }
     if u64::from(tile_count) != next_tile {
-        return Err(format!("the tasks have {next_tile} tiles, and the launch says {tile_count}"));
+        return Err(format!("the tasks have {next_tile} tiles, and the launch has {tile_count}"));
     }
-    // Tasks run in any order, so nothing that one of them writes may be used by another.
+    // Tasks run in any order, so no task may access a target of another task.
     let mut targets: Vec<Region> = regions.iter().map(|&(_, target)| target).collect();
     targets.sort_by_key(Region::start);
     if let Some(pair) = targets.windows(2).find(|pair| pair[0].overlaps(&pair[1])) {
@@ -230,7 +231,7 @@ impl Task {
         }
     }
 
-    /// Bytes of an element of the source and of the target, unless the kernel has no such cast.
+    /// Returns the bytes of an element of the source and of the target, or `None` for an unsupported cast.
     fn item_bytes(&self) -> Option<(u64, u64)> {
         let bytes = |dtype: u8| match dtype {
             0 | 1 | 11 | 23..=26 | 44 => Some(1),
@@ -246,7 +247,7 @@ impl Task {
         }
     }
 
-    /// From the first byte of the source to the last one, and all bytes of the target.
+    /// Returns the source, including the gaps between rows, and the target.
     fn spans(&self) -> Option<(Region, Region)> {
         let (source_bytes, target_bytes) = self.item_bytes()?;
         let gaps = (u64::from(self.rows) - 1) * self.source_stride_bytes;
@@ -263,38 +264,35 @@ impl Launch {
             return;
         }
         if self.fails {
-            return driver.lose(context);
+            return driver.set_lost(context);
         }
         if let Some((region, expected)) = &self.table
             && driver.memory.read(region).as_ref() != Some(expected)
         {
             return driver.report(Kind::BadLaunch, format!("the table at {region} changed before its launch ran"));
         }
-        // Whatever is gone was reported when it was freed.
+        // Freed memory was reported when it was freed.
         let spans: Option<Vec<(Region, Region)>> = self.tasks.iter().map(Task::spans).collect();
-        let Some(mut stand_ins) = spans.and_then(|spans| {
-            let stand_in = |region: &Region| Some(StandIn::new(*region, &driver.memory.read(region)?));
-            spans
-                .iter()
-                .map(|(source, target)| Some((stand_in(source)?, stand_in(target)?)))
-                .collect::<Option<Vec<_>>>()
+        let Some(mut buffers) = spans.and_then(|spans| {
+            let buffer = |region: &Region| Some(GuardedBuffer::new(*region, &driver.memory.read(region)?));
+            spans.iter().map(|(source, target)| Some((buffer(source)?, buffer(target)?))).collect::<Option<Vec<_>>>()
         }) else {
             return;
         };
         drop(driver);
-        let tasks: Vec<Task> = std::iter::zip(&self.tasks, &mut stand_ins)
+        let tasks: Vec<Task> = std::iter::zip(&self.tasks, &mut buffers)
             .map(|(task, (source, target))| Task { source: source.address(), target: target.address(), ..*task })
             .collect();
-        // SAFETY: the tasks are those that were checked, with stand-ins of the
-        // right lengths in place of device memory.
+        // SAFETY: the tasks were checked, and buffers of the same lengths replace
+        // device memory.
         unsafe { fst_sim_scatter(tasks.as_ptr(), tasks.len() as u32, self.tile_count, self.blocks, self.threads) };
         let mut driver = shared.lock();
         if driver.epoch != epoch {
             return;
         }
-        for (source, target) in &stand_ins {
-            if !source.is_guarded() || !target.is_guarded() {
-                let text = format!("scatter from {} to {} writes around its target", source.region, target.region);
+        for (source, target) in &buffers {
+            if !source.is_guard_intact() || !target.is_guard_intact() {
+                let text = format!("scatter from {} to {} writes outside of its target", source.region, target.region);
                 driver.report(Kind::OutOfBounds, text);
             }
             driver.memory.write(&target.region, target.bytes());
@@ -302,24 +300,24 @@ impl Launch {
     }
 }
 
-/// Host memory in place of device memory, with the same alignment.
-struct StandIn {
+/// Host memory that replaces device memory, with the same alignment and guard bytes.
+struct GuardedBuffer {
     region: Region,
     begin: usize,
     memory: Vec<u8>,
 }
 
-impl StandIn {
-    fn new(region: Region, bytes: &[u8]) -> StandIn {
+impl GuardedBuffer {
+    fn new(region: Region, bytes: &[u8]) -> GuardedBuffer {
         let mut memory = vec![POISON; bytes.len() + 3 * GUARD_BYTES];
         let distance = (region.start() as usize).wrapping_sub(memory.as_ptr().addr());
         let begin = GUARD_BYTES + distance % GUARD_BYTES;
         memory[begin..begin + bytes.len()].copy_from_slice(bytes);
-        StandIn { region, begin, memory }
+        GuardedBuffer { region, begin, memory }
     }
 
     fn address(&mut self) -> u64 {
-        // The kernel gets no more than this number.
+        // The kernel receives only this number.
         self.memory[self.begin..].as_mut_ptr().expose_provenance() as u64
     }
 
@@ -327,11 +325,9 @@ impl StandIn {
         &self.memory[self.begin..][..self.region.bytes() as usize]
     }
 
-    /// Whether the bytes around are as they were.
-    fn is_guarded(&self) -> bool {
-        let behind = self.begin + self.region.bytes() as usize;
-        [&self.memory[..self.begin], &self.memory[behind..]]
-            .iter()
-            .all(|guard| guard.iter().all(|&byte| byte == POISON))
+    /// Returns whether the guard bytes are unchanged.
+    fn is_guard_intact(&self) -> bool {
+        let end = self.begin + self.region.bytes() as usize;
+        [&self.memory[..self.begin], &self.memory[end..]].iter().all(|guard| guard.iter().all(|&byte| byte == POISON))
     }
 }

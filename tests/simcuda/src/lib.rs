@@ -1,47 +1,49 @@
 //! A CUDA driver without a GPU, for tests.
 //!
-//! A test opens this library before anything opens `libcuda.so` and so takes
-//! the place of the real driver (see `build.rs`). It exports the entry points
-//! that fst calls, with the real ABI, and beside them a control interface, the
-//! functions `sim_*`.
+//! A test opens this library before any code opens `libcuda.so`. The library
+//! then replaces the real driver (see `build.rs`). It exports the entry points
+//! that fst calls, with the ABI of CUDA, and a control interface, the functions
+//! `sim_*`.
 //!
-//! It behaves like a real driver where that is inconvenient:
+//! The simulator reproduces the inconvenient behavior of a real driver:
 //!
-//! - Work is queued and runs later, on one thread per stream, after random but
-//!   seeded delays. Only order within a stream, events and waits hold it back.
-//! - Device memory has addresses that fault when host code touches them, and is
-//!   full of poison when it is new.
-//! - Calls fail where a test asks them to.
+//! - Queued work runs later, on one thread per stream, after random but seeded
+//!   delays. Only stream order, events and waits constrain when work runs.
+//! - Addresses of device memory fault when host code accesses them. New device
+//!   memory is filled with poison.
+//! - Calls fail on request.
 //!
-//! And it looks for what a real driver lets pass: see [`abi::Kind`]. Where it
-//! can, it decides from the *order of the calls* and not from how the threads
-//! happened to run, so that a missing wait is found in every run and not in one
-//! of a hundred. It writes violations down and never stops the program.
+//! The simulator also reports misuse that a real driver accepts: see
+//! [`abi::Kind`]. Where possible, a check depends on the *order of the calls*
+//! and not on the timing of the threads, so that every run detects a missing
+//! wait. Violations are recorded and never stop the program.
 //!
-//! It is stricter than CUDA in three places. The default stream does not wait
-//! for other streams, and they do not wait for it. A copy from pageable memory
-//! is as asynchronous as any other. Memory registered in one context is pinned
-//! in another one only if it was registered as portable.
+//! The simulator is stricter than CUDA in three respects. The default stream
+//! does not synchronize with other streams. A copy from pageable memory is as
+//! asynchronous as any other copy. Memory registered in one context is pinned
+//! in another context only if it was registered as portable.
 //!
-//! How a call travels: [`api`] and [`control`] turn C arguments into a call of
-//! a method of [`driver::Driver`], which stands behind one lock; those methods
-//! live beside the thing that they are about ([`context`], [`stream`],
-//! [`event`], [`memory`], [`host`], [`copy`], [`fetch`], [`module`], [`launch`]).
+//! [`api`] and [`control`] convert C arguments and call methods of
+//! [`driver::Driver`], which is protected by one lock. Each method is defined
+//! in the module of its subject: [`context`], [`stream`], [`event`],
+//! [`memory`], [`host`], [`copy_to_device`], [`copy_to_host`], [`module`],
+//! [`launch`].
 //!
-//! The kernels of fst run, too: their code is compiled for the host
-//! (`kernels.cpp`), and a launch runs it for every thread. What the launch may
-//! touch stands in its table of tasks, which is known when it is queued.
+//! The kernels of fst run as well. Their code is compiled for the host
+//! (`kernels.cpp`), and a launch runs it for every thread. The table of tasks,
+//! which is known when the launch is queued, lists all memory that the launch
+//! may access.
 
 pub mod abi;
 pub mod api;
 pub mod clock;
 pub mod context;
 pub mod control;
-pub mod copy;
+pub mod copy_to_device;
+pub mod copy_to_host;
 pub mod driver;
 pub mod event;
 pub mod fault;
-pub mod fetch;
 pub mod host;
 pub mod launch;
 pub mod memory;

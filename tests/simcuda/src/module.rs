@@ -1,4 +1,4 @@
-//! Modules and the functions in them.
+//! Modules and their functions.
 
 use crate::abi::{Kind, Status};
 use crate::context;
@@ -7,33 +7,33 @@ use crate::host::read_host;
 use crate::region::Region;
 use std::ffi::CStr;
 
-/// How a fatbin begins.
+/// First bytes of a fatbin.
 const FATBIN_MAGIC: [u8; 4] = 0xBA55_ED50_u32.to_le_bytes();
 
-/// The image of fst's kernels, loaded into a context.
+/// Image of fst's kernels, loaded into a context.
 #[derive(Debug)]
 pub struct Module {
     context: usize,
 }
 
-/// A function of a loaded module.
+/// Function of a loaded module.
 #[derive(Debug)]
 pub struct Function {
     module: usize,
     kernel: Kernel,
 }
 
-/// The functions that the image holds.
+/// Functions of the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernel {
-    /// With its tasks in device memory.
+    /// Scatter with the tasks in device memory.
     Scatter,
-    /// With its tasks in its parameters.
+    /// Scatter with the tasks in the parameters.
     ScatterInline,
 }
 
 impl Driver {
-    /// `cuModuleLoadData` of a fatbin, which the driver does not look into.
+    /// `cuModuleLoadData` of a fatbin, of which only the first bytes are checked.
     pub fn load_module(&mut self, image: u64) -> Result<usize, Status> {
         let context = self.current_healthy()?;
         self.counters.allocations += 1;
@@ -73,10 +73,13 @@ impl Driver {
         Ok(handle)
     }
 
-    /// The kernel that a handle names, for a launch in the current context.
+    /// Returns the kernel of a function, for a launch in the current context.
     pub fn kernel(&mut self, function: usize) -> Result<Kernel, Status> {
         let Some(Function { module, kernel }) = self.functions.get(&function) else {
-            self.report(Kind::UseAfterFree, format!("function {function:#x} is launched, but there is none"));
+            self.report(
+                Kind::UseAfterFree,
+                format!("function {function:#x} is launched, but there is no such function"),
+            );
             return Err(Status::InvalidHandle);
         };
         let (kernel, context) = (*kernel, self.modules.get(module).map_or(0, |module| module.context));
@@ -87,7 +90,7 @@ impl Driver {
         Ok(kernel)
     }
 
-    /// What the end of a context does to its modules.
+    /// Removes the modules of a destroyed context.
     pub fn drop_modules(&mut self, context: usize) {
         self.modules.retain(|_, module| module.context != context);
         let modules = &self.modules;

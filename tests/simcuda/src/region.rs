@@ -1,7 +1,7 @@
-//! Bytes in rows: what a plain or a strided copy touches.
+//! Regions of memory: contiguous or strided rows of bytes.
 
-/// `rows` rows of `width` bytes that start `pitch` bytes apart. Never empty,
-/// rows never overlap, and the end fits into 64 bits.
+/// `rows` rows of `width` bytes that start `pitch` bytes apart. A region is never
+/// empty, its rows never overlap, and its end fits into 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
     start: u64,
@@ -11,8 +11,8 @@ pub struct Region {
 }
 
 impl Region {
-    /// Rows of `width` bytes, `pitch` bytes apart; `None` if that is empty,
-    /// overlaps itself, or ends beyond the address space.
+    /// Creates rows of `width` bytes, `pitch` bytes apart. Returns `None` for rows
+    /// that are empty, overlap, or end beyond the address space.
     pub fn new(start: u64, width: u64, pitch: u64, rows: u64) -> Option<Region> {
         let overlaps_itself = rows > 1 && pitch < width;
         if width == 0 || rows == 0 || overlaps_itself {
@@ -23,32 +23,32 @@ impl Region {
         Some(Region { start, width, pitch, rows })
     }
 
-    /// `bytes` bytes in one piece; `None` as in [`Region::new`].
+    /// Creates a contiguous region of `bytes` bytes, or `None` as [`Region::new`] does.
     pub fn linear(start: u64, bytes: u64) -> Option<Region> {
         Region::new(start, bytes, bytes, 1)
     }
 
-    /// The first byte's address.
+    /// Returns the address of the first byte.
     pub fn start(&self) -> u64 {
         self.start
     }
 
-    /// The address after the last byte.
+    /// Returns the address after the last byte.
     pub fn end(&self) -> u64 {
         self.start + self.span()
     }
 
-    /// From the first byte to the last, gaps between rows included.
+    /// Returns the bytes from the start to the end, including gaps between rows.
     pub fn span(&self) -> u64 {
         (self.rows - 1) * self.pitch + self.width
     }
 
-    /// The bytes in the rows.
+    /// Returns the bytes of all rows.
     pub fn bytes(&self) -> u64 {
         self.rows * self.width
     }
 
-    /// Where each row begins, counted from the start, with its length.
+    /// Returns the byte range of each row, relative to the start.
     pub fn rows(&self) -> impl Iterator<Item = std::ops::Range<usize>> + '_ {
         (0..self.rows).map(|row| {
             let begin = (row * self.pitch) as usize;
@@ -56,20 +56,20 @@ impl Region {
         })
     }
 
-    /// The rows one behind the other, cut out of the bytes from the first row on.
+    /// Returns the concatenated rows. `bytes` begins at the first row.
     pub fn gather(&self, bytes: &[u8]) -> Vec<u8> {
         let mut gathered = Vec::with_capacity(self.bytes() as usize);
         self.rows().for_each(|row| gathered.extend_from_slice(&bytes[row]));
         gathered
     }
 
-    /// Puts `gathered` into the rows, in the bytes from the first row on.
+    /// Writes `gathered` to the rows. `bytes` begins at the first row.
     pub fn scatter(&self, gathered: &[u8], bytes: &mut [u8]) {
         let rows = self.rows().zip(gathered.chunks(self.width as usize));
         rows.for_each(|(row, from)| bytes[row].copy_from_slice(from));
     }
 
-    /// Whether the two have a byte in common.
+    /// Returns whether the regions have a byte in common.
     pub fn overlaps(&self, other: &Region) -> bool {
         let (few, many) = if self.rows <= other.rows { (self, other) } else { (other, self) };
         few.start < many.end()
@@ -77,14 +77,14 @@ impl Region {
             && (0..few.rows).any(|row| many.touches(few.start + row * few.pitch, few.width))
     }
 
-    /// Whether a row lies in part in `start .. start + bytes`.
+    /// Returns whether a row overlaps `start..start + bytes`.
     fn touches(&self, start: u64, bytes: u64) -> bool {
         let end = start + bytes;
         if end <= self.start {
             return false;
         }
-        // Rows come in ascending order, so if any row reaches into the range,
-        // the last one that begins before its end does.
+        // Rows are in ascending order. If any row overlaps the range, the last row
+        // that begins before the end of the range does.
         let row = ((end - 1 - self.start) / self.pitch).min(self.rows - 1);
         self.start + row * self.pitch + self.width > start
     }
@@ -104,15 +104,15 @@ impl std::fmt::Display for Region {
 mod tests {
     use super::*;
 
-    /// The same question, asked byte by byte.
-    fn share_a_byte(a: &Region, b: &Region) -> bool {
+    /// Compares the regions byte by byte, as a reference for [`Region::overlaps`].
+    fn have_common_byte(a: &Region, b: &Region) -> bool {
         let bytes = |r: &Region| -> Vec<u64> { r.rows().flatten().map(|offset| r.start + offset as u64).collect() };
         let of_b = bytes(b);
         bytes(a).iter().any(|byte| of_b.contains(byte))
     }
 
     #[test]
-    fn overlap_agrees_with_a_byte_by_byte_comparison() {
+    fn overlaps_matches_byte_by_byte_comparison() {
         let mut random = crate::random::Random::new(7);
         let mut region = || {
             let width = 1 + random.below(5);
@@ -124,7 +124,7 @@ mod tests {
             let (Some(a), Some(b)) = (region(), region()) else {
                 unreachable!("the rows are neither empty nor overlapping");
             };
-            let expected = share_a_byte(&a, &b);
+            let expected = have_common_byte(&a, &b);
             assert_eq!(a.overlaps(&b), expected, "{a} and {b}");
             seen[usize::from(expected)] = true;
         }
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_regions_are_none() {
+    fn invalid_regions_are_none() {
         assert_eq!(Region::linear(8, 0), None);
         assert_eq!(Region::new(0, 8, 4, 2), None);
         assert_eq!(Region::linear(u64::MAX, 2), None);

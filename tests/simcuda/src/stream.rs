@@ -1,12 +1,12 @@
-//! Streams: queues of work, each with a thread that runs it in order.
+//! Streams: queues of work. A thread per stream runs the work in order.
 
 use crate::abi::{Kind, Status};
-use crate::clock::{Clock, Mark};
+use crate::clock::{Clock, WorkId};
 use crate::context::{self, Device};
-use crate::copy::Copy;
+use crate::copy_to_device::CopyToDevice;
+use crate::copy_to_host::CopyToHost;
 use crate::driver::{Driver, Orphan, SharedDriver, new_handle};
 use crate::event::Record;
-use crate::fetch::Fetch;
 use crate::launch::Launch;
 use crate::memory::Access;
 use crate::random::Random;
@@ -14,40 +14,40 @@ use crate::region::Region;
 use std::collections::VecDeque;
 use std::time::Instant;
 
-/// A queue of work.
+/// Queue of work.
 #[derive(Debug)]
 pub struct Stream {
-    /// Its index in every clock. Unlike the handle it is small.
+    /// Index of the stream in every clock, smaller than the handle.
     pub index: usize,
-    /// The context that it belongs to.
+    /// Context of the stream.
     pub context: usize,
-    /// What comes before work that is queued next.
+    /// Work that happens before the next queued work.
     pub clock: Clock,
-    /// The last work that uses memory, which somebody must wait for.
-    pub last_use: Mark,
-    /// What has not begun to run, with its number.
-    queue: VecDeque<(Mark, Work)>,
-    /// Whether a graph captures what is queued. A test says so; work runs all the same.
+    /// Last work that uses memory. The program must wait for this work.
+    pub last_use: WorkId,
+    /// Work that has not started.
+    queue: VecDeque<(WorkId, Work)>,
+    /// Whether a graph captures the stream. A test sets the flag; queued work runs regardless.
     pub capturing: bool,
-    /// Destroyed streams stay here until their work has run.
+    /// Whether the stream is destroyed. Its queued work still runs.
     destroyed: bool,
 }
 
-/// Something that a stream does.
+/// Work of a stream.
 #[derive(Debug)]
 pub enum Work {
-    /// Host memory goes to device memory.
-    Copy(Copy),
-    /// Device memory goes to host memory.
-    Fetch(Fetch),
-    /// A kernel that fills device memory with one value.
+    /// Copy from host memory to device memory.
+    CopyToDevice(CopyToDevice),
+    /// Copy from device memory to host memory.
+    CopyToHost(CopyToHost),
+    /// Kernel that fills device memory with one value.
     Fill(Region, u8),
-    /// A kernel that only reads.
+    /// Kernel that only reads.
     Read,
-    /// A kernel of fst.
+    /// Kernel of fst.
     Launch(Launch),
-    /// Nothing, until the other stream's work has run.
-    Wait(Mark),
+    /// Wait until work of another stream has run.
+    Wait(WorkId),
 }
 
 impl Driver {
@@ -60,7 +60,7 @@ impl Driver {
         Ok(handle)
     }
 
-    /// `cuStreamDestroy_v2`. Work that is queued still runs, as in CUDA.
+    /// `cuStreamDestroy_v2`. Queued work still runs, as in CUDA.
     pub fn destroy_stream(&mut self, handle: usize) -> Result<(), Status> {
         if handle == 0 {
             return Err(Status::InvalidHandle);
@@ -71,99 +71,108 @@ impl Driver {
         };
         stream.destroyed = true;
         let context = stream.context;
-        self.orphans.push(Orphan { mark: stream.last_use, context, what: "a stream was destroyed" });
+        self.orphans.push(Orphan { id: stream.last_use, context, cause: "a stream was destroyed" });
         self.healthy(context)
     }
 
     /// `cuStreamWaitEvent`.
     pub fn wait_event(&mut self, stream: usize, event: usize) -> Result<(), Status> {
         let stream = self.stream_for_work("a wait", stream)?;
-        let Some(Record { mark, clock, .. }) = self.record_of(event)? else {
+        let Some(Record { id, clock, .. }) = self.record_of(event)? else {
             return Ok(());
         };
-        self.push(stream, Work::Wait(mark));
+        self.push(stream, Work::Wait(id));
         if let Some(waiting) = self.streams.get_mut(&stream) {
             waiting.clock.join(&clock);
-            if waiting.index != mark.stream {
+            if waiting.index != id.stream {
                 self.order.awaited.join(&clock);
             }
         }
         Ok(())
     }
 
-    /// Some other program's kernel that reads `region`, or fills it with `value`.
-    pub fn launch_other(&mut self, stream: usize, region: Region, value: Option<u8>) -> Result<(), Status> {
-        let what = if value.is_some() { "kernel write" } else { "kernel read" };
-        let stream = self.stream_for_work(what, stream)?;
-        self.use_on_stream(stream, region, value.is_some(), what)?;
+    /// Queues a kernel of another program that reads `region`, or fills it with `value`.
+    pub fn launch_test_kernel(&mut self, stream: usize, region: Region, value: Option<u8>) -> Result<(), Status> {
+        let operation = if value.is_some() { "kernel write" } else { "kernel read" };
+        let stream = self.stream_for_work(operation, stream)?;
+        self.access_on_stream(stream, region, value.is_some(), operation)?;
         if let Some(value) = value {
-            self.memory.foresee(&region, &vec![value; region.bytes() as usize]);
+            self.memory.write_expected(&region, &vec![value; region.bytes() as usize]);
         }
         self.push(stream, value.map_or(Work::Read, |value| Work::Fill(region, value)));
         Ok(())
     }
 
-    /// Checks what the next piece of work on `stream` does to device memory.
-    pub fn use_on_stream(&mut self, stream: usize, region: Region, writes: bool, what: &str) -> Result<(), Status> {
+    /// Checks and records an access of the next work on `stream` to device memory.
+    pub fn access_on_stream(
+        &mut self,
+        stream: usize,
+        region: Region,
+        writes: bool,
+        operation: &str,
+    ) -> Result<(), Status> {
         let (last, mut clock) = self.tail(stream);
-        let mark = clock.append(last.stream);
+        let id = clock.append(last.stream);
         let device = self.device_of(context::current())?;
-        let what = format!("{what} (work {} of stream {})", mark.number, mark.stream);
-        self.use_memory(device, &clock, Access { region, writes, mark, what })
+        let operation = format!("{operation} (work {} of stream {})", id.number, id.stream);
+        self.add_access(device, &clock, Access { region, writes, id, operation })
     }
 
-    /// Queues work and tells its number.
-    pub fn push(&mut self, stream: usize, work: Work) -> Mark {
+    /// Queues work and returns its identifier.
+    pub fn push(&mut self, stream: usize, work: Work) -> WorkId {
         let (last, mut clock) = self.tail(stream);
-        let mark = clock.append(last.stream);
+        let id = clock.append(last.stream);
         if let Some(stream) = self.streams.get_mut(&stream) {
             stream.clock = clock;
             if !matches!(work, Work::Wait(_)) {
-                stream.last_use = mark;
+                stream.last_use = id;
             }
-            stream.queue.push_back((mark, work));
+            stream.queue.push_back((id, work));
         }
-        mark
+        id
     }
 
-    /// The last work of a stream, and everything that comes before what is
-    /// queued next, the host's knowledge included.
-    pub fn tail(&self, handle: usize) -> (Mark, Clock) {
+    /// Returns the last work of a stream, and all work that happens before the next
+    /// queued work, including work for which the host has waited.
+    pub fn tail(&self, handle: usize) -> (WorkId, Clock) {
         let mut clock = self.order.host.clone();
-        let mut mark = Mark { stream: 0, number: 0 };
+        let mut id = WorkId { stream: 0, number: 0 };
         if let Some(stream) = self.streams.get(&handle) {
             clock.join(&stream.clock);
-            mark = clock.last(stream.index);
+            id = clock.last(stream.index);
         }
-        (mark, clock)
+        (id, clock)
     }
 
-    /// The stream on which the calling thread wants to queue `what`.
-    pub fn stream_for_work(&mut self, what: &str, handle: usize) -> Result<usize, Status> {
+    /// Resolves and checks the stream on which the calling thread queues `operation`.
+    pub fn stream_for_work(&mut self, operation: &str, handle: usize) -> Result<usize, Status> {
         let current = context::current();
         if self.device_of(current).is_err() {
-            self.report(Kind::WrongContext, format!("{what} is queued by a thread without a live context"));
+            self.report(Kind::WrongContext, format!("{operation} is queued by a thread without a live context"));
             return Err(Status::InvalidContext);
         }
         let handle = self.resolve_stream("used", handle)?;
         let context = self.streams.get(&handle).map_or(0, |stream| stream.context);
         if context != current {
-            self.report(Kind::WrongContext, format!("{what} is queued on a stream of a context that is not current"));
+            self.report(
+                Kind::WrongContext,
+                format!("{operation} is queued on a stream of a context that is not current"),
+            );
             return Err(Status::InvalidContext);
         }
         self.healthy(context)?;
         Ok(handle)
     }
 
-    /// The stream of this handle, to ask or to change something about it.
+    /// Returns the stream of a handle.
     pub fn stream_mut(&mut self, handle: usize) -> Result<&mut Stream, Status> {
         let handle = self.resolve_stream("used", handle)?;
         self.streams.get_mut(&handle).ok_or(Status::InvalidHandle)
     }
 
-    /// The stream that a handle names: 0 and `CU_STREAM_LEGACY` name the
-    /// default stream of the current context.
-    fn resolve_stream(&mut self, what: &str, handle: usize) -> Result<usize, Status> {
+    /// Returns the handle of a live stream. The handles 0 and `CU_STREAM_LEGACY`
+    /// refer to the default stream of the current context.
+    fn resolve_stream(&mut self, operation: &str, handle: usize) -> Result<usize, Status> {
         if handle <= 1 {
             let device = self.device_of(context::current())?;
             let Device { context, default_stream, .. } = self.devices[device];
@@ -174,7 +183,7 @@ impl Driver {
         }
         let stream = self.streams.get(&handle).filter(|stream| !stream.destroyed);
         let Some(context) = stream.map(|stream| stream.context) else {
-            self.report(Kind::UseAfterFree, format!("stream {handle:#x} is {what}, but there is no such stream"));
+            self.report(Kind::UseAfterFree, format!("stream {handle:#x} is {operation}, but there is no such stream"));
             return Err(Status::InvalidHandle);
         };
         self.device_of(context)?;
@@ -193,20 +202,20 @@ impl Driver {
         self.threads.push(thread);
     }
 
-    /// Streams that the program has created and not destroyed.
+    /// Returns the streams that the program has created and not destroyed.
     pub fn created_streams(&self) -> impl Iterator<Item = usize> + '_ {
         let is_default = |handle: usize| self.devices.iter().any(|device| device.default_stream == handle);
         let created = self.streams.iter().filter(move |(handle, stream)| !stream.destroyed && !is_default(**handle));
         created.map(|(&handle, _)| handle)
     }
 
-    /// Whether all work that was ever queued has run.
+    /// Returns whether all queued work has run.
     pub fn is_idle(&self) -> bool {
         self.streams.keys().all(|&handle| self.order.finished.covers(self.tail(handle).0))
     }
 
-    /// The next work of a stream, if it may begin now.
-    fn take(&mut self, handle: usize) -> Option<(Mark, Work)> {
+    /// Removes and returns the next work of a stream, or `None` if no work may start.
+    fn take(&mut self, handle: usize) -> Option<(WorkId, Work)> {
         if !self.may_run() {
             return None;
         }
@@ -232,18 +241,18 @@ impl SharedDriver {
         driver.counters.syncs += 1;
         let handle = driver.resolve_stream("waited for", handle)?;
         let context = driver.streams.get(&handle).map_or(0, |stream| stream.context);
-        let (mark, clock) = driver.tail(handle);
-        let mut driver = self.wait_on_host(driver, mark)?;
+        let (id, clock) = driver.tail(handle);
+        let mut driver = self.wait_on_host(driver, id)?;
         driver.healthy(context)?;
-        driver.order.host_learns(&clock);
+        driver.order.set_host_waited(&clock);
         Ok(())
     }
 
-    /// What a stream's thread does, until the next reset.
+    /// Runs the work of a stream until the next reset.
     fn run_stream(&self, handle: usize, epoch: u64, mut random: Random) {
         loop {
             let mut driver = self.lock();
-            let (mark, work) = loop {
+            let (id, work) = loop {
                 if driver.epoch != epoch {
                     return;
                 }
@@ -258,8 +267,8 @@ impl SharedDriver {
             if !lost {
                 random.delay();
                 match work {
-                    Work::Copy(copy) => copy.run(self, epoch, context, &mut random),
-                    Work::Fetch(fetch) => fetch.run(self, epoch, context, &mut random),
+                    Work::CopyToDevice(copy) => copy.run(self, epoch, context, &mut random),
+                    Work::CopyToHost(copy) => copy.run(self, epoch, context, &mut random),
                     Work::Launch(launch) => launch.run(self, epoch, context),
                     Work::Fill(region, value) => self.fill(epoch, &region, value),
                     Work::Read | Work::Wait(_) => {}
@@ -267,9 +276,9 @@ impl SharedDriver {
             }
             let mut driver = self.lock();
             if driver.epoch == epoch {
-                driver.order.finished.include(mark);
-                driver.finished_at.insert((mark.stream, mark.number), Instant::now());
-                self.announce();
+                driver.order.finished.include(id);
+                driver.finished_at.insert((id.stream, id.number), Instant::now());
+                self.notify_all();
             }
         }
     }

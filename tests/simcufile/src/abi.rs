@@ -1,46 +1,46 @@
-//! The plain types of the control interface, which the tests' harness compiles, too.
+//! Plain types of the control interface. The test harness compiles this same file.
 
-/// What `simcufile_inject` makes fail.
+/// Kind of failure that `simcufile_inject` requests.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The n-th attempt to open the driver is refused.
+    /// The n-th open of the driver fails.
     DriverOpen,
-    /// The n-th file is refused.
+    /// The n-th registration of a file fails.
     HandleRegister,
-    /// Every buffer is refused, from now on. The number is not used.
+    /// Every later registration of a buffer fails. The number is ignored.
     RefuseBuffers,
-    /// The n-th read, and each after it, stops after at most a few bytes or blocks.
+    /// The n-th read and all later reads are short: they return at most a few blocks.
     ShortReads,
-    /// The n-th read is interrupted by a signal, and the one after it finds the file busy.
+    /// A signal interrupts the n-th read (`EINTR`), and the next read returns `EAGAIN`.
     Interrupted,
-    /// The n-th read fails with an error of the disk.
+    /// The n-th read fails with `EIO`.
     Disk,
-    /// The n-th read fails with an error of the library's own.
+    /// The n-th read fails with an error code of the library.
     Library,
 }
 
-/// What has happened since the last reset.
+/// Counts since the last reset.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Reads asked for.
+    /// Calls of `cuFileRead`.
     pub reads: u64,
-    /// Reads into memory that was not registered, in whole or in part.
+    /// Reads into memory that is not entirely registered.
     pub unregistered_reads: u64,
-    /// Reads that did not begin and end at blocks of the file and of memory.
+    /// Reads whose range in the file or in memory is not aligned to blocks.
     pub unaligned_reads: u64,
-    /// Buffers accepted.
+    /// Registrations of buffers accepted.
     pub buffers: u64,
-    /// Files registered now.
+    /// Registered files.
     pub live_handles: u64,
-    /// Buffers registered now.
+    /// Registered buffers.
     pub live_buffers: u64,
-    /// Calls with a handle or a buffer that is not registered, or before the driver is open.
+    /// Calls with an unregistered handle or buffer, and calls before the driver is open.
     pub misuses: u64,
-    /// Faults that were injected and have struck.
+    /// Injected faults that have occurred.
     pub faults: u64,
 }
 
-/// Reads of whole blocks of this size are direct.
+/// Block size of direct reads, in bytes.
 pub const BLOCK_BYTES: u64 = 4096;

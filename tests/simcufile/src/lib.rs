@@ -1,14 +1,12 @@
 //! A libcufile without GPUDirect Storage, for tests.
 //!
-//! A test opens the simulated CUDA driver, and then this library, before
-//! anything looks for `libcufile.so.0`. It exports the entry points that fst
-//! calls, with the real ABI, and beside them the control interface
-//! `simcufile_*`.
+//! A test opens the simulated CUDA driver, and then this library, before any code
+//! opens `libcufile.so.0`. The library exports the entry points that fst calls,
+//! with the ABI of libcufile, and the control interface `simcufile_*`.
 //!
-//! A read goes through the simulated driver's own write from the host, which
-//! follows no stream, as the real thing: the driver finds it where it reaches
-//! outside of an allocation, or where work that uses the memory may still be
-//! pending.
+//! A read writes device memory with `sim_write` of the simulated driver, which is
+//! not ordered with any stream, like a real read. The driver reports a read
+//! outside of an allocation, and a read into memory with pending work.
 
 #![allow(non_snake_case, reason = "the names are NVIDIA's")]
 
@@ -29,12 +27,12 @@ pub struct Status {
     cuda_code: u32,
 }
 
-/// `CUfileDescr_t`, of a file descriptor.
+/// `CUfileDescr_t` with a file descriptor.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Description {
     kind: u32,
-    /// What follows is a union with a pointer.
+    /// Padding before a union that contains a pointer.
     _padding: u32,
     descriptor: c_int,
     operations: *const c_void,
@@ -59,7 +57,7 @@ struct State {
     buffers: BTreeMap<u64, u64>,
     next_handle: usize,
     countdowns: BTreeMap<u32, u64>,
-    /// Faults that go on once they have struck.
+    /// Faults that affect every later call.
     lasting: BTreeSet<u32>,
     counters: Counters,
 }
@@ -71,13 +69,13 @@ fn state() -> MutexGuard<'static, State> {
 }
 
 impl State {
-    /// Counts one call of this sort; true if it is the one to fail.
-    fn strikes(&mut self, fault: Fault) -> bool {
-        let left = self.countdowns.entry(fault as u32).or_default();
-        let strikes = *left == 1;
-        *left = left.saturating_sub(1);
-        self.counters.faults += u64::from(strikes);
-        strikes
+    /// Counts one call and returns whether the call fails with `fault`.
+    fn count_call(&mut self, fault: Fault) -> bool {
+        let remaining = self.countdowns.entry(fault as u32).or_default();
+        let fails = *remaining == 1;
+        *remaining = remaining.saturating_sub(1);
+        self.counters.faults += u64::from(fails);
+        fails
     }
 
     fn misuse(&mut self, code: u32) -> Status {
@@ -94,11 +92,11 @@ fn status(code: u32) -> Status {
     Status { code, cuda_code: 0 }
 }
 
-/// Must come before every other call, once.
+/// Opens the driver. Every other call before this one is a misuse.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileDriverOpen() -> Status {
     let mut state = state();
-    if state.strikes(Fault::DriverOpen) {
+    if state.count_call(Fault::DriverOpen) {
         return status(NVFS_ERROR);
     }
     if state.is_open {
@@ -108,16 +106,16 @@ pub extern "C" fn cuFileDriverOpen() -> Status {
     status(SUCCESS)
 }
 
-/// Makes a file known. It must have been opened for direct reads.
+/// Registers a file, which must be open with `O_DIRECT`.
 ///
 /// # Safety
-/// `handle` can be written, and `description` read.
+/// `handle` is valid for writes, and `description` for reads.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuFileHandleRegister(handle: *mut usize, description: *const Description) -> Status {
     let mut state = state();
-    // SAFETY: the caller promises that it can be read.
+    // SAFETY: guaranteed by the caller.
     let Description { kind, descriptor, .. } = *unsafe { &*description };
-    // SAFETY: only asks.
+    // SAFETY: F_GETFL only reads the flags.
     let flags = unsafe { libc::fcntl(descriptor, libc::F_GETFL) };
     if !state.is_open {
         return state.misuse(NOT_INITIALIZED);
@@ -125,29 +123,29 @@ pub unsafe extern "C" fn cuFileHandleRegister(handle: *mut usize, description: *
     if kind != OPAQUE_DESCRIPTOR || flags < 0 || flags & libc::O_DIRECT == 0 {
         return state.misuse(INVALID_VALUE);
     }
-    if state.strikes(Fault::HandleRegister) {
+    if state.count_call(Fault::HandleRegister) {
         return status(IO_NOT_SUPPORTED);
     }
     state.next_handle += 1;
     let number = state.next_handle;
     state.handles.insert(number, descriptor);
-    // SAFETY: the caller promises that it can be written.
+    // SAFETY: guaranteed by the caller.
     unsafe { handle.write(number) };
     status(SUCCESS)
 }
 
-/// Forgets a file, which must still be open.
+/// Deregisters a file, which must still be open.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileHandleDeregister(handle: usize) {
     let mut state = state();
     let descriptor = state.handles.remove(&handle);
-    // SAFETY: only asks.
+    // SAFETY: F_GETFD only reads the flags.
     if descriptor.is_none_or(|descriptor| unsafe { libc::fcntl(descriptor, libc::F_GETFD) } < 0) {
         state.misuse(INVALID_VALUE);
     }
 }
 
-/// Makes device memory known.
+/// Registers device memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileBufRegister(base: u64, bytes: usize, _flags: c_int) -> Status {
     let mut state = state();
@@ -165,7 +163,7 @@ pub extern "C" fn cuFileBufRegister(base: u64, bytes: usize, _flags: c_int) -> S
     status(SUCCESS)
 }
 
-/// Forgets device memory, which must still be allocated.
+/// Deregisters device memory, which must still be allocated.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileBufDeregister(base: u64) -> Status {
     let mut state = state();
@@ -175,7 +173,8 @@ pub extern "C" fn cuFileBufDeregister(base: u64) -> Status {
     }
 }
 
-/// Reads, and returns the bytes that came, -1 with `errno` set, or the negative code of an error of the library's own.
+/// Reads from a file into device memory. Returns the number of bytes read, -1 with `errno` set, or the negative error
+/// code of the library.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFileRead(handle: usize, base: u64, bytes: usize, offset: i64, base_offset: i64) -> isize {
     let mut state = state();
@@ -183,7 +182,7 @@ pub extern "C" fn cuFileRead(handle: usize, base: u64, bytes: usize, offset: i64
     let (address, offset) = (base.wrapping_add_signed(base_offset), offset as u64);
     let memory = address..address + bytes as u64;
     if state.is_registered(&memory) {
-        // The offset counts from where the registration begins.
+        // `base_offset` is relative to the start of the registration.
         state.counters.misuses += u64::from(!state.buffers.contains_key(&base));
     } else {
         state.counters.unregistered_reads += 1;
@@ -194,36 +193,36 @@ pub extern "C" fn cuFileRead(handle: usize, base: u64, bytes: usize, offset: i64
         state.misuse(INVALID_VALUE);
         return -HANDLE_NOT_REGISTERED;
     };
-    if state.strikes(Fault::Interrupted) {
+    if state.count_call(Fault::Interrupted) {
         state.countdowns.insert(BUSY, 1);
         return failed(libc::EINTR);
     }
     if state.countdowns.remove(&BUSY).is_some() {
         return failed(libc::EAGAIN);
     }
-    if state.strikes(Fault::Disk) {
+    if state.count_call(Fault::Disk) {
         return failed(libc::EIO);
     }
-    if state.strikes(Fault::Library) {
+    if state.count_call(Fault::Library) {
         return -INTERNAL_ERROR;
     }
-    if state.strikes(Fault::ShortReads) {
+    if state.count_call(Fault::ShortReads) {
         state.lasting.insert(Fault::ShortReads as u32);
     }
-    let most = match state.lasting.contains(&(Fault::ShortReads as u32)) {
+    let bytes_max = match state.lasting.contains(&(Fault::ShortReads as u32)) {
         true => [1, 700, 4096, 5000][state.counters.reads as usize % 4],
         false => bytes,
     };
     drop(state);
-    read(descriptor, address, bytes.min(most), offset)
+    read(descriptor, address, bytes.min(bytes_max), offset)
 }
 
-/// In the countdowns, a read that finds the file busy.
+/// Key in the countdowns for a read that fails with `EAGAIN`.
 const BUSY: u32 = u32::MAX;
 
 fn read(descriptor: c_int, address: u64, bytes: usize, offset: u64) -> isize {
     let mut found = vec![0; bytes];
-    // Once more without O_DIRECT, which is not for memory of any alignment.
+    // Reopen the file without O_DIRECT, because `found` is not aligned.
     let Ok(file) = std::fs::File::open(format!("/proc/self/fd/{descriptor}")) else {
         return failed(libc::EBADF);
     };
@@ -231,7 +230,7 @@ fn read(descriptor: c_int, address: u64, bytes: usize, offset: u64) -> isize {
     while count < bytes {
         match file.read_at(&mut found[count..], offset + count as u64) {
             Ok(0) => break,
-            Ok(more) => count += more,
+            Ok(bytes_read) => count += bytes_read,
             Err(error) => return failed(error.raw_os_error().unwrap_or(libc::EIO)),
         }
     }
@@ -241,26 +240,26 @@ fn read(descriptor: c_int, address: u64, bytes: usize, offset: u64) -> isize {
     count as isize
 }
 
-/// As a copy from the host that follows no stream; the simulated driver's status.
+/// Copies from the host without stream order, and returns the status of the simulated driver.
 fn device_write(address: u64, bytes: &[u8]) -> u32 {
     static DRIVER: LazyLock<Option<libloading::Library>> = LazyLock::new(|| {
-        // SAFETY: the test has opened the simulated driver, which has this name.
+        // SAFETY: the test has loaded the simulated driver, which has this SONAME.
         unsafe { libloading::Library::new("libcuda.so") }.ok()
     });
     type Write = unsafe extern "C" fn(u64, *const u8, usize) -> u32;
-    // SAFETY: the type is that in the simulated driver's control.rs.
+    // SAFETY: the type matches control.rs of the simulated driver.
     let write = DRIVER.as_ref().and_then(|driver| unsafe { driver.get::<Write>(b"sim_write") }.ok());
-    // SAFETY: the slice is that long.
+    // SAFETY: the pointer and the length belong to one slice.
     write.map_or(u32::MAX, |write| unsafe { write(address, bytes.as_ptr(), bytes.len()) })
 }
 
 fn failed(errno: c_int) -> isize {
-    // SAFETY: the address is this thread's own.
+    // SAFETY: the address of `errno` is valid in the calling thread.
     unsafe { *libc::__errno_location() = errno };
     -1
 }
 
-/// Forgets all that happened; what is registered stays, and so does an open driver, as in a process.
+/// Resets the faults and the counters. Registrations and the open driver stay, because they belong to the process.
 #[unsafe(no_mangle)]
 pub extern "C" fn simcufile_reset() {
     let mut state = state();
@@ -269,7 +268,7 @@ pub extern "C" fn simcufile_reset() {
     state.counters = Counters::default();
 }
 
-/// Makes the `at`-th call of a sort fail, counted from 1 and from now.
+/// Makes the `at`-th later call of a kind fail, counted from 1.
 #[unsafe(no_mangle)]
 pub extern "C" fn simcufile_inject(fault: Fault, at: u64) {
     let mut state = state();
@@ -279,7 +278,7 @@ pub extern "C" fn simcufile_inject(fault: Fault, at: u64) {
     }
 }
 
-/// What has happened since the reset.
+/// Returns the counts since the last reset.
 #[unsafe(no_mangle)]
 pub extern "C" fn simcufile_counters() -> Counters {
     let state = state();

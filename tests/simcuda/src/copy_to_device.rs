@@ -3,32 +3,32 @@
 use crate::abi::{Kind, MEMORY_TYPE_DEVICE, MEMORY_TYPE_HOST, Memcpy2D, Status};
 use crate::context;
 use crate::driver::{Driver, SharedDriver};
-use crate::fault::Fate;
+use crate::fault::Outcome;
 use crate::host::{PinId, read_host};
 use crate::random::Random;
 use crate::region::Region;
 use crate::stream::Work;
 
-/// The largest pitch that the driver takes (`CU_DEVICE_ATTRIBUTE_MAX_PITCH`).
+/// Largest pitch that the driver accepts (`CU_DEVICE_ATTRIBUTE_MAX_PITCH`).
 const PITCH_BYTES_MAX: usize = (1 << 31) - 1;
 
-/// A copy that was queued.
+/// Queued copy from host memory to device memory.
 #[derive(Debug)]
-pub struct Copy {
+pub struct CopyToDevice {
     source: Region,
     target: Region,
-    /// The source's bytes when the copy was queued.
+    /// Bytes of the source when the copy was queued.
     expected: Vec<u8>,
-    /// The registration of the source, unless it is pageable.
+    /// Registration of the source, or `None` for pageable memory.
     pin: Option<PinId>,
     fails: bool,
 }
 
-/// The source and the target of a strided copy; `None` if it copies nothing.
+/// Returns the source and the target of a strided copy, or `None` for an empty copy.
 ///
 /// # Errors
-/// `InvalidValue` for what `cuMemcpy2DAsync` refuses, and `NotSupported` for a
-/// direction other than from the host to a device.
+/// `InvalidValue` for arguments that `cuMemcpy2DAsync` rejects, and
+/// `NotSupported` for a direction other than from the host to a device.
 pub fn regions_of(copy: &Memcpy2D) -> Result<Option<(Region, Region)>, Status> {
     if copy.src_memory_type != MEMORY_TYPE_HOST || copy.dst_memory_type != MEMORY_TYPE_DEVICE {
         return Err(Status::NotSupported);
@@ -50,10 +50,10 @@ pub fn regions_of(copy: &Memcpy2D) -> Result<Option<(Region, Region)>, Status> {
 
 impl Driver {
     /// `cuMemcpyHtoDAsync_v2` and `cuMemcpy2DAsync_v2`.
-    pub fn copy(&mut self, source: Region, target: Region, stream: usize) -> Result<(), Status> {
+    pub fn copy_to_device(&mut self, source: Region, target: Region, stream: usize) -> Result<(), Status> {
         let stream = self.stream_for_work("copy", stream)?;
-        let fate = self.faults.copy();
-        if fate == Fate::Refused {
+        let outcome = self.faults.copy();
+        if outcome == Outcome::Rejected {
             return Err(Status::Unknown);
         }
         let Some(expected) = read_host(&source) else {
@@ -64,33 +64,33 @@ impl Driver {
         if pin.is_none() && !self.faults.unpinned_allowed() {
             self.report(Kind::Unpinned, format!("copy from {source}, which is not registered"));
         }
-        self.use_on_stream(stream, target, true, "copy")?;
-        self.memory.foresee(&target, &expected);
+        self.access_on_stream(stream, target, true, "copy")?;
+        self.memory.write_expected(&target, &expected);
         self.counters.copies += 1;
         self.counters.copied_bytes += source.bytes();
-        let fails = fate == Fate::FailsLater;
-        let mark = self.push(stream, Work::Copy(Copy { source, target, expected, pin, fails }));
+        let fails = outcome == Outcome::FailsLater;
+        let id = self.push(stream, Work::CopyToDevice(CopyToDevice { source, target, expected, pin, fails }));
         if let Some(pin) = pin {
-            self.pinned.note_copy(pin, mark);
+            self.pinned.add_copy(pin, id);
         }
         Ok(())
     }
 
-    /// Ends all work in the context.
-    pub fn lose(&mut self, context: usize) {
+    /// Ends all work of the context with an error.
+    pub fn set_lost(&mut self, context: usize) {
         if let Some(device) = self.devices.iter_mut().find(|device| device.context == context) {
             device.lost = Some(Status::IllegalAddress);
         }
     }
 }
 
-impl Copy {
-    /// Does the copy, if nothing forbids it by now.
+impl CopyToDevice {
+    /// Copies, unless the context is lost or a buffer is no longer valid.
     pub fn run(self, shared: &SharedDriver, epoch: u64, context: usize, random: &mut Random) {
         if self.fails {
             let mut driver = shared.lock();
             if driver.epoch == epoch {
-                driver.lose(context);
+                driver.set_lost(context);
             }
             return;
         }
@@ -99,22 +99,23 @@ impl Copy {
         };
         let mut driver = shared.lock();
         if driver.epoch == epoch {
-            // A target that is gone was reported when it was freed.
+            // The free of a target was reported when it happened.
             driver.memory.write(&self.target, &bytes);
         }
         drop(driver);
         if bytes != self.expected {
             return;
         }
-        // The engine is not done when the bytes have arrived, and until the
-        // program learns that it is done, the source still belongs to it.
+        // The copy engine owns the source until the program has waited for the
+        // copy, even after the bytes have arrived.
         random.delay();
         self.read_source(shared, epoch, context);
     }
 
-    /// The source's bytes, if they are still there to be copied.
+    /// Returns the bytes of the source, or `None` if the copy must not run.
+    /// Reports a source that was freed or changed.
     fn read_source(&self, shared: &SharedDriver, epoch: u64, context: usize) -> Option<Vec<u8>> {
-        // An unregistered source was reported when that happened.
+        // The unregistration of a source was reported when it happened.
         let is_registered = |driver: &Driver| self.pin.is_none_or(|pin| driver.pinned.is_live(pin));
         if !is_registered(&shared.lock()) {
             return None;
