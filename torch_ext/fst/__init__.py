@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from fst._core.group import RankError
     from fst._distributed.dtensor_load import load_distributed
     from fst._distributed.sharded import load_sharded
+    from fst._distributed.stream import stream_sharded
     from fst._module.load_module import ModuleMismatchError, load_module
 
 __all__ = [
@@ -71,6 +72,7 @@ __all__ = [
     "save_file_async",
     "scatter",
     "stream",
+    "stream_sharded",
     "tensor_names",
     "unpatch",
 ]
@@ -85,6 +87,7 @@ _LAZY_IMPORTS = {
     "load_distributed": "_distributed.dtensor_load",
     "load_module": "_module.load_module",
     "load_sharded": "_distributed.sharded",
+    "stream_sharded": "_distributed.stream",
 }
 
 # A type checker that sees `__getattr__` accepts any name.

@@ -5,7 +5,7 @@ from torch import Tensor
 import fst
 
 weights: dict[str, Tensor] = fst.load_file("model.safetensors")
-module_loads = [fst.load_module, fst.load_sharded, fst.load_distributed]
+lazy_imports = [fst.load_module, fst.load_sharded, fst.load_distributed, fst.stream_sharded]
 version: str = fst.__version__
 
 # mypy reports an `ignore` that no error needs, so a module that accepts every name fails the check.

@@ -81,7 +81,6 @@ def test_rooms_import_only_rooms_before_them(room):
     assert {str(path): above for path in files_by_room()[room] if (above := imported_rooms(path) - allowed)} == {}
 
 
-@pytest.mark.xfail(reason="fst.compat still imports private rooms above _core")
 def test_compat_imports_only_public_names_and_core():
     private = PRIVATE_ROOMS - {"_core"}
     assert {str(path): used for path in files_by_room()["compat"] if (used := imported_rooms(path) & private)} == {}

@@ -9,11 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fst._core.classes import Checkpoint
 from fst._core.interrupts import defer_interrupts
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+_Checkpoint = TypeVar("_Checkpoint", bound=Checkpoint)
 _Result = TypeVar("_Result")
 
 # Default size of a rank's send and receive buffers, by device type. The first touch of host memory is slow, so its
@@ -203,6 +205,29 @@ class Group:
         dist.all_gather_into_tensor(rows.view(-1), own, group=self.process_group)
         # PyTorch has no other fast conversion to bytes that works without NumPy.
         return [ctypes.string_at(row.data_ptr(), len(data)) for row in rows.to(_CPU)]
+
+
+def open_on_all(group: Group, open_checkpoint: Callable[[Tensor | None], _Checkpoint]) -> _Checkpoint:
+    """Opens a checkpoint on all ranks. Only rank 0 reads the headers and sends them to the others.
+
+    Args:
+        group: The ranks. All of them call this function.
+        open_checkpoint: Opens the checkpoint, given its headers or `None` to read them.
+
+    Raises:
+        RankError: `open_checkpoint` failed on another rank.
+        Exceptions of `open_checkpoint` on this rank.
+    """
+
+    def open_on_first() -> tuple[_Checkpoint, Tensor] | None:
+        if group.rank > 0:
+            return None
+        checkpoint = open_checkpoint(None)
+        return checkpoint, checkpoint.headers()
+
+    opened = group.run_on_all(open_on_first)
+    headers = group.broadcast(opened[1] if opened else None, 0)
+    return group.run_on_all(lambda: opened[0] if opened else open_checkpoint(headers))
 
 
 def _backends(process_group: "ProcessGroup | None") -> dict[str, str]:

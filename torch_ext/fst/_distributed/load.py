@@ -15,7 +15,7 @@ from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.arguments import Paths
 from fst._core.classes import GroupPlan
 from fst._core.dtypes import CASTABLE
-from fst._core.group import Group
+from fst._core.group import Group, open_on_all
 from fst._core.interrupts import defer_interrupts
 from fst._distributed.agreement import LoadOptions, agree_on_plan
 from fst._distributed.exchange import Exchange, side_stream
@@ -39,21 +39,13 @@ def open_for_group(paths: Paths, group: Group) -> OpenCheckpoint:
         Errors of `load_file` about paths and headers.
     """
 
-    def open_checkpoint(headers: Tensor | None = None) -> OpenCheckpoint:
+    def open_checkpoint(headers: Tensor | None) -> OpenCheckpoint:
         checkpoint = OpenCheckpoint(paths, headers)
         # Computed here so that an unsupported dtype is an error of opening, which all ranks report.
         _ = checkpoint.tensors
         return checkpoint
 
-    def open_on_first() -> tuple[OpenCheckpoint, Tensor] | None:
-        if group.rank > 0:
-            return None
-        checkpoint = open_checkpoint()
-        return checkpoint, checkpoint.headers()
-
-    opened = group.run_on_all(open_on_first)
-    headers = group.broadcast(opened[1] if opened else None, 0)
-    return group.run_on_all(lambda: opened[0] if opened else open_checkpoint(headers))
+    return open_on_all(group, open_checkpoint)
 
 
 def load_shards(

@@ -1,16 +1,18 @@
 """`load_sharded`: loads a checkpoint across the ranks of a process group."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.arguments import Device, Paths, device_of, dtype_of, names_of
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
 from fst._distributed.load import load_shards, open_for_group
 from fst._distributed.placements import Placements, shard_requests
+from fst._distributed.shards import ShardRequest
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -74,15 +76,51 @@ def load_sharded(
         torch.Size([4, 3])
     """
     with defer_interrupts():
-        # Communicates as for the CPU until all ranks know their device.
-        load_device, load_dtype, selected = Group.of(group, torch.device("cpu")).run_on_all(
-            lambda: (_resolve(device), dtype_of(dtype), None if names is None else names_of(names))
-        )
-        load_group = Group.of(group, load_device)
-        checkpoint = open_for_group(paths, load_group)
-        requests = load_group.run_on_all(lambda: shard_requests(placements, checkpoint, selected))
-        tensors = load_shards(checkpoint, requests, load_group, load_device, load_dtype, strategy, window_bytes)
-    return {request.name: tensor for request, tensor in zip(requests, tensors, strict=True)}
+        selection = select_shards(paths, placements, group, device, dtype, names)
+        tensors = load_shards(*selection, strategy=strategy, window_bytes=window_bytes)
+    return {request.name: tensor for request, tensor in zip(selection.requests, tensors, strict=True)}
+
+
+class ShardSelection(NamedTuple):
+    """Shards that a rank loads from an open checkpoint.
+
+    Attributes:
+        checkpoint: The checkpoint, opened for the group.
+        requests: A request for each shard, in the order of the files.
+        group: The ranks that load together.
+        device: Device of the new tensors.
+        dtype: Dtype to cast to, or `None`.
+    """
+
+    checkpoint: OpenCheckpoint
+    requests: list[ShardRequest]
+    group: Group
+    device: torch.device
+    dtype: torch.dtype | None
+
+
+def select_shards(
+    paths: Paths,
+    placements: Placements,
+    process_group: "ProcessGroup | None",
+    device: Device,
+    dtype: torch.dtype | None,
+    names: Sequence[str] | None,
+) -> ShardSelection:
+    """Opens a checkpoint on all ranks, and selects the shards of this rank. The arguments are those of `load_sharded`.
+
+    Raises:
+        RankError: Another rank failed.
+        Errors of `load_sharded` about paths, headers and arguments.
+    """
+    # Communicates as for the CPU until all ranks know their device.
+    load_device, load_dtype, selected = Group.of(process_group, torch.device("cpu")).run_on_all(
+        lambda: (_resolve(device), dtype_of(dtype), None if names is None else names_of(names))
+    )
+    group = Group.of(process_group, load_device)
+    checkpoint = open_for_group(paths, group)
+    requests = group.run_on_all(lambda: shard_requests(placements, checkpoint, selected))
+    return ShardSelection(checkpoint, requests, group, load_device, load_dtype)
 
 
 def _resolve(device: Device) -> torch.device:

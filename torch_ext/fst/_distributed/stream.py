@@ -1,109 +1,136 @@
-"""Tensor streams for all ranks of a group."""
+"""`stream_sharded`: streams a checkpoint across the ranks of a process group."""
 
-from collections.abc import Callable, Generator, Iterator
-from types import TracebackType
+from collections.abc import Generator, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from fst._checkpoint.checkpoint import OpenCheckpoint
-from fst._core.arguments import Device, Paths, device_of
-from fst._core.group import Group
-from fst._distributed.load import batches, load_shards, open_for_group
-from fst._distributed.shards import Replicated, ShardRequest
-from fst._load.stream import WINDOW_BYTES
+from fst._core.arguments import Device, Paths
+from fst._core.interrupts import defer_interrupts
+from fst._distributed.load import batches, load_shards
+from fst._distributed.placements import Placements
+from fst._distributed.sharded import ShardSelection, select_shards
+from fst._load.stream import WINDOW_BYTES, Stream
 
-# Device memory for send and receive buffers.
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+# Default size of a rank's send and receive buffers, in addition to the window.
 EXCHANGE_BYTES = 128 << 20
 
 
-class GroupStream(Iterator[tuple[str, Tensor]]):
-    """Iterator over names and tensors that all ranks load together, batch by batch.
+class GroupLoader:
+    """Loads shards batch by batch, and returns them one by one, in the order of the files.
 
-    Attributes:
-        total_bytes: Size of all tensors of this rank in bytes, including those already yielded.
+    A batch holds the tensors that fit into the window of all ranks.
     """
 
-    def __init__(
-        self,
-        checkpoint: OpenCheckpoint,
-        select: Callable[[str], bool],
-        group: Group,
-        device: torch.device,
-        window_bytes: int,
-    ) -> None:
-        self._checkpoint = checkpoint
-        self._group = group
-        self._device = device
+    def __init__(self, selection: ShardSelection, window_bytes: int, exchange_bytes: int) -> None:
+        self._selection = selection
         self._window_bytes = window_bytes
-        self._selected = group.run_on_all(lambda: self._select(select))
+        self._exchange_bytes = exchange_bytes
+        like = load_shards(
+            selection.checkpoint, selection.requests, selection.group, torch.device("meta"), selection.dtype
+        )
+        self._total_bytes = sum(tensor.nbytes for tensor in like)
         self._items = self._load()
-        self.total_bytes = sum(checkpoint.tensors[name].nbytes for name in self._selected)
 
-    def __next__(self) -> tuple[str, Tensor]:
-        return next(self._items)
+    def next(self) -> tuple[int, str, Tensor] | None:
+        """Returns the position, the name and the tensor that comes next, or `None` after the last."""
+        return next(self._items, None)
 
     def close(self) -> None:
-        """Frees tensors that were not yielded and ends the iteration. Further calls have no effect."""
+        """Ends the load and frees the tensors that were not returned."""
         self._items.close()
 
-    def __enter__(self) -> "GroupStream":
-        return self
+    def total_bytes(self) -> int:
+        """Returns the size of all tensors of this rank in bytes."""
+        return self._total_bytes
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _select(self, select: Callable[[str], bool]) -> frozenset[str]:
-        if self._window_bytes < 1:
-            raise ValueError(f"window_bytes must be at least 1, not {self._window_bytes}")
-        return frozenset(filter(select, self._checkpoint.tensors))
-
-    def _load(self) -> Generator[tuple[str, Tensor], None, None]:
+    def _load(self) -> Generator[tuple[int, str, Tensor], None, None]:
+        checkpoint, requests, group, device, dtype = self._selection
+        own = {request.name: (position, request) for position, request in enumerate(requests)}
         for batch in self._batches():
-            names = [name for name in batch if name in self._selected]
-            requests = [ShardRequest(name, Replicated()) for name in names]
-            tensors = load_shards(self._checkpoint, requests, self._group, self._device, window_bytes=EXCHANGE_BYTES)
+            selected = [own[name] for name in batch if name in own]
+            tensors = load_shards(
+                checkpoint,
+                [request for _, request in selected],
+                group,
+                device,
+                dtype,
+                window_bytes=self._exchange_bytes,
+            )
             tensors.reverse()
-            for name in names:
+            for position, request in selected:
                 # Keeps no reference to a tensor that was yielded.
-                yield name, tensors.pop()
+                yield position, request.name, tensors.pop()
 
     def _batches(self) -> Iterator[list[str]]:
-        """Yields batches of tensors that any rank selects. The smallest window of all ranks limits the batches."""
-        names = list(self._checkpoint.tensors)
-        own = self._window_bytes.to_bytes(8, "little") + bytes(name in self._selected for name in names)
-        gathered = self._group.all_gather_bytes(own)
+        """Yields batches of the tensors that any rank requests. The smallest window of all ranks limits them."""
+        checkpoint, requests, group, *_ = self._selection
+        own = {request.name for request in requests}
+        names = list(checkpoint.tensors)
+        gathered = group.all_gather_bytes(
+            self._window_bytes.to_bytes(8, "little") + bytes(name in own for name in names)
+        )
         window_bytes = min(int.from_bytes(data[:8], "little") for data in gathered)
         flags = zip(*(data[8:] for data in gathered), strict=True)
-        selected = {name for name, of_ranks in zip(names, flags, strict=True) if any(of_ranks)}
-        return batches(self._checkpoint, selected.__contains__, window_bytes)
+        requested = {name for name, of_ranks in zip(names, flags, strict=True) if any(of_ranks)}
+        return batches(checkpoint, requested.__contains__, window_bytes)
 
 
-def stream_for_group(
+def stream_sharded(
     paths: Paths,
-    device: Device,
-    select: Callable[[str], bool],
-    group: Group,
+    placements: Placements,
+    group: "ProcessGroup | None" = None,
+    device: Device = "cpu",
+    dtype: torch.dtype | None = None,
+    names: Sequence[str] | None = None,
     *,
     window_bytes: int = WINDOW_BYTES,
-) -> GroupStream:
-    """Streams tensors like `fst.stream`, on all ranks of a group. One rank reads each byte and sends it to the others.
+    exchange_bytes: int = EXCHANGE_BYTES,
+) -> Stream:
+    """Streams the shards of a rank like `fst.stream`, and reads each byte once for all ranks like `fst.load_sharded`.
 
-    Every rank calls this function with the same paths. A rank waits for the others between two batches, so all ranks
-    iterate to the end or stop at the same tensor.
+    All ranks of the group must call this function. They load batch by batch, and wait for each other between two
+    batches, so all ranks iterate to the end or leave the loop at the same tensor. If one rank fails, all ranks raise.
 
     Args:
-        paths: As in `fst.stream`.
-        device: As in `fst.stream`.
-        select: Returns whether this rank needs the tensor of a name. Tensors that no rank needs are not read.
-        group: The ranks that load together.
-        window_bytes: As in `fst.stream`. The smallest value of all ranks applies. Send and receive buffers take up to
-            `EXCHANGE_BYTES` more.
+        paths: As in `load_sharded`.
+        placements: As in `load_sharded`. Ranks may request different tensors. Tensors that no rank requests are not
+            read.
+        group: As in `load_sharded`.
+        device: As in `load_sharded`.
+        dtype: As in `load_sharded`.
+        names: As in `load_sharded`.
+        window_bytes: Upper bound for the stored size of the tensors in a batch, in bytes. A larger tensor has a batch
+            of its own. The smallest value of all ranks applies.
+        exchange_bytes: Upper bound for this rank's send and receive buffers, in bytes, in addition to the window.
+
+    Returns:
+        An iterator over pairs of name and tensor in the order of the files, with the method `close` and the attribute
+        `total_bytes`.
 
     Raises:
-        RankError: Another rank failed.
-        Errors of `fst.stream`.
+        ValueError: `window_bytes` is less than 1.
+        Errors of `load_sharded`: those of paths, headers and arguments immediately, those of reading and of the device
+            during the iteration.
+
+    Example:
+        >>> from torch.distributed.tensor import Replicate
+        >>> with fst.stream_sharded("model.safetensors", Replicate()) as tensors:
+        ...     for name, tensor in tensors:
+        ...         print(name, list(tensor.shape))
+        bias [4]
+        weight [4, 3]
     """
-    return GroupStream(open_for_group(paths, group), select, group, torch.device(device_of(device)), window_bytes)
+
+    def check_window() -> None:
+        if window_bytes < 1:
+            raise ValueError(f"window_bytes must be at least 1, not {window_bytes}")
+
+    with defer_interrupts():
+        selection = select_shards(paths, placements, group, device, dtype, names)
+        selection.group.run_on_all(check_window)
+        return Stream(GroupLoader(selection, window_bytes, exchange_bytes))

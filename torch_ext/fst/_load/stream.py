@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -13,10 +13,20 @@ from fst._core.classes import Loader
 WINDOW_BYTES = 512 << 20
 
 
+class TensorLoader(Protocol):
+    """Load in progress that returns tensors one by one. See `fst._core.classes.Loader`."""
+
+    def next(self) -> tuple[int, str, Tensor] | None: ...
+
+    def close(self) -> None: ...
+
+    def total_bytes(self) -> int: ...
+
+
 class Stream(Iterator[tuple[str, Tensor]]):
     """Iterator over names and tensors of a load in progress, and a context manager that ends the load. See `stream`."""
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: TensorLoader) -> None:
         self._loader = loader
 
     def __next__(self) -> tuple[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The weights of a model, as the loaders of servers hand them on."""
+"""Weights of a model, in the form in which the loaders of servers yield them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
@@ -8,15 +8,12 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from tqdm.auto import tqdm
 
-from fst._core.group import Group
-from fst._distributed.stream import GroupStream, stream_for_group
-from fst._load.load import tensor_names
-from fst._load.stream import Stream, stream
+import fst
 from fst.plugins._options import Options
 
 
 class ServerGroup(Protocol):
-    """The ranks of a server that load the same files at the same time, as both servers have them."""
+    """Ranks of a server that load the same files at the same time. Both servers have this class."""
 
     world_size: int
     cpu_group: ProcessGroup
@@ -32,20 +29,20 @@ def weights(
     bar: bool,
     skip: Callable[[str], bool] | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors of the files, in the order of the files' names, under a bar of their bytes.
+    """Yields names and tensors of files, in the order of the files' names, with a progress bar.
 
     Args:
         files: Paths of safetensors files.
-        device: Where the tensors go, if the options do not say.
-        options: The window, the order, perhaps another device, and whether ranks load together.
-        group: Gives the ranks that may do so.
-        bar: Whether to show it.
-        skip: Says of a name whether its tensor is not wanted; its bytes are not read then, unless another rank of those
-            that load together wants them.
+        device: Device of the tensors, unless the options name one.
+        options: Window, order, device, and whether ranks load together.
+        group: Returns the ranks that load together if the options say so.
+        bar: Whether to show the progress bar.
+        skip: Returns whether the tensor of a name is not needed. Its bytes are not read, unless another rank that loads
+            together with this one needs them.
     """
-    place = torch.device(options.device or device)
+    load_device = torch.device(options.device or device)
     with (
-        _opened(sorted(files), place, options, group, skip) as tensors,
+        _open_stream(sorted(files), load_device, options, group, skip) as tensors,
         tqdm(
             total=tensors.total_bytes,
             desc="Loading safetensors with fst",
@@ -53,28 +50,32 @@ def weights(
             unit_scale=True,
             unit_divisor=1024,
             disable=not bar,
-        ) as shown,
+        ) as progress,
     ):
 
-        def counted(item: tuple[str, Tensor]) -> tuple[str, Tensor]:
-            shown.update(item[1].nbytes)
+        def count(item: tuple[str, Tensor]) -> tuple[str, Tensor]:
+            progress.update(item[1].nbytes)
             return item
 
-        # A loop would hold each tensor until the next has come, and so one more than the window allows.
-        yield from map(counted, tensors)
+        # The variable of a loop would keep a tensor alive until the next one is loaded, which exceeds the window.
+        yield from map(count, tensors)
 
 
-def _opened(
+def _open_stream(
     files: list[str],
     device: torch.device,
     options: Options,
     group: Callable[[], ServerGroup],
     skip: Callable[[str], bool] | None,
-) -> Stream | GroupStream:
-    if options.ranks == "together" and (together := group()).world_size > 1:
-        ranks = Group.of(together.cpu_group if device.type == "cpu" else together.device_group, device)
-        return stream_for_group(
-            files, device, lambda name: skip is None or not skip(name), ranks, window_bytes=options.window_bytes
+) -> fst.Stream:
+    if options.ranks == "together" and (ranks := group()).world_size > 1:
+        return fst.stream_sharded(
+            files,
+            # An index for whole tensors: torch.distributed.tensor with `Replicate` takes long to import.
+            lambda name, shape: None if skip is not None and skip(name) else ...,
+            ranks.cpu_group if device.type == "cpu" else ranks.device_group,
+            device,
+            window_bytes=options.window_bytes,
         )
-    names = None if skip is None else [name for name in tensor_names(files) if not skip(name)]
-    return stream(files, device, names, window_bytes=options.window_bytes, order=options.order)
+    names = None if skip is None else [name for name in fst.tensor_names(files) if not skip(name)]
+    return fst.stream(files, device, names, window_bytes=options.window_bytes, order=options.order)

@@ -7,11 +7,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
+from torch.distributed.tensor import Replicate
 
+import fst
 from fastsafetensors_helpers import PARALLEL_RUN, over_fst, rows
 from fastsafetensors_ranks import own_files, raw, write_files
-from fst._core.group import Group
-from fst._distributed.stream import stream_for_group
 from fst.compat import fastsafetensors as compat
 from fst.compat.fastsafetensors.frameworks import TensorBase, get_framework_op
 from rawfile import assert_same
@@ -66,8 +66,7 @@ def test_nccl(tmp_path, device):
     loader.add_filenames(own_files(tmp_path, 1))
     buffer = loader.copy_files_to_device()
     assert_same(buffer.get_sharded("F32/cube/0", 0).cpu(), raw("F32/cube/0").tensor())
-    group = Group.of(dist.group.WORLD, torch.device(device))
-    with stream_for_group(f"{tmp_path}/0.safetensors", device, lambda _: True, group, window_bytes=100) as tensors:
+    with fst.stream_sharded(f"{tmp_path}/0.safetensors", Replicate(), device=device, window_bytes=100) as tensors:
         for name, tensor in tensors:
             assert tensor.device.type == device
             assert_same(tensor.cpu(), raw(name).tensor())

@@ -57,7 +57,7 @@ def test_tensors_are_independent():
 def test_closed_buffer():
     buffer = load()
     buffer.close()
-    with pytest.raises(RuntimeError, match=r'"a0" was asked for after close\(\)'):
+    with pytest.raises(RuntimeError, match=r'"a0" was requested after close\(\)'):
         buffer.get_tensor("a0")
     assert buffer.get_shape("a0") == [16, 8]
 

@@ -1,4 +1,4 @@
-"""Tensors that were loaded, by name."""
+"""Loaded tensors by name."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -7,21 +7,20 @@ import torch
 from torch import Tensor
 
 from fst._core.errors import TensorNotFoundError
-from fst._distributed.shards import Sharded, region_of
 from fst.compat.fastsafetensors.frameworks import ProcessGroupBase, TensorBase
 from fst.compat.fastsafetensors.metadata import SafeTensorsMetadata
 from fst.compat.fastsafetensors.st_types import Device, DType, as_torch_dtype
 
 
 class FilesBufferOnDevice:
-    """What `SafeTensorsFileLoader.copy_files_to_device` returns.
+    """Tensors loaded by `SafeTensorsFileLoader.copy_files_to_device`.
 
-    Each tensor has memory of its own. It stays when the buffer is closed, and goes when nobody refers to it.
+    Tensors own their storage, and stay valid after the buffer is closed.
 
-    A process alone has all tensors: the shard of a tensor is the whole, and the same name gives the same tensor each
-    time. In a group of several ranks each has the tensors of its own files, and `get_tensor`, `get_sharded`,
-    `get_multi_cols`, `as_dict` and `push_tensor` move tensors from rank to rank. All ranks call them in the same order,
-    and as often as they like; what is returned is the caller's alone.
+    A single process has all tensors: the shard of a tensor is the whole tensor, and the same name always returns the
+    same tensor. In a group of several ranks, each rank has the tensors of its own files. `get_tensor`, `get_sharded`,
+    `get_multi_cols`, `as_dict` and `push_tensor` then send tensors between ranks. All ranks call them in the same
+    order, any number of times. Each call returns new tensors.
     """
 
     def __init__(
@@ -35,24 +34,24 @@ class FilesBufferOnDevice:
     ) -> None:
         self.key_to_rank_lidx = places
         self.pg = pg
-        # Those that this rank has read.
+        # The tensors of this rank's files, or None after `close`.
         self._tensors: dict[str, Tensor] | None = tensors
         self._files = files
         self._device = device
-        # What all tensors were cast to.
+        # The dtype to which all tensors were cast, or None.
         self._dtype = dtype
 
     def close(self) -> None:
-        """Lets go of the tensors. Those that were got stay valid. A second time it does nothing."""
+        """Releases the tensors. Returned tensors stay valid. Further calls have no effect."""
         self._tensors = None
 
     def get_filename(self, tensor_name: str) -> str:
-        """The file that holds a tensor."""
+        """Returns the path of the file that holds a tensor."""
         self._require(tensor_name)
         return self._files[tensor_name].src
 
     def get_shape(self, tensor_name: str) -> list[int]:
-        """The shape of a tensor, as its file has it."""
+        """Returns the shape of a tensor in its header."""
         self._require(tensor_name)
         return self._files[tensor_name].tensors[tensor_name].shape
 
@@ -62,9 +61,11 @@ class FilesBufferOnDevice:
         device: Device | torch.device | str | None = None,
         dtype: DType | torch.dtype = DType.AUTO,
     ) -> Tensor:
-        """A tensor, on another device or with another dtype if asked for.
+        """Returns a tensor, converted to a device and a dtype if they are given.
 
-        Raises KeyError, which is a ValueError too, where no file holds the name, and RuntimeError after `close`.
+        Raises:
+            KeyError: No file holds the name. The exception is also a ValueError.
+            RuntimeError: The buffer is closed.
         """
         return self.get_tensor_wrapped(tensor_name, device, dtype).get_raw()
 
@@ -74,7 +75,7 @@ class FilesBufferOnDevice:
         device: Device | torch.device | str | None = None,
         dtype: DType | torch.dtype = DType.AUTO,
     ) -> TensorBase:
-        """As `get_tensor`, wrapped."""
+        """Returns a tensor like `get_tensor`, in a `TensorBase`."""
         return TensorBase(self._whole(tensor_name)).to(device, dtype)
 
     def get_sharded(
@@ -84,12 +85,14 @@ class FilesBufferOnDevice:
         device: Device | torch.device | str | None = None,
         dtype: DType | torch.dtype = DType.AUTO,
     ) -> Tensor:
-        """This rank's part of a tensor that is split along `dim`; the whole tensor for -1.
+        """Returns this rank's shard of a tensor that is split along `dim`, or the whole tensor if `dim` is -1.
 
-        Parts are those of `torch.chunk`: as long as another for all ranks but the last, which may have less or nothing.
-        Other negative dimensions count from the last.
+        The shards are the chunks of `torch.chunk`: of equal length, except that the last ranks may get shorter or empty
+        ones. Other negative dimensions count from the last.
 
-        Raises IndexError where the tensor has no such dimension, and the errors of `get_tensor`.
+        Raises:
+            IndexError: The tensor does not have the dimension.
+            Errors of `get_tensor`.
         """
         return self.get_sharded_wrapped(tensor_name, dim, device, dtype).get_raw()
 
@@ -100,9 +103,9 @@ class FilesBufferOnDevice:
         device: Device | torch.device | str | None = None,
         dtype: DType | torch.dtype = DType.AUTO,
     ) -> TensorBase:
-        """As `get_sharded`, wrapped."""
-        part = self._whole(tensor_name) if dim == -1 else self._part(tensor_name, dim)
-        return TensorBase(part).to(device, dtype)
+        """Returns a shard like `get_sharded`, in a `TensorBase`."""
+        shard = self._whole(tensor_name) if dim == -1 else self._shard(tensor_name, dim)
+        return TensorBase(shard).to(device, dtype)
 
     def push_tensor(
         self,
@@ -111,16 +114,18 @@ class FilesBufferOnDevice:
         device: Device | torch.device | str | None = None,
         dtype: DType | torch.dtype = DType.AUTO,
     ) -> Tensor | None:
-        """Sends a tensor to a rank, which returns it; other ranks return None. A process alone always returns it.
+        """Sends a tensor to a rank. Returns the tensor on that rank, and None on others. One process always returns it.
 
-        Raises ValueError where there is no such rank, and the errors of `get_tensor`.
+        Raises:
+            ValueError: The group does not have the rank.
+            Errors of `get_tensor`.
         """
         tensors = self._opened(tensor_name)
         source, _ = self.key_to_rank_lidx[tensor_name]
         if self.pg.size() == 1:
             return TensorBase(tensors[tensor_name]).to(device, dtype).get_raw()
         if not 0 <= dst_rank < self.pg.size():
-            raise ValueError(f'"{tensor_name}" is to go to rank {dst_rank}, but the group has {self.pg.size()} ranks')
+            raise ValueError(f'"{tensor_name}" is for rank {dst_rank}, but the group has {self.pg.size()} ranks')
         if self.pg.rank() == source != dst_rank:
             self.pg.send(TensorBase(tensors[tensor_name]), dst_rank)
         if self.pg.rank() != dst_rank:
@@ -139,21 +144,23 @@ class FilesBufferOnDevice:
         device: Device | torch.device | str | None = None,
         dtype: DType | torch.dtype = DType.AUTO,
     ) -> TensorBase:
-        """The shards of several tensors, one behind the other along `dim`, in the order of the names; wrapped.
+        """Concatenates the shards of several tensors along `dim`, in the order of the names, in a `TensorBase`.
 
-        Negative dimensions count from the last; -1 is the last one, too, and not the whole tensor.
+        Negative dimensions count from the last. Unlike in `get_sharded`, -1 is the last dimension.
 
-        Raises RuntimeError where their other dimensions differ, and the errors of `get_sharded`.
+        Raises:
+            RuntimeError: The other dimensions of the shards differ.
+            Errors of `get_sharded`.
         """
-        shards = [self._part(name, dim) for name in tensor_names]
-        return TensorBase(_concatenated(shards, dim)).to(device, dtype)
+        shards = [self._shard(name, dim) for name in tensor_names]
+        return TensorBase(_concatenate(shards, dim)).to(device, dtype)
 
     def as_dict(self, tensor_shard_dim: Mapping[str, int]) -> dict[str, TensorBase]:
-        """The shards of all tensors that are named with a dimension, wrapped."""
+        """Returns the shards of tensors, given a dimension for each name, each in a `TensorBase`."""
         return {name: self.get_sharded_wrapped(name, dim) for name, dim in tensor_shard_dim.items()}
 
     def iter_local_tensors(self, tensor_names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
-        """Names and tensors of a process alone. Raises RuntimeError in a group of several ranks."""
+        """Yields names and tensors of a single process. Raises RuntimeError in a group of several ranks."""
         if self.pg.size() > 1:
             raise RuntimeError("in a group of several ranks no rank has all tensors; use get_tensor")
         for name in tensor_names:
@@ -170,10 +177,10 @@ class FilesBufferOnDevice:
             raise TensorNotFoundError(f'no file that was loaded holds "{name}"')
 
     def _opened(self, name: str) -> dict[str, Tensor]:
-        """The tensors that this rank has read, for what is to be got by a name."""
+        """Returns the tensors of this rank's files, after a check of the name and of `close`."""
         self._require(name)
         if self._tensors is None:
-            raise RuntimeError(f'"{name}" was asked for after close(); get tensors before, they stay valid afterwards')
+            raise RuntimeError(f'"{name}" was requested after close(); get tensors before, they stay valid afterwards')
         return self._tensors
 
     def _whole(self, name: str) -> Tensor:
@@ -182,13 +189,13 @@ class FilesBufferOnDevice:
             return tensors[name]
         source, _ = self.key_to_rank_lidx[name]
 
-        def make() -> TensorBase:
-            # What the caller does to its tensor is not to reach those that are sent later.
+        def allocate() -> TensorBase:
+            # A copy, since the caller may modify its tensor before the next call sends it again.
             return TensorBase(tensors[name].clone() if self.pg.rank() == source else self._empty(name))
 
-        return self.pg.broadcast_made(make, source).get_raw()
+        return self.pg.allocate_and_broadcast(allocate, source).get_raw()
 
-    def _part(self, name: str, dim: int) -> Tensor:
+    def _shard(self, name: str, dim: int) -> Tensor:
         tensors = self._opened(name)
         shape = self._files[name].tensors[name].torch_shape
         if not -len(shape) <= dim < len(shape):
@@ -196,26 +203,31 @@ class FilesBufferOnDevice:
         if self.pg.size() == 1:
             return tensors[name]
         source, _ = self.key_to_rank_lidx[name]
-        parts = [region_of(Sharded(dim), shape, rank, self.pg.size()) for rank in range(self.pg.size())]
 
-        def make() -> tuple[TensorBase, list[TensorBase]]:
-            dst = TensorBase(self._empty(name, parts[self.pg.rank()].lengths))
+        def allocate() -> tuple[TensorBase, list[TensorBase]]:
+            own_shape = _chunks(torch.empty(shape, device="meta"), self.pg.size(), dim)[self.pg.rank()].shape
+            dst = TensorBase(self._empty(name, own_shape))
             if self.pg.rank() != source:
                 return dst, []
-            whole = tensors[name]
-            return dst, [TensorBase(whole.narrow(dim, part.starts[dim], part.lengths[dim])) for part in parts]
+            return dst, [TensorBase(chunk) for chunk in _chunks(tensors[name], self.pg.size(), dim)]
 
-        return self.pg.scatter_made(make, source).get_raw()
+        return self.pg.allocate_and_scatter(allocate, source).get_raw()
 
     def _empty(self, name: str, shape: Sequence[int] | None = None) -> Tensor:
-        """For what arrives of a tensor: the whole, or a part of this shape."""
+        """Allocates memory for a tensor, or for a shard of it with another shape."""
         frame = self._files[name].tensors[name]
         dtype = self._dtype or as_torch_dtype(frame.dtype)
         return torch.empty(frame.torch_shape if shape is None else shape, dtype=dtype, device=self._device.as_str())
 
 
-def _concatenated(tensors: Sequence[Tensor], dim: int) -> Tensor:
+def _chunks(tensor: Tensor, count: int, dim: int) -> list[Tensor]:
+    """Splits a tensor as `torch.chunk`, with empty chunks up to `count`."""
+    chunks = tensor.chunk(count, dim)
+    return [*chunks, *[tensor.narrow(dim, 0, 0)] * (count - len(chunks))]
+
+
+def _concatenate(tensors: Sequence[Tensor], dim: int) -> Tensor:
     if {tensor.dtype for tensor in tensors} == {torch.float4_e2m1fn_x2}:
-        # PyTorch does not know how to do it.
+        # PyTorch cannot concatenate this dtype.
         return torch.cat([tensor.view(torch.uint8) for tensor in tensors], dim).view(torch.float4_e2m1fn_x2)
     return torch.cat(list(tensors), dim)

@@ -1,4 +1,4 @@
-"""PyTorch, and its tensors and process groups in the wrapping that some functions take and return."""
+"""Wrappers of PyTorch tensors and process groups."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,40 +10,40 @@ from torch import Tensor
 from fst._core.dtypes import shape_in_header
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
-from fst.compat._ranks import ranks_of
+from fst.compat._groups import group_of
 from fst.compat.fastsafetensors.st_types import Device, DType, as_device, as_dtype, as_torch_dtype
 
 
 class TensorBase:
-    """A tensor of PyTorch, with its device and dtype in the words of this package."""
+    """PyTorch tensor, with its device and dtype in the types of this package."""
 
     def __init__(self, raw: Tensor) -> None:
         self._raw = raw
 
     @property
     def device(self) -> Device:
-        """Where it is."""
+        """Device of the tensor."""
         return as_device(self._raw.device)
 
     @property
     def dtype(self) -> DType:
-        """What it holds."""
+        """Dtype of the tensor."""
         return as_dtype(self._raw.dtype)
 
     def get_raw(self) -> Tensor:
-        """The tensor of PyTorch."""
+        """Returns the PyTorch tensor."""
         return self._raw
 
     def get_shape(self) -> list[int]:
-        """The shape as a file has it, where the elements of F4 count one by one and not in pairs."""
+        """Returns the shape in a header, which counts F4 numbers individually."""
         return shape_in_header(self.dtype.value, self._raw.shape)
 
     def get_nbytes(self) -> int:
-        """The size in bytes."""
+        """Returns the size in bytes."""
         return self._raw.nbytes
 
     def data_ptr(self) -> int:
-        """The address of the first element."""
+        """Returns the address of the first element."""
         return self._raw.data_ptr()
 
     def to(
@@ -51,29 +51,29 @@ class TensorBase:
         device: Device | torch.device | str | int | None = None,
         dtype: DType | torch.dtype = DType.AUTO,
     ) -> "TensorBase":
-        """On another device, with another dtype; itself where neither differs."""
-        place = self._raw.device if device is None else as_device(device).as_str()
-        return TensorBase(self._raw.to(device=place, dtype=as_torch_dtype(dtype)))
+        """Converts the tensor to a device and a dtype. Copies only if one of them differs."""
+        target = self._raw.device if device is None else as_device(device).as_str()
+        return TensorBase(self._raw.to(device=target, dtype=as_torch_dtype(dtype)))
 
     def clone(self) -> "TensorBase":
-        """A copy."""
+        """Returns a copy."""
         return TensorBase(self._raw.clone())
 
     def detach(self) -> "TensorBase":
-        """As `Tensor.detach`."""
+        """Detaches the tensor from autograd, as `Tensor.detach`."""
         return TensorBase(self._raw.detach())
 
     def contiguous(self) -> "TensorBase":
-        """As `Tensor.contiguous`."""
+        """Returns a contiguous tensor, as `Tensor.contiguous`."""
         return TensorBase(self._raw.contiguous())
 
     def view(self, dtype: DType | torch.dtype) -> "TensorBase":
-        """The same bytes as elements of another dtype."""
-        wanted = as_torch_dtype(dtype)
-        return self if wanted is None else TensorBase(self._raw.view(wanted))
+        """Reinterprets the bytes as another dtype. AUTO returns the tensor itself."""
+        torch_dtype = as_torch_dtype(dtype)
+        return self if torch_dtype is None else TensorBase(self._raw.view(torch_dtype))
 
     def reshape(self, shape: list[int]) -> "TensorBase":
-        """As `Tensor.reshape`."""
+        """Returns a tensor of another shape, as `Tensor.reshape`."""
         return TensorBase(self._raw.reshape(shape))
 
     def __getitem__(self, index: Any) -> "TensorBase":
@@ -84,113 +84,131 @@ class TensorBase:
 
 
 class ProcessGroupBase:
-    """The ranks that load together, and how tensors go from one to others: byte by byte, whatever their dtype.
+    """Group of ranks that send tensors of any dtype to each other, as bytes.
 
-    Ranks are those of the group. Tensors may be on any device, and those that are written are contiguous. A group of
-    one exchanges nothing.
+    Rank numbers are those of the group. Tensors may be on any device. Tensors that are written must be contiguous. A
+    group of one rank sends nothing.
 
     Attributes:
-        ranks: The ranks, as fst has them.
+        group: The group.
     """
 
-    def __init__(self, ranks: Group) -> None:
-        self.ranks = ranks
+    def __init__(self, group: Group) -> None:
+        self.group = group
 
     def size(self) -> int:
-        """The number of ranks."""
-        return self.ranks.size
+        """Returns the number of ranks."""
+        return self.group.size
 
     def rank(self) -> int:
-        """The rank of this process."""
-        return self.ranks.rank
+        """Returns the rank of this process."""
+        return self.group.rank
 
     def broadcast(self, dst: TensorBase, rank: int) -> None:
-        """Overwrites `dst` with that of a rank. Every rank calls it."""
-        self.broadcast_made(lambda: dst, rank)
+        """Overwrites `dst` on all ranks with `dst` of one rank. All ranks call this method."""
+        self.allocate_and_broadcast(lambda: dst, rank)
 
-    def broadcast_made(self, make: Callable[[], TensorBase], rank: int) -> TensorBase:
-        """What a rank makes, on every rank: the others make a tensor to be overwritten.
+    def allocate_and_broadcast(self, allocate: Callable[[], TensorBase], rank: int) -> TensorBase:
+        """Broadcasts the tensor that `allocate` returns on one rank into those that it returns on the others.
 
-        Where one rank fails to, every rank raises: the others a RankError.
+        Returns:
+            The tensor of this rank.
+
+        Raises:
+            RankError: `allocate` failed on another rank.
+            Exceptions of `allocate` on this rank.
         """
         with defer_interrupts():
-            dst, moved = self.ranks.run_on_all(lambda: self._carried(make()))
-            if self.ranks.process_group is not None and len(moved) > 0:
-                dist.broadcast(moved, group=self.ranks.process_group, group_src=rank)
-                _place(moved, dst)
+            dst, data = self.group.run_on_all(lambda: self._with_bytes(allocate()))
+            if self.group.process_group is not None and len(data) > 0:
+                dist.broadcast(data, group=self.group.process_group, group_src=rank)
+                _copy_bytes(data, dst)
         return dst
 
     def scatter(self, dst: TensorBase, scatter_list: Sequence[TensorBase], src: int) -> None:
-        """Overwrites `dst` with this rank's tensor of the list that the rank `src` has. Every rank calls it.
+        """Overwrites `dst` with this rank's tensor from the list of the rank `src`. All ranks call this method.
 
-        The tensors of the list may differ in size. Other ranks than `src` give an empty list.
+        The sizes of the tensors may differ. Ranks other than `src` pass an empty list.
         """
-        self.scatter_made(lambda: (dst, scatter_list), src)
+        self.allocate_and_scatter(lambda: (dst, scatter_list), src)
 
-    def scatter_made(self, make: Callable[[], tuple[TensorBase, Sequence[TensorBase]]], src: int) -> TensorBase:
-        """As `scatter`, of the tensor and the list that are made. Where one rank fails to, every rank raises."""
+    def allocate_and_scatter(
+        self, allocate: Callable[[], tuple[TensorBase, Sequence[TensorBase]]], src: int
+    ) -> TensorBase:
+        """Scatters like `scatter`, with the arguments that `allocate` returns.
+
+        Returns:
+            The tensor of this rank.
+
+        Raises:
+            RankError: `allocate` failed on another rank.
+            Exceptions of `allocate` on this rank.
+        """
         with defer_interrupts():
-            dst, received, sent, sizes = self.ranks.run_on_all(lambda: self._packed(*make()))
-            if self.ranks.process_group is None:
+            dst, received, sent, sizes = self.group.run_on_all(lambda: self._pack(*allocate()))
+            if self.group.process_group is None:
                 received.copy_(sent)
             else:
                 from_src = [len(received) if rank == src else 0 for rank in range(self.size())]
-                dist.all_to_all_single(received, sent, from_src, sizes, group=self.ranks.process_group)
-            _place(received, dst)
+                dist.all_to_all_single(received, sent, from_src, sizes, group=self.group.process_group)
+            _copy_bytes(received, dst)
         return dst
 
     def send(self, t: TensorBase, dst_rank: int, tag: int = 0) -> None:
         """Sends a tensor to a rank, which calls `recv`."""
-        _, sent = self._carried(t.contiguous())
-        if self.ranks.process_group is not None and len(sent) > 0:
-            dist.send(sent, group=self.ranks.process_group, group_dst=dst_rank, tag=tag)
+        _, sent = self._with_bytes(t.contiguous())
+        if self.group.process_group is not None and len(sent) > 0:
+            dist.send(sent, group=self.group.process_group, group_dst=dst_rank, tag=tag)
 
     def recv(self, t: TensorBase, src_rank: int, tag: int = 0) -> None:
-        """Overwrites a tensor with what a rank sends."""
-        _, received = self._carried(t)
-        if self.ranks.process_group is not None and len(received) > 0:
-            dist.recv(received, group=self.ranks.process_group, group_src=src_rank, tag=tag)
-            _place(received, t)
+        """Overwrites a tensor with the tensor that a rank sends."""
+        _, received = self._with_bytes(t)
+        if self.group.process_group is not None and len(received) > 0:
+            dist.recv(received, group=self.group.process_group, group_src=src_rank, tag=tag)
+            _copy_bytes(received, t)
 
-    def _carried(self, tensor: TensorBase) -> tuple[TensorBase, Tensor]:
-        """A tensor, and its bytes where the group can move them: the tensor's own memory, or a copy."""
-        return tensor, _bytes_of(tensor).to(self.ranks.device)
+    def _with_bytes(self, tensor: TensorBase) -> tuple[TensorBase, Tensor]:
+        """Returns a tensor, and its bytes on the device of the collectives: a view or a copy."""
+        return tensor, _bytes_of(tensor).to(self.group.device)
 
-    def _packed(
+    def _pack(
         self, dst: TensorBase, scatter_list: Sequence[TensorBase]
     ) -> tuple[TensorBase, Tensor, Tensor, list[int]]:
-        """`dst` and its bytes, and the bytes of the list in one piece with the size of each."""
-        pieces = [self._carried(tensor.contiguous())[1] for tensor in scatter_list]
-        sent = torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.uint8, device=self.ranks.device)
-        return *self._carried(dst), sent, [len(piece) for piece in pieces] or [0] * self.size()
+        """Returns `dst`, its bytes, the concatenated bytes of the list, and the number of bytes for each rank."""
+        chunks = [self._with_bytes(tensor.contiguous())[1] for tensor in scatter_list]
+        sent = torch.cat(chunks) if chunks else torch.empty(0, dtype=torch.uint8, device=self.group.device)
+        return *self._with_bytes(dst), sent, [len(chunk) for chunk in chunks] or [0] * self.size()
 
 
 def _bytes_of(tensor: TensorBase) -> Tensor:
     return tensor.get_raw().detach().view(-1).view(torch.uint8)
 
 
-def _place(moved: Tensor, tensor: TensorBase) -> None:
-    if moved.data_ptr() != tensor.data_ptr():
-        _bytes_of(tensor).copy_(moved)
+def _copy_bytes(data: Tensor, tensor: TensorBase) -> None:
+    """Copies bytes into a tensor, unless they are a view of it."""
+    if data.data_ptr() != tensor.data_ptr():
+        _bytes_of(tensor).copy_(data)
 
 
 class Framework:
-    """What functions take to know that tensors are PyTorch's."""
+    """PyTorch, as an argument of functions that support several frameworks."""
 
     def get_name(self) -> str:
-        """Its name."""
+        """Returns the name of the framework."""
         return "pytorch"
 
     def get_process_group(self, pg: Any, device: Device | torch.device | str | int = "cpu") -> ProcessGroupBase:
-        """A process group of `torch.distributed`, wrapped, for tensors on a device. None is this process alone.
+        """Wraps a process group of `torch.distributed` for tensors on a device. None is this process alone.
 
-        Raises TypeError for what is no process group, and ValueError where this process is not in the group.
+        Raises:
+            TypeError: `pg` is not a process group.
+            ValueError: This process is not a rank of the group.
         """
-        return ProcessGroupBase(ranks_of(pg, torch.device(as_device(device).as_str())))
+        return ProcessGroupBase(group_of(pg, torch.device(as_device(device).as_str())))
 
 
 def get_framework_op(name: str) -> Framework:
-    """The framework of a name: "pt", "torch" or "pytorch". No other can be had."""
+    """Returns the framework "pt", "torch" or "pytorch". Raises NotImplementedError for any other name."""
     if name not in ("pt", "torch", "pytorch"):
         raise NotImplementedError(f'the framework "{name}" is not supported; fst loads for PyTorch, whose name is "pt"')
     return Framework()

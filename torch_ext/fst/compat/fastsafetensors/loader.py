@@ -1,4 +1,4 @@
-"""Files in, tensors out."""
+"""Loaders of whole files."""
 
 import logging
 import os
@@ -12,7 +12,7 @@ from torch import Tensor
 import fst
 from fst._core.arguments import Path, path_of, paths_of
 from fst._core.errors import SafetensorError
-from fst.compat._ranks import joined, require_same
+from fst.compat._groups import check_equal, merge_results
 from fst.compat.fastsafetensors.file_buffer import FilesBufferOnDevice
 from fst.compat.fastsafetensors.frameworks import TensorBase, get_framework_op
 from fst.compat.fastsafetensors.metadata import SafeTensorsMetadata, TensorFrame
@@ -22,21 +22,21 @@ logger = logging.getLogger(__name__)
 
 
 class SafeTensorsFileLoader:
-    """Loads all tensors of several files, or those that a filter keeps, with one load on each rank.
+    """Loads all tensors of several files, or those that a filter selects, in one load per rank.
 
-    With a process group of several ranks, all of them make the same calls in the same order. Each rank reads the files
-    that are its own, headers and all, and nobody else does; what one rank cannot do raises on every rank.
+    All ranks of a process group make the same calls in the same order. Each rank reads the headers and the data of its
+    own files only. If one rank fails, all ranks raise.
 
     Args:
         pg: None or `SingleGroup()` for this process alone, or a process group of `torch.distributed`.
-        device: Where tensors go: a name, a `torch.device`, a `Device`, or the index of a GPU.
+        device: Device of the tensors: a name, a `torch.device`, a `Device`, or the index of a GPU.
         framework: "pytorch", "torch" or "pt".
-        bbuf_size_kb, max_threads, nogds, set_numa, disable_cache, debug_log, use_fgds: Change nothing.
+        bbuf_size_kb, max_threads, nogds, set_numa, disable_cache, debug_log, use_fgds: No effect.
 
     Raises:
-        NotImplementedError: The framework is another.
-        TypeError: `pg` is no process group.
-        ValueError: There is no such device, or this process is not in the group.
+        NotImplementedError: The framework is not PyTorch.
+        TypeError: `pg` is not a process group.
+        ValueError: The device is not valid, or this process is not a rank of the group.
     """
 
     def __init__(
@@ -55,41 +55,41 @@ class SafeTensorsFileLoader:
         self.device = as_device(device)
         self.framework = get_framework_op(framework)
         self.pg = self.framework.get_process_group(pg, self.device)
-        # By file, with the rank that reads it.
+        # Header and reading rank of each file.
         self.meta: dict[str, tuple[SafeTensorsMetadata, int]] = {}
         self.frames: dict[str, TensorFrame] = {}
         self.tensor_filter: Callable[[str], bool] | None = None
 
     def add_filenames(self, filenames: Mapping[int, Sequence[Path]]) -> None:
-        """Names files for ranks to read, and learns what their headers say. A process alone reads those of all ranks.
+        """Adds files for ranks to read, and reads their headers. A single process reads the files of all ranks.
 
         Raises:
-            ValueError: The group has no such rank, or its ranks were given different files.
+            ValueError: The group does not have a rank, or its ranks were given different files.
             RankError: Another rank failed.
-            And the errors of `fst.load_file` that concern paths and headers.
+            Errors of `fst.load_file` for paths and headers.
         """
-        ranks = self.pg.ranks
-        named = ranks.run_on_all(lambda: self._named(filenames))
-        require_same(ranks, "files", named)
-        headers = joined(
-            ranks, lambda: {file: SafeTensorsMetadata.from_file(file) for file, rank in named if self._reads(rank)}
+        group = self.pg.group
+        files = group.run_on_all(lambda: self._assign(filenames))
+        check_equal(group, "files", files)
+        headers = merge_results(
+            group, lambda: {file: SafeTensorsMetadata.from_file(file) for file, rank in files if self._reads(rank)}
         )
-        for file, rank in named:
+        for file, rank in files:
             metadata = headers[file]
             self.meta[file] = metadata, rank
             self.frames.update(metadata.tensors)
             logger.debug("rank %d reads %s, which has %d tensors", rank, file, len(metadata.tensors))
 
     def set_tensor_filter(self, keep_tensor: Callable[[str], bool] | None) -> None:
-        """Loads only tensors with names for which `keep_tensor` is true, and reads nothing else. None loads all."""
+        """Selects the tensors to load and read by their names. None selects all."""
         self.tensor_filter = keep_tensor
 
     def get_keys(self) -> list[str]:
-        """The names that will be loaded."""
+        """Returns the names of the tensors to load."""
         return [name for name in self.frames if self._keeps(name)]
 
     def get_shape(self, tensor_name: str) -> list[int]:
-        """The shape of a tensor, as its file has it. Raises ValueError for a name that the filter leaves out."""
+        """Returns the shape of a tensor in its header. Raises ValueError if the filter does not select the name."""
         if not self._keeps(tensor_name):
             raise ValueError(f'the filter leaves out "{tensor_name}"')
         return self.frames[tensor_name].shape
@@ -105,28 +105,29 @@ class SafeTensorsFileLoader:
         """Loads the tensors.
 
         Args:
-            dtype: What all tensors are cast to, whatever they are, to smaller or larger elements.
-            use_buf_register, max_copy_block_size, allow_inflight, borrowed_tensors: Change nothing.
+            dtype: Dtype to which all tensors are cast, of smaller or larger elements.
+            use_buf_register, max_copy_block_size, allow_inflight, borrowed_tensors: No effect.
 
         Raises:
+            SafetensorError: Two files hold the same name. No data was read.
             ValueError: Ranks were given different filters or dtypes.
             RankError: Another rank failed.
-            And the errors of `fst.load_tensors`. A name that is in two files is an error before any data is read.
+            Errors of `fst.load_tensors`.
         """
-        ranks = self.pg.ranks
-        wanted, places, files = ranks.run_on_all(lambda: (as_torch_dtype(dtype), *self._found()))
-        require_same(ranks, "filters or dtypes", (wanted, list(places)))
-        own = [name for name, (rank, _) in places.items() if self._reads(rank)]
-        loaded = ranks.run_on_all(lambda: self._load(own, files, wanted))
-        return FilesBufferOnDevice(loaded, places, files, self.pg, self.device, wanted)
+        group = self.pg.group
+        torch_dtype, locations, files = group.run_on_all(lambda: (as_torch_dtype(dtype), *self._locate()))
+        check_equal(group, "filters or dtypes", (torch_dtype, list(locations)))
+        own = [name for name, (rank, _) in locations.items() if self._reads(rank)]
+        loaded = group.run_on_all(lambda: self._load(own, files, torch_dtype))
+        return FilesBufferOnDevice(loaded, locations, files, self.pg, self.device, torch_dtype)
 
     def reset(self) -> None:
-        """Forgets the files."""
+        """Removes all files."""
         self.meta = {}
         self.frames = {}
 
     def close(self) -> None:
-        """As `reset`. Tensors and buffers stay valid. It need not be called."""
+        """Removes all files. Tensors and buffers stay valid. The call is optional."""
         self.reset()
 
     def __enter__(self) -> "SafeTensorsFileLoader":
@@ -138,8 +139,8 @@ class SafeTensorsFileLoader:
     def _keeps(self, name: str) -> bool:
         return self.tensor_filter is None or self.tensor_filter(name)
 
-    def _named(self, filenames: Mapping[int, Sequence[Path]]) -> list[tuple[str, int]]:
-        """Files and the ranks that read them: the first file of each rank, then the second of each."""
+    def _assign(self, filenames: Mapping[int, Sequence[Path]]) -> list[tuple[str, int]]:
+        """Returns files and the ranks that read them: the first file of each rank, then the second of each."""
         lists = {rank: paths_of(files) for rank, files in filenames.items()}
         unknown = [rank for rank in lists if self.pg.size() > 1 and not 0 <= rank < self.pg.size()]
         if unknown:
@@ -148,58 +149,58 @@ class SafeTensorsFileLoader:
         return [(files[turn], rank) for turn in turns for rank, files in lists.items() if turn < len(files)]
 
     def _reads(self, rank: int) -> bool:
-        """Whether this process reads the files of a rank."""
+        """Returns whether this process reads the files of a rank."""
         return self.pg.size() == 1 or rank == self.pg.rank()
 
-    def _found(self) -> tuple[dict[str, tuple[int, int]], dict[str, SafeTensorsMetadata]]:
-        """For each tensor that will be loaded its rank and the number of its file there, and the file."""
-        places: dict[str, tuple[int, int]] = {}
+    def _locate(self) -> tuple[dict[str, tuple[int, int]], dict[str, SafeTensorsMetadata]]:
+        """Returns the rank and the index of the file there, and the file, for each tensor to load."""
+        locations: dict[str, tuple[int, int]] = {}
         files: dict[str, SafeTensorsMetadata] = {}
         counts: Counter[int] = Counter()
         for metadata, rank in self.meta.values():
             for name in filter(self._keeps, metadata.tensors):
                 if name in files:
                     raise SafetensorError(
-                        f'"{name}" is in {files[name].src} and in {metadata.src}; each name can be in one file only'
+                        f'"{name}" is in {files[name].src} and in {metadata.src}; names must be unique'
                     )
-                places[name] = rank, counts[rank]
+                locations[name] = rank, counts[rank]
                 files[name] = metadata
             counts[rank] += 1
-        return places, files
+        return locations, files
 
     def _load(
         self, names: Sequence[str], files: Mapping[str, SafeTensorsMetadata], dtype: torch.dtype | None
     ) -> dict[str, Tensor]:
-        # No file at all is an error to fst.
+        # fst refuses an empty list of files.
         if not names:
             return {}
         paths = list(dict.fromkeys(files[name].src for name in names))
         castable = dtype if dtype is not None and dtype.is_floating_point else None
         tensors = fst.load_tensors(paths, names, self.device.as_str(), dtype=castable)
-        # Those that a load leaves as they are.
+        # A load casts only some dtypes.
         loaded = {name: tensor.to(dtype=dtype) for name, tensor in zip(names, tensors, strict=True)}
         for name, tensor in loaded.items():
             frame = files[name].tensors[name]
             if (tensor.dtype, list(tensor.shape)) != (dtype or as_torch_dtype(frame.dtype), frame.torch_shape):
                 raise SafetensorError(
-                    f'{files[name].src}: "{name}" has another dtype or shape than when the file was named; the file '
-                    "was replaced, and has to be named again"
+                    f'{files[name].src}: "{name}" has another dtype or shape than when the file was added; the file '
+                    "was replaced; add it again"
                 )
         return loaded
 
 
-class fastsafe_open:  # noqa: N801  (the name that programs know)
-    """Files that were loaded, with the methods of safetensors' `safe_open`.
+class fastsafe_open:  # noqa: N801  (the name in fastsafetensors)
+    """Loads files, and provides their tensors with the methods of safetensors' `safe_open`.
 
     Args:
         filenames: A file, a list of files, or lists of files by rank.
         framework: As in `SafeTensorsFileLoader`.
-        pg: As in `SafeTensorsFileLoader`. The first rank reads files that were not given by rank.
+        pg: As in `SafeTensorsFileLoader`. The first rank reads files that are not given by rank.
         device: As in `SafeTensorsFileLoader`.
-        nogds, debug_log, max_copy_block_size, use_fgds: Change nothing.
+        nogds, debug_log, max_copy_block_size, use_fgds: No effect.
 
     Raises:
-        The errors of `SafeTensorsFileLoader` and of `fst.load_tensors`.
+        Errors of `SafeTensorsFileLoader` and of `fst.load_tensors`.
     """
 
     def __init__(
@@ -220,19 +221,19 @@ class fastsafe_open:  # noqa: N801  (the name that programs know)
         self.fb = self.loader.copy_files_to_device()
 
     def keys(self) -> list[str]:
-        """The names of all tensors, in the order of the files and of their bytes in each."""
+        """Returns the names of all tensors, in the order of the files and of the bytes in each."""
         return list(self.fb.key_to_rank_lidx)
 
     def metadata(self) -> dict[str, dict[str, str]]:
-        """By file, the free text that its writer left in the header."""
+        """Returns the metadata of each file."""
         return {path: metadata.metadata for path, (metadata, _) in self.loader.meta.items()}
 
     def get_tensor(self, name: str) -> Tensor:
-        """A tensor, as `FilesBufferOnDevice.get_tensor` has it. It stays valid when the files are closed."""
+        """Returns a tensor like `FilesBufferOnDevice.get_tensor`. It stays valid after the files are closed."""
         return self.fb.get_tensor(name)
 
     def get_tensor_wrapped(self, name: str) -> TensorBase:
-        """As `get_tensor`, wrapped."""
+        """Returns a tensor like `get_tensor`, in a `TensorBase`."""
         return self.fb.get_tensor_wrapped(name)
 
     def __enter__(self) -> "fastsafe_open":

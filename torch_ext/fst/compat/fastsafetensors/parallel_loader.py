@@ -1,4 +1,4 @@
-"""Tensors one by one, while those behind them are on their way."""
+"""Loaders that yield tensors one by one, and load later tensors in the background."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -11,42 +11,45 @@ from torch import Tensor
 import fst
 from fst._core.arguments import Path, paths_of
 from fst._core.classes import Checkpoint
-from fst._distributed.stream import EXCHANGE_BYTES, GroupStream, stream_for_group
-from fst._load.stream import WINDOW_BYTES, Stream
-from fst.compat._ranks import ranks_of
+from fst.compat._groups import group_of
+from fst.compat._streaming import DEFAULT_WINDOW_BYTES, WHOLE
 from fst.compat.fastsafetensors._planner import window_within
 from fst.compat.fastsafetensors.common import SingleGroup
 from fst.compat.fastsafetensors.loader import SafeTensorsFileLoader
 from fst.compat.fastsafetensors.st_types import Device
 
+# Size of a rank's send and receive buffers.
+_EXCHANGE_BYTES = 128 << 20
+
 
 class PipelineParallel:
-    """Hands over the tensors of files, each as soon as its bytes have landed.
+    """Yields the tensors of files, each as soon as it is ready.
 
-    In a process group of several ranks every rank gets all tensors, in the same order, and each byte is read by one of
-    them. They load in steps, between which they wait for one another.
+    In a process group, every rank gets all tensors in the same order, and each byte is read by one rank. The ranks load
+    in batches, and wait for each other between two batches.
 
     Args:
         pg: None or `SingleGroup()` for this process alone, or a process group of `torch.distributed`.
-        loader: Says the device, and which tensors are wanted.
+        loader: Loader with the device and the tensor filter.
         hf_weights_files: The files.
-        use_tqdm_on_load: Shows a bar of bytes, where tqdm is installed, on the first rank.
-        tensor_filter: As `SafeTensorsFileLoader.set_tensor_filter`. Ranks may want different tensors.
-        max_batch_bytes: How far the load may be ahead, in bytes; 512 MiB without it. A larger tensor is loaded when
-            nothing else is ahead.
-        device_memory_budget: Lets tensors take so many bytes in all; see the next two.
-        accumulate_resident: Tensors stay on the device once they were handed over, and count.
-        resident_tensor: Tells by their names those that stay; None says that all do. The loop is to let go of any other
-            before it asks for the next.
+        use_tqdm_on_load: Whether to show a progress bar on the first rank, if tqdm is installed.
+        tensor_filter: As in `SafeTensorsFileLoader.set_tensor_filter`. Ranks may select different tensors.
+        max_batch_bytes: Upper bound for tensors that are loaded and not yet yielded, in bytes. The default is 512 MiB.
+            A larger tensor is loaded alone.
+        device_memory_budget: Upper bound for the memory of all tensors, in bytes. The next two arguments say which
+            tensors count after they were yielded.
+        accumulate_resident: Whether tensors stay on the device after they were yielded.
+        resident_tensor: Returns whether the tensor of a name stays on the device. None means that all tensors stay. The
+            caller releases any other tensor before it requests the next.
         max_concurrent_producers, queue_size, use_chunk_budget_as_allocation_size, broadcast_run_bytes,
-            broadcast_run_tensors, overlap_io, borrowed_tensors: Change nothing.
+            broadcast_run_tensors, overlap_io, borrowed_tensors: No effect.
 
     Raises:
-        TypeError: `pg` is no process group.
+        TypeError: `pg` is not a process group.
         BudgetInfeasibleError: The tensors do not fit `device_memory_budget`.
-        ValueError: There is a `resident_tensor` without `accumulate_resident`.
+        ValueError: `resident_tensor` is given with `accumulate_resident=False`.
         RankError: Another rank failed.
-        And the errors of `fst.load_file` that concern paths and headers, where a budget needs these.
+        Errors of `fst.load_file` for paths and headers, if there is a budget.
     """
 
     def __init__(
@@ -70,47 +73,57 @@ class PipelineParallel:
     ) -> None:
         if resident_tensor is not None and not accumulate_resident:
             raise ValueError(
-                "resident_tensor says what stays on the device, but accumulate_resident=False that nothing does"
+                "resident_tensor selects tensors that stay on the device, but with accumulate_resident=False none do"
             )
         if tensor_filter is not None:
             loader.set_tensor_filter(tensor_filter)
         self.loader = loader
-        self._ranks = ranks_of(pg, torch.device(loader.device.as_str()))
+        self._group = group_of(pg, torch.device(loader.device.as_str()))
         self.hf_weights_files = paths_of(hf_weights_files)
         self._shows_bar = use_tqdm_on_load
-        self._window_bytes = WINDOW_BYTES if max_batch_bytes is None else max_batch_bytes
+        self._window_bytes = DEFAULT_WINDOW_BYTES if max_batch_bytes is None else max_batch_bytes
         if device_memory_budget is not None:
-            stays = resident_tensor if resident_tensor is not None else lambda _: accumulate_resident
-            exchange = EXCHANGE_BYTES if self._ranks.size > 1 else 0
-            window = window_within(device_memory_budget, self._ranks.run_on_all(self._sizes), stays, exchange)
+            is_resident = resident_tensor if resident_tensor is not None else lambda _: accumulate_resident
+            exchange_bytes = _EXCHANGE_BYTES if self._group.size > 1 else 0
+            sizes = self._group.run_on_all(self._sizes)
+            window = window_within(device_memory_budget, sizes, is_resident, exchange_bytes)
             self._window_bytes = window if max_batch_bytes is None else min(window, max_batch_bytes)
 
     def iterate_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and tensors, in the order of the files and of the bytes in each.
+        """Yields names and tensors, in the order of the files and of the bytes in each.
 
-        A tensor that was handed over is the caller's alone and stays valid. Leaving the loop ends the load; ranks of a
-        group leave it at the same tensor. Each call loads anew. Raises the errors of `fst.stream`, and RankError where
-        another rank fails.
+        Tensors own their storage and stay valid. Leaving the loop ends the load. The ranks of a group leave it at the
+        same tensor. Each call loads the files again.
+
+        Raises:
+            RankError: Another rank failed.
+            Errors of `fst.stream`.
         """
-        # No file at all is an error to fst.
+        # fst refuses an empty list of files.
         if not self.hf_weights_files:
             return
-        with self._stream() as tensors, self._bar(tensors.total_bytes) as show:
+        with self._stream() as tensors, self._bar(tensors.total_bytes) as advance:
             for name, tensor in tensors:
-                show(tensor.nbytes)
+                advance(tensor.nbytes)
                 yield name, tensor
 
     def close(self) -> None:
-        """Closes the loader. Tensors stay valid, and a loop that runs goes on. It need not be called."""
+        """Closes the loader. Tensors stay valid, and a running loop continues. The call is optional."""
         self.loader.close()
 
-    def _stream(self) -> Stream | GroupStream:
+    def _stream(self) -> fst.Stream:
         device = self.loader.device.as_str()
-        keeps = self.loader.tensor_filter
-        if self._ranks.size > 1:
-            wanted = keeps or (lambda _: True)
-            return stream_for_group(self.hf_weights_files, device, wanted, self._ranks, window_bytes=self._window_bytes)
-        names = None if keeps is None else list(self._sizes())
+        keep = self.loader.tensor_filter
+        if self._group.size > 1:
+            return fst.stream_sharded(
+                self.hf_weights_files,
+                WHOLE if keep is None else lambda name, shape: WHOLE if keep(name) else None,
+                self._group.process_group,
+                device,
+                window_bytes=self._window_bytes,
+                exchange_bytes=_EXCHANGE_BYTES,
+            )
+        names = None if keep is None else list(self._sizes())
         return fst.stream(self.hf_weights_files, device, names, window_bytes=self._window_bytes)
 
     def _sizes(self) -> dict[str, int]:
@@ -124,16 +137,16 @@ class PipelineParallel:
 
     @contextlib.contextmanager
     def _bar(self, total_bytes: int) -> Iterator[Callable[[int], Any]]:
-        """What is to be told of each tensor's bytes."""
+        """Shows a progress bar within the block, and yields the function that advances it by a number of bytes."""
         try:
             from tqdm.auto import tqdm
         except ImportError:
-            # Programs that never asked for a bar run without one.
+            # tqdm is optional.
             yield lambda _: None
             return
-        first = not dist.is_available() or not dist.is_initialized() or dist.get_rank() == 0
-        shown = self._shows_bar and first
-        with tqdm(total=total_bytes, unit="B", unit_scale=True, unit_divisor=1024, disable=not shown) as bar:
+        is_first_rank = not dist.is_available() or not dist.is_initialized() or dist.get_rank() == 0
+        is_shown = self._shows_bar and is_first_rank
+        with tqdm(total=total_bytes, unit="B", unit_scale=True, unit_divisor=1024, disable=not is_shown) as bar:
             yield bar.update
 
 
@@ -145,12 +158,12 @@ class ParallelLoader(PipelineParallel):
         hf_weights_files: As in `PipelineParallel`.
         device: As in `SafeTensorsFileLoader`.
         framework: As in `SafeTensorsFileLoader`.
-        all_local: Each rank loads for itself, whatever `pg` is.
-        bbuf_size_kb, max_threads, nogds, set_numa, debug_log, use_shm, use_fgds: Change nothing.
-        And all others as in `PipelineParallel`.
+        all_local: Whether each rank reads all files by itself, independent of `pg`.
+        bbuf_size_kb, max_threads, nogds, set_numa, debug_log, use_shm, use_fgds: No effect.
+        Other arguments: As in `PipelineParallel`.
 
     Raises:
-        The errors of `SafeTensorsFileLoader` and of `PipelineParallel`.
+        Errors of `SafeTensorsFileLoader` and of `PipelineParallel`.
     """
 
     def __init__(

@@ -1,0 +1,107 @@
+"""`fst.stream_sharded`: shards, order, batches, casts, arguments and failures."""
+
+import itertools
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch.distributed.tensor import Replicate, Shard
+
+import fst
+
+TENSORS = {f"t{index}": torch.arange(24.0).reshape(6, 4) + index for index in range(4)}
+
+
+@pytest.fixture
+def path(tmp_path):
+    save_file(TENSORS, tmp_path / "a.safetensors")
+    return str(tmp_path / "a.safetensors")
+
+
+def place(name, shape):
+    return {"t0": Replicate(), "t1": Shard(1), "t2": slice(1, 5)}.get(name)
+
+
+def check_equals_load_sharded(path, options):
+    loaded = fst.load_sharded(path, place, dtype=torch.bfloat16)
+    with fst.stream_sharded(path, place, dtype=torch.bfloat16, **options) as tensors:
+        assert isinstance(tensors, fst.Stream)
+        assert tensors.total_bytes == sum(tensor.nbytes for tensor in loaded.values())
+        streamed = list(tensors)
+    assert [name for name, _ in streamed] == list(loaded) == ["t0", "t1", "t2"]
+    for name, tensor in streamed:
+        assert tensor.dtype == torch.bfloat16
+        assert torch.equal(tensor, loaded[name])
+
+
+@pytest.mark.parametrize("options", [{}, {"window_bytes": 1, "exchange_bytes": 64}, {"window_bytes": 200}], ids=str)
+@pytest.mark.parametrize("size", [2, 3])
+def test_stream_equals_load_sharded(ranks, path, size, options):
+    ranks(size).run(check_equals_load_sharded, path, options)
+
+
+def check_own_names(path):
+    names = [f"t{dist.get_rank()}", "t3"]
+    # The smallest window of all ranks applies.
+    with fst.stream_sharded(path, Replicate(), names=names, window_bytes=100 + 1000 * dist.get_rank()) as tensors:
+        for name, (streamed, tensor) in zip(names, tensors, strict=True):
+            assert streamed == name
+            assert torch.equal(tensor, TENSORS[name])
+
+
+def test_ranks_may_request_different_tensors(ranks, path):
+    ranks(2).run(check_own_names, path)
+
+
+def leave_early(path):
+    for _ in range(2):
+        with fst.stream_sharded(path, Replicate(), window_bytes=1) as tensors:
+            assert [name for name, _ in itertools.islice(tensors, 2)] == ["t0", "t1"]
+        assert list(tensors) == []
+
+
+def test_ranks_leave_at_same_tensor(ranks, path):
+    ranks(2).run(leave_early, path)
+
+
+def stream_from(path, **arguments):
+    return dict(fst.stream_sharded(arguments.pop("paths", path), arguments.pop("placements", Replicate()), **arguments))
+
+
+def check_failure_on_rank(path, arguments, error, message):
+    is_failing = dist.get_rank() == 1
+    with pytest.raises(error if is_failing else fst.RankError, match=message):
+        stream_from(path, **(arguments if is_failing else {}))
+    assert stream_from(path).keys() == TENSORS.keys()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"window_bytes": 0}, ValueError, "window_bytes must be at least 1, not 0"),
+        ({"names": ["missing"]}, KeyError, "missing"),
+        ({"placements": {"t0": Shard(2), "*": None}}, ValueError, "does not fit"),
+        ({"dtype": "bfloat16"}, TypeError, "dtype"),
+        ({"device": "nowhere"}, RuntimeError, "nowhere"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_failure_on_one_rank_raises_on_all(ranks, path, arguments, error, message):
+    ranks(2).run(check_failure_on_rank, path, arguments, error, message)
+
+
+def check_missing_file(path):
+    with pytest.raises((FileNotFoundError, fst.RankError), match="missing"):
+        fst.stream_sharded("missing.safetensors", Replicate())
+    assert stream_from(path).keys() == TENSORS.keys()
+
+
+def test_missing_file_raises_on_all(ranks, path):
+    ranks(2).run(check_missing_file, path)
+
+
+def test_single_process_without_group(path):
+    streamed = dict(fst.stream_sharded(path, {"t1": Shard(0), "*": None}))
+    assert streamed.keys() == {"t1"}
+    assert torch.equal(streamed["t1"], TENSORS["t1"])

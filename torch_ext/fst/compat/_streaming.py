@@ -1,0 +1,12 @@
+"""Arguments of `fst.stream` and `fst.stream_sharded` that several packages pass."""
+
+from inspect import signature
+from types import EllipsisType
+
+import fst
+
+# Default window of `fst.stream`, in bytes.
+DEFAULT_WINDOW_BYTES: int = signature(fst.stream).parameters["window_bytes"].default
+
+# Placement of whole tensors on every rank: an index. `Replicate` of torch.distributed.tensor takes long to import.
+WHOLE: EllipsisType = ...
