@@ -1,7 +1,6 @@
 """vLLM with `--load-format fst`: against a stub of its interface, and against vLLM if it is installed."""
 
 import json
-import sys
 from types import SimpleNamespace
 from unittest import mock
 
@@ -11,7 +10,6 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 import fst
-from fst._distributed.stream import GroupStream
 from serving import assert_equal, entry_points, imports_anew, run_engine, save_checkpoint, save_model
 
 MIB = 1 << 20
@@ -92,17 +90,17 @@ def test_configuration_is_unchanged(vllm):
 
 
 @pytest.fixture
-def streams(vllm, monkeypatch):
+def streams(monkeypatch):
     """Streams that the plugin has created, with their arguments."""
-    made = []
+    created = []
+    create = fst.stream
 
     def stream(paths, *arguments, **options):
-        made.append((arguments, options, fst.stream(paths, *arguments, **options)))
-        return made[-1][-1]
+        created.append((arguments, options, create(paths, *arguments, **options)))
+        return created[-1][-1]
 
-    # Each test imports the module again.
-    monkeypatch.setattr(sys.modules["fst.plugins._weights"], "stream", stream)
-    return made
+    monkeypatch.setattr(fst, "stream", stream)
+    return created
 
 
 def test_options_reach_the_stream(vllm, tmp_path, streams):
@@ -117,15 +115,18 @@ def test_options_reach_the_stream(vllm, tmp_path, streams):
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ({"windows": 1}, "no such option in the extra config: 'windows'; there are window_bytes, order, device, ranks"),
+        (
+            {"windows": 1},
+            "unknown option in the extra config: 'windows'; the options are window_bytes, order, device, ranks",
+        ),
         ({"num_threads": 8}, "'num_threads'"),
-        ({"window_bytes": 0}, "window_bytes must be a whole number from 1, not 0"),
+        ({"window_bytes": 0}, "window_bytes must be an int of at least 1, not 0"),
         ({"window_bytes": True}, "not True"),
         ({"window_bytes": "1"}, "not '1'"),
         ({"order": "name"}, "order must be one of"),
         ({"device": "cuda:1"}, "device must be one of"),
         ({"ranks": 2}, "ranks must be one of"),
-        ({"ranks": "together", "order": "landed"}, 'one order, which is "file"'),
+        ({"ranks": "together", "order": "landed"}, 'requires order="file"'),
     ],
     ids=str,
 )
@@ -148,7 +149,7 @@ def test_options_of_vllm_are_passed_on(vllm):
 
 @pytest.mark.parametrize("strategy", ["eager", "prefetch"])
 def test_default_reader_strategies_are_refused(vllm, strategy):
-    with pytest.raises(ValueError, match=f"safetensors_load_strategy='{strategy}' has no meaning"):
+    with pytest.raises(ValueError, match=f"safetensors_load_strategy='{strategy}' has no effect"):
         vllm.loader(safetensors_load_strategy=strategy)
 
 
@@ -207,7 +208,7 @@ def load_together(directory, world_size):
 def check_together(directory, world_size):
     everything = load_file(f"{directory}/model.safetensors")
     own = {name: tensor for name, tensor in everything.items() if f"experts.{1 - dist.get_rank()}." not in name}
-    with mock.patch("fst._distributed.stream.GroupStream", wraps=GroupStream) as streams:
+    with mock.patch("fst.stream_sharded", wraps=fst.stream_sharded) as streams:
         for found, expected in zip(load_together(directory, world_size), (everything, own), strict=True):
             assert_equal(found, expected)
     return streams.call_count

@@ -1,1 +1,1 @@
-"""What other programs load by themselves once fst is installed: each module is an entry point of one of them."""
+"""Entry points through which other programs load fst if it is installed, one module for each program."""

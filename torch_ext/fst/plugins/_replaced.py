@@ -1,4 +1,4 @@
-"""One function in the place of another."""
+"""Temporary replacement of functions of a module."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from typing import Any
 
 @contextmanager
 def replaced(module: ModuleType, **functions: Callable[..., Any]) -> Iterator[None]:
-    """Within the block, the module calls these functions by these names, which it must have."""
+    """Replaces functions of a module within the block. The module must have functions of these names."""
     originals = {name: getattr(module, name) for name in functions}
     vars(module).update(functions)
     try:

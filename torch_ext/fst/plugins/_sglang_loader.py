@@ -1,4 +1,4 @@
-"""The loader behind SGLang's load format `fst`."""
+"""Model loader of SGLang for the load format `fst`."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -19,9 +19,9 @@ from fst.plugins._weights import weights
 
 
 class FstModelLoader(loader.DefaultModelLoader):
-    """SGLang's default loader, except that fst reads the safetensors files.
+    """SGLang's default loader, with safetensors files read by fst.
 
-    Which files these are, downloads, quantisation, draft models and files of other formats are as with
+    The choice of files, downloads, quantization, draft models and files of other formats are as with
     `--load-format auto`.
     """
 
@@ -30,13 +30,13 @@ class FstModelLoader(loader.DefaultModelLoader):
         super().__init__(replace(load_config, load_format=LoadFormat.AUTO, model_loader_extra_config={}))
 
     def load_model(self, *, model_config: ModelConfig, device_config: DeviceConfig) -> nn.Module:
-        usual = type(loader.get_model_loader(self.load_config, model_config))
-        # What ModelOpt has quantised already, its loader loads as the default one does.
-        if usual is not loader.DefaultModelLoader and not (
-            usual is loader.ModelOptModelLoader and model_config._is_already_quantized()
+        auto_class = type(loader.get_model_loader(self.load_config, model_config))
+        # ModelOptModelLoader loads models that are already quantized like the default loader.
+        if auto_class is not loader.DefaultModelLoader and not (
+            auto_class is loader.ModelOptModelLoader and model_config._is_already_quantized()
         ):
             raise ValueError(
-                f"load format fst: SGLang loads this model by its {usual.__name__}, which does more than load;"
+                f"load format fst: SGLang loads this model with {auto_class.__name__}, which does more than load;"
                 " use --load-format auto"
             )
         model: nn.Module = super().load_model(model_config=model_config, device_config=device_config)
@@ -45,22 +45,21 @@ class FstModelLoader(loader.DefaultModelLoader):
     def _get_weights_iterator(
         self, source: loader.DefaultModelLoader.Source, **resolved: Any
     ) -> Iterator[tuple[str, Tensor]]:
-        # The method finds the files and calls, before it returns, one of two readers that its module knows by name.
+        # The method finds the files and, before it returns, calls one of these two functions of its module.
         with replaced(
             loader,
             safetensors_weights_iterator=self._weights,
             buffered_multi_thread_safetensors_weights_iterator=self._weights,
         ):
-            found: Iterator[tuple[str, Tensor]] = super()._get_weights_iterator(source, **resolved)
-        return found
+            iterator: Iterator[tuple[str, Tensor]] = super()._get_weights_iterator(source, **resolved)
+        return iterator
 
-    def _weights(self, files: Sequence[str], **reading: Any) -> Iterator[tuple[str, Tensor]]:
-        """In the place of SGLang's readers of safetensors."""
-        asked = [name for name in ("disable_mmap", "prefetch", "drop_cache_after_load") if reading.get(name)]
-        if asked:
+    def _weights(self, files: Sequence[str], **reader_options: Any) -> Iterator[tuple[str, Tensor]]:
+        """Replaces SGLang's readers of safetensors files."""
+        refused = [name for name in ("disable_mmap", "prefetch", "drop_cache_after_load") if reader_options.get(name)]
+        if refused:
             raise ValueError(
-                f"load format fst: it reads in its own way, and the server was asked for {', '.join(asked)};"
-                " leave out the --weight-loader arguments"
+                f"load format fst: fst does not support {', '.join(refused)}; omit the --weight-loader arguments"
             )
         return weights(files, _device(), self._options, group=parallel_state.get_tp_group, bar=_is_first_rank())
 
@@ -70,6 +69,6 @@ def _is_first_rank() -> bool:
 
 
 def _device() -> torch.device:
-    """The GPU of a process that uses one with CUDA by now, and else the host."""
+    """Returns the current GPU if the process has initialized CUDA, or else the CPU."""
     uses_gpu = torch.version.cuda is not None and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return torch.device("cuda" if uses_gpu else "cpu")

@@ -1,7 +1,7 @@
 """`--load-format fst` for SGLang.
 
-SGLang finds `register` by the entry point `sglang.srt.plugins` and calls it in each of its processes, before it reads
-the command line there.
+SGLang finds `register` through the entry point `sglang.srt.plugins`, and calls it in each of its processes before it
+parses the command line.
 """
 
 from collections.abc import Callable
@@ -13,9 +13,9 @@ from sglang.srt.server_args import add_load_format_choices
 
 
 def _accept_fst(verify_load_format: Callable[[LoadConfig], None], config: LoadConfig) -> None:
-    """A load format is one of SGLang's or a class of a loader; `fst` becomes the latter."""
+    """Replaces the load format `fst` with its loader class. SGLang verifies all other load formats."""
     if isinstance(config.load_format, str) and config.load_format.lower() == "fst":
-        # SGLang's loaders are much to import for processes that load no model.
+        # SGLang's loaders take long to import, and not all processes load a model.
         from fst.plugins._sglang_loader import FstModelLoader
 
         config.load_format = FstModelLoader
@@ -25,7 +25,7 @@ def _accept_fst(verify_load_format: Callable[[LoadConfig], None], config: LoadCo
 
 @cache
 def register() -> None:
-    """Makes the load format known to SGLang. A second time in a process it does nothing."""
+    """Registers the load format with SGLang. Further calls in a process have no effect."""
     add_load_format_choices(["fst"])
     target = "sglang.srt.configs.load_config.LoadConfig._verify_load_format"
     HookRegistry.register(target, _accept_fst, HookType.AROUND)

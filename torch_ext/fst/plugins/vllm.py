@@ -1,6 +1,6 @@
 """`--load-format fst` for vLLM.
 
-vLLM finds `register` by the entry point `vllm.general_plugins` and calls it in each of its processes.
+vLLM finds `register` through the entry point `vllm.general_plugins`, and calls it in each of its processes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,33 +21,33 @@ from fst.plugins._options import Options
 from fst.plugins._replaced import replaced
 from fst.plugins._weights import weights
 
-# Options of vLLM's own loader that are about what it does with the weights, not about how it reads them.
-_THEIRS = ("enable_weights_track",)
+# Options of vLLM's default loader that do not concern reading.
+_VLLM_OPTIONS = ("enable_weights_track",)
 
 
 class FstModelLoader(DefaultModelLoader):
-    """vLLM's default loader, except that fst reads the safetensors files.
+    """vLLM's default loader, with safetensors files read by fst.
 
-    Which files these are, downloads, weights that other ranks own, quantisation, checks and files of other formats are
-    as with `--load-format auto`.
+    The choice of files, downloads, weights of other ranks, quantization, checks and files of other formats are as with
+    `--load-format auto`.
     """
 
     def __init__(self, load_config: LoadConfig) -> None:
         extra = load_config.model_loader_extra_config
-        self._options = Options.of(extra, besides=_THEIRS)
+        self._options = Options.of(extra, ignored=_VLLM_OPTIONS)
         if load_config.safetensors_load_strategy in ("eager", "prefetch"):
             raise ValueError(
-                f"load format fst: safetensors_load_strategy={load_config.safetensors_load_strategy!r} has no meaning,"
+                f"load format fst: safetensors_load_strategy={load_config.safetensors_load_strategy!r} has no effect,"
                 " since fst reads ahead by itself; leave it unset"
             )
-        theirs = {name: extra[name] for name in _THEIRS if name in extra}
-        super().__init__(replace(load_config, load_format="auto", model_loader_extra_config=theirs))
+        vllm_options = {name: extra[name] for name in _VLLM_OPTIONS if name in extra}
+        super().__init__(replace(load_config, load_format="auto", model_loader_extra_config=vllm_options))
 
     def _get_weights_iterator(self, source: DefaultModelLoader.Source) -> Iterator[tuple[str, Tensor]]:
-        # The method finds the files and calls, before it returns, the reader that its module knows by this name.
+        # The method finds the files and, before it returns, calls this function of its module.
         with replaced(default_loader, safetensors_weights_iterator=self._weights):
-            found: Iterator[tuple[str, Tensor]] = super()._get_weights_iterator(source)
-        return found
+            iterator: Iterator[tuple[str, Tensor]] = super()._get_weights_iterator(source)
+        return iterator
 
     def _weights(
         self,
@@ -57,31 +57,31 @@ class FstModelLoader(DefaultModelLoader):
         local_expert_ids: set[int] | None = None,
         **prefetching: Any,
     ) -> Iterator[tuple[str, Tensor]]:
-        """In the place of vLLM's `safetensors_weights_iterator`."""
+        """Replaces vLLM's `safetensors_weights_iterator`."""
         if strategy == "torchao":
-            # Each tensor of such a checkpoint is put together from several, which vLLM's own reader does.
+            # vLLM's own reader composes each tensor of such a checkpoint from several.
             composed: Iterator[tuple[str, Tensor]] = weight_utils.safetensors_weights_iterator(
                 files, use_tqdm_on_load, strategy, local_expert_ids=local_expert_ids, **prefetching
             )
             return composed
-        of_others = partial(should_skip_weight, local_expert_ids=local_expert_ids)
+        is_of_other_rank = partial(should_skip_weight, local_expert_ids=local_expert_ids)
         return weights(
             files,
             self._device(),
             self._options,
-            # A pipeline's stages load different models at times, such as a draft on the last one.
+            # The stages of a pipeline can load different models, such as a draft model on the last stage.
             group=parallel_state.get_tp_group,
             bar=weight_utils.enable_tqdm(use_tqdm_on_load),
-            skip=None if local_expert_ids is None else of_others,
+            skip=None if local_expert_ids is None else is_of_other_rank,
         )
 
     def _device(self) -> torch.device:
-        """Where the model is. On a platform that fst cannot fill, the host, as with vLLM's own reader."""
+        """Returns the model's device, or the CPU on platforms that fst does not support, as vLLM's own reader does."""
         device = torch.device(self.load_config.device or current_platform.device_type)
         return device if device.type == "cuda" and current_platform.is_cuda() else torch.device("cpu")
 
 
 @cache
 def register() -> None:
-    """Makes the load format known to vLLM. A second time in a process it does nothing."""
+    """Registers the load format with vLLM. Further calls in a process have no effect."""
     register_model_loader("fst")(FstModelLoader)
