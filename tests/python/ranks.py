@@ -121,9 +121,9 @@ def _serve(rank: int, size: int, store: Path, stack: Path, pipe: Any) -> None:
             timeout=timedelta(seconds=COLLECTIVE_SECONDS),
         )
         while True:
-            function, arguments = pipe.recv()
-            # The working directory may be that of a test and deleted by now.
+            # The current directory may be that of a test and deleted soon, and imports of the function may need one.
             os.chdir(store.parent)
+            function, arguments = pipe.recv()
             try:
                 pipe.send((None, function(*arguments)))
             except BaseException:
