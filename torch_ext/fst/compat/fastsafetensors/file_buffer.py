@@ -26,13 +26,13 @@ class FilesBufferOnDevice:
     def __init__(
         self,
         tensors: dict[str, Tensor],
-        places: dict[str, tuple[int, int]],
+        locations: dict[str, tuple[int, int]],
         files: Mapping[str, SafeTensorsMetadata],
         pg: ProcessGroupBase,
         device: Device,
         dtype: torch.dtype | None,
     ) -> None:
-        self.key_to_rank_lidx = places
+        self.key_to_rank_lidx = locations
         self.pg = pg
         # The tensors of this rank's files, or None after `close`.
         self._tensors: dict[str, Tensor] | None = tensors

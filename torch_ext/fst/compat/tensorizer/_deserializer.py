@@ -24,12 +24,6 @@ from fst.compat.tensorizer.utils import get_device
 if TYPE_CHECKING:
     import numpy
 
-# The dtypes that NumPy supports.
-_NUMPY_DTYPES = {
-    torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32,
-    torch.int64, torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128,
-}  # fmt: skip
-
 
 class TensorDeserializer(Mapping[Key, Any]):
     """Mapping of names to the tensors of a safetensors file, which can also be loaded into a module.
@@ -213,14 +207,17 @@ class TensorDeserializer(Mapping[Key, Any]):
             )
         for index, kind, name, parameter in self.read_tensors(filter_func, num_tensors, verify_hash):
             tensor = parameter.detach()
-            if tensor.dtype in _NUMPY_DTYPES:
-                yield index, kind, name, tensor.numpy(), False, None
+            try:
+                array = tensor.numpy()
+            except TypeError:
+                if not allow_raw_data:
+                    raise ValueError(
+                        f"{name!r} is {tensor.dtype}, which NumPy lacks: pass allow_raw_data=True for its bits as "
+                        "integers, or use read_tensors"
+                    ) from None
+            else:
+                yield index, kind, name, array, False, None
                 continue
-            if not allow_raw_data:
-                raise ValueError(
-                    f"{name!r} is {tensor.dtype}, which NumPy lacks: pass allow_raw_data=True for its bits as "
-                    "integers, or use read_tensors"
-                )
             bits = tensor.view(torch.int16 if tensor.itemsize == 2 else torch.uint8)
             yield index, kind, name, bits.numpy(), True, str(tensor.dtype)
 
@@ -274,7 +271,7 @@ class TensorDeserializer(Mapping[Key, Any]):
         return all(same for _, same in results), results
 
     def to_redis(self, *_: Any, **__: Any) -> None:
-        """Not supported yet: raises NotImplementedError."""
+        """Raises NotImplementedError, since fst does not write to Redis yet."""
         raise NotImplementedError("fst does not write to Redis yet; store the file's bytes with your Redis client")
 
     def close(self) -> None:

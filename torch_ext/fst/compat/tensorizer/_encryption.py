@@ -4,7 +4,7 @@ from typing import Any, NoReturn
 
 
 class CryptographyError(Exception):
-    """Encryption or decryption failed. fst never raises it."""
+    """Failure of encryption or decryption. fst never raises it."""
 
 
 def refuse_encryption() -> NoReturn:

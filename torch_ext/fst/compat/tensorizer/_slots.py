@@ -15,12 +15,12 @@ class Slot(NamedTuple):
 
     @property
     def tensor(self) -> Tensor | None:
-        """The parameter or buffer, or None if the slot is empty."""
+        """Parameter or buffer of the slot, or None if the slot is empty."""
         return self._attributes()[self.attribute]
 
     @property
     def is_persistent(self) -> bool:
-        """Whether the module's state_dict has the slot."""
+        """True if the module's state_dict has the slot."""
         return self.attribute not in self.module._non_persistent_buffers_set
 
     def put(self, tensor: Tensor | None) -> None:

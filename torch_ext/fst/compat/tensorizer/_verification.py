@@ -2,7 +2,7 @@
 
 
 class HashMismatchError(Exception):
-    """The bytes of a tensor differ from those that were written. fst never raises it."""
+    """Mismatch between the bytes of a tensor and their hash. fst never raises it."""
 
 
 def refuse_hashes(verify_hash: bool | None) -> None:

@@ -19,12 +19,12 @@ class CAInfo:
 
 
 def s3_download(*_: Any, **__: Any) -> None:
-    """Not supported yet: raises NotImplementedError."""
+    """Raises NotImplementedError, since remote stores are not supported yet."""
     raise NotImplementedError(_REMOTE)
 
 
 def s3_upload(*_: Any, **__: Any) -> None:
-    """Not supported yet: raises NotImplementedError."""
+    """Raises NotImplementedError, since remote stores are not supported yet."""
     raise NotImplementedError(_REMOTE)
 
 

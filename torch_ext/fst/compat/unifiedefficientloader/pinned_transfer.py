@@ -10,7 +10,7 @@ _report = logging_utils.verbose
 
 
 def set_verbose(enabled: bool) -> None:
-    """Logs each transfer at `NORMAL_LEVEL` instead of `VERBOSE_LEVEL`, and prints the log, if `enabled` is True."""
+    """Logs transfers at `NORMAL_LEVEL` and prints the log if `enabled` is True. Otherwise logs at `VERBOSE_LEVEL`."""
     global _report
     _report = logging_utils.normal if enabled else logging_utils.verbose
     if enabled:
