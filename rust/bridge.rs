@@ -1,7 +1,6 @@
-//! The border to C++: conversions only. C++ asks for a selection, allocates
-//! what it describes, and hands addresses to a transfer. Nothing here calls
-//! C++ back. This file is the table of contents; what each part does is in the
-//! file of its name.
+//! FFI boundary to C++, which only converts arguments and results. C++ creates a selection, allocates the tensors that it
+//! describes, and passes their addresses to a transfer. Rust never calls C++. This file declares all functions; the
+//! submodules implement them.
 
 mod checkpoint;
 mod convert;
@@ -28,89 +27,89 @@ use self::writer::{AnyWriter, begin_writer, finish_writer};
 
 #[cxx::bridge(namespace = "fst")]
 mod ffi {
-    /// What C++ needs to know of a wanted tensor to make it.
+    /// Properties of a requested region that C++ needs to allocate its tensor.
     struct Spec {
         name: String,
-        /// The value of `c10::ScalarType`.
+        /// Value of `c10::ScalarType`.
         scalar_type: i8,
         is_castable: bool,
         shape: Vec<i64>,
         bytes: u64,
     }
 
-    /// Bytes `begin..end` of the wanted tensor `tensor` go to `address`.
+    /// Destination of bytes `begin..end` of region `tensor`.
     struct Destination {
         tensor: usize,
         begin: u64,
         end: u64,
         address: u64,
-        /// The dtype there, as a value of `c10::ScalarType`.
+        /// Dtype of the destination, as a value of `c10::ScalarType`.
         scalar_type: i8,
     }
 
-    /// Elements at one address that go to another as another dtype.
+    /// Conversion of elements at `source` to another dtype at `target`.
     struct Conversion {
         source: u64,
         target: u64,
         elements: u64,
-        /// Both are values of `c10::ScalarType`.
+        /// Source dtype as a value of `c10::ScalarType`.
         from: i8,
+        /// Target dtype as a value of `c10::ScalarType`.
         to: i8,
     }
 
-    /// In which order a stream hands over its tensors.
+    /// Order in which a stream returns its tensors.
     enum Order {
         Submitted,
         Ready,
     }
 
-    /// An entry of a file's metadata.
+    /// Entry of a file's metadata.
     struct MetadataEntry {
         key: String,
         value: String,
     }
 
-    /// The metadata of one file.
+    /// Metadata of one file.
     struct FileMetadata {
         path: String,
         entries: Vec<MetadataEntry>,
     }
 
-    /// What a header says of a tensor.
+    /// Header entry of a tensor.
     struct TensorInfo {
         dtype: String,
         shape: Vec<i64>,
         bytes: u64,
     }
 
-    /// A tensor that is to be in a file.
+    /// Tensor of a new file.
     struct NewTensor {
         name: String,
-        /// The value of `c10::ScalarType`.
+        /// Value of `c10::ScalarType`.
         scalar_type: i8,
         shape: Vec<i64>,
     }
 
-    /// The GPU with this ordinal, or the host where it is negative, and the native handle of the current stream there.
+    /// GPU with this ordinal, or the host if it is negative, and the native handle of its current stream.
     struct DeviceStream {
         ordinal: i32,
         stream: u64,
     }
 
-    /// Bytes of a tensor, on the place with this position.
+    /// Contiguous bytes of a tensor. `device` is an index into the streams of the save.
     struct Extent {
         device: usize,
         address: u64,
         bytes: u64,
     }
 
-    /// What one rank wants of a checkpoint, as numbers.
+    /// Encoded shard requests of one rank.
     struct ShardRequests {
         numbers: Vec<i64>,
     }
 
-    /// Bytes `begin..end` of the tensor `tensor` of a group's selection, which a rank keeps: they belong to its share
-    /// `item`.
+    /// Bytes `begin..end` of region `tensor` of a rank's selection, which the rank keeps for its own shard `item`.
     struct LocalRange {
         tensor: usize,
         item: usize,
@@ -118,7 +117,7 @@ mod ffi {
         end: u64,
     }
 
-    /// Bytes that a rank reads for others, and where in the buffer they go.
+    /// Bytes that a rank reads for others, and their offset in the send buffer.
     struct SendRange {
         tensor: usize,
         begin: u64,
@@ -126,7 +125,7 @@ mod ffi {
         offset: u64,
     }
 
-    /// Bytes of a rank's share `item`, and where in the buffer they have come.
+    /// Bytes of a rank's shard `item`, and their offset in the receive buffer.
     struct ReceiveRange {
         item: usize,
         begin: u64,

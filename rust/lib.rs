@@ -1,32 +1,35 @@
-//! fst loads safetensors files into tensors, on a GPU or the CPU, as fast as
-//! the hardware allows.
+//! Loads safetensors files into tensors on a GPU or on the CPU, and saves tensors as safetensors files.
 //!
-//! The trip of a byte, which is also the order of the modules:
+//! # Data path of a load
 //!
-//! a path becomes a list of files ([`source`]); each file's header becomes
-//! names, dtypes, shapes and byte ranges ([`format`]); all headers together
-//! resolve the names a caller asks for ([`checkpoint`]) to [regions](checkpoint::region),
-//! one [selection](checkpoint::selection) for each load; that and where it should go becomes reads
-//! and placements ([`plan`]); bytes come out
-//! of a file ([`reader`]) towards their destination ([`device`]), resting in a
-//! pinned slot on the way ([`staging`]), while one loop keeps all of that busy
-//! ([`load::transfer`]), which a [`load::stream`] runs while its caller already uses what has
-//! landed.
+//! The modules are listed in the order of the data path:
 //!
-//! Where many ranks load together, a [`group`] plans before each of them does: who
-//! reads which bytes, and who sends them to whom.
+//! 1. [`source`] resolves a path to a list of files.
+//! 2. [`format`] parses and checks the header of each file: names, dtypes, shapes and byte ranges.
+//! 3. [`checkpoint`] resolves requested names across all files. A [selection](checkpoint::selection) holds the
+//!    requested [regions](checkpoint::region) of one load.
+//! 4. [`plan`] turns a selection and its destinations into reads and copies.
+//! 5. [`reader`] reads the bytes of a file, [`staging`] holds them in pinned slots, and [`device`] copies them to their
+//!    destination.
+//! 6. [`load::transfer`] runs these stages. [`load::stream`] runs a transfer in the background and returns each tensor
+//!    once its bytes are complete.
 //!
-//! The trip back: names, dtypes and shapes become the [layout](format::layout) of a new
-//! file; bytes come from where tensors lie ([`save::memory`]) into slots and from
-//! there into the file ([`save::atomic_file`]), while one loop keeps that busy ([`save`]), or
-//! a [writer](save::writer) does it while its caller makes the next tensor.
+//! When several ranks load a checkpoint together, [`group`] first plans which rank reads which bytes, and to which
+//! ranks it sends them.
 //!
-//! Each stretch tells a [`profile`] of itself while somebody asks.
-//! With the feature `torch`, `bridge` hands this to C++, which registers the
-//! operators. With the feature `tch`, the module of that name calls them for
-//! Rust programs, as Python does for its own.
+//! # Data path of a save
 //!
-//! A module uses only modules that stand before it in the list below.
+//! A [layout](format::layout) assigns each tensor its byte range in the new file. [`save`] copies bytes from
+//! [the memory of tensors](save::memory) into slots, and writes the slots to an [output file](save::atomic_file). A
+//! [writer](save::writer) does the same for tensors that are appended one by one.
+//!
+//! # Interfaces
+//!
+//! Each stage records spans in a [`profile`] while a profile is active. With the feature `torch`, `bridge` exports the
+//! crate to C++, which registers the operators. With the feature `tch`, the module `tch` calls these operators for Rust
+//! programs.
+//!
+//! A module imports only modules that precede it in the list below.
 
 pub mod error;
 pub mod options;

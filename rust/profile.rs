@@ -1,8 +1,7 @@
-//! What a load spends its time on.
+//! Profiles of loads and saves.
 //!
-//! While somebody profiles, every stretch of a load leaves a span: its stage,
-//! where it ran, when it began and ended, and the bytes it was for. While
-//! nobody does, each of these places costs one relaxed load of an integer.
+//! While a profile is active, each stage of a load records spans: the stage, the thread or copy stream, begin and end
+//! times, and the number of bytes. Without an active profile a span costs one relaxed load of an integer.
 //!
 //! ```
 //! use fst::profile::{self, Stage};
@@ -16,8 +15,7 @@
 //! # Ok::<(), fst::Error>(())
 //! ```
 //!
-//! What comes out is the text of a Chrome trace, which Perfetto opens, with the
-//! totals under `otherData`.
+//! The result is a Chrome trace in JSON, which Perfetto opens. It contains the totals under `otherData`.
 
 mod recorder;
 mod storage;
@@ -35,53 +33,53 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 use std::time::Instant;
 
-/// A stretch of a load.
+/// Stage of a load or a save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// A whole load, around everything else but the headers.
+    /// Whole load, which contains all other stages except those of the headers.
     Load,
-    /// Files are found and opened, and their headers are made one checkpoint.
+    /// Opens the files and merges their headers into one checkpoint.
     Open,
-    /// The header of one file is read and checked.
+    /// Reads and checks the header of one file.
     Header,
-    /// Names are looked up, and reads and placements are planned.
+    /// Resolves names, and plans reads and copies.
     Plan,
-    /// A file is mapped; the bytes are those that tensors view.
+    /// Maps a file. The bytes are those that tensors view.
     Map,
-    /// Pages of a mapped file are asked for before anybody touches them.
+    /// Reads pages of a mapped file before their first access.
     ReadAhead,
-    /// A worker gets a slot of staging, and waits if it must.
+    /// Acquires a staging slot, and waits for one if necessary.
     Slot,
-    /// Staging gets new host memory.
+    /// Allocates host memory for staging.
     Allocate,
-    /// Host memory is made known to a device.
+    /// Pins host memory for a device.
     Pin,
-    /// Bytes come out of a file.
+    /// Reads bytes of a file.
     Read,
-    /// Bytes go from a slot to host memory.
+    /// Copies bytes from a slot to host memory.
     Place,
-    /// As [`Stage::Place`], with a cast.
+    /// Copies bytes from a slot to host memory with a cast.
     Cast,
-    /// The host hands copies and kernels to the driver.
+    /// Queues copies and kernels in the driver.
     Queue,
-    /// A device copies from the host.
+    /// Copies bytes from the host to a device.
     Copy,
-    /// A device spreads and casts what has been copied.
+    /// Scatters and casts copied bytes on a device.
     Kernel,
-    /// The host waits for a device.
+    /// Waits for a device.
     Wait,
-    /// A whole save, around everything else.
+    /// Whole save, which contains all other stages.
     Save,
-    /// Bytes of tensors in host memory go to a slot.
+    /// Copies bytes of tensors in host memory to a slot.
     Gather,
-    /// Bytes go into a file.
+    /// Writes bytes to a file.
     Write,
-    /// A file is brought to the disk and given its name.
+    /// Flushes a file to the disk and renames it to its path.
     Flush,
 }
 
 impl Stage {
-    /// All of them.
+    /// All stages.
     pub const ALL: [Stage; 20] = [
         Stage::Load,
         Stage::Open,
@@ -105,7 +103,7 @@ impl Stage {
         Stage::Flush,
     ];
 
-    /// As traces have it.
+    /// Returns the name of the stage in traces.
     pub fn name(self) -> &'static str {
         match self {
             Stage::Load => "load",
@@ -132,41 +130,41 @@ impl Stage {
     }
 }
 
-/// What is counted besides spans.
+/// Counter of a profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Count {
-    /// Ranges of files that readers were asked for.
+    /// Ranges of files requested from readers.
     Reads,
-    /// Copies that the driver was asked for.
+    /// Copies queued in the driver.
     Copies,
-    /// Kernels that the driver was asked for.
+    /// Kernels queued in the driver.
     Launches,
 }
 
-/// Memory of which the most at any time is kept.
+/// Memory whose peak a profile records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
-    /// Host memory of the process's staging, in use or not.
+    /// Host memory of the process's staging, used and free.
     Staging,
-    /// Device memory that callers lend to fillings.
+    /// Device memory that callers provide as scratch space of batches.
     Scratch,
 }
 
-/// What a span says besides its bytes: an object of JSON, shared by many spans.
+/// Further properties of a span: a JSON object, shared by many spans.
 pub type Detail = Arc<Value>;
 
-/// Where a span ran.
+/// Row of the trace that shows a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Track {
-    /// Beside the threads, since a load may begin on one and end on another.
+    /// Row of a whole load or save, which may begin on one thread and end on another.
     Load,
-    /// A thread of this process.
+    /// Thread of this process.
     Thread(usize),
-    /// A stream of a GPU.
+    /// Copy stream of a GPU.
     CopyStream { ordinal: i32, copy_stream: usize },
 }
 
-/// A span that has ended; times are nanoseconds since some point in this process.
+/// Completed span. Times are nanoseconds since a fixed point in the process.
 #[derive(Clone, Debug)]
 struct Entry {
     stage: Stage,
@@ -177,26 +175,26 @@ struct Entry {
     detail: Option<Detail>,
 }
 
-/// How many profiles run: what every place that records looks at first.
+/// Number of active profiles, which every span checks first.
 static RUNNING_COUNT: AtomicUsize = AtomicUsize::new(0);
 static RUNNING: RwLock<Vec<Arc<Recorder>>> = RwLock::new(Vec::new());
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// Whether anybody profiles.
+/// Returns whether a profile is active.
 #[inline]
 pub fn is_on() -> bool {
     RUNNING_COUNT.load(Ordering::Relaxed) != 0
 }
 
-/// Nanoseconds on the clock of all spans, which never goes back.
+/// Returns the time of the monotonic clock of all spans, in nanoseconds.
 pub fn now() -> u64 {
     u64::try_from(START.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Something that a load is doing, until it is dropped.
+/// Span in progress. It ends when it is dropped.
 #[must_use = "the span ends when it is dropped"]
 pub struct Span {
-    /// `None` while nobody profiles.
+    /// `None` without an active profile.
     begin: Option<u64>,
     stage: Stage,
     bytes: u64,
@@ -210,13 +208,13 @@ pub fn span(stage: Stage) -> Span {
 }
 
 impl Span {
-    /// What it is for, in bytes.
+    /// Sets the number of bytes.
     pub fn bytes(mut self, bytes: impl TryInto<u64>) -> Span {
         self.bytes = bytes.try_into().unwrap_or(u64::MAX);
         self
     }
 
-    /// What else there is to say, which is asked for only while somebody profiles.
+    /// Sets further properties, which `detail` computes only while a profile is active.
     pub fn detail(mut self, detail: impl FnOnce() -> Detail) -> Span {
         if self.begin.is_some() {
             self.detail = Some(detail());
@@ -239,7 +237,7 @@ impl Drop for Span {
     }
 }
 
-/// Records what a GPU has done, once its times are known.
+/// Records a span of a GPU whose times are known.
 pub fn device_span(stage: Stage, ordinal: i32, copy_stream: usize, begin: u64, end: u64, bytes: u64) {
     record(&Entry { stage, track: Track::CopyStream { ordinal, copy_stream }, begin, end, bytes, detail: None });
 }
@@ -248,7 +246,7 @@ fn record(entry: &Entry) {
     each(|recorder| recorder.keep(entry));
 }
 
-/// Counts things.
+/// Adds `number` to a counter.
 #[inline]
 pub fn count(what: Count, number: usize) {
     if is_on() {
@@ -256,7 +254,7 @@ pub fn count(what: Count, number: usize) {
     }
 }
 
-/// Notes how much memory there is at this moment.
+/// Records the current amount of memory.
 #[inline]
 pub fn memory(what: Memory, bytes: impl TryInto<u64>) {
     if is_on() {
@@ -265,20 +263,20 @@ pub fn memory(what: Memory, bytes: impl TryInto<u64>) {
     }
 }
 
-/// Notes which reader a file gets and why.
+/// Records the reader chosen for a file and the reason.
 pub fn reader(path: &Path, file: &File, reader: &str, why: &str) {
     if is_on() {
-        let fact = json!({
+        let choice = json!({
             "path": path.to_string_lossy(),
             "file_system": mount_type(file),
             "reader": reader,
             "why": why,
         });
-        each(|recorder| recorder.reader(&fact));
+        each(|recorder| recorder.reader(&choice));
     }
 }
 
-/// Notes an error that a caller gets.
+/// Records an error that is returned to a caller.
 pub fn error(error: &Error) {
     if is_on() {
         let (row, text) = (thread::current(), error.to_string());
@@ -286,12 +284,12 @@ pub fn error(error: &Error) {
     }
 }
 
-fn each(note: impl Fn(&Recorder)) {
-    RUNNING.read().unwrap_or_else(PoisonError::into_inner).iter().for_each(|recorder| note(recorder));
+fn each(apply: impl Fn(&Recorder)) {
+    RUNNING.read().unwrap_or_else(PoisonError::into_inner).iter().for_each(|recorder| apply(recorder));
 }
 
-/// Begins a profile of the whole process, any number of which may run at once, and returns its number. Each gets what
-/// both begins and ends while it runs.
+/// Starts a profile of the whole process and returns its id. Several profiles may run at once. A profile records the
+/// spans that begin and end while it runs.
 pub fn start() -> i64 {
     let recorder = Arc::new(Recorder::new());
     let id = recorder.id;
@@ -301,10 +299,10 @@ pub fn start() -> i64 {
     id
 }
 
-/// Ends a profile and returns what it has recorded, the text of a Chrome trace.
+/// Stops a profile and returns its Chrome trace as JSON text.
 ///
 /// # Errors
-/// `invalid-argument` where no profile with this number runs.
+/// `invalid-argument` if no profile with this id runs.
 pub fn stop(id: i64) -> Result<String> {
     let mut running = RUNNING.write().unwrap_or_else(PoisonError::into_inner);
     let index = running.iter().position(|recorder| recorder.id == id).ok_or_else(|| {

@@ -1,8 +1,6 @@
-//! The loop that writes a file: workers gather chunks of it in slots and write
-//! them.
+//! Saves tensors to a file: worker threads gather chunks of the file in slots and write them.
 //!
-//! A chunk is a range of the file, not of a tensor, so that every write begins
-//! and ends where the disk wants it:
+//! A chunk is a range of the file, not of a tensor, so that every write is aligned for direct I/O:
 //!
 //! ```text
 //! file     | header | tensor a | b |   tensor c      | d | e |  tensor f |
@@ -30,47 +28,47 @@ use crate::staging::{PAGE_BYTES, Request, Slot};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// While others hold all staging, how long until a waiting worker looks whether it should go on waiting.
+/// Interval at which a worker that waits for a slot checks for SIGINT.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// A device that tensors of a file lie on, and the stream of the caller on which they are ready.
+/// Device that holds tensors of a file, and the caller's stream on which they are ready.
 pub struct DeviceStream {
-    /// The device.
+    /// Memory of the device.
     pub memory: Arc<dyn SourceMemory>,
-    /// The native handle of the stream; of no meaning on the host.
+    /// Native handle of the stream. Ignored on the host.
     pub stream: u64,
 }
 
-/// Bytes of a tensor.
+/// Contiguous bytes of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// The position of its device among the places of the save.
+    /// Index of the device in the streams of the save.
     pub device: usize,
-    /// Where they are.
+    /// Address of the first byte.
     pub address: u64,
-    /// How many they are.
+    /// Number of bytes.
     pub length: u64,
 }
 
-/// Writes one file, from its beginning to its end. Dropped before it has finished, it leaves nothing behind.
+/// Sequential write of one file. Dropping an unfinished save leaves no file behind.
 pub struct Save {
     layout: Layout,
     output: OutputFile,
     streams: Vec<DeviceStream>,
     threads: usize,
     request: Request,
-    /// Up to here the file is written, but for what is kept in `rest`.
+    /// End of the bytes that were appended. They are written, except for those in `rest`.
     position: u64,
-    /// The bytes before `position` that do not fill a block.
+    /// The last bytes before `position`, which do not fill a block.
     rest: Vec<u8>,
     watch: Watch,
 }
 
 impl Save {
-    /// Begins a file whose header is the layout's.
+    /// Begins a file with the header of `layout`.
     ///
     /// # Errors
-    /// `io` where there is not as much room on the disk.
+    /// `io` if the disk has too little space.
     pub fn begin(layout: Layout, output: OutputFile, streams: Vec<DeviceStream>, options: &Options) -> Result<Save> {
         let file_bytes = layout.file_bytes();
         let blocks = file_bytes.checked_next_multiple_of(to_u64(ALIGNMENT));
@@ -93,19 +91,20 @@ impl Save {
         })
     }
 
-    /// Where everything in the file lies.
+    /// Returns the layout of the file.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// Writes what comes next in the file.
+    /// Writes the next bytes of the file.
     ///
     /// # Safety
-    /// Each piece is memory of its device, as long as it says, that nobody writes to until this returns, but for work
-    /// that is queued on the place's stream.
+    /// Each extent is valid memory of its device. Until this returns, nothing writes to it except work that is already
+    /// queued on the stream of that device.
     ///
     /// # Errors
-    /// `io` with path, tensor and byte; `device`, `out-of-memory`, `interrupted`. The save can only be dropped then.
+    /// `io` with path, tensor and byte; `device`, `out-of-memory`, `interrupted`. After an error the save can only be
+    /// dropped.
     pub unsafe fn append(&mut self, extents: &[Extent]) -> Result<()> {
         for stream in &self.streams {
             stream.memory.begin(stream.stream)?;
@@ -120,7 +119,7 @@ impl Save {
         let is_last = self.position == self.layout.file_bytes();
         let step = to_u64(self.request.bytes);
         let count = usize::try_from((self.position - begin).div_ceil(step)).unwrap_or(usize::MAX);
-        let kept = Mutex::new(Vec::new());
+        let remainder = Mutex::new(Vec::new());
         threads::for_each(self.threads, count, |index| {
             self.watch.check()?;
             let first = begin + to_u64(index) * step;
@@ -130,40 +129,42 @@ impl Save {
             let mut slot = self.acquire()?;
             let (chunk, beyond) = slot.bytes_mut().split_at_mut_checked(length).ok_or_else(misfit)?;
             // A long header fills several chunks.
-            let inherited = rest.chunks(self.request.bytes).nth(index).unwrap_or_default();
-            chunk.get_mut(..inherited.len()).ok_or_else(misfit)?.copy_from_slice(inherited);
+            let carried = rest.chunks(self.request.bytes).nth(index).unwrap_or_default();
+            chunk.get_mut(..carried.len()).ok_or_else(misfit)?.copy_from_slice(carried);
             self.gather(chunk, first, extents, &ends)?;
-            let whole = if is_last { length.next_multiple_of(ALIGNMENT) } else { length - length % ALIGNMENT };
-            if let Some(padding) = beyond.get_mut(..whole.saturating_sub(length)) {
+            let write_bytes = if is_last { length.next_multiple_of(ALIGNMENT) } else { length - length % ALIGNMENT };
+            if let Some(padding) = beyond.get_mut(..write_bytes.saturating_sub(length)) {
                 padding.fill(0);
             }
-            let (blocks, over) = slot.bytes_mut().split_at_checked(whole).ok_or_else(misfit)?;
+            let (blocks, partial) = slot.bytes_mut().split_at_checked(write_bytes).ok_or_else(misfit)?;
             {
-                let _span = profile::span(Stage::Write).bytes(whole);
+                let _span = profile::span(Stage::Write).bytes(write_bytes);
                 self.output.write(blocks, first).map_err(|error| self.name_tensor(error))?;
             }
-            if let Some(over) = over.get(..length.saturating_sub(whole)).filter(|over| !over.is_empty()) {
-                *kept.lock().unwrap_or_else(PoisonError::into_inner) = over.to_vec();
+            if let Some(partial) =
+                partial.get(..length.saturating_sub(write_bytes)).filter(|partial| !partial.is_empty())
+            {
+                *remainder.lock().unwrap_or_else(PoisonError::into_inner) = partial.to_vec();
             }
             Ok(())
         })?;
-        self.rest = kept.into_inner().unwrap_or_else(PoisonError::into_inner);
+        self.rest = remainder.into_inner().unwrap_or_else(PoisonError::into_inner);
         Ok(())
     }
 
-    /// Brings the file to the disk and lets it take the place of what was under its name.
+    /// Flushes the file to the disk and renames it to its path, replacing an existing file.
     ///
     /// # Errors
-    /// `io`, after which what was under the name is as it was; `internal` where bytes are missing.
+    /// `io`, with an existing file at the path unchanged; `internal` if bytes are missing.
     pub fn finish(mut self) -> Result<()> {
         let file_bytes = self.layout.file_bytes();
         if !self.rest.is_empty() {
-            // There is nothing but a header, or tensors without bytes.
-            // SAFETY: there are no pieces.
+            // The file has only a header, or its tensors have no bytes.
+            // SAFETY: the list of extents is empty.
             unsafe { self.append(&[]) }?;
         }
         if self.position != file_bytes {
-            let message = format!("{} of {file_bytes} bytes were given to the file", self.position);
+            let message = format!("{} of {file_bytes} bytes were appended to the file", self.position);
             return Err(Error::new(Kind::Internal, message));
         }
         self.watch.check()?;
@@ -171,9 +172,10 @@ impl Save {
         self.output.publish(file_bytes)
     }
 
-    /// Brings to a chunk of the file, which begins at `first`, what the pieces that end at `ends` have for it.
+    /// Copies to the chunk at byte `first` of the file the bytes of all extents that overlap it. `ends` are the extents' ends
+    /// in the file.
     fn gather(&self, chunk: &mut [u8], first: u64, extents: &[Extent], ends: &[u64]) -> Result<()> {
-        let misfit = || Error::new(Kind::Internal, format!("the pieces do not fit the chunk at byte {first}"));
+        let misfit = || Error::new(Kind::Internal, format!("the extents do not fit the chunk at byte {first}"));
         let size = |bytes: u64| usize::try_from(bytes).map_err(|_| misfit());
         let last = first + to_u64(chunk.len());
         let mut fetches: Vec<Vec<Fetch>> = self.streams.iter().map(|_| Vec::new()).collect();
@@ -196,7 +198,7 @@ impl Save {
         used.into_iter().try_for_each(|(stream, fetches)| stream.memory.fetch(chunk, fetches))
     }
 
-    /// A slot of the process's.
+    /// Acquires a slot of staging, and pins it for all devices of the save.
     fn acquire(&self) -> Result<Slot> {
         let _span = profile::span(Stage::Slot);
         loop {
@@ -211,7 +213,7 @@ impl Save {
         }
     }
 
-    /// Adds to an error of the file, which knows no tensors, the one whose byte could not be written.
+    /// Adds to an error of the output file the name of the tensor whose byte could not be written.
     fn name_tensor(&self, error: Error) -> Error {
         match error.position().and_then(|position| self.layout.tensor_at(position)) {
             Some(name) => error.tensor(name),

@@ -1,4 +1,4 @@
-//! Checkpoints that C++ has open.
+//! Open checkpoints.
 
 use super::ffi;
 use super::guard::{guard, start_log};
@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-/// An open checkpoint.
+/// Open checkpoint and the mappings of its files.
 pub(super) struct Checkpoint {
     files: Arc<checkpoint::Checkpoint>,
     mappings: Arc<Mappings>,
@@ -117,7 +117,8 @@ impl Checkpoint {
         guard(|| Ok(Box::new(Selection::new(choose(&self.files)?, Arc::clone(&self.mappings)))))
     }
 
-    /// For the GPU with this ordinal, or for new tensors on the CPU where it is negative.
+    /// Returns the names of the readers, joined by `+`, for the GPU with this ordinal, or for new tensors on the CPU if it
+    /// is negative.
     pub(super) fn reader_names(&self, ordinal: i32) -> Result<String> {
         guard(|| {
             let options = Options::from_env()?;
@@ -128,7 +129,7 @@ impl Checkpoint {
                     names.push(name);
                 }
             };
-            // What can be had shows when it is tried.
+            // Opening a transfer probes which readers are available.
             if ordinal < 0 {
                 let transfer = Transfer::open(&self.files, Arc::default(), Arc::new(Host), options.clone())?;
                 for (source, moved) in self.files.sources().zip(transfer.readers()) {

@@ -1,4 +1,4 @@
-//! Tensors that become others of another dtype.
+//! Conversions of tensors to other dtypes.
 
 use super::ffi;
 use super::guard::{guard, start_log};
@@ -23,7 +23,7 @@ pub(super) unsafe fn convert_on_host(conversions: &[ffi::Conversion], threads: u
 }
 
 /// # Safety
-/// Sources and targets are memory of the GPU, which no other stream uses before this one has come to here.
+/// Sources and targets are memory of the GPU. No other stream uses them before this conversion is complete.
 pub(super) unsafe fn convert_on_cuda(conversions: &[ffi::Conversion], ordinal: i32, stream: u64) -> Result<bool> {
     guard(|| {
         start_log()?;
@@ -35,7 +35,7 @@ pub(super) unsafe fn convert_on_cuda(conversions: &[ffi::Conversion], ordinal: i
 pub(super) fn conversion(conversion: &ffi::Conversion) -> Result<batch::Conversion> {
     let ffi::Conversion { source, target, elements, from, to } = *conversion;
     let dtype = |value: i8| {
-        let unknown = || Error::new(Kind::Internal, format!("{value} is the scalar type of no dtype"));
+        let unknown = || Error::new(Kind::Internal, format!("no dtype has the scalar type {value}"));
         Dtype::from_scalar_type(value).ok_or_else(unknown)
     };
     Ok(batch::Conversion { source, target, elements, from: dtype(from)?, to: dtype(to)? })

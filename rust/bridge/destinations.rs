@@ -1,4 +1,4 @@
-//! The addresses that C++ gives, as destinations of a plan.
+//! Decodes addresses from C++ into destinations of a plan.
 
 use super::ffi;
 use crate::checkpoint::region::TensorRegion;
@@ -17,10 +17,10 @@ pub(super) fn decode_destinations(
     destinations: &[ffi::Destination],
 ) -> Result<Vec<Destination>> {
     let destination = |destination: &ffi::Destination| {
-        let wrong = || Error::new(Kind::Internal, "a piece of no wanted tensor or dtype");
-        let from = regions.get(destination.tensor).ok_or_else(wrong)?.dtype;
-        let to = Dtype::from_scalar_type(destination.scalar_type).ok_or_else(wrong)?;
-        let cast = if from == to { None } else { Some(Cast::new(from, to).ok_or_else(wrong)?) };
+        let invalid = || Error::new(Kind::Internal, "a destination has an unknown tensor or dtype");
+        let from = regions.get(destination.tensor).ok_or_else(invalid)?.dtype;
+        let to = Dtype::from_scalar_type(destination.scalar_type).ok_or_else(invalid)?;
+        let cast = if from == to { None } else { Some(Cast::new(from, to).ok_or_else(invalid)?) };
         let ffi::Destination { tensor, begin, end, address, .. } = *destination;
         Ok(Destination { tensor, begin, end, address, cast })
     };
@@ -28,5 +28,6 @@ pub(super) fn decode_destinations(
 }
 
 pub(super) fn scratch_bytes(batch: &Batch) -> Result<u64> {
-    u64::try_from(batch.scratch_bytes()).map_err(|_| Error::new(Kind::Internal, "more scratch than there can be"))
+    u64::try_from(batch.scratch_bytes())
+        .map_err(|_| Error::new(Kind::Internal, "the size of the scratch memory overflows"))
 }

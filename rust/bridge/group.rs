@@ -1,4 +1,4 @@
-//! Plans for groups of ranks, and what one rank does of them.
+//! Plans for groups of ranks, and the part of one rank.
 
 use super::checkpoint::Checkpoint;
 use super::ffi;
@@ -13,19 +13,20 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
-/// A plan that all ranks of a group share.
+/// Plan that is identical on all ranks of a group.
 pub(super) struct GroupPlan {
     group: Arc<Group>,
     mappings: Arc<Mappings>,
 }
 
-/// What one rank reads, sends and gets.
+/// Reads, sends and receives of one rank.
 pub(super) struct RankPlan {
     group: Arc<Group>,
     mappings: Arc<Mappings>,
     rank: usize,
-    /// All shares that it reads something of, whoever they belong to.
+    /// Shards of any rank from which this rank reads bytes.
     regions: Arc<[TensorRegion]>,
+    /// Index in `regions` of the shard of a rank and an item.
     plan_indices: HashMap<(usize, usize), usize>,
 }
 
@@ -38,23 +39,23 @@ pub(super) fn plan_group(
     window_bytes: i64,
 ) -> Result<Box<GroupPlan>> {
     guard(|| {
-        let refused = |message: String| Error::new(Kind::InvalidArgument, message);
+        let invalid = |message: String| Error::new(Kind::InvalidArgument, message);
         let strategy = match strategy {
             "auto" => Strategy::Auto,
             "own" => Strategy::Own,
             "exchange" => Strategy::Exchange,
-            other => return Err(refused(format!("strategy is {other:?}; give \"auto\", \"own\" or \"exchange\""))),
+            other => return Err(invalid(format!("strategy is {other:?}; give \"auto\", \"own\" or \"exchange\""))),
         };
         let window_bytes = u64::try_from(window_bytes)
-            .map_err(|_| refused(format!("window_bytes is {window_bytes}; it cannot be negative")))?;
+            .map_err(|_| invalid(format!("window_bytes is {window_bytes}; it cannot be negative")))?;
         let files = checkpoint.files();
-        let list = |&list: &i64| usize::try_from(list).unwrap_or(usize::MAX);
+        let list_index = |&list: &i64| usize::try_from(list).unwrap_or(usize::MAX);
         let request = GroupRequest {
             requests: requests
                 .iter()
                 .map(|requests| ShardRequest::decode(&requests.numbers, files))
                 .collect::<Result<_>>()?,
-            list_of_rank: requests_of.iter().map(list).collect(),
+            list_of_rank: requests_of.iter().map(list_index).collect(),
             caches: caches.iter().map(|&cache| u64::try_from(cache).ok()).collect(),
             strategy,
             window_bytes,
@@ -96,7 +97,7 @@ impl GroupPlan {
         self.group.reads(rank, window).into_iter().flat_map(read).collect()
     }
 
-    /// Row after row.
+    /// Flattened matrix in row-major order.
     pub(super) fn sent_bytes(&self, window: usize) -> Vec<i64> {
         self.group.sent_bytes(window).into_iter().flatten().map(signed).collect()
     }
@@ -130,11 +131,11 @@ pub(super) fn plan_rank(plan: &GroupPlan, rank: usize) -> Result<Box<RankPlan>> 
 
 impl RankPlan {
     pub(super) fn selection(&self) -> Box<Selection> {
-        let chosen = selection::Selection::from_regions(self.group.checkpoint(), Arc::clone(&self.regions));
-        Box::new(Selection::new(chosen, Arc::clone(&self.mappings)))
+        let selection = selection::Selection::from_regions(self.group.checkpoint(), Arc::clone(&self.regions));
+        Box::new(Selection::new(selection, Arc::clone(&self.mappings)))
     }
 
-    /// The rank's own shares, in the order of its wants.
+    /// Returns the rank's own shards, in the order of its requests.
     pub(super) fn shards(&self) -> Result<Vec<ffi::Spec>> {
         guard(|| {
             let items = 0..self.group.requests(self.rank).len();
@@ -154,20 +155,20 @@ impl RankPlan {
 
     pub(super) fn send_ranges(&self, window: usize) -> Result<Vec<ffi::SendRange>> {
         guard(|| {
-            let sends = |(shard_range, offset): (ShardRange, u64)| {
+            let send = |(shard_range, offset): (ShardRange, u64)| {
                 let ShardRange { begin, end, .. } = shard_range;
                 Ok(ffi::SendRange { tensor: self.plan_index(&shard_range)?, begin, end, offset })
             };
-            self.group.outgoing(self.rank, window).sends.into_iter().map(sends).collect()
+            self.group.outgoing(self.rank, window).sends.into_iter().map(send).collect()
         })
     }
 
     pub(super) fn receive_ranges(&self, window: usize) -> Vec<ffi::ReceiveRange> {
-        let arrived = |(shard_range, offset): (ShardRange, u64)| {
+        let receive = |(shard_range, offset): (ShardRange, u64)| {
             let ShardRange { item, begin, end, .. } = shard_range;
             ffi::ReceiveRange { item, begin, end, offset }
         };
-        self.group.incoming(self.rank, window).shard_ranges.into_iter().map(arrived).collect()
+        self.group.incoming(self.rank, window).shard_ranges.into_iter().map(receive).collect()
     }
 
     pub(super) fn record(&self, bytes: u64, device: &str) -> Box<Recording> {

@@ -1,4 +1,4 @@
-//! What stands between a fault in Rust and C++, and the log.
+//! Panic guard of the FFI boundary, and the log.
 
 use crate::error::{Error, Kind, Result};
 use crate::options;
@@ -6,7 +6,8 @@ use crate::profile;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 
-/// A panic must not reach C++, where it would end the process. There is none that we know of.
+/// Runs `work` and converts a panic to an error, since a panic that reaches C++ ends the process. Records errors in active
+/// profiles.
 pub(super) fn guard<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     let result = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<&str>().map(ToString::to_string);
@@ -16,7 +17,7 @@ pub(super) fn guard<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     result.inspect_err(profile::error)
 }
 
-/// The log goes to stderr, from the first load on. Rust programs install their own subscriber.
+/// Starts the log to stderr that `FST_LOG` requests. Rust programs install their own subscriber.
 pub(super) fn start_log() -> Result<()> {
     static STARTED: OnceLock<()> = OnceLock::new();
     if STARTED.get().is_none()
@@ -25,9 +26,9 @@ pub(super) fn start_log() -> Result<()> {
         STARTED.get_or_init(|| {
             let subscriber =
                 tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_ansi(false);
-            // Someone else in the process may have installed one, which then gets our events.
+            // Another library in the process may have installed a subscriber, which then receives the events.
             if let Err(error) = subscriber.try_init() {
-                tracing::debug!(%error, "the log goes elsewhere");
+                tracing::debug!(%error, "another subscriber receives the log");
             }
         });
     }

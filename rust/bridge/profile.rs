@@ -1,4 +1,4 @@
-//! Profiles that C++ starts and stops.
+//! Starts and stops profiles.
 
 use super::guard::guard;
 use crate::error::Result;

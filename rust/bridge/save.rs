@@ -1,4 +1,4 @@
-//! Files that are written from tensors which are all there.
+//! Saves of tensors that are all known at the start.
 
 use super::ffi;
 use super::guard::{guard, start_log};
@@ -13,13 +13,13 @@ use crate::save::{Extent, Save};
 use serde_json::json;
 use std::path::Path;
 
-/// A file that is being written.
+/// Save in progress.
 pub(super) struct AnySave {
     save: Save,
     _span: Span,
 }
 
-/// Checks all tensors, and begins the file that will hold them. Nothing is at `path` yet.
+/// Checks all tensors and begins their file. No file exists at `path` until [`finish_save`].
 pub(super) fn begin_save(
     path: &str,
     tensors: &[ffi::NewTensor],
@@ -43,12 +43,12 @@ pub(super) fn begin_save(
 }
 
 impl AnySave {
-    /// For each tensor in the order of the file, its position in the caller's list.
+    /// Returns the position in the caller's list of each tensor, in the order of the file.
     pub(super) fn order(&self) -> Vec<usize> {
         self.save.layout().order().to_vec()
     }
 
-    /// Writes what comes next in the file.
+    /// Writes the next bytes of the file.
     ///
     /// # Safety
     /// That of [`Save::append`].

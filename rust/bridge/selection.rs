@@ -1,4 +1,4 @@
-//! What C++ has chosen of a checkpoint, and the ways to load it.
+//! Requested regions of a checkpoint, and transfers and streams that load them.
 
 use super::ffi;
 use super::guard::guard;
@@ -19,60 +19,60 @@ use crate::profile::{self, Span, Stage};
 use serde_json::json;
 use std::sync::Arc;
 
-/// Tensors chosen from a checkpoint.
+/// Requested regions of a checkpoint.
 pub(super) struct Selection {
-    chosen: selection::Selection,
+    selection: selection::Selection,
     mappings: Arc<Mappings>,
 }
 
-/// Which tensors of a selection are views of a mapped file, and where.
+/// Tensors of a selection that are views of a mapped file, and their addresses.
 pub(super) struct Views(views::Views);
 
-/// Keeps the bytes of one view.
+/// Guard that keeps the bytes of one view mapped.
 pub(super) struct ViewGuard {
     _view: views::ViewGuard,
 }
 
-/// Tells profiles of a load for as long as it lives.
+/// Span of a load in active profiles, which ends when it is dropped.
 pub(super) struct Recording {
     _span: Span,
 }
 
 impl Selection {
-    pub(super) fn new(chosen: selection::Selection, mappings: Arc<Mappings>) -> Selection {
-        Selection { chosen, mappings }
+    pub(super) fn new(selection: selection::Selection, mappings: Arc<Mappings>) -> Selection {
+        Selection { selection, mappings }
     }
 
-    /// Begins to tell profiles of a load of the selection to a device.
+    /// Begins the span of a load of this selection to a device.
     pub(super) fn record(&self, device: &str) -> Box<Recording> {
-        // The device "meta" gets shapes and dtypes alone.
+        // A load to the device "meta" transfers no bytes.
         let is_counted = profile::is_on() && device != "meta";
-        let bytes = if is_counted { self.chosen.regions().iter().map(TensorRegion::bytes).sum() } else { 0 };
+        let bytes = if is_counted { self.selection.regions().iter().map(TensorRegion::bytes).sum() } else { 0 };
         self.record_bytes(bytes, device)
     }
 
     pub(super) fn record_bytes(&self, bytes: u64, device: &str) -> Box<Recording> {
         let detail = || {
-            let sources = self.chosen.checkpoint().sources();
+            let sources = self.selection.checkpoint().sources();
             let paths: Vec<_> = sources.map(|source| source.path.to_string_lossy()).collect();
-            json!({ "paths": paths, "device": device, "tensors": self.chosen.regions().len() }).into()
+            json!({ "paths": paths, "device": device, "tensors": self.selection.regions().len() }).into()
         };
         Box::new(Recording { _span: profile::span(Stage::Load).bytes(bytes).detail(detail) })
     }
 
     pub(super) fn in_file_order(&self) -> Vec<usize> {
-        self.chosen.in_file_order()
+        self.selection.in_file_order()
     }
 
     pub(super) fn specs(&self) -> Result<Vec<ffi::Spec>> {
-        guard(|| self.chosen.regions().iter().map(spec).collect())
+        guard(|| self.selection.regions().iter().map(spec).collect())
     }
 
-    /// Maps the files of tensors that need no copy on the CPU, if they are wanted with these dtypes.
+    /// Maps the files of tensors that need no copy on the CPU when requested with these dtypes.
     pub(super) fn views(&self, scalar_types: &[i8]) -> Result<Box<Views>> {
         guard(|| {
             let dtypes: Vec<_> = scalar_types.iter().map(|&value| Dtype::from_scalar_type(value)).collect();
-            let (checkpoint, regions) = (self.chosen.checkpoint(), self.chosen.regions());
+            let (checkpoint, regions) = (self.selection.checkpoint(), self.selection.regions());
             let options = Options::from_env()?;
             let views = views::Views::open(checkpoint, &self.mappings, regions, &dtypes, &options)?;
             Ok(Box::new(Views(views)))
@@ -92,7 +92,7 @@ impl Selection {
         device: D,
         to: impl FnOnce(Transfer<D>) -> To,
     ) -> Result<Box<AnyTransfer>> {
-        let (checkpoint, regions) = (self.chosen.checkpoint(), Arc::clone(self.chosen.regions()));
+        let (checkpoint, regions) = (self.selection.checkpoint(), Arc::clone(self.selection.regions()));
         let transfer = Transfer::open(checkpoint, Arc::clone(&regions), Arc::new(device), Options::from_env()?)?;
         Ok(Box::new(AnyTransfer::new(to(transfer), regions)))
     }
@@ -112,7 +112,7 @@ impl Selection {
         to: impl FnOnce(Stream<D>) -> StreamTo,
     ) -> Result<Box<AnyStream>> {
         let order = if order == ffi::Order::Ready { Order::Ready } else { Order::Submitted };
-        let (checkpoint, regions) = (self.chosen.checkpoint(), Arc::clone(self.chosen.regions()));
+        let (checkpoint, regions) = (self.selection.checkpoint(), Arc::clone(self.selection.regions()));
         let options = Options::from_env()?;
         let stream = Stream::open(checkpoint, Arc::clone(&regions), Arc::new(device), options, order)?;
         Ok(Box::new(AnyStream::new(to(stream), regions)))
@@ -130,12 +130,12 @@ pub(super) fn spec(region: &TensorRegion) -> Result<ffi::Spec> {
 }
 
 pub(super) fn signed(shape: &[u64]) -> Result<Vec<i64>> {
-    let too_large = |_| Error::new(Kind::Internal, "a size passed the header's checks but does not fit");
+    let too_large = |_| Error::new(Kind::Internal, "a size passed the checks of the header but exceeds 63 bits");
     shape.iter().map(|&size| i64::try_from(size).map_err(too_large)).collect()
 }
 
 impl Views {
-    /// Zero where the tensor is no view.
+    /// Returns the address of a view, or zero if the tensor is not a view.
     pub(super) fn address(&self, tensor: usize) -> u64 {
         self.0.address(tensor).unwrap_or(0)
     }

@@ -12,7 +12,7 @@ use crate::load::stream::Stream;
 use crate::load::transfer::Batch;
 use std::sync::Arc;
 
-/// A stream to either device, and its next filling.
+/// Stream to the host or to a GPU, and its prepared batch.
 pub(super) struct AnyStream {
     to: StreamTo,
     regions: Arc<[TensorRegion]>,
@@ -29,7 +29,7 @@ impl AnyStream {
         AnyStream { to, regions, prepared: None }
     }
 
-    /// The caller's current stream is this one from now on.
+    /// Sets the caller's current CUDA stream.
     pub(super) fn set_stream(&self, stream: u64) -> Result<()> {
         guard(|| match &self.to {
             StreamTo::Host(to) => to.set_stream(stream),
@@ -44,7 +44,7 @@ impl AnyStream {
         })
     }
 
-    /// Plans a filling, and says how much scratch memory it needs.
+    /// Plans a batch, and returns the size of its scratch memory in bytes.
     pub(super) fn prepare(&mut self, destinations: &[ffi::Destination]) -> Result<u64> {
         guard(|| {
             let destinations = decode_destinations(&self.regions, destinations)?;
@@ -58,14 +58,14 @@ impl AnyStream {
         })
     }
 
-    /// Has the filling that was prepared carried out.
+    /// Submits the prepared batch.
     ///
     /// # Safety
     /// That of [`Stream::submit`].
     pub(super) unsafe fn submit(&mut self, address: u64, bytes: u64) -> Result<()> {
         guard(|| {
-            let nothing = || Error::new(Kind::Internal, "nothing was prepared");
-            let (tensors, batch) = self.prepared.take().ok_or_else(nothing)?;
+            let unprepared = || Error::new(Kind::Internal, "no batch was prepared");
+            let (tensors, batch) = self.prepared.take().ok_or_else(unprepared)?;
             let scratch = Scratch { address, bytes };
             match &self.to {
                 // SAFETY: the caller's promise is the same.

@@ -1,4 +1,4 @@
-//! Tensors that C++ wants to have in a file, and where their bytes are.
+//! Decodes tensors of new files, their metadata and their devices.
 
 use super::ffi;
 use crate::device::cuda::Cuda;
@@ -11,16 +11,16 @@ use crate::save::memory::SourceMemory;
 use std::sync::Arc;
 
 pub(super) fn new_tensor(tensor: &ffi::NewTensor) -> Result<Tensor> {
-    let refused = |kind, message: String| Error::new(kind, message).tensor(&*tensor.name);
+    let invalid = |kind, message: String| Error::new(kind, message).tensor(&*tensor.name);
     let dtype = Dtype::from_scalar_type(tensor.scalar_type).ok_or_else(|| {
-        refused(Kind::UnsupportedDtype, "safetensors has no dtype for it; cast it to another, or view it as one".into())
+        invalid(Kind::UnsupportedDtype, "safetensors has no dtype for it; cast it to another, or view it as one".into())
     })?;
-    let negative = |_| refused(Kind::Internal, format!("a negative size in {:?}", tensor.shape));
+    let negative = |_| invalid(Kind::Internal, format!("a negative size in {:?}", tensor.shape));
     let shape = tensor.shape.iter().map(|&size| u64::try_from(size).map_err(negative));
     let mut shape: Vec<u64> = shape.collect::<Result<_>>()?;
     if dtype.packed_elements() > 1 {
         let last = shape.last_mut().ok_or_else(|| {
-            refused(Kind::InvalidArgument, format!("a scalar of {dtype} is a pair; give it a dimension"))
+            invalid(Kind::InvalidArgument, format!("a scalar of {dtype} is a pair; give it a dimension"))
         })?;
         *last = last.saturating_mul(dtype.packed_elements());
     }

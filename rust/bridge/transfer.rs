@@ -11,7 +11,7 @@ use crate::error::{Error, Kind, Result};
 use crate::load::transfer::{self, Batch, Transfer};
 use std::sync::Arc;
 
-/// A transfer to either device, and its next filling.
+/// Transfer to the host or to a GPU, and its prepared batch.
 pub(super) struct AnyTransfer {
     to: To,
     regions: Arc<[TensorRegion]>,
@@ -35,7 +35,7 @@ impl AnyTransfer {
         })
     }
 
-    /// Plans a filling, and says how much scratch memory it needs.
+    /// Plans a batch, and returns the size of its scratch memory in bytes.
     pub(super) fn prepare(&mut self, destinations: &[ffi::Destination]) -> Result<u64> {
         guard(|| {
             let destinations = decode_destinations(&self.regions, destinations)?;
@@ -47,13 +47,13 @@ impl AnyTransfer {
         })
     }
 
-    /// Carries out the filling that was prepared.
+    /// Runs the prepared batch.
     ///
     /// # Safety
     /// That of [`Transfer::fill`].
     pub(super) unsafe fn fill(&mut self, address: u64, bytes: u64) -> Result<()> {
         guard(|| {
-            let batch = self.batch.take().ok_or_else(|| Error::new(Kind::Internal, "nothing was prepared"))?;
+            let batch = self.batch.take().ok_or_else(|| Error::new(Kind::Internal, "no batch was prepared"))?;
             let scratch = Scratch { address, bytes };
             match &mut self.to {
                 // SAFETY: the caller's promise is the same.

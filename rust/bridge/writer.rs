@@ -1,4 +1,4 @@
-//! Files that are written while their tensors are being made.
+//! Files whose tensors are appended one by one.
 
 use super::ffi;
 use super::guard::{guard, start_log};
@@ -13,7 +13,7 @@ use std::collections::btree_map::{BTreeMap, Entry};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A file that is written while its tensors are being made, and the devices that they came from.
+/// Writer of a file, and the devices of its tensors.
 pub(super) struct AnyWriter {
     writer: Writer,
     path: PathBuf,

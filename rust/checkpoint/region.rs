@@ -1,9 +1,7 @@
-//! A tensor or a part of one that a caller wants: its shape, and where its
-//! bytes are.
+//! Requested region of a tensor: the shape of the result, and the byte ranges in the file.
 //!
-//! A part is a box, a [`IndexRange`] for each dimension. In the file its bytes are
-//! rows, which repeat once for each outer dimension that the box does not take
-//! whole:
+//! An index region has one [`IndexRange`] per dimension. In the file its bytes form rows, which repeat with a stride for
+//! each outer dimension that the region does not cover completely:
 //!
 //! ```text
 //! [0:4, 1:3] of [4, 6]   .##....##....##....##...   rows of 2, repeated 4 times
@@ -16,70 +14,70 @@ use crate::error::{Error, Kind, Result};
 use crate::format::header::Entry;
 use std::ops::Range;
 
-/// The indices of one dimension that are wanted: `start`, `start + step`, and so on.
+/// Requested indices of one dimension: `start`, `start + step`, and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IndexRange {
-    /// The first.
+    /// First index.
     pub start: u64,
-    /// How many there are.
+    /// Number of indices.
     pub length: u64,
-    /// From one to the next.
+    /// Distance between consecutive indices.
     pub step: u64,
 }
 
 impl IndexRange {
-    /// All indices of a dimension.
+    /// Returns the range of all indices of a dimension.
     pub fn whole(size: u64) -> IndexRange {
         IndexRange { start: 0, length: size, step: 1 }
     }
 
     fn fits(&self, size: u64) -> bool {
         let last = self.length.saturating_sub(1).checked_mul(self.step).and_then(|last| last.checked_add(self.start));
-        // Without an index it still has to begin inside, or just behind the end.
+        // An empty range must still start inside the dimension or at its end.
         self.step > 0 && self.start <= size && (self.length == 0 || last.is_some_and(|last| last < size))
     }
 }
 
-/// Rows of bytes in a file.
+/// Rows of bytes in a file, repeated with strides.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StridedRange {
-    /// The first byte of the first row, from the start of the file.
+    /// Offset of the first row, from the start of the file.
     pub begin: u64,
-    /// Bytes of one row.
+    /// Size of one row in bytes.
     pub row_bytes: u64,
-    /// How the row repeats, from the outermost dimension to the innermost; one row does not.
+    /// Strides from the outermost dimension to the innermost. Empty for a single row.
     pub strides: Vec<Stride>,
 }
 
-/// What lies inside is there `count` times.
+/// Repetition of the inner rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stride {
-    /// At least two.
+    /// Number of repetitions, at least two.
     pub count: u64,
-    /// Bytes from the start of one to the start of the next.
+    /// Distance between the starts of consecutive repetitions in bytes.
     pub bytes: u64,
 }
 
 impl StridedRange {
-    /// The rows of a tensor that begins at byte `begin` of a file. Each span lies inside its dimension.
+    /// Returns the rows of an index region of a tensor at byte `begin` of a file. Each range lies inside its dimension.
     pub(crate) fn of(begin: u64, item_bytes: u64, shape: &[u64], index_ranges: &[IndexRange]) -> StridedRange {
         let mut range = StridedRange { begin, row_bytes: item_bytes, strides: Vec::new() };
         if index_ranges.iter().any(|index_range| index_range.length == 0) {
             return StridedRange { row_bytes: 0, ..range };
         }
-        // From the innermost dimension outwards. None of these products is more than the tensor's size, which the
-        // header's checks have bounded.
+        // From the innermost dimension outwards. No product exceeds the size of the tensor, which the checks of the
+        // header have bounded.
         let mut index_bytes = item_bytes;
         for (index_range, size) in index_ranges.iter().zip(shape).rev() {
             range.begin = range.begin.saturating_add(index_range.start.saturating_mul(index_bytes));
             let stride = index_range.step.saturating_mul(index_bytes);
             match range.strides.last_mut() {
                 _ if index_range.length == 1 => {}
-                // Rows that stand one behind the other are one row.
+                // Contiguous rows merge into one row.
                 None if stride == range.row_bytes => {
                     range.row_bytes = range.row_bytes.saturating_mul(index_range.length)
                 }
-                // Rows go on with the same stride.
+                // The outer repetition continues the inner stride.
                 Some(last) if stride == last.count.saturating_mul(last.bytes) => {
                     last.count = last.count.saturating_mul(index_range.length);
                 }
@@ -91,13 +89,13 @@ impl StridedRange {
         range
     }
 
-    /// Bytes of all rows.
+    /// Returns the size of all rows in bytes.
     pub fn bytes(&self) -> u64 {
         self.row_bytes.saturating_mul(self.rows())
     }
 
-    /// How many bytes of the rows stand before this byte of the file. They are also the first ones of the result, since
-    /// it keeps the order of the file.
+    /// Returns the number of bytes of the rows before byte `offset` of the file. They are the first bytes of the result,
+    /// since the result keeps the order of the file.
     pub fn bytes_before(&self, offset: u64) -> u64 {
         let mut left = offset.saturating_sub(self.begin);
         let mut inner_bytes = self.bytes();
@@ -114,17 +112,17 @@ impl StridedRange {
         before + left.min(self.row_bytes)
     }
 
-    /// How many rows there are.
+    /// Returns the number of rows.
     pub fn rows(&self) -> u64 {
         self.strides.iter().fold(1, |rows, stride| rows.saturating_mul(stride.count))
     }
 
-    /// The byte of the file behind the last row.
+    /// Returns the offset in the file after the last row.
     pub fn end(&self) -> u64 {
         self.row_begin(self.rows().saturating_sub(1)).saturating_add(self.row_bytes)
     }
 
-    /// The first byte of a row, from the start of the file.
+    /// Returns the offset of a row, from the start of the file.
     pub fn row_begin(&self, row: u64) -> u64 {
         let step = |(begin, row): (u64, u64), stride: &Stride| {
             (begin.saturating_add(row % stride.count * stride.bytes), row / stride.count)
@@ -133,26 +131,26 @@ impl StridedRange {
     }
 }
 
-/// A tensor, or a part of one, that the caller wants.
+/// Requested region of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorRegion {
-    /// The tensor's name.
+    /// Name of the tensor.
     pub name: Box<str>,
-    /// Which file of the checkpoint holds it.
+    /// Index of the file that contains the tensor.
     pub source: usize,
-    /// The stored dtype.
+    /// Stored dtype.
     pub dtype: Dtype,
-    /// The shape of the result, in PyTorch's elements.
+    /// Shape of the result, in PyTorch's elements.
     pub shape: Vec<u64>,
-    /// Where its bytes are.
+    /// Byte ranges in the file.
     pub range: StridedRange,
 }
 
 impl TensorRegion {
-    /// A whole tensor.
+    /// Returns the region of a whole tensor.
     ///
     /// # Errors
-    /// `unsupported-dtype` where PyTorch cannot hold it.
+    /// `unsupported-dtype` if PyTorch cannot represent the tensor.
     pub fn whole(source: usize, entry: Entry<'_>) -> Result<TensorRegion> {
         let shape = torch_shape(entry)?;
         let row_bytes = entry.end.saturating_sub(entry.begin);
@@ -160,10 +158,10 @@ impl TensorRegion {
         Ok(TensorRegion { name: entry.name.into(), source, dtype: entry.dtype, shape, range })
     }
 
-    /// The part of a tensor with indices `start..start + length` of dimension `dim`, which may be negative.
+    /// Returns the region with indices `start..start + length` of dimension `dim`, which may be negative.
     ///
     /// # Errors
-    /// `invalid-argument` where the slice does not lie inside the tensor, and those of [`TensorRegion::whole`].
+    /// `invalid-argument` if the slice exceeds the tensor, and those of [`TensorRegion::whole`].
     pub fn slice(source: usize, entry: Entry<'_>, dim: i64, start: i64, length: i64) -> Result<TensorRegion> {
         let shape = torch_shape(entry)?;
         let position = position_of(dim, shape.len()).ok_or_else(|| {
@@ -182,23 +180,23 @@ impl TensorRegion {
             outside(entry, message)
         })?;
         let mut index_ranges: Vec<IndexRange> = shape.iter().map(|&size| IndexRange::whole(size)).collect();
-        if let Some(place) = index_ranges.get_mut(position) {
-            *place = index_range;
+        if let Some(sliced) = index_ranges.get_mut(position) {
+            *sliced = index_range;
         }
         TensorRegion::indexed(source, entry, &index_ranges)
     }
 
-    /// The part of a tensor that has these indices of each of its dimensions, as PyTorch has them.
+    /// Returns the region with these indices of each dimension of PyTorch's shape.
     ///
     /// # Errors
-    /// `invalid-argument` where there is not one span for each dimension, or one does not lie inside, and those of
-    /// [`TensorRegion::whole`].
+    /// `invalid-argument` if the number of ranges differs from the number of dimensions, or a range exceeds its
+    /// dimension, and those of [`TensorRegion::whole`].
     pub fn indexed(source: usize, entry: Entry<'_>, index_ranges: &[IndexRange]) -> Result<TensorRegion> {
         let whole = TensorRegion::whole(source, entry)?;
         let shape: Vec<u64> = index_ranges.iter().map(|index_range| index_range.length).collect();
         if whole.shape.len() != index_ranges.len() {
             let message = format!(
-                "{} spans for a tensor with shape {:?}; give one for each dimension",
+                "{} index ranges for a tensor with shape {:?}; give one for each dimension",
                 index_ranges.len(),
                 whole.shape
             );
@@ -234,10 +232,10 @@ fn outside(entry: Entry<'_>, message: String) -> Error {
     Error::new(Kind::InvalidArgument, message).tensor(entry.name).offset(entry.begin)
 }
 
-/// The shape in PyTorch's elements.
+/// Returns the shape in PyTorch's elements.
 ///
 /// # Errors
-/// `unsupported-dtype` where PyTorch cannot hold it.
+/// `unsupported-dtype` if PyTorch cannot represent the tensor.
 pub(crate) fn torch_shape(entry: Entry<'_>) -> Result<Vec<u64>> {
     let unsupported =
         |message: String| Error::new(Kind::UnsupportedDtype, message).tensor(entry.name).offset(entry.begin);
@@ -259,7 +257,7 @@ pub(crate) fn torch_shape(entry: Entry<'_>) -> Result<Vec<u64>> {
     Ok(shape)
 }
 
-/// The place of a dimension that may be negative.
+/// Returns the position of a dimension that may be negative.
 pub(crate) fn position_of(dim: i64, count: usize) -> Option<usize> {
     let count_signed = i64::try_from(count).ok()?;
     let position = if dim < 0 { dim.checked_add(count_signed)? } else { dim };

@@ -1,5 +1,5 @@
-//! What one load wants of a checkpoint: all tensors, those that are named, or
-//! parts of them, in the order in which the caller has named them.
+//! Requested regions of one load: all tensors of a checkpoint, or whole tensors or regions by name, in the caller's
+//! order.
 
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::region::{IndexRange, TensorRegion};
@@ -8,61 +8,61 @@ use crate::format::header::Entry;
 use crate::profile::{self, Stage};
 use std::sync::Arc;
 
-/// Tensors and parts of tensors of one checkpoint.
+/// Requested regions of one checkpoint.
 pub struct Selection {
     checkpoint: Arc<Checkpoint>,
     regions: Arc<[TensorRegion]>,
 }
 
-/// One dimension of each tensor that is named.
+/// Slice along one dimension for each named tensor.
 #[derive(Clone, Copy, Debug)]
 pub struct Slices<'a> {
-    /// Which dimension; a negative one counts from the last.
+    /// Dimension. A negative value counts from the last.
     pub dims: &'a [i64],
-    /// The first index.
+    /// First index.
     pub starts: &'a [i64],
-    /// The number of indices.
+    /// Number of indices.
     pub lengths: &'a [i64],
 }
 
-/// All dimensions of each tensor that is named, those of the second behind those of the first, and so on.
+/// Index region for each named tensor: the concatenated values of all dimensions of all tensors.
 #[derive(Clone, Copy, Debug)]
 pub struct IndexRegions<'a> {
-    /// The first index.
+    /// First index.
     pub starts: &'a [i64],
-    /// The number of indices.
+    /// Number of indices.
     pub lengths: &'a [i64],
-    /// From one index to the next.
+    /// Distance between consecutive indices.
     pub steps: &'a [i64],
 }
 
 impl Selection {
-    /// Every tensor, in the order of the files and of the bytes in each.
+    /// Selects every tensor, in the order of the files and of the bytes in each.
     ///
     /// # Errors
     /// Those of [`TensorRegion::whole`].
     pub fn all(checkpoint: &Arc<Checkpoint>) -> Result<Selection> {
-        Selection::of(checkpoint, || {
+        Selection::select(checkpoint, || {
             let whole = |(source, entry)| locate(checkpoint, source, TensorRegion::whole(source, entry));
             checkpoint.entries().map(whole).collect()
         })
     }
 
-    /// The tensors with these names.
+    /// Selects the tensors with these names.
     ///
     /// # Errors
     /// Those of [`Checkpoint::find`] and [`TensorRegion::whole`].
     pub fn named(checkpoint: &Arc<Checkpoint>, names: &[String]) -> Result<Selection> {
-        Selection::of(checkpoint, || names.iter().map(|name| find(checkpoint, name, TensorRegion::whole)).collect())
+        Selection::select(checkpoint, || names.iter().map(|name| find(checkpoint, name, TensorRegion::whole)).collect())
     }
 
-    /// A slice of each tensor that is named.
+    /// Selects a slice of each named tensor.
     ///
     /// # Errors
-    /// `invalid-argument` where there is not one slice for each name, and those of [`Checkpoint::find`] and
-    /// [`TensorRegion::slice`].
+    /// `invalid-argument` if the number of slices differs from the number of names, and those of [`Checkpoint::find`]
+    /// and [`TensorRegion::slice`].
     pub fn slices(checkpoint: &Arc<Checkpoint>, names: &[String], slices: Slices<'_>) -> Result<Selection> {
-        Selection::of(checkpoint, || {
+        Selection::select(checkpoint, || {
             let Slices { dims, starts, lengths } = slices;
             let count = names.len();
             if [dims.len(), starts.len(), lengths.len()] != [count; 3] {
@@ -84,31 +84,31 @@ impl Selection {
         })
     }
 
-    /// A box of each tensor that is named.
+    /// Selects an index region of each named tensor.
     ///
     /// # Errors
-    /// `invalid-argument` where there are not as many starts, lengths and steps as the tensors have dimensions, or
-    /// where one is negative, and those of [`Checkpoint::find`] and [`TensorRegion::indexed`].
+    /// `invalid-argument` if the number of starts, lengths or steps differs from the number of dimensions of all
+    /// tensors, or a value is negative, and those of [`Checkpoint::find`] and [`TensorRegion::indexed`].
     pub fn index_regions(
         checkpoint: &Arc<Checkpoint>,
         names: &[String],
         index_regions: IndexRegions<'_>,
     ) -> Result<Selection> {
-        Selection::of(checkpoint, || {
+        Selection::select(checkpoint, || {
             let IndexRegions { starts, lengths, steps } = index_regions;
             let index_ranges: Vec<IndexRange> =
                 starts.iter().zip(lengths).zip(steps).map(index_range).collect::<Result<_>>()?;
-            let mut left = index_ranges.as_slice();
+            let mut remaining = index_ranges.as_slice();
             let indexed = |name: &String| {
                 find(checkpoint, name, |source, entry| {
-                    // Whoever gives too few gets the error for their number.
-                    let (own, others) = left.split_at_checked(entry.shape.len()).unwrap_or((left, &[]));
-                    left = others;
+                    // Too few ranges raise the length error of `TensorRegion::indexed`.
+                    let (own, rest) = remaining.split_at_checked(entry.shape.len()).unwrap_or((remaining, &[]));
+                    remaining = rest;
                     TensorRegion::indexed(source, entry, own)
                 })
             };
             let regions: Vec<TensorRegion> = names.iter().map(indexed).collect::<Result<_>>()?;
-            if !left.is_empty() || [starts.len(), lengths.len(), steps.len()] != [index_ranges.len(); 3] {
+            if !remaining.is_empty() || [starts.len(), lengths.len(), steps.len()] != [index_ranges.len(); 3] {
                 return Err(Error::new(
                     Kind::InvalidArgument,
                     format!(
@@ -126,27 +126,27 @@ impl Selection {
         })
     }
 
-    /// What a plan for a group has chosen.
+    /// Selects the regions that a group plan assigns to a rank.
     pub fn from_regions(checkpoint: &Arc<Checkpoint>, regions: Arc<[TensorRegion]>) -> Selection {
         Selection { checkpoint: Arc::clone(checkpoint), regions }
     }
 
-    fn of(checkpoint: &Arc<Checkpoint>, choose: impl FnOnce() -> Result<Vec<TensorRegion>>) -> Result<Selection> {
+    fn select(checkpoint: &Arc<Checkpoint>, choose: impl FnOnce() -> Result<Vec<TensorRegion>>) -> Result<Selection> {
         let _span = profile::span(Stage::Plan);
         Ok(Selection { checkpoint: Arc::clone(checkpoint), regions: choose()?.into() })
     }
 
-    /// The checkpoint it is of.
+    /// Returns the checkpoint.
     pub fn checkpoint(&self) -> &Arc<Checkpoint> {
         &self.checkpoint
     }
 
-    /// What is wanted.
+    /// Returns the requested regions.
     pub fn regions(&self) -> &Arc<[TensorRegion]> {
         &self.regions
     }
 
-    /// The tensors by where their bytes begin: file after file, and in each from its start on.
+    /// Returns the positions of the regions, sorted by file and by their first byte.
     pub fn in_file_order(&self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.regions.len()).collect();
         order.sort_by_key(|&index| self.regions.get(index).map(|region| (region.source, region.range.begin)));
@@ -163,7 +163,7 @@ fn find(
     locate(checkpoint, source, choose(source, entry))
 }
 
-/// Adds the file's name to an error of what is wanted, which knows no files.
+/// Adds the path of the file to an error of [`TensorRegion`].
 fn locate(checkpoint: &Checkpoint, source: usize, region: Result<TensorRegion>) -> Result<TensorRegion> {
     region.map_err(|error| match checkpoint.source(source) {
         Ok(source) => error.at(&source.path),
@@ -175,7 +175,7 @@ fn index_range(((start, length), step): ((&i64, &i64), &i64)) -> Result<IndexRan
     let negative = |_| {
         Error::new(
             Kind::InvalidArgument,
-            format!("{length} indices from {start} with step {step}; negative numbers have no meaning here"),
+            format!("{length} indices from {start} with step {step}; values must not be negative"),
         )
     };
     let number = |value: i64| u64::try_from(value).map_err(negative);

@@ -1,8 +1,7 @@
-//! Headers that one process reads for many: what it hands to the others, and
-//! how those open the same files without reading the headers again.
+//! Headers that one process reads and shares with others, which open the same files without reading the headers again.
 //!
 //! ```text
-//! for each file   length as u64 | n as u64 | m as u64 | n bytes of its name | m bytes of its header's JSON
+//! for each file   file length as u64 | n as u64 | m as u64 | n bytes of name | m bytes of JSON
 //! ```
 
 use super::{Checkpoint, OpenFile};
@@ -10,20 +9,20 @@ use crate::error::{Error, Kind, Result};
 use crate::format::header::Header;
 use crate::source::{Files, Source};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-/// Bytes of a number.
+/// Size of an encoded number in bytes.
 const NUMBER_BYTES: usize = 8;
 
-/// The digest of a header that another process has read, to compare before bytes of the file are used.
+/// Digest of a header that another process read. It is compared before data of the file is read.
 #[derive(Debug)]
 pub(super) struct HeaderDigest {
     digest: u64,
     is_checked: OnceLock<()>,
 }
 
-/// What one file is said to be.
+/// Decoded record of one file.
 struct SharedHeader<'a> {
     file_bytes: u64,
     name: &'a [u8],
@@ -31,10 +30,10 @@ struct SharedHeader<'a> {
 }
 
 impl Checkpoint {
-    /// What another process needs to open the same files without reading the headers.
+    /// Encodes the headers of all files for [`open_with_headers`](Checkpoint::open_with_headers) in another process.
     ///
     /// # Errors
-    /// Those of [`Header::read_json`]: the headers are read once more.
+    /// Those of [`Header::read_json`]. The headers are read again.
     pub fn export_headers(&self) -> Result<Vec<u8>> {
         let mut shared = Vec::new();
         for OpenFile { source, .. } in &self.files {
@@ -49,22 +48,22 @@ impl Checkpoint {
         Ok(shared)
     }
 
-    /// Opens every file that `paths` stand for, with the headers that another process has read.
+    /// Opens every file that `paths` resolve to, with headers that another process read.
     ///
-    /// Names and lengths of the files are compared at once, and a header when the first bytes of its file are wanted.
+    /// File names and lengths are compared at once, and a header before the first data of its file is read.
     ///
     /// # Errors
-    /// Those of [`Checkpoint::open`]; `malformed` for other files than the headers are of.
+    /// Those of [`Checkpoint::open`]; `malformed` if the files do not match the headers.
     pub fn open_with_headers<P: AsRef<Path>>(paths: &[P], shared: &[u8]) -> Result<Checkpoint> {
         let files = Files::resolve(paths)?;
         let headers = parse(shared)?;
         if headers.len() != files.paths.len() {
             let found = files.paths.len();
-            let message = format!("{found} files here, but the headers that were shared are of {}", headers.len());
-            return Err(locate(other(message), files.paths.first()));
+            let message = format!("found {found} files, but the shared headers describe {}", headers.len());
+            return Err(locate(mismatch(message), files.paths.first()));
         }
-        Checkpoint::of(files, |index, source| {
-            let headers = headers.get(index).ok_or_else(|| other("a file too many".into()))?;
+        Checkpoint::from_files(files, |index, source| {
+            let headers = headers.get(index).ok_or_else(|| mismatch("no shared header describes the file".into()))?;
             headers.check(&source).map_err(|error| error.at(&source.path))?;
             let header = Header::parse(headers.json, source.length).map_err(|error| error.at(&source.path))?;
             let expected = Some(HeaderDigest { digest: digest(headers.json), is_checked: OnceLock::new() });
@@ -72,18 +71,18 @@ impl Checkpoint {
         })
     }
 
-    /// Makes sure that these files begin with the headers that somebody else has read for this process.
+    /// Checks that these files begin with the headers that another process read.
     ///
     /// # Errors
-    /// `malformed` for another header, and those of [`Header::read_json`].
+    /// `malformed` for a different header, and those of [`Header::read_json`].
     pub fn check_headers(&self, sources: impl Iterator<Item = usize>) -> Result<()> {
         for file in sources.filter_map(|index| self.files.get(index)) {
             let Some(expected) = file.expected.as_ref().filter(|expected| expected.is_checked.get().is_none()) else {
                 continue;
             };
             if digest(&Header::read_json(&file.source)?) != expected.digest {
-                let message = "the file's header is another one here than where it was read for all".to_owned();
-                return Err(other(message).at(&file.source.path));
+                let message = "the header of the file differs from the shared header".to_owned();
+                return Err(mismatch(message).at(&file.source.path));
             }
             expected.is_checked.get_or_init(|| ());
         }
@@ -95,15 +94,15 @@ impl SharedHeader<'_> {
     fn check(&self, source: &Source) -> Result<()> {
         let name = file_name(&source.path);
         if name != self.name {
-            return Err(other(format!(
-                "the shared header in this place is of {:?}",
+            return Err(mismatch(format!(
+                "the shared header at this position describes {:?}",
                 String::from_utf8_lossy(self.name)
             )));
         }
         if source.length != self.file_bytes {
             let SharedHeader { file_bytes, .. } = self;
-            return Err(other(format!(
-                "the file has {} bytes here, and {file_bytes} where its header was read",
+            return Err(mismatch(format!(
+                "the file has {} bytes, but the shared header describes one of {file_bytes} bytes",
                 source.length
             )));
         }
@@ -128,18 +127,19 @@ fn take_number(shared: &mut &[u8]) -> Result<u64> {
 }
 
 fn take<'a>(shared: &mut &'a [u8], count: usize) -> Result<&'a [u8]> {
-    let cut_off =
-        || Error::new(Kind::InvalidArgument, "the shared headers are cut off; pass them on as they were made");
+    let cut_off = || {
+        Error::new(Kind::InvalidArgument, "the shared headers are cut off; pass the bytes that export_headers returned")
+    };
     let (taken, left) = shared.split_at_checked(count).ok_or_else(cut_off)?;
     *shared = left;
     Ok(taken)
 }
 
-fn other(message: String) -> Error {
+fn mismatch(message: String) -> Error {
     Error::new(Kind::Malformed, message + "; give every rank the same checkpoint")
 }
 
-fn locate(error: Error, path: Option<&std::path::PathBuf>) -> Error {
+fn locate(error: Error, path: Option<&PathBuf>) -> Error {
     match path {
         Some(path) => error.at(path),
         None => error,

@@ -1,13 +1,12 @@
-//! A file's header: read, parsed, and checked whole before any data is read.
+//! Header of a file. It is read, parsed and checked completely before any data is read.
 //!
 //! ```text
 //! byte 0          8                8 + n                       end of file
-//!      | n as u64 | n bytes of JSON | data, tiled by the tensors without gap |
+//!      | n as u64 | n bytes of JSON | data of the tensors, without gaps   |
 //! ```
 //!
-//! The parser is our own on top of `serde_json`, since the checks of the
-//! `safetensors` crate want a slice as long as the file, let the last of two
-//! equal keys win, and cannot say where in the file a fault is.
+//! The parser uses `serde_json` directly. The checks of the `safetensors` crate need a slice as long as the file, accept
+//! duplicate keys, and do not report the byte offset of a fault.
 
 mod json;
 
@@ -22,45 +21,45 @@ use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-/// The length field at the start of a file.
+/// Size of the length field at the start of a file.
 pub const LENGTH_BYTES: u64 = 8;
-/// The most bytes of JSON that are accepted, the same as in the `safetensors` crate.
+/// Maximum size of the JSON in bytes, the same as in the `safetensors` crate.
 pub const HEADER_BYTES_MAX: u64 = 100_000_000;
-/// The most dimensions that are accepted, the same as PyTorch's own limit.
+/// Maximum number of dimensions, the same as in PyTorch.
 pub const DIMENSIONS_MAX: usize = 64;
 
-/// What a header says of one tensor, checked.
+/// Checked header entry of one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry<'a> {
-    /// The tensor's name.
+    /// Name of the tensor.
     pub name: &'a str,
-    /// The element type.
+    /// Element type.
     pub dtype: Dtype,
-    /// The shape, in elements of the file.
+    /// Shape, in elements of the file.
     pub shape: &'a [u64],
-    /// The first byte, from the start of the file.
+    /// Offset of the first byte, from the start of the file.
     pub begin: u64,
-    /// One past the last byte, from the start of the file.
+    /// Offset after the last byte, from the start of the file.
     pub end: u64,
 }
 
-/// A checked header.
+/// Checked header of a file.
 ///
-/// A checkpoint can have a hundred thousand tensors of which a caller wants ten, so what belongs to one tensor
-/// is no allocation of its own: names and shapes stand in two arrays, one behind the other.
+/// A caller may request ten of a hundred thousand tensors. To avoid an allocation per tensor, two arrays hold all names
+/// and all shapes.
 #[derive(Debug, Default)]
 pub struct Header {
-    /// In the order of their bytes.
+    /// Tensors in the order of their bytes.
     records: Vec<Record>,
     names: String,
     sizes: Vec<u64>,
-    /// The free text under `__metadata__`, if that is there.
+    /// Text entries under [`METADATA_KEY`](super::METADATA_KEY), if the key exists.
     metadata: Option<BTreeMap<String, String>>,
     positions: HashTable<usize>,
     hasher: RandomState,
 }
 
-/// One tensor, whose name and shape are ranges of the header's arrays.
+/// Entry of one tensor. Its name and shape are ranges of the header's arrays.
 #[derive(Debug)]
 struct Record {
     dtype: Dtype,
@@ -74,13 +73,13 @@ impl Header {
     /// Reads and checks the header of a file.
     ///
     /// # Errors
-    /// `malformed` with the byte offset of the fault; `io` where reading fails.
+    /// `malformed` with the byte offset of the fault; `io` if reading fails.
     pub fn read(source: &Source) -> Result<Header> {
         let json = Header::read_json(source)?;
         Header::parse(&json, source.length).map_err(|error| error.at(&source.path))
     }
 
-    /// Reads the JSON of a file's header and checks its length, nothing more.
+    /// Reads the JSON of a file's header, and checks only its length.
     ///
     /// # Errors
     /// Those of [`Header::read`] that concern the length.
@@ -96,8 +95,8 @@ impl Header {
                 ),
             ));
         }
-        let read = |into: &mut [u8], offset: u64| {
-            source.file.read_exact_at(into, offset).map_err(|error| match error.kind() {
+        let read = |buffer: &mut [u8], offset: u64| {
+            source.file.read_exact_at(buffer, offset).map_err(|error| match error.kind() {
                 std::io::ErrorKind::UnexpectedEof => {
                     malformed(offset, "the file became shorter while it was read".into())
                 }
@@ -107,8 +106,8 @@ impl Header {
         let mut length = [0; 8];
         read(&mut length, 0)?;
         let length = u64::from_le_bytes(length);
-        let room = (source.length - LENGTH_BYTES).min(HEADER_BYTES_MAX);
-        if length > room {
+        let length_max = (source.length - LENGTH_BYTES).min(HEADER_BYTES_MAX);
+        if length > length_max {
             return Err(malformed(
                 0,
                 format!(
@@ -126,36 +125,36 @@ impl Header {
         Ok(json)
     }
 
-    /// Parses and checks the JSON of a header for a file of `file_bytes` in all.
+    /// Parses and checks the JSON of the header of a file that is `file_bytes` long.
     ///
     /// # Errors
-    /// `malformed`, with the offset in the file but without its path.
+    /// `malformed`, with the offset in the file but without the path.
     pub fn parse(json: &[u8], file_bytes: u64) -> Result<Header> {
         json::parse(json)?.check(to_u64(json.len()), file_bytes)
     }
 
-    /// The tensors in the order of their bytes.
+    /// Iterates over the tensors in the order of their bytes.
     pub fn entries(&self) -> impl ExactSizeIterator<Item = Entry<'_>> {
         self.records.iter().map(|record| self.entry(record))
     }
 
-    /// The tensor at a position of that order.
+    /// Returns the tensor at a position of [`entries`](Header::entries).
     pub fn get(&self, position: usize) -> Option<Entry<'_>> {
         self.records.get(position).map(|record| self.entry(record))
     }
 
-    /// The tensor with this name.
+    /// Returns the tensor with this name.
     pub fn find(&self, name: &str) -> Option<Entry<'_>> {
         self.position(name).and_then(|position| self.get(position))
     }
 
-    /// The position of the tensor with this name.
+    /// Returns the position of the tensor with this name in [`entries`](Header::entries).
     pub fn position(&self, name: &str) -> Option<usize> {
-        let is_it = |&position: &usize| self.get(position).is_some_and(|entry| entry.name == name);
-        self.positions.find(self.hasher.hash_one(name), is_it).copied()
+        let matches = |&position: &usize| self.get(position).is_some_and(|entry| entry.name == name);
+        self.positions.find(self.hasher.hash_one(name), matches).copied()
     }
 
-    /// The free text under `__metadata__`, if that is there.
+    /// Returns the text entries under [`METADATA_KEY`](super::METADATA_KEY), if the key exists.
     pub fn metadata(&self) -> Option<&BTreeMap<String, String>> {
         self.metadata.as_ref()
     }
@@ -170,7 +169,7 @@ impl Header {
         }
     }
 
-    /// Checks what was parsed: until then offsets count from the start of the data section.
+    /// Checks a parsed header, and converts offsets from the start of the data to the start of the file.
     fn check(mut self, header_bytes: u64, file_bytes: u64) -> Result<Header> {
         let data_begin = LENGTH_BYTES.saturating_add(header_bytes);
         let data_bytes = file_bytes.saturating_sub(data_begin);
@@ -181,7 +180,7 @@ impl Header {
             record.begin = record.begin.saturating_add(data_begin);
             record.end = record.end.saturating_add(data_begin);
         }
-        // The order of the keys in the JSON is free; the bytes must tile the data section.
+        // The JSON may list tensors in any order, but their bytes must cover the data without gaps.
         if !self.records.is_sorted_by_key(|record| (record.begin, record.end)) {
             self.records.sort_by_key(|record| (record.begin, record.end));
         }
@@ -189,8 +188,12 @@ impl Header {
         let mut expected = data_begin;
         for entry in self.entries() {
             if entry.begin != expected {
-                let what = if entry.begin > expected { "leave a gap" } else { "overlap another tensor" };
-                return Err(fault(entry, entry.begin, format!("the data_offsets {what}: byte {expected} comes next")));
+                let fault_kind = if entry.begin > expected { "leave a gap" } else { "overlap another tensor" };
+                return Err(fault(
+                    entry,
+                    entry.begin,
+                    format!("the data_offsets {fault_kind}: byte {expected} comes next"),
+                ));
             }
             expected = entry.end;
         }
@@ -207,13 +210,13 @@ impl Header {
         let mut positions = HashTable::with_capacity(self.records.len());
         let name_at = |position: usize| self.get(position).map_or("", |entry| entry.name);
         for (position, entry) in self.entries().enumerate() {
-            let is_it = |&other: &usize| name_at(other) == entry.name;
+            let matches = |&other: &usize| name_at(other) == entry.name;
             match positions
-                .entry(self.hasher.hash_one(entry.name), is_it, |&other| self.hasher.hash_one(name_at(other)))
+                .entry(self.hasher.hash_one(entry.name), matches, |&other| self.hasher.hash_one(name_at(other)))
             {
-                hash_table::Entry::Vacant(place) => place.insert(position),
+                hash_table::Entry::Vacant(vacant) => vacant.insert(position),
                 hash_table::Entry::Occupied(_) => {
-                    return Err(fault(entry, entry.begin, "the name stands twice in the header".into()));
+                    return Err(fault(entry, entry.begin, "the name occurs twice in the header".into()));
                 }
             };
         }
@@ -222,24 +225,24 @@ impl Header {
     }
 }
 
-/// Checks one tensor on its own, with offsets from the start of the data section.
+/// Checks one tensor, whose offsets count from the start of the data.
 fn check_entry(entry: Entry<'_>, data_begin: u64, data_bytes: u64) -> Result<()> {
     let Entry { begin, end, shape, dtype, .. } = entry;
-    let place = data_begin.saturating_add(begin);
+    let offset = data_begin.saturating_add(begin);
     if begin > end {
-        return Err(fault(entry, place, format!("the data_offsets [{begin}, {end}] are reversed")));
+        return Err(fault(entry, offset, format!("the data_offsets [{begin}, {end}] are reversed")));
     }
     if end > data_bytes {
         let message = format!(
             "the data_offsets [{begin}, {end}] go past the end of the data, which has {data_bytes} bytes; \
              the file is cut off"
         );
-        return Err(fault(entry, place, message));
+        return Err(fault(entry, offset, message));
     }
     let bits = shape_bits(shape, dtype)
-        .ok_or_else(|| fault(entry, place, format!("the shape {shape:?} x {dtype} overflows a 64-bit size")))?;
+        .ok_or_else(|| fault(entry, offset, format!("the shape {shape:?} x {dtype} overflows a 64-bit size")))?;
     if bits % 8 != 0 {
-        return Err(fault(entry, place, format!("the shape {shape:?} x {dtype} is not a whole number of bytes")));
+        return Err(fault(entry, offset, format!("the shape {shape:?} x {dtype} is not a whole number of bytes")));
     }
     if bits / 8 != end - begin {
         let message = format!(
@@ -247,12 +250,12 @@ fn check_entry(entry: Entry<'_>, data_begin: u64, data_bytes: u64) -> Result<()>
             bits / 8,
             end - begin
         );
-        return Err(fault(entry, place, message));
+        return Err(fault(entry, offset, message));
     }
     Ok(())
 }
 
-/// The size of a tensor in bits, if it and every stride of it fit into 63 bits, as PyTorch needs.
+/// Returns the size of a tensor in bits, or `None` if it or one of its strides exceeds 63 bits, PyTorch's limit.
 fn shape_bits(shape: &[u64], dtype: Dtype) -> Option<u64> {
     let fits = |value: u64| i64::try_from(value).ok().map(|_| value);
     shape.iter().try_fold(dtype.bits(), |product, &size| product.checked_mul(size.max(1)).and_then(fits))?;

@@ -1,23 +1,23 @@
-//! Threads that compute, kept between calls: to start them costs as much as to convert a megabyte.
+//! Pool of compute threads that persists between calls: starting the threads costs as much as converting a megabyte.
 //!
-//! A process that forks has only the forking thread in the child, so a pool belongs to the process that made it, and a
-//! child makes its own. No lock here is waited for, since it may have been taken when the process was forked, by a
-//! thread that the child does not have.
+//! A forked child has only the forking thread, so a pool belongs to the process that created it, and a child creates
+//! its own. No function here blocks on a lock: at the time of the fork a thread may have held it that does not exist in
+//! the child.
 
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::process;
 use std::sync::{Arc, RwLock, TryLockError};
 
-/// A pool, and the process that has its threads.
-struct Owned {
+/// Pool and the process that owns its threads.
+struct OwnedPool {
     process: u32,
     pool: Arc<ThreadPool>,
 }
 
-static POOL: RwLock<Option<Owned>> = RwLock::new(None);
+static POOL: RwLock<Option<OwnedPool>> = RwLock::new(None);
 
-/// Does `work` with every item, on `threads` threads, or on the calling thread where no others can be had.
+/// Applies `work` to every item on `threads` threads, or on the calling thread if no pool is available.
 pub fn for_each<T: Sync>(threads: usize, items: &[T], work: impl Fn(&T) + Sync + Send) {
     let pool = if threads > 1 { existing(threads).or_else(|| start(threads)) } else { None };
     match pool {
@@ -32,7 +32,7 @@ fn existing(threads: usize) -> Option<Arc<ThreadPool>> {
         Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
         Err(TryLockError::WouldBlock) => return None,
     };
-    let is_ours = |owned: &&Owned| owned.process == process::id() && owned.pool.current_num_threads() == threads;
+    let is_ours = |owned: &&OwnedPool| owned.process == process::id() && owned.pool.current_num_threads() == threads;
     owned.as_ref().filter(is_ours).map(|owned| Arc::clone(&owned.pool))
 }
 
@@ -46,17 +46,17 @@ fn start(threads: usize) -> Option<Arc<ThreadPool>> {
     let pool = match built {
         Ok(pool) => Arc::new(pool),
         Err(error) => {
-            // A container may refuse more threads; this one does the work.
-            tracing::debug!(%error, threads, "no threads to compute with");
+            // A container may refuse more threads. The calling thread then does the work.
+            tracing::debug!(%error, threads, "cannot start compute threads");
             return None;
         }
     };
-    let before = owned.replace(Owned { process: process::id(), pool: Arc::clone(&pool) });
-    if let Some(before) = before
-        && before.process != process::id()
+    let previous = owned.replace(OwnedPool { process: process::id(), pool: Arc::clone(&pool) });
+    if let Some(previous) = previous
+        && previous.process != process::id()
     {
-        // Its threads are those of the parent; to end them from here would wait for them.
-        std::mem::forget(before);
+        // The threads belong to the parent process. Dropping the pool would wait for them.
+        std::mem::forget(previous);
     }
     Some(pool)
 }

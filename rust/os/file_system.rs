@@ -1,4 +1,4 @@
-//! Which kind of file system a file is on, by the magic number of statfs(2).
+//! Detects the file system of a file from the magic number of statfs(2).
 
 use crate::error::{Error, Result};
 use std::fs::{self, File};
@@ -6,14 +6,14 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// What a reader cares about.
+/// Kind of file system, as far as it affects the choice of a reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileSystem {
-    /// On a disk of this machine.
+    /// On a local disk.
     Local,
-    /// In its memory, by this name.
+    /// In memory. Holds the name of the file system.
     Memory(&'static str),
-    /// Its pages come over a network or from another process.
+    /// Served over a network or by another process. Holds the name of the file system.
     Remote(&'static str),
 }
 
@@ -38,17 +38,17 @@ const REMOTE: [(u32, &str); 15] = [
 ];
 
 impl FileSystem {
-    /// Asks where a file is.
+    /// Returns the kind of file system that holds `file`.
     ///
     /// # Errors
-    /// `io` when the file system cannot be asked what it is.
+    /// `io` if `fstatfs` fails.
     pub fn of(file: &File, path: &Path) -> Result<FileSystem> {
         // SAFETY: statfs is plain data, and zero is a value of each of its fields.
         let mut facts: libc::statfs = unsafe { std::mem::zeroed() };
         // SAFETY: the descriptor is open for as long as `file` lives, and `facts` is a valid place to write.
         if unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut facts) } != 0 {
             let error = std::io::Error::last_os_error();
-            return Err(Error::from_io(&error, path, "cannot ask which file system it is on"));
+            return Err(Error::from_io(&error, path, "cannot determine the file system"));
         }
         let find = |list: &[(u32, &'static str)]| {
             list.iter().find(|(magic, _)| i64::from(*magic) == facts.f_type).map(|(_, name)| *name)
@@ -61,20 +61,20 @@ impl FileSystem {
     }
 }
 
-/// Returns the name of the file system that a file is on, as mount(8) shows it, or `None` if the kernel does not tell.
+/// Returns the name of the file system that holds a file, as mount(8) prints it, or `None` if it is unknown.
 pub fn mount_type(file: &File) -> Option<String> {
     let device = file.metadata().ok()?.dev();
     let number = format!("{}:{}", libc::major(device), libc::minor(device));
     name_in(&fs::read_to_string("/proc/self/mountinfo").ok()?, &number)
 }
 
-/// The type of the mount with this device number: the field behind the lone dash, of which any number of optional
-/// fields may stand before it.
+/// Returns the type of the mount with this device number: the field after the separator ` - `, which follows any number
+/// of optional fields.
 fn name_in(mounts: &str, number: &str) -> Option<String> {
     mounts.lines().find_map(|line| {
-        let is_it = line.split(' ').nth(2) == Some(number);
-        let (_, behind) = line.split_once(" - ").filter(|_| is_it)?;
-        behind.split(' ').next().map(str::to_owned)
+        let matches = line.split(' ').nth(2) == Some(number);
+        let (_, after) = line.split_once(" - ").filter(|_| matches)?;
+        after.split(' ').next().map(str::to_owned)
     })
 }
 
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_mount_with_the_number_names_the_type() {
+    fn name_in_finds_the_type_of_a_mount() {
         let mounts = "22 1 8:1 / / rw,relatime shared:1 master:2 - ext4 /dev/sda1 rw\n\
                       30 22 0:27 / /dev/shm rw - tmpfs shm rw\n";
         assert_eq!(name_in(mounts, "8:1").as_deref(), Some("ext4"));

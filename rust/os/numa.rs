@@ -1,36 +1,36 @@
-//! Where on the machine memory lies. On a machine with several nodes, a GPU
-//! reads memory of its own node fastest.
+//! NUMA nodes. On a machine with several nodes, a GPU reads memory of its own node fastest.
 
 use memmap2::MmapRaw;
 use std::fs;
 use std::path::Path;
 
-/// A node of the machine: some of its memory, near to some of its devices.
+/// NUMA node: part of the memory, close to some of the devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Node(u32);
 
-/// The node of a PCI device such as `0000:3b:00.0`, or `None` where the machine has only one node or does not say.
+/// Returns the node of a PCI device such as `0000:3b:00.0`, or `None` if the machine has only one node or the node is
+/// unknown.
 pub fn of_pci_device(id: &str) -> Option<Node> {
     of_device(Path::new("/sys"), id)
 }
 
-/// As [`of_pci_device`], in a tree laid out as /sys is.
+/// Returns the node of a PCI device as [`of_pci_device`] does, from a directory that replaces `/sys`.
 pub fn of_device(system: &Path, id: &str) -> Option<Node> {
     let has_several = system.join("devices/system/node/node1").exists();
     let path = system.join("bus/pci/devices").join(id.to_lowercase()).join("numa_node");
-    // A device that is near to none has the node -1.
+    // The kernel reports -1 for a device without a node.
     let node = fs::read_to_string(path).ok()?.trim().parse().ok().filter(|_| has_several)?;
-    tracing::debug!(id, node, "the device's node");
+    tracing::debug!(id, node, "NUMA node of the device");
     Some(Node(node))
 }
 
-/// Asks that pages which are not there yet come from a node, if it has any left.
+/// Requests that pages not yet allocated come from `node`, if it has free memory.
 pub(crate) fn prefer(memory: &MmapRaw, Node(node): Node) {
-    // The mask holds the nodes below 1024, the most that Linux can be built for.
+    // The mask covers 1024 nodes, the maximum that Linux can be configured for.
     let mut mask = [0_u64; 16];
     let Some(word) = usize::try_from(node / 64).ok().and_then(|word| mask.get_mut(word)) else { return };
     *word = 1 << (node % 64);
-    // SAFETY: the range is a mapping of ours, and the call changes where its pages will lie, not what they hold.
+    // SAFETY: the range is a mapping that `memory` owns. The call changes the placement of its pages, not their contents.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mbind,
@@ -38,12 +38,12 @@ pub(crate) fn prefer(memory: &MmapRaw, Node(node): Node) {
             memory.len(),
             libc::MPOL_PREFERRED,
             mask.as_ptr(),
-            // The kernel takes one bit less than it is told.
+            // The kernel uses one bit less than this number.
             u64::BITS as usize * mask.len() + 1,
             0,
         )
     };
     if result != 0 {
-        tracing::debug!(node, error = %std::io::Error::last_os_error(), "staging is not on the device's node");
+        tracing::debug!(node, error = %std::io::Error::last_os_error(), "cannot place staging on the NUMA node of the device");
     }
 }

@@ -1,7 +1,6 @@
-//! Ctrl-C. While a load runs, a SIGINT is noted before the handler that the
-//! program has set (Python's, say) is called as ever, and the load ends with
-//! an error at its next chunk. A program without a handler ends as it always
-//! did, and one that ignores SIGINT goes on.
+//! Ctrl-C. While a load runs, this module's handler counts each SIGINT and then calls the program's own handler
+//! (Python's, for example). The load fails at its next chunk. The behaviour of a program that has no handler or ignores
+//! SIGINT is unchanged.
 
 use crate::error::{Error, Kind, Result};
 use std::mem::MaybeUninit;
@@ -9,13 +8,14 @@ use std::ptr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// How many SIGINTs have come while loads ran.
+/// Number of SIGINTs received while loads ran.
 static SEEN: AtomicU64 = AtomicU64::new(0);
-/// The program's handler as an address, and whether it takes three arguments, for ours to call.
+/// Address of the program's handler, which the installed handler calls.
 static PROGRAM_HANDLER: AtomicUsize = AtomicUsize::new(libc::SIG_DFL);
+/// `sa_flags` of the program's action: with `SA_SIGINFO` its handler takes three arguments.
 static PROGRAM_FLAGS: AtomicUsize = AtomicUsize::new(0);
 
-/// How many watches there are, and the program's action while ours stands in its place.
+/// Number of watches, and the program's action while it is replaced.
 static WATCHES: Mutex<Watches> = Mutex::new(Watches { count: 0, replaced: None });
 
 struct Watches {
@@ -23,13 +23,13 @@ struct Watches {
     replaced: Option<libc::sigaction>,
 }
 
-/// Notes SIGINTs for as long as it lives.
+/// Detects SIGINTs until it is dropped.
 pub struct Watch {
     seen_before: u64,
 }
 
 impl Watch {
-    /// Begins to watch.
+    /// Installs the handler if this is the first watch.
     pub fn begin() -> Watch {
         let mut watches = lock();
         if watches.count == 0 {
@@ -39,7 +39,7 @@ impl Watch {
         Watch { seen_before: SEEN.load(Ordering::Relaxed) }
     }
 
-    /// Fails once a SIGINT has come.
+    /// Fails if a SIGINT was received since the watch began.
     ///
     /// # Errors
     /// `interrupted`.
@@ -47,7 +47,7 @@ impl Watch {
         if SEEN.load(Ordering::Relaxed) == self.seen_before {
             Ok(())
         } else {
-            Err(Error::new(Kind::Interrupted, "ended by SIGINT (Ctrl-C); everything is released"))
+            Err(Error::new(Kind::Interrupted, "ended by SIGINT (Ctrl-C); all resources are released"))
         }
     }
 }
@@ -70,49 +70,49 @@ fn lock() -> MutexGuard<'static, Watches> {
 
 fn current() -> Option<libc::sigaction> {
     let mut action = MaybeUninit::uninit();
-    // SAFETY: only asks, and writes the whole structure when it succeeds.
-    let asked = unsafe { libc::sigaction(libc::SIGINT, ptr::null(), action.as_mut_ptr()) };
-    // SAFETY: as above.
-    (asked == 0).then(|| unsafe { action.assume_init() })
+    // SAFETY: without a new action the call only writes the current one to `action`.
+    let code = unsafe { libc::sigaction(libc::SIGINT, ptr::null(), action.as_mut_ptr()) };
+    // SAFETY: a successful call has written the whole structure.
+    (code == 0).then(|| unsafe { action.assume_init() })
 }
 
-/// Puts our handler in the place of the program's, if it has one.
+/// Replaces the program's handler, if it has one, and returns its action.
 fn replace() -> Option<libc::sigaction> {
     let program = current().filter(|action| !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN))?;
     PROGRAM_HANDLER.store(program.sa_sigaction, Ordering::SeqCst);
     PROGRAM_FLAGS.store(usize::try_from(program.sa_flags).unwrap_or(0), Ordering::SeqCst);
-    let mut ours = program;
-    ours.sa_sigaction = handler();
-    ours.sa_flags |= libc::SA_SIGINFO;
-    // SAFETY: the handler does nothing that a signal handler may not do.
-    let set = unsafe { libc::sigaction(libc::SIGINT, &raw const ours, ptr::null_mut()) };
+    let mut action = program;
+    action.sa_sigaction = handler();
+    action.sa_flags |= libc::SA_SIGINFO;
+    // SAFETY: the handler performs only async-signal-safe operations.
+    let set = unsafe { libc::sigaction(libc::SIGINT, &raw const action, ptr::null_mut()) };
     (set == 0).then_some(program)
 }
 
-/// Gives the program its handler back, unless it has set another one meanwhile.
+/// Restores the program's action, unless the program has installed another handler meanwhile.
 fn restore(program: &libc::sigaction) {
     if current().is_some_and(|action| action.sa_sigaction == handler()) {
-        // SAFETY: the action was in force before.
+        // SAFETY: sigaction(2) returned this action earlier.
         unsafe { libc::sigaction(libc::SIGINT, program, ptr::null_mut()) };
     }
 }
 
 fn handler() -> libc::sighandler_t {
-    let function: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = note;
+    let function: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = count_and_forward;
     function as libc::sighandler_t
 }
 
-extern "C" fn note(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+extern "C" fn count_and_forward(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     SEEN.fetch_add(1, Ordering::Relaxed);
     let program = PROGRAM_HANDLER.load(Ordering::SeqCst);
     let takes_info = usize::try_from(libc::SA_SIGINFO).unwrap_or(0);
     if PROGRAM_FLAGS.load(Ordering::SeqCst) & takes_info != 0 {
-        // SAFETY: the program registered a function of this type; the address is not SIG_DFL or SIG_IGN.
+        // SAFETY: the program registered a function of this type. The address is neither SIG_DFL nor SIG_IGN.
         let call: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
             unsafe { std::mem::transmute(program) };
         call(signal, info, context);
     } else {
-        // SAFETY: as above.
+        // SAFETY: the program registered a function of this type, without `SA_SIGINFO`.
         let call: extern "C" fn(libc::c_int) = unsafe { std::mem::transmute(program) };
         call(signal);
     }

@@ -1,16 +1,17 @@
-//! One way to spread jobs over threads: threads live as long as the call, so
-//! a process that forks or unloads the library never meets one of ours.
+//! Parallel loop over scoped threads. The threads end with the call, so none exists when the process forks or unloads
+//! the library between calls.
 
 use crate::error::{Error, Result};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
-/// Runs `job` for every index below `count`, in rising order, on up to `threads` threads.
-/// The first error stops the jobs that have not begun, and is returned.
+/// Runs `job` for every index below `count`, in ascending order, on up to `threads` threads.
+///
+/// After an error no further job starts, and the first error is returned.
 ///
 /// # Errors
-/// The first that a job returned.
+/// The first error that a job returned.
 pub fn for_each(threads: usize, count: usize, job: impl Fn(usize) -> Result<()> + Sync) -> Result<()> {
     let next = AtomicUsize::new(0);
     let stop = AtomicBool::new(false);
@@ -29,9 +30,9 @@ pub fn for_each(threads: usize, count: usize, job: impl Fn(usize) -> Result<()> 
     };
     thread::scope(|scope| {
         for _ in 1..threads.min(count) {
-            // A container may refuse more threads; those there are do the work.
+            // A container may refuse more threads. The threads that have started do the work.
             if let Err(error) = thread::Builder::new().name("fst".into()).spawn_scoped(scope, work) {
-                tracing::debug!(%error, "fewer threads than wanted");
+                tracing::debug!(%error, "cannot start as many threads as requested");
                 break;
             }
         }

@@ -1,23 +1,23 @@
-//! What one profile has recorded so far.
+//! Recorded spans, totals and counters of one profile.
 
 use super::{Count, Entry, Memory, Stage, Track, now, storage};
 use serde_json::Value;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The most spans that a profile keeps, about 20 MiB of them. Later ones only count in the totals, which say how many
-/// they were.
+/// Maximum number of spans that a profile keeps, about 20 MiB. Later spans are only added to the totals and counted as
+/// dropped.
 pub const SPANS_MAX: usize = 1 << 18;
-/// The most errors that a profile keeps.
+/// Maximum number of errors that a profile keeps.
 const ERRORS_MAX: usize = 1000;
-/// Threads that end spans at once rarely meet at one of as many locks.
+/// Number of locks for spans, to reduce contention between threads.
 const SHARDS: usize = 16;
 
-/// A profile that runs.
+/// Active profile.
 pub struct Recorder {
     pub id: i64,
     pub begin: u64,
-    /// What [`storage::read_bytes`] said then.
+    /// Value of [`storage::read_bytes`] at the start.
     storage_bytes: Option<u64>,
     shards: [Mutex<Vec<Entry>>; SHARDS],
     kept: AtomicUsize,
@@ -29,7 +29,7 @@ pub struct Recorder {
     errors: Mutex<Vec<ErrorNote>>,
 }
 
-/// All spans of a stage, the dropped ones too.
+/// Totals of a stage, including dropped spans.
 #[derive(Default)]
 pub struct Total {
     pub spans: AtomicU64,
@@ -37,11 +37,11 @@ pub struct Total {
     pub nanoseconds: AtomicU64,
 }
 
-/// An error that a caller got.
+/// Error that was returned to a caller.
 #[derive(Clone)]
 pub struct ErrorNote {
     pub at: u64,
-    /// The thread that it happened on.
+    /// Row of the thread that returned the error.
     pub row: usize,
     pub text: String,
 }
@@ -65,7 +65,7 @@ impl Recorder {
     }
 
     pub fn keep(&self, entry: &Entry) {
-        // What was under way when the profile began is not its.
+        // A profile excludes spans that began before it.
         if entry.begin < self.begin {
             return;
         }
@@ -94,15 +94,15 @@ impl Recorder {
     }
 
     pub fn memory(&self, what: Memory, bytes: u64) {
-        if let Some(most) = self.memory.get(what as usize) {
-            most.fetch_max(bytes, Ordering::Relaxed);
+        if let Some(peak) = self.memory.get(what as usize) {
+            peak.fetch_max(bytes, Ordering::Relaxed);
         }
     }
 
-    pub fn reader(&self, fact: &Value) {
+    pub fn reader(&self, choice: &Value) {
         let mut readers = lock(&self.readers);
-        if readers.len() < SPANS_MAX && !readers.contains(fact) {
-            readers.push(fact.clone());
+        if readers.len() < SPANS_MAX && !readers.contains(choice) {
+            readers.push(choice.clone());
         }
     }
 
@@ -113,15 +113,15 @@ impl Recorder {
         }
     }
 
-    /// The spans in the order in which they began; of those that began at once, the longest first, since it is the
-    /// one around the others.
+    /// Returns the spans sorted by begin. Of spans with equal begins the longest comes first, since it contains the
+    /// others.
     pub fn entries(&self) -> Vec<Entry> {
         let mut entries: Vec<Entry> = self.shards.iter().flat_map(|shard| lock(shard).clone()).collect();
         entries.sort_by_key(|entry| (entry.begin, u64::MAX - entry.end));
         entries
     }
 
-    /// What has come from storage since the profile began, if the kernel says.
+    /// Returns the number of bytes read from storage since the profile began, or `None` if unknown.
     pub fn storage_bytes(&self) -> Option<u64> {
         Some(storage::read_bytes()?.saturating_sub(self.storage_bytes?))
     }
@@ -139,7 +139,7 @@ impl Recorder {
     }
 
     pub fn memory_of(&self, what: Memory) -> u64 {
-        self.memory.get(what as usize).map_or(0, |most| most.load(Ordering::Relaxed))
+        self.memory.get(what as usize).map_or(0, |peak| peak.load(Ordering::Relaxed))
     }
 
     pub fn readers(&self) -> Vec<Value> {

@@ -1,6 +1,5 @@
-//! A recording as the text of a Chrome trace: times in microseconds since the
-//! profile began, one process for the loads, one for the threads and one for
-//! each GPU.
+//! Converts a recording to a Chrome trace: times in microseconds since the start of the profile, one process for the
+//! loads, one for the threads and one for each GPU.
 
 use super::recorder::Recorder;
 use super::{Count, Entry, Memory, Track, thread};
@@ -9,15 +8,15 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// What stands for processes in the trace; GPU n is the last of them and n.
+/// Process ids in the trace. GPU n has the id `FIRST_GPU + n`.
 const LOADS: i64 = 1;
 const HOST: i64 = 2;
 const FIRST_GPU: i64 = 3;
 
-/// A line of the trace: its process, and its number there.
+/// Row of the trace: process id and number in that process.
 type Row = (i64, usize);
 
-/// Everything that was recorded until `end`.
+/// Returns the trace of all spans recorded until `end`.
 pub fn text(recorder: &Recorder, end: u64) -> String {
     let entries = recorder.entries();
     let errors = recorder.errors();
@@ -42,7 +41,7 @@ pub fn text(recorder: &Recorder, end: u64) -> String {
             error.row
         )
     }));
-    let facts = json!({
+    let totals = json!({
         "seconds": seconds(end.saturating_sub(recorder.begin)),
         "spans_dropped": recorder.dropped(),
         "stages": stages(recorder),
@@ -55,15 +54,15 @@ pub fn text(recorder: &Recorder, end: u64) -> String {
         "readers": recorder.readers(),
         "errors": errors.iter().map(|error| error.text.as_str()).collect::<Vec<_>>(),
     });
-    format!("{{\"displayTimeUnit\":\"ms\",\"otherData\":{facts},\"traceEvents\":[\n{}\n]}}\n", events.join(",\n"))
+    format!("{{\"displayTimeUnit\":\"ms\",\"otherData\":{totals},\"traceEvents\":[\n{}\n]}}\n", events.join(",\n"))
 }
 
-/// When the last load on each of their rows ends: loads that run at once need several.
+/// End of the last load in each row of loads. Concurrent loads need several rows.
 #[derive(Default)]
 struct Loads(Vec<u64>);
 
 impl Loads {
-    fn place(&mut self, entry: &Entry) -> usize {
+    fn assign_row(&mut self, entry: &Entry) -> usize {
         let free = self.0.iter_mut().enumerate().find(|(_, end)| **end <= entry.begin);
         if let Some((row, end)) = free {
             *end = entry.end;
@@ -76,13 +75,13 @@ impl Loads {
 
 fn row_of(entry: &Entry, loads: &mut Loads) -> Row {
     match entry.track {
-        Track::Load => (LOADS, loads.place(entry)),
+        Track::Load => (LOADS, loads.assign_row(entry)),
         Track::Thread(row) => (HOST, row),
         Track::CopyStream { ordinal, copy_stream } => (FIRST_GPU + i64::from(ordinal), copy_stream),
     }
 }
 
-/// What Perfetto shows beside the rows.
+/// Returns the events that name processes and rows in Perfetto.
 fn names(rows: &BTreeSet<Row>) -> Vec<Value> {
     let threads = thread::names();
     let processes: BTreeSet<i64> = rows.iter().map(|&(process, _)| process).collect();
@@ -99,7 +98,7 @@ fn names(rows: &BTreeSet<Row>) -> Vec<Value> {
         let name = match (process, threads.get(row)) {
             (LOADS, _) => format!("load {row}"),
             (HOST, Some(thread)) => format!("{thread} {row}"),
-            _ => format!("lane {row}"),
+            _ => format!("copy stream {row}"),
         };
         named("thread_name", (process, row), name)
     };
@@ -115,7 +114,7 @@ fn arguments(entry: &Entry) -> Value {
     Value::Object(arguments)
 }
 
-/// The totals of those that happened.
+/// Returns the totals of all stages with at least one span.
 fn stages(recorder: &Recorder) -> Value {
     let used = recorder.totals().filter(|(_, total)| total.spans.load(Ordering::Relaxed) > 0);
     let total = used.map(|(stage, total)| {

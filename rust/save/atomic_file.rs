@@ -1,6 +1,5 @@
-//! How bytes enter a file: under no name or a temporary one, past the page
-//! cache where the file system takes that, and on the disk before the file
-//! takes its place.
+//! Output file that appears at its path atomically. Bytes go to a file without a name or with a temporary name, past the
+//! page cache if the file system supports direct I/O, and are flushed before the file is renamed.
 
 use super::kernel::FileKernel;
 use super::temp_file::TempFile;
@@ -14,12 +13,12 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-/// Writes that begin and end at multiples of this, in the file and in memory, can go past the page cache.
+/// Alignment of direct writes in bytes: of the offset, the address and the length.
 pub const ALIGNMENT: usize = PAGE_BYTES;
 
-/// A file that is being written. Dropped before it is published, it leaves nothing behind.
+/// File that is being written. Dropping it before it is published leaves no file behind.
 pub struct OutputFile {
-    /// As the caller named it.
+    /// Path as the caller passed it.
     path: PathBuf,
     temp_file: TempFile,
     kernel: Box<dyn FileKernel>,
@@ -27,11 +26,11 @@ pub struct OutputFile {
 }
 
 impl OutputFile {
-    /// An empty file that will be at `path`.
+    /// Creates an empty file that [`publish`](OutputFile::publish) renames to `path`.
     ///
     /// # Errors
-    /// `file-not-found`, `permission-denied`, `is-a-directory` and `io` from the file system; `invalid-argument` for
-    /// what is no path of a file.
+    /// `file-not-found`, `permission-denied`, `is-a-directory` and `io` from the file system; `invalid-argument` if
+    /// `path` cannot be the path of a file.
     pub fn create(path: &Path, kernel: Box<dyn FileKernel>) -> Result<OutputFile> {
         check_local(path)?;
         if path.file_name().is_none() {
@@ -43,23 +42,23 @@ impl OutputFile {
             kernel,
             is_direct: AtomicBool::new(false),
         };
-        let why = match FileSystem::of(&output.temp_file.file, path)? {
+        let refusal = match FileSystem::of(&output.temp_file.file, path)? {
             FileSystem::Memory(name) | FileSystem::Remote(name) => Some(format!("it is on {name}")),
             FileSystem::Local => output.set_direct(true).err().map(|error| error.to_string()),
         };
-        tracing::debug!(path = %path.display(), is_direct = why.is_none(), why, "writes");
+        tracing::debug!(path = %path.display(), is_direct = refusal.is_none(), refusal, "created an output file");
         Ok(output)
     }
 
-    /// As the caller named the file.
+    /// Returns the path as the caller passed it.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Sets aside room for a file of this many bytes, which is to be written whole.
+    /// Reserves disk space for a file of `bytes` bytes.
     ///
     /// # Errors
-    /// `io` where there is not as much.
+    /// `io` if the disk has too little space.
     pub fn reserve(&self, bytes: u64) -> Result<()> {
         if bytes == 0 {
             return Ok(());
@@ -68,14 +67,14 @@ impl OutputFile {
             i64::try_from(bytes).map_err(|_| self.error(&io::Error::from_raw_os_error(libc::EFBIG), "reserve"))?;
         let reserved = repeat(|| self.kernel.reserve(&self.temp_file.file, length));
         match reserved {
-            // Threads can write side by side only where the file does not grow.
+            // Threads can write in parallel only while the file does not grow.
             Err(error) if is_unsupported(&error) => self.temp_file.file.set_len(bytes),
             reserved => reserved,
         }
         .map_err(|error| self.error(&error, &format!("cannot reserve {bytes} bytes")))
     }
 
-    /// Writes all bytes at `offset`, resuming what was cut short.
+    /// Writes all bytes at `offset`, and resumes after short writes.
     ///
     /// # Errors
     /// `io` with the first byte of the file that could not be written.
@@ -96,7 +95,7 @@ impl OutputFile {
                 Ok(count) => {
                     at = at.saturating_add(to_u64(count));
                     rest = rest.get(count..).unwrap_or_default();
-                    // After a short write the rest may begin anywhere.
+                    // After a short write the remaining bytes may be unaligned.
                     if !count.is_multiple_of(ALIGNMENT) {
                         self.disable_direct_io()?;
                     }
@@ -104,7 +103,7 @@ impl OutputFile {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => thread::sleep(BUSY_WAIT),
                 Err(error) if error.raw_os_error() == Some(libc::EINVAL) && was_direct => {
-                    tracing::info!(path = %self.path.display(), "direct writes are refused; through the page cache");
+                    tracing::info!(path = %self.path.display(), "direct writes are refused; writing through the page cache");
                     self.disable_direct_io()?;
                 }
                 Err(error) => return Err(self.error(&error, "cannot write").offset(at)),
@@ -113,45 +112,46 @@ impl OutputFile {
         Ok(())
     }
 
-    /// Moves `length` bytes from `begin` on towards the end of the file by `distance`, a multiple of [`ALIGNMENT`],
-    /// through `buffer`. What is before them then is up to the caller.
+    /// Moves `length` bytes at `begin` towards the end of the file by `distance`, a multiple of [`ALIGNMENT`].
+    ///
+    /// Uses `buffer` if the file system cannot insert blocks. The bytes before the moved range are unspecified.
     ///
     /// # Errors
     /// `io`.
     pub fn shift(&self, begin: u64, length: u64, distance: u64, buffer: &mut [u8]) -> Result<()> {
         let inserted = i64::try_from(distance).map_err(io::Error::other);
         let inserted = inserted.and_then(|distance| repeat(|| self.kernel.insert(&self.temp_file.file, distance)));
-        let Err(why) = inserted else { return Ok(()) };
-        tracing::debug!(path = %self.path.display(), %why, length, "nothing can be inserted; the data is moved");
+        let Err(refusal) = inserted else { return Ok(()) };
+        tracing::debug!(path = %self.path.display(), %refusal, length, "cannot insert blocks; moving the data");
         self.disable_direct_io()?;
         let step = to_u64(buffer.len());
         let mut end = begin.saturating_add(length);
-        // From the end on, so that nothing is overwritten that is still to be moved.
+        // Moves the last bytes first, so that no byte is overwritten before it has moved.
         while end > begin {
             let first = end.saturating_sub(step).max(begin);
-            let part = usize::try_from(end - first).ok().and_then(|count| buffer.get_mut(..count)).unwrap_or_default();
-            let read = self.temp_file.file.read_exact_at(part, first);
-            read.map_err(|error| self.error(&error, "cannot read back what was written").offset(first))?;
-            self.write(part, first.saturating_add(distance))?;
+            let chunk = usize::try_from(end - first).ok().and_then(|count| buffer.get_mut(..count)).unwrap_or_default();
+            let read = self.temp_file.file.read_exact_at(chunk, first);
+            read.map_err(|error| self.error(&error, "cannot read back the written data").offset(first))?;
+            self.write(chunk, first.saturating_add(distance))?;
             end = first;
         }
         Ok(())
     }
 
-    /// Makes the file exactly this long, brings it to the disk, and lets it take the place of what was under its name.
+    /// Truncates the file to `length` bytes, flushes it to the disk, and renames it to its path.
     ///
     /// # Errors
-    /// `io`; but for the flush of the directory, what was under the name is as it was.
+    /// `io`. An existing file at the path is unchanged, unless only the flush of the directory failed.
     pub fn publish(self, length: u64) -> Result<()> {
         let OutputFile { path, temp_file, kernel, .. } = self;
         let failed = |doing: &'static str| {
             let path = path.clone();
             move |error: io::Error| Error::from_io(&error, &path, doing)
         };
-        temp_file.file.set_len(length).map_err(failed("cannot give the file its length"))?;
+        temp_file.file.set_len(length).map_err(failed("cannot set the length of the file"))?;
         kernel.flush(&temp_file.file).map_err(failed("cannot flush the file"))?;
         let directory = temp_file.open_directory().map_err(failed("cannot open the directory"))?;
-        temp_file.publish().map_err(failed("cannot give the file its name"))?;
+        temp_file.publish().map_err(failed("cannot rename the file to its path"))?;
         match kernel.flush(&directory) {
             // Not every file system can flush a directory.
             Err(error) if !is_unsupported(&error) => Err(failed("cannot flush the directory")(error)),
@@ -169,7 +169,7 @@ impl OutputFile {
         Ok(())
     }
 
-    /// From now on through the page cache, which takes any write.
+    /// Turns direct I/O off. Later writes go through the page cache, which accepts any alignment.
     fn disable_direct_io(&self) -> Result<()> {
         if self.is_direct() {
             self.set_direct(false).map_err(|error| self.error(&error, "cannot turn direct writes off"))?;
@@ -182,7 +182,7 @@ impl OutputFile {
     }
 }
 
-/// Calls again where a signal came between.
+/// Repeats a call until no signal interrupts it.
 fn repeat<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match call() {

@@ -1,14 +1,13 @@
-//! What the kernel does for a file that is written. All that can refuse or
-//! fail stands here, behind a trait, so that tests can be the kernel.
+//! System calls of a save that a file system or a container may refuse, behind a trait that tests implement.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
-/// An operating system that files are written with.
+/// System calls on a file that is being written.
 pub trait FileKernel: Send + Sync {
-    /// Writes some bytes at `offset`: perhaps fewer, perhaps interrupted.
+    /// Writes bytes at `offset` and returns their number. A write may be short or interrupted.
     ///
     /// # Errors
     /// Those of pwrite(2).
@@ -16,10 +15,10 @@ pub trait FileKernel: Send + Sync {
         file.write_at(bytes, offset)
     }
 
-    /// Turns writing past the page cache on or off.
+    /// Turns direct I/O on or off.
     ///
     /// # Errors
-    /// `EINVAL` from file systems that have no such writes.
+    /// `EINVAL` from file systems without direct I/O.
     fn set_direct(&self, file: &File, is_direct: bool) -> io::Result<()> {
         // SAFETY: asks for the flags of an open descriptor.
         let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
@@ -31,25 +30,25 @@ pub trait FileKernel: Send + Sync {
         checked(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags) })
     }
 
-    /// Has the file system set aside room for this many bytes, so that it cannot run out of it later.
+    /// Reserves disk space for `bytes` bytes, so that later writes do not run out of it.
     ///
     /// # Errors
-    /// `ENOSPC`; `EOPNOTSUPP` from file systems that cannot.
+    /// `ENOSPC`; `EOPNOTSUPP` from file systems that cannot reserve space.
     fn reserve(&self, file: &File, bytes: i64) -> io::Result<()> {
         // SAFETY: no argument points anywhere.
         checked(unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, bytes) })
     }
 
-    /// Moves all that a file holds towards its end by whole blocks, without touching the data.
+    /// Inserts `bytes` bytes, a multiple of the block size, at the start of the file without copying its data.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` or `EINVAL` from file systems that cannot.
+    /// `EOPNOTSUPP` or `EINVAL` from file systems that cannot insert blocks.
     fn insert(&self, file: &File, bytes: i64) -> io::Result<()> {
         // SAFETY: as above.
         checked(unsafe { libc::fallocate(file.as_raw_fd(), libc::FALLOC_FL_INSERT_RANGE, 0, bytes) })
     }
 
-    /// Brings a file and what is known of it to the disk.
+    /// Flushes a file and its metadata to the disk.
     ///
     /// # Errors
     /// Those of fsync(2).
@@ -58,7 +57,7 @@ pub trait FileKernel: Send + Sync {
     }
 }
 
-/// This machine's.
+/// System calls of Linux.
 #[derive(Debug, Default)]
 pub struct Linux;
 

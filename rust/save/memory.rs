@@ -1,31 +1,30 @@
-//! Where the bytes of a new file come from: memory of the host or of a GPU,
-//! as tensors of one file may lie on both.
+//! Memory that a save reads: that of the host or of a GPU. Tensors of one file may be on several devices.
 
 use crate::device::{Device, Fetch, Pinned, Scratch};
 use crate::error::Result;
 use crate::os::numa::{self, Node};
 
-/// Memory of one device.
+/// Memory of one device, from which a save copies bytes to slots.
 pub trait SourceMemory: Send + Sync {
-    /// Lets the device write host memory by itself, where that is needed and can be had.
+    /// Pins host memory for the device, or returns `None` if the device does not need or cannot have pinned memory.
     fn pin(&self, memory: &mut [u8]) -> Option<Pinned>;
 
-    /// The node of the machine that is near to the device, where it has several.
+    /// Returns the NUMA node of the device, or `None` if the machine has only one node.
     fn node(&self) -> Option<Node>;
 
-    /// How large slots should be, if not more than this.
-    fn slot_bytes(&self, most: usize) -> usize;
+    /// Returns the best slot size in bytes, at most `slot_bytes_max`.
+    fn slot_bytes(&self, slot_bytes_max: usize) -> usize;
 
-    /// What is fetched from now on is what the caller's work on this stream, as far as it is queued, leaves.
+    /// Orders later fetches after the work that is queued on the caller's `stream`.
     ///
     /// # Errors
-    /// `invalid-argument` where the stream cannot be used, `device` from the driver.
+    /// `invalid-argument` if the stream cannot be used; `device` from the driver.
     fn begin(&self, stream: u64) -> Result<()>;
 
-    /// Brings bytes to a slot, and returns when they are there.
+    /// Copies bytes to a slot, and returns when the copy is complete.
     ///
     /// # Errors
-    /// `device`, from the driver; nothing writes to the slot any more.
+    /// `device` from the driver. No copy to the slot is in flight then.
     fn fetch(&self, slot: &mut [u8], fetches: &[Fetch]) -> Result<()>;
 }
 
@@ -38,14 +37,14 @@ impl<D: Device> SourceMemory for D {
         self.pci_id().and_then(|id| numa::of_pci_device(&id))
     }
 
-    fn slot_bytes(&self, most: usize) -> usize {
-        self.chunk_limits(most).slot_bytes
+    fn slot_bytes(&self, slot_bytes_max: usize) -> usize {
+        self.chunk_limits(slot_bytes_max).slot_bytes
     }
 
     fn begin(&self, stream: u64) -> Result<()> {
         self.set_stream(stream)?;
-        let queued = self.record_caller()?;
-        Device::begin(self, &queued, Scratch::default())
+        let event = self.record_caller()?;
+        Device::begin(self, &event, Scratch::default())
     }
 
     fn fetch(&self, slot: &mut [u8], fetches: &[Fetch]) -> Result<()> {

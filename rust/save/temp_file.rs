@@ -1,11 +1,8 @@
-//! A file without its name yet. Until it takes the place of the one that it is
-//! to become, that one is as it was.
+//! Temporary file that replaces the file at its target path atomically.
 //!
-//! Where the file system has files without any name (`O_TMPFILE`), a draft is
-//! one, and a killed process leaves nothing behind. It gets a temporary name
-//! for a moment all the same, since a link cannot replace a file as a rename
-//! can. Elsewhere a draft has that name from the beginning:
-//! `.<name>.<process>-<number>.fst-tmp`, beside the file.
+//! If the file system supports `O_TMPFILE`, the temporary file has no name, and a killed process leaves no file behind.
+//! Publishing links it to a temporary name and renames that, since only a rename can replace a file. On other file
+//! systems the file has the temporary name from the start: `.<name>.<process>-<number>.fst-tmp`, in the same directory.
 
 use crate::error::{Error, Kind, Result};
 use std::ffi::{CString, OsString};
@@ -17,55 +14,57 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// As many links as Linux itself follows.
+/// Maximum number of symbolic links to follow, as in Linux.
 const LINKS_MAX: usize = 40;
-/// The longest name that Linux file systems take, in bytes.
+/// Maximum length of a file name on Linux, in bytes.
 const NAME_BYTES_MAX: usize = 255;
-/// As a new file has it before the process's umask.
+/// Mode of a new file, before the umask of the process applies.
 const MODE: u32 = 0o666;
-/// What may be kept of a file's mode: the bits for reading, writing and executing.
+/// Permission bits of a file's mode.
 const MODE_MASK: u32 = 0o7777;
 
-/// A file that is being written.
+/// Temporary file that is being written.
 pub struct TempFile {
-    /// To read and write.
+    /// The open file, readable and writable.
     pub file: File,
-    /// Where the file will be: what the caller named, with links followed.
+    /// Path of the file once published: the caller's path with symbolic links resolved.
     target: PathBuf,
-    /// The temporary name, while there is one.
+    /// Path under its temporary name, or `None` while the file has no name.
     temporary: Option<PathBuf>,
 }
 
 impl TempFile {
-    /// An empty draft for `path`.
+    /// Creates an empty temporary file for `path`.
     ///
     /// # Errors
-    /// What a person gets who opens the path to write: `file-not-found` for a directory that does not exist,
-    /// `permission-denied`, `is-a-directory`; `invalid-argument` where something stands that is no file.
+    /// The errors of opening `path` for writing: `file-not-found` for a directory that does not exist,
+    /// `permission-denied`, `is-a-directory`; `invalid-argument` if `path` exists and is not a regular file.
     pub fn create(path: &Path) -> Result<TempFile> {
         let failed = |error: &io::Error| Error::from_io(error, path, "cannot create");
-        let target = follow(path).map_err(|error| failed(&error))?;
-        let before = match fs::metadata(&target) {
+        let target = resolve_links(path).map_err(|error| failed(&error))?;
+        let existing = match fs::metadata(&target) {
             Ok(found) => Some(found),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(failed(&error)),
         };
-        if let Some(before) = &before {
-            if before.is_dir() {
+        if let Some(existing) = &existing {
+            if existing.is_dir() {
                 return Err(Error::new(Kind::IsADirectory, "is a directory; give the path of a file").at(path));
             }
-            if !before.is_file() {
-                return Err(
-                    Error::new(Kind::InvalidArgument, "is not a regular file, which alone is replaced").at(path)
-                );
+            if !existing.is_file() {
+                return Err(Error::new(
+                    Kind::InvalidArgument,
+                    "is not a regular file; only a regular file can be replaced",
+                )
+                .at(path));
             }
-            // To rename over a file one needs no right to write it; to overwrite it, as it is meant, one does.
+            // A rename needs no permission to write the replaced file, but a save should need it.
             OpenOptions::new().write(true).open(&target).map_err(|error| failed(&error))?;
         }
         let mut temp_file = match create_unnamed(directory_of(&target)) {
             Ok(file) => TempFile { file, target, temporary: None },
-            Err(why) => {
-                tracing::debug!(path = %path.display(), %why, "no files without a name; a temporary one");
+            Err(refusal) => {
+                tracing::debug!(path = %path.display(), %refusal, "cannot create a file without a name; using a temporary name");
                 let (temporary, file) = at_temporary_name(&target, |name| {
                     OpenOptions::new().read(true).write(true).create_new(true).mode(MODE).open(name)
                 })
@@ -73,31 +72,32 @@ impl TempFile {
                 TempFile { file, target, temporary: Some(temporary) }
             }
         };
-        if let Some(before) = before {
-            temp_file.resemble(&before);
+        if let Some(existing) = existing {
+            temp_file.copy_permissions(&existing);
         }
         Ok(temp_file)
     }
 
-    /// Has owner and permissions of the file that it will replace, as if that one had been written to. Not everyone
-    /// may give a file away; it is the writer's then.
-    fn resemble(&mut self, before: &Metadata) {
-        let like = |(uid, gid)| std::os::unix::fs::fchown(&self.file, uid, gid);
-        let is_other = self.file.metadata().is_ok_and(|own| (own.uid(), own.gid()) != (before.uid(), before.gid()));
-        let owned = if is_other { like((Some(before.uid()), Some(before.gid()))) } else { Ok(()) };
-        let permissions = fs::Permissions::from_mode(before.mode() & MODE_MASK);
+    /// Copies the owner and the permissions of the file that this file replaces. Without the right to change the owner,
+    /// the file belongs to the user of the process.
+    fn copy_permissions(&mut self, existing: &Metadata) {
+        let set_owner = |(uid, gid)| std::os::unix::fs::fchown(&self.file, uid, gid);
+        let differs =
+            self.file.metadata().is_ok_and(|owner| (owner.uid(), owner.gid()) != (existing.uid(), existing.gid()));
+        let owned = if differs { set_owner((Some(existing.uid()), Some(existing.gid()))) } else { Ok(()) };
+        let permissions = fs::Permissions::from_mode(existing.mode() & MODE_MASK);
         if let Err(error) = owned.and_then(|()| self.file.set_permissions(permissions)) {
-            tracing::info!(path = %self.target.display(), %error, "the new file cannot be as the one before");
+            tracing::info!(path = %self.target.display(), %error, "cannot copy the owner and permissions of the replaced file");
         }
     }
 
-    /// Takes the place of the file under the name, if there is one, in one step.
+    /// Renames the file to its target path, atomically replacing an existing file.
     ///
     /// # Errors
-    /// Those of the file system; the file that was there is as it was.
+    /// Those of the file system. An existing file is unchanged then.
     pub fn publish(mut self) -> io::Result<()> {
         if self.temporary.is_none() {
-            let own = CString::new(own_path(&self.file))?;
+            let own = CString::new(proc_path(&self.file))?;
             let link = |name: &Path| {
                 let name = CString::new(name.as_os_str().as_bytes())?;
                 // SAFETY: both are strings that end in zero.
@@ -116,7 +116,7 @@ impl TempFile {
         Ok(())
     }
 
-    /// The directory of the file, so that it can be flushed too.
+    /// Opens the directory of the target, so that the caller can flush it.
     ///
     /// # Errors
     /// Those of open(2).
@@ -130,13 +130,13 @@ impl Drop for TempFile {
         if let Some(temporary) = &self.temporary
             && let Err(error) = fs::remove_file(temporary)
         {
-            tracing::warn!(path = %temporary.display(), %error, "a temporary file is left behind");
+            tracing::warn!(path = %temporary.display(), %error, "cannot remove a temporary file");
         }
     }
 }
 
-/// Where a path leads, as far as there are links.
-fn follow(path: &Path) -> io::Result<PathBuf> {
+/// Resolves symbolic links of a path whose last component may not exist.
+fn resolve_links(path: &Path) -> io::Result<PathBuf> {
     let mut target = path.to_path_buf();
     for _ in 0..LINKS_MAX {
         match fs::symlink_metadata(&target) {
@@ -156,20 +156,21 @@ fn directory_of(path: &Path) -> &Path {
     }
 }
 
-/// A file that has no name and is gone with its last descriptor, if it can get a name later.
+/// Creates a file without a name, or fails if the file could not be given a name later.
 fn create_unnamed(directory: &Path) -> io::Result<File> {
     let file = OpenOptions::new().read(true).write(true).mode(MODE).custom_flags(libc::O_TMPFILE).open(directory)?;
-    // The way to its name leads through /proc, which a container may lack.
-    let own = fs::metadata(own_path(&file))?;
-    let is_itself = file.metadata().is_ok_and(|facts| (facts.dev(), facts.ino()) == (own.dev(), own.ino()));
+    // Linking the file to a name needs /proc, which a container may lack.
+    let linked = fs::metadata(proc_path(&file))?;
+    let is_itself =
+        file.metadata().is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == (linked.dev(), linked.ino()));
     if is_itself { Ok(file) } else { Err(io::Error::from(io::ErrorKind::Unsupported)) }
 }
 
-fn own_path(file: &File) -> String {
+fn proc_path(file: &File) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
 }
 
-/// Makes something under a name that nothing has yet.
+/// Calls `make` with unused temporary names beside `target` until one succeeds.
 fn at_temporary_name<T>(target: &Path, make: impl Fn(&Path) -> io::Result<T>) -> io::Result<(PathBuf, T)> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     loop {
@@ -183,7 +184,7 @@ fn at_temporary_name<T>(target: &Path, make: impl Fn(&Path) -> io::Result<T>) ->
         let path = directory_of(target).join(OsString::from_vec(name));
         match make(&path) {
             Ok(made) => return Ok((path, made)),
-            // Another machine that shares the directory may have a process of this number.
+            // A process on another machine that shares the directory may have the same id.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
         }

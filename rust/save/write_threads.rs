@@ -1,4 +1,4 @@
-//! The threads behind a writer, and its blocks.
+//! Threads and blocks of a writer.
 
 use crate::error::{Error, Kind, Result};
 use crate::options::Options;
@@ -11,25 +11,25 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// A few writes at once are all that a disk needs, and the caller copies on one thread.
+/// Maximum number of threads. The caller fills blocks on one thread, so more would be idle.
 const THREADS_MAX: usize = 4;
-/// The blocks of a writer are no part of the process's staging: one that holds a half-full block and waits for its
-/// caller would keep others from theirs for as long. So there are few of them.
+/// Maximum number of blocks of a writer. Blocks are few, since they are not part of the process's staging: a writer that
+/// keeps a partly filled block while its caller computes would block other loads and saves.
 const BLOCKS_MAX: usize = 8;
-/// How far ahead of the data room on the disk is asked for, since threads write side by side only where the file does
-/// not grow.
+/// Disk space that is reserved ahead of the data, in bytes. Threads can write in parallel only while the file does not
+/// grow.
 const RESERVE_BYTES: u64 = 64 << 20;
-/// How long a waiting caller takes to notice a Ctrl-C, since a signal handler cannot wake it.
+/// Interval at which a waiting caller checks for SIGINT. A signal handler cannot notify a condition variable.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// What a thread writes: the first `length` bytes of a block.
+/// Write of the first `length` bytes of a block.
 pub struct Job {
     pub block: Block,
     pub length: usize,
     pub offset: u64,
 }
 
-/// Threads that write blocks to one file. Dropped, it waits for what is being written, and the rest is not.
+/// Threads that write blocks to one file. Dropping them waits for writes in progress and discards the others.
 pub struct WriteThreads {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -40,16 +40,16 @@ pub struct WriteThreads {
 struct Shared {
     output: Arc<OutputFile>,
     state: Mutex<State>,
-    /// A job came, or there will be no more.
+    /// Signals a new job or the end of all jobs.
     has_work: Condvar,
-    /// A job is done.
+    /// Signals that a job is complete.
     has_changed: Condvar,
 }
 
 #[derive(Default)]
 struct State {
     jobs: VecDeque<Job>,
-    /// How many jobs have been submitted and are not done.
+    /// Number of jobs that are submitted and not complete.
     open_count: usize,
     free: Vec<Block>,
     block_count: usize,
@@ -62,7 +62,7 @@ impl WriteThreads {
     /// Starts the threads.
     ///
     /// # Errors
-    /// `out-of-memory` where there can be none.
+    /// `out-of-memory` if no thread can be started.
     pub fn start(output: &Arc<OutputFile>, options: &Options) -> Result<WriteThreads> {
         let shared = Arc::new(Shared {
             output: Arc::clone(output),
@@ -80,17 +80,17 @@ impl WriteThreads {
                 Err(error) if write_threads.threads.is_empty() => {
                     return Err(Error::new(Kind::OutOfMemory, format!("cannot start a thread: {error}")));
                 }
-                // A container may refuse more threads; those there are do the work.
-                Err(error) => tracing::debug!(%error, "fewer threads than wanted"),
+                // A container may refuse more threads. The threads that have started do the work.
+                Err(error) => tracing::debug!(%error, "cannot start as many threads as requested"),
             }
         }
         Ok(write_threads)
     }
 
-    /// Waits for a block that nobody uses.
+    /// Returns a free block, and waits for one if necessary.
     ///
     /// # Errors
-    /// What a thread could not write; `interrupted`, `out-of-memory`.
+    /// The first error of a write; `interrupted`, `out-of-memory`.
     pub fn acquire(&self) -> Result<Block> {
         let _span = profile::span(Stage::Slot);
         let mut state = self.shared.lock();
@@ -112,10 +112,10 @@ impl WriteThreads {
         }
     }
 
-    /// Has a block written.
+    /// Submits the write of a block.
     ///
     /// # Errors
-    /// What a thread could not write.
+    /// The first error of a write.
     pub fn submit(&self, job: Job) -> Result<()> {
         let mut state = self.shared.lock();
         if let Some(error) = &state.failure {
@@ -124,9 +124,9 @@ impl WriteThreads {
         let end = job.offset.saturating_add(u64::try_from(job.length).unwrap_or(u64::MAX));
         if end > state.reserved_bytes {
             state.reserved_bytes = end.saturating_add(RESERVE_BYTES);
-            // Where there is not as much, there may still be enough; whoever writes will tell.
+            // The disk may still have enough space for the data. A write reports the error if it has not.
             if let Err(error) = self.shared.output.reserve(state.reserved_bytes) {
-                tracing::debug!(%error, "no room ahead of the data");
+                tracing::debug!(%error, "cannot reserve space ahead of the data");
             }
         }
         state.open_count += 1;
@@ -135,10 +135,10 @@ impl WriteThreads {
         Ok(())
     }
 
-    /// Waits until all jobs are done.
+    /// Waits until all jobs are complete.
     ///
     /// # Errors
-    /// What a thread could not write; `interrupted`.
+    /// The first error of a write; `interrupted`.
     pub fn finish(&self) -> Result<()> {
         let watch = Watch::begin();
         let mut state = self.shared.lock();
@@ -159,7 +159,7 @@ impl Drop for WriteThreads {
         self.shared.has_work.notify_all();
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
-                tracing::error!("a bug in fst, please report it: a thread of a writer has panicked");
+                tracing::error!("a bug in fst, please report it: a thread of a writer panicked");
             }
         }
     }
@@ -182,7 +182,7 @@ impl Shared {
         }
     }
 
-    /// `None` when there will be no more, or what there is cannot become a file any more.
+    /// Returns the next job, or `None` if no job will follow or a write has failed.
     fn next(&self) -> Option<Job> {
         let is_idle = |state: &mut State| !state.is_closed && state.failure.is_none() && state.jobs.is_empty();
         let mut state = self.has_work.wait_while(self.lock(), is_idle).unwrap_or_else(PoisonError::into_inner);

@@ -1,25 +1,23 @@
-//! A file that is written while its tensors are being made.
+//! Writer of a file whose tensors are appended one by one.
 //!
-//! Bytes are copied into blocks of the writer's own, of which it has a few, and
-//! threads bring full blocks to the file while the caller makes its next
-//! tensor. Where all blocks are full the caller waits.
+//! The writer copies bytes into a few blocks of its own. Threads write full blocks to the file while the caller computes
+//! its next tensor. The caller waits while all blocks are full.
 //!
-//! The header comes first in a file and is known last, so the data begins
-//! behind some room for it, which the header fills up with spaces:
+//! The header is the first part of a file, but it is complete only at the end. So the data begins after space that is
+//! reserved for the header, and the header is padded with spaces to that size:
 //!
 //! ```text
 //! | header      spaces | tensor a | b |   tensor c      | ...
-//! 0                    room
+//! 0                    data begin
 //! ```
 //!
-//! A header that outgrows its room gets more: the file system inserts blocks at
-//! the beginning of the file, or where it cannot, the data is moved. A file that
-//! fits a single block has no spaces at all.
+//! If a header outgrows the reserved space, the file system inserts blocks at the start of the file, or the writer moves
+//! the data if the file system cannot. A file that fits a single block has no such padding.
 
 use super::write_threads::{Job, WriteThreads};
 use crate::device::Fetch;
 use crate::error::{Error, Kind, Result};
-use crate::format::layout::{Metadata, Names, Tensor, header, widen};
+use crate::format::layout::{Metadata, Names, Tensor, header, pad};
 use crate::options::Options;
 use crate::profile::{self, Stage};
 use crate::save::atomic_file::{ALIGNMENT, OutputFile};
@@ -27,25 +25,27 @@ use crate::save::memory::SourceMemory;
 use crate::staging::Block;
 use std::sync::Arc;
 
-/// What is kept free for the header of a file that is larger than a block: enough for about 2500 tensors.
-const ROOM_BYTES: usize = 256 << 10;
+/// Space reserved for the header of a file larger than a block, in bytes: enough for about 2500 tensors.
+const HEADER_RESERVE_BYTES: usize = 256 << 10;
 
-/// Writes one file, tensor after tensor. Dropped before it has finished, it leaves nothing behind.
+/// Writer of one file. Dropping an unfinished writer leaves no file behind.
 pub struct Writer {
     output: Arc<OutputFile>,
     threads: WriteThreads,
     metadata: Metadata,
     names: Names,
-    /// In the order of their data.
+    /// The tensors in the order of their data.
     tensors: Vec<Tensor>,
-    /// Of all tensors, how many bytes there are to be and how many were given.
+    /// Number of bytes of all tensors that were added.
     data_bytes: u64,
+    /// Number of bytes that were appended.
     appended_bytes: u64,
-    /// What is being filled, and how far it is.
+    /// The block that is being filled.
     block: Option<Block>,
+    /// Number of bytes in `block`.
     filled: usize,
-    /// Where the data begins, once a block has been written.
-    room: Option<u64>,
+    /// Start of the data in the file, or `None` before the first block is submitted.
+    data_begin: Option<u64>,
     failure: Option<Error>,
 }
 
@@ -53,8 +53,8 @@ impl Writer {
     /// Begins a file.
     ///
     /// # Errors
-    /// `invalid-argument` where the metadata alone are more than a header can hold; `out-of-memory` where there can
-    /// be no thread.
+    /// `invalid-argument` if the metadata alone exceeds the maximum size of a header; `out-of-memory` if no thread can
+    /// be started.
     pub fn begin(output: OutputFile, metadata: Metadata, options: &Options) -> Result<Writer> {
         header([].iter(), &metadata).map_err(|error| error.at(output.path()))?;
         let output = Arc::new(output);
@@ -68,16 +68,16 @@ impl Writer {
             appended_bytes: 0,
             block: None,
             filled: 0,
-            room: None,
+            data_begin: None,
             failure: None,
         })
     }
 
-    /// Adds a tensor, whose bytes are to be appended next.
+    /// Adds a tensor. Its bytes must be appended before the next tensor is added.
     ///
     /// # Errors
-    /// `invalid-argument` for a name that is there already or is reserved, after which others can be written; and
-    /// what has failed before.
+    /// `invalid-argument` for a duplicate or reserved name, after which other tensors can still be added; any earlier
+    /// error of the writer.
     pub fn add(&mut self, tensor: Tensor) -> Result<()> {
         self.check()?;
         self.names.add(tensor.name()).map_err(|error| error.at(self.output.path()))?;
@@ -86,36 +86,36 @@ impl Writer {
         Ok(())
     }
 
-    /// Appends bytes of the tensor that was added last. When this returns they may change.
+    /// Appends bytes of the tensor that was added last. The caller may change them once this returns.
     ///
     /// # Safety
-    /// They are memory of the origin's device that nobody writes to meanwhile, but for work that is queued on the
-    /// stream.
+    /// The bytes are valid memory of `source`. Until this returns, nothing writes to them except work that is already
+    /// queued on `stream`.
     ///
     /// # Errors
     /// `io` with the tensor and the byte that could not be written, which may be those of an earlier call; `device`,
-    /// `out-of-memory`, `interrupted`. The writer is of no use any more then, and says the same again.
+    /// `out-of-memory`, `interrupted`. Every later call fails with the same error.
     pub unsafe fn append(&mut self, source: &dyn SourceMemory, stream: u64, address: u64, bytes: u64) -> Result<()> {
         self.failure.clone().map_or(Ok(()), Err)?;
         self.copy(source, stream, address, bytes).map_err(|error| self.fail(error))
     }
 
-    /// Writes what is left and the header, brings the file to the disk and lets it take the place of what was under
-    /// its name.
+    /// Writes the remaining data and the header, flushes the file to the disk, and renames it to its path, replacing an
+    /// existing file.
     ///
     /// # Errors
-    /// `io`, after which what was under the name is as it was; `invalid-argument` where the header is longer than
-    /// readers accept; what has failed before.
+    /// `io`, with an existing file at the path unchanged; `invalid-argument` if the header is longer than readers
+    /// accept; any earlier error of the writer.
     pub fn finish(mut self) -> Result<()> {
         self.check()?;
         let header = header(self.tensors.iter(), &self.metadata).map_err(|error| error.at(self.output.path()))?;
-        let written = match self.room {
-            None => self.write_small(&header),
-            Some(room) => self.write_last(header, room),
+        let written = match self.data_begin {
+            None => self.write_single_block(&header),
+            Some(data_begin) => self.write_rest(header, data_begin),
         };
         let file_bytes = written.map_err(|error| self.fail(error))?;
         let Writer { output, threads, .. } = self;
-        // Its threads share the file.
+        // The threads share the output file.
         drop(threads);
         let _span = profile::span(Stage::Flush);
         let output = Arc::into_inner(output).ok_or_else(|| Error::new(Kind::Internal, "the file is still in use"))?;
@@ -148,27 +148,29 @@ impl Writer {
         Ok(())
     }
 
-    /// Hands what is filled of a block to the threads, in whole blocks of the disk.
+    /// Submits the filled part of a block to the threads, padded to whole disk blocks.
     fn submit(&mut self, mut block: Block) -> Result<()> {
-        let room = match self.room {
-            Some(room) => room,
+        let data_begin = match self.data_begin {
+            Some(data_begin) => data_begin,
             None => {
-                let known = header(self.tensors.iter(), &self.metadata)?.len();
-                // Where many tensors fit a block, as many again may come.
-                *self.room.insert(to_u64(ROOM_BYTES.max(known.saturating_mul(2)).next_multiple_of(ALIGNMENT)))
+                let current = header(self.tensors.iter(), &self.metadata)?.len();
+                // If the first block holds many tensors, as many again may follow.
+                *self
+                    .data_begin
+                    .insert(to_u64(HEADER_RESERVE_BYTES.max(current.saturating_mul(2)).next_multiple_of(ALIGNMENT)))
             }
         };
         let length = self.filled.next_multiple_of(ALIGNMENT);
         if let Some(padding) = block.bytes_mut().get_mut(self.filled..length) {
             padding.fill(0);
         }
-        let offset = room.saturating_add(self.appended_bytes - to_u64(self.filled));
+        let offset = data_begin.saturating_add(self.appended_bytes - to_u64(self.filled));
         self.filled = 0;
         self.threads.submit(Job { block, length, offset })
     }
 
-    /// All of a file of which nothing was written yet, and returns how long it is.
-    fn write_small(&mut self, header: &[u8]) -> Result<u64> {
+    /// Writes a file that fits a single block, and returns its length.
+    fn write_single_block(&mut self, header: &[u8]) -> Result<u64> {
         let _span = profile::span(Stage::Write).bytes(header.len().saturating_add(self.filled));
         self.output.write(header, 0)?;
         if let Some(block) = &mut self.block {
@@ -177,41 +179,41 @@ impl Writer {
         Ok(to_u64(header.len()).saturating_add(self.data_bytes))
     }
 
-    /// The last block and the header, and returns how long the file is.
-    fn write_last(&mut self, mut header: Vec<u8>, room: u64) -> Result<u64> {
+    /// Writes the last block and the header, and returns the length of the file.
+    fn write_rest(&mut self, mut header: Vec<u8>, data_begin: u64) -> Result<u64> {
         if let Some(block) = self.block.take() {
             self.submit(block)?;
         }
         self.threads.finish()?;
-        let size = header.len().next_multiple_of(ALIGNMENT).max(usize::try_from(room).unwrap_or(usize::MAX));
-        let missing = to_u64(size) - room;
+        let size = header.len().next_multiple_of(ALIGNMENT).max(usize::try_from(data_begin).unwrap_or(usize::MAX));
+        let missing = to_u64(size) - data_begin;
         if missing > 0 {
             let mut buffer = self.threads.acquire()?;
-            self.output.shift(room, self.data_bytes, missing, buffer.bytes_mut())?;
+            self.output.shift(data_begin, self.data_bytes, missing, buffer.bytes_mut())?;
         }
-        widen(&mut header, size);
+        pad(&mut header, size);
         let _span = profile::span(Stage::Write).bytes(header.len());
         self.output.write(&header, 0)?;
         Ok(to_u64(size).saturating_add(self.data_bytes))
     }
 
-    /// Whether there can be more.
+    /// Fails after an error, or if bytes of the last tensor are missing.
     fn check(&self) -> Result<()> {
         if let Some(error) = &self.failure {
             return Err(error.clone());
         }
         match self.tensors.last() {
             Some(tensor) if self.appended_bytes != self.data_bytes => {
-                let message = "an error left it incomplete, and the file with it; begin another one";
+                let message = "an error left the tensor and the file incomplete; begin another file";
                 Err(Error::new(Kind::InvalidArgument, message).at(self.output.path()).tensor(tensor.name()))
             }
             _ => Ok(()),
         }
     }
 
-    /// From now on there is only this error to tell. What could not be written belongs to some tensor.
+    /// Stores an error, which every later call returns, and adds the tensor whose byte could not be written.
     fn fail(&mut self, error: Error) -> Error {
-        let position = error.position().zip(self.room).and_then(|(position, room)| position.checked_sub(room));
+        let position = error.position().zip(self.data_begin).and_then(|(position, begin)| position.checked_sub(begin));
         let mut end: u64 = 0;
         let tensor = position.and_then(|position| {
             self.tensors.iter().find(|tensor| {

@@ -1,8 +1,9 @@
-//! Layouts are those of the reference implementation, byte for byte.
+//! Layouts, compared byte for byte with those of the `safetensors` crate.
 
 use fst::dtype::Dtype;
 use fst::error::Kind;
-use fst::format::layout::{Layout, METADATA_KEY, Names, Tensor, header, widen};
+use fst::format::METADATA_KEY;
+use fst::format::layout::{Layout, Names, Tensor, header, pad};
 use proptest::prelude::*;
 use safetensors::tensor::{Dtype as Reference, TensorView};
 use std::collections::{BTreeMap, HashMap};
@@ -11,7 +12,7 @@ fn reference_dtype(dtype: Dtype) -> Reference {
     serde_json::from_value(serde_json::Value::from(dtype.name())).unwrap()
 }
 
-/// What the reference writes before the data of these tensors, and the names in its order.
+/// Returns the header that the `safetensors` crate writes for these tensors.
 fn reference_header(tensors: &[(String, Dtype, Vec<u64>)], metadata: Option<HashMap<String, String>>) -> Vec<u8> {
     let data: Vec<Vec<u8>> = tensors.iter().map(|(_, dtype, shape)| vec![0; bytes_of(*dtype, shape)]).collect();
     let views = tensors.iter().zip(&data).map(|((name, dtype, shape), data)| {
@@ -113,11 +114,11 @@ fn what_cannot_be_in_a_file_is_refused() {
 fn a_header_grows_by_spaces() {
     let mut bytes = header([].iter(), &None).unwrap();
     let before = bytes.clone();
-    widen(&mut bytes, 4090);
+    pad(&mut bytes, 4090);
     assert_eq!(bytes.len(), 4096);
     assert_eq!(u64::from_le_bytes(bytes[..8].try_into().unwrap()), 4088);
     assert!(bytes.starts_with(&[&4088_u64.to_le_bytes()[..], &before[8..]].concat()));
     assert!(bytes[before.len()..].iter().all(|&byte| byte == b' '));
-    widen(&mut bytes, 16);
+    pad(&mut bytes, 16);
     assert_eq!(bytes.len(), 4096);
 }

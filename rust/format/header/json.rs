@@ -1,18 +1,16 @@
-//! From JSON text to an unchecked header: the right types under the right keys, each key once, nothing more.
+//! Parses JSON into an unchecked header: checks the types of values and that no key occurs twice.
 
 use super::{DIMENSIONS_MAX, Header, LENGTH_BYTES, Record, to_u64};
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
+use crate::format::METADATA_KEY;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
-/// The key that holds free text instead of a tensor.
-const METADATA_KEY: &str = "__metadata__";
-
-/// Parses the text of a header. Offsets in errors count from the start of the file.
+/// Parses the JSON of a header. Offsets in errors count from the start of the file.
 pub(super) fn parse(json: &[u8]) -> Result<Header> {
     let malformed = |offset: usize, message: String| {
         Error::new(Kind::Malformed, message).offset(LENGTH_BYTES.saturating_add(to_u64(offset)))
@@ -28,7 +26,7 @@ pub(super) fn parse(json: &[u8]) -> Result<Header> {
         .deserialize(&mut parser)
         .and_then(|header| parser.end().map(|()| header));
     parsed.map_err(|error| {
-        let message = format!("the header does not read as safetensors: {}", without_position(&error));
+        let message = format!("the header is not valid safetensors: {}", without_position(&error));
         let fault = malformed(offset_of(text, &error), message);
         match failed_name.take() {
             Some(name) => fault.tensor(name),
@@ -37,7 +35,7 @@ pub(super) fn parse(json: &[u8]) -> Result<Header> {
     })
 }
 
-/// `serde_json` counts lines and columns, people who look into a file count bytes.
+/// Converts the line and column of a `serde_json` error to a byte offset.
 fn offset_of(text: &str, error: &serde_json::Error) -> usize {
     let lines = text.split_inclusive('\n').take(error.line().saturating_sub(1));
     lines.map(str::len).sum::<usize>().saturating_add(error.column().saturating_sub(1)).min(text.len())
@@ -51,7 +49,7 @@ fn without_position(error: &serde_json::Error) -> String {
     }
 }
 
-/// A key, borrowed from the header where it has no escapes.
+/// String of the header, borrowed if it has no escapes.
 struct Key;
 
 impl<'de> DeserializeSeed<'de> for Key {
@@ -75,7 +73,7 @@ impl<'de> Visitor<'de> for Key {
 }
 
 struct HeaderSeed<'a> {
-    /// The tensor at which parsing failed, since `serde_json` cannot carry it in its error.
+    /// Tensor at which parsing failed, which an error of `serde_json` cannot hold.
     failed_name: &'a mut Option<String>,
 }
 
@@ -97,7 +95,7 @@ impl<'de> Visitor<'de> for HeaderSeed<'_> {
         while let Some(key) = map.next_key_seed(Key)? {
             if key == METADATA_KEY {
                 if metadata.is_some() {
-                    return Err(A::Error::custom(format!("the key {METADATA_KEY:?} stands twice")));
+                    return Err(A::Error::custom(format!("the key {METADATA_KEY:?} occurs twice")));
                 }
                 metadata = Some(map.next_value_seed(MetadataSeed)?);
             } else {
@@ -123,7 +121,7 @@ struct MetadataSeed;
 impl<'de> DeserializeSeed<'de> for MetadataSeed {
     type Value = Option<BTreeMap<String, String>>;
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> std::result::Result<Self::Value, D::Error> {
-        // `null` stands for no metadata in files of some writers.
+        // Some writers store `null` for missing metadata.
         deserializer.deserialize_any(self)
     }
 }
@@ -141,14 +139,14 @@ impl<'de> Visitor<'de> for MetadataSeed {
         while let Some(key) = map.next_key_seed(Key)? {
             let value = map.next_value_seed(Key)?.into_owned();
             if metadata.insert(key.clone().into_owned(), value).is_some() {
-                return Err(A::Error::custom(format!("the key {key:?} stands twice in {METADATA_KEY}")));
+                return Err(A::Error::custom(format!("the key {key:?} occurs twice in {METADATA_KEY}")));
             }
         }
         Ok(Some(metadata))
     }
 }
 
-/// Reads one tensor; its shape goes to the end of the header's array.
+/// Parses one tensor. Appends its shape to the array of all shapes.
 struct RecordSeed<'a> {
     name: Range<usize>,
     sizes: &'a mut Vec<u64>,
@@ -169,7 +167,7 @@ impl<'de> Visitor<'de> for RecordSeed<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Self::Value, A::Error> {
         let (mut dtype, mut shape, mut offsets) = (None, None, None);
         while let Some(key) = map.next_key_seed(Key)? {
-            let is_second = match &*key {
+            let is_duplicate = match &*key {
                 "dtype" => {
                     let name = map.next_value_seed(Key)?;
                     let known = Dtype::from_name(&name)
@@ -186,14 +184,14 @@ impl<'de> Visitor<'de> for RecordSeed<'_> {
                     map.next_value_seed(Numbers { into: &mut numbers, count_max: 2 })?;
                     offsets.replace(numbers).is_some()
                 }
-                // Fields that a later version of the format may add.
+                // A later version of the format may add fields.
                 _ => {
                     map.next_value_seed(Ignored)?;
                     false
                 }
             };
-            if is_second {
-                return Err(A::Error::custom(format!("the key {key:?} stands twice")));
+            if is_duplicate {
+                return Err(A::Error::custom(format!("the key {key:?} occurs twice")));
             }
         }
         let missing = |field: &str| A::Error::custom(format!("the field {field:?} is missing"));
@@ -205,7 +203,7 @@ impl<'de> Visitor<'de> for RecordSeed<'_> {
     }
 }
 
-/// A list of at most so many numbers that are not negative.
+/// List of at most `count_max` unsigned numbers, appended to `into`.
 struct Numbers<'a> {
     into: &'a mut Vec<u64>,
     count_max: usize,
@@ -236,7 +234,7 @@ impl<'de> Visitor<'de> for Numbers<'_> {
     }
 }
 
-/// Any value, which is skipped. Unlike serde's own, this one nests only as deep as `serde_json` allows.
+/// Any value, which is skipped. Unlike `serde::de::IgnoredAny`, it is subject to the recursion limit of `serde_json`.
 struct Ignored;
 
 impl<'de> DeserializeSeed<'de> for Ignored {
