@@ -1,4 +1,4 @@
-//! The trip back, from device memory to a file.
+//! Saves from device memory, on the simulated CUDA driver.
 
 use crate::sim::Sim;
 use crate::sim::abi::Fault;
@@ -19,31 +19,31 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tempfile::TempDir;
 
-/// Of tensors, those of the host among them empty, tiny, and larger than a chunk.
+/// Sizes of the tensors in bytes: empty, tiny, and larger than a chunk.
 const SIZES: [usize; 8] = [5000, 3, 0, 4096, 20_000, 1, 12_345, 700];
 
-/// Tensors on two GPUs and the host, of which a queued kernel still writes one.
-struct Scene<'a> {
+/// Tensors on two GPUs and on the host. A queued kernel writes one of the tensors.
+struct Checkpoint<'a> {
     gpus: [&'a Gpu<'a>; 2],
     directory: TempDir,
-    tensors: Vec<Source>,
+    tensors: Vec<SourceTensor>,
 }
 
-struct Source {
-    /// Position among the streams.
+struct SourceTensor {
+    /// Index in the list of streams.
     device: usize,
     address: u64,
     bytes: Vec<u8>,
 }
 
-impl<'a> Scene<'a> {
-    fn new(sim: &Sim, gpus: [&'a Gpu<'a>; 2]) -> Scene<'a> {
+impl<'a> Checkpoint<'a> {
+    fn new(sim: &Sim, gpus: [&'a Gpu<'a>; 2]) -> Checkpoint<'a> {
         let tensor = |(index, &size): (usize, &usize)| {
             let mut bytes: Vec<u8> = (0..size).map(|at| u8::try_from((at * 7 + index) % 251).unwrap()).collect();
             let device = index % 3;
             if device == 2 || size == 0 {
                 let address = u64::try_from(bytes.as_ptr().expose_provenance()).unwrap();
-                return Source { device: 2, address, bytes };
+                return SourceTensor { device: 2, address, bytes };
             }
             let address = gpus[device].allocate(size);
             sim.write(address, &bytes).unwrap();
@@ -51,19 +51,19 @@ impl<'a> Scene<'a> {
                 gpus[device].queue_fill(address, size);
                 bytes.fill(0x11);
             }
-            Source { device, address, bytes }
+            SourceTensor { device, address, bytes }
         };
         let tensors = SIZES.iter().enumerate().map(tensor).collect();
-        Scene { gpus, directory: tempfile::tempdir().unwrap(), tensors }
+        Checkpoint { gpus, directory: tempfile::tempdir().unwrap(), tensors }
     }
 
     fn path(&self) -> PathBuf {
         self.directory.path().join("x")
     }
 
-    fn described(&self) -> Vec<Tensor> {
-        let named = self.tensors.iter().enumerate();
-        named
+    fn descriptions(&self) -> Vec<Tensor> {
+        let indexed = self.tensors.iter().enumerate();
+        indexed
             .map(|(index, source)| {
                 let size = u64::try_from(source.bytes.len()).unwrap();
                 Tensor::new(index.to_string(), Dtype::U8, vec![size]).unwrap()
@@ -82,19 +82,19 @@ impl<'a> Scene<'a> {
     }
 
     fn save(&self) -> Result<()> {
-        let layout = Layout::new(&self.described(), &None)?;
+        let layout = Layout::new(&self.descriptions(), &None)?;
         let order = layout.order().to_vec();
         let mut save =
             Save::begin(layout, OutputFile::create(&self.path(), Box::new(Linux))?, self.streams()?, &TIGHT)?;
-        for part in order.chunks(3) {
-            let piece = |&index: &usize| {
+        for indices in order.chunks(3) {
+            let extent = |&index: &usize| {
                 let source = &self.tensors[index];
                 let length = u64::try_from(source.bytes.len()).unwrap();
                 Extent { device: source.device, address: source.address, length }
             };
-            let pieces: Vec<Extent> = part.iter().map(piece).collect();
-            // SAFETY: the blocks are the gpus', and nothing but what is queued writes to them.
-            unsafe { save.append(&pieces) }?;
+            let extents: Vec<Extent> = indices.iter().map(extent).collect();
+            // SAFETY: the GPUs own the blocks, and only queued work writes to them.
+            unsafe { save.append(&extents) }?;
         }
         save.finish()
     }
@@ -102,20 +102,20 @@ impl<'a> Scene<'a> {
     fn write(&self) -> Result<()> {
         let streams = self.streams()?;
         let mut writer = Writer::begin(OutputFile::create(&self.path(), Box::new(Linux))?, None, &TIGHT)?;
-        for (tensor, source) in self.described().into_iter().zip(&self.tensors) {
+        for (tensor, source) in self.descriptions().into_iter().zip(&self.tensors) {
             let (device, length) = (&streams[source.device], tensor.bytes());
             writer.add(tensor)?;
             // SAFETY: as above.
             unsafe { writer.append(device.memory.as_ref(), device.stream, source.address, length) }?;
             if source.device < 2 {
-                // The caller may change it at once.
+                // The caller may overwrite the tensor immediately.
                 self.gpus[source.device].queue_fill(source.address, source.bytes.len());
             }
         }
         writer.finish()
     }
 
-    fn assert_holds(&self) {
+    fn assert_saved(&self) {
         let file = std::fs::read(self.path()).unwrap();
         let found = SafeTensors::deserialize(&file).unwrap();
         for (index, source) in self.tensors.iter().enumerate() {
@@ -123,15 +123,15 @@ impl<'a> Scene<'a> {
         }
     }
 
-    /// What the caller does with its memory next.
-    fn use_blocks(&self) {
+    /// Queues writes to the tensors, as the caller may do after a save.
+    fn overwrite_blocks(&self) {
         for source in self.tensors.iter().filter(|source| source.device < 2) {
             self.gpus[source.device].queue_fill(source.address, source.bytes.len());
         }
     }
 }
 
-const WAYS: [fn(&Scene<'_>) -> Result<()>; 2] = [|scene| scene.save(), |scene| scene.write()];
+const SAVES: [fn(&Checkpoint<'_>) -> Result<()>; 2] = [|checkpoint| checkpoint.save(), |checkpoint| checkpoint.write()];
 
 fn is_empty(directory: &Path) -> bool {
     std::fs::read_dir(directory).unwrap().next().is_none()
@@ -139,14 +139,14 @@ fn is_empty(directory: &Path) -> bool {
 
 #[test]
 fn tensors_of_several_devices_are_saved_bit_for_bit() {
-    for run in WAYS {
+    for run in SAVES {
         for sim in schedules() {
             let (first, second) = (Gpu::new(&sim, 0), Gpu::new(&sim, 1));
-            let scene = Scene::new(&sim, [&first, &second]);
-            run(&scene).unwrap();
-            scene.use_blocks();
-            scene.assert_holds();
-            drop(scene);
+            let checkpoint = Checkpoint::new(&sim, [&first, &second]);
+            run(&checkpoint).unwrap();
+            checkpoint.overwrite_blocks();
+            checkpoint.assert_saved();
+            drop(checkpoint);
             drop((first, second));
             finish(sim);
         }
@@ -154,30 +154,30 @@ fn tensors_of_several_devices_are_saved_bit_for_bit() {
 }
 
 #[test]
-fn a_fault_at_any_call_is_an_error_and_leaves_no_file() {
-    for (fault, kind, least) in [
+fn fault_at_any_call_fails_without_a_file() {
+    for (fault, kind, failures_min) in [
         (Fault::CopyEnqueue, Kind::Device, 5),
         (Fault::CopyAsync, Kind::Device, 5),
         (Fault::OutOfMemory, Kind::OutOfMemory, 4),
     ] {
-        for run in WAYS {
+        for run in SAVES {
             let mut failed = 0;
             for at in 1.. {
                 let sim = Sim::start(at);
                 let (first, second) = (Gpu::new(&sim, 0), Gpu::new(&sim, 1));
-                let scene = Scene::new(&sim, [&first, &second]);
+                let checkpoint = Checkpoint::new(&sim, [&first, &second]);
                 sim.inject(fault, at);
-                let result = run(&scene);
+                let result = run(&checkpoint);
                 let is_over = sim.counters().faults == 0;
                 match &result {
-                    Ok(()) => scene.assert_holds(),
+                    Ok(()) => checkpoint.assert_saved(),
                     Err(error) => {
                         failed += 1;
                         assert_eq!(error.kind(), kind, "{error}");
-                        assert!(is_empty(scene.directory.path()));
+                        assert!(is_empty(checkpoint.directory.path()));
                     }
                 }
-                drop(scene);
+                drop(checkpoint);
                 drop((first, second));
                 finish(sim);
                 if is_over {
@@ -185,20 +185,20 @@ fn a_fault_at_any_call_is_an_error_and_leaves_no_file() {
                     break;
                 }
             }
-            assert!(failed >= least, "{fault:?}: {failed}");
+            assert!(failed >= failures_min, "{fault:?}: {failed}");
         }
     }
 }
 
 #[test]
-fn saves_are_right_without_pinned_memory() {
+fn saves_work_without_pinned_memory() {
     for sim in schedules() {
         let (first, second) = (Gpu::new(&sim, 0), Gpu::new(&sim, 1));
-        let scene = Scene::new(&sim, [&first, &second]);
+        let checkpoint = Checkpoint::new(&sim, [&first, &second]);
         sim.inject(Fault::RefusePinning, 0);
-        scene.save().unwrap();
-        scene.assert_holds();
-        drop(scene);
+        checkpoint.save().unwrap();
+        checkpoint.assert_saved();
+        drop(checkpoint);
         drop((first, second));
         finish(sim);
     }

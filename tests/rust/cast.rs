@@ -1,11 +1,12 @@
-//! What holds for every conversion. That each gives PyTorch's bits is tested from Python, against PyTorch.
+//! Properties of all casts. The Python tests compare each cast with PyTorch, bit by bit.
 
 use fst::convert::cast::Cast;
 use fst::dtype::Dtype;
 use half::{bf16, f16};
 use proptest::prelude::*;
 
-const FLOATS: [Dtype; 9] = [
+/// Dtypes to which numbers can be cast.
+pub const FLOATS: [Dtype; 9] = [
     Dtype::F16,
     Dtype::BF16,
     Dtype::F32,
@@ -34,7 +35,7 @@ fn bytes_of_f32(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// Every bit pattern of a dtype of 8 or 16 bits.
+/// Returns every bit pattern of a dtype of 8 or 16 bits.
 fn every_pattern(dtype: Dtype) -> Vec<u8> {
     match dtype.bits() {
         8 => (0..=u8::MAX).collect(),
@@ -43,7 +44,7 @@ fn every_pattern(dtype: Dtype) -> Vec<u8> {
 }
 
 #[test]
-fn casts_go_from_numbers_to_floats() {
+fn numbers_cast_to_floats_only() {
     for from in Dtype::all() {
         for to in Dtype::all() {
             let is_number = FLOATS.contains(&from) || INTEGERS.contains(&from);
@@ -54,15 +55,15 @@ fn casts_go_from_numbers_to_floats() {
 }
 
 #[test]
-fn wider_and_back_is_the_same() {
-    let narrow = FLOATS.into_iter().filter(|dtype| dtype.bits() <= 16);
-    for from in narrow {
+fn widening_and_narrowing_preserves_values() {
+    let narrow_floats = FLOATS.into_iter().filter(|dtype| dtype.bits() <= 16);
+    for from in narrow_floats {
         let source = every_pattern(from);
         for to in [Dtype::F32, Dtype::F64] {
             let back = convert(to, from, &convert(from, to, &source));
             let (before, after) = (as_f64(from, &source), as_f64(from, &back));
             for (index, (before, after)) in before.into_iter().zip(after).enumerate() {
-                // The least E8M0 number is a subnormal f32, which is taken for its exponent, and so it is kept too.
+                // The smallest E8M0 number is a subnormal f32. The cast uses its exponent, so the number is preserved.
                 let same = before.to_bits() == after.to_bits() || before.is_nan() && after.is_nan();
                 assert!(same, "{from} to {to} and back: pattern {index:#x} was {before}, is {after}");
             }
@@ -92,7 +93,7 @@ fn nan_stays_nan() {
 }
 
 #[test]
-fn halves_agree_with_the_half_crate() {
+fn f16_and_bf16_match_the_half_crate() {
     for (index, value) in as_f64(Dtype::F16, &every_pattern(Dtype::F16)).into_iter().enumerate() {
         let expected = f16::from_bits(index as u16);
         assert!(value == f64::from(expected) || value.is_nan() && expected.is_nan(), "{index:#x}");
@@ -104,7 +105,7 @@ fn halves_agree_with_the_half_crate() {
 }
 
 #[test]
-fn integers_keep_every_digit_that_fits() {
+fn integers_round_to_the_nearest_double() {
     let values = [0, 1, -1, i64::MAX, i64::MIN, (1 << 53) + 1, (1 << 24) + 1];
     let source: Vec<u8> = values.into_iter().flat_map(i64::to_le_bytes).collect();
     let expected: Vec<f64> = values.into_iter().map(|value| value as f64).collect();
@@ -116,37 +117,37 @@ fn integers_keep_every_digit_that_fits() {
 }
 
 #[test]
-fn a_bool_is_zero_or_one() {
+fn nonzero_bool_bytes_are_one() {
     assert_eq!(as_f64(Dtype::Bool, &[0, 1, 2, 255]), [0.0, 1.0, 1.0, 1.0]);
 }
 
 proptest! {
     #[test]
-    fn f32_to_halves_rounds_as_the_half_crate(bits in prop::collection::vec(any::<u32>(), 1..40)) {
+    fn f32_rounds_to_f16_and_bf16_like_the_half_crate(bits in prop::collection::vec(any::<u32>(), 1..40)) {
         let values: Vec<f32> = bits.into_iter().map(f32::from_bits).filter(|value| !value.is_nan()).collect();
         let source = bytes_of_f32(&values);
-        let halves: Vec<u8> = values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect();
-        prop_assert_eq!(convert(Dtype::F32, Dtype::F16, &source), halves);
-        let brains: Vec<u8> = values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect();
-        prop_assert_eq!(convert(Dtype::F32, Dtype::BF16, &source), brains);
+        let f16s: Vec<u8> = values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect();
+        prop_assert_eq!(convert(Dtype::F32, Dtype::F16, &source), f16s);
+        let bf16s: Vec<u8> = values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect();
+        prop_assert_eq!(convert(Dtype::F32, Dtype::BF16, &source), bf16s);
     }
 
     #[test]
-    fn order_is_kept(mut values in prop::collection::vec(prop::num::f32::NORMAL | prop::num::f32::SUBNORMAL, 2..40)) {
+    fn casts_are_monotonic(mut values in prop::collection::vec(prop::num::f32::NORMAL | prop::num::f32::SUBNORMAL, 2..40)) {
         values.sort_by(f32::total_cmp);
         let source = bytes_of_f32(&values);
         // E8M0 drops the sign.
         for to in FLOATS.into_iter().filter(|to| !matches!(to, Dtype::F32 | Dtype::F8E8M0)) {
-            // Too large a number is no number in some formats.
+            // Some formats represent an overflow as NaN.
             let after = as_f64(to, &convert(Dtype::F32, to, &source));
             let numbers: Vec<f64> = after.into_iter().filter(|value| !value.is_nan()).collect();
             prop_assert!(numbers.is_sorted(), "to {}: {:?}", to, numbers);
         }
     }
 
-    /// The blocks, their ends and the alignment of the bytes make no difference.
+    /// The result is independent of block boundaries and of the alignment of the bytes.
     #[test]
-    fn each_element_is_converted_alone(
+    fn elements_are_cast_independently(
         count in 0usize..2500,
         shift in 0usize..8,
         from in prop::sample::select([FLOATS, INTEGERS].concat()),

@@ -1,11 +1,11 @@
-//! Many conversions at once, on one thread and on several.
+//! Batches of conversions, on one thread and on several threads.
 
 use fst::convert::batch::{self, Conversion};
 use fst::dtype::Dtype;
 use fst::error::Kind;
 use half::bf16;
 
-/// Widens bf16 tensors of these sizes, and checks every element.
+/// Casts BF16 tensors of these sizes to F32, and checks every element.
 fn widen(sizes: &[usize], threads: usize) {
     let source: Vec<bf16> =
         (0..sizes.iter().sum()).map(|index: usize| bf16::from_bits(index as u16 & 0x3fff)).collect();
@@ -22,7 +22,7 @@ fn widen(sizes: &[usize], threads: usize) {
         });
         first += size;
     }
-    // SAFETY: source and targets are memory of this function, and no target overlaps another.
+    // SAFETY: the sources and targets are valid, and no targets overlap.
     unsafe { batch::run(&conversions, threads) }.unwrap();
     for (index, (from, to)) in source.iter().zip(&target).enumerate() {
         assert_eq!(f32::from(*from).to_bits(), to.to_bits(), "element {index} of {sizes:?}");
@@ -30,7 +30,7 @@ fn widen(sizes: &[usize], threads: usize) {
 }
 
 #[test]
-fn one_huge_and_many_tiny_tensors() {
+fn tensors_of_all_sizes_are_cast() {
     for threads in [1, 2, 5] {
         widen(&[], threads);
         widen(&[0, 1, 0], threads);
@@ -41,7 +41,7 @@ fn one_huge_and_many_tiny_tensors() {
 }
 
 #[test]
-fn the_same_dtype_is_copied() {
+fn equal_dtypes_are_copied() {
     let (source, mut target) = ([1u8, 2, 3], [0u8; 3]);
     let conversion = Conversion {
         source: source.as_ptr().expose_provenance() as u64,
@@ -50,49 +50,52 @@ fn the_same_dtype_is_copied() {
         from: Dtype::U8,
         to: Dtype::U8,
     };
-    // SAFETY: both are memory of this function.
+    // SAFETY: both pointers are valid for 3 bytes.
     unsafe { batch::run(&[conversion], 1) }.unwrap();
     assert_eq!(target, source);
 }
 
 #[test]
-fn what_is_not_possible_is_an_error() {
+fn unsupported_cast_is_an_internal_error() {
     let conversion = Conversion { source: 1, target: 1, elements: 0, from: Dtype::C64, to: Dtype::F32 };
     // SAFETY: there are no elements.
     let error = unsafe { batch::run(&[conversion], 1) }.unwrap_err();
     assert_eq!(error.kind(), Kind::Internal);
 }
 
-/// A child has none of its parent's threads, and must not wait for them.
+/// A forked child has no threads of its parent, and must not wait for them.
 #[test]
-fn a_forked_child_makes_its_own_threads() {
+fn forked_child_starts_its_own_threads() {
     widen(&[1_000_003], 2);
-    // SAFETY: the child uses nothing that another thread of this process may have locked but the allocator, which
-    // the C library makes usable again.
+    // SAFETY: the only lock that another thread may hold and that the child uses is the allocator's, which the C
+    // library resets in the child.
     match unsafe { libc::fork() } {
         0 => {
             let is_done = std::panic::catch_unwind(|| widen(&[1_000_003], 2)).is_ok();
-            // SAFETY: ends the child without what the test harness does at its end.
+            // SAFETY: exits the child without running the exit handlers of the test harness.
             unsafe { libc::_exit(i32::from(!is_done)) }
         }
         child => {
             let mut status = 0;
             let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
             loop {
-                // SAFETY: asks for the state of the child.
+                // SAFETY: `status` is valid for writes.
                 match unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } {
                     0 if std::time::Instant::now() < deadline => {
                         std::thread::sleep(std::time::Duration::from_millis(5))
                     }
                     0 => {
-                        // SAFETY: the child is this test's own.
+                        // SAFETY: the process is a child of this test.
                         unsafe { libc::kill(child, libc::SIGKILL) };
-                        panic!("the child hangs");
+                        panic!("the child does not exit");
                     }
                     _ => break,
                 }
             }
-            assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "the child ended with {status:#x}");
+            assert!(
+                libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
+                "the child exited with status {status:#x}"
+            );
         }
     }
 }

@@ -1,10 +1,10 @@
-//! The dtype table against the reference implementation.
+//! Tests of the dtype table against the safetensors crate.
 
 use fst::dtype::Dtype;
 use safetensors::tensor::Dtype as Reference;
 
 #[test]
-fn every_row_agrees_with_safetensors() {
+fn every_dtype_matches_safetensors() {
     let mut count = 0;
     for dtype in Dtype::all() {
         let reference: Reference = serde_json::from_str(&format!("{:?}", dtype.name())).unwrap();
@@ -17,12 +17,12 @@ fn every_row_agrees_with_safetensors() {
 }
 
 #[test]
-fn scalar_types_are_distinct_and_sized() {
+fn scalar_types_are_distinct_with_matching_sizes() {
     let mut seen = std::collections::HashSet::new();
     for dtype in Dtype::all() {
         match dtype.scalar_type() {
             Some(scalar_type) => {
-                assert!(seen.insert(scalar_type), "{dtype} shares its scalar type");
+                assert!(seen.insert(scalar_type), "{dtype} has the scalar type of another dtype");
                 assert_eq!(dtype.item_bytes() * 8, dtype.bits() * dtype.packed_elements(), "{dtype}");
             }
             None => assert_eq!(dtype.bits(), 6, "{dtype}"),
@@ -31,7 +31,7 @@ fn scalar_types_are_distinct_and_sized() {
 }
 
 #[test]
-fn an_unknown_name_has_no_dtype() {
+fn unknown_names_have_no_dtype() {
     for name in ["", "f32", "F32 ", "F8", "BF32"] {
         assert_eq!(Dtype::from_name(name), None);
     }

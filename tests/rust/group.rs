@@ -1,5 +1,5 @@
-//! The plan of a group, carried out on paper: every byte of every share comes
-//! from its place in the file, once.
+//! Tests of group plans, which are executed without I/O: every byte of every shard
+//! is written once, with the correct byte of the file.
 
 use crate::files;
 use fst::checkpoint::Checkpoint;
@@ -11,17 +11,16 @@ use safetensors::tensor::Dtype;
 use std::sync::Arc;
 use tempfile::TempDir;
 
-/// Two files with tensors of these shapes.
+/// Writes a checkpoint of two files with tensors of these shapes.
 fn checkpoint(directory: &TempDir, shapes: &[(Dtype, Vec<usize>)]) -> Arc<Checkpoint> {
     let tensor = |(index, (dtype, shape)): (usize, &(Dtype, Vec<usize>))| {
         let bytes = shape.iter().product::<usize>() * dtype.bitsize() / 8;
         (format!("t{index:02}"), *dtype, shape.clone(), files::pattern(index, bytes))
     };
     let tensors: Vec<_> = shapes.iter().enumerate().map(tensor).collect();
-    let paths = tensors.chunks(tensors.len().div_ceil(2).max(1)).enumerate().map(|(index, file_range)| {
-        let file_range =
-            file_range.iter().map(|(name, dtype, shape, data)| (&**name, *dtype, shape.clone(), data.clone()));
-        files::written(directory, &format!("{index}.safetensors"), &file_range.collect::<Vec<_>>())
+    let paths = tensors.chunks(tensors.len().div_ceil(2).max(1)).enumerate().map(|(index, tensors)| {
+        let tensors = tensors.iter().map(|(name, dtype, shape, data)| (&**name, *dtype, shape.clone(), data.clone()));
+        files::written(directory, &format!("{index}.safetensors"), &tensors.collect::<Vec<_>>())
     });
     Arc::new(Checkpoint::open(&paths.collect::<Vec<_>>()).unwrap())
 }
@@ -41,38 +40,38 @@ fn everything(checkpoint: &Checkpoint, shard: &Shard) -> Vec<ShardRequest> {
     (0..checkpoint.count()).map(|tensor| ShardRequest { tensor, shard: shard.clone() }).collect()
 }
 
-/// Which byte of which file stands in each place of a piece of memory, or nothing yet.
+/// Origin of each byte in memory, as file and offset, or `None` before a write.
 type Memory = Vec<Option<(usize, u64)>>;
 
-/// For each rank its shares.
-struct Shares<'a> {
+/// Memory of the shards of all ranks.
+struct ShardMemory<'a> {
     group: &'a Group,
     bytes: Vec<Vec<Memory>>,
 }
 
-impl<'a> Shares<'a> {
-    fn new(group: &'a Group) -> Shares<'a> {
+impl<'a> ShardMemory<'a> {
+    fn new(group: &'a Group) -> ShardMemory<'a> {
         let empty = |rank| {
             let length = |item| group.region_of(rank, item).unwrap().bytes() as usize;
             (0..group.requests(rank).len()).map(|item| vec![None; length(item)]).collect()
         };
-        Shares { group, bytes: (0..group.ranks()).map(empty).collect() }
+        ShardMemory { group, bytes: (0..group.ranks()).map(empty).collect() }
     }
 
-    /// Where in the files the bytes of a piece are.
+    /// Returns the origin of the bytes of a shard range.
     fn content(&self, shard_range: &ShardRange) -> Vec<(usize, u64)> {
-        let wanted = self.group.region_of(shard_range.rank, shard_range.item).unwrap();
-        let range = &wanted.range;
+        let region = self.group.region_of(shard_range.rank, shard_range.item).unwrap();
+        let range = &region.range;
         let at = |byte: u64| range.row_begin(byte / range.row_bytes) + byte % range.row_bytes;
-        (shard_range.begin..shard_range.end).map(|byte| (wanted.source, at(byte))).collect()
+        (shard_range.begin..shard_range.end).map(|byte| (region.source, at(byte))).collect()
     }
 
-    fn plan_index(&mut self, shard_range: &ShardRange, content: &[(usize, u64)]) {
-        let into =
+    fn write(&mut self, shard_range: &ShardRange, content: &[(usize, u64)]) {
+        let target =
             &mut self.bytes[shard_range.rank][shard_range.item][shard_range.begin as usize..shard_range.end as usize];
-        assert_eq!(into.len(), content.len());
-        for (byte, &found) in into.iter_mut().zip(content) {
-            assert_eq!(byte.replace(found), None, "written twice: {shard_range:?}");
+        assert_eq!(target.len(), content.len());
+        for (byte, &found) in target.iter_mut().zip(content) {
+            assert_eq!(byte.replace(found), None, "the byte is written twice: {shard_range:?}");
         }
     }
 
@@ -88,10 +87,10 @@ impl<'a> Shares<'a> {
     }
 }
 
-/// Carries a plan out, and says how many bytes each rank has read, exchanged ones once.
-fn carry_out(group: &Group) -> Vec<u64> {
+/// Executes a plan, and returns the number of bytes that each rank reads.
+fn execute(group: &Group) -> Vec<u64> {
     let ranks = group.ranks();
-    let mut shards = Shares::new(group);
+    let mut memory = ShardMemory::new(group);
     let mut read = vec![0; ranks];
     for window in 0..group.windows() {
         let collective = group.collective(window);
@@ -100,12 +99,12 @@ fn carry_out(group: &Group) -> Vec<u64> {
             let outgoing = group.outgoing(rank, window);
             for shard_range in &outgoing.local {
                 assert_eq!(shard_range.rank, rank);
-                let content = shards.content(shard_range);
-                shards.plan_index(shard_range, &content);
+                let content = memory.content(shard_range);
+                memory.write(shard_range, &content);
             }
             let mut buffer = vec![None; outgoing.splits.iter().sum::<u64>() as usize];
             for (shard_range, offset) in &outgoing.sends {
-                let content = shards.content(shard_range);
+                let content = memory.content(shard_range);
                 for (byte, found) in buffer[*offset as usize..][..content.len()].iter_mut().zip(content) {
                     assert_eq!(byte.replace(found), None);
                 }
@@ -130,11 +129,11 @@ fn carry_out(group: &Group) -> Vec<u64> {
                 assert_eq!(shard_range.rank, rank);
                 let length = (shard_range.end - shard_range.begin) as usize;
                 let content: Vec<_> = received[*offset as usize..][..length].iter().map(|byte| byte.unwrap()).collect();
-                shards.plan_index(shard_range, &content);
+                memory.write(shard_range, &content);
             }
         }
     }
-    shards.check();
+    memory.check();
     read
 }
 
@@ -143,12 +142,12 @@ fn shapes() -> impl Strategy<Value = Vec<(Dtype, Vec<usize>)>> {
     prop::collection::vec((dtype, prop::collection::vec(0_usize..7, 0..4)), 1..7)
 }
 
-/// For every rank and tensor a number that chooses the share.
+/// Generates numbers that select the shard of every rank and tensor.
 fn choices() -> impl Strategy<Value = Vec<Vec<(u8, usize, usize)>>> {
     prop::collection::vec(prop::collection::vec((0_u8..5, 0_usize..100, 0_usize..100), 7), 1..6)
 }
 
-fn shard(shape: &[usize], agreed: u8, (kind, a, b): (u8, usize, usize)) -> Option<Shard> {
+fn shard(shape: &[usize], layout: u8, (kind, a, b): (u8, usize, usize)) -> Option<Shard> {
     let dims = shape.len();
     match kind {
         0 => None,
@@ -159,17 +158,17 @@ fn shard(shape: &[usize], agreed: u8, (kind, a, b): (u8, usize, usize)) -> Optio
             };
             Some(Shard::IndexRegion { index_ranges: shape.iter().map(index_range).collect() })
         }
-        _ if agreed == 0 || dims == 0 => Some(Shard::Whole),
-        _ => Some(Shard::Chunk { dim: usize::from(agreed) % dims }),
+        _ if layout == 0 || dims == 0 => Some(Shard::Whole),
+        _ => Some(Shard::Chunk { dim: usize::from(layout) % dims }),
     }
 }
 
 proptest! {
     #[test]
-    fn every_byte_comes_where_it_belongs(
+    fn every_byte_of_every_shard_is_written_once(
         shapes in shapes(),
         choices in choices(),
-        agreed in prop::collection::vec(0_u8..4, 7),
+        layouts in prop::collection::vec(0_u8..4, 7),
         strategy in prop_oneof![Just(LoadStrategy::Auto), Just(LoadStrategy::Own), Just(LoadStrategy::Exchange)],
         window_bytes in 0_u64..600,
     ) {
@@ -179,18 +178,18 @@ proptest! {
             checkpoint.entries().map(|(_, entry)| entry.name[1..].parse().unwrap()).collect();
         let list = |choices: &Vec<(u8, usize, usize)>| {
             let shard_request = |(tensor, &index): (usize, &usize)| {
-                let shard = shard(&shapes[index].1, agreed[index], choices[index])?;
+                let shard = shard(&shapes[index].1, layouts[index], choices[index])?;
                 Some(ShardRequest { tensor, shard })
             };
             order.iter().enumerate().filter_map(shard_request).collect()
         };
         let lists = choices.iter().map(list).collect();
         let group = Group::plan(Arc::clone(&checkpoint), request(lists, strategy, window_bytes)).unwrap();
-        carry_out(&group);
+        execute(&group);
     }
 }
 
-/// Weights as they are in models, and some that are as small as they come.
+/// Returns shapes of typical weights, and of very small tensors.
 fn model() -> Vec<(Dtype, Vec<usize>)> {
     vec![
         (Dtype::BF16, vec![512, 256]),
@@ -207,7 +206,7 @@ fn payload(checkpoint: &Checkpoint) -> u64 {
 }
 
 #[test]
-fn every_byte_is_read_once_and_by_all_ranks_alike() {
+fn every_byte_is_read_once_and_reads_are_balanced() {
     let directory = TempDir::new().unwrap();
     let shapes: Vec<_> = model().into_iter().filter(|(_, shape)| shape.len() == 2).collect();
     let checkpoint = checkpoint(&directory, &shapes);
@@ -215,10 +214,10 @@ fn every_byte_is_read_once_and_by_all_ranks_alike() {
         for ranks in [2_usize, 3, 4, 8] {
             let lists = vec![everything(&checkpoint, &shard); ranks];
             let group = Group::plan(Arc::clone(&checkpoint), request(lists, LoadStrategy::Auto, 100_000)).unwrap();
-            let read = carry_out(&group);
+            let read = execute(&group);
             assert_eq!(read.iter().sum::<u64>(), payload(&checkpoint), "{shard} on {ranks} ranks: {read:?}");
             let (least, most) = (read.iter().min().unwrap(), read.iter().max().unwrap());
-            // A shard of rows is what it is; everything else differs by what aligns the parts of the windows.
+            // Chunks of rows are fixed. Other reads differ only by the alignment of the parts of a window.
             let slack = 8 * group.windows() as u64;
             assert!(shard == Shard::Chunk { dim: 0 } || most - least <= slack, "{shard} on {ranks} ranks: {read:?}");
         }
@@ -226,7 +225,7 @@ fn every_byte_is_read_once_and_by_all_ranks_alike() {
 }
 
 #[test]
-fn what_is_sent_is_what_others_have_read() {
+fn sent_and_local_bytes_cover_all_requests() {
     let directory = TempDir::new().unwrap();
     let checkpoint = checkpoint(&directory, &model());
     for shard in [Shard::Whole, Shard::Chunk { dim: 0 }] {
@@ -251,16 +250,16 @@ fn what_is_sent_is_what_others_have_read() {
                 }
             }
         }
-        let wanted: u64 = (0..4)
+        let requested: u64 = (0..4)
             .flat_map(|rank| (0..group.requests(rank).len()).map(move |item| (rank, item)))
             .map(|(rank, item)| group.region_of(rank, item).unwrap().bytes())
             .sum();
-        assert_eq!(sends + local, wanted, "{shard}");
+        assert_eq!(sends + local, requested, "{shard}");
     }
 }
 
 #[test]
-fn buffers_keep_to_their_limit() {
+fn buffers_respect_window_bytes() {
     let directory = TempDir::new().unwrap();
     let checkpoint = checkpoint(&directory, &model());
     let padding_bytes = 2 * 8 * 4;
@@ -289,23 +288,23 @@ fn buffers_keep_to_their_limit() {
 }
 
 #[test]
-fn windows_are_as_long_as_the_buffers_allow() {
+fn windows_are_as_long_as_buffers_allow() {
     let directory = TempDir::new().unwrap();
     let checkpoint = checkpoint(&directory, &[(Dtype::U8, vec![1024, 1024])]);
-    // Columns in chunks over two ranks, and four of these pairs.
+    // Four pairs of ranks. The ranks of a pair split the columns.
     let columns = |rank: u64| Shard::IndexRegion {
         index_ranges: vec![IndexRange::whole(1024), IndexRange { start: rank % 2 * 512, length: 512, step: 1 }],
     };
     let lists: Vec<_> = (0..8).map(|rank| vec![ShardRequest { tensor: 0, shard: columns(rank) }]).collect();
     let window_bytes = 1 << 19;
     let group = Group::plan(Arc::clone(&checkpoint), request(lists, LoadStrategy::Auto, window_bytes)).unwrap();
-    carry_out(&group);
-    // Each rank gets half of what is read, and has two buffers for that and two for what it sends.
+    execute(&group);
+    // Each rank receives half of the bytes, and has two buffers to receive and two to send.
     assert_eq!(group.windows() as u64, (1 << 20) / 2 / (window_bytes / 4));
 }
 
 #[test]
-fn who_reads_for_itself_already_reads_less_for_others() {
+fn own_reads_reduce_the_part_of_a_rank_in_the_exchange() {
     let directory = TempDir::new().unwrap();
     let checkpoint = checkpoint(&directory, &[(Dtype::U8, vec![1000]), (Dtype::U8, vec![64, 64])]);
     let columns = ShardRequest { tensor: 1, shard: Shard::Chunk { dim: 1 } };
@@ -314,11 +313,11 @@ fn who_reads_for_itself_already_reads_less_for_others() {
     let group = Group::plan(Arc::clone(&checkpoint), request(lists, LoadStrategy::Auto, 1 << 20)).unwrap();
     assert!(group.is_own(0) && !group.is_own(1));
     let half = payload(&checkpoint) / 2;
-    assert_eq!(carry_out(&group), [half, half]);
+    assert_eq!(execute(&group), [half, half]);
 }
 
 #[test]
-fn one_page_cache_is_read_by_all_who_have_it() {
+fn ranks_with_one_page_cache_read_their_own_shards() {
     let directory = TempDir::new().unwrap();
     let checkpoint = checkpoint(&directory, &[(Dtype::U8, vec![1 << 16])]);
     let plan = |caches: [Option<u64>; 4]| {
@@ -335,7 +334,7 @@ fn one_page_cache_is_read_by_all_who_have_it() {
 }
 
 #[test]
-fn ranks_agree_about_a_layout_or_are_told() {
+fn conflicting_layouts_are_rejected_by_rank_and_tensor() {
     let directory = TempDir::new().unwrap();
     let checkpoint = checkpoint(&directory, &[(Dtype::U8, vec![8, 8])]);
     let list = |shard: Shard| vec![ShardRequest { tensor: 0, shard }];
@@ -347,13 +346,13 @@ fn ranks_agree_about_a_layout_or_are_told() {
         let text = error.to_string();
         assert!(text.contains("rank 1") && text.contains("rank 2") && text.contains("t00"), "{text}");
     }
-    let file_range =
+    let region =
         Shard::IndexRegion { index_ranges: vec![IndexRange::whole(8), IndexRange { start: 2, length: 3, step: 1 }] };
-    carry_out(&plan(vec![list(file_range), list(chunk(0)), list(chunk(0)), vec![]]).unwrap());
+    execute(&plan(vec![list(region), list(chunk(0)), list(chunk(0)), vec![]]).unwrap());
 }
 
 #[test]
-fn digests_tell_plans_apart() {
+fn digests_differ_between_plans() {
     let directory = TempDir::new().unwrap();
     let checkpoint = checkpoint(&directory, &model());
     let plan = |shard: &Shard, window_bytes| {
@@ -369,17 +368,17 @@ fn digests_tell_plans_apart() {
 }
 
 #[test]
-fn numbers_that_are_no_wants_are_refused() {
+fn invalid_encoded_requests_are_rejected() {
     let directory = TempDir::new().unwrap();
     let checkpoint = checkpoint(&directory, &[(Dtype::U8, vec![8, 8])]);
     let whole = ShardRequest { tensor: 0, shard: Shard::Whole };
-    let file_range = |index_ranges: [(u64, u64); 2]| Shard::IndexRegion {
+    let region = |index_ranges: [(u64, u64); 2]| Shard::IndexRegion {
         index_ranges: index_ranges.map(|(start, length)| IndexRange { start, length, step: 1 }).to_vec(),
     };
     let decoded = ShardRequest::decode(&[0, 0, 0, 1, -1, 0, 2, 0, 4, 8, 2], &checkpoint).unwrap();
-    let expected = [Shard::Whole, Shard::Chunk { dim: 1 }, file_range([(0, 8), (4, 2)])];
+    let expected = [Shard::Whole, Shard::Chunk { dim: 1 }, region([(0, 8), (4, 2)])];
     assert_eq!(decoded, expected.map(|shard| ShardRequest { shard, ..whole.clone() }));
-    let wrong: [&[i64]; 10] = [
+    let invalid: [&[i64]; 10] = [
         &[0],
         &[1, 0],
         &[-1, 0],
@@ -391,7 +390,7 @@ fn numbers_that_are_no_wants_are_refused() {
         &[0, 2, 0, 0, 8, 9],
         &[0, 2, -1, 0, 8, 8],
     ];
-    for numbers in wrong {
+    for numbers in invalid {
         assert_eq!(
             ShardRequest::decode(numbers, &checkpoint).unwrap_err().kind(),
             Kind::InvalidArgument,

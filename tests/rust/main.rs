@@ -1,4 +1,4 @@
-//! Tests of the core that need no PyTorch and no GPU.
+//! Tests of the core without PyTorch and without a GPU.
 #![allow(clippy::indexing_slicing, clippy::panic, clippy::unwrap_used, clippy::expect_used)]
 #![allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss)]
 #![allow(clippy::cast_precision_loss)]

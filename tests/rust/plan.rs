@@ -1,4 +1,4 @@
-//! The promises of a plan, checked by carrying it out on paper.
+//! Tests of plans, which are executed on memory buffers that record every read and write.
 
 use fst::checkpoint::region::{IndexRange, TensorRegion};
 use fst::convert::cast::Cast;
@@ -15,13 +15,13 @@ fn entry(dtype: Dtype, shape: &[u64], begin: u64) -> Entry<'_> {
     Entry { name: "x", dtype, shape, begin, end: begin + bytes }
 }
 
-/// The byte of the file at `offset`.
+/// Returns the byte of a file at `offset`.
 fn file_byte(source: usize, offset: u64) -> u8 {
     (offset.wrapping_mul(2_654_435_761).wrapping_add(source as u64 * 40_503) >> 11) as u8
 }
 
-/// The bytes that a slice must have, by the definition of row-major order.
-fn expected(entry: Entry<'_>, source: usize, dim: usize, start: u64, length: u64) -> Vec<u8> {
+/// Returns the bytes of a slice, by the definition of row-major order.
+fn slice_bytes(entry: Entry<'_>, source: usize, dim: usize, start: u64, length: u64) -> Vec<u8> {
     let item = entry.dtype.item_bytes();
     let outer: u64 = entry.shape[..dim].iter().product();
     let inner: u64 = entry.shape[dim + 1..].iter().product::<u64>() * item;
@@ -35,34 +35,34 @@ fn expected(entry: Entry<'_>, source: usize, dim: usize, start: u64, length: u64
     bytes
 }
 
-/// The same of a box, index by index.
-fn expected_part(entry: Entry<'_>, source: usize, spans: &[IndexRange]) -> Vec<u8> {
+/// Returns the bytes of an index region, index by index.
+fn region_bytes(entry: Entry<'_>, source: usize, index_ranges: &[IndexRange]) -> Vec<u8> {
     let item = entry.dtype.item_bytes();
     let mut begins = vec![0];
-    for (span, size) in spans.iter().zip(entry.shape) {
-        let indices = (0..span.length).map(|index| span.start + index * span.step);
+    for (index_range, size) in index_ranges.iter().zip(entry.shape) {
+        let indices = (0..index_range.length).map(|index| index_range.start + index * index_range.step);
         begins = begins.iter().flat_map(|begin| indices.clone().map(move |index| begin * size + index)).collect();
     }
     let bytes_of = |begin: u64| (0..item).map(move |byte| file_byte(source, entry.begin + begin * item + byte));
     begins.into_iter().flat_map(bytes_of).collect()
 }
 
-/// A stand-in for what a cast does to an element: something of the right size in which every byte has a part.
-fn on_paper(cast: Option<Cast>, item: &[u8]) -> Vec<u8> {
+/// Replaces the cast of an element by a hash of its bytes, with the size of the result.
+fn mock_cast(cast: Option<Cast>, item: &[u8]) -> Vec<u8> {
     let Some(cast) = cast else { return item.to_vec() };
     let mix = item.iter().fold(0_u8, |mix, byte| mix.rotate_left(3) ^ byte);
     (0..cast.to.item_bytes() as u8).map(|index| mix.wrapping_add(index)).collect()
 }
 
-/// Carries out a plan: memory, and how often each byte of it was written.
-struct Paper {
+/// Result of an executed plan: memory, the number of writes of each byte, and the bytes read.
+struct Execution {
     memory: Vec<u8>,
     written: Vec<u32>,
     bytes_read: u64,
 }
 
-fn carry_out(chunks: &[Chunk], limits: &Limits, memory_bytes: usize, data: &[std::ops::Range<u64>]) -> Paper {
-    let mut paper = Paper { memory: vec![0; memory_bytes], written: vec![0; memory_bytes], bytes_read: 0 };
+fn execute(chunks: &[Chunk], limits: &Limits, memory_bytes: usize, data: &[std::ops::Range<u64>]) -> Execution {
+    let mut execution = Execution { memory: vec![0; memory_bytes], written: vec![0; memory_bytes], bytes_read: 0 };
     let check_read = |source: usize, begin: u64, length: usize| {
         assert!(length > 0, "an empty read");
         assert!(begin >= data[source].start && begin + length as u64 <= data[source].end, "a read outside the data");
@@ -73,10 +73,10 @@ fn carry_out(chunks: &[Chunk], limits: &Limits, memory_bytes: usize, data: &[std
                 assert!(length as u64 <= limits.chunk_bytes && limits.in_place_bytes.is_some());
                 check_read(source, offset, length);
                 for index in 0..length as u64 {
-                    paper.memory[(address + index) as usize] = file_byte(source, offset + index);
-                    paper.written[(address + index) as usize] += 1;
+                    execution.memory[(address + index) as usize] = file_byte(source, offset + index);
+                    execution.written[(address + index) as usize] += 1;
                 }
-                paper.bytes_read += length as u64;
+                execution.bytes_read += length as u64;
             }
             Chunk::Staged { source, bytes, reads, copies } => {
                 assert!(*bytes as u64 <= limits.chunk_bytes, "a chunk of {bytes}");
@@ -85,18 +85,18 @@ fn carry_out(chunks: &[Chunk], limits: &Limits, memory_bytes: usize, data: &[std
                 let mut widened = vec![false; *bytes];
                 for read in reads {
                     check_read(*source, read.offset, read.length);
-                    // The read, widened to the alignment, has its room in the slot for itself.
+                    // No other read overlaps this read, widened to the alignment, in the slot.
                     let head = (read.offset % limits.alignment) as usize;
                     let end = (head + read.length).next_multiple_of(limits.alignment as usize);
                     assert_eq!((read.slot_begin - head) % limits.alignment as usize, 0);
-                    for place in &mut widened[read.slot_begin - head..][..end] {
-                        assert!(!std::mem::replace(place, true), "two widened reads meet in a slot");
+                    for byte in &mut widened[read.slot_begin - head..][..end] {
+                        assert!(!std::mem::replace(byte, true), "two widened reads overlap in a slot");
                     }
-                    paper.bytes_read += read.length as u64;
+                    execution.bytes_read += read.length as u64;
                     for index in 0..read.length {
-                        let place = &mut slot[read.slot_begin + index];
-                        assert!(place.is_none(), "two reads into one place of a slot");
-                        *place = Some(file_byte(*source, read.offset + index as u64));
+                        let byte = &mut slot[read.slot_begin + index];
+                        assert!(byte.is_none(), "two reads overlap in a slot");
+                        *byte = Some(file_byte(*source, read.offset + index as u64));
                     }
                 }
                 for copy in copies {
@@ -104,27 +104,27 @@ fn carry_out(chunks: &[Chunk], limits: &Limits, memory_bytes: usize, data: &[std
                     for row in 0..copy.rows {
                         let begin = copy.slot_begin + row * copy.slot_stride;
                         let found = slot[begin..begin + copy.row_bytes].iter();
-                        let found: Vec<u8> = found.map(|byte| byte.expect("a byte that was never read")).collect();
+                        let found: Vec<u8> = found.map(|byte| byte.expect("the byte was read")).collect();
                         let items = found.chunks_exact(item_bytes);
-                        assert!(items.remainder().is_empty(), "an element is cut");
-                        let target: Vec<u8> = items.flat_map(|item| on_paper(copy.cast, item)).collect();
+                        assert!(items.remainder().is_empty(), "a copy splits an element");
+                        let target: Vec<u8> = items.flat_map(|item| mock_cast(copy.cast, item)).collect();
                         assert_eq!(target.len(), copy.target_row_bytes());
                         for (to, byte) in (copy.address as usize + row * target.len()..).zip(target) {
-                            paper.memory[to] = byte;
-                            paper.written[to] += 1;
+                            execution.memory[to] = byte;
+                            execution.written[to] += 1;
                         }
                     }
                 }
             }
         }
     }
-    paper
+    execution
 }
 
 #[derive(Clone, Debug)]
-enum Part {
+enum Selection {
     Slice(usize, u64, u64),
-    Box(Vec<IndexRange>),
+    Region(Vec<IndexRange>),
 }
 
 #[derive(Clone, Debug)]
@@ -132,7 +132,7 @@ struct Case {
     source: usize,
     shape: Vec<u64>,
     dtype: Dtype,
-    part: Option<Part>,
+    selection: Option<Selection>,
     cast: Option<Cast>,
     cuts: Vec<prop::sample::Index>,
 }
@@ -150,25 +150,25 @@ fn case() -> impl Strategy<Value = Case> {
         prop::collection::vec(any::<prop::sample::Index>(), 0..4),
     )
         .prop_map(|(source, shape, dtype, picks, whole, to, cuts)| {
-            let part = part_of(&shape, &picks).filter(|_| !whole);
+            let selection = selection_of(&shape, &picks).filter(|_| !whole);
             let cast = to.filter(|_| dtype.is_castable()).and_then(|to| Cast::new(dtype, to));
-            Case { source, shape, dtype, part, cast, cuts }
+            Case { source, shape, dtype, selection, cast, cuts }
         })
 }
 
-fn part_of(shape: &[u64], picks: &[prop::sample::Index; 3]) -> Option<Part> {
+fn selection_of(shape: &[u64], picks: &[prop::sample::Index; 3]) -> Option<Selection> {
     if picks[2].index(2) == 0 {
         let (dim, start, length) = slice_of(shape, picks)?;
-        return Some(Part::Slice(dim, start, length));
+        return Some(Selection::Slice(dim, start, length));
     }
-    // Other picks for each dimension, from the same three.
+    // Derive other numbers for each dimension from the same three picks.
     let pick = |dim: usize, which: usize, count: u64| (picks[which].index(1 << 20) as u64 >> (3 * dim)) % count;
-    let span = |(dim, &size): (usize, &u64)| {
+    let index_range = |(dim, &size): (usize, &u64)| {
         let (start, step) = (pick(dim, 0, size + 1), 1 + pick(dim, 1, 4));
-        let most = (size - start).div_ceil(step);
-        IndexRange { start, step, length: most - pick(dim, 2, most + 1) }
+        let length_max = (size - start).div_ceil(step);
+        IndexRange { start, step, length: length_max - pick(dim, 2, length_max + 1) }
     };
-    Some(Part::Box(shape.iter().enumerate().map(span).collect()))
+    Some(Selection::Region(shape.iter().enumerate().map(index_range).collect()))
 }
 
 fn slice_of(shape: &[u64], picks: &[prop::sample::Index; 3]) -> Option<(usize, u64, u64)> {
@@ -194,38 +194,38 @@ fn limits() -> impl Strategy<Value = Limits> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
     #[test]
-    fn every_byte_is_written_once_and_right(cases in prop::collection::vec(case(), 0..8), limits in limits(), again in prop::option::of(any::<[prop::sample::Index; 3]>())) {
+    fn every_byte_is_written_once_with_its_value(cases in prop::collection::vec(case(), 0..8), limits in limits(), repeat in prop::option::of(any::<[prop::sample::Index; 3]>())) {
         let mut cases = cases;
-        let again = again.filter(|_| !cases.is_empty());
-        if let Some(picks) = &again {
-            // A second tensor from the same bytes, whole or another slice, which may overlap the first.
-            let part = part_of(&cases[0].shape, picks).filter(|_| picks[0].index(3) > 0);
-            cases.push(Case { part, ..cases[0].clone() });
+        let repeat = repeat.filter(|_| !cases.is_empty());
+        if let Some(picks) = &repeat {
+            // Add a second region of the same tensor, which may overlap the first region.
+            let selection = selection_of(&cases[0].shape, picks).filter(|_| picks[0].index(3) > 0);
+            cases.push(Case { selection, ..cases[0].clone() });
         }
         let mut ends = [DATA_BEGIN; 3];
-        let (mut wanted, mut destinations, mut expectation) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut regions, mut destinations, mut expectation) = (Vec::new(), Vec::new(), Vec::new());
         for (index, case) in cases.iter().enumerate() {
-            let is_repeat = again.is_some() && index + 1 == cases.len();
+            let is_repeat = repeat.is_some() && index + 1 == cases.len();
             let begin = if is_repeat { DATA_BEGIN } else { ends[case.source] };
             let entry = entry(case.dtype, &case.shape, begin);
             if !is_repeat {
                 ends[case.source] = entry.end;
             }
-            let (tensor, bytes) = match &case.part {
+            let (tensor, bytes) = match &case.selection {
                 None => {
                     let bytes = (entry.begin..entry.end).map(|offset| file_byte(case.source, offset)).collect();
                     (TensorRegion::whole(case.source, entry).unwrap(), bytes)
                 }
-                &Some(Part::Slice(dim, start, length)) => (
+                &Some(Selection::Slice(dim, start, length)) => (
                     TensorRegion::slice(case.source, entry, dim as i64, start as i64, length as i64).unwrap(),
-                    expected(entry, case.source, dim, start, length),
+                    slice_bytes(entry, case.source, dim, start, length),
                 ),
-                Some(Part::Box(spans)) => {
-                    (TensorRegion::indexed(case.source, entry, spans).unwrap(), expected_part(entry, case.source, spans))
+                Some(Selection::Region(index_ranges)) => {
+                    (TensorRegion::indexed(case.source, entry, index_ranges).unwrap(), region_bytes(entry, case.source, index_ranges))
                 }
             };
             prop_assert_eq!(tensor.bytes(), bytes.len() as u64);
-            // The tensor in any number of pieces, each with a place of its own.
+            // Split the tensor into ranges with a destination each.
             let item_bytes = case.cast.map_or(1, |cast| cast.from.item_bytes() as usize);
             let items = bytes.len() / item_bytes;
             let mut cuts: Vec<usize> = case.cuts.iter().map(|cut| cut.index(items + 1) * item_bytes).collect();
@@ -234,31 +234,31 @@ proptest! {
             for pair in cuts.windows(2) {
                 let (begin, end) = (pair[0] as u64, pair[1] as u64);
                 let address = expectation.len() as u64;
-                destinations.push(Destination { tensor: wanted.len(), begin, end, address, cast: case.cast });
+                destinations.push(Destination { tensor: regions.len(), begin, end, address, cast: case.cast });
                 let items = bytes[pair[0]..pair[1]].chunks_exact(item_bytes);
-                expectation.extend(items.flat_map(|item| on_paper(case.cast, item)));
+                expectation.extend(items.flat_map(|item| mock_cast(case.cast, item)));
             }
-            wanted.push(tensor);
+            regions.push(tensor);
         }
         let data: Vec<_> = ends.iter().map(|&end| DATA_BEGIN..end).collect();
-        let chunks = plan(&wanted, &destinations, &limits).unwrap();
-        let paper = carry_out(&chunks, &limits, expectation.len(), &data);
-        prop_assert!(paper.written.iter().all(|&count| count == 1), "{:?}", paper.written);
-        prop_assert_eq!(paper.memory, expectation);
+        let chunks = plan(&regions, &destinations, &limits).unwrap();
+        let execution = execute(&chunks, &limits, expectation.len(), &data);
+        prop_assert!(execution.written.iter().all(|&count| count == 1), "{:?}", execution.written);
+        prop_assert_eq!(execution.memory, expectation);
     }
 }
 
 const LIMITS: Limits = Limits { chunk_bytes: 1000, gap_bytes: 16, in_place_bytes: None, alignment: 1, copies_max: 100 };
 
-fn whole_plan(wanted: &[TensorRegion], limits: &Limits) -> Vec<Chunk> {
+fn whole_plan(regions: &[TensorRegion], limits: &Limits) -> Vec<Chunk> {
     let mut address = 0;
     let destination = |(index, tensor): (usize, &TensorRegion)| {
         let begin = address;
         address += tensor.bytes();
         Destination { tensor: index, begin: 0, end: tensor.bytes(), address: begin, cast: None }
     };
-    let destinations: Vec<_> = wanted.iter().enumerate().map(destination).collect();
-    plan(wanted, &destinations, limits).unwrap()
+    let destinations: Vec<_> = regions.iter().enumerate().map(destination).collect();
+    plan(regions, &destinations, limits).unwrap()
 }
 
 fn read_bytes(chunks: &[Chunk]) -> u64 {
@@ -272,64 +272,64 @@ fn read_bytes(chunks: &[Chunk]) -> u64 {
 }
 
 #[test]
-fn neighbours_are_read_together_and_in_file_order() {
+fn adjacent_tensors_are_read_together_in_file_order() {
     let tensors: Vec<_> = (0..50).rev().map(|index| entry(Dtype::U8, &[10], DATA_BEGIN + index * 10)).collect();
-    let wanted: Vec<_> = tensors.iter().map(|tensor| TensorRegion::whole(0, *tensor).unwrap()).collect();
-    let chunks = whole_plan(&wanted, &LIMITS);
+    let regions: Vec<_> = tensors.iter().map(|tensor| TensorRegion::whole(0, *tensor).unwrap()).collect();
+    let chunks = whole_plan(&regions, &LIMITS);
     assert_eq!(chunks.len(), 1);
     let Chunk::Staged { reads, copies, .. } = &chunks[0] else { panic!("{chunks:?}") };
     assert_eq!((reads.len(), reads[0].offset, reads[0].length, copies.len()), (1, DATA_BEGIN, 500, 50));
 }
 
 #[test]
-fn a_tensor_asked_for_twice_is_read_once() {
+fn tensor_requested_twice_is_read_once() {
     let tensor = entry(Dtype::U8, &[5000], DATA_BEGIN);
-    let wanted = [TensorRegion::whole(0, tensor).unwrap(), TensorRegion::whole(0, tensor).unwrap()];
-    assert_eq!(read_bytes(&whole_plan(&wanted, &LIMITS)), 5000);
+    let regions = [TensorRegion::whole(0, tensor).unwrap(), TensorRegion::whole(0, tensor).unwrap()];
+    assert_eq!(read_bytes(&whole_plan(&regions, &LIMITS)), 5000);
 }
 
 #[test]
-fn columns_of_the_same_rows_are_read_once_also_in_many_chunks() {
+fn columns_of_the_same_rows_are_read_once_across_chunks() {
     let shape = [3000, 96];
-    for parts in [2, 3, 8] {
+    for slices in [2, 3, 8] {
         for (alignment, chunk_bytes) in [(1, 4096), (1, 70_001), (512, 8192)] {
             for begin in [DATA_BEGIN, DATA_BEGIN + 5000] {
                 let limits = Limits { chunk_bytes, alignment, gap_bytes: 1000, ..LIMITS };
                 let entry = entry(Dtype::U8, &shape, begin);
                 let columns =
-                    |part: u64| TensorRegion::slice(0, entry, 1, (part * 96 / parts) as i64, (96 / parts) as i64);
-                let wanted: Vec<TensorRegion> = (0..parts).map(|part| columns(part).unwrap()).collect();
-                let chunks = whole_plan(&wanted, &limits);
-                assert_eq!(read_bytes(&chunks), 3000 * 96, "{parts} parts, {limits:?}, from byte {begin}");
+                    |slice: u64| TensorRegion::slice(0, entry, 1, (slice * 96 / slices) as i64, (96 / slices) as i64);
+                let regions: Vec<TensorRegion> = (0..slices).map(|slice| columns(slice).unwrap()).collect();
+                let chunks = whole_plan(&regions, &limits);
+                assert_eq!(read_bytes(&chunks), 3000 * 96, "{slices} slices, {limits:?}, from byte {begin}");
             }
         }
     }
 }
 
 #[test]
-fn far_columns_that_several_want_are_read_once_and_each_copied_at_once() {
+fn overlapping_regions_with_large_gaps_are_read_once_and_copied_together() {
     let entry = entry(Dtype::U8, &[300, 400], DATA_BEGIN);
     for (alignment, chunk_bytes) in [(1, 1000), (1, 70_001), (512, 8192)] {
         let limits = Limits { chunk_bytes, alignment, gap_bytes: alignment.max(16), copies_max: 1000, ..LIMITS };
-        // Each half for two.
+        // Two regions request each half.
         let columns = [(0, 200), (200, 200), (0, 200), (200, 200)];
-        let wanted: Vec<TensorRegion> =
+        let regions: Vec<TensorRegion> =
             columns.iter().map(|&(start, length)| TensorRegion::slice(0, entry, 1, start, length).unwrap()).collect();
-        let chunks = whole_plan(&wanted, &limits);
+        let chunks = whole_plan(&regions, &limits);
         assert_eq!(read_bytes(&chunks), 300 * 400, "{limits:?}");
         for chunk in &chunks {
             let Chunk::Staged { copies, .. } = chunk else { panic!("{chunk:?}") };
             assert!(copies.len() <= 4, "{copies:?}");
         }
     }
-    // What lies between the two columns is not read.
-    let wanted = [(0, 100), (200, 200), (0, 100)]
+    // The gap between the two columns is not read.
+    let regions = [(0, 100), (200, 200), (0, 100)]
         .map(|(start, length)| TensorRegion::slice(0, entry, 1, start, length).unwrap());
-    assert_eq!(read_bytes(&whole_plan(&wanted, &LIMITS)), 300 * 300);
+    assert_eq!(read_bytes(&whole_plan(&regions, &LIMITS)), 300 * 300);
 }
 
 #[test]
-fn far_rows_are_read_alone_and_copied_at_once() {
+fn rows_with_large_gaps_are_read_alone_and_copied_together() {
     // 40 rows of 2 bytes, 100 apart.
     let tensor = entry(Dtype::U8, &[40, 100], DATA_BEGIN);
     let chunks = whole_plan(&[TensorRegion::slice(0, tensor, 1, 7, 2).unwrap()], &LIMITS);
@@ -339,7 +339,7 @@ fn far_rows_are_read_alone_and_copied_at_once() {
 }
 
 #[test]
-fn near_rows_are_read_together_and_copied_with_a_stride() {
+fn rows_with_small_gaps_are_read_together_and_copied_with_a_stride() {
     let tensor = entry(Dtype::U8, &[40, 20], DATA_BEGIN);
     let chunks = whole_plan(&[TensorRegion::slice(0, tensor, -1, 0, 10).unwrap()], &LIMITS);
     let Chunk::Staged { reads, copies, .. } = &chunks[0] else { panic!("{chunks:?}") };
@@ -347,16 +347,17 @@ fn near_rows_are_read_together_and_copied_with_a_stride() {
     assert_eq!((copies[0].rows, copies[0].row_bytes, copies[0].slot_stride), (40, 10, 20));
 }
 
-fn boxed(shape: &[u64], spans: &[(u64, u64, u64)]) -> TensorRegion {
-    let spans: Vec<_> = spans.iter().map(|&(start, length, step)| IndexRange { start, length, step }).collect();
-    TensorRegion::indexed(0, entry(Dtype::U8, shape, DATA_BEGIN), &spans).unwrap()
+fn indexed(shape: &[u64], index_ranges: &[(u64, u64, u64)]) -> TensorRegion {
+    let index_ranges: Vec<_> =
+        index_ranges.iter().map(|&(start, length, step)| IndexRange { start, length, step }).collect();
+    TensorRegion::indexed(0, entry(Dtype::U8, shape, DATA_BEGIN), &index_ranges).unwrap()
 }
 
 #[test]
-fn boxes_are_as_few_and_as_long_rows_as_they_can_be() {
-    // What is taken of the shape [4, 6, 10], the bytes of a row, and how often and how far apart it repeats.
+fn index_regions_merge_contiguous_rows() {
+    // Index ranges of the shape [4, 6, 10], bytes of a row, and count and bytes of each stride.
     let whole = (0, 10, 1);
-    for (spans, row_bytes, repeats) in [
+    for (index_ranges, row_bytes, strides) in [
         ([(0, 4, 1), (0, 6, 1), whole], 240, vec![]),
         ([(1, 2, 1), (0, 6, 1), whole], 120, vec![]),
         ([(2, 1, 1), (1, 3, 1), whole], 30, vec![]),
@@ -369,24 +370,24 @@ fn boxes_are_as_few_and_as_long_rows_as_they_can_be() {
         ([(0, 4, 1), (3, 1, 1), (7, 1, 1)], 1, vec![(4, 60)]),
         ([(0, 4, 1), (6, 0, 1), whole], 0, vec![]),
     ] {
-        let region = boxed(&[4, 6, 10], &spans).range;
-        assert_eq!(region.row_bytes, row_bytes, "{spans:?}");
-        let found: Vec<_> = region.strides.iter().map(|stride| (stride.count, stride.bytes)).collect();
-        assert_eq!(found, repeats, "{spans:?}");
+        let range = indexed(&[4, 6, 10], &index_ranges).range;
+        assert_eq!(range.row_bytes, row_bytes, "{index_ranges:?}");
+        let found: Vec<_> = range.strides.iter().map(|stride| (stride.count, stride.bytes)).collect();
+        assert_eq!(found, strides, "{index_ranges:?}");
     }
 }
 
 #[test]
-fn rows_that_are_stepped_over_are_not_read() {
-    let wanted = boxed(&[40, 100], &[(0, 20, 2), (0, 100, 1)]);
-    assert_eq!(read_bytes(&whole_plan(&[wanted], &LIMITS)), 2000);
-    // Elements near to each other are read with what lies between, and only from the first to the last.
-    let wanted = boxed(&[100], &[(10, 20, 3)]);
-    assert_eq!(read_bytes(&whole_plan(&[wanted], &LIMITS)), 58);
+fn skipped_rows_are_not_read() {
+    let regions = indexed(&[40, 100], &[(0, 20, 2), (0, 100, 1)]);
+    assert_eq!(read_bytes(&whole_plan(&[regions], &LIMITS)), 2000);
+    // Elements with small gaps are read with the gaps, from the first element to the last.
+    let regions = indexed(&[100], &[(10, 20, 3)]);
+    assert_eq!(read_bytes(&whole_plan(&[regions], &LIMITS)), 58);
 }
 
 #[test]
-fn boxes_that_do_not_fit_are_refused() {
+fn index_regions_outside_the_shape_are_rejected() {
     let tensor = entry(Dtype::F32, &[4, 6], DATA_BEGIN);
     let whole = IndexRange::whole(6);
     for (start, length, step) in
@@ -396,8 +397,8 @@ fn boxes_that_do_not_fit_are_refused() {
         assert_eq!(error.kind(), Kind::InvalidArgument, "{start} {length} {step}");
         assert!(error.to_string().contains("dimension 0"), "{error}");
     }
-    for spans in [&[][..], &[whole], &[IndexRange::whole(4), whole, whole]] {
-        assert_eq!(TensorRegion::indexed(0, tensor, spans).unwrap_err().kind(), Kind::InvalidArgument);
+    for index_ranges in [&[][..], &[whole], &[IndexRange::whole(4), whole, whole]] {
+        assert_eq!(TensorRegion::indexed(0, tensor, index_ranges).unwrap_err().kind(), Kind::InvalidArgument);
     }
     assert_eq!(
         TensorRegion::indexed(0, tensor, &[IndexRange { start: 4, length: 0, step: 9 }, whole]).unwrap().bytes(),
@@ -406,7 +407,7 @@ fn boxes_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn slices_that_do_not_fit_are_refused() {
+fn slices_outside_the_shape_are_rejected() {
     let tensor = entry(Dtype::F32, &[4, 6], DATA_BEGIN);
     for (dim, start, length) in [(2, 0, 1), (-3, 0, 1), (0, 0, 5), (0, 4, 1), (1, -1, 2), (1, 0, -1), (1, 3, i64::MAX)]
     {
@@ -419,14 +420,14 @@ fn slices_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn what_pytorch_cannot_hold_is_refused_by_name() {
+fn unsupported_dtypes_are_rejected_by_name() {
     for (dtype, shape) in [(Dtype::F6E2M3, [4]), (Dtype::F6E3M2, [8])] {
         let error = TensorRegion::whole(0, entry(dtype, &shape, DATA_BEGIN)).unwrap_err();
         assert_eq!(error.kind(), Kind::UnsupportedDtype);
         assert!(error.to_string().contains("tensor \"x\"") && error.to_string().contains(dtype.name()));
     }
     assert_eq!(TensorRegion::whole(0, entry(Dtype::F4, &[3, 4], DATA_BEGIN)).unwrap().shape, [3, 2]);
-    // Four elements, but no pair of neighbours in the last dimension.
+    // F4 packs two adjacent elements of the last dimension, which has only one element here.
     assert_eq!(
         TensorRegion::whole(0, entry(Dtype::F4, &[4, 1], DATA_BEGIN)).unwrap_err().kind(),
         Kind::UnsupportedDtype
@@ -434,38 +435,38 @@ fn what_pytorch_cannot_hold_is_refused_by_name() {
 }
 
 #[test]
-fn a_destination_outside_its_tensor_is_a_bug_and_said_so() {
-    let wanted = [TensorRegion::whole(0, entry(Dtype::U8, &[4], DATA_BEGIN)).unwrap()];
+fn destination_outside_its_tensor_is_an_internal_error() {
+    let regions = [TensorRegion::whole(0, entry(Dtype::U8, &[4], DATA_BEGIN)).unwrap()];
     for (tensor, begin, end) in [(1, 0, 1), (0, 0, 5), (0, 3, 2)] {
         let destination = Destination { tensor, begin, end, address: 0, cast: None };
-        assert_eq!(plan(&wanted, &[destination], &LIMITS).unwrap_err().kind(), Kind::Internal);
+        assert_eq!(plan(&regions, &[destination], &LIMITS).unwrap_err().kind(), Kind::Internal);
     }
 }
 
 #[test]
-fn a_cast_that_cuts_an_element_is_a_bug_and_said_so() {
-    let wanted = [TensorRegion::whole(0, entry(Dtype::BF16, &[4], DATA_BEGIN)).unwrap()];
+fn cast_of_a_partial_element_is_an_internal_error() {
+    let regions = [TensorRegion::whole(0, entry(Dtype::BF16, &[4], DATA_BEGIN)).unwrap()];
     for (begin, end) in [(0, 3), (1, 4)] {
         let cast = Cast::new(Dtype::BF16, Dtype::F32);
         let destination = Destination { tensor: 0, begin, end, address: 0, cast };
-        assert_eq!(plan(&wanted, &[destination], &LIMITS).unwrap_err().kind(), Kind::Internal);
+        assert_eq!(plan(&regions, &[destination], &LIMITS).unwrap_err().kind(), Kind::Internal);
     }
 }
 
 #[test]
-fn no_chunk_has_more_placements_than_its_table_can_hold() {
+fn chunks_have_at_most_copies_max_copies() {
     let tensors: Vec<_> = (0..50).map(|index| entry(Dtype::U8, &[10], DATA_BEGIN + index * 10)).collect();
-    let wanted: Vec<_> = tensors.iter().map(|tensor| TensorRegion::whole(0, *tensor).unwrap()).collect();
-    assert_eq!(whole_plan(&wanted, &Limits { copies_max: 20, ..LIMITS }).len(), 3);
+    let regions: Vec<_> = tensors.iter().map(|tensor| TensorRegion::whole(0, *tensor).unwrap()).collect();
+    assert_eq!(whole_plan(&regions, &Limits { copies_max: 20, ..LIMITS }).len(), 3);
 }
 
 #[test]
-fn far_rows_of_a_slice_that_lie_inside_near_rows_of_another_are_placed_apart() {
+fn rows_of_overlapping_slices_are_copied_separately() {
     let tensor = entry(Dtype::U8, &[3, 300], DATA_BEGIN);
     let slices = [(0, 290), (0, 1)];
-    let wanted = slices.map(|(start, length)| TensorRegion::slice(0, tensor, 1, start, length).unwrap());
-    let paper =
-        carry_out(&whole_plan(&wanted, &LIMITS), &LIMITS, 873, std::slice::from_ref(&(tensor.begin..tensor.end)));
-    let expected = [expected(tensor, 0, 1, 0, 290), expected(tensor, 0, 1, 0, 1)].concat();
-    assert_eq!(paper.memory, expected);
+    let regions = slices.map(|(start, length)| TensorRegion::slice(0, tensor, 1, start, length).unwrap());
+    let execution =
+        execute(&whole_plan(&regions, &LIMITS), &LIMITS, 873, std::slice::from_ref(&(tensor.begin..tensor.end)));
+    let expected = [slice_bytes(tensor, 0, 1, 0, 290), slice_bytes(tensor, 0, 1, 0, 1)].concat();
+    assert_eq!(execution.memory, expected);
 }

@@ -1,5 +1,5 @@
-//! What profiles keep and how they tell it. A profile is of the whole process,
-//! so these tests are a program of their own and take turns.
+//! Tests of profiles and their traces. A profile records the whole process, so the
+//! tests have their own program and run one at a time.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "these are tests, helpers included")]
 
@@ -21,20 +21,20 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+fn exclusive() -> MutexGuard<'static, ()> {
+    static LOCK: Mutex<()> = Mutex::new(());
+    LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A trace, parsed.
+/// Parsed trace.
 struct Trace {
-    facts: Value,
+    summary: Value,
     events: Vec<Value>,
 }
 
-/// A span of a trace, in nanoseconds.
+/// Span of a trace, with times in nanoseconds.
 #[derive(Debug)]
-struct Found {
+struct Span {
     name: String,
     row: (i64, i64),
     begin: u64,
@@ -46,7 +46,7 @@ impl Trace {
     fn stop(profile: i64) -> Trace {
         let mut trace: Value = serde_json::from_str(&profile::stop(profile).unwrap()).unwrap();
         let events = trace["traceEvents"].as_array().unwrap().clone();
-        Trace { facts: trace["otherData"].take(), events }
+        Trace { summary: trace["otherData"].take(), events }
     }
 
     fn of(work: impl FnOnce()) -> Trace {
@@ -55,16 +55,16 @@ impl Trace {
         Trace::stop(profile)
     }
 
-    fn spans(&self) -> Vec<Found> {
+    fn spans(&self) -> Vec<Span> {
         let spans = self.events.iter().filter(|event| event["ph"] == "X");
         spans
             .map(|event| {
                 let nanoseconds = |key: &str| {
-                    let (whole, part) = event[key].to_string().split_once('.').map(own).unwrap();
+                    let (whole, part) = event[key].to_string().split_once('.').map(to_owned).unwrap();
                     whole.parse::<u64>().unwrap() * 1000 + format!("{part:0<3}").parse::<u64>().unwrap()
                 };
                 let (begin, length) = (nanoseconds("ts"), nanoseconds("dur"));
-                Found {
+                Span {
                     name: event["name"].as_str().unwrap().to_owned(),
                     row: (event["pid"].as_i64().unwrap(), event["tid"].as_i64().unwrap()),
                     begin,
@@ -80,26 +80,27 @@ impl Trace {
         spans.map(|span| span.arguments["bytes"].as_u64().unwrap()).collect()
     }
 
-    /// `spans` or `bytes` of a stage in all.
-    fn total(&self, stage: Stage, what: &str) -> u64 {
-        let stages = self.facts["stages"].as_array().unwrap();
-        stages.iter().find(|total| total["stage"] == stage.name()).unwrap()[what].as_u64().unwrap()
+    /// Returns the total `spans` or `bytes` of a stage.
+    fn total(&self, stage: Stage, key: &str) -> u64 {
+        let stages = self.summary["stages"].as_array().unwrap();
+        stages.iter().find(|total| total["stage"] == stage.name()).unwrap()[key].as_u64().unwrap()
     }
 
-    /// The name of the thread in a row.
+    /// Returns the name of the thread of a row.
     fn name_of(&self, row: (i64, i64)) -> &str {
-        let is_it = |event: &&Value| event["name"] == "thread_name" && event["pid"] == row.0 && event["tid"] == row.1;
-        self.events.iter().find(is_it).unwrap()["args"]["name"].as_str().unwrap()
+        let names_row =
+            |event: &&Value| event["name"] == "thread_name" && event["pid"] == row.0 && event["tid"] == row.1;
+        self.events.iter().find(names_row).unwrap()["args"]["name"].as_str().unwrap()
     }
 }
 
-fn own((whole, part): (&str, &str)) -> (String, String) {
+fn to_owned((whole, part): (&str, &str)) -> (String, String) {
     (whole.to_owned(), part.to_owned())
 }
 
 #[test]
-fn spans_stand_in_the_order_in_which_they_began_with_what_they_say() {
-    let _turn = turn();
+fn spans_are_ordered_by_begin_with_their_arguments() {
+    let _lock = exclusive();
     let trace = Trace::of(|| {
         let outer = profile::span(Stage::Plan);
         drop(profile::span(Stage::Read).bytes(7_usize).detail(|| Arc::new(json!({ "path": "a \"b\"" }))));
@@ -117,24 +118,24 @@ fn spans_stand_in_the_order_in_which_they_began_with_what_they_say() {
     assert!(spans[0].begin <= spans[1].begin && spans[1].end <= spans[2].begin && spans[2].end <= spans[0].end);
     assert_eq!(spans[1].arguments, json!({ "path": "a \"b\"", "bytes": 7 }));
     assert_eq!(trace.total(Stage::Cast, "bytes"), 9);
-    let facts = ["reads", "copies", "launches", "peak_staging_bytes", "spans_dropped"].map(|key| &trace.facts[key]);
-    assert_eq!(facts, [3, 0, 2, 100, 0]);
-    assert_eq!(trace.facts["errors"], json!(["[io] x.safetensors: gone"]));
+    let counts = ["reads", "copies", "launches", "peak_staging_bytes", "spans_dropped"].map(|key| &trace.summary[key]);
+    assert_eq!(counts, [3, 0, 2, 100, 0]);
+    assert_eq!(trace.summary["errors"], json!(["[io] x.safetensors: gone"]));
     assert!(
         trace.events.iter().any(|event| event["ph"] == "i" && event["args"]["message"] == "[io] x.safetensors: gone")
     );
 }
 
 #[test]
-fn only_what_begins_and_ends_in_a_profile_is_its() {
-    let _turn = turn();
+fn profile_contains_spans_that_begin_and_end_during_it() {
+    let _lock = exclusive();
     assert!(!profile::is_on());
-    let mut is_asked = false;
+    let mut is_evaluated = false;
     drop(profile::span(Stage::Read).detail(|| {
-        is_asked = true;
+        is_evaluated = true;
         Arc::default()
     }));
-    assert!(!is_asked);
+    assert!(!is_evaluated);
     profile::count(Count::Reads, 1);
     let before = profile::span(Stage::Read).bytes(2_usize);
     let outer = profile::start();
@@ -151,39 +152,39 @@ fn only_what_begins_and_ends_in_a_profile_is_its() {
     drop(after);
     assert_eq!(inner.bytes(Stage::Read), [4]);
     assert_eq!(outer.bytes(Stage::Read), [3, 4, 5]);
-    assert_eq!(outer.facts["reads"], 0);
+    assert_eq!(outer.summary["reads"], 0);
     assert!(!profile::is_on());
     assert!(Trace::of(|| {}).spans().is_empty());
 }
 
 #[test]
-fn a_profile_is_stopped_once() {
-    let _turn = turn();
+fn profile_cannot_be_stopped_twice() {
+    let _lock = exclusive();
     let profile = profile::start();
     Trace::stop(profile);
-    for wrong in [profile, -1] {
-        let error = profile::stop(wrong).unwrap_err();
+    for invalid in [profile, -1] {
+        let error = profile::stop(invalid).unwrap_err();
         assert_eq!(error.kind(), Kind::InvalidArgument);
-        assert!(error.to_string().contains(&format!("no profile {wrong} runs")), "{error}");
+        assert!(error.to_string().contains(&format!("no profile {invalid} runs")), "{error}");
     }
 }
 
 #[test]
-fn threads_have_rows_of_their_own_and_leave_them_to_the_next() {
-    let _turn = turn();
+fn threads_have_separate_rows_that_later_threads_reuse() {
+    let _lock = exclusive();
     const THREADS: usize = 8;
     const SPANS: usize = 500;
     let run = || {
-        let meet = Barrier::new(THREADS);
+        let barrier = Barrier::new(THREADS);
         thread::scope(|scope| {
             for index in 0..THREADS {
-                let meet = &meet;
+                let barrier = &barrier;
                 let work = move || {
-                    meet.wait();
+                    barrier.wait();
                     for number in 0..SPANS {
                         drop(profile::span(Stage::Read).bytes(index * SPANS + number));
                     }
-                    meet.wait();
+                    barrier.wait();
                 };
                 thread::Builder::new().name("worker".into()).spawn_scoped(scope, work).unwrap();
             }
@@ -197,18 +198,18 @@ fn threads_have_rows_of_their_own_and_leave_them_to_the_next() {
     let rows: BTreeSet<(i64, i64)> = spans.iter().map(|span| span.row).collect();
     assert_eq!(rows.len(), THREADS);
     for &row in &rows {
-        let of_row: Vec<&Found> = spans.iter().filter(|span| span.row == row).collect();
-        assert!(of_row.windows(2).all(|pair| pair[0].end <= pair[1].begin), "they overlap");
+        let of_row: Vec<&Span> = spans.iter().filter(|span| span.row == row).collect();
+        assert!(of_row.windows(2).all(|pair| pair[0].end <= pair[1].begin), "spans of one thread overlap");
         assert_eq!(trace.name_of(row), format!("worker {}", row.1));
     }
-    // A thread gives its row back a moment after its last span.
-    let again: BTreeSet<(i64, i64)> = Trace::of(run).spans().iter().map(|span| span.row).collect();
-    assert_eq!(again.len(), THREADS);
+    // A thread releases its row shortly after its last span.
+    let reused: BTreeSet<(i64, i64)> = Trace::of(run).spans().iter().map(|span| span.row).collect();
+    assert_eq!(reused.len(), THREADS);
 }
 
 #[test]
-fn loads_at_once_have_rows_of_their_own() {
-    let _turn = turn();
+fn concurrent_loads_have_separate_rows() {
+    let _lock = exclusive();
     let trace = Trace::of(|| {
         let first = profile::span(Stage::Load);
         let second = profile::span(Stage::Load);
@@ -223,27 +224,27 @@ fn loads_at_once_have_rows_of_their_own() {
 }
 
 #[test]
-fn what_does_not_fit_is_counted() {
-    let _turn = turn();
+fn dropped_spans_are_counted() {
+    let _lock = exclusive();
     let trace = Trace::of(|| {
         for _ in 0..SPANS_MAX + 10 {
             drop(profile::span(Stage::Read).bytes(2_usize));
         }
     });
-    assert_eq!(trace.facts["spans_dropped"], 10);
+    assert_eq!(trace.summary["spans_dropped"], 10);
     assert_eq!(trace.events.iter().filter(|event| event["ph"] == "X").count(), SPANS_MAX);
     assert_eq!(trace.total(Stage::Read, "spans"), (SPANS_MAX + 10) as u64);
     assert_eq!(trace.total(Stage::Read, "bytes"), 2 * (SPANS_MAX + 10) as u64);
 }
 
 #[test]
-fn a_load_tells_of_every_stage_and_every_byte() {
-    let _turn = turn();
+fn load_records_every_stage_and_every_byte() {
+    let _lock = exclusive();
     let model = Model::sharded(&[(Dtype::F32, &[300, 100]), (Dtype::U8, &[10]), (Dtype::F16, &[70_000])], 2);
     let total: usize = model.tensors.iter().map(|tensor| tensor.bytes.len()).sum();
     let trace = Trace::of(|| {
         let checkpoint = Checkpoint::open(&model.paths).unwrap();
-        let wanted: Arc<[TensorRegion]> =
+        let regions: Arc<[TensorRegion]> =
             checkpoint.entries().map(|(file, entry)| TensorRegion::whole(file, entry).unwrap()).collect();
         let mut memory: Vec<Vec<u8>> = model.tensors.iter().map(|tensor| vec![0; tensor.bytes.len()]).collect();
         let destinations: Vec<Destination> = memory
@@ -259,7 +260,7 @@ fn a_load_tells_of_every_stage_and_every_byte() {
             .collect();
         let (reader, chunk_bytes, staging_bytes) = (ReaderChoice::Pread, 4 << 10, 8 << 10);
         let options = Options { reader, chunk_bytes, staging_bytes, threads: 2, ..Options::default() };
-        let mut transfer = Transfer::open(&checkpoint, wanted, Arc::new(Host), options).unwrap();
+        let mut transfer = Transfer::open(&checkpoint, regions, Arc::new(Host), options).unwrap();
         let batch = transfer.planner().prepare(&destinations).unwrap();
         // SAFETY: the memory lives until the transfer has finished.
         unsafe { transfer.fill(&batch, Scratch::default()) }.unwrap();
@@ -271,18 +272,18 @@ fn a_load_tells_of_every_stage_and_every_byte() {
     assert_eq!(trace.bytes(Stage::Header).iter().sum::<u64>(), files - total as u64);
     let staged = trace.bytes(Stage::Place);
     assert_eq!(trace.bytes(Stage::Slot).len(), staged.len());
-    assert!(!staged.is_empty() && trace.facts["reads"].as_u64().unwrap() >= staged.len() as u64);
+    assert!(!staged.is_empty() && trace.summary["reads"].as_u64().unwrap() >= staged.len() as u64);
     for stage in [Stage::Open, Stage::Plan] {
         assert_eq!(trace.bytes(stage).len(), 1, "{stage:?}");
     }
-    let peak = trace.facts["peak_staging_bytes"].as_u64().unwrap();
+    let peak = trace.summary["peak_staging_bytes"].as_u64().unwrap();
     assert!((4 << 10..=8 << 10).contains(&peak), "{peak}");
     let spans = trace.spans();
     let read = spans.iter().find(|span| span.name == "read").unwrap();
     assert_eq!(read.arguments["reader"], "pread");
     assert_eq!(read.arguments["path"], model.paths[0].to_str().unwrap());
-    let facts = trace.facts["readers"].as_array().unwrap();
-    assert_eq!(facts.len(), 2);
-    assert_eq!(facts[0]["why"], "asked for");
-    assert!(facts[0]["file_system"].is_string());
+    let readers = trace.summary["readers"].as_array().unwrap();
+    assert_eq!(readers.len(), 2);
+    assert_eq!(readers[0]["why"], "asked for");
+    assert!(readers[0]["file_system"].is_string());
 }

@@ -1,23 +1,12 @@
-//! The kernel's table: its tiles cover every element of every piece exactly once.
+//! Tests of the kernel's table: its tiles cover every element of every copy exactly once.
 
+use crate::cast::FLOATS;
 use fst::convert::scatter::{BATCH_TASKS, StridedCopy, TASK_BYTES, TILE_BYTES, Table, Task, has_cast};
 use fst::dtype::Dtype;
 use fst::error::Kind;
 use proptest::prelude::*;
 
-const FLOATS: [Dtype; 9] = [
-    Dtype::F16,
-    Dtype::BF16,
-    Dtype::F32,
-    Dtype::F64,
-    Dtype::F8E4M3,
-    Dtype::F8E5M2,
-    Dtype::F8E4M3Fnuz,
-    Dtype::F8E5M2Fnuz,
-    Dtype::F8E8M0,
-];
-
-/// Bytes of an element on both sides, as the kernel finds them from a task's numbers.
+/// Returns the bytes of a source and a target element, derived from the codes in a task.
 fn item_bytes(task: &Task) -> (u64, u64) {
     let bytes = |code: u8| {
         let dtype = Dtype::all().find(|dtype| dtype.scalar_type() == Some(i8::try_from(code).unwrap())).unwrap();
@@ -26,33 +15,33 @@ fn item_bytes(task: &Task) -> (u64, u64) {
     if task.from == task.to { (1, 1) } else { (bytes(task.from), bytes(task.to)) }
 }
 
-/// Where the tiles of a task say that each of its elements comes from and goes to.
-fn copies(task: &Task, tile_count: u32) -> Vec<(u64, u64)> {
+/// Returns the source and target addresses of each element in the tiles of a task.
+fn task_addresses(task: &Task, tile_count: u32) -> Vec<(u64, u64)> {
     let (source_bytes, target_bytes) = item_bytes(task);
     let per_tile = TILE_BYTES / source_bytes.max(target_bytes);
     let elements = u64::from(task.rows) * task.row_elements;
     let tiles = (0..u64::from(tile_count)).map(|tile| tile * per_tile..((tile + 1) * per_tile).min(elements));
-    let place = |element: u64| {
+    let addresses = |element: u64| {
         let (row, column) = (element / task.row_elements, element % task.row_elements);
         (task.source + row * task.source_stride_bytes + column * source_bytes, task.target + element * target_bytes)
     };
-    tiles.inspect(|tile| assert!(!tile.is_empty(), "a tile without work")).flatten().map(place).collect()
+    tiles.inspect(|tile| assert!(!tile.is_empty(), "an empty tile")).flatten().map(addresses).collect()
 }
 
-/// The same, from the piece itself.
-fn expected(piece: &StridedCopy) -> Vec<(u64, u64)> {
+/// Returns the source and target addresses of each element of a copy.
+fn copy_addresses(copy: &StridedCopy) -> Vec<(u64, u64)> {
     let (source_bytes, target_bytes) =
-        if piece.from == piece.to { (1, 1) } else { (piece.from.item_bytes(), piece.to.item_bytes()) };
-    let rows = (0..piece.rows).flat_map(|row| (0..piece.row_elements).map(move |column| (row, column)));
+        if copy.from == copy.to { (1, 1) } else { (copy.from.item_bytes(), copy.to.item_bytes()) };
+    let rows = (0..copy.rows).flat_map(|row| (0..copy.row_elements).map(move |column| (row, column)));
     rows.enumerate()
         .map(|(element, (row, column))| {
-            let source = piece.source + row * piece.source_stride_bytes + column * source_bytes;
-            (source, piece.target + element as u64 * target_bytes)
+            let source = copy.source + row * copy.source_stride_bytes + column * source_bytes;
+            (source, copy.target + element as u64 * target_bytes)
         })
         .collect()
 }
 
-fn piece() -> impl Strategy<Value = StridedCopy> {
+fn copy() -> impl Strategy<Value = StridedCopy> {
     let all: Vec<Dtype> = Dtype::all().collect();
     let pairs: Vec<(Dtype, Dtype)> = all
         .iter()
@@ -83,14 +72,14 @@ fn piece() -> impl Strategy<Value = StridedCopy> {
 
 proptest! {
     #[test]
-    fn tiles_cover_every_element_of_every_piece_once(pieces in proptest::collection::vec(piece(), 0..6)) {
+    fn tiles_cover_every_element_of_every_copy_once(copies in proptest::collection::vec(copy(), 0..6)) {
         let mut table = Table::default();
-        pieces.iter().for_each(|&piece| table.push(piece).unwrap());
+        copies.iter().for_each(|&copy| table.push(copy).unwrap());
         let ends = table.tasks().iter().skip(1).map(|task| task.first_tile).chain([table.tile_count()]);
-        let counted: Vec<_> =
-            table.tasks().iter().zip(ends).flat_map(|(task, end)| copies(task, end - task.first_tile)).collect();
-        let expected: Vec<_> = pieces.iter().flat_map(expected).collect();
-        prop_assert_eq!(counted, expected);
+        let covered: Vec<_> =
+            table.tasks().iter().zip(ends).flat_map(|(task, end)| task_addresses(task, end - task.first_tile)).collect();
+        let expected: Vec<_> = copies.iter().flat_map(copy_addresses).collect();
+        prop_assert_eq!(covered, expected);
     }
 }
 
@@ -112,14 +101,14 @@ fn rows_beyond_32_bits_are_split() {
 }
 
 #[test]
-fn rows_without_gaps_are_one_row() {
+fn contiguous_rows_merge() {
     let mut table = Table::default();
     table.push(bytes(0, 100, 1 << 30, 100)).unwrap();
     assert_eq!((table.tasks()[0].rows, table.tasks()[0].row_elements), (1, 100 << 30));
 }
 
 #[test]
-fn what_the_kernel_cannot_do_is_refused() {
+fn unsupported_copies_are_rejected() {
     let good = StridedCopy { from: Dtype::F32, to: Dtype::BF16, ..bytes(1, 10, 2, 64) };
     Table::default().push(good).unwrap();
     for bad in [
@@ -136,7 +125,7 @@ fn what_the_kernel_cannot_do_is_refused() {
 }
 
 #[test]
-fn the_casts_are_those_of_numbers_to_floats() {
+fn numbers_cast_to_floats_only() {
     for from in Dtype::all() {
         for to in Dtype::all() {
             let is_number = !matches!(from, Dtype::C64 | Dtype::F4 | Dtype::F6E2M3 | Dtype::F6E3M2);
@@ -146,7 +135,7 @@ fn the_casts_are_those_of_numbers_to_floats() {
 }
 
 #[test]
-fn a_table_in_a_slot_has_the_kernels_layout() {
+fn serialized_table_matches_the_kernel() {
     let mut table = Table::default();
     table.push(StridedCopy { target: 64, from: Dtype::F64, to: Dtype::F8E8M0, ..bytes(0x0102, 3, 2, 50) }).unwrap();
     table.push(bytes(5, 1, 1, 0)).unwrap();
@@ -158,22 +147,22 @@ fn a_table_in_a_slot_has_the_kernels_layout() {
         first[at] = value;
     }
     assert_eq!(slot[..TASK_BYTES], first);
-    // The second task begins behind the first one's only tile.
+    // The second task begins at tile 1, because the first task has one tile.
     assert_eq!((slot[TASK_BYTES], slot[TASK_BYTES + 36]), (5, 1));
     assert_eq!(slot[2 * TASK_BYTES..], [0xEE; 3]);
 }
 
 #[test]
-fn batches_hold_the_same_tasks() {
+fn batches_contain_all_tasks() {
     let mut table = Table::default();
     (0..2 * BATCH_TASKS as u64 + 1).for_each(|i| table.push(bytes(i, 1 + i * 300, 1, 0)).unwrap());
     let mut first = 0;
     let mut tasks = Vec::new();
     for batch in table.batches() {
         let count = usize::try_from(batch.task_count).unwrap();
-        let mut kept = batch.tasks[..count].to_vec();
-        kept.iter_mut().for_each(|task| task.first_tile += first);
-        tasks.extend(kept);
+        let mut batch_tasks = batch.tasks[..count].to_vec();
+        batch_tasks.iter_mut().for_each(|task| task.first_tile += first);
+        tasks.extend(batch_tasks);
         assert!(batch.tasks[count..].iter().all(|task| *task == Task::default()));
         first += batch.tile_count;
     }

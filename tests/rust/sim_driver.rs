@@ -1,5 +1,5 @@
-//! The simulated CUDA driver tested by itself: a correct program pleases it,
-//! and one mistake of each kind that it looks for is found, whatever the delays.
+//! Tests of the simulated CUDA driver: it accepts correct programs, and reports
+//! each kind of violation, independent of the delays.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "these are tests, helpers included")]
 
@@ -8,16 +8,13 @@ mod sim;
 use memmap2::MmapMut;
 use sim::abi::{Fault, Kind, MEMORY_TYPE_DEVICE, MEMORY_TYPE_HOST, Memcpy2D, POISON, REGISTER_PORTABLE, Status};
 use sim::gpu::Gpu;
-use sim::{Cuda, Sim};
+use sim::{Cuda, FATBIN, Sim, assert_reported};
 use std::os::unix::fs::FileExt;
 
-/// What the simulator takes for the image of the kernels: the beginning of a fatbin.
-const IMAGE: [u8; 4] = [0x50, 0xED, 0x55, 0xBA];
-
-/// Bytes of the blocks in these tests.
+/// Size of the device blocks, in bytes.
 const BLOCK: usize = 1000;
 
-/// Pinned host memory, as a program with one slot would hold it.
+/// Staging slot in pinned host memory.
 struct Slot {
     cuda: Cuda,
     memory: MmapMut,
@@ -38,8 +35,8 @@ impl Slot {
         Slot { cuda, memory, is_registered: false }
     }
 
-    /// Copies device memory to the beginning of the slot.
-    fn fetch(&mut self, source: u64, bytes: usize, stream: usize) -> Result<(), Status> {
+    /// Copies device memory to the start of the slot.
+    fn copy_from_device(&mut self, source: u64, bytes: usize, stream: usize) -> Result<(), Status> {
         self.cuda.copy_to_host(self.memory.as_mut_ptr().expose_provenance(), source, bytes, stream)
     }
 
@@ -52,13 +49,13 @@ impl Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         if self.is_registered {
-            // Refused when the context is lost, but done.
+            // A lost context returns an error, but the memory is unregistered.
             let _ = self.unregister();
         }
     }
 }
 
-/// A strided copy out of the beginning of `source`.
+/// Describes a strided copy from the start of `source`.
 fn strided(
     source: &[u8],
     source_pitch: usize,
@@ -80,7 +77,7 @@ fn strided(
     }
 }
 
-/// Makes `later` wait for what is on `earlier` now.
+/// Makes `later` wait for all work on `earlier`.
 fn order(cuda: &Cuda, earlier: usize, later: usize) {
     let event = cuda.create_event().unwrap();
     cuda.record_event(event, earlier).unwrap();
@@ -88,30 +85,18 @@ fn order(cuda: &Cuda, earlier: usize, later: usize) {
     cuda.destroy_event(event).unwrap();
 }
 
-/// Runs a test and asserts that just these violations are found: with work that
-/// runs as late as it can, and with several random delays.
-fn assert_found(kinds: &[Kind], test: impl Fn(&Sim)) {
-    let starts = [Sim::start_lazy as fn(u64) -> Sim].into_iter().chain([Sim::start as fn(u64) -> Sim; 10]);
-    for (seed, start) in (0..).zip(starts) {
-        let sim = start(seed);
-        test(&sim);
-        let report = sim.finish();
-        assert_eq!(report.kinds(), kinds, "seed {seed}: {:#?}", report.violations);
-    }
-}
-
-/// As [`assert_found`], for a mistake that does harm only if work runs late.
-fn assert_found_when_late(kinds: &[Kind], test: impl Fn(&Sim)) {
+/// Like [`assert_reported`], for a violation that only late work reveals.
+fn assert_reported_when_late(kinds: &[Kind], test: impl Fn(&Sim)) {
     let sim = Sim::start_lazy(0);
     test(&sim);
     let report = sim.finish();
     assert_eq!(report.kinds(), kinds, "{:#?}", report.violations);
 }
 
-/// What fst does for one tensor, without a mistake.
+/// Uploads one tensor like fst.
 #[test]
-fn a_correct_upload_is_clean_and_exact() {
-    assert_found(&[], |sim| {
+fn correct_upload_is_clean_and_exact() {
+    assert_reported(&[], |sim| {
         let cuda = &sim.cuda;
         let gpu = Gpu::new(sim, 0);
         let slot = Slot::new(sim.cuda);
@@ -121,7 +106,7 @@ fn a_correct_upload_is_clean_and_exact() {
         let copies = cuda.create_stream().unwrap();
         order(cuda, gpu.stream, copies);
         cuda.copy(block, &slot.memory[..100], copies).unwrap();
-        // Rows of 10 bytes, 30 apart in the slot, go to columns 5 to 14 of rows of 20 bytes.
+        // Copies rows of 10 bytes, 30 bytes apart in the slot, to columns 5 to 14 of rows of 20 bytes.
         cuda.copy_2d(&strided(&slot.memory, 30, block + 205, 20, 10, 4), copies).unwrap();
         let done = cuda.create_event().unwrap();
         cuda.record_event(done, copies).unwrap();
@@ -143,8 +128,8 @@ fn a_correct_upload_is_clean_and_exact() {
     });
 }
 
-/// One program per kind, each with that mistake and no other.
-fn plant(kind: Kind, sim: &Sim) {
+/// Runs a program with exactly one violation of this kind.
+fn violate(kind: Kind, sim: &Sim) {
     let cuda = &sim.cuda;
     let gpu = Gpu::new(sim, 0);
     let mut slot = Slot::new(sim.cuda);
@@ -155,7 +140,7 @@ fn plant(kind: Kind, sim: &Sim) {
             slot.memory[3] = 99;
         }
         Kind::TargetChanged => {
-            slot.fetch(block, BLOCK, gpu.stream).unwrap();
+            slot.copy_from_device(block, BLOCK, gpu.stream).unwrap();
             slot.memory[3] = 99;
         }
         Kind::Unpinned => {
@@ -211,7 +196,7 @@ fn plant(kind: Kind, sim: &Sim) {
             assert_eq!(cuda.copy(block, &slot.memory[..10], copies), Err(Status::InvalidHandle));
         }
         Kind::BadLaunch => {
-            let module = cuda.load_module(&IMAGE).unwrap();
+            let module = cuda.load_module(&FATBIN).unwrap();
             let kernel = cuda.function(module, c"fst_scatter").unwrap();
             let result = cuda.launch(kernel, [0, 256], gpu.stream, &[&block.to_le_bytes(), &[0; 4], &[0; 4]]);
             assert_eq!(result, Err(Status::InvalidValue));
@@ -222,20 +207,20 @@ fn plant(kind: Kind, sim: &Sim) {
 }
 
 #[test]
-fn a_mistake_of_each_kind_is_found() {
+fn each_kind_of_violation_is_reported() {
     for &kind in Kind::ALL {
         match kind {
-            Kind::SourceChanged | Kind::TargetChanged => assert_found_when_late(&[kind], |sim| plant(kind, sim)),
-            // The block's owner gives it back while the lost work is pending.
-            Kind::WorkLost => assert_found(&[Kind::FreedInUse, kind], |sim| plant(kind, sim)),
-            _ => assert_found(&[kind], |sim| plant(kind, sim)),
+            Kind::SourceChanged | Kind::TargetChanged => assert_reported_when_late(&[kind], |sim| violate(kind, sim)),
+            // The owner frees the block while the lost work is pending.
+            Kind::WorkLost => assert_reported(&[Kind::FreedInUse, kind], |sim| violate(kind, sim)),
+            _ => assert_reported(&[kind], |sim| violate(kind, sim)),
         }
     }
 }
 
 #[test]
-fn work_runs_later_and_in_the_order_of_events() {
-    assert_found_when_late(&[], |sim| {
+fn work_runs_asynchronously_in_the_order_of_events() {
+    assert_reported_when_late(&[], |sim| {
         let gpu = Gpu::new(sim, 0);
         let (first, second) = (gpu.stream, sim.cuda.create_stream().unwrap());
         let block = gpu.allocate(BLOCK);
@@ -243,10 +228,10 @@ fn work_runs_later_and_in_the_order_of_events() {
         order(&sim.cuda, first, second);
         sim.launch_write(second, block, BLOCK, 2).unwrap();
         let done = sim.cuda.create_event().unwrap();
-        assert_eq!(sim.cuda.query_event(done), Ok(()), "an event that was never recorded is done");
+        assert_eq!(sim.cuda.query_event(done), Ok(()), "an event without a record is done");
         sim.cuda.record_event(done, second).unwrap();
         assert_eq!(sim.cuda.query_event(done), Err(Status::NotReady));
-        // Every question lets one piece of work run, so asking often enough is waiting.
+        // Each query lets one item of work run, so repeated queries make progress.
         while sim.cuda.query_event(done).is_err() {}
         assert_eq!(sim.read(block, BLOCK).unwrap(), [2; BLOCK]);
         sim.cuda.destroy_event(done).unwrap();
@@ -255,13 +240,13 @@ fn work_runs_later_and_in_the_order_of_events() {
 }
 
 #[test]
-fn a_copy_to_the_host_is_there_once_it_was_waited_for_and_not_before() {
+fn copy_to_the_host_completes_at_the_wait() {
     let sim = Sim::start_lazy(0);
     let gpu = Gpu::new(&sim, 0);
     let block = gpu.allocate(BLOCK);
     gpu.queue_fill(block, BLOCK);
     let mut slot = Slot::new(sim.cuda);
-    slot.fetch(block, BLOCK, gpu.stream).unwrap();
+    slot.copy_from_device(block, BLOCK, gpu.stream).unwrap();
     assert!(slot.memory[..BLOCK].iter().all(|&byte| byte == POISON));
     gpu.synchronize();
     assert!(slot.memory[..BLOCK].iter().all(|&byte| byte == 0x11));
@@ -271,37 +256,37 @@ fn a_copy_to_the_host_is_there_once_it_was_waited_for_and_not_before() {
 }
 
 #[test]
-fn a_copy_to_the_host_comes_behind_what_it_copies() {
-    assert_found(&[Kind::MissingWait], |sim| {
+fn invalid_copies_to_the_host_are_reported() {
+    assert_reported(&[Kind::MissingWait], |sim| {
         let gpu = Gpu::new(sim, 0);
         let side = sim.cuda.create_stream().unwrap();
         let block = gpu.allocate(BLOCK);
         gpu.queue_fill(block, BLOCK);
         let mut slot = Slot::new(sim.cuda);
-        slot.fetch(block, BLOCK, side).unwrap();
+        slot.copy_from_device(block, BLOCK, side).unwrap();
         sim.cuda.synchronize_stream(side).unwrap();
         gpu.synchronize();
         sim.cuda.destroy_stream(side).unwrap();
     });
-    assert_found(&[Kind::HostReleased], |sim| {
+    assert_reported(&[Kind::HostReleased], |sim| {
         let gpu = Gpu::new(sim, 0);
         let block = gpu.allocate(BLOCK);
         let mut slot = Slot::new(sim.cuda);
-        slot.fetch(block, BLOCK, gpu.stream).unwrap();
+        slot.copy_from_device(block, BLOCK, gpu.stream).unwrap();
         slot.unregister().unwrap();
     });
-    assert_found(&[Kind::Unpinned], |sim| {
+    assert_reported(&[Kind::Unpinned], |sim| {
         let gpu = Gpu::new(sim, 0);
         let block = gpu.allocate(BLOCK);
         let mut slot = Slot::pageable(sim.cuda);
-        slot.fetch(block, BLOCK, gpu.stream).unwrap();
+        slot.copy_from_device(block, BLOCK, gpu.stream).unwrap();
         gpu.synchronize();
     });
 }
 
 #[test]
-fn the_default_stream_is_a_stream_of_the_current_context() {
-    assert_found(&[Kind::MissingWait], |sim| {
+fn default_stream_belongs_to_the_current_context() {
+    assert_reported(&[Kind::MissingWait], |sim| {
         let gpu = Gpu::new(sim, 0);
         let block = gpu.allocate(BLOCK);
         sim.launch_write(0, block, BLOCK, 1).unwrap();
@@ -313,14 +298,14 @@ fn the_default_stream_is_a_stream_of_the_current_context() {
 }
 
 #[test]
-fn fresh_memory_is_poison_and_out_of_the_hosts_reach() {
+fn new_device_memory_is_poisoned_and_inaccessible_to_the_host() {
     let sim = Sim::start(0);
     let gpu = Gpu::new(&sim, 1);
     let (first, second) = (gpu.allocate(BLOCK), gpu.allocate(BLOCK));
     assert_eq!(sim.read(first, BLOCK).unwrap(), [POISON; BLOCK]);
     sim.write(first, b"abc").unwrap();
     assert_eq!(sim.read(first, 4).unwrap(), [b'a', b'b', b'c', POISON]);
-    // What the kernel cannot read for us, we cannot read either.
+    // A read through the operating system fails like a read by the process.
     let own_memory = std::fs::File::open("/proc/self/mem").unwrap();
     for address in [first, second, second + BLOCK as u64] {
         assert!(own_memory.read_at(&mut [0], address).is_err());
@@ -330,9 +315,9 @@ fn fresh_memory_is_poison_and_out_of_the_hosts_reach() {
 }
 
 #[test]
-fn a_source_must_stay_mapped_and_registered_until_its_copy_was_waited_for() {
-    // Unmapped before it is unregistered.
-    assert_found(&[Kind::HostReleased], |sim| {
+fn sources_released_before_the_wait_are_reported() {
+    // The memory is unmapped before it is unregistered.
+    assert_reported(&[Kind::HostReleased], |sim| {
         let _gpu = Gpu::new(sim, 0);
         let slot = MmapMut::map_anon(BLOCK).unwrap();
         sim.cuda.register(&slot, 0).unwrap();
@@ -340,8 +325,8 @@ fn a_source_must_stay_mapped_and_registered_until_its_copy_was_waited_for() {
         drop(slot);
         sim.cuda.unregister(start).unwrap();
     });
-    // Pageable, and unmapped while the copy is pending.
-    assert_found_when_late(&[Kind::HostReleased], |sim| {
+    // Pageable memory is unmapped while the copy is pending.
+    assert_reported_when_late(&[Kind::HostReleased], |sim| {
         let gpu = Gpu::new(sim, 0);
         let block = gpu.allocate(BLOCK);
         sim.inject(Fault::RefusePinning, 0);
@@ -354,8 +339,8 @@ fn a_source_must_stay_mapped_and_registered_until_its_copy_was_waited_for() {
 }
 
 #[test]
-fn pinned_memory_is_pinned_as_a_whole_and_where_it_was_asked_for() {
-    assert_found(&[Kind::Unpinned, Kind::Unpinned], |sim| {
+fn copies_from_partly_pinned_memory_or_another_context_are_reported() {
+    assert_reported(&[Kind::Unpinned, Kind::Unpinned], |sim| {
         let slot = Slot::pageable(sim.cuda);
         let (gpu, other) = (Gpu::new(sim, 0), Gpu::new(sim, 1));
         let block = other.allocate(BLOCK);
@@ -366,9 +351,9 @@ fn pinned_memory_is_pinned_as_a_whole_and_where_it_was_asked_for() {
 
         sim.cuda.set_current(other.context).unwrap();
         sim.cuda.copy(block, &slot.memory[..BLOCK], other.stream).unwrap();
-        // Half of it belongs to one registration and half to another.
+        // The source spans two registrations.
         sim.cuda.copy(block, &slot.memory[BLOCK / 2..][..BLOCK], other.stream).unwrap();
-        // Pinned, but for the other context only.
+        // The source is pinned for the other context only.
         sim.cuda.copy(block, &slot.memory[BLOCK..][..BLOCK], other.stream).unwrap();
         other.synchronize();
         let start = slot.memory.as_ptr().addr();
@@ -378,7 +363,7 @@ fn pinned_memory_is_pinned_as_a_whole_and_where_it_was_asked_for() {
 }
 
 #[test]
-fn every_row_of_a_strided_copy_must_lie_inside_the_allocation() {
+fn strided_copies_outside_of_the_allocation_are_reported() {
     let copy = |rows: usize, target_pitch: usize, offset: u64| {
         move |sim: &Sim| {
             let gpu = Gpu::new(sim, 0);
@@ -390,14 +375,14 @@ fn every_row_of_a_strided_copy_must_lie_inside_the_allocation() {
             assert_eq!(result.is_err(), offset + target_pitch as u64 * (rows as u64 - 1) + 10 > BLOCK as u64);
         }
     };
-    assert_found(&[], copy(10, 110, 0));
-    assert_found(&[Kind::OutOfBounds], copy(10, 110, 1));
-    assert_found(&[Kind::OutOfBounds], copy(11, 110, 0));
-    assert_found(&[], copy(100, 10, 0));
+    assert_reported(&[], copy(10, 110, 0));
+    assert_reported(&[Kind::OutOfBounds], copy(10, 110, 1));
+    assert_reported(&[Kind::OutOfBounds], copy(11, 110, 0));
+    assert_reported(&[], copy(100, 10, 0));
 }
 
 #[test]
-fn calls_that_the_real_driver_refuses_are_refused() {
+fn invalid_calls_are_rejected_like_cuda() {
     let sim = Sim::start(0);
     let gpu = Gpu::new(&sim, 0);
     let slot = Slot::new(sim.cuda);
@@ -416,8 +401,8 @@ fn calls_that_the_real_driver_refuses_are_refused() {
     assert_eq!(sim.cuda.device_count(), Ok(2));
     assert_eq!((sim.cuda.device(1), sim.cuda.device(2)), (Ok(1), Err(Status::InvalidDevice)));
     assert_eq!(sim.cuda.set_current(1234), Err(Status::InvalidContext));
-    let (name, meaning) = sim.cuda.describe(Status::OutOfMemory as u32).unwrap();
-    assert_eq!((&*name, &*meaning), ("CUDA_ERROR_OUT_OF_MEMORY", "out of memory"));
+    let (name, text) = sim.cuda.describe(Status::OutOfMemory as u32).unwrap();
+    assert_eq!((&*name, &*text), ("CUDA_ERROR_OUT_OF_MEMORY", "out of memory"));
     assert_eq!(sim.cuda.describe(12345), Err(Status::InvalidValue));
     assert_eq!(sim.counters().copies, 0);
     drop((slot, gpu));
@@ -425,9 +410,9 @@ fn calls_that_the_real_driver_refuses_are_refused() {
 }
 
 #[test]
-fn memory_must_not_be_used_by_two_streams_at_once() {
-    // The caller's kernel reads what nobody told it to wait for.
-    assert_found(&[Kind::MissingWait], |sim| {
+fn unordered_accesses_of_two_streams_are_reported() {
+    // The caller's kernel does not wait for the write.
+    assert_reported(&[Kind::MissingWait], |sim| {
         let gpu = Gpu::new(sim, 0);
         let block = gpu.allocate(BLOCK);
         let copies = sim.cuda.create_stream().unwrap();
@@ -436,8 +421,8 @@ fn memory_must_not_be_used_by_two_streams_at_once() {
         sim.cuda.synchronize_stream(copies).unwrap();
         sim.cuda.destroy_stream(copies).unwrap();
     });
-    // A wait for an earlier point of the stream is not enough.
-    assert_found(&[Kind::MissingWait], |sim| {
+    // The caller's kernel waits for an earlier point of the stream.
+    assert_reported(&[Kind::MissingWait], |sim| {
         let gpu = Gpu::new(sim, 0);
         let block = gpu.allocate(BLOCK);
         let copies = sim.cuda.create_stream().unwrap();
@@ -449,8 +434,8 @@ fn memory_must_not_be_used_by_two_streams_at_once() {
         sim.cuda.synchronize_stream(copies).unwrap();
         sim.cuda.destroy_stream(copies).unwrap();
     });
-    // The host reads before it has waited for the writer.
-    assert_found(&[Kind::MissingWait], |sim| {
+    // The host reads before it waits for the write.
+    assert_reported(&[Kind::MissingWait], |sim| {
         let gpu = Gpu::new(sim, 0);
         let block = gpu.allocate(BLOCK);
         gpu.queue_fill(block, BLOCK);
@@ -458,8 +443,8 @@ fn memory_must_not_be_used_by_two_streams_at_once() {
         gpu.synchronize();
         sim.read(block, 1).unwrap();
     });
-    // Two may read, and two may write columns that lie between each other's.
-    assert_found(&[], |sim| {
+    // Concurrent reads are allowed, and concurrent writes to interleaved columns.
+    assert_reported(&[], |sim| {
         let gpu = Gpu::new(sim, 0);
         let slot = Slot::new(sim.cuda);
         let (block, columns) = (gpu.allocate(BLOCK), gpu.allocate(BLOCK));
@@ -475,8 +460,8 @@ fn memory_must_not_be_used_by_two_streams_at_once() {
 }
 
 #[test]
-fn a_wait_may_pass_through_another_stream_or_the_host() {
-    assert_found(&[], |sim| {
+fn waits_are_transitive_across_streams_and_the_host() {
+    assert_reported(&[], |sim| {
         let gpu = Gpu::new(sim, 0);
         let block = gpu.allocate(BLOCK);
         let [a, b, c] = [(); 3].map(|()| sim.cuda.create_stream().unwrap());
@@ -493,9 +478,9 @@ fn a_wait_may_pass_through_another_stream_or_the_host() {
 }
 
 #[test]
-fn everything_that_is_left_over_is_reported() {
+fn live_objects_are_reported_as_leaks() {
     let kinds = [Kind::Leak; 4];
-    assert_found(&kinds, |sim| {
+    assert_reported(&kinds, |sim| {
         let context = sim.cuda.retain_context(1).unwrap();
         sim.cuda.set_current(context).unwrap();
         sim.cuda.create_stream().unwrap();
@@ -503,28 +488,28 @@ fn everything_that_is_left_over_is_reported() {
         let slot = Slot::new(sim.cuda);
         let counters = sim.counters();
         assert_eq!((counters.live_contexts, counters.live_streams, counters.live_events), (1, 1, 1));
-        // It stays mapped and registered.
+        // The slot stays mapped and registered.
         std::mem::forget(slot);
     });
 }
 
 #[test]
-fn work_needs_a_live_context_on_the_thread_that_queues_it() {
-    assert_found(&[Kind::WrongContext, Kind::WrongContext], |sim| {
+fn work_without_a_live_current_context_is_reported() {
+    assert_reported(&[Kind::WrongContext, Kind::WrongContext], |sim| {
         let gpu = Gpu::new(sim, 0);
         let block = gpu.allocate(BLOCK);
         let (stream, event) = (gpu.stream, sim.cuda.create_event().unwrap());
         let result = std::thread::scope(|scope| {
-            let elsewhere = scope.spawn(|| {
+            let thread = scope.spawn(|| {
                 assert_eq!(sim.cuda.record_event(event, stream), Err(Status::InvalidContext));
                 sim.launch_write(stream, block, BLOCK, 1)
             });
-            elsewhere.join().unwrap()
+            thread.join().unwrap()
         });
         assert_eq!(result, Err(Status::InvalidContext));
         sim.cuda.destroy_event(event).unwrap();
     });
-    assert_found(&[Kind::UseAfterFree], |sim| {
+    assert_reported(&[Kind::UseAfterFree], |sim| {
         let context = sim.cuda.retain_context(0).unwrap();
         sim.cuda.release_context(0).unwrap();
         assert_eq!(sim.cuda.set_current(context), Err(Status::InvalidContext));
@@ -532,9 +517,9 @@ fn work_needs_a_live_context_on_the_thread_that_queues_it() {
 }
 
 #[test]
-fn destroyed_handles_are_told_from_living_ones() {
+fn uses_of_destroyed_handles_are_reported() {
     let kinds = [Kind::UseAfterFree, Kind::UseAfterFree, Kind::UseAfterFree, Kind::DoubleFree, Kind::DoubleFree];
-    assert_found(&kinds, |sim| {
+    assert_reported(&kinds, |sim| {
         let gpu = Gpu::new(sim, 0);
         let mut slot = Slot::new(sim.cuda);
         let event = sim.cuda.create_event().unwrap();
@@ -551,21 +536,21 @@ fn destroyed_handles_are_told_from_living_ones() {
 }
 
 #[test]
-fn an_event_may_go_while_its_work_is_pending_if_somebody_waits_for_the_work() {
+fn events_can_be_destroyed_before_the_program_waits_for_their_work() {
     let record_and_destroy = |sim: &Sim, stream: usize| {
         let event = sim.cuda.create_event().unwrap();
         sim.cuda.record_event(event, stream).unwrap();
         sim.cuda.destroy_event(event).unwrap();
     };
-    assert_found(&[], |sim| {
+    assert_reported(&[], |sim| {
         let gpu = Gpu::new(sim, 0);
         let block = gpu.allocate(BLOCK);
         gpu.queue_fill(block, BLOCK);
         record_and_destroy(sim, gpu.stream);
         gpu.synchronize();
     });
-    // The stream goes too, and with it the last way to wait.
-    assert_found(&[Kind::WorkLost, Kind::WorkLost], |sim| {
+    // The program also destroys the stream, so it cannot wait for the work.
+    assert_reported(&[Kind::WorkLost, Kind::WorkLost], |sim| {
         let context = sim.cuda.retain_context(0).unwrap();
         sim.cuda.set_current(context).unwrap();
         let block = sim.cuda.allocate(BLOCK).unwrap();
@@ -578,7 +563,7 @@ fn an_event_may_go_while_its_work_is_pending_if_somebody_waits_for_the_work() {
 }
 
 #[test]
-fn a_planned_lack_of_memory_strikes_each_call_once() {
+fn injected_out_of_memory_fails_one_call() {
     let sim = Sim::start(0);
     let gpu = Gpu::new(&sim, 0);
     let mut slot = Slot::pageable(sim.cuda);
@@ -605,8 +590,8 @@ fn a_planned_lack_of_memory_strikes_each_call_once() {
 }
 
 #[test]
-fn a_copy_fails_at_once_or_later_and_then_its_context_is_lost() {
-    assert_found(&[], |sim| {
+fn copies_fail_when_queued_or_when_run_and_then_lose_the_context() {
+    assert_reported(&[], |sim| {
         let (healthy, gpu) = (Gpu::new(sim, 1), Gpu::new(sim, 0));
         let slot = Slot::new(sim.cuda);
         let block = gpu.allocate(BLOCK);
@@ -626,31 +611,31 @@ fn a_copy_fails_at_once_or_later_and_then_its_context_is_lost() {
         healthy.synchronize();
         assert_eq!(sim.counters().faults, 2);
         drop((slot, gpu));
-        // A context that is retained anew works again.
+        // A newly retained context works again.
         let gpu = Gpu::new(sim, 0);
         gpu.synchronize();
     });
 }
 
 #[test]
-fn a_search_for_libcuda_finds_the_simulator() {
+fn dlopen_of_libcuda_finds_the_simulator() {
     let sim = Sim::start(0);
-    // SAFETY: the library is open already, so nothing runs.
+    // SAFETY: the library is already loaded, so no initializer runs.
     let found = unsafe { libloading::Library::new("libcuda.so") }.unwrap();
-    // SAFETY: that is the function's type.
+    // SAFETY: the type matches the function.
     let counters = unsafe { found.get::<extern "C" fn() -> sim::abi::Counters>("sim_counters") }.unwrap();
     assert_eq!(counters(), sim.counters());
     sim.finish().assert_clean();
 }
 
 #[test]
-fn times_and_places_can_be_asked_for() {
-    assert_found(&[], |sim| {
+fn times_bus_ids_and_capture_states_are_returned() {
+    assert_reported(&[], |sim| {
         let gpu = Gpu::new(sim, 0);
         let block = gpu.allocate(BLOCK);
         let [start, end] = [(); 2].map(|()| sim.cuda.create_timing_event().unwrap());
         let untimed = sim.cuda.create_event().unwrap();
-        assert_eq!(sim.cuda.elapsed_time(start, end), Err(Status::InvalidHandle), "never recorded");
+        assert_eq!(sim.cuda.elapsed_time(start, end), Err(Status::InvalidHandle), "the event has no record");
         for event in [start, untimed] {
             sim.cuda.record_event(event, gpu.stream).unwrap();
         }
@@ -658,7 +643,7 @@ fn times_and_places_can_be_asked_for() {
         sim.cuda.record_event(end, gpu.stream).unwrap();
         gpu.synchronize();
         assert!(sim.cuda.elapsed_time(start, end).unwrap() > 0.0);
-        assert_eq!(sim.cuda.elapsed_time(end, start), Ok(0.0), "it does not run backwards here");
+        assert_eq!(sim.cuda.elapsed_time(end, start), Ok(0.0), "a negative time is 0");
         assert_eq!(sim.cuda.elapsed_time(start, untimed), Err(Status::InvalidHandle));
         [start, end, untimed].into_iter().for_each(|event| sim.cuda.destroy_event(event).unwrap());
 
@@ -672,8 +657,8 @@ fn times_and_places_can_be_asked_for() {
 }
 
 #[test]
-fn a_time_is_there_when_the_work_is_done() {
-    assert_found_when_late(&[], |sim| {
+fn times_are_available_after_the_work() {
+    assert_reported_when_late(&[], |sim| {
         let gpu = Gpu::new(sim, 0);
         let block = gpu.allocate(BLOCK);
         let event = sim.cuda.create_timing_event().unwrap();

@@ -1,4 +1,4 @@
-//! The functions on `tch::Tensor`, bit by bit against the safetensors crate.
+//! Tests of the functions on `tch::Tensor`, compared bit by bit with the safetensors crate.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "these are tests, helpers included")]
 
@@ -13,7 +13,7 @@ use std::process::Command;
 use tch::{Device, Kind, Tensor};
 use tempfile::TempDir;
 
-/// Dtypes that tch has a kind for.
+/// Dtypes with a kind in tch.
 const KINDS: [(&str, Dtype, Kind); 14] = [
     ("bool", Dtype::BOOL, Kind::Bool),
     ("u8", Dtype::U8, Kind::Uint8),
@@ -31,16 +31,16 @@ const KINDS: [(&str, Dtype, Kind); 14] = [
     ("f8_e5m2fnuz", Dtype::F8_E5M2FNUZ, Kind::Float8e5m2fnuz),
 ];
 
-/// Dtypes that PyTorch has and tch has not.
+/// Dtypes of PyTorch without a kind in tch.
 const NO_KINDS: [(&str, Dtype); 4] =
     [("u16", Dtype::U16), ("u32", Dtype::U32), ("u64", Dtype::U64), ("f8_e8m0", Dtype::F8_E8M0)];
 
-/// Some bytes, which are those of bools too.
+/// Returns `length` bytes, which are also valid bools.
 fn pattern(length: usize) -> Vec<u8> {
     (0..length).map(|index| u8::from(index * index % 7 > 2)).collect()
 }
 
-/// A file of tensors of shape [3, 4] as the reference implementation writes it.
+/// Writes tensors of shape [3, 4] with the safetensors crate.
 fn write(path: &Path, dtypes: impl IntoIterator<Item = (&'static str, Dtype)>) {
     let dtypes: Vec<_> = dtypes.into_iter().collect();
     let bytes = pattern(12 * 16);
@@ -49,7 +49,7 @@ fn write(path: &Path, dtypes: impl IntoIterator<Item = (&'static str, Dtype)>) {
     std::fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
 }
 
-/// A directory, and in it a file with every dtype that tch has a kind for.
+/// Writes a file with every dtype of [`KINDS`] to a temporary directory.
 fn checkpoint() -> (TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("model.safetensors");
@@ -57,15 +57,15 @@ fn checkpoint() -> (TempDir, PathBuf) {
     (directory, path)
 }
 
-/// Its elements in order, as they lie in memory.
+/// Returns the bytes of a contiguous tensor.
 fn bytes(tensor: &Tensor, length: usize) -> Vec<u8> {
     assert!(tensor.is_contiguous());
-    // SAFETY: a contiguous tensor on the CPU has all its elements there, and the callers know how long they are.
+    // SAFETY: the tensor is contiguous and on the CPU, and the callers pass its length.
     unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast(), length) }.to_vec()
 }
 
-/// All of a file as the safetensors crate reads it.
-fn assert_as_reference(path: &Path, tensors: &[(String, Tensor)]) {
+/// Asserts that the tensors equal the contents of a file as read by the safetensors crate.
+fn assert_equals_reference(path: &Path, tensors: &[(String, Tensor)]) {
     let file = std::fs::read(path).unwrap();
     let reference = SafeTensors::deserialize(&file).unwrap();
     assert_eq!(tensors.len(), reference.len());
@@ -78,10 +78,10 @@ fn assert_as_reference(path: &Path, tensors: &[(String, Tensor)]) {
 }
 
 #[test]
-fn every_dtype_has_its_bits() {
+fn every_dtype_loads_bit_for_bit() {
     let (_directory, path) = checkpoint();
     let tensors = load_file(&path, Device::Cpu, None).unwrap();
-    assert_as_reference(&path, &tensors);
+    assert_equals_reference(&path, &tensors);
     for (name, tensor) in &tensors {
         let (.., kind) = KINDS.iter().find(|row| row.0 == name).unwrap();
         assert_eq!(tensor.kind(), *kind);
@@ -94,7 +94,7 @@ fn dtypes_without_a_kind_load() {
     let path = directory.path().join("model.safetensors");
     write(&path, NO_KINDS);
     let tensors = load_file(&path, Device::Cpu, None).unwrap();
-    assert_as_reference(&path, &tensors);
+    assert_equals_reference(&path, &tensors);
     assert!(tensors.iter().all(|(_, tensor)| tensor.f_kind().is_err()));
 }
 
@@ -110,7 +110,7 @@ fn tensors_outlive_their_file() {
 }
 
 #[test]
-fn casts_are_those_of_pytorch() {
+fn casts_match_pytorch() {
     let (_directory, path) = checkpoint();
     let stored = load_file(&path, Device::Cpu, None).unwrap();
     for kind in [Kind::Half, Kind::BFloat16, Kind::Float, Kind::Double, Kind::Float8e5m2, Kind::Float8e4m3fnuz] {
@@ -128,7 +128,7 @@ fn casts_are_those_of_pytorch() {
 }
 
 #[test]
-fn files_together_are_one_checkpoint() {
+fn files_form_one_checkpoint() {
     let directory = tempfile::tempdir().unwrap();
     let paths = ["a", "b"].map(|name| directory.path().join(format!("{name}.safetensors")));
     write(&paths[0], [("i64", Dtype::I64)]);
@@ -141,7 +141,7 @@ fn files_together_are_one_checkpoint() {
 }
 
 #[test]
-fn named_tensors_come_in_the_order_of_their_names() {
+fn load_tensors_keeps_the_requested_order() {
     let (_directory, path) = checkpoint();
     let all = load_file(&path, Device::Cpu, None).unwrap();
     let named = load_tensors(&[&path], &["i64", "f32", "i64"], Device::Cpu, None).unwrap();
@@ -156,7 +156,7 @@ fn named_tensors_come_in_the_order_of_their_names() {
 }
 
 #[test]
-fn slices_are_those_of_narrow() {
+fn slices_match_narrow() {
     let (_directory, path) = checkpoint();
     let tensors = load_tensors(&[&path], &["f32", "i16"], Device::Cpu, None).unwrap();
     let slice = |name: &str, dim, start, length| Slice { name: name.into(), dim, start, length };
@@ -168,7 +168,7 @@ fn slices_are_those_of_narrow() {
 }
 
 #[test]
-fn tensors_are_overwritten_in_place() {
+fn load_into_overwrites_tensors_in_place() {
     let (_directory, path) = checkpoint();
     let expected = load_tensors(&[&path], &["f32", "i64"], Device::Cpu, None).unwrap();
     let float = Tensor::zeros([4, 3], (Kind::Float, Device::Cpu)).transpose(0, 1);
@@ -177,27 +177,27 @@ fn tensors_are_overwritten_in_place() {
     let wrong = Tensor::zeros([3, 5], (Kind::Float, Device::Cpu));
     let error = load_into(&[&path], &[("i64", &long), ("f32", &wrong)]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-    assert_eq!(long.sum(Kind::Int64).int64_value(&[]), 0, "nothing is written before all is checked");
+    assert_eq!(long.sum(Kind::Int64).int64_value(&[]), 0, "all arguments are checked before the first write");
     load_into(&[&path], &[("f32", &float), ("i64", &long)]).unwrap();
     assert_eq!([&float, &long], [&expected[0], &expected[1]]);
     assert_eq!(float.data_ptr(), address);
 }
 
 #[test]
-fn files_are_saved_as_the_reference_reads_them() {
+fn saved_files_match_the_reference() {
     let (directory, path) = checkpoint();
     let tensors = load_file(&path, Device::Cpu, None).unwrap();
     let copy = directory.path().join("copy.safetensors");
     save_file(&tensors, &copy, &[("format", "pt"), ("step", "7")]).unwrap();
-    assert_as_reference(&copy, &tensors);
+    assert_equals_reference(&copy, &tensors);
     let file = std::fs::read(&copy).unwrap();
     let (_, header) = SafeTensors::read_metadata(&file).unwrap();
     let metadata = header.metadata().as_ref().unwrap();
     assert_eq!((metadata.len(), metadata["format"].as_str(), metadata["step"].as_str()), (2, "pt", "7"));
 
-    // Over the file whose tensors are loaded, and without metadata.
+    // Replace the file from which the tensors were loaded, without metadata.
     save_file(&tensors, &path, &[]).unwrap();
-    assert_as_reference(&path, &tensors);
+    assert_equals_reference(&path, &tensors);
     let file = std::fs::read(&path).unwrap();
     assert!(SafeTensors::read_metadata(&file).unwrap().1.metadata().is_none());
 
@@ -206,14 +206,14 @@ fn files_are_saved_as_the_reference_reads_them() {
 }
 
 #[test]
-fn a_stream_hands_over_all() {
+fn stream_yields_all_tensors() {
     let (_directory, path) = checkpoint();
     for dtype in [None, Some(Kind::Double)] {
         let expected = load_file(&path, Device::Cpu, dtype).unwrap();
         let loader = stream(&[&path], Device::Cpu, dtype).unwrap();
         let lengths = expected.iter().map(|(_, tensor)| 12 * tensor.kind().elt_size_in_bytes());
         assert_eq!(loader.total_bytes(), lengths.sum::<usize>() as u64);
-        // On another thread than the one that made it.
+        // Iterate on another thread than the thread that created the stream.
         let streamed = std::thread::spawn(|| loader.collect::<Result<Vec<_>, _>>()).join().unwrap().unwrap();
         assert_eq!(streamed.len(), expected.len());
         for ((name, tensor), (expected_name, expected)) in streamed.iter().zip(&expected) {
@@ -225,7 +225,7 @@ fn a_stream_hands_over_all() {
 }
 
 #[test]
-fn a_stream_may_be_left() {
+fn stream_can_be_dropped_early() {
     let (_directory, path) = checkpoint();
     let mut loader = stream(&[&path], Device::Cpu, Some(Kind::Double)).unwrap();
     let (name, tensor) = loader.next().unwrap().unwrap();
@@ -235,7 +235,7 @@ fn a_stream_may_be_left() {
 }
 
 #[test]
-fn a_stream_ends_once() {
+fn stream_stays_exhausted() {
     let (_directory, path) = checkpoint();
     let mut loader = stream(&[&path], Device::Cpu, None).unwrap();
     assert_eq!(loader.by_ref().count(), KINDS.len());
@@ -243,14 +243,14 @@ fn a_stream_ends_once() {
 }
 
 #[test]
-fn errors_have_their_kind_and_text() {
+fn errors_have_kind_and_text() {
     let (directory, path) = checkpoint();
     let missing = directory.path().join("missing.safetensors");
     let error = load_file(&missing, Device::Cpu, None).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::FileNotFound);
     let start = format!("[file-not-found] {}: ", missing.display());
     assert!(error.to_string().starts_with(&start), "{error}");
-    assert!(!error.to_string().contains("Exception raised from"), "PyTorch's backtrace is cut off: {error}");
+    assert!(!error.to_string().contains("Exception raised from"), "PyTorch's backtrace is removed: {error}");
 
     assert_eq!(load_file(&path, Device::Mps, None).unwrap_err().kind(), ErrorKind::InvalidArgument);
     let file = std::fs::read(&path).unwrap();
@@ -263,8 +263,8 @@ fn errors_have_their_kind_and_text() {
 }
 
 #[test]
-fn errors_of_pytorch_have_a_kind_too() {
-    // More than there can be memory for, in a file without blocks.
+fn errors_of_pytorch_have_a_kind() {
+    // A sparse file that is larger than the memory.
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("huge.safetensors");
     let length: u64 = 4 << 40;
@@ -278,9 +278,9 @@ fn errors_of_pytorch_have_a_kind_too() {
 }
 
 #[test]
-fn the_example_lists_a_checkpoint() {
+fn example_lists_a_checkpoint() {
     let (_directory, path) = checkpoint();
-    // target/debug/deps/tch-... and target/debug/examples/load
+    // The test is target/debug/deps/tch-..., and the example is target/debug/examples/load.
     let tests = std::env::current_exe().unwrap();
     let example = tests.ancestors().nth(2).unwrap().join("examples/load");
     let output = Command::new(&example).arg(&path).env_clear().output().unwrap();

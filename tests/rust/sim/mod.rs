@@ -26,6 +26,21 @@ use abi::{Counters, Fault, Kind, Schedule, Status};
 use library::LIBRARY;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+/// First bytes of a fatbin, which the simulator accepts as the image of the kernels.
+pub const FATBIN: [u8; 4] = [0x50, 0xED, 0x55, 0xBA];
+
+/// Runs a test with a lazy schedule and with random delays, and asserts that
+/// exactly these violations are reported.
+pub fn assert_reported(kinds: &[Kind], test: impl Fn(&Sim)) {
+    let starts = [Sim::start_lazy as fn(u64) -> Sim].into_iter().chain([Sim::start as fn(u64) -> Sim; 10]);
+    for (seed, start) in (0..).zip(starts) {
+        let sim = start(seed);
+        test(&sim);
+        let report = sim.finish();
+        assert_eq!(report.kinds(), kinds, "seed {seed}: {:#?}", report.violations);
+    }
+}
+
 /// Exclusive access of one test to the simulator. A process has one simulator.
 pub struct Sim {
     pub cuda: Cuda,
