@@ -116,7 +116,7 @@ fn a_name_that_is_not_there_brings_the_nearest() {
 }
 
 #[test]
-fn a_checkpoint_is_joined_with_shared_headers() {
+fn a_checkpoint_opens_with_shared_headers() {
     let (own, other) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     for directory in [&own, &other] {
         shard(directory, "a.safetensors", &["y", "z"]);
@@ -135,18 +135,18 @@ fn a_checkpoint_is_joined_with_shared_headers() {
         assert!(error.to_string().contains(expected), "{expected:?} is not in {error}");
     };
     std::fs::rename(other.path().join("b.safetensors"), other.path().join("c.safetensors")).unwrap();
-    refused("is of \"b.safetensors\"");
+    refused("describes \"b.safetensors\"");
     std::fs::remove_file(other.path().join("c.safetensors")).unwrap();
-    refused("1 files here, but the headers that were shared are of 2");
+    refused("found 1 files, but the shared headers describe 2");
     shard(&other, "b.safetensors", &["longer"]);
-    refused("where its header was read");
+    refused("bytes, but the shared header describes one of");
     for length in 0..shared.len() {
         assert!(Checkpoint::open_with_headers(&[own.path()], &shared[..length]).is_err(), "cut off at {length}");
     }
 }
 
 #[test]
-fn a_joined_file_with_another_header_is_found_when_it_is_wanted() {
+fn a_shared_header_that_differs_is_detected_before_the_data_is_read() {
     let (own, other) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     shard(&own, "a.safetensors", &["x", "y"]);
     shard(&other, "a.safetensors", &["x", "z"]);
@@ -155,7 +155,7 @@ fn a_joined_file_with_another_header_is_found_when_it_is_wanted() {
     joined.check_headers(std::iter::empty()).unwrap();
     let error = joined.check_headers(0..1).unwrap_err();
     assert_eq!(error.kind(), Kind::Malformed);
-    assert!(error.to_string().contains("another one"), "{error}");
+    assert!(error.to_string().contains("differs from the shared header"), "{error}");
     assert!(error.to_string().contains("a.safetensors"), "{error}");
 }
 
