@@ -2,12 +2,13 @@
 //! checkpoint, or the index file of a sharded one.
 
 use crate::error::{Error, Kind, Result};
+use rustix::fs::{Advice, Mode, OFlags, fadvise, open};
+use rustix::io::retry_on_intr;
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
@@ -169,11 +170,9 @@ impl Source {
         let failed = |error: io::Error| Error::from_io(&error, path, "cannot open");
         let file = File::open(path).map_err(failed)?;
         let length = file.metadata().map_err(failed)?.len();
-        // Every read says all that it wants. What the kernel would guess on top of that is read for nobody.
-        // SAFETY: advice changes no memory.
-        let code = unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
-        if code != 0 {
-            tracing::debug!(path = %path.display(), code, "the kernel takes no advice on this file");
+        // Reads are planned, so the readahead of the kernel would only read unused bytes.
+        if let Err(error) = fadvise(&file, 0, None, Advice::Random) {
+            tracing::debug!(path = %path.display(), %error, "fadvise failed");
         }
         Ok(Source { path: path.to_path_buf(), file, length })
     }
@@ -184,7 +183,8 @@ impl Source {
     /// What the file system says.
     pub fn reopen_direct(&self) -> io::Result<File> {
         let own = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-        OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(own)
+        let flags = OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC;
+        Ok(File::from(retry_on_intr(|| open(&*own, flags, Mode::empty()))?))
     }
 }
 

@@ -1,8 +1,8 @@
 //! Detects the file system of a file from the magic number of statfs(2).
 
 use crate::error::{Error, Result};
+use rustix::fs::{fstatfs, major, minor};
 use std::fs::{self, File};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -43,15 +43,10 @@ impl FileSystem {
     /// # Errors
     /// `io` if `fstatfs` fails.
     pub fn of(file: &File, path: &Path) -> Result<FileSystem> {
-        // SAFETY: statfs is plain data, and zero is a value of each of its fields.
-        let mut facts: libc::statfs = unsafe { std::mem::zeroed() };
-        // SAFETY: the descriptor is open for as long as `file` lives, and `facts` is a valid place to write.
-        if unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut facts) } != 0 {
-            let error = std::io::Error::last_os_error();
-            return Err(Error::from_io(&error, path, "cannot determine the file system"));
-        }
+        let stat =
+            fstatfs(file).map_err(|error| Error::from_io(&error.into(), path, "cannot determine the file system"))?;
         let find = |list: &[(u32, &'static str)]| {
-            list.iter().find(|(magic, _)| i64::from(*magic) == facts.f_type).map(|(_, name)| *name)
+            list.iter().find(|(magic, _)| i64::from(*magic) == stat.f_type).map(|(_, name)| *name)
         };
         Ok(match (find(&MEMORY), find(&REMOTE)) {
             (Some(name), _) => FileSystem::Memory(name),
@@ -64,7 +59,7 @@ impl FileSystem {
 /// Returns the name of the file system that holds a file, as mount(8) prints it, or `None` if it is unknown.
 pub fn mount_type(file: &File) -> Option<String> {
     let device = file.metadata().ok()?.dev();
-    let number = format!("{}:{}", libc::major(device), libc::minor(device));
+    let number = format!("{}:{}", major(device), minor(device));
     name_in(&fs::read_to_string("/proc/self/mountinfo").ok()?, &number)
 }
 

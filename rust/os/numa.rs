@@ -30,6 +30,7 @@ pub(crate) fn prefer(memory: &MmapRaw, Node(node): Node) {
     let mut mask = [0_u64; 16];
     let Some(word) = usize::try_from(node / 64).ok().and_then(|word| mask.get_mut(word)) else { return };
     *word = 1 << (node % 64);
+    // rustix has no mbind(2).
     // SAFETY: the range is a mapping that `memory` owns. The call changes the placement of its pages, not their contents.
     let result = unsafe {
         libc::syscall(

@@ -1,6 +1,8 @@
 //! Ctrl-C. While a load runs, this module's handler counts each SIGINT and then calls the program's own handler
 //! (Python's, for example). The load fails at its next chunk. The behaviour of a program that has no handler or ignores
 //! SIGINT is unchanged.
+//!
+//! The module uses libc, since rustix has no sigaction(2) for programs that link a C library.
 
 use crate::error::{Error, Kind, Result};
 use std::mem::MaybeUninit;

@@ -56,14 +56,7 @@ fn name() -> String {
     if let Some(name) = std::thread::current().name() {
         return name.to_owned();
     }
-    let mut text: [libc::c_char; 16] = [0; 16];
-    // SAFETY: the call writes at most `text.len()` bytes, including the terminating zero. rustix has no such function.
-    let code = unsafe { libc::pthread_getname_np(libc::pthread_self(), text.as_mut_ptr(), text.len()) };
-    if code != 0 {
-        return "thread".to_owned();
-    }
-    // SAFETY: a successful call writes a terminating zero.
-    unsafe { std::ffi::CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned()
+    rustix::thread::name().map_or_else(|_| "thread".to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
 fn rows() -> MutexGuard<'static, Vec<Row>> {

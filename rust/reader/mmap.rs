@@ -96,8 +96,7 @@ impl Reader for MmapReader {
 
 /// Of a page of this machine, of which a mapping is made.
 fn page_bytes() -> u64 {
-    // SAFETY: only asks.
-    u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(u64::MAX)
+    u64::try_from(rustix::param::page_size()).unwrap_or(u64::MAX)
 }
 
 fn check_length(source: &Source, needed: u64) -> Result<()> {

@@ -2,9 +2,14 @@
 //! after one.
 
 use crate::source::Source;
-use std::io;
+use rustix::fs::fadvise;
+use rustix::io::{ReadWriteFlags, preadv2};
+use rustix::param::page_size;
+use std::io::{self, IoSliceMut};
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
+use std::slice;
 
 /// A part of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,6 +87,7 @@ fn pages_in(range: &Range<u64>) -> u64 {
 
 /// How many pages of a range that is not empty are in memory.
 fn cached_pages(source: &Source, range: &Range<u64>) -> io::Result<u64> {
+    // Neither rustix nor libc wraps cachestat(2).
     const SYS_CACHESTAT: libc::c_long = 451;
     #[repr(C)]
     struct Asked {
@@ -110,28 +116,20 @@ fn cached_pages(source: &Source, range: &Range<u64>) -> io::Result<u64> {
 /// Whether a read of one byte would be answered from memory.
 pub fn is_cached(source: &Source, offset: u64) -> bool {
     let mut byte = 0_u8;
-    let into = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
-    let Ok(offset) = libc::off_t::try_from(offset) else { return false };
-    // SAFETY: one byte is read into a byte of ours; a file system that cannot say refuses.
-    let count = unsafe { libc::preadv2(source.file.as_raw_fd(), &raw const into, 1, offset, libc::RWF_NOWAIT) };
-    count == 1
+    // A file system that does not support `RWF_NOWAIT` refuses the read.
+    let buffers = &mut [IoSliceMut::new(slice::from_mut(&mut byte))];
+    preadv2(&source.file, buffers, offset, ReadWriteFlags::NOWAIT) == Ok(1)
 }
 
 /// Advises the kernel on a range.
 pub fn advise(source: &Source, range: &Range<u64>, advice: Advice) {
-    let (Ok(offset), Ok(length)) = (libc::off_t::try_from(range.start), libc::off_t::try_from(range.end - range.start))
-    else {
-        return;
+    let kernel_advice = match advice {
+        Advice::WillNeed => rustix::fs::Advice::WillNeed,
+        Advice::DontNeed => rustix::fs::Advice::DontNeed,
     };
-    let number = match advice {
-        Advice::WillNeed => libc::POSIX_FADV_WILLNEED,
-        Advice::DontNeed => libc::POSIX_FADV_DONTNEED,
-    };
-    // SAFETY: advice changes no memory of ours.
-    let code = unsafe { libc::posix_fadvise(source.file.as_raw_fd(), offset, length, number) };
-    if code != 0 {
-        let error = io::Error::from_raw_os_error(code);
-        tracing::debug!(path = %source.path.display(), ?advice, %error, "the kernel takes no advice on this file");
+    let length = NonZeroU64::new(range.end - range.start);
+    if let Err(error) = fadvise(&source.file, range.start, length, kernel_advice) {
+        tracing::debug!(path = %source.path.display(), ?advice, %error, "fadvise failed");
     }
 }
 
@@ -152,6 +150,5 @@ pub fn pages_of(range: &Range<u64>) -> Range<u64> {
 
 /// The unit in which the kernel holds files.
 pub fn page_bytes() -> u64 {
-    // SAFETY: only asks.
-    u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4 << 10)
+    u64::try_from(page_size()).unwrap_or(4 << 10)
 }

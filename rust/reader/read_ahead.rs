@@ -88,7 +88,6 @@ fn steps_of(range: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
 
 /// The memory of this machine.
 fn host_bytes() -> u64 {
-    // SAFETY: only asks.
-    let (pages, page_bytes) = unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
-    u64::try_from(pages).unwrap_or(0).saturating_mul(u64::try_from(page_bytes).unwrap_or(0))
+    let info = rustix::system::sysinfo();
+    info.totalram.saturating_mul(info.mem_unit.into())
 }

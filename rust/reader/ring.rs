@@ -4,6 +4,7 @@
 
 use crate::source::Source;
 use io_uring::{EnterFlags, IoUring, opcode, types};
+use rustix::fs::{AtFlags, StatxFlags, major, minor, statx};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -88,38 +89,17 @@ impl RingKernel for Linux {
     }
 
     fn alignment(&self, source: &Source) -> Option<u64> {
-        const STATX_DIOALIGN: u32 = 0x2000;
-        /// `struct statx`, of which libc does not name all fields.
-        #[repr(C)]
-        struct Facts {
-            mask: u32,
-            before: [u32; 37],
-            memory_alignment: u32,
-            offset_alignment: u32,
-            after: [u32; 24],
-        }
-        let mut facts = Facts { mask: 0, before: [0; 37], memory_alignment: 0, offset_alignment: 0, after: [0; 24] };
-        // SAFETY: the kernel writes a `struct statx`, which has this layout, for an open descriptor and an empty name.
-        let code = unsafe {
-            libc::syscall(
-                libc::SYS_statx,
-                source.file.as_raw_fd(),
-                c"".as_ptr(),
-                libc::AT_EMPTY_PATH,
-                STATX_DIOALIGN,
-                &raw mut facts,
-            )
-        };
-        let is_told = code == 0 && facts.mask & STATX_DIOALIGN != 0;
-        is_told.then(|| match facts.offset_alignment {
+        let stat = statx(&source.file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
+        let is_known = StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::DIOALIGN);
+        is_known.then(|| match stat.stx_dio_offset_align {
             0 => 0,
-            offset_alignment => u64::from(offset_alignment.max(facts.memory_alignment)),
+            offset_alignment => u64::from(offset_alignment.max(stat.stx_dio_mem_align)),
         })
     }
 
     fn depth(&self, source: &Source) -> Option<usize> {
         let device = source.file.metadata().ok()?.dev();
-        let disk = format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device));
+        let disk = format!("/sys/dev/block/{}:{}", major(device), minor(device));
         // A partition has no queue of its own; it stands in the directory of its disk.
         let queue = ["queue", "../queue"].map(|queue| std::fs::read_to_string(format!("{disk}/{queue}/nr_requests")));
         queue.into_iter().flatten().next()?.trim().parse().ok()
@@ -169,7 +149,7 @@ impl Ring for LinuxRing {
         while taken(self) > 0 {
             if self.answer().is_none() {
                 // Any system call lets answers in; without more to submit this one only waits.
-                // SAFETY: no argument points anywhere.
+                // SAFETY: the call passes no pointer. `libc::sigset_t` is only the type of the absent signal mask.
                 let waited =
                     unsafe { self.ring.submitter().enter::<libc::sigset_t>(0, 1, EnterFlags::GETEVENTS.bits(), None) };
                 if waited.is_err() {

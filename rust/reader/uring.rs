@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::plan::Read;
 use crate::source::Source;
+use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
@@ -306,5 +307,5 @@ fn is_for_now(error: &io::Error) -> bool {
 }
 
 fn is_refusal(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP))
+    matches!(Errno::from_io_error(error), Some(Errno::INVAL | Errno::OPNOTSUPP))
 }

@@ -7,6 +7,7 @@ use crate::error::{Error, Kind, Result};
 use crate::os::file_system::FileSystem;
 use crate::source::{BUSY_WAIT, check_local};
 use crate::staging::PAGE_BYTES;
+use rustix::io::Errno;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -63,9 +64,10 @@ impl OutputFile {
         if bytes == 0 {
             return Ok(());
         }
-        let length =
-            i64::try_from(bytes).map_err(|_| self.error(&io::Error::from_raw_os_error(libc::EFBIG), "reserve"))?;
-        let reserved = repeat(|| self.kernel.reserve(&self.temp_file.file, length));
+        if i64::try_from(bytes).is_err() {
+            return Err(self.error(&Errno::FBIG.into(), "reserve"));
+        }
+        let reserved = repeat(|| self.kernel.reserve(&self.temp_file.file, bytes));
         match reserved {
             // Threads can write in parallel only while the file does not grow.
             Err(error) if is_unsupported(&error) => self.temp_file.file.set_len(bytes),
@@ -102,7 +104,7 @@ impl OutputFile {
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => thread::sleep(BUSY_WAIT),
-                Err(error) if error.raw_os_error() == Some(libc::EINVAL) && was_direct => {
+                Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) && was_direct => {
                     tracing::info!(path = %self.path.display(), "direct writes are refused; writing through the page cache");
                     self.disable_direct_io()?;
                 }
@@ -119,8 +121,7 @@ impl OutputFile {
     /// # Errors
     /// `io`.
     pub fn shift(&self, begin: u64, length: u64, distance: u64, buffer: &mut [u8]) -> Result<()> {
-        let inserted = i64::try_from(distance).map_err(io::Error::other);
-        let inserted = inserted.and_then(|distance| repeat(|| self.kernel.insert(&self.temp_file.file, distance)));
+        let inserted = repeat(|| self.kernel.insert(&self.temp_file.file, distance));
         let Err(refusal) = inserted else { return Ok(()) };
         tracing::debug!(path = %self.path.display(), %refusal, length, "cannot insert blocks; moving the data");
         self.disable_direct_io()?;
@@ -193,7 +194,7 @@ fn repeat<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
 }
 
 fn is_unsupported(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL))
+    matches!(Errno::from_io_error(error), Some(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL))
 }
 
 fn to_u64(value: usize) -> u64 {

@@ -1,8 +1,8 @@
 //! System calls of a save that a file system or a container may refuse, behind a trait that tests implement.
 
+use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl};
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 /// System calls on a file that is being written.
@@ -20,32 +20,25 @@ pub trait FileKernel: Send + Sync {
     /// # Errors
     /// `EINVAL` from file systems without direct I/O.
     fn set_direct(&self, file: &File, is_direct: bool) -> io::Result<()> {
-        // SAFETY: asks for the flags of an open descriptor.
-        let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
-        if flags < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        let flags = if is_direct { flags | libc::O_DIRECT } else { flags & !libc::O_DIRECT };
-        // SAFETY: sets the flags of an open descriptor.
-        checked(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, flags) })
+        let mut flags = fcntl_getfl(file)?;
+        flags.set(OFlags::DIRECT, is_direct);
+        Ok(fcntl_setfl(file, flags)?)
     }
 
     /// Reserves disk space for `bytes` bytes, so that later writes do not run out of it.
     ///
     /// # Errors
     /// `ENOSPC`; `EOPNOTSUPP` from file systems that cannot reserve space.
-    fn reserve(&self, file: &File, bytes: i64) -> io::Result<()> {
-        // SAFETY: no argument points anywhere.
-        checked(unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, bytes) })
+    fn reserve(&self, file: &File, bytes: u64) -> io::Result<()> {
+        Ok(fallocate(file, FallocateFlags::empty(), 0, bytes)?)
     }
 
     /// Inserts `bytes` bytes, a multiple of the block size, at the start of the file without copying its data.
     ///
     /// # Errors
     /// `EOPNOTSUPP` or `EINVAL` from file systems that cannot insert blocks.
-    fn insert(&self, file: &File, bytes: i64) -> io::Result<()> {
-        // SAFETY: as above.
-        checked(unsafe { libc::fallocate(file.as_raw_fd(), libc::FALLOC_FL_INSERT_RANGE, 0, bytes) })
+    fn insert(&self, file: &File, bytes: u64) -> io::Result<()> {
+        Ok(fallocate(file, FallocateFlags::INSERT_RANGE, 0, bytes)?)
     }
 
     /// Flushes a file and its metadata to the disk.
@@ -62,7 +55,3 @@ pub trait FileKernel: Send + Sync {
 pub struct Linux;
 
 impl FileKernel for Linux {}
-
-fn checked(code: libc::c_int) -> io::Result<()> {
-    if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}

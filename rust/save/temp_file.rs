@@ -5,7 +5,9 @@
 //! systems the file has the temporary name from the start: `.<name>.<process>-<number>.fst-tmp`, in the same directory.
 
 use crate::error::{Error, Kind, Result};
-use std::ffi::{CString, OsString};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, openat};
+use rustix::io::{Errno, retry_on_intr};
+use std::ffi::OsString;
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -97,15 +99,8 @@ impl TempFile {
     /// Those of the file system. An existing file is unchanged then.
     pub fn publish(mut self) -> io::Result<()> {
         if self.temporary.is_none() {
-            let own = CString::new(proc_path(&self.file))?;
-            let link = |name: &Path| {
-                let name = CString::new(name.as_os_str().as_bytes())?;
-                // SAFETY: both are strings that end in zero.
-                let code = unsafe {
-                    libc::linkat(libc::AT_FDCWD, own.as_ptr(), libc::AT_FDCWD, name.as_ptr(), libc::AT_SYMLINK_FOLLOW)
-                };
-                if code == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-            };
+            let proc_path = proc_path(&self.file);
+            let link = |name: &Path| Ok(linkat(CWD, &*proc_path, CWD, name, AtFlags::SYMLINK_FOLLOW)?);
             let (temporary, ()) = at_temporary_name(&self.target, link)?;
             self.temporary = Some(temporary);
         }
@@ -146,7 +141,7 @@ fn resolve_links(path: &Path) -> io::Result<PathBuf> {
             Err(error) => return Err(error),
         }
     }
-    Err(io::Error::from_raw_os_error(libc::ELOOP))
+    Err(Errno::LOOP.into())
 }
 
 fn directory_of(path: &Path) -> &Path {
@@ -158,7 +153,8 @@ fn directory_of(path: &Path) -> &Path {
 
 /// Creates a file without a name, or fails if the file could not be given a name later.
 fn create_unnamed(directory: &Path) -> io::Result<File> {
-    let file = OpenOptions::new().read(true).write(true).mode(MODE).custom_flags(libc::O_TMPFILE).open(directory)?;
+    let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
+    let file = File::from(retry_on_intr(|| openat(CWD, directory, flags, Mode::from_raw_mode(MODE)))?);
     // Linking the file to a name needs /proc, which a container may lack.
     let linked = fs::metadata(proc_path(&file))?;
     let is_itself =

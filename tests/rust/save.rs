@@ -210,7 +210,7 @@ impl FileKernel for Scripted {
         }
     }
 
-    fn reserve(&self, file: &File, bytes: i64) -> io::Result<()> {
+    fn reserve(&self, file: &File, bytes: u64) -> io::Result<()> {
         match self.answer {
             Answer::NoReserve => code(libc::EOPNOTSUPP),
             Answer::NoRoom => code(libc::ENOSPC),
@@ -218,7 +218,7 @@ impl FileKernel for Scripted {
         }
     }
 
-    fn insert(&self, file: &File, bytes: i64) -> io::Result<()> {
+    fn insert(&self, file: &File, bytes: u64) -> io::Result<()> {
         match self.answer {
             Answer::NoInsert => code(libc::EOPNOTSUPP),
             _ => Linux.insert(file, bytes),
