@@ -1,109 +1,107 @@
-//! The one error type. Only its text crosses the border to C++, so the text
-//! carries everything: a code for programs, and for people the path, the
-//! tensor, the byte offset, what was expected and what to do.
+//! Error type of the crate. Only its text crosses the FFI boundary to C++, so the text contains a code for programs, the
+//! path, the tensor, the byte offset, the expectation and a remedy.
 
 use std::fmt::{self, Write};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-/// What went wrong, as a program may want to tell it apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+/// Declares the kinds of errors, each with its code.
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $kind:ident = $code:literal,)*) => {
+        /// Kind of an error.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Kind {
+            $($(#[$doc])* $kind,)*
+        }
+
+        impl Kind {
+            const ALL: &[Kind] = &[$(Kind::$kind,)*];
+
+            /// Returns the code in brackets at the start of an error's text.
+            pub fn code(self) -> &'static str {
+                match self {
+                    $(Kind::$kind => $code,)*
+                }
+            }
+        }
+    };
+}
+
+kinds! {
     /// A file or directory does not exist.
-    FileNotFound,
-    /// The operating system refused access.
-    PermissionDenied,
-    /// A directory was given where a file, or a directory with a checkpoint, is needed.
-    IsADirectory,
+    FileNotFound = "file-not-found",
+    /// The operating system denied access.
+    PermissionDenied = "permission-denied",
+    /// The path is a directory instead of a file, or of a directory with one checkpoint.
+    IsADirectory = "is-a-directory",
     /// Any other failure of the operating system to read or write.
-    Io,
+    Io = "io",
     /// The bytes of a file are not valid safetensors.
-    Malformed,
-    /// A name was asked for that no file holds.
-    TensorNotFound,
-    /// A name stands in two files.
-    DuplicateTensor,
-    /// PyTorch has no dtype for what the file holds, or the format has none for what the tensor holds.
-    UnsupportedDtype,
-    /// The caller's arguments do not fit together or do not fit the file.
-    InvalidArgument,
-    /// Ctrl-C.
-    Interrupted,
-    /// The device or the host has no memory left.
-    OutOfMemory,
+    Malformed = "malformed",
+    /// No file contains a requested tensor.
+    TensorNotFound = "tensor-not-found",
+    /// Two files contain a tensor with the same name.
+    DuplicateTensor = "duplicate-tensor",
+    /// PyTorch has no dtype for stored data, or the format has none for a tensor.
+    UnsupportedDtype = "unsupported-dtype",
+    /// Arguments do not fit together or do not fit the file.
+    InvalidArgument = "invalid-argument",
+    /// SIGINT (Ctrl-C) ended the operation.
+    Interrupted = "interrupted",
+    /// The device or the host is out of memory.
+    OutOfMemory = "out-of-memory",
     /// A driver call failed.
-    Device,
+    Device = "device",
     /// A bug in fst.
-    Internal,
+    Internal = "internal",
 }
 
 impl Kind {
-    /// The code that begins an error's text, in brackets.
-    pub fn code(self) -> &'static str {
-        match self {
-            Kind::FileNotFound => "file-not-found",
-            Kind::PermissionDenied => "permission-denied",
-            Kind::IsADirectory => "is-a-directory",
-            Kind::Io => "io",
-            Kind::Malformed => "malformed",
-            Kind::TensorNotFound => "tensor-not-found",
-            Kind::DuplicateTensor => "duplicate-tensor",
-            Kind::UnsupportedDtype => "unsupported-dtype",
-            Kind::InvalidArgument => "invalid-argument",
-            Kind::Interrupted => "interrupted",
-            Kind::OutOfMemory => "out-of-memory",
-            Kind::Device => "device",
-            Kind::Internal => "internal",
-        }
-    }
-
-    /// The kind with this code.
+    /// Returns the kind with this code.
     fn from_code(code: &str) -> Option<Kind> {
-        let kinds = [
-            Kind::FileNotFound,
-            Kind::PermissionDenied,
-            Kind::IsADirectory,
-            Kind::Io,
-            Kind::Malformed,
-            Kind::TensorNotFound,
-            Kind::DuplicateTensor,
-            Kind::UnsupportedDtype,
-            Kind::InvalidArgument,
-            Kind::Interrupted,
-            Kind::OutOfMemory,
-            Kind::Device,
-            Kind::Internal,
-        ];
-        kinds.into_iter().find(|kind| kind.code() == code)
+        Kind::ALL.iter().copied().find(|kind| kind.code() == code)
     }
 }
 
-/// An error with its place: `[code] path: tensor "name": byte offset: message`.
+/// Error with its location: `[code] path: tensor "name": byte offset: message`.
 ///
 /// ```
 /// use fst::error::{Error, Kind};
 /// let error = Error::new(Kind::Malformed, "the shape does not fit").at("a.safetensors").tensor("w").offset(8);
 /// assert_eq!(error.to_string(), r#"[malformed] a.safetensors: tensor "w": byte 8: the shape does not fit"#);
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub struct Error {
     kind: Kind,
     path: Option<PathBuf>,
     tensor: Option<String>,
     offset: Option<u64>,
     message: String,
+    #[source]
+    source: Option<Arc<io::Error>>,
 }
 
-/// A result whose error is [`enum@Error`].
+/// Compares all parts of the text. The source is an error of the operating system, which the message contains.
+impl PartialEq for Error {
+    fn eq(&self, other: &Error) -> bool {
+        (self.kind, self.offset, &self.path, &self.tensor, &self.message)
+            == (other.kind, other.offset, &other.path, &other.tensor, &other.message)
+    }
+}
+
+impl Eq for Error {}
+
+/// Result with [`struct@Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// An error without a place yet.
+    /// Creates an error without a location.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
-        Error { kind, path: None, tensor: None, offset: None, message: message.into() }
+        Error { kind, path: None, tensor: None, offset: None, message: message.into(), source: None }
     }
 
-    /// The error with this text, which has crossed the border. Its place stays in the text.
+    /// Parses the text of an error that crossed the FFI boundary. The location stays part of the message.
     ///
     /// ```
     /// use fst::error::{Error, Kind};
@@ -117,8 +115,16 @@ impl Error {
         Some(Error::new(Kind::from_code(code)?, message))
     }
 
-    /// An error of the operating system while `doing` something with `path`.
-    pub fn from_io(error: &io::Error, path: &Path, doing: &str) -> Self {
+    /// Creates an error from an operating system error that occurred while `doing` something with `path`. Keeps it as the source.
+    ///
+    /// ```
+    /// use fst::error::{Error, Kind};
+    /// use std::{error::Error as _, io, path::Path};
+    /// let error = Error::from_io(io::ErrorKind::NotFound.into(), Path::new("a.safetensors"), "cannot open");
+    /// assert_eq!(error.kind(), Kind::FileNotFound);
+    /// assert_eq!(error.source().unwrap().to_string(), "entity not found");
+    /// ```
+    pub fn from_io(error: io::Error, path: &Path, doing: &str) -> Self {
         let kind = match error.kind() {
             io::ErrorKind::NotFound => Kind::FileNotFound,
             io::ErrorKind::PermissionDenied => Kind::PermissionDenied,
@@ -126,49 +132,50 @@ impl Error {
             io::ErrorKind::OutOfMemory => Kind::OutOfMemory,
             _ => Kind::Io,
         };
-        Error::new(kind, format!("{doing}: {error}")).at(path)
+        let message = format!("{doing}: {error}");
+        Error { source: Some(Arc::new(error)), ..Error::new(kind, message).at(path) }
     }
 
-    /// Names the file or directory.
+    /// Sets the path of the file or directory.
     #[must_use]
     pub fn at(mut self, path: impl AsRef<Path>) -> Self {
         self.path = Some(path.as_ref().to_path_buf());
         self
     }
 
-    /// Names the tensor.
+    /// Sets the name of the tensor.
     #[must_use]
     pub fn tensor(mut self, name: impl Into<String>) -> Self {
         self.tensor = Some(name.into());
         self
     }
 
-    /// Gives the position in the file, in bytes from its start.
+    /// Sets the position in the file, in bytes from its start.
     #[must_use]
     pub fn offset(mut self, bytes: u64) -> Self {
         self.offset = Some(bytes);
         self
     }
 
-    /// The position in the file, in bytes from its start, where there is one.
+    /// Returns the position in the file, in bytes from its start, if it is known.
     pub fn position(&self) -> Option<u64> {
         self.offset
     }
 
-    /// What went wrong.
+    /// Returns the kind of the error.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 }
 
-/// Names can be any JSON string; a long one must not bury the message.
+/// Maximum number of characters of a tensor's name in the text. Names can be arbitrarily long.
 const NAME_SHOWN_CHARS: usize = 200;
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "[{}] ", self.kind.code())?;
         if let Some(path) = &self.path {
-            // The text ends up in a C string, which a zero would end, and on terminals.
+            // The text is passed as a C string, which a NUL would end, and printed on terminals.
             for character in path.to_string_lossy().chars() {
                 match character.is_control() {
                     true => write!(f, "{}", character.escape_default())?,

@@ -60,7 +60,7 @@ impl Files {
 
     fn add(&mut self, path: &Path) -> Result<()> {
         check_local(path)?;
-        let kind = fs::metadata(path).map_err(|error| Error::from_io(&error, path, "cannot open"))?;
+        let kind = fs::metadata(path).map_err(|error| Error::from_io(error, path, "cannot open"))?;
         if kind.is_dir() {
             self.add_directory(path)
         } else if !kind.is_file() {
@@ -75,7 +75,7 @@ impl Files {
     }
 
     fn add_directory(&mut self, directory: &Path) -> Result<()> {
-        let failed = |error: io::Error| Error::from_io(&error, directory, "cannot list");
+        let failed = |error: io::Error| Error::from_io(error, directory, "cannot list");
         let mut shards = Vec::new();
         let mut indexes = Vec::new();
         for entry in fs::read_dir(directory).map_err(failed)? {
@@ -114,7 +114,7 @@ impl Files {
 
     fn add_index(&mut self, index: &Path) -> Result<()> {
         let malformed = |message: String| Error::new(Kind::Malformed, message).at(index);
-        let io_error = |error: io::Error| Error::from_io(&error, index, "cannot read");
+        let io_error = |error: io::Error| Error::from_io(error, index, "cannot read");
         let length = fs::metadata(index).map_err(io_error)?.len();
         if length > INDEX_BYTES_MAX {
             return Err(malformed(format!("an index of {length} bytes; at most {INDEX_BYTES_MAX} are accepted")));
@@ -167,7 +167,7 @@ impl Source {
     /// # Errors
     /// What the file system says, with the path.
     pub fn open(path: &Path) -> Result<Source> {
-        let failed = |error: io::Error| Error::from_io(&error, path, "cannot open");
+        let failed = |error: io::Error| Error::from_io(error, path, "cannot open");
         let file = File::open(path).map_err(failed)?;
         let length = file.metadata().map_err(failed)?.len();
         // Reads are planned, so the readahead of the kernel would only read unused bytes.

@@ -100,7 +100,7 @@ impl Header {
                 std::io::ErrorKind::UnexpectedEof => {
                     malformed(offset, "the file became shorter while it was read".into())
                 }
-                _ => Error::from_io(&error, &source.path, "cannot read the header").offset(offset),
+                _ => Error::from_io(error, &source.path, "cannot read the header").offset(offset),
             })
         };
         let mut length = [0; 8];

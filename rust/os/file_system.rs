@@ -44,7 +44,7 @@ impl FileSystem {
     /// `io` if `fstatfs` fails.
     pub fn of(file: &File, path: &Path) -> Result<FileSystem> {
         let stat =
-            fstatfs(file).map_err(|error| Error::from_io(&error.into(), path, "cannot determine the file system"))?;
+            fstatfs(file).map_err(|error| Error::from_io(error.into(), path, "cannot determine the file system"))?;
         let find = |list: &[(u32, &'static str)]| {
             list.iter().find(|(magic, _)| i64::from(*magic) == stat.f_type).map(|(_, name)| *name)
         };

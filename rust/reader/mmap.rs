@@ -31,7 +31,7 @@ impl Mapping {
         // SAFETY: the mapping is only ever used through raw addresses, for which no promise is made that the file
         // stays as it is; a file that changes underneath changes the values, as it does for every mapping.
         let mapped = unsafe { MmapOptions::new().len(length).no_reserve_swap().map_copy(&source.file) };
-        let pages = mapped.map_err(|error| Error::from_io(&error, &source.path, "cannot map"))?;
+        let pages = mapped.map_err(|error| Error::from_io(error, &source.path, "cannot map"))?;
         Ok(Mapping { pages: pages.into(), page_bytes: page_bytes() })
     }
 
@@ -100,7 +100,7 @@ fn page_bytes() -> u64 {
 }
 
 fn check_length(source: &Source, needed: u64) -> Result<()> {
-    let facts = source.file.metadata().map_err(|error| Error::from_io(&error, &source.path, "cannot stat"))?;
+    let facts = source.file.metadata().map_err(|error| Error::from_io(error, &source.path, "cannot stat"))?;
     if facts.len() < needed { Err(ended(source, facts.len())) } else { Ok(()) }
 }
 

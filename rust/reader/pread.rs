@@ -57,7 +57,7 @@ impl<F: ReadAt> Reader for PreadReader<F> {
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::sleep(BUSY_WAIT),
-                Err(error) => return Err(Error::from_io(&error, self.file.path(), "cannot read").offset(at)),
+                Err(error) => return Err(Error::from_io(error, self.file.path(), "cannot read").offset(at)),
             }
         }
         Ok(())

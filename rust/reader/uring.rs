@@ -245,7 +245,7 @@ impl<K: RingKernel> Reader for UringReader<K> {
         self.buffered(&missing, &mut buffer)?;
         match answers.failure {
             None => Ok(()),
-            Some((offset, error)) => Err(Error::from_io(&error, &self.source.path, "cannot read").offset(offset)),
+            Some((offset, error)) => Err(Error::from_io(error, &self.source.path, "cannot read").offset(offset)),
         }
     }
 }

@@ -65,7 +65,7 @@ impl OutputFile {
             return Ok(());
         }
         if i64::try_from(bytes).is_err() {
-            return Err(self.error(&Errno::FBIG.into(), "reserve"));
+            return Err(self.error(Errno::FBIG.into(), "reserve"));
         }
         let reserved = repeat(|| self.kernel.reserve(&self.temp_file.file, bytes));
         match reserved {
@@ -73,7 +73,7 @@ impl OutputFile {
             Err(error) if is_unsupported(&error) => self.temp_file.file.set_len(bytes),
             reserved => reserved,
         }
-        .map_err(|error| self.error(&error, &format!("cannot reserve {bytes} bytes")))
+        .map_err(|error| self.error(error, &format!("cannot reserve {bytes} bytes")))
     }
 
     /// Writes all bytes at `offset`, and resumes after short writes.
@@ -108,7 +108,7 @@ impl OutputFile {
                     tracing::info!(path = %self.path.display(), "direct writes are refused; writing through the page cache");
                     self.disable_direct_io()?;
                 }
-                Err(error) => return Err(self.error(&error, "cannot write").offset(at)),
+                Err(error) => return Err(self.error(error, "cannot write").offset(at)),
             }
         }
         Ok(())
@@ -132,7 +132,7 @@ impl OutputFile {
             let first = end.saturating_sub(step).max(begin);
             let chunk = usize::try_from(end - first).ok().and_then(|count| buffer.get_mut(..count)).unwrap_or_default();
             let read = self.temp_file.file.read_exact_at(chunk, first);
-            read.map_err(|error| self.error(&error, "cannot read back the written data").offset(first))?;
+            read.map_err(|error| self.error(error, "cannot read back the written data").offset(first))?;
             self.write(chunk, first.saturating_add(distance))?;
             end = first;
         }
@@ -147,7 +147,7 @@ impl OutputFile {
         let OutputFile { path, temp_file, kernel, .. } = self;
         let failed = |doing: &'static str| {
             let path = path.clone();
-            move |error: io::Error| Error::from_io(&error, &path, doing)
+            move |error: io::Error| Error::from_io(error, &path, doing)
         };
         temp_file.file.set_len(length).map_err(failed("cannot set the length of the file"))?;
         kernel.flush(&temp_file.file).map_err(failed("cannot flush the file"))?;
@@ -173,12 +173,12 @@ impl OutputFile {
     /// Turns direct I/O off. Later writes go through the page cache, which accepts any alignment.
     fn disable_direct_io(&self) -> Result<()> {
         if self.is_direct() {
-            self.set_direct(false).map_err(|error| self.error(&error, "cannot turn direct writes off"))?;
+            self.set_direct(false).map_err(|error| self.error(error, "cannot turn direct writes off"))?;
         }
         Ok(())
     }
 
-    fn error(&self, error: &io::Error, doing: &str) -> Error {
+    fn error(&self, error: io::Error, doing: &str) -> Error {
         Error::from_io(error, &self.path, doing)
     }
 }

@@ -1,4 +1,5 @@
-//! System calls of a save that a file system or a container may refuse, behind a trait that tests implement.
+//! System calls of a save that a file system or a container may refuse, behind a trait that tests implement. It is
+//! separate from [`RingKernel`](crate::reader::ring::RingKernel), since loads and saves share no call.
 
 use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl};
 use std::fs::File;

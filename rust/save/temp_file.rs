@@ -42,12 +42,12 @@ impl TempFile {
     /// The errors of opening `path` for writing: `file-not-found` for a directory that does not exist,
     /// `permission-denied`, `is-a-directory`; `invalid-argument` if `path` exists and is not a regular file.
     pub fn create(path: &Path) -> Result<TempFile> {
-        let failed = |error: &io::Error| Error::from_io(error, path, "cannot create");
-        let target = resolve_links(path).map_err(|error| failed(&error))?;
+        let failed = |error: io::Error| Error::from_io(error, path, "cannot create");
+        let target = resolve_links(path).map_err(failed)?;
         let existing = match fs::metadata(&target) {
             Ok(found) => Some(found),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => return Err(failed(&error)),
+            Err(error) => return Err(failed(error)),
         };
         if let Some(existing) = &existing {
             if existing.is_dir() {
@@ -61,7 +61,7 @@ impl TempFile {
                 .at(path));
             }
             // A rename needs no permission to write the replaced file, but a save should need it.
-            OpenOptions::new().write(true).open(&target).map_err(|error| failed(&error))?;
+            OpenOptions::new().write(true).open(&target).map_err(failed)?;
         }
         let mut temp_file = match create_unnamed(directory_of(&target)) {
             Ok(file) => TempFile { file, target, temporary: None },
@@ -70,7 +70,7 @@ impl TempFile {
                 let (temporary, file) = at_temporary_name(&target, |name| {
                     OpenOptions::new().read(true).write(true).create_new(true).mode(MODE).open(name)
                 })
-                .map_err(|error| failed(&error))?;
+                .map_err(failed)?;
                 TempFile { file, target, temporary: Some(temporary) }
             }
         };

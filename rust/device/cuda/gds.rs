@@ -234,7 +234,7 @@ impl GdsFile {
     fn open(driver: &Arc<Driver>, source: &Arc<Source>) -> Result<GdsFile> {
         let file = source
             .reopen_direct()
-            .map_err(|error| Error::from_io(&error, &source.path, "cannot be opened for direct reads"))?;
+            .map_err(|error| Error::from_io(error, &source.path, "cannot be opened for direct reads"))?;
         let handle = Handle::register(driver, file).map_err(|error| error.at(&source.path))?;
         Ok(GdsFile { handle, source: Arc::clone(source) })
     }
@@ -267,7 +267,7 @@ impl GdsFile {
                 Err(ReadError::System(error)) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(ReadError::System(error)) if error.kind() == io::ErrorKind::WouldBlock => thread::sleep(BUSY_WAIT),
                 Err(ReadError::System(error)) => {
-                    return Err(Error::from_io(&error, &self.source.path, "cannot read").offset(missed));
+                    return Err(Error::from_io(error, &self.source.path, "cannot read").offset(missed));
                 }
                 Err(ReadError::Library(name)) => {
                     let text =
