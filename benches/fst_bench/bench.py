@@ -16,10 +16,10 @@ from typing import Any
 from .ceiling import ceilings_of
 from .cell import ACTIONS, Cell, states_of
 from .checkpoint import Checkpoint
+from .directories import PACKAGE, TMPFS
 from .machine import commit, load_average, machine_facts
 from .measure import Job
 from .peer import CHILD_SETTINGS, PEERS
-from .place import PACKAGE, TMPFS
 
 TORCH_DEVICES = {"cpu": "cpu", "cuda": "cuda:0"}  # Some libraries reject a device without an index.
 CHILD_TIMEOUT_SECONDS = 300
@@ -92,15 +92,16 @@ class Bench:
         tables = self._tables()
         seconds = ESTIMATED_CEILING_SECONDS * len(self._ceilings)
         for name, action, _ in tables:
-            wanted = self._checkpoints[name].workload.wanted_bytes(action)
-            seconds += len(self._choice.peers) * (ESTIMATED_START_SECONDS + wanted / ESTIMATED_BYTES_PER_SECOND)
+            requested_bytes = self._checkpoints[name].workload.requested_bytes(action)
+            peer_seconds = ESTIMATED_START_SECONDS + requested_bytes / ESTIMATED_BYTES_PER_SECOND
+            seconds += len(self._choice.peers) * peer_seconds
         return seconds
 
     def convert(self) -> None:
         """Converts the files of all workloads for peers that have their own format."""
         for peer in (PEERS[name] for name in self._choice.peers if PEERS[name].converts):
             for name, checkpoint in self._checkpoints.items():
-                tell(f"converting {name} for {peer.name}")
+                log(f"converting {name} for {peer.name}")
                 arguments = [peer.name, CONVERTED_SUFFIX, *map(str, checkpoint.paths)]
                 self._converted[peer.name, name] = self._child("convert", arguments, peer.environment())
 
@@ -111,9 +112,9 @@ class Bench:
             for number in range(self._choice.rounds):
                 begin = time.monotonic()
                 self._run_round(number)
-                tell(f"round {number + 1} of {self._choice.rounds} took {time.monotonic() - begin:.0f} s")
+                log(f"round {number + 1} of {self._choice.rounds} took {time.monotonic() - begin:.0f} s")
                 if self._deadline.passed():
-                    tell(f"time is up in round {number + 1} of {self._choice.rounds}")
+                    log(f"time is up in round {number + 1} of {self._choice.rounds}")
                     break
         finally:
             shutil.rmtree(self._tmpfs, ignore_errors=True)
@@ -129,8 +130,8 @@ class Bench:
         for workload, action, state in self._tables():
             for peer in peers:
                 cell = Cell(workload, action, state, peer)
-                wanted = action in PEERS[peer].actions and cell not in self._failed
-                if wanted and not self._deadline.passed():
+                is_due = action in PEERS[peer].actions and cell not in self._failed
+                if is_due and not self._deadline.passed():
                     self._measure_cell(cell, number)
             if state == "tmpfs":
                 shutil.rmtree(self._tmpfs, ignore_errors=True)
@@ -216,7 +217,7 @@ class Bench:
             yield copy
 
     def _child(self, module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
-        """Returns the JSON that the module printed, {"failed": ...} if it failed, or None at the time limit."""
+        """Returns the JSON that the module printed, {"failed": ...} if it failed, or {} at the time limit."""
         command = [sys.executable, "-m", f"{PACKAGE.name}.{module}", *arguments]
         timeout = min(CHILD_TIMEOUT_SECONDS, self._deadline.left_seconds())
         try:
@@ -231,9 +232,9 @@ class Bench:
         result: dict[str, Any] = json.loads(done.stdout or "{}")
         return result
 
-    def _keep(self, number: int, what: str, result: dict[str, Any]) -> None:
+    def _keep(self, number: int, title: str, result: dict[str, Any]) -> None:
         """Prints a result and writes all results so far, so that an interrupted run loses nothing."""
-        tell(f"round {number + 1}: {what}: {_summary(result)}")
+        log(f"round {number + 1}: {title}: {_summary(result)}")
         self._results["load_average_after"] = load_average()
         self._out.parent.mkdir(parents=True, exist_ok=True)
         self._out.write_text(json.dumps(self._results, indent=1) + "\n")
@@ -247,7 +248,7 @@ def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
         "tensors": len(workload.tensors),
         "bytes": workload.size_bytes,
         "selected": len(workload.selected),
-        "wanted_bytes": {action: workload.wanted_bytes(action) for action in workload.states},
+        "requested_bytes": {action: workload.requested_bytes(action) for action in workload.states},
     }
 
 
@@ -261,6 +262,6 @@ def _summary(result: dict[str, Any]) -> str:
     return f"- ({result.get('unavailable') or result['failed']})"
 
 
-def tell(text: str) -> None:
+def log(text: str) -> None:
     """Prints the progress of a run."""
     print(text, file=sys.stderr, flush=True)

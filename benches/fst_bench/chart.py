@@ -16,7 +16,7 @@ from .result import Figure, Run
 OWN, OTHER, LIMIT, SPREAD = "#0072b2", "#b3b3b3", "#d55e00", "#404040"
 WIDTH_INCHES = 9.0
 BAR_INCHES = 0.22
-PLACES = {"cpu": "CPU", "cuda": "GPU"}
+DEVICE_TITLES = {"cpu": "CPU", "cuda": "GPU"}
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ TIMES = (
 
 def draw(runs: Mapping[str, Run], folder: Path) -> None:
     """Writes bench-DEVICE.png and bench-small-DEVICE.png for each run."""
-    for device in PLACES.keys() & runs.keys():
+    for device in DEVICE_TITLES.keys() & runs.keys():
         _page(runs[device], RATES, _Rates, folder / f"bench-{device}.png")
         _page(runs[device], TIMES, _Times, folder / f"bench-small-{device}.png")
 
@@ -58,7 +58,7 @@ def _page(run: Run, panels: tuple[Panel, ...], kind: "type[_Bars]", path: Path) 
     # A bare Figure needs no display.
     picture = Picture(figsize=(WIDTH_INCHES, 0.4 + rows * (0.9 + BAR_INCHES * len(peers))), layout="constrained")
     done = "load and read every byte" if run.device == "cpu" else "load"
-    picture.suptitle(kind.title.format(done=done, place=PLACES[run.device]), fontsize=11, fontweight="bold")
+    picture.suptitle(kind.title.format(done=done, device=DEVICE_TITLES[run.device]), fontsize=11, fontweight="bold")
     axes = picture.subplots(rows, 2, squeeze=False, sharey=True)
     for axis, panel in zip(axes.flat, panels, strict=False):
         kind(run, panel).draw(axis, peers)
@@ -86,15 +86,15 @@ class _Bars(ABC):
         return seconds and self._scaled(seconds)
 
     def draw(self, axis: Axes, peers: list[str]) -> None:
-        for place, peer in enumerate(peers):
+        for row, peer in enumerate(peers):
             figure = self.figure(peer)
             if figure is None:
-                axis.text(0, place, "  -", va="center", fontsize=8)
+                axis.text(0, row, "  -", va="center", fontsize=8)
                 continue
             spread = [[figure.median - figure.low], [figure.high - figure.median]]
             color = OWN if PEERS[peer].release is None else OTHER
-            axis.barh(place, figure.median, color=color, height=0.72, xerr=spread, ecolor=SPREAD, capsize=2)
-            axis.text(figure.high, place, f"  {figure.median:.3g}", va="center", fontsize=8)
+            axis.barh(row, figure.median, color=color, height=0.72, xerr=spread, ecolor=SPREAD, capsize=2)
+            axis.text(figure.high, row, f"  {figure.median:.3g}", va="center", fontsize=8)
         axis.set_yticks(range(len(peers)), [PEERS[peer].title for peer in peers], fontsize=8)
         axis.set_ylim(len(peers) - 0.4, -0.6)
         limit = self._mark_limit(axis)
@@ -120,7 +120,7 @@ class _Bars(ABC):
 
 
 class _Rates(_Bars):
-    title = "Rate to {done}, {place}: more is better"
+    title = "Rate to {done}, {device}: more is better"
 
     def _unit(self) -> str:
         return "GB/s"
@@ -143,7 +143,7 @@ class _Rates(_Bars):
 
 
 class _Times(_Bars):
-    title = "Time to {done}, {place}: less is better"
+    title = "Time to {done}, {device}: less is better"
 
     def _unit(self) -> str:
         return "ms"

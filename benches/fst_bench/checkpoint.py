@@ -19,8 +19,7 @@ POOL_BYTES = 32 << 20
 # Actions that return all tensors as stored.
 WHOLE = {"load", "pretrained", "save"}
 
-# Clearing the top bit of a 16-bit exponent keeps every value finite and below 2, so
-# that the files behave like weights and not like noise full of NaN.
+# Clears the top bit of the 16-bit exponents, so that all values are finite and below 2, like weights.
 FINITE_BF16 = np.uint64(0xBFFF_BFFF_BFFF_BFFF)
 
 
@@ -132,7 +131,7 @@ def header_of(tensors: tuple[TensorSpec, ...]) -> bytes:
 class _Content:
     """Data that differ from tensor to tensor and from offset to offset, generated at memory speed.
 
-    Each part of each tensor reads one block of random words from another offset and combines it with another key.
+    Each chunk of a tensor is a random range of one block of random words, combined with a random key.
     """
 
     def __init__(self) -> None:
@@ -142,8 +141,10 @@ class _Content:
         made = np.empty(-(-size_bytes // 8), dtype=np.uint64)
         rng = np.random.default_rng([SEED, index])
         for begin in range(0, len(made), len(self._words) // 2):
-            piece = made[begin : begin + len(self._words) // 2]
-            place = int(rng.integers(0, len(self._words) - len(piece) + 1))
-            np.bitwise_xor(self._words[place : place + len(piece)], rng.integers(0, 2**64, dtype=np.uint64), out=piece)
-            np.bitwise_and(piece, FINITE_BF16, out=piece)
+            chunk = made[begin : begin + len(self._words) // 2]
+            offset = int(rng.integers(0, len(self._words) - len(chunk) + 1))
+            np.bitwise_xor(
+                self._words[offset : offset + len(chunk)], rng.integers(0, 2**64, dtype=np.uint64), out=chunk
+            )
+            np.bitwise_and(chunk, FINITE_BF16, out=chunk)
         return made.view(np.uint8)[:size_bytes]

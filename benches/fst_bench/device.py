@@ -51,9 +51,9 @@ class Device:
         still_reserved = torch.cuda.memory_reserved(self._name) - self._reserved_bytes
         peak_allocated = torch.cuda.max_memory_allocated(self._name) - self._allocated_bytes
         held = self._free_bytes - torch.cuda.mem_get_info(self._name)[0]
-        wanted = sum(-(-tensor.nbytes // ALLOCATION_BYTES) * ALLOCATION_BYTES for tensor in tensors.values())
+        tensor_bytes = sum(-(-tensor.nbytes // ALLOCATION_BYTES) * ALLOCATION_BYTES for tensor in tensors.values())
         return {
             "device_reserved_bytes": peak_reserved,
             "device_bytes": held,
-            "device_scratch_bytes": max(0, peak_allocated - wanted) + max(0, held - still_reserved),
+            "device_scratch_bytes": max(0, peak_allocated - tensor_bytes) + max(0, held - still_reserved),
         }

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-# A huge tensor is hashed in parts, so that several threads can share it.
-PIECE_BYTES = 32 << 20
+# A huge tensor is hashed in chunks, so that several threads can share it.
+CHUNK_BYTES = 32 << 20
 
 
 def tensor_line(name: str, tensor: "Tensor") -> str:
     """Returns the contribution of one tensor, on any device, to the digest."""
-    return _line(name, tensor, [_hash(piece) for piece in _pieces(tensor)])
+    return _line(name, tensor, [_hash(chunk) for chunk in _chunks(tensor)])
 
 
 def combine(lines: Iterable[str]) -> str:
@@ -25,10 +25,10 @@ def combine(lines: Iterable[str]) -> str:
 
 def digest(tensors: "Mapping[str, Tensor]") -> str:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        large = {name: tensor for name, tensor in tensors.items() if tensor.nbytes > PIECE_BYTES}
+        large = {name: tensor for name, tensor in tensors.items() if tensor.nbytes > CHUNK_BYTES}
         lines = list(pool.map(lambda name: tensor_line(name, tensors[name]), tensors.keys() - large.keys()))
         for name, tensor in large.items():
-            lines.append(_line(name, tensor, pool.map(_hash, _pieces(tensor))))
+            lines.append(_line(name, tensor, pool.map(_hash, _chunks(tensor))))
     return combine(lines)
 
 
@@ -36,12 +36,12 @@ def _line(name: str, tensor: "Tensor", hashes: Iterable[str]) -> str:
     return f"{name} {tensor.dtype} {list(tensor.shape)} {' '.join(hashes)}"
 
 
-def _pieces(tensor: "Tensor") -> "Iterable[Tensor]":
+def _chunks(tensor: "Tensor") -> "Iterable[Tensor]":
     import torch
 
     flat = tensor.detach().reshape(-1)
-    return torch.split(flat.view(torch.uint8), PIECE_BYTES) if flat.numel() else ()
+    return torch.split(flat.view(torch.uint8), CHUNK_BYTES) if flat.numel() else ()
 
 
-def _hash(piece: "Tensor") -> str:
-    return hashlib.sha256(piece.cpu().numpy().data).hexdigest()
+def _hash(chunk: "Tensor") -> str:
+    return hashlib.sha256(chunk.cpu().numpy().data).hexdigest()

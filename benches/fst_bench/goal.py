@@ -50,32 +50,32 @@ class Goal:
 
 
 def goals(runs: Mapping[str, Run]) -> list[Goal]:
-    """Yields all goals, including those that these runs did not measure."""
+    """Returns all goals, including those that these runs did not measure."""
     return [*_on_gpu(runs.get("cuda")), *_on_cpu(runs.get("cpu")), *_with_ranks(runs.get("ranks"))]
 
 
 def _on_gpu(run: Run | None) -> Iterator[Goal]:
     missing = "no GPU" if run is None else "not in this run"
 
-    def at_least(told: str, measured: float | None, bound: float, show: Callable[[float], str] = text.share) -> Goal:
-        return Goal(told, measured, bound, show, at_least=True, missing=missing)
+    def at_least(name: str, measured: float | None, bound: float, show: Callable[[float], str] = text.share) -> Goal:
+        return Goal(name, measured, bound, show, at_least=True, missing=missing)
 
-    def at_most(told: str, measured: float | None, bound: float | None, show: Callable[[float], str]) -> Goal:
-        return Goal(told, measured, bound, show, missing=missing)
+    def at_most(name: str, measured: float | None, bound: float | None, show: Callable[[float], str]) -> Goal:
+        return Goal(name, measured, bound, show, missing=missing)
 
     pinned = _rate(run, "pinned-to-device")
     for state in ("tmpfs", "warm"):
-        way = f"{STATE_TITLES[state]} -> GPU"
+        route = f"{STATE_TITLES[state]} -> GPU"
         for key, which in (("load_seconds", ""), ("second_load_seconds", ", second load in a process")):
             own = _load_rate(run, Cell("dense", "load", state, "fst"), key)
-            yield at_least(f"{way}, dense{which}: of the pinned rate", _quotient(own, pinned), HARDWARE_SHARE)
+            yield at_least(f"{route}, dense{which}: of the pinned rate", _quotient(own, pinned), HARDWARE_SHARE)
         own, best = _against_peers(run, "dense", state, "load_seconds")
-        yield at_most(f"{way}, dense: ahead of every peer", own, best, text.seconds)
+        yield at_most(f"{route}, dense: ahead of every peer", own, best, text.seconds)
         own = _load_rate(run, Cell("moe", "load", state, "fst"))
         of_dense = _quotient(own, _load_rate(run, Cell("dense", "load", state, "fst")))
-        yield at_least(f"{way}, mixture of experts: of the rate of dense", of_dense, HARDWARE_SHARE)
-        told = f"{way}, mixture of experts: time a tensor beyond that of the bytes"
-        yield at_most(told, _tensor_seconds(run, state, pinned), TENSOR_SECONDS, text.microseconds)
+        yield at_least(f"{route}, mixture of experts: of the rate of dense", of_dense, HARDWARE_SHARE)
+        name = f"{route}, mixture of experts: time a tensor beyond that of the bytes"
+        yield at_most(name, _tensor_seconds(run, state, pinned), TENSOR_SECONDS, text.microseconds)
     cold = _load_rate(run, Cell("dense", "load", "cold", "fst"))
     disk = run.disk() if run else "fio"
     yield at_least(f"Cold -> GPU, dense: of the rate of {disk}", _quotient(cold, _rate(run, disk)), HARDWARE_SHARE)
@@ -93,16 +93,16 @@ def _on_cpu(run: Run | None) -> Iterator[Goal]:
     key = "load_and_read_seconds"
     own = _load_rate(run, Cell("dense", "load", "cold", "fst"), key)
     disk = run.disk() if run else "fio"
-    told = f"Cold -> CPU, dense, every byte read: of the rate of {disk}"
-    yield Goal(told, _quotient(own, _rate(run, disk)), HARDWARE_SHARE, text.share, at_least=True)
+    name = f"Cold -> CPU, dense, every byte read: of the rate of {disk}"
+    yield Goal(name, _quotient(own, _rate(run, disk)), HARDWARE_SHARE, text.share, at_least=True)
     for workload, title, states in (
         ("dense", "dense", ("warm", "cold", "tmpfs")),
         ("moe", "mixture of experts", ("warm", "cold", "tmpfs")),
     ):
         for state in states:
             mine, best = _against_peers(run, workload, state, key)
-            told = f"{STATE_TITLES[state]} -> CPU, {title}, every byte read: ahead of every peer"
-            yield Goal(told, mine, best, text.seconds)
+            name = f"{STATE_TITLES[state]} -> CPU, {title}, every byte read: ahead of every peer"
+            yield Goal(name, mine, best, text.seconds)
     mine, theirs = (
         _median(run, Cell("many", "select", "warm", peer), "load_seconds") for peer in ("fst", "safetensors")
     )
@@ -110,24 +110,24 @@ def _on_cpu(run: Run | None) -> Iterator[Goal]:
     yield Goal("Ten tensors of `many` by name -> CPU: half the time of safetensors", mine, bound, text.seconds)
     cast = _median(run, Cell("dense", "cast", "warm", "fst"), key)
     load = _median(run, Cell("dense", "load", "warm", "fst-pread"), key)
-    told = "Cast on load -> CPU, dense, of the time of reading into memory without"
-    yield Goal(told, _quotient(cast, load), CAST_COST, text.share)
+    name = "Cast on load -> CPU, dense, of the time of reading into memory without"
+    yield Goal(name, _quotient(cast, load), CAST_COST, text.share)
     host = run.largest("fst-pread", "beyond_host_bytes") if run else None
     yield Goal("Host memory beyond the tensors of a load that reads, largest of all", host, STAGING_BYTES, text.size)
     for state in ("warm", "cold"):
-        for action, told in (
+        for action, name in (
             ("columns", "column slices of an open file, every byte read"),
             ("pretrained", "from_pretrained, every byte read"),
         ):
             mine, theirs = (_median(run, Cell("dense", action, state, peer), key) for peer in ("fst", "safetensors"))
-            yield Goal(f"{STATE_TITLES[state]} -> CPU, {told}: at most safetensors", mine, theirs, text.seconds)
+            yield Goal(f"{STATE_TITLES[state]} -> CPU, {name}: at most safetensors", mine, theirs, text.seconds)
     saved = _median(run, Cell("dense", "save", "disk", "fst"), "save_seconds")
     own = run.workloads["dense"]["bytes"] / saved if run and saved else None
-    told = "Save, dense, flushed: of the rate of direct-writes"
-    yield Goal(told, _quotient(own, _rate(run, "direct-writes")), WRITE_SHARE, text.share, at_least=True)
-    for peer, told in (("safetensors-flushed", "flushed"), ("safetensors", "which leaves the flushing for later")):
+    name = "Save, dense, flushed: of the rate of direct-writes"
+    yield Goal(name, _quotient(own, _rate(run, "direct-writes")), WRITE_SHARE, text.share, at_least=True)
+    for peer, name in (("safetensors-flushed", "flushed"), ("safetensors", "which leaves the flushing for later")):
         theirs = _median(run, Cell("dense", "save", "disk", peer), "save_seconds")
-        yield Goal(f"Save, dense, flushed: at most safetensors, {told}", saved, theirs, text.seconds)
+        yield Goal(f"Save, dense, flushed: at most safetensors, {name}", saved, theirs, text.seconds)
     imported = run.median("fst", "import_seconds") if run else None
     yield Goal("Import of fst beyond that of PyTorch", imported, IMPORT_SECONDS, text.seconds)
 
@@ -135,13 +135,13 @@ def _on_cpu(run: Run | None) -> Iterator[Goal]:
 def _with_ranks(run: Run | None) -> Iterator[Goal]:
     for layout in LAYOUTS:
         exchanged = [GroupCell(layout, ranks, "cold", "fst-exchange") for ranks in GROUP_SIZES]
-        for key, told in (
+        for key, name in (
             ("storage_bytes", "read over those of the checkpoint"),
             ("link_bytes", "sent over those needed"),
         ):
             shares = [_quotient(_median(run, cell, key), _bytes_due(run, cell, key)) for cell in exchanged]
             largest = max((share for share in shares if share is not None), default=None)
-            yield Goal(f"Ranks that exchange, {layout}, cold: bytes {told}", largest, SHARE_MOVED, text.quotient)
+            yield Goal(f"Ranks that exchange, {layout}, cold: bytes {name}", largest, SHARE_MOVED, text.quotient)
     key = "load_and_read_seconds"
     others = [name for name in PEERS if name.startswith("fastsafetensors")]
     for layout, ranks, state in product(LAYOUTS, GROUP_SIZES, ("warm", "cold")):
@@ -149,8 +149,8 @@ def _with_ranks(run: Run | None) -> Iterator[Goal]:
         bound = min((time for time in theirs if time is not None), default=None)
         for peer, which in (("fst", ""), ("fst-exchange", ", exchange")):
             mine = _median(run, GroupCell(layout, ranks, state, peer), key)
-            told = f"{STATE_TITLES[state]} -> CPU, {layout} on {ranks} ranks{which}: at most fastsafetensors"
-            yield Goal(told, mine, bound, text.seconds)
+            name = f"{STATE_TITLES[state]} -> CPU, {layout} on {ranks} ranks{which}: at most fastsafetensors"
+            yield Goal(name, mine, bound, text.seconds)
 
 
 def _bytes_due(run: Run | None, cell: GroupCell, key: str) -> float | None:

@@ -28,10 +28,10 @@ def write_llama(folder: Path, shapes: Mapping[str, tuple[int, ...]], paths: Sequ
         "vocab_size": words,
     }
     (folder / "config.json").write_text(json.dumps(config))
-    places: dict[str, str] = {}
+    file_names: dict[str, str] = {}
     for path in paths:
         with safe_open(path, framework="np") as file:
-            places |= dict.fromkeys(file.keys(), path.name)
+            file_names |= dict.fromkeys(file.keys(), path.name)
     size_bytes = sum(path.stat().st_size for path in paths)
-    index = {"metadata": {"total_size": size_bytes}, "weight_map": places}
+    index = {"metadata": {"total_size": size_bytes}, "weight_map": file_names}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -1,4 +1,4 @@
-"""Facts about the machine, without which a figure means nothing."""
+"""Properties of the machine: processor, memory, disk, versions and load."""
 
 import os
 import platform
@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from .place import PACKAGE
+from .directories import PACKAGE
 
 
 def machine_facts(directory: Path) -> dict[str, Any]:
@@ -60,8 +60,8 @@ def _disk(directory: Path) -> dict[str, Any]:
     resolved = directory.resolve()
     file_system, source = "unknown", "unknown"
     longest = -1
-    for place, kind in mounts:
-        point = place.split()[4]
+    for mount, kind in mounts:
+        point = mount.split()[4]
         if resolved.is_relative_to(point) and len(point) >= longest:
             longest = len(point)
             file_system, source = kind.split()[:2]

@@ -6,10 +6,10 @@ LEFT_FREE_BYTES = 1 << 30
 
 
 def claim(size_bytes: int) -> None:
-    """Touches free memory of this size and frees it again, as far as the machine has it.
+    """Touches this many bytes of free memory, or all that is free, and frees them again.
 
-    Some virtual machines return free memory to their host and get it back page by page,
-    far more slowly than a disk is read. Recently touched memory is still mapped.
+    Some virtual machines return free memory to their host. They get it back page by page, more slowly than a disk is
+    read. Recently touched memory is still mapped.
     """
     import torch
 

@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from .cell import ACTIONS, LOADS
+from .directories import ENVIRONMENTS, PACKAGE
 from .loaders.base import Loader, UnsupportedError
 from .loaders.fastsafetensors import Fastsafetensors
 from .loaders.fst import Fst, FstExchange
@@ -27,7 +28,6 @@ from .loaders.runai import RunaiStreamer
 from .loaders.safetensors import Safetensors, SafetensorsFlushed, SafetensorsPread, SafetensorsPrefetch
 from .loaders.tensorizer import Tensorizer
 from .loaders.unified import Unified, UnifiedDirect
-from .place import ENVIRONMENTS, PACKAGE
 
 # OpenMP threads that spin while waiting take the cores from the threads they wait for. On a busy machine that made
 # the same sum up to sixty times slower.

@@ -1,6 +1,6 @@
-"""Plans for groups of ranks that exist only on paper, made by fst's own planner.
+"""Plans of loads by any number of ranks, without processes for the ranks.
 
-`torch.classes.fst.GroupPlan` plans a load for any number of ranks in one process. It reads headers only.
+fst's own planner, `torch.classes.fst.GroupPlan`, runs in one process and reads headers only.
 """
 
 from collections.abc import Sequence

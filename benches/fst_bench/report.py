@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from .cell import Cell
+from .directories import REPORT, RESULTS
 from .goal import goals
 from .peer import PEERS
-from .place import REPORT, RESULTS
 from .ranks.section import ranks_section
 from .result import Figure, Run
 from .simulation.section import SIMULATION, simulation_section
@@ -81,8 +81,8 @@ def _section(run: Run) -> Iterator[str]:
     rows = []
     for name, how in run.ceilings().items():
         figure = run.ceiling(name)
-        told = f"{rate(figure.median)} [{figure.low / 1e9:.2f} .. {figure.high / 1e9:.2f}]" if figure else "-"
-        rows.append([name, told, how])
+        value = f"{rate(figure.median)} [{figure.low / 1e9:.2f} .. {figure.high / 1e9:.2f}]" if figure else "-"
+        rows.append([name, value, how])
     yield from table(["", "rate", "how"], rows)
     for workload, action, state in run.tables():
         yield from _measured(run, workload, action, state)
@@ -105,10 +105,10 @@ def _machine(run: Run) -> Iterator[str]:
 
 def _measured(run: Run, workload: str, action: str, state: str) -> Iterator[str]:
     facts = run.workloads[workload]
-    wanted_bytes = facts["wanted_bytes"][action]
-    of_file = f", {size(wanted_bytes)} of it wanted" if wanted_bytes < facts["bytes"] else ""
+    requested_bytes = facts["requested_bytes"][action]
+    part = f", {size(requested_bytes)} of them requested," if requested_bytes < facts["bytes"] else ""
     yield f"### {workload}: {ACTION_TITLES[action]}, {STATE_TITLES[state]}\n"
-    yield f"{size(facts['bytes'])}{of_file} in {facts['tensors']:,} tensors ({facts['title']}).\n"
+    yield f"{size(facts['bytes'])}{part} in {facts['tensors']:,} tensors ({facts['title']}).\n"
     if action == "save":
         yield from _saved(run, workload, state)
         return
@@ -134,7 +134,7 @@ def _measured(run: Run, workload: str, action: str, state: str) -> Iterator[str]
         second = run.figure(cell, "second_load_seconds")
         row = [title, run.text(cell, "reader"), spread(load)]
         row += [spread(second) if second else "-"] if repeated else []
-        row += [spread(read), _pace(run, facts, wanted_bytes, action, load, read), *_memory(run, cell, on_gpu)]
+        row += [spread(read), _pace(run, facts, requested_bytes, action, load, read), *_memory(run, cell, on_gpu)]
         if action == "columns":
             from_storage = run.figure(cell, "storage_bytes")
             row.append(size(from_storage.median) if from_storage else "-")
@@ -178,13 +178,13 @@ def _memory(run: Run, cell: Cell, on_gpu: bool) -> Iterator[str]:
         yield size(scratch.median) if scratch else "-"
 
 
-def _pace(run: Run, facts: dict[str, Any], wanted_bytes: int, action: str, load: Figure, read: Figure) -> str:
+def _pace(run: Run, facts: dict[str, Any], requested_bytes: int, action: str, load: Figure, read: Figure) -> str:
     """Returns the time to compare with a ceiling. On the CPU it includes reading every byte once."""
     if facts["tensors"] >= MANY_TENSORS:
         return microseconds(load.median / (facts["selected"] if action == "select" else facts["tensors"]))
     if run.device == "cpu":
-        return rate(wanted_bytes / read.median)
-    loaded = wanted_bytes / load.median
+        return rate(requested_bytes / read.median)
+    loaded = requested_bytes / load.median
     pinned = run.ceiling("pinned-to-device")
     return f"{rate(loaded)}, {share(loaded / pinned.median)} of pinned" if pinned else rate(loaded)
 

@@ -81,10 +81,10 @@ class Run:
 
     def ceilings(self) -> dict[str, str]:
         """Returns the names of the ceilings, each with its method or the reason why it is missing."""
-        told: dict[str, str] = {}
+        methods: dict[str, str] = {}
         for entry in self.facts["ceilings"]:
-            told.setdefault(entry["name"], entry.get("how") or entry.get("unavailable") or entry.get("failed", ""))
-        return told
+            methods.setdefault(entry["name"], entry.get("how") or entry.get("unavailable") or entry.get("failed", ""))
+        return methods
 
     def disk(self) -> str:
         """Returns the name of the disk's ceiling: fio if installed, else direct reads."""
@@ -95,8 +95,8 @@ class Run:
         return measurements
 
     def _entries(self, cell: Cell | GroupCell) -> list[dict[str, Any]]:
-        wanted = vars(cell).items()
-        return [entry for entry in self._measurements() if wanted <= entry.items()]
+        fields = vars(cell).items()
+        return [entry for entry in self._measurements() if fields <= entry.items()]
 
 
 def _figure(values: list[float]) -> Figure | None:

@@ -22,8 +22,8 @@ from .bench import TORCH_DEVICES, Bench, Choice, Deadline
 from .ceiling import CEILINGS
 from .cell import STATES
 from .checkpoint import make_checkpoint
+from .directories import CHECKPOINTS, REPORT, RESULTS, TMPFS
 from .peer import PEERS, install_missing
-from .place import CHECKPOINTS, REPORT, RESULTS, TMPFS
 from .report import write_report
 from .workload import WORKLOADS
 

@@ -85,7 +85,7 @@ class Workload:
         identity = repr((self.files, sorted(self.states), self.selected, self.slices, CAST_DTYPE, SEED))
         return f"{self.name}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
 
-    def wanted_bytes(self, action: str) -> int:
+    def requested_bytes(self, action: str) -> int:
         """Returns the bytes that the tensors of this action have in the files."""
         by_name = {tensor.name: tensor for tensor in self.tensors}
         if action == "select":

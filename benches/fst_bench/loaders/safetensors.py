@@ -27,12 +27,12 @@ class Safetensors(Loader):
         return tensors
 
     def slice(self, paths: Sequence[str], slices: Sequence[Slice], device: str) -> "dict[str, Tensor]":
-        wanted = {cut.name: cut for cut in slices}
+        by_name = {cut.name: cut for cut in slices}
         tensors: dict[str, Tensor] = {}
         with self._open(paths, device) as files:
             for file in files:
-                for name in wanted.keys() & set(file.keys()):
-                    tensors[name] = file.get_slice(name)[wanted[name].index]
+                for name in by_name.keys() & set(file.keys()):
+                    tensors[name] = file.get_slice(name)[by_name[name].index]
         return tensors
 
     def columns(self, paths: Sequence[str], slices: Sequence[Slice], device: str) -> "dict[str, Tensor]":

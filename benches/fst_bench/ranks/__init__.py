@@ -1,1 +1,1 @@
-"""Loads that several processes of one machine do together, side by side with what the peers have for that."""
+"""Benchmarks of loads by several ranks on one machine: fst and its peers."""

@@ -1,4 +1,4 @@
-"""`python -m fst_bench.ranks`."""
+"""Runs the benchmarks of several ranks: `python -m fst_bench.ranks`."""
 
 from .run import main
 

@@ -11,12 +11,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ..bench import Deadline, tell
+from ..bench import Deadline, log
 from ..cell import GroupCell
 from ..checkpoint import Checkpoint
+from ..directories import PACKAGE
 from ..machine import commit, load_average, machine_facts
 from ..peer import CHILD_SETTINGS, PEERS
-from ..place import PACKAGE
 from .expected import expected_digests, needed_bytes
 from .gloo import CEILINGS
 from .layout import dims, needed_key
@@ -61,8 +61,8 @@ class Host:
             print(task.to_json(), file=self._process.stdin, flush=True)
         except BrokenPipeError:
             return [{"failed": ENDED}]
-        told: list[dict[str, Any]] = json.loads(self._process.stdout.readline() or "[]")
-        return told or [{"failed": ENDED}]
+        results: list[dict[str, Any]] = json.loads(self._process.stdout.readline() or "[]")
+        return results or [{"failed": ENDED}]
 
     def close(self) -> None:
         """Ends the process."""
@@ -128,22 +128,22 @@ class RanksBench:
                             self._measure_cell(cell, number, hosts[peer])
 
     def _measure_ceiling(self, name: str, ranks: int, number: int, host: Host) -> None:
-        told = host.ask(self._task(ranks, "warm", {}))
-        result = _trouble(told)
+        results = host.ask(self._task(ranks, "warm", {}))
+        result = _trouble(results)
         if not result:
-            seconds = max(rank["end"] for rank in told) - min(rank["begin"] for rank in told)
-            moved_bytes = sum(rank["received_bytes"] for rank in told)
+            seconds = max(rank["end"] for rank in results) - min(rank["begin"] for rank in results)
+            moved_bytes = sum(rank["received_bytes"] for rank in results)
             how = f"gloo, {ranks} ranks, {moved_bytes >> 20} MiB over links in one call"
             result = {"bytes_per_second": moved_bytes / seconds, "how": how}
         self._results["ceilings"].append({"name": f"{name}, {ranks} ranks", "round": number, **result})
         self._keep()
-        tell(f"round {number + 1}: {name}, {ranks} ranks: {result}")
+        log(f"round {number + 1}: {name}, {ranks} ranks: {result}")
 
     def _measure_cell(self, cell: GroupCell, number: int, host: Host) -> None:
-        told = host.ask(self._task(cell.ranks, cell.state, dims(self._checkpoint.workload, cell.layout)))
-        result = _trouble(told) or _figures(told)
+        results = host.ask(self._task(cell.ranks, cell.state, dims(self._checkpoint.workload, cell.layout)))
+        result = _trouble(results) or _figures(results)
         if "failed" not in result and "unavailable" not in result:
-            if [rank["digest"] for rank in told] != self._digests[cell.layout, cell.ranks]:
+            if [rank["digest"] for rank in results] != self._digests[cell.layout, cell.ranks]:
                 self._errors += 1
                 result = {"failed": "the tensors are not those of the files"}
         elif PEERS[cell.peer].release is None:
@@ -152,7 +152,7 @@ class RanksBench:
             self._failed.add(cell)
         self._results["measurements"].append({**asdict(cell), "round": number, **result})
         self._keep()
-        tell(f"round {number + 1}: {cell.layout}, {cell.ranks} ranks, {cell.state}, {cell.peer}: {_summary(result)}")
+        log(f"round {number + 1}: {cell.layout}, {cell.ranks} ranks, {cell.state}, {cell.peer}: {_summary(result)}")
 
     def _task(self, ranks: int, state: str, cut: Mapping[str, int | None]) -> Task:
         return Task(ranks, state, tuple(map(str, self._checkpoint.paths)), dict(cut))
@@ -164,25 +164,25 @@ class RanksBench:
         self._out.write_text(json.dumps(self._results, indent=1) + "\n")
 
 
-def _trouble(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _trouble(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the reason for missing figures, if any rank has none. The rank that failed first is reported first."""
-    for rank in sorted(told, key=lambda rank: rank.get("at", math.inf)):
+    for rank in sorted(results, key=lambda rank: rank.get("at", math.inf)):
         for key in ("unavailable", "failed"):
             if key in rank:
                 return {key: rank[key]}
     return {}
 
 
-def _figures(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _figures(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Combines the results of the ranks. A group is done when its last rank is."""
-    seconds = max(rank["loaded"] for rank in told) - min(rank["begin"] for rank in told)
-    reading = max(rank["read"] for rank in told) - min(rank["reading"] for rank in told)
+    seconds = max(rank["loaded"] for rank in results) - min(rank["begin"] for rank in results)
+    reading = max(rank["read"] for rank in results) - min(rank["reading"] for rank in results)
     return {
         "load_seconds": seconds,
         "load_and_read_seconds": seconds + reading,
-        "storage_bytes": sum(rank["storage_bytes"] for rank in told),
-        "link_bytes": max(rank["link_bytes"] for rank in told),
-        "beyond_host_bytes": max(rank["beyond_host_bytes"] for rank in told),
+        "storage_bytes": sum(rank["storage_bytes"] for rank in results),
+        "link_bytes": max(rank["link_bytes"] for rank in results),
+        "beyond_host_bytes": max(rank["beyond_host_bytes"] for rank in results),
     }
 
 

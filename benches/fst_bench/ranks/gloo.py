@@ -1,4 +1,4 @@
-"""Ceilings of collectives: gloo alone, on as many bytes as the files have."""
+"""Ceilings of collectives: gloo alone, with as many bytes as the files."""
 
 import time
 from collections.abc import Callable
@@ -16,11 +16,11 @@ def broadcasts(task: Task) -> dict[str, Any]:
 
     part = torch.ones(_part_bytes(task), dtype=torch.uint8)
     gathered = torch.zeros(len(part) * task.ranks, dtype=torch.uint8)
-    places = gathered.view(task.ranks, -1)
-    places[dist.get_rank()].copy_(part)
+    rows = gathered.view(task.ranks, -1)
+    rows[dist.get_rank()].copy_(part)
 
     def run() -> None:
-        works = [dist.broadcast(place, rank, async_op=True) for rank, place in enumerate(places)]
+        works = [dist.broadcast(row, rank, async_op=True) for rank, row in enumerate(rows)]
         for work in works:
             work.wait()
 
@@ -28,13 +28,13 @@ def broadcasts(task: Task) -> dict[str, Any]:
 
 
 def all_to_all(task: Task) -> dict[str, Any]:
-    """Runs an all-to-all: each rank has one part of the bytes and sends a share of it to each rank."""
+    """Runs an all-to-all: each rank has one part of the bytes and sends a chunk of it to each rank."""
     import torch
     import torch.distributed as dist
 
-    given = torch.ones(_part_bytes(task) // task.ranks * task.ranks, dtype=torch.uint8)
-    gotten = torch.zeros_like(given)
-    return _timed(lambda: dist.all_to_all_single(gotten, given), len(given) // task.ranks * (task.ranks - 1))
+    send = torch.ones(_part_bytes(task) // task.ranks * task.ranks, dtype=torch.uint8)
+    receive = torch.zeros_like(send)
+    return _timed(lambda: dist.all_to_all_single(receive, send), len(send) // task.ranks * (task.ranks - 1))
 
 
 CEILINGS: dict[str, Callable[[Task], dict[str, Any]]] = {"broadcasts": broadcasts, "all-to-all": all_to_all}

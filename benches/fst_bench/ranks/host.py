@@ -23,7 +23,7 @@ from ..loaders.base import UnsupportedError
 from ..measure import stdout_to_stderr
 from ..peer import PEERS
 from .gloo import CEILINGS
-from .member import load
+from .rank import load
 from .task import Task
 
 TIMEOUT = timedelta(seconds=60)
@@ -42,8 +42,8 @@ def main() -> None:
         except (ImportError, UnsupportedError) as reason:
             work = partial(_refuse, str(reason))
         for line in sys.stdin:
-            told = run(Task.from_json(line), work)
-            os.write(real, json.dumps(told).encode() + b"\n")
+            results = run(Task.from_json(line), work)
+            os.write(real, json.dumps(results).encode() + b"\n")
 
 
 def run(task: Task, work: Work) -> list[dict[str, Any]]:
@@ -58,18 +58,18 @@ def run(task: Task, work: Work) -> list[dict[str, Any]]:
             theirs.close()
             pipes.append(ours)
             processes.append(process)
-        told = [_received(pipe) for pipe in pipes]
+        results = [_received(pipe) for pipe in pipes]
         for process in processes:
             process.join()
-    return told
+    return results
 
 
 def _received(pipe: Connection) -> dict[str, Any]:
     try:
-        told: dict[str, Any] = pipe.recv()
+        result: dict[str, Any] = pipe.recv()
     except EOFError:
-        return {"failed": "a rank ended without a word"}
-    return told
+        return {"failed": "a rank ended without a result"}
+    return result
 
 
 def _rank(task: Task, work: Work, rank: int, folder: str, pipe: Connection) -> None:
@@ -82,12 +82,12 @@ def _rank(task: Task, work: Work, rank: int, folder: str, pipe: Connection) -> N
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=task.ranks, timeout=TIMEOUT
     )
     try:
-        told = work(task)
+        result = work(task)
     except UnsupportedError as reason:
-        told = {"unavailable": str(reason)}
+        result = {"unavailable": str(reason)}
     except Exception as error:
-        told = {"failed": f"{type(error).__name__}: {error}", "at": time.perf_counter()}
-    pipe.send(told)
+        result = {"failed": f"{type(error).__name__}: {error}", "at": time.perf_counter()}
+    pipe.send(result)
     dist.destroy_process_group()
 
 

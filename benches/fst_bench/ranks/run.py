@@ -13,8 +13,8 @@ from pathlib import Path
 
 from ..bench import Deadline
 from ..checkpoint import make_checkpoint
+from ..directories import CHECKPOINTS, PACKAGE, REPORT, RESULTS
 from ..peer import PEERS, install_missing
-from ..place import CHECKPOINTS, PACKAGE, REPORT, RESULTS
 from ..report import write_report
 from ..run import GIB, chosen
 from .bench import STATES, Choice, RanksBench

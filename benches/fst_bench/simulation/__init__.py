@@ -1,3 +1,1 @@
-"""Simulated loads of models and by groups too large for this machine: the real planner on real shapes, with a clock of
-given rates.
-"""
+"""Simulated loads of large models by large groups: fst's planner on real shapes, and a clock with given rates."""

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class Place(NamedTuple):
-    """Position of a rank among the ranks of its node."""
+class NodePosition(NamedTuple):
+    """Position of a rank among the ranks of its node that load together."""
 
     rank: int
     ranks: int
@@ -42,6 +42,6 @@ class Cluster:
         """Returns the number of nodes of a group."""
         return -(-ranks // self.node_ranks)
 
-    def places(self, ranks: int) -> list[Place]:
-        """Returns the place of each rank of a group that fills one node after the other."""
-        return [Place(rank % self.node_ranks, min(ranks, self.node_ranks)) for rank in range(ranks)]
+    def positions(self, ranks: int) -> list[NodePosition]:
+        """Returns the position of each rank of a group that fills one node after the other."""
+        return [NodePosition(rank % self.node_ranks, min(ranks, self.node_ranks)) for rank in range(ranks)]

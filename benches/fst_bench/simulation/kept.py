@@ -35,18 +35,18 @@ class Kept:
         count = np.searchsorted(self._begins, ends, "left") - first
         of_range = np.repeat(np.arange(len(first)), count)
         tensors = np.arange(count.sum()) - np.repeat(count.cumsum() - count, count) + first[of_range]
-        last, before = (self._before(tensors, places[of_range]) for places in (ends, begins))
+        last, before = (self._before(tensors, positions[of_range]) for positions in (ends, begins))
         return int((last - before).sum())
 
-    def _before(self, tensors: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _before(self, tensors: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns for each tensor how many of its bytes precede a position."""
-        offset = np.clip(places - self._begins[tensors], 0, self._sizes[tensors])
+        offset = np.clip(positions - self._begins[tensors], 0, self._sizes[tensors])
         rows, rest = np.divmod(offset, self._periods[tensors])
         lengths = self._lengths[tensors]
         return rows * lengths + np.clip(rest - self._starts[tensors], 0, lengths)
 
 
-class Places:
+class TensorPositions:
     """Positions of a model's tensors in its files."""
 
     def __init__(self, model: Model) -> None:

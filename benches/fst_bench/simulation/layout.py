@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ..planner import Chunk, Shard, ShardRequest, Whole, region_of
 from ..workload import TensorSpec
-from .cluster import Place
+from .cluster import NodePosition
 from .model import Model
 
 # Tensors that tensor parallelism shards by rows and by columns, as Megatron and vLLM do. The rest is replicated.
@@ -22,36 +22,36 @@ class Layout:
     name: str
     title: str
     model: str
-    shard: Callable[[TensorSpec, Place], Shard]
+    shard: Callable[[TensorSpec, NodePosition], Shard]
 
-    def requests(self, model: Model, places: Sequence[Place]) -> list[tuple[ShardRequest, ...]]:
-        """Returns the requests of the rank at each of these places. Ranks with equal requests get the same tuple."""
-        rests: dict[Place, list[ShardRequest]] = {}
+    def requests(self, model: Model, positions: Sequence[NodePosition]) -> list[tuple[ShardRequest, ...]]:
+        """Returns the requests of the rank at each of these positions. Ranks with equal requests get the same tuple."""
+        rests: dict[NodePosition, list[ShardRequest]] = {}
         distinct: dict[tuple[ShardRequest, ...], tuple[ShardRequest, ...]] = {}
         lists = []
-        for rank, place in enumerate(places):
-            if place not in rests:
-                rests[place] = [ShardRequest(tensor.name, self.shard(tensor, place)) for tensor in model.rest]
-            own = (*rests[place], *_own_experts(model, rank, len(places)))
+        for rank, position in enumerate(positions):
+            if position not in rests:
+                rests[position] = [ShardRequest(tensor.name, self.shard(tensor, position)) for tensor in model.rest]
+            own = (*rests[position], *_own_experts(model, rank, len(positions)))
             lists.append(distinct.setdefault(own, own))
         return lists
 
 
-def replicated(tensor: TensorSpec, place: Place) -> Shard:
+def replicated(tensor: TensorSpec, position: NodePosition) -> Shard:
     return Whole()
 
 
-def fully_sharded(tensor: TensorSpec, place: Place) -> Shard:
+def fully_sharded(tensor: TensorSpec, position: NodePosition) -> Shard:
     """Shards parameters as `fully_shard` does."""
     return Chunk(0)
 
 
-def tensor_parallel(tensor: TensorSpec, place: Place) -> Shard:
+def tensor_parallel(tensor: TensorSpec, position: NodePosition) -> Shard:
     """Shards over the ranks of a node, and replicates over nodes."""
     module = tensor.name.split(".")[-2]
     if module not in BY_ROWS | BY_COLUMNS:
         return Whole()
-    return region_of(Chunk(int(module in BY_COLUMNS)), tensor.shape, place.rank, place.ranks)
+    return region_of(Chunk(int(module in BY_COLUMNS)), tensor.shape, position.rank, position.ranks)
 
 
 LAYOUTS: Sequence[Layout] = (

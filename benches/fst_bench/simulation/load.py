@@ -7,10 +7,10 @@ from pathlib import Path
 from ..planner import Planner, ShardRequest, Whole
 from .clock import Clock, Seconds
 from .cluster import Cluster
-from .kept import Places
+from .kept import TensorPositions
 from .layout import Layout
 from .model import Model, write_sparse
-from .tally import Tally
+from .totals import Totals
 from .traffic import windows
 
 
@@ -41,25 +41,25 @@ class Files:
     def __init__(self, model: Model, folder: Path) -> None:
         self.model = model
         self.planner = Planner(write_sparse(model, folder))
-        self._places = Places(model)
+        self._positions = TensorPositions(model)
 
     def load(self, layout: Layout, ranks: int, cluster: Cluster, window_bytes: int) -> Load:
         """Simulates a load of a layout as fst performs it."""
-        requests = layout.requests(self.model, cluster.places(ranks))
+        requests = layout.requests(self.model, cluster.positions(ranks))
         begin = time.perf_counter()
         plan = self.planner.plan(requests, "auto", window_bytes)
         plan_seconds = time.perf_counter() - begin
-        tally = Tally(ranks)
-        seconds = Clock(cluster, ranks).of(tally.watch(windows(plan, ranks)))
-        kept = [self._places.kept(own, rank, ranks) for rank, own in enumerate(requests)]
-        needed_bytes = tally.needed_bytes(kept)
+        totals = Totals(ranks)
+        seconds = Clock(cluster, ranks).of(totals.watch(windows(plan, ranks)))
+        kept = [self._positions.kept(own, rank, ranks) for rank, own in enumerate(requests)]
+        needed_bytes = totals.needed_bytes(kept)
         return Load(
-            tally.windows,
+            totals.windows,
             plan_seconds,
             seconds,
-            tally.device_bytes(kept),
-            tally.read_bytes / self.model.size_bytes,
-            tally.sent_bytes / needed_bytes if needed_bytes else None,
+            totals.device_bytes(kept),
+            totals.read_bytes / self.model.size_bytes,
+            totals.sent_bytes / needed_bytes if needed_bytes else None,
         )
 
     def sent_to_all(self, ranks: int, cluster: Cluster, window_bytes: int) -> Seconds:

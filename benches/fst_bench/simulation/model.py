@@ -73,10 +73,10 @@ def write_sparse(model: Model, folder: Path) -> list[Path]:
 def _filed(tensors: tuple[TensorSpec, ...], count: int) -> tuple[tuple[TensorSpec, ...], ...]:
     """Distributes tensors over files of about equal size, each sorted as safetensors does: by item size and name."""
 
-    def place(tensor: TensorSpec) -> tuple[int, str]:
+    def sort_key(tensor: TensorSpec) -> tuple[int, str]:
         return -ITEM_BYTES[tensor.dtype], tensor.name
 
-    return tuple(tuple(sorted(file, key=place)) for file in deal(tensors, count))
+    return tuple(tuple(sorted(file, key=sort_key)) for file in deal(tensors, count))
 
 
 def _deepseek() -> Iterable[TensorSpec]:

@@ -18,8 +18,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from ..directories import PACKAGE, REPORT, RESULTS
 from ..machine import commit
-from ..place import PACKAGE, REPORT, RESULTS
 from ..report import write_report
 from ..run import chosen
 from .clock import Clock

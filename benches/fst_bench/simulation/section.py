@@ -33,7 +33,7 @@ def simulation_section(result: Mapping[str, Any]) -> Iterator[str]:
     cluster = result["cluster"]
     yield f"`{result['command']}` on {result['date']}, commit {result['commit']}.\n"
     yield INTRODUCTION
-    rates = [[told, f"{cluster[name] / 1e9:g} GB/s"] for name, told in RATES.items()]
+    rates = [[link, f"{cluster[name] / 1e9:g} GB/s"] for name, link in RATES.items()]
     latency = ["a collective, beyond its bytes", f"{cluster['collective_seconds'] * 1e6:g} us"]
     ranks = ["ranks of a node, a GPU each", str(cluster["node_ranks"])]
     buffers = ["buffers of a rank, at most", size(result["window_bytes"])]

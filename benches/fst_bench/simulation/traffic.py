@@ -40,8 +40,8 @@ def windows(plan: GroupPlan, ranks: int) -> Iterator[Window]:
         numbers: list[int] = []
         for rank in range(ranks):
             flat = plan.reads(rank, number)
-            for place in range(0, len(flat), 3):
-                numbers += rank, *flat[place : place + 3]
+            for first in range(0, len(flat), 3):
+                numbers += rank, *flat[first : first + 3]
         reads = torch.tensor(numbers, dtype=torch.int64).reshape(-1, 4)
         send, received = sent.sum(1), sent.sum(0)
         if collective == "gather":

@@ -41,7 +41,9 @@ def run(tmp_path):
     """Function that builds a run from measurements of `dense`, each (peer, state, figures), and from ceilings."""
 
     def make(measurements, device="cpu", ceilings=()):
-        facts = {"dense": {"title": "t", "tensors": 4, "bytes": 10**9, "selected": 0, "wanted_bytes": {"load": 10**9}}}
+        facts = {
+            "dense": {"title": "t", "tensors": 4, "bytes": 10**9, "selected": 0, "requested_bytes": {"load": 10**9}}
+        }
         results = {
             "command": "fst-bench",
             "commit": "abc",

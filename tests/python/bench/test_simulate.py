@@ -19,13 +19,13 @@ from fst_bench.planner import Chunk, Region, ShardRequest, Whole, region_of
 from fst_bench.report import write_report
 from fst_bench.simulation.clock import Clock
 from fst_bench.simulation.cluster import Cluster
-from fst_bench.simulation.kept import Places
+from fst_bench.simulation.kept import TensorPositions
 from fst_bench.simulation.layout import LAYOUTS
 from fst_bench.simulation.load import Files
 from fst_bench.simulation.model import MODELS, Model
 from fst_bench.simulation.run import simulated
 from fst_bench.simulation.section import SIMULATION
-from fst_bench.simulation.tally import Tally
+from fst_bench.simulation.totals import Totals
 from fst_bench.simulation.traffic import Window, windows
 from fst_bench.workload import ITEM_BYTES, TensorSpec, llama, specs
 
@@ -131,16 +131,18 @@ def test_ranks_match_simulation(layout, size, ranks, tmp_path):
     paths = write(model, tmp_path)
     (tmp_path / "sparse").mkdir()
     files = Files(model, tmp_path / "sparse")
-    requests = layout.requests(model, CLUSTER.places(size))
-    tally = Tally(size)
-    simulated = list(tally.watch(windows(files.planner.plan(requests, "exchange", WINDOW_BYTES), size)))
+    requests = layout.requests(model, CLUSTER.positions(size))
+    totals = Totals(size)
+    simulated = list(totals.watch(windows(files.planner.plan(requests, "exchange", WINDOW_BYTES), size)))
     assert len(simulated) > 2
     for rank, (calls, read_bytes) in enumerate(ranks(size).run(load, paths, requests)):
         assert calls == [calls_of(window, rank) for window in simulated]
         assert read_bytes == sum(int(window.read_bytes[rank]) for window in simulated)
-    assert tally.read_bytes == model.size_bytes
-    places = Places(model)
-    assert tally.sent_bytes == tally.needed_bytes([places.kept(own, rank, size) for rank, own in enumerate(requests)])
+    assert totals.read_bytes == model.size_bytes
+    positions = TensorPositions(model)
+    assert totals.sent_bytes == totals.needed_bytes(
+        [positions.kept(own, rank, size) for rank, own in enumerate(requests)]
+    )
 
 
 def test_models_match_published_sizes():
@@ -158,7 +160,7 @@ def test_models_match_published_sizes():
 def test_experts_are_spread_over_ranks(ranks):
     model = Model("", "", (tuple(specs({f"mlp.experts.{expert}.up_proj.weight": (1,) for expert in range(256)})),))
     layout = next(layout for layout in LAYOUTS if layout.name == "experts-replicated")
-    requests = layout.requests(model, Cluster().places(ranks))
+    requests = layout.requests(model, Cluster().positions(ranks))
     owners = Counter(request.name for own in requests for request in own)
     assert len(owners) == 256
     assert set(owners.values()) == {max(1, ranks // 256)}
@@ -166,7 +168,7 @@ def test_experts_are_spread_over_ranks(ranks):
 
 def test_kept_bytes_match_tensors():
     tensors = specs({"a": (6, 10), "b": (4,), "c": (3, 4, 5)})
-    kept = Places(Model("", "", (tensors,))).kept(
+    kept = TensorPositions(Model("", "", (tensors,))).kept(
         [ShardRequest("a", Region((0, 3), (6, 4))), ShardRequest("b", Whole()), ShardRequest("c", Chunk(1))], 1, 2
     )
     assert kept.size_bytes == 2 * (6 * 4 + 4 + 3 * 2 * 5)

@@ -1,4 +1,4 @@
-"""One rank: loads together with the others, and reports its times and memory."""
+"""Load by one rank of a group, with its times and memory."""
 
 import time
 from pathlib import Path
@@ -17,7 +17,7 @@ LINK_COUNTER = Path("/sys/class/net/lo/statistics/tx_bytes")
 
 
 def load(task: Task, loader: Loader) -> dict[str, Any]:
-    """Loads together with the other ranks. Times are of the clock that all processes share."""
+    """Loads together with the other ranks. Times are of a clock that all processes share."""
     import torch
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""Directories of the benchmarks: in the checkout, or in the user's cache outside of a checkout."""
+"""Directories of the benchmarks: in the checkout if there is one, otherwise in the user's cache."""
 
 import os
 from pathlib import Path

@@ -8,7 +8,7 @@ from .kept import Kept
 from .traffic import Window
 
 
-class Tally:
+class Totals:
     """Accumulates totals while windows pass through `watch`."""
 
     def __init__(self, ranks: int) -> None:
