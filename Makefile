@@ -91,7 +91,7 @@ lint-python: $(VENV)/stamp ## ruff and mypy
 	$(IN_VENV) mypy
 
 .PHONY: format
-format: $(VENV)/stamp ## rewrite all sources in the house format
+format: $(VENV)/stamp ## format all sources
 	cargo fmt --all
 	$(IN_VENV) clang-format -i $(CXX_SOURCES)
 	$(IN_VENV) ruff check --fix

@@ -28,11 +28,11 @@ Weights = dict[str, torch.Tensor]
 
 
 def timed_load(path: Path, device: torch.device) -> tuple[Weights, float]:
-    """Loads `path` and returns the tensors with the seconds until all their bytes have been read.
+    """Loads `path` and returns the tensors, and the seconds until all their bytes have been read.
 
-    A load to the CPU maps the file, and would look infinitely fast if the pages were not touched.
+    A load to the CPU maps the file, so the time includes reading each tensor once.
     """
-    # PyTorch starts its threads, and on a GPU its context, on first use: that is no part of a load.
+    # PyTorch starts its threads and creates the context of a GPU on first use. The load is timed without that.
     torch.ones(1 << 20, device=device).sum().item()
     start = time.perf_counter()
     weights = torch.ops.fst.load_file(str(path), device)
@@ -45,7 +45,7 @@ def timed_load(path: Path, device: torch.device) -> tuple[Weights, float]:
 
 
 def compare(weights: Weights, expected: Weights) -> None:
-    """Raises unless both hold the same names, dtypes, shapes and bits."""
+    """Exits with an error unless both have the same names, dtypes, shapes and bits."""
     if weights.keys() != expected.keys():
         raise SystemExit(f"these names are not in both: {sorted(weights.keys() ^ expected.keys())}")
     for name, reference in expected.items():
@@ -56,7 +56,7 @@ def compare(weights: Weights, expected: Weights) -> None:
 
 
 def embed(weights: Weights, config: dict, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """BERT's forward pass and a mean over the tokens: `[sentences, tokens]` -> unit vectors `[sentences, hidden]`."""
+    """Returns a unit vector for each sentence: the mean of BERT's last hidden states over the tokens."""
 
     def linear(name: str, x: torch.Tensor) -> torch.Tensor:
         return functional.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
@@ -86,7 +86,7 @@ def embed(weights: Weights, config: dict, tokens: torch.Tensor, mask: torch.Tens
 
 
 def tokenize(model: Path, sentences: list[str], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token numbers and a mask of the real ones, both `[sentences, tokens of the longest sentence]`."""
+    """Returns token numbers, padded to the longest sentence, and a mask of the tokens that are not padding."""
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     tokenizer.enable_padding()
     encodings = tokenizer.encode_batch(sentences)
@@ -96,7 +96,7 @@ def tokenize(model: Path, sentences: list[str], device: torch.device) -> tuple[t
 
 
 def check_similarities(similarities: torch.Tensor) -> None:
-    """Raises unless each sentence is closest to its partner, by as much as the reference implementation says."""
+    """Exits with an error unless each sentence is closest to its partner, with the expected similarity."""
     nearest = (similarities - 2 * torch.eye(len(similarities))).argmax(1)
     for pair, (sentences, expected) in enumerate(PAIRS.items()):
         first, second = 2 * pair, 2 * pair + 1

@@ -36,9 +36,9 @@ from fst._save.writer import Writer
 
 if TYPE_CHECKING:
     from fst._core.group import RankError
-    from fst._distributed.dtensor_load import load_distributed
-    from fst._distributed.sharded import load_sharded
-    from fst._distributed.stream import stream_sharded
+    from fst._distributed.load_distributed import load_distributed
+    from fst._distributed.load_sharded import load_sharded
+    from fst._distributed.stream_sharded import stream_sharded
     from fst._module.load_module import ModuleMismatchError, load_module
 
 __all__ = [
@@ -84,10 +84,10 @@ cmake_prefix_path = f"{__path__[0]}/share/cmake"
 _LAZY_IMPORTS = {
     "ModuleMismatchError": "_module.load_module",
     "RankError": "_core.group",
-    "load_distributed": "_distributed.dtensor_load",
+    "load_distributed": "_distributed.load_distributed",
     "load_module": "_module.load_module",
-    "load_sharded": "_distributed.sharded",
-    "stream_sharded": "_distributed.stream",
+    "load_sharded": "_distributed.load_sharded",
+    "stream_sharded": "_distributed.stream_sharded",
 }
 
 # A type checker that sees `__getattr__` accepts any name.

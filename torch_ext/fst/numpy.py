@@ -35,8 +35,8 @@ def load_file(filename: str | os.PathLike[str], *, backend: str = "mmap") -> dic
         backend: "mmap" or "pread". It has no effect: fst chooses the reader itself.
 
     Returns:
-        The arrays by name, in the order of their bytes in the file. They are writable, and
-        writing does not change the file.
+        The arrays by name, in the order of their bytes in the file. They are writable, and writing does not change the
+        file.
 
     Raises:
         FileNotFoundError, OSError: The operating system reported an error.
@@ -91,9 +91,9 @@ def save_file(
         >>> import fst.numpy, numpy
         >>> fst.numpy.save_file({"a": numpy.arange(3)}, "new.safetensors")
     """
-    tensors, path, texts = _tensors_of(tensor_dict), path_of(filename), metadata_of(metadata)
+    tensors, path, file_metadata = _tensors_of(tensor_dict), path_of(filename), metadata_of(metadata)
     with safetensors_errors(OSError):
-        write_file(tensors, path, texts)
+        write_file(tensors, path, file_metadata)
 
 
 def save(tensor_dict: dict[str, Array], metadata: dict[str, str] | None = None) -> bytes:

@@ -148,10 +148,10 @@ def save_model(
         ['bias', 'weight']
     """
     state = model.state_dict()
-    texts = metadata_of(metadata)
+    file_metadata = metadata_of(metadata)
     for kept, dropped in _left_out(state, ()).items():
         for name in dropped:
-            texts = {name: kept} | (texts or {})
+            file_metadata = {name: kept} | (file_metadata or {})
             del state[name]
     if force_contiguous:
         state = {name: tensor.contiguous() for name, tensor in state.items()}
@@ -159,7 +159,7 @@ def save_model(
         _check(state)
     except ValueError as error:
         raise ValueError(f"{error} Or call save_model(..., force_contiguous=True).") from None
-    _write(state, filename, texts)
+    _write(state, filename, file_metadata)
 
 
 def load_model(
@@ -197,7 +197,7 @@ def load_model(
     incompatible = model.load_state_dict(loaded, strict=False)
     missing, unexpected = set(incompatible.missing_keys), list(incompatible.unexpected_keys)
     for dropped in left_out.values():
-        # If the file contains a left-out name, the shared memory was loaded twice and has the values that came second.
+        # A left-out name in the file was copied to the shared memory, too. The values of the later copy remain.
         unexpected += [name for name in dropped if name not in missing]
         missing -= set(dropped)
     if strict and (missing or unexpected):
@@ -233,10 +233,10 @@ def _check(tensors: dict[str, Tensor]) -> None:
 
 
 def _write(tensors: dict[str, Tensor], filename: str | os.PathLike[str], metadata: dict[str, str] | None) -> None:
-    path, texts = path_of(filename), metadata_of(metadata)
+    path, file_metadata = path_of(filename), metadata_of(metadata)
     names_of(list(tensors))
     with safetensors_errors(OSError):
-        write_file(tensors, path, texts)
+        write_file(tensors, path, file_metadata)
 
 
 def _left_out(tensors: dict[str, Tensor], preferred: Iterable[str]) -> dict[str, list[str]]:

@@ -13,7 +13,7 @@ from fst._checkpoint.region import Region
 
 _CPU = torch.device("cpu")
 
-# Upper bound for a batch, in bytes. A single element may exceed it.
+# Upper bound for a batch, in bytes.
 BATCH_BYTES = 32 << 20
 
 

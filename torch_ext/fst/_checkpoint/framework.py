@@ -79,7 +79,7 @@ def _to_numpy(tensor: Tensor) -> Any:
         try:
             dtype = np.dtype(name)
         except TypeError:
-            hint = 'import ml_dtypes, which may bring it, or open with framework="pt"'
+            hint = 'import ml_dtypes, which may register it, or open with framework="pt"'
             raise TypeError(f"NumPy has no dtype {name}; {hint}") from None
         return tensor.view(torch.int16 if dtype.itemsize == 2 else torch.uint8).numpy().view(dtype)
 

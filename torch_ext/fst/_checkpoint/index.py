@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fst._checkpoint.region import Region
 from fst._core.errors import SafetensorError
-from fst._core.regions import IndexRange
+from fst._core.index_range import IndexRange
 
 
 class IndexedRead(NamedTuple):
@@ -71,10 +71,10 @@ def plan_torch_index(index: Any, shape: Sequence[int]) -> IndexedRead | None:
     region = Region(ranges)
     if len(lists) != 1:
         return IndexedRead([region], 0, tuple(final))
-    [(dim, place, positions)] = lists
+    [(dim, list_position, positions)] = lists
     read = sorted(set(positions))
     order = {position: index for index, position in enumerate(read)}
-    final[place] = slice(None) if positions == read else [order[position] for position in positions]
+    final[list_position] = slice(None) if positions == read else [order[position] for position in positions]
     return IndexedRead([region.replace(dim, run) for run in _runs(read)], dim, tuple(final))
 
 
@@ -123,12 +123,12 @@ def _expand(items: Sequence[Any], rank: int) -> list[Any] | None:
     Returns:
         One item for each dimension, and None for each new one; or None for too many items or ellipses.
     """
-    ellipses = [place for place, item in enumerate(items) if item is Ellipsis]
+    ellipses = [index for index, item in enumerate(items) if item is Ellipsis]
     missing = rank - sum(item is not None and item is not Ellipsis for item in items)
     if missing < 0 or len(ellipses) > 1:
         return None
-    place = ellipses[0] if ellipses else len(items)
-    return [*items[:place], *[slice(None)] * missing, *items[place + 1 :]]
+    split = ellipses[0] if ellipses else len(items)
+    return [*items[:split], *[slice(None)] * missing, *items[split + 1 :]]
 
 
 def _slice_range(item: slice, size: int) -> IndexRange | None:

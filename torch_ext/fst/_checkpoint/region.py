@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from fst._core.regions import IndexRange
+from fst._core.index_range import IndexRange
 
 
 class Region(tuple[IndexRange, ...]):

@@ -1,4 +1,4 @@
-"""An open checkpoint with the methods of safetensors' class of the same name."""
+"""`safe_open`: an open checkpoint with the methods of safetensors' class of the same name."""
 
 from types import TracebackType
 from typing import Any

@@ -1,1 +1,1 @@
-"""Typed bindings of libfst.so, and the bases of all rooms: arguments, dtypes, exceptions and process groups."""
+"""Typed bindings of libfst.so, and code that all rooms share: arguments, dtypes, exceptions and process groups."""

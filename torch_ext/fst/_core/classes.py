@@ -1,4 +1,4 @@
-"""Typed wrappers of the classes `torch.classes.fst.*`, which raise the exceptions of Python.
+"""Typed wrappers of the classes `torch.classes.fst.*` that raise Python exceptions.
 
 The rest of the package uses these, and never `torch.classes.fst`.
 """
@@ -13,9 +13,9 @@ from torch import Tensor
 
 import fst._core.library  # noqa: F401  (registers the classes)
 from fst._core.errors import methods_translate_errors
-from fst._core.regions import IndexRange, flatten
+from fst._core.index_range import IndexRange, flatten
 
-# A window that holds all tensors of any checkpoint.
+# Size of a window that is large enough for any checkpoint, in bytes.
 UNBOUNDED = 2**63 - 1
 
 
@@ -107,9 +107,9 @@ class Loader:
         dtype: A floating-point dtype to cast to.
         window_bytes: The upper bound for tensors that are loaded and not yet returned, in bytes.
         order: "file" for the order of the bytes in the files, or "landed" to return each tensor once it is ready.
-        dims: The dimensions of slices, one a name, or None for whole tensors. With it, `starts` and `lengths`.
-        starts: The first indices of slices.
-        lengths: The numbers of indices of slices.
+        dims: The dimension of the slice of each name, or None to load whole tensors.
+        starts: The first index of each slice. Required with `dims`.
+        lengths: The number of indices of each slice. Required with `dims`.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Writer:
         self._object = torch.classes.fst.Writer(path, metadata)
 
     def write(self, name: str, tensor: Tensor) -> None:
-        """Copies a tensor, which a thread then writes."""
+        """Copies a tensor. A background thread writes the copy."""
         self._object.write(name, tensor)
 
     def close(self) -> None:
@@ -164,7 +164,7 @@ class Writer:
         self._object.close()
 
     def abandon(self) -> None:
-        """Removes what was written."""
+        """Removes the incomplete file."""
         self._object.abandon()
 
 

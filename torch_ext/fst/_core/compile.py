@@ -1,4 +1,4 @@
-"""Registers what PyTorch's compilers need besides fakes: dispatch of casts, and effects."""
+"""Registers the effects of the operators, and the dispatch of their casts, for PyTorch's compilers."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
-"""Exceptions that Python programs expect, raised for the errors of the operators.
+"""Translates the errors of libfst.so to Python exceptions.
 
 The message of every error in libfst.so begins with a code in brackets. C++ can raise only a few exception classes; the
-code tells which class fits.
+code determines the class in Python.
 """
 
 import contextlib
@@ -78,7 +78,7 @@ def _translated(error: Exception) -> BaseException:
 
 
 def translates_errors(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Decorates a function that calls libfst.so, so that it raises the exceptions of Python."""
+    """Decorates a function that calls libfst.so, so that it raises Python exceptions."""
 
     @functools.wraps(function)
     def translating(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
@@ -91,7 +91,7 @@ def translates_errors(function: Callable[_Parameters, _Result]) -> Callable[_Par
 
 
 def methods_translate_errors(wrapper: type[_Class]) -> type[_Class]:
-    """Decorates a class whose methods call libfst.so, so that all of them raise the exceptions of Python."""
+    """Decorates a class whose methods call libfst.so, so that all of them raise Python exceptions."""
     for name, method in list(vars(wrapper).items()):
         if isinstance(method, FunctionType):
             setattr(wrapper, name, translates_errors(method))

@@ -1,6 +1,6 @@
-"""Typed bindings of the operators `torch.ops.fst.*`, which raise the exceptions of Python.
+"""Typed bindings of the operators `torch.ops.fst.*` that raise Python exceptions.
 
-Each function has the parameters of its operator, except that it takes regions that are not flattened. The rest of the
+Each function has the parameters of its operator, except that regions are not flattened. The rest of the
 package calls these, and never `torch.ops.fst`.
 """
 # Operators have no static types.
@@ -13,7 +13,7 @@ from torch import Tensor
 
 import fst._core.compile  # noqa: F401  (registers the operators, their fakes and their effects)
 from fst._core.errors import translates_errors
-from fst._core.regions import IndexRange, flatten
+from fst._core.index_range import IndexRange, flatten
 
 _Device = torch.device | str
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def is_dtensor(tensor: Tensor) -> "TypeGuard[DTensor]":
-    """Whether a tensor is a `DTensor`. Does not import its module, which is slow."""
+    """Returns whether a tensor is a `DTensor`. Does not import its module, which is slow."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def is_device_mesh(value: object) -> bool:
-    """Whether a value is a `DeviceMesh`. Does not import its module, which is slow."""
+    """Returns whether a value is a `DeviceMesh`. Does not import its module, which is slow."""
     module = sys.modules.get("torch.distributed.device_mesh")
     return module is not None and isinstance(value, module.DeviceMesh)
 
@@ -36,8 +36,10 @@ def mesh_position(mesh: "DeviceMesh", process_group: "ProcessGroup | None") -> M
     """Returns this rank's position in a mesh that contains it, for a load by the ranks of a process group."""
     # `get_local_rank` follows the order of the mesh, which may differ from the order of the global ranks.
     coordinate = tuple(mesh.get_local_rank(dim) for dim in range(mesh.ndim))
-    is_line = mesh.ndim == 1 and process_group is not None
-    is_group = is_line and dist.get_process_group_ranks(process_group) == dist.get_process_group_ranks(mesh.get_group())
+    is_group = False
+    if mesh.ndim == 1 and process_group is not None:
+        mesh_order = dist.get_process_group_ranks(mesh.get_group())
+        is_group = dist.get_process_group_ranks(process_group) == mesh_order
     return MeshPosition(tuple(mesh.shape), coordinate, is_group)
 
 

@@ -119,7 +119,7 @@ def _shard_of(placement: Placement, name: str, shape: torch.Size) -> Shard | Non
 
 
 def _answers(placement: Placement, predicate: str) -> bool:
-    """Whether `placement` has the method `predicate` and the method returns true."""
+    """Returns whether `placement` has the method `predicate` and the method returns true."""
     return not isinstance(placement, type) and hasattr(placement, predicate) and getattr(placement, predicate)()
 
 

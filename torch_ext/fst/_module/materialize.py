@@ -36,7 +36,7 @@ class ModuleOptions(NamedTuple):
         return self.dtype if self.dtype is not None and tensor.dtype in CASTABLE else tensor.dtype
 
     def keeps(self, tensor: Tensor) -> bool:
-        """Whether the tensor keeps its storage."""
+        """Returns whether a tensor keeps its storage."""
         same = (self.device_for(tensor), self.dtype_for(tensor)) == (tensor.device, tensor.dtype)
         return same and not tensor.is_meta
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fst._core.format import format_rate
+from fst._core.formatting import format_rate
 from fst._profile.stages import Stage
 from fst._profile.trace import Recording
 
@@ -103,7 +103,7 @@ _GPU = _Activity(
     "the link to the GPU is the limit, and faster storage or more threads would not help",
     has_rate=True,
 )
-# Stands for `_GPU` where the times of the GPU are not known.
+# Replaces `_GPU` in recordings without times of the GPU.
 _GPU_WAIT = _Activity(
     ("slot", "wait"),
     "Waiting for staging slots",

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fst._core.format import format_count, format_rate, format_seconds, format_size
+from fst._core.formatting import format_count, format_rate, format_seconds, format_size
 from fst._profile.bottleneck import bottleneck
 from fst._profile.stages import OUTER_STAGES, READ_AHEAD, Stage
 from fst._profile.trace import Recording
@@ -201,7 +201,7 @@ def _stage_time(recording: Recording, stage: Stage) -> StageTime:
 
 
 def _reader_uses(recording: Recording) -> list[ReaderUse]:
-    """Returns the readers that moved bytes. A file may have two: one for its views and one for other loads."""
+    """Returns the readers that moved bytes. A file may have two readers: one for views, and one for other loads."""
     choices = {(choice["path"], choice["reader"]): choice for choice in recording.metrics["readers"]}
     files: dict[tuple[str, str, str | None], set[str]] = {}
     moved: dict[tuple[str, str, str | None], int] = {}

@@ -1,4 +1,4 @@
-"""Host snapshot of tensors."""
+"""Copies of tensors in host memory, for saves in the background."""
 
 from collections.abc import Mapping
 

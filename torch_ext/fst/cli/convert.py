@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.dtypes import CASTABLE
-from fst._core.format import format_count, format_size
+from fst._core.formatting import format_count, format_size
 from fst._load.load import load_files
 from fst._save.save import save_file
 from fst.cli.load import DTYPES

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
-from fst._core.format import format_count, format_size
+from fst._core.formatting import format_count, format_size
 from fst.cli.table import table
 
 

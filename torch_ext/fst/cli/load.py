@@ -7,7 +7,7 @@ import torch
 
 from fst._core.arguments import device_of
 from fst._core.dtypes import CASTABLE
-from fst._core.format import format_count, format_rate, format_seconds, format_size
+from fst._core.formatting import format_count, format_rate, format_seconds, format_size
 from fst._load.load import load_files, load_tensors
 from fst._profile.profile import profile
 

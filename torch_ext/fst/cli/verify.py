@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
-from fst._core.format import format_count, format_size
+from fst._core.formatting import format_count, format_size
 from fst._load.stream import stream
 
 BLOCK_BYTES = 16 << 20
@@ -29,12 +29,12 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
 def run(arguments: argparse.Namespace) -> int:
     failed = 0
     for path in arguments.paths:
-        for what, check in _checks(Path(path), arguments.finite):
+        for name, check in _checks(Path(path), arguments.finite):
             try:
-                print(f"ok      {what}: {check()}", flush=True)
+                print(f"ok      {name}: {check()}", flush=True)
             except (OSError, ValueError, LookupError, NotImplementedError) as error:
                 failed += 1
-                print(f"WRONG   {what}: {error.args[0] if isinstance(error, KeyError) else error}", flush=True)
+                print(f"WRONG   {name}: {error.args[0] if isinstance(error, KeyError) else error}", flush=True)
     print("all is well" if failed == 0 else f"{format_count(failed, 'check')} failed")
     return int(failed > 0)
 

@@ -38,8 +38,8 @@ if(NOT TARGET fst::fst)
   add_library(fst::fst INTERFACE IMPORTED)
   target_include_directories(fst::fst INTERFACE "${_fst_root}/include")
   target_compile_features(fst::fst INTERFACE cxx_std_20)
-  # No symbol asks for the library, since its operators are called by name, and some linkers drop what no symbol asks
-  # for. It is named a second time so that CMake lets the program find it where it is.
+  # Operators are called by name, so programs refer to no symbol of the library, and some linkers drop such libraries.
+  # The target fst::library adds its directory to the program's run path.
   target_link_libraries(
     fst::fst INTERFACE "-Wl,--push-state,--no-as-needed,${_fst_library},--pop-state" fst::library ${TORCH_LIBRARIES})
 endif()

@@ -9,8 +9,8 @@ from torch import Tensor
 from fst._core.arguments import Device, Paths
 from fst._core.interrupts import defer_interrupts
 from fst._distributed.load import batches, load_shards
+from fst._distributed.load_sharded import ShardSelection, select_shards
 from fst._distributed.placements import Placements
-from fst._distributed.sharded import ShardSelection, select_shards
 from fst._load.stream import WINDOW_BYTES, Stream
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Index regions in the form in which operators take them."""
+"""Indices along one dimension, and regions as the flat lists that operators take."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,7 +7,7 @@ IndexRange = tuple[int, int, int]
 
 
 def flatten(regions: Iterable[Sequence[IndexRange]]) -> tuple[list[int], list[int], list[int]]:
-    """Lists the starts, the lengths and the steps of all regions, a number for each dimension of each region."""
+    """Returns the starts, the lengths and the steps of all regions: one number for each dimension of each region."""
     ranges = [index_range for region in regions for index_range in region]
     starts = [start for start, _, _ in ranges]
     lengths = [length for _, length, _ in ranges]

@@ -1,8 +1,8 @@
-"""Formats of sizes, rates, times and counts."""
+"""Formatted sizes, rates, times and counts."""
 
 import pytest
 
-from fst._core.format import format_count, format_rate, format_seconds, format_size
+from fst._core.formatting import format_count, format_rate, format_seconds, format_size
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Formats of sizes, rates, times and counts in reports."""
+"""Formats sizes, rates, times and counts for reports."""
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
