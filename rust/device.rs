@@ -1,187 +1,171 @@
-//! Where bytes end up. A device copies bytes from staging to addresses of its
-//! own and tells when a copy has ended; it knows nothing of files.
+//! Devices that a load fills and a save reads: the host and CUDA GPUs.
+//!
+//! A device copies bytes between staging slots and its own addresses, and reports when a copy has finished. It does
+//! not know files, except through an [`Engine`] of its own that reads them.
 
 pub mod cuda;
+pub mod engine;
 pub mod host;
 
 use crate::convert::cast::Cast;
 use crate::error::Result;
 use crate::options::Options;
-use crate::plan::{Chunk, Limits, SlotCopy};
+use crate::os::numa::Node;
+use crate::plan::SlotCopy;
 use crate::source::Source;
+use cuda::kernels;
+use engine::Engine;
 use std::any::Any;
 use std::sync::Arc;
 
-/// Keeps host memory known to a device until it is dropped.
+/// Registration of host memory with a device, until it is dropped.
 pub type Pinned = Box<dyn Any + Send + Sync>;
 
-/// Memory that a load fills.
-pub trait Device: Send + Sync {
-    /// A copy that runs.
+/// Memory that a load fills or a save reads, with the streams that copy to and from it.
+pub trait Device: Send + Sync + 'static {
+    /// Completion of one call of [`Device::copy`] or [`Device::fetch`].
     type CopyEvent: Send;
 
-    /// A point in the work of the device.
-    type StreamEvent: Send + Sync;
+    /// Point in the work of one or more streams.
+    type StreamEvent: Send + Sync + 'static;
 
-    /// Lets the device read host memory by itself. `None` where that is not needed or was refused;
-    /// copies work all the same.
+    /// Pins host memory, so that the device can access it directly.
+    ///
+    /// Returns `None` where this is unnecessary or refused. Copies work without it.
     fn pin(&self, memory: &mut [u8]) -> Option<Pinned>;
 
-    /// The PCI address of the device, where it has one.
-    fn pci_id(&self) -> Option<String>;
+    /// Returns the NUMA node nearest to the device, or `None` if the machine has only one node or does not say.
+    fn node(&self) -> Option<Node>;
 
-    /// Whether host code may write the device's memory.
-    fn is_host(&self) -> bool;
-
-    /// Whether copies to the device can do this to elements.
+    /// Returns whether [`Device::copy`] can cast elements like this.
     fn can_cast(&self, cast: Cast) -> bool;
 
-    /// Makes the device read these files by itself.
+    /// Opens an engine with which the device reads these files itself.
     ///
     /// # Errors
-    /// Why it cannot.
-    fn direct_engine<'a>(
+    /// `device` or `io`, with the reason why it cannot.
+    fn open_direct_engine<'a>(
         self: &Arc<Self>,
         sources: impl Iterator<Item = &'a Arc<Source>>,
         options: &Options,
-    ) -> Result<Arc<dyn DirectEngine>>;
+    ) -> Result<Arc<dyn Engine<Self::StreamEvent>>>;
 
-    /// What a chunk in a slot of at most this size may hold, so that what the device itself puts there fits too.
-    fn chunk_limits(&self, slot_bytes: usize) -> ChunkLimits;
+    /// Returns the limits for chunks that pass through slots of at most `slot_bytes` bytes.
+    fn limits(&self, slot_bytes: usize) -> DeviceLimits;
 
-    /// What it takes to carry out a chunk of `bytes` with these placements.
+    /// Returns the memory that a staged chunk of `bytes` bytes with these copies needs.
     fn chunk_needs(&self, bytes: usize, copies: &[SlotCopy]) -> ChunkNeeds;
 
-    /// The caller's current stream is this one from now on.
+    /// Returns the bytes at an address of the device as a slice, or `None` if the host cannot access them.
+    ///
+    /// Returns `Some` exactly where [`DeviceLimits::reads_in_place`] is true.
+    ///
+    /// # Safety
+    /// `length` bytes from `address` must be memory of the device that nothing else uses while the slice lives.
+    unsafe fn host_slice<'a>(&self, address: u64, length: usize) -> Option<&'a mut [u8]>;
+
+    /// Sets the caller's current stream.
     ///
     /// # Errors
-    /// `invalid-argument` where the stream cannot be used, `device` from the driver.
+    /// `invalid-argument` if the stream cannot be used, `device` from the driver.
     fn set_stream(&self, stream: u64) -> Result<()>;
 
-    /// All that the caller has queued on its current stream.
+    /// Records an event after all work that the caller has queued on its current stream.
     ///
     /// # Errors
     /// `device`, from the driver.
     fn record_caller(&self) -> Result<Self::StreamEvent>;
 
-    /// Waits on the host until the device has reached a mark.
-    ///
-    /// # Errors
-    /// `device`, from the driver.
-    fn synchronize(&self, event: &Self::StreamEvent) -> Result<()>;
-
-    /// Orders the copies that follow behind a mark, and gives them scratch memory, as much as any of the chunks needs.
+    /// Begins a batch: the copies that follow wait for `after`, and may use the scratch memory.
     ///
     /// # Errors
     /// `device`, from the driver.
     fn begin(&self, after: &Self::StreamEvent, scratch: Scratch) -> Result<()>;
 
-    /// Starts copies from the first `bytes` of a slot, which stays as it is until the ticket has been waited for.
+    /// Starts copies from the first `bytes` bytes of a slot, which must not change until the copy is done.
+    ///
     /// The device may write to the rest of the slot.
     ///
     /// # Errors
-    /// `device`, from the driver; no copy from the slot runs then.
+    /// `device`, from the driver. No copy from the slot is in flight then.
     fn copy(&self, slot: &mut [u8], bytes: usize, copies: &[SlotCopy]) -> Result<Self::CopyEvent>;
 
-    /// Starts copies to a slot, which nobody else uses until the ticket has been waited for.
+    /// Starts copies to a slot, which must not be used until the copy is done.
     ///
     /// # Errors
-    /// `device`, from the driver; no copy to the slot runs then.
+    /// `device`, from the driver. No copy to the slot is in flight then.
     fn fetch(&self, slot: &mut [u8], fetches: &[Fetch]) -> Result<Self::CopyEvent>;
 
-    /// Whether a copy has ended, well or not.
+    /// Returns whether a copy has finished, successfully or not.
     ///
     /// # Errors
     /// `device`, from the driver.
     fn is_done(&self, copy: &Self::CopyEvent) -> Result<bool>;
 
-    /// Waits for the end of a copy.
+    /// Waits on the host until a copy has finished.
     ///
     /// # Errors
-    /// `device` when the copy failed.
+    /// `device` if the copy failed.
     fn wait(&self, copy: Self::CopyEvent) -> Result<()>;
 
-    /// All copies that have been started.
+    /// Records an event after all copies that were started.
     ///
     /// # Errors
     /// `device`, from the driver.
     fn record_copies(&self) -> Result<Self::StreamEvent>;
 
-    /// Orders what the caller queues on its current stream from now on behind a mark.
+    /// Makes work that the caller queues on its current stream from now on wait for an event.
     ///
     /// # Errors
     /// `device`, from the driver.
-    fn make_caller_wait(&self, behind: &Self::StreamEvent) -> Result<()>;
+    fn make_caller_wait(&self, event: &Self::StreamEvent) -> Result<()>;
 }
 
-/// Reads from files straight into memory of a device, where bytes rest in slots of the caller's scratch.
-///
-/// Dropped, it has waited for what it started.
-pub trait DirectEngine: Send + Sync {
-    /// What chunks must keep to.
-    fn limits(&self) -> Limits;
-
-    /// How much scratch it takes to carry out that many chunks, the largest of which is `slot_bytes` long.
-    fn scratch_bytes(&self, chunk_count: usize, slot_bytes: usize) -> usize;
-
-    /// Makes slots of the scratch, which nobody else uses any more, and says how many threads may run chunks at once.
-    ///
-    /// # Errors
-    /// `device`, from the driver.
-    fn begin(&self, scratch: Scratch, slot_bytes: usize) -> Result<usize>;
-
-    /// Reads a chunk and starts to copy its bytes to where they go.
-    ///
-    /// # Errors
-    /// `io`, naming the file and the byte; `device`, from the driver. Nothing copies from the chunk's slot then.
-    fn run(&self, chunk: &Chunk) -> Result<()>;
-
-    /// Nothing is read into the scratch any more.
-    fn end(&self);
-
-    /// Waits for the copies and lets go of the scratch.
-    ///
-    /// # Errors
-    /// `device` when a copy failed.
-    fn drain(&self) -> Result<()>;
-}
-
-/// The most that a chunk may hold.
+/// Limits of a device for staged chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ChunkLimits {
-    /// Bytes of a slot, at most those that were offered.
+pub struct DeviceLimits {
+    /// Bytes of a slot, at most those offered.
     pub slot_bytes: usize,
-    /// Bytes that are read.
+    /// Bytes of a chunk. The rest of the slot is for what the device adds to it.
     pub chunk_bytes: usize,
-    /// Placements.
+    /// Copies out of one chunk.
     pub copies_max: usize,
+    /// Slots that keep one worker busy: 1 if copies are done when [`Device::copy`] returns.
+    pub slots_per_worker: usize,
+    /// Whether reads may go straight into destinations, which [`Device::host_slice`] then returns.
+    pub reads_in_place: bool,
 }
 
-/// What a chunk needs.
+/// Memory that one staged chunk needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkNeeds {
     /// Bytes of a slot.
     pub slot_bytes: usize,
-    /// Bytes of the device's own memory, which all chunks of a filling share.
+    /// Bytes of scratch memory, which all chunks of a batch share.
     pub scratch_bytes: usize,
 }
 
-/// Bytes of a device's memory that go to a slot.
+/// Copy from device memory to a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fetch {
-    /// Where they are.
+    /// Address of the first byte.
     pub address: u64,
-    /// Where in the slot they go.
+    /// Position of the first byte in the slot.
     pub slot_begin: usize,
-    /// How many they are.
+    /// Number of bytes.
     pub length: usize,
 }
 
-/// Memory of the device that the caller lends to a filling.
+/// Device memory that the caller provides for one batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scratch {
-    /// Where it begins.
+    /// Address of the first byte.
     pub address: u64,
-    /// How long it is.
+    /// Number of bytes.
     pub bytes: u64,
+}
+
+/// Unloads what devices keep between loads: the kernels on GPUs. The next load that needs them loads them again.
+pub fn release() {
+    kernels::release();
 }

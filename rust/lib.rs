@@ -32,6 +32,7 @@
 //! A module imports only modules that precede it in the list below.
 
 pub mod error;
+pub mod num;
 pub mod options;
 pub mod dtype;
 pub mod os;

@@ -1,5 +1,6 @@
-//! Loading of tensors from files into memory.
+//! Loads of tensors from files into memory.
 
+pub mod staged;
 pub mod stream;
 pub mod transfer;
 pub mod views;

@@ -1,27 +1,26 @@
-//! What a person may set, with the defaults beside it. This is the only file
-//! that reads the environment.
+//! Options of loads and saves, with their defaults. Only this file reads the environment.
 
 use crate::error::{Error, Kind, Result};
 use std::str::FromStr;
 use std::sync::OnceLock;
 
-/// Which reader moves the bytes of a file.
+/// Reader that a user requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReaderChoice {
-    /// ChosenReader from the file system and the destination.
+    /// Chosen for each file from its file system and the destination.
     #[default]
     Auto,
-    /// The file is mapped; on the CPU the tensors are views of the mapping.
+    /// Mapped files. CPU tensors are views of the mapping.
     Mmap,
-    /// Parallel positioned reads.
+    /// Parallel positioned reads through the page cache.
     Pread,
-    /// Reads past the page cache, many at a time.
+    /// Direct reads through io_uring, many at once.
     Uring,
-    /// From the disk into the GPU's memory, past the host's.
+    /// GPUDirect Storage: reads from the disk into GPU memory.
     Gds,
 }
 
-/// What `FST_READER` may hold.
+/// Values of `FST_READER`.
 const READERS: [(&str, ReaderChoice); 5] = [
     ("auto", ReaderChoice::Auto),
     ("mmap", ReaderChoice::Mmap),
@@ -37,16 +36,16 @@ impl FromStr for ReaderChoice {
     }
 }
 
-/// The most host memory that staging may take, whatever is asked for.
+/// Upper bound for staging memory, in bytes.
 pub const STAGING_BYTES_MAX: usize = 256 << 20;
-/// The least a chunk may be: a page, since slots are page-aligned.
+/// Lower bound for the chunk size, in bytes: one page, because slots are page-aligned.
 pub const CHUNK_BYTES_MIN: usize = 4 << 10;
-/// More requests than this no disk takes at once.
+/// Upper bound for the queue depth. No disk accepts more requests at once.
 pub const QUEUE_DEPTH_MAX: usize = 4096;
-/// More threads than this never help a load and can exhaust a container.
+/// Upper bound for the number of threads. More never help a load, and can exhaust a container.
 pub const THREADS_MAX: usize = 256;
 
-/// How a load is carried out.
+/// Options of a load or save.
 ///
 /// ```
 /// use fst::options::Options;
@@ -55,32 +54,32 @@ pub const THREADS_MAX: usize = 256;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Which reader to use. `FST_READER`: `auto`, `mmap`, `pread`, `uring` or `gds`.
+    /// Requested reader. `FST_READER`: `auto`, `mmap`, `pread`, `uring` or `gds`.
     pub reader: ReaderChoice,
-    /// Bytes of a slot of staging, and so the most that is read at once. `FST_CHUNK_BYTES`.
+    /// Size of a staging slot, and so of the largest chunk, in bytes. `FST_CHUNK_BYTES`.
     pub chunk_bytes: usize,
-    /// The most host memory of the process that holds bytes on their way, for all loads. `FST_STAGING_BYTES`.
+    /// Upper bound for the staging memory of the process, for all loads together, in bytes. `FST_STAGING_BYTES`.
     pub staging_bytes: usize,
-    /// How many threads read. `FST_THREADS`.
+    /// Number of threads that read. `FST_THREADS`.
     pub threads: usize,
-    /// How many requests of a load the disk may have at once, all threads together; only `uring` asks for several.
-    /// `FST_QUEUE_DEPTH`.
+    /// Number of requests of a load that may be in flight, for all threads together. Only `uring` uses several per
+    /// thread. `FST_QUEUE_DEPTH`.
     pub queue_depth: usize,
-    /// Whether pages that a load brings into the page cache are dropped again. Nothing is mapped then.
-    /// `FST_DROP_CACHE`: `0` or `1`.
+    /// Whether a load drops the pages that it brings into the page cache. Files are not mapped then. `FST_DROP_CACHE`:
+    /// `0` or `1`.
     pub drop_cache: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        // Asking takes longer than a small load: it reads the files of control groups.
+        // The call reads the files of control groups, which takes longer than a small load.
         static CORES: OnceLock<usize> = OnceLock::new();
         let cores = *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from));
         Options {
             reader: ReaderChoice::Auto,
             chunk_bytes: 4 << 20,
             staging_bytes: STAGING_BYTES_MAX,
-            // Reads from a disk wait rather than work, so even few cores want several in flight.
+            // Threads that read from a disk mostly wait, so several keep it busy even on few cores.
             threads: cores.clamp(4, 16),
             queue_depth: 32,
             drop_cache: false,
@@ -89,10 +88,10 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The defaults, changed by the environment.
+    /// Returns the defaults with the changes of the environment.
     ///
     /// # Errors
-    /// `invalid-argument` names the variable and what it may hold.
+    /// `invalid-argument`, with the variable and its allowed values.
     pub fn from_env() -> Result<Self> {
         let defaults = Options::default();
         let staging_bytes =
@@ -116,10 +115,10 @@ impl Options {
     }
 }
 
-/// The level that `FST_LOG` asks for, if it asks for a log at all.
+/// Returns the level that `FST_LOG` requests, or `None` if it is not set.
 ///
 /// # Errors
-/// `invalid-argument` when it is not the name of a level.
+/// `invalid-argument` if it is not the name of a level.
 pub fn log_level_from_env() -> Result<Option<tracing::Level>> {
     let Some(text) = variable("FST_LOG") else { return Ok(None) };
     tracing::Level::from_str(&text).map(Some).map_err(|_| {

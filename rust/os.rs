@@ -5,3 +5,8 @@ pub mod file_system;
 pub mod numa;
 pub mod sigint;
 pub mod threads;
+
+use std::time::Duration;
+
+/// Pause before an operation that failed with `EAGAIN` or `EBUSY` is repeated.
+pub const BUSY_WAIT: Duration = Duration::from_millis(1);

@@ -17,6 +17,7 @@ use self::run::{Run, push_runs, sort, split_shared_rows, with_sharing};
 use crate::checkpoint::region::TensorRegion;
 use crate::convert::cast::Cast;
 use crate::error::{Error, Kind, Result};
+use crate::num::{to_u64, to_usize};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -174,7 +175,7 @@ impl SlotCopy {
     /// Appends a row that follows at the destination, if the rows stay equally spaced in the slot. Returns whether it
     /// did.
     fn grow(&mut self, row: &SlotCopy) -> bool {
-        let target = u64::try_from(self.target_row_bytes().saturating_mul(self.rows)).unwrap_or(u64::MAX);
+        let target = to_u64(self.target_row_bytes().saturating_mul(self.rows));
         if (row.tensor, row.cast) != (self.tensor, self.cast) || row.address != self.address.saturating_add(target) {
             return false;
         }
@@ -194,7 +195,7 @@ impl SlotCopy {
 
     /// Returns the length of a row at the destination, in bytes.
     pub fn target_row_bytes(&self) -> usize {
-        to_usize(bytes_after(self.cast, u64::try_from(self.row_bytes).unwrap_or(u64::MAX)))
+        to_usize(bytes_after(self.cast, to_u64(self.row_bytes)))
     }
 }
 
@@ -414,9 +415,4 @@ impl OpenRead {
 /// Returns the size of the elements in `bytes` bytes after a cast.
 fn bytes_after(cast: Option<Cast>, bytes: u64) -> u64 {
     cast.map_or(bytes, |cast| bytes / cast.from.item_bytes() * cast.to.item_bytes())
-}
-
-/// Converts a size inside a chunk. It fits, since `chunk_bytes` came from a `usize`.
-fn to_usize(value: u64) -> usize {
-    usize::try_from(value).unwrap_or(usize::MAX)
 }

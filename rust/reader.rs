@@ -1,5 +1,4 @@
-//! How bytes leave a file. The choice of the reader is made once, when a load
-//! begins, from the file system and from where the bytes go.
+//! Readers of files. A load chooses one reader per file when it opens.
 
 pub mod auto;
 pub mod drop_cache;
@@ -21,64 +20,100 @@ use auto::AutoReader;
 use drop_cache::DropCacheReader;
 use mmap::MmapReader;
 use pread::PreadReader;
-use recorded::Recorded;
+use recorded::RecordedReader;
 use ring::RingKernel;
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use uring::{Rings, UringReader};
 
-/// Gaps up to this long are read rather than skipped: about what a system call costs in bytes copied.
-pub const GAP_BYTES: u64 = 16 << 10;
-/// From this size on, a host destination is read into directly; below it, one read serves many tensors.
-pub const IN_PLACE_BYTES: u64 = 128 << 10;
-
-/// Reads ranges of one file. Every reader keeps to the same contract:
+/// Reads ranges of one file. All readers obey the same contract:
 ///
-/// - What is asked for is filled whole or an error is returned; short reads are resumed, interrupted ones repeated.
-/// - The end of the file before the end of the range is an `io` error that names the file and the byte.
-/// - Any number of threads may read at once.
+/// - A call fills all requested bytes or returns an error. Short reads are resumed, interrupted reads are repeated.
+/// - A file that ends before the end of the range is an `io` error that names the file and the byte.
+/// - Any number of threads may call a reader at once.
 pub trait Reader: Send + Sync {
-    /// [`Reader::fill`] is quickest where reads have room to be widened to multiples of this many bytes, and may
-    /// write there.
-    fn alignment(&self) -> u64 {
-        1
-    }
+    /// Returns the limits that planned reads of this file should obey.
+    fn limits(&self) -> ReadLimits;
 
-    /// Why the reader cannot do what it was chosen for and reads through the page cache, if so. To tell, it may try.
+    /// Returns the reason why the reader falls back to the page cache, or `None` if it does not. May try a read.
     fn refusal(&self) -> Option<&str> {
         None
     }
 
-    /// Fills `into` with the bytes of the file from `offset` on.
+    /// Fills `into` with the bytes of the file from `offset`.
     ///
     /// # Errors
-    /// `io`, naming the file and the byte.
+    /// `io`, with the path and the byte.
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<()>;
 
-    /// Carries out all reads of a chunk.
+    /// Performs all reads of a chunk.
+    ///
+    /// May also write to the rest of the blocks of [`ReadLimits::alignment`] bytes that the reads touch.
     ///
     /// # Errors
-    /// `io`, naming the file and the byte.
+    /// `io`, with the path and the byte.
     fn fill(&self, reads: &[Read], buffer: SlotBuffer<'_>) -> Result<()> {
         for read in reads {
-            let outside = || Error::new(Kind::Internal, format!("{read:?} does not fit its slot"));
+            let misfit = || Error::new(Kind::Internal, format!("{read:?} does not fit its slot"));
             let end = read.slot_begin.saturating_add(read.length);
-            self.read(read.offset, buffer.bytes.get_mut(read.slot_begin..end).ok_or_else(outside)?)?;
+            self.read(read.offset, buffer.bytes.get_mut(read.slot_begin..end).ok_or_else(misfit)?)?;
         }
         Ok(())
     }
 }
 
-/// Memory that a reader fills.
+/// Limits of a reader, from which the plan of a load follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadLimits {
+    /// Multiple of bytes to which reads are widened, in the file and in the slot. 1 if they are not widened.
+    pub alignment: u64,
+    /// Largest gap between two reads that is cheaper to read than to skip, in bytes; at least the alignment.
+    pub gap_bytes: u64,
+    /// Smallest read that goes straight into a destination in host memory, in bytes. A smaller one shares a read with
+    /// its neighbours. `None` if reads can only fill slots.
+    pub in_place_bytes: Option<u64>,
+    /// Number of threads from which on more do not read faster.
+    pub concurrency: usize,
+}
+
+impl ReadLimits {
+    /// Limits of reads through the page cache. A system call costs about as much as copying the bytes of a gap.
+    pub const BUFFERED: ReadLimits =
+        ReadLimits { alignment: 1, gap_bytes: 16 << 10, in_place_bytes: Some(128 << 10), concurrency: usize::MAX };
+
+    /// Returns the limits of reads past the page cache, in blocks of `alignment` bytes.
+    pub fn direct(alignment: u64) -> ReadLimits {
+        let buffered = ReadLimits::BUFFERED;
+        ReadLimits {
+            alignment,
+            gap_bytes: buffered.gap_bytes.max(alignment),
+            in_place_bytes: buffered.in_place_bytes.filter(|_| alignment == 1),
+            ..buffered
+        }
+    }
+
+    /// Returns limits that suit the files of both.
+    #[must_use]
+    pub fn merge(self, other: ReadLimits) -> ReadLimits {
+        ReadLimits {
+            alignment: self.alignment.max(other.alignment),
+            gap_bytes: self.gap_bytes.max(other.gap_bytes),
+            in_place_bytes: self.in_place_bytes.zip(other.in_place_bytes).map(|(one, two)| one.max(two)),
+            concurrency: self.concurrency.min(other.concurrency),
+        }
+    }
+}
+
+/// Slot that a reader fills.
 pub struct SlotBuffer<'a> {
-    /// Names the memory for as long as the process lives, so that a reader may make it known to the kernel once.
+    /// Number that no other slot of the process has, by which a reader may register the memory with the kernel once.
     pub id: u64,
-    /// The memory itself, which begins at a page.
+    /// The memory, which begins at a page boundary.
     pub bytes: &'a mut [u8],
 }
 
-/// The readers there are.
+/// Kinds of readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReaderKind {
     /// [`mmap`].
@@ -87,14 +122,14 @@ pub enum ReaderKind {
     Pread,
     /// [`uring`].
     Uring,
-    /// [`auto`]: what is cached through `pread`, the rest through `uring`.
+    /// [`auto`]: `pread` for cached bytes, `uring` for the others.
     Auto,
-    /// None of these: the device reads by itself.
+    /// No reader of this module: the device reads the file.
     Gds,
 }
 
 impl ReaderKind {
-    /// As people write it.
+    /// Returns the name in `FST_READER` and in profiles.
     pub fn name(self) -> &'static str {
         match self {
             ReaderKind::Mmap => "mmap",
@@ -112,76 +147,76 @@ impl fmt::Display for ReaderKind {
     }
 }
 
-/// Where the bytes of a load go, as far as a reader cares.
+/// Use of a file's bytes, on which the choice of a reader depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MemoryKind {
-    /// New tensors on the CPU, which may be views of a mapping.
-    NewHostMemory,
-    /// Memory of the host that exists already, so that bytes have to be moved.
-    HostMemory,
-    /// Memory of a device, which bytes reach through staging.
-    DeviceMemory,
+pub enum Access {
+    /// New CPU tensors, which may be views of a mapping.
+    View,
+    /// Memory that exists, on any device, to which the bytes are copied.
+    Copy,
 }
 
-/// What moves the bytes of a file, and why.
+/// Reader of a file, and the reason for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChosenReader {
     /// The reader.
     pub kind: ReaderKind,
-    /// The reason, for people.
+    /// Reason, for logs and profiles.
     pub why: Cow<'static, str>,
 }
 
 impl ChosenReader {
-    /// A reader and the reason for it.
+    /// Creates a choice.
     pub fn new(kind: ReaderKind, why: impl Into<Cow<'static, str>>) -> ChosenReader {
         ChosenReader { kind, why: why.into() }
     }
 
-    /// Tells the log, and profiles.
+    /// Records the choice in the log and in profiles.
     pub fn log(&self, source: &Source) {
         tracing::debug!(path = %source.path.display(), reader = %self.kind, why = %self.why, "reader");
         profile::reader(&source.path, &source.file, self.kind.name(), &self.why);
     }
 }
 
-/// Chooses the reader for a file.
+/// Chooses the reader of a file.
 ///
 /// # Errors
-/// `io` when the file system cannot be asked what it is.
-pub fn choose(options: &Options, source: &Source, memory_kind: MemoryKind) -> Result<ChosenReader> {
-    let asked_for = |kind| Ok(ChosenReader::new(kind, "asked for"));
+/// `io` if the type of the file system cannot be determined.
+pub fn choose(options: &Options, source: &Source, access: Access) -> Result<ChosenReader> {
+    let requested = |kind| Ok(ChosenReader::new(kind, "requested"));
     match options.reader {
         ReaderChoice::Mmap if options.drop_cache => {
-            Ok(ChosenReader::new(ReaderKind::Pread, "what is mapped cannot be dropped from the page cache"))
+            Ok(ChosenReader::new(ReaderKind::Pread, "mapped pages cannot be dropped from the page cache"))
         }
-        ReaderChoice::Mmap => asked_for(ReaderKind::Mmap),
-        ReaderChoice::Pread => asked_for(ReaderKind::Pread),
-        ReaderChoice::Uring => asked_for(ReaderKind::Uring),
-        ReaderChoice::Auto => Ok(choose_by(FileSystem::of(&source.file, &source.path)?, options, memory_kind)),
-        // Only what no device reads by itself is asked for here.
+        ReaderChoice::Mmap => requested(ReaderKind::Mmap),
+        ReaderChoice::Pread => requested(ReaderKind::Pread),
+        ReaderChoice::Uring => requested(ReaderKind::Uring),
+        ReaderChoice::Auto => Ok(choose_by(FileSystem::of(&source.file, &source.path)?, options, access)),
+        // The device has no engine for direct reads, or the bytes are for views.
         ReaderChoice::Gds => {
-            let ChosenReader { kind, why } =
-                choose_by(FileSystem::of(&source.file, &source.path)?, options, memory_kind);
-            Ok(ChosenReader::new(kind, format!("gds is not to be had; {why}")))
+            let ChosenReader { kind, why } = choose_by(FileSystem::of(&source.file, &source.path)?, options, access);
+            Ok(ChosenReader::new(kind, format!("gds is not available; {why}")))
         }
     }
 }
 
-fn choose_by(file_system: FileSystem, options: &Options, memory_kind: MemoryKind) -> ChosenReader {
-    match (memory_kind, file_system) {
-        (MemoryKind::NewHostMemory, FileSystem::Remote(name)) => ChosenReader::new(
+fn choose_by(file_system: FileSystem, options: &Options, access: Access) -> ChosenReader {
+    match (access, file_system) {
+        (Access::View, FileSystem::Remote(name)) => ChosenReader::new(
             ReaderKind::Pread,
-            format!("it is on {name}, and a page fault on a network or FUSE file system can hang or kill the process"),
+            format!(
+                "the file is on {name}, and a page fault on a network or FUSE file system can hang or kill the process"
+            ),
         ),
-        (MemoryKind::NewHostMemory, _) if !options.drop_cache => {
-            ChosenReader::new(ReaderKind::Mmap, "tensors on the CPU need no copy of a local file")
+        (Access::View, _) if !options.drop_cache => {
+            ChosenReader::new(ReaderKind::Mmap, "CPU tensors are views of a local file, without a copy")
         }
-        (_, FileSystem::Remote(name)) => {
-            ChosenReader::new(ReaderKind::Pread, format!("it is on {name}, whose own cache and read-ahead know best"))
-        }
+        (_, FileSystem::Remote(name)) => ChosenReader::new(
+            ReaderKind::Pread,
+            format!("the file is on {name}, which has a cache and a read-ahead of its own"),
+        ),
         (_, FileSystem::Memory(name)) => {
-            ChosenReader::new(ReaderKind::Pread, format!("it is on {name}, in memory already, from where it is copied"))
+            ChosenReader::new(ReaderKind::Pread, format!("the file is on {name}, in memory already"))
         }
         (_, FileSystem::Local) => {
             ChosenReader::new(ReaderKind::Auto, "pread for what the page cache holds, uring for what it does not")
@@ -189,35 +224,30 @@ fn choose_by(file_system: FileSystem, options: &Options, memory_kind: MemoryKind
     }
 }
 
-/// The reader of one file.
+/// Open reader of one file.
 pub struct Opened {
-    /// Reads.
+    /// The reader.
     pub reader: Arc<dyn Reader>,
     chosen: ChosenReader,
 }
 
 impl Opened {
-    /// What moves the bytes and why, also where it is not what was meant to.
+    /// Returns the reader that is in use and the reason for it, after any fallback.
     pub fn chosen(&self) -> ChosenReader {
         self.reader.refusal().map_or_else(|| self.chosen.clone(), refused)
     }
 }
 
 fn refused(why: impl fmt::Display) -> ChosenReader {
-    ChosenReader::new(ReaderKind::Pread, format!("uring is not to be had: {why}"))
+    ChosenReader::new(ReaderKind::Pread, format!("uring is not available: {why}"))
 }
 
-/// Opens the reader of a file that moves bytes to `memory_kind`.
+/// Opens the reader of a file whose bytes are copied.
 ///
 /// # Errors
-/// `io` where the file cannot be mapped or asked about.
-pub fn open<K: RingKernel + 'static>(
-    options: &Options,
-    source: &Arc<Source>,
-    memory_kind: MemoryKind,
-    rings: &Arc<Rings<K>>,
-) -> Result<Opened> {
-    let mut chosen = choose(options, source, memory_kind)?;
+/// `io` if the file cannot be mapped, or if the type of its file system cannot be determined.
+pub fn open<K: RingKernel + 'static>(options: &Options, source: &Arc<Source>, rings: &Arc<Rings<K>>) -> Result<Opened> {
+    let mut chosen = choose(options, source, Access::Copy)?;
     let buffered = match (chosen.kind, options.drop_cache) {
         (ReaderKind::Mmap, _) => shared(MmapReader::open(source)?),
         (_, true) => shared(DropCacheReader::new(PreadReader::new(Arc::clone(source)), source)),
@@ -231,13 +261,13 @@ pub fn open<K: RingKernel + 'static>(
     let reader = match opened {
         Ok(reader) => reader,
         Err(why) => {
-            tracing::info!(path = %source.path.display(), why, "no direct reads; through the page cache");
+            tracing::info!(path = %source.path.display(), why, "no direct reads; uses the page cache");
             chosen = refused(why);
             buffered
         }
     };
     chosen.log(source);
-    Ok(Opened { reader: shared(Recorded::new(chosen.kind, source, reader)), chosen })
+    Ok(Opened { reader: shared(RecordedReader::new(chosen.kind, source, reader)), chosen })
 }
 
 fn shared(reader: impl Reader + 'static) -> Arc<dyn Reader> {

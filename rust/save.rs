@@ -17,6 +17,7 @@ pub mod writer;
 use crate::device::Fetch;
 use crate::error::{Error, Kind, Result};
 use crate::format::layout::Layout;
+use crate::num::to_u64;
 use crate::options::Options;
 use crate::os::sigint::Watch;
 use crate::os::threads;
@@ -26,10 +27,6 @@ use crate::save::memory::SourceMemory;
 use crate::staging::pool;
 use crate::staging::{PAGE_BYTES, Request, Slot};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
-
-/// Interval at which a worker that waits for a slot checks for SIGINT.
-const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Device that holds tensors of a file, and the caller's stream on which they are ready.
 pub struct DeviceStream {
@@ -209,7 +206,7 @@ impl Save {
                 return Ok(slot);
             }
             self.watch.check()?;
-            pool::wait(POLL_INTERVAL);
+            pool::wait();
         }
     }
 
@@ -220,8 +217,4 @@ impl Save {
             None => error,
         }
     }
-}
-
-fn to_u64(value: usize) -> u64 {
-    u64::try_from(value).unwrap_or(u64::MAX)
 }

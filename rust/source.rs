@@ -1,5 +1,4 @@
-//! From what a caller names to open files: a file, a directory that holds one
-//! checkpoint, or the index file of a sharded one.
+//! Files of a checkpoint, from the path of a file, of a directory, or of the index file of a sharded checkpoint.
 
 use crate::error::{Error, Kind, Result};
 use rustix::fs::{Advice, Mode, OFlags, fadvise, open};
@@ -10,43 +9,39 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
-use std::time::Duration;
 
-/// A file that is busy answers EAGAIN; waiting this long is kinder than asking at once.
-pub const BUSY_WAIT: Duration = Duration::from_millis(1);
-/// The index that a sharded checkpoint carries, by convention of the Hugging Face libraries.
+/// Suffix of the index file of a sharded checkpoint, a convention of the Hugging Face libraries.
 const INDEX_SUFFIX: &str = ".safetensors.index.json";
 const FILE_SUFFIX: &str = ".safetensors";
-/// Larger than any real index; a bound so that a wrong file is not read into memory whole.
+/// Upper bound for an index file, in bytes, so that a wrong file is not read into memory. Real ones are far smaller.
 const INDEX_BYTES_MAX: u64 = 100_000_000;
 
-/// The files that a caller's paths stand for.
+/// Files of a checkpoint.
 #[derive(Debug, Default)]
 pub struct Files {
-    /// In the order of the paths; those of a directory in the order of their names.
+    /// Paths of the files, in the caller's order. The files of a directory are sorted by name.
     pub paths: Vec<PathBuf>,
-    /// What index files promise: this name is in that file.
+    /// Entries of all index files.
     pub index_entries: Vec<IndexEntry>,
 }
 
-/// One entry of an index file.
+/// Entry of an index file.
 #[derive(Debug)]
 pub struct IndexEntry {
-    /// The name of a tensor.
+    /// Name of a tensor.
     pub name: String,
-    /// The position in [`Files::paths`] of the file that holds it.
+    /// Index in [`Files::paths`] of the file with the tensor.
     pub file: usize,
-    /// The index file that says so.
+    /// Path of the index file.
     pub index: PathBuf,
 }
 
 impl Files {
-    /// Finds the files that `paths` stand for. Opens none of them but index files.
+    /// Resolves paths to files. Opens only index files.
     ///
     /// # Errors
-    /// `file-not-found`, `permission-denied` or `io` from the file system; `is-a-directory` for a
-    /// directory without safetensors; `malformed` for an index that makes no sense;
-    /// `invalid-argument` for a URL, or when there is no path at all.
+    /// `file-not-found`, `permission-denied` or `io` from the file system; `is-a-directory` for a directory without
+    /// safetensors files; `malformed` for an invalid index; `invalid-argument` for a URL or an empty list.
     pub fn resolve<P: AsRef<Path>>(paths: &[P]) -> Result<Files> {
         if paths.is_empty() {
             return Err(Error::new(Kind::InvalidArgument, "no path was given; give at least one file"));
@@ -64,7 +59,7 @@ impl Files {
         if kind.is_dir() {
             self.add_directory(path)
         } else if !kind.is_file() {
-            // Opening a pipe would wait for its writer for ever.
+            // Opening a pipe would wait for its writer.
             Err(Error::new(Kind::InvalidArgument, "is neither a regular file nor a directory").at(path))
         } else if file_name(path).ends_with(INDEX_SUFFIX) {
             self.add_index(path)
@@ -87,7 +82,7 @@ impl Files {
                 shards.push(path);
             }
         }
-        // Where several variants lie side by side, the plain one is meant.
+        // A directory may contain several variants. The one without a suffix is the default.
         let plain = directory.join(format!("model{INDEX_SUFFIX}"));
         if indexes.contains(&plain) {
             return self.add_index(&plain);
@@ -150,22 +145,22 @@ impl Files {
     }
 }
 
-/// An open file and its length when it was opened.
+/// Open file of a checkpoint.
 #[derive(Debug)]
 pub struct Source {
-    /// As the caller named it.
+    /// Path, as the caller gave it.
     pub path: PathBuf,
-    /// Kept open for the whole load, so that a file replaced meanwhile stays the one that was checked.
+    /// Kept open for the whole load: if the path is replaced, the load reads the file whose header was checked.
     pub file: File,
-    /// Bytes, from the open file rather than the path.
+    /// Length in bytes when the file was opened.
     pub length: u64,
 }
 
 impl Source {
-    /// Opens a file to read.
+    /// Opens a file for reading.
     ///
     /// # Errors
-    /// What the file system says, with the path.
+    /// Those of the file system, with the path.
     pub fn open(path: &Path) -> Result<Source> {
         let failed = |error: io::Error| Error::from_io(error, path, "cannot open");
         let file = File::open(path).map_err(failed)?;
@@ -177,10 +172,10 @@ impl Source {
         Ok(Source { path: path.to_path_buf(), file, length })
     }
 
-    /// The open file once more, past the page cache; not by its path, where another file may stand by now.
+    /// Opens the file again with O_DIRECT. Does not use its path, which may name another file by now.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Those of the file system.
     pub fn reopen_direct(&self) -> io::Result<File> {
         let own = format!("/proc/self/fd/{}", self.file.as_raw_fd());
         let flags = OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC;
@@ -192,7 +187,7 @@ fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// Refuses what can be the path of no file.
+/// Checks that a path can be that of a local file.
 ///
 /// # Errors
 /// `invalid-argument` for a URL or a path with a NUL byte.
@@ -207,7 +202,7 @@ pub fn check_local(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A scheme is letters, digits, `+`, `-` and `.` before `://`, which no local path of a checkpoint has.
+/// Returns the scheme of a URL: letters, digits, `+`, `-` and `.` before `://`.
 fn url_scheme(path: &Path) -> Option<String> {
     let text = path.to_str()?;
     let (scheme, _) = text.split_once("://")?;
@@ -216,7 +211,7 @@ fn url_scheme(path: &Path) -> Option<String> {
     is_scheme.then(|| scheme.to_owned())
 }
 
-/// An index may not lead out of its own directory.
+/// Returns whether an entry of an index stays inside the directory of the index.
 fn is_inside(file: &str) -> bool {
     !file.is_empty() && Path::new(file).components().all(|part| matches!(part, Component::Normal(_)))
 }

@@ -1,13 +1,12 @@
-//! The slots through which the bytes of one load travel.
+//! Staging slots of one load, through which bytes pass from files to a device.
 //!
 //! ```text
 //! Free --acquire--> Reading --submit--> Copying --(copy done)--> Free
 //! ```
 //!
-//! Where a slot stands is who owns it, so no flag can be wrong: a free slot
-//! belongs to the process's pool or to the load's, a reading one to the worker
-//! that holds the [`Slot`], a copying one to the load's queue together with
-//! the ticket of its copy.
+//! Ownership expresses the state of a slot, so that no flag can be wrong. A free slot belongs to the pool of the
+//! process or to the load. A slot that is read into belongs to the worker with the [`Slot`]. A slot that is copied from
+//! is in the queue of the load, with the event of its copy.
 
 pub mod pool;
 
@@ -18,12 +17,8 @@ use crate::profile::{self, Stage};
 pub use pool::{Block, PAGE_BYTES, Request, Slot};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
-/// While other loads hold all memory, how long until a waiting one looks whether it should go on waiting.
-const POLL_INTERVAL: Duration = Duration::from_millis(50);
-
-/// The slots of one load and the copies that run from them to `device`.
+/// Slots of one load, and the copies in flight from them to `device`.
 pub struct Staging<D: Device> {
     state: Mutex<State<D::CopyEvent>>,
     changed: Condvar,
@@ -32,32 +27,32 @@ pub struct Staging<D: Device> {
     device: Arc<D>,
 }
 
-struct State<T> {
+struct State<E> {
     free: Vec<Slot>,
-    /// The oldest first, which is about the order in which copies end.
-    copying: VecDeque<(Slot, T)>,
-    /// Slots that the load has, wherever they stand.
+    /// The oldest copy first, which is about the order in which copies finish.
+    copying: VecDeque<(Slot, E)>,
+    /// Number of slots of the load, in any state.
     slot_count: usize,
 }
 
 impl<D: Device> Staging<D> {
-    /// Staging of at most `slot_count_max` slots, which are taken when they are needed.
+    /// Creates staging of at most `slot_count_max` slots, which are taken from the pool when they are needed.
     pub fn new(device: Arc<D>, slot_count_max: usize, request: Request) -> Self {
         tracing::debug!(slot_count_max, slot_bytes = request.bytes, "staging");
         let state = State { free: Vec::new(), copying: VecDeque::new(), slot_count: 0 };
         Staging { state: Mutex::new(state), changed: Condvar::new(), request, slot_count_max, device }
     }
 
-    /// Whether this staging would serve another filling.
-    pub fn has(&self, slot_count_max: usize, request: &Request) -> bool {
+    /// Returns whether this staging has enough slots of a sufficient size.
+    pub fn suffices(&self, slot_count_max: usize, request: &Request) -> bool {
         self.slot_count_max >= slot_count_max && self.request.bytes >= request.bytes
     }
 
-    /// Waits for a free slot for as long as `go_on` says so.
+    /// Waits for a free slot. Calls `check` from time to time, and ends with its error.
     ///
     /// # Errors
-    /// That of the copy that had to end first, that of `go_on`, or `out-of-memory`.
-    pub fn acquire(&self, go_on: impl Fn() -> Result<()>) -> Result<Slot> {
+    /// The error of the copy that had to finish first, that of `check`, or `out-of-memory`.
+    pub fn acquire(&self, check: impl Fn() -> Result<()>) -> Result<Slot> {
         let _span = profile::span(Stage::Slot);
         let mut state = self.lock();
         loop {
@@ -85,18 +80,20 @@ impl<D: Device> Staging<D> {
                 return self.device.wait(copy).map(|()| slot).inspect_err(|_| self.forget_slot());
             }
             state = if state.slot_count > 0 {
-                // Every slot is being read into by another worker.
-                self.changed.wait_timeout(state, POLL_INTERVAL).map_or_else(|e| e.into_inner().0, |(state, _)| state)
+                // Other workers read into all slots.
+                let waited = self.changed.wait_timeout(state, pool::POLL_INTERVAL);
+                waited.map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state)
             } else {
+                // Other loads hold all staging memory.
                 drop(state);
-                pool::wait(POLL_INTERVAL);
+                pool::wait();
                 self.lock()
             };
-            go_on()?;
+            check()?;
         }
     }
 
-    /// A slot of the process's pool, pinned if the device can.
+    /// Takes a slot of the pool, pinned if the device supports it. Returns `None` if the bound leaves no room.
     fn take(&self) -> Result<Option<Slot>> {
         let mut slot = pool::take(&self.request)?;
         if let Some(slot) = &mut slot {
@@ -105,16 +102,16 @@ impl<D: Device> Staging<D> {
         Ok(slot)
     }
 
-    /// Gives back a slot from which nothing is copied.
+    /// Frees a slot from which no copy is in flight.
     pub fn release(&self, slot: Slot) {
         self.lock().free.push(slot);
         self.changed.notify_one();
     }
 
-    /// Starts the copies out of a slot, which becomes free when they have ended. The chunk is its first `bytes`.
+    /// Starts the copies from a slot, whose first `bytes` bytes are the chunk. The slot is free once they are done.
     ///
     /// # Errors
-    /// That of the device; the slot is free then.
+    /// That of the device. The slot is free then.
     pub fn submit(&self, mut slot: Slot, bytes: usize, copies: &[SlotCopy]) -> Result<()> {
         match self.device.copy(slot.bytes_mut(), bytes, copies) {
             Ok(copy) => {
@@ -129,10 +126,10 @@ impl<D: Device> Staging<D> {
         }
     }
 
-    /// Waits until no copy runs from any slot.
+    /// Waits until no copy is in flight.
     ///
     /// # Errors
-    /// The first of a copy that failed.
+    /// That of the first copy that failed.
     pub fn drain(&self) -> Result<()> {
         let mut result = Ok(());
         while let Some((slot, copy)) = { self.lock().copying.pop_front() } {
@@ -142,7 +139,7 @@ impl<D: Device> Staging<D> {
         result
     }
 
-    /// A slot has gone back to the process's pool.
+    /// Counts a slot that went back to the pool.
     fn forget_slot(&self) {
         self.lock().slot_count -= 1;
         self.changed.notify_one();
@@ -154,7 +151,7 @@ impl<D: Device> Staging<D> {
 }
 
 impl<D: Device> Drop for Staging<D> {
-    /// Memory from which a copy still runs must not go to another load.
+    /// Waits for the copies, because another load may take the memory next.
     fn drop(&mut self) {
         if let Err(error) = self.drain() {
             tracing::debug!(%error, "a copy failed after the load had ended");

@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::load::transfer::Transfer;
 use crate::load::views::Mappings;
 use crate::options::Options;
-use crate::reader::{self, ChosenReader, MemoryKind, ReaderKind};
+use crate::reader::{self, Access, ChosenReader, ReaderKind};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -133,12 +133,12 @@ impl Checkpoint {
             if ordinal < 0 {
                 let transfer = Transfer::open(&self.files, Arc::default(), Arc::new(Host), options.clone())?;
                 for (source, moved) in self.files.sources().zip(transfer.readers()) {
-                    let chosen = reader::choose(&options, source, MemoryKind::NewHostMemory)?;
+                    let chosen = reader::choose(&options, source, Access::View)?;
                     add(if chosen.kind == ReaderKind::Mmap { chosen } else { moved });
                 }
             } else {
                 let device = Arc::new(Cuda::open(ordinal, 0)?);
-                Transfer::open(&self.files, Arc::default(), device, options)?.readers().for_each(add);
+                Transfer::open(&self.files, Arc::default(), device, options)?.readers().into_iter().for_each(add);
             }
             Ok(names.join("+"))
         })

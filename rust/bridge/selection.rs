@@ -2,8 +2,8 @@
 
 use super::ffi;
 use super::guard::guard;
-use super::stream::{AnyStream, StreamTo};
-use super::transfer::{AnyTransfer, To};
+use super::stream::AnyStream;
+use super::transfer::AnyTransfer;
 use crate::checkpoint::region::TensorRegion;
 use crate::checkpoint::selection;
 use crate::device::Device;
@@ -80,42 +80,33 @@ impl Selection {
     }
 
     pub(super) fn transfer_to_host(&self) -> Result<Box<AnyTransfer>> {
-        guard(|| self.transfer(Host, To::Host))
+        guard(|| self.transfer(Host))
     }
 
     pub(super) fn transfer_to_cuda(&self, ordinal: i32, stream: u64) -> Result<Box<AnyTransfer>> {
-        guard(|| self.transfer(Cuda::open(ordinal, stream)?, To::Cuda))
+        guard(|| self.transfer(Cuda::open(ordinal, stream)?))
     }
 
-    pub(super) fn transfer<D: Device>(
-        &self,
-        device: D,
-        to: impl FnOnce(Transfer<D>) -> To,
-    ) -> Result<Box<AnyTransfer>> {
+    fn transfer<D: Device>(&self, device: D) -> Result<Box<AnyTransfer>> {
         let (checkpoint, regions) = (self.selection.checkpoint(), Arc::clone(self.selection.regions()));
         let transfer = Transfer::open(checkpoint, Arc::clone(&regions), Arc::new(device), Options::from_env()?)?;
-        Ok(Box::new(AnyTransfer::new(to(transfer), regions)))
+        Ok(Box::new(AnyTransfer::new(transfer, regions)))
     }
 
     pub(super) fn stream_to_host(&self, order: ffi::Order) -> Result<Box<AnyStream>> {
-        guard(|| self.stream(Host, order, StreamTo::Host))
+        guard(|| self.stream(Host, order))
     }
 
     pub(super) fn stream_to_cuda(&self, ordinal: i32, stream: u64, order: ffi::Order) -> Result<Box<AnyStream>> {
-        guard(|| self.stream(Cuda::open(ordinal, stream)?, order, StreamTo::Cuda))
+        guard(|| self.stream(Cuda::open(ordinal, stream)?, order))
     }
 
-    pub(super) fn stream<D: Device + 'static>(
-        &self,
-        device: D,
-        order: ffi::Order,
-        to: impl FnOnce(Stream<D>) -> StreamTo,
-    ) -> Result<Box<AnyStream>> {
+    fn stream<D: Device>(&self, device: D, order: ffi::Order) -> Result<Box<AnyStream>> {
         let order = if order == ffi::Order::Ready { Order::Ready } else { Order::Submitted };
         let (checkpoint, regions) = (self.selection.checkpoint(), Arc::clone(self.selection.regions()));
         let options = Options::from_env()?;
         let stream = Stream::open(checkpoint, Arc::clone(&regions), Arc::new(device), options, order)?;
-        Ok(Box::new(AnyStream::new(to(stream), regions)))
+        Ok(Box::new(AnyStream::new(stream, regions)))
     }
 }
 

@@ -4,75 +4,90 @@ use super::destinations::{cast, decode_destinations, scratch_bytes};
 use super::ffi;
 use super::guard::guard;
 use crate::checkpoint::region::TensorRegion;
-use crate::device::Scratch;
-use crate::device::cuda::Cuda;
-use crate::device::host::Host;
+use crate::convert::cast::Cast;
+use crate::device::{self, Device, Scratch};
 use crate::error::{Error, Kind, Result};
-use crate::load::transfer::{self, Batch, Transfer};
+use crate::load::transfer::{Batch, Transfer};
+use crate::plan::Destination;
+use crate::staging::pool;
 use std::sync::Arc;
 
 /// Transfer to the host or to a GPU, and its prepared batch.
 pub(super) struct AnyTransfer {
-    to: To,
+    transfer: Box<dyn TransferToDevice>,
     regions: Arc<[TensorRegion]>,
     batch: Option<Batch>,
 }
 
-pub(super) enum To {
-    Host(Transfer<Host>),
-    Cuda(Transfer<Cuda>),
+/// Operations of a [`Transfer`], whatever its device.
+trait TransferToDevice {
+    fn can_cast(&self, cast: Cast) -> bool;
+    fn prepare(&self, destinations: &[Destination]) -> Result<Batch>;
+    /// # Safety
+    /// That of [`Transfer::fill`].
+    unsafe fn fill(&mut self, batch: &Batch, scratch: Scratch) -> Result<()>;
+    fn finish(self: Box<Self>) -> Result<()>;
+}
+
+impl<D: Device> TransferToDevice for Transfer<D> {
+    fn can_cast(&self, cast: Cast) -> bool {
+        self.planner().can_cast(cast)
+    }
+
+    fn prepare(&self, destinations: &[Destination]) -> Result<Batch> {
+        self.planner().prepare(destinations)
+    }
+
+    unsafe fn fill(&mut self, batch: &Batch, scratch: Scratch) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { Transfer::fill(self, batch, scratch) }
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        Transfer::finish(*self)
+    }
 }
 
 impl AnyTransfer {
-    pub(super) fn new(to: To, regions: Arc<[TensorRegion]>) -> AnyTransfer {
-        AnyTransfer { to, regions, batch: None }
+    pub(super) fn new<D: Device>(transfer: Transfer<D>, regions: Arc<[TensorRegion]>) -> AnyTransfer {
+        AnyTransfer { transfer: Box::new(transfer), regions, batch: None }
     }
 
     pub(super) fn can_cast(&self, from: i8, to: i8) -> bool {
-        cast(from, to).is_some_and(|cast| match &self.to {
-            To::Host(transfer) => transfer.planner().can_cast(cast),
-            To::Cuda(transfer) => transfer.planner().can_cast(cast),
-        })
+        cast(from, to).is_some_and(|cast| self.transfer.can_cast(cast))
     }
 
-    /// Plans a batch, and returns the size of its scratch memory in bytes.
+    /// Plans a batch, and returns how much scratch memory it needs, in bytes.
     pub(super) fn prepare(&mut self, destinations: &[ffi::Destination]) -> Result<u64> {
         guard(|| {
-            let destinations = decode_destinations(&self.regions, destinations)?;
-            let batch = match &self.to {
-                To::Host(transfer) => transfer.planner().prepare(&destinations),
-                To::Cuda(transfer) => transfer.planner().prepare(&destinations),
-            }?;
+            let batch = self.transfer.prepare(&decode_destinations(&self.regions, destinations)?)?;
             scratch_bytes(self.batch.insert(batch))
         })
     }
 
-    /// Runs the prepared batch.
+    /// Runs the planned batch.
     ///
     /// # Safety
     /// That of [`Transfer::fill`].
     pub(super) unsafe fn fill(&mut self, address: u64, bytes: u64) -> Result<()> {
         guard(|| {
             let batch = self.batch.take().ok_or_else(|| Error::new(Kind::Internal, "no batch was prepared"))?;
-            let scratch = Scratch { address, bytes };
-            match &mut self.to {
-                // SAFETY: the caller's promise is the same.
-                To::Host(transfer) => unsafe { transfer.fill(&batch, scratch) },
-                // SAFETY: as above.
-                To::Cuda(transfer) => unsafe { transfer.fill(&batch, scratch) },
-            }
+            // SAFETY: the caller's promise.
+            unsafe { self.transfer.fill(&batch, Scratch { address, bytes }) }
         })
     }
 }
 
 pub(super) fn finish(transfer: Box<AnyTransfer>) -> Result<()> {
-    guard(|| match transfer.to {
-        To::Host(transfer) => transfer.finish(),
-        To::Cuda(transfer) => transfer.finish(),
-    })
+    guard(|| transfer.transfer.finish())
 }
 
-/// See [`transfer::release`].
+/// Frees what the process keeps between loads, staging memory and kernels, and returns the bytes of staging memory.
+///
+/// Loads in progress keep what they use, and the next load allocates what it needs.
 pub(super) fn release() -> Result<i64> {
-    guard(|| Ok(i64::try_from(transfer::release()).unwrap_or(i64::MAX)))
+    guard(|| {
+        device::release();
+        Ok(i64::try_from(pool::release()).unwrap_or(i64::MAX))
+    })
 }

@@ -12,6 +12,7 @@ mod json;
 
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
+use crate::num::to_u64;
 use crate::profile::{self, Stage};
 use crate::source::Source;
 use hashbrown::{HashTable, hash_table};
@@ -264,8 +265,4 @@ fn shape_bits(shape: &[u64], dtype: Dtype) -> Option<u64> {
 
 fn fault(entry: Entry<'_>, offset: u64, message: String) -> Error {
     Error::new(Kind::Malformed, message).tensor(entry.name).offset(offset)
-}
-
-fn to_u64(value: usize) -> u64 {
-    u64::try_from(value).unwrap_or(u64::MAX)
 }

@@ -7,6 +7,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::format::METADATA_KEY;
 use crate::format::header::{HEADER_BYTES_MAX, LENGTH_BYTES};
+use crate::num::to_u64;
 use serde::Serialize;
 use serde::ser::{SerializeMap, SerializeStruct, Serializer};
 use std::collections::{BTreeMap, HashSet};
@@ -200,8 +201,4 @@ fn write_json<'a>(
 
 fn too_large() -> Error {
     Error::new(Kind::InvalidArgument, "the tensors together overflow a 64-bit size")
-}
-
-fn to_u64(value: usize) -> u64 {
-    u64::try_from(value).unwrap_or(u64::MAX)
 }

@@ -1,17 +1,15 @@
-//! A load that goes on while its caller uses what has landed already.
+//! Streams, which load tensors in the background while the caller uses those that are ready.
 //!
-//! The caller submits fillings, as many as it wants to have memory for, and a
-//! thread carries them out one after the other. Of each tensor the thread
-//! counts the placements that have yet to be made; with the last one the tensor
-//! has landed, and may be taken:
+//! The caller submits batches, as many as it has memory for, and a thread runs them one after the other. For each
+//! tensor the thread counts the copies that have not been started. After the last one the tensor is ready:
 //!
 //! ```text
 //! caller  submit(a b c)   take a    take b   submit(d e)   take c  ...
 //! thread       | chunk: a and half of b | rest of b, c |  chunk: d ...
 //! ```
 //!
-//! Landed means that the copies have been started. Taking a tensor orders the
-//! caller's stream behind them, and nobody waits for them on the host.
+//! The copies of a ready tensor have been started, but may be in flight. Taking the tensor makes the caller's stream
+//! wait for them. The host does not wait.
 
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::region::TensorRegion;
@@ -19,30 +17,26 @@ use crate::device::{Device, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::load::transfer::{Batch, Planner, Transfer, TransferObserver};
 use crate::options::Options;
-use crate::os::sigint::Watch;
+use crate::os::sigint::{POLL_INTERVAL, Watch};
 use crate::plan::Chunk;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
-/// How long a waiting caller takes to notice a Ctrl-C, since a signal handler cannot wake it.
-const POLL_INTERVAL: Duration = Duration::from_millis(10);
-
-/// In which order tensors are taken.
+/// Order in which tensors are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// As they were submitted.
     Submitted,
-    /// As they land.
+    /// As they become ready.
     Ready,
 }
 
-/// Fills destinations of one device in the background.
+/// Fills destinations on one device in the background.
 ///
-/// Dropped, it ends the load at its next chunk and waits for the copies that run, so that the caller may free what it
-/// has not taken.
+/// A stream that is dropped ends the load at the next chunk and waits for its copies, so that the caller may free the
+/// tensors that it has not taken.
 pub struct Stream<D: Device> {
     device: Arc<D>,
     planner: Planner<D>,
@@ -50,41 +44,41 @@ pub struct Stream<D: Device> {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the caller and the thread share.
-struct Shared<M> {
+/// State that the caller and the thread share.
+struct Shared<E> {
     order: Order,
-    /// For each wanted tensor, how many of its placements have been submitted and not yet been made.
+    /// Number of submitted copies of each tensor that have not been started.
     outstanding: Box<[AtomicUsize]>,
-    state: Mutex<State<M>>,
+    state: Mutex<State<E>>,
     has_ready: Condvar,
     has_work: Condvar,
 }
 
-struct State<M> {
-    batches: VecDeque<SubmittedBatch<M>>,
-    /// For each wanted tensor that was submitted, how many were before it.
+struct State<E> {
+    batches: VecDeque<SubmittedBatch<E>>,
+    /// Position of each submitted tensor in the order of submission.
     positions: BTreeMap<usize, usize>,
     submitted_count: usize,
-    /// What nobody has taken yet, with what it has to be ordered behind. The key is when its turn is.
-    ready: BTreeMap<usize, (usize, Arc<M>)>,
+    /// Ready tensors that have not been taken, by their turn, each with the event after its copies.
+    ready: BTreeMap<usize, (usize, Arc<E>)>,
     ready_count: usize,
     taken_count: usize,
     is_closed: bool,
     failure: Option<Error>,
 }
 
-struct SubmittedBatch<M> {
+struct SubmittedBatch<E> {
     batch: Batch,
     scratch: Scratch,
-    /// Its memory may still be in use by what the caller had queued then.
-    after: M,
+    /// Event after the caller's work at the time of submission, which may still use the memory.
+    after: E,
 }
 
-impl<D: Device + 'static> Stream<D> {
-    /// Opens a reader for every file of the checkpoint, and starts the thread.
+impl<D: Device> Stream<D> {
+    /// Opens a transfer from the files of a checkpoint, and starts the thread.
     ///
     /// # Errors
-    /// `io` where a reader cannot be opened, `out-of-memory` where there can be no thread.
+    /// `io` if a reader cannot be opened, `out-of-memory` if the thread cannot be started.
     pub fn open(
         checkpoint: &Checkpoint,
         regions: Arc<[TensorRegion]>,
@@ -104,18 +98,18 @@ impl<D: Device + 'static> Stream<D> {
         let planner = transfer.planner().clone();
         let thread = thread::Builder::new().name("fst stream".into()).spawn({
             let shared = Arc::clone(&shared);
-            move || work(transfer, &shared)
+            move || run(transfer, &shared)
         });
         let refused = |error| Error::new(Kind::OutOfMemory, format!("cannot start a thread: {error}"));
         Ok(Stream { device, planner, shared, thread: Some(thread.map_err(refused)?) })
     }
 
-    /// What plans the fillings.
+    /// Returns the planner of the stream's batches.
     pub fn planner(&self) -> &Planner<D> {
         &self.planner
     }
 
-    /// The caller's current stream is this one from now on.
+    /// Sets the caller's current stream.
     ///
     /// # Errors
     /// Those of [`Device::set_stream`].
@@ -123,30 +117,31 @@ impl<D: Device + 'static> Stream<D> {
         self.device.set_stream(stream)
     }
 
-    /// Lets the thread carry out a filling after those before it, behind what the caller has queued until now.
-    /// Each of `tensors`, which are the batch's in the order of [`Order::Submitted`], is submitted at most once.
+    /// Queues a batch, which runs after the batches before it and after the caller's work that is queued now.
+    ///
+    /// `tensors` are the tensors of the batch, in the order of [`Order::Submitted`]. Each is submitted at most once.
     ///
     /// # Safety
-    /// Every destination is memory of the device, as long as it says, that nobody else uses until its tensor was
-    /// taken or the stream is dropped. `scratch` is as long as the batch needs it, and nobody but other fillings uses
-    /// it until all tensors of the batch were taken or the stream is dropped.
+    /// Every destination must be memory of the device, of the planned size, that nothing else uses until its tensor is
+    /// taken or the stream is dropped. `scratch` must have the size that the batch needs, and only other batches may
+    /// use it until all tensors of this batch are taken or the stream is dropped.
     ///
     /// # Errors
-    /// `device`, from the driver; nothing was submitted then.
+    /// `device`, from the driver. Nothing is submitted then.
     pub unsafe fn submit(&self, tensors: &[usize], batch: Batch, scratch: Scratch) -> Result<()> {
         let after = self.device.record_caller()?;
         for tensor in batch.chunks().iter().flat_map(Chunk::tensors) {
             self.shared.outstanding(tensor)?.fetch_add(1, Ordering::Relaxed);
         }
-        let nothing = Arc::new(self.device.record_copies()?);
+        let event = Arc::new(self.device.record_copies()?);
         let mut state = self.shared.lock();
         for &tensor in tensors {
             let position = state.submitted_count;
             state.positions.insert(tensor, position);
             state.submitted_count += 1;
             if self.shared.outstanding(tensor)?.load(Ordering::Relaxed) == 0 {
-                // It has no bytes.
-                state.mark_ready(self.shared.order, tensor, &nothing);
+                // The tensor has no bytes.
+                state.mark_ready(self.shared.order, tensor, &event);
             }
         }
         state.batches.push_back(SubmittedBatch { batch, scratch, after });
@@ -154,17 +149,16 @@ impl<D: Device + 'static> Stream<D> {
         Ok(())
     }
 
-    /// The tensor whose turn is next, once it has landed. What the caller queues on its current stream from now on
-    /// sees its bytes.
+    /// Waits until the next tensor is ready and returns its index. The caller's stream waits for its copies.
     ///
     /// # Errors
-    /// Where it can land no more, that of the filling: those of [`Transfer::fill`]. `interrupted` after a Ctrl-C
-    /// during the wait. `internal` when there is no next tensor.
+    /// The error of a batch that failed: those of [`Transfer::fill`]. `interrupted` after a SIGINT during the wait.
+    /// `internal` if no tensor is left.
     pub fn take(&self) -> Result<usize> {
         let mut watch = None;
         let mut state = self.shared.lock();
         let (tensor, event) = loop {
-            let is_over = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
+            let has_ended = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
             let turn = state.taken_count;
             if let Some(ready) = state.ready.remove(&turn) {
                 state.taken_count += 1;
@@ -173,11 +167,11 @@ impl<D: Device + 'static> Stream<D> {
             if let Some(error) = &state.failure {
                 return Err(error.clone());
             }
-            if is_over {
+            if has_ended {
                 return Err(panicked());
             }
             if turn == state.submitted_count {
-                return Err(Error::new(Kind::Internal, format!("of {turn} tensors there is no next one")));
+                return Err(Error::new(Kind::Internal, format!("all {turn} submitted tensors were taken")));
             }
             watch.get_or_insert_with(Watch::begin).check()?;
             let waited = self.shared.has_ready.wait_timeout(state, POLL_INTERVAL);
@@ -188,17 +182,15 @@ impl<D: Device + 'static> Stream<D> {
         Ok(tensor)
     }
 
-    /// Waits for the last copy.
+    /// Ends the stream and waits for all copies.
     ///
     /// # Errors
-    /// What has failed and was not told yet.
+    /// The error of a batch that failed.
     pub fn finish(mut self) -> Result<()> {
         self.end();
         self.shared.lock().failure.take().map_or(Ok(()), Err)
     }
-}
 
-impl<D: Device> Stream<D> {
     fn end(&mut self) {
         self.shared.lock().is_closed = true;
         self.shared.has_work.notify_one();
@@ -216,23 +208,22 @@ impl<D: Device> Drop for Stream<D> {
     }
 }
 
-/// There is no panic that we know of.
 fn panicked() -> Error {
     Error::new(Kind::Internal, "a bug in fst, please report it: the thread of a stream has panicked")
 }
 
-/// Carries out fillings until there will be no more or one fails.
-fn work<D: Device>(mut transfer: Transfer<D, LandingCounter<D>>, shared: &Shared<D::StreamEvent>) {
-    let mut work = || {
+/// Runs batches until the stream is closed or a batch fails.
+fn run<D: Device>(mut transfer: Transfer<D, LandingCounter<D>>, shared: &Shared<D::StreamEvent>) {
+    let mut run_batches = || {
         while let Some(submitted) = shared.next_batch(|| transfer.release_staging())? {
-            // SAFETY: the promise of whoever submitted it.
+            // SAFETY: the promise of the caller that submitted the batch.
             unsafe { transfer.fill_after(&submitted.after, &submitted.batch, submitted.scratch) }?;
         }
         Ok(())
     };
-    let worked = work().and_then(|()| transfer.finish());
-    // Closing a stream interrupts it, which is no failure.
-    if let Err(error) = worked
+    let result = run_batches().and_then(|()| transfer.finish());
+    // A stream that is closed interrupts its transfer, which is not a failure.
+    if let Err(error) = result
         && error.kind() != Kind::Interrupted
     {
         shared.lock().failure = Some(error);
@@ -240,19 +231,19 @@ fn work<D: Device>(mut transfer: Transfer<D, LandingCounter<D>>, shared: &Shared
     }
 }
 
-impl<M> Shared<M> {
-    fn lock(&self) -> MutexGuard<'_, State<M>> {
+impl<E> Shared<E> {
+    fn lock(&self) -> MutexGuard<'_, State<E>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn outstanding(&self, tensor: usize) -> Result<&AtomicUsize> {
-        let missing = || Error::new(Kind::Internal, format!("there is no tensor {tensor}"));
+        let missing = || Error::new(Kind::Internal, format!("the stream has no tensor {tensor}"));
         self.outstanding.get(tensor).ok_or_else(missing)
     }
 
-    /// Waits for a filling, without holding on to staging meanwhile. `None` when the stream is closed.
-    fn next_batch(&self, release_staging: impl FnOnce() -> Result<()>) -> Result<Option<SubmittedBatch<M>>> {
-        let is_idle = |state: &mut State<M>| !state.is_closed && state.batches.is_empty();
+    /// Waits for a batch, and releases staging memory meanwhile. Returns `None` when the stream is closed.
+    fn next_batch(&self, release_staging: impl FnOnce() -> Result<()>) -> Result<Option<SubmittedBatch<E>>> {
+        let is_idle = |state: &mut State<E>| !state.is_closed && state.batches.is_empty();
         if is_idle(&mut self.lock()) {
             release_staging()?;
         }
@@ -262,8 +253,8 @@ impl<M> Shared<M> {
     }
 }
 
-impl<M> State<M> {
-    fn mark_ready(&mut self, order: Order, tensor: usize, event: &Arc<M>) {
+impl<E> State<E> {
+    fn mark_ready(&mut self, order: Order, tensor: usize, event: &Arc<E>) {
         let turn = match order {
             Order::Submitted => self.positions.get(&tensor).copied().unwrap_or(usize::MAX),
             Order::Ready => self.ready_count,
@@ -273,7 +264,7 @@ impl<M> State<M> {
     }
 }
 
-impl<M> Default for State<M> {
+impl<E> Default for State<E> {
     fn default() -> Self {
         State {
             batches: VecDeque::new(),
@@ -288,7 +279,7 @@ impl<M> Default for State<M> {
     }
 }
 
-/// Counts what the workers have placed.
+/// Counts started copies, and marks tensors ready.
 struct LandingCounter<D: Device> {
     device: Arc<D>,
     shared: Arc<Shared<D::StreamEvent>>,
@@ -305,7 +296,7 @@ impl<D: Device> TransferObserver for LandingCounter<D> {
     fn copies_started(&self, chunk: &Chunk) -> Result<()> {
         let mut ready = Vec::new();
         for tensor in chunk.tensors() {
-            // Whoever makes the last placement sees the start of all the others' copies.
+            // AcqRel: the thread that starts the last copy of a tensor sees that all others were started.
             if self.shared.outstanding(tensor)?.fetch_sub(1, Ordering::AcqRel) == 1 {
                 ready.push(tensor);
             }

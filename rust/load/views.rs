@@ -1,5 +1,4 @@
-//! Which tensors need no copy on the CPU: those that can be used where they
-//! lie in a mapped file.
+//! Views of mapped files: CPU tensors that are used in place, without a copy.
 
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::region::TensorRegion;
@@ -8,7 +7,7 @@ use crate::error::{Error, Kind, Result};
 use crate::options::Options;
 use crate::profile::{self, Stage};
 use crate::reader::mmap::Mapping;
-use crate::reader::{self, ChosenReader, MemoryKind, ReaderKind, read_ahead};
+use crate::reader::{self, Access, ChosenReader, ReaderKind, read_ahead};
 use crate::source::Source;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -16,20 +15,23 @@ use std::collections::btree_map::Entry;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, TryLockError};
 
-/// The mappings that loads of one checkpoint share. No byte of a mapping is lent twice, since two tensors of which
-/// changing one changed the other would be one tensor.
+/// Mappings that the loads of one checkpoint share.
+///
+/// Each byte of a mapping backs at most one tensor, because a write to one tensor must not change another. A second
+/// request for the same tensor creates a new mapping.
 #[derive(Default)]
 pub struct Mappings {
     files: Mutex<BTreeMap<usize, LentRanges>>,
 }
 
-/// What is lent of a mapping: for each range its end.
+/// Mapping and its borrowed ranges.
 struct LentRanges {
     mapping: Arc<Mapping>,
+    /// End of each range, by its beginning.
     ends: BTreeMap<u64, u64>,
 }
 
-/// Keeps a mapping for one view, and gives back the view's pages when it goes.
+/// Guard of one view. Keeps its mapping alive, and drops the pages of the view when it is dropped.
 pub struct ViewGuard {
     mapping: Arc<Mapping>,
     range: Range<u64>,
@@ -37,22 +39,21 @@ pub struct ViewGuard {
 
 impl Drop for ViewGuard {
     fn drop(&mut self) {
-        // The last one takes the whole mapping with it.
+        // The last guard drops the whole mapping.
         if Arc::strong_count(&self.mapping) > 1 {
-            // SAFETY: the view is gone, and nobody else was lent its bytes.
+            // SAFETY: the view is gone, and no other view has its bytes.
             unsafe { self.mapping.forget(&self.range) };
         }
     }
 }
 
 impl Mappings {
-    /// A mapping of the file with this index, of which nobody has these ranges. They are in the order of the file, and
-    /// share no byte.
+    /// Borrows ranges of a file, which are sorted and disjoint, from a mapping in which they are free.
     fn lend(&self, index: usize, source: &Source, ranges: &[(usize, Range<u64>)]) -> Result<Arc<Mapping>> {
         let mut files = match self.files.try_lock() {
             Ok(files) => files,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            // A child whose parent forked while another thread was here would wait for ever.
+            // In a child that was forked while another thread held the lock, waiting would never end.
             Err(TryLockError::WouldBlock) => return Ok(Arc::new(Mapping::open(source)?)),
         };
         let is_free = |lent: &LentRanges| ranges.iter().all(|(_, range)| lent.is_free(range));
@@ -77,29 +78,32 @@ impl LentRanges {
     }
 }
 
-/// For each wanted tensor its place in a mapping, or none if it has to be read.
+/// Views among the regions of a load.
 pub struct Views {
+    /// Mapped range of each region, or `None` if the region has to be read.
     ranges: Vec<Option<MappedRange>>,
 }
 
-/// Where a view lies.
+/// Range of a mapping.
 struct MappedRange {
     mapping: Arc<Mapping>,
     range: Range<u64>,
 }
 
-/// A file that views are wanted of.
+/// File with the regions that may be views of it.
 struct File {
     chosen: ChosenReader,
     views: Vec<(usize, Range<u64>)>,
 }
 
 impl Views {
-    /// Maps the files of tensors that can be views: those that are wanted with the dtype of the file, lie there in
-    /// one piece and aligned, in a file that may be mapped.
+    /// Maps the files of regions that can be views.
+    ///
+    /// Such a region is contiguous and aligned in a file that may be mapped, and requested with the dtype that it has
+    /// there.
     ///
     /// # Errors
-    /// `io` where a file cannot be mapped.
+    /// `io` if a file cannot be mapped.
     pub fn open(
         checkpoint: &Checkpoint,
         mappings: &Mappings,
@@ -114,7 +118,7 @@ impl Views {
             let file = match files.entry(region.source) {
                 Entry::Occupied(file) => file.into_mut(),
                 Entry::Vacant(vacant) => {
-                    let chosen = reader::choose(options, checkpoint.source(region.source)?, MemoryKind::NewHostMemory)?;
+                    let chosen = reader::choose(options, checkpoint.source(region.source)?, Access::View)?;
                     vacant.insert(File { chosen, views: Vec::new() })
                 }
             };
@@ -133,22 +137,22 @@ impl Views {
         Ok(views)
     }
 
-    /// Where a tensor lies, if it is a view.
+    /// Returns the address of a region, or `None` if it is not a view.
     pub fn address(&self, tensor: usize) -> Option<u64> {
         self.ranges.get(tensor)?.as_ref().and_then(|mapped| mapped.mapping.address(mapped.range.start))
     }
 
-    /// What keeps the bytes of a view for as long as it lives.
+    /// Returns the guard that keeps the bytes of a view alive.
     ///
     /// # Errors
-    /// `internal` where the tensor is no view.
+    /// `internal` if the region is not a view.
     pub fn guard(&self, tensor: usize) -> Result<ViewGuard> {
-        let none = || Error::new(Kind::Internal, format!("tensor {tensor} is no view"));
+        let none = || Error::new(Kind::Internal, format!("tensor {tensor} is not a view"));
         let mapped = self.ranges.get(tensor).and_then(Option::as_ref).ok_or_else(none)?;
         Ok(ViewGuard { mapping: Arc::clone(&mapped.mapping), range: mapped.range.clone() })
     }
 
-    /// Gives the views of a file their places. Bytes that are wanted twice are a view once, and the second is read.
+    /// Maps the views of a file. Of views that overlap, the first is mapped and the others are read.
     fn map(
         &mut self,
         index: usize,
@@ -178,7 +182,7 @@ impl Views {
     }
 }
 
-/// The bytes of a tensor that can be used where it lies: in one piece, and aligned as its elements need it.
+/// Returns the bytes of a region that is contiguous and aligned for its dtype in the file.
 fn viewable(region: &TensorRegion) -> Option<Range<u64>> {
     let is_aligned = |range: &Range<u64>| range.start.is_multiple_of(region.dtype.item_bytes());
     region.contiguous().filter(|range| !range.is_empty() && is_aligned(range))

@@ -9,6 +9,10 @@ use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How often a waiting caller checks for a SIGINT: a signal handler cannot wake a condition variable.
+pub const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Number of SIGINTs received while loads ran.
 static SEEN: AtomicU64 = AtomicU64::new(0);

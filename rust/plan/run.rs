@@ -1,8 +1,9 @@
 //! Runs: the planner's input as rows of a file, in the order of the file.
 
-use super::{Destination, Limits, SlotCopy, bytes_after, to_usize};
+use super::{Destination, Limits, SlotCopy, bytes_after};
 use crate::checkpoint::region::{Stride, TensorRegion};
 use crate::convert::cast::Cast;
+use crate::num::to_usize;
 
 /// Equally spaced rows of a file with contiguous destinations.
 #[derive(Clone, Copy)]

@@ -1,34 +1,34 @@
-//! The reader that looks first: what the page cache holds is copied from
-//! there, and the rest comes past it.
+//! Reader that copies cached bytes from the page cache and reads the others past it.
 
 use super::page_cache::{self, Run};
 use super::ring::RingKernel;
 use super::uring::{Rings, UringReader};
-use super::{Reader, ReaderKind, SlotBuffer};
+use super::{ReadLimits, Reader, ReaderKind, SlotBuffer};
 use crate::error::Result;
+use crate::num::to_u64;
 use crate::plan::Read;
 use crate::profile;
 use crate::source::Source;
 use std::sync::{Arc, OnceLock};
 
-/// Parts of a read that are cached and parts that are not meet at multiples of this.
+/// Unit in which a read is split into cached and uncached parts, in bytes.
 const UNIT_BYTES: u64 = 128 << 10;
 
-/// A reader of one file that is read directly where it is cold.
+/// Reader of one file that reads uncached bytes with O_DIRECT.
 pub struct AutoReader<K: RingKernel> {
     source: Arc<Source>,
     rings: Arc<Rings<K>>,
     alignment: u64,
     buffered: Arc<dyn Reader>,
-    /// Opened at the first read that finds nothing cached: a file that is cached whole does without.
+    /// Opened at the first read of uncached bytes. A file in the page cache does not need it.
     direct: OnceLock<std::result::Result<UringReader<K>, String>>,
 }
 
 impl<K: RingKernel> AutoReader<K> {
-    /// A reader that reads what is cached with `buffered`.
+    /// Creates a reader that reads cached bytes with `buffered`.
     ///
     /// # Errors
-    /// Why there are no direct reads of this file, where that is known without trying.
+    /// The reason why the file has no direct reads, if this is known without a read.
     pub fn open(
         source: &Arc<Source>,
         rings: &Arc<Rings<K>>,
@@ -43,8 +43,8 @@ impl<K: RingKernel> AutoReader<K> {
         self.direct.get_or_init(|| {
             let opened = UringReader::open(&self.source, &self.rings, Arc::clone(&self.buffered));
             if let Err(why) = &opened {
-                tracing::info!(path = %self.source.path.display(), why, "no direct reads; through the page cache");
-                let why = format!("through the page cache alone, since uring is not to be had: {why}");
+                tracing::info!(path = %self.source.path.display(), why, "no direct reads; uses the page cache");
+                let why = format!("through the page cache only, because uring is not available: {why}");
                 profile::reader(&self.source.path, &self.source.file, ReaderKind::Auto.name(), &why);
             }
             opened
@@ -53,8 +53,9 @@ impl<K: RingKernel> AutoReader<K> {
 }
 
 impl<K: RingKernel> Reader for AutoReader<K> {
-    fn alignment(&self) -> u64 {
-        self.alignment
+    /// Does not limit the concurrency, because cached bytes are copied by the threads that read.
+    fn limits(&self) -> ReadLimits {
+        ReadLimits::direct(self.alignment)
     }
 
     fn refusal(&self) -> Option<&str> {
@@ -66,7 +67,7 @@ impl<K: RingKernel> Reader for AutoReader<K> {
     }
 
     fn fill(&self, reads: &[Read], buffer: SlotBuffer<'_>) -> Result<()> {
-        // One question for many small reads, and an answer that they nearly always have.
+        // One system call for many small reads: most often all of them are cached.
         let span = reads.first().zip(reads.last()).map(|(first, last)| first.offset..end_of(last));
         if reads.len() > 1 && span.is_some_and(|span| page_cache::is_all_cached(&self.source, &span)) {
             return self.buffered.fill(reads, buffer);
@@ -93,5 +94,5 @@ impl<K: RingKernel> Reader for AutoReader<K> {
 }
 
 fn end_of(read: &Read) -> u64 {
-    read.offset.saturating_add(u64::try_from(read.length).unwrap_or(u64::MAX))
+    read.offset.saturating_add(to_u64(read.length))
 }

@@ -1,25 +1,25 @@
-//! Reads that leave the page cache as they found it, so that a load does not
-//! push out what other programs on the machine keep there.
+//! Reader that leaves the page cache unchanged, so that a load does not evict the files of other programs.
 
 use super::page_cache::{self, Advice};
-use super::{Reader, SlotBuffer};
+use super::{ReadLimits, Reader, SlotBuffer};
 use crate::error::Result;
+use crate::num::to_u64;
 use crate::plan::Read;
 use crate::source::Source;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A reader after whose reads the pages that were not cached when it was opened are dropped.
+/// Reader that drops the pages it has read, except those that were cached when it was opened.
 pub struct DropCacheReader<R> {
     inner: R,
     source: Arc<Source>,
-    /// In the order of the file, and apart from each other. Found out before the first read: later nobody could tell
-    /// a page that was there from one that a neighbouring read has just brought.
+    /// Uncached ranges, sorted and disjoint. Determined before the first read: later, pages that were cached before
+    /// cannot be told from pages that a neighbouring read has brought in.
     cold: Vec<Range<u64>>,
 }
 
 impl<R: Reader> DropCacheReader<R> {
-    /// A reader that reads with `inner`, which reads `source`.
+    /// Creates a reader around `inner`, which reads `source`.
     pub fn new(inner: R, source: &Arc<Source>) -> Self {
         let runs = page_cache::runs(source, 0..source.length, page_cache::page_bytes());
         let cold = runs.into_iter().filter(|run| !run.is_cached).map(|run| run.range).collect();
@@ -27,18 +27,22 @@ impl<R: Reader> DropCacheReader<R> {
     }
 
     fn drop_pages(&self, offset: u64, length: usize) {
-        let end = offset.saturating_add(u64::try_from(length).unwrap_or(u64::MAX));
+        let end = offset.saturating_add(to_u64(length));
         let read = page_cache::pages_of(&(offset..end));
         let first = self.cold.partition_point(|cold| cold.end <= read.start);
         let touched = self.cold.iter().skip(first).take_while(|cold| cold.start < read.end);
         for cold in touched {
-            let brought = cold.start.max(read.start)..cold.end.min(read.end);
-            page_cache::advise(&self.source, &brought, Advice::DontNeed);
+            let pages = cold.start.max(read.start)..cold.end.min(read.end);
+            page_cache::advise(&self.source, &pages, Advice::DontNeed);
         }
     }
 }
 
 impl<R: Reader> Reader for DropCacheReader<R> {
+    fn limits(&self) -> ReadLimits {
+        self.inner.limits()
+    }
+
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         let read = self.inner.read(offset, into);
         self.drop_pages(offset, into.len());

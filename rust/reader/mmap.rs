@@ -1,66 +1,63 @@
-//! A file mapped into memory: on the CPU the tensors are views of it and no
-//! byte is copied; towards other memory it is copied like any other source.
+//! Mapped files. New CPU tensors are views of a mapping. For other destinations, bytes are copied out of it.
 
-use super::Reader;
+use super::{ReadLimits, Reader, page_cache};
 use crate::error::{Error, Kind, Result};
+use crate::num::{to_u64, to_usize};
 use crate::source::Source;
 use memmap2::{MmapOptions, MmapRaw, UncheckedAdvice};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A private mapping of a whole file. What the process writes there stays in the process.
+/// Private mapping of a whole file. Writes of the process stay in the process.
 ///
-/// A file that another process makes shorter takes pages away from every mapping of it, and touching
-/// them then ends the process with SIGBUS; that is the nature of mappings, and the reason why files of
-/// network file systems are read instead.
+/// If another process makes the file shorter, every mapping of it loses pages, and an access to them ends the process
+/// with SIGBUS. This holds for all mappings. Files on network file systems, where this is likelier, are read instead.
 pub struct Mapping {
     pages: MmapRaw,
-    page_bytes: u64,
 }
 
 impl Mapping {
-    /// Maps a file as long as it was when its header was checked.
+    /// Maps a file with the length that it had when its header was checked.
     ///
     /// # Errors
-    /// `io` when it cannot be mapped or has become shorter.
+    /// `io` if the file cannot be mapped or has become shorter.
     pub fn open(source: &Source) -> Result<Mapping> {
         check_length(source, source.length)?;
         let length = usize::try_from(source.length)
-            .map_err(|_| Error::new(Kind::Io, "is larger than the address space").at(&source.path))?;
-        // A private mapping that can be written counts towards the commit limit unless nothing is reserved for it.
-        // SAFETY: the mapping is only ever used through raw addresses, for which no promise is made that the file
-        // stays as it is; a file that changes underneath changes the values, as it does for every mapping.
+            .map_err(|_| Error::new(Kind::Io, "the file is larger than the address space").at(&source.path))?;
+        // Without MAP_NORESERVE a private writable mapping would count towards the commit limit.
+        // SAFETY: the mapping is accessed through raw addresses only. A file that changes changes the values, as it
+        // does for every mapping.
         let mapped = unsafe { MmapOptions::new().len(length).no_reserve_swap().map_copy(&source.file) };
         let pages = mapped.map_err(|error| Error::from_io(error, &source.path, "cannot map"))?;
-        Ok(Mapping { pages: pages.into(), page_bytes: page_bytes() })
+        Ok(Mapping { pages: pages.into() })
     }
 
-    /// Gives back what the process keeps of the whole pages in a range, and with it what it has written there.
+    /// Drops the whole pages in a range, and with them what the process has written there.
     ///
     /// # Safety
-    /// Nobody uses these bytes any more.
+    /// Nothing uses these bytes any more.
     pub unsafe fn forget(&self, range: &Range<u64>) {
-        let (begin, end) = (range.start.next_multiple_of(self.page_bytes), range.end - range.end % self.page_bytes);
-        let (Ok(begin), Ok(length)) = (usize::try_from(begin), usize::try_from(end.saturating_sub(begin))) else {
-            return;
-        };
+        let page_bytes = page_cache::page_bytes();
+        let (begin, end) = (range.start.next_multiple_of(page_bytes), range.end - range.end % page_bytes);
+        let (begin, length) = (to_usize(begin), to_usize(end.saturating_sub(begin)));
         if length == 0 {
             return;
         }
-        // SAFETY: these pages are of this range alone, which nobody uses.
+        // SAFETY: these pages belong to this range only, which nothing uses.
         if let Err(error) = unsafe { self.pages.unchecked_advise_range(UncheckedAdvice::DontNeed, begin, length) } {
-            tracing::debug!(%error, "the pages stay until the mapping goes");
+            tracing::debug!(%error, "the pages of a view stay until its mapping is dropped");
         }
     }
 
-    /// The address of the file's byte `offset`, or `None` past the end.
+    /// Returns the address of byte `offset` of the file, or `None` past the end.
     pub fn address(&self, offset: u64) -> Option<u64> {
         let position = usize::try_from(offset).ok().filter(|&position| position <= self.pages.len())?;
         u64::try_from(self.pages.as_ptr().addr().checked_add(position)?).ok()
     }
 }
 
-/// A reader that copies out of a mapping.
+/// Reader that copies out of a mapping.
 pub struct MmapReader {
     source: Arc<Source>,
     mapping: Mapping,
@@ -77,31 +74,28 @@ impl MmapReader {
 }
 
 impl Reader for MmapReader {
+    fn limits(&self) -> ReadLimits {
+        ReadLimits::BUFFERED
+    }
+
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<()> {
-        let length = u64::try_from(into.len()).unwrap_or(u64::MAX);
-        let end = offset.saturating_add(length);
-        // The pages past the end of a file that became shorter cannot be touched.
-        check_length(&self.source, end)?;
+        // Pages past the end of a file that became shorter must not be touched.
+        check_length(&self.source, offset.saturating_add(to_u64(into.len())))?;
         let pages = &self.mapping.pages;
-        let begin = usize::try_from(offset).unwrap_or(usize::MAX);
+        let begin = to_usize(offset);
         if begin.checked_add(into.len()).is_none_or(|end| end > pages.len()) {
             return Err(ended(&self.source, self.source.length));
         }
-        // SAFETY: the range lies inside the mapping, whose pages the file still backs, and `into` is
-        // memory of ours that cannot overlap a mapping that nobody else writes.
+        // SAFETY: the range is inside the mapping, and the file still backs its pages. `into` is memory of this
+        // process that cannot overlap the mapping, which nothing else writes to.
         unsafe { std::ptr::copy_nonoverlapping(pages.as_ptr().add(begin), into.as_mut_ptr(), into.len()) };
         Ok(())
     }
 }
 
-/// Of a page of this machine, of which a mapping is made.
-fn page_bytes() -> u64 {
-    u64::try_from(rustix::param::page_size()).unwrap_or(u64::MAX)
-}
-
 fn check_length(source: &Source, needed: u64) -> Result<()> {
-    let facts = source.file.metadata().map_err(|error| Error::from_io(error, &source.path, "cannot stat"))?;
-    if facts.len() < needed { Err(ended(source, facts.len())) } else { Ok(()) }
+    let metadata = source.file.metadata().map_err(|error| Error::from_io(error, &source.path, "cannot stat"))?;
+    if metadata.len() < needed { Err(ended(source, metadata.len())) } else { Ok(()) }
 }
 
 fn ended(source: &Source, length: u64) -> Error {

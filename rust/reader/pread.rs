@@ -1,22 +1,25 @@
-//! Positioned reads: no state between them, so threads share one descriptor.
+//! Positioned reads through the page cache. They keep no state, so threads share one descriptor.
 
-use super::Reader;
+use super::{ReadLimits, Reader};
 use crate::error::{Error, Kind, Result};
-use crate::source::{BUSY_WAIT, Source};
+use crate::num::to_u64;
+use crate::os::BUSY_WAIT;
+use crate::source::Source;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// One positioned read, as the operating system does it: perhaps short, perhaps interrupted.
+/// One positioned read of the operating system, which may be short or interrupted.
 pub trait ReadAt: Send + Sync {
-    /// Reads some bytes from `offset` on; 0 at the end of the file.
+    /// Reads some bytes from `offset` and returns their number, 0 at the end of the file.
     ///
     /// # Errors
     /// Those of the operating system.
     fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<usize>;
-    /// The file's name for errors.
+
+    /// Returns the path of the file, for errors.
     fn path(&self) -> &Path;
 }
 
@@ -24,24 +27,29 @@ impl ReadAt for Arc<Source> {
     fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<usize> {
         <File as FileExt>::read_at(&self.file, into, offset)
     }
+
     fn path(&self) -> &Path {
         &self.path
     }
 }
 
-/// A reader on `pread(2)`.
+/// Reader that uses `pread(2)`.
 pub struct PreadReader<F> {
     file: F,
 }
 
 impl<F: ReadAt> PreadReader<F> {
-    /// A reader of `file`.
+    /// Creates a reader of `file`.
     pub fn new(file: F) -> Self {
         PreadReader { file }
     }
 }
 
 impl<F: ReadAt> Reader for PreadReader<F> {
+    fn limits(&self) -> ReadLimits {
+        ReadLimits::BUFFERED
+    }
+
     fn read(&self, offset: u64, into: &mut [u8]) -> Result<()> {
         let (mut at, mut rest) = (offset, into);
         while !rest.is_empty() {
@@ -52,7 +60,7 @@ impl<F: ReadAt> Reader for PreadReader<F> {
                     return Err(Error::new(Kind::Io, message).at(self.file.path()).offset(at));
                 }
                 Ok(count) => {
-                    at = at.saturating_add(u64::try_from(count).unwrap_or(u64::MAX));
+                    at = at.saturating_add(to_u64(count));
                     rest = rest.get_mut(count..).unwrap_or_default();
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

@@ -1,6 +1,6 @@
-//! Tells a profile what another reader reads.
+//! Reader that records the reads of another reader in profiles.
 
-use super::{Reader, ReaderKind, SlotBuffer};
+use super::{ReadLimits, Reader, ReaderKind, SlotBuffer};
 use crate::error::Result;
 use crate::plan::Read;
 use crate::profile::{self, Count, Detail, Span, Stage};
@@ -8,17 +8,17 @@ use crate::source::Source;
 use serde_json::json;
 use std::sync::Arc;
 
-/// A reader with a span around all that it does.
-pub struct Recorded {
+/// Reader that wraps every call in a span.
+pub struct RecordedReader {
     reader: Arc<dyn Reader>,
     detail: Detail,
 }
 
-impl Recorded {
-    /// A reader that was chosen as this kind for this file.
+impl RecordedReader {
+    /// Wraps a reader of this kind, which reads `source`.
     pub fn new(kind: ReaderKind, source: &Source, reader: Arc<dyn Reader>) -> Self {
         let detail = json!({ "path": source.path.to_string_lossy(), "reader": kind.name() });
-        Recorded { reader, detail: Arc::new(detail) }
+        RecordedReader { reader, detail: Arc::new(detail) }
     }
 
     fn span(&self, reads: usize, bytes: usize) -> Span {
@@ -27,9 +27,9 @@ impl Recorded {
     }
 }
 
-impl Reader for Recorded {
-    fn alignment(&self) -> u64 {
-        self.reader.alignment()
+impl Reader for RecordedReader {
+    fn limits(&self) -> ReadLimits {
+        self.reader.limits()
     }
 
     fn refusal(&self) -> Option<&str> {

@@ -1,7 +1,9 @@
-//! What the kernel does for direct reads: a file opened a second time, and
-//! rings of io_uring(7). All that can refuse or fail stands here, behind
-//! traits, so that tests can be the kernel.
+//! Direct reads by the kernel: a file that is opened with O_DIRECT, and rings of io_uring(7).
+//!
+//! Everything that can be refused or fail is behind two traits, so that tests can replace the kernel.
 
+use crate::num::{to_u64, to_usize};
+use crate::os::BUSY_WAIT;
 use crate::source::Source;
 use io_uring::{EnterFlags, IoUring, opcode, types};
 use rustix::fs::{AtFlags, StatxFlags, major, minor, statx};
@@ -9,75 +11,72 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
-use std::time::Duration;
 
-/// An operating system that can read past its page cache.
+/// Kernel with reads past its page cache.
 pub trait RingKernel: Send + Sync {
-    /// Its rings.
+    /// Type of its rings.
     type Ring: Ring;
 
-    /// The source's file once more, for reads past the page cache.
+    /// Opens the file of a source again, for direct reads.
     ///
     /// # Errors
-    /// `EINVAL` from file systems that have no such reads; what `/proc` says where it is not to be used.
+    /// `EINVAL` if the file system has no direct reads, and the errors of `/proc` if it cannot be used.
     fn open(&self, source: &Source) -> io::Result<File>;
 
-    /// Multiples of how many bytes such reads want, in the file and in memory; 0 where there are no such reads, and
-    /// `None` where the kernel cannot say.
+    /// Returns the alignment of direct reads in the file and in memory, in bytes.
+    ///
+    /// Returns 0 if the file has no direct reads, and `None` if the kernel does not say.
     fn alignment(&self, source: &Source) -> Option<u64>;
 
-    /// How many requests the disk that holds the file takes at once, where the kernel can say.
+    /// Returns how many requests the disk that holds the file accepts at once, or `None` if the kernel does not say.
     fn depth(&self, source: &Source) -> Option<usize>;
 
-    /// A ring with room for this many requests.
+    /// Creates a ring with room for `entries` requests.
     ///
     /// # Errors
-    /// `ENOSYS`, `EPERM` where containers refuse it, `ENOMEM`.
+    /// `ENOSYS`, `EPERM` in containers that refuse rings, `ENOMEM`.
     fn ring(&self, entries: u32) -> io::Result<Self::Ring>;
 }
 
-/// Requests to the kernel, and its answers.
+/// Queue of requests to the kernel, and of their completions.
 pub trait Ring: Send {
-    /// Notes a request, which [`Ring::wait`] hands to the kernel. There is room for as many as the ring was made for.
+    /// Queues a request, which [`Ring::wait`] submits. There is room for as many as the ring was created for.
     ///
     /// # Errors
-    /// When there is no room.
+    /// If there is no room.
     ///
     /// # Safety
-    /// `request.memory` must be valid to write, and nobody else may use it, until the request has been answered or
-    /// [`Ring::settle`] has returned; `file` must stay open as long.
+    /// `request.memory` must be valid for writes, and nothing else may use it, until the request has completed or
+    /// [`Ring::settle`] has returned. `file` must stay open as long.
     unsafe fn push(&mut self, file: &File, request: Request) -> io::Result<()>;
 
-    /// Hands over what has been noted, and sleeps until there is an answer.
+    /// Submits the queued requests and waits until a request has completed.
     ///
     /// # Errors
-    /// `EINTR`, or that the kernel lacks memory; what was asked for stays asked for.
+    /// `EINTR`, or that the kernel lacks memory. The requests remain queued or in flight.
     fn wait(&mut self) -> io::Result<()>;
 
-    /// An answer: which request, and how many bytes were read or why none.
-    fn answer(&mut self) -> Option<(usize, io::Result<usize>)>;
+    /// Returns a completion: the tag of its request, and the number of bytes that were read or the error.
+    fn completion(&mut self) -> Option<(usize, io::Result<usize>)>;
 
-    /// Sleeps until the kernel writes to no memory of any request. The ring is of no use afterwards.
+    /// Waits until no request writes to memory any more. The ring cannot be used afterwards.
     fn settle(&mut self);
 }
 
-/// A read past the page cache.
+/// One direct read.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
-    /// Names it in its answer.
+    /// Number that its completion carries.
     pub tag: usize,
-    /// The first byte in the file.
+    /// First byte in the file.
     pub offset: u64,
-    /// Where the bytes go.
+    /// Memory for the bytes.
     pub memory: *mut u8,
-    /// How many.
+    /// Number of bytes.
     pub length: u32,
 }
 
-/// How long a kernel that is out of memory for requests is left alone.
-pub const BUSY_WAIT: Duration = Duration::from_millis(1);
-
-/// This machine's.
+/// The Linux kernel of this machine.
 #[derive(Debug, Default)]
 pub struct Linux;
 
@@ -89,18 +88,18 @@ impl RingKernel for Linux {
     }
 
     fn alignment(&self, source: &Source) -> Option<u64> {
-        let stat = statx(&source.file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
-        let is_known = StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::DIOALIGN);
-        is_known.then(|| match stat.stx_dio_offset_align {
+        let file = statx(&source.file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
+        let has_alignment = file.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
+        has_alignment.then(|| match file.stx_dio_offset_align {
             0 => 0,
-            offset_alignment => u64::from(offset_alignment.max(stat.stx_dio_mem_align)),
+            offset_alignment => u64::from(offset_alignment.max(file.stx_dio_mem_align)),
         })
     }
 
     fn depth(&self, source: &Source) -> Option<usize> {
         let device = source.file.metadata().ok()?.dev();
         let disk = format!("/sys/dev/block/{}:{}", major(device), minor(device));
-        // A partition has no queue of its own; it stands in the directory of its disk.
+        // A partition has no queue of its own. It is in the directory of its disk.
         let queue = ["queue", "../queue"].map(|queue| std::fs::read_to_string(format!("{disk}/{queue}/nr_requests")));
         queue.into_iter().flatten().next()?.trim().parse().ok()
     }
@@ -108,15 +107,15 @@ impl RingKernel for Linux {
     fn ring(&self, entries: u32) -> io::Result<LinuxRing> {
         // A forked child must not share the queues.
         let ring = IoUring::builder().dontfork().build(entries)?;
-        Ok(LinuxRing { ring, unanswered: 0 })
+        Ok(LinuxRing { ring, pending: 0 })
     }
 }
 
-/// A ring of io_uring.
+/// Ring of io_uring.
 pub struct LinuxRing {
     ring: IoUring,
-    /// Requests that were noted and have not been answered.
-    unanswered: usize,
+    /// Requests that were queued and have not completed.
+    pending: usize,
 }
 
 impl Ring for LinuxRing {
@@ -124,10 +123,10 @@ impl Ring for LinuxRing {
         let entry = opcode::Read::new(types::Fd(file.as_raw_fd()), request.memory, request.length)
             .offset(request.offset)
             .build()
-            .user_data(u64::try_from(request.tag).unwrap_or(u64::MAX));
+            .user_data(to_u64(request.tag));
         // SAFETY: the caller's promise.
         unsafe { self.ring.submission().push(&entry) }.map_err(io::Error::other)?;
-        self.unanswered += 1;
+        self.pending += 1;
         Ok(())
     }
 
@@ -135,21 +134,21 @@ impl Ring for LinuxRing {
         self.ring.submit_and_wait(1).map(drop)
     }
 
-    fn answer(&mut self) -> Option<(usize, io::Result<usize>)> {
+    fn completion(&mut self) -> Option<(usize, io::Result<usize>)> {
         let entry = self.ring.completion().next()?;
-        self.unanswered -= 1;
+        self.pending -= 1;
         let result =
             usize::try_from(entry.result()).map_err(|_| io::Error::from_raw_os_error(entry.result().saturating_neg()));
-        Some((usize::try_from(entry.user_data()).unwrap_or(usize::MAX), result))
+        Some((to_usize(entry.user_data()), result))
     }
 
     fn settle(&mut self) {
-        // What the kernel has not taken it will not write.
-        let taken = |ring: &mut LinuxRing| ring.unanswered.saturating_sub(ring.ring.submission().len());
-        while taken(self) > 0 {
-            if self.answer().is_none() {
-                // Any system call lets answers in; without more to submit this one only waits.
-                // SAFETY: the call passes no pointer. `libc::sigset_t` is only the type of the absent signal mask.
+        // Requests that were not submitted write nothing.
+        let in_flight = |ring: &mut LinuxRing| ring.pending.saturating_sub(ring.ring.submission().len());
+        while in_flight(self) > 0 {
+            if self.completion().is_none() {
+                // With nothing to submit, this call only waits for a completion.
+                // SAFETY: no argument is a pointer.
                 let waited =
                     unsafe { self.ring.submitter().enter::<libc::sigset_t>(0, 1, EnterFlags::GETEVENTS.bits(), None) };
                 if waited.is_err() {

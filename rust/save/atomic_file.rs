@@ -4,8 +4,10 @@
 use super::kernel::FileKernel;
 use super::temp_file::TempFile;
 use crate::error::{Error, Kind, Result};
+use crate::num::to_u64;
+use crate::os::BUSY_WAIT;
 use crate::os::file_system::FileSystem;
-use crate::source::{BUSY_WAIT, check_local};
+use crate::source::check_local;
 use crate::staging::PAGE_BYTES;
 use rustix::io::Errno;
 use std::io;
@@ -195,8 +197,4 @@ fn repeat<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
 
 fn is_unsupported(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL))
-}
-
-fn to_u64(value: usize) -> u64 {
-    u64::try_from(value).unwrap_or(u64::MAX)
 }

@@ -2,7 +2,7 @@
 
 use crate::device::{Device, Fetch, Pinned, Scratch};
 use crate::error::Result;
-use crate::os::numa::{self, Node};
+use crate::os::numa::Node;
 
 /// Memory of one device, from which a save copies bytes to slots.
 pub trait SourceMemory: Send + Sync {
@@ -34,11 +34,11 @@ impl<D: Device> SourceMemory for D {
     }
 
     fn node(&self) -> Option<Node> {
-        self.pci_id().and_then(|id| numa::of_pci_device(&id))
+        Device::node(self)
     }
 
     fn slot_bytes(&self, slot_bytes_max: usize) -> usize {
-        self.chunk_limits(slot_bytes_max).slot_bytes
+        self.limits(slot_bytes_max).slot_bytes
     }
 
     fn begin(&self, stream: u64) -> Result<()> {

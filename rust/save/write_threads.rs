@@ -2,14 +2,13 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::options::Options;
-use crate::os::sigint::Watch;
+use crate::os::sigint::{POLL_INTERVAL, Watch};
 use crate::profile::{self, Stage};
 use crate::save::atomic_file::OutputFile;
 use crate::staging::{Block, PAGE_BYTES};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
 
 /// Maximum number of threads. The caller fills blocks on one thread, so more would be idle.
 const THREADS_MAX: usize = 4;
@@ -19,8 +18,6 @@ const BLOCKS_MAX: usize = 8;
 /// Disk space that is reserved ahead of the data, in bytes. Threads can write in parallel only while the file does not
 /// grow.
 const RESERVE_BYTES: u64 = 64 << 20;
-/// Interval at which a waiting caller checks for SIGINT. A signal handler cannot notify a condition variable.
-const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Write of the first `length` bytes of a block.
 pub struct Job {

@@ -18,6 +18,7 @@ use super::write_threads::{Job, WriteThreads};
 use crate::device::Fetch;
 use crate::error::{Error, Kind, Result};
 use crate::format::layout::{Metadata, Names, Tensor, header, pad};
+use crate::num::to_u64;
 use crate::options::Options;
 use crate::profile::{self, Stage};
 use crate::save::atomic_file::{ALIGNMENT, OutputFile};
@@ -227,8 +228,4 @@ impl Writer {
         };
         self.failure.insert(error).clone()
     }
-}
-
-fn to_u64(value: usize) -> u64 {
-    u64::try_from(value).unwrap_or(u64::MAX)
 }

@@ -1,6 +1,6 @@
-//! The staging memory that the process keeps from load to load, since pinning
-//! memory takes longer than filling it. It grows with the work up to a bound
-//! that all loads share, and goes when it is asked to.
+//! Pool of staging memory, which the process keeps between loads, because pinning memory takes longer than filling it.
+//!
+//! The pool grows with the work, up to a bound that all loads share, and shrinks on request.
 
 use crate::device::Pinned;
 use crate::error::{Error, Kind, Result};
@@ -12,36 +12,38 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Slots begin at page boundaries, as direct reads want it.
+/// Alignment of slots, in bytes. It satisfies that of direct reads.
 pub const PAGE_BYTES: usize = 4 << 10;
+/// How often a worker that waits for staging memory checks whether it should go on waiting.
+pub const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Memory that begins at a page, for bytes on their way. Its owner alone uses it.
+/// Page-aligned memory, which only its owner uses.
 pub struct Block {
-    /// No other block of the process ever has this number, whatever address the block has.
+    /// Number that no other block of the process ever has, not even one at the same address.
     id: u64,
-    // In this order: what the device knows of the memory ends before the memory does.
+    // Fields are dropped in this order: the registration must end before the memory does.
     pinned: Option<Pinned>,
     memory: MmapRaw,
     node: Option<Node>,
 }
 
 impl Block {
-    /// New memory, which counts against no bound.
+    /// Allocates memory, which does not count towards the bound of the pool.
     ///
     /// # Errors
-    /// `out-of-memory` when the host has none.
+    /// `out-of-memory` if the host has none.
     pub fn allocate(bytes: usize, node: Option<Node>) -> Result<Block> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let _span = profile::span(Stage::Allocate).bytes(bytes);
         let memory = MmapMut::map_anon(bytes).map_err(|error| {
-            Error::new(Kind::OutOfMemory, format!("cannot get {bytes} bytes of host memory for staging: {error}"))
+            Error::new(Kind::OutOfMemory, format!("cannot allocate {bytes} bytes of host memory for staging: {error}"))
         })?;
         let memory = MmapRaw::from(memory);
-        // Fewer and larger pages are quicker to touch and to pin. A page that a forked child still shared could be
-        // copied away from under a transfer that writes to it.
+        // Huge pages are faster to touch and to pin. Pages shared with a forked child could be copied on a write, while
+        // the device accesses the old ones.
         for advice in [Advice::HugePage, Advice::DontFork] {
             if let Err(error) = memory.advise(advice) {
-                tracing::debug!(%error, ?advice, "the kernel takes no advice on staging");
+                tracing::debug!(%error, ?advice, "the kernel refuses advice about staging memory");
             }
         }
         if let Some(node) = node {
@@ -50,13 +52,13 @@ impl Block {
         Ok(Block { id: NEXT.fetch_add(1, Ordering::Relaxed), pinned: None, memory, node })
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the anonymous pages are the block's own, and are initialised to zero.
+        // SAFETY: the block owns the anonymous pages, which are initialized to zero.
         unsafe { std::slice::from_raw_parts_mut(self.memory.as_mut_ptr(), self.memory.len()) }
     }
 
-    /// Lets a device pin the memory, unless it is pinned already.
+    /// Pins the memory with `pin`, unless it is pinned.
     pub fn pin(&mut self, pin: impl FnOnce(&mut [u8]) -> Option<Pinned>) {
         if self.pinned.is_none() {
             self.pinned = pin(self.bytes_mut());
@@ -64,24 +66,24 @@ impl Block {
     }
 }
 
-/// A part of staging that its holder alone may use. It goes back to the process's pool when it is dropped.
+/// Block of the pool, to which it returns when it is dropped.
 pub struct Slot {
-    /// Present until the slot is dropped.
+    /// `Some` until the slot is dropped.
     block: Option<Block>,
 }
 
 impl Slot {
-    /// A number that no other memory of the process ever has.
+    /// Returns a number that no other memory of the process ever has.
     pub fn id(&self) -> u64 {
         self.block.as_ref().map_or(u64::MAX, |block| block.id)
     }
 
-    /// The slot's bytes.
+    /// Returns the bytes.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.block.as_mut().map_or(&mut [], Block::bytes_mut)
     }
 
-    /// Lets a device pin the slot, unless it is pinned from an earlier load.
+    /// Pins the memory with `pin`, unless it is pinned, perhaps by an earlier load.
     pub fn pin(&mut self, pin: impl FnOnce(&mut [u8]) -> Option<Pinned>) {
         if let Some(block) = &mut self.block {
             block.pin(pin);
@@ -98,22 +100,22 @@ impl Drop for Slot {
     }
 }
 
-/// What a load needs of a slot.
+/// Requirements for a slot.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
-    /// At least this many bytes.
+    /// Minimum size, in bytes.
     pub bytes: usize,
-    /// Near this node of the machine, where there are several.
+    /// Preferred NUMA node, on a machine with several.
     pub node: Option<Node>,
-    /// The most that the whole process may keep.
+    /// Upper bound for the pool of the process, in bytes.
     pub staging_bytes: usize,
 }
 
 struct Pool {
     free: Vec<Block>,
-    /// Of all blocks, the free ones and those in use.
+    /// Bytes of all blocks, free or in use.
     total_bytes: usize,
-    /// A forked child has none of the pages, so it must not touch what it finds here.
+    /// Process that owns the blocks. A forked child has none of their pages, and must not touch them.
     process: u32,
 }
 
@@ -139,7 +141,7 @@ impl Pool {
         Some(self.free.swap_remove(best))
     }
 
-    /// Gives up free blocks, which did not fit, until there is room for a new one.
+    /// Drops free blocks, none of which fits, until the bound allows a new one. Returns whether it does.
     fn make_room(&mut self, request: &Request) -> bool {
         while self.total_bytes.saturating_add(request.bytes) > request.staging_bytes {
             let Some(block) = self.free.pop() else { break };
@@ -149,10 +151,10 @@ impl Pool {
     }
 }
 
-/// A slot that was kept, or a new one; `None` where the bound leaves no room for another.
+/// Returns a free or a new slot, or `None` if the bound allows no other.
 ///
 /// # Errors
-/// `out-of-memory` when the host has none.
+/// `out-of-memory` if the host has none.
 pub fn take(request: &Request) -> Result<Option<Slot>> {
     let mut pool = pool();
     if let Some(block) = pool.find(request) {
@@ -174,12 +176,12 @@ pub fn take(request: &Request) -> Result<Option<Slot>> {
     }
 }
 
-/// Waits until another load may have given a slot back, or `most` has passed.
-pub fn wait(most: Duration) {
-    drop(CHANGED.wait_timeout(pool(), most));
+/// Waits until a slot may have returned to the pool, at most for [`POLL_INTERVAL`].
+pub fn wait() {
+    drop(CHANGED.wait_timeout(pool(), POLL_INTERVAL));
 }
 
-/// Gives back all memory that no load uses at the moment, and says how many bytes that were.
+/// Frees all memory of the pool that is not in use, and returns its size in bytes.
 pub fn release() -> usize {
     let mut pool = pool();
     let free = mem::take(&mut pool.free);

@@ -8,7 +8,7 @@ use fst::plan::Read;
 use fst::reader::pread::{PreadReader, ReadAt};
 use fst::reader::ring::Linux;
 use fst::reader::uring::Rings;
-use fst::reader::{self, MemoryKind, Reader, ReaderKind, SlotBuffer};
+use fst::reader::{self, Access, Reader, ReaderKind, SlotBuffer};
 use fst::staging::{Request, pool};
 use std::fs::OpenOptions;
 use std::io;
@@ -22,7 +22,7 @@ const READERS: [ReaderChoice; 4] = [ReaderChoice::Mmap, ReaderChoice::Pread, Rea
 fn open(choice: ReaderChoice, path: &Path, drop_cache: bool) -> Arc<dyn Reader> {
     let options = Options { reader: choice, threads: 2, queue_depth: 6, drop_cache, ..Options::default() };
     let rings = Arc::new(Rings::new(Linux, &options));
-    reader::open(&options, &files::source(path), MemoryKind::DeviceMemory, &rings).unwrap().reader
+    reader::open(&options, &files::source(path), &rings).unwrap().reader
 }
 
 fn check_contract(reader: &dyn Reader, bytes: &[u8]) {
@@ -44,7 +44,7 @@ fn check_contract(reader: &dyn Reader, bytes: &[u8]) {
         assert_eq!(slot[read.slot_begin..][..read.length], bytes[begin..begin + read.length]);
     }
     // As the plan lays them out, with room to widen each, at every alignment: begin and end of the file, across blocks.
-    let alignment = reader.alignment() as usize;
+    let alignment = reader.limits().alignment as usize;
     let shifts = [0, 1, 511, 512, 513, 4095, 4096, 4097];
     let begins = shifts.iter().flat_map(|shift| [*shift, 700_000 + shift, length - 4_097 - shift]);
     let planned = begins.flat_map(|begin| [1, 4096, 4097].map(|count| (begin, count)));
@@ -126,7 +126,7 @@ fn files_shorter_than_a_block_are_read() {
         for kind in READERS {
             files::make_cold(&path);
             let reader = open(kind, &path, false);
-            check_planned(&*reader, &bytes, &[(0, length), (length - 1, 1)], reader.alignment() as usize);
+            check_planned(&*reader, &bytes, &[(0, length), (length - 1, 1)], reader.limits().alignment as usize);
         }
     }
 }
@@ -216,20 +216,19 @@ fn the_choice_follows_destination_and_wish() {
         let options = Options { reader: choice, drop_cache, ..Options::default() };
         reader::choose(&options, &source, target).unwrap().kind
     };
-    assert_eq!(choose(ReaderChoice::Auto, MemoryKind::NewHostMemory, false), ReaderKind::Mmap);
-    assert_eq!(choose(ReaderChoice::Pread, MemoryKind::NewHostMemory, false), ReaderKind::Pread);
-    assert_eq!(choose(ReaderChoice::Uring, MemoryKind::NewHostMemory, false), ReaderKind::Uring);
-    assert_eq!(choose(ReaderChoice::Mmap, MemoryKind::HostMemory, false), ReaderKind::Mmap);
+    assert_eq!(choose(ReaderChoice::Auto, Access::View, false), ReaderKind::Mmap);
+    assert_eq!(choose(ReaderChoice::Pread, Access::View, false), ReaderKind::Pread);
+    assert_eq!(choose(ReaderChoice::Uring, Access::View, false), ReaderKind::Uring);
+    assert_eq!(choose(ReaderChoice::Mmap, Access::Copy, false), ReaderKind::Mmap);
     // What is moved anyway is looked for in the page cache first, but where the files are in memory as such.
-    let moved = choose(ReaderChoice::Auto, MemoryKind::DeviceMemory, false);
+    let moved = choose(ReaderChoice::Auto, Access::Copy, false);
     match FileSystem::of(&source.file, &source.path).unwrap() {
         FileSystem::Local => assert_eq!(moved, ReaderKind::Auto),
         FileSystem::Memory(_) | FileSystem::Remote(_) => assert_eq!(moved, ReaderKind::Pread),
     }
-    assert_eq!(choose(ReaderChoice::Auto, MemoryKind::HostMemory, false), moved);
     // What is to be dropped from the page cache must not be mapped.
-    assert_eq!(choose(ReaderChoice::Mmap, MemoryKind::NewHostMemory, true), ReaderKind::Pread);
-    assert_eq!(choose(ReaderChoice::Auto, MemoryKind::NewHostMemory, true), moved);
+    assert_eq!(choose(ReaderChoice::Mmap, Access::View, true), ReaderKind::Pread);
+    assert_eq!(choose(ReaderChoice::Auto, Access::View, true), moved);
 }
 
 #[test]
@@ -238,6 +237,6 @@ fn files_in_memory_are_known_as_such() {
     let source = files::source(&files::raw(&directory, "x.safetensors", "{}", &[]));
     assert_eq!(FileSystem::of(&source.file, &source.path).unwrap(), FileSystem::Memory("tmpfs"));
     let options = Options::default();
-    assert_eq!(reader::choose(&options, &source, MemoryKind::DeviceMemory).unwrap().kind, ReaderKind::Pread);
-    assert_eq!(reader::choose(&options, &source, MemoryKind::NewHostMemory).unwrap().kind, ReaderKind::Mmap);
+    assert_eq!(reader::choose(&options, &source, Access::Copy).unwrap().kind, ReaderKind::Pread);
+    assert_eq!(reader::choose(&options, &source, Access::View).unwrap().kind, ReaderKind::Mmap);
 }

@@ -7,10 +7,9 @@ mod sim;
 
 use fst::convert::batch::Conversion;
 use fst::convert::cast::Cast;
-use fst::device::cuda::convert;
 use fst::device::cuda::kernels::IMAGE;
+use fst::device::{self, cuda::convert};
 use fst::dtype::Dtype;
-use fst::load::transfer::release;
 use sim::Sim;
 use sim::gpu::Gpu;
 
@@ -50,7 +49,7 @@ fn tensors_are_converted_on_the_callers_stream() {
             assert!(found == expected, "the tensor at {target:#x}");
         }
         // What a graph may replay stays.
-        release();
+        device::release();
         assert!(convert::run(&conversions, 0, stream).unwrap());
     }
     drop(gpu);

@@ -138,7 +138,7 @@ impl Ring for ScriptedRing {
         Ok(())
     }
 
-    fn answer(&mut self) -> Option<(usize, io::Result<usize>)> {
+    fn completion(&mut self) -> Option<(usize, io::Result<usize>)> {
         self.answers.pop()
     }
 

@@ -10,7 +10,7 @@ use fst::plan::Read;
 use fst::reader::page_cache::{self, Run};
 use fst::reader::ring::Linux;
 use fst::reader::uring::Rings;
-use fst::reader::{self, MemoryKind, ReaderKind, SlotBuffer};
+use fst::reader::{self, ReaderKind, SlotBuffer};
 use fst::staging::{Request, pool};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -99,7 +99,7 @@ fn only_what_is_cold_is_read_directly() {
         let script = Arc::new(Script { twin: Some(twin), ..Script::default() });
         let options = Options { reader: ReaderChoice::Auto, ..Options::default() };
         let rings = Arc::new(Rings::new(Scripted(Arc::clone(&script)), &options));
-        let opened = reader::open(&options, &files::source(&path), MemoryKind::DeviceMemory, &rings).unwrap();
+        let opened = reader::open(&options, &files::source(&path), &rings).unwrap();
         read_all(&*opened.reader, &bytes);
         let asked = script.asked.lock().unwrap().clone();
         // Neither way of reading here brings or drops a page.
@@ -134,11 +134,11 @@ fn where_direct_reads_are_refused_auto_says_so() {
     ] {
         let options = Options { reader: ReaderChoice::Auto, ..Options::default() };
         let rings = Arc::new(Rings::new(Scripted(Arc::new(script)), &options));
-        let opened = reader::open(&options, &files::source(&path), MemoryKind::DeviceMemory, &rings).unwrap();
+        let opened = reader::open(&options, &files::source(&path), &rings).unwrap();
         read_all(&*opened.reader, &bytes);
         let chosen = opened.chosen();
         assert_eq!(chosen.kind, ReaderKind::Pread);
-        assert!(!is_local || chosen.why.contains("uring is not to be had"), "{}", chosen.why);
+        assert!(!is_local || chosen.why.contains("uring is not available"), "{}", chosen.why);
     }
 }
 
@@ -156,7 +156,7 @@ fn a_load_that_drops_its_pages_leaves_the_page_cache_as_it_was() {
             let options = Options { reader: choice, threads: 2, drop_cache: true, ..Options::default() };
             let rings = Arc::new(Rings::new(Linux, &options));
             let source = files::source(&path);
-            let opened = reader::open(&options, &source, MemoryKind::DeviceMemory, &rings).unwrap();
+            let opened = reader::open(&options, &source, &rings).unwrap();
             read_all(&*opened.reader, &bytes);
             let mut into = vec![0; 100_000];
             opened.reader.read(2_000_000, &mut into).unwrap();
@@ -178,7 +178,7 @@ fn without_it_the_pages_that_were_read_stay() {
     let (path, bytes) = file(&directory, &[]);
     let options = Options { reader: ReaderChoice::Pread, ..Options::default() };
     let rings = Arc::new(Rings::new(Linux, &options));
-    let opened = reader::open(&options, &files::source(&path), MemoryKind::DeviceMemory, &rings).unwrap();
+    let opened = reader::open(&options, &files::source(&path), &rings).unwrap();
     read_all(&*opened.reader, &bytes);
     assert!(cached_count(&path) > files::cached_pages(&path).len() / 2);
 }

@@ -12,16 +12,16 @@ use fst::checkpoint::Checkpoint;
 use fst::checkpoint::region::TensorRegion;
 use fst::convert::cast::Cast;
 use fst::convert::scatter::TASK_BYTES;
-use fst::device::Scratch;
 use fst::device::cuda::Cuda;
 use fst::device::cuda::kernels::IMAGE;
+use fst::device::{self, Scratch};
 use fst::dtype::Dtype;
 use fst::error::{Error, Kind, Result};
-use fst::load::transfer::{Transfer, release};
+use fst::load::transfer::Transfer;
 use fst::options::{Options, ReaderChoice};
 use fst::plan::Destination;
 use fst::profile;
-use fst::staging::{PAGE_BYTES, Request, Staging};
+use fst::staging::{PAGE_BYTES, Request, Staging, pool};
 use model::Model;
 use serde_json::Value;
 use sim::Sim;
@@ -48,7 +48,8 @@ fn schedules() -> impl Iterator<Item = Sim> {
 
 /// Ends a test: with all that the process keeps between loads given back, nothing may be left.
 fn finish(sim: Sim) {
-    release();
+    device::release();
+    pool::release();
     sim.finish().assert_clean();
 }
 
@@ -575,11 +576,12 @@ fn what_the_process_keeps_outlives_its_users_and_goes_when_it_is_asked_to() {
     // One slot is in use still, and nobody else retains the context.
     let [used, unused] = slots;
     drop((staging, unused));
-    assert_eq!(release(), PAGE_BYTES);
+    device::release();
+    assert_eq!(pool::release(), PAGE_BYTES);
     assert_eq!(sim.counters().registered_bytes, PAGE_BYTES as u64);
     drop(used);
-    assert_eq!(release(), PAGE_BYTES);
-    assert_eq!(release(), 0);
+    assert_eq!(pool::release(), PAGE_BYTES);
+    assert_eq!(pool::release(), 0);
     sim.finish().assert_clean();
 }
 

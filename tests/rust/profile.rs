@@ -284,6 +284,6 @@ fn load_records_every_stage_and_every_byte() {
     assert_eq!(read.arguments["path"], model.paths[0].to_str().unwrap());
     let readers = trace.summary["readers"].as_array().unwrap();
     assert_eq!(readers.len(), 2);
-    assert_eq!(readers[0]["why"], "asked for");
+    assert_eq!(readers[0]["why"], "requested");
     assert!(readers[0]["file_system"].is_string());
 }

@@ -8,14 +8,15 @@ mod sim;
 
 use fst::checkpoint::Checkpoint;
 use fst::checkpoint::region::TensorRegion;
-use fst::device::Scratch;
 use fst::device::cuda::Cuda;
+use fst::device::{self, Scratch};
 use fst::dtype::Dtype;
 use fst::error::{Error, Kind, Result};
 use fst::load::stream::{Order, Stream};
-use fst::load::transfer::{Transfer, release};
+use fst::load::transfer::Transfer;
 use fst::options::{Options, ReaderChoice};
 use fst::plan::Destination;
+use fst::staging::pool;
 use model::Model;
 use sim::Sim;
 use sim::abi::Fault;
@@ -43,7 +44,8 @@ fn schedules() -> impl Iterator<Item = Sim> {
 
 /// Ends a test: with all that the process keeps between loads given back, nothing may be left.
 fn finish(sim: Sim) {
-    release();
+    device::release();
+    pool::release();
     sim.finish().assert_clean();
 }
 

@@ -6,7 +6,7 @@ use fst::error::{Error, Kind};
 use fst::options::{Options, ReaderChoice};
 use fst::plan::Read;
 use fst::reader::uring::Rings;
-use fst::reader::{self, MemoryKind, Opened, ReaderKind, SlotBuffer};
+use fst::reader::{self, Opened, ReaderKind, SlotBuffer};
 use fst::staging::{Request, pool};
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -36,7 +36,7 @@ impl Trial {
         let script = Arc::new(script);
         let options = Options { reader, threads: 1, queue_depth: 3, ..Options::default() };
         let rings = Arc::new(Rings::new(Scripted(Arc::clone(&script)), &options));
-        let opened = reader::open(&options, &files::source(&path), MemoryKind::DeviceMemory, &rings).unwrap();
+        let opened = reader::open(&options, &files::source(&path), &rings).unwrap();
         Trial { _directory: directory, path, bytes, script, opened }
     }
 
@@ -159,7 +159,7 @@ fn where_direct_reads_are_refused_the_page_cache_serves() {
         (Script { has_no_direct_reads: true, ..Script::default() }, "page cache"),
         (Script { answers: Mutex::new([Event::Fails(libc::EINVAL)].into()), ..Script::default() }, "os error 22"),
         (Script { answers: Mutex::new([Event::Fails(libc::EIO)].into()), ..Script::default() }, "os error 5"),
-        (Script { answers: Mutex::new([Event::Short(100)].into()), ..Script::default() }, "less than"),
+        (Script { answers: Mutex::new([Event::Short(100)].into()), ..Script::default() }, "fewer bytes than"),
         (Script { waits: Mutex::new([Event::Fails(libc::EPERM)].into()), ..Script::default() }, "os error 1"),
     ];
     for (script, reason) in refusals {

@@ -1,13 +1,11 @@
-//! libcufile, NVIDIA's library for reads from files straight into device
-//! memory (GPUDirect Storage), with the lifetimes of what it hands out.
+//! Handles of libcufile, NVIDIA's library for GPUDirect Storage, with their lifetimes.
 //!
-//! The types are cudarc's, but the library is opened here: cudarc looks for
-//! `libcufile.so`, which comes with the toolkit's development files alone, and
-//! panics without it; what machines have is `libcufile.so.0`, and PyTorch has
-//! opened that already. Errors are taken as numbers, since a later library may
-//! know some that cudarc's enum does not.
+//! The types are cudarc's, but this file opens the library. cudarc looks for `libcufile.so`, which only the
+//! development files of the toolkit contain, and panics without it. Machines have `libcufile.so.0`, which PyTorch has
+//! opened already. Error codes are plain numbers, because a newer library may have codes that cudarc's enum lacks.
 
 use crate::error::{Error, Kind, Result};
+use crate::num::to_usize;
 use cudarc::cufile::sys::{self, CUfileOpError};
 use libloading::Library;
 use std::ffi::{c_int, c_void};
@@ -18,10 +16,10 @@ use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The names under which the library may be found, the one that programs use first.
+/// Names of the library, that of the runtime package first.
 const LIBRARY_NAMES: [&str; 2] = ["libcufile.so.0", "libcufile.so"];
 
-/// What most calls return: `CUfileError_t`.
+/// Result of most calls: `CUfileError_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Status {
@@ -29,26 +27,25 @@ struct Status {
     cuda_code: u32,
 }
 
-/// The library, its driver open.
+/// The library, with its driver open.
 pub struct Driver {
     handle_register: unsafe extern "C" fn(*mut sys::CUfileHandle_t, *mut sys::CUfileDescr_t) -> Status,
     handle_deregister: unsafe extern "C" fn(sys::CUfileHandle_t),
     buffer_register: unsafe extern "C" fn(*const c_void, usize, c_int) -> Status,
     buffer_deregister: unsafe extern "C" fn(*const c_void) -> Status,
     read: unsafe extern "C" fn(sys::CUfileHandle_t, *mut c_void, usize, sys::off_t, sys::off_t) -> isize,
-    /// Never closed, since threads of its own run in it.
+    /// Never closed, because threads of the library run its code.
     _library: ManuallyDrop<Library>,
 }
 
-/// Open until the process ends, once it is: whoever else uses the library in this process shares it, and closing would
-/// take it away from them.
+/// The open driver. It stays open until the process ends, because other users of the library in this process share it.
 static OPENED: Mutex<Option<Arc<Driver>>> = Mutex::new(None);
 
 impl Driver {
-    /// The library with its driver open. The context of a GPU must be current.
+    /// Opens the library and its driver, if they are not open. The context of a GPU must be current.
     ///
     /// # Errors
-    /// `device` where there is no library or it refuses.
+    /// `device` if the library is missing or its driver does not open.
     pub fn open() -> Result<Arc<Driver>> {
         let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(driver) = &*opened {
@@ -60,7 +57,7 @@ impl Driver {
     }
 
     fn load() -> Result<Driver> {
-        // SAFETY: NVIDIA's library does nothing that matters to others when it is opened.
+        // SAFETY: opening NVIDIA's library has no side effects on the rest of the process.
         let library = LIBRARY_NAMES.iter().find_map(|name| unsafe { Library::new(*name) }.ok()).ok_or_else(|| {
             let names = LIBRARY_NAMES.join(" or ");
             Error::new(Kind::Device, format!("{names}, the library of GPUDirect Storage, cannot be opened"))
@@ -81,7 +78,7 @@ impl Driver {
         };
         // SAFETY: may be called at any time.
         let status = unsafe { open() };
-        // Somebody else in this process may have opened it.
+        // Another user in this process may have opened the driver.
         if status.code != CUfileOpError::CU_FILE_DRIVER_ALREADY_OPEN as u32 {
             check("cuFileDriverOpen", status)?;
         }
@@ -89,7 +86,7 @@ impl Driver {
     }
 }
 
-/// A file that the library reads.
+/// Registration of a file with the library.
 pub struct Handle {
     handle: sys::CUfileHandle_t,
     driver: Arc<Driver>,
@@ -101,19 +98,19 @@ unsafe impl Send for Handle {}
 // SAFETY: as above; reads do not change a handle.
 unsafe impl Sync for Handle {}
 
-/// Why a read failed.
+/// Error of a read.
 pub enum ReadError {
-    /// The operating system's error.
+    /// Error of the operating system.
     System(io::Error),
-    /// The name of the library's own.
+    /// Name of an error of the library.
     Library(String),
 }
 
 impl Handle {
-    /// Makes a file known to the library.
+    /// Registers a file.
     ///
     /// # Errors
-    /// `device` where the library or the file system refuses.
+    /// `device` if the library or the file system refuses.
     pub fn register(driver: &Arc<Driver>, file: File) -> Result<Handle> {
         let mut handle = ptr::null_mut();
         let mut description = sys::CUfileDescr_t {
@@ -121,17 +118,18 @@ impl Handle {
             handle: sys::CUfileDescr_t__bindgen_ty_1 { fd: file.as_raw_fd() },
             fs_ops: ptr::null(),
         };
-        // SAFETY: writes the handle; the descriptor is open for as long as it is registered.
+        // SAFETY: writes the handle. The descriptor stays open while it is registered.
         let status = unsafe { (driver.handle_register)(&raw mut handle, &raw mut description) };
         check("cuFileHandleRegister", status)?;
         Ok(Handle { handle, driver: Arc::clone(driver), _file: file })
     }
 
-    /// Reads up to `length` bytes of the file from `offset` on to `base + base_offset` in device memory, and says how
-    /// many came; 0 at the end of the file. The context of the memory's GPU must be current.
+    /// Reads up to `length` bytes of the file from `offset` to `base + base_offset` in device memory.
+    ///
+    /// Returns the number of bytes read, 0 at the end of the file. The context of the memory's GPU must be current.
     ///
     /// # Safety
-    /// Nobody else uses that memory meanwhile, work that was queued before included: no stream orders this read.
+    /// Nothing else may use that memory during the read, including work queued before: no stream orders the read.
     ///
     /// # Errors
     /// See [`ReadError`].
@@ -146,7 +144,7 @@ impl Handle {
         let length = usize::try_from(length).map_err(too_large)?;
         let offsets = (sys::off_t::try_from(offset), sys::off_t::try_from(base_offset));
         let (offset, base_offset) = (offsets.0.map_err(too_large)?, offsets.1.map_err(too_large)?);
-        // SAFETY: the caller promises the memory, and the handle is registered.
+        // SAFETY: the caller's promise; the handle is registered.
         let count = unsafe { (self.driver.read)(self.handle, device_pointer(base), length, offset, base_offset) };
         match usize::try_from(count) {
             Ok(count) => Ok(count),
@@ -160,27 +158,25 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: registered once by this value, and nobody reads with it any more.
+        // SAFETY: this value registered the file once, and no read is in progress.
         unsafe { (self.driver.handle_deregister)(self.handle) };
     }
 }
 
-/// Device memory that the library may let a disk write to.
+/// Registration of device memory, which lets a disk write to it.
 pub struct Registered {
     base: u64,
     driver: Arc<Driver>,
 }
 
 impl Registered {
-    /// Registers memory, which stays allocated for as long as the registration lives. The context of its GPU must be
-    /// current.
+    /// Registers memory, which must outlive the registration. The context of its GPU must be current.
     ///
     /// # Errors
-    /// `device` where the library refuses; reads work all the same, through memory of its own.
+    /// `device` if the library refuses. Reads work without it, through buffers of the library.
     pub fn new(driver: &Arc<Driver>, base: u64, bytes: u64) -> Result<Registered> {
-        let length = usize::try_from(bytes).unwrap_or(usize::MAX);
-        // SAFETY: only makes an address known; what is no device memory is refused.
-        let status = unsafe { (driver.buffer_register)(device_pointer(base), length, 0) };
+        // SAFETY: registers an address. The library refuses an address that is not device memory.
+        let status = unsafe { (driver.buffer_register)(device_pointer(base), to_usize(bytes), 0) };
         check("cuFileBufRegister", status)?;
         Ok(Registered { base, driver: Arc::clone(driver) })
     }
@@ -188,16 +184,16 @@ impl Registered {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        // SAFETY: registered once by this value, and no read uses the memory any more.
+        // SAFETY: this value registered the memory once, and no read uses it.
         let status = unsafe { (self.driver.buffer_deregister)(device_pointer(self.base)) };
         if let Err(error) = check("cuFileBufDeregister", status) {
-            tracing::debug!(%error, "while letting go");
+            tracing::debug!(%error, "device memory could not be unregistered");
         }
     }
 }
 
 fn device_pointer(address: u64) -> *mut c_void {
-    ptr::without_provenance_mut(usize::try_from(address).unwrap_or(0))
+    ptr::without_provenance_mut(to_usize(address))
 }
 
 fn check(call: &str, status: Status) -> Result<()> {
@@ -216,7 +212,7 @@ fn name_of(code: u32) -> String {
     known.map_or_else(|| format!("error {code}"), |error| format!("{error:?}"))
 }
 
-/// The errors that have a name, which the library itself does not tell.
+/// Errors with a name. The library has no function for names.
 const ERRORS: [CUfileOpError; 48] = [
     CUfileOpError::CU_FILE_DRIVER_NOT_INITIALIZED,
     CUfileOpError::CU_FILE_DRIVER_INVALID_PROPS,

@@ -1,4 +1,4 @@
-//! The driver's handles with their lifetimes, and its errors.
+//! Handles of the CUDA driver with their lifetimes, and its errors.
 
 use crate::error::{Error, Kind, Result};
 use cudarc::driver::sys;
@@ -7,14 +7,14 @@ use std::ptr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// Looks for the driver once, since the search goes through many names.
+/// Returns whether the driver is installed. The search tries many names, so its result is kept.
 fn has_driver() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
     // SAFETY: only opens the library.
     *FOUND.get_or_init(|| unsafe { sys::is_culib_present() })
 }
 
-/// The primary context of a GPU, the one that PyTorch uses.
+/// Primary context of a GPU, which PyTorch also uses.
 pub struct Context {
     pub(super) device: sys::CUdevice,
     handle: sys::CUcontext,
@@ -22,25 +22,25 @@ pub struct Context {
 
 // SAFETY: driver handles may be used from any thread; the context is made current on it first.
 unsafe impl Send for Context {}
-// SAFETY: as above, and the driver serialises calls on one handle.
+// SAFETY: as above, and the driver serializes calls on one handle.
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// The context of the GPU with this ordinal, kept alive for as long as somebody has it.
+    /// Retains the context of the GPU with this ordinal until the last reference is dropped.
     ///
     /// # Errors
-    /// `device` where there is no driver or no such GPU.
+    /// `device` if there is no driver or no such GPU.
     pub fn retain(ordinal: i32) -> Result<Arc<Context>> {
         if !has_driver() {
             return Err(Error::new(Kind::Device, "libcuda, the CUDA driver, cannot be opened; is it installed?"));
         }
-        // SAFETY: must be called before any other call of the driver, any number of times.
+        // SAFETY: the first call of the driver; it may be repeated.
         check("cuInit", unsafe { sys::cuInit(0) })?;
         let mut device = 0;
         // SAFETY: writes the handle of a device.
         check("cuDeviceGet", unsafe { sys::cuDeviceGet(&raw mut device, ordinal) })?;
         let mut handle = ptr::null_mut();
-        // SAFETY: writes the handle of the context, which is released on drop.
+        // SAFETY: writes the handle of the context, which `drop` releases.
         check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut handle, device) })?;
         Ok(Arc::new(Context { device, handle }))
     }
@@ -62,30 +62,53 @@ impl Context {
         Ok(Bound { before, is_changed })
     }
 
-    /// The PCI address of the GPU, such as `0000:3b:00.0`.
+    /// Refuses a stream that is being captured into a CUDA graph.
+    ///
+    /// A replay of the graph would repeat the copies, but not the reads, from slots that hold other bytes by then.
+    ///
+    /// # Errors
+    /// `invalid-argument` if the stream is being captured, `device` from the driver.
+    pub fn refuse_capture(&self, stream: u64) -> Result<()> {
+        let stream = stream_handle(stream)?;
+        let _bound = self.bind()?;
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: writes the status of a stream of the context, which is current.
+        check("cuStreamIsCapturing", unsafe { sys::cuStreamIsCapturing(stream, &raw mut status) })?;
+        if status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+            return Ok(());
+        }
+        Err(Error::new(
+            Kind::InvalidArgument,
+            "the current stream is being captured into a CUDA graph, which cannot read or write files; load before \
+             the capture, and save after it",
+        ))
+    }
+
+    /// Returns the PCI address of the GPU, such as `0000:3b:00.0`.
     ///
     /// # Errors
     /// `device`, from the driver.
     pub fn pci_id(&self) -> Result<String> {
         let mut text: [c_char; 32] = [0; 32];
         let length = i32::try_from(text.len()).unwrap_or(0);
-        // SAFETY: writes at most that many characters, the last of them a zero.
+        // SAFETY: writes at most `length` characters, including the terminating zero.
         let result = unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr(), length, self.device) };
         check("cuDeviceGetPCIBusId", result)?;
-        // SAFETY: the driver has ended the text with a zero.
+        // SAFETY: the driver has terminated the text with a zero.
         Ok(unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned())
     }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: retained once by this value.
+        // SAFETY: this value retained the context once.
         report("cuDevicePrimaryCtxRelease", unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) });
     }
 }
 
-/// A context that is current on this thread until the one before it is again. PyTorch's notion of the
-/// current device is the current context, so a thread of the caller must get it back.
+/// Guard that makes a context current on this thread, and restores the previous one when it is dropped.
+///
+/// PyTorch's current device is the current context, so a thread of the caller must get it back.
 pub struct Bound {
     before: sys::CUcontext,
     is_changed: bool,
@@ -94,13 +117,13 @@ pub struct Bound {
 impl Drop for Bound {
     fn drop(&mut self) {
         if self.is_changed {
-            // SAFETY: this context was current, and null is allowed.
+            // SAFETY: this context was current before; null is allowed.
             report("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.before) });
         }
     }
 }
 
-/// A queue of work for a GPU.
+/// CUDA stream.
 pub struct Stream {
     pub(super) handle: sys::CUstream,
     context: Arc<Context>,
@@ -108,25 +131,25 @@ pub struct Stream {
 
 // SAFETY: driver handles may be used from any thread.
 unsafe impl Send for Stream {}
-// SAFETY: as above, and the driver serialises calls on one handle.
+// SAFETY: as above, and the driver serializes calls on one handle.
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// A new stream.
+    /// Creates a stream.
     ///
     /// # Errors
     /// `device` or `out-of-memory`, from the driver.
     pub fn create(context: &Arc<Context>) -> Result<Stream> {
         let _bound = context.bind()?;
         let mut handle = ptr::null_mut();
-        // Without NON_BLOCKING the stream would wait for the legacy default stream, and that for it.
+        // Without NON_BLOCKING, this stream and the legacy default stream would wait for each other.
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: writes the handle of a stream, which is destroyed on drop.
+        // SAFETY: writes the handle of a stream, which `drop` destroys.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&raw mut handle, flags) })?;
         Ok(Stream { handle, context: Arc::clone(context) })
     }
 
-    /// Lets all that is queued end after something has failed, which is the error to tell.
+    /// Waits for all queued work after a failure. An error of this wait is only logged.
     pub fn settle(&self) {
         if let Ok(_bound) = self.context.bind() {
             // SAFETY: the stream belongs to the context, which is current.
@@ -138,13 +161,13 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if let Ok(_bound) = self.context.bind() {
-            // SAFETY: created by this value; the driver lets queued work end first.
+            // SAFETY: this value created the stream. The driver finishes queued work first.
             report("cuStreamDestroy", unsafe { sys::cuStreamDestroy_v2(self.handle) });
         }
     }
 }
 
-/// A point in the work of a stream.
+/// CUDA event: a point in the work of a stream.
 pub struct Event {
     pub(super) handle: sys::CUevent,
     context: Arc<Context>,
@@ -152,31 +175,31 @@ pub struct Event {
 
 // SAFETY: driver handles may be used from any thread.
 unsafe impl Send for Event {}
-// SAFETY: as above, and the driver serialises calls on one handle.
+// SAFETY: as above, and the driver serializes calls on one handle.
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// A new event, of which nothing is recorded yet.
+    /// Creates an event without timing.
     ///
     /// # Errors
     /// `device` or `out-of-memory`, from the driver.
     pub fn create(context: &Arc<Context>) -> Result<Event> {
-        // A thread that waits sleeps instead of spinning; nobody asks for times.
+        // Waiting threads sleep instead of spinning.
         let flags =
             sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32 | sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
         Event::with_flags(context, flags)
     }
 
-    /// A new event that can be asked for times.
+    /// Creates an event with timing.
     ///
     /// # Errors
     /// `device` or `out-of-memory`, from the driver.
     pub fn timed(context: &Arc<Context>) -> Result<Event> {
-        // A thread that waits spins, and so sees the end at once.
+        // A waiting thread spins, so that it sees the event without delay.
         Event::with_flags(context, sys::CUevent_flags::CU_EVENT_DEFAULT as u32)
     }
 
-    /// As [`Event::timed`], in the context of this one.
+    /// Creates an event with timing in the context of this one.
     ///
     /// # Errors
     /// `device` or `out-of-memory`, from the driver.
@@ -187,12 +210,12 @@ impl Event {
     fn with_flags(context: &Arc<Context>, flags: u32) -> Result<Event> {
         let _bound = context.bind()?;
         let mut handle = ptr::null_mut();
-        // SAFETY: writes the handle of an event, which is destroyed on drop.
+        // SAFETY: writes the handle of an event, which `drop` destroys.
         check("cuEventCreate", unsafe { sys::cuEventCreate(&raw mut handle, flags) })?;
         Ok(Event { handle, context: Arc::clone(context) })
     }
 
-    /// Puts the event behind all that is queued on a stream of its context.
+    /// Records the event after all work queued on a stream of its context.
     ///
     /// # Errors
     /// `device`, from the driver.
@@ -202,24 +225,24 @@ impl Event {
         check("cuEventRecord", unsafe { sys::cuEventRecord(self.handle, stream.handle) })
     }
 
-    /// Waits for the work before the event.
+    /// Waits on the host for the work before the event.
     ///
     /// # Errors
-    /// `device` when that failed.
+    /// `device` if that work failed.
     pub fn wait(&self) -> Result<()> {
         let _bound = self.context.bind()?;
         // SAFETY: the event belongs to the context, which is current.
         check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.handle) })
     }
 
-    /// The time from one timed event to this one, both of which have passed.
+    /// Returns the nanoseconds from an earlier event to this one. Both have timing and are complete.
     ///
     /// # Errors
     /// `device`, from the driver.
     pub fn nanoseconds_since(&self, earlier: &Event) -> Result<u64> {
         let _bound = self.context.bind()?;
         let mut milliseconds = 0.0;
-        // SAFETY: writes a number; both events belong to the context, which is current.
+        // SAFETY: writes a number. Both events belong to the context, which is current.
         let result = unsafe { sys::cuEventElapsedTime_v2(&raw mut milliseconds, earlier.handle, self.handle) };
         check("cuEventElapsedTime", result)?;
         let elapsed = Duration::try_from_secs_f64(f64::from(milliseconds) / 1e3).unwrap_or_default();
@@ -230,13 +253,13 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         if let Ok(_bound) = self.context.bind() {
-            // SAFETY: created by this value; the driver keeps it until queued work has used it.
+            // SAFETY: this value created the event. The driver keeps it until queued work has used it.
             report("cuEventDestroy", unsafe { sys::cuEventDestroy_v2(self.handle) });
         }
     }
 }
 
-/// Host memory that every GPU may read by itself.
+/// Registration of host memory, which lets every GPU access it directly.
 pub struct Registered {
     address: *mut u8,
     context: Arc<Context>,
@@ -244,7 +267,7 @@ pub struct Registered {
 
 // SAFETY: only the address is used, to end the registration.
 unsafe impl Send for Registered {}
-// SAFETY: as above; nothing can be done with a shared one.
+// SAFETY: as above; a shared reference has no methods.
 unsafe impl Sync for Registered {}
 
 impl Registered {
@@ -269,16 +292,25 @@ impl Registered {
 impl Drop for Registered {
     fn drop(&mut self) {
         if let Ok(_bound) = self.context.bind() {
-            // SAFETY: registered once by this value.
+            // SAFETY: this value registered the memory once.
             report("cuMemHostUnregister", unsafe { sys::cuMemHostUnregister(self.address.cast()) });
         }
     }
 }
 
-/// The error of a driver call that failed.
+/// Returns the driver's handle of a stream that crossed the FFI boundary as a number.
 ///
 /// # Errors
-/// `out-of-memory` or `device`, with the call, the name of the error and its meaning.
+/// `internal` if the number is not an address.
+pub fn stream_handle(stream: u64) -> Result<sys::CUstream> {
+    let wrong = |_| Error::new(Kind::Internal, format!("{stream:#x} is not the handle of a stream"));
+    Ok(ptr::with_exposed_provenance_mut(usize::try_from(stream).map_err(wrong)?))
+}
+
+/// Turns the result of a driver call into an error.
+///
+/// # Errors
+/// `out-of-memory` or `device`, with the call, the name of the error and its description.
 pub fn check(call: &str, result: sys::CUresult) -> Result<()> {
     let kind = match result {
         sys::CUresult::CUDA_SUCCESS => return Ok(()),
@@ -294,7 +326,7 @@ pub fn check(call: &str, result: sys::CUresult) -> Result<()> {
         unsafe { sys::cuGetErrorString(result, text) }
     });
     let advice = match result {
-        sys::CUresult::CUDA_ERROR_STUB_LIBRARY => "; take the folder of driver stubs out of LD_LIBRARY_PATH",
+        sys::CUresult::CUDA_ERROR_STUB_LIBRARY => "; remove the directory of driver stubs from LD_LIBRARY_PATH",
         _ => "",
     };
     Err(Error::new(kind, format!("{call} failed with {name}: {meaning}{advice}")))
@@ -304,16 +336,16 @@ fn text_of(result: sys::CUresult, ask: impl Fn(sys::CUresult, *mut *const c_char
     let mut text = ptr::null();
     match ask(result, &raw mut text) {
         sys::CUresult::CUDA_SUCCESS if !text.is_null() => {
-            // SAFETY: the driver gave a string that ends in zero and lives for ever.
+            // SAFETY: the driver returned a static string that a zero terminates.
             unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
         }
         _ => format!("{result:?}"),
     }
 }
 
-/// For clean-up, where an error can only be told: the one that matters was returned before.
+/// Logs the error of a driver call during clean-up, where it cannot be returned.
 pub fn report(call: &str, result: sys::CUresult) {
     if let Err(error) = check(call, result) {
-        tracing::debug!(%error, "while letting go");
+        tracing::debug!(%error, "a resource could not be released");
     }
 }

@@ -1,44 +1,43 @@
-//! GPUDirect Storage: bytes go from the disk into device memory and not
-//! through the host's.
+//! Engine for GPUDirect Storage: the GPU reads from the disk into its own memory, not through host memory.
 //!
 //! ```text
 //! Free --(worker takes)--> Reading --(kernel queued)--> Copying --(kernel done)--> Free
 //! ```
 //!
-//! Reads begin and end at blocks of the file and of a slot in the caller's
-//! scratch, and one kernel takes from there what is wanted, of any alignment,
-//! to where it belongs, cast if need be. So nothing is ever shifted in place,
-//! wherever in the file the data begins.
+//! Reads cover whole blocks of the file, and fill blocks of a slot in the caller's scratch memory. From there one
+//! kernel copies the requested bytes, of any alignment, to their destinations, and casts them. So the data section of
+//! a file may begin at any byte.
 //!
-//! cuFileRead returns when the bytes are there, and no stream orders it. Before
-//! it writes to a slot, the host has waited for the kernel that read the slot;
-//! and before all reads, the load has waited for what the caller had queued.
+//! cuFileRead returns when the bytes have arrived, and no stream orders it. Before a read into a slot, the host waits
+//! for the kernel that read from the slot. Before the first read of a batch, the host waits for all work that the
+//! caller has queued.
 
 use super::cufile::{Driver, Handle, ReadError, Registered};
 use super::driver::Event;
 use super::kernels::Kernels;
-use super::{Cuda, SCRATCH_BYTES_MAX, as_u64, lock, table_of};
-use crate::device::{DirectEngine, Scratch};
+use super::{Cuda, SCRATCH_BYTES_MAX, SLOTS_PER_WORKER, lock, no_copy_stream, table_of};
+use crate::device::engine::{BatchNeeds, Engine};
+use crate::device::{Device, Scratch};
 use crate::error::{Error, Kind, Result};
+use crate::num::{to_u64, to_usize};
 use crate::options::Options;
+use crate::os::BUSY_WAIT;
 use crate::plan::{Chunk, Limits, Read, SlotCopy};
 use crate::profile::{self, Count, Stage};
-use crate::reader::GAP_BYTES;
-use crate::source::{BUSY_WAIT, Source};
+use crate::reader::{ChosenReader, ReadLimits, ReaderKind};
+use crate::source::Source;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-/// Reads begin and end at multiples of this in the file and in memory, or the library moves them through its own.
+/// Alignment of reads in the file and in memory, in bytes. cuFile copies other reads through buffers of its own.
 const BLOCK_BYTES: u64 = 4 << 10;
-/// The scratch is registered from a multiple of this on: the size of a GPU's pages.
+/// Page size of a GPU, in bytes, to which registered memory is aligned.
 const PAGE_BYTES: usize = 64 << 10;
-/// One slot is read into while a kernel empties the other.
-const SLOTS_PER_WORKER: usize = 2;
 
-/// Files that a GPU's memory is filled from.
-pub struct Gds {
+/// Engine with which a GPU reads files into its own memory.
+pub struct DirectEngine {
     slots: Mutex<Slots>,
     files: Vec<GdsFile>,
     driver: Arc<Driver>,
@@ -53,41 +52,44 @@ struct GdsFile {
     source: Arc<Source>,
 }
 
-/// The slots that no worker has.
+/// The slots that no worker holds.
 #[derive(Default)]
 struct Slots {
-    /// With the event behind the kernel that empties the slot; the one that was queued first comes first.
+    /// Each slot with the event after the kernel that empties it, the oldest first.
     queue: VecDeque<(Slot, Option<Event>)>,
     registered: Option<Registered>,
 }
 
-/// A part of the scratch that its holder alone may use.
+/// Part of the scratch memory that only its owner uses.
 struct Slot {
-    /// Where the scratch begins.
+    /// Address of the registered memory.
     base: u64,
-    /// Where the slot does, from there.
+    /// Position of the slot after `base`, in bytes.
     begin: u64,
 }
 
-impl Gds {
-    /// Makes the files known to the library.
+impl DirectEngine {
+    /// Opens the files for reads by the GPU.
     ///
     /// # Errors
-    /// `device` or `io`: why this machine, this GPU or one of the files cannot be read like this.
+    /// `device` or `io`, with the reason why this machine, this GPU or one of the files does not support it.
     pub fn open<'a>(
         cuda: &Arc<Cuda>,
         sources: impl Iterator<Item = &'a Arc<Source>>,
         options: &Options,
-    ) -> Result<Gds> {
-        let no_kernels = || Error::new(Kind::Device, "there are no kernels for this GPU, which place the bytes");
+    ) -> Result<DirectEngine> {
+        let no_kernels = || Error::new(Kind::Device, "this build has no kernels for this GPU, which copy the bytes");
         let kernels = Arc::clone(cuda.kernels.as_ref().ok_or_else(no_kernels)?);
         let _bound = cuda.context.bind()?;
         let driver = Driver::open()?;
-        let files = sources.map(|source| GdsFile::open(&driver, source)).collect::<Result<_>>()?;
+        let files = sources.map(|source| GdsFile::open(&driver, source)).collect::<Result<Vec<_>>>()?;
+        for GdsFile { source, .. } in &files {
+            profile::reader(&source.path, &source.file, ReaderKind::Gds.name(), chosen().why.as_ref());
+        }
         let block_bytes = to_usize(BLOCK_BYTES);
         let slot_bytes =
             options.chunk_bytes.clamp(2 * block_bytes, (SCRATCH_BYTES_MAX - PAGE_BYTES) / SLOTS_PER_WORKER);
-        Ok(Gds {
+        Ok(DirectEngine {
             slots: Mutex::default(),
             files,
             driver,
@@ -116,8 +118,8 @@ impl Gds {
         drop(bound);
     }
 
-    /// Reads into a slot from which nothing is copied any more, and queues the kernel that empties it.
-    fn read_and_place(
+    /// Waits until a slot is empty, reads into it, and queues the kernel that empties it.
+    fn read_and_copy(
         &self,
         slot: &Slot,
         emptied: Option<Event>,
@@ -128,25 +130,23 @@ impl Gds {
         emptied.map_or(Ok(()), |event| self.wait(event))?;
         let _bound = self.cuda.context.bind()?;
         for read in reads {
-            // SAFETY: the slot is ours, and the host has waited for all who had it before.
+            // SAFETY: this worker owns the slot, and the host has waited for the kernel that used it last.
             unsafe { file.read(read, slot)? };
         }
-        self.place(slot, copies)
+        self.copy(slot, copies)
     }
 
-    fn place(&self, slot: &Slot, copies: &[SlotCopy]) -> Result<Event> {
+    fn copy(&self, slot: &Slot, copies: &[SlotCopy]) -> Result<Event> {
         let table = table_of(copies, slot.base + slot.begin)?;
         let event = self.cuda.event()?;
-        let copy_stream =
-            self.cuda.copy_streams.first().ok_or_else(|| Error::new(Kind::Internal, "there is no lane"))?;
-        let copy_stream = lock(copy_stream);
+        let copy_stream = lock(self.cuda.copy_streams.first().ok_or_else(no_copy_stream)?);
         let queued =
             table.batches().try_for_each(|batch| self.kernels.scatter_inline(batch, copy_stream.stream.handle));
         let recorded = queued.and_then(|()| event.record(&copy_stream.stream));
         match recorded {
             Ok(()) => Ok(event),
             Err(error) => {
-                // The kernels that were queued before the one that failed still read the slot.
+                // The kernels queued before the failed one still read the slot.
                 copy_stream.stream.settle();
                 Err(error)
             }
@@ -154,49 +154,59 @@ impl Gds {
     }
 }
 
-impl DirectEngine for Gds {
-    fn limits(&self) -> Limits {
-        Limits {
-            chunk_bytes: as_u64(self.slot_bytes_max),
-            gap_bytes: GAP_BYTES.max(BLOCK_BYTES),
-            in_place_bytes: None,
-            alignment: BLOCK_BYTES,
-            copies_max: usize::MAX,
-        }
+impl Engine<Vec<Event>> for DirectEngine {
+    fn readers(&self) -> Vec<ChosenReader> {
+        vec![chosen()]
     }
 
-    fn scratch_bytes(&self, chunk_count: usize, slot_bytes: usize) -> usize {
+    fn limits(&self) -> Limits {
+        let ReadLimits { alignment, gap_bytes, in_place_bytes, .. } = ReadLimits::direct(BLOCK_BYTES);
+        let chunk_bytes = to_u64(self.slot_bytes_max);
+        Limits { chunk_bytes, gap_bytes, in_place_bytes, alignment, copies_max: usize::MAX }
+    }
+
+    fn batch_needs(&self, chunks: &[Chunk]) -> BatchNeeds {
+        let bytes = chunks.iter().map(|chunk| match chunk {
+            Chunk::Staged { bytes, .. } => *bytes,
+            Chunk::InPlace { .. } => 0,
+        });
+        let slot_bytes = bytes.max().unwrap_or(0);
         if slot_bytes == 0 {
-            return 0;
+            return BatchNeeds::default();
         }
         let fit = (SCRATCH_BYTES_MAX - PAGE_BYTES) / slot_bytes;
-        PAGE_BYTES + slot_bytes * chunk_count.min(SLOTS_PER_WORKER * self.workers_max).min(fit)
+        let slot_count = chunks.len().min(SLOTS_PER_WORKER * self.workers_max).min(fit);
+        BatchNeeds { staged_bytes: 0, slot_bytes, scratch_bytes: PAGE_BYTES + slot_bytes * slot_count }
     }
 
-    fn begin(&self, scratch: Scratch, slot_bytes: usize) -> Result<usize> {
+    fn begin(&self, after: &Vec<Event>, needs: &BatchNeeds, scratch: Scratch) -> Result<usize> {
+        self.cuda.begin(after, Scratch::default())?;
+        after.iter().try_for_each(Event::wait)?;
         self.drain()?;
+        let slot_bytes = needs.slot_bytes;
         let Some(count) = to_usize(scratch.bytes).saturating_sub(PAGE_BYTES).checked_div(slot_bytes) else {
             return Ok(1);
         };
-        let base = scratch.address.next_multiple_of(as_u64(PAGE_BYTES));
+        let base = scratch.address.next_multiple_of(to_u64(PAGE_BYTES));
         let bytes = count * slot_bytes;
         let _bound = self.cuda.context.bind()?;
-        let registered = Registered::new(&self.driver, base, as_u64(bytes))
-            .inspect_err(|error| tracing::info!(%error, "device memory is not registered; reads go through cuFile's"));
-        let slot = |index: usize| (Slot { base, begin: as_u64(index * slot_bytes) }, None);
+        let registered = Registered::new(&self.driver, base, to_u64(bytes)).inspect_err(
+            |error| tracing::info!(%error, "scratch memory is not registered; reads go through cuFile's buffers"),
+        );
+        let slot = |index: usize| (Slot { base, begin: to_u64(index * slot_bytes) }, None);
         *self.slots() = Slots { queue: (0..count).map(slot).collect(), registered: registered.ok() };
         Ok(self.workers_max.min(count.div_ceil(SLOTS_PER_WORKER)))
     }
 
-    fn run(&self, chunk: &Chunk) -> Result<()> {
+    unsafe fn run(&self, chunk: &Chunk, _: &dyn Fn() -> Result<()>) -> Result<()> {
         let internal = |what: &str| Error::new(Kind::Internal, format!("{what}: {chunk:?}"));
         let Chunk::Staged { source, reads, copies, .. } = chunk else {
-            return Err(internal("not for a device"));
+            return Err(internal("a read into host memory"));
         };
         let file = self.files.get(*source).ok_or_else(|| internal("no such file"))?;
         let taken = self.slots().queue.pop_front();
         let (slot, emptied) = taken.ok_or_else(|| internal("more workers than slots"))?;
-        let result = self.read_and_place(&slot, emptied, file, reads, copies);
+        let result = self.read_and_copy(&slot, emptied, file, reads, copies);
         let (event, result) = match result {
             Ok(event) => (Some(event), Ok(())),
             Err(error) => (None, Err(error)),
@@ -205,7 +215,7 @@ impl DirectEngine for Gds {
         result
     }
 
-    fn end(&self) {
+    fn end_reads(&self) {
         let registered = self.slots().registered.take();
         self.unregister(registered);
     }
@@ -221,8 +231,8 @@ impl DirectEngine for Gds {
     }
 }
 
-impl Drop for Gds {
-    /// The caller may free scratch and destinations next.
+impl Drop for DirectEngine {
+    /// Waits for the kernels, because the caller may free scratch memory and destinations next.
     fn drop(&mut self) {
         if let Err(error) = self.drain() {
             tracing::debug!(%error, "a kernel failed after the load had ended");
@@ -239,40 +249,40 @@ impl GdsFile {
         Ok(GdsFile { handle, source: Arc::clone(source) })
     }
 
-    /// Fills the blocks of the slot that hold a read.
+    /// Reads all blocks of a read into the slot.
     ///
     /// # Safety
-    /// Nobody else uses the slot.
+    /// Nothing else uses the slot.
     unsafe fn read(&self, read: &Read, slot: &Slot) -> Result<()> {
         let _span = profile::span(Stage::Read).bytes(read.length);
         profile::count(Count::Reads, 1);
         let lead = read.offset % BLOCK_BYTES;
         let begin = read.offset - lead;
-        let read_end = read.offset + as_u64(read.length);
+        let read_end = read.offset + to_u64(read.length);
         let end = read_end.next_multiple_of(BLOCK_BYTES);
-        let into = slot.begin + as_u64(read.slot_begin) - lead;
+        let into = slot.begin + to_u64(read.slot_begin) - lead;
         let mut at = begin;
         while at < read_end {
-            let missed = at.max(read.offset);
-            // SAFETY: the plan leaves room in the slot for whole blocks, which the caller says are ours.
+            let missing = at.max(read.offset);
+            let failed = |text: String| Error::new(Kind::Io, text).at(&self.source.path).offset(missing);
+            // SAFETY: the plan leaves room for whole blocks in the slot, which the caller owns.
             match unsafe { self.handle.read(at, end - at, slot.base, into + (at - begin)) } {
                 Ok(0) => {
-                    let text = format!(
-                        "the file ended {} bytes early; it became shorter while it was loaded",
-                        read_end - missed
-                    );
-                    return Err(Error::new(Kind::Io, text).at(&self.source.path).offset(missed));
+                    let bytes = read_end - missing;
+                    return Err(failed(format!(
+                        "the file ended {bytes} bytes early; it became shorter while it was loaded"
+                    )));
                 }
-                Ok(count) => at += as_u64(count),
+                Ok(count) => at += to_u64(count),
                 Err(ReadError::System(error)) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(ReadError::System(error)) if error.kind() == io::ErrorKind::WouldBlock => thread::sleep(BUSY_WAIT),
                 Err(ReadError::System(error)) => {
-                    return Err(Error::from_io(error, &self.source.path, "cannot read").offset(missed));
+                    return Err(Error::from_io(error, &self.source.path, "cannot read").offset(missing));
                 }
                 Err(ReadError::Library(name)) => {
-                    let text =
-                        format!("cuFileRead failed with {name}; FST_READER=auto reads without GPUDirect Storage");
-                    return Err(Error::new(Kind::Io, text).at(&self.source.path).offset(missed));
+                    return Err(failed(format!(
+                        "cuFileRead failed with {name}; FST_READER=auto reads without GPUDirect Storage"
+                    )));
                 }
             }
         }
@@ -280,6 +290,6 @@ impl GdsFile {
     }
 }
 
-fn to_usize(value: u64) -> usize {
-    usize::try_from(value).unwrap_or(usize::MAX)
+fn chosen() -> ChosenReader {
+    ChosenReader::new(ReaderKind::Gds, "requested")
 }

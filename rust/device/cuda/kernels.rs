@@ -1,12 +1,11 @@
-//! The kernels of csrc/kernels, compiled when the library was built and loaded
-//! into each GPU's context once.
+//! Kernels of csrc/kernels, which are compiled into the library and loaded once into each GPU's context.
 //!
 //! | kernel | parameters |
 //! |---|---|
-//! | [`SCATTER`] | address of the tasks (`u64`), their number (`u32`), number of tiles (`u32`) |
+//! | [`SCATTER`] | address of the tasks (`u64`), number of tasks (`u32`), number of tiles (`u32`) |
 //! | [`SCATTER_INLINE`] | a [`Batch`](crate::convert::scatter::Batch) |
 //!
-//! Both take one-dimensional blocks of [`BLOCK_THREADS`] and any number of them, at most one a tile; no shared memory.
+//! Both take one-dimensional blocks of [`BLOCK_THREADS`], at most one block per tile, and no shared memory.
 
 use super::driver::{Context, Stream, check, report};
 use crate::convert::scatter::{Batch, Table};
@@ -17,26 +16,27 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A fatbin for compute capability 7.5 and up, for `cuModuleLoadData`; `None` in a build without nvcc.
+/// Fatbin for compute capability 7.5 and up, for `cuModuleLoadData`; `None` in a build without nvcc.
 pub const IMAGE: Option<&[u8]> = image();
 
-/// Scatters and casts what the tasks in device memory say.
+/// Kernel that runs the tasks of a table in device memory: copies and casts of strided rows.
 pub const SCATTER: &CStr = c"fst_scatter";
 
-/// The same, with the tasks in the parameters.
+/// Kernel that runs the tasks in its parameters.
 pub const SCATTER_INLINE: &CStr = c"fst_scatter_inline";
 
-/// Threads of a block.
+/// Number of threads in a block.
 pub const BLOCK_THREADS: u32 = 256;
 
-/// Blocks that keep the largest GPUs busy; each takes several tiles where there are more.
+/// Number of blocks that keep the largest GPUs busy. If there are more tiles, each block runs several.
 const BLOCKS_MAX: u32 = 2048;
 
-/// The kernels, in one context.
+/// Kernels, loaded into one context.
 pub struct Kernels {
     scatter: sys::CUfunction,
     scatter_inline: sys::CUfunction,
-    /// Whether a launch is queued, or part of a CUDA graph, of whose end nobody tells us: then the module stays.
+    /// Whether a launch may be queued, or be part of a CUDA graph, without an event after it. Then the module stays
+    /// loaded.
     is_kept: AtomicBool,
     module: sys::CUmodule,
     context: Arc<Context>,
@@ -47,23 +47,23 @@ unsafe impl Send for Kernels {}
 // SAFETY: as above; launches do not change a function.
 unsafe impl Sync for Kernels {}
 
-/// Of each GPU that has been asked for: its kernels, or `None` where they cannot be had.
+/// Kernels of each GPU in use, or `None` if they could not be loaded.
 static LOADED: Mutex<Vec<(sys::CUdevice, Option<Arc<Kernels>>)>> = Mutex::new(Vec::new());
 
 fn loaded() -> MutexGuard<'static, Vec<(sys::CUdevice, Option<Arc<Kernels>>)>> {
     LOADED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Lets go of the kernels, which the next load brings back.
+/// Unloads the kernels. The next load that needs them loads them again.
 pub fn release() {
     loaded().retain(|(_, kernels)| kernels.as_ref().is_some_and(|kernels| kernels.is_kept.load(Ordering::Relaxed)));
 }
 
 impl Kernels {
-    /// The kernels on the context's GPU, or `None` where the library has none for it; the log says why.
+    /// Returns the kernels of the context's GPU, or `None` if they cannot be loaded; the log has the reason.
     ///
     /// # Errors
-    /// `out-of-memory` where the GPU has no room for them.
+    /// `out-of-memory` if the GPU has no room for them.
     pub fn of(context: &Arc<Context>) -> Result<Option<Arc<Kernels>>> {
         let mut loaded = loaded();
         if let Some((_, kernels)) = loaded.iter().find(|(device, _)| *device == context.device) {
@@ -73,7 +73,7 @@ impl Kernels {
             Ok(kernels) => Some(Arc::new(kernels)),
             Err(error) if error.kind() == Kind::OutOfMemory => return Err(error),
             Err(error) => {
-                tracing::info!(%error, "no kernels of our own; PyTorch's are used");
+                tracing::info!(%error, "no kernels for this GPU; casts use PyTorch's");
                 None
             }
         };
@@ -86,7 +86,7 @@ impl Kernels {
             .ok_or_else(|| Error::new(Kind::Device, "the library was built without nvcc, and so without kernels"))?;
         let _bound = context.bind()?;
         let mut module = ptr::null_mut();
-        // SAFETY: the image is a whole fatbin, which the driver copies.
+        // SAFETY: the image is a complete fatbin, which the driver copies.
         check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) })?;
         let mut kernels = Kernels {
             scatter: ptr::null_mut(),
@@ -108,13 +108,13 @@ impl Kernels {
         Ok(function)
     }
 
-    /// Queues the kernel that carries out a table, which lies at `address` on the device when the kernel runs.
+    /// Queues the kernel for a table, which is at `address` on the device when the kernel runs.
     ///
     /// # Errors
     /// `device`, from the driver.
     pub fn scatter(&self, address: u64, table: &Table, stream: &Stream) -> Result<()> {
         let task_count = u32::try_from(table.tasks().len());
-        let mut task_count = task_count.map_err(|_| Error::new(Kind::Internal, "a table of too many tasks"))?;
+        let mut task_count = task_count.map_err(|_| Error::new(Kind::Internal, "a table has too many tasks"))?;
         let (mut address, mut tile_count) = (address, table.tile_count());
         if tile_count == 0 {
             return Ok(());
@@ -124,12 +124,12 @@ impl Kernels {
         self.launch(self.scatter, tile_count, &mut arguments, stream.handle)
     }
 
-    /// Must be called before launches of whose end nobody tells us.
+    /// Keeps the module loaded from now on. Must be called before a launch without an event after it.
     pub fn keep(&self) {
         self.is_kept.store(true, Ordering::Relaxed);
     }
 
-    /// Queues the kernel that carries out a batch, on a stream of the current context.
+    /// Queues the kernel for a batch, on a stream of the current context.
     ///
     /// # Errors
     /// `device`, from the driver.
@@ -138,7 +138,7 @@ impl Kernels {
         self.launch(self.scatter_inline, tile_count, &mut [(&raw mut batch).cast()], stream)
     }
 
-    /// The arguments are those of the function.
+    /// Queues a kernel. `arguments` must match its parameters.
     fn launch(
         &self,
         function: sys::CUfunction,
@@ -146,7 +146,7 @@ impl Kernels {
         arguments: &mut [*mut c_void],
         stream: sys::CUstream,
     ) -> Result<()> {
-        // SAFETY: as the callers say; the driver copies the arguments before it returns.
+        // SAFETY: the callers pass matching arguments, which the driver copies before it returns.
         let result = unsafe {
             sys::cuLaunchKernel(
                 function,
@@ -169,7 +169,7 @@ impl Kernels {
 impl Drop for Kernels {
     fn drop(&mut self) {
         if let Ok(_bound) = self.context.bind() {
-            // SAFETY: loaded by this value, and no launch is queued without somebody who has it.
+            // SAFETY: this value loaded the module, and whoever queued a launch still holds a reference to it.
             report("cuModuleUnload", unsafe { sys::cuModuleUnload(self.module) });
         }
     }

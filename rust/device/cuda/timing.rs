@@ -1,20 +1,21 @@
-//! When a GPU did what: events around its work, while somebody profiles.
+//! Times of a GPU's work, taken with events while a profile runs.
 
 use super::driver::{Context, Event, Stream};
 use crate::error::Result;
+use crate::num::to_u64;
 use crate::profile::{self, Stage};
 use std::sync::Arc;
 
-/// Ties the clock of a GPU to the one of the host.
+/// Relation between the clock of a GPU and that of the host.
 pub struct Timer {
     ordinal: i32,
     base: Event,
-    /// When the host saw `base`, on the clock of [`profile::now`].
+    /// Time at which the host saw `base`, on the clock of [`profile::now`].
     base_time: u64,
     context: Arc<Context>,
 }
 
-/// Marks on a stream, with what lies between each and the one before it. Empty while nobody profiles.
+/// Timed events on a copy stream, and the work between consecutive ones. Empty while no profile runs.
 #[derive(Default)]
 pub struct Laps {
     copy_stream: usize,
@@ -23,7 +24,7 @@ pub struct Laps {
 }
 
 impl Timer {
-    /// A timer while somebody profiles. The stream must be empty, so that the GPU is at the mark when the host is.
+    /// Creates a timer if a profile runs. The stream must be idle, so that host and GPU see the event at the same time.
     ///
     /// # Errors
     /// `device` or `out-of-memory`, from the driver.
@@ -37,7 +38,7 @@ impl Timer {
         Ok(Some(Timer { ordinal, base, base_time: profile::now(), context: Arc::clone(context) }))
     }
 
-    /// Begins to time what is queued next on the stream of a lane.
+    /// Starts to time the work queued next on a copy stream.
     ///
     /// # Errors
     /// `device` or `out-of-memory`, from the driver.
@@ -50,7 +51,7 @@ impl Timer {
         Ok(Laps { copy_stream, events: vec![begin], work: Vec::new() })
     }
 
-    /// Tells the profile of laps whose work has ended.
+    /// Records laps in the profile. Their work must be complete.
     ///
     /// # Errors
     /// `device`, from the driver.
@@ -65,7 +66,7 @@ impl Timer {
 }
 
 impl Laps {
-    /// What was queued on the stream since the last mark was this.
+    /// Ends a lap: labels the work queued on the stream since the last event.
     ///
     /// # Errors
     /// `device` or `out-of-memory`, from the driver.
@@ -74,7 +75,7 @@ impl Laps {
             let event = last.another()?;
             event.record(stream)?;
             self.events.push(event);
-            self.work.push((stage, u64::try_from(bytes).unwrap_or(u64::MAX)));
+            self.work.push((stage, to_u64(bytes)));
         }
         Ok(())
     }

@@ -46,7 +46,7 @@ def test_read_bytes_are_counted(path, monkeypatch, chunks):
     assert summary.stages["read"].bytes == DATA_BYTES
     assert summary.reads >= 1
     [use] = summary.readers
-    assert (use.reader, use.why, use.files, use.bytes) == ("pread", "asked for", 1, DATA_BYTES)
+    assert (use.reader, use.why, use.files, use.bytes) == ("pread", "requested", 1, DATA_BYTES)
     assert use.file_system
     assert summary.rate_gb_per_second == pytest.approx(DATA_BYTES / summary.seconds / 1e9)
     assert 0 < summary.stages["read"].busy_seconds <= summary.seconds

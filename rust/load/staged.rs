@@ -1,0 +1,158 @@
+//! Engine that reads into staging slots and lets the device copy from there.
+
+use crate::checkpoint::Checkpoint;
+use crate::device::engine::{BatchNeeds, Engine};
+use crate::device::{Device, DeviceLimits, Scratch};
+use crate::error::{Error, Kind, Result};
+use crate::num::to_u64;
+use crate::options::Options;
+use crate::os::numa::Node;
+use crate::plan::{Chunk, Limits};
+use crate::reader::ring::Linux;
+use crate::reader::uring::Rings;
+use crate::reader::{self, ChosenReader, Opened, ReadLimits, Reader, SlotBuffer};
+use crate::staging::{PAGE_BYTES, Request, Slot, Staging};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Engine with a reader for each file and staging memory for the chunks.
+pub struct StagedEngine<D: Device> {
+    device: Arc<D>,
+    readers: Vec<Opened>,
+    limits: Limits,
+    staging_bytes: usize,
+    /// Size of the slots of large loads, in bytes.
+    slot_bytes: usize,
+    slots_per_worker: usize,
+    workers_max: usize,
+    node: Option<Node>,
+    /// Present from the first batch that needs it until the engine is drained.
+    staging: Mutex<Option<Arc<Staging<D>>>>,
+}
+
+impl<D: Device> StagedEngine<D> {
+    /// Opens a reader for every file of a checkpoint.
+    ///
+    /// # Errors
+    /// `io` if a reader cannot be opened.
+    pub fn open(checkpoint: &Checkpoint, device: Arc<D>, options: &Options) -> Result<Self> {
+        let rings = Arc::new(Rings::new(Linux, options));
+        let readers = checkpoint.sources().map(|source| reader::open(options, source, &rings));
+        let readers = readers.collect::<Result<Vec<_>>>()?;
+        let read_limits = readers.iter().map(|opened| opened.reader.limits()).reduce(ReadLimits::merge);
+        let ReadLimits { alignment, gap_bytes, in_place_bytes, concurrency } =
+            read_limits.unwrap_or(ReadLimits::BUFFERED);
+        let DeviceLimits { slot_bytes, chunk_bytes, copies_max, slots_per_worker, reads_in_place } =
+            device.limits(options.chunk_bytes);
+        let chunk_bytes = to_u64(chunk_bytes);
+        let limits = Limits {
+            chunk_bytes: (chunk_bytes - chunk_bytes % alignment).max(alignment),
+            gap_bytes,
+            in_place_bytes: in_place_bytes.filter(|_| reads_in_place),
+            alignment,
+            copies_max,
+        };
+        Ok(StagedEngine {
+            node: device.node(),
+            device,
+            readers,
+            limits,
+            staging_bytes: options.staging_bytes,
+            slot_bytes,
+            slots_per_worker,
+            workers_max: options.threads.min(concurrency).max(1),
+            staging: Mutex::default(),
+        })
+    }
+
+    fn reader(&self, source: usize) -> Result<&dyn Reader> {
+        let missing = || Error::new(Kind::Internal, format!("no reader for file {source}"));
+        self.readers.get(source).map(|opened| &*opened.reader).ok_or_else(missing)
+    }
+
+    fn staging(&self) -> MutexGuard<'_, Option<Arc<Staging<D>>>> {
+        self.staging.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ensures staging with as many slots as the options allow, but no more or larger ones than the batch needs.
+    fn ensure_staging(&self, needs: &BatchNeeds) -> Result<()> {
+        if needs.slot_bytes == 0 {
+            return Ok(());
+        }
+        // All large loads use slots of one size, so that each finds the slots of the previous one in the pool.
+        let is_large = needs.staged_bytes >= self.slot_bytes && needs.slot_bytes > self.slot_bytes / 2;
+        let bytes = if is_large { self.slot_bytes } else { needs.slot_bytes };
+        let staging_bytes = self.staging_bytes;
+        let useful = self.workers_max * self.slots_per_worker;
+        let count = (staging_bytes.min(needs.staged_bytes) / bytes).clamp(1, useful);
+        let request = Request { bytes, node: self.node, staging_bytes };
+        if self.staging().as_ref().is_none_or(|staging| !staging.suffices(count, &request)) {
+            // The old slots return to the pool before new ones are taken.
+            self.drain()?;
+            *self.staging() = Some(Arc::new(Staging::new(Arc::clone(&self.device), count, request)));
+        }
+        Ok(())
+    }
+}
+
+impl<D: Device> Engine<D::StreamEvent> for StagedEngine<D> {
+    fn readers(&self) -> Vec<ChosenReader> {
+        self.readers.iter().map(Opened::chosen).collect()
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn batch_needs(&self, chunks: &[Chunk]) -> BatchNeeds {
+        let mut batch = BatchNeeds::default();
+        for chunk in chunks {
+            if let Chunk::Staged { bytes, copies, .. } = chunk {
+                let chunk = self.device.chunk_needs(*bytes, copies);
+                batch.staged_bytes = batch.staged_bytes.saturating_add(chunk.slot_bytes);
+                batch.slot_bytes = batch.slot_bytes.max(chunk.slot_bytes.next_multiple_of(PAGE_BYTES));
+                batch.scratch_bytes = batch.scratch_bytes.max(chunk.scratch_bytes);
+            }
+        }
+        batch
+    }
+
+    fn begin(&self, after: &D::StreamEvent, needs: &BatchNeeds, scratch: Scratch) -> Result<usize> {
+        self.ensure_staging(needs)?;
+        self.device.begin(after, scratch)?;
+        Ok(self.workers_max)
+    }
+
+    unsafe fn run(&self, chunk: &Chunk, check: &dyn Fn() -> Result<()>) -> Result<()> {
+        let internal = |what: &str| Error::new(Kind::Internal, format!("{what}: {chunk:?}"));
+        match chunk {
+            &Chunk::InPlace { source, offset, length, address, .. } => {
+                // SAFETY: the caller's promise, and the plan writes each byte once.
+                let into = unsafe { self.device.host_slice(address, length) };
+                self.reader(source)?.read(offset, into.ok_or_else(|| internal("not host memory"))?)
+            }
+            Chunk::Staged { source, bytes, reads, copies } => {
+                let reader = self.reader(*source)?;
+                let staging = self.staging().clone().ok_or_else(|| internal("no staging"))?;
+                let mut slot = staging.acquire(check)?;
+                match reader.fill(reads, buffer_of(&mut slot)) {
+                    Ok(()) => staging.submit(slot, *bytes, copies),
+                    Err(error) => {
+                        staging.release(slot);
+                        Err(error)
+                    }
+                }
+            }
+        }
+    }
+
+    fn end_reads(&self) {}
+
+    fn drain(&self) -> Result<()> {
+        let staging = self.staging().take();
+        staging.map_or(Ok(()), |staging| staging.drain())
+    }
+}
+
+fn buffer_of(slot: &mut Slot) -> SlotBuffer<'_> {
+    SlotBuffer { id: slot.id(), bytes: slot.bytes_mut() }
+}
