@@ -1,4 +1,4 @@
-//! One test of the contract over every reader, and the faults that a file system can throw at one.
+//! Contract of readers, tested on every reader, and faults of a file system.
 
 use crate::files;
 use fst::error::Kind;
@@ -8,7 +8,7 @@ use fst::plan::Read;
 use fst::reader::pread::{PreadReader, ReadAt};
 use fst::reader::ring::Linux;
 use fst::reader::uring::Rings;
-use fst::reader::{self, Access, Reader, ReaderKind, SlotBuffer};
+use fst::reader::{self, Access, ReadLimits, Reader, ReaderKind, SlotBuffer};
 use fst::staging::{Request, pool};
 use std::fs::OpenOptions;
 use std::io;
@@ -18,7 +18,7 @@ use tempfile::TempDir;
 
 const READERS: [ReaderChoice; 4] = [ReaderChoice::Mmap, ReaderChoice::Pread, ReaderChoice::Uring, ReaderChoice::Auto];
 
-/// The reader of a file that a person asks for in this way, with and without a trace in the page cache.
+/// Opens the reader of a file for a user's choice.
 fn open(choice: ReaderChoice, path: &Path, drop_cache: bool) -> Arc<dyn Reader> {
     let options = Options { reader: choice, threads: 2, queue_depth: 6, drop_cache, ..Options::default() };
     let rings = Arc::new(Rings::new(Linux, &options));
@@ -34,7 +34,7 @@ fn check_contract(reader: &dyn Reader, bytes: &[u8]) {
         reader.read(begin as u64, &mut into).unwrap();
         assert_eq!(into, &bytes[begin..end], "{begin}..{end}");
     }
-    // Several reads of a chunk, each where it belongs in the slot.
+    // Several reads of one chunk, each at its position in the slot.
     let mut slot = vec![0xAA; 3000];
     let reads = [(17, 0, 1000), (70_001, 1001, 1), (length - 1500, 1002, 1500)]
         .map(|(offset, slot_begin, length)| Read { offset: offset as u64, slot_begin, length });
@@ -43,7 +43,7 @@ fn check_contract(reader: &dyn Reader, bytes: &[u8]) {
         let begin = read.offset as usize;
         assert_eq!(slot[read.slot_begin..][..read.length], bytes[begin..begin + read.length]);
     }
-    // As the plan lays them out, with room to widen each, at every alignment: begin and end of the file, across blocks.
+    // Reads as planned, with room to widen each: at the begin and the end of the file, and across blocks.
     let alignment = reader.limits().alignment as usize;
     let shifts = [0, 1, 511, 512, 513, 4095, 4096, 4097];
     let begins = shifts.iter().flat_map(|shift| [*shift, 700_000 + shift, length - 4_097 - shift]);
@@ -74,14 +74,14 @@ fn check_contract(reader: &dyn Reader, bytes: &[u8]) {
     }
 }
 
-/// Reads into one slot, each where it has room, beside bytes that must stay as they are.
+/// Performs planned reads into one slot, and checks that no byte outside their blocks changes.
 fn check_planned(reader: &dyn Reader, bytes: &[u8], reads: &[(usize, usize)], alignment: usize) {
     let mut reached = 0;
     let reads: Vec<Read> = reads
         .iter()
         .map(|&(begin, length)| {
             let slot_begin = reached + begin % alignment;
-            // One more unit than needed, in which nobody may write.
+            // One more block than needed, which must not change.
             reached = (slot_begin + length).next_multiple_of(alignment) + alignment;
             Read { offset: begin as u64, slot_begin, length }
         })
@@ -100,14 +100,14 @@ fn check_planned(reader: &dyn Reader, bytes: &[u8], reads: &[(usize, usize)], al
 }
 
 #[test]
-fn every_reader_keeps_the_contract() {
+fn every_reader_obeys_the_contract() {
     let directory = TempDir::new().unwrap();
     let bytes = files::pattern(3, 1_500_001);
     let path = directory.path().join("x.safetensors");
     std::fs::write(&path, &bytes).unwrap();
     for kind in READERS {
         for drop_cache in [false, true] {
-            // Cold as far as the file system lets us make it, then as the first turn leaves it.
+            // Uncached if the file system supports it, then as the first round leaves it.
             files::make_cold(&path);
             for _ in 0..2 {
                 check_contract(&*open(kind, &path, drop_cache), &bytes);
@@ -132,7 +132,7 @@ fn files_shorter_than_a_block_are_read() {
 }
 
 #[test]
-fn a_file_cut_while_it_is_open_is_an_error_with_every_reader() {
+fn a_file_truncated_while_open_is_an_error_with_every_reader() {
     for kind in READERS {
         for length in [0, 1, 4096, 99_999] {
             let directory = TempDir::new().unwrap();
@@ -155,7 +155,7 @@ fn a_file_cut_while_it_is_open_is_an_error_with_every_reader() {
     }
 }
 
-/// A file that answers as its script says; after the script it reads in full.
+/// File whose first reads follow a script. Later reads succeed in full.
 struct Scripted {
     bytes: Vec<u8>,
     path: PathBuf,
@@ -208,35 +208,50 @@ fn an_error_in_the_middle_names_the_byte() {
 }
 
 #[test]
-fn the_choice_follows_destination_and_wish() {
+fn the_choice_follows_access_and_options() {
     let directory = TempDir::new().unwrap();
     let path = files::raw(&directory, "x.safetensors", "{}", &[]);
     let source = files::source(&path);
-    let choose = |choice, target, drop_cache| {
+    let choose = |choice, access, drop_cache| {
         let options = Options { reader: choice, drop_cache, ..Options::default() };
-        reader::choose(&options, &source, target).unwrap().kind
+        reader::choose(&options, &source, access).unwrap().kind
     };
     assert_eq!(choose(ReaderChoice::Auto, Access::View, false), ReaderKind::Mmap);
     assert_eq!(choose(ReaderChoice::Pread, Access::View, false), ReaderKind::Pread);
     assert_eq!(choose(ReaderChoice::Uring, Access::View, false), ReaderKind::Uring);
     assert_eq!(choose(ReaderChoice::Mmap, Access::Copy, false), ReaderKind::Mmap);
-    // What is moved anyway is looked for in the page cache first, but where the files are in memory as such.
-    let moved = choose(ReaderChoice::Auto, Access::Copy, false);
+    // Bytes that are copied come from the page cache where it holds them, unless the file system is in memory.
+    let copied = choose(ReaderChoice::Auto, Access::Copy, false);
     match FileSystem::of(&source.file, &source.path).unwrap() {
-        FileSystem::Local => assert_eq!(moved, ReaderKind::Auto),
-        FileSystem::Memory(_) | FileSystem::Remote(_) => assert_eq!(moved, ReaderKind::Pread),
+        FileSystem::Local => assert_eq!(copied, ReaderKind::Auto),
+        FileSystem::Memory(_) | FileSystem::Remote(_) => assert_eq!(copied, ReaderKind::Pread),
     }
-    // What is to be dropped from the page cache must not be mapped.
+    // Mapped pages cannot be dropped from the page cache.
     assert_eq!(choose(ReaderChoice::Mmap, Access::View, true), ReaderKind::Pread);
-    assert_eq!(choose(ReaderChoice::Auto, Access::View, true), moved);
+    assert_eq!(choose(ReaderChoice::Auto, Access::View, true), copied);
 }
 
 #[test]
-fn files_in_memory_are_known_as_such() {
+fn file_systems_in_memory_are_detected() {
     let directory = TempDir::new_in("/dev/shm").unwrap();
     let source = files::source(&files::raw(&directory, "x.safetensors", "{}", &[]));
     assert_eq!(FileSystem::of(&source.file, &source.path).unwrap(), FileSystem::Memory("tmpfs"));
     let options = Options::default();
     assert_eq!(reader::choose(&options, &source, Access::Copy).unwrap().kind, ReaderKind::Pread);
     assert_eq!(reader::choose(&options, &source, Access::View).unwrap().kind, ReaderKind::Mmap);
+}
+
+#[test]
+fn limits_of_readers_merge_to_what_suits_all_files() {
+    let directory = TempDir::new().unwrap();
+    let path = files::raw(&directory, "x.safetensors", "{}", &[]);
+    for choice in [ReaderChoice::Mmap, ReaderChoice::Pread] {
+        assert_eq!(open(choice, &path, false).limits(), ReadLimits::BUFFERED);
+        assert_eq!(open(choice, &path, true).limits(), ReadLimits::BUFFERED);
+    }
+    let direct = ReadLimits { concurrency: 3, ..ReadLimits::direct(32 << 10) };
+    assert_eq!((direct.gap_bytes, direct.in_place_bytes), (32 << 10, None));
+    assert_eq!(ReadLimits::BUFFERED.merge(direct), direct);
+    assert_eq!(direct.merge(ReadLimits::BUFFERED), direct);
+    assert_eq!(ReadLimits::BUFFERED.merge(ReadLimits::direct(1)), ReadLimits::BUFFERED);
 }

@@ -1,5 +1,6 @@
-//! Conversions on the simulated GPU, as the operators queue them. Alone in its process, since the kernels stay loaded:
-//! a CUDA graph may need them.
+//! Casts on the simulated GPU, as the operators queue them.
+//!
+//! This test has its own process, because the kernels stay loaded: a CUDA graph may need them.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "these are tests")]
 
@@ -13,7 +14,7 @@ use fst::dtype::Dtype;
 use sim::Sim;
 use sim::gpu::Gpu;
 
-/// More tensors than one launch takes, of each kind: empty, tiny, of several tiles, cast and copied.
+/// Sizes of more tensors than fit one launch: empty, tiny, and of several tiles.
 fn sizes() -> impl Iterator<Item = usize> {
     (0..200).map(|index| if index % 50 == 49 { 20_000 } else { index % 7 })
 }
@@ -29,7 +30,7 @@ fn tensors_are_converted_on_the_callers_stream() {
         let to = if index % 3 == 0 { Dtype::F32 } else { Dtype::BF16 };
         let (source_bytes, target_bytes) = (elements * 4, elements * to.item_bytes() as usize);
         let (source, target) = (gpu.allocate(source_bytes), gpu.allocate(target_bytes));
-        // Queued, and late: the conversion has to wait for it.
+        // The write is queued and runs late. The cast has to wait for it.
         gpu.queue_fill(source, source_bytes);
         conversions.push(Conversion { source, target, elements: elements as u64, from: Dtype::F32, to });
         let before = vec![0x11; source_bytes];
@@ -48,7 +49,7 @@ fn tensors_are_converted_on_the_callers_stream() {
         for (found, (target, expected)) in found.iter().zip(&results) {
             assert!(found == expected, "the tensor at {target:#x}");
         }
-        // What a graph may replay stays.
+        // Kernels that a graph may replay stay loaded.
         device::release();
         assert!(convert::run(&conversions, 0, stream).unwrap());
     }

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tempfile::TempDir;
 
-/// Of the machines that run the tests.
+/// Page size of the machines that run the tests, in bytes.
 pub const PAGE_BYTES: usize = 4 << 10;
 
-/// A file with this header text and these data bytes, whatever they are worth.
+/// Writes a file with this header and these data bytes, which may be invalid.
 pub fn raw(directory: &TempDir, name: &str, json: &str, data: &[u8]) -> PathBuf {
     let mut bytes = (json.len() as u64).to_le_bytes().to_vec();
     bytes.extend_from_slice(json.as_bytes());
@@ -21,7 +21,7 @@ pub fn raw(directory: &TempDir, name: &str, json: &str, data: &[u8]) -> PathBuf 
     path
 }
 
-/// A file of tensors as `safetensors` writes it.
+/// Writes a file of tensors with the crate `safetensors`.
 pub fn written(directory: &TempDir, name: &str, tensors: &[(&str, Dtype, Vec<usize>, Vec<u8>)]) -> PathBuf {
     let views = tensors
         .iter()
@@ -31,7 +31,7 @@ pub fn written(directory: &TempDir, name: &str, tensors: &[(&str, Dtype, Vec<usi
     path
 }
 
-/// Bytes that differ from place to place, so that a misplaced one is seen.
+/// Returns bytes that differ from position to position, so that a misplaced one is noticed.
 pub fn pattern(seed: usize, length: usize) -> Vec<u8> {
     (0..length).map(|index| (index.wrapping_mul(2_654_435_761).wrapping_add(seed * 97) >> 7) as u8).collect()
 }
@@ -40,7 +40,7 @@ pub fn source(path: &Path) -> Arc<Source> {
     Arc::new(Source::open(path).unwrap())
 }
 
-/// Drops a file from the page cache, as far as its file system has one.
+/// Drops a file from the page cache, if its file system has one.
 pub fn make_cold(path: &Path) {
     let file = File::open(path).unwrap();
     file.sync_all().unwrap();
@@ -48,12 +48,12 @@ pub fn make_cold(path: &Path) {
     assert_eq!(unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) }, 0);
 }
 
-/// Which pages of a file are in memory, as mincore(2) says.
+/// Returns which pages of a file are cached, from mincore(2).
 pub fn cached_pages(path: &Path) -> Vec<bool> {
     let file = File::open(path).unwrap();
     let mapped = memmap2::MmapOptions::new().map_raw_read_only(&file).unwrap();
     let mut pages = vec![0_u8; mapped.len().div_ceil(PAGE_BYTES)];
-    // SAFETY: the range is that of the mapping, and there is a byte for each of its pages.
+    // SAFETY: the range is that of the mapping, and the buffer has a byte for each of its pages.
     assert_eq!(unsafe { libc::mincore(mapped.as_mut_ptr().cast(), mapped.len(), pages.as_mut_ptr()) }, 0);
     pages.into_iter().map(|page| page & 1 == 1).collect()
 }

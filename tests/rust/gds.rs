@@ -1,5 +1,6 @@
-//! Loads that the GPU reads by itself, on the simulated CUDA driver and libcufile: both must find nothing wrong.
-//! A build without kernels, which these loads need, takes the usual way, and that must be right, too.
+//! Loads through GPUDirect Storage, on the simulated CUDA driver and libcufile. Neither may report a violation.
+//!
+//! GPUDirect Storage needs the kernels. A build without them uses the staged engine, which must be correct, too.
 
 use crate::model::Model;
 use crate::sim::Sim;
@@ -22,17 +23,17 @@ use std::sync::{Arc, Mutex, OnceLock};
 use tracing::field::{Field, Visit};
 use tracing::span;
 
-/// Slots of two blocks, so that small tensors already keep every slot busy.
+/// Options with slots of two blocks, so that small tensors keep every slot busy.
 const DIRECT: Options = Options { reader: ReaderChoice::Gds, ..TIGHT };
 
-/// Whether the GPU can read by itself at all.
-const IS_POSSIBLE: bool = kernels::IMAGE.is_some();
+/// Whether this build supports GPUDirect Storage.
+const IS_SUPPORTED: bool = kernels::IMAGE.is_some();
 
-/// What the log said when the library's driver could not be opened.
+/// Log of a load for which the library's driver could not be opened.
 static REFUSED_DRIVER: OnceLock<String> = OnceLock::new();
 
-/// The library in a test's turn. Its driver can be refused only until somebody has opened it, so whichever test comes
-/// first tries that.
+/// Starts a test with the library. Its driver can be refused only until it has been opened, so the first test to start
+/// tries that.
 fn start(sim: &Sim) -> Cufile {
     let cufile = Cufile::start(sim);
     REFUSED_DRIVER.get_or_init(|| {
@@ -43,20 +44,20 @@ fn start(sim: &Sim) -> Cufile {
         let (log, result) = log_of(|| load.run(DIRECT));
         result.unwrap();
         load.assert_holds(&model);
-        // As PyTorch may have done it; whoever opens it next is told so.
+        // As PyTorch may have done. The next call of open reports that it is open.
         Cufile::start(sim).open();
         log
     });
     Cufile::start(sim)
 }
 
-/// Ends a test: nothing may be left of either library's.
+/// Ends a test. No resource of either library may be left.
 fn end(sim: Sim, cufile: Cufile) {
     cufile.assert_clean();
     finish(sim);
 }
 
-/// Moves the data of a file by as many bytes as are added to its header.
+/// Adds spaces to the header of a file, which shifts its data section.
 fn pad_header(path: &Path, spaces: usize) {
     let bytes = fs::read(path).unwrap();
     let header_bytes = u64::from_le_bytes(bytes[..8].try_into().unwrap());
@@ -66,7 +67,7 @@ fn pad_header(path: &Path, spaces: usize) {
 }
 
 #[test]
-fn every_dtype_arrives_bit_for_bit_wherever_the_data_begins() {
+fn every_dtype_is_exact_at_any_data_offset() {
     let dtypes: Vec<Dtype> = Dtype::all().filter(|dtype| dtype.scalar_type().is_some()).collect();
     let tensors: Vec<(Dtype, &[u64])> = dtypes.iter().map(|&dtype| (dtype, &[31, 36][..])).collect();
     for (spaces, sim) in [0, 1, 2, 5, 1000, 4095].into_iter().zip(schedules()) {
@@ -79,13 +80,13 @@ fn every_dtype_arrives_bit_for_bit_wherever_the_data_begins() {
         load.run(DIRECT).unwrap();
         let (after, reads) = (sim.counters(), cufile.counters());
         load.assert_holds(&model);
-        if IS_POSSIBLE {
-            // Nothing went through the host, and all of it directly.
+        if IS_SUPPORTED {
+            // No byte was copied from the host, and all reads were direct.
             assert_eq!(after.copies, before.copies);
             assert_eq!(after.registrations, 0);
             assert!(reads.reads > 2 && reads.buffers == 1, "{reads:?}");
             assert_eq!((reads.unaligned_reads, reads.unregistered_reads), (0, 0));
-            // One launch a chunk, and one wait a chunk beside the one before all reads.
+            // One launch and one wait per chunk, and one wait before all reads.
             assert!(after.launches - before.launches <= reads.reads, "{after:?} {reads:?}");
             assert!(after.syncs - before.syncs <= reads.reads + 1, "{after:?} {reads:?}");
         }
@@ -95,7 +96,7 @@ fn every_dtype_arrives_bit_for_bit_wherever_the_data_begins() {
 }
 
 #[test]
-fn slices_arrive_bit_for_bit() {
+fn slices_are_exact() {
     let tensors: [(Dtype, &[u64]); 6] = [
         (Dtype::U8, &[300, 100]),
         (Dtype::F32, &[3, 5000]),
@@ -115,15 +116,15 @@ fn slices_arrive_bit_for_bit() {
             let expected = tensor.slice(dim, start, length);
             assert!(*found == expected, "{length} from {start} of dimension {dim} of {:?}", tensor.shape);
         }
-        assert_eq!(cufile.counters().reads > 0, IS_POSSIBLE);
+        assert_eq!(cufile.counters().reads > 0, IS_SUPPORTED);
         drop(gpu);
         end(sim, cufile);
     }
 }
 
 #[test]
-fn elements_are_cast_on_their_way() {
-    if !IS_POSSIBLE {
+fn elements_are_cast() {
+    if !IS_SUPPORTED {
         return;
     }
     let model = Model::new(&[(Dtype::BF16, &[3001]), (Dtype::I32, &[77, 31]), (Dtype::F8E4M3, &[9000])]);
@@ -156,7 +157,7 @@ fn elements_are_cast_on_their_way() {
 }
 
 #[test]
-fn one_transfer_fills_the_same_memory_again_and_again() {
+fn one_transfer_fills_the_same_memory_repeatedly() {
     let model = Model::new(&[(Dtype::F32, &[2000]), (Dtype::F32, &[5000]), (Dtype::F32, &[3000])]);
     for sim in schedules() {
         let cufile = start(&sim);
@@ -168,7 +169,7 @@ fn one_transfer_fills_the_same_memory_again_and_again() {
         for (destination, tensor) in load.destinations().into_iter().zip(&model.tensors) {
             load.fill(&mut transfer, &[destination]).unwrap();
             assert!(gpu.read(block, tensor.bytes.len()) == tensor.bytes);
-            // Its next use is still queued when the next filling begins.
+            // The caller's next use of the memory is still queued when the next batch begins.
             sim.launch_read(gpu.stream, block, tensor.bytes.len()).unwrap();
         }
         drop(transfer);
@@ -178,7 +179,7 @@ fn one_transfer_fills_the_same_memory_again_and_again() {
 }
 
 #[test]
-fn several_loads_run_at_once() {
+fn loads_run_concurrently() {
     let model = mixed_model();
     for sim in schedules() {
         let cufile = start(&sim);
@@ -200,7 +201,7 @@ fn several_loads_run_at_once() {
 }
 
 #[test]
-fn the_scratch_stays_below_its_bound() {
+fn scratch_memory_stays_within_its_bound() {
     let sim = Sim::start(0);
     let cufile = start(&sim);
     let folder = tempfile::tempdir().unwrap();
@@ -208,24 +209,24 @@ fn the_scratch_stays_below_its_bound() {
     let bytes = 1_u64 << 30;
     let header = format!(r#"{{"t":{{"dtype":"U8","shape":[{bytes}],"data_offsets":[0,{bytes}]}}}}"#);
     fs::write(&path, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat()).unwrap();
-    // A hole, which takes no room on the disk.
+    // A sparse file, which takes no space on the disk.
     File::options().write(true).open(&path).unwrap().set_len(8 + header.len() as u64 + bytes).unwrap();
     let gpu = Gpu::new(&sim, 0);
     for chunk_bytes in [4 << 10, 4 << 20, 100 << 20, 256 << 20] {
         let checkpoint = Checkpoint::open(&[&path]).unwrap();
-        let wanted: Vec<TensorRegion> =
+        let regions: Vec<TensorRegion> =
             checkpoint.entries().map(|(file, entry)| TensorRegion::whole(file, entry).unwrap()).collect();
-        let load = Load { gpu: &gpu, checkpoint, wanted: Arc::from(wanted), blocks: vec![1 << 40] };
+        let load = Load { gpu: &gpu, checkpoint, regions: Arc::from(regions), blocks: vec![1 << 40] };
         let transfer = load.open(Options { chunk_bytes, ..DIRECT }).unwrap();
         let batch = transfer.planner().prepare(&load.destinations()).unwrap();
         assert!(batch.scratch_bytes() <= SCRATCH_BYTES_MAX, "{}", batch.scratch_bytes());
-        assert_eq!(batch.scratch_bytes() > 0, IS_POSSIBLE);
+        assert_eq!(batch.scratch_bytes() > 0, IS_SUPPORTED);
     }
     drop(gpu);
     end(sim, cufile);
 }
 
-/// A load that must go well whatever is wrong with the library, what the library counted, and the log.
+/// Runs loads that must succeed despite a fault of the library, and returns its counters and the log of each.
 fn loaded_with(prepare: impl Fn(&Sim, Cufile)) -> Vec<(cufile::Counters, String)> {
     let model = mixed_model();
     let load = |sim: Sim| {
@@ -245,11 +246,11 @@ fn loaded_with(prepare: impl Fn(&Sim, Cufile)) -> Vec<(cufile::Counters, String)
 }
 
 #[test]
-fn refusals_are_told_and_the_usual_way_is_taken() {
+fn refusals_are_logged_and_the_staged_engine_is_used() {
     start(&Sim::start(0));
     let mut logs =
         vec![(REFUSED_DRIVER.get().unwrap().clone(), "cuFileDriverOpen failed with CU_FILE_NVFS_DRIVER_ERROR")];
-    // The first file and the second one.
+    // For the first and the second file.
     for at in [1, 2] {
         for (counters, log) in loaded_with(|_, cufile| cufile.inject(cufile::Fault::HandleRegister, at)) {
             assert_eq!(counters.reads, 0);
@@ -261,34 +262,34 @@ fn refusals_are_told_and_the_usual_way_is_taken() {
         logs.push((log, "this build has no kernels for this GPU"));
     }
     for (log, reason) in logs {
-        let reason = if IS_POSSIBLE { reason } else { "this build has no kernels for this GPU" };
+        let reason = if IS_SUPPORTED { reason } else { "this build has no kernels for this GPU" };
         assert!(log.contains("reads as with auto") && log.contains(reason), "{log}");
     }
 }
 
 #[test]
-fn memory_that_cannot_be_registered_is_read_into_all_the_same() {
+fn reads_into_unregistered_memory_work() {
     for (counters, log) in loaded_with(|_, cufile| cufile.inject(cufile::Fault::RefuseBuffers, 1)) {
         assert_eq!(counters.reads, counters.unregistered_reads);
-        assert_eq!(log.contains("cuFileBufRegister failed with CU_FILE_GPU_MEMORY_PINNING_FAILED"), IS_POSSIBLE);
+        assert_eq!(log.contains("cuFileBufRegister failed with CU_FILE_GPU_MEMORY_PINNING_FAILED"), IS_SUPPORTED);
     }
 }
 
 #[test]
 fn short_and_interrupted_reads_are_resumed() {
     for (counters, _) in loaded_with(|_, cufile| cufile.inject(cufile::Fault::ShortReads, 2)) {
-        assert_eq!(counters.faults > 0, IS_POSSIBLE);
+        assert_eq!(counters.faults > 0, IS_SUPPORTED);
     }
     for at in 1..5 {
         for (counters, _) in loaded_with(|_, cufile| cufile.inject(cufile::Fault::Interrupted, at)) {
-            assert_eq!(counters.faults > 0, IS_POSSIBLE);
+            assert_eq!(counters.faults > 0, IS_SUPPORTED);
         }
     }
 }
 
 #[test]
-fn a_read_that_fails_in_the_middle_is_an_error_and_nothing_more() {
-    if !IS_POSSIBLE {
+fn a_read_that_fails_during_the_load_is_a_clean_error() {
+    if !IS_SUPPORTED {
         return;
     }
     let model = mixed_model();
@@ -322,7 +323,7 @@ fn a_read_that_fails_in_the_middle_is_an_error_and_nothing_more() {
 }
 
 #[test]
-fn a_file_that_shrinks_is_an_error_and_nothing_more() {
+fn a_truncated_file_is_a_clean_error() {
     for (missing, sim) in [1, 3000, 5000, 9000, 40_000].into_iter().zip(schedules()) {
         let cufile = start(&sim);
         let model = mixed_model();
@@ -340,7 +341,7 @@ fn a_file_that_shrinks_is_an_error_and_nothing_more() {
 }
 
 #[test]
-fn faults_of_the_driver_are_errors_and_nothing_more() {
+fn driver_faults_are_clean_errors() {
     for fault in [Fault::OutOfMemory, Fault::LaunchEnqueue, Fault::LaunchAsync] {
         for begin in [Sim::start, Sim::start_lazy] {
             let begin = |at| {
@@ -351,7 +352,7 @@ fn faults_of_the_driver_are_errors_and_nothing_more() {
             let results = with_fault_at_every_call(begin, fault, |load| load.run(DIRECT));
             let expected = if fault == Fault::OutOfMemory { Kind::OutOfMemory } else { Kind::Device };
             let is_expected = |result: &Result<()>| result.as_ref().is_err_and(|error| error.kind() == expected);
-            if IS_POSSIBLE {
+            if IS_SUPPORTED {
                 assert!(results.len() >= 5 && results.iter().all(is_expected), "{fault:?}: {results:?}");
             }
             let sim = Sim::start(0);
@@ -360,7 +361,7 @@ fn faults_of_the_driver_are_errors_and_nothing_more() {
     }
 }
 
-/// What is logged on this thread while `work` runs.
+/// Returns the log of this thread while `work` runs, and the result of `work`.
 fn log_of<T>(work: impl FnOnce() -> T) -> (String, T) {
     let log = Log::default();
     let result = tracing::subscriber::with_default(log.clone(), work);
@@ -368,7 +369,7 @@ fn log_of<T>(work: impl FnOnce() -> T) -> (String, T) {
     (text, result)
 }
 
-/// Writes events down, a line each.
+/// Subscriber that appends each event as a line.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<String>>);
 

@@ -1,4 +1,4 @@
-//! A kernel whose direct reads go as a test says.
+//! Kernel whose direct reads follow a script.
 
 use fst::reader::ring::{Request, Ring, RingKernel};
 use fst::source::Source;
@@ -10,32 +10,32 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// What a direct read wants of this kernel.
+/// Alignment of direct reads, in bytes.
 pub const ALIGNMENT: usize = 512;
 
-/// What happens to one request, or to one wait.
+/// Outcome of a request or a wait.
 #[derive(Clone, Copy, Debug)]
 pub enum Event {
-    Goes,
-    /// At most so many bytes come.
+    Succeeds,
+    /// At most this many bytes are read.
     Short(usize),
     Fails(i32),
 }
 
-/// What a test says, and what it may ask afterwards.
+/// Script of a test, and a record of what happened.
 #[derive(Default)]
 pub struct Script {
     pub open: Option<i32>,
-    /// A file with the same bytes, where direct reads must not bring pages of the one itself into the page cache.
+    /// Copy of the file, if direct reads must not bring its pages into the page cache.
     pub twin: Option<PathBuf>,
     pub ring: Option<i32>,
     pub has_no_direct_reads: bool,
-    /// Each for one answer, in the order of the requests; then all goes.
-    pub answers: Mutex<VecDeque<Event>>,
-    /// Each for one wait.
+    /// Outcomes of the first requests. Later ones succeed.
+    pub requests: Mutex<VecDeque<Event>>,
+    /// Outcomes of the first waits.
     pub waits: Mutex<VecDeque<Event>>,
-    /// Where in the file requests begin.
-    pub asked: Mutex<Vec<u64>>,
+    /// First byte of each request.
+    pub offsets: Mutex<Vec<u64>>,
     pub rings: AtomicUsize,
     pub in_flight_peak: AtomicUsize,
     pub settled: AtomicUsize,
@@ -67,11 +67,16 @@ impl RingKernel for Scripted {
             return Err(io::Error::from_raw_os_error(code));
         }
         self.0.rings.fetch_add(1, Ordering::Relaxed);
-        Ok(ScriptedRing { script: Arc::clone(&self.0), room: entries as usize, noted: Vec::new(), answers: Vec::new() })
+        Ok(ScriptedRing {
+            script: Arc::clone(&self.0),
+            room: entries as usize,
+            queue: Vec::new(),
+            completions: Vec::new(),
+        })
     }
 }
 
-struct Noted {
+struct QueuedRead {
     file: File,
     tag: usize,
     offset: u64,
@@ -82,38 +87,38 @@ struct Noted {
 pub struct ScriptedRing {
     script: Arc<Script>,
     room: usize,
-    noted: Vec<Noted>,
-    answers: Vec<(usize, io::Result<usize>)>,
+    queue: Vec<QueuedRead>,
+    completions: Vec<(usize, io::Result<usize>)>,
 }
 
 impl ScriptedRing {
-    /// Reads, and answers the last request first.
+    /// Performs all queued reads, which complete in reverse order.
     fn serve(&mut self) {
-        self.script.in_flight_peak.fetch_max(self.noted.len(), Ordering::Relaxed);
-        for noted in self.noted.drain(..) {
-            self.script.asked.lock().unwrap().push(noted.offset);
-            let most = match self.script.answers.lock().unwrap().pop_front().unwrap_or(Event::Goes) {
-                Event::Goes => noted.length,
-                Event::Short(count) => count.min(noted.length),
+        self.script.in_flight_peak.fetch_max(self.queue.len(), Ordering::Relaxed);
+        for read in self.queue.drain(..) {
+            self.script.offsets.lock().unwrap().push(read.offset);
+            let most = match self.script.requests.lock().unwrap().pop_front().unwrap_or(Event::Succeeds) {
+                Event::Succeeds => read.length,
+                Event::Short(count) => count.min(read.length),
                 Event::Fails(code) => {
-                    self.answers.push((noted.tag, Err(io::Error::from_raw_os_error(code))));
+                    self.completions.push((read.tag, Err(io::Error::from_raw_os_error(code))));
                     continue;
                 }
             };
-            // SAFETY: who pushed the request promised that this memory may be written until it is answered.
+            // SAFETY: the caller of `push` promised that this memory may be written until the request completes.
             let memory = unsafe {
-                std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(noted.address), noted.length)
+                std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(read.address), read.length)
             };
             let mut count = 0;
             while count < most {
-                match noted.file.read_at(&mut memory[count..most], noted.offset + count as u64).unwrap() {
+                match read.file.read_at(&mut memory[count..most], read.offset + count as u64).unwrap() {
                     0 => break,
                     more => count += more,
                 }
             }
-            // What a short read leaves in the rest of the memory is not defined.
+            // After a short read, the rest of the memory is undefined.
             memory[count..].fill(0xBB);
-            self.answers.push((noted.tag, Ok(count)));
+            self.completions.push((read.tag, Ok(count)));
         }
     }
 }
@@ -123,27 +128,27 @@ impl Ring for ScriptedRing {
         let Request { tag, offset, memory, length } = request;
         let length = length as usize;
         assert_eq!((offset as usize % ALIGNMENT, memory.addr() % ALIGNMENT, length % ALIGNMENT), (0, 0, 0));
-        assert!(length > 0 && self.noted.len() < self.room);
+        assert!(length > 0 && self.queue.len() < self.room);
         let file = file.try_clone()?;
-        self.noted.push(Noted { file, tag, offset, address: memory.expose_provenance(), length });
+        self.queue.push(QueuedRead { file, tag, offset, address: memory.expose_provenance(), length });
         Ok(())
     }
 
     fn wait(&mut self) -> io::Result<()> {
         match self.script.waits.lock().unwrap().pop_front() {
             Some(Event::Fails(code)) => return Err(io::Error::from_raw_os_error(code)),
-            Some(Event::Goes | Event::Short(_)) | None => {}
+            Some(Event::Succeeds | Event::Short(_)) | None => {}
         }
         self.serve();
         Ok(())
     }
 
     fn completion(&mut self) -> Option<(usize, io::Result<usize>)> {
-        self.answers.pop()
+        self.completions.pop()
     }
 
     fn settle(&mut self) {
-        // The kernel ends what it has begun, and writes.
+        // The kernel completes the requests in flight, and writes.
         self.serve();
         self.script.settled.fetch_add(1, Ordering::Relaxed);
     }

@@ -1,5 +1,4 @@
-//! Checkpoints for tests: files in a folder of their own, full of bytes that
-//! the test knows.
+//! Checkpoints for tests: files in a directory of their own, with known bytes.
 
 #![allow(dead_code, reason = "each test program uses its own part of this")]
 
@@ -8,16 +7,16 @@ use std::fs;
 use std::path::PathBuf;
 use tempfile::TempDir;
 
-/// A tensor that was written to a file.
+/// Tensor of a test file.
 pub struct Tensor {
     pub name: String,
     pub dtype: Dtype,
-    /// In elements of the file.
+    /// Shape, in elements of the file.
     pub shape: Vec<u64>,
     pub bytes: Vec<u8>,
 }
 
-/// The files of a checkpoint and what they hold, in the order of the files.
+/// Files of a checkpoint, and their tensors in the order of the files.
 pub struct Model {
     pub paths: Vec<PathBuf>,
     pub tensors: Vec<Tensor>,
@@ -25,12 +24,12 @@ pub struct Model {
 }
 
 impl Model {
-    /// One file with tensors of these dtypes and shapes.
+    /// Writes one file with tensors of these dtypes and shapes.
     pub fn new(tensors: &[(Dtype, &[u64])]) -> Model {
         Model::sharded(tensors, 1)
     }
 
-    /// As [`Model::new`], spread over several files.
+    /// Writes several files with tensors of these dtypes and shapes.
     pub fn sharded(tensors: &[(Dtype, &[u64])], files: usize) -> Model {
         let folder = tempfile::tempdir().unwrap();
         let all: Vec<Tensor> =
@@ -46,7 +45,7 @@ impl Model {
 }
 
 impl Model {
-    /// Writes the only file anew, with every float a finite number: the exponent's highest bit is cleared.
+    /// Rewrites the only file with finite floats: the highest bit of each exponent is cleared.
     pub fn write_finite(&mut self) {
         for tensor in &mut self.tensors {
             let item_bytes = usize::try_from(tensor.dtype.item_bytes()).unwrap();
@@ -60,7 +59,7 @@ impl Tensor {
     fn new(index: usize, dtype: Dtype, shape: &[u64]) -> Tensor {
         let bits = shape.iter().product::<u64>() * dtype.bits();
         assert_eq!(bits % 8, 0, "a tensor is a whole number of bytes");
-        // No two places look alike for long, so bytes that went astray are noticed.
+        // Bytes differ from position to position, so that a misplaced one is noticed.
         let seed = u64::try_from(index).unwrap();
         let byte = |at: u64| (seed * 7919 + at).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes()[6];
         Tensor {
@@ -71,7 +70,7 @@ impl Tensor {
         }
     }
 
-    /// The bytes of a slice along one dimension, cut out one index at a time.
+    /// Returns the bytes of a slice along one dimension, copied index by index.
     pub fn slice(&self, dim: usize, start: u64, length: u64) -> Vec<u8> {
         let size = |of: &[u64]| usize::try_from(of.iter().product::<u64>()).unwrap();
         let inner_bytes = size(&self.shape[dim + 1..]) * usize::try_from(self.dtype.item_bytes()).unwrap();

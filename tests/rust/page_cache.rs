@@ -1,7 +1,7 @@
-//! What is cached is read from there, the rest past it, and a load that is
-//! asked to leaves no trace. The oracle is mincore(2), which no reader uses.
-//! A machine that is short of memory takes pages away at any time, so what is
-//! said of pages is said of those that stayed.
+//! Reads of cached and uncached bytes, and loads that leave the page cache unchanged.
+//!
+//! The oracle is mincore(2), which no reader uses. A machine may evict pages at any time, so the tests only assert
+//! about pages that stayed.
 
 use crate::files::{self, PAGE_BYTES};
 use crate::kernel::{Script, Scripted};
@@ -21,7 +21,7 @@ use tempfile::TempDir;
 
 const FILE_BYTES: usize = 6 << 20;
 
-/// A file of which these ranges are cached and, where the file system has a page cache, nothing else.
+/// Creates a file of which only these ranges are cached, if its file system has a page cache.
 fn file(directory: &TempDir, warm: &[(u64, usize)]) -> (PathBuf, Vec<u8>) {
     let path = directory.path().join("x.safetensors");
     let bytes = files::pattern(2, FILE_BYTES - 1000);
@@ -43,7 +43,7 @@ fn cached_count(path: &Path) -> usize {
     files::cached_pages(path).into_iter().filter(|page| *page).count()
 }
 
-/// The whole file, in chunks of a megabyte.
+/// Reads the whole file in chunks of 1 MiB, and checks the bytes.
 fn read_all(reader: &dyn reader::Reader, bytes: &[u8]) {
     let request = Request { bytes: 1 << 20, node: None, staging_bytes: 256 << 20 };
     let mut slot = pool::take(&request).unwrap().unwrap();
@@ -55,14 +55,14 @@ fn read_all(reader: &dyn reader::Reader, bytes: &[u8]) {
 }
 
 #[test]
-fn the_page_cache_is_seen_as_it_is() {
+fn runs_match_the_page_cache() {
     let directory = TempDir::new().unwrap();
     for warm in [vec![], vec![(0, FILE_BYTES - 1000)], vec![(4096, 1), (1 << 20, 300_000), (5 << 20, 10_000)]] {
         let (path, bytes) = file(&directory, &warm);
         let source = files::source(&path);
         let before = files::cached_pages(&path);
         let runs = page_cache::runs(&source, 0..source.length, PAGE_BYTES as u64);
-        // In larger units, one that misses a page is missing; the runs follow each other without a gap.
+        // A larger unit that lacks a page is uncached. The runs have no gaps.
         let coarse = page_cache::runs(&source, 5000..source.length, 64 << 10);
         let after = files::cached_pages(&path);
         let seen: Vec<bool> = runs
@@ -90,7 +90,7 @@ fn the_page_cache_is_seen_as_it_is() {
 }
 
 #[test]
-fn only_what_is_cold_is_read_directly() {
+fn only_uncached_bytes_are_read_directly() {
     let directory = TempDir::new().unwrap();
     for warm in [vec![], vec![(0, FILE_BYTES - 1000)], vec![(0, 1 << 20), (2 << 20, 1 << 20), (3_500_000, 1)]] {
         let (path, bytes) = file(&directory, &warm);
@@ -101,29 +101,29 @@ fn only_what_is_cold_is_read_directly() {
         let rings = Arc::new(Rings::new(Scripted(Arc::clone(&script)), &options));
         let opened = reader::open(&options, &files::source(&path), &rings).unwrap();
         read_all(&*opened.reader, &bytes);
-        let asked = script.asked.lock().unwrap().clone();
-        // Neither way of reading here brings or drops a page.
+        let offsets = script.offsets.lock().unwrap().clone();
+        // Neither reader brings or drops a page here.
         let cached = files::cached_pages(&path);
         let cold_units: Vec<bool> =
             cached.chunks((128 << 10) / PAGE_BYTES).map(|pages| !pages.iter().all(|page| *page)).collect();
         if !cold_units.contains(&true) {
-            // Nothing to read directly, nothing to set up for it.
-            assert_eq!((asked.len(), script.rings.load(Ordering::Relaxed)), (0, 0));
+            // Without uncached bytes, no direct reader is opened.
+            assert_eq!((offsets.len(), script.rings.load(Ordering::Relaxed)), (0, 0));
             continue;
         }
         // The first request is the probe.
-        for begin in asked.iter().skip(1) {
+        for begin in offsets.iter().skip(1) {
             assert!(cold_units[*begin as usize >> 17], "{begin} is cached");
         }
         if warm.is_empty() {
-            assert_eq!(asked.len(), 1 + 6 * 2);
+            assert_eq!(offsets.len(), 1 + 6 * 2);
         }
         assert_eq!(opened.chosen().kind, ReaderKind::Auto);
     }
 }
 
 #[test]
-fn where_direct_reads_are_refused_auto_says_so() {
+fn auto_reports_refused_direct_reads() {
     let directory = TempDir::new().unwrap();
     let (path, bytes) = file(&directory, &[(0, 1 << 20)]);
     let is_local = !files::cached_pages(&path).iter().all(|page| *page);
@@ -143,7 +143,7 @@ fn where_direct_reads_are_refused_auto_says_so() {
 }
 
 #[test]
-fn a_load_that_drops_its_pages_leaves_the_page_cache_as_it_was() {
+fn drop_cache_leaves_the_page_cache_unchanged() {
     let directory = TempDir::new().unwrap();
     let neighbour = directory.path().join("neighbour");
     std::fs::write(&neighbour, vec![1; 1 << 20]).unwrap();
@@ -173,7 +173,7 @@ fn a_load_that_drops_its_pages_leaves_the_page_cache_as_it_was() {
 }
 
 #[test]
-fn without_it_the_pages_that_were_read_stay() {
+fn pages_stay_cached_without_drop_cache() {
     let directory = TempDir::new().unwrap();
     let (path, bytes) = file(&directory, &[]);
     let options = Options { reader: ReaderChoice::Pread, ..Options::default() };

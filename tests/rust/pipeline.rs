@@ -1,5 +1,5 @@
-//! The whole Rust pipeline, from files to device memory, on the simulated CUDA
-//! driver: every test also fails if the driver finds a violation.
+//! Loads from files to device memory, on the simulated CUDA driver. Every test also fails if the driver reports a
+//! violation.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "these are tests, helpers included")]
 
@@ -24,14 +24,14 @@ use fst::profile;
 use fst::staging::{PAGE_BYTES, Request, Staging, pool};
 use model::Model;
 use serde_json::Value;
-use sim::Sim;
 use sim::abi::Fault;
 use sim::gpu::Gpu;
 use sim::random::Random;
+use sim::{Sim, finish, schedules};
 use std::fs::File;
 use std::sync::Arc;
 
-/// Little room and small chunks, so that small tensors already keep every slot busy.
+/// Options with little staging memory and small chunks, so that small tensors keep every slot busy.
 const TIGHT: Options = Options {
     reader: ReaderChoice::Auto,
     chunk_bytes: 4 << 10,
@@ -41,74 +41,61 @@ const TIGHT: Options = Options {
     drop_cache: false,
 };
 
-/// The simulator with work as late as it can be, then with several random delays; one at a time.
-fn schedules() -> impl Iterator<Item = Sim> {
-    (0..6).map(|seed| if seed == 0 { Sim::start_lazy(0) } else { Sim::start(seed) })
-}
-
-/// Ends a test: with all that the process keeps between loads given back, nothing may be left.
-fn finish(sim: Sim) {
-    device::release();
-    pool::release();
-    sim.finish().assert_clean();
-}
-
-/// A load as C++ does it: blocks from the allocator, whose last use may still be queued, and a transfer.
+/// Load as C++ performs it: into blocks of the allocator, whose last use may still be queued.
 struct Load<'a> {
     gpu: &'a Gpu<'a>,
     checkpoint: Checkpoint,
-    wanted: Arc<[TensorRegion]>,
+    regions: Arc<[TensorRegion]>,
     blocks: Vec<u64>,
 }
 
 impl<'a> Load<'a> {
-    /// All tensors of a model.
+    /// Loads all tensors of a model.
     fn all(gpu: &'a Gpu<'a>, model: &Model) -> Load<'a> {
         let checkpoint = Checkpoint::open(&model.paths).unwrap();
-        let wanted =
+        let regions =
             checkpoint.entries().map(|(file, entry)| TensorRegion::whole(file, entry)).collect::<Result<_>>().unwrap();
-        Load::new(gpu, checkpoint, wanted)
+        Load::new(gpu, checkpoint, regions)
     }
 
-    /// One slice of every tensor: dimension, start and length.
+    /// Loads one slice of every tensor: dimension, start and length.
     fn slices(gpu: &'a Gpu<'a>, model: &Model, slices: &[(usize, u64, u64)]) -> Load<'a> {
         let checkpoint = Checkpoint::open(&model.paths).unwrap();
         let signed = |number: u64| i64::try_from(number).unwrap();
         let entries = checkpoint.entries().zip(slices);
-        let wanted = entries.map(|((file, entry), &(dim, start, length))| {
+        let regions = entries.map(|((file, entry), &(dim, start, length))| {
             TensorRegion::slice(file, entry, i64::try_from(dim).unwrap(), signed(start), signed(length))
         });
-        let wanted = wanted.collect::<Result<_>>().unwrap();
-        Load::new(gpu, checkpoint, wanted)
+        let regions = regions.collect::<Result<_>>().unwrap();
+        Load::new(gpu, checkpoint, regions)
     }
 
-    fn new(gpu: &'a Gpu<'a>, checkpoint: Checkpoint, wanted: Arc<[TensorRegion]>) -> Load<'a> {
-        let block = |wanted: &TensorRegion| if wanted.bytes() == 0 { 0 } else { gpu.allocate(bytes_of(wanted)) };
-        let load = Load { gpu, checkpoint, blocks: wanted.iter().map(block).collect(), wanted };
+    fn new(gpu: &'a Gpu<'a>, checkpoint: Checkpoint, regions: Arc<[TensorRegion]>) -> Load<'a> {
+        let block = |region: &TensorRegion| if region.bytes() == 0 { 0 } else { gpu.allocate(bytes_of(region)) };
+        let load = Load { gpu, checkpoint, blocks: regions.iter().map(block).collect(), regions };
         load.use_blocks();
         load
     }
 
-    /// Where each tensor goes: all of it to its block.
+    /// Returns the destinations: each tensor goes to its block.
     fn destinations(&self) -> Vec<Destination> {
-        let places = self.wanted.iter().zip(&self.blocks).enumerate();
-        places
-            .map(|(wanted, (of, &address))| Destination {
-                tensor: wanted,
-                begin: 0,
-                end: of.bytes(),
-                address,
-                cast: None,
-            })
-            .collect()
+        let blocks = self.regions.iter().zip(&self.blocks).enumerate();
+        let destination = |(tensor, (region, &address)): (usize, (&TensorRegion, &u64))| Destination {
+            tensor,
+            begin: 0,
+            end: region.bytes(),
+            address,
+            cast: None,
+        };
+        blocks.map(destination).collect()
     }
 
     fn open(&self, options: Options) -> Result<Transfer<Cuda>> {
         let cuda = Cuda::open(self.gpu.ordinal, u64::try_from(self.gpu.stream).unwrap())?;
-        Transfer::open(&self.checkpoint, Arc::clone(&self.wanted), Arc::new(cuda), options)
+        Transfer::open(&self.checkpoint, Arc::clone(&self.regions), Arc::new(cuda), options)
     }
 
-    /// Carries out one filling, with scratch memory from the allocator.
+    /// Fills one batch, with scratch memory from the allocator.
     fn fill(&self, transfer: &mut Transfer<Cuda>, destinations: &[Destination]) -> Result<()> {
         let batch = transfer.planner().prepare(destinations)?;
         let bytes = batch.scratch_bytes();
@@ -121,19 +108,19 @@ impl<'a> Load<'a> {
             }
         };
         if bytes > 0 {
-            // Its last user may not be done with it.
+            // The previous use of the block may still be queued.
             self.gpu.queue_fill(scratch.address, bytes);
         }
-        // SAFETY: the blocks are the gpu's, and nobody else knows them.
+        // SAFETY: nothing else uses the blocks of the GPU.
         let filled = unsafe { transfer.fill(&batch, scratch) };
         if bytes > 0 {
-            // The allocator may hand out the scratch again at once.
+            // The allocator may return the scratch memory to its next user at once.
             self.gpu.queue_fill(scratch.address, bytes);
         }
         filled
     }
 
-    /// Loads. After a failure, the blocks go to their next user while the transfer still exists.
+    /// Runs the load. After a failure, the next user gets the blocks while the transfer still exists.
     fn run(&self, options: Options) -> Result<()> {
         let mut transfer = self.open(options)?;
         let filled = self.fill(&mut transfer, &self.destinations());
@@ -143,12 +130,12 @@ impl<'a> Load<'a> {
         filled.and_then(|()| transfer.finish())
     }
 
-    /// What the caller finds in the blocks on its own stream, tensor by tensor.
+    /// Returns the bytes that a kernel on the caller's stream finds in each tensor.
     fn read(&self) -> Vec<Vec<u8>> {
-        let blocks: Vec<(u64, usize)> = self.used_blocks().map(|(wanted, block)| (block, bytes_of(wanted))).collect();
+        let blocks: Vec<(u64, usize)> = self.used_blocks().map(|(region, block)| (block, bytes_of(region))).collect();
         let mut found = self.gpu.read_all(blocks).into_iter();
-        let of = |wanted: &TensorRegion| if wanted.bytes() == 0 { Some(Vec::new()) } else { found.next() };
-        self.wanted.iter().filter_map(of).collect()
+        let bytes = |region: &TensorRegion| if region.bytes() == 0 { Some(Vec::new()) } else { found.next() };
+        self.regions.iter().filter_map(bytes).collect()
     }
 
     fn assert_holds(&self, model: &Model) {
@@ -161,21 +148,21 @@ impl<'a> Load<'a> {
 
     /// Queues work of the caller on every block.
     fn use_blocks(&self) {
-        self.used_blocks().for_each(|(wanted, block)| self.gpu.queue_fill(block, bytes_of(wanted)));
+        self.used_blocks().for_each(|(region, block)| self.gpu.queue_fill(block, bytes_of(region)));
     }
 
-    /// The tensors that have a block, with it.
+    /// Returns the tensors with a block, and their blocks.
     fn used_blocks(&self) -> impl Iterator<Item = (&TensorRegion, u64)> {
-        let blocks = self.wanted.iter().zip(self.blocks.iter().copied());
-        blocks.filter(|(wanted, _)| wanted.bytes() > 0)
+        let blocks = self.regions.iter().zip(self.blocks.iter().copied());
+        blocks.filter(|(region, _)| region.bytes() > 0)
     }
 }
 
-fn bytes_of(wanted: &TensorRegion) -> usize {
-    usize::try_from(wanted.bytes()).unwrap()
+fn bytes_of(region: &TensorRegion) -> usize {
+    usize::try_from(region.bytes()).unwrap()
 }
 
-/// Some tensors for which every chunk is different: large, small, empty, a scalar.
+/// Model whose chunks differ: large, small and empty tensors, and a scalar.
 fn mixed_model() -> Model {
     let shapes: [(Dtype, &[u64]); 8] = [
         (Dtype::F32, &[50, 70]),
@@ -191,7 +178,7 @@ fn mixed_model() -> Model {
 }
 
 #[test]
-fn every_dtype_arrives_bit_for_bit() {
+fn every_dtype_is_exact() {
     let dtypes: Vec<Dtype> = Dtype::all().filter(|dtype| dtype.scalar_type().is_some()).collect();
     let tensors: Vec<(Dtype, &[u64])> = dtypes.iter().map(|&dtype| (dtype, &[31, 36][..])).collect();
     let model = Model::new(&tensors);
@@ -206,7 +193,7 @@ fn every_dtype_arrives_bit_for_bit() {
 }
 
 #[test]
-fn slices_of_any_dimension_arrive_bit_for_bit() {
+fn slices_of_any_dimension_are_exact() {
     let dtypes = [Dtype::U8, Dtype::BF16, Dtype::F32, Dtype::C64];
     for (seed, sim) in (0..).zip(schedules()) {
         let mut random = Random::new(seed);
@@ -214,8 +201,7 @@ fn slices_of_any_dimension_arrive_bit_for_bit() {
         let mut shapes = Vec::new();
         let mut slices = Vec::new();
         for _ in 0..25 {
-            // The first dimension is sometimes large, so that rows fill several chunks; the last one, so that
-            // a row does.
+            // A large first dimension makes rows fill several chunks, and a large last one makes one row do so.
             let rank = 1 + usize::try_from(below(4)).unwrap();
             let mut shape: Vec<u64> = (0..rank).map(|_| 1 + below(9)).collect();
             let large = usize::try_from(below(u64::try_from(rank).unwrap())).unwrap();
@@ -225,7 +211,7 @@ fn slices_of_any_dimension_arrive_bit_for_bit() {
             slices.push((dim, start, below(shape[dim] - start + 1)));
             shapes.push((dtypes[usize::try_from(below(4)).unwrap()], shape));
         }
-        // Rows longer than a chunk, and rows so far from each other that the gaps are not read.
+        // Rows longer than a chunk, and rows with gaps that are not read.
         shapes.push((Dtype::F32, vec![3, 5000]));
         slices.push((1, 700, 4000));
         shapes.push((Dtype::F32, vec![4, 12_000]));
@@ -246,29 +232,29 @@ fn slices_of_any_dimension_arrive_bit_for_bit() {
 }
 
 #[test]
-fn tensors_arrive_in_pieces_when_their_destinations_are_pieces() {
+fn tensors_with_several_destinations_are_split() {
     for (seed, sim) in (0..).zip(schedules()) {
         let mut random = Random::new(seed);
         let model = Model::new(&[(Dtype::U8, &[300, 100]), (Dtype::F32, &[5000])]);
         let gpu = Gpu::new(&sim, 0);
         let slices = [(1, 20, 50), (0, 100, 4000)];
         let mut load = Load::slices(&gpu, &model, &slices);
-        let mut pieces = Vec::new();
-        for (wanted, of) in load.wanted.iter().enumerate() {
+        let mut destinations = Vec::new();
+        for (tensor, region) in load.regions.iter().enumerate() {
             let mut begin = 0;
-            while begin < of.bytes() {
-                let end = (begin + 1 + random.below(3000)).min(of.bytes());
+            while begin < region.bytes() {
+                let end = (begin + 1 + random.below(3000)).min(region.bytes());
                 let address = gpu.allocate(usize::try_from(end - begin).unwrap());
-                pieces.push(Destination { tensor: wanted, begin, end, address, cast: None });
+                destinations.push(Destination { tensor, begin, end, address, cast: None });
                 begin = end;
             }
         }
         load.blocks.clear();
         let mut transfer = load.open(TIGHT).unwrap();
-        load.fill(&mut transfer, &pieces).unwrap();
+        load.fill(&mut transfer, &destinations).unwrap();
         transfer.finish().unwrap();
         for (index, (tensor, (dim, start, length))) in model.tensors.iter().zip(slices).enumerate() {
-            let of_this = pieces.iter().filter(|piece| piece.tensor == index);
+            let of_this = destinations.iter().filter(|destination| destination.tensor == index);
             let found =
                 of_this.flat_map(|piece| gpu.read(piece.address, usize::try_from(piece.end - piece.begin).unwrap()));
             assert!(found.eq(tensor.slice(dim, start, length)));
@@ -279,12 +265,12 @@ fn tensors_arrive_in_pieces_when_their_destinations_are_pieces() {
 }
 
 #[test]
-fn thousands_of_tiny_tensors_cost_a_copy_a_launch_and_a_wait_per_chunk_and_not_per_tensor() {
+fn tiny_tensors_cost_one_copy_launch_and_wait_per_chunk() {
     let shapes: Vec<[u64; 1]> = (0..3000).map(|index| [1 + index % 9]).collect();
     let tensors: Vec<(Dtype, &[u64])> = shapes.iter().map(|shape| (Dtype::BF16, &shape[..])).collect();
     let model = Model::sharded(&tensors, 3);
     let options = Options { chunk_bytes: 64 << 10, staging_bytes: 256 << 10, ..TIGHT };
-    // A sixteenth of a slot holds so many rows of the table.
+    // Number of table rows in a sixteenth of a slot.
     let chunks = u64::try_from(3 * 1000_usize.div_ceil((4 << 10) / TASK_BYTES)).unwrap();
     for sim in schedules().take(3) {
         let gpu = Gpu::new(&sim, 0);
@@ -305,7 +291,7 @@ fn thousands_of_tiny_tensors_cost_a_copy_a_launch_and_a_wait_per_chunk_and_not_p
 }
 
 #[test]
-fn large_tensors_go_straight_to_their_places() {
+fn large_tensors_are_copied_straight_to_their_destinations() {
     let model = Model::new(&[(Dtype::U8, &[3_000_000]), (Dtype::F32, &[1_000_000])]);
     let options = Options { chunk_bytes: 2 << 20, staging_bytes: 8 << 20, ..TIGHT };
     for sim in schedules().take(2) {
@@ -325,7 +311,7 @@ fn large_tensors_go_straight_to_their_places() {
 }
 
 #[test]
-fn elements_are_cast_on_their_way_as_on_the_cpu() {
+fn casts_match_those_on_the_cpu() {
     let casts = [
         (Dtype::F32, Dtype::BF16),
         (Dtype::BF16, Dtype::F32),
@@ -337,14 +323,14 @@ fn elements_are_cast_on_their_way_as_on_the_cpu() {
     let tensors: Vec<(Dtype, &[u64])> =
         shapes.iter().zip(casts.iter().cycle()).map(|(shape, (from, _))| (*from, &shape[..])).collect();
     let mut model = Model::new(&tensors);
-    // Random bits hold NaNs, whose bits differ between the CPU and a GPU.
+    // Random bits contain NaNs, whose bits differ between the CPU and a GPU.
     model.write_finite();
     for sim in schedules() {
         let gpu = Gpu::new(&sim, 0);
         let mut load = Load::all(&gpu, &model);
         let of = |index: usize| Cast::new(casts[index % 5].0, casts[index % 5].1).unwrap();
         let target_bytes = |index: usize| {
-            let items = load.wanted[index].bytes() / of(index).from.item_bytes();
+            let items = load.regions[index].bytes() / of(index).from.item_bytes();
             usize::try_from(items * of(index).to.item_bytes()).unwrap()
         };
         let sizes: Vec<usize> = (0..model.tensors.len()).map(target_bytes).collect();
@@ -372,7 +358,7 @@ fn elements_are_cast_on_their_way_as_on_the_cpu() {
 }
 
 #[test]
-fn a_gpu_that_takes_no_kernels_is_served_by_copies() {
+fn a_gpu_without_kernels_is_filled_by_copies() {
     let model = mixed_model();
     let sim = Sim::start(7);
     sim.inject(Fault::ModuleLoad, 1);
@@ -386,7 +372,7 @@ fn a_gpu_that_takes_no_kernels_is_served_by_copies() {
 }
 
 #[test]
-fn a_stream_that_is_being_captured_is_refused() {
+fn a_captured_stream_is_refused() {
     let sim = Sim::start(0);
     let gpu = Gpu::new(&sim, 0);
     sim.capture(gpu.stream, true).unwrap();
@@ -396,12 +382,12 @@ fn a_stream_that_is_being_captured_is_refused() {
     finish(sim);
 }
 
-/// A checkpoint of a megabyte.
+/// Model of 1 MiB.
 fn megabyte_model() -> Model {
     Model::new(&[(Dtype::U8, &[600_000]), (Dtype::F32, &[100, 1000])])
 }
 
-/// The most bytes that were ever pinned while a model was loaded.
+/// Returns the peak of pinned bytes during a load of a model.
 fn pinned_bytes_peak(sim: &Sim, model: &Model, options: &Options) -> usize {
     let gpu = Gpu::new(sim, 0);
     let load = Load::all(&gpu, model);
@@ -409,7 +395,7 @@ fn pinned_bytes_peak(sim: &Sim, model: &Model, options: &Options) -> usize {
     load.assert_holds(model);
     let counters = sim.counters();
     assert!(counters.registered_bytes_peak > 0);
-    // What was pinned stays, and the next load pins nothing.
+    // The memory stays pinned, so the next load pins none.
     assert_eq!(counters.registered_bytes, counters.registered_bytes_peak);
     let again = Load::all(&gpu, model);
     again.run(options.clone()).unwrap();
@@ -419,7 +405,7 @@ fn pinned_bytes_peak(sim: &Sim, model: &Model, options: &Options) -> usize {
 }
 
 #[test]
-fn tensors_larger_than_all_staging_pass_through_it() {
+fn tensors_larger_than_staging_memory_are_loaded() {
     let model = megabyte_model();
     let one_slot = Options { staging_bytes: TIGHT.chunk_bytes, ..TIGHT };
     let part_of_a_slot_over = Options { staging_bytes: 10_000, ..TIGHT };
@@ -434,13 +420,13 @@ fn tensors_larger_than_all_staging_pass_through_it() {
 }
 
 #[test]
-fn no_more_memory_is_pinned_than_the_file_has() {
+fn pinned_memory_is_not_larger_than_the_file() {
     let model = megabyte_model();
     for chunk_bytes in [300_000, 700_000, 2_000_000] {
         let options = Options { chunk_bytes, staging_bytes: 8 << 20, ..TIGHT };
         for sim in schedules().take(3) {
             let peak = pinned_bytes_peak(&sim, &model, &options);
-            // Memory is pinned in whole pages.
+            // Whole pages are pinned.
             assert!(peak <= 1_000_000_usize.next_multiple_of(4 << 10), "{peak} bytes pinned with {options:?}");
             finish(sim);
         }
@@ -448,7 +434,7 @@ fn no_more_memory_is_pinned_than_the_file_has() {
 }
 
 #[test]
-fn every_reader_feeds_a_gpu() {
+fn every_reader_loads_to_a_gpu() {
     let models = [mixed_model(), megabyte_model()];
     for reader in [ReaderChoice::Mmap, ReaderChoice::Pread, ReaderChoice::Uring, ReaderChoice::Auto] {
         for chunk_bytes in [4 << 10, 1 << 20] {
@@ -466,7 +452,7 @@ fn every_reader_feeds_a_gpu() {
 }
 
 #[test]
-fn a_caller_on_the_default_stream_or_on_another_device_is_served_and_left_alone() {
+fn callers_on_the_default_stream_or_another_device_keep_their_context() {
     let model = mixed_model();
     for sim in schedules() {
         let target = Gpu::with_default_stream(&sim, 1);
@@ -481,7 +467,7 @@ fn a_caller_on_the_default_stream_or_on_another_device_is_served_and_left_alone(
 }
 
 #[test]
-fn several_loads_run_at_once_to_two_devices() {
+fn loads_run_concurrently_to_two_devices() {
     let models = [mixed_model(), Model::new(&[(Dtype::F32, &[9000]), (Dtype::U8, &[5])])];
     for sim in schedules() {
         std::thread::scope(|scope| {
@@ -502,7 +488,7 @@ fn several_loads_run_at_once_to_two_devices() {
 }
 
 #[test]
-fn loads_at_once_share_one_bound_and_none_waits_for_ever() {
+fn concurrent_loads_share_one_bound_without_deadlock() {
     let model = megabyte_model();
     for slots in [1, 2, 5] {
         for sim in schedules().take(3) {
@@ -526,7 +512,7 @@ fn loads_at_once_share_one_bound_and_none_waits_for_ever() {
 }
 
 #[test]
-fn one_transfer_fills_the_same_scratch_again_and_again() {
+fn one_transfer_uses_the_same_scratch_memory_repeatedly() {
     let model = Model::new(&[(Dtype::F32, &[2000]), (Dtype::F32, &[5000]), (Dtype::F32, &[3000])]);
     for sim in schedules() {
         let gpu = Gpu::new(&sim, 0);
@@ -537,7 +523,7 @@ fn one_transfer_fills_the_same_scratch_again_and_again() {
         for (destination, tensor) in load.destinations().into_iter().zip(&model.tensors) {
             load.fill(&mut transfer, &[destination]).unwrap();
             assert!(gpu.read(scratch, tensor.bytes.len()) == tensor.bytes);
-            // The cast out of the scratch is still queued when the next filling begins.
+            // The cast from the scratch memory is still queued when the next batch begins.
             sim.launch_read(gpu.stream, scratch, tensor.bytes.len()).unwrap();
         }
         transfer.finish().unwrap();
@@ -547,19 +533,19 @@ fn one_transfer_fills_the_same_scratch_again_and_again() {
 }
 
 #[test]
-fn a_device_that_nobody_else_uses_opens_and_closes() {
+fn a_device_without_other_users_opens_and_closes() {
     for at in 0.. {
         let sim = Sim::start(at);
         sim.inject(Fault::OutOfMemory, at);
         let opened = Cuda::open(0, 0);
-        // Whatever fails, it is told.
+        // Every failure is reported.
         assert_eq!(opened.is_err(), sim.counters().faults > 0);
         let is_over = at > 0 && opened.is_ok();
         drop(opened);
         assert_eq!(sim.cuda.current(), Ok(0));
         finish(sim);
         if is_over {
-            // A context and two streams at least could not be had.
+            // At least a context and two streams were refused.
             assert!(at > 3);
             break;
         }
@@ -567,13 +553,13 @@ fn a_device_that_nobody_else_uses_opens_and_closes() {
 }
 
 #[test]
-fn what_the_process_keeps_outlives_its_users_and_goes_when_it_is_asked_to() {
+fn kept_memory_outlives_its_users_and_is_released_on_request() {
     let sim = Sim::start(0);
     let request = Request { bytes: PAGE_BYTES, node: None, staging_bytes: 4 * PAGE_BYTES };
     let staging = Staging::new(Arc::new(Cuda::open(0, 0).unwrap()), 2, request);
     let slots = [(); 2].map(|()| staging.acquire(|| Ok(())).unwrap());
     assert_eq!(sim.counters().registered_bytes, 2 * PAGE_BYTES as u64);
-    // One slot is in use still, and nobody else retains the context.
+    // One slot is still in use, and only it retains the context.
     let [used, unused] = slots;
     drop((staging, unused));
     device::release();
@@ -586,7 +572,7 @@ fn what_the_process_keeps_outlives_its_users_and_goes_when_it_is_asked_to() {
 }
 
 #[test]
-fn a_transfer_that_is_dropped_leaves_nothing_behind() {
+fn a_dropped_transfer_leaves_no_resource() {
     let model = mixed_model();
     for sim in schedules() {
         let gpu = Gpu::new(&sim, 0);
@@ -602,7 +588,7 @@ fn a_transfer_that_is_dropped_leaves_nothing_behind() {
 }
 
 #[test]
-fn loads_are_right_without_pinned_memory() {
+fn loads_work_without_pinned_memory() {
     let model = mixed_model();
     for sim in schedules() {
         let gpu = Gpu::new(&sim, 0);
@@ -617,8 +603,9 @@ fn loads_are_right_without_pinned_memory() {
     }
 }
 
-/// Loads with a fault at the first such call, the second, and so on until there is none left to fail, and
-/// returns how each load ended. Those that succeed must be right, and all must be clean.
+/// Runs loads with a fault at the first such call, at the second, and so on until no call is left to fail.
+///
+/// Returns the error of each load that fails. Loads that succeed must be exact, and all must be clean.
 fn with_fault_at_every_call(
     start: impl Fn(u64) -> Sim,
     fault: Fault,
@@ -648,21 +635,21 @@ fn with_fault_at_every_call(
 }
 
 #[test]
-fn out_of_memory_at_any_call_is_an_error_and_nothing_more() {
+fn out_of_memory_at_any_call_is_a_clean_error() {
     for start in [Sim::start, Sim::start_lazy] {
         let results = with_fault_at_every_call(start, Fault::OutOfMemory, |load| load.run(TIGHT));
-        // A context, a stream, and events for the order with the caller at least.
+        // At least a context, a stream, and events that order the copies with the caller.
         assert!(results.len() >= 4, "{results:?}");
         let failed: Vec<Kind> = results.iter().filter_map(|result| result.as_ref().err()).map(|e| e.kind()).collect();
         assert!(failed.iter().all(|kind| *kind == Kind::OutOfMemory), "{results:?}");
-        // Only staging that cannot be pinned is no reason to fail.
+        // Staging memory that cannot be pinned is not an error.
         assert!(failed.len() < results.len(), "{results:?}");
     }
 }
 
 #[test]
-fn a_copy_or_a_launch_that_fails_in_the_middle_is_an_error_and_nothing_more() {
-    // A build without nvcc launches nothing.
+fn a_copy_or_launch_that_fails_during_the_load_is_a_clean_error() {
+    // A build without nvcc launches no kernel.
     let launches = usize::from(IMAGE.is_some());
     let faults = [
         (Fault::CopyEnqueue, 10),
@@ -681,7 +668,7 @@ fn a_copy_or_a_launch_that_fails_in_the_middle_is_an_error_and_nothing_more() {
 }
 
 #[test]
-fn a_file_that_shrinks_is_an_error_and_nothing_more() {
+fn a_truncated_file_is_a_clean_error() {
     let whole = mixed_model();
     let length = std::fs::metadata(&whole.paths[0]).unwrap().len();
     for sim in schedules() {
@@ -696,7 +683,7 @@ fn a_file_that_shrinks_is_an_error_and_nothing_more() {
     }
 }
 
-/// The spans of a trace with this name: process, row, and begin and end in microseconds.
+/// Returns the spans of a trace with this name: process, row, begin and end in microseconds.
 fn spans_of(trace: &Value, name: &str) -> Vec<(i64, i64, f64, f64)> {
     let events = trace["traceEvents"].as_array().unwrap().iter();
     let spans = events.filter(|event| event["ph"] == "X" && event["name"] == name);
@@ -709,7 +696,7 @@ fn spans_of(trace: &Value, name: &str) -> Vec<(i64, i64, f64, f64)> {
 }
 
 #[test]
-fn a_profile_shows_what_the_gpu_did_and_changes_nothing() {
+fn a_profile_records_the_work_of_the_gpu() {
     let model = mixed_model();
     for sim in schedules() {
         let gpu = Gpu::new(&sim, 0);
@@ -733,7 +720,7 @@ fn a_profile_shows_what_the_gpu_did_and_changes_nothing() {
 
         let (queued, copies, waits) = (spans_of(&trace, "queue"), spans_of(&trace, "copy"), spans_of(&trace, "wait"));
         assert_eq!((copies.len(), waits.len()), (queued.len(), queued.len()));
-        // Nothing runs before it is queued; the clock of a GPU is good to a microsecond.
+        // No work runs before it is queued. The clock of a GPU is accurate to a microsecond.
         assert!(copies.iter().all(|copy| copy.2 + 1.0 >= queued[0].2), "{copies:?} {queued:?}");
         let mut work = [copies, spans_of(&trace, "kernel")].concat();
         work.sort_by(|a, b| (a.1, a.2).partial_cmp(&(b.1, b.2)).unwrap());
@@ -746,7 +733,7 @@ fn a_profile_shows_what_the_gpu_did_and_changes_nothing() {
 }
 
 #[test]
-fn a_profile_of_a_load_that_fails_leaves_nothing_behind() {
+fn a_profile_of_a_failed_load_leaves_no_resource() {
     let run = |load: &Load<'_>| {
         let profile = profile::start();
         let result = load.run(TIGHT);

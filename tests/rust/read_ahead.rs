@@ -1,4 +1,4 @@
-//! What is mapped is read ahead of its user.
+//! Read-ahead of mapped files.
 
 use crate::files;
 use fst::reader::mmap::Mapping;
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 const FILE_BYTES: usize = 24 << 20;
 const PAGE_BYTES: usize = 4 << 10;
 
-/// A file none of which is in the page cache, and a mapping of it.
+/// Creates an uncached file and a mapping of it.
 fn cold_file(directory: &TempDir) -> (Arc<Source>, Arc<Mapping>) {
     let path = directory.path().join("x.safetensors");
     std::fs::write(&path, files::pattern(1, FILE_BYTES)).unwrap();
@@ -24,7 +24,7 @@ fn cold_file(directory: &TempDir) -> (Arc<Source>, Arc<Mapping>) {
     (source, mapping)
 }
 
-/// How many of some pages, spread over a range of the file, a read would find in memory.
+/// Counts cached pages among every 64th page of a range.
 fn cached_pages(source: &Source, pages: std::ops::Range<usize>) -> usize {
     pages
         .step_by(64)
@@ -39,31 +39,31 @@ fn cached_pages(source: &Source, pages: std::ops::Range<usize>) -> usize {
 }
 
 #[test]
-fn the_wanted_ranges_of_a_cold_file_come_into_the_cache() {
+fn ranges_of_an_uncached_file_are_read_ahead() {
     let directory = TempDir::new().unwrap();
     let (source, mapping) = cold_file(&directory);
-    let wanted = [0..8_u64 << 20, 8 << 20..16 << 20];
-    read_ahead::start(&source, &mapping, wanted.into_iter());
+    let ranges = [0..8_u64 << 20, 8 << 20..16 << 20];
+    read_ahead::start(&source, &mapping, ranges.into_iter());
     let pages = 0..(16 << 20) / PAGE_BYTES;
     let all = pages.len().div_ceil(64);
     let begin = Instant::now();
     while cached_pages(&source, pages.clone()) < all {
-        assert!(begin.elapsed() < Duration::from_secs(30), "the pages did not come");
+        assert!(begin.elapsed() < Duration::from_secs(30), "the pages were not read");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
 #[test]
-fn the_last_user_ends_it() {
+fn read_ahead_ends_with_the_mapping() {
     let directory = TempDir::new().unwrap();
     let (source, mapping) = cold_file(&directory);
-    let wanted = 0..FILE_BYTES as u64;
-    read_ahead::start(&source, &mapping, std::iter::once(wanted));
+    let range = 0..FILE_BYTES as u64;
+    read_ahead::start(&source, &mapping, std::iter::once(range));
     drop(mapping);
-    // The threads hold the file; once they have ended only the test does.
+    // The threads hold references to the file until they end.
     let begin = Instant::now();
     while Arc::strong_count(&source) > 1 {
-        assert!(begin.elapsed() < Duration::from_secs(30), "a thread goes on without a user");
+        assert!(begin.elapsed() < Duration::from_secs(30), "a thread runs without a mapping");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -1,5 +1,5 @@
-//! Streams on the simulated CUDA driver: tensors are taken while others are on
-//! their way, and every test also fails if the driver finds a violation.
+//! Streams on the simulated CUDA driver: tensors are taken while others are in flight. Every test also fails if the
+//! driver reports a violation.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "these are tests, helpers included")]
 
@@ -8,24 +8,23 @@ mod sim;
 
 use fst::checkpoint::Checkpoint;
 use fst::checkpoint::region::TensorRegion;
+use fst::device::Scratch;
 use fst::device::cuda::Cuda;
-use fst::device::{self, Scratch};
 use fst::dtype::Dtype;
 use fst::error::{Error, Kind, Result};
 use fst::load::stream::{Order, Stream};
 use fst::load::transfer::Transfer;
 use fst::options::{Options, ReaderChoice};
 use fst::plan::Destination;
-use fst::staging::pool;
 use model::Model;
-use sim::Sim;
 use sim::abi::Fault;
 use sim::gpu::Gpu;
+use sim::{Sim, finish, schedules};
 use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Little room and small chunks, so that tensors land one after the other.
+/// Options with little staging memory and small chunks, so that tensors become ready one after the other.
 const TIGHT: Options = Options {
     reader: ReaderChoice::Auto,
     chunk_bytes: 4 << 10,
@@ -37,19 +36,7 @@ const TIGHT: Options = Options {
 
 const ORDERS: [Order; 2] = [Order::Submitted, Order::Ready];
 
-/// The simulator with work as late as it can be, then with several random delays; one at a time.
-fn schedules() -> impl Iterator<Item = Sim> {
-    (0..6).map(|seed| if seed == 0 { Sim::start_lazy(0) } else { Sim::start(seed) })
-}
-
-/// Ends a test: with all that the process keeps between loads given back, nothing may be left.
-fn finish(sim: Sim) {
-    device::release();
-    pool::release();
-    sim.finish().assert_clean();
-}
-
-/// Tensors that need several chunks, that share one, and an empty one.
+/// Model with tensors of several chunks, tensors that share a chunk, and an empty one.
 fn model() -> Model {
     let shapes: [(Dtype, &[u64]); 8] = [
         (Dtype::F32, &[50, 70]),
@@ -64,76 +51,76 @@ fn model() -> Model {
     Model::sharded(&shapes, 2)
 }
 
-/// A caller of streams, as C++ is one: a checkpoint, and a block of device memory for each tensor.
+/// Caller of streams, as C++ is: a checkpoint, and a block of device memory for each tensor.
 struct Caller<'a> {
     gpu: &'a Gpu<'a>,
     checkpoint: Checkpoint,
-    wanted: Arc<[TensorRegion]>,
+    regions: Arc<[TensorRegion]>,
     blocks: Vec<u64>,
-    /// All fillings share it.
+    /// Scratch memory, which all batches share.
     scratch: Scratch,
 }
 
-/// Enough for chunks as small as these.
+/// Scratch memory that suffices for chunks of this size, in bytes.
 const SCRATCH_BYTES: u32 = 64 << 10;
 
 impl<'a> Caller<'a> {
-    /// The allocator has handed out blocks whose last use is still queued.
+    /// Allocates blocks whose last use is still queued.
     fn new(gpu: &'a Gpu<'a>, model: &Model) -> Caller<'a> {
         let checkpoint = Checkpoint::open(&model.paths).unwrap();
-        let wanted: Arc<[TensorRegion]> =
+        let regions: Arc<[TensorRegion]> =
             checkpoint.entries().map(|(file, entry)| TensorRegion::whole(file, entry)).collect::<Result<_>>().unwrap();
-        let blocks = wanted.iter().map(|wanted| gpu.allocate(bytes_of(wanted).max(1))).collect();
+        let blocks = regions.iter().map(|region| gpu.allocate(bytes_of(region).max(1))).collect();
         let scratch =
             Scratch { address: gpu.allocate(usize::try_from(SCRATCH_BYTES).unwrap()), bytes: SCRATCH_BYTES.into() };
-        let caller = Caller { gpu, checkpoint, wanted, blocks, scratch };
+        let caller = Caller { gpu, checkpoint, regions, blocks, scratch };
         caller.use_blocks(0..caller.blocks.len());
         caller
     }
 
     fn open(&self, order: Order) -> Result<Stream<Cuda>> {
         let cuda = Cuda::open(self.gpu.ordinal, u64::try_from(self.gpu.stream).unwrap())?;
-        Stream::open(&self.checkpoint, Arc::clone(&self.wanted), Arc::new(cuda), TIGHT, order)
+        Stream::open(&self.checkpoint, Arc::clone(&self.regions), Arc::new(cuda), TIGHT, order)
     }
 
     fn destinations(&self, tensors: Range<usize>) -> Vec<Destination> {
-        let all = |wanted: usize| {
-            let (end, address) = (self.wanted[wanted].bytes(), self.blocks[wanted]);
-            Destination { tensor: wanted, begin: 0, end, address, cast: None }
+        let destination = |tensor: usize| {
+            let (end, address) = (self.regions[tensor].bytes(), self.blocks[tensor]);
+            Destination { tensor, begin: 0, end, address, cast: None }
         };
-        tensors.map(all).collect()
+        tensors.map(destination).collect()
     }
 
     fn submit(&self, stream: &Stream<Cuda>, tensors: Range<usize>) -> Result<()> {
         let batch = stream.planner().prepare(&self.destinations(tensors.clone()))?;
         assert!(batch.scratch_bytes() <= usize::try_from(SCRATCH_BYTES).unwrap());
         let tensors: Vec<usize> = tensors.collect();
-        // SAFETY: the blocks are the gpu's, and are used again only once the tensor was taken or the stream is gone.
+        // SAFETY: the blocks are used again only after the tensor was taken or the stream was dropped.
         unsafe { stream.submit(&tensors, batch, self.scratch) }
     }
 
-    /// What the caller's kernels on its current stream find in a block of which they are the next users.
+    /// Returns the bytes that a kernel on the caller's current stream finds in a block.
     fn read(&self, tensor: usize) -> Vec<u8> {
-        match bytes_of(&self.wanted[tensor]) {
+        match bytes_of(&self.regions[tensor]) {
             0 => Vec::new(),
             bytes => self.gpu.read(self.blocks[tensor], bytes),
         }
     }
 
-    /// Queues work of the blocks' next owner.
+    /// Queues work of the next user of the blocks.
     fn use_blocks(&self, tensors: Range<usize>) {
         for tensor in tensors {
-            self.gpu.queue_fill(self.blocks[tensor], bytes_of(&self.wanted[tensor]).max(1));
+            self.gpu.queue_fill(self.blocks[tensor], bytes_of(&self.regions[tensor]).max(1));
         }
     }
 }
 
-fn bytes_of(wanted: &TensorRegion) -> usize {
-    usize::try_from(wanted.bytes()).unwrap()
+fn bytes_of(region: &TensorRegion) -> usize {
+    usize::try_from(region.bytes()).unwrap()
 }
 
 #[test]
-fn tensors_are_ready_for_whatever_is_queued_next() {
+fn a_taken_tensor_is_ready_for_work_queued_next() {
     let model = model();
     for order in ORDERS {
         for sim in schedules() {
@@ -142,12 +129,12 @@ fn tensors_are_ready_for_whatever_is_queued_next() {
             let stream = caller.open(order).unwrap();
             caller.submit(&stream, 0..3).unwrap();
             let mut taken = Vec::new();
-            // Each is submitted while some before it are on their way still.
+            // Each batch is submitted while tensors of earlier ones are in flight.
             for more in [3..4, 4..7, 7..8, 0..0] {
                 for _ in 0..2 {
                     let tensor = stream.take().unwrap();
                     assert!(caller.read(tensor) == model.tensors[tensor].bytes, "{tensor}");
-                    // The user frees it, and its block has a new owner while others are on their way.
+                    // The user frees the tensor, and its block has a new user while other tensors are in flight.
                     caller.use_blocks(tensor..tensor + 1);
                     taken.push(tensor);
                 }
@@ -165,7 +152,7 @@ fn tensors_are_ready_for_whatever_is_queued_next() {
 }
 
 #[test]
-fn the_stream_that_is_current_may_change() {
+fn the_current_stream_may_change() {
     let model = model();
     for sim in schedules() {
         let gpu = Gpu::new(&sim, 0);
@@ -176,9 +163,9 @@ fn the_stream_that_is_current_may_change() {
         for (&current, tensor) in others.iter().cycle().zip(0..8) {
             stream.set_stream(u64::try_from(current).unwrap()).unwrap();
             assert_eq!(stream.take(), Ok(tensor));
-            let bytes = bytes_of(&caller.wanted[tensor]);
+            let bytes = bytes_of(&caller.regions[tensor]);
             if bytes > 0 {
-                // Nobody waits on the host.
+                // The host does not wait.
                 sim.launch_read(current, caller.blocks[tensor], bytes).unwrap();
             }
         }
@@ -196,7 +183,7 @@ fn the_stream_that_is_current_may_change() {
 }
 
 #[test]
-fn a_tensor_is_taken_before_those_behind_it_are_read() {
+fn a_tensor_is_taken_before_later_ones_are_read() {
     let model = model();
     for order in ORDERS {
         for sim in schedules() {
@@ -204,7 +191,7 @@ fn a_tensor_is_taken_before_those_behind_it_are_read() {
             let caller = Caller::new(&gpu, &model);
             let stream = caller.open(order).unwrap();
             caller.submit(&stream, 0..1).unwrap();
-            // No other has been submitted, so no other byte can have been read.
+            // No other tensor has been submitted, so no other byte can have been read.
             assert_eq!(stream.take(), Ok(0));
             caller.submit(&stream, 1..4).unwrap();
             assert!(caller.read(0) == model.tensors[0].bytes);
@@ -218,7 +205,7 @@ fn a_tensor_is_taken_before_those_behind_it_are_read() {
 }
 
 #[test]
-fn what_was_not_taken_may_be_freed_when_the_stream_is_gone() {
+fn untaken_tensors_may_be_freed_after_the_stream_is_dropped() {
     let model = model();
     for take_count in 0..8 {
         for sim in schedules() {
@@ -240,7 +227,7 @@ fn what_was_not_taken_may_be_freed_when_the_stream_is_gone() {
 }
 
 #[test]
-fn there_is_nothing_to_take_but_what_was_submitted() {
+fn only_submitted_tensors_can_be_taken() {
     let model = model();
     let sim = Sim::start(0);
     let gpu = Gpu::new(&sim, 0);
@@ -256,7 +243,7 @@ fn there_is_nothing_to_take_but_what_was_submitted() {
 }
 
 #[test]
-fn an_idle_stream_holds_no_staging() {
+fn an_idle_stream_holds_no_staging_memory() {
     let model = model();
     let one_slot = Options { staging_bytes: TIGHT.chunk_bytes, ..TIGHT };
     for sim in schedules().take(3) {
@@ -265,13 +252,13 @@ fn an_idle_stream_holds_no_staging() {
         let idle = caller.open(Order::Submitted).unwrap();
         caller.submit(&idle, 0..1).unwrap();
         assert_eq!(idle.take(), Ok(0));
-        // Another load, for which there is no memory beside what the stream has used, comes to its end.
+        // Another load completes, although all staging memory is what the stream has used.
         let other = Caller::new(&gpu, &model);
         let cuda = Arc::new(Cuda::open(0, u64::try_from(gpu.stream).unwrap()).unwrap());
         let mut transfer =
-            Transfer::open(&other.checkpoint, Arc::clone(&other.wanted), cuda, one_slot.clone()).unwrap();
+            Transfer::open(&other.checkpoint, Arc::clone(&other.regions), cuda, one_slot.clone()).unwrap();
         let batch = transfer.planner().prepare(&other.destinations(0..8)).unwrap();
-        // SAFETY: the blocks are the gpu's.
+        // SAFETY: nothing else uses the blocks of the GPU.
         unsafe { transfer.fill(&batch, other.scratch) }.unwrap();
         transfer.finish().unwrap();
         caller.submit(&idle, 1..8).unwrap();
@@ -286,7 +273,7 @@ fn an_idle_stream_holds_no_staging() {
 }
 
 #[test]
-fn streams_at_once_do_not_disturb_each_other() {
+fn streams_run_concurrently() {
     let model = model();
     for sim in schedules() {
         std::thread::scope(|scope| {
@@ -312,7 +299,7 @@ fn streams_at_once_do_not_disturb_each_other() {
     }
 }
 
-/// Everything through one stream in three fillings.
+/// Loads all tensors through one stream in three batches.
 fn run(caller: &Caller<'_>) -> Result<()> {
     let stream = caller.open(Order::Submitted)?;
     for tensors in [0..3, 3..5, 5..8] {
@@ -324,8 +311,8 @@ fn run(caller: &Caller<'_>) -> Result<()> {
     stream.finish()
 }
 
-/// Streams with a fault at the first such call, the second, and so on until there is none left to fail, and returns
-/// how each ended.
+/// Runs streams with a fault at the first such call, at the second, and so on until no call is left to fail, and returns
+/// the errors.
 fn with_fault_at_every_call(start: impl Fn(u64) -> Sim, fault: Fault) -> Vec<Error> {
     let model = model();
     let mut errors = Vec::new();
@@ -342,7 +329,7 @@ fn with_fault_at_every_call(start: impl Fn(u64) -> Sim, fault: Fault) -> Vec<Err
             }),
             Err(error) => errors.push(error),
         }
-        // The stream is gone, however it ended.
+        // The stream was dropped.
         caller.use_blocks(0..8);
         drop(gpu);
         finish(sim);
@@ -354,15 +341,15 @@ fn with_fault_at_every_call(start: impl Fn(u64) -> Sim, fault: Fault) -> Vec<Err
 }
 
 #[test]
-fn out_of_memory_at_any_call_is_an_error_and_nothing_more() {
+fn out_of_memory_at_any_call_is_a_clean_error() {
     let errors = with_fault_at_every_call(Sim::start, Fault::OutOfMemory);
-    // A context, two streams, and events for the order with the caller at least.
+    // At least a context, two streams, and events that order the copies with the caller.
     assert!(errors.len() >= 4, "{errors:?}");
     assert!(errors.iter().all(|error| error.kind() == Kind::OutOfMemory), "{errors:?}");
 }
 
 #[test]
-fn a_copy_that_fails_in_the_middle_is_an_error_and_nothing_more() {
+fn a_copy_that_fails_during_the_load_is_a_clean_error() {
     for fault in [Fault::CopyEnqueue, Fault::CopyAsync] {
         for start in [Sim::start, Sim::start_lazy] {
             let errors = with_fault_at_every_call(start, fault);
@@ -373,7 +360,7 @@ fn a_copy_that_fails_in_the_middle_is_an_error_and_nothing_more() {
 }
 
 #[test]
-fn a_file_that_is_cut_in_the_middle_gives_what_is_there_and_then_the_error() {
+fn a_truncated_file_gives_its_tensors_and_then_the_error() {
     for sim in schedules() {
         let model = model();
         let gpu = Gpu::new(&sim, 0);

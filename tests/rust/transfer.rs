@@ -1,4 +1,4 @@
-//! The loop on the CPU: files to memory, bit for bit, whatever the options.
+//! Transfers to host memory: bytes are exact whatever the options.
 
 use crate::files;
 use fst::checkpoint::Checkpoint;
@@ -18,9 +18,9 @@ fn options(reader: ReaderChoice) -> Options {
     Options { reader, chunk_bytes: 64 << 10, staging_bytes: 256 << 10, threads: 4, ..Options::default() }
 }
 
-/// Loads all that is wanted, and gives the bytes of each.
-fn load(checkpoint: &Checkpoint, wanted: &Arc<[TensorRegion]>, options: Options) -> fst::Result<Vec<Vec<u8>>> {
-    let mut memory: Vec<Vec<u8>> = wanted.iter().map(|tensor| vec![0xEE; tensor.bytes() as usize]).collect();
+/// Loads regions and returns the bytes of each.
+fn load(checkpoint: &Checkpoint, regions: &Arc<[TensorRegion]>, options: Options) -> fst::Result<Vec<Vec<u8>>> {
+    let mut memory: Vec<Vec<u8>> = regions.iter().map(|tensor| vec![0xEE; tensor.bytes() as usize]).collect();
     let destination = |(index, bytes): (usize, &mut Vec<u8>)| Destination {
         tensor: index,
         begin: 0,
@@ -29,11 +29,11 @@ fn load(checkpoint: &Checkpoint, wanted: &Arc<[TensorRegion]>, options: Options)
         cast: None,
     };
     let destinations: Vec<_> = memory.iter_mut().enumerate().map(destination).collect();
-    let mut transfer = Transfer::open(checkpoint, Arc::clone(wanted), Arc::new(Host), options)?;
-    // Two calls, so that the second finds the staging of the first.
+    let mut transfer = Transfer::open(checkpoint, Arc::clone(regions), Arc::new(Host), options)?;
+    // The second call finds the staging memory of the first.
     let (first, second) = destinations.split_at(destinations.len() / 3);
-    for part in [first, second] {
-        let batch = transfer.planner().prepare(part)?;
+    for destinations in [first, second] {
+        let batch = transfer.planner().prepare(destinations)?;
         assert_eq!(batch.scratch_bytes(), 0);
         // SAFETY: the memory lives until the transfer has finished.
         unsafe { transfer.fill(&batch, Scratch::default()) }?;
@@ -63,7 +63,7 @@ fn whole(checkpoint: &Checkpoint, names: &[&str]) -> Arc<[TensorRegion]> {
 }
 
 #[test]
-fn every_byte_arrives_with_every_reader() {
+fn every_reader_loads_exact_bytes() {
     let directory = TempDir::new().unwrap();
     let tensors = sample(&directory);
     let checkpoint = Checkpoint::open(&[directory.path()]).unwrap();
@@ -80,7 +80,7 @@ fn every_byte_arrives_with_every_reader() {
 }
 
 #[test]
-fn columns_arrive_packed() {
+fn columns_are_packed() {
     let directory = TempDir::new().unwrap();
     let (rows, columns) = (700, 900);
     let bytes = files::pattern(9, rows * columns);
@@ -88,8 +88,8 @@ fn columns_arrive_packed() {
     let checkpoint = Checkpoint::open(&[directory.path()]).unwrap();
     let (source, entry) = checkpoint.find("m").unwrap();
     for (start, length) in [(0, 1), (13, 400), (899, 1), (0, 899)] {
-        let wanted = [TensorRegion::slice(source, entry, 1, start, length).unwrap()];
-        let loaded = load(&checkpoint, &Arc::from(wanted), options(ReaderChoice::Pread)).unwrap();
+        let regions = [TensorRegion::slice(source, entry, 1, start, length).unwrap()];
+        let loaded = load(&checkpoint, &Arc::from(regions), options(ReaderChoice::Pread)).unwrap();
         let range = start as usize..(start + length) as usize;
         let expected: Vec<u8> = bytes.chunks(columns).flat_map(|row| row[range.clone()].to_vec()).collect();
         assert_eq!(loaded[0], expected);
@@ -97,22 +97,22 @@ fn columns_arrive_packed() {
 }
 
 #[test]
-fn a_file_cut_during_the_load_is_an_error() {
+fn a_file_truncated_during_the_load_is_an_error() {
     for reader in [ReaderChoice::Mmap, ReaderChoice::Pread, ReaderChoice::Uring, ReaderChoice::Auto] {
         let directory = TempDir::new().unwrap();
         let tensors = sample(&directory);
         let checkpoint = Checkpoint::open(&[directory.path()]).unwrap();
-        let wanted = whole(&checkpoint, &tensors.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>());
+        let regions = whole(&checkpoint, &tensors.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>());
         let path = directory.path().join("x.safetensors");
         OpenOptions::new().write(true).open(&path).unwrap().set_len(100_000).unwrap();
-        let error = load(&checkpoint, &wanted, options(reader)).unwrap_err();
+        let error = load(&checkpoint, &regions, options(reader)).unwrap_err();
         assert_eq!(error.kind(), Kind::Io);
         assert!(error.to_string().contains("x.safetensors") && error.to_string().contains("byte "), "{error}");
     }
 }
 
 #[test]
-fn a_file_replaced_during_the_load_stays_the_one_that_was_checked() {
+fn a_file_replaced_during_the_load_is_read_as_opened() {
     let directory = TempDir::new().unwrap();
     let tensors = sample(&directory);
     let checkpoint = Checkpoint::open(&[directory.path()]).unwrap();

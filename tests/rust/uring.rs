@@ -1,4 +1,4 @@
-//! Direct reads when they are refused, come short, fail, or end too early.
+//! Direct reads that are refused, short, failing, or past the end of a file.
 
 use crate::files;
 use crate::kernel::{Event, Script, Scripted};
@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 
 const FILE_BYTES: usize = 3 << 20;
-/// What is asked for at once.
+/// Bytes of one request.
 const REQUEST_BYTES: u64 = 512 << 10;
 
 struct Trial {
@@ -26,7 +26,7 @@ struct Trial {
 }
 
 impl Trial {
-    /// A file of which nothing is cached, if its file system can do that, and a reader of it on such a kernel.
+    /// Opens a reader on a scripted kernel, of a file that is not cached if its file system supports that.
     fn new(reader: ReaderChoice, script: Script) -> Trial {
         let directory = TempDir::new().unwrap();
         let path = directory.path().join("x.safetensors");
@@ -40,14 +40,14 @@ impl Trial {
         Trial { _directory: directory, path, bytes, script, opened }
     }
 
-    /// From here on: what the requests and the waits that follow meet.
-    fn expect(&self, answers: impl IntoIterator<Item = Event>, waits: impl IntoIterator<Item = Event>) {
-        self.script.asked.lock().unwrap().clear();
-        self.script.answers.lock().unwrap().extend(answers);
+    /// Sets the outcomes of the next requests and waits.
+    fn expect(&self, requests: impl IntoIterator<Item = Event>, waits: impl IntoIterator<Item = Event>) {
+        self.script.offsets.lock().unwrap().clear();
+        self.script.requests.lock().unwrap().extend(requests);
         self.script.waits.lock().unwrap().extend(waits);
     }
 
-    /// A chunk as the plan lays it out, from `begin` on.
+    /// Reads a range as planned, with room to widen it, and checks the bytes.
     fn fill(&self, begin: usize, length: usize) -> Result<(), Error> {
         let request = Request { bytes: FILE_BYTES + 8192, node: None, staging_bytes: 256 << 20 };
         let mut slot = pool::take(&request).unwrap().unwrap();
@@ -59,8 +59,8 @@ impl Trial {
         Ok(())
     }
 
-    fn asked(&self) -> Vec<u64> {
-        self.script.asked.lock().unwrap().clone()
+    fn offsets(&self) -> Vec<u64> {
+        self.script.offsets.lock().unwrap().clone()
     }
 }
 
@@ -71,12 +71,12 @@ fn direct() -> Trial {
 }
 
 #[test]
-fn head_and_tail_come_with_the_rest() {
+fn first_and_last_block_need_no_requests_of_their_own() {
     let trial = direct();
     trial.expect([], []);
     trial.fill(700, (2 << 20) + 1).unwrap();
-    // Five requests, from the block in which the read begins, of which no more than the depth at once.
-    assert_eq!(trial.asked(), (0..5).map(|index| 512 + index * REQUEST_BYTES).collect::<Vec<_>>());
+    // Five requests from the block in which the read begins, and at most the queue depth in flight.
+    assert_eq!(trial.offsets(), (0..5).map(|index| 512 + index * REQUEST_BYTES).collect::<Vec<_>>());
     assert_eq!(trial.script.in_flight_peak.load(Ordering::Relaxed), 3);
     assert_eq!(trial.script.rings.load(Ordering::Relaxed), 1);
 }
@@ -93,27 +93,27 @@ fn short_reads_are_resumed() {
 #[test]
 fn interrupted_and_busy_reads_are_repeated() {
     let trial = direct();
-    let later = [libc::EINTR, libc::EAGAIN, libc::EBUSY].map(Event::Fails);
-    trial.expect(later, later);
+    let transient = [libc::EINTR, libc::EAGAIN, libc::EBUSY].map(Event::Fails);
+    trial.expect(transient, transient);
     trial.fill(700, 2 << 20).unwrap();
-    assert_eq!(trial.asked().len(), 5 + later.len());
+    assert_eq!(trial.offsets().len(), 5 + transient.len());
     assert_eq!(trial.script.settled.load(Ordering::Relaxed), 0);
 }
 
 #[test]
 fn a_read_refused_after_the_probe_goes_through_the_page_cache() {
     let trial = direct();
-    trial.expect([Event::Goes, Event::Fails(libc::EINVAL), Event::Fails(libc::EOPNOTSUPP)], []);
+    trial.expect([Event::Succeeds, Event::Fails(libc::EINVAL), Event::Fails(libc::EOPNOTSUPP)], []);
     trial.fill(700, 2 << 20).unwrap();
 }
 
 #[test]
-fn a_ring_that_fails_is_given_up_when_the_kernel_writes_no_more() {
+fn a_ring_that_fails_is_dropped_after_it_has_settled() {
     let trial = direct();
-    trial.expect([], [Event::Goes, Event::Fails(libc::EPERM)]);
+    trial.expect([], [Event::Succeeds, Event::Fails(libc::EPERM)]);
     trial.fill(700, 2 << 20).unwrap();
     assert_eq!(trial.script.settled.load(Ordering::Relaxed), 1);
-    // The next chunk has a new one.
+    // The next chunk has a new ring.
     trial.fill(0, 2 << 20).unwrap();
     assert_eq!(trial.script.rings.load(Ordering::Relaxed), 2);
 }
@@ -121,34 +121,34 @@ fn a_ring_that_fails_is_given_up_when_the_kernel_writes_no_more() {
 #[test]
 fn an_error_names_the_first_byte_that_could_not_be_read() {
     let trial = direct();
-    // The third and the second request of four fail, and are answered in this order.
-    trial.expect([Event::Goes, Event::Fails(libc::EIO), Event::Fails(libc::EIO)], []);
+    // The third and the second request fail, and complete in this order.
+    trial.expect([Event::Succeeds, Event::Fails(libc::EIO), Event::Fails(libc::EIO)], []);
     let error = trial.fill(700, 2 << 20).unwrap_err();
     assert_eq!(error.kind(), Kind::Io);
     let (text, byte) = (error.to_string(), format!("byte {}:", 512 + REQUEST_BYTES));
     assert!(text.contains("x.safetensors") && text.contains(&byte) && text.contains("os error 5"), "{text}");
-    // The first request holds bytes that nobody asked for, which are not to blame.
+    // The first request also covers bytes before the read, which the error must not name.
     trial.expect([Event::Fails(libc::EIO)], []);
     assert!(trial.fill(700, 2 << 20).unwrap_err().to_string().contains("byte 700:"));
-    // The ring has nothing left to do and serves on.
+    // The ring has no request left and is used again.
     trial.fill(700, 2 << 20).unwrap();
     assert_eq!(trial.script.rings.load(Ordering::Relaxed), 1);
 }
 
 #[test]
-fn a_file_cut_during_the_load_ends_where_it_was_cut() {
+fn a_file_truncated_during_the_load_ends_at_its_new_length() {
     for length in [0, 5, 700, 4096, 1_000_000] {
         let trial = direct();
         std::fs::OpenOptions::new().write(true).open(&trial.path).unwrap().set_len(length).unwrap();
-        // A later request fails otherwise; the earlier byte is the one to tell.
-        trial.expect([Event::Goes, Event::Goes, Event::Goes, Event::Fails(libc::EIO)], []);
+        // A later request fails with another error. The error names the first missing byte.
+        trial.expect([Event::Succeeds, Event::Succeeds, Event::Succeeds, Event::Fails(libc::EIO)], []);
         let text = trial.fill(100, 2 << 20).unwrap_err().to_string();
         assert!(text.contains(&format!("byte {}:", length.max(100))) && text.contains("early"), "{length}: {text}");
     }
 }
 
 #[test]
-fn where_direct_reads_are_refused_the_page_cache_serves() {
+fn refused_direct_reads_fall_back_to_the_page_cache() {
     let refusals = [
         (Script { open: Some(libc::EACCES), ..Script::default() }, "os error 13"),
         (Script { open: Some(libc::ENOENT), ..Script::default() }, "os error 2"),
@@ -157,9 +157,9 @@ fn where_direct_reads_are_refused_the_page_cache_serves() {
         (Script { ring: Some(libc::ENOSYS), ..Script::default() }, "os error 38"),
         (Script { ring: Some(libc::ENOMEM), ..Script::default() }, "os error 12"),
         (Script { has_no_direct_reads: true, ..Script::default() }, "page cache"),
-        (Script { answers: Mutex::new([Event::Fails(libc::EINVAL)].into()), ..Script::default() }, "os error 22"),
-        (Script { answers: Mutex::new([Event::Fails(libc::EIO)].into()), ..Script::default() }, "os error 5"),
-        (Script { answers: Mutex::new([Event::Short(100)].into()), ..Script::default() }, "fewer bytes than"),
+        (Script { requests: Mutex::new([Event::Fails(libc::EINVAL)].into()), ..Script::default() }, "os error 22"),
+        (Script { requests: Mutex::new([Event::Fails(libc::EIO)].into()), ..Script::default() }, "os error 5"),
+        (Script { requests: Mutex::new([Event::Short(100)].into()), ..Script::default() }, "fewer bytes than"),
         (Script { waits: Mutex::new([Event::Fails(libc::EPERM)].into()), ..Script::default() }, "os error 1"),
     ];
     for (script, reason) in refusals {

@@ -23,6 +23,8 @@ pub mod random;
 pub use cuda::Cuda;
 
 use abi::{Counters, Fault, Kind, Schedule, Status};
+use fst::device;
+use fst::staging::pool;
 use library::LIBRARY;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -124,6 +126,18 @@ impl Sim {
         let text = String::from_utf8(text).expect("violations are text");
         Report { violations: text.lines().map(str::to_owned).collect() }
     }
+}
+
+/// Returns simulators, one at a time: the first runs work as late as possible, the others with random delays.
+pub fn schedules() -> impl Iterator<Item = Sim> {
+    (0..6).map(|seed| if seed == 0 { Sim::start_lazy(0) } else { Sim::start(seed) })
+}
+
+/// Ends a test. After a release of what the process keeps between loads, no resource may be left.
+pub fn finish(sim: Sim) {
+    device::release();
+    pool::release();
+    sim.finish().assert_clean();
 }
 
 /// Runs the code of the scatter kernel on host memory.
