@@ -1,4 +1,4 @@
-//! Files, directories and indexes, and names across them.
+//! Checkpoints of files, directories and indexes, and names across files.
 
 use crate::files;
 use fst::checkpoint::Checkpoint;
@@ -17,7 +17,7 @@ fn names(checkpoint: &Checkpoint) -> Vec<String> {
 }
 
 #[track_caller]
-fn refused(path: &Path, kind: Kind, expected: &str) {
+fn rejected(path: &Path, kind: Kind, expected: &str) {
     let error = Checkpoint::open(&[path]).unwrap_err();
     assert_eq!(error.kind(), kind, "{error}");
     assert!(error.to_string().contains(expected), "{expected:?} is not in {error}");
@@ -25,7 +25,7 @@ fn refused(path: &Path, kind: Kind, expected: &str) {
 }
 
 #[test]
-fn a_directory_is_its_shards_in_order() {
+fn a_directory_opens_its_shards_in_order() {
     let directory = TempDir::new().unwrap();
     shard(&directory, "b.safetensors", &["x"]);
     shard(&directory, "a.safetensors", &["y", "z"]);
@@ -37,7 +37,7 @@ fn a_directory_is_its_shards_in_order() {
 }
 
 #[test]
-fn an_index_says_which_files_belong_together() {
+fn an_index_lists_the_files_of_a_checkpoint() {
     let directory = TempDir::new().unwrap();
     shard(&directory, "one.safetensors", &["x"]);
     shard(&directory, "two.safetensors", &["y"]);
@@ -49,17 +49,17 @@ fn an_index_says_which_files_belong_together() {
     }
 
     std::fs::write(&index, r#"{"weight_map":{"x":"one.safetensors","q":"two.safetensors"}}"#).unwrap();
-    refused(&index, Kind::Malformed, "two.safetensors");
+    rejected(&index, Kind::Malformed, "two.safetensors");
     std::fs::write(&index, r#"{"weight_map":{"x":"../one.safetensors"}}"#).unwrap();
-    refused(&index, Kind::Malformed, "beside the index");
+    rejected(&index, Kind::Malformed, "beside the index");
     std::fs::write(&index, r#"{"weight_map":{"x":"/etc/passwd"}}"#).unwrap();
-    refused(&index, Kind::Malformed, "beside the index");
+    rejected(&index, Kind::Malformed, "beside the index");
     std::fs::write(&index, r#"{"weight_map":{"x":5}}"#).unwrap();
-    refused(&index, Kind::Malformed, "tensor \"x\"");
+    rejected(&index, Kind::Malformed, "tensor \"x\"");
     std::fs::write(&index, r#"{"metadata":{}}"#).unwrap();
-    refused(&index, Kind::Malformed, "weight_map");
+    rejected(&index, Kind::Malformed, "weight_map");
     std::fs::write(&index, "not json").unwrap();
-    refused(&index, Kind::Malformed, "not JSON");
+    rejected(&index, Kind::Malformed, "not JSON");
     std::fs::write(&index, r#"{"weight_map":{"x":"missing.safetensors"}}"#).unwrap();
     let error = Checkpoint::open(&[&index]).unwrap_err();
     assert_eq!(error.kind(), Kind::FileNotFound);
@@ -67,24 +67,24 @@ fn an_index_says_which_files_belong_together() {
 }
 
 #[test]
-fn a_variant_beside_the_plain_index_does_not_confuse() {
+fn the_plain_index_takes_precedence_over_variants() {
     let directory = TempDir::new().unwrap();
     shard(&directory, "one.safetensors", &["x"]);
     let index = r#"{"weight_map":{"x":"one.safetensors"}}"#;
     std::fs::write(directory.path().join("a.safetensors.index.json"), index).unwrap();
     std::fs::write(directory.path().join("b.safetensors.index.json"), index).unwrap();
-    refused(directory.path(), Kind::InvalidArgument, "2 index files");
+    rejected(directory.path(), Kind::InvalidArgument, "2 index files");
     std::fs::write(directory.path().join("model.safetensors.index.json"), index).unwrap();
     assert_eq!(names(&Checkpoint::open(&[directory.path()]).unwrap()), ["x"]);
 }
 
 #[test]
-fn what_is_no_checkpoint_is_refused() {
+fn invalid_checkpoints_are_rejected() {
     let directory = TempDir::new().unwrap();
-    refused(directory.path(), Kind::IsADirectory, "no *.safetensors file");
-    refused(&directory.path().join("missing"), Kind::FileNotFound, "No such file");
-    refused(Path::new("s3://bucket/x.safetensors"), Kind::InvalidArgument, "\"s3\"");
-    refused(Path::new("/dev/null"), Kind::InvalidArgument, "neither a regular file");
+    rejected(directory.path(), Kind::IsADirectory, "no *.safetensors file");
+    rejected(&directory.path().join("missing"), Kind::FileNotFound, "No such file");
+    rejected(Path::new("s3://bucket/x.safetensors"), Kind::InvalidArgument, "\"s3\"");
+    rejected(Path::new("/dev/null"), Kind::InvalidArgument, "neither a regular file");
     let error = Checkpoint::open(&["a\0b"]).unwrap_err();
     assert_eq!(error.to_string(), "[invalid-argument] a\\u{0}b: a path cannot contain a NUL byte");
     let none: [&Path; 0] = [];
@@ -92,7 +92,7 @@ fn what_is_no_checkpoint_is_refused() {
 }
 
 #[test]
-fn a_name_in_two_files_is_refused() {
+fn a_name_in_two_files_is_rejected() {
     let directory = TempDir::new().unwrap();
     shard(&directory, "a.safetensors", &["w", "x"]);
     shard(&directory, "b.safetensors", &["x", "y"]);
@@ -104,7 +104,7 @@ fn a_name_in_two_files_is_refused() {
 }
 
 #[test]
-fn a_name_that_is_not_there_brings_the_nearest() {
+fn a_missing_name_suggests_similar_names() {
     let directory = TempDir::new().unwrap();
     shard(&directory, "a.safetensors", &["encoder.layer.0.weight", "encoder.layer.1.weight", "pooler"]);
     let checkpoint = Checkpoint::open(&[directory.path()]).unwrap();
@@ -129,17 +129,17 @@ fn a_checkpoint_opens_with_shared_headers() {
     assert_eq!(joined.source(1).unwrap().path, other.path().join("b.safetensors"));
     joined.check_headers(0..2).unwrap();
 
-    let refused = |expected: &str| {
+    let rejected = |expected: &str| {
         let error = Checkpoint::open_with_headers(&[other.path()], &shared).unwrap_err();
         assert_eq!(error.kind(), Kind::Malformed, "{error}");
         assert!(error.to_string().contains(expected), "{expected:?} is not in {error}");
     };
     std::fs::rename(other.path().join("b.safetensors"), other.path().join("c.safetensors")).unwrap();
-    refused("describes \"b.safetensors\"");
+    rejected("describes \"b.safetensors\"");
     std::fs::remove_file(other.path().join("c.safetensors")).unwrap();
-    refused("found 1 files, but the shared headers describe 2");
+    rejected("found 1 files, but the shared headers describe 2");
     shard(&other, "b.safetensors", &["longer"]);
-    refused("bytes, but the shared header describes one of");
+    rejected("bytes, but the shared header describes one of");
     for length in 0..shared.len() {
         assert!(Checkpoint::open_with_headers(&[own.path()], &shared[..length]).is_err(), "cut off at {length}");
     }
@@ -160,7 +160,7 @@ fn a_shared_header_that_differs_is_detected_before_the_data_is_read() {
 }
 
 #[test]
-fn positions_go_through_all_files() {
+fn positions_continue_across_files() {
     let directory = TempDir::new().unwrap();
     shard(&directory, "a.safetensors", &["y", "z"]);
     shard(&directory, "b.safetensors", &["x"]);

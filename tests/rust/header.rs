@@ -1,4 +1,4 @@
-//! Headers: what the reference implementation writes is read the same; what is wrong is refused, with its place.
+//! Headers: those of the `safetensors` crate are read equally, and invalid ones are rejected with their location.
 
 use crate::files;
 use fst::error::Kind;
@@ -11,9 +11,9 @@ fn parse(json: &str, data_bytes: u64) -> fst::Result<Header> {
     Header::parse(json.as_bytes(), 8 + json.len() as u64 + data_bytes)
 }
 
-/// A header that is refused, and what the error must say.
+/// Checks that a header is rejected, and that the error contains all of `expected`.
 #[track_caller]
-fn refused(json: &str, data_bytes: u64, expected: &[&str]) {
+fn rejected(json: &str, data_bytes: u64, expected: &[&str]) {
     let error = parse(json, data_bytes).expect_err(&json.chars().take(300).collect::<String>());
     assert_eq!(error.kind(), Kind::Malformed);
     let text = error.to_string();
@@ -24,103 +24,103 @@ fn refused(json: &str, data_bytes: u64, expected: &[&str]) {
 }
 
 #[test]
-fn good_headers() {
+fn valid_headers_are_parsed() {
     assert!(parse("{}", 0).unwrap().entries().len() == 0);
     assert!(parse("{}   ", 0).unwrap().entries().len() == 0);
     let header = parse(r#"{"__metadata__":{"a":"b"},"x":{"dtype":"F32","shape":[],"data_offsets":[0,4]}}"#, 4).unwrap();
     assert_eq!(header.metadata().unwrap()["a"], "b");
     let entry = header.find("x").unwrap();
     assert_eq!((entry.shape.len(), entry.end - entry.begin), (0, 4));
-    // The order of the keys is free, and escapes in names are names.
+    // Keys may be in any order, and names may contain escapes.
     let json = r#"{"b\n":{"data_offsets":[4,8],"shape":[2,2],"dtype":"U8"},"a":{"dtype":"I32","shape":[1],"data_offsets":[0,4]}}"#;
     let header = parse(json, 8).unwrap();
     assert_eq!(header.entries().map(|entry| entry.name).collect::<Vec<_>>(), ["a", "b\n"]);
-    // Fields that a later version may add.
+    // A later version of the format may add fields.
     assert!(parse(r#"{"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"checksum":{"a":[1]}}}"#, 1).is_ok());
     assert!(parse(r#"{"__metadata__":{}}"#, 0).unwrap().metadata().unwrap().is_empty());
     for json in ["{}", r#"{"__metadata__":null}"#] {
         assert!(parse(json, 0).unwrap().metadata().is_none());
     }
-    // Empty tensors, before and after others.
+    // Empty tensors before and after others.
     let json = r#"{"e":{"dtype":"F32","shape":[0,7],"data_offsets":[0,0]},"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"f":{"dtype":"F64","shape":[3,0],"data_offsets":[1,1]}}"#;
     assert_eq!(parse(json, 1).unwrap().entries().len(), 3);
 }
 
 #[test]
-fn not_the_right_json() {
-    refused("", 0, &["begin with '{'"]);
-    refused("[]", 0, &["begin with '{'"]);
-    refused(" {}", 0, &["begin with '{'"]);
-    refused("{", 0, &["EOF"]);
-    refused("{}x", 0, &["byte 10", "trailing"]);
-    refused(r#"{"x":1}"#, 0, &[r#"tensor "x""#, "dtype, shape and data_offsets"]);
-    refused(r#"{"x":{}}"#, 0, &[r#"tensor "x""#, r#""dtype" is missing"#]);
-    refused(r#"{"x":{"dtype":"U8"}}"#, 0, &[r#""shape" is missing"#]);
-    refused(r#"{"x":{"dtype":"U8","shape":[1]}}"#, 0, &[r#""data_offsets" is missing"#]);
+fn invalid_json_is_rejected() {
+    rejected("", 0, &["begin with '{'"]);
+    rejected("[]", 0, &["begin with '{'"]);
+    rejected(" {}", 0, &["begin with '{'"]);
+    rejected("{", 0, &["EOF"]);
+    rejected("{}x", 0, &["byte 10", "trailing"]);
+    rejected(r#"{"x":1}"#, 0, &[r#"tensor "x""#, "dtype, shape and data_offsets"]);
+    rejected(r#"{"x":{}}"#, 0, &[r#"tensor "x""#, r#""dtype" is missing"#]);
+    rejected(r#"{"x":{"dtype":"U8"}}"#, 0, &[r#""shape" is missing"#]);
+    rejected(r#"{"x":{"dtype":"U8","shape":[1]}}"#, 0, &[r#""data_offsets" is missing"#]);
     let deep = format!(
         r#"{{"x":{{"dtype":"U8","shape":[1],"data_offsets":[0,1],"y":{}1{}}}}}"#,
         "[".repeat(100_000),
         "]".repeat(100_000)
     );
-    refused(&deep, 1, &[r#"tensor "x""#, "recursion"]);
+    rejected(&deep, 1, &[r#"tensor "x""#, "recursion"]);
     let error = Header::parse(b"{\"\xff\":1}", 15).unwrap_err().to_string();
     assert!(error.contains("byte 10") && error.contains("UTF-8"), "{error}");
 }
 
 #[test]
-fn keys_that_stand_twice() {
+fn duplicate_keys_are_rejected() {
     let x = r#""x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}"#;
-    refused(&format!("{{{x},{x}}}"), 1, &[r#"tensor "x""#, "twice"]);
+    rejected(&format!("{{{x},{x}}}"), 1, &[r#"tensor "x""#, "twice"]);
     let empty = r#""x":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}"#;
-    refused(&format!("{{{empty},{empty}}}"), 0, &[r#"tensor "x""#, "twice"]);
-    refused(r#"{"__metadata__":{},"__metadata__":{}}"#, 0, &["__metadata__", "twice"]);
-    refused(r#"{"__metadata__":{"a":"b","a":"c"}}"#, 0, &["\"a\"", "twice"]);
-    refused(r#"{"x":{"dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#, 1, &["dtype", "twice"]);
+    rejected(&format!("{{{empty},{empty}}}"), 0, &[r#"tensor "x""#, "twice"]);
+    rejected(r#"{"__metadata__":{},"__metadata__":{}}"#, 0, &["__metadata__", "twice"]);
+    rejected(r#"{"__metadata__":{"a":"b","a":"c"}}"#, 0, &["\"a\"", "twice"]);
+    rejected(r#"{"x":{"dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#, 1, &["dtype", "twice"]);
 }
 
 #[test]
-fn metadata_that_is_not_text() {
+fn metadata_other_than_strings_are_rejected() {
     for value in [r#"{"a":1}"#, r#"{"a":null}"#, r#"{"a":{}}"#, "[]", "\"text\"", "1"] {
-        refused(&format!(r#"{{"__metadata__":{value}}}"#), 0, &["invalid type"]);
+        rejected(&format!(r#"{{"__metadata__":{value}}}"#), 0, &["invalid type"]);
     }
 }
 
 #[test]
-fn dtypes_shapes_and_offsets() {
+fn invalid_dtypes_shapes_and_offsets_are_rejected() {
     let entry = |dtype: &str, shape: &str, offsets: &str| {
         format!(r#"{{"x":{{"dtype":{dtype},"shape":{shape},"data_offsets":{offsets}}}}}"#)
     };
     let x = r#"tensor "x""#;
-    refused(&entry("\"F31\"", "[1]", "[0,4]"), 4, &[x, "F31"]);
-    refused(&entry("1", "[1]", "[0,4]"), 4, &[x]);
-    refused(&entry("\"F32\"", "[-1]", "[0,4]"), 4, &[x, "-1"]);
-    refused(&entry("\"F32\"", "[1.5]", "[0,4]"), 4, &[x, "1.5"]);
-    refused(&entry("\"F32\"", "1", "[0,4]"), 4, &[x]);
-    refused(&entry("\"F32\"", "[1]", "[-4,0]"), 4, &[x, "-4"]);
-    refused(&entry("\"F32\"", "[1]", "[0]"), 4, &[x, "two numbers"]);
-    refused(&entry("\"F32\"", "[1]", "[0,4,4]"), 4, &[x, "at most 2"]);
-    refused(&entry("\"F32\"", "[1]", "[4,0]"), 4, &[x, "reversed"]);
-    refused(&entry("\"F32\"", "[1]", "[0,5]"), 5, &[x, "needs 4 bytes", "cover 5"]);
-    refused(&entry("\"F32\"", "[2]", "[0,8]"), 4, &[x, "past the end", "cut off"]);
-    refused(&entry("\"F32\"", "[1]", "[1,5]"), 5, &[x, "gap"]);
-    refused(&entry("\"F32\"", "[1]", "[0,4]"), 5, &["must belong to a tensor"]);
-    refused(&entry("\"F32\"", "[1]", "[0,18446744073709551615]"), 4, &[x, "past the end"]);
-    refused(&entry("\"F32\"", "[1]", "[0,18446744073709551616]"), 4, &[x]);
-    refused(&entry("\"F32\"", "[4611686018427387904,4611686018427387904]", "[0,0]"), 0, &[x, "overflows"]);
-    refused(&entry("\"F32\"", "[0,9223372036854775807,9223372036854775807]", "[0,0]"), 0, &[x, "overflows"]);
-    refused(&entry("\"F4\"", "[3]", "[0,2]"), 2, &[x, "whole number of bytes"]);
+    rejected(&entry("\"F31\"", "[1]", "[0,4]"), 4, &[x, "F31"]);
+    rejected(&entry("1", "[1]", "[0,4]"), 4, &[x]);
+    rejected(&entry("\"F32\"", "[-1]", "[0,4]"), 4, &[x, "-1"]);
+    rejected(&entry("\"F32\"", "[1.5]", "[0,4]"), 4, &[x, "1.5"]);
+    rejected(&entry("\"F32\"", "1", "[0,4]"), 4, &[x]);
+    rejected(&entry("\"F32\"", "[1]", "[-4,0]"), 4, &[x, "-4"]);
+    rejected(&entry("\"F32\"", "[1]", "[0]"), 4, &[x, "two numbers"]);
+    rejected(&entry("\"F32\"", "[1]", "[0,4,4]"), 4, &[x, "at most 2"]);
+    rejected(&entry("\"F32\"", "[1]", "[4,0]"), 4, &[x, "reversed"]);
+    rejected(&entry("\"F32\"", "[1]", "[0,5]"), 5, &[x, "needs 4 bytes", "cover 5"]);
+    rejected(&entry("\"F32\"", "[2]", "[0,8]"), 4, &[x, "past the end", "cut off"]);
+    rejected(&entry("\"F32\"", "[1]", "[1,5]"), 5, &[x, "gap"]);
+    rejected(&entry("\"F32\"", "[1]", "[0,4]"), 5, &["must belong to a tensor"]);
+    rejected(&entry("\"F32\"", "[1]", "[0,18446744073709551615]"), 4, &[x, "past the end"]);
+    rejected(&entry("\"F32\"", "[1]", "[0,18446744073709551616]"), 4, &[x]);
+    rejected(&entry("\"F32\"", "[4611686018427387904,4611686018427387904]", "[0,0]"), 0, &[x, "overflows"]);
+    rejected(&entry("\"F32\"", "[0,9223372036854775807,9223372036854775807]", "[0,0]"), 0, &[x, "overflows"]);
+    rejected(&entry("\"F4\"", "[3]", "[0,2]"), 2, &[x, "whole number of bytes"]);
     let deep = format!("[{}1]", "1,".repeat(64));
-    refused(&entry("\"U8\"", &deep, "[0,1]"), 1, &[x, "at most 64"]);
+    rejected(&entry("\"U8\"", &deep, "[0,1]"), 1, &[x, "at most 64"]);
     let two =
         r#"{"x":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"y":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}}"#;
-    refused(two, 4, &[r#"tensor "y""#, "overlap"]);
+    rejected(two, 4, &[r#"tensor "y""#, "overlap"]);
     let two =
         r#"{"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"y":{"dtype":"U8","shape":[1],"data_offsets":[2,3]}}"#;
-    refused(two, 3, &[r#"tensor "y""#, "gap"]);
+    rejected(two, 3, &[r#"tensor "y""#, "gap"]);
 }
 
 #[test]
-fn length_fields() {
+fn invalid_length_fields_are_rejected() {
     let directory = TempDir::new().unwrap();
     let read = |bytes: &[u8]| {
         let path = directory.path().join("x.safetensors");
@@ -140,7 +140,7 @@ fn length_fields() {
 }
 
 #[test]
-fn a_long_name_does_not_bury_the_message() {
+fn a_long_name_is_shortened_in_errors() {
     let name = "é".repeat(100_000);
     let error = parse(&format!(r#"{{"{name}":{{}}}}"#), 0).unwrap_err().to_string();
     assert!(error.len() < 2_000 && error.contains("missing"), "{} bytes", error.len());
@@ -152,7 +152,7 @@ fn tensors() -> impl Strategy<Value = Vec<(String, usize, Vec<usize>)>> {
         .prop_map(|map| map.into_iter().map(|(name, (dtype, shape))| (name, dtype, shape)).collect())
 }
 
-/// A file as the reference implementation writes it.
+/// Serializes tensors with the `safetensors` crate.
 fn serialize(tensors: &[(String, usize, Vec<usize>)]) -> Vec<u8> {
     let dtypes: Vec<fst::dtype::Dtype> = fst::dtype::Dtype::all().filter(|dtype| dtype.bits() >= 8).collect();
     let data: Vec<_> = tensors
@@ -177,7 +177,7 @@ fn split(bytes: &[u8]) -> &[u8] {
 
 proptest! {
     #[test]
-    fn what_safetensors_writes_is_read_the_same(tensors in tensors()) {
+    fn files_of_the_safetensors_crate_are_read_equally(tensors in tensors()) {
         let bytes = serialize(&tensors);
         let header = Header::parse(split(&bytes), bytes.len() as u64).unwrap();
         let reference = SafeTensors::deserialize(&bytes).unwrap();
@@ -190,9 +190,9 @@ proptest! {
         }
     }
 
-    /// Whatever stands in a header, the answer is a header or an error, and never one that safetensors refuses.
+    /// A damaged header is rejected or parsed, and every parsed header is one that the `safetensors` crate accepts.
     #[test]
-    fn a_damaged_header_is_never_worse_than_safetensors(
+    fn headers_accepted_are_accepted_by_the_safetensors_crate(
         tensors in tensors(), damage in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)
     ) {
         let mut bytes = serialize(&tensors);
@@ -207,7 +207,7 @@ proptest! {
     }
 
     #[test]
-    fn a_cut_file_is_always_refused(tensors in tensors(), cut in any::<prop::sample::Index>()) {
+    fn a_truncated_file_is_rejected(tensors in tensors(), cut in any::<prop::sample::Index>()) {
         let bytes = serialize(&tensors);
         let directory = TempDir::new().unwrap();
         let path = directory.path().join("x.safetensors");
@@ -216,8 +216,8 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_answered(json in proptest::collection::vec(any::<u8>(), 0..200), data_bytes in 0_u64..100) {
-        // Reaching the end is the point: no panic, no overflow.
+    fn arbitrary_bytes_do_not_panic(json in proptest::collection::vec(any::<u8>(), 0..200), data_bytes in 0_u64..100) {
+        // The test passes without a panic or an overflow.
         let _ = Header::parse(&json, 8 + json.len() as u64 + data_bytes);
     }
 }

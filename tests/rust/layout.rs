@@ -45,7 +45,7 @@ fn tensors() -> impl Strategy<Value = Vec<(String, Dtype, Vec<u64>)>> {
 
 proptest! {
     #[test]
-    fn headers_are_those_of_the_reference(
+    fn headers_equal_those_of_the_safetensors_crate(
         tensors in tensors(),
         // The reference writes several entries in any order.
         metadata in prop::option::of(prop::collection::btree_map(any::<String>(), any::<String>(), 0..2)),
@@ -74,7 +74,7 @@ proptest! {
 }
 
 #[test]
-fn every_pair_of_dtypes_is_in_the_order_of_the_reference() {
+fn every_pair_of_dtypes_is_in_the_order_of_the_safetensors_crate() {
     for first in Dtype::all() {
         for second in Dtype::all() {
             let tensors = [("a".to_owned(), first, vec![8]), ("b".to_owned(), second, vec![8])];
@@ -93,7 +93,7 @@ fn metadata_are_sorted() {
 }
 
 #[test]
-fn what_cannot_be_in_a_file_is_refused() {
+fn invalid_tensors_and_names_are_rejected() {
     let tensor = |name: &str| Tensor::new(name, Dtype::F32, vec![1]).unwrap();
     let layout = |tensors: &[Tensor]| Layout::new(tensors, &None).map(drop);
     for refused in [
@@ -111,7 +111,7 @@ fn what_cannot_be_in_a_file_is_refused() {
 }
 
 #[test]
-fn a_header_grows_by_spaces() {
+fn a_header_is_padded_with_spaces() {
     let mut bytes = header([].iter(), &None).unwrap();
     let before = bytes.clone();
     pad(&mut bytes, 4090);

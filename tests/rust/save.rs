@@ -1,4 +1,4 @@
-//! Files are written whole or not at all, whatever the kernel answers.
+//! Saves and writers: files are complete or absent, also when system calls fail.
 
 use crate::files;
 use fst::device::host::Host;
@@ -11,6 +11,7 @@ use fst::save::kernel::{FileKernel, Linux};
 use fst::save::writer::Writer;
 use fst::save::{DeviceStream, Extent, Save};
 use proptest::prelude::*;
+use rustix::fs::{OFlags, fcntl_getfl};
 use safetensors::SafeTensors;
 use std::fs::{self, File};
 use std::io;
@@ -20,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tempfile::TempDir;
 
-/// Small chunks, so that small tensors already fill several.
+/// Options with small chunks, so that small tensors fill several.
 fn tight() -> Options {
     Options { chunk_bytes: 8 << 10, staging_bytes: 32 << 10, threads: 3, ..Options::default() }
 }
@@ -37,7 +38,7 @@ fn kernel() -> Box<dyn FileKernel> {
     Box::new(Linux)
 }
 
-/// Tensors of bytes of these sizes.
+/// Returns tensors of dtype U8 with these sizes.
 fn sample(sizes: &[usize]) -> Vec<(String, Vec<u8>)> {
     sizes.iter().enumerate().map(|(index, &size)| (format!("t{index:03}"), files::pattern(index, size))).collect()
 }
@@ -46,30 +47,30 @@ fn described(tensors: &[(String, Vec<u8>)]) -> Vec<Tensor> {
     tensors.iter().map(|(name, bytes)| Tensor::new(name, Dtype::U8, vec![bytes.len() as u64]).unwrap()).collect()
 }
 
-/// Saves, in calls with as many tensors each.
+/// Saves tensors, `step` of them per call.
 fn save(path: &Path, tensors: &[(String, Vec<u8>)], kernel: Box<dyn FileKernel>, step: usize) -> fst::Result<()> {
     let layout = Layout::new(&described(tensors), &None)?;
     let order = layout.order().to_vec();
     let mut save = Save::begin(layout, OutputFile::create(path, kernel)?, host(), &tight())?;
-    for part in order.chunks(step) {
-        let piece = |&index: &usize| {
+    for indices in order.chunks(step) {
+        let extent = |&index: &usize| {
             let bytes = &tensors[index].1;
             Extent { device: 0, address: address_of(bytes), length: bytes.len() as u64 }
         };
-        let pieces: Vec<Extent> = part.iter().map(piece).collect();
-        // SAFETY: the tensors live and stay as they are.
-        unsafe { save.append(&pieces) }?;
+        let extents: Vec<Extent> = indices.iter().map(extent).collect();
+        // SAFETY: the tensors outlive the call and do not change.
+        unsafe { save.append(&extents) }?;
     }
     save.finish()
 }
 
-/// Writes one after the other.
+/// Writes tensors one by one with a writer.
 fn write(path: &Path, tensors: &[(String, Vec<u8>)], kernel: Box<dyn FileKernel>) -> fst::Result<()> {
     let mut writer = Writer::begin(OutputFile::create(path, kernel)?, None, &tight())?;
     for (tensor, (_, bytes)) in described(tensors).into_iter().zip(tensors) {
         writer.add(tensor)?;
         let mut copy = bytes.clone();
-        // SAFETY: the copy lives until it is overwritten.
+        // SAFETY: the copy is valid until it is overwritten after the call.
         unsafe { writer.append(&Host, 0, address_of(&copy), copy.len() as u64) }?;
         copy.fill(0xEE);
     }
@@ -85,7 +86,7 @@ fn expected(tensors: &[(String, Vec<u8>)]) -> Vec<u8> {
     fs::read(files::written(&directory, "x", &list)).unwrap()
 }
 
-/// The reference reads the file and finds these tensors.
+/// Checks that the `safetensors` crate reads these tensors from the file.
 fn assert_holds(path: &Path, tensors: &[(String, Vec<u8>)]) {
     let file = fs::read(path).unwrap();
     let found = SafeTensors::deserialize(&file).unwrap();
@@ -102,7 +103,7 @@ fn names_in(directory: &TempDir) -> Vec<String> {
 const SIZES: [usize; 9] = [3, 0, 40_000, 1, 4096, 8192, 12_345, 7, 100_001];
 
 #[test]
-fn a_saved_file_is_that_of_the_reference() {
+fn a_saved_file_equals_that_of_the_safetensors_crate() {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("x");
     for sizes in [&SIZES[..], &[], &[0], &[1], &[4096 - 72]] {
@@ -118,7 +119,7 @@ fn a_saved_file_is_that_of_the_reference() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
     #[test]
-    fn any_sizes_are_saved_and_written(sizes in prop::collection::vec(0..30_000_usize, 0..20), step in 1..5_usize) {
+    fn tensors_of_any_size_are_saved_and_written(sizes in prop::collection::vec(0..30_000_usize, 0..20), step in 1..5_usize) {
         let directory = TempDir::new().unwrap();
         let path = directory.path().join("x");
         let tensors = sample(&sizes);
@@ -130,21 +131,21 @@ proptest! {
 }
 
 #[test]
-fn a_header_that_outgrows_its_room_gets_more() {
+fn a_header_longer_than_the_reserved_space_moves_the_data() {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("x");
-    // The first block of data is full long before most names are known.
+    // The first block is full before most names are known.
     let mut tensors = sample(&[20_000]);
     tensors.extend((0..4000).map(|index| (format!("{index:0100}"), vec![index as u8; 3])));
     write(&path, &tensors, kernel()).unwrap();
     assert_holds(&path, &tensors);
-    write(&path, &tensors, Box::new(Scripted::new(Answer::NoInsert))).unwrap();
+    write(&path, &tensors, Box::new(FaultyKernel::new(Fault::NoInsert))).unwrap();
     assert_holds(&path, &tensors);
     assert_eq!(names_in(&directory), ["x"]);
 }
 
 #[test]
-fn a_small_file_that_was_written_has_no_spaces() {
+fn a_file_of_one_block_has_no_padding() {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("x");
     let tensors = sample(&[3, 0, 1000]);
@@ -152,30 +153,30 @@ fn a_small_file_that_was_written_has_no_spaces() {
     assert!(fs::read(&path).unwrap() == expected(&tensors));
 }
 
-/// What a kernel does beside what Linux does.
+/// Fault of a system call.
 #[derive(Clone, Copy, Debug)]
-enum Answer {
-    /// Writes fewer bytes than it was asked for, now and then none because of a signal or because it is busy.
+enum Fault {
+    /// Short writes, and writes that fail with EINTR and EAGAIN.
     Short,
-    /// Fails a write, the one with this number.
+    /// Error of the write with this number.
     FailWrite(usize, i32),
-    /// Takes direct writes at first and then refuses them.
+    /// Direct writes that succeed at first and fail later.
     RefuseDirect,
     NoDirect,
     NoReserve,
-    NoRoom,
+    NoSpace,
     NoInsert,
     FailFlush,
 }
 
-struct Scripted {
-    answer: Answer,
+struct FaultyKernel {
+    fault: Fault,
     calls: AtomicUsize,
 }
 
-impl Scripted {
-    fn new(answer: Answer) -> Scripted {
-        Scripted { answer, calls: AtomicUsize::new(0) }
+impl FaultyKernel {
+    fn new(fault: Fault) -> FaultyKernel {
+        FaultyKernel { fault, calls: AtomicUsize::new(0) }
     }
 }
 
@@ -183,77 +184,75 @@ fn code<T>(code: i32) -> io::Result<T> {
     Err(io::Error::from_raw_os_error(code))
 }
 
-impl FileKernel for Scripted {
+impl FileKernel for FaultyKernel {
     fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<usize> {
         let call = self.calls.fetch_add(1, Ordering::Relaxed);
-        match self.answer {
-            Answer::Short => match call % 4 {
+        match self.fault {
+            Fault::Short => match call % 4 {
                 0 => code(libc::EINTR),
                 1 => code(libc::EAGAIN),
                 _ => {
-                    // Direct writes are cut at blocks, others anywhere.
+                    // A short direct write ends at a block boundary.
                     let half = bytes.len() / 2;
                     let length = if half >= 4096 { half - half % 4096 } else { bytes.len() };
                     file.write_at(&bytes[..length], offset)
                 }
             },
-            Answer::FailWrite(at, error) if call == at => code(error),
-            Answer::RefuseDirect if call > 2 && is_direct(file) => code(libc::EINVAL),
+            Fault::FailWrite(at, error) if call == at => code(error),
+            Fault::RefuseDirect if call > 2 && is_direct(file) => code(libc::EINVAL),
             _ => file.write_at(bytes, offset),
         }
     }
 
     fn set_direct(&self, file: &File, is_direct: bool) -> io::Result<()> {
-        match self.answer {
-            Answer::NoDirect => code(libc::EINVAL),
+        match self.fault {
+            Fault::NoDirect => code(libc::EINVAL),
             _ => Linux.set_direct(file, is_direct),
         }
     }
 
     fn reserve(&self, file: &File, bytes: u64) -> io::Result<()> {
-        match self.answer {
-            Answer::NoReserve => code(libc::EOPNOTSUPP),
-            Answer::NoRoom => code(libc::ENOSPC),
+        match self.fault {
+            Fault::NoReserve => code(libc::EOPNOTSUPP),
+            Fault::NoSpace => code(libc::ENOSPC),
             _ => Linux.reserve(file, bytes),
         }
     }
 
     fn insert(&self, file: &File, bytes: u64) -> io::Result<()> {
-        match self.answer {
-            Answer::NoInsert => code(libc::EOPNOTSUPP),
+        match self.fault {
+            Fault::NoInsert => code(libc::EOPNOTSUPP),
             _ => Linux.insert(file, bytes),
         }
     }
 
     fn flush(&self, file: &File) -> io::Result<()> {
-        match self.answer {
-            Answer::FailFlush => code(libc::EIO),
+        match self.fault {
+            Fault::FailFlush => code(libc::EIO),
             _ => Linux.flush(file),
         }
     }
 }
 
 fn is_direct(file: &File) -> bool {
-    use std::os::fd::AsRawFd;
-    // SAFETY: asks for the flags of an open descriptor.
-    unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) & libc::O_DIRECT != 0 }
+    fcntl_getfl(file).unwrap().contains(OFlags::DIRECT)
 }
 
 #[test]
-fn whatever_the_kernel_refuses_for_now_the_file_is_whole() {
+fn a_file_is_complete_when_system_calls_are_refused() {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("x");
     let tensors = sample(&SIZES);
-    for answer in [Answer::Short, Answer::RefuseDirect, Answer::NoDirect, Answer::NoReserve, Answer::NoInsert] {
-        save(&path, &tensors, Box::new(Scripted::new(answer)), 3).unwrap();
-        assert!(fs::read(&path).unwrap() == expected(&tensors), "{answer:?}");
-        write(&path, &tensors, Box::new(Scripted::new(answer))).unwrap();
+    for fault in [Fault::Short, Fault::RefuseDirect, Fault::NoDirect, Fault::NoReserve, Fault::NoInsert] {
+        save(&path, &tensors, Box::new(FaultyKernel::new(fault)), 3).unwrap();
+        assert!(fs::read(&path).unwrap() == expected(&tensors), "{fault:?}");
+        write(&path, &tensors, Box::new(FaultyKernel::new(fault))).unwrap();
         assert_holds(&path, &tensors);
-        assert_eq!(names_in(&directory), ["x"], "{answer:?}");
+        assert_eq!(names_in(&directory), ["x"], "{fault:?}");
     }
 }
 
-/// The old file is whole and nothing else is there, and the error says what and where.
+/// Checks that the old file is unchanged, no other file exists, and the error contains all of `words`.
 fn assert_failed(directory: &TempDir, result: fst::Result<()>, words: &[&str]) -> Error {
     let error = result.unwrap_err();
     assert_eq!(error.kind(), Kind::Io);
@@ -266,45 +265,45 @@ fn assert_failed(directory: &TempDir, result: fst::Result<()>, words: &[&str]) -
 }
 
 #[test]
-fn a_failure_at_any_write_leaves_the_old_file_whole() {
+fn a_failed_write_leaves_the_old_file_unchanged() {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("x");
     let tensors = sample(&SIZES);
     fs::write(&path, b"old").unwrap();
-    // As many writes as it takes on one thread at a time, and for a writer the header.
+    // Index of the write that fails: at the start, in the middle and near the end of the file.
     for at in [0, 1, 5, 20] {
         for (error, words) in [(libc::EIO, "os error 5"), (libc::ENOSPC, "os error 28")] {
-            let script = || Box::new(Scripted::new(Answer::FailWrite(at, error)));
-            let saved = save(&path, &tensors, script(), 100);
+            let kernel = || Box::new(FaultyKernel::new(Fault::FailWrite(at, error)));
+            let saved = save(&path, &tensors, kernel(), 100);
             let failed = assert_failed(&directory, saved, &["/x: ", "byte ", "cannot write", words]);
-            // The header belongs to no tensor.
+            // The header is not part of a tensor.
             assert!(failed.position() == Some(0) || failed.to_string().contains("tensor \"t0"), "{failed}");
-            let written = write(&path, &tensors, script());
+            let written = write(&path, &tensors, kernel());
             let failed = assert_failed(&directory, written, &["/x: ", "byte ", "cannot write", words]);
             assert!(failed.position().is_some());
         }
     }
-    let no_room = save(&path, &tensors, Box::new(Scripted::new(Answer::NoRoom)), 100);
+    let no_room = save(&path, &tensors, Box::new(FaultyKernel::new(Fault::NoSpace)), 100);
     assert_failed(&directory, no_room, &["/x: ", "cannot reserve", "os error 28"]);
-    let not_flushed = save(&path, &tensors, Box::new(Scripted::new(Answer::FailFlush)), 100);
+    let not_flushed = save(&path, &tensors, Box::new(FaultyKernel::new(Fault::FailFlush)), 100);
     assert_failed(&directory, not_flushed, &["/x: ", "cannot flush the file", "os error 5"]);
-    let not_flushed = write(&path, &tensors, Box::new(Scripted::new(Answer::FailFlush)));
+    let not_flushed = write(&path, &tensors, Box::new(FaultyKernel::new(Fault::FailFlush)));
     assert_failed(&directory, not_flushed, &["/x: ", "cannot flush the file"]);
-    // A writer asks for room ahead, of which it may need less.
-    write(&path, &tensors, Box::new(Scripted::new(Answer::NoRoom))).unwrap();
+    // A writer reserves more space than it may need.
+    write(&path, &tensors, Box::new(FaultyKernel::new(Fault::NoSpace))).unwrap();
     assert_holds(&path, &tensors);
 }
 
 #[test]
-fn a_writer_that_has_failed_says_so_again_and_leaves_nothing() {
+fn a_failed_writer_repeats_its_error_and_leaves_no_file() {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("x");
     fs::write(&path, b"old").unwrap();
-    let script = Box::new(Scripted::new(Answer::FailWrite(2, libc::EIO)));
-    let mut writer = Writer::begin(OutputFile::create(&path, script).unwrap(), None, &tight()).unwrap();
+    let kernel = Box::new(FaultyKernel::new(Fault::FailWrite(2, libc::EIO)));
+    let mut writer = Writer::begin(OutputFile::create(&path, kernel).unwrap(), None, &tight()).unwrap();
     let bytes = files::pattern(1, 500_000);
     writer.add(Tensor::new("a", Dtype::U8, vec![500_000]).unwrap()).unwrap();
-    // SAFETY: the bytes live and stay as they are.
+    // SAFETY: the bytes outlive the call and do not change.
     let error = unsafe { writer.append(&Host, 0, address_of(&bytes), 500_000) }.unwrap_err();
     assert!(error.to_string().contains("tensor \"a\""), "{error}");
     assert_eq!(writer.add(Tensor::new("b", Dtype::U8, vec![]).unwrap()).unwrap_err(), error);
@@ -312,14 +311,14 @@ fn a_writer_that_has_failed_says_so_again_and_leaves_nothing() {
 }
 
 #[test]
-fn a_writer_that_is_dropped_leaves_nothing() {
+fn a_dropped_writer_leaves_no_file() {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("x");
     let mut writer = Writer::begin(OutputFile::create(&path, kernel()).unwrap(), None, &tight()).unwrap();
     let bytes = files::pattern(1, 500_000);
     writer.add(Tensor::new("a", Dtype::U8, vec![500_000]).unwrap()).unwrap();
     assert_eq!(writer.add(Tensor::new("b", Dtype::U8, vec![]).unwrap()).unwrap_err().kind(), Kind::InvalidArgument);
-    // SAFETY: as above.
+    // SAFETY: the bytes outlive the call and do not change.
     unsafe { writer.append(&Host, 0, address_of(&bytes), 500_000) }.unwrap();
     assert_eq!(writer.add(Tensor::new("a", Dtype::U8, vec![]).unwrap()).unwrap_err().kind(), Kind::InvalidArgument);
     drop(writer);
@@ -327,7 +326,7 @@ fn a_writer_that_is_dropped_leaves_nothing() {
 }
 
 #[test]
-fn a_new_file_has_the_mode_of_any_other_and_one_that_is_replaced_keeps_its_own() {
+fn a_new_file_has_the_default_mode_and_a_replaced_file_keeps_its_mode() {
     let directory = TempDir::new().unwrap();
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode();
     let (path, plain) = (directory.path().join("x"), directory.path().join("plain"));
@@ -340,7 +339,7 @@ fn a_new_file_has_the_mode_of_any_other_and_one_that_is_replaced_keeps_its_own()
 }
 
 #[test]
-fn links_are_followed_as_for_any_write() {
+fn symbolic_links_are_followed() {
     let directory = TempDir::new().unwrap();
     let at = |name: &str| directory.path().join(name);
     fs::create_dir(at("far")).unwrap();
@@ -358,7 +357,7 @@ fn links_are_followed_as_for_any_write() {
 }
 
 #[test]
-fn what_is_no_place_for_a_file_is_refused() {
+fn paths_that_cannot_be_files_are_rejected() {
     let directory = TempDir::new().unwrap();
     let at = |name: &str| directory.path().join(name);
     let kind = |path: &Path| save(path, &sample(&[9]), kernel(), 1).unwrap_err().kind();
@@ -369,7 +368,7 @@ fn what_is_no_place_for_a_file_is_refused() {
     assert_eq!(kind(Path::new("..")), Kind::InvalidArgument);
     assert_eq!(kind(Path::new("")), Kind::InvalidArgument);
     assert_eq!(kind(&at("a\0b")), Kind::InvalidArgument);
-    // The longest name there may be leaves its temporary one no room of its own.
+    // The temporary name of a file with the longest possible name is truncated.
     let longest = at(&"n".repeat(255));
     save(&longest, &sample(&[9]), kernel(), 1).unwrap();
     assert_eq!(names_in(&directory).len(), 1);

@@ -1,4 +1,4 @@
-//! Ctrl-C, in a process of its own handler.
+//! Ctrl-C in a process that has its own handler.
 
 use fst::error::Kind;
 use fst::os::sigint::Watch;
@@ -6,20 +6,20 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 static CALLS: AtomicUsize = AtomicUsize::new(0);
-/// The action for a signal belongs to the whole process.
-static TURN: Mutex<()> = Mutex::new(());
+/// Serializes the tests, since the action of a signal is global to the process.
+static SERIAL: Mutex<()> = Mutex::new(());
 
 extern "C" fn count(_: libc::c_int) {
     CALLS.fetch_add(1, Ordering::SeqCst);
 }
 
 fn handle_with(handler: libc::sighandler_t) {
-    // SAFETY: the handlers used here only count.
+    // SAFETY: the handlers of these tests only count.
     unsafe { libc::signal(libc::SIGINT, handler) };
 }
 
 fn handler() -> libc::sighandler_t {
-    // SAFETY: only asks for the action in force.
+    // SAFETY: without a new action the call only writes the current one.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         libc::sigaction(libc::SIGINT, std::ptr::null(), &raw mut action);
@@ -28,7 +28,7 @@ fn handler() -> libc::sighandler_t {
 }
 
 fn interrupt() {
-    // SAFETY: the process has a handler at this point.
+    // SAFETY: the process has a handler for SIGINT.
     unsafe { libc::raise(libc::SIGINT) };
 }
 
@@ -38,8 +38,8 @@ fn counting() -> libc::sighandler_t {
 }
 
 #[test]
-fn a_watch_notes_the_signal_and_the_program_still_gets_it() {
-    let _turn = TURN.lock().unwrap();
+fn a_watch_detects_the_signal_and_forwards_it() {
+    let _serial = SERIAL.lock().unwrap();
     handle_with(counting());
     let before = CALLS.load(Ordering::SeqCst);
     let outer = Watch::begin();
@@ -49,7 +49,7 @@ fn a_watch_notes_the_signal_and_the_program_still_gets_it() {
     assert_eq!(CALLS.load(Ordering::SeqCst), before + 1);
     assert_eq!(outer.check().unwrap_err().kind(), Kind::Interrupted);
     assert_eq!(inner.check().unwrap_err().kind(), Kind::Interrupted);
-    // A load that begins after the signal is not ended by it.
+    // The signal does not affect a load that begins later.
     assert!(Watch::begin().check().is_ok());
     drop(outer);
     assert_ne!(handler(), counting());
@@ -60,7 +60,7 @@ fn a_watch_notes_the_signal_and_the_program_still_gets_it() {
 
 #[test]
 fn a_program_without_a_handler_keeps_the_default() {
-    let _turn = TURN.lock().unwrap();
+    let _serial = SERIAL.lock().unwrap();
     for action in [libc::SIG_DFL, libc::SIG_IGN] {
         handle_with(action);
         let watch = Watch::begin();
@@ -72,8 +72,8 @@ fn a_program_without_a_handler_keeps_the_default() {
 }
 
 #[test]
-fn a_handler_set_during_a_load_stays() {
-    let _turn = TURN.lock().unwrap();
+fn a_handler_installed_during_a_load_is_kept() {
+    let _serial = SERIAL.lock().unwrap();
     handle_with(counting());
     let watch = Watch::begin();
     handle_with(libc::SIG_IGN);
