@@ -40,7 +40,7 @@ const BLOCK_BYTES: u64 = 4096;
 /// Reading up to 1/16 of the bytes more than once costs less than an exchange.
 const EXCESS_DIVISOR: u64 = 16;
 
-/// How data needed by several ranks are read.
+/// Method by which data needed by several ranks is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Strategy {
     /// Each rank reads its own shard if no byte is read twice by that; otherwise the ranks exchange.
@@ -118,7 +118,7 @@ struct RequestRef {
     item: usize,
 }
 
-/// How the bytes of a tensor reach the ranks that requested them.
+/// Path of a tensor's bytes to the ranks that requested them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Route {
     Own,

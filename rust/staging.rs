@@ -111,7 +111,7 @@ impl<D: Device> Staging<D> {
     /// Starts the copies from a slot, whose first `bytes` bytes are the chunk. The slot is free once they are done.
     ///
     /// # Errors
-    /// That of the device. The slot is free then.
+    /// The device's error. The slot is free then.
     pub fn submit(&self, mut slot: Slot, bytes: usize, copies: &[SlotCopy]) -> Result<()> {
         match self.device.copy(slot.bytes_mut(), bytes, copies) {
             Ok(copy) => {
@@ -129,7 +129,7 @@ impl<D: Device> Staging<D> {
     /// Waits until no copy is in flight.
     ///
     /// # Errors
-    /// That of the first copy that failed.
+    /// The error of the first copy that failed.
     pub fn drain(&self) -> Result<()> {
         let mut result = Ok(());
         while let Some((slot, copy)) = { self.lock().copying.pop_front() } {

@@ -25,7 +25,7 @@ trait StreamToDevice {
     fn can_cast(&self, cast: Cast) -> bool;
     fn prepare(&self, destinations: &[Destination]) -> Result<Batch>;
     /// # Safety
-    /// That of [`Stream::submit`].
+    /// The caller meets the conditions of [`Stream::submit`].
     unsafe fn submit(&self, tensors: &[usize], batch: Batch, scratch: Scratch) -> Result<()>;
     fn take(&self) -> Result<usize>;
     fn finish(self: Box<Self>) -> Result<()>;
@@ -86,7 +86,7 @@ impl AnyStream {
     /// Submits the planned batch.
     ///
     /// # Safety
-    /// That of [`Stream::submit`].
+    /// The caller meets the conditions of [`Stream::submit`].
     pub(super) unsafe fn submit(&mut self, address: u64, bytes: u64) -> Result<()> {
         guard(|| {
             let missing = || Error::new(Kind::Internal, "no batch was prepared");

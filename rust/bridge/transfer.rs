@@ -24,7 +24,7 @@ trait TransferToDevice {
     fn can_cast(&self, cast: Cast) -> bool;
     fn prepare(&self, destinations: &[Destination]) -> Result<Batch>;
     /// # Safety
-    /// That of [`Transfer::fill`].
+    /// The caller meets the conditions of [`Transfer::fill`].
     unsafe fn fill(&mut self, batch: &Batch, scratch: Scratch) -> Result<()>;
     fn finish(self: Box<Self>) -> Result<()>;
 }
@@ -68,7 +68,7 @@ impl AnyTransfer {
     /// Runs the planned batch.
     ///
     /// # Safety
-    /// That of [`Transfer::fill`].
+    /// The caller meets the conditions of [`Transfer::fill`].
     pub(super) unsafe fn fill(&mut self, address: u64, bytes: u64) -> Result<()> {
         guard(|| {
             let batch = self.batch.take().ok_or_else(|| Error::new(Kind::Internal, "no batch was prepared"))?;

@@ -37,7 +37,7 @@ impl AnyWriter {
     /// Appends bytes of the tensor that was added last.
     ///
     /// # Safety
-    /// That of [`Writer::append`].
+    /// The caller meets the conditions of [`Writer::append`].
     pub(super) unsafe fn append(&mut self, stream: &ffi::DeviceStream, address: u64, bytes: u64) -> Result<()> {
         guard(|| {
             let source = match self.sources.entry(stream.ordinal) {

@@ -58,7 +58,7 @@ impl Conversion {
     }
 
     /// # Safety
-    /// That of [`run`].
+    /// The caller meets the conditions of [`run`].
     unsafe fn run(&self) {
         let bytes = |dtype: Dtype| usize::try_from(self.elements * dtype.item_bytes()).unwrap_or(0);
         let address = |address| usize::try_from(address).unwrap_or(0);

@@ -10,7 +10,7 @@ pub struct Format {
     specials: Specials,
 }
 
-/// What stands for the values that are not finite.
+/// Encoding of NaN and the infinities.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Specials {
     /// Infinities and NaN as in the wider formats.

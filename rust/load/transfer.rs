@@ -141,7 +141,7 @@ impl<D: Device, O: TransferObserver> Transfer<D, O> {
     /// Does what [`Transfer::fill`] does, after the work before an event. The caller's stream does not wait for it.
     ///
     /// # Safety
-    /// That of [`Transfer::fill`].
+    /// The caller meets the conditions of [`Transfer::fill`].
     ///
     /// # Errors
     /// Those of [`Transfer::fill`].

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How often a waiting caller checks for a SIGINT: a signal handler cannot wake a condition variable.
+/// Interval at which a waiting caller checks for SIGINT. A signal handler cannot wake a condition variable.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Number of SIGINTs received while loads ran.

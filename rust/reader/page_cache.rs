@@ -15,7 +15,7 @@ use std::os::fd::AsRawFd;
 pub struct Run {
     /// Bytes of the file.
     pub range: Range<u64>,
-    /// Whether all of them are in the page cache.
+    /// Whether all bytes of the range are in the page cache.
     pub is_cached: bool,
 }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// Alignment of slots, in bytes. It satisfies that of direct reads.
 pub const PAGE_BYTES: usize = 4 << 10;
-/// How often a worker that waits for staging memory checks whether it should go on waiting.
+/// Interval at which a worker that waits for staging memory checks whether the wait should end.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Page-aligned memory, which only its owner uses.

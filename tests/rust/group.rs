@@ -40,7 +40,7 @@ fn everything(checkpoint: &Checkpoint, shard: &Shard) -> Vec<ShardRequest> {
     (0..checkpoint.count()).map(|tensor| ShardRequest { tensor, shard: shard.clone() }).collect()
 }
 
-/// Origin of each byte in memory, as file and offset, or `None` before a write.
+/// Source of each byte in memory, as file and offset, or `None` before a write.
 type Memory = Vec<Option<(usize, u64)>>;
 
 /// Memory of the shards of all ranks.
@@ -58,7 +58,7 @@ impl<'a> ShardMemory<'a> {
         ShardMemory { group, bytes: (0..group.ranks()).map(empty).collect() }
     }
 
-    /// Returns the origin of the bytes of a shard range.
+    /// Returns the source of the bytes of a shard range.
     fn content(&self, shard_range: &ShardRange) -> Vec<(usize, u64)> {
         let region = self.group.region_of(shard_range.rank, shard_range.item).unwrap();
         let range = &region.range;

@@ -169,7 +169,7 @@ impl Kernels {
 impl Drop for Kernels {
     fn drop(&mut self) {
         if let Ok(_bound) = self.context.bind() {
-            // SAFETY: this value loaded the module, and whoever queued a launch still holds a reference to it.
+            // SAFETY: this value loaded the module, and every owner of a queued launch still holds a reference to it.
             report("cuModuleUnload", unsafe { sys::cuModuleUnload(self.module) });
         }
     }

@@ -46,7 +46,8 @@ def test_cpu_load_uses_auto(every_dtype):
 def test_log_reports_fallback_on_cpu(every_dtype, run_python):
     path, _ = every_dtype
     program = "import os, sys; os.dup2(1, 2); import fst; fst.load_file(sys.argv[1])"
-    assert "GPUDirect Storage reads only into GPU memory" in run_python(program, str(path), FST_LOG="info", FST_READER="gds")
+    log = run_python(program, str(path), FST_LOG="info", FST_READER="gds")
+    assert "GPUDirect Storage reads only into GPU memory" in log
 
 
 @pytest.mark.gpu

@@ -22,7 +22,7 @@ def read_header(path: Path) -> tuple[dict[str, str] | None, dict[str, dict[str, 
     """
     text = path_of(path)
     if os.path.isdir(text) or text.endswith(".index.json"):
-        raise IsADirectoryError(errno.EISDIR, "a path for several files, which have to be named one by one", text)
+        raise IsADirectoryError(errno.EISDIR, "expected one file; name the files one by one", text)
     checkpoint = Checkpoint([text])
     tensors = {name: checkpoint.tensor_info(name) for name in checkpoint.names()}
     metadata = next((metadata for _, metadata in checkpoint.metadata()), None)

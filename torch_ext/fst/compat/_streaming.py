@@ -8,5 +8,5 @@ import fst
 # Default window of `fst.stream`, in bytes.
 DEFAULT_WINDOW_BYTES: int = signature(fst.stream).parameters["window_bytes"].default
 
-# Placement of whole tensors on every rank: an index. `Replicate` of torch.distributed.tensor takes long to import.
+# Index that places whole tensors on every rank. `Replicate` of torch.distributed.tensor takes long to import.
 WHOLE: EllipsisType = ...

@@ -234,7 +234,7 @@ def test_invalid_files_are_refused_when_added():
         loader.add_filenames({0: ["cut.safetensors"]})
     with pytest.raises(FileNotFoundError):
         loader.add_filenames({0: ["none.safetensors"]})
-    with pytest.raises(IsADirectoryError, match="named one by one"):
+    with pytest.raises(IsADirectoryError, match="name the files one by one"):
         loader.add_filenames({0: ["."]})
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 
 def matcher(patterns: Sequence[str] | None, mode: str) -> Callable[[str], bool]:
-    """Returns a function that tells whether any pattern matches a whole name.
+    """Returns a function that returns whether any pattern matches a whole name.
 
     Args:
         patterns: List of patterns, or None to match all names. An empty list matches no name.
