@@ -1,82 +1,120 @@
-//! Compiles csrc/ and the cxx border against the PyTorch of the interpreter that `FST_PYTHON` names (`python3` by
-//! default).
+//! Compiles csrc/ and the cxx bridges against PyTorch. `FST_PYTHON` names the Python interpreter that has it, `python3`
+//! by default.
 
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::{env, fs};
+use std::{env, fs, iter};
 
-const SOURCES: [&str; 14] = [
+const SOURCES: [&str; 12] = [
+    "csrc/cast.cpp",
     "csrc/checkpoint.cpp",
-    "csrc/convert.cpp",
-    "csrc/converter.cpp",
-    "csrc/elements.cpp",
     "csrc/error.cpp",
-    "csrc/filler.cpp",
     "csrc/group.cpp",
     "csrc/load.cpp",
     "csrc/loader.cpp",
     "csrc/ops.cpp",
     "csrc/save.cpp",
     "csrc/select.cpp",
+    "csrc/transfer.cpp",
     "csrc/views.cpp",
     "csrc/writer.cpp",
 ];
 
+/// Compiles and links the C++ code.
 pub fn build() -> Result<()> {
     let torch = Torch::find()?;
     let libraries = torch.root.join("lib");
-    let with_tch = cfg!(feature = "tch");
-    let mut borders = vec!["rust/bridge.rs"];
-    if with_tch {
+    if cfg!(feature = "tch") {
         check_tch(&libraries)?;
-        borders.push("rust/tch.rs");
     }
-    let mut compiler = cxx_build::bridges(&borders);
-    compiler
-        .files(SOURCES)
-        .include(torch.root.join("include"))
-        .flag("-isystem")
-        .flag(torch.root.join("include/torch/csrc/api/include").to_string_lossy().as_ref());
-    if with_tch {
-        compiler.file("csrc/tch.cpp").include("torch_ext/fst/include");
-    }
-    // PyTorch's headers have used C++20 since 2.15.
-    let version = concat!("\"", env!("CARGO_PKG_VERSION"), "\"");
-    compiler.define("FST_VERSION", version).define("_GLIBCXX_USE_CXX11_ABI", torch.cxx11_abi.as_str());
-    compiler.std("c++20").warnings(false).debug(false);
-    // The operators register themselves when the library is loaded; no symbol asks for them by name.
+    let mut compiler = compiler(&torch);
+    // Static initializers register the operators. The linker would drop them, since no symbol refers to them.
     compiler.link_lib_modifier("+whole-archive");
     compiler.compile("fst_torch");
 
     println!("cargo:rustc-link-search=native={}", libraries.display());
-    // The build script of a program finds it in DEP_FST_TORCH_LIB.
+    // Build scripts of dependents read this value from DEP_FST_TORCH_LIB.
     println!("cargo:torch_lib={}", libraries.display());
-    // libtorch has no symbols of its own, but brings libtorch_cuda into a program without Python.
+    // No symbol refers to libtorch, but it loads libtorch_cuda in programs without Python.
     println!("cargo:rustc-link-arg=-Wl,--no-as-needed");
     for library in ["torch", "torch_cpu", "c10"] {
         println!("cargo:rustc-link-lib=dylib={library}");
     }
-    if with_tch {
-        // The tests and examples of this package run where they were built.
+    if cfg!(feature = "tch") {
+        // Lets the tests and examples of this package find PyTorch's libraries.
         println!("cargo:rustc-link-arg=-Wl,-rpath,{}", libraries.display());
     }
-    // A program that is linked with the library asks for it by this name, wherever it lay then.
+    // Programs linked with the library refer to it by this name, not by its path at that time.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libfst.so");
-    for path in borders.into_iter().chain(["csrc", "torch_ext/fst/include"]) {
-        println!("cargo:rerun-if-changed={path}");
-    }
     Ok(())
 }
 
-/// tch and fst exchange tensors, so they must be built for one PyTorch.
+/// Checks the C++ code without generating code. Warnings are errors. Writes `compile_commands.json` for clang-tidy to
+/// cargo's target directory.
+pub fn check() -> Result<()> {
+    let mut compiler = compiler(&Torch::find()?);
+    write_commands(&compiler)?;
+    compiler.flag("-fsyntax-only").flag("-Werror").try_compile_intermediates()?;
+    Ok(())
+}
+
+fn compiler(torch: &Torch) -> cc::Build {
+    let mut bridges = vec!["rust/bridge.rs"];
+    let mut sources = SOURCES.to_vec();
+    if cfg!(feature = "tch") {
+        bridges.push("rust/tch.rs");
+        sources.push("csrc/tch.cpp");
+    }
+    let mut compiler = cxx_build::bridges(&bridges);
+    compiler.files(sources).include("torch_ext/fst/include");
+    for include in ["include", "include/torch/csrc/api/include"] {
+        compiler.flag("-isystem").flag(torch.root.join(include).to_string_lossy().as_ref());
+    }
+    let version = concat!("\"", env!("CARGO_PKG_VERSION"), "\"");
+    compiler.define("FST_VERSION", version).define("_GLIBCXX_USE_CXX11_ABI", torch.cxx11_abi.as_str());
+    // PyTorch's headers have used C++20 since 2.15.
+    compiler.std("c++20").debug(false);
+    // Every build reports warnings. Only `check` makes them errors, so fst builds with compilers that warn of more.
+    compiler.warnings(true).extra_warnings(true).flag("-Wpedantic");
+    // GCC 12 reports overflows in inlined code of PyTorch, where there are none.
+    compiler.flag_if_supported("-Wno-stringop-overflow");
+    for path in bridges.into_iter().chain(["csrc", "torch_ext/fst/include"]) {
+        println!("cargo:rerun-if-changed={path}");
+    }
+    compiler
+}
+
+/// Writes a compilation database. clang-tidy infers the commands of files that are not in it from those that are.
+fn write_commands(compiler: &cc::Build) -> Result<()> {
+    let out = PathBuf::from(env::var_os("OUT_DIR").context("cargo sets OUT_DIR")?);
+    // OUT_DIR is TARGET/PROFILE/build/PACKAGE/out.
+    let target = out.ancestors().nth(4).context("OUT_DIR is not in a target directory")?;
+    let directory = env::current_dir()?;
+    let command = compiler.try_get_compiler()?.to_command();
+    let words: Vec<_> = iter::once(command.get_program()).chain(command.get_args()).collect();
+    // The debug format of a string is JSON, as long as the string has no control characters.
+    let words: Vec<_> = words.into_iter().map(|word| format!("{:?}", word.to_string_lossy())).collect();
+    let entry = |source: &Path| {
+        format!(
+            "{{\"directory\": {directory:?}, \"file\": {source:?}, \"arguments\": [{}, \"-c\", {source:?}]}}",
+            words.join(", ")
+        )
+    };
+    let sources = compiler.get_files().filter(|source| source.starts_with("csrc"));
+    let entries: Vec<_> = sources.map(entry).collect();
+    fs::write(target.join("compile_commands.json"), format!("[\n{}\n]\n", entries.join(",\n")))?;
+    Ok(())
+}
+
+/// Checks that tch is built for the same PyTorch. tch and fst exchange tensors.
 fn check_tch(libraries: &Path) -> Result<()> {
-    let theirs = env::var_os("DEP_TCH_LIBTORCH_LIB").context("torch-sys does not say which PyTorch it found")?;
+    let torch_of_tch = env::var_os("DEP_TCH_LIBTORCH_LIB").context("torch-sys does not report its PyTorch")?;
     ensure!(
-        fs::canonicalize(&theirs)? == fs::canonicalize(libraries)?,
+        fs::canonicalize(&torch_of_tch)? == fs::canonicalize(libraries)?,
         "tch is built for the PyTorch in {}, but fst for the one in {}; activate one environment for both, set \
          LIBTORCH_USE_PYTORCH=1, and leave LIBTORCH and FST_PYTHON unset",
-        theirs.display(),
+        torch_of_tch.display(),
         libraries.display()
     );
     Ok(())
@@ -105,7 +143,7 @@ impl Torch {
         let mut lines = text.lines();
         let root = lines.next().context("torch has no path")?;
         let cxx11_abi = lines.next().context("torch has no ABI")?.to_owned();
-        // Another version in the same place must build anew.
+        // Rebuilds for another version in the same directory.
         println!("cargo:rerun-if-changed={}", Path::new(root).join("version.py").display());
         Ok(Torch { root: root.into(), cxx11_abi })
     }

@@ -18,7 +18,7 @@ rust::Box<Checkpoint> open(Strings paths, const std::optional<at::Tensor>& heade
   if (headers->scalar_type() != at::kByte || headers->dim() != 1 || !headers->device().is_cpu()) {
     throw_invalid_argument("headers must be a 1-d uint8 tensor on the CPU, as Checkpoint.headers() returns it");
   }
-  return join_checkpoint(paths, headers->contiguous());
+  return open_checkpoint_with_headers(paths, headers->contiguous());
 }
 
 }  // namespace
@@ -73,7 +73,7 @@ std::vector<at::Tensor> OpenCheckpoint::load_boxes(Strings names, const std::vec
                                                    const std::vector<int64_t>& lengths,
                                                    const std::vector<int64_t>& steps, c10::Device device,
                                                    Dtype dtype) const {
-  const auto selection = select_boxed(*checkpoint_, names, starts, lengths, steps);
+  const auto selection = select_regions(*checkpoint_, names, starts, lengths, steps);
   return load(*selection, specs_of(*selection), device, dtype);
 }
 
@@ -85,7 +85,7 @@ void OpenCheckpoint::load_into(Strings names, const std::vector<at::Tensor>& out
 void OpenCheckpoint::load_boxes_into(Strings names, const std::vector<int64_t>& starts,
                                      const std::vector<int64_t>& lengths, const std::vector<int64_t>& steps,
                                      const std::vector<at::Tensor>& out) const {
-  const auto selection = select_boxed(*checkpoint_, names, starts, lengths, steps);
+  const auto selection = select_regions(*checkpoint_, names, starts, lengths, steps);
   fst::load_into(*selection, specs_of(*selection), out);
 }
 

@@ -1,4 +1,4 @@
-// A checkpoint that stays open between loads.
+// Script class for a checkpoint that stays open.
 #pragma once
 
 #include <ATen/core/Dict.h>
@@ -18,43 +18,43 @@
 
 namespace fst {
 
-// `torch.classes.fst.Checkpoint`. The files are those that were opened, whatever stands under their names by now. Any
-// number of threads may call it at once.
+// `torch.classes.fst.Checkpoint`: open files with parsed headers. Files that replace them under the same paths later
+// have no effect. All methods may be called concurrently.
 class OpenCheckpoint : public torch::CustomClassHolder {
  public:
   using Dtype = std::optional<c10::ScalarType>;
   using Texts = std::tuple<std::string, c10::Dict<std::string, std::string>>;
   using Entry = std::tuple<std::string, std::vector<int64_t>, int64_t>;
 
-  // With the headers that another process has read of the same files, none is read here.
+  // Opens the files. `headers` are the exported headers of the same files from another process; none is read then.
   OpenCheckpoint(Strings paths, const std::optional<at::Tensor>& headers);
 
-  // What another process needs to open the same files without reading headers: bytes.
+  // Exports the headers as uint8, for another process that opens the same files.
   at::Tensor headers() const;
 
-  // In the order of the files and of the bytes in each.
+  // Returns the names of all tensors, in the order of the files and of the bytes in each file.
   std::vector<std::string> names() const;
 
-  // The path and the metadata of each file that has any.
+  // Returns the path and the metadata of each file that has metadata.
   std::vector<Texts> texts() const;
 
-  // The dtype and the shape of a tensor as the file has them, and its bytes.
+  // Returns the dtype and the shape of a tensor as stored, and its size in bytes.
   Entry entry(const std::string& name) const;
 
-  // The file that holds a tensor.
+  // Returns the path of the file that contains the tensor.
   std::string path(const std::string& name) const;
 
-  // The readers that loads to a device would use, joined by "+".
+  // Returns the readers for loads to a device, joined by "+".
   std::string reader(c10::Device device) const;
 
-  // As the operators of these names.
+  // Implement the operators of the same names.
   std::vector<at::Tensor> load_tensors(Strings names, c10::Device device, Dtype dtype) const;
   std::vector<at::Tensor> load_boxes(Strings names, const std::vector<int64_t>& starts,
                                      const std::vector<int64_t>& lengths, const std::vector<int64_t>& steps,
                                      c10::Device device, Dtype dtype) const;
   void load_into(Strings names, const std::vector<at::Tensor>& out) const;
 
-  // The same boxes, into tensors of their shapes and dtypes.
+  // Loads index regions into existing tensors of the same shapes and dtypes.
   void load_boxes_into(Strings names, const std::vector<int64_t>& starts, const std::vector<int64_t>& lengths,
                        const std::vector<int64_t>& steps, const std::vector<at::Tensor>& out) const;
 

@@ -2,36 +2,28 @@
 
 #include <c10/util/Exception.h>
 
-#include <string_view>
+#include "fst/rust/bridge.rs.h"
 
 namespace fst {
 
-namespace {
-
-std::string_view code_of(std::string_view text) {
-  const auto end = text.find(']');
-  return end == std::string_view::npos || text.empty() ? std::string_view() : text.substr(1, end - 1);
-}
-
-}  // namespace
-
 void throw_as_torch_error(const std::string& text) {
-  const auto code = code_of(text);
-  if (code == "malformed" || code == "duplicate-tensor" || code == "invalid-argument") {
-    C10_THROW_ERROR(ValueError, text);
-  }
-  if (code == "tensor-not-found") {
-    C10_THROW_ERROR(IndexError, text);
-  }
-  if (code == "unsupported-dtype") {
-    C10_THROW_ERROR(NotImplementedError, text);
-  }
-  if (code == "out-of-memory") {
-    C10_THROW_ERROR(OutOfMemoryError, text);
+  switch (exception_of(rust::String::lossy(text))) {
+    case ExceptionClass::ValueError:
+      C10_THROW_ERROR(ValueError, text);
+    case ExceptionClass::IndexError:
+      C10_THROW_ERROR(IndexError, text);
+    case ExceptionClass::NotImplementedError:
+      C10_THROW_ERROR(NotImplementedError, text);
+    case ExceptionClass::OutOfMemoryError:
+      C10_THROW_ERROR(OutOfMemoryError, text);
+    case ExceptionClass::Error:
+      break;
   }
   C10_THROW_ERROR(Error, text);
 }
 
-void throw_invalid_argument(const std::string& message) { throw_as_torch_error("[invalid-argument] " + message); }
+void throw_invalid_argument(const std::string& message) {
+  throw_as_torch_error(std::string(invalid_argument(rust::String::lossy(message))));
+}
 
 }  // namespace fst

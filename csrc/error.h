@@ -1,4 +1,4 @@
-// Errors of the core as PyTorch's exceptions.
+// Maps errors of the core to PyTorch's exceptions.
 #pragma once
 
 #include <rust/cxx.h>
@@ -8,13 +8,14 @@
 
 namespace fst {
 
-// Throws the c10 exception that fits the code in brackets with which every error text of the core begins. Python
-// sees ValueError, IndexError, NotImplementedError, torch.OutOfMemoryError or RuntimeError.
+// Throws the c10 exception for an error text of the core. Python sees ValueError, IndexError, NotImplementedError,
+// torch.OutOfMemoryError or RuntimeError.
 [[noreturn]] void throw_as_torch_error(const std::string& text);
 
+// Throws c10::ValueError with the code for invalid arguments.
 [[noreturn]] void throw_invalid_argument(const std::string& message);
 
-// Calls into the core, and lets its errors out as PyTorch's.
+// Calls the core and converts its errors to PyTorch's exceptions.
 template <typename Call>
 auto call_core(Call&& call) -> decltype(call()) {
   try {
@@ -24,10 +25,10 @@ auto call_core(Call&& call) -> decltype(call()) {
   }
 }
 
-// The core takes UTF-8, and so do the dictionaries that names end up in.
+// Converts a path or name. Throws c10::ValueError if it is not UTF-8.
 inline rust::String to_rust(const std::string& text) {
   try {
-    return rust::String(text);
+    return {text};
   } catch (const std::invalid_argument&) {
     throw_invalid_argument("a path or name is not UTF-8");
   }

@@ -6,8 +6,7 @@
 
 #include <utility>
 
-#include "converter.h"
-#include "elements.h"
+#include "cast.h"
 #include "error.h"
 #include "load.h"
 #include "select.h"
@@ -53,15 +52,15 @@ void check_buffer(const at::Tensor& buffer, c10::Device device) {
 uint64_t address_in(const at::Tensor& buffer, uint64_t offset, uint64_t bytes) {
   const auto length = static_cast<uint64_t>(buffer.numel());
   if (offset > length || bytes > length - offset) {
-    throw_invalid_argument(c10::str("the buffer has ", length, " bytes, but ", bytes, " are to be at byte ", offset,
-                                    "; make it as long as the plan's splits say"));
+    throw_invalid_argument(c10::str("the buffer has ", length, " bytes, too few for ", bytes, " bytes at byte ", offset,
+                                    "; allocate the sum of the plan's splits"));
   }
   return reinterpret_cast<uint64_t>(buffer.data_ptr()) + offset;
 }
 
-// The elements of a share that its stored bytes `begin` to `end` are.
-at::Tensor elements(const at::Tensor& share, uint64_t item_bytes, uint64_t begin, uint64_t end) {
-  return share.narrow(0, static_cast<int64_t>(begin / item_bytes), static_cast<int64_t>((end - begin) / item_bytes));
+// Returns the elements of a shard whose stored bytes are `begin` to `end`.
+at::Tensor elements(const at::Tensor& shard, uint64_t item_bytes, uint64_t begin, uint64_t end) {
+  return shard.narrow(0, static_cast<int64_t>(begin / item_bytes), static_cast<int64_t>((end - begin) / item_bytes));
 }
 
 }  // namespace
@@ -103,14 +102,14 @@ rust::Box<RankPlan> OpenGroupPlan::plan_for(int64_t rank) const {
 
 size_t OpenGroupPlan::check_rank(int64_t rank) const {
   if (rank < 0 || static_cast<size_t>(rank) >= plan_->ranks()) {
-    throw_invalid_argument(c10::str("rank ", rank, " of a group of ", plan_->ranks()));
+    throw_invalid_argument(c10::str("rank is ", rank, ", but the group has ", plan_->ranks(), " ranks"));
   }
   return static_cast<size_t>(rank);
 }
 
 size_t OpenGroupPlan::check_window(int64_t window) const {
   if (window < 0 || window >= windows()) {
-    throw_invalid_argument(c10::str("window ", window, " of a plan with ", windows()));
+    throw_invalid_argument(c10::str("window is ", window, ", but the plan has ", windows(), " windows"));
   }
   return static_cast<size_t>(window);
 }
@@ -121,29 +120,29 @@ GroupLoad::GroupLoad(const c10::intrusive_ptr<OpenGroupPlan>& plan, int64_t rank
       rank_plan_(plan->plan_for(rank)),
       selection_(rank_plan_->selection()),
       specs_(specs_of(*selection_)),
-      shares_(call_core([&] { return rank_plan_->shards(); })),
+      shards_(call_core([&] { return rank_plan_->shards(); })),
       device_(resolve_device(device)),
-      filler_(*selection_, specs_, device_) {
-  if (out.size() != shares_.size()) {
-    throw_invalid_argument(c10::str(shares_.size(), " wants, but ", out.size(), " outputs; give one for every want"));
+      transfer_(*selection_, specs_, device_) {
+  if (out.size() != shards_.size()) {
+    throw_invalid_argument(c10::str(shards_.size(), " shards, but ", out.size(), " outputs; give one for every shard"));
   }
   for (size_t index = 0; index < out.size(); ++index) {
-    const Spec& share = shares_[index];
+    const Spec& shard = shards_[index];
     const std::optional<at::Tensor> tensor = out.get(index);
     const auto refuse = [&](const std::string& message) {
-      throw_invalid_argument("tensor \"" + std::string(share.name) + "\": " + message + "; nothing was written");
+      throw_invalid_argument("tensor \"" + std::string(shard.name) + "\": " + message + "; nothing was written");
     };
     if (!tensor || !tensor->defined()) {
       out_.emplace_back();
       continue;
     }
-    const auto from = stored_type(share);
+    const auto from = stored_type(shard);
     const auto to = tensor->scalar_type();
     if (!has_memory(*tensor) || !is_plain(*tensor)) {
       refuse("the output is not a contiguous tensor");
     }
-    if (tensor->sizes() != shape_of(share)) {
-      refuse(c10::str("the share has shape ", shape_of(share), ", but the output ", tensor->sizes()));
+    if (tensor->sizes() != shape_of(shard)) {
+      refuse(c10::str("the shard has shape ", shape_of(shard), ", but the output ", tensor->sizes()));
     }
     if (from != to && !can_convert(static_cast<int8_t>(from), static_cast<int8_t>(to))) {
       refuse(c10::str("the file holds ", c10::toString(from), ", which cannot be cast to the output's ",
@@ -159,23 +158,23 @@ GroupLoad::GroupLoad(const c10::intrusive_ptr<OpenGroupPlan>& plan, int64_t rank
 void GroupLoad::read(int64_t window, const at::Tensor& send) {
   const at::AutoDispatchBelowADInplaceOrView guard;
   check_buffer(send, device_);
-  const size_t place = plan_->check_window(window);
-  const auto local = call_core([&] { return rank_plan_->local_ranges(place); });
-  const auto sent = call_core([&] { return rank_plan_->send_ranges(place); });
+  const size_t index = plan_->check_window(window);
+  const auto local = call_core([&] { return rank_plan_->local_ranges(index); });
+  const auto sent = call_core([&] { return rank_plan_->send_ranges(index); });
   uint64_t bytes = 0;
   for (const LocalRange& range : local) {
     if (out_[range.item].defined()) {
-      const auto item_bytes = c10::elementSize(stored_type(shares_[range.item]));
-      filler_.add(range.tensor, range.begin, elements(out_[range.item], item_bytes, range.begin, range.end));
+      const auto item_bytes = c10::elementSize(stored_type(shards_[range.item]));
+      transfer_.add(range.tensor, range.begin, elements(out_[range.item], item_bytes, range.begin, range.end));
       bytes += range.end - range.begin;
     }
   }
   for (const SendRange& range : sent) {
-    filler_.add_bytes(range.tensor, range.begin, range.end, address_in(send, range.offset, range.end - range.begin));
+    transfer_.add_bytes(range.tensor, range.begin, range.end, address_in(send, range.offset, range.end - range.begin));
     bytes += range.end - range.begin;
   }
   const auto recording = rank_plan_->record(bytes, rust::String(device_.str()));
-  filler_.fill();
+  transfer_.run();
 }
 
 void GroupLoad::place(int64_t window, const at::Tensor& received) {
@@ -188,30 +187,30 @@ void GroupLoad::place(int64_t window, const at::Tensor& received) {
     uint64_t bytes;
   };
   std::vector<Copy> copies;
-  Converter converter;
+  CastBatch batch;
   for (const ReceiveRange& range : rank_plan_->receive_ranges(plan_->check_window(window))) {
-    const auto& share = out_[range.item];
-    if (!share.defined()) {
+    const auto& shard = out_[range.item];
+    if (!shard.defined()) {
       continue;
     }
-    const auto from = stored_type(shares_[range.item]);
+    const auto from = stored_type(shards_[range.item]);
     const auto bytes = range.end - range.begin;
-    const auto target = elements(share, c10::elementSize(from), range.begin, range.end);
-    converter.add(copies.size(), address_in(received, range.offset, bytes), from, target);
+    const auto target = elements(shard, c10::elementSize(from), range.begin, range.end);
+    batch.add(copies.size(), address_in(received, range.offset, bytes), from, target);
     copies.push_back(Copy{target, from, range.offset, bytes});
   }
-  converter.run([&](size_t index) {
+  batch.run([&](size_t index) {
     const Copy& copy = copies[index];
-    // A copy begins where any dtype may.
+    // The clone is aligned for any dtype.
     const auto source = received.narrow(0, copy.offset, copy.bytes).clone().view(copy.from);
     copy_elements(copy.target, source);
   });
 }
 
 void GroupLoad::finish() {
-  filler_.finish();
+  transfer_.finish();
   for (const auto& tensor : out_) {
-    // Autograd must notice that a tensor it has saved is another one now.
+    // Autograd detects by the version that a tensor it saved has changed.
     if (tensor.defined() && !tensor.is_inference()) {
       tensor.unsafeGetTensorImpl()->bump_version();
     }

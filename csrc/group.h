@@ -1,4 +1,4 @@
-// Ranks that load a checkpoint together: who reads what, and what one rank does.
+// Script classes for loads of a checkpoint by a group of ranks.
 #pragma once
 
 #include <ATen/core/List.h>
@@ -11,42 +11,44 @@
 #include <vector>
 
 #include "checkpoint.h"
-#include "filler.h"
 #include "fst/rust/bridge.rs.h"
+#include "transfer.h"
 
 namespace fst {
 
-// `torch.classes.fst.GroupPlan`. Made of headers and of what each rank wants, and the same on every rank.
+// `torch.classes.fst.GroupPlan`: plan of a load by a group of ranks. Computed from the headers and the shard requests
+// of all ranks, and identical on every rank.
 class OpenGroupPlan : public torch::CustomClassHolder {
  public:
-  // `wants_of` has for each rank the index of its list among `wants`; rank/group/want.rs tells what the numbers mean.
-  // Ranks with the same number in `caches` map the files out of one page cache, if it is not negative.
+  // `wants` contains lists of shard requests, encoded as rust/group describes. `wants_of` contains the index of each
+  // rank's list. Ranks with the same non-negative number in `caches` map the files from one page cache.
   OpenGroupPlan(const c10::intrusive_ptr<OpenCheckpoint>& checkpoint, const std::vector<at::Tensor>& wants,
                 const std::vector<int64_t>& wants_of, const std::vector<int64_t>& caches, const std::string& strategy,
                 int64_t window_bytes);
 
   int64_t windows() const { return static_cast<int64_t>(plan_->windows()); }
 
-  // "none", "exchange" or "gather": what the ranks do after they have read a window.
+  // Returns the collective that follows the reads of a window: "none", "exchange" or "gather".
   std::string collective(int64_t window) const;
 
-  // The bytes for each rank and from each rank; for a gathering the bytes of everyone's segment, and nothing.
+  // Returns the bytes sent to each rank and the bytes received from each rank. For "gather", returns the bytes of each
+  // rank's segment and an empty list.
   std::vector<std::vector<int64_t>> splits(int64_t rank, int64_t window) const;
 
-  // File, first byte and end of everything that a rank reads in a window.
+  // Returns file, begin and end of each byte range that a rank reads in a window.
   std::vector<int64_t> reads(int64_t rank, int64_t window) const;
 
-  // [ranks, ranks]: what each sends to each.
+  // Returns a tensor of shape [ranks, ranks] with the bytes that each rank sends to each rank.
   at::Tensor sent_bytes(int64_t window) const;
 
-  // Whether every rank reads its share of this tensor for itself.
+  // Returns whether every rank reads its own shard of this tensor.
   bool is_own(const std::string& name) const;
 
   std::string digest() const { return std::to_string(plan_->digest()); }
 
   rust::Box<RankPlan> plan_for(int64_t rank) const;
 
-  // The same number, if there is such a window.
+  // Returns the window as an index. Throws if it is out of range.
   size_t check_window(int64_t window) const;
 
  private:
@@ -55,22 +57,22 @@ class OpenGroupPlan : public torch::CustomClassHolder {
   const rust::Box<GroupPlan> plan_;
 };
 
-// `torch.classes.fst.GroupLoad`: what one rank does of a plan, window after window.
+// `torch.classes.fst.GroupLoad`: executes a plan on one rank, window by window.
 class GroupLoad : public torch::CustomClassHolder {
  public:
   using Outputs = c10::List<std::optional<at::Tensor>>;
 
-  // `out` has a contiguous tensor of `device` for each share of the rank, in the order of its wants. What is none is
-  // not filled.
+  // `out` contains a contiguous tensor on `device` for each shard of the rank, in the order of its requests. Shards
+  // with None are not loaded.
   GroupLoad(const c10::intrusive_ptr<OpenGroupPlan>& plan, int64_t rank, const Outputs& out, c10::Device device);
 
-  // Reads what the rank keeps into `out`, and what it sends into `send`.
+  // Reads the rank's own bytes into `out`, and the bytes for other ranks into `send`.
   void read(int64_t window, const at::Tensor& send);
 
-  // Brings what has come into `out`.
+  // Copies received bytes to `out`.
   void place(int64_t window, const at::Tensor& received);
 
-  // Ends the load; what it filled is ready on the current stream.
+  // Ends the load. `out` is ready on the current stream.
   void finish();
 
  private:
@@ -78,11 +80,11 @@ class GroupLoad : public torch::CustomClassHolder {
   const rust::Box<RankPlan> rank_plan_;
   const rust::Box<Selection> selection_;
   const rust::Vec<Spec> specs_;
-  const rust::Vec<Spec> shares_;
+  const rust::Vec<Spec> shards_;
   const c10::Device device_;
-  // As rows of elements, or undefined.
+  // Flat views of the outputs. Undefined for shards that are not loaded.
   std::vector<at::Tensor> out_;
-  Filler filler_;
+  DeviceTransfer transfer_;
 };
 
 }  // namespace fst

@@ -13,9 +13,9 @@
 #include <string>
 #include <utility>
 
-#include "elements.h"
+#include "cast.h"
 #include "error.h"
-#include "filler.h"
+#include "transfer.h"
 #include "views.h"
 
 namespace fst {
@@ -32,17 +32,17 @@ void check_output(const Spec& spec, const at::Tensor& out) {
     throw_invalid_argument("tensor \"" + name + "\": " + message + "; nothing was written");
   };
   if (!out.defined() || !has_memory(out)) {
-    refuse("the output is not a dense tensor with memory of its own; of a DTensor give the local tensor");
+    refuse("the output is not a dense tensor with memory of its own; for a DTensor, pass the local tensor");
   }
   if (!out.device().is_cpu() && !out.device().is_cuda()) {
-    refuse("the output is on " + out.device().str() + ", and only cpu and cuda tensors can be filled");
+    refuse("the output is on " + out.device().str() + ", but only cpu and cuda tensors can be outputs");
   }
   if (out.scalar_type() != stored_type(spec) || out.sizes() != shape_of(spec)) {
     refuse("the file holds " + describe(stored_type(spec), shape_of(spec)) + ", but the output is " +
            describe(out.scalar_type(), out.sizes()));
   }
   if (at::has_internal_overlap(out) == at::MemOverlap::Yes) {
-    refuse("several elements of the output share one place in memory");
+    refuse("several elements of the output share memory");
   }
 }
 
@@ -56,12 +56,12 @@ c10::Device resolve_device(c10::Device device) {
     throw_invalid_argument("tensors can be loaded to cpu, cuda and meta devices, not to " + device.str());
   }
   if (!at::hasCUDA()) {
-    throw_invalid_argument(device.str() + " was asked for, but PyTorch finds no CUDA device here");
+    throw_invalid_argument(device.str() + " is not available: PyTorch finds no CUDA device");
   }
   const c10::impl::VirtualGuardImpl guard(device.type());
   const int count = guard.deviceCount();
   if (device.index() < -1 || device.index() >= count || count == 0) {
-    throw_invalid_argument(device.str() + " was asked for, but PyTorch sees " + std::to_string(count) +
+    throw_invalid_argument(device.str() + " is not available: PyTorch finds " + std::to_string(count) +
                            " CUDA devices");
   }
   at::globalContext().lazyInitDevice(device.type());
@@ -76,14 +76,13 @@ uint64_t native_handle(const c10::Stream& stream) {
 }
 
 std::vector<int8_t> target_types(const rust::Vec<Spec>& specs, std::optional<c10::ScalarType> dtype) {
-  if (dtype && !c10::isFloatingType(*dtype)) {
-    throw_invalid_argument(std::string("dtype is ") + c10::toString(*dtype) +
-                           ", but only floating-point tensors are cast, and only to floating-point dtypes");
+  if (dtype) {
+    check_cast_target(*dtype);
   }
   std::vector<int8_t> types;
   types.reserve(specs.size());
   for (const Spec& spec : specs) {
-    types.push_back(dtype && spec.is_castable ? static_cast<int8_t>(*dtype) : spec.scalar_type);
+    types.push_back(dtype && is_castable(spec.scalar_type) ? static_cast<int8_t>(*dtype) : spec.scalar_type);
   }
   return types;
 }
@@ -97,7 +96,7 @@ std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& 
   if (device.is_cpu()) {
     mapped.emplace(selection, types);
   }
-  Filler filler(selection, specs, device);
+  DeviceTransfer transfer(selection, specs, device);
   std::vector<at::Tensor> tensors;
   tensors.reserve(specs.size());
   for (size_t index = 0; index < specs.size(); ++index) {
@@ -106,13 +105,13 @@ std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& 
     if (!tensor.defined()) {
       tensor = at::empty(shape_of(spec), at::device(device).dtype(static_cast<c10::ScalarType>(types[index])));
       if (!device.is_meta()) {
-        filler.add(index, 0, tensor);
+        transfer.add(index, 0, tensor);
       }
     }
     tensors.push_back(std::move(tensor));
   }
-  filler.fill();
-  filler.finish();
+  transfer.run();
+  transfer.finish();
   return tensors;
 }
 
@@ -124,21 +123,18 @@ void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::Ten
     check_output(specs[index], out[index]);
   }
   const auto recording = selection.record(rust::String(out.empty() ? "cpu" : out[0].device().str()));
-  // The writes are no part of a differentiable program, as under torch.no_grad().
+  // Autograd does not record the writes, as under torch.no_grad().
   const at::AutoDispatchBelowADInplaceOrView guard;
-  const auto order = [](c10::Device a, c10::Device b) {
-    return std::pair(a.type(), a.index()) < std::pair(b.type(), b.index());
-  };
-  std::map<c10::Device, Filler, decltype(order)> fillers(order);
+  std::map<c10::Device, DeviceTransfer, DeviceOrder> transfers;
   for (size_t index = 0; index < specs.size(); ++index) {
     const auto device = out[index].device();
-    fillers.try_emplace(device, selection, specs, device).first->second.add(index, 0, out[index]);
+    transfers.try_emplace(device, selection, specs, device).first->second.add(index, 0, out[index]);
   }
-  for (auto& [device, filler] : fillers) {
-    filler.fill();
-    filler.finish();
+  for (auto& [device, transfer] : transfers) {
+    transfer.run();
+    transfer.finish();
   }
-  // Autograd must notice that a tensor it has saved is another one now.
+  // Autograd detects by the version that a tensor it saved has changed.
   for (const auto& tensor : out) {
     if (!tensor.is_inference()) {
       tensor.unsafeGetTensorImpl()->bump_version();

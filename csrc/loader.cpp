@@ -19,9 +19,9 @@ rust::Box<Selection> select(Strings paths, const Loader::Names& names, const Loa
                             const Loader::Numbers& starts, const Loader::Numbers& lengths) {
   const auto checkpoint = open_checkpoint(paths);
   if (dims || starts || lengths) {
-    const std::vector<int64_t> none;
-    return select_sliced(*checkpoint, names.value_or(c10::List<std::string>()), dims.value_or(none),
-                         starts.value_or(none), lengths.value_or(none));
+    const std::vector<int64_t> empty;
+    return select_slices(*checkpoint, names.value_or(c10::List<std::string>()), dims.value_or(empty),
+                         starts.value_or(empty), lengths.value_or(empty));
   }
   return names ? select_named(*checkpoint, *names) : select_all(*checkpoint);
 }
@@ -61,23 +61,23 @@ Loader::Loader(Strings paths, c10::Device device, const Names& names, std::optio
   }
   const auto in_file_order = selection_->in_file_order();
   queue_.assign(in_file_order.begin(), in_file_order.end());
-  const auto is_here = [&](size_t index) { return !is_read(index); };
+  const auto needs_no_read = [&](size_t index) { return !is_read(index); };
   if (order_ == Order::Ready) {
-    std::stable_partition(queue_.begin(), queue_.end(), is_here);
+    std::ranges::stable_partition(queue_, needs_no_read);
   }
-  if (!std::all_of(queue_.begin(), queue_.end(), is_here)) {
+  if (!std::ranges::all_of(queue_, needs_no_read)) {
     stream_.emplace(call_core([&] {
       return device_.is_cpu()
                  ? selection_->stream_to_host(order_)
                  : selection_->stream_to_cuda(device_.index(), native_handle(current_stream(device_)), order_);
     }));
   }
-  look_ahead();
+  prefetch();
 }
 
 Loader::~Loader() {
   if (getpid() != process_ && stream_) {
-    // A forked child has no such thread, for which it would wait for ever.
+    // A forked child does not have the loader's thread and would wait for it forever.
     (void)std::move(*stream_).into_raw();
   }
 }
@@ -88,7 +88,7 @@ std::optional<Loader::Item> Loader::next() {
     std::rethrow_exception(failure_);
   }
   try {
-    return hand_over();
+    return advance();
   } catch (...) {
     failure_ = std::current_exception();
     release();
@@ -111,13 +111,13 @@ int64_t Loader::total_bytes() const {
 
 std::unique_lock<std::mutex> Loader::lock() {
   if (getpid() != process_) {
-    throw_invalid_argument("this loader belongs to the process that made it; make another one after a fork");
+    throw_invalid_argument("the loader belongs to the process that created it; create a new one after a fork");
   }
   return std::unique_lock(mutex_);
 }
 
-std::optional<Loader::Item> Loader::hand_over() {
-  if (handed_over_ == queue_.size()) {
+std::optional<Loader::Item> Loader::advance() {
+  if (returned_ == queue_.size()) {
     recording_.reset();
     if (stream_) {
       auto stream = std::move(*stream_);
@@ -127,40 +127,40 @@ std::optional<Loader::Item> Loader::hand_over() {
     }
     return std::nullopt;
   }
-  look_ahead();
-  size_t index = queue_[handed_over_];
+  prefetch();
+  size_t index = queue_[returned_];
   at::Tensor tensor;
   if (is_read(index)) {
-    if (ahead_.empty()) {
-      std::rethrow_exception(shortage_);
+    if (pending_.empty()) {
+      std::rethrow_exception(allocation_failure_);
     }
-    follow_current_stream();
-    index = call_core([&] { return (*stream_)->take(); });
+    use_current_stream();
+    index = call_core([&] { return stream().take(); });
     tensor = take(index);
   } else if (mapped_) {
     tensor = mapped_->view(index, specs_[index]);
   } else {
     tensor = allocate(index, static_cast<c10::ScalarType>(types_[index]));
   }
-  ++handed_over_;
-  look_ahead();
+  ++returned_;
+  prefetch();
   return Item(static_cast<int64_t>(index), std::string(specs_[index].name), std::move(tensor));
 }
 
-// Whether the tensor has bytes that must be moved.
+// Returns whether bytes of the tensor must be read. False for views of mapped files and for the meta device.
 bool Loader::is_read(size_t index) const { return !device_.is_meta() && !(mapped_ && mapped_->is_view(index)); }
 
 at::Tensor Loader::allocate(size_t index, c10::ScalarType type) const {
   return at::empty(shape_of(specs_[index]), at::device(device_).dtype(type));
 }
 
-// Fillings are of half a window or more, so that tensors share reads, and so that the core has another filling at hand
-// when it ends one.
-void Loader::look_ahead() {
-  if (bytes_ahead_ > window_bytes_ / 2) {
+// Allocates and submits the next batch, if less than half of the window is pending. Batches of half a window let
+// tensors share reads, and the core has the next batch when it completes one.
+void Loader::prefetch() {
+  if (pending_bytes_ > window_bytes_ / 2) {
     return;
   }
-  shortage_ = nullptr;
+  allocation_failure_ = nullptr;
   std::vector<Destination> destinations;
   for (; allocated_ < queue_.size(); ++allocated_) {
     const size_t index = queue_[allocated_];
@@ -168,24 +168,24 @@ void Loader::look_ahead() {
       continue;
     }
     const Spec& spec = specs_[index];
-    // What the core cannot cast is cast when it is handed over.
-    const bool is_direct = types_[index] == spec.scalar_type || (*stream_)->can_cast(spec.scalar_type, types_[index]);
+    // PyTorch casts the tensor in `take` if the core cannot.
+    const bool is_direct = types_[index] == spec.scalar_type || stream().can_cast(spec.scalar_type, types_[index]);
     const int8_t type = is_direct ? types_[index] : spec.scalar_type;
     const uint64_t bytes = bytes_as(spec, static_cast<c10::ScalarType>(type));
-    if (bytes_ahead_ > 0 && bytes > window_bytes_ - std::min(bytes_ahead_, window_bytes_)) {
+    if (pending_bytes_ > 0 && bytes > window_bytes_ - std::min(pending_bytes_, window_bytes_)) {
       break;
     }
     at::Tensor tensor;
     try {
       tensor = allocate(index, static_cast<c10::ScalarType>(type));
     } catch (const c10::OutOfMemoryError&) {
-      // By the time that this tensor is asked for, those before it may have been freed.
-      shortage_ = std::current_exception();
+      // The caller may free earlier tensors before it requests this one.
+      allocation_failure_ = std::current_exception();
       break;
     }
     destinations.push_back(Destination{index, 0, spec.bytes, reinterpret_cast<uint64_t>(tensor.data_ptr()), type});
-    ahead_.emplace(index, Ahead{std::move(tensor), {}, current_stream(device_)});
-    bytes_ahead_ += bytes;
+    pending_.emplace(index, Pending{std::move(tensor), {}, current_stream(device_)});
+    pending_bytes_ += bytes;
   }
   if (!destinations.empty()) {
     submit(destinations);
@@ -193,48 +193,53 @@ void Loader::look_ahead() {
 }
 
 void Loader::submit(const std::vector<Destination>& destinations) {
-  const auto stream = follow_current_stream();
+  use_current_stream();
   const uint64_t bytes = call_core(
-      [&] { return (*stream_)->prepare(rust::Slice<const Destination>(destinations.data(), destinations.size())); });
+      [&] { return stream().prepare(rust::Slice<const Destination>(destinations.data(), destinations.size())); });
   if (!scratch_.defined() || scratch_.nbytes() < bytes) {
     scratch_ = at::empty({static_cast<int64_t>(bytes)}, at::device(device_).dtype(at::kByte));
   }
   for (const Destination& destination : destinations) {
-    ahead_.at(destination.tensor).scratch = scratch_;
+    pending_.at(destination.tensor).scratch = scratch_;
   }
-  call_core([&] { (*stream_)->submit(reinterpret_cast<uint64_t>(scratch_.data_ptr()), bytes); });
+  call_core([&] { stream().submit(reinterpret_cast<uint64_t>(scratch_.data_ptr()), bytes); });
 }
 
-// Of a tensor that has landed. The current stream is behind its copies, which are the last use of its scratch.
+// Removes a tensor that is ready from the pending ones. The current stream waits for its copies, which are the last use
+// of its scratch memory.
 at::Tensor Loader::take(size_t index) {
-  const Ahead ahead = std::move(ahead_.extract(index).mapped());
-  bytes_ahead_ -= ahead.tensor.nbytes();
+  const Pending pending = std::move(pending_.extract(index).mapped());
+  pending_bytes_ -= pending.tensor.nbytes();
   const auto current = current_stream(device_);
-  if (current != ahead.stream) {
-    // The allocator must not hand them out again on their own stream before this one is done with them.
+  if (current != pending.stream) {
+    // The allocator must not reuse the memory on its own stream before this stream has completed its work.
     const c10::impl::VirtualGuardImpl guard(device_.type());
-    for (const auto& tensor : {ahead.tensor, ahead.scratch}) {
+    for (const auto& tensor : {pending.tensor, pending.scratch}) {
       guard.recordDataPtrOnStream(tensor.storage().data_ptr(), current);
     }
   }
-  return ahead.tensor.to(static_cast<c10::ScalarType>(types_[index]));
+  return pending.tensor.to(static_cast<c10::ScalarType>(types_[index]));
 }
 
-c10::Stream Loader::follow_current_stream() {
-  const auto stream = current_stream(device_);
-  call_core([&] { (*stream_)->set_stream(native_handle(stream)); });
-  return stream;
+AnyStream& Loader::stream() {
+  TORCH_INTERNAL_ASSERT(stream_.has_value());
+  return **stream_;
+}
+
+void Loader::use_current_stream() {
+  const auto handle = native_handle(current_stream(device_));
+  call_core([&] { stream().set_stream(handle); });
 }
 
 void Loader::release() {
-  // First of all, so that nothing is filled any more.
+  // The stream ends first, so that no memory is freed while the core writes to it.
   stream_.reset();
-  ahead_.clear();
+  pending_.clear();
   scratch_.reset();
-  shortage_ = nullptr;
+  allocation_failure_ = nullptr;
   mapped_.reset();
   queue_.clear();
-  handed_over_ = 0;
+  returned_ = 0;
   recording_.reset();
 }
 

@@ -1,4 +1,4 @@
-// Tensors one by one, while those behind them are still on their way.
+// Script class that returns tensors one by one while the next ones load.
 #pragma once
 
 #include <ATen/core/List.h>
@@ -21,54 +21,55 @@
 
 namespace fst {
 
-// Enough that the core reads on while a user looks at what is there.
+// Default limit for pending tensors. The core continues to read while the caller uses a tensor.
 constexpr int64_t kWindowBytes = 512ll << 20;
 
-// `torch.classes.fst.Loader`. It allocates tensors in the order of the files, as many as a window holds, and lets the
-// core fill them in the background. Any thread may call it, one at a time.
+// `torch.classes.fst.Loader`: allocates tensors in the order of the files, up to `window_bytes`, and lets the core load
+// them in the background. Calls from several threads run one after another.
 class Loader : public torch::CustomClassHolder {
  public:
   using Names = std::optional<c10::List<std::string>>;
   using Numbers = std::optional<std::vector<int64_t>>;
   using Item = std::tuple<int64_t, std::string, at::Tensor>;
 
-  // Without `names` all tensors are wanted. With dimensions, starts and lengths, one of each for every name, slices
-  // are. The tensors that have been allocated and not yet handed over take at most `window_bytes`, or are a single one.
-  // `order` is "file" or "landed".
+  // Loads all tensors if `names` is None. Loads slices if `dims`, `starts` and `lengths` are given, one of each for
+  // every name. Pending tensors, which are allocated but not yet returned, take at most `window_bytes`; a larger tensor
+  // is loaded alone. `order` is "file" or "landed".
   Loader(const c10::List<std::string>& paths, c10::Device device, const Names& names,
          std::optional<c10::ScalarType> dtype, int64_t window_bytes, const std::string& order, const Numbers& dims,
          const Numbers& starts, const Numbers& lengths);
   ~Loader() override;
 
-  // The next tensor, ready on the current stream, with its position among the names (or in the files) and its name.
-  // None after the last one and after `close`. After an error, every call throws it again.
+  // Returns the next tensor, ready on the current stream, with its position in `names` (or in the files) and its name.
+  // Returns None after the last tensor and after `close`. After an error, each call throws the same error again.
   std::optional<Item> next();
 
-  // Ends the load and frees what has not been handed over.
+  // Ends the load and frees the tensors that were not returned.
   void close();
 
-  // How many tensors there are in all, and how many bytes they take.
+  // Return the number of all tensors and their size in memory.
   int64_t size() const { return static_cast<int64_t>(specs_.size()); }
   int64_t total_bytes() const;
 
  private:
-  // A tensor that is being filled.
-  struct Ahead {
+  // Tensor that is allocated but not yet returned.
+  struct Pending {
     at::Tensor tensor;
-    // Shared with the others of its filling; free when all of them have been handed over.
+    // Scratch memory, shared by the tensors of a batch.
     at::Tensor scratch;
-    // For which both were allocated.
+    // Stream on which both were allocated.
     c10::Stream stream;
   };
 
   std::unique_lock<std::mutex> lock();
-  std::optional<Item> hand_over();
+  std::optional<Item> advance();
   bool is_read(size_t index) const;
-  void look_ahead();
+  void prefetch();
   at::Tensor allocate(size_t index, c10::ScalarType type) const;
   void submit(const std::vector<Destination>& destinations);
   at::Tensor take(size_t index);
-  c10::Stream follow_current_stream();
+  AnyStream& stream();
+  void use_current_stream();
   void release();
 
   const rust::Box<Selection> selection_;
@@ -80,21 +81,20 @@ class Loader : public torch::CustomClassHolder {
   const pid_t process_ = getpid();
 
   std::mutex mutex_;
-  // Until the last tensor has been handed over.
+  // Empty after the last tensor was returned.
   std::optional<rust::Box<Recording>> recording_;
   std::optional<MappedFiles> mapped_;
-  // In which order the tensors are allocated, and how many of them have been, and have been handed over.
+  // Order of allocation, and the numbers of tensors that were allocated and returned.
   std::vector<size_t> queue_;
   size_t allocated_ = 0;
-  size_t handed_over_ = 0;
-  // Of the tensors ahead.
-  uint64_t bytes_ahead_ = 0;
+  size_t returned_ = 0;
+  uint64_t pending_bytes_ = 0;
   at::Tensor scratch_;
-  std::map<size_t, Ahead> ahead_;
-  // Ends before the memory that it fills is freed.
+  std::map<size_t, Pending> pending_;
+  // Declared after the tensors that it writes to, so it is destroyed first.
   std::optional<rust::Box<AnyStream>> stream_;
-  // Why less has been allocated than the window holds, if it is for want of memory.
-  std::exception_ptr shortage_;
+  // Out-of-memory error that stopped the last prefetch, if any.
+  std::exception_ptr allocation_failure_;
   std::exception_ptr failure_;
 };
 

@@ -1,4 +1,4 @@
-// The operators: schemas, and conversions between PyTorch's types and the core's.
+// Registers the operators and script classes, and converts between PyTorch's types and the core's types.
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/List.h>
@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "cast.h"
 #include "checkpoint.h"
-#include "convert.h"
 #include "error.h"
 #include "group.h"
 #include "load.h"
@@ -48,13 +48,13 @@ std::vector<at::Tensor> load_tensors(Strings paths, Strings names, c10::Device d
 
 std::vector<at::Tensor> load_slices(Strings paths, Strings names, c10::IntArrayRef dims, c10::IntArrayRef starts,
                                     c10::IntArrayRef lengths, c10::Device device, Dtype dtype) {
-  const auto selection = select_sliced(*open_checkpoint(paths), names, dims, starts, lengths);
+  const auto selection = select_slices(*open_checkpoint(paths), names, dims, starts, lengths);
   return load(*selection, specs_of(*selection), device, dtype);
 }
 
 std::vector<at::Tensor> load_boxes(Strings paths, Strings names, c10::IntArrayRef starts, c10::IntArrayRef lengths,
                                    c10::IntArrayRef steps, c10::Device device, Dtype dtype) {
-  const auto selection = select_boxed(*open_checkpoint(paths), names, starts, lengths, steps);
+  const auto selection = select_regions(*open_checkpoint(paths), names, starts, lengths, steps);
   return load(*selection, specs_of(*selection), device, dtype);
 }
 
@@ -70,11 +70,11 @@ std::vector<std::string> tensor_names(Strings paths) {
 
 c10::Dict<std::string, std::string> metadata(const std::string& path) {
   const auto checkpoint = open_checkpoint(c10::List<std::string>({path}));
-  c10::Dict<std::string, std::string> texts;
+  c10::Dict<std::string, std::string> metadata;
   for (const auto& entry : call_core([&] { return checkpoint->metadata(); })) {
-    texts.insert(std::string(entry.key), std::string(entry.value));
+    metadata.insert(std::string(entry.key), std::string(entry.value));
   }
-  return texts;
+  return metadata;
 }
 
 std::string reader(Strings paths, c10::Device device) { return OpenCheckpoint(paths, std::nullopt).reader(device); }
@@ -83,7 +83,7 @@ int64_t release_memory() {
   return call_core([&] { return release(); });
 }
 
-// Rust's functions that cannot fail are noexcept, which PyTorch does not take.
+// PyTorch does not accept noexcept functions as kernels, and infallible functions of Rust are noexcept.
 int64_t start_profile() { return profile_start(); }
 
 std::string stop_profile(int64_t profile) {
@@ -97,9 +97,9 @@ std::string stop_profile(int64_t profile) {
 [[gnu::used, gnu::retain]] const char build_text[] = "fst " FST_VERSION ": built for PyTorch " TORCH_VERSION;
 
 TORCH_LIBRARY(fst, m) {
-  // A load has no tensor inputs, so two equal calls look like one value. They are two tensors, which the caller may
-  // change independently: TorchScript sees no alias information and the tag that exempts an operator from merging.
-  // No load may become part of a CUDA graph, which would replay the copies without the reads.
+  // Loads have no tensor inputs, so compilers would merge equal calls. But each call returns separate tensors, which
+  // the caller may modify. Conservative alias analysis and the tag `nondeterministic_seeded` prevent the merge. The tag
+  // `cudagraph_unsafe` keeps loads out of CUDA graphs, which would replay the copies without the reads.
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag, at::Tag::cudagraph_unsafe};
   const std::vector<at::Tag> load_tags = {at::Tag::pt2_compliant_tag, at::Tag::cudagraph_unsafe,
                                           at::Tag::nondeterministic_seeded};
@@ -115,29 +115,29 @@ TORCH_LIBRARY(fst, m) {
   def_load(
       "load_boxes(str[] paths, str[] names, int[] starts, int[] lengths, int[] steps, Device device=\"cpu\", *, "
       "ScalarType? dtype=None) -> Tensor[]");
-  // TorchScript takes a write to the elements of a list for a write to the list, and would drop the call as dead code;
-  // `a! -> *` tells it that the elements may be anything's.
+  // TorchScript treats a write to the elements of a list as a write to the list and would remove the call as dead code.
+  // `a! -> *` declares that the elements may alias anything.
   m.def("load_into(str[] paths, str[] names, Tensor(a! -> *)[] out) -> ()", tags);
   def_load("save_file(Tensor[] tensors, str[] names, str path, *, Dict(str, str)? metadata=None) -> ()");
   def_load("tensor_names(str[] paths) -> str[]");
   def_load("metadata(str path) -> Dict(str, str)");
   def_load("reader(str[] paths, Device device=\"cpu\") -> str");
   def_load("release_memory() -> int");
-  // These compute what they return from their inputs and from nothing else.
+  // The results of these operators depend on their inputs only.
   const std::vector<at::Tag> function_tags = {at::Tag::pt2_compliant_tag};
   m.def("cast(Tensor[] tensors, *, ScalarType dtype) -> Tensor[]", function_tags);
-  // A list of ScalarType would do, but reaches fakes and exported programs as a list of numbers anyway.
+  // `dtypes` is not ScalarType[], because fakes and exported programs get numbers in either case.
   m.def(
       "scatter(Tensor bytes, int[] offsets, int[] dtypes, int[] sizes, int[] ranks, *, ScalarType? dtype=None) -> "
       "Tensor[]",
       function_tags);
+  m.def("serialize(Tensor[] tensors, str[] names, *, Dict(str, str)? metadata=None) -> Tensor", function_tags);
   def_load("profile_start() -> int");
   def_load("profile_stop(int profile) -> str");
 
   const auto none = c10::IValue();
   m.class_<OpenCheckpoint>("Checkpoint")
-      .def(torch::init<Strings, const std::optional<at::Tensor>&>(),
-           "Files that stay open, with headers that were read once.",
+      .def(torch::init<Strings, const std::optional<at::Tensor>&>(), "Checkpoint with open files and parsed headers.",
            {torch::arg("paths"), torch::arg("headers") = none})
       .def("headers", &OpenCheckpoint::headers)
       .def("names", &OpenCheckpoint::names)
@@ -156,7 +156,7 @@ TORCH_LIBRARY(fst, m) {
   m.class_<OpenGroupPlan>("GroupPlan")
       .def(torch::init<const c10::intrusive_ptr<OpenCheckpoint>&, const std::vector<at::Tensor>&,
                        const std::vector<int64_t>&, const std::vector<int64_t>&, const std::string&, int64_t>(),
-           "Who of a group of ranks reads what, and who sends what to whom.",
+           "Plan of a load by a group of ranks: reads and exchanges of each rank.",
            {torch::arg("checkpoint"), torch::arg("wants"), torch::arg("wants_of"), torch::arg("caches"),
             torch::arg("strategy"), torch::arg("window_bytes")})
       .def("windows", &OpenGroupPlan::windows)
@@ -168,7 +168,7 @@ TORCH_LIBRARY(fst, m) {
       .def("digest", &OpenGroupPlan::digest);
   m.class_<GroupLoad>("GroupLoad")
       .def(torch::init<const c10::intrusive_ptr<OpenGroupPlan>&, int64_t, const GroupLoad::Outputs&, c10::Device>(),
-           "What one rank of a group does of a plan.",
+           "Executes a group plan on one rank.",
            {torch::arg("plan"), torch::arg("rank"), torch::arg("out"), torch::arg("device")})
       .def("read", &GroupLoad::read, "", {torch::arg("window"), torch::arg("send")})
       .def("place", &GroupLoad::place, "", {torch::arg("window"), torch::arg("received")})
@@ -176,7 +176,7 @@ TORCH_LIBRARY(fst, m) {
   m.class_<Loader>("Loader")
       .def(torch::init<const c10::List<std::string>&, c10::Device, const Loader::Names&, Dtype, int64_t,
                        const std::string&, const Loader::Numbers&, const Loader::Numbers&, const Loader::Numbers&>(),
-           "Hands over tensors one by one while those behind them are still on their way.",
+           "Returns tensors one by one while the next ones load.",
            {torch::arg("paths"), torch::arg("device") = c10::Device(c10::kCPU), torch::arg("names") = none,
             torch::arg("dtype") = none, torch::arg("window_bytes") = kWindowBytes, torch::arg("order") = "file",
             torch::arg("dims") = none, torch::arg("starts") = none, torch::arg("lengths") = none})
@@ -185,7 +185,7 @@ TORCH_LIBRARY(fst, m) {
       .def("size", &Loader::size)
       .def("total_bytes", &Loader::total_bytes);
   m.class_<Writer>("Writer")
-      .def(torch::init<const std::string&, const Texts&>(), "Writes tensors to a file one by one.",
+      .def(torch::init<const std::string&, const Metadata&>(), "Writes tensors to a file one by one.",
            {torch::arg("path"), torch::arg("metadata") = none})
       .def("write", &Writer::write)
       .def("close", &Writer::close)
@@ -200,6 +200,7 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("load_boxes", load_boxes);
   m.impl("load_into", load_into_outputs);
   m.impl("save_file", save_file);
+  m.impl("serialize", serialize);
   m.impl("tensor_names", tensor_names);
   m.impl("metadata", metadata);
   m.impl("reader", reader);

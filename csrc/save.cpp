@@ -1,5 +1,6 @@
 #include "save.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
@@ -7,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "elements.h"
+#include "cast.h"
 #include "error.h"
 #include "load.h"
 
@@ -15,22 +16,41 @@ namespace fst {
 
 namespace {
 
-void check(const std::string& name, const at::Tensor& tensor) {
-  const auto refuse = [&](const std::string& message) {
-    throw_invalid_argument("tensor \"" + name + "\": " + message + "; nothing was written");
-  };
-  if (!tensor.defined()) {
-    refuse("is undefined");
-  }
-  if (tensor.layout() != at::kStrided) {
-    refuse(c10::str("has the layout ", tensor.layout(), ", but only dense tensors can be saved; use to_dense()"));
-  }
-  if (!tensor.device().is_cpu() && !tensor.device().is_cuda()) {
-    refuse("is on " + tensor.device().str() + ", but only cpu and cuda tensors can be saved");
-  }
+[[noreturn]] void refuse(const std::string& name, const std::string& message) {
+  throw_invalid_argument("tensor \"" + name + "\": " + message);
 }
 
-// The devices that tensors lie on, each with its current stream.
+// Describes a tensor of any device.
+NewTensor describe_dense(const std::string& name, const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    refuse(name, "is undefined");
+  }
+  if (tensor.layout() != at::kStrided) {
+    refuse(name, c10::str("has the layout ", tensor.layout(), ", but only dense tensors can be saved; use to_dense()"));
+  }
+  rust::Vec<int64_t> shape;
+  std::ranges::copy(tensor.sizes(), std::back_inserter(shape));
+  return NewTensor{to_rust(name), static_cast<int8_t>(tensor.scalar_type()), std::move(shape)};
+}
+
+template <typename Describe>
+std::vector<NewTensor> describe_all(at::TensorList tensors, Strings names, Describe&& describe) {
+  if (tensors.size() != names.size()) {
+    throw_invalid_argument(c10::str(tensors.size(), " tensors, but ", names.size(), " names; give one for each"));
+  }
+  std::vector<NewTensor> described;
+  described.reserve(tensors.size());
+  for (size_t index = 0; index < tensors.size(); ++index) {
+    described.push_back(describe(names.get(index), tensors[index]));
+  }
+  return described;
+}
+
+rust::Slice<const NewTensor> slice_of(const std::vector<NewTensor>& tensors) {
+  return {tensors.data(), tensors.size()};
+}
+
+// Devices of a list of tensors, each with its current stream.
 class DeviceStreams {
  public:
   explicit DeviceStreams(at::TensorList tensors) {
@@ -42,9 +62,7 @@ class DeviceStreams {
     }
   }
 
-  size_t index_of(c10::Device device) const {
-    return std::find(devices_.begin(), devices_.end(), device) - devices_.begin();
-  }
+  size_t index_of(c10::Device device) const { return std::ranges::find(devices_, device) - devices_.begin(); }
 
   rust::Slice<const DeviceStream> all() const { return {streams_.data(), streams_.size()}; }
 
@@ -53,7 +71,7 @@ class DeviceStreams {
   std::vector<DeviceStream> streams_;
 };
 
-// Hands the bytes of tensors to the core in the order of the file.
+// Passes the bytes of tensors to the core in the order of the file.
 class Appender {
  public:
   Appender(rust::Box<AnySave>& save, const DeviceStreams& streams) : save_(save), streams_(streams) {}
@@ -93,21 +111,22 @@ class Appender {
   rust::Box<AnySave>& save_;
   const DeviceStreams& streams_;
   std::vector<Extent> extents_;
-  // Of parts of tensors that do not lie in memory as they are. They live until they have been written.
+  // Contiguous copies of parts of tensors, until they are written.
   std::vector<at::Tensor> copies_;
   uint64_t copied_bytes_ = 0;
 };
 
 }  // namespace
 
-NewTensor described(const std::string& name, const at::Tensor& tensor) {
-  check(name, tensor);
-  rust::Vec<int64_t> shape;
-  std::copy(tensor.sizes().begin(), tensor.sizes().end(), std::back_inserter(shape));
-  return NewTensor{to_rust(name), static_cast<int8_t>(tensor.scalar_type()), std::move(shape)};
+NewTensor describe(const std::string& name, const at::Tensor& tensor) {
+  auto described = describe_dense(name, tensor);
+  if (!tensor.device().is_cpu() && !tensor.device().is_cuda()) {
+    refuse(name, "is on " + tensor.device().str() + ", but only cpu and cuda tensors can be saved");
+  }
+  return described;
 }
 
-std::vector<MetadataEntry> metadata_entries_of(const Texts& metadata) {
+std::vector<MetadataEntry> metadata_entries_of(const Metadata& metadata) {
   std::vector<MetadataEntry> entries;
   if (metadata) {
     for (const auto& entry : *metadata) {
@@ -122,29 +141,46 @@ DeviceStream device_stream_of(const at::Tensor& tensor) {
   return DeviceStream{ordinal, native_handle(current_stream(tensor.device()))};
 }
 
-void save_file(at::TensorList tensors, Strings names, const std::string& path, const Texts& metadata) {
-  if (tensors.size() != names.size()) {
-    throw_invalid_argument(
-        c10::str(tensors.size(), " tensors, but ", names.size(), " names; give one for each; nothing was written"));
-  }
-  std::vector<NewTensor> all;
-  all.reserve(tensors.size());
-  for (size_t index = 0; index < tensors.size(); ++index) {
-    all.push_back(described(names.get(index), tensors[index]));
-  }
+void save_file(at::TensorList tensors, Strings names, const std::string& path, const Metadata& metadata) {
+  const auto described = describe_all(tensors, names, describe);
   const auto entries = metadata_entries_of(metadata);
   const auto target = to_rust(path);
   const DeviceStreams streams(tensors);
-  auto save = call_core([&] {
-    return begin_save(target, rust::Slice<const NewTensor>(all.data(), all.size()), slice_of(entries),
-                      metadata.has_value(), streams.all());
-  });
+  auto save = call_core(
+      [&] { return begin_save(target, slice_of(described), slice_of(entries), metadata.has_value(), streams.all()); });
   Appender appender(save, streams);
   for (const size_t index : save->order()) {
     appender.add(tensors[index]);
   }
   appender.flush();
   call_core([&] { finish_save(std::move(save)); });
+}
+
+at::Tensor serialize(at::TensorList tensors, Strings names, const Metadata& metadata) {
+  // Autograd does not record the copies.
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  const auto described = describe_all(tensors, names, describe_dense);
+  const auto entries = metadata_entries_of(metadata);
+  const auto layout =
+      call_core([&] { return lay_out_file(slice_of(described), slice_of(entries), metadata.has_value()); });
+  const bool is_meta = std::ranges::any_of(tensors, [](const at::Tensor& tensor) { return tensor.is_meta(); });
+  const auto device = is_meta ? at::kMeta : at::kCPU;
+  auto bytes = at::empty({static_cast<int64_t>(layout->file_bytes())}, at::device(device).dtype(at::kByte));
+  if (is_meta) {
+    return bytes;
+  }
+  const auto header = layout->header();
+  std::ranges::copy(header, bytes.mutable_data_ptr<uint8_t>());
+  // The header and the order of the dtypes align each tensor to its element.
+  auto offset = static_cast<int64_t>(header.size());
+  for (const size_t index : layout->order()) {
+    const at::Tensor& tensor = tensors[index];
+    const auto length = static_cast<int64_t>(tensor.nbytes());
+    const auto target = bytes.narrow(0, offset, length).view(tensor.scalar_type()).view(tensor.sizes());
+    copy_elements(target, tensor, /*non_blocking=*/false);
+    offset += length;
+  }
+  return bytes;
 }
 
 }  // namespace fst

@@ -1,4 +1,4 @@
-// Tensors to a file: fst::save_file.
+// Saves tensors: fst::save_file and fst::serialize.
 #pragma once
 
 #include <ATen/core/Dict.h>
@@ -13,21 +13,25 @@
 
 namespace fst {
 
-using Texts = std::optional<c10::Dict<std::string, std::string>>;
+using Metadata = std::optional<c10::Dict<std::string, std::string>>;
 
-// What the core needs to know of a tensor to write it; throws for one that cannot be saved.
-NewTensor described(const std::string& name, const at::Tensor& tensor);
+// Describes a tensor for the core. Throws if the tensor cannot be saved.
+NewTensor describe(const std::string& name, const at::Tensor& tensor);
 
-std::vector<MetadataEntry> metadata_entries_of(const Texts& metadata);
+std::vector<MetadataEntry> metadata_entries_of(const Metadata& metadata);
 
-// Where a tensor lies, with the current stream there.
+// Returns the device of a tensor with its current stream.
 DeviceStream device_stream_of(const at::Tensor& tensor);
 
 inline rust::Slice<const MetadataEntry> slice_of(const std::vector<MetadataEntry>& entries) {
   return {entries.data(), entries.size()};
 }
 
-// Writes a safetensors file that takes the place of what is at `path` once it is whole and on the disk.
-void save_file(at::TensorList tensors, Strings names, const std::string& path, const Texts& metadata);
+// Operator fst::save_file. Writes a temporary file, flushes it and moves it to `path`.
+void save_file(at::TensorList tensors, Strings names, const std::string& path, const Metadata& metadata);
+
+// Operator fst::serialize. Returns the bytes of the file that `save_file` would write, on the CPU. If a tensor is on
+// the meta device, the result is a meta tensor of the same size.
+at::Tensor serialize(at::TensorList tensors, Strings names, const Metadata& metadata);
 
 }  // namespace fst

@@ -6,16 +6,18 @@ namespace fst {
 
 namespace {
 
-rust::Vec<rust::String> to_rust(Strings texts) {
+rust::Vec<rust::String> to_rust(Strings strings) {
   rust::Vec<rust::String> converted;
-  converted.reserve(texts.size());
-  for (size_t index = 0; index < texts.size(); ++index) {
-    converted.push_back(fst::to_rust(texts.get(index)));
+  converted.reserve(strings.size());
+  for (size_t index = 0; index < strings.size(); ++index) {
+    converted.push_back(fst::to_rust(strings.get(index)));
   }
   return converted;
 }
 
-rust::Slice<const rust::String> slice_of(const rust::Vec<rust::String>& texts) { return {texts.data(), texts.size()}; }
+rust::Slice<const rust::String> slice_of(const rust::Vec<rust::String>& strings) {
+  return {strings.data(), strings.size()};
+}
 
 rust::Slice<const int64_t> to_rust(c10::IntArrayRef numbers) { return {numbers.data(), numbers.size()}; }
 
@@ -26,7 +28,7 @@ rust::Box<Checkpoint> open_checkpoint(Strings paths) {
   return call_core([&] { return open(slice_of(converted)); });
 }
 
-rust::Box<Checkpoint> join_checkpoint(Strings paths, const at::Tensor& headers) {
+rust::Box<Checkpoint> open_checkpoint_with_headers(Strings paths, const at::Tensor& headers) {
   const auto converted = to_rust(paths);
   const rust::Slice<const uint8_t> bytes(headers.const_data_ptr<uint8_t>(), headers.numel());
   return call_core([&] { return open_with_headers(slice_of(converted), bytes); });
@@ -41,15 +43,15 @@ rust::Box<Selection> select_named(const Checkpoint& checkpoint, Strings names) {
   return call_core([&] { return checkpoint.select_tensors(slice_of(converted)); });
 }
 
-rust::Box<Selection> select_sliced(const Checkpoint& checkpoint, Strings names, c10::IntArrayRef dims,
+rust::Box<Selection> select_slices(const Checkpoint& checkpoint, Strings names, c10::IntArrayRef dims,
                                    c10::IntArrayRef starts, c10::IntArrayRef lengths) {
   const auto converted = to_rust(names);
   return call_core(
       [&] { return checkpoint.select_slices(slice_of(converted), to_rust(dims), to_rust(starts), to_rust(lengths)); });
 }
 
-rust::Box<Selection> select_boxed(const Checkpoint& checkpoint, Strings names, c10::IntArrayRef starts,
-                                  c10::IntArrayRef lengths, c10::IntArrayRef steps) {
+rust::Box<Selection> select_regions(const Checkpoint& checkpoint, Strings names, c10::IntArrayRef starts,
+                                    c10::IntArrayRef lengths, c10::IntArrayRef steps) {
   const auto converted = to_rust(names);
   return call_core([&] {
     return checkpoint.select_regions(slice_of(converted), to_rust(starts), to_rust(lengths), to_rust(steps));

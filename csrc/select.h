@@ -1,4 +1,4 @@
-// From what a caller names to a selection of the core.
+// Opens checkpoints and selects tensors.
 #pragma once
 
 #include <ATen/core/List.h>
@@ -15,16 +15,16 @@ using Strings = const c10::List<std::string>&;
 
 rust::Box<Checkpoint> open_checkpoint(Strings paths);
 
-// With headers that another process has read: contiguous bytes.
-rust::Box<Checkpoint> join_checkpoint(Strings paths, const at::Tensor& headers);
+// Opens a checkpoint with the headers that another process exported. Reads no header. `headers` is contiguous.
+rust::Box<Checkpoint> open_checkpoint_with_headers(Strings paths, const at::Tensor& headers);
 
-// All tensors of a checkpoint, the ones that are named, or a slice or box of each that is named.
+// Select all tensors of a checkpoint, the named tensors, or a slice or an index region of each named tensor.
 rust::Box<Selection> select_all(const Checkpoint& checkpoint);
 rust::Box<Selection> select_named(const Checkpoint& checkpoint, Strings names);
-rust::Box<Selection> select_sliced(const Checkpoint& checkpoint, Strings names, c10::IntArrayRef dims,
+rust::Box<Selection> select_slices(const Checkpoint& checkpoint, Strings names, c10::IntArrayRef dims,
                                    c10::IntArrayRef starts, c10::IntArrayRef lengths);
-rust::Box<Selection> select_boxed(const Checkpoint& checkpoint, Strings names, c10::IntArrayRef starts,
-                                  c10::IntArrayRef lengths, c10::IntArrayRef steps);
+rust::Box<Selection> select_regions(const Checkpoint& checkpoint, Strings names, c10::IntArrayRef starts,
+                                    c10::IntArrayRef lengths, c10::IntArrayRef steps);
 
 rust::Vec<Spec> specs_of(const Selection& selection);
 

@@ -1,6 +1,7 @@
 #include "tch.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,11 +14,11 @@ namespace {
 
 using RustStrings = rust::Slice<const rust::String>;
 
-Strings strings(RustStrings texts) {
+Strings to_strings(RustStrings strings) {
   Strings converted;
-  converted.reserve(texts.size());
-  for (const auto& text : texts) {
-    converted.emplace_back(text);
+  converted.reserve(strings.size());
+  for (const auto& string : strings) {
+    converted.emplace_back(string);
   }
   return converted;
 }
@@ -32,27 +33,39 @@ void add(rust::Vec<Named>& all, rust::String name, at::Tensor tensor) {
   all.push_back(Named{std::move(name), std::make_unique<at::Tensor>(std::move(tensor))});
 }
 
-std::pair<Strings, std::vector<at::Tensor>> separated(rust::Slice<const Named> all) {
-  std::pair<Strings, std::vector<at::Tensor>> separated;
+std::pair<Strings, std::vector<at::Tensor>> unzip(rust::Slice<const Named> all) {
+  Strings names;
+  std::vector<at::Tensor> tensors;
   for (const Named& named : all) {
-    separated.first.emplace_back(named.name);
-    separated.second.push_back(*named.tensor);
+    names.emplace_back(named.name);
+    tensors.push_back(*named.tensor);
   }
-  return separated;
+  return {std::move(names), std::move(tensors)};
+}
+
+std::optional<Texts> to_texts(rust::Slice<const MetadataEntry> metadata) {
+  if (metadata.empty()) {
+    return std::nullopt;
+  }
+  Texts texts;
+  for (const MetadataEntry& entry : metadata) {
+    texts.insert(std::string(entry.key), std::string(entry.value));
+  }
+  return texts;
 }
 
 }  // namespace
 
 rust::Vec<Named> load_files(RustStrings paths, rust::Str device, int8_t dtype) {
   rust::Vec<Named> all;
-  for (const auto& entry : fst::load_files(strings(paths), device_of(device), dtype_of(dtype))) {
+  for (const auto& entry : fst::load_files(to_strings(paths), device_of(device), dtype_of(dtype))) {
     add(all, entry.key(), entry.value());
   }
   return all;
 }
 
 rust::Vec<Named> load_tensors(RustStrings paths, RustStrings names, rust::Str device, int8_t dtype) {
-  auto tensors = fst::load_tensors(strings(paths), strings(names), device_of(device), dtype_of(dtype));
+  auto tensors = fst::load_tensors(to_strings(paths), to_strings(names), device_of(device), dtype_of(dtype));
   rust::Vec<Named> all;
   for (size_t index = 0; index < tensors.size(); ++index) {
     add(all, names[index], std::move(tensors[index]));
@@ -61,11 +74,11 @@ rust::Vec<Named> load_tensors(RustStrings paths, RustStrings names, rust::Str de
 }
 
 rust::Vec<Named> load_slices(RustStrings paths, rust::Slice<const Slice> slices, rust::Str device, int8_t dtype) {
-  std::vector<fst::Slice> wanted;
+  std::vector<fst::Slice> requested;
   for (const Slice& slice : slices) {
-    wanted.push_back({std::string(slice.name), slice.dim, slice.start, slice.length});
+    requested.push_back({std::string(slice.name), slice.dim, slice.start, slice.length});
   }
-  auto tensors = fst::load_slices(strings(paths), wanted, device_of(device), dtype_of(dtype));
+  auto tensors = fst::load_slices(to_strings(paths), requested, device_of(device), dtype_of(dtype));
   rust::Vec<Named> all;
   for (size_t index = 0; index < tensors.size(); ++index) {
     add(all, slices[index].name, std::move(tensors[index]));
@@ -73,22 +86,44 @@ rust::Vec<Named> load_slices(RustStrings paths, rust::Slice<const Slice> slices,
   return all;
 }
 
+rust::Vec<Named> load_boxes(RustStrings paths, rust::Slice<const Region> regions, rust::Str device, int8_t dtype) {
+  std::vector<fst::Region> requested;
+  for (const Region& region : regions) {
+    std::vector<fst::IndexRange> ranges;
+    for (const IndexRange& range : region.ranges) {
+      ranges.push_back({range.start, range.length, range.step});
+    }
+    requested.push_back({std::string(region.name), std::move(ranges)});
+  }
+  auto tensors = fst::load_boxes(to_strings(paths), requested, device_of(device), dtype_of(dtype));
+  rust::Vec<Named> all;
+  for (size_t index = 0; index < tensors.size(); ++index) {
+    add(all, regions[index].name, std::move(tensors[index]));
+  }
+  return all;
+}
+
 void load_into(RustStrings paths, rust::Slice<const Named> outputs) {
-  const auto [names, tensors] = separated(outputs);
-  fst::load_into(strings(paths), names, tensors);
+  const auto [names, tensors] = unzip(outputs);
+  fst::load_into(to_strings(paths), names, tensors);
 }
 
 void save_file(rust::Slice<const Named> named, rust::Str path, rust::Slice<const MetadataEntry> metadata) {
-  const auto [names, tensors] = separated(named);
-  Texts texts;
-  for (const MetadataEntry& entry : metadata) {
-    texts.insert(std::string(entry.key), std::string(entry.value));
-  }
-  fst::save_file(tensors, names, std::string(path), texts.empty() ? std::nullopt : std::optional(texts));
+  const auto [names, tensors] = unzip(named);
+  fst::save_file(tensors, names, std::string(path), to_texts(metadata));
+}
+
+rust::Vec<uint8_t> serialize(rust::Slice<const Named> named, rust::Slice<const MetadataEntry> metadata) {
+  const auto [names, tensors] = unzip(named);
+  const at::Tensor bytes = fst::serialize(tensors, names, to_texts(metadata));
+  rust::Vec<uint8_t> copied;
+  copied.reserve(bytes.nbytes());
+  std::copy_n(bytes.const_data_ptr<uint8_t>(), bytes.nbytes(), std::back_inserter(copied));
+  return copied;
 }
 
 std::unique_ptr<Loader> open_loader(RustStrings paths, rust::Str device, int8_t dtype) {
-  return std::make_unique<Loader>(strings(paths), device_of(device), LoaderOptions{.dtype = dtype_of(dtype)});
+  return std::make_unique<Loader>(to_strings(paths), device_of(device), LoaderOptions{.dtype = dtype_of(dtype)});
 }
 
 rust::Vec<Named> next(Loader& loader) {
@@ -100,10 +135,9 @@ rust::Vec<Named> next(Loader& loader) {
 }
 
 std::string text_of(const c10::Error& error) {
-  const std::string code = "[out-of-memory] ";
   const std::string text = error.what_without_backtrace();
-  const bool lacks_code = dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr && !text.starts_with(code);
-  return lacks_code ? code + text : text;
+  const bool is_out_of_memory = dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr;
+  return is_out_of_memory ? std::string(out_of_memory(rust::String::lossy(text))) : text;
 }
 
 }  // namespace fst::tch

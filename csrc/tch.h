@@ -1,4 +1,4 @@
-// The operators for rust/tch.rs.
+// Operators for rust/tch.rs.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -13,30 +13,35 @@
 namespace fst::tch {
 
 struct Named;
+struct IndexRange;
+struct Region;
 struct Slice;
 struct MetadataEntry;
 
-// Devices are as PyTorch writes them. `dtype` is the value of a c10::ScalarType, or negative for none.
+// Load functions. `device` is a device string of PyTorch. `dtype` is a c10::ScalarType number, or negative for none.
 rust::Vec<Named> load_files(rust::Slice<const rust::String> paths, rust::Str device, int8_t dtype);
 rust::Vec<Named> load_tensors(rust::Slice<const rust::String> paths, rust::Slice<const rust::String> names,
                               rust::Str device, int8_t dtype);
 rust::Vec<Named> load_slices(rust::Slice<const rust::String> paths, rust::Slice<const Slice> slices, rust::Str device,
                              int8_t dtype);
+rust::Vec<Named> load_boxes(rust::Slice<const rust::String> paths, rust::Slice<const Region> regions, rust::Str device,
+                            int8_t dtype);
 void load_into(rust::Slice<const rust::String> paths, rust::Slice<const Named> outputs);
 void save_file(rust::Slice<const Named> tensors, rust::Str path, rust::Slice<const MetadataEntry> metadata);
+rust::Vec<uint8_t> serialize(rust::Slice<const Named> tensors, rust::Slice<const MetadataEntry> metadata);
 
 std::unique_ptr<Loader> open_loader(rust::Slice<const rust::String> paths, rust::Str device, int8_t dtype);
-// One tensor, or none after the last.
+// Returns one tensor, or an empty vector after the last one.
 rust::Vec<Named> next(Loader& loader);
 
-// Without a backtrace, and with a code where PyTorch's own exception tells by its class what went wrong.
+// Returns the error text without a backtrace. Adds the code to out-of-memory errors of PyTorch's allocator.
 std::string text_of(const c10::Error& error);
 
 }  // namespace fst::tch
 
 namespace rust::behavior {
 
-// Only the text of an exception reaches Rust.
+// Passes the text of exceptions to Rust.
 template <typename Try, typename Fail>
 static void trycatch(Try&& call, Fail&& fail) noexcept {
   try {

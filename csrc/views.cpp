@@ -15,7 +15,7 @@ at::Tensor MappedFiles::view(size_t index, const Spec& spec) const {
   if (!is_view(index)) {
     return {};
   }
-  // A deleter has to be one that can be copied.
+  // PyTorch copies the deleter, so the guard is shared.
   const auto guard = std::make_shared<rust::Box<ViewGuard>>(call_core([&] { return views_->guard(index); }));
   return at::from_blob(
       reinterpret_cast<void*>(views_->address(index)), {spec.shape.data(), spec.shape.size()}, [guard](void*) {},

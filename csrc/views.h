@@ -1,4 +1,4 @@
-// Tensors that need no copy on the CPU.
+// CPU tensors that are views of mapped files.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,15 +10,15 @@
 
 namespace fst {
 
-// Tensors that are views of mapped files. Each keeps its own bytes, and no others.
+// Private mappings of files. Each view keeps only its own bytes mapped.
 class MappedFiles {
  public:
-  // Of tensors that are wanted with these dtypes, those can be views whose dtype is that of the file.
+  // Maps the files of a selection. Only tensors whose requested dtype in `types` is the stored one become views.
   MappedFiles(const Selection& selection, const std::vector<int8_t>& types);
 
   bool is_view(size_t index) const { return views_->address(index) != 0; }
 
-  // Undefined where the tensor has to be read.
+  // Returns a view of the mapping, or an undefined tensor if the tensor must be read.
   at::Tensor view(size_t index, const Spec& spec) const;
 
  private:

@@ -4,12 +4,12 @@
 
 #include <utility>
 
-#include "elements.h"
+#include "cast.h"
 #include "error.h"
 
 namespace fst {
 
-Writer::Writer(const std::string& path, const Texts& metadata) {
+Writer::Writer(const std::string& path, const Metadata& metadata) {
   const auto target = to_rust(path);
   const auto entries = metadata_entries_of(metadata);
   writer_.emplace(call_core([&] { return begin_writer(target, slice_of(entries), metadata.has_value()); }));
@@ -17,7 +17,7 @@ Writer::Writer(const std::string& path, const Texts& metadata) {
 
 Writer::~Writer() {
   if (getpid() != process_ && writer_) {
-    // A forked child has none of its threads, for which it would wait for ever, and the file is its parent's.
+    // A forked child has none of the writer's threads and would wait for them forever. The file belongs to the parent.
     (void)std::move(*writer_).into_raw();
   }
 }
@@ -25,10 +25,10 @@ Writer::~Writer() {
 void Writer::write(const std::string& name, const at::Tensor& tensor) {
   const auto locked = lock();
   if (!writer_) {
-    throw_invalid_argument("tensor \"" + name + "\": the writer is closed; open another one");
+    throw_invalid_argument("tensor \"" + name + "\": the writer is closed; create a new one");
   }
   AnyWriter& writer = **writer_;
-  const auto added = described(name, tensor);
+  const auto added = describe(name, tensor);
   call_core([&] { writer.add(added); });
   const auto append = [&](const at::Tensor& part) {
     const auto address = reinterpret_cast<uint64_t>(part.const_data_ptr());
@@ -61,7 +61,7 @@ void Writer::abandon() {
 
 std::unique_lock<std::mutex> Writer::lock() {
   if (getpid() != process_) {
-    throw_invalid_argument("this writer belongs to the process that made it; make another one after a fork");
+    throw_invalid_argument("the writer belongs to the process that created it; create a new one after a fork");
   }
   return std::unique_lock(mutex_);
 }

@@ -1,4 +1,4 @@
-// Tensors to a file one by one, while the next are being made.
+// Script class that writes tensors to a file one by one.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,20 +14,21 @@
 
 namespace fst {
 
-// `torch.classes.fst.Writer`. Any thread may call it, one at a time.
+// `torch.classes.fst.Writer`: writes in the background while the caller computes the next tensor. Calls from several
+// threads run one after another.
 class Writer : public torch::CustomClassHolder {
  public:
-  Writer(const std::string& path, const Texts& metadata);
+  Writer(const std::string& path, const Metadata& metadata);
   ~Writer() override;
 
-  // Takes the tensor's values as they are now. Waits while the disk is behind.
+  // Copies the current values of the tensor. Waits if the disk is slower than the caller.
   void write(const std::string& name, const at::Tensor& tensor);
 
-  // Puts the file in its place, on the disk. After a failure it throws that again, and nothing is put anywhere. A
-  // second time, and after `abandon`, it does nothing.
+  // Flushes the file and moves it to its path. After a failed write, throws the same error again and creates no file.
+  // Does nothing if called again or after `abandon`.
   void close();
 
-  // Leaves nothing behind. After `close` it does nothing.
+  // Discards the file. Does nothing after `close`.
   void abandon();
 
  private:
@@ -35,7 +36,7 @@ class Writer : public torch::CustomClassHolder {
 
   const pid_t process_ = getpid();
   std::mutex mutex_;
-  // Until the writer is closed.
+  // Empty after `close` or `abandon`.
   std::optional<rust::Box<AnyWriter>> writer_;
 };
 

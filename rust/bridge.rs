@@ -5,6 +5,7 @@
 mod checkpoint;
 mod convert;
 mod destinations;
+mod error;
 mod group;
 mod guard;
 mod profile;
@@ -16,10 +17,11 @@ mod transfer;
 mod writer;
 
 use self::checkpoint::{Checkpoint, open, open_with_headers};
-use self::convert::{can_convert, convert_on_cuda, convert_on_host};
+use self::convert::{can_convert, convert_on_cuda, convert_on_host, is_castable};
+use self::error::{exception_of, invalid_argument};
 use self::group::{GroupPlan, RankPlan, plan_group, plan_rank};
 use self::profile::{profile_start, profile_stop};
-use self::save::{AnySave, begin_save, finish_save};
+use self::save::{AnySave, FileLayout, begin_save, finish_save, lay_out_file};
 use self::selection::{Recording, Selection, ViewGuard, Views};
 use self::stream::{AnyStream, finish_stream};
 use self::transfer::{AnyTransfer, finish, release};
@@ -32,7 +34,6 @@ mod ffi {
         name: String,
         /// Value of `c10::ScalarType`.
         scalar_type: i8,
-        is_castable: bool,
         shape: Vec<i64>,
         bytes: u64,
     }
@@ -133,7 +134,19 @@ mod ffi {
         offset: u64,
     }
 
+    /// Exception class of `c10` for an error.
+    enum ExceptionClass {
+        Error,
+        ValueError,
+        IndexError,
+        NotImplementedError,
+        OutOfMemoryError,
+    }
+
     extern "Rust" {
+        fn exception_of(text: &str) -> ExceptionClass;
+        fn invalid_argument(message: &str) -> String;
+
         type Checkpoint;
         fn open(paths: &[String]) -> Result<Box<Checkpoint>>;
         fn open_with_headers(paths: &[String], headers: &[u8]) -> Result<Box<Checkpoint>>;
@@ -179,6 +192,7 @@ mod ffi {
         unsafe fn fill(self: &mut AnyTransfer, scratch_address: u64, scratch_bytes: u64) -> Result<()>;
         fn finish(transfer: Box<AnyTransfer>) -> Result<()>;
 
+        fn is_castable(scalar_type: i8) -> bool;
         fn can_convert(from: i8, to: i8) -> bool;
         unsafe fn convert_on_host(conversions: &[Conversion], threads: usize) -> Result<()>;
         unsafe fn convert_on_cuda(conversions: &[Conversion], ordinal: i32, stream: u64) -> Result<bool>;
@@ -206,6 +220,16 @@ mod ffi {
         fn order(self: &AnySave) -> Vec<usize>;
         unsafe fn append(self: &mut AnySave, extents: &[Extent]) -> Result<()>;
         fn finish_save(save: Box<AnySave>) -> Result<()>;
+
+        type FileLayout;
+        fn lay_out_file(
+            tensors: &[NewTensor],
+            metadata: &[MetadataEntry],
+            has_metadata: bool,
+        ) -> Result<Box<FileLayout>>;
+        fn header(self: &FileLayout) -> &[u8];
+        fn order(self: &FileLayout) -> Vec<usize>;
+        fn file_bytes(self: &FileLayout) -> u64;
 
         type AnyWriter;
         fn begin_writer(path: &str, metadata: &[MetadataEntry], has_metadata: bool) -> Result<Box<AnyWriter>>;

@@ -73,6 +73,28 @@ const TABLE: [Row; 22] = [
     row(Dtype::Bool, "BOOL", 8, 11),
 ];
 
+/// Bit layout of an 8-bit float with a sign. csrc/kernels/dtype.h has the same values for the device kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Float8 {
+    /// Number of mantissa bits.
+    pub mantissa_bits: u32,
+    /// Exponent bias.
+    pub bias: u32,
+    /// First code, without the sign, that is not a finite number.
+    pub finite_end: u32,
+}
+
+impl Float8 {
+    /// E5M2, which has infinity and NaN as the wider formats do.
+    pub const E5M2: Float8 = Float8 { mantissa_bits: 2, bias: 15, finite_end: 0x7c };
+    /// E4M3, which has no infinity.
+    pub const E4M3: Float8 = Float8 { mantissa_bits: 3, bias: 7, finite_end: 0x7f };
+    /// E5M2 with neither infinity nor negative zero.
+    pub const E5M2_FNUZ: Float8 = Float8 { mantissa_bits: 2, bias: 16, finite_end: 0x80 };
+    /// E4M3 with neither infinity nor negative zero.
+    pub const E4M3_FNUZ: Float8 = Float8 { mantissa_bits: 3, bias: 8, finite_end: 0x80 };
+}
+
 impl Dtype {
     /// Iterates over every dtype of the format.
     pub fn all() -> impl Iterator<Item = Dtype> {
@@ -112,6 +134,17 @@ impl Dtype {
     /// Returns the value of `c10::ScalarType`, or `None` if PyTorch has no such type.
     pub fn scalar_type(self) -> Option<i8> {
         self.row().scalar_type
+    }
+
+    /// Returns the bit layout of an 8-bit float with a sign, and `None` for other dtypes.
+    pub fn float8(self) -> Option<Float8> {
+        match self {
+            Dtype::F8E4M3 => Some(Float8::E4M3),
+            Dtype::F8E5M2 => Some(Float8::E5M2),
+            Dtype::F8E4M3Fnuz => Some(Float8::E4M3_FNUZ),
+            Dtype::F8E5M2Fnuz => Some(Float8::E5M2_FNUZ),
+            _ => None,
+        }
     }
 
     /// Returns the number of elements in the file that PyTorch packs into one of its elements.

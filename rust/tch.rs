@@ -40,7 +40,7 @@ use std::iter::FusedIterator;
 use std::mem::ManuallyDrop;
 use std::path::Path;
 
-pub use ffi::Slice;
+pub use ffi::{IndexRange, Region, Slice};
 
 #[cxx::bridge(namespace = "fst::tch")]
 mod ffi {
@@ -69,6 +69,30 @@ mod ffi {
         pub length: i64,
     }
 
+    /// Range of indices of one dimension: `start`, `start + step`, and so on.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct IndexRange {
+        /// First index.
+        pub start: i64,
+        /// Number of indices.
+        pub length: i64,
+        /// Distance between consecutive indices.
+        pub step: i64,
+    }
+
+    /// Index region of a tensor.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct Region {
+        /// Name of the tensor.
+        pub name: String,
+        /// One range for each dimension.
+        pub ranges: Vec<IndexRange>,
+    }
+
+    extern "Rust" {
+        fn out_of_memory(text: &str) -> String;
+    }
+
     unsafe extern "C++" {
         include!("fst/csrc/tch.h");
 
@@ -78,8 +102,10 @@ mod ffi {
         fn load_files(paths: &[String], device: &str, dtype: i8) -> Result<Vec<Named>>;
         fn load_tensors(paths: &[String], names: &[String], device: &str, dtype: i8) -> Result<Vec<Named>>;
         fn load_slices(paths: &[String], slices: &[Slice], device: &str, dtype: i8) -> Result<Vec<Named>>;
+        fn load_boxes(paths: &[String], regions: &[Region], device: &str, dtype: i8) -> Result<Vec<Named>>;
         fn load_into(paths: &[String], outputs: &[Named]) -> Result<()>;
         fn save_file(tensors: &[Named], path: &str, metadata: &[MetadataEntry]) -> Result<()>;
+        fn serialize(tensors: &[Named], metadata: &[MetadataEntry]) -> Result<Vec<u8>>;
 
         #[namespace = "fst"]
         type Loader;
@@ -164,6 +190,30 @@ pub fn load_slices<P: AsRef<Path>>(
     Ok(loaded.into_iter().map(|named| from_cxx(named).1).collect())
 }
 
+/// Loads index regions into contiguous tensors, in the order of `regions`. Reads only the bytes of the regions.
+///
+/// ```
+/// # let directory = tempfile::tempdir()?;
+/// # std::env::set_current_dir(&directory)?;
+/// # tch::Tensor::write_safetensors(&[("weight", tch::Tensor::from_slice(&[1f32, 2.0, 3.0]))], "model.safetensors")?;
+/// use fst::tch::{IndexRange, Region, load_boxes};
+/// use tch::{Device, Tensor};
+///
+/// let region = Region { name: "weight".into(), ranges: vec![IndexRange { start: 0, length: 2, step: 2 }] };
+/// let tensors = load_boxes(&["model.safetensors"], &[region], Device::Cpu, None)?;
+/// assert_eq!(tensors, [Tensor::from_slice(&[1f32, 3.0])]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn load_boxes<P: AsRef<Path>>(
+    paths: &[P],
+    regions: &[Region],
+    device: Device,
+    dtype: Option<Kind>,
+) -> Result<Vec<Tensor>> {
+    let loaded = call(ffi::load_boxes(&all_utf8(paths)?, regions, &device_name(device), scalar_type(dtype)?))?;
+    Ok(loaded.into_iter().map(|named| from_cxx(named).1).collect())
+}
+
 /// Overwrites existing tensors in place with the stored tensors of the same names.
 ///
 /// Each output must have the stored shape and dtype. All outputs are checked before anything is written.
@@ -205,9 +255,21 @@ pub fn save_file<S: AsRef<str>, T: AsRef<Tensor>>(
     path: impl AsRef<Path>,
     metadata: &[(&str, &str)],
 ) -> Result<()> {
-    let text = |&(key, value): &(&str, &str)| ffi::MetadataEntry { key: key.to_owned(), value: value.to_owned() };
-    let metadata: Vec<_> = metadata.iter().map(text).collect();
-    call(ffi::save_file(&to_cxx(tensors), utf8(path.as_ref())?, &metadata))
+    call(ffi::save_file(&to_cxx(tensors), utf8(path.as_ref())?, &entries(metadata)))
+}
+
+/// Returns the bytes of the safetensors file that [`save_file`] would write.
+///
+/// ```
+/// use tch::Tensor;
+///
+/// let weight = Tensor::from_slice(&[1f32, 2.0]);
+/// let bytes = fst::tch::serialize(&[("weight", &weight)], &[("format", "pt")])?;
+/// assert!(bytes.ends_with(&2f32.to_le_bytes()));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn serialize<S: AsRef<str>, T: AsRef<Tensor>>(tensors: &[(S, T)], metadata: &[(&str, &str)]) -> Result<Vec<u8>> {
+    call(ffi::serialize(&to_cxx(tensors), &entries(metadata)))
 }
 
 /// Loads every tensor of a checkpoint in the background, and returns each as soon as it is ready.
@@ -269,6 +331,16 @@ fn call<T>(result: std::result::Result<T, cxx::Exception>) -> Result<T> {
     })
 }
 
+/// Returns the text of an out-of-memory error with its code, which errors of PyTorch's allocator lack.
+fn out_of_memory(text: &str) -> String {
+    Error::from_text(text).unwrap_or_else(|| Error::new(ErrorKind::OutOfMemory, text)).to_string()
+}
+
+fn entries(metadata: &[(&str, &str)]) -> Vec<ffi::MetadataEntry> {
+    let entry = |&(key, value): &(&str, &str)| ffi::MetadataEntry { key: key.to_owned(), value: value.to_owned() };
+    metadata.iter().map(entry).collect()
+}
+
 fn utf8(path: &Path) -> Result<&str> {
     path.to_str().ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "the path is not UTF-8").at(path))
 }
@@ -300,7 +372,7 @@ fn scalar_type(kind: Option<Kind>) -> Result<i8> {
         Kind::Float8e5m2fnuz => Dtype::F8E5M2Fnuz,
         Kind::Float8e4m3fnuz => Dtype::F8E4M3Fnuz,
         _ => {
-            let message = format!("dtype is {kind:?}, but tensors are cast to floating-point dtypes only");
+            let message = format!("dtype is {kind:?}, but must be a floating-point dtype of 8 bits or more");
             return Err(Error::new(ErrorKind::InvalidArgument, message));
         }
     };

@@ -1,13 +1,13 @@
-//! Compiles the device kernels into one image for all GPUs, which the library embeds. The cfg `fst_kernels` says that
-//! there is one: a machine without nvcc builds a library that leaves this work to PyTorch.
+//! Compiles the device kernels into one image for all GPUs, which the library embeds. The cfg `fst_kernels` tells that
+//! the image exists. Without nvcc, the library uses PyTorch's kernels instead.
 
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-/// Machine code for each of these, so that no driver compiles at the first load. Devices of the same generation share
-/// it: 8.0 also serves 8.7, 12.0 also 12.1.
+/// Compute capabilities with machine code in the image, so that drivers need not compile at the first load. Devices of
+/// one generation share code: 8.0 also runs on 8.7, and 12.0 on 12.1.
 const ARCHITECTURES: [u32; 8] = [75, 80, 86, 89, 90, 100, 110, 120];
 
 pub fn build() -> Result<()> {
@@ -17,8 +17,8 @@ pub fn build() -> Result<()> {
     }
     let Some(nvcc) = find_nvcc() else {
         println!(
-            "cargo:warning=there is no nvcc, so that fst is built without device kernels and casts with PyTorch; \
-             install the nvidia packages of requirements/dev.txt, or set CUDA_HOME"
+            "cargo:warning=nvcc was not found; this build of fst has no device kernels and casts with PyTorch. Install \
+             the nvidia packages of requirements/dev.txt, or set CUDA_HOME"
         );
         return Ok(());
     };
@@ -29,7 +29,7 @@ pub fn build() -> Result<()> {
     for architecture in ARCHITECTURES {
         compiler.arg(format!("-gencode=arch=compute_{architecture},code=sm_{architecture}"));
     }
-    // What is newer than all of them is compiled by its driver.
+    // Drivers compile this code for newer devices.
     if let Some(newest) = ARCHITECTURES.last() {
         compiler.arg(format!("-gencode=arch=compute_{newest},code=compute_{newest}"));
     }
@@ -37,7 +37,7 @@ pub fn build() -> Result<()> {
     let output = compiler.output().with_context(|| format!("cannot run {}", nvcc.display()))?;
     ensure!(
         output.status.success(),
-        "nvcc failed; it needs a g++ that it knows (NVCC_CCBIN names another one):\n{compiler:?}\n{}{}",
+        "nvcc failed; it needs a supported g++ (NVCC_CCBIN selects one):\n{compiler:?}\n{}{}",
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
     );
@@ -45,7 +45,7 @@ pub fn build() -> Result<()> {
     Ok(())
 }
 
-/// In the place of `build` where nothing is linked: the same code with an empty image.
+/// Embeds an empty image, for checks that link nothing.
 pub fn build_nothing() -> Result<()> {
     let image = image()?;
     fs::write(&image, [])?;
@@ -62,7 +62,7 @@ fn embed(image: &Path) {
     println!("cargo:rustc-env=FST_KERNELS={}", image.display());
 }
 
-/// nvcc from the packages of the interpreter, else from a toolkit, else from PATH.
+/// Finds nvcc in the packages of the Python interpreter, in a CUDA toolkit, or on PATH, in this order.
 fn find_nvcc() -> Option<PathBuf> {
     let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(env::var_os).map(PathBuf::from);
     let folders = env::var_os("PATH").map(|path| env::split_paths(&path).collect::<Vec<_>>()).unwrap_or_default();
@@ -70,7 +70,7 @@ fn find_nvcc() -> Option<PathBuf> {
     candidates.map(|folder| folder.join("nvcc")).find(|nvcc| nvcc.is_file())
 }
 
-/// Where NVIDIA's packages of CUDA 13 put their programs. An interpreter that cannot be run has none.
+/// Returns the program directories of NVIDIA's CUDA 13 packages for Python. An interpreter that cannot run has none.
 fn packages() -> Vec<PathBuf> {
     let script = "import importlib.util as u; s = u.find_spec('nvidia'); \
                   print(*(s.submodule_search_locations if s else []), sep='\\n')";

@@ -1,18 +1,20 @@
-// One element from one dtype to another, bit for bit as PyTorch's CUDA build casts it.
+// Casts of one element, bit for bit as in PyTorch's CUDA build.
 //
-// Every value passes through float on its way, as in c10::convert, except that a double target takes integers and
-// floats directly and a double source is rounded to float first. Where c10 uses an instruction of the GPU, so does
-// this file; elsewhere it computes the same bits by integer and float arithmetic.
+// Every value passes through float, as in c10::convert, with two exceptions: a double target takes integers and floats
+// directly, and a double source is rounded to float first. Where c10 uses a GPU instruction, this file does too.
+// Elsewhere it computes the same bits by integer and float arithmetic.
 //
-// Compiled for the host it gives the bits of c10 there. The two differ in NaNs only, as they do within PyTorch:
-//   - to F16, the host keeps the sign (0x7E00, 0xFE00) and the GPU gives 0x7FFF;
-//   - to BF16, the host gives 0x7FC0, and so does compute capability 7.5; from 8.0 on it is 0x7FFF;
-//   - from F16 and F8_E5M2, and between F32 and F64, the host keeps the payload and the GPU may not.
-// The CPU kernels of PyTorch are vectorised and differ from both in the payloads of F16 NaNs.
+// On the host, this code gives the bits of c10 on the host. The two builds of c10 differ in NaNs only:
+//   - To F16: the host keeps the sign (0x7E00, 0xFE00), the GPU gives 0x7FFF.
+//   - To BF16: the host and compute capability 7.5 give 0x7FC0, compute capability 8.0 and later give 0x7FFF.
+//   - From F16 and F8_E5M2, and between F32 and F64: the host keeps the payload, the GPU may not.
+// PyTorch's CPU kernels are vectorized and differ from both in the payloads of F16 NaNs.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+
+#include "dtype.h"
 
 #if defined(__CUDACC__)
 #include <cuda_bf16.h>
@@ -24,31 +26,9 @@
 
 namespace fst {
 
-// The values of c10::ScalarType that take part in casts.
-enum Dtype : uint8_t {
-  U8 = 0,
-  I8 = 1,
-  I16 = 2,
-  I32 = 3,
-  I64 = 4,
-  F16 = 5,
-  F32 = 6,
-  F64 = 7,
-  BOOL = 11,
-  BF16 = 15,
-  F8_E5M2 = 23,
-  F8_E4M3 = 24,
-  F8_E5M2FNUZ = 25,
-  F8_E4M3FNUZ = 26,
-  U16 = 27,
-  U32 = 28,
-  U64 = 29,
-  F8_E8M0 = 44,
-};
-
 template <typename To, typename From>
 FST_HOST_DEVICE To bits_as(From from) {
-  static_assert(sizeof(To) == sizeof(From), "the same bits");
+  static_assert(sizeof(To) == sizeof(From), "types must have the same size");
   To to;
   memcpy(&to, &from, sizeof to);
   return to;
@@ -58,38 +38,45 @@ FST_HOST_DEVICE float float_of_bits(uint32_t bits) { return bits_as<float>(bits)
 
 FST_HOST_DEVICE uint32_t bits_of_float(float value) { return bits_as<uint32_t>(value); }
 
-// 2 to a power between the smallest and the largest normal exponent of float.
+// Returns 2 to a normal exponent of float.
 FST_HOST_DEVICE float power_of_two(int exponent) { return float_of_bits(uint32_t(exponent + 127) << 23); }
 
-// A finite float of 8 bits with a sign, MANTISSA bits of mantissa and this exponent bias.
-template <int MANTISSA, int BIAS>
-FST_HOST_DEVICE float from_small(uint32_t bits) {
+// Returns the value of a finite 8-bit float with a sign.
+template <Dtype DTYPE>
+FST_HOST_DEVICE float from_float8(uint32_t bits) {
+  using Format = Float8<DTYPE>;
   uint32_t magnitude = bits & 0x7F;
-  bool is_normal = magnitude >> MANTISSA;
-  float value = is_normal ? float_of_bits((magnitude << (23 - MANTISSA)) + (uint32_t(127 - BIAS) << 23))
-                          : float(magnitude) * power_of_two(1 - BIAS - MANTISSA);
+  bool is_normal = magnitude >> Format::MANTISSA_BITS;
+  float value = is_normal
+                    ? float_of_bits((magnitude << (23 - Format::MANTISSA_BITS)) + (uint32_t(127 - Format::BIAS) << 23))
+                    : float(magnitude) * power_of_two(1 - Format::BIAS - Format::MANTISSA_BITS);
   return float_of_bits(bits_of_float(value) | (bits & 0x80) << 24);
 }
 
-// The magnitude of a float, rounded to the nearest value of such a format with ties to even, as if the format had no
-// end: infinity, NaN and what is too large come out as some number above its largest one.
-template <int MANTISSA, int BIAS>
-FST_HOST_DEVICE uint32_t to_small(uint32_t magnitude) {
-  const uint32_t rebias = uint32_t(127 - BIAS) << MANTISSA;
+// Rounds the magnitude of a float to a narrow float, to nearest with ties to even, as if the exponent of the narrow
+// float were unbounded. Infinity, NaN and values out of range become codes above the largest finite one.
+template <int MANTISSA_BITS, int BIAS>
+FST_HOST_DEVICE uint32_t round_magnitude(uint32_t magnitude) {
+  const uint32_t rebias = uint32_t(127 - BIAS) << MANTISSA_BITS;
   if (magnitude >> 23 <= 127 - BIAS) {
-    // The unit of this power of two is the smallest number of the format, so that the addition does the rounding.
-    float unit = power_of_two(24 - BIAS - MANTISSA);
+    // One unit in the last place of this power of two is the smallest subnormal, so the addition rounds.
+    float unit = power_of_two(24 - BIAS - MANTISSA_BITS);
     return bits_of_float(float_of_bits(magnitude) + unit) - bits_of_float(unit);
   }
-  const int dropped = 23 - MANTISSA;
+  const int dropped = 23 - MANTISSA_BITS;
   uint32_t half_and_tie = (uint32_t(1) << (dropped - 1)) - 1 + (magnitude >> dropped & 1);
   return ((magnitude + half_and_tie) >> dropped) - rebias;
 }
 
-// F16 by arithmetic. c10 uses it on the GPU too for F8_E5M2, which is the upper half of an F16.
+template <Dtype DTYPE>
+FST_HOST_DEVICE uint32_t round_to_float8(uint32_t magnitude) {
+  return round_magnitude<Float8<DTYPE>::MANTISSA_BITS, Float8<DTYPE>::BIAS>(magnitude);
+}
+
+// Decodes F16 by arithmetic. c10 does so on the GPU too for F8_E5M2, which is the upper half of an F16.
 FST_HOST_DEVICE float from_half(uint32_t bits) {
   uint32_t magnitude = bits & 0x7FFF;
-  // The exponent of infinity becomes float's, and the factor puts all others where they belong.
+  // Maps the exponent of infinity to float's. The factor corrects all other exponents.
   float value = magnitude >> 10 ? float_of_bits((magnitude << 13) + (uint32_t(255 - 31) << 23)) * power_of_two(-112)
                                 : float(magnitude) * power_of_two(-24);
   return float_of_bits(bits_of_float(value) | (bits & 0x8000) << 16);
@@ -103,7 +90,7 @@ FST_HOST_DEVICE uint16_t half_of_float(float value) {
   uint32_t sign = bits >> 16 & 0x8000;
   uint32_t magnitude = bits & 0x7FFFFFFF;
   if (magnitude > 0x7F800000) return uint16_t(sign | 0x7E00);
-  uint32_t rounded = to_small<10, 15>(magnitude);
+  uint32_t rounded = round_magnitude<10, 15>(magnitude);
   return uint16_t(sign | (rounded < 0x7C00 ? rounded : 0x7C00));
 #endif
 }
@@ -134,7 +121,7 @@ FST_HOST_DEVICE float float_of_bfloat(uint16_t bits) {
 #endif
 }
 
-// For each dtype the type that holds its bits, their value as a number of C++, and the bits of a number.
+// Storage type of a dtype, with conversions to and from arithmetic types.
 template <Dtype DTYPE>
 struct Format;
 
@@ -186,22 +173,22 @@ struct Format<BF16> {
   static FST_HOST_DEVICE uint16_t of(float value) { return bfloat_of_float(value); }
 };
 
-// No infinity; what is too large becomes NaN.
+// Has no infinity. Values out of range become NaN.
 template <>
 struct Format<F8_E4M3> {
   using Bits = uint8_t;
   static FST_HOST_DEVICE float value(uint8_t bits) {
     bool is_nan = (bits & 0x7F) == 0x7F;
-    return is_nan ? float_of_bits(0x7FF00000 | uint32_t(bits & 0x80) << 24) : from_small<3, 7>(bits);
+    return is_nan ? float_of_bits(0x7FF00000 | uint32_t(bits & 0x80) << 24) : from_float8<F8_E4M3>(bits);
   }
   static FST_HOST_DEVICE uint8_t of(float value) {
     uint32_t bits = bits_of_float(value);
-    uint32_t rounded = to_small<3, 7>(bits & 0x7FFFFFFF);
-    return uint8_t((rounded < 0x7F ? rounded : 0x7F) | (bits >> 24 & 0x80));
+    uint32_t rounded = round_to_float8<F8_E4M3>(bits & 0x7FFFFFFF);
+    return uint8_t((rounded < Float8<F8_E4M3>::FINITE_END ? rounded : 0x7F) | (bits >> 24 & 0x80));
   }
 };
 
-// What is too large becomes infinity.
+// Has infinity and NaN as the wider formats do.
 template <>
 struct Format<F8_E5M2> {
   using Bits = uint8_t;
@@ -209,33 +196,33 @@ struct Format<F8_E5M2> {
   static FST_HOST_DEVICE uint8_t of(float value) {
     uint32_t bits = bits_of_float(value);
     uint32_t magnitude = bits & 0x7FFFFFFF;
-    uint32_t rounded = to_small<2, 15>(magnitude);
-    uint32_t limited = magnitude > 0x7F800000 ? 0x7F : rounded < 0x7C ? rounded : 0x7C;
+    uint32_t rounded = round_to_float8<F8_E5M2>(magnitude);
+    uint32_t limited = magnitude > 0x7F800000 ? 0x7F : rounded < Float8<F8_E5M2>::FINITE_END ? rounded : 0x7C;
     return uint8_t(limited | (bits >> 24 & 0x80));
   }
 };
 
-// No infinity and no negative zero, whose bits mean NaN; what is too large becomes NaN.
-template <int MANTISSA, int BIAS>
+// Has neither infinity nor negative zero: the code of the latter is the only NaN. Values out of range become NaN.
+template <Dtype DTYPE>
 struct UnsignedZero {
   using Bits = uint8_t;
   static FST_HOST_DEVICE float value(uint8_t bits) {
-    return bits == 0x80 ? float_of_bits(0x7F800001) : from_small<MANTISSA, BIAS>(bits);
+    return bits == 0x80 ? float_of_bits(0x7F800001) : from_float8<DTYPE>(bits);
   }
   static FST_HOST_DEVICE uint8_t of(float value) {
     uint32_t bits = bits_of_float(value);
-    uint32_t rounded = to_small<MANTISSA, BIAS>(bits & 0x7FFFFFFF);
+    uint32_t rounded = round_to_float8<DTYPE>(bits & 0x7FFFFFFF);
     if (rounded == 0) return 0;
-    return rounded < 0x80 ? uint8_t(rounded | (bits >> 24 & 0x80)) : uint8_t(0x80);
+    return rounded < Float8<DTYPE>::FINITE_END ? uint8_t(rounded | (bits >> 24 & 0x80)) : uint8_t(0x80);
   }
 };
 
 template <>
-struct Format<F8_E4M3FNUZ> : UnsignedZero<3, 8> {};
+struct Format<F8_E4M3FNUZ> : UnsignedZero<F8_E4M3FNUZ> {};
 template <>
-struct Format<F8_E5M2FNUZ> : UnsignedZero<2, 16> {};
+struct Format<F8_E5M2FNUZ> : UnsignedZero<F8_E5M2FNUZ> {};
 
-// An exponent alone: the sign is dropped, and infinity becomes NaN.
+// Has an exponent only. The sign is dropped, and infinity becomes NaN.
 template <>
 struct Format<F8_E8M0> {
   using Bits = uint8_t;
@@ -246,7 +233,7 @@ struct Format<F8_E8M0> {
     uint32_t exponent = bits_of_float(value) >> 23 & 0xFF;
     uint32_t mantissa = bits_of_float(value) & 0x7FFFFF;
     if (exponent == 0xFF) return 0xFF;
-    // A tie goes up to the next power of two, except between 2^-127 and what the format has no number for.
+    // Ties round up to the next power of two, except below 2^-127, the smallest number.
     bool is_up = mantissa > 0x400000 || (mantissa == 0x400000 && exponent > 0);
     return uint8_t(exponent + is_up);
   }
@@ -255,7 +242,7 @@ struct Format<F8_E8M0> {
 template <Dtype DTYPE>
 using BitsOf = typename Format<DTYPE>::Bits;
 
-// `Value` is what values pass through on their way to a target: double if that is F64, and float otherwise.
+// Converts a source element to the intermediate type: double if the target is F64, float otherwise.
 template <typename Value, Dtype FROM>
 FST_HOST_DEVICE Value decode(BitsOf<FROM> bits) {
   return static_cast<Value>(Format<FROM>::value(bits));

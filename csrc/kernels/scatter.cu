@@ -1,13 +1,13 @@
-// The kernels. Their parameters are written down in rust/device/cuda/kernels.rs.
+// Device kernels. rust/device/cuda/kernels.rs describes their parameters.
 #include "scatter.h"
 
-// Tasks in device memory.
+// Reads the tasks from device memory.
 extern "C" __global__ void __launch_bounds__(fst::BLOCK_THREADS)
     fst_scatter(const fst::Task* __restrict__ tasks, uint32_t task_count, uint32_t tile_count) {
   fst::run_thread(tasks, task_count, tile_count, blockIdx.x, gridDim.x, threadIdx.x, blockDim.x);
 }
 
-// Tasks in the parameters themselves, so that nothing needs to be uploaded or to outlive the call.
+// Takes the tasks as parameters, so no upload is needed and nothing has to outlive the call.
 extern "C" __global__ void __launch_bounds__(fst::BLOCK_THREADS)
     fst_scatter_inline(const __grid_constant__ fst::TaskBatch batch) {
   fst::run_thread(batch.tasks, batch.task_count, batch.tile_count, blockIdx.x, gridDim.x, threadIdx.x, blockDim.x);

@@ -1,4 +1,4 @@
-// What one thread of the scatter kernel does. The same code runs on the host, where the simulated driver of the tests
+// Work of one thread of the scatter kernel. The code also compiles for the host: the simulated driver of the tests
 // calls it for every thread of a launch.
 #pragma once
 
@@ -6,33 +6,33 @@
 
 namespace fst {
 
-// The wider side of a tile. rust/convert/scatter.rs counts tiles with the same number.
+// Size of the wider side of a tile. Equals the constant in rust/convert/scatter.rs.
 constexpr uint32_t TILE_BYTES = 16 << 10;
-// Threads of a block. The host code of a launch gives it, so that it stands here for the compiler only.
+// Number of threads in a block, for the compiler. The launch in rust/device/cuda/kernels.rs sets it.
 constexpr uint32_t BLOCK_THREADS = 256;
 
-// Rows of elements that are packed in the target and `source_stride_bytes` apart in the source; a row of
-// rust/convert/scatter.rs' table. Equal dtypes mean bytes, whatever the dtype is.
+// Rows of elements to copy or cast. They are `source_stride_bytes` apart in the source and contiguous in the target. If
+// the dtypes are equal, elements are bytes. Same memory layout as the type of this name in rust/convert/scatter.rs.
 struct Task {
-  uint64_t source;  // of any alignment
+  uint64_t source;  // any alignment
   uint64_t target;  // aligned to its element
   uint64_t row_elements;
   uint64_t source_stride_bytes;
   uint32_t rows;
-  uint32_t first_tile;  // tiles of all tasks before this one
+  uint32_t first_tile;  // number of tiles of all tasks before this one
   Dtype from;
   Dtype to;
   uint8_t padding[6];
 };
-static_assert(sizeof(Task) == 48, "rust/convert/scatter.rs writes 48 bytes");
+static_assert(sizeof(Task) == 48, "must equal TASK_BYTES in rust/convert/scatter.rs");
 
-// Tasks that travel in the parameters of a kernel, which every driver allows 4096 bytes.
+// Tasks passed as kernel parameters. Every driver accepts parameters of 4096 bytes.
 struct TaskBatch {
   uint32_t task_count;
   uint32_t tile_count;
   Task tasks[85];
 };
-static_assert(sizeof(TaskBatch) == 4088, "rust/convert/scatter.rs writes 4088 bytes");
+static_assert(sizeof(TaskBatch) == 4088, "must equal the size of Batch in rust/convert/scatter.rs");
 
 struct alignas(16) Words {
   uint32_t at[4];
@@ -58,7 +58,7 @@ FST_HOST_DEVICE void store(uint64_t address, T value) {
 #endif
 }
 
-// The 32 bits that begin `shift` bits into the 64 bits of both words.
+// Returns 32 bits of the 64-bit value of both words, from bit `shift` on.
 FST_HOST_DEVICE uint32_t funnel(uint32_t low, uint32_t high, uint32_t shift) {
 #if defined(__CUDA_ARCH__)
   return __funnelshift_r(low, high, shift);
@@ -67,7 +67,7 @@ FST_HOST_DEVICE uint32_t funnel(uint32_t low, uint32_t high, uint32_t shift) {
 #endif
 }
 
-// An element at any address, byte by byte.
+// Loads an element from any address, byte by byte.
 template <typename T>
 FST_HOST_DEVICE T load_element(uint64_t address) {
   uint8_t bytes[sizeof(T)];
@@ -78,7 +78,7 @@ FST_HOST_DEVICE T load_element(uint64_t address) {
   return value;
 }
 
-// WORDS * 4 bytes from any address. Only aligned words are read, and only such that hold some of those bytes.
+// Loads WORDS * 4 bytes from any address. Reads only aligned words that contain some of these bytes.
 template <uint32_t WORDS>
 FST_HOST_DEVICE void load_words(uint64_t address, uint32_t (&words)[WORDS]) {
   if constexpr (WORDS % 4 == 0) {
@@ -104,7 +104,7 @@ FST_HOST_DEVICE void load_words(uint64_t address, uint32_t (&words)[WORDS]) {
   words[WORDS - 1] = funnel(low, high, shift);
 }
 
-// WORDS * 4 bytes to an address that is a multiple of as many, and of 16 if they are more.
+// Stores WORDS * 4 bytes. The address is a multiple of that size, or of 16 if the size is larger.
 template <uint32_t WORDS>
 FST_HOST_DEVICE void store_words(uint64_t address, const uint32_t (&words)[WORDS]) {
   if constexpr (WORDS % 4 == 0) {
@@ -113,15 +113,15 @@ FST_HOST_DEVICE void store_words(uint64_t address, const uint32_t (&words)[WORDS
       store(address + 4 * i, Words{{words[i], words[i + 1], words[i + 2], words[i + 3]}});
     }
   } else {
-    static_assert(WORDS == 2, "8 bytes");
+    static_assert(WORDS == 2, "only 8 bytes, or multiples of 16");
     store(address, uint64_t(words[1]) << 32 | words[0]);
   }
 }
 
-// The two kinds of work have the same shape: `one` places an element, from any address to one that is aligned to the
-// element, and `chunk` as many as ELEMENTS at once, to an address that is a multiple of `alignment_bytes`.
+// Copy and Cast have the same interface. `one` converts one element; its target is aligned to the element. `chunk`
+// converts ELEMENTS elements; its target is a multiple of `alignment_bytes`. Sources have any alignment.
 
-// Bytes as they are.
+// Copies bytes.
 struct Copy {
   static constexpr uint32_t ELEMENTS = 16;
   static constexpr uint32_t source_bytes = 1;
@@ -159,8 +159,8 @@ FST_HOST_DEVICE uint32_t bytes_of(Dtype dtype) {
   }
 }
 
-// Casts in two steps, by way of `Value`: one function for each source and one for each target are much less code than
-// one for each pair, and all threads of a block take the same branches.
+// Casts in two steps, through `Value`. One function per source and one per target is much less code than one per pair.
+// All threads of a block take the same branches.
 template <typename Value>
 struct Cast {
   static constexpr uint32_t ELEMENTS = 8;
@@ -268,14 +268,14 @@ struct Cast {
   }
 };
 
-// The row of an element. A division of 64 bits is slow, and there is seldom a need for one.
+// Returns the row of an element. Avoids the slow 64-bit division if possible.
 FST_HOST_DEVICE uint64_t row_of(const Task& task, uint64_t element) {
   if (task.rows == 1) return 0;
   bool is_small = (element | task.row_elements) >> 32 == 0;
   return is_small ? uint32_t(element) / uint32_t(task.row_elements) : element / task.row_elements;
 }
 
-// The tile with this number of a task, by all threads of a block.
+// Converts one thread's part of a tile. All threads of a block share the tile.
 template <typename Work>
 FST_HOST_DEVICE void run_tile(const Task& task, uint32_t tile, uint32_t thread, uint32_t threads) {
   const Work work(task);
@@ -285,7 +285,7 @@ FST_HOST_DEVICE void run_tile(const Task& task, uint32_t tile, uint32_t thread, 
   const uint64_t left = task.rows * task.row_elements - begin;
   const uint32_t count = left < tile_elements ? uint32_t(left) : tile_elements;
   const uint64_t target = task.target + begin * work.target_bytes;
-  // The first chunk begins before the tile if the tile does not begin where a chunk may.
+  // If the tile is not aligned for a chunk, the first chunk begins before the tile.
   const uint32_t before = uint32_t(target) % work.alignment_bytes / work.target_bytes;
 
   for (uint32_t at = thread * Work::ELEMENTS; at < before + count; at += threads * Work::ELEMENTS) {
@@ -310,14 +310,14 @@ FST_HOST_DEVICE void run_tile(const Task& task, uint32_t tile, uint32_t thread, 
   }
 }
 
-// The host has checked the table: a cast is one of those in the lists above.
+// The host has validated the table: all casts are in the lists of `Cast`.
 FST_HOST_DEVICE void run_tile_of(const Task& task, uint32_t tile, uint32_t thread, uint32_t threads) {
   if (task.from == task.to) return run_tile<Copy>(task, tile, thread, threads);
   if (task.to == F64) return run_tile<Cast<double>>(task, tile, thread, threads);
   return run_tile<Cast<float>>(task, tile, thread, threads);
 }
 
-// The last task that begins at this tile or before.
+// Returns the last task that begins at or before the tile.
 FST_HOST_DEVICE uint32_t task_of_tile(const Task* tasks, uint32_t task_count, uint32_t tile) {
   uint32_t begin = 0;
   uint32_t end = task_count;
@@ -328,7 +328,7 @@ FST_HOST_DEVICE uint32_t task_of_tile(const Task* tasks, uint32_t task_count, ui
   return begin;
 }
 
-// All that one thread does in a launch. Blocks stride over the tiles, so that any number of blocks is right.
+// Runs one thread of a launch. Blocks stride over the tiles, so any number of blocks works.
 FST_HOST_DEVICE void run_thread(const Task* tasks, uint32_t task_count, uint32_t tile_count, uint32_t block,
                                 uint32_t blocks, uint32_t thread, uint32_t threads) {
   for (uint64_t tile = block; tile < tile_count; tile += blocks) {

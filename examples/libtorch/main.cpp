@@ -1,24 +1,24 @@
 // Loads checkpoints with fst in a C++ program, without Python.
 //
-//     cmake -S examples/libtorch -B examples/libtorch/build -DCMAKE_PREFIX_PATH="$(python -c \
-//         'import fst, torch; print(fst.cmake_prefix_path, torch.utils.cmake_prefix_path, sep=";")')"
+//     PREFIX=$(python -c 'import fst, torch; print(fst.cmake_prefix_path, torch.utils.cmake_prefix_path, sep=";")')
+//     cmake -S examples/libtorch -B examples/libtorch/build -DCMAKE_PREFIX_PATH="$PREFIX"
 //     cmake --build examples/libtorch/build
 //
-// List the tensors of a checkpoint, on the CPU or on another device:
+// Lists the tensors of a checkpoint, loaded to the CPU or another device:
 //
 //     fst_example list model.safetensors [cuda:0]
 //
-// The same, but each tensor as soon as it is there, with the next ones on their way:
+// Lists each tensor as soon as it is ready, while the next tensors load:
 //
 //     fst_example stream model.safetensors [cuda:0]
 //
-// Run a module that loads its own weights, a TorchScript module or one that AOTInductor has compiled (make_module.py
-// makes both):
+// Runs a module that loads its own weights: a TorchScript module or a package compiled by AOTInductor. make_module.py
+// creates both.
 //
 //     fst_example run linear.pt
 //     fst_example run linear.pt2
 //
-// Every tensor is one line: name, dtype, shape, sum in double precision, and the first values.
+// Prints one line per tensor: name, dtype, shape, sum in double precision, and the first values.
 
 #include <fst/fst.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>

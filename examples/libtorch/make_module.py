@@ -1,10 +1,14 @@
-"""Makes modules that load their own weights with fst, for the C++ program beside it.
+"""Creates modules that load their own weights with fst, for the C++ program in this directory.
 
     python examples/libtorch/make_module.py DIRECTORY
 
-writes DIRECTORY/linear.safetensors, and a module that reads it whenever it is called in two forms: DIRECTORY/linear.pt
-for TorchScript, and DIRECTORY/linear.pt2, which AOTInductor has compiled with g++ for the shapes of the checkpoint.
-Neither holds a weight, only the checkpoint's path.
+The script writes three files:
+
+- DIRECTORY/linear.safetensors: the weights.
+- DIRECTORY/linear.pt: a TorchScript module that reads the weights on each call.
+- DIRECTORY/linear.pt2: the same module, compiled by AOTInductor with g++ for the shapes of the checkpoint.
+
+The modules contain the path of the checkpoint and no weights.
 """
 
 import sys
@@ -20,7 +24,7 @@ OUT_FEATURES = 3
 
 
 class SelfLoadingLinear(torch.nn.Module):
-    """A linear layer that reads its weights from `path` whenever it is called."""
+    """Linear layer that reads its weights from `path` on each call."""
 
     def __init__(self, path: str) -> None:
         super().__init__()

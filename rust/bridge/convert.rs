@@ -7,6 +7,11 @@ use crate::device::cuda;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 
+/// Returns whether loads with `dtype=` cast tensors of this scalar type.
+pub(super) fn is_castable(scalar_type: i8) -> bool {
+    Dtype::from_scalar_type(scalar_type).is_some_and(Dtype::is_castable)
+}
+
 pub(super) fn can_convert(from: i8, to: i8) -> bool {
     let (from, to) = (Dtype::from_scalar_type(from), Dtype::from_scalar_type(to));
     from.zip(to).is_some_and(|(from, to)| batch::is_possible(from, to))

@@ -30,9 +30,7 @@ pub(super) fn begin_save(
     guard(|| {
         start_log()?;
         let path = Path::new(path);
-        let tensors = tensors.iter().map(new_tensor).collect::<Result<Vec<_>>>();
-        let layout = tensors.and_then(|tensors| Layout::new(&tensors, &metadata_of(metadata, has_metadata)));
-        let layout = layout.map_err(|error| error.at(path))?;
+        let layout = layout(tensors, metadata, has_metadata).map_err(|error| error.at(path))?;
         let detail = || json!({ "paths": [path.to_string_lossy()], "tensors": layout.order().len() }).into();
         let span = profile::span(Stage::Save).bytes(layout.file_bytes()).detail(detail);
         let streams = streams.iter().map(device_stream).collect::<Result<_>>()?;
@@ -65,4 +63,36 @@ impl AnySave {
 
 pub(super) fn finish_save(save: Box<AnySave>) -> Result<()> {
     guard(|| save.save.finish())
+}
+
+/// Layout of a file in memory.
+pub(super) struct FileLayout(Layout);
+
+/// Checks all tensors and lays out their file.
+pub(super) fn lay_out_file(
+    tensors: &[ffi::NewTensor],
+    metadata: &[ffi::MetadataEntry],
+    has_metadata: bool,
+) -> Result<Box<FileLayout>> {
+    guard(|| Ok(Box::new(FileLayout(layout(tensors, metadata, has_metadata)?))))
+}
+
+impl FileLayout {
+    pub(super) fn header(&self) -> &[u8] {
+        self.0.header()
+    }
+
+    /// Returns, for each tensor in the order of the file, its index in the caller's list.
+    pub(super) fn order(&self) -> Vec<usize> {
+        self.0.order().to_vec()
+    }
+
+    pub(super) fn file_bytes(&self) -> u64 {
+        self.0.file_bytes()
+    }
+}
+
+fn layout(tensors: &[ffi::NewTensor], metadata: &[ffi::MetadataEntry], has_metadata: bool) -> Result<Layout> {
+    let tensors: Vec<_> = tensors.iter().map(new_tensor).collect::<Result<_>>()?;
+    Layout::new(&tensors, &metadata_of(metadata, has_metadata))
 }

@@ -114,7 +114,6 @@ pub(super) fn spec(region: &TensorRegion) -> Result<ffi::Spec> {
     Ok(ffi::Spec {
         name: region.name.to_string(),
         scalar_type: region.dtype.scalar_type().ok_or_else(|| Error::new(Kind::Internal, "no scalar type"))?,
-        is_castable: region.dtype.is_castable(),
         shape: signed(&region.shape)?,
         bytes: region.bytes(),
     })

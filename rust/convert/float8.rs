@@ -1,5 +1,7 @@
 //! The 8-bit floats: encoding by arithmetic that compiles to vectors, decoding by tables.
 
+use crate::dtype::Float8;
+
 /// A format of a sign, exponent bits and mantissa bits.
 #[derive(Clone, Copy)]
 pub struct Format {
@@ -29,16 +31,19 @@ const F32_QUIET_NAN: u32 = 0x7fc0_0000;
 /// The NaN that PyTorch makes of the one NaN of a format that has no other.
 const F32_LONE_NAN: u32 = 0x7f80_0001;
 
-pub const E4M3: Format =
-    Format { mantissa_bits: 3, bias: 7, overflow: 480.0f32.to_bits(), specials: Specials::FiniteAndNan };
-pub const E5M2: Format =
-    Format { mantissa_bits: 2, bias: 15, overflow: 65536.0f32.to_bits(), specials: Specials::Ieee };
-pub const E4M3_FNUZ: Format =
-    Format { mantissa_bits: 3, bias: 8, overflow: 256.0f32.to_bits(), specials: Specials::Unsigned };
-pub const E5M2_FNUZ: Format =
-    Format { mantissa_bits: 2, bias: 16, overflow: 65536.0f32.to_bits(), specials: Specials::Unsigned };
+pub const E4M3: Format = Format::new(Float8::E4M3, Specials::FiniteAndNan);
+pub const E5M2: Format = Format::new(Float8::E5M2, Specials::Ieee);
+pub const E4M3_FNUZ: Format = Format::new(Float8::E4M3_FNUZ, Specials::Unsigned);
+pub const E5M2_FNUZ: Format = Format::new(Float8::E5M2_FNUZ, Specials::Unsigned);
 
 impl Format {
+    const fn new(layout: Float8, specials: Specials) -> Format {
+        let Float8 { mantissa_bits, bias, finite_end } = layout;
+        let rebias = (F32_BIAS - bias) << F32_MANTISSA_BITS;
+        let overflow = (finite_end << (F32_MANTISSA_BITS - mantissa_bits)) + rebias;
+        Format { mantissa_bits, bias, overflow, specials }
+    }
+
     /// Rounds to nearest, ties to even. Values out of range become infinity or NaN; nothing saturates.
     #[inline(always)]
     pub fn encode(self, value: f32) -> u8 {

@@ -1,5 +1,6 @@
 //! Tests of the dtype table against the safetensors crate.
 
+use fst::convert::cast::Cast;
 use fst::dtype::Dtype;
 use safetensors::tensor::Dtype as Reference;
 
@@ -35,4 +36,33 @@ fn unknown_names_have_no_dtype() {
     for name in ["", "f32", "F32 ", "F8", "BF32"] {
         assert_eq!(Dtype::from_name(name), None);
     }
+}
+
+/// Renders the definitions of csrc/kernels/dtype.h.
+fn kernel_definitions() -> String {
+    let is_cast = |dtype: Dtype| dtype == Dtype::F32 || Cast::new(dtype, Dtype::F32).is_some();
+    let mut dtypes: Vec<_> = Dtype::all().filter(|&dtype| is_cast(dtype)).collect();
+    dtypes.sort_by_key(|dtype| dtype.scalar_type());
+    let mut text = "enum Dtype : uint8_t {\n".to_owned();
+    for dtype in &dtypes {
+        text += &format!("  {dtype} = {},\n", dtype.scalar_type().unwrap());
+    }
+    text += "};\n";
+    for dtype in dtypes {
+        let Some(layout) = dtype.float8() else { continue };
+        let (mantissa_bits, bias, finite_end) = (layout.mantissa_bits, layout.bias, layout.finite_end);
+        text += &format!("struct Float8<{dtype}> : Float8Layout<{mantissa_bits}, {bias}, {finite_end:#04X}> {{}};\n");
+    }
+    text
+}
+
+#[test]
+fn kernels_have_the_same_dtypes() {
+    let header = include_str!("../../csrc/kernels/dtype.h");
+    let (_, numbers) = header.split_once("enum Dtype").unwrap();
+    let (numbers, layouts) = numbers.split_once("};\n").unwrap();
+    let layouts = layouts.lines().filter(|line| line.starts_with("struct Float8<"));
+    let definitions =
+        format!("enum Dtype{numbers}}};\n") + &layouts.map(|line| format!("{line}\n")).collect::<String>();
+    assert_eq!(definitions, kernel_definitions(), "csrc/kernels/dtype.h differs from rust/dtype.rs");
 }

@@ -3,7 +3,10 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "these are tests, helpers included")]
 
 use fst::error::Kind as ErrorKind;
-use fst::tch::{Slice, load_file, load_files, load_into, load_slices, load_tensors, save_file, stream};
+use fst::tch::{
+    IndexRange, Region, Slice, load_boxes, load_file, load_files, load_into, load_slices, load_tensors, save_file,
+    serialize, stream,
+};
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
 use std::ffi::OsStr;
@@ -294,4 +297,40 @@ fn example_lists_a_checkpoint() {
     let output = Command::new(&example).arg("missing.safetensors").env_clear().output().unwrap();
     assert!(!output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("[file-not-found] missing.safetensors"));
+}
+
+#[test]
+fn regions_have_the_indexed_elements() {
+    let (_directory, path) = checkpoint();
+    let all = load_file(&path, Device::Cpu, None).unwrap();
+    let range = |start, length, step| IndexRange { start, length, step };
+    let region = |name: &str, ranges| Region { name: name.into(), ranges };
+    let regions = [
+        region("f64", vec![range(0, 2, 2), range(1, 3, 1)]),
+        region("i16", vec![range(1, 1, 5), range(0, 2, 3)]),
+        region("f64", vec![range(2, 0, 1), range(0, 4, 1)]),
+    ];
+    let loaded = load_boxes(&[&path], &regions, Device::Cpu, Some(Kind::Float)).unwrap();
+    let stored = |name: &str| all.iter().find(|(other, _)| other == name).unwrap().1.shallow_clone();
+    let expected = [
+        stored("f64").slice(0, 0, 3, 2).slice(1, 1, 4, 1).to_kind(Kind::Float),
+        stored("i16").slice(0, 1, 2, 1).slice(1, 0, 4, 3),
+        stored("f64").slice(0, 2, 2, 1).to_kind(Kind::Float),
+    ];
+    assert_eq!(loaded, expected);
+    let error = load_boxes(&[&path], &[region("f64", vec![range(0, 1, 1)])], Device::Cpu, None).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+}
+
+#[test]
+fn serialized_bytes_are_those_of_a_file() {
+    let (directory, path) = checkpoint();
+    let tensors = load_file(&path, Device::Cpu, None).unwrap();
+    let saved = directory.path().join("saved.safetensors");
+    for metadata in [&[][..], &[("format", "pt"), ("step", "7")]] {
+        save_file(&tensors, &saved, metadata).unwrap();
+        assert_eq!(serialize(&tensors, metadata).unwrap(), std::fs::read(&saved).unwrap());
+    }
+    let error = serialize(&[("__metadata__", Tensor::from(1))], &[]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
 }

@@ -1,11 +1,15 @@
 """Functions shared by `fst.torch` and `fst.numpy`, which mirror the modules of safetensors."""
 
 import contextlib
+import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from torch import Tensor
+
 from fst._checkpoint.safe_open import safe_open
+from fst._core import ops
 from fst._core.errors import SafetensorError
 
 
@@ -44,3 +48,10 @@ def load(data: bytes, framework: str) -> dict[str, Any]:
             return load_file(path, framework, "cpu", "mmap")
         except SafetensorError as error:
             raise SafetensorError(str(error).replace(path, "data")) from None
+
+
+def save(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None) -> bytes:
+    """Returns the bytes of a file."""
+    with safetensors_errors():
+        data = ops.serialize(list(tensors.values()), list(tensors), metadata=metadata)
+    return ctypes.string_at(data.data_ptr(), data.numel())

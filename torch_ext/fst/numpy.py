@@ -16,7 +16,6 @@ from fst._core.arguments import metadata_of, names_of, path_of
 from fst._core.errors import SafetensorError
 from fst._safetensors_api import safetensors_errors
 from fst._save.save import write_file
-from fst._save.serialize import serialize
 
 with contextlib.suppress(ImportError):
     # Registers bfloat16 and the 8-bit floats in NumPy.
@@ -114,7 +113,7 @@ def save(tensor_dict: dict[str, Array], metadata: dict[str, str] | None = None) 
         >>> len(fst.numpy.save({"a": numpy.zeros(4, dtype="float32")}))
         80
     """
-    return serialize(_tensors_of(tensor_dict), metadata_of(metadata))
+    return api.save(_tensors_of(tensor_dict), metadata_of(metadata))
 
 
 def _tensors_of(arrays: dict[str, Array]) -> dict[str, torch.Tensor]:

@@ -16,7 +16,6 @@ from fst._core.errors import SafetensorError
 from fst._safetensors_api import safetensors_errors
 from fst._save.aliasing import alias_groups, storage_ptr, storage_size
 from fst._save.save import write_file
-from fst._save.serialize import serialize
 
 __all__ = [
     "SafetensorError",
@@ -122,7 +121,7 @@ def save(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> 
     """
     _check(tensors)
     names_of(list(tensors))
-    return serialize(tensors, metadata_of(metadata))
+    return api.save(tensors, metadata_of(metadata))
 
 
 def save_model(

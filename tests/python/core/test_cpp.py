@@ -30,7 +30,7 @@ def tool(name: str) -> str:
 def configure(source: Path, build: Path, prefix: str = fst.cmake_prefix_path) -> subprocess.CompletedProcess[str]:
     command = [tool("cmake"), "-S", source, "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"]
     # No build type: a debug build takes more than twice as long and has the same assertions.
-    command += [f"-DCMAKE_PREFIX_PATH={prefix};{torch.utils.cmake_prefix_path}"]
+    command += ["-DCMAKE_COMPILE_WARNING_AS_ERROR=ON", f"-DCMAKE_PREFIX_PATH={prefix};{torch.utils.cmake_prefix_path}"]
     return subprocess.run(command, capture_output=True, text=True)
 
 
@@ -147,7 +147,7 @@ def test_all_functions_of_header(tmp_path):
         "c": random_raw("I64", (2, 3)),
     }
     path = write(tmp_path / "model.safetensors", raws, {"format": "pt"})
-    assert run(program, path, tmp_path) == ["all as it should be"]
+    assert run(program, path, tmp_path) == ["all checks passed"]
 
 
 @pytest.mark.parametrize("missing", ["library", "PyTorch"])

@@ -34,6 +34,13 @@ def test_every_code_has_its_exception():
     assert sorted(codes) == sorted([*EXCEPTIONS, *OS_EXCEPTIONS])
 
 
+@pytest.mark.parametrize("path", ["torch_ext/fst/include/fst/fst.h", "docs/cpp.md"])
+def test_cpp_documents_every_code_once(path):
+    codes = re.findall(r'Kind::\w+ => "([a-z-]+)"', (CHECKOUT / "rust" / "error.rs").read_text())
+    listed = re.findall(r"^(?://|\|) .*\bc10::.*\[.*|^// {20,}\[.*", (CHECKOUT / path).read_text(), re.MULTILINE)
+    assert sorted(re.findall(r"\[([a-z-]+)\]", "\n".join(listed))) == sorted(codes)
+
+
 def test_errors_of_operators_and_methods_are_pythons(tmp_path):
     for binding in (ops.load_file, lambda path: classes.Checkpoint([path])):
         with pytest.raises(FileNotFoundError, match="absent"):

@@ -17,7 +17,8 @@ def test_casts_match_pytorch_bit_by_bit(tmp_path):
     """Compares the per-element code with the headers that PyTorch's kernels are compiled from."""
     root = Path(torch.__file__).parent
     program = tmp_path / "convert"
-    compiler = [*shlex.split(os.environ.get("CXX", "c++")), "-std=c++20", "-O1", "-w", "-ffp-contract=off"]
+    compiler = [*shlex.split(os.environ.get("CXX", "c++")), "-std=c++20", "-O1", "-ffp-contract=off"]
+    compiler += ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
     includes = ["-I", CHECKOUT / "csrc", "-isystem", root / "include"]
     libraries = ["-L", root / "lib", "-lc10", f"-Wl,-rpath,{root / 'lib'}"]
     sources = [CHECKOUT / "tests" / "kernels" / "convert.cpp"]

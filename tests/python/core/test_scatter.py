@@ -124,7 +124,7 @@ INVALID_ARGUMENTS = {
     "tensor 0: .* from byte -1": ([-1], TWO[:1], [[1]]),
     "tensor 0: .* from byte 5001": ([5001], TWO[:1], [[0]]),
     "tensor 1: shape .* has a negative size": ([0, 0], TWO, [[1], [3, -1]]),
-    "tensor 0: shape .* more bytes than there can be": ([0], TWO[:1], [[2**32, 2**32]]),
+    "tensor 0: shape .* overflows a 64-bit size": ([0], TWO[:1], [[2**32, 2**32]]),
     "tensor 0: -1 is not the number of a dtype": ([0], [torch.quint8], [[1]]),
 }
 
@@ -137,7 +137,7 @@ def test_invalid_arguments(message):
 
 def test_invalid_dtype_numbers_and_ranks():
     scatter = torch.ops.fst.scatter
-    with pytest.raises(ValueError, match="rank 3 does not fit: 2 of the 2 sizes"):
+    with pytest.raises(ValueError, match="rank 3 exceeds the 2 sizes left of 2"):
         scatter(RAW, [0], [6], [1, 1], [3])
     with pytest.raises(ValueError, match="rank -1"):
         scatter(RAW, [0], [6], [1], [-1])

@@ -207,7 +207,7 @@ def test_invalid_arguments(tmp_path):
     )
     good = [torch.zeros(4, 6), torch.zeros(3, dtype=torch.int64)]
     for out, message in [
-        ([good[0]], "2 wants, but 1 outputs"),
+        ([good[0]], "2 shards, but 1 outputs"),
         ([torch.zeros(6, 4), good[1]], "shape"),
         ([torch.zeros(6, 4).t(), good[1]], "contiguous"),
         ([torch.zeros(4, 6, dtype=torch.int64), good[1]], "cannot be cast"),

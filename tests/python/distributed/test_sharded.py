@@ -313,7 +313,7 @@ def test_invalid_placements(tmp_path, placements, error, message):
     [
         ({"names": ["b"]}, KeyError, 'tensor "b": the file does not hold it'),
         ({"names": "a"}, TypeError, "names must be a list or tuple"),
-        ({"dtype": torch.int8}, ValueError, "only floating-point tensors are cast"),
+        ({"dtype": torch.int8}, ValueError, "must be a floating-point dtype"),
         ({"dtype": "bfloat16"}, TypeError, "dtype must be a torch.dtype"),
         ({"device": 1.5}, TypeError, "device must be"),
         ({"strategy": "best"}, ValueError, "best"),

@@ -202,5 +202,5 @@ class Wrapper(torch.Tensor):
 def test_wrapper_subclass_is_refused(tmp_path):
     save_file({"a": torch.ones(3)}, tmp_path / "a.safetensors")
     checkpoint = Checkpoint([str(tmp_path / "a.safetensors")])
-    with pytest.raises(ValueError, match="memory of its own; of a DTensor give the local tensor"):
+    with pytest.raises(ValueError, match="memory of its own; for a DTensor, pass the local tensor"):
         checkpoint.load_into(["a"], [Wrapper()])

@@ -1,8 +1,8 @@
-// Runs the device kernels' code on the host, thread by thread.
+// Runs the code of the device kernels on the host, thread by thread.
 #include "kernels/scatter.h"
 
-// The tasks hold addresses of the host. Blocks run one after the other, from the last to the first: no order may
-// matter.
+// Addresses in the tasks are host addresses. Blocks run one after another, from the last to the first, since kernels
+// may not depend on their order.
 extern "C" void fst_sim_scatter(const fst::Task* tasks, uint32_t task_count, uint32_t tile_count, uint32_t blocks,
                                 uint32_t threads) {
   for (uint32_t block = blocks; block-- > 0;) {

@@ -13,6 +13,8 @@ from fst._core.dtypes import CASTABLE, DTYPES
 
 Device = torch.device | str
 
+_CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+
 
 def _from_headers(operator: Callable[..., Any], *args: object, dtype: torch.dtype | None) -> Any:
     """Calls the operator for the device "meta"."""
@@ -86,6 +88,16 @@ def _save_file(
             raise ValueError(f'[invalid-argument] tensor "{name}": is on meta, and has no values to save')
 
 
+def _serialize(tensors: Sequence[Tensor], names: Sequence[str], *, metadata: dict[str, str] | None = None) -> Tensor:
+    device = "meta" if any(tensor.is_meta and not isinstance(tensor, FakeTensor) for tensor in tensors) else "cpu"
+    with unset_fake_temporarily():
+        # The header contains the sizes as text, so the program is specialized to them.
+        metas = [torch.empty([int(size) for size in t.shape], dtype=t.dtype, device="meta") for t in tensors]
+        # Calls the operator itself, not this function, which is its kernel for the device "meta".
+        size = torch.ops.fst.serialize.default.redispatch(_CPU_KEYS, metas, names, metadata=metadata).numel()
+    return torch.empty(size, dtype=torch.uint8, device=device)
+
+
 def _cast(tensors: Sequence[Tensor], *, dtype: torch.dtype) -> list[Tensor]:
     return [torch.empty(tensor.shape, dtype=dtype, device=tensor.device) for tensor in tensors]
 
@@ -117,6 +129,7 @@ for _name, _function in (
     ("load_boxes", _load_boxes),
     ("load_into", _load_into),
     ("save_file", _save_file),
+    ("serialize", _serialize),
     ("cast", _cast),
     ("scatter", _scatter),
 ):

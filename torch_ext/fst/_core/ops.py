@@ -81,6 +81,12 @@ def save_file(
 
 
 @translates_errors
+def serialize(tensors: Sequence[Tensor], names: Sequence[str], *, metadata: dict[str, str] | None = None) -> Tensor:
+    """Returns the bytes of the file that `save_file` would write, as uint8 on the CPU."""
+    return torch.ops.fst.serialize(tensors, names, metadata=metadata)
+
+
+@translates_errors
 def tensor_names(paths: Sequence[str]) -> list[str]:
     """Lists the names of all tensors, in the order of the files and of the bytes in each."""
     return torch.ops.fst.tensor_names(paths)

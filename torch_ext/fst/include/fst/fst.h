@@ -1,4 +1,4 @@
-// fst for C++ programs: safetensors files to at::Tensors and back.
+// C++ interface of fst: loads safetensors files into at::Tensor and saves them.
 //
 //     find_package(fst REQUIRED)
 //     target_link_libraries(program PRIVATE fst::fst)
@@ -8,29 +8,30 @@
 //     const auto weights = fst::load_file("model.safetensors", at::Device("cuda:0"));
 //     const at::Tensor weight = weights.at("layer.weight");
 //
-// Each function here calls the operator of the same name in libfst.so through PyTorch's dispatcher, so a program, a
-// TorchScript module and an AOTInductor package all run the same code.
+// Each function calls the operator of the same name in libfst.so through PyTorch's dispatcher. Programs, TorchScript
+// modules and AOTInductor packages therefore run the same code.
 //
-// Paths. A path is a safetensors file, a directory that holds one checkpoint (`*.safetensors` files, with or without an
-// index file), or the index file of a sharded checkpoint. Where several paths may stand, the tensors of all of them
-// together are the checkpoint, and a name may stand in one file only.
+// Paths. A path names a safetensors file, a directory with one checkpoint (`*.safetensors` files, with or without an
+// index file), or the index file of a sharded checkpoint. Several paths form one checkpoint; each tensor name may occur
+// in one file only.
 //
-// Devices. "cpu", "cuda" (the current GPU), "cuda:1"; "meta" reads the headers and no data.
+// Devices. "cpu", "cuda" (the current GPU), "cuda:1", or "meta", which reads the headers and no data.
 //
-// Dtypes. `dtype` is a floating-point type to which tensors that are stored as F16, BF16, F32 and F64 are cast. All
-// others keep theirs.
+// Dtypes. `dtype` is a floating-point dtype. Tensors stored as F16, BF16, F32 and F64 are cast to it; all others keep
+// their dtype.
 //
-// Tensors. Each owns its memory and is ready on the current stream. On the CPU, tensors of local files are views of
-// private mappings: they take memory when they are used, and a write changes neither the file nor another tensor.
+// Tensors. Each tensor owns its memory and is ready on the current stream. On the CPU, tensors of local files are views
+// of private mappings. They take memory when they are used. A write to one changes neither the file nor another tensor.
 //
-// Errors. c10::Error, or a class below it. The text, `error.what_without_backtrace()`, begins with a code in brackets
-// and names the path, the tensor and the byte where it can:
+// Errors. All exceptions are c10::Error or a subclass. The text, `error.what_without_backtrace()`, begins with a code
+// in brackets and names the path, the tensor and the byte if they are known:
 //
 //     c10::ValueError           [malformed] [duplicate-tensor] [invalid-argument]
 //     c10::IndexError           [tensor-not-found]
 //     c10::NotImplementedError  [unsupported-dtype]
-//     c10::OutOfMemoryError     [out-of-memory], and those of PyTorch's allocator
+//     c10::OutOfMemoryError     [out-of-memory], and errors of PyTorch's allocator, which have no code
 //     c10::Error                [file-not-found] [permission-denied] [is-a-directory] [io] [interrupted] [device]
+//                               [internal]
 #pragma once
 
 #include <ATen/core/Dict.h>
@@ -50,11 +51,12 @@
 
 namespace fst {
 
-// The library's own classes are in `fst` itself, and may be in one program with these.
+// Keeps these names apart from the classes that libfst.so defines in `fst`.
 inline namespace api {
 
-// By name, in the order of the files and of the bytes in each.
+// Tensors by name, in the order of the files and of the bytes in each file.
 using Tensors = c10::Dict<std::string, at::Tensor>;
+// Metadata of a file.
 using Texts = c10::Dict<std::string, std::string>;
 
 using Strings = std::vector<std::string>;
@@ -73,7 +75,7 @@ c10::TypedOperatorHandle<Signature> find(const char* name) {
 
 }  // namespace detail
 
-// Every tensor of a checkpoint.
+// Loads all tensors of a checkpoint.
 inline Tensors load_file(const std::string& path, c10::Device device = at::kCPU,
                          std::optional<c10::ScalarType> dtype = std::nullopt) {
   using Signature = Tensors(const std::string&, c10::Device, detail::Dtype);
@@ -81,7 +83,7 @@ inline Tensors load_file(const std::string& path, c10::Device device = at::kCPU,
   return operation.call(path, device, dtype);
 }
 
-// Every tensor of several files.
+// Loads all tensors of several files.
 inline Tensors load_files(const Strings& paths, c10::Device device = at::kCPU,
                           std::optional<c10::ScalarType> dtype = std::nullopt) {
   using Signature = Tensors(const detail::StringList&, c10::Device, detail::Dtype);
@@ -89,8 +91,8 @@ inline Tensors load_files(const Strings& paths, c10::Device device = at::kCPU,
   return operation.call(detail::list_of(paths), device, dtype);
 }
 
-// The tensors that are named, in the order of the names; nothing else is read but the headers. The same name twice
-// gives two separate tensors. Throws c10::IndexError for a name that no file holds.
+// Loads the named tensors, in the order of `names`. Reads no other data. A name given twice yields two separate
+// tensors. Throws c10::IndexError for a name that is in no file.
 //
 //     const auto tensors = fst::load_tensors({"model.safetensors"}, {"weight", "bias"});
 inline std::vector<at::Tensor> load_tensors(const Strings& paths, const Strings& names, c10::Device device = at::kCPU,
@@ -101,7 +103,7 @@ inline std::vector<at::Tensor> load_tensors(const Strings& paths, const Strings&
   return operation.call(detail::list_of(paths), detail::list_of(names), device, dtype);
 }
 
-// Indices `start` to `start + length` of dimension `dim` of a tensor, as `tensor.narrow` takes them.
+// Slice of a tensor: `length` indices of dimension `dim` from `start` on, as in `tensor.narrow(dim, start, length)`.
 struct Slice {
   std::string name;
   int64_t dim;
@@ -109,8 +111,8 @@ struct Slice {
   int64_t length;
 };
 
-// A contiguous tensor for each slice, in their order. Only the bytes that the slices need are read. Throws
-// c10::ValueError for a slice that does not fit its tensor.
+// Loads slices into contiguous tensors, in the order of `slices`. Reads only the bytes of the slices. Throws
+// c10::ValueError for a slice that exceeds its tensor.
 //
 //     const auto rows = fst::load_slices({"model.safetensors"}, {{"weight", 0, 128, 64}});
 inline std::vector<at::Tensor> load_slices(const Strings& paths, const std::vector<Slice>& slices,
@@ -130,32 +132,68 @@ inline std::vector<at::Tensor> load_slices(const Strings& paths, const std::vect
   return operation.call(detail::list_of(paths), names, dims, starts, lengths, device, dtype);
 }
 
-// Overwrites tensors that exist, in place, with those that are named: `outputs[i]` has the shape and dtype of
-// `names[i]` in the file, any strides, and is on the CPU or a GPU. All of them are checked before anything is written;
-// c10::ValueError says that nothing was. Autograd records nothing.
+// Range of indices of one dimension: `start`, `start + step`, and so on, `length` of them.
+struct IndexRange {
+  int64_t start;
+  int64_t length;
+  int64_t step = 1;
+};
+
+// Index region of a tensor: one range for each dimension.
+struct Region {
+  std::string name;
+  std::vector<IndexRange> ranges;
+};
+
+// Loads index regions into contiguous tensors, in the order of `regions`. Each shape consists of the lengths. Reads
+// only the bytes of the regions. Throws c10::ValueError for a region that does not fit its tensor.
+//
+//     const auto corners = fst::load_boxes({"model.safetensors"}, {{"weight", {{0, 2, 3}, {0, 2, 2}}}});
+inline std::vector<at::Tensor> load_boxes(const Strings& paths, const std::vector<Region>& regions,
+                                          c10::Device device = at::kCPU,
+                                          std::optional<c10::ScalarType> dtype = std::nullopt) {
+  using Signature = std::vector<at::Tensor>(const detail::StringList&, const detail::StringList&, c10::IntArrayRef,
+                                            c10::IntArrayRef, c10::IntArrayRef, c10::Device, detail::Dtype);
+  static const auto operation = detail::find<Signature>("fst::load_boxes");
+  detail::StringList names;
+  std::vector<int64_t> starts, lengths, steps;
+  for (const Region& region : regions) {
+    names.push_back(region.name);
+    for (const IndexRange& range : region.ranges) {
+      starts.push_back(range.start);
+      lengths.push_back(range.length);
+      steps.push_back(range.step);
+    }
+  }
+  return operation.call(detail::list_of(paths), names, starts, lengths, steps, device, dtype);
+}
+
+// Overwrites existing tensors in place. `outputs[i]` must have the shape and dtype that `names[i]` has in the file. Its
+// strides are arbitrary, and it is on the CPU or a GPU. Checks all outputs before it writes any: after a
+// c10::ValueError, no output has changed. Autograd does not record the writes.
 inline void load_into(const Strings& paths, const Strings& names, at::TensorList outputs) {
   using Signature = void(const detail::StringList&, const detail::StringList&, at::TensorList);
   static const auto operation = detail::find<Signature>("fst::load_into");
   operation.call(detail::list_of(paths), detail::list_of(names), outputs);
 }
 
-// The names of all tensors. Reads the headers only.
+// Returns the names of all tensors. Reads the headers only.
 inline Strings tensor_names(const Strings& paths) {
   using Signature = Strings(const detail::StringList&);
   static const auto operation = detail::find<Signature>("fst::tensor_names");
   return operation.call(detail::list_of(paths));
 }
 
-// The metadata of a file. Reads the header only.
+// Returns the metadata of a file. Reads the header only.
 inline Texts metadata(const std::string& path) {
   using Signature = Texts(const std::string&);
   static const auto operation = detail::find<Signature>("fst::metadata");
   return operation.call(path);
 }
 
-// Writes a safetensors file of `tensors`, `names[i]` for `tensors[i]`, from the CPU or a GPU. It is written under
-// another name, flushed and renamed, so that at no moment there is half a file, and a file that is mapped may be
-// replaced.
+// Saves `tensors[i]` under `names[i]` in a safetensors file. The tensors are on the CPU or a GPU. The function writes a
+// temporary file, flushes it and renames it to `path`. Other programs never see an incomplete file, and a file whose
+// tensors are mapped may be replaced.
 //
 //     fst::save_file({weight, bias}, {"weight", "bias"}, "model.safetensors");
 inline void save_file(at::TensorList tensors, const Strings& names, const std::string& path,
@@ -165,21 +203,33 @@ inline void save_file(at::TensorList tensors, const Strings& names, const std::s
   operation.call(tensors, detail::list_of(names), path, metadata);
 }
 
-// New tensors with the values of `tensors` as `dtype`, each on its tensor's device: many casts at once.
+// Returns the bytes of the safetensors file that `save_file` would write, as a 1-d uint8 tensor on the CPU.
+//
+//     const at::Tensor bytes = fst::serialize({weight, bias}, {"weight", "bias"});
+inline at::Tensor serialize(at::TensorList tensors, const Strings& names,
+                            const std::optional<Texts>& metadata = std::nullopt) {
+  using Signature = at::Tensor(at::TensorList, const detail::StringList&, const std::optional<Texts>&);
+  static const auto operation = detail::find<Signature>("fst::serialize");
+  return operation.call(tensors, detail::list_of(names), metadata);
+}
+
+// Casts many tensors in one call. Each result is a new tensor on the device of its source.
 inline std::vector<at::Tensor> cast(at::TensorList tensors, c10::ScalarType dtype) {
   using Signature = std::vector<at::Tensor>(at::TensorList, c10::ScalarType);
   static const auto operation = detail::find<Signature>("fst::cast");
   return operation.call(tensors, dtype);
 }
 
-// Where a tensor begins in raw bytes, in bytes, and what it is.
+// Position, dtype and shape of a tensor in raw bytes.
 struct Place {
+  // In bytes.
   int64_t offset;
   c10::ScalarType dtype;
   std::vector<int64_t> shape;
 };
 
-// New tensors from the raw bytes of `bytes`, a tensor of uint8 that holds them one behind the other, on its device.
+// Creates tensors from `bytes`, a 1-d uint8 tensor that contains their raw bytes. The new tensors are on its device.
+// Tensors of F16, BF16, F32 and F64 are cast to `dtype`, if it is given.
 //
 //     const auto tensors = fst::scatter(bytes, {{0, at::kFloat, {2, 3}}, {24, at::kHalf, {4}}});
 inline std::vector<at::Tensor> scatter(const at::Tensor& bytes, const std::vector<Place>& places,
@@ -197,22 +247,22 @@ inline std::vector<at::Tensor> scatter(const at::Tensor& bytes, const std::vecto
   return operation.call(bytes, offsets, dtypes, sizes, ranks, dtype);
 }
 
-// In which order a loader hands over its tensors: in that of the files and of the bytes in each, or without waiting for
-// one tensor while the bytes of another are there.
-enum class Order { kFile, kLanded };
+// Order in which a loader returns tensors. `kFile` is the order of the files and of the bytes in each file. `kLanded`
+// is the order in which tensors become ready.
+enum class Order : uint8_t { kFile, kLanded };
 
 struct LoaderOptions {
-  // The tensors to load; all without. The same name twice gives two separate tensors.
+  // Tensors to load; all tensors by default. A name given twice yields two separate tensors.
   std::optional<Strings> names = std::nullopt;
   std::optional<c10::ScalarType> dtype = std::nullopt;
-  // How far the load may be ahead: tensors that take memory and were not handed over yet have at most so many bytes in
-  // all. A tensor that is larger is loaded when nothing else is ahead.
+  // Limit for the size of all tensors that are allocated but not yet returned, in bytes. A larger tensor is loaded
+  // alone.
   int64_t window_bytes = 512ll << 20;
   Order order = Order::kFile;
 };
 
-// Tensors one by one, each as soon as its bytes have landed, with those behind it on their way. The load begins with
-// the constructor and ends with `close`, or with the last copy of the loader. Any thread may call it, one at a time.
+// Loads tensors in the background and returns each as soon as it is ready. The constructor starts the load. `close`, or
+// the destructor of the last copy of the loader, ends it. Calls from several threads run one after another.
 //
 //     fst::Loader loader({"model.safetensors"}, at::Device("cuda:0"), {.dtype = at::kHalf});
 //     while (const auto item = loader.next()) {
@@ -221,7 +271,7 @@ struct LoaderOptions {
 class Loader {
  public:
   struct Item {
-    // The position of `name` among the names that were asked for; without, its position in the files.
+    // Position of `name` in `LoaderOptions::names`, or in the files if no names are given.
     int64_t index;
     std::string name;
     at::Tensor tensor;
@@ -237,8 +287,8 @@ class Loader {
          options.order == Order::kFile ? "file" : "landed");
   }
 
-  // The next tensor, ready on the current stream. Nothing after the last one and after `close`. After an error, every
-  // call throws it again.
+  // Returns the next tensor, ready on the current stream, or `std::nullopt` after the last tensor or `close`. After an
+  // error, each call throws the same error again.
   std::optional<Item> next() {
     const c10::IValue item = call("next");
     if (item.isNone()) {
@@ -248,13 +298,13 @@ class Loader {
     return Item{elements[0].toInt(), elements[1].toStringRef(), elements[2].toTensor()};
   }
 
-  // Ends the load and frees what was not handed over.
+  // Ends the load and frees the tensors that were not returned.
   void close() { call("close"); }
 
-  // How many tensors there are in all, those that were handed over too.
+  // Returns the number of all tensors of the load, including those already returned.
   int64_t size() const { return call("size").toInt(); }
 
-  // How many bytes all of them take.
+  // Returns the size of these tensors in memory, in bytes.
   int64_t total_bytes() const { return call("total_bytes").toInt(); }
 
  private:

@@ -1,0 +1,290 @@
+#include "cast.h"
+
+#include <ATen/Functions.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/safe_numerics.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <string>
+
+#include "error.h"
+#include "load.h"
+
+namespace fst {
+
+namespace {
+
+int8_t number_of(c10::ScalarType type) { return static_cast<int8_t>(type); }
+
+std::string name_of(c10::ScalarType type) { return c10::toString(type); }
+
+// Views a tensor as integers of the same size. Every device can copy integers, and the copy preserves NaNs.
+at::Tensor as_bits(const at::Tensor& tensor) {
+  switch (tensor.element_size()) {
+    case 1:
+      return tensor.view(at::kByte);
+    case 2:
+      return tensor.view(at::kShort);
+    case 4:
+      return tensor.view(at::kInt);
+    default:
+      return tensor.view(at::kLong);
+  }
+}
+
+void split_from(const at::Tensor& tensor, uint64_t element_bytes, uint64_t begin,
+                const std::function<void(const at::Tensor&, uint64_t)>& use) {
+  const uint64_t elements = tensor.numel();
+  if (elements == 0) {
+    return;
+  }
+  if (elements * element_bytes <= kScratchBytes) {
+    use(tensor, begin);
+    return;
+  }
+  const int64_t rows = tensor.size(0);
+  const uint64_t row_elements = elements / rows;
+  const uint64_t row_bytes = row_elements * element_bytes;
+  const int64_t step = std::max<int64_t>(1, kScratchBytes / row_bytes);
+  for (int64_t row = 0; row < rows; row += step) {
+    const auto part =
+        row_bytes > kScratchBytes ? tensor.select(0, row) : tensor.narrow(0, row, std::min(step, rows - row));
+    split_from(part, element_bytes, begin + row * row_elements, use);
+  }
+}
+
+bool run_on_cuda(rust::Slice<const Conversion> conversions, c10::Device device) {
+  const auto stream = native_handle(current_stream(device));
+  return call_core([&] { return convert_on_cuda(conversions, device.index(), stream); });
+}
+
+// Differentiable cast, as in `Tensor.to`.
+class CastFunction : public torch::autograd::Function<CastFunction> {
+ public:
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, at::TensorList tensors,
+                                                c10::ScalarType dtype) {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    static const auto op = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow("fst::cast", "")
+                               .typed<std::vector<at::Tensor>(at::TensorList, c10::ScalarType)>();
+    auto results = op.call(tensors, dtype);
+    torch::autograd::variable_list constants;
+    std::vector<int64_t> dtypes;
+    for (size_t index = 0; index < results.size(); ++index) {
+      dtypes.push_back(number_of(tensors[index].scalar_type()));
+      if (!tensors[index].requires_grad()) {
+        constants.push_back(results[index]);
+      }
+    }
+    context->mark_non_differentiable(constants);
+    context->set_materialize_grads(false);
+    context->saved_data["dtypes"] = dtypes;
+    return results;
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    const auto dtypes = context->saved_data["dtypes"].toIntVector();
+    torch::autograd::variable_list results;
+    for (size_t index = 0; index < gradients.size(); ++index) {
+      const auto& gradient = gradients[index];
+      results.push_back(gradient.defined() ? gradient.to(static_cast<c10::ScalarType>(dtypes[index])) : gradient);
+    }
+    // The dtype has no gradient.
+    results.emplace_back();
+    return results;
+  }
+};
+
+// Result of `scatter`.
+struct Output {
+  c10::IntArrayRef shape;
+  c10::ScalarType from;
+  c10::ScalarType to;
+  int64_t begin;
+  int64_t bytes;
+};
+
+// Validated arguments of `scatter`.
+class ScatterLayout {
+ public:
+  ScatterLayout(int64_t length, c10::IntArrayRef offsets, c10::IntArrayRef dtypes, c10::IntArrayRef sizes,
+                c10::IntArrayRef ranks, std::optional<c10::ScalarType> dtype) {
+    const size_t count = offsets.size();
+    if (dtypes.size() != count || ranks.size() != count) {
+      throw_invalid_argument(c10::str(count, " offsets, but ", dtypes.size(), " dtypes and ", ranks.size(),
+                                      " ranks; give one of each for every tensor"));
+    }
+    outputs.reserve(count);
+    size_t next = 0;
+    for (size_t index = 0; index < count; ++index) {
+      const auto refuse = [&](const std::string& message) {
+        throw_invalid_argument(c10::str("tensor ", index, ": ", message));
+      };
+      const int64_t rank = ranks[index];
+      if (rank < 0 || static_cast<uint64_t>(rank) > sizes.size() - next) {
+        refuse(c10::str("rank ", rank, " exceeds the ", sizes.size() - next, " sizes left of ", sizes.size()));
+      }
+      const auto shape = sizes.slice(next, rank);
+      next += rank;
+      const auto from = stored_type(dtypes[index]);
+      if (!from) {
+        refuse(
+            c10::str(dtypes[index], " is not the number of a dtype for raw bytes; use the numbers of c10::ScalarType"));
+      }
+      const int64_t begin = offsets[index];
+      int64_t bytes = c10::elementSize(*from);
+      for (const int64_t size : shape) {
+        if (size < 0 || c10::mul_overflows(bytes, size, &bytes)) {
+          refuse(c10::str("shape ", shape, " has a negative size or overflows a 64-bit size"));
+        }
+      }
+      if (begin < 0 || begin > length || bytes > length - begin) {
+        refuse(c10::str(name_of(*from), " of shape ", shape, " needs ", bytes, " bytes from byte ", begin,
+                        " on, but `bytes` has ", length));
+      }
+      outputs.push_back(Output{shape, *from, dtype && is_castable(number_of(*from)) ? *dtype : *from, begin, bytes});
+    }
+    if (next != sizes.size()) {
+      throw_invalid_argument(c10::str("the ranks add up to ", next, ", but there are ", sizes.size(),
+                                      " sizes; give each tensor as many sizes as its rank"));
+    }
+  }
+
+  std::vector<Output> outputs;
+
+ private:
+  static std::optional<c10::ScalarType> stored_type(int64_t number) {
+    if (number < 0 || number >= static_cast<int64_t>(c10::ScalarType::NumOptions)) {
+      return std::nullopt;
+    }
+    const auto type = static_cast<c10::ScalarType>(number);
+    const bool is_stored = type != c10::ScalarType::Undefined && !c10::isQIntType(type) && !c10::isBitsType(type);
+    return is_stored ? std::optional(type) : std::nullopt;
+  }
+};
+
+}  // namespace
+
+bool has_memory(const at::Tensor& tensor) {
+  return tensor.layout() == at::kStrided && !tensor.key_set().has(c10::DispatchKey::Python);
+}
+
+bool is_plain(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
+
+void copy_elements(const at::Tensor& target, const at::Tensor& source, bool non_blocking) {
+  const auto is_lazy = [](const at::Tensor& tensor) { return tensor.is_conj() || tensor.is_neg(); };
+  if (target.scalar_type() == source.scalar_type() && !is_lazy(target) && !is_lazy(source)) {
+    as_bits(target).copy_(as_bits(source), non_blocking);
+  } else {
+    const_cast<at::Tensor&>(target).copy_(source, non_blocking);
+  }
+}
+
+void split(const at::Tensor& tensor, uint64_t element_bytes,
+           const std::function<void(const at::Tensor&, uint64_t)>& use) {
+  split_from(tensor, element_bytes, 0, use);
+}
+
+void CastBatch::add(size_t index, uint64_t source, c10::ScalarType from, const at::Tensor& target) {
+  const auto elements = static_cast<uint64_t>(target.numel());
+  if (elements == 0 || target.is_meta()) {
+    return;
+  }
+  DeviceBatch& batch = batches_.try_emplace(target.device()).first->second;
+  const auto address = reinterpret_cast<uint64_t>(target.mutable_data_ptr());
+  if (from == target.scalar_type()) {
+    // The core does not know all dtypes of PyTorch, but copies bytes.
+    const auto byte = number_of(at::kByte);
+    batch.conversions.push_back(Conversion{source, address, elements * target.element_size(), byte, byte});
+  } else {
+    batch.conversions.push_back(
+        Conversion{source, address, elements, number_of(from), number_of(target.scalar_type())});
+  }
+  batch.indices.push_back(index);
+}
+
+void CastBatch::run(const std::function<void(size_t)>& fallback) const {
+  for (const auto& [device, batch] : batches_) {
+    const rust::Slice<const Conversion> conversions(batch.conversions.data(), batch.conversions.size());
+    if (device.is_cpu()) {
+      call_core([&] { convert_on_host(conversions, at::get_num_threads()); });
+    } else if (!device.is_cuda() || !run_on_cuda(conversions, device)) {
+      for (const size_t index : batch.indices) {
+        fallback(index);
+      }
+    }
+  }
+}
+
+void check_cast_target(c10::ScalarType dtype) {
+  if (!can_convert(number_of(at::kFloat), number_of(dtype))) {
+    throw_invalid_argument("dtype is " + name_of(dtype) + ", but must be a floating-point dtype of 8 bits or more");
+  }
+}
+
+std::vector<at::Tensor> cast(at::TensorList tensors, c10::ScalarType dtype) {
+  check_cast_target(dtype);
+  for (size_t index = 0; index < tensors.size(); ++index) {
+    const auto& tensor = tensors[index];
+    if (!tensor.defined() || tensor.layout() != at::kStrided) {
+      throw_invalid_argument(c10::str("tensor ", index, " is not a dense tensor; convert it with to_dense()"));
+    }
+    if (!can_convert(number_of(tensor.scalar_type()), number_of(dtype))) {
+      throw_invalid_argument(c10::str("tensor ", index, " is ", name_of(tensor.scalar_type()),
+                                      ", which cannot be cast to ", name_of(dtype),
+                                      "; only bools, integers and floats of 8 bits or more can be cast"));
+    }
+  }
+  std::vector<at::Tensor> results;
+  results.reserve(tensors.size());
+  CastBatch batch;
+  for (size_t index = 0; index < tensors.size(); ++index) {
+    const auto& tensor = tensors[index];
+    if (tensor.is_contiguous() && !tensor.is_neg()) {
+      results.push_back(at::empty(tensor.sizes(), tensor.options().dtype(dtype)));
+      batch.add(index, reinterpret_cast<uint64_t>(tensor.const_data_ptr()), tensor.scalar_type(), results.back());
+    } else {
+      // PyTorch makes the tensor contiguous and casts it in one step.
+      results.push_back(tensor.to(dtype, /*non_blocking=*/false, /*copy=*/true, at::MemoryFormat::Contiguous));
+    }
+  }
+  batch.run([&](size_t index) { results[index].copy_(tensors[index]); });
+  return results;
+}
+
+std::vector<at::Tensor> cast_with_gradients(at::TensorList tensors, c10::ScalarType dtype) {
+  return CastFunction::apply(tensors, dtype);
+}
+
+std::vector<at::Tensor> scatter(const at::Tensor& bytes, c10::IntArrayRef offsets, c10::IntArrayRef dtypes,
+                                c10::IntArrayRef sizes, c10::IntArrayRef ranks, std::optional<c10::ScalarType> dtype) {
+  if (bytes.scalar_type() != at::kByte || bytes.dim() != 1 || bytes.layout() != at::kStrided) {
+    throw_invalid_argument(c10::str("`bytes` is ", name_of(bytes.scalar_type()), " of shape ", bytes.sizes(),
+                                    ", but must be a dense 1-d uint8 tensor; view it as one"));
+  }
+  if (dtype) {
+    check_cast_target(*dtype);
+  }
+  const ScatterLayout layout(bytes.numel(), offsets, dtypes, sizes, ranks, dtype);
+  const auto source = bytes.contiguous();
+  const auto address = reinterpret_cast<uint64_t>(source.const_data_ptr());
+  std::vector<at::Tensor> results;
+  results.reserve(layout.outputs.size());
+  CastBatch batch;
+  for (size_t index = 0; index < layout.outputs.size(); ++index) {
+    const Output& output = layout.outputs[index];
+    results.push_back(at::empty(output.shape, source.options().dtype(output.to)));
+    batch.add(index, address + output.begin, output.from, results.back());
+  }
+  batch.run([&](size_t index) {
+    const Output& output = layout.outputs[index];
+    // The clone is aligned for any dtype.
+    results[index].copy_(source.narrow(0, output.begin, output.bytes).clone().view(output.from).view(output.shape));
+  });
+  return results;
+}
+
+}  // namespace fst

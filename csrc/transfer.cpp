@@ -1,0 +1,139 @@
+#include "transfer.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "cast.h"
+#include "error.h"
+#include "load.h"
+
+namespace fst {
+
+namespace {
+
+// Alignment of tensors in the scratch memory, in bytes. Suits every dtype and the copy engine.
+constexpr uint64_t kScratchAlignment = 512;
+
+uint64_t address_of(const at::Tensor& tensor) { return reinterpret_cast<uint64_t>(tensor.data_ptr()); }
+
+}  // namespace
+
+void DeviceTransfer::add(size_t index, uint64_t begin, const at::Tensor& tensor) {
+  if (tensor.numel() > 0) {
+    outputs_.push_back(Output{index, begin, tensor});
+  }
+}
+
+void DeviceTransfer::add_bytes(size_t index, uint64_t begin, uint64_t end, uint64_t address) {
+  byte_outputs_.push_back(Destination{index, begin, end, address, specs_[index].scalar_type});
+}
+
+void DeviceTransfer::run() {
+  if (outputs_.empty() && byte_outputs_.empty()) {
+    return;
+  }
+  AnyTransfer& transfer = transfer_ ? **transfer_ : *transfer_.emplace(open());
+  std::vector<Destination> destinations = std::exchange(byte_outputs_, {});
+  std::vector<Output> indirect;
+  for (const auto& output : outputs_) {
+    if (is_direct(transfer, output)) {
+      destinations.push_back(destination(output));
+    } else {
+      const uint64_t element_bytes = c10::elementSize(stored_type(specs_[output.index]));
+      split(output.tensor, element_bytes, [&](const at::Tensor& part, uint64_t elements_before) {
+        indirect.push_back(Output{output.index, output.begin + elements_before * element_bytes, part});
+      });
+    }
+  }
+  outputs_.clear();
+  fill(transfer, destinations);
+  fill_through_scratch(transfer, indirect);
+}
+
+void DeviceTransfer::finish() {
+  if (transfer_) {
+    auto transfer = std::move(*transfer_);
+    transfer_.reset();
+    call_core([&] { fst::finish(std::move(transfer)); });
+  }
+}
+
+// Returns whether the core can write the output itself.
+bool DeviceTransfer::is_direct(const AnyTransfer& transfer, const Output& output) const {
+  const auto from = stored_type(specs_[output.index]);
+  const auto to = output.tensor.scalar_type();
+  const bool can_cast = from == to || transfer.can_cast(static_cast<int8_t>(from), static_cast<int8_t>(to));
+  return is_plain(output.tensor) && can_cast;
+}
+
+uint64_t DeviceTransfer::stored_bytes(const Output& output) const {
+  return output.tensor.numel() * c10::elementSize(stored_type(specs_[output.index]));
+}
+
+Destination DeviceTransfer::destination(const Output& output) const {
+  return Destination{output.index, output.begin, output.begin + stored_bytes(output), address_of(output.tensor),
+                     static_cast<int8_t>(output.tensor.scalar_type())};
+}
+
+// Loads outputs into scratch memory, from which PyTorch copies them. Reuses the scratch memory if it is too small for
+// all outputs: the core orders each fill after the work queued on the current stream, which includes these copies.
+void DeviceTransfer::fill_through_scratch(AnyTransfer& transfer, const std::vector<Output>& outputs) const {
+  const auto aligned = [](uint64_t bytes) { return (bytes + kScratchAlignment - 1) & ~(kScratchAlignment - 1); };
+  uint64_t needed = 0;
+  for (const auto& output : outputs) {
+    needed += aligned(stored_bytes(output));
+  }
+  if (needed == 0) {
+    return;
+  }
+  const uint64_t scratch_bytes = std::min(needed, kScratchBytes);
+  const auto scratch = at::empty({static_cast<int64_t>(scratch_bytes)}, at::device(device_).dtype(at::kByte));
+  std::vector<Destination> destinations;
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;
+  uint64_t used = 0;
+  const auto flush = [&] {
+    fill(transfer, destinations);
+    for (const auto& [target, source] : copies) {
+      copy_elements(target, source);
+    }
+    destinations.clear();
+    copies.clear();
+    used = 0;
+  };
+  for (const auto& output : outputs) {
+    const uint64_t bytes = stored_bytes(output);
+    if (used + bytes > scratch_bytes) {
+      flush();
+    }
+    const auto stored = stored_type(specs_[output.index]);
+    const auto source = scratch.narrow(0, used, bytes).view(stored).view(output.tensor.sizes());
+    destinations.push_back(destination(Output{output.index, output.begin, source}));
+    copies.emplace_back(output.tensor, source);
+    used += aligned(bytes);
+  }
+  flush();
+}
+
+rust::Box<AnyTransfer> DeviceTransfer::open() const {
+  if (device_.is_cpu()) {
+    return call_core([&] { return selection_.transfer_to_host(); });
+  }
+  const auto stream = native_handle(current_stream(device_));
+  return call_core([&] { return selection_.transfer_to_cuda(device_.index(), stream); });
+}
+
+void DeviceTransfer::fill(AnyTransfer& transfer, const std::vector<Destination>& destinations) const {
+  if (destinations.empty()) {
+    return;
+  }
+  const uint64_t bytes = call_core(
+      [&] { return transfer.prepare(rust::Slice<const Destination>(destinations.data(), destinations.size())); });
+  // The core orders its use of the scratch memory before later work on the current stream, so PyTorch's allocator may
+  // reuse the memory at once.
+  const auto scratch = at::empty({static_cast<int64_t>(bytes)}, at::device(device_).dtype(at::kByte));
+  call_core([&] { transfer.fill(address_of(scratch), bytes); });
+}
+
+}  // namespace fst

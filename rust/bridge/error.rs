@@ -1,0 +1,27 @@
+//! Exception classes and texts of errors in C++.
+
+use super::ffi::ExceptionClass;
+use crate::error::{Error, Kind};
+
+/// Returns the exception class for an error text. A text without a code is a plain error.
+pub(super) fn exception_of(text: &str) -> ExceptionClass {
+    let Some(error) = Error::from_text(text) else { return ExceptionClass::Error };
+    match error.kind() {
+        Kind::Malformed | Kind::DuplicateTensor | Kind::InvalidArgument => ExceptionClass::ValueError,
+        Kind::TensorNotFound => ExceptionClass::IndexError,
+        Kind::UnsupportedDtype => ExceptionClass::NotImplementedError,
+        Kind::OutOfMemory => ExceptionClass::OutOfMemoryError,
+        Kind::FileNotFound
+        | Kind::PermissionDenied
+        | Kind::IsADirectory
+        | Kind::Io
+        | Kind::Interrupted
+        | Kind::Device
+        | Kind::Internal => ExceptionClass::Error,
+    }
+}
+
+/// Returns the error text for an invalid argument that C++ found.
+pub(super) fn invalid_argument(message: &str) -> String {
+    Error::new(Kind::InvalidArgument, message).to_string()
+}
