@@ -216,19 +216,19 @@ def test_invalid_arguments(tmp_path):
         with pytest.raises(ValueError, match=message):
             GroupLoad(plan, 0, out, CPU)
     load = GroupLoad(plan, 0, good, CPU)
-    with pytest.raises(ValueError, match="as long as the plan's splits say"):
+    with pytest.raises(ValueError, match="allocate the sum of the plan's splits"):
         load.read(0, torch.empty(0, dtype=torch.uint8))
     with pytest.raises(ValueError, match="uint8"):
         load.read(0, torch.empty(100))
     for call_window in [load.read, load.unpack]:
-        with pytest.raises(ValueError, match="window -1 of a plan"):
+        with pytest.raises(ValueError, match="window is -1, but the plan has 4 windows"):
             call_window(-1, torch.empty(0, dtype=torch.uint8))
     for invalid in [
         lambda: plan.splits(2, 0),
         lambda: plan.splits(-1, 0),
         lambda: plan.collective(plan.window_count()),
     ]:
-        with pytest.raises(ValueError, match=r"of a (group|plan)"):
+        with pytest.raises(ValueError, match=r"but the (group|plan) has"):
             invalid()
     with pytest.raises(ValueError, match="strategy"):
         plan_of(checkpoint, [[]], strategy="best")
