@@ -254,9 +254,9 @@ fn tensors_with_several_destinations_are_split() {
         load.fill(&mut transfer, &destinations).unwrap();
         transfer.finish().unwrap();
         for (index, (tensor, (dim, start, length))) in model.tensors.iter().zip(slices).enumerate() {
-            let of_this = destinations.iter().filter(|destination| destination.tensor == index);
-            let found =
-                of_this.flat_map(|piece| gpu.read(piece.address, usize::try_from(piece.end - piece.begin).unwrap()));
+            let found = destinations.iter().filter(|destination| destination.tensor == index).flat_map(
+                |&Destination { begin, end, address, .. }| gpu.read(address, usize::try_from(end - begin).unwrap()),
+            );
             assert!(found.eq(tensor.slice(dim, start, length)));
         }
         drop(gpu);
@@ -724,7 +724,7 @@ fn a_profile_records_the_work_of_the_gpu() {
         assert!(copies.iter().all(|copy| copy.2 + 1.0 >= queued[0].2), "{copies:?} {queued:?}");
         let mut work = [copies, spans_of(&trace, "kernel")].concat();
         work.sort_by(|a, b| (a.1, a.2).partial_cmp(&(b.1, b.2)).unwrap());
-        assert!(work.iter().all(|&(process, lane, begin, end)| process == 3 && lane < 2 && begin <= end), "{work:?}");
+        assert!(work.iter().all(|&(process, row, begin, end)| process == 3 && row < 2 && begin <= end), "{work:?}");
         let overlap = |pair: &&[(i64, i64, f64, f64)]| pair[0].1 == pair[1].1 && pair[0].3 > pair[1].2 + 1.0;
         assert_eq!(work.windows(2).find(overlap), None);
         drop(gpu);
