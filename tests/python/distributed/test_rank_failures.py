@@ -224,7 +224,7 @@ DIFFERENCES = {
     other_dtype: "ValueError: the ranks of the group do not agree on dtype: .*bfloat16 on rank",
     other_strategy: "ValueError: the ranks of the group do not agree on strategy: .*auto on rank",
     other_window: "ValueError: the ranks of the group do not agree on window_bytes: .*8192 on rank",
-    other_placements: 'ValueError: .*tensor "a": rank . wants .* and rank .',
+    other_placements: 'ValueError: .*tensor "a": rank . requests .* and rank .',
 }
 
 
