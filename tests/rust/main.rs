@@ -11,7 +11,6 @@ mod dtype;
 mod files;
 mod group;
 mod header;
-mod sigint;
 mod kernel;
 mod layout;
 mod page_cache;

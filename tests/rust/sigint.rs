@@ -1,4 +1,5 @@
 //! Ctrl-C in a process that has its own handler.
+#![allow(clippy::unwrap_used)]
 
 use fst::error::Kind;
 use fst::os::sigint::Watch;
