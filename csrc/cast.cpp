@@ -47,7 +47,7 @@ void split_from(const at::Tensor& tensor, uint64_t element_bytes, uint64_t begin
   const int64_t rows = tensor.size(0);
   const uint64_t row_elements = elements / rows;
   const uint64_t row_bytes = row_elements * element_bytes;
-  const int64_t step = std::max<int64_t>(1, kScratchBytes / row_bytes);
+  const int64_t step = std::max<int64_t>(1, static_cast<int64_t>(kScratchBytes / row_bytes));
   for (int64_t row = 0; row < rows; row += step) {
     const auto part =
         row_bytes > kScratchBytes ? tensor.select(0, row) : tensor.narrow(0, row, std::min(step, rows - row));
@@ -120,30 +120,27 @@ class ScatterLayout {
     outputs.reserve(count);
     size_t next = 0;
     for (size_t index = 0; index < count; ++index) {
-      const auto refuse = [&](const std::string& message) {
-        throw_invalid_argument(c10::str("tensor ", index, ": ", message));
-      };
       const int64_t rank = ranks[index];
       if (rank < 0 || static_cast<uint64_t>(rank) > sizes.size() - next) {
-        refuse(c10::str("rank ", rank, " exceeds the ", sizes.size() - next, " sizes left of ", sizes.size()));
+        refuse(index, c10::str("rank ", rank, " exceeds the ", sizes.size() - next, " sizes left of ", sizes.size()));
       }
       const auto shape = sizes.slice(next, rank);
       next += rank;
       const auto from = stored_type(dtypes[index]);
       if (!from) {
-        refuse(
-            c10::str(dtypes[index], " is not the number of a dtype for raw bytes; use the numbers of c10::ScalarType"));
+        refuse(index, c10::str(dtypes[index],
+                               " is not the number of a dtype for raw bytes; use the numbers of c10::ScalarType"));
       }
       const int64_t begin = offsets[index];
-      int64_t bytes = c10::elementSize(*from);
+      auto bytes = static_cast<int64_t>(c10::elementSize(*from));
       for (const int64_t size : shape) {
         if (size < 0 || c10::mul_overflows(bytes, size, &bytes)) {
-          refuse(c10::str("shape ", shape, " has a negative size or overflows a 64-bit size"));
+          refuse(index, c10::str("shape ", shape, " has a negative size or overflows a 64-bit size"));
         }
       }
       if (begin < 0 || begin > length || bytes > length - begin) {
-        refuse(c10::str(name_of(*from), " of shape ", shape, " needs ", bytes, " bytes from byte ", begin,
-                        " on, but `bytes` has ", length));
+        refuse(index, c10::str(name_of(*from), " of shape ", shape, " needs ", bytes, " bytes from byte ", begin,
+                               " on, but `bytes` has ", length));
       }
       outputs.push_back(Output{shape, *from, dtype && is_castable(number_of(*from)) ? *dtype : *from, begin, bytes});
     }
@@ -156,6 +153,10 @@ class ScatterLayout {
   std::vector<Output> outputs;
 
  private:
+  [[noreturn]] static void refuse(size_t index, const std::string& message) {
+    throw_invalid_argument(c10::str("tensor ", index, ": ", message));
+  }
+
   static std::optional<c10::ScalarType> stored_type(int64_t number) {
     if (number < 0 || number >= static_cast<int64_t>(c10::ScalarType::NumOptions)) {
       return std::nullopt;

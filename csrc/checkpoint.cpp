@@ -29,7 +29,7 @@ OpenCheckpoint::OpenCheckpoint(Strings paths, const std::optional<at::Tensor>& h
 at::Tensor OpenCheckpoint::headers() const {
   const auto bytes = call_core([&] { return checkpoint_->export_headers(); });
   auto headers = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
-  std::copy(bytes.begin(), bytes.end(), headers.mutable_data_ptr<uint8_t>());
+  std::ranges::copy(bytes, headers.mutable_data_ptr<uint8_t>());
   return headers;
 }
 

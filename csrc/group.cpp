@@ -202,7 +202,8 @@ void GroupLoad::place(int64_t window, const at::Tensor& received) {
   batch.run([&](size_t index) {
     const Copy& copy = copies[index];
     // The clone is aligned for any dtype.
-    const auto source = received.narrow(0, copy.offset, copy.bytes).clone().view(copy.from);
+    const auto source =
+        received.narrow(0, static_cast<int64_t>(copy.offset), static_cast<int64_t>(copy.bytes)).clone().view(copy.from);
     copy_elements(copy.target, source);
   });
 }

@@ -50,7 +50,7 @@ void check_output(const Spec& spec, const at::Tensor& out) {
 
 c10::Device resolve_device(c10::Device device) {
   if (device.is_cpu() || device.is_meta()) {
-    return c10::Device(device.type());
+    return {device.type()};
   }
   if (!device.is_cuda()) {
     throw_invalid_argument("tensors can be loaded to cpu, cuda and meta devices, not to " + device.str());
@@ -59,7 +59,7 @@ c10::Device resolve_device(c10::Device device) {
     throw_invalid_argument(device.str() + " is not available: PyTorch finds no CUDA device");
   }
   const c10::impl::VirtualGuardImpl guard(device.type());
-  const int count = guard.deviceCount();
+  const c10::DeviceIndex count = guard.deviceCount();
   if (device.index() < -1 || device.index() >= count || count == 0) {
     throw_invalid_argument(device.str() + " is not available: PyTorch finds " + std::to_string(count) +
                            " CUDA devices");

@@ -94,6 +94,7 @@ std::string stop_profile(int64_t profile) {
 
 // Versions of fst and PyTorch, for readers of the file. They must be known before the library is loaded: with another
 // PyTorch, loading fails on a missing symbol.
+// NOLINTNEXTLINE(modernize-avoid-c-arrays): the symbol must be the text itself.
 [[gnu::used, gnu::retain]] const char build_text[] = "fst " FST_VERSION ": built for PyTorch " TORCH_VERSION;
 
 TORCH_LIBRARY(fst, m) {

@@ -23,7 +23,7 @@ Strings to_strings(RustStrings strings) {
   return converted;
 }
 
-c10::Device device_of(rust::Str device) { return c10::Device(std::string(device)); }
+c10::Device device_of(rust::Str device) { return {std::string(device)}; }
 
 std::optional<c10::ScalarType> dtype_of(int8_t dtype) {
   return dtype < 0 ? std::nullopt : std::optional(static_cast<c10::ScalarType>(dtype));

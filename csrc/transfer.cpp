@@ -108,7 +108,9 @@ void DeviceTransfer::fill_through_scratch(AnyTransfer& transfer, const std::vect
       flush();
     }
     const auto stored = stored_type(specs_[output.index]);
-    const auto source = scratch.narrow(0, used, bytes).view(stored).view(output.tensor.sizes());
+    const auto source = scratch.narrow(0, static_cast<int64_t>(used), static_cast<int64_t>(bytes))
+                            .view(stored)
+                            .view(output.tensor.sizes());
     destinations.push_back(destination(Output{output.index, output.begin, source}));
     copies.emplace_back(output.tensor, source);
     used += aligned(bytes);

@@ -101,23 +101,32 @@ void check_save(const std::string& directory, const fst::Tensors& all) {
         "save_file over an existing file");
 }
 
+fst::Loader::Item next_item(fst::Loader& loader) {
+  auto item = loader.next();
+  if (!item) {
+    throw std::runtime_error("failed: the loader ended early");
+  }
+  return *std::move(item);
+}
+
 void check_loader(const fst::Strings& paths, const fst::Tensors& all) {
   fst::Loader loader(paths);
   check(loader.size() == 3 && loader.total_bytes() == 96 + 12 + 48, "size and bytes of a loader");
   for (int64_t index = 0; index < 3; ++index) {
-    const auto item = loader.next();
-    check(item && item->index == index && item->name == kNames[index], "order of a loader");
-    check(is_same(item->tensor, all.at(item->name)), "tensor of a loader");
+    const auto item = next_item(loader);
+    check(item.index == index && item.name == kNames[index], "order of a loader");
+    check(is_same(item.tensor, all.at(item.name)), "tensor of a loader");
   }
   check(!loader.next(), "end of a loader");
 
-  fst::LoaderOptions options{.names = fst::Strings{"b", "a"}, .dtype = at::kDouble, .window_bytes = 1};
+  const fst::Strings names = {"b", "a"};
+  fst::LoaderOptions options{.names = names, .dtype = at::kDouble, .window_bytes = 1};
   options.order = fst::Order::kLanded;
   fst::Loader selected(paths, at::kCPU, options);
   check(selected.total_bytes() == 192 + 48, "bytes of the named tensors in the requested dtype");
-  const auto item = selected.next();
-  check(item && is_same(item->tensor, all.at(item->name).to(at::kDouble)), "loader with options");
-  check(options.names->at(item->index) == item->name, "index among the names");
+  const auto item = next_item(selected);
+  check(is_same(item.tensor, all.at(item.name).to(at::kDouble)), "loader with options");
+  check(names.at(item.index) == item.name, "index among the names");
   selected.close();
   check(!selected.next(), "closed loader");
 }

@@ -49,10 +49,8 @@
 #include <utility>
 #include <vector>
 
-namespace fst {
-
-// Keeps these names apart from the classes that libfst.so defines in `fst`.
-inline namespace api {
+// The inline namespace keeps these names apart from the classes that libfst.so defines in `fst`.
+namespace fst::inline api {
 
 // Tensors by name, in the order of the files and of the bytes in each file.
 using Tensors = c10::Dict<std::string, at::Tensor>;
@@ -318,5 +316,4 @@ class Loader {
   c10::intrusive_ptr<c10::ivalue::Object> object_;
 };
 
-}  // namespace api
-}  // namespace fst
+}  // namespace fst::inline api
