@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 CXX_SOURCES := $(wildcard csrc/*.h csrc/*.cpp torch_ext/fst/include/fst/*.h csrc/kernels/*.h csrc/kernels/*.cu tests/kernels/*.cpp tests/simcuda/src/*.cpp tests/cpp/*.cpp examples/libtorch/*.cpp)
 # Clippy's build checks the warnings of the C++ compiler and writes TARGET_DIR/compile_commands.json for clang-tidy.
-TIDY_SOURCES := $(wildcard csrc/*.cpp tests/cpp/*.cpp)
+TIDY_SOURCES := $(wildcard examples/libtorch/*.cpp tests/cpp/*.cpp csrc/*.cpp)
 LIBRARY := torch_ext/fst/libfst.so
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 FUZZER := $(TARGET_DIR)/tools/bin/cargo-fuzz
