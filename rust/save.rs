@@ -17,7 +17,7 @@ pub mod writer;
 use crate::device::Fetch;
 use crate::error::{Error, Kind, Result};
 use crate::format::layout::Layout;
-use crate::num::to_u64;
+use crate::num::{to_u64, to_usize};
 use crate::options::Options;
 use crate::os::sigint::Watch;
 use crate::os::threads;
@@ -72,7 +72,7 @@ impl Save {
         output.reserve(blocks.ok_or_else(|| Error::new(Kind::InvalidArgument, "the file would be too long"))?)?;
         let slot_bytes = streams.iter().map(|stream| stream.memory.slot_bytes(options.chunk_bytes)).min();
         let slot_bytes = slot_bytes.unwrap_or(options.chunk_bytes);
-        let most = usize::try_from(file_bytes).unwrap_or(usize::MAX).checked_next_multiple_of(PAGE_BYTES);
+        let most = to_usize(file_bytes).checked_next_multiple_of(PAGE_BYTES);
         let bytes = (slot_bytes - slot_bytes % PAGE_BYTES).max(PAGE_BYTES).min(most.unwrap_or(usize::MAX));
         let node = streams.iter().find_map(|stream| stream.memory.node());
         let rest = layout.header().to_vec();
@@ -115,7 +115,7 @@ impl Save {
         }
         let is_last = self.position == self.layout.file_bytes();
         let step = to_u64(self.request.bytes);
-        let count = usize::try_from((self.position - begin).div_ceil(step)).unwrap_or(usize::MAX);
+        let count = to_usize((self.position - begin).div_ceil(step));
         let remainder = Mutex::new(Vec::new());
         threads::for_each(self.threads, count, |index| {
             self.watch.check()?;

@@ -7,6 +7,7 @@
 use super::{Checkpoint, OpenFile};
 use crate::error::{Error, Kind, Result};
 use crate::format::header::Header;
+use crate::num::{to_u64, to_usize};
 use crate::source::{Files, Source};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -38,7 +39,7 @@ impl Checkpoint {
         let mut shared = Vec::new();
         for OpenFile { source, .. } in &self.files {
             let (name, json) = (file_name(&source.path), Header::read_json(source)?);
-            let length = |bytes: &[u8]| u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+            let length = |bytes: &[u8]| to_u64(bytes.len());
             for number in [source.length, length(name), length(&json)] {
                 shared.extend(number.to_le_bytes());
             }
@@ -115,7 +116,7 @@ fn parse(mut shared: &[u8]) -> Result<Vec<SharedHeader<'_>>> {
     while !shared.is_empty() {
         let file_bytes = take_number(&mut shared)?;
         let lengths = [take_number(&mut shared)?, take_number(&mut shared)?];
-        let [name, json] = lengths.map(|length| take(&mut shared, usize::try_from(length).unwrap_or(usize::MAX)));
+        let [name, json] = lengths.map(|length| take(&mut shared, to_usize(length)));
         headers.push(SharedHeader { file_bytes, name: name?, json: json? });
     }
     Ok(headers)

@@ -3,6 +3,7 @@
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::region::{IndexRange, TensorRegion, position_of, torch_shape};
 use crate::error::{Error, Kind, Result};
+use crate::num::to_u64;
 use std::fmt;
 
 /// Request for a shard of a tensor.
@@ -100,13 +101,12 @@ impl Shard {
             Shard::Whole => shape.iter().map(|&size| IndexRange::whole(size)).collect(),
             Shard::IndexRegion { index_ranges } => index_ranges.clone(),
             Shard::Chunk { dim } => {
-                let number = |value: usize| u64::try_from(value).unwrap_or(u64::MAX);
                 let chunk = |(position, &size): (usize, &u64)| {
                     if position != *dim {
                         return IndexRange::whole(size);
                     }
-                    let length = size.div_ceil(number(ranks).max(1));
-                    let start = number(rank).saturating_mul(length).min(size);
+                    let length = size.div_ceil(to_u64(ranks).max(1));
+                    let start = to_u64(rank).saturating_mul(length).min(size);
                     IndexRange { start, length: length.min(size - start), step: 1 }
                 };
                 shape.iter().enumerate().map(chunk).collect()

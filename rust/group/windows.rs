@@ -3,6 +3,7 @@
 use super::schedule::ExchangeSchedule;
 use super::{Group, Tensor};
 use crate::checkpoint::region::{IndexRange, StridedRange};
+use crate::num::to_u64;
 
 /// Smallest window, in bytes: room for an element of any dtype.
 const WINDOW_BYTES_MIN: u64 = 16;
@@ -21,7 +22,7 @@ impl Group {
     /// Returns the boundaries of all-gather windows. A rank has two send and two receive buffers, since one window is
     /// in flight while the next is read.
     pub(super) fn gather_cuts(&self, schedule: &ExchangeSchedule) -> Vec<u64> {
-        let ranks = u64::try_from(self.ranks()).unwrap_or(u64::MAX);
+        let ranks = to_u64(self.ranks());
         let step = (self.request.window_bytes / (2 * (ranks + 1))).max(WINDOW_BYTES_MIN) * ranks;
         let windows = schedule.bytes().div_ceil(step);
         (0..=windows).map(|window| schedule.aligned(&self.tensors, (window * step).min(schedule.bytes()))).collect()
@@ -97,7 +98,7 @@ impl Group {
             u64::try_from(most).unwrap_or(0)
         };
         let overlaps = (0..tensor.shape.len()).map(overlap);
-        overlaps.min().unwrap_or(u64::try_from(index_ranges.len()).unwrap_or(u64::MAX))
+        overlaps.min().unwrap_or(to_u64(index_ranges.len()))
     }
 }
 

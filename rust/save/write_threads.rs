@@ -1,6 +1,7 @@
 //! Threads and blocks of a writer.
 
 use crate::error::{Error, Kind, Result};
+use crate::num::to_u64;
 use crate::options::Options;
 use crate::os::sigint::{POLL_INTERVAL, Watch};
 use crate::profile::{self, Stage};
@@ -118,7 +119,7 @@ impl WriteThreads {
         if let Some(error) = &state.failure {
             return Err(error.clone());
         }
-        let end = job.offset.saturating_add(u64::try_from(job.length).unwrap_or(u64::MAX));
+        let end = job.offset.saturating_add(to_u64(job.length));
         if end > state.reserved_bytes {
             state.reserved_bytes = end.saturating_add(RESERVE_BYTES);
             // The disk may still have enough space for the data. A write reports the error if it has not.

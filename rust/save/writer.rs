@@ -18,7 +18,7 @@ use super::write_threads::{Job, WriteThreads};
 use crate::device::Fetch;
 use crate::error::{Error, Kind, Result};
 use crate::format::layout::{Metadata, Names, Tensor, header, pad};
-use crate::num::to_u64;
+use crate::num::{to_u64, to_usize};
 use crate::options::Options;
 use crate::profile::{self, Stage};
 use crate::save::atomic_file::{ALIGNMENT, OutputFile};
@@ -133,7 +133,7 @@ impl Writer {
             };
             block.pin(|memory| source.pin(memory));
             let memory = block.bytes_mut();
-            let length = usize::try_from(bytes - done).unwrap_or(usize::MAX).min(memory.len() - self.filled);
+            let length = to_usize(bytes - done).min(memory.len() - self.filled);
             let fetch = Fetch { address: address + done, slot_begin: self.filled, length };
             source.fetch(memory, &[fetch])?;
             let is_full = self.filled + length == memory.len();
@@ -186,7 +186,7 @@ impl Writer {
             self.submit(block)?;
         }
         self.threads.finish()?;
-        let size = header.len().next_multiple_of(ALIGNMENT).max(usize::try_from(data_begin).unwrap_or(usize::MAX));
+        let size = header.len().next_multiple_of(ALIGNMENT).max(to_usize(data_begin));
         let missing = to_u64(size) - data_begin;
         if missing > 0 {
             let mut buffer = self.threads.acquire()?;
