@@ -10,6 +10,11 @@ Path = str | os.PathLike[str]
 Paths = Path | Sequence[Path]
 Device = torch.device | str | int | None
 
+# Default `window_bytes` of streams: upper bound for tensors that are loaded and not yet returned.
+DEFAULT_WINDOW_BYTES = 512 << 20
+# Default `exchange_bytes` of streams across ranks: size of a rank's send and receive buffers, beside the window.
+DEFAULT_EXCHANGE_BYTES = 128 << 20
+
 _Item = TypeVar("_Item")
 
 

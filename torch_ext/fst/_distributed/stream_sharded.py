@@ -6,18 +6,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fst._core.arguments import Device, Paths
+from fst._core.arguments import DEFAULT_EXCHANGE_BYTES, DEFAULT_WINDOW_BYTES, Device, Paths
 from fst._core.interrupts import defer_interrupts
 from fst._distributed.load import batches, load_shards
 from fst._distributed.load_sharded import ShardSelection, select_shards
 from fst._distributed.placements import Placements
-from fst._load.stream import WINDOW_BYTES, Stream
+from fst._load.stream import Stream
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-# Default size of a rank's send and receive buffers, in addition to the window.
-EXCHANGE_BYTES = 128 << 20
 
 
 class GroupLoader:
@@ -88,8 +85,8 @@ def stream_sharded(
     dtype: torch.dtype | None = None,
     names: Sequence[str] | None = None,
     *,
-    window_bytes: int = WINDOW_BYTES,
-    exchange_bytes: int = EXCHANGE_BYTES,
+    window_bytes: int = DEFAULT_WINDOW_BYTES,
+    exchange_bytes: int = DEFAULT_EXCHANGE_BYTES,
 ) -> Stream:
     """Streams the shards of a rank like `fst.stream`, and reads each byte once for all ranks like `fst.load_sharded`.
 

@@ -7,10 +7,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from fst._core.arguments import Device, Paths, device_of, dtype_of, names_of, paths_of
+from fst._core.arguments import DEFAULT_WINDOW_BYTES, Device, Paths, device_of, dtype_of, names_of, paths_of
 from fst._core.classes import Loader
-
-WINDOW_BYTES = 512 << 20
 
 
 class TensorLoader(Protocol):
@@ -60,7 +58,7 @@ def stream(
     names: Sequence[str] | None = None,
     dtype: torch.dtype | None = None,
     *,
-    window_bytes: int = WINDOW_BYTES,
+    window_bytes: int = DEFAULT_WINDOW_BYTES,
     order: Literal["file", "landed"] = "file",
 ) -> Stream:
     """Loads tensors in the background and returns each as soon as it is ready.

@@ -4,7 +4,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
-from fst._load.stream import WINDOW_BYTES
+from fst._core.arguments import DEFAULT_WINDOW_BYTES
 
 Order = Literal["file", "landed"]
 DeviceType = Literal["cpu", "cuda"]
@@ -23,7 +23,7 @@ class Options:
             read once for all ranks.
     """
 
-    window_bytes: int = WINDOW_BYTES
+    window_bytes: int = DEFAULT_WINDOW_BYTES
     order: Order = "file"
     device: DeviceType | None = None
     ranks: Ranks = "alone"

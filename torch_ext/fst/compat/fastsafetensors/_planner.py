@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from fst.compat._streaming import DEFAULT_WINDOW_BYTES
+from fst._core.arguments import DEFAULT_WINDOW_BYTES
 
 
 class BudgetInfeasibleError(ValueError):

@@ -9,17 +9,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 import fst
-from fst._core.arguments import Path, paths_of
+from fst._core.arguments import DEFAULT_EXCHANGE_BYTES, DEFAULT_WINDOW_BYTES, Path, paths_of
 from fst._core.classes import Checkpoint
 from fst.compat._groups import group_of
-from fst.compat._streaming import DEFAULT_WINDOW_BYTES, WHOLE
+from fst.compat._streaming import WHOLE
 from fst.compat.fastsafetensors._planner import window_within
 from fst.compat.fastsafetensors.common import SingleGroup
 from fst.compat.fastsafetensors.loader import SafeTensorsFileLoader
 from fst.compat.fastsafetensors.st_types import Device
-
-# Size of a rank's send and receive buffers.
-_EXCHANGE_BYTES = 128 << 20
 
 
 class PipelineParallel:
@@ -84,7 +81,7 @@ class PipelineParallel:
         self._window_bytes = DEFAULT_WINDOW_BYTES if max_batch_bytes is None else max_batch_bytes
         if device_memory_budget is not None:
             is_resident = resident_tensor if resident_tensor is not None else lambda _: accumulate_resident
-            exchange_bytes = _EXCHANGE_BYTES if self._group.size > 1 else 0
+            exchange_bytes = DEFAULT_EXCHANGE_BYTES if self._group.size > 1 else 0
             sizes = self._group.run_on_all(self._sizes)
             window = window_within(device_memory_budget, sizes, is_resident, exchange_bytes)
             self._window_bytes = window if max_batch_bytes is None else min(window, max_batch_bytes)
@@ -121,7 +118,7 @@ class PipelineParallel:
                 self._group.process_group,
                 device,
                 window_bytes=self._window_bytes,
-                exchange_bytes=_EXCHANGE_BYTES,
+                exchange_bytes=DEFAULT_EXCHANGE_BYTES,
             )
         names = None if keep is None else list(self._sizes())
         return fst.stream(self.hf_weights_files, device, names, window_bytes=self._window_bytes)

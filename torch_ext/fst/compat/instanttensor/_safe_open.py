@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 import fst
-from fst._core.arguments import Device, Path, device_of, paths_of
+from fst._core.arguments import DEFAULT_WINDOW_BYTES, Device, Path, device_of, paths_of
 from fst._core.classes import Checkpoint
 from fst._core.group import open_on_all
 from fst.compat._groups import group_of
-from fst.compat._streaming import DEFAULT_WINDOW_BYTES, WHOLE
+from fst.compat._streaming import WHOLE
 from fst.compat.instanttensor._backend import Backend, BackendPolicy
 from fst.compat.instanttensor._names import matcher
 
