@@ -4,7 +4,7 @@
 //! about pages that stayed.
 
 use crate::files::{self, PAGE_BYTES};
-use crate::kernel::{Script, Scripted};
+use crate::scripted_kernel::{Script, Scripted};
 use fst::options::{Options, ReaderChoice};
 use fst::plan::Read;
 use fst::reader::page_cache::{self, Run};

@@ -3,9 +3,9 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "these are tests, helpers included")]
 
-mod back;
 mod gds;
 mod model;
+mod save_from_gpu;
 mod sim;
 
 use fst::checkpoint::Checkpoint;
@@ -27,19 +27,9 @@ use serde_json::Value;
 use sim::abi::Fault;
 use sim::gpu::Gpu;
 use sim::random::Random;
-use sim::{Sim, finish, schedules};
+use sim::{Sim, TIGHT, finish, schedules};
 use std::fs::File;
 use std::sync::Arc;
-
-/// Options with little staging memory and small chunks, so that small tensors keep every slot busy.
-const TIGHT: Options = Options {
-    reader: ReaderChoice::Auto,
-    chunk_bytes: 4 << 10,
-    staging_bytes: 16 << 10,
-    threads: 3,
-    queue_depth: 8,
-    drop_cache: false,
-};
 
 /// Load as C++ performs it: into blocks of the allocator, whose last use may still be queued.
 struct Load<'a> {

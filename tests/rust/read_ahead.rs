@@ -1,6 +1,6 @@
 //! Read-ahead of mapped files.
 
-use crate::files;
+use crate::files::{self, PAGE_BYTES};
 use fst::reader::mmap::Mapping;
 use fst::reader::read_ahead;
 use fst::source::Source;
@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const FILE_BYTES: usize = 24 << 20;
-const PAGE_BYTES: usize = 4 << 10;
 
 /// Creates an uncached file and a mapping of it.
 fn cold_file(directory: &TempDir) -> (Arc<Source>, Arc<Mapping>) {

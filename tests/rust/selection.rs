@@ -28,7 +28,7 @@ fn strings<const COUNT: usize>(names: [&str; COUNT]) -> [String; COUNT] {
 }
 
 fn names(selection: &Selection) -> Vec<&str> {
-    selection.regions().iter().map(|wanted| &*wanted.name).collect()
+    selection.regions().iter().map(|region| &*region.name).collect()
 }
 
 #[test]
@@ -37,7 +37,7 @@ fn all_tensors_are_in_the_order_of_the_files() {
     let all = Selection::all(&fixture.checkpoint).unwrap();
     assert_eq!(names(&all), ["x", "b", "a"]);
     assert_eq!(all.in_file_order(), [0, 1, 2]);
-    assert_eq!(all.regions().iter().map(|wanted| wanted.source).collect::<Vec<_>>(), [0, 1, 1]);
+    assert_eq!(all.regions().iter().map(|region| region.source).collect::<Vec<_>>(), [0, 1, 1]);
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn slices_must_match_the_names() {
     let names = strings(["x", "b"]);
     let slices = Slices { dims: &[0, -1], starts: &[1, 4], lengths: &[2, 1] };
     let selection = Selection::slices(&fixture.checkpoint, &names, slices).unwrap();
-    let shapes: Vec<_> = selection.regions().iter().map(|wanted| wanted.shape.clone()).collect();
+    let shapes: Vec<_> = selection.regions().iter().map(|region| region.shape.clone()).collect();
     assert_eq!(shapes, [[2, 6], [3, 1]]);
     for wrong in
         [Slices { dims: &[0], ..slices }, Slices { starts: &[0; 3], ..slices }, Slices { lengths: &[], ..slices }]
@@ -71,17 +71,17 @@ fn slices_must_match_the_names() {
 fn index_ranges_must_match_the_dimensions() {
     let fixture = fixture();
     let names = strings(["x", "b"]);
-    let boxes = IndexRegions { starts: &[1, 0, 0, 4], lengths: &[2, 3, 2, 1], steps: &[1, 2, 2, 1] };
-    let selection = Selection::index_regions(&fixture.checkpoint, &names, boxes).unwrap();
-    let shapes: Vec<_> = selection.regions().iter().map(|wanted| wanted.shape.clone()).collect();
+    let index_regions = IndexRegions { starts: &[1, 0, 0, 4], lengths: &[2, 3, 2, 1], steps: &[1, 2, 2, 1] };
+    let selection = Selection::index_regions(&fixture.checkpoint, &names, index_regions).unwrap();
+    let shapes: Vec<_> = selection.regions().iter().map(|region| region.shape.clone()).collect();
     assert_eq!(shapes, [[2, 3], [2, 1]]);
     for wrong in [
-        IndexRegions { starts: &[0; 3], ..boxes },
-        IndexRegions { lengths: &[1; 5], ..boxes },
-        IndexRegions { steps: &[], ..boxes },
+        IndexRegions { starts: &[0; 3], ..index_regions },
+        IndexRegions { lengths: &[1; 5], ..index_regions },
+        IndexRegions { steps: &[], ..index_regions },
         IndexRegions { starts: &[0; 5], lengths: &[1; 5], steps: &[1; 5] },
-        IndexRegions { starts: &[0, 0, 0, -1], ..boxes },
-        IndexRegions { steps: &[1, 1, 1, -1], ..boxes },
+        IndexRegions { starts: &[0, 0, 0, -1], ..index_regions },
+        IndexRegions { steps: &[1, 1, 1, -1], ..index_regions },
     ] {
         let error = Selection::index_regions(&fixture.checkpoint, &names, wrong).err().unwrap();
         assert_eq!(error.kind(), Kind::InvalidArgument, "{wrong:?}");

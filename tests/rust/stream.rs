@@ -14,25 +14,15 @@ use fst::dtype::Dtype;
 use fst::error::{Error, Kind, Result};
 use fst::load::stream::{Order, Stream};
 use fst::load::transfer::Transfer;
-use fst::options::{Options, ReaderChoice};
+use fst::options::Options;
 use fst::plan::Destination;
 use model::Model;
 use sim::abi::Fault;
 use sim::gpu::Gpu;
-use sim::{Sim, finish, schedules};
+use sim::{Sim, TIGHT, finish, schedules};
 use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
-
-/// Options with little staging memory and small chunks, so that tensors become ready one after the other.
-const TIGHT: Options = Options {
-    reader: ReaderChoice::Auto,
-    chunk_bytes: 4 << 10,
-    staging_bytes: 16 << 10,
-    threads: 3,
-    queue_depth: 8,
-    drop_cache: false,
-};
 
 const ORDERS: [Order; 2] = [Order::Submitted, Order::Ready];
 

@@ -1,7 +1,7 @@
 //! Direct reads that are refused, short, failing, or past the end of a file.
 
 use crate::files;
-use crate::kernel::{Event, Script, Scripted};
+use crate::scripted_kernel::{Event, Script, Scripted};
 use fst::error::{Error, Kind};
 use fst::options::{Options, ReaderChoice};
 use fst::plan::Read;

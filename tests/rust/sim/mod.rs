@@ -24,12 +24,24 @@ pub use cuda::Cuda;
 
 use abi::{Counters, Fault, Kind, Schedule, Status};
 use fst::device;
+use fst::options::{Options, ReaderChoice};
 use fst::staging::pool;
 use library::LIBRARY;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// First bytes of a fatbin, which the simulator accepts as the image of the kernels.
 pub const FATBIN: [u8; 4] = [0x50, 0xED, 0x55, 0xBA];
+
+/// Options with little staging memory and small chunks, so that small tensors keep every slot busy and become ready one
+/// after the other.
+pub const TIGHT: Options = Options {
+    reader: ReaderChoice::Auto,
+    chunk_bytes: 4 << 10,
+    staging_bytes: 16 << 10,
+    threads: 3,
+    queue_depth: 8,
+    drop_cache: false,
+};
 
 /// Runs a test with a lazy schedule and with random delays, and asserts that
 /// exactly these violations are reported.

@@ -1,4 +1,4 @@
-//! Kernel whose direct reads follow a script.
+//! Linux kernel whose direct reads follow a script.
 
 use fst::reader::ring::{Request, Ring, RingKernel};
 use fst::source::Source;
