@@ -15,13 +15,13 @@ namespace fst {
 
 namespace {
 
-rust::Box<GroupPlan> plan_of(const OpenCheckpoint& checkpoint, const std::vector<at::Tensor>& wants,
-                             const std::vector<int64_t>& wants_of, const std::vector<int64_t>& caches,
+rust::Box<GroupPlan> plan_of(const OpenCheckpoint& checkpoint, const std::vector<at::Tensor>& requests,
+                             const std::vector<int64_t>& list_of_rank, const std::vector<int64_t>& caches,
                              const std::string& strategy, int64_t window_bytes) {
   std::vector<ShardRequests> lists;
-  for (const auto& list : wants) {
+  for (const auto& list : requests) {
     if (list.scalar_type() != at::kLong || list.dim() != 1 || !list.device().is_cpu()) {
-      throw_invalid_argument("wants must be 1-d int64 tensors on the CPU");
+      throw_invalid_argument("requests must be 1-d int64 tensors on the CPU");
     }
     const auto numbers = list.contiguous();
     ShardRequests copied;
@@ -36,7 +36,7 @@ rust::Box<GroupPlan> plan_of(const OpenCheckpoint& checkpoint, const std::vector
     return rust::Slice<const Value>(values.data(), values.size());
   };
   return call_core([&] {
-    return plan_group(checkpoint.files(), slice(lists), slice(wants_of), slice(caches), strategy, window_bytes);
+    return plan_group(checkpoint.files(), slice(lists), slice(list_of_rank), slice(caches), strategy, window_bytes);
   });
 }
 
@@ -65,10 +65,10 @@ at::Tensor elements(const at::Tensor& shard, uint64_t item_bytes, uint64_t begin
 
 }  // namespace
 
-OpenGroupPlan::OpenGroupPlan(const c10::intrusive_ptr<OpenCheckpoint>& checkpoint, const std::vector<at::Tensor>& wants,
-                             const std::vector<int64_t>& wants_of, const std::vector<int64_t>& caches,
-                             const std::string& strategy, int64_t window_bytes)
-    : plan_(plan_of(*checkpoint, wants, wants_of, caches, strategy, window_bytes)) {}
+OpenGroupPlan::OpenGroupPlan(const c10::intrusive_ptr<OpenCheckpoint>& checkpoint,
+                             const std::vector<at::Tensor>& requests, const std::vector<int64_t>& list_of_rank,
+                             const std::vector<int64_t>& caches, const std::string& strategy, int64_t window_bytes)
+    : plan_(plan_of(*checkpoint, requests, list_of_rank, caches, strategy, window_bytes)) {}
 
 std::string OpenGroupPlan::collective(int64_t window) const {
   return std::string(plan_->collective(check_window(window)));
@@ -177,7 +177,7 @@ void GroupLoad::read(int64_t window, const at::Tensor& send) {
   transfer_.run();
 }
 
-void GroupLoad::place(int64_t window, const at::Tensor& received) {
+void GroupLoad::unpack(int64_t window, const at::Tensor& received) {
   const at::AutoDispatchBelowADInplaceOrView guard;
   check_buffer(received, device_);
   struct Copy {

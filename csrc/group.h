@@ -20,11 +20,11 @@ namespace fst {
 // of all ranks, and identical on every rank.
 class OpenGroupPlan : public torch::CustomClassHolder {
  public:
-  // `wants` contains lists of shard requests, encoded as rust/group describes. `wants_of` contains the index of each
-  // rank's list. Ranks with the same non-negative number in `caches` map the files from one page cache.
-  OpenGroupPlan(const c10::intrusive_ptr<OpenCheckpoint>& checkpoint, const std::vector<at::Tensor>& wants,
-                const std::vector<int64_t>& wants_of, const std::vector<int64_t>& caches, const std::string& strategy,
-                int64_t window_bytes);
+  // `requests` contains lists of shard requests, encoded as rust/group/shard.rs describes. `list_of_rank` contains the
+  // index of each rank's list. Ranks with the same non-negative number in `caches` map the files from one page cache.
+  OpenGroupPlan(const c10::intrusive_ptr<OpenCheckpoint>& checkpoint, const std::vector<at::Tensor>& requests,
+                const std::vector<int64_t>& list_of_rank, const std::vector<int64_t>& caches,
+                const std::string& strategy, int64_t window_bytes);
 
   int64_t windows() const { return static_cast<int64_t>(plan_->windows()); }
 
@@ -70,7 +70,7 @@ class GroupLoad : public torch::CustomClassHolder {
   void read(int64_t window, const at::Tensor& send);
 
   // Copies received bytes to `out`.
-  void place(int64_t window, const at::Tensor& received);
+  void unpack(int64_t window, const at::Tensor& received);
 
   // Ends the load. `out` is ready on the current stream.
   void finish();

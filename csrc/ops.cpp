@@ -158,7 +158,7 @@ TORCH_LIBRARY(fst, m) {
       .def(torch::init<const c10::intrusive_ptr<OpenCheckpoint>&, const std::vector<at::Tensor>&,
                        const std::vector<int64_t>&, const std::vector<int64_t>&, const std::string&, int64_t>(),
            "Plan of a load by a group of ranks: reads and exchanges of each rank.",
-           {torch::arg("checkpoint"), torch::arg("wants"), torch::arg("wants_of"), torch::arg("caches"),
+           {torch::arg("checkpoint"), torch::arg("requests"), torch::arg("list_of_rank"), torch::arg("caches"),
             torch::arg("strategy"), torch::arg("window_bytes")})
       .def("windows", &OpenGroupPlan::windows)
       .def("collective", &OpenGroupPlan::collective, "", {torch::arg("window")})
@@ -172,7 +172,7 @@ TORCH_LIBRARY(fst, m) {
            "Executes a group plan on one rank.",
            {torch::arg("plan"), torch::arg("rank"), torch::arg("out"), torch::arg("device")})
       .def("read", &GroupLoad::read, "", {torch::arg("window"), torch::arg("send")})
-      .def("place", &GroupLoad::place, "", {torch::arg("window"), torch::arg("received")})
+      .def("unpack", &GroupLoad::unpack, "", {torch::arg("window"), torch::arg("received")})
       .def("finish", &GroupLoad::finish);
   m.class_<Loader>("Loader")
       .def(torch::init<const c10::List<std::string>&, c10::Device, const Loader::Names&, Dtype, int64_t,

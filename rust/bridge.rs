@@ -241,7 +241,7 @@ mod ffi {
         fn plan_group(
             checkpoint: &Checkpoint,
             requests: &[ShardRequests],
-            requests_of: &[i64],
+            list_of_rank: &[i64],
             caches: &[i64],
             strategy: &str,
             window_bytes: i64,

@@ -177,7 +177,7 @@ class GroupPlan:
     Args:
         checkpoint: The checkpoint to load.
         requests: Encoded lists of requested shards.
-        request_of_rank: For each rank, the index of its list in `requests`.
+        list_of_rank: For each rank, the index of its list in `requests`.
         page_caches: For each rank, a number that ranks have in common if they map the files from one page cache, or -1.
         strategy: "auto", "own" or "exchange".
         window_bytes: The upper bound for the bytes of a window on one rank.
@@ -187,13 +187,13 @@ class GroupPlan:
         self,
         checkpoint: Checkpoint,
         requests: Sequence[Tensor],
-        request_of_rank: Sequence[int],
+        list_of_rank: Sequence[int],
         page_caches: Sequence[int],
         strategy: str,
         window_bytes: int,
     ) -> None:
         self._object = torch.classes.fst.GroupPlan(
-            checkpoint._object, requests, request_of_rank, page_caches, strategy, window_bytes
+            checkpoint._object, requests, list_of_rank, page_caches, strategy, window_bytes
         )
 
     def window_count(self) -> int:
@@ -249,7 +249,7 @@ class GroupLoad:
 
     def unpack(self, window: int, received: Tensor) -> None:
         """Copies the bytes that other ranks read in a window from `received` into the outputs."""
-        self._object.place(window, received)
+        self._object.unpack(window, received)
 
     def finish(self) -> None:
         """Ends the load. The outputs are ready on the current stream."""
