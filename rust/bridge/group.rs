@@ -27,13 +27,13 @@ pub(super) struct RankPlan {
     /// Shards of any rank from which this rank reads bytes.
     regions: Arc<[TensorRegion]>,
     /// Index in `regions` of the shard of a rank and an item.
-    plan_indices: HashMap<(usize, usize), usize>,
+    region_indices: HashMap<(usize, usize), usize>,
 }
 
 pub(super) fn plan_group(
     checkpoint: &Checkpoint,
     requests: &[ffi::ShardRequests],
-    requests_of: &[i64],
+    list_of_rank: &[i64],
     caches: &[i64],
     strategy: &str,
     window_bytes: i64,
@@ -55,7 +55,7 @@ pub(super) fn plan_group(
                 .iter()
                 .map(|requests| ShardRequest::decode(&requests.numbers, files))
                 .collect::<Result<_>>()?,
-            list_of_rank: requests_of.iter().map(list_index).collect(),
+            list_of_rank: list_of_rank.iter().map(list_index).collect(),
             caches: caches.iter().map(|&cache| u64::try_from(cache).ok()).collect(),
             strategy,
             window_bytes,
@@ -114,18 +114,18 @@ impl GroupPlan {
 pub(super) fn plan_rank(plan: &GroupPlan, rank: usize) -> Result<Box<RankPlan>> {
     guard(|| {
         let group = &plan.group;
-        let (mut regions, mut plan_indices) = (Vec::new(), HashMap::new());
+        let (mut regions, mut region_indices) = (Vec::new(), HashMap::new());
         for window in 0..group.windows() {
             let outgoing = group.outgoing(rank, window);
             for shard_range in outgoing.local.iter().chain(outgoing.sends.iter().map(|(shard_range, _)| shard_range)) {
-                if let Entry::Vacant(plan_index) = plan_indices.entry((shard_range.rank, shard_range.item)) {
-                    plan_index.insert(regions.len());
+                if let Entry::Vacant(region_index) = region_indices.entry((shard_range.rank, shard_range.item)) {
+                    region_index.insert(regions.len());
                     regions.push(group.region_of(shard_range.rank, shard_range.item)?);
                 }
             }
         }
         let (group, mappings) = (Arc::clone(group), Arc::clone(&plan.mappings));
-        Ok(Box::new(RankPlan { group, mappings, rank, regions: regions.into(), plan_indices }))
+        Ok(Box::new(RankPlan { group, mappings, rank, regions: regions.into(), region_indices }))
     })
 }
 
@@ -147,7 +147,7 @@ impl RankPlan {
         guard(|| {
             let local = |shard_range: ShardRange| {
                 let ShardRange { item, begin, end, .. } = shard_range;
-                Ok(ffi::LocalRange { tensor: self.plan_index(&shard_range)?, item, begin, end })
+                Ok(ffi::LocalRange { tensor: self.region_index(&shard_range)?, item, begin, end })
             };
             self.group.outgoing(self.rank, window).local.into_iter().map(local).collect()
         })
@@ -157,7 +157,7 @@ impl RankPlan {
         guard(|| {
             let send = |(shard_range, offset): (ShardRange, u64)| {
                 let ShardRange { begin, end, .. } = shard_range;
-                Ok(ffi::SendRange { tensor: self.plan_index(&shard_range)?, begin, end, offset })
+                Ok(ffi::SendRange { tensor: self.region_index(&shard_range)?, begin, end, offset })
             };
             self.group.outgoing(self.rank, window).sends.into_iter().map(send).collect()
         })
@@ -175,9 +175,9 @@ impl RankPlan {
         self.selection().record_bytes(bytes, device)
     }
 
-    fn plan_index(&self, shard_range: &ShardRange) -> Result<usize> {
+    fn region_index(&self, shard_range: &ShardRange) -> Result<usize> {
         let missing = || Error::new(Kind::Internal, format!("{shard_range:?} is not in the selection"));
-        self.plan_indices.get(&(shard_range.rank, shard_range.item)).copied().ok_or_else(missing)
+        self.region_indices.get(&(shard_range.rank, shard_range.item)).copied().ok_or_else(missing)
     }
 }
 

@@ -21,10 +21,10 @@ pub(super) fn fill_up(loads: &[u64], total: u64) -> Vec<u64> {
         }
     }
     let mut left = total.saturating_sub(u64::try_from(filled(level)).unwrap_or(u64::MAX));
-    let shard = |&load: &u64| {
+    let portion = |&load: &u64| {
         let one_more = u64::from(left > 0 && load <= level);
         left -= one_more;
         level.saturating_sub(load) + one_more
     };
-    loads.iter().map(shard).collect()
+    loads.iter().map(portion).collect()
 }

@@ -235,8 +235,8 @@ impl Group {
         let mut at = 0_u64;
         for &shard in shards {
             let item_bytes = self.tensors.get(shard.tensor).map_or(1, |tensor| tensor.item_bytes);
-            let inside = |plan_index: u64| {
-                let inside = plan_index.saturating_sub(at).min(shard.bytes);
+            let inside = |cut: u64| {
+                let inside = cut.saturating_sub(at).min(shard.bytes);
                 // Both windows at a boundary round it to the same element.
                 if inside == shard.bytes { inside } else { inside - inside % item_bytes }
             };
