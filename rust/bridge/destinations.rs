@@ -5,7 +5,6 @@ use crate::checkpoint::region::TensorRegion;
 use crate::convert::cast::Cast;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
-use crate::load::transfer::Batch;
 use crate::plan::Destination;
 
 pub(super) fn cast(from: i8, to: i8) -> Option<Cast> {
@@ -25,9 +24,4 @@ pub(super) fn decode_destinations(
         Ok(Destination { tensor, begin, end, address, cast })
     };
     destinations.iter().map(destination).collect()
-}
-
-pub(super) fn scratch_bytes(batch: &Batch) -> Result<u64> {
-    u64::try_from(batch.scratch_bytes())
-        .map_err(|_| Error::new(Kind::Internal, "the size of the scratch memory overflows"))
 }

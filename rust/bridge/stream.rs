@@ -1,6 +1,6 @@
 //! Streams to the host or to a GPU.
 
-use super::destinations::{cast, decode_destinations, scratch_bytes};
+use super::destinations::{cast, decode_destinations};
 use super::ffi;
 use super::guard::guard;
 use crate::checkpoint::region::TensorRegion;
@@ -9,6 +9,7 @@ use crate::device::{Device, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::load::stream::Stream;
 use crate::load::transfer::Batch;
+use crate::num::to_u64;
 use crate::plan::Destination;
 use std::sync::Arc;
 
@@ -79,7 +80,7 @@ impl AnyStream {
             let batch = self.stream.prepare(&destinations)?;
             let tensors = destinations.iter().map(|destination| destination.tensor).collect();
             let (_, batch) = self.prepared.insert((tensors, batch));
-            scratch_bytes(batch)
+            Ok(to_u64(batch.scratch_bytes()))
         })
     }
 

@@ -1,6 +1,6 @@
 //! Transfers to the host or to a GPU.
 
-use super::destinations::{cast, decode_destinations, scratch_bytes};
+use super::destinations::{cast, decode_destinations};
 use super::ffi;
 use super::guard::guard;
 use crate::checkpoint::region::TensorRegion;
@@ -8,6 +8,7 @@ use crate::convert::cast::Cast;
 use crate::device::{self, Device, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::load::transfer::{Batch, Transfer};
+use crate::num::to_u64;
 use crate::plan::Destination;
 use crate::staging::pool;
 use std::sync::Arc;
@@ -61,7 +62,7 @@ impl AnyTransfer {
     pub(super) fn prepare(&mut self, destinations: &[ffi::Destination]) -> Result<u64> {
         guard(|| {
             let batch = self.transfer.prepare(&decode_destinations(&self.regions, destinations)?)?;
-            scratch_bytes(self.batch.insert(batch))
+            Ok(to_u64(self.batch.insert(batch).scratch_bytes()))
         })
     }
 

@@ -4,6 +4,7 @@
 use crate::convert::cast::Cast;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
+use crate::num::to_usize;
 use crate::os::compute_pool;
 use std::ptr;
 use std::slice;
@@ -60,10 +61,9 @@ impl Conversion {
     /// # Safety
     /// The caller meets the conditions of [`run`].
     unsafe fn run(&self) {
-        let bytes = |dtype: Dtype| usize::try_from(self.elements * dtype.item_bytes()).unwrap_or(0);
-        let address = |address| usize::try_from(address).unwrap_or(0);
-        let source = ptr::with_exposed_provenance::<u8>(address(self.source));
-        let target = ptr::with_exposed_provenance_mut::<u8>(address(self.target));
+        let bytes = |dtype: Dtype| to_usize(self.elements * dtype.item_bytes());
+        let source = ptr::with_exposed_provenance::<u8>(to_usize(self.source));
+        let target = ptr::with_exposed_provenance_mut::<u8>(to_usize(self.target));
         // SAFETY: the caller guarantees a readable source.
         let source = unsafe { slice::from_raw_parts(source, bytes(self.from)) };
         // SAFETY: the caller guarantees a writable target; uninitialized bytes are overwritten, never read.

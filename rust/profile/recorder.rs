@@ -1,6 +1,7 @@
 //! Recorded spans, totals and counters of one profile.
 
 use super::{Count, Entry, Memory, Stage, Track, now, storage};
+use crate::num::to_u64;
 use serde_json::Value;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -89,7 +90,7 @@ impl Recorder {
 
     pub fn count(&self, what: Count, number: usize) {
         if let Some(count) = self.counts.get(what as usize) {
-            count.fetch_add(u64::try_from(number).unwrap_or(u64::MAX), Ordering::Relaxed);
+            count.fetch_add(to_u64(number), Ordering::Relaxed);
         }
     }
 

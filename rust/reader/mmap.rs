@@ -52,8 +52,8 @@ impl Mapping {
 
     /// Returns the address of byte `offset` of the file, or `None` past the end.
     pub fn address(&self, offset: u64) -> Option<u64> {
-        let position = usize::try_from(offset).ok().filter(|&position| position <= self.pages.len())?;
-        u64::try_from(self.pages.as_ptr().addr().checked_add(position)?).ok()
+        let position = Some(to_usize(offset)).filter(|&position| position <= self.pages.len())?;
+        self.pages.as_ptr().addr().checked_add(position).map(to_u64)
     }
 }
 
