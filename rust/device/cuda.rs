@@ -45,8 +45,8 @@ use timing::{Laps, Timer};
 const COPY_STREAMS: usize = 2;
 /// A worker reads into one slot while the device copies from another.
 const SLOTS_PER_WORKER: usize = 2;
-/// The table behind a chunk takes up to one part in this many of the slot.
-const TABLE_SHARE: usize = 16;
+/// The table behind a chunk takes up to 1/16 of the slot.
+const TABLE_DIVISOR: usize = 16;
 /// Alignment of the table in a slot, in bytes.
 const TABLE_ALIGNMENT: usize = 16;
 /// Copies from this size on cost little more than their bytes, so that a chunk of them needs no kernel.
@@ -286,7 +286,7 @@ impl Device for Cuda {
         if self.kernels.is_none() {
             return limits;
         }
-        let table_bytes = (slot_bytes / TABLE_SHARE).max(TASK_BYTES);
+        let table_bytes = (slot_bytes / TABLE_DIVISOR).max(TASK_BYTES);
         let chunk_bytes = slot_bytes - table_bytes;
         DeviceLimits {
             chunk_bytes: chunk_bytes - chunk_bytes % TABLE_ALIGNMENT,

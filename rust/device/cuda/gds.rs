@@ -34,7 +34,7 @@ use std::thread;
 /// Alignment of reads in the file and in memory, in bytes. cuFile copies other reads through buffers of its own.
 const BLOCK_BYTES: u64 = 4 << 10;
 /// Page size of a GPU, in bytes, to which registered memory is aligned.
-const PAGE_BYTES: usize = 64 << 10;
+const GPU_PAGE_BYTES: usize = 64 << 10;
 
 /// Engine with which a GPU reads files into its own memory.
 pub struct DirectEngine {
@@ -88,7 +88,7 @@ impl DirectEngine {
         }
         let block_bytes = to_usize(BLOCK_BYTES);
         let slot_bytes =
-            options.chunk_bytes.clamp(2 * block_bytes, (SCRATCH_BYTES_MAX - PAGE_BYTES) / SLOTS_PER_WORKER);
+            options.chunk_bytes.clamp(2 * block_bytes, (SCRATCH_BYTES_MAX - GPU_PAGE_BYTES) / SLOTS_PER_WORKER);
         Ok(DirectEngine {
             slots: Mutex::default(),
             files,
@@ -174,9 +174,9 @@ impl Engine<Vec<Event>> for DirectEngine {
         if slot_bytes == 0 {
             return BatchNeeds::default();
         }
-        let fit = (SCRATCH_BYTES_MAX - PAGE_BYTES) / slot_bytes;
+        let fit = (SCRATCH_BYTES_MAX - GPU_PAGE_BYTES) / slot_bytes;
         let slot_count = chunks.len().min(SLOTS_PER_WORKER * self.workers_max).min(fit);
-        BatchNeeds { staged_bytes: 0, slot_bytes, scratch_bytes: PAGE_BYTES + slot_bytes * slot_count }
+        BatchNeeds { staged_bytes: 0, slot_bytes, scratch_bytes: GPU_PAGE_BYTES + slot_bytes * slot_count }
     }
 
     fn begin(&self, after: &Vec<Event>, needs: &BatchNeeds, scratch: Scratch) -> Result<usize> {
@@ -184,10 +184,10 @@ impl Engine<Vec<Event>> for DirectEngine {
         after.iter().try_for_each(Event::wait)?;
         self.drain()?;
         let slot_bytes = needs.slot_bytes;
-        let Some(count) = to_usize(scratch.bytes).saturating_sub(PAGE_BYTES).checked_div(slot_bytes) else {
+        let Some(count) = to_usize(scratch.bytes).saturating_sub(GPU_PAGE_BYTES).checked_div(slot_bytes) else {
             return Ok(1);
         };
-        let base = scratch.address.next_multiple_of(to_u64(PAGE_BYTES));
+        let base = scratch.address.next_multiple_of(to_u64(GPU_PAGE_BYTES));
         let bytes = count * slot_bytes;
         let _bound = self.cuda.context.bind()?;
         let registered = Registered::new(&self.driver, base, to_u64(bytes)).inspect_err(
