@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "error.h"
+#include "load.h"
 
 namespace fst {
 
@@ -18,8 +19,8 @@ at::Tensor MappedFiles::view(size_t index, const Spec& spec) const {
   // PyTorch copies the deleter, so the guard is shared.
   const auto guard = std::make_shared<rust::Box<ViewGuard>>(call_core([&] { return views_->guard(index); }));
   return at::from_blob(
-      reinterpret_cast<void*>(views_->address(index)), {spec.shape.data(), spec.shape.size()}, [guard](void*) {},
-      at::device(at::kCPU).dtype(static_cast<c10::ScalarType>(spec.scalar_type)));
+      reinterpret_cast<void*>(views_->address(index)), shape_of(spec), [guard](void*) {},
+      at::device(at::kCPU).dtype(stored_type(spec)));
 }
 
 }  // namespace fst
