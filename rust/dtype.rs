@@ -1,6 +1,6 @@
 //! Table of dtypes: name in a safetensors header, bits of an element, and PyTorch's scalar type.
 //!
-//! `csrc/kernels/convert.h` and the Python package restate parts of this table. Tests compare them.
+//! `csrc/kernels/dtype.h` and the Python package restate parts of this table. Tests compare them.
 
 use std::fmt;
 

@@ -73,7 +73,7 @@ pub struct ReadLimits {
     /// Smallest read that goes straight into a destination in host memory, in bytes. A smaller one shares a read with
     /// its neighbours. `None` if reads can only fill slots.
     pub in_place_bytes: Option<u64>,
-    /// Number of threads from which on more do not read faster.
+    /// Number of threads beyond which more do not read faster.
     pub concurrency: usize,
 }
 

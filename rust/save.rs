@@ -169,8 +169,8 @@ impl Save {
         self.output.publish(file_bytes)
     }
 
-    /// Copies to the chunk at byte `first` of the file the bytes of all extents that overlap it. `ends` are the extents' ends
-    /// in the file.
+    /// Copies the bytes of all extents that overlap the chunk at byte `first` of the file to the chunk. `ends` are the ends
+    /// of the extents in the file.
     fn gather(&self, chunk: &mut [u8], first: u64, extents: &[Extent], ends: &[u64]) -> Result<()> {
         let misfit = || Error::new(Kind::Internal, format!("the extents do not fit the chunk at byte {first}"));
         let size = |bytes: u64| usize::try_from(bytes).map_err(|_| misfit());

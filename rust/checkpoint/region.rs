@@ -216,12 +216,12 @@ impl TensorRegion {
         Ok(TensorRegion { shape, range, ..whole })
     }
 
-    /// Bytes of the result.
+    /// Returns the size of the result in bytes.
     pub fn bytes(&self) -> u64 {
         self.range.bytes()
     }
 
-    /// The file's bytes in one piece, where the result lies in the file as it will lie in memory.
+    /// Returns the byte range in the file, or `None` if the region is not contiguous there.
     pub fn contiguous(&self) -> Option<Range<u64>> {
         let StridedRange { begin, row_bytes, strides } = &self.range;
         strides.is_empty().then(|| *begin..begin.saturating_add(*row_bytes))

@@ -7,7 +7,8 @@ use crate::dtype::Float8;
 pub struct Format {
     mantissa_bits: u32,
     bias: u32,
-    /// The f32 bits from which on a magnitude is no finite number of the format, wherever rounding would take it.
+    /// f32 bits of the value that the first code without a finite number would have. From this magnitude on, values are
+    /// out of range; below it, rounding decides.
     overflow: u32,
     specials: Specials,
 }
@@ -19,7 +20,7 @@ enum Specials {
     Ieee,
     /// All bits but the sign mean NaN, and infinities become it.
     FiniteAndNan,
-    /// The one NaN has the code of the negative zero, which does not exist.
+    /// The only NaN has the code of negative zero, which the format lacks.
     Unsigned,
 }
 
@@ -28,7 +29,7 @@ const F32_BIAS: u32 = 127;
 const F32_SIGN: u32 = 1 << 31;
 const F32_INFINITY: u32 = 0x7f80_0000;
 const F32_QUIET_NAN: u32 = 0x7fc0_0000;
-/// The NaN that PyTorch makes of the one NaN of a format that has no other.
+/// PyTorch's value of the NaN of formats with only one NaN.
 const F32_LONE_NAN: u32 = 0x7f80_0001;
 
 pub const E4M3: Format = Format::new(Float8::E4M3, Specials::FiniteAndNan);
