@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 CXX_SOURCES := $(wildcard csrc/*.h csrc/*.cpp torch_ext/fst/include/fst/*.h csrc/kernels/*.h csrc/kernels/*.cu tests/kernels/*.cpp tests/simcuda/src/*.cpp tests/cpp/*.cpp examples/libtorch/*.cpp)
-# Clippy's build checks the warnings of the C++ compiler and writes TARGET_DIR/compile_commands.json for clang-tidy.
+# Clippy's build script writes TARGET_DIR/compile_commands.json for clang-tidy.
 TIDY_SOURCES := $(wildcard examples/libtorch/*.cpp tests/cpp/*.cpp csrc/*.cpp)
 LIBRARY := torch_ext/fst/libfst.so
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
@@ -83,9 +83,9 @@ lint-rust: $(VENV)/stamp ## rustfmt and clippy
 	$(WITH_TCH) cargo clippy --all-targets --features tch -- -D warnings
 
 .PHONY: lint-cxx
-lint-cxx: $(VENV)/stamp ## clang-format, warnings of the compiler, and clang-tidy
+lint-cxx: $(VENV)/stamp ## clang-format, clang's warnings, and clang-tidy
 	$(IN_VENV) clang-format --dry-run -Werror $(CXX_SOURCES)
-	$(WITH_TCH) cargo clippy --quiet --features tch
+	$(WITH_TCH) cargo clippy --quiet --all-targets --features tch
 	$(IN_VENV) printf '%s\n' $(TIDY_SOURCES) | xargs -n 1 -P "$$(nproc)" clang-tidy -p $(TARGET_DIR) --quiet
 
 .PHONY: lint-python

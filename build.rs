@@ -12,7 +12,7 @@ fn main() -> anyhow::Result<()> {
     if is_linting() {
         kernels::build_nothing()?;
         #[cfg(feature = "torch")]
-        torch::check()?;
+        torch::write_compile_commands()?;
         return Ok(());
     }
     kernels::build()?;
@@ -21,7 +21,8 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether this is a build for Clippy, which links nothing. Cargo keeps its build scripts apart from others.
+/// Whether this is a build for Clippy, which links nothing and so needs nothing compiled. Cargo keeps its build scripts
+/// apart from those of other builds.
 fn is_linting() -> bool {
     let wrapper = std::env::var_os("RUSTC_WORKSPACE_WRAPPER").map(std::path::PathBuf::from);
     wrapper.is_some_and(|path| path.file_stem().is_some_and(|name| name == "clippy-driver"))

@@ -50,12 +50,28 @@ pub fn build() -> Result<()> {
     Ok(())
 }
 
-/// Checks the C++ code without generating code. Warnings are errors. Writes `compile_commands.json` for clang-tidy to
-/// cargo's target directory.
-pub fn check() -> Result<()> {
-    let mut compiler = compiler(&Torch::find()?);
-    write_commands(&compiler)?;
-    compiler.flag("-fsyntax-only").flag("-Werror").try_compile_intermediates()?;
+/// Writes `compile_commands.json` for clang-tidy, and the headers of the cxx bridges that it needs, to cargo's target
+/// directory. Compiles nothing.
+pub fn write_compile_commands() -> Result<()> {
+    let compiler = compiler(&Torch::find()?);
+    let out = PathBuf::from(env::var_os("OUT_DIR").context("cargo sets OUT_DIR")?);
+    // OUT_DIR is TARGET/PROFILE/build/PACKAGE/out.
+    let target = out.ancestors().nth(4).context("OUT_DIR is not in a target directory")?;
+    let directory = env::current_dir()?;
+    let command = compiler.try_get_compiler()?.to_command();
+    let words: Vec<_> = iter::once(command.get_program()).chain(command.get_args()).collect();
+    // The debug format of a string is JSON, as long as the string has no control characters.
+    let words: Vec<_> = words.into_iter().map(|word| format!("{:?}", word.to_string_lossy())).collect();
+    let entry = |source: &Path| {
+        format!(
+            "{{\"directory\": {directory:?}, \"file\": {source:?}, \"arguments\": [{}, \"-c\", {source:?}]}}",
+            words.join(", ")
+        )
+    };
+    // clang-tidy infers the commands of files that are not in the database from those that are.
+    let sources = compiler.get_files().filter(|source| source.starts_with("csrc"));
+    let entries: Vec<_> = sources.map(entry).collect();
+    fs::write(target.join("compile_commands.json"), format!("[\n{}\n]\n", entries.join(",\n")))?;
     Ok(())
 }
 
@@ -75,36 +91,15 @@ fn compiler(torch: &Torch) -> cc::Build {
     compiler.define("FST_VERSION", version).define("_GLIBCXX_USE_CXX11_ABI", torch.cxx11_abi.as_str());
     // PyTorch's headers have used C++20 since 2.15.
     compiler.std("c++20").debug(false);
-    // Every build reports warnings. Only `check` makes them errors, so fst builds with compilers that warn of more.
     compiler.warnings(true).extra_warnings(true).flag("-Wpedantic");
+    // Warnings are errors for developers. A release builds also with a compiler that warns of more.
+    compiler.warnings_into_errors(env::var("PROFILE").is_ok_and(|profile| profile == "debug"));
     // GCC 12 reports overflows in inlined code of PyTorch, where there are none.
     compiler.flag_if_supported("-Wno-stringop-overflow");
     for path in bridges.into_iter().chain(["csrc", "torch_ext/fst/include"]) {
         println!("cargo:rerun-if-changed={path}");
     }
     compiler
-}
-
-/// Writes a compilation database. clang-tidy infers the commands of files that are not in it from those that are.
-fn write_commands(compiler: &cc::Build) -> Result<()> {
-    let out = PathBuf::from(env::var_os("OUT_DIR").context("cargo sets OUT_DIR")?);
-    // OUT_DIR is TARGET/PROFILE/build/PACKAGE/out.
-    let target = out.ancestors().nth(4).context("OUT_DIR is not in a target directory")?;
-    let directory = env::current_dir()?;
-    let command = compiler.try_get_compiler()?.to_command();
-    let words: Vec<_> = iter::once(command.get_program()).chain(command.get_args()).collect();
-    // The debug format of a string is JSON, as long as the string has no control characters.
-    let words: Vec<_> = words.into_iter().map(|word| format!("{:?}", word.to_string_lossy())).collect();
-    let entry = |source: &Path| {
-        format!(
-            "{{\"directory\": {directory:?}, \"file\": {source:?}, \"arguments\": [{}, \"-c\", {source:?}]}}",
-            words.join(", ")
-        )
-    };
-    let sources = compiler.get_files().filter(|source| source.starts_with("csrc"));
-    let entries: Vec<_> = sources.map(entry).collect();
-    fs::write(target.join("compile_commands.json"), format!("[\n{}\n]\n", entries.join(",\n")))?;
-    Ok(())
 }
 
 /// Checks that tch is built for the same PyTorch. tch and fst exchange tensors.
