@@ -28,7 +28,7 @@ from fst._load.load import (
     tensor_names,
 )
 from fst._load.stream import Stream, stream
-from fst._patch import patch, unpatch
+from fst._patch.patch import patch, unpatch
 from fst._profile.profile import Profile, profile
 from fst._profile.summary import ReaderUse, StageTime, Summary
 from fst._save.save import save_file, save_file_async

@@ -1,5 +1,6 @@
 """`fst.patch`: unmodified programs that call safetensors use fst while the patch is active."""
 
+import functools
 import sys
 import threading
 import types
@@ -157,31 +158,124 @@ def test_references_in_modules(path):
             sys.modules.pop(name, None)
 
 
-def test_other_replacements_are_kept():
-    """unpatch does not undo another replacement of the same function."""
+def test_replacements_by_others_during_the_patch_survive(path, monkeypatch):
+    """unpatch does not undo another replacement, and the function that this one calls uses safetensors again."""
     fst.patch()
-    mine = object()
-    safetensors.torch.load_file = mine
-    fst.unpatch()
-    try:
+    inner = safetensors.torch.load_file
+
+    def mine(*args):
+        return inner(*args)
+
+    with monkeypatch.context() as changes:
+        changes.setattr(safetensors.torch, "load_file", mine)
+        assert count_tensors(lambda: safetensors.torch.load_file(path))[0] == 2
+        fst.unpatch()
         assert safetensors.torch.load_file is mine
         assert safetensors.safe_open is ORIGINALS["safe_open"]
-    finally:
-        safetensors.torch.load_file = ORIGINALS["load_file"]
+        assert count_tensors(lambda: safetensors.torch.load_file(path))[0] == 0
+        fst.patch()
+        assert count_tensors(lambda: safetensors.torch.load_file(path))[0] == 2
+    # The other program has ended, and has put back what it found: a replacement of fst.
+    assert safetensors.torch.load_file is inner
 
 
-def test_lazy_modules_are_not_imported():
+def test_replacements_by_others_before_the_patch_are_called(path, monkeypatch):
+    calls = []
+
+    @functools.wraps(ORIGINALS["load_file"])
+    def mine(*args):
+        calls.append(args)
+        return ORIGINALS["load_file"](*args)
+
+    user = types.ModuleType("user_of_mine")
+    user.load = mine
+    with monkeypatch.context() as changes:
+        changes.setattr(safetensors.torch, "load_file", mine)
+        changes.setitem(sys.modules, "user_of_mine", user)
+        with fst.patch():
+            assert_same(safetensors.torch.load_file(path)["a"], TENSORS["a"])
+            user.load(path)
+            with safetensors.safe_open(path, framework="pt") as file:
+                assert isinstance(file, fst.safe_open)
+        assert calls == [(path,), (path,)]
+        assert safetensors.torch.load_file is user.load is mine
+
+
+def test_odd_modules_do_no_harm(monkeypatch):
+    """Lazy modules are not imported, and objects whose attributes fail are left alone."""
+
     class Lazy(types.ModuleType):
         def __getattribute__(self, name):
             raise AssertionError(f"asked for {name}")
 
-    sys.modules["lazy_one"] = Lazy("lazy_one")
-    sys.modules["no_module"] = 3
-    try:
+    class NoDict:
+        __slots__ = ()
+
+        def __getattr__(self, name):
+            raise RuntimeError(name)
+
+    class RaisingDict:
+        @property
+        def __dict__(self):
+            raise RuntimeError("no names here")
+
+    class Names(dict):
+        def copy(self):
+            raise RuntimeError("no copies")
+
+    class OddDict:
+        __dict__ = Names()
+
+    class OddValue:
+        __hash__ = None
+
+        def __eq__(self, other):
+            raise RuntimeError("not comparable")
+
+        __class__ = property(lambda self: 1 / 0)
+
+    values = types.ModuleType("odd_values")
+    values.first, values.load_file = OddValue(), ORIGINALS["load_file"]
+    odd = [Lazy("lazy"), NoDict(), RaisingDict(), OddDict(), Names, None, 3, OddValue(), values]
+    for index, module in enumerate(odd):
+        monkeypatch.setitem(sys.modules, f"odd_{index}", module)
+    for _ in range(2):
         with fst.patch():
             assert is_patched()
-    finally:
-        del sys.modules["lazy_one"], sys.modules["no_module"]
+            assert values.load_file is safetensors.torch.load_file is not ORIGINALS["load_file"]
+        assert values.load_file is ORIGINALS["load_file"]
+
+
+@pytest.mark.parametrize("change", ["imports", "gains", "replaces"])
+def test_modules_that_change_between_blocks(monkeypatch, change):
+    """A block finds references in modules that were imported, gained names or were replaced after the last block."""
+    module = types.ModuleType("changing")
+    if change != "imports":
+        monkeypatch.setitem(sys.modules, "changing", module)
+    with fst.patch():
+        pass
+    if change == "replaces":
+        module = types.ModuleType("changing")
+    module.opener = ORIGINALS["safe_open"]
+    monkeypatch.setitem(sys.modules, "changing", module)
+    with fst.patch():
+        assert module.opener is safetensors.safe_open
+        module.later = safetensors.torch.load_file
+    assert module.opener is ORIGINALS["safe_open"]
+    assert module.later is ORIGINALS["load_file"]
+
+
+def test_replacements_are_permanent(path):
+    """A replacement that a program keeps is the same in the next block, and its instance checks hold."""
+    before = safetensors.safe_open(path, framework="pt")
+    with fst.patch():
+        kept = safetensors.safe_open
+        assert isinstance(before, safetensors.safe_open)
+        assert not isinstance("text", safetensors.safe_open)
+    assert isinstance(kept(path, framework="pt"), kept)
+    with fst.patch():
+        assert safetensors.safe_open is kept
+        assert isinstance(kept(path, framework="pt"), fst.safe_open)
 
 
 def test_nested_blocks():

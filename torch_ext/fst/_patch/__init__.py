@@ -1,0 +1,1 @@
+"""Patches third-party code to load and save through fst."""

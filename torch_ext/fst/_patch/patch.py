@@ -1,0 +1,169 @@
+"""`patch` and `unpatch`."""
+
+import threading
+import weakref
+from types import TracebackType
+
+from fst._patch.bindings import Bindings
+from fst._patch.replacements import Replacements
+
+
+class Patch:
+    """Result of `patch()`. As a context manager, it limits the patch to a `with` block."""
+
+    def __init__(self) -> None:
+        # The blocks of this object that have not ended. They count as open for as long as this list holds them, so that
+        # a block whose end is interrupted ends with this object.
+        self._blocks: list[_Block] = []
+
+    def __enter__(self) -> "Patch":
+        block = _Block()
+        with _state.lock:
+            try:
+                _state.blocks.append(weakref.ref(block))
+                # The block replaces the effect of the call.
+                _state.remove(self)
+                self._blocks.append(block)
+                _state.apply()
+                return self
+            except BaseException:
+                self._blocks = [other for other in self._blocks if other is not block]
+                del block
+                _state.apply()
+                raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # One operation, so that an interrupt comes before or after it. If it comes before, the block ends when this
+        # object is freed.
+        self._blocks.pop()
+        with _state.lock:
+            _state.apply()
+
+
+class _Block:
+    """An open `with` block."""
+
+
+def patch() -> Patch:
+    """Makes the functions of safetensors load and save through fst, without changes to the programs that call them.
+
+    transformers, accelerate, diffusers and all other callers of safetensors then use fst. The patch covers
+    `safetensors.safe_open` and `safetensors.torch.load_file`, `load_model`, `save_file` and `save_model`. It replaces
+    the names in every module that has imported them, and in modules that import them later. Calls that fst does not
+    support, such as those for tensors of frameworks other than PyTorch and NumPy, still go to safetensors.
+
+    The patch affects the whole process and all its threads. A plain call lasts until `unpatch`, even if it is repeated:
+
+        fst.patch()
+
+    A `with` block limits the patch to the block. Blocks may be nested, and may overlap in threads. The last block to
+    end restores everything, unless a plain call is still in effect:
+
+        with fst.patch():
+            model = AutoModel.from_pretrained(folder)
+
+    The patch replaces only names in modules. If a program stored one of the functions elsewhere before the patch, for
+    example in a class attribute or a default argument, it keeps the original. If it does so during the patch, it keeps
+    a function that calls safetensors again after the patch has ended.
+
+    If another program has replaced one of the functions, its replacement stays in place and is called, whether it came
+    before the patch or during it.
+
+    Ctrl-C may interrupt a change of the patch at any point. `unpatch` then restores everything.
+
+    Returns:
+        A context manager. Plain calls ignore it.
+
+    Raises:
+        ImportError: safetensors is not installed.
+
+    Example:
+        >>> import safetensors.torch
+        >>> with fst.patch(), fst.profile() as p:
+        ...     weights = safetensors.torch.load_file("model.safetensors")
+        >>> p.summary().tensors
+        2
+    """
+    call = Patch()
+    with _state.lock:
+        try:
+            _state.add(call)
+            _state.apply()
+            return call
+        except BaseException:
+            _state.remove(call)
+            _state.apply()
+            raise
+
+
+def unpatch() -> None:
+    """Ends the patch of plain calls of `patch` and restores the original names. Does nothing if there was no call.
+
+    Open `with` blocks of `patch` stay in effect until they end.
+
+    Example:
+        >>> import safetensors
+        >>> original = safetensors.safe_open
+        >>> _ = fst.patch()
+        >>> safetensors.safe_open is original
+        False
+        >>> fst.unpatch()
+        >>> safetensors.safe_open is original
+        True
+    """
+    with _state.lock:
+        _state.calls = []
+        _state.apply()
+
+
+class _State:
+    """Patch of the process.
+
+    An exception, such as a KeyboardInterrupt, may end a change at any point. `calls` and `blocks` then say what the
+    next call of `apply` does, and `bound` says that it has to look at all names.
+
+    Attributes:
+        lock: Held by all changes.
+        calls: The results of plain calls of `patch` that are in effect. The references of freed results count, too.
+        blocks: The `with` blocks. Those of freed blocks do not count.
+        active: Whether replacements call fst.
+        bound: Whether modules refer to the replacements, or None if some do.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.calls: list[weakref.ref[Patch]] = []
+        self.blocks: list[weakref.ref[_Block]] = []
+        self.active = False
+        self.bound: bool | None = False
+        self._replacements = Replacements(lambda: self.active)
+        self._bindings = Bindings()
+
+    def add(self, call: Patch) -> None:
+        """Adds a plain call."""
+        # Of the calls that cannot become blocks any more, one is enough.
+        ended = [other for other in self.calls if other() is None]
+        self.calls = [*ended[:1], *(other for other in self.calls if other() is not None), weakref.ref(call)]
+
+    def remove(self, call: Patch) -> None:
+        """Ends the effect of a plain call, if it is in effect."""
+        self.calls = [other for other in self.calls if other() is not call]
+
+    def apply(self) -> None:
+        """Replaces or restores the names if `calls` and `blocks` require it."""
+        self.blocks = [block for block in self.blocks if block() is not None]
+        self.active = bool(self.calls or self.blocks)
+        if self.bound is self.active:
+            return
+        if self.active:
+            self._replacements.update()
+        self.bound = None
+        pairs = self._replacements.by_original
+        pairs = pairs if self.active else {new: old for old, new in pairs.items()}
+        self._bindings.rebind(pairs, self._replacements.namespaces)
+        self.bound = self.active
+
+
+_state = _State()
