@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import importlib
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -23,6 +24,19 @@ def safetensors_errors(*others: type[Exception]) -> Iterator[None]:
         raise
     except translated as error:
         raise SafetensorError(str(error)) from error
+
+
+def library_attribute(module: str, library: str, name: str) -> Any:
+    """Returns a name of a module of safetensors, for a module of fst that replaces it.
+
+    Raises:
+        AttributeError: The module does not have the name, or safetensors is not installed.
+    """
+    # Python asks for other names with underscores when it imports a module.
+    if not name.startswith("__"):
+        with contextlib.suppress(ImportError, AttributeError):
+            return getattr(importlib.import_module(library), name)
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
 def load_file(path: str | os.PathLike[str], framework: str, device: str | int, backend: str) -> dict[str, Any]:

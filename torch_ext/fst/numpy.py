@@ -5,7 +5,7 @@ Signatures, results, exceptions and files are the same. docs/coming-from-safeten
 
 import contextlib
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,6 +22,13 @@ with contextlib.suppress(ImportError):
     import ml_dtypes  # noqa: F401
 
 __all__ = ["SafetensorError", "load", "load_file", "safe_open", "save", "save_file"]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        """Returns other names of `safetensors.numpy`, such as `serialize`, if safetensors is installed."""
+        return api.library_attribute(__name__, "safetensors.numpy", name)
+
 
 Array = np.ndarray[Any, Any]
 

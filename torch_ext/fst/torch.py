@@ -5,6 +5,7 @@ Signatures, results, exceptions and files are the same. docs/coming-from-safeten
 
 import os
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -29,6 +30,13 @@ __all__ = [
     "storage_ptr",
     "storage_size",
 ]
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        """Returns other names of `safetensors.torch`, such as `serialize`, if safetensors is installed."""
+        return api.library_attribute(__name__, "safetensors.torch", name)
 
 
 def load_file(
@@ -211,24 +219,31 @@ def load_model(
 def _check(tensors: dict[str, Tensor]) -> None:
     """Raises the errors of safetensors for tensors that it does not save."""
     if not isinstance(tensors, dict):
-        raise ValueError(f"tensors must be a dict of str to torch.Tensor, not {type(tensors).__name__}")
+        raise ValueError(f"Expected a dict of [str, torch.Tensor] but received {type(tensors)}")
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
-            raise ValueError(f'tensor "{name}": expected a torch.Tensor, not {type(tensor).__name__}')
+            raise ValueError(f"Key `{name}` is invalid, expected torch.Tensor but received {type(tensor)}")
     sparse = [name for name, tensor in tensors.items() if tensor.layout != torch.strided]
     if sparse:
-        raise ValueError(f"sparse tensors cannot be saved: {sparse}; make them dense first, with `.to_dense()`")
+        raise ValueError(
+            f"You are trying to save a sparse tensors: `{sparse}` which this library does not support. You can make it "
+            "a dense tensor before saving with `.to_dense()` but be aware this might make a much larger file than "
+            "needed."
+        )
     shared = [sorted(group) for group in alias_groups(tensors) if len(group) > 1]
     if shared:
         raise RuntimeError(
-            f"these tensors share memory: {shared}. A file would store a copy of each, and a load would return "
+            f"Some tensors share memory: {shared}. A file would store a copy of each, and a load would return "
             "separate tensors. Save one tensor of each group, or the module with `save_model`"
         )
     for name, tensor in tensors.items():
         if not tensor.is_contiguous():
-            raise ValueError(f'tensor "{name}" is not contiguous; save its `.contiguous()` copy.')
+            raise ValueError(
+                f"You are trying to save a non contiguous tensor: `{name}` which is not allowed. Save its "
+                "`.contiguous()` copy."
+            )
         if tensor.is_meta:
-            raise NotImplementedError(f'tensor "{name}" is on meta and has no data to save')
+            raise NotImplementedError(f'Cannot copy out of meta tensor; no data! Tensor "{name}" is on meta')
 
 
 def _write(tensors: dict[str, Tensor], filename: str | os.PathLike[str], metadata: dict[str, str] | None) -> None:

@@ -44,6 +44,8 @@ def shards(tmp_path):
 
 @pytest.mark.parametrize("framework", ["pt", "np"])
 def test_header(path, framework):
+    data = path.read_bytes()
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     with safetensors.safe_open(path, framework) as theirs, fst.safe_open(path, framework) as ours:
         assert ours.keys() == theirs.keys()
         assert ours.offset_keys() == theirs.offset_keys()
@@ -53,7 +55,9 @@ def test_header(path, framework):
             assert part.get_shape() == expected.get_shape()
             assert part.get_dtype() == expected.get_dtype()
             raw = TENSORS[name]
-            assert ours.get_tensor_meta(name) == (raw.dtype, list(raw.shape), len(raw.data))
+            meta = ours.get_tensor_meta(name)
+            assert (meta.dtype, meta.shape, meta.nbytes) == (raw.dtype, list(raw.shape), len(raw.data))
+            assert list(meta.data_offsets) == header[name]["data_offsets"]
 
 
 @pytest.mark.parametrize("metadata", [None, {}, {"a": "b"}])

@@ -293,7 +293,7 @@ def test_index_placements(tmp_path, index, expected):
         (Shard(2), ValueError, r'tensor "a": Shard\(dim=2\) does not fit the shape \[5, 6\]'),
         (Shard(-3), ValueError, r"Shard\(dim=-3\) does not fit"),
         (5, ValueError, 'tensor "a": the index .* for a dimension of size 5'),
-        ((..., ...), ValueError, 'tensor "a": the index .* several ellipses'),
+        ((..., ...), ValueError, 'tensor "a": Only one ellipsis'),
         ((0, 0, 0), ValueError, 'tensor "a": the index .* more dimensions than the tensor'),
         (slice(0, 4, 2), ValueError, 'tensor "a": the index .* has a step'),
         ({"b": None}, KeyError, 'tensor "b": the file does not hold it'),

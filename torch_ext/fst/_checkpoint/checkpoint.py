@@ -28,6 +28,19 @@ class OpenCheckpoint(Checkpoint):
         super().__init__(self.paths, headers)
 
     @cached_property
+    def data_offsets(self) -> dict[str, tuple[int, int]]:
+        """The bytes of each tensor, begin and end, counted from the end of the header of its file."""
+        # The data of a file has no gaps.
+        ends: dict[str, int] = {}
+        offsets = {}
+        for name in self.names():
+            path = self.path(name)
+            begin = ends.get(path, 0)
+            ends[path] = begin + self.tensor_info(name).nbytes
+            offsets[name] = begin, ends[path]
+        return offsets
+
+    @cached_property
     def tensors(self) -> dict[str, Tensor]:
         """A meta tensor for each name, in the order of `names()`: dtypes and shapes as loads return them."""
         names = self.names()

@@ -35,7 +35,13 @@ class Output(NamedTuple):
 
     @property
     def load_device(self) -> torch.device:
-        """The device to load to: `device`, or the CPU if the operators do not support that one."""
+        """The device to load to: `device`, or the CPU if the operators do not support that one.
+
+        Raises:
+            RuntimeError, AssertionError: PyTorch's errors if there is no driver for CUDA, or no support for it.
+        """
+        if self.device.type == "cuda" and not torch.cuda.is_available():
+            torch.cuda.init()  # type: ignore[no-untyped-call]
         return self.device if self.device.type in _LOAD_DEVICES else torch.device("cpu")
 
     def convert(self, tensors: list[Tensor]) -> list[Any]:
@@ -55,7 +61,7 @@ def find_framework(name: str) -> Framework:
     if not isinstance(name, str):
         raise TypeError(f"framework must be a str, not {type(name).__name__}")
     if name not in _FRAMEWORKS:
-        raise SafetensorError(f'framework "{name}" is not one of {", ".join(_FRAMEWORKS)}')
+        raise SafetensorError(f"framework {name} is invalid: expected one of {', '.join(_FRAMEWORKS)}")
     return _FRAMEWORKS[name]
 
 

@@ -86,16 +86,19 @@ def plan_numpy_index(index: Any, shape: Sequence[int]) -> IndexedRead:
     """
     if isinstance(index, list) and not index:
         index = slice(0, 0)
+    if isinstance(index, list):
+        raise SafetensorError("Non empty lists are not implemented")
     items = index if isinstance(index, tuple) else (index,)
+    if sum(item is Ellipsis for item in items) > 1:
+        raise SafetensorError("Only one ellipsis (...) is allowed in slice index")
     expanded = None if any(item is None for item in items) else _expand(items, len(shape))
     if expanded is None:
         raise SafetensorError(
-            f"the index {index!r} has more dimensions than the tensor, whose shape is {list(shape)}, new ones (None), "
-            "or several ellipses (...)"
+            f"the index {index!r} has more dimensions than the tensor, whose shape is {list(shape)}, or new ones (None)"
         )
     ranges: list[IndexRange] = []
     final: list[Any] = []
-    for item, size in zip(expanded, shape, strict=True):
+    for dim, (item, size) in enumerate(zip(expanded, shape, strict=True)):
         if isinstance(item, slice):
             index_range = _slice_range(item, size)
             final.append(slice(None))
@@ -103,10 +106,13 @@ def plan_numpy_index(index: Any, shape: Sequence[int]) -> IndexedRead:
             position = _position(item, size)
             index_range = None if position is None else (position, 1, 1)
             final.append(0)
+        if index_range is None and isinstance(item, slice):
+            raise SafetensorError(f"Slice step must be a positive integer, got {item.step}")
+        if index_range is None and isinstance(item, int):
+            raise SafetensorError(f"Invalid index {item} for dimension {dim} of size {size}")
         if index_range is None:
             raise SafetensorError(
-                f"the index {index!r} has {item!r} for a dimension of size {size}; expected an int inside it, a slice "
-                "whose step is 1 or more, or an ellipsis (...)"
+                f"Unsupported slice index at position {dim}: expected slice, int, or ellipsis, got {item!r}"
             )
         ranges.append(index_range)
     return IndexedRead([Region(ranges)], 0, tuple(final))

@@ -1,7 +1,11 @@
 """`safe_open`: an open checkpoint with the methods of safetensors' class of the same name."""
 
+import errno
+import functools
+import os
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -9,8 +13,40 @@ from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._checkpoint.framework import NUMPY, Output, find_framework
 from fst._checkpoint.slice import Slice
 from fst._core.arguments import Device, Paths, device_of
-from fst._core.classes import TensorInfo
-from fst._core.errors import SafetensorError
+from fst._core.errors import SafetensorError, TensorNotFoundError
+
+_Result = TypeVar("_Result")
+
+
+class TensorMeta(NamedTuple):
+    """Header entry of a tensor.
+
+    Attributes:
+        dtype: The dtype's name in the header: "F32", "BF16", ...
+        shape: The shape in the header.
+        nbytes: The size of the data in bytes.
+        data_offsets: The bytes of the tensor, begin and end, counted from the end of the header of its file.
+    """
+
+    dtype: str
+    shape: list[int]
+    nbytes: int
+    data_offsets: tuple[int, int]
+
+
+def _names_missing_tensor(
+    method: "Callable[[safe_open, str], _Result]",
+) -> "Callable[[safe_open, str], _Result]":
+    """Decorates a method, so that its error for a tensor that does not exist begins with safetensors' text."""
+
+    @functools.wraps(method)
+    def naming(self: "safe_open", name: str) -> _Result:
+        try:
+            return method(self, name)
+        except TensorNotFoundError as error:
+            raise TensorNotFoundError(f"File does not contain tensor {name}: {error}") from None
+
+    return naming
 
 
 class safe_open:  # noqa: N801  (the name of safetensors' class)
@@ -45,12 +81,14 @@ class safe_open:  # noqa: N801  (the name of safetensors' class)
     ) -> None:
         output = Output(find_framework(framework), _device_of(device))
         if output.framework is NUMPY and output.device.type != "cpu":
-            raise SafetensorError(f'NumPy arrays are on the CPU, not on {output.device}; give device="cpu"')
+            raise SafetensorError(f'Device {output.device} is not supported for framework numpy; give device="cpu"')
+        if not isinstance(backend, str):
+            raise TypeError(f"backend must be a str, not {type(backend).__name__}")
         if backend not in ("mmap", "pread"):
-            raise SafetensorError(f'backend "{backend}" is neither "mmap" nor "pread"')
+            raise SafetensorError(f'backend "{backend}" is invalid (expected one of: "mmap", "pread")')
         self._output = output
         # None after `close`.
-        self._checkpoint: OpenCheckpoint | None = OpenCheckpoint(filename)
+        self._checkpoint: OpenCheckpoint | None = _open(filename)
 
     def keys(self) -> list[str]:
         """Returns the names of all tensors in alphabetical order."""
@@ -79,6 +117,7 @@ class safe_open:  # noqa: N801  (the name of safetensors' class)
                 found_in.setdefault(key, path)
         return merged
 
+    @_names_missing_tensor
     def get_tensor(self, name: str) -> Any:
         """Loads a whole tensor.
 
@@ -92,10 +131,14 @@ class safe_open:  # noqa: N801  (the name of safetensors' class)
         names = self._opened().names()
         return dict(zip(names, self._load(names), strict=True))
 
-    def get_tensor_meta(self, name: str) -> TensorInfo:
-        """Returns dtype and shape of a tensor as in the header, and its size in bytes. Reads nothing."""
-        return self._opened().tensor_info(_checked(name))
+    @_names_missing_tensor
+    def get_tensor_meta(self, name: str) -> TensorMeta:
+        """Returns the header entry of a tensor. Reads nothing."""
+        checkpoint = self._opened()
+        info = checkpoint.tensor_info(_checked(name))
+        return TensorMeta(*info, checkpoint.data_offsets[name])
 
+    @_names_missing_tensor
     def get_slice(self, name: str) -> Slice:
         """Returns an object that loads parts of a tensor by indexing. It stays usable after the files are closed."""
         return Slice(self._opened(), self._output, _checked(name))
@@ -132,5 +175,18 @@ def _device_of(device: Device) -> torch.device:
         return torch.device("cpu")
     try:
         return torch.device(device_of(device))
-    except RuntimeError as error:
-        raise SafetensorError(f"device {device!r} is invalid: {error}") from None
+    except (RuntimeError, TypeError) as error:
+        text = device if isinstance(device, str) else repr(device)
+        raise SafetensorError(f"device {text} is invalid: {error}") from None
+
+
+def _open(filename: Paths) -> OpenCheckpoint:
+    try:
+        return OpenCheckpoint(filename)
+    except FileNotFoundError as error:
+        if not isinstance(filename, str | os.PathLike):
+            raise
+        # With one argument, the text is that of safetensors, without the number of the error.
+        missing = FileNotFoundError(f"No such file or directory: {os.fspath(filename)}")
+        missing.errno = errno.ENOENT
+        raise missing from error

@@ -36,6 +36,10 @@ class TensorNotFoundError(SafetensorError, KeyError):
     __str__ = Exception.__str__
 
 
+class UnsupportedDtypeError(SafetensorError, NotImplementedError):
+    """PyTorch has no dtype for a tensor."""
+
+
 _CODED = re.compile(r"\[([a-z-]+)\] (.*)", re.DOTALL)
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
@@ -45,7 +49,7 @@ EXCEPTIONS: dict[str, type[BaseException]] = {
     "malformed": SafetensorError,
     "duplicate-tensor": SafetensorError,
     "tensor-not-found": TensorNotFoundError,
-    "unsupported-dtype": NotImplementedError,
+    "unsupported-dtype": UnsupportedDtypeError,
     "invalid-argument": ValueError,
     "interrupted": KeyboardInterrupt,
     "out-of-memory": torch.OutOfMemoryError,
