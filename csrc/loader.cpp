@@ -49,7 +49,11 @@ uint64_t bytes_as(const Spec& spec, c10::ScalarType type) {
 Loader::Loader(Strings paths, c10::Device device, const Names& names, std::optional<c10::ScalarType> dtype,
                int64_t window_bytes, const std::string& order, const Numbers& dims, const Numbers& starts,
                const Numbers& lengths)
-    : selection_(select(paths, names, dims, starts, lengths)),
+    : Loader(select(paths, names, dims, starts, lengths), device, dtype, window_bytes, order) {}
+
+Loader::Loader(rust::Box<Selection> selection, c10::Device device, std::optional<c10::ScalarType> dtype,
+               int64_t window_bytes, const std::string& order)
+    : selection_(std::move(selection)),
       specs_(specs_of(*selection_)),
       device_(resolve_device(device)),
       types_(target_types(specs_, dtype)),

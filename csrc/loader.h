@@ -38,6 +38,9 @@ class Loader : public torch::CustomClassHolder {
   Loader(const c10::List<std::string>& paths, c10::Device device, const Names& names,
          std::optional<c10::ScalarType> dtype, int64_t window_bytes, const std::string& order, const Numbers& dims,
          const Numbers& starts, const Numbers& lengths);
+  // Loads a selection of an open checkpoint.
+  Loader(rust::Box<Selection> selection, c10::Device device, std::optional<c10::ScalarType> dtype, int64_t window_bytes,
+         const std::string& order);
   ~Loader() override;
 
   // Returns the next tensor, ready on the current stream, with its position in `names` (or in the files) and its name.

@@ -79,6 +79,14 @@ c10::Dict<std::string, std::string> metadata(const std::string& path) {
 
 std::string reader(Strings paths, c10::Device device) { return OpenCheckpoint(paths, std::nullopt).reader(device); }
 
+c10::intrusive_ptr<Loader> stream_boxes(const c10::intrusive_ptr<OpenCheckpoint>& checkpoint, Strings names,
+                                        const std::vector<int64_t>& starts, const std::vector<int64_t>& lengths,
+                                        const std::vector<int64_t>& steps, c10::Device device, int64_t window_bytes,
+                                        const std::string& order) {
+  return c10::make_intrusive<Loader>(select_regions(checkpoint->files(), names, starts, lengths, steps), device,
+                                     std::nullopt, window_bytes, order);
+}
+
 int64_t release_memory() {
   return call_core([&] { return release(); });
 }
@@ -137,6 +145,17 @@ TORCH_LIBRARY(fst, m) {
   def_load("profile_stop(int profile) -> str");
 
   const auto none = c10::IValue();
+  m.class_<Loader>("Loader")
+      .def(torch::init<const c10::List<std::string>&, c10::Device, const Loader::Names&, Dtype, int64_t,
+                       const std::string&, const Loader::Numbers&, const Loader::Numbers&, const Loader::Numbers&>(),
+           "Returns tensors one by one while the next ones load.",
+           {torch::arg("paths"), torch::arg("device") = c10::Device(c10::kCPU), torch::arg("names") = none,
+            torch::arg("dtype") = none, torch::arg("window_bytes") = kWindowBytes, torch::arg("order") = "file",
+            torch::arg("dims") = none, torch::arg("starts") = none, torch::arg("lengths") = none})
+      .def("next", &Loader::next)
+      .def("close", &Loader::close)
+      .def("size", &Loader::size)
+      .def("total_bytes", &Loader::total_bytes);
   m.class_<OpenCheckpoint>("Checkpoint")
       .def(torch::init<Strings, const std::optional<at::Tensor>&>(), "Checkpoint with open files and parsed headers.",
            {torch::arg("paths"), torch::arg("headers") = none})
@@ -151,6 +170,10 @@ TORCH_LIBRARY(fst, m) {
       .def("load_boxes", &OpenCheckpoint::load_boxes, "",
            {torch::arg("names"), torch::arg("starts"), torch::arg("lengths"), torch::arg("steps"),
             torch::arg("device") = c10::Device(c10::kCPU), torch::arg("dtype") = none})
+      .def("stream_boxes", stream_boxes, "",
+           {torch::arg("names"), torch::arg("starts"), torch::arg("lengths"), torch::arg("steps"),
+            torch::arg("device") = c10::Device(c10::kCPU), torch::arg("window_bytes") = kWindowBytes,
+            torch::arg("order") = "file"})
       .def("load_into", &OpenCheckpoint::load_into, "", {torch::arg("names"), torch::arg("out")})
       .def("load_boxes_into", &OpenCheckpoint::load_boxes_into, "",
            {torch::arg("names"), torch::arg("starts"), torch::arg("lengths"), torch::arg("steps"), torch::arg("out")});
@@ -174,17 +197,6 @@ TORCH_LIBRARY(fst, m) {
       .def("read", &GroupLoad::read, "", {torch::arg("window"), torch::arg("send")})
       .def("unpack", &GroupLoad::unpack, "", {torch::arg("window"), torch::arg("received")})
       .def("finish", &GroupLoad::finish);
-  m.class_<Loader>("Loader")
-      .def(torch::init<const c10::List<std::string>&, c10::Device, const Loader::Names&, Dtype, int64_t,
-                       const std::string&, const Loader::Numbers&, const Loader::Numbers&, const Loader::Numbers&>(),
-           "Returns tensors one by one while the next ones load.",
-           {torch::arg("paths"), torch::arg("device") = c10::Device(c10::kCPU), torch::arg("names") = none,
-            torch::arg("dtype") = none, torch::arg("window_bytes") = kWindowBytes, torch::arg("order") = "file",
-            torch::arg("dims") = none, torch::arg("starts") = none, torch::arg("lengths") = none})
-      .def("next", &Loader::next)
-      .def("close", &Loader::close)
-      .def("size", &Loader::size)
-      .def("total_bytes", &Loader::total_bytes);
   m.class_<Writer>("Writer")
       .def(torch::init<const std::string&, const Metadata&>(), "Writes tensors to a file one by one.",
            {torch::arg("path"), torch::arg("metadata") = none})

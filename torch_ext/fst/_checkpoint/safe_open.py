@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
-from fst._checkpoint.framework import NUMPY, Output, find_framework
+from fst._checkpoint.framework import NUMPY, PYTORCH, Output, find_framework
+from fst._checkpoint.prefetch import Plan, PrefetchLoader, plan_regions
 from fst._checkpoint.slice import Slice
 from fst._core.arguments import Device, Paths, device_of
 from fst._core.errors import SafetensorError, TensorNotFoundError
@@ -142,6 +143,35 @@ class safe_open:  # noqa: N801  (the name of safetensors' class)
     def get_slice(self, name: str) -> Slice:
         """Returns an object that loads parts of a tensor by indexing. It stays usable after the files are closed."""
         return Slice(self._opened(), self._output, _checked(name))
+
+    def prefetch(self, plan: Plan | None = None, *, device: Device = None, threads: int = 8) -> PrefetchLoader:
+        """Starts to load tensors in the background, through the staging buffers of fst if the device is a GPU.
+
+        The loader reads the files that were opened, and stays usable after they are closed. Several loaders may be in
+        use. All tensors that are not returned yet are kept on the device.
+
+        Args:
+            plan: The tensors to load: names, each with None or with a slice of rows, whose step is 1. None loads all.
+            device: The CPU or a GPU. None is the device of this object.
+            threads: For compatibility with safetensors. It has no effect.
+
+        Raises:
+            SafetensorError: The framework is not PyTorch, the device is not the CPU or a GPU, or the plan does not fit
+                the tensors.
+            RuntimeError: There is no driver for the GPU.
+
+        Example:
+            >>> with fst.safe_open("model.safetensors").prefetch({"weight": slice(0, 2), "bias": None}) as loader:
+            ...     loader.take("weight").shape, [name for name, _ in loader]
+            (torch.Size([2, 3]), ['bias'])
+        """
+        if self._output.framework is not PYTORCH:
+            raise SafetensorError('prefetch is only compatible with framework="pt"')
+        output = self._output if device is None else Output(PYTORCH, _device_of(device))
+        if output.device.type not in ("cpu", "cuda"):
+            raise SafetensorError(f"prefetch loads to the CPU and to cuda devices, not {output.device}")
+        regions = plan_regions(self._opened(), plan)
+        return PrefetchLoader(self._opened(), regions, output.load_device)
 
     def close(self) -> None:
         """Closes the files as soon as no slice uses them. Closing again has no effect."""

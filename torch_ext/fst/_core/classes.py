@@ -95,6 +95,17 @@ class Checkpoint:
         """Overwrites existing tensors of the regions' shapes and of the stored dtypes."""
         self._object.load_boxes_into(names, *flatten(regions), out)
 
+    def stream_boxes(
+        self,
+        names: Sequence[str],
+        regions: Sequence[Sequence[IndexRange]],
+        device: torch.device,
+        window_bytes: int,
+        order: str,
+    ) -> "Loader":
+        """Loads an index region of each named tensor in the background, from the files that were opened."""
+        return Loader.of(self._object.stream_boxes(names, *flatten(regions), device, window_bytes, order))
+
 
 @methods_translate_errors
 class Loader:
@@ -127,6 +138,13 @@ class Loader:
     ) -> None:
         device = torch.device(device)
         self._object = torch.classes.fst.Loader(paths, device, names, dtype, window_bytes, order, dims, starts, lengths)
+
+    @classmethod
+    def of(cls, loader: torch.ScriptObject) -> "Loader":
+        """Wraps a `torch.classes.fst.Loader`."""
+        wrapper = cls.__new__(cls)
+        wrapper._object = loader
+        return wrapper
 
     def next(self) -> tuple[int, str, Tensor] | None:
         """Returns the position, the name and the tensor that comes next, or None after the last.
