@@ -3,21 +3,25 @@
 import threading
 import weakref
 from types import TracebackType
+from typing import NamedTuple
 
+from fst._core.arguments import Device
 from fst._patch.bindings import Bindings
-from fst._patch.replacements import Replacements
+from fst._patch.placement import DeviceMap, Placement
+from fst._patch.replacements import Active, Replacements
 
 
 class Patch:
     """Result of `patch()`. As a context manager, it limits the patch to a `with` block."""
 
-    def __init__(self) -> None:
+    def __init__(self, placement: Placement | None) -> None:
+        self._active = Active(placement)
         # The blocks of this object that have not ended. They count as open for as long as this list holds them, so that
         # a block whose end is interrupted ends with this object.
         self._blocks: list[_Block] = []
 
     def __enter__(self) -> "Patch":
-        block = _Block()
+        block = _Block(self._active)
         with _state.lock:
             try:
                 _state.blocks.append(weakref.ref(block))
@@ -45,8 +49,23 @@ class Patch:
 class _Block:
     """An open `with` block."""
 
+    def __init__(self, active: Active) -> None:
+        self.active = active
 
-def patch() -> Patch:
+
+class _Call(NamedTuple):
+    """A plain call.
+
+    Attributes:
+        result: Its result, which may be freed.
+        active: What it requests.
+    """
+
+    result: weakref.ref[Patch]
+    active: Active
+
+
+def patch(device: Device | DeviceMap = None) -> Patch:
     """Makes the functions of safetensors load and save through fst, without changes to the programs that call them.
 
     transformers, accelerate, diffusers and all other callers of safetensors then use fst. The patch covers
@@ -73,11 +92,19 @@ def patch() -> Patch:
 
     Ctrl-C may interrupt a change of the patch at any point. `unpatch` then restores everything.
 
+    Args:
+        device: The devices of tensors that programs load to the CPU with PyTorch, in order to move them afterwards.
+            Their own move then has nothing to do. One device for all tensors, or a map of names of modules or tensors
+            to devices, such as `device_map` of `from_pretrained`. The longest name applies, and tensors that no name
+            covers stay on the CPU. None loads to the device that a program requests. The block or call that was begun
+            last counts, in all threads.
+
     Returns:
         A context manager. Plain calls ignore it.
 
     Raises:
         ImportError: safetensors is not installed.
+        TypeError, RuntimeError: A device does not exist.
 
     Example:
         >>> import safetensors.torch
@@ -86,7 +113,7 @@ def patch() -> Patch:
         >>> p.summary().tensors
         2
     """
-    call = Patch()
+    call = Patch(None if device is None else Placement(device))
     with _state.lock:
         try:
             _state.add(call)
@@ -126,44 +153,48 @@ class _State:
 
     Attributes:
         lock: Held by all changes.
-        calls: The results of plain calls of `patch` that are in effect. The references of freed results count, too.
+        calls: The plain calls of `patch` that are in effect.
         blocks: The `with` blocks. Those of freed blocks do not count.
-        active: Whether replacements call fst.
+        active: The patch, or None if replacements call safetensors.
         bound: Whether modules refer to the replacements, or None if some do.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.calls: list[weakref.ref[Patch]] = []
+        self.calls: list[_Call] = []
         self.blocks: list[weakref.ref[_Block]] = []
-        self.active = False
+        self.active: Active | None = None
         self.bound: bool | None = False
         self._replacements = Replacements(lambda: self.active)
         self._bindings = Bindings()
 
     def add(self, call: Patch) -> None:
         """Adds a plain call."""
-        # Of the calls that cannot become blocks any more, one is enough.
-        ended = [other for other in self.calls if other() is None]
-        self.calls = [*ended[:1], *(other for other in self.calls if other() is not None), weakref.ref(call)]
+        # Of the calls that cannot become blocks any more, the last one is enough.
+        plain = [other for other in self.calls if other.result() is None]
+        others = [other for other in self.calls if other.result() is not None]
+        self.calls = [*plain[-1:], *others, _Call(weakref.ref(call), call._active)]
 
     def remove(self, call: Patch) -> None:
         """Ends the effect of a plain call, if it is in effect."""
-        self.calls = [other for other in self.calls if other() is not call]
+        self.calls = [other for other in self.calls if other.result() is not call]
 
     def apply(self) -> None:
         """Replaces or restores the names if `calls` and `blocks` require it."""
         self.blocks = [block for block in self.blocks if block() is not None]
-        self.active = bool(self.calls or self.blocks)
-        if self.bound is self.active:
+        requests = [call.active for call in self.calls]
+        requests += [opened.active for block in self.blocks if (opened := block()) is not None]
+        self.active = requests[-1] if requests else None
+        is_active = self.active is not None
+        if self.bound is is_active:
             return
-        if self.active:
+        if is_active:
             self._replacements.update()
         self.bound = None
         pairs = self._replacements.by_original
-        pairs = pairs if self.active else {new: old for old, new in pairs.items()}
+        pairs = pairs if is_active else {new: old for old, new in pairs.items()}
         self._bindings.rebind(pairs, self._replacements.namespaces)
-        self.bound = self.active
+        self.bound = is_active
 
 
 _state = _State()

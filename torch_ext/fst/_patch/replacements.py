@@ -3,10 +3,28 @@
 from collections.abc import Callable
 from functools import wraps
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
-from fst._checkpoint.framework import has_framework
+import torch
+
+from fst._checkpoint.framework import PYTORCH, has_framework
+from fst._checkpoint.prefetch import Plan, PrefetchLoader
 from fst._checkpoint.safe_open import safe_open
+from fst._checkpoint.slice import Slice
+from fst._core.arguments import Device
+from fst._core.errors import SafetensorError
+from fst._patch.placement import PlacedLoads, Placement, load_file
+from fst._safetensors_api import safetensors_errors
+
+
+class Active(NamedTuple):
+    """Patch in effect.
+
+    Attributes:
+        placement: The devices of tensors that programs load to the CPU, or None for the CPU.
+    """
+
+    placement: Placement | None
 
 
 class Replacements:
@@ -20,11 +38,11 @@ class Replacements:
         namespaces: The namespaces in which safetensors offers the functions.
 
     Args:
-        is_active: Returns whether calls go to fst.
+        active: Returns the patch, or None if calls go to safetensors.
     """
 
-    def __init__(self, is_active: Callable[[], bool]) -> None:
-        self._is_active = is_active
+    def __init__(self, active: Callable[[], Active | None]) -> None:
+        self._active = active
         self.by_original: dict[Any, Any] = {}
         self.namespaces: list[dict[str, Any]] = []
 
@@ -42,39 +60,93 @@ class Replacements:
         self.namespaces = [vars(safetensors), vars(safetensors.torch)]
         opener = _safetensors_rust.safe_open
         if type(opener) is type and opener not in self.by_original:
-            self.by_original[opener] = _replacement_class(opener, self._is_active)
+            self.by_original[opener] = _replacement_class(opener, self._active)
         for name in ("load_file", "save_file"):
             function = vars(safetensors.torch).get(name)
             if not isinstance(function, FunctionType) or function in self.by_original:
                 continue
             # Wrappers may copy every other attribute of the function.
             if function.__globals__ is vars(safetensors.torch):
-                self.by_original[function] = _replacement(function, self._is_active)
+                self.by_original[function] = _replacement(function, self._active)
 
 
-def _replacement(original: FunctionType, is_active: Callable[[], bool]) -> Callable[..., Any]:
+def _replacement(original: FunctionType, active: Callable[[], Active | None]) -> Callable[..., Any]:
     import fst.torch
 
     @wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
-        called = getattr(fst.torch, original.__name__) if is_active() else original
-        return called(*args, **kwargs)
+        patch = active()
+        called = original if patch is None else getattr(fst.torch, original.__name__)
+        if patch is None or patch.placement is None or original.__name__ != "load_file":
+            return called(*args, **kwargs)
+        filename, device, backend = _load_file_arguments(*args, **kwargs)
+        if device != "cpu":
+            return called(*args, **kwargs)
+        with safetensors_errors():
+            return load_file(filename, backend, patch.placement)
 
     return function
 
 
-def _replacement_class(original: type, is_active: Callable[[], bool]) -> type:
+def _load_file_arguments(filename: Any, device: Any = "cpu", *, backend: Any = "mmap") -> tuple[Any, Any, Any]:
+    return filename, device, backend
+
+
+def _replacement_class(original: type, active: Callable[[], Active | None]) -> type:
     # A class, because programs use it in isinstance() and in annotations.
     class metaclass(type):  # noqa: N801
         def __instancecheck__(cls, instance: object) -> bool:
             return isinstance(instance, original) or super().__instancecheck__(instance)
 
-    class replacement(safe_open, metaclass=metaclass):  # noqa: N801
-        def __new__(cls, filename: Any, framework: Any = "pt", *args: Any, **kwargs: Any) -> Any:
-            if is_active() and has_framework(framework):
+    class replacement(_SafeOpen, metaclass=metaclass):  # noqa: N801
+        def __new__(cls, filename: Any, framework: Any, *args: Any, **kwargs: Any) -> Any:
+            if active() is not None and has_framework(framework):
                 return super().__new__(cls)
             return original(filename, framework, *args, **kwargs)
+
+        def __init__(self, filename: Any, framework: Any, *args: Any, **kwargs: Any) -> None:
+            super().__init__(filename, framework, *args, **kwargs)
+            patch = active()
+            self._place(None if patch is None else patch.placement)
 
     replacement.__name__ = replacement.__qualname__ = "safe_open"
     replacement.__doc__ = original.__doc__
     return replacement
+
+
+class _SafeOpen(safe_open):
+    """`safe_open` in place of safetensors' class, which may load to the devices of a placement."""
+
+    _loads: PlacedLoads | None = None
+
+    def get_tensor(self, name: str) -> Any:
+        return super().get_tensor(name) if self._loads is None else self._loads.load([self._known(name)])[name]
+
+    def get_tensors(self) -> dict[str, Any]:
+        return super().get_tensors() if self._loads is None else self._loads.load(self.offset_keys())
+
+    def get_slice(self, name: str) -> Slice:
+        return super().get_slice(name) if self._loads is None else self._loads.expect(self._known(name))
+
+    def prefetch(self, plan: Plan | None = None, *, device: Device = None, threads: int = 8) -> PrefetchLoader:
+        target = self._output.device if device is None else device
+        if str(target) in ("cpu", "meta") and self._output.framework is PYTORCH:
+            # As safetensors does, whose callers load in another way then.
+            raise SafetensorError(f"prefetch loads to cuda devices, not {target}")
+        return super().prefetch(plan, device=device, threads=threads)
+
+    def close(self) -> None:
+        super().close()
+        if self._loads is not None:
+            self._loads.close()
+            self._loads = None
+
+    def _place(self, placement: Placement | None) -> None:
+        """Loads tensors for the CPU to the devices of a placement instead."""
+        if placement is not None and self._output == (PYTORCH, torch.device("cpu")):
+            self._loads = PlacedLoads(self._opened(), placement)
+
+    def _known(self, name: str) -> str:
+        """Returns the name of a tensor, after the errors for names that do not exist."""
+        super().get_tensor_meta(name)
+        return name
