@@ -128,6 +128,8 @@ TORCH_LIBRARY(fst, m) {
   // `a! -> *` declares that the elements may alias anything.
   m.def("load_into(str[] paths, str[] names, Tensor(a! -> *)[] out) -> ()", tags);
   def_load("save_file(Tensor[] tensors, str[] names, str path, *, Dict(str, str)? metadata=None) -> ()");
+  // For the Python package only.
+  def_load("_checkpoint_files(str[] paths) -> str[]");
   def_load("tensor_names(str[] paths) -> str[]");
   def_load("metadata(str path) -> Dict(str, str)");
   def_load("reader(str[] paths, Device device=\"cpu\") -> str");
@@ -213,6 +215,7 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("load_boxes", load_boxes);
   m.impl("load_into", load_into_outputs);
   m.impl("save_file", save_file);
+  m.impl("_checkpoint_files", checkpoint_files);
   m.impl("serialize", serialize);
   m.impl("tensor_names", tensor_names);
   m.impl("metadata", metadata);

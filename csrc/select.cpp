@@ -23,6 +23,12 @@ rust::Slice<const int64_t> to_rust(c10::IntArrayRef numbers) { return {numbers.d
 
 }  // namespace
 
+std::vector<std::string> checkpoint_files(Strings paths) {
+  const auto converted = to_rust(paths);
+  const auto files = call_core([&] { return resolve_files(slice_of(converted)); });
+  return {files.begin(), files.end()};
+}
+
 rust::Box<Checkpoint> open_checkpoint(Strings paths) {
   const auto converted = to_rust(paths);
   return call_core([&] { return open(slice_of(converted)); });

@@ -6,12 +6,16 @@
 #include <c10/util/ArrayRef.h>
 
 #include <string>
+#include <vector>
 
 #include "fst/rust/bridge.rs.h"
 
 namespace fst {
 
 using Strings = const c10::List<std::string>&;
+
+// Returns the paths of the files that paths stand for. Opens only index files.
+std::vector<std::string> checkpoint_files(Strings paths);
 
 rust::Box<Checkpoint> open_checkpoint(Strings paths);
 

@@ -16,7 +16,7 @@ mod tensor;
 mod transfer;
 mod writer;
 
-use self::checkpoint::{Checkpoint, open, open_with_headers};
+use self::checkpoint::{Checkpoint, open, open_with_headers, resolve_files};
 use self::convert::{can_convert, convert_on_cuda, convert_on_host, is_castable};
 use self::error::{exception_of, invalid_argument};
 use self::group::{GroupPlan, RankPlan, plan_group, plan_rank};
@@ -146,6 +146,8 @@ mod ffi {
     extern "Rust" {
         fn exception_of(text: &str) -> ExceptionClass;
         fn invalid_argument(message: &str) -> String;
+
+        fn resolve_files(paths: &[String]) -> Result<Vec<String>>;
 
         type Checkpoint;
         fn open(paths: &[String]) -> Result<Box<Checkpoint>>;

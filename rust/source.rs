@@ -1,20 +1,23 @@
 //! Files of a checkpoint, from the path of a file, of a directory, or of the index file of a sharded checkpoint.
 
+mod index;
+
 use crate::error::{Error, Kind, Result};
-use rustix::fs::{Advice, Mode, OFlags, fadvise, open};
+use rustix::fs::{Advice, Mode, OFlags, fadvise, fcntl_setfl, open};
 use rustix::io::retry_on_intr;
-use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io;
+use std::fs::{self, File, Metadata};
+use std::io::{self, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Component, Path, PathBuf};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Suffix of the index file of a sharded checkpoint, a convention of the Hugging Face libraries.
 const INDEX_SUFFIX: &str = ".safetensors.index.json";
 const FILE_SUFFIX: &str = ".safetensors";
-/// Upper bound for an index file, in bytes, so that a wrong file is not read into memory. Real ones are far smaller.
-const INDEX_BYTES_MAX: u64 = 100_000_000;
+/// Upper bound for an index file, in bytes, the same as for a header. Real ones are far smaller.
+pub const INDEX_BYTES_MAX: u64 = 100_000_000;
 
 /// Files of a checkpoint.
 #[derive(Debug, Default)]
@@ -33,7 +36,7 @@ pub struct IndexEntry {
     /// Index in [`Files::paths`] of the file with the tensor.
     pub file: usize,
     /// Path of the index file.
-    pub index: PathBuf,
+    pub index: Arc<Path>,
 }
 
 impl Files {
@@ -58,9 +61,6 @@ impl Files {
         let kind = fs::metadata(path).map_err(|error| Error::from_io(error, path, "cannot open"))?;
         if kind.is_dir() {
             self.add_directory(path)
-        } else if !kind.is_file() {
-            // Opening a pipe would wait for its writer.
-            Err(Error::new(Kind::InvalidArgument, "is neither a regular file nor a directory").at(path))
         } else if file_name(path).ends_with(INDEX_SUFFIX) {
             self.add_index(path)
         } else {
@@ -108,38 +108,24 @@ impl Files {
     }
 
     fn add_index(&mut self, index: &Path) -> Result<()> {
-        let malformed = |message: String| Error::new(Kind::Malformed, message).at(index);
-        let io_error = |error: io::Error| Error::from_io(error, index, "cannot read");
-        let length = fs::metadata(index).map_err(io_error)?.len();
+        let (file, metadata) = open_regular(index)?;
+        let length = metadata.len();
         if length > INDEX_BYTES_MAX {
-            return Err(malformed(format!("an index of {length} bytes; at most {INDEX_BYTES_MAX} are accepted")));
+            let message = format!("the index has {length} bytes; at most {INDEX_BYTES_MAX} are accepted");
+            return Err(Error::new(Kind::Malformed, message).at(index));
         }
-        let text = fs::read(index).map_err(io_error)?;
-        let json: serde_json::Value =
-            serde_json::from_slice(&text).map_err(|error| malformed(format!("the index is not JSON: {error}")))?;
-        let map = json
-            .get("weight_map")
-            .and_then(serde_json::Value::as_object)
-            .ok_or_else(|| malformed("the index has no object \"weight_map\" of tensor names to file names".into()))?;
-
+        // A file that grows meanwhile is read only up to its length at the start.
+        let shards = index::read(file.take(length)).map_err(|fault| fault.at(index))?;
+        let path: Arc<Path> = Arc::from(index);
         let directory = index.parent().unwrap_or(Path::new(""));
-        let mut shards: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-        for (name, file) in map {
-            let file = file.as_str().filter(|file| is_inside(file)).ok_or_else(|| {
-                malformed(format!("weight_map gives {file}; expected the name of a file beside the index"))
-                    .tensor(name.as_str())
-            })?;
-            shards.entry(file).or_default().push(name);
-        }
         for (file, names) in shards {
-            let path = directory.join(file);
             let position = self.paths.len();
             self.index_entries.extend(names.into_iter().map(|name| IndexEntry {
-                name: name.to_owned(),
+                name,
                 file: position,
-                index: index.to_path_buf(),
+                index: Arc::clone(&path),
             }));
-            self.paths.push(path);
+            self.paths.push(directory.join(file));
         }
         Ok(())
     }
@@ -162,9 +148,8 @@ impl Source {
     /// # Errors
     /// Those of the file system, with the path.
     pub fn open(path: &Path) -> Result<Source> {
-        let failed = |error: io::Error| Error::from_io(error, path, "cannot open");
-        let file = File::open(path).map_err(failed)?;
-        let length = file.metadata().map_err(failed)?.len();
+        let (file, metadata) = open_regular(path)?;
+        let length = metadata.len();
         // Reads are planned, so the readahead of the kernel would only read unused bytes.
         if let Err(error) = fadvise(&file, 0, None, Advice::Random) {
             tracing::debug!(path = %path.display(), %error, "fadvise failed");
@@ -181,6 +166,44 @@ impl Source {
         let flags = OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC;
         Ok(File::from(retry_on_intr(|| open(&*own, flags, Mode::empty()))?))
     }
+}
+
+/// Opens a regular file for reading, and returns its metadata. Neither a FIFO nor a device blocks the call.
+///
+/// # Errors
+/// Those of the file system; `is-a-directory`, or `invalid-argument` for anything else that is not a regular file.
+pub fn open_regular(path: &Path) -> Result<(File, Metadata)> {
+    let failed = |error: io::Error| Error::from_io(error, path, "cannot open");
+    // Opening a device may have effects. This check avoids them, and the second one cannot be outrun by a rename.
+    check_regular(path, &fs::metadata(path).map_err(failed)?)?;
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let opened = retry_on_intr(|| open(path, flags, Mode::empty()));
+    let file = File::from(opened.map_err(|error| failed(error.into()))?);
+    let metadata = file.metadata().map_err(failed)?;
+    check_regular(path, &metadata)?;
+    // The kernel passes the flag on to FUSE file systems, which may then refuse to wait for data.
+    fcntl_setfl(&file, OFlags::empty()).map_err(|error| failed(error.into()))?;
+    Ok((file, metadata))
+}
+
+/// Checks that the metadata of a path are those of a regular file.
+///
+/// # Errors
+/// `is-a-directory`; `invalid-argument` for a FIFO, a socket or a device.
+pub fn check_regular(path: &Path, metadata: &Metadata) -> Result<()> {
+    let kind = metadata.file_type();
+    let found = match kind {
+        _ if kind.is_file() => return Ok(()),
+        _ if kind.is_dir() => {
+            return Err(Error::new(Kind::IsADirectory, "is a directory; expected a regular file").at(path));
+        }
+        _ if kind.is_fifo() => "FIFO",
+        _ if kind.is_socket() => "socket",
+        _ if kind.is_char_device() => "character device",
+        _ if kind.is_block_device() => "block device",
+        _ => "special file",
+    };
+    Err(Error::new(Kind::InvalidArgument, format!("is a {found}; expected a regular file")).at(path))
 }
 
 fn file_name(path: &Path) -> String {
@@ -209,9 +232,4 @@ fn url_scheme(path: &Path) -> Option<String> {
     let is_scheme =
         !scheme.is_empty() && scheme.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'));
     is_scheme.then(|| scheme.to_owned())
-}
-
-/// Returns whether an entry of an index stays inside the directory of the index.
-fn is_inside(file: &str) -> bool {
-    !file.is_empty() && Path::new(file).components().all(|part| matches!(part, Component::Normal(_)))
 }

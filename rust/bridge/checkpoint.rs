@@ -12,8 +12,9 @@ use crate::load::transfer::Transfer;
 use crate::load::views::Mappings;
 use crate::options::Options;
 use crate::reader::{self, Access, ChosenReader, ReaderKind};
+use crate::source::Files;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Open checkpoint and the mappings of its files.
@@ -36,6 +37,12 @@ pub(super) fn open_with_headers(paths: &[String], headers: &[u8]) -> Result<Box<
         let files = Arc::new(checkpoint::Checkpoint::open_with_headers(paths, headers)?);
         Ok(Box::new(Checkpoint { files, mappings: Arc::default() }))
     })
+}
+
+/// Returns the paths of the files that `paths` stand for. Opens only index files.
+pub(super) fn resolve_files(paths: &[String]) -> Result<Vec<String>> {
+    let text = |path: PathBuf| path.to_string_lossy().into_owned();
+    guard(|| Ok(Files::resolve(paths)?.paths.into_iter().map(text).collect()))
 }
 
 impl Checkpoint {

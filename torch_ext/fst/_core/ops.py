@@ -81,6 +81,12 @@ def save_file(
 
 
 @translates_errors
+def checkpoint_files(paths: Sequence[str]) -> list[str]:
+    """Lists the files that paths of files, directories and index files stand for. Opens only index files."""
+    return torch.ops.fst._checkpoint_files(paths)
+
+
+@translates_errors
 def serialize(tensors: Sequence[Tensor], names: Sequence[str], *, metadata: dict[str, str] | None = None) -> Tensor:
     """Returns the bytes of the file that `save_file` would write, as uint8 on the CPU."""
     return torch.ops.fst.serialize(tensors, names, metadata=metadata)

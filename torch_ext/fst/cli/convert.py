@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.dtypes import CASTABLE
+from fst._core.files import open_regular
 from fst._core.formatting import format_count, format_size
 from fst._load.load import load_files
 from fst._save.save import save_file
@@ -78,7 +79,10 @@ def run(arguments: argparse.Namespace) -> int:
 def _from_pickle(path: Path, key: str | None, dtype: torch.dtype | None) -> dict[str, Tensor]:
     # PyTorch before 1.6 did not write ZIP archives, and only those can be mapped.
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        with open_regular(path) as file:
+            # The path of the descriptor cannot name another file meanwhile. Only a path can be mapped.
+            opened = f"/proc/self/fd/{file.fileno()}"
+            content = torch.load(opened, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(opened))
     except (pickle.UnpicklingError, EOFError) as error:
         raise ValueError(
             f"{path}: expected a file that torch.load reads with weights_only=True, such as a state dict: {error}"

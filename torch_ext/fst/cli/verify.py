@@ -1,14 +1,18 @@
 """`fst verify`: checks a checkpoint completely."""
 
 import argparse
-import json
+import contextlib
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
+from fst._core.arguments import path_of
+from fst._core.files import open_regular
 from fst._core.formatting import format_count, format_size
+from fst._core.ops import checkpoint_files
 from fst._load.stream import stream
 
 BLOCK_BYTES = 16 << 20
@@ -57,12 +61,9 @@ def _files(path: Path) -> list[Path]:
     if path.is_dir():
         return sorted(path.glob("*.safetensors")) or [path]
     if path.name.endswith(".safetensors.index.json"):
-        try:
-            names = json.loads(path.read_text())["weight_map"].values()
-            return [path.parent / name for name in sorted(set(names))]
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            # Opening the invalid index reports the error.
-            return [path]
+        # Opening an invalid index reports its error again.
+        with contextlib.suppress(OSError, ValueError):
+            return [Path(file) for file in checkpoint_files([path_of(path)])]
     return [path]
 
 
@@ -74,9 +75,10 @@ def _header(path: str) -> str:
 
 
 def _read(path: Path) -> str:
-    expected, done = path.stat().st_size, 0
+    done = 0
     block = bytearray(BLOCK_BYTES)
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path, buffering=0) as file:
+        expected = os.fstat(file.fileno()).st_size
         while length := file.readinto(block):
             done += length
     if done != expected:

@@ -6,6 +6,8 @@ import shutil
 import tempfile
 from typing import IO, Any, BinaryIO
 
+from fst._core.files import open_regular
+
 FileLike = str | bytes | os.PathLike[str] | os.PathLike[bytes] | int | BinaryIO | io.IOBase | IO[bytes]
 
 _MAGIC = b"|TZR|"
@@ -69,7 +71,7 @@ def refuse_foreign(path: str) -> None:
     """Raises NotImplementedError if a file is in tensorizer's own format."""
     if not os.path.isfile(path):
         return
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         if file.read(len(_MAGIC)) == _MAGIC:
             raise NotImplementedError(
                 f"{path}: this file is in tensorizer's own format ({_MAGIC.decode()}), which fst does not read yet; "

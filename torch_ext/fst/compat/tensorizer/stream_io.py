@@ -4,6 +4,7 @@ import io
 import os
 from typing import IO, Any
 
+from fst._core.files import open_regular
 from fst.compat.tensorizer._files import local_path
 
 _REMOTE = (
@@ -58,7 +59,7 @@ def open_stream(
 
     Raises:
         NotImplementedError: The path is a remote URL. The message names an alternative.
-        ValueError: The mode is a text mode.
+        ValueError: The mode is a text mode, or the path is a FIFO, a socket or a device.
         OSError: The operating system reports an error.
     """
     path = local_path(path_uri)
@@ -67,7 +68,7 @@ def open_stream(
     if set(mode) & set("wax"):
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     buffering = io.DEFAULT_BUFFER_SIZE if buffer_size is None else buffer_size
-    file: IO[bytes] = open(path, mode, buffering)  # noqa: SIM115  (the caller closes it)
+    file: IO[bytes] = open_regular(path, mode, buffering)
     if begin is not None:
         file.seek(begin)
     return file

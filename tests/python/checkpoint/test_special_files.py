@@ -1,0 +1,188 @@
+"""Paths of FIFOs, devices, sockets and directories in place of files, and index files of any size."""
+
+import json
+import os
+import re
+import socket
+
+import pytest
+import torch
+from torch.distributed.checkpoint import FileSystemReader  # noqa: F401  (imports the package that fst.dcp extends)
+
+import fst
+import fst.compat.fastsafetensors
+import fst.compat.instanttensor
+import fst.compat.tensorizer
+import fst.compat.unifiedefficientloader
+import fst.dcp
+import fst.numpy
+import fst.torch
+from fst import cli
+from fst.compat.tensorizer import stream_io
+from rawfile import random_raw, write
+
+INDEX_BYTES_MAX = 100_000_000
+
+
+def fifo(path):
+    os.mkfifo(path)
+
+
+def device(path):
+    path.symlink_to("/dev/null")
+
+
+def bound_socket(path):
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(path))
+
+
+KINDS = {fifo: "is a FIFO", device: "is a character device", bound_socket: "is a socket", os.mkdir: "is a directory"}
+
+
+@pytest.fixture(params=KINDS, ids=["fifo", "device", "socket", "directory"])
+def special(request, tmp_path, monkeypatch):
+    """Makes special files, and returns the function that does and what errors say of them."""
+    # The names of sockets are limited to 108 bytes.
+    monkeypatch.chdir(tmp_path)
+    opened = []
+
+    def make(path):
+        request.param(path)
+        if request.param is fifo:
+            # With a writer, a read that waits for one fails this test instead of blocking it.
+            opened.append(os.open(path, os.O_RDWR | os.O_NONBLOCK))
+        return path
+
+    yield make, KINDS[request.param]
+    for descriptor in opened:
+        os.close(descriptor)
+
+
+def write_index(directory, file):
+    index = directory / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": file}}))
+    return index
+
+
+OPENERS = {
+    "load_file": fst.load_file,
+    "load_tensors": lambda path: fst.load_tensors(path, ["a"]),
+    "tensor_names": fst.tensor_names,
+    "safe_open": fst.safe_open,
+    "stream": lambda path: list(fst.stream(path)),
+    "load_module": lambda path: fst.load_module(torch.nn.Linear(1, 1), path),
+    "torch.load_file": fst.torch.load_file,
+    "numpy.load_file": fst.numpy.load_file,
+    "dcp": lambda path: len(fst.dcp.StorageReader(path).read_metadata().state_dict_metadata),
+    "instanttensor": lambda path: fst.compat.instanttensor.safe_open(str(path), "pt", "cpu"),
+    "tensorizer": lambda path: fst.compat.tensorizer.TensorDeserializer(str(path)),
+}
+
+
+@pytest.mark.parametrize("opener", OPENERS)
+def test_file_of_an_index(tmp_path, special, opener):
+    make, kind = special
+    file = make(tmp_path / "shard.safetensors")
+    index = write_index(tmp_path, file.name)
+    with pytest.raises((ValueError, OSError, RuntimeError), match=f"{file}: {kind}"):
+        OPENERS[opener](index)
+
+
+@pytest.mark.parametrize("opener", OPENERS)
+def test_index_that_is_no_file(tmp_path, special, opener):
+    make, kind = special
+    index = make(tmp_path / "model.safetensors.index.json")
+    with pytest.raises((ValueError, OSError, RuntimeError), match=f"{index.name}: {kind}"):
+        OPENERS[opener](tmp_path)
+
+
+@pytest.mark.parametrize("opener", OPENERS)
+def test_path_that_is_no_file(tmp_path, special, opener):
+    make, kind = special
+    path = make(tmp_path / "model.safetensors")
+    expected = "no .*file" if kind == "is a directory" else kind
+    with pytest.raises((ValueError, OSError, RuntimeError), match=f"{path.name}: .*{expected}"):
+        OPENERS[opener](path)
+
+
+def test_functions_that_open_files_themselves(tmp_path, special):
+    make, kind = special
+    path = make(tmp_path / "model.bin")
+    with pytest.raises((ValueError, OSError), match=f"{path}: {kind}"):
+        stream_io.open_stream(path)
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "load", "convert"])
+@pytest.mark.parametrize("name", ["model.safetensors.index.json", "model.bin"])
+def test_commands(tmp_path, special, capsys, command, name):
+    make, kind = special
+    path = make(tmp_path / name)
+    expected = (
+        "no *.safetensors file" if kind == "is a directory" and (command, name) != ("convert", "model.bin") else kind
+    )
+    with pytest.raises(SystemExit) as end:
+        cli.main([command, str(path), *(["new.safetensors"] if command == "convert" else [])])
+    assert end.value.code == 1
+    assert expected in "".join(capsys.readouterr())
+
+
+def test_verify_names_every_special_file(tmp_path, special, capsys):
+    make, kind = special
+    good = write(tmp_path / "a.safetensors", {"a": random_raw("U8", (3,))})
+    bad = make(tmp_path / "b.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": good.name, "b": bad.name}}))
+    with pytest.raises(SystemExit):
+        cli.main(["verify", str(index)])
+    printed = capsys.readouterr().out
+    assert f"ok      bytes of {good}" in printed
+    assert f"WRONG   header of {bad}: " in printed
+    assert re.search(f"WRONG   bytes of {bad}: .*{kind}", printed)
+
+
+def test_large_index_is_rejected(tmp_path):
+    index = write_index(tmp_path, "a.safetensors")
+    os.truncate(index, INDEX_BYTES_MAX + 1)
+    with pytest.raises(fst.SafetensorError, match=f"{index}: .*at most {INDEX_BYTES_MAX}"):
+        fst.load_file(index)
+
+
+@pytest.mark.parametrize("program", ["fst.load_file(path)", "fst.cli.main(['verify', path])"])
+def test_unused_parts_of_an_index_take_no_memory(tmp_path, fork_python, program):
+    write(tmp_path / "a.safetensors", {"a": random_raw("U8", (3,))})
+    unused = '{"' + "k" * 5_000_000 + '": [' + "0," * 10_000_000 + "0]}"
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(f'{{"unused": {unused}, "weight_map": {{"a": "a.safetensors"}}}}')
+    measure = f"""
+import fst, fst.cli, sys
+from pathlib import Path
+def mib(name):
+    return int(Path("/proc/self/status").read_text().split(name + ":")[1].split()[0]) >> 10
+path = sys.argv[1]
+Path("/proc/self/clear_refs").write_text("5")
+before = mib("VmRSS")
+try:
+    {program}
+except SystemExit:
+    pass
+print("peak", mib("VmHWM") - before)
+"""
+    assert int(fork_python(measure, str(index)).split()[-1]) < 64
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"weight_map": {"a": "a.safetensors"}, "weight_map": {}}', "occurs twice"),
+        ('{"weight_map": {"a": "a.safetensors"}} {}', "not JSON"),
+        ('{"weight_map": ["a.safetensors"]}', 'an object "weight_map"'),
+        ("[]", 'an object "weight_map"'),
+        ('{"weight_map": {"a": "../a.safetensors"}}', 'tensor "a": .*beside the index'),
+    ],
+)
+def test_invalid_indexes(tmp_path, text, message):
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(text)
+    with pytest.raises(fst.SafetensorError, match=f"^{index}: .*{message}"):
+        fst.load_file(index)
