@@ -91,6 +91,18 @@ int64_t release_memory() {
   return call_core([&] { return release(); });
 }
 
+void save_tensors(at::TensorList tensors, Strings names, const std::string& path, const Metadata& metadata) {
+  save_file(tensors, names, path, metadata);
+}
+
+void check_save_target(const std::string& path) {
+  call_core([&] { check_target(to_rust(path)); });
+}
+
+void link_saved_file(const std::string& source, const std::string& path) {
+  call_core([&] { link_file(to_rust(source), to_rust(path)); });
+}
+
 // PyTorch does not accept noexcept functions as kernels, and infallible functions of Rust are noexcept.
 int64_t start_profile() { return profile_start(); }
 
@@ -128,7 +140,11 @@ TORCH_LIBRARY(fst, m) {
   // `a! -> *` declares that the elements may alias anything.
   m.def("load_into(str[] paths, str[] names, Tensor(a! -> *)[] out) -> ()", tags);
   def_load("save_file(Tensor[] tensors, str[] names, str path, *, Dict(str, str)? metadata=None) -> ()");
-  // For the Python package only.
+  // Steps of a save in several files, and the files of a checkpoint, for the Python package only.
+  def_load("_save_shard(Tensor[] tensors, str[] names, str path, Dict(str, str)? metadata, str model) -> ()");
+  def_load("_write_bytes(Tensor bytes, str path, str model) -> ()");
+  def_load("_check_target(str path) -> ()");
+  def_load("_link_file(str source, str path) -> ()");
   def_load("_checkpoint_files(str[] paths) -> str[]");
   def_load("tensor_names(str[] paths) -> str[]");
   def_load("metadata(str path) -> Dict(str, str)");
@@ -214,7 +230,11 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("load_slices", load_slices);
   m.impl("load_boxes", load_boxes);
   m.impl("load_into", load_into_outputs);
-  m.impl("save_file", save_file);
+  m.impl("save_file", save_tensors);
+  m.impl("_save_shard", save_file);
+  m.impl("_write_bytes", write_bytes);
+  m.impl("_check_target", check_save_target);
+  m.impl("_link_file", link_saved_file);
   m.impl("_checkpoint_files", checkpoint_files);
   m.impl("serialize", serialize);
   m.impl("tensor_names", tensor_names);

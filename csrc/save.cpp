@@ -141,19 +141,28 @@ DeviceStream device_stream_of(const at::Tensor& tensor) {
   return DeviceStream{ordinal, native_handle(current_stream(tensor.device()))};
 }
 
-void save_file(at::TensorList tensors, Strings names, const std::string& path, const Metadata& metadata) {
+void save_file(at::TensorList tensors, Strings names, const std::string& path, const Metadata& metadata,
+               const std::string& model) {
   const auto described = describe_all(tensors, names, describe);
   const auto entries = metadata_entries_of(metadata);
   const auto target = to_rust(path);
+  const auto permissions = to_rust(model);
   const DeviceStreams streams(tensors);
-  auto save = call_core(
-      [&] { return begin_save(target, slice_of(described), slice_of(entries), metadata.has_value(), streams.all()); });
+  auto save = call_core([&] {
+    return begin_save(target, permissions, slice_of(described), slice_of(entries), metadata.has_value(), streams.all());
+  });
   Appender appender(save, streams);
   for (const size_t index : save->order()) {
     appender.add(tensors[index]);
   }
   appender.flush();
   call_core([&] { finish_save(std::move(save)); });
+}
+
+void write_bytes(const at::Tensor& bytes, const std::string& path, const std::string& model) {
+  TORCH_CHECK(bytes.is_cpu() && bytes.is_contiguous() && bytes.scalar_type() == at::kByte);
+  const rust::Slice<const uint8_t> data{bytes.const_data_ptr<uint8_t>(), bytes.nbytes()};
+  call_core([&] { write_file(to_rust(path), to_rust(model), data); });
 }
 
 at::Tensor serialize(at::TensorList tensors, Strings names, const Metadata& metadata) {

@@ -27,8 +27,13 @@ inline rust::Slice<const MetadataEntry> slice_of(const std::vector<MetadataEntry
   return {entries.data(), entries.size()};
 }
 
-// Operator fst::save_file. Writes a temporary file, flushes it and moves it to `path`.
-void save_file(at::TensorList tensors, Strings names, const std::string& path, const Metadata& metadata);
+// Operator fst::save_file. Writes a temporary file, flushes it and moves it to `path`. If no file is there, the new one
+// gets the owner and permissions of the file `model`, unless that is empty.
+void save_file(at::TensorList tensors, Strings names, const std::string& path, const Metadata& metadata,
+               const std::string& model = "");
+
+// Writes bytes on the CPU to a file as save_file does.
+void write_bytes(const at::Tensor& bytes, const std::string& path, const std::string& model);
 
 // Operator fst::serialize. Returns the bytes of the file that `save_file` would write, on the CPU. If a tensor is on
 // the meta device, the result is a meta tensor of the same size.

@@ -21,7 +21,7 @@ use self::convert::{can_convert, convert_on_cuda, convert_on_host, is_castable};
 use self::error::{exception_of, invalid_argument};
 use self::group::{GroupPlan, RankPlan, plan_group, plan_rank};
 use self::profile::{profile_start, profile_stop};
-use self::save::{AnySave, FileLayout, begin_save, finish_save, lay_out_file};
+use self::save::{AnySave, FileLayout, begin_save, check_target, finish_save, lay_out_file, link_file, write_file};
 use self::selection::{Recording, Selection, ViewGuard, Views};
 use self::stream::{AnyStream, finish_stream};
 use self::transfer::{AnyTransfer, finish, release};
@@ -212,8 +212,12 @@ mod ffi {
         fn release() -> Result<i64>;
 
         type AnySave;
+        fn check_target(path: &str) -> Result<()>;
+        fn write_file(path: &str, model: &str, bytes: &[u8]) -> Result<()>;
+        fn link_file(source: &str, path: &str) -> Result<()>;
         fn begin_save(
             path: &str,
+            model: &str,
             tensors: &[NewTensor],
             metadata: &[MetadataEntry],
             has_metadata: bool,

@@ -5,9 +5,10 @@ use super::guard::{guard, start_log};
 use super::tensor::{device_stream, metadata_of, new_tensor};
 use crate::error::Result;
 use crate::format::layout::Layout;
+use crate::num::to_u64;
 use crate::options::Options;
 use crate::profile::{self, Span, Stage};
-use crate::save::atomic_file::OutputFile;
+use crate::save::atomic_file::{self, OutputFile};
 use crate::save::kernel::Linux;
 use crate::save::{Extent, Save};
 use serde_json::json;
@@ -19,9 +20,11 @@ pub(super) struct AnySave {
     _span: Span,
 }
 
-/// Checks all tensors and begins their file. No file exists at `path` until [`finish_save`].
+/// Checks all tensors and begins their file. No file exists at `path` until [`finish_save`]. A new file gets the
+/// permissions of `model`, unless that is empty.
 pub(super) fn begin_save(
     path: &str,
+    model: &str,
     tensors: &[ffi::NewTensor],
     metadata: &[ffi::MetadataEntry],
     has_metadata: bool,
@@ -34,7 +37,7 @@ pub(super) fn begin_save(
         let detail = || json!({ "paths": [path.to_string_lossy()], "tensors": layout.order().len() }).into();
         let span = profile::span(Stage::Save).bytes(layout.file_bytes()).detail(detail);
         let streams = streams.iter().map(device_stream).collect::<Result<_>>()?;
-        let output = OutputFile::create(path, Box::new(Linux))?;
+        let output = OutputFile::create_like(path, path_of(model), Box::new(Linux))?;
         let save = Save::begin(layout, output, streams, &Options::from_env()?)?;
         Ok(Box::new(AnySave { save, _span: span }))
     })
@@ -63,6 +66,29 @@ impl AnySave {
 
 pub(super) fn finish_save(save: Box<AnySave>) -> Result<()> {
     guard(|| save.save.finish())
+}
+
+/// Writes a complete file. A new file gets the permissions of `model`, unless that is empty.
+pub(super) fn write_file(path: &str, model: &str, bytes: &[u8]) -> Result<()> {
+    guard(|| {
+        let output = OutputFile::create_like(Path::new(path), path_of(model), Box::new(Linux))?;
+        output.write(bytes, 0)?;
+        output.publish(to_u64(bytes.len()))
+    })
+}
+
+/// Checks that a save can create or replace the file at `path`.
+pub(super) fn check_target(path: &str) -> Result<()> {
+    guard(|| atomic_file::check_target(Path::new(path)))
+}
+
+/// Gives the complete file `source` the name `path`, too.
+pub(super) fn link_file(source: &str, path: &str) -> Result<()> {
+    guard(|| atomic_file::link(Path::new(source), Path::new(path), &Linux))
+}
+
+fn path_of(text: &str) -> Option<&Path> {
+    Some(Path::new(text)).filter(|_| !text.is_empty())
 }
 
 /// Layout of a file in memory.

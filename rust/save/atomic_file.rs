@@ -2,14 +2,14 @@
 //! page cache if the file system supports direct I/O, and are flushed before the file is renamed.
 
 use super::kernel::FileKernel;
-use super::temp_file::TempFile;
-use crate::error::{Error, Kind, Result};
+use super::temp_file::{Target, TempFile};
+use crate::error::{Error, Result};
 use crate::num::to_u64;
 use crate::os::BUSY_WAIT;
 use crate::os::file_system::FileSystem;
-use crate::source::check_local;
 use crate::staging::PAGE_BYTES;
 use rustix::io::Errno;
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -35,13 +35,18 @@ impl OutputFile {
     /// `file-not-found`, `permission-denied`, `is-a-directory` and `io` from the file system; `invalid-argument` if
     /// `path` cannot be the path of a file.
     pub fn create(path: &Path, kernel: Box<dyn FileKernel>) -> Result<OutputFile> {
-        check_local(path)?;
-        if path.file_name().is_none() {
-            return Err(Error::new(Kind::InvalidArgument, "has no file name; give the path of a file").at(path));
-        }
+        OutputFile::create_like(path, None, kernel)
+    }
+
+    /// Creates a file like [`create`](OutputFile::create). If no file is at `path`, the new one gets the owner and
+    /// permissions of `model`, if that exists.
+    ///
+    /// # Errors
+    /// Those of [`create`](OutputFile::create).
+    pub fn create_like(path: &Path, model: Option<&Path>, kernel: Box<dyn FileKernel>) -> Result<OutputFile> {
         let output = OutputFile {
             path: path.to_path_buf(),
-            temp_file: TempFile::create(path)?,
+            temp_file: TempFile::create(path, model)?,
             kernel,
             is_direct: AtomicBool::new(false),
         };
@@ -155,11 +160,7 @@ impl OutputFile {
         kernel.flush(&temp_file.file).map_err(failed("cannot flush the file"))?;
         let directory = temp_file.open_directory().map_err(failed("cannot open the directory"))?;
         temp_file.publish().map_err(failed("cannot rename the file to its path"))?;
-        match kernel.flush(&directory) {
-            // Not every file system can flush a directory.
-            Err(error) if !is_unsupported(&error) => Err(failed("cannot flush the directory")(error)),
-            _ => Ok(()),
-        }
+        flush_directory(&*kernel, &directory).map_err(failed("cannot flush the directory"))
     }
 
     fn is_direct(&self) -> bool {
@@ -182,6 +183,33 @@ impl OutputFile {
 
     fn error(&self, error: io::Error, doing: &str) -> Error {
         Error::from_io(error, &self.path, doing)
+    }
+}
+
+/// Checks that a save can create or replace the file at `path`.
+///
+/// # Errors
+/// Those of [`OutputFile::create`], except for the directory.
+pub fn check_target(path: &Path) -> Result<()> {
+    Target::open(path).map(|_| ())
+}
+
+/// Gives the complete file `source` the name `path`, too, atomically replacing an existing file, and flushes the
+/// directory. On file systems without hard links, renames `source`.
+///
+/// # Errors
+/// Those of [`check_target`]; `io`.
+pub fn link(source: &Path, path: &Path, kernel: &dyn FileKernel) -> Result<()> {
+    let target = Target::open(path)?;
+    let linked = target.link(source, kernel).and_then(|()| flush_directory(kernel, &target.open_directory()?));
+    linked.map_err(|error| Error::from_io(error, path, "cannot give the file its name"))
+}
+
+fn flush_directory(kernel: &dyn FileKernel, directory: &File) -> io::Result<()> {
+    match kernel.flush(directory) {
+        // Not every file system can flush a directory.
+        Err(error) if !is_unsupported(&error) => Err(error),
+        _ => Ok(()),
     }
 }
 

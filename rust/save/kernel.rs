@@ -2,9 +2,10 @@
 //! separate from [`RingKernel`](crate::reader::ring::RingKernel), since loads and saves share no call.
 
 use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl};
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 /// System calls on a file that is being written.
 pub trait FileKernel: Send + Sync {
@@ -40,6 +41,14 @@ pub trait FileKernel: Send + Sync {
     /// `EOPNOTSUPP` or `EINVAL` from file systems that cannot insert blocks.
     fn insert(&self, file: &File, bytes: u64) -> io::Result<()> {
         Ok(fallocate(file, FallocateFlags::INSERT_RANGE, 0, bytes)?)
+    }
+
+    /// Gives the file `source` a second name.
+    ///
+    /// # Errors
+    /// `EPERM` or `EOPNOTSUPP` from file systems without hard links.
+    fn link(&self, source: &Path, name: &Path) -> io::Result<()> {
+        fs::hard_link(source, name)
     }
 
     /// Flushes a file and its metadata to the disk.

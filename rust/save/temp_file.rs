@@ -4,7 +4,9 @@
 //! Publishing links it to a temporary name and renames that, since only a rename can replace a file. On other file
 //! systems the file has the temporary name from the start: `.<name>.<process>-<number>.fst-tmp`, in the same directory.
 
+use super::kernel::FileKernel;
 use crate::error::{Error, Kind, Result};
+use crate::source::{check_local, check_regular};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, openat};
 use rustix::io::{Errno, retry_on_intr};
 use std::ffi::OsString;
@@ -22,60 +24,105 @@ const LINKS_MAX: usize = 40;
 const NAME_BYTES_MAX: usize = 255;
 /// Mode of a new file, before the umask of the process applies.
 const MODE: u32 = 0o666;
+/// Mode of a file that gets the permissions of another one, until it has them.
+const PRIVATE_MODE: u32 = 0o600;
 /// Permission bits of a file's mode.
 const MODE_MASK: u32 = 0o7777;
+
+/// Path of a file that a save creates or replaces.
+pub struct Target {
+    /// The caller's path with symbolic links resolved.
+    pub path: PathBuf,
+    /// Metadata of the file at the path, if it exists.
+    existing: Option<Metadata>,
+}
+
+impl Target {
+    /// Checks that the path is free, or that a regular file is there which the process may write.
+    ///
+    /// # Errors
+    /// The errors of opening `path` for writing: `permission-denied`, `is-a-directory`; `invalid-argument` if `path`
+    /// exists and is not a regular file, or cannot be the path of a file.
+    pub fn open(path: &Path) -> Result<Target> {
+        check_local(path)?;
+        if path.file_name().is_none() {
+            return Err(Error::new(Kind::InvalidArgument, "has no file name; give the path of a file").at(path));
+        }
+        let failed = |error: io::Error| Error::from_io(error, path, "cannot create");
+        let target = resolve_links(path).map_err(failed)?;
+        match fs::metadata(&target) {
+            // Opening a device may have effects. This check avoids them, and the second one cannot be outrun.
+            Ok(found) => check_regular(path, &found)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Ok(Target { path: target, existing: None });
+            }
+            Err(error) => return Err(failed(error)),
+        }
+        // A rename needs no permission to write the replaced file, but a save should need it.
+        let opened = OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(&target);
+        let existing = opened.and_then(|file| file.metadata()).map_err(failed)?;
+        check_regular(path, &existing)?;
+        Ok(Target { path: target, existing: Some(existing) })
+    }
+
+    /// Gives the file `source` this path, too, atomically replacing an existing file. On file systems without hard links,
+    /// renames `source`.
+    ///
+    /// # Errors
+    /// Those of the file system. An existing file is unchanged then.
+    pub fn link(&self, source: &Path, kernel: &dyn FileKernel) -> io::Result<()> {
+        match at_temporary_name(&self.path, |name| kernel.link(source, name)) {
+            Ok((temporary, ())) => fs::rename(&temporary, &self.path).inspect_err(|_| remove(&temporary)),
+            Err(refusal) => {
+                tracing::debug!(path = %self.path.display(), %refusal, "cannot create a hard link; renaming the file");
+                fs::rename(source, &self.path)
+            }
+        }
+    }
+
+    /// Opens the directory of the path, so that the caller can flush it.
+    ///
+    /// # Errors
+    /// Those of open(2).
+    pub fn open_directory(&self) -> io::Result<File> {
+        File::open(directory_of(&self.path))
+    }
+}
 
 /// Temporary file that is being written.
 pub struct TempFile {
     /// The open file, readable and writable.
     pub file: File,
-    /// Path of the file once published: the caller's path with symbolic links resolved.
-    target: PathBuf,
+    /// Path of the file once published.
+    target: Target,
     /// Path under its temporary name, or `None` while the file has no name.
     temporary: Option<PathBuf>,
 }
 
 impl TempFile {
-    /// Creates an empty temporary file for `path`.
+    /// Creates an empty temporary file for `path`, with the owner and permissions of the file that it replaces. If there
+    /// is none, those of `model` apply, if that is given and exists.
     ///
     /// # Errors
-    /// The errors of opening `path` for writing: `file-not-found` for a directory that does not exist,
-    /// `permission-denied`, `is-a-directory`; `invalid-argument` if `path` exists and is not a regular file.
-    pub fn create(path: &Path) -> Result<TempFile> {
+    /// Those of [`Target::open`], and those of creating a file in the directory of `path`.
+    pub fn create(path: &Path, model: Option<&Path>) -> Result<TempFile> {
         let failed = |error: io::Error| Error::from_io(error, path, "cannot create");
-        let target = resolve_links(path).map_err(failed)?;
-        let existing = match fs::metadata(&target) {
-            Ok(found) => Some(found),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => return Err(failed(error)),
-        };
-        if let Some(existing) = &existing {
-            if existing.is_dir() {
-                return Err(Error::new(Kind::IsADirectory, "is a directory; give the path of a file").at(path));
-            }
-            if !existing.is_file() {
-                return Err(Error::new(
-                    Kind::InvalidArgument,
-                    "is not a regular file; only a regular file can be replaced",
-                )
-                .at(path));
-            }
-            // A rename needs no permission to write the replaced file, but a save should need it.
-            OpenOptions::new().write(true).open(&target).map_err(failed)?;
-        }
-        let mut temp_file = match create_unnamed(directory_of(&target)) {
+        let target = Target::open(path)?;
+        let permissions = target.existing.clone().or_else(|| model.and_then(|model| fs::metadata(model).ok()));
+        let mode = if permissions.is_some() { PRIVATE_MODE } else { MODE };
+        let mut temp_file = match create_unnamed(directory_of(&target.path), mode) {
             Ok(file) => TempFile { file, target, temporary: None },
             Err(refusal) => {
                 tracing::debug!(path = %path.display(), %refusal, "cannot create a file without a name; using a temporary name");
-                let (temporary, file) = at_temporary_name(&target, |name| {
-                    OpenOptions::new().read(true).write(true).create_new(true).mode(MODE).open(name)
+                let (temporary, file) = at_temporary_name(&target.path, |name| {
+                    OpenOptions::new().read(true).write(true).create_new(true).mode(mode).open(name)
                 })
                 .map_err(failed)?;
                 TempFile { file, target, temporary: Some(temporary) }
             }
         };
-        if let Some(existing) = existing {
-            temp_file.copy_permissions(&existing);
+        if let Some(permissions) = permissions {
+            temp_file.copy_permissions(&permissions);
         }
         Ok(temp_file)
     }
@@ -89,7 +136,7 @@ impl TempFile {
         let owned = if differs { set_owner((Some(existing.uid()), Some(existing.gid()))) } else { Ok(()) };
         let permissions = fs::Permissions::from_mode(existing.mode() & MODE_MASK);
         if let Err(error) = owned.and_then(|()| self.file.set_permissions(permissions)) {
-            tracing::info!(path = %self.target.display(), %error, "cannot copy the owner and permissions of the replaced file");
+            tracing::info!(path = %self.target.path.display(), %error, "cannot copy the owner and permissions of the replaced file");
         }
     }
 
@@ -101,11 +148,11 @@ impl TempFile {
         if self.temporary.is_none() {
             let proc_path = proc_path(&self.file);
             let link = |name: &Path| Ok(linkat(CWD, &*proc_path, CWD, name, AtFlags::SYMLINK_FOLLOW)?);
-            let (temporary, ()) = at_temporary_name(&self.target, link)?;
+            let (temporary, ()) = at_temporary_name(&self.target.path, link)?;
             self.temporary = Some(temporary);
         }
         if let Some(temporary) = &self.temporary {
-            fs::rename(temporary, &self.target)?;
+            fs::rename(temporary, &self.target.path)?;
         }
         self.temporary = None;
         Ok(())
@@ -116,17 +163,21 @@ impl TempFile {
     /// # Errors
     /// Those of open(2).
     pub fn open_directory(&self) -> io::Result<File> {
-        File::open(directory_of(&self.target))
+        self.target.open_directory()
     }
 }
 
 impl Drop for TempFile {
     fn drop(&mut self) {
-        if let Some(temporary) = &self.temporary
-            && let Err(error) = fs::remove_file(temporary)
-        {
-            tracing::warn!(path = %temporary.display(), %error, "cannot remove a temporary file");
+        if let Some(temporary) = &self.temporary {
+            remove(temporary);
         }
+    }
+}
+
+fn remove(temporary: &Path) {
+    if let Err(error) = fs::remove_file(temporary) {
+        tracing::warn!(path = %temporary.display(), %error, "cannot remove a temporary file");
     }
 }
 
@@ -152,9 +203,9 @@ fn directory_of(path: &Path) -> &Path {
 }
 
 /// Creates a file without a name, or fails if the file could not be given a name later.
-fn create_unnamed(directory: &Path) -> io::Result<File> {
+fn create_unnamed(directory: &Path, mode: u32) -> io::Result<File> {
     let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
-    let file = File::from(retry_on_intr(|| openat(CWD, directory, flags, Mode::from_raw_mode(MODE)))?);
+    let file = File::from(retry_on_intr(|| openat(CWD, directory, flags, Mode::from_raw_mode(mode)))?);
     // Linking the file to a name needs /proc, which a container may lack.
     let linked = fs::metadata(proc_path(&file))?;
     let is_itself =

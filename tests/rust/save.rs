@@ -6,7 +6,7 @@ use fst::dtype::Dtype;
 use fst::error::{Error, Kind};
 use fst::format::layout::{Layout, Tensor};
 use fst::options::Options;
-use fst::save::atomic_file::OutputFile;
+use fst::save::atomic_file::{self, OutputFile};
 use fst::save::kernel::{FileKernel, Linux};
 use fst::save::writer::Writer;
 use fst::save::{DeviceStream, Extent, Save};
@@ -338,6 +338,51 @@ fn a_new_file_has_the_default_mode_and_a_replaced_file_keeps_its_mode() {
     fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
     save(&path, &sample(&[6]), kernel(), 1).unwrap();
     assert_eq!(mode(&path) & 0o7777, 0o640);
+}
+
+#[test]
+fn a_new_file_gets_the_mode_of_its_model() {
+    let directory = TempDir::new().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    fs::write(at("model"), "").unwrap();
+    fs::set_permissions(at("model"), fs::Permissions::from_mode(0o604)).unwrap();
+    for (name, model, expected) in [("a", Some(at("model")), 0o604), ("model", Some(at("absent")), 0o604)] {
+        let output = OutputFile::create_like(&at(name), model.as_deref(), kernel()).unwrap();
+        output.write(b"x", 0).unwrap();
+        output.publish(1).unwrap();
+        assert_eq!(fs::metadata(at(name)).unwrap().permissions().mode() & 0o7777, expected);
+    }
+}
+
+/// Kernel of a file system without hard links that cannot flush directories.
+struct WithoutLinks;
+
+impl FileKernel for WithoutLinks {
+    fn link(&self, _: &Path, _: &Path) -> io::Result<()> {
+        Err(io::Error::from_raw_os_error(libc::EPERM))
+    }
+    fn flush(&self, _: &File) -> io::Result<()> {
+        Err(io::Error::from_raw_os_error(libc::EINVAL))
+    }
+}
+
+#[test]
+fn a_link_replaces_a_file_also_without_hard_links() {
+    let kernels: [&dyn FileKernel; 2] = [&Linux, &WithoutLinks];
+    for kernel in kernels {
+        let directory = TempDir::new().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        fs::write(at("old"), "old").unwrap();
+        symlink("old", at("link")).unwrap();
+        fs::write(at("new"), "new").unwrap();
+        atomic_file::link(&at("new"), &at("link"), kernel).unwrap();
+        assert_eq!(fs::read(at("old")).unwrap(), b"new");
+        assert!(at("link").is_symlink());
+        fs::write(at("new"), "new").unwrap();
+        let error = atomic_file::link(&at("new"), Path::new("/dev/null"), kernel).unwrap_err();
+        assert_eq!(error.kind(), Kind::InvalidArgument);
+        assert_eq!(names_in(&directory).len(), 3);
+    }
 }
 
 #[test]

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fst
-import fst._save.save
+from fst._core import ops
 from rawfile import DTYPES, assert_same, random_raw
 
 CASES = st.lists(
@@ -231,17 +231,6 @@ def test_other_files_are_kept(tmp_path):
     assert sorted(os.listdir(tmp_path)) == sorted([*others, "model.safetensors"])
 
 
-def test_shards_without_hard_links(tmp_path, monkeypatch):
-    def refuse(*_: object) -> None:
-        raise OSError("no hard links here")
-
-    monkeypatch.setattr(os, "link", refuse)
-    for value in (1, 2):
-        fst.save_file(checkpoint_of(value), tmp_path / "model.safetensors", max_shard_bytes=100)
-        assert_all_same(fst.load_file(tmp_path), checkpoint_of(value))
-        assert len(os.listdir(tmp_path)) == 3
-
-
 def test_shards_without_directory_fsync(tmp_path, monkeypatch):
     flush = os.fsync
 
@@ -293,7 +282,7 @@ def end_at(step, end, monkeypatch):
 
         monkeypatch.setattr(owner, name, watched)
 
-    for owner, name in ((os, "replace"), (os, "link"), (os, "fsync"), (Path, "unlink"), (fst._save.save, "write_file")):
+    for owner, name in ((ops, "save_shard"), (ops, "write_bytes"), (ops, "link_file"), (os, "fsync"), (Path, "unlink")):
         watch(owner, name)
     return taken
 
@@ -361,7 +350,7 @@ def test_failed_save_keeps_old_checkpoint(tmp_path, monkeypatch):
         taken = end_at(2, full, patch)
         with pytest.raises(OSError, match="No space left"):
             fst.save_file(checkpoint_of(2), tmp_path / "model.safetensors", max_shard_bytes=50)
-    assert taken[:2] == ["write_file", "write_file"]
+    assert taken[:2] == ["save_shard", "save_shard"]
     assert sorted(os.listdir(tmp_path)) == before
     assert_all_same(fst.load_file(tmp_path), checkpoint_of(1))
 

@@ -81,6 +81,32 @@ def save_file(
 
 
 @translates_errors
+def save_shard(
+    tensors: Sequence[Tensor], names: Sequence[str], path: str, metadata: dict[str, str] | None, model: str
+) -> None:
+    """Saves tensors in one file. If it is new, it gets the owner and permissions of the file `model`, unless empty."""
+    torch.ops.fst._save_shard(tensors, names, path, metadata, model)
+
+
+@translates_errors
+def write_bytes(bytes: Tensor, path: str, model: str) -> None:
+    """Writes a file of bytes like `save_shard`."""
+    torch.ops.fst._write_bytes(bytes, path, model)
+
+
+@translates_errors
+def check_target(path: str) -> None:
+    """Raises the error of a save to `path` if that is not the path of a new file or of a writable regular file."""
+    torch.ops.fst._check_target(path)
+
+
+@translates_errors
+def link_file(source: str, path: str) -> None:
+    """Gives a complete file a second name, and replaces a file of this name. Without hard links, renames the file."""
+    torch.ops.fst._link_file(source, path)
+
+
+@translates_errors
 def checkpoint_files(paths: Sequence[str]) -> list[str]:
     """Lists the files that paths of files, directories and index files stand for. Opens only index files."""
     return torch.ops.fst._checkpoint_files(paths)

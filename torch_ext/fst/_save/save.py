@@ -141,8 +141,8 @@ def _clear_frames(error: BaseException | None) -> None:
 def _save(
     tensors: Mapping[str, Tensor], path: str, metadata: dict[str, str] | None, max_shard_bytes: int | None
 ) -> None:
-    def write(shard: Mapping[str, Tensor], file: LocalPath) -> None:
-        write_file(shard, str(file), metadata)
+    def write(shard: Mapping[str, Tensor], file: LocalPath, model: str) -> None:
+        ops.save_shard(list(shard.values()), list(shard), str(file), metadata, model)
 
     if max_shard_bytes is None:
         write_file(tensors, path, metadata)

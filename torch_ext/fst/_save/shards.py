@@ -6,7 +6,9 @@ that the current index names:
 1. Write the shards under temporary names, and replace the index by one with these names.
 2. Link the shards to their final names, and replace the index again.
 
-A process that ends at any point leaves either the old checkpoint or the new one, never a mixture.
+A process that ends at any point leaves either the old checkpoint or the new one, never a mixture. The core creates and
+replaces all files, so they follow the rules of a save in one file: symbolic links are followed, permissions are kept,
+and only regular files that the process may write are replaced.
 """
 
 import contextlib
@@ -14,10 +16,14 @@ import errno
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import torch
 from torch import Tensor
+
+from fst._core import ops
+from fst._core.interrupts import defer_interrupts
 
 _SUFFIX = ".safetensors"
 _UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -27,45 +33,62 @@ def save_shards(
     tensors: Mapping[str, Tensor],
     path: Path,
     max_shard_bytes: int,
-    write: Callable[[Mapping[str, Tensor], Path], None],
+    write: Callable[[Mapping[str, Tensor], Path, str], None],
 ) -> None:
     """Saves a checkpoint as `path`, or in shards beside it if one file would exceed `max_shard_bytes`.
 
-    `write` saves a part of the tensors in one file.
+    `write` saves a part of the tensors in one file. If the file is new, it gets the permissions of another file, whose
+    path is passed unless it is empty.
     """
     if not path.name.endswith(_SUFFIX):
         raise ValueError(f"{path}: the names of shards must end in {_SUFFIX}; give a path that ends in it")
     index = path.with_name(f"{path.name}.index.json")
     shards = _split(tensors, max_shard_bytes)
-    if len(shards) == 1:
-        write(tensors, path)
-        if index.exists():
-            # The index names the new file while the old shards are removed.
-            _replace(_write_temporary_index(index, tensors, shards, [path]), index)
-        _remove_others(path, [path])
-        index.unlink(missing_ok=True)
-        _flush_directory(path.parent)
+    count = len(shards)
+    files = [path] if count == 1 else [_shard_path(path, number, count) for number in range(1, count + 1)]
+    old = list(_saved_files(path))
+    for file in {*old, *files, index}:
+        ops.check_target(str(file))
+
+    def model(file: Path) -> str:
+        """Returns the file that a new file replaces, or else one of the old checkpoint, for its permissions."""
+        return str(next((existing for existing in (file, *old, index) if existing.exists()), ""))
+
+    def write_index(content: bytes) -> None:
+        ops.write_bytes(torch.frombuffer(bytearray(content), dtype=torch.uint8), str(index), model(index))
+
+    if count == 1:
+        write(tensors, path, model(path))
+        with defer_interrupts():
+            if index.exists():
+                # The index names the new file while the old shards are removed.
+                write_index(_index_content(tensors, shards, files))
+            _remove(old, files)
+            index.unlink(missing_ok=True)
+            _flush_directory(path.parent)
         return
 
-    files = [_shard_path(path, number, len(shards)) for number in range(1, len(shards) + 1)]
+    for file in files:
+        _check_link(file)
     token = os.urandom(4).hex()
     staged = [file.with_name(f"{file.name}.{token}") for file in files]
-    try:
-        for names, file in zip(shards, staged, strict=True):
-            write({name: tensors[name] for name in names}, file)
-        temporary = _write_temporary_index(index, tensors, shards, staged)
-    except BaseException:
-        for file in staged:
-            file.unlink(missing_ok=True)
-        raise
-    _replace(temporary, index)
-
-    for old, new in zip(staged, files, strict=True):
-        _link(old, new)
-    _flush_directory(path.parent)
-    _replace(_write_temporary_index(index, tensors, shards, files), index)
-    _remove_others(path, files)
-    _flush_directory(path.parent)
+    content = _index_content(tensors, shards, staged)
+    with defer_interrupts() as interrupts:
+        try:
+            for names, file, final in zip(shards, staged, files, strict=True):
+                write({name: tensors[name] for name in names}, file, model(final))
+                interrupts.deliver()
+            write_index(content)
+        except BaseException:
+            # The index may be replaced although the call failed, if the directory could not be flushed.
+            if not _has_content(index, content):
+                _remove(staged, [])
+            raise
+        for source, final in zip(staged, files, strict=True):
+            ops.link_file(str(source), str(final))
+        write_index(_index_content(tensors, shards, files))
+        _remove([*old, *staged], files)
+        _flush_directory(path.parent)
 
 
 def _split(tensors: Mapping[str, Tensor], max_shard_bytes: int) -> list[list[str]]:
@@ -85,52 +108,44 @@ def _shard_path(path: Path, number: int, count: int) -> Path:
     return path.with_name(f"{path.name.removesuffix(_SUFFIX)}-{number:05}-of-{count:05}{_SUFFIX}")
 
 
-def _write_temporary_index(
-    index: Path, tensors: Mapping[str, Tensor], shards: Sequence[Sequence[str]], files: Sequence[Path]
-) -> Path:
-    """Writes an index under a temporary name and flushes it to the disk."""
+def _index_content(tensors: Mapping[str, Tensor], shards: Sequence[Sequence[str]], files: Sequence[Path]) -> bytes:
     content = {
         "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
         "weight_map": {name: file.name for names, file in zip(shards, files, strict=True) for name in names},
     }
-    temporary = index.with_name(f"{index.name}.{os.urandom(4).hex()}")
+    return json.dumps(content, indent=2).encode()
+
+
+def _has_content(file: Path, content: bytes) -> bool:
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(content, file, indent=2)
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    return temporary
-
-
-def _replace(temporary: Path, index: Path) -> None:
-    os.replace(temporary, index)
-    _flush_directory(index.parent)
-
-
-def _link(old: Path, new: Path) -> None:
-    """Gives a file a second name that the current index does not contain."""
-    new.unlink(missing_ok=True)
-    try:
-        os.link(old, new)
+        return file.read_bytes() == content
     except OSError:
-        # Without hard links, the index names a missing file until it is replaced.
-        os.replace(old, new)
+        return False
 
 
-def _remove_others(path: Path, files: Sequence[Path]) -> None:
-    """Removes the files of earlier saves to `path`, complete or not."""
+def _check_link(file: Path) -> None:
+    """Checks that a shard, if it is a symbolic link, can be linked to the target's directory once it is complete."""
+    if file.is_symlink() and os.stat(os.path.dirname(os.path.realpath(file))).st_dev != os.stat(file.parent).st_dev:
+        raise ValueError(
+            f"{file}: is a symbolic link to another file system; a shard cannot replace it. Remove the link"
+        )
+
+
+def _saved_files(path: Path) -> Iterator[Path]:
+    """Yields the files of earlier saves to `path`, complete or not, except for the index."""
     stem = re.escape(path.name.removesuffix(_SUFFIX))
     shard = re.compile(rf"{stem}-\d{{5,}}-of-\d{{5,}}\.safetensors(\.[0-9a-f]{{8}})?")
-    temporary_index = re.compile(rf"{stem}\.safetensors\.index\.json\.[0-9a-f]{{8}}")
-    kept = {file.name for file in files}
     with contextlib.closing(os.scandir(path.parent)) as entries:
-        names = [entry.name for entry in entries]
+        names = sorted(entry.name for entry in entries)
     for name in names:
-        if name not in kept and (name == path.name or shard.fullmatch(name) or temporary_index.fullmatch(name)):
-            path.with_name(name).unlink(missing_ok=True)
+        if name == path.name or shard.fullmatch(name):
+            yield path.with_name(name)
+
+
+def _remove(files: Sequence[Path], kept: Sequence[Path]) -> None:
+    for file in files:
+        if file not in kept:
+            file.unlink(missing_ok=True)
 
 
 def _flush_directory(directory: Path) -> None:

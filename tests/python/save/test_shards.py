@@ -1,0 +1,221 @@
+"""Sharded saves keep the promises of saves in one file: permissions, links, special files, nothing left behind."""
+
+import contextlib
+import json
+import os
+import signal
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+
+import fst
+from fst._core import ops
+
+INDEX = "model.safetensors.index.json"
+SHARDS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+FILES = {"one file": ["model.safetensors"], "shards": [*SHARDS, INDEX]}
+LIMITS = {"one file": 1000, "shards": 100}
+
+
+def save(directory, value, limit=100):
+    """Saves four tensors of 40 bytes, all filled with the value that identifies the checkpoint."""
+    tensors = {f"layer.{number}": torch.full((10,), float(value)) for number in range(4)}
+    fst.save_file(tensors, directory / "model.safetensors", max_shard_bytes=limit)
+
+
+def value_in(path):
+    [value] = {float(value) for tensor in fst.load_file(path).values() for value in tensor.unique()}
+    return value
+
+
+def mode_of(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def content_of(directory):
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
+
+
+@pytest.mark.parametrize("new", FILES)
+@pytest.mark.parametrize("old", FILES)
+def test_private_checkpoint_stays_private(tmp_path, monkeypatch, old, new):
+    """All files are private from their creation on, also those under temporary names."""
+    save(tmp_path, 1, LIMITS[old])
+    for name in FILES[old]:
+        (tmp_path / name).chmod(0o600)
+    modes = set()
+
+    def watch(name):
+        function = getattr(ops, name)
+
+        def watched(*args):
+            function(*args)
+            modes.update(map(mode_of, tmp_path.iterdir()))
+
+        monkeypatch.setattr(ops, name, watched)
+
+    watch("save_shard")
+    watch("write_bytes")
+    watch("link_file")
+    save(tmp_path, 2, LIMITS[new])
+    assert sorted(os.listdir(tmp_path)) == sorted(FILES[new])
+    modes.update(map(mode_of, tmp_path.iterdir()))
+    assert modes == {0o600}
+    assert value_in(tmp_path) == 2
+
+
+def test_each_file_keeps_its_mode(tmp_path):
+    save(tmp_path, 1)
+    modes = dict(zip(FILES["shards"], (0o640, 0o604, 0o660), strict=True))
+    for name, mode in modes.items():
+        (tmp_path / name).chmod(mode)
+    save(tmp_path, 2)
+    assert {name: mode_of(tmp_path / name) for name in modes} == modes
+
+
+def test_new_files_have_the_mode_of_the_umask(tmp_path):
+    before = os.umask(0o027)
+    try:
+        save(tmp_path, 1)
+    finally:
+        os.umask(before)
+    assert {mode_of(path) for path in tmp_path.iterdir()} == {0o640}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+def test_owner_is_kept(tmp_path):
+    save(tmp_path, 1)
+    for path in tmp_path.iterdir():
+        os.chown(path, 1234, 4321)
+    save(tmp_path, 2, 50)
+    assert {(path.stat().st_uid, path.stat().st_gid) for path in tmp_path.iterdir()} == {(1234, 4321)}
+
+
+@pytest.mark.parametrize("new", FILES)
+@pytest.mark.parametrize(("old", "name"), [(old, name) for old, names in FILES.items() for name in names])
+def test_files_without_write_permission_are_kept(tmp_path, fork_python, old, name, new):
+    save(tmp_path, 1, LIMITS[old])
+    (tmp_path / name).chmod(0o444)
+    before = content_of(tmp_path)
+    program = """
+import os, sys, torch, fst
+if os.geteuid() == 0:
+    # Permissions do not apply to root.
+    os.chmod(".", 0o777)
+    os.seteuid(65534)
+try:
+    fst.save_file({"a": torch.ones(20), "b": torch.ones(20)}, "model.safetensors", max_shard_bytes=int(sys.argv[1]))
+except PermissionError as error:
+    print(error)
+"""
+    with contextlib.ExitStack() as restored:
+        if os.geteuid() == 0:
+            for path in tmp_path.iterdir():
+                os.chown(path, 65534, 65534)
+        for parent in tmp_path.parents:
+            if parent.stat().st_uid == os.geteuid() and not mode_of(parent) & 0o001:
+                restored.callback(parent.chmod, mode_of(parent))
+                parent.chmod(mode_of(parent) | 0o011)
+        printed = fork_python(program, str(LIMITS[new]))
+    assert name in printed
+    assert content_of(tmp_path) == before
+
+
+def test_symbolic_links_are_followed(tmp_path):
+    far = tmp_path / "far"
+    far.mkdir()
+    directory = tmp_path / "near"
+    directory.mkdir()
+    save(directory, 1)
+    for name in FILES["shards"]:
+        (directory / name).rename(far / name)
+        (directory / name).symlink_to(Path("../far", name))
+    save(directory, 2)
+    assert all((directory / name).is_symlink() for name in FILES["shards"])
+    assert sorted(os.listdir(far)) == sorted(os.listdir(directory)) == sorted(FILES["shards"])
+    assert value_in(far) == value_in(directory) == 2
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no second file system")
+def test_link_of_a_shard_to_another_file_system_is_an_error(tmp_path):
+    if os.stat("/dev/shm").st_dev == tmp_path.stat().st_dev:
+        pytest.skip("one file system")
+    save(tmp_path, 1)
+    (tmp_path / SHARDS[1]).unlink()
+    (tmp_path / SHARDS[1]).symlink_to(f"/dev/shm/fst-test-{os.getpid()}")
+    before = content_of(tmp_path)
+    with pytest.raises(ValueError, match=f"{SHARDS[1]}: .*another file system"):
+        save(tmp_path, 2)
+    assert content_of(tmp_path) == before
+
+
+@pytest.mark.parametrize("limit", LIMITS.values())
+@pytest.mark.parametrize("name", ["model.safetensors", *SHARDS, INDEX, "model-00007-of-00009.safetensors"])
+@pytest.mark.parametrize("kind", ["fifo", "device", "directory"])
+def test_special_files_are_not_replaced(tmp_path, name, kind, limit):
+    path = tmp_path / name
+    {"fifo": os.mkfifo, "device": lambda path: path.symlink_to("/dev/null"), "directory": os.mkdir}[kind](path)
+    with pytest.raises((ValueError, IsADirectoryError), match=f"{path}: is a "):
+        save(tmp_path, 1, limit)
+    assert os.listdir(tmp_path) == [name]
+
+
+def test_failed_replacement_of_the_index_leaves_nothing(tmp_path, monkeypatch):
+    save(tmp_path, 1)
+    before = content_of(tmp_path)
+
+    def refuse(*_):
+        raise PermissionError("refused")
+
+    monkeypatch.setattr(ops, "write_bytes", refuse)
+    with pytest.raises(PermissionError, match="refused"):
+        save(tmp_path, 2)
+    assert content_of(tmp_path) == before
+
+
+def test_error_after_the_index_is_replaced_keeps_the_new_checkpoint(tmp_path, monkeypatch):
+    """If only the directory cannot be flushed, the index already names the new files."""
+    save(tmp_path, 1)
+    write = ops.write_bytes
+
+    def fail_late(*args):
+        write(*args)
+        raise OSError("cannot flush the directory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ops, "write_bytes", fail_late)
+        with pytest.raises(OSError, match="flush"):
+            save(tmp_path, 2)
+    assert value_in(tmp_path) == 2
+    save(tmp_path, 3)
+    assert sorted(os.listdir(tmp_path)) == sorted(FILES["shards"])
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize(
+    ("name", "call"), [("save_shard", 2), ("write_bytes", 1), ("write_bytes", 2), ("link_file", 1)]
+)
+def test_interrupt_leaves_one_checkpoint_and_nothing_else(tmp_path, monkeypatch, name, call, moment):
+    """Ctrl-C before the index is replaced keeps the old checkpoint. Later, the save ends first."""
+    save(tmp_path, 1)
+    function = getattr(ops, name)
+    calls = []
+
+    def interrupted(*args):
+        calls.append(args)
+        if moment == "after":
+            function(*args)
+        if len(calls) == call:
+            signal.raise_signal(signal.SIGINT)
+        if moment == "before":
+            function(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ops, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            save(tmp_path, 2)
+    assert sorted(os.listdir(tmp_path)) == sorted(FILES["shards"])
+    assert value_in(tmp_path) == (1 if name == "save_shard" else 2)
+    assert set(json.loads((tmp_path / INDEX).read_text())["weight_map"].values()) == set(SHARDS)
