@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import safetensors
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import fst
@@ -50,6 +50,23 @@ NUMBERS = st.integers(-7, 7)
 SLICES = st.builds(slice, BOUNDS, BOUNDS, st.none() | st.integers(-1, 4))
 LISTS = st.lists(st.integers(-3, 3), max_size=5)
 MASKS = st.lists(st.booleans(), max_size=5)
+DTYPES = (
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "bool",
+    "float16",
+    "float32",
+    "float64",
+)
+# Tensors and arrays of every dtype: 0-dimensional, empty, as long as a dimension of a tensor, or with two dimensions.
+VALUES = st.integers(0, 3) | st.lists(st.integers(0, 3), max_size=6) | st.just([[0, 1], [1, 0]])
+ARRAYS = st.builds(lambda values, dtype: np.array(values, dtype=dtype), VALUES, st.sampled_from(DTYPES))
 ITEMS = st.one_of(
     SLICES,
     NUMBERS,
@@ -60,6 +77,11 @@ ITEMS = st.one_of(
     NUMBERS.map(torch.tensor),
     LISTS.map(lambda values: torch.tensor(values, dtype=torch.int64)),
     LISTS.map(lambda values: np.array(values, dtype=np.int32)),
+    ARRAYS,
+    ARRAYS.map(torch.from_numpy),
+    ARRAYS.map(lambda array: array.tolist()),
+    ARRAYS.filter(lambda array: array.ndim == 0).map(lambda array: array[()]),
+    st.lists(ARRAYS.map(torch.from_numpy), max_size=2),
     st.builds(range, st.integers(0, 3)),
     st.booleans(),
     MASKS.map(lambda values: torch.tensor(values, dtype=torch.bool)),
@@ -74,6 +96,14 @@ INDICES = (
 
 
 @given(name=st.sampled_from(list(TENSORS)), index=INDICES)
+@example(name="matrix", index=torch.tensor([1, 0, 1, 0, 1, 0], dtype=torch.uint8))
+@example(name="matrix", index=(slice(None), np.array([1, 0, 1] * 3, dtype=np.uint8)))
+@example(name="vector", index=torch.tensor(1, dtype=torch.uint8))
+@example(name="matrix", index=torch.tensor([1, 0], dtype=torch.int8))
+@example(name="matrix", index=torch.tensor([1, 0], dtype=torch.int16))
+@example(name="matrix", index=torch.tensor([]))
+@example(name="matrix", index=np.array([]))
+@example(name="matrix", index=[True, False] * 3)
 def test_pytorch_matches_safetensors(path, name, index):
     theirs = outcome(safetensors.safe_open, path, "pt", name, index)
     ours = outcome(fst.safe_open, path, "pt", name, index)
@@ -91,8 +121,10 @@ def test_numpy_matches_safetensors(path, name, index):
         assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
         assert ours.tobytes() == theirs.tobytes()
     elif not isinstance(ours, type):
-        # safetensors refuses slices past the ends. fst treats them as Python does.
+        # safetensors refuses slices past the ends. fst treats them as Python does. Both take a bool for an int.
         whole = TENSORS[name].tensor().numpy()
+        items = index if isinstance(index, tuple) else (index,)
+        index = tuple(int(item) if isinstance(item, bool) else item for item in items)
         assert (ours.dtype, ours.shape) == (whole.dtype, whole[index].shape)
         assert ours.tobytes() == whole[index].tobytes()
     elif theirs not in (OverflowError, SystemError):

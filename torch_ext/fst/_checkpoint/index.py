@@ -14,6 +14,9 @@ from fst._checkpoint.region import Region
 from fst._core.errors import SafetensorError
 from fst._core.index_range import IndexRange
 
+# Names of the dtypes of tensors and arrays whose elements are positions.
+_POSITION_DTYPES = ("int64", "int32")
+
 
 class IndexedRead(NamedTuple):
     """Read that gives the result of an index.
@@ -36,8 +39,8 @@ def plan_torch_index(index: Any, shape: Sequence[int]) -> IndexedRead | None:
         The read, or None for indices that only PyTorch interprets, such as masks, and for invalid ones.
     """
     items = index if isinstance(index, tuple) else (index,)
-    # A bool adds a dimension, and a mask covers several.
-    if any(isinstance(item, bool) or getattr(item, "dtype", None) in (torch.bool, bool) for item in items):
+    # A bool adds a dimension, and a mask covers several. uint8 is a mask, too, and PyTorch refuses most other dtypes.
+    if any(isinstance(item, bool) or not _holds_positions(item) for item in items):
         return None
     expanded = _expand(items, len(shape))
     if expanded is None or not shape:
@@ -144,6 +147,12 @@ def _slice_range(item: slice, size: int) -> IndexRange | None:
     start, stop, step = item.indices(size)
     # Python's steps are unbounded, but the operators' are 64-bit integers.
     return start, len(range(start, stop, step)), min(step, max(size, 1))
+
+
+def _holds_positions(item: Any) -> bool:
+    """Returns whether PyTorch takes the elements of a tensor or an array for positions. True for other objects."""
+    dtype = getattr(item, "dtype", None)
+    return dtype is None or str(dtype).removeprefix("torch.") in _POSITION_DTYPES
 
 
 def _position(item: Any, size: int) -> int | None:
