@@ -175,13 +175,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "[{}] ", self.kind.code())?;
         if let Some(path) = &self.path {
-            // The text is passed as a C string, which a NUL would end, and printed on terminals.
-            for character in path.to_string_lossy().chars() {
-                match character.is_control() {
-                    true => write!(f, "{}", character.escape_default())?,
-                    false => f.write_char(character)?,
-                }
-            }
+            write_visible(f, &path.to_string_lossy())?;
             f.write_str(": ")?;
         }
         if let Some(name) = &self.tensor {
@@ -193,6 +187,27 @@ impl fmt::Display for Error {
         if let Some(offset) = self.offset {
             write!(f, "byte {offset}: ")?;
         }
-        f.write_str(&self.message)
+        write_visible(f, &self.message)
     }
+}
+
+/// Writes text with escapes for characters that would act on a terminal instead of being shown, or, like NUL, end the
+/// text in C.
+fn write_visible(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
+    for character in text.chars() {
+        match character.is_control() || changes_direction(character) {
+            true => write!(f, "{}", character.escape_default())?,
+            false => f.write_char(character)?,
+        }
+    }
+    Ok(())
+}
+
+/// Returns whether a character breaks lines or changes the direction of the text around it, so that a text reads as
+/// another one. torch_ext/fst/_core/formatting.py has the same list.
+fn changes_direction(character: char) -> bool {
+    matches!(
+        character,
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+    )
 }

@@ -87,6 +87,8 @@ fn invalid_checkpoints_are_rejected() {
     rejected(Path::new("/dev/null"), Kind::InvalidArgument, "is a character device");
     let error = Checkpoint::open(&["a\0b"]).unwrap_err();
     assert_eq!(error.to_string(), "[invalid-argument] a\\u{0}b: a path cannot contain a NUL byte");
+    let reversed = Checkpoint::open(&["é\u{202e}b"]).unwrap_err().to_string();
+    assert!(reversed.starts_with("[file-not-found] é\\u{202e}b: "), "{reversed}");
     let none: [&Path; 0] = [];
     assert_eq!(Checkpoint::open(&none).unwrap_err().kind(), Kind::InvalidArgument);
 }

@@ -125,6 +125,58 @@ def test_inspect_ends_with_closed_pipe(shell, model):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+# Clears the screen, goes to the start of the line, reverses the text, starts another line, sets the window's title.
+HIDDEN = "\x1b[2J\ra\u202eb\u2066c\nok\x07\x9bd"
+# Characters of it that no command prints. Progress bars print carriage returns.
+ACTING = set("\x1b\u202e\u2066\x07\x9b")
+
+
+def test_hidden_characters_reach_no_terminal(command, tmp_path):
+    """Names, metadata and paths are shown with escapes in the output of every command."""
+    inner = tmp_path / HIDDEN
+    inner.mkdir()
+    path = inner / f"{HIDDEN}.safetensors"
+    tensors = {f"é{HIDDEN}{number}": torch.tensor([1.0, float("nan")]) for number in range(2)}
+    save_file(tensors, path, metadata={HIDDEN: HIDDEN})
+    (inner / f"{HIDDEN}.index").mkdir()
+    index = inner / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {HIDDEN: path.name}}))
+    save_file(tensors, inner / "other.safetensors")
+    torch.save({HIDDEN: [1]}, inner / f"{HIDDEN}.pt")
+    (inner / "empty.pt").touch()
+    for arguments in (
+        ["inspect", path],
+        ["inspect", index],
+        ["inspect", inner / "absent"],
+        ["verify", path, index, inner, inner / "absent", "--finite"],
+        ["load", path],
+        ["load", path, "--names", HIDDEN],
+        ["load", inner / "absent"],
+        ["convert", path, inner / "new.safetensors"],
+        ["convert", path, inner / "other.safetensors", inner / "new.safetensors"],
+        ["convert", inner / f"{HIDDEN}.pt", inner / "new.safetensors"],
+        ["convert", inner / f"{HIDDEN}.pt", inner / "new.safetensors", "--key", "a"],
+        ["convert", inner / "empty.pt", inner / "new.safetensors"],
+        ["convert", path, inner / HIDDEN],
+        ["inspect", path, f"--{HIDDEN}"],
+        ["load", path, "--dtype", HIDDEN],
+    ):
+        done = command(*arguments)
+        printed = done.stdout + done.stderr
+        assert not set(printed) & ACTING, (arguments, printed)
+        assert not re.search(r"^ok\\", printed, re.MULTILINE), (arguments, printed)
+        assert r"\x1b[2J" in printed or r"\u{1b}[2J" in printed or "on cpu" in printed, (arguments, printed)
+    shown = json.loads(command("inspect", path, "--json").stdout)
+    assert [tensor["name"] for tensor in shown["tensors"]] == sorted(tensors)
+    assert shown["files"] == [{"path": str(path), "metadata": {HIDDEN: HIDDEN}}]
+
+
+def test_summary_of_a_failed_load_shows_hidden_characters(model):
+    with pytest.raises(KeyError), fst.profile() as recorded:
+        fst.load_tensors(model, [HIDDEN])
+    assert not set(str(recorded.summary())) & ACTING
+
+
 def test_verify_valid_files(command, model, sharded):
     done = command("verify", model, sharded, sharded.parent)
     assert done.returncode == 0, done.stdout

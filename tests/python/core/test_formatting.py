@@ -1,8 +1,11 @@
-"""Formatted sizes, rates, times and counts."""
+"""Formatted sizes, rates, times, counts and text from files."""
+
+import sys
+import unicodedata
 
 import pytest
 
-from fst._core.formatting import format_count, format_rate, format_seconds, format_size
+from fst._core.formatting import format_count, format_rate, format_seconds, format_size, visible, visible_lines
 
 
 @pytest.mark.parametrize(
@@ -34,3 +37,22 @@ def test_format_seconds(seconds, text):
 def test_format_count():
     assert [format_count(number, "file") for number in (0, 1, 2000)] == ["0 files", "1 file", "2,000 files"]
     assert format_count(2, "copy", "copies") == "2 copies"
+
+
+@pytest.mark.parametrize(
+    "text", ["model.layers.0.weight", "été", "e\u0301", "模型", "وزن", "משקל", "می\u200cخ", "👩\u200d🔬", "a\\b"]
+)
+def test_ordinary_names_are_unchanged(text):
+    assert visible(text) == text
+
+
+def test_hidden_characters_are_escaped():
+    """No character of the result acts on a terminal: its category is neither control, separator nor surrogate."""
+    everything = "".join(map(chr, range(sys.maxunicode + 1)))
+    shown = visible(everything)
+    assert not {"Cc", "Zl", "Zp", "Cs"} & {unicodedata.category(character) for character in shown}
+    directions = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+    assert not directions & {unicodedata.bidirectional(character) for character in shown}
+    assert not set("\u200e\u200f\u061c") & set(shown)
+    assert visible("a\x1b[2Jb\u202ec\nd") == r"a\x1b[2Jb\u202ec\nd"
+    assert visible_lines("a\nb\x1b") == "a\n  b\\x1b"

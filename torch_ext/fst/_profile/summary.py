@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fst._core.formatting import format_count, format_rate, format_seconds, format_size
+from fst._core.formatting import format_count, format_rate, format_seconds, format_size, visible
 from fst._profile.bottleneck import bottleneck
 from fst._profile.stages import OUTER_STAGES, READ_AHEAD, Stage
 from fst._profile.trace import Recording
@@ -108,9 +108,9 @@ class Summary:
             lines = [self.bottleneck]
         else:
             lines = [*self._byte_lines(), *self._stage_lines(), self._count_line(), self.bottleneck]
-        lines += [f"error: {message}" for message in self.errors]
+        lines += [f"error: {visible(message)}" for message in self.errors]
         if self.exception:
-            lines.append(f"the block ended with {self.exception}")
+            lines.append(f"the block ended with {visible(self.exception)}")
         if self.spans_dropped:
             lines.append(f"{self.spans_dropped} spans did not fit; busy times and the trace are incomplete")
         return "\n".join(lines)

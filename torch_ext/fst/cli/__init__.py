@@ -8,15 +8,23 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from fst._core.formatting import visible, visible_lines
 from fst.cli import bench, convert, inspect, load, verify
 
 # Exit code of a program that SIGINT ends, as in shells.
 INTERRUPTED = 130
 
 
+class _Parser(argparse.ArgumentParser):
+    """Parser whose errors show hidden characters of the arguments, which a shell may have expanded to file names."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(visible(message))
+
+
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of all subcommands. It sets `run` to the function of the subcommand."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="fst",
         description="Inspects, verifies, loads and converts safetensors checkpoints. "
         "A PATH is a file, a directory with one checkpoint, or an index file.",
@@ -41,6 +49,6 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except (OSError, ValueError, LookupError, ImportError, NotImplementedError, RuntimeError) as error:
         # str() of a KeyError quotes its message.
         message = error.args[0] if isinstance(error, KeyError) and error.args else error
-        print(f"fst: {message}", file=sys.stderr)
+        print(f"fst: {visible_lines(message)}", file=sys.stderr)
         status = 1
     sys.exit(status)

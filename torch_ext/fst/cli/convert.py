@@ -14,7 +14,7 @@ from torch import Tensor
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.dtypes import CASTABLE
 from fst._core.files import open_regular
-from fst._core.formatting import format_count, format_size
+from fst._core.formatting import format_count, format_size, visible
 from fst._load.load import load_files
 from fst._save.save import save_file
 from fst.cli.load import DTYPES
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         tensors |= found
     save_file(_unshare(tensors), target, metadata=metadata or None, max_shard_bytes=arguments.max_shard_size)
     size = format_size(sum(tensor.nbytes for tensor in tensors.values()))
-    print(f"{target}: {format_count(len(tensors), 'tensor')}, {size}")
+    print(f"{visible(target)}: {format_count(len(tensors), 'tensor')}, {size}")
     return 0
 
 

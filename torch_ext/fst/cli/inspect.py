@@ -7,7 +7,7 @@ import math
 from collections import Counter
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
-from fst._core.formatting import format_count, format_size
+from fst._core.formatting import format_count, format_size, visible
 from fst.cli.table import table
 
 
@@ -66,7 +66,9 @@ def _text(checkpoint: OpenCheckpoint, names: list[str]) -> str:
         size_bytes += info.nbytes
     counts = ", ".join(f"{number:,} {dtype}" for dtype, number in parameters.most_common())
     total = f"{format_count(len(names), 'tensor')} in {format_count(len(files), 'file')}, {format_size(size_bytes)}"
-    metadata = [f"{path}: {key} = {value}" for path, pairs in checkpoint.metadata() for key, value in pairs.items()]
+    metadata = [
+        visible(f"{path}: {key} = {value}") for path, pairs in checkpoint.metadata() for key, value in pairs.items()
+    ]
     return "\n".join([table(rows, right=[3]), "", f"{total}: {counts or 'no'} parameters", *metadata])
 
 

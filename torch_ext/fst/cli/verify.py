@@ -11,7 +11,7 @@ import torch
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.arguments import path_of
 from fst._core.files import open_regular
-from fst._core.formatting import format_count, format_size
+from fst._core.formatting import format_count, format_size, visible
 from fst._core.ops import checkpoint_files
 from fst._load.stream import stream
 
@@ -35,10 +35,11 @@ def run(arguments: argparse.Namespace) -> int:
     for path in arguments.paths:
         for name, check in _checks(Path(path), arguments.finite):
             try:
-                print(f"ok      {name}: {check()}", flush=True)
+                print(visible(f"ok      {name}: {check()}"), flush=True)
             except (OSError, ValueError, LookupError, NotImplementedError) as error:
                 failed += 1
-                print(f"WRONG   {name}: {error.args[0] if isinstance(error, KeyError) else error}", flush=True)
+                message = error.args[0] if isinstance(error, KeyError) else error
+                print(visible(f"WRONG   {name}: {message}"), flush=True)
     print("all is well" if failed == 0 else f"{format_count(failed, 'check')} failed")
     return int(failed > 0)
 
