@@ -246,7 +246,7 @@ def test_load_summary(command, model, tmp_path):
 
 @pytest.mark.gpu
 def test_load_to_gpu(command, model):
-    assert "3 tensors, 68 B on cuda:0" in command("load", model, "--device", "cuda").stdout
+    assert "3 tensors, 68 B on cuda in " in command("load", model, "--device", "cuda").stdout
 
 
 @pytest.mark.parametrize("legacy", [False, True])

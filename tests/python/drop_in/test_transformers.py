@@ -214,7 +214,11 @@ def test_gpu(tmp_path, device_map, dtype):
         lambda: transformers.AutoModelForCausalLM.from_pretrained(tmp_path, device_map=device_map, dtype=dtype),
         checkpoint_files(tmp_path),
     )
-    assert {parameter.device for parameter in model.parameters()} == {torch.device("cuda", 0)}
+    # With several GPUs, "auto" uses all of them.
+    devices = {name: tensor.device for name, tensor in model.named_parameters()}
+    assert devices == {name: tensor.device for name, tensor in expected.named_parameters()}
+    assert {device.type for device in devices.values()} == {"cuda"}
+    assert device_map == "auto" or set(devices.values()) == {torch.device("cuda", 0)}
     assert model.lm_head.weight is model.model.embed_tokens.weight
     tokens = torch.arange(8, device="cuda")[None]
     with torch.no_grad():

@@ -339,8 +339,8 @@ def test_memory_equals_tensors(tmp_path):
     before = torch.cuda.memory_allocated()
     loaded = fst.load_file(path, "cuda")
     assert torch.cuda.memory_allocated() - before == sum(map(rounded, loaded.values()))
-    for tensor in loaded.values():
-        assert tensor.untyped_storage().nbytes() == tensor.nbytes
+    # A loop variable would keep the last tensor.
+    assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in loaded.values())
     # Deleting half of the tensors frees their memory.
     for name in list(loaded)[::2]:
         del loaded[name]
@@ -364,7 +364,7 @@ def test_peak_device_memory(tmp_path, dtype):
 
 
 def test_host_memory_is_bounded(tmp_path, run_python):
-    """Host memory, pinned memory included, stays bounded for a file of any size."""
+    """Host memory stays bounded for a file of any size: 256 MiB of pinned staging, and what the driver takes for it."""
     path = write_sparse(tmp_path / "large.safetensors", "U8", (3072 * MIB,))
     small = write(tmp_path / "small.safetensors", {"w": random_raw("U8", (8,))})
     program = """
@@ -382,7 +382,7 @@ loaded = fst.load_file(large, "cuda")
 torch.cuda.synchronize()
 print(mib("VmHWM") - before)
 """
-    assert int(run_python(program, str(path), str(small))) <= 256
+    assert int(run_python(program, str(path), str(small))) <= 320
 
 
 @pytest.mark.usefixtures("clean_memory")

@@ -437,7 +437,7 @@ class TestCuda:
         assert streamed.keys() == tensors.keys()
         for name, tensor in streamed.items():
             assert tensor.is_cuda
-            if dtype is None or name not in CASTABLE_DTYPES:
+            if dtype is None or tensors[name].dtype not in CASTABLE_DTYPES:
                 assert_same(tensor, tensors[name].tensor())
             else:
                 assert_same(tensor, expected[name])
