@@ -66,9 +66,9 @@ class CastFunction : public torch::autograd::Function<CastFunction> {
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context, at::TensorList tensors,
                                                 c10::ScalarType dtype) {
     const at::AutoDispatchBelowADInplaceOrView guard;
-    static const auto op = c10::Dispatcher::singleton()
-                               .findSchemaOrThrow("fst::cast", "")
-                               .typed<std::vector<at::Tensor>(at::TensorList, c10::ScalarType)>();
+    const auto op = c10::Dispatcher::singleton()
+                        .findSchemaOrThrow("fst::cast", "")
+                        .typed<std::vector<at::Tensor>(at::TensorList, c10::ScalarType)>();
     auto results = op.call(tensors, dtype);
     torch::autograd::variable_list constants;
     std::vector<int64_t> dtypes;

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Kind, Result};
 use std::str::FromStr;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Reader that a user requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,8 +73,12 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         // The call reads the files of control groups, which takes longer than a small load.
-        static CORES: OnceLock<usize> = OnceLock::new();
-        let cores = *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from));
+        static CORES: AtomicUsize = AtomicUsize::new(0);
+        let mut cores = CORES.load(Ordering::Relaxed);
+        if cores == 0 {
+            cores = std::thread::available_parallelism().map_or(1, usize::from);
+            CORES.store(cores, Ordering::Relaxed);
+        }
         Options {
             reader: ReaderChoice::Auto,
             chunk_bytes: 4 << 20,

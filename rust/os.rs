@@ -1,8 +1,9 @@
-//! Operating-system services: threads, signals, NUMA nodes and file systems.
+//! Operating-system services: threads, processes, signals, NUMA nodes and file systems.
 
 pub mod compute_pool;
 pub mod file_system;
 pub mod numa;
+pub mod per_process;
 pub mod sigint;
 pub mod threads;
 

@@ -24,14 +24,15 @@ mod trace;
 
 use crate::error::{Error, Kind, Result};
 use crate::os::file_system::mount_type;
+use crate::os::per_process::PerProcess;
 use recorder::Recorder;
 pub use recorder::SPANS_MAX;
+use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, PoisonError, RwLock};
-use std::time::Instant;
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// Stage of a load or a save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,7 +165,7 @@ enum Track {
     CopyStream { ordinal: i32, copy_stream: usize },
 }
 
-/// Completed span. Times are nanoseconds since a fixed point in the process.
+/// Completed span. Times are those of [`now`].
 #[derive(Clone, Debug)]
 struct Entry {
     stage: Stage,
@@ -175,10 +176,10 @@ struct Entry {
     detail: Option<Detail>,
 }
 
-/// Number of active profiles, which every span checks first.
+/// Number of active profiles, which every span checks first. A child that is forked during a profile keeps the number of
+/// its parent, so that its spans look for a profile until it starts and stops one.
 static RUNNING_COUNT: AtomicUsize = AtomicUsize::new(0);
-static RUNNING: RwLock<Vec<Arc<Recorder>>> = RwLock::new(Vec::new());
-static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+static RUNNING: PerProcess<RwLock<Vec<Arc<Recorder>>>> = PerProcess::new(RwLock::default);
 
 /// Returns whether a profile is active.
 #[inline]
@@ -188,7 +189,9 @@ pub fn is_on() -> bool {
 
 /// Returns the time of the monotonic clock of all spans, in nanoseconds.
 pub fn now() -> u64 {
-    u64::try_from(START.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    let time = clock_gettime(ClockId::Monotonic);
+    let part = |number: i64| u64::try_from(number).unwrap_or(0);
+    part(time.tv_sec).saturating_mul(1_000_000_000).saturating_add(part(time.tv_nsec))
 }
 
 /// Span in progress. It ends when it is dropped.
@@ -285,15 +288,15 @@ pub fn error(error: &Error) {
 }
 
 fn each(apply: impl Fn(&Recorder)) {
-    RUNNING.read().unwrap_or_else(PoisonError::into_inner).iter().for_each(|recorder| apply(recorder));
+    RUNNING.get().read().unwrap_or_else(PoisonError::into_inner).iter().for_each(|recorder| apply(recorder));
 }
 
 /// Starts a profile of the whole process and returns its id. Several profiles may run at once. A profile records the
-/// spans that begin and end while it runs.
+/// spans that begin and end while it runs. A forked child is not part of it.
 pub fn start() -> i64 {
     let recorder = Arc::new(Recorder::new());
     let id = recorder.id;
-    let mut running = RUNNING.write().unwrap_or_else(PoisonError::into_inner);
+    let mut running = RUNNING.get().write().unwrap_or_else(PoisonError::into_inner);
     running.push(recorder);
     RUNNING_COUNT.store(running.len(), Ordering::Relaxed);
     id
@@ -302,15 +305,40 @@ pub fn start() -> i64 {
 /// Stops a profile and returns its Chrome trace as JSON text.
 ///
 /// # Errors
-/// `invalid-argument` if no profile with this id runs.
+/// `invalid-argument` if no profile with this id runs in this process.
 pub fn stop(id: i64) -> Result<String> {
-    let mut running = RUNNING.write().unwrap_or_else(PoisonError::into_inner);
+    let mut running = RUNNING.get().write().unwrap_or_else(PoisonError::into_inner);
     let index = running.iter().position(|recorder| recorder.id == id).ok_or_else(|| {
-        let message = format!("no profile {id} runs; pass what profile_start returned, and stop each profile once");
+        let message = format!(
+            "no profile {id} runs in this process; pass what profile_start returned, and stop each profile once, in the \
+             process that started it"
+        );
         Error::new(Kind::InvalidArgument, message)
     })?;
     let recorder = running.remove(index);
     RUNNING_COUNT.store(running.len(), Ordering::Relaxed);
     drop(running);
     Ok(trace::text(&recorder, now()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::os::per_process::testing::passes_in_child;
+
+    #[test]
+    fn child_profiles_its_own_work_during_a_profile_of_its_parent() {
+        let profile = start();
+        drop(span(Stage::Plan));
+        let check = || {
+            drop(span(Stage::Read));
+            assert_eq!(stop(profile).unwrap_err().kind(), Kind::InvalidArgument);
+            let own = start();
+            drop(span(Stage::Write));
+            let trace = stop(own).unwrap();
+            trace.contains(r#""name":"write""#) && !trace.contains(r#""name":"plan""#) && trace.contains("thread_name")
+        };
+        assert!(passes_in_child(|| (RUNNING.get().write(), thread::hold()), check));
+        assert!(stop(profile).unwrap().contains(r#""name":"plan""#));
+    }
 }

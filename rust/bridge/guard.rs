@@ -3,8 +3,9 @@
 use crate::error::{Error, Kind, Result};
 use crate::options;
 use crate::profile;
+use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Runs `work` and converts a panic to an error, since a panic that reaches C++ ends the process. Records errors in active
 /// profiles.
@@ -19,18 +20,30 @@ pub(super) fn guard<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
 
 /// Starts the log to stderr that `FST_LOG` requests. Rust programs install their own subscriber.
 pub(super) fn start_log() -> Result<()> {
-    static STARTED: OnceLock<()> = OnceLock::new();
-    if STARTED.get().is_none()
+    static IS_STARTED: AtomicBool = AtomicBool::new(false);
+    if !IS_STARTED.load(Ordering::Relaxed)
         && let Some(level) = options::log_level_from_env()?
+        && !IS_STARTED.swap(true, Ordering::Relaxed)
     {
-        STARTED.get_or_init(|| {
-            let subscriber =
-                tracing_subscriber::fmt().with_max_level(level).with_writer(std::io::stderr).with_ansi(false);
-            // Another library in the process may have installed a subscriber, which then receives the events.
-            if let Err(error) = subscriber.try_init() {
-                tracing::debug!(%error, "another subscriber receives the log");
-            }
-        });
+        let subscriber = tracing_subscriber::fmt().with_max_level(level).with_writer(|| Stderr).with_ansi(false);
+        // Another library in the process may have installed a subscriber, which then receives the events.
+        if let Err(error) = subscriber.try_init() {
+            tracing::debug!(%error, "another subscriber receives the log");
+        }
     }
     Ok(())
+}
+
+/// Standard error without the lock of [`std::io::Stderr`], which a thread of the parent may hold at a fork. An event is
+/// one write.
+struct Stderr;
+
+impl Write for Stderr {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        Ok(rustix::io::write(rustix::stdio::stderr(), text)?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }

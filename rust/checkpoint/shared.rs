@@ -11,7 +11,8 @@ use crate::num::{to_u64, to_usize};
 use crate::source::{Files, Source};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Size of an encoded number in bytes.
 const NUMBER_BYTES: usize = 8;
@@ -20,7 +21,7 @@ const NUMBER_BYTES: usize = 8;
 #[derive(Debug)]
 pub(super) struct HeaderDigest {
     digest: u64,
-    is_checked: OnceLock<()>,
+    is_checked: AtomicBool,
 }
 
 /// Decoded record of one file.
@@ -67,7 +68,7 @@ impl Checkpoint {
             let headers = headers.get(index).ok_or_else(|| mismatch("no shared header describes the file".into()))?;
             headers.check(&source).map_err(|error| error.at(&source.path))?;
             let header = Header::parse(headers.json, source.length).map_err(|error| error.at(&source.path))?;
-            let expected = Some(HeaderDigest { digest: digest(headers.json), is_checked: OnceLock::new() });
+            let expected = Some(HeaderDigest { digest: digest(headers.json), is_checked: AtomicBool::new(false) });
             Ok(OpenFile { source: Arc::new(source), header, expected })
         })
     }
@@ -78,14 +79,13 @@ impl Checkpoint {
     /// `malformed` for a different header, and those of [`Header::read_json`].
     pub fn check_headers(&self, sources: impl Iterator<Item = usize>) -> Result<()> {
         for file in sources.filter_map(|index| self.files.get(index)) {
-            let Some(expected) = file.expected.as_ref().filter(|expected| expected.is_checked.get().is_none()) else {
-                continue;
-            };
+            let is_due = |expected: &&HeaderDigest| !expected.is_checked.load(Ordering::Relaxed);
+            let Some(expected) = file.expected.as_ref().filter(is_due) else { continue };
             if digest(&Header::read_json(&file.source)?) != expected.digest {
                 let message = "the header of the file differs from the shared header".to_owned();
                 return Err(mismatch(message).at(&file.source.path));
             }
-            expected.is_checked.get_or_init(|| ());
+            expected.is_checked.store(true, Ordering::Relaxed);
         }
         Ok(())
     }

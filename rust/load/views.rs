@@ -5,6 +5,7 @@ use crate::checkpoint::region::TensorRegion;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::options::Options;
+use crate::os::per_process::PerProcess;
 use crate::profile::{self, Stage};
 use crate::reader::mmap::Mapping;
 use crate::reader::{self, Access, ChosenReader, ReaderKind, read_ahead};
@@ -13,15 +14,20 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, TryLockError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Mappings that the loads of one checkpoint share.
 ///
 /// Each byte of a mapping backs at most one tensor, because a write to one tensor must not change another. A second
 /// request for the same tensor creates a new mapping.
-#[derive(Default)]
 pub struct Mappings {
-    files: Mutex<BTreeMap<usize, LentRanges>>,
+    files: PerProcess<Mutex<BTreeMap<usize, LentRanges>>>,
+}
+
+impl Default for Mappings {
+    fn default() -> Self {
+        Mappings { files: PerProcess::new(Mutex::default) }
+    }
 }
 
 /// Mapping and its borrowed ranges.
@@ -50,12 +56,7 @@ impl Drop for ViewGuard {
 impl Mappings {
     /// Borrows ranges of a file, which are sorted and disjoint, from a mapping in which they are free.
     fn lend(&self, index: usize, source: &Source, ranges: &[(usize, Range<u64>)]) -> Result<Arc<Mapping>> {
-        let mut files = match self.files.try_lock() {
-            Ok(files) => files,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            // In a child that was forked while another thread held the lock, waiting would never end.
-            Err(TryLockError::WouldBlock) => return Ok(Arc::new(Mapping::open(source)?)),
-        };
+        let mut files = self.files.get().lock().unwrap_or_else(PoisonError::into_inner);
         let is_free = |lent: &LentRanges| ranges.iter().all(|(_, range)| lent.is_free(range));
         let new_mapping = || Ok(LentRanges { mapping: Arc::new(Mapping::open(source)?), ends: BTreeMap::new() });
         let lent = match files.entry(index) {

@@ -1,62 +1,50 @@
 //! Pool of compute threads that persists between calls: starting the threads costs as much as converting a megabyte.
 //!
-//! A forked child has only the forking thread, so a pool belongs to the process that created it, and a child creates
-//! its own. No function here blocks on a lock: at the time of the fork a thread may have held it that does not exist in
-//! the child.
+//! A forked child has none of the threads of its parent's pool, and starts its own.
 
+use crate::os::per_process::PerProcess;
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use std::process;
-use std::sync::{Arc, RwLock, TryLockError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-/// Pool and the process that owns its threads.
-struct OwnedPool {
-    process: u32,
-    pool: Arc<ThreadPool>,
-}
-
-static POOL: RwLock<Option<OwnedPool>> = RwLock::new(None);
+static POOL: PerProcess<Mutex<Option<Arc<ThreadPool>>>> = PerProcess::new(Mutex::default);
 
 /// Applies `work` to every item on `threads` threads, or on the calling thread if no pool is available.
 pub fn for_each<T: Sync>(threads: usize, items: &[T], work: impl Fn(&T) + Sync + Send) {
-    let pool = if threads > 1 { existing(threads).or_else(|| start(threads)) } else { None };
-    match pool {
+    match if threads > 1 { pool_of(threads) } else { None } {
         Some(pool) => pool.install(|| items.par_iter().for_each(work)),
         None => items.iter().for_each(work),
     }
 }
 
-fn existing(threads: usize) -> Option<Arc<ThreadPool>> {
-    let owned = match POOL.try_read() {
-        Ok(owned) => owned,
-        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-        Err(TryLockError::WouldBlock) => return None,
-    };
-    let is_ours = |owned: &&OwnedPool| owned.process == process::id() && owned.pool.current_num_threads() == threads;
-    owned.as_ref().filter(is_ours).map(|owned| Arc::clone(&owned.pool))
+/// Returns the pool if it has this number of threads, or replaces it by one that has.
+fn pool_of(threads: usize) -> Option<Arc<ThreadPool>> {
+    let mut pool = POOL.get().lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(pool) = pool.as_ref().filter(|pool| pool.current_num_threads() == threads) {
+        return Some(Arc::clone(pool));
+    }
+    let built = ThreadPoolBuilder::new().num_threads(threads).thread_name(|_| "fst convert".into()).build();
+    // A container may refuse more threads. The calling thread then does the work.
+    let built = built.inspect_err(|error| tracing::debug!(%error, threads, "cannot start compute threads")).ok()?;
+    Some(Arc::clone(pool.insert(Arc::new(built))))
 }
 
-fn start(threads: usize) -> Option<Arc<ThreadPool>> {
-    let mut owned = match POOL.try_write() {
-        Ok(owned) => owned,
-        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-        Err(TryLockError::WouldBlock) => return None,
-    };
-    let built = ThreadPoolBuilder::new().num_threads(threads).thread_name(|_| "fst convert".into()).build();
-    let pool = match built {
-        Ok(pool) => Arc::new(pool),
-        Err(error) => {
-            // A container may refuse more threads. The calling thread then does the work.
-            tracing::debug!(%error, threads, "cannot start compute threads");
-            return None;
-        }
-    };
-    let previous = owned.replace(OwnedPool { process: process::id(), pool: Arc::clone(&pool) });
-    if let Some(previous) = previous
-        && previous.process != process::id()
-    {
-        // The threads belong to the parent process. Dropping the pool would wait for them.
-        std::mem::forget(previous);
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::os::per_process::testing::passes_in_child;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    #[test]
+    fn child_starts_its_own_threads() {
+        let workers = |count: usize| {
+            let found = AtomicUsize::new(0);
+            for_each(2, &vec![(); count], |()| {
+                found.fetch_add(usize::from(rayon::current_thread_index().is_some()), Ordering::Relaxed);
+            });
+            found.into_inner()
+        };
+        assert_eq!(workers(100), 100);
+        assert!(passes_in_child(|| POOL.get().lock(), || workers(100) == 100));
     }
-    Some(pool)
 }

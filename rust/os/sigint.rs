@@ -5,6 +5,7 @@
 //! The module uses libc, since rustix has no sigaction(2) for programs that link a C library.
 
 use crate::error::{Error, Kind, Result};
+use crate::os::per_process::PerProcess;
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -21,9 +22,10 @@ static PROGRAM_HANDLER: AtomicUsize = AtomicUsize::new(libc::SIG_DFL);
 /// `sa_flags` of the program's action: with `SA_SIGINFO` its handler takes three arguments.
 static PROGRAM_FLAGS: AtomicUsize = AtomicUsize::new(0);
 
-/// Number of watches, and the program's action while it is replaced.
-static WATCHES: Mutex<Watches> = Mutex::new(Watches { count: 0, replaced: None });
+static WATCHES: PerProcess<Mutex<Watches>> = PerProcess::new(Mutex::default);
 
+/// Number of watches, and the program's action while it is replaced.
+#[derive(Default)]
 struct Watches {
     count: usize,
     replaced: Option<libc::sigaction>,
@@ -32,17 +34,19 @@ struct Watches {
 /// Detects SIGINTs until it is dropped.
 pub struct Watch {
     seen_before: u64,
+    watches: &'static Mutex<Watches>,
 }
 
 impl Watch {
     /// Installs the handler if this is the first watch.
     pub fn begin() -> Watch {
-        let mut watches = lock();
-        if watches.count == 0 {
-            watches.replaced = replace();
+        let watches = WATCHES.get();
+        let mut state = lock(watches);
+        if state.count == 0 {
+            state.replaced = replace();
         }
-        watches.count += 1;
-        Watch { seen_before: SEEN.load(Ordering::Relaxed) }
+        state.count += 1;
+        Watch { seen_before: SEEN.load(Ordering::Relaxed), watches }
     }
 
     /// Fails if a SIGINT was received since the watch began.
@@ -60,18 +64,22 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        let mut watches = lock();
-        watches.count -= 1;
-        if watches.count == 0
-            && let Some(program) = watches.replaced.take()
+        // A forked child does not count the watches of its parent.
+        if !ptr::eq(self.watches, WATCHES.get()) {
+            return;
+        }
+        let mut state = lock(self.watches);
+        state.count -= 1;
+        if state.count == 0
+            && let Some(program) = state.replaced.take()
         {
             restore(&program);
         }
     }
 }
 
-fn lock() -> MutexGuard<'static, Watches> {
-    WATCHES.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(watches: &Mutex<Watches>) -> MutexGuard<'_, Watches> {
+    watches.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn current() -> Option<libc::sigaction> {
@@ -85,6 +93,13 @@ fn current() -> Option<libc::sigaction> {
 /// Replaces the program's handler, if it has one, and returns its action.
 fn replace() -> Option<libc::sigaction> {
     let program = current().filter(|action| !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN))?;
+    if program.sa_sigaction == handler() {
+        // This process was forked during a load of its parent, which had installed the handler.
+        let mut program = program;
+        program.sa_sigaction = PROGRAM_HANDLER.load(Ordering::SeqCst);
+        program.sa_flags = libc::c_int::try_from(PROGRAM_FLAGS.load(Ordering::SeqCst)).unwrap_or(0);
+        return Some(program);
+    }
     PROGRAM_HANDLER.store(program.sa_sigaction, Ordering::SeqCst);
     PROGRAM_FLAGS.store(usize::try_from(program.sa_flags).unwrap_or(0), Ordering::SeqCst);
     let mut action = program;
@@ -121,5 +136,34 @@ extern "C" fn count_and_forward(signal: libc::c_int, info: *mut libc::siginfo_t,
         // SAFETY: the program registered a function of this type, without `SA_SIGINFO`.
         let call: extern "C" fn(libc::c_int) = unsafe { std::mem::transmute(program) };
         call(signal);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::os::per_process::testing::passes_in_child;
+
+    extern "C" fn ignore(_: libc::c_int) {}
+
+    /// Forks during a load, while another thread holds the lock of the watches.
+    #[test]
+    fn child_watches_and_restores_the_handler_of_the_program() {
+        let handler: extern "C" fn(libc::c_int) = ignore;
+        // SAFETY: the handler does nothing.
+        let before = unsafe { libc::signal(libc::SIGINT, handler as libc::sighandler_t) };
+        let inherited = Watch::begin();
+        let check = || {
+            let watch = Watch::begin();
+            drop(inherited);
+            // SAFETY: the process has a handler, which returns.
+            unsafe { libc::raise(libc::SIGINT) };
+            let is_seen = watch.check().is_err();
+            drop(watch);
+            is_seen && current().is_some_and(|action| action.sa_sigaction == handler as libc::sighandler_t)
+        };
+        assert!(passes_in_child(|| lock(WATCHES.get()), check));
+        // SAFETY: the action of the test harness.
+        unsafe { libc::signal(libc::SIGINT, before) };
     }
 }

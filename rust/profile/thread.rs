@@ -1,6 +1,9 @@
 //! Rows of a trace for threads. Worker threads end with their load, so a new thread reuses the row of an ended thread
 //! with the same name: ten loads need as many rows as one.
 
+use crate::os::per_process::PerProcess;
+use std::cell::RefCell;
+use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 struct Row {
@@ -8,18 +11,49 @@ struct Row {
     is_used: bool,
 }
 
-static ROWS: Mutex<Vec<Row>> = Mutex::new(Vec::new());
+type Rows = Mutex<Vec<Row>>;
+
+static ROWS: PerProcess<Rows> = PerProcess::new(Mutex::default);
 
 /// Row of a running thread, which is free again once the thread ends.
-struct OwnedRow(usize);
+struct OwnedRow {
+    index: usize,
+    rows: &'static Rows,
+}
 
 thread_local! {
-    static ROW: OwnedRow = OwnedRow(acquire(name()));
+    static ROW: RefCell<OwnedRow> = RefCell::new(OwnedRow::acquire(name()));
+}
+
+impl OwnedRow {
+    fn acquire(name: String) -> OwnedRow {
+        let rows = ROWS.get();
+        let mut used = lock(rows);
+        let free = used.iter().position(|row| !row.is_used && row.name == name);
+        let index = match free.and_then(|index| Some((index, used.get_mut(index)?))) {
+            Some((index, row)) => {
+                row.is_used = true;
+                index
+            }
+            None => {
+                used.push(Row { name, is_used: true });
+                used.len() - 1
+            }
+        };
+        OwnedRow { index, rows }
+    }
+
+    /// Returns whether the row is one of this process, not of the parent that forked it.
+    fn is_of_process(&self) -> bool {
+        ptr::eq(self.rows, ROWS.get())
+    }
 }
 
 impl Drop for OwnedRow {
     fn drop(&mut self) {
-        if let Some(row) = rows().get_mut(self.0) {
+        if self.is_of_process()
+            && let Some(row) = lock(self.rows).get_mut(self.index)
+        {
             row.is_used = false;
         }
     }
@@ -27,28 +61,20 @@ impl Drop for OwnedRow {
 
 /// Returns the row of the calling thread.
 pub fn current() -> usize {
+    let row = ROW.try_with(|row| {
+        let mut row = row.borrow_mut();
+        if !row.is_of_process() {
+            *row = OwnedRow::acquire(name());
+        }
+        row.index
+    });
     // A thread that is ending has already released its row.
-    ROW.try_with(|row| row.0).unwrap_or(0)
+    row.unwrap_or(0)
 }
 
 /// Returns the names of all rows.
 pub fn names() -> Vec<String> {
-    rows().iter().map(|row| row.name.clone()).collect()
-}
-
-fn acquire(name: String) -> usize {
-    let mut rows = rows();
-    let free = rows.iter().position(|row| !row.is_used && row.name == name);
-    match free.and_then(|index| Some((index, rows.get_mut(index)?))) {
-        Some((index, row)) => {
-            row.is_used = true;
-            index
-        }
-        None => {
-            rows.push(Row { name, is_used: true });
-            rows.len() - 1
-        }
-    }
+    lock(ROWS.get()).iter().map(|row| row.name.clone()).collect()
 }
 
 /// Returns the name of a Rust thread, or the name that the operating system has for another thread.
@@ -59,6 +85,12 @@ fn name() -> String {
     rustix::thread::name().map_or_else(|_| "thread".to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
-fn rows() -> MutexGuard<'static, Vec<Row>> {
-    ROWS.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(rows: &Rows) -> MutexGuard<'_, Vec<Row>> {
+    rows.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Holds the lock of the rows, for a test.
+#[cfg(test)]
+pub fn hold() -> MutexGuard<'static, impl Sized> {
+    lock(ROWS.get())
 }

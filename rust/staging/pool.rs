@@ -5,9 +5,11 @@
 use crate::device::Pinned;
 use crate::error::{Error, Kind, Result};
 use crate::os::numa::{self, Node};
+use crate::os::per_process::PerProcess;
 use crate::profile::{self, Memory, Stage};
 use memmap2::{Advice, MmapMut, MmapRaw};
 use std::mem;
+use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -70,6 +72,7 @@ impl Block {
 pub struct Slot {
     /// `Some` until the slot is dropped.
     block: Option<Block>,
+    pool: &'static Pool,
 }
 
 impl Slot {
@@ -93,9 +96,13 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        if let Some(block) = self.block.take() {
-            pool().free.push(block);
-            CHANGED.notify_all();
+        let Some(block) = self.block.take() else { return };
+        if ptr::eq(self.pool, POOL.get()) {
+            self.pool.lock().free.push(block);
+            self.pool.changed.notify_all();
+        } else {
+            // A forked child has none of the pages of its parent's blocks, and must not touch them.
+            mem::forget(block);
         }
     }
 }
@@ -112,28 +119,27 @@ pub struct Request {
 }
 
 struct Pool {
+    blocks: Mutex<Blocks>,
+    /// Signals that a block is free.
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Blocks {
     free: Vec<Block>,
     /// Bytes of all blocks, free or in use.
     total_bytes: usize,
-    /// Process that owns the blocks. A forked child has none of their pages, and must not touch them.
-    process: u32,
 }
 
-static POOL: Mutex<Pool> = Mutex::new(Pool { free: Vec::new(), total_bytes: 0, process: 0 });
-static CHANGED: Condvar = Condvar::new();
-
-fn pool() -> MutexGuard<'static, Pool> {
-    let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
-    let process = std::process::id();
-    if pool.process != process {
-        mem::take(&mut pool.free).into_iter().for_each(mem::forget);
-        pool.total_bytes = 0;
-        pool.process = process;
-    }
-    pool
-}
+static POOL: PerProcess<Pool> = PerProcess::new(|| Pool { blocks: Mutex::default(), changed: Condvar::new() });
 
 impl Pool {
+    fn lock(&self) -> MutexGuard<'_, Blocks> {
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Blocks {
     fn find(&mut self, request: &Request) -> Option<Block> {
         let fits = |block: &Block| block.memory.len() >= request.bytes && block.node == request.node;
         let free = self.free.iter().enumerate().filter(|(_, block)| fits(block));
@@ -156,21 +162,22 @@ impl Pool {
 /// # Errors
 /// `out-of-memory` if the host has none.
 pub fn take(request: &Request) -> Result<Option<Slot>> {
-    let mut pool = pool();
-    if let Some(block) = pool.find(request) {
-        profile::memory(Memory::Staging, pool.total_bytes);
-        return Ok(Some(Slot { block: Some(block) }));
+    let pool = POOL.get();
+    let mut blocks = pool.lock();
+    if let Some(block) = blocks.find(request) {
+        profile::memory(Memory::Staging, blocks.total_bytes);
+        return Ok(Some(Slot { block: Some(block), pool }));
     }
-    if !pool.make_room(request) {
+    if !blocks.make_room(request) {
         return Ok(None);
     }
-    pool.total_bytes += request.bytes;
-    profile::memory(Memory::Staging, pool.total_bytes);
-    drop(pool);
+    blocks.total_bytes += request.bytes;
+    profile::memory(Memory::Staging, blocks.total_bytes);
+    drop(blocks);
     match Block::allocate(request.bytes, request.node) {
-        Ok(block) => Ok(Some(Slot { block: Some(block) })),
+        Ok(block) => Ok(Some(Slot { block: Some(block), pool })),
         Err(error) => {
-            self::pool().total_bytes -= request.bytes;
+            pool.lock().total_bytes -= request.bytes;
             Err(error)
         }
     }
@@ -178,14 +185,33 @@ pub fn take(request: &Request) -> Result<Option<Slot>> {
 
 /// Waits until a slot may have returned to the pool, at most for [`POLL_INTERVAL`].
 pub fn wait() {
-    drop(CHANGED.wait_timeout(pool(), POLL_INTERVAL));
+    let pool = POOL.get();
+    drop(pool.changed.wait_timeout(pool.lock(), POLL_INTERVAL));
 }
 
 /// Frees all memory of the pool that is not in use, and returns its size in bytes.
 pub fn release() -> usize {
-    let mut pool = pool();
-    let free = mem::take(&mut pool.free);
+    let mut blocks = POOL.get().lock();
+    let free = mem::take(&mut blocks.free);
     let bytes = free.iter().map(|block| block.memory.len()).sum();
-    pool.total_bytes -= bytes;
+    blocks.total_bytes -= bytes;
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::os::per_process::testing::passes_in_child;
+
+    #[test]
+    fn child_takes_a_slot_although_the_pool_of_its_parent_is_locked() {
+        let request = Request { bytes: PAGE_BYTES, node: None, staging_bytes: PAGE_BYTES };
+        let inherited = take(&request).unwrap();
+        // In the child, the slot of the parent neither counts towards the bound nor returns to the pool.
+        let check = || {
+            drop(inherited);
+            take(&request).unwrap().is_some_and(|mut slot| slot.bytes_mut().len() == PAGE_BYTES)
+        };
+        assert!(passes_in_child(|| POOL.get().lock(), check));
+    }
 }

@@ -6,6 +6,7 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::num::to_usize;
+use crate::os::per_process::PerProcess;
 use cudarc::cufile::sys::{self, CUfileOpError};
 use libloading::Library;
 use std::ffi::{c_int, c_void};
@@ -39,7 +40,7 @@ pub struct Driver {
 }
 
 /// The open driver. It stays open until the process ends, because other users of the library in this process share it.
-static OPENED: Mutex<Option<Arc<Driver>>> = Mutex::new(None);
+static OPENED: PerProcess<Mutex<Option<Arc<Driver>>>> = PerProcess::new(Mutex::default);
 
 impl Driver {
     /// Opens the library and its driver, if they are not open. The context of a GPU must be current.
@@ -47,7 +48,7 @@ impl Driver {
     /// # Errors
     /// `device` if the library is missing or its driver does not open.
     pub fn open() -> Result<Arc<Driver>> {
-        let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut opened = OPENED.get().lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(driver) = &*opened {
             return Ok(Arc::clone(driver));
         }

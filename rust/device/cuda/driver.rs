@@ -4,14 +4,19 @@ use crate::error::{Error, Kind, Result};
 use cudarc::driver::sys;
 use std::ffi::{CStr, c_char};
 use std::ptr;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Returns whether the driver is installed. The search tries many names, so its result is kept.
+/// Returns whether the driver is installed. The search tries many names, so it ends with the first success. After a
+/// failure, which may be for lack of descriptors, the next load searches again.
 fn has_driver() -> bool {
-    static FOUND: OnceLock<bool> = OnceLock::new();
-    // SAFETY: only opens the library.
-    *FOUND.get_or_init(|| unsafe { sys::is_culib_present() })
+    static IS_FOUND: AtomicBool = AtomicBool::new(false);
+    if !IS_FOUND.load(Ordering::Relaxed) {
+        // SAFETY: only opens the library.
+        IS_FOUND.store(unsafe { sys::is_culib_present() }, Ordering::Relaxed);
+    }
+    IS_FOUND.load(Ordering::Relaxed)
 }
 
 /// Primary context of a GPU, which PyTorch also uses.

@@ -10,6 +10,7 @@
 use super::driver::{Context, Stream, check, report};
 use crate::convert::scatter::{Batch, Table};
 use crate::error::{Error, Kind, Result};
+use crate::os::per_process::PerProcess;
 use cudarc::driver::sys;
 use std::ffi::{CStr, c_void};
 use std::ptr;
@@ -48,10 +49,10 @@ unsafe impl Send for Kernels {}
 unsafe impl Sync for Kernels {}
 
 /// Kernels of each GPU in use, or `None` if they could not be loaded.
-static LOADED: Mutex<Vec<(sys::CUdevice, Option<Arc<Kernels>>)>> = Mutex::new(Vec::new());
+static LOADED: PerProcess<Mutex<Vec<(sys::CUdevice, Option<Arc<Kernels>>)>>> = PerProcess::new(Mutex::default);
 
 fn loaded() -> MutexGuard<'static, Vec<(sys::CUdevice, Option<Arc<Kernels>>)>> {
-    LOADED.lock().unwrap_or_else(PoisonError::into_inner)
+    LOADED.get().lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Unloads the kernels. The next load that needs them loads them again.

@@ -88,6 +88,21 @@ def test_environment_is_read_in_one_place():
     assert naming(r"\benv::vars?(_os)?\b|getenv|environ\b", sources) == ["rust/options.rs"]
 
 
+def test_locks_of_the_process_are_replaced_in_a_forked_child():
+    """A lock in a static or thread-local variable stays locked in a child that is forked while a thread holds it."""
+    lock = r"(Mutex|RwLock|Condvar|Once|OnceLock|LazyLock|Barrier)\b"
+    statics = [
+        f"{path.relative_to(CHECKOUT)}: {declared}"
+        for path in SOURCES
+        for declared in re.findall(r"^\s*(?:pub(?:\(.*?\))? )?static \w+: .*", path.read_text(), re.MULTILINE)
+        if re.search(lock, declared) and "PerProcess<" not in declared
+    ]
+    assert statics == []
+    # C++ initializes a static variable of a function under a lock, unless the value is known to the compiler.
+    headers = [*CXX_SOURCES, *(CHECKOUT / "torch_ext" / "fst" / "include").rglob("*.h")]
+    assert naming(r"\n +static (?!constexpr\b)[^()\n]*=|std::call_once|\bstatic std::(\w+_)?mutex", headers) == []
+
+
 def test_cuda_is_called_in_one_module():
     named = naming(r"\bcudarc\b", SOURCES)
     assert named

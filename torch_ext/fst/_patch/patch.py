@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from fst._core.arguments import Device
+from fst._core.forks import hold_across_forks
 from fst._patch.bindings import Bindings
 from fst._patch.placement import DeviceMap, Placement
 from fst._patch.replacements import Active, Replacements
@@ -161,6 +162,7 @@ class _State:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        hold_across_forks(self.lock)
         self.calls: list[_Call] = []
         self.blocks: list[weakref.ref[_Block]] = []
         self.active: Active | None = None

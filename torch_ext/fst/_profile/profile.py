@@ -13,24 +13,28 @@ from fst._profile.trace import Recording
 class Profile:
     """Recording of the loads and saves in a `with` block; `profile` returns it.
 
-    A profile covers all threads of the process. It contains the work that began and ended inside the block. Profiles
-    may be nested or run concurrently, and each records its own block. A profile is used for one block only.
+    A profile covers all threads of the process, but no forked child. It contains the work that began and ended inside
+    the block. Profiles may be nested or run concurrently, and each records its own block. A profile is used for one
+    block only.
     """
 
     def __init__(self) -> None:
         self._id: int | None = None
+        self._process: int | None = None
         self._exception: str | None = None
         self._recording: Recording | None = None
 
     def __enter__(self) -> "Profile":
         if self._id is not None:
             raise RuntimeError("a profile is used for one block; create another with fst.profile()")
-        self._id = ops.profile_start()
+        self._id, self._process = ops.profile_start(), os.getpid()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, exception: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if os.getpid() != self._process:
+            return  # A child that was forked inside the block leaves it, too.
         if exception is not None:
             self._exception = f"{type(exception).__name__}: {exception}"
         assert self._id is not None
@@ -91,7 +95,7 @@ class Profile:
 
     def _finished(self) -> Recording:
         if self._recording is None:
-            raise RuntimeError("the profile has not ended; use it after its `with` block")
+            raise RuntimeError("the profile has not ended; use it after its `with` block, in the process that began it")
         return self._recording
 
 

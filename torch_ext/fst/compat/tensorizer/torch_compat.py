@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fst._core.forks import hold_across_forks
 from fst.compat.tensorizer._deserializer import TensorDeserializer
 from fst.compat.tensorizer._pickling import Collector, Source
 from fst.compat.tensorizer._serializer import TensorSerializer
@@ -87,6 +88,7 @@ class _Replacement:
         self._replaced: Any = None
         self._count = 0
         self._lock = threading.Lock()
+        hold_across_forks(self._lock)
 
     @contextmanager
     def active(self) -> Iterator[None]:

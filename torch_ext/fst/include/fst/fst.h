@@ -66,6 +66,8 @@ using Dtype = std::optional<c10::ScalarType>;
 
 inline StringList list_of(const Strings& strings) { return StringList(c10::ArrayRef<std::string>(strings)); }
 
+// Callers look the operator up in each call. A child that is forked while a static variable is initialized by another
+// thread of its parent would wait for that thread.
 template <typename Signature>
 c10::TypedOperatorHandle<Signature> find(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
@@ -77,7 +79,7 @@ c10::TypedOperatorHandle<Signature> find(const char* name) {
 inline Tensors load_file(const std::string& path, c10::Device device = at::kCPU,
                          std::optional<c10::ScalarType> dtype = std::nullopt) {
   using Signature = Tensors(const std::string&, c10::Device, detail::Dtype);
-  static const auto operation = detail::find<Signature>("fst::load_file");
+  const auto operation = detail::find<Signature>("fst::load_file");
   return operation.call(path, device, dtype);
 }
 
@@ -85,7 +87,7 @@ inline Tensors load_file(const std::string& path, c10::Device device = at::kCPU,
 inline Tensors load_files(const Strings& paths, c10::Device device = at::kCPU,
                           std::optional<c10::ScalarType> dtype = std::nullopt) {
   using Signature = Tensors(const detail::StringList&, c10::Device, detail::Dtype);
-  static const auto operation = detail::find<Signature>("fst::load_files");
+  const auto operation = detail::find<Signature>("fst::load_files");
   return operation.call(detail::list_of(paths), device, dtype);
 }
 
@@ -97,7 +99,7 @@ inline std::vector<at::Tensor> load_tensors(const Strings& paths, const Strings&
                                             std::optional<c10::ScalarType> dtype = std::nullopt) {
   using Signature =
       std::vector<at::Tensor>(const detail::StringList&, const detail::StringList&, c10::Device, detail::Dtype);
-  static const auto operation = detail::find<Signature>("fst::load_tensors");
+  const auto operation = detail::find<Signature>("fst::load_tensors");
   return operation.call(detail::list_of(paths), detail::list_of(names), device, dtype);
 }
 
@@ -118,7 +120,7 @@ inline std::vector<at::Tensor> load_slices(const Strings& paths, const std::vect
                                            std::optional<c10::ScalarType> dtype = std::nullopt) {
   using Signature = std::vector<at::Tensor>(const detail::StringList&, const detail::StringList&, c10::IntArrayRef,
                                             c10::IntArrayRef, c10::IntArrayRef, c10::Device, detail::Dtype);
-  static const auto operation = detail::find<Signature>("fst::load_slices");
+  const auto operation = detail::find<Signature>("fst::load_slices");
   detail::StringList names;
   std::vector<int64_t> dims, starts, lengths;
   for (const Slice& slice : slices) {
@@ -152,7 +154,7 @@ inline std::vector<at::Tensor> load_boxes(const Strings& paths, const std::vecto
                                           std::optional<c10::ScalarType> dtype = std::nullopt) {
   using Signature = std::vector<at::Tensor>(const detail::StringList&, const detail::StringList&, c10::IntArrayRef,
                                             c10::IntArrayRef, c10::IntArrayRef, c10::Device, detail::Dtype);
-  static const auto operation = detail::find<Signature>("fst::load_boxes");
+  const auto operation = detail::find<Signature>("fst::load_boxes");
   detail::StringList names;
   std::vector<int64_t> starts, lengths, steps;
   for (const Region& region : regions) {
@@ -171,21 +173,21 @@ inline std::vector<at::Tensor> load_boxes(const Strings& paths, const std::vecto
 // c10::ValueError, no output has changed. Autograd does not record the writes.
 inline void load_into(const Strings& paths, const Strings& names, at::TensorList outputs) {
   using Signature = void(const detail::StringList&, const detail::StringList&, at::TensorList);
-  static const auto operation = detail::find<Signature>("fst::load_into");
+  const auto operation = detail::find<Signature>("fst::load_into");
   operation.call(detail::list_of(paths), detail::list_of(names), outputs);
 }
 
 // Returns the names of all tensors. Reads the headers only.
 inline Strings tensor_names(const Strings& paths) {
   using Signature = Strings(const detail::StringList&);
-  static const auto operation = detail::find<Signature>("fst::tensor_names");
+  const auto operation = detail::find<Signature>("fst::tensor_names");
   return operation.call(detail::list_of(paths));
 }
 
 // Returns the metadata of a file. Reads the header only.
 inline Texts metadata(const std::string& path) {
   using Signature = Texts(const std::string&);
-  static const auto operation = detail::find<Signature>("fst::metadata");
+  const auto operation = detail::find<Signature>("fst::metadata");
   return operation.call(path);
 }
 
@@ -197,7 +199,7 @@ inline Texts metadata(const std::string& path) {
 inline void save_file(at::TensorList tensors, const Strings& names, const std::string& path,
                       const std::optional<Texts>& metadata = std::nullopt) {
   using Signature = void(at::TensorList, const detail::StringList&, const std::string&, const std::optional<Texts>&);
-  static const auto operation = detail::find<Signature>("fst::save_file");
+  const auto operation = detail::find<Signature>("fst::save_file");
   operation.call(tensors, detail::list_of(names), path, metadata);
 }
 
@@ -207,14 +209,14 @@ inline void save_file(at::TensorList tensors, const Strings& names, const std::s
 inline at::Tensor serialize(at::TensorList tensors, const Strings& names,
                             const std::optional<Texts>& metadata = std::nullopt) {
   using Signature = at::Tensor(at::TensorList, const detail::StringList&, const std::optional<Texts>&);
-  static const auto operation = detail::find<Signature>("fst::serialize");
+  const auto operation = detail::find<Signature>("fst::serialize");
   return operation.call(tensors, detail::list_of(names), metadata);
 }
 
 // Casts many tensors in one call. Each result is a new tensor on the device of its source.
 inline std::vector<at::Tensor> cast(at::TensorList tensors, c10::ScalarType dtype) {
   using Signature = std::vector<at::Tensor>(at::TensorList, c10::ScalarType);
-  static const auto operation = detail::find<Signature>("fst::cast");
+  const auto operation = detail::find<Signature>("fst::cast");
   return operation.call(tensors, dtype);
 }
 
@@ -234,7 +236,7 @@ inline std::vector<at::Tensor> scatter(const at::Tensor& bytes, const std::vecto
                                        std::optional<c10::ScalarType> dtype = std::nullopt) {
   using Signature = std::vector<at::Tensor>(const at::Tensor&, c10::IntArrayRef, c10::IntArrayRef, c10::IntArrayRef,
                                             c10::IntArrayRef, detail::Dtype);
-  static const auto operation = detail::find<Signature>("fst::scatter");
+  const auto operation = detail::find<Signature>("fst::scatter");
   std::vector<int64_t> offsets, dtypes, sizes, ranks;
   for (const Place& place : places) {
     offsets.push_back(place.offset);

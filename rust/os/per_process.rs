@@ -1,0 +1,155 @@
+//! State that each process has of its own, so that a forked child needs nothing of its parent.
+//!
+//! A forked child has a copy of its parent's memory, but only the thread that forked. A lock that another thread held
+//! at that time stays locked in the child for ever, and what it guards may be half changed. Every lock that outlives a
+//! call is therefore inside a [`PerProcess`], which a child replaces at its first access. The replacement takes no
+//! lock: it swaps a pointer, and what the pointer refers to never changes its process.
+
+use std::marker::PhantomData;
+use std::process;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// Value that is created at the first access in each process.
+///
+/// The value of a parent process is leaked in a forked child: nothing there may lock it, and dropping it could wait for
+/// threads that do not exist.
+pub struct PerProcess<T> {
+    current: AtomicPtr<Owned<T>>,
+    create: fn() -> T,
+    // Any thread may create, use and drop the value.
+    _owned: PhantomData<Arc<T>>,
+}
+
+struct Owned<T> {
+    process: u32,
+    value: T,
+}
+
+impl<T> PerProcess<T> {
+    /// Creates the state. Threads that access it first at the same time may each call `create`; all but one of the
+    /// values are dropped.
+    pub const fn new(create: fn() -> T) -> Self {
+        PerProcess { current: AtomicPtr::new(ptr::null_mut()), create, _owned: PhantomData }
+    }
+
+    /// Returns the value of this process.
+    pub fn get(&self) -> &T {
+        let process = process::id();
+        let mut found = self.current.load(Ordering::Acquire);
+        loop {
+            // SAFETY: the pointer is null, or that of a box that lives as long as `self`.
+            if let Some(owned) = unsafe { found.as_ref() }.filter(|owned| owned.process == process) {
+                return &owned.value;
+            }
+            let created = Box::into_raw(Box::new(Owned { process, value: (self.create)() }));
+            match self.current.compare_exchange(found, created, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => found = created,
+                Err(other) => {
+                    // SAFETY: no other thread has seen this box.
+                    drop(unsafe { Box::from_raw(created) });
+                    found = other;
+                }
+            }
+        }
+    }
+}
+
+impl<T> Drop for PerProcess<T> {
+    fn drop(&mut self) {
+        let current = *self.current.get_mut();
+        // SAFETY: as in `get`.
+        if unsafe { current.as_ref() }.is_some_and(|owned| owned.process == process::id()) {
+            // SAFETY: the box belongs to this state, and nothing borrows it any more.
+            drop(unsafe { Box::from_raw(current) });
+        }
+    }
+}
+
+/// Forks while another thread holds a lock.
+#[cfg(test)]
+pub(crate) mod testing {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::Barrier;
+    use std::thread;
+
+    /// Seconds after which a child that waits for a lock is killed.
+    const PATIENCE_SECONDS: libc::c_uint = 20;
+
+    /// Returns whether `check` returns true in a child that is forked while another thread holds what `lock` returns.
+    pub(crate) fn passes_in_child<G>(lock: impl FnOnce() -> G + Send, check: impl FnOnce() -> bool) -> bool {
+        // The child takes the check out. Here it is dropped after the lock is released, which its captures may need.
+        let mut check = Some(check);
+        let (is_held, is_checked) = (Barrier::new(2), Barrier::new(2));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let _held = lock();
+                is_held.wait();
+                is_checked.wait();
+            });
+            is_held.wait();
+            let passed = passes(&mut check);
+            is_checked.wait();
+            passed
+        })
+    }
+
+    fn passes(check: &mut Option<impl FnOnce() -> bool>) -> bool {
+        // SAFETY: the C library resets its own locks in the child, and the child takes no lock of the test harness.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: ends this process if it waits for ever.
+            unsafe { libc::alarm(PATIENCE_SECONDS) };
+            let check = AssertUnwindSafe(|| check.take().is_some_and(|check| check()));
+            let has_passed = catch_unwind(check).unwrap_or(false);
+            // SAFETY: exits without the exit handlers of the test harness.
+            unsafe { libc::_exit(i32::from(!has_passed)) }
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child of this call; `status` is valid for writes.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::passes_in_child;
+    use super::*;
+    use std::sync::Mutex;
+    use std::sync::atomic::AtomicUsize;
+    use std::thread;
+
+    #[test]
+    fn child_has_a_value_of_its_own() {
+        static STATE: PerProcess<Mutex<u32>> = PerProcess::new(|| Mutex::new(1));
+        *STATE.get().lock().unwrap() = 2;
+        assert!(passes_in_child(|| STATE.get().lock(), || *STATE.get().lock().unwrap() == 1));
+        assert_eq!(*STATE.get().lock().unwrap(), 2);
+    }
+
+    #[test]
+    fn threads_share_one_value_and_the_others_are_dropped() {
+        static LIVE: AtomicUsize = AtomicUsize::new(0);
+        struct Counted;
+        impl Drop for Counted {
+            fn drop(&mut self) {
+                LIVE.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+        let create = || {
+            LIVE.fetch_add(1, Ordering::SeqCst);
+            Counted
+        };
+        let state = PerProcess::new(create);
+        let addresses: Vec<usize> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(|| ptr::from_ref(state.get()).addr())).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(addresses.iter().all(|address| *address == addresses[0]));
+        assert_eq!(LIVE.load(Ordering::SeqCst), 1);
+        drop(state);
+        assert_eq!(LIVE.load(Ordering::SeqCst), 0);
+    }
+}
