@@ -8,14 +8,16 @@ The loads and saves are also operators under `torch.ops.fst`, for TorchScript an
 is the directory in which CMake finds the package `fst`.
 """
 
-from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from fst._checkpoint.safe_open import safe_open
 from fst._core.errors import SafetensorError
+from fst._core.group import RankError
 from fst._core.library import version as __version__
 from fst._core.memory import release_memory
+from fst._distributed.load_distributed import load_distributed
+from fst._distributed.load_sharded import load_sharded
+from fst._distributed.stream_sharded import stream_sharded
 from fst._load.convert import cast, scatter
 from fst._load.load import (
     load_boxes,
@@ -28,18 +30,12 @@ from fst._load.load import (
     tensor_names,
 )
 from fst._load.stream import Stream, stream
+from fst._module.load_module import ModuleMismatchError, load_module
 from fst._patch.patch import patch, unpatch
 from fst._profile.profile import Profile, profile
 from fst._profile.summary import ReaderUse, StageTime, Summary
 from fst._save.save import save_file, save_file_async
 from fst._save.writer import Writer
-
-if TYPE_CHECKING:
-    from fst._core.group import RankError
-    from fst._distributed.load_distributed import load_distributed
-    from fst._distributed.load_sharded import load_sharded
-    from fst._distributed.stream_sharded import stream_sharded
-    from fst._module.load_module import ModuleMismatchError, load_module
 
 __all__ = [
     "ModuleMismatchError",
@@ -79,26 +75,6 @@ __all__ = [
 
 # Directory in which CMake's find_package(fst) finds the header and the library, like `torch.utils.cmake_prefix_path`.
 cmake_prefix_path = f"{__path__[0]}/share/cmake"
-
-# Imported on first use: a third of the package, which most programs do not need.
-_LAZY_IMPORTS = {
-    "ModuleMismatchError": "_module.load_module",
-    "RankError": "_core.group",
-    "load_distributed": "_distributed.load_distributed",
-    "load_module": "_module.load_module",
-    "load_sharded": "_distributed.load_sharded",
-    "stream_sharded": "_distributed.stream_sharded",
-}
-
-# A type checker that sees `__getattr__` accepts any name.
-if not TYPE_CHECKING:
-
-    def __getattr__(name):
-        if name not in _LAZY_IMPORTS:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{__name__}.{_LAZY_IMPORTS[name]}"), name)
-        globals()[name] = value
-        return value
 
 
 def __dir__() -> list[str]:

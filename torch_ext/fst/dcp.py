@@ -99,6 +99,7 @@ class StorageReader(storage.StorageReader):
         self._load_id = str(uuid.uuid4())
         self._sources = []
 
+    @defer_interrupts()
     def read_metadata(self) -> Metadata:
         """Returns the metadata in the headers. If they cannot be read, any access to the result raises the error."""
         try:
@@ -126,21 +127,21 @@ class StorageReader(storage.StorageReader):
         """Adds the number of ranks to each plan."""
         return [dataclasses.replace(plan, storage_data=len(plans)) for plan in plans]
 
+    @defer_interrupts()
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Fills the planner's tensors for the items of the plan. The returned future is complete."""
         group = self._group_of(plan)
-        with defer_interrupts():
-            reads = group.run_on_all(lambda: [self._resolve(item, planner) for item in plan.items])
-            for source in self._sources:
-                requests = [request for owner, request, _ in reads if owner is source]
-                out = [tensor for owner, _, tensor in reads if owner is source]
-                fill_shards(source.checkpoint, requests, out, group)
+        reads = group.run_on_all(lambda: [self._resolve(item, planner) for item in plan.items])
+        for source in self._sources:
+            requests = [request for owner, request, _ in reads if owner is source]
+            out = [tensor for owner, _, tensor in reads if owner is source]
+            fill_shards(source.checkpoint, requests, out, group)
 
-            def commit() -> None:
-                for item, (_, _, tensor) in zip(plan.items, reads, strict=True):
-                    planner.commit_tensor(item, tensor)
+        def commit() -> None:
+            for item, (_, _, tensor) in zip(plan.items, reads, strict=True):
+                planner.commit_tensor(item, tensor)
 
-            group.run_on_all(commit)
+        group.run_on_all(commit)
         done: Future[None] = Future()
         done.set_result(None)
         return done

@@ -207,6 +207,7 @@ class Group:
         return [ctypes.string_at(row.data_ptr(), len(data)) for row in rows.to(_CPU)]
 
 
+@defer_interrupts()
 def open_on_all(group: Group, open_checkpoint: Callable[[Tensor | None], _Checkpoint]) -> _Checkpoint:
     """Opens a checkpoint on all ranks. Only rank 0 reads the headers and sends them to the others.
 

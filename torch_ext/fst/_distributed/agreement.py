@@ -15,9 +15,8 @@ from fst._distributed.shards import ShardRequest, encode
 
 
 class LoadOptions(NamedTuple):
-    """Options that must be equal on all ranks. `device` and `dtype` are `None` where they may differ."""
+    """Options that must be equal on all ranks. `dtype` is `None` where it may differ."""
 
-    device: str | None
     dtype: str | None
     strategy: str
     window_bytes: int
@@ -64,11 +63,11 @@ def agree_on_plan(
     encoded, summaries = group.gather_results(summarize)
     all_options, digests, caches = zip(*map(json.loads, summaries), strict=True)
     for index, field in enumerate(LoadOptions._fields):
-        _check_equal(field, [rank_options[index] for rank_options in all_options])
+        check_equal(field, [rank_options[index] for rank_options in all_options])
     distinct = _distinct_requests(encoded, digests, group)
     cache_ids = [cache_id if cache else -1 for cache, cache_id in zip(caches, _ids(caches), strict=True)]
     plan, plan_digests = group.gather_results(plan_all)
-    _check_equal("plan (does every rank run the same version of fst?)", [digest.decode() for digest in plan_digests])
+    check_equal("plan (does every rank run the same version of fst?)", [digest.decode() for digest in plan_digests])
     return PlanAgreement(plan, all(caches))
 
 
@@ -89,7 +88,7 @@ def _ids(values: Sequence[Hashable]) -> list[int]:
     return [ids[value] for value in values]
 
 
-def _check_equal(name: str, values: Sequence[Hashable]) -> None:
+def check_equal(name: str, values: Sequence[Hashable]) -> None:
     """Raises the same ValueError on all ranks if their values of `name` differ."""
     if len(set(values)) > 1:
         ranks_by_value = {value: [rank for rank, other in enumerate(values) if other == value] for value in values}

@@ -216,7 +216,7 @@ def side_stream(device: torch.device) -> Iterator[None]:
         current.wait_stream(side)
 
 
-def _begin_all_gather(receive: Tensor, send: Tensor, group: Group) -> list[dist.Work]:
+def _begin_all_gather(receive: Tensor, send: Tensor, group: Group) -> "list[dist.Work]":
     process_group = group.process_group
     if receive.device.type != "cpu":
         return [dist.all_gather_into_tensor(receive, send, process_group, async_op=True)]

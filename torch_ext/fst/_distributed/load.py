@@ -17,7 +17,7 @@ from fst._core.classes import GroupPlan
 from fst._core.dtypes import CASTABLE
 from fst._core.group import Group, open_on_all
 from fst._core.interrupts import defer_interrupts
-from fst._distributed.agreement import LoadOptions, agree_on_plan
+from fst._distributed.agreement import LoadOptions, agree_on_plan, check_equal
 from fst._distributed.exchange import Exchange, side_stream
 from fst._distributed.shards import ShardRequest, region_of
 
@@ -69,20 +69,21 @@ def load_shards(
         regions = [region_of(shard, checkpoint.tensors[name].shape, group.rank, group.size) for name, shard in requests]
         return checkpoint.load_boxes([name for name, _ in requests], regions, device, dtype)
 
-    def prepare() -> tuple[list[Tensor], str]:
+    def prepare() -> tuple[tuple[list[Tensor], str], bytes]:
         like = load_own(requests, torch.device("meta"))
         is_cast = any(
             tensor.dtype != checkpoint.tensors[name].dtype for (name, _), tensor in zip(requests, like, strict=True)
         )
-        return like, page_cache(checkpoint) if device.type == "cpu" and not is_cast else ""
+        cache = page_cache(checkpoint) if device.type == "cpu" and not is_cast else ""
+        return (like, cache), device.type.encode()
 
     with defer_interrupts():
-        like, cache = group.run_on_all(prepare)
+        (like, cache), device_types = group.gather_results(prepare)
+        # A rank that loads to meta communicates no further.
+        check_equal("device", [device_type.decode() for device_type in device_types])
         if device.type == "meta":
             return like
-        options = LoadOptions(
-            device.type, str(dtype), strategy, group.window_bytes if window_bytes is None else window_bytes
-        )
+        options = LoadOptions(str(dtype), strategy, group.window_bytes if window_bytes is None else window_bytes)
         plan, all_mapped = agree_on_plan(checkpoint, requests, group, options, cache)
         if all(plan.collective(window) == "none" for window in range(plan.window_count())):
             return group.run_on_all(lambda: load_own(requests, device))
@@ -157,7 +158,7 @@ def fill_on_device(
         indirect = {name for data in gathered for name in json.loads(data)}
         direct = [output for output in outputs if output.request.name not in indirect]
         batch_bytes = group.window_bytes if window_bytes is None else window_bytes
-        options = LoadOptions(None, None, strategy, batch_bytes)
+        options = LoadOptions(None, strategy, batch_bytes)
         plan, _ = agree_on_plan(checkpoint, [output.request for output in direct], group, options, "")
         _run(plan, [output.tensor for output in direct], group, device)
         for names in map(set, batches(checkpoint, indirect.__contains__, batch_bytes)):

@@ -95,14 +95,14 @@ def load_distributed(
     def read_arguments() -> tuple[torch.device, torch.dtype | None, list[str] | None]:
         return mesh_device(mesh), dtype_of(dtype), None if names is None else names_of(names)
 
-    if mesh.get_coordinate() is None:
-        load_device, load_dtype, selected = read_arguments()
-        checkpoint = OpenCheckpoint(paths)
-        by_name = _mesh_placements(placements, checkpoint, selected, mesh)
-        like = checkpoint.load_tensors(list(by_name), _META, load_dtype)
-        empty = [tensor.new_empty([0] * tensor.ndim, device=load_device) for tensor in like]
-        return _as_dtensors(checkpoint, mesh, by_name, empty)
     with defer_interrupts():
+        if mesh.get_coordinate() is None:
+            load_device, load_dtype, selected = read_arguments()
+            checkpoint = OpenCheckpoint(paths)
+            by_name = _mesh_placements(placements, checkpoint, selected, mesh)
+            like = checkpoint.load_tensors(list(by_name), _META, load_dtype)
+            empty = [tensor.new_empty([0] * tensor.ndim, device=load_device) for tensor in like]
+            return _as_dtensors(checkpoint, mesh, by_name, empty)
         if group is None:
             group = mesh_group(mesh)
         check_group(group, mesh)

@@ -10,6 +10,7 @@ from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.arguments import Device, Paths, device_of, dtype_of, names_of
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
+from fst._distributed.agreement import check_equal
 from fst._distributed.load import load_shards, open_for_group
 from fst._distributed.placements import Placements, shard_requests
 from fst._distributed.shards import ShardRequest
@@ -113,10 +114,15 @@ def select_shards(
         RankError: Another rank failed.
         Errors of `load_sharded` about paths, headers and arguments.
     """
+
+    def read_arguments() -> tuple[tuple[torch.device, torch.dtype | None, list[str] | None], bytes]:
+        load_device = _resolve(device)
+        return (load_device, dtype_of(dtype), None if names is None else names_of(names)), load_device.type.encode()
+
     # Communicates as for the CPU until all ranks know their device.
-    load_device, load_dtype, selected = Group.of(process_group, torch.device("cpu")).run_on_all(
-        lambda: (_resolve(device), dtype_of(dtype), None if names is None else names_of(names))
-    )
+    control_group = Group.of(process_group, torch.device("cpu"))
+    (load_device, load_dtype, selected), device_types = control_group.gather_results(read_arguments)
+    check_equal("device", [device_type.decode() for device_type in device_types])
     group = Group.of(process_group, load_device)
     checkpoint = open_for_group(paths, group)
     requests = group.run_on_all(lambda: shard_requests(placements, checkpoint, selected))

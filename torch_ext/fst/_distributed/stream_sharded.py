@@ -33,6 +33,7 @@ class GroupLoader:
         self._total_bytes = sum(tensor.nbytes for tensor in like)
         self._items = self._load()
 
+    @defer_interrupts()
     def next(self) -> tuple[int, str, Tensor] | None:
         """Returns the position, the name and the tensor that comes next, or `None` after the last."""
         return next(self._items, None)

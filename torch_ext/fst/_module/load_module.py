@@ -108,28 +108,48 @@ def load_module(
     """
     if not isinstance(module, Module):
         raise TypeError(f"module must be a torch.nn.Module, not {type(module).__name__}")
-    reshard(module)
-    meshes = _meshes_of(module)
-    if group is None and meshes:
-        group = mesh_group(enclosing_mesh(meshes))
-    if group is None:
-        options = _module_options(device, dtype, meshes)
-        checkpoint = OpenCheckpoint(paths)
-        match = match_tensors(module, checkpoint.tensors)
-        differing = [names for names in _tied_names(match) if not have_equal_bits(checkpoint, names)]
-        _check(match, module, checkpoint, strict, differing)
-        loaded = _load_alone(match, checkpoint, options)
-        return _finish(module, match, loaded, options)
     with defer_interrupts():
-        # Communicates as for the CPU until all ranks know their device.
-        options = Group.of(group, torch.device("cpu")).run_on_all(lambda: _module_options(device, dtype, meshes))
-        load_group = Group.of(group, options.device)
-        checkpoint = open_for_group(paths, load_group)
-        match = load_group.run_on_all(lambda: match_tensors(module, checkpoint.tensors))
-        differing = _differing_on_any(_tied_names(match), checkpoint, load_group)
-        load_group.run_on_all(lambda: _check(match, module, checkpoint, strict, differing))
-        loaded = _load_together(match, checkpoint, options, load_group)
-        return load_group.run_on_all(lambda: _finish(module, match, loaded, options))
+        reshard(module)
+        meshes = _meshes_of(module)
+        if group is None and meshes:
+            group = mesh_group(enclosing_mesh(meshes))
+        if group is not None:
+            return _load_in_group(module, paths, device, dtype, strict, group, meshes)
+    return _load_in_process(module, paths, device, dtype, strict)
+
+
+def _load_in_process(
+    module: Module, paths: Paths, device: Device, dtype: torch.dtype | None, strict: bool
+) -> _IncompatibleKeys:
+    """Loads in this process alone."""
+    options = _module_options(device, dtype, [])
+    checkpoint = OpenCheckpoint(paths)
+    match = match_tensors(module, checkpoint.tensors)
+    differing = [names for names in _tied_names(match) if not have_equal_bits(checkpoint, names)]
+    _check(match, module, checkpoint, strict, differing)
+    loaded = _load_alone(match, checkpoint, options)
+    return _finish(module, match, loaded, options)
+
+
+def _load_in_group(
+    module: Module,
+    paths: Paths,
+    device: Device,
+    dtype: torch.dtype | None,
+    strict: bool,
+    group: "ProcessGroup",
+    meshes: "Sequence[DeviceMesh]",
+) -> _IncompatibleKeys:
+    """Loads with all ranks of a group."""
+    # Communicates as for the CPU until all ranks know their device.
+    options = Group.of(group, torch.device("cpu")).run_on_all(lambda: _module_options(device, dtype, meshes))
+    load_group = Group.of(group, options.device)
+    checkpoint = open_for_group(paths, load_group)
+    match = load_group.run_on_all(lambda: match_tensors(module, checkpoint.tensors))
+    differing = _differing_on_any(_tied_names(match), checkpoint, load_group)
+    load_group.run_on_all(lambda: _check(match, module, checkpoint, strict, differing))
+    loaded = _load_together(match, checkpoint, options, load_group)
+    return load_group.run_on_all(lambda: _finish(module, match, loaded, options))
 
 
 def _meshes_of(module: Module) -> "list[DeviceMesh]":

@@ -12,6 +12,7 @@ from torch import Tensor
 import fst
 from fst._core.arguments import Path, path_of, paths_of
 from fst._core.errors import SafetensorError
+from fst._core.interrupts import defer_interrupts
 from fst.compat._groups import check_equal, merge_results
 from fst.compat.fastsafetensors.file_buffer import FilesBufferOnDevice
 from fst.compat.fastsafetensors.frameworks import TensorBase, get_framework_op
@@ -60,6 +61,7 @@ class SafeTensorsFileLoader:
         self.frames: dict[str, TensorFrame] = {}
         self.tensor_filter: Callable[[str], bool] | None = None
 
+    @defer_interrupts()
     def add_filenames(self, filenames: Mapping[int, Sequence[Path]]) -> None:
         """Adds files for ranks to read, and reads their headers. A single process reads the files of all ranks.
 
@@ -94,6 +96,7 @@ class SafeTensorsFileLoader:
             raise ValueError(f'the filter leaves out "{tensor_name}"')
         return self.frames[tensor_name].shape
 
+    @defer_interrupts()
     def copy_files_to_device(
         self,
         dtype: DType | torch.dtype = DType.AUTO,

@@ -1,0 +1,134 @@
+"""Ctrl-C on one rank between the collectives of a load: all ranks raise at once, and the group can load again."""
+
+import re
+import signal
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch.distributed.tensor import Replicate
+
+import fst
+import fst.dcp
+from fst.compat import fastsafetensors, instanttensor
+from rawfile import assert_same
+
+SIZE = 3
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "a.safetensors"
+    save_file({"weight": torch.randn(5, 4), "bias": torch.randn(5)}, path)
+    return path
+
+
+def sharded(path):
+    fst.load_sharded(path, Replicate())
+
+
+def streamed(path):
+    for _ in fst.stream_sharded(path, Replicate(), window_bytes=1):
+        pass
+
+
+def module(path):
+    fst.load_module(torch.nn.Linear(4, 5), path, group=dist.group.WORLD)
+
+
+def metadata_of_dcp(path):
+    # An error other than an interrupt is raised when the metadata are used.
+    len(fst.dcp.StorageReader(path, dist.group.WORLD).read_metadata().state_dict_metadata)
+
+
+def file_loader(path):
+    loader = fastsafetensors.SafeTensorsFileLoader(dist.group.WORLD, "cpu")
+    loader.add_filenames({0: [path]})
+    loader.copy_files_to_device()
+
+
+def tensor_file(path):
+    instanttensor.safe_open(str(path), "pt", "cpu", process_group=dist.group.WORLD)
+
+
+# Functions that load, and a function that each calls between two collectives or before the first.
+CALLS = [
+    (sharded, "fst._distributed.load_sharded.open_for_group"),
+    (sharded, "fst._distributed.load_sharded.select_shards"),
+    (streamed, "fst._distributed.stream_sharded.batches"),
+    (module, "fst._module.load_module.reshard"),
+    (module, "fst._module.load_module.open_for_group"),
+    (metadata_of_dcp, "fst.dcp.open_for_group"),
+    (file_loader, "fst.compat.fastsafetensors.loader.check_equal"),
+    (tensor_file, "fst._core.group.Group.broadcast"),
+]
+
+
+def interrupt_one_rank(path, load, name):
+    """Returns the error of this rank. Rank 1 gets SIGINT before the named function runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == 1:
+            owner, _, attribute = name.rpartition(".")
+            function = pytest.importorskip(owner) if owner.islower() else fst._core.group.Group
+            function = getattr(function, attribute)
+
+            def interrupted(*args, **kwargs):
+                signal.raise_signal(signal.SIGINT)
+                return function(*args, **kwargs)
+
+            patch.setattr(name, interrupted)
+        with pytest.raises(BaseException) as caught:  # noqa: PT011
+            load(path)
+    for name, tensor in fst.load_sharded(path, Replicate(), strategy="exchange").items():
+        assert_same(tensor, load_file(path)[name])
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+@pytest.mark.parametrize(("load", "name"), CALLS, ids=lambda value: getattr(value, "__name__", value))
+def test_interrupt_of_one_rank(ranks, path, load, name):
+    raised = ranks(SIZE).run(interrupt_one_rank, path, load, name)
+    assert raised[1].startswith("KeyboardInterrupt")
+    for rank in (0, 2):
+        assert re.match("RankError: rank 1 failed: KeyboardInterrupt", raised[rank]), raised
+
+
+def test_calls_import_nothing(run_python, path):
+    """Python raises KeyboardInterrupt in an import, where no load can defer it until the other ranks know of it."""
+    program = """
+import sys, torch, fst
+from torch.distributed.tensor import Replicate
+before = set(sys.modules)
+fst.load_sharded(sys.argv[1], Replicate())
+list(fst.stream_sharded(sys.argv[1], Replicate()))
+fst.load_module(torch.nn.Linear(4, 5), sys.argv[1])
+fst.load_distributed, fst.RankError
+print(sorted(name for name in set(sys.modules) - before if name.startswith("fst")))
+"""
+    assert run_python(program, str(path)) == "[]\n"
+
+
+def load_to_meta_on_one_rank(path, load):
+    device = "meta" if dist.get_rank() == 1 else "cpu"
+    with pytest.raises(ValueError, match="do not agree on device: cpu on ranks 0, 2; meta on rank 1"):
+        load(path, Replicate(), device=device)
+    assert all(tensor.is_meta for tensor in fst.load_sharded(path, Replicate(), device="meta").values())
+    for name, tensor in fst.load_sharded(path, Replicate(), strategy="exchange").items():
+        assert_same(tensor, load_file(path)[name])
+
+
+@pytest.mark.parametrize("load", [fst.load_sharded, fst.stream_sharded])
+def test_meta_on_one_rank(ranks, path, load):
+    ranks(SIZE).run(load_to_meta_on_one_rank, path, load)
+
+
+def fill_meta_on_one_rank(path):
+    device = "meta" if dist.get_rank() == 1 else "cpu"
+    error = ValueError if dist.get_rank() == 1 else fst.RankError
+    with pytest.raises(error, match="meta"):
+        fst.load_module(torch.nn.Linear(4, 5), path, device=device, group=dist.group.WORLD)
+    fst.load_module(torch.nn.Linear(4, 5), path, group=dist.group.WORLD)
+
+
+def test_module_to_meta_on_one_rank(ranks, path):
+    ranks(SIZE).run(fill_meta_on_one_rank, path)
