@@ -79,14 +79,14 @@ std::vector<at::Tensor> OpenCheckpoint::load_boxes(Strings names, const std::vec
 
 void OpenCheckpoint::load_into(Strings names, const std::vector<at::Tensor>& out) const {
   const auto selection = select_named(*checkpoint_, names);
-  fst::load_into(*selection, specs_of(*selection), out);
+  fst::load_into(*selection, specs_of(*selection), out, OutputDtype::kAny);
 }
 
 void OpenCheckpoint::load_boxes_into(Strings names, const std::vector<int64_t>& starts,
                                      const std::vector<int64_t>& lengths, const std::vector<int64_t>& steps,
                                      const std::vector<at::Tensor>& out) const {
   const auto selection = select_regions(*checkpoint_, names, starts, lengths, steps);
-  fst::load_into(*selection, specs_of(*selection), out);
+  fst::load_into(*selection, specs_of(*selection), out, OutputDtype::kAny);
 }
 
 }  // namespace fst

@@ -26,7 +26,7 @@ std::string describe(c10::ScalarType type, c10::IntArrayRef shape) {
   return c10::str(c10::toString(type), " of shape ", shape);
 }
 
-void check_output(const Spec& spec, const at::Tensor& out) {
+void check_output(const Spec& spec, const at::Tensor& out, OutputDtype dtype) {
   const std::string name(spec.name);
   const auto refuse = [&](const std::string& message) {
     throw_invalid_argument("tensor \"" + name + "\": " + message + "; nothing was written");
@@ -37,7 +37,8 @@ void check_output(const Spec& spec, const at::Tensor& out) {
   if (!out.device().is_cpu() && !out.device().is_cuda()) {
     refuse("the output is on " + out.device().str() + ", but only cpu and cuda tensors can be outputs");
   }
-  if (out.scalar_type() != stored_type(spec) || out.sizes() != shape_of(spec)) {
+  const bool has_dtype = dtype == OutputDtype::kAny || out.scalar_type() == stored_type(spec);
+  if (!has_dtype || out.sizes() != shape_of(spec)) {
     refuse("the file holds " + describe(stored_type(spec), shape_of(spec)) + ", but the output is " +
            describe(out.scalar_type(), out.sizes()));
   }
@@ -115,12 +116,12 @@ std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& 
   return tensors;
 }
 
-void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::TensorList out) {
+void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::TensorList out, OutputDtype dtype) {
   if (out.size() != specs.size()) {
     throw_invalid_argument(c10::str(specs.size(), " names, but ", out.size(), " outputs; give one for every name"));
   }
   for (size_t index = 0; index < specs.size(); ++index) {
-    check_output(specs[index], out[index]);
+    check_output(specs[index], out[index], dtype);
   }
   const auto recording = selection.record(rust::String(out.empty() ? "cpu" : out[0].device().str()));
   // Autograd does not record the writes, as under torch.no_grad().

@@ -7,6 +7,7 @@
 #include <c10/core/Stream.h>
 #include <c10/util/ArrayRef.h>
 
+#include <cstdint>
 #include <optional>
 #include <vector>
 
@@ -35,7 +36,10 @@ std::vector<int8_t> target_types(const rust::Vec<Spec>& specs, std::optional<c10
 std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& specs, c10::Device device,
                              std::optional<c10::ScalarType> dtype);
 
+// Whether outputs of another dtype than the stored one are errors, or are written as `Tensor.copy_` does.
+enum class OutputDtype : uint8_t { kStored, kAny };
+
 // Loads the selection into existing tensors, in its order. Checks all outputs before it writes any.
-void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::TensorList out);
+void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::TensorList out, OutputDtype dtype);
 
 }  // namespace fst

@@ -60,7 +60,7 @@ std::vector<at::Tensor> load_boxes(Strings paths, Strings names, c10::IntArrayRe
 
 void load_into_outputs(Strings paths, Strings names, at::TensorList out) {
   const auto selection = select_named(*open_checkpoint(paths), names);
-  load_into(*selection, specs_of(*selection), out);
+  load_into(*selection, specs_of(*selection), out, OutputDtype::kStored);
 }
 
 std::vector<std::string> tensor_names(Strings paths) {

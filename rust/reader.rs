@@ -18,7 +18,6 @@ use crate::profile;
 use crate::source::Source;
 use auto::AutoReader;
 use drop_cache::DropCacheReader;
-use mmap::MmapReader;
 use pread::PreadReader;
 use recorded::RecordedReader;
 use ring::RingKernel;
@@ -116,7 +115,7 @@ pub struct SlotBuffer<'a> {
 /// Kinds of readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReaderKind {
-    /// [`mmap`].
+    /// No reader of this module: tensors are views of a [`mmap::Mapping`].
     Mmap,
     /// [`pread`].
     Pread,
@@ -188,6 +187,9 @@ pub fn choose(options: &Options, source: &Source, access: Access) -> Result<Chos
         ReaderChoice::Mmap if options.drop_cache => {
             Ok(ChosenReader::new(ReaderKind::Pread, "mapped pages cannot be dropped from the page cache"))
         }
+        ReaderChoice::Mmap if access == Access::Copy => {
+            Ok(ChosenReader::new(ReaderKind::Pread, "bytes that are copied are read, in case the file becomes shorter"))
+        }
         ReaderChoice::Mmap => requested(ReaderKind::Mmap),
         ReaderChoice::Pread => requested(ReaderKind::Pread),
         ReaderChoice::Uring => requested(ReaderKind::Uring),
@@ -245,14 +247,11 @@ fn refused(why: impl fmt::Display) -> ChosenReader {
 /// Opens the reader of a file whose bytes are copied.
 ///
 /// # Errors
-/// `io` if the file cannot be mapped, or if the type of its file system cannot be determined.
+/// `io` if the type of the file system cannot be determined.
 pub fn open<K: RingKernel + 'static>(options: &Options, source: &Arc<Source>, rings: &Arc<Rings<K>>) -> Result<Opened> {
     let mut chosen = choose(options, source, Access::Copy)?;
-    let buffered = match (chosen.kind, options.drop_cache) {
-        (ReaderKind::Mmap, _) => shared(MmapReader::open(source)?),
-        (_, true) => shared(DropCacheReader::new(PreadReader::new(Arc::clone(source)), source)),
-        (_, false) => shared(PreadReader::new(Arc::clone(source))),
-    };
+    let buffered = PreadReader::new(Arc::clone(source));
+    let buffered = if options.drop_cache { shared(DropCacheReader::new(buffered, source)) } else { shared(buffered) };
     let opened = match chosen.kind {
         ReaderKind::Mmap | ReaderKind::Pread | ReaderKind::Gds => Ok(Arc::clone(&buffered)),
         ReaderKind::Uring => UringReader::open(source, rings, Arc::clone(&buffered)).map(shared),

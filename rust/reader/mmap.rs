@@ -1,17 +1,18 @@
-//! Mapped files. New CPU tensors are views of a mapping. For other destinations, bytes are copied out of it.
+//! Mapped files, of which new CPU tensors are views. fst itself reads no byte of a mapping.
 
-use super::{ReadLimits, Reader, page_cache};
+use super::page_cache;
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use crate::source::Source;
 use memmap2::{MmapOptions, MmapRaw, UncheckedAdvice};
 use std::ops::Range;
-use std::sync::Arc;
 
 /// Private mapping of a whole file. Writes of the process stay in the process.
 ///
 /// If another process makes the file shorter, every mapping of it loses pages, and an access to them ends the process
-/// with SIGBUS. This holds for all mappings. Files on network file systems, where this is likelier, are read instead.
+/// with SIGBUS. This holds for all mappings, and no check before an access prevents it, because the file may become shorter
+/// after the check. Bytes that fst copies, casts or compares are therefore read with system calls, which return an error.
+/// Files on network file systems, where this is likelier, are read for all tensors.
 pub struct Mapping {
     pages: MmapRaw,
 }
@@ -54,42 +55,6 @@ impl Mapping {
     pub fn address(&self, offset: u64) -> Option<u64> {
         let position = Some(to_usize(offset)).filter(|&position| position <= self.pages.len())?;
         self.pages.as_ptr().addr().checked_add(position).map(to_u64)
-    }
-}
-
-/// Reader that copies out of a mapping.
-pub struct MmapReader {
-    source: Arc<Source>,
-    mapping: Mapping,
-}
-
-impl MmapReader {
-    /// Maps the file.
-    ///
-    /// # Errors
-    /// Those of [`Mapping::open`].
-    pub fn open(source: &Arc<Source>) -> Result<MmapReader> {
-        Ok(MmapReader { source: Arc::clone(source), mapping: Mapping::open(source)? })
-    }
-}
-
-impl Reader for MmapReader {
-    fn limits(&self) -> ReadLimits {
-        ReadLimits::BUFFERED
-    }
-
-    fn read(&self, offset: u64, into: &mut [u8]) -> Result<()> {
-        // Pages past the end of a file that became shorter must not be touched.
-        check_length(&self.source, offset.saturating_add(to_u64(into.len())))?;
-        let pages = &self.mapping.pages;
-        let begin = to_usize(offset);
-        if begin.checked_add(into.len()).is_none_or(|end| end > pages.len()) {
-            return Err(ended(&self.source, self.source.length));
-        }
-        // SAFETY: the range is inside the mapping, and the file still backs its pages. `into` is memory of this
-        // process that cannot overlap the mapping, which nothing else writes to.
-        unsafe { std::ptr::copy_nonoverlapping(pages.as_ptr().add(begin), into.as_mut_ptr(), into.len()) };
-        Ok(())
     }
 }
 

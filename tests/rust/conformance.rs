@@ -219,7 +219,8 @@ fn the_choice_follows_access_and_options() {
     assert_eq!(choose(ReaderChoice::Auto, Access::View, false), ReaderKind::Mmap);
     assert_eq!(choose(ReaderChoice::Pread, Access::View, false), ReaderKind::Pread);
     assert_eq!(choose(ReaderChoice::Uring, Access::View, false), ReaderKind::Uring);
-    assert_eq!(choose(ReaderChoice::Mmap, Access::Copy, false), ReaderKind::Mmap);
+    assert_eq!(choose(ReaderChoice::Mmap, Access::View, false), ReaderKind::Mmap);
+    assert_eq!(choose(ReaderChoice::Mmap, Access::Copy, false), ReaderKind::Pread);
     // Bytes that are copied come from the page cache where it holds them, unless the file system is in memory.
     let copied = choose(ReaderChoice::Auto, Access::Copy, false);
     match FileSystem::of(&source.file, &source.path).unwrap() {

@@ -217,3 +217,35 @@ def test_results_own_their_storage(path):
             part = file.get_slice("matrix")[index]
             assert part.is_contiguous()
             assert part.untyped_storage().nbytes() == part.nbytes
+
+
+def test_truncated_file_is_an_error(tmp_path, fork_python):
+    """Copies and casts read the file. A copy out of a mapping, which the file no longer backs, ends the process."""
+    program = """
+import os, sys, torch, fst
+from fst._checkpoint.batched import have_equal_bits
+from fst._checkpoint.checkpoint import OpenCheckpoint
+
+file, checkpoint = fst.safe_open(sys.argv[1]), OpenCheckpoint(sys.argv[1])
+mapped = file.get_tensor("a"), checkpoint.load_tensors(["a"], torch.device("cpu"))
+length = os.path.getsize(sys.argv[1]) - 1_000_000
+os.truncate(sys.argv[1], length)
+last = [row in (0, 999) for row in range(1000)]
+for copy in (
+    lambda: file.get_slice("b")[[0, 999], :],
+    lambda: file.get_slice("b")[:, ::2],
+    lambda: file.get_slice("b")[torch.tensor(last)],
+    lambda: checkpoint.load_tensors(["b"], torch.device("cpu"), torch.float16),
+    lambda: checkpoint.load_into(["b"], [torch.empty(1000, 1000, dtype=torch.int64)]),
+    lambda: have_equal_bits(checkpoint, ["b", "b"]),
+    lambda: checkpoint.read("b"),
+):
+    try:
+        copy()
+    except OSError as error:
+        assert sys.argv[1] in str(error) and 'tensor "b"' in str(error) and "byte " in str(error), error
+        print("an error")
+"""
+    for reader in ("auto", "mmap"):
+        path = write(tmp_path / "m.safetensors", {name: random_raw("F32", (1000, 1000)) for name in "ab"})
+        assert fork_python(program, str(path), FST_READER=reader) == 7 * "an error\n"

@@ -165,18 +165,16 @@ def test_bad_arguments(path):
 
 @pytest.mark.usefixtures("reader")
 @pytest.mark.parametrize(
-    ("stored", "dtype", "batch_bytes", "reader"),
+    ("stored", "dtype", "reader"),
     pairwise(
         ["F16", "BF16", "F32", "F64", "I64", "F8_E4M3", "BOOL"],
         [torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.float8_e5m2],
-        [batched.BATCH_BYTES, 100],
         READERS,
     ),
     indirect=["reader"],
 )
-def test_casts_in_place(tmp_path, monkeypatch, stored, dtype, batch_bytes):
-    """In-place casts equal those of load_state_dict and keep the storage, for any batch size."""
-    monkeypatch.setattr(batched, "BATCH_BYTES", batch_bytes)
+def test_casts_in_place(tmp_path, stored, dtype):
+    """In-place casts equal those of load_state_dict and keep the storage."""
     raws = {"a": random_raw(stored, (7, 5, 3)), "b": random_raw(stored, ()), "c": random_raw(stored, (0, 4))}
     tensors = {name: raw.tensor() for name, raw in raws.items()}
     if tensors["a"].is_floating_point():

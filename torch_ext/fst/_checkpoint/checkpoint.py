@@ -45,3 +45,13 @@ class OpenCheckpoint(Checkpoint):
         """A meta tensor for each name, in the order of `names()`: dtypes and shapes as loads return them."""
         names = self.names()
         return dict(zip(names, self.load_tensors(names, torch.device("meta")), strict=True))
+
+    def read(self, name: str) -> Tensor:
+        """Returns a tensor in CPU memory of its own, for values that fst itself uses.
+
+        `load_tensors` may return a view of the mapped file. If the file becomes shorter, an access to such a view ends
+        the process, and a read raises an OSError.
+        """
+        tensor = torch.empty_like(self.tensors[name], device="cpu")
+        self.load_into([name], [tensor])
+        return tensor

@@ -41,11 +41,12 @@ class Slice:
             return self._output.convert([self._load(read)])[0]
         # PyTorch raises its error for an invalid index here, before anything is read.
         placeholder(shape)[index]
-        [whole] = self._checkpoint.load_tensors([self._name], torch.device("cpu"))
-        return whole[index].to(self._output.device)
+        return self._checkpoint.read(self._name)[index].to(self._output.device)
 
     def _load(self, read: IndexedRead) -> Tensor:
-        if len(read.regions) == 1:
+        # A list copies elements, which must not come from a mapped file: see `OpenCheckpoint.read`.
+        has_list = any(isinstance(item, list) for item in read.final_index)
+        if len(read.regions) == 1 and not has_list:
             [loaded] = self._checkpoint.load_boxes([self._name], read.regions, self._output.load_device)
             return loaded[read.final_index]
         # All regions are loaded into one tensor. Separate tensors could be views of a mapped file, and concatenating
@@ -53,7 +54,7 @@ class Slice:
         lengths = [region.lengths[read.dim] for region in read.regions]
         shape = list(read.regions[0].lengths)
         shape[read.dim] = sum(lengths)
-        [stored] = self._checkpoint.load_tensors([self._name], torch.device("meta"))
+        stored = self._checkpoint.tensors[self._name]
         joined = torch.empty(shape, dtype=stored.dtype, device=self._output.load_device)
         if not joined.is_meta:
             parts = torch.split(joined, lengths, read.dim)

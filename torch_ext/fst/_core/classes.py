@@ -86,13 +86,13 @@ class Checkpoint:
         return self._object.load_boxes(names, *flatten(regions), device, dtype)
 
     def load_into(self, names: Sequence[str], out: Sequence[Tensor]) -> None:
-        """Overwrites existing tensors of the stored shapes and dtypes."""
+        """Overwrites existing tensors of the stored shapes, with the casts of `Tensor.copy_`."""
         self._object.load_into(names, out)
 
     def load_boxes_into(
         self, names: Sequence[str], regions: Sequence[Sequence[IndexRange]], out: Sequence[Tensor]
     ) -> None:
-        """Overwrites existing tensors of the regions' shapes and of the stored dtypes."""
+        """Overwrites existing tensors of the regions' shapes, with the casts of `Tensor.copy_`."""
         self._object.load_boxes_into(names, *flatten(regions), out)
 
     def stream_boxes(

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules.module import _IncompatibleKeys
 
-from fst._checkpoint.batched import copy_into, have_equal_bits
+from fst._checkpoint.batched import have_equal_bits
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.arguments import Device, Paths, device_of, dtype_of
 from fst._core.group import Group
@@ -237,7 +237,7 @@ def _load_alone(match: Match, checkpoint: OpenCheckpoint, options: ModuleOptions
     kept, replaced = ([each for each in tensors if not is_dtensor(each.tensor)] for tensors in (kept, replaced))
     values = load_new(replaced, options, checkpoint)
     extra_states = checkpoint.load_tensors([name for _, name in match.extra_states], torch.device("cpu"))
-    copy_into(checkpoint, [each.stored_names[0] for each in kept], [each.tensor for each in kept])
+    checkpoint.load_into([each.stored_names[0] for each in kept], [each.tensor for each in kept])
     return _Loaded([*zip(replaced, values, strict=True), *empty], extra_states)
 
 

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from fst._checkpoint.batched import copy_into
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.dtypes import CASTABLE
 from fst._distributed.dtensors import is_dtensor
@@ -65,7 +64,7 @@ def load_new(module_tensors: list[ModuleTensor], options: ModuleOptions, checkpo
     for (device, cast_dtype), batch in batches.items():
         loaded = checkpoint.load_tensors([names[index] for index in batch], device, cast_dtype)
         values.update(zip(batch, loaded, strict=True))
-    copy_into(checkpoint, [names[index] for index in allocated], [values[index] for index in allocated])
+    checkpoint.load_into([names[index] for index in allocated], [values[index] for index in allocated])
     return [values[index] for index in range(len(module_tensors))]
 
 

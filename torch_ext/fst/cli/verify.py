@@ -13,7 +13,6 @@ from fst._core.arguments import path_of
 from fst._core.files import open_regular
 from fst._core.formatting import format_count, format_size, visible
 from fst._core.ops import checkpoint_files
-from fst._load.stream import stream
 
 BLOCK_BYTES = 16 << 20
 
@@ -89,14 +88,14 @@ def _read(path: Path) -> str:
 
 def _finite(path: str) -> str:
     not_finite = []
-    number = 0
-    for name, tensor in stream(path):
-        number += 1
+    checkpoint = OpenCheckpoint(path)
+    for name in checkpoint.names():
+        tensor = checkpoint.read(name)
         if (tensor.is_floating_point() or tensor.is_complex()) and not _is_finite(tensor):
             not_finite.append(name)
     if not_finite:
         raise ValueError(f"NaN or infinity in {format_count(len(not_finite), 'tensor')}: {', '.join(not_finite)}")
-    return f"{format_count(number, 'tensor')} without NaN and infinity"
+    return f"{format_count(len(checkpoint.names()), 'tensor')} without NaN and infinity"
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
