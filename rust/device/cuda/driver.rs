@@ -19,6 +19,11 @@ fn has_driver() -> bool {
     IS_FOUND.load(Ordering::Relaxed)
 }
 
+/// Name of `cuEventElapsedTime` in every driver. cudarc knows only the name that drivers have since CUDA 12.8, and panics
+/// where a driver lacks a name. All other functions that fst calls are in the driver of CUDA 12.0.
+const ELAPSED_TIME: &[u8] = b"cuEventElapsedTime";
+type ElapsedTime = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;
+
 /// Primary context of a GPU, which PyTorch also uses.
 pub struct Context {
     pub(super) device: sys::CUdevice,
@@ -247,9 +252,12 @@ impl Event {
     pub fn nanoseconds_since(&self, earlier: &Event) -> Result<u64> {
         let _bound = self.context.bind()?;
         let mut milliseconds = 0.0;
+        // SAFETY: the driver is open, and the function has this type.
+        let found = unsafe { sys::culib().get::<ElapsedTime>(ELAPSED_TIME) };
+        let elapsed_time =
+            found.map_err(|error| Error::new(Kind::Device, format!("the driver is too old: {error}")))?;
         // SAFETY: writes a number. Both events belong to the context, which is current.
-        let result = unsafe { sys::cuEventElapsedTime_v2(&raw mut milliseconds, earlier.handle, self.handle) };
-        check("cuEventElapsedTime", result)?;
+        check("cuEventElapsedTime", unsafe { elapsed_time(&raw mut milliseconds, earlier.handle, self.handle) })?;
         let elapsed = Duration::try_from_secs_f64(f64::from(milliseconds) / 1e3).unwrap_or_default();
         Ok(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX))
     }

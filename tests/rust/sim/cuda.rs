@@ -112,7 +112,7 @@ impl Cuda {
     }
 
     pub fn elapsed_time(&self, start: usize, end: usize) -> Result<f32, Status> {
-        returned(|out| unsafe { (self.0.cuEventElapsedTime_v2)(out, start, end) })
+        returned(|out| unsafe { (self.0.cuEventElapsedTime)(out, start, end) })
     }
 
     pub fn is_capturing(&self, stream: usize) -> Result<u32, Status> {

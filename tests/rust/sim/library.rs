@@ -37,7 +37,7 @@ functions! {
     fn cuEventSynchronize(usize) -> Status;
     fn cuEventQuery(usize) -> Status;
     fn cuEventDestroy_v2(usize) -> Status;
-    fn cuEventElapsedTime_v2(*mut f32, usize, usize) -> Status;
+    fn cuEventElapsedTime(*mut f32, usize, usize) -> Status;
     fn cuStreamIsCapturing(usize, *mut u32) -> Status;
     fn cuDeviceGetPCIBusId(*mut c_char, i32, i32) -> Status;
     fn cuModuleLoadData(*mut usize, usize) -> Status;

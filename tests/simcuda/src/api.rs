@@ -1,5 +1,6 @@
-//! Entry points of the driver, with the names and types of CUDA. Handles are
-//! integers, which the C ABI passes like pointers.
+//! Entry points of the driver, with the names and types of CUDA 12.0, the oldest
+//! that fst supports. Names of later versions are left out, so that fst cannot
+//! require them. Handles are integers, which the C ABI passes like pointers.
 
 #![allow(non_snake_case, reason = "the names are CUDA's")]
 
@@ -212,12 +213,6 @@ pub extern "C" fn cuEventQuery(event: usize) -> Status {
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventElapsedTime(milliseconds: *mut f32, start: usize, end: usize) -> Status {
     call(|driver| store(milliseconds, driver.elapsed_time(start, end)?))
-}
-
-/// [`cuEventElapsedTime`], under its name since CUDA 12.8.
-#[unsafe(no_mangle)]
-pub extern "C" fn cuEventElapsedTime_v2(milliseconds: *mut f32, start: usize, end: usize) -> Status {
-    cuEventElapsedTime(milliseconds, start, end)
 }
 
 /// See [`Driver::destroy_event`].
