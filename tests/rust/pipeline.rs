@@ -361,6 +361,26 @@ fn a_gpu_without_kernels_is_filled_by_copies() {
     finish(sim);
 }
 
+/// An error that may pass, such as that while another thread captures a graph, does not end the use of the kernels. A GPU
+/// for which the image has no code is not asked again.
+#[test]
+fn kernels_are_loaded_again_only_after_errors_that_may_pass() {
+    let model = mixed_model();
+    for (fault, launches_later) in [(Fault::ModuleLoad, false), (Fault::ModuleCapture, true)] {
+        let sim = Sim::start(7);
+        sim.inject(fault, 1);
+        let gpu = Gpu::new(&sim, 0);
+        for may_launch in [false, launches_later] {
+            let load = Load::all(&gpu, &model);
+            load.run(TIGHT).unwrap();
+            assert_eq!(sim.counters().launches > 0, may_launch && IMAGE.is_some(), "{fault:?}");
+            load.assert_holds(&model);
+        }
+        drop(gpu);
+        finish(sim);
+    }
+}
+
 #[test]
 fn a_captured_stream_is_refused() {
     let sim = Sim::start(0);

@@ -32,6 +32,30 @@ pub const BLOCK_THREADS: u32 = 256;
 /// Number of blocks that keep the largest GPUs busy. If there are more tiles, each block runs several.
 const BLOCKS_MAX: u32 = 2048;
 
+/// Errors of `cuModuleLoadData` that say that this driver has no code for the GPU in the image. Others may pass, such as
+/// that of a thread that captures a CUDA graph.
+const PERMANENT_ERRORS: [sys::CUresult; 6] = [
+    sys::CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU,
+    sys::CUresult::CUDA_ERROR_INVALID_IMAGE,
+    sys::CUresult::CUDA_ERROR_INVALID_PTX,
+    sys::CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
+    sys::CUresult::CUDA_ERROR_JIT_COMPILER_NOT_FOUND,
+    sys::CUresult::CUDA_ERROR_JIT_COMPILATION_DISABLED,
+];
+
+/// Reason why the kernels could not be loaded.
+struct Refusal {
+    error: Error,
+    /// Whether each further attempt would fail, too.
+    is_permanent: bool,
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Refusal {
+        Refusal { error, is_permanent: false }
+    }
+}
+
 /// Kernels, loaded into one context.
 pub struct Kernels {
     scatter: sys::CUfunction,
@@ -48,7 +72,7 @@ unsafe impl Send for Kernels {}
 // SAFETY: as above; launches do not change a function.
 unsafe impl Sync for Kernels {}
 
-/// Kernels of each GPU in use, or `None` if they could not be loaded.
+/// Kernels of each GPU in use, or `None` if the image has none for the GPU.
 static LOADED: PerProcess<Mutex<Vec<(sys::CUdevice, Option<Arc<Kernels>>)>>> = PerProcess::new(Mutex::default);
 
 fn loaded() -> MutexGuard<'static, Vec<(sys::CUdevice, Option<Arc<Kernels>>)>> {
@@ -61,7 +85,8 @@ pub fn release() {
 }
 
 impl Kernels {
-    /// Returns the kernels of the context's GPU, or `None` if they cannot be loaded; the log has the reason.
+    /// Returns the kernels of the context's GPU, or `None` if they cannot be loaded; the log has the reason. The next call
+    /// tries again, unless the image has none for the GPU.
     ///
     /// # Errors
     /// `out-of-memory` if the GPU has no room for them.
@@ -72,9 +97,12 @@ impl Kernels {
         }
         let kernels = match Kernels::load(context) {
             Ok(kernels) => Some(Arc::new(kernels)),
-            Err(error) if error.kind() == Kind::OutOfMemory => return Err(error),
-            Err(error) => {
-                tracing::info!(%error, "no kernels for this GPU; casts use PyTorch's");
+            Err(Refusal { error, .. }) if error.kind() == Kind::OutOfMemory => return Err(error),
+            Err(Refusal { error, is_permanent }) => {
+                tracing::info!(%error, is_permanent, "no kernels for this GPU; casts use PyTorch's");
+                if !is_permanent {
+                    return Ok(None);
+                }
                 None
             }
         };
@@ -82,13 +110,15 @@ impl Kernels {
         Ok(kernels)
     }
 
-    fn load(context: &Arc<Context>) -> Result<Kernels> {
-        let image = IMAGE
-            .ok_or_else(|| Error::new(Kind::Device, "the library was built without nvcc, and so without kernels"))?;
+    fn load(context: &Arc<Context>) -> std::result::Result<Kernels, Refusal> {
+        let without_nvcc = || Error::new(Kind::Device, "the library was built without nvcc, and so without kernels");
+        let image = IMAGE.ok_or_else(|| Refusal { error: without_nvcc(), is_permanent: true })?;
         let _bound = context.bind()?;
         let mut module = ptr::null_mut();
         // SAFETY: the image is a complete fatbin, which the driver copies.
-        check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) })?;
+        let result = unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) };
+        check("cuModuleLoadData", result)
+            .map_err(|error| Refusal { error, is_permanent: PERMANENT_ERRORS.contains(&result) })?;
         let mut kernels = Kernels {
             scatter: ptr::null_mut(),
             scatter_inline: ptr::null_mut(),

@@ -39,6 +39,8 @@ pub enum Status {
     HostMemoryNotRegistered = 713,
     /// Pinning is not permitted, as in a container that may not lock memory.
     NotSupported = 801,
+    /// The operation is not permitted while a stream is captured.
+    StreamCaptureUnsupported = 900,
     /// A copy could not be queued.
     Unknown = 999,
 }
@@ -93,6 +95,8 @@ pub enum Fault {
     RefusePinning,
     /// The n-th module is rejected, like a module without code for the device.
     ModuleLoad,
+    /// The n-th module is rejected, because a thread captures a graph.
+    ModuleCapture,
     /// The n-th launch is rejected when it is queued.
     LaunchEnqueue,
     /// The n-th launch is queued, fails when it runs, and its context is lost.

@@ -327,6 +327,11 @@ const DESCRIPTIONS: &[Description] = &[
         c"the pointer is not the start of registered memory",
     ),
     (Status::NotSupported, c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported"),
+    (
+        Status::StreamCaptureUnsupported,
+        c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+        c"operation not permitted when stream is capturing",
+    ),
     (Status::Unknown, c"CUDA_ERROR_UNKNOWN", c"unknown error"),
 ];
 
