@@ -13,6 +13,7 @@ pub mod uring;
 use crate::error::{Error, Kind, Result};
 use crate::options::{Options, ReaderChoice};
 use crate::os::file_system::FileSystem;
+use crate::os::retry::Check;
 use crate::plan::Read;
 use crate::profile;
 use crate::source::Source;
@@ -29,6 +30,8 @@ use uring::{Rings, UringReader};
 /// Reads ranges of one file. All readers obey the same contract:
 ///
 /// - A call fills all requested bytes or returns an error. Short reads are resumed, interrupted reads are repeated.
+/// - Before a read is repeated because it was interrupted or the kernel was busy, the reader calls `check`, and ends with
+///   its error.
 /// - A file that ends before the end of the range is an `io` error that names the file and the byte.
 /// - Any number of threads may call a reader at once.
 pub trait Reader: Send + Sync {
@@ -43,20 +46,20 @@ pub trait Reader: Send + Sync {
     /// Fills `into` with the bytes of the file from `offset`.
     ///
     /// # Errors
-    /// `io`, with the path and the byte.
-    fn read(&self, offset: u64, into: &mut [u8]) -> Result<()>;
+    /// `io`, with the path and the byte; that of `check`.
+    fn read(&self, offset: u64, into: &mut [u8], check: Check<'_>) -> Result<()>;
 
     /// Performs all reads of a chunk.
     ///
     /// May also write to the rest of the blocks of [`ReadLimits::alignment`] bytes that the reads touch.
     ///
     /// # Errors
-    /// `io`, with the path and the byte.
-    fn fill(&self, reads: &[Read], buffer: SlotBuffer<'_>) -> Result<()> {
+    /// `io`, with the path and the byte; that of `check`.
+    fn fill(&self, reads: &[Read], buffer: SlotBuffer<'_>, check: Check<'_>) -> Result<()> {
         for read in reads {
             let misfit = || Error::new(Kind::Internal, format!("{read:?} does not fit its slot"));
             let end = read.slot_begin.saturating_add(read.length);
-            self.read(read.offset, buffer.bytes.get_mut(read.slot_begin..end).ok_or_else(misfit)?)?;
+            self.read(read.offset, buffer.bytes.get_mut(read.slot_begin..end).ok_or_else(misfit)?, check)?;
         }
         Ok(())
     }

@@ -65,11 +65,13 @@ impl Save {
     /// Begins a file with the header of `layout`.
     ///
     /// # Errors
-    /// `io` if the disk has too little space.
+    /// `io` if the disk has too little space; `interrupted`.
     pub fn begin(layout: Layout, output: OutputFile, streams: Vec<DeviceStream>, options: &Options) -> Result<Save> {
         let file_bytes = layout.file_bytes();
         let blocks = file_bytes.checked_next_multiple_of(to_u64(ALIGNMENT));
-        output.reserve(blocks.ok_or_else(|| Error::new(Kind::InvalidArgument, "the file would be too long"))?)?;
+        let watch = Watch::begin();
+        let blocks = blocks.ok_or_else(|| Error::new(Kind::InvalidArgument, "the file would be too long"))?;
+        output.reserve(blocks, &|| watch.check())?;
         let slot_bytes = streams.iter().map(|stream| stream.memory.slot_bytes(options.chunk_bytes)).min();
         let slot_bytes = slot_bytes.unwrap_or(options.chunk_bytes);
         let most = to_usize(file_bytes).checked_next_multiple_of(PAGE_BYTES);
@@ -84,7 +86,7 @@ impl Save {
             streams,
             threads: options.threads.min((options.staging_bytes / bytes).max(1)),
             request: Request { bytes, node, staging_bytes: options.staging_bytes },
-            watch: Watch::begin(),
+            watch,
         })
     }
 
@@ -136,7 +138,7 @@ impl Save {
             let (blocks, partial) = slot.bytes_mut().split_at_checked(write_bytes).ok_or_else(misfit)?;
             {
                 let _span = profile::span(Stage::Write).bytes(write_bytes);
-                self.output.write(blocks, first).map_err(|error| self.name_tensor(error))?;
+                self.output.write(blocks, first, &|| self.watch.check()).map_err(|error| self.name_tensor(error))?;
             }
             if let Some(partial) =
                 partial.get(..length.saturating_sub(write_bytes)).filter(|partial| !partial.is_empty())
@@ -152,7 +154,7 @@ impl Save {
     /// Flushes the file to the disk and renames it to its path, replacing an existing file.
     ///
     /// # Errors
-    /// `io`, with an existing file at the path unchanged; `internal` if bytes are missing.
+    /// `io`, as in [`OutputFile::publish`]; `interrupted`; `internal` if bytes are missing.
     pub fn finish(mut self) -> Result<()> {
         let file_bytes = self.layout.file_bytes();
         if !self.rest.is_empty() {
@@ -166,7 +168,7 @@ impl Save {
         }
         self.watch.check()?;
         let _span = profile::span(Stage::Flush);
-        self.output.publish(file_bytes)
+        self.output.publish(file_bytes, &|| self.watch.check())
     }
 
     /// Copies the bytes of all extents that overlap the chunk at byte `first` of the file to the chunk. `ends` are the ends

@@ -7,6 +7,8 @@ use crate::error::Result;
 use crate::format::layout::Layout;
 use crate::num::to_u64;
 use crate::options::Options;
+use crate::os::retry::Check;
+use crate::os::sigint::Watch;
 use crate::profile::{self, Span, Stage};
 use crate::save::atomic_file::{self, OutputFile};
 use crate::save::kernel::Linux;
@@ -72,8 +74,10 @@ pub(super) fn finish_save(save: Box<AnySave>) -> Result<()> {
 pub(super) fn write_file(path: &str, model: &str, bytes: &[u8]) -> Result<()> {
     guard(|| {
         let output = OutputFile::create_like(Path::new(path), path_of(model), Box::new(Linux))?;
-        output.write(bytes, 0)?;
-        output.publish(to_u64(bytes.len()))
+        let watch = Watch::begin();
+        let check: Check<'_> = &|| watch.check();
+        output.write(bytes, 0, check)?;
+        output.publish(to_u64(bytes.len()), check)
     })
 }
 
@@ -84,7 +88,10 @@ pub(super) fn check_target(path: &str) -> Result<()> {
 
 /// Gives the complete file `source` the name `path`, too.
 pub(super) fn link_file(source: &str, path: &str) -> Result<()> {
-    guard(|| atomic_file::link(Path::new(source), Path::new(path), &Linux))
+    guard(|| {
+        let watch = Watch::begin();
+        atomic_file::link(Path::new(source), Path::new(path), &Linux, &|| watch.check())
+    })
 }
 
 fn path_of(text: &str) -> Option<&Path> {

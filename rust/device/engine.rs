@@ -30,7 +30,8 @@ pub trait Engine<E>: Send + Sync {
     /// `device` or `out-of-memory`.
     fn begin(&self, after: &E, needs: &BatchNeeds, scratch: Scratch) -> Result<usize>;
 
-    /// Reads a chunk and starts the copies to its destinations. Calls `check` while it waits for memory.
+    /// Reads a chunk and starts the copies to its destinations. Calls `check` while it waits for memory, and before it
+    /// repeats a read.
     ///
     /// # Safety
     /// The destinations of the chunk are memory of the device that nothing else uses until the engine is drained.

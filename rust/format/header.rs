@@ -13,6 +13,8 @@ mod json;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
+use crate::os::retry::read_full;
+use crate::os::sigint::Watch;
 use crate::profile::{self, Stage};
 use crate::source::Source;
 use hashbrown::{HashTable, hash_table};
@@ -96,13 +98,15 @@ impl Header {
                 ),
             ));
         }
+        let watch = Watch::begin();
         let read = |buffer: &mut [u8], offset: u64| {
-            source.file.read_exact_at(buffer, offset).map_err(|error| match error.kind() {
-                std::io::ErrorKind::UnexpectedEof => {
-                    malformed(offset, "the file became shorter while it was read".into())
-                }
-                _ => Error::from_io(error, &source.path, "cannot read the header").offset(offset),
-            })
+            let failed = |error, at| Error::from_io(error, &source.path, "cannot read the header").offset(at);
+            let read_at = |buffer: &mut [u8], at| source.file.read_at(buffer, at);
+            let count = read_full(read_at, offset, buffer, &|| watch.check(), failed)?;
+            let is_complete = count == buffer.len();
+            is_complete
+                .then_some(())
+                .ok_or_else(|| malformed(offset, "the file became shorter while it was read".into()))
         };
         let mut length = [0; 8];
         read(&mut length, 0)?;

@@ -128,13 +128,13 @@ impl<D: Device> Engine<D::StreamEvent> for StagedEngine<D> {
             &Chunk::InPlace { source, offset, length, address, .. } => {
                 // SAFETY: the caller's promise, and the plan writes each byte once.
                 let into = unsafe { self.device.host_slice(address, length) };
-                self.reader(source)?.read(offset, into.ok_or_else(|| internal("not host memory"))?)
+                self.reader(source)?.read(offset, into.ok_or_else(|| internal("not host memory"))?, check)
             }
             Chunk::Staged { source, bytes, reads, copies } => {
                 let reader = self.reader(*source)?;
                 let staging = self.staging().clone().ok_or_else(|| internal("no staging"))?;
                 let mut slot = staging.acquire(check)?;
-                match reader.fill(reads, buffer_of(&mut slot)) {
+                match reader.fill(reads, buffer_of(&mut slot), check) {
                     Ok(()) => staging.submit(slot, *bytes, copies),
                     Err(error) => {
                         staging.release(slot);

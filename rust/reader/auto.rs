@@ -6,6 +6,7 @@ use super::uring::{Rings, UringReader};
 use super::{ReadLimits, Reader, ReaderKind, SlotBuffer};
 use crate::error::Result;
 use crate::num::to_u64;
+use crate::os::retry::Check;
 use crate::plan::Read;
 use crate::profile;
 use crate::source::Source;
@@ -62,15 +63,15 @@ impl<K: RingKernel> Reader for AutoReader<K> {
         self.direct().as_ref().err().map(String::as_str)
     }
 
-    fn read(&self, offset: u64, into: &mut [u8]) -> Result<()> {
-        self.buffered.read(offset, into)
+    fn read(&self, offset: u64, into: &mut [u8], check: Check<'_>) -> Result<()> {
+        self.buffered.read(offset, into, check)
     }
 
-    fn fill(&self, reads: &[Read], buffer: SlotBuffer<'_>) -> Result<()> {
+    fn fill(&self, reads: &[Read], buffer: SlotBuffer<'_>, check: Check<'_>) -> Result<()> {
         // One system call for many small reads: most often all of them are cached.
         let span = reads.first().zip(reads.last()).map(|(first, last)| first.offset..end_of(last));
         if reads.len() > 1 && span.is_some_and(|span| page_cache::is_all_cached(&self.source, &span)) {
-            return self.buffered.fill(reads, buffer);
+            return self.buffered.fill(reads, buffer, check);
         }
         let mut cached = Vec::new();
         let mut cold = Vec::new();
@@ -81,14 +82,14 @@ impl<K: RingKernel> Reader for AutoReader<K> {
             }
         }
         if !cached.is_empty() {
-            self.buffered.fill(&cached, SlotBuffer { id: buffer.id, bytes: buffer.bytes })?;
+            self.buffered.fill(&cached, SlotBuffer { id: buffer.id, bytes: buffer.bytes }, check)?;
         }
         if cold.is_empty() {
             return Ok(());
         }
         match self.direct() {
-            Ok(direct) => direct.fill(&cold, buffer),
-            Err(_) => self.buffered.fill(&cold, buffer),
+            Ok(direct) => direct.fill(&cold, buffer, check),
+            Err(_) => self.buffered.fill(&cold, buffer, check),
         }
     }
 }

@@ -4,6 +4,7 @@ use super::page_cache::{self, Advice};
 use super::{ReadLimits, Reader, SlotBuffer};
 use crate::error::Result;
 use crate::num::to_u64;
+use crate::os::retry::Check;
 use crate::plan::Read;
 use crate::source::Source;
 use std::ops::Range;
@@ -43,14 +44,14 @@ impl<R: Reader> Reader for DropCacheReader<R> {
         self.inner.limits()
     }
 
-    fn read(&self, offset: u64, into: &mut [u8]) -> Result<()> {
-        let read = self.inner.read(offset, into);
+    fn read(&self, offset: u64, into: &mut [u8], check: Check<'_>) -> Result<()> {
+        let read = self.inner.read(offset, into, check);
         self.drop_pages(offset, into.len());
         read
     }
 
-    fn fill(&self, reads: &[Read], buffer: SlotBuffer<'_>) -> Result<()> {
-        let filled = self.inner.fill(reads, buffer);
+    fn fill(&self, reads: &[Read], buffer: SlotBuffer<'_>, check: Check<'_>) -> Result<()> {
+        let filled = self.inner.fill(reads, buffer, check);
         for read in reads {
             self.drop_pages(read.offset, read.length);
         }

@@ -3,7 +3,7 @@
 use super::{ReadLimits, Reader};
 use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
-use crate::os::BUSY_WAIT;
+use crate::os::retry::{Check, read_full};
 use crate::source::Source;
 use std::fs::File;
 use std::io;
@@ -50,23 +50,14 @@ impl<F: ReadAt> Reader for PreadReader<F> {
         ReadLimits::BUFFERED
     }
 
-    fn read(&self, offset: u64, into: &mut [u8]) -> Result<()> {
-        let (mut at, mut rest) = (offset, into);
-        while !rest.is_empty() {
-            match self.file.read_at(rest, at) {
-                Ok(0) => {
-                    let message =
-                        format!("the file ended {} bytes early; it became shorter while it was loaded", rest.len());
-                    return Err(Error::new(Kind::Io, message).at(self.file.path()).offset(at));
-                }
-                Ok(count) => {
-                    at = at.saturating_add(to_u64(count));
-                    rest = rest.get_mut(count..).unwrap_or_default();
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::sleep(BUSY_WAIT),
-                Err(error) => return Err(Error::from_io(error, self.file.path(), "cannot read").offset(at)),
-            }
+    fn read(&self, offset: u64, into: &mut [u8], check: Check<'_>) -> Result<()> {
+        let failed = |error, at| Error::from_io(error, self.file.path(), "cannot read").offset(at);
+        let count = read_full(|into, at| self.file.read_at(into, at), offset, into, check, failed)?;
+        let missing = into.len() - count;
+        if missing > 0 {
+            let message = format!("the file ended {missing} bytes early; it became shorter while it was loaded");
+            let at = offset.saturating_add(to_u64(count));
+            return Err(Error::new(Kind::Io, message).at(self.file.path()).offset(at));
         }
         Ok(())
     }

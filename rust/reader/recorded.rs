@@ -2,6 +2,7 @@
 
 use super::{ReadLimits, Reader, ReaderKind, SlotBuffer};
 use crate::error::Result;
+use crate::os::retry::Check;
 use crate::plan::Read;
 use crate::profile::{self, Count, Detail, Span, Stage};
 use crate::source::Source;
@@ -36,13 +37,13 @@ impl Reader for RecordedReader {
         self.reader.refusal()
     }
 
-    fn read(&self, offset: u64, into: &mut [u8]) -> Result<()> {
+    fn read(&self, offset: u64, into: &mut [u8], check: Check<'_>) -> Result<()> {
         let _span = self.span(1, into.len());
-        self.reader.read(offset, into)
+        self.reader.read(offset, into, check)
     }
 
-    fn fill(&self, reads: &[Read], buffer: SlotBuffer<'_>) -> Result<()> {
+    fn fill(&self, reads: &[Read], buffer: SlotBuffer<'_>, check: Check<'_>) -> Result<()> {
         let _span = self.span(reads.len(), reads.iter().map(|read| read.length).sum());
-        self.reader.fill(reads, buffer)
+        self.reader.fill(reads, buffer, check)
     }
 }

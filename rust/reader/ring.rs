@@ -3,7 +3,7 @@
 //! Everything that can be refused or fail is behind two traits, so that tests can replace the kernel.
 
 use crate::num::{to_u64, to_usize};
-use crate::os::BUSY_WAIT;
+use crate::os::retry::BUSY_WAIT;
 use crate::source::Source;
 use io_uring::{EnterFlags, IoUring, opcode, types};
 use rustix::fs::{AtFlags, StatxFlags, major, minor, statx};

@@ -8,7 +8,8 @@ use super::{ReadLimits, Reader, SlotBuffer};
 use crate::error::{Error, Result};
 use crate::num::to_u64;
 use crate::options::Options;
-use crate::os::BUSY_WAIT;
+use crate::os::retry::{self, Check};
+use crate::os::sigint::Watch;
 use crate::plan::Read;
 use crate::source::Source;
 use rustix::io::Errno;
@@ -17,7 +18,6 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
 
 /// Bytes of one request.
 const REQUEST_BYTES: usize = 512 << 10;
@@ -118,9 +118,11 @@ impl<K: RingKernel> UringReader<K> {
         let mut block = Box::new(Block([0; 4096]));
         let slot = 0..block.0.len();
         let aligned_read = AlignedRead { offset: 0, slot, requested: 0..self.source.length.min(ALIGNMENT_MAX) };
-        let outcome = self
-            .read_aligned(&[aligned_read], &mut block.0)
-            .map_err(|error| format!("no ring can be used: {error}"))?;
+        let watch = Watch::begin();
+        let outcome = self.read_aligned(&[aligned_read], &mut block.0, &|| watch.check()).map_err(|end| match end {
+            End::Ring(error) => format!("no ring can be used: {error}"),
+            End::Check(error) => error.to_string(),
+        })?;
         match outcome.refusal.or(outcome.failure.map(|(_, error)| error)) {
             Some(error) => Err(format!("a direct read fails: {error}")),
             None if outcome.missing.is_empty() => Ok(()),
@@ -153,10 +155,15 @@ impl<K: RingKernel> UringReader<K> {
     /// Performs aligned reads. The kernel does not write to `bytes` after this has returned.
     ///
     /// # Errors
-    /// If no ring works. The bytes are undefined then.
-    fn read_aligned(&self, aligned_reads: &[AlignedRead], bytes: &mut [u8]) -> io::Result<Outcome> {
+    /// If no ring works, or that of `check`. The bytes are undefined then.
+    fn read_aligned(
+        &self,
+        aligned_reads: &[AlignedRead],
+        bytes: &mut [u8],
+        check: Check<'_>,
+    ) -> std::result::Result<Outcome, End> {
         let mut ring = self.rings.take()?;
-        match self.run(&mut ring, aligned_reads, bytes) {
+        match self.run(&mut ring, aligned_reads, bytes, check) {
             Ok(outcome) => {
                 self.rings.spare().push(ring);
                 Ok(outcome)
@@ -171,8 +178,14 @@ impl<K: RingKernel> UringReader<K> {
     /// Submits aligned reads to a ring until all have completed.
     ///
     /// # Errors
-    /// Those of the ring, which may still have requests in flight then.
-    fn run(&self, ring: &mut K::Ring, aligned_reads: &[AlignedRead], bytes: &mut [u8]) -> io::Result<Outcome> {
+    /// Those of the ring, which may still have requests in flight then; that of `check`.
+    fn run(
+        &self,
+        ring: &mut K::Ring,
+        aligned_reads: &[AlignedRead],
+        bytes: &mut [u8],
+        check: Check<'_>,
+    ) -> std::result::Result<Outcome, End> {
         let depth = self.rings.depth(self.disk_depth);
         let mut outcome = Outcome::default();
         let mut queue: VecDeque<usize> = (0..aligned_reads.len()).collect();
@@ -183,7 +196,7 @@ impl<K: RingKernel> UringReader<K> {
                 && let Some(index) = queue.pop_front()
             {
                 let request = aligned_reads.get(index).and_then(|aligned_read| aligned_read.request(index, bytes));
-                let request = request.ok_or(io::ErrorKind::InvalidInput)?;
+                let request = request.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
                 // SAFETY: the memory is part of `bytes`, which `read_aligned` borrows until every request has
                 // completed or the ring has settled. The reader keeps the file open.
                 unsafe { ring.push(&self.file, request) }?;
@@ -192,20 +205,18 @@ impl<K: RingKernel> UringReader<K> {
             if in_flight == 0 {
                 return Ok(outcome);
             }
-            let mut is_busy = false;
-            match ring.wait() {
-                Err(error) if is_transient(&error) => is_busy = !is_interrupted(&error),
-                waited => waited?,
+            if let Err(error) = ring.wait()
+                && !retry::prepare(&error, check)?
+            {
+                return Err(End::Ring(error));
             }
             while let Some((index, result)) = ring.completion() {
                 in_flight -= 1;
-                let aligned_read = aligned_reads.get(index).ok_or(io::ErrorKind::InvalidData)?;
+                let missing = || io::Error::from(io::ErrorKind::InvalidData);
+                let aligned_read = aligned_reads.get(index).ok_or_else(missing)?;
                 match result {
                     Ok(count) => outcome.missing.extend(aligned_read.missing(count)),
-                    Err(error) if is_transient(&error) => {
-                        is_busy |= !is_interrupted(&error);
-                        queue.push_front(index);
-                    }
+                    Err(error) if retry::prepare(&error, check)? => queue.push_front(index),
                     // The file system refuses a read that it allowed in `probe`. The page cache serves every read.
                     Err(error) if is_refusal(&error) => {
                         outcome.missing.extend(aligned_read.missing(0));
@@ -214,14 +225,11 @@ impl<K: RingKernel> UringReader<K> {
                     Err(error) => outcome.fail(aligned_read.requested.start, error),
                 }
             }
-            if is_busy {
-                thread::sleep(BUSY_WAIT);
-            }
         }
     }
 
-    fn fill_buffered(&self, reads: &[Read], buffer: &mut SlotBuffer<'_>) -> Result<()> {
-        self.buffered.fill(reads, SlotBuffer { id: buffer.id, bytes: buffer.bytes })
+    fn fill_buffered(&self, reads: &[Read], buffer: &mut SlotBuffer<'_>, check: Check<'_>) -> Result<()> {
+        self.buffered.fill(reads, SlotBuffer { id: buffer.id, bytes: buffer.bytes }, check)
     }
 }
 
@@ -230,26 +238,27 @@ impl<K: RingKernel> Reader for UringReader<K> {
         ReadLimits { concurrency: self.disk_depth, ..ReadLimits::direct(self.alignment) }
     }
 
-    fn read(&self, offset: u64, into: &mut [u8]) -> Result<()> {
-        self.buffered.read(offset, into)
+    fn read(&self, offset: u64, into: &mut [u8], check: Check<'_>) -> Result<()> {
+        self.buffered.read(offset, into, check)
     }
 
-    fn fill(&self, reads: &[Read], mut buffer: SlotBuffer<'_>) -> Result<()> {
+    fn fill(&self, reads: &[Read], mut buffer: SlotBuffer<'_>, check: Check<'_>) -> Result<()> {
         let aligned_reads: Option<Vec<_>> = reads.iter().map(|read| self.aligned_reads(read, buffer.bytes)).collect();
-        let Some(aligned_reads) = aligned_reads else { return self.fill_buffered(reads, &mut buffer) };
-        let outcome = match self.read_aligned(&aligned_reads.concat(), buffer.bytes) {
+        let Some(aligned_reads) = aligned_reads else { return self.fill_buffered(reads, &mut buffer, check) };
+        let outcome = match self.read_aligned(&aligned_reads.concat(), buffer.bytes, check) {
             Ok(outcome) => outcome,
-            Err(error) => {
+            Err(End::Check(error)) => return Err(error),
+            Err(End::Ring(error)) => {
                 let path = self.source.path.display();
                 tracing::info!(%path, %error, "no ring; reads this chunk through the page cache");
-                return self.fill_buffered(reads, &mut buffer);
+                return self.fill_buffered(reads, &mut buffer, check);
             }
         };
         // The first byte that could not be read determines the error.
         let failed = outcome.failure.as_ref().map_or(u64::MAX, |(offset, _)| *offset);
         let mut missing: Vec<Read> = outcome.missing.into_iter().filter(|read| read.offset < failed).collect();
         missing.sort_by_key(|read| read.offset);
-        self.fill_buffered(&missing, &mut buffer)?;
+        self.fill_buffered(&missing, &mut buffer, check)?;
         match outcome.failure {
             None => Ok(()),
             Some((offset, error)) => Err(Error::from_io(error, &self.source.path, "cannot read").offset(offset)),
@@ -284,6 +293,26 @@ impl AlignedRead {
     }
 }
 
+/// Reason why aligned reads ended early.
+enum End {
+    /// The ring does not work.
+    Ring(io::Error),
+    /// The caller's check failed.
+    Check(Error),
+}
+
+impl From<io::Error> for End {
+    fn from(error: io::Error) -> End {
+        End::Ring(error)
+    }
+}
+
+impl From<Error> for End {
+    fn from(error: Error) -> End {
+        End::Check(error)
+    }
+}
+
 /// Outcome of aligned reads.
 #[derive(Default)]
 struct Outcome {
@@ -302,15 +331,6 @@ impl Outcome {
             self.failure = Some((offset, error));
         }
     }
-}
-
-fn is_interrupted(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::Interrupted
-}
-
-/// Returns whether the same operation may succeed later.
-fn is_transient(error: &io::Error) -> bool {
-    is_interrupted(error) || matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ResourceBusy)
 }
 
 fn is_refusal(error: &io::Error) -> bool {

@@ -5,8 +5,8 @@ use super::kernel::FileKernel;
 use super::temp_file::{Target, TempFile};
 use crate::error::{Error, Result};
 use crate::num::to_u64;
-use crate::os::BUSY_WAIT;
 use crate::os::file_system::FileSystem;
+use crate::os::retry::{self, Check, read_full, repeat};
 use crate::staging::PAGE_BYTES;
 use rustix::io::Errno;
 use std::fs::File;
@@ -14,7 +14,6 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 
 /// Alignment of direct writes in bytes: of the offset, the address and the length.
 pub const ALIGNMENT: usize = PAGE_BYTES;
@@ -66,15 +65,15 @@ impl OutputFile {
     /// Reserves disk space for a file of `bytes` bytes.
     ///
     /// # Errors
-    /// `io` if the disk has too little space.
-    pub fn reserve(&self, bytes: u64) -> Result<()> {
+    /// `io` if the disk has too little space; that of `check`, which is called before a call is repeated.
+    pub fn reserve(&self, bytes: u64, check: Check<'_>) -> Result<()> {
         if bytes == 0 {
             return Ok(());
         }
         if i64::try_from(bytes).is_err() {
             return Err(self.error(Errno::FBIG.into(), "reserve"));
         }
-        let reserved = repeat(|| self.kernel.reserve(&self.temp_file.file, bytes));
+        let reserved = repeat(check, || self.kernel.reserve(&self.temp_file.file, bytes))?;
         match reserved {
             // Threads can write in parallel only while the file does not grow.
             Err(error) if is_unsupported(&error) => self.temp_file.file.set_len(bytes),
@@ -86,8 +85,9 @@ impl OutputFile {
     /// Writes all bytes at `offset`, and resumes after short writes.
     ///
     /// # Errors
-    /// `io` with the first byte of the file that could not be written.
-    pub fn write(&self, bytes: &[u8], offset: u64) -> Result<()> {
+    /// `io` with the first byte of the file that could not be written; that of `check`, which is called before a call is
+    /// repeated.
+    pub fn write(&self, bytes: &[u8], offset: u64, check: Check<'_>) -> Result<()> {
         let is_aligned = [bytes.as_ptr().addr(), bytes.len()].iter().all(|number| number.is_multiple_of(ALIGNMENT))
             && offset.is_multiple_of(to_u64(ALIGNMENT));
         if !is_aligned {
@@ -109,8 +109,7 @@ impl OutputFile {
                         self.disable_direct_io()?;
                     }
                 }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => thread::sleep(BUSY_WAIT),
+                Err(error) if retry::prepare(&error, check)? => {}
                 Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) && was_direct => {
                     tracing::info!(path = %self.path.display(), "direct writes are refused; writing through the page cache");
                     self.disable_direct_io()?;
@@ -126,9 +125,9 @@ impl OutputFile {
     /// Uses `buffer` if the file system cannot insert blocks. The bytes before the moved range are unspecified.
     ///
     /// # Errors
-    /// `io`.
-    pub fn shift(&self, begin: u64, length: u64, distance: u64, buffer: &mut [u8]) -> Result<()> {
-        let inserted = repeat(|| self.kernel.insert(&self.temp_file.file, distance));
+    /// `io`; that of `check`, which is called before a call is repeated.
+    pub fn shift(&self, begin: u64, length: u64, distance: u64, buffer: &mut [u8], check: Check<'_>) -> Result<()> {
+        let inserted = repeat(check, || self.kernel.insert(&self.temp_file.file, distance))?;
         let Err(refusal) = inserted else { return Ok(()) };
         tracing::debug!(path = %self.path.display(), %refusal, length, "cannot insert blocks; moving the data");
         self.disable_direct_io()?;
@@ -138,9 +137,12 @@ impl OutputFile {
         while end > begin {
             let first = end.saturating_sub(step).max(begin);
             let chunk = usize::try_from(end - first).ok().and_then(|count| buffer.get_mut(..count)).unwrap_or_default();
-            let read = self.temp_file.file.read_exact_at(chunk, first);
-            read.map_err(|error| self.error(error, "cannot read back the written data").offset(first))?;
-            self.write(chunk, first.saturating_add(distance))?;
+            let failed = |error, at| self.error(error, "cannot read back the written data").offset(at);
+            let read_at = |chunk: &mut [u8], at| self.temp_file.file.read_at(chunk, at);
+            if read_full(read_at, first, chunk, check, failed)? < chunk.len() {
+                return Err(failed(io::ErrorKind::UnexpectedEof.into(), first));
+            }
+            self.write(chunk, first.saturating_add(distance), check)?;
             end = first;
         }
         Ok(())
@@ -149,18 +151,19 @@ impl OutputFile {
     /// Truncates the file to `length` bytes, flushes it to the disk, and renames it to its path.
     ///
     /// # Errors
-    /// `io`. An existing file at the path is unchanged, unless only the flush of the directory failed.
-    pub fn publish(self, length: u64) -> Result<()> {
+    /// `io`, with an existing file at the path unchanged, unless only the flush of the directory failed; that of
+    /// `check`, which is called before a call is repeated.
+    pub fn publish(self, length: u64, check: Check<'_>) -> Result<()> {
         let OutputFile { path, temp_file, kernel, .. } = self;
         let failed = |doing: &'static str| {
             let path = path.clone();
             move |error: io::Error| Error::from_io(error, &path, doing)
         };
         temp_file.file.set_len(length).map_err(failed("cannot set the length of the file"))?;
-        kernel.flush(&temp_file.file).map_err(failed("cannot flush the file"))?;
+        repeat(check, || kernel.flush(&temp_file.file))?.map_err(failed("cannot flush the file"))?;
         let directory = temp_file.open_directory().map_err(failed("cannot open the directory"))?;
         temp_file.publish().map_err(failed("cannot rename the file to its path"))?;
-        flush_directory(&*kernel, &directory).map_err(failed("cannot flush the directory"))
+        flush_directory(&directory, &path, &*kernel, check)
     }
 
     fn is_direct(&self) -> bool {
@@ -198,28 +201,21 @@ pub fn check_target(path: &Path) -> Result<()> {
 /// directory. On file systems without hard links, renames `source`.
 ///
 /// # Errors
-/// Those of [`check_target`]; `io`.
-pub fn link(source: &Path, path: &Path, kernel: &dyn FileKernel) -> Result<()> {
+/// Those of [`check_target`]; `io`; that of `check`, which is called before a call is repeated.
+pub fn link(source: &Path, path: &Path, kernel: &dyn FileKernel, check: Check<'_>) -> Result<()> {
     let target = Target::open(path)?;
-    let linked = target.link(source, kernel).and_then(|()| flush_directory(kernel, &target.open_directory()?));
-    linked.map_err(|error| Error::from_io(error, path, "cannot give the file its name"))
+    let linked = target.link(source, kernel).and_then(|()| target.open_directory());
+    let directory = linked.map_err(|error| Error::from_io(error, path, "cannot give the file its name"))?;
+    flush_directory(&directory, path, kernel, check)
 }
 
-fn flush_directory(kernel: &dyn FileKernel, directory: &File) -> io::Result<()> {
-    match kernel.flush(directory) {
+/// Flushes the directory in which a file has been given its name `path`.
+fn flush_directory(directory: &File, path: &Path, kernel: &dyn FileKernel, check: Check<'_>) -> Result<()> {
+    match repeat(check, || kernel.flush(directory)) {
+        Err(interruption) => Err(interruption.at(path)),
         // Not every file system can flush a directory.
-        Err(error) if !is_unsupported(&error) => Err(error),
-        _ => Ok(()),
-    }
-}
-
-/// Repeats a call until no signal interrupts it.
-fn repeat<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    loop {
-        match call() {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            result => return result,
-        }
+        Ok(Err(error)) if !is_unsupported(&error) => Err(Error::from_io(error, path, "cannot flush the directory")),
+        Ok(_) => Ok(()),
     }
 }
 

@@ -1,7 +1,7 @@
 //! System calls of a save that a file system or a container may refuse, behind a trait that tests implement. It is
 //! separate from [`RingKernel`](crate::reader::ring::RingKernel), since loads and saves share no call.
 
-use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl};
+use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl, fsync};
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -56,7 +56,7 @@ pub trait FileKernel: Send + Sync {
     /// # Errors
     /// Those of fsync(2).
     fn flush(&self, file: &File) -> io::Result<()> {
-        file.sync_all()
+        Ok(fsync(file)?)
     }
 }
 

@@ -27,7 +27,8 @@ pub struct Job {
     pub offset: u64,
 }
 
-/// Threads that write blocks to one file. Dropping them waits for writes in progress and discards the others.
+/// Threads that write blocks to one file. Dropping them waits for writes in progress, which are not repeated any more, and
+/// discards the others.
 pub struct WriteThreads {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -113,7 +114,7 @@ impl WriteThreads {
     /// Submits the write of a block.
     ///
     /// # Errors
-    /// The first error of a write.
+    /// The first error of a write; `interrupted`.
     pub fn submit(&self, job: Job) -> Result<()> {
         let mut state = self.shared.lock();
         if let Some(error) = &state.failure {
@@ -122,9 +123,12 @@ impl WriteThreads {
         let end = job.offset.saturating_add(to_u64(job.length));
         if end > state.reserved_bytes {
             state.reserved_bytes = end.saturating_add(RESERVE_BYTES);
-            // The disk may still have enough space for the data. A write reports the error if it has not.
-            if let Err(error) = self.shared.output.reserve(state.reserved_bytes) {
-                tracing::debug!(%error, "cannot reserve space ahead of the data");
+            let watch = Watch::begin();
+            match self.shared.output.reserve(state.reserved_bytes, &|| watch.check()) {
+                Err(error) if error.kind() == Kind::Interrupted => return Err(error),
+                // The disk may still have enough space for the data. A write reports the error if it has not.
+                Err(error) => tracing::debug!(%error, "cannot reserve space ahead of the data"),
+                Ok(()) => {}
             }
         }
         state.open_count += 1;
@@ -168,7 +172,7 @@ impl Shared {
         while let Some(mut job) = self.next() {
             let span = profile::span(Stage::Write).bytes(job.length);
             let bytes = job.block.bytes_mut().get(..job.length).unwrap_or_default();
-            let written = self.output.write(bytes, job.offset);
+            let written = self.output.write(bytes, job.offset, &|| self.check());
             drop(span);
             let mut state = self.lock();
             if let Err(error) = written {
@@ -178,6 +182,12 @@ impl Shared {
             state.free.push(job.block);
             self.has_changed.notify_one();
         }
+    }
+
+    /// Fails if the threads are being dropped.
+    fn check(&self) -> Result<()> {
+        let is_closed = self.lock().is_closed;
+        if is_closed { Err(Error::new(Kind::Interrupted, "the writer was dropped")) } else { Ok(()) }
     }
 
     /// Returns the next job, or `None` if no job will follow or a write has failed.

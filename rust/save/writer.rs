@@ -20,6 +20,8 @@ use crate::error::{Error, Kind, Result};
 use crate::format::layout::{Metadata, Names, Tensor, header, pad};
 use crate::num::{to_u64, to_usize};
 use crate::options::Options;
+use crate::os::retry::Check;
+use crate::os::sigint::Watch;
 use crate::profile::{self, Stage};
 use crate::save::atomic_file::{ALIGNMENT, OutputFile};
 use crate::save::memory::SourceMemory;
@@ -105,14 +107,16 @@ impl Writer {
     /// existing file.
     ///
     /// # Errors
-    /// `io`, with an existing file at the path unchanged; `invalid-argument` if the header is longer than readers
-    /// accept; any earlier error of the writer.
+    /// `io`, as in [`OutputFile::publish`]; `invalid-argument` if the header is longer than readers accept; `interrupted`;
+    /// any earlier error of the writer.
     pub fn finish(mut self) -> Result<()> {
         self.check()?;
         let header = header(self.tensors.iter(), &self.metadata).map_err(|error| error.at(self.output.path()))?;
+        let watch = Watch::begin();
+        let check: Check<'_> = &|| watch.check();
         let written = match self.data_begin {
-            None => self.write_single_block(&header),
-            Some(data_begin) => self.write_rest(header, data_begin),
+            None => self.write_single_block(&header, check),
+            Some(data_begin) => self.write_rest(header, data_begin, check),
         };
         let file_bytes = written.map_err(|error| self.fail(error))?;
         let Writer { output, threads, .. } = self;
@@ -120,7 +124,7 @@ impl Writer {
         drop(threads);
         let _span = profile::span(Stage::Flush);
         let output = Arc::into_inner(output).ok_or_else(|| Error::new(Kind::Internal, "the file is still in use"))?;
-        output.publish(file_bytes)
+        output.publish(file_bytes, check)
     }
 
     fn copy(&mut self, source: &dyn SourceMemory, stream: u64, address: u64, bytes: u64) -> Result<()> {
@@ -171,17 +175,18 @@ impl Writer {
     }
 
     /// Writes a file that fits a single block, and returns its length.
-    fn write_single_block(&mut self, header: &[u8]) -> Result<u64> {
+    fn write_single_block(&mut self, header: &[u8], check: Check<'_>) -> Result<u64> {
         let _span = profile::span(Stage::Write).bytes(header.len().saturating_add(self.filled));
-        self.output.write(header, 0)?;
+        self.output.write(header, 0, check)?;
         if let Some(block) = &mut self.block {
-            self.output.write(block.bytes_mut().get(..self.filled).unwrap_or_default(), to_u64(header.len()))?;
+            let data = block.bytes_mut().get(..self.filled).unwrap_or_default();
+            self.output.write(data, to_u64(header.len()), check)?;
         }
         Ok(to_u64(header.len()).saturating_add(self.data_bytes))
     }
 
     /// Writes the last block and the header, and returns the length of the file.
-    fn write_rest(&mut self, mut header: Vec<u8>, data_begin: u64) -> Result<u64> {
+    fn write_rest(&mut self, mut header: Vec<u8>, data_begin: u64, check: Check<'_>) -> Result<u64> {
         if let Some(block) = self.block.take() {
             self.submit(block)?;
         }
@@ -190,11 +195,11 @@ impl Writer {
         let missing = to_u64(size) - data_begin;
         if missing > 0 {
             let mut buffer = self.threads.acquire()?;
-            self.output.shift(data_begin, self.data_bytes, missing, buffer.bytes_mut())?;
+            self.output.shift(data_begin, self.data_bytes, missing, buffer.bytes_mut(), check)?;
         }
         pad(&mut header, size);
         let _span = profile::span(Stage::Write).bytes(header.len());
-        self.output.write(&header, 0)?;
+        self.output.write(&header, 0, check)?;
         Ok(to_u64(size).saturating_add(self.data_bytes))
     }
 

@@ -4,6 +4,7 @@ use crate::files;
 use fst::error::Kind;
 use fst::options::{Options, ReaderChoice};
 use fst::os::file_system::FileSystem;
+use fst::os::retry::Check;
 use fst::plan::Read;
 use fst::reader::pread::{PreadReader, ReadAt};
 use fst::reader::ring::Linux;
@@ -15,6 +16,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
+
+/// Check that never ends a read.
+const GO_ON: Check<'static> = &|| Ok(());
 
 const READERS: [ReaderChoice; 4] = [ReaderChoice::Mmap, ReaderChoice::Pread, ReaderChoice::Uring, ReaderChoice::Auto];
 
@@ -31,14 +35,14 @@ fn check_contract(reader: &dyn Reader, bytes: &[u8]) {
         [(0, 0), (0, 1), (0, length), (1, length - 1), (4095, 4097), (length - 1, length), (length, length)]
     {
         let mut into = vec![0xAA; end - begin];
-        reader.read(begin as u64, &mut into).unwrap();
+        reader.read(begin as u64, &mut into, GO_ON).unwrap();
         assert_eq!(into, &bytes[begin..end], "{begin}..{end}");
     }
     // Several reads of one chunk, each at its position in the slot.
     let mut slot = vec![0xAA; 3000];
     let reads = [(17, 0, 1000), (70_001, 1001, 1), (length - 1500, 1002, 1500)]
         .map(|(offset, slot_begin, length)| Read { offset: offset as u64, slot_begin, length });
-    reader.fill(&reads, SlotBuffer { id: 0, bytes: &mut slot }).unwrap();
+    reader.fill(&reads, SlotBuffer { id: 0, bytes: &mut slot }, GO_ON).unwrap();
     for read in reads {
         let begin = read.offset as usize;
         assert_eq!(slot[read.slot_begin..][..read.length], bytes[begin..begin + read.length]);
@@ -59,7 +63,7 @@ fn check_contract(reader: &dyn Reader, bytes: &[u8]) {
                 for step in 0..200 {
                     let begin = (thread * 7919 + step * 104_729) % (length - 100);
                     let mut into = [0; 100];
-                    reader.read(begin as u64, &mut into).unwrap();
+                    reader.read(begin as u64, &mut into, GO_ON).unwrap();
                     assert_eq!(into, bytes[begin..begin + 100]);
                 }
             });
@@ -67,7 +71,7 @@ fn check_contract(reader: &dyn Reader, bytes: &[u8]) {
     });
     // The end of the file is an error that names the file and the byte.
     for (begin, count) in [(length - 1, 2), (length, 1), (length + 5000, 3)] {
-        let error = reader.read(begin as u64, &mut vec![0; count]).unwrap_err();
+        let error = reader.read(begin as u64, &mut vec![0; count], GO_ON).unwrap_err();
         assert_eq!(error.kind(), Kind::Io);
         let text = error.to_string();
         assert!(text.contains("x.safetensors") && text.contains("byte ") && text.contains("early"), "{text}");
@@ -90,7 +94,7 @@ fn check_planned(reader: &dyn Reader, bytes: &[u8], reads: &[(usize, usize)], al
     let mut slot = pool::take(&request).unwrap().unwrap();
     slot.bytes_mut().fill(0xAA);
     let id = slot.id();
-    reader.fill(&reads, SlotBuffer { id, bytes: slot.bytes_mut() }).unwrap();
+    reader.fill(&reads, SlotBuffer { id, bytes: slot.bytes_mut() }, GO_ON).unwrap();
     for read in reads {
         let (slot, begin) = (slot.bytes_mut(), read.offset as usize);
         assert!(slot[read.slot_begin..][..read.length] == bytes[begin..begin + read.length], "{read:?}");
@@ -144,8 +148,8 @@ fn a_file_truncated_while_open_is_an_error_with_every_reader() {
             let mut slot = pool::take(&request).unwrap().unwrap();
             let (id, read) = (slot.id(), Read { offset: 0, slot_begin: 0, length: 100_000 });
             for result in [
-                reader.read(0, &mut vec![0; 100_000]),
-                reader.fill(&[read], SlotBuffer { id, bytes: slot.bytes_mut() }),
+                reader.read(0, &mut vec![0; 100_000], GO_ON),
+                reader.fill(&[read], SlotBuffer { id, bytes: slot.bytes_mut() }, GO_ON),
             ] {
                 let error = result.unwrap_err();
                 assert_eq!(error.kind(), Kind::Io, "{kind:?}");
@@ -193,15 +197,36 @@ fn short_and_interrupted_reads_are_resumed() {
     ];
     for script in scripts {
         let mut into = vec![0; 9_000];
-        Scripted::reader(script).read(500, &mut into).unwrap();
+        Scripted::reader(script).read(500, &mut into, GO_ON).unwrap();
         assert_eq!(into, files::pattern(5, 10_000)[500..9_500]);
+    }
+}
+
+/// File system that is interrupted or busy for ever.
+struct Endless(i32);
+
+impl ReadAt for Endless {
+    fn read_at(&self, _: &mut [u8], _: u64) -> io::Result<usize> {
+        Err(io::Error::from_raw_os_error(self.0))
+    }
+    fn path(&self) -> &Path {
+        Path::new("x.safetensors")
+    }
+}
+
+#[test]
+fn reads_that_are_repeated_for_ever_end_with_the_check() {
+    for code in [libc::EINTR, libc::EAGAIN] {
+        let check = files::fails_after(3);
+        let error = PreadReader::new(Endless(code)).read(0, &mut [0; 10], &check).unwrap_err();
+        assert_eq!(error.kind(), Kind::Interrupted);
     }
 }
 
 #[test]
 fn an_error_in_the_middle_names_the_byte() {
     let reader = Scripted::reader(vec![Ok(100), Err(io::Error::from_raw_os_error(libc::EIO))]);
-    let error = reader.read(500, &mut [0; 1_000]).unwrap_err();
+    let error = reader.read(500, &mut [0; 1_000], GO_ON).unwrap_err();
     assert_eq!(error.kind(), Kind::Io);
     let text = error.to_string();
     assert!(text.contains("x.safetensors") && text.contains("byte 600:") && text.contains("os error 5"), "{text}");

@@ -57,3 +57,12 @@ pub fn cached_pages(path: &Path) -> Vec<bool> {
     assert_eq!(unsafe { libc::mincore(mapped.as_mut_ptr().cast(), mapped.len(), pages.as_mut_ptr()) }, 0);
     pages.into_iter().map(|page| page & 1 == 1).collect()
 }
+
+/// Returns a check that fails with `interrupted` from its call with this number on.
+pub fn fails_after(calls: usize) -> impl Fn() -> fst::Result<()> {
+    let count = std::cell::Cell::new(0);
+    move || {
+        count.set(count.get() + 1);
+        if count.get() < calls { Ok(()) } else { Err(fst::Error::new(fst::error::Kind::Interrupted, "the test ends")) }
+    }
+}

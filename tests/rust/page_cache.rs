@@ -49,7 +49,7 @@ fn read_all(reader: &dyn reader::Reader, bytes: &[u8]) {
     let mut slot = pool::take(&request).unwrap().unwrap();
     for (index, chunk) in bytes.chunks(1 << 20).enumerate() {
         let (id, read) = (slot.id(), Read { offset: (index as u64) << 20, slot_begin: 0, length: chunk.len() });
-        reader.fill(&[read], SlotBuffer { id, bytes: slot.bytes_mut() }).unwrap();
+        reader.fill(&[read], SlotBuffer { id, bytes: slot.bytes_mut() }, &|| Ok(())).unwrap();
         assert!(&slot.bytes_mut()[..chunk.len()] == chunk, "chunk {index}");
     }
 }
@@ -159,7 +159,7 @@ fn drop_cache_leaves_the_page_cache_unchanged() {
             let opened = reader::open(&options, &source, &rings).unwrap();
             read_all(&*opened.reader, &bytes);
             let mut into = vec![0; 100_000];
-            opened.reader.read(2_000_000, &mut into).unwrap();
+            opened.reader.read(2_000_000, &mut into, &|| Ok(())).unwrap();
             assert!(into == bytes[2_000_000..2_100_000]);
             drop((opened, source));
             let after = files::cached_pages(&path);

@@ -167,6 +167,9 @@ enum Fault {
     NoSpace,
     NoInsert,
     FailFlush,
+    /// Every call fails with this error.
+    Endless(i32),
+    EndlessWrites(i32),
 }
 
 struct FaultyKernel {
@@ -199,6 +202,7 @@ impl FileKernel for FaultyKernel {
                 }
             },
             Fault::FailWrite(at, error) if call == at => code(error),
+            Fault::Endless(error) | Fault::EndlessWrites(error) => code(error),
             Fault::RefuseDirect if call > 2 && is_direct(file) => code(libc::EINVAL),
             _ => file.write_at(bytes, offset),
         }
@@ -215,6 +219,7 @@ impl FileKernel for FaultyKernel {
         match self.fault {
             Fault::NoReserve => code(libc::EOPNOTSUPP),
             Fault::NoSpace => code(libc::ENOSPC),
+            Fault::Endless(error) => code(error),
             _ => Linux.reserve(file, bytes),
         }
     }
@@ -222,6 +227,7 @@ impl FileKernel for FaultyKernel {
     fn insert(&self, file: &File, bytes: u64) -> io::Result<()> {
         match self.fault {
             Fault::NoInsert => code(libc::EOPNOTSUPP),
+            Fault::Endless(error) => code(error),
             _ => Linux.insert(file, bytes),
         }
     }
@@ -229,6 +235,7 @@ impl FileKernel for FaultyKernel {
     fn flush(&self, file: &File) -> io::Result<()> {
         match self.fault {
             Fault::FailFlush => code(libc::EIO),
+            Fault::Endless(error) => code(error),
             _ => Linux.flush(file),
         }
     }
@@ -295,6 +302,34 @@ fn a_failed_write_leaves_the_old_file_unchanged() {
 }
 
 #[test]
+fn calls_that_are_repeated_for_ever_end_with_the_check() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("x");
+    for error in [libc::EINTR, libc::EAGAIN] {
+        let output = || OutputFile::create(&path, Box::new(FaultyKernel::new(Fault::Endless(error)))).unwrap();
+        let check = || files::fails_after(3);
+        let results = [
+            output().write(b"abc", 0, &check()),
+            output().reserve(4096, &check()),
+            output().shift(0, 4096, 4096, &mut [0; 4096], &check()),
+            output().publish(0, &check()),
+        ];
+        for result in results {
+            assert_eq!(result.unwrap_err().kind(), Kind::Interrupted);
+        }
+        // The threads of a writer repeat their calls until it is dropped.
+        let output = OutputFile::create(&path, Box::new(FaultyKernel::new(Fault::EndlessWrites(error)))).unwrap();
+        let mut writer = Writer::begin(output, None, &tight()).unwrap();
+        let bytes = files::pattern(1, 10_000);
+        writer.add(Tensor::new("a", Dtype::U8, vec![10_000]).unwrap()).unwrap();
+        // SAFETY: the bytes outlive the call and do not change.
+        unsafe { writer.append(&Host, 0, address_of(&bytes), 10_000) }.unwrap();
+        drop(writer);
+        assert!(names_in(&directory).is_empty());
+    }
+}
+
+#[test]
 fn a_failed_writer_repeats_its_error_and_leaves_no_file() {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("x");
@@ -348,8 +383,8 @@ fn a_new_file_gets_the_mode_of_its_model() {
     fs::set_permissions(at("model"), fs::Permissions::from_mode(0o604)).unwrap();
     for (name, model, expected) in [("a", Some(at("model")), 0o604), ("model", Some(at("absent")), 0o604)] {
         let output = OutputFile::create_like(&at(name), model.as_deref(), kernel()).unwrap();
-        output.write(b"x", 0).unwrap();
-        output.publish(1).unwrap();
+        output.write(b"x", 0, &|| Ok(())).unwrap();
+        output.publish(1, &|| Ok(())).unwrap();
         assert_eq!(fs::metadata(at(name)).unwrap().permissions().mode() & 0o7777, expected);
     }
 }
@@ -375,11 +410,11 @@ fn a_link_replaces_a_file_also_without_hard_links() {
         fs::write(at("old"), "old").unwrap();
         symlink("old", at("link")).unwrap();
         fs::write(at("new"), "new").unwrap();
-        atomic_file::link(&at("new"), &at("link"), kernel).unwrap();
+        atomic_file::link(&at("new"), &at("link"), kernel, &|| Ok(())).unwrap();
         assert_eq!(fs::read(at("old")).unwrap(), b"new");
         assert!(at("link").is_symlink());
         fs::write(at("new"), "new").unwrap();
-        let error = atomic_file::link(&at("new"), Path::new("/dev/null"), kernel).unwrap_err();
+        let error = atomic_file::link(&at("new"), Path::new("/dev/null"), kernel, &|| Ok(())).unwrap_err();
         assert_eq!(error.kind(), Kind::InvalidArgument);
         assert_eq!(names_in(&directory).len(), 3);
     }

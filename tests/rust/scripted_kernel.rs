@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Alignment of direct reads, in bytes.
@@ -34,6 +34,9 @@ pub struct Script {
     pub requests: Mutex<VecDeque<Event>>,
     /// Outcomes of the first waits.
     pub waits: Mutex<VecDeque<Event>>,
+    /// Error of every later request or wait, or 0.
+    pub endless_request: AtomicI32,
+    pub endless_wait: AtomicI32,
     /// First byte of each request.
     pub offsets: Mutex<Vec<u64>>,
     pub rings: AtomicUsize,
@@ -76,6 +79,13 @@ impl RingKernel for Scripted {
     }
 }
 
+fn later(endless: &AtomicI32) -> Event {
+    match endless.load(Ordering::Relaxed) {
+        0 => Event::Succeeds,
+        code => Event::Fails(code),
+    }
+}
+
 struct QueuedRead {
     file: File,
     tag: usize,
@@ -97,7 +107,8 @@ impl ScriptedRing {
         self.script.in_flight_peak.fetch_max(self.queue.len(), Ordering::Relaxed);
         for read in self.queue.drain(..) {
             self.script.offsets.lock().unwrap().push(read.offset);
-            let most = match self.script.requests.lock().unwrap().pop_front().unwrap_or(Event::Succeeds) {
+            let later = later(&self.script.endless_request);
+            let most = match self.script.requests.lock().unwrap().pop_front().unwrap_or(later) {
                 Event::Succeeds => read.length,
                 Event::Short(count) => count.min(read.length),
                 Event::Fails(code) => {
@@ -135,9 +146,9 @@ impl Ring for ScriptedRing {
     }
 
     fn wait(&mut self) -> io::Result<()> {
-        match self.script.waits.lock().unwrap().pop_front() {
-            Some(Event::Fails(code)) => return Err(io::Error::from_raw_os_error(code)),
-            Some(Event::Succeeds | Event::Short(_)) | None => {}
+        let later = later(&self.script.endless_wait);
+        if let Event::Fails(code) = self.script.waits.lock().unwrap().pop_front().unwrap_or(later) {
+            return Err(io::Error::from_raw_os_error(code));
         }
         self.serve();
         Ok(())

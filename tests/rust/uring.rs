@@ -4,6 +4,7 @@ use crate::files;
 use crate::scripted_kernel::{Event, Script, Scripted};
 use fst::error::{Error, Kind};
 use fst::options::{Options, ReaderChoice};
+use fst::os::retry::Check;
 use fst::plan::Read;
 use fst::reader::uring::Rings;
 use fst::reader::{self, Opened, ReaderKind, SlotBuffer};
@@ -49,12 +50,16 @@ impl Trial {
 
     /// Reads a range as planned, with room to widen it, and checks the bytes.
     fn fill(&self, begin: usize, length: usize) -> Result<(), Error> {
+        self.fill_unless(begin, length, &|| Ok(()))
+    }
+
+    fn fill_unless(&self, begin: usize, length: usize, check: Check<'_>) -> Result<(), Error> {
         let request = Request { bytes: FILE_BYTES + 8192, node: None, staging_bytes: 256 << 20 };
         let mut slot = pool::take(&request).unwrap().unwrap();
         slot.bytes_mut().fill(0xAA);
         let (id, slot_begin) = (slot.id(), begin % 512);
         let read = Read { offset: begin as u64, slot_begin, length };
-        self.opened.reader.fill(&[read], SlotBuffer { id, bytes: slot.bytes_mut() })?;
+        self.opened.reader.fill(&[read], SlotBuffer { id, bytes: slot.bytes_mut() }, check)?;
         assert!(slot.bytes_mut()[slot_begin..][..length] == self.bytes[begin..begin + length]);
         Ok(())
     }
@@ -98,6 +103,21 @@ fn interrupted_and_busy_reads_are_repeated() {
     trial.fill(700, 2 << 20).unwrap();
     assert_eq!(trial.offsets().len(), 5 + transient.len());
     assert_eq!(trial.script.settled.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn reads_that_are_repeated_for_ever_end_with_the_check() {
+    for code in [libc::EINTR, libc::EAGAIN, libc::EBUSY] {
+        for is_request in [false, true] {
+            let trial = direct();
+            let Script { endless_request, endless_wait, .. } = &*trial.script;
+            if is_request { endless_request } else { endless_wait }.store(code, Ordering::Relaxed);
+            let error = trial.fill_unless(700, 2 << 20, &files::fails_after(4)).unwrap_err();
+            assert_eq!(error.kind(), Kind::Interrupted);
+            // No request writes to the slot any more.
+            assert_eq!(trial.script.settled.load(Ordering::Relaxed), 1);
+        }
+    }
 }
 
 #[test]

@@ -21,15 +21,13 @@ use crate::device::{Device, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use crate::options::Options;
-use crate::os::BUSY_WAIT;
+use crate::os::retry::{self, Check};
 use crate::plan::{Chunk, Limits, Read, SlotCopy};
 use crate::profile::{self, Count, Stage};
 use crate::reader::{ChosenReader, ReadLimits, ReaderKind};
 use crate::source::Source;
 use std::collections::VecDeque;
-use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
 
 /// Alignment of reads in the file and in memory, in bytes. cuFile copies other reads through buffers of its own.
 const BLOCK_BYTES: u64 = 4 << 10;
@@ -126,12 +124,13 @@ impl DirectEngine {
         file: &GdsFile,
         reads: &[Read],
         copies: &[SlotCopy],
+        check: Check<'_>,
     ) -> Result<Event> {
         emptied.map_or(Ok(()), |event| self.wait(event))?;
         let _bound = self.cuda.context.bind()?;
         for read in reads {
             // SAFETY: this worker owns the slot, and the host has waited for the kernel that used it last.
-            unsafe { file.read(read, slot)? };
+            unsafe { file.read(read, slot, check)? };
         }
         self.copy(slot, copies)
     }
@@ -198,7 +197,7 @@ impl Engine<Vec<Event>> for DirectEngine {
         Ok(self.workers_max.min(count.div_ceil(SLOTS_PER_WORKER)))
     }
 
-    unsafe fn run(&self, chunk: &Chunk, _: &dyn Fn() -> Result<()>) -> Result<()> {
+    unsafe fn run(&self, chunk: &Chunk, check: &dyn Fn() -> Result<()>) -> Result<()> {
         let internal = |what: &str| Error::new(Kind::Internal, format!("{what}: {chunk:?}"));
         let Chunk::Staged { source, reads, copies, .. } = chunk else {
             return Err(internal("a read into host memory"));
@@ -206,7 +205,7 @@ impl Engine<Vec<Event>> for DirectEngine {
         let file = self.files.get(*source).ok_or_else(|| internal("no such file"))?;
         let taken = self.slots().queue.pop_front();
         let (slot, emptied) = taken.ok_or_else(|| internal("more workers than slots"))?;
-        let result = self.read_and_copy(&slot, emptied, file, reads, copies);
+        let result = self.read_and_copy(&slot, emptied, file, reads, copies, check);
         let (event, result) = match result {
             Ok(event) => (Some(event), Ok(())),
             Err(error) => (None, Err(error)),
@@ -253,7 +252,7 @@ impl GdsFile {
     ///
     /// # Safety
     /// Nothing else uses the slot.
-    unsafe fn read(&self, read: &Read, slot: &Slot) -> Result<()> {
+    unsafe fn read(&self, read: &Read, slot: &Slot, check: Check<'_>) -> Result<()> {
         let _span = profile::span(Stage::Read).bytes(read.length);
         profile::count(Count::Reads, 1);
         let lead = read.offset % BLOCK_BYTES;
@@ -274,8 +273,7 @@ impl GdsFile {
                     )));
                 }
                 Ok(count) => at += to_u64(count),
-                Err(ReadError::System(error)) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(ReadError::System(error)) if error.kind() == io::ErrorKind::WouldBlock => thread::sleep(BUSY_WAIT),
+                Err(ReadError::System(error)) if retry::prepare(&error, check)? => {}
                 Err(ReadError::System(error)) => {
                     return Err(Error::from_io(error, &self.source.path, "cannot read").offset(missing));
                 }

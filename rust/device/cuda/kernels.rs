@@ -73,9 +73,11 @@ unsafe impl Send for Kernels {}
 unsafe impl Sync for Kernels {}
 
 /// Kernels of each GPU in use, or `None` if the image has none for the GPU.
-static LOADED: PerProcess<Mutex<Vec<(sys::CUdevice, Option<Arc<Kernels>>)>>> = PerProcess::new(Mutex::default);
+type Loaded = Vec<(sys::CUdevice, Option<Arc<Kernels>>)>;
 
-fn loaded() -> MutexGuard<'static, Vec<(sys::CUdevice, Option<Arc<Kernels>>)>> {
+static LOADED: PerProcess<Mutex<Loaded>> = PerProcess::new(Mutex::default);
+
+fn loaded() -> MutexGuard<'static, Loaded> {
     LOADED.get().lock().unwrap_or_else(PoisonError::into_inner)
 }
 
