@@ -3,6 +3,7 @@
 pub mod region;
 pub mod selection;
 mod shared;
+mod suggest;
 
 use self::shared::HeaderDigest;
 use crate::error::{Error, Kind, Result};
@@ -18,10 +19,6 @@ use std::sync::{Arc, OnceLock};
 
 /// Number of headers that are read in parallel, to hide the latency of a slow file system.
 const HEADER_THREADS: usize = 8;
-/// Number of similar names that an error suggests.
-const SUGGESTIONS: usize = 3;
-/// Minimum Jaro-Winkler similarity of a suggested name.
-const SIMILARITY_MIN: f64 = 0.7;
 
 /// Open checkpoint.
 #[derive(Debug)]
@@ -122,7 +119,7 @@ impl Checkpoint {
     /// Returns the tensor with this name, and the index of its file.
     ///
     /// # Errors
-    /// `tensor-not-found`, with the most similar names.
+    /// `tensor-not-found`, with the most similar names of at most 256 bytes.
     pub fn find(&self, name: &str) -> Result<(usize, Entry<'_>)> {
         let (file, position) = self.locate(name)?;
         let entry = self.files.get(file).and_then(|file| file.header.get(position));
@@ -168,13 +165,8 @@ impl Checkpoint {
     }
 
     fn not_found(&self, name: &str) -> Error {
-        let mut near: Vec<(f64, &str)> = self
-            .entries()
-            .map(|(_, entry)| (strsim::jaro_winkler(name, entry.name), entry.name))
-            .filter(|(similarity, _)| *similarity >= SIMILARITY_MIN)
-            .collect();
-        near.sort_by(|a, b| b.0.total_cmp(&a.0));
-        let near: Vec<String> = near.iter().take(SUGGESTIONS).map(|(_, name)| format!("{name:?}")).collect();
+        let near = suggest::similar(name, self.entries().map(|(_, entry)| entry.name));
+        let near: Vec<String> = near.iter().map(|name| format!("{name:?}")).collect();
         let hint = if near.is_empty() { String::new() } else { format!("; the nearest names are {}", near.join(", ")) };
         let message = match self.files.as_slice() {
             [file] => {

@@ -117,6 +117,28 @@ fn a_missing_name_suggests_similar_names() {
     assert!(!checkpoint.find("zzz").unwrap_err().to_string().contains("nearest"));
 }
 
+/// The similarity of two names of 1 MiB would take minutes to compute, and so would that of 100,000 names in a debug build.
+#[test]
+fn a_missing_name_is_compared_with_few_short_names() {
+    let directory = TempDir::new().unwrap();
+    let long = "x".repeat(1 << 20);
+    let mut names = vec![long.clone()];
+    names.extend((0..100_000).map(|index| format!("model.layers.{index:06}.self_attention.query.weight")));
+    shard(&directory, "a.safetensors", &names.iter().map(String::as_str).collect::<Vec<_>>());
+    let checkpoint = Checkpoint::open(&[directory.path()]).unwrap();
+    let missing = format!("{long}y");
+    assert!(!checkpoint.find(&missing).unwrap_err().to_string().contains("nearest"));
+    // A fault at the beginning, in the middle and at the end of the name.
+    for wrong in [
+        "odel.layers.054321.self_attention.query.weight",
+        "model.layers.054321.self_atention.query.weight",
+        "model.layers.054321.self_attention.query.wieght",
+    ] {
+        let text = checkpoint.find(wrong).unwrap_err().to_string();
+        assert!(text.contains("nearest names are \"model.layers.054321.self_attention.query.weight\""), "{text}");
+    }
+}
+
 #[test]
 fn a_checkpoint_opens_with_shared_headers() {
     let (own, other) = (TempDir::new().unwrap(), TempDir::new().unwrap());
