@@ -130,7 +130,8 @@ impl Group {
     /// Plans a load.
     ///
     /// # Errors
-    /// `invalid-argument` if requests do not fit the checkpoint or ranks disagree about a tensor's layout;
+    /// `invalid-argument` if requests do not fit the checkpoint, ranks disagree about a tensor's layout, or
+    /// `window_bytes` is so small that the plan would have too many windows;
     /// `unsupported-dtype` if PyTorch has no dtype for a tensor.
     pub fn plan(checkpoint: Arc<Checkpoint>, request: GroupRequest) -> Result<Group> {
         let ranks = request.list_of_rank.len();
@@ -154,7 +155,7 @@ impl Group {
         let own = vec![OnceLock::new(); ranks];
         let mut group = Group { checkpoint, request, ranks_of, tensors, plan_indices, exchange, gather, own };
         group.choose_routes()?;
-        group.cut_schedules();
+        group.cut_schedules()?;
         Ok(group)
     }
 
@@ -357,7 +358,7 @@ impl Group {
 
     /// Assigns every rank its part of the schedules, so that all ranks read equally many bytes, and divides them into
     /// windows.
-    fn cut_schedules(&mut self) {
+    fn cut_schedules(&mut self) -> Result<()> {
         let ranks = self.ranks();
         let mut loads = vec![0_u64; ranks];
         for tensor in self.tensors.iter().filter(|tensor| tensor.route == Route::Own) {
@@ -372,11 +373,12 @@ impl Group {
         for (load, bytes) in loads.iter_mut().zip(&rank_bytes) {
             *load = load.saturating_add(*bytes);
         }
-        gather.cut(self.gather_cuts(&gather), &rank_bytes);
+        gather.cut(self.gather_cuts(&gather)?, &rank_bytes);
         let mut exchange = ExchangeSchedule::of(&self.tensors, Route::Exchange);
         let rank_bytes = fill_up(&loads, exchange.bytes());
-        exchange.cut(self.exchange_cuts(&exchange, &rank_bytes), &rank_bytes);
+        exchange.cut(self.exchange_cuts(&exchange, &rank_bytes)?, &rank_bytes);
         (self.exchange, self.gather) = (exchange, gather);
+        Ok(())
     }
 }
 

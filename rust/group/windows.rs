@@ -3,10 +3,14 @@
 use super::schedule::ExchangeSchedule;
 use super::{Group, Tensor};
 use crate::checkpoint::region::{IndexRange, StridedRange};
+use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
 
 /// Smallest window, in bytes: room for an element of any dtype.
 const WINDOW_BYTES_MIN: u64 = 16;
+/// Largest number of windows of a schedule. Each is a collective of all ranks, and takes memory of the plan. With the
+/// default of 512 MiB, 16 TiB have fewer.
+const WINDOWS_MAX: u64 = 1 << 16;
 
 /// Window that may still grow.
 struct OpenWindow {
@@ -21,17 +25,25 @@ struct OpenWindow {
 impl Group {
     /// Returns the boundaries of all-gather windows. A rank has two send and two receive buffers, since one window is
     /// in flight while the next is read.
-    pub(super) fn gather_cuts(&self, schedule: &ExchangeSchedule) -> Vec<u64> {
+    ///
+    /// # Errors
+    /// `invalid-argument` if there would be too many windows.
+    pub(super) fn gather_cuts(&self, schedule: &ExchangeSchedule) -> Result<Vec<u64>> {
         let ranks = to_u64(self.ranks());
         let step = (self.request.window_bytes / (2 * (ranks + 1))).max(WINDOW_BYTES_MIN) * ranks;
         let windows = schedule.bytes().div_ceil(step);
-        (0..=windows).map(|window| schedule.aligned(&self.tensors, (window * step).min(schedule.bytes()))).collect()
+        self.check_windows(schedule, windows)?;
+        let cut = |window: u64| schedule.aligned(&self.tensors, (window * step).min(schedule.bytes()));
+        Ok((0..=windows).map(cut).collect())
     }
 
     /// Returns the boundaries of all-to-all windows. No rank sends or receives more than a fourth of the limit in one
     /// window, since there are two buffers for each direction. `rank_bytes` is the number of bytes that each rank
     /// reads.
-    pub(super) fn exchange_cuts(&self, schedule: &ExchangeSchedule, rank_bytes: &[u64]) -> Vec<u64> {
+    ///
+    /// # Errors
+    /// `invalid-argument` if there would be too many windows.
+    pub(super) fn exchange_cuts(&self, schedule: &ExchangeSchedule, rank_bytes: &[u64]) -> Result<Vec<u64>> {
         let room = (self.request.window_bytes / 4).max(WINDOW_BYTES_MIN);
         let (largest, all) = (rank_bytes.iter().copied().max().unwrap_or(0), rank_bytes.iter().sum::<u64>().max(1));
         // A rank sends at most its part of the window, to at most `copies` ranks.
@@ -64,6 +76,7 @@ impl Group {
                 if at < end {
                     begin += open.bytes;
                     cuts.push(begin);
+                    self.check_windows(schedule, to_u64(cuts.len()))?;
                     open = OpenWindow { bytes: 0, received: vec![0; self.ranks()], copies: 0 };
                 }
             }
@@ -71,7 +84,20 @@ impl Group {
         if open.bytes > 0 {
             cuts.push(begin + open.bytes);
         }
-        cuts
+        Ok(cuts)
+    }
+
+    fn check_windows(&self, schedule: &ExchangeSchedule, windows: u64) -> Result<()> {
+        if windows <= WINDOWS_MAX {
+            return Ok(());
+        }
+        let message = format!(
+            "window_bytes is {}, which divides the {} bytes that ranks exchange into more than {WINDOWS_MAX} windows; \
+             pass a larger one",
+            self.request.window_bytes,
+            schedule.bytes()
+        );
+        Err(Error::new(Kind::InvalidArgument, message))
     }
 
     /// Returns an upper bound of the ranks that receive one element: the smallest overlap of index ranges in any

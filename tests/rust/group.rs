@@ -398,3 +398,21 @@ fn invalid_encoded_requests_are_rejected() {
         );
     }
 }
+
+/// A plan with a window for every few bytes would exhaust the memory before the first collective.
+#[test]
+fn window_bytes_that_give_too_many_windows_are_refused() {
+    let directory = TempDir::new().unwrap();
+    let checkpoint = checkpoint(&directory, &[(Dtype::U8, vec![1 << 11, 1 << 11])]);
+    let halves = Shard::Chunk { dim: 1 };
+    for (shard, enough) in [(Shard::Whole, 1 << 10), (halves, 1 << 10)] {
+        let plan = |window_bytes| {
+            let lists = vec![everything(&checkpoint, &shard); 2];
+            Group::plan(Arc::clone(&checkpoint), request(lists, LoadStrategy::Exchange, window_bytes))
+        };
+        let error = plan(1).map(|group| group.windows()).unwrap_err();
+        assert_eq!(error.kind(), Kind::InvalidArgument);
+        assert!(error.to_string().contains("window_bytes is 1, which divides the 4194304 bytes"), "{error}");
+        assert!(plan(enough).unwrap().windows() > 1000);
+    }
+}

@@ -56,7 +56,8 @@ def load_sharded(
             are read once per rank. `"exchange"`: one rank reads each byte and sends it to the others. `"auto"`: ranks
             read their own shards where this reads no byte from storage twice, and exchange data otherwise.
         window_bytes: Upper bound for this rank's send and receive buffers, in bytes. `None` is 512 MiB of GPU memory,
-            or 128 MiB of host memory if the group has no other connection between ranks.
+            or 128 MiB of host memory if the group has no other connection between ranks. A value that divides the
+            exchanged data into more than 65,536 windows is an error.
 
     Returns:
         This rank's contiguous tensors by name, in the order of the files, without tensors that are placed as `None`.
