@@ -18,6 +18,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Alignment of direct writes in bytes: of the offset, the address and the length.
 pub const ALIGNMENT: usize = PAGE_BYTES;
 
+/// Message of the only errors after which the new file is at its path.
+const NOT_FLUSHED: &str = "the new file is complete and has this name, but a power failure may still undo its rename, \
+                           because the directory cannot be flushed";
+
 /// File that is being written. Dropping it before it is published leaves no file behind.
 pub struct OutputFile {
     /// Path as the caller passed it.
@@ -151,8 +155,8 @@ impl OutputFile {
     /// Truncates the file to `length` bytes, flushes it to the disk, and renames it to its path.
     ///
     /// # Errors
-    /// `io`, with an existing file at the path unchanged, unless only the flush of the directory failed; that of
-    /// `check`, which is called before a call is repeated.
+    /// `io`, with an existing file at the path unchanged, unless the message says that the new file has replaced it; that
+    /// of `check`, which is called before a call is repeated.
     pub fn publish(self, length: u64, check: Check<'_>) -> Result<()> {
         let OutputFile { path, temp_file, kernel, .. } = self;
         let failed = |doing: &'static str| {
@@ -212,9 +216,9 @@ pub fn link(source: &Path, path: &Path, kernel: &dyn FileKernel, check: Check<'_
 /// Flushes the directory in which a file has been given its name `path`.
 fn flush_directory(directory: &File, path: &Path, kernel: &dyn FileKernel, check: Check<'_>) -> Result<()> {
     match repeat(check, || kernel.flush(directory)) {
-        Err(interruption) => Err(interruption.at(path)),
+        Err(interruption) => Err(Error::new(interruption.kind(), NOT_FLUSHED).at(path)),
         // Not every file system can flush a directory.
-        Ok(Err(error)) if !is_unsupported(&error) => Err(Error::from_io(error, path, "cannot flush the directory")),
+        Ok(Err(error)) if !is_unsupported(&error) => Err(Error::from_io(error, path, NOT_FLUSHED)),
         Ok(_) => Ok(()),
     }
 }

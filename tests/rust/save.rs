@@ -167,6 +167,8 @@ enum Fault {
     NoSpace,
     NoInsert,
     FailFlush,
+    /// Flushes of directories that fail.
+    FailDirectoryFlush,
     /// Every call fails with this error.
     Endless(i32),
     EndlessWrites(i32),
@@ -235,6 +237,7 @@ impl FileKernel for FaultyKernel {
     fn flush(&self, file: &File) -> io::Result<()> {
         match self.fault {
             Fault::FailFlush => code(libc::EIO),
+            Fault::FailDirectoryFlush if file.metadata()?.is_dir() => code(libc::EIO),
             Fault::Endless(error) => code(error),
             _ => Linux.flush(file),
         }
@@ -299,6 +302,26 @@ fn a_failed_write_leaves_the_old_file_unchanged() {
     // A writer reserves more space than it may need.
     write(&path, &tensors, Box::new(FaultyKernel::new(Fault::NoSpace))).unwrap();
     assert_holds(&path, &tensors);
+}
+
+#[test]
+fn an_error_after_the_rename_says_that_the_file_is_there() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("x");
+    let tensors = sample(&SIZES);
+    let kernel = || Box::new(FaultyKernel::new(Fault::FailDirectoryFlush));
+    let saves: [&dyn Fn() -> fst::Result<()>; 2] =
+        [&|| save(&path, &tensors, kernel(), 100), &|| write(&path, &tensors, kernel())];
+    for save in saves {
+        fs::write(&path, b"old").unwrap();
+        let error = save().unwrap_err();
+        assert_eq!(error.kind(), Kind::Io);
+        for part in ["/x: ", "the new file is complete and has this name", "power failure", "os error 5"] {
+            assert!(error.to_string().contains(part), "{error}");
+        }
+        assert_holds(&path, &tensors);
+        assert_eq!(names_in(&directory), ["x"]);
+    }
 }
 
 #[test]

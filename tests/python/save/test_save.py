@@ -244,6 +244,21 @@ def test_shards_without_directory_fsync(tmp_path, monkeypatch):
     assert_all_same(fst.load_file(tmp_path), checkpoint_of(1))
 
 
+def test_error_after_the_rename_says_that_the_checkpoint_is_there(tmp_path, monkeypatch):
+    flush = os.fsync
+
+    def fail(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EIO, "Input/output error")
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match=r"complete and in place, but a power failure .*Input/output error.*") as failed:
+        fst.save_file(checkpoint_of(1), tmp_path / "model.safetensors", max_shard_bytes=100)
+    assert (failed.value.errno, failed.value.filename) == (errno.EIO, str(tmp_path))
+    assert_all_same(fst.load_file(tmp_path), checkpoint_of(1))
+
+
 def test_save_without_limit_writes_one_file(tmp_path):
     fst.save_file(checkpoint_of(1), tmp_path / "model.safetensors", max_shard_bytes=100)
     before = sorted(os.listdir(tmp_path))

@@ -149,12 +149,16 @@ def _remove(files: Sequence[Path], kept: Sequence[Path]) -> None:
 
 
 def _flush_directory(directory: Path) -> None:
-    """Flushes the entries of a directory to the disk, if the file system supports it."""
+    """Flushes the entries of a directory, in which the checkpoint is in place, if the file system supports it."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
-            raise
+            text = (
+                "the new checkpoint is complete and in place, but a power failure may still undo its renames, because "
+                f"the directory cannot be flushed: {error.strerror}"
+            )
+            raise OSError(error.errno, text, str(directory)) from error
     finally:
         os.close(descriptor)
