@@ -292,7 +292,7 @@ def test_index_placements(tmp_path, index, expected):
         (lambda name, shape: "rows", TypeError, "the placement is 'rows'"),
         (Shard(2), ValueError, r'tensor "a": Shard\(dim=2\) does not fit the shape \[5, 6\]'),
         (Shard(-3), ValueError, r"Shard\(dim=-3\) does not fit"),
-        (5, ValueError, 'tensor "a": the index .* for a dimension of size 5'),
+        (5, ValueError, 'tensor "a": .* index 5 out of bounds for tensor dimension #0 of size 5'),
         ((..., ...), ValueError, 'tensor "a": Only one ellipsis'),
         ((0, 0, 0), ValueError, 'tensor "a": the index .* more dimensions than the tensor'),
         (slice(0, 4, 2), ValueError, 'tensor "a": the index .* has a step'),

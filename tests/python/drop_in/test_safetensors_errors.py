@@ -56,7 +56,9 @@ SAME_TEXT = {
     "no file of a model": lambda library: library.torch.load_model(torch.nn.Linear(2, 2), "none"),
     "list of indices": lambda library: library.open(framework="np").get_slice("a")[[0, 1]],
     "two ellipses": lambda library: library.open(framework="np").get_slice("a")[..., ...],
-    "index out of range": lambda library: library.open(framework="np").get_slice("a")[1:, -6],
+    "negative index out of range": lambda library: library.open(framework="np").get_slice("a")[1:, -6],
+    "index out of range": lambda library: library.open(framework="np").get_slice("a")[1:, 20],
+    "index after an ellipsis": lambda library: library.open(framework="np").get_slice("a")[..., 4],
     "negative step": lambda library: library.open(framework="np").get_slice("a")[::-1],
 } | {
     name: lambda library, tensors=tensors: library.torch.save_file(tensors, "o") for name, tensors in TORCH_SAVE.items()

@@ -111,14 +111,28 @@ def plan_numpy_index(index: Any, shape: Sequence[int]) -> IndexedRead:
             final.append(0)
         if index_range is None and isinstance(item, slice):
             raise SafetensorError(f"Slice step must be a positive integer, got {item.step}")
-        if index_range is None and isinstance(item, int):
+        if index_range is None and isinstance(item, int) and item < 0:
             raise SafetensorError(f"Invalid index {item} for dimension {dim} of size {size}")
+        if index_range is None and isinstance(item, int):
+            given = ", ".join(map(_text, expanded if any(item is Ellipsis for item in items) else items))
+            raise SafetensorError(
+                f"Error during slicing [{given}] with shape {list(shape)}: index {item} out of bounds for tensor "
+                f"dimension #{dim} of size {size}"
+            )
         if index_range is None:
             raise SafetensorError(
                 f"Unsupported slice index at position {dim}: expected slice, int, or ellipsis, got {item!r}"
             )
         ranges.append(index_range)
     return IndexedRead([Region(ranges)], 0, tuple(final))
+
+
+def _text(item: Any) -> str:
+    """Returns an item of an index as the messages of safetensors contain it."""
+    if not isinstance(item, slice):
+        return str(item)
+    start, stop = ("" if bound is None else bound for bound in (item.start, item.stop))
+    return f"{start}:{stop}" if item.step in (None, 1) else f"{start}:{stop}:{item.step}"
 
 
 def placeholder(shape: Sequence[int]) -> Tensor:
