@@ -237,3 +237,37 @@ def test_load_in_forked_child(tmp_path, monkeypatch, choice):
         finally:
             os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_children_forked_during_loads(tmp_path, fork_python):
+    """A forked child loads although threads of its parent hold locks at the fork."""
+    path = write(tmp_path / "m.safetensors", {"w": random_raw("F32", (100,))})
+    program = """
+import os, signal, sys, threading, fst, torch
+
+ended = threading.Event()
+
+def load():
+    while not ended.is_set():
+        fst.load_file(sys.argv[1], dtype=torch.float16)
+
+threads = [threading.Thread(target=load) for _ in range(4)]
+for thread in threads:
+    thread.start()
+codes = set()
+for _ in range(100):
+    child = os.fork()
+    if child == 0:
+        # A child that waits for a lock is ended.
+        signal.alarm(30)
+        fst.load_file(sys.argv[1], dtype=torch.float16)
+        os._exit(0)
+    codes.add(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    if codes != {0}:
+        break
+ended.set()
+for thread in threads:
+    thread.join()
+print(codes)
+"""
+    assert fork_python(program, str(path)) == "{0}\n"
