@@ -93,7 +93,7 @@ impl<D: Device> Stream<D> {
             has_ready: Condvar::new(),
             has_work: Condvar::new(),
         });
-        let counter = LandingCounter { device: Arc::clone(&device), shared: Arc::clone(&shared) };
+        let counter = ReadyCounter { device: Arc::clone(&device), shared: Arc::clone(&shared) };
         let transfer = Transfer::open_with(checkpoint, regions, Arc::clone(&device), options, counter)?;
         let planner = transfer.planner().clone();
         let thread = thread::Builder::new().name("fst stream".into()).spawn({
@@ -213,7 +213,7 @@ fn panicked() -> Error {
 }
 
 /// Runs batches until the stream is closed or a batch fails.
-fn run<D: Device>(mut transfer: Transfer<D, LandingCounter<D>>, shared: &Shared<D::StreamEvent>) {
+fn run<D: Device>(mut transfer: Transfer<D, ReadyCounter<D>>, shared: &Shared<D::StreamEvent>) {
     let mut run_batches = || {
         while let Some(submitted) = shared.next_batch(|| transfer.release_staging())? {
             // SAFETY: the promise of the caller that submitted the batch.
@@ -280,12 +280,12 @@ impl<E> Default for State<E> {
 }
 
 /// Counts started copies, and marks tensors ready.
-struct LandingCounter<D: Device> {
+struct ReadyCounter<D: Device> {
     device: Arc<D>,
     shared: Arc<Shared<D::StreamEvent>>,
 }
 
-impl<D: Device> TransferObserver for LandingCounter<D> {
+impl<D: Device> TransferObserver for ReadyCounter<D> {
     fn check(&self) -> Result<()> {
         if self.shared.lock().is_closed {
             return Err(Error::new(Kind::Interrupted, "the stream was closed"));

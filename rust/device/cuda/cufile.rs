@@ -165,25 +165,25 @@ impl Drop for Handle {
 }
 
 /// Registration of device memory, which lets a disk write to it.
-pub struct Registered {
+pub struct RegisteredBuffer {
     base: u64,
     driver: Arc<Driver>,
 }
 
-impl Registered {
+impl RegisteredBuffer {
     /// Registers memory, which must outlive the registration. The context of its GPU must be current.
     ///
     /// # Errors
     /// `device` if the library refuses. Reads work without it, through buffers of the library.
-    pub fn new(driver: &Arc<Driver>, base: u64, bytes: u64) -> Result<Registered> {
+    pub fn new(driver: &Arc<Driver>, base: u64, bytes: u64) -> Result<RegisteredBuffer> {
         // SAFETY: registers an address. The library refuses an address that is not device memory.
         let status = unsafe { (driver.buffer_register)(device_pointer(base), to_usize(bytes), 0) };
         check("cuFileBufRegister", status)?;
-        Ok(Registered { base, driver: Arc::clone(driver) })
+        Ok(RegisteredBuffer { base, driver: Arc::clone(driver) })
     }
 }
 
-impl Drop for Registered {
+impl Drop for RegisteredBuffer {
     fn drop(&mut self) {
         // SAFETY: this value registered the memory once, and no read uses it.
         let status = unsafe { (self.driver.buffer_deregister)(device_pointer(self.base)) };

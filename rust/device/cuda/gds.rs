@@ -12,7 +12,7 @@
 //! for the kernel that read from the slot. Before the first read of a batch, the host waits for all work that the
 //! caller has queued.
 
-use super::cufile::{Driver, Handle, ReadError, Registered};
+use super::cufile::{Driver, Handle, ReadError, RegisteredBuffer};
 use super::driver::Event;
 use super::kernels::Kernels;
 use super::{Cuda, SCRATCH_BYTES_MAX, SLOTS_PER_WORKER, lock, no_copy_stream, table_of};
@@ -55,7 +55,7 @@ struct GdsFile {
 struct Slots {
     /// Each slot with the event after the kernel that empties it, the oldest first.
     queue: VecDeque<(Slot, Option<Event>)>,
-    registered: Option<Registered>,
+    registered: Option<RegisteredBuffer>,
 }
 
 /// Part of the scratch memory that only its owner uses.
@@ -110,7 +110,7 @@ impl DirectEngine {
         Ok(())
     }
 
-    fn unregister(&self, registered: Option<Registered>) {
+    fn unregister(&self, registered: Option<RegisteredBuffer>) {
         let bound = self.cuda.context.bind();
         drop(registered);
         drop(bound);
@@ -189,7 +189,7 @@ impl Engine<Vec<Event>> for DirectEngine {
         let base = scratch.address.next_multiple_of(to_u64(GPU_PAGE_BYTES));
         let bytes = count * slot_bytes;
         let _bound = self.cuda.context.bind()?;
-        let registered = Registered::new(&self.driver, base, to_u64(bytes)).inspect_err(
+        let registered = RegisteredBuffer::new(&self.driver, base, to_u64(bytes)).inspect_err(
             |error| tracing::info!(%error, "scratch memory is not registered; reads go through cuFile's buffers"),
         );
         let slot = |index: usize| (Slot { base, begin: to_u64(index * slot_bytes) }, None);
