@@ -8,7 +8,7 @@
 //! ```
 
 pub mod atomic_file;
-pub mod kernel;
+pub mod file_kernel;
 pub mod memory;
 mod temp_file;
 mod write_threads;

@@ -11,7 +11,7 @@ use crate::os::retry::Check;
 use crate::os::sigint::Watch;
 use crate::profile::{self, Span, Stage};
 use crate::save::atomic_file::{self, OutputFile};
-use crate::save::kernel::Linux;
+use crate::save::file_kernel::Linux;
 use crate::save::{Extent, Save};
 use serde_json::json;
 use std::path::Path;

@@ -6,7 +6,7 @@ use super::tensor::{device_stream, metadata_of, new_tensor};
 use crate::error::Result;
 use crate::options::Options;
 use crate::save::atomic_file::OutputFile;
-use crate::save::kernel::Linux;
+use crate::save::file_kernel::Linux;
 use crate::save::memory::SourceMemory;
 use crate::save::writer::Writer;
 use std::collections::btree_map::{BTreeMap, Entry};

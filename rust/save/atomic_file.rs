@@ -1,7 +1,7 @@
 //! Output file that appears at its path atomically. Bytes go to a file without a name or with a temporary name, past the
 //! page cache if the file system supports direct I/O, and are flushed before the file is renamed.
 
-use super::kernel::FileKernel;
+use super::file_kernel::FileKernel;
 use super::temp_file::{Target, TempFile};
 use crate::error::{Error, Result};
 use crate::num::to_u64;

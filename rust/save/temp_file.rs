@@ -4,7 +4,7 @@
 //! Publishing links it to a temporary name and renames that, since only a rename can replace a file. On other file
 //! systems the file has the temporary name from the start: `.<name>.<process>-<number>.fst-tmp`, in the same directory.
 
-use super::kernel::FileKernel;
+use super::file_kernel::FileKernel;
 use crate::error::{Error, Kind, Result};
 use crate::source::{check_local, check_regular};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, openat};

@@ -7,7 +7,7 @@ use fst::error::{Error, Kind};
 use fst::format::layout::{Layout, Tensor};
 use fst::options::Options;
 use fst::save::atomic_file::{self, OutputFile};
-use fst::save::kernel::{FileKernel, Linux};
+use fst::save::file_kernel::{FileKernel, Linux};
 use fst::save::writer::Writer;
 use fst::save::{DeviceStream, Extent, Save};
 use proptest::prelude::*;

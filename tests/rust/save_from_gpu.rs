@@ -10,7 +10,7 @@ use fst::dtype::Dtype;
 use fst::error::{Kind, Result};
 use fst::format::layout::{Layout, Tensor};
 use fst::save::atomic_file::OutputFile;
-use fst::save::kernel::Linux;
+use fst::save::file_kernel::Linux;
 use fst::save::memory::SourceMemory;
 use fst::save::writer::Writer;
 use fst::save::{DeviceStream, Extent, Save};
