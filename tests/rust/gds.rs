@@ -2,12 +2,14 @@
 //!
 //! GPUDirect Storage needs the kernels. A build without them uses the staged engine, which must be correct, too.
 
+use crate::gpu_load::{Load, mixed_model};
+use crate::load_failures::with_fault_at_every_call;
 use crate::model::Model;
 use crate::sim::Sim;
 use crate::sim::abi::Fault;
 use crate::sim::cufile::{self, Cufile};
 use crate::sim::gpu::Gpu;
-use crate::{Load, TIGHT, finish, mixed_model, schedules, with_fault_at_every_call};
+use crate::{TIGHT, finish, schedules};
 use fst::checkpoint::Checkpoint;
 use fst::checkpoint::region::TensorRegion;
 use fst::convert::cast::Cast;

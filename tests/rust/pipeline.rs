@@ -4,168 +4,31 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "these are tests, helpers included")]
 
 mod gds;
+mod gpu_load;
+mod load_failures;
 mod model;
 mod save_from_gpu;
 mod sim;
 
-use fst::checkpoint::Checkpoint;
-use fst::checkpoint::region::TensorRegion;
 use fst::convert::cast::Cast;
 use fst::convert::scatter::TASK_BYTES;
+use fst::device;
 use fst::device::cuda::Cuda;
 use fst::device::cuda::kernels::IMAGE;
-use fst::device::{self, Scratch};
 use fst::dtype::Dtype;
-use fst::error::{Error, Kind, Result};
-use fst::load::transfer::Transfer;
+use fst::error::Kind;
 use fst::options::{Options, ReaderChoice};
 use fst::plan::Destination;
 use fst::profile;
 use fst::staging::{PAGE_BYTES, Request, Staging, pool};
+use gpu_load::{Load, mixed_model};
 use model::Model;
 use serde_json::Value;
 use sim::abi::Fault;
 use sim::gpu::Gpu;
 use sim::random::Random;
 use sim::{Sim, TIGHT, finish, schedules};
-use std::fs::File;
 use std::sync::Arc;
-
-/// Load as C++ performs it: into blocks of the allocator, whose last use may still be queued.
-struct Load<'a> {
-    gpu: &'a Gpu<'a>,
-    checkpoint: Checkpoint,
-    regions: Arc<[TensorRegion]>,
-    blocks: Vec<u64>,
-}
-
-impl<'a> Load<'a> {
-    /// Loads all tensors of a model.
-    fn all(gpu: &'a Gpu<'a>, model: &Model) -> Load<'a> {
-        let checkpoint = Checkpoint::open(&model.paths).unwrap();
-        let regions =
-            checkpoint.entries().map(|(file, entry)| TensorRegion::whole(file, entry)).collect::<Result<_>>().unwrap();
-        Load::new(gpu, checkpoint, regions)
-    }
-
-    /// Loads one slice of every tensor: dimension, start and length.
-    fn slices(gpu: &'a Gpu<'a>, model: &Model, slices: &[(usize, u64, u64)]) -> Load<'a> {
-        let checkpoint = Checkpoint::open(&model.paths).unwrap();
-        let signed = |number: u64| i64::try_from(number).unwrap();
-        let entries = checkpoint.entries().zip(slices);
-        let regions = entries.map(|((file, entry), &(dim, start, length))| {
-            TensorRegion::slice(file, entry, i64::try_from(dim).unwrap(), signed(start), signed(length))
-        });
-        let regions = regions.collect::<Result<_>>().unwrap();
-        Load::new(gpu, checkpoint, regions)
-    }
-
-    fn new(gpu: &'a Gpu<'a>, checkpoint: Checkpoint, regions: Arc<[TensorRegion]>) -> Load<'a> {
-        let block = |region: &TensorRegion| if region.bytes() == 0 { 0 } else { gpu.allocate(bytes_of(region)) };
-        let load = Load { gpu, checkpoint, blocks: regions.iter().map(block).collect(), regions };
-        load.use_blocks();
-        load
-    }
-
-    /// Returns the destinations: each tensor goes to its block.
-    fn destinations(&self) -> Vec<Destination> {
-        let blocks = self.regions.iter().zip(&self.blocks).enumerate();
-        let destination = |(tensor, (region, &address)): (usize, (&TensorRegion, &u64))| Destination {
-            tensor,
-            begin: 0,
-            end: region.bytes(),
-            address,
-            cast: None,
-        };
-        blocks.map(destination).collect()
-    }
-
-    fn open(&self, options: Options) -> Result<Transfer<Cuda>> {
-        let cuda = Cuda::open(self.gpu.ordinal, u64::try_from(self.gpu.stream).unwrap())?;
-        Transfer::open(&self.checkpoint, Arc::clone(&self.regions), Arc::new(cuda), options)
-    }
-
-    /// Fills one batch, with scratch memory from the allocator.
-    fn fill(&self, transfer: &mut Transfer<Cuda>, destinations: &[Destination]) -> Result<()> {
-        let batch = transfer.planner().prepare(destinations)?;
-        let bytes = batch.scratch_bytes();
-        let scratch = match bytes {
-            0 => Scratch::default(),
-            _ => {
-                let none_left = |_| Error::new(Kind::OutOfMemory, "no scratch");
-                let address = self.gpu.try_allocate(bytes).map_err(none_left)?;
-                Scratch { address, bytes: u64::try_from(bytes).unwrap() }
-            }
-        };
-        if bytes > 0 {
-            // The previous use of the block may still be queued.
-            self.gpu.queue_fill(scratch.address, bytes);
-        }
-        // SAFETY: nothing else uses the blocks of the GPU.
-        let filled = unsafe { transfer.fill(&batch, scratch) };
-        if bytes > 0 {
-            // The allocator may return the scratch memory to its next user at once.
-            self.gpu.queue_fill(scratch.address, bytes);
-        }
-        filled
-    }
-
-    /// Runs the load. After a failure, the next user gets the blocks while the transfer still exists.
-    fn run(&self, options: Options) -> Result<()> {
-        let mut transfer = self.open(options)?;
-        let filled = self.fill(&mut transfer, &self.destinations());
-        if filled.is_err() {
-            self.use_blocks();
-        }
-        filled.and_then(|()| transfer.finish())
-    }
-
-    /// Returns the bytes that a kernel on the caller's stream finds in each tensor.
-    fn read(&self) -> Vec<Vec<u8>> {
-        let blocks: Vec<(u64, usize)> = self.used_blocks().map(|(region, block)| (block, bytes_of(region))).collect();
-        let mut found = self.gpu.read_all(blocks).into_iter();
-        let bytes = |region: &TensorRegion| if region.bytes() == 0 { Some(Vec::new()) } else { found.next() };
-        self.regions.iter().filter_map(bytes).collect()
-    }
-
-    fn assert_holds(&self, model: &Model) {
-        let found = self.read();
-        assert_eq!(found.len(), model.tensors.len());
-        for (found, tensor) in found.into_iter().zip(&model.tensors) {
-            assert!(found == tensor.bytes, "{} {:?} {:?}", tensor.name, tensor.dtype, tensor.shape);
-        }
-    }
-
-    /// Queues work of the caller on every block.
-    fn use_blocks(&self) {
-        self.used_blocks().for_each(|(region, block)| self.gpu.queue_fill(block, bytes_of(region)));
-    }
-
-    /// Returns the tensors with a block, and their blocks.
-    fn used_blocks(&self) -> impl Iterator<Item = (&TensorRegion, u64)> {
-        let blocks = self.regions.iter().zip(self.blocks.iter().copied());
-        blocks.filter(|(region, _)| region.bytes() > 0)
-    }
-}
-
-fn bytes_of(region: &TensorRegion) -> usize {
-    usize::try_from(region.bytes()).unwrap()
-}
-
-/// Model whose chunks differ: large, small and empty tensors, and a scalar.
-fn mixed_model() -> Model {
-    let shapes: [(Dtype, &[u64]); 8] = [
-        (Dtype::F32, &[50, 70]),
-        (Dtype::BF16, &[]),
-        (Dtype::U8, &[0, 5]),
-        (Dtype::I64, &[3]),
-        (Dtype::F16, &[11_000]),
-        (Dtype::Bool, &[17]),
-        (Dtype::F64, &[40, 40]),
-        (Dtype::I16, &[9, 2]),
-    ];
-    Model::sharded(&shapes, 2)
-}
 
 #[test]
 fn every_dtype_is_exact() {
@@ -613,86 +476,6 @@ fn loads_work_without_pinned_memory() {
     }
 }
 
-/// Runs loads with a fault at the first such call, at the second, and so on until no call is left to fail.
-///
-/// Returns the error of each load that fails. Loads that succeed must be exact, and all must be clean.
-fn with_fault_at_every_call(
-    start: impl Fn(u64) -> Sim,
-    fault: Fault,
-    run: impl Fn(&Load<'_>) -> Result<()>,
-) -> Vec<Result<()>> {
-    let model = mixed_model();
-    let mut results = Vec::new();
-    for at in 1.. {
-        let sim = start(at);
-        let gpu = Gpu::new(&sim, 0);
-        let load = Load::all(&gpu, &model);
-        sim.inject(fault, at);
-        let result = run(&load);
-        let is_over = sim.counters().faults == 0;
-        if result.is_ok() {
-            load.assert_holds(&model);
-        }
-        drop(gpu);
-        finish(sim);
-        if is_over {
-            result.unwrap();
-            break;
-        }
-        results.push(result);
-    }
-    results
-}
-
-#[test]
-fn out_of_memory_at_any_call_is_a_clean_error() {
-    for start in [Sim::start, Sim::start_lazy] {
-        let results = with_fault_at_every_call(start, Fault::OutOfMemory, |load| load.run(TIGHT));
-        // At least a context, a stream, and events that order the copies with the caller.
-        assert!(results.len() >= 4, "{results:?}");
-        let failed: Vec<Kind> = results.iter().filter_map(|result| result.as_ref().err()).map(|e| e.kind()).collect();
-        assert!(failed.iter().all(|kind| *kind == Kind::OutOfMemory), "{results:?}");
-        // Staging memory that cannot be pinned is not an error.
-        assert!(failed.len() < results.len(), "{results:?}");
-    }
-}
-
-#[test]
-fn a_copy_or_launch_that_fails_during_the_load_is_a_clean_error() {
-    // A build without nvcc launches no kernel.
-    let launches = usize::from(IMAGE.is_some());
-    let faults = [
-        (Fault::CopyEnqueue, 10),
-        (Fault::CopyAsync, 10),
-        (Fault::LaunchEnqueue, launches),
-        (Fault::LaunchAsync, launches),
-    ];
-    for (fault, least) in faults {
-        for start in [Sim::start, Sim::start_lazy] {
-            let results = with_fault_at_every_call(start, fault, |load| load.run(TIGHT));
-            assert!(results.len() >= least, "{results:?}");
-            let is_device_error = |result: &Result<()>| result.as_ref().is_err_and(|e| e.kind() == Kind::Device);
-            assert!(results.iter().all(is_device_error), "{fault:?}: {results:?}");
-        }
-    }
-}
-
-#[test]
-fn a_truncated_file_is_a_clean_error() {
-    let whole = mixed_model();
-    let length = std::fs::metadata(&whole.paths[0]).unwrap().len();
-    for sim in schedules() {
-        let model = mixed_model();
-        let gpu = Gpu::new(&sim, 0);
-        let load = Load::all(&gpu, &model);
-        File::options().write(true).open(&model.paths[0]).unwrap().set_len(length - 5000).unwrap();
-        let error = load.run(TIGHT).unwrap_err();
-        assert_eq!(error.kind(), Kind::Io, "{error}");
-        drop(gpu);
-        finish(sim);
-    }
-}
-
 /// Returns the spans of a trace with this name: process, row, begin and end in microseconds.
 fn spans_of(trace: &Value, name: &str) -> Vec<(i64, i64, f64, f64)> {
     let events = trace["traceEvents"].as_array().unwrap().iter();
@@ -739,18 +522,5 @@ fn a_profile_records_the_work_of_the_gpu() {
         assert_eq!(work.windows(2).find(overlap), None);
         drop(gpu);
         finish(sim);
-    }
-}
-
-#[test]
-fn a_profile_of_a_failed_load_leaves_no_resource() {
-    let run = |load: &Load<'_>| {
-        let profile = profile::start();
-        let result = load.run(TIGHT);
-        profile::stop(profile).and(result)
-    };
-    for fault in [Fault::OutOfMemory, Fault::CopyEnqueue, Fault::CopyAsync] {
-        let results = with_fault_at_every_call(Sim::start, fault, run);
-        assert!(results.iter().any(Result::is_err), "{fault:?}");
     }
 }

@@ -1,0 +1,89 @@
+//! Errors that the simulated CUDA driver returns.
+
+use crate::sim::abi::{Fault, Memcpy2D, Status};
+use crate::sim::gpu::Gpu;
+use crate::sim::{Sim, assert_reported};
+use crate::{BLOCK, Slot, strided};
+
+#[test]
+fn invalid_calls_are_rejected_like_cuda() {
+    let sim = Sim::start(0);
+    let gpu = Gpu::new(&sim, 0);
+    let slot = Slot::new(sim.cuda);
+    let block = gpu.allocate(BLOCK);
+    let good = strided(&slot.memory, 20, block, 10, 10, 3);
+    for bad in [
+        Memcpy2D { width_bytes: 11, ..good },
+        Memcpy2D { dst_x_bytes: 1, ..good },
+        Memcpy2D { src_pitch: 1 << 31, ..good },
+        Memcpy2D { dst_pitch: 0, ..good },
+    ] {
+        assert_eq!(sim.cuda.copy_2d(&bad, gpu.stream), Err(Status::InvalidValue));
+    }
+    assert_eq!(sim.cuda.copy_2d(&Memcpy2D { height: 0, ..good }, gpu.stream), Ok(()));
+    assert_eq!(sim.cuda.copy(block, &[], gpu.stream), Ok(()));
+    assert_eq!(sim.cuda.device_count(), Ok(2));
+    assert_eq!((sim.cuda.device(1), sim.cuda.device(2)), (Ok(1), Err(Status::InvalidDevice)));
+    assert_eq!(sim.cuda.set_current(1234), Err(Status::InvalidContext));
+    let (name, text) = sim.cuda.describe(Status::OutOfMemory as u32).unwrap();
+    assert_eq!((&*name, &*text), ("CUDA_ERROR_OUT_OF_MEMORY", "out of memory"));
+    assert_eq!(sim.cuda.describe(12345), Err(Status::InvalidValue));
+    assert_eq!(sim.counters().copies, 0);
+    drop((slot, gpu));
+    sim.finish().assert_clean();
+}
+
+#[test]
+fn injected_out_of_memory_fails_one_call() {
+    let sim = Sim::start(0);
+    let gpu = Gpu::new(&sim, 0);
+    let mut slot = Slot::pageable(sim.cuda);
+    for at in 1..=6 {
+        sim.inject(Fault::OutOfMemory, at);
+        let register = |slot: &mut Slot| {
+            sim.cuda.register(&slot.memory, 0)?;
+            slot.unregister()
+        };
+        let results = [
+            sim.cuda.retain_context(1).and_then(|_| sim.cuda.release_context(1)),
+            sim.cuda.create_stream().and_then(|stream| sim.cuda.destroy_stream(stream)),
+            sim.cuda.create_event().and_then(|event| sim.cuda.destroy_event(event)),
+            sim.cuda.allocate(BLOCK).and_then(|block| sim.cuda.free(block)),
+            register(&mut slot),
+        ];
+        for (call, result) in (1..).zip(results) {
+            assert_eq!(result, if call == at { Err(Status::OutOfMemory) } else { Ok(()) });
+        }
+    }
+    assert_eq!(sim.counters().faults, 5);
+    drop(gpu);
+    sim.finish().assert_clean();
+}
+
+#[test]
+fn copies_fail_when_queued_or_when_run_and_then_lose_the_context() {
+    assert_reported(&[], |sim| {
+        let (healthy, gpu) = (Gpu::new(sim, 1), Gpu::new(sim, 0));
+        let slot = Slot::new(sim.cuda);
+        let block = gpu.allocate(BLOCK);
+        let copy = || sim.cuda.copy(block, &slot.memory[..10], gpu.stream);
+
+        sim.inject(Fault::CopyEnqueue, 2);
+        assert_eq!([copy(), copy(), copy()], [Ok(()), Err(Status::Unknown), Ok(())]);
+        gpu.synchronize();
+
+        sim.inject(Fault::CopyAsync, 1);
+        assert_eq!(copy(), Ok(()));
+        for _ in 0..2 {
+            assert_eq!(sim.cuda.synchronize_stream(gpu.stream), Err(Status::IllegalAddress));
+        }
+        assert_eq!(copy(), Err(Status::IllegalAddress));
+        assert_eq!(sim.cuda.create_event(), Err(Status::IllegalAddress));
+        healthy.synchronize();
+        assert_eq!(sim.counters().faults, 2);
+        drop((slot, gpu));
+        // A newly retained context works again.
+        let gpu = Gpu::new(sim, 0);
+        gpu.synchronize();
+    });
+}
