@@ -4,6 +4,7 @@ Each subcommand is a module with two functions: `add` declares its arguments, an
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -40,11 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     parsed = parser().parse_args(arguments)
     try:
         status = parsed.run(parsed)
+        # Otherwise Python writes the buffered rest at exit, and reports a closed pipe.
+        sys.stdout.flush()
     except KeyboardInterrupt:
         status = INTERRUPTED
     except BrokenPipeError:
-        # The reader has closed the pipe. Closing stderr suppresses a second report by Python at exit.
-        sys.stderr.close()
+        # The reader has closed the pipe. Python flushes the output at exit once more, to a file that accepts it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
     except (OSError, ValueError, LookupError, ImportError, NotImplementedError, RuntimeError) as error:
         # str() of a KeyError quotes its message.
