@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -124,11 +125,10 @@ class Bench:
         for name in self._ceilings:
             if not self._deadline.passed():
                 self._measure_ceiling(name, number)
-        # Each round begins with a different peer, so that no peer always follows the same one.
-        turn = number % len(self._choice.peers)
-        peers = [*self._choice.peers[turn:], *self._choice.peers[:turn]]
+        # The rate of a disk may change in the course of a round. In a fixed order, it would be another for each peer.
+        order = random.Random(number)
         for workload, action, state in self._tables():
-            for peer in peers:
+            for peer in order.sample(self._choice.peers, len(self._choice.peers)):
                 cell = Cell(workload, action, state, peer)
                 is_due = action in PEERS[peer].actions and cell not in self._failed
                 if is_due and not self._deadline.passed():
@@ -213,7 +213,9 @@ class Bench:
             copy = self._tmpfs / path.parent.name / path.name
             if not copy.exists():
                 copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, copy)
+                # from_pretrained needs the configuration of the model and the index of its files.
+                for file in (path, *path.parent.glob("*.json")):
+                    shutil.copyfile(file, copy.with_name(file.name))
             yield copy
 
     def _child(self, module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:

@@ -40,9 +40,9 @@ INTRODUCTION = """\
 This page is generated from the raw results of `make bench` (or `fst-bench`). No figure is typed by hand.
 `docs/benchmarks.md` describes the method and its limits. In short:
 
-- Each measurement runs in a separate process, and the libraries take turns round by round. A figure is the median of
-  the rounds, with the minimum and the maximum in brackets. The number of rounds stands above the tables. With fewer
-  than seven rounds, differences within the spread mean nothing. A result whose digest is wrong fails.
+- Each measurement runs in a separate process, and each round has its own random order of libraries. A figure is the
+  median of the rounds, with the minimum and the maximum in brackets. The number of rounds stands above the tables.
+  With fewer than seven rounds, differences within the spread mean nothing. A result whose digest is wrong fails.
 - *Load* ends when every tensor has been returned, *load + read* when every byte has also been read once. Mapping a file
   takes almost no time, and reading is deferred until use. Compare *load + read* on the CPU.
 - *Host peak* is the increase of the peak resident set. *Beyond* is the part that exceeds the tensors (on a GPU, all of

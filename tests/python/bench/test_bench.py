@@ -129,12 +129,16 @@ def test_digest_detects_changes():
 # Small runs.
 
 
-def bench(tmp_path, peers, environ, monkeypatch):
-    """Runs one round of `many` with the given peers. Returns True if all tensors were right, and the results."""
+def bench(tmp_path, peers, environ, monkeypatch, workload=None, states=("warm",)):
+    """Runs one round of a workload, by default `many`, with the given peers.
+
+    Returns True if all tensors were right, and the results.
+    """
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    checkpoints = {"many": make_checkpoint(WORKLOADS["many"](64 * KIB), tmp_path / "cache")}
-    choice = Choice("cpu", peers, ["warm"], [], 1, "test")
+    workload = workload or WORKLOADS["many"](64 * KIB)
+    checkpoints = {workload.name: make_checkpoint(workload, tmp_path / "cache")}
+    choice = Choice("cpu", peers, states, [], 1, "test")
     right = Bench(choice, checkpoints, tmp_path / "out", tmp_path).run(Deadline(300))
     return right, json.loads((tmp_path / "out" / "cpu.json").read_text())
 
@@ -150,6 +154,27 @@ def test_small_run(tmp_path, python_environ, monkeypatch):
     report = (tmp_path / "report" / "BENCHMARKS.md").read_text()
     assert "### many: ten tensors by name, warm page cache" in report
     assert "Nothing has been measured on a GPU yet" in report
+
+
+def test_from_pretrained_on_tmpfs(tmp_path, python_environ, monkeypatch):
+    """The copies on tmpfs include the configuration of the model."""
+    workload = dataclasses.replace(WORKLOADS["dense"](256 * KIB), states={"pretrained": ("tmpfs",)}, slices=())
+    right, results = bench(tmp_path, ["fst"], python_environ, monkeypatch, workload, ["tmpfs"])
+    assert right
+    [measured] = results["measurements"]
+    assert measured["load_seconds"] > 0
+
+
+def test_order_of_peers(tmp_path, monkeypatch):
+    """Each round measures every peer once, in an order of its own."""
+    orders = []
+    monkeypatch.setattr(Bench, "_measure_cell", lambda self, cell, number: orders.append((number, cell.peer)))
+    checkpoints = {"many": make_checkpoint(WORKLOADS["many"](64 * KIB), tmp_path / "cache")}
+    peers = ["fst", "fst-pread", "safetensors"]
+    Bench(Choice("cpu", peers, ["warm"], [], 8, "test"), checkpoints, tmp_path / "out", tmp_path).run(Deadline(60))
+    rounds = [tuple(peer for number, peer in orders if number == round_number) for round_number in range(8)]
+    assert all(sorted(order[:3]) == sorted(peers) for order in rounds)
+    assert len({order[:3] for order in rounds}) > 1
 
 
 def test_wrong_loader_fails(tmp_path, python_environ, monkeypatch):
