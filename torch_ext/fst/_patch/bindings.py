@@ -9,7 +9,7 @@ Namespace = dict[str, Any]
 
 
 class _Module(NamedTuple):
-    """What a look at a module found.
+    """Result of a look at a module.
 
     Attributes:
         reference: Weak reference to the module, or the object itself if it does not allow one.
@@ -25,7 +25,7 @@ class _Module(NamedTuple):
 
 
 class _Snapshot:
-    """What the looks at all modules found. It is current until modules are imported, removed or gain names."""
+    """Results of the looks at all modules, current until modules are imported, removed or gain names."""
 
     def __init__(self, ids: list[int], modules: dict[int, _Module], pair_count: int) -> None:
         self._ids = ids
