@@ -102,11 +102,10 @@ impl Header {
         let read = |buffer: &mut [u8], offset: u64| {
             let failed = |error, at| Error::from_io(error, &source.path, "cannot read the header").offset(at);
             let read_at = |buffer: &mut [u8], at| source.file.read_at(buffer, at);
-            let count = read_full(read_at, offset, buffer, &|| watch.check(), failed)?;
-            let is_complete = count == buffer.len();
-            is_complete
-                .then_some(())
-                .ok_or_else(|| malformed(offset, "the file became shorter while it was read".into()))
+            if read_full(read_at, offset, buffer, &|| watch.check(), failed)? < buffer.len() {
+                return Err(malformed(offset, "the file became shorter while it was read".into()));
+            }
+            Ok(())
         };
         let mut length = [0; 8];
         read(&mut length, 0)?;
