@@ -1,7 +1,8 @@
-//! Operating-system services: threads, processes, signals, NUMA nodes and file systems.
+//! Operating-system services: threads, processes, signals, NUMA nodes, memory and file systems.
 
 pub mod compute_pool;
 pub mod file_system;
+pub mod memory;
 pub mod numa;
 pub mod per_process;
 pub mod retry;

@@ -6,6 +6,7 @@ use crate::convert::cast::Cast;
 use crate::error::{Error, Kind, Result};
 use crate::num::to_usize;
 use crate::options::Options;
+use crate::os::memory;
 use crate::os::numa::Node;
 use crate::plan::SlotCopy;
 use crate::profile::{self, Stage};
@@ -60,7 +61,9 @@ impl Device for Host {
 
     unsafe fn host_slice<'a>(&self, address: u64, length: usize) -> Option<&'a mut [u8]> {
         // SAFETY: the caller's promise.
-        Some(unsafe { slice_at(address, length) })
+        let target = unsafe { slice_at(address, length) };
+        memory::populate(target);
+        Some(target)
     }
 
     fn set_stream(&self, _: u64) -> Result<()> {
@@ -84,6 +87,7 @@ impl Device for Host {
             let row_bytes = copy.target_row_bytes();
             // SAFETY: the addresses of a plan are destinations, which the caller of the load gave to it.
             let target = unsafe { slice_at(copy.address, row_bytes.saturating_mul(copy.rows)) };
+            memory::populate(target);
             let misfit = || Error::new(Kind::Internal, format!("{copy:?} does not fit its slot"));
             let rows = chunk.get(copy.slot_begin..).ok_or_else(misfit)?;
             let stride = copy.slot_stride;

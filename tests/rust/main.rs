@@ -12,6 +12,7 @@ mod files;
 mod group;
 mod header;
 mod layout;
+mod memory;
 mod page_cache;
 mod plan;
 mod read_ahead;

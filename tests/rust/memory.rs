@@ -1,0 +1,45 @@
+//! New memory whose pages are made present.
+
+use crate::files::PAGE_BYTES;
+use fst::os::memory::populate;
+use memmap2::MmapMut;
+
+const PAGES: usize = 64;
+
+/// Returns which pages of a mapping are present.
+fn present(memory: &MmapMut) -> Vec<bool> {
+    let mut states = vec![0_u8; memory.len() / PAGE_BYTES];
+    // SAFETY: there is one state per page.
+    let code = unsafe { libc::mincore(memory.as_ptr().cast_mut().cast(), memory.len(), states.as_mut_ptr()) };
+    assert_eq!(code, 0);
+    states.into_iter().map(|state| state & 1 == 1).collect()
+}
+
+#[test]
+fn pages_of_new_memory_become_present() {
+    let mut memory = MmapMut::map_anon(PAGES * PAGE_BYTES).unwrap();
+    let inside = PAGE_BYTES + 1..(PAGES - 2) * PAGE_BYTES + 1;
+    populate(&mut memory[inside]);
+    let expected: Vec<bool> = (0..PAGES).map(|page| (1..PAGES - 1).contains(&page)).collect();
+    assert_eq!(present(&memory), expected);
+}
+
+#[test]
+fn bytes_stay_as_they_are() {
+    let mut memory = MmapMut::map_anon(PAGES * PAGE_BYTES).unwrap();
+    memory[PAGE_BYTES * 20..PAGE_BYTES * 30].fill(7);
+    populate(&mut memory);
+    let written = |page: usize| (20..30).contains(&page);
+    assert!(
+        memory.chunks(PAGE_BYTES).enumerate().all(|(page, bytes)| bytes.iter().all(|b| (*b == 7) == written(page)))
+    );
+    assert!(present(&memory).into_iter().all(|page| page));
+}
+
+#[test]
+fn small_memory_is_left_alone() {
+    let mut memory = MmapMut::map_anon(PAGES * PAGE_BYTES).unwrap();
+    populate(&mut memory[..PAGE_BYTES]);
+    populate(&mut memory[..0]);
+    assert!(present(&memory).into_iter().all(|page| !page));
+}
