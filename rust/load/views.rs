@@ -54,8 +54,9 @@ impl Drop for ViewGuard {
 }
 
 impl Mappings {
-    /// Borrows ranges of a file, which are sorted and disjoint, from a mapping in which they are free.
-    fn lend(&self, index: usize, source: &Source, ranges: &[(usize, Range<u64>)]) -> Result<Arc<Mapping>> {
+    /// Borrows ranges of a file, which are sorted and disjoint, from a mapping in which they are free. Also returns
+    /// whether the first of them follows one that was borrowed before.
+    fn lend(&self, index: usize, source: &Source, ranges: &[(usize, Range<u64>)]) -> Result<(Arc<Mapping>, bool)> {
         let mut files = self.files.get().lock().unwrap_or_else(PoisonError::into_inner);
         let is_free = |lent: &LentRanges| ranges.iter().all(|(_, range)| lent.is_free(range));
         let new_mapping = || Ok(LentRanges { mapping: Arc::new(Mapping::open(source)?), ends: BTreeMap::new() });
@@ -68,12 +69,20 @@ impl Mappings {
                 occupied.into_mut()
             }
         };
+        let is_sequential = ranges.first().is_some_and(|(_, range)| lent.has_end_near(range.start));
         lent.ends.extend(ranges.iter().map(|(_, range)| (range.start, range.end)));
-        Ok(Arc::clone(&lent.mapping))
+        Ok((Arc::clone(&lent.mapping), is_sequential))
     }
 }
 
+/// Largest distance between ranges that are used one after the other, in bytes. The kernel reads at least so far ahead.
+const NEAR_BYTES: u64 = 128 << 10;
+
 impl LentRanges {
+    fn has_end_near(&self, begin: u64) -> bool {
+        self.ends.range(..begin).next_back().is_some_and(|(_, &end)| begin - end <= NEAR_BYTES)
+    }
+
     fn is_free(&self, range: &Range<u64>) -> bool {
         self.ends.range(..range.end).next_back().is_none_or(|(_, &end)| end <= range.start)
     }
@@ -171,9 +180,9 @@ impl Views {
         let bytes: u64 = views.iter().map(|(_, range)| range.end - range.start).sum();
         let detail = || json!({ "path": source.path.to_string_lossy(), "reader": ReaderKind::Mmap.name() }).into();
         let span = profile::span(Stage::Map).bytes(bytes).detail(detail);
-        let mapping = mappings.lend(index, source, views)?;
+        let (mapping, is_sequential) = mappings.lend(index, source, views)?;
         drop(span);
-        read_ahead::start(source, &mapping, views.iter().map(|(_, range)| range.clone()));
+        read_ahead::start(source, &mapping, views.iter().map(|(_, range)| range.clone()), is_sequential);
         for (tensor, range) in views.drain(..) {
             if let Some(mapped) = self.ranges.get_mut(tensor) {
                 *mapped = Some(MappedRange { mapping: Arc::clone(&mapping), range });

@@ -2,7 +2,7 @@
 //!
 //! Page faults alone keep one small request at the disk. Threads of this module request the mapped ranges in large
 //! steps, in the order of the file. They outlive the load, and end when the ranges are read or the last tensor is
-//! gone.
+//! gone. A few small ranges are requested without threads: at a page fault, the kernel would read megabytes around each.
 
 use super::mmap::Mapping;
 use super::page_cache::{self, Advice};
@@ -21,12 +21,23 @@ const THREADS: usize = 4;
 
 /// Starts to read ranges of a file into the page cache. The ranges are sorted.
 ///
-/// Does nothing if they are too small to gain from it, or so large that the first bytes would be evicted before the
-/// last arrive.
-pub fn start(source: &Arc<Source>, mapping: &Arc<Mapping>, ranges: impl Iterator<Item = Range<u64>>) {
+/// Does nothing if they are so large that the first bytes would be evicted before the last arrive. If `is_sequential`,
+/// the kernel reads small ranges ahead by itself.
+pub fn start(
+    source: &Arc<Source>,
+    mapping: &Arc<Mapping>,
+    ranges: impl Iterator<Item = Range<u64>>,
+    is_sequential: bool,
+) {
     let ranges = joined(ranges);
     let total_bytes: u64 = ranges.iter().map(|range| range.end - range.start).sum();
-    if total_bytes < STEP_BYTES || total_bytes > host_bytes() / 2 {
+    if total_bytes < STEP_BYTES {
+        if !is_sequential {
+            ranges.iter().for_each(|range| page_cache::advise(source, range, Advice::WillNeed));
+        }
+        return;
+    }
+    if total_bytes > host_bytes() / 2 {
         return;
     }
     // To start a thread for cached pages, or to check every page, would cost more than a small load. The first and the

@@ -4,6 +4,7 @@ use crate::files::{self, PAGE_BYTES};
 use fst::reader::mmap::Mapping;
 use fst::reader::read_ahead;
 use fst::source::Source;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -42,7 +43,7 @@ fn ranges_of_an_uncached_file_are_read_ahead() {
     let directory = TempDir::new().unwrap();
     let (source, mapping) = cold_file(&directory);
     let ranges = [0..8_u64 << 20, 8 << 20..16 << 20];
-    read_ahead::start(&source, &mapping, ranges.into_iter());
+    read_ahead::start(&source, &mapping, ranges.into_iter(), false);
     let pages = 0..(16 << 20) / PAGE_BYTES;
     let all = pages.len().div_ceil(64);
     let begin = Instant::now();
@@ -57,7 +58,7 @@ fn read_ahead_ends_with_the_mapping() {
     let directory = TempDir::new().unwrap();
     let (source, mapping) = cold_file(&directory);
     let range = 0..FILE_BYTES as u64;
-    read_ahead::start(&source, &mapping, std::iter::once(range));
+    read_ahead::start(&source, &mapping, std::iter::once(range), false);
     drop(mapping);
     // The threads hold references to the file until they end.
     let begin = Instant::now();
@@ -65,4 +66,32 @@ fn read_ahead_ends_with_the_mapping() {
         assert!(begin.elapsed() < Duration::from_secs(30), "a thread runs without a mapping");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Returns how many pages are cached after the first byte of each range was used.
+fn cached_after_use(source: &Source, mapping: &Mapping, ranges: &[Range<u64>]) -> usize {
+    for range in ranges {
+        let address = mapping.address(range.start).unwrap();
+        // SAFETY: the byte is in the mapping.
+        unsafe { std::ptr::with_exposed_provenance::<u8>(address as usize).read_volatile() };
+    }
+    files::cached_pages(&source.path).into_iter().filter(|page| *page).count()
+}
+
+#[test]
+fn a_few_small_ranges_are_read_without_their_neighbours() {
+    let directory = TempDir::new().unwrap();
+    let (source, mapping) = cold_file(&directory);
+    let ranges: Vec<Range<u64>> = (1..6).map(|index| index * (4 << 20)).map(|at| at..at + 10_000).collect();
+    read_ahead::start(&source, &mapping, ranges.iter().cloned(), false);
+    // 10,000 bytes are three pages.
+    assert!(cached_after_use(&source, &mapping, &ranges) <= 3 * ranges.len());
+}
+
+#[test]
+fn small_ranges_in_a_row_are_left_to_the_kernel() {
+    let directory = TempDir::new().unwrap();
+    let (source, mapping) = cold_file(&directory);
+    read_ahead::start(&source, &mapping, std::iter::once(8 << 20..(8 << 20) + 10_000), true);
+    assert_eq!(files::cached_pages(&source.path).into_iter().filter(|page| *page).count(), 0);
 }
