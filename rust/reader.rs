@@ -80,9 +80,14 @@ pub struct ReadLimits {
 }
 
 impl ReadLimits {
-    /// Limits of reads through the page cache. A system call costs about as much as copying the bytes of a gap.
+    /// Limits of reads through the page cache. A disk reads a gap faster than it answers another request.
     pub const BUFFERED: ReadLimits =
         ReadLimits { alignment: 1, gap_bytes: 16 << 10, in_place_bytes: Some(128 << 10), concurrency: usize::MAX };
+
+    /// Returns the limits for bytes in the page cache, where a system call costs about as much as copying 2 KiB.
+    fn cached(self) -> ReadLimits {
+        ReadLimits { gap_bytes: self.gap_bytes.min(2 << 10).max(self.alignment), ..self }
+    }
 
     /// Returns the limits of reads past the page cache, in blocks of `alignment` bytes.
     pub fn direct(alignment: u64) -> ReadLimits {
@@ -234,9 +239,16 @@ pub struct Opened {
     /// The reader.
     pub reader: Arc<dyn Reader>,
     chosen: ChosenReader,
+    is_cached: bool,
 }
 
 impl Opened {
+    /// Returns the limits that planned reads of this file should obey.
+    pub fn limits(&self) -> ReadLimits {
+        let limits = self.reader.limits();
+        if self.is_cached { limits.cached() } else { limits }
+    }
+
     /// Returns the reader that is in use and the reason for it, after any fallback.
     pub fn chosen(&self) -> ChosenReader {
         self.reader.refusal().map_or_else(|| self.chosen.clone(), refused)
@@ -269,7 +281,8 @@ pub fn open<K: RingKernel + 'static>(options: &Options, source: &Arc<Source>, ri
         }
     };
     chosen.log(source);
-    Ok(Opened { reader: shared(RecordedReader::new(chosen.kind, source, reader)), chosen })
+    let is_cached = page_cache::is_mostly_cached(source);
+    Ok(Opened { reader: shared(RecordedReader::new(chosen.kind, source, reader)), chosen, is_cached })
 }
 
 fn shared(reader: impl Reader + 'static) -> Arc<dyn Reader> {

@@ -38,7 +38,7 @@ impl<D: Device> StagedEngine<D> {
         let rings = Arc::new(Rings::new(Linux, options));
         let readers = checkpoint.sources().map(|source| reader::open(options, source, &rings));
         let readers = readers.collect::<Result<Vec<_>>>()?;
-        let read_limits = readers.iter().map(|opened| opened.reader.limits()).reduce(ReadLimits::merge);
+        let read_limits = readers.iter().map(|opened| opened.limits()).reduce(ReadLimits::merge);
         let ReadLimits { alignment, gap_bytes, in_place_bytes, concurrency } =
             read_limits.unwrap_or(ReadLimits::BUFFERED);
         let DeviceLimits { slot_bytes, chunk_bytes, copies_max, slots_per_worker, reads_in_place } =

@@ -83,6 +83,14 @@ pub fn is_all_cached(source: &Source, range: &Range<u64>) -> bool {
     cached_pages(source, range).is_ok_and(|count| count >= pages_in(range))
 }
 
+/// Returns whether a file appears to be cached, from a sample of its bytes.
+pub fn is_mostly_cached(source: &Source) -> bool {
+    const SAMPLES: u64 = 8;
+    let part_bytes = (source.length / SAMPLES).max(1);
+    let is_cached = |at: u64| matches!(residency(source, &(at..at + 1)), Residency::All);
+    (0..source.length / part_bytes).all(|part| is_cached(part * part_bytes + part_bytes / 2))
+}
+
 fn pages_in(range: &Range<u64>) -> u64 {
     let page_bytes = page_bytes();
     (range.end - 1) / page_bytes - range.start / page_bytes + 1

@@ -182,3 +182,17 @@ fn pages_stay_cached_without_drop_cache() {
     read_all(&*opened.reader, &bytes);
     assert!(cached_count(&path) > files::cached_pages(&path).len() / 2);
 }
+
+#[test]
+fn gaps_of_cached_files_are_skipped() {
+    let directory = TempDir::new().unwrap();
+    let gap_bytes = |warm: &[(u64, usize)]| {
+        let (path, _) = file(&directory, warm);
+        let options = Options { reader: ReaderChoice::Pread, ..Options::default() };
+        let rings = Arc::new(Rings::new(Linux, &options));
+        reader::open::<Linux>(&options, &files::source(&path), &rings).unwrap().limits().gap_bytes
+    };
+    let cold = gap_bytes(&[]);
+    assert!(gap_bytes(&[(0, FILE_BYTES - 1000)]) < cold);
+    assert_eq!(gap_bytes(&[(0, FILE_BYTES / 2)]), cold);
+}
