@@ -64,12 +64,24 @@ class DeviceStreams {
 
   size_t index_of(c10::Device device) const { return std::ranges::find(devices_, device) - devices_.begin(); }
 
+  c10::Device device(size_t index) const { return devices_[index]; }
+
   rust::Slice<const DeviceStream> all() const { return {streams_.data(), streams_.size()}; }
 
  private:
   std::vector<c10::Device> devices_;
   std::vector<DeviceStream> streams_;
 };
+
+// Allocates memory with which a save is faster, or none of it if the device has too little.
+at::Tensor allocate_scratch(uint64_t bytes, c10::Device device) {
+  const auto options = at::device(device).dtype(at::kByte);
+  try {
+    return at::empty({static_cast<int64_t>(bytes)}, options);
+  } catch (const c10::OutOfMemoryError&) {
+    return at::empty({0}, options);
+  }
+}
 
 // Passes the bytes of tensors to the core in the order of the file.
 class Appender {
@@ -94,7 +106,15 @@ class Appender {
   }
 
   void flush() {
-    call_core([&] { save_->append(rust::Slice<const Extent>(extents_.data(), extents_.size())); });
+    const rust::Slice<const Extent> extents(extents_.data(), extents_.size());
+    // The core has read the memory when `append` returns.
+    std::vector<at::Tensor> memory;
+    std::vector<Scratch> scratch;
+    for (const uint64_t bytes : save_->scratch_bytes(extents)) {
+      memory.push_back(allocate_scratch(bytes, streams_.device(scratch.size())));
+      scratch.push_back(Scratch{reinterpret_cast<uint64_t>(memory.back().data_ptr()), memory.back().nbytes()});
+    }
+    call_core([&] { save_->append(extents, rust::Slice<const Scratch>(scratch.data(), scratch.size())); });
     extents_.clear();
     copies_.clear();
     copied_bytes_ = 0;

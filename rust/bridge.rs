@@ -105,6 +105,12 @@ mod ffi {
         bytes: u64,
     }
 
+    /// Device memory that only the call uses.
+    struct Scratch {
+        address: u64,
+        bytes: u64,
+    }
+
     /// Encoded shard requests of one rank.
     struct ShardRequests {
         numbers: Vec<i64>,
@@ -224,7 +230,8 @@ mod ffi {
             streams: &[DeviceStream],
         ) -> Result<Box<AnySave>>;
         fn order(self: &AnySave) -> Vec<usize>;
-        unsafe fn append(self: &mut AnySave, extents: &[Extent]) -> Result<()>;
+        fn scratch_bytes(self: &AnySave, extents: &[Extent]) -> Vec<u64>;
+        unsafe fn append(self: &mut AnySave, extents: &[Extent], scratch: &[Scratch]) -> Result<()>;
         fn finish_save(save: Box<AnySave>) -> Result<()>;
 
         type FileLayout;

@@ -13,7 +13,7 @@ use crate::options::Options;
 use crate::os::numa::Node;
 use crate::plan::SlotCopy;
 use crate::source::Source;
-use cuda::kernels;
+use cuda::{gpu, kernels};
 use engine::Engine;
 use std::any::Any;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub type Pinned = Box<dyn Any + Send + Sync>;
 /// Memory that a load fills or a save reads, with the streams that copy to and from it.
 pub trait Device: Send + Sync + 'static {
     /// Completion of one call of [`Device::copy`] or [`Device::fetch`].
-    type CopyEvent: Send;
+    type CopyEvent: CopyInFlight + 'static;
 
     /// Point in the work of one or more streams.
     type StreamEvent: Send + Sync + 'static;
@@ -56,6 +56,9 @@ pub trait Device: Send + Sync + 'static {
     /// Returns the memory that a staged chunk of `bytes` bytes with these copies needs.
     fn chunk_needs(&self, bytes: usize, copies: &[SlotCopy]) -> ChunkNeeds;
 
+    /// Returns the scratch memory with which fetches of `count` pieces to slots of `slot_bytes` bytes are faster, in bytes.
+    fn gather_bytes(&self, slot_bytes: usize, count: usize) -> usize;
+
     /// Returns the bytes at an address of the device as a slice, or `None` if the host cannot access them.
     ///
     /// Returns `Some` exactly where [`DeviceLimits::reads_in_place`] is true.
@@ -65,22 +68,21 @@ pub trait Device: Send + Sync + 'static {
     unsafe fn host_slice<'a>(&self, address: u64, length: usize) -> Option<&'a mut [u8]>;
 
     /// Sets the caller's current stream.
-    ///
-    /// # Errors
-    /// `invalid-argument` if the stream cannot be used, `device` from the driver.
-    fn set_stream(&self, stream: u64) -> Result<()>;
+    fn set_stream(&self, stream: u64);
 
     /// Records an event after all work that the caller has queued on its current stream.
     ///
     /// # Errors
-    /// `device`, from the driver.
+    /// `invalid-argument` if the stream cannot be used, `device` from the driver.
     fn record_caller(&self) -> Result<Self::StreamEvent>;
 
     /// Begins a batch: the copies that follow wait for `after`, and may use the scratch memory.
     ///
+    /// Without `after`, they go to the caller's current stream, which then needs to wait for nothing.
+    ///
     /// # Errors
     /// `device`, from the driver.
-    fn begin(&self, after: &Self::StreamEvent, scratch: Scratch) -> Result<()>;
+    fn begin(&self, after: Option<&Self::StreamEvent>, scratch: Scratch) -> Result<()>;
 
     /// Starts copies from the first `bytes` bytes of a slot, which must not change until the copy is done.
     ///
@@ -96,18 +98,6 @@ pub trait Device: Send + Sync + 'static {
     /// `device`, from the driver. No copy to the slot is in flight then.
     fn fetch(&self, slot: &mut [u8], fetches: &[Fetch]) -> Result<Self::CopyEvent>;
 
-    /// Returns whether a copy has finished, successfully or not.
-    ///
-    /// # Errors
-    /// `device`, from the driver.
-    fn is_done(&self, copy: &Self::CopyEvent) -> Result<bool>;
-
-    /// Waits on the host until a copy has finished.
-    ///
-    /// # Errors
-    /// `device` if the copy failed.
-    fn wait(&self, copy: Self::CopyEvent) -> Result<()>;
-
     /// Records an event after all copies that were started.
     ///
     /// # Errors
@@ -117,8 +107,23 @@ pub trait Device: Send + Sync + 'static {
     /// Makes work that the caller queues on its current stream from now on wait for an event.
     ///
     /// # Errors
-    /// `device`, from the driver.
+    /// `invalid-argument` if the stream cannot be used, `device` from the driver.
     fn make_caller_wait(&self, event: &Self::StreamEvent) -> Result<()>;
+}
+
+/// Copy that was started.
+pub trait CopyInFlight: Send {
+    /// Returns whether the copy has finished.
+    ///
+    /// # Errors
+    /// `device` if the copy failed.
+    fn is_done(&self) -> Result<bool>;
+
+    /// Waits on the host until the copy has finished.
+    ///
+    /// # Errors
+    /// `device` if the copy failed.
+    fn wait(&self) -> Result<()>;
 }
 
 /// Limits of a device for staged chunks.
@@ -165,7 +170,9 @@ pub struct Scratch {
     pub bytes: u64,
 }
 
-/// Unloads what devices keep between loads: the kernels on GPUs. The next load that needs them loads them again.
+/// Gives back what devices keep between loads: the kernels, streams and events of GPUs. The next load creates what it
+/// needs.
 pub fn release() {
     kernels::release();
+    gpu::release();
 }

@@ -14,7 +14,7 @@ mod temp_file;
 mod write_threads;
 pub mod writer;
 
-use crate::device::Fetch;
+use crate::device::{Fetch, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::format::layout::Layout;
 use crate::num::{to_u64, to_usize};
@@ -26,6 +26,7 @@ use crate::save::atomic_file::{ALIGNMENT, OutputFile};
 use crate::save::memory::SourceMemory;
 use crate::staging::pool;
 use crate::staging::{PAGE_BYTES, Request, Slot};
+use std::iter;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Device that holds tensors of a file, and the caller's stream on which they are ready.
@@ -95,18 +96,27 @@ impl Save {
         &self.layout
     }
 
-    /// Writes the next bytes of the file.
+    /// Returns, for each device, how much scratch memory makes it faster to append these extents, in bytes.
+    pub fn scratch_bytes(&self, extents: &[Extent]) -> Vec<usize> {
+        let count = |device| extents.iter().filter(|extent| extent.device == device).count();
+        let bytes =
+            |(device, stream): (usize, &DeviceStream)| stream.memory.gather_bytes(self.request.bytes, count(device));
+        self.streams.iter().enumerate().map(bytes).collect()
+    }
+
+    /// Writes the next bytes of the file. `scratch` has memory of each device, or less or none of it.
     ///
     /// # Safety
     /// Each extent is valid memory of its device. Until this returns, nothing writes to it except work that is already
-    /// queued on the stream of that device.
+    /// queued on the stream of that device, and nothing but such work uses the scratch memory.
     ///
     /// # Errors
     /// `io` with path, tensor and byte; `device`, `out-of-memory`, `interrupted`. After an error the save can only be
     /// dropped.
-    pub unsafe fn append(&mut self, extents: &[Extent]) -> Result<()> {
-        for stream in &self.streams {
-            stream.memory.begin(stream.stream)?;
+    pub unsafe fn append(&mut self, extents: &[Extent], scratch: &[Scratch]) -> Result<()> {
+        let scratch = scratch.iter().copied().chain(iter::repeat(Scratch::default()));
+        for (stream, scratch) in self.streams.iter().zip(scratch) {
+            stream.memory.begin(stream.stream, scratch)?;
         }
         let rest = std::mem::take(&mut self.rest);
         let begin = self.position - to_u64(rest.len());
@@ -160,7 +170,7 @@ impl Save {
         if !self.rest.is_empty() {
             // The file has only a header, or its tensors have no bytes.
             // SAFETY: the list of extents is empty.
-            unsafe { self.append(&[]) }?;
+            unsafe { self.append(&[], &[]) }?;
         }
         if self.position != file_bytes {
             let message = format!("{} of {file_bytes} bytes were appended to the file", self.position);
@@ -199,17 +209,11 @@ impl Save {
 
     /// Acquires a slot of staging, and pins it for all devices of the save.
     fn acquire(&self) -> Result<Slot> {
-        let _span = profile::span(Stage::Slot);
-        loop {
-            if let Some(mut slot) = pool::take(&self.request)? {
-                for stream in &self.streams {
-                    slot.pin(|bytes| stream.memory.pin(bytes));
-                }
-                return Ok(slot);
-            }
-            self.watch.check()?;
-            pool::wait();
+        let mut slot = pool::acquire(&self.request, || self.watch.check())?;
+        for stream in &self.streams {
+            slot.pin(|bytes| stream.memory.pin(bytes));
         }
+        Ok(slot)
     }
 
     /// Adds to an error of the output file the name of the tensor whose byte could not be written.

@@ -6,11 +6,12 @@
 //!
 //! Ownership expresses the state of a slot, so that no flag can be wrong. A free slot belongs to the pool of the
 //! process or to the load. A slot that is read into belongs to the worker with the [`Slot`]. A slot that is copied from
-//! is in the queue of the load, with the event of its copy.
+//! is in the queue of the load, with the event of its copy. The slot of a load of one chunk is in the pool with that event
+//! instead, so that the load need not wait.
 
 pub mod pool;
 
-use crate::device::Device;
+use crate::device::{CopyInFlight, Device};
 use crate::error::Result;
 use crate::plan::SlotCopy;
 use crate::profile::{self, Stage};
@@ -60,7 +61,7 @@ impl<D: Device> Staging<D> {
                 return Ok(slot);
             }
             let is_oldest_done = match state.copying.front() {
-                Some((_, copy)) => self.device.is_done(copy)?,
+                Some((_, copy)) => copy.is_done()?,
                 None => false,
             };
             if !is_oldest_done && state.slot_count < self.slot_count_max {
@@ -77,7 +78,7 @@ impl<D: Device> Staging<D> {
             }
             if let Some((slot, copy)) = state.copying.pop_front() {
                 drop(state);
-                return self.device.wait(copy).map(|()| slot).inspect_err(|_| self.forget_slot());
+                return copy.wait().map(|()| slot).inspect_err(|_| self.forget_slot());
             }
             state = if state.slot_count > 0 {
                 // Other workers read into all slots.
@@ -133,7 +134,7 @@ impl<D: Device> Staging<D> {
     pub fn drain(&self) -> Result<()> {
         let mut result = Ok(());
         while let Some((slot, copy)) = { self.lock().copying.pop_front() } {
-            result = result.and(self.device.wait(copy));
+            result = result.and(copy.wait());
             self.release(slot);
         }
         result

@@ -3,6 +3,7 @@
 use super::ffi;
 use super::guard::{guard, start_log};
 use super::tensor::{device_stream, metadata_of, new_tensor};
+use crate::device::Scratch;
 use crate::error::Result;
 use crate::format::layout::Layout;
 use crate::num::to_u64;
@@ -51,19 +52,26 @@ impl AnySave {
         self.save.layout().order().to_vec()
     }
 
-    /// Writes the next bytes of the file.
+    /// Returns, for each device, how much scratch memory makes it faster to append these extents, in bytes.
+    pub(super) fn scratch_bytes(&self, extents: &[ffi::Extent]) -> Vec<u64> {
+        self.save.scratch_bytes(&decode_extents(extents)).into_iter().map(to_u64).collect()
+    }
+
+    /// Writes the next bytes of the file. `scratch` has memory of each device, or less or none of it.
     ///
     /// # Safety
     /// That of [`Save::append`].
-    pub(super) unsafe fn append(&mut self, extents: &[ffi::Extent]) -> Result<()> {
-        let decode = |extent: &ffi::Extent| {
-            let ffi::Extent { device, address, bytes } = *extent;
-            Extent { device, address, length: bytes }
-        };
-        let extents: Vec<Extent> = extents.iter().map(decode).collect();
+    pub(super) unsafe fn append(&mut self, extents: &[ffi::Extent], scratch: &[ffi::Scratch]) -> Result<()> {
+        let decode = |&ffi::Scratch { address, bytes }: &ffi::Scratch| Scratch { address, bytes };
+        let scratch: Vec<Scratch> = scratch.iter().map(decode).collect();
         // SAFETY: the caller's promise is the same.
-        guard(|| unsafe { self.save.append(&extents) })
+        guard(|| unsafe { self.save.append(&decode_extents(extents), &scratch) })
     }
+}
+
+fn decode_extents(extents: &[ffi::Extent]) -> Vec<Extent> {
+    let decode = |&ffi::Extent { device, address, bytes }: &ffi::Extent| Extent { device, address, length: bytes };
+    extents.iter().map(decode).collect()
 }
 
 pub(super) fn finish_save(save: Box<AnySave>) -> Result<()> {

@@ -2,7 +2,8 @@
 //!
 //! Copies run on copy streams of the device, so that they overlap with the caller's work. Events order them with the
 //! caller's current stream. Copies wait for the work queued before them, because the allocator may have returned
-//! memory whose last use is still queued. Work queued after them waits for the copies.
+//! memory whose last use is still queued. Work queued after them waits for the copies. The copies of a batch of one chunk
+//! go to the caller's stream itself, which orders them without events.
 //!
 //! Few large copies go through the copy engine straight to their destinations. Many small, strided or cast copies go
 //! up as one: the chunk and a table of its copies are copied to scratch memory, from where one kernel scatters them:
@@ -16,28 +17,30 @@ pub mod convert;
 mod cufile;
 pub mod driver;
 mod gds;
+pub mod gpu;
 pub mod kernels;
 mod timing;
 
 use super::engine::Engine;
-use super::{ChunkNeeds, Device, DeviceLimits, Fetch, Pinned, Scratch};
+use super::{ChunkNeeds, CopyInFlight, Device, DeviceLimits, Fetch, Pinned, Scratch};
 use crate::convert::cast::Cast;
 use crate::convert::scatter::{StridedCopy, TASK_BYTES, Table, has_cast};
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
 use crate::options::Options;
-use crate::os::numa::{self, Node};
+use crate::os::numa::Node;
 use crate::plan::SlotCopy;
 use crate::profile::{self, Count, Stage};
 use crate::source::Source;
 use cudarc::driver::sys;
-use driver::{Context, Event, Registered, Stream, check, stream_handle};
+use driver::{Event, Registered, check, stream_handle};
 use gds::DirectEngine;
+use gpu::{CopyStreams, Gpu, Lent};
 use kernels::Kernels;
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use timing::{Laps, Timer};
 
@@ -58,16 +61,20 @@ const SCRATCH_ALIGNMENT: usize = 512;
 /// Upper bound for scratch memory, in bytes, whatever the chunk size.
 pub const SCRATCH_BYTES_MAX: usize = 64 << 20;
 
-/// A GPU, and the caller's current stream on it.
+/// A GPU during one load or save, and the caller's current stream on it.
 pub struct Cuda {
-    events: Mutex<Vec<Event>>,
-    copy_streams: [Mutex<CopyStream>; COPY_STREAMS],
-    next_copy_stream: AtomicUsize,
+    copy_lanes: [Mutex<Lane>; COPY_STREAMS],
+    next_copy_lane: AtomicUsize,
+    caller_lane: Mutex<Lane>,
+    /// Whether the copies of the batch go to the caller's stream.
+    is_on_caller: AtomicBool,
     kernels: Option<Arc<Kernels>>,
-    timer: Option<Timer>,
+    timer: Option<Arc<Timer>>,
     /// Native handle of the caller's current stream.
     current: AtomicU64,
-    context: Arc<Context>,
+    /// Streams of `copy_lanes`, which no other load uses.
+    _copy_streams: Lent<CopyStreams>,
+    gpu: Arc<Gpu>,
 }
 
 // SAFETY: driver handles may be used from any thread; the context is made current on it first.
@@ -78,16 +85,29 @@ unsafe impl Sync for Cuda {}
 /// A stream, and scratch memory that only work on this stream uses.
 ///
 /// A thread locks it while it queues work, so that nothing comes between a copy and its kernel.
-struct CopyStream {
+struct Lane {
     index: usize,
-    stream: Stream,
+    stream: sys::CUstream,
     scratch: Scratch,
 }
 
 /// Event after the copies of one slot.
 pub struct CopyEvent {
-    event: Event,
+    event: Lent<Event>,
     laps: Laps,
+}
+
+impl CopyInFlight for CopyEvent {
+    fn is_done(&self) -> Result<bool> {
+        self.event.is_done()
+    }
+
+    fn wait(&self) -> Result<()> {
+        let span = profile::span(Stage::Wait);
+        self.event.wait()?;
+        drop(span);
+        self.laps.report()
+    }
 }
 
 impl Cuda {
@@ -96,19 +116,21 @@ impl Cuda {
     /// # Errors
     /// `device` if there is no driver or no such GPU, `invalid-argument` if the stream is being captured.
     pub fn open(ordinal: i32, current: u64) -> Result<Cuda> {
-        let context = Context::retain(ordinal)?;
-        context.refuse_capture(current)?;
-        let copy_stream =
-            |index| Ok(CopyStream { index, stream: Stream::create(&context)?, scratch: Scratch::default() });
-        let (first, second) = (copy_stream(0)?, copy_stream(1)?);
+        let gpu = Gpu::of(ordinal)?;
+        gpu.context.refuse_capture(current)?;
+        let copy_streams = gpu.copy_streams()?;
+        let lane = |index, stream| Mutex::new(Lane { index, stream, scratch: Scratch::default() });
+        let [first, second] = &*copy_streams;
         Ok(Cuda {
-            events: Mutex::new(Vec::new()),
-            timer: Timer::start(&context, ordinal, &first.stream)?,
-            copy_streams: [Mutex::new(first), Mutex::new(second)],
-            next_copy_stream: AtomicUsize::new(0),
-            kernels: Kernels::of(&context)?,
+            copy_lanes: [lane(0, first.handle), lane(1, second.handle)],
+            next_copy_lane: AtomicUsize::new(0),
+            caller_lane: lane(COPY_STREAMS, ptr::null_mut()),
+            is_on_caller: AtomicBool::new(false),
+            kernels: Kernels::of(&gpu.context)?,
+            timer: Timer::start(&gpu.context, ordinal)?,
             current: AtomicU64::new(current),
-            context,
+            _copy_streams: copy_streams,
+            gpu,
         })
     }
 
@@ -116,33 +138,30 @@ impl Cuda {
         stream_handle(self.current.load(Ordering::Relaxed))
     }
 
-    /// Returns a new or a reused event. A load needs one event per slot, and has many more chunks than slots.
-    fn event(&self) -> Result<Event> {
-        let spare = self.events.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        spare.map_or_else(|| Event::create(&self.context), Ok)
-    }
-
-    /// Keeps an event for reuse.
-    fn keep(&self, event: Event) {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner).push(event);
-    }
-
     /// Records an event after all work queued on a stream.
-    fn record(&self, stream: sys::CUstream) -> Result<Event> {
-        let _bound = self.context.bind()?;
-        let event = self.event()?;
-        // SAFETY: event and stream belong to the context, which is current.
-        check("cuEventRecord", unsafe { sys::cuEventRecord(event.handle, stream) })?;
+    fn record(&self, stream: sys::CUstream) -> Result<Lent<Event>> {
+        let event = self.gpu.event()?;
+        event.record(stream)?;
         Ok(event)
     }
 
     /// Makes work queued on a stream from now on wait for events.
-    fn wait_for(&self, events: &[Event], stream: sys::CUstream) -> Result<()> {
-        let _bound = self.context.bind()?;
+    fn wait_for(&self, events: &[Lent<Event>], stream: sys::CUstream) -> Result<()> {
+        let _bound = self.gpu.context.bind()?;
         events.iter().try_for_each(|event| {
             // SAFETY: events and stream belong to the context, which is current.
             check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(stream, event.handle, 0) })
         })
+    }
+
+    /// Locks the lane for the next work of the batch.
+    fn next_lane(&self) -> MutexGuard<'_, Lane> {
+        if self.is_on_caller.load(Ordering::Relaxed) {
+            return lock(&self.caller_lane);
+        }
+        let [first, second] = &self.copy_lanes;
+        let is_even = self.next_copy_lane.fetch_add(1, Ordering::Relaxed).is_multiple_of(COPY_STREAMS);
+        lock(if is_even { first } else { second })
     }
 
     /// Returns whether a chunk goes up whole and is scattered by a kernel.
@@ -153,58 +172,47 @@ impl Cuda {
         self.kernels.is_some() && (is_cast || rows > COPIES_MAX && bytes < rows * COPY_BYTES)
     }
 
-    /// Queues work that uses a slot on the next copy stream. If this fails, no such work is in flight.
-    fn queue(&self, work: impl FnOnce(&CopyStream, &mut Laps) -> Result<()>) -> Result<CopyEvent> {
-        let _bound = self.context.bind()?;
-        let event = self.event()?;
-        let copy_stream = self.copy_streams.get(self.next_copy_stream.fetch_add(1, Ordering::Relaxed) % COPY_STREAMS);
-        let copy_stream = lock(copy_stream.ok_or_else(no_copy_stream)?);
-        let timer = self.timer.as_ref();
-        let mut laps =
-            timer.map(|timer| timer.laps(copy_stream.index, &copy_stream.stream)).transpose()?.unwrap_or_default();
-        match work(&copy_stream, &mut laps).and_then(|()| event.record(&copy_stream.stream)) {
+    /// Queues work that uses a slot on the next lane. If this fails, no such work is in flight.
+    fn queue(&self, work: impl FnOnce(&Lane, &mut Laps) -> Result<()>) -> Result<CopyEvent> {
+        let _bound = self.gpu.context.bind()?;
+        let event = self.gpu.event()?;
+        let lane = self.next_lane();
+        let mut laps = Laps::start(self.timer.as_ref(), lane.index, lane.stream)?;
+        match work(&lane, &mut laps).and_then(|()| event.record(lane.stream)) {
             Ok(()) => Ok(CopyEvent { event, laps }),
             Err(error) => {
                 // The copies queued before the failed one still use the slot.
-                copy_stream.stream.settle();
+                self.gpu.context.settle(lane.stream);
                 Err(error)
             }
         }
     }
 
     /// Queues one copy of the chunk and its table to the scratch memory, and one kernel.
-    fn scatter(
-        &self,
-        copy_stream: &CopyStream,
-        slot: &mut [u8],
-        bytes: usize,
-        copies: &[SlotCopy],
-        laps: &mut Laps,
-    ) -> Result<()> {
+    fn scatter(&self, lane: &Lane, slot: &mut [u8], bytes: usize, copies: &[SlotCopy], laps: &mut Laps) -> Result<()> {
         let misfit = || Error::new(Kind::Internal, format!("{} copies do not fit their slot", copies.len()));
         let kernels = self.kernels.as_ref().ok_or_else(misfit)?;
-        let table = table_of(copies, copy_stream.scratch.address)?;
+        let table = table_of(copies, lane.scratch.address)?;
         let table_begin = bytes.next_multiple_of(TABLE_ALIGNMENT);
         let length = table_begin + table.bytes();
         table.write_to(slot.get_mut(table_begin..length).ok_or_else(misfit)?)?;
-        if to_u64(length) > copy_stream.scratch.bytes {
+        if to_u64(length) > lane.scratch.bytes {
             return Err(misfit());
         }
         let from = slot.as_ptr().cast::<c_void>();
         // SAFETY: the slot does not change until the copy is done. The scratch memory belongs to the batch, and only
         // this stream uses this part of it.
-        let result =
-            unsafe { sys::cuMemcpyHtoDAsync_v2(copy_stream.scratch.address, from, length, copy_stream.stream.handle) };
+        let result = unsafe { sys::cuMemcpyHtoDAsync_v2(lane.scratch.address, from, length, lane.stream) };
         check("cuMemcpyHtoDAsync", result)?;
         profile::count(Count::Copies, 1);
-        laps.record(Stage::Copy, length, &copy_stream.stream)?;
-        kernels.scatter(copy_stream.scratch.address + to_u64(table_begin), &table, &copy_stream.stream)?;
+        laps.record(Stage::Copy, length, lane.stream)?;
+        kernels.scatter(lane.scratch.address + to_u64(table_begin), &table, lane.stream)?;
         profile::count(Count::Launches, 1);
-        laps.record(Stage::Kernel, bytes_of(copies), &copy_stream.stream)
+        laps.record(Stage::Kernel, bytes_of(copies), lane.stream)
     }
 
     /// Queues one copy to its destination through the copy engine.
-    fn copy_rows(&self, copy_stream: &CopyStream, slot: &[u8], copy: &SlotCopy) -> Result<()> {
+    fn copy_rows(&self, lane: &Lane, slot: &[u8], copy: &SlotCopy) -> Result<()> {
         profile::count(Count::Copies, 1);
         let SlotCopy { slot_begin, row_bytes, rows, slot_stride, address, cast, .. } = *copy;
         let last = slot_begin + rows.saturating_sub(1) * slot_stride + row_bytes;
@@ -214,7 +222,7 @@ impl Cuda {
         if rows == 1 {
             // SAFETY: `from` is in the slot, which does not change until the copy is done. The destination is memory
             // that the caller gave to the load.
-            let result = unsafe { sys::cuMemcpyHtoDAsync_v2(address, from, row_bytes, copy_stream.stream.handle) };
+            let result = unsafe { sys::cuMemcpyHtoDAsync_v2(address, from, row_bytes, lane.stream) };
             return check("cuMemcpyHtoDAsync", result);
         }
         let memcpy = sys::CUDA_MEMCPY2D {
@@ -236,18 +244,61 @@ impl Cuda {
             Height: rows,
         };
         // SAFETY: as above, row by row.
-        check("cuMemcpy2DAsync", unsafe { sys::cuMemcpy2DAsync_v2(&raw const memcpy, copy_stream.stream.handle) })
+        check("cuMemcpy2DAsync", unsafe { sys::cuMemcpy2DAsync_v2(&raw const memcpy, lane.stream) })
     }
+
+    /// Queues kernels that gather contiguous pieces in the scratch memory, and returns the copy that fetches all of them.
+    ///
+    /// Returns `None` for few or large pieces, and without memory for the others.
+    fn gather(&self, lane: &Lane, pieces: &[Fetch], laps: &mut Laps) -> Result<Option<Fetch>> {
+        let length = pieces.iter().map(|piece| piece.length).sum();
+        let is_useful = pieces.len() > COPIES_MAX && length < pieces.len() * COPY_BYTES;
+        let (Some(kernels), Some(first)) = (&self.kernels, pieces.first()) else { return Ok(None) };
+        if !is_useful || to_u64(length) > lane.scratch.bytes {
+            return Ok(None);
+        }
+        let whole = Fetch { address: lane.scratch.address, slot_begin: first.slot_begin, length };
+        let mut table = Table::default();
+        for piece in pieces {
+            table.push(StridedCopy {
+                source: piece.address,
+                target: whole.address + to_u64(piece.slot_begin - whole.slot_begin),
+                row_elements: to_u64(piece.length),
+                rows: 1,
+                source_stride_bytes: 0,
+                from: Dtype::U8,
+                to: Dtype::U8,
+            })?;
+        }
+        for batch in table.batches() {
+            kernels.scatter_inline(batch, lane.stream)?;
+            profile::count(Count::Launches, 1);
+        }
+        laps.record(Stage::Kernel, length, lane.stream)?;
+        Ok(Some(whole))
+    }
+}
+
+/// Queues one copy to a slot.
+fn fetch_piece(lane: &Lane, slot: &mut [u8], fetch: &Fetch) -> Result<()> {
+    let misfit = || Error::new(Kind::Internal, format!("{fetch:?} does not fit its slot"));
+    let end = fetch.slot_begin.saturating_add(fetch.length);
+    let into = slot.get_mut(fetch.slot_begin..end).ok_or_else(misfit)?.as_mut_ptr().cast::<c_void>();
+    profile::count(Count::Copies, 1);
+    // SAFETY: `into` is in the slot, which nothing else uses until the copy is done. The caller of the save promised that
+    // the device memory may be read, or it is scratch memory that only this stream uses.
+    let result = unsafe { sys::cuMemcpyDtoHAsync_v2(into, fetch.address, fetch.length, lane.stream) };
+    check("cuMemcpyDtoHAsync", result)
 }
 
 impl Device for Cuda {
     type CopyEvent = CopyEvent;
-    type StreamEvent = Vec<Event>;
+    type StreamEvent = Vec<Lent<Event>>;
 
     fn pin(&self, memory: &mut [u8]) -> Option<Pinned> {
         let _span = profile::span(Stage::Pin).bytes(memory.len());
         // SAFETY: a staging block drops the registration before the memory.
-        match unsafe { Registered::new(&self.context, memory) } {
+        match unsafe { Registered::new(&self.gpu.context, memory) } {
             Ok(registered) => Some(Box::new(registered)),
             Err(error) => {
                 let length = memory.len();
@@ -258,8 +309,7 @@ impl Device for Cuda {
     }
 
     fn node(&self) -> Option<Node> {
-        let id = self.context.pci_id().inspect_err(|error| tracing::debug!(%error, "the GPU has no PCI address"));
-        id.ok().and_then(|id| numa::of_pci_device(&id))
+        self.gpu.node
     }
 
     fn can_cast(&self, cast: Cast) -> bool {
@@ -270,7 +320,7 @@ impl Device for Cuda {
         self: &Arc<Self>,
         sources: impl Iterator<Item = &'a Arc<Source>>,
         options: &Options,
-    ) -> Result<Arc<dyn Engine<Vec<Event>>>> {
+    ) -> Result<Arc<dyn Engine<Vec<Lent<Event>>>>> {
         Ok(Arc::new(DirectEngine::open(self, sources, options)?))
     }
 
@@ -304,81 +354,72 @@ impl Device for Cuda {
         ChunkNeeds { slot_bytes, scratch_bytes: COPY_STREAMS * slot_bytes.next_multiple_of(SCRATCH_ALIGNMENT) }
     }
 
+    fn gather_bytes(&self, slot_bytes: usize, count: usize) -> usize {
+        let is_useful = self.kernels.is_some() && count > COPIES_MAX;
+        if is_useful { COPY_STREAMS * slot_bytes.next_multiple_of(SCRATCH_ALIGNMENT) } else { 0 }
+    }
+
     unsafe fn host_slice<'a>(&self, _: u64, _: usize) -> Option<&'a mut [u8]> {
         None
     }
 
-    fn set_stream(&self, stream: u64) -> Result<()> {
-        self.context.refuse_capture(stream)?;
+    fn set_stream(&self, stream: u64) {
         self.current.store(stream, Ordering::Relaxed);
-        Ok(())
     }
 
-    fn record_caller(&self) -> Result<Vec<Event>> {
+    fn record_caller(&self) -> Result<Vec<Lent<Event>>> {
+        self.gpu.context.refuse_capture(self.current.load(Ordering::Relaxed))?;
         Ok(vec![self.record(self.current()?)?])
     }
 
-    fn begin(&self, after: &Vec<Event>, scratch: Scratch) -> Result<()> {
+    fn begin(&self, after: Option<&Vec<Lent<Event>>>, scratch: Scratch) -> Result<()> {
+        self.is_on_caller.store(after.is_none(), Ordering::Relaxed);
+        let Some(after) = after else {
+            let mut lane = lock(&self.caller_lane);
+            (lane.stream, lane.scratch) = (self.current()?, scratch);
+            return Ok(());
+        };
         let bytes = scratch.bytes / to_u64(COPY_STREAMS);
-        for (index, copy_stream) in (0..).zip(&self.copy_streams) {
-            let mut copy_stream = lock(copy_stream);
-            copy_stream.scratch = Scratch { address: scratch.address + index * bytes, bytes };
-            self.wait_for(after, copy_stream.stream.handle)?;
+        for (index, lane) in (0..).zip(&self.copy_lanes) {
+            let mut lane = lock(lane);
+            lane.scratch = Scratch { address: scratch.address + index * bytes, bytes };
+            self.wait_for(after, lane.stream)?;
         }
         Ok(())
     }
 
     fn copy(&self, slot: &mut [u8], bytes: usize, copies: &[SlotCopy]) -> Result<CopyEvent> {
         let _span = profile::span(Stage::Queue).bytes(bytes);
-        self.queue(|copy_stream, laps| {
+        self.queue(|lane, laps| {
             if self.is_scattered(copies) {
-                return self.scatter(copy_stream, slot, bytes, copies, laps);
+                return self.scatter(lane, slot, bytes, copies, laps);
             }
-            copies.iter().try_for_each(|copy| self.copy_rows(copy_stream, slot, copy))?;
-            laps.record(Stage::Copy, bytes_of(copies), &copy_stream.stream)
+            copies.iter().try_for_each(|copy| self.copy_rows(lane, slot, copy))?;
+            laps.record(Stage::Copy, bytes_of(copies), lane.stream)
         })
     }
 
     fn fetch(&self, slot: &mut [u8], fetches: &[Fetch]) -> Result<CopyEvent> {
         let bytes = fetches.iter().map(|fetch| fetch.length).sum();
         let _span = profile::span(Stage::Queue).bytes(bytes);
-        self.queue(|copy_stream, laps| {
-            for fetch in fetches {
-                let misfit = || Error::new(Kind::Internal, format!("{fetch:?} does not fit its slot"));
-                let end = fetch.slot_begin.saturating_add(fetch.length);
-                let into = slot.get_mut(fetch.slot_begin..end).ok_or_else(misfit)?.as_mut_ptr().cast::<c_void>();
-                profile::count(Count::Copies, 1);
-                // SAFETY: `into` is in the slot, which nothing else uses until the copy is done. The caller of the
-                // save promised that the device memory may be read.
-                let result =
-                    unsafe { sys::cuMemcpyDtoHAsync_v2(into, fetch.address, fetch.length, copy_stream.stream.handle) };
-                check("cuMemcpyDtoHAsync", result)?;
+        self.queue(|lane, laps| {
+            // Between the runs of pieces that are contiguous in the slot are bytes of others.
+            for run in fetches.chunk_by(|one, next| one.slot_begin + one.length == next.slot_begin) {
+                match self.gather(lane, run, laps)? {
+                    Some(whole) => fetch_piece(lane, slot, &whole)?,
+                    None => run.iter().try_for_each(|fetch| fetch_piece(lane, slot, fetch))?,
+                }
             }
-            laps.record(Stage::Copy, bytes, &copy_stream.stream)
+            laps.record(Stage::Copy, bytes, lane.stream)
         })
     }
 
-    fn is_done(&self, copy: &CopyEvent) -> Result<bool> {
-        let _bound = self.context.bind()?;
-        // SAFETY: the event belongs to the context, which is current.
-        let result = unsafe { sys::cuEventQuery(copy.event.handle) };
-        // `wait` returns the error of a failed copy.
-        Ok(result != sys::CUresult::CUDA_ERROR_NOT_READY)
+    fn record_copies(&self) -> Result<Vec<Lent<Event>>> {
+        self.copy_lanes.iter().map(|lane| self.record(lock(lane).stream)).collect()
     }
 
-    fn wait(&self, copy: CopyEvent) -> Result<()> {
-        let span = profile::span(Stage::Wait);
-        copy.event.wait()?;
-        drop(span);
-        self.keep(copy.event);
-        self.timer.as_ref().map_or(Ok(()), |timer| timer.report(&copy.laps))
-    }
-
-    fn record_copies(&self) -> Result<Vec<Event>> {
-        self.copy_streams.iter().map(|copy_stream| self.record(lock(copy_stream).stream.handle)).collect()
-    }
-
-    fn make_caller_wait(&self, event: &Vec<Event>) -> Result<()> {
+    fn make_caller_wait(&self, event: &Vec<Lent<Event>>) -> Result<()> {
+        self.gpu.context.refuse_capture(self.current.load(Ordering::Relaxed))?;
         self.wait_for(event, self.current()?)
     }
 }
@@ -406,10 +447,6 @@ fn bytes_of(copies: &[SlotCopy]) -> usize {
     copies.iter().map(SlotCopy::bytes).sum()
 }
 
-fn lock(copy_stream: &Mutex<CopyStream>) -> MutexGuard<'_, CopyStream> {
-    copy_stream.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn no_copy_stream() -> Error {
-    Error::new(Kind::Internal, "no copy stream has this index")
+fn lock(lane: &Mutex<Lane>) -> MutexGuard<'_, Lane> {
+    lane.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -26,9 +26,11 @@ pub trait Engine<E>: Send + Sync {
 
     /// Begins a batch after the work before `after`, and returns the number of threads that may run its chunks.
     ///
+    /// Without `after`, the batch has at most one chunk, whose copies go to the caller's current stream.
+    ///
     /// # Errors
     /// `device` or `out-of-memory`.
-    fn begin(&self, after: &E, needs: &BatchNeeds, scratch: Scratch) -> Result<usize>;
+    fn begin(&self, after: Option<&E>, needs: &BatchNeeds, scratch: Scratch) -> Result<usize>;
 
     /// Reads a chunk and starts the copies to its destinations. Calls `check` while it waits for memory, and before it
     /// repeats a read.

@@ -1,7 +1,7 @@
 //! Host memory as a device. Copies are done when they return.
 
 use super::engine::Engine;
-use super::{ChunkNeeds, Device, DeviceLimits, Fetch, Pinned, Scratch};
+use super::{ChunkNeeds, CopyInFlight, Device, DeviceLimits, Fetch, Pinned, Scratch};
 use crate::convert::cast::Cast;
 use crate::error::{Error, Kind, Result};
 use crate::num::to_usize;
@@ -19,6 +19,16 @@ const SLOT_BYTES_MAX: usize = 1 << 20;
 /// Memory of this process.
 #[derive(Debug, Default)]
 pub struct Host;
+
+impl CopyInFlight for () {
+    fn is_done(&self) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn wait(&self) -> Result<()> {
+        Ok(())
+    }
+}
 
 impl Device for Host {
     type CopyEvent = ();
@@ -59,6 +69,10 @@ impl Device for Host {
         ChunkNeeds { slot_bytes: bytes, scratch_bytes: 0 }
     }
 
+    fn gather_bytes(&self, _: usize, _: usize) -> usize {
+        0
+    }
+
     unsafe fn host_slice<'a>(&self, address: u64, length: usize) -> Option<&'a mut [u8]> {
         // SAFETY: the caller's promise.
         let target = unsafe { slice_at(address, length) };
@@ -66,15 +80,13 @@ impl Device for Host {
         Some(target)
     }
 
-    fn set_stream(&self, _: u64) -> Result<()> {
-        Ok(())
-    }
+    fn set_stream(&self, _: u64) {}
 
     fn record_caller(&self) -> Result<()> {
         Ok(())
     }
 
-    fn begin(&self, (): &(), _: Scratch) -> Result<()> {
+    fn begin(&self, _: Option<&()>, _: Scratch) -> Result<()> {
         Ok(())
     }
 
@@ -124,14 +136,6 @@ impl Device for Host {
             // SAFETY: the caller of the save promised that this memory may be read.
             into.copy_from_slice(unsafe { bytes_at(fetch.address, fetch.length) });
         }
-        Ok(())
-    }
-
-    fn is_done(&self, (): &()) -> Result<bool> {
-        Ok(true)
-    }
-
-    fn wait(&self, (): ()) -> Result<()> {
         Ok(())
     }
 

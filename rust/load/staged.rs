@@ -11,7 +11,8 @@ use crate::plan::{Chunk, Limits};
 use crate::reader::ring::Linux;
 use crate::reader::uring::Rings;
 use crate::reader::{self, ChosenReader, Opened, ReadLimits, Reader, SlotBuffer};
-use crate::staging::{PAGE_BYTES, Request, Slot, Staging};
+use crate::staging::{PAGE_BYTES, Request, Slot, Staging, pool};
+use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Engine with a reader for each file and staging memory for the chunks.
@@ -25,8 +26,17 @@ pub struct StagedEngine<D: Device> {
     slots_per_worker: usize,
     workers_max: usize,
     node: Option<Node>,
-    /// Present from the first batch that needs it until the engine is drained.
-    staging: Mutex<Option<Arc<Staging<D>>>>,
+    memory: Mutex<ChunkMemory<D>>,
+}
+
+/// Memory for the chunks of a batch, until the engine is drained.
+enum ChunkMemory<D: Device> {
+    /// The batch has no staged chunk.
+    None,
+    /// A slot for the only chunk.
+    Slot(Request),
+    /// Slots for several chunks.
+    Staging(Arc<Staging<D>>),
 }
 
 impl<D: Device> StagedEngine<D> {
@@ -60,7 +70,7 @@ impl<D: Device> StagedEngine<D> {
             slot_bytes,
             slots_per_worker,
             workers_max: options.threads.min(concurrency).max(1),
-            staging: Mutex::default(),
+            memory: Mutex::new(ChunkMemory::None),
         })
     }
 
@@ -69,26 +79,31 @@ impl<D: Device> StagedEngine<D> {
         self.readers.get(source).map(|opened| &*opened.reader).ok_or_else(missing)
     }
 
-    fn staging(&self) -> MutexGuard<'_, Option<Arc<Staging<D>>>> {
-        self.staging.lock().unwrap_or_else(PoisonError::into_inner)
+    fn memory(&self) -> MutexGuard<'_, ChunkMemory<D>> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the requirements for the slots of a batch.
+    fn request(&self, needs: &BatchNeeds) -> Request {
+        // All large loads use slots of one size, so that each finds the slots of the previous one in the pool.
+        let is_large = needs.staged_bytes >= self.slot_bytes && needs.slot_bytes > self.slot_bytes / 2;
+        let bytes = if is_large { self.slot_bytes } else { needs.slot_bytes };
+        Request { bytes, node: self.node, staging_bytes: self.staging_bytes }
     }
 
     /// Ensures staging with as many slots as the options allow, but no more or larger ones than the batch needs.
     fn ensure_staging(&self, needs: &BatchNeeds) -> Result<()> {
-        if needs.slot_bytes == 0 {
-            return Ok(());
-        }
-        // All large loads use slots of one size, so that each finds the slots of the previous one in the pool.
-        let is_large = needs.staged_bytes >= self.slot_bytes && needs.slot_bytes > self.slot_bytes / 2;
-        let bytes = if is_large { self.slot_bytes } else { needs.slot_bytes };
-        let staging_bytes = self.staging_bytes;
+        let request = self.request(needs);
         let useful = self.workers_max * self.slots_per_worker;
-        let count = (staging_bytes.min(needs.staged_bytes) / bytes).clamp(1, useful);
-        let request = Request { bytes, node: self.node, staging_bytes };
-        if self.staging().as_ref().is_none_or(|staging| !staging.suffices(count, &request)) {
+        let count = (self.staging_bytes.min(needs.staged_bytes) / request.bytes).clamp(1, useful);
+        let suffices = match &*self.memory() {
+            ChunkMemory::Staging(staging) => staging.suffices(count, &request),
+            _ => false,
+        };
+        if !suffices {
             // The old slots return to the pool before new ones are taken.
             self.drain()?;
-            *self.staging() = Some(Arc::new(Staging::new(Arc::clone(&self.device), count, request)));
+            *self.memory() = ChunkMemory::Staging(Arc::new(Staging::new(Arc::clone(&self.device), count, request)));
         }
         Ok(())
     }
@@ -116,8 +131,15 @@ impl<D: Device> Engine<D::StreamEvent> for StagedEngine<D> {
         batch
     }
 
-    fn begin(&self, after: &D::StreamEvent, needs: &BatchNeeds, scratch: Scratch) -> Result<usize> {
-        self.ensure_staging(needs)?;
+    fn begin(&self, after: Option<&D::StreamEvent>, needs: &BatchNeeds, scratch: Scratch) -> Result<usize> {
+        match after {
+            _ if needs.slot_bytes == 0 => {}
+            Some(_) => self.ensure_staging(needs)?,
+            None => {
+                self.drain()?;
+                *self.memory() = ChunkMemory::Slot(self.request(needs));
+            }
+        }
         self.device.begin(after, scratch)?;
         Ok(self.workers_max)
     }
@@ -132,13 +154,25 @@ impl<D: Device> Engine<D::StreamEvent> for StagedEngine<D> {
             }
             Chunk::Staged { source, bytes, reads, copies } => {
                 let reader = self.reader(*source)?;
-                let staging = self.staging().clone().ok_or_else(|| internal("no staging"))?;
-                let mut slot = staging.acquire(check)?;
-                match reader.fill(reads, buffer_of(&mut slot), check) {
-                    Ok(()) => staging.submit(slot, *bytes, copies),
-                    Err(error) => {
-                        staging.release(slot);
-                        Err(error)
+                let memory = self.memory().clone();
+                match memory {
+                    ChunkMemory::None => Err(internal("no memory")),
+                    ChunkMemory::Slot(request) => {
+                        let mut slot = pool::acquire(&request, check)?;
+                        slot.pin(|bytes| self.device.pin(bytes));
+                        reader.fill(reads, buffer_of(&mut slot), check)?;
+                        let copy = self.device.copy(slot.bytes_mut(), *bytes, copies)?;
+                        slot.release_after(copy)
+                    }
+                    ChunkMemory::Staging(staging) => {
+                        let mut slot = staging.acquire(check)?;
+                        match reader.fill(reads, buffer_of(&mut slot), check) {
+                            Ok(()) => staging.submit(slot, *bytes, copies),
+                            Err(error) => {
+                                staging.release(slot);
+                                Err(error)
+                            }
+                        }
                     }
                 }
             }
@@ -148,8 +182,20 @@ impl<D: Device> Engine<D::StreamEvent> for StagedEngine<D> {
     fn end_reads(&self) {}
 
     fn drain(&self) -> Result<()> {
-        let staging = self.staging().take();
-        staging.map_or(Ok(()), |staging| staging.drain())
+        match mem::replace(&mut *self.memory(), ChunkMemory::None) {
+            ChunkMemory::Staging(staging) => staging.drain(),
+            ChunkMemory::Slot(_) | ChunkMemory::None => Ok(()),
+        }
+    }
+}
+
+impl<D: Device> Clone for ChunkMemory<D> {
+    fn clone(&self) -> Self {
+        match self {
+            ChunkMemory::None => ChunkMemory::None,
+            ChunkMemory::Slot(request) => ChunkMemory::Slot(*request),
+            ChunkMemory::Staging(staging) => ChunkMemory::Staging(Arc::clone(staging)),
+        }
     }
 }
 

@@ -63,6 +63,10 @@ struct State<E> {
     ready: BTreeMap<usize, (usize, Arc<E>)>,
     ready_count: usize,
     taken_count: usize,
+    /// The caller's current stream, once it was set.
+    current: Option<u64>,
+    /// The last event for which the current stream waits.
+    waited: Option<Arc<E>>,
     is_closed: bool,
     failure: Option<Error>,
 }
@@ -110,11 +114,13 @@ impl<D: Device> Stream<D> {
     }
 
     /// Sets the caller's current stream.
-    ///
-    /// # Errors
-    /// Those of [`Device::set_stream`].
-    pub fn set_stream(&self, stream: u64) -> Result<()> {
-        self.device.set_stream(stream)
+    pub fn set_stream(&self, stream: u64) {
+        let mut state = self.shared.lock();
+        if state.current != Some(stream) {
+            state.current = Some(stream);
+            state.waited = None;
+            self.device.set_stream(stream);
+        }
     }
 
     /// Queues a batch, which runs after the batches before it and after the caller's work that is queued now.
@@ -133,15 +139,17 @@ impl<D: Device> Stream<D> {
         for tensor in batch.chunks().iter().flat_map(Chunk::tensors) {
             self.shared.outstanding(tensor)?.fetch_add(1, Ordering::Relaxed);
         }
-        let event = Arc::new(self.device.record_copies()?);
+        // Tensors without bytes are ready.
+        let is_empty = |&tensor: &usize| Ok(self.shared.outstanding(tensor)?.load(Ordering::Relaxed) == 0);
+        let empty = tensors.iter().map(is_empty).collect::<Result<Vec<bool>>>()?;
+        let event = if empty.contains(&true) { Some(Arc::new(self.device.record_copies()?)) } else { None };
         let mut state = self.shared.lock();
-        for &tensor in tensors {
+        for (&tensor, is_empty) in tensors.iter().zip(empty) {
             let position = state.submitted_count;
             state.positions.insert(tensor, position);
             state.submitted_count += 1;
-            if self.shared.outstanding(tensor)?.load(Ordering::Relaxed) == 0 {
-                // The tensor has no bytes.
-                state.mark_ready(self.shared.order, tensor, &event);
+            if let Some(event) = event.as_ref().filter(|_| is_empty) {
+                state.mark_ready(self.shared.order, tensor, event);
             }
         }
         state.batches.push_back(SubmittedBatch { batch, scratch, after });
@@ -177,8 +185,12 @@ impl<D: Device> Stream<D> {
             let waited = self.shared.has_ready.wait_timeout(state, POLL_INTERVAL);
             state = waited.map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state);
         };
-        drop(state);
-        self.device.make_caller_wait(&event)?;
+        // Tensors of one chunk share an event.
+        if state.waited.as_ref().is_none_or(|waited| !Arc::ptr_eq(waited, &event)) {
+            drop(state);
+            self.device.make_caller_wait(&event)?;
+            self.shared.lock().waited = Some(event);
+        }
         Ok(tensor)
     }
 
@@ -273,6 +285,8 @@ impl<E> Default for State<E> {
             ready: BTreeMap::new(),
             ready_count: 0,
             taken_count: 0,
+            current: None,
+            waited: None,
             is_closed: false,
             failure: None,
         }

@@ -20,7 +20,8 @@ use std::sync::Arc;
 ///
 /// Several calls of [`Transfer::fill`] share the readers and the staging memory. The tensors are ready on the caller's
 /// stream when [`Transfer::finish`] has returned. A transfer that is dropped before waits for its copies, so that the
-/// caller may free the destinations.
+/// caller may free the destinations. The copies of a batch of one chunk are part of the work on the caller's stream, and
+/// neither waits for them.
 ///
 /// The observer decides before each chunk whether to go on. The default observer ends the transfer on SIGINT.
 pub struct Transfer<D: Device, O: TransferObserver = Watch> {
@@ -130,6 +131,11 @@ impl<D: Device, O: TransferObserver> Transfer<D, O> {
     /// # Errors
     /// `io`, with path, tensor and byte; `device`, `out-of-memory`, `interrupted`. No copy is in flight then.
     pub unsafe fn fill(&mut self, batch: &Batch, scratch: Scratch) -> Result<()> {
+        if batch.chunks.len() <= 1 {
+            // Its copies would overlap with no other. On the caller's own stream they need no events.
+            // SAFETY: the caller's promise.
+            return unsafe { self.run(None, batch, scratch) };
+        }
         let after = self.planner.device.record_caller()?;
         // SAFETY: the caller's promise.
         unsafe { self.fill_after(&after, batch, scratch) }?;
@@ -146,6 +152,15 @@ impl<D: Device, O: TransferObserver> Transfer<D, O> {
     /// # Errors
     /// Those of [`Transfer::fill`].
     pub unsafe fn fill_after(&mut self, after: &D::StreamEvent, batch: &Batch, scratch: Scratch) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.run(Some(after), batch, scratch) }
+    }
+
+    /// Runs a batch as [`Engine::begin`] says.
+    ///
+    /// # Safety
+    /// The caller meets the conditions of [`Transfer::fill`].
+    unsafe fn run(&mut self, after: Option<&D::StreamEvent>, batch: &Batch, scratch: Scratch) -> Result<()> {
         profile::memory(Memory::Scratch, scratch.bytes);
         let Planner { engine, .. } = &self.planner;
         let threads = engine.begin(after, &batch.needs, scratch)?;

@@ -5,11 +5,13 @@
 //! call is therefore inside a [`PerProcess`], which a child replaces at its first access. The replacement takes no
 //! lock: it swaps a pointer, and what the pointer refers to never changes its process.
 
+use memmap2::{MmapMut, MmapRaw};
 use std::marker::PhantomData;
+use std::mem;
 use std::process;
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 /// Value that is created at the first access in each process.
 ///
@@ -36,7 +38,7 @@ impl<T> PerProcess<T> {
 
     /// Returns the value of this process.
     pub fn get(&self) -> &T {
-        let process = process::id();
+        let process = process_id();
         let mut found = self.current.load(Ordering::Acquire);
         loop {
             // SAFETY: the pointer is null, or that of a box that lives as long as `self`.
@@ -60,11 +62,50 @@ impl<T> Drop for PerProcess<T> {
     fn drop(&mut self) {
         let current = *self.current.get_mut();
         // SAFETY: as in `get`.
-        if unsafe { current.as_ref() }.is_some_and(|owned| owned.process == process::id()) {
+        if unsafe { current.as_ref() }.is_some_and(|owned| owned.process == process_id()) {
             // SAFETY: the box belongs to this state, and nothing borrows it any more.
             drop(unsafe { Box::from_raw(current) });
         }
     }
+}
+
+/// Returns the id of this process, without the system call of [`process::id`]: the kernel sets the page that holds it to
+/// zero in a forked child.
+fn process_id() -> u32 {
+    static PAGE: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
+    let mut page = PAGE.load(Ordering::Acquire);
+    if page.is_null() {
+        page = page_wiped_on_fork().unwrap_or(ptr::null_mut());
+        if page.is_null() {
+            return process::id();
+        }
+        // Threads that come first at the same time each have a page, of which one stays in use. A page is 4 KiB.
+        PAGE.store(page, Ordering::Release);
+    }
+    // SAFETY: a page is never unmapped, and zero is a valid number.
+    let known = unsafe { &*page };
+    match known.load(Ordering::Relaxed) {
+        0 => {
+            let id = process::id();
+            known.store(id, Ordering::Relaxed);
+            id
+        }
+        id => id,
+    }
+}
+
+/// Returns a page of zeros that a forked child has as zeros, too, or `None` if the kernel has no such pages.
+fn page_wiped_on_fork() -> Option<*mut AtomicU32> {
+    let page = MmapRaw::from(MmapMut::map_anon(size_of::<AtomicU32>()).ok()?);
+    // memmap2 does not know this advice.
+    // SAFETY: the range is the mapping that `page` owns, of which nothing uses the content yet.
+    let refused = unsafe { libc::madvise(page.as_mut_ptr().cast(), page.len(), libc::MADV_WIPEONFORK) };
+    if refused != 0 {
+        return None;
+    }
+    let address = page.as_mut_ptr().cast();
+    mem::forget(page);
+    Some(address)
 }
 
 /// Forks while another thread holds a lock.
@@ -127,6 +168,13 @@ mod tests {
         *STATE.get().lock().unwrap() = 2;
         assert!(passes_in_child(|| STATE.get().lock(), || *STATE.get().lock().unwrap() == 1));
         assert_eq!(*STATE.get().lock().unwrap(), 2);
+    }
+
+    #[test]
+    fn child_has_an_id_of_its_own() {
+        let own = process_id();
+        assert_eq!(own, process::id());
+        assert!(passes_in_child(|| (), || process_id() == process::id() && process_id() != own));
     }
 
     #[test]

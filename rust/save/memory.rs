@@ -1,6 +1,6 @@
 //! Memory that a save reads: that of the host or of a GPU. Tensors of one file may be on several devices.
 
-use crate::device::{Device, Fetch, Pinned, Scratch};
+use crate::device::{CopyInFlight, Device, Fetch, Pinned, Scratch};
 use crate::error::Result;
 use crate::os::numa::Node;
 
@@ -15,11 +15,14 @@ pub trait SourceMemory: Send + Sync {
     /// Returns the best slot size in bytes, at most `slot_bytes_max`.
     fn slot_bytes(&self, slot_bytes_max: usize) -> usize;
 
-    /// Orders later fetches after the work that is queued on the caller's `stream`.
+    /// Returns how much device memory fetches of `count` pieces through slots of `slot_bytes` bytes can use, in bytes.
+    fn gather_bytes(&self, slot_bytes: usize, count: usize) -> usize;
+
+    /// Orders later fetches after the work that is queued on the caller's `stream`. They may use the scratch memory.
     ///
     /// # Errors
     /// `invalid-argument` if the stream cannot be used; `device` from the driver.
-    fn begin(&self, stream: u64) -> Result<()>;
+    fn begin(&self, stream: u64, scratch: Scratch) -> Result<()>;
 
     /// Copies bytes to a slot, and returns when the copy is complete.
     ///
@@ -41,14 +44,17 @@ impl<D: Device> SourceMemory for D {
         self.limits(slot_bytes_max).slot_bytes
     }
 
-    fn begin(&self, stream: u64) -> Result<()> {
-        self.set_stream(stream)?;
+    fn gather_bytes(&self, slot_bytes: usize, count: usize) -> usize {
+        Device::gather_bytes(self, slot_bytes, count)
+    }
+
+    fn begin(&self, stream: u64, scratch: Scratch) -> Result<()> {
+        self.set_stream(stream);
         let event = self.record_caller()?;
-        Device::begin(self, &event, Scratch::default())
+        Device::begin(self, Some(&event), scratch)
     }
 
     fn fetch(&self, slot: &mut [u8], fetches: &[Fetch]) -> Result<()> {
-        let copy = Device::fetch(self, slot, fetches)?;
-        self.wait(copy)
+        Device::fetch(self, slot, fetches)?.wait()
     }
 }

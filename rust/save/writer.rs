@@ -15,7 +15,7 @@
 //! the data if the file system cannot. A file that fits a single block has no such padding.
 
 use super::write_threads::{Job, WriteThreads};
-use crate::device::Fetch;
+use crate::device::{Fetch, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::format::layout::{Metadata, Names, Tensor, header, pad};
 use crate::num::{to_u64, to_usize};
@@ -128,7 +128,7 @@ impl Writer {
     }
 
     fn copy(&mut self, source: &dyn SourceMemory, stream: u64, address: u64, bytes: u64) -> Result<()> {
-        source.begin(stream)?;
+        source.begin(stream, Scratch::default())?;
         let mut done: u64 = 0;
         while done < bytes {
             let mut block = match self.block.take() {

@@ -2,7 +2,7 @@
 //!
 //! The pool grows with the work, up to a bound that all loads share, and shrinks on request.
 
-use crate::device::Pinned;
+use crate::device::{CopyInFlight, Pinned};
 use crate::error::{Error, Kind, Result};
 use crate::os::numa::{self, Node};
 use crate::os::per_process::PerProcess;
@@ -18,11 +18,16 @@ use std::time::Duration;
 pub const PAGE_BYTES: usize = 4 << 10;
 /// Interval at which a worker that waits for staging memory checks whether the wait should end.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// Number of slots of ended loads with a copy in flight at which a load waits for the oldest and takes no new memory. A
+/// GPU that is busy with the caller's work would otherwise let them take all of it.
+const COPYING_MAX: usize = 16;
 
 /// Page-aligned memory, which only its owner uses.
 pub struct Block {
     /// Number that no other block of the process ever has, not even one at the same address.
     id: u64,
+    /// Copy from or to the memory that may be in flight.
+    copy: Option<Box<dyn CopyInFlight>>,
     // Fields are dropped in this order: the registration must end before the memory does.
     pinned: Option<Pinned>,
     memory: MmapRaw,
@@ -51,7 +56,7 @@ impl Block {
         if let Some(node) = node {
             numa::prefer(&memory, node);
         }
-        Ok(Block { id: NEXT.fetch_add(1, Ordering::Relaxed), pinned: None, memory, node })
+        Ok(Block { id: NEXT.fetch_add(1, Ordering::Relaxed), copy: None, pinned: None, memory, node })
     }
 
     /// Returns the bytes.
@@ -64,6 +69,32 @@ impl Block {
     pub fn pin(&mut self, pin: impl FnOnce(&mut [u8]) -> Option<Pinned>) {
         if self.pinned.is_none() {
             self.pinned = pin(self.bytes_mut());
+        }
+    }
+}
+
+impl Block {
+    /// Returns whether no copy is in flight any more.
+    fn is_settled(&mut self) -> bool {
+        // The wait for a copy that failed returns its error.
+        self.copy.take_if(|copy| copy.is_done() == Ok(true));
+        self.copy.is_none()
+    }
+
+    /// Waits for the copy in flight. If that fails, the copy may still be in flight.
+    fn settle(&mut self) -> Result<()> {
+        if let Some(copy) = &self.copy {
+            copy.wait()?;
+        }
+        self.copy = None;
+        Ok(())
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        if let Err(error) = self.settle() {
+            tracing::debug!(%error, "a copy failed after the load had ended");
         }
     }
 }
@@ -94,12 +125,29 @@ impl Slot {
     }
 }
 
+impl Slot {
+    /// Returns the slot to the pool, where it is free once a copy from it is done.
+    ///
+    /// Waits for the copy while a profile runs, which otherwise would not see it.
+    ///
+    /// # Errors
+    /// `device` if the copy failed during a profile.
+    pub fn release_after(mut self, copy: impl CopyInFlight + 'static) -> Result<()> {
+        let Some(block) = &mut self.block else { return Ok(()) };
+        block.copy = Some(Box::new(copy));
+        if profile::is_on() { block.settle() } else { Ok(()) }
+    }
+}
+
 impl Drop for Slot {
     fn drop(&mut self) {
         let Some(block) = self.block.take() else { return };
         if ptr::eq(self.pool, POOL.get()) {
-            self.pool.lock().free.push(block);
-            self.pool.changed.notify_all();
+            let mut blocks = self.pool.lock();
+            blocks.free.push(block);
+            if blocks.waiting > 0 {
+                self.pool.changed.notify_all();
+            }
         } else {
             // A forked child has none of the pages of its parent's blocks, and must not touch them.
             mem::forget(block);
@@ -129,6 +177,8 @@ struct Blocks {
     free: Vec<Block>,
     /// Bytes of all blocks, free or in use.
     total_bytes: usize,
+    /// Number of threads that wait for a free block.
+    waiting: usize,
 }
 
 static POOL: PerProcess<Pool> = PerProcess::new(|| Pool { blocks: Mutex::default(), changed: Condvar::new() });
@@ -140,11 +190,23 @@ impl Pool {
 }
 
 impl Blocks {
+    /// Removes the free block that fits best. Of those with a copy in flight, only the oldest may have become free.
     fn find(&mut self, request: &Request) -> Option<Block> {
         let fits = |block: &Block| block.memory.len() >= request.bytes && block.node == request.node;
-        let free = self.free.iter().enumerate().filter(|(_, block)| fits(block));
+        let mut copying = self.free.iter_mut().filter(|block| fits(block) && block.copy.is_some());
+        while copying.next().is_some_and(Block::is_settled) {}
+        let free = self.free.iter().enumerate().filter(|(_, block)| fits(block) && block.copy.is_none());
         let (best, _) = free.min_by_key(|(_, block)| (block.memory.len(), block.pinned.is_none()))?;
-        Some(self.free.swap_remove(best))
+        Some(self.free.remove(best))
+    }
+
+    /// Removes the oldest block that fits and has a copy in flight, if there are many or the bound allows no new block.
+    fn find_copying(&mut self, request: &Request) -> Option<Block> {
+        let fits = |block: &Block| block.memory.len() >= request.bytes && block.node == request.node;
+        let is_full = self.total_bytes.saturating_add(request.bytes) > request.staging_bytes;
+        let count_min = if is_full { 1 } else { COPYING_MAX };
+        let oldest = self.free.iter().position(fits)?;
+        (self.free.iter().filter(|block| fits(block)).count() >= count_min).then(|| self.free.remove(oldest))
     }
 
     /// Drops free blocks, none of which fits, until the bound allows a new one. Returns whether it does.
@@ -157,16 +219,23 @@ impl Blocks {
     }
 }
 
-/// Returns a free or a new slot, or `None` if the bound allows no other.
+/// Returns a free or a new slot, or `None` if the bound allows no other. May wait for a copy of an earlier load.
 ///
 /// # Errors
-/// `out-of-memory` if the host has none.
+/// `out-of-memory` if the host has none; `device` if that copy failed.
 pub fn take(request: &Request) -> Result<Option<Slot>> {
     let pool = POOL.get();
     let mut blocks = pool.lock();
     if let Some(block) = blocks.find(request) {
         profile::memory(Memory::Staging, blocks.total_bytes);
         return Ok(Some(Slot { block: Some(block), pool }));
+    }
+    if let Some(block) = blocks.find_copying(request) {
+        drop(blocks);
+        let mut slot = Slot { block: Some(block), pool };
+        let _span = profile::span(Stage::Wait);
+        slot.block.as_mut().map_or(Ok(()), Block::settle)?;
+        return Ok(Some(slot));
     }
     if !blocks.make_room(request) {
         return Ok(None);
@@ -183,18 +252,38 @@ pub fn take(request: &Request) -> Result<Option<Slot>> {
     }
 }
 
+/// Waits for a slot. Calls `check` from time to time, and ends with its error.
+///
+/// # Errors
+/// Those of [`take`], and that of `check`.
+pub fn acquire(request: &Request, check: impl Fn() -> Result<()>) -> Result<Slot> {
+    let _span = profile::span(Stage::Slot);
+    loop {
+        if let Some(slot) = take(request)? {
+            return Ok(slot);
+        }
+        check()?;
+        wait();
+    }
+}
+
 /// Waits until a slot may have returned to the pool, at most for [`POLL_INTERVAL`].
 pub fn wait() {
     let pool = POOL.get();
-    drop(pool.changed.wait_timeout(pool.lock(), POLL_INTERVAL));
+    let mut blocks = pool.lock();
+    blocks.waiting += 1;
+    let waited = pool.changed.wait_timeout(blocks, POLL_INTERVAL);
+    waited.map_or_else(|poisoned| poisoned.into_inner().0, |(blocks, _)| blocks).waiting -= 1;
 }
 
-/// Frees all memory of the pool that is not in use, and returns its size in bytes.
+/// Frees all memory of the pool that is not in use, after the copies in flight from it, and returns its size in bytes.
 pub fn release() -> usize {
     let mut blocks = POOL.get().lock();
     let free = mem::take(&mut blocks.free);
     let bytes = free.iter().map(|block| block.memory.len()).sum();
     blocks.total_bytes -= bytes;
+    // The copies in flight from the memory may take their time.
+    drop(blocks);
     bytes
 }
 

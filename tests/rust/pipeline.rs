@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "these are tests, helpers included")]
 
+mod driver_calls;
 mod gds;
 mod gpu_load;
 mod load_failures;

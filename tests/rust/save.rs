@@ -59,7 +59,7 @@ fn save(path: &Path, tensors: &[(String, Vec<u8>)], kernel: Box<dyn FileKernel>,
         };
         let extents: Vec<Extent> = indices.iter().map(extent).collect();
         // SAFETY: the tensors outlive the call and do not change.
-        unsafe { save.append(&extents) }?;
+        unsafe { save.append(&extents, &[]) }?;
     }
     save.finish()
 }

@@ -4,6 +4,7 @@ use crate::sim::Sim;
 use crate::sim::abi::Fault;
 use crate::sim::gpu::Gpu;
 use crate::{TIGHT, finish, schedules};
+use fst::device::Scratch;
 use fst::device::cuda::Cuda;
 use fst::device::host::Host;
 use fst::dtype::Dtype;
@@ -93,10 +94,31 @@ impl<'a> Checkpoint<'a> {
                 Extent { device: source.device, address: source.address, length }
             };
             let extents: Vec<Extent> = indices.iter().map(extent).collect();
+            let needs = save.scratch_bytes(&extents);
+            let scratch: Vec<Scratch> = needs.iter().enumerate().map(|(of, &bytes)| self.scratch(of, bytes)).collect();
             // SAFETY: the GPUs own the blocks, and only queued work writes to them.
-            unsafe { save.append(&extents) }?;
+            let appended = unsafe { save.append(&extents, &scratch) };
+            // The allocator may return the scratch memory to its next user at once.
+            self.use_scratch(&scratch);
+            appended?;
         }
         save.finish()
+    }
+
+    /// Allocates scratch memory on a device. Its last use is still queued.
+    fn scratch(&self, device: usize, bytes: usize) -> Scratch {
+        if bytes == 0 {
+            return Scratch::default();
+        }
+        let scratch = Scratch { address: self.gpus[device].allocate(bytes), bytes: u64::try_from(bytes).unwrap() };
+        self.gpus[device].queue_fill(scratch.address, bytes);
+        scratch
+    }
+
+    fn use_scratch(&self, scratch: &[Scratch]) {
+        for (gpu, scratch) in self.gpus.iter().zip(scratch).filter(|(_, scratch)| scratch.bytes > 0) {
+            gpu.queue_fill(scratch.address, usize::try_from(scratch.bytes).unwrap());
+        }
     }
 
     fn write(&self) -> Result<()> {

@@ -151,7 +151,7 @@ fn the_current_stream_may_change() {
         let stream = caller.open(Order::Submitted).unwrap();
         caller.submit(&stream, 0..8).unwrap();
         for (&current, tensor) in others.iter().cycle().zip(0..8) {
-            stream.set_stream(u64::try_from(current).unwrap()).unwrap();
+            stream.set_stream(u64::try_from(current).unwrap());
             assert_eq!(stream.take(), Ok(tensor));
             let bytes = bytes_of(&caller.regions[tensor]);
             if bytes > 0 {
@@ -372,5 +372,37 @@ fn a_truncated_file_gives_its_tensors_and_then_the_error() {
         caller.use_blocks(0..8);
         drop(gpu);
         finish(sim);
+    }
+}
+
+#[test]
+fn the_callers_stream_waits_once_for_the_tensors_of_a_chunk() {
+    let model = Model::new(&vec![(Dtype::F32, &[10][..]); 1000]);
+    for order in ORDERS {
+        for sim in schedules().take(3) {
+            let gpu = Gpu::new(&sim, 0);
+            let caller = Caller::new(&gpu, &model);
+            let stream = caller.open(order).unwrap();
+            let chunks = stream.planner().prepare(&caller.destinations(0..1000)).unwrap().chunks().len() as u64;
+            assert!((10..=250).contains(&chunks), "{chunks}");
+            let before = sim.counters();
+            caller.submit(&stream, 0..1000).unwrap();
+            let current = u64::try_from(gpu.stream).unwrap();
+            for _ in 0..1000 {
+                // C++ names the current stream before each tensor.
+                stream.set_stream(current);
+                stream.take().unwrap();
+            }
+            stream.finish().unwrap();
+            let after = sim.counters();
+            // Each of the two copy streams waits once for the caller, and the caller for both after each chunk.
+            assert!(after.waits - before.waits <= 2 + 2 * chunks, "{after:?}");
+            // The caller's work, each chunk for its slot, and both copy streams when tensors are ready.
+            assert!(after.records - before.records <= 1 + 3 * chunks, "{after:?}");
+            assert!(after.syncs - before.syncs <= chunks, "{after:?}");
+            assert!((0..1000).all(|tensor| caller.read(tensor) == model.tensors[tensor].bytes));
+            drop(gpu);
+            finish(sim);
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Casts of whole tensors on the caller's stream.
 
-use super::driver::{Context, stream_handle};
+use super::driver::stream_handle;
+use super::gpu::Gpu;
 use super::kernels::Kernels;
 use crate::convert::batch::Conversion;
 use crate::convert::scatter::{StridedCopy, Table};
@@ -13,15 +14,15 @@ use crate::error::Result;
 /// # Errors
 /// `device` or `out-of-memory`, from the driver.
 pub fn run(conversions: &[Conversion], ordinal: i32, stream: u64) -> Result<bool> {
-    let context = Context::retain(ordinal)?;
-    let Some(kernels) = Kernels::of(&context)? else { return Ok(false) };
+    let gpu = Gpu::of(ordinal)?;
+    let Some(kernels) = Kernels::of(&gpu.context)? else { return Ok(false) };
     let mut table = Table::default();
     for &Conversion { source, target, elements, from, to } in conversions {
         let row_elements = if from == to { elements * from.item_bytes() } else { elements };
         table.push(StridedCopy { source, target, row_elements, rows: 1, source_stride_bytes: 0, from, to })?;
     }
     let stream = stream_handle(stream)?;
-    let _bound = context.bind()?;
+    let _bound = gpu.context.bind()?;
     kernels.keep();
     for batch in table.batches() {
         kernels.scatter_inline(batch, stream)?;

@@ -55,6 +55,14 @@ impl Context {
         Ok(Arc::new(Context { device, handle }))
     }
 
+    /// Waits for all work on a stream after a failure. An error of this wait is only logged.
+    pub(super) fn settle(&self, stream: sys::CUstream) {
+        if let Ok(_bound) = self.bind() {
+            // SAFETY: the stream belongs to the context, which is current.
+            report("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(stream) });
+        }
+    }
+
     /// Makes the context current on this thread.
     ///
     /// # Errors
@@ -158,14 +166,6 @@ impl Stream {
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&raw mut handle, flags) })?;
         Ok(Stream { handle, context: Arc::clone(context) })
     }
-
-    /// Waits for all queued work after a failure. An error of this wait is only logged.
-    pub fn settle(&self) {
-        if let Ok(_bound) = self.context.bind() {
-            // SAFETY: the stream belongs to the context, which is current.
-            report("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.handle) });
-        }
-    }
 }
 
 impl Drop for Stream {
@@ -209,14 +209,6 @@ impl Event {
         Event::with_flags(context, sys::CUevent_flags::CU_EVENT_DEFAULT as u32)
     }
 
-    /// Creates an event with timing in the context of this one.
-    ///
-    /// # Errors
-    /// `device` or `out-of-memory`, from the driver.
-    pub fn another(&self) -> Result<Event> {
-        Event::timed(&self.context)
-    }
-
     fn with_flags(context: &Arc<Context>, flags: u32) -> Result<Event> {
         let _bound = context.bind()?;
         let mut handle = ptr::null_mut();
@@ -229,10 +221,23 @@ impl Event {
     ///
     /// # Errors
     /// `device`, from the driver.
-    pub fn record(&self, stream: &Stream) -> Result<()> {
+    pub(super) fn record(&self, stream: sys::CUstream) -> Result<()> {
         let _bound = self.context.bind()?;
         // SAFETY: event and stream belong to the context, which is current.
-        check("cuEventRecord", unsafe { sys::cuEventRecord(self.handle, stream.handle) })
+        check("cuEventRecord", unsafe { sys::cuEventRecord(self.handle, stream) })
+    }
+
+    /// Returns whether the work before the event is done and was successful.
+    ///
+    /// # Errors
+    /// `device`, from the driver.
+    pub fn is_done(&self) -> Result<bool> {
+        let _bound = self.context.bind()?;
+        // SAFETY: the event belongs to the context, which is current.
+        match unsafe { sys::cuEventQuery(self.handle) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            result => check("cuEventQuery", result).map(|()| true),
+        }
     }
 
     /// Waits on the host for the work before the event.

@@ -14,8 +14,9 @@
 
 use super::cufile::{Driver, Handle, ReadError, RegisteredBuffer};
 use super::driver::Event;
+use super::gpu::Lent;
 use super::kernels::Kernels;
-use super::{Cuda, SCRATCH_BYTES_MAX, SLOTS_PER_WORKER, lock, no_copy_stream, table_of};
+use super::{Cuda, SCRATCH_BYTES_MAX, SLOTS_PER_WORKER, table_of};
 use crate::device::engine::{BatchNeeds, Engine};
 use crate::device::{Device, Scratch};
 use crate::error::{Error, Kind, Result};
@@ -54,7 +55,7 @@ struct GdsFile {
 #[derive(Default)]
 struct Slots {
     /// Each slot with the event after the kernel that empties it, the oldest first.
-    queue: VecDeque<(Slot, Option<Event>)>,
+    queue: VecDeque<(Slot, Option<Lent<Event>>)>,
     registered: Option<RegisteredBuffer>,
 }
 
@@ -78,7 +79,7 @@ impl DirectEngine {
     ) -> Result<DirectEngine> {
         let no_kernels = || Error::new(Kind::Device, "this build has no kernels for this GPU, which copy the bytes");
         let kernels = Arc::clone(cuda.kernels.as_ref().ok_or_else(no_kernels)?);
-        let _bound = cuda.context.bind()?;
+        let _bound = cuda.gpu.context.bind()?;
         let driver = Driver::open()?;
         let files = sources.map(|source| GdsFile::open(&driver, source)).collect::<Result<Vec<_>>>()?;
         for GdsFile { source, .. } in &files {
@@ -103,15 +104,13 @@ impl DirectEngine {
     }
 
     /// Waits for the kernel before an event.
-    fn wait(&self, event: Event) -> Result<()> {
+    fn wait(event: &Event) -> Result<()> {
         let _span = profile::span(Stage::Wait);
-        event.wait()?;
-        self.cuda.keep(event);
-        Ok(())
+        event.wait()
     }
 
     fn unregister(&self, registered: Option<RegisteredBuffer>) {
-        let bound = self.cuda.context.bind();
+        let bound = self.cuda.gpu.context.bind();
         drop(registered);
         drop(bound);
     }
@@ -120,14 +119,14 @@ impl DirectEngine {
     fn read_and_copy(
         &self,
         slot: &Slot,
-        emptied: Option<Event>,
+        emptied: Option<Lent<Event>>,
         file: &GdsFile,
         reads: &[Read],
         copies: &[SlotCopy],
         check: Check<'_>,
-    ) -> Result<Event> {
-        emptied.map_or(Ok(()), |event| self.wait(event))?;
-        let _bound = self.cuda.context.bind()?;
+    ) -> Result<Lent<Event>> {
+        emptied.map_or(Ok(()), |event| Self::wait(&event))?;
+        let _bound = self.cuda.gpu.context.bind()?;
         for read in reads {
             // SAFETY: this worker owns the slot, and the host has waited for the kernel that used it last.
             unsafe { file.read(read, slot, check)? };
@@ -135,25 +134,24 @@ impl DirectEngine {
         self.copy(slot, copies)
     }
 
-    fn copy(&self, slot: &Slot, copies: &[SlotCopy]) -> Result<Event> {
+    fn copy(&self, slot: &Slot, copies: &[SlotCopy]) -> Result<Lent<Event>> {
         let table = table_of(copies, slot.base + slot.begin)?;
-        let event = self.cuda.event()?;
-        let copy_stream = lock(self.cuda.copy_streams.first().ok_or_else(no_copy_stream)?);
-        let queued =
-            table.batches().try_for_each(|batch| self.kernels.scatter_inline(batch, copy_stream.stream.handle));
-        let recorded = queued.and_then(|()| event.record(&copy_stream.stream));
+        let event = self.cuda.gpu.event()?;
+        let lane = self.cuda.next_lane();
+        let queued = table.batches().try_for_each(|batch| self.kernels.scatter_inline(batch, lane.stream));
+        let recorded = queued.and_then(|()| event.record(lane.stream));
         match recorded {
             Ok(()) => Ok(event),
             Err(error) => {
                 // The kernels queued before the failed one still read the slot.
-                copy_stream.stream.settle();
+                self.cuda.gpu.context.settle(lane.stream);
                 Err(error)
             }
         }
     }
 }
 
-impl Engine<Vec<Event>> for DirectEngine {
+impl Engine<Vec<Lent<Event>>> for DirectEngine {
     fn readers(&self) -> Vec<ChosenReader> {
         vec![chosen()]
     }
@@ -178,9 +176,12 @@ impl Engine<Vec<Event>> for DirectEngine {
         BatchNeeds { staged_bytes: 0, slot_bytes, scratch_bytes: GPU_PAGE_BYTES + slot_bytes * slot_count }
     }
 
-    fn begin(&self, after: &Vec<Event>, needs: &BatchNeeds, scratch: Scratch) -> Result<usize> {
+    fn begin(&self, after: Option<&Vec<Lent<Event>>>, needs: &BatchNeeds, scratch: Scratch) -> Result<usize> {
         self.cuda.begin(after, Scratch::default())?;
-        after.iter().try_for_each(Event::wait)?;
+        match after {
+            Some(after) => after.iter().try_for_each(|event| event.wait())?,
+            None => self.cuda.record_caller()?.iter().try_for_each(|event| event.wait())?,
+        }
         self.drain()?;
         let slot_bytes = needs.slot_bytes;
         let Some(count) = to_usize(scratch.bytes).saturating_sub(GPU_PAGE_BYTES).checked_div(slot_bytes) else {
@@ -188,7 +189,7 @@ impl Engine<Vec<Event>> for DirectEngine {
         };
         let base = scratch.address.next_multiple_of(to_u64(GPU_PAGE_BYTES));
         let bytes = count * slot_bytes;
-        let _bound = self.cuda.context.bind()?;
+        let _bound = self.cuda.gpu.context.bind()?;
         let registered = RegisteredBuffer::new(&self.driver, base, to_u64(bytes)).inspect_err(
             |error| tracing::info!(%error, "scratch memory is not registered; reads go through cuFile's buffers"),
         );
@@ -224,7 +225,7 @@ impl Engine<Vec<Event>> for DirectEngine {
         self.unregister(registered);
         let mut result = Ok(());
         for event in queue.into_iter().filter_map(|(_, event)| event) {
-            result = result.and(self.wait(event));
+            result = result.and(Self::wait(&event));
         }
         result
     }

@@ -7,7 +7,7 @@
 //!
 //! Both take one-dimensional blocks of [`BLOCK_THREADS`], at most one block per tile, and no shared memory.
 
-use super::driver::{Context, Stream, check, report};
+use super::driver::{Context, check, report};
 use crate::convert::scatter::{Batch, Table};
 use crate::error::{Error, Kind, Result};
 use crate::os::per_process::PerProcess;
@@ -145,7 +145,7 @@ impl Kernels {
     ///
     /// # Errors
     /// `device`, from the driver.
-    pub fn scatter(&self, address: u64, table: &Table, stream: &Stream) -> Result<()> {
+    pub fn scatter(&self, address: u64, table: &Table, stream: sys::CUstream) -> Result<()> {
         let task_count = u32::try_from(table.tasks().len());
         let mut task_count = task_count.map_err(|_| Error::new(Kind::Internal, "a table has too many tasks"))?;
         let (mut address, mut tile_count) = (address, table.tile_count());
@@ -154,7 +154,7 @@ impl Kernels {
         }
         let mut arguments: [*mut c_void; 3] =
             [(&raw mut address).cast(), (&raw mut task_count).cast(), (&raw mut tile_count).cast()];
-        self.launch(self.scatter, tile_count, &mut arguments, stream.handle)
+        self.launch(self.scatter, tile_count, &mut arguments, stream)
     }
 
     /// Keeps the module loaded from now on. Must be called before a launch without an event after it.

@@ -67,6 +67,8 @@ impl Sim {
         static LOCK: Mutex<()> = Mutex::new(());
         // Ignore poisoning: the reset clears the state of a failed test.
         let lock = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
+        // A test that has failed may have left handles that the reset makes invalid.
+        release();
         // SAFETY: the function accepts all arguments.
         unsafe { (LIBRARY.sim_reset)(seed) };
         let cuda = Cuda(&LIBRARY);
@@ -147,9 +149,14 @@ pub fn schedules() -> impl Iterator<Item = Sim> {
 
 /// Ends a test. After a release of what the process keeps between loads, no resource may be left.
 pub fn finish(sim: Sim) {
-    device::release();
-    pool::release();
+    release();
     sim.finish().assert_clean();
+}
+
+/// Does what `fst.release_memory` does.
+pub fn release() {
+    pool::release();
+    device::release();
 }
 
 /// Runs the code of the scatter kernel on host memory.

@@ -126,6 +126,16 @@ pub struct Counters {
     pub launches: u64,
     /// Calls that blocked the host on a stream or an event.
     pub syncs: u64,
+    /// Streams created.
+    pub streams: u64,
+    /// Events created.
+    pub events: u64,
+    /// Records of events.
+    pub records: u64,
+    /// Waits of streams for events.
+    pub waits: u64,
+    /// Queries of events.
+    pub queries: u64,
     /// Calls that create an object, as counted by [`Fault::OutOfMemory`].
     pub allocations: u64,
     /// Injected faults that have occurred.

@@ -36,6 +36,7 @@ impl Driver {
     pub fn create_event(&mut self, flags: u32) -> Result<usize, Status> {
         let context = self.current_healthy()?;
         self.count_allocation()?;
+        self.counters.events += 1;
         let handle = new_handle();
         self.events
             .insert(handle, Event { context, has_timing: flags & EVENT_DISABLE_TIMING == 0, record: None, waiting: 0 });
@@ -46,6 +47,7 @@ impl Driver {
     pub fn record_event(&mut self, event: usize, stream: usize) -> Result<(), Status> {
         let stream = self.stream_for_work("an event record", stream)?;
         let context = context::current();
+        self.counters.records += 1;
         let (id, clock) = self.tail(stream);
         let last_use = self.streams.get(&stream).map_or(id, |stream| stream.last_use);
         let event = self.event_mut("recorded", event)?;
@@ -59,6 +61,7 @@ impl Driver {
 
     /// `cuEventQuery`.
     pub fn query_event(&mut self, event: usize) -> Result<(), Status> {
+        self.counters.queries += 1;
         let Event { context, record, .. } = self.event_mut("queried", event)?;
         let (context, record) = (*context, record.clone());
         self.healthy(context)?;

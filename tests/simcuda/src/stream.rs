@@ -55,6 +55,7 @@ impl Driver {
     pub fn create_stream(&mut self) -> Result<usize, Status> {
         let context = self.current_healthy()?;
         self.count_allocation()?;
+        self.counters.streams += 1;
         let handle = new_handle();
         self.add_stream(handle, context);
         Ok(handle)
@@ -78,6 +79,7 @@ impl Driver {
     /// `cuStreamWaitEvent`.
     pub fn wait_event(&mut self, stream: usize, event: usize) -> Result<(), Status> {
         let stream = self.stream_for_work("a wait", stream)?;
+        self.counters.waits += 1;
         let Some(Record { id, clock, .. }) = self.record_of(event)? else {
             return Ok(());
         };

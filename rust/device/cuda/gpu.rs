@@ -1,0 +1,140 @@
+//! What the process keeps of each GPU between loads: its context, copy streams and events. Creating them takes longer than
+//! loading a small tensor.
+
+use super::COPY_STREAMS;
+use super::driver::{Context, Event, Stream};
+use crate::error::Result;
+use crate::os::numa::{self, Node};
+use crate::os::per_process::PerProcess;
+use std::mem::{self, ManuallyDrop};
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Copy streams of one load at a time: two loads on one stream would wait for each other's callers.
+pub type CopyStreams = [Stream; COPY_STREAMS];
+
+/// A GPU that loads and saves have used.
+pub struct Gpu {
+    ordinal: i32,
+    pub(super) context: Arc<Context>,
+    pub(super) node: Option<Node>,
+    spare: Mutex<Spare>,
+}
+
+/// Driver objects that nothing uses.
+#[derive(Default)]
+pub struct Spare {
+    events: Vec<Event>,
+    copy_streams: Vec<CopyStreams>,
+}
+
+static GPUS: PerProcess<Mutex<Vec<Arc<Gpu>>>> = PerProcess::new(Mutex::default);
+
+fn gpus() -> MutexGuard<'static, Vec<Arc<Gpu>>> {
+    GPUS.get().lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Forgets all GPUs. Each is given back to the driver when the last load that uses it has ended.
+pub fn release() {
+    let forgotten = mem::take(&mut *gpus());
+    // The driver may take its time, and no lock is held.
+    drop(forgotten);
+}
+
+impl Gpu {
+    /// Returns the GPU with this ordinal.
+    ///
+    /// # Errors
+    /// `device` if there is no driver or no such GPU.
+    pub fn of(ordinal: i32) -> Result<Arc<Gpu>> {
+        let mut gpus = gpus();
+        if let Some(gpu) = gpus.iter().find(|gpu| gpu.ordinal == ordinal) {
+            return Ok(Arc::clone(gpu));
+        }
+        let context = Context::retain(ordinal)?;
+        let id = context.pci_id().inspect_err(|error| tracing::debug!(%error, "the GPU has no PCI address"));
+        let node = id.ok().and_then(|id| numa::of_pci_device(&id));
+        let gpu = Arc::new(Gpu { ordinal, context, node, spare: Mutex::default() });
+        gpus.push(Arc::clone(&gpu));
+        Ok(gpu)
+    }
+
+    /// Returns an event that nothing else uses.
+    ///
+    /// # Errors
+    /// `device` or `out-of-memory`, from the driver.
+    pub fn event(self: &Arc<Gpu>) -> Result<Lent<Event>> {
+        self.lend(|| Event::create(&self.context))
+    }
+
+    /// Returns copy streams that nothing else uses. Work of an earlier load may be queued on them.
+    ///
+    /// # Errors
+    /// `device` or `out-of-memory`, from the driver.
+    pub fn copy_streams(self: &Arc<Gpu>) -> Result<Lent<CopyStreams>> {
+        self.lend(|| Ok([Stream::create(&self.context)?, Stream::create(&self.context)?]))
+    }
+
+    fn lend<T: Kept>(self: &Arc<Gpu>, create: impl FnOnce() -> Result<T>) -> Result<Lent<T>> {
+        let spare = T::list(&mut self.spare()).pop();
+        Ok(Lent { object: ManuallyDrop::new(spare.map_or_else(create, Ok)?), gpu: Arc::clone(self) })
+    }
+
+    fn spare(&self) -> MutexGuard<'_, Spare> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Driver object that its GPU keeps for the next user when this is dropped.
+///
+/// An event may be lent again while streams wait for it: they wait for the work before the record that was the last one
+/// when the wait was queued.
+pub struct Lent<T: Kept> {
+    object: ManuallyDrop<T>,
+    gpu: Arc<Gpu>,
+}
+
+/// Driver object that a GPU keeps.
+pub trait Kept: Sized {
+    /// Returns the objects of this type that nothing uses.
+    fn list(spare: &mut Spare) -> &mut Vec<Self>;
+}
+
+impl Kept for Event {
+    fn list(spare: &mut Spare) -> &mut Vec<Event> {
+        &mut spare.events
+    }
+}
+
+impl Kept for CopyStreams {
+    fn list(spare: &mut Spare) -> &mut Vec<CopyStreams> {
+        &mut spare.copy_streams
+    }
+}
+
+impl<T: Kept> Deref for Lent<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.object
+    }
+}
+
+impl<T: Kept> Drop for Lent<T> {
+    fn drop(&mut self) {
+        // SAFETY: the object is not used any more.
+        let object = unsafe { ManuallyDrop::take(&mut self.object) };
+        T::list(&mut self.gpu.spare()).push(object);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::os::per_process::testing::passes_in_child;
+
+    #[test]
+    fn child_forgets_the_gpus_of_its_parent_although_they_are_locked() {
+        assert!(passes_in_child(gpus, || gpus().is_empty()));
+    }
+}

@@ -1,0 +1,270 @@
+//! Budgets for the calls of the CUDA driver by a load or a save, counted by the simulated driver.
+
+use crate::gpu_load::Load;
+use crate::model::Model;
+use crate::sim::abi::Counters;
+use crate::sim::gpu::Gpu;
+use crate::sim::{Sim, TIGHT, finish, release, schedules};
+use fst::checkpoint::Checkpoint;
+use fst::checkpoint::region::TensorRegion;
+use fst::device::Scratch;
+use fst::device::cuda::Cuda;
+use fst::device::cuda::kernels::IMAGE;
+use fst::dtype::Dtype;
+use fst::format::layout::{Layout, Tensor};
+use fst::options::Options;
+use fst::save::atomic_file::OutputFile;
+use fst::save::file_kernel::Linux;
+use fst::save::memory::SourceMemory;
+use fst::save::{DeviceStream, Extent, Save};
+use safetensors::SafeTensors;
+use std::sync::Arc;
+
+/// Calls between two moments, with the objects that were live at the later one.
+fn between(before: Counters, after: Counters) -> Counters {
+    Counters {
+        copies: after.copies - before.copies,
+        launches: after.launches - before.launches,
+        syncs: after.syncs - before.syncs,
+        allocations: after.allocations - before.allocations,
+        streams: after.streams - before.streams,
+        events: after.events - before.events,
+        records: after.records - before.records,
+        waits: after.waits - before.waits,
+        queries: after.queries - before.queries,
+        registrations: after.registrations - before.registrations,
+        ..after
+    }
+}
+
+/// Model of small tensors.
+fn small_model(count: usize) -> Model {
+    Model::new(&vec![(Dtype::F32, &[30, 10][..]); count])
+}
+
+/// Returns a load of one tensor of a model.
+fn load_of_one<'a>(gpu: &'a Gpu<'a>, model: &Model, tensor: usize) -> Load<'a> {
+    let checkpoint = Checkpoint::open(&model.paths).unwrap();
+    let (file, entry) = checkpoint.entry(tensor).unwrap();
+    let regions: Arc<[TensorRegion]> = [TensorRegion::whole(file, entry).unwrap()].into();
+    Load::new(gpu, checkpoint, regions)
+}
+
+#[test]
+fn a_load_of_many_chunks_waits_for_each_at_most_once_and_a_second_creates_nothing() {
+    let model = small_model(2000);
+    let options = Options { chunk_bytes: 64 << 10, staging_bytes: 256 << 10, ..TIGHT };
+    for sim in schedules().take(3) {
+        let gpu = Gpu::new(&sim, 0);
+        for is_first in [true, false] {
+            let load = Load::all(&gpu, &model);
+            let mut transfer = load.open(options.clone()).unwrap();
+            let chunks = transfer.planner().prepare(&load.destinations()).unwrap().chunks().len() as u64;
+            let slots = 4;
+            assert!(chunks > slots, "{chunks}");
+            let before = sim.counters();
+            load.fill(&mut transfer, &load.destinations()).unwrap();
+            transfer.finish().unwrap();
+            let calls = between(before, sim.counters());
+            if IMAGE.is_some() {
+                assert_eq!((calls.copies, calls.launches), (chunks, chunks), "{calls:?}");
+            }
+            // One record per chunk, and one on the caller's stream and on each of two copy streams, which wait for each
+            // other.
+            assert_eq!((calls.records, calls.waits, calls.streams), (chunks + 3, 4, 0), "{calls:?}");
+            assert!(calls.syncs <= chunks, "{calls:?}");
+            let (events, registrations) = if is_first { (slots + 3, slots) } else { (0, 0) };
+            assert!(calls.events <= events && calls.registrations <= registrations, "{calls:?}");
+            load.assert_holds(&model);
+        }
+        drop(gpu);
+        finish(sim);
+    }
+}
+
+#[test]
+fn a_load_of_one_chunk_costs_one_copy_and_one_record() {
+    let model = small_model(100);
+    for sim in schedules() {
+        let gpu = Gpu::new(&sim, 0);
+        let mut blocks = Vec::new();
+        for tensor in 0..100 {
+            let load = load_of_one(&gpu, &model, tensor);
+            let before = sim.counters();
+            load.run(TIGHT).unwrap();
+            let calls = between(before, sim.counters());
+            assert_eq!((calls.copies, calls.launches, calls.records), (1, 0, 1), "{calls:?}");
+            assert_eq!((calls.waits, calls.syncs), (0, 0), "{calls:?}");
+            // The first load opens the GPU.
+            let created = if tensor == 0 { (2, 1, 1) } else { (0, 0, 0) };
+            assert_eq!((calls.streams, calls.events, calls.registrations), created, "{calls:?}");
+            assert!(calls.queries <= 1, "{calls:?}");
+            blocks.push(load.blocks[0]);
+            // The caller waits for its own work. The slot is free then.
+            assert!(gpu.read(load.blocks[0], 1200) == model.tensors[tensor].bytes);
+        }
+        drop(gpu);
+        finish(sim);
+    }
+}
+
+/// The caller's stream is busy while it loads tensor by tensor.
+#[test]
+fn copies_in_flight_use_bounded_memory() {
+    let model = small_model(100);
+    for options in [TIGHT, Options { staging_bytes: 1 << 20, ..TIGHT }] {
+        for sim in schedules() {
+            let gpu = Gpu::new(&sim, 0);
+            let loads: Vec<Load<'_>> = (0..100).map(|tensor| load_of_one(&gpu, &model, tensor)).collect();
+            let before = sim.counters();
+            loads.iter().for_each(|load| load.run(options.clone()).unwrap());
+            let calls = between(before, sim.counters());
+            assert_eq!((calls.copies, calls.records, calls.waits, calls.streams), (100, 100, 0, 2), "{calls:?}");
+            let slots = (options.staging_bytes as u64 / 4096).min(16);
+            assert!(calls.registrations <= slots && calls.events <= slots + 1, "{calls:?}");
+            for (load, tensor) in loads.iter().zip(&model.tensors) {
+                assert!(gpu.read(load.blocks[0], 1200) == tensor.bytes);
+            }
+            drop(loads);
+            drop(gpu);
+            finish(sim);
+        }
+    }
+}
+
+#[test]
+fn threads_load_tensors_of_one_chunk_at_once() {
+    let model = small_model(60);
+    for sim in schedules() {
+        std::thread::scope(|scope| {
+            for worker in 0..4 {
+                let (sim, model) = (&sim, &model);
+                scope.spawn(move || {
+                    let gpu = Gpu::new(sim, i32::try_from(worker % 2).unwrap());
+                    for tensor in (worker * 15)..(worker * 15 + 15) {
+                        let load = load_of_one(&gpu, model, tensor);
+                        load.run(TIGHT).unwrap();
+                        // The allocator may give the memory to its next user on this stream.
+                        if tensor % 2 == 0 {
+                            load.use_blocks();
+                        } else {
+                            assert!(gpu.read(load.blocks[0], 1200) == model.tensors[tensor].bytes);
+                        }
+                    }
+                });
+            }
+        });
+        finish(sim);
+    }
+}
+
+#[test]
+fn a_release_leaves_nothing_of_the_driver_in_use() {
+    let (small, large) = (small_model(40), small_model(400));
+    for sim in schedules() {
+        let gpu = Gpu::new(&sim, 0);
+        let all = Load::all(&gpu, &large);
+        let one = load_of_one(&gpu, &small, 0);
+        for load in [&all, &one] {
+            load.run(TIGHT).unwrap();
+        }
+        let Counters { live_streams, live_events, live_registrations, live_contexts, .. } = sim.counters();
+        assert!(live_streams == 3 && live_events > 0 && live_registrations > 0 && live_contexts > 1);
+        // The copy of the last load may be in flight.
+        release();
+        let Counters { live_streams, live_events, live_registrations, live_contexts, live_modules, .. } =
+            sim.counters();
+        // The caller's own stream and context.
+        assert_eq!((live_streams, live_contexts), (1, 1));
+        assert_eq!((live_events, live_registrations, live_modules), (0, 0, 0));
+        all.assert_holds(&large);
+        one.run(TIGHT).unwrap();
+        drop(gpu);
+        finish(sim);
+    }
+}
+
+#[test]
+fn a_gpu_released_during_a_load_is_given_back_after_it() {
+    let model = small_model(100);
+    let sim = Sim::start(3);
+    let gpu = Gpu::new(&sim, 0);
+    let load = Load::all(&gpu, &model);
+    let mut transfer = load.open(TIGHT).unwrap();
+    release();
+    load.fill(&mut transfer, &load.destinations()).unwrap();
+    release();
+    transfer.finish().unwrap();
+    load.assert_holds(&model);
+    fst::staging::pool::release();
+    let Counters { live_streams, live_events, live_registrations, .. } = sim.counters();
+    assert_eq!((live_streams, live_events, live_registrations), (1, 0, 0));
+    drop(gpu);
+    finish(sim);
+}
+
+/// Saves tensors of 1200 bytes of a GPU, with scratch memory if there is any, and returns the calls of the driver.
+fn save(sim: &Sim, gpu: &Gpu<'_>, count: usize, has_scratch: bool) -> Counters {
+    let bytes_of =
+        |index: usize| -> Vec<u8> { (0..1200).map(|at| u8::try_from((at * 7 + index * 13) % 251).unwrap()).collect() };
+    let tensors: Vec<Tensor> =
+        (0..count).map(|index| Tensor::new(format!("{index:05}"), Dtype::U8, vec![1200]).unwrap()).collect();
+    let extents = (0..count).map(|index| {
+        let address = gpu.allocate(1200);
+        sim.write(address, &bytes_of(index)).unwrap();
+        Extent { device: 0, address, length: 1200 }
+    });
+    let extents: Vec<Extent> = extents.collect();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("saved");
+    let layout = Layout::new(&tensors, &None).unwrap();
+    let stream = gpu.stream as u64;
+    let before = sim.counters();
+    let memory: Arc<dyn SourceMemory> = Arc::new(Cuda::open(gpu.ordinal, stream).unwrap());
+    let output = OutputFile::create(&path, Box::new(Linux)).unwrap();
+    let mut save = Save::begin(layout, output, vec![DeviceStream { memory, stream }], &SAVE).unwrap();
+    let bytes = if has_scratch { save.scratch_bytes(&extents)[0] } else { 0 };
+    let mut scratch = Scratch::default();
+    if bytes > 0 {
+        scratch = Scratch { address: gpu.allocate(bytes), bytes: bytes as u64 };
+        gpu.queue_fill(scratch.address, bytes);
+    }
+    // SAFETY: the GPU owns the memory, and nothing else writes to it.
+    unsafe { save.append(&extents, &[scratch]) }.unwrap();
+    save.finish().unwrap();
+    if bytes > 0 {
+        gpu.queue_fill(scratch.address, bytes);
+    }
+    let calls = between(before, sim.counters());
+    let file = std::fs::read(&path).unwrap();
+    let found = SafeTensors::deserialize(&file).unwrap();
+    for index in 0..count {
+        assert!(found.tensor(&format!("{index:05}")).unwrap().data() == bytes_of(index), "{index}");
+    }
+    calls
+}
+
+const SAVE: Options = Options { chunk_bytes: 64 << 10, staging_bytes: 256 << 10, ..TIGHT };
+
+#[test]
+fn a_save_of_small_tensors_costs_one_copy_per_chunk() {
+    let count = 400;
+    for sim in schedules() {
+        let gpu = Gpu::new(&sim, 0);
+        let calls = save(&sim, &gpu, count, true);
+        // The header takes part of the chunks.
+        let chunks = (count as u64 * 1200).div_ceil(SAVE.chunk_bytes as u64) + 1;
+        if IMAGE.is_some() {
+            assert!(calls.copies <= chunks && calls.launches <= chunks, "{calls:?}");
+        }
+        // The copy streams wait for the caller's stream.
+        assert!(calls.syncs <= chunks && calls.records <= chunks + 1 && calls.waits == 2, "{calls:?}");
+        let again = save(&sim, &gpu, count, true);
+        assert_eq!((again.streams, again.events, again.registrations), (0, 0, 0), "{again:?}");
+        // A GPU without free memory is saved from tensor by tensor.
+        let calls = save(&sim, &gpu, count, false);
+        assert!(calls.copies >= count as u64 && calls.launches == 0, "{calls:?}");
+        drop(gpu);
+        finish(sim);
+    }
+}
