@@ -16,6 +16,8 @@ use std::time::Duration;
 
 /// Alignment of slots, in bytes. It satisfies that of direct reads.
 pub const PAGE_BYTES: usize = 4 << 10;
+/// Size and alignment of huge pages, in bytes.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// Interval at which a worker that waits for staging memory checks whether the wait should end.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Number of slots of ended loads with a copy in flight at which a load waits for the oldest and takes no new memory. A
@@ -30,7 +32,11 @@ pub struct Block {
     copy: Option<Box<dyn CopyInFlight>>,
     // Fields are dropped in this order: the registration must end before the memory does.
     pinned: Option<Pinned>,
+    /// Mapping that contains the block, and address space before and after it that is never touched.
     memory: MmapRaw,
+    /// Position of the block in the mapping.
+    begin: usize,
+    bytes: usize,
     node: Option<Node>,
 }
 
@@ -42,10 +48,14 @@ impl Block {
     pub fn allocate(bytes: usize, node: Option<Node>) -> Result<Block> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let _span = profile::span(Stage::Allocate).bytes(bytes);
-        let memory = MmapMut::map_anon(bytes).map_err(|error| {
+        // The kernel uses huge pages for what begins at a multiple of their size, where it does not place all mappings.
+        let alignment = if bytes < HUGE_PAGE_BYTES { PAGE_BYTES } else { HUGE_PAGE_BYTES };
+        let memory = MmapMut::map_anon(bytes.saturating_add(alignment - PAGE_BYTES)).map_err(|error| {
             Error::new(Kind::OutOfMemory, format!("cannot allocate {bytes} bytes of host memory for staging: {error}"))
         })?;
         let memory = MmapRaw::from(memory);
+        let address = memory.as_ptr().addr();
+        let begin = address.next_multiple_of(alignment) - address;
         // Huge pages are faster to touch and to pin. Pages shared with a forked child could be copied on a write, while
         // the device accesses the old ones.
         for advice in [Advice::HugePage, Advice::DontFork] {
@@ -56,13 +66,13 @@ impl Block {
         if let Some(node) = node {
             numa::prefer(&memory, node);
         }
-        Ok(Block { id: NEXT.fetch_add(1, Ordering::Relaxed), copy: None, pinned: None, memory, node })
+        Ok(Block { id: NEXT.fetch_add(1, Ordering::Relaxed), copy: None, pinned: None, memory, begin, bytes, node })
     }
 
     /// Returns the bytes.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the block owns the anonymous pages, which are initialized to zero.
-        unsafe { std::slice::from_raw_parts_mut(self.memory.as_mut_ptr(), self.memory.len()) }
+        // SAFETY: the block owns the anonymous pages, which are initialized to zero, and the mapping is longer than both.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.as_mut_ptr().add(self.begin), self.bytes) }
     }
 
     /// Pins the memory with `pin`, unless it is pinned.
@@ -192,17 +202,17 @@ impl Pool {
 impl Blocks {
     /// Removes the free block that fits best. Of those with a copy in flight, only the oldest may have become free.
     fn find(&mut self, request: &Request) -> Option<Block> {
-        let fits = |block: &Block| block.memory.len() >= request.bytes && block.node == request.node;
+        let fits = |block: &Block| block.bytes >= request.bytes && block.node == request.node;
         let mut copying = self.free.iter_mut().filter(|block| fits(block) && block.copy.is_some());
         while copying.next().is_some_and(Block::is_settled) {}
         let free = self.free.iter().enumerate().filter(|(_, block)| fits(block) && block.copy.is_none());
-        let (best, _) = free.min_by_key(|(_, block)| (block.memory.len(), block.pinned.is_none()))?;
+        let (best, _) = free.min_by_key(|(_, block)| (block.bytes, block.pinned.is_none()))?;
         Some(self.free.remove(best))
     }
 
     /// Removes the oldest block that fits and has a copy in flight, if there are many or the bound allows no new block.
     fn find_copying(&mut self, request: &Request) -> Option<Block> {
-        let fits = |block: &Block| block.memory.len() >= request.bytes && block.node == request.node;
+        let fits = |block: &Block| block.bytes >= request.bytes && block.node == request.node;
         let is_full = self.total_bytes.saturating_add(request.bytes) > request.staging_bytes;
         let count_min = if is_full { 1 } else { COPYING_MAX };
         let oldest = self.free.iter().position(fits)?;
@@ -213,7 +223,7 @@ impl Blocks {
     fn make_room(&mut self, request: &Request) -> bool {
         while self.total_bytes.saturating_add(request.bytes) > request.staging_bytes {
             let Some(block) = self.free.pop() else { break };
-            self.total_bytes -= block.memory.len();
+            self.total_bytes -= block.bytes;
         }
         self.total_bytes == 0 || self.total_bytes.saturating_add(request.bytes) <= request.staging_bytes
     }
@@ -280,7 +290,7 @@ pub fn wait() {
 pub fn release() -> usize {
     let mut blocks = POOL.get().lock();
     let free = mem::take(&mut blocks.free);
-    let bytes = free.iter().map(|block| block.memory.len()).sum();
+    let bytes = free.iter().map(|block| block.bytes).sum();
     blocks.total_bytes -= bytes;
     // The copies in flight from the memory may take their time.
     drop(blocks);
@@ -291,6 +301,17 @@ pub fn release() -> usize {
 mod tests {
     use super::*;
     use crate::os::per_process::testing::passes_in_child;
+
+    #[test]
+    fn large_blocks_begin_at_huge_pages() {
+        for bytes in [PAGE_BYTES, HUGE_PAGE_BYTES, 3 * HUGE_PAGE_BYTES - PAGE_BYTES] {
+            let mut block = Block::allocate(bytes, None).unwrap();
+            let memory = block.bytes_mut();
+            assert_eq!(memory.len(), bytes);
+            assert_eq!(memory.as_ptr().addr() % bytes.min(HUGE_PAGE_BYTES), 0);
+            memory.fill(1);
+        }
+    }
 
     #[test]
     fn child_takes_a_slot_although_the_pool_of_its_parent_is_locked() {
