@@ -10,6 +10,7 @@ TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 FUZZER := $(TARGET_DIR)/tools/bin/cargo-fuzz
 FUZZ_SECONDS ?= 60
 BENCH_ARGS ?=
+FEED_ARGS ?= tensors
 SIMULATE_ARGS ?=
 
 # build.rs asks this interpreter which PyTorch to build against.
@@ -62,6 +63,10 @@ bench: build ## the benchmarks (BENCH_ARGS="--help"); results go to bench-result
 .PHONY: bench-ranks
 bench-ranks: build ## the benchmark of several ranks on the CPU, about four minutes (BENCH_ARGS="--help")
 	$(IN_VENV) python -m fst_bench.ranks $(BENCH_ARGS)
+
+.PHONY: bench-feed
+bench-feed: ## the host's part of loads to a GPU, without a GPU (FEED_ARGS="tensors" or "bytes /dev/shm")
+	cargo bench --bench gpu_feed -- $(FEED_ARGS)
 
 .PHONY: simulate
 simulate: build ## loads of large models by up to 512 ranks, simulated (SIMULATE_ARGS="--help")

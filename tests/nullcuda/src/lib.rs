@@ -1,0 +1,111 @@
+//! A CUDA driver whose work is done when it is queued and has no effect, so that a benchmark measures what the host does
+//! for a GPU. It checks nothing: the tests use the simulated driver of `tests/simcuda`.
+//!
+//! A query of an event says that its work is pending, as it is while a GPU copies, unless [`null_finish_at_once`] was
+//! called; a wait returns at once. A load therefore uses as many slots as with a GPU.
+
+#![allow(non_snake_case, reason = "the names are CUDA's")]
+#![allow(clippy::missing_safety_doc, reason = "the contracts are CUDA's")]
+
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+const SUCCESS: c_uint = 0;
+const NOT_READY: c_uint = 600;
+
+/// Handle of the only context.
+const CONTEXT: usize = 0x10;
+
+static NEXT_HANDLE: AtomicUsize = AtomicUsize::new(0x100);
+static CALLS: AtomicU64 = AtomicU64::new(0);
+static FINISHES_AT_ONCE: AtomicBool = AtomicBool::new(false);
+
+/// Sets whether queries of events say that their work is done.
+#[unsafe(no_mangle)]
+pub extern "C" fn null_finish_at_once(finishes: bool) {
+    FINISHES_AT_ONCE.store(finishes, Ordering::Relaxed);
+}
+
+/// Returns the number of calls of the driver, without those that ask for the current context.
+#[unsafe(no_mangle)]
+pub extern "C" fn null_calls() -> u64 {
+    CALLS.load(Ordering::Relaxed)
+}
+
+fn done() -> c_uint {
+    CALLS.fetch_add(1, Ordering::Relaxed);
+    SUCCESS
+}
+
+/// Stores a result for the caller.
+///
+/// # Safety
+/// `out` is valid for a write.
+unsafe fn store<T>(out: *mut T, value: T) -> c_uint {
+    // SAFETY: guaranteed by the caller.
+    unsafe { out.write(value) };
+    done()
+}
+
+macro_rules! calls {
+    ($($name:ident($($parameter:ident: $type:ty),*) $body:block)*) => {
+        $(
+            #[doc = concat!("`", stringify!($name), "`")]
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name($($parameter: $type),*) -> c_uint {
+                // SAFETY: the caller passes pointers as CUDA requires them.
+                unsafe { $body }
+            }
+        )*
+    };
+}
+
+#[allow(unused_unsafe, reason = "only some of the calls write to pointers")]
+mod calls {
+    use super::*;
+
+    fn handle() -> usize {
+        NEXT_HANDLE.fetch_add(0x10, Ordering::Relaxed)
+    }
+
+    calls! {
+        cuInit(_flags: c_uint) { done() }
+        cuDeviceGetCount(count: *mut c_int) { store(count, 1) }
+        cuDeviceGet(device: *mut c_int, ordinal: c_int) { store(device, ordinal) }
+        cuDeviceGetPCIBusId(text: *mut c_char, _length: c_int, _device: c_int) { store(text, 0) }
+        cuDevicePrimaryCtxRetain(context: *mut usize, _device: c_int) { store(context, CONTEXT) }
+        cuDevicePrimaryCtxRelease_v2(_device: c_int) { done() }
+        cuCtxGetCurrent(context: *mut usize) { context.write(CONTEXT); SUCCESS }
+        cuCtxSetCurrent(_context: usize) { done() }
+        cuStreamCreate(stream: *mut usize, _flags: c_uint) { store(stream, handle()) }
+        cuStreamDestroy_v2(_stream: usize) { done() }
+        cuStreamWaitEvent(_stream: usize, _event: usize, _flags: c_uint) { done() }
+        cuStreamSynchronize(_stream: usize) { done() }
+        cuStreamIsCapturing(_stream: usize, status: *mut c_uint) { store(status, 0) }
+        cuEventCreate(event: *mut usize, _flags: c_uint) { store(event, handle()) }
+        cuEventRecord(_event: usize, _stream: usize) { done() }
+        cuEventSynchronize(_event: usize) { done() }
+        cuEventQuery(_event: usize) {
+            done();
+            if FINISHES_AT_ONCE.load(Ordering::Relaxed) { SUCCESS } else { NOT_READY }
+        }
+        cuEventDestroy_v2(_event: usize) { done() }
+        cuModuleLoadData(module: *mut usize, _image: *const c_void) { store(module, handle()) }
+        cuModuleUnload(_module: usize) { done() }
+        cuModuleGetFunction(function: *mut usize, _module: usize, _name: *const c_char) { store(function, handle()) }
+        cuLaunchKernel(
+            _function: usize, _blocks_x: c_uint, _blocks_y: c_uint, _blocks_z: c_uint, _threads_x: c_uint,
+            _threads_y: c_uint, _threads_z: c_uint, _shared_bytes: c_uint, _stream: usize, _parameters: usize,
+            _extra: usize
+        ) { done() }
+        cuMemHostRegister_v2(_start: usize, _bytes: usize, _flags: c_uint) { done() }
+        cuMemHostUnregister(_start: usize) { done() }
+        cuMemcpyHtoDAsync_v2(_target: u64, _source: usize, _bytes: usize, _stream: usize) { done() }
+        cuMemcpyDtoHAsync_v2(_target: usize, _source: u64, _bytes: usize, _stream: usize) { done() }
+        cuMemcpy2DAsync_v2(_copy: *const c_void, _stream: usize) { done() }
+        cuGetErrorName(_error: c_uint, text: *mut *const c_char) { store(text, c"error".as_ptr()) }
+        cuGetErrorString(_error: c_uint, text: *mut *const c_char) { store(text, c"error".as_ptr()) }
+    }
+}
+
+pub use calls::*;
