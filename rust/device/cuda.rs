@@ -95,6 +95,8 @@ struct Lane {
 pub struct CopyEvent {
     event: Lent<Event>,
     laps: Laps,
+    /// The kernels, one of which may be part of the copy, stay loaded until it is done.
+    _kernels: Option<Arc<Kernels>>,
 }
 
 impl CopyInFlight for CopyEvent {
@@ -179,7 +181,7 @@ impl Cuda {
         let lane = self.next_lane();
         let mut laps = Laps::start(self.timer.as_ref(), lane.index, lane.stream)?;
         match work(&lane, &mut laps).and_then(|()| event.record(lane.stream)) {
-            Ok(()) => Ok(CopyEvent { event, laps }),
+            Ok(()) => Ok(CopyEvent { event, laps, _kernels: self.kernels.clone() }),
             Err(error) => {
                 // The copies queued before the failed one still use the slot.
                 self.gpu.context.settle(lane.stream);

@@ -108,6 +108,24 @@ fn a_load_of_one_chunk_costs_one_copy_and_one_record() {
     }
 }
 
+#[test]
+fn kernels_stay_loaded_until_the_copy_of_an_ended_load_is_done() {
+    let model = small_model(3);
+    let sim = Sim::start_lazy(0);
+    let gpu = Gpu::new(&sim, 0);
+    let load = Load::all(&gpu, &model);
+    load.run(Options { chunk_bytes: 64 << 10, staging_bytes: 64 << 10, ..TIGHT }).unwrap();
+    let counters = sim.counters();
+    assert_eq!((counters.launches, counters.syncs), (u64::from(IMAGE.is_some()), 0));
+    fst::device::release();
+    assert_eq!(sim.counters().live_modules, u64::from(IMAGE.is_some()));
+    load.assert_holds(&model);
+    fst::staging::pool::release();
+    assert_eq!(sim.counters().live_modules, 0);
+    drop(gpu);
+    finish(sim);
+}
+
 /// The caller's stream is busy while it loads tensor by tensor.
 #[test]
 fn copies_in_flight_use_bounded_memory() {
