@@ -60,6 +60,11 @@ build: $(VENV)/stamp ## build libfst.so into the Python package
 bench: build ## the benchmarks (BENCH_ARGS="--help"); results go to bench-results/ and BENCHMARKS.md
 	$(IN_VENV) python -m fst_bench $(BENCH_ARGS)
 
+.PHONY: bench-quick
+bench-quick: build ## the goals in which fst has been behind another library, about ten minutes
+	$(IN_VENV) python -m fst_bench --workloads dense --actions load,cast,slice,columns,pretrained --gib 0.5 --minutes 12 \
+		--peers fst,fst-pread,safetensors,safetensors-rc,tensorizer,runai-streamer --ceilings direct-reads,memory-copy $(BENCH_ARGS)
+
 .PHONY: bench-ranks
 bench-ranks: build ## the benchmark of several ranks on the CPU, about four minutes (BENCH_ARGS="--help")
 	$(IN_VENV) python -m fst_bench.ranks $(BENCH_ARGS)

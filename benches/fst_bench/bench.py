@@ -14,19 +14,21 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from .ceiling import ceilings_of
+from .ceiling import RAW_READ, ceilings_of
 from .cell import ACTIONS, Cell, states_of
 from .checkpoint import Checkpoint
 from .directories import PACKAGE, TMPFS
 from .machine import commit, load_average, machine_facts
 from .measure import Job
 from .peer import CHILD_SETTINGS, PEERS
+from .result import RAW_SHARE
 
 TORCH_DEVICES = {"cpu": "cpu", "cuda": "cuda:0"}  # Some libraries reject a device without an index.
 CHILD_TIMEOUT_SECONDS = 300
 SAVED_SUFFIX = ".saved"
 CONVERTED_SUFFIX = ".converted"
 TMPFS_LEFT_FREE_BYTES = 1 << 30
+RAW_READ_BYTES = 512 << 20
 
 # For the estimate before a run only: typical cost per byte and start-up time of a measuring process.
 ESTIMATED_BYTES_PER_SECOND = 0.35e9
@@ -36,12 +38,16 @@ ESTIMATED_CEILING_SECONDS = 4.0
 
 @dataclass(frozen=True)
 class Choice:
-    """Selection of measurements. Without `states`, each workload is measured in its default states."""
+    """Selection of measurements. Without `states`, each workload is measured in its default states.
+
+    Without `actions`, it is measured in all that it has.
+    """
 
     device: str
     peers: Sequence[str]
     states: Sequence[str]
     ceilings: Sequence[str]
+    actions: Sequence[str]
     rounds: int
     command: str
 
@@ -66,6 +72,7 @@ class Bench:
         self._choice = choice
         self._deadline = Deadline(math.inf)
         self._out = out / f"{choice.device}.json"
+        self._disk = disk
         self._checkpoints = checkpoints
         self._tmpfs = TMPFS / f"fst-bench-{os.getpid()}"
         self._ceilings = [name for name in ceilings_of(choice.device) if name in choice.ceilings]
@@ -141,25 +148,43 @@ class Bench:
             (name, action, state)
             for name, checkpoint in self._checkpoints.items()
             for action in ACTIONS
-            if action in checkpoint.workload.states
+            if action in checkpoint.workload.states and action in (self._choice.actions or ACTIONS)
             for state in (self._choice.states or checkpoint.workload.states[action])
             if state in states_of(action)
         ]
 
     def _measure_ceiling(self, name: str, number: int) -> None:
-        paths = [path for checkpoint in self._checkpoints.values() for path in checkpoint.paths]
-        largest = max(paths, key=lambda path: path.stat().st_size)
-        arguments = [name, str(largest), TORCH_DEVICES[self._choice.device]]
-        path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), str(PACKAGE.parent)]))
-        result = self._child("ceiling", arguments, os.environ | CHILD_SETTINGS | {"PYTHONPATH": path})
+        result = self._ceiling(name, self._largest())
         if result:
             self._results["ceilings"].append({"name": name, "round": number, **result})
             self._keep(number, name, result)
 
+    def _largest(self) -> Path:
+        paths = [path for checkpoint in self._checkpoints.values() for path in checkpoint.paths]
+        return max(paths, key=lambda path: path.stat().st_size)
+
+    def _ceiling(self, name: str, file: Path) -> dict[str, Any]:
+        path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), str(PACKAGE.parent)]))
+        arguments = [name, str(file), TORCH_DEVICES[self._choice.device]]
+        return self._child("ceiling", arguments, os.environ | CHILD_SETTINGS | {"PYTHONPATH": path})
+
+    def _raw_rate(self) -> float | None:
+        """Returns the rate, in bytes per second, at which the disk delivers another file at this moment."""
+        file = self._disk / RAW_READ
+        if not file.exists():
+            with self._largest().open("rb") as source:
+                file.write_bytes(source.read(RAW_READ_BYTES))
+        return self._ceiling(RAW_READ, file).get("bytes_per_second")
+
     def _measure_cell(self, cell: Cell, number: int) -> None:
+        raw_rate = self._raw_rate() if cell.state == "cold" else None
         result = self._load(cell)
         if not result:
             return
+        if raw_rate and "load_and_read_seconds" in result:
+            requested_bytes = self._checkpoints[cell.workload].workload.requested_bytes(cell.action)
+            result["raw_bytes_per_second"] = raw_rate
+            result[RAW_SHARE] = requested_bytes / result["load_and_read_seconds"] / raw_rate
         if "digests" in result:
             right = self._checkpoints[cell.workload].digests[cell.action]
             if any(digest != right for digest in result.pop("digests")):

@@ -127,7 +127,7 @@ class _Rates(_Bars):
 
     def _scaled(self, seconds: Figure) -> Figure:
         gigabytes = self._facts["bytes"] / 1e9
-        return Figure(gigabytes / seconds.median, gigabytes / seconds.high, gigabytes / seconds.low, seconds.rounds)
+        return seconds.map(lambda value: gigabytes / value)
 
     def _mark_limit(self, axis: Axes) -> str:
         if self._panel.state == "cold":
@@ -149,4 +149,4 @@ class _Times(_Bars):
         return "ms"
 
     def _scaled(self, seconds: Figure) -> Figure:
-        return Figure(seconds.median * 1e3, seconds.low * 1e3, seconds.high * 1e3, seconds.rounds)
+        return seconds.map(lambda value: value * 1e3)

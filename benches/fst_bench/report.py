@@ -18,7 +18,7 @@ from .directories import REPORT, RESULTS
 from .goal import goals
 from .peer import PEERS
 from .ranks.section import ranks_section
-from .result import Figure, Run
+from .result import RAW_SHARE, Figure, Run
 from .simulation.section import SIMULATION, simulation_section
 from .text import microseconds, rate, share, size, spread, table
 
@@ -43,6 +43,9 @@ This page is generated from the raw results of `make bench` (or `fst-bench`). No
 - Each measurement runs in a separate process, and each round has its own random order of libraries. A figure is the
   median of the rounds, with the minimum and the maximum in brackets. The number of rounds stands above the tables.
   With fewer than seven rounds, differences within the spread mean nothing. A result whose digest is wrong fails.
+- Two libraries are *equal* if the middle halves of their figures (from the first to the third quartile) overlap.
+- *Of a raw read* is the rate of load + read as a share of that of direct reads of another file just before. The disk's
+  own rate changes from minute to minute, so goals of cold loads compare these shares.
 - *Load* ends when every tensor has been returned, *load + read* when every byte has also been read once. Mapping a file
   takes almost no time, and reading is deferred until use. Compare *load + read* on the CPU.
 - *Host peak* is the increase of the peak resident set. *Beyond* is the part that exceeds the tensors (on a GPU, all of
@@ -119,6 +122,8 @@ def _measured(run: Run, workload: str, action: str, state: str) -> Iterator[str]
     head += ["load + read", pace, "host peak", "beyond"]
     head += ["device peak", "beyond"] if on_gpu else []
     head += ["from the disk"] if action == "columns" else []
+    has_raw = any(run.figure(Cell(workload, action, state, peer), RAW_SHARE) for peer in run.peers())
+    head += ["of a raw read"] if has_raw else []
     rows, reasons = [], []
     for peer in run.peers():
         if action not in PEERS[peer].actions:
@@ -138,6 +143,9 @@ def _measured(run: Run, workload: str, action: str, state: str) -> Iterator[str]
         if action == "columns":
             from_storage = run.figure(cell, "storage_bytes")
             row.append(size(from_storage.median) if from_storage else "-")
+        if has_raw:
+            raw = run.figure(cell, RAW_SHARE)
+            row.append(f"{share(raw.median)} [{share(raw.low)} .. {share(raw.high)}]" if raw else "-")
         rows.append(row)
     yield from table(head, rows)
     if reasons:

@@ -2,25 +2,39 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 from .cell import ACTIONS, STATES, Cell, GroupCell
 from .peer import PEERS
 
+# Share of a measurement's rate, in reading every byte, of that of a raw read of another file just before it.
+RAW_SHARE = "share_of_raw_read"
+
 
 @dataclass(frozen=True)
 class Figure:
-    """Median of several rounds, with the minimum and the maximum."""
+    """Median of several rounds, with the minimum, the maximum and the quartiles."""
 
     median: float
     low: float
     high: float
+    quartiles: tuple[float, float]
     rounds: int
+
+    def map(self, convert: Callable[[float], float]) -> "Figure":
+        """Returns the figure in another unit. `convert` rises or falls everywhere."""
+        low, high = sorted(map(convert, (self.low, self.high)))
+        lower, upper = sorted(map(convert, self.quartiles))
+        return Figure(convert(self.median), low, high, (lower, upper), self.rounds)
+
+    def overlaps(self, other: "Figure") -> bool:
+        """Returns whether the middle halves of both overlap, so that their medians may differ by chance."""
+        return self.quartiles[0] <= other.quartiles[1] and other.quartiles[0] <= self.quartiles[1]
 
 
 class Run:
@@ -100,4 +114,7 @@ class Run:
 
 
 def _figure(values: list[float]) -> Figure | None:
-    return Figure(median(values), min(values), max(values), len(values)) if values else None
+    if not values:
+        return None
+    lower, _, upper = quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    return Figure(median(values), min(values), max(values), (lower, upper), len(values))

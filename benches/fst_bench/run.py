@@ -20,7 +20,7 @@ import torch
 
 from .bench import TORCH_DEVICES, Bench, Choice, Deadline
 from .ceiling import CEILINGS
-from .cell import STATES
+from .cell import ACTIONS, STATES
 from .checkpoint import make_checkpoint
 from .directories import CHECKPOINTS, REPORT, RESULTS, TMPFS
 from .peer import PEERS, install_missing
@@ -28,7 +28,7 @@ from .report import write_report
 from .workload import WORKLOADS
 
 GIB = 1 << 30
-DEFAULT_MINUTES = {"cpu": 20.0, "cuda": 7.0}
+DEFAULT_MINUTES = {"cpu": 60.0, "cuda": 7.0}
 DEFAULT_BYTES_MAX = 4 * GIB
 DEFAULT_BYTES_MIN = GIB // 16
 
@@ -51,11 +51,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=list(TORCH_DEVICES), help="cpu or cuda; default: both, if there is a GPU")
     parser.add_argument("--workloads", type=chosen(list(WORKLOADS), "workload"), default=list(WORKLOADS))
     parser.add_argument("--states", type=chosen(STATES, "state"), default=[], help="default: those of each workload")
+    parser.add_argument("--actions", type=chosen(ACTIONS, "action"), default=[], help="default: those of each workload")
     parser.add_argument("--peers", type=chosen(list(PEERS), "peer"), default=list(PEERS))
     parser.add_argument("--ceilings", type=chosen(list(CEILINGS), "ceiling"), default=list(CEILINGS), help="or none")
     parser.add_argument("--gib", type=float, help="size of each large workload; default: what fits this machine")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--minutes", type=float, help="time limit for each device; default: 20, cuda 7")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--minutes", type=float, help="time limit for each device; default: 60, cuda 7")
     parser.add_argument("--out", type=Path, default=RESULTS, help="directory of the JSON files")
     parser.add_argument("--report", type=Path, default=REPORT, help="directory of BENCHMARKS.md and the charts")
     parser.add_argument("--cache-dir", type=Path, default=CHECKPOINTS, help="directory of the checkpoints")
@@ -89,7 +90,7 @@ def main() -> None:
     for device in devices:
         minutes = args.minutes or DEFAULT_MINUTES[device]
         command = shlex.join(["fst-bench", *sys.argv[1:]])
-        choice = Choice(device, args.peers, args.states, args.ceilings, args.rounds, command)
+        choice = Choice(device, args.peers, args.states, args.ceilings, args.actions, args.rounds, command)
         bench = Bench(choice, checkpoints, args.out, args.cache_dir)
         bench.convert()
         estimate = bench.estimate_seconds() * args.rounds / 60

@@ -138,7 +138,7 @@ def bench(tmp_path, peers, environ, monkeypatch, workload=None, states=("warm",)
         monkeypatch.setenv(name, value)
     workload = workload or WORKLOADS["many"](64 * KIB)
     checkpoints = {workload.name: make_checkpoint(workload, tmp_path / "cache")}
-    choice = Choice("cpu", peers, states, [], 1, "test")
+    choice = Choice("cpu", peers, states, [], [], 1, "test")
     right = Bench(choice, checkpoints, tmp_path / "out", tmp_path).run(Deadline(300))
     return right, json.loads((tmp_path / "out" / "cpu.json").read_text())
 
@@ -171,7 +171,7 @@ def test_order_of_peers(tmp_path, monkeypatch):
     monkeypatch.setattr(Bench, "_measure_cell", lambda self, cell, number: orders.append((number, cell.peer)))
     checkpoints = {"many": make_checkpoint(WORKLOADS["many"](64 * KIB), tmp_path / "cache")}
     peers = ["fst", "fst-pread", "safetensors"]
-    Bench(Choice("cpu", peers, ["warm"], [], 8, "test"), checkpoints, tmp_path / "out", tmp_path).run(Deadline(60))
+    Bench(Choice("cpu", peers, ["warm"], [], [], 8, "test"), checkpoints, tmp_path / "out", tmp_path).run(Deadline(60))
     rounds = [tuple(peer for number, peer in orders if number == round_number) for round_number in range(8)]
     assert all(sorted(order[:3]) == sorted(peers) for order in rounds)
     assert len({order[:3] for order in rounds}) > 1
@@ -226,6 +226,38 @@ def test_median_and_spread(run):
     figure = made.figure(Cell("dense", "load", "warm", "fst"), "load_seconds")
     assert (figure.median, figure.low, figure.high, figure.rounds) == (2.5, 1.0, 10.0, 4)
     assert made.rounds() == "4"
+
+
+def test_figures_within_each_others_spread_are_equal(run):
+    goal = "Warm cache -> CPU, dense, every byte read: ahead of every peer"
+
+    def verdict(own, peer):
+        measured = [("fst", "warm", times(0.001, value)) for value in own]
+        measured += [("safetensors", "warm", times(0.001, value)) for value in peer]
+        return verdicts({"cpu": run(measured)})[goal]
+
+    # One round that differs does not count.
+    assert verdict([1.0, 1.1, 1.2, 1.2, 5.0], [1.3, 1.4, 1.5, 1.5, 0.2]) == "met"
+    assert verdict([1.3, 1.4, 1.5, 1.5, 0.2], [1.0, 1.1, 1.2, 1.2, 5.0]) == "**missed**"
+    assert verdict([1.0, 1.2, 1.4, 1.6], [1.1, 1.3, 1.5, 1.7]) == "equal"
+    assert verdict([1.1, 1.3, 1.5, 1.7], [1.0, 1.2, 1.4, 1.6]) == "equal"
+
+
+def test_cold_goals_compare_shares_of_a_raw_read(run):
+    """The peer's load took longer, but of a disk that was slower at the time."""
+    measured = [("fst", "cold", times(0.001, 1.0, share_of_raw_read=share)) for share in (0.80, 0.81, 0.82)]
+    measured += [("safetensors", "cold", times(0.001, 2.0, share_of_raw_read=share)) for share in (0.90, 0.91, 0.92)]
+    report = verdicts({"cpu": run(measured)})
+    assert report["Cold -> CPU, dense, every byte read: ahead of every peer, as a share of a raw read"] == "**missed**"
+
+
+def test_a_raw_read_stands_beside_each_cold_load(tmp_path, python_environ, monkeypatch):
+    workload = dataclasses.replace(WORKLOADS["dense"](256 * KIB), states={"load": ("cold",)}, slices=())
+    right, results = bench(tmp_path, ["fst"], python_environ, monkeypatch, workload, ["cold"])
+    assert right
+    [measured] = results["measurements"]
+    rate = workload.size_bytes / measured["load_and_read_seconds"] / measured["raw_bytes_per_second"]
+    assert measured["share_of_raw_read"] == pytest.approx(rate)
 
 
 def test_failed_round_has_reason(run):
