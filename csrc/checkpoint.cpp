@@ -64,6 +64,10 @@ std::string OpenCheckpoint::reader(c10::Device device) const {
   return std::string(call_core([&] { return checkpoint_->reader_names(ordinal); }));
 }
 
+std::string OpenCheckpoint::page_cache() const {
+  return std::string(call_core([&] { return checkpoint_->page_cache_name(); }));
+}
+
 std::vector<at::Tensor> OpenCheckpoint::load_tensors(Strings names, c10::Device device, Dtype dtype) const {
   const auto selection = select_named(*checkpoint_, names);
   return load(*selection, specs_of(*selection), device, dtype);

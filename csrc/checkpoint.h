@@ -44,6 +44,10 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   // Returns the path of the file that contains the tensor.
   std::string path(const std::string& name) const;
 
+  // Returns a name that is equal in all processes that map the same files on one machine. Empty if loads to the CPU do
+  // not map the files.
+  std::string page_cache() const;
+
   // Returns the readers for loads to a device, joined by "+".
   std::string reader(c10::Device device) const;
 

@@ -92,8 +92,25 @@ at::Tensor OpenGroupPlan::sent_bytes(int64_t window) const {
   return at::tensor(at::ArrayRef<int64_t>(numbers.data(), numbers.size()), at::kLong).view({ranks, ranks});
 }
 
-bool OpenGroupPlan::is_own(const std::string& name) const {
-  return call_core([&] { return plan_->is_own(to_rust(name)); });
+bool OpenGroupPlan::is_cached(const std::string& name) const {
+  return call_core([&] { return plan_->is_cached(to_rust(name)); });
+}
+
+std::vector<at::Tensor> OpenGroupPlan::load_own(int64_t rank, const std::vector<int64_t>& items, c10::Device device,
+                                                std::optional<c10::ScalarType> dtype) const {
+  const auto selection = select_own(rank, items);
+  return load(*selection, specs_of(*selection), device, dtype);
+}
+
+void OpenGroupPlan::load_own_into(int64_t rank, const std::vector<int64_t>& items,
+                                  const std::vector<at::Tensor>& out) const {
+  const auto selection = select_own(rank, items);
+  load_into(*selection, specs_of(*selection), out, OutputDtype::kAny);
+}
+
+rust::Box<Selection> OpenGroupPlan::select_own(int64_t rank, const std::vector<int64_t>& items) const {
+  const rust::Slice<const int64_t> slice(items.data(), items.size());
+  return call_core([&] { return plan_->select_own(check_rank(rank), slice); });
 }
 
 rust::Box<RankPlan> OpenGroupPlan::plan_for(int64_t rank) const {

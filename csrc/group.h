@@ -41,8 +41,15 @@ class OpenGroupPlan : public torch::CustomClassHolder {
   // Returns a tensor of shape [ranks, ranks] with the bytes that each rank sends to each rank.
   at::Tensor sent_bytes(int64_t window) const;
 
-  // Returns whether every rank reads its own shard of this tensor.
-  bool is_own(const std::string& name) const;
+  // Returns whether every rank takes its shard of this tensor from a page cache.
+  bool is_cached(const std::string& name) const;
+
+  // Loads some shards of a rank, given the indices of its requests, without the other ranks.
+  std::vector<at::Tensor> load_own(int64_t rank, const std::vector<int64_t>& items, c10::Device device,
+                                   std::optional<c10::ScalarType> dtype) const;
+
+  // Overwrites tensors with some shards of a rank, without the other ranks.
+  void load_own_into(int64_t rank, const std::vector<int64_t>& items, const std::vector<at::Tensor>& out) const;
 
   std::string digest() const { return std::to_string(plan_->digest()); }
 
@@ -52,6 +59,8 @@ class OpenGroupPlan : public torch::CustomClassHolder {
   size_t check_window(int64_t window) const;
 
  private:
+  rust::Box<Selection> select_own(int64_t rank, const std::vector<int64_t>& items) const;
+
   size_t check_rank(int64_t rank) const;
 
   const rust::Box<GroupPlan> plan_;

@@ -182,6 +182,7 @@ TORCH_LIBRARY(fst, m) {
       .def("texts", &OpenCheckpoint::texts)
       .def("entry", &OpenCheckpoint::entry, "", {torch::arg("name")})
       .def("path", &OpenCheckpoint::path, "", {torch::arg("name")})
+      .def("page_cache", &OpenCheckpoint::page_cache)
       .def("reader", &OpenCheckpoint::reader, "", {torch::arg("device") = c10::Device(c10::kCPU)})
       .def("load_tensors", &OpenCheckpoint::load_tensors, "",
            {torch::arg("names"), torch::arg("device") = c10::Device(c10::kCPU), torch::arg("dtype") = none})
@@ -206,7 +207,11 @@ TORCH_LIBRARY(fst, m) {
       .def("splits", &OpenGroupPlan::splits, "", {torch::arg("rank"), torch::arg("window")})
       .def("reads", &OpenGroupPlan::reads, "", {torch::arg("rank"), torch::arg("window")})
       .def("sent_bytes", &OpenGroupPlan::sent_bytes, "", {torch::arg("window")})
-      .def("is_own", &OpenGroupPlan::is_own, "", {torch::arg("name")})
+      .def("is_cached", &OpenGroupPlan::is_cached, "", {torch::arg("name")})
+      .def("load_own", &OpenGroupPlan::load_own, "",
+           {torch::arg("rank"), torch::arg("items"), torch::arg("device"), torch::arg("dtype")})
+      .def("load_own_into", &OpenGroupPlan::load_own_into, "",
+           {torch::arg("rank"), torch::arg("items"), torch::arg("out")})
       .def("digest", &OpenGroupPlan::digest);
   m.class_<GroupLoad>("GroupLoad")
       .def(torch::init<const c10::intrusive_ptr<OpenGroupPlan>&, int64_t, const GroupLoad::Outputs&, c10::Device>(),

@@ -164,6 +164,7 @@ mod ffi {
         fn metadata_by_file(self: &Checkpoint) -> Vec<FileMetadata>;
         fn tensor_info(self: &Checkpoint, name: &str) -> Result<TensorInfo>;
         fn path(self: &Checkpoint, name: &str) -> Result<String>;
+        fn page_cache_name(self: &Checkpoint) -> Result<String>;
         fn reader_names(self: &Checkpoint, ordinal: i32) -> Result<String>;
 
         type Selection;
@@ -266,7 +267,8 @@ mod ffi {
         fn receive_splits(self: &GroupPlan, rank: usize, window: usize) -> Vec<i64>;
         fn reads(self: &GroupPlan, rank: usize, window: usize) -> Vec<i64>;
         fn sent_bytes(self: &GroupPlan, window: usize) -> Vec<i64>;
-        fn is_own(self: &GroupPlan, name: &str) -> Result<bool>;
+        fn is_cached(self: &GroupPlan, name: &str) -> Result<bool>;
+        fn select_own(self: &GroupPlan, rank: usize, items: &[i64]) -> Result<Box<Selection>>;
         fn digest(self: &GroupPlan) -> u64;
 
         type RankPlan;

@@ -2,9 +2,10 @@
 //! ranks receive them. Pure, and equal on every rank: the only inputs are headers
 //! and the requests of all ranks.
 //!
-//! The route of a tensor is *own* if every rank reads its shard itself. All other
-//! tensors are exchanged. They form a [`schedule`] that is divided into windows.
-//! Each rank reads a part of each window, and one collective distributes it.
+//! The route of a tensor is *own* if every rank reads its shard itself, and *cached*
+//! if it does so through a page cache that the ranks share. All other tensors are
+//! exchanged. They form a [`schedule`] that is divided into windows. Each rank reads
+//! a part of each window, and one collective distributes it.
 //!
 //! ```text
 //! schedule [ a ][  b  ][ c ][     d     ][ e ]
@@ -39,6 +40,9 @@ use std::sync::{Arc, OnceLock};
 const BLOCK_BYTES: u64 = 4096;
 /// Reading up to 1/16 of the bytes more than once costs less than an exchange.
 const EXCESS_DIVISOR: u64 = 16;
+/// Smallest shard that a rank takes from the page cache if the load exchanges other tensors, in bytes. The kernel reads
+/// megabytes around a page, and with small shards those would be bytes that other ranks read to send them.
+const CACHED_BYTES_MIN: u64 = 1 << 20;
 
 /// Method by which data needed by several ranks is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -58,8 +62,8 @@ pub struct GroupRequest {
     pub requests: Vec<Vec<ShardRequest>>,
     /// For each rank, the index of its list in `requests`.
     pub list_of_rank: Vec<usize>,
-    /// For each rank, the page cache that serves its mapped files. Bytes that two ranks read through the same page
-    /// cache leave storage once. `None` for reads that bypass the page cache, or a page cache of this rank only.
+    /// For each rank, the page cache that serves its files. Bytes that two ranks read through the same page cache leave
+    /// storage once. `None` for reads that bypass the page cache.
     pub caches: Vec<Option<u64>>,
     /// Reading strategy.
     pub strategy: Strategy,
@@ -120,10 +124,22 @@ struct RequestRef {
 
 /// Path of a tensor's bytes to the ranks that requested them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Route {
+pub enum Route {
+    /// Each rank reads its shard.
     Own,
+    /// Each rank reads its shard through a page cache, which reads each byte once for all its ranks.
+    Cached,
+    /// Ranks read equal parts, and send each other what they keep.
     Exchange,
+    /// Ranks read equal parts, and send them to all.
     Gather,
+}
+
+impl Route {
+    /// Returns whether every rank reads its own shard.
+    fn is_own(self) -> bool {
+        matches!(self, Route::Own | Route::Cached)
+    }
 }
 
 impl Group {
@@ -154,7 +170,11 @@ impl Group {
         let (exchange, gather) = (ExchangeSchedule::default(), ExchangeSchedule::default());
         let own = vec![OnceLock::new(); ranks];
         let mut group = Group { checkpoint, request, ranks_of, tensors, plan_indices, exchange, gather, own };
-        group.choose_routes()?;
+        group.check_layouts()?;
+        group.choose_routes(0);
+        if group.tensors.iter().any(|tensor| !tensor.route.is_own()) {
+            group.choose_routes(CACHED_BYTES_MIN);
+        }
         group.cut_schedules()?;
         Ok(group)
     }
@@ -175,10 +195,16 @@ impl Group {
         list.map_or(&[], Vec::as_slice)
     }
 
-    /// Returns whether every rank reads its own shard of the tensor at this index of the checkpoint.
-    pub fn is_own(&self, position: usize) -> bool {
+    /// Returns the route of the tensor at this index of the checkpoint, or `None` if no rank requests the tensor.
+    pub fn route_of(&self, position: usize) -> Option<Route> {
         let plan_index = self.plan_indices.get(position).copied().flatten();
-        plan_index.and_then(|plan_index| self.tensors.get(plan_index)).is_none_or(|tensor| tensor.route == Route::Own)
+        plan_index.and_then(|plan_index| self.tensors.get(plan_index)).map(|tensor| tensor.route)
+    }
+
+    /// Returns whether another rank reads through the page cache of this rank.
+    pub fn shares_cache(&self, rank: usize) -> bool {
+        let Some(cache) = self.request.caches.get(rank).copied().flatten() else { return false };
+        self.request.caches.iter().filter(|&&other| other == Some(cache)).count() > 1
     }
 
     /// Returns the region of a rank's shard, as a load takes it.
@@ -240,7 +266,7 @@ impl Group {
     /// Returns the shards that a rank reads for itself.
     fn own_shards(&self, rank: usize) -> &[OwnShard] {
         let find = || {
-            let own = self.tensors.iter().enumerate().filter(|(_, tensor)| tensor.route == Route::Own);
+            let own = self.tensors.iter().enumerate().filter(|(_, tensor)| tensor.route.is_own());
             let shards = own.flat_map(|(plan_index, tensor)| {
                 let shard = move |request_ref| OwnShard {
                     tensor: plan_index,
@@ -268,23 +294,24 @@ impl Group {
             .map(|(request_ref, rank)| (rank, request_ref.item, self.range(tensor, request_ref, rank)))
     }
 
-    fn choose_routes(&mut self) -> Result<()> {
-        let mut chosen = Vec::with_capacity(self.tensors.len());
-        for tensor in &self.tensors {
-            self.check_agreement(tensor)?;
-            chosen.push(self.route(tensor));
-        }
+    fn check_layouts(&self) -> Result<()> {
+        self.tensors.iter().try_for_each(|tensor| self.check_layout(tensor))
+    }
+
+    /// Chooses a route for each tensor. Only shards of at least `cached_bytes_min` bytes are taken from a page cache.
+    fn choose_routes(&mut self, cached_bytes_min: u64) {
+        let chosen: Vec<_> = self.tensors.iter().map(|tensor| self.route(tensor, cached_bytes_min)).collect();
         for (tensor, (route, hull)) in self.tensors.iter_mut().zip(chosen) {
             (tensor.route, tensor.hull) = (route, hull);
         }
-        Ok(())
     }
 
-    fn route(&self, tensor: &Tensor) -> (Route, Range<u64>) {
+    fn route(&self, tensor: &Tensor, cached_bytes_min: u64) -> (Route, Range<u64>) {
         let whole = StridedRange { begin: tensor.begin, row_bytes: tensor.bytes, strides: Vec::new() };
         let (mut hull_begin, mut hull_end) = (u64::MAX, 0);
         // Bytes that leave storage if every rank reads for itself: through each page cache, and past it.
         let (mut cached, mut uncached) = (BTreeMap::new(), 0_u64);
+        let mut is_cached = true;
         let (mut counts, mut is_whole) = (vec![0_usize; self.ranks()], true);
         for (rank, _, range) in self.shards(tensor) {
             if range.bytes() == 0 {
@@ -296,23 +323,28 @@ impl Group {
                 *count += 1;
             }
             let touched = (range.end() - range.begin).min((range.row_bytes + BLOCK_BYTES) * range.rows());
-            // A shard that cannot be a view is read, past the page cache if it is not cached yet.
-            let is_view = range.strides.is_empty() && range.begin.is_multiple_of(tensor.item_bytes);
-            let sum = match self.request.caches.get(rank).copied().flatten().filter(|_| is_view) {
-                Some(cache) => cached.entry(cache).or_insert(0),
-                None => &mut uncached,
-            };
-            *sum = sum.saturating_add(touched);
+            uncached = uncached.saturating_add(touched);
+            let cache = self.request.caches.get(rank).copied().flatten();
+            match cache.filter(|_| range.bytes() >= cached_bytes_min) {
+                Some(cache) => {
+                    let sum = cached.entry(cache).or_insert(0_u64);
+                    *sum = sum.saturating_add(touched);
+                }
+                None => is_cached = false,
+            }
         }
         let hull = hull_begin.min(hull_end)..hull_end;
         let hull_bytes = hull.end - hull.start;
-        let read = cached.values().fold(uncached, |sum, &bytes: &u64| sum.saturating_add(bytes.min(hull_bytes)));
-        let is_own = match self.request.strategy {
+        let through_caches = cached.values().fold(0_u64, |sum, &bytes| sum.saturating_add(bytes.min(hull_bytes)));
+        let is_own = |read: u64| match self.request.strategy {
+            _ if counts.iter().filter(|&&count| count > 0).count() < 2 => true,
             Strategy::Own => true,
             Strategy::Auto => read <= hull_bytes.saturating_add(hull_bytes / EXCESS_DIVISOR),
             Strategy::Exchange => false,
         };
-        let route = if is_own || counts.iter().filter(|&&count| count > 0).count() < 2 {
+        let route = if is_cached && is_own(through_caches) {
+            Route::Cached
+        } else if is_own(uncached) {
             Route::Own
         } else if is_whole && counts.iter().all(|&count| count == 1) {
             Route::Gather
@@ -323,7 +355,7 @@ impl Group {
     }
 
     /// Checks that all ranks that shard a tensor over the group use the same layout.
-    fn check_agreement(&self, tensor: &Tensor) -> Result<()> {
+    fn check_layout(&self, tensor: &Tensor) -> Result<()> {
         let mut first: Option<(usize, &Shard)> = None;
         for request_ref in &tensor.request_refs {
             let rank = self.ranks_of.get(request_ref.list).and_then(|ranks| ranks.first());
@@ -361,7 +393,7 @@ impl Group {
     fn cut_schedules(&mut self) -> Result<()> {
         let ranks = self.ranks();
         let mut loads = vec![0_u64; ranks];
-        for tensor in self.tensors.iter().filter(|tensor| tensor.route == Route::Own) {
+        for tensor in self.tensors.iter().filter(|tensor| tensor.route.is_own()) {
             for (rank, _, range) in self.shards(tensor) {
                 if let Some(load) = loads.get_mut(rank) {
                     *load = load.saturating_add(range.bytes());

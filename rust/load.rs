@@ -1,5 +1,6 @@
 //! Loads of tensors from files into memory.
 
+pub mod shared_cache;
 pub mod staged;
 pub mod stream;
 pub mod transfer;

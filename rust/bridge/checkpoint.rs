@@ -8,6 +8,7 @@ use crate::checkpoint::selection::{self, IndexRegions, Slices};
 use crate::device::cuda::Cuda;
 use crate::device::host::Host;
 use crate::error::Result;
+use crate::load::shared_cache;
 use crate::load::transfer::Transfer;
 use crate::load::views::Mappings;
 use crate::options::Options;
@@ -126,6 +127,10 @@ impl Checkpoint {
 
     /// Returns the names of the readers, joined by `+`, for the GPU with this ordinal, or for new tensors on the CPU if it
     /// is negative.
+    pub(super) fn page_cache_name(&self) -> Result<String> {
+        guard(|| Ok(shared_cache::name(&self.files, &Options::from_env()?)?.unwrap_or_default()))
+    }
+
     pub(super) fn reader_names(&self, ordinal: i32) -> Result<String> {
         guard(|| {
             let options = Options::from_env()?;

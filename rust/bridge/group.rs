@@ -7,7 +7,7 @@ use super::selection::{Recording, Selection, spec};
 use crate::checkpoint::region::TensorRegion;
 use crate::checkpoint::selection;
 use crate::error::{Error, Kind, Result};
-use crate::group::{Collective, Group, GroupRequest, ShardRange, ShardRequest, Strategy};
+use crate::group::{Collective, Group, GroupRequest, Route, ShardRange, ShardRequest, Strategy};
 use crate::load::views::Mappings;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -102,8 +102,23 @@ impl GroupPlan {
         self.group.sent_bytes(window).into_iter().flatten().map(signed).collect()
     }
 
-    pub(super) fn is_own(&self, name: &str) -> Result<bool> {
-        guard(|| Ok(self.group.is_own(self.group.checkpoint().position(name)?)))
+    pub(super) fn is_cached(&self, name: &str) -> Result<bool> {
+        guard(|| Ok(self.group.route_of(self.group.checkpoint().position(name)?) == Some(Route::Cached)))
+    }
+
+    /// Selects some of a rank's shards, given the indices of its requests, for the rank to read without the others.
+    pub(super) fn select_own(&self, rank: usize, items: &[i64]) -> Result<Box<Selection>> {
+        guard(|| {
+            let item_index = |&item: &i64| usize::try_from(item).unwrap_or(usize::MAX);
+            let regions: Vec<_> =
+                items.iter().map(|item| self.group.region_of(rank, item_index(item))).collect::<Result<_>>()?;
+            let selection = selection::Selection::from_regions(self.group.checkpoint(), regions.into());
+            let mut selection = Selection::new(selection, Arc::clone(&self.mappings));
+            if self.group.shares_cache(rank) {
+                selection.read_through_page_cache();
+            }
+            Ok(Box::new(selection))
+        })
     }
 
     pub(super) fn digest(&self) -> u64 {

@@ -14,7 +14,7 @@ use crate::error::{Error, Kind, Result};
 use crate::load::stream::{Order, Stream};
 use crate::load::transfer::Transfer;
 use crate::load::views::{self, Mappings};
-use crate::options::Options;
+use crate::options::{Options, ReaderChoice};
 use crate::profile::{self, Span, Stage};
 use serde_json::json;
 use std::sync::Arc;
@@ -23,6 +23,7 @@ use std::sync::Arc;
 pub(super) struct Selection {
     selection: selection::Selection,
     mappings: Arc<Mappings>,
+    is_cached: bool,
 }
 
 /// Tensors of a selection that are views of a mapped file, and their addresses.
@@ -40,7 +41,13 @@ pub(super) struct Recording {
 
 impl Selection {
     pub(super) fn new(selection: selection::Selection, mappings: Arc<Mappings>) -> Selection {
-        Selection { selection, mappings }
+        Selection { selection, mappings, is_cached: false }
+    }
+
+    /// Makes transfers read through the page cache, also bytes that it does not hold yet, for other processes that need
+    /// the same bytes.
+    pub(super) fn read_through_page_cache(&mut self) {
+        self.is_cached = true;
     }
 
     /// Begins the span of a load of this selection to a device.
@@ -89,7 +96,11 @@ impl Selection {
 
     fn transfer<D: Device>(&self, device: D) -> Result<Box<AnyTransfer>> {
         let (checkpoint, regions) = (self.selection.checkpoint(), Arc::clone(self.selection.regions()));
-        let transfer = Transfer::open(checkpoint, Arc::clone(&regions), Arc::new(device), Options::from_env()?)?;
+        let mut options = Options::from_env()?;
+        if self.is_cached {
+            options.reader = ReaderChoice::Pread;
+        }
+        let transfer = Transfer::open(checkpoint, Arc::clone(&regions), Arc::new(device), options)?;
         Ok(Box::new(AnyTransfer::new(transfer, regions)))
     }
 

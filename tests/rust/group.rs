@@ -5,7 +5,7 @@ use crate::files;
 use fst::checkpoint::Checkpoint;
 use fst::checkpoint::region::IndexRange;
 use fst::error::Kind;
-use fst::group::{Collective, Group, GroupRequest, Shard, ShardRange, ShardRequest, Strategy as LoadStrategy};
+use fst::group::{Collective, Group, GroupRequest, Route, Shard, ShardRange, ShardRequest, Strategy as LoadStrategy};
 use proptest::prelude::*;
 use safetensors::tensor::Dtype;
 use std::sync::Arc;
@@ -311,7 +311,7 @@ fn own_reads_reduce_the_part_of_a_rank_in_the_exchange() {
     let alone = ShardRequest { tensor: 0, shard: Shard::Whole };
     let lists = vec![vec![alone, columns.clone()], vec![columns]];
     let group = Group::plan(Arc::clone(&checkpoint), request(lists, LoadStrategy::Auto, 1 << 20)).unwrap();
-    assert!(group.is_own(0) && !group.is_own(1));
+    assert_eq!([0, 1].map(|position| group.route_of(position)), [Some(Route::Own), Some(Route::Exchange)]);
     let half = payload(&checkpoint) / 2;
     assert_eq!(execute(&group), [half, half]);
 }
@@ -319,18 +319,37 @@ fn own_reads_reduce_the_part_of_a_rank_in_the_exchange() {
 #[test]
 fn ranks_with_one_page_cache_read_their_own_shards() {
     let directory = TempDir::new().unwrap();
-    let checkpoint = checkpoint(&directory, &[(Dtype::U8, vec![1 << 16])]);
-    let plan = |caches: [Option<u64>; 4]| {
-        let request = GroupRequest {
-            caches: caches.to_vec(),
-            ..request(vec![everything(&checkpoint, &Shard::Whole); 4], LoadStrategy::Auto, 1 << 20)
+    let checkpoint = checkpoint(&directory, &[(Dtype::U8, vec![1 << 8, 1 << 8])]);
+    for (shard, exchanged) in [(Shard::Whole, Route::Gather), (Shard::Chunk { dim: 1 }, Route::Exchange)] {
+        let route = |caches: [Option<u64>; 4]| {
+            let lists = vec![everything(&checkpoint, &shard); 4];
+            let request = GroupRequest { caches: caches.to_vec(), ..request(lists, LoadStrategy::Auto, 1 << 20) };
+            Group::plan(Arc::clone(&checkpoint), request).unwrap().route_of(0).unwrap()
         };
-        Group::plan(Arc::clone(&checkpoint), request).unwrap()
+        assert_eq!(route([Some(1); 4]), Route::Cached);
+        assert_eq!(route([Some(1), Some(1), Some(2), Some(2)]), exchanged);
+        assert_eq!(route([Some(1), Some(1), Some(1), None]), exchanged);
+        assert_eq!(route([None; 4]), exchanged);
+    }
+}
+
+#[test]
+fn small_shards_are_exchanged_with_others_that_are() {
+    let directory = TempDir::new().unwrap();
+    let shapes = [(Dtype::U8, vec![1 << 10]), (Dtype::U8, vec![1 << 20]), (Dtype::U8, vec![1 << 8, 1 << 8])];
+    let checkpoint = checkpoint(&directory, &shapes);
+    // Ranks 0 and 1 share a page cache, and all ranks need the last tensor.
+    let shared = |tensor| ShardRequest { tensor, shard: Shard::Whole };
+    let near = vec![shared(0), shared(1), shared(2)];
+    let routes = |lists: Vec<Vec<ShardRequest>>| {
+        let caches = vec![Some(1), Some(1), Some(2)];
+        let request = GroupRequest { caches, ..request(lists, LoadStrategy::Auto, 1 << 20) };
+        let group = Group::plan(Arc::clone(&checkpoint), request).unwrap();
+        [0, 1, 2].map(|position| group.route_of(position))
     };
-    assert!(plan([Some(1); 4]).is_own(0));
-    assert!(!plan([Some(1), Some(1), Some(2), Some(2)]).is_own(0));
-    assert!(!plan([Some(1), Some(1), Some(1), None]).is_own(0));
-    assert!(!plan([None; 4]).is_own(0));
+    let [own, exchanged] = [Some(Route::Cached), Some(Route::Exchange)];
+    assert_eq!(routes(vec![near.clone(), near.clone(), vec![]]), [own; 3]);
+    assert_eq!(routes(vec![near.clone(), near, vec![shared(2)]]), [exchanged, own, Some(Route::Gather)]);
 }
 
 #[test]

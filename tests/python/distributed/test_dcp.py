@@ -274,7 +274,13 @@ def count_read_bytes(work):
 
 
 def read_together(path):
-    """Returns the bytes that a rank reads in several groups and alone."""
+    """Returns the bytes that a rank reads in several groups and alone, without a page cache that ranks share."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FST_READER", "pread")
+        return read_in_groups(path)
+
+
+def read_in_groups(path):
     world, rank = dist.group.WORLD, dist.get_rank()
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     half = halves[rank // 2]

@@ -12,7 +12,7 @@ from fst import RankError
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._checkpoint.region import Region
 from fst._core.group import Group
-from fst._distributed.load import fill_on_device, load_shards, open_for_group, page_cache
+from fst._distributed.load import fill_on_device, load_shards, open_for_group
 from fst._distributed.shards import Replicated, Sharded, ShardRequest, region_of
 from procfs import read_bytes
 from rawfile import assert_same
@@ -177,10 +177,10 @@ def test_page_cache_identity(tmp_path, monkeypatch):
     for name in ("a", "b"):
         save_file({"m": torch.ones(3)}, tmp_path / name)
     os.link(tmp_path / "a", tmp_path / "c")
-    first, second, third = (page_cache(OpenCheckpoint(str(tmp_path / name))) for name in ("a", "b", "c"))
+    first, second, third = (OpenCheckpoint(str(tmp_path / name)).page_cache() for name in ("a", "b", "c"))
     assert first == third != second
     monkeypatch.setenv("FST_READER", "pread")
-    assert page_cache(OpenCheckpoint(str(tmp_path / "a"))) == ""
+    assert OpenCheckpoint(str(tmp_path / "a")).page_cache() == ""
 
 
 def count(path):

@@ -54,8 +54,8 @@ def tensor_file(path):
 
 # Functions that load, and a function that each calls between two collectives or before the first.
 CALLS = [
-    (sharded, "fst._distributed.load_sharded.open_for_group"),
-    (sharded, "fst._distributed.load_sharded.select_shards"),
+    (sharded, "fst._distributed.load_sharded.open_and_gather"),
+    (sharded, "fst._distributed.load_sharded.run_load"),
     (streamed, "fst._distributed.stream_sharded.batches"),
     (module, "fst._module.load_module.reshard"),
     (module, "fst._module.load_module.open_for_group"),

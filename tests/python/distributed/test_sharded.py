@@ -332,9 +332,9 @@ def count_bytes(path, place, strategy):
     plans, sent = [], 0
 
     def agree(*arguments):
-        agreement = fst._distributed.agreement.agree_on_plan(*arguments)
-        plans.append(agreement.plan)
-        return agreement
+        plan, loaded = fst._distributed.agreement.agree_on_plan(*arguments)
+        plans.append(plan)
+        return plan, loaded
 
     def begin(exchange, window):
         nonlocal sent

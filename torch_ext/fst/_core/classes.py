@@ -65,6 +65,14 @@ class Checkpoint:
         """Returns the path of the file that holds a tensor."""
         return self._object.path(name)
 
+    def page_cache(self) -> str:
+        """Returns a name for the page cache that serves loads of these files to the CPU.
+
+        The name is equal in all processes that map the same files on one machine. It is empty if the files are not
+        mapped.
+        """
+        return self._object.page_cache()
+
     def reader(self) -> str:
         """Returns the names of the readers that loads to the CPU use, joined by "+"."""
         return self._object.reader()
@@ -196,7 +204,8 @@ class GroupPlan:
         checkpoint: The checkpoint to load.
         requests: Encoded lists of requested shards.
         list_of_rank: For each rank, the index of its list in `requests`.
-        page_caches: For each rank, a number that ranks have in common if they map the files from one page cache, or -1.
+        page_caches: For each rank, a number that ranks have in common if they read the files through one page cache,
+            or -1.
         strategy: "auto", "own" or "exchange".
         window_bytes: The upper bound for the bytes of a window on one rank.
     """
@@ -218,6 +227,10 @@ class GroupPlan:
         """Returns the number of windows, which ranks read and exchange one after the other."""
         return self._object.windows()
 
+    def has_exchange(self) -> bool:
+        """Returns whether the ranks exchange any data."""
+        return self.window_count() > 0 and self.collective(0) != "none"
+
     def collective(self, window: int) -> str:
         """Returns the collective that follows the reads of a window: "none", "gather" or "exchange"."""
         return self._object.collective(window)
@@ -238,9 +251,19 @@ class GroupPlan:
         """Returns a matrix of the bytes that the row's rank sends to the column's rank."""
         return self._object.sent_bytes(window)
 
-    def is_own(self, name: str) -> bool:
-        """Returns whether every rank reads its shard of a tensor itself."""
-        return self._object.is_own(name)
+    def is_cached(self, name: str) -> bool:
+        """Returns whether every rank takes its shard of a tensor from its page cache."""
+        return self._object.is_cached(name)
+
+    def load_own(
+        self, rank: int, items: Sequence[int], device: torch.device, dtype: torch.dtype | None
+    ) -> list[Tensor]:
+        """Loads some shards of a rank, given the indices of its requests, without the other ranks."""
+        return self._object.load_own(rank, items, device, dtype)
+
+    def load_own_into(self, rank: int, items: Sequence[int], out: Sequence[Tensor]) -> None:
+        """Overwrites existing tensors with some shards of a rank, with the casts of `Tensor.copy_`."""
+        self._object.load_own_into(rank, items, out)
 
     def digest(self) -> str:
         """Returns a hash of the plan."""

@@ -2,7 +2,7 @@
 
 import ctypes
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -27,8 +27,9 @@ _CPU = torch.device("cpu")
 # A control message begins with its length and a status byte.
 _LENGTH_BYTES = 8
 _SUCCEEDED, _FAILED = b"+", b"-"
-# Longest message that fits the first collective. Longer messages take a second one.
+# Longest messages that fit the first collective. Longer messages take a second one.
 _SHORT_BYTES = 1016
+_SHORT_BROADCAST_BYTES = (64 << 10) - _LENGTH_BYTES
 
 
 class RankError(RuntimeError):
@@ -190,45 +191,94 @@ class Group:
         if self.process_group is None:
             assert data is not None
             return data
-        length = torch.tensor([0 if data is None else len(data)], device=self.control_device)
-        dist.broadcast(length, group=self.process_group, group_src=source)
-        moved = torch.empty(int(length), dtype=torch.uint8, device=_CPU) if data is None else data
-        moved = moved.to(self.control_device)
-        dist.broadcast(moved, group=self.process_group, group_src=source)
-        return moved.to(_CPU)
+        # As in `all_gather_bytes`.
+        head = torch.zeros(_LENGTH_BYTES + _SHORT_BROADCAST_BYTES, dtype=torch.uint8, device=_CPU)
+        if data is not None:
+            head[:_LENGTH_BYTES].view(torch.int64).fill_(len(data))
+            head[_LENGTH_BYTES:][: len(data)] = data[:_SHORT_BROADCAST_BYTES]
+        [head] = self.broadcast_all([head], [source])
+        length = int(head[:_LENGTH_BYTES].view(torch.int64))
+        if length <= _SHORT_BROADCAST_BYTES:
+            return head[_LENGTH_BYTES:][:length]
+        whole = torch.empty(length, dtype=torch.uint8, device=_CPU) if data is None else data
+        [whole] = self.broadcast_all([whole], [source])
+        return whole
+
+    def broadcast_all(self, data: Sequence[Tensor], sources: Sequence[int]) -> list[Tensor]:
+        """Broadcasts tensors on the CPU, each from its source, in flight at once.
+
+        The tensors of other sources have the right shape and dtype, and may be overwritten.
+        """
+        moved = [tensor.to(self.control_device) for tensor in data]
+        if self.process_group is not None:
+            works = [
+                dist.broadcast(tensor, group=self.process_group, group_src=source, async_op=True)
+                for tensor, source in zip(moved, sources, strict=True)
+            ]
+            for work in works:
+                work.wait()
+        return [tensor.to(_CPU) for tensor in moved]
 
     def _all_gather_equal(self, data: bytes) -> list[bytes]:
         """Returns the bytes of all ranks, whose lengths are equal."""
         # Explicit devices, since the caller may have set another default device.
         own = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.control_device)
         rows = torch.empty((self.size, len(data)), dtype=torch.uint8, device=self.control_device)
-        dist.all_gather_into_tensor(rows.view(-1), own, group=self.process_group)
+        if self.control_device.type == "cpu":
+            # The ring all-gather of gloo wakes each rank once for each other rank, and takes twice as long.
+            dist.all_to_all_single(rows.view(-1), own.repeat(self.size), group=self.process_group)
+        else:
+            dist.all_gather_into_tensor(rows.view(-1), own, group=self.process_group)
         # PyTorch has no other fast conversion to bytes that works without NumPy.
         return [ctypes.string_at(row.data_ptr(), len(data)) for row in rows.to(_CPU)]
 
 
 @defer_interrupts()
-def open_on_all(group: Group, open_checkpoint: Callable[[Tensor | None], _Checkpoint]) -> _Checkpoint:
-    """Opens a checkpoint on all ranks. Only rank 0 reads the headers and sends them to the others.
+def open_on_all(
+    group: Group,
+    open_checkpoint: Callable[[Tensor | None], _Checkpoint],
+    work: Callable[[_Checkpoint], tuple[_Result, bytes]],
+) -> tuple[_Result, list[bytes]]:
+    """Opens a checkpoint on all ranks, and does with it what `Group.gather_results` does.
+
+    Only rank 0 reads the headers and sends them to the others.
 
     Args:
         group: The ranks. All of them call this function.
         open_checkpoint: Opens the checkpoint, given its headers or `None` to read them.
+        work: Returns a result and bytes, given the open checkpoint.
+
+    Returns:
+        The result of this rank, and the bytes of all ranks in rank order.
 
     Raises:
-        RankError: `open_checkpoint` failed on another rank.
-        Exceptions of `open_checkpoint` on this rank.
+        RankError: `open_checkpoint` or `work` failed on another rank.
+        Exceptions of `open_checkpoint` and `work` on this rank.
     """
+    opened: list[_Checkpoint] = []
+    errors: list[BaseException] = []
+    headers = None
+    if group.rank == 0:
+        try:
+            opened.append(open_checkpoint(None))
+            headers = opened[0].headers()
+        except BaseException as caught:
+            errors.append(caught)
+            # The headers of a file are never empty.
+            headers = torch.empty(0, dtype=torch.uint8, device=_CPU)
+    received = group.broadcast(headers, 0)
 
-    def open_on_first() -> tuple[_Checkpoint, Tensor] | None:
-        if group.rank > 0:
-            return None
-        checkpoint = open_checkpoint(None)
-        return checkpoint, checkpoint.headers()
+    def open_and_work() -> tuple[_Result | None, bytes]:
+        if errors:
+            raise errors.pop()
+        if len(received) == 0:
+            # Rank 0 failed, so all ranks raise.
+            return None, b""
+        return work(opened[0] if opened else open_checkpoint(received))
 
-    opened = group.run_on_all(open_on_first)
-    headers = group.broadcast(opened[1] if opened else None, 0)
-    return group.run_on_all(lambda: opened[0] if opened else open_checkpoint(headers))
+    result, gathered = group.gather_results(open_and_work)
+    assert result is not None
+    return result, gathered
 
 
 def _backends(process_group: "ProcessGroup | None") -> dict[str, str]:

@@ -1,9 +1,8 @@
 """Agreement of all ranks on options, requests and plan before any data is transferred."""
 
 import hashlib
-import json
-from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,73 +12,105 @@ from fst._core.classes import GroupPlan
 from fst._core.group import Group
 from fst._distributed.shards import ShardRequest, encode
 
+_Result = TypeVar("_Result")
+
 
 class LoadOptions(NamedTuple):
-    """Options that must be equal on all ranks. `dtype` is `None` where it may differ."""
+    """Options that must be equal on all ranks. `device` and `dtype` are `None` where they may differ."""
 
+    device: str | None
     dtype: str | None
     strategy: str
     window_bytes: int
 
 
-class PlanAgreement(NamedTuple):
-    """Plan of a collective load, equal on all ranks.
+class Summary(NamedTuple):
+    """Part of a rank in the plan, short enough for all ranks to send it to all.
 
     Attributes:
-        plan: Assignment of reads and transfers to ranks.
-        all_mapped: Whether every rank maps the files.
+        options: Options that must be equal on all ranks.
+        digest: Digest of the encoded requests.
+        count: Number of the encoded requests' numbers.
+        page_cache: Name of the page cache that this rank reads the files through; empty if there is none.
     """
 
-    plan: GroupPlan
-    all_mapped: bool
+    options: LoadOptions
+    digest: str
+    count: int
+    page_cache: str
+
+
+def summarize(
+    checkpoint: OpenCheckpoint, requests: Sequence[ShardRequest], options: LoadOptions, device: torch.device
+) -> tuple[Tensor, Summary]:
+    """Returns this rank's encoded requests for a load to `device`, and their summary."""
+    positions = {name: position for position, name in enumerate(checkpoint.tensors)}
+    encoded = encode(requests, positions)
+    digest = hashlib.sha256(str(encoded.tolist()).encode()).hexdigest()
+    page_cache = checkpoint.page_cache() if device.type == "cpu" else ""
+    return encoded, Summary(options, digest, len(encoded), page_cache)
+
+
+def check_options(summaries: Sequence[Summary]) -> LoadOptions:
+    """Returns the options of all ranks.
+
+    Raises:
+        ValueError: The ranks differ in an option.
+    """
+    for index, field in enumerate(LoadOptions._fields):
+        check_equal(field, [summary.options[index] for summary in summaries])
+    return LoadOptions(*summaries[0].options)
 
 
 def agree_on_plan(
-    checkpoint: OpenCheckpoint, requests: Sequence[ShardRequest], group: Group, options: LoadOptions, page_cache: str
-) -> PlanAgreement:
+    checkpoint: OpenCheckpoint,
+    encoded: Tensor,
+    summaries: Sequence[Summary],
+    group: Group,
+    load_own: Callable[[GroupPlan], _Result],
+) -> tuple[GroupPlan, _Result | None]:
     """Plans a load of the requests of all ranks. Every rank calls this function with its own requests.
 
     Args:
         checkpoint: The open checkpoint.
-        requests: Requests of this rank.
+        encoded: Encoded requests of this rank.
+        summaries: The summaries of all ranks in rank order.
         group: The ranks that load together.
-        options: Options that must be equal on all ranks.
-        page_cache: Name of the page cache that this rank maps the files from; empty if this rank reads the files.
+        load_own: Loads all shards of this rank without the other ranks. It is called if the plan has no exchange, so
+            that one collective reports failures of both.
+
+    Returns:
+        The plan, equal on all ranks, and the result of `load_own` if the plan has no exchange.
 
     Raises:
+        RankError: Planning or `load_own` failed on another rank.
         ValueError: The ranks differ in an option, or in the layout of a tensor.
     """
-    positions = {name: position for position, name in enumerate(checkpoint.tensors)}
-
-    def summarize() -> tuple[Tensor, bytes]:
-        encoded = encode(requests, positions)
-        digest = hashlib.sha256(str(encoded.tolist()).encode()).hexdigest()
-        return encoded, json.dumps([options, digest, page_cache]).encode()
-
-    def plan_all() -> tuple[GroupPlan, bytes]:
-        plan = GroupPlan(checkpoint, distinct, _ids(digests), cache_ids, options.strategy, options.window_bytes)
-        return plan, plan.digest().encode()
-
-    encoded, summaries = group.gather_results(summarize)
-    all_options, digests, caches = zip(*map(json.loads, summaries), strict=True)
-    for index, field in enumerate(LoadOptions._fields):
-        check_equal(field, [rank_options[index] for rank_options in all_options])
-    distinct = _distinct_requests(encoded, digests, group)
+    options = check_options(summaries)
+    requests = _distinct_requests(encoded, summaries, group)
+    lists = _ids([summary.digest for summary in summaries])
+    caches = [summary.page_cache for summary in summaries]
     cache_ids = [cache_id if cache else -1 for cache, cache_id in zip(caches, _ids(caches), strict=True)]
-    plan, plan_digests = group.gather_results(plan_all)
-    check_equal("plan (does every rank run the same version of fst?)", [digest.decode() for digest in plan_digests])
-    return PlanAgreement(plan, all(caches))
+
+    def plan_all() -> tuple[tuple[GroupPlan, _Result | None], bytes]:
+        plan = GroupPlan(checkpoint, requests, lists, cache_ids, options.strategy, options.window_bytes)
+        return (plan, None if plan.has_exchange() else load_own(plan)), plan.digest().encode()
+
+    planned, digests = group.gather_results(plan_all)
+    check_equal("plan (does every rank run the same version of fst?)", [digest.decode() for digest in digests])
+    return planned
 
 
-def _distinct_requests(encoded: Tensor, digests: Sequence[str], group: Group) -> list[Tensor]:
+def _distinct_requests(encoded: Tensor, summaries: Sequence[Summary], group: Group) -> list[Tensor]:
     """Returns the distinct encoded requests of all ranks, in the order of the first rank that has each."""
+    digests = [summary.digest for summary in summaries]
     if len(set(digests)) == 1:
         return [encoded]
     sources = [digests.index(digest) for digest in dict.fromkeys(digests)]
-    received = [
-        group.broadcast(encoded.view(torch.uint8) if source == group.rank else None, source) for source in sources
+    requests = [
+        encoded if source == group.rank else encoded.new_empty(summaries[source].count) for source in sources
     ]
-    return [data.view(torch.int64) for data in received]
+    return group.broadcast_all(requests, sources)
 
 
 def _ids(values: Sequence[Hashable]) -> list[int]:

@@ -4,9 +4,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import compress
-from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,16 +15,13 @@ from fst._core.classes import GroupPlan
 from fst._core.dtypes import CASTABLE
 from fst._core.group import Group, open_on_all
 from fst._core.interrupts import defer_interrupts
-from fst._distributed.agreement import LoadOptions, agree_on_plan, check_equal
+from fst._distributed.agreement import LoadOptions, Summary, agree_on_plan, check_options, summarize
 from fst._distributed.exchange import Exchange, side_stream
 from fst._distributed.shards import ShardRequest, region_of
 
-# A page fault reads megabytes around the page. If other ranks read the bytes between small views, those bytes would be
-# read twice.
-_VIEW_BYTES_MIN = 1 << 20
+_META = torch.device("meta")
 
-# Changes with each boot of the kernel. It is equal in all containers on a machine.
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_Result = TypeVar("_Result")
 
 
 def open_for_group(paths: Paths, group: Group) -> OpenCheckpoint:
@@ -38,6 +33,13 @@ def open_for_group(paths: Paths, group: Group) -> OpenCheckpoint:
         RankError: Another rank failed.
         Errors of `load_file` about paths and headers.
     """
+    return open_and_gather(paths, group, lambda checkpoint: (checkpoint, b""))[0]
+
+
+def open_and_gather(
+    paths: Paths, group: Group, work: Callable[[OpenCheckpoint], tuple[_Result, bytes]]
+) -> tuple[_Result, list[bytes]]:
+    """Opens a checkpoint as `open_for_group` does, and calls `work` with it as `Group.gather_results` does."""
 
     def open_checkpoint(headers: Tensor | None) -> OpenCheckpoint:
         checkpoint = OpenCheckpoint(paths, headers)
@@ -45,7 +47,27 @@ def open_for_group(paths: Paths, group: Group) -> OpenCheckpoint:
         _ = checkpoint.tensors
         return checkpoint
 
-    return open_on_all(group, open_checkpoint)
+    return open_on_all(group, open_checkpoint, work)
+
+
+class ShardLoad(NamedTuple):
+    """Load of new tensors by one rank, before the ranks communicate.
+
+    Attributes:
+        checkpoint: The open checkpoint.
+        requests: A request for each tensor.
+        encoded: The encoded requests.
+        group: The ranks that load together.
+        device: Device of the new tensors.
+        dtype: Dtype to cast to, or `None`.
+    """
+
+    checkpoint: OpenCheckpoint
+    requests: Sequence[ShardRequest]
+    encoded: Tensor
+    group: Group
+    device: torch.device
+    dtype: torch.dtype | None
 
 
 def load_shards(
@@ -64,45 +86,67 @@ def load_shards(
         ValueError: The requests of the ranks do not fit together or do not fit the checkpoint.
         Errors of `load_file`.
     """
-
-    def load_own(requests: Sequence[ShardRequest], device: torch.device) -> list[Tensor]:
-        regions = [region_of(shard, checkpoint.tensors[name].shape, group.rank, group.size) for name, shard in requests]
-        return checkpoint.load_boxes([name for name, _ in requests], regions, device, dtype)
-
-    def prepare() -> tuple[tuple[list[Tensor], str], bytes]:
-        like = load_own(requests, torch.device("meta"))
-        is_cast = any(
-            tensor.dtype != checkpoint.tensors[name].dtype for (name, _), tensor in zip(requests, like, strict=True)
+    return run_load(
+        *group.gather_results(
+            lambda: prepare_load(checkpoint, requests, group, device, dtype, strategy, window_bytes)
         )
-        cache = page_cache(checkpoint) if device.type == "cpu" and not is_cast else ""
-        return (like, cache), device.type.encode()
+    )
+
+
+def prepare_load(
+    checkpoint: OpenCheckpoint,
+    requests: Sequence[ShardRequest],
+    group: Group,
+    device: torch.device,
+    dtype: torch.dtype | None = None,
+    strategy: str = "auto",
+    window_bytes: int | None = None,
+) -> tuple[ShardLoad, bytes]:
+    """Returns a load of new tensors, and the message that all ranks need from this rank to run the load."""
+    options = LoadOptions(
+        device.type, str(dtype), strategy, group.window_bytes if window_bytes is None else window_bytes
+    )
+    encoded, summary = summarize(checkpoint, requests, options, device)
+    return ShardLoad(checkpoint, requests, encoded, group, device, dtype), json.dumps(summary).encode()
+
+
+def run_load(load: ShardLoad, gathered: Sequence[bytes]) -> list[Tensor]:
+    """Runs a prepared load, given the messages of all ranks. Every rank calls this function.
+
+    Raises:
+        Errors of `load_shards`.
+    """
+    checkpoint, requests, encoded, group, device, dtype = load
+    summaries = [Summary(*json.loads(data)) for data in gathered]
+
+    def like() -> list[Tensor]:
+        regions = [region_of(shard, checkpoint.tensors[name].shape, group.rank, group.size) for name, shard in requests]
+        return checkpoint.load_boxes([name for name, _ in requests], regions, _META, dtype)
 
     with defer_interrupts():
-        (like, cache), device_types = group.gather_results(prepare)
-        # A rank that loads to meta communicates no further.
-        check_equal("device", [device_type.decode() for device_type in device_types])
         if device.type == "meta":
-            return like
-        options = LoadOptions(str(dtype), strategy, group.window_bytes if window_bytes is None else window_bytes)
-        plan, all_mapped = agree_on_plan(checkpoint, requests, group, options, cache)
-        if all(plan.collective(window) == "none" for window in range(plan.window_count())):
-            return group.run_on_all(lambda: load_own(requests, device))
-        # These tensors become views of the mapped files and need no exchange.
-        is_view = [
-            all_mapped and plan.is_own(name) and tensor.nbytes >= _VIEW_BYTES_MIN
-            for (name, _), tensor in zip(requests, like, strict=True)
-        ]
+            check_options(summaries)
+            return group.run_on_all(like)
+        plan, loaded = agree_on_plan(
+            checkpoint,
+            encoded,
+            summaries,
+            group,
+            lambda plan: plan.load_own(group.rank, range(len(requests)), device, dtype),
+        )
+        if loaded is not None:
+            return loaded
+        cached = [item for item, request in enumerate(requests) if plan.is_cached(request.name)]
 
-        def allocate() -> tuple[Iterator[Tensor], list[Tensor | None]]:
-            views = load_own(list(compress(requests, is_view)), device)
-            return iter(views), [
-                None if viewed else torch.empty_like(tensor, device=device)
-                for tensor, viewed in zip(like, is_view, strict=True)
+        def allocate() -> tuple[dict[int, Tensor], list[Tensor | None]]:
+            own = dict(zip(cached, plan.load_own(group.rank, cached, device, dtype), strict=True))
+            return own, [
+                None if item in own else torch.empty_like(tensor, device=device) for item, tensor in enumerate(like())
             ]
 
-        views, out = group.run_on_all(allocate)
+        own, out = group.run_on_all(allocate)
         _run(plan, out, group, device)
-        return [next(views) if tensor is None else tensor for tensor in out]
+        return [own[item] if tensor is None else tensor for item, tensor in enumerate(out)]
 
 
 def fill_shards(
@@ -147,21 +191,46 @@ def fill_on_device(
         Errors of `load_into`. After a failed read, tensors may hold old values, new values or a mix.
     """
 
-    def check_outputs() -> tuple[list[_Output], bytes]:
+    window_bytes = group.window_bytes if window_bytes is None else window_bytes
+    options = LoadOptions(None, None, strategy, window_bytes)
+
+    def check_outputs() -> tuple[tuple[list[_Output], torch.device, Tensor], bytes]:
         outputs = _outputs(checkpoint, requests, out, group)
-        return outputs, json.dumps([output.request.name for output in outputs if not output.is_direct]).encode()
+        device = outputs[0].tensor.device if outputs else group.device
+        encoded, summary = summarize(checkpoint, requests, options, device)
+        indirect = [output.request.name for output in outputs if not output.is_direct]
+        return (outputs, device, encoded), json.dumps([summary, indirect]).encode()
 
     with defer_interrupts():
-        outputs, gathered = group.gather_results(check_outputs)
-        device = outputs[0].tensor.device if outputs else group.device
+        (outputs, device, encoded), gathered = group.gather_results(check_outputs)
+        summaries, indirect_of_ranks = zip(*map(json.loads, gathered), strict=True)
+        tensors = [output.tensor for output in outputs]
+        plan, _ = agree_on_plan(
+            checkpoint,
+            encoded,
+            [Summary(*summary) for summary in summaries],
+            group,
+            lambda plan: plan.load_own_into(group.rank, range(len(tensors)), tensors),
+        )
+        if not plan.has_exchange():
+            return
         # Ranks load a tensor together, so a tensor that is indirect on one rank is indirect on all.
-        indirect = {name for data in gathered for name in json.loads(data)}
+        indirect = {name for names in indirect_of_ranks for name in names}
+        if not indirect:
+            cached = {item: tensor for item, tensor in enumerate(tensors) if plan.is_cached(requests[item].name)}
+            group.run_on_all(lambda: plan.load_own_into(group.rank, list(cached), list(cached.values())))
+            _run(plan, [None if item in cached else tensor for item, tensor in enumerate(tensors)], group, device)
+            return
         direct = [output for output in outputs if output.request.name not in indirect]
-        batch_bytes = group.window_bytes if window_bytes is None else window_bytes
-        options = LoadOptions(None, strategy, batch_bytes)
-        plan, _ = agree_on_plan(checkpoint, [output.request for output in direct], group, options, "")
-        _run(plan, [output.tensor for output in direct], group, device)
-        for names in map(set, batches(checkpoint, indirect.__contains__, batch_bytes)):
+        fill_on_device(
+            checkpoint,
+            [output.request for output in direct],
+            [output.tensor for output in direct],
+            group,
+            strategy,
+            window_bytes,
+        )
+        for names in map(set, batches(checkpoint, indirect.__contains__, window_bytes)):
             batch = [output for output in outputs if output.request.name in names]
             loaded = load_shards(
                 checkpoint, [output.request for output in batch], group, device, None, strategy, window_bytes
@@ -186,18 +255,6 @@ def batches(checkpoint: OpenCheckpoint, select: Callable[[str], bool], batch_byt
         size += tensor.nbytes
     if batch:
         yield batch
-
-
-def page_cache(checkpoint: OpenCheckpoint) -> str:
-    """Returns a name for the page cache that a load to the CPU maps the checkpoint from.
-
-    The name is equal in all processes that map the same files on one machine. It is empty if the files are read
-    instead.
-    """
-    if checkpoint.reader() != "mmap" or not _BOOT_ID.exists():
-        return ""
-    stats = [Path(path).stat() for path in checkpoint.paths]
-    return " ".join([_BOOT_ID.read_text().strip(), *(f"{stat.st_dev}:{stat.st_ino}" for stat in stats)])
 
 
 class _Output(NamedTuple):

@@ -11,7 +11,7 @@ from fst._core.arguments import Device, Paths, device_of, dtype_of, names_of
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
 from fst._distributed.agreement import check_equal
-from fst._distributed.load import load_shards, open_for_group
+from fst._distributed.load import ShardLoad, open_and_gather, prepare_load, run_load
 from fst._distributed.placements import Placements, shard_requests
 from fst._distributed.shards import ShardRequest
 
@@ -77,10 +77,15 @@ def load_sharded(
         >>> weights["weight"].shape  # in a group of one rank
         torch.Size([4, 3])
     """
+
+    def prepare(checkpoint: OpenCheckpoint) -> tuple[ShardLoad, bytes]:
+        selection = _select(checkpoint, placements, group, device, dtype, names)
+        return prepare_load(*selection, strategy=strategy, window_bytes=window_bytes)
+
     with defer_interrupts():
-        selection = select_shards(paths, placements, group, device, dtype, names)
-        tensors = load_shards(*selection, strategy=strategy, window_bytes=window_bytes)
-    return {request.name: tensor for request, tensor in zip(selection.requests, tensors, strict=True)}
+        load, gathered = open_and_gather(paths, _control_group(group), prepare)
+        tensors = run_load(load, gathered)
+    return {request.name: tensor for request, tensor in zip(load.requests, tensors, strict=True)}
 
 
 class ShardSelection(NamedTuple):
@@ -116,18 +121,31 @@ def select_shards(
         Errors of `load_sharded` about paths, headers and arguments.
     """
 
-    def read_arguments() -> tuple[tuple[torch.device, torch.dtype | None, list[str] | None], bytes]:
-        load_device = _resolve(device)
-        return (load_device, dtype_of(dtype), None if names is None else names_of(names)), load_device.type.encode()
+    def select(checkpoint: OpenCheckpoint) -> tuple[ShardSelection, bytes]:
+        selection = _select(checkpoint, placements, process_group, device, dtype, names)
+        return selection, selection.device.type.encode()
 
-    # Communicates as for the CPU until all ranks know their device.
-    control_group = Group.of(process_group, torch.device("cpu"))
-    (load_device, load_dtype, selected), device_types = control_group.gather_results(read_arguments)
+    selection, device_types = open_and_gather(paths, _control_group(process_group), select)
     check_equal("device", [device_type.decode() for device_type in device_types])
-    group = Group.of(process_group, load_device)
-    checkpoint = open_for_group(paths, group)
-    requests = group.run_on_all(lambda: shard_requests(placements, checkpoint, selected))
-    return ShardSelection(checkpoint, requests, group, load_device, load_dtype)
+    return selection
+
+
+def _control_group(process_group: "ProcessGroup | None") -> Group:
+    """Returns the group that communicates as for the CPU, until all ranks know their device."""
+    return Group.of(process_group, torch.device("cpu"))
+
+
+def _select(
+    checkpoint: OpenCheckpoint,
+    placements: Placements,
+    process_group: "ProcessGroup | None",
+    device: Device,
+    dtype: torch.dtype | None,
+    names: Sequence[str] | None,
+) -> ShardSelection:
+    load_device, load_dtype = _resolve(device), dtype_of(dtype)
+    requests = shard_requests(placements, checkpoint, None if names is None else names_of(names))
+    return ShardSelection(checkpoint, requests, Group.of(process_group, load_device), load_device, load_dtype)
 
 
 def _resolve(device: Device) -> torch.device:

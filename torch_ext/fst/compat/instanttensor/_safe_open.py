@@ -69,7 +69,9 @@ class safe_open:  # noqa: N801  (the name in InstantTensor)
         self.device = torch.device(device) if isinstance(device, str) else device
         self._load_device = torch.device(device_of(device))
         self._group = group_of(process_group, self._load_device)
-        checkpoint = open_on_all(self._group, lambda headers: Checkpoint(self.filename, headers))
+        checkpoint, _ = open_on_all(
+            self._group, lambda headers: Checkpoint(self.filename, headers), lambda checkpoint: (checkpoint, b"")
+        )
         # None after the `with` block.
         self._checkpoint: Checkpoint | None = checkpoint
         self._names = [name for name in checkpoint.names() if matches(name)]

@@ -1,0 +1,151 @@
+"""Loads by ranks that share a page cache: no exchange, each byte read from storage once, few collectives."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch.distributed.tensor import Replicate, Shard
+
+import fst
+import fst._distributed.load
+from fst._core.group import Group
+from fst._distributed.load import fill_on_device, open_for_group
+from fst._distributed.shards import Replicated, Sharded, ShardRequest
+from rawfile import assert_same
+
+CPU = torch.device("cpu")
+SIZE = 4
+# The kernel reads ahead beyond the end of a read, and some of that is in the next file.
+READ_MAX = 1.05
+
+
+def rows(name, shape):
+    return Shard(0)
+
+
+def columns(name, shape):
+    return Shard(1)
+
+
+def replicated(name, shape):
+    return Replicate()
+
+
+def mixed(name, shape):
+    return [Shard(0), Shard(1), Replicate()][int(name) % 3]
+
+
+def storage_bytes():
+    """Returns the bytes that this process has caused storage to read."""
+    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(fields["read_bytes"])
+
+
+def drop_from_cache(path):
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def count(path, work):
+    """Returns what `work` returns, and the bytes that this process has read from storage for a cold file."""
+    if dist.get_rank() == 0:
+        drop_from_cache(path)
+    dist.barrier()
+    before = storage_bytes()
+    result = work()
+    dist.barrier()
+    return result, storage_bytes() - before
+
+
+def refuse(*arguments):
+    raise AssertionError("the ranks exchange data")
+
+
+def part(tensor, placement):
+    if isinstance(placement, Replicate):
+        return tensor
+    return tensor.chunk(dist.get_world_size(), placement.dim)[dist.get_rank()].contiguous()
+
+
+def load_cold(path, place, dtype):
+    def load():
+        tensors = fst.load_sharded(path, place, dtype=dtype)
+        # Views are read when they are used.
+        return {name: tensor.clone() for name, tensor in tensors.items()}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fst._distributed.load.Exchange", refuse)
+        loaded, read = count(path, load)
+    for name, tensor in load_file(path).items():
+        expected = part(tensor, place(name, tensor.shape))
+        assert_same(loaded[name], expected if dtype is None else expected.to(dtype))
+    return read
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """Returns a file of small and large tensors, of which only the first begins at a page."""
+    shapes = [(1024, 1031), (64, 33), (515, 2048), (8, 8), (33, 4096), (1200, 1100), (700, 257)]
+    tensors = {str(index): torch.randn(shapes[index % len(shapes)]) for index in range(21)}
+    path = tmp_path_factory.mktemp("cold") / "a.safetensors"
+    save_file(tensors, path)
+    return path
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("place", [rows, columns, replicated, mixed])
+def test_cold_file_is_read_once(ranks, path, place, dtype):
+    read = sum(ranks(SIZE).run(load_cold, path, place, dtype))
+    assert read <= READ_MAX * path.stat().st_size
+
+
+def fill_cold(path):
+    requests = [
+        ShardRequest(name, [Sharded(0), Sharded(1), Replicated()][int(name) % 3]) for name in load_file(path)
+    ]
+    places = {name: mixed(name, None) for name, _ in requests}
+    expected = {name: part(tensor, places[name]) for name, tensor in load_file(path).items()}
+    out = [torch.zeros_like(expected[name]) for name, _ in requests]
+    # A tensor that is not contiguous, and one of another dtype.
+    out[0], out[1] = torch.zeros_like(expected["0"].T).T, out[1].double()
+
+    def fill():
+        group = Group.of(None, CPU)
+        fill_on_device(open_for_group(path, group), requests, out, group)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fst._distributed.load.Exchange", refuse)
+        _, read = count(path, fill)
+    for (name, _), tensor in zip(requests, out, strict=True):
+        assert_same(tensor.contiguous(), expected[name].to(tensor.dtype))
+    return read
+
+
+def test_cold_file_is_read_once_into_tensors(ranks, path):
+    assert sum(ranks(SIZE).run(fill_cold, path)) <= READ_MAX * path.stat().st_size
+
+
+def count_collectives(path):
+    calls = []
+
+    def counted(function):
+        def call(*arguments, **options):
+            calls.append(function.__name__)
+            return function(*arguments, **options)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("broadcast", "all_to_all_single", "all_gather_into_tensor", "all_reduce"):
+            patch.setattr(dist, name, counted(getattr(dist, name)))
+        fst.load_sharded(path, mixed)
+    return calls
+
+
+def test_collectives(ranks, path):
+    for calls in ranks(SIZE).run(count_collectives, path):
+        assert calls == ["broadcast", "all_to_all_single", "all_to_all_single"]
