@@ -38,7 +38,7 @@ from fst._checkpoint.region import Region
 from fst._core.arguments import Path, path_of
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
-from fst._distributed.load import fill_shards, open_for_group
+from fst._distributed.load import device_message, fill_shards, open_for_group
 from fst._distributed.shards import ShardRequest
 from fst._load.load import metadata
 
@@ -131,11 +131,16 @@ class StorageReader(storage.StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Fills the planner's tensors for the items of the plan. The returned future is complete."""
         group = self._group_of(plan)
-        reads = group.run_on_all(lambda: [self._resolve(item, planner) for item in plan.items])
+
+        def resolve() -> tuple[list[tuple[_Source, ShardRequest, Tensor]], bytes]:
+            reads = [self._resolve(item, planner) for item in plan.items]
+            return reads, device_message([tensor for _, _, tensor in reads])
+
+        reads, gathered = group.gather_results(resolve)
         for source in self._sources:
             requests = [request for owner, request, _ in reads if owner is source]
             out = [tensor for owner, _, tensor in reads if owner is source]
-            fill_shards(source.checkpoint, requests, out, group)
+            fill_shards(source.checkpoint, requests, out, group, gathered)
 
         def commit() -> None:
             for item, (_, _, tensor) in zip(plan.items, reads, strict=True):

@@ -12,7 +12,7 @@ from torch.distributed.tensor import Replicate, Shard
 import fst
 import fst._distributed.load
 from fst._core.group import Group
-from fst._distributed.load import fill_on_device, open_for_group
+from fst._distributed.load import fill_on_device, load_shards, open_for_group
 from fst._distributed.shards import Replicated, Sharded, ShardRequest
 from rawfile import assert_same
 
@@ -104,9 +104,7 @@ def test_cold_file_is_read_once(ranks, path, place, dtype):
 
 
 def fill_cold(path):
-    requests = [
-        ShardRequest(name, [Sharded(0), Sharded(1), Replicated()][int(name) % 3]) for name in load_file(path)
-    ]
+    requests = [ShardRequest(name, [Sharded(0), Sharded(1), Replicated()][int(name) % 3]) for name in load_file(path)]
     places = {name: mixed(name, None) for name, _ in requests}
     expected = {name: part(tensor, places[name]) for name, tensor in load_file(path).items()}
     out = [torch.zeros_like(expected[name]) for name, _ in requests]
@@ -149,3 +147,44 @@ def count_collectives(path):
 def test_collectives(ranks, path):
     for calls in ranks(SIZE).run(count_collectives, path):
         assert calls == ["broadcast", "all_to_all_single", "all_to_all_single"]
+
+
+def load_on_two_machines(path):
+    """Loads in a group whose ranks have two page caches, so that some tensors are exchanged."""
+    rank = dist.get_rank()
+    requests = [
+        ShardRequest(name, [Sharded(0), Sharded(1), Replicated()][int(name) % 3])
+        for name in load_file(path)
+        # Each half of the ranks needs a few tensors alone.
+        if int(name) > 12 or int(name) % 2 == rank // 2
+    ]
+    # Chunks are for the whole group, so ranks that need a tensor alone keep it whole.
+    requests = [request if int(request.name) > 12 else request._replace(shard=Replicated()) for request in requests]
+    whole = load_file(path)
+    expected = [
+        part(whole[name], Replicate() if isinstance(shard, Replicated) else Shard(shard.dim))
+        for name, shard in requests
+    ]
+    group = Group.of(None, CPU)
+    out = [torch.zeros_like(tensor) for tensor in expected]
+    exchanges = []
+
+    class Counted(fst._distributed.load.Exchange):
+        def run(self):
+            exchanges.append(self)
+            super().run()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fst._checkpoint.checkpoint.OpenCheckpoint.page_cache", lambda checkpoint: f"machine {rank // 2}")
+        patch.setattr("fst._distributed.load.Exchange", Counted)
+        stored = open_for_group(path, group)
+        loaded = load_shards(stored, requests, group, CPU)
+        fill_on_device(stored, requests, out, group)
+    assert len(exchanges) == 2
+    for tensors in (loaded, out):
+        for tensor, value in zip(tensors, expected, strict=True):
+            assert_same(tensor, value)
+
+
+def test_two_page_caches(ranks, path):
+    ranks(SIZE).run(load_on_two_machines, str(path))

@@ -71,7 +71,10 @@ def other_name(patch, directory):
 
 
 def other_length(patch, directory):
-    save_file({"a": torch.randn(61, 32), "b": torch.randn(50), "c": torch.randn(9)}, directory / f"{dist.get_rank()}" / "a.safetensors")
+    save_file(
+        {"a": torch.randn(61, 32), "b": torch.randn(50), "c": torch.randn(9)},
+        directory / f"{dist.get_rank()}" / "a.safetensors",
+    )
 
 
 def other_header(patch, directory):

@@ -30,13 +30,13 @@ class Summary(NamedTuple):
     Attributes:
         options: Options that must be equal on all ranks.
         digest: Digest of the encoded requests.
-        count: Number of the encoded requests' numbers.
+        length: Length of the encoded requests.
         page_cache: Name of the page cache that this rank reads the files through; empty if there is none.
     """
 
     options: LoadOptions
     digest: str
-    count: int
+    length: int
     page_cache: str
 
 
@@ -107,9 +107,7 @@ def _distinct_requests(encoded: Tensor, summaries: Sequence[Summary], group: Gro
     if len(set(digests)) == 1:
         return [encoded]
     sources = [digests.index(digest) for digest in dict.fromkeys(digests)]
-    requests = [
-        encoded if source == group.rank else encoded.new_empty(summaries[source].count) for source in sources
-    ]
+    requests = [encoded if source == group.rank else encoded.new_empty(summaries[source].length) for source in sources]
     return group.broadcast_all(requests, sources)
 
 

@@ -1,7 +1,6 @@
 """Collective loads of shards, into new tensors or existing ones."""
 
 import json
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -87,9 +86,7 @@ def load_shards(
         Errors of `load_file`.
     """
     return run_load(
-        *group.gather_results(
-            lambda: prepare_load(checkpoint, requests, group, device, dtype, strategy, window_bytes)
-        )
+        *group.gather_results(lambda: prepare_load(checkpoint, requests, group, device, dtype, strategy, window_bytes))
     )
 
 
@@ -149,25 +146,44 @@ def run_load(load: ShardLoad, gathered: Sequence[bytes]) -> list[Tensor]:
         return [own[item] if tensor is None else tensor for item, tensor in enumerate(out)]
 
 
+def device_message(out: Sequence[Tensor]) -> bytes:
+    """Returns the message that all ranks need from this rank before `fill_shards`, about its output tensors."""
+    return json.dumps(list(_devices(out))).encode()
+
+
 def fill_shards(
-    checkpoint: OpenCheckpoint, requests: Sequence[ShardRequest], out: Sequence[Tensor], group: Group
+    checkpoint: OpenCheckpoint,
+    requests: Sequence[ShardRequest],
+    out: Sequence[Tensor],
+    group: Group,
+    gathered: Sequence[bytes],
 ) -> None:
     """Overwrites one tensor for each request, on any devices. Otherwise as `fill_on_device`.
 
     Each byte is read once for all ranks if each rank has its tensors on one device.
+
+    Args:
+        checkpoint: The open checkpoint.
+        requests: The requests of this rank.
+        out: A tensor for each request.
+        group: The ranks that load together.
+        gathered: The device messages of all ranks. They may name more devices than `out` has.
     """
-    outputs: dict[torch.device, list[tuple[ShardRequest, Tensor]]] = defaultdict(list)
-    for request, tensor in zip(requests, out, strict=True):
-        outputs[tensor.device].append((request, tensor))
-    # The n-th devices of a type on all ranks load together. All ranks take part in each of these loads.
-    devices: dict[str, torch.device] = {}
-    for device in sorted(outputs, key=str):
-        devices[f"{device.type} {sum(other.type == device.type for other in devices.values())}"] = device
-    gathered = group.all_gather_bytes(json.dumps(list(devices)).encode())
+    devices = _devices(out)
+    # All ranks take part in the load of each device.
     for key in sorted({key for data in gathered for key in json.loads(data)}):
-        device = devices.get(key, torch.device(key.split()[0]))
-        own = outputs[device] if key in devices else []
-        fill_on_device(checkpoint, [request for request, _ in own], [tensor for _, tensor in own], group.to(device))
+        device = devices.get(key)
+        own = [(request, tensor) for request, tensor in zip(requests, out, strict=True) if tensor.device == device]
+        load_group = group.to(torch.device(key.split()[0]) if device is None else device)
+        fill_on_device(checkpoint, [request for request, _ in own], [tensor for _, tensor in own], load_group)
+
+
+def _devices(out: Sequence[Tensor]) -> dict[str, torch.device]:
+    """Returns the devices of tensors by type and number: the n-th devices of a type on all ranks load together."""
+    devices: dict[str, torch.device] = {}
+    for device in sorted({tensor.device for tensor in out}, key=str):
+        devices[f"{device.type} {sum(other.type == device.type for other in devices.values())}"] = device
+    return devices
 
 
 def fill_on_device(

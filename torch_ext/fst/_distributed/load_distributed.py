@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
 from fst._distributed.dtensors import mesh_shards, normalize_placements
 from fst._distributed.layout import LocalLayout, local_layout
-from fst._distributed.load import load_shards, open_for_group
+from fst._distributed.load import load_shards, open_and_gather
 from fst._distributed.meshes import check_group, is_device_mesh, mesh_device, mesh_group, mesh_position
 from fst._distributed.placements import placements_by_name
 from fst._distributed.shards import ShardRequest
@@ -106,16 +106,17 @@ def load_distributed(
         if group is None:
             group = mesh_group(mesh)
         check_group(group, mesh)
-        # Communicates as for the CPU until all ranks know their device.
-        load_device, load_dtype, selected = Group.of(group, torch.device("cpu")).run_on_all(read_arguments)
-        load_group = Group.of(group, load_device)
-        checkpoint = open_for_group(paths, load_group)
 
-        def read_placements() -> "tuple[dict[str, list[Placement]], bytes]":
+        def select(checkpoint: OpenCheckpoint) -> "tuple[_Selection, bytes]":
+            load_device, load_dtype, selected = read_arguments()
             by_name = _mesh_placements(placements, checkpoint, selected, mesh)
-            return by_name, hashlib.sha256(_encode(by_name)).digest()
+            selection = _Selection(checkpoint, by_name, load_device, load_dtype)
+            return selection, hashlib.sha256(_encode(by_name)).digest()
 
-        by_name, digests = load_group.gather_results(read_placements)
+        # Communicates as for the CPU until all ranks know their device.
+        control_group = Group.of(group, torch.device("cpu"))
+        (checkpoint, by_name, load_device, load_dtype), digests = open_and_gather(paths, control_group, select)
+        load_group = Group.of(group, load_device)
         if len(set(digests)) > 1:
             _raise_difference(by_name, load_group)
         position = mesh_position(mesh, group)
@@ -133,6 +134,15 @@ def load_distributed(
             ]
         )
     return _as_dtensors(checkpoint, mesh, by_name, local_tensors)
+
+
+class _Selection(NamedTuple):
+    """Arguments of a load by one rank: the open checkpoint, placements by name, device and dtype."""
+
+    checkpoint: OpenCheckpoint
+    by_name: "dict[str, list[Placement]]"
+    device: torch.device
+    dtype: torch.dtype | None
 
 
 def _mesh_placements(

@@ -15,7 +15,7 @@ from fst._core.arguments import Device, Paths, device_of, dtype_of
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
 from fst._distributed.dtensors import dtensor_layout, is_dtensor, local_tensor, reshard
-from fst._distributed.load import fill_shards, open_for_group
+from fst._distributed.load import device_message, fill_shards, open_for_group
 from fst._distributed.meshes import enclosing_mesh, mesh_device, mesh_group
 from fst._distributed.shards import Replicated, ShardRequest
 from fst._module.match import Match, ModuleTensor, match_tensors, non_persistent_buffers, own_tensors
@@ -244,7 +244,7 @@ def _load_alone(match: Match, checkpoint: OpenCheckpoint, options: ModuleOptions
 def _load_together(match: Match, checkpoint: OpenCheckpoint, options: ModuleOptions, group: Group) -> _Loaded:
     """Fills the tensors that keep their storage, and loads the others, in one load by all ranks of a group."""
 
-    def allocate() -> tuple[_Loaded, list[tuple[ShardRequest, Tensor]]]:
+    def allocate() -> tuple[tuple[_Loaded, list[tuple[ShardRequest, Tensor]]], bytes]:
         kept, replaced = _partition(match, options)
         replacements = [(each, options.empty_for(each.tensor)) for each in replaced]
         extra_states = [torch.empty_like(checkpoint.tensors[name], device="cpu") for _, name in match.extra_states]
@@ -252,10 +252,10 @@ def _load_together(match: Match, checkpoint: OpenCheckpoint, options: ModuleOpti
         out += [(each.stored_names[0], value) for each, value in replacements]
         out += [(name, state) for (_, name), state in zip(match.extra_states, extra_states, strict=True)]
         shards = [shard for name, tensor in out for shard in _requested_shards(name, tensor, group)]
-        return _Loaded(replacements, extra_states), shards
+        return (_Loaded(replacements, extra_states), shards), device_message([tensor for _, tensor in shards])
 
-    loaded, shards = group.run_on_all(allocate)
-    fill_shards(checkpoint, [request for request, _ in shards], [tensor for _, tensor in shards], group)
+    (loaded, shards), gathered = group.gather_results(allocate)
+    fill_shards(checkpoint, [request for request, _ in shards], [tensor for _, tensor in shards], group, gathered)
     for each in match.tensors:
         # The load wrote to the local tensor, while autograd checks the version of the DTensor.
         if each.stored_names and is_dtensor(each.tensor) and not each.tensor.is_inference():
