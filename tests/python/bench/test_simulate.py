@@ -14,6 +14,7 @@ from safetensors import safe_open
 from torch.distributed.tensor import Replicate, Shard
 
 import fst
+from fst._distributed.exchange import Exchange
 from fst_bench.checkpoint import header_of
 from fst_bench.planner import Chunk, Region, ShardRequest, Whole, region_of
 from fst_bench.report import write_report
@@ -79,11 +80,18 @@ def recorded():
         calls.append(("exchange", list(send_splits), list(received_splits)))
         return exchange(received, send, received_splits, send_splits, *arguments, **options)
 
-    dist.broadcast, dist.all_to_all_single = recorded_broadcast, all_to_all_single
-    try:
+    run_windows = Exchange._run_windows
+
+    def run_recorded(self, interrupts):
+        # Without the collectives of control messages.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dist, "broadcast", recorded_broadcast)
+            patch.setattr(dist, "all_to_all_single", all_to_all_single)
+            run_windows(self, interrupts)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Exchange, "_run_windows", run_recorded)
         yield calls
-    finally:
-        dist.broadcast, dist.all_to_all_single = broadcast, exchange
 
 
 def placement_of(shard):

@@ -73,10 +73,6 @@ class Checkpoint:
         """
         return self._object.page_cache()
 
-    def reader(self) -> str:
-        """Returns the names of the readers that loads to the CPU use, joined by "+"."""
-        return self._object.reader()
-
     def load_tensors(
         self, names: Sequence[str], device: torch.device, dtype: torch.dtype | None = None
     ) -> list[Tensor]:
