@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 VENV := .venv
-CXX_SOURCES := $(wildcard csrc/*.h csrc/*.cpp torch_ext/fst/include/fst/*.h csrc/kernels/*.h csrc/kernels/*.cu tests/kernels/*.cpp tests/simcuda/src/*.cpp tests/cpp/*.cpp examples/libtorch/*.cpp)
+CXX_SOURCES := $(wildcard csrc/*.h csrc/*.cpp torch_ext/fst/include/fst/*.h csrc/kernels/*.h csrc/kernels/*.cu tests/kernels/*.c tests/kernels/*.cpp tests/kernels/*.h tests/simcuda/src/*.cpp tests/cpp/*.cpp examples/libtorch/*.cpp)
 # Clippy's build script writes TARGET_DIR/compile_commands.json for clang-tidy.
 TIDY_SOURCES := $(wildcard examples/libtorch/*.cpp tests/cpp/*.cpp csrc/*.cpp)
 LIBRARY := torch_ext/fst/libfst.so

@@ -1,0 +1,84 @@
+"""Images of the device kernels: that of the library, and others by the same nvcc."""
+
+import ctypes
+import importlib.util
+import os
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from suite import CHECKOUT
+
+_MAGIC = struct.pack("<IHH", 0xBA55ED50, 1, 16)
+_ZSTD = 0x8000  # the flag of entries that are compressed with Zstandard, which nvcc 13 uses
+
+
+class Entry(NamedTuple):
+    """Code for one architecture: PTX, or machine code."""
+
+    is_ptx: bool
+    architecture: int
+    is_compressed: bool
+    stored: bytes
+    code_bytes: int
+
+    def ptx(self) -> str:
+        code = _decompress(self.stored, self.code_bytes) if self.is_compressed else self.stored
+        return code.rstrip(b"\0").decode()
+
+
+def entries(path: Path) -> list[Entry]:
+    """Returns the entries of the image in a library or another file. Without an image, there are none."""
+    data = path.read_bytes()
+    begin = data.find(_MAGIC)
+    if begin < 0:
+        return []
+    assert data.find(_MAGIC, begin + 1) < 0, "the file has several images"
+    [length] = struct.unpack_from("<Q", data, begin + 8)
+    at, found = begin + 16, []
+    while at < begin + 16 + length:
+        kind, _, header_bytes, padded_bytes, stored_bytes = struct.unpack_from("<HHIQI", data, at)
+        [architecture] = struct.unpack_from("<I", data, at + 28)
+        flags, code_bytes = struct.unpack_from("<QxxxxxxxxQ", data, at + 40)
+        stored = data[at + header_bytes :][: stored_bytes or padded_bytes]
+        found.append(Entry(kind == 1, architecture, bool(flags & _ZSTD), stored, code_bytes))
+        at += header_bytes + padded_bytes
+    return found
+
+
+def compile_ptx(architectures: list[int], folder: Path) -> dict[int, str]:
+    """Compiles the kernels with the options of csrc/kernels/build.rs. Returns the PTX of each architecture."""
+    image = folder / "kernels.fatbin"
+    targets = [f"-gencode=arch=compute_{number},code=compute_{number}" for number in architectures]
+    source = CHECKOUT / "csrc" / "kernels" / "scatter.cu"
+    command = [_nvcc(), "-fatbin", "-std=c++17", "-O3", "--threads=0", *targets, source, "-o", image]
+    subprocess.run(command, check=True)
+    return {entry.architecture: entry.ptx() for entry in entries(image)}
+
+
+def _nvcc() -> Path:
+    """Finds nvcc as csrc/kernels/build.rs does, or skips the test."""
+    spec = importlib.util.find_spec("nvidia")
+    packages = [Path(folder, "cu13", "bin") for folder in (spec.submodule_search_locations if spec else None) or []]
+    toolkits = [Path(os.environ[name], "bin") for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
+    for folder in [*packages, *toolkits]:
+        if (folder / "nvcc").is_file():
+            return folder / "nvcc"
+    found = shutil.which("nvcc")
+    if found is None:
+        pytest.skip("there is no nvcc")
+    return Path(found)
+
+
+def _decompress(data: bytes, length: int) -> bytes:
+    """Decompresses with the library on which g++, dpkg and rpm depend: Python has Zstandard only from 3.14 on."""
+    zstd = ctypes.CDLL("libzstd.so.1")
+    zstd.ZSTD_decompress.restype = ctypes.c_size_t
+    zstd.ZSTD_decompress.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t]
+    target = ctypes.create_string_buffer(length)
+    assert zstd.ZSTD_decompress(target, length, data, len(data)) == length, "the image cannot be decompressed"
+    return target.raw

@@ -1,0 +1,208 @@
+"""Launches of the device kernels by a CPU: random copies, and the bytes that PyTorch's casts give."""
+
+import os
+import random
+import shlex
+import struct
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from fst._core.dtypes import SCALAR_TYPES
+from patterns import bits_of, cast_by_pytorch, patterns
+from ptx import translate
+from suite import CHECKOUT
+
+# Facts of rust/convert/scatter.rs.
+TILE_BYTES = 16 << 10
+BATCH_TASKS = 85
+BLOCK_THREADS = 256
+
+# Fact of tests/kernels/launch.c: the value of a target's bytes before the launch.
+TARGET_FILL = 0xEE
+
+
+class LaunchError(Exception):
+    """A kernel does what a GPU would refuse, or does not end."""
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A strided copy as in rust/convert/scatter.rs, with addresses relative to the source and the target."""
+
+    stored: torch.dtype
+    dtype: torch.dtype
+    source: int
+    target: int
+    rows: int
+    row_elements: int
+    stride_bytes: int
+
+    @property
+    def item_bytes(self) -> tuple[int, int]:
+        """Bytes of a source and of a target element. Elements of a copy without a cast are bytes."""
+        return (1, 1) if self.stored == self.dtype else (self.stored.itemsize, self.dtype.itemsize)
+
+    @property
+    def codes(self) -> tuple[int, int]:
+        return (0, 0) if self.stored == self.dtype else (SCALAR_TYPES[self.stored], SCALAR_TYPES[self.dtype])
+
+    @property
+    def elements(self) -> int:
+        return self.rows * self.row_elements
+
+    @property
+    def tiles(self) -> int:
+        return -(-self.elements * max(self.item_bytes) // TILE_BYTES)
+
+    @property
+    def written(self) -> slice:
+        """The bytes of the target."""
+        return slice(self.target, self.target + self.elements * self.item_bytes[1])
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Copies of one launch, and how it runs.
+
+    Attributes:
+        source: The bytes that the copies read.
+        target_bytes: The length of the target.
+        is_inline: Whether the tasks are parameters of the kernel.
+        is_source_at_end: Whether the end of the source is the end of a page. Else, its beginning is that of a page.
+        seed: Seed of the order of the threads.
+    """
+
+    copies: list[Copy]
+    source: torch.Tensor
+    target_bytes: int
+    is_inline: bool = False
+    is_source_at_end: bool = False
+    blocks: int = 2
+    threads: int = BLOCK_THREADS
+    seed: int = 0
+
+    def to_bytes(self) -> bytes:
+        """Returns the launch in the format of tests/kernels/launch.c."""
+        tasks, tiles = [], 0
+        for copy in self.copies:
+            numbers = (copy.source, copy.target, copy.row_elements, copy.stride_bytes, copy.rows, tiles, *copy.codes)
+            tasks.append(struct.pack("<4Q2I2B6x", *numbers))
+            tiles += copy.tiles
+        sizes = (len(self.source), self.is_source_at_end, self.target_bytes, len(tasks), tiles)
+        fields = (self.is_inline, self.blocks, self.threads, self.seed, *sizes)
+        return struct.pack("<9Q", *fields) + b"".join(tasks) + self.source.numpy().tobytes()
+
+    def check(self, found: torch.Tensor) -> None:
+        """Compares a target with PyTorch's casts. NaNs are equal, because GPUs choose their bits."""
+        untouched = torch.full((self.target_bytes,), TARGET_FILL, dtype=torch.uint8)
+        for copy in self.copies:
+            source_bytes, _ = copy.item_bytes
+            row_bytes = copy.row_elements * source_bytes
+            rows = self.source.as_strided((copy.rows, row_bytes), (copy.stride_bytes, 1), copy.source)
+            expected = cast_by_pytorch(rows.clone().flatten().view(copy.stored), copy.dtype)
+            result = found[copy.written].clone().view(copy.dtype)
+            if copy.stored == copy.dtype:
+                same = bits_of(result) == bits_of(expected)
+            else:
+                same = (bits_of(result) == bits_of(expected)) | (result.float().isnan() & expected.float().isnan())
+            wrong = (~same).nonzero().flatten().tolist()
+            assert not wrong, f"{len(wrong)} elements of {copy} differ, the first at {wrong[0]}"
+            untouched[copy.written] = found[copy.written]
+        assert torch.equal(found, untouched), "bytes between the copies were written"
+
+
+class Program:
+    """Kernels of PTX, compiled for this CPU.
+
+    Variants are other PTX in which some instructions of the same lines differ. All of them take one compilation.
+    """
+
+    def __init__(self, ptx: str, folder: Path, variants: Sequence[str] = ()) -> None:
+        folder.mkdir()
+        self._folder = folder
+        (folder / "kernels.c").write_text(_merge([translate(text) for text in (ptx, *variants)]))
+        # Optimizing thousands of statements would take longer than it saves.
+        compiler = [*shlex.split(os.environ.get("CC", "cc")), "-std=gnu11", "-O0", "-w"]
+        # Integers wrap around, and no operation on floats is merged or moved.
+        compiler += ["-fwrapv", "-frounding-math", "-ffp-contract=off"]
+        kernels = CHECKOUT / "tests" / "kernels"
+        command = [*compiler, "-I", kernels, folder / "kernels.c", kernels / "launch.c", "-lm", "-o", folder / "launch"]
+        subprocess.run(command, check=True)
+
+    def check(self, launches: Sequence[Launch], variant: int = 0) -> None:
+        """Runs launches, and compares their targets with PyTorch's casts. Variant 0 is the PTX itself.
+
+        Raises:
+            LaunchError: An access is not aligned or is outside the memory of its launch, or a launch does not end.
+            AssertionError: A target differs.
+        """
+        given, results = self._folder / "launches", self._folder / "targets"
+        given.write_bytes(b"".join(launch.to_bytes() for launch in launches))
+        try:
+            command = [self._folder / "launch", given, results, str(variant)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise LaunchError("the launches do not end") from error
+        if done.returncode == 1:
+            raise LaunchError(done.stderr)
+        assert done.returncode == 0, (done.returncode, done.stderr)
+        targets = torch.frombuffer(bytearray(results.read_bytes()), dtype=torch.uint8)
+        lengths = [launch.target_bytes for launch in launches]
+        for launch, target in zip(launches, targets.split(lengths), strict=True):
+            launch.check(target)
+
+
+def _merge(variants: list[str]) -> str:
+    """Returns C that runs the statement of the current variant wherever variants differ."""
+    lines = []
+    for original, *others in zip(*(text.splitlines() for text in variants), strict=True):
+        changed = [
+            f"if (variant == {number}) {{ {other} }}" for number, other in enumerate(others, 1) if other != original
+        ]
+        lines.append(" else ".join([*changed, f"{{ {original} }}"]) if changed else original)
+    return "\n".join(lines) + "\n"
+
+
+def arrange(shapes: Sequence[tuple[torch.dtype, torch.dtype, int, int]], seed: int, **options: object) -> Launch:
+    """Returns a launch of copies, with random gaps between the copies and between their rows.
+
+    A shape is the dtypes of a source and a target, the number of rows, and their length in elements of the source.
+    """
+    choose = random.Random(seed)
+    generator = torch.Generator().manual_seed(seed)
+    copies: list[Copy] = []
+    pieces: list[torch.Tensor] = []
+    source = 0
+    for stored, dtype, rows, row_elements in shapes:
+        gap_bytes = choose.randrange(20) if copies else 0
+        row_bytes = row_elements * stored.itemsize
+        stride_bytes = row_bytes + (0 if rows == 1 else choose.choice([0, *range(20)]))
+        used_bytes = (rows - 1) * stride_bytes + row_bytes
+        row_items = row_bytes if stored == dtype else row_elements
+        copies.append(Copy(stored, dtype, source + gap_bytes, 0, rows, row_items, stride_bytes))
+        source += gap_bytes + used_bytes
+
+        values = patterns(stored)
+        if rows * row_elements != len(values):
+            values = values[torch.randint(len(values), (rows * row_elements,), generator=generator)]
+        padded = torch.randint(256, (rows, stride_bytes), dtype=torch.uint8, generator=generator)
+        padded[:, :row_bytes] = bits_of(values).view(torch.uint8).view(rows, row_bytes)
+        pieces += [torch.zeros(gap_bytes, dtype=torch.uint8), padded.flatten()[:used_bytes]]
+
+    # The last copy ends at the end of the target, which is that of a page. So each begins at a distance from the end.
+    distances, distance = [], 0
+    for copy in reversed(copies):
+        item_bytes = copy.item_bytes[1]
+        distance = -(-distance // item_bytes) * item_bytes + copy.elements * item_bytes
+        distances.append(distance)
+        distance += choose.choice([0, *range(20)]) * item_bytes
+    target_bytes = -(-distance // 16) * 16
+    copies = [
+        replace(copy, target=target_bytes - distance)
+        for copy, distance in zip(copies, reversed(distances), strict=True)
+    ]
+    return Launch(copies, torch.cat(pieces), target_bytes, seed=seed, **options)
