@@ -17,6 +17,7 @@ use sim::{FATBIN, Sim, scatter_on_host};
 
 const GRID: [u32; 2] = [3, BLOCK_THREADS];
 
+/// tests/python/kernels/test_image.py lists the architectures in the image of a release.
 #[test]
 fn image_is_a_fatbin_if_built_with_nvcc() {
     let nvcc_is_expected = option_env!("FST_KERNELS").is_some();
@@ -24,24 +25,6 @@ fn image_is_a_fatbin_if_built_with_nvcc() {
     let Some(image) = IMAGE else { return };
     assert_eq!(image[..4], FATBIN);
     assert_eq!(image.as_ptr().addr() % 16, 0);
-    assert_eq!(architectures(image), ["75", "80", "86", "89", "90", "100", "110", "120", "PTX 120"]);
-}
-
-/// Lists the architectures in a fatbin. A header of 16 bytes, whose third field is the length of the entries, precedes
-/// the entries. Each entry begins with its kind (1 for PTX, 2 for machine code) and the lengths of its header and code.
-fn architectures(image: &[u8]) -> Vec<String> {
-    let number = |at: usize, bytes: usize| {
-        image[at..at + bytes].iter().rev().fold(0_usize, |number, &byte| number << 8 | usize::from(byte))
-    };
-    let (mut at, end) = (number(6, 2), number(6, 2) + number(8, 8));
-    let mut found = Vec::new();
-    while at < end {
-        let kind = if number(at, 2) == 1 { "PTX " } else { "" };
-        found.push(format!("{kind}{}", number(at + 28, 4)));
-        at += number(at + 4, 4) + number(at + 8, 8);
-    }
-    found.sort_by_key(|name| (name.starts_with("PTX"), name.len(), name.clone()));
-    found
 }
 
 /// Returns the bytes of a source and a target element.
@@ -137,7 +120,7 @@ fn noise(length: usize, seed: u64) -> Vec<u8> {
 }
 
 /// Returns the expected target, computed with the kernel's code for tasks of one element. The test
-/// tests/python/core/test_kernels.py compares this code with PyTorch.
+/// tests/python/kernels/test_convert.py compares this code with PyTorch.
 fn expected(copies: &[StridedCopy], source: &[u8], before: &[u8]) -> Vec<u8> {
     let mut target = before.to_vec();
     for copy in copies {
