@@ -10,7 +10,6 @@ TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 FUZZER := $(TARGET_DIR)/tools/bin/cargo-fuzz
 FUZZ_SECONDS ?= 60
 BENCH_ARGS ?=
-FEED_ARGS ?= tensors
 SIMULATE_ARGS ?=
 
 # build.rs asks this interpreter which PyTorch to build against.
@@ -70,8 +69,12 @@ bench-ranks: build ## the benchmark of several ranks on the CPU, about four minu
 	$(IN_VENV) python -m fst_bench.ranks $(BENCH_ARGS)
 
 .PHONY: bench-feed
-bench-feed: ## the host's part of loads to a GPU, without a GPU (FEED_ARGS="tensors" or "bytes /dev/shm")
-	cargo bench --bench gpu_feed -- $(FEED_ARGS)
+bench-feed: ## the host's part of loads to a GPU, without a GPU; results go to bench-results/feed.txt
+	cargo bench --bench gpu_feed --no-run
+	@mkdir -p bench-results
+	for run in "tensors /tmp" "bytes /tmp" "bytes /dev/shm"; do \
+		echo "cargo bench --bench gpu_feed -- $$run" && cargo bench --quiet --bench gpu_feed -- $$run || exit 1; \
+	done | tee bench-results/feed.txt
 
 .PHONY: simulate
 simulate: build ## loads of large models by up to 512 ranks, simulated (SIMULATE_ARGS="--help")

@@ -54,6 +54,15 @@ This page is generated from the raw results of `make bench` (or `fst-bench`). No
 - Rates are in GB/s (10^9 bytes); sizes in MiB and GiB.
 """
 
+FEED = "feed.txt"
+FEED_INTRODUCTION = """\
+## How fast the host can feed a GPU
+
+`make bench-feed` loads to a CUDA driver that does no work, so that only the host's part is measured: CPU time and
+driver calls per small tensor, and GB per second of CPU by chunk size and number of slots, beside `memcpy`. The rates of
+"direct" have no copy by the CPU. Same machine as above, without a GPU.
+"""
+
 NO_GPU = """\
 ## On a GPU
 
@@ -62,7 +71,7 @@ that say "not measured here".
 """
 
 
-def markdown(runs: Mapping[str, Run], simulation: Mapping[str, Any] | None = None) -> str:
+def markdown(runs: Mapping[str, Run], simulation: Mapping[str, Any] | None = None, feed: str = "") -> str:
     lines = [INTRODUCTION, "## Goals\n"]
     lines += table(["goal", "fst", "bound", "verdict"], [goal.row for goal in goals(runs)])
     if "cpu" in runs:
@@ -71,6 +80,8 @@ def markdown(runs: Mapping[str, Run], simulation: Mapping[str, Any] | None = Non
         lines += ["## On a GPU\n", *_section(runs["cuda"])]
     else:
         lines += [NO_GPU]
+    if feed:
+        lines += [FEED_INTRODUCTION, "```text", feed.strip(), "```\n"]
     if "ranks" in runs:
         lines += ["## Several ranks\n", *_machine(runs["ranks"]), *ranks_section(runs["ranks"])]
     if simulation:
@@ -203,7 +214,8 @@ def write_report(results: Path, out: Path) -> None:
     simulated = results / SIMULATION
     simulation = json.loads(simulated.read_text()) if simulated.exists() else None
     out.mkdir(parents=True, exist_ok=True)
-    (out / "BENCHMARKS.md").write_text(markdown(runs, simulation))
+    fed = results / FEED
+    (out / "BENCHMARKS.md").write_text(markdown(runs, simulation, fed.read_text() if fed.exists() else ""))
     images = out / "docs" / "images"
     images.mkdir(parents=True, exist_ok=True)
     try:
