@@ -81,9 +81,11 @@ impl Block {
             self.pinned = pin(self.bytes_mut());
         }
     }
-}
 
-impl Block {
+    fn fits(&self, request: &Request) -> bool {
+        self.bytes >= request.bytes && self.node == request.node
+    }
+
     /// Returns whether no copy is in flight any more.
     fn is_settled(&mut self) -> bool {
         // The wait for a copy that failed returns its error.
@@ -133,9 +135,7 @@ impl Slot {
             block.pin(pin);
         }
     }
-}
 
-impl Slot {
     /// Returns the slot to the pool, where it is free once a copy from it is done.
     ///
     /// Waits for the copy while a profile runs, which otherwise would not see it.
@@ -202,21 +202,19 @@ impl Pool {
 impl Blocks {
     /// Removes the free block that fits best. Of those with a copy in flight, only the oldest may have become free.
     fn find(&mut self, request: &Request) -> Option<Block> {
-        let fits = |block: &Block| block.bytes >= request.bytes && block.node == request.node;
-        let mut copying = self.free.iter_mut().filter(|block| fits(block) && block.copy.is_some());
+        let mut copying = self.free.iter_mut().filter(|block| block.fits(request) && block.copy.is_some());
         while copying.next().is_some_and(Block::is_settled) {}
-        let free = self.free.iter().enumerate().filter(|(_, block)| fits(block) && block.copy.is_none());
+        let free = self.free.iter().enumerate().filter(|(_, block)| block.fits(request) && block.copy.is_none());
         let (best, _) = free.min_by_key(|(_, block)| (block.bytes, block.pinned.is_none()))?;
         Some(self.free.remove(best))
     }
 
     /// Removes the oldest block that fits and has a copy in flight, if there are many or the bound allows no new block.
     fn find_copying(&mut self, request: &Request) -> Option<Block> {
-        let fits = |block: &Block| block.bytes >= request.bytes && block.node == request.node;
         let is_full = self.total_bytes.saturating_add(request.bytes) > request.staging_bytes;
         let count_min = if is_full { 1 } else { COPYING_MAX };
-        let oldest = self.free.iter().position(fits)?;
-        (self.free.iter().filter(|block| fits(block)).count() >= count_min).then(|| self.free.remove(oldest))
+        let oldest = self.free.iter().position(|block| block.fits(request))?;
+        (self.free.iter().filter(|block| block.fits(request)).count() >= count_min).then(|| self.free.remove(oldest))
     }
 
     /// Drops free blocks, none of which fits, until the bound allows a new one. Returns whether it does.

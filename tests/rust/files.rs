@@ -58,6 +58,11 @@ pub fn cached_pages(path: &Path) -> Vec<bool> {
     pages.into_iter().map(|page| page & 1 == 1).collect()
 }
 
+/// Returns how many pages of a file are cached.
+pub fn cached_count(path: &Path) -> usize {
+    cached_pages(path).into_iter().filter(|page| *page).count()
+}
+
 /// Returns a check that fails with `interrupted` from its call with this number on.
 pub fn fails_after(calls: usize) -> impl Fn() -> fst::Result<()> {
     let count = std::cell::Cell::new(0);

@@ -39,10 +39,6 @@ fn warm_up(path: &Path, ranges: &[(u64, usize)]) {
     }
 }
 
-fn cached_count(path: &Path) -> usize {
-    files::cached_pages(path).into_iter().filter(|page| *page).count()
-}
-
 /// Reads the whole file in chunks of 1 MiB, and checks the bytes.
 fn read_all(reader: &dyn reader::Reader, bytes: &[u8]) {
     let request = Request { bytes: 1 << 20, node: None, staging_bytes: 256 << 20 };
@@ -152,7 +148,7 @@ fn drop_cache_leaves_the_page_cache_unchanged() {
             let (path, bytes) = file(&directory, &warm);
             File::open(&path).unwrap().sync_all().unwrap();
             let before = files::cached_pages(&path);
-            let neighbours = cached_count(&neighbour);
+            let neighbours = files::cached_count(&neighbour);
             let options = Options { reader: choice, threads: 2, drop_cache: true, ..Options::default() };
             let rings = Arc::new(Rings::new(Linux, &options));
             let source = files::source(&path);
@@ -167,7 +163,7 @@ fn drop_cache_leaves_the_page_cache_unchanged() {
             assert_eq!(came, 0, "{choice:?}, warm {warm:?}");
             let stayed = before.iter().zip(&after).filter(|(before, after)| **before && **after).count();
             assert!(stayed * 2 >= before.iter().filter(|page| **page).count(), "{choice:?}, warm {warm:?}");
-            assert!(cached_count(&neighbour) * 2 >= neighbours);
+            assert!(files::cached_count(&neighbour) * 2 >= neighbours);
         }
     }
 }
@@ -180,7 +176,7 @@ fn pages_stay_cached_without_drop_cache() {
     let rings = Arc::new(Rings::new(Linux, &options));
     let opened = reader::open(&options, &files::source(&path), &rings).unwrap();
     read_all(&*opened.reader, &bytes);
-    assert!(cached_count(&path) > files::cached_pages(&path).len() / 2);
+    assert!(files::cached_count(&path) > files::cached_pages(&path).len() / 2);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What the process keeps of each GPU between loads: its context, copy streams and events. Creating them takes longer than
+//! Context, copy streams and events of each GPU, which the process keeps between loads. Creating them takes longer than
 //! loading a small tensor.
 
 use super::COPY_STREAMS;

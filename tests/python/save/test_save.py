@@ -231,28 +231,26 @@ def test_other_files_are_kept(tmp_path):
     assert sorted(os.listdir(tmp_path)) == sorted([*others, "model.safetensors"])
 
 
-def test_shards_without_directory_fsync(tmp_path, monkeypatch):
+def fail_directory_fsync(monkeypatch, code):
+    """Makes os.fsync fail for directories."""
     flush = os.fsync
 
-    def refuse(descriptor):
+    def fail(descriptor):
         if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "Invalid argument")
+            raise OSError(code, os.strerror(code))
         flush(descriptor)
 
-    monkeypatch.setattr(os, "fsync", refuse)
+    monkeypatch.setattr(os, "fsync", fail)
+
+
+def test_shards_without_directory_fsync(tmp_path, monkeypatch):
+    fail_directory_fsync(monkeypatch, errno.EINVAL)
     fst.save_file(checkpoint_of(1), tmp_path / "model.safetensors", max_shard_bytes=100)
     assert_all_same(fst.load_file(tmp_path), checkpoint_of(1))
 
 
 def test_error_after_the_rename_says_that_the_checkpoint_is_there(tmp_path, monkeypatch):
-    flush = os.fsync
-
-    def fail(descriptor):
-        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EIO, "Input/output error")
-        flush(descriptor)
-
-    monkeypatch.setattr(os, "fsync", fail)
+    fail_directory_fsync(monkeypatch, errno.EIO)
     with pytest.raises(OSError, match=r"complete and in place, but a power failure .*Input/output error.*") as failed:
         fst.save_file(checkpoint_of(1), tmp_path / "model.safetensors", max_shard_bytes=100)
     assert (failed.value.errno, failed.value.filename) == (errno.EIO, str(tmp_path))
