@@ -125,12 +125,13 @@ impl Checkpoint {
         guard(|| Ok(Box::new(Selection::new(choose(&self.files)?, Arc::clone(&self.mappings)))))
     }
 
-    /// Returns the names of the readers, joined by `+`, for the GPU with this ordinal, or for new tensors on the CPU if it
-    /// is negative.
+    /// Returns the name of the page cache that serves the files, or an empty string if they would not be mapped.
     pub(super) fn page_cache_name(&self) -> Result<String> {
         guard(|| Ok(shared_cache::name(&self.files, &Options::from_env()?)?.unwrap_or_default()))
     }
 
+    /// Returns the names of the readers, joined by `+`, for the GPU with this ordinal, or for new tensors on the CPU if it
+    /// is negative.
     pub(super) fn reader_names(&self, ordinal: i32) -> Result<String> {
         guard(|| {
             let options = Options::from_env()?;

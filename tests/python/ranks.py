@@ -12,6 +12,7 @@ from datetime import timedelta
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -125,6 +126,9 @@ def _serve(rank: int, size: int, store: Path, stack: Path, pipe: Any) -> None:
             os.chdir(store.parent)
             function, arguments = pipe.recv()
             try:
-                pipe.send((None, function(*arguments)))
+                # What one test sets must not reach the next.
+                with mock.patch.dict(os.environ):
+                    result = function(*arguments)
+                pipe.send((None, result))
             except BaseException:
                 pipe.send((traceback.format_exc(), None))

@@ -161,3 +161,13 @@ def test_ignored_interrupts_stay_ignored():
             held.deliver()
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def set_reader(value):
+    os.environ["FST_READER"] = value
+
+
+def test_environment_is_restored(ranks):
+    before = ranks(2).run(os.getenv, "FST_READER")
+    ranks(2).run(set_reader, "pread")
+    assert ranks(2).run(os.getenv, "FST_READER") == before
