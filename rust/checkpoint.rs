@@ -10,15 +10,19 @@ use crate::error::{Error, Kind, Result};
 use crate::format::header::{Entry, Header};
 use crate::os::threads;
 use crate::profile::{self, Stage};
-use crate::source::{Files, Source};
+use crate::os::sigint::Watch;
+use crate::source::{Place, Source};
+use crate::source::files::Files;
 use hashbrown::HashTable;
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 /// Number of headers that are read in parallel, to hide the latency of a slow file system.
 const HEADER_THREADS: usize = 8;
+/// The same for objects, whose headers are requested all at once.
+const REMOTE_HEADER_THREADS: usize = 64;
 
 /// Open checkpoint.
 #[derive(Debug)]
@@ -33,7 +37,7 @@ pub struct Checkpoint {
 
 #[derive(Debug)]
 struct OpenFile {
-    source: Arc<Source>,
+    source: Source,
     header: Header,
     /// Digest of the header that another process read, if this process has not read the header itself.
     expected: Option<HeaderDigest>,
@@ -46,21 +50,25 @@ impl Checkpoint {
     /// Those of [`Files::resolve`] and [`Header::read`]; `duplicate-tensor` for a name in two files; `malformed` if an
     /// index file lists a tensor that its file does not contain.
     pub fn open<P: AsRef<Path>>(paths: &[P]) -> Result<Checkpoint> {
-        let files = Files::resolve(paths)?;
-        Checkpoint::from_files(files, |_, source| {
+        let watch = Watch::begin();
+        let files = Files::resolve(paths, &|| watch.check())?;
+        Checkpoint::from_files(files, |_, place| {
+            let source = Source::open(place, &|| watch.check())?;
             let header = Header::read(&source)?;
-            Ok(OpenFile { source: Arc::new(source), header, expected: None })
+            Ok(OpenFile { source, header, expected: None })
         })
     }
 
     /// Opens the files in parallel with `open`, and indexes their names.
-    fn from_files(files: Files, open: impl Fn(usize, Source) -> Result<OpenFile> + Sync) -> Result<Checkpoint> {
+    fn from_files(files: Files, open: impl Fn(usize, &Place) -> Result<OpenFile> + Sync) -> Result<Checkpoint> {
         let _span = profile::span(Stage::Open);
-        let Files { paths, index_entries } = files;
-        let opened: Vec<OnceLock<OpenFile>> = paths.iter().map(|_| OnceLock::new()).collect();
-        threads::for_each(HEADER_THREADS, paths.len(), |index| {
-            if let (Some(path), Some(slot)) = (paths.get(index), opened.get(index)) {
-                let file = open(index, Source::open(path)?)?;
+        let Files { places, index_entries } = files;
+        let opened: Vec<OnceLock<OpenFile>> = places.iter().map(|_| OnceLock::new()).collect();
+        let is_remote = places.iter().any(|place| matches!(place, Place::Url(_)));
+        let threads = if is_remote { REMOTE_HEADER_THREADS } else { HEADER_THREADS };
+        threads::for_each(threads, places.len(), |index| {
+            if let (Some(place), Some(slot)) = (places.get(index), opened.get(index)) {
+                let file = open(index, place)?;
                 slot.get_or_init(|| file);
             }
             Ok(())
@@ -78,7 +86,7 @@ impl Checkpoint {
                 checkpoint.files.get(index_entry.file).filter(|file| file.header.find(&index_entry.name).is_none());
             if let Some(file) = lacking {
                 let message =
-                    format!("the index says that {} holds this tensor, but it does not", file.source.path.display());
+                    format!("the index says that {} holds this tensor, but it does not", file.source.path().display());
                 return Err(Error::new(Kind::Malformed, message).at(index_entry.index).tensor(index_entry.name));
             }
         }
@@ -86,7 +94,7 @@ impl Checkpoint {
     }
 
     /// Iterates over the open files.
-    pub fn sources(&self) -> impl ExactSizeIterator<Item = &Arc<Source>> {
+    pub fn sources(&self) -> impl ExactSizeIterator<Item = &Source> {
         self.files.iter().map(|file| &file.source)
     }
 
@@ -94,7 +102,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// `internal` if the index is out of range.
-    pub fn source(&self, index: usize) -> Result<&Arc<Source>> {
+    pub fn source(&self, index: usize) -> Result<&Source> {
         let missing = || Error::new(Kind::Internal, format!("no file {index} among {}", self.files.len()));
         self.files.get(index).map(|file| &file.source).ok_or_else(missing)
     }
@@ -147,7 +155,7 @@ impl Checkpoint {
 
     /// Iterates over the files whose headers have metadata, with that metadata.
     pub fn metadata_by_file(&self) -> impl Iterator<Item = (&Path, &BTreeMap<String, String>)> {
-        self.files.iter().filter_map(|file| Some((file.source.path.as_path(), file.header.metadata()?)))
+        self.files.iter().filter_map(|file| Some((file.source.path(), file.header.metadata()?)))
     }
 
     /// Returns the metadata in the header of a checkpoint with a single file.
@@ -176,7 +184,7 @@ impl Checkpoint {
         };
         let error = Error::new(Kind::TensorNotFound, message + &hint).tensor(name);
         match self.files.first() {
-            Some(file) => error.at(&file.source.path),
+            Some(file) => error.at(file.source.path()),
             None => error,
         }
     }
@@ -191,11 +199,11 @@ impl Checkpoint {
             for (position, entry) in file.header.entries().enumerate() {
                 let hash = self.hasher.hash_one(entry.name);
                 if let Some(&(first, _)) = merged.find(hash, |&location| self.name_at(location) == entry.name) {
-                    let other = self.files.get(first).map(|file| file.source.path.display().to_string());
+                    let other = self.files.get(first).map(|file| file.source.path().display().to_string());
                     let message =
                         format!("the name is in {} too; load the files one by one", other.unwrap_or_default());
                     return Err(Error::new(Kind::DuplicateTensor, message)
-                        .at(&file.source.path)
+                        .at(file.source.path())
                         .tensor(entry.name)
                         .offset(entry.begin));
                 }

@@ -46,9 +46,14 @@ pub trait Device: Send + Sync + 'static {
     /// `device` or `io`, with the reason why it cannot.
     fn open_direct_engine<'a>(
         self: &Arc<Self>,
-        sources: impl Iterator<Item = &'a Arc<Source>>,
+        sources: impl Iterator<Item = &'a Source>,
         options: &Options,
     ) -> Result<Arc<dyn Engine<Self::StreamEvent>>>;
+
+    /// Returns the size of slots for bytes of local files, at most `chunk_bytes`.
+    fn local_slot_bytes(&self, chunk_bytes: usize) -> usize {
+        chunk_bytes
+    }
 
     /// Returns the limits for chunks that pass through slots of at most `slot_bytes` bytes.
     fn limits(&self, slot_bytes: usize) -> DeviceLimits;

@@ -37,6 +37,8 @@ kinds! {
     IsADirectory = "is-a-directory",
     /// Any other failure of the operating system to read or write.
     Io = "io",
+    /// A remote object was replaced while it was loaded.
+    SourceChanged = "source-changed",
     /// The bytes of a file are not valid safetensors.
     Malformed = "malformed",
     /// No file contains a requested tensor.

@@ -224,7 +224,7 @@ impl Group {
     pub fn digest(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         for source in self.checkpoint.sources() {
-            (source.path.file_name(), source.length).hash(&mut hasher);
+            (source.path().file_name(), source.length()).hash(&mut hasher);
         }
         for (source, entry) in self.checkpoint.entries() {
             (source, entry.name, entry.dtype, entry.shape, entry.begin).hash(&mut hasher);
@@ -383,7 +383,7 @@ impl Group {
             None => error,
         };
         match self.checkpoint.source(tensor.source) {
-            Ok(source) => error.at(&source.path),
+            Ok(source) => error.at(source.path()),
             Err(_) => error,
         }
     }

@@ -37,6 +37,7 @@ pub mod options;
 pub mod dtype;
 pub mod os;
 pub mod profile;
+pub mod remote;
 pub mod source;
 pub mod format;
 pub mod convert;

@@ -1,8 +1,11 @@
 //! Options of loads and saves, with their defaults. Only this file reads the environment.
 
 use crate::error::{Error, Kind, Result};
+use crate::num::to_u64;
+use std::ffi::OsString;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 /// Reader that a user requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,6 +61,8 @@ pub struct Options {
     pub reader: ReaderChoice,
     /// Size of a staging slot, and so of the largest chunk, in bytes. `FST_CHUNK_BYTES`.
     pub chunk_bytes: usize,
+    /// Size of a request to a remote store, in bytes. `FST_REQUEST_BYTES`.
+    pub request_bytes: usize,
     /// Upper bound for the staging memory of the process, for all loads together, in bytes. `FST_STAGING_BYTES`.
     pub staging_bytes: usize,
     /// Number of threads that read. `FST_THREADS`.
@@ -82,6 +87,8 @@ impl Default for Options {
         Options {
             reader: ReaderChoice::Auto,
             chunk_bytes: 4 << 20,
+            // Long enough that the latency of a request is short beside it, and short enough for many at once.
+            request_bytes: 8 << 20,
             staging_bytes: STAGING_BYTES_MAX,
             // Threads that read from a disk mostly wait, so several keep it busy even on few cores.
             threads: cores.clamp(4, 16),
@@ -111,6 +118,9 @@ impl Options {
             chunk_bytes: number("FST_CHUNK_BYTES", CHUNK_BYTES_MIN..=STAGING_BYTES_MAX)?
                 .unwrap_or(defaults.chunk_bytes)
                 .min(staging_bytes),
+            request_bytes: number("FST_REQUEST_BYTES", CHUNK_BYTES_MIN..=STAGING_BYTES_MAX)?
+                .unwrap_or(defaults.request_bytes)
+                .min(staging_bytes),
             staging_bytes,
             threads: number("FST_THREADS", 1..=THREADS_MAX)?.unwrap_or(defaults.threads),
             queue_depth: number("FST_QUEUE_DEPTH", 1..=QUEUE_DEPTH_MAX)?.unwrap_or(defaults.queue_depth),
@@ -130,7 +140,25 @@ pub fn log_level_from_env() -> Result<Option<tracing::Level>> {
     })
 }
 
-fn variable(name: &str) -> Option<String> {
+/// Returns the time after which a request to a remote store counts as stalled if no byte arrives. `FST_STALL_SECONDS`.
+///
+/// # Errors
+/// `invalid-argument`, with the allowed values.
+pub fn stall_timeout_from_env() -> Result<Duration> {
+    Ok(Duration::from_secs(to_u64(number("FST_STALL_SECONDS", 1..=3600)?.unwrap_or(10))))
+}
+
+/// Returns all variables whose names begin with `prefix`, sorted by name.
+pub fn variables_with_prefix(prefix: &str) -> Vec<(String, String)> {
+    let text = |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
+    let mut found: Vec<_> =
+        std::env::vars_os().filter_map(text).filter(|(name, _)| name.starts_with(prefix)).collect();
+    found.sort();
+    found
+}
+
+/// Returns a variable of the environment, or `None` if it is not set or empty.
+pub fn variable(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()).filter(|value| !value.is_empty())
 }
 

@@ -140,6 +140,12 @@ pub enum Count {
     Copies,
     /// Kernels queued in the driver.
     Launches,
+    /// Requests to remote stores that were repeated.
+    Retries,
+    /// Bytes that were requested again by those.
+    RepeatedBytes,
+    /// Answers of remote stores that asked for fewer requests.
+    RateLimits,
 }
 
 /// Memory whose peak a profile records.
@@ -267,11 +273,11 @@ pub fn memory(what: Memory, bytes: impl TryInto<u64>) {
 }
 
 /// Records the reader chosen for a file and the reason.
-pub fn reader(path: &Path, file: &File, reader: &str, why: &str) {
+pub fn reader(path: &Path, file: Option<&File>, reader: &str, why: &str) {
     if is_on() {
         let choice = json!({
             "path": path.to_string_lossy(),
-            "file_system": mount_type(file),
+            "file_system": file.and_then(mount_type),
             "reader": reader,
             "why": why,
         });

@@ -3,6 +3,7 @@
 pub mod auto;
 pub mod drop_cache;
 pub mod mmap;
+pub mod object;
 pub mod page_cache;
 pub mod pread;
 pub mod read_ahead;
@@ -19,6 +20,7 @@ use crate::profile;
 use crate::source::Source;
 use auto::AutoReader;
 use drop_cache::DropCacheReader;
+use object::ObjectReader;
 use pread::PreadReader;
 use recorded::RecordedReader;
 use ring::RingKernel;
@@ -77,12 +79,20 @@ pub struct ReadLimits {
     pub in_place_bytes: Option<u64>,
     /// Number of threads beyond which more do not read faster.
     pub concurrency: usize,
+    /// Size of a request to a remote store, in bytes, and with it of the chunks. Threads then wait most of the time, so
+    /// that there may be more of them than cores. `None` for local files.
+    pub request_bytes: Option<usize>,
 }
 
 impl ReadLimits {
     /// Limits of reads through the page cache. A disk reads a gap faster than it answers another request.
-    pub const BUFFERED: ReadLimits =
-        ReadLimits { alignment: 1, gap_bytes: 16 << 10, in_place_bytes: Some(128 << 10), concurrency: usize::MAX };
+    pub const BUFFERED: ReadLimits = ReadLimits {
+        alignment: 1,
+        gap_bytes: 16 << 10,
+        in_place_bytes: Some(128 << 10),
+        concurrency: usize::MAX,
+        request_bytes: None,
+    };
 
     /// Returns the limits for bytes in the page cache, where a system call costs about as much as copying 2 KiB.
     fn cached(self) -> ReadLimits {
@@ -108,6 +118,7 @@ impl ReadLimits {
             gap_bytes: self.gap_bytes.max(other.gap_bytes),
             in_place_bytes: self.in_place_bytes.zip(other.in_place_bytes).map(|(one, two)| one.max(two)),
             concurrency: self.concurrency.min(other.concurrency),
+            request_bytes: self.request_bytes.max(other.request_bytes),
         }
     }
 }
@@ -129,6 +140,8 @@ pub enum ReaderKind {
     Pread,
     /// [`uring`].
     Uring,
+    /// [`object`]: requests to a remote store.
+    Object,
     /// [`auto`]: `pread` for cached bytes, `uring` for the others.
     Auto,
     /// No reader of this module: the device reads the file.
@@ -142,6 +155,7 @@ impl ReaderKind {
             ReaderKind::Mmap => "mmap",
             ReaderKind::Pread => "pread",
             ReaderKind::Uring => "uring",
+            ReaderKind::Object => "object",
             ReaderKind::Auto => "auto",
             ReaderKind::Gds => "gds",
         }
@@ -180,8 +194,9 @@ impl ChosenReader {
 
     /// Records the choice in the log and in profiles.
     pub fn log(&self, source: &Source) {
-        tracing::debug!(path = %source.path.display(), reader = %self.kind, why = %self.why, "reader");
-        profile::reader(&source.path, &source.file, self.kind.name(), &self.why);
+        tracing::debug!(path = %source.path().display(), reader = %self.kind, why = %self.why, "reader");
+        let file = source.file().map(|file| &file.file);
+        profile::reader(source.path(), file, self.kind.name(), &self.why);
     }
 }
 
@@ -190,6 +205,9 @@ impl ChosenReader {
 /// # Errors
 /// `io` if the type of the file system cannot be determined.
 pub fn choose(options: &Options, source: &Source, access: Access) -> Result<ChosenReader> {
+    let Some(file) = source.file() else {
+        return Ok(ChosenReader::new(ReaderKind::Object, "requests for ranges, many at once"));
+    };
     let requested = |kind| Ok(ChosenReader::new(kind, "requested"));
     match options.reader {
         ReaderChoice::Mmap if options.drop_cache => {
@@ -201,10 +219,10 @@ pub fn choose(options: &Options, source: &Source, access: Access) -> Result<Chos
         ReaderChoice::Mmap => requested(ReaderKind::Mmap),
         ReaderChoice::Pread => requested(ReaderKind::Pread),
         ReaderChoice::Uring => requested(ReaderKind::Uring),
-        ReaderChoice::Auto => Ok(choose_by(FileSystem::of(&source.file, &source.path)?, options, access)),
+        ReaderChoice::Auto => Ok(choose_by(FileSystem::of(&file.file, &file.path)?, options, access)),
         // The device has no engine for direct reads, or the bytes are for views.
         ReaderChoice::Gds => {
-            let ChosenReader { kind, why } = choose_by(FileSystem::of(&source.file, &source.path)?, options, access);
+            let ChosenReader { kind, why } = choose_by(FileSystem::of(&file.file, &file.path)?, options, access);
             Ok(ChosenReader::new(kind, format!("gds is not available; {why}")))
         }
     }
@@ -259,30 +277,35 @@ fn refused(why: impl fmt::Display) -> ChosenReader {
     ChosenReader::new(ReaderKind::Pread, format!("uring is not available: {why}"))
 }
 
-/// Opens the reader of a file whose bytes are copied.
+/// Opens the reader of a file or object whose bytes are copied.
 ///
 /// # Errors
 /// `io` if the type of the file system cannot be determined.
-pub fn open<K: RingKernel + 'static>(options: &Options, source: &Arc<Source>, rings: &Arc<Rings<K>>) -> Result<Opened> {
+pub fn open<K: RingKernel + 'static>(options: &Options, source: &Source, rings: &Arc<Rings<K>>) -> Result<Opened> {
     let mut chosen = choose(options, source, Access::Copy)?;
-    let buffered = PreadReader::new(Arc::clone(source));
-    let buffered = if options.drop_cache { shared(DropCacheReader::new(buffered, source)) } else { shared(buffered) };
-    let opened = match chosen.kind {
-        ReaderKind::Mmap | ReaderKind::Pread | ReaderKind::Gds => Ok(Arc::clone(&buffered)),
-        ReaderKind::Uring => UringReader::open(source, rings, Arc::clone(&buffered)).map(shared),
-        ReaderKind::Auto => AutoReader::open(source, rings, Arc::clone(&buffered)).map(shared),
-    };
-    let reader = match opened {
-        Ok(reader) => reader,
-        Err(why) => {
-            tracing::info!(path = %source.path.display(), why, "no direct reads; uses the page cache");
-            chosen = refused(why);
-            buffered
+    let (reader, is_cached) = match source {
+        Source::Object(object) => (shared(ObjectReader::new(Arc::clone(object), options.request_bytes)), false),
+        Source::File(file) => {
+            let buffered = PreadReader::new(Arc::clone(file));
+            let buffered =
+                if options.drop_cache { shared(DropCacheReader::new(buffered, file)) } else { shared(buffered) };
+            let opened = match chosen.kind {
+                ReaderKind::Uring => UringReader::open(file, rings, Arc::clone(&buffered)).map(shared),
+                ReaderKind::Auto => AutoReader::open(file, rings, Arc::clone(&buffered)).map(shared),
+                ReaderKind::Mmap | ReaderKind::Pread | ReaderKind::Object | ReaderKind::Gds => {
+                    Ok(Arc::clone(&buffered))
+                }
+            };
+            let reader = opened.unwrap_or_else(|why| {
+                tracing::info!(path = %file.path.display(), why, "no direct reads; uses the page cache");
+                chosen = refused(why);
+                buffered
+            });
+            (reader, page_cache::is_mostly_cached(file))
         }
     };
     chosen.log(source);
-    let is_cached = page_cache::is_mostly_cached(source);
-    Ok(Opened { reader: shared(RecordedReader::new(chosen.kind, source, reader)), chosen, is_cached })
+    Ok(Opened { reader: shared(RecordedReader::new(chosen.kind, source.path(), reader)), chosen, is_cached })
 }
 
 fn shared(reader: impl Reader + 'static) -> Arc<dyn Reader> {

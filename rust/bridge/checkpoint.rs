@@ -13,7 +13,9 @@ use crate::load::transfer::Transfer;
 use crate::load::views::Mappings;
 use crate::options::Options;
 use crate::reader::{self, Access, ChosenReader, ReaderKind};
-use crate::source::Files;
+use crate::os::sigint::Watch;
+use crate::source::Place;
+use crate::source::files::Files;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -40,10 +42,14 @@ pub(super) fn open_with_headers(paths: &[String], headers: &[u8]) -> Result<Box<
     })
 }
 
-/// Returns the paths of the files that `paths` stand for. Opens only index files.
+/// Returns the paths or URLs of the files that `paths` stand for. Opens only index files.
 pub(super) fn resolve_files(paths: &[String]) -> Result<Vec<String>> {
-    let text = |path: PathBuf| path.to_string_lossy().into_owned();
-    guard(|| Ok(Files::resolve(paths)?.paths.into_iter().map(text).collect()))
+    let text = |place: Place| match place {
+        Place::Path(path) => path.to_string_lossy().into_owned(),
+        Place::Url(location) => location.secret_url(),
+    };
+    let watch = Watch::begin();
+    guard(|| Ok(Files::resolve(paths, &|| watch.check())?.places.into_iter().map(text).collect()))
 }
 
 impl Checkpoint {
@@ -86,7 +92,7 @@ impl Checkpoint {
     pub(super) fn path(&self, name: &str) -> Result<String> {
         guard(|| {
             let (source, _) = self.files.find(name)?;
-            Ok(self.files.source(source)?.path.to_string_lossy().into_owned())
+            Ok(self.files.source(source)?.path().to_string_lossy().into_owned())
         })
     }
 

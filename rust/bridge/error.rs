@@ -15,6 +15,7 @@ pub(super) fn exception_of(text: &str) -> ExceptionClass {
         | Kind::PermissionDenied
         | Kind::IsADirectory
         | Kind::Io
+        | Kind::SourceChanged
         | Kind::Interrupted
         | Kind::Device
         | Kind::Internal => ExceptionClass::Error,

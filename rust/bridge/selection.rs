@@ -61,7 +61,7 @@ impl Selection {
     pub(super) fn record_bytes(&self, bytes: u64, device: &str) -> Box<Recording> {
         let detail = || {
             let sources = self.selection.checkpoint().sources();
-            let paths: Vec<_> = sources.map(|source| source.path.to_string_lossy()).collect();
+            let paths: Vec<_> = sources.map(|source| source.path().to_string_lossy()).collect();
             json!({ "paths": paths, "device": device, "tensors": self.selection.regions().len() }).into()
         };
         Box::new(Recording { _span: profile::span(Stage::Load).bytes(bytes).detail(detail) })

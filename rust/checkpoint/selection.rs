@@ -166,7 +166,7 @@ fn find(
 /// Adds the path of the file to an error of [`TensorRegion`].
 fn locate(checkpoint: &Checkpoint, source: usize, region: Result<TensorRegion>) -> Result<TensorRegion> {
     region.map_err(|error| match checkpoint.source(source) {
-        Ok(source) => error.at(&source.path),
+        Ok(source) => error.at(source.path()),
         Err(_) => error,
     })
 }

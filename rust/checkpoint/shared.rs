@@ -1,16 +1,22 @@
 //! Headers that one process reads and shares with others, which open the same files without reading the headers again.
 //!
 //! ```text
-//! for each file   file length as u64 | n as u64 | m as u64 | n bytes of name | m bytes of JSON
+//! for each file   file length, n, k, m as u64 | n bytes of name | k bytes of object | m bytes of header
 //! ```
 
 use super::{Checkpoint, OpenFile};
 use crate::error::{Error, Kind, Result};
 use crate::format::header::Header;
 use crate::num::{to_u64, to_usize};
-use crate::source::{Files, Source};
+use crate::os::sigint::Watch;
+use crate::remote::find;
+use crate::remote::location::Location;
+use crate::remote::store::Version;
+use crate::source::files::{self, Files};
+use crate::source::{Place, Source};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::path::{Path, PathBuf};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -28,23 +34,41 @@ pub(super) struct HeaderDigest {
 struct SharedHeader<'a> {
     file_bytes: u64,
     name: &'a [u8],
+    /// Encoded [`SharedObject`], or nothing for a local file.
+    object: &'a [u8],
     json: &'a [u8],
 }
 
+/// Object of one version, which other processes open without a request.
+#[derive(Serialize, Deserialize)]
+struct SharedObject {
+    url: String,
+    version: Version,
+}
+
 impl Checkpoint {
-    /// Encodes the headers of all files for [`open_with_headers`](Checkpoint::open_with_headers) in another process.
+    /// Encodes the headers of all files for [`open_with_headers`](Checkpoint::open_with_headers) in another process. The
+    /// URLs of objects are among them, with the secrets that they may have.
     ///
     /// # Errors
     /// Those of [`Header::read_json`]. The headers are read again.
     pub fn export_headers(&self) -> Result<Vec<u8>> {
         let mut shared = Vec::new();
         for OpenFile { source, .. } in &self.files {
-            let (name, json) = (file_name(&source.path), Header::read_json(source)?);
+            let (name, json) = (file_name(source.path()), Header::read_json(source)?);
+            let object = match source {
+                Source::File(_) => Vec::new(),
+                Source::Object(object) => {
+                    let known = SharedObject { url: object.location().secret_url(), version: object.version().clone() };
+                    serde_json::to_vec(&known).map_err(|error| Error::new(Kind::Internal, error.to_string()))?
+                }
+            };
             let length = |bytes: &[u8]| to_u64(bytes.len());
-            for number in [source.length, length(name), length(&json)] {
+            for number in [source.length(), length(name), length(&object), length(&json)] {
                 shared.extend(number.to_le_bytes());
             }
             shared.extend(name);
+            shared.extend(object);
             shared.extend(json);
         }
         Ok(shared)
@@ -52,24 +76,44 @@ impl Checkpoint {
 
     /// Opens every file that `paths` resolve to, with headers that another process read.
     ///
-    /// File names and lengths are compared at once, and a header before the first data of its file is read.
+    /// File names and lengths are compared at once, and a header before the first data of its file is read. For objects
+    /// no request is sent: the other process's URLs and versions are taken.
     ///
     /// # Errors
     /// Those of [`Checkpoint::open`]; `malformed` if the files do not match the headers.
     pub fn open_with_headers<P: AsRef<Path>>(paths: &[P], shared: &[u8]) -> Result<Checkpoint> {
-        let files = Files::resolve(paths)?;
         let headers = parse(shared)?;
-        if headers.len() != files.paths.len() {
-            let found = files.paths.len();
+        let objects = headers.iter().map(SharedHeader::object).collect::<Result<Vec<_>>>()?;
+        let watch = Watch::begin();
+        let are_remote = !objects.is_empty() && objects.iter().all(Option::is_some);
+        let files = if are_remote && paths.iter().all(|path| matches!(files::url_of(path.as_ref()), Ok(Some(_)))) {
+            let place = |object: &SharedObject| Location::parse(&object.url).map(Place::Url);
+            let places = objects.iter().flatten().map(place).collect::<Result<Vec<_>>>()?;
+            Files { places, index_entries: Vec::new() }
+        } else {
+            Files::resolve(paths, &|| watch.check())?
+        };
+        if headers.len() != files.places.len() {
+            let found = files.places.len();
             let message = format!("found {found} files, but the shared headers describe {}", headers.len());
-            return Err(locate(mismatch(message), files.paths.first()));
+            return Err(locate(mismatch(message), paths.first()));
         }
-        Checkpoint::from_files(files, |index, source| {
-            let headers = headers.get(index).ok_or_else(|| mismatch("no shared header describes the file".into()))?;
-            headers.check(&source).map_err(|error| error.at(&source.path))?;
-            let header = Header::parse(headers.json, source.length).map_err(|error| error.at(&source.path))?;
-            let expected = Some(HeaderDigest { digest: digest(headers.json), is_checked: AtomicBool::new(false) });
-            Ok(OpenFile { source: Arc::new(source), header, expected })
+        Checkpoint::from_files(files, |index, place| {
+            let undescribed = || mismatch("no shared header describes the file".into());
+            let shared = headers.get(index).ok_or_else(undescribed)?;
+            let source = match (place, objects.get(index)) {
+                (Place::Url(location), Some(Some(object))) => {
+                    let object = find::open_known(location, shared.file_bytes, object.version.clone())?;
+                    Source::Object(Arc::new(object))
+                }
+                _ => Source::open(place, &|| watch.check())?,
+            };
+            shared.check(&source, place).map_err(|error| error.at(source.path()))?;
+            let header = Header::parse(shared.json, source.length()).map_err(|error| error.at(source.path()))?;
+            // Every request for an object asks for the version whose header was read.
+            let digest = || HeaderDigest { digest: digest(shared.json), is_checked: AtomicBool::new(false) };
+            let expected = source.file().map(|_| digest());
+            Ok(OpenFile { source, header, expected })
         })
     }
 
@@ -83,7 +127,7 @@ impl Checkpoint {
             let Some(expected) = file.expected.as_ref().filter(is_due) else { continue };
             if digest(&Header::read_json(&file.source)?) != expected.digest {
                 let message = "the header of the file differs from the shared header".to_owned();
-                return Err(mismatch(message).at(&file.source.path));
+                return Err(mismatch(message).at(file.source.path()));
             }
             expected.is_checked.store(true, Ordering::Relaxed);
         }
@@ -92,19 +136,23 @@ impl Checkpoint {
 }
 
 impl SharedHeader<'_> {
-    fn check(&self, source: &Source) -> Result<()> {
-        let name = file_name(&source.path);
-        if name != self.name {
+    fn object(&self) -> Result<Option<SharedObject>> {
+        let invalid = |error| mismatch(format!("a shared header describes no object: {error}"));
+        (!self.object.is_empty()).then(|| serde_json::from_slice(self.object).map_err(invalid)).transpose()
+    }
+
+    fn check(&self, source: &Source, place: &Place) -> Result<()> {
+        if place.file_name() != self.name {
             return Err(mismatch(format!(
                 "the shared header at this position describes {:?}",
                 String::from_utf8_lossy(self.name)
             )));
         }
-        if source.length != self.file_bytes {
+        if source.length() != self.file_bytes {
             let SharedHeader { file_bytes, .. } = self;
             return Err(mismatch(format!(
                 "the file has {} bytes, but the shared header describes one of {file_bytes} bytes",
-                source.length
+                source.length()
             )));
         }
         Ok(())
@@ -115,9 +163,9 @@ fn parse(mut shared: &[u8]) -> Result<Vec<SharedHeader<'_>>> {
     let mut headers = Vec::new();
     while !shared.is_empty() {
         let file_bytes = take_number(&mut shared)?;
-        let lengths = [take_number(&mut shared)?, take_number(&mut shared)?];
-        let [name, json] = lengths.map(|length| take(&mut shared, to_usize(length)));
-        headers.push(SharedHeader { file_bytes, name: name?, json: json? });
+        let lengths = [take_number(&mut shared)?, take_number(&mut shared)?, take_number(&mut shared)?];
+        let [name, object, json] = lengths.map(|length| take(&mut shared, to_usize(length)));
+        headers.push(SharedHeader { file_bytes, name: name?, object: object?, json: json? });
     }
     Ok(headers)
 }
@@ -140,7 +188,7 @@ fn mismatch(message: String) -> Error {
     Error::new(Kind::Malformed, message + "; give every rank the same checkpoint")
 }
 
-fn locate(error: Error, path: Option<&PathBuf>) -> Error {
+fn locate(error: Error, path: Option<impl AsRef<Path>>) -> Error {
     match path {
         Some(path) => error.at(path),
         None => error,

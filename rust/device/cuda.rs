@@ -320,7 +320,7 @@ impl Device for Cuda {
 
     fn open_direct_engine<'a>(
         self: &Arc<Self>,
-        sources: impl Iterator<Item = &'a Arc<Source>>,
+        sources: impl Iterator<Item = &'a Source>,
         options: &Options,
     ) -> Result<Arc<dyn Engine<Vec<Lent<Event>>>>> {
         Ok(Arc::new(DirectEngine::open(self, sources, options)?))

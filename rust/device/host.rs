@@ -48,14 +48,17 @@ impl Device for Host {
 
     fn open_direct_engine<'a>(
         self: &Arc<Self>,
-        _: impl Iterator<Item = &'a Arc<Source>>,
+        _: impl Iterator<Item = &'a Source>,
         _: &Options,
     ) -> Result<Arc<dyn Engine<()>>> {
         Err(Error::new(Kind::Device, "GPUDirect Storage reads only into GPU memory"))
     }
 
+    fn local_slot_bytes(&self, chunk_bytes: usize) -> usize {
+        chunk_bytes.min(SLOT_BYTES_MAX)
+    }
+
     fn limits(&self, slot_bytes: usize) -> DeviceLimits {
-        let slot_bytes = slot_bytes.min(SLOT_BYTES_MAX);
         DeviceLimits {
             slot_bytes,
             chunk_bytes: slot_bytes,

@@ -13,7 +13,6 @@ mod json;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
-use crate::os::retry::read_full;
 use crate::os::sigint::Watch;
 use crate::profile::{self, Stage};
 use crate::source::Source;
@@ -22,7 +21,6 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 
 /// Size of the length field at the start of a file.
 pub const LENGTH_BYTES: u64 = 8;
@@ -79,7 +77,7 @@ impl Header {
     /// `malformed` with the byte offset of the fault; `io` if reading fails.
     pub fn read(source: &Source) -> Result<Header> {
         let json = Header::read_json(source)?;
-        Header::parse(&json, source.length).map_err(|error| error.at(&source.path))
+        Header::parse(&json, source.length()).map_err(|error| error.at(source.path()))
     }
 
     /// Reads the JSON of a file's header, and checks only its length.
@@ -88,40 +86,33 @@ impl Header {
     /// Those of [`Header::read`] that concern the length.
     pub fn read_json(source: &Source) -> Result<Vec<u8>> {
         let malformed =
-            |offset: u64, message: String| Error::new(Kind::Malformed, message).at(&source.path).offset(offset);
-        if source.length < LENGTH_BYTES {
+            |offset: u64, message: String| Error::new(Kind::Malformed, message).at(source.path()).offset(offset);
+        if source.length() < LENGTH_BYTES {
             return Err(malformed(
                 0,
                 format!(
                     "the file has {} bytes; a safetensors file begins with a header length of {LENGTH_BYTES} bytes",
-                    source.length
+                    source.length()
                 ),
             ));
         }
         let watch = Watch::begin();
-        let read = |buffer: &mut [u8], offset: u64| {
-            let failed = |error, at| Error::from_io(error, &source.path, "cannot read the header").offset(at);
-            let read_at = |buffer: &mut [u8], at| source.file.read_at(buffer, at);
-            if read_full(read_at, offset, buffer, &|| watch.check(), failed)? < buffer.len() {
-                return Err(malformed(offset, "the file became shorter while it was read".into()));
-            }
-            Ok(())
-        };
+        let read = |buffer: &mut [u8], offset: u64| source.read(offset, buffer, &|| watch.check());
         let mut length = [0; 8];
         read(&mut length, 0)?;
         let length = u64::from_le_bytes(length);
-        let length_max = (source.length - LENGTH_BYTES).min(HEADER_BYTES_MAX);
+        let length_max = (source.length() - LENGTH_BYTES).min(HEADER_BYTES_MAX);
         if length > length_max {
             return Err(malformed(
                 0,
                 format!(
                     "the header length is {length}, but the file has {} bytes after it and at most {HEADER_BYTES_MAX} \
                      are accepted; the file is cut off or is not safetensors",
-                    source.length - LENGTH_BYTES
+                    source.length() - LENGTH_BYTES
                 ),
             ));
         }
-        let path = || json!({ "path": source.path.to_string_lossy() }).into();
+        let path = || json!({ "path": source.path().to_string_lossy() }).into();
         let _span = profile::span(Stage::Header).bytes(LENGTH_BYTES + length).detail(path);
         let size = usize::try_from(length).map_err(|_| malformed(0, format!("the header length is {length}")))?;
         let mut json = vec![0; size];

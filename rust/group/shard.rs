@@ -57,7 +57,7 @@ impl ShardRequest {
                 Ok((shard, used))
             });
             let (shard, used) = decoded.map_err(|error| match checkpoint.source(source) {
-                Ok(source) => error.at(&source.path),
+                Ok(source) => error.at(source.path()),
                 Err(_) => error,
             })?;
             requests.push(ShardRequest { tensor, shard });

@@ -25,7 +25,8 @@ pub fn name(checkpoint: &Checkpoint, options: &Options) -> Result<Option<String>
         if reader::choose(options, source, Access::View)?.kind != ReaderKind::Mmap {
             return Ok(None);
         }
-        let metadata = source.file.metadata().map_err(|error| Error::from_io(error, &source.path, "cannot examine"))?;
+        let Some(file) = source.file() else { return Ok(None) };
+        let metadata = file.file.metadata().map_err(|error| Error::from_io(error, &file.path, "cannot examine"))?;
         let _ = write!(name, " {}:{}", metadata.dev(), metadata.ino());
     }
     Ok(Some(name))

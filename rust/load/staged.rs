@@ -49,10 +49,12 @@ impl<D: Device> StagedEngine<D> {
         let readers = checkpoint.sources().map(|source| reader::open(options, source, &rings));
         let readers = readers.collect::<Result<Vec<_>>>()?;
         let read_limits = readers.iter().map(|opened| opened.limits()).reduce(ReadLimits::merge);
-        let ReadLimits { alignment, gap_bytes, in_place_bytes, concurrency } =
+        let ReadLimits { alignment, gap_bytes, in_place_bytes, concurrency, request_bytes } =
             read_limits.unwrap_or(ReadLimits::BUFFERED);
+        let slot_bytes = request_bytes.unwrap_or_else(|| device.local_slot_bytes(options.chunk_bytes));
+        let threads = if request_bytes.is_some() { concurrency } else { options.threads.min(concurrency) };
         let DeviceLimits { slot_bytes, chunk_bytes, copies_max, slots_per_worker, reads_in_place } =
-            device.limits(options.chunk_bytes);
+            device.limits(slot_bytes);
         let chunk_bytes = to_u64(chunk_bytes);
         let limits = Limits {
             chunk_bytes: (chunk_bytes - chunk_bytes % alignment).max(alignment),
@@ -69,7 +71,7 @@ impl<D: Device> StagedEngine<D> {
             staging_bytes: options.staging_bytes,
             slot_bytes,
             slots_per_worker,
-            workers_max: options.threads.min(concurrency).max(1),
+            workers_max: threads.max(1),
             memory: Mutex::new(ChunkMemory::None),
         })
     }

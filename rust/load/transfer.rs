@@ -208,7 +208,9 @@ fn open_engine<D: Device>(
     mut options: Options,
 ) -> Result<Arc<dyn Engine<D::StreamEvent>>> {
     // Slots are whole pages, and not larger than the requested chunk size.
-    options.chunk_bytes = (options.chunk_bytes - options.chunk_bytes % PAGE_BYTES).max(PAGE_BYTES);
+    let whole_pages = |bytes: usize| (bytes - bytes % PAGE_BYTES).max(PAGE_BYTES);
+    options.chunk_bytes = whole_pages(options.chunk_bytes);
+    options.request_bytes = whole_pages(options.request_bytes);
     if options.reader == ReaderChoice::Gds {
         match device.open_direct_engine(checkpoint.sources(), &options) {
             Ok(engine) => return Ok(engine),

@@ -9,7 +9,7 @@ use crate::os::per_process::PerProcess;
 use crate::profile::{self, Stage};
 use crate::reader::mmap::Mapping;
 use crate::reader::{self, Access, ChosenReader, ReaderKind, read_ahead};
-use crate::source::Source;
+use crate::source::local_file::LocalFile;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -56,7 +56,7 @@ impl Drop for ViewGuard {
 impl Mappings {
     /// Borrows ranges of a file, which are sorted and disjoint, from a mapping in which they are free. Also returns
     /// whether the first of them follows one that was borrowed before.
-    fn lend(&self, index: usize, source: &Source, ranges: &[(usize, Range<u64>)]) -> Result<(Arc<Mapping>, bool)> {
+    fn lend(&self, index: usize, source: &LocalFile, ranges: &[(usize, Range<u64>)]) -> Result<(Arc<Mapping>, bool)> {
         let mut files = self.files.get().lock().unwrap_or_else(PoisonError::into_inner);
         let is_free = |lent: &LentRanges| ranges.iter().all(|(_, range)| lent.is_free(range));
         let new_mapping = || Ok(LentRanges { mapping: Arc::new(Mapping::open(source)?), ends: BTreeMap::new() });
@@ -141,7 +141,9 @@ impl Views {
             if !file.views.is_empty() {
                 let source = checkpoint.source(index)?;
                 file.chosen.log(source);
-                views.map(index, source, mappings, &mut file.views)?;
+                if let Some(local) = source.file() {
+                    views.map(index, local, mappings, &mut file.views)?;
+                }
             }
         }
         Ok(views)
@@ -166,7 +168,7 @@ impl Views {
     fn map(
         &mut self,
         index: usize,
-        source: &Arc<Source>,
+        source: &Arc<LocalFile>,
         mappings: &Mappings,
         views: &mut Vec<(usize, Range<u64>)>,
     ) -> Result<()> {

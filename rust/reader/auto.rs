@@ -9,7 +9,7 @@ use crate::num::to_u64;
 use crate::os::retry::Check;
 use crate::plan::Read;
 use crate::profile;
-use crate::source::Source;
+use crate::source::local_file::LocalFile;
 use std::sync::{Arc, OnceLock};
 
 /// Unit in which a read is split into cached and uncached parts, in bytes.
@@ -17,7 +17,7 @@ const UNIT_BYTES: u64 = 128 << 10;
 
 /// Reader of one file that reads uncached bytes with O_DIRECT.
 pub struct AutoReader<K: RingKernel> {
-    source: Arc<Source>,
+    source: Arc<LocalFile>,
     rings: Arc<Rings<K>>,
     alignment: u64,
     buffered: Arc<dyn Reader>,
@@ -31,7 +31,7 @@ impl<K: RingKernel> AutoReader<K> {
     /// # Errors
     /// The reason why the file has no direct reads, if this is known without a read.
     pub fn open(
-        source: &Arc<Source>,
+        source: &Arc<LocalFile>,
         rings: &Arc<Rings<K>>,
         buffered: Arc<dyn Reader>,
     ) -> std::result::Result<Self, String> {
@@ -46,7 +46,7 @@ impl<K: RingKernel> AutoReader<K> {
             if let Err(why) = &opened {
                 tracing::info!(path = %self.source.path.display(), why, "no direct reads; uses the page cache");
                 let why = format!("through the page cache only, because uring is not available: {why}");
-                profile::reader(&self.source.path, &self.source.file, ReaderKind::Auto.name(), &why);
+                profile::reader(&self.source.path, Some(&self.source.file), ReaderKind::Auto.name(), &why);
             }
             opened
         })

@@ -6,14 +6,14 @@ use crate::error::Result;
 use crate::num::to_u64;
 use crate::os::retry::Check;
 use crate::plan::Read;
-use crate::source::Source;
+use crate::source::local_file::LocalFile;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// Reader that drops the pages it has read, except those that were cached when it was opened.
 pub struct DropCacheReader<R> {
     inner: R,
-    source: Arc<Source>,
+    source: Arc<LocalFile>,
     /// Uncached ranges, sorted and disjoint. Determined before the first read: later, pages that were cached before
     /// cannot be told from pages that a neighbouring read has brought in.
     cold: Vec<Range<u64>>,
@@ -21,7 +21,7 @@ pub struct DropCacheReader<R> {
 
 impl<R: Reader> DropCacheReader<R> {
     /// Creates a reader around `inner`, which reads `source`.
-    pub fn new(inner: R, source: &Arc<Source>) -> Self {
+    pub fn new(inner: R, source: &Arc<LocalFile>) -> Self {
         let runs = page_cache::runs(source, 0..source.length, page_cache::page_bytes());
         let cold = runs.into_iter().filter(|run| !run.is_cached).map(|run| run.range).collect();
         DropCacheReader { inner, source: Arc::clone(source), cold }

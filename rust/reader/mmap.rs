@@ -3,7 +3,7 @@
 use super::page_cache;
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
-use crate::source::Source;
+use crate::source::local_file::LocalFile;
 use memmap2::{MmapOptions, MmapRaw, UncheckedAdvice};
 use std::ops::Range;
 
@@ -22,7 +22,7 @@ impl Mapping {
     ///
     /// # Errors
     /// `io` if the file cannot be mapped or has become shorter.
-    pub fn open(source: &Source) -> Result<Mapping> {
+    pub fn open(source: &LocalFile) -> Result<Mapping> {
         check_length(source, source.length)?;
         let length = usize::try_from(source.length)
             .map_err(|_| Error::new(Kind::Io, "the file is larger than the address space").at(&source.path))?;
@@ -58,11 +58,11 @@ impl Mapping {
     }
 }
 
-fn check_length(source: &Source, needed: u64) -> Result<()> {
+fn check_length(source: &LocalFile, needed: u64) -> Result<()> {
     let metadata = source.file.metadata().map_err(|error| Error::from_io(error, &source.path, "cannot stat"))?;
     if metadata.len() < needed { Err(ended(source, metadata.len())) } else { Ok(()) }
 }
 
-fn ended(source: &Source, length: u64) -> Error {
+fn ended(source: &LocalFile, length: u64) -> Error {
     Error::new(Kind::Io, "the file ended early; it became shorter while it was loaded").at(&source.path).offset(length)
 }

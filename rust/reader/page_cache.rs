@@ -1,7 +1,7 @@
 //! The kernel's page cache: which bytes of a file it holds, and advice to it.
 
 use crate::num::to_u64;
-use crate::source::Source;
+use crate::source::local_file::LocalFile;
 pub use rustix::fs::Advice;
 use rustix::fs::fadvise;
 use rustix::io::{ReadWriteFlags, preadv2};
@@ -22,7 +22,7 @@ pub struct Run {
 /// Splits a range of a file into cached and uncached runs, in order.
 ///
 /// Runs meet at multiples of `unit` bytes. A unit that is partly cached counts as uncached.
-pub fn runs(source: &Source, range: Range<u64>, unit: u64) -> Vec<Run> {
+pub fn runs(source: &LocalFile, range: Range<u64>, unit: u64) -> Vec<Run> {
     let mut runs = Vec::new();
     if !range.is_empty() {
         split(source, range, unit.max(1), &mut runs);
@@ -33,7 +33,7 @@ pub fn runs(source: &Source, range: Range<u64>, unit: u64) -> Vec<Run> {
 /// Bisects a range until each part is cached or uncached as a whole.
 ///
 /// One system call suffices for a range that is one or the other, which is the usual case.
-fn split(source: &Source, range: Range<u64>, unit: u64, runs: &mut Vec<Run>) {
+fn split(source: &LocalFile, range: Range<u64>, unit: u64, runs: &mut Vec<Run>) {
     let is_cached = match residency(source, &range) {
         Residency::All => true,
         Residency::None => false,
@@ -65,7 +65,7 @@ enum Residency {
 ///
 /// cachestat(2) needs Linux 6.5, and newer kernels answer it only if the caller may write the file. Without it, the
 /// first and the last byte stand for the range.
-fn residency(source: &Source, range: &Range<u64>) -> Residency {
+fn residency(source: &LocalFile, range: &Range<u64>) -> Residency {
     match cached_pages(source, range) {
         Ok(0) => Residency::None,
         Ok(count) if count >= pages_in(range) => Residency::All,
@@ -79,12 +79,12 @@ fn residency(source: &Source, range: &Range<u64>) -> Residency {
 }
 
 /// Returns whether all of a range that is not empty is cached; false if the kernel does not say.
-pub fn is_all_cached(source: &Source, range: &Range<u64>) -> bool {
+pub fn is_all_cached(source: &LocalFile, range: &Range<u64>) -> bool {
     cached_pages(source, range).is_ok_and(|count| count >= pages_in(range))
 }
 
 /// Returns whether a file appears to be cached, from a sample of its bytes.
-pub fn is_mostly_cached(source: &Source) -> bool {
+pub fn is_mostly_cached(source: &LocalFile) -> bool {
     const SAMPLES: u64 = 8;
     let part_bytes = (source.length / SAMPLES).max(1);
     let is_cached = |at: u64| matches!(residency(source, &(at..at + 1)), Residency::All);
@@ -97,7 +97,7 @@ fn pages_in(range: &Range<u64>) -> u64 {
 }
 
 /// Returns how many pages of a range that is not empty are cached.
-fn cached_pages(source: &Source, range: &Range<u64>) -> io::Result<u64> {
+fn cached_pages(source: &LocalFile, range: &Range<u64>) -> io::Result<u64> {
     // Neither rustix nor libc has this call. Its number is the same on all architectures.
     const SYS_CACHESTAT: libc::c_long = 451;
     #[repr(C)]
@@ -125,13 +125,13 @@ fn cached_pages(source: &Source, range: &Range<u64>) -> io::Result<u64> {
 }
 
 /// Returns whether one byte is cached; false if the file system does not say.
-pub fn is_cached(source: &Source, offset: u64) -> bool {
+pub fn is_cached(source: &LocalFile, offset: u64) -> bool {
     let mut byte = [0];
     preadv2(&source.file, &mut [IoSliceMut::new(&mut byte)], offset, ReadWriteFlags::NOWAIT) == Ok(1)
 }
 
 /// Gives the kernel advice about a range.
-pub fn advise(source: &Source, range: &Range<u64>, advice: Advice) {
+pub fn advise(source: &LocalFile, range: &Range<u64>, advice: Advice) {
     // Without a length the advice would be for the whole rest of the file.
     let Some(length) = NonZeroU64::new(range.end - range.start) else { return };
     if let Err(error) = fadvise(&source.file, range.start, Some(length), advice) {

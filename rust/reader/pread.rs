@@ -4,7 +4,7 @@ use super::{ReadLimits, Reader};
 use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
 use crate::os::retry::{Check, read_full};
-use crate::source::Source;
+use crate::source::local_file::LocalFile;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -23,7 +23,7 @@ pub trait ReadAt: Send + Sync {
     fn path(&self) -> &Path;
 }
 
-impl ReadAt for Arc<Source> {
+impl ReadAt for Arc<LocalFile> {
     fn read_at(&self, into: &mut [u8], offset: u64) -> io::Result<usize> {
         <File as FileExt>::read_at(&self.file, into, offset)
     }

@@ -8,7 +8,7 @@ use super::mmap::Mapping;
 use super::page_cache::{self, Advice};
 use crate::num::to_usize;
 use crate::profile::{self, Stage};
-use crate::source::Source;
+use crate::source::local_file::LocalFile;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -24,7 +24,7 @@ const THREADS: usize = 4;
 /// Does nothing if they are so large that the first bytes would be evicted before the last arrive. If `is_sequential`,
 /// the kernel reads small ranges ahead by itself.
 pub fn start(
-    source: &Arc<Source>,
+    source: &Arc<LocalFile>,
     mapping: &Arc<Mapping>,
     ranges: impl Iterator<Item = Range<u64>>,
     is_sequential: bool,
@@ -50,7 +50,7 @@ pub fn start(
 }
 
 struct ReadAhead {
-    source: Arc<Source>,
+    source: Arc<LocalFile>,
     /// Alive as long as a tensor is a view of it.
     mapping: Weak<Mapping>,
     steps: Vec<Range<u64>>,

@@ -5,8 +5,8 @@ use crate::error::Result;
 use crate::os::retry::Check;
 use crate::plan::Read;
 use crate::profile::{self, Count, Detail, Span, Stage};
-use crate::source::Source;
 use serde_json::json;
+use std::path::Path;
 use std::sync::Arc;
 
 /// Reader that wraps every call in a span.
@@ -16,9 +16,9 @@ pub struct RecordedReader {
 }
 
 impl RecordedReader {
-    /// Wraps a reader of this kind, which reads `source`.
-    pub fn new(kind: ReaderKind, source: &Source, reader: Arc<dyn Reader>) -> Self {
-        let detail = json!({ "path": source.path.to_string_lossy(), "reader": kind.name() });
+    /// Wraps a reader of this kind, which reads the file at `path`.
+    pub fn new(kind: ReaderKind, path: &Path, reader: Arc<dyn Reader>) -> Self {
+        let detail = json!({ "path": path.to_string_lossy(), "reader": kind.name() });
         RecordedReader { reader, detail: Arc::new(detail) }
     }
 

@@ -4,7 +4,7 @@
 
 use crate::num::{to_u64, to_usize};
 use crate::os::retry::BUSY_WAIT;
-use crate::source::Source;
+use crate::source::local_file::LocalFile;
 use io_uring::{EnterFlags, IoUring, opcode, types};
 use rustix::fs::{AtFlags, StatxFlags, major, minor, statx};
 use std::fs::File;
@@ -21,15 +21,15 @@ pub trait RingKernel: Send + Sync {
     ///
     /// # Errors
     /// `EINVAL` if the file system has no direct reads, and the errors of `/proc` if it cannot be used.
-    fn open(&self, source: &Source) -> io::Result<File>;
+    fn open(&self, source: &LocalFile) -> io::Result<File>;
 
     /// Returns the alignment of direct reads in the file and in memory, in bytes.
     ///
     /// Returns 0 if the file has no direct reads, and `None` if the kernel does not say.
-    fn alignment(&self, source: &Source) -> Option<u64>;
+    fn alignment(&self, source: &LocalFile) -> Option<u64>;
 
     /// Returns how many requests the disk that holds the file accepts at once, or `None` if the kernel does not say.
-    fn depth(&self, source: &Source) -> Option<usize>;
+    fn depth(&self, source: &LocalFile) -> Option<usize>;
 
     /// Creates a ring with room for `entries` requests.
     ///
@@ -83,11 +83,11 @@ pub struct Linux;
 impl RingKernel for Linux {
     type Ring = LinuxRing;
 
-    fn open(&self, source: &Source) -> io::Result<File> {
+    fn open(&self, source: &LocalFile) -> io::Result<File> {
         source.reopen_direct()
     }
 
-    fn alignment(&self, source: &Source) -> Option<u64> {
+    fn alignment(&self, source: &LocalFile) -> Option<u64> {
         let file = statx(&source.file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN).ok()?;
         let has_alignment = file.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
         has_alignment.then(|| match file.stx_dio_offset_align {
@@ -96,7 +96,7 @@ impl RingKernel for Linux {
         })
     }
 
-    fn depth(&self, source: &Source) -> Option<usize> {
+    fn depth(&self, source: &LocalFile) -> Option<usize> {
         let device = source.file.metadata().ok()?.dev();
         let disk = format!("/sys/dev/block/{}:{}", major(device), minor(device));
         // A partition has no queue of its own. It is in the directory of its disk.

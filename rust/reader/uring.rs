@@ -11,7 +11,7 @@ use crate::options::Options;
 use crate::os::retry::{self, Check};
 use crate::os::sigint::Watch;
 use crate::plan::Read;
-use crate::source::Source;
+use crate::source::local_file::LocalFile;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::fs::File;
@@ -49,7 +49,7 @@ impl<K: RingKernel> Rings<K> {
     ///
     /// # Errors
     /// The reason why the file has no direct reads.
-    pub fn alignment(&self, source: &Source) -> std::result::Result<u64, String> {
+    pub fn alignment(&self, source: &LocalFile) -> std::result::Result<u64, String> {
         let alignment = self.kernel.alignment(source).unwrap_or(ALIGNMENT_MAX);
         if alignment == 0 {
             return Err("the file system supports reads through the page cache only".into());
@@ -79,7 +79,7 @@ impl<K: RingKernel> Rings<K> {
 
 /// Reader that uses O_DIRECT and io_uring(7).
 pub struct UringReader<K: RingKernel> {
-    source: Arc<Source>,
+    source: Arc<LocalFile>,
     file: File,
     alignment: u64,
     /// Requests that the disk accepts at once.
@@ -97,7 +97,7 @@ impl<K: RingKernel> UringReader<K> {
     /// # Errors
     /// The reason why the file has no direct reads.
     pub fn open(
-        source: &Arc<Source>,
+        source: &Arc<LocalFile>,
         rings: &Arc<Rings<K>>,
         buffered: Arc<dyn Reader>,
     ) -> std::result::Result<Self, String> {

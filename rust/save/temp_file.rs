@@ -6,7 +6,8 @@
 
 use super::file_kernel::FileKernel;
 use crate::error::{Error, Kind, Result};
-use crate::source::{check_local, check_regular};
+use crate::source::files::check_local;
+use crate::source::local_file::check_regular;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, openat};
 use rustix::io::{Errno, retry_on_intr};
 use std::ffi::OsString;
@@ -44,7 +45,7 @@ impl Target {
     /// The errors of opening `path` for writing: `permission-denied`, `is-a-directory`; `invalid-argument` if `path`
     /// exists and is not a regular file, or cannot be the path of a file.
     pub fn open(path: &Path) -> Result<Target> {
-        check_local(path)?;
+        let path = &*check_local(path)?;
         if path.file_name().is_none() {
             return Err(Error::new(Kind::InvalidArgument, "has no file name; give the path of a file").at(path));
         }

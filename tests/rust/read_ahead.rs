@@ -3,7 +3,7 @@
 use crate::files::{self, PAGE_BYTES};
 use fst::reader::mmap::Mapping;
 use fst::reader::read_ahead;
-use fst::source::Source;
+use fst::source::local_file::LocalFile;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 const FILE_BYTES: usize = 24 << 20;
 
 /// Creates an uncached file and a mapping of it.
-fn cold_file(directory: &TempDir) -> (Arc<Source>, Arc<Mapping>) {
+fn cold_file(directory: &TempDir) -> (Arc<LocalFile>, Arc<Mapping>) {
     let path = directory.path().join("x.safetensors");
     std::fs::write(&path, files::pattern(1, FILE_BYTES)).unwrap();
     let source = files::source(&path);
@@ -23,7 +23,7 @@ fn cold_file(directory: &TempDir) -> (Arc<Source>, Arc<Mapping>) {
 }
 
 /// Counts cached pages among every 64th page of a range.
-fn cached_pages(source: &Source, pages: std::ops::Range<usize>) -> usize {
+fn cached_pages(source: &LocalFile, pages: std::ops::Range<usize>) -> usize {
     pages
         .step_by(64)
         .filter(|page| {
@@ -67,7 +67,7 @@ fn read_ahead_ends_with_the_mapping() {
 }
 
 /// Returns how many pages are cached after the first byte of each range was used.
-fn cached_after_use(source: &Source, mapping: &Mapping, ranges: &[Range<u64>]) -> usize {
+fn cached_after_use(source: &LocalFile, mapping: &Mapping, ranges: &[Range<u64>]) -> usize {
     for range in ranges {
         let address = mapping.address(range.start).unwrap();
         // SAFETY: the byte is in the mapping.

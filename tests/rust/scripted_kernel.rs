@@ -1,7 +1,7 @@
 //! Linux kernel whose direct reads follow a script.
 
 use fst::reader::ring::{Request, Ring, RingKernel};
-use fst::source::Source;
+use fst::source::local_file::LocalFile;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
@@ -49,7 +49,7 @@ pub struct Scripted(pub Arc<Script>);
 impl RingKernel for Scripted {
     type Ring = ScriptedRing;
 
-    fn open(&self, source: &Source) -> io::Result<File> {
+    fn open(&self, source: &LocalFile) -> io::Result<File> {
         match (self.0.open, &self.0.twin) {
             (Some(code), _) => Err(io::Error::from_raw_os_error(code)),
             (None, Some(twin)) => File::open(twin),
@@ -57,11 +57,11 @@ impl RingKernel for Scripted {
         }
     }
 
-    fn alignment(&self, _: &Source) -> Option<u64> {
+    fn alignment(&self, _: &LocalFile) -> Option<u64> {
         Some(if self.0.has_no_direct_reads { 0 } else { ALIGNMENT as u64 })
     }
 
-    fn depth(&self, _: &Source) -> Option<usize> {
+    fn depth(&self, _: &LocalFile) -> Option<usize> {
         None
     }
 

@@ -27,6 +27,7 @@ use crate::plan::{Chunk, Limits, Read, SlotCopy};
 use crate::profile::{self, Count, Stage};
 use crate::reader::{ChosenReader, ReadLimits, ReaderKind};
 use crate::source::Source;
+use crate::source::local_file::LocalFile;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -48,7 +49,7 @@ pub struct DirectEngine {
 
 struct GdsFile {
     handle: Handle,
-    source: Arc<Source>,
+    source: Arc<LocalFile>,
 }
 
 /// The slots that no worker holds.
@@ -74,16 +75,18 @@ impl DirectEngine {
     /// `device` or `io`, with the reason why this machine, this GPU or one of the files does not support it.
     pub fn open<'a>(
         cuda: &Arc<Cuda>,
-        sources: impl Iterator<Item = &'a Arc<Source>>,
+        sources: impl Iterator<Item = &'a Source>,
         options: &Options,
     ) -> Result<DirectEngine> {
         let no_kernels = || Error::new(Kind::Device, "this build has no kernels for this GPU, which copy the bytes");
         let kernels = Arc::clone(cuda.kernels.as_ref().ok_or_else(no_kernels)?);
         let _bound = cuda.gpu.context.bind()?;
         let driver = Driver::open()?;
-        let files = sources.map(|source| GdsFile::open(&driver, source)).collect::<Result<Vec<_>>>()?;
+        let remote = || Error::new(Kind::Device, "GPUDirect Storage reads local files only");
+        let open = |source: &Source| GdsFile::open(&driver, source.file().ok_or_else(remote)?);
+        let files = sources.map(open).collect::<Result<Vec<_>>>()?;
         for GdsFile { source, .. } in &files {
-            profile::reader(&source.path, &source.file, ReaderKind::Gds.name(), chosen().why.as_ref());
+            profile::reader(&source.path, Some(&source.file), ReaderKind::Gds.name(), chosen().why.as_ref());
         }
         let block_bytes = to_usize(BLOCK_BYTES);
         let slot_bytes =
@@ -241,7 +244,7 @@ impl Drop for DirectEngine {
 }
 
 impl GdsFile {
-    fn open(driver: &Arc<Driver>, source: &Arc<Source>) -> Result<GdsFile> {
+    fn open(driver: &Arc<Driver>, source: &Arc<LocalFile>) -> Result<GdsFile> {
         let file = source
             .reopen_direct()
             .map_err(|error| Error::from_io(error, &source.path, "cannot be opened for direct reads"))?;

@@ -1,0 +1,36 @@
+//! Objects of remote stores: HTTP servers, S3, Google Cloud Storage, Azure and the Hugging Face Hub.
+//!
+//! ```text
+//! URL --location--> service and key --store--> GET range --get--> slot or tensor
+//!                                     |                   |
+//!                                 transport            version, retries, streams
+//! ```
+//!
+//! - [`location`] splits a URL into the service that answers for it and a key, and hides what may be secret.
+//! - [`store`] is the trait of a service. `http`, `bucket` and `hub` implement it.
+//! - [`object`] is an open object: its size, the version that every request asks for, and its first bytes.
+//! - [`lane`] runs requests: a thread that needs bytes runs them itself, on a runtime that it takes from a pool.
+//!
+//! A request is repeated from the byte reached, up to a stated number of times.
+
+pub mod aws_profile;
+mod bucket;
+pub mod configuration;
+pub mod find;
+mod get;
+mod http;
+mod hub;
+pub mod lane;
+pub mod location;
+pub mod object;
+mod settings;
+pub mod store;
+mod stores;
+pub mod streams;
+mod transport;
+
+/// Closes the connections that no request uses, and forgets tokens. The next load opens new ones.
+pub fn release() {
+    lane::release();
+    stores::release();
+}

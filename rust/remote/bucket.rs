@@ -1,0 +1,286 @@
+//! Buckets of S3, Google Cloud Storage and Azure. `object_store` signs the requests and renews tokens.
+
+use super::aws_profile::Profile;
+use super::configuration::unknown;
+use super::location::{Location, Service};
+use super::store::{Answer, Failure, FailureClass, Store, Version};
+use super::transport::{self, Transport};
+use crate::error::{Error, Kind, Result};
+use crate::options;
+use async_trait::async_trait;
+use futures_util::{StreamExt, TryStreamExt};
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use object_store::client::HttpClient;
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::path::Path as Key;
+use object_store::{Attribute, ClientOptions, GetOptions, ObjectStore, RetryConfig};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::path::Path;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// Bucket or container.
+pub(super) struct Bucket {
+    store: Arc<dyn ObjectStore>,
+    service: Service,
+}
+
+impl fmt::Debug for Bucket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bucket").field("service", &self.service).finish_non_exhaustive()
+    }
+}
+
+impl Bucket {
+    /// Opens the bucket of a URL. Sends no request.
+    ///
+    /// # Errors
+    /// `invalid-argument` for options that do not fit; those of the profile of AWS.
+    pub(super) fn open(location: &Location, settings: &BTreeMap<String, String>) -> Result<Bucket> {
+        let url = format!("{}://{}", location.scheme(), location.host());
+        let store: Arc<dyn ObjectStore> = match location.service() {
+            Service::S3 => Arc::new(s3(location, settings, &url)?),
+            Service::Gcs => Arc::new(gcs(location, settings, &url)?),
+            Service::Azure => Arc::new(azure(settings, &url)?),
+            Service::Http | Service::Hub => return Err(Error::new(Kind::Internal, format!("{url} is not a bucket"))),
+        };
+        Ok(Bucket { store, service: location.service() })
+    }
+}
+
+fn is_plain_http(endpoint: Option<&String>) -> bool {
+    endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"))
+}
+
+/// Requests are repeated in [`super::get`], which counts them.
+fn no_retries() -> RetryConfig {
+    RetryConfig { max_retries: 0, ..RetryConfig::default() }
+}
+
+fn client_options() -> ClientOptions {
+    ClientOptions::new().with_allow_http(true)
+}
+
+fn parse_option<K: FromStr>(url: &str, name: &str) -> Result<K> {
+    K::from_str(name).map_err(|_| unknown(url, name, "docs/remote.md lists the options of each service"))
+}
+
+fn s3(location: &Location, settings: &BTreeMap<String, String>, url: &str) -> Result<object_store::aws::AmazonS3> {
+    let mut builder = AmazonS3Builder::new();
+    let is_set = |key: AmazonS3ConfigKey, builder: &AmazonS3Builder| builder.get_config_value(&key).is_some();
+    // What is set for the bucket goes before the environment, and that before the profile.
+    for (name, value) in options::variables_with_prefix("AWS_") {
+        if let Ok(key) = AmazonS3ConfigKey::from_str(&name.to_ascii_lowercase()) {
+            builder = builder.with_config(key, value);
+        }
+    }
+    for (name, value) in settings {
+        builder = builder.with_config(parse_option(url, name)?, value);
+    }
+    let endpoint_of = |builder: &AmazonS3Builder| {
+        builder
+            .get_config_value(&AmazonS3ConfigKey::S3Endpoint)
+            .or_else(|| builder.get_config_value(&AmazonS3ConfigKey::Endpoint))
+    };
+    let has_keys = is_set(AmazonS3ConfigKey::AccessKeyId, &builder)
+        || is_set(AmazonS3ConfigKey::WebIdentityTokenFile, &builder)
+        || is_set(AmazonS3ConfigKey::SkipSignature, &builder);
+    let home = options::variable("HOME");
+    if let Some(profile) = Profile::load(&options::variable, home.as_deref().map(Path::new))? {
+        if let Some(region) = profile.region().filter(|_| !is_set(AmazonS3ConfigKey::Region, &builder)) {
+            builder = builder.with_region(region);
+        }
+        if let Some(endpoint) = profile.endpoint().filter(|_| endpoint_of(&builder).is_none()) {
+            builder = builder.with_endpoint(endpoint);
+        }
+        if !has_keys && let Some(credentials) = profile.credentials(HttpClient::new(Transport))? {
+            builder = builder.with_credentials(credentials);
+        }
+    }
+    if is_plain_http(endpoint_of(&builder).as_ref()) {
+        builder = builder.with_allow_http(true);
+    }
+    builder
+        .with_bucket_name(location.host())
+        .with_client_options(client_options())
+        .with_retry(no_retries())
+        .with_http_connector(Transport)
+        .build()
+        .map_err(|error| invalid(&error, url))
+}
+
+fn gcs(
+    location: &Location,
+    settings: &BTreeMap<String, String>,
+    url: &str,
+) -> Result<object_store::gcp::GoogleCloudStorage> {
+    let mut builder = GoogleCloudStorageBuilder::new();
+    for (name, value) in options::variables_with_prefix("GOOGLE_") {
+        if let Ok(key) = GoogleConfigKey::from_str(&name.to_ascii_lowercase()) {
+            builder = builder.with_config(key, value);
+        }
+    }
+    // Google's own libraries read this variable, too.
+    if let Some(emulator) = options::variable("STORAGE_EMULATOR_HOST") {
+        let base = if emulator.contains("://") { emulator } else { format!("http://{emulator}") };
+        builder = builder.with_base_url(&base).with_skip_signature(true);
+    }
+    for (name, value) in settings {
+        builder = builder.with_config(parse_option(url, name)?, value);
+    }
+    builder
+        .with_bucket_name(location.host())
+        .with_client_options(client_options())
+        .with_retry(no_retries())
+        .with_http_connector(Transport)
+        .build()
+        .map_err(|error| invalid(&error, url))
+}
+
+fn azure(settings: &BTreeMap<String, String>, url: &str) -> Result<object_store::azure::MicrosoftAzure> {
+    let mut builder = MicrosoftAzureBuilder::new();
+    if let Some(text) = options::variable("AZURE_STORAGE_CONNECTION_STRING") {
+        builder = with_connection_string(builder, &text);
+    }
+    for (name, value) in options::variables_with_prefix("AZURE_") {
+        if let Ok(key) = AzureConfigKey::from_str(&name.to_ascii_lowercase()) {
+            builder = builder.with_config(key, value);
+        }
+    }
+    for (name, value) in settings {
+        builder = builder.with_config(parse_option(url, name)?, value);
+    }
+    if is_plain_http(builder.get_config_value(&AzureConfigKey::Endpoint).as_ref()) {
+        builder = builder.with_allow_http(true);
+    }
+    builder
+        .with_url(url)
+        .with_client_options(client_options())
+        .with_retry(no_retries())
+        .with_http_connector(Transport)
+        .build()
+        .map_err(|error| invalid(&error, url))
+}
+
+/// Applies a connection string of Azure: `AccountName=...;AccountKey=...;BlobEndpoint=...`.
+fn with_connection_string(mut builder: MicrosoftAzureBuilder, text: &str) -> MicrosoftAzureBuilder {
+    for (name, value) in text.split(';').filter_map(|part| part.split_once('=')) {
+        builder = match name.trim() {
+            "AccountName" => builder.with_account(value),
+            "AccountKey" => builder.with_access_key(value),
+            "BlobEndpoint" => builder.with_endpoint(value.trim_end_matches('/').to_owned()),
+            "SharedAccessSignature" => builder.with_config(AzureConfigKey::SasKey, value),
+            _ => builder,
+        };
+    }
+    builder
+}
+
+fn invalid(error: &object_store::Error, url: &str) -> Error {
+    Error::new(Kind::InvalidArgument, format!("the store cannot be opened: {error}")).at(url)
+}
+
+#[async_trait]
+impl Store for Bucket {
+    async fn get(&self, key: &str, range: Range<u64>, version: Option<&Version>) -> std::result::Result<Answer, Failure> {
+        let path = self.path_of(key)?;
+        let options = GetOptions {
+            range: Some(range.clone().into()),
+            if_match: version.and_then(|version| version.etag.clone()),
+            version: version.and_then(|version| version.id.clone()),
+            ..GetOptions::default()
+        };
+        let result = match self.store.get_opts(&path, options).await {
+            Ok(result) => result,
+            Err(error) => return self.failed_get(error, &range),
+        };
+        let encoding = result.attributes.get(&Attribute::ContentEncoding).map(|value| value.as_ref());
+        if let Some(encoding) = encoding.filter(|encoding| !matches!(*encoding, "identity" | "aws-chunked" | "")) {
+            let message = format!("the object is stored with the content encoding {encoding:?}; store it without one");
+            return Err(Failure::new(FailureClass::Permanent, message));
+        }
+        let version = Version {
+            etag: result.meta.e_tag.clone(),
+            id: result.meta.version.clone(),
+            modified: Some(result.meta.last_modified.to_rfc3339()),
+        };
+        let (length, range) = (result.meta.size, result.range.clone());
+        let service = self.service;
+        let body = result.into_stream().map_err(move |error| failure_of(&error, service)).boxed();
+        Ok(Answer { length, version, range, body })
+    }
+
+    async fn list(&self, prefix: &str) -> std::result::Result<Option<Vec<String>>, Failure> {
+        let path = self.path_of(prefix.trim_end_matches('/'))?;
+        let listed = self.store.list_with_delimiter(Some(&path)).await;
+        let listed = listed.map_err(|error| failure_of(&error, self.service))?;
+        Ok(Some(listed.objects.into_iter().map(|object| object.location.to_string()).collect()))
+    }
+}
+
+impl Bucket {
+    fn path_of(&self, key: &str) -> std::result::Result<Key, Failure> {
+        Key::parse(key).map_err(|error| Failure::new(FailureClass::Invalid, format!("the key is not valid: {error}")))
+    }
+
+    /// Returns the answer for an object without bytes, which has no range, or the failure.
+    fn failed_get(&self, error: object_store::Error, range: &Range<u64>) -> std::result::Result<Answer, Failure> {
+        let text = error.to_string();
+        if range.start == 0 && (text.contains("416") || text.contains("InvalidRange")) {
+            let body = futures_util::stream::empty().boxed();
+            return Ok(Answer { length: 0, version: Version::default(), range: 0..0, body });
+        }
+        Err(failure_of(&error, self.service))
+    }
+}
+
+/// Returns the failure that an error stands for. Answers of services may repeat the request, so no text of theirs is
+/// shown for refusals.
+fn failure_of(error: &object_store::Error, service: Service) -> Failure {
+    let credentials = match service {
+        Service::S3 => "AWS_ACCESS_KEY_ID, AWS_PROFILE, AWS_REGION and AWS_ENDPOINT_URL",
+        Service::Gcs => "GOOGLE_APPLICATION_CREDENTIALS",
+        _ => "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+    };
+    let denied = |status: &str| {
+        let message = format!("the service refuses access (status {status}); check the credentials: {credentials}");
+        Failure::new(FailureClass::Denied, message)
+    };
+    match error {
+        object_store::Error::NotFound { .. } => Failure::new(
+            FailureClass::NotFound,
+            "the service has no object of this name (status 404); check the bucket and the key",
+        ),
+        object_store::Error::Precondition { .. } | object_store::Error::NotModified { .. } => {
+            super::get::changed("the object changed while it was loaded (status 412)")
+        }
+        object_store::Error::PermissionDenied { .. } => denied("403"),
+        object_store::Error::Unauthenticated { .. } => denied("401"),
+        object_store::Error::NotSupported { source } => Failure::new(FailureClass::Permanent, source.to_string()),
+        other => {
+            let text = other.to_string();
+            let failure = transport::failure_of(other);
+            match () {
+                () if text.contains("non-partial response") => Failure::new(
+                    FailureClass::Permanent,
+                    "the service ignores ranges: it answered with the whole object (status 200)",
+                ),
+                () if text.contains("Requested ") || text.contains("Content-Range") => {
+                    Failure::new(FailureClass::Permanent, format!("the service sent a wrong range: {text}"))
+                }
+                () if text.contains("instance metadata") => Failure::new(
+                    FailureClass::Denied,
+                    format!(
+                        "no credentials were found; set {credentials}, or skip_signature for a public bucket \
+                         ({})",
+                        failure.message
+                    ),
+                ),
+                () => failure,
+            }
+        }
+    }
+}

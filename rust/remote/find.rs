@@ -1,0 +1,79 @@
+//! What a URL stands for: an object, or a prefix with a checkpoint.
+
+use super::hub;
+use super::lane;
+use super::location::{Location, Service};
+use super::object::Object;
+pub use super::stores::{open, open_known};
+use super::{store::Failure, stores};
+use crate::error::{Error, Kind, Result};
+use crate::os::retry::Check;
+use std::path::PathBuf;
+
+/// What a URL stands for.
+pub enum Found {
+    /// An object.
+    Object(Location),
+    /// A prefix, with the names of the objects in it.
+    Prefix(Location, Vec<String>),
+    /// A local file or directory: the Hub's own cache holds what the URL names.
+    Local(PathBuf),
+}
+
+/// Finds out what a URL stands for. Sends no request for the URL of an object that ends with one of `endings`.
+///
+/// # Errors
+/// Those of requests, with the URL; that of `check`.
+pub fn find(location: &Location, endings: &[&str], check: Check<'_>) -> Result<Found> {
+    if location.service() == Service::Hub {
+        return hub::find(location, check);
+    }
+    if endings.iter().any(|ending| location.key().ends_with(ending)) || location.has_query() {
+        return Ok(Found::Object(location.clone()));
+    }
+    let (store, _) = stores::store_of(location)?;
+    let url = location.to_string();
+    let listed = lane::block_on(check, async {
+        store.list(location.key()).await.map_err(|failure: Failure| failure.into_error(&url))
+    })?;
+    let is_prefix = location.key().is_empty() || location.key().ends_with('/');
+    match listed {
+        Some(keys) if !keys.is_empty() => {
+            let name = |key: &String| key.rsplit('/').next().unwrap_or_default().to_owned();
+            Ok(Found::Prefix(location.clone(), keys.iter().map(name).collect()))
+        }
+        None if is_prefix => find_by_convention(location, endings, check),
+        _ if is_prefix => Err(Error::new(Kind::FileNotFound, "no object begins with this prefix").at(&url)),
+        _ => Ok(Found::Object(location.clone())),
+    }
+}
+
+/// Finds the checkpoint below a prefix of a server that cannot list: the index with the usual name, or the file.
+fn find_by_convention(location: &Location, endings: &[&str], check: Check<'_>) -> Result<Found> {
+    for ending in endings {
+        let name = format!("model{ending}");
+        match open(&location.child(&name), check) {
+            Ok(_) => return Ok(Found::Prefix(location.clone(), vec![name])),
+            Err(error) if error.kind() == Kind::FileNotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let names: Vec<String> = endings.iter().map(|ending| format!("model{ending}")).collect();
+    let message = format!("this server cannot list files, and holds none of {} here", names.join(", "));
+    Err(Error::new(Kind::FileNotFound, message).at(location.to_string()))
+}
+
+/// Returns all bytes of a small object.
+///
+/// # Errors
+/// `malformed` if it has more than `bytes_max` bytes; those of requests.
+pub fn read_all(object: &Object, bytes_max: u64, check: Check<'_>) -> Result<Vec<u8>> {
+    let length = object.length();
+    let size = usize::try_from(length).ok().filter(|_| length <= bytes_max).ok_or_else(|| {
+        let message = format!("the file has {length} bytes; at most {bytes_max} are accepted");
+        Error::new(Kind::Malformed, message).at(object.path())
+    })?;
+    let mut bytes = vec![0; size];
+    object.read(std::iter::once((0, bytes.as_mut_slice())), check)?;
+    Ok(bytes)
+}

@@ -1,0 +1,188 @@
+//! HTTP servers that answer requests for ranges.
+
+use super::get::changed;
+use super::store::{Answer, Failure, FailureClass, Store, Version};
+use super::transport::{self, Transport};
+use crate::num::to_u64;
+use async_trait::async_trait;
+use futures_util::StreamExt;
+use futures_util::stream::{self, BoxStream};
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::{Response, StatusCode};
+use http_body_util::BodyExt;
+use object_store::client::{HttpError, HttpResponse, HttpResponseBody, HttpService};
+use std::fmt;
+use std::ops::Range;
+
+/// Server of one host. The keys are whole URLs, whose queries may be secret.
+pub(super) struct HttpStore {
+    /// Headers of every request, for example with a token.
+    headers: HeaderMap,
+}
+
+impl HttpStore {
+    pub(super) fn new(headers: HeaderMap) -> Self {
+        HttpStore { headers }
+    }
+}
+
+impl fmt::Debug for HttpStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("HttpStore")
+    }
+}
+
+#[async_trait]
+impl Store for HttpStore {
+    async fn get(&self, url: &str, range: Range<u64>, version: Option<&Version>) -> Result<Answer, Failure> {
+        let mut headers = self.headers.clone();
+        headers.extend(range_headers(&range, version));
+        let response = Transport.call(transport::get_request(url, headers)?).await.map_err(|error| transport::failure_of(&error))?;
+        answer(response, &range)
+    }
+
+    async fn list(&self, _: &str) -> Result<Option<Vec<String>>, Failure> {
+        Ok(None)
+    }
+}
+
+/// Returns the headers of a request for a range of one version.
+pub(super) fn range_headers(range: &Range<u64>, version: Option<&Version>) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    let mut insert = |name: HeaderName, value: &str| {
+        if let Ok(value) = HeaderValue::from_str(value) {
+            headers.insert(name, value);
+        }
+    };
+    insert(header::RANGE, &format!("bytes={}-{}", range.start, range.end.saturating_sub(1)));
+    insert(header::ACCEPT_ENCODING, "identity");
+    match version {
+        // A weak tag never matches, so the tag of the answer is compared instead.
+        Some(Version { etag: Some(etag), .. }) if !etag.starts_with("W/") => insert(header::IF_MATCH, etag),
+        Some(Version { etag: None, modified: Some(modified), .. }) => insert(header::IF_UNMODIFIED_SINCE, modified),
+        _ => {}
+    }
+    headers
+}
+
+/// Checks an answer to a request for a range.
+pub(super) fn answer(response: HttpResponse, range: &Range<u64>) -> Result<Answer, Failure> {
+    let failed = |class, message: &str| Err(Failure::new(class, message));
+    let encoding = text(&response, &header::CONTENT_ENCODING).filter(|encoding| *encoding != "identity");
+    if let Some(encoding) = encoding.filter(|_| response.status().is_success()) {
+        let message = format!(
+            "the server sends the file with the content encoding {encoding:?}; its bytes are then not those of the \
+             ranges that were requested. Turn compression off for this file"
+        );
+        return Err(Failure::new(FailureClass::Permanent, message));
+    }
+    let version = Version {
+        etag: text(&response, &header::ETAG).map(str::to_owned),
+        id: None,
+        modified: text(&response, &header::LAST_MODIFIED).map(str::to_owned),
+    };
+    let stated = text(&response, &header::CONTENT_LENGTH).and_then(|length| length.parse::<u64>().ok());
+    match response.status() {
+        StatusCode::PARTIAL_CONTENT => {
+            let content_range = text(&response, &header::CONTENT_RANGE).and_then(parse_content_range);
+            let Some((found, length)) = content_range else {
+                return failed(FailureClass::Permanent, "the server answered 206 without a valid Content-Range");
+            };
+            if stated.is_some_and(|stated| stated != found.end - found.start) {
+                return failed(FailureClass::Permanent, "Content-Length and Content-Range of the answer disagree");
+            }
+            Ok(Answer { length, version, range: found, body: frames(response.into_body()) })
+        }
+        // A server may answer with the whole file if the range covers it.
+        StatusCode::OK if range.start == 0 && stated.is_some_and(|stated| stated <= range.end) => {
+            let length = stated.unwrap_or_default();
+            Ok(Answer { length, version, range: 0..length, body: frames(response.into_body()) })
+        }
+        StatusCode::OK => failed(
+            FailureClass::Permanent,
+            "the server ignores ranges: it answered with the whole file (status 200). Use a server that supports \
+             range requests, or download the file and load it from disk",
+        ),
+        // An empty file has no range.
+        StatusCode::RANGE_NOT_SATISFIABLE if range.start == 0 => {
+            Ok(Answer { length: 0, version, range: 0..0, body: stream::empty().boxed() })
+        }
+        StatusCode::RANGE_NOT_SATISFIABLE => Err(changed("the file became shorter while it was loaded (status 416)")),
+        StatusCode::PRECONDITION_FAILED => Err(changed("the object changed while it was loaded (status 412)")),
+        StatusCode::NOT_FOUND | StatusCode::GONE => {
+            failed(FailureClass::NotFound, "the server has no file of this name (status 404); check the URL")
+        }
+        status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {
+            let message = format!(
+                "the server refuses access (status {}); check the credentials, or that a signed URL has not expired",
+                status.as_u16()
+            );
+            Err(Failure::new(FailureClass::Denied, message))
+        }
+        status => Err(Failure::new(FailureClass::Permanent, format!("the server answered {status}"))),
+    }
+}
+
+fn text<'a, T>(response: &'a Response<T>, name: &HeaderName) -> Option<&'a str> {
+    response.headers().get(name)?.to_str().ok()
+}
+
+/// Returns the range and the length of the whole file in a header such as `bytes 0-9/100`.
+fn parse_content_range(text: &str) -> Option<(Range<u64>, u64)> {
+    let (range, length) = text.trim().strip_prefix("bytes ")?.split_once('/')?;
+    let (first, last) = range.split_once('-')?;
+    let (begin, last, length): (u64, u64, u64) = (first.parse().ok()?, last.parse().ok()?, length.parse().ok()?);
+    (begin <= last && last < length).then(|| (begin..last + 1, length))
+}
+
+/// Returns the data of a body as it arrives.
+pub(super) fn frames(body: HttpResponseBody) -> BoxStream<'static, Result<bytes::Bytes, Failure>> {
+    let failed = |error: HttpError| transport::failure_of(&error);
+    stream::try_unfold(body, move |mut body| async move {
+        while let Some(frame) = body.frame().await {
+            // Frames without data are trailers.
+            if let Ok(data) = frame.map_err(failed)?.into_data() {
+                return Ok(Some((data, body)));
+            }
+        }
+        Ok(None)
+    })
+    .boxed()
+}
+
+/// Reads a whole answer of at most `bytes_max` bytes.
+pub(super) async fn collect(response: HttpResponse, bytes_max: u64) -> Result<Vec<u8>, Failure> {
+    let mut body = frames(response.into_body());
+    let mut bytes = Vec::new();
+    while let Some(frame) = body.next().await {
+        bytes.extend_from_slice(&frame?);
+        if to_u64(bytes.len()) > bytes_max {
+            let message = format!("the answer has more than {bytes_max} bytes");
+            return Err(Failure::new(FailureClass::Permanent, message));
+        }
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn content_range_has_the_bytes_and_the_length() {
+        assert_eq!(parse_content_range("bytes 0-9/100"), Some((0..10, 100)));
+        for wrong in ["bytes 9-0/100", "bytes 0-100/100", "bytes */100", "items 0-9/100", "bytes 0-9/*", "bytes 0-9"] {
+            assert_eq!(parse_content_range(wrong), None, "{wrong}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn content_range_is_inside_the_file(text in "(bytes )?[0-9*]{0,20}-?[0-9]{0,20}/?[0-9*]{0,20}") {
+            if let Some((range, length)) = parse_content_range(&text) {
+                prop_assert!(range.start < range.end && range.end <= length);
+            }
+        }
+    }
+}

@@ -1,0 +1,344 @@
+//! Repositories of the Hugging Face Hub: `hf://owner/name[@revision][/path]`.
+//!
+//! A revision is resolved to a commit once, and every file is requested of that commit. The Hub answers a request for a
+//! large file with a redirect to a signed link of its storage, which gets no token. What the Hub's own cache on this
+//! machine holds is read from there.
+
+use super::configuration;
+use super::find::Found;
+use super::http::{self, answer, range_headers};
+use super::lane;
+use super::location::Location;
+use super::store::{Answer, Failure, FailureClass, Store, Version};
+use super::transport::{self, Transport};
+use crate::error::{Error, Kind, Result};
+use crate::options;
+use crate::os::retry::Check;
+use ::http::header::{self, HeaderMap, HeaderValue};
+use ::http::{Method, StatusCode, Uri};
+use async_trait::async_trait;
+use object_store::client::{HttpResponse, HttpService};
+use serde::Deserialize;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::fs;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+const ENDPOINT: &str = "https://huggingface.co";
+/// Upper bound for the description of a repository, in bytes.
+const DESCRIPTION_BYTES_MAX: u64 = 64 << 20;
+/// Number of hexadecimal digits of a commit.
+const COMMIT_DIGITS: usize = 40;
+
+/// File or directory of a repository, as a URL names it.
+pub(super) struct File {
+    /// `owner/name`, or `name` alone.
+    repository: String,
+    /// Branch, tag or commit.
+    revision: String,
+    /// Path in the repository. Empty for its root.
+    pub(super) path: String,
+}
+
+impl File {
+    /// Splits a URL of the Hub.
+    ///
+    /// # Errors
+    /// `invalid-argument` if it names no repository.
+    pub(super) fn parse(location: &Location) -> Result<File> {
+        let invalid = |message: &str| Error::new(Kind::InvalidArgument, message).at(location.to_string());
+        let (name, path) = location.key().split_once('/').unwrap_or((location.key(), ""));
+        let whole = if name.is_empty() { location.host().to_owned() } else { format!("{}/{name}", location.host()) };
+        let (repository, revision) = whole.split_once('@').unwrap_or((&whole, "main"));
+        let is_name = |part: &str| {
+            !part.is_empty() && part != ".." && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+        };
+        if !repository.split('/').all(is_name) || revision.is_empty() {
+            return Err(invalid("this names no repository; write hf://owner/name, hf://owner/name@revision/path"));
+        }
+        // A revision such as refs/pr/1 is written with %2F, because a slash ends it.
+        let revision = revision.replace("%2F", "/").replace("%2f", "/");
+        let is_inside = |text: &str| text.split('/').all(|part| part != "..");
+        if !is_inside(&revision) || !is_inside(path) {
+            return Err(invalid("a revision or path of the Hub cannot contain \"..\""));
+        }
+        Ok(File { repository: repository.to_owned(), revision, path: path.trim_end_matches('/').to_owned() })
+    }
+
+    pub(super) fn repository_at_commit(&self) -> String {
+        format!("{}@{}", self.repository, self.revision)
+    }
+
+    /// Returns the directory of the snapshot of a commit in the Hub's cache on this machine.
+    fn snapshot(&self, commit: &str) -> Option<PathBuf> {
+        Some(self.cache()?.join("snapshots").join(commit))
+    }
+
+    fn cache(&self) -> Option<PathBuf> {
+        let home = || options::variable("HOME").map(PathBuf::from);
+        let hub = options::variable("HF_HUB_CACHE")
+            .or_else(|| options::variable("HUGGINGFACE_HUB_CACHE"))
+            .map(PathBuf::from)
+            .or_else(|| Some(hub_home(home)?.join("hub")))?;
+        Some(hub.join(format!("models--{}", self.repository.replace('/', "--"))))
+    }
+
+    /// Returns the commit that the Hub's cache knows for the revision.
+    fn cached_commit(&self) -> Option<String> {
+        if is_commit(&self.revision) {
+            return Some(self.revision.clone());
+        }
+        let commit = fs::read_to_string(self.cache()?.join("refs").join(&self.revision)).ok()?;
+        Some(commit.trim().to_owned()).filter(|commit| is_commit(commit))
+    }
+}
+
+fn hub_home(home: impl Fn() -> Option<PathBuf>) -> Option<PathBuf> {
+    let cache = || options::variable("XDG_CACHE_HOME").map(PathBuf::from).or_else(|| Some(home()?.join(".cache")));
+    options::variable("HF_HOME").map(PathBuf::from).or_else(|| Some(cache()?.join("huggingface")))
+}
+
+fn is_commit(text: &str) -> bool {
+    text.len() == COMMIT_DIGITS && text.chars().all(|c| c.is_ascii_hexdigit())
+}
+
+fn is_offline() -> bool {
+    let value = options::variable("HF_HUB_OFFLINE").unwrap_or_default();
+    matches!(value.to_ascii_uppercase().as_str(), "1" | "ON" | "YES" | "TRUE")
+}
+
+/// Token and address of the Hub.
+struct Access {
+    endpoint: String,
+    headers: HeaderMap,
+}
+
+impl Access {
+    fn new(settings: &BTreeMap<String, String>, url: &str) -> Result<Access> {
+        let mut endpoint = options::variable("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.to_owned());
+        let mut token = stored_token();
+        for (name, value) in settings {
+            match name.as_str() {
+                "endpoint" => endpoint.clone_from(value),
+                "token" => token = Some(value.clone()),
+                _ => return Err(configuration::unknown(url, name, "the options are endpoint and token")),
+            }
+        }
+        let mut headers = HeaderMap::new();
+        if let Some(token) = token {
+            let invalid = |_| Error::new(Kind::InvalidArgument, "the token of the Hub is no valid header").at(url);
+            let mut value = HeaderValue::from_str(&format!("Bearer {}", token.trim())).map_err(invalid)?;
+            value.set_sensitive(true);
+            headers.insert(header::AUTHORIZATION, value);
+        }
+        Ok(Access { endpoint: endpoint.trim_end_matches('/').to_owned(), headers })
+    }
+}
+
+/// Returns the token of the environment, or the one that the Hub's own program has stored.
+fn stored_token() -> Option<String> {
+    let set = options::variable("HF_TOKEN").or_else(|| options::variable("HUGGING_FACE_HUB_TOKEN"));
+    set.or_else(|| {
+        let home = || options::variable("HOME").map(PathBuf::from);
+        let path = options::variable("HF_TOKEN_PATH").map(PathBuf::from);
+        fs::read_to_string(path.or_else(|| Some(hub_home(home)?.join("token")))?).ok()
+    })
+    .map(|token| token.trim().to_owned())
+    .filter(|token| !token.is_empty())
+}
+
+/// Description of a repository at a commit.
+#[derive(Deserialize)]
+struct Description {
+    sha: String,
+    #[serde(default)]
+    siblings: Vec<Sibling>,
+}
+
+#[derive(Deserialize)]
+struct Sibling {
+    rfilename: String,
+}
+
+/// Finds out what a URL of the Hub stands for, and pins its commit.
+pub(super) fn find(location: &Location, check: Check<'_>) -> Result<Found> {
+    let file = File::parse(location)?;
+    let url = location.to_string();
+    let local = |commit: &str| Some(file.snapshot(commit)?.join(&file.path)).filter(|path| path.exists());
+    if is_offline() {
+        let found = file.cached_commit().and_then(|commit| local(&commit));
+        let message = "HF_HUB_OFFLINE is set, and the Hub's cache on this machine does not hold this revision";
+        return found.map(Found::Local).ok_or_else(|| Error::new(Kind::FileNotFound, message).at(&url));
+    }
+    if let Some(path) = Some(&file.revision).filter(|commit| is_commit(commit)).and_then(|commit| local(commit))
+        && path.is_file()
+    {
+        return Ok(Found::Local(path));
+    }
+    let access = Access::new(&configuration::options_of(&url), &url)?;
+    let revision = file.revision.replace('/', "%2F");
+    let address = format!("{}/api/models/{}/revision/{revision}", access.endpoint, file.repository);
+    let described = lane::block_on(check, async {
+        describe(&address, access.headers.clone()).await.map_err(|failure| failure.into_error(&url))
+    })?;
+    let names: Vec<String> = described.siblings.into_iter().map(|sibling| sibling.rfilename).collect();
+    let repository = file.repository.rsplit('/').next().unwrap_or_default();
+    let pinned = |path: &str| match file.repository.split_once('/') {
+        Some(_) => location.with_key(format!("{repository}@{}/{path}", described.sha)),
+        None => location.with_key(format!("@{}/{path}", described.sha)),
+    };
+    let in_cache = |name: &str| file.snapshot(&described.sha).map(|snapshot| snapshot.join(name)).filter(|path| path.is_file());
+    if names.contains(&file.path) {
+        return Ok(in_cache(&file.path).map_or_else(|| Found::Object(pinned(&file.path)), Found::Local));
+    }
+    let prefix = if file.path.is_empty() { String::new() } else { format!("{}/", file.path) };
+    let inside = |name: &String| name.strip_prefix(&prefix).filter(|rest| !rest.contains('/')).map(str::to_owned);
+    let inside: Vec<String> = names.iter().filter_map(inside).collect();
+    if inside.is_empty() {
+        let message = format!("the repository has no file or folder {:?} at this revision", file.path);
+        return Err(Error::new(Kind::FileNotFound, message).at(&url));
+    }
+    let is_weight = |name: &&String| name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json");
+    let weights: Vec<&String> = inside.iter().filter(is_weight).collect();
+    let is_cached = !weights.is_empty() && weights.iter().all(|name| in_cache(&format!("{prefix}{name}")).is_some());
+    match file.snapshot(&described.sha).filter(|_| is_cached) {
+        Some(snapshot) => Ok(Found::Local(snapshot.join(&file.path))),
+        None => Ok(Found::Prefix(pinned(&file.path), inside)),
+    }
+}
+
+async fn describe(address: &str, headers: HeaderMap) -> std::result::Result<Description, Failure> {
+    let mut paused = 0;
+    loop {
+        match try_describe(address, headers.clone()).await {
+            Err(failure) if failure.is_transient() && paused < 4 => {
+                paused += 1;
+                tokio::time::sleep(std::time::Duration::from_millis(200 << paused)).await;
+            }
+            result => return result,
+        }
+    }
+}
+
+async fn try_describe(address: &str, headers: HeaderMap) -> std::result::Result<Description, Failure> {
+    let request = transport::get_request(address, headers)?;
+    let response = Transport.call(request).await.map_err(|error| transport::failure_of(&error))?;
+    check_status(response.status())?;
+    let bytes = http::collect(response, DESCRIPTION_BYTES_MAX).await?;
+    let invalid = |error| Failure::new(FailureClass::Permanent, format!("the Hub's answer is not valid: {error}"));
+    let described: Description = serde_json::from_slice(&bytes).map_err(invalid)?;
+    match is_commit(&described.sha) {
+        true => Ok(described),
+        false => Err(Failure::new(FailureClass::Permanent, "the Hub's answer names no commit")),
+    }
+}
+
+fn check_status(status: StatusCode) -> std::result::Result<(), Failure> {
+    match status {
+        StatusCode::NOT_FOUND => Err(Failure::new(
+            FailureClass::NotFound,
+            "the Hub has no such repository, revision or file; check the name, and the token of a private repository",
+        )),
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(Failure::new(
+            FailureClass::Denied,
+            format!("the Hub refuses access (status {}); check HF_TOKEN, and that its terms are accepted", status.as_u16()),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Repository at a commit.
+pub(super) struct Repository {
+    access: Access,
+    repository: String,
+    commit: String,
+    /// Signed links of the storage, by path.
+    links: Mutex<HashMap<String, Uri>>,
+}
+
+impl fmt::Debug for Repository {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Repository({}@{})", self.repository, self.commit)
+    }
+}
+
+impl Repository {
+    pub(super) fn open(location: &Location, settings: &BTreeMap<String, String>) -> Result<Repository> {
+        let File { repository, revision, .. } = File::parse(location)?;
+        let access = Access::new(settings, &location.to_string())?;
+        Ok(Repository { access, repository, commit: revision, links: Mutex::default() })
+    }
+
+    fn links(&self) -> MutexGuard<'_, HashMap<String, Uri>> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks the Hub for a file. The answer is the file, or a redirect.
+    async fn ask(&self, path: &str, range: &Range<u64>) -> std::result::Result<Asked, Failure> {
+        let mut address = format!("{}/{}/resolve/{}/{path}", self.access.endpoint, self.repository, self.commit);
+        for _ in 0..3 {
+            let mut headers = self.access.headers.clone();
+            headers.extend(range_headers(range, None));
+            let request = transport::get_request(&address, headers)?;
+            let asked = request.uri().clone();
+            let response = transport::send(request).await.map_err(|error| transport::failure_of(&error))?;
+            check_status(response.status())?;
+            let target = transport::redirect_target(&Method::GET, &asked, &response);
+            let Some(target) = target.map_err(|error| transport::failure_of(&error))? else {
+                return Ok(Asked::File(response));
+            };
+            // A repository that was renamed is at the same host, which may get the token.
+            if target.authority() != asked.authority() {
+                return Ok(Asked::Link(target));
+            }
+            address = target.to_string();
+        }
+        Err(Failure::new(FailureClass::Permanent, "the Hub redirected too often"))
+    }
+
+    /// Requests a range of a signed link.
+    async fn follow(&self, link: &Uri, range: &Range<u64>) -> std::result::Result<HttpResponse, Failure> {
+        let request = transport::get_request(&link.to_string(), range_headers(range, None))?;
+        Transport.call(request).await.map_err(|error| transport::failure_of(&error))
+    }
+}
+
+enum Asked {
+    File(HttpResponse),
+    Link(Uri),
+}
+
+#[async_trait]
+impl Store for Repository {
+    async fn get(&self, path: &str, range: Range<u64>, _: Option<&Version>) -> std::result::Result<Answer, Failure> {
+        // A commit never changes.
+        let version = Version { id: Some(self.commit.clone()), ..Version::default() };
+        let known = self.links().get(path).cloned();
+        if let Some(link) = known {
+            let response = self.follow(&link, &range).await?;
+            let is_expired = matches!(
+                response.status(),
+                StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::NOT_FOUND | StatusCode::GONE
+            );
+            if !is_expired {
+                return answer(response, &range).map(|answer| Answer { version, ..answer });
+            }
+            self.links().remove(path);
+        }
+        let response = match self.ask(path, &range).await? {
+            Asked::File(response) => response,
+            Asked::Link(link) => {
+                let response = self.follow(&link, &range).await?;
+                self.links().insert(path.to_owned(), link);
+                response
+            }
+        };
+        answer(response, &range).map(|answer| Answer { version, ..answer })
+    }
+
+    async fn list(&self, _: &str) -> std::result::Result<Option<Vec<String>>, Failure> {
+        Ok(None)
+    }
+}

@@ -1,0 +1,123 @@
+//! Runtimes and connections for requests.
+//!
+//! A thread that needs bytes runs the request itself, on a current-thread runtime with connections of its own: a lane.
+//! TLS and copies therefore use as many cores as threads are reading, and no queue is between a thread and its bytes.
+//! Free lanes wait in the process's pool with their connections open, for the next load.
+
+use super::settings;
+use super::transport::Client;
+use crate::error::{Error, Kind, Result};
+use crate::os::per_process::PerProcess;
+use crate::os::retry::Check;
+use std::cell::RefCell;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::time::timeout;
+
+/// Interval at which a waiting thread looks for Ctrl-C.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+static LANES: PerProcess<Mutex<Vec<Lane>>> = PerProcess::new(Mutex::default);
+
+thread_local! {
+    /// Connections of the lane that this thread runs requests on.
+    static CLIENT: RefCell<Option<Client>> = const { RefCell::new(None) };
+}
+
+/// Runtime with its connections.
+struct Lane {
+    runtime: Option<Runtime>,
+    client: Client,
+}
+
+impl Lane {
+    /// Takes the lane that was used last, whose connections are the likeliest to be open, or creates one.
+    fn take() -> Result<Lane> {
+        let free = lock().pop();
+        if let Some(lane) = free.filter(|lane| lane.client.is_current()) {
+            return Ok(lane);
+        }
+        let built = Builder::new_current_thread().enable_all().thread_keep_alive(Duration::from_millis(10)).build();
+        let refused = |error| Error::new(Kind::OutOfMemory, format!("cannot create a runtime for requests: {error}"));
+        Ok(Lane { runtime: Some(built.map_err(refused)?), client: Client::new(settings::tls()?)? })
+    }
+}
+
+impl Drop for Lane {
+    /// Does not wait for a thread of the runtime, which may be looking up a name.
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+fn lock() -> MutexGuard<'static, Vec<Lane>> {
+    LANES.get().lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs requests on this thread. Ends them with the error of `check`, which is called from time to time.
+///
+/// # Errors
+/// That of `request` or of `check`; `out-of-memory` if no runtime can be created.
+pub fn block_on<T: Send>(check: Check<'_>, request: impl Future<Output = Result<T>> + Send) -> Result<T> {
+    // A thread that runs a runtime of its own cannot run another.
+    if Handle::try_current().is_ok() {
+        let (done, is_done) = (std::sync::atomic::AtomicBool::new(false), std::sync::atomic::AtomicBool::new(false));
+        return thread::scope(|scope| {
+            let run = scope.spawn(|| {
+                let stop = || match is_done.load(std::sync::atomic::Ordering::Relaxed) {
+                    true => Err(Error::new(Kind::Interrupted, "the load ended")),
+                    false => Ok(()),
+                };
+                let result = run_here(&stop, request);
+                done.store(true, std::sync::atomic::Ordering::Relaxed);
+                result
+            });
+            let mut ended = Ok(());
+            while ended.is_ok() && !done.load(std::sync::atomic::Ordering::Relaxed) && !run.is_finished() {
+                thread::sleep(Duration::from_millis(1));
+                ended = check();
+            }
+            is_done.store(ended.is_err(), std::sync::atomic::Ordering::Relaxed);
+            let result = run.join().unwrap_or_else(|_| Err(Error::new(Kind::Internal, "a request panicked")));
+            ended.and(result)
+        });
+    }
+    run_here(check, request)
+}
+
+fn run_here<T>(check: Check<'_>, request: impl Future<Output = Result<T>>) -> Result<T> {
+    let lane = Lane::take()?;
+    CLIENT.with_borrow_mut(|client| *client = Some(lane.client.clone()));
+    let result = match &lane.runtime {
+        Some(runtime) => runtime.block_on(async {
+            let mut request = pin!(request);
+            loop {
+                match timeout(POLL_INTERVAL, &mut request).await {
+                    Ok(result) => return result,
+                    Err(_) => check()?,
+                }
+            }
+        }),
+        None => Err(Error::new(Kind::Internal, "a lane without a runtime")),
+    };
+    CLIENT.with_borrow_mut(|client| *client = None);
+    lock().push(lane);
+    result
+}
+
+/// Returns the connections of the lane of this thread.
+pub(super) fn client() -> Option<Client> {
+    CLIENT.with_borrow(Clone::clone)
+}
+
+/// Closes the connections that no request uses.
+pub fn release() {
+    let lanes = std::mem::take(&mut *lock());
+    drop(lanes);
+}

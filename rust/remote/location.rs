@@ -1,0 +1,186 @@
+//! Locations: URLs of objects and of prefixes.
+
+use crate::error::{Error, Kind, Result};
+use std::fmt;
+use std::path::Path;
+
+/// Service that answers for a URL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Service {
+    /// Server that answers GET requests for ranges: `http`, `https`.
+    Http,
+    /// S3 and compatible services: `s3`.
+    S3,
+    /// Google Cloud Storage: `gs`.
+    Gcs,
+    /// Azure Blob Storage: `az`, `abfss`.
+    Azure,
+    /// Hugging Face Hub: `hf`.
+    Hub,
+}
+
+/// Schemes with their services.
+const SCHEMES: [(&str, Service); 7] = [
+    ("http", Service::Http),
+    ("https", Service::Http),
+    ("s3", Service::S3),
+    ("gs", Service::Gcs),
+    ("az", Service::Azure),
+    ("abfss", Service::Azure),
+    ("hf", Service::Hub),
+];
+
+/// URL of an object or of a prefix, in parts.
+///
+/// ```
+/// use fst::remote::location::Location;
+/// let location = Location::parse("s3://bucket/llama/model.safetensors")?;
+/// assert_eq!((location.host(), location.key()), ("bucket", "llama/model.safetensors"));
+/// let signed = Location::parse("https://user:secret@host/m.safetensors?signature=secret")?;
+/// assert_eq!(signed.to_string(), "https://host/m.safetensors?...");
+/// # Ok::<(), fst::Error>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Location {
+    service: Service,
+    scheme: &'static str,
+    /// User name and password, if any, before the host.
+    user: Option<String>,
+    host: String,
+    key: String,
+    query: Option<String>,
+}
+
+impl Location {
+    /// Splits a URL.
+    ///
+    /// # Errors
+    /// `invalid-argument` if the scheme is not built in, or if the URL has no host.
+    pub fn parse(url: &str) -> Result<Location> {
+        let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
+        let known = SCHEMES.iter().find(|(name, _)| name.eq_ignore_ascii_case(scheme));
+        let Some(&(scheme, service)) = known else {
+            let names: Vec<String> = SCHEMES.iter().map(|(name, _)| format!("{name}://")).collect();
+            let message = format!(
+                "the scheme {scheme:?} is not built in; give a local path or a URL that begins with file://, {}",
+                names.join(", ")
+            );
+            return Err(Error::new(Kind::InvalidArgument, message).at(shown_unparsed(url)));
+        };
+        let invalid =
+            |message: &str| Error::new(Kind::InvalidArgument, message).at(format!("{scheme}://{}", shown_rest(rest)));
+        if rest.chars().any(|character| character.is_control()) {
+            return Err(invalid("a URL cannot contain control characters"));
+        }
+        // Keys of objects may contain any character. Only URLs of HTTP have queries and fragments.
+        let (rest, query) = match service {
+            Service::Http => {
+                let rest = rest.split_once('#').map_or(rest, |(before, _)| before);
+                rest.split_once('?').map_or((rest, None), |(before, query)| (before, Some(query.to_owned())))
+            }
+            _ => (rest, None),
+        };
+        let (authority, key) = rest.split_once('/').unwrap_or((rest, ""));
+        let (user, host) = match service {
+            // In abfss://container@account.dfs.core.windows.net, the part before the @ is the container.
+            Service::Azure => (None, authority),
+            _ => authority.rsplit_once('@').map_or((None, authority), |(user, host)| (Some(user.to_owned()), host)),
+        };
+        // hf://org/name@revision: the @ belongs to the name.
+        let (user, host) = if service == Service::Hub { (None, authority) } else { (user, host) };
+        if host.is_empty() {
+            return Err(invalid("the URL names no host or bucket"));
+        }
+        Ok(Location { service, scheme, user, host: host.to_owned(), key: key.to_owned(), query })
+    }
+
+    /// Returns the service that answers.
+    pub fn service(&self) -> Service {
+        self.service
+    }
+
+    /// Returns the scheme.
+    pub fn scheme(&self) -> &'static str {
+        self.scheme
+    }
+
+    /// Returns the host with its port, the bucket, the container, or the owner of a repository.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// Returns the path without the slash at its beginning.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// Returns whether the URL has a query, as presigned ones do.
+    pub fn has_query(&self) -> bool {
+        self.query.is_some()
+    }
+
+    /// Returns the location of another key of the same host, with the same credentials and query.
+    #[must_use]
+    pub fn with_key(&self, key: impl Into<String>) -> Location {
+        Location { key: key.into(), ..self.clone() }
+    }
+
+    /// Returns the location of a file beside this one.
+    #[must_use]
+    pub fn sibling(&self, name: &str) -> Location {
+        let directory = self.key.rsplit_once('/').map_or("", |(directory, _)| directory);
+        self.with_key(if directory.is_empty() { name.to_owned() } else { format!("{directory}/{name}") })
+    }
+
+    /// Returns the location of a file below this prefix.
+    #[must_use]
+    pub fn child(&self, name: &str) -> Location {
+        let prefix = self.key.trim_end_matches('/');
+        self.with_key(if prefix.is_empty() { name.to_owned() } else { format!("{prefix}/{name}") })
+    }
+
+    /// Returns the last part of the path.
+    pub fn file_name(&self) -> &str {
+        self.key.rsplit('/').next().unwrap_or_default()
+    }
+
+    /// Returns the whole URL, with its secrets. It is for requests only.
+    pub fn secret_url(&self) -> String {
+        let user = self.user.as_ref().map(|user| format!("{user}@")).unwrap_or_default();
+        let query = self.query.as_ref().map(|query| format!("?{query}")).unwrap_or_default();
+        format!("{}://{user}{}/{}{query}", self.scheme, self.host, self.key)
+    }
+}
+
+/// Writes the URL without a password or a query, which may be secret.
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://{}/{}", self.scheme, self.host, self.key)?;
+        if self.query.is_some() { f.write_str("?...") } else { Ok(()) }
+    }
+}
+
+impl fmt::Debug for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+/// Returns whether a path is a URL: letters, digits, `+`, `-` and `.` before `://`.
+pub fn is_url(path: &Path) -> bool {
+    path.to_str().and_then(|text| text.split_once("://")).is_some_and(|(scheme, _)| {
+        !scheme.is_empty() && scheme.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.'))
+    })
+}
+
+/// Returns a URL of an unknown scheme without what may be secret.
+fn shown_unparsed(url: &str) -> String {
+    url.split_once("://").map_or_else(|| url.to_owned(), |(scheme, rest)| format!("{scheme}://{}", shown_rest(rest)))
+}
+
+fn shown_rest(rest: &str) -> String {
+    let (before, has_query) = rest.split_once('?').map_or((rest, false), |(before, _)| (before, true));
+    let (authority, path) = before.split_once('/').map_or((before, None), |(authority, path)| (authority, Some(path)));
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    format!("{host}{}{}", path.map(|path| format!("/{path}")).unwrap_or_default(), if has_query { "?..." } else { "" })
+}

@@ -1,0 +1,113 @@
+//! Open objects.
+
+use super::get::{First, Target};
+use super::lane;
+use super::location::Location;
+use super::store::{Store, Version};
+use super::streams::Host;
+use crate::error::{Error, Kind, Result};
+use crate::num::{to_u64, to_usize};
+use crate::os::retry::Check;
+use futures_util::future::try_join_all;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Number of bytes that the first request asks for. Most headers are shorter, and so are many adapters.
+pub const HEAD_BYTES: u64 = 1 << 20;
+
+/// Object of one version. Every request for its bytes asks for that version.
+#[derive(Debug)]
+pub struct Object {
+    location: Location,
+    /// URL, without what may be secret.
+    path: PathBuf,
+    url: String,
+    store: Arc<dyn Store>,
+    key: String,
+    host: Arc<Host>,
+    length: u64,
+    version: Version,
+    /// The bytes that the first request brought. They are not requested again.
+    head: Vec<u8>,
+}
+
+impl Object {
+    /// Opens an object: requests its first bytes, and with them its length and version.
+    ///
+    /// # Errors
+    /// `file-not-found`, `permission-denied`, `io`, or that of `check`.
+    pub fn open(location: &Location, store: Arc<dyn Store>, key: String, check: Check<'_>) -> Result<Object> {
+        let url = location.to_string();
+        let host = Host::of(location.host());
+        let target = Target { store: &*store, key: &key, url: &url, host: &host };
+        let mut turn = host.wait(check)?;
+        let First { length, version, bytes } = lane::block_on(check, target.first(HEAD_BYTES))?;
+        turn.received(bytes.len());
+        drop(turn);
+        if !version.is_exact() {
+            tracing::warn!(url, ?version, length, "the server states no exact version; a change may go unnoticed");
+        }
+        let location = location.clone();
+        Ok(Object { location, path: PathBuf::from(&url), url, store, key, host, length, version, head: bytes })
+    }
+
+    /// Creates an object whose length and version another process has found. No request is sent.
+    pub fn known(location: &Location, store: Arc<dyn Store>, key: String, length: u64, version: Version) -> Object {
+        let url = location.to_string();
+        let host = Host::of(location.host());
+        let location = location.clone();
+        Object { location, path: PathBuf::from(&url), url, store, key, host, length, version, head: Vec::new() }
+    }
+
+    /// Returns the location.
+    pub fn location(&self) -> &Location {
+        &self.location
+    }
+
+    /// Returns the URL without what may be secret, as a path for errors.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns the length in bytes.
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Returns the version.
+    pub fn version(&self) -> &Version {
+        &self.version
+    }
+
+    /// Fills each buffer with the bytes from its offset, all at the same time.
+    ///
+    /// # Errors
+    /// `source-changed` if the object has another version now; `io`, `file-not-found` or `permission-denied`, with the
+    /// URL and the byte; that of `check`.
+    pub fn read<'a>(&self, reads: impl Iterator<Item = (u64, &'a mut [u8])>, check: Check<'_>) -> Result<()> {
+        let mut requests = Vec::new();
+        for (offset, into) in reads {
+            let end = offset.saturating_add(to_u64(into.len()));
+            if end > self.length {
+                let message = format!("the object has {} bytes, but the load needs {end}", self.length);
+                return Err(Error::new(Kind::Io, message).at(&self.path).offset(self.length));
+            }
+            let known = self.head.get(to_usize(offset)..).unwrap_or_default();
+            let (from_head, rest) = into.split_at_mut(known.len().min(into.len()));
+            from_head.copy_from_slice(known.get(..from_head.len()).unwrap_or_default());
+            if !rest.is_empty() {
+                requests.push((offset.saturating_add(to_u64(from_head.len())), rest));
+            }
+        }
+        if requests.is_empty() {
+            return Ok(());
+        }
+        let mut turn = self.host.wait(check)?;
+        let bytes = requests.iter().map(|(_, into)| into.len()).sum();
+        let target = Target { store: &*self.store, key: &self.key, url: &self.url, host: &self.host };
+        let fill = |(offset, into)| target.fill(offset, into, self.length, &self.version);
+        lane::block_on(check, try_join_all(requests.into_iter().map(fill)))?;
+        turn.received(bytes);
+        Ok(())
+    }
+}

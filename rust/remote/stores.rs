@@ -1,0 +1,109 @@
+//! Stores of the process, one for each host, bucket or repository, which keep their tokens between loads.
+
+use super::bucket::Bucket;
+use super::configuration;
+use super::http::HttpStore;
+use super::hub::{File, Repository};
+use super::location::{Location, Service};
+use super::object::Object;
+use super::store::{Store, Version};
+use crate::error::{Error, Kind, Result};
+use crate::options;
+use crate::os::per_process::PerProcess;
+use crate::os::retry::Check;
+use http::header::{self, HeaderMap, HeaderValue};
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Variables that decide about buckets begin with these.
+const PREFIXES: [&str; 5] = ["AWS_", "GOOGLE_", "AZURE_", "HF_", "STORAGE_EMULATOR_HOST"];
+
+/// Store with the digest of the settings with which it was opened.
+type Known = HashMap<String, (u64, Arc<dyn Store>)>;
+
+static STORES: PerProcess<Mutex<Known>> = PerProcess::new(Mutex::default);
+
+fn lock() -> MutexGuard<'static, Known> {
+    STORES.get().lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Forgets the stores with their tokens.
+pub(super) fn release() {
+    lock().clear();
+}
+
+/// Returns the store of a location, and the key of the location there.
+///
+/// # Errors
+/// `invalid-argument` for options or variables that do not fit.
+pub(super) fn store_of(location: &Location) -> Result<(Arc<dyn Store>, String)> {
+    let settings = configuration::options_of(&location.to_string());
+    let (place, key) = match location.service() {
+        Service::Http => (location.host().to_owned(), location.secret_url()),
+        Service::Hub => {
+            let file = File::parse(location)?;
+            (file.repository_at_commit(), file.path)
+        }
+        Service::S3 | Service::Gcs | Service::Azure => (location.host().to_owned(), location.key().to_owned()),
+    };
+    let name = format!("{}://{place}", location.scheme());
+    let digest = digest(&settings);
+    if let Some((known, store)) = lock().get(&name)
+        && *known == digest
+    {
+        return Ok((Arc::clone(store), key));
+    }
+    let store: Arc<dyn Store> = match location.service() {
+        Service::Http => Arc::new(HttpStore::new(http_headers(&settings, &location.to_string())?)),
+        Service::Hub => Arc::new(Repository::open(location, &settings)?),
+        Service::S3 | Service::Gcs | Service::Azure => Arc::new(Bucket::open(location, &settings)?),
+    };
+    lock().insert(name, (digest, Arc::clone(&store)));
+    Ok((store, key))
+}
+
+/// Opens an object.
+///
+/// # Errors
+/// Those of [`Object::open`] and of the settings of its store.
+pub fn open(location: &Location, check: Check<'_>) -> Result<Object> {
+    let (store, key) = store_of(location)?;
+    Object::open(location, store, key, check)
+}
+
+/// Opens an object whose length and version another process has found. No request is sent.
+///
+/// # Errors
+/// Those of the settings of its store.
+pub fn open_known(location: &Location, length: u64, version: Version) -> Result<Object> {
+    let (store, key) = store_of(location)?;
+    Ok(Object::known(location, store, key, length, version))
+}
+
+fn digest(settings: &BTreeMap<String, String>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    settings.hash(&mut hasher);
+    for prefix in PREFIXES {
+        options::variables_with_prefix(prefix).hash(&mut hasher);
+    }
+    options::variable("HOME").hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Returns the headers that are set for a server: `token`, or `header.NAME`.
+fn http_headers(settings: &BTreeMap<String, String>, url: &str) -> Result<HeaderMap> {
+    let mut headers = HeaderMap::new();
+    for (name, value) in settings {
+        let (header, value) = match name.strip_prefix("header.") {
+            Some(header) => (header.parse().ok(), value.clone()),
+            None if name == "token" => (Some(header::AUTHORIZATION), format!("Bearer {value}")),
+            None => return Err(configuration::unknown(url, name, "the options are token and header.NAME")),
+        };
+        let invalid = || Error::new(Kind::InvalidArgument, format!("{name:?} is no valid header")).at(url);
+        let mut value = HeaderValue::from_str(&value).map_err(|_| invalid())?;
+        value.set_sensitive(true);
+        headers.insert(header.ok_or_else(invalid)?, value);
+    }
+    Ok(headers)
+}

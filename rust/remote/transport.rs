@@ -1,0 +1,267 @@
+//! HTTP: one connection pool for each lane, redirects, and which answers count as failures of the connection.
+
+use super::lane;
+use super::settings::Settings;
+use super::store::{Failure, FailureClass};
+use crate::error::{Error, Kind, Result};
+use async_trait::async_trait;
+use http::header::{self, HeaderMap, HeaderName};
+use http::{Method, Response, StatusCode, Uri};
+use object_store::ClientOptions;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse, HttpService,
+};
+use reqwest::redirect::Policy;
+use rustls::ClientConfig;
+use std::error::Error as StdError;
+use std::fmt;
+use std::net::{IpAddr, ToSocketAddrs};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Largest number of redirects of one request.
+const REDIRECTS_MAX: usize = 5;
+/// Time for a connection to open.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time for a service of instance metadata to answer. It does not exist on most machines.
+const METADATA_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time after which an unused connection is not used again. Some servers close it soon afterwards.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
+/// Largest pause that a server may ask for.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(30);
+/// Headers that only the host may see for which they were made.
+const SECRET_HEADERS: [HeaderName; 3] = [header::AUTHORIZATION, header::COOKIE, header::PROXY_AUTHORIZATION];
+
+/// Connections of a lane.
+#[derive(Clone)]
+pub(super) struct Client {
+    http: reqwest::Client,
+    settings: Settings,
+}
+
+impl Client {
+    pub(super) fn new(tls: Arc<ClientConfig>) -> Result<Client> {
+        let settings = Settings::from_env()?;
+        let built = reqwest::Client::builder()
+            .tls_backend_preconfigured(Arc::unwrap_or_clone(tls))
+            .http1_only()
+            .redirect(Policy::none())
+            .retry(reqwest::retry::never())
+            .connect_timeout(CONNECT_TIMEOUT)
+            .read_timeout(settings.stall)
+            .pool_idle_timeout(IDLE_TIMEOUT)
+            .user_agent(concat!("fst/", env!("CARGO_PKG_VERSION")))
+            .build();
+        let http = built.map_err(|error| Error::new(Kind::Internal, format!("cannot create a client: {error}")))?;
+        Ok(Client { http, settings })
+    }
+
+    /// Returns whether the settings are still the same.
+    pub(super) fn is_current(&self) -> bool {
+        Settings::from_env().is_ok_and(|settings| settings == self.settings)
+    }
+}
+
+/// Sends requests over the connections of the lane that the calling thread runs on, and follows redirects.
+///
+/// An answer that the same request may not get again, such as 503, is an error with a [`StatusFailure`].
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Transport;
+
+impl HttpConnector for Transport {
+    fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
+        Ok(HttpClient::new(Transport))
+    }
+}
+
+#[async_trait]
+impl HttpService for Transport {
+    async fn call(&self, request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
+        let (mut parts, body) = request.into_parts();
+        for _ in 0..=REDIRECTS_MAX {
+            let mut attempt = http::Request::new(body.clone());
+            *attempt.method_mut() = parts.method.clone();
+            *attempt.uri_mut() = parts.uri.clone();
+            *attempt.headers_mut() = parts.headers.clone();
+            let response = send(attempt).await?;
+            let Some(target) = redirect_target(&parts.method, &parts.uri, &response)? else {
+                return Ok(response);
+            };
+            if target.authority() != parts.uri.authority() {
+                SECRET_HEADERS.iter().for_each(|name| drop(parts.headers.remove(name)));
+                parts.headers.remove(header::HOST);
+            }
+            parts.uri = target;
+        }
+        Err(refused(format!("the server redirected more than {REDIRECTS_MAX} times")))
+    }
+}
+
+/// Sends one request, without following redirects.
+pub(super) async fn send(request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
+    let client = lane::client().ok_or_else(|| refused("no lane runs this request".into()))?;
+    let is_metadata = request.uri().host().is_some_and(is_metadata_name);
+    let call = client.http.call(request);
+    let response = if is_metadata {
+        let late = |_| HttpError::new(HttpErrorKind::Timeout, Refused("no service of instance metadata answers".into()));
+        tokio::time::timeout(METADATA_TIMEOUT, call).await.map_err(late)??
+    } else {
+        call.await?
+    };
+    match response.status() {
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => Err(StatusFailure::error(&response)),
+        status if status.is_server_error() => Err(StatusFailure::error(&response)),
+        _ => Ok(response),
+    }
+}
+
+/// Returns a request for a URL.
+pub(super) fn get_request(url: &str, headers: HeaderMap) -> std::result::Result<HttpRequest, Failure> {
+    // Also encodes what a URL cannot contain, such as spaces.
+    let parsed = reqwest::Url::parse(url).ok().and_then(|url| url.as_str().parse().ok());
+    let uri: Uri = parsed.ok_or_else(|| Failure::new(FailureClass::Invalid, "this is not a valid URL"))?;
+    let mut request = http::Request::new(HttpRequestBody::empty());
+    *request.method_mut() = Method::GET;
+    *request.uri_mut() = uri;
+    *request.headers_mut() = headers;
+    Ok(request)
+}
+
+/// Returns where a redirect leads, or `None` for any other answer.
+pub(super) fn redirect_target<T>(
+    method: &Method,
+    from: &Uri,
+    response: &Response<T>,
+) -> std::result::Result<Option<Uri>, HttpError> {
+    let is_redirect = matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308);
+    if !is_redirect || (*method != Method::GET && *method != Method::HEAD) {
+        return Ok(None);
+    }
+    // S3 names the right region by a redirect without a location, which the caller explains.
+    let Some(location) = response.headers().get(header::LOCATION) else { return Ok(None) };
+    let target = location.to_str().ok().and_then(|location| join(from, location));
+    let target = target.ok_or_else(|| refused("the server redirected to an address that is not a URL".into()))?;
+    let (host, scheme) = (target.host().unwrap_or_default().to_owned(), target.scheme_str());
+    if from.scheme_str() == Some("https") && scheme != Some("https") {
+        return Err(refused(format!("the server redirected from https to {} at {host}", scheme.unwrap_or_default())));
+    }
+    if is_metadata_host(&host) {
+        return Err(refused(format!("the server redirected to {host}, an address of this machine's own network")));
+    }
+    Ok(Some(target))
+}
+
+/// Returns the URL that `location` names, seen from `base`.
+fn join(base: &Uri, location: &str) -> Option<Uri> {
+    let base = reqwest::Url::parse(&base.to_string()).ok()?;
+    let joined = base.join(location).ok()?;
+    matches!(joined.scheme(), "http" | "https").then(|| joined.as_str().parse().ok()).flatten()
+}
+
+/// Returns whether a name is that of a service of instance metadata, which hands out credentials.
+fn is_metadata_name(host: &str) -> bool {
+    matches!(host, "metadata.google.internal" | "metadata" | "169.254.169.254" | "169.254.170.2" | "[fd00:ec2::254]")
+}
+
+/// Returns whether a host is, or has an address of, a service of instance metadata.
+fn is_metadata_host(host: &str) -> bool {
+    let is_metadata = |address: IpAddr| match address {
+        IpAddr::V4(address) => address.is_link_local() || address.octets() == [100, 100, 100, 200],
+        IpAddr::V6(address) => {
+            address.is_unicast_link_local()
+                || address.segments() == [0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254]
+                || address.to_ipv4_mapped().is_some_and(|address| address.is_link_local())
+        }
+    };
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    if is_metadata_name(host) || bare.parse().is_ok_and(is_metadata) {
+        return true;
+    }
+    (bare, 80_u16).to_socket_addrs().is_ok_and(|mut found| found.any(|address| is_metadata(address.ip())))
+}
+
+/// Status of an answer after which the same request is repeated.
+#[derive(Debug)]
+pub(super) struct StatusFailure {
+    status: StatusCode,
+    retry_after: Option<Duration>,
+}
+
+impl StatusFailure {
+    fn error<T>(response: &Response<T>) -> HttpError {
+        let stated = response.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+        let retry_after = stated.map(|seconds| Duration::from_secs(seconds).min(RETRY_AFTER_MAX));
+        HttpError::new(HttpErrorKind::Unknown, StatusFailure { status: response.status(), retry_after })
+    }
+}
+
+impl fmt::Display for StatusFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the server answered {}", self.status)
+    }
+}
+
+impl StdError for StatusFailure {}
+
+/// Refusal to follow an answer.
+#[derive(Debug)]
+struct Refused(String);
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl StdError for Refused {}
+
+fn refused(message: String) -> HttpError {
+    HttpError::new(HttpErrorKind::Unknown, Refused(message))
+}
+
+/// Returns the failure that an error of a connection stands for, from its chain of causes.
+pub(super) fn failure_of(error: &(dyn StdError + 'static)) -> Failure {
+    let mut cause = Some(error);
+    let mut last = error;
+    let mut is_timeout = false;
+    while let Some(next) = cause {
+        if let Some(StatusFailure { status, retry_after }) = next.downcast_ref() {
+            let message = format!("the server answered {status}");
+            let is_limit = matches!(*status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+            let class = if is_limit { FailureClass::RateLimited(*retry_after) } else { FailureClass::Transient };
+            return Failure::new(class, message);
+        }
+        if let Some(Refused(message)) = next.downcast_ref() {
+            return Failure::new(FailureClass::Permanent, message);
+        }
+        if let Some(error) = next.downcast_ref::<rustls::Error>() {
+            let message = format!(
+                "the TLS handshake failed: {error}; if a private authority signed the server's certificate, name the \
+                 file of its certificate in SSL_CERT_FILE"
+            );
+            return Failure::new(FailureClass::Permanent, message);
+        }
+        if let Some(error) = next.downcast_ref::<HttpError>() {
+            is_timeout |= error.kind() == HttpErrorKind::Timeout;
+        }
+        if let Some(error) = next.downcast_ref::<std::io::Error>()
+            && let Some(inner) = error.get_ref()
+        {
+            // The causes of such an error are those of the error inside it, without that error itself.
+            if let Some(error) = inner.downcast_ref::<rustls::Error>() {
+                return failure_of(error);
+            }
+        }
+        last = next;
+        cause = next.source();
+    }
+    let text = last.to_string();
+    if is_timeout {
+        return Failure::new(FailureClass::Transient, "the server sent nothing for too long (FST_STALL_SECONDS)");
+    }
+    if text.contains("lookup") || text.contains("dns error") {
+        let message = format!("the name of the host cannot be resolved: {text}; check the URL and the network");
+        return Failure::new(FailureClass::Transient, message);
+    }
+    Failure::new(FailureClass::Transient, format!("the connection failed: {text}"))
+}

@@ -1,0 +1,47 @@
+//! Which files of a directory, or of a remote prefix, are its checkpoint.
+
+use crate::error::{Error, Kind, Result};
+use std::ffi::OsString;
+
+/// Suffix of the index file of a sharded checkpoint, a convention of the Hugging Face libraries.
+pub(super) const INDEX_SUFFIX: &str = ".safetensors.index.json";
+pub(super) const FILE_SUFFIX: &str = ".safetensors";
+
+/// Checkpoint of a directory.
+pub(super) enum Chosen {
+    /// Name of its index file.
+    Index(OsString),
+    /// Sorted names of its files.
+    Files(Vec<OsString>),
+}
+
+/// Chooses the checkpoint among the names in a directory.
+///
+/// # Errors
+/// `is-a-directory` if no name is that of a safetensors file, `invalid-argument` if there are several index files.
+pub(super) fn choose(names: impl IntoIterator<Item = OsString>) -> Result<Chosen> {
+    let has_suffix = |name: &OsString, suffix| name.to_string_lossy().ends_with(suffix);
+    let (mut indexes, others): (Vec<_>, Vec<_>) =
+        names.into_iter().partition(|name| has_suffix(name, INDEX_SUFFIX));
+    let mut files: Vec<_> = others.into_iter().filter(|name| has_suffix(name, FILE_SUFFIX)).collect();
+    // A directory may contain several variants. The one without a suffix is the default.
+    let plain = OsString::from(format!("model{INDEX_SUFFIX}"));
+    if indexes.contains(&plain) {
+        return Ok(Chosen::Index(plain));
+    }
+    match (indexes.len(), files.is_empty()) {
+        (0, true) => Err(Error::new(
+            Kind::IsADirectory,
+            format!("this directory holds no *{FILE_SUFFIX} file; give the path of a file or of a checkpoint"),
+        )),
+        (0, false) => {
+            files.sort();
+            Ok(Chosen::Files(files))
+        }
+        (1, _) => Ok(Chosen::Index(indexes.swap_remove(0))),
+        (count, _) => Err(Error::new(
+            Kind::InvalidArgument,
+            format!("this directory holds {count} index files; give the path of one of them"),
+        )),
+    }
+}

@@ -1,0 +1,225 @@
+//! Files of a checkpoint, from the path or URL of a file, of a directory, or of the index file of a sharded checkpoint.
+
+use super::Place;
+use super::directory::{Chosen, FILE_SUFFIX, INDEX_SUFFIX, choose};
+use super::index;
+use super::local_file::open_regular;
+use crate::error::{Error, Kind, Result};
+use crate::os::retry::Check;
+use crate::remote::find::{self, Found};
+use crate::remote::location::{self, Location};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Upper bound for an index file, in bytes, the same as for a header. Real ones are far smaller.
+pub const INDEX_BYTES_MAX: u64 = 100_000_000;
+
+/// Files of a checkpoint.
+#[derive(Debug, Default)]
+pub struct Files {
+    /// The files, in the caller's order. The files of a directory are sorted by name.
+    pub places: Vec<Place>,
+    /// Entries of all index files.
+    pub index_entries: Vec<IndexEntry>,
+}
+
+/// Entry of an index file.
+#[derive(Debug)]
+pub struct IndexEntry {
+    /// Name of a tensor.
+    pub name: String,
+    /// Index in [`Files::places`] of the file with the tensor.
+    pub file: usize,
+    /// Path of the index file.
+    pub index: Arc<Path>,
+}
+
+impl Files {
+    /// Resolves paths and URLs to files. Opens only index files.
+    ///
+    /// # Errors
+    /// `file-not-found`, `permission-denied` or `io` from the file system or the store; `is-a-directory` for a directory
+    /// without safetensors files; `malformed` for an invalid index; `invalid-argument` for a URL with an unknown scheme
+    /// or an empty list; that of `check`.
+    pub fn resolve<P: AsRef<Path>>(paths: &[P], check: Check<'_>) -> Result<Files> {
+        if paths.is_empty() {
+            return Err(Error::new(Kind::InvalidArgument, "no path was given; give at least one file"));
+        }
+        let mut files = Files::default();
+        for path in paths {
+            let path = path.as_ref();
+            match url_of(path)? {
+                Some(location) => files.add_url(&location, check)?,
+                None => files.add_path(&local_path(path)?)?,
+            }
+        }
+        Ok(files)
+    }
+
+    fn add_path(&mut self, path: &Path) -> Result<()> {
+        let kind = fs::metadata(path).map_err(|error| Error::from_io(error, path, "cannot open"))?;
+        if kind.is_dir() {
+            self.add_directory(path)
+        } else if file_name(path).ends_with(INDEX_SUFFIX) {
+            self.add_index(path)
+        } else {
+            self.places.push(Place::Path(path.to_path_buf()));
+            Ok(())
+        }
+    }
+
+    fn add_directory(&mut self, directory: &Path) -> Result<()> {
+        let failed = |error: io::Error| Error::from_io(error, directory, "cannot list");
+        let mut names = Vec::new();
+        for entry in fs::read_dir(directory).map_err(failed)? {
+            names.push(entry.map_err(failed)?.file_name());
+        }
+        match choose(names).map_err(|error| error.at(directory))? {
+            Chosen::Index(name) => self.add_index(&directory.join(name)),
+            Chosen::Files(names) => {
+                self.places.extend(names.into_iter().map(|name| Place::Path(directory.join(name))));
+                Ok(())
+            }
+        }
+    }
+
+    fn add_url(&mut self, location: &Location, check: Check<'_>) -> Result<()> {
+        match find::find(location, &[INDEX_SUFFIX, FILE_SUFFIX], check)? {
+            Found::Local(path) => self.add_path(&path),
+            Found::Object(location) if location.key().ends_with(INDEX_SUFFIX) => self.add_remote_index(&location, check),
+            Found::Object(location) => {
+                self.places.push(Place::Url(location));
+                Ok(())
+            }
+            Found::Prefix(prefix, names) => {
+                let child = |name: &OsString| prefix.child(&name.to_string_lossy());
+                let names = names.into_iter().map(OsString::from);
+                match choose(names).map_err(|error| error.at(prefix.to_string()))? {
+                    Chosen::Index(name) => self.add_remote_index(&child(&name), check),
+                    Chosen::Files(names) => {
+                        self.places.extend(names.iter().map(|name| Place::Url(child(name))));
+                        Ok(())
+                    }
+                }
+            }
+        }
+    }
+
+    fn add_index(&mut self, index: &Path) -> Result<()> {
+        let (file, metadata) = open_regular(index)?;
+        let length = metadata.len();
+        if length > INDEX_BYTES_MAX {
+            let message = format!("the index has {length} bytes; at most {INDEX_BYTES_MAX} are accepted");
+            return Err(Error::new(Kind::Malformed, message).at(index));
+        }
+        // A file that grows meanwhile is read only up to its length at the start.
+        let shards = index::read(file.take(length)).map_err(|fault| fault.at(index))?;
+        let directory = index.parent().unwrap_or(Path::new(""));
+        self.add_shards(index, shards, |name| Place::Path(directory.join(name)));
+        Ok(())
+    }
+
+    fn add_remote_index(&mut self, index: &Location, check: Check<'_>) -> Result<()> {
+        let object = find::open(index, check)?;
+        let bytes = find::read_all(&object, INDEX_BYTES_MAX, check)?;
+        let shards = index::read(bytes.as_slice()).map_err(|fault| fault.at(object.path()))?;
+        self.add_shards(object.path(), shards, |name| Place::Url(index.sibling(name)));
+        Ok(())
+    }
+
+    fn add_shards(
+        &mut self,
+        index: &Path,
+        shards: BTreeMap<String, BTreeSet<String>>,
+        place_of: impl Fn(&str) -> Place,
+    ) {
+        let path: Arc<Path> = Arc::from(index);
+        for (file, names) in shards {
+            let position = self.places.len();
+            self.index_entries.extend(names.into_iter().map(|name| IndexEntry {
+                name,
+                file: position,
+                index: Arc::clone(&path),
+            }));
+            self.places.push(place_of(&file));
+        }
+    }
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// Returns the location of a remote URL, or `None` for a local path or a `file://` URL.
+///
+/// # Errors
+/// `invalid-argument` for a URL with an unknown scheme.
+pub fn url_of(path: &Path) -> Result<Option<Location>> {
+    match path.to_str() {
+        Some(text) if location::is_url(path) && !text.starts_with("file://") => Location::parse(text).map(Some),
+        _ => Ok(None),
+    }
+}
+
+/// Returns the path of a local file, which a `file://` URL may name.
+///
+/// # Errors
+/// `invalid-argument` for a path with a NUL byte, or a `file://` URL with a host.
+pub fn local_path(path: &Path) -> Result<PathBuf> {
+    let refused = |message: &str| Err(Error::new(Kind::InvalidArgument, message).at(path));
+    if path.as_os_str().as_bytes().contains(&0) {
+        return refused("a path cannot contain a NUL byte");
+    }
+    let Some(rest) = path.to_str().and_then(|text| text.strip_prefix("file://")) else {
+        return Ok(path.to_path_buf());
+    };
+    let rest = rest.strip_prefix("localhost").unwrap_or(rest);
+    if !rest.starts_with('/') {
+        return refused("a file:// URL names a path of this machine; write file:///path");
+    }
+    let decoded = decode_percent(rest);
+    if decoded.contains(&0) {
+        return refused("a path cannot contain a NUL byte");
+    }
+    Ok(PathBuf::from(OsString::from_vec(decoded)))
+}
+
+/// Replaces `%` and two hexadecimal digits with the byte for which they stand.
+fn decode_percent(text: &str) -> Vec<u8> {
+    let mut decoded = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&byte, after)) = rest.split_first() {
+        let digits = (byte == b'%').then(|| after.get(..2)).flatten().and_then(|digits| std::str::from_utf8(digits).ok());
+        let value = digits.filter(|digits| digits.chars().all(|c| c.is_ascii_hexdigit()));
+        match value.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            Some(value) => {
+                decoded.push(value);
+                rest = after.get(2..).unwrap_or_default();
+            }
+            None => {
+                decoded.push(byte);
+                rest = after;
+            }
+        }
+    }
+    decoded
+}
+
+/// Checks that a path can be that of a local file.
+///
+/// # Errors
+/// `invalid-argument` for a URL or a path with a NUL byte.
+pub fn check_local(path: &Path) -> Result<PathBuf> {
+    match url_of(path)? {
+        None => local_path(path),
+        Some(location) => {
+            let message = "a file is saved to a local path only; save it there and upload it";
+            Err(Error::new(Kind::InvalidArgument, message).at(location.to_string()))
+        }
+    }
+}

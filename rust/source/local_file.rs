@@ -1,0 +1,85 @@
+//! Open local files.
+
+use crate::error::{Error, Kind, Result};
+use rustix::fs::{Advice, Mode, OFlags, fadvise, fcntl_setfl, open};
+use rustix::io::retry_on_intr;
+use std::fs::{self, File, Metadata};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+/// Open local file of a checkpoint.
+#[derive(Debug)]
+pub struct LocalFile {
+    /// Path, as the caller gave it.
+    pub path: PathBuf,
+    /// Kept open for the whole load: if the path is replaced, the load reads the file whose header was checked.
+    pub file: File,
+    /// Length in bytes when the file was opened.
+    pub length: u64,
+}
+
+impl LocalFile {
+    /// Opens a file for reading.
+    ///
+    /// # Errors
+    /// Those of the file system, with the path.
+    pub fn open(path: &Path) -> Result<LocalFile> {
+        let (file, metadata) = open_regular(path)?;
+        let length = metadata.len();
+        // Reads are planned, so the readahead of the kernel would only read unused bytes.
+        if let Err(error) = fadvise(&file, 0, None, Advice::Random) {
+            tracing::debug!(path = %path.display(), %error, "fadvise failed");
+        }
+        Ok(LocalFile { path: path.to_path_buf(), file, length })
+    }
+
+    /// Opens the file again with O_DIRECT. Does not use its path, which may name another file by now.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn reopen_direct(&self) -> io::Result<File> {
+        let own = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+        let flags = OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC;
+        Ok(File::from(retry_on_intr(|| open(&*own, flags, Mode::empty()))?))
+    }
+}
+
+/// Opens a regular file for reading, and returns its metadata. Neither a FIFO nor a device blocks the call.
+///
+/// # Errors
+/// Those of the file system; `is-a-directory`, or `invalid-argument` for anything else that is not a regular file.
+pub fn open_regular(path: &Path) -> Result<(File, Metadata)> {
+    let failed = |error: io::Error| Error::from_io(error, path, "cannot open");
+    // Opening a device may have effects. This check avoids them, and the second one cannot be outrun by a rename.
+    check_regular(path, &fs::metadata(path).map_err(failed)?)?;
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let opened = retry_on_intr(|| open(path, flags, Mode::empty()));
+    let file = File::from(opened.map_err(|error| failed(error.into()))?);
+    let metadata = file.metadata().map_err(failed)?;
+    check_regular(path, &metadata)?;
+    // The kernel passes the flag on to FUSE file systems, which may then refuse to wait for data.
+    fcntl_setfl(&file, OFlags::empty()).map_err(|error| failed(error.into()))?;
+    Ok((file, metadata))
+}
+
+/// Checks that the metadata of a path are those of a regular file.
+///
+/// # Errors
+/// `is-a-directory`; `invalid-argument` for a FIFO, a socket or a device.
+pub fn check_regular(path: &Path, metadata: &Metadata) -> Result<()> {
+    let kind = metadata.file_type();
+    let found = match kind {
+        _ if kind.is_file() => return Ok(()),
+        _ if kind.is_dir() => {
+            return Err(Error::new(Kind::IsADirectory, "is a directory; expected a regular file").at(path));
+        }
+        _ if kind.is_fifo() => "FIFO",
+        _ if kind.is_socket() => "socket",
+        _ if kind.is_char_device() => "character device",
+        _ if kind.is_block_device() => "block device",
+        _ => "special file",
+    };
+    Err(Error::new(Kind::InvalidArgument, format!("is a {found}; expected a regular file")).at(path))
+}
