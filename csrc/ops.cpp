@@ -150,6 +150,7 @@ TORCH_LIBRARY(fst, m) {
   def_load("metadata(str path) -> Dict(str, str)");
   def_load("reader(str[] paths, Device device=\"cpu\") -> str");
   def_load("release_memory() -> int");
+  def_load("configure_storage(str url, str[] names, str[] values) -> ()");
   // The results of these operators depend on their inputs only.
   const std::vector<at::Tag> function_tags = {at::Tag::pt2_compliant_tag};
   m.def("cast(Tensor[] tensors, *, ScalarType dtype) -> Tensor[]", function_tags);
@@ -246,6 +247,7 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("metadata", metadata);
   m.impl("reader", reader);
   m.impl("release_memory", release_memory);
+  m.impl("configure_storage", configure_stores);
   m.impl("cast", cast);
   m.impl("scatter", scatter);
   m.impl("profile_start", start_profile);

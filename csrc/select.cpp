@@ -29,6 +29,12 @@ std::vector<std::string> checkpoint_files(Strings paths) {
   return {files.begin(), files.end()};
 }
 
+void configure_stores(const std::string& url, Strings names, Strings values) {
+  const auto rust_names = to_rust(names);
+  const auto rust_values = to_rust(values);
+  call_core([&] { ::fst::configure_storage(fst::to_rust(url), slice_of(rust_names), slice_of(rust_values)); });
+}
+
 rust::Box<Checkpoint> open_checkpoint(Strings paths) {
   const auto converted = to_rust(paths);
   return call_core([&] { return open(slice_of(converted)); });

@@ -17,6 +17,9 @@ using Strings = const c10::List<std::string>&;
 // Returns the paths of the files that paths stand for. Opens only index files.
 std::vector<std::string> checkpoint_files(Strings paths);
 
+/// Sets options of the URLs that begin with `url`.
+void configure_stores(const std::string& url, Strings names, Strings values);
+
 rust::Box<Checkpoint> open_checkpoint(Strings paths);
 
 // Opens a checkpoint with the headers that another process exported. Reads no header. `headers` is contiguous.

@@ -12,6 +12,7 @@ mod profile;
 mod save;
 mod selection;
 mod stream;
+mod storage;
 mod tensor;
 mod transfer;
 mod writer;
@@ -23,6 +24,7 @@ use self::group::{GroupPlan, RankPlan, plan_group, plan_rank};
 use self::profile::{profile_start, profile_stop};
 use self::save::{AnySave, FileLayout, begin_save, check_target, finish_save, lay_out_file, link_file, write_file};
 use self::selection::{Recording, Selection, ViewGuard, Views};
+use self::storage::configure_storage;
 use self::stream::{AnyStream, finish_stream};
 use self::transfer::{AnyTransfer, finish, release};
 use self::writer::{AnyWriter, begin_writer, finish_writer};
@@ -217,6 +219,8 @@ mod ffi {
         fn finish_stream(stream: Box<AnyStream>) -> Result<()>;
 
         fn release() -> Result<i64>;
+
+        fn configure_storage(url: &str, names: &[String], values: &[String]) -> Result<()>;
 
         type AnySave;
         fn check_target(path: &str) -> Result<()>;

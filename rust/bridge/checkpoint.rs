@@ -17,7 +17,7 @@ use crate::os::sigint::Watch;
 use crate::source::Place;
 use crate::source::files::Files;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 /// Open checkpoint and the mappings of its files.

@@ -10,6 +10,7 @@ use crate::error::{Error, Kind, Result};
 use crate::load::transfer::{Batch, Transfer};
 use crate::num::to_u64;
 use crate::plan::Destination;
+use crate::remote;
 use crate::staging::pool;
 use std::sync::Arc;
 
@@ -83,12 +84,14 @@ pub(super) fn finish(transfer: Box<AnyTransfer>) -> Result<()> {
     guard(|| transfer.transfer.finish())
 }
 
-/// Frees what the process keeps between loads, staging memory and kernels, and returns the bytes of staging memory.
+/// Frees what the process keeps between loads, staging memory, kernels and connections, and returns the bytes of staging
+/// memory.
 ///
 /// Loads in progress keep what they use, and the next load allocates what it needs.
 pub(super) fn release() -> Result<i64> {
     guard(|| {
         device::release();
+        remote::release();
         Ok(i64::try_from(pool::release()).unwrap_or(i64::MAX))
     })
 }

@@ -80,6 +80,14 @@ fn s3(location: &Location, settings: &BTreeMap<String, String>, url: &str) -> Re
     for (name, value) in settings {
         builder = builder.with_config(parse_option(url, name)?, value);
     }
+    // object_store panics if these do not fit a header.
+    for key in [AmazonS3ConfigKey::AccessKeyId, AmazonS3ConfigKey::Token, AmazonS3ConfigKey::Region] {
+        let value = builder.get_config_value(&key).unwrap_or_default();
+        if !value.chars().all(|c| c.is_ascii_graphic()) {
+            let message = format!("{} has characters that cannot be sent; check it", key.as_ref());
+            return Err(Error::new(Kind::InvalidArgument, message).at(url));
+        }
+    }
     let endpoint_of = |builder: &AmazonS3Builder| {
         builder
             .get_config_value(&AmazonS3ConfigKey::S3Endpoint)
@@ -95,6 +103,9 @@ fn s3(location: &Location, settings: &BTreeMap<String, String>, url: &str) -> Re
         }
         if let Some(endpoint) = profile.endpoint().filter(|_| endpoint_of(&builder).is_none()) {
             builder = builder.with_endpoint(endpoint);
+        }
+        if profile.is_path_style() {
+            builder = builder.with_virtual_hosted_style_request(false);
         }
         if !has_keys && let Some(credentials) = profile.credentials(HttpClient::new(Transport))? {
             builder = builder.with_credentials(credentials);

@@ -5,7 +5,7 @@ use super::settings::Settings;
 use super::store::{Failure, FailureClass};
 use crate::error::{Error, Kind, Result};
 use async_trait::async_trait;
-use http::header::{self, HeaderMap, HeaderName};
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Response, StatusCode, Uri};
 use object_store::ClientOptions;
 use object_store::client::{
@@ -29,8 +29,9 @@ const METADATA_TIMEOUT: Duration = Duration::from_secs(1);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Largest pause that a server may ask for.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(30);
-/// Headers that only the host may see for which they were made.
-const SECRET_HEADERS: [HeaderName; 3] = [header::AUTHORIZATION, header::COOKIE, header::PROXY_AUTHORIZATION];
+/// Headers that another host may see after a redirect. All others may be secret.
+const PUBLIC_HEADERS: [HeaderName; 5] =
+    [header::RANGE, header::IF_MATCH, header::IF_UNMODIFIED_SINCE, header::ACCEPT_ENCODING, header::ACCEPT];
 
 /// Connections of a lane.
 #[derive(Clone)]
@@ -88,8 +89,10 @@ impl HttpService for Transport {
                 return Ok(response);
             };
             if target.authority() != parts.uri.authority() {
-                SECRET_HEADERS.iter().for_each(|name| drop(parts.headers.remove(name)));
-                parts.headers.remove(header::HOST);
+                let public = |(name, value): (&HeaderName, &HeaderValue)| {
+                    PUBLIC_HEADERS.contains(name).then(|| (name.clone(), value.clone()))
+                };
+                parts.headers = parts.headers.iter().filter_map(public).collect();
             }
             parts.uri = target;
         }

@@ -10,8 +10,9 @@ is the directory in which CMake finds the package `fst`.
 
 from types import ModuleType
 
+from fst import storage
 from fst._checkpoint.safe_open import safe_open
-from fst._core.errors import SafetensorError
+from fst._core.errors import SafetensorError, SourceChangedError
 from fst._core.group import RankError
 from fst._core.library import version as __version__
 from fst._core.memory import release_memory
@@ -43,6 +44,7 @@ __all__ = [
     "RankError",
     "ReaderUse",
     "SafetensorError",
+    "SourceChangedError",
     "StageTime",
     "Stream",
     "Summary",
@@ -67,6 +69,7 @@ __all__ = [
     "save_file",
     "save_file_async",
     "scatter",
+    "storage",
     "stream",
     "stream_sharded",
     "tensor_names",

@@ -40,6 +40,10 @@ class UnsupportedDtypeError(SafetensorError, NotImplementedError):
     """PyTorch has no dtype for a tensor."""
 
 
+class SourceChangedError(OSError):
+    """A remote object was replaced while it was loaded. Loading it again gets the new version."""
+
+
 _CODED = re.compile(r"\[([a-z-]+)\] (.*)", re.DOTALL)
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
@@ -61,6 +65,7 @@ OS_EXCEPTIONS: dict[str, tuple[type[OSError], int]] = {
     "permission-denied": (PermissionError, errno.EACCES),
     "is-a-directory": (IsADirectoryError, errno.EISDIR),
     "io": (OSError, errno.EIO),
+    "source-changed": (SourceChangedError, errno.ESTALE),
 }
 
 _Parameters = ParamSpec("_Parameters")

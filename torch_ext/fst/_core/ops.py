@@ -137,6 +137,12 @@ def release_memory() -> int:
 
 
 @translates_errors
+def configure_storage(url: str, names: Sequence[str], values: Sequence[str]) -> None:
+    """Sets options of the URLs that begin with `url`."""
+    torch.ops.fst.configure_storage(url, names, values)
+
+
+@translates_errors
 def cast(tensors: Sequence[Tensor], *, dtype: torch.dtype) -> list[Tensor]:
     """Casts tensors to a floating-point dtype."""
     return torch.ops.fst.cast(tensors, dtype=dtype)

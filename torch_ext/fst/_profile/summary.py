@@ -67,6 +67,9 @@ class Summary:
         reads: Number of requested byte ranges of files.
         copies: Number of copies passed to a GPU's driver.
         launches: Number of kernels passed to a GPU's driver.
+        retries: Number of requests to remote stores that were repeated.
+        repeated_bytes: Number of bytes that those requested again.
+        rate_limits: Number of answers of remote stores that asked for fewer requests.
         waits: Number of waits of a thread for a GPU.
         allocations: Number of allocations of staging memory.
         peak_staging_bytes: Peak size of the process's staging memory, in use or not.
@@ -94,6 +97,9 @@ class Summary:
     reads: int
     copies: int
     launches: int
+    retries: int
+    repeated_bytes: int
+    rate_limits: int
     waits: int
     allocations: int
     peak_staging_bytes: int
@@ -180,6 +186,9 @@ def summarize(recording: Recording, exception: str | None) -> Summary:
         reads=metrics["reads"],
         copies=metrics["copies"],
         launches=metrics["launches"],
+        retries=metrics["retries"],
+        repeated_bytes=metrics["repeated_bytes"],
+        rate_limits=metrics["rate_limits"],
         waits=recording.total("wait", "spans"),
         allocations=recording.total("allocate", "spans"),
         peak_staging_bytes=metrics["peak_staging_bytes"],

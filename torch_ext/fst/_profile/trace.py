@@ -66,6 +66,9 @@ class Metrics(TypedDict):
     reads: int
     copies: int
     launches: int
+    retries: int
+    repeated_bytes: int
+    rate_limits: int
     peak_staging_bytes: int
     peak_scratch_bytes: int
     readers: list[ReaderChoice]
