@@ -1,0 +1,53 @@
+"""Serves the files of a directory until its standard input ends.
+
+    python -m fst_bench.http_server DIRECTORY --latency 0.02 --rate 50e6
+
+prints its port. Each line `counts` on standard input is answered with the sums over all requests as JSON, and each
+line `reset` with the sums before they become zero.
+"""
+
+import argparse
+import dataclasses
+import json
+import ssl
+import sys
+from pathlib import Path
+
+from .server import Server
+
+
+def main() -> None:
+    """Parses the command line and serves."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fst_bench.http_server", description="Serves the files of a directory."
+    )
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--port", type=int, default=0, help="default: a free one")
+    parser.add_argument("--latency", type=float, default=0.0, help="seconds before the first byte of an answer")
+    parser.add_argument("--connect-latency", type=float, default=0.0, help="seconds more on a new connection")
+    parser.add_argument("--rate", type=float, help="bytes a second for each connection; default: unlimited")
+    parser.add_argument("--certificate", type=Path, help="PEM file with the chain, and the key if --key is missing")
+    parser.add_argument("--key", type=Path, help="PEM file with the private key")
+    arguments = parser.parse_args()
+    tls = None
+    if arguments.certificate:
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.load_cert_chain(arguments.certificate, arguments.key)
+    files = {str(path.relative_to(arguments.directory)): path for path in arguments.directory.rglob("*")}
+    with Server(
+        {name: path for name, path in files.items() if path.is_file()},
+        port=arguments.port,
+        latency=arguments.latency,
+        connect_latency=arguments.connect_latency,
+        rate=arguments.rate,
+        tls=tls,
+    ) as server:
+        print(server.port, flush=True)
+        for line in sys.stdin:
+            print(json.dumps(dataclasses.asdict(server.counts())), flush=True)
+            if line.strip() == "reset":
+                server.reset()
+
+
+if __name__ == "__main__":
+    main()
