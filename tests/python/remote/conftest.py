@@ -1,11 +1,17 @@
-"""Servers for the tests of remote checkpoints."""
+"""Servers for the tests of remote checkpoints. A real one is started when a test first uses it."""
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
 from fst_bench.http_server import Server
 from servers.authority import Authority
+from servers.azure import Azure
+from servers.gcs import Gcs
+from servers.nginx import Nginx
+from servers.redis import Redis
+from servers.s3 import S3
 
 
 @pytest.fixture(scope="session")
@@ -25,4 +31,34 @@ def http_server() -> Iterator[Server]:
 def https_server(authority: Authority) -> Iterator[Server]:
     """Returns the server that misbehaves on demand, with TLS."""
     with Server(tls=authority.server_context()) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def nginx(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[Nginx]:
+    with closing(Nginx(tmp_path_factory.mktemp("nginx"), authority)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[Redis]:
+    with closing(Redis(tmp_path_factory.mktemp("redis"), authority)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[S3]:
+    with closing(S3(tmp_path_factory.mktemp("s3"), authority)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gcs]:
+    with closing(Gcs(tmp_path_factory.mktemp("gcs"))) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azure]:
+    with closing(Azure(tmp_path_factory.mktemp("azure"))) as server:
         yield server

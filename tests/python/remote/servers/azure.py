@@ -1,0 +1,144 @@
+"""Azure Blob Storage: Azurite (npm), which checks signatures."""
+
+import base64
+import hmac
+import re
+from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
+from email.utils import formatdate
+from pathlib import Path
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+from .program import Program, find_program
+from .request import Answer, request
+
+# The account that Azurite always has.
+ACCOUNT = "devstoreaccount1"
+KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+VERSION = "2023-11-03"
+
+
+class Azure:
+    """Blob service with the container `container`."""
+
+    account = ACCOUNT
+    key = KEY
+    container = "container"
+
+    def __init__(self, directory: Path) -> None:
+        program = find_program("azurite-blob")
+
+        def command(ports: list[int]) -> list[str]:
+            location = ["--location", str(directory / "blobs"), "--disableProductStyleUrl", "--disableTelemetry"]
+            return [program, "--silent", "--blobHost", "127.0.0.1", "--blobPort", str(ports[0]), *location]
+
+        self._program = Program(directory, 1, command, self._create_container)
+        self.endpoint = self._endpoint(self._program.ports)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """Environment variables with which Azure's tools use this service."""
+        fields = {"AccountName": ACCOUNT, "AccountKey": KEY, "BlobEndpoint": self.endpoint}
+        return {
+            "AZURE_STORAGE_ACCOUNT": ACCOUNT,
+            "AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT,
+            "AZURE_STORAGE_KEY": KEY,
+            "AZURE_STORAGE_ACCOUNT_KEY": KEY,
+            "AZURE_STORAGE_ENDPOINT": self.endpoint,
+            "AZURE_STORAGE_CONNECTION_STRING": ";".join(
+                ["DefaultEndpointsProtocol=http", *(f"{name}={value}" for name, value in fields.items())]
+            ),
+        }
+
+    def url(self, name: str) -> str:
+        """Returns the address of a blob, or of a prefix."""
+        return f"az://{self.container}/{name}"
+
+    def put(self, name: str, data: bytes) -> str:
+        """Stores a blob and returns its ETag."""
+        headers = {"x-ms-blob-type": "BlockBlob", "content-type": "application/octet-stream"}
+        return self.request("PUT", f"{self.container}/{name}", {}, data, headers).successful().headers["etag"]
+
+    def get(self, name: str, headers: Mapping[str, str] | None = None) -> Answer:
+        """Reads a blob."""
+        return self.request("GET", f"{self.container}/{name}", headers=headers)
+
+    def names(self, prefix: str = "") -> list[str]:
+        """Lists the names of blobs."""
+        query = {"restype": "container", "comp": "list", "prefix": prefix}
+        listed = self.request("GET", self.container, query).successful()
+        return re.findall("<Name>(.*?)</Name>", listed.body.decode())
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """Sends a signed request for `path`, which is a container or a container and a blob."""
+        return self._request(self.endpoint, method, path, query or {}, body, headers or {})
+
+    def shared_access_signature(self, permissions: str = "rl", seconds: int = 3600) -> str:
+        """Returns a SAS token of the account: a query string for requests that are not signed."""
+        expiry = (datetime.now(timezone.utc) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        fields = {
+            "sp": permissions,
+            "ss": "b",
+            "srt": "sco",
+            "st": "",
+            "se": expiry,
+            "sip": "",
+            "spr": "",
+            "sv": VERSION,
+        }
+        signed = "\n".join([ACCOUNT, *fields.values(), "", ""])
+        token = {name: value for name, value in fields.items() if value} | {"sig": _sign(signed)}
+        return urlencode(token, quote_via=quote, safe="")
+
+    def close(self) -> None:
+        """Ends the server."""
+        self._program.close()
+
+    def _endpoint(self, ports: list[int]) -> str:
+        return f"http://127.0.0.1:{ports[0]}/{ACCOUNT}"
+
+    def _create_container(self, ports: list[int]) -> bool:
+        query = {"restype": "container"}
+        return self._request(self._endpoint(ports), "PUT", self.container, query, b"", {}).status in (201, 409)
+
+    def _request(
+        self,
+        endpoint: str,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: bytes,
+        headers: Mapping[str, str],
+    ) -> Answer:
+        url = f"{endpoint}/{quote(path)}?{urlencode(query, quote_via=quote)}".rstrip("?")
+        sent = {**headers, "x-ms-date": formatdate(usegmt=True), "x-ms-version": VERSION}
+        if method == "PUT":
+            sent["content-length"] = str(len(body))
+        return request(
+            method, url, sent | {"authorization": f"SharedKey {ACCOUNT}:{_shared_key(method, url, sent)}"}, body
+        )
+
+
+def _shared_key(method: str, url: str, headers: Mapping[str, str]) -> str:
+    """Returns the signature of a request with the account's key."""
+    lower = {name.lower(): value for name, value in headers.items()}
+    names = ("content-encoding", "content-language", "content-length", "content-md5", "content-type", "date")
+    conditions = ("if-modified-since", "if-match", "if-none-match", "if-unmodified-since", "range")
+    standard = [lower.get(name, "") for name in (*names, *conditions)]
+    standard[2] = standard[2].replace("0", "", 1) if standard[2] == "0" else standard[2]
+    parts = urlsplit(url)
+    resource = [f"/{ACCOUNT}{parts.path}"]
+    resource += [f"{name.lower()}:{value}" for name, value in sorted(parse_qsl(parts.query, keep_blank_values=True))]
+    own = [f"{name}:{value}" for name, value in sorted(lower.items()) if name.startswith("x-ms-")]
+    return _sign("\n".join([method, *standard, *own, *resource]))
+
+
+def _sign(text: str) -> str:
+    return base64.b64encode(hmac.digest(base64.b64decode(KEY), text.encode(), "sha256")).decode()

