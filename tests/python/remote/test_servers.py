@@ -44,6 +44,9 @@ def test_s3(s3, authority):
     s3.put("m", DATA, bucket=s3.public_bucket)
     for endpoint, context in ((s3.endpoint, None), (s3.tls_endpoint, authority.client_context())):
         assert request("GET", f"{endpoint}/{s3.public_bucket}/m", context=context).body == DATA
+    assert request("PUT", f"{s3.endpoint}/{s3.public_bucket}/m", body=b"other").status == 403
+    assert request("PUT", f"{s3.endpoint}/{s3.open_bucket}/m", body=DATA).status == 200
+    assert s3.get("m", s3.open_bucket).body == DATA
 
 
 def test_s3_multipart_uploads(s3):

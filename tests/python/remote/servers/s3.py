@@ -32,10 +32,15 @@ TLS_PORT = PORTS.index("s3.port.https")
 
 
 class S3:
-    """S3 service with the buckets `bucket`, and `public_bucket`, which may be read without a signature."""
+    """S3 service with three buckets.
+
+    `public_bucket` may be read without a signature, and `open_bucket` may be written too. As Google's XML interface has
+    the same uploads, `open_bucket` accepts those of its clients.
+    """
 
     bucket = "bucket"
     public_bucket = "public"
+    open_bucket = "open"
     access_key_id = ACCESS_KEY_ID
     secret_access_key = SECRET_ACCESS_KEY
     region = REGION
@@ -48,7 +53,13 @@ class S3:
                 "credentials": [{"accessKey": ACCESS_KEY_ID, "secretKey": SECRET_ACCESS_KEY}],
                 "actions": ["Admin", "Read", "List", "Write", "Tagging"],
             },
-            {"name": "anonymous", "actions": [f"Read:{self.public_bucket}", f"List:{self.public_bucket}"]},
+            {
+                "name": "anonymous",
+                "actions": [
+                    *(f"{action}:{self.public_bucket}" for action in ("Read", "List")),
+                    *(f"{action}:{self.open_bucket}" for action in ("Read", "List", "Write")),
+                ],
+            },
         ]
         configuration = directory / "s3.json"
         configuration.write_text(json.dumps({"identities": identities}))
@@ -145,7 +156,7 @@ class S3:
         return f"http://127.0.0.1:{ports[S3_PORT]}"
 
     def _create_buckets(self, ports: list[int]) -> bool:
-        for bucket in (self.bucket, self.public_bucket):
+        for bucket in (self.bucket, self.public_bucket, self.open_bucket):
             for path in (bucket, f"{bucket}/ready"):
                 if self._request(self._endpoint(ports), "PUT", path, {}, b"", {}).status not in (200, 409):
                     return False
