@@ -31,6 +31,7 @@ use self::schedule::ExchangeSchedule;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::region::{IndexRange, StridedRange, TensorRegion, torch_shape};
 use crate::error::{Error, Kind, Result};
+use crate::remote::object::GAP_BYTES;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
@@ -312,6 +313,9 @@ impl Group {
         // Bytes that leave storage if every rank reads for itself: through each page cache, and past it.
         let (mut cached, mut uncached) = (BTreeMap::new(), 0_u64);
         let mut is_cached = true;
+        // Requests for an object cover short gaps. If those are the shards of other ranks, bytes are requested twice.
+        let is_remote = self.checkpoint.source(tensor.source).is_ok_and(|source| source.file().is_none());
+        let mut has_short_rows = false;
         let (mut counts, mut is_whole) = (vec![0_usize; self.ranks()], true);
         for (rank, _, range) in self.shards(tensor) {
             if range.bytes() == 0 {
@@ -322,6 +326,7 @@ impl Group {
             if let Some(count) = counts.get_mut(rank) {
                 *count += 1;
             }
+            has_short_rows |= range.row_bytes <= GAP_BYTES;
             let touched = (range.end() - range.begin).min((range.row_bytes + BLOCK_BYTES) * range.rows());
             uncached = uncached.saturating_add(touched);
             let cache = self.request.caches.get(rank).copied().flatten();
@@ -339,6 +344,7 @@ impl Group {
         let is_own = |read: u64| match self.request.strategy {
             _ if counts.iter().filter(|&&count| count > 0).count() < 2 => true,
             Strategy::Own => true,
+            Strategy::Auto if is_remote && has_short_rows => false,
             Strategy::Auto => read <= hull_bytes.saturating_add(hull_bytes / EXCESS_DIVISOR),
             Strategy::Exchange => false,
         };

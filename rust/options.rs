@@ -151,8 +151,7 @@ pub fn stall_timeout_from_env() -> Result<Duration> {
 /// Returns all variables whose names begin with `prefix`, sorted by name.
 pub fn variables_with_prefix(prefix: &str) -> Vec<(String, String)> {
     let text = |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
-    let mut found: Vec<_> =
-        std::env::vars_os().filter_map(text).filter(|(name, _)| name.starts_with(prefix)).collect();
+    let mut found: Vec<_> = std::env::vars_os().filter_map(text).filter(|(name, _)| name.starts_with(prefix)).collect();
     found.sort();
     found
 }

@@ -6,6 +6,9 @@ use crate::profile;
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// Runs `work` and converts a panic to an error, since a panic that reaches C++ ends the process. Records errors in active
 /// profiles.
@@ -25,7 +28,10 @@ pub(super) fn start_log() -> Result<()> {
         && let Some(level) = options::log_level_from_env()?
         && !IS_STARTED.swap(true, Ordering::Relaxed)
     {
-        let subscriber = tracing_subscriber::fmt().with_max_level(level).with_writer(|| Stderr).with_ansi(false);
+        // Other crates log whole requests, in which there may be secrets.
+        let own = Targets::new().with_target(env!("CARGO_CRATE_NAME"), level);
+        let lines = tracing_subscriber::fmt::layer().with_writer(|| Stderr).with_ansi(false);
+        let subscriber = tracing_subscriber::registry().with(lines).with(own);
         // Another library in the process may have installed a subscriber, which then receives the events.
         if let Err(error) = subscriber.try_init() {
             tracing::debug!(%error, "another subscriber receives the log");

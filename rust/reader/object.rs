@@ -2,15 +2,12 @@
 
 use super::{ReadLimits, Reader, SlotBuffer};
 use crate::error::{Error, Kind, Result};
+use crate::num::to_u64;
 use crate::os::retry::Check;
 use crate::plan::Read;
-use crate::remote::object::Object;
+use crate::remote::object::{GAP_BYTES, Object};
 use crate::remote::streams::STREAMS_MAX;
 use std::sync::Arc;
-
-/// Largest gap that is requested along with the bytes on both sides, in bytes: about what arrives on one connection in
-/// the time that another request takes.
-const GAP_BYTES: u64 = 1 << 20;
 
 /// Reader that requests ranges of an object.
 pub struct ObjectReader {
@@ -31,7 +28,7 @@ impl Reader for ObjectReader {
             alignment: 1,
             gap_bytes: GAP_BYTES,
             // Smaller tensors share a request.
-            in_place_bytes: Some(crate::num::to_u64(self.request_bytes / 2)),
+            in_place_bytes: Some(to_u64(self.request_bytes / 2)),
             concurrency: STREAMS_MAX,
             request_bytes: Some(self.request_bytes),
         }
@@ -41,7 +38,6 @@ impl Reader for ObjectReader {
         self.object.read(std::iter::once((offset, into)), check)
     }
 
-    /// Requests all ranges at once.
     fn fill(&self, reads: &[Read], buffer: SlotBuffer<'_>, check: Check<'_>) -> Result<()> {
         let misfit = |read: &Read| Error::new(Kind::Internal, format!("{read:?} does not fit its slot"));
         let mut parts = Vec::with_capacity(reads.len());

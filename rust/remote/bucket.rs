@@ -95,7 +95,7 @@ fn s3(location: &Location, settings: &BTreeMap<String, String>, url: &str) -> Re
     };
     let has_keys = is_set(AmazonS3ConfigKey::AccessKeyId, &builder)
         || is_set(AmazonS3ConfigKey::WebIdentityTokenFile, &builder)
-        || is_set(AmazonS3ConfigKey::SkipSignature, &builder);
+        || builder.get_config_value(&AmazonS3ConfigKey::SkipSignature).is_some_and(|value| value == "true");
     let home = options::variable("HOME");
     if let Some(profile) = Profile::load(&options::variable, home.as_deref().map(Path::new))? {
         if let Some(region) = profile.region().filter(|_| !is_set(AmazonS3ConfigKey::Region, &builder)) {
@@ -196,7 +196,12 @@ fn invalid(error: &object_store::Error, url: &str) -> Error {
 
 #[async_trait]
 impl Store for Bucket {
-    async fn get(&self, key: &str, range: Range<u64>, version: Option<&Version>) -> std::result::Result<Answer, Failure> {
+    async fn get(
+        &self,
+        key: &str,
+        range: Range<u64>,
+        version: Option<&Version>,
+    ) -> std::result::Result<Answer, Failure> {
         let path = self.path_of(key)?;
         let options = GetOptions {
             range: Some(range.clone().into()),
@@ -206,6 +211,11 @@ impl Store for Bucket {
         };
         let result = match self.store.get_opts(&path, options).await {
             Ok(result) => result,
+            Err(object_store::Error::NotFound { .. }) if version.is_some_and(|version| version.id.is_some()) => {
+                return Err(super::get::changed(
+                    "this version of the object is gone: the object changed while it was loaded",
+                ));
+            }
             Err(error) => return self.failed_get(error, &range),
         };
         let encoding = result.attributes.get(&Attribute::ContentEncoding).map(|value| value.as_ref());

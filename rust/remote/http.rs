@@ -37,7 +37,10 @@ impl Store for HttpStore {
     async fn get(&self, url: &str, range: Range<u64>, version: Option<&Version>) -> Result<Answer, Failure> {
         let mut headers = self.headers.clone();
         headers.extend(range_headers(&range, version));
-        let response = Transport.call(transport::get_request(url, headers)?).await.map_err(|error| transport::failure_of(&error))?;
+        let response = Transport
+            .call(transport::get_request(url, headers)?)
+            .await
+            .map_err(|error| transport::failure_of(&error))?;
         answer(response, &range)
     }
 
@@ -109,8 +112,9 @@ pub(super) fn answer(response: HttpResponse, range: &Range<u64>) -> Result<Answe
         }
         StatusCode::RANGE_NOT_SATISFIABLE => Err(changed("the file became shorter while it was loaded (status 416)")),
         StatusCode::PRECONDITION_FAILED => Err(changed("the object changed while it was loaded (status 412)")),
-        StatusCode::NOT_FOUND | StatusCode::GONE => {
-            failed(FailureClass::NotFound, "the server has no file of this name (status 404); check the URL")
+        status @ (StatusCode::NOT_FOUND | StatusCode::GONE) => {
+            let message = format!("the server has no file of this name (status {}); check the URL", status.as_u16());
+            Err(Failure::new(FailureClass::NotFound, message))
         }
         status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {
             let message = format!(

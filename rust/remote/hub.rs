@@ -189,7 +189,8 @@ pub(super) fn find(location: &Location, check: Check<'_>) -> Result<Found> {
         Some(_) => location.with_key(format!("{repository}@{}/{path}", described.sha)),
         None => location.with_key(format!("@{}/{path}", described.sha)),
     };
-    let in_cache = |name: &str| file.snapshot(&described.sha).map(|snapshot| snapshot.join(name)).filter(|path| path.is_file());
+    let in_cache =
+        |name: &str| file.snapshot(&described.sha).map(|snapshot| snapshot.join(name)).filter(|path| path.is_file());
     if names.contains(&file.path) {
         return Ok(in_cache(&file.path).map_or_else(|| Found::Object(pinned(&file.path)), Found::Local));
     }
@@ -243,7 +244,10 @@ fn check_status(status: StatusCode) -> std::result::Result<(), Failure> {
         )),
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(Failure::new(
             FailureClass::Denied,
-            format!("the Hub refuses access (status {}); check HF_TOKEN, and that its terms are accepted", status.as_u16()),
+            format!(
+                "the Hub refuses access (status {}); check HF_TOKEN, and that its terms are accepted",
+                status.as_u16()
+            ),
         )),
         _ => Ok(()),
     }

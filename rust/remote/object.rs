@@ -8,12 +8,18 @@ use super::streams::Host;
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use crate::os::retry::Check;
-use futures_util::future::try_join_all;
+use futures_util::{StreamExt, TryStreamExt, stream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Number of bytes that the first request asks for. Most headers are shorter, and so are many adapters.
 pub const HEAD_BYTES: u64 = 1 << 20;
+
+/// Largest gap that is requested along with the bytes on both sides, in bytes: about what arrives on one connection in
+/// the time that another request takes.
+pub const GAP_BYTES: u64 = 1 << 20;
+/// Number of ranges of one call that are requested at once. Other threads request as much at the same time.
+const REQUESTS_PER_TURN: usize = 4;
 
 /// Object of one version. Every request for its bytes asks for that version.
 #[derive(Debug)]
@@ -79,7 +85,7 @@ impl Object {
         &self.version
     }
 
-    /// Fills each buffer with the bytes from its offset, all at the same time.
+    /// Fills each buffer with the bytes from its offset, several at the same time.
     ///
     /// # Errors
     /// `source-changed` if the object has another version now; `io`, `file-not-found` or `permission-denied`, with the
@@ -106,7 +112,8 @@ impl Object {
         let bytes = requests.iter().map(|(_, into)| into.len()).sum();
         let target = Target { store: &*self.store, key: &self.key, url: &self.url, host: &self.host };
         let fill = |(offset, into)| target.fill(offset, into, self.length, &self.version);
-        lane::block_on(check, try_join_all(requests.into_iter().map(fill)))?;
+        let all = stream::iter(requests).map(fill).buffer_unordered(REQUESTS_PER_TURN).try_collect::<()>();
+        lane::block_on(check, all)?;
         turn.received(bytes);
         Ok(())
     }

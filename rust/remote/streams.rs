@@ -72,7 +72,10 @@ impl Host {
     pub fn wait(&self, check: Check<'_>) -> Result<Turn<'_>> {
         let mut state = self.lock();
         while state.active >= state.limit {
-            state = self.ended.wait_timeout(state, POLL_INTERVAL).map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state);
+            state = self
+                .ended
+                .wait_timeout(state, POLL_INTERVAL)
+                .map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state);
             check()?;
         }
         state.active += 1;

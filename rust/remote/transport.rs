@@ -37,6 +37,7 @@ const PUBLIC_HEADERS: [HeaderName; 5] =
 #[derive(Clone)]
 pub(super) struct Client {
     http: reqwest::Client,
+    tls: Arc<ClientConfig>,
     settings: Settings,
 }
 
@@ -44,7 +45,7 @@ impl Client {
     pub(super) fn new(tls: Arc<ClientConfig>) -> Result<Client> {
         let settings = Settings::from_env()?;
         let built = reqwest::Client::builder()
-            .tls_backend_preconfigured(Arc::unwrap_or_clone(tls))
+            .tls_backend_preconfigured((*tls).clone())
             .http1_only()
             .redirect(Policy::none())
             .retry(reqwest::retry::never())
@@ -54,7 +55,7 @@ impl Client {
             .user_agent(concat!("fst/", env!("CARGO_PKG_VERSION")))
             .build();
         let http = built.map_err(|error| Error::new(Kind::Internal, format!("cannot create a client: {error}")))?;
-        Ok(Client { http, settings })
+        Ok(Client { http, tls, settings })
     }
 
     /// Returns whether the settings are still the same.
@@ -104,12 +105,15 @@ impl HttpService for Transport {
 pub(super) async fn send(request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
     let client = lane::client().ok_or_else(|| refused("no lane runs this request".into()))?;
     let is_metadata = request.uri().host().is_some_and(is_metadata_name);
-    let call = client.http.call(request);
     let response = if is_metadata {
-        let late = |_| HttpError::new(HttpErrorKind::Timeout, Refused("no service of instance metadata answers".into()));
-        tokio::time::timeout(METADATA_TIMEOUT, call).await.map_err(late)??
+        // A proxy would answer for another machine.
+        let direct = reqwest::Client::builder().no_proxy().tls_backend_preconfigured((*client.tls).clone()).build();
+        let direct = direct.map_err(|_| refused("cannot create a client".into()))?;
+        let late =
+            |_| HttpError::new(HttpErrorKind::Timeout, Refused("no service of instance metadata answers".into()));
+        tokio::time::timeout(METADATA_TIMEOUT, direct.call(request)).await.map_err(late)??
     } else {
-        call.await?
+        client.http.call(request).await?
     };
     match response.status() {
         StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => Err(StatusFailure::error(&response)),
@@ -237,23 +241,8 @@ pub(super) fn failure_of(error: &(dyn StdError + 'static)) -> Failure {
         if let Some(Refused(message)) = next.downcast_ref() {
             return Failure::new(FailureClass::Permanent, message);
         }
-        if let Some(error) = next.downcast_ref::<rustls::Error>() {
-            let message = format!(
-                "the TLS handshake failed: {error}; if a private authority signed the server's certificate, name the \
-                 file of its certificate in SSL_CERT_FILE"
-            );
-            return Failure::new(FailureClass::Permanent, message);
-        }
         if let Some(error) = next.downcast_ref::<HttpError>() {
             is_timeout |= error.kind() == HttpErrorKind::Timeout;
-        }
-        if let Some(error) = next.downcast_ref::<std::io::Error>()
-            && let Some(inner) = error.get_ref()
-        {
-            // The causes of such an error are those of the error inside it, without that error itself.
-            if let Some(error) = inner.downcast_ref::<rustls::Error>() {
-                return failure_of(error);
-            }
         }
         last = next;
         cause = next.source();
@@ -262,9 +251,18 @@ pub(super) fn failure_of(error: &(dyn StdError + 'static)) -> Failure {
     if is_timeout {
         return Failure::new(FailureClass::Transient, "the server sent nothing for too long (FST_STALL_SECONDS)");
     }
+    // The causes of these are hidden inside errors of the operating system, of which only the text is left.
+    if text.contains("certificate") || text.contains("TLS") || text.contains("tls") {
+        let message = format!(
+            "the TLS handshake failed: {text}; if a private authority signed the server's certificate, name the file of \
+             its certificate in SSL_CERT_FILE"
+        );
+        return Failure::new(FailureClass::Permanent, message);
+    }
     if text.contains("lookup") || text.contains("dns error") {
         let message = format!("the name of the host cannot be resolved: {text}; check the URL and the network");
-        return Failure::new(FailureClass::Transient, message);
+        let is_temporary = text.contains("Temporary failure");
+        return Failure::new(if is_temporary { FailureClass::Transient } else { FailureClass::Permanent }, message);
     }
     Failure::new(FailureClass::Transient, format!("the connection failed: {text}"))
 }

@@ -21,8 +21,7 @@ pub(super) enum Chosen {
 /// `is-a-directory` if no name is that of a safetensors file, `invalid-argument` if there are several index files.
 pub(super) fn choose(names: impl IntoIterator<Item = OsString>) -> Result<Chosen> {
     let has_suffix = |name: &OsString, suffix| name.to_string_lossy().ends_with(suffix);
-    let (mut indexes, others): (Vec<_>, Vec<_>) =
-        names.into_iter().partition(|name| has_suffix(name, INDEX_SUFFIX));
+    let (mut indexes, others): (Vec<_>, Vec<_>) = names.into_iter().partition(|name| has_suffix(name, INDEX_SUFFIX));
     let mut files: Vec<_> = others.into_iter().filter(|name| has_suffix(name, FILE_SUFFIX)).collect();
     // A directory may contain several variants. The one without a suffix is the default.
     let plain = OsString::from(format!("model{INDEX_SUFFIX}"));

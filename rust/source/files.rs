@@ -91,7 +91,9 @@ impl Files {
     fn add_url(&mut self, location: &Location, check: Check<'_>) -> Result<()> {
         match find::find(location, &[INDEX_SUFFIX, FILE_SUFFIX], check)? {
             Found::Local(path) => self.add_path(&path),
-            Found::Object(location) if location.key().ends_with(INDEX_SUFFIX) => self.add_remote_index(&location, check),
+            Found::Object(location) if location.key().ends_with(INDEX_SUFFIX) => {
+                self.add_remote_index(&location, check)
+            }
             Found::Object(location) => {
                 self.places.push(Place::Url(location));
                 Ok(())
@@ -194,7 +196,8 @@ fn decode_percent(text: &str) -> Vec<u8> {
     let mut decoded = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((&byte, after)) = rest.split_first() {
-        let digits = (byte == b'%').then(|| after.get(..2)).flatten().and_then(|digits| std::str::from_utf8(digits).ok());
+        let digits =
+            (byte == b'%').then(|| after.get(..2)).flatten().and_then(|digits| std::str::from_utf8(digits).ok());
         let value = digits.filter(|digits| digits.chars().all(|c| c.is_ascii_hexdigit()));
         match value.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
             Some(value) => {

@@ -37,6 +37,7 @@ pub const FATBIN: [u8; 4] = [0x50, 0xED, 0x55, 0xBA];
 pub const TIGHT: Options = Options {
     reader: ReaderChoice::Auto,
     chunk_bytes: 4 << 10,
+    request_bytes: 4 << 10,
     staging_bytes: 16 << 10,
     threads: 3,
     queue_depth: 8,

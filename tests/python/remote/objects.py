@@ -1,0 +1,40 @@
+"""Checkpoints for the tests of remote sources."""
+
+import json
+from collections.abc import Mapping
+
+import torch
+from safetensors.torch import save
+
+from rawfile import assert_same
+
+HEADER = 1 << 20  # bytes of the first request
+REQUEST = 1 << 18  # FST_REQUEST_BYTES of the tests
+
+
+def tensors(seed: int = 0) -> dict[str, torch.Tensor]:
+    """Returns small and large tensors, 6 MiB in all: more than the first request brings."""
+    random = torch.Generator().manual_seed(seed)
+    shapes = {"large": (1024, 1024), "columns": (512, 300), "half": (600, 700), "scalar": (), "empty": (0, 4)}
+    made = {name: torch.randn(shape, generator=random) for name, shape in shapes.items()}
+    small = {f"small.{index}": torch.randn(17, generator=random) for index in range(50)}
+    return made | small | {"half": made["half"].to(torch.bfloat16)}
+
+
+def shards(count: int = 3) -> tuple[dict[str, bytes], dict[str, torch.Tensor]]:
+    """Returns the files of a sharded checkpoint with its index, and all tensors."""
+    files, together, weight_map = {}, {}, {}
+    for number in range(count):
+        part = {f"{number}.{name}": tensor for name, tensor in tensors(number).items()}
+        file = f"model-{number + 1:05}-of-{count:05}.safetensors"
+        files[file] = save(part)
+        together |= part
+        weight_map |= dict.fromkeys(part, file)
+    files["model.safetensors.index.json"] = json.dumps({"metadata": {}, "weight_map": weight_map}).encode()
+    return files, together
+
+
+def assert_equal(loaded: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
+    assert loaded.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert_same(loaded[name], tensor)

@@ -1,0 +1,138 @@
+"""Repositories of the Hugging Face Hub, on a server that answers as the Hub does."""
+
+import json
+
+import pytest
+from safetensors.torch import save
+
+import fst
+from fst_bench.http_server import Fault
+from objects import assert_equal, shards, tensors
+
+TENSORS = tensors()
+DATA = save(TENSORS)
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+NAME = "model.safetensors"
+
+
+class Hub:
+    """Hub with one repository, whose large files are on another host, behind signed links."""
+
+    def __init__(self, server, files):
+        self.server = server
+        description = {"sha": COMMIT, "siblings": [{"rfilename": name} for name in files]}
+        for revision in ("main", "v1", COMMIT):
+            server.put(f"api/models/org/model/revision/{revision}", json.dumps(description).encode())
+        for name, data in files.items():
+            self.sign(name, data)
+
+    def sign(self, name, data, signature="first"):
+        link = f"storage/{signature}/{name}"
+        self.server.put(link, data)
+        self.server.put(self.path(name), b"")
+        location = self.server.url(link, host="localhost")
+        self.server.fault(self.path(name), Fault("status", status=302, headers={"Location": location}, times=None))
+
+    @staticmethod
+    def path(name):
+        return f"org/model/resolve/{COMMIT}/{name}"
+
+
+@pytest.fixture(autouse=True)
+def environ(http_server, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_ENDPOINT", http_server.url("").rstrip("/"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub-home"))
+    monkeypatch.setenv("FST_REQUEST_BYTES", str(1 << 18))
+    for name in ("HF_HUB_OFFLINE", "HF_TOKEN", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    "url", ["hf://org/model", "hf://org/model@v1", f"hf://org/model/{NAME}", f"hf://org/model@{COMMIT}"]
+)
+def test_load(http_server, url):
+    Hub(http_server, {NAME: DATA, "README.md": b""})
+    assert_equal(fst.load_file(url), TENSORS)
+
+
+def test_sharded(http_server):
+    files, expected = shards()
+    Hub(http_server, files)
+    assert_equal(fst.load_file("hf://org/model"), expected)
+
+
+def test_folder(http_server):
+    Hub(http_server, {NAME: save(tensors(1)), f"vae/{NAME}": DATA})
+    assert_equal(fst.load_file("hf://org/model/vae"), TENSORS)
+
+
+def test_token_is_for_the_hub_only(http_server, monkeypatch):
+    Hub(http_server, {NAME: DATA})
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    assert_equal(fst.load_file("hf://org/model"), TENSORS)
+    sent = {request.headers.get("authorization") for request in http_server.requests(f"storage/first/{NAME}")}
+    assert sent == {None}
+    asked = http_server.requests(Hub.path(NAME))
+    assert {request.headers.get("authorization") for request in asked} == {"Bearer hf_secret"}
+    # The link serves all requests.
+    assert len(http_server.requests(f"storage/first/{NAME}")) > 4 * len(asked)
+
+
+def test_stored_token(http_server, tmp_path):
+    Hub(http_server, {NAME: DATA})
+    (tmp_path / "hub-home").mkdir()
+    (tmp_path / "hub-home" / "token").write_text("hf_stored\n")
+    fst.tensor_names("hf://org/model")
+    assert http_server.requests(Hub.path(NAME))[0].headers["authorization"] == "Bearer hf_stored"
+
+
+def test_expired_link_is_resolved_again(http_server):
+    hub = Hub(http_server, {NAME: DATA})
+    with fst.safe_open("hf://org/model") as file:
+        file.get_tensor("columns")
+        http_server.heal()
+        http_server.fault(f"storage/first/{NAME}", Fault("status", status=403, times=None))
+        hub.sign(NAME, DATA, "second")
+        assert file.get_tensor("large").equal(TENSORS["large"])
+    assert http_server.requests(f"storage/second/{NAME}")
+
+
+def snapshot(tmp_path, files):
+    repository = tmp_path / "hub-home" / "hub" / "models--org--model"
+    directory = repository / "snapshots" / COMMIT
+    directory.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(COMMIT)
+    for name, data in files.items():
+        (directory / name).write_bytes(data)
+
+
+def test_cache_of_the_hub_is_read(http_server, tmp_path):
+    Hub(http_server, {NAME: save(tensors(1))})
+    snapshot(tmp_path, {NAME: DATA})
+    assert_equal(fst.load_file("hf://org/model"), TENSORS)
+    assert http_server.requests(Hub.path(NAME)) == []
+
+
+def test_offline(http_server, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(FileNotFoundError, match="HF_HUB_OFFLINE is set"):
+        fst.load_file("hf://org/model")
+    snapshot(tmp_path, {NAME: DATA})
+    assert_equal(fst.load_file("hf://org/model"), TENSORS)
+    assert http_server.requests() == []
+
+
+@pytest.mark.parametrize("status", [401, 404])
+def test_refused(http_server, status):
+    Hub(http_server, {NAME: DATA})
+    http_server.heal()
+    http_server.fault("api/models/org/model/revision/main", Fault("status", status=status, times=None))
+    with pytest.raises(PermissionError if status == 401 else FileNotFoundError, match="hf://org/model"):
+        fst.load_file("hf://org/model")
+
+
+@pytest.mark.parametrize("url", ["hf://org/model@", "hf://org/../secret", "hf://org/model/../../x", "hf://o rg/model"])
+def test_invalid_url(url):
+    with pytest.raises(ValueError, match="hf://"):
+        fst.load_file(url)

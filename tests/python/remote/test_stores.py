@@ -1,0 +1,171 @@
+"""Checkpoints in S3, Google Cloud Storage, Azure and on nginx: real servers, and the credentials of each."""
+
+import configparser
+import os
+import re
+import urllib.parse
+
+import pytest
+from safetensors.torch import save
+
+import fst
+from objects import assert_equal, shards, tensors
+
+TENSORS = tensors()
+DATA = save(TENSORS)
+SERVICES = ["s3", "gcs", "azure", "nginx"]
+
+
+@pytest.fixture(params=SERVICES)
+def service(request, monkeypatch):
+    """Returns each server in turn, with its credentials in the environment."""
+    server = request.getfixturevalue(request.param)
+    for name, value in getattr(server, "environ", {}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("FST_REQUEST_BYTES", str(1 << 18))
+    return server
+
+
+@pytest.fixture
+def s3_environ(s3, monkeypatch):
+    for name, value in s3.environ.items():
+        monkeypatch.setenv(name, value)
+    return s3
+
+
+def test_file(service):
+    service.put("stores/a name.safetensors", DATA)
+    url = service.url("stores/a name.safetensors")
+    url = url if url.startswith("http") else urllib.parse.unquote(url)
+    assert_equal(fst.load_file(url), TENSORS)
+    assert_equal(dict(fst.stream(url)), TENSORS)
+    with fst.safe_open(url) as file:
+        assert file.get_slice("large")[10:20, ::7].equal(TENSORS["large"][10:20, ::7])
+
+
+def test_prefix(service):
+    files, expected = shards()
+    for name, data in files.items():
+        service.put(f"model/{name}", data)
+    assert_equal(fst.load_file(service.url("model/")), expected)
+    assert_equal(fst.load_file(service.url("model/model.safetensors.index.json")), expected)
+
+
+def test_missing(service):
+    with pytest.raises(FileNotFoundError, match=r"none\.safetensors: .*404"):
+        fst.load_file(service.url("none.safetensors"))
+
+
+def test_change(service):
+    service.put("changed.safetensors", DATA)
+    with fst.safe_open(service.url("changed.safetensors")) as file:
+        file.get_tensor("large")
+        service.put("changed.safetensors", save(tensors(1)))
+        if hasattr(service, "files"):
+            # nginx makes the tag of a file from its length and its time in seconds.
+            os.utime(service.files / "changed.safetensors", (0, 0))
+        with pytest.raises(fst.SourceChangedError, match=r"changed\.safetensors: .*changed while it was loaded"):
+            file.get_tensor("large")
+
+
+def test_empty_prefix(s3_environ):
+    with pytest.raises(FileNotFoundError, match="no object begins with this prefix"):
+        fst.load_file(s3_environ.url("nothing/"))
+    s3_environ.put("text/readme.txt", b"text")
+    with pytest.raises(IsADirectoryError, match="holds no"):
+        fst.load_file(s3_environ.url("text/"))
+
+
+@pytest.mark.parametrize("name", ["s3", "azure"])
+def test_wrong_credentials(request, monkeypatch, name):
+    server = request.getfixturevalue(name)
+    server.put("private.safetensors", DATA)
+    wrong = {
+        "AWS_SECRET_ACCESS_KEY": "wrong",
+        "AZURE_STORAGE_ACCOUNT_KEY": "d3Jvbmc=",
+        "AZURE_STORAGE_KEY": "d3Jvbmc=",
+        "AZURE_STORAGE_CONNECTION_STRING": "",
+    }
+    for variable, value in server.environ.items():
+        monkeypatch.setenv(variable, wrong.get(variable, value))
+    with pytest.raises(PermissionError, match="check the credentials") as caught:
+        fst.load_file(server.url("private.safetensors"))
+    assert "wrong" not in str(caught.value)
+
+
+def test_presigned_url(s3):
+    s3.put("m.safetensors", DATA)
+    url = s3.presigned_url("m.safetensors")
+    assert_equal(fst.load_file(url), TENSORS)
+    with pytest.raises(PermissionError, match="a signed URL has not expired") as caught:
+        fst.load_file(re.sub("X-Amz-Signature=.", "X-Amz-Signature=", url))
+    assert "Signature" not in str(caught.value)
+
+
+def test_public_bucket(s3, monkeypatch):
+    s3.put("m.safetensors", DATA, bucket=s3.public_bucket)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3.endpoint)
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    assert_equal(fst.load_file(f"s3://{s3.public_bucket}/m.safetensors"), TENSORS)
+
+
+def test_configured_place(s3):
+    s3.put("m.safetensors", DATA)
+    place = f"s3://{s3.bucket}"
+    options = {"access_key_id": s3.access_key_id, "secret_access_key": s3.secret_access_key, "region": s3.region}
+    fst.storage.configure(place, endpoint=s3.endpoint, **options)
+    try:
+        assert_equal(fst.load_file(s3.url("m.safetensors")), TENSORS)
+        fst.storage.configure(f"{place}/private", endpoint=s3.endpoint, skip_signature=True)
+        with pytest.raises((PermissionError, FileNotFoundError)):
+            fst.load_file(s3.url("private/m.safetensors"))
+        fst.storage.configure(f"{place}/unknown", no_such_option="secret")
+        with pytest.raises(ValueError, match='the option "no_such_option" is not known here') as caught:
+            fst.load_file(s3.url("unknown/m.safetensors"))
+        assert "secret" not in str(caught.value).replace("secret_access_key", "")
+    finally:
+        for url in (place, f"{place}/private", f"{place}/unknown"):
+            fst.storage.configure(url)
+
+
+def test_profile_of_aws(s3, monkeypatch, tmp_path):
+    s3.put("m.safetensors", DATA)
+    config, credentials = configparser.ConfigParser(), configparser.ConfigParser()
+    config["profile tests"] = {"region": s3.region, "endpoint_url": s3.endpoint}
+    credentials["tests"] = {"aws_access_key_id": s3.access_key_id, "aws_secret_access_key": s3.secret_access_key}
+    for name, parser in (("AWS_CONFIG_FILE", config), ("AWS_SHARED_CREDENTIALS_FILE", credentials)):
+        with (tmp_path / name).open("w") as file:
+            parser.write(file)
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("AWS_PROFILE", "tests")
+    assert_equal(fst.load_file(s3.url("m.safetensors")), TENSORS)
+
+
+def test_service_account(gcs, monkeypatch):
+    gcs.put("m.safetensors", DATA)
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", str(gcs.service_account))
+    assert_equal(fst.load_file(gcs.url("m.safetensors")), TENSORS)
+
+
+def test_shared_access_signature(azure, monkeypatch):
+    azure.put("m.safetensors", DATA)
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", azure.account)
+    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", azure.endpoint)
+    monkeypatch.setenv("AZURE_STORAGE_SAS_KEY", azure.shared_access_signature("rl"))
+    assert_equal(fst.load_file(azure.url("m.safetensors")), TENSORS)
+
+
+def test_tls(nginx, authority, monkeypatch):
+    nginx.put("m.safetensors", DATA)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
+    assert_equal(fst.load_file(nginx.tls_url("m.safetensors")), TENSORS)
+
+
+def test_no_credentials(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(OSError, match="s3://bucket/m.safetensors"):
+        fst.load_file("s3://bucket/m.safetensors")
