@@ -22,6 +22,9 @@ use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 
+/// Hosts that are asked for keys if nothing else has any.
+const METADATA_HOSTS: [&str; 3] = ["169.254.169.254", "169.254.170.2", "metadata.google.internal"];
+
 /// Bucket or container.
 pub(super) struct Bucket {
     store: Arc<dyn ObjectStore>,
@@ -292,14 +295,16 @@ fn failure_of(error: &object_store::Error, service: Service) -> Failure {
                 () if text.contains("Requested ") || text.contains("Content-Range") => {
                     Failure::new(FailureClass::Permanent, format!("the service sent a wrong range: {text}"))
                 }
-                () if text.contains("instance metadata") => Failure::new(
-                    FailureClass::Denied,
-                    format!(
-                        "no credentials were found; set {credentials}, or skip_signature for a public bucket \
-                         ({})",
-                        failure.message
-                    ),
-                ),
+                () if text.contains("instance metadata") || METADATA_HOSTS.iter().any(|host| text.contains(host)) => {
+                    Failure::new(
+                        FailureClass::Denied,
+                        format!(
+                            "no credentials were found; set {credentials}, or skip_signature for a public bucket (this \
+                         machine's service of instance metadata: {})",
+                            failure.message
+                        ),
+                    )
+                }
                 () => failure,
             }
         }

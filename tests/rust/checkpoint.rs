@@ -79,11 +79,21 @@ fn the_plain_index_takes_precedence_over_variants() {
 }
 
 #[test]
+fn a_file_url_names_a_local_path() {
+    let directory = TempDir::new().unwrap();
+    shard(&directory, "one two%.safetensors", &["x"]);
+    let url = format!("file://{}/one%20two%25.safetensors", directory.path().display());
+    assert_eq!(names(&Checkpoint::open(&[url]).unwrap()), ["x"]);
+}
+
+#[test]
 fn invalid_checkpoints_are_rejected() {
     let directory = TempDir::new().unwrap();
     rejected(directory.path(), Kind::IsADirectory, "no *.safetensors file");
     rejected(&directory.path().join("missing"), Kind::FileNotFound, "No such file");
-    rejected(Path::new("s3://bucket/x.safetensors"), Kind::InvalidArgument, "\"s3\"");
+    rejected(Path::new("ftp://host/x.safetensors"), Kind::InvalidArgument, "\"ftp\"");
+    rejected(Path::new("s3:///x.safetensors"), Kind::InvalidArgument, "names no host or bucket");
+    rejected(Path::new("file://host/x.safetensors"), Kind::InvalidArgument, "write file:///path");
     rejected(Path::new("/dev/null"), Kind::InvalidArgument, "is a character device");
     let error = Checkpoint::open(&["a\0b"]).unwrap_err();
     assert_eq!(error.to_string(), "[invalid-argument] a\\u{0}b: a path cannot contain a NUL byte");
@@ -150,7 +160,7 @@ fn a_checkpoint_opens_with_shared_headers() {
     let shared = checkpoint.export_headers().unwrap();
     let joined = Checkpoint::open_with_headers(&[other.path()], &shared).unwrap();
     assert_eq!(names(&joined), names(&checkpoint));
-    assert_eq!(joined.source(1).unwrap().path, other.path().join("b.safetensors"));
+    assert_eq!(joined.source(1).unwrap().path(), other.path().join("b.safetensors"));
     joined.check_headers(0..2).unwrap();
 
     let rejected = |expected: &str| {

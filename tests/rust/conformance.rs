@@ -248,7 +248,7 @@ fn the_choice_follows_access_and_options() {
     assert_eq!(choose(ReaderChoice::Mmap, Access::Copy, false), ReaderKind::Pread);
     // Bytes that are copied come from the page cache where it holds them, unless the file system is in memory.
     let copied = choose(ReaderChoice::Auto, Access::Copy, false);
-    match FileSystem::of(&source.file, &source.path).unwrap() {
+    match FileSystem::of(&source.file().unwrap().file, &path).unwrap() {
         FileSystem::Local => assert_eq!(copied, ReaderKind::Auto),
         FileSystem::Memory(_) | FileSystem::Remote(_) => assert_eq!(copied, ReaderKind::Pread),
     }
@@ -260,8 +260,9 @@ fn the_choice_follows_access_and_options() {
 #[test]
 fn file_systems_in_memory_are_detected() {
     let directory = TempDir::new_in("/dev/shm").unwrap();
-    let source = files::source(&files::raw(&directory, "x.safetensors", "{}", &[]));
-    assert_eq!(FileSystem::of(&source.file, &source.path).unwrap(), FileSystem::Memory("tmpfs"));
+    let path = files::raw(&directory, "x.safetensors", "{}", &[]);
+    let source = files::source(&path);
+    assert_eq!(FileSystem::of(&source.file().unwrap().file, &path).unwrap(), FileSystem::Memory("tmpfs"));
     let options = Options::default();
     assert_eq!(reader::choose(&options, &source, Access::Copy).unwrap().kind, ReaderKind::Pread);
     assert_eq!(reader::choose(&options, &source, Access::View).unwrap().kind, ReaderKind::Mmap);

@@ -1,5 +1,6 @@
 //! Safetensors files for the tests, written by the reference implementation or byte by byte.
 
+use fst::source::Source;
 use fst::source::local_file::LocalFile;
 use safetensors::tensor::{Dtype, TensorView};
 use std::fs::File;
@@ -36,8 +37,12 @@ pub fn pattern(seed: usize, length: usize) -> Vec<u8> {
     (0..length).map(|index| (index.wrapping_mul(2_654_435_761).wrapping_add(seed * 97) >> 7) as u8).collect()
 }
 
-pub fn source(path: &Path) -> Arc<LocalFile> {
+pub fn local_file(path: &Path) -> Arc<LocalFile> {
     Arc::new(LocalFile::open(path).unwrap())
+}
+
+pub fn source(path: &Path) -> Source {
+    Source::File(local_file(path))
 }
 
 /// Drops a file from the page cache, if its file system has one.

@@ -32,7 +32,7 @@ fn file(directory: &TempDir, warm: &[(u64, usize)]) -> (PathBuf, Vec<u8>) {
 }
 
 fn warm_up(path: &Path, ranges: &[(u64, usize)]) {
-    let file = files::source(path);
+    let file = files::local_file(path);
     for &(begin, length) in ranges {
         let mut into = vec![0; length];
         FileExt::read_exact_at(&file.file, &mut into, begin).unwrap();
@@ -55,7 +55,7 @@ fn runs_match_the_page_cache() {
     let directory = TempDir::new().unwrap();
     for warm in [vec![], vec![(0, FILE_BYTES - 1000)], vec![(4096, 1), (1 << 20, 300_000), (5 << 20, 10_000)]] {
         let (path, bytes) = file(&directory, &warm);
-        let source = files::source(&path);
+        let source = files::local_file(&path);
         let before = files::cached_pages(&path);
         let runs = page_cache::runs(&source, 0..source.length, PAGE_BYTES as u64);
         // A larger unit that lacks a page is uncached. The runs have no gaps.

@@ -16,7 +16,7 @@ const FILE_BYTES: usize = 24 << 20;
 fn cold_file(directory: &TempDir) -> (Arc<LocalFile>, Arc<Mapping>) {
     let path = directory.path().join("x.safetensors");
     std::fs::write(&path, files::pattern(1, FILE_BYTES)).unwrap();
-    let source = files::source(&path);
+    let source = files::local_file(&path);
     files::make_cold(&path);
     let mapping = Arc::new(Mapping::open(&source).unwrap());
     (source, mapping)

@@ -24,6 +24,7 @@ ROOMS = [
     "torch",
     "numpy",
     "_patch",
+    "storage",
     "fst",
     "dcp",
     "compat",

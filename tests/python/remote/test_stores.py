@@ -167,5 +167,5 @@ def test_no_credentials(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(OSError, match="s3://bucket/m.safetensors"):
+    with pytest.raises(OSError, match=r"s3://bucket/m\.safetensors"):
         fst.load_file("s3://bucket/m.safetensors")
