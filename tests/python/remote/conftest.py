@@ -6,12 +6,13 @@ from contextlib import closing
 import pytest
 
 from fst_bench.http_server import Server
+from fst_bench.servers.nginx import Nginx
+from fst_bench.servers.s3 import S3
 from servers.authority import Authority
 from servers.azure import Azure
 from servers.gcs import Gcs
-from servers.nginx import Nginx
+from servers.missing import start
 from servers.redis import Redis
-from servers.s3 import S3
 
 
 @pytest.fixture(scope="session")
@@ -36,29 +37,29 @@ def https_server(authority: Authority) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def nginx(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[Nginx]:
-    with closing(Nginx(tmp_path_factory.mktemp("nginx"), authority)) as server:
+    with closing(start(Nginx, tmp_path_factory.mktemp("nginx"), authority)) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def redis(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[Redis]:
-    with closing(Redis(tmp_path_factory.mktemp("redis"), authority)) as server:
+    with closing(start(Redis, tmp_path_factory.mktemp("redis"), authority)) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[S3]:
-    with closing(S3(tmp_path_factory.mktemp("s3"), authority)) as server:
+    with closing(start(S3, tmp_path_factory.mktemp("s3"), authority)) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gcs]:
-    with closing(Gcs(tmp_path_factory.mktemp("gcs"))) as server:
+    with closing(start(Gcs, tmp_path_factory.mktemp("gcs"))) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azure]:
-    with closing(Azure(tmp_path_factory.mktemp("azure"))) as server:
+    with closing(start(Azure, tmp_path_factory.mktemp("azure"))) as server:
         yield server

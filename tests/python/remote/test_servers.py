@@ -5,7 +5,7 @@ import urllib.request
 
 import pytest
 
-from servers.request import request
+from fst_bench.servers.request import request
 
 DATA = bytes(range(256)) * 16
 RANGE = {"range": "bytes=100-199"}

@@ -2,6 +2,7 @@
 
 import base64
 import hmac
+import os
 import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
@@ -9,9 +10,12 @@ from email.utils import formatdate
 from pathlib import Path
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
-from .program import Program, find_program
-from .request import Answer, request
+from fst_bench.servers.program import Program, find_program
+from fst_bench.servers.request import Answer, request
+from suite import CHECKOUT
 
+# npm's programs, which `make servers` installs.
+TOOLS = Path(os.environ.get("CARGO_TARGET_DIR", CHECKOUT / "target")) / "tools/node_modules/.bin"
 # The account that Azurite always has.
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -26,7 +30,7 @@ class Azure:
     container = "container"
 
     def __init__(self, directory: Path) -> None:
-        program = find_program("azurite-blob")
+        program = find_program("azurite-blob", TOOLS)
 
         def command(ports: list[int]) -> list[str]:
             location = ["--location", str(directory / "blobs"), "--disableProductStyleUrl", "--disableTelemetry"]

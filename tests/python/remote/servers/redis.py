@@ -4,8 +4,9 @@ import socket
 import ssl
 from pathlib import Path
 
+from fst_bench.servers.program import Program, find_program
+
 from .authority import Authority
-from .program import Program, find_program
 
 PASSWORD = "redis-password-of-the-tests"
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from .authority import Authority
-from .program import Program, find_program, listens
+from ..http_server import Counts
+from .program import Certificate, Program, find_program, listens
 
 CONFIGURATION = """
 daemon off;
@@ -13,7 +13,8 @@ pid {directory}/nginx.pid;
 error_log stderr;
 events {{ worker_connections 1024; }}
 http {{
-    access_log {directory}/access.log;
+    log_format counts "$connection $body_bytes_sent";
+    access_log {log} counts;
     client_body_temp_path {directory}/temporary;
     proxy_temp_path {directory}/temporary;
     fastcgi_temp_path {directory}/temporary;
@@ -25,31 +26,43 @@ http {{
     default_type application/octet-stream;
     server {{
         listen 127.0.0.1:{ports[0]};
-        listen 127.0.0.1:{ports[1]} ssl;
-        ssl_certificate {authority.server_certificate};
-        ssl_certificate_key {authority.server_key};
         root {directory}/files;
+        {more}
     }}
 }}
+"""
+TLS = """
+        listen 127.0.0.1:{port} ssl;
+        ssl_certificate {certificate.server_certificate};
+        ssl_certificate_key {certificate.server_key};
 """
 
 
 class Nginx:
-    """nginx with the files of `files`. A file that is put may be replaced by putting it again."""
+    """nginx with the files of `files`. A file that is put may be replaced by putting it again.
 
-    def __init__(self, directory: Path, authority: Authority) -> None:
+    HTTPS needs a certificate. `header` is a name and a value, which every answer has.
+    """
+
+    def __init__(
+        self, directory: Path, certificate: Certificate | None = None, header: tuple[str, str] | None = None
+    ) -> None:
         program = find_program("nginx")
         self.files = directory / "files"
-        self.files.mkdir()
+        self.files.mkdir(exist_ok=True)
+        self._log = directory / "access.log"
 
         def command(ports: list[int]) -> list[str]:
+            more = TLS.format(port=ports[1], certificate=certificate) if certificate else ""
+            if header:
+                more += 'add_header {} "{}";'.format(*header)
             configuration = directory / "nginx.conf"
-            configuration.write_text(CONFIGURATION.format(directory=directory, ports=ports, authority=authority))
+            configuration.write_text(CONFIGURATION.format(directory=directory, log=self._log, ports=ports, more=more))
             return [program, "-e", "stderr", "-p", str(directory), "-c", str(configuration)]
 
-        self._program = Program(directory, 2, command, listens)
+        self._program = Program(directory, 2 if certificate else 1, command, listens)
         self.endpoint = f"http://127.0.0.1:{self._program.ports[0]}"
-        self.tls_endpoint = f"https://localhost:{self._program.ports[1]}"
+        self.tls_endpoint = f"https://localhost:{self._program.ports[-1]}"
 
     def put(self, name: str, data: bytes) -> None:
         """Writes a file, whose name appears when it is whole."""
@@ -66,6 +79,13 @@ class Nginx:
     def tls_url(self, name: str) -> str:
         """Returns the address of a file over HTTPS."""
         return f"{self.tls_endpoint}/{name}"
+
+    def reset(self) -> Counts:
+        """Returns the sums over the finished requests since the last reset, and starts new ones."""
+        lines = [line.split() for line in self._log.read_text().splitlines()]
+        with self._log.open("w"):  # nginx appends
+            pass
+        return Counts(len(lines), sum(int(sent) for _, sent in lines), len({connection for connection, _ in lines}))
 
     def close(self) -> None:
         """Ends the server."""

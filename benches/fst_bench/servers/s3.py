@@ -9,12 +9,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from urllib.parse import quote, urlencode, urlsplit
 
-from .authority import Authority
-from .program import Program, find_program
+from .program import Certificate, Program, find_program
 from .request import Answer, request
 
-ACCESS_KEY_ID = "access-key-of-the-tests"
-SECRET_ACCESS_KEY = "secret-key-of-the-tests"
+ACCESS_KEY_ID = "access-key-of-this-machine"
+SECRET_ACCESS_KEY = "secret-key-of-this-machine"
 REGION = "us-east-1"
 PORTS = (
     "master.port",
@@ -35,7 +34,7 @@ class S3:
     """S3 service with three buckets.
 
     `public_bucket` may be read without a signature, and `open_bucket` may be written too. As Google's XML interface has
-    the same uploads, `open_bucket` accepts those of its clients.
+    the same uploads, `open_bucket` accepts those of its clients. HTTPS needs a certificate.
     """
 
     bucket = "bucket"
@@ -45,11 +44,11 @@ class S3:
     secret_access_key = SECRET_ACCESS_KEY
     region = REGION
 
-    def __init__(self, directory: Path, authority: Authority) -> None:
+    def __init__(self, directory: Path, certificate: Certificate | None = None) -> None:
         program = find_program("weed")
         identities = [
             {
-                "name": "tests",
+                "name": "owner",
                 "credentials": [{"accessKey": ACCESS_KEY_ID, "secretKey": SECRET_ACCESS_KEY}],
                 "actions": ["Admin", "Read", "List", "Write", "Tagging"],
             },
@@ -81,9 +80,9 @@ class S3:
                 "s3.localSocket": "s3.sock",
                 "s3.port.iceberg": 0,
                 "s3.port.lance": 0,
-                "s3.cert.file": authority.server_certificate,
-                "s3.key.file": authority.server_key,
             }
+            if certificate:
+                flags |= {"s3.cert.file": certificate.server_certificate, "s3.key.file": certificate.server_key}
             return [program, "-logtostderr", "server", *(f"-{name}={value}" for name, value in flags.items())]
 
         # The master, the volumes and the filer find each other first.

@@ -1,4 +1,4 @@
-"""Plain HTTP requests to a server of the tests."""
+"""Plain HTTP requests."""
 
 import http.client
 import ssl
