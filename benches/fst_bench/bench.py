@@ -90,7 +90,7 @@ class Bench:
             "device": choice.device,
             "machine": machine_facts(disk),
             "load_average_before": load_average(),
-            "workloads": {name: _facts(checkpoint) for name, checkpoint in checkpoints.items()},
+            "workloads": {name: workload_facts(checkpoint) for name, checkpoint in checkpoints.items()},
             "measurements": [],
             "ceilings": [],
         }
@@ -111,7 +111,7 @@ class Bench:
             for name, checkpoint in self._checkpoints.items():
                 log(f"converting {name} for {peer.name}")
                 arguments = [peer.name, CONVERTED_SUFFIX, *map(str, checkpoint.paths)]
-                self._converted[peer.name, name] = self._child("convert", arguments, peer.environment())
+                self._converted[peer.name, name] = run_module("convert", arguments, peer.environment(), self._deadline)
 
     def run(self, deadline: Deadline) -> bool:
         """Runs all rounds. Returns False if any library returned wrong tensors, or if fst returned none."""
@@ -164,9 +164,8 @@ class Bench:
         return max(paths, key=lambda path: path.stat().st_size)
 
     def _ceiling(self, name: str, file: Path) -> dict[str, Any]:
-        path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), str(PACKAGE.parent)]))
         arguments = [name, str(file), TORCH_DEVICES[self._choice.device]]
-        return self._child("ceiling", arguments, os.environ | CHILD_SETTINGS | {"PYTHONPATH": path})
+        return run_module("ceiling", arguments, plain_environment(), self._deadline)
 
     def _raw_rate(self) -> float | None:
         """Returns the rate, in bytes per second, at which the disk delivers another file at this moment."""
@@ -226,7 +225,7 @@ class Bench:
             job = replace(job, target=str(paths[0].with_suffix(SAVED_SUFFIX)))
         elif cell.action == "load":
             job = replace(job, repeats=workload.repeats or self._choice.device != "cpu")
-        result = self._child("measure", [json.dumps(asdict(job))], peer.environment())
+        result = run_module("measure", [json.dumps(asdict(job))], peer.environment(), self._deadline)
         if job.target:
             Path(job.target).unlink(missing_ok=True)
         if "unavailable" in result:
@@ -243,31 +242,16 @@ class Bench:
                     shutil.copyfile(file, copy.with_name(file.name))
             yield copy
 
-    def _child(self, module: str, arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, Any]:
-        """Returns the JSON that the module printed, {"failed": ...} if it failed, or {} at the time limit."""
-        command = [sys.executable, "-m", f"{PACKAGE.name}.{module}", *arguments]
-        timeout = min(CHILD_TIMEOUT_SECONDS, self._deadline.left_seconds())
-        try:
-            done = subprocess.run(
-                command, env=environment, capture_output=True, text=True, timeout=timeout, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return {} if self._deadline.passed() else {"failed": f"took more than {CHILD_TIMEOUT_SECONDS} s"}
-        if done.returncode != 0:
-            last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-            return {"failed": last}
-        result: dict[str, Any] = json.loads(done.stdout or "{}")
-        return result
-
     def _keep(self, number: int, title: str, result: dict[str, Any]) -> None:
         """Prints a result and writes all results so far, so that an interrupted run loses nothing."""
-        log(f"round {number + 1}: {title}: {_summary(result)}")
+        log(f"round {number + 1}: {title}: {summary(result)}")
         self._results["load_average_after"] = load_average()
         self._out.parent.mkdir(parents=True, exist_ok=True)
         self._out.write_text(json.dumps(self._results, indent=1) + "\n")
 
 
-def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
+def workload_facts(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Describes a checkpoint for the tables."""
     workload = checkpoint.workload
     return {
         "title": workload.title,
@@ -279,7 +263,8 @@ def _facts(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _summary(result: dict[str, Any]) -> str:
+def summary(result: Mapping[str, Any]) -> str:
+    """Returns a result in one line."""
     if "bytes_per_second" in result:
         return f"{result['bytes_per_second'] / 1e9:.2f} GB/s"
     if "save_seconds" in result:
@@ -287,6 +272,29 @@ def _summary(result: dict[str, Any]) -> str:
     if "load_seconds" in result:
         return f"{result['load_seconds']:.4f} s, {result['load_and_read_seconds']:.4f} s with every byte read"
     return f"- ({result.get('unavailable') or result['failed']})"
+
+
+def run_module(
+    module: str, arguments: Sequence[str], environment: Mapping[str, str], deadline: Deadline
+) -> dict[str, Any]:
+    """Returns the JSON that a module printed, {"failed": ...} if it failed, or {} at the time limit."""
+    command = [sys.executable, "-m", f"{PACKAGE.name}.{module}", *arguments]
+    timeout = min(CHILD_TIMEOUT_SECONDS, deadline.left_seconds())
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
+    except subprocess.TimeoutExpired:
+        return {} if deadline.passed() else {"failed": f"took more than {CHILD_TIMEOUT_SECONDS} s"}
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        return {"failed": last}
+    result: dict[str, Any] = json.loads(done.stdout or "{}")
+    return result
+
+
+def plain_environment() -> dict[str, str]:
+    """Returns the environment of a process of the benchmarks that measures no library."""
+    path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), str(PACKAGE.parent)]))
+    return os.environ | CHILD_SETTINGS | {"PYTHONPATH": path}
 
 
 def log(text: str) -> None:

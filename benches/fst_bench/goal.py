@@ -8,7 +8,8 @@ from . import text
 from .cell import Cell, GroupCell
 from .peer import PEERS
 from .ranks.layout import LAYOUTS, needed_key
-from .result import RAW_SHARE, Figure, Run
+from .remote.service import LATENCY_SECONDS, TITLES
+from .result import CPU_OF_GB, RAW_SHARE, Figure, Run
 
 MIB = 1 << 20
 STAGING_BYTES = 256 * MIB
@@ -23,6 +24,9 @@ IMPORT_SECONDS = 0.05
 ROUNDS_MIN = 7  # of a comparison that is a claim
 SHARE_MOVED = 1.01  # of the bytes, including file and packet headers
 GROUP_SIZES = (2, 4)
+SERVER_SHARE = 0.9  # of the rate at which a server is drained, and of that of its connections
+ROUND_TRIPS = 4  # of a load of a small file from afar
+SHARE_FETCHED = 1.005  # 1.00 of an object by all ranks together
 STATE_TITLES = {"warm": "Warm cache", "tmpfs": "tmpfs", "cold": "Cold"}
 
 
@@ -59,7 +63,12 @@ class Goal:
 
 def goals(runs: Mapping[str, Run]) -> list[Goal]:
     """Returns all goals, including those that these runs did not measure."""
-    return [*_on_gpu(runs.get("cuda")), *_on_cpu(runs.get("cpu")), *_with_ranks(runs.get("ranks"))]
+    return [
+        *_on_gpu(runs.get("cuda")),
+        *_on_cpu(runs.get("cpu")),
+        *_with_ranks(runs.get("ranks")),
+        *_remote(runs.get("remote")),
+    ]
 
 
 def _on_gpu(run: Run | None) -> Iterator[Goal]:
@@ -162,6 +171,38 @@ def _with_ranks(run: Run | None) -> Iterator[Goal]:
                 f"{STATE_TITLES[state]} -> CPU, {layout} on {ranks} ranks{which}: at least as fast as fastsafetensors"
             )
             yield _compared(run, name, GroupCell(layout, ranks, state, peer), theirs, key)
+
+
+def _remote(run: Run | None) -> Iterator[Goal]:
+    key = "load_and_read_seconds"
+    for service, workload in product(("http", "s3"), ("dense", "moe")):
+        cell = Cell(workload, "load", service, "fst")
+        of_ceiling = _quotient(_load_rate(run, cell), _rate(run, service))
+        name = f"{TITLES[service]} -> CPU, {workload}: of the rate of the server, drained"
+        yield Goal(name, of_ceiling, SERVER_SHARE, text.share, at_least=True)
+    for service, workload in product(TITLES, ("dense", "moe", "adapter")):
+        cell = Cell(workload, "load", service, "fst")
+        route = f"{TITLES[service]} -> CPU, {workload}"
+        yield _compared(run, f"{route}, every byte read: ahead of every peer", cell, _peers(cell), key)
+        if service != "far":
+            yield _compared(run, f"{route}: CPU time of 1 GB, the least of all", cell, _peers(cell), CPU_OF_GB)
+    host = run.largest("fst", "beyond_host_bytes") if run else None
+    yield Goal("Remote -> CPU: host memory beyond the tensors, largest of all", host, STAGING_BYTES, text.size)
+    of_streams = _median(run, Cell("dense", "load", "far", "fst"), "share_of_streams")
+    name = f"{TITLES['far']} -> CPU, dense: of the rates of its connections"
+    yield Goal(name, of_streams, SERVER_SHARE, text.share, at_least=True)
+    adapter = Cell("adapter", "load", "far", "fst")
+    streams = _median(run, adapter, "streams_seconds")
+    bound = None if streams is None else ROUND_TRIPS * LATENCY_SECONDS + streams
+    name = f"{TITLES['far']} -> CPU, adapter: {ROUND_TRIPS} round trips, and its bytes over its connections"
+    yield Goal(name, _median(run, adapter, "load_seconds"), bound, text.seconds)
+    for layout in ("replicated", "rows"):
+        shares = [_median(run, GroupCell(layout, ranks, "http", "fst"), "share_of_object") for ranks in GROUP_SIZES]
+        largest = max((share for share in shares if share is not None), default=None)
+        name = f"HTTP -> CPU, {layout} on up to {max(GROUP_SIZES)} ranks: bytes sent over those of the files"
+        yield Goal(name, largest, SHARE_FETCHED, text.quotient)
+    imported = run.median("fst", "import_seconds") if run else None
+    yield Goal("Import of fst beyond that of PyTorch, before remote loads", imported, IMPORT_SECONDS, text.seconds)
 
 
 def _bytes_due(run: Run | None, cell: GroupCell, key: str) -> float | None:

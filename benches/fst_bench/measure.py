@@ -33,6 +33,7 @@ class Job:
     """Job of a measurement: an action on these files, for some actions restricted to `names` or `slices`.
 
     A save goes to `target`. With `repeats`, the action runs twice in the process; the second is `second_load_seconds`.
+    URLs in place of paths have a size together, `remote_bytes`, and no page cache.
     """
 
     peer: str
@@ -44,6 +45,7 @@ class Job:
     slices: tuple[Slice, ...] = ()
     repeats: bool = False
     target: str = ""
+    remote_bytes: int = 0
 
     @classmethod
     def from_json(cls, text: str) -> "Job":
@@ -113,14 +115,15 @@ def measure_load(job: Job, loader: Loader) -> dict[str, Any]:
     read_every_byte({"": torch.ones(1 << 20, dtype=torch.bfloat16, device=job.device)})
     device.finish()
     size_bytes = prepare(job)
-    cached_bytes = sum(page_cache.resident_bytes(Path(path)) for path in job.paths)
+    cached_bytes = 0 if job.remote_bytes else sum(page_cache.resident_bytes(Path(path)) for path in job.paths)
     # Enough for a copy of the files in the process, and for one in the page cache if it has none.
     memory.claim(size_bytes * ((job.device == "cpu") + (job.state == "cold")))
 
     device.begin()
     memory.reset_peak()
     peak_before, private_before = memory.peak_bytes(), memory.private_bytes()
-    usage_before = resource.getrusage(resource.RUSAGE_SELF)
+    cpu_before = cpu_seconds()
+    faults_before = page_faults()
     storage_before = storage_bytes()
     start = time.perf_counter()
     tensors = job.run(loader)
@@ -131,7 +134,7 @@ def measure_load(job: Job, loader: Loader) -> dict[str, Any]:
     read_every_byte(tensors)
     device.finish()
     read = time.perf_counter()
-    usage = resource.getrusage(resource.RUSAGE_SELF)
+    cpu, faults = cpu_seconds() - cpu_before, page_faults() - faults_before
     from_storage = storage_bytes() - storage_before
     peak, private = memory.peak_bytes(), memory.private_bytes()
     tensor_bytes = sum(tensor.nbytes for tensor in tensors.values())
@@ -140,8 +143,8 @@ def measure_load(job: Job, loader: Loader) -> dict[str, Any]:
         "reader": loader.reader(job.paths, job.device),
         "load_seconds": loaded - start,
         "load_and_read_seconds": loaded - start + read - reading,
-        "cpu_seconds": usage.ru_utime + usage.ru_stime - usage_before.ru_utime - usage_before.ru_stime,
-        "page_faults": usage.ru_minflt + usage.ru_majflt - usage_before.ru_minflt - usage_before.ru_majflt,
+        "cpu_seconds": cpu,
+        "page_faults": faults,
         "storage_bytes": from_storage,
         "cached_bytes_before": cached_bytes,
         "tensor_bytes": tensor_bytes,
@@ -168,8 +171,22 @@ def storage_bytes() -> int:
     return int(fields["read_bytes"])
 
 
+def cpu_seconds() -> float:
+    """Returns the CPU time of this process so far, and of the programs that it has run."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+def page_faults() -> int:
+    """Returns the number of page faults of this process so far."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_minflt + usage.ru_majflt
+
+
 def prepare(job: Job) -> int:
     """Puts the page cache into the job's state. Returns the size of the files in bytes."""
+    if job.remote_bytes:
+        return job.remote_bytes
     change = page_cache.drop if job.state == "cold" else page_cache.warm
     for path in map(Path, job.paths):
         change(path)

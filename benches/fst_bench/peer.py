@@ -23,17 +23,20 @@ from .directories import ENVIRONMENTS, PACKAGE
 from .loaders.base import Loader, UnsupportedError
 from .loaders.fastsafetensors import Fastsafetensors
 from .loaders.fst import Fst, FstExchange
+from .loaders.hub import HubDownload
 from .loaders.instanttensor import InstantTensor
+from .loaders.obstore import Obstore
 from .loaders.runai import RunaiStreamer
+from .loaders.s3torchconnector import S3TorchConnector
 from .loaders.safetensors import Safetensors, SafetensorsFlushed, SafetensorsPread, SafetensorsPrefetch
-from .loaders.tensorizer import Tensorizer
+from .loaders.tensorizer import Tensorizer, TensorizerParallel
 from .loaders.unified import Unified, UnifiedDirect
 
 # OpenMP threads that spin while waiting take the cores from the threads they wait for. On a busy machine that made
 # the same sum up to sixty times slower.
 # The current directory stays off the module path, where it could hide a library.
 CHILD_SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONSAFEPATH": "1"}
-OPTION_PREFIXES = ("FST_", "FASTSAFETENSORS_", "INSTANTTENSOR_", "RUNAI_STREAMER_")
+OPTION_PREFIXES = ("FST_", "FASTSAFETENSORS_", "INSTANTTENSOR_", "RUNAI_STREAMER_", "AWS_", "HF_")
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,41 @@ SAFETENSORS_NEXT = Release("safetensors", "0.9.0rc1")
 FASTSAFETENSORS = Release("fastsafetensors", "0.5.0")
 INSTANTTENSOR = Release("instanttensor", "0.2.2")
 RUNAI_STREAMER = Release("runai-model-streamer", "0.17.0", needs=("humanize==4.17.0",))
+_BOTO = (
+    "boto3==1.44.5",
+    "botocore==1.44.5",
+    "s3transfer==0.19.3",
+    "jmespath==1.1.0",
+    "urllib3==2.8.0",
+    "python-dateutil==2.9.0.post0",
+    "six==1.17.0",
+)
+# Its name is not that of RUNAI_STREAMER, so that installed environments of both are told apart.
+RUNAI_STREAMER_S3 = Release(
+    "runai-model-streamer-s3", "0.17.0", needs=("runai-model-streamer==0.17.0", "humanize==4.17.0", *_BOTO)
+)
+S3TORCHCONNECTOR = Release("s3torchconnector", "1.5.0", needs=("s3torchconnectorclient==1.5.0",))
+OBSTORE = Release("obstore", "0.12.1")
+HUGGINGFACE_HUB = Release(
+    "huggingface_hub",
+    "2.4.0",
+    needs=(
+        "safetensors==0.8.0",
+        "click==8.5.1",
+        "filelock==4.2.11",
+        "fsspec==2026.9.0",
+        "hf-xet==1.8.0",
+        "httpx2==2.16.2",
+        "httpcore2==2.16.2",
+        "packaging==26.3",
+        "PyYAML==6.0.3",
+        "tqdm==4.70.1",
+        "anyio==4.16.0",
+        "idna==3.20",
+        "truststore==0.10.5",
+        "h11==0.16.0",
+    ),
+)
 TENSORIZER = Release(
     "tensorizer",
     "2.12.1",
@@ -93,7 +131,8 @@ UNIFIED = Release("unifiedefficientloader", "0.5.4", needs=("comfy-aimdo==0.6.0"
 class Peer:
     """Row of the tables: a release, the loader that uses it, and environment variables.
 
-    `actions` lists the measured actions: a variant that differs in one action only is not measured in the others.
+    `actions` lists the measured actions on files: a variant that differs in one action only is not measured in the
+    others. `schemes` lists the beginnings of the URLs that it loads, in the benchmarks of remote checkpoints.
     """
 
     name: str
@@ -102,6 +141,7 @@ class Peer:
     variant: str = ""
     actions: tuple[str, ...] = LOADS
     settings: Mapping[str, str] = field(default_factory=dict)
+    schemes: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -111,12 +151,12 @@ class Peer:
     @property
     def converts(self) -> bool:
         """True if the peer reads its own format."""
-        return self.loader is Tensorizer
+        return isinstance(self.loader, type) and issubclass(self.loader, Tensorizer)
 
     def environment(self) -> dict[str, str]:
         """Returns the environment of a process that measures this peer, without the user's settings."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(OPTION_PREFIXES)}
-        first = [self.release.directory] if self.release else _own_directory()
+        first = [self.release.directory] if self.release else own_directory()
         path = [*map(str, first), inherited.get("PYTHONPATH", ""), str(PACKAGE.parent)]
         return inherited | CHILD_SETTINGS | dict(self.settings) | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
 
@@ -136,8 +176,11 @@ class Peer:
             return "none" if self.release else "source tree"
 
 
+# The server has no names for buckets.
+PATH_STYLE = {"RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING": "0"}
+
 _PEERS = (
-    Peer("fst", Fst, None, actions=ACTIONS),
+    Peer("fst", Fst, None, actions=ACTIONS, schemes=("http", "s3")),
     Peer("fst-pread", Fst, None, "pread", settings={"FST_READER": "pread"}),
     Peer("fst-exchange", FstExchange, None, "exchange", actions=("sharded",)),
     Peer("safetensors", Safetensors, SAFETENSORS, actions=ACTIONS),
@@ -163,11 +206,19 @@ _PEERS = (
         settings={"INSTANTTENSOR_BACKEND": "BUFFERED"},
     ),
     Peer("runai-streamer", RunaiStreamer, RUNAI_STREAMER),
-    Peer("tensorizer", Tensorizer, TENSORIZER),
+    Peer("tensorizer", Tensorizer, TENSORIZER, schemes=("http",)),
     Peer("unified", Unified, UNIFIED),
     Peer("unified-direct", UnifiedDirect, UNIFIED, "direct_gpu"),
+    Peer("fst-hub", Fst, None, "hf://", actions=(), schemes=("hf",)),
+    Peer("tensorizer-8", TensorizerParallel, TENSORIZER, "num_readers=8", actions=(), schemes=("http",)),
+    Peer("obstore", Obstore, OBSTORE, actions=(), schemes=("http", "s3")),
+    Peer("runai-streamer-s3", RunaiStreamer, RUNAI_STREAMER_S3, actions=(), schemes=("s3",), settings=PATH_STYLE),
+    Peer("s3torchconnector", S3TorchConnector, S3TORCHCONNECTOR, actions=(), schemes=("s3",)),
+    Peer("hub-download", HubDownload, HUGGINGFACE_HUB, "download and safetensors", actions=(), schemes=("hf",)),
 )
 PEERS = {peer.name: peer for peer in _PEERS}
+PEERS_OF_FILES = [peer.name for peer in _PEERS if peer.actions]
+PEERS_OF_URLS = [peer.name for peer in _PEERS if peer.schemes]
 
 
 def install_missing(names: Iterable[str], python_version: str | None = None) -> None:
@@ -181,7 +232,7 @@ def install_missing(names: Iterable[str], python_version: str | None = None) -> 
             print(f"{release.package} {release.version}: pip ended with {error.returncode}", file=sys.stderr)
 
 
-def _own_directory() -> list[Path]:
+def own_directory() -> list[Path]:
     """Returns the directory from which this process imports fst; empty if fst is not installed."""
     found = find_spec("fst")
     return [Path(found.origin).parents[1]] if found and found.origin else []

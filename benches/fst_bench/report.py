@@ -18,6 +18,7 @@ from .directories import REPORT, RESULTS
 from .goal import goals
 from .peer import PEERS
 from .ranks.section import ranks_section
+from .remote.section import remote_section
 from .result import RAW_SHARE, Figure, Run
 from .simulation.section import SIMULATION, simulation_section
 from .text import microseconds, rate, share, size, spread, table
@@ -84,6 +85,8 @@ def markdown(runs: Mapping[str, Run], simulation: Mapping[str, Any] | None = Non
         lines += [FEED_INTRODUCTION, "```text", feed.strip(), "```\n"]
     if "ranks" in runs:
         lines += ["## Several ranks\n", *_machine(runs["ranks"]), *ranks_section(runs["ranks"])]
+    if "remote" in runs:
+        lines += ["## Remote checkpoints\n", *_machine(runs["remote"]), *remote_section(runs["remote"])]
     if simulation:
         lines += ["## Simulation\n", *simulation_section(simulation)]
     return "\n".join(lines).rstrip() + "\n"

@@ -14,6 +14,8 @@ from .peer import PEERS
 
 # Share of a measurement's rate, in reading every byte, of that of a raw read of another file just before it.
 RAW_SHARE = "share_of_raw_read"
+# CPU seconds of a process, in loading and reading every byte, for 1 GB of tensors.
+CPU_OF_GB = "cpu_seconds_per_gb"
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,16 @@ class Run:
         """Returns the median of `key` over all measurements of a peer."""
         figure = _figure([entry[key] for entry in self._measurements() if entry["peer"] == peer and key in entry])
         return figure.median if figure else None
+
+    def measured(self, cell: Cell) -> bool:
+        """Returns whether a cell was measured or refused."""
+        return bool(self._entries(cell))
+
+    def groups(self) -> list[GroupCell]:
+        """Returns the cells of several ranks, in the order of measurement."""
+        keys = ("layout", "ranks", "state", "peer")
+        entries = (entry for entry in self._measurements() if "layout" in entry)
+        return list(dict.fromkeys(GroupCell(*(entry[key] for key in keys)) for entry in entries))
 
     def rounds(self) -> str:
         """Returns the number of rounds of the medians, such as "3" or "2 to 3"."""

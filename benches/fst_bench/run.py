@@ -23,7 +23,7 @@ from .ceiling import CEILINGS
 from .cell import ACTIONS, STATES
 from .checkpoint import make_checkpoint
 from .directories import CHECKPOINTS, REPORT, RESULTS, TMPFS
-from .peer import PEERS, install_missing
+from .peer import PEERS_OF_FILES, install_missing
 from .report import write_report
 from .workload import WORKLOADS
 
@@ -52,7 +52,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--workloads", type=chosen(list(WORKLOADS), "workload"), default=list(WORKLOADS))
     parser.add_argument("--states", type=chosen(STATES, "state"), default=[], help="default: those of each workload")
     parser.add_argument("--actions", type=chosen(ACTIONS, "action"), default=[], help="default: those of each workload")
-    parser.add_argument("--peers", type=chosen(list(PEERS), "peer"), default=list(PEERS))
+    parser.add_argument("--peers", type=chosen(PEERS_OF_FILES, "peer"), default=PEERS_OF_FILES)
     parser.add_argument("--ceilings", type=chosen(list(CEILINGS), "ceiling"), default=list(CEILINGS), help="or none")
     parser.add_argument("--gib", type=float, help="size of each large workload; default: what fits this machine")
     parser.add_argument("--rounds", type=int, default=7)

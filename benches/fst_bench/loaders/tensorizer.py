@@ -1,12 +1,12 @@
 """tensorizer: reads its own format. The files are converted before the measurements."""
 
-import json
 import mmap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .base import Loader, UnsupportedError
+from .views import tensor_views
 
 if TYPE_CHECKING:
     import torch
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 
 class Tensorizer(Loader):
+    readers = 1  # the default of the library
+
     def __init__(self) -> None:
         import tensorizer
 
@@ -44,24 +46,18 @@ class Tensorizer(Loader):
     def _read(self, paths: Sequence[str], device: str, **options: Any) -> "dict[str, Tensor]":
         tensors: dict[str, Tensor] = {}
         for path in paths:
-            with self._tensorizer.TensorDeserializer(path, device=device, **options) as file:
+            with self._tensorizer.TensorDeserializer(path, device=device, num_readers=self.readers, **options) as file:
                 tensors |= file.items()
         return tensors
 
 
 def _mapped(path: str) -> "dict[str, Tensor]":
-    """Maps the tensors of a safetensors file of the benchmarks, without checks."""
-    import torch
-
-    dtypes = {"BF16": torch.bfloat16, "F32": torch.float32}
+    """Maps the tensors of a safetensors file of the benchmarks."""
     with open(path, "rb") as file:
-        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    data = 8 + int.from_bytes(mapping[:8], "little")
-    entries = json.loads(mapping[8:data])
-    del entries["__metadata__"]
-    tensors = {}
-    for name, entry in entries.items():
-        begin, end = entry["data_offsets"]
-        flat = torch.frombuffer(mapping, dtype=torch.uint8, offset=data + begin, count=end - begin)
-        tensors[name] = flat.view(dtypes[entry["dtype"]]).reshape(entry["shape"])
-    return tensors
+        return tensor_views(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+
+
+class TensorizerParallel(Tensorizer):
+    """tensorizer with 8 readers, each with a connection of its own."""
+
+    readers = 8

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,12 +10,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ..bench import Deadline, log
+from ..bench import Deadline, log, plain_environment
 from ..cell import GroupCell
 from ..checkpoint import Checkpoint
 from ..directories import PACKAGE
 from ..machine import commit, load_average, machine_facts
-from ..peer import CHILD_SETTINGS, PEERS
+from ..peer import PEERS
 from .expected import expected_digests, needed_bytes
 from .gloo import CEILINGS
 from .layout import dims, needed_key
@@ -41,12 +40,11 @@ class Choice:
 class Host:
     """Process that starts the ranks of a peer or of a ceiling."""
 
-    def __init__(self, name: str) -> None:
-        path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), str(PACKAGE.parent)]))
-        environ = PEERS[name].environment() if name in PEERS else os.environ | CHILD_SETTINGS | {"PYTHONPATH": path}
+    def __init__(self, name: str, settings: Mapping[str, str] | None = None) -> None:
+        environ = PEERS[name].environment() if name in PEERS else plain_environment()
         self._process = subprocess.Popen(
             [sys.executable, "-m", f"{PACKAGE.name}.ranks.host", name],
-            env=environ | {"OMP_NUM_THREADS": "1"},  # as torchrun does
+            env=environ | dict(settings or {}) | {"OMP_NUM_THREADS": "1"},  # as torchrun does
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -129,7 +127,7 @@ class RanksBench:
 
     def _measure_ceiling(self, name: str, ranks: int, number: int, host: Host) -> None:
         results = host.ask(self._task(ranks, "warm", {}))
-        result = _trouble(results)
+        result = trouble(results)
         if not result:
             seconds = max(rank["end"] for rank in results) - min(rank["begin"] for rank in results)
             moved_bytes = sum(rank["received_bytes"] for rank in results)
@@ -141,7 +139,7 @@ class RanksBench:
 
     def _measure_cell(self, cell: GroupCell, number: int, host: Host) -> None:
         results = host.ask(self._task(cell.ranks, cell.state, dims(self._checkpoint.workload, cell.layout)))
-        result = _trouble(results) or _figures(results)
+        result = trouble(results) or group_figures(results)
         if "failed" not in result and "unavailable" not in result:
             if [rank["digest"] for rank in results] != self._digests[cell.layout, cell.ranks]:
                 self._errors += 1
@@ -155,7 +153,9 @@ class RanksBench:
         log(f"round {number + 1}: {cell.layout}, {cell.ranks} ranks, {cell.state}, {cell.peer}: {_summary(result)}")
 
     def _task(self, ranks: int, state: str, cut: Mapping[str, int | None]) -> Task:
-        return Task(ranks, state, tuple(map(str, self._checkpoint.paths)), dict(cut))
+        paths = self._checkpoint.paths
+        size_bytes = sum(path.stat().st_size for path in paths)
+        return Task(ranks, state, tuple(map(str, paths)), size_bytes, dict(cut))
 
     def _keep(self) -> None:
         """Writes all results so far, so that an interrupted run loses nothing."""
@@ -164,7 +164,7 @@ class RanksBench:
         self._out.write_text(json.dumps(self._results, indent=1) + "\n")
 
 
-def _trouble(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def trouble(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the reason for missing figures, if any rank has none. The rank that failed first is reported first."""
     for rank in sorted(results, key=lambda rank: rank.get("at", math.inf)):
         for key in ("unavailable", "failed"):
@@ -173,7 +173,7 @@ def _trouble(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {}
 
 
-def _figures(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def group_figures(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Combines the results of the ranks. A group is done when its last rank is."""
     seconds = max(rank["loaded"] for rank in results) - min(rank["begin"] for rank in results)
     reading = max(rank["read"] for rank in results) - min(rank["reading"] for rank in results)

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from .. import memory
@@ -41,9 +40,8 @@ CEILINGS: dict[str, Callable[[Task], dict[str, Any]]] = {"broadcasts": broadcast
 
 
 def _part_bytes(task: Task) -> int:
-    size_bytes = sum(Path(path).stat().st_size for path in task.paths)
-    memory.claim(size_bytes)
-    return size_bytes // task.ranks
+    memory.claim(task.size_bytes)
+    return task.size_bytes // task.ranks
 
 
 def _timed(collective: Callable[[], object], received_bytes: int) -> dict[str, Any]:

@@ -26,12 +26,11 @@ def load(task: Task, loader: Loader) -> dict[str, Any]:
 
     loader.prepare_sharded()
     read_every_byte({"": torch.ones(1 << 20, dtype=torch.bfloat16)})
-    paths = [Path(path) for path in task.paths]
-    if dist.get_rank() == 0:
-        for path in paths:
+    if dist.get_rank() == 0 and task.state != "remote":
+        for path in map(Path, task.paths):
             (page_cache.drop if task.state == "cold" else page_cache.warm)(path)
     # Enough for a copy of all files: no layout keeps more.
-    memory.claim(sum(path.stat().st_size for path in paths))
+    memory.claim(task.size_bytes)
     memory.reset_peak()
     peak_before, storage_before = memory.peak_bytes(), storage_bytes()
     dist.barrier()

@@ -6,11 +6,15 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class Task:
-    """Load of these files by a number of ranks, each tensor sharded in the given dimension or replicated."""
+    """Load of these files by a number of ranks, each tensor sharded in the given dimension or replicated.
+
+    With the state `remote`, the paths are URLs.
+    """
 
     ranks: int
     state: str
     paths: tuple[str, ...]
+    size_bytes: int  # of all files
     dims: dict[str, int | None]
 
     @classmethod

@@ -193,7 +193,7 @@ def test_wrong_loader_fails(tmp_path, python_environ, monkeypatch):
         "    tensors = load_file(paths[0])\n"
         "    return [tensors[name] for name in names]\n"
     )
-    monkeypatch.setattr("fst_bench.peer._own_directory", lambda: [replacement])
+    monkeypatch.setattr("fst_bench.peer.own_directory", lambda: [replacement])
     right, results = bench(tmp_path, ["fst"], python_environ, monkeypatch)
     assert not right
     report = {entry["action"]: entry for entry in results["measurements"]}

@@ -66,7 +66,7 @@ def test_wrong_and_missing_tensors_fail(bench, tmp_path, monkeypatch):
     replacement = tmp_path / "replacement"
     replacement.mkdir()
     (replacement / "fst.py").write_text(REPLACEMENT)
-    monkeypatch.setattr("fst_bench.peer._own_directory", lambda: [replacement])
+    monkeypatch.setattr("fst_bench.peer.own_directory", lambda: [replacement])
     right, run = bench(["replicated"], ["warm"], ["fst", "fst-exchange"])
     assert not right
     reasons = {peer: run.reason(GroupCell("replicated", 2, "warm", peer)) for peer in run.peers()}

@@ -1,0 +1,1 @@
+"""Benchmarks of remote checkpoints on the loopback device: fst and its peers."""
