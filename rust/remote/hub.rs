@@ -25,10 +25,13 @@ use std::fs;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 const ENDPOINT: &str = "https://huggingface.co";
 /// Upper bound for the description of a repository, in bytes.
 const DESCRIPTION_BYTES_MAX: u64 = 64 << 20;
+/// Pauses between the attempts to get a description.
+const DESCRIBE_PAUSES: [Duration; 3] = [Duration::from_millis(200), Duration::from_secs(1), Duration::from_secs(4)];
 /// Number of hexadecimal digits of a commit.
 const COMMIT_DIGITS: usize = 40;
 
@@ -211,16 +214,13 @@ pub(super) fn find(location: &Location, check: Check<'_>) -> Result<Found> {
 }
 
 async fn describe(address: &str, headers: HeaderMap) -> std::result::Result<Description, Failure> {
-    let mut paused = 0;
-    loop {
+    for pause in DESCRIBE_PAUSES {
         match try_describe(address, headers.clone()).await {
-            Err(failure) if failure.is_transient() && paused < 4 => {
-                paused += 1;
-                tokio::time::sleep(std::time::Duration::from_millis(200 << paused)).await;
-            }
+            Err(failure) if failure.is_transient() => tokio::time::sleep(pause).await,
             result => return result,
         }
     }
+    try_describe(address, headers).await
 }
 
 async fn try_describe(address: &str, headers: HeaderMap) -> std::result::Result<Description, Failure> {

@@ -12,6 +12,7 @@ use crate::os::retry::Check;
 use std::cell::RefCell;
 use std::future::Future;
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -66,29 +67,25 @@ fn lock() -> MutexGuard<'static, Vec<Lane>> {
 /// That of `request` or of `check`; `out-of-memory` if no runtime can be created.
 pub fn block_on<T: Send>(check: Check<'_>, request: impl Future<Output = Result<T>> + Send) -> Result<T> {
     // A thread that runs a runtime of its own cannot run another.
-    if Handle::try_current().is_ok() {
-        let (done, is_done) = (std::sync::atomic::AtomicBool::new(false), std::sync::atomic::AtomicBool::new(false));
-        return thread::scope(|scope| {
-            let run = scope.spawn(|| {
-                let stop = || match is_done.load(std::sync::atomic::Ordering::Relaxed) {
-                    true => Err(Error::new(Kind::Interrupted, "the load ended")),
-                    false => Ok(()),
-                };
-                let result = run_here(&stop, request);
-                done.store(true, std::sync::atomic::Ordering::Relaxed);
-                result
-            });
-            let mut ended = Ok(());
-            while ended.is_ok() && !done.load(std::sync::atomic::Ordering::Relaxed) && !run.is_finished() {
-                thread::sleep(Duration::from_millis(1));
-                ended = check();
-            }
-            is_done.store(ended.is_err(), std::sync::atomic::Ordering::Relaxed);
-            let result = run.join().unwrap_or_else(|_| Err(Error::new(Kind::Internal, "a request panicked")));
-            ended.and(result)
+    if Handle::try_current().is_ok() { run_on_another_thread(check, request) } else { run_here(check, request) }
+}
+
+fn run_on_another_thread<T: Send>(check: Check<'_>, request: impl Future<Output = Result<T>> + Send) -> Result<T> {
+    let is_ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let run = scope.spawn(|| {
+            let ended = || Err(Error::new(Kind::Interrupted, "the load ended"));
+            run_here(&|| if is_ended.load(Ordering::Relaxed) { ended() } else { Ok(()) }, request)
         });
-    }
-    run_here(check, request)
+        let mut checked = Ok(());
+        while checked.is_ok() && !run.is_finished() {
+            thread::sleep(Duration::from_millis(1));
+            checked = check();
+        }
+        is_ended.store(checked.is_err(), Ordering::Relaxed);
+        let result = run.join().unwrap_or_else(|_| Err(Error::new(Kind::Internal, "a request panicked")));
+        checked.and(result)
+    })
 }
 
 fn run_here<T>(check: Check<'_>, request: impl Future<Output = Result<T>>) -> Result<T> {
@@ -120,4 +117,27 @@ pub(super) fn client() -> Option<Client> {
 pub fn release() {
     let lanes = std::mem::take(&mut *lock());
     drop(lanes);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::future::pending;
+
+    fn never() -> Result<()> {
+        Err(Error::new(Kind::Interrupted, "ended"))
+    }
+
+    #[test]
+    fn request_runs_on_a_thread_of_another_runtime() {
+        let outer = Builder::new_current_thread().enable_all().build().unwrap();
+        let sleep = || async {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            Ok(())
+        };
+        assert_eq!(outer.block_on(async { block_on(&|| Ok(()), sleep()) }), Ok(()));
+        let ended = outer.block_on(async { block_on(&never, pending::<Result<()>>()) });
+        assert_eq!(ended.unwrap_err().kind(), Kind::Interrupted);
+        assert_eq!(block_on(&never, pending::<Result<()>>()).unwrap_err().kind(), Kind::Interrupted);
+    }
 }
