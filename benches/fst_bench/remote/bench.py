@@ -18,7 +18,7 @@ from ..checkpoint import Checkpoint
 from ..http_server import Counts
 from ..machine import commit, load_average, machine_facts
 from ..measure import Job
-from ..peer import PEERS, own_directory
+from ..peer import PEERS, Release, own_directory
 from ..ranks.bench import Host, group_figures, trouble
 from ..ranks.expected import expected_digests
 from ..ranks.layout import dims
@@ -61,8 +61,8 @@ class RemoteBench:
         self._errors = 0
         # A cell that failed once has no median, so it is not run again.
         self._failed: set[Cell | GroupCell] = set()
-        # Reasons why the files of a workload could not be converted for a peer; empty on success.
-        self._converted: dict[tuple[str, str], dict[str, Any]] = {}
+        # Reasons why the files of a workload could not be converted for a release; empty on success.
+        self._converted: dict[tuple[Release | None, str], dict[str, Any]] = {}
         groups = [(layout, ranks) for layout in choice.layouts for ranks in choice.sizes]
         self._digests = {group: expected_digests(ranked, *group) for group in groups}
         self._results: dict[str, Any] = {
@@ -109,14 +109,14 @@ class RemoteBench:
 
     def _lay_out(self, files: Path, deadline: Deadline) -> None:
         """Puts the files of all workloads, and those of peers with their own format, into the directory to serve."""
-        converting = [PEERS[name] for name in self._choice.peers if PEERS[name].converts]
+        # Variants of one release have the same format.
+        converting = {PEERS[name].release: PEERS[name] for name in self._choice.peers if PEERS[name].converts}
         for checkpoint in self._all():
             name, paths = checkpoint.workload.name, checkpoint.paths
-            # Variants of one library have the same format.
-            for peer in converting if checkpoint is not self._ranked else ():
+            for release, peer in converting.items() if checkpoint is not self._ranked else ():
                 log(f"converting {name} for {peer.name}")
                 arguments = [peer.name, CONVERTED_SUFFIX, *map(str, paths)]
-                self._converted[peer.name, name] = run_module("convert", arguments, peer.environment(), deadline)
+                self._converted[release, name] = run_module("convert", arguments, peer.environment(), deadline)
             converted = [path.with_suffix(CONVERTED_SUFFIX) for path in paths]
             lay_out(files, checkpoint, [path for path in converted if path.exists()])
 
@@ -155,7 +155,7 @@ class RemoteBench:
 
     def _measure_cell(self, cell: Cell, service: Service, number: int) -> None:
         checkpoint, peer = self._checkpoints[cell.workload], PEERS[cell.peer]
-        refused = self._converted.get((cell.peer, cell.workload), {})
+        refused = self._converted.get((peer.release, cell.workload), {})
         service.reset()
         result = refused or self._load(cell, service)
         counts = service.reset()
