@@ -4,16 +4,21 @@ use crate::checkpoint::Checkpoint;
 use crate::device::engine::{BatchNeeds, Engine};
 use crate::device::{Device, DeviceLimits, Scratch};
 use crate::error::{Error, Kind, Result};
-use crate::num::to_u64;
+use crate::num::{to_u64, to_usize};
 use crate::options::Options;
 use crate::os::numa::Node;
 use crate::plan::{Chunk, Limits};
 use crate::reader::ring::Linux;
 use crate::reader::uring::Rings;
 use crate::reader::{self, ChosenReader, Opened, ReadLimits, Reader, SlotBuffer};
+use crate::remote::streams::STREAMS_START;
+use crate::source::Source;
 use crate::staging::{PAGE_BYTES, Request, Slot, Staging, pool};
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Smallest size to which requests are divided so that more streams take part, in bytes.
+const REQUEST_BYTES_MIN: usize = 1 << 20;
 
 /// Engine with a reader for each file and staging memory for the chunks.
 pub struct StagedEngine<D: Device> {
@@ -51,6 +56,10 @@ impl<D: Device> StagedEngine<D> {
         let read_limits = readers.iter().map(|opened| opened.limits()).reduce(ReadLimits::merge);
         let ReadLimits { alignment, gap_bytes, in_place_bytes, concurrency, request_bytes } =
             read_limits.unwrap_or(ReadLimits::BUFFERED);
+        // All streams that a host gets at first take part in a small checkpoint.
+        let total_bytes: u64 = checkpoint.sources().map(Source::length).sum();
+        let share_bytes = to_usize(total_bytes / to_u64(STREAMS_START)).max(REQUEST_BYTES_MIN);
+        let request_bytes = request_bytes.map(|bytes| bytes.min(share_bytes.next_multiple_of(PAGE_BYTES)));
         let slot_bytes = request_bytes.unwrap_or_else(|| device.local_slot_bytes(options.chunk_bytes));
         let threads = if request_bytes.is_some() { concurrency } else { options.threads.min(concurrency) };
         let DeviceLimits { slot_bytes, chunk_bytes, copies_max, slots_per_worker, reads_in_place } =
