@@ -1,4 +1,4 @@
-//! Objects of remote stores: HTTP servers, S3, Google Cloud Storage, Azure and the Hugging Face Hub.
+//! Objects of remote stores: HTTP servers, S3, Google Cloud Storage, Azure, the Hugging Face Hub and Redis.
 //!
 //! ```text
 //! URL --location--> service and key --store--> GET range --get--> slot or tensor
@@ -7,7 +7,7 @@
 //! ```
 //!
 //! - [`location`] splits a URL into the service that answers for it and a key, and hides what may be secret.
-//! - [`store`] is the trait of a service. `http`, `bucket` and `hub` implement it.
+//! - [`store`] is the trait of a service. `http`, `bucket`, `hub` and `redis` implement it.
 //! - [`object`] is an open object: its size, the version that every request asks for, and its first bytes.
 //! - [`lane`] runs requests: a thread that needs bytes runs them itself, on a runtime that it takes from a pool.
 //!
@@ -23,6 +23,7 @@ mod hub;
 pub mod lane;
 pub mod location;
 pub mod object;
+mod redis;
 mod settings;
 pub mod store;
 mod stores;

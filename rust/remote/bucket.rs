@@ -48,7 +48,9 @@ impl Bucket {
             Service::S3 => Arc::new(s3(location, settings, &url)?),
             Service::Gcs => Arc::new(gcs(location, settings, &url)?),
             Service::Azure => Arc::new(azure(settings, &url)?),
-            Service::Http | Service::Hub => return Err(Error::new(Kind::Internal, format!("{url} is not a bucket"))),
+            Service::Http | Service::Hub | Service::Redis => {
+                return Err(Error::new(Kind::Internal, format!("{url} is not a bucket")));
+            }
         };
         Ok(Bucket { store, service: location.service() })
     }

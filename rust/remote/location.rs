@@ -17,10 +17,12 @@ pub enum Service {
     Azure,
     /// Hugging Face Hub: `hf`.
     Hub,
+    /// Redis: `redis`, `rediss`.
+    Redis,
 }
 
 /// Schemes with their services.
-const SCHEMES: [(&str, Service); 7] = [
+const SCHEMES: [(&str, Service); 9] = [
     ("http", Service::Http),
     ("https", Service::Http),
     ("s3", Service::S3),
@@ -28,6 +30,8 @@ const SCHEMES: [(&str, Service); 7] = [
     ("az", Service::Azure),
     ("abfss", Service::Azure),
     ("hf", Service::Hub),
+    ("redis", Service::Redis),
+    ("rediss", Service::Redis),
 ];
 
 /// URL of an object or of a prefix, in parts.
@@ -109,6 +113,11 @@ impl Location {
         &self.host
     }
 
+    /// Returns what is before the host: a user name, and a password after a colon. It is secret.
+    pub(super) fn user(&self) -> Option<&str> {
+        self.user.as_deref()
+    }
+
     /// Returns the path without the slash at its beginning.
     pub fn key(&self) -> &str {
         &self.key
@@ -183,4 +192,21 @@ fn shown_rest(rest: &str) -> String {
     let (authority, path) = before.split_once('/').map_or((before, None), |(authority, path)| (authority, Some(path)));
     let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
     format!("{host}{}{}", path.map(|path| format!("/{path}")).unwrap_or_default(), if has_query { "?..." } else { "" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn password_is_not_shown() {
+        for url in ["redis://me:secret@host:1/dir/m", "rediss://:secret@host:1/dir/m"] {
+            let location = Location::parse(url).unwrap();
+            assert_eq!((location.service(), location.host(), location.key()), (Service::Redis, "host:1", "dir/m"));
+            assert_eq!(format!("{location}"), format!("{}://host:1/dir/m", location.scheme()));
+            assert!(!format!("{location:?} {:?}", location.sibling("n")).contains("secret"));
+            assert_eq!(location.secret_url(), url);
+        }
+        assert!(!Location::parse("redis://:secret@/m").unwrap_err().to_string().contains("secret"));
+    }
 }

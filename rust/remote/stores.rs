@@ -6,6 +6,7 @@ use super::http::HttpStore;
 use super::hub::{File, Repository};
 use super::location::{Location, Service};
 use super::object::Object;
+use super::redis::Redis;
 use super::store::{Store, Version};
 use crate::error::{Error, Kind, Result};
 use crate::options;
@@ -17,7 +18,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Variables that decide about buckets begin with these.
-const PREFIXES: [&str; 5] = ["AWS_", "GOOGLE_", "AZURE_", "HF_", "STORAGE_EMULATOR_HOST"];
+const PREFIXES: [&str; 6] = ["AWS_", "GOOGLE_", "AZURE_", "HF_", "STORAGE_EMULATOR_HOST", "REDISCLI_AUTH"];
 
 /// Store with the digest of the settings with which it was opened.
 type Known = HashMap<String, (u64, Arc<dyn Store>)>;
@@ -45,10 +46,12 @@ pub(super) fn store_of(location: &Location) -> Result<(Arc<dyn Store>, String)> 
             let file = File::parse(location)?;
             (file.repository_at_commit(), file.path)
         }
-        Service::S3 | Service::Gcs | Service::Azure => (location.host().to_owned(), location.key().to_owned()),
+        Service::S3 | Service::Gcs | Service::Azure | Service::Redis => {
+            (location.host().to_owned(), location.key().to_owned())
+        }
     };
     let name = format!("{}://{place}", location.scheme());
-    let digest = digest(&settings);
+    let digest = digest(location, &settings);
     if let Some((known, store)) = lock().get(&name)
         && *known == digest
     {
@@ -58,6 +61,7 @@ pub(super) fn store_of(location: &Location) -> Result<(Arc<dyn Store>, String)> 
         Service::Http => Arc::new(HttpStore::new(http_headers(&settings, &location.to_string())?)),
         Service::Hub => Arc::new(Repository::open(location, &settings)?),
         Service::S3 | Service::Gcs | Service::Azure => Arc::new(Bucket::open(location, &settings)?),
+        Service::Redis => Arc::new(Redis::open(location, &settings)?),
     };
     lock().insert(name, (digest, Arc::clone(&store)));
     Ok((store, key))
@@ -81,8 +85,11 @@ pub fn open_known(location: &Location, length: u64, version: Version) -> Result<
     Ok(Object::known(location, store, key, length, version))
 }
 
-fn digest(settings: &BTreeMap<String, String>) -> u64 {
+fn digest(location: &Location, settings: &BTreeMap<String, String>) -> u64 {
     let mut hasher = DefaultHasher::new();
+    if location.service() == Service::Redis {
+        location.user().hash(&mut hasher);
+    }
     settings.hash(&mut hasher);
     for prefix in PREFIXES {
         options::variables_with_prefix(prefix).hash(&mut hasher);

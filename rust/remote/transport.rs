@@ -1,6 +1,7 @@
 //! HTTP: one connection pool for each lane, redirects, and which answers count as failures of the connection.
 
 use super::lane;
+use super::redis::Idle;
 use super::settings::Settings;
 use super::store::{Failure, FailureClass};
 use crate::error::{Error, Kind, Result};
@@ -22,11 +23,11 @@ use std::time::Duration;
 /// Largest number of redirects of one request.
 const REDIRECTS_MAX: usize = 5;
 /// Time for a connection to open.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for a service of instance metadata to answer. It does not exist on most machines.
 const METADATA_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time after which an unused connection is not used again. Some servers close it soon afterwards.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
+pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Largest pause that a server may ask for.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(30);
 /// Headers that another host may see after a redirect. All others may be secret.
@@ -38,6 +39,8 @@ const PUBLIC_HEADERS: [HeaderName; 5] =
 pub(super) struct Client {
     http: reqwest::Client,
     tls: Arc<ClientConfig>,
+    /// Connections to Redis that no request uses.
+    idle: Idle,
     settings: Settings,
 }
 
@@ -55,7 +58,17 @@ impl Client {
             .user_agent(concat!("fst/", env!("CARGO_PKG_VERSION")))
             .build();
         let http = built.map_err(|error| Error::new(Kind::Internal, format!("cannot create a client: {error}")))?;
-        Ok(Client { http, tls, settings })
+        Ok(Client { http, tls, idle: Idle::default(), settings })
+    }
+
+    /// Returns the connections to Redis that no request uses.
+    pub(super) fn idle(&self) -> &Idle {
+        &self.idle
+    }
+
+    /// Returns the time without a byte after which a request is repeated.
+    pub(super) fn stall(&self) -> Duration {
+        self.settings.stall
     }
 
     /// Returns whether the settings are still the same.
@@ -226,6 +239,11 @@ fn refused(message: String) -> HttpError {
     HttpError::new(HttpErrorKind::Unknown, Refused(message))
 }
 
+/// Returns the failure of a connection on which no byte arrives.
+pub(super) fn stalled() -> Failure {
+    Failure::new(FailureClass::Transient, "the server sent nothing for too long (FST_STALL_SECONDS)")
+}
+
 /// Returns the failure that an error of a connection stands for, from its chain of causes.
 pub(super) fn failure_of(error: &(dyn StdError + 'static)) -> Failure {
     let mut cause = Some(error);
@@ -249,7 +267,7 @@ pub(super) fn failure_of(error: &(dyn StdError + 'static)) -> Failure {
     }
     let text = last.to_string();
     if is_timeout {
-        return Failure::new(FailureClass::Transient, "the server sent nothing for too long (FST_STALL_SECONDS)");
+        return stalled();
     }
     // The causes of these are hidden inside errors of the operating system, of which only the text is left.
     if text.contains("certificate") || text.contains("TLS") || text.contains("tls") {

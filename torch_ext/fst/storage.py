@@ -19,7 +19,8 @@ def configure(url: str, **options: str | bool | int) -> None:
         url: Beginning of URLs, for example ``s3://bucket`` or ``https://host/models``.
         options: For ``s3``, ``gs`` and ``az``, the options of the crate `object_store`, for example `access_key_id`,
             `secret_access_key`, `token`, `region`, `endpoint`, `skip_signature`. For ``http`` and ``https``, `token`
-            and ``header.NAME``. For ``hf``, `token` and `endpoint`.
+            and ``header.NAME``. For ``hf``, `token` and `endpoint`. For ``redis`` and ``rediss``, `username`,
+            `password` and `database`.
 
     Raises:
         ValueError: `url` is not a URL that fst reads. An option that the service does not have is an error at the next

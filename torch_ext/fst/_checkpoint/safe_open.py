@@ -13,8 +13,9 @@ from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._checkpoint.framework import NUMPY, PYTORCH, Output, find_framework
 from fst._checkpoint.prefetch import Plan, PrefetchLoader, plan_regions
 from fst._checkpoint.slice import Slice
-from fst._core.arguments import Device, Paths, device_of
+from fst._core.arguments import Device, Paths, device_of, path_of
 from fst._core.errors import SafetensorError, TensorNotFoundError
+from fst._core.urls import is_url
 
 _Result = TypeVar("_Result")
 
@@ -214,7 +215,8 @@ def _open(filename: Paths) -> OpenCheckpoint:
     try:
         return OpenCheckpoint(filename)
     except FileNotFoundError as error:
-        if not isinstance(filename, str | os.PathLike):
+        # Only fst shows URLs without what may be secret.
+        if not isinstance(filename, str | os.PathLike) or is_url(path_of(filename)):
             raise
         # With one argument, the text is that of safetensors, without the number of the error.
         missing = FileNotFoundError(f"No such file or directory: {os.fspath(filename)}")

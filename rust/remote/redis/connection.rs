@@ -1,0 +1,322 @@
+//! Connections that speak RESP, the protocol of Redis.
+
+use super::Attempt;
+use super::credentials::Credentials;
+use crate::num::{to_u64, to_usize};
+use crate::remote::lane;
+use crate::remote::settings;
+use crate::remote::store::{Failure, FailureClass};
+use crate::remote::transport::{self, CONNECT_TIMEOUT, IDLE_TIMEOUT};
+use bytes::{Bytes, BytesMut};
+use rustls::pki_types::ServerName;
+use std::future::Future;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+
+/// Number of bytes that one system call may read.
+const READ_BYTES: usize = 256 << 10;
+/// Largest line of a reply, and largest text that is read as a whole: a key of a listing.
+const TEXT_BYTES_MAX: usize = 64 << 10;
+
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+/// Open connection after its handshakes.
+pub(super) struct Connection {
+    stream: Box<dyn Stream>,
+    /// Bytes that arrived and were not used.
+    buffer: BytesMut,
+    /// Time without a byte after which the connection counts as lost.
+    stall: Duration,
+}
+
+/// Beginning of a reply.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Reply {
+    /// Short text.
+    Text(String),
+    /// Number.
+    Integer(u64),
+    /// Number of bytes, which follow.
+    Bulk(u64),
+    /// Number of replies, which follow.
+    Array(u64),
+}
+
+impl Connection {
+    /// Connects, and passes the credentials on.
+    pub(super) async fn open(credentials: &Credentials, stall: Duration) -> Attempt<Connection> {
+        let late = |_| Failure::new(FailureClass::Transient, "the server did not accept a connection in time");
+        let stream = timeout(CONNECT_TIMEOUT, connect(credentials)).await.map_err(late)??;
+        let mut connection = Connection { stream, buffer: BytesMut::new(), stall };
+        let Credentials { user, password, database, .. } = credentials;
+        if !password.is_empty() {
+            let command: &[&str] = if user.is_empty() { &["AUTH", password] } else { &["AUTH", user, password] };
+            connection.send(&[command]).await?;
+            connection.reply().await.map_err(without_command)?;
+        }
+        if *database > 0 {
+            connection.send(&[&["SELECT", &database.to_string()]]).await?;
+            connection.reply().await?;
+        }
+        Ok(connection)
+    }
+
+    /// Gives the connection to later requests on the same lane. No reply may be missing.
+    pub(super) fn keep(self, credentials: &Arc<Credentials>) {
+        if let Some(lane) = lane::client().filter(|_| self.buffer.is_empty()) {
+            lane.idle().lock().push((Arc::clone(credentials), Instant::now(), self));
+        }
+    }
+
+    /// Sends commands.
+    pub(super) async fn send(&mut self, commands: &[&[&str]]) -> Attempt<()> {
+        let mut bytes = Vec::new();
+        for command in commands {
+            bytes.extend_from_slice(format!("*{}\r\n", command.len()).as_bytes());
+            for word in *command {
+                bytes.extend_from_slice(format!("${}\r\n{word}\r\n", word.len()).as_bytes());
+            }
+        }
+        let Connection { stream, stall, .. } = self;
+        within(*stall, async {
+            stream.write_all(&bytes).await?;
+            stream.flush().await
+        })
+        .await
+    }
+
+    /// Sends commands that are run without those of others in between. Their replies are the next ones.
+    pub(super) async fn transact(&mut self, commands: &[&[&str]]) -> Attempt<()> {
+        let begin: &[&str] = &["MULTI"];
+        let end: &[&str] = &["EXEC"];
+        let all: Vec<&[&str]> = [begin].into_iter().chain(commands.iter().copied()).chain([end]).collect();
+        self.send(&all).await?;
+        // "OK", and "QUEUED" for each command.
+        for _ in 0..=commands.len() {
+            let Reply::Text(_) = self.reply().await? else { return Err(unexpected("no text")) };
+        }
+        if self.array().await? != to_u64(commands.len()) {
+            return Err(unexpected("another number of replies"));
+        }
+        Ok(())
+    }
+
+    /// Reads the beginning of a reply. An error of the server is a failure.
+    pub(super) async fn reply(&mut self) -> Attempt<Reply> {
+        let line = self.line().await?;
+        let Some((kind, text)) = line.split_first() else { return Err(unexpected("an empty line")) };
+        let text = String::from_utf8_lossy(text);
+        let number = || text.parse::<u64>().map_err(|_| unexpected("no number"));
+        match kind {
+            b'+' => Ok(Reply::Text(text.into_owned())),
+            b'-' => Err(failure_of(&text)),
+            b':' => number().map(Reply::Integer),
+            b'$' => number().map(Reply::Bulk),
+            b'*' => number().map(Reply::Array),
+            _ => Err(unexpected("another protocol")),
+        }
+    }
+
+    /// Reads a number.
+    pub(super) async fn integer(&mut self) -> Attempt<u64> {
+        match self.reply().await? {
+            Reply::Integer(number) => Ok(number),
+            _ => Err(unexpected("no number")),
+        }
+    }
+
+    /// Reads the length of a list.
+    pub(super) async fn array(&mut self) -> Attempt<u64> {
+        match self.reply().await? {
+            Reply::Array(length) => Ok(length),
+            _ => Err(unexpected("no list")),
+        }
+    }
+
+    /// Reads a short value.
+    pub(super) async fn bulk(&mut self) -> Attempt<Vec<u8>> {
+        let length = match self.reply().await? {
+            Reply::Bulk(length) if to_usize(length) <= TEXT_BYTES_MAX => to_usize(length),
+            _ => return Err(unexpected("no short value")),
+        };
+        let mut bytes = Vec::with_capacity(length);
+        while bytes.len() < length {
+            bytes.extend_from_slice(&self.frame(length - bytes.len()).await?);
+        }
+        self.end_of_bulk().await?;
+        Ok(bytes)
+    }
+
+    /// Returns at least one and at most `bytes_max` bytes of a value.
+    pub(super) async fn frame(&mut self, bytes_max: usize) -> Attempt<Bytes> {
+        if self.buffer.is_empty() {
+            self.receive().await?;
+        }
+        let length = self.buffer.len().min(bytes_max);
+        Ok(self.buffer.split_to(length).freeze())
+    }
+
+    /// Reads what follows a value.
+    pub(super) async fn end_of_bulk(&mut self) -> Attempt<()> {
+        match self.line().await?.is_empty() {
+            true => Ok(()),
+            false => Err(unexpected("a value that is too long")),
+        }
+    }
+
+    async fn line(&mut self) -> Attempt<Bytes> {
+        let mut searched = 0;
+        loop {
+            let rest = self.buffer.get(searched..).unwrap_or_default();
+            if let Some(found) = rest.windows(2).position(|pair| pair == b"\r\n") {
+                let line = self.buffer.split_to(searched + found + 2).freeze();
+                return Ok(line.slice(..line.len() - 2));
+            }
+            searched = self.buffer.len().saturating_sub(1);
+            if searched > TEXT_BYTES_MAX {
+                return Err(unexpected("a line that is too long"));
+            }
+            self.receive().await?;
+        }
+    }
+
+    async fn receive(&mut self) -> Attempt<()> {
+        // Reuses the memory if no frame needs it any more.
+        self.buffer.reserve(READ_BYTES);
+        match within(self.stall, self.stream.read_buf(&mut self.buffer)).await? {
+            0 => Err(Failure::new(FailureClass::Transient, "the server closed the connection")),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Connections of a lane that no request uses.
+#[derive(Clone, Default)]
+pub(in crate::remote) struct Idle(Arc<Mutex<Vec<(Arc<Credentials>, Instant, Connection)>>>);
+
+impl Idle {
+    /// Takes a connection that was opened with these credentials.
+    pub(super) fn take(&self, credentials: &Arc<Credentials>) -> Option<Connection> {
+        let mut connections = self.lock();
+        connections.retain(|(_, since, _)| since.elapsed() < IDLE_TIMEOUT);
+        let found = connections.iter().position(|(known, ..)| Arc::ptr_eq(known, credentials))?;
+        Some(connections.swap_remove(found).2)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<(Arc<Credentials>, Instant, Connection)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn connect(credentials: &Credentials) -> Attempt<Box<dyn Stream>> {
+    let Credentials { host, port, .. } = credentials;
+    let plain = TcpStream::connect((host.as_str(), *port)).await.map_err(|error| transport::failure_of(&error))?;
+    plain.set_nodelay(true).map_err(|error| transport::failure_of(&error))?;
+    if !credentials.is_tls {
+        return Ok(Box::new(plain));
+    }
+    let name = ServerName::try_from(host.clone())
+        .map_err(|_| Failure::new(FailureClass::Invalid, "the host has no name that a certificate can have"))?;
+    let tls = settings::tls().map_err(|error| Failure::new(FailureClass::Permanent, error.to_string()))?;
+    let secure = TlsConnector::from(tls).connect(name, plain).await;
+    Ok(Box::new(secure.map_err(|error| transport::failure_of(&error))?))
+}
+
+async fn within<T>(stall: Duration, work: impl Future<Output = io::Result<T>>) -> Attempt<T> {
+    match timeout(stall, work).await {
+        Ok(result) => result.map_err(|error| transport::failure_of(&error)),
+        Err(_) => Err(transport::stalled()),
+    }
+}
+
+/// Returns the failure for an answer that the protocol does not have at this place.
+pub(super) fn unexpected(what: &str) -> Failure {
+    let message =
+        format!("the server answered with {what}; check that it is Redis, and whether it expects TLS (rediss://)");
+    Failure::new(FailureClass::Permanent, message)
+}
+
+/// Returns the failure that an error of the server stands for. Its first word is a code.
+fn failure_of(text: &str) -> Failure {
+    let code = text.split(' ').next().unwrap_or_default();
+    let (class, message) = match code {
+        "NOAUTH" | "WRONGPASS" | "NOPERM" | "DENIED" => return denied(code),
+        "WRONGTYPE" => {
+            (FailureClass::Permanent, "the key has a value of another type; the bytes of a file are a string".into())
+        }
+        "LOADING" | "BUSY" | "TRYAGAIN" | "MASTERDOWN" | "CLUSTERDOWN" => {
+            (FailureClass::Transient, format!("the server is not ready ({code})"))
+        }
+        "MOVED" | "ASK" | "CROSSSLOT" => (
+            FailureClass::Permanent,
+            format!("another server of a cluster has the key ({text}); give the address of that server"),
+        ),
+        _ if text.contains("max number of clients") => {
+            (FailureClass::RateLimited(None), "the server has too many connections".into())
+        }
+        _ => (FailureClass::Permanent, format!("the server refused a command: {text}")),
+    };
+    Failure::new(class, message)
+}
+
+fn denied(code: &str) -> Failure {
+    let message = format!(
+        "the server refuses access ({code}); check the user and the password: in the URL, set by fst.storage.configure, \
+         or in REDISCLI_AUTH"
+    );
+    Failure::new(FailureClass::Denied, message)
+}
+
+/// Replaces a refusal of credentials, whose text may repeat them.
+fn without_command(failure: Failure) -> Failure {
+    if failure.is_transient() { failure } else { denied("AUTH") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use tokio::io::AsyncWriteExt;
+
+    fn read<T>(bytes: &[u8], work: impl AsyncFnOnce(&mut Connection) -> T) -> T {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let (mut server, client) = tokio::io::duplex(1 << 20);
+            server.write_all(bytes).await.unwrap();
+            drop(server);
+            let stall = Duration::from_secs(10);
+            work(&mut Connection { stream: Box::new(client), buffer: BytesMut::new(), stall }).await
+        })
+    }
+
+    #[test]
+    fn replies_are_read_in_order() {
+        read(b"+OK\r\n:7\r\n$3\r\na\r\n\r\n*2\r\n-NOAUTH secret\r\n", async |connection| {
+            assert_eq!(connection.reply().await.unwrap(), Reply::Text("OK".into()));
+            assert_eq!(connection.integer().await.unwrap(), 7);
+            assert_eq!(connection.bulk().await.unwrap(), b"a\r\n");
+            assert_eq!(connection.array().await.unwrap(), 2);
+            let denied = connection.reply().await.unwrap_err();
+            assert_eq!(denied.class, FailureClass::Denied);
+            assert!(!denied.message.contains("secret"));
+            assert_eq!(connection.reply().await.unwrap_err().class, FailureClass::Transient);
+        });
+    }
+
+    proptest! {
+        #[test]
+        fn no_answer_makes_the_client_panic(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+            read(&bytes, async |connection| {
+                while connection.bulk().await.is_ok() {}
+                let _ = connection.reply().await;
+            });
+        }
+    }
+}

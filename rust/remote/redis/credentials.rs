@@ -1,0 +1,95 @@
+//! Address of a server, and what it asks for.
+
+use crate::error::{Error, Kind, Result};
+use crate::options;
+use crate::remote::configuration;
+use crate::remote::location::Location;
+use percent_encoding::percent_decode_str;
+use std::collections::BTreeMap;
+
+const PORT: u16 = 6379;
+
+/// Address and credentials. They have no `Debug`, so that no log shows them.
+pub(super) struct Credentials {
+    pub(super) host: String,
+    pub(super) port: u16,
+    pub(super) is_tls: bool,
+    /// User name. Empty for the default user.
+    pub(super) user: String,
+    /// Password. Empty if there is none.
+    pub(super) password: String,
+    /// Number of the database.
+    pub(super) database: u32,
+}
+
+impl Credentials {
+    /// Returns those of the URL. What it does not have comes from the options, then from `REDISCLI_AUTH`.
+    pub(super) fn of(location: &Location, settings: &BTreeMap<String, String>) -> Result<Credentials> {
+        let invalid = |message: &str| Error::new(Kind::InvalidArgument, message).at(location.to_string());
+        let known = ["username", "password", "database"];
+        if let Some(name) = settings.keys().find(|name| !known.contains(&name.as_str())) {
+            let message = "the options are username, password and database";
+            return Err(configuration::unknown(&location.to_string(), name, message));
+        }
+        let (host, port) = split_port(location.host()).ok_or_else(|| invalid("the port is not valid"))?;
+        let (user, password) = match location.user() {
+            Some(text) => text.split_once(':').map_or((text, None), |(user, password)| (user, Some(password))),
+            None => ("", None),
+        };
+        let decode = |text: &str| {
+            let decoded = percent_decode_str(text).decode_utf8().map(|text| text.into_owned());
+            decoded.map_err(|_| invalid("the user name and the password must be UTF-8"))
+        };
+        let user = match user {
+            "" => settings.get("username").cloned().unwrap_or_default(),
+            user => decode(user)?,
+        };
+        let password = match password {
+            Some(password) => decode(password)?,
+            None => {
+                settings.get("password").cloned().or_else(|| options::variable("REDISCLI_AUTH")).unwrap_or_default()
+            }
+        };
+        let database = settings.get("database").map_or(Ok(0), |number| number.parse());
+        let database = database.map_err(|_| invalid("the option \"database\" must be a number"))?;
+        Ok(Credentials { host, port, is_tls: location.scheme() == "rediss", user, password, database })
+    }
+}
+
+/// Splits `host:port`, where the host may be an IPv6 address in brackets.
+fn split_port(text: &str) -> Option<(String, u16)> {
+    let (host, port) = match text.rsplit_once(':') {
+        Some((host, port)) if !port.ends_with(']') => (host, port.parse().ok()?),
+        _ => (text, PORT),
+    };
+    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    (!host.is_empty()).then(|| (host.to_owned(), port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(url: &str, settings: &[(&str, &str)]) -> Credentials {
+        let settings = settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        Credentials::of(&Location::parse(url).unwrap(), &settings).unwrap()
+    }
+
+    #[test]
+    fn url_goes_before_options() {
+        let found = of("rediss://me:p%40ss@host:1/key", &[("password", "other"), ("database", "2")]);
+        assert_eq!((found.user.as_str(), found.password.as_str(), found.database), ("me", "p@ss", 2));
+        assert_eq!((found.host.as_str(), found.port, found.is_tls), ("host", 1, true));
+        let found = of("redis://host/key", &[("username", "me"), ("password", "secret")]);
+        assert_eq!((found.user.as_str(), found.password.as_str(), found.port), ("me", "secret", PORT));
+    }
+
+    #[test]
+    fn host_may_be_an_address_in_brackets() {
+        assert_eq!(split_port("[::1]:7"), Some(("::1".into(), 7)));
+        assert_eq!(split_port("[::1]"), Some(("::1".into(), PORT)));
+        for wrong in ["host:", "host:x", "host:70000", ":1"] {
+            assert_eq!(split_port(wrong), None, "{wrong}");
+        }
+    }
+}

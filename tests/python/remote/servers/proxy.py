@@ -1,0 +1,70 @@
+"""TCP proxy whose connections to a client can be cut or stalled after a number of bytes."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterable
+from types import TracebackType
+
+
+class Proxy:
+    """Forwards to a port of this machine.
+
+    Args:
+        port: The port.
+        limits: For each of the first connections, the number of bytes that the client gets, or None for all.
+        stalls: Whether a connection stays open without further bytes after its limit. Otherwise it is closed.
+    """
+
+    def __init__(self, port: int, limits: Iterable[int | None], *, stalls: bool = False) -> None:
+        self._target = port
+        self._limits = iter(limits)
+        self._stalls = stalls
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._open: list[socket.socket] = [self._listener]
+        self.connections = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> "Proxy":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for opened in self._open:
+            _end(opened)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            server = socket.create_connection(("127.0.0.1", self._target))
+            self._open += [client, server]
+            limit = next(self._limits, None)
+            threading.Thread(target=self._forward, args=(client, server, None), daemon=True).start()
+            threading.Thread(target=self._forward, args=(server, client, limit), daemon=True).start()
+
+    def _forward(self, source: socket.socket, target: socket.socket, limit: int | None) -> None:
+        try:
+            while data := source.recv(1 << 16):
+                part = data if limit is None else data[:limit]
+                target.sendall(part)
+                if limit is not None:
+                    limit -= len(part)
+                    if limit == 0:
+                        break
+        except OSError:
+            pass
+        if not (limit == 0 and self._stalls):
+            _end(source)
+            _end(target)
+
+
+def _end(opened: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        opened.shutdown(socket.SHUT_RDWR)
+    opened.close()
