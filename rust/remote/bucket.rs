@@ -290,6 +290,9 @@ fn failure_of(error: &object_store::Error, service: Service) -> Failure {
             let text = other.to_string();
             let failure = transport::failure_of(other);
             match () {
+                // Errors of listings have no class of their own.
+                () if text.contains("status code: 403") => denied("403"),
+                () if text.contains("status code: 401") => denied("401"),
                 () if text.contains("non-partial response") => Failure::new(
                     FailureClass::Permanent,
                     "the service ignores ranges: it answered with the whole object (status 200)",

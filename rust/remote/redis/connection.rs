@@ -71,7 +71,8 @@ impl Connection {
     /// Gives the connection to later requests on the same lane. No reply may be missing.
     pub(super) fn keep(self, credentials: &Arc<Credentials>) {
         if let Some(lane) = lane::client().filter(|_| self.buffer.is_empty()) {
-            lane.idle().lock().push((Arc::clone(credentials), Instant::now(), self));
+            let unused = Unused { credentials: Arc::clone(credentials), since: Instant::now(), connection: self };
+            lane.idle().lock().push(unused);
         }
     }
 
@@ -197,20 +198,27 @@ impl Connection {
     }
 }
 
+/// Connection that no request uses.
+struct Unused {
+    credentials: Arc<Credentials>,
+    since: Instant,
+    connection: Connection,
+}
+
 /// Connections of a lane that no request uses.
 #[derive(Clone, Default)]
-pub(in crate::remote) struct Idle(Arc<Mutex<Vec<(Arc<Credentials>, Instant, Connection)>>>);
+pub(in crate::remote) struct Idle(Arc<Mutex<Vec<Unused>>>);
 
 impl Idle {
     /// Takes a connection that was opened with these credentials.
     pub(super) fn take(&self, credentials: &Arc<Credentials>) -> Option<Connection> {
         let mut connections = self.lock();
-        connections.retain(|(_, since, _)| since.elapsed() < IDLE_TIMEOUT);
-        let found = connections.iter().position(|(known, ..)| Arc::ptr_eq(known, credentials))?;
-        Some(connections.swap_remove(found).2)
+        connections.retain(|unused| unused.since.elapsed() < IDLE_TIMEOUT);
+        let found = connections.iter().position(|unused| Arc::ptr_eq(&unused.credentials, credentials))?;
+        Some(connections.swap_remove(found).connection)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<(Arc<Credentials>, Instant, Connection)>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Unused>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
