@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs, iter};
 
-const SOURCES: [&str; 12] = [
+const SOURCES: [&str; 13] = [
     "csrc/cast.cpp",
     "csrc/checkpoint.cpp",
     "csrc/error.cpp",
@@ -16,6 +16,7 @@ const SOURCES: [&str; 12] = [
     "csrc/ops.cpp",
     "csrc/save.cpp",
     "csrc/select.cpp",
+    "csrc/source.cpp",
     "csrc/transfer.cpp",
     "csrc/views.cpp",
     "csrc/writer.cpp",

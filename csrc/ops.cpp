@@ -17,6 +17,7 @@
 #include "loader.h"
 #include "save.h"
 #include "select.h"
+#include "source.h"
 #include "writer.h"
 
 namespace fst {
@@ -197,6 +198,10 @@ TORCH_LIBRARY(fst, m) {
       .def("load_into", &OpenCheckpoint::load_into, "", {torch::arg("names"), torch::arg("out")})
       .def("load_boxes_into", &OpenCheckpoint::load_boxes_into, "",
            {torch::arg("names"), torch::arg("starts"), torch::arg("lengths"), torch::arg("steps"), torch::arg("out")});
+  m.class_<OpenSource>("Source")
+      .def(torch::init<const std::string&>(), "Open file, local or remote.", {torch::arg("path")})
+      .def("length", &OpenSource::length)
+      .def("read", &OpenSource::read, "", {torch::arg("begin"), torch::arg("out")});
   m.class_<OpenGroupPlan>("GroupPlan")
       .def(torch::init<const c10::intrusive_ptr<OpenCheckpoint>&, const std::vector<at::Tensor>&,
                        const std::vector<int64_t>&, const std::vector<int64_t>&, const std::string&, int64_t>(),

@@ -11,6 +11,7 @@ mod guard;
 mod profile;
 mod save;
 mod selection;
+mod source;
 mod stream;
 mod storage;
 mod tensor;
@@ -24,6 +25,7 @@ use self::group::{GroupPlan, RankPlan, plan_group, plan_rank};
 use self::profile::{profile_start, profile_stop};
 use self::save::{AnySave, FileLayout, begin_save, check_target, finish_save, lay_out_file, link_file, write_file};
 use self::selection::{Recording, Selection, ViewGuard, Views};
+use self::source::{Source, open_source};
 use self::storage::configure_storage;
 use self::stream::{AnyStream, finish_stream};
 use self::transfer::{AnyTransfer, finish, release};
@@ -221,6 +223,11 @@ mod ffi {
         fn release() -> Result<i64>;
 
         fn configure_storage(url: &str, names: &[String], values: &[String]) -> Result<()>;
+
+        type Source;
+        fn open_source(path: &str) -> Result<Box<Source>>;
+        fn length(self: &Source) -> u64;
+        fn read(self: &Source, begin: u64, into: &mut [u8]) -> Result<()>;
 
         type AnySave;
         fn check_target(path: &str) -> Result<()>;

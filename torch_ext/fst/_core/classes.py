@@ -112,6 +112,26 @@ class Checkpoint:
 
 
 @methods_translate_errors
+class Source:
+    """Open file, local or remote, whose bytes are read as they are. A remote one keeps its version.
+
+    Args:
+        path: A file.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._object = torch.classes.fst.Source(path)
+
+    def length(self) -> int:
+        """Returns the length in bytes."""
+        return self._object.length()
+
+    def read(self, begin: int, out: Tensor) -> None:
+        """Fills a contiguous uint8 tensor on the CPU with the bytes from `begin`."""
+        self._object.read(begin, out)
+
+
+@methods_translate_errors
 class Loader:
     """Loads tensors in the background from its construction on, and returns them one by one.
 

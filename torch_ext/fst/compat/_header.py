@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fst._core.arguments import Path, path_of
-from fst._core.classes import Checkpoint, TensorInfo
+from fst._core.classes import Checkpoint, Source, TensorInfo
 
 
 def read_header(path: Path) -> tuple[dict[str, str] | None, dict[str, dict[str, Any]], int]:
@@ -26,7 +26,7 @@ def read_header(path: Path) -> tuple[dict[str, str] | None, dict[str, dict[str, 
     checkpoint = Checkpoint([text])
     tensors = {name: checkpoint.tensor_info(name) for name in checkpoint.names()}
     metadata = next((metadata for _, metadata in checkpoint.metadata()), None)
-    header_bytes = os.stat(text).st_size - sum(tensor.nbytes for tensor in tensors.values())
+    header_bytes = Source(text).length() - sum(tensor.nbytes for tensor in tensors.values())
     return metadata, header_entries(tensors), header_bytes
 
 

@@ -1,5 +1,6 @@
 """Deserializer of a safetensors file."""
 
+import os
 import warnings
 from collections.abc import Iterator, KeysView, Mapping, Sequence
 from types import MappingProxyType
@@ -12,9 +13,11 @@ import fst
 from fst._core.arguments import device_of
 from fst._core.classes import Checkpoint
 from fst._core.errors import SafetensorError
+from fst._core.urls import without_secrets
 from fst.compat.tensorizer._encryption import refuse_encryption
-from fst.compat.tensorizer._files import FileLike, is_path, local_path, opened, readable, refuse_foreign
+from fst.compat.tensorizer._files import FileLike, is_path, opened, readable, refuse_foreign, scheme_of
 from fst.compat.tensorizer._module_filler import ModuleFiller
+from fst.compat.tensorizer._remote import RemoteFile, configured, s3_options
 from fst.compat.tensorizer._slots import slots_of
 from fst.compat.tensorizer._tensor_type import TensorType
 from fst.compat.tensorizer._tree import FilterFuncType, Key, Path, insert, path_of, shown, with_lists
@@ -32,7 +35,8 @@ class TensorDeserializer(Mapping[Key, Any]):
     and stay valid after the deserializer is closed.
 
     Args:
-        file_obj: A path with any extension, a descriptor, or a binary file object, which is read from its position on.
+        file_obj: A path with any extension, a URL as in `open_stream`, a descriptor, or a binary file object, which is
+            read from its position on. Remote files that `open_stream` opened are loaded from their URLs.
         device: Device of the tensors. None is the current GPU, or the CPU if there is no GPU.
         filter_func: Called with the name of each tensor, or with the path of a nested tensor: its keys and indices.
             Tensors for which it returns False are ignored.
@@ -40,7 +44,7 @@ class TensorDeserializer(Mapping[Key, Any]):
         lazy_load: False loads all tensors immediately. True loads each tensor on request.
         plaid_mode: No effect: buffers are never shared with the caller.
         plaid_mode_buffers: No effect.
-        num_readers: No effect: fst chooses the number of threads.
+        num_readers: No effect but for the check: fst chooses the number of threads and requests.
         verify_hash: Must be False or None, since safetensors files hold no hashes. Headers and lengths are always
             checked.
         encryption: Not supported yet; must be None.
@@ -50,8 +54,9 @@ class TensorDeserializer(Mapping[Key, Any]):
         total_bytes_read: Size of the tensors that have been loaded, in bytes.
 
     Raises:
-        NotImplementedError: The path is a remote URL, the file is in tensorizer's own format, or encryption or hash
-            verification is requested. The message names an alternative.
+        NotImplementedError: The file is in tensorizer's own format, or encryption or hash verification is requested.
+            The message names an alternative.
+        ValueError: `num_readers` is less than 1.
         Errors of `fst.load_file`.
     """
 
@@ -72,17 +77,30 @@ class TensorDeserializer(Mapping[Key, Any]):
         if encryption is not None:
             refuse_encryption()
         refuse_hashes(verify_hash)
+        if num_readers is not None and (type(num_readers) is not int or num_readers < 1):
+            raise ValueError(f"num_readers must be None or an int of at least 1, not {num_readers!r}")
         self._device = torch.device(device_of(get_device() if device is None else device))
         self._dtype = dtype
         self._file: IO[bytes] | None = None
+        # Options for remote files, which only this object uses.
+        self._options: dict[str, Any] = {}
         if is_path(file_obj):
-            self._path = local_path(file_obj)  # type: ignore[arg-type]
+            self._secret_path = os.fsdecode(file_obj)  # type: ignore[arg-type]
+            if scheme_of(file_obj) == "s3":  # type: ignore[arg-type]
+                self._options = s3_options()
+        elif isinstance(file_obj, RemoteFile) and file_obj.is_unread:
+            self._secret_path, self._options = file_obj.url, file_obj.options
+            self._file = file_obj  # type: ignore[assignment]
         else:
-            self._path, self._file = readable(opened(file_obj, "rb"))
+            self._secret_path, self._file = readable(opened(file_obj, "rb"))
+        # As errors show it.
+        self._path = without_secrets(self._secret_path)
         try:
-            self._checkpoint: Checkpoint | None = Checkpoint([self._path])
+            with configured(self._secret_path, self._options):
+                self._checkpoint: Checkpoint | None = Checkpoint([self._secret_path])
         except SafetensorError:
-            refuse_foreign(self._path)
+            with configured(self._secret_path, self._options):
+                refuse_foreign(self._secret_path)
             raise
         names = self._checkpoint.names()
         stored = dict(zip(names, self._checkpoint.load_tensors(names, torch.device("meta")), strict=True))
@@ -291,10 +309,11 @@ class TensorDeserializer(Mapping[Key, Any]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _open_path(self) -> str:
+    def _open_stream(self, names: list[str]) -> fst.Stream:
         if self._checkpoint is None:
             raise ValueError(f"{self._path}: the deserializer is closed")
-        return self._path
+        with configured(self._secret_path, self._options):
+            return fst.stream(self._secret_path, self._device, names, self._dtype)
 
     def _selected(self, filter_func: FilterFuncType | None, prefix: Path = ()) -> list[Path]:
         return [
@@ -321,7 +340,7 @@ class TensorDeserializer(Mapping[Key, Any]):
         if not absent:
             yield from ((path, self._loaded[path].detach()) for path in paths)
             return
-        with fst.stream(self._open_path(), self._device, absent, self._dtype) as tensors:
+        with self._open_stream(absent) as tensors:
             for path in paths:
                 if path in self._loaded:
                     yield path, self._loaded[path].detach()

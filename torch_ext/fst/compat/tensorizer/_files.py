@@ -6,22 +6,32 @@ import shutil
 import tempfile
 from typing import IO, Any, BinaryIO
 
-from fst._core.files import open_regular
+import torch
+
+from fst._core.classes import Source
+from fst._core.urls import is_remote, without_secrets
 
 FileLike = str | bytes | os.PathLike[str] | os.PathLike[bytes] | int | BinaryIO | io.IOBase | IO[bytes]
 
 _MAGIC = b"|TZR|"
-_REMOTE = ("s3", "http", "https", "redis")
+
+
+def scheme_of(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
+    """Returns the scheme of a remote URL in lower case, or an empty text for a local path.
+
+    As in tensorizer, an `os.PathLike` is a local path.
+    """
+    text = os.fsdecode(path)
+    return text.partition("://")[0].lower() if is_remote(text) and not isinstance(path, os.PathLike) else ""
 
 
 def local_path(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
-    """Returns a path as str. Raises NotImplementedError for a remote URL."""
+    """Returns a path to write as str. Raises NotImplementedError for a remote URL."""
     text = os.fsdecode(path)
-    scheme, separator, _ = text.partition("://")
-    if separator and scheme.lower() in _REMOTE and not isinstance(path, os.PathLike):
+    if scheme := scheme_of(path):
         raise NotImplementedError(
-            f"{text}: fst does not read or write {scheme.lower()}:// yet; copy the file with the tools of its store "
-            "and give the path of the local copy"
+            f"{without_secrets(text)}: fst.compat.tensorizer does not write to {scheme}:// yet; write a local file, "
+            "and copy it with the tools of its store"
         )
     return text
 
@@ -69,12 +79,15 @@ def _descriptor_path(file: IO[bytes]) -> str:
 
 def refuse_foreign(path: str) -> None:
     """Raises NotImplementedError if a file is in tensorizer's own format."""
-    if not os.path.isfile(path):
+    if not is_remote(path) and not os.path.isfile(path):
         return
-    with open_regular(path) as file:
-        if file.read(len(_MAGIC)) == _MAGIC:
-            raise NotImplementedError(
-                f"{path}: this file is in tensorizer's own format ({_MAGIC.decode()}), which fst does not read yet; "
-                "read it with tensorizer itself and rewrite it with fst.compat.tensorizer.TensorSerializer or "
-                "safetensors"
-            )
+    source = Source(path)
+    magic = torch.zeros(len(_MAGIC), dtype=torch.uint8)
+    if source.length() >= len(_MAGIC):
+        source.read(0, magic)
+    if bytes(magic.tolist()) == _MAGIC:
+        raise NotImplementedError(
+            f"{without_secrets(path)}: this file is in tensorizer's own format ({_MAGIC.decode()}), which fst does "
+            "not read yet; read it with tensorizer itself and rewrite it with "
+            "fst.compat.tensorizer.TensorSerializer or safetensors"
+        )

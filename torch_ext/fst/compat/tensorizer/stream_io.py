@@ -1,32 +1,111 @@
-"""Opens local files. Remote stores are not supported yet."""
+"""Opens local and remote files. Remote files are read through fst's own sources: see docs/remote.md."""
 
 import io
 import os
+from collections.abc import Mapping
 from typing import IO, Any
 
 from fst._core.files import open_regular
-from fst.compat.tensorizer._files import local_path
+from fst._core.urls import without_secrets
+from fst.compat.tensorizer._files import local_path, scheme_of
+from fst.compat.tensorizer._remote import RemoteFile, s3_options
 
-_REMOTE = (
-    "fst does not read or write remote stores yet; copy the file with the tools of its store and use the local copy"
+__all__ = ["CAInfo", "CURLStreamFile", "RedisStreamFile", "open_stream", "s3_download", "s3_upload"]
+
+_CERTIFICATES = (
+    "fst trusts the authorities of the system, and those in the file that AWS_CA_BUNDLE names; set this variable in "
+    "place of certificate_handling"
 )
 
 
 class CAInfo:
-    """Trusted certificates. Not supported yet: the constructor raises NotImplementedError."""
+    """Trusted certificates. Not supported: the constructor raises NotImplementedError, which names an alternative."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
-        raise NotImplementedError(_REMOTE)
+        raise NotImplementedError(_CERTIFICATES)
 
 
-def s3_download(*_: Any, **__: Any) -> None:
-    """Raises NotImplementedError, since remote stores are not supported yet."""
-    raise NotImplementedError(_REMOTE)
+class CURLStreamFile(RemoteFile):
+    """Binary file at an `http://` or `https://` URL, for reading.
+
+    Args:
+        uri: The URL.
+        begin: Offset of the first byte to read.
+        end: Offset after the last byte to read, or None for the end of the file.
+        headers: Headers of each request, by name.
+        buffer_size: Number of bytes that a short read requests at once.
+        certificate_handling: Must be None.
+
+    Raises:
+        ValueError: The range is empty, or begins before the file.
+        Errors of `fst.load_file` for URLs.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        begin: int | None = None,
+        end: int | None = None,
+        headers: Mapping[str, Any] | None = None,
+        *,
+        buffer_size: int | None = None,
+        certificate_handling: object = None,
+    ) -> None:
+        _check_certificates(certificate_handling)
+        options = {f"header.{name}": str(value) for name, value in (headers or {}).items()}
+        super().__init__(uri, options, begin=begin, end=end, buffer_size=buffer_size)
+
+
+class RedisStreamFile(RemoteFile):
+    """File in Redis, for reading: the value of one key, or values as tensorizer keeps them.
+
+    Args:
+        uri: A URL such as ``redis://host:6379/key``.
+        begin, end, buffer_size: As in `CURLStreamFile`.
+
+    Raises:
+        ValueError: The URL is not of Redis, or the range is empty.
+        Errors of `fst.load_file` for URLs.
+    """
+
+    def __init__(
+        self, uri: str, *, begin: int | None = None, end: int | None = None, buffer_size: int | None = None
+    ) -> None:
+        if scheme_of(uri) not in ("redis", "rediss"):
+            raise ValueError(f"{without_secrets(uri)}: this is not the URL of a file in Redis")
+        super().__init__(uri, {}, begin=begin, end=end, buffer_size=buffer_size)
+
+
+def s3_download(
+    path_uri: str,
+    s3_access_key_id: str | None = None,
+    s3_secret_access_key: str | None = None,
+    s3_endpoint: str | None = None,
+    s3_region_name: str | None = None,
+    s3_signature_version: str | None = None,
+    buffer_size: int | None = None,
+    begin: int | None = None,
+    end: int | None = None,
+    certificate_handling: object = None,
+) -> RemoteFile:
+    """Opens an object of S3 for reading. The arguments are those of `open_stream`."""
+    _check_certificates(certificate_handling)
+    options = s3_options(
+        access_key_id=s3_access_key_id,
+        secret_access_key=s3_secret_access_key,
+        endpoint=s3_endpoint,
+        region=s3_region_name,
+        signature_version=s3_signature_version,
+        force_http=s3_endpoint is not None and s3_endpoint.startswith("http://"),
+    )
+    return RemoteFile(path_uri, options, begin=begin, end=end, buffer_size=buffer_size)
 
 
 def s3_upload(*_: Any, **__: Any) -> None:
-    """Raises NotImplementedError, since remote stores are not supported yet."""
-    raise NotImplementedError(_REMOTE)
+    """Raises NotImplementedError, since this package does not write to remote stores yet."""
+    raise NotImplementedError(
+        "fst.compat.tensorizer does not write to remote stores yet; copy the file with the tools of its store"
+    )
 
 
 def open_stream(
@@ -45,23 +124,53 @@ def open_stream(
     s3_signature_version: str | None = None,
     certificate_handling: object = None,
 ) -> IO[bytes]:
-    """Opens a local file, for example for `TensorSerializer` and `TensorDeserializer`.
+    """Opens a local file, or a remote file for reading, for example for `TensorDeserializer`.
 
     `TensorSerializer` should be given the path itself: it then saves a copy, and replaces an existing file atomically.
 
     Args:
-        path_uri: A path. Missing directories are created for writing.
-        mode: A binary mode, as in `open`.
-        buffer_size: Size of the file's buffer in bytes, or None for Python's default.
+        path_uri: A path, or a URL as a str. Missing directories are created for writing.
+        mode: A binary mode, as in `open`. "rb" for a URL.
+        s3_access_key_id, s3_secret_access_key: Keys for `s3://`. The default is those in the file of s3cmd, then those
+            of the environment, as in docs/remote.md. Two empty texts are for a public bucket.
+        s3_endpoint: Endpoint for `s3://`. The default is that in the file of s3cmd, if the keys come from there, then
+            that of the environment.
+        s3_config_path: The file of s3cmd. The default is ``~/.s3cfg``.
+        s3_region_name: Region for `s3://`.
+        s3_signature_version: None, "v4" or "s3v4".
+        buffer_size: Size of the file's buffer in bytes, or None for Python's default. For a URL, the number of bytes
+            that a short read requests at once.
+        force_http: Whether to connect to the endpoint without TLS.
         begin: Offset of the first byte to read or write.
-        end, s3_access_key_id, s3_secret_access_key, s3_endpoint, s3_config_path, s3_region_name, s3_signature_version,
-            force_http, certificate_handling: No effect for local files.
+        end: Offset after the last byte to read of a URL. No effect for local files.
+        certificate_handling: Must be None for a URL.
 
     Raises:
-        NotImplementedError: The path is a remote URL. The message names an alternative.
-        ValueError: The mode is a text mode, or the path is a FIFO, a socket or a device.
-        OSError: The operating system reports an error.
+        NotImplementedError: A remote URL is opened for writing, or with `certificate_handling`.
+        ValueError: The mode is a text mode, an argument has an invalid value, or the path is a FIFO, a socket or a
+            device.
+        OSError: The operating system or a server reports an error.
     """
+    scheme = "" if isinstance(path_uri, os.PathLike) else scheme_of(path_uri)
+    if scheme and "r" in mode and "+" not in mode:
+        if "b" not in mode:
+            raise ValueError(f'mode "{mode}" is for text; open a URL in the mode "rb"')
+        _check_certificates(certificate_handling)
+        options = {}
+        if scheme == "s3":
+            options = s3_options(
+                access_key_id=s3_access_key_id,
+                secret_access_key=s3_secret_access_key,
+                endpoint=s3_endpoint,
+                config_path=s3_config_path,
+                region=s3_region_name,
+                signature_version=s3_signature_version,
+                force_http=force_http,
+            )
+        kind = {"http": CURLStreamFile, "https": CURLStreamFile, "redis": RedisStreamFile, "rediss": RedisStreamFile}
+        if scheme in kind:
+            return kind[scheme](str(path_uri), begin=begin, end=end, buffer_size=buffer_size)
+        return RemoteFile(str(path_uri), options, begin=begin, end=end, buffer_size=buffer_size)
     path = local_path(path_uri)
     if "b" not in mode:
         raise ValueError(f'mode "{mode}" is for text; open the file in a binary mode, such as "rb" or "wb"')
@@ -72,3 +181,8 @@ def open_stream(
     if begin is not None:
         file.seek(begin)
     return file
+
+
+def _check_certificates(certificate_handling: object) -> None:
+    if certificate_handling is not None:
+        raise NotImplementedError(_CERTIFICATES)

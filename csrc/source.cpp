@@ -1,0 +1,22 @@
+#include "source.h"
+
+#include "error.h"
+
+namespace fst {
+
+OpenSource::OpenSource(const std::string& path) : source_(call_core([&] { return open_source(to_rust(path)); })) {}
+
+int64_t OpenSource::length() const { return static_cast<int64_t>(source_->length()); }
+
+void OpenSource::read(int64_t begin, const at::Tensor& out) const {
+  if (begin < 0) {
+    throw_invalid_argument("begin must not be negative");
+  }
+  if (out.scalar_type() != at::kByte || !out.device().is_cpu() || !out.is_contiguous()) {
+    throw_invalid_argument("out must be a contiguous uint8 tensor on the CPU");
+  }
+  const rust::Slice<uint8_t> bytes(out.mutable_data_ptr<uint8_t>(), out.numel());
+  call_core([&] { source_->read(static_cast<uint64_t>(begin), bytes); });
+}
+
+}  // namespace fst

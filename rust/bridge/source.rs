@@ -1,0 +1,42 @@
+//! Open files, local or remote, whose bytes are read as they are.
+
+use super::guard::{guard, start_log};
+use crate::error::{Error, Kind, Result};
+use crate::os::sigint::Watch;
+use crate::source::files::{local_path, url_of};
+use crate::source::{self, Place};
+use std::path::Path;
+
+/// Open file.
+pub(super) struct Source(source::Source);
+
+pub(super) fn open_source(path: &str) -> Result<Box<Source>> {
+    guard(|| {
+        start_log()?;
+        let path = Path::new(path);
+        let place = match url_of(path)? {
+            Some(location) => Place::Url(location),
+            None => Place::Path(local_path(path)?),
+        };
+        let watch = Watch::begin();
+        Ok(Box::new(Source(source::Source::open(&place, &|| watch.check())?)))
+    })
+}
+
+impl Source {
+    pub(super) fn length(&self) -> u64 {
+        self.0.length()
+    }
+
+    pub(super) fn read(&self, begin: u64, into: &mut [u8]) -> Result<()> {
+        guard(|| {
+            let length = self.0.length();
+            if begin.saturating_add(crate::num::to_u64(into.len())) > length {
+                let message = format!("the file has {length} bytes; a range must end there or before");
+                return Err(Error::new(Kind::InvalidArgument, message).at(self.0.path()).offset(begin));
+            }
+            let watch = Watch::begin();
+            self.0.read(begin, into, &|| watch.check())
+        })
+    }
+}

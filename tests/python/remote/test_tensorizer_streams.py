@@ -1,0 +1,224 @@
+"""Remote files through the names of tensorizer."""
+
+import io
+
+import pytest
+import torch
+from safetensors.torch import save
+
+import fst
+from fst.compat.tensorizer import TensorDeserializer, TensorSerializer, stream_io
+from rawfile import assert_same
+
+TENSORS = {"large": torch.arange(1 << 20), "weight": torch.randn(4, 3)}
+DATA = save(TENSORS)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """A home directory without a file of s3cmd, and an environment without keys."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in (
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_ENDPOINT_URL",
+        "AWS_ENDPOINT_URL_S3",
+        "AWS_PROFILE",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    return tmp_path
+
+
+@pytest.fixture
+def server(http_server):
+    http_server.put("m", DATA)
+    return http_server
+
+
+@pytest.fixture
+def bucket(s3):
+    s3.put("dir/m", DATA)
+    return s3
+
+
+def keys_of(s3):
+    return {
+        "s3_access_key_id": s3.access_key_id,
+        "s3_secret_access_key": s3.secret_access_key,
+        "s3_endpoint": s3.endpoint.removeprefix("http://"),
+        "s3_region_name": s3.region,
+        "force_http": True,
+    }
+
+
+def check_same(loaded):
+    assert list(loaded) == list(TENSORS)
+    for name, tensor in TENSORS.items():
+        assert_same(loaded[name].detach(), tensor)
+
+
+def test_stream_is_a_file(server):
+    with stream_io.open_stream(server.url("m")) as file:
+        assert isinstance(file, stream_io.CURLStreamFile)
+        assert (file.readable(), file.seekable(), file.writable()) == (True, True, False)
+        assert file.read(10) == DATA[:10]
+        assert file.tell() == 10
+        assert file.seek(-5, io.SEEK_END) == len(DATA) - 5
+        assert file.read() == DATA[-5:]
+        assert file.read() == b""
+        assert file.seek(len(DATA) + 1) == len(DATA) + 1
+        assert file.read(1) == b""
+        into = bytearray(3 << 20)
+        file.seek(7)
+        assert file.readinto(into) == len(into)
+        assert into == DATA[7 : 7 + len(into)]
+        file.seek(-1, io.SEEK_CUR)
+        assert file.readinto(memoryview(into)[:1]) == 1
+        assert file.bytes_read == 10 + 5 + len(into) + 1
+        with pytest.raises(ValueError, match="negative"):
+            file.seek(-1)
+    with pytest.raises(ValueError, match="closed"):
+        file.read(1)
+    with io.BufferedReader(stream_io.open_stream(server.url("m")), 100) as buffered:
+        assert buffered.read(1000) == DATA[:1000]
+
+
+def test_begin_and_end(server):
+    for begin, end in ((0, 100), (100, 200), (5 << 20, (5 << 20) + 3), (len(DATA) - 1, None), (3, len(DATA) + 5)):
+        with stream_io.open_stream(server.url("m"), begin=begin, end=end) as file:
+            assert file.tell() == begin
+            assert file.read() == DATA[begin:end]
+    for begin, end in ((-1, None), (5, 5), (6, 5)):
+        with pytest.raises(ValueError, match="begin"):
+            stream_io.CURLStreamFile(server.url("m"), begin, end)
+
+
+def test_short_reads_share_requests(server):
+    with stream_io.open_stream(server.url("m"), begin=2 << 20) as file:
+        before = server.counts().requests
+        assert b"".join(file.read(1000) for _ in range(1000)) == DATA[2 << 20 : (2 << 20) + 1_000_000]
+        assert server.counts().requests - before == 1
+
+
+def test_deserializer_of_a_url(server, redis):
+    redis.put("m", DATA)
+    for url in (server.url("m"), redis.url("m")):
+        for num_readers in (None, 1, 8):
+            with TensorDeserializer(url, device="cpu", num_readers=num_readers) as tensors:
+                check_same(tensors)
+        for num_readers in (0, -1, "2"):
+            with pytest.raises(ValueError, match="num_readers"):
+                TensorDeserializer(url, num_readers=num_readers)
+    with TensorDeserializer(server.url("m"), device="cpu", lazy_load=True) as tensors:
+        assert [name for _, _, name, _ in tensors.read_tensors()] == list(TENSORS)
+
+
+def test_deserializer_of_a_stream_loads_from_its_url(server):
+    stream = stream_io.open_stream(server.url("m"))
+    with TensorDeserializer(stream, device="cpu") as tensors:
+        check_same(tensors)
+    assert stream.closed
+    assert stream.read_operations == 0
+    shifted = b"begin" + DATA
+    server.put("shifted", shifted)
+    with TensorDeserializer(stream_io.open_stream(server.url("shifted"), begin=5), device="cpu") as tensors:
+        check_same(tensors)
+
+
+def test_redis_stream_file(redis):
+    redis.put("m", DATA)
+    with stream_io.open_stream(redis.url("m")) as file:
+        assert isinstance(file, stream_io.RedisStreamFile)
+        assert file.read(100) == DATA[:100]
+    redis.call("DEL", "m")
+    for begin in range(0, len(DATA), 3 << 20):
+        redis.put(f"m:name:{begin}", DATA[begin : begin + (3 << 20)])
+    with stream_io.RedisStreamFile(redis.url("m"), begin=(3 << 20) - 5) as file:
+        assert file.read(10) == DATA[(3 << 20) - 5 : (3 << 20) + 5]
+    with pytest.raises(ValueError, match="not the URL of a file in Redis"):
+        stream_io.RedisStreamFile("http://host/m")
+
+
+def test_headers_are_for_one_file(server):
+    with stream_io.CURLStreamFile(server.url("m"), headers={"X-Name": "value"}) as file:
+        assert file.read(1) == DATA[:1]
+    assert server.requests()[-1].headers["x-name"] == "value"
+    fst.load_file(server.url("m"))
+    assert "x-name" not in server.requests()[-1].headers
+
+
+def test_s3_keys_are_for_one_load(bucket):
+    url = f"s3://{bucket.bucket}/dir/m"
+    with stream_io.open_stream(url, **keys_of(bucket)) as file:
+        assert file.read(10) == DATA[:10]
+        with TensorDeserializer(stream_io.open_stream(url, **keys_of(bucket)), device="cpu", lazy_load=True) as tensors:
+            check_same({name: tensor for _, _, name, tensor in tensors.read_tensors()})
+    arguments = {key: value for key, value in keys_of(bucket).items() if key not in ("s3_endpoint", "force_http")}
+    with stream_io.s3_download(url, s3_endpoint=bucket.endpoint, **arguments) as file:
+        assert file.read(10) == DATA[:10]
+    wrong = keys_of(bucket) | {"s3_secret_access_key": "wrong-secret"}
+    with pytest.raises(PermissionError) as error:
+        stream_io.open_stream(url, **wrong)
+    assert "wrong-secret" not in str(error.value)
+    fst.storage.configure(url, endpoint=bucket.endpoint, access_key_id="other", secret_access_key="other")
+    # What the program has set for the URL stays.
+    with stream_io.open_stream(url, **keys_of(bucket)), pytest.raises(PermissionError):
+        fst.load_file(url)
+    fst.storage.configure(url)
+
+
+def test_public_bucket(s3):
+    s3.put("m", DATA, bucket=s3.public_bucket)
+    public = {"s3_access_key_id": "", "s3_secret_access_key": "", "s3_endpoint": s3.endpoint, "force_http": True}
+    with stream_io.open_stream(f"s3://{s3.public_bucket}/m", **public) as file:
+        assert file.read(10) == DATA[:10]
+
+
+def test_file_of_s3cmd(bucket, home):
+    url = f"s3://{bucket.bucket}/dir/m"
+    host = bucket.endpoint.removeprefix("http://")
+    text = (
+        f"[default]\naccess_key = {bucket.access_key_id}\nsecret_key = {bucket.secret_access_key}\nhost_base = {host}\n"
+        "use_https = False\ncheck_%s = %d\n"
+    )
+    (home / "other").write_text(text)
+    with stream_io.open_stream(url, s3_config_path=home / "other", s3_region_name=bucket.region) as file:
+        assert file.read(10) == DATA[:10]
+    (home / ".s3cfg").write_text(text)
+    with TensorDeserializer(url, device="cpu") as tensors:
+        check_same(tensors)
+    (home / ".s3cfg").write_text("[other]\n")
+    with pytest.raises(ValueError, match=r"no section \[default\]"):
+        stream_io.open_stream(url)
+    (home / ".s3cfg").write_text("secret_key = secret\n")
+    with pytest.raises(ValueError, match="not a file of s3cmd") as error:
+        stream_io.open_stream(url)
+    assert "secret_key" not in str(error.value)
+    with pytest.raises(FileNotFoundError, match="s3_config_path"):
+        stream_io.open_stream(url, s3_config_path="missing")
+
+
+def test_endpoints_without_tls_are_explicit(bucket):
+    url = f"s3://{bucket.bucket}/dir/m"
+    with pytest.raises(ValueError, match="force_http"):
+        stream_io.open_stream(url, **(keys_of(bucket) | {"s3_endpoint": bucket.endpoint, "force_http": None}))
+    with pytest.raises(ValueError, match="s3_signature_version"):
+        stream_io.open_stream(url, **keys_of(bucket), s3_signature_version="s3")
+
+
+def test_unsupported_uses(server):
+    for use in (
+        lambda: stream_io.open_stream(server.url("m"), "wb"),
+        lambda: stream_io.open_stream("s3://bucket/m", "wb+"),
+        lambda: TensorSerializer("s3://bucket/m"),
+        lambda: stream_io.open_stream(server.url("m"), certificate_handling=object()),
+        lambda: stream_io.CAInfo(allow_untrusted=True),
+    ):
+        with pytest.raises(NotImplementedError):
+            use()
+    server.put("m.tensors", b"|TZR|" + bytes(1000))
+    with pytest.raises(NotImplementedError, match=r"m\.tensors: .*\|TZR\|"):
+        TensorDeserializer(server.url("m.tensors"), device="cpu")
+    with pytest.raises(ValueError, match="text"):
+        stream_io.open_stream(server.url("m"), "r")
