@@ -38,6 +38,7 @@ from fst._checkpoint.region import Region
 from fst._core.arguments import Path, path_of
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
+from fst._core.urls import is_remote, without_secrets
 from fst._distributed.load import device_message, fill_shards, open_for_group
 from fst._distributed.shards import ShardRequest
 from fst._load.load import metadata
@@ -85,9 +86,16 @@ class StorageReader(storage.StorageReader):
         """Path of the checkpoint."""
         return self.path
 
+    @property
+    def _shown(self) -> str:
+        """The path, as errors show it."""
+        return without_secrets(self.path)
+
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Returns whether a path is a safetensors file, an index file, or a directory that holds one."""
+        """Returns whether a path is a safetensors file, an index file, a directory that holds one, or a remote URL."""
+        if is_remote(path_of(checkpoint_id)):
+            return True
         path = FilePath(checkpoint_id)
         names = [entry.name for entry in path.iterdir()] if path.is_dir() else [path.name] if path.is_file() else []
         return any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names)
@@ -158,7 +166,7 @@ class StorageReader(storage.StorageReader):
             group = Group.of(self._group, _CPU)
             if count is not None and count != group.size:
                 raise ValueError(
-                    f"{self.path}: load was called for {count} ranks, and the group of the storage reader has "
+                    f"{self._shown}: load was called for {count} ranks, and the group of the storage reader has "
                     f"{group.size}; give both the same group"
                 )
             return group
@@ -169,12 +177,12 @@ class StorageReader(storage.StorageReader):
         """Returns the source, the request and the output tensor of an item."""
         name = item.storage_index.fqn
         if item.type != LoadItemType.TENSOR:
-            raise ValueError(f'{self.path}: the planner reads "{name}" as bytes; safetensors files hold only tensors')
+            raise ValueError(f'{self._shown}: the planner reads "{name}" as bytes; safetensors files hold only tensors')
         source = self._source_of(item)
         tensor = planner.resolve_tensor(item).detach()
         if tensor.shape != item.lengths:
             raise ValueError(
-                f'{self.path}: tensor "{name}": the planner reads {list(item.lengths)} of it into a tensor of the '
+                f'{self._shown}: tensor "{name}": the planner reads {list(item.lengths)} of it into a tensor of the '
                 f"shape {list(tensor.shape)}"
             )
         return source, ShardRequest(name, Region.unit_step(item.storage_offsets, item.lengths)), tensor
@@ -185,7 +193,7 @@ class StorageReader(storage.StorageReader):
             if name in source.checkpoint.tensors and (offset is None or source.offset(name) == tuple(offset)):
                 return source
         at = "" if offset is None else f" at {list(offset)}"
-        raise ValueError(f'{self.path}: tensor "{name}": the planner requests a chunk{at} that no file holds')
+        raise ValueError(f'{self._shown}: tensor "{name}": the planner requests a chunk{at} that no file holds')
 
 
 class _Source(NamedTuple):
@@ -230,8 +238,11 @@ def _open(path: str, group: Group) -> list[_Source]:
 
 
 def _shard_files(path: str) -> list[str]:
-    """Returns the files of a directory if they hold shards of tensors, in which a name may be in several files."""
-    if not os.path.isdir(path):
+    """Returns the files of a directory if they hold shards of tensors, in which a name may be in several files.
+
+    A prefix of a store holds no shards, since `fst.dcp` saves to directories.
+    """
+    if is_remote(path) or not os.path.isdir(path):
         return []
     files = sorted(file.name for file in FilePath(path).glob("*.safetensors"))
     return files if files and _SHARDING_INFO in metadata(os.path.join(path, files[0])) else []

@@ -6,6 +6,8 @@ from typing import TypeVar
 
 import torch
 
+from fst._core.urls import is_collapsed
+
 Path = str | os.PathLike[str]
 Paths = Path | Sequence[Path]
 Device = torch.device | str | int | None
@@ -19,12 +21,15 @@ _Item = TypeVar("_Item")
 
 
 def path_of(path: Path) -> str:
-    """Returns a path as text."""
+    """Returns a path or a URL as text."""
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"a path must be a str or an os.PathLike, not {type(path).__name__}")
     text = os.fspath(path)
     if not isinstance(text, str):
         raise TypeError(f"a path must be text, not {type(text).__name__}")
+    if isinstance(path, os.PathLike) and is_collapsed(text):
+        scheme = text.partition(":")[0]
+        raise ValueError(f"{scheme}:/...: pathlib removed a slash of this URL; pass the URL as a str")
     return _utf8(text)
 
 

@@ -28,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="fst",
         description="Inspects, verifies, loads and converts safetensors checkpoints. "
-        "A PATH is a file, a directory with one checkpoint, or an index file.",
+        "A PATH is a file, a directory with one checkpoint, an index file, or a URL of one of them.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for module in (inspect, verify, load, convert, bench):

@@ -15,6 +15,7 @@ from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.dtypes import CASTABLE
 from fst._core.files import open_regular
 from fst._core.formatting import format_count, format_size, visible
+from fst._core.urls import is_url, without_secrets
 from fst._load.load import load_files
 from fst._save.save import save_file
 from fst.cli.load import DTYPES
@@ -58,17 +59,18 @@ def run(arguments: argparse.Namespace) -> int:
     dtype = DTYPES.get(arguments.dtype)
     tensors: dict[str, Tensor] = {}
     metadata: dict[str, str] = {}
-    for path in map(Path, arguments.paths):
-        is_pickled = path.suffix in PICKLED
-        if is_pickled:
-            found = _from_pickle(path, arguments.key, dtype)
+    for path in arguments.paths:
+        if Path(path).suffix in PICKLED and not is_url(path):
+            found = _from_pickle(Path(path), arguments.key, dtype)
             metadata.setdefault("format", "pt")
         else:
             found = load_files([path], dtype=dtype)
             for _, file_metadata in OpenCheckpoint(path).metadata():
                 metadata |= file_metadata
         if duplicates := tensors.keys() & found.keys():
-            raise ValueError(f"{path}: {min(duplicates)!r} is in an earlier file, too; convert the files one by one")
+            raise ValueError(
+                f"{without_secrets(path)}: {min(duplicates)!r} is in an earlier file, too; convert the files one by one"
+            )
         tensors |= found
     save_file(_unshare(tensors), target, metadata=metadata or None, max_shard_bytes=arguments.max_shard_size)
     size = format_size(sum(tensor.nbytes for tensor in tensors.values()))

@@ -4,15 +4,17 @@ import argparse
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from glob import escape, glob
 
 import torch
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.arguments import path_of
+from fst._core.classes import Source
 from fst._core.files import open_regular
 from fst._core.formatting import format_count, format_size, visible
 from fst._core.ops import checkpoint_files
+from fst._core.urls import is_url, without_secrets
 
 BLOCK_BYTES = 16 << 20
 
@@ -32,7 +34,7 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
 def run(arguments: argparse.Namespace) -> int:
     failed = 0
     for path in arguments.paths:
-        for name, check in _checks(Path(path), arguments.finite):
+        for name, check in _checks(path, arguments.finite):
             try:
                 print(visible(f"ok      {name}: {check()}"), flush=True)
             except (OSError, ValueError, LookupError, NotImplementedError) as error:
@@ -43,27 +45,27 @@ def run(arguments: argparse.Namespace) -> int:
     return int(failed > 0)
 
 
-def _checks(path: Path, finite: bool) -> Iterator[tuple[str, Callable[[], str]]]:
+def _checks(path: str, finite: bool) -> Iterator[tuple[str, Callable[[], str]]]:
     """Yields the name and the function of each check, cheapest first. A function describes its result, or raises."""
     files = _files(path)
     for file in files:
-        yield f"header of {file}", lambda file=file: _header(str(file))  # type: ignore[misc]
+        yield f"header of {without_secrets(file)}", lambda file=file: _header(file)  # type: ignore[misc]
     if files != [path]:
-        yield f"names of {path}", lambda: _header(str(path))
+        yield f"names of {without_secrets(path)}", lambda: _header(path)
     for file in files:
-        yield f"bytes of {file}", lambda file=file: _read(file)  # type: ignore[misc]
+        yield f"bytes of {without_secrets(file)}", lambda file=file: _read(file)  # type: ignore[misc]
     if finite:
-        yield f"values of {path}", lambda: _finite(str(path))
+        yield f"values of {without_secrets(path)}", lambda: _finite(path)
 
 
-def _files(path: Path) -> list[Path]:
+def _files(path: str) -> list[str]:
     """Returns the files of a checkpoint. Each is checked separately, so that all failures are reported."""
-    if path.is_dir():
-        return sorted(path.glob("*.safetensors")) or [path]
-    if path.name.endswith(".safetensors.index.json"):
+    if os.path.isdir(path):
+        return sorted(glob(os.path.join(escape(path), "*.safetensors"))) or [path]
+    if is_url(path) or path.endswith(".safetensors.index.json"):
         # Opening an invalid index reports its error again.
         with contextlib.suppress(OSError, ValueError):
-            return [Path(file) for file in checkpoint_files([path_of(path)])]
+            return checkpoint_files([path_of(path)])
     return [path]
 
 
@@ -74,7 +76,20 @@ def _header(path: str) -> str:
     return f"{format_count(len(names), 'tensor')}, {size}"
 
 
-def _read(path: Path) -> str:
+def _read(path: str) -> str:
+    return _read_remote(path) if is_url(path) else _read_local(path)
+
+
+def _read_remote(path: str) -> str:
+    source = Source(path_of(path))
+    length = source.length()
+    block = torch.empty(BLOCK_BYTES, dtype=torch.uint8)
+    for begin in range(0, length, BLOCK_BYTES):
+        source.read(begin, block[: length - begin])
+    return f"{length:,} bytes read"
+
+
+def _read_local(path: str) -> str:
     done = 0
     block = bytearray(BLOCK_BYTES)
     with open_regular(path, buffering=0) as file:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 from fst._core.arguments import DEFAULT_WINDOW_BYTES
+from fst._core.urls import is_url
 
 Order = Literal["file", "landed"]
 DeviceType = Literal["cpu", "cuda"]
@@ -21,12 +22,16 @@ class Options:
         device: Device of the tensors that the model gets. "cuda" is the GPU of the rank. `None` is the model's device.
         ranks: How the ranks of tensor parallelism read. "alone": each rank reads all files. "together": each byte is
             read once for all ranks.
+        uri: URL of the weights, as in `fst.load_file`: a file, an index file, or a prefix with one checkpoint. `None`
+            is the model's path, which then has the weights. Otherwise it has everything else, such as the
+            configuration and the tokenizer.
     """
 
     window_bytes: int = DEFAULT_WINDOW_BYTES
     order: Order = "file"
     device: DeviceType | None = None
     ranks: Ranks = "alone"
+    uri: str | None = None
 
     def __post_init__(self) -> None:
         # `bool` is a subclass of `int`.
@@ -38,6 +43,9 @@ class Options:
             raise ValueError(f"load format fst: device must be one of {get_args(DeviceType)}, not {self.device!r}")
         if self.ranks not in get_args(Ranks):
             raise ValueError(f"load format fst: ranks must be one of {get_args(Ranks)}, not {self.ranks!r}")
+        if self.uri is not None and not (isinstance(self.uri, str) and is_url(self.uri)):
+            # The value may be secret.
+            raise ValueError("load format fst: uri must be a URL, such as s3://bucket/model/")
         if self.ranks == "together" and self.order != "file":
             raise ValueError('load format fst: ranks="together" requires order="file"')
 

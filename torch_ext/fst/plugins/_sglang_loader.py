@@ -22,7 +22,7 @@ class FstModelLoader(loader.DefaultModelLoader):
     """SGLang's default loader, with safetensors files read by fst.
 
     The choice of files, downloads, quantization, draft models and files of other formats are as with
-    `--load-format auto`.
+    `--load-format auto`. With the option `uri`, the model's weights are at that URL, and none are downloaded.
     """
 
     def __init__(self, load_config: LoadConfig) -> None:
@@ -45,6 +45,9 @@ class FstModelLoader(loader.DefaultModelLoader):
     def _get_weights_iterator(
         self, source: loader.DefaultModelLoader.Source, **resolved: Any
     ) -> Iterator[tuple[str, Tensor]]:
+        # Weights that the model combines with its own, from other paths, have a prefix.
+        if self._options.uri is not None and not source.prefix:
+            return self._weights([self._options.uri])
         # The method finds the files and, before it returns, calls one of these two functions of its module.
         with replaced(
             loader,

@@ -32,7 +32,7 @@ def weights(
     """Yields names and tensors of files, in the order of the files' names, with a progress bar.
 
     Args:
-        files: Paths of safetensors files.
+        files: Paths of safetensors files, or the URL of a checkpoint.
         device: Device of the tensors, unless the options name one.
         options: Window, order, device, and whether ranks load together.
         group: Returns the ranks that load together if the options say so.

@@ -29,7 +29,7 @@ class FstModelLoader(DefaultModelLoader):
     """vLLM's default loader, with safetensors files read by fst.
 
     The choice of files, downloads, weights of other ranks, quantization, checks and files of other formats are as with
-    `--load-format auto`.
+    `--load-format auto`. With the option `uri`, the model's weights are at that URL, and none are downloaded.
     """
 
     def __init__(self, load_config: LoadConfig) -> None:
@@ -44,6 +44,11 @@ class FstModelLoader(DefaultModelLoader):
         super().__init__(replace(load_config, load_format="auto", model_loader_extra_config=vllm_options))
 
     def _get_weights_iterator(self, source: DefaultModelLoader.Source) -> Iterator[tuple[str, Tensor]]:
+        # Weights that the model combines with its own, from other paths, have a prefix.
+        if self._options.uri is not None and not source.prefix:
+            return self._weights(
+                [self._options.uri], self.load_config.use_tqdm_on_load, local_expert_ids=self.local_expert_ids
+            )
         # The method finds the files and, before it returns, calls this function of its module.
         with replaced(default_loader, safetensors_weights_iterator=self._weights):
             iterator: Iterator[tuple[str, Tensor]] = super()._get_weights_iterator(source)

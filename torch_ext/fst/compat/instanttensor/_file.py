@@ -4,14 +4,18 @@ import os
 from pathlib import Path as LocalPath
 
 from fst._core.arguments import Path, path_of
+from fst._core.urls import is_remote
 from fst.compat._header import read_header as read_safetensors_metadata
 
 __all__ = ["file_in_memory", "read_safetensors_metadata"]
 
 
 def file_in_memory(filename: Path) -> bool:
-    """Returns whether a file is on tmpfs or ramfs. Raises OSError if the file cannot be accessed."""
-    device = os.stat(path_of(filename)).st_dev
+    """Returns whether a file is on tmpfs or ramfs. Raises OSError if a local file cannot be accessed."""
+    path = path_of(filename)
+    if is_remote(path):
+        return False
+    device = os.stat(path).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     mounts = [line.split() for line in LocalPath("/proc/self/mountinfo").read_text().splitlines()]
     # The type of the file system follows the separator.
