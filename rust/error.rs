@@ -159,6 +159,13 @@ impl Error {
         self
     }
 
+    /// Adds a sentence to the message.
+    #[must_use]
+    pub fn note(mut self, text: &str) -> Self {
+        self.message = format!("{}; {text}", self.message);
+        self
+    }
+
     /// Returns the position in the file, in bytes from its start, if it is known.
     pub fn position(&self) -> Option<u64> {
         self.offset

@@ -9,6 +9,7 @@
 //! - [`location`] splits a URL into the service that answers for it and a key, and hides what may be secret.
 //! - [`store`] is the trait of a service. `http`, `bucket`, `hub` and `redis` implement it.
 //! - [`object`] is an open object: its size, the version that every request asks for, and its first bytes.
+//! - [`upload`] stores a new object.
 //! - [`lane`] runs requests: a thread that needs bytes runs them itself, on a runtime that it takes from a pool.
 //!
 //! A request is repeated from the byte reached, up to a stated number of times.
@@ -29,6 +30,7 @@ pub mod store;
 mod stores;
 pub mod streams;
 mod transport;
+pub mod upload;
 
 /// Closes the connections that no request uses, and forgets tokens. The next load opens new ones.
 pub fn release() {

@@ -5,16 +5,22 @@ use super::configuration::unknown;
 use super::location::{Location, Service};
 use super::store::{Answer, Failure, FailureClass, Store, Version};
 use super::transport::{self, Transport};
+use super::upload::{self, Uploads};
 use crate::error::{Error, Kind, Result};
 use crate::options;
 use async_trait::async_trait;
+use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::client::HttpClient;
-use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path as Key;
-use object_store::{Attribute, ClientOptions, GetOptions, ObjectStore, RetryConfig};
+use object_store::{
+    Attribute, ClientOptions, GetOptions, ObjectStore, ObjectStoreExt, PutPayload, RetryConfig,
+    StaticCredentialProvider,
+};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
@@ -27,9 +33,14 @@ const METADATA_HOSTS: [&str; 3] = ["169.254.169.254", "169.254.170.2", "metadata
 
 /// Bucket or container.
 pub(super) struct Bucket {
-    store: Arc<dyn ObjectStore>,
+    store: Arc<dyn BucketStore>,
     service: Service,
 }
+
+/// Interface of a bucket for whole objects, and for objects in parts.
+trait BucketStore: ObjectStore + MultipartStore {}
+
+impl<T: ObjectStore + MultipartStore> BucketStore for T {}
 
 impl fmt::Debug for Bucket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -44,7 +55,7 @@ impl Bucket {
     /// `invalid-argument` for options that do not fit; those of the profile of AWS.
     pub(super) fn open(location: &Location, settings: &BTreeMap<String, String>) -> Result<Bucket> {
         let url = format!("{}://{}", location.scheme(), location.host());
-        let store: Arc<dyn ObjectStore> = match location.service() {
+        let store: Arc<dyn BucketStore> = match location.service() {
             Service::S3 => Arc::new(s3(location, settings, &url)?),
             Service::Gcs => Arc::new(gcs(location, settings, &url)?),
             Service::Azure => Arc::new(azure(settings, &url)?),
@@ -147,6 +158,11 @@ fn gcs(
     for (name, value) in settings {
         builder = builder.with_config(parse_option(url, name)?, value);
     }
+    if builder.get_config_value(&GoogleConfigKey::SkipSignature).as_deref() == Some("true") {
+        // The option is for reads only. The transport drops an empty token.
+        let unsigned = GcpCredential { bearer: String::new() };
+        builder = builder.with_credentials(Arc::new(StaticCredentialProvider::new(unsigned)));
+    }
     builder
         .with_bucket_name(location.host())
         .with_client_options(client_options())
@@ -245,11 +261,74 @@ impl Store for Bucket {
         let listed = listed.map_err(|error| failure_of(&error, self.service))?;
         Ok(Some(listed.objects.into_iter().map(|object| object.location.to_string()).collect()))
     }
+
+    fn uploads(&self) -> Option<&dyn Uploads> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl Uploads for Bucket {
+    async fn put(&self, key: &str, bytes: Bytes) -> std::result::Result<(), Failure> {
+        let put = self.store.put(&self.path_of(key)?, PutPayload::from(bytes)).await;
+        put.map(|_| ()).map_err(|error| self.refused(&error))
+    }
+
+    async fn begin(&self, key: &str) -> std::result::Result<String, Failure> {
+        self.store.create_multipart(&self.path_of(key)?).await.map_err(|error| self.refused(&error))
+    }
+
+    async fn put_part(&self, key: &str, id: &str, index: usize, bytes: Bytes) -> std::result::Result<String, Failure> {
+        let sent = self.store.put_part(&self.path_of(key)?, &id.to_owned(), index, PutPayload::from(bytes)).await;
+        sent.map(|part| part.content_id).map_err(|error| self.refused(&error))
+    }
+
+    async fn complete(&self, key: &str, id: &str, parts: &[String]) -> std::result::Result<(), Failure> {
+        let parts = parts.iter().map(|part| PartId { content_id: part.clone() }).collect();
+        let completed = self.store.complete_multipart(&self.path_of(key)?, &id.to_owned(), parts).await;
+        completed.map(|_| ()).map_err(|error| self.refused(&error))
+    }
+
+    async fn abort(&self, key: &str, id: &str) -> std::result::Result<(), Failure> {
+        let aborted = self.store.abort_multipart(&self.path_of(key)?, &id.to_owned()).await;
+        aborted.map_err(|error| self.refused(&error))
+    }
+
+    async fn remove(&self, key: &str) -> std::result::Result<(), Failure> {
+        match self.store.delete(&self.path_of(key)?).await {
+            Err(object_store::Error::NotFound { .. }) | Ok(()) => Ok(()),
+            Err(error) => Err(self.refused(&error)),
+        }
+    }
 }
 
 impl Bucket {
     fn path_of(&self, key: &str) -> std::result::Result<Key, Failure> {
         Key::parse(key).map_err(|error| Failure::new(FailureClass::Invalid, format!("the key is not valid: {error}")))
+    }
+
+    /// Returns the failure of a request that stores an object.
+    fn refused(&self, error: &object_store::Error) -> Failure {
+        match error {
+            object_store::Error::NotFound { .. } => upload::not_found(),
+            object_store::Error::AlreadyExists { .. } => {
+                Failure::new(FailureClass::Transient, "another request changes the object or the bucket (status 409)")
+            }
+            object_store::Error::Precondition { .. } => Failure::new(
+                FailureClass::Permanent,
+                "the service does not allow that the object is replaced (status 412); it may be locked",
+            ),
+            object_store::Error::Generic { source, .. } => {
+                let text = source.to_string();
+                match upload::status_of(&text) {
+                    // Not every error of the crate for Google has a kind of its own.
+                    Some(status @ ("401" | "403")) => denied(self.service, status),
+                    Some("404") => upload::not_found(),
+                    _ => upload::refusal_of(&text).unwrap_or_else(|| failure_of(error, self.service)),
+                }
+            }
+            other => failure_of(other, self.service),
+        }
     }
 
     /// Returns the answer for an object without bytes, which has no range, or the failure.
@@ -263,18 +342,25 @@ impl Bucket {
     }
 }
 
-/// Returns the failure that an error stands for. Answers of services may repeat the request, so no text of theirs is
-/// shown for refusals.
-fn failure_of(error: &object_store::Error, service: Service) -> Failure {
-    let credentials = match service {
+/// Returns the variables that have the credentials of a service.
+fn credentials_of(service: Service) -> &'static str {
+    match service {
         Service::S3 => "AWS_ACCESS_KEY_ID, AWS_PROFILE, AWS_REGION and AWS_ENDPOINT_URL",
         Service::Gcs => "GOOGLE_APPLICATION_CREDENTIALS",
         _ => "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
-    };
-    let denied = |status: &str| {
-        let message = format!("the service refuses access (status {status}); check the credentials: {credentials}");
-        Failure::new(FailureClass::Denied, message)
-    };
+    }
+}
+
+fn denied(service: Service, status: &str) -> Failure {
+    let credentials = credentials_of(service);
+    let message = format!("the service refuses access (status {status}); check the credentials: {credentials}");
+    Failure::new(FailureClass::Denied, message)
+}
+
+/// Returns the failure that an error stands for. Answers of services may repeat the request, so no text of theirs is
+/// shown for refusals.
+fn failure_of(error: &object_store::Error, service: Service) -> Failure {
+    let credentials = credentials_of(service);
     match error {
         object_store::Error::NotFound { .. } => Failure::new(
             FailureClass::NotFound,
@@ -283,8 +369,8 @@ fn failure_of(error: &object_store::Error, service: Service) -> Failure {
         object_store::Error::Precondition { .. } | object_store::Error::NotModified { .. } => {
             super::get::changed("the object changed while it was loaded (status 412)")
         }
-        object_store::Error::PermissionDenied { .. } => denied("403"),
-        object_store::Error::Unauthenticated { .. } => denied("401"),
+        object_store::Error::PermissionDenied { .. } => denied(service, "403"),
+        object_store::Error::Unauthenticated { .. } => denied(service, "401"),
         object_store::Error::NotSupported { source } => Failure::new(FailureClass::Permanent, source.to_string()),
         other => {
             let text = other.to_string();

@@ -37,11 +37,11 @@ pub(super) struct First {
 impl Target<'_> {
     /// Requests the first `bytes_max` bytes, and with them the length and the version.
     pub(super) async fn first(&self, bytes_max: u64) -> Result<First> {
-        let mut attempts = Attempts::new(self);
+        let mut attempts = Attempts::new(self.url, self.host);
         loop {
             match self.try_first(bytes_max).await {
                 Ok(first) => return Ok(first),
-                Err(failure) => attempts.prepare(failure, 0, bytes_max).await?,
+                Err(failure) => attempts.prepare(failure, Some(0), to_usize(bytes_max)).await?,
             }
         }
     }
@@ -66,7 +66,7 @@ impl Target<'_> {
     /// Fills `into` with the bytes from `offset` of an object of this length and version.
     pub(super) async fn fill(&self, offset: u64, into: &mut [u8], length: u64, version: &Version) -> Result<()> {
         let end = offset.saturating_add(to_u64(into.len()));
-        let mut attempts = Attempts::new(self);
+        let mut attempts = Attempts::new(self.url, self.host);
         let mut filled = 0;
         while filled < into.len() {
             let begin = offset.saturating_add(to_u64(filled));
@@ -74,7 +74,7 @@ impl Target<'_> {
             let expected = Expected { range: begin..end, length, version };
             if let Err(failure) = self.try_fill(&expected, rest, &mut filled).await {
                 let reached = offset.saturating_add(to_u64(filled));
-                attempts.prepare(failure, reached, end - reached).await?;
+                attempts.prepare(failure, Some(reached), to_usize(end - reached)).await?;
             }
         }
         Ok(())
@@ -155,23 +155,25 @@ fn too_short(found: u64, expected: u64) -> Failure {
 }
 
 /// Repetitions of one request.
-struct Attempts<'a> {
-    target: &'a Target<'a>,
+pub(super) struct Attempts<'a> {
+    /// URL for errors.
+    url: &'a str,
+    host: &'a Host,
     begin: Instant,
     failed: usize,
     pause: Duration,
 }
 
 impl<'a> Attempts<'a> {
-    fn new(target: &'a Target<'a>) -> Self {
-        Attempts { target, begin: Instant::now(), failed: 0, pause: PAUSE_FIRST }
+    pub(super) fn new(url: &'a str, host: &'a Host) -> Self {
+        Attempts { url, host, begin: Instant::now(), failed: 0, pause: PAUSE_FIRST }
     }
 
-    /// Waits before the next attempt.
+    /// Waits before the next attempt, which transfers `bytes` bytes again.
     ///
     /// # Errors
     /// That of the failure, with the byte that was reached, if the request is not to be repeated.
-    async fn prepare(&mut self, failure: Failure, reached: u64, missing_bytes: u64) -> Result<()> {
+    pub(super) async fn prepare(&mut self, failure: Failure, reached: Option<u64>, bytes: usize) -> Result<()> {
         self.failed += 1;
         if !failure.is_transient() {
             return Err(self.error(failure, reached));
@@ -179,7 +181,7 @@ impl<'a> Attempts<'a> {
         let mut pause = self.pause;
         if let FailureClass::RateLimited(stated) = failure.class {
             profile::count(Count::RateLimits, 1);
-            self.target.host.halve();
+            self.host.halve();
             pause = stated.unwrap_or(pause);
         }
         if self.failed >= ATTEMPTS_MAX || self.begin.elapsed() + pause > DEADLINE {
@@ -188,14 +190,15 @@ impl<'a> Attempts<'a> {
             return Err(self.error(Failure { message, ..failure }, reached));
         }
         profile::count(Count::Retries, 1);
-        profile::count(Count::RepeatedBytes, to_usize(missing_bytes));
-        tracing::info!(url = self.target.url, byte = reached, why = failure.message, "the request is repeated");
+        profile::count(Count::RepeatedBytes, bytes);
+        tracing::info!(url = self.url, byte = reached, why = failure.message, "the request is repeated");
         tokio::time::sleep(pause).await;
         self.pause = (self.pause * 2).min(PAUSE_MAX);
         Ok(())
     }
 
-    fn error(&self, failure: Failure, reached: u64) -> Error {
-        failure.into_error(self.target.url).offset(reached)
+    fn error(&self, failure: Failure, reached: Option<u64>) -> Error {
+        let error = failure.into_error(self.url);
+        reached.map_or(error.clone(), |reached| error.offset(reached))
     }
 }

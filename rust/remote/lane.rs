@@ -9,7 +9,7 @@ use super::transport::Client;
 use crate::error::{Error, Kind, Result};
 use crate::os::per_process::PerProcess;
 use crate::os::retry::Check;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,6 +27,8 @@ static LANES: PerProcess<Mutex<Vec<Lane>>> = PerProcess::new(Mutex::default);
 thread_local! {
     /// Connections of the lane that this thread runs requests on.
     static CLIENT: RefCell<Option<Client>> = const { RefCell::new(None) };
+    /// Whether the lane of this thread is not used again.
+    static IS_DISCARDED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Runtime with its connections.
@@ -91,26 +93,35 @@ fn run_on_another_thread<T: Send>(check: Check<'_>, request: impl Future<Output 
 fn run_here<T>(check: Check<'_>, request: impl Future<Output = Result<T>>) -> Result<T> {
     let lane = Lane::take()?;
     CLIENT.with_borrow_mut(|client| *client = Some(lane.client.clone()));
+    IS_DISCARDED.set(false);
     let result = match &lane.runtime {
         Some(runtime) => runtime.block_on(async {
             let mut request = pin!(request);
             loop {
                 match timeout(POLL_INTERVAL, &mut request).await {
                     Ok(result) => return result,
-                    Err(_) => check()?,
+                    Err(_) => check().inspect_err(|_| discard())?,
                 }
             }
         }),
         None => Err(Error::new(Kind::Internal, "a lane without a runtime")),
     };
     CLIENT.with_borrow_mut(|client| *client = None);
-    lock().push(lane);
+    if !IS_DISCARDED.get() {
+        lock().push(lane);
+    }
     result
 }
 
 /// Returns the connections of the lane of this thread.
 pub(super) fn client() -> Option<Client> {
     CLIENT.with_borrow(Clone::clone)
+}
+
+/// Closes the connections of the lane of this thread once its request ends. Those of a request that has failed or was
+/// ended may hold memory of the request.
+pub(super) fn discard() {
+    IS_DISCARDED.set(true);
 }
 
 /// Closes the connections that no request uses.

@@ -1,5 +1,6 @@
 //! Services that answer requests for ranges of objects.
 
+use super::upload::Uploads;
 use crate::error::{Error, Kind};
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -19,6 +20,11 @@ pub trait Store: Send + Sync + fmt::Debug {
 
     /// Returns the keys below a prefix, not those in deeper levels. A service without listing returns `None`.
     async fn list(&self, prefix: &str) -> Result<Option<Vec<String>>, Failure>;
+
+    /// Returns the requests that store objects, if the service has them.
+    fn uploads(&self) -> Option<&dyn Uploads> {
+        None
+    }
 }
 
 /// Answer to a request for a range.

@@ -17,7 +17,7 @@ use rustls::ClientConfig;
 use std::error::Error as StdError;
 use std::fmt;
 use std::net::{IpAddr, ToSocketAddrs};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Largest number of redirects of one request.
@@ -26,6 +26,9 @@ const REDIRECTS_MAX: usize = 5;
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for a service of instance metadata to answer. It does not exist on most machines.
 const METADATA_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time for a request with a body, which is sent again after it. It bounds only servers that take a body and do not
+/// answer: one that takes nothing for the time of a stall is noticed earlier.
+const UPLOAD_TIMEOUT: Duration = Duration::from_secs(120);
 /// Time after which an unused connection is not used again. Some servers close it soon afterwards.
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Largest pause that a server may ask for.
@@ -38,6 +41,8 @@ const PUBLIC_HEADERS: [HeaderName; 5] =
 #[derive(Clone)]
 pub(super) struct Client {
     http: reqwest::Client,
+    /// Connections for requests with a body, during which nothing is received for long.
+    uploads: Arc<OnceLock<reqwest::Client>>,
     tls: Arc<ClientConfig>,
     /// Connections to Redis that no request uses.
     idle: Idle,
@@ -47,18 +52,9 @@ pub(super) struct Client {
 impl Client {
     pub(super) fn new(tls: Arc<ClientConfig>) -> Result<Client> {
         let settings = Settings::from_env()?;
-        let built = reqwest::Client::builder()
-            .tls_backend_preconfigured((*tls).clone())
-            .http1_only()
-            .redirect(Policy::none())
-            .retry(reqwest::retry::never())
-            .connect_timeout(CONNECT_TIMEOUT)
-            .read_timeout(settings.stall)
-            .pool_idle_timeout(IDLE_TIMEOUT)
-            .user_agent(concat!("fst/", env!("CARGO_PKG_VERSION")))
-            .build();
+        let built = builder(&tls).read_timeout(settings.stall).build();
         let http = built.map_err(|error| Error::new(Kind::Internal, format!("cannot create a client: {error}")))?;
-        Ok(Client { http, tls, idle: Idle::default(), settings })
+        Ok(Client { http, uploads: Arc::default(), tls, idle: Idle::default(), settings })
     }
 
     /// Returns the connections to Redis that no request uses.
@@ -71,10 +67,32 @@ impl Client {
         self.settings.stall
     }
 
+    /// Returns the connections for requests with a body. Nothing may arrive for long while a body is sent, but the other
+    /// side acknowledges its bytes.
+    fn uploads(&self) -> std::result::Result<&reqwest::Client, HttpError> {
+        if let Some(known) = self.uploads.get() {
+            return Ok(known);
+        }
+        let built = builder(&self.tls).tcp_user_timeout(self.settings.stall).timeout(UPLOAD_TIMEOUT).build();
+        let client = built.map_err(|error| refused(format!("cannot create a client: {error}")))?;
+        Ok(self.uploads.get_or_init(|| client))
+    }
+
     /// Returns whether the settings are still the same.
     pub(super) fn is_current(&self) -> bool {
         Settings::from_env().is_ok_and(|settings| settings == self.settings)
     }
+}
+
+fn builder(tls: &Arc<ClientConfig>) -> reqwest::ClientBuilder {
+    reqwest::Client::builder()
+        .tls_backend_preconfigured(ClientConfig::clone(tls))
+        .http1_only()
+        .redirect(Policy::none())
+        .retry(reqwest::retry::never())
+        .connect_timeout(CONNECT_TIMEOUT)
+        .pool_idle_timeout(IDLE_TIMEOUT)
+        .user_agent(concat!("fst/", env!("CARGO_PKG_VERSION")))
 }
 
 /// Sends requests over the connections of the lane that the calling thread runs on, and follows redirects.
@@ -93,6 +111,10 @@ impl HttpConnector for Transport {
 impl HttpService for Transport {
     async fn call(&self, request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
         let (mut parts, body) = request.into_parts();
+        if parts.headers.get(header::AUTHORIZATION).is_some_and(|value| value.as_bytes().trim_ascii_end() == b"Bearer")
+        {
+            parts.headers.remove(header::AUTHORIZATION);
+        }
         for _ in 0..=REDIRECTS_MAX {
             let mut attempt = http::Request::new(body.clone());
             *attempt.method_mut() = parts.method.clone();
@@ -125,8 +147,10 @@ pub(super) async fn send(request: HttpRequest) -> std::result::Result<HttpRespon
         let late =
             |_| HttpError::new(HttpErrorKind::Timeout, Refused("no service of instance metadata answers".into()));
         tokio::time::timeout(METADATA_TIMEOUT, direct.call(request)).await.map_err(late)??
-    } else {
+    } else if request.body().is_empty() {
         client.http.call(request).await?
+    } else {
+        client.uploads()?.call(request).await?
     };
     match response.status() {
         StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => Err(StatusFailure::error(&response)),
