@@ -104,6 +104,15 @@ void link_saved_file(const std::string& source, const std::string& path) {
   call_core([&] { link_file(to_rust(source), to_rust(path)); });
 }
 
+std::vector<std::string> list_names_beside(const std::string& url) {
+  const auto names = call_core([&] { return names_beside(to_rust(url)); });
+  return {names.begin(), names.end()};
+}
+
+void remove_saved_object(const std::string& url) {
+  call_core([&] { remove_object(to_rust(url)); });
+}
+
 // PyTorch does not accept noexcept functions as kernels, and infallible functions of Rust are noexcept.
 int64_t start_profile() { return profile_start(); }
 
@@ -146,6 +155,8 @@ TORCH_LIBRARY(fst, m) {
   def_load("_write_bytes(Tensor bytes, str path, str model) -> ()");
   def_load("_check_target(str path) -> ()");
   def_load("_link_file(str source, str path) -> ()");
+  def_load("_names_beside(str url) -> str[]");
+  def_load("_remove_object(str url) -> ()");
   def_load("_checkpoint_files(str[] paths) -> str[]");
   def_load("tensor_names(str[] paths) -> str[]");
   def_load("metadata(str path) -> Dict(str, str)");
@@ -246,6 +257,8 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("_write_bytes", write_bytes);
   m.impl("_check_target", check_save_target);
   m.impl("_link_file", link_saved_file);
+  m.impl("_names_beside", list_names_beside);
+  m.impl("_remove_object", remove_saved_object);
   m.impl("_checkpoint_files", checkpoint_files);
   m.impl("serialize", serialize);
   m.impl("tensor_names", tensor_names);

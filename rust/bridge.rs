@@ -23,7 +23,10 @@ use self::convert::{can_convert, convert_on_cuda, convert_on_host, is_castable};
 use self::error::{exception_of, invalid_argument};
 use self::group::{GroupPlan, RankPlan, plan_group, plan_rank};
 use self::profile::{profile_start, profile_stop};
-use self::save::{AnySave, FileLayout, begin_save, check_target, finish_save, lay_out_file, link_file, write_file};
+use self::save::{
+    AnySave, FileLayout, begin_save, check_target, finish_save, lay_out_file, link_file, names_beside, remove_object,
+    write_file,
+};
 use self::selection::{Recording, Selection, ViewGuard, Views};
 use self::source::{Source, open_source};
 use self::storage::configure_storage;
@@ -233,6 +236,8 @@ mod ffi {
         fn check_target(path: &str) -> Result<()>;
         fn write_file(path: &str, model: &str, bytes: &[u8]) -> Result<()>;
         fn link_file(source: &str, path: &str) -> Result<()>;
+        fn names_beside(url: &str) -> Result<Vec<String>>;
+        fn remove_object(url: &str) -> Result<()>;
         fn begin_save(
             path: &str,
             model: &str,

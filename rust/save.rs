@@ -1,6 +1,7 @@
 //! Saves tensors to a file: worker threads gather chunks of the file in slots and write them.
 //!
-//! A chunk is a range of the file, not of a tensor, so that every write is aligned for direct I/O:
+//! A chunk is a range of the file, not of a tensor, so that every write is aligned for direct I/O, or is a part of an
+//! upload:
 //!
 //! ```text
 //! file     | header | tensor a | b |   tensor c      | d | e |  tensor f |
@@ -10,6 +11,7 @@
 pub mod atomic_file;
 pub mod file_kernel;
 pub mod memory;
+pub mod output;
 mod temp_file;
 mod write_threads;
 pub mod writer;
@@ -22,8 +24,8 @@ use crate::options::Options;
 use crate::os::sigint::Watch;
 use crate::os::threads;
 use crate::profile::{self, Stage};
-use crate::save::atomic_file::{ALIGNMENT, OutputFile};
 use crate::save::memory::SourceMemory;
+use crate::save::output::Output;
 use crate::staging::pool;
 use crate::staging::{PAGE_BYTES, Request, Slot};
 use std::iter;
@@ -48,16 +50,16 @@ pub struct Extent {
     pub length: u64,
 }
 
-/// Sequential write of one file. Dropping an unfinished save leaves no file behind.
+/// Sequential write of one file or object. Dropping an unfinished save leaves nothing behind.
 pub struct Save {
     layout: Layout,
-    output: OutputFile,
+    output: Output,
     streams: Vec<DeviceStream>,
     threads: usize,
     request: Request,
     /// End of the bytes that were appended. They are written, except for those in `rest`.
     position: u64,
-    /// The last bytes before `position`, which do not fill a block.
+    /// The last bytes before `position`, which do not fill a block or part.
     rest: Vec<u8>,
     watch: Watch,
 }
@@ -66,17 +68,22 @@ impl Save {
     /// Begins a file with the header of `layout`.
     ///
     /// # Errors
-    /// `io` if the disk has too little space; `interrupted`.
-    pub fn begin(layout: Layout, output: OutputFile, streams: Vec<DeviceStream>, options: &Options) -> Result<Save> {
+    /// `io` if the disk has too little space; those of [`Output::prepare`]; `interrupted`.
+    pub fn begin(
+        layout: Layout,
+        output: impl Into<Output>,
+        streams: Vec<DeviceStream>,
+        options: &Options,
+    ) -> Result<Save> {
+        let mut output = output.into();
         let file_bytes = layout.file_bytes();
-        let blocks = file_bytes.checked_next_multiple_of(to_u64(ALIGNMENT));
         let watch = Watch::begin();
-        let blocks = blocks.ok_or_else(|| Error::new(Kind::InvalidArgument, "the file would be too long"))?;
-        output.reserve(blocks, &|| watch.check())?;
+        output.prepare(file_bytes, options, &|| watch.check()).map_err(|error| output.abandon(error))?;
         let slot_bytes = streams.iter().map(|stream| stream.memory.slot_bytes(options.chunk_bytes)).min();
         let slot_bytes = slot_bytes.unwrap_or(options.chunk_bytes);
         let most = to_usize(file_bytes).checked_next_multiple_of(PAGE_BYTES);
-        let bytes = (slot_bytes - slot_bytes % PAGE_BYTES).max(PAGE_BYTES).min(most.unwrap_or(usize::MAX));
+        let bytes = output.part_bytes(0)?.unwrap_or((slot_bytes - slot_bytes % PAGE_BYTES).max(PAGE_BYTES));
+        let bytes = bytes.min(most.unwrap_or(usize::MAX));
         let node = streams.iter().find_map(|stream| stream.memory.node());
         let rest = layout.header().to_vec();
         Ok(Save {
@@ -114,6 +121,13 @@ impl Save {
     /// `io` with path, tensor and byte; `device`, `out-of-memory`, `interrupted`. After an error the save can only be
     /// dropped.
     pub unsafe fn append(&mut self, extents: &[Extent], scratch: &[Scratch]) -> Result<()> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.append_all(extents, scratch) }.map_err(|error| self.output.abandon(error))
+    }
+
+    /// # Safety
+    /// That of [`append`](Save::append).
+    unsafe fn append_all(&mut self, extents: &[Extent], scratch: &[Scratch]) -> Result<()> {
         let scratch = scratch.iter().copied().chain(iter::repeat(Scratch::default()));
         for (stream, scratch) in self.streams.iter().zip(scratch) {
             stream.memory.begin(stream.stream, scratch)?;
@@ -141,30 +155,30 @@ impl Save {
             let carried = rest.chunks(self.request.bytes).nth(index).unwrap_or_default();
             chunk.get_mut(..carried.len()).ok_or_else(misfit)?.copy_from_slice(carried);
             self.gather(chunk, first, extents, &ends)?;
-            let write_bytes = if is_last { length.next_multiple_of(ALIGNMENT) } else { length - length % ALIGNMENT };
+            let write_bytes =
+                if is_last { self.output.last_bytes(length) } else { length - length % self.output.alignment() };
             if let Some(padding) = beyond.get_mut(..write_bytes.saturating_sub(length)) {
                 padding.fill(0);
             }
-            let (blocks, partial) = slot.bytes_mut().split_at_checked(write_bytes).ok_or_else(misfit)?;
-            {
-                let _span = profile::span(Stage::Write).bytes(write_bytes);
-                self.output.write(blocks, first, &|| self.watch.check()).map_err(|error| self.name_tensor(error))?;
-            }
-            if let Some(partial) =
-                partial.get(..length.saturating_sub(write_bytes)).filter(|partial| !partial.is_empty())
-            {
+            let partial = slot.bytes_mut().get(write_bytes..length).unwrap_or_default();
+            if !partial.is_empty() {
                 *remainder.lock().unwrap_or_else(PoisonError::into_inner) = partial.to_vec();
             }
-            Ok(())
+            if write_bytes == 0 {
+                return Ok(());
+            }
+            let _span = profile::span(Stage::Write).bytes(write_bytes);
+            let written = self.output.write(slot, write_bytes, first, &|| self.watch.check());
+            written.map(drop).map_err(|error| self.name_tensor(error))
         })?;
         self.rest = remainder.into_inner().unwrap_or_else(PoisonError::into_inner);
         Ok(())
     }
 
-    /// Flushes the file to the disk and renames it to its path, replacing an existing file.
+    /// Gives the complete file or object its name, replacing an older one.
     ///
     /// # Errors
-    /// `io`, as in [`OutputFile::publish`]; `interrupted`; `internal` if bytes are missing.
+    /// `io`, as in [`Output::publish`]; `interrupted`; `internal` if bytes are missing.
     pub fn finish(mut self) -> Result<()> {
         let file_bytes = self.layout.file_bytes();
         if !self.rest.is_empty() {
@@ -176,7 +190,7 @@ impl Save {
             let message = format!("{} of {file_bytes} bytes were appended to the file", self.position);
             return Err(Error::new(Kind::Internal, message));
         }
-        self.watch.check()?;
+        self.watch.check().map_err(|error| self.output.abandon(error))?;
         let _span = profile::span(Stage::Flush);
         self.output.publish(file_bytes, &|| self.watch.check())
     }

@@ -11,8 +11,9 @@ use crate::options::Options;
 use crate::os::retry::Check;
 use crate::os::sigint::Watch;
 use crate::profile::{self, Span, Stage};
-use crate::save::atomic_file::{self, OutputFile};
+use crate::save::atomic_file;
 use crate::save::file_kernel::Linux;
+use crate::save::output::{self, Output};
 use crate::save::{Extent, Save};
 use serde_json::json;
 use std::path::Path;
@@ -36,11 +37,12 @@ pub(super) fn begin_save(
     guard(|| {
         start_log()?;
         let path = Path::new(path);
-        let layout = layout(tensors, metadata, has_metadata).map_err(|error| error.at(path))?;
-        let detail = || json!({ "paths": [path.to_string_lossy()], "tensors": layout.order().len() }).into();
+        let shown = output::shown(path)?;
+        let layout = layout(tensors, metadata, has_metadata).map_err(|error| error.at(&shown))?;
+        let detail = || json!({ "paths": [shown.to_string_lossy()], "tensors": layout.order().len() }).into();
         let span = profile::span(Stage::Save).bytes(layout.file_bytes()).detail(detail);
         let streams = streams.iter().map(device_stream).collect::<Result<_>>()?;
-        let output = OutputFile::create_like(path, path_of(model), Box::new(Linux))?;
+        let output = Output::open(path, path_of(model))?;
         let save = Save::begin(layout, output, streams, &Options::from_env()?)?;
         Ok(Box::new(AnySave { save, _span: span }))
     })
@@ -81,17 +83,35 @@ pub(super) fn finish_save(save: Box<AnySave>) -> Result<()> {
 /// Writes a complete file. A new file gets the permissions of `model`, unless that is empty.
 pub(super) fn write_file(path: &str, model: &str, bytes: &[u8]) -> Result<()> {
     guard(|| {
-        let output = OutputFile::create_like(Path::new(path), path_of(model), Box::new(Linux))?;
+        let mut output = Output::open(Path::new(path), path_of(model))?;
+        let length = bytes.len();
         let watch = Watch::begin();
         let check: Check<'_> = &|| watch.check();
-        output.write(bytes, 0, check)?;
-        output.publish(to_u64(bytes.len()), check)
+        output.prepare_growing(&Options::from_env()?);
+        output.write(bytes.to_vec(), length, 0, check)?;
+        output.publish(to_u64(length), check)
     })
 }
 
-/// Checks that a save can create or replace the file at `path`.
+/// Returns the names of the objects beside the object of a URL.
+pub(super) fn names_beside(url: &str) -> Result<Vec<String>> {
+    guard(|| {
+        let watch = Watch::begin();
+        output::names_beside(Path::new(url), &|| watch.check())
+    })
+}
+
+/// Removes the object of a URL. It need not exist.
+pub(super) fn remove_object(url: &str) -> Result<()> {
+    guard(|| {
+        let watch = Watch::begin();
+        output::remove(Path::new(url), &|| watch.check())
+    })
+}
+
+/// Checks that a save can create or replace what is at `path`.
 pub(super) fn check_target(path: &str) -> Result<()> {
-    guard(|| atomic_file::check_target(Path::new(path)))
+    guard(|| output::check_target(Path::new(path)))
 }
 
 /// Gives the complete file `source` the name `path`, too.

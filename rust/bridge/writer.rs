@@ -5,9 +5,8 @@ use super::guard::{guard, start_log};
 use super::tensor::{device_stream, metadata_of, new_tensor};
 use crate::error::Result;
 use crate::options::Options;
-use crate::save::atomic_file::OutputFile;
-use crate::save::file_kernel::Linux;
 use crate::save::memory::SourceMemory;
+use crate::save::output::{self, Output};
 use crate::save::writer::Writer;
 use std::collections::btree_map::{BTreeMap, Entry};
 use std::path::{Path, PathBuf};
@@ -23,9 +22,10 @@ pub(super) struct AnyWriter {
 pub(super) fn begin_writer(path: &str, metadata: &[ffi::MetadataEntry], has_metadata: bool) -> Result<Box<AnyWriter>> {
     guard(|| {
         start_log()?;
-        let output = OutputFile::create(Path::new(path), Box::new(Linux))?;
+        let path = Path::new(path);
+        let output = Output::open(path, None)?;
         let writer = Writer::begin(output, metadata_of(metadata, has_metadata), &Options::from_env()?)?;
-        Ok(Box::new(AnyWriter { writer, path: path.into(), sources: BTreeMap::new() }))
+        Ok(Box::new(AnyWriter { writer, path: output::shown(path)?, sources: BTreeMap::new() }))
     })
 }
 

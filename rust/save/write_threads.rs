@@ -5,8 +5,8 @@ use crate::num::to_u64;
 use crate::options::Options;
 use crate::os::sigint::{POLL_INTERVAL, Watch};
 use crate::profile::{self, Stage};
-use crate::save::atomic_file::OutputFile;
-use crate::staging::{Block, PAGE_BYTES};
+use crate::save::output::Output;
+use crate::staging::Block;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -27,17 +27,15 @@ pub struct Job {
     pub offset: u64,
 }
 
-/// Threads that write blocks to one file. Dropping them waits for writes in progress, which are not repeated any more, and
-/// discards the others.
+/// Threads that write blocks to one file or object. Dropping them stops them.
 pub struct WriteThreads {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    block_bytes: usize,
-    block_count_max: usize,
+    staging_bytes: usize,
 }
 
 struct Shared {
-    output: Arc<OutputFile>,
+    output: Arc<Output>,
     state: Mutex<State>,
     /// Signals a new job or the end of all jobs.
     has_work: Condvar,
@@ -62,16 +60,14 @@ impl WriteThreads {
     ///
     /// # Errors
     /// `out-of-memory` if no thread can be started.
-    pub fn start(output: &Arc<OutputFile>, options: &Options) -> Result<WriteThreads> {
+    pub fn start(output: &Arc<Output>, options: &Options) -> Result<WriteThreads> {
         let shared = Arc::new(Shared {
             output: Arc::clone(output),
             state: Mutex::default(),
             has_work: Condvar::new(),
             has_changed: Condvar::new(),
         });
-        let block_bytes = (options.chunk_bytes - options.chunk_bytes % PAGE_BYTES).max(PAGE_BYTES);
-        let block_count_max = (options.staging_bytes / block_bytes).clamp(1, BLOCKS_MAX);
-        let mut write_threads = WriteThreads { shared, threads: Vec::new(), block_bytes, block_count_max };
+        let mut write_threads = WriteThreads { shared, threads: Vec::new(), staging_bytes: options.staging_bytes };
         for _ in 0..options.threads.clamp(1, THREADS_MAX) {
             let shared = Arc::clone(&write_threads.shared);
             match thread::Builder::new().name("fst write".into()).spawn(move || shared.work()) {
@@ -86,20 +82,28 @@ impl WriteThreads {
         Ok(write_threads)
     }
 
-    /// Returns a free block, and waits for one if necessary.
+    /// Returns a free block of at least `bytes` bytes, and waits for one if necessary.
     ///
     /// # Errors
     /// The first error of a write; `interrupted`, `out-of-memory`.
-    pub fn acquire(&self) -> Result<Block> {
+    pub fn acquire(&self, bytes: usize) -> Result<Block> {
         let _span = profile::span(Stage::Slot);
+        // A writer keeps the first part of an object to the end.
+        let block_count_min = if matches!(*self.shared.output, Output::File(_)) { 1 } else { 2 };
+        let block_count_max = (self.staging_bytes / bytes.max(1)).clamp(block_count_min, BLOCKS_MAX);
+        let mut watch = None;
         let mut state = self.shared.lock();
-        if state.free.is_empty() && state.block_count < self.block_count_max {
-            state.block_count += 1;
-            drop(state);
-            return Block::allocate(self.block_bytes, None);
-        }
-        let watch = Watch::begin();
         loop {
+            // The parts of a long object grow.
+            let count = state.free.len();
+            state.free.retain(|block| block.as_ref().len() >= bytes);
+            state.block_count -= count - state.free.len();
+            if state.free.is_empty() && state.block_count < block_count_max {
+                state.block_count += 1;
+                drop(state);
+                return Block::allocate(bytes, None);
+            }
+            let watch = watch.get_or_insert_with(Watch::begin);
             if let Some(error) = &state.failure {
                 return Err(error.clone());
             }
@@ -150,10 +154,9 @@ impl WriteThreads {
         }
         state.failure.clone().map_or(Ok(()), Err)
     }
-}
 
-impl Drop for WriteThreads {
-    fn drop(&mut self) {
+    /// Waits for writes in progress, which are not repeated any more, and discards the others.
+    pub fn stop(&mut self) {
         let mut state = self.shared.lock();
         state.is_closed = true;
         state.jobs.clear();
@@ -167,19 +170,28 @@ impl Drop for WriteThreads {
     }
 }
 
+impl Drop for WriteThreads {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
 impl Shared {
     fn work(&self) {
-        while let Some(mut job) = self.next() {
+        while let Some(job) = self.next() {
             let span = profile::span(Stage::Write).bytes(job.length);
-            let bytes = job.block.bytes_mut().get(..job.length).unwrap_or_default();
-            let written = self.output.write(bytes, job.offset, &|| self.check());
+            let written = self.output.write(job.block, job.length, job.offset, &|| self.check());
             drop(span);
             let mut state = self.lock();
-            if let Err(error) = written {
-                state.failure.get_or_insert(error);
-            }
             state.open_count -= 1;
-            state.free.push(job.block);
+            match written {
+                Ok(Some(block)) => state.free.push(block),
+                Ok(None) => state.block_count -= 1,
+                Err(error) => {
+                    state.block_count -= 1;
+                    state.failure.get_or_insert(error);
+                }
+            }
             self.has_changed.notify_one();
         }
     }

@@ -13,6 +13,9 @@
 //!
 //! If a header outgrows the reserved space, the file system inserts blocks at the start of the file, or the writer moves
 //! the data if the file system cannot. A file that fits a single block has no such padding.
+//!
+//! The blocks of an object in a remote store are the parts of its upload. The writer keeps the first one, which has the
+//! space for the header, and sends it last. A header that outgrows the space makes that part longer.
 
 use super::write_threads::{Job, WriteThreads};
 use crate::device::{Fetch, Scratch};
@@ -23,17 +26,18 @@ use crate::options::Options;
 use crate::os::retry::Check;
 use crate::os::sigint::Watch;
 use crate::profile::{self, Stage};
-use crate::save::atomic_file::{ALIGNMENT, OutputFile};
+use crate::save::atomic_file::ALIGNMENT;
 use crate::save::memory::SourceMemory;
-use crate::staging::Block;
+use crate::save::output::Output;
+use crate::staging::{Block, PAGE_BYTES};
 use std::sync::Arc;
 
 /// Space reserved for the header of a file larger than a block, in bytes: enough for about 2500 tensors.
 const HEADER_RESERVE_BYTES: usize = 256 << 10;
 
-/// Writer of one file. Dropping an unfinished writer leaves no file behind.
+/// Writer of one file or object. Dropping an unfinished writer leaves nothing behind.
 pub struct Writer {
-    output: Arc<OutputFile>,
+    output: Arc<Output>,
     threads: WriteThreads,
     metadata: Metadata,
     names: Names,
@@ -43,10 +47,14 @@ pub struct Writer {
     data_bytes: u64,
     /// Number of bytes that were appended.
     appended_bytes: u64,
+    /// Size of the blocks of a file, in bytes.
+    block_bytes: usize,
     /// The block that is being filled.
     block: Option<Block>,
-    /// Number of bytes in `block`.
+    /// End of the bytes in `block`.
     filled: usize,
+    /// First part of an object. It begins with space for the header, of [`HEADER_RESERVE_BYTES`].
+    first: Option<Block>,
     /// Start of the data in the file, or `None` before the first block is submitted.
     data_begin: Option<u64>,
     failure: Option<Error>,
@@ -58,19 +66,23 @@ impl Writer {
     /// # Errors
     /// `invalid-argument` if the metadata alone exceeds the maximum size of a header; `out-of-memory` if no thread can
     /// be started.
-    pub fn begin(output: OutputFile, metadata: Metadata, options: &Options) -> Result<Writer> {
+    pub fn begin(output: impl Into<Output>, metadata: Metadata, options: &Options) -> Result<Writer> {
+        let mut output = output.into();
         header([].iter(), &metadata).map_err(|error| error.at(output.path()))?;
+        output.prepare_growing(options);
         let output = Arc::new(output);
         Ok(Writer {
             threads: WriteThreads::start(&output, options)?,
+            filled: first_filled(&output),
             output,
             metadata,
             names: Names::default(),
             tensors: Vec::new(),
             data_bytes: 0,
             appended_bytes: 0,
+            block_bytes: (options.chunk_bytes - options.chunk_bytes % PAGE_BYTES).max(PAGE_BYTES),
             block: None,
-            filled: 0,
+            first: None,
             data_begin: None,
             failure: None,
         })
@@ -103,11 +115,10 @@ impl Writer {
         self.copy(source, stream, address, bytes).map_err(|error| self.fail(error))
     }
 
-    /// Writes the remaining data and the header, flushes the file to the disk, and renames it to its path, replacing an
-    /// existing file.
+    /// Writes the remaining data and the header, and gives the file or object its name, replacing an older one.
     ///
     /// # Errors
-    /// `io`, as in [`OutputFile::publish`]; `invalid-argument` if the header is longer than readers accept; `interrupted`;
+    /// `io`, as in [`Output::publish`]; `invalid-argument` if the header is longer than readers accept; `interrupted`;
     /// any earlier error of the writer.
     pub fn finish(mut self) -> Result<()> {
         self.check()?;
@@ -133,7 +144,7 @@ impl Writer {
         while done < bytes {
             let mut block = match self.block.take() {
                 Some(block) => block,
-                None => self.threads.acquire()?,
+                None => self.threads.acquire(self.next_block_bytes()?)?,
             };
             block.pin(|memory| source.pin(memory));
             let memory = block.bytes_mut();
@@ -153,8 +164,23 @@ impl Writer {
         Ok(())
     }
 
-    /// Submits the filled part of a block to the threads, padded to whole disk blocks.
+    /// Returns the size of the next block, in bytes.
+    fn next_block_bytes(&self) -> Result<usize> {
+        let offset = self.data_begin.map_or(0, |begin| begin.saturating_add(self.appended_bytes));
+        Ok(self.output.part_bytes(offset)?.unwrap_or(self.block_bytes))
+    }
+
+    /// Submits the filled part of a block to the threads, on a disk padded to whole blocks. Keeps the first part of an
+    /// object.
     fn submit(&mut self, mut block: Block) -> Result<()> {
+        if self.data_begin.is_none() && matches!(*self.output, Output::Object(..)) {
+            let watch = Watch::begin();
+            self.output.begin_parts(&|| watch.check())?;
+            self.data_begin = Some(to_u64(HEADER_RESERVE_BYTES));
+            self.first = Some(block);
+            self.filled = 0;
+            return Ok(());
+        }
         let data_begin = match self.data_begin {
             Some(data_begin) => data_begin,
             None => {
@@ -165,7 +191,7 @@ impl Writer {
                     .insert(to_u64(HEADER_RESERVE_BYTES.max(current.saturating_mul(2)).next_multiple_of(ALIGNMENT)))
             }
         };
-        let length = self.filled.next_multiple_of(ALIGNMENT);
+        let length = self.output.last_bytes(self.filled);
         if let Some(padding) = block.bytes_mut().get_mut(self.filled..length) {
             padding.fill(0);
         }
@@ -176,13 +202,19 @@ impl Writer {
 
     /// Writes a file that fits a single block, and returns its length.
     fn write_single_block(&mut self, header: &[u8], check: Check<'_>) -> Result<u64> {
-        let _span = profile::span(Stage::Write).bytes(header.len().saturating_add(self.filled));
-        self.output.write(header, 0, check)?;
-        if let Some(block) = &mut self.block {
-            let data = block.bytes_mut().get(..self.filled).unwrap_or_default();
-            self.output.write(data, to_u64(header.len()), check)?;
+        let begin = first_filled(&self.output);
+        let length = to_u64(header.len()).saturating_add(self.data_bytes);
+        let _span = profile::span(Stage::Write).bytes(to_usize(length));
+        if begin == 0 {
+            self.output.write(header.to_vec(), header.len(), 0, check)?;
+            if let Some(block) = self.block.take() {
+                self.output.write(block, self.filled, to_u64(header.len()), check)?;
+            }
+        } else {
+            let data = self.block.as_ref().and_then(|block| block.as_ref().get(begin..self.filled)).unwrap_or_default();
+            self.output.write([header, data].concat(), to_usize(length), 0, check)?;
         }
-        Ok(to_u64(header.len()).saturating_add(self.data_bytes))
+        Ok(length)
     }
 
     /// Writes the last block and the header, and returns the length of the file.
@@ -191,16 +223,39 @@ impl Writer {
             self.submit(block)?;
         }
         self.threads.finish()?;
+        if let Some(first) = self.first.take() {
+            return self.write_first(header, first, check);
+        }
         let size = header.len().next_multiple_of(ALIGNMENT).max(to_usize(data_begin));
         let missing = to_u64(size) - data_begin;
         if missing > 0 {
-            let mut buffer = self.threads.acquire()?;
+            let mut buffer = self.threads.acquire(self.block_bytes)?;
             self.output.shift(data_begin, self.data_bytes, missing, buffer.bytes_mut(), check)?;
         }
         pad(&mut header, size);
-        let _span = profile::span(Stage::Write).bytes(header.len());
-        self.output.write(&header, 0, check)?;
+        let length = header.len();
+        let _span = profile::span(Stage::Write).bytes(length);
+        self.output.write(header, length, 0, check)?;
         Ok(to_u64(size).saturating_add(self.data_bytes))
+    }
+
+    /// Writes the first part of an object, with the header, and returns the length of the object.
+    fn write_first(&self, mut header: Vec<u8>, mut first: Block, check: Check<'_>) -> Result<u64> {
+        pad(&mut header, HEADER_RESERVE_BYTES);
+        let (header_bytes, length) = (header.len(), first.as_ref().len());
+        let _span = profile::span(Stage::Write).bytes(length);
+        match first.bytes_mut().get_mut(..header_bytes).filter(|space| space.len() == HEADER_RESERVE_BYTES) {
+            Some(space) => {
+                space.copy_from_slice(&header);
+                self.output.write(first, length, 0, check)?;
+            }
+            None => {
+                header.extend_from_slice(first.as_ref().get(HEADER_RESERVE_BYTES..).unwrap_or_default());
+                let length = header.len();
+                self.output.write(header, length, 0, check)?;
+            }
+        }
+        Ok(to_u64(header_bytes).saturating_add(self.data_bytes))
     }
 
     /// Fails after an error, or if bytes of the last tensor are missing.
@@ -217,8 +272,16 @@ impl Writer {
         }
     }
 
-    /// Stores an error, which every later call returns, and adds the tensor whose byte could not be written.
+    /// Ends the output and stores an error, which every later call returns. Adds the tensor whose byte could not be
+    /// written.
     fn fail(&mut self, error: Error) -> Error {
+        let error = if matches!(*self.output, Output::File(_)) {
+            error
+        } else {
+            // The service would keep a part that arrives after the abort.
+            self.threads.stop();
+            self.output.abandon(error)
+        };
         let position = error.position().zip(self.data_begin).and_then(|(position, begin)| position.checked_sub(begin));
         let mut end: u64 = 0;
         let tensor = position.and_then(|position| {
@@ -233,4 +296,9 @@ impl Writer {
         };
         self.failure.insert(error).clone()
     }
+}
+
+/// Returns where the data begins in the first block.
+fn first_filled(output: &Output) -> usize {
+    if matches!(output, Output::File(_)) { 0 } else { HEADER_RESERVE_BYTES }
 }

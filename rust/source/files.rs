@@ -221,7 +221,7 @@ pub fn check_local(path: &Path) -> Result<PathBuf> {
     match url_of(path)? {
         None => local_path(path),
         Some(location) => {
-            let message = "a file is saved to a local path only; save it there and upload it";
+            let message = "this step takes a local path only";
             Err(Error::new(Kind::InvalidArgument, message).at(location.to_string()))
         }
     }

@@ -103,6 +103,13 @@ impl Block {
     }
 }
 
+impl AsRef<[u8]> for Block {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: as in `bytes_mut`.
+        unsafe { std::slice::from_raw_parts(self.memory.as_ptr().add(self.begin), self.bytes) }
+    }
+}
+
 impl Drop for Block {
     fn drop(&mut self) {
         if let Err(error) = self.settle() {
@@ -146,6 +153,12 @@ impl Slot {
         let Some(block) = &mut self.block else { return Ok(()) };
         block.copy = Some(Box::new(copy));
         if profile::is_on() { block.settle() } else { Ok(()) }
+    }
+}
+
+impl AsRef<[u8]> for Slot {
+    fn as_ref(&self) -> &[u8] {
+        self.block.as_ref().map_or(&[], AsRef::as_ref)
     }
 }
 

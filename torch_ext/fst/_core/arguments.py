@@ -1,8 +1,10 @@
 """Normalizes user arguments (paths, names, devices, dtypes, metadata) to operator arguments."""
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
+from urllib.parse import unquote, urlsplit
 
 import torch
 
@@ -31,6 +33,19 @@ def path_of(path: Path) -> str:
         scheme = text.partition(":")[0]
         raise ValueError(f"{scheme}:/...: pathlib removed a slash of this URL; pass the URL as a str")
     return _utf8(text)
+
+
+def is_url(path: str) -> bool:
+    """Returns whether a path is the URL of a remote store. The core checks its scheme."""
+    scheme, separator, _ = path.partition("://")
+    return bool(separator) and re.fullmatch(r"[A-Za-z0-9+.-]+", scheme) is not None and scheme != "file"
+
+
+def local_path_of(path: str) -> str:
+    """Returns the absolute path of a local path or a file:// URL."""
+    if path.startswith("file://"):
+        return unquote(urlsplit(path).path)
+    return os.path.abspath(path)
 
 
 def _utf8(text: str) -> str:

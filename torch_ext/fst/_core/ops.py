@@ -96,7 +96,10 @@ def write_bytes(bytes: Tensor, path: str, model: str) -> None:
 
 @translates_errors
 def check_target(path: str) -> None:
-    """Raises the error of a save to `path` if that is not the path of a new file or of a writable regular file."""
+    """Raises the error of a save to `path` if that is not the path of a new file or of a writable regular file.
+
+    Sends no request to check the URL of an object.
+    """
     torch.ops.fst._check_target(path)
 
 
@@ -104,6 +107,18 @@ def check_target(path: str) -> None:
 def link_file(source: str, path: str) -> None:
     """Gives a complete file a second name, and replaces a file of this name. Without hard links, renames the file."""
     torch.ops.fst._link_file(source, path)
+
+
+@translates_errors
+def names_beside(url: str) -> list[str]:
+    """Returns the names of the objects beside an object of a remote store."""
+    return list(torch.ops.fst._names_beside(url))
+
+
+@translates_errors
+def remove_object(url: str) -> None:
+    """Removes an object of a remote store. It need not exist."""
+    torch.ops.fst._remove_object(url)
 
 
 @translates_errors

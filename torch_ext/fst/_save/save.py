@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from fst._core import ops
-from fst._core.arguments import Path, metadata_of, names_of, path_of
+from fst._core.arguments import Path, is_url, local_path_of, metadata_of, names_of, path_of
 from fst._save.aliasing import alias_groups
 from fst._save.host_copy import HostCopy
+from fst._save.object_shards import save_object_shards
 from fst._save.shards import save_shards
 
 
@@ -28,9 +29,12 @@ def save_file(
     The file is renamed to its path once it is complete and flushed to the disk. Until then, and if the save fails, an
     older file at the path does not change. It is safe to save over the file that the tensors were loaded from.
 
+    An object of S3, Google Cloud Storage or Azure is sent in parts, side by side. It appears with the last request,
+    whole, or not at all.
+
     Args:
         tensors: Tensors by name, on the CPU or GPUs, with any strides.
-        path: The file. Its directory must exist.
+        path: The file, whose directory must exist, or a URL that begins with `s3://`, `gs://`, `az://` or `abfss://`.
         metadata: Text for the header of each file. Transformers expects {"format": "pt"}.
         max_shard_bytes: Upper bound for the bytes of tensors in a file. If the tensors do not fit one file, they are
             saved in their order: for a `path` that ends in `model.safetensors`, in `model-00001-of-00003.safetensors`
@@ -92,7 +96,8 @@ def save_file_async(
         {'weight': tensor([1., 1.])}
     """
     checked = _check_tensors(tensors)
-    absolute_path = os.path.abspath(path_of(path))
+    text = path_of(path)
+    absolute_path = text if is_url(text) else local_path_of(text)
     options = metadata_of(metadata), _check_max_shard_bytes(max_shard_bytes)
     idle = _background.idle
     idle.acquire()
@@ -146,8 +151,11 @@ def _save(
 
     if max_shard_bytes is None:
         write_file(tensors, path, metadata)
+    elif is_url(path):
+        save_object_shards(tensors, path, metadata, max_shard_bytes)
     else:
-        save_shards(tensors, LocalPath(path), max_shard_bytes, write)
+        local = local_path_of(path) if path.startswith("file://") else path
+        save_shards(tensors, LocalPath(local), max_shard_bytes, write)
 
 
 def write_file(tensors: Mapping[str, Tensor], path: str, metadata: dict[str, str] | None) -> None:

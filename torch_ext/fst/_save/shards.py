@@ -43,7 +43,7 @@ def save_shards(
     if not path.name.endswith(_SUFFIX):
         raise ValueError(f"{path}: the names of shards must end in {_SUFFIX}; give a path that ends in it")
     index = path.with_name(f"{path.name}.index.json")
-    shards = _split(tensors, max_shard_bytes)
+    shards = split(tensors, max_shard_bytes)
     count = len(shards)
     files = [path] if count == 1 else [_shard_path(path, number, count) for number in range(1, count + 1)]
     old = list(_saved_files(path))
@@ -62,7 +62,7 @@ def save_shards(
         with defer_interrupts():
             if index.exists():
                 # The index names the new file while the old shards are removed.
-                write_index(_index_content(tensors, shards, files))
+                write_index(index_content(tensors, shards, [file.name for file in files]))
             _remove(old, files)
             index.unlink(missing_ok=True)
             _flush_directory(path.parent)
@@ -72,7 +72,7 @@ def save_shards(
         _check_link(file)
     token = os.urandom(4).hex()
     staged = [file.with_name(f"{file.name}.{token}") for file in files]
-    content = _index_content(tensors, shards, staged)
+    content = index_content(tensors, shards, [file.name for file in staged])
     with defer_interrupts() as interrupts:
         try:
             for names, file, final in zip(shards, staged, files, strict=True):
@@ -86,12 +86,12 @@ def save_shards(
             raise
         for source, final in zip(staged, files, strict=True):
             ops.link_file(str(source), str(final))
-        write_index(_index_content(tensors, shards, files))
+        write_index(index_content(tensors, shards, [file.name for file in files]))
         _remove([*old, *staged], files)
         _flush_directory(path.parent)
 
 
-def _split(tensors: Mapping[str, Tensor], max_shard_bytes: int) -> list[list[str]]:
+def split(tensors: Mapping[str, Tensor], max_shard_bytes: int) -> list[list[str]]:
     """Splits names, in their order, into shards of at most `max_shard_bytes`. A larger tensor gets its own shard."""
     shards: list[list[str]] = [[]]
     shard_bytes = 0
@@ -108,10 +108,11 @@ def _shard_path(path: Path, number: int, count: int) -> Path:
     return path.with_name(f"{path.name.removesuffix(_SUFFIX)}-{number:05}-of-{count:05}{_SUFFIX}")
 
 
-def _index_content(tensors: Mapping[str, Tensor], shards: Sequence[Sequence[str]], files: Sequence[Path]) -> bytes:
+def index_content(tensors: Mapping[str, Tensor], shards: Sequence[Sequence[str]], files: Sequence[str]) -> bytes:
+    """Returns an index that maps each tensor to the name of its file."""
     content = {
         "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
-        "weight_map": {name: file.name for names, file in zip(shards, files, strict=True) for name in names},
+        "weight_map": {name: file for names, file in zip(shards, files, strict=True) for name in names},
     }
     return json.dumps(content, indent=2).encode()
 

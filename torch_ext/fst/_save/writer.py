@@ -20,7 +20,8 @@ class Writer:
     reserved before its length is known. Every reader of safetensors accepts that.
 
     Args:
-        path: The file. Its directory must exist. A symbolic link is followed.
+        path: The file. Its directory must exist. A symbolic link is followed. Or the URL of an object, as for
+            `save_file`, which `close` makes appear.
         metadata: Text for the header, which `metadata` reads.
 
     Raises:

@@ -1,0 +1,87 @@
+"""Proxy before a real server, which changes answers to requests that a test chooses."""
+
+import threading
+from collections.abc import Callable
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from urllib.parse import urlsplit
+
+# Returns the status that the proxy answers in place of the server, or None. May wait.
+Rule = Callable[[str, str], int | None]
+
+
+class Proxy:
+    """Forwards requests with all their headers, so that signatures stay valid. `requests` has methods and paths."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.rule: Rule = lambda method, path: None
+        self.requests: list[tuple[str, str]] = []
+        self.peak_active = 0
+        self._active = 0
+        self._lock = threading.Lock()
+        proxy, upstream = self, urlsplit(endpoint)
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def handle_one_request(self) -> None:
+                try:
+                    super().handle_one_request()
+                except OSError:
+                    self.close_connection = True
+
+            def forward(self) -> None:
+                with proxy._lock:
+                    proxy.requests.append((self.command, self.path))
+                    proxy._active += 1
+                    proxy.peak_active = max(proxy.peak_active, proxy._active)
+                try:
+                    body = self.rfile.read(int(self.headers.get("content-length", 0)))
+                    status = proxy.rule(self.command, self.path)
+                    if status is not None:
+                        self.answer(status, {}, b"<Error><Code>Chosen</Code></Error>")
+                        return
+                    connection = HTTPConnection(upstream.hostname or "", upstream.port, timeout=60)
+                    connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+                    for name, value in self.headers.items():
+                        connection.putheader(name, value)
+                    connection.endheaders(body)
+                    response = connection.getresponse()
+                    self.answer(response.status, dict(response.getheaders()), response.read())
+                    connection.close()
+                finally:
+                    with proxy._lock:
+                        proxy._active -= 1
+
+            do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = forward  # noqa: N815
+
+            def answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
+                self.send_response(status)
+                for name, value in headers.items():
+                    if name.lower() not in ("content-length", "transfer-encoding", "connection", "date", "server"):
+                        self.send_header(name, value)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def count(self, method: str, text: str = "") -> int:
+        """Returns the number of requests with this method and text in their path."""
+        return sum(one == method and text in path for one, path in self.requests)
+
+    def __enter__(self) -> "Proxy":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()

@@ -1,0 +1,300 @@
+"""Saves to S3, Google Cloud Storage and Azure: contents, requests, failures and memory."""
+
+import itertools
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pytest
+import safetensors.torch
+import torch
+
+import fst
+from proxy import Proxy
+from rawfile import DTYPES, assert_same, random_raw
+
+MIB = 1 << 20
+PART = 5 * MIB
+SERVICES = ["s3", "gcs", "azure"]
+
+
+class Place(NamedTuple):
+    """Directory of a service, and calls that read an object, list the names, and list the uploads that are open."""
+
+    url: str
+    get: Callable[[str], bytes]
+    names: Callable[[], list[str]]
+    uploads: Callable[[], list[str]]
+
+
+def set_environ(monkeypatch, server):
+    for name, value in server.environ.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(params=SERVICES)
+def place(request, monkeypatch):
+    """Returns a new directory of each service in turn. Parts have the smallest size."""
+    monkeypatch.setenv("FST_REQUEST_BYTES", str(PART))
+    directory = f"saves/{os.urandom(4).hex()}"
+    if request.param == "azure":
+        azure = request.getfixturevalue("azure")
+        set_environ(monkeypatch, azure)
+        return Place(
+            azure.url(directory),
+            lambda name: azure.get(f"{directory}/{name}").successful().body,
+            lambda: [name.rsplit("/")[-1] for name in azure.names(directory)],
+            list,
+        )
+    s3 = request.getfixturevalue("s3")
+    bucket = s3.bucket
+    if request.param == "s3":
+        set_environ(monkeypatch, s3)
+        url = s3.url(directory)
+    else:
+        # The server for Google's own interface does not have the uploads of its XML interface, which S3 has.
+        bucket = s3.open_bucket
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", s3.endpoint)
+        url = f"gs://{bucket}/{directory}"
+    return Place(
+        url,
+        lambda name: s3.get(f"{directory}/{name}", bucket).successful().body,
+        lambda: [key.rsplit("/")[-1] for key in s3.keys(directory, bucket)],
+        lambda: [key for key in s3.uploads(bucket) if key.startswith(directory)],
+    )
+
+
+@pytest.fixture
+def proxy(s3, monkeypatch):
+    """Returns a proxy before S3 through which saves go."""
+    set_environ(monkeypatch, s3)
+    monkeypatch.setenv("FST_REQUEST_BYTES", str(PART))
+    with Proxy(s3.endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        yield proxy
+
+
+def large(seed=0):
+    """Returns tensors of five parts in all."""
+    random = torch.Generator().manual_seed(seed)
+    shapes = {"a": (1200, 1111), "b": (3 * MIB,), "c": (7, 9), "d": (1000, 900)}
+    return {name: torch.randn(shape, generator=random) for name, shape in shapes.items()}
+
+
+def write(tensors, url):
+    with fst.Writer(url) as writer:
+        for name, tensor in tensors:
+            writer.write(name, tensor)
+
+
+def test_small_file(place):
+    tensors = {name: random_raw(name, (4, 6)).tensor() for name in DTYPES} | {"empty": torch.empty(0, 3)}
+    fst.save_file(tensors, f"{place.url}/x.safetensors", {"format": "pt"})
+    assert place.get("x.safetensors") == safetensors.torch.save(tensors, {"format": "pt"})
+    assert place.names() == ["x.safetensors"]
+    loaded = fst.load_file(f"{place.url}/x.safetensors")
+    assert all(loaded[name].shape == tensor.shape for name, tensor in tensors.items())
+
+
+def test_file_without_tensors(place):
+    fst.save_file({}, f"{place.url}/x.safetensors")
+    assert place.get("x.safetensors") == safetensors.torch.save({})
+
+
+def test_several_parts(place):
+    tensors = large() | {"transposed": torch.randn(3000, 3000).t()}
+    fst.save_file_async(tensors, f"{place.url}/x.safetensors").result()
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    assert place.get("x.safetensors") == safetensors.torch.save(contiguous)
+    assert place.uploads() == []
+
+
+@pytest.mark.parametrize("extra", [-1, 0, 1])
+def test_lengths_around_a_part(place, extra):
+    header = len(safetensors.torch.save({"w": torch.zeros(PART - 1000, dtype=torch.uint8)})) - (PART - 1000)
+    for parts in (1, 2):
+        tensors = {"w": torch.arange(parts * PART - header + extra).to(torch.uint8)}
+        fst.save_file(tensors, f"{place.url}/x.safetensors")
+        assert place.get("x.safetensors") == safetensors.torch.save(tensors)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3000])
+def test_writer(place, count):
+    """Tensors of one block, of several, and with a header that outgrows its space."""
+    tensors = large() if count == 1 else {}
+    tensors |= {f"{'long name' * 10} {index}": torch.full((600,), index) for index in range(count)}
+    with fst.Writer(f"{place.url}/x.safetensors", {"format": "pt"}) as writer:
+        for name, tensor in tensors.items():
+            writer.write(name, tensor)
+        assert place.names() == []
+    loaded = safetensors.torch.load(place.get("x.safetensors"))
+    assert loaded.keys() == tensors.keys()
+    for name, tensor in loaded.items():
+        assert_same(tensor, tensors[name])
+    assert fst.metadata(f"{place.url}/x.safetensors") == {"format": "pt"}
+    assert place.uploads() == []
+
+
+def test_writer_that_fails_leaves_nothing(place):
+    with pytest.raises(ValueError, match="given twice"):
+        write([*large().items(), ("a", torch.ones(2))], f"{place.url}/x.safetensors")
+    assert (place.names(), place.uploads()) == ([], [])
+
+
+def test_shards(place):
+    url, tensors = f"{place.url}/model.safetensors", large()
+    fst.save_file({"old": torch.ones(3)}, url)
+    for seed, limit in ((0, 6 * MIB), (1, 6 * MIB), (2, 4 * MIB)):
+        tensors = large(seed)
+        fst.save_file(tensors, url, max_shard_bytes=limit)
+        index = json.loads(place.get("model.safetensors.index.json"))
+        assert set(place.names()) == {*index["weight_map"].values(), "model.safetensors.index.json"}
+        loaded = fst.load_file(f"{place.url}/")
+        assert loaded.keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            assert_same(loaded[name], tensor)
+    fst.save_file(tensors, url, max_shard_bytes=1 << 30)
+    assert place.names() == ["model.safetensors"]
+
+
+def test_operator_in_torchscript(place):
+    @torch.jit.script
+    def save(tensor: torch.Tensor, path: str) -> None:
+        torch.ops.fst.save_file([tensor], ["w"], path)
+
+    save(torch.arange(5.0), f"{place.url}/x.safetensors")
+    assert place.get("x.safetensors") == safetensors.torch.save({"w": torch.arange(5.0)})
+
+
+def test_bad_credentials(place, monkeypatch):
+    if place.url.startswith("gs"):
+        pytest.skip("no credentials are checked")
+    for name in ("AWS_SECRET_ACCESS_KEY", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_KEY"):
+        monkeypatch.setenv(name, "d3Jvbmc=")
+    monkeypatch.delenv("AZURE_STORAGE_CONNECTION_STRING", raising=False)
+    for tensors in ({"w": torch.ones(2)}, large()):
+        with pytest.raises(PermissionError, match="check the credentials") as caught:
+            fst.save_file(tensors, f"{place.url}/x.safetensors")
+        assert "d3Jvbmc" not in str(caught.value)
+    assert place.names() == []
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("https://host/m.safetensors?secret", "cannot be saved to a web server"),
+        ("hf://org/name/m.safetensors", "hf upload"),
+        ("s3://bucket", "names no object"),
+        ("s3://bucket/prefix/", "names no object"),
+        ("ftp://host/m", "not built in"),
+    ],
+)
+def test_targets_that_are_refused(url, message):
+    for save in (fst.save_file, lambda tensors, path: fst.Writer(path)):
+        with pytest.raises(ValueError, match=message) as caught:
+            save({"w": torch.ones(2)}, url)
+        assert "secret" not in str(caught.value)
+
+
+def test_missing_container(azure, monkeypatch):
+    set_environ(monkeypatch, azure)
+    with pytest.raises(FileNotFoundError, match="no such bucket"):
+        fst.save_file({"w": torch.ones(2)}, "az://no-such-container/x.safetensors")
+
+
+def once(*texts, status=503):
+    """Answers the first request with each of the texts in its method and path with a status."""
+    pending, lock = list(texts), threading.Lock()
+
+    def rule(method, path):
+        with lock:
+            for text in pending:
+                if text in f"{method} {path}":
+                    pending.remove(text)
+                    return status
+        return None
+
+    return rule
+
+
+def test_requests_are_repeated(proxy, s3):
+    tensors = large()
+    proxy.rule = once("uploads", "partNumber=1&", "partNumber=3&", "POST /bucket/repeated?uploadId")
+    with fst.profile() as profile:
+        fst.save_file(tensors, s3.url("repeated"))
+    assert s3.get("repeated").body == safetensors.torch.save(tensors)
+    assert (profile.summary().retries, profile.summary().rate_limits) == (4, 4)
+    proxy.rule = once("PUT /bucket/repeated", status=500)
+    fst.save_file({"w": torch.ones(2)}, s3.url("repeated"))
+    assert s3.get("repeated").body == safetensors.torch.save({"w": torch.ones(2)})
+
+
+@pytest.mark.parametrize("request_text", ["partNumber=3&", "POST /bucket/kept?uploadId"])
+@pytest.mark.parametrize(
+    "save", [fst.save_file, lambda tensors, url: write(tensors.items(), url)], ids=["save", "Writer"]
+)
+def test_failure_keeps_the_old_object(proxy, s3, request_text, save):
+    s3.put("kept", b"old")
+    proxy.rule = lambda method, path: 400 if request_text in f"{method} {path}" else None
+    with pytest.raises(OSError, match=r"s3://bucket/kept: .*status 400, code Chosen") as caught:
+        save(large(), s3.url("kept"))
+    assert "could not be removed" not in str(caught.value)
+    if "part" in request_text:
+        assert 'tensor "' in str(caught.value)
+        assert "byte " in str(caught.value)
+    assert s3.get("kept").body == b"old"
+    assert s3.uploads() == []
+
+
+def test_error_says_that_the_abort_failed(proxy, s3):
+    proxy.rule = lambda method, path: 400 if method == "DELETE" or "partNumber=2&" in path else None
+    with pytest.raises(OSError, match=r"status 400.*parts that were sent could not be removed"):
+        fst.save_file(large(), s3.url("unaborted"))
+    proxy.rule = lambda method, path: None
+    [upload] = [key for key in s3.uploads() if key == "unaborted"]
+    listed = s3.request("GET", s3.bucket, {"uploads": ""}).body.decode()
+    upload_id = listed.split("<UploadId>")[1].split("</UploadId>")[0]
+    s3.request("DELETE", f"{s3.bucket}/{upload}", {"uploadId": upload_id}).successful()
+
+
+def test_interrupt_aborts_the_upload(proxy, s3):
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def rule(method, path):
+        if "partNumber" in path:
+            has_begun.set()
+            may_end.wait(30)
+
+    def interrupt():
+        has_begun.wait(30)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    proxy.rule = rule
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            fst.save_file(large(), s3.url("interrupted"))
+    finally:
+        may_end.set()
+        thread.join()
+    assert proxy.count("DELETE", "interrupted?uploadId") == 1
+    assert s3.get("interrupted").status == 404
+
+
+def test_memory_is_bounded(proxy, s3, monkeypatch):
+    """At most `staging_bytes` are in flight, and the staging is free for later saves also after repeated requests."""
+    fst.release_memory()
+    monkeypatch.setenv("FST_STAGING_BYTES", str(2 * PART))
+    monkeypatch.setenv("FST_THREADS", "8")
+    counter = itertools.count()
+    proxy.rule = lambda method, path: 500 if next(counter) % 5 == 4 else None
+    for _ in range(3):
+        with fst.profile() as profile:
+            fst.save_file(large(), s3.url("bounded"))
+        assert 0 < profile.summary().peak_staging_bytes <= 2 * PART
+    assert proxy.peak_active <= 2
+    assert s3.get("bounded").body == safetensors.torch.save(large())
