@@ -377,8 +377,8 @@ fn failure_of(error: &object_store::Error, service: Service) -> Failure {
             let failure = transport::failure_of(other);
             match () {
                 // Errors of listings have no class of their own.
-                () if text.contains("status code: 403") => denied("403"),
-                () if text.contains("status code: 401") => denied("401"),
+                () if text.contains("status code: 403") => denied(service, "403"),
+                () if text.contains("status code: 401") => denied(service, "401"),
                 () if text.contains("non-partial response") => Failure::new(
                     FailureClass::Permanent,
                     "the service ignores ranges: it answered with the whole object (status 200)",

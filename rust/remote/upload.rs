@@ -143,6 +143,11 @@ impl Upload {
                     "a file cannot be saved to the Hub; save it to a local path, and upload it with `hf upload`",
                 );
             }
+            Service::Redis => {
+                return refused(
+                    "a file cannot be saved to Redis; save it to a local path, and store its bytes with SET",
+                );
+            }
             Service::S3 | Service::Gcs | Service::Azure => {}
         }
         if location.file_name().is_empty() {

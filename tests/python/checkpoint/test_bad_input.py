@@ -323,7 +323,7 @@ def test_pipe(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "url", ["https://example.org/model.safetensors", "s3://bucket/key", "file:///tmp/x", "redis://h/0"]
+    "url", ["ftp://example.org/model.safetensors", "s3:///key", "file://host/tmp/x", "hf://", "s3+x://bucket/key"]
 )
 def test_unsupported_urls(url):
     with pytest.raises(ValueError, match=re.escape(url)) as raised:

@@ -30,8 +30,8 @@
 //     c10::IndexError           [tensor-not-found]
 //     c10::NotImplementedError  [unsupported-dtype]
 //     c10::OutOfMemoryError     [out-of-memory], and errors of PyTorch's allocator, which have no code
-//     c10::Error                [file-not-found] [permission-denied] [is-a-directory] [io] [interrupted] [device]
-//                               [internal]
+//     c10::Error                [file-not-found] [permission-denied] [is-a-directory] [io] [source-changed]
+//                               [interrupted] [device] [internal]
 #pragma once
 
 #include <ATen/core/Dict.h>
