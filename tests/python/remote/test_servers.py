@@ -12,8 +12,8 @@ RANGE = {"range": "bytes=100-199"}
 
 
 def test_nginx(nginx, authority):
-    nginx.put("dir/m", DATA)
-    for url, context in ((nginx.url("dir/m"), None), (nginx.tls_url("dir/m"), authority.client_context())):
+    nginx.put("servers/m", DATA)
+    for url, context in ((nginx.url("servers/m"), None), (nginx.tls_url("servers/m"), authority.client_context())):
         answer = request("GET", url, RANGE, context=context)
         assert (answer.status, answer.body) == (206, DATA[100:200])
         assert request("GET", url, {"if-match": answer.headers["etag"]}, context=context).body == DATA
@@ -31,16 +31,16 @@ def test_redis(redis, tls):
 
 
 def test_s3(s3, authority):
-    etag = s3.put("dir/a name", DATA)
-    answer = s3.get("dir/a name", headers=RANGE | {"if-match": etag})
+    etag = s3.put("servers/a name", DATA)
+    answer = s3.get("servers/a name", headers=RANGE | {"if-match": etag})
     assert (answer.status, answer.body, answer.headers["etag"]) == (206, DATA[100:200], etag)
-    assert s3.get("dir/a name", headers={"if-match": '"other"'}).status == 412
-    assert s3.keys("dir/") == ["dir/a name"]
-    presigned = s3.presigned_url("dir/a name")
+    assert s3.get("servers/a name", headers={"if-match": '"other"'}).status == 412
+    assert s3.keys("servers/") == ["servers/a name"]
+    presigned = s3.presigned_url("servers/a name")
     assert request("GET", presigned, RANGE).body == DATA[100:200]
     assert request("HEAD", presigned).status == 403
     assert request("GET", presigned[:-1] + ("0" if presigned[-1] != "0" else "1")).status == 403
-    assert request("GET", f"{s3.endpoint}/{s3.bucket}/dir/a%20name").status == 403
+    assert request("GET", f"{s3.endpoint}/{s3.bucket}/servers/a%20name").status == 403
     s3.put("m", DATA, bucket=s3.public_bucket)
     for endpoint, context in ((s3.endpoint, None), (s3.tls_endpoint, authority.client_context())):
         assert request("GET", f"{endpoint}/{s3.public_bucket}/m", context=context).body == DATA
@@ -68,20 +68,20 @@ def test_s3_multipart_uploads(s3):
 
 
 def test_gcs(gcs):
-    generation = gcs.put("dir/m", DATA)
-    answer = gcs.get("dir/m", RANGE)
+    generation = gcs.put("servers/m", DATA)
+    answer = gcs.get("servers/m", RANGE)
     assert (answer.status, answer.body) == (206, DATA[100:200])
     assert answer.headers["x-goog-generation"] == generation
-    assert gcs.keys("dir/") == ["dir/m"]
+    assert gcs.keys("servers/") == ["servers/m"]
 
 
 def test_azure(azure):
-    etag = azure.put("dir/m", DATA)
-    answer = azure.get("dir/m", RANGE | {"if-match": etag})
+    etag = azure.put("servers/m", DATA)
+    answer = azure.get("servers/m", RANGE | {"if-match": etag})
     assert (answer.status, answer.body, answer.headers["etag"]) == (206, DATA[100:200], etag)
-    assert azure.get("dir/m", {"if-match": '"other"'}).status == 412
-    assert azure.names("dir/") == ["dir/m"]
-    url = f"{azure.endpoint}/{azure.container}/dir/m"
+    assert azure.get("servers/m", {"if-match": '"other"'}).status == 412
+    assert azure.names("servers/") == ["servers/m"]
+    url = f"{azure.endpoint}/{azure.container}/servers/m"
     assert request("GET", url).status in (401, 403, 404)
     with urllib.request.urlopen(f"{url}?{azure.shared_access_signature()}") as signed:
         assert signed.read() == DATA

@@ -123,7 +123,7 @@ def open_stream(
     s3_region_name: str | None = None,
     s3_signature_version: str | None = None,
     certificate_handling: object = None,
-) -> IO[bytes]:
+) -> IO[bytes] | RemoteFile:
     """Opens a local file, or a remote file for reading, for example for `TensorDeserializer`.
 
     `TensorSerializer` should be given the path itself: it then saves a copy, and replaces an existing file atomically.
@@ -167,7 +167,12 @@ def open_stream(
                 signature_version=s3_signature_version,
                 force_http=force_http,
             )
-        kind = {"http": CURLStreamFile, "https": CURLStreamFile, "redis": RedisStreamFile, "rediss": RedisStreamFile}
+        kind: dict[str, type[CURLStreamFile] | type[RedisStreamFile]] = {
+            "http": CURLStreamFile,
+            "https": CURLStreamFile,
+            "redis": RedisStreamFile,
+            "rediss": RedisStreamFile,
+        }
         if scheme in kind:
             return kind[scheme](str(path_uri), begin=begin, end=end, buffer_size=buffer_size)
         return RemoteFile(str(path_uri), options, begin=begin, end=end, buffer_size=buffer_size)
