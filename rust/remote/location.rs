@@ -197,6 +197,7 @@ fn shown_rest(rest: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
     fn password_is_not_shown() {
@@ -208,5 +209,32 @@ mod tests {
             assert_eq!(location.secret_url(), url);
         }
         assert!(!Location::parse("redis://:secret@/m").unwrap_err().to_string().contains("secret"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_a_location_or_an_error(text in ".*") {
+            if let Ok(location) = Location::parse(&text) {
+                prop_assert!(!location.host().is_empty());
+                prop_assert!(is_url(Path::new(&text)));
+            }
+        }
+
+        #[test]
+        fn secrets_are_not_shown(
+            scheme in "https?|rediss?|ftp",
+            user in "(QX[a-z:@]{0,5}@)?",
+            path in "[a-z/@.]{0,12}",
+            query in "([?]QX[a-z=&/@?]{0,9})?",
+        ) {
+            // A key of Redis may have any character, and has no query.
+            prop_assume!(!scheme.starts_with("redis") || query.is_empty());
+            let url = format!("{scheme}://{user}host/{path}{query}");
+            let shown = match Location::parse(&url) {
+                Ok(location) => format!("{location} {location:?}"),
+                Err(error) => error.to_string(),
+            };
+            prop_assert!(!shown.contains("QX"), "{shown}");
+        }
     }
 }
