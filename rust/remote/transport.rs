@@ -6,12 +6,15 @@ use super::settings::Settings;
 use super::store::{Failure, FailureClass};
 use crate::error::{Error, Kind, Result};
 use async_trait::async_trait;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD as BASE64;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Response, StatusCode, Uri};
 use object_store::ClientOptions;
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse, HttpService,
 };
+use percent_encoding::percent_decode_str;
 use reqwest::redirect::Policy;
 use rustls::ClientConfig;
 use std::error::Error as StdError;
@@ -159,11 +162,19 @@ pub(super) async fn send(request: HttpRequest) -> std::result::Result<HttpRespon
     }
 }
 
-/// Returns a request for a URL.
-pub(super) fn get_request(url: &str, headers: HeaderMap) -> std::result::Result<HttpRequest, Failure> {
+/// Returns a request for a URL. A user and password in it become a header.
+pub(super) fn get_request(url: &str, mut headers: HeaderMap) -> std::result::Result<HttpRequest, Failure> {
+    let invalid = || Failure::new(FailureClass::Invalid, "this is not a valid URL");
     // Also encodes what a URL cannot contain, such as spaces.
-    let parsed = reqwest::Url::parse(url).ok().and_then(|url| url.as_str().parse().ok());
-    let uri: Uri = parsed.ok_or_else(|| Failure::new(FailureClass::Invalid, "this is not a valid URL"))?;
+    let mut parsed = reqwest::Url::parse(url).map_err(|_| invalid())?;
+    if !parsed.username().is_empty() || parsed.password().is_some() {
+        let decoded = |text| percent_decode_str(text).collect::<Vec<u8>>();
+        let credentials = [decoded(parsed.username()), decoded(parsed.password().unwrap_or_default())].join(&b':');
+        let value = HeaderValue::from_str(&format!("Basic {}", BASE64.encode(credentials))).map_err(|_| invalid())?;
+        headers.entry(header::AUTHORIZATION).or_insert(value);
+        parsed.set_username("").and_then(|()| parsed.set_password(None)).map_err(|()| invalid())?;
+    }
+    let uri: Uri = parsed.as_str().parse().map_err(|_| invalid())?;
     let mut request = http::Request::new(HttpRequestBody::empty());
     *request.method_mut() = Method::GET;
     *request.uri_mut() = uri;
@@ -307,4 +318,29 @@ pub(super) fn failure_of(error: &(dyn StdError + 'static)) -> Failure {
         return Failure::new(if is_temporary { FailureClass::Transient } else { FailureClass::Permanent }, message);
     }
     Failure::new(FailureClass::Transient, format!("the connection failed: {text}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn user_and_password_become_a_header() {
+        let request = get_request("http://me:p%40ss@host/a file?b=1", HeaderMap::new()).unwrap();
+        assert_eq!(request.uri().to_string(), "http://host/a%20file?b=1");
+        assert_eq!(request.headers()[header::AUTHORIZATION], "Basic bWU6cEBzcw==");
+        let token = HeaderMap::from_iter([(header::AUTHORIZATION, HeaderValue::from_static("Bearer t"))]);
+        assert_eq!(get_request("http://me@host/", token).unwrap().headers()[header::AUTHORIZATION], "Bearer t");
+        assert!(get_request("http://", HeaderMap::new()).is_err());
+    }
+
+    #[test]
+    fn addresses_of_instance_metadata_are_refused() {
+        for host in
+            ["169.254.169.254", "[fe80::1]", "[::ffff:169.254.0.1]", "100.100.100.200", "metadata.google.internal"]
+        {
+            assert!(is_metadata_host(host), "{host}");
+        }
+        assert!(!is_metadata_host("127.0.0.1") && !is_metadata_host("[::1]"));
+    }
 }

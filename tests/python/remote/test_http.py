@@ -1,5 +1,6 @@
 """Checkpoints on an HTTP server, also on one that misbehaves: the right bytes or an error, never other bytes."""
 
+import base64
 import os
 import re
 import signal
@@ -230,6 +231,13 @@ def test_redirect_to_another_host_gets_no_token(server):
     assert {request.headers.get("authorization") for request in server.requests(PATH)} == {None}
     sent = {request.headers.get("authorization") for request in server.requests("link.safetensors")}
     assert sent == {"Bearer secret-token"}
+
+
+def test_user_and_password(server):
+    url = server.url(PATH).replace("http://", "http://me:p%40ss@")
+    assert_equal(fst.load_file(url), TENSORS)
+    expected = "Basic " + base64.b64encode(b"me:p@ss").decode()
+    assert {request.headers.get("authorization") for request in server.requests(PATH)} == {expected}
 
 
 def test_tls(https_server, authority, monkeypatch):
