@@ -56,6 +56,12 @@ def test_missing(service):
         fst.load_file(service.url("none.safetensors"))
 
 
+def test_empty(service):
+    service.put("empty-416.safetensors", b"")
+    with pytest.raises(fst.SafetensorError, match=r"empty-416\.safetensors: byte 0: the file has 0 bytes"):
+        fst.load_file(service.url("empty-416.safetensors"))
+
+
 def test_change(service):
     service.put("changed.safetensors", DATA)
     with fst.safe_open(service.url("changed.safetensors")) as file:
