@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -37,22 +38,25 @@ class Proxy:
                     proxy._active += 1
                     proxy.peak_active = max(proxy.peak_active, proxy._active)
                 try:
-                    body = self.rfile.read(int(self.headers.get("content-length", 0)))
-                    status = proxy.rule(self.command, self.path)
-                    if status is not None:
-                        self.answer(status, {}, b"<Error><Code>Chosen</Code></Error>")
-                        return
-                    connection = HTTPConnection(upstream.hostname or "", upstream.port, timeout=60)
+                    answer = self.forwarded()
+                finally:
+                    # Before the answer, after which the client may send the next request.
+                    with proxy._lock:
+                        proxy._active -= 1
+                self.answer(*answer)
+
+            def forwarded(self) -> tuple[int, dict[str, str], bytes]:
+                body = self.rfile.read(int(self.headers.get("content-length", 0)))
+                status = proxy.rule(self.command, self.path)
+                if status is not None:
+                    return status, {}, b"<Error><Code>Chosen</Code></Error>"
+                with closing(HTTPConnection(upstream.hostname or "", upstream.port, timeout=60)) as connection:
                     connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
                     for name, value in self.headers.items():
                         connection.putheader(name, value)
                     connection.endheaders(body)
                     response = connection.getresponse()
-                    self.answer(response.status, dict(response.getheaders()), response.read())
-                    connection.close()
-                finally:
-                    with proxy._lock:
-                        proxy._active -= 1
+                    return response.status, dict(response.getheaders()), response.read()
 
             do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = forward  # noqa: N815
 
