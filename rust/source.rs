@@ -15,7 +15,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Where a file of a checkpoint is.
+/// Location of a file of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     /// Path of a local file.

@@ -46,6 +46,14 @@ def chosen(known: Sequence[str], what: str) -> Callable[[str], list[str]]:
     return parse
 
 
+def add_place_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the directories of results and checkpoints, and whether peers are installed."""
+    parser.add_argument("--out", type=Path, default=RESULTS, help="directory of the JSON files")
+    parser.add_argument("--report", type=Path, default=REPORT, help="directory of BENCHMARKS.md and the charts")
+    parser.add_argument("--cache-dir", type=Path, default=CHECKPOINTS, help="directory of the checkpoints")
+    parser.add_argument("--no-install", action="store_true", help="use installed peers only; no network")
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=list(TORCH_DEVICES), help="cpu or cuda; default: both, if there is a GPU")
@@ -57,10 +65,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--gib", type=float, help="size of each large workload; default: what fits this machine")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--minutes", type=float, help="time limit for each device; default: 60, cuda 7")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory of the JSON files")
-    parser.add_argument("--report", type=Path, default=REPORT, help="directory of BENCHMARKS.md and the charts")
-    parser.add_argument("--cache-dir", type=Path, default=CHECKPOINTS, help="directory of the checkpoints")
-    parser.add_argument("--no-install", action="store_true", help="use installed peers only; no network")
+    add_place_arguments(parser)
     return parser.parse_args()
 
 

@@ -67,10 +67,6 @@ impl Bucket {
     }
 }
 
-fn is_plain_http(endpoint: Option<&String>) -> bool {
-    endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"))
-}
-
 /// Requests are repeated in [`super::get`], which counts them.
 fn no_retries() -> RetryConfig {
     RetryConfig { max_retries: 0, ..RetryConfig::default() }
@@ -80,21 +76,30 @@ fn client_options() -> ClientOptions {
     ClientOptions::new().with_allow_http(true)
 }
 
-fn parse_option<K: FromStr>(url: &str, name: &str) -> Result<K> {
-    K::from_str(name).map_err(|_| unknown(url, name, "docs/remote.md lists the options of each service"))
+/// Returns the options of a service that the environment sets, in variables that begin with `prefix`.
+fn from_environment<K: FromStr>(prefix: &str) -> impl Iterator<Item = (K, String)> {
+    let parse = |(name, value): (String, String)| Some((name.to_ascii_lowercase().parse().ok()?, value));
+    options::variables_with_prefix(prefix).into_iter().filter_map(parse)
+}
+
+/// Returns the options of a service that are set for a place.
+fn from_settings<K: FromStr>(settings: &BTreeMap<String, String>, url: &str) -> Result<Vec<(K, String)>> {
+    let parse = |(name, value): (&String, &String)| {
+        let key = name.parse().map_err(|_| unknown(url, name, "docs/remote.md lists the options of each service"));
+        Ok((key?, value.clone()))
+    };
+    settings.iter().map(parse).collect()
 }
 
 fn s3(location: &Location, settings: &BTreeMap<String, String>, url: &str) -> Result<object_store::aws::AmazonS3> {
     let mut builder = AmazonS3Builder::new();
     let is_set = |key: AmazonS3ConfigKey, builder: &AmazonS3Builder| builder.get_config_value(&key).is_some();
     // What is set for the bucket goes before the environment, and that before the profile.
-    for (name, value) in options::variables_with_prefix("AWS_") {
-        if let Ok(key) = AmazonS3ConfigKey::from_str(&name.to_ascii_lowercase()) {
-            builder = builder.with_config(key, value);
-        }
+    for (key, value) in from_environment("AWS_") {
+        builder = builder.with_config(key, value);
     }
-    for (name, value) in settings {
-        builder = builder.with_config(parse_option(url, name)?, value);
+    for (key, value) in from_settings(settings, url)? {
+        builder = builder.with_config(key, value);
     }
     // object_store panics if these do not fit a header.
     for key in [AmazonS3ConfigKey::AccessKeyId, AmazonS3ConfigKey::Token, AmazonS3ConfigKey::Region] {
@@ -127,9 +132,6 @@ fn s3(location: &Location, settings: &BTreeMap<String, String>, url: &str) -> Re
             builder = builder.with_credentials(credentials);
         }
     }
-    if is_plain_http(endpoint_of(&builder).as_ref()) {
-        builder = builder.with_allow_http(true);
-    }
     builder
         .with_bucket_name(location.host())
         .with_client_options(client_options())
@@ -145,18 +147,16 @@ fn gcs(
     url: &str,
 ) -> Result<object_store::gcp::GoogleCloudStorage> {
     let mut builder = GoogleCloudStorageBuilder::new();
-    for (name, value) in options::variables_with_prefix("GOOGLE_") {
-        if let Ok(key) = GoogleConfigKey::from_str(&name.to_ascii_lowercase()) {
-            builder = builder.with_config(key, value);
-        }
+    for (key, value) in from_environment("GOOGLE_") {
+        builder = builder.with_config(key, value);
     }
     // Google's own libraries read this variable, too.
     if let Some(emulator) = options::variable("STORAGE_EMULATOR_HOST") {
         let base = if emulator.contains("://") { emulator } else { format!("http://{emulator}") };
         builder = builder.with_base_url(&base).with_skip_signature(true);
     }
-    for (name, value) in settings {
-        builder = builder.with_config(parse_option(url, name)?, value);
+    for (key, value) in from_settings(settings, url)? {
+        builder = builder.with_config(key, value);
     }
     if builder.get_config_value(&GoogleConfigKey::SkipSignature).as_deref() == Some("true") {
         // The option is for reads only. The transport drops an empty token.
@@ -177,16 +177,11 @@ fn azure(settings: &BTreeMap<String, String>, url: &str) -> Result<object_store:
     if let Some(text) = options::variable("AZURE_STORAGE_CONNECTION_STRING") {
         builder = with_connection_string(builder, &text);
     }
-    for (name, value) in options::variables_with_prefix("AZURE_") {
-        if let Ok(key) = AzureConfigKey::from_str(&name.to_ascii_lowercase()) {
-            builder = builder.with_config(key, value);
-        }
+    for (key, value) in from_environment("AZURE_") {
+        builder = builder.with_config(key, value);
     }
-    for (name, value) in settings {
-        builder = builder.with_config(parse_option(url, name)?, value);
-    }
-    if is_plain_http(builder.get_config_value(&AzureConfigKey::Endpoint).as_ref()) {
-        builder = builder.with_allow_http(true);
+    for (key, value) in from_settings(settings, url)? {
+        builder = builder.with_config(key, value);
     }
     builder
         .with_url(url)

@@ -1,16 +1,18 @@
-//! What a URL stands for: an object, or a prefix with a checkpoint.
+//! Objects and prefixes with a checkpoint, from their URLs.
 
+use super::get::repeat;
 use super::hub;
 use super::lane;
 use super::location::{Location, Service};
 use super::object::Object;
+use super::stores;
 pub use super::stores::{open, open_known};
-use super::{store::Failure, stores};
+use super::streams::Host;
 use crate::error::{Error, Kind, Result};
 use crate::os::retry::Check;
 use std::path::PathBuf;
 
-/// What a URL stands for.
+/// Object, prefix or local path for which a URL stands.
 pub enum Found {
     /// An object.
     Object(Location),
@@ -33,9 +35,8 @@ pub fn find(location: &Location, endings: &[&str], check: Check<'_>) -> Result<F
     }
     let (store, _) = stores::store_of(location)?;
     let url = location.to_string();
-    let listed = lane::block_on(check, async {
-        store.list(location.key()).await.map_err(|failure: Failure| failure.into_error(&url))
-    })?;
+    let host = Host::of(location.host());
+    let listed = lane::block_on(check, repeat(&url, &host, None, 0, || store.list(location.key())))?;
     let is_prefix = location.key().is_empty() || location.key().ends_with('/');
     match listed {
         Some(keys) if !keys.is_empty() => {

@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::num::{to_u64, to_usize};
 use crate::profile::{self, Count};
 use futures_util::StreamExt;
+use std::future::Future;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -37,13 +38,7 @@ pub(super) struct First {
 impl Target<'_> {
     /// Requests the first `bytes_max` bytes, and with them the length and the version.
     pub(super) async fn first(&self, bytes_max: u64) -> Result<First> {
-        let mut attempts = Attempts::new(self.url, self.host);
-        loop {
-            match self.try_first(bytes_max).await {
-                Ok(first) => return Ok(first),
-                Err(failure) => attempts.prepare(failure, Some(0), to_usize(bytes_max)).await?,
-            }
-        }
+        repeat(self.url, self.host, Some(0), to_usize(bytes_max), || self.try_first(bytes_max)).await
     }
 
     async fn try_first(&self, bytes_max: u64) -> std::result::Result<First, Failure> {
@@ -154,8 +149,29 @@ fn too_short(found: u64, expected: u64) -> Failure {
     Failure::new(FailureClass::Transient, format!("the answer ended after {found} of {expected} bytes"))
 }
 
+/// Runs a request, and runs it again from its beginning after failures that may pass. It transfers `bytes` bytes, from
+/// `offset` of the object if it concerns some.
+pub(super) async fn repeat<T, F>(
+    url: &str,
+    host: &Host,
+    offset: Option<u64>,
+    bytes: usize,
+    request: impl Fn() -> F,
+) -> Result<T>
+where
+    F: Future<Output = std::result::Result<T, Failure>>,
+{
+    let mut attempts = Attempts::new(url, host);
+    loop {
+        match request().await {
+            Ok(answer) => return Ok(answer),
+            Err(failure) => attempts.prepare(failure, offset, bytes).await?,
+        }
+    }
+}
+
 /// Repetitions of one request.
-pub(super) struct Attempts<'a> {
+struct Attempts<'a> {
     /// URL for errors.
     url: &'a str,
     host: &'a Host,
@@ -165,7 +181,7 @@ pub(super) struct Attempts<'a> {
 }
 
 impl<'a> Attempts<'a> {
-    pub(super) fn new(url: &'a str, host: &'a Host) -> Self {
+    fn new(url: &'a str, host: &'a Host) -> Self {
         Attempts { url, host, begin: Instant::now(), failed: 0, pause: PAUSE_FIRST }
     }
 
@@ -173,7 +189,7 @@ impl<'a> Attempts<'a> {
     ///
     /// # Errors
     /// That of the failure, with the byte that was reached, if the request is not to be repeated.
-    pub(super) async fn prepare(&mut self, failure: Failure, reached: Option<u64>, bytes: usize) -> Result<()> {
+    async fn prepare(&mut self, failure: Failure, reached: Option<u64>, bytes: usize) -> Result<()> {
         self.failed += 1;
         if !failure.is_transient() {
             return Err(self.error(failure, reached));
@@ -199,6 +215,9 @@ impl<'a> Attempts<'a> {
 
     fn error(&self, failure: Failure, reached: Option<u64>) -> Error {
         let error = failure.into_error(self.url);
-        reached.map_or(error.clone(), |reached| error.offset(reached))
+        match reached {
+            Some(reached) => error.offset(reached),
+            None => error,
+        }
     }
 }

@@ -6,10 +6,12 @@
 
 use super::configuration;
 use super::find::Found;
+use super::get::repeat;
 use super::http::{self, answer, range_headers};
 use super::lane;
 use super::location::Location;
 use super::store::{Answer, Failure, FailureClass, Store, Version};
+use super::streams::Host;
 use super::transport::{self, Transport};
 use crate::error::{Error, Kind, Result};
 use crate::options;
@@ -25,13 +27,10 @@ use std::fs;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 const ENDPOINT: &str = "https://huggingface.co";
 /// Upper bound for the description of a repository, in bytes.
 const DESCRIPTION_BYTES_MAX: u64 = 64 << 20;
-/// Pauses between the attempts to get a description.
-const DESCRIBE_PAUSES: [Duration; 3] = [Duration::from_millis(200), Duration::from_secs(1), Duration::from_secs(4)];
 /// Number of hexadecimal digits of a commit.
 const COMMIT_DIGITS: usize = 40;
 
@@ -183,9 +182,9 @@ pub(super) fn find(location: &Location, check: Check<'_>) -> Result<Found> {
     let access = Access::new(&configuration::options_of(&url), &url)?;
     let revision = file.revision.replace('/', "%2F");
     let address = format!("{}/api/models/{}/revision/{revision}", access.endpoint, file.repository);
-    let described = lane::block_on(check, async {
-        describe(&address, access.headers.clone()).await.map_err(|failure| failure.into_error(&url))
-    })?;
+    let host = Host::of(&access.endpoint);
+    let attempt = || describe(&address, access.headers.clone());
+    let described = lane::block_on(check, repeat(&url, &host, None, 0, attempt))?;
     let names: Vec<String> = described.siblings.into_iter().map(|sibling| sibling.rfilename).collect();
     let repository = file.repository.rsplit('/').next().unwrap_or_default();
     let pinned = |path: &str| match file.repository.split_once('/') {
@@ -214,16 +213,6 @@ pub(super) fn find(location: &Location, check: Check<'_>) -> Result<Found> {
 }
 
 async fn describe(address: &str, headers: HeaderMap) -> std::result::Result<Description, Failure> {
-    for pause in DESCRIBE_PAUSES {
-        match try_describe(address, headers.clone()).await {
-            Err(failure) if failure.is_transient() => tokio::time::sleep(pause).await,
-            result => return result,
-        }
-    }
-    try_describe(address, headers).await
-}
-
-async fn try_describe(address: &str, headers: HeaderMap) -> std::result::Result<Description, Failure> {
     let request = transport::get_request(address, headers)?;
     let response = Transport.call(request).await.map_err(|error| transport::failure_of(&error))?;
     check_status(response.status())?;

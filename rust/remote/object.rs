@@ -43,18 +43,16 @@ impl Object {
     /// # Errors
     /// `file-not-found`, `permission-denied`, `io`, or that of `check`.
     pub fn open(location: &Location, store: Arc<dyn Store>, key: String, check: Check<'_>) -> Result<Object> {
-        let url = location.to_string();
-        let host = Host::of(location.host());
-        let target = Target { store: &*store, key: &key, url: &url, host: &host };
-        let mut turn = host.wait(check)?;
-        let First { length, version, bytes } = lane::block_on(check, target.first(HEAD_BYTES))?;
+        let unopened = Object::known(location, store, key, 0, Version::default());
+        let mut turn = unopened.host.wait(check)?;
+        let First { length, version, bytes } = lane::block_on(check, unopened.target().first(HEAD_BYTES))?;
         turn.received(bytes.len());
         drop(turn);
         if !version.is_exact() {
+            let url = &unopened.url;
             tracing::warn!(url, ?version, length, "the server states no exact version; a change may go unnoticed");
         }
-        let location = location.clone();
-        Ok(Object { location, path: PathBuf::from(&url), url, store, key, host, length, version, head: bytes })
+        Ok(Object { length, version, head: bytes, ..unopened })
     }
 
     /// Creates an object whose length and version another process has found. No request is sent.
@@ -63,6 +61,10 @@ impl Object {
         let host = Host::of(location.host());
         let location = location.clone();
         Object { location, path: PathBuf::from(&url), url, store, key, host, length, version, head: Vec::new() }
+    }
+
+    fn target(&self) -> Target<'_> {
+        Target { store: &*self.store, key: &self.key, url: &self.url, host: &self.host }
     }
 
     /// Returns the location.
@@ -110,7 +112,7 @@ impl Object {
         }
         let mut turn = self.host.wait(check)?;
         let bytes = requests.iter().map(|(_, into)| into.len()).sum();
-        let target = Target { store: &*self.store, key: &self.key, url: &self.url, host: &self.host };
+        let target = self.target();
         let fill = |(offset, into)| target.fill(offset, into, self.length, &self.version);
         let all = stream::iter(requests).map(fill).buffer_unordered(REQUESTS_PER_TURN).try_collect::<()>();
         lane::block_on(check, all)?;

@@ -12,12 +12,11 @@ use std::time::Duration;
 /// Variables that name files with further certificates of authorities. `SSL_CERT_FILE` and `SSL_CERT_DIR` replace those
 /// of the system instead.
 const EXTRA_CA_FILES: [&str; 3] = ["AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"];
-const CA_VARIABLES: [&str; 5] =
-    ["SSL_CERT_FILE", "SSL_CERT_DIR", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"];
+const SYSTEM_CA_VARIABLES: [&str; 2] = ["SSL_CERT_FILE", "SSL_CERT_DIR"];
 const PROXY_VARIABLES: [&str; 8] =
     ["HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy"];
 
-/// What a connection depends on. Connections that were opened with other settings are not used again.
+/// Settings on which a connection depends. Connections that were opened with other settings are not used again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Time without a byte after which a request is repeated.
@@ -36,9 +35,15 @@ impl Settings {
     /// # Errors
     /// `invalid-argument`, with the variable and its allowed values.
     pub fn from_env() -> Result<Settings> {
-        let variables = CA_VARIABLES.iter().chain(&PROXY_VARIABLES).map(|name| options::variable(name)).collect();
+        let proxies = PROXY_VARIABLES.iter().map(|name| options::variable(name));
+        let variables = ca_variables().chain(proxies).collect();
         Ok(Settings { stall: options::stall_timeout_from_env()?, variables })
     }
+}
+
+/// Returns the values of the variables that name certificates.
+fn ca_variables() -> impl Iterator<Item = Option<String>> {
+    SYSTEM_CA_VARIABLES.iter().chain(&EXTRA_CA_FILES).map(|name| options::variable(name))
 }
 
 /// Returns the configuration of TLS. The certificates are read at the first call, and again if their variables change.
@@ -46,7 +51,7 @@ impl Settings {
 /// # Errors
 /// `io` or `file-not-found` for a file of certificates.
 pub fn tls() -> Result<Arc<ClientConfig>> {
-    let variables: Vec<_> = CA_VARIABLES.iter().map(|name| options::variable(name)).collect();
+    let variables: Vec<_> = ca_variables().collect();
     let mut roots = ROOTS.get().lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, config)) = roots.as_ref().filter(|(known, _)| *known == variables) {
         return Ok(Arc::clone(config));

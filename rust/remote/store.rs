@@ -39,7 +39,7 @@ pub struct Answer {
     pub body: BoxStream<'static, Result<Bytes, Failure>>,
 }
 
-/// What tells one content of an object from another.
+/// Version of an object, which tells one content from another.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Version {
     /// Entity tag with its quotes, as the service states it.
@@ -77,7 +77,7 @@ impl Version {
 pub struct Failure {
     /// Class of the failure.
     pub class: FailureClass,
-    /// What happened, and what to check. It contains no secret.
+    /// Description of the failure, and what to check. It contains no secret.
     pub message: String,
 }
 

@@ -87,9 +87,7 @@ pub fn open_known(location: &Location, length: u64, version: Version) -> Result<
 
 fn digest(location: &Location, settings: &BTreeMap<String, String>) -> u64 {
     let mut hasher = DefaultHasher::new();
-    if location.service() == Service::Redis {
-        location.user().hash(&mut hasher);
-    }
+    location.user().hash(&mut hasher);
     settings.hash(&mut hasher);
     for prefix in PREFIXES {
         options::variables_with_prefix(prefix).hash(&mut hasher);

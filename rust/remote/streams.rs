@@ -1,4 +1,4 @@
-//! How many requests a host gets at once.
+//! Number of requests that a host gets at once.
 //!
 //! The number grows while more requests bring more bytes a second, and is halved when the host asks for fewer.
 

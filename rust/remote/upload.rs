@@ -8,7 +8,7 @@
 //! A request is repeated like those of a load. An upload that is not completed is aborted, best effort: the service
 //! would otherwise keep the parts, without a name, and charge for them.
 
-use super::get::Attempts;
+use super::get::repeat;
 use super::lane;
 use super::location::{Location, Service};
 use super::store::{Failure, FailureClass, Store};
@@ -19,6 +19,7 @@ use crate::num::{to_u64, to_usize};
 use crate::os::retry::Check;
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures_util::TryFutureExt;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::path::{Path, PathBuf};
@@ -272,19 +273,9 @@ impl Upload {
         F: Future<Output = std::result::Result<T, Failure>> + Send,
     {
         let mut turn = self.host.wait(check)?;
-        let result = lane::block_on(check, async {
-            let mut attempts = Attempts::new(&self.url, &self.host);
-            loop {
-                match request().await {
-                    Ok(answer) => return Ok(answer),
-                    Err(failure) => {
-                        // The server may have answered before it read the body, which the connection then still holds.
-                        lane::discard();
-                        attempts.prepare(failure, offset, bytes).await?;
-                    }
-                }
-            }
-        })?;
+        // The server may have answered before it read the body, which the connection then still holds.
+        let attempt = || request().inspect_err(|_| lane::discard());
+        let result = lane::block_on(check, repeat(&self.url, &self.host, offset, bytes, attempt))?;
         turn.received(bytes);
         Ok(result)
     }

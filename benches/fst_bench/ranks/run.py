@@ -9,14 +9,13 @@ Raw results go to bench-results/ranks.json as they come; tables and goals to BEN
 import argparse
 import shlex
 import sys
-from pathlib import Path
 
 from ..bench import Deadline
 from ..checkpoint import make_checkpoint
-from ..directories import CHECKPOINTS, PACKAGE, REPORT, RESULTS
+from ..directories import PACKAGE
 from ..peer import PEERS, install_missing
 from ..report import write_report
-from ..run import GIB, chosen
+from ..run import GIB, add_place_arguments, chosen
 from .bench import STATES, Choice, RanksBench
 from .layout import LAYOUTS, dense
 
@@ -33,10 +32,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--gib", type=float, default=0.25, help="size of the checkpoint")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=8.0, help="time limit")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory of the JSON files")
-    parser.add_argument("--report", type=Path, default=REPORT, help="directory of BENCHMARKS.md and the charts")
-    parser.add_argument("--cache-dir", type=Path, default=CHECKPOINTS, help="directory of the checkpoints")
-    parser.add_argument("--no-install", action="store_true", help="use installed peers only; no network")
+    add_place_arguments(parser)
     return parser.parse_args()
 
 

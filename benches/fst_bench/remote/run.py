@@ -14,12 +14,12 @@ from pathlib import Path
 
 from ..bench import Deadline
 from ..checkpoint import make_checkpoint
-from ..directories import CHECKPOINTS, PACKAGE, REPORT, RESULTS
+from ..directories import PACKAGE
 from ..peer import PEERS_OF_URLS, install_missing
 from ..ranks import layout
 from ..ranks.run import SIZES
 from ..report import write_report
-from ..run import GIB, chosen
+from ..run import GIB, add_place_arguments, chosen
 from ..workload import WORKLOADS
 from .bench import Choice, RemoteBench
 from .service import TITLES
@@ -39,10 +39,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--minutes", type=float, default=45.0, help="time limit")
     parser.add_argument("--before", type=Path, help="an earlier libfst.so, whose size is compared")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="directory of the JSON files")
-    parser.add_argument("--report", type=Path, default=REPORT, help="directory of BENCHMARKS.md and the charts")
-    parser.add_argument("--cache-dir", type=Path, default=CHECKPOINTS, help="directory of the checkpoints")
-    parser.add_argument("--no-install", action="store_true", help="use installed peers only; no network")
+    add_place_arguments(parser)
     return parser.parse_args()
 
 

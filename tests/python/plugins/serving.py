@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 
+from fst_bench.http_server import Server
 from suite import CHECKOUT
 
 STUBS = str(Path(__file__).parent / "stubs")
@@ -104,3 +106,24 @@ def run_engine(
         )
     assert done.returncode == 0, done.stdout
     return [line for line in done.stdout.splitlines() if line.startswith("generated")], done.stdout
+
+
+def weights(loader: Any, source: Any) -> dict[str, torch.Tensor]:
+    """Returns the tensors that the loader of an engine reads for a source."""
+    return dict(loader._get_weights_iterator(source))
+
+
+def check_weights_at_a_url(engine: Any, directory: Path) -> None:
+    """Checks the option `uri`. The model has no weights at its path then; those of other paths have a prefix."""
+    added = directory / "added"
+    added.mkdir()
+    tensors = save_checkpoint(added)
+    with Server() as server:
+        server.put("m.safetensors", save(tensors))
+        loader = engine.loader(model_loader_extra_config={"uri": server.url("m.safetensors")})
+        assert_equal(weights(loader, engine.source(directory)), tensors)
+    drafts = {f"draft.{name}": tensor for name, tensor in tensors.items()}
+    assert_equal(weights(loader, engine.source(added, "draft.")), drafts)
+    with pytest.raises(ValueError, match="uri must be a URL") as error:
+        engine.loader(model_loader_extra_config={"uri": "secret/path"})
+    assert "secret" not in str(error.value)

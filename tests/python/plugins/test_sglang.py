@@ -6,11 +6,18 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from safetensors.torch import save
 
 import fst
-from fst_bench.http_server import Server
-from serving import assert_equal, entry_points, imports_anew, run_engine, save_checkpoint, save_model
+from serving import (
+    assert_equal,
+    check_weights_at_a_url,
+    entry_points,
+    imports_anew,
+    run_engine,
+    save_checkpoint,
+    save_model,
+    weights,
+)
 
 PACKAGE = "sglang.srt.model_loader.loader"
 
@@ -56,23 +63,8 @@ def sglang(request, monkeypatch):
         )
 
 
-def weights(loader, source):
-    return dict(loader._get_weights_iterator(source))
-
-
 def test_weights_at_a_url(sglang, tmp_path):
-    """The path of the model has no weights then. Weights that the model adds from other paths have a prefix."""
-    (tmp_path / "added").mkdir()
-    tensors = save_checkpoint(tmp_path / "added")
-    with Server() as server:
-        server.put("m.safetensors", save(tensors))
-        loader = sglang.loader(model_loader_extra_config={"uri": server.url("m.safetensors")})
-        assert_equal(weights(loader, sglang.source(tmp_path)), tensors)
-    added = {f"draft.{name}": tensor for name, tensor in tensors.items()}
-    assert_equal(weights(loader, sglang.source(tmp_path / "added", "draft.")), added)
-    with pytest.raises(ValueError, match="uri must be a URL") as error:
-        sglang.loader(model_loader_extra_config={"uri": "secret/path"})
-    assert "secret" not in str(error.value)
+    check_weights_at_a_url(sglang, tmp_path)
 
 
 def test_entry_point(sglang):

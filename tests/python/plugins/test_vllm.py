@@ -7,11 +7,19 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file, save, save_file
+from safetensors.torch import load_file, save_file
 
 import fst
-from fst_bench.http_server import Server
-from serving import assert_equal, entry_points, imports_anew, run_engine, save_checkpoint, save_model
+from serving import (
+    assert_equal,
+    check_weights_at_a_url,
+    entry_points,
+    imports_anew,
+    run_engine,
+    save_checkpoint,
+    save_model,
+    weights,
+)
 
 MIB = 1 << 20
 
@@ -48,23 +56,8 @@ def read(monkeypatch):
     monkeypatch.setenv("FST_READER", "pread")
 
 
-def weights(loader, source):
-    return dict(loader._get_weights_iterator(source))
-
-
 def test_weights_at_a_url(vllm, tmp_path):
-    """The path of the model has no weights then. Weights that the model adds from other paths have a prefix."""
-    (tmp_path / "added").mkdir()
-    tensors = save_checkpoint(tmp_path / "added")
-    with Server() as server:
-        server.put("m.safetensors", save(tensors))
-        loader = vllm.loader(model_loader_extra_config={"uri": server.url("m.safetensors")})
-        assert_equal(weights(loader, vllm.source(tmp_path)), tensors)
-    added = {f"draft.{name}": tensor for name, tensor in tensors.items()}
-    assert_equal(weights(loader, vllm.source(tmp_path / "added", "draft.")), added)
-    with pytest.raises(ValueError, match="uri must be a URL") as error:
-        vllm.loader(model_loader_extra_config={"uri": "secret/path"})
-    assert "secret" not in str(error.value)
+    check_weights_at_a_url(vllm, tmp_path)
 
 
 def test_entry_point(vllm):

@@ -123,6 +123,14 @@ def test_offline(http_server, tmp_path, monkeypatch):
     assert http_server.requests() == []
 
 
+def test_failed_description_is_requested_again(http_server):
+    Hub(http_server, {NAME: DATA})
+    http_server.fault("api/models/org/model/revision/main", Fault("status", headers={"Retry-After": "0"}, times=2))
+    with fst.profile() as profile:
+        assert_equal(fst.load_file("hf://org/model"), TENSORS)
+    assert profile.summary().retries == 2
+
+
 @pytest.mark.parametrize("status", [401, 404])
 def test_refused(http_server, status):
     Hub(http_server, {NAME: DATA})
