@@ -3,6 +3,7 @@
 use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -146,6 +147,26 @@ pub fn log_level_from_env() -> Result<Option<tracing::Level>> {
 /// `invalid-argument`, with the allowed values.
 pub fn stall_timeout_from_env() -> Result<Duration> {
     Ok(Duration::from_secs(to_u64(number("FST_STALL_SECONDS", 1..=3600)?.unwrap_or(10))))
+}
+
+/// Options of the copies of remote objects on a local disk.
+pub struct CacheOptions {
+    /// Directory of the copies. `FST_CACHE_DIR`.
+    pub directory: PathBuf,
+    /// Upper bound for the size of all copies, in bytes. `FST_CACHE_BYTES`.
+    pub bytes_max: Option<u64>,
+}
+
+/// Returns the options of copies on a local disk, or `None` if none are to be kept.
+///
+/// # Errors
+/// `invalid-argument`, with the variable and its allowed values.
+pub fn cache_from_env() -> Result<Option<CacheOptions>> {
+    let Some(directory) = std::env::var_os("FST_CACHE_DIR").filter(|directory| !directory.is_empty()) else {
+        return Ok(None);
+    };
+    let bytes_max = number("FST_CACHE_BYTES", 0..=usize::MAX)?.map(to_u64);
+    Ok(Some(CacheOptions { directory: PathBuf::from(directory), bytes_max }))
 }
 
 /// Returns all variables whose names begin with `prefix`, sorted by name.

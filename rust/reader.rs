@@ -195,7 +195,7 @@ impl ChosenReader {
     /// Records the choice in the log and in profiles.
     pub fn log(&self, source: &Source) {
         tracing::debug!(path = %source.path().display(), reader = %self.kind, why = %self.why, "reader");
-        let file = source.file().map(|file| &file.file);
+        let file = source.local_bytes().map(|file| &file.file);
         profile::reader(source.path(), file, self.kind.name(), &self.why);
     }
 }
@@ -205,9 +205,11 @@ impl ChosenReader {
 /// # Errors
 /// `io` if the type of the file system cannot be determined.
 pub fn choose(options: &Options, source: &Source, access: Access) -> Result<ChosenReader> {
-    let Some(file) = source.file() else {
+    let Some(file) = source.local_bytes() else {
         return Ok(ChosenReader::new(ReaderKind::Object, "requests for ranges, many at once"));
     };
+    // The cache may remove a copy at any time, but its bytes stay while it is open.
+    let access = if source.file().is_some() { access } else { Access::Copy };
     let requested = |kind| Ok(ChosenReader::new(kind, "requested"));
     match options.reader {
         ReaderChoice::Mmap if options.drop_cache => {
@@ -283,9 +285,9 @@ fn refused(why: impl fmt::Display) -> ChosenReader {
 /// `io` if the type of the file system cannot be determined.
 pub fn open<K: RingKernel + 'static>(options: &Options, source: &Source, rings: &Arc<Rings<K>>) -> Result<Opened> {
     let mut chosen = choose(options, source, Access::Copy)?;
-    let (reader, is_cached) = match source {
-        Source::Object(object) => (shared(ObjectReader::new(Arc::clone(object), options.request_bytes)), false),
-        Source::File(file) => {
+    let (reader, is_cached) = match (source, source.local_bytes()) {
+        (Source::Object(object), None) => (shared(ObjectReader::new(Arc::clone(object), options.request_bytes)), false),
+        (Source::File(file), _) | (Source::Object(_), Some(file)) => {
             let buffered = PreadReader::new(Arc::clone(file));
             let buffered =
                 if options.drop_cache { shared(DropCacheReader::new(buffered, file)) } else { shared(buffered) };

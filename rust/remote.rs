@@ -9,6 +9,7 @@
 //! - [`location`] splits a URL into the service that answers for it and a key, and hides what may be secret.
 //! - [`store`] is the trait of a service. `http`, `bucket`, `hub` and `redis` implement it.
 //! - [`object`] is an open object: its size, the version that every request asks for, and its first bytes.
+//! - [`cache`] keeps copies of objects on a local disk.
 //! - [`upload`] stores a new object.
 //! - [`lane`] runs requests: a thread that needs bytes runs them itself, on a runtime that it takes from a pool.
 //!
@@ -16,6 +17,7 @@
 
 pub mod aws_profile;
 mod bucket;
+mod cache;
 pub mod configuration;
 pub mod find;
 mod get;
@@ -32,8 +34,10 @@ pub mod streams;
 mod transport;
 pub mod upload;
 
-/// Closes the connections that no request uses, and forgets tokens. The next load opens new ones.
+/// Waits until the cache holds what loads have pulled, closes the connections that no request uses, and forgets tokens.
+/// The next load opens new ones.
 pub fn release() {
+    cache::flush();
     lane::release();
     stores::release();
 }

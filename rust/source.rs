@@ -5,13 +5,12 @@ pub mod files;
 mod index;
 pub mod local_file;
 
-use crate::error::{Error, Kind, Result};
-use crate::os::retry::{Check, read_full};
+use crate::error::Result;
+use crate::os::retry::Check;
 use crate::remote::find;
 use crate::remote::location::Location;
 use crate::remote::object::Object;
 use local_file::LocalFile;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -79,6 +78,14 @@ impl Source {
         }
     }
 
+    /// Returns the local file with all bytes: the file itself, or the copy of an object in the cache.
+    pub fn local_bytes(&self) -> Option<&Arc<LocalFile>> {
+        match self {
+            Source::File(file) => Some(file),
+            Source::Object(object) => object.copy(),
+        }
+    }
+
     /// Fills `into` with the bytes from `offset`.
     ///
     /// # Errors
@@ -86,15 +93,7 @@ impl Source {
     pub fn read(&self, offset: u64, into: &mut [u8], check: Check<'_>) -> Result<()> {
         match self {
             Source::Object(object) => object.read(std::iter::once((offset, into)), check),
-            Source::File(file) => {
-                let failed = |error, at| Error::from_io(error, &file.path, "cannot read").offset(at);
-                let read_at = |buffer: &mut [u8], at| file.file.read_at(buffer, at);
-                if read_full(read_at, offset, into, check, failed)? < into.len() {
-                    let message = "the file became shorter while it was read";
-                    return Err(Error::new(Kind::Malformed, message).at(&file.path).offset(offset));
-                }
-                Ok(())
-            }
+            Source::File(file) => file.read(offset, into, check),
         }
     }
 }

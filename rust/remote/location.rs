@@ -128,6 +128,11 @@ impl Location {
         self.query.is_some()
     }
 
+    /// Returns the query, which may be secret.
+    pub(super) fn query(&self) -> Option<&str> {
+        self.query.as_deref()
+    }
+
     /// Returns the location of another key of the same host, with the same credentials and query.
     #[must_use]
     pub fn with_key(&self, key: impl Into<String>) -> Location {

@@ -1,5 +1,6 @@
 //! Open objects.
 
+use super::cache::{self, Cache, Copy};
 use super::get::{First, Target};
 use super::lane;
 use super::location::Location;
@@ -8,6 +9,7 @@ use super::streams::Host;
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use crate::os::retry::Check;
+use crate::source::local_file::LocalFile;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,6 +22,16 @@ pub const HEAD_BYTES: u64 = 1 << 20;
 pub const GAP_BYTES: u64 = 1 << 20;
 /// Number of ranges of one call that are requested at once. Other threads request as much at the same time.
 const REQUESTS_PER_TURN: usize = 4;
+
+/// Place of an object that is to be opened.
+pub(super) struct Address<'a> {
+    pub(super) location: &'a Location,
+    pub(super) store: Arc<dyn Store>,
+    pub(super) key: String,
+    pub(super) cache: Option<&'a Cache>,
+    /// Name of the object in the cache.
+    pub(super) name: String,
+}
 
 /// Object of one version. Every request for its bytes asks for that version.
 #[derive(Debug)]
@@ -35,6 +47,7 @@ pub struct Object {
     version: Version,
     /// The bytes that the first request brought. They are not requested again.
     head: Vec<u8>,
+    copy: Option<Copy>,
 }
 
 impl Object {
@@ -42,10 +55,27 @@ impl Object {
     ///
     /// # Errors
     /// `file-not-found`, `permission-denied`, `io`, or that of `check`.
-    pub fn open(location: &Location, store: Arc<dyn Store>, key: String, check: Check<'_>) -> Result<Object> {
-        let unopened = Object::known(location, store, key, 0, Version::default());
+    pub(super) fn open(address: Address<'_>, check: Check<'_>) -> Result<Object> {
+        let Some(cache) = address.cache else { return Object::request(&address, HEAD_BYTES, check) };
+        if cache.has_whole(&address.name) {
+            // One byte tells whether the copy has the version of the object.
+            let probe = Object::request(&address, 1, check)?;
+            if let copy @ Some(Copy::Whole(_)) = probe.open_copy(cache, &address.name) {
+                return Ok(Object { copy, head: Vec::new(), ..probe });
+            }
+        }
+        let object = Object::request(&address, HEAD_BYTES, check)?;
+        let copy = object.open_copy(cache, &address.name);
+        if let Some(Copy::Part(part)) = &copy {
+            cache::add(part, 0, &object.head);
+        }
+        Ok(Object { copy, ..object })
+    }
+
+    fn request(address: &Address<'_>, bytes_max: u64, check: Check<'_>) -> Result<Object> {
+        let unopened = Object::without_head(address, 0, Version::default());
         let mut turn = unopened.host.wait(check)?;
-        let First { length, version, bytes } = lane::block_on(check, unopened.target().first(HEAD_BYTES))?;
+        let First { length, version, bytes } = lane::block_on(check, unopened.target().first(bytes_max))?;
         turn.received(bytes.len());
         drop(turn);
         if !version.is_exact() {
@@ -56,11 +86,31 @@ impl Object {
     }
 
     /// Creates an object whose length and version another process has found. No request is sent.
-    pub fn known(location: &Location, store: Arc<dyn Store>, key: String, length: u64, version: Version) -> Object {
+    pub(super) fn known(address: Address<'_>, length: u64, version: Version) -> Object {
+        let object = Object::without_head(&address, length, version);
+        let copy = address.cache.and_then(|cache| object.open_copy(cache, &address.name));
+        Object { copy, ..object }
+    }
+
+    fn without_head(address: &Address<'_>, length: u64, version: Version) -> Object {
+        let Address { location, store, key, .. } = address;
         let url = location.to_string();
-        let host = Host::of(location.host());
-        let location = location.clone();
-        Object { location, path: PathBuf::from(&url), url, store, key, host, length, version, head: Vec::new() }
+        Object {
+            location: Location::clone(location),
+            path: PathBuf::from(&url),
+            url,
+            store: Arc::clone(store),
+            key: key.clone(),
+            host: Host::of(location.host()),
+            length,
+            version,
+            head: Vec::new(),
+            copy: None,
+        }
+    }
+
+    fn open_copy(&self, cache: &Cache, name: &str) -> Option<Copy> {
+        cache.open(&self.location, name, self.length, &self.version)
     }
 
     fn target(&self) -> Target<'_> {
@@ -87,6 +137,14 @@ impl Object {
         &self.version
     }
 
+    /// Returns the copy on a local disk, if it has all bytes.
+    pub fn copy(&self) -> Option<&Arc<LocalFile>> {
+        match &self.copy {
+            Some(Copy::Whole(file)) => Some(file),
+            Some(Copy::Part(_)) | None => None,
+        }
+    }
+
     /// Fills each buffer with the bytes from its offset, several at the same time.
     ///
     /// # Errors
@@ -100,11 +158,18 @@ impl Object {
                 let message = format!("the object has {} bytes, but the load needs {end}", self.length);
                 return Err(Error::new(Kind::Io, message).at(&self.path).offset(self.length));
             }
+            if let Some(Copy::Whole(file)) = &self.copy {
+                file.read(offset, into, check)?;
+                continue;
+            }
             let known = self.head.get(to_usize(offset)..).unwrap_or_default();
             let (from_head, rest) = into.split_at_mut(known.len().min(into.len()));
             from_head.copy_from_slice(known.get(..from_head.len()).unwrap_or_default());
-            if !rest.is_empty() {
-                requests.push((offset.saturating_add(to_u64(from_head.len())), rest));
+            let begin = offset.saturating_add(to_u64(from_head.len()));
+            match &self.copy {
+                Some(Copy::Part(part)) => requests.extend(part.read(begin, rest)),
+                _ if rest.is_empty() => {}
+                _ => requests.push((begin, rest)),
             }
         }
         if requests.is_empty() {
@@ -113,7 +178,13 @@ impl Object {
         let mut turn = self.host.wait(check)?;
         let bytes = requests.iter().map(|(_, into)| into.len()).sum();
         let target = self.target();
-        let fill = |(offset, into)| target.fill(offset, into, self.length, &self.version);
+        let fill = |(offset, into): (u64, &'a mut [u8])| async move {
+            target.fill(offset, &mut *into, self.length, &self.version).await?;
+            if let Some(Copy::Part(part)) = &self.copy {
+                cache::add(part, offset, into);
+            }
+            Ok(())
+        };
         let all = stream::iter(requests).map(fill).buffer_unordered(REQUESTS_PER_TURN).try_collect::<()>();
         lane::block_on(check, all)?;
         turn.received(bytes);

@@ -1,11 +1,12 @@
 //! Stores of the process, one for each host, bucket or repository, which keep their tokens between loads.
 
 use super::bucket::Bucket;
+use super::cache::{self, Cache};
 use super::configuration;
 use super::http::HttpStore;
 use super::hub::{File, Repository};
 use super::location::{Location, Service};
-use super::object::Object;
+use super::object::{Address, Object};
 use super::redis::Redis;
 use super::store::{Store, Version};
 use crate::error::{Error, Kind, Result};
@@ -72,8 +73,8 @@ pub(super) fn store_of(location: &Location) -> Result<(Arc<dyn Store>, String)> 
 /// # Errors
 /// Those of [`Object::open`] and of the settings of its store.
 pub fn open(location: &Location, check: Check<'_>) -> Result<Object> {
-    let (store, key) = store_of(location)?;
-    Object::open(location, store, key, check)
+    let cache = Cache::from_env()?;
+    Object::open(address(location, cache.as_ref())?, check)
 }
 
 /// Opens an object whose length and version another process has found. No request is sent.
@@ -81,8 +82,23 @@ pub fn open(location: &Location, check: Check<'_>) -> Result<Object> {
 /// # Errors
 /// Those of the settings of its store.
 pub fn open_known(location: &Location, length: u64, version: Version) -> Result<Object> {
+    let cache = Cache::from_env()?;
+    Ok(Object::known(address(location, cache.as_ref())?, length, version))
+}
+
+fn address<'a>(location: &'a Location, cache: Option<&'a Cache>) -> Result<Address<'a>> {
     let (store, key) = store_of(location)?;
-    Ok(Object::known(location, store, key, length, version))
+    let name = cache.map(|_| cache::name_of(location, &endpoints(location))).unwrap_or_default();
+    Ok(Address { location, store, key, cache, name })
+}
+
+/// Returns the settings that decide which server answers for a URL.
+fn endpoints(location: &Location) -> Vec<String> {
+    let names_server =
+        |name: &str| ["ENDPOINT", "EMULATOR"].iter().any(|part| name.to_ascii_uppercase().contains(part));
+    let set = configuration::options_of(&location.to_string()).into_iter();
+    let variables = PREFIXES.iter().flat_map(|prefix| options::variables_with_prefix(prefix));
+    set.chain(variables).filter(|(name, _)| names_server(name)).map(|(name, value)| format!("{name}={value}")).collect()
 }
 
 fn digest(location: &Location, settings: &BTreeMap<String, String>) -> u64 {

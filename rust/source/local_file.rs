@@ -1,12 +1,13 @@
 //! Open local files.
 
 use crate::error::{Error, Kind, Result};
+use crate::os::retry::{Check, read_full};
 use rustix::fs::{Advice, Mode, OFlags, fadvise, fcntl_setfl, open};
 use rustix::io::retry_on_intr;
 use std::fs::{self, File, Metadata};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 
 /// Open local file of a checkpoint.
@@ -27,12 +28,30 @@ impl LocalFile {
     /// Those of the file system, with the path.
     pub fn open(path: &Path) -> Result<LocalFile> {
         let (file, metadata) = open_regular(path)?;
-        let length = metadata.len();
+        Ok(LocalFile::new(path.to_path_buf(), file, metadata.len()))
+    }
+
+    /// Takes an open regular file. `path` is for errors.
+    pub fn new(path: PathBuf, file: File, length: u64) -> LocalFile {
         // Reads are planned, so the readahead of the kernel would only read unused bytes.
         if let Err(error) = fadvise(&file, 0, None, Advice::Random) {
             tracing::debug!(path = %path.display(), %error, "fadvise failed");
         }
-        Ok(LocalFile { path: path.to_path_buf(), file, length })
+        LocalFile { path, file, length }
+    }
+
+    /// Fills `into` with the bytes from `offset`.
+    ///
+    /// # Errors
+    /// `io` if reading fails, `malformed` if the file has become shorter; that of `check`.
+    pub fn read(&self, offset: u64, into: &mut [u8], check: Check<'_>) -> Result<()> {
+        let failed = |error, at| Error::from_io(error, &self.path, "cannot read").offset(at);
+        let read_at = |buffer: &mut [u8], at| self.file.read_at(buffer, at);
+        if read_full(read_at, offset, into, check, failed)? < into.len() {
+            let message = "the file became shorter while it was read";
+            return Err(Error::new(Kind::Malformed, message).at(&self.path).offset(offset));
+        }
+        Ok(())
     }
 
     /// Opens the file again with O_DIRECT. Does not use its path, which may name another file by now.

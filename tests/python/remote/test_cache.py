@@ -1,0 +1,338 @@
+"""Copies of remote objects on a local disk: the right bytes, requested once, whoever is killed and whatever is full."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from safetensors.torch import save
+from torch.distributed.tensor import Replicate
+
+import fst
+from fst_bench.http_server import Fault, Server
+from objects import HEADER, REQUEST, assert_equal, shards, tensors
+
+TENSORS = tensors()
+DATA = save(TENSORS)
+PATH = "m.safetensors"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """Returns the directory of the cache, which does not exist yet."""
+    directory = tmp_path / "cache"
+    monkeypatch.setenv("FST_CACHE_DIR", str(directory))
+    monkeypatch.setenv("FST_REQUEST_BYTES", str(REQUEST))
+    monkeypatch.setenv("FST_STALL_SECONDS", "1")
+    return directory
+
+
+@pytest.fixture
+def server(http_server):
+    http_server.put(PATH, DATA)
+    return http_server
+
+
+def load(url, **options):
+    """Loads a checkpoint, and waits until the cache has what it pulled."""
+    loaded = fst.load_file(url, **options)
+    fst.release_memory()
+    return loaded
+
+
+def load_one(url, name):
+    return dict(zip([name], torch.ops.fst.load_tensors([url], [name], "cpu"), strict=True))
+
+
+def requested_bytes(server):
+    """Returns how many bytes were asked for since the last reset."""
+    total = sum(stop - start for start, stop in (request.range for request in server.requests()))
+    server.reset()
+    return total
+
+
+def whole_copies(cache):
+    return sorted(path.stat().st_size for path in cache.glob("*.object"))
+
+
+ENTRANCES = {
+    "load_file": lambda url: fst.load_file(url),
+    "stream": lambda url: dict(fst.stream(url)),
+    "safe_open": lambda url: dict(slices(url)),
+}
+
+
+def slices(url):
+    with fst.safe_open(url) as file:
+        for name in file.keys():  # noqa: SIM118
+            yield name, file.get_slice(name)[...]
+
+
+@pytest.mark.parametrize("entrance", ENTRANCES.values(), ids=ENTRANCES)
+def test_second_load_asks_for_the_version_only(server, cache, entrance):
+    assert_equal(load(server.url(PATH)), TENSORS)
+    assert whole_copies(cache) == [len(DATA)]
+    server.reset()
+    assert_equal(entrance(server.url(PATH)), TENSORS)
+    assert [request.range for request in server.requests()] == [(0, 1)]
+
+
+def test_copies_are_private_and_do_not_show_the_url(server, cache):
+    load(server.url(PATH))
+    assert cache.stat().st_mode & 0o777 == 0o700
+    for path in cache.iterdir():
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert PATH not in path.name
+
+
+def test_nothing_is_kept_by_default(server, cache, monkeypatch):
+    monkeypatch.delenv("FST_CACHE_DIR")
+    load(server.url(PATH))
+    assert not cache.exists()
+
+
+def test_replaced_object_is_pulled_again(server, cache):
+    load(server.url(PATH))
+    server.put(PATH, save(tensors(1)))
+    assert_equal(load(server.url(PATH)), tensors(1))
+    assert whole_copies(cache) == [len(DATA)] * 2
+
+
+def test_object_that_changes_during_a_load_is_not_mixed(server):
+    server.fault(PATH, Fault("replace", at=len(DATA) - 1, data=save(tensors(1))))
+    with pytest.raises(fst.SourceChangedError):
+        fst.load_file(server.url(PATH))
+    assert_equal(load(server.url(PATH)), tensors(1))
+    assert_equal(load(server.url(PATH)), tensors(1))
+
+
+def test_partial_loads_add_up(server, cache):
+    expected = {name: TENSORS[name] for name in ("large", "half")}
+    for name in expected:
+        assert_equal(load_one(server.url(PATH), name), {name: TENSORS[name]})
+        fst.release_memory()
+    assert not whole_copies(cache)
+    assert_equal(load(server.url(PATH)), TENSORS)
+    assert whole_copies(cache) == [len(DATA)]
+    # Each load asks for the first bytes, and none for a byte that another one has pulled.
+    assert len(DATA) <= requested_bytes(server) <= len(DATA) + 2 * HEADER
+
+
+@pytest.mark.parametrize("kind", ["weak-etag", "no-etag"])
+def test_object_without_an_exact_version_is_not_kept(server, cache, kind):
+    server.fault(PATH, Fault(kind, times=None))
+    assert_equal(load(server.url(PATH)), TENSORS)
+    assert not list(cache.glob("*.object")) + list(cache.glob("*.part"))
+
+
+def test_signature_of_a_url_does_not_matter(server, cache):
+    signed = f"{server.url(PATH)}?part=1&X-Amz-Date={{}}&X-Amz-Signature={{}}"
+    load(signed.format("a", "b"))
+    server.reset()
+    assert_equal(load(signed.format("c", "d")), TENSORS)
+    assert requested_bytes(server) == 1
+    load(signed.format("c", "d").replace("part=1", "part=2"))
+    assert requested_bytes(server) == len(DATA)
+
+
+def test_least_recently_used_goes_first(http_server, cache, monkeypatch):
+    monkeypatch.setenv("FST_CACHE_BYTES", str(2 * len(DATA)))
+    urls = [http_server.url(f"{number}.safetensors") for number in range(3)]
+    for number in range(3):
+        http_server.put(f"{number}.safetensors", DATA)
+    for number in (0, 1, 0, 2):
+        load(urls[number])
+        time.sleep(0.02)
+    assert whole_copies(cache) == [len(DATA)] * 2
+    http_server.reset()
+    for number, expected in ((0, 1), (2, 1), (1, len(DATA))):
+        assert_equal(load(urls[number]), TENSORS)
+        assert requested_bytes(http_server) == expected
+
+
+def test_copy_in_use_stays(http_server, cache, monkeypatch):
+    monkeypatch.setenv("FST_CACHE_BYTES", str(len(DATA)))
+    for name in ("a", "b"):
+        http_server.put(f"{name}.safetensors", DATA)
+    load(http_server.url("a.safetensors"))
+    with fst.safe_open(http_server.url("a.safetensors")) as file:
+        assert_equal(load(http_server.url("b.safetensors")), TENSORS)
+        assert torch.equal(file.get_tensor("large"), TENSORS["large"])
+    http_server.reset()
+    assert_equal(load(http_server.url("a.safetensors")), TENSORS)
+    assert requested_bytes(http_server) == 1
+
+
+def test_object_larger_than_the_cache(server, cache, monkeypatch):
+    monkeypatch.setenv("FST_CACHE_BYTES", str(len(DATA) - 1))
+    assert_equal(load(server.url(PATH)), TENSORS)
+    assert [path.name for path in cache.iterdir()] == ["lock"]
+
+
+def test_checkpoint_larger_than_the_cache_keeps_some_files(http_server, cache, monkeypatch):
+    files, expected = shards()
+    sizes = [len(data) for name, data in files.items() if name.endswith(".safetensors")]
+    for name, data in files.items():
+        http_server.put(f"dir/{name}", data)
+    monkeypatch.setenv("FST_CACHE_BYTES", str(sum(sizes) - 1))
+    for _ in range(2):
+        assert_equal(load(http_server.url("dir/")), expected)
+        assert cache.exists()
+    kept = sum(path.stat().st_size for path in cache.glob("*.object"))
+    assert 0 < kept < sum(sizes)
+
+
+@pytest.mark.parametrize("value", ["-1", "much"])
+def test_invalid_size(server, monkeypatch, value):
+    monkeypatch.setenv("FST_CACHE_BYTES", value)
+    with pytest.raises(ValueError, match="FST_CACHE_BYTES"):
+        fst.load_file(server.url(PATH))
+
+
+def test_directory_that_cannot_be_created(server, tmp_path, monkeypatch):
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("FST_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    with pytest.raises(OSError, match="FST_CACHE_DIR"):
+        fst.load_file(server.url(PATH))
+
+
+def run(code, *arguments, **options):
+    return subprocess.Popen([sys.executable, "-c", code, *arguments], **options)
+
+
+LOAD = "import sys, fst; fst.load_file(sys.argv[1])"
+
+
+def test_end_of_the_process_waits_for_the_disk(server, cache):
+    assert run(LOAD, server.url(PATH)).wait(60) == 0
+    assert whole_copies(cache) == [len(DATA)]
+
+
+def limit_files():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(DATA) // 2, len(DATA) // 2))
+
+
+def test_disk_that_fails(server, cache):
+    code = f"{LOAD}; fst.release_memory(); fst.load_file(sys.argv[1])"
+    assert run(code, server.url(PATH), preexec_fn=limit_files).wait(60) == 0
+    assert not whole_copies(cache)
+    assert_equal(load(server.url(PATH)), TENSORS)
+
+
+def test_killed_process_leaves_what_it_has_written(server, cache):
+    with Server(rate=2e6) as slow:
+        slow.put(PATH, DATA)
+        process = run(LOAD, slow.url(PATH))
+        while not any(path.stat().st_size for path in cache.glob("*.ranges")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        slow.reset()
+        assert_equal(load(slow.url(PATH)), TENSORS)
+        assert requested_bytes(slow) < len(DATA) + HEADER
+        assert whole_copies(cache) == [len(DATA)]
+        assert_equal(load(slow.url(PATH)), TENSORS)
+        assert requested_bytes(slow) == 1
+
+
+@pytest.mark.parametrize("damage", ["cut", "too far", "empty range", "shorter data", "no ranges"])
+def test_damaged_copy_does_not_count(server, cache, damage):
+    load_one(server.url(PATH), "half")
+    fst.release_memory()
+    (data,), (ranges,) = cache.glob("*.part"), cache.glob("*.ranges")
+    record = ranges.read_bytes()
+    if damage == "cut":
+        ranges.write_bytes(record[:-1])
+    elif damage == "too far":
+        ranges.write_bytes(record + (0).to_bytes(8, "little") + (len(DATA) + 1).to_bytes(8, "little"))
+    elif damage == "empty range":
+        ranges.write_bytes(record + bytes(16))
+    elif damage == "shorter data":
+        os.truncate(data, len(DATA) // 2)
+    else:
+        ranges.unlink()
+    assert_equal(load(server.url(PATH)), TENSORS)
+    assert whole_copies(cache) == [len(DATA)]
+    assert_equal(load(server.url(PATH)), TENSORS)
+
+
+def test_copy_that_is_complete_but_not_renamed(server, cache):
+    load(server.url(PATH))
+    (whole,) = cache.glob("*.object")
+    whole.rename(whole.with_suffix(".part"))
+    record = (0).to_bytes(8, "little") + len(DATA).to_bytes(8, "little")
+    whole.with_suffix(".ranges").write_bytes(record)
+    server.reset()
+    assert_equal(load(server.url(PATH)), TENSORS)
+    assert whole_copies(cache) == [len(DATA)]
+    assert not list(cache.glob("*.part")) + list(cache.glob("*.ranges"))
+
+
+def test_processes_and_threads_share_it(server, cache):
+    processes = [run(LOAD, server.url(PATH)) for _ in range(2)]
+    with ThreadPoolExecutor(4) as pool:
+        for loaded in pool.map(fst.load_file, [server.url(PATH)] * 8):
+            assert_equal(loaded, TENSORS)
+    assert [process.wait(60) for process in processes] == [0] * 2
+    fst.release_memory()
+    assert whole_copies(cache) == [len(DATA)]
+    server.reset()
+    assert_equal(load(server.url(PATH)), TENSORS)
+    assert requested_bytes(server) == 1
+
+
+def test_loads_while_others_make_room(http_server, monkeypatch):
+    monkeypatch.setenv("FST_CACHE_BYTES", str(2 * len(DATA)))
+    expected = [tensors(number) for number in range(4)]
+    for number in range(4):
+        http_server.put(f"{number}.safetensors", save(expected[number]))
+    failures = []
+
+    def work(first):
+        for turn in range(8):
+            number = (first + turn * (1 + first % 2)) % 4
+            try:
+                assert_equal(load(http_server.url(f"{number}.safetensors")), expected[number])
+            except Exception as error:  # the main thread raises it
+                failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(first,)) for first in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def load_replicated(url):
+    loaded = fst.load_sharded(url, lambda name, shape: Replicate())
+    fst.release_memory()
+    return loaded
+
+
+def test_ranks_share_it(ranks, server, cache):
+    for _ in range(2):
+        for loaded in ranks(2).run(load_replicated, server.url(PATH)):
+            assert_equal(loaded, TENSORS)
+        requested = requested_bytes(server)
+    assert whole_copies(cache) == [len(DATA)]
+    assert requested == 1
+
+
+def test_fork_has_a_queue_of_its_own(server, cache):
+    load(server.url(PATH))
+    server.put("n.safetensors", DATA)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        # PyTorch's own operations may wait for threads of the parent process.
+        os._exit(0 if save(load(server.url("n.safetensors"))) == DATA else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert whole_copies(cache) == [len(DATA)] * 2
