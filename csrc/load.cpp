@@ -6,6 +6,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <map>
@@ -21,6 +22,20 @@
 namespace fst {
 
 namespace {
+
+constexpr size_t kHugePageBytes = size_t{2} << 20;
+
+// Smallest tensor that gets huge pages, as in NumPy.
+constexpr size_t kHugePagesBytesMin = size_t{4} << 20;
+
+// Asks for huge pages in new memory, which make its page faults, and so a load, faster. It is advice only: a kernel
+// without huge pages refuses it.
+void advise_huge_pages(void* data, size_t bytes) {
+  const auto begin = reinterpret_cast<uintptr_t>(data);
+  const uintptr_t first = (begin + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+  const uintptr_t end = (begin + bytes) / kHugePageBytes * kHugePageBytes;
+  ::madvise(static_cast<char*>(data) + (first - begin), end - first, MADV_HUGEPAGE);
+}
 
 std::string describe(c10::ScalarType type, c10::IntArrayRef shape) {
   return c10::str(c10::toString(type), " of shape ", shape);
@@ -88,6 +103,14 @@ std::vector<int8_t> target_types(const rust::Vec<Spec>& specs, std::optional<c10
   return types;
 }
 
+at::Tensor allocate(const Spec& spec, c10::Device device, c10::ScalarType type) {
+  auto tensor = at::empty(shape_of(spec), at::device(device).dtype(type));
+  if (device.is_cpu() && tensor.nbytes() >= kHugePagesBytesMin) {
+    advise_huge_pages(tensor.mutable_data_ptr(), tensor.nbytes());
+  }
+  return tensor;
+}
+
 std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& specs, c10::Device device,
                              std::optional<c10::ScalarType> dtype) {
   device = resolve_device(device);
@@ -104,7 +127,7 @@ std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& 
     const Spec& spec = specs[index];
     auto tensor = mapped ? mapped->view(index, spec) : at::Tensor();
     if (!tensor.defined()) {
-      tensor = at::empty(shape_of(spec), at::device(device).dtype(static_cast<c10::ScalarType>(types[index])));
+      tensor = allocate(spec, device, static_cast<c10::ScalarType>(types[index]));
       if (!device.is_meta()) {
         transfer.add(index, 0, tensor);
       }

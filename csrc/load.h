@@ -31,6 +31,9 @@ inline c10::IntArrayRef shape_of(const Spec& spec) { return {spec.shape.data(), 
 // `dtype`.
 std::vector<int8_t> target_types(const rust::Vec<Spec>& specs, std::optional<c10::ScalarType> dtype);
 
+// Allocates the tensor that a load fills.
+at::Tensor allocate(const Spec& spec, c10::Device device, c10::ScalarType type);
+
 // Loads the selection into new tensors, in its order. Floating-point tensors of 16 bits or more are cast to `dtype`, if
 // it is given.
 std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& specs, c10::Device device,

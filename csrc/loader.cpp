@@ -144,7 +144,7 @@ std::optional<Loader::Item> Loader::advance() {
   } else if (mapped_) {
     tensor = mapped_->view(index, specs_[index]);
   } else {
-    tensor = allocate(index, static_cast<c10::ScalarType>(types_[index]));
+    tensor = allocate(specs_[index], device_, static_cast<c10::ScalarType>(types_[index]));
   }
   ++returned_;
   prefetch();
@@ -153,10 +153,6 @@ std::optional<Loader::Item> Loader::advance() {
 
 // Returns whether bytes of the tensor must be read. False for views of mapped files and for the meta device.
 bool Loader::is_read(size_t index) const { return !device_.is_meta() && !(mapped_ && mapped_->is_view(index)); }
-
-at::Tensor Loader::allocate(size_t index, c10::ScalarType type) const {
-  return at::empty(shape_of(specs_[index]), at::device(device_).dtype(type));
-}
 
 // Allocates and submits the next batch, if less than half of the window is pending. Batches of half a window let
 // tensors share reads, and the core has the next batch when it completes one.
@@ -181,7 +177,7 @@ void Loader::prefetch() {
     }
     at::Tensor tensor;
     try {
-      tensor = allocate(index, static_cast<c10::ScalarType>(type));
+      tensor = allocate(specs_[index], device_, static_cast<c10::ScalarType>(type));
     } catch (const c10::OutOfMemoryError&) {
       // The caller may free earlier tensors before it requests this one.
       allocation_failure_ = std::current_exception();

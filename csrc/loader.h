@@ -68,7 +68,6 @@ class Loader : public torch::CustomClassHolder {
   std::optional<Item> advance();
   bool is_read(size_t index) const;
   void prefetch();
-  at::Tensor allocate(size_t index, c10::ScalarType type) const;
   void submit(const std::vector<Destination>& destinations);
   at::Tensor take(size_t index);
   AnyStream& stream();
