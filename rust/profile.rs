@@ -142,7 +142,9 @@ pub enum Count {
     Launches,
     /// Requests to remote stores that were repeated.
     Retries,
-    /// Bytes that were requested again by those.
+    /// Second requests of remote ranges whose first one was slow.
+    HedgedRequests,
+    /// Bytes that were requested again by those and by repeated requests.
     RepeatedBytes,
     /// Answers of remote stores that asked for fewer requests.
     RateLimits,

@@ -24,7 +24,7 @@ pub struct Recorder {
     kept: AtomicUsize,
     dropped: AtomicU64,
     totals: [Total; Stage::ALL.len()],
-    counts: [AtomicU64; 6],
+    counts: [AtomicU64; 7],
     memory: [AtomicU64; 2],
     readers: Mutex<Vec<Value>>,
     errors: Mutex<Vec<ErrorNote>>,

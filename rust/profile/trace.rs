@@ -50,6 +50,7 @@ pub fn text(recorder: &Recorder, end: u64) -> String {
         "copies": recorder.count_of(Count::Copies),
         "launches": recorder.count_of(Count::Launches),
         "retries": recorder.count_of(Count::Retries),
+        "hedged_requests": recorder.count_of(Count::HedgedRequests),
         "repeated_bytes": recorder.count_of(Count::RepeatedBytes),
         "rate_limits": recorder.count_of(Count::RateLimits),
         "peak_staging_bytes": recorder.memory_of(Memory::Staging),

@@ -1,14 +1,24 @@
 //! Ranges of objects, from the first byte to the last, whatever happens on the way.
+//!
+//! A failed request is repeated from the byte that was reached. One that takes much longer than usual gets a hedged request
+//! beside it: the missing bytes are requested a second time, and the answer that is complete first is used.
 
+use super::lane;
 use super::store::{Answer, Failure, FailureClass, Store, Version};
 use super::streams::Host;
 use crate::error::{Error, Result};
 use crate::num::{to_u64, to_usize};
 use crate::profile::{self, Count};
+use bytes::Bytes;
 use futures_util::StreamExt;
-use std::future::Future;
+use futures_util::future::{Either, select};
+use futures_util::stream::BoxStream;
+use std::future::{Future, pending};
 use std::ops::Range;
-use std::time::{Duration, Instant};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// Number of times that a range is requested before its load fails, each from the byte that was reached.
 pub const ATTEMPTS_MAX: usize = 8;
@@ -17,6 +27,11 @@ const DEADLINE: Duration = Duration::from_secs(300);
 /// Pause before the first repetition. Each further one is twice as long.
 const PAUSE_FIRST: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// Interval at which a request is compared with the usual time of its host.
+const HEDGE_INTERVAL: Duration = Duration::from_millis(100);
+
+type Attempt<T> = std::result::Result<T, Failure>;
+type Body = BoxStream<'static, Attempt<Bytes>>;
 
 /// Object to request ranges of.
 #[derive(Clone, Copy)]
@@ -41,20 +56,13 @@ impl Target<'_> {
         repeat(self.url, self.host, Some(0), to_usize(bytes_max), || self.try_first(bytes_max)).await
     }
 
-    async fn try_first(&self, bytes_max: u64) -> std::result::Result<First, Failure> {
-        let Answer { length, version, range, mut body } = self.store.get(self.key, 0..bytes_max, None).await?;
+    async fn try_first(&self, bytes_max: u64) -> Attempt<First> {
+        let begin = Instant::now();
+        let Answer { length, version, range, body } = self.store.get(self.key, 0..bytes_max, None).await?;
         let expected = 0..length.min(bytes_max);
         check_range(&range, &expected)?;
-        let mut bytes = Vec::with_capacity(to_usize(expected.end));
-        while let Some(frame) = body.next().await {
-            bytes.extend_from_slice(&frame?);
-            if to_u64(bytes.len()) > expected.end {
-                return Err(too_long());
-            }
-        }
-        if to_u64(bytes.len()) < expected.end {
-            return Err(too_short(to_u64(bytes.len()), expected.end));
-        }
+        let bytes = collect(body, expected.end).await?;
+        self.host.arrived(expected.end, begin.elapsed());
         Ok(First { length, version, bytes })
     }
 
@@ -62,35 +70,53 @@ impl Target<'_> {
     pub(super) async fn fill(&self, offset: u64, into: &mut [u8], length: u64, version: &Version) -> Result<()> {
         let end = offset.saturating_add(to_u64(into.len()));
         let mut attempts = Attempts::new(self.url, self.host);
-        let mut filled = 0;
-        while filled < into.len() {
-            let begin = offset.saturating_add(to_u64(filled));
-            let rest = into.get_mut(filled..).unwrap_or_default();
+        let progress = Progress { reached: AtomicU64::new(offset), is_hedged: AtomicBool::new(false) };
+        while progress.reached() < end {
+            let begin = progress.reached();
+            let rest = into.get_mut(to_usize(begin - offset)..).unwrap_or_default();
             let expected = Expected { range: begin..end, length, version };
-            if let Err(failure) = self.try_fill(&expected, rest, &mut filled).await {
-                let reached = offset.saturating_add(to_u64(filled));
+            if let Err(failure) = self.fill_rest(&expected, rest, &progress).await {
+                let reached = progress.reached();
                 attempts.prepare(failure, Some(reached), to_usize(end - reached)).await?;
             }
         }
         Ok(())
     }
 
-    /// Fills `into` from one answer, and adds the bytes that arrived to `filled` also if it fails.
-    async fn try_fill(
-        &self,
-        expected: &Expected<'_>,
-        into: &mut [u8],
-        filled: &mut usize,
-    ) -> std::result::Result<(), Failure> {
-        let answer = self.store.get(self.key, expected.range.clone(), Some(expected.version)).await?;
-        expected.check(&answer)?;
-        let mut body = answer.body;
+    /// Fills `into` from the answer that is complete first: that of one request, or of a hedged one beside it.
+    async fn fill_rest(&self, expected: &Expected<'_>, into: &mut [u8], progress: &Progress) -> Attempt<()> {
+        let (begin, was_hedged) = (Instant::now(), progress.is_hedged());
+        let result = {
+            let request = pin!(self.try_fill(expected, into, progress));
+            let hedged = pin!(self.hedge(expected, progress));
+            match select(request, hedged).await {
+                Either::Left((result, _)) => result.map(|()| None),
+                Either::Right((answer, _)) => Ok(Some(answer)),
+            }
+        };
+        if progress.is_hedged() == was_hedged {
+            let bytes = expected.range.end - expected.range.start;
+            return result.map(|_| self.host.arrived(bytes, begin.elapsed()));
+        }
+        // The connection of the request that was dropped still gets its answer.
+        lane::discard();
+        if let Some((first, bytes)) = result? {
+            let rest = into.get_mut(to_usize(first - expected.range.start)..).unwrap_or_default();
+            rest.copy_from_slice(&bytes);
+            progress.reached.store(expected.range.end, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Fills `into` from one answer, and records the byte that was reached also if it fails.
+    async fn try_fill(&self, expected: &Expected<'_>, into: &mut [u8], progress: &Progress) -> Attempt<()> {
+        let mut body = self.request(expected).await?;
         let mut rest = into;
         while let Some(frame) = body.next().await {
             let frame = frame?;
             let (now, later) = std::mem::take(&mut rest).split_at_mut_checked(frame.len()).ok_or_else(too_long)?;
             now.copy_from_slice(&frame);
-            *filled += frame.len();
+            progress.reached.fetch_add(to_u64(frame.len()), Ordering::Relaxed);
             rest = later;
         }
         match to_u64(rest.len()) {
@@ -101,6 +127,81 @@ impl Target<'_> {
             }
         }
     }
+
+    /// Waits until the request of a range is late, and requests the missing bytes a second time. Returns them and the
+    /// offset of the first one. Never returns if the second request fails: the first one goes on.
+    async fn hedge(&self, expected: &Expected<'_>, progress: &Progress) -> (u64, Vec<u8>) {
+        let (begin, bytes) = (Instant::now(), expected.range.end - expected.range.start);
+        let turn = loop {
+            tokio::time::sleep(HEDGE_INTERVAL).await;
+            if progress.is_hedged() || progress.reached() == expected.range.end {
+                return pending().await;
+            }
+            if let Some(turn) = self.host.hedge(bytes, begin.elapsed()) {
+                break turn;
+            }
+        };
+        progress.is_hedged.store(true, Ordering::Relaxed);
+        let rest = Expected { range: progress.reached()..expected.range.end, ..*expected };
+        let missing = rest.range.end - rest.range.start;
+        profile::count(Count::HedgedRequests, 1);
+        profile::count(Count::RepeatedBytes, to_usize(missing));
+        tracing::info!(url = self.url, byte = rest.range.start, missing, "a slow range is requested a second time");
+        let answer = async { collect(self.request(&rest).await?, missing).await };
+        match answer.await {
+            Ok(bytes) => (rest.range.start, bytes),
+            Err(failure) => {
+                if let FailureClass::RateLimited(_) = failure.class {
+                    profile::count(Count::RateLimits, 1);
+                    self.host.halve();
+                }
+                tracing::info!(url = self.url, why = failure.message, "the second request of a slow range failed");
+                drop(turn);
+                pending().await
+            }
+        }
+    }
+
+    /// Requests a range and checks the answer.
+    async fn request(&self, expected: &Expected<'_>) -> Attempt<Body> {
+        let answer = self.store.get(self.key, expected.range.clone(), Some(expected.version)).await?;
+        expected.check(&answer)?;
+        Ok(answer.body)
+    }
+}
+
+/// Progress of a range, which a request and the hedged one share.
+struct Progress {
+    /// First byte of the object that has not arrived.
+    reached: AtomicU64,
+    /// Whether a hedged request was sent. A range gets one at most.
+    is_hedged: AtomicBool,
+}
+
+impl Progress {
+    fn reached(&self) -> u64 {
+        self.reached.load(Ordering::Relaxed)
+    }
+
+    fn is_hedged(&self) -> bool {
+        self.is_hedged.load(Ordering::Relaxed)
+    }
+}
+
+/// Reads a body of `expected` bytes.
+async fn collect(mut body: Body, expected: u64) -> Attempt<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(to_usize(expected));
+    while let Some(frame) = body.next().await {
+        let frame = frame?;
+        if to_u64(bytes.len() + frame.len()) > expected {
+            return Err(too_long());
+        }
+        bytes.extend_from_slice(&frame);
+    }
+    if to_u64(bytes.len()) < expected {
+        return Err(too_short(to_u64(bytes.len()), expected));
+    }
+    Ok(bytes)
 }
 
 /// Answer that a request should get.
@@ -111,7 +212,7 @@ struct Expected<'a> {
 }
 
 impl Expected<'_> {
-    fn check(&self, answer: &Answer) -> std::result::Result<(), Failure> {
+    fn check(&self, answer: &Answer) -> Attempt<()> {
         if !self.version.matches(&answer.version) {
             return Err(changed("the object changed while it was loaded"));
         }
@@ -130,7 +231,7 @@ pub(super) fn changed(what: &str) -> Failure {
     Failure::new(FailureClass::Changed, format!("{what}; load it again to get the new version"))
 }
 
-fn check_range(found: &Range<u64>, expected: &Range<u64>) -> std::result::Result<(), Failure> {
+fn check_range(found: &Range<u64>, expected: &Range<u64>) -> Attempt<()> {
     if found == expected {
         return Ok(());
     }
@@ -159,7 +260,7 @@ pub(super) async fn repeat<T, F>(
     request: impl Fn() -> F,
 ) -> Result<T>
 where
-    F: Future<Output = std::result::Result<T, Failure>>,
+    F: Future<Output = Attempt<T>>,
 {
     let mut attempts = Attempts::new(url, host);
     loop {
@@ -219,5 +320,122 @@ impl<'a> Attempts<'a> {
             Some(reached) => error.offset(reached),
             None => error,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use async_trait::async_trait;
+    use futures_util::stream;
+    use std::sync::Mutex;
+
+    const LENGTH: u64 = 1000;
+    const USUAL: Duration = Duration::from_secs(1);
+
+    /// Part of an answer: bytes that arrive after a time, or the end of the connection.
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        Bytes(u64, Duration),
+        Stall,
+        Fail(FailureClass),
+    }
+    use Step::{Bytes as Arrives, Fail, Stall};
+
+    /// Store with the numbers 0, 1, ... as bytes, whose answers follow a script. Records the ranges.
+    #[derive(Debug)]
+    struct Script {
+        answers: Mutex<Vec<Vec<Step>>>,
+        requests: Mutex<Vec<Range<u64>>>,
+    }
+
+    #[async_trait]
+    impl Store for Script {
+        async fn get(&self, _: &str, range: Range<u64>, version: Option<&Version>) -> Attempt<Answer> {
+            self.requests.lock().unwrap().push(range.clone());
+            let steps = self.answers.lock().unwrap().remove(0);
+            let mut begin = range.start;
+            let frames = steps.into_iter().map(move |step| {
+                let end = if let Arrives(bytes, _) = step { begin + bytes } else { begin };
+                (step, std::mem::replace(&mut begin, end)..end)
+            });
+            let body = stream::iter(frames).then(|(step, range)| async move {
+                match step {
+                    Arrives(_, time) => {
+                        tokio::time::sleep(time).await;
+                        Ok(content(&range).into())
+                    }
+                    Stall => pending().await,
+                    Fail(class) => Err(Failure::new(class, "scripted")),
+                }
+            });
+            let version = version.cloned().unwrap_or_default();
+            Ok(Answer { length: LENGTH, version, range, body: body.boxed() })
+        }
+
+        async fn list(&self, _: &str) -> Attempt<Option<Vec<String>>> {
+            Ok(None)
+        }
+    }
+
+    fn content(range: &Range<u64>) -> Vec<u8> {
+        range.clone().map(|number| u8::try_from(number % 251).unwrap()).collect()
+    }
+
+    /// Fills a range from bytes 100 to 200 of a host whose ranges take a second. Returns the requests, or the error.
+    fn fill(answers: &[&[Step]]) -> Result<Vec<Range<u64>>> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        let answers = Mutex::new(answers.iter().map(|steps| steps.to_vec()).collect());
+        let store = Script { answers, requests: Mutex::default() };
+        let host = Host::default();
+        host.arrived(100, USUAL);
+        let target = Target { store: &store, key: "key", url: "url", host: &host };
+        let mut into = vec![0; 100];
+        let filled = runtime.block_on(target.fill(100, &mut into, LENGTH, &Version::default()));
+        let (all, expired) = (host.limit(), Duration::from_secs(3600));
+        let turns: Vec<_> = (0..all).map_while(|_| host.hedge(1, expired)).collect();
+        assert_eq!(turns.len(), 4, "all turns have ended");
+        filled?;
+        assert_eq!(into, content(&(100..200)));
+        Ok(store.requests.into_inner().unwrap())
+    }
+
+    #[test]
+    fn late_range_is_completed_by_a_second_request() {
+        let requests = fill(&[&[Arrives(30, USUAL), Stall], &[Arrives(70, USUAL)]]).unwrap();
+        assert_eq!(requests, [100..200, 130..200]);
+    }
+
+    #[test]
+    fn request_that_ends_in_time_is_sent_once() {
+        assert_eq!(fill(&[&[Arrives(100, USUAL * 7 / 2)]]).unwrap(), [100..200]);
+    }
+
+    #[test]
+    fn first_request_may_still_win() {
+        let slow = [Arrives(30, USUAL), Arrives(70, USUAL * 5)];
+        assert_eq!(fill(&[&slow, &[Arrives(10, USUAL), Stall]]).unwrap(), [100..200, 130..200]);
+    }
+
+    #[test]
+    fn failure_of_the_second_request_does_not_matter() {
+        for failed in [Fail(FailureClass::Permanent), Fail(FailureClass::RateLimited(None)), Arrives(71, USUAL)] {
+            let slow = [Arrives(30, USUAL), Arrives(70, USUAL * 9)];
+            assert_eq!(fill(&[&slow, &[failed]]).unwrap(), [100..200, 130..200]);
+        }
+    }
+
+    #[test]
+    fn range_gets_one_second_request_also_if_the_first_is_repeated() {
+        let lost = [Arrives(30, USUAL), Arrives(10, USUAL * 5), Fail(FailureClass::Transient)];
+        let slow = [Arrives(60, USUAL * 9)];
+        let requests = fill(&[&lost, &[Stall], &slow]).unwrap();
+        assert_eq!(requests, [100..200, 130..200, 140..200]);
+    }
+
+    #[test]
+    fn error_of_the_first_request_ends_the_range() {
+        let changed = [Arrives(30, USUAL * 5), Fail(FailureClass::Changed)];
+        assert_eq!(fill(&[&changed, &[Stall]]).unwrap_err().kind(), crate::error::Kind::SourceChanged);
     }
 }

@@ -1,6 +1,7 @@
 //! Number of requests that a host gets at once.
 //!
-//! The number grows while more requests bring more bytes a second, and is halved when the host asks for fewer.
+//! The number grows while more requests bring more bytes a second, and is halved when the host asks for fewer. A range that
+//! takes much longer than others may be requested a second time, if the host could get more requests.
 
 use crate::error::Result;
 use crate::num::to_u64;
@@ -20,6 +21,13 @@ const STEP: usize = 8;
 const GROWTH_PERCENT: u64 = 5;
 /// Time in which the answers to requests that were sent together count as one sign of too many.
 const HALVING_INTERVAL: Duration = Duration::from_secs(1);
+/// Time of a range after which it may be requested a second time, as a multiple of the usual time.
+const HEDGE_FACTOR: u32 = 4;
+/// Shortest time of a range after which it may be requested a second time.
+const HEDGE_AFTER_MIN: Duration = Duration::from_millis(500);
+/// Number of ranges of a host that are requested a second time at once. Each of them takes memory for its bytes, and a
+/// host that is slow as a whole does not get twice the requests.
+const HEDGES_MAX: usize = 4;
 /// Interval at which a thread that waits for its turn looks for Ctrl-C.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -41,6 +49,16 @@ struct State {
     /// Rate of the last measurement, in bytes per second.
     rate: u64,
     halved: Option<Instant>,
+    /// Smoothed size and time of ranges that arrived. `None` before the first one.
+    usual: Option<Usual>,
+    /// Number of ranges that are being requested a second time.
+    hedges: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Usual {
+    bytes: u64,
+    time: Duration,
 }
 
 #[derive(Debug)]
@@ -56,6 +74,7 @@ struct Window {
 pub struct Turn<'a> {
     host: &'a Host,
     bytes: u64,
+    is_hedge: bool,
 }
 
 impl Host {
@@ -82,7 +101,31 @@ impl Host {
         let is_full = state.active == state.limit;
         let window = state.window.get_or_insert_with(Window::new);
         window.is_full |= is_full;
-        Ok(Turn { host: self, bytes: 0 })
+        Ok(Turn { host: self, bytes: 0, is_hedge: false })
+    }
+
+    /// Records the time in which a range arrived.
+    pub fn arrived(&self, bytes: u64, time: Duration) {
+        let mut state = self.lock();
+        state.usual = Some(match state.usual {
+            None => Usual { bytes, time },
+            Some(usual) => {
+                Usual { bytes: (usual.bytes * 7).saturating_add(bytes) / 8, time: (usual.time * 7 + time) / 8 }
+            }
+        });
+    }
+
+    /// Returns a turn to request a range of `bytes` bytes a second time, which was first requested `elapsed` ago. `None`
+    /// if that is not much longer than usual, or if the turn is not free.
+    pub fn hedge(&self, bytes: u64, elapsed: Duration) -> Option<Turn<'_>> {
+        let mut state = self.lock();
+        let late = state.usual?.time_of(bytes).saturating_mul(HEDGE_FACTOR).max(HEDGE_AFTER_MIN);
+        if elapsed < late || state.active >= state.limit || state.hedges >= HEDGES_MAX {
+            return None;
+        }
+        state.active += 1;
+        state.hedges += 1;
+        Some(Turn { host: self, bytes: 0, is_hedge: true })
     }
 
     /// Halves the number of requests, because the host asked for fewer.
@@ -105,9 +148,19 @@ impl Host {
     }
 }
 
+impl Usual {
+    /// Returns the usual time of a range of `bytes` bytes. A shorter one than usual takes as long: most of its time may be
+    /// that of the first byte.
+    fn time_of(&self, bytes: u64) -> Duration {
+        let multiple = bytes.div_ceil(self.bytes.max(1)).max(1);
+        self.time.saturating_mul(u32::try_from(multiple).unwrap_or(u32::MAX))
+    }
+}
+
 impl Default for Host {
     fn default() -> Self {
-        let state = State { limit: STREAMS_START, active: 0, window: None, rate: 0, halved: None };
+        let (limit, active, hedges) = (STREAMS_START, 0, 0);
+        let state = State { limit, active, window: None, rate: 0, halved: None, usual: None, hedges };
         Host { state: Mutex::new(state), ended: Condvar::new() }
     }
 }
@@ -148,6 +201,9 @@ impl Drop for Turn<'_> {
     fn drop(&mut self) {
         let mut state = self.host.lock();
         state.active -= 1;
+        if self.is_hedge {
+            state.hedges -= 1;
+        }
         if self.bytes > 0 {
             state.count(self.bytes);
         }
@@ -187,5 +243,26 @@ mod tests {
         assert!(host.wait(&ended).is_err());
         drop(turns);
         assert!(host.wait(&ended).is_ok());
+    }
+
+    #[test]
+    fn only_late_ranges_are_requested_a_second_time_and_only_in_free_turns() {
+        let host = Host::default();
+        let second = Duration::from_secs(1);
+        assert!(host.hedge(1000, 100 * second).is_none(), "nothing is known of the host");
+        host.arrived(1000, second);
+        for (bytes, late) in [(10, 4), (1000, 4), (2000, 8)] {
+            assert!(host.hedge(bytes, late * second - Duration::from_millis(1)).is_none());
+            assert!(host.hedge(bytes, late * second).is_some());
+        }
+        let hedges: Vec<_> = (0..HEDGES_MAX).map(|_| host.hedge(1000, 4 * second).unwrap()).collect();
+        assert!(host.hedge(1000, 4 * second).is_none());
+        drop(hedges);
+        let turns: Vec<_> = (0..host.limit()).map(|_| host.wait(&|| Ok(())).unwrap()).collect();
+        assert!(host.hedge(1000, 4 * second).is_none(), "no turn is free");
+        drop(turns);
+        let fast = Host::default();
+        fast.arrived(1000, Duration::from_millis(1));
+        assert!(fast.hedge(1000, HEDGE_AFTER_MIN / 2).is_none());
     }
 }

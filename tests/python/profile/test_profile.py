@@ -264,7 +264,7 @@ def recording(*spans, dropped=0, storage_bytes=None):
         total["spans"] += 1
         total["bytes"] += size
         total["seconds"] += end - begin
-    names = ("reads", "copies", "launches", "retries", "repeated_bytes", "rate_limits")
+    names = ("reads", "copies", "launches", "retries", "hedged_requests", "repeated_bytes", "rate_limits")
     counts = dict.fromkeys((*names, "peak_staging_bytes", "peak_scratch_bytes"), 0)
     data = counts | {"stages": list(totals.values()), "spans_dropped": dropped, "storage_bytes": storage_bytes}
     data |= {"readers": [], "errors": []}

@@ -68,7 +68,8 @@ class Summary:
         copies: Number of copies passed to a GPU's driver.
         launches: Number of kernels passed to a GPU's driver.
         retries: Number of requests to remote stores that were repeated.
-        repeated_bytes: Number of bytes that those requested again.
+        hedged_requests: Number of ranges of remote stores that were requested a second time, beside a slow request.
+        repeated_bytes: Number of bytes that those and the retries requested again.
         rate_limits: Number of answers of remote stores that asked for fewer requests.
         waits: Number of waits of a thread for a GPU.
         allocations: Number of allocations of staging memory.
@@ -98,6 +99,7 @@ class Summary:
     copies: int
     launches: int
     retries: int
+    hedged_requests: int
     repeated_bytes: int
     rate_limits: int
     waits: int
@@ -187,6 +189,7 @@ def summarize(recording: Recording, exception: str | None) -> Summary:
         copies=metrics["copies"],
         launches=metrics["launches"],
         retries=metrics["retries"],
+        hedged_requests=metrics["hedged_requests"],
         repeated_bytes=metrics["repeated_bytes"],
         rate_limits=metrics["rate_limits"],
         waits=recording.total("wait", "spans"),

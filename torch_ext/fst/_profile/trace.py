@@ -67,6 +67,7 @@ class Metrics(TypedDict):
     copies: int
     launches: int
     retries: int
+    hedged_requests: int
     repeated_bytes: int
     rate_limits: int
     peak_staging_bytes: int
