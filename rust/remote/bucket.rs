@@ -269,11 +269,18 @@ impl Uploads for Bucket {
         put.map(|_| ()).map_err(|error| self.refused(&error))
     }
 
-    async fn begin(&self, key: &str) -> std::result::Result<String, Failure> {
+    async fn begin(&self, key: &str, _: Option<u64>) -> std::result::Result<String, Failure> {
         self.store.create_multipart(&self.path_of(key)?).await.map_err(|error| self.refused(&error))
     }
 
-    async fn put_part(&self, key: &str, id: &str, index: usize, bytes: Bytes) -> std::result::Result<String, Failure> {
+    async fn put_part(
+        &self,
+        key: &str,
+        id: &str,
+        index: usize,
+        _: u64,
+        bytes: Bytes,
+    ) -> std::result::Result<String, Failure> {
         let sent = self.store.put_part(&self.path_of(key)?, &id.to_owned(), index, PutPayload::from(bytes)).await;
         sent.map(|part| part.content_id).map_err(|error| self.refused(&error))
     }

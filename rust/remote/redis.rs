@@ -7,15 +7,19 @@
 //! [`Store::get`] passes the bytes on as they arrive, so that a lost connection costs only the bytes that are missing.
 //! Little of the protocol is needed, and TCP and TLS are in the library anyway.
 //!
+//! A save stores one value: see [`save`].
+//!
 //! Redis has no versions. Each answer states the length of every value that it reads, at the same moment.
 
 mod connection;
 mod credentials;
+mod save;
 
 use super::get::changed;
 use super::lane;
 use super::location::Location;
 use super::store::{Answer, Failure, FailureClass, Store, Version};
+use super::upload::Uploads;
 use crate::error::Result;
 use crate::num::{to_u64, to_usize};
 use async_trait::async_trait;
@@ -143,10 +147,7 @@ impl Redis {
 
     /// Finds the values of a file that has several. Returns `None` if there are none.
     async fn find_values(&self, connection: &mut Connection, key: &str) -> Attempt<Option<Arc<[Value]>>> {
-        let prefix = format!("{key}:");
-        let offset = |key: &String| key.strip_prefix(&prefix)?.rsplit(':').next()?.parse::<u64>().ok();
-        let keys = scan(connection, &prefix).await?;
-        let found: Vec<(u64, String)> = keys.into_iter().filter_map(|key| Some((offset(&key)?, key))).collect();
+        let found = find_keys(connection, key).await?;
         let commands: Vec<[&str; 2]> = found.iter().map(|(_, key)| ["STRLEN", key]).collect();
         connection.transact(&commands.iter().map(|command| command.as_slice()).collect::<Vec<_>>()).await?;
         let mut values = Vec::with_capacity(found.len());
@@ -180,6 +181,7 @@ impl Store for Redis {
             return self.get_values(connection, &values, &range).await;
         }
         if let Some(length) = self.get_value(&mut connection, key, &range).await? {
+            self.lock().remove(key);
             let range = clip(&range, length);
             let body = self.body(connection, vec![range.end - range.start]);
             return Ok(Answer { length, version: Version::default(), range, body });
@@ -206,6 +208,10 @@ impl Store for Redis {
         };
         let names: BTreeSet<String> = keys.into_iter().filter_map(name).collect();
         Ok(Some(names.into_iter().collect()))
+    }
+
+    fn uploads(&self) -> Option<&dyn Uploads> {
+        Some(self)
     }
 }
 
@@ -242,6 +248,14 @@ impl Body {
         }
         Ok(Some((frame, self)))
     }
+}
+
+/// Returns the keys of the values that a file may have, with their offsets.
+async fn find_keys(connection: &mut Connection, key: &str) -> Attempt<Vec<(u64, String)>> {
+    let prefix = format!("{key}:");
+    let offset = |key: &String| key.strip_prefix(&prefix)?.rsplit(':').next()?.parse::<u64>().ok();
+    let keys = scan(connection, &prefix).await?;
+    Ok(keys.into_iter().filter_map(|key| Some((offset(&key)?, key))).collect())
 }
 
 /// Returns all keys that begin with `prefix`. Others may add and delete keys meanwhile.

@@ -22,6 +22,7 @@ use bytes::Bytes;
 use futures_util::TryFutureExt;
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -45,16 +46,32 @@ const INTERRUPTED_ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 pub trait Uploads: Send + Sync {
     /// Stores an object in one request.
     async fn put(&self, key: &str, bytes: Bytes) -> std::result::Result<(), Failure>;
-    /// Begins an upload in parts, and returns its id.
-    async fn begin(&self, key: &str) -> std::result::Result<String, Failure>;
-    /// Sends a part, and returns its id. A part that was sent before is replaced.
-    async fn put_part(&self, key: &str, id: &str, index: usize, bytes: Bytes) -> std::result::Result<String, Failure>;
+    /// Begins an upload in parts, of this length if it is known, and returns its id.
+    async fn begin(&self, key: &str, length: Option<u64>) -> std::result::Result<String, Failure>;
+    /// Sends a part, which begins at `offset`, and returns its id. A part that was sent before is replaced.
+    async fn put_part(
+        &self,
+        key: &str,
+        id: &str,
+        index: usize,
+        offset: u64,
+        bytes: Bytes,
+    ) -> std::result::Result<String, Failure>;
+    /// Moves bytes that were sent towards the end, by at least their number. A service that puts the parts one after the
+    /// other, whatever their offsets, does nothing.
+    async fn shift(&self, _id: &str, _range: Range<u64>, _distance: u64) -> std::result::Result<(), Failure> {
+        Ok(())
+    }
     /// Stores the object that these parts make.
     async fn complete(&self, key: &str, id: &str, parts: &[String]) -> std::result::Result<(), Failure>;
     /// Drops the parts of an upload.
     async fn abort(&self, key: &str, id: &str) -> std::result::Result<(), Failure>;
     /// Removes an object. It need not exist.
     async fn remove(&self, key: &str) -> std::result::Result<(), Failure>;
+    /// Says what becomes of parts that could not be removed.
+    fn remains(&self) -> &'static str {
+        "the service may charge for them: abort the multipart uploads of this object, or let a rule of the bucket do so"
+    }
 }
 
 /// Sizes of the parts of an object.
@@ -144,12 +161,7 @@ impl Upload {
                     "a file cannot be saved to the Hub; save it to a local path, and upload it with `hf upload`",
                 );
             }
-            Service::Redis => {
-                return refused(
-                    "a file cannot be saved to Redis; save it to a local path, and store its bytes with SET",
-                );
-            }
-            Service::S3 | Service::Gcs | Service::Azure => {}
+            Service::S3 | Service::Gcs | Service::Azure | Service::Redis => {}
         }
         if location.file_name().is_empty() {
             return refused("the URL names no object; give one that ends in the name of a file");
@@ -164,13 +176,13 @@ impl Upload {
         &self.path
     }
 
-    /// Begins an upload in parts. Otherwise, the object is stored in one request.
+    /// Begins an upload in parts, of this length if it is known. Otherwise, the object is stored in one request.
     ///
     /// # Errors
     /// Those of requests, with the URL; that of `check`.
-    pub fn begin(&self, check: Check<'_>) -> Result<()> {
+    pub fn begin(&self, length: Option<u64>, check: Check<'_>) -> Result<()> {
         let uploads = self.uploads()?;
-        let id = self.run(None, 0, check, || uploads.begin(&self.key))?;
+        let id = self.run(None, 0, check, || uploads.begin(&self.key, length))?;
         self.lock().id = Some(id);
         Ok(())
     }
@@ -195,10 +207,27 @@ impl Upload {
             id
         };
         let uploads = self.uploads()?;
-        let sent = self.run(Some(offset), length, check, || uploads.put_part(&self.key, &id, index, bytes.clone()))?;
+        let put = || uploads.put_part(&self.key, &id, index, offset, bytes.clone());
+        let sent = self.run(Some(offset), length, check, put)?;
         self.lock().parts.insert(index, sent);
         drop(bytes);
         Ok(returned.lock().unwrap_or_else(PoisonError::into_inner).take())
+    }
+
+    /// Moves `length` bytes of parts that were sent, from `begin` on, by `distance` bytes towards the end.
+    ///
+    /// # Errors
+    /// Those of requests, with the URL and the byte; that of `check`.
+    pub fn shift(&self, begin: u64, length: u64, distance: u64, check: Check<'_>) -> Result<()> {
+        let (uploads, id) = (self.uploads()?, self.lock().id.clone());
+        let mut end = begin.saturating_add(length);
+        while let Some(id) = id.as_deref().filter(|_| begin < end) {
+            // From the end on, and not onto themselves, so that a piece can be moved again.
+            let piece = begin.max(end.saturating_sub(distance))..end;
+            end = piece.start;
+            self.run(Some(piece.start), to_usize(distance), check, || uploads.shift(id, piece.clone(), distance))?;
+        }
+        Ok(())
     }
 
     /// Sends the last request, with which the object appears and replaces an older one.
@@ -233,10 +262,10 @@ impl Upload {
         let limit = if error.kind() == Kind::Interrupted { INTERRUPTED_ABORT_TIMEOUT } else { ABORT_TIMEOUT };
         match self.abort(limit) {
             Ok(()) => error,
-            Err(failure) => error.note(&format!(
-                "the parts that were sent could not be removed either ({failure}), and the service may charge for them: \
-                 abort the multipart uploads of this object, or let a rule of the bucket do so"
-            )),
+            Err(failure) => {
+                let remains = self.uploads().map_or("", |uploads| uploads.remains());
+                error.note(&format!("the parts that were sent could not be removed either ({failure}); {remains}"))
+            }
         }
     }
 
@@ -292,7 +321,8 @@ impl Upload {
 impl Drop for Upload {
     fn drop(&mut self) {
         if let Err(failure) = self.abort(ABORT_TIMEOUT) {
-            tracing::warn!(url = self.url, %failure, "an upload could not be aborted; the service may charge for its parts");
+            let remains = self.uploads().map_or("", |uploads| uploads.remains());
+            tracing::warn!(url = self.url, %failure, remains, "the parts of an upload could not be removed");
         }
     }
 }

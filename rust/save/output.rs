@@ -57,7 +57,7 @@ impl Output {
             }
             Output::Object(upload, parts) => {
                 *parts = Parts::of_length(length, options.request_bytes);
-                if length > to_u64(parts.first_bytes()) { upload.begin(check) } else { Ok(()) }
+                if length > to_u64(parts.first_bytes()) { upload.begin(Some(length), check) } else { Ok(()) }
             }
         }
     }
@@ -69,14 +69,14 @@ impl Output {
         }
     }
 
-    /// Begins an upload in parts, since one request is too small.
+    /// Begins an upload in parts of an unknown length, since one request is too small.
     ///
     /// # Errors
     /// Those of [`Upload::begin`].
     pub fn begin_parts(&self, check: Check<'_>) -> Result<()> {
         match self {
             Output::File(_) => Ok(()),
-            Output::Object(upload, _) => upload.begin(check),
+            Output::Object(upload, _) => upload.begin(None, check),
         }
     }
 
@@ -140,14 +140,14 @@ impl Output {
         }
     }
 
-    /// Moves bytes towards the end of a file. An object needs no move.
+    /// Moves bytes towards the end: of a file through `buffer`, of an object in pieces of `distance` bytes.
     ///
     /// # Errors
-    /// Those of [`OutputFile::shift`].
+    /// Those of [`OutputFile::shift`] or of [`Upload::shift`].
     pub fn shift(&self, begin: u64, length: u64, distance: u64, buffer: &mut [u8], check: Check<'_>) -> Result<()> {
         match self {
             Output::File(file) => file.shift(begin, length, distance, buffer, check),
-            Output::Object(..) => Ok(()),
+            Output::Object(upload, _) => upload.shift(begin, length, distance, check),
         }
     }
 

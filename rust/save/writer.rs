@@ -241,7 +241,8 @@ impl Writer {
 
     /// Writes the first part of an object, with the header, and returns the length of the object.
     fn write_first(&self, mut header: Vec<u8>, mut first: Block, check: Check<'_>) -> Result<u64> {
-        pad(&mut header, HEADER_RESERVE_BYTES);
+        let size = header.len().next_multiple_of(HEADER_RESERVE_BYTES).max(HEADER_RESERVE_BYTES);
+        pad(&mut header, size);
         let (header_bytes, length) = (header.len(), first.as_ref().len());
         let _span = profile::span(Stage::Write).bytes(length);
         match first.bytes_mut().get_mut(..header_bytes).filter(|space| space.len() == HEADER_RESERVE_BYTES) {
@@ -250,6 +251,9 @@ impl Writer {
                 self.output.write(first, length, 0, check)?;
             }
             None => {
+                let end = to_u64(HEADER_RESERVE_BYTES).saturating_add(self.data_bytes);
+                let (begin, distance) = (to_u64(length), to_u64(header_bytes - HEADER_RESERVE_BYTES));
+                self.output.shift(begin, end.saturating_sub(begin), distance, &mut [], check)?;
                 header.extend_from_slice(first.as_ref().get(HEADER_RESERVE_BYTES..).unwrap_or_default());
                 let length = header.len();
                 self.output.write(header, length, 0, check)?;

@@ -20,6 +20,8 @@ use tokio_rustls::TlsConnector;
 
 /// Number of bytes that one system call may read.
 const READ_BYTES: usize = 256 << 10;
+/// Number of bytes that the server takes in the time of a stall.
+const WRITE_BYTES: usize = 256 << 10;
 /// Largest line of a reply, and largest text that is read as a whole: a key of a listing.
 const TEXT_BYTES_MAX: usize = 64 << 10;
 
@@ -79,18 +81,21 @@ impl Connection {
     /// Sends commands.
     pub(super) async fn send(&mut self, commands: &[&[&str]]) -> Attempt<()> {
         let mut bytes = Vec::new();
-        for command in commands {
-            bytes.extend_from_slice(format!("*{}\r\n", command.len()).as_bytes());
-            for word in *command {
-                bytes.extend_from_slice(format!("${}\r\n{word}\r\n", word.len()).as_bytes());
-            }
-        }
+        commands.iter().for_each(|command| encode(&mut bytes, command, None));
+        self.write(&bytes).await
+    }
+
+    /// Writes bytes. The server may take the time of a stall for each piece of them.
+    async fn write(&mut self, bytes: &[u8]) -> Attempt<()> {
         let Connection { stream, stall, .. } = self;
-        within(*stall, async {
-            stream.write_all(&bytes).await?;
-            stream.flush().await
-        })
-        .await
+        for piece in bytes.chunks(WRITE_BYTES) {
+            within(*stall, async {
+                stream.write_all(piece).await?;
+                stream.flush().await
+            })
+            .await?;
+        }
+        Ok(())
     }
 
     /// Sends commands that are run without those of others in between. Their replies are the next ones.
@@ -99,11 +104,31 @@ impl Connection {
         let end: &[&str] = &["EXEC"];
         let all: Vec<&[&str]> = [begin].into_iter().chain(commands.iter().copied()).chain([end]).collect();
         self.send(&all).await?;
+        self.begin_replies(commands.len()).await
+    }
+
+    /// Sends commands, and a last one whose last word has these bytes. They are run like those of
+    /// [`transact`](Connection::transact).
+    pub(super) async fn transact_with(&mut self, commands: &[&[&str]], last: &[&str], bytes: &[u8]) -> Attempt<()> {
+        let mut begin = Vec::new();
+        encode(&mut begin, &["MULTI"], None);
+        commands.iter().for_each(|command| encode(&mut begin, command, None));
+        encode(&mut begin, last, Some(bytes.len()));
+        self.write(&begin).await?;
+        self.write(bytes).await?;
+        let mut end = b"\r\n".to_vec();
+        encode(&mut end, &["EXEC"], None);
+        self.write(&end).await?;
+        self.begin_replies(commands.len() + 1).await
+    }
+
+    /// Reads what precedes the replies of a transaction with this number of commands.
+    async fn begin_replies(&mut self, commands: usize) -> Attempt<()> {
         // "OK", and "QUEUED" for each command.
-        for _ in 0..=commands.len() {
+        for _ in 0..=commands {
             let Reply::Text(_) = self.reply().await? else { return Err(unexpected("no text")) };
         }
-        if self.array().await? != to_u64(commands.len()) {
+        if self.array().await? != to_u64(commands) {
             return Err(unexpected("another number of replies"));
         }
         Ok(())
@@ -141,10 +166,23 @@ impl Connection {
         }
     }
 
+    /// Reads the text that confirms a command.
+    pub(super) async fn confirmation(&mut self) -> Attempt<()> {
+        match self.reply().await? {
+            Reply::Text(_) => Ok(()),
+            _ => Err(unexpected("no text")),
+        }
+    }
+
     /// Reads a short value.
     pub(super) async fn bulk(&mut self) -> Attempt<Vec<u8>> {
+        self.bulk_of(TEXT_BYTES_MAX).await
+    }
+
+    /// Reads a value of at most `bytes_max` bytes.
+    pub(super) async fn bulk_of(&mut self, bytes_max: usize) -> Attempt<Vec<u8>> {
         let length = match self.reply().await? {
-            Reply::Bulk(length) if to_usize(length) <= TEXT_BYTES_MAX => to_usize(length),
+            Reply::Bulk(length) if to_usize(length) <= bytes_max => to_usize(length),
             _ => return Err(unexpected("no short value")),
         };
         let mut bytes = Vec::with_capacity(length);
@@ -195,6 +233,18 @@ impl Connection {
             0 => Err(Failure::new(FailureClass::Transient, "the server closed the connection")),
             _ => Ok(()),
         }
+    }
+}
+
+/// Appends a command. Its last word has `payload` bytes, which follow, if they are stated.
+fn encode(bytes: &mut Vec<u8>, command: &[&str], payload: Option<usize>) {
+    let words = command.len() + usize::from(payload.is_some());
+    bytes.extend_from_slice(format!("*{words}\r\n").as_bytes());
+    for word in command {
+        bytes.extend_from_slice(format!("${}\r\n{word}\r\n", word.len()).as_bytes());
+    }
+    if let Some(payload) = payload {
+        bytes.extend_from_slice(format!("${payload}\r\n").as_bytes());
     }
 }
 
@@ -266,6 +316,13 @@ fn failure_of(text: &str) -> Failure {
             FailureClass::Permanent,
             format!("another server of a cluster has the key ({text}); give the address of that server"),
         ),
+        _ if text.contains("exceeds maximum allowed size") => (
+            FailureClass::Permanent,
+            "the file is too long for a value of this server (its option proto-max-bulk-len, 512 MB by default); save it \
+             in shards with max_shard_bytes"
+                .into(),
+        ),
+        "OOM" => (FailureClass::Permanent, "the server has no memory for the file (its option maxmemory)".into()),
         _ if text.contains("max number of clients") => {
             (FailureClass::RateLimited(None), "the server has too many connections".into())
         }

@@ -12,6 +12,21 @@ from urllib.parse import urlsplit
 Rule = Callable[[str, str], int | None]
 
 
+def once(*texts: str, status: int = 503) -> Rule:
+    """Answers the first request with each of the texts in its method and path with a status."""
+    pending, lock = list(texts), threading.Lock()
+
+    def rule(method: str, path: str) -> int | None:
+        with lock:
+            for text in pending:
+                if text in f"{method} {path}":
+                    pending.remove(text)
+                    return status
+        return None
+
+    return rule
+
+
 class Proxy:
     """Forwards requests with all their headers, so that signatures stay valid. `requests` has methods and paths."""
 

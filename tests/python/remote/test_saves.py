@@ -1,4 +1,4 @@
-"""Saves to S3, Google Cloud Storage and Azure: contents, requests, failures and memory."""
+"""Saves to S3, Google Cloud Storage, Azure and Redis: contents, requests, failures and memory."""
 
 import itertools
 import json
@@ -13,12 +13,12 @@ import safetensors.torch
 import torch
 
 import fst
-from proxy import Proxy
+from proxy import Proxy, once
 from rawfile import DTYPES, assert_same, random_raw
 
 MIB = 1 << 20
 PART = 5 * MIB
-SERVICES = ["s3", "gcs", "azure"]
+SERVICES = ["s3", "gcs", "azure", "redis"]
 
 
 class Place(NamedTuple):
@@ -48,6 +48,14 @@ def place(request, monkeypatch):
             lambda name: azure.get(f"{directory}/{name}").successful().body,
             lambda: [name.rsplit("/")[-1] for name in azure.names(directory)],
             list,
+        )
+    if request.param == "redis":
+        redis = request.getfixturevalue("redis")
+        return Place(
+            redis.url(directory),
+            lambda name: redis.get(f"{directory}/{name}"),
+            lambda: sorted(key.rsplit("/")[-1] for key in redis.keys(f"{directory}/*")),
+            lambda: redis.keys(f"{{{directory}/*"),
         )
     s3 = request.getfixturevalue("s3")
     bucket = s3.bucket
@@ -170,8 +178,8 @@ def test_operator_in_torchscript(place):
 
 
 def test_bad_credentials(place, monkeypatch):
-    if place.url.startswith("gs"):
-        pytest.skip("no credentials are checked")
+    if place.url.startswith(("gs", "redis")):
+        pytest.skip("no credentials are checked, or they are in the URL")
     for name in ("AWS_SECRET_ACCESS_KEY", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_KEY"):
         monkeypatch.setenv(name, "d3Jvbmc=")
     monkeypatch.delenv("AZURE_STORAGE_CONNECTION_STRING", raising=False)
@@ -189,6 +197,7 @@ def test_bad_credentials(place, monkeypatch):
         ("hf://org/name/m.safetensors", "hf upload"),
         ("s3://bucket", "names no object"),
         ("s3://bucket/prefix/", "names no object"),
+        ("redis://host/prefix/", "names no object"),
         ("ftp://host/m", "not built in"),
     ],
 )
@@ -203,21 +212,6 @@ def test_missing_container(azure, monkeypatch):
     set_environ(monkeypatch, azure)
     with pytest.raises(FileNotFoundError, match="no such bucket"):
         fst.save_file({"w": torch.ones(2)}, "az://no-such-container/x.safetensors")
-
-
-def once(*texts, status=503):
-    """Answers the first request with each of the texts in its method and path with a status."""
-    pending, lock = list(texts), threading.Lock()
-
-    def rule(method, path):
-        with lock:
-            for text in pending:
-                if text in f"{method} {path}":
-                    pending.remove(text)
-                    return status
-        return None
-
-    return rule
 
 
 def test_requests_are_repeated(proxy, s3):

@@ -29,12 +29,13 @@ def save_file(
     The file is renamed to its path once it is complete and flushed to the disk. Until then, and if the save fails, an
     older file at the path does not change. It is safe to save over the file that the tensors were loaded from.
 
-    An object of S3, Google Cloud Storage or Azure is sent in parts, side by side. It appears with the last request,
-    whole, or not at all.
+    An object of S3, Google Cloud Storage or Azure, or a value of Redis, is sent in parts, side by side. It appears with
+    the last request, whole, or not at all.
 
     Args:
         tensors: Tensors by name, on the CPU or GPUs, with any strides.
-        path: The file, whose directory must exist, or a URL that begins with `s3://`, `gs://`, `az://` or `abfss://`.
+        path: The file, whose directory must exist, or a URL that begins with `s3://`, `gs://`, `az://`, `abfss://` or
+            `redis://`.
         metadata: Text for the header of each file. Transformers expects {"format": "pt"}.
         max_shard_bytes: Upper bound for the bytes of tensors in a file. If the tensors do not fit one file, they are
             saved in their order: for a `path` that ends in `model.safetensors`, in `model-00001-of-00003.safetensors`

@@ -3,10 +3,13 @@
 import socket
 import ssl
 from pathlib import Path
+from typing import BinaryIO
 
 from fst_bench.servers.program import Program, find_program
 
 from .authority import Authority
+
+Answer = bytes | int | list["Answer"] | None
 
 PASSWORD = "redis-password-of-the-tests"
 
@@ -34,10 +37,16 @@ class Redis:
         self.endpoint = f"redis://127.0.0.1:{self.port}"
         self.tls_endpoint = f"rediss://localhost:{self.tls_port}"
 
-    def call(self, *words: bytes | str, tls: bool = False) -> bytes | int | None:
+    def call(self, *words: bytes | str, tls: bool = False) -> Answer:
         """Sends a command on a connection of its own, and returns its answer."""
         context = self._authority.client_context() if tls else None
         return self._call(self.tls_port if tls else self.port, context, *words)
+
+    def keys(self, pattern: str) -> list[str]:
+        """Returns the keys that match a pattern."""
+        keys = self.call("KEYS", pattern)
+        assert isinstance(keys, list)
+        return [key.decode() for key in keys if isinstance(key, bytes)]
 
     def put(self, key: str, data: bytes) -> None:
         """Sets the value of a key."""
@@ -46,7 +55,7 @@ class Redis:
     def get(self, key: str) -> bytes | None:
         """Returns the value of a key, or None."""
         value = self.call("GET", key)
-        assert not isinstance(value, int)
+        assert value is None or isinstance(value, bytes)
         return value
 
     def url(self, key: str) -> str:
@@ -61,23 +70,28 @@ class Redis:
         """Ends the server."""
         self._program.close()
 
-    def _call(self, port: int, context: ssl.SSLContext | None, *words: bytes | str) -> bytes | int | None:
+    def _call(self, port: int, context: ssl.SSLContext | None, *words: bytes | str) -> Answer:
         plain = socket.create_connection(("127.0.0.1", port), timeout=60)
         with context.wrap_socket(plain, server_hostname="localhost") if context else plain as connection:
             connection.sendall(_encode("AUTH", self.password) + _encode(*words))
             with connection.makefile("rb") as answers:
-                answer: bytes | int | None = None
-                for _ in range(2):
-                    kind, value = answers.read(1), answers.readline().rstrip()
-                    if kind == b"-":
-                        raise ConnectionError(value.decode())
-                    answer = value
-                    if kind == b":":
-                        answer = int(value)
-                    elif kind == b"$":
-                        size = int(value)
-                        answer = None if size < 0 else answers.read(size + 2)[:size]
-                return answer
+                _read(answers)
+                return _read(answers)
+
+
+def _read(answers: BinaryIO) -> Answer:
+    kind, value = answers.read(1), answers.readline().rstrip()
+    match kind:
+        case b"-":
+            raise ConnectionError(value.decode())
+        case b":":
+            return int(value)
+        case b"$":
+            size = int(value)
+            return None if size < 0 else answers.read(size + 2)[:size]
+        case b"*":
+            return [_read(answers) for _ in range(int(value))]
+    return value
 
 
 def _encode(*words: bytes | str) -> bytes:
