@@ -10,6 +10,7 @@ from safetensors.torch import save
 
 import fst
 from objects import assert_equal, shards, tensors
+from proxy import Proxy, once
 
 TENSORS = tensors()
 DATA = save(TENSORS)
@@ -80,6 +81,22 @@ def test_empty_prefix(s3_environ):
     s3_environ.put("text/readme.txt", b"text")
     with pytest.raises(IsADirectoryError, match="holds no"):
         fst.load_file(s3_environ.url("text/"))
+
+
+def test_listing_is_repeated(s3_environ, monkeypatch):
+    files, expected = shards()
+    for name, data in files.items():
+        s3_environ.put(f"listed/{name}", data)
+    with Proxy(s3_environ.endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        proxy.rule = once("list-type", status=503)
+        with fst.profile() as profile:
+            assert_equal(fst.load_file(s3_environ.url("listed/")), expected)
+        assert proxy.count("GET", "list-type") == 2
+        assert (profile.summary().retries, profile.summary().rate_limits) == (1, 1)
+        proxy.rule = lambda method, path: 403 if "list-type" in path else None
+        with pytest.raises(PermissionError, match="check the credentials"):
+            fst.load_file(s3_environ.url("listed/"))
 
 
 @pytest.mark.parametrize("name", ["s3", "azure"])
