@@ -1,28 +1,52 @@
-//! HTTP server for the files of a directory, which cuts some answers off in the middle.
+//! HTTP server for the files of a directory, which misbehaves when it is told to.
 
-use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+
+/// Deviation of one answer from what a client expects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServerFault {
+    /// The connection is closed after half the body.
+    Cut,
+    /// Nothing follows half the body.
+    Stall,
+    /// Status 503.
+    Unavailable,
+    /// Status 200 and the whole file.
+    WholeFile,
+    /// A neighbour of the range.
+    WrongRange,
+    /// Another ETag.
+    OtherVersion,
+}
 
 pub struct RangeServer {
     pub address: SocketAddr,
 }
 
+/// Returns the fault of an answer with these bytes of a file.
+type Rule = dyn Fn(&Range<usize>) -> Option<ServerFault> + Send + Sync;
+
 impl RangeServer {
-    /// Starts a server that lives as long as the process. Of the answers, every `cut_every`-th ends after half its body.
-    pub fn start(directory: &Path, cut_every: usize) -> RangeServer {
+    /// Starts a server that lives as long as the process.
+    pub fn start(
+        directory: &Path,
+        rule: impl Fn(&Range<usize>) -> Option<ServerFault> + Send + Sync + 'static,
+    ) -> RangeServer {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let answers = Arc::new(AtomicUsize::new(0));
+        let rule: Arc<Rule> = Arc::new(rule);
         let directory = directory.to_path_buf();
         thread::spawn(move || {
             for connection in listener.incoming().flatten() {
-                let (directory, answers) = (directory.clone(), Arc::clone(&answers));
-                thread::spawn(move || serve(&connection, &directory, &answers, cut_every));
+                let (directory, rule) = (directory.clone(), Arc::clone(&rule));
+                thread::spawn(move || serve(&connection, &directory, &*rule));
             }
         });
         RangeServer { address }
@@ -34,7 +58,7 @@ impl RangeServer {
 }
 
 /// Answers the requests of one connection.
-fn serve(connection: &TcpStream, directory: &Path, answers: &AtomicUsize, cut_every: usize) -> Option<()> {
+fn serve(mut connection: &TcpStream, directory: &Path, rule: &Rule) -> Option<()> {
     let mut lines = BufReader::new(connection).lines();
     loop {
         let head: Vec<String> = lines.by_ref().map_while(Result::ok).take_while(|line| !line.is_empty()).collect();
@@ -45,22 +69,38 @@ fn serve(connection: &TcpStream, directory: &Path, answers: &AtomicUsize, cut_ev
         };
         let range = value("range: bytes=")?;
         let (first, last) = range.split_once('-')?;
-        let bytes = fs::read(directory.join(name)).ok()?;
+        let file = File::open(directory.join(name)).ok()?;
+        let length = usize::try_from(file.metadata().ok()?.len()).ok()?;
         let begin: usize = first.parse().ok()?;
-        let end = (last.parse::<usize>().ok()? + 1).min(bytes.len());
-        let mut connection = connection;
-        let body = bytes.get(begin..end)?;
-        let answer = format!(
-            "HTTP/1.1 206 Partial Content\r\nETag: \"1\"\r\nContent-Length: {}\r\nContent-Range: bytes {begin}-{}/{}\r\n\r\n",
-            body.len(),
-            end - 1,
-            bytes.len()
-        );
-        connection.write_all(answer.as_bytes()).ok()?;
-        if (answers.fetch_add(1, Ordering::Relaxed) + 1).is_multiple_of(cut_every) {
+        let mut range = begin..(last.parse::<usize>().ok()? + 1).min(length);
+        let fault = rule(&range);
+        let mut status = "206 Partial Content";
+        let mut tag = 1;
+        match fault {
+            Some(ServerFault::Unavailable) => {
+                connection.write_all(b"HTTP/1.1 503 Busy\r\nRetry-After: 0\r\nContent-Length: 0\r\n\r\n").ok()?;
+                continue;
+            }
+            Some(ServerFault::WholeFile) => (status, range) = ("200 OK", 0..length),
+            Some(ServerFault::WrongRange) => range = range.start - 1..range.end - 1,
+            Some(ServerFault::OtherVersion) => tag = 2,
+            Some(ServerFault::Cut | ServerFault::Stall) | None => {}
+        }
+        let mut body = vec![0; range.len()];
+        file.read_exact_at(&mut body, u64::try_from(range.start).ok()?).ok()?;
+        let mut answer = format!("HTTP/1.1 {status}\r\nETag: \"{tag}\"\r\nContent-Length: {}\r\n", body.len());
+        if status.starts_with("206") {
+            answer += &format!("Content-Range: bytes {}-{}/{}\r\n", range.start, range.end - 1, length);
+        }
+        connection.write_all(format!("{answer}\r\n").as_bytes()).ok()?;
+        if matches!(fault, Some(ServerFault::Cut | ServerFault::Stall)) {
             connection.write_all(body.get(..body.len() / 2)?).ok()?;
+            if fault == Some(ServerFault::Stall) {
+                // Returns when the client closes the connection.
+                let _ = connection.read(&mut [0]);
+            }
             return None;
         }
-        connection.write_all(body).ok()?;
+        connection.write_all(&body).ok()?;
     }
 }
