@@ -408,7 +408,7 @@ mod tests {
 
     #[test]
     fn request_that_ends_in_time_is_sent_once() {
-        assert_eq!(fill(&[&[Arrives(100, USUAL * 7 / 2)]]).unwrap(), [100..200]);
+        assert_eq!(fill(&[&[Arrives(100, USUAL * 7 / 2)]]).unwrap().len(), 1);
     }
 
     #[test]
