@@ -127,8 +127,10 @@ format: $(VENV)/stamp ## format all sources
 	$(IN_VENV) ruff format
 
 .PHONY: fuzz
-fuzz: $(FUZZER) ## feed the header parser and the planner random bytes for FUZZ_SECONDS (60)
-	PATH="$(abspath $(dir $(FUZZER))):$$PATH" cargo fuzz run --sanitizer none header_and_plan -- -max_total_time=$(FUZZ_SECONDS)
+fuzz: $(FUZZER) ## feed headers, plans, addresses and answers random bytes, FUZZ_SECONDS (60) each
+	for target in header_and_plan addresses answers; do \
+		PATH="$(abspath $(dir $(FUZZER))):$$PATH" cargo fuzz run --sanitizer none $$target -- -max_total_time=$(FUZZ_SECONDS) || exit 1; \
+	done
 
 .PHONY: clean
 clean: ## remove everything that was built, and the environments

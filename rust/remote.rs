@@ -26,6 +26,8 @@ mod hub;
 pub mod lane;
 pub mod location;
 pub mod object;
+#[doc(hidden)]
+pub mod parsers;
 mod redis;
 mod settings;
 pub mod store;

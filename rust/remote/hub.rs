@@ -153,8 +153,8 @@ fn stored_token() -> Option<String> {
 
 /// Description of a repository at a commit.
 #[derive(Deserialize)]
-struct Description {
-    sha: String,
+pub(super) struct Description {
+    pub(super) sha: String,
     #[serde(default)]
     siblings: Vec<Sibling>,
 }
@@ -216,9 +216,13 @@ async fn describe(address: &str, headers: HeaderMap) -> std::result::Result<Desc
     let request = transport::get_request(address, headers)?;
     let response = Transport.call(request).await.map_err(|error| transport::failure_of(&error))?;
     check_status(response.status())?;
-    let bytes = http::collect(response, DESCRIPTION_BYTES_MAX).await?;
+    parse_description(&http::collect(response, DESCRIPTION_BYTES_MAX).await?)
+}
+
+/// Parses the description of a repository.
+pub(super) fn parse_description(bytes: &[u8]) -> std::result::Result<Description, Failure> {
     let invalid = |error| Failure::new(FailureClass::Permanent, format!("the Hub's answer is not valid: {error}"));
-    let described: Description = serde_json::from_slice(&bytes).map_err(invalid)?;
+    let described: Description = serde_json::from_slice(bytes).map_err(invalid)?;
     match is_commit(&described.sha) {
         true => Ok(described),
         false => Err(Failure::new(FailureClass::Permanent, "the Hub's answer names no commit")),

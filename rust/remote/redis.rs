@@ -25,6 +25,7 @@ use crate::num::{to_u64, to_usize};
 use async_trait::async_trait;
 use bytes::Bytes;
 pub(super) use connection::Idle;
+pub(super) use connection::read_answers;
 use connection::{Connection, Reply, unexpected};
 use credentials::Credentials;
 use futures_util::StreamExt;

@@ -10,11 +10,12 @@ use crate::remote::transport::{self, CONNECT_TIMEOUT, IDLE_TIMEOUT};
 use bytes::{Bytes, BytesMut};
 use rustls::pki_types::ServerName;
 use std::future::Future;
-use std::io;
+use std::io::{self, Cursor};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::runtime::Builder;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
@@ -246,6 +247,26 @@ fn encode(bytes: &mut Vec<u8>, command: &[&str], payload: Option<usize>) {
     if let Some(payload) = payload {
         bytes.extend_from_slice(format!("${payload}\r\n").as_bytes());
     }
+}
+
+/// Reads all answers of a server, as values with their lengths, up to the first that is not valid.
+pub(in crate::remote) fn read_answers(bytes: &[u8]) {
+    let stream = Box::new(tokio::io::join(Cursor::new(bytes.to_vec()), tokio::io::sink()));
+    let mut connection = Connection { stream, buffer: BytesMut::new(), stall: Duration::from_secs(1) };
+    let Ok(runtime) = Builder::new_current_thread().enable_time().build() else { return };
+    runtime.block_on(async {
+        while let Ok(reply) = connection.reply().await {
+            if let Reply::Bulk(mut missing) = reply {
+                while missing > 0 {
+                    let Ok(frame) = connection.frame(to_usize(missing)).await else { return };
+                    missing -= to_u64(frame.len());
+                }
+                if connection.end_of_bulk().await.is_err() {
+                    return;
+                }
+            }
+        }
+    });
 }
 
 /// Connection that no request uses.
