@@ -36,6 +36,8 @@ const UPLOAD_TIMEOUT: Duration = Duration::from_secs(120);
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Largest pause that a server may ask for.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(30);
+const PROXY_REFUSAL: &str = "the proxy refuses access (status 407); check the user and the password in HTTPS_PROXY, \
+                             HTTP_PROXY or ALL_PROXY";
 /// Headers that another host may see after a redirect. All others may be secret.
 const PUBLIC_HEADERS: [HeaderName; 5] =
     [header::RANGE, header::IF_MATCH, header::IF_UNMODIFIED_SINCE, header::ACCEPT_ENCODING, header::ACCEPT];
@@ -158,6 +160,7 @@ pub(super) async fn send(request: HttpRequest) -> std::result::Result<HttpRespon
     match response.status() {
         StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => Err(StatusFailure::error(&response)),
         status if status.is_server_error() => Err(StatusFailure::error(&response)),
+        StatusCode::PROXY_AUTHENTICATION_REQUIRED => Err(refused(PROXY_REFUSAL.into())),
         _ => Ok(response),
     }
 }
@@ -311,6 +314,9 @@ pub(super) fn failure_of(error: &(dyn StdError + 'static)) -> Failure {
              its certificate in SSL_CERT_FILE"
         );
         return Failure::new(FailureClass::Permanent, message);
+    }
+    if text.contains("proxy authorization required") {
+        return Failure::new(FailureClass::Permanent, PROXY_REFUSAL);
     }
     if text.contains("lookup") || text.contains("dns error") {
         let message = format!("the name of the host cannot be resolved: {text}; check the URL and the network");

@@ -1,0 +1,90 @@
+"""Loads through the proxies that the environment names."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from safetensors.torch import save
+
+import fst
+from objects import assert_equal, tensors
+from servers.forward import ForwardProxy
+
+TENSORS = tensors()
+DATA = save(TENSORS)
+PASSWORD = "password-of-the-proxy"
+PROGRAM = """
+import sys
+import fst
+with fst.profile() as profile:
+    for url in sys.argv[2:]:
+        try:
+            fst.load_file(url)
+        except OSError as error:
+            print(repr(error))
+profile.save_trace(sys.argv[1])
+print(profile.summary())
+"""
+
+
+@pytest.fixture
+def proxy(monkeypatch):
+    for name in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    with ForwardProxy("me", PASSWORD) as proxy:
+        yield proxy
+
+
+@pytest.fixture(params=["http", "https"])
+def url(request, nginx, authority, monkeypatch):
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
+    nginx.put("proxied.safetensors", DATA)
+    return {"http": nginx.url, "https": nginx.tls_url}[request.param]("proxied.safetensors")
+
+
+@pytest.mark.parametrize("variable", ["{}_PROXY", "{}_proxy", "ALL_PROXY"])
+def test_requests_pass_through_the_proxy(proxy, url, monkeypatch, variable):
+    scheme = url.partition(":")[0]
+    monkeypatch.setenv(variable.format(scheme.upper() if variable == "{}_PROXY" else scheme), proxy.url)
+    assert_equal(fst.load_file(url), TENSORS)
+    host = url.split("/")[2]
+    assert set(proxy.requests) == {("CONNECT", host) if scheme == "https" else ("GET", url)}
+
+
+def test_no_proxy_names_hosts_that_are_reached_directly(proxy, url, monkeypatch):
+    monkeypatch.setenv("ALL_PROXY", proxy.url)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+    assert_equal(fst.load_file(url), TENSORS)
+    assert proxy.requests == []
+    monkeypatch.setenv("NO_PROXY", "example.com")
+    assert_equal(fst.load_file(url), TENSORS)
+    assert proxy.requests
+
+
+def test_proxy_of_the_other_scheme_is_not_used(proxy, url, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY" if url.startswith("https") else "HTTPS_PROXY", proxy.url)
+    assert_equal(fst.load_file(url), TENSORS)
+    assert proxy.requests == []
+
+
+def test_refusal_of_the_proxy_is_an_error_at_once(proxy, url, monkeypatch):
+    monkeypatch.setenv("ALL_PROXY", proxy.url.replace(PASSWORD, "wrong-password"))
+    with fst.profile() as profile, pytest.raises(OSError, match=r"proxy refuses access \(status 407\)"):
+        fst.load_file(url)
+    assert profile.summary().retries == 0
+    assert proxy.requests == []
+
+
+def test_password_is_not_shown(proxy, url, python_environ, tmp_path):
+    """Neither errors nor logs nor profiles have the password of the proxy, right or wrong."""
+    for password in (PASSWORD, "wrong-password"):
+        settings = {"ALL_PROXY": proxy.url.replace(PASSWORD, password), "FST_LOG": "trace"}
+        environ = python_environ | settings | {"SSL_CERT_FILE": os.environ["SSL_CERT_FILE"]}
+        trace = tmp_path / password
+        command = [sys.executable, "-c", PROGRAM, str(trace), url, url.replace("proxied", "missing")]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=120)
+        assert "Error" in done.stdout
+        assert password not in done.stdout + done.stderr + trace.read_text()
+    assert proxy.requests
