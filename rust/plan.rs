@@ -147,6 +147,48 @@ impl Read {
     }
 }
 
+/// Bytes of a file that go to one place in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Piece {
+    /// First byte in the file.
+    pub offset: u64,
+    /// Length in bytes.
+    pub length: usize,
+    /// Address of the first byte in memory.
+    pub address: u64,
+}
+
+/// Returns the pieces of a staged chunk in the order of the file. Returns `None` if its bytes must pass through the slot:
+/// if they are cast, have several destinations, or consist of rows of fewer than `row_bytes_min` bytes.
+pub fn pieces(reads: &[Read], copies: &[SlotCopy], row_bytes_min: usize) -> Option<Vec<Piece>> {
+    let mut pieces = Vec::with_capacity(copies.len());
+    for copy in copies {
+        if copy.cast.is_some() || copy.rows > 1 && copy.row_bytes < row_bytes_min {
+            return None;
+        }
+        for row in 0..copy.rows {
+            let mut slot_begin = copy.slot_begin + row * copy.slot_stride;
+            let end = slot_begin + copy.row_bytes;
+            let mut address = copy.address + to_u64(row * copy.row_bytes);
+            // Bytes that follow each other in the slot may be of several reads.
+            while slot_begin < end {
+                let read = reads.get(reads.partition_point(|read| read.slot_begin <= slot_begin).checked_sub(1)?)?;
+                let length =
+                    (read.slot_begin + read.length).min(end).checked_sub(slot_begin).filter(|length| *length > 0)?;
+                pieces.push(Piece { offset: read.offset + to_u64(slot_begin - read.slot_begin), length, address });
+                slot_begin += length;
+                address += to_u64(length);
+            }
+        }
+    }
+    pieces.sort();
+    let is_apart = |pair: &[Piece]| match pair {
+        [one, two] => one.offset + to_u64(one.length) <= two.offset,
+        _ => true,
+    };
+    pieces.windows(2).all(is_apart).then_some(pieces)
+}
+
 /// Copy of equally spaced rows in a slot to contiguous memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotCopy {

@@ -65,6 +65,20 @@ pub trait Reader: Send + Sync {
         }
         Ok(())
     }
+
+    /// Returns whether [`scatter`](Reader::scatter) is better than [`fill`](Reader::fill) with copies out of the slot: the
+    /// reader copies the bytes anyway.
+    fn scatters(&self) -> bool {
+        false
+    }
+
+    /// Fills many pieces of memory with the bytes from their offsets, which ascend.
+    ///
+    /// # Errors
+    /// `io`, with the path and the byte; that of `check`.
+    fn scatter(&self, pieces: Vec<(u64, &mut [u8])>, check: Check<'_>) -> Result<()> {
+        pieces.into_iter().try_for_each(|(offset, into)| self.read(offset, into, check))
+    }
 }
 
 /// Limits of a reader, from which the plan of a load follows.

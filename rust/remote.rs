@@ -11,6 +11,7 @@
 //! - [`object`] is an open object: its size, the version that every request asks for, and its first bytes.
 //! - [`cache`] keeps copies of objects on a local disk.
 //! - [`upload`] stores a new object.
+//! - [`pieces`] is the memory for the bytes of one request.
 //! - [`lane`] runs requests: a thread that needs bytes runs them itself, on a runtime that it takes from a pool.
 //!
 //! A request is repeated from the byte reached, up to a stated number of times.
@@ -28,6 +29,7 @@ pub mod location;
 pub mod object;
 #[doc(hidden)]
 pub mod parsers;
+mod pieces;
 mod redis;
 mod settings;
 pub mod store;

@@ -92,7 +92,7 @@ impl Source {
     /// `io` if reading fails, `malformed` if a local file has become shorter; those of the store; that of `check`.
     pub fn read(&self, offset: u64, into: &mut [u8], check: Check<'_>) -> Result<()> {
         match self {
-            Source::Object(object) => object.read(std::iter::once((offset, into)), check),
+            Source::Object(object) => object.read([(offset, into)], check),
             Source::File(file) => file.read(offset, into, check),
         }
     }

@@ -7,7 +7,7 @@ use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use crate::options::Options;
 use crate::os::numa::Node;
-use crate::plan::{Chunk, Limits};
+use crate::plan::{self, Chunk, Limits, Piece, Read, SlotCopy};
 use crate::reader::ring::Linux;
 use crate::reader::uring::Rings;
 use crate::reader::{self, ChosenReader, Opened, ReadLimits, Reader, SlotBuffer};
@@ -19,6 +19,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Smallest size to which requests are divided so that more streams take part, in bytes.
 const REQUEST_BYTES_MIN: usize = 1 << 20;
+
+/// Shortest row that goes from a request to its destination by itself, in bytes. Shorter ones are faster to copy out of a
+/// slot, all with one loop.
+const ROW_BYTES_MIN: usize = 256;
 
 /// Engine with a reader for each file and staging memory for the chunks.
 pub struct StagedEngine<D: Device> {
@@ -88,6 +92,24 @@ impl<D: Device> StagedEngine<D> {
     fn reader(&self, source: usize) -> Result<&dyn Reader> {
         let missing = || Error::new(Kind::Internal, format!("no reader for file {source}"));
         self.readers.get(source).map(|opened| &*opened.reader).ok_or_else(missing)
+    }
+
+    /// Returns the destinations of a chunk whose bytes need no slot, or `None` if they need one.
+    ///
+    /// # Safety
+    /// The destinations must be memory of the device that nothing else uses while the slices live.
+    unsafe fn pieces<'a>(
+        &self,
+        reader: &dyn Reader,
+        reads: &[Read],
+        copies: &[SlotCopy],
+    ) -> Option<Vec<(u64, &'a mut [u8])>> {
+        let pieces = (self.limits.in_place_bytes.is_some() && reader.scatters())
+            .then(|| plan::pieces(reads, copies, ROW_BYTES_MIN))
+            .flatten()?;
+        // SAFETY: the caller's promise.
+        let slice = |piece: Piece| unsafe { self.device.host_slice(piece.address, piece.length) };
+        pieces.into_iter().map(|piece| Some((piece.offset, slice(piece)?))).collect()
     }
 
     fn memory(&self) -> MutexGuard<'_, ChunkMemory<D>> {
@@ -165,6 +187,10 @@ impl<D: Device> Engine<D::StreamEvent> for StagedEngine<D> {
             }
             Chunk::Staged { source, bytes, reads, copies } => {
                 let reader = self.reader(*source)?;
+                // SAFETY: the caller's promise, and the plan writes each byte once.
+                if let Some(pieces) = unsafe { self.pieces(reader, reads, copies) } {
+                    return reader.scatter(pieces, check);
+                }
                 let memory = self.memory().clone();
                 match memory {
                     ChunkMemory::None => Err(internal("no memory")),

@@ -35,7 +35,7 @@ impl Reader for ObjectReader {
     }
 
     fn read(&self, offset: u64, into: &mut [u8], check: Check<'_>) -> Result<()> {
-        self.object.read(std::iter::once((offset, into)), check)
+        self.object.read([(offset, into)], check)
     }
 
     fn fill(&self, reads: &[Read], buffer: SlotBuffer<'_>, check: Check<'_>) -> Result<()> {
@@ -49,6 +49,14 @@ impl Reader for ObjectReader {
             parts.push((read.offset, part));
             (rest, taken) = (after, read.slot_begin + read.length);
         }
-        self.object.read(parts.into_iter(), check)
+        self.object.read(parts, check)
+    }
+
+    fn scatters(&self) -> bool {
+        true
+    }
+
+    fn scatter(&self, pieces: Vec<(u64, &mut [u8])>, check: Check<'_>) -> Result<()> {
+        self.object.read(pieces, check)
     }
 }

@@ -46,4 +46,13 @@ impl Reader for RecordedReader {
         let _span = self.span(reads.len(), reads.iter().map(|read| read.length).sum());
         self.reader.fill(reads, buffer, check)
     }
+
+    fn scatters(&self) -> bool {
+        self.reader.scatters()
+    }
+
+    fn scatter(&self, pieces: Vec<(u64, &mut [u8])>, check: Check<'_>) -> Result<()> {
+        let _span = self.span(1, pieces.iter().map(|(_, into)| into.len()).sum());
+        self.reader.scatter(pieces, check)
+    }
 }

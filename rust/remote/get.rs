@@ -4,6 +4,7 @@
 //! beside it: the missing bytes are requested a second time, and the answer that is complete first is used.
 
 use super::lane;
+use super::pieces::Pieces;
 use super::store::{Answer, Failure, FailureClass, Store, Version};
 use super::streams::Host;
 use crate::error::{Error, Result};
@@ -66,28 +67,26 @@ impl Target<'_> {
         Ok(First { length, version, bytes })
     }
 
-    /// Fills `into` with the bytes from `offset` of an object of this length and version.
-    pub(super) async fn fill(&self, offset: u64, into: &mut [u8], length: u64, version: &Version) -> Result<()> {
-        let end = offset.saturating_add(to_u64(into.len()));
+    /// Fills pieces of an object of this length and version.
+    pub(super) async fn fill(&self, pieces: &mut Pieces<'_>, length: u64, version: &Version) -> Result<()> {
+        let Range { start, end } = pieces.range();
         let mut attempts = Attempts::new(self.url, self.host);
-        let progress = Progress { reached: AtomicU64::new(offset), is_hedged: AtomicBool::new(false) };
-        while progress.reached() < end {
-            let begin = progress.reached();
-            let rest = into.get_mut(to_usize(begin - offset)..).unwrap_or_default();
-            let expected = Expected { range: begin..end, length, version };
-            if let Err(failure) = self.fill_rest(&expected, rest, &progress).await {
-                let reached = progress.reached();
+        let progress = Progress { reached: AtomicU64::new(start), is_hedged: AtomicBool::new(false) };
+        while pieces.reached() < end {
+            let expected = Expected { range: pieces.reached()..end, length, version };
+            if let Err(failure) = self.fill_rest(&expected, pieces, &progress).await {
+                let reached = pieces.reached();
                 attempts.prepare(failure, Some(reached), to_usize(end - reached)).await?;
             }
         }
         Ok(())
     }
 
-    /// Fills `into` from the answer that is complete first: that of one request, or of a hedged one beside it.
-    async fn fill_rest(&self, expected: &Expected<'_>, into: &mut [u8], progress: &Progress) -> Attempt<()> {
+    /// Fills pieces from the answer that is complete first: that of one request, or of a hedged one beside it.
+    async fn fill_rest(&self, expected: &Expected<'_>, pieces: &mut Pieces<'_>, progress: &Progress) -> Attempt<()> {
         let (begin, was_hedged) = (Instant::now(), progress.is_hedged());
         let result = {
-            let request = pin!(self.try_fill(expected, into, progress));
+            let request = pin!(self.try_fill(expected, pieces, progress));
             let hedged = pin!(self.hedge(expected, progress));
             match select(request, hedged).await {
                 Either::Left((result, _)) => result.map(|()| None),
@@ -101,31 +100,26 @@ impl Target<'_> {
         // The connection of the request that was dropped still gets its answer.
         lane::discard();
         if let Some((first, bytes)) = result? {
-            let rest = into.get_mut(to_usize(first - expected.range.start)..).unwrap_or_default();
-            rest.copy_from_slice(&bytes);
-            progress.reached.store(expected.range.end, Ordering::Relaxed);
+            // The first request went on meanwhile.
+            let missing = bytes.get(to_usize(pieces.reached() - first)..).unwrap_or_default();
+            if !pieces.write(missing) {
+                return Err(too_long());
+            }
         }
         Ok(())
     }
 
-    /// Fills `into` from one answer, and records the byte that was reached also if it fails.
-    async fn try_fill(&self, expected: &Expected<'_>, into: &mut [u8], progress: &Progress) -> Attempt<()> {
+    /// Fills pieces from one answer, and records the byte that was reached also if it fails.
+    async fn try_fill(&self, expected: &Expected<'_>, pieces: &mut Pieces<'_>, progress: &Progress) -> Attempt<()> {
         let mut body = self.request(expected).await?;
-        let mut rest = into;
         while let Some(frame) = body.next().await {
-            let frame = frame?;
-            let (now, later) = std::mem::take(&mut rest).split_at_mut_checked(frame.len()).ok_or_else(too_long)?;
-            now.copy_from_slice(&frame);
-            progress.reached.fetch_add(to_u64(frame.len()), Ordering::Relaxed);
-            rest = later;
-        }
-        match to_u64(rest.len()) {
-            0 => Ok(()),
-            missing => {
-                let bytes = expected.range.end - expected.range.start;
-                Err(too_short(bytes - missing, bytes))
+            if !pieces.write(&frame?) {
+                return Err(too_long());
             }
+            progress.reached.store(pieces.reached(), Ordering::Relaxed);
         }
+        let Range { start, end } = expected.range;
+        if pieces.reached() < end { Err(too_short(pieces.reached() - start, end - start)) } else { Ok(()) }
     }
 
     /// Waits until the request of a range is late, and requests the missing bytes a second time. Returns them and the
@@ -391,7 +385,8 @@ mod tests {
         host.arrived(100, USUAL);
         let target = Target { store: &store, key: "key", url: "url", host: &host };
         let mut into = vec![0; 100];
-        let filled = runtime.block_on(target.fill(100, &mut into, LENGTH, &Version::default()));
+        let mut pieces = Pieces::one(100, &mut into);
+        let filled = runtime.block_on(target.fill(&mut pieces, LENGTH, &Version::default()));
         let (all, expired) = (host.limit(), Duration::from_secs(3600));
         let turns: Vec<_> = (0..all).map_while(|_| host.hedge(1, expired)).collect();
         assert_eq!(turns.len(), 4, "all turns have ended");

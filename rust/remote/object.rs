@@ -1,9 +1,10 @@
 //! Open objects.
 
-use super::cache::{self, Cache, Copy};
+use super::cache::{self, Cache, Copy, Part};
 use super::get::{First, Target};
 use super::lane;
 use super::location::Location;
+use super::pieces::Pieces;
 use super::store::{Store, Version};
 use super::streams::Host;
 use crate::error::{Error, Kind, Result};
@@ -67,7 +68,7 @@ impl Object {
         let object = Object::request(&address, HEAD_BYTES, check)?;
         let copy = object.open_copy(cache, &address.name);
         if let Some(Copy::Part(part)) = &copy {
-            cache::add(part, 0, &object.head);
+            cache::add(part, 0..to_u64(object.head.len()), std::iter::once(&*object.head));
         }
         Ok(Object { copy, ..object })
     }
@@ -145,20 +146,21 @@ impl Object {
         }
     }
 
-    /// Fills each buffer with the bytes from its offset, several at the same time.
+    /// Fills each buffer with the bytes from its offset. The buffers are in the order of the object; those with short gaps
+    /// between them share a request, and several requests are sent at the same time.
     ///
     /// # Errors
     /// `source-changed` if the object has another version now; `io`, `file-not-found` or `permission-denied`, with the
     /// URL and the byte; that of `check`.
-    pub fn read<'a>(&self, reads: impl Iterator<Item = (u64, &'a mut [u8])>, check: Check<'_>) -> Result<()> {
-        let mut requests = Vec::new();
+    pub fn read<'a>(&self, reads: impl IntoIterator<Item = (u64, &'a mut [u8])>, check: Check<'_>) -> Result<()> {
+        let mut missing = Vec::new();
         for (offset, into) in reads {
             let end = offset.saturating_add(to_u64(into.len()));
             if end > self.length {
                 let message = format!("the object has {} bytes, but the load needs {end}", self.length);
                 return Err(Error::new(Kind::Io, message).at(&self.path).offset(self.length));
             }
-            if let Some(Copy::Whole(file)) = &self.copy {
+            if let Some(file) = self.copy() {
                 file.read(offset, into, check)?;
                 continue;
             }
@@ -166,28 +168,37 @@ impl Object {
             let (from_head, rest) = into.split_at_mut(known.len().min(into.len()));
             from_head.copy_from_slice(known.get(..from_head.len()).unwrap_or_default());
             let begin = offset.saturating_add(to_u64(from_head.len()));
-            match &self.copy {
-                Some(Copy::Part(part)) => requests.extend(part.read(begin, rest)),
-                _ if rest.is_empty() => {}
-                _ => requests.push((begin, rest)),
+            match self.part() {
+                Some(part) => missing.extend(part.read(begin, rest)),
+                None => missing.push((begin, rest)),
             }
         }
+        let requests = Pieces::join(missing.into_iter());
         if requests.is_empty() {
             return Ok(());
         }
         let mut turn = self.host.wait(check)?;
-        let bytes = requests.iter().map(|(_, into)| into.len()).sum();
-        let target = self.target();
-        let fill = |(offset, into): (u64, &'a mut [u8])| async move {
-            target.fill(offset, &mut *into, self.length, &self.version).await?;
-            if let Some(Copy::Part(part)) = &self.copy {
-                cache::add(part, offset, into);
-            }
-            Ok(())
-        };
-        let all = stream::iter(requests).map(fill).buffer_unordered(REQUESTS_PER_TURN).try_collect::<()>();
-        lane::block_on(check, all)?;
-        turn.received(bytes);
+        let bytes: u64 = requests.iter().map(|pieces| pieces.range().end - pieces.range().start).sum();
+        let all = stream::iter(requests).map(|pieces| self.request_pieces(pieces));
+        lane::block_on(check, all.buffer_unordered(REQUESTS_PER_TURN).try_collect::<()>())?;
+        turn.received(to_usize(bytes));
         Ok(())
+    }
+
+    async fn request_pieces(&self, pieces: Pieces<'_>) -> Result<()> {
+        let mut pieces = if self.part().is_some() { pieces.with_gaps() } else { pieces };
+        self.target().fill(&mut pieces, self.length, &self.version).await?;
+        if let Some(part) = self.part() {
+            cache::add(part, pieces.range(), pieces.parts());
+        }
+        Ok(())
+    }
+
+    /// Returns the copy on a local disk that lacks some bytes.
+    fn part(&self) -> Option<&Arc<Part>> {
+        match &self.copy {
+            Some(Copy::Part(part)) => Some(part),
+            Some(Copy::Whole(_)) | None => None,
+        }
     }
 }

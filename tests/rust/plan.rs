@@ -5,7 +5,7 @@ use fst::convert::cast::Cast;
 use fst::dtype::Dtype;
 use fst::error::Kind;
 use fst::format::header::Entry;
-use fst::plan::{Chunk, Destination, Limits, plan};
+use fst::plan::{Chunk, Destination, Limits, Read, SlotCopy, pieces, plan};
 use proptest::prelude::*;
 
 const DATA_BEGIN: u64 = 100;
@@ -115,10 +115,42 @@ fn execute(chunks: &[Chunk], limits: &Limits, memory_bytes: usize, data: &[std::
                         }
                     }
                 }
+                check_pieces(*source, reads, copies, &execution.memory);
             }
         }
     }
     execution
+}
+
+/// Checks that the pieces of a chunk, if it has any, are the bytes that its copies have written.
+fn check_pieces(source: usize, reads: &[Read], copies: &[SlotCopy], memory: &[u8]) {
+    let copied: usize = copies.iter().map(SlotCopy::bytes).sum();
+    let read: usize = reads.iter().map(|read| read.length).sum();
+    let Some(pieces) = pieces(reads, copies, 1) else {
+        let has_cast = copies.iter().any(|copy| copy.cast.is_some());
+        assert!(has_cast || copied > used_bytes(reads, copies), "pieces exist: {copies:?}");
+        return;
+    };
+    assert!(copied <= read);
+    assert_eq!(pieces.iter().map(|piece| piece.length).sum::<usize>(), copied);
+    assert!(pieces.windows(2).all(|pair| pair[0].offset + pair[0].length as u64 <= pair[1].offset));
+    for piece in pieces {
+        for index in 0..piece.length as u64 {
+            assert_eq!(memory[(piece.address + index) as usize], file_byte(source, piece.offset + index));
+        }
+    }
+}
+
+/// Returns the number of different bytes of the slot that the copies use.
+fn used_bytes(reads: &[Read], copies: &[SlotCopy]) -> usize {
+    let bytes = reads.iter().map(|read| read.slot_begin + read.length).max().unwrap_or(0);
+    let mut used = vec![false; bytes];
+    for copy in copies {
+        for row in 0..copy.rows {
+            used[copy.slot_begin + row * copy.slot_stride..][..copy.row_bytes].fill(true);
+        }
+    }
+    used.into_iter().filter(|used| *used).count()
 }
 
 #[derive(Clone, Debug)]

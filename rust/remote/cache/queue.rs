@@ -4,7 +4,7 @@
 //! that a disk that is slower than the network does not slow the load down. The next load pulls them and adds them.
 
 use super::part::Part;
-use crate::num::to_u64;
+use crate::num::{to_u64, to_usize};
 use crate::os::per_process::PerProcess;
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -51,25 +51,26 @@ impl Queue {
     }
 }
 
-/// Copies bytes of an object into the queue, or drops them if it is full.
-pub(in crate::remote) fn add(part: &Arc<Part>, offset: u64, bytes: &[u8]) {
-    let range = offset..offset.saturating_add(to_u64(bytes.len()));
+/// Copies the bytes of a range into the queue, or drops them if it is full. `bytes` are all of the range, in parts.
+pub(in crate::remote) fn add<'a>(part: &Arc<Part>, range: Range<u64>, bytes: impl Iterator<Item = &'a [u8]>) {
     if !part.wants(&range) {
         return;
     }
+    let length = to_usize(range.end - range.start);
     let queue = QUEUE.get();
     let mut state = queue.lock();
-    if state.bytes.saturating_add(bytes.len()) > QUEUE_BYTES_MAX {
-        tracing::debug!(offset, bytes = bytes.len(), "the disk of the cache is slower than the load; dropped a copy");
+    if state.bytes.saturating_add(length) > QUEUE_BYTES_MAX {
+        tracing::debug!(?range, "the disk of the cache is slower than the load; dropped a copy");
         return;
     }
-    state.bytes += bytes.len();
+    state.bytes += length;
     let mut memory = state.free.pop().unwrap_or_default();
     drop(state);
     memory.clear();
-    memory.extend_from_slice(bytes);
+    memory.reserve(length);
+    bytes.for_each(|bytes| memory.extend_from_slice(bytes));
     let mut state = queue.lock();
-    state.waiting.push_back(Piece { part: Arc::clone(part), offset, bytes: memory });
+    state.waiting.push_back(Piece { part: Arc::clone(part), offset: range.start, bytes: memory });
     if !state.is_running {
         write_at_exit();
         let started = thread::Builder::new().name("fst-cache".into()).spawn(|| run(QUEUE.get()));
