@@ -41,6 +41,11 @@ impl Settings {
     }
 }
 
+/// Returns whether `NO_PROXY` is `*`, which stands for all hosts.
+pub fn excludes_all_hosts() -> bool {
+    ["NO_PROXY", "no_proxy"].iter().any(|name| options::variable(name).is_some_and(|hosts| hosts.trim() == "*"))
+}
+
 /// Returns the values of the variables that name certificates.
 fn ca_variables() -> impl Iterator<Item = Option<String>> {
     SYSTEM_CA_VARIABLES.iter().chain(&EXTRA_CA_FILES).map(|name| options::variable(name))

@@ -2,7 +2,7 @@
 
 use super::lane;
 use super::redis::Idle;
-use super::settings::Settings;
+use super::settings::{self, Settings};
 use super::store::{Failure, FailureClass};
 use crate::error::{Error, Kind, Result};
 use async_trait::async_trait;
@@ -90,7 +90,10 @@ impl Client {
 }
 
 fn builder(tls: &Arc<ClientConfig>) -> reqwest::ClientBuilder {
-    reqwest::Client::builder()
+    let builder = reqwest::Client::builder();
+    // reqwest uses the proxy for IP addresses then.
+    let builder = if settings::excludes_all_hosts() { builder.no_proxy() } else { builder };
+    builder
         .tls_backend_preconfigured(ClientConfig::clone(tls))
         .http1_only()
         .redirect(Policy::none())

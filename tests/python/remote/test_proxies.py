@@ -53,9 +53,10 @@ def test_requests_pass_through_the_proxy(proxy, url, monkeypatch, variable):
     assert set(proxy.requests) == {("CONNECT", host) if scheme == "https" else ("GET", url)}
 
 
-def test_no_proxy_names_hosts_that_are_reached_directly(proxy, url, monkeypatch):
+@pytest.mark.parametrize("hosts", ["127.0.0.1,localhost", "*"])
+def test_no_proxy_names_hosts_that_are_reached_directly(proxy, url, monkeypatch, hosts):
     monkeypatch.setenv("ALL_PROXY", proxy.url)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
+    monkeypatch.setenv("NO_PROXY", hosts)
     assert_equal(fst.load_file(url), TENSORS)
     assert proxy.requests == []
     monkeypatch.setenv("NO_PROXY", "example.com")
