@@ -31,19 +31,24 @@ pub(super) use queue::add;
 pub use queue::flush;
 use ring::digest::{Context, SHA256};
 use rustix::fs::{FlockOperation, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, flock, fstatvfs, futimens};
+use rustix::io::Errno;
 use std::fmt::Write;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
 
 const OBJECT: &str = "object";
 const PART: &str = "part";
 const RANGES: &str = "ranges";
 /// Length of a digest in a file name, in bytes.
 const DIGEST_BYTES: usize = 16;
+/// Longest time to wait for the lock of the directory, which is held for a few system calls.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
+const LOCK_INTERVAL: Duration = Duration::from_millis(2);
 /// Mode of files, which are as private as the objects.
 const FILE_MODE: u32 = 0o600;
 const DIRECTORY_MODE: u32 = 0o700;
@@ -160,12 +165,19 @@ impl Cache {
         Ok(Some(Copy::Part(Arc::new(Part::create(self, entry, length)?))))
     }
 
-    /// Locks the directory against other processes until the file is dropped.
+    /// Locks the directory against other processes and threads until the file is dropped.
     fn lock(&self) -> io::Result<File> {
         let path = self.directory.join("lock");
         let lock = OpenOptions::new().write(true).create(true).truncate(false).mode(FILE_MODE).open(path)?;
-        flock(&lock, FlockOperation::LockExclusive)?;
-        Ok(lock)
+        let begin = Instant::now();
+        loop {
+            match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(lock),
+                // A process that was stopped may hold the lock for ever.
+                Err(Errno::WOULDBLOCK | Errno::INTR) if begin.elapsed() < LOCK_TIMEOUT => thread::sleep(LOCK_INTERVAL),
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
     /// Removes the copies that were not used for the longest time until `bytes` more fit. Returns false if they do not

@@ -1,5 +1,6 @@
 """Copies of remote objects on a local disk: the right bytes, requested once, whoever is killed and whatever is full."""
 
+import fcntl
 import os
 import resource
 import signal
@@ -200,6 +201,13 @@ def test_directory_that_cannot_be_created(server, tmp_path, monkeypatch):
     monkeypatch.setenv("FST_CACHE_DIR", str(tmp_path / "file" / "cache"))
     with pytest.raises(OSError, match="FST_CACHE_DIR"):
         fst.load_file(server.url(PATH))
+
+
+def test_directory_that_another_process_keeps_locked(server, cache):
+    load(server.url(PATH))
+    with (cache / "lock").open("r+b") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert_equal(load(server.url(PATH)), TENSORS)
 
 
 def run(code, *arguments, **options):
