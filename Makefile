@@ -128,7 +128,7 @@ format: $(VENV)/stamp ## format all sources
 
 .PHONY: fuzz
 fuzz: $(FUZZER) ## feed headers, plans, addresses and answers random bytes, FUZZ_SECONDS (60) each
-	for target in header_and_plan addresses answers; do \
+	for target in header_and_plan tensors_and_plan addresses answers; do \
 		PATH="$(abspath $(dir $(FUZZER))):$$PATH" cargo fuzz run --sanitizer none $$target -- -max_total_time=$(FUZZ_SECONDS) || exit 1; \
 	done
 

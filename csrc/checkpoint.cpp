@@ -21,16 +21,19 @@ rust::Box<Checkpoint> open(Strings paths, const std::optional<at::Tensor>& heade
   return open_checkpoint_with_headers(paths, headers->contiguous());
 }
 
+at::Tensor bytes_tensor(const rust::Vec<uint8_t>& bytes) {
+  auto tensor = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
+  std::ranges::copy(bytes, tensor.mutable_data_ptr<uint8_t>());
+  return tensor;
+}
+
 }  // namespace
 
 OpenCheckpoint::OpenCheckpoint(Strings paths, const std::optional<at::Tensor>& headers)
     : checkpoint_(open(paths, headers)) {}
 
 at::Tensor OpenCheckpoint::headers() const {
-  const auto bytes = call_core([&] { return checkpoint_->export_headers(); });
-  auto headers = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
-  std::ranges::copy(bytes, headers.mutable_data_ptr<uint8_t>());
-  return headers;
+  return bytes_tensor(call_core([&] { return checkpoint_->export_headers(); }));
 }
 
 std::vector<std::string> OpenCheckpoint::names() const {
@@ -52,7 +55,20 @@ std::vector<OpenCheckpoint::Texts> OpenCheckpoint::texts() const {
 
 OpenCheckpoint::Entry OpenCheckpoint::entry(const std::string& name) const {
   const auto info = call_core([&] { return checkpoint_->tensor_info(to_rust(name)); });
-  return {std::string(info.dtype), {info.shape.begin(), info.shape.end()}, static_cast<int64_t>(info.bytes)};
+  return {std::string(info.dtype),
+          {info.shape.begin(), info.shape.end()},
+          static_cast<int64_t>(info.bytes),
+          static_cast<int64_t>(info.begin),
+          info.kind};
+}
+
+std::vector<OpenCheckpoint::TensorHeader> OpenCheckpoint::tensor_headers(Strings names) const {
+  std::vector<TensorHeader> headers;
+  for (const auto& header : read_tensor_headers(*checkpoint_, names)) {
+    headers.emplace_back(header.module, std::vector<std::string>(header.algorithms.begin(), header.algorithms.end()),
+                         bytes_tensor(header.values), bytes_tensor(header.hashed));
+  }
+  return headers;
 }
 
 std::string OpenCheckpoint::path(const std::string& name) const {

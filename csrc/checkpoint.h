@@ -24,7 +24,8 @@ class OpenCheckpoint : public torch::CustomClassHolder {
  public:
   using Dtype = std::optional<c10::ScalarType>;
   using Texts = std::tuple<std::string, c10::Dict<std::string, std::string>>;
-  using Entry = std::tuple<std::string, std::vector<int64_t>, int64_t>;
+  using Entry = std::tuple<std::string, std::vector<int64_t>, int64_t, int64_t, int64_t>;
+  using TensorHeader = std::tuple<int64_t, std::vector<std::string>, at::Tensor, at::Tensor>;
 
   // Opens the files. `headers` are the exported headers of the same files from another process; none is read then.
   OpenCheckpoint(Strings paths, const std::optional<at::Tensor>& headers);
@@ -38,8 +39,13 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   // Returns the path and the metadata of each file that has metadata.
   std::vector<Texts> texts() const;
 
-  // Returns the dtype and the shape of a tensor as stored, and its size in bytes.
+  // Returns the dtype and the shape of a tensor as stored, its size in bytes, its first byte in its file, and its kind
+  // in a `.tensors` file or -1.
   Entry entry(const std::string& name) const;
+
+  // Reads the headers of tensors of `.tensors` files: the index of the module, the algorithms of the hashes, and as
+  // uint8 the values of the hashes, and the bytes with which the hashes begin.
+  std::vector<TensorHeader> tensor_headers(Strings names) const;
 
   // Returns the path of the file that contains the tensor.
   std::string path(const std::string& name) const;

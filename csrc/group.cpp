@@ -226,7 +226,13 @@ void GroupLoad::unpack(int64_t window, const at::Tensor& received) {
 }
 
 void GroupLoad::finish() {
+  const at::AutoDispatchBelowADInplaceOrView guard;
   transfer_.finish();
+  for (size_t index = 0; index < out_.size(); ++index) {
+    if (out_[index].defined() && !has_data(shards_[index])) {
+      out_[index].zero_();
+    }
+  }
   for (const auto& tensor : out_) {
     // Autograd detects by the version that a tensor it saved has changed.
     if (tensor.defined() && !tensor.is_inference()) {

@@ -91,6 +91,18 @@ uint64_t native_handle(const c10::Stream& stream) {
   return stream.device_type() == c10::kCPU ? 0 : reinterpret_cast<uint64_t>(guard.getStreamNativeHandle(stream));
 }
 
+at::Tensor allocate(const Spec& spec, c10::Device device, c10::ScalarType type) {
+  auto tensor = at::empty(shape_of(spec), at::device(device).dtype(type));
+  if (device.is_cpu() && tensor.nbytes() >= kHugePagesBytesMin) {
+    advise_huge_pages(tensor.mutable_data_ptr(), tensor.nbytes());
+  }
+  if (!has_data(spec) && tensor.numel() > 0) {
+    // PyTorch cannot fill tensors of every dtype, but of bytes.
+    tensor.view({-1}).view(at::kByte).zero_();
+  }
+  return tensor;
+}
+
 std::vector<int8_t> target_types(const rust::Vec<Spec>& specs, std::optional<c10::ScalarType> dtype) {
   if (dtype) {
     check_cast_target(*dtype);
@@ -101,14 +113,6 @@ std::vector<int8_t> target_types(const rust::Vec<Spec>& specs, std::optional<c10
     types.push_back(dtype && is_castable(spec.scalar_type) ? static_cast<int8_t>(*dtype) : spec.scalar_type);
   }
   return types;
-}
-
-at::Tensor allocate(const Spec& spec, c10::Device device, c10::ScalarType type) {
-  auto tensor = at::empty(shape_of(spec), at::device(device).dtype(type));
-  if (device.is_cpu() && tensor.nbytes() >= kHugePagesBytesMin) {
-    advise_huge_pages(tensor.mutable_data_ptr(), tensor.nbytes());
-  }
-  return tensor;
 }
 
 std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& specs, c10::Device device,
@@ -128,7 +132,7 @@ std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& 
     auto tensor = mapped ? mapped->view(index, spec) : at::Tensor();
     if (!tensor.defined()) {
       tensor = allocate(spec, device, static_cast<c10::ScalarType>(types[index]));
-      if (!device.is_meta()) {
+      if (!device.is_meta() && has_data(spec)) {
         transfer.add(index, 0, tensor);
       }
     }
@@ -151,6 +155,10 @@ void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::Ten
   const at::AutoDispatchBelowADInplaceOrView guard;
   std::map<c10::Device, DeviceTransfer, DeviceOrder> transfers;
   for (size_t index = 0; index < specs.size(); ++index) {
+    if (!has_data(specs[index])) {
+      out[index].zero_();
+      continue;
+    }
     const auto device = out[index].device();
     transfers.try_emplace(device, selection, specs, device).first->second.add(index, 0, out[index]);
   }

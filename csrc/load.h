@@ -27,12 +27,16 @@ inline c10::ScalarType stored_type(const Spec& spec) { return static_cast<c10::S
 
 inline c10::IntArrayRef shape_of(const Spec& spec) { return {spec.shape.data(), spec.shape.size()}; }
 
+// Returns whether the region has bytes in its file. Otherwise it has no elements, or all of them are zero: the tensor is
+// stored without data.
+inline bool has_data(const Spec& spec) { return spec.bytes > 0; }
+
+// Returns a new tensor for a region, which is complete if the region has no data.
+at::Tensor allocate(const Spec& spec, c10::Device device, c10::ScalarType type);
+
 // Returns the c10::ScalarType number of each result. Only floating-point tensors of 16 bits or more are cast to
 // `dtype`.
 std::vector<int8_t> target_types(const rust::Vec<Spec>& specs, std::optional<c10::ScalarType> dtype);
-
-// Allocates the tensor that a load fills.
-at::Tensor allocate(const Spec& spec, c10::Device device, c10::ScalarType type);
 
 // Loads the selection into new tensors, in its order. Floating-point tensors of 16 bits or more are cast to `dtype`, if
 // it is given.

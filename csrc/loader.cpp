@@ -141,7 +141,7 @@ std::optional<Loader::Item> Loader::advance() {
     use_current_stream();
     index = call_core([&] { return stream().take(); });
     tensor = take(index);
-  } else if (mapped_) {
+  } else if (has_data(specs_[index]) && mapped_) {
     tensor = mapped_->view(index, specs_[index]);
   } else {
     tensor = allocate(specs_[index], device_, static_cast<c10::ScalarType>(types_[index]));
@@ -151,8 +151,11 @@ std::optional<Loader::Item> Loader::advance() {
   return Item(static_cast<int64_t>(index), std::string(specs_[index].name), std::move(tensor));
 }
 
-// Returns whether bytes of the tensor must be read. False for views of mapped files and for the meta device.
-bool Loader::is_read(size_t index) const { return !device_.is_meta() && !(mapped_ && mapped_->is_view(index)); }
+// Returns whether bytes of the tensor must be read. False for tensors without data, for views of mapped files, and for
+// the meta device.
+bool Loader::is_read(size_t index) const {
+  return has_data(specs_[index]) && !device_.is_meta() && !(mapped_ && mapped_->is_view(index));
+}
 
 // Allocates and submits the next batch, if less than half of the window is pending. Batches of half a window let
 // tensors share reads, and the core has the next batch when it completes one.
@@ -177,7 +180,7 @@ void Loader::prefetch() {
     }
     at::Tensor tensor;
     try {
-      tensor = allocate(specs_[index], device_, static_cast<c10::ScalarType>(type));
+      tensor = allocate(spec, device_, static_cast<c10::ScalarType>(type));
     } catch (const c10::OutOfMemoryError&) {
       // The caller may free earlier tensors before it requests this one.
       allocation_failure_ = std::current_exception();

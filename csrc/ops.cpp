@@ -194,6 +194,7 @@ TORCH_LIBRARY(fst, m) {
       .def("names", &OpenCheckpoint::names)
       .def("texts", &OpenCheckpoint::texts)
       .def("entry", &OpenCheckpoint::entry, "", {torch::arg("name")})
+      .def("tensor_headers", &OpenCheckpoint::tensor_headers, "", {torch::arg("names")})
       .def("path", &OpenCheckpoint::path, "", {torch::arg("name")})
       .def("page_cache", &OpenCheckpoint::page_cache)
       .def("reader", &OpenCheckpoint::reader, "", {torch::arg("device") = c10::Device(c10::kCPU)})

@@ -74,4 +74,9 @@ rust::Vec<Spec> specs_of(const Selection& selection) {
   return call_core([&] { return selection.specs(); });
 }
 
+rust::Vec<TensorHeader> read_tensor_headers(const Checkpoint& checkpoint, Strings names) {
+  const auto converted = to_rust(names);
+  return call_core([&] { return checkpoint.tensor_headers(slice_of(converted)); });
+}
+
 }  // namespace fst

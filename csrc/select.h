@@ -35,4 +35,7 @@ rust::Box<Selection> select_regions(const Checkpoint& checkpoint, Strings names,
 
 rust::Vec<Spec> specs_of(const Selection& selection);
 
+// Reads the headers of tensors of `.tensors` files.
+rust::Vec<TensorHeader> read_tensor_headers(const Checkpoint& checkpoint, Strings names);
+
 }  // namespace fst

@@ -89,6 +89,21 @@ mod ffi {
         dtype: String,
         shape: Vec<i64>,
         bytes: u64,
+        /// First byte of the data in the file.
+        begin: u64,
+        /// Number of the kind in a `.tensors` file, or -1 in a safetensors file.
+        kind: i8,
+    }
+
+    /// Header of a tensor in a `.tensors` file.
+    struct TensorHeader {
+        module: u16,
+        /// Algorithms of the hashes.
+        algorithms: Vec<String>,
+        /// Values of the hashes, one after the other.
+        values: Vec<u8>,
+        /// Bytes with which the hashes begin.
+        hashed: Vec<u8>,
     }
 
     /// Tensor of a new file.
@@ -170,6 +185,7 @@ mod ffi {
         fn metadata(self: &Checkpoint) -> Result<Vec<MetadataEntry>>;
         fn metadata_by_file(self: &Checkpoint) -> Vec<FileMetadata>;
         fn tensor_info(self: &Checkpoint, name: &str) -> Result<TensorInfo>;
+        fn tensor_headers(self: &Checkpoint, names: &[String]) -> Result<Vec<TensorHeader>>;
         fn path(self: &Checkpoint, name: &str) -> Result<String>;
         fn page_cache_name(self: &Checkpoint) -> Result<String>;
         fn reader_names(self: &Checkpoint, ordinal: i32) -> Result<String>;

@@ -4,6 +4,7 @@ pub mod region;
 pub mod selection;
 mod shared;
 mod suggest;
+mod tensor_headers;
 
 use self::shared::HeaderDigest;
 use crate::error::{Error, Kind, Result};

@@ -1,12 +1,12 @@
-//! Table of dtypes: name in a safetensors header, bits of an element, and PyTorch's scalar type.
+//! Table of dtypes: name, which is that in a safetensors header, bits of an element, and PyTorch's scalar type.
 //!
 //! `csrc/kernels/dtype.h` and the Python package restate parts of this table. Tests compare them.
 
 use std::fmt;
 
-/// An element type of the safetensors format.
+/// An element type of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs, reason = "the names are those of the format")]
+#[allow(missing_docs, reason = "the names are those of the safetensors format, or like them")]
 pub enum Dtype {
     Bool,
     U8,
@@ -30,6 +30,8 @@ pub enum Dtype {
     F4,
     F6E2M3,
     F6E3M2,
+    C32,
+    C128,
 }
 
 /// Row of the table.
@@ -45,9 +47,12 @@ const fn row(dtype: Dtype, name: &'static str, bits: u64, scalar_type: i8) -> Ro
     Row { dtype, name, bits, scalar_type: Some(scalar_type) }
 }
 
-/// All dtypes in the order of their tensors in a file: the widest first, so that each tensor is aligned. The order is that
-/// of the `safetensors` package.
-const TABLE: [Row; 22] = [
+/// Number of dtypes of the safetensors format. They come first in the table.
+const SAFETENSORS_DTYPES: usize = 22;
+
+/// All dtypes. Those of the safetensors format are in the order of their tensors in a file: the widest first, so that each
+/// tensor is aligned. The order is that of the `safetensors` package.
+const TABLE: [Row; 24] = [
     row(Dtype::U64, "U64", 64, 29),
     row(Dtype::I64, "I64", 64, 4),
     row(Dtype::F64, "F64", 64, 7),
@@ -71,6 +76,8 @@ const TABLE: [Row; 22] = [
     // PyTorch packs two 4-bit floats into one element of one byte.
     row(Dtype::F4, "F4", 4, 45),
     row(Dtype::Bool, "BOOL", 8, 11),
+    row(Dtype::C32, "C32", 32, 8),
+    row(Dtype::C128, "C128", 128, 10),
 ];
 
 /// Bit layout of an 8-bit float with a sign. csrc/kernels/dtype.h has the same values for the device kernels.
@@ -96,14 +103,19 @@ impl Float8 {
 }
 
 impl Dtype {
-    /// Iterates over every dtype of the format.
+    /// Iterates over every dtype of the safetensors format.
     pub fn all() -> impl Iterator<Item = Dtype> {
-        TABLE.iter().map(|row| row.dtype)
+        TABLE.iter().take(SAFETENSORS_DTYPES).map(|row| row.dtype)
     }
 
-    /// Returns the dtype with this name in a header.
+    /// Returns the dtype with this name in a safetensors header.
     pub fn from_name(name: &str) -> Option<Dtype> {
-        TABLE.iter().find(|row| row.name == name).map(|row| row.dtype)
+        TABLE.iter().take(SAFETENSORS_DTYPES).find(|row| row.name == name).map(|row| row.dtype)
+    }
+
+    /// Returns whether the safetensors format has the dtype.
+    pub fn is_in_safetensors(self) -> bool {
+        Dtype::all().any(|dtype| dtype == self)
     }
 
     /// Returns the dtype of PyTorch's scalar type with this value.
@@ -116,7 +128,7 @@ impl Dtype {
         TABLE.iter().find(|row| row.dtype == self).unwrap_or(&TABLE[0])
     }
 
-    /// Returns the name in a header.
+    /// Returns the name, which is that in a safetensors header if that format has the dtype.
     pub fn name(self) -> &'static str {
         self.row().name
     }

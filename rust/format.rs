@@ -1,7 +1,8 @@
-//! The safetensors file format: reading and writing of headers.
+//! File formats: headers of safetensors and of tensorizer's `.tensors`, and layouts of new files.
 
 pub mod header;
 pub mod layout;
+pub mod tensors;
 
-/// Reserved key of a header, which holds text entries instead of a tensor.
+/// Reserved key of a safetensors header, which holds text entries instead of a tensor.
 pub const METADATA_KEY: &str = "__metadata__";

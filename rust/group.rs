@@ -116,6 +116,13 @@ struct Tensor {
     hull: Range<u64>,
 }
 
+impl Tensor {
+    /// Returns the bytes of the whole tensor: none, if it is stored without data.
+    fn whole(&self) -> StridedRange {
+        StridedRange { begin: self.begin, row_bytes: self.bytes, strides: Vec::new() }
+    }
+}
+
 /// Reference to one request of one list.
 #[derive(Clone, Copy, Debug)]
 struct RequestRef {
@@ -246,7 +253,8 @@ impl Group {
 
     fn range(&self, tensor: &Tensor, request_ref: RequestRef, rank: usize) -> StridedRange {
         match self.shard(request_ref) {
-            Shard::Whole => StridedRange { begin: tensor.begin, row_bytes: tensor.bytes, strides: Vec::new() },
+            _ if tensor.bytes == 0 => tensor.whole(),
+            Shard::Whole => tensor.whole(),
             _ => StridedRange::of(
                 tensor.begin,
                 tensor.item_bytes,
@@ -308,7 +316,7 @@ impl Group {
     }
 
     fn route(&self, tensor: &Tensor, cached_bytes_min: u64) -> (Route, Range<u64>) {
-        let whole = StridedRange { begin: tensor.begin, row_bytes: tensor.bytes, strides: Vec::new() };
+        let whole = tensor.whole();
         let (mut hull_begin, mut hull_end) = (u64::MAX, 0);
         // Bytes that leave storage if every rank reads for itself: through each page cache, and past it.
         let (mut cached, mut uncached) = (BTreeMap::new(), 0_u64);

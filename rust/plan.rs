@@ -39,7 +39,7 @@ pub struct Destination {
 /// Limits of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Largest chunk, in bytes. At least `alignment + 8`, so that an element always fits.
+    /// Largest chunk, in bytes. At least `alignment + 16`, so that an element always fits.
     pub chunk_bytes: u64,
     /// Largest gap between two regions that one read covers, in bytes. Reading a short gap costs less than a second
     /// read.

@@ -8,6 +8,7 @@ use crate::checkpoint::selection::{self, IndexRegions, Slices};
 use crate::device::cuda::Cuda;
 use crate::device::host::Host;
 use crate::error::Result;
+use crate::format::tensors::tensor_header::TensorHeader;
 use crate::load::shared_cache;
 use crate::load::transfer::Transfer;
 use crate::load::views::Mappings;
@@ -85,8 +86,24 @@ impl Checkpoint {
         guard(|| {
             let (_, entry) = self.files.find(name)?;
             let bytes = entry.end.saturating_sub(entry.begin);
-            Ok(ffi::TensorInfo { dtype: entry.dtype.name().to_owned(), shape: signed(entry.shape)?, bytes })
+            Ok(ffi::TensorInfo {
+                dtype: entry.dtype.name().to_owned(),
+                shape: signed(entry.shape)?,
+                bytes,
+                begin: entry.begin,
+                kind: entry.tensors.and_then(|entry| i8::try_from(entry.kind.number()).ok()).unwrap_or(-1),
+            })
         })
+    }
+
+    pub(super) fn tensor_headers(&self, names: &[String]) -> Result<Vec<ffi::TensorHeader>> {
+        let header = |header: TensorHeader| ffi::TensorHeader {
+            module: header.module,
+            algorithms: header.hashes.iter().map(|hash| hash.algorithm().to_owned()).collect(),
+            values: header.hashes.iter().flat_map(|hash| hash.value().to_vec()).collect(),
+            hashed: header.hashed,
+        };
+        guard(|| Ok(self.files.tensor_headers(names)?.into_iter().map(header).collect()))
     }
 
     pub(super) fn path(&self, name: &str) -> Result<String> {

@@ -12,9 +12,13 @@ use std::sync::Arc;
 
 pub(super) fn new_tensor(tensor: &ffi::NewTensor) -> Result<Tensor> {
     let invalid = |kind, message: String| Error::new(kind, message).tensor(&*tensor.name);
-    let dtype = Dtype::from_scalar_type(tensor.scalar_type).ok_or_else(|| {
-        invalid(Kind::UnsupportedDtype, "safetensors has no dtype for it; cast it to another, or view it as one".into())
-    })?;
+    let dtype =
+        Dtype::from_scalar_type(tensor.scalar_type).filter(|dtype| dtype.is_in_safetensors()).ok_or_else(|| {
+            invalid(
+                Kind::UnsupportedDtype,
+                "safetensors has no dtype for it; cast it to another, or view it as one".into(),
+            )
+        })?;
     let negative = |_| invalid(Kind::Internal, format!("a negative size in {:?}", tensor.shape));
     let shape = tensor.shape.iter().map(|&size| u64::try_from(size).map_err(negative));
     let mut shape: Vec<u64> = shape.collect::<Result<_>>()?;

@@ -142,7 +142,8 @@ pub struct TensorRegion {
     pub dtype: Dtype,
     /// Shape of the result, in PyTorch's elements.
     pub shape: Vec<u64>,
-    /// Byte ranges in the file.
+    /// Byte ranges in the file. Empty for a result without elements, and for a tensor that is stored without data, whose
+    /// elements are zero.
     pub range: StridedRange,
 }
 
@@ -212,11 +213,14 @@ impl TensorRegion {
                 return Err(outside(entry, message));
             }
         }
-        let range = StridedRange::of(entry.begin, entry.dtype.item_bytes(), &whole.shape, index_ranges);
+        let range = match entry.begin == entry.end {
+            true => whole.range,
+            false => StridedRange::of(entry.begin, entry.dtype.item_bytes(), &whole.shape, index_ranges),
+        };
         Ok(TensorRegion { shape, range, ..whole })
     }
 
-    /// Returns the size of the result in bytes.
+    /// Returns how many bytes of the file the result has.
     pub fn bytes(&self) -> u64 {
         self.range.bytes()
     }

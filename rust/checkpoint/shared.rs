@@ -36,7 +36,7 @@ struct SharedHeader<'a> {
     name: &'a [u8],
     /// Encoded [`SharedObject`], or nothing for a local file.
     object: &'a [u8],
-    json: &'a [u8],
+    header: &'a [u8],
 }
 
 /// Object of one version, which other processes open without a request.
@@ -51,11 +51,11 @@ impl Checkpoint {
     /// URLs of objects are among them, with the secrets that they may have.
     ///
     /// # Errors
-    /// Those of [`Header::read_json`]. The headers are read again.
+    /// Those of [`Header::read_bytes`]. The headers are read again.
     pub fn export_headers(&self) -> Result<Vec<u8>> {
         let mut shared = Vec::new();
         for OpenFile { source, .. } in &self.files {
-            let (name, json) = (file_name(source.path()), Header::read_json(source)?);
+            let (name, header) = (file_name(source.path()), Header::read_bytes(source)?);
             let object = match source {
                 Source::File(_) => Vec::new(),
                 Source::Object(object) => {
@@ -64,12 +64,12 @@ impl Checkpoint {
                 }
             };
             let length = |bytes: &[u8]| to_u64(bytes.len());
-            for number in [source.length(), length(name), length(&object), length(&json)] {
+            for number in [source.length(), length(name), length(&object), length(&header)] {
                 shared.extend(number.to_le_bytes());
             }
             shared.extend(name);
             shared.extend(object);
-            shared.extend(json);
+            shared.extend(header);
         }
         Ok(shared)
     }
@@ -109,9 +109,9 @@ impl Checkpoint {
                 _ => Source::open(place, &|| watch.check())?,
             };
             shared.check(&source, place).map_err(|error| error.at(source.path()))?;
-            let header = Header::parse(shared.json, source.length()).map_err(|error| error.at(source.path()))?;
+            let header = Header::parse(shared.header, source.length()).map_err(|error| error.at(source.path()))?;
             // Every request for an object asks for the version whose header was read.
-            let digest = || HeaderDigest { digest: digest(shared.json), is_checked: AtomicBool::new(false) };
+            let digest = || HeaderDigest { digest: digest(shared.header), is_checked: AtomicBool::new(false) };
             let expected = source.file().map(|_| digest());
             Ok(OpenFile { source, header, expected })
         })
@@ -120,12 +120,12 @@ impl Checkpoint {
     /// Checks that these files begin with the headers that another process read.
     ///
     /// # Errors
-    /// `malformed` for a different header, and those of [`Header::read_json`].
+    /// `malformed` for a different header, and those of [`Header::read_bytes`].
     pub fn check_headers(&self, sources: impl Iterator<Item = usize>) -> Result<()> {
         for file in sources.filter_map(|index| self.files.get(index)) {
             let is_due = |expected: &&HeaderDigest| !expected.is_checked.load(Ordering::Relaxed);
             let Some(expected) = file.expected.as_ref().filter(is_due) else { continue };
-            if digest(&Header::read_json(&file.source)?) != expected.digest {
+            if digest(&Header::read_bytes(&file.source)?) != expected.digest {
                 let message = "the header of the file differs from the shared header".to_owned();
                 return Err(mismatch(message).at(file.source.path()));
             }
@@ -164,8 +164,8 @@ fn parse(mut shared: &[u8]) -> Result<Vec<SharedHeader<'_>>> {
     while !shared.is_empty() {
         let file_bytes = take_number(&mut shared)?;
         let lengths = [take_number(&mut shared)?, take_number(&mut shared)?, take_number(&mut shared)?];
-        let [name, object, json] = lengths.map(|length| take(&mut shared, to_usize(length)));
-        headers.push(SharedHeader { file_bytes, name: name?, object: object?, json: json? });
+        let [name, object, header] = lengths.map(|length| take(&mut shared, to_usize(length)));
+        headers.push(SharedHeader { file_bytes, name: name?, object: object?, header: header? });
     }
     Ok(headers)
 }

@@ -149,7 +149,7 @@ impl Cast {
             Dtype::F8E5M2Fnuz => load(source, values, |[byte]| float8::E5M2_FNUZ_VALUES.of(byte)),
             Dtype::F8E8M0 => load(source, values, |[byte]| float8::E8M0_VALUES.of(byte)),
             // `Cast::new` rejects other dtypes.
-            Dtype::C64 | Dtype::F4 | Dtype::F6E2M3 | Dtype::F6E3M2 => {}
+            Dtype::C32 | Dtype::C64 | Dtype::C128 | Dtype::F4 | Dtype::F6E2M3 | Dtype::F6E3M2 => {}
         }
     }
 

@@ -218,7 +218,7 @@ fn codes(from: Dtype, to: Dtype) -> Option<(u8, u8)> {
     if from == to {
         return Some((0, 0));
     }
-    let is_source = !matches!(from, Dtype::C64 | Dtype::F4 | Dtype::F6E2M3 | Dtype::F6E3M2);
+    let is_source = !matches!(from, Dtype::C32 | Dtype::C64 | Dtype::C128 | Dtype::F4 | Dtype::F6E2M3 | Dtype::F6E3M2);
     let code = |dtype: Dtype| u8::try_from(dtype.scalar_type()?).ok();
     code(from).zip(code(to)).filter(|_| is_source && to.is_float())
 }

@@ -5,14 +5,19 @@
 //!      | n as u64 | n bytes of JSON | data of the tensors, without gaps   |
 //! ```
 //!
-//! The parser uses `serde_json` directly. The checks of the `safetensors` crate need a slice as long as the file, accept
+//! A file that begins with tensorizer's [`MAGIC`] has the format of [`tensors`](super::tensors) instead, whatever its name.
+//!
+//! The parser of the JSON uses `serde_json` directly. The checks of the `safetensors` crate need a slice as long as the file, accept
 //! duplicate keys, and do not report the byte offset of a fault.
 
 mod json;
+mod tensors;
 
+use super::tensors::preamble::{PREAMBLE_BYTES, PREAMBLE_SIZE};
+use super::tensors::{MAGIC, TensorKind};
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
-use crate::num::to_u64;
+use crate::num::{to_u64, to_usize};
 use crate::os::sigint::Watch;
 use crate::profile::{self, Stage};
 use crate::source::Source;
@@ -24,6 +29,8 @@ use std::ops::Range;
 
 /// Size of the length field at the start of a file.
 pub const LENGTH_BYTES: u64 = 8;
+/// [`LENGTH_BYTES`] as the size of an array.
+const LENGTH_SIZE: usize = 8;
 /// Maximum size of the JSON in bytes, the same as in the `safetensors` crate.
 pub const HEADER_BYTES_MAX: u64 = 100_000_000;
 /// Maximum number of dimensions, the same as in PyTorch.
@@ -40,8 +47,22 @@ pub struct Entry<'a> {
     pub shape: &'a [u64],
     /// Offset of the first byte, from the start of the file.
     pub begin: u64,
-    /// Offset after the last byte, from the start of the file.
+    /// Offset after the last byte, from the start of the file. `begin` if the tensor is stored without data, and consists
+    /// of zeros.
     pub end: u64,
+    /// Further fields in a `.tensors` file, and `None` in a safetensors file.
+    pub tensors: Option<TensorsEntry>,
+}
+
+/// Fields of an entry that only a `.tensors` file has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorsEntry {
+    /// Use of the tensor.
+    pub kind: TensorKind,
+    /// Offset of the tensor's own header, from the start of the file.
+    pub header_begin: u64,
+    /// Whether the dimensions in that header have 8 bytes.
+    pub is_long: bool,
 }
 
 /// Checked header of a file.
@@ -68,6 +89,7 @@ struct Record {
     end: u64,
     name: Range<usize>,
     shape: Range<usize>,
+    tensors: Option<TensorsEntry>,
 }
 
 impl Header {
@@ -76,56 +98,36 @@ impl Header {
     /// # Errors
     /// `malformed` with the byte offset of the fault; `io` if reading fails.
     pub fn read(source: &Source) -> Result<Header> {
-        let json = Header::read_json(source)?;
-        Header::parse(&json, source.length()).map_err(|error| error.at(source.path()))
+        let bytes = Header::read_bytes(source)?;
+        Header::parse(&bytes, source.length()).map_err(|error| error.at(source.path()))
     }
 
-    /// Reads the JSON of a file's header, and checks only its length.
+    /// Reads the bytes of a file's header for [`parse`](Header::parse), and checks only their number.
     ///
     /// # Errors
     /// Those of [`Header::read`] that concern the length.
-    pub fn read_json(source: &Source) -> Result<Vec<u8>> {
-        let malformed =
-            |offset: u64, message: String| Error::new(Kind::Malformed, message).at(source.path()).offset(offset);
-        if source.length() < LENGTH_BYTES {
-            return Err(malformed(
-                0,
-                format!(
-                    "the file has {} bytes; a safetensors file begins with a header length of {LENGTH_BYTES} bytes",
-                    source.length()
-                ),
-            ));
-        }
+    pub fn read_bytes(source: &Source) -> Result<Vec<u8>> {
         let watch = Watch::begin();
         let read = |buffer: &mut [u8], offset: u64| source.read(offset, buffer, &|| watch.check());
-        let mut length = [0; 8];
-        read(&mut length, 0)?;
-        let length = u64::from_le_bytes(length);
-        let length_max = (source.length() - LENGTH_BYTES).min(HEADER_BYTES_MAX);
-        if length > length_max {
-            return Err(malformed(
-                0,
-                format!(
-                    "the header length is {length}, but the file has {} bytes after it and at most {HEADER_BYTES_MAX} \
-                     are accepted; the file is cut off or is not safetensors",
-                    source.length() - LENGTH_BYTES
-                ),
-            ));
-        }
+        let Range { start, end } = header_range(source.length(), read).map_err(|error| error.at(source.path()))?;
         let path = || json!({ "path": source.path().to_string_lossy() }).into();
-        let _span = profile::span(Stage::Header).bytes(LENGTH_BYTES + length).detail(path);
-        let size = usize::try_from(length).map_err(|_| malformed(0, format!("the header length is {length}")))?;
-        let mut json = vec![0; size];
-        read(&mut json, LENGTH_BYTES)?;
-        Ok(json)
+        let _span = profile::span(Stage::Header).bytes(end).detail(path);
+        let mut bytes = vec![0; to_usize(end.saturating_sub(start))];
+        read(&mut bytes, start)?;
+        Ok(bytes)
     }
 
-    /// Parses and checks the JSON of the header of a file that is `file_bytes` long.
+    /// Parses and checks the header of a file that is `file_bytes` long: the JSON of a safetensors file, which begins with
+    /// a brace, or the first bytes of a `.tensors` file, which begin with [`MAGIC`].
     ///
     /// # Errors
-    /// `malformed`, with the offset in the file but without the path.
-    pub fn parse(json: &[u8], file_bytes: u64) -> Result<Header> {
-        json::parse(json)?.check(to_u64(json.len()), file_bytes)
+    /// `malformed`, with the offset in the file but without the path; `unsupported-dtype` or `invalid-argument` for a
+    /// `.tensors` file with a dtype that fst lacks, or with encrypted tensors.
+    pub fn parse(bytes: &[u8], file_bytes: u64) -> Result<Header> {
+        if bytes.starts_with(MAGIC) {
+            return tensors::parse(bytes, file_bytes);
+        }
+        json::parse(bytes)?.check(to_u64(bytes.len()), file_bytes)
     }
 
     /// Iterates over the tensors in the order of their bytes.
@@ -161,10 +163,18 @@ impl Header {
             shape: self.sizes.get(record.shape.clone()).unwrap_or_default(),
             begin: record.begin,
             end: record.end,
+            tensors: record.tensors,
         }
     }
 
-    /// Checks a parsed header, and converts offsets from the start of the data to the start of the file.
+    /// Sorts the tensors by the places of their bytes.
+    fn sort_by_place(&mut self) {
+        if !self.records.is_sorted_by_key(|record| (record.begin, record.end)) {
+            self.records.sort_by_key(|record| (record.begin, record.end));
+        }
+    }
+
+    /// Checks the parsed header of a safetensors file, and converts offsets from the start of the data to the start of the file.
     fn check(mut self, header_bytes: u64, file_bytes: u64) -> Result<Header> {
         let data_begin = LENGTH_BYTES.saturating_add(header_bytes);
         let data_bytes = file_bytes.saturating_sub(data_begin);
@@ -176,9 +186,7 @@ impl Header {
             record.end = record.end.saturating_add(data_begin);
         }
         // The JSON may list tensors in any order, but their bytes must cover the data without gaps.
-        if !self.records.is_sorted_by_key(|record| (record.begin, record.end)) {
-            self.records.sort_by_key(|record| (record.begin, record.end));
-        }
+        self.sort_by_place();
         self.index_names()?;
         let mut expected = data_begin;
         for entry in self.entries() {
@@ -218,6 +226,39 @@ impl Header {
         self.positions = positions;
         Ok(())
     }
+}
+
+/// Returns the bytes of a file that hold its header, given its length and a function that reads them.
+fn header_range(file_bytes: u64, read: impl Fn(&mut [u8], u64) -> Result<()>) -> Result<Range<u64>> {
+    let malformed = |message: String| Error::new(Kind::Malformed, message).offset(0);
+    let mut length = [0; LENGTH_SIZE];
+    if file_bytes < LENGTH_BYTES {
+        return Err(malformed(format!(
+            "the file has {file_bytes} bytes; a safetensors file begins with a header length of {LENGTH_BYTES} bytes"
+        )));
+    }
+    read(&mut length, 0)?;
+    // The bytes before the rest of the header, and where the bytes for the parser begin.
+    let (before, begin, length) = if length.starts_with(MAGIC) {
+        let mut preamble = [0; PREAMBLE_SIZE];
+        if file_bytes < PREAMBLE_BYTES {
+            return Err(malformed(format!(
+                "the file has {file_bytes} bytes; one of tensorizer begins with {PREAMBLE_BYTES}"
+            )));
+        }
+        read(&mut preamble, 0)?;
+        (PREAMBLE_BYTES, 0, tensors::metadata_bytes(&preamble)?)
+    } else {
+        (LENGTH_BYTES, LENGTH_BYTES, u64::from_le_bytes(length))
+    };
+    if length > (file_bytes - before).min(HEADER_BYTES_MAX) {
+        return Err(malformed(format!(
+            "the header length is {length}, but the file has {} bytes after it and at most {HEADER_BYTES_MAX} are \
+             accepted; the file is cut off or is not safetensors",
+            file_bytes - before
+        )));
+    }
+    Ok(begin..before.saturating_add(length))
 }
 
 /// Checks one tensor, whose offsets count from the start of the data.

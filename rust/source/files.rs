@@ -7,7 +7,7 @@ use super::local_file::open_regular;
 use crate::error::{Error, Kind, Result};
 use crate::os::retry::Check;
 use crate::remote::find::{self, Found};
-use crate::remote::location::{self, Location};
+use crate::remote::location::{self, Location, Service};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs;
@@ -18,6 +18,10 @@ use std::sync::Arc;
 
 /// Upper bound for an index file, in bytes, the same as for a header. Real ones are far smaller.
 pub const INDEX_BYTES_MAX: u64 = 100_000_000;
+
+/// Usual end of the names of tensorizer's files. Their format is recognized by their first bytes; the name of an object
+/// saves the request that finds out whether it is a prefix.
+const TENSORS_SUFFIX: &str = ".tensors";
 
 /// Files of a checkpoint.
 #[derive(Debug, Default)]
@@ -89,7 +93,13 @@ impl Files {
     }
 
     fn add_url(&mut self, location: &Location, check: Check<'_>) -> Result<()> {
-        match find::find(location, &[INDEX_SUFFIX, FILE_SUFFIX], check)? {
+        // The Hub resolves the revision in the URL of any file.
+        let found = if location.key().ends_with(TENSORS_SUFFIX) && location.service() != Service::Hub {
+            Found::Object(location.clone())
+        } else {
+            find::find(location, &[INDEX_SUFFIX, FILE_SUFFIX], check)?
+        };
+        match found {
             Found::Local(path) => self.add_path(&path),
             Found::Object(location) if location.key().ends_with(INDEX_SUFFIX) => {
                 self.add_remote_index(&location, check)

@@ -21,6 +21,7 @@ mod save;
 mod scatter;
 mod scripted_kernel;
 mod selection;
+mod tensors_format;
 mod transfer;
 mod uring;
 mod views;

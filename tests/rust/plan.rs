@@ -12,7 +12,7 @@ const DATA_BEGIN: u64 = 100;
 
 fn entry(dtype: Dtype, shape: &[u64], begin: u64) -> Entry<'_> {
     let bytes = shape.iter().product::<u64>() * dtype.bits() / 8;
-    Entry { name: "x", dtype, shape, begin, end: begin + bytes }
+    Entry { name: "x", dtype, shape, begin, end: begin + bytes, tensors: None }
 }
 
 /// Returns the byte of a file at `offset`.

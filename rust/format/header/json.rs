@@ -199,7 +199,7 @@ impl<'de> Visitor<'de> for RecordSeed<'_> {
         let shape = shape.ok_or_else(|| missing("shape"))?;
         let offsets: Vec<u64> = offsets.ok_or_else(|| missing("data_offsets"))?;
         let [begin, end] = offsets.try_into().map_err(|_| A::Error::custom("data_offsets must be two numbers"))?;
-        Ok(Record { dtype, begin, end, name: self.name, shape })
+        Ok(Record { dtype, begin, end, name: self.name, shape, tensors: None })
     }
 }
 

@@ -29,15 +29,14 @@ class OpenCheckpoint(Checkpoint):
 
     @cached_property
     def data_offsets(self) -> dict[str, tuple[int, int]]:
-        """The bytes of each tensor, begin and end, counted from the end of the header of its file."""
-        # The data of a file has no gaps.
-        ends: dict[str, int] = {}
+        """The bytes of each tensor, begin and end, counted from the first data in its file."""
+        # Names are in the order of the data.
+        first: dict[str, int] = {}
         offsets = {}
         for name in self.names():
-            path = self.path(name)
-            begin = ends.get(path, 0)
-            ends[path] = begin + self.tensor_info(name).nbytes
-            offsets[name] = begin, ends[path]
+            info = self.tensor_info(name)
+            begin = info.begin - first.setdefault(self.path(name), info.begin)
+            offsets[name] = begin, begin + info.nbytes
         return offsets
 
     @cached_property

@@ -27,7 +27,7 @@ class TensorMeta(NamedTuple):
         dtype: The dtype's name in the header: "F32", "BF16", ...
         shape: The shape in the header.
         nbytes: The size of the data in bytes.
-        data_offsets: The bytes of the tensor, begin and end, counted from the end of the header of its file.
+        data_offsets: The bytes of the tensor, begin and end, counted from the first data in its file.
     """
 
     dtype: str
@@ -138,7 +138,7 @@ class safe_open:  # noqa: N801  (the name of safetensors' class)
         """Returns the header entry of a tensor. Reads nothing."""
         checkpoint = self._opened()
         info = checkpoint.tensor_info(_checked(name))
-        return TensorMeta(*info, checkpoint.data_offsets[name])
+        return TensorMeta(info.dtype, info.shape, info.nbytes, checkpoint.data_offsets[name])
 
     @_names_missing_tensor
     def get_slice(self, name: str) -> Slice:

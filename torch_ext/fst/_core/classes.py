@@ -15,6 +15,9 @@ import fst._core.library  # noqa: F401  (registers the classes)
 from fst._core.errors import methods_translate_errors
 from fst._core.index_range import IndexRange, flatten
 
+# Sizes of hashes in bytes, by the names of their algorithms.
+HASH_BYTES = {"crc32": 4, "sha256": 32}
+
 # Size of a window that is large enough for any checkpoint, in bytes.
 UNBOUNDED = 2**63 - 1
 
@@ -25,12 +28,31 @@ class TensorInfo(NamedTuple):
     Attributes:
         dtype: The dtype's name in the header: "F32", "BF16", ...
         shape: The shape in the header.
-        nbytes: The size of the data in bytes.
+        nbytes: The size of the data in bytes. 0 for a tensor that is stored without data, and loads as zeros.
+        begin: The offset of the data in the file.
+        kind: In tensorizer's format 0 for a parameter, 1 for a buffer and 2 for a tensor of a state_dict. -1 in a
+            safetensors file.
     """
 
     dtype: str
     shape: list[int]
     nbytes: int
+    begin: int
+    kind: int
+
+
+class TensorHeader(NamedTuple):
+    """Header of a tensor in tensorizer's format.
+
+    Attributes:
+        module: The index of the tensor's module among those that were written.
+        hashes: The algorithms and the values of the hashes.
+        hashed: The bytes with which the hashes begin, before the data of the tensor.
+    """
+
+    module: int
+    hashes: list[tuple[str, bytes]]
+    hashed: bytes
 
 
 @methods_translate_errors
@@ -60,6 +82,19 @@ class Checkpoint:
     def tensor_info(self, name: str) -> TensorInfo:
         """Returns the header entry of a tensor."""
         return TensorInfo(*self._object.entry(name))
+
+    def tensor_headers(self, names: Sequence[str]) -> list[TensorHeader]:
+        """Reads the headers of tensors in tensorizer's format. Raises ValueError for those of other files."""
+        headers = []
+        for module, algorithms, values, hashed in self._object.tensor_headers(names):
+            value = values.numpy().tobytes()
+            hashes = []
+            for algorithm in algorithms:
+                size = HASH_BYTES[algorithm]
+                hashes.append((algorithm, value[:size]))
+                value = value[size:]
+            headers.append(TensorHeader(module, hashes, hashed.numpy().tobytes()))
+        return headers
 
     def path(self, name: str) -> str:
         """Returns the path of the file that holds a tensor."""

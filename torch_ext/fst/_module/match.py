@@ -67,15 +67,21 @@ class Match:
 def match_tensors(module: Module, stored: Mapping[str, Tensor]) -> Match:
     """Matches a module with the tensors of a checkpoint, which are on meta.
 
-    Resolves names as `load_state_dict` does, and calls the same pre-hooks.
+    Resolves names as `load_state_dict` does, and calls the same pre-hooks. Names that begin with a dot, as tensorizer
+    writes those of the tensors of a root module, lose it.
     """
     matcher = _Matcher(stored)
-    matcher.visit(module, dict(stored), "")
+    matcher.visit(module, {_key_of(name, stored): tensor for name, tensor in stored.items()}, "")
     match = matcher.match
     # A tied tensor needs only one of its names.
     found = {key for tensor in match.tensors if tensor.stored_names for key in tensor.keys}
     match.missing = [key for key in match.missing if key not in found]
     return match
+
+
+def _key_of(name: str, stored: Mapping[str, Tensor]) -> str:
+    key = name.removeprefix(".")
+    return name if key in stored else key
 
 
 def own_tensors(module: Module) -> Iterator[tuple[str, Tensor]]:

@@ -9,6 +9,7 @@ from glob import escape, glob
 import torch
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
+from fst._checkpoint.hashes import check_hashes
 from fst._core.arguments import path_of
 from fst._core.classes import Source
 from fst._core.files import open_regular
@@ -24,7 +25,8 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
         "verify",
         help="check headers, names and index, and read every byte",
         description="Checks the header of each file, that no name is in two files, that an index agrees with its "
-        "files, and that every byte can be read. The exit code is 0 if all checks pass.",
+        "files, that every byte can be read, and that tensors have the hashes in their file, which those of tensorizer "
+        "hold. The exit code is 0 if all checks pass.",
     )
     parser.add_argument("paths", nargs="+", metavar="PATH")
     parser.add_argument("--finite", action="store_true", help="also check that no tensor contains NaN or infinity")
@@ -54,6 +56,9 @@ def _checks(path: str, finite: bool) -> Iterator[tuple[str, Callable[[], str]]]:
         yield f"names of {without_secrets(path)}", lambda: _header(path)
     for file in files:
         yield f"bytes of {without_secrets(file)}", lambda file=file: _read(file)  # type: ignore[misc]
+    for file in files:
+        if _hashed_names(file):
+            yield f"hashes of {without_secrets(file)}", lambda file=file: _hashes(file)  # type: ignore[misc]
     if finite:
         yield f"values of {without_secrets(path)}", lambda: _finite(path)
 
@@ -99,6 +104,20 @@ def _read_local(path: str) -> str:
     if done != expected:
         raise OSError(f"{done} bytes were read, but the size of the file was {expected} bytes")
     return f"{done:,} bytes read"
+
+
+def _hashed_names(path: str) -> list[str]:
+    """Returns the tensors in tensorizer's format, or none if a file cannot be opened, which another check reports."""
+    with contextlib.suppress(OSError, ValueError, NotImplementedError):
+        checkpoint = OpenCheckpoint(path)
+        return [name for name in checkpoint.names() if checkpoint.tensor_info(name).kind >= 0]
+    return []
+
+
+def _hashes(path: str) -> str:
+    names = _hashed_names(path)
+    check_hashes(OpenCheckpoint(path), names)
+    return f"{format_count(len(names), 'tensor')} as when they were written"
 
 
 def _finite(path: str) -> str:

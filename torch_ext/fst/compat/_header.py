@@ -2,11 +2,11 @@
 
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from fst._core.arguments import Path, path_of
-from fst._core.classes import Checkpoint, Source, TensorInfo
+from fst._core.classes import Checkpoint, Source
 
 
 def read_header(path: Path) -> tuple[dict[str, str] | None, dict[str, dict[str, Any]], int]:
@@ -26,16 +26,17 @@ def read_header(path: Path) -> tuple[dict[str, str] | None, dict[str, dict[str, 
     checkpoint = Checkpoint([text])
     tensors = {name: checkpoint.tensor_info(name) for name in checkpoint.names()}
     metadata = next((metadata for _, metadata in checkpoint.metadata()), None)
-    header_bytes = Source(text).length() - sum(tensor.nbytes for tensor in tensors.values())
-    return metadata, header_entries(tensors), header_bytes
+    begins = [tensor.begin for tensor in tensors.values()]
+    header_bytes = begins[0] if begins else Source(text).length()
+    entries = {
+        name: header_entry(
+            tensor.dtype, tensor.shape, [tensor.begin - header_bytes, tensor.begin - header_bytes + tensor.nbytes]
+        )
+        for name, tensor in tensors.items()
+    }
+    return metadata, entries, header_bytes
 
 
-def header_entries(tensors: Mapping[str, TensorInfo]) -> dict[str, dict[str, Any]]:
-    """Returns header entries in the form of their JSON, given all tensors of a file in the order of their bytes."""
-    entries: dict[str, dict[str, Any]] = {}
-    end = 0
-    for name, tensor in tensors.items():
-        # The tensors of a valid file are contiguous.
-        begin, end = end, end + tensor.nbytes
-        entries[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [begin, end]}
-    return entries
+def header_entry(dtype: str, shape: Sequence[int], data_offsets: Sequence[int]) -> dict[str, Any]:
+    """Returns a header entry in the form of its JSON."""
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(data_offsets)}

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 import fst
-from fst._core.classes import TensorInfo
-from fst.compat._header import header_entries
+from fst.compat._header import header_entry
 from fst.compat.unifiedefficientloader import logging_utils
 from fst.compat.unifiedefficientloader.tensor_utils import st_shape_to_torch_shape, st_to_torch_dtype
 
@@ -217,9 +216,10 @@ class UnifiedSafetensorsLoader:
         """Returns the header in the form of its JSON, which programs access."""
         metadata: dict[str, Any] = {"__metadata__": self._metadata} if self._metadata else {}
         file = self._opened()
-        return metadata | header_entries(
-            {name: TensorInfo(*file.get_tensor_meta(name)[:3]) for name in file.offset_keys()}
-        )
+        metas = {name: file.get_tensor_meta(name) for name in file.offset_keys()}
+        return metadata | {
+            name: header_entry(meta.dtype, meta.shape, meta.data_offsets) for name, meta in metas.items()
+        }
 
 
 MemoryEfficientSafeOpen = UnifiedSafetensorsLoader

@@ -1,0 +1,62 @@
+//! tensorizer's file format, `.tensors`: what the reader and the writer of its parts share.
+//!
+//! ```text
+//! 0          73               73 + m                                           end of file
+//! | preamble | metadata, m bytes | header a | data a | header b | data b | ... | 0 as u64 |
+//! ```
+//!
+//! The metadata has an entry for each tensor, with the offsets of its header and of its data. Loads need the metadata only.
+//! The headers have hashes and the indices of modules. Numbers are little-endian. Nothing is aligned.
+
+pub mod dtype;
+mod fields;
+pub mod preamble;
+pub mod tensor_header;
+
+pub(super) use fields::Fields;
+
+use crate::error::{Error, Kind, Result};
+
+/// First bytes of a file.
+pub const MAGIC: &[u8] = b"|TZR|";
+
+/// Use of a tensor in the program that wrote it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TensorKind {
+    /// Parameter of a module.
+    Parameter,
+    /// Buffer of a module.
+    Buffer,
+    /// Tensor of a state dictionary.
+    StateDict,
+}
+
+impl TensorKind {
+    /// Returns the number in a file.
+    pub fn number(self) -> u8 {
+        match self {
+            TensorKind::Parameter => 0,
+            TensorKind::Buffer => 1,
+            TensorKind::StateDict => 2,
+        }
+    }
+
+    /// Returns the kind with this number in a file.
+    pub fn from_number(number: u8) -> Option<TensorKind> {
+        [TensorKind::Parameter, TensorKind::Buffer, TensorKind::StateDict]
+            .into_iter()
+            .find(|kind| kind.number() == number)
+    }
+}
+
+/// Refuses encrypted files. Only the data is encrypted, so that this is the one place that knows of it.
+///
+/// # Errors
+/// `invalid-argument` for an encrypted file.
+pub(super) fn check_encryption(is_encrypted: bool) -> Result<()> {
+    if is_encrypted {
+        let message = "the tensors are encrypted, and fst does not decrypt; decrypt the file with tensorizer";
+        return Err(Error::new(Kind::InvalidArgument, message));
+    }
+    Ok(())
+}

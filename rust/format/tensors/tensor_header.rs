@@ -1,0 +1,240 @@
+//! Header of one tensor in a `.tensors` file, directly before its data.
+//!
+//! Loads do not read it: it repeats the metadata entry, and adds hashes of the tensor and the index of its module.
+
+use super::{Fields, TensorKind, dtype};
+use crate::dtype::Dtype;
+use crate::error::{Error, Kind, Result};
+use crate::format::header::{Entry, TensorsEntry};
+use crate::num::{to_u64, to_usize};
+use std::ops::Range;
+
+/// Upper bound for the size of a header in bytes. Names, shapes and hashes take less than half of it.
+const TENSOR_HEADER_BYTES_MAX: u64 = 1 << 20;
+
+const CRC32: u8 = 0;
+const SHA256: u8 = 1;
+
+/// Hash of a tensor: over its header, in which the hashes are zero, and then over its data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hash {
+    /// CRC-32 with zlib's polynomial.
+    Crc32([u8; 4]),
+    /// SHA-256.
+    Sha256([u8; 32]),
+}
+
+impl Hash {
+    /// Returns the name of the algorithm.
+    pub fn algorithm(&self) -> &'static str {
+        match self {
+            Hash::Crc32(_) => "crc32",
+            Hash::Sha256(_) => "sha256",
+        }
+    }
+
+    /// Returns the value as in the file. That of a CRC-32 is a little-endian number.
+    pub fn value(&self) -> &[u8] {
+        match self {
+            Hash::Crc32(value) => value,
+            Hash::Sha256(value) => value,
+        }
+    }
+
+    fn number(&self) -> u8 {
+        match self {
+            Hash::Crc32(_) => CRC32,
+            Hash::Sha256(_) => SHA256,
+        }
+    }
+}
+
+/// Checked header.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorHeader {
+    /// Index of the tensor's module among the modules that were written.
+    pub module: u16,
+    /// Use of the tensor.
+    pub kind: TensorKind,
+    /// Hashes of the tensor.
+    pub hashes: Vec<Hash>,
+    /// The bytes of the header, with zeros in place of the hashes. The hashes begin with them.
+    pub hashed: Vec<u8>,
+}
+
+/// Returns the bytes of a file that hold the header of a tensor.
+///
+/// # Errors
+/// `malformed` if the range is not that of a header.
+pub fn range(entry: Entry<'_>, tensors_entry: TensorsEntry) -> Result<Range<u64>> {
+    let range = tensors_entry.header_begin..entry.begin;
+    let length = range.end.saturating_sub(range.start);
+    if length == 0 || length > TENSOR_HEADER_BYTES_MAX {
+        let message =
+            format!("the header of the tensor has {length} bytes; 1 to {TENSOR_HEADER_BYTES_MAX} are accepted");
+        return Err(Error::new(Kind::Malformed, message).tensor(entry.name).offset(range.start));
+    }
+    Ok(range)
+}
+
+/// Parses the header of a tensor, and checks that it agrees with the metadata entry.
+///
+/// # Errors
+/// `malformed`, with the tensor and the offset of the fault.
+pub fn parse(bytes: &[u8], entry: Entry<'_>, tensors_entry: TensorsEntry) -> Result<TensorHeader> {
+    parse_fields(bytes, entry, tensors_entry).map_err(|error| error.tensor(entry.name))
+}
+
+fn parse_fields(bytes: &[u8], entry: Entry<'_>, tensors_entry: TensorsEntry) -> Result<TensorHeader> {
+    let begin = tensors_entry.header_begin;
+    let differs = |what: &str, offset: u64| {
+        let message = format!("the header of the tensor has another {what} than the metadata of the file");
+        Error::new(Kind::Malformed, message).offset(offset)
+    };
+    let mut fields = Fields::new(bytes, begin);
+    if fields.number::<8>("the size of the header")? != to_u64(bytes.len()) {
+        return Err(differs("size", begin));
+    }
+    let module = u16::try_from(fields.number::<2>("the index of the module")?).unwrap_or(u16::MAX);
+    let kind = fields.kind()?;
+    if kind != tensors_entry.kind {
+        return Err(differs("kind", fields.offset()));
+    }
+    if fields.name()? != entry.name {
+        return Err(differs("name", fields.offset()));
+    }
+    if fields.dtype()? != entry.dtype {
+        return Err(differs("dtype", fields.offset()));
+    }
+    if fields.shape(entry.dtype, tensors_entry.is_long)? != entry.shape {
+        return Err(differs("shape", fields.offset()));
+    }
+    let hashes_begin = fields.offset();
+    let (hashes, values) = parse_hashes(&mut fields)?;
+    if fields.number::<8>("the size of the data")? != entry.end.saturating_sub(entry.begin) {
+        return Err(differs("size of its data", fields.offset()));
+    }
+    if fields.left() > 0 {
+        return Err(Error::new(Kind::Malformed, "the header of the tensor is too long").offset(fields.offset()));
+    }
+    let mut hashed = bytes.to_vec();
+    for value in values {
+        let from_begin = |offset: u64| to_usize(offset.saturating_sub(begin));
+        let zeroed = hashed.get_mut(from_begin(value.start)..from_begin(value.end));
+        zeroed.ok_or_else(|| differs("size", hashes_begin))?.fill(0);
+    }
+    Ok(TensorHeader { module, kind, hashes, hashed })
+}
+
+/// Returns the known hashes, and where the values of all hashes are in the file.
+fn parse_hashes(fields: &mut Fields<'_>) -> Result<(Vec<Hash>, Vec<Range<u64>>)> {
+    let begin = fields.offset().saturating_add(2);
+    let mut block = Fields::new(fields.counted::<2>("the hashes")?, begin);
+    let count = block.number::<1>("the number of hashes")?;
+    let (mut hashes, mut values) = (Vec::new(), Vec::new());
+    for _ in 0..count {
+        let offset = block.offset();
+        let algorithm = block.number::<1>("the algorithm of a hash")?;
+        let value = block.counted::<1>("a hash")?;
+        values.push(block.offset().saturating_sub(to_u64(value.len()))..block.offset());
+        let hash = match u8::try_from(algorithm) {
+            Ok(CRC32) => value.try_into().ok().map(Hash::Crc32),
+            Ok(SHA256) => value.try_into().ok().map(Hash::Sha256),
+            _ => None,
+        };
+        hashes.push(hash.ok_or_else(|| {
+            let message = format!("the algorithm {algorithm} with {} bytes is no known hash", value.len());
+            Error::new(Kind::Malformed, message).offset(offset)
+        })?);
+    }
+    match block.left() {
+        0 => Ok((hashes, values)),
+        left => {
+            let message = format!("{left} bytes follow the hashes");
+            Err(Error::new(Kind::Malformed, message).offset(block.offset()))
+        }
+    }
+}
+
+/// Encodes the header of a new tensor.
+///
+/// # Errors
+/// `invalid-argument` for a name that is too long; `unsupported-dtype` if the format lacks the dtype.
+pub fn encode(module: u16, description: &Description<'_>, hashes: &[Hash]) -> Result<Vec<u8>> {
+    let mut rest = module.to_le_bytes().to_vec();
+    rest.push(description.kind.number());
+    description.push_name(&mut rest)?;
+    description.push_type(&mut rest)?;
+    let mut block = vec![u8::try_from(hashes.len()).unwrap_or(u8::MAX)];
+    for hash in hashes {
+        let value = hash.value();
+        block.extend([hash.number(), u8::try_from(value.len()).unwrap_or(u8::MAX)]);
+        block.extend(value);
+    }
+    rest.extend(u16::try_from(block.len()).unwrap_or(u16::MAX).to_le_bytes());
+    rest.extend(block);
+    rest.extend(description.data_bytes.to_le_bytes());
+    let mut bytes = to_u64(rest.len() + size_of::<u64>()).to_le_bytes().to_vec();
+    bytes.extend(rest);
+    Ok(bytes)
+}
+
+/// Description of a new tensor, which its header and its metadata entry have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Description<'a> {
+    /// Name.
+    pub name: &'a str,
+    /// Use of the tensor.
+    pub kind: TensorKind,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Shape, in PyTorch's elements.
+    pub shape: &'a [u64],
+    /// Size of the data in bytes. 0 for a tensor that is stored without data.
+    pub data_bytes: u64,
+}
+
+impl Description<'_> {
+    /// Returns whether a dimension takes 8 bytes.
+    pub fn is_long(&self) -> bool {
+        self.shape.iter().any(|&size| u32::try_from(size).is_err())
+    }
+
+    /// Appends the name.
+    ///
+    /// # Errors
+    /// `invalid-argument` if the name is too long for the format.
+    pub fn push_name(&self, bytes: &mut Vec<u8>) -> Result<()> {
+        let length = u16::try_from(self.name.len()).map_err(|_| {
+            let message = format!("the name has {} bytes; the format has room for {}", self.name.len(), u16::MAX);
+            Error::new(Kind::InvalidArgument, message).tensor(self.name)
+        })?;
+        bytes.extend(length.to_le_bytes());
+        bytes.extend(self.name.as_bytes());
+        Ok(())
+    }
+
+    /// Appends the dtype and the shape.
+    ///
+    /// # Errors
+    /// `unsupported-dtype` if the format lacks the dtype; `invalid-argument` for more than 255 dimensions.
+    pub fn push_type(&self, bytes: &mut Vec<u8>) -> Result<()> {
+        let refused = |kind, message: String| Error::new(kind, message).tensor(self.name);
+        let dtype = dtype::name(self.dtype).ok_or_else(|| {
+            refused(Kind::UnsupportedDtype, format!("tensorizer's format has no dtype for {}", self.dtype))
+        })?;
+        let count = u8::try_from(self.shape.len()).map_err(|_| {
+            refused(Kind::InvalidArgument, format!("{} dimensions; the format has room for 255", self.shape.len()))
+        })?;
+        bytes.push(u8::try_from(dtype.len()).unwrap_or(u8::MAX));
+        bytes.extend(dtype.as_bytes());
+        bytes.push(count);
+        for &size in self.shape {
+            match u32::try_from(size) {
+                Ok(size) if !self.is_long() => bytes.extend(size.to_le_bytes()),
+                _ => bytes.extend(size.to_le_bytes()),
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,321 @@
+"""Files in tensorizer's format: everything that loads safetensors loads them, and faults are errors."""
+
+import random
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed.tensor import Replicate, Shard
+
+import fst
+import tensorsfile
+from fst._checkpoint.checkpoint import OpenCheckpoint
+from fst._checkpoint.hashes import check_hashes
+from fst_bench.http_server import Server
+from rawfile import DTYPES, Raw, assert_same, random_raw
+from tensorsfile import BUFFER, PARAMETER, Stored, complex_raws, encode, stored
+
+SHAPES = [(), (1,), (0, 3), (5, 8), (3, 2, 4), (300, 200)]
+RAW = {
+    f"{dtype} {list(shape)}": random_raw(dtype, shape) for dtype in DTYPES for shape in SHAPES if dtype != "F4" or shape
+}
+RAW = {name: raw for name, raw in RAW.items() if raw.dtype != "F4" or raw.shape[-1] % 2 == 0}
+SMALL = {"w": random_raw("F32", (2, 3)), "v": random_raw("BF16", (5,)), "u": random_raw("U8", (7,))}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """A file whose metadata is not in the order of the data, and with gaps between tensors."""
+    order = list(RAW)
+    random.Random(1).shuffle(order)
+    tensors = {name: stored(raw, gap=index % 3) for index, (name, raw) in enumerate(RAW.items())}
+    path = tmp_path_factory.mktemp("format") / "model"
+    path.write_bytes(encode(tensors, metadata_bytes=20_000, order=order))
+    return path
+
+
+@pytest.mark.usefixtures("reader")
+def test_loads_of_every_dtype_and_shape(path):
+    loads: dict[str, Callable[[], dict[str, torch.Tensor]]] = {
+        "load_file": lambda: fst.load_file(path),
+        "load_tensors": lambda: dict(zip(RAW, fst.load_tensors(path, list(RAW)), strict=True)),
+        "stream": lambda: dict(fst.stream(path)),
+        "safe_open": lambda: fst.safe_open(path).get_tensors(),
+    }
+    for load in loads.values():
+        loaded = load()
+        assert loaded.keys() == RAW.keys()
+        for name, raw in RAW.items():
+            assert_same(loaded[name], raw.tensor())
+    out = [torch.empty_like(raw.tensor()) for raw in RAW.values()]
+    fst.load_into(path, list(RAW), out)
+    for tensor, raw in zip(out, RAW.values(), strict=True):
+        assert_same(tensor, raw.tensor())
+
+
+def test_slices_and_casts(path):
+    with fst.safe_open(path) as file:
+        for name, raw in RAW.items():
+            if raw.torch_shape and raw.torch_shape[0]:
+                assert_same(file.get_slice(name)[: raw.torch_shape[0] // 2 + 1], raw.tensor()[: raw.shape[0] // 2 + 1])
+    cast = fst.load_file(path, dtype=torch.bfloat16)
+    assert cast["F64 [5, 8]"].dtype == torch.bfloat16
+    assert cast["I64 [5, 8]"].dtype == torch.int64
+
+
+def test_dtypes_that_safetensors_lacks(tmp_path):
+    expected = complex_raws()
+    names = {"c128": "<c16", "c32": "<V4\0torch.complex32"}
+    tensors = {
+        name: Stored(names[name], tuple(tensor.shape), tensor.view(-1).view(torch.uint8).numpy().tobytes(), gap=1)
+        for name, tensor in expected.items()
+    }
+    (tmp_path / "c").write_bytes(encode(tensors))
+    loaded = fst.load_file(tmp_path / "c")
+    for name, tensor in expected.items():
+        assert loaded[name].dtype == tensor.dtype
+        assert torch.equal(loaded[name].view(-1).view(torch.uint8), tensor.view(-1).view(torch.uint8))
+    assert torch.equal(fst.safe_open(tmp_path / "c").get_slice("c128")[1:, :2], expected["c128"][1:, :2])
+    with pytest.raises(NotImplementedError, match="c128"):
+        fst.save_file({"c128": loaded["c128"]}, tmp_path / "c.safetensors")
+
+
+def test_names_in_the_order_of_the_data(tmp_path):
+    tensors = {name: stored(raw) for name, raw in SMALL.items()}
+    (tmp_path / "m").write_bytes(encode(tensors, order=["v", "u", "w"]))
+    assert fst.tensor_names(tmp_path / "m") == ["v", "u", "w"]
+    assert fst.metadata(tmp_path / "m") == {}
+    checkpoint = OpenCheckpoint(tmp_path / "m")
+    begin = {name: checkpoint.tensor_info(name).begin for name in SMALL}
+    content = (tmp_path / "m").read_bytes()
+    for name, raw in SMALL.items():
+        assert content[begin[name] : begin[name] + len(raw.data)] == raw.data
+        offsets = begin[name] - begin["v"], begin[name] - begin["v"] + len(raw.data)
+        assert fst.safe_open(tmp_path / "m").get_tensor_meta(name).data_offsets == offsets
+
+
+@pytest.fixture
+def empty(tmp_path):
+    """A file with tensors that are stored without data."""
+    tensors = {
+        "zeros": Stored("<f4", (4, 3), kind=PARAMETER),
+        "w": stored(SMALL["w"]),
+        "narrow": Stored("|V1\0torch.float4_e2m1fn_x2", (3,), kind=BUFFER),
+        "many": Stored("<V2\0torch.bfloat16", (40_000,)),
+    }
+    path = tmp_path / "empty.tensors"
+    path.write_bytes(encode(tensors, version=4))
+    return path
+
+
+def test_tensors_without_data_are_zeros(empty):
+    for loaded in (fst.load_file(empty), dict(fst.stream(empty)), dict(fst.stream(empty, dtype=torch.float64))):
+        assert not loaded["zeros"].any()
+        assert not loaded["many"].any()
+        assert (loaded["zeros"].shape, loaded["many"].shape) == ((4, 3), (40_000,))
+        assert not loaded["narrow"].view(torch.uint8).any()
+    assert_same(fst.load_file(empty)["w"], SMALL["w"].tensor())
+    out = torch.ones(3, 4).t()
+    fst.load_into(empty, ["zeros"], [out])
+    assert not out.any()
+    assert fst.safe_open(empty).get_slice("zeros")[1:, ::2].tolist() == [[0, 0]] * 3
+    assert fst.load_file(empty, dtype=torch.float16)["zeros"].dtype == torch.float16
+
+
+def test_long_dimensions(tmp_path):
+    tensors = {"long": Stored("|u1", (2**33, 0), is_long=True), "w": stored(SMALL["w"])}
+    (tmp_path / "m").write_bytes(encode(tensors, version=5, flags=2))
+    loaded = fst.load_file(tmp_path / "m")
+    assert loaded["long"].shape == (2**33, 0)
+    assert_same(loaded["w"], SMALL["w"].tensor())
+    check_hashes(OpenCheckpoint(tmp_path / "m"), ["long", "w"])
+
+
+@pytest.mark.parametrize("version", [1, 2, 4, 5])
+def test_versions(tmp_path, version):
+    path = tensorsfile.write(tmp_path / "m", SMALL, version=version)
+    assert_same(fst.load_file(path)["v"], SMALL["v"].tensor())
+
+
+def test_encrypted_files_are_refused(tmp_path):
+    for version, flags in ((3, 0), (4, 1), (5, 3)):
+        path = tensorsfile.write(tmp_path / "m", SMALL, version=version, flags=flags)
+        with pytest.raises(ValueError, match="encrypted"):
+            fst.load_file(path)
+    # Old versions ignore the flag.
+    fst.load_file(tensorsfile.write(tmp_path / "m", SMALL, version=2, flags=1))
+
+
+def rows(name, shape):
+    return Shard(0) if shape else Replicate()
+
+
+def check_shards(path, strategy):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    loaded = fst.load_sharded(path, rows, strategy=strategy, window_bytes=4096)
+    whole = fst.load_file(path)
+    for name, tensor in whole.items():
+        chunks = tensor.chunk(size) if tensor.dim() else [tensor] * size
+        expected = chunks[rank] if rank < len(chunks) else tensor[:0]
+        assert_same(loaded[name], expected)
+
+
+@pytest.mark.parametrize("strategy", ["auto", "own", "exchange"])
+def test_sharded_loads(ranks, path, empty, strategy):
+    ranks(3).run(check_shards, path, strategy)
+    ranks(3).run(check_shards, empty, strategy)
+
+
+def test_modules(tmp_path):
+    layer = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    layer.register_buffer("extra", torch.ones(2))
+    tensors = {}
+    for name, tensor in layer.state_dict().items():
+        data = tensor.view(-1).view(torch.uint8).numpy().tobytes()
+        kind = PARAMETER if name.endswith(("weight", "bias")) else BUFFER
+        # tensorizer begins the names of a root module's own tensors with a dot.
+        tensors[name if "." in name else f".{name}"] = Stored(
+            "<i8" if tensor.dtype == torch.int64 else "<f4", tuple(tensor.shape), data, kind
+        )
+    (tmp_path / "m").write_bytes(encode(tensors))
+    with torch.device("meta"):
+        other = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+        other.register_buffer("extra", torch.zeros(2))
+    fst.load_module(other, tmp_path / "m", "cpu")
+    for name, tensor in layer.state_dict().items():
+        assert_same(other.state_dict()[name], tensor)
+
+
+def test_remote_files(path):
+    # The metadata is longer than the bytes that the first request brings.
+    long = encode({name: stored(raw) for name, raw in RAW.items()}, metadata_bytes=3 << 20)
+    with Server() as server:
+        for name, content in {"long": long, "model.tensors": path.read_bytes()}.items():
+            server.put(name, content)
+            for loaded in (fst.load_file(server.url(name)), dict(fst.stream(server.url(name)))):
+                assert loaded.keys() == RAW.keys()
+                for key, raw in RAW.items():
+                    assert_same(loaded[key], raw.tensor())
+            checkpoint = OpenCheckpoint(server.url(name))
+            check_hashes(checkpoint, checkpoint.names())
+
+
+def test_hashes(tmp_path):
+    path = tensorsfile.write(tmp_path / "m", SMALL)
+    checkpoint = OpenCheckpoint(path)
+    check_hashes(checkpoint, list(SMALL))
+    content = bytearray(path.read_bytes())
+    content[checkpoint.tensor_info("v").begin] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"v \(crc32\), v \(sha256\)$"):
+        check_hashes(OpenCheckpoint(path), list(SMALL))
+
+
+def one(**fields) -> bytes:
+    return encode({"w": Stored("<f4", (2, 3), bytes(24), **fields)})
+
+
+def dtype(name: str, shape: tuple[int, ...] = (6,)) -> bytes:
+    return encode({"w": Stored(name, shape, bytes(24))})
+
+
+W = 'tensor "w": byte '
+# The data of the second tensor is the last byte of the first and those after it.
+PLACE = tensorsfile.PREAMBLE_BYTES + 4096 + len(tensorsfile.header("v", stored(SMALL["u"]))) + 6
+OVERLAPPING = {"v": stored(SMALL["u"]), "w": stored(SMALL["u"], changes={"data": PLACE, "header": PLACE - 1})}
+MALFORMED = {
+    "a magic alone": (b"|TZR|", "5 bytes"),
+    "a preamble that is cut off": (encode({})[:72], "72 bytes"),
+    "metadata that are cut off": (encode({})[:100], "4096, .*27 bytes after it.*cut off"),
+    "metadata beyond any file": (encode({}, metadata_bytes=0)[:65] + b"\xff" * 8, "cut off"),
+    "version 0": (encode({}, version=0), "byte 5: .*version 0"),
+    "version 6": (encode({}, version=6), "byte 5: .*version 6"),
+    "an unknown flag": (encode({}, flags=4), "byte 9: "),
+    "a high flag": (encode({}, flags=1 << 255), "byte 9: "),
+    "versions of entries in version 4": (encode({}, version=4, flags=2), "byte 9: "),
+    "more tensors stated": (encode({"w": stored(SMALL["w"])}, count=2**64 - 1), "the dtype is empty"),
+    "a name twice": (
+        encode({"a": stored(SMALL["u"]), "b": stored(SMALL["u"])}).replace(b"\1\0b", b"\1\0a"),
+        'tensor "a": byte .*twice',
+    ),
+    "a kind of 3": (one(kind=3), W + ".*kind is 3"),
+    "data in the metadata": (one(changes={"data": 80, "header": 75}), W + "80"),
+    "data past the end": (one(changes={"data": 4400}), W + "4400: .*cut off"),
+    "data at 2^64": (one(changes={"data": 2**64 - 1}), W),
+    "a negative length": (one(changes={"length": 2**64 - 24}), W),
+    "a shorter length": (one(changes={"length": 23}), W + ".*24 bytes, but the data has 23"),
+    "a longer length": (one(changes={"length": 25}), W + ".*24 bytes, but the data has 25"),
+    "a header in the metadata": (one(changes={"header": 0}), W + ".*header"),
+    "a header after the data": (one(changes={"header": 4300}), W + ".*header"),
+    "a shape that overflows": (encode({"w": Stored("<f4", (2**32 - 1,) * 3)}), W + ".*overflows"),
+    "65 dimensions": (encode({"w": Stored("<f4", (1,) * 65, bytes(4))}), W + ".*65 dimensions"),
+    "a name that is not UTF-8": (one().replace(b"\1\0w", b"\1\0\xff"), "UTF-8"),
+    "another size of raw bytes": (dtype("<V4\0torch.bfloat16"), W + ".*2 bytes"),
+    "overlapping tensors": (encode(OVERLAPPING), W + ".*another tensor ends"),
+}
+UNSUPPORTED = {
+    "big-endian": (dtype(">f4"), W + ".*big-endian"),
+    "NumPy's text": (dtype("<U1"), W + ".*<U1"),
+    "four bits": (dtype("|V1\0torch.uint4", (24,)), W + ".*torch.uint4"),
+    "two separators": (dtype("|V1\0torch.bfloat16\0", (24,)), W),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), (MALFORMED | UNSUPPORTED).values(), ids=MALFORMED | UNSUPPORTED)
+def test_malformed_files(tmp_path, content, message):
+    path = tmp_path / "bad.tensors"
+    path.write_bytes(content)
+    is_unsupported = (content, message) in UNSUPPORTED.values()
+    expected = NotImplementedError if is_unsupported else fst.SafetensorError
+    for call in (lambda: fst.load_file(path), lambda: fst.tensor_names(path), lambda: fst.load_file(path, "meta")):
+        with pytest.raises(expected, match=f"^{re.escape(str(path))}: .*{message}"):
+            call()
+
+
+def test_truncation(tmp_path):
+    whole = tensorsfile.write(tmp_path / "m", SMALL, metadata_bytes=200).read_bytes()
+    # The last number only ends a file that is read without its metadata.
+    for length in range(len(whole) - 8):
+        (tmp_path / "cut").write_bytes(whole[:length])
+        with pytest.raises(fst.SafetensorError, match="byte "):
+            fst.load_file(tmp_path / "cut")
+    (tmp_path / "cut").write_bytes(whole[:-8])
+    assert fst.load_file(tmp_path / "cut").keys() == SMALL.keys()
+
+
+RAW_SMALL: dict[str, Raw] = {**SMALL, "": random_raw("F64", (1,)), "s": random_raw("I32", ())}
+WHOLE = encode(
+    {name: stored(raw, module=index) for index, (name, raw) in enumerate(RAW_SMALL.items())}, metadata_bytes=250
+)
+
+
+@given(
+    changes=st.lists(
+        st.tuples(st.integers(0, len(WHOLE) - 1), st.integers(0, 255) | st.sampled_from([0, 1, 0x7F, 0x80, 0xFF])),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_mutated_files(tmp_path_factory, changes):
+    """A file that was changed gives an error that names it, or its hashes show the change, or nothing of it changed."""
+    content = bytearray(WHOLE)
+    for position, byte in changes:
+        content[position] = byte
+    path = tmp_path_factory.getbasetemp() / "mutated"
+    path.write_bytes(content)
+    error = None
+    try:
+        loaded = fst.load_file(path)
+        checkpoint = OpenCheckpoint(path)
+        check_hashes(checkpoint, checkpoint.names())
+    except (ValueError, NotImplementedError) as raised:
+        error = str(raised)
+    if error is not None:
+        assert str(path) in error or "hashes were stored" in error
+        return
+    for name, tensor in loaded.items():
+        assert_same(tensor, RAW_SMALL[name].tensor())
