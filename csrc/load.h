@@ -27,8 +27,8 @@ inline c10::ScalarType stored_type(const Spec& spec) { return static_cast<c10::S
 
 inline c10::IntArrayRef shape_of(const Spec& spec) { return {spec.shape.data(), spec.shape.size()}; }
 
-// Returns whether the region has bytes in its file. Otherwise it has no elements, or all of them are zero: the tensor is
-// stored without data.
+// Returns whether the region has bytes in its file. Otherwise it has no elements, or all of them are zero: the tensor
+// is stored without data.
 inline bool has_data(const Spec& spec) { return spec.bytes > 0; }
 
 // Returns a new tensor for a region, which is complete if the region has no data.

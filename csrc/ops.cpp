@@ -239,9 +239,10 @@ TORCH_LIBRARY(fst, m) {
       .def("unpack", &GroupLoad::unpack, "", {torch::arg("window"), torch::arg("received")})
       .def("finish", &GroupLoad::finish);
   m.class_<Writer>("Writer")
-      .def(torch::init<const std::string&, const Metadata&>(), "Writes tensors to a file one by one.",
-           {torch::arg("path"), torch::arg("metadata") = none})
+      .def(torch::init<const std::string&, const Metadata&, bool>(), "Writes tensors to a file one by one.",
+           {torch::arg("path"), torch::arg("metadata") = none, torch::arg("tensorizer") = false})
       .def("write", &Writer::write)
+      .def("write_hashed", &Writer::write_hashed)
       .def("close", &Writer::close)
       .def("abandon", &Writer::abandon);
 }

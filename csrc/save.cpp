@@ -20,19 +20,6 @@ namespace {
   throw_invalid_argument("tensor \"" + name + "\": " + message);
 }
 
-// Describes a tensor of any device.
-NewTensor describe_dense(const std::string& name, const at::Tensor& tensor) {
-  if (!tensor.defined()) {
-    refuse(name, "is undefined");
-  }
-  if (tensor.layout() != at::kStrided) {
-    refuse(name, c10::str("has the layout ", tensor.layout(), ", but only dense tensors can be saved; use to_dense()"));
-  }
-  rust::Vec<int64_t> shape;
-  std::ranges::copy(tensor.sizes(), std::back_inserter(shape));
-  return NewTensor{to_rust(name), static_cast<int8_t>(tensor.scalar_type()), std::move(shape)};
-}
-
 template <typename Describe>
 std::vector<NewTensor> describe_all(at::TensorList tensors, Strings names, Describe&& describe) {
   if (tensors.size() != names.size()) {
@@ -137,6 +124,18 @@ class Appender {
 };
 
 }  // namespace
+
+NewTensor describe_dense(const std::string& name, const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    refuse(name, "is undefined");
+  }
+  if (tensor.layout() != at::kStrided) {
+    refuse(name, c10::str("has the layout ", tensor.layout(), ", but only dense tensors can be saved; use to_dense()"));
+  }
+  rust::Vec<int64_t> shape;
+  std::ranges::copy(tensor.sizes(), std::back_inserter(shape));
+  return NewTensor{to_rust(name), static_cast<int8_t>(tensor.scalar_type()), std::move(shape)};
+}
 
 NewTensor describe(const std::string& name, const at::Tensor& tensor) {
   auto described = describe_dense(name, tensor);

@@ -15,6 +15,9 @@ namespace fst {
 
 using Metadata = std::optional<c10::Dict<std::string, std::string>>;
 
+// Describes a tensor of any device for the core.
+NewTensor describe_dense(const std::string& name, const at::Tensor& tensor);
+
 // Describes a tensor for the core. Throws if the tensor cannot be saved.
 NewTensor describe(const std::string& name, const at::Tensor& tensor);
 

@@ -9,8 +9,12 @@
 
 namespace fst {
 
-Writer::Writer(const std::string& path, const Metadata& metadata) {
+Writer::Writer(const std::string& path, const Metadata& metadata, bool is_tensorizer) {
   const auto target = to_rust(path);
+  if (is_tensorizer) {
+    writer_.emplace(call_core([&] { return begin_tensors_writer(target); }));
+    return;
+  }
   const auto entries = metadata_entries_of(metadata);
   writer_.emplace(call_core([&] { return begin_writer(target, slice_of(entries), metadata.has_value()); }));
 }
@@ -43,6 +47,21 @@ void Writer::write(const std::string& name, const at::Tensor& tensor) {
     copy_elements(copy, part);
     append(copy);
   });
+}
+
+void Writer::write_hashed(const std::string& name, const at::Tensor& tensor, int64_t kind, int64_t module) {
+  const auto locked = lock();
+  if (!writer_) {
+    throw_invalid_argument("tensor \"" + name + "\": the writer is closed; create a new one");
+  }
+  if (!tensor.is_meta() && (!tensor.is_cpu() || !is_plain(tensor))) {
+    throw_invalid_argument("tensor \"" + name + "\": must be contiguous on the CPU, or on meta");
+  }
+  const auto added = describe_dense(name, tensor);
+  const bool has_data = !tensor.is_meta();
+  const auto* address = has_data ? static_cast<const uint8_t*>(tensor.const_data_ptr()) : nullptr;
+  const rust::Slice<const uint8_t> data(address, has_data ? tensor.nbytes() : 0);
+  call_core([&] { (*writer_)->write_hashed(added, kind, module, has_data, data); });
 }
 
 void Writer::close() {

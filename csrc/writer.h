@@ -18,11 +18,15 @@ namespace fst {
 // threads run one after another.
 class Writer : public torch::CustomClassHolder {
  public:
-  Writer(const std::string& path, const Metadata& metadata);
+  // Begins a safetensors file with this metadata, or a file in tensorizer's format, which has none.
+  Writer(const std::string& path, const Metadata& metadata, bool is_tensorizer);
   ~Writer() override;
 
   // Copies the current values of the tensor. Waits if the disk is slower than the caller.
   void write(const std::string& name, const at::Tensor& tensor);
+
+  // Writes a contiguous tensor on the CPU, or one on meta without data, to a file in tensorizer's format.
+  void write_hashed(const std::string& name, const at::Tensor& tensor, int64_t kind, int64_t module);
 
   // Flushes the file and moves it to its path. After a failed write, throws the same error again and creates no file.
   // Does nothing if called again or after `abandon`.

@@ -32,7 +32,7 @@ use self::source::{Source, open_source};
 use self::storage::configure_storage;
 use self::stream::{AnyStream, finish_stream};
 use self::transfer::{AnyTransfer, finish, release};
-use self::writer::{AnyWriter, begin_writer, finish_writer};
+use self::writer::{AnyWriter, begin_tensors_writer, begin_writer, finish_writer};
 
 #[cxx::bridge(namespace = "fst")]
 mod ffi {
@@ -279,7 +279,16 @@ mod ffi {
 
         type AnyWriter;
         fn begin_writer(path: &str, metadata: &[MetadataEntry], has_metadata: bool) -> Result<Box<AnyWriter>>;
+        fn begin_tensors_writer(path: &str) -> Result<Box<AnyWriter>>;
         fn add(self: &mut AnyWriter, tensor: &NewTensor) -> Result<()>;
+        fn write_hashed(
+            self: &mut AnyWriter,
+            tensor: &NewTensor,
+            kind: i64,
+            module: i64,
+            has_data: bool,
+            data: &[u8],
+        ) -> Result<()>;
         unsafe fn append(self: &mut AnyWriter, stream: &DeviceStream, address: u64, bytes: u64) -> Result<()>;
         fn finish_writer(writer: Box<AnyWriter>) -> Result<()>;
 

@@ -3,7 +3,10 @@
 use super::ffi;
 use super::guard::{guard, start_log};
 use super::tensor::{device_stream, metadata_of, new_tensor};
-use crate::error::Result;
+use crate::dtype::Dtype;
+use crate::error::{Error, Kind, Result};
+use crate::format::tensors::TensorKind;
+use crate::format::tensors::layout::NewTensor;
 use crate::options::Options;
 use crate::save::memory::SourceMemory;
 use crate::save::output::{self, Output};
@@ -29,7 +32,50 @@ pub(super) fn begin_writer(path: &str, metadata: &[ffi::MetadataEntry], has_meta
     })
 }
 
+pub(super) fn begin_tensors_writer(path: &str) -> Result<Box<AnyWriter>> {
+    guard(|| {
+        start_log()?;
+        let path = Path::new(path);
+        let writer = Writer::begin_tensors(Output::open(path, None)?, &Options::from_env()?)?;
+        Ok(Box::new(AnyWriter { writer, path: output::shown(path)?, sources: BTreeMap::new() }))
+    })
+}
+
 impl AnyWriter {
+    /// Adds a tensor of a file in tensorizer's format, with its data.
+    pub(super) fn write_hashed(
+        &mut self,
+        tensor: &ffi::NewTensor,
+        kind: i64,
+        module: i64,
+        has_data: bool,
+        data: &[u8],
+    ) -> Result<()> {
+        guard(|| {
+            let refused =
+                |message: String| Error::new(Kind::InvalidArgument, message).at(&self.path).tensor(&*tensor.name);
+            let unsupported = || {
+                let message = "fst has no dtype for it; cast it to another, or view it as one";
+                Error::new(Kind::UnsupportedDtype, message).at(&self.path).tensor(&*tensor.name)
+            };
+            let negative = |_| refused(format!("a negative size in {:?}", tensor.shape));
+            let tensor = NewTensor {
+                name: tensor.name.clone(),
+                kind: u8::try_from(kind)
+                    .ok()
+                    .and_then(TensorKind::from_number)
+                    .ok_or_else(|| refused(format!("the kind is {kind}, but must be 0, 1 or 2")))?,
+                module: u16::try_from(module).map_err(|_| {
+                    refused(format!("the index of the module is {module}, but must be 0 to {}", u16::MAX))
+                })?,
+                dtype: Dtype::from_scalar_type(tensor.scalar_type).ok_or_else(unsupported)?,
+                shape: tensor.shape.iter().map(|&size| u64::try_from(size).map_err(negative)).collect::<Result<_>>()?,
+                has_data,
+            };
+            self.writer.write_hashed(tensor, data)
+        })
+    }
+
     pub(super) fn add(&mut self, tensor: &ffi::NewTensor) -> Result<()> {
         guard(|| self.writer.add(new_tensor(tensor).map_err(|error| error.at(&self.path))?))
     }

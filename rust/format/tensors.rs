@@ -10,12 +10,16 @@
 
 pub mod dtype;
 mod fields;
+pub mod layout;
 pub mod preamble;
 pub mod tensor_header;
 
 pub(super) use fields::Fields;
 
 use crate::error::{Error, Kind, Result};
+
+/// Number after the last tensor, in place of the size of another header.
+pub const END: [u8; 8] = [0; 8];
 
 /// First bytes of a file.
 pub const MAGIC: &[u8] = b"|TZR|";

@@ -18,9 +18,12 @@
 //! space for the header, and sends it last. A header that outgrows the space makes that part longer.
 
 use super::write_threads::{Job, WriteThreads};
+use crate::device::host::Host;
 use crate::device::{Fetch, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::format::layout::{Metadata, Names, Tensor, header, pad};
+use crate::format::tensors::END;
+use crate::format::tensors::layout as tensors;
 use crate::num::{to_u64, to_usize};
 use crate::options::Options;
 use crate::os::retry::Check;
@@ -35,15 +38,35 @@ use std::sync::Arc;
 /// Space reserved for the header of a file larger than a block, in bytes: enough for about 2500 tensors.
 const HEADER_RESERVE_BYTES: usize = 256 << 10;
 
+/// Format of the file, with what its header needs.
+enum Format {
+    Safetensors(Metadata, Vec<Tensor>),
+    Tensors(tensors::Layout),
+}
+
+impl Format {
+    /// Encodes the header, padded to at least `bytes` bytes.
+    fn header(&self, bytes: usize) -> Result<Vec<u8>> {
+        match self {
+            Format::Safetensors(metadata, tensors) => {
+                let mut header = header(tensors.iter(), metadata)?;
+                pad(&mut header, bytes);
+                Ok(header)
+            }
+            Format::Tensors(layout) => layout.encode(bytes),
+        }
+    }
+}
+
 /// Writer of one file or object. Dropping an unfinished writer leaves nothing behind.
 pub struct Writer {
     output: Arc<Output>,
     threads: WriteThreads,
-    metadata: Metadata,
+    format: Format,
     names: Names,
-    /// The tensors in the order of their data.
-    tensors: Vec<Tensor>,
-    /// Number of bytes of all tensors that were added.
+    /// The tensors in the order of their data, with the number of their bytes.
+    tensors: Vec<(String, u64)>,
+    /// Number of bytes of all tensors that were added, and of what the format has between them.
     data_bytes: u64,
     /// Number of bytes that were appended.
     appended_bytes: u64,
@@ -67,15 +90,26 @@ impl Writer {
     /// `invalid-argument` if the metadata alone exceeds the maximum size of a header; `out-of-memory` if no thread can
     /// be started.
     pub fn begin(output: impl Into<Output>, metadata: Metadata, options: &Options) -> Result<Writer> {
-        let mut output = output.into();
-        header([].iter(), &metadata).map_err(|error| error.at(output.path()))?;
+        Writer::begin_format(output.into(), Format::Safetensors(metadata, Vec::new()), options)
+    }
+
+    /// Begins a file in tensorizer's format.
+    ///
+    /// # Errors
+    /// `out-of-memory` if no thread can be started.
+    pub fn begin_tensors(output: impl Into<Output>, options: &Options) -> Result<Writer> {
+        Writer::begin_format(output.into(), Format::Tensors(tensors::Layout::default()), options)
+    }
+
+    fn begin_format(mut output: Output, format: Format, options: &Options) -> Result<Writer> {
+        format.header(0).map_err(|error| error.at(output.path()))?;
         output.prepare_growing(options);
         let output = Arc::new(output);
         Ok(Writer {
             threads: WriteThreads::start(&output, options)?,
             filled: first_filled(&output),
             output,
-            metadata,
+            format,
             names: Names::default(),
             tensors: Vec::new(),
             data_bytes: 0,
@@ -95,10 +129,41 @@ impl Writer {
     /// error of the writer.
     pub fn add(&mut self, tensor: Tensor) -> Result<()> {
         self.check()?;
+        let Format::Safetensors(_, tensors) = &mut self.format else {
+            return Err(Error::new(Kind::Internal, "the file has tensorizer's format"));
+        };
         self.names.add(tensor.name()).map_err(|error| error.at(self.output.path()))?;
         self.data_bytes = self.data_bytes.saturating_add(tensor.bytes());
-        self.tensors.push(tensor);
+        self.tensors.push((tensor.name().to_owned(), tensor.bytes()));
+        tensors.push(tensor);
         Ok(())
+    }
+
+    /// Adds a tensor of a file in tensorizer's format, with its data, which is empty for a tensor without data.
+    ///
+    /// # Errors
+    /// Those of [`add`](Writer::add), [`append`](Writer::append), and
+    /// [`NewTensor::header`](tensors::NewTensor::header); `invalid-argument` if the data has another size.
+    pub fn write_hashed(&mut self, tensor: tensors::NewTensor, data: &[u8]) -> Result<()> {
+        self.check()?;
+        let header_begin = self.data_bytes;
+        let Format::Tensors(layout) = &mut self.format else {
+            return Err(Error::new(Kind::Internal, "the file has the format of safetensors"));
+        };
+        let at = |error: Error| error.at(self.output.path());
+        let expected = tensor.data_bytes().map_err(at)?;
+        if expected != to_u64(data.len()) {
+            let message = format!("the data has {} bytes, but the tensor needs {expected}", data.len());
+            return Err(at(Error::new(Kind::InvalidArgument, message).tensor(&*tensor.name)));
+        }
+        let header = tensor.header(data).map_err(at)?;
+        self.names.add(&tensor.name).map_err(at)?;
+        let bytes = to_u64(header.len()).saturating_add(expected);
+        self.data_bytes = self.data_bytes.saturating_add(bytes);
+        self.tensors.push((tensor.name.clone(), bytes));
+        layout.add(tensor, header_begin, to_u64(header.len()));
+        self.append_bytes(&header)?;
+        self.append_bytes(data)
     }
 
     /// Appends bytes of the tensor that was added last. The caller may change them once this returns.
@@ -122,12 +187,16 @@ impl Writer {
     /// any earlier error of the writer.
     pub fn finish(mut self) -> Result<()> {
         self.check()?;
-        let header = header(self.tensors.iter(), &self.metadata).map_err(|error| error.at(self.output.path()))?;
+        if matches!(self.format, Format::Tensors(_)) {
+            self.data_bytes = self.data_bytes.saturating_add(to_u64(END.len()));
+            self.append_bytes(&END)?;
+        }
+        let header = self.format.header(0).map_err(|error| error.at(self.output.path()))?;
         let watch = Watch::begin();
         let check: Check<'_> = &|| watch.check();
         let written = match self.data_begin {
             None => self.write_single_block(&header, check),
-            Some(data_begin) => self.write_rest(header, data_begin, check),
+            Some(data_begin) => self.write_rest(header.len(), data_begin, check),
         };
         let file_bytes = written.map_err(|error| self.fail(error))?;
         let Writer { output, threads, .. } = self;
@@ -136,6 +205,12 @@ impl Writer {
         let _span = profile::span(Stage::Flush);
         let output = Arc::into_inner(output).ok_or_else(|| Error::new(Kind::Internal, "the file is still in use"))?;
         output.publish(file_bytes, check)
+    }
+
+    /// Appends bytes in memory of the host.
+    fn append_bytes(&mut self, bytes: &[u8]) -> Result<()> {
+        // SAFETY: the slice is memory of the host, and nothing writes to it.
+        unsafe { self.append(&Host, 0, to_u64(bytes.as_ptr().addr()), to_u64(bytes.len())) }
     }
 
     fn copy(&mut self, source: &dyn SourceMemory, stream: u64, address: u64, bytes: u64) -> Result<()> {
@@ -184,7 +259,7 @@ impl Writer {
         let data_begin = match self.data_begin {
             Some(data_begin) => data_begin,
             None => {
-                let current = header(self.tensors.iter(), &self.metadata)?.len();
+                let current = self.format.header(0)?.len();
                 // If the first block holds many tensors, as many again may follow.
                 *self
                     .data_begin
@@ -218,21 +293,21 @@ impl Writer {
     }
 
     /// Writes the last block and the header, and returns the length of the file.
-    fn write_rest(&mut self, mut header: Vec<u8>, data_begin: u64, check: Check<'_>) -> Result<u64> {
+    fn write_rest(&mut self, header_bytes: usize, data_begin: u64, check: Check<'_>) -> Result<u64> {
         if let Some(block) = self.block.take() {
             self.submit(block)?;
         }
         self.threads.finish()?;
         if let Some(first) = self.first.take() {
-            return self.write_first(header, first, check);
+            return self.write_first(first, check);
         }
-        let size = header.len().next_multiple_of(ALIGNMENT).max(to_usize(data_begin));
+        let size = header_bytes.next_multiple_of(ALIGNMENT).max(to_usize(data_begin));
         let missing = to_u64(size) - data_begin;
         if missing > 0 {
             let mut buffer = self.threads.acquire(self.block_bytes)?;
             self.output.shift(data_begin, self.data_bytes, missing, buffer.bytes_mut(), check)?;
         }
-        pad(&mut header, size);
+        let header = self.format.header(size)?;
         let length = header.len();
         let _span = profile::span(Stage::Write).bytes(length);
         self.output.write(header, length, 0, check)?;
@@ -240,9 +315,9 @@ impl Writer {
     }
 
     /// Writes the first part of an object, with the header, and returns the length of the object.
-    fn write_first(&self, mut header: Vec<u8>, mut first: Block, check: Check<'_>) -> Result<u64> {
-        let size = header.len().next_multiple_of(HEADER_RESERVE_BYTES).max(HEADER_RESERVE_BYTES);
-        pad(&mut header, size);
+    fn write_first(&self, mut first: Block, check: Check<'_>) -> Result<u64> {
+        let needed = self.format.header(HEADER_RESERVE_BYTES)?.len();
+        let mut header = self.format.header(needed.next_multiple_of(HEADER_RESERVE_BYTES))?;
         let (header_bytes, length) = (header.len(), first.as_ref().len());
         let _span = profile::span(Stage::Write).bytes(length);
         match first.bytes_mut().get_mut(..header_bytes).filter(|space| space.len() == HEADER_RESERVE_BYTES) {
@@ -268,9 +343,9 @@ impl Writer {
             return Err(error.clone());
         }
         match self.tensors.last() {
-            Some(tensor) if self.appended_bytes != self.data_bytes => {
+            Some((name, _)) if self.appended_bytes != self.data_bytes => {
                 let message = "an error left the tensor and the file incomplete; begin another file";
-                Err(Error::new(Kind::InvalidArgument, message).at(self.output.path()).tensor(tensor.name()))
+                Err(Error::new(Kind::InvalidArgument, message).at(self.output.path()).tensor(name))
             }
             _ => Ok(()),
         }
@@ -289,13 +364,13 @@ impl Writer {
         let position = error.position().zip(self.data_begin).and_then(|(position, begin)| position.checked_sub(begin));
         let mut end: u64 = 0;
         let tensor = position.and_then(|position| {
-            self.tensors.iter().find(|tensor| {
-                end = end.saturating_add(tensor.bytes());
+            self.tensors.iter().find(|(_, bytes)| {
+                end = end.saturating_add(*bytes);
                 position < end
             })
         });
         let error = match tensor {
-            Some(tensor) => error.tensor(tensor.name()),
+            Some((name, _)) => error.tensor(name),
             None => error,
         };
         self.failure.insert(error).clone()

@@ -1,10 +1,20 @@
-//! Headers of tensorizer's format: what a parser accepts lies in the file, whatever the bytes are.
+//! tensorizer's format: what a parser accepts lies in the file, whatever the bytes are, and new files are read as written.
 
+use crate::files;
+use fst::checkpoint::Checkpoint;
+use fst::dtype::Dtype;
 use fst::error::Kind;
 use fst::format::header::Header;
+use fst::format::tensors::layout::NewTensor;
 use fst::format::tensors::preamble::{PREAMBLE_BYTES, Preamble};
+use fst::format::tensors::tensor_header::Hash;
 use fst::format::tensors::{MAGIC, TensorKind, tensor_header};
+use fst::options::Options;
+use fst::save::atomic_file::OutputFile;
+use fst::save::file_kernel::Linux;
+use fst::save::writer::Writer;
 use proptest::prelude::*;
+use tempfile::TempDir;
 
 /// Size of the metadata of the files here, in bytes.
 const METADATA_BYTES: u64 = 200;
@@ -110,4 +120,55 @@ proptest! {
         bytes.extend(metadata);
         check(&bytes, 388);
     }
+}
+
+fn new_tensor(name: &str, dtype: Dtype, shape: &[u64], has_data: bool) -> NewTensor {
+    NewTensor { name: name.into(), kind: TensorKind::Buffer, module: 7, dtype, shape: shape.to_vec(), has_data }
+}
+
+/// Writes a file, and checks that its tensors, types and hashes are read as they were written.
+fn round_trip(tensors: &[NewTensor], options: &Options) -> u32 {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("m");
+    let output = OutputFile::create(&path, Box::new(Linux)).unwrap();
+    let mut writer = Writer::begin_tensors(output, options).unwrap();
+    let data = |tensor: &NewTensor| files::pattern(tensor.name.len(), tensor.data_bytes().unwrap() as usize);
+    for tensor in tensors {
+        writer.write_hashed(tensor.clone(), &data(tensor)).unwrap();
+    }
+    writer.finish().unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    assert!(bytes.ends_with(&[0; 8]));
+    let header = Header::read(&files::source(&path)).unwrap();
+    assert_eq!(header.entries().len(), tensors.len());
+    let checkpoint = Checkpoint::open(&[&path]).unwrap();
+    for tensor in tensors {
+        let entry = header.find(&tensor.name).unwrap();
+        assert_eq!((entry.dtype, entry.shape), (tensor.dtype, &tensor.shape[..]));
+        assert_eq!(bytes[entry.begin as usize..entry.end as usize], data(tensor));
+        let stored = &checkpoint.tensor_headers(&[tensor.name.clone()]).unwrap()[0];
+        assert_eq!((stored.kind, stored.module), (TensorKind::Buffer, 7));
+        let data = data(tensor);
+        assert_eq!(stored.hashes, [Hash::crc32(&stored.hashed, &data), Hash::sha256(&stored.hashed, &data)]);
+    }
+    Preamble::parse(&bytes).unwrap().version
+}
+
+#[test]
+fn files_are_read_as_written() {
+    let options = Options::default();
+    let weight = new_tensor("weight", Dtype::F32, &[3, 5], true);
+    assert_eq!(round_trip(&[], &options), 1);
+    assert_eq!(round_trip(&[weight.clone(), new_tensor("s", Dtype::C128, &[], true)], &options), 1);
+    assert_eq!(round_trip(&[new_tensor("b", Dtype::BF16, &[7], true), weight.clone()], &options), 2);
+    assert_eq!(round_trip(&[weight.clone(), new_tensor("meta", Dtype::F32, &[7], false)], &options), 4);
+    assert_eq!(round_trip(&[weight, new_tensor("long", Dtype::U8, &[1 << 40, 0], true)], &options), 5);
+}
+
+#[test]
+fn metadata_outgrows_the_reserved_space() {
+    let options = Options { chunk_bytes: 64 << 10, ..Options::default() };
+    let name = |index: usize| format!("{index}{}", "x".repeat(300));
+    let tensors: Vec<_> = (0..2000).map(|index| new_tensor(&name(index), Dtype::U8, &[40], true)).collect();
+    round_trip(&tensors, &options);
 }

@@ -7,6 +7,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::format::header::{Entry, TensorsEntry};
 use crate::num::{to_u64, to_usize};
+use ring::digest;
 use std::ops::Range;
 
 /// Upper bound for the size of a header in bytes. Names, shapes and hashes take less than half of it.
@@ -25,6 +26,26 @@ pub enum Hash {
 }
 
 impl Hash {
+    /// Returns the CRC-32 of a tensor, given its header with zeros in place of hashes.
+    pub fn crc32(hashed: &[u8], data: &[u8]) -> Hash {
+        let mut hasher = crc32fast::Hasher::new();
+        hasher.update(hashed);
+        hasher.update(data);
+        Hash::Crc32(hasher.finalize().to_le_bytes())
+    }
+
+    /// Returns the SHA-256 of a tensor, given its header with zeros in place of hashes.
+    pub fn sha256(hashed: &[u8], data: &[u8]) -> Hash {
+        let mut hasher = digest::Context::new(&digest::SHA256);
+        hasher.update(hashed);
+        hasher.update(data);
+        let mut value = [0; 32];
+        for (target, byte) in value.iter_mut().zip(hasher.finish().as_ref()) {
+            *target = *byte;
+        }
+        Hash::Sha256(value)
+    }
+
     /// Returns the name of the algorithm.
     pub fn algorithm(&self) -> &'static str {
         match self {

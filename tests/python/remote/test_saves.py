@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 
 import fst
+from fst.compat.tensorizer import TensorDeserializer, TensorSerializer
 from proxy import Proxy, once
 from rawfile import DTYPES, assert_same, random_raw
 
@@ -292,3 +293,20 @@ def test_memory_is_bounded(proxy, s3, monkeypatch):
         assert 0 < profile.summary().peak_staging_bytes <= 2 * PART
     assert proxy.peak_active <= 2
     assert s3.get("bounded").body == safetensors.torch.save(large())
+
+
+def test_tensorizer_files(place):
+    """Files in one part and in several, whose metadata fits the first part or not."""
+    small = {"a": torch.arange(5), "b": torch.ones(3).bfloat16()}
+    large = small | {f"large.{index}": torch.randn(3 * MIB // 4) for index in range(5)}
+    many = large | {f"{index}{'x' * 200}": torch.ones(1) for index in range(2000)}
+    for name, tensors in {"small": small, "large": large, "many": many}.items():
+        url = f"{place.url}/{name}.tensors"
+        with TensorSerializer(url) as serializer:
+            serializer.write_state_dict(tensors)
+        assert place.get(f"{name}.tensors").startswith(b"|TZR|")
+        with TensorDeserializer(url, device="cpu", verify_hash=True) as loaded:
+            assert loaded.keys() == tensors.keys()
+            for key, tensor in tensors.items():
+                assert_same(loaded[key].detach(), tensor)
+    assert place.uploads() == []

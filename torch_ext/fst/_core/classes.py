@@ -227,14 +227,24 @@ class Loader:
 
 @methods_translate_errors
 class Writer:
-    """Writes tensors to a file one by one."""
+    """Writes tensors to a file one by one.
 
-    def __init__(self, path: str, metadata: Mapping[str, str] | None = None) -> None:
-        self._object = torch.classes.fst.Writer(path, metadata)
+    Args:
+        path: The file or URL.
+        metadata: Text for the header.
+        tensorizer: Whether to write tensorizer's format, which has no metadata, with `write_hashed`.
+    """
+
+    def __init__(self, path: str, metadata: Mapping[str, str] | None = None, tensorizer: bool = False) -> None:
+        self._object = torch.classes.fst.Writer(path, metadata, tensorizer)
 
     def write(self, name: str, tensor: Tensor) -> None:
         """Copies a tensor. A background thread writes the copy."""
         self._object.write(name, tensor)
+
+    def write_hashed(self, name: str, tensor: Tensor, kind: int, module: int) -> None:
+        """Copies a contiguous tensor on the CPU, with its hashes. A tensor on meta is written without data."""
+        self._object.write_hashed(name, tensor, kind, module)
 
     def close(self) -> None:
         """Writes the header, flushes the file and renames it to its path."""

@@ -19,6 +19,7 @@ from fst._core.urls import is_url, without_secrets
 from fst._load.load import load_files
 from fst._save.save import save_file
 from fst.cli.load import DTYPES
+from fst.compat.tensorizer import TensorSerializer, TensorType
 
 PICKLED = {".bin", ".ckpt", ".pt", ".pth"}
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
@@ -28,12 +29,16 @@ FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, 
 def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "convert",
-        help="convert PyTorch files to safetensors; merge, shard or cast safetensors",
-        description="Reads safetensors checkpoints and PyTorch files (.pt, .pth, .bin, .ckpt), and writes all tensors "
-        "to one safetensors checkpoint. PyTorch files are read with weights_only=True, so code in them does not run.",
+        help="convert PyTorch and tensorizer files to safetensors; merge, shard or cast safetensors",
+        description="Reads checkpoints in the formats of safetensors and tensorizer, and PyTorch files (.pt, .pth, "
+        ".bin, .ckpt), and writes all tensors to one safetensors checkpoint, or to one .tensors file. PyTorch files "
+        "are read with weights_only=True, so code in them does not run.",
     )
     parser.add_argument("paths", nargs="+", metavar="PATH")
-    parser.add_argument("target", help="the .safetensors file to write; names of shards and their index derive from it")
+    parser.add_argument(
+        "target",
+        help="the .safetensors file to write; names of shards and their index derive from it. Or a .tensors file",
+    )
     parser.add_argument("--dtype", choices=list(DTYPES), help="cast floating-point tensors")
     parser.add_argument("--key", help='key of the tensors in a PyTorch file, such as "state_dict"')
     parser.add_argument(
@@ -54,8 +59,8 @@ def _parse_size(text: str) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     target = Path(arguments.target)
-    if target.suffix != ".safetensors":
-        raise ValueError(f"{target}: the name of the target must end in .safetensors")
+    if target.suffix not in (".safetensors", ".tensors"):
+        raise ValueError(f"{target}: the name of the target must end in .safetensors or .tensors")
     dtype = DTYPES.get(arguments.dtype)
     tensors: dict[str, Tensor] = {}
     metadata: dict[str, str] = {}
@@ -72,10 +77,22 @@ def run(arguments: argparse.Namespace) -> int:
                 f"{without_secrets(path)}: {min(duplicates)!r} is in an earlier file, too; convert the files one by one"
             )
         tensors |= found
-    save_file(_unshare(tensors), target, metadata=metadata or None, max_shard_bytes=arguments.max_shard_size)
+    if target.suffix == ".tensors":
+        _save_tensors(tensors, target, arguments.max_shard_size)
+    else:
+        save_file(_unshare(tensors), target, metadata=metadata or None, max_shard_bytes=arguments.max_shard_size)
     size = format_size(sum(tensor.nbytes for tensor in tensors.values()))
     print(f"{visible(target)}: {format_count(len(tensors), 'tensor')}, {size}")
     return 0
+
+
+def _save_tensors(tensors: dict[str, Tensor], target: Path, max_shard_bytes: int | None) -> None:
+    """Writes a file in tensorizer's format, which has no metadata."""
+    if max_shard_bytes is not None:
+        raise ValueError(f"{target}: only safetensors files can be sharded; leave --max-shard-size out")
+    with TensorSerializer(target) as serializer:
+        for name, tensor in tensors.items():
+            serializer.write_tensor(0, name, TensorType.STATE_DICT, tensor)
 
 
 def _from_pickle(path: Path, key: str | None, dtype: torch.dtype | None) -> dict[str, Tensor]:

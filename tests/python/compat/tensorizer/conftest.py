@@ -21,8 +21,8 @@ def model():
 
 @pytest.fixture
 def saved_model(model):
-    """The model, which is saved in `model.tensors`."""
-    serializer = TensorSerializer("model.tensors")
+    """The model, which is saved in `model.safetensors`."""
+    serializer = TensorSerializer("model.safetensors")
     serializer.write_module(model)
     serializer.close()
     return model

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fst.compat import tensorizer
-from fst.compat.tensorizer import TensorDeserializer, torch_compat, utils
+from fst.compat.tensorizer import torch_compat, utils
 from rawfile import assert_same
 from tensorizer_helpers import assert_equal, assert_same_tree, both_libraries, tensors_of
 
@@ -16,14 +16,6 @@ def test_names_match_tensorizer(original):
     assert set(tensorizer.__all__) >= set(original.__all__) - later
     assert set(utils.__all__) == set(original.utils.__all__)
     assert set(torch_compat.__all__) == set(original.torch_compat.__all__)
-
-
-def test_files_of_tensorizer_are_refused(original):
-    serializer = original.TensorSerializer("theirs.tensors")
-    serializer.write_state_dict({"w": torch.ones(3)})
-    serializer.close()
-    with pytest.raises(NotImplementedError, match="TZR"):
-        TensorDeserializer("theirs.tensors", device="cpu")
 
 
 @pytest.mark.parametrize("lazy_load", [False, True])

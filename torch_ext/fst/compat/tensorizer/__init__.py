@@ -1,4 +1,4 @@
-"""Public names of tensorizer 2, implemented with fst and safetensors files.
+"""Public names of tensorizer 2, implemented with fst.
 
 from fst.compat.tensorizer import TensorDeserializer, TensorSerializer
 """

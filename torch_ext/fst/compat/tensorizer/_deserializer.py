@@ -1,4 +1,4 @@
-"""Deserializer of a safetensors file."""
+"""Deserializer of a file in tensorizer's format or of safetensors."""
 
 import os
 import warnings
@@ -12,16 +12,16 @@ from torch import Tensor
 import fst
 from fst._core.arguments import device_of
 from fst._core.classes import Checkpoint
-from fst._core.errors import SafetensorError
+from fst._core.dtypes import CASTABLE
 from fst._core.urls import without_secrets
-from fst.compat.tensorizer._encryption import refuse_encryption
-from fst.compat.tensorizer._files import FileLike, is_path, opened, readable, refuse_foreign, scheme_of
+from fst.compat.tensorizer._encryption import CryptographyError, refuse_encryption
+from fst.compat.tensorizer._files import FileLike, is_path, opened, readable, scheme_of
 from fst.compat.tensorizer._module_filler import ModuleFiller
 from fst.compat.tensorizer._remote import RemoteFile, configured, s3_options
-from fst.compat.tensorizer._slots import slots_of
+from fst.compat.tensorizer._slots import slot_name, slots_of
 from fst.compat.tensorizer._tensor_type import TensorType
 from fst.compat.tensorizer._tree import FilterFuncType, Key, Path, insert, path_of, shown, with_lists
-from fst.compat.tensorizer._verification import refuse_hashes
+from fst.compat.tensorizer._verification import check_hashed, verify_hashes
 from fst.compat.tensorizer.utils import get_device
 
 if TYPE_CHECKING:
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 
 class TensorDeserializer(Mapping[Key, Any]):
-    """Mapping of names to the tensors of a safetensors file, which can also be loaded into a module.
+    """Mapping of names to the tensors of a file, which can also be loaded into a module.
+
+    The file has tensorizer's format or that of safetensors, whatever its name is.
 
     As in tensorizer, values are parameters, or mappings of parameters for nested structures. They own their storage
     and stay valid after the deserializer is closed.
@@ -45,17 +47,20 @@ class TensorDeserializer(Mapping[Key, Any]):
         plaid_mode: No effect: buffers are never shared with the caller.
         plaid_mode_buffers: No effect.
         num_readers: No effect but for the check: fst chooses the number of threads and requests.
-        verify_hash: Must be False or None, since safetensors files hold no hashes. Headers and lengths are always
-            checked.
+        verify_hash: Whether to compare tensors with the hashes in a file of tensorizer's format.
         encryption: Not supported yet; must be None.
 
     Attributes:
-        total_tensor_bytes: Size of all tensors in bytes.
+        total_tensor_bytes: Size of all selected tensors in bytes.
+        total_file_bytes: Size of the tensors in the file in bytes.
         total_bytes_read: Size of the tensors that have been loaded, in bytes.
 
     Raises:
-        NotImplementedError: The file is in tensorizer's own format, or encryption or hash verification is requested.
-            The message names an alternative.
+        NotImplementedError: Encryption is requested, or hash verification of a safetensors file. The message names an
+            alternative.
+        CryptographyError: The file is encrypted.
+        HashMismatchError: A tensor does not have the hash in its file.
+        TypeError: `num_readers` is not an int.
         ValueError: `num_readers` is less than 1.
         Errors of `fst.load_file`.
     """
@@ -76,9 +81,11 @@ class TensorDeserializer(Mapping[Key, Any]):
     ) -> None:
         if encryption is not None:
             refuse_encryption()
-        refuse_hashes(verify_hash)
-        if num_readers is not None and (type(num_readers) is not int or num_readers < 1):
-            raise ValueError(f"num_readers must be None or an int of at least 1, not {num_readers!r}")
+        if not isinstance(num_readers, int | None):
+            raise TypeError(f"num_readers must be None or an int, not {type(num_readers).__name__}")
+        if num_readers is not None and num_readers < 1:
+            raise ValueError(f"num_readers must be at least 1, not {num_readers}")
+        self._verify_hash = bool(verify_hash)
         self._device = torch.device(device_of(get_device() if device is None else device))
         self._dtype = dtype
         self._file: IO[bytes] | None = None
@@ -98,11 +105,14 @@ class TensorDeserializer(Mapping[Key, Any]):
         try:
             with configured(self._secret_path, self._options):
                 self._checkpoint: Checkpoint | None = Checkpoint([self._secret_path])
-        except SafetensorError:
-            with configured(self._secret_path, self._options):
-                refuse_foreign(self._secret_path)
+        except ValueError as error:
+            if "are encrypted" in str(error):
+                raise CryptographyError(f"Tensor is encrypted, but decryption was not requested: {error}") from None
             raise
         names = self._checkpoint.names()
+        if verify_hash:
+            check_hashed(self._checkpoint, names)
+        self._infos = {name: self._checkpoint.tensor_info(name) for name in names}
         stored = dict(zip(names, self._checkpoint.load_tensors(names, torch.device("meta")), strict=True))
         self._filtered = filter_func is not None
         self._names = {path_of(name): name for name in names}
@@ -113,6 +123,7 @@ class TensorDeserializer(Mapping[Key, Any]):
         for path in self._stored:
             insert(self._tree, path, path)
         self.total_tensor_bytes = sum(tensor.nbytes for tensor in self._stored.values())
+        self.total_file_bytes = sum(info.nbytes for info in self._infos.values())
         self.total_bytes_read = 0
         self._loaded: dict[Path, torch.nn.Parameter] = {}
         # Position of the first tensor that `read_tensors` has not yielded.
@@ -139,6 +150,11 @@ class TensorDeserializer(Mapping[Key, Any]):
     def keys(self) -> KeysView[Key]:
         """Returns the names. For a nested structure these are the keys, or the indices, of its first level."""
         return self._tree.keys()
+
+    @property
+    def read_bytes(self) -> int:
+        """Size of the tensors that have been loaded, in bytes."""
+        return self.total_bytes_read
 
     def tree(
         self,
@@ -181,10 +197,10 @@ class TensorDeserializer(Mapping[Key, Any]):
             verify_hash: As in the class.
 
         Yields:
-            The module index, the type, the name and the tensor. The index is always 0 and the type always
-            `TensorType.STATE_DICT`, since safetensors files do not store them.
+            The module index, the type, the name and the tensor. In a safetensors file, which does not store them, the
+            index is 0 and the type `TensorType.STATE_DICT`.
         """
-        refuse_hashes(verify_hash)
+        verify_hash = self._verifies(verify_hash)
         if num_tensors < -1:
             raise ValueError(f"num_tensors must be -1 or more, not {num_tensors}")
         remaining = list(self._stored)[self._position :]
@@ -192,9 +208,10 @@ class TensorDeserializer(Mapping[Key, Any]):
         if num_tensors != -1:
             selected = selected[:num_tensors]
         positions = {path: position for position, path in enumerate(self._stored)}
-        for path, tensor in self._stream(selected):
+        modules = self._modules(selected)
+        for path, tensor in self._stream(selected, verify_hash):
             self._position = positions[path] + 1
-            yield 0, TensorType.STATE_DICT, shown(path), _parameter(tensor)
+            yield modules.get(path, 0), self._kind(path), shown(path), _parameter(tensor)
 
     def read_numpy_arrays(
         self,
@@ -245,9 +262,10 @@ class TensorDeserializer(Mapping[Key, Any]):
         """Loads tensors into the parameters and buffers of a module, with the deserializer's device and dtypes.
 
         Parameters keep their identity and their `requires_grad`, and tied tensors stay tied. Meta tensors, as
-        `no_init_or_tensor` creates them, are replaced. Non-persistent buffers are loaded if the file holds them. The
-        module owns the tensors. Persistent parameters and buffers that the file does not hold are unchanged, with a
-        warning unless there is a filter.
+        `no_init_or_tensor` creates them, are replaced, and so are tensors of other shapes. A name that the module lacks
+        is registered as the parameter or buffer that it was, if the file has tensorizer's format. Non-persistent
+        buffers are loaded if the file holds them. The module owns the tensors. Persistent parameters and buffers that
+        the file does not hold are unchanged, with a warning unless there is a filter.
 
         Args:
             m: The module.
@@ -258,17 +276,17 @@ class TensorDeserializer(Mapping[Key, Any]):
             The number of tensors that were loaded into the module.
 
         Raises:
-            KeyError: The module has no slot for some tensors. The message lists them all. The module is unchanged.
-            ValueError: Some shapes differ. The message lists them all. The module is unchanged.
+            KeyError: The module has no submodule for some tensors, or no slot, and the file does not say which to
+                register. The message lists them all. The module is unchanged.
         """
-        refuse_hashes(verify_hash)
+        verify_hash = self._verifies(verify_hash)
         paths = self._selected(filter_func)
-        filler = ModuleFiller(m, {self._names[path]: self._stored[path].shape for path in paths})
+        filler = ModuleFiller(m, {self._names[path]: self._kind(path) for path in paths})
         partial = self._filtered or filter_func is not None
         missing = [] if partial else filler.missing(self._names[path] for path in paths)
         if missing:
             warnings.warn(f"{self._path} has no tensors for {', '.join(missing)}", stacklevel=2)
-        for path, tensor in self._stream(paths):
+        for path, tensor in self._stream(paths, verify_hash):
             filler.put(self._names[path], tensor)
             # The module owns the tensor. Another module must not share it.
             self._loaded.pop(path, None)
@@ -289,7 +307,8 @@ class TensorDeserializer(Mapping[Key, Any]):
             # Not a view of the mapped file: if the file became shorter, the comparison would end the process.
             stored = torch.empty_like(like, device="cpu")
             self._checkpoint.load_into([name], [stored])
-            current = slots[name].tensor if name in slots else None
+            slot = slots.get(slot_name(name))
+            current = None if slot is None else slot.tensor
             results.append((shown(path), current is not None and _bits_equal(current, stored)))
         return all(same for _, same in results), results
 
@@ -309,11 +328,11 @@ class TensorDeserializer(Mapping[Key, Any]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _open_stream(self, names: list[str]) -> fst.Stream:
+    def _open_stream(self, names: list[str], dtype: torch.dtype | None) -> fst.Stream:
         if self._checkpoint is None:
             raise ValueError(f"{self._path}: the deserializer is closed")
         with configured(self._secret_path, self._options):
-            return fst.stream(self._secret_path, self._device, names, self._dtype)
+            return fst.stream(self._secret_path, self._device, names, dtype)
 
     def _selected(self, filter_func: FilterFuncType | None, prefix: Path = ()) -> list[Path]:
         return [
@@ -330,23 +349,54 @@ class TensorDeserializer(Mapping[Key, Any]):
         if self._checkpoint is None:
             raise ValueError(f"{self._path}: the deserializer is closed")
         names = [self._names[path] for path in absent]
-        tensors = self._checkpoint.load_tensors(names, self._device, self._dtype)
+        if self._verify_hash:
+            tensors = [self._verified(name, self._checkpoint.load_tensors([name], self._device)[0]) for name in names]
+        else:
+            tensors = self._checkpoint.load_tensors(names, self._device, self._dtype)
         self.total_bytes_read += sum(self._stored[path].nbytes for path in absent)
         self._loaded.update((path, _parameter(tensor)) for path, tensor in zip(absent, tensors, strict=True))
 
-    def _stream(self, paths: list[Path]) -> Iterator[tuple[Path, Tensor]]:
+    def _verifies(self, verify_hash: bool | None) -> bool:
+        """Returns whether to verify hashes, given the argument of a method."""
+        if verify_hash and self._checkpoint is not None:
+            check_hashed(self._checkpoint, list(self._names.values()))
+        return self._verify_hash if verify_hash is None else bool(verify_hash)
+
+    def _verified(self, name: str, tensor: Tensor) -> Tensor:
+        """Returns a tensor of the stored dtype, cast as requested once its hashes are verified."""
+        if self._checkpoint is None:
+            raise ValueError(f"{self._path}: the deserializer is closed")
+        if not tensor.is_meta:
+            verify_hashes(self._checkpoint, {name: tensor})
+        is_cast = self._dtype is not None and tensor.dtype in CASTABLE
+        return tensor.to(self._dtype) if is_cast else tensor
+
+    def _kind(self, path: Path) -> TensorType:
+        kind = self._infos[self._names[path]].kind
+        return TensorType.STATE_DICT if kind < 0 else TensorType(kind)
+
+    def _modules(self, paths: list[Path]) -> dict[Path, int]:
+        """Returns the indices of modules, which only tensorizer's format has."""
+        hashed = [path for path in paths if self._infos[self._names[path]].kind >= 0]
+        if not hashed or self._checkpoint is None:
+            return {}
+        headers = self._checkpoint.tensor_headers([self._names[path] for path in hashed])
+        return {path: header.module for path, header in zip(hashed, headers, strict=True)}
+
+    def _stream(self, paths: list[Path], verify_hash: bool = False) -> Iterator[tuple[Path, Tensor]]:
         """Yields tensors in the order of the file. Tensors that are not loaded yet are streamed, and not kept."""
         absent = [self._names[path] for path in paths if path not in self._loaded]
         if not absent:
             yield from ((path, self._loaded[path].detach()) for path in paths)
             return
-        with self._open_stream(absent) as tensors:
+        with self._open_stream(absent, None if verify_hash else self._dtype) as tensors:
             for path in paths:
                 if path in self._loaded:
                     yield path, self._loaded[path].detach()
                 else:
                     self.total_bytes_read += self._stored[path].nbytes
-                    yield path, next(tensors)[1]
+                    name, tensor = next(tensors)
+                    yield path, self._verified(name, tensor) if verify_hash else tensor
 
     def _parameters(self, branch: Any) -> Any:
         if isinstance(branch, dict):

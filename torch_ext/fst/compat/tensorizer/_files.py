@@ -6,14 +6,9 @@ import shutil
 import tempfile
 from typing import IO, Any, BinaryIO
 
-import torch
-
-from fst._core.classes import Source
 from fst._core.urls import is_remote, without_secrets
 
 FileLike = str | bytes | os.PathLike[str] | os.PathLike[bytes] | int | BinaryIO | io.IOBase | IO[bytes]
-
-_MAGIC = b"|TZR|"
 
 
 def scheme_of(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
@@ -75,19 +70,3 @@ def readable(file: IO[bytes]) -> tuple[str, IO[bytes]]:
 
 def _descriptor_path(file: IO[bytes]) -> str:
     return f"/proc/self/fd/{file.fileno()}"
-
-
-def refuse_foreign(path: str) -> None:
-    """Raises NotImplementedError if a file is in tensorizer's own format."""
-    if not is_remote(path) and not os.path.isfile(path):
-        return
-    source = Source(path)
-    magic = torch.zeros(len(_MAGIC), dtype=torch.uint8)
-    if source.length() >= len(_MAGIC):
-        source.read(0, magic)
-    if bytes(magic.tolist()) == _MAGIC:
-        raise NotImplementedError(
-            f"{without_secrets(path)}: this file is in tensorizer's own format ({_MAGIC.decode()}), which fst does "
-            "not read yet; read it with tensorizer itself and rewrite it with "
-            "fst.compat.tensorizer.TensorSerializer or safetensors"
-        )

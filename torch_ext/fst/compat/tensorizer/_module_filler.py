@@ -6,36 +6,41 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from fst.compat.tensorizer._slots import slots_of
+from fst.compat.tensorizer._slots import slot_name, slots_of
+from fst.compat.tensorizer._tensor_type import TensorType
 
 
 class ModuleFiller:
     """Assigns loaded tensors to a module.
 
-    Parameters and buffers keep their identity and their `requires_grad`, so tied tensors stay tied. Only empty slots
-    get new objects.
+    Parameters and buffers keep their identity and their `requires_grad`, so tied tensors stay tied. Empty slots, and
+    those with tensors of other shapes, get new objects. Names without a slot are registered if their type is known.
+
+    Args:
+        module: The module.
+        types: The types of the tensors by their names in the file.
 
     Raises:
-        KeyError: The module has no slot for some names. The message lists them all.
-        ValueError: Some shapes differ. The message lists them all.
+        KeyError: The module has no submodule for some names, or no slot for some of an unknown type. The message lists
+            them all.
     """
 
-    def __init__(self, module: torch.nn.Module, shapes: Mapping[str, torch.Size]) -> None:
+    def __init__(self, module: torch.nn.Module, types: Mapping[str, TensorType]) -> None:
         self._slots = slots_of(module)
-        unknown = [name for name in shapes if name not in self._slots]
+        self._modules = dict(module.named_modules(remove_duplicate=False))
+        self._types = types
+        unknown = [name for name in types if slot_name(name) not in self._slots and self._owner(name) is None]
         if unknown:
             raise KeyError(f"the module has no parameter or buffer for {_join(unknown)}")
-        mismatches = []
-        for name, shape in shapes.items():
-            current = self._slots[name].tensor
-            if current is not None and not is_lazy(current) and current.shape != shape:
-                mismatches.append(f"{name} ({list(shape)} in the file, {list(current.shape)} in the module)")
-        if mismatches:
-            raise ValueError(f"shapes differ: {_join(mismatches)}")
+
+    def _owner(self, name: str) -> torch.nn.Module | None:
+        """Returns the module that a name without a slot belongs to, if its type is known."""
+        owner = self._modules.get(slot_name(name).rpartition(".")[0])
+        return None if self._types[name] == TensorType.STATE_DICT else owner
 
     def missing(self, names: Iterable[str]) -> list[str]:
         """Returns the names of persistent parameters and buffers to which none of `names` assigns a tensor."""
-        filled = {id(self._slots[name].tensor) for name in names}
+        filled = {id(self._slots[key].tensor) for key in map(slot_name, names) if key in self._slots}
         return [
             name
             for name, slot in self._slots.items()
@@ -44,13 +49,24 @@ class ModuleFiller:
 
     def put(self, name: str, loaded: Tensor) -> None:
         """Assigns a tensor, which the module then owns."""
-        slot = self._slots[name]
-        if slot.tensor is not None:
+        slot = self._slots.get(slot_name(name))
+        if slot is None:
+            self._register(name, loaded)
+        elif slot.tensor is not None and (is_lazy(slot.tensor) or slot.tensor.shape == loaded.shape):
             _set_data(slot.tensor, loaded)
         elif slot.is_parameter:
-            slot.put(torch.nn.Parameter(loaded, requires_grad=_supports_grad(loaded)))
+            slot.put(_parameter(loaded))
         else:
             slot.put(loaded)
+
+    def _register(self, name: str, loaded: Tensor) -> None:
+        owner, attribute = self._owner(name), name.rpartition(".")[2]
+        if owner is None:
+            raise KeyError(f"the module has no parameter or buffer for {name}")
+        if self._types[name] == TensorType.PARAM:
+            owner.register_parameter(attribute, _parameter(loaded))
+        else:
+            owner.register_buffer(attribute, loaded)
 
 
 def _set_data(current: Tensor, loaded: Tensor) -> None:
@@ -67,6 +83,10 @@ def _set_data(current: Tensor, loaded: Tensor) -> None:
     current.data = loaded
     if current.grad is not None:
         current.grad.data = current.grad.data.to(current.device, current.dtype)
+
+
+def _parameter(loaded: Tensor) -> torch.nn.Parameter:
+    return torch.nn.Parameter(loaded, requires_grad=_supports_grad(loaded))
 
 
 def _supports_grad(tensor: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Serializer to a safetensors file."""
+"""Serializer to a file in tensorizer's format or of safetensors."""
 
 import os
 import shutil
@@ -11,9 +11,12 @@ from typing import IO, TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-import fst
+from fst._core.arguments import names_of, path_of
+from fst._core.classes import Writer
+from fst._core.urls import without_secrets
 from fst.compat.tensorizer._encryption import refuse_encryption
-from fst.compat.tensorizer._files import FileLike, is_path, local_path, opened
+from fst.compat.tensorizer._files import FileLike, is_path, opened, scheme_of
+from fst.compat.tensorizer._remote import configured, s3_options
 from fst.compat.tensorizer._slots import slots_of
 from fst.compat.tensorizer._tensor_type import TensorType
 from fst.compat.tensorizer._tree import Key, Path, insert, leaves, name_of, remove
@@ -23,22 +26,24 @@ if TYPE_CHECKING:
 
 
 class TensorSerializer:
-    """Writes tensors one by one to a safetensors file, with bounded memory.
+    """Writes tensors one by one to a file in tensorizer's format.
 
     `close`, or the end of a `with` block, replaces the file atomically. Until then, and if the block ends with an
-    exception, an existing file is unchanged. The format is safetensors, whatever the extension of the file. A tensor
-    may be modified once the call that writes it has returned.
+    exception, an existing file is unchanged. A path that ends in ".safetensors" is written in that format, which has
+    neither hashes nor types. A tensor may be modified once the call that writes it has returned.
 
     Args:
-        file_obj: A path, a descriptor, or a binary file object to write to, which `close` closes. Missing directories
-            of a path are created. Anything but a path costs a copy, since the tensors go to a temporary file first.
+        file_obj: A path, a URL as `fst.save_file` takes, a descriptor, or a binary file object to write to, which
+            `close` closes. Missing directories of a path are created. Anything but a path or URL costs a copy, since
+            the tensors go to a temporary file first.
         compress_tensors: No effect: tensors are not compressed.
         encryption: Not supported yet; must be None.
         limit_cpu_concurrency: No effect: fst chooses the number of threads.
 
     Raises:
-        NotImplementedError: The path is a remote URL, or encryption is requested. The message names an alternative.
-        OSError: The operating system reports an error.
+        NotImplementedError: Encryption is requested. The message names an alternative.
+        ValueError: No file can be written to the URL.
+        OSError: The operating system or a server reports an error.
     """
 
     def __init__(
@@ -55,16 +60,28 @@ class TensorSerializer:
         self.total_tensor_bytes = 0
         self._target: IO[bytes] | None = None
         self._directory: tempfile.TemporaryDirectory[str] | None = None
+        options: dict[str, Any] = {}
         if is_path(file_obj):
-            self._path = local_path(file_obj)  # type: ignore[arg-type]
-            os.makedirs(os.path.dirname(self._path) or ".", exist_ok=True)
+            secret_path = os.fsdecode(file_obj)  # type: ignore[arg-type]
+            self._path = without_secrets(secret_path)
+            scheme = scheme_of(file_obj)  # type: ignore[arg-type]
+            if scheme == "s3":
+                options = s3_options()
+            elif not scheme:
+                os.makedirs(os.path.dirname(secret_path) or ".", exist_ok=True)
         else:
             self._target = opened(file_obj, "wb")
             self._directory = tempfile.TemporaryDirectory()
-            self._path = os.path.join(self._directory.name, "tensors")
+            self._path = secret_path = os.path.join(self._directory.name, "tensors")
         self._written: dict[Key, Any] = {}
-        self._writer: fst.Writer | None = fst.Writer(self._path, metadata={"format": "pt"})
-        self._writer.__enter__()
+        # tensorizer's format records types and modules. URLs may have a query.
+        self._is_safetensors = self._path.partition("?")[0].endswith(".safetensors")
+        with configured(secret_path, options):
+            self._writer: Writer | None = (
+                Writer(path_of(secret_path), {"format": "pt"})
+                if self._is_safetensors
+                else Writer(path_of(secret_path), tensorizer=True)
+            )
 
     def write_tensor(
         self, idx: int, name: str | Sequence[Key], tensor_type: TensorType, tensor: "Tensor | numpy.ndarray[Any, Any]"
@@ -75,32 +92,37 @@ class TensorSerializer:
             idx: Index of the module. Safetensors files do not store it.
             name: Name of the tensor, or its path in a nested structure.
             tensor_type: Type of the tensor. Safetensors files do not store it.
-            tensor: A tensor on any device. A meta tensor is written as zeros.
+            tensor: A tensor on any device. A meta tensor is written without data, which loads as zeros.
 
         Raises:
             ValueError: The serializer is closed, or the name conflicts with that of another tensor.
+            NotImplementedError: The format has no dtype for the tensor.
             Errors of `fst.Writer.write`.
         """
         if not isinstance(tensor, Tensor):
             tensor = torch.from_numpy(tensor)
-        self._write((name,) if isinstance(name, str) else tuple(name), tensor)
+        self._write((name,) if isinstance(name, str) else tuple(name), tensor, TensorType(tensor_type), idx)
 
     def write_module(
         self, m: torch.nn.Module, remove_tensors: bool = False, *, include_non_persistent_buffers: bool = True
     ) -> None:
         """Writes the parameters and buffers of a module, under their names in its state_dict.
 
-        A tied tensor is written once for each of its names.
+        Names of the module's own tensors begin with a dot, as in tensorizer, but not in a safetensors file. A tied
+        tensor is written once for each of its names.
 
         Args:
             m: The module.
             remove_tensors: Whether to replace each tensor in the module with None once it is written.
             include_non_persistent_buffers: Whether to write buffers that are not in the state_dict as well.
         """
+        indices = {module: index for index, module in enumerate(m.modules())}
         for name, slot in slots_of(m).items():
             if slot.tensor is None or not (include_non_persistent_buffers or slot.is_persistent):
                 continue
-            self._write((name,), slot.tensor)
+            name = name if self._is_safetensors or "." in name else f".{name}"
+            kind = TensorType.PARAM if slot.is_parameter else TensorType.BUFFER
+            self._write((name,), slot.tensor, kind, indices[slot.module])
             if remove_tensors:
                 slot.put(None)
 
@@ -113,7 +135,7 @@ class TensorSerializer:
         if isinstance(state_dict, Tensor):
             raise TypeError("a single tensor has no name: use write_tensor, or a mapping or sequence of tensors")
         for path, tensor in list(leaves(state_dict, Tensor)):
-            self._write(path, tensor)
+            self._write(path, tensor, TensorType.STATE_DICT, 0)
 
     def close(self) -> None:
         """Completes the file. Further calls have no effect."""
@@ -133,16 +155,18 @@ class TensorSerializer:
             self._end(ResourceWarning, unclosed, None)
             warnings.warn(unclosed, stacklevel=2)
 
-    def _write(self, path: Path, tensor: Tensor) -> None:
+    def _write(self, path: Path, tensor: Tensor, kind: TensorType, module: int) -> None:
         if self._writer is None:
             raise ValueError(f"{self._path}: the serializer is closed")
         # Refuses names that TensorDeserializer could not put into a tree.
         insert(self._written, path, None)
         tensor = tensor.detach()
+        [name] = names_of([name_of(path)])
         try:
-            self._writer.write(
-                name_of(path), torch.zeros(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor
-            )
+            if self._is_safetensors:
+                self._writer.write(name, torch.zeros(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor)
+            else:
+                self._writer.write_hashed(name, _on_host(tensor), int(kind), module)
         except BaseException:
             remove(self._written, path)
             raise
@@ -155,7 +179,10 @@ class TensorSerializer:
             return
         writer, self._writer = self._writer, None
         try:
-            writer.__exit__(kind, error, traceback)
+            if kind is None:
+                writer.close()
+            else:
+                writer.abandon()
             if self._target is not None and kind is None:
                 with open(self._path, "rb") as written:
                     shutil.copyfileobj(written, self._target)
@@ -164,3 +191,8 @@ class TensorSerializer:
                 self._target.close()
             if self._directory is not None:
                 self._directory.cleanup()
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    """Returns a contiguous copy of a tensor on the CPU, or the tensor itself if it is one, or is on meta."""
+    return tensor if tensor.is_meta else tensor.cpu().resolve_conj().resolve_neg().contiguous()

@@ -31,6 +31,11 @@ class Slot(NamedTuple):
         return self.module._parameters if self.is_parameter else self.module._buffers  # type: ignore[return-value]
 
 
+def slot_name(name: str) -> str:
+    """Returns the name in a state_dict for a name in a file. tensorizer begins those of root modules with a dot."""
+    return name.removeprefix(".")
+
+
 def slots_of(module: torch.nn.Module) -> dict[str, Slot]:
     """Returns all slots by their names in a state_dict, including empty slots and non-persistent buffers."""
     slots = {}

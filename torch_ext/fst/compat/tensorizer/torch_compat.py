@@ -1,4 +1,4 @@
-"""`torch.save` and `torch.load` with the tensors in a separate safetensors file.
+"""`torch.save` and `torch.load` with the tensors in a separate file.
 
     with tensorizer_saving():
         torch.save(model.state_dict(), "model.pt")
@@ -117,7 +117,7 @@ def tensorizer_saving(
     save_func: Callable[[Any, Iterable[Tensor], dict[str, Any]], Any] | None = None,
     **kwargs: Any,
 ) -> Iterator[None]:
-    """Context manager within which `torch.save` writes tensors to a separate safetensors file.
+    """Context manager within which `torch.save` writes tensors to a separate file.
 
     Args:
         file_obj: The file for the tensors, as in `TensorSerializer`, or a function that takes the file argument of

@@ -1,0 +1,196 @@
+"""tensorizer's format through `TensorSerializer` and `TensorDeserializer`."""
+
+import pytest
+import torch
+
+import fst
+from fst.cli import parser
+from fst.compat.tensorizer import CryptographyError, TensorDeserializer, TensorSerializer, TensorType
+from fst.compat.tensorizer.serialization import HashMismatchError
+from rawfile import DTYPES, assert_same, random_raw
+from tensorizer_helpers import Model, assert_equal, tensors_of
+from tensorsfile import MAGIC, complex_raws, encode, stored
+
+
+@pytest.fixture
+def path(model):
+    with TensorSerializer("model.tensors") as serializer:
+        serializer.write_module(model)
+    return "model.tensors"
+
+
+def stored_name(name):
+    return name if "." in name else f".{name}"
+
+
+def tensors():
+    """Returns a tensor of every dtype of the format, and some of other shapes."""
+    found = {name: random_raw(name, (4, 6)).tensor() for name in DTYPES} | complex_raws()
+    return found | {"scalar": torch.tensor(2.5), "empty": torch.empty(0, 3), "strided": torch.randn(5, 4).t()}
+
+
+def same_bits(one, other):
+    as_bytes = [tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in (one, other)]
+    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(*as_bytes)
+
+
+def test_every_dtype():
+    expected = tensors()
+    with TensorSerializer("m.tensors") as serializer:
+        serializer.write_state_dict(expected)
+    with open("m.tensors", "rb") as file:
+        assert file.read(9) == MAGIC + (2).to_bytes(4, "little")
+    with TensorDeserializer("m.tensors", device="cpu", verify_hash=True) as found:
+        assert found.keys() == expected.keys()
+        assert all(same_bits(found[name], tensor) for name, tensor in expected.items())
+        assert found.total_file_bytes == sum(tensor.nbytes for tensor in expected.values())
+
+
+def test_types_and_modules(path, model):
+    expected = {stored_name(name): tensor for name, tensor in tensors_of(model).items()}
+    modules = [name for name, _ in model.named_modules()]
+    with TensorDeserializer(path, device="cpu", lazy_load=True) as found:
+        assert set(found) == set(expected)
+        for index, kind, name, tensor in found.read_tensors(verify_hash=True):
+            owner, _, attribute = name.rpartition(".")
+            assert modules[index] == owner
+            is_buffer = attribute in model.get_submodule(owner)._buffers
+            assert kind == (TensorType.BUFFER if is_buffer else TensorType.PARAM)
+            assert_same(tensor.detach(), expected[name].detach())
+
+
+def test_modules_are_filled(path, model):
+    other = Model()
+    weight = other.embedding.weight
+    TensorDeserializer(path, device="cpu").load_into_module(other, verify_hash=True)
+    assert_equal(tensors_of(other), tensors_of(model))
+    assert other.embedding.weight is other.head.weight is weight
+    assert TensorDeserializer(path, device="cpu").verify_module(other)[0]
+
+
+def test_names_that_the_module_lacks_are_registered(path, model):
+    other = Model()
+    del other.scale, other.norm.running_mean
+    other.frozen = torch.nn.Parameter(torch.zeros(5))
+    TensorDeserializer(path, device="cpu").load_into_module(other)
+    assert_equal(tensors_of(other), tensors_of(model))
+    assert isinstance(other.scale, torch.nn.Parameter)
+    assert "running_mean" in other.norm._buffers
+    del other.norm
+    with pytest.raises(KeyError, match=r"norm\.weight"):
+        TensorDeserializer(path, device="cpu").load_into_module(other)
+
+
+def test_meta_tensors_are_stored_without_data():
+    layer = torch.nn.Linear(3, 4)
+    layer.register_parameter("marker", torch.nn.Parameter(torch.empty(2**33, device="meta"), requires_grad=False))
+    with TensorSerializer("m.tensors") as serializer:
+        serializer.write_module(layer)
+    with TensorDeserializer("m.tensors", device="meta") as found:
+        assert ".marker" in found
+        assert found[".marker"].shape == (2**33,)
+    small = torch.nn.Module()
+    small.register_parameter("marker", torch.nn.Parameter(torch.ones(3, device="meta")))
+    with TensorSerializer("m.tensors") as serializer:
+        serializer.write_module(small)
+    assert fst.load_file("m.tensors")[".marker"].tolist() == [0, 0, 0]
+
+
+def test_many_tensors_outgrow_the_reserved_metadata():
+    expected = {f"layers.{index}.{'x' * 200}": torch.full((17,), float(index)) for index in range(3000)}
+    with TensorSerializer("m.tensors") as serializer:
+        serializer.write_state_dict(expected)
+    with TensorSerializer("large.tensors") as serializer:
+        serializer.write_state_dict(expected | {"large": torch.zeros(40 << 20, dtype=torch.uint8)})
+    for path in ("m.tensors", "large.tensors"):
+        found = fst.load_file(path)
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_hashes_are_verified(path):
+    with TensorDeserializer(path, device="cpu", lazy_load=True) as found:
+        begin = found._checkpoint.tensor_info(".scale").begin
+    with open(path, "r+b") as file:
+        file.seek(begin)
+        file.write(b"other bytes!")
+    with pytest.raises(HashMismatchError, match=r"\.scale"):
+        TensorDeserializer(path, device="cpu", verify_hash=True)
+    found = TensorDeserializer(path, device="cpu", lazy_load=True)
+    with pytest.raises(HashMismatchError, match=r"\.scale"):
+        list(found.read_tensors(verify_hash=True))
+    with pytest.raises(HashMismatchError, match=r"\.scale"):
+        TensorDeserializer(path, device="cpu", lazy_load=True, verify_hash=True)[".scale"]
+    TensorDeserializer(path, device="cpu")
+
+
+def test_verified_tensors_are_cast(path, model):
+    found = TensorDeserializer(path, device="cpu", dtype=torch.float64, verify_hash=True)
+    assert_same(found[".scale"].detach(), model.scale.detach().double())
+
+
+def test_encrypted_files():
+    with open("m.tensors", "wb") as file:
+        file.write(encode({"w": stored(random_raw("F32", (3,)))}, version=3))
+    with pytest.raises(CryptographyError, match="decryption was not requested"):
+        TensorDeserializer("m.tensors", device="cpu")
+
+
+def test_arguments(path):
+    with pytest.raises(ValueError, match="num_readers"):
+        TensorDeserializer(path, num_readers=0)
+    with pytest.raises(TypeError, match="num_readers"):
+        TensorDeserializer(path, num_readers="many")
+
+
+def test_conversion_by_the_command(path, model, capsys):
+    expected = fst.load_file(path)
+    for source, target in ((path, "m.safetensors"), ("m.safetensors", "back.tensors")):
+        arguments = parser().parse_args(["convert", source, target])
+        assert arguments.run(arguments) == 0
+        assert_equal(fst.load_file(target), expected)
+    with open("back.tensors", "rb") as file:
+        assert file.read(5) == MAGIC
+    arguments = parser().parse_args(["verify", "back.tensors"])
+    assert arguments.run(arguments) == 0
+    assert "hashes of back.tensors" in capsys.readouterr().out
+
+
+def test_files_of_both_libraries(original, model):
+    expected = tensors()
+    for library, path in ((original, "theirs.tensors"), (fst.compat.tensorizer, "ours.tensors")):
+        serializer = library.TensorSerializer(path)
+        serializer.write_state_dict(expected)
+        serializer.close()
+        module_path = f"module-{path}"
+        serializer = library.TensorSerializer(module_path)
+        serializer.write_module(model)
+        serializer.close()
+        for reader in (original, fst.compat.tensorizer):
+            found = reader.TensorDeserializer(path, device="cpu", verify_hash=True)
+            assert set(found) == set(expected)
+            assert all(same_bits(found[name], tensor) for name, tensor in expected.items())
+            found.close()
+    read = [
+        {
+            name: (index, int(kind), tensor.detach().clone())
+            for index, kind, name, tensor in reader.TensorDeserializer(
+                f"module-{path}", device="cpu", lazy_load=True
+            ).read_tensors(verify_hash=True)
+        }
+        for reader in (original, fst.compat.tensorizer)
+        for path in ("theirs.tensors", "ours.tensors")
+    ]
+    for other in read[1:]:
+        assert other.keys() == read[0].keys()
+        for name, (index, kind, tensor) in read[0].items():
+            assert other[name][:2] == (index, kind)
+            assert_same(other[name][2], tensor)
+
+
+def test_metadata_of_any_size_is_read_by_tensorizer(original):
+    expected = {f"layers.{index}.{'x' * 200}": torch.full((17,), float(index)) for index in range(3000)}
+    with TensorSerializer("m.tensors") as serializer:
+        serializer.write_state_dict(expected)
+    found = original.TensorDeserializer("m.tensors", device="cpu", verify_hash=True)
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    found.close()
