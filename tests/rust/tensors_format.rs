@@ -146,7 +146,7 @@ fn round_trip(tensors: &[NewTensor], options: &Options) -> u32 {
         let entry = header.find(&tensor.name).unwrap();
         assert_eq!((entry.dtype, entry.shape), (tensor.dtype, &tensor.shape[..]));
         assert_eq!(bytes[entry.begin as usize..entry.end as usize], data(tensor));
-        let stored = &checkpoint.tensor_headers(&[tensor.name.clone()]).unwrap()[0];
+        let stored = &checkpoint.tensor_headers(std::slice::from_ref(&tensor.name)).unwrap()[0];
         assert_eq!((stored.kind, stored.module), (TensorKind::Buffer, 7));
         let data = data(tensor);
         assert_eq!(stored.hashes, [Hash::crc32(&stored.hashed, &data), Hash::sha256(&stored.hashed, &data)]);
