@@ -107,8 +107,8 @@ def test_deserializer_of_a_url(server, redis):
         for num_readers in (None, 1, 8):
             with TensorDeserializer(url, device="cpu", num_readers=num_readers) as tensors:
                 check_same(tensors)
-        for num_readers in (0, -1, "2"):
-            with pytest.raises(ValueError, match="num_readers"):
+        for num_readers, error in ((0, ValueError), (-1, ValueError), ("2", TypeError)):
+            with pytest.raises(error, match="num_readers"):
                 TensorDeserializer(url, num_readers=num_readers)
     with TensorDeserializer(server.url("m"), device="cpu", lazy_load=True) as tensors:
         assert [name for _, _, name, _ in tensors.read_tensors()] == list(TENSORS)
