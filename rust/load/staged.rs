@@ -65,6 +65,8 @@ impl<D: Device> StagedEngine<D> {
         let share_bytes = to_usize(total_bytes / to_u64(STREAMS_START)).max(REQUEST_BYTES_MIN);
         let request_bytes = request_bytes.map(|bytes| bytes.min(share_bytes.next_multiple_of(PAGE_BYTES)));
         let slot_bytes = request_bytes.unwrap_or_else(|| device.local_slot_bytes(options.chunk_bytes));
+        // An element at the end of a block reaches into the next one.
+        let slot_bytes = slot_bytes.max(to_usize(alignment.saturating_mul(2)));
         let threads = if request_bytes.is_some() { concurrency } else { options.threads.min(concurrency) };
         let DeviceLimits { slot_bytes, chunk_bytes, copies_max, slots_per_worker, reads_in_place } =
             device.limits(slot_bytes);

@@ -2,6 +2,8 @@
 
 import random
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -65,6 +67,18 @@ def test_slices_and_casts(path):
     cast = fst.load_file(path, dtype=torch.bfloat16)
     assert cast["F64 [5, 8]"].dtype == torch.bfloat16
     assert cast["I64 [5, 8]"].dtype == torch.int64
+
+
+def test_element_across_blocks_of_direct_reads(tmp_path, python_environ):
+    values = torch.arange(5000, dtype=torch.float64)
+    (tmp_path / "odd").write_bytes(encode({"w": stored(Raw("F64", (5000,), values.numpy().tobytes()), gap=3)}))
+    program = """
+import sys, fst, torch
+print(torch.equal(fst.load_file(sys.argv[1], dtype=torch.float32)["w"], torch.arange(5000.0)))
+"""
+    environ = python_environ | {"FST_CHUNK_BYTES": "4096", "FST_READER": "uring"}
+    command = [sys.executable, "-c", program, str(tmp_path / "odd")]
+    assert subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120).stdout == "True\n"
 
 
 def test_dtypes_that_safetensors_lacks(tmp_path):
