@@ -230,7 +230,7 @@ void GroupLoad::finish() {
   transfer_.finish();
   for (size_t index = 0; index < out_.size(); ++index) {
     if (out_[index].defined() && !has_data(shards_[index])) {
-      out_[index].zero_();
+      fill_with_zeros(out_[index]);
     }
   }
   for (const auto& tensor : out_) {

@@ -91,14 +91,25 @@ uint64_t native_handle(const c10::Stream& stream) {
   return stream.device_type() == c10::kCPU ? 0 : reinterpret_cast<uint64_t>(guard.getStreamNativeHandle(stream));
 }
 
+void fill_with_zeros(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) {
+    return;
+  }
+  // PyTorch cannot fill tensors of every dtype, but of bytes.
+  if (tensor.is_contiguous()) {
+    tensor.view({-1}).view(at::kByte).zero_();
+  } else {
+    tensor.zero_();
+  }
+}
+
 at::Tensor allocate(const Spec& spec, c10::Device device, c10::ScalarType type) {
   auto tensor = at::empty(shape_of(spec), at::device(device).dtype(type));
   if (device.is_cpu() && tensor.nbytes() >= kHugePagesBytesMin) {
     advise_huge_pages(tensor.mutable_data_ptr(), tensor.nbytes());
   }
-  if (!has_data(spec) && tensor.numel() > 0) {
-    // PyTorch cannot fill tensors of every dtype, but of bytes.
-    tensor.view({-1}).view(at::kByte).zero_();
+  if (!has_data(spec)) {
+    fill_with_zeros(tensor);
   }
   return tensor;
 }
@@ -156,7 +167,7 @@ void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::Ten
   std::map<c10::Device, DeviceTransfer, DeviceOrder> transfers;
   for (size_t index = 0; index < specs.size(); ++index) {
     if (!has_data(specs[index])) {
-      out[index].zero_();
+      fill_with_zeros(out[index]);
       continue;
     }
     const auto device = out[index].device();

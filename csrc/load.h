@@ -31,6 +31,9 @@ inline c10::IntArrayRef shape_of(const Spec& spec) { return {spec.shape.data(), 
 // is stored without data.
 inline bool has_data(const Spec& spec) { return spec.bytes > 0; }
 
+// Sets all elements to zero: those of a region without data.
+void fill_with_zeros(const at::Tensor& tensor);
+
 // Returns a new tensor for a region, which is complete if the region has no data.
 at::Tensor allocate(const Spec& spec, c10::Device device, c10::ScalarType type);
 

@@ -3,14 +3,13 @@
 mod directory;
 pub mod files;
 mod index;
-pub mod local_file;
 
 use crate::error::Result;
+use crate::os::local_file::LocalFile;
 use crate::os::retry::Check;
 use crate::remote::find;
 use crate::remote::location::Location;
 use crate::remote::object::Object;
-use local_file::LocalFile;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

@@ -6,10 +6,10 @@ use super::uring::{Rings, UringReader};
 use super::{ReadLimits, Reader, ReaderKind, SlotBuffer};
 use crate::error::Result;
 use crate::num::to_u64;
+use crate::os::local_file::LocalFile;
 use crate::os::retry::Check;
 use crate::plan::Read;
 use crate::profile;
-use crate::source::local_file::LocalFile;
 use std::sync::{Arc, OnceLock};
 
 /// Unit in which a read is split into cached and uncached parts, in bytes.

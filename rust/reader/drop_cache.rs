@@ -4,9 +4,9 @@ use super::page_cache::{self, Advice};
 use super::{ReadLimits, Reader, SlotBuffer};
 use crate::error::Result;
 use crate::num::to_u64;
+use crate::os::local_file::LocalFile;
 use crate::os::retry::Check;
 use crate::plan::Read;
-use crate::source::local_file::LocalFile;
 use std::ops::Range;
 use std::sync::Arc;
 

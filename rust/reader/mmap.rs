@@ -3,7 +3,7 @@
 use super::page_cache;
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
-use crate::source::local_file::LocalFile;
+use crate::os::local_file::LocalFile;
 use memmap2::{MmapOptions, MmapRaw, UncheckedAdvice};
 use std::ops::Range;
 

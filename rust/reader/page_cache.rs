@@ -1,7 +1,7 @@
 //! The kernel's page cache: which bytes of a file it holds, and advice to it.
 
 use crate::num::to_u64;
-use crate::source::local_file::LocalFile;
+use crate::os::local_file::LocalFile;
 pub use rustix::fs::Advice;
 use rustix::fs::fadvise;
 use rustix::io::{ReadWriteFlags, preadv2};

@@ -3,8 +3,8 @@
 use super::{ReadLimits, Reader};
 use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
+use crate::os::local_file::LocalFile;
 use crate::os::retry::{Check, read_full};
-use crate::source::local_file::LocalFile;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;

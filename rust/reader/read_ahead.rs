@@ -7,8 +7,8 @@
 use super::mmap::Mapping;
 use super::page_cache::{self, Advice};
 use crate::num::to_usize;
+use crate::os::local_file::LocalFile;
 use crate::profile::{self, Stage};
-use crate::source::local_file::LocalFile;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};

@@ -3,8 +3,8 @@
 //! Everything that can be refused or fail is behind two traits, so that tests can replace the kernel.
 
 use crate::num::{to_u64, to_usize};
+use crate::os::local_file::LocalFile;
 use crate::os::retry::BUSY_WAIT;
-use crate::source::local_file::LocalFile;
 use io_uring::{EnterFlags, IoUring, opcode, types};
 use rustix::fs::{AtFlags, StatxFlags, major, minor, statx};
 use std::fs::File;

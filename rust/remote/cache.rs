@@ -25,7 +25,7 @@ use super::store::Version;
 use crate::error::{Error, Result};
 use crate::num::to_u64;
 use crate::options::{self, CacheOptions};
-use crate::source::local_file::LocalFile;
+use crate::os::local_file::LocalFile;
 pub(super) use part::Part;
 pub(super) use queue::add;
 pub use queue::flush;

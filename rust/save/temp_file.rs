@@ -6,8 +6,8 @@
 
 use super::file_kernel::FileKernel;
 use crate::error::{Error, Kind, Result};
+use crate::os::local_file::check_regular;
 use crate::source::files::check_local;
-use crate::source::local_file::check_regular;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, openat};
 use rustix::io::{Errno, retry_on_intr};
 use std::ffi::OsString;

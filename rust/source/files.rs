@@ -3,8 +3,8 @@
 use super::Place;
 use super::directory::{Chosen, FILE_SUFFIX, INDEX_SUFFIX, choose};
 use super::index;
-use super::local_file::open_regular;
 use crate::error::{Error, Kind, Result};
+use crate::os::local_file::open_regular;
 use crate::os::retry::Check;
 use crate::remote::find::{self, Found};
 use crate::remote::location::{self, Location, Service};

@@ -1,7 +1,7 @@
 //! Safetensors files for the tests, written by the reference implementation or byte by byte.
 
+use fst::os::local_file::LocalFile;
 use fst::source::Source;
-use fst::source::local_file::LocalFile;
 use safetensors::tensor::{Dtype, TensorView};
 use std::fs::File;
 use std::os::fd::AsRawFd;

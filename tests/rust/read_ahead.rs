@@ -1,9 +1,9 @@
 //! Read-ahead of mapped files.
 
 use crate::files::{self, PAGE_BYTES};
+use fst::os::local_file::LocalFile;
 use fst::reader::mmap::Mapping;
 use fst::reader::read_ahead;
-use fst::source::local_file::LocalFile;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Linux kernel whose direct reads follow a script.
 
+use fst::os::local_file::LocalFile;
 use fst::reader::ring::{Request, Ring, RingKernel};
-use fst::source::local_file::LocalFile;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;

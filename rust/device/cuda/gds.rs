@@ -22,12 +22,12 @@ use crate::device::{Device, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use crate::options::Options;
+use crate::os::local_file::LocalFile;
 use crate::os::retry::{self, Check};
 use crate::plan::{Chunk, Limits, Read, SlotCopy};
 use crate::profile::{self, Count, Stage};
 use crate::reader::{ChosenReader, ReadLimits, ReaderKind};
 use crate::source::Source;
-use crate::source::local_file::LocalFile;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -319,7 +319,8 @@ def test_loads_while_others_make_room(http_server, monkeypatch):
     assert not failures
 
 
-def load_replicated(url):
+def load_replicated(url, cache):
+    os.environ["FST_CACHE_DIR"] = str(cache)
     loaded = fst.load_sharded(url, lambda name, shape: Replicate())
     fst.release_memory()
     return loaded
@@ -327,7 +328,7 @@ def load_replicated(url):
 
 def test_ranks_share_it(ranks, server, cache):
     for _ in range(2):
-        for loaded in ranks(2).run(load_replicated, server.url(PATH)):
+        for loaded in ranks(2).run(load_replicated, server.url(PATH), cache):
             assert_equal(loaded, TENSORS)
         requested = requested_bytes(server)
     assert whole_copies(cache) == [len(DATA)]

@@ -189,10 +189,9 @@ def test_remote_streams_are_for_reading(address):
         stream_io.open_stream(address, "wb")
 
 
-@pytest.mark.parametrize("address", ["http://h/m", "redis://h:1/m"])
-def test_addresses_that_are_no_targets_of_saves(address):
-    with pytest.raises(ValueError, match=r"^(http|redis)://"):
-        TensorSerializer(address)
+def test_address_that_is_no_target_of_saves():
+    with pytest.raises(ValueError, match=r"^http://"):
+        TensorSerializer("http://h/m")
 
 
 def test_unsupported_features(saved_model):
