@@ -10,7 +10,8 @@ is the directory in which CMake finds the package `fst`.
 
 from types import ModuleType
 
-from fst import storage
+# The first name ends the process if it is the command `fst` and can run without PyTorch.
+from fst import _command, storage  # noqa: F401
 from fst._checkpoint.safe_open import safe_open
 from fst._core.errors import SafetensorError, SourceChangedError
 from fst._core.group import RankError

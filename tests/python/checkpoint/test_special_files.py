@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import socket
 
 import pytest
@@ -138,7 +137,9 @@ def test_verify_names_every_special_file(tmp_path, special, capsys):
     printed = capsys.readouterr().out
     assert f"ok      bytes of {good}" in printed
     assert f"WRONG   header of {bad}: " in printed
-    assert re.search(f"WRONG   bytes of {bad}: .*{kind}", printed)
+    # A directory may be a checkpoint, so its header is that of the files in it.
+    assert kind in printed or (bad.is_dir() and "holds no *.safetensors file" in printed)
+    assert printed.endswith("1 check failed\n")
 
 
 def test_large_index_is_rejected(tmp_path):

@@ -13,6 +13,7 @@ PACKAGE = CHECKOUT / "torch_ext" / "fst"
 # Each room imports itself and rooms before it. `fst` itself (its `__init__`) stands above the private rooms and below
 # the public packages.
 ROOMS = [
+    "_command",
     "_core",
     "_checkpoint",
     "_load",

@@ -1,29 +1,12 @@
 """Finds libfst.so and lets PyTorch load it, which registers the operators."""
 
-import mmap
-import re
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
+from fst._core.build import LIBRARY, read_build
+
 _HOW_TO_BUILD = "build it with `make build` in a checkout, or `pip install .` there"
-# Text that csrc/ops.cpp compiles into the library.
-_BUILD_TEXT = re.compile(rb"fst (\S+): built for PyTorch (\d+\.\d+)")
-
-
-class _Build(NamedTuple):
-    """Version of fst, and `major.minor` version of the PyTorch that it was built for."""
-
-    version: str
-    torch_release: str
-
-
-def _read_build(library: Path) -> _Build | None:
-    """Reads the versions of `library` without running any of its code. Returns None if it does not contain them."""
-    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        found = _BUILD_TEXT.search(content)
-        return _Build(found[1].decode(), found[2].decode()) if found else None
 
 
 def load_library(library: Path) -> str:
@@ -38,7 +21,7 @@ def load_library(library: Path) -> str:
     """
     if not library.is_file():
         raise ImportError(f"{library} is missing; {_HOW_TO_BUILD}", name="fst", path=str(library))
-    build = _read_build(library)
+    build = read_build(library)
     if build and build.torch_release != ".".join(torch.__version__.split(".")[:2]):
         message = (
             f"{library} was built for PyTorch {build.torch_release}, but this is PyTorch {torch.__version__}; "
@@ -53,4 +36,4 @@ def load_library(library: Path) -> str:
     return build.version if build else "unknown"
 
 
-version = load_library(Path(__file__).parents[1] / "libfst.so")
+version = load_library(LIBRARY)

@@ -1,6 +1,7 @@
 """The command `fst`, which inspects, verifies, loads and converts checkpoints.
 
-Each subcommand is a module with two functions: `add` declares its arguments, and `run` executes it.
+Each subcommand is a module with two functions: `add` declares its arguments, and `run` executes it. Only `run` and the
+functions that it calls import PyTorch, because help needs none.
 """
 
 import argparse
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from fst._core.build import LIBRARY, read_build
 from fst._core.formatting import visible, visible_lines
 from fst.cli import bench, convert, inspect, load, verify
 
@@ -30,7 +32,9 @@ def parser() -> argparse.ArgumentParser:
         description="Inspects, verifies, loads and converts safetensors checkpoints. "
         "A PATH is a file, a directory with one checkpoint, an index file, or a URL of one of them.",
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    parser.add_argument("--version", action="store_true", help="print the versions of fst and of its PyTorch")
+    parser.set_defaults(run=None)
+    commands = parser.add_subparsers(metavar="COMMAND")
     for module in (inspect, verify, load, convert, bench):
         module.add(commands)
     return parser
@@ -38,9 +42,17 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command and exits. The exit code is 0 for success, 1 for failure, and 2 for invalid arguments."""
-    parsed = parser().parse_args(arguments)
+    program = parser()
+    parsed = program.parse_args(arguments)
     try:
-        status = parsed.run(parsed)
+        if parsed.version:
+            print(_version())
+            status = 0
+        elif parsed.run is None:
+            program.print_help()
+            status = 0
+        else:
+            status = parsed.run(parsed)
         # Otherwise Python writes the buffered rest at exit, and reports a closed pipe.
         sys.stdout.flush()
     except KeyboardInterrupt:
@@ -55,3 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         print(f"fst: {visible_lines(message)}", file=sys.stderr)
         status = 1
     sys.exit(status)
+
+
+def _version() -> str:
+    build = read_build(LIBRARY) if LIBRARY.is_file() else None
+    if build is None:
+        raise ImportError(f"{LIBRARY}: the library of fst is missing or damaged; run `fst doctor`")
+    return f"fst {build.version}, built for PyTorch {build.torch_release}"

@@ -1,32 +1,32 @@
 """`fst convert`: converts PyTorch files to safetensors, and merges, shards or casts safetensors."""
 
+from __future__ import annotations
+
 import argparse
+import json
 import pickle
 import re
+import shlex
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from fst._checkpoint.checkpoint import OpenCheckpoint
-from fst._core.dtypes import CASTABLE
 from fst._core.files import open_regular
 from fst._core.formatting import format_count, format_size, visible
 from fst._core.urls import is_url, without_secrets
-from fst._load.load import load_files
-from fst._save.save import save_file
-from fst.cli.load import DTYPES
-from fst.compat.tensorizer import TensorSerializer, TensorType
+from fst.cli.load import DTYPES, dtype_named
+from fst.cli.pickled import SUFFIXES, is_pickled
 
-PICKLED = {".bin", ".ckpt", ".pt", ".pth"}
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
 FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
-def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "convert",
         help="convert PyTorch and tensorizer files to safetensors; merge, shard or cast safetensors",
@@ -47,6 +47,7 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
         metavar="SIZE",
         help='upper bound for the data in a file, such as "5GB" or "512MiB"; without it, one file is written',
     )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 
@@ -58,14 +59,18 @@ def _parse_size(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from fst._checkpoint.checkpoint import OpenCheckpoint
+    from fst._load.load import load_files
+    from fst._save.save import save_file
+
     target = Path(arguments.target)
     if target.suffix not in (".safetensors", ".tensors"):
         raise ValueError(f"{target}: the name of the target must end in .safetensors or .tensors")
-    dtype = DTYPES.get(arguments.dtype)
+    dtype = dtype_named(arguments.dtype)
     tensors: dict[str, Tensor] = {}
     metadata: dict[str, str] = {}
     for path in arguments.paths:
-        if Path(path).suffix in PICKLED and not is_url(path):
+        if not is_url(path) and (Path(path).suffix in SUFFIXES or is_pickled(Path(path))):
             found = _from_pickle(Path(path), arguments.key, dtype)
             metadata.setdefault("format", "pt")
         else:
@@ -81,8 +86,11 @@ def run(arguments: argparse.Namespace) -> int:
         _save_tensors(tensors, target, arguments.max_shard_size)
     else:
         save_file(_unshare(tensors), target, metadata=metadata or None, max_shard_bytes=arguments.max_shard_size)
-    size = format_size(sum(tensor.nbytes for tensor in tensors.values()))
-    print(f"{visible(target)}: {format_count(len(tensors), 'tensor')}, {size}")
+    size_bytes = sum(tensor.nbytes for tensor in tensors.values())
+    if arguments.json:
+        print(json.dumps({"path": str(target), "tensors": len(tensors), "bytes": size_bytes}, indent=2))
+    else:
+        print(f"{visible(target)}: {format_count(len(tensors), 'tensor')}, {format_size(size_bytes)}")
     return 0
 
 
@@ -90,12 +98,18 @@ def _save_tensors(tensors: dict[str, Tensor], target: Path, max_shard_bytes: int
     """Writes a file in tensorizer's format, which has no metadata."""
     if max_shard_bytes is not None:
         raise ValueError(f"{target}: only safetensors files can be sharded; leave --max-shard-size out")
+    from fst.compat.tensorizer import TensorSerializer, TensorType
+
     with TensorSerializer(target) as serializer:
         for name, tensor in tensors.items():
             serializer.write_tensor(0, name, TensorType.STATE_DICT, tensor)
 
 
 def _from_pickle(path: Path, key: str | None, dtype: torch.dtype | None) -> dict[str, Tensor]:
+    import torch
+
+    from fst._core.dtypes import CASTABLE
+
     # PyTorch before 1.6 did not write ZIP archives, and only those can be mapped.
     try:
         with open_regular(path) as file:
@@ -111,14 +125,41 @@ def _from_pickle(path: Path, key: str | None, dtype: torch.dtype | None) -> dict
             found = ", ".join(map(repr, content)) if isinstance(content, Mapping) else type(content).__name__
             raise KeyError(f"{path}: no entry {key!r}; the file has {found}")
         content = content[key]
+    elif isinstance(content, Mapping):
+        _suggest_key(path, content)
     tensors = dict(_flatten(path, content, ""))
     if dtype is None:
         return tensors
     return {name: tensor.to(dtype) if tensor.dtype in CASTABLE else tensor for name, tensor in tensors.items()}
 
 
+def _suggest_key(path: Path, content: Mapping[Any, Any]) -> None:
+    """Raises an error that names the likely key, if the content has other data beside the tensors of one key.
+
+    The likely key is that of the most bytes of tensors and nothing else.
+    """
+    sizes: dict[str, int] = {}
+    has_other_data = False
+    for key, value in content.items():
+        try:
+            tensors = list(_flatten(path, value, str(key)))
+        except ValueError as error:
+            has_other_data, reason = True, error
+            continue
+        if isinstance(key, str) and isinstance(value, Mapping) and tensors:
+            sizes[key] = sum(tensor.nbytes for _, tensor in tensors)
+    if has_other_data and sizes:
+        likely = max(sizes, key=lambda key: sizes[key])
+        others = (
+            f"; others with tensors only: {', '.join(map(repr, sizes.keys() - {likely}))}" if len(sizes) > 1 else ""
+        )
+        raise ValueError(f"{reason}; probably --key {shlex.quote(likely)} ({format_size(sizes[likely])}){others}")
+
+
 def _flatten(path: Path, content: Any, prefix: str) -> Iterator[tuple[str, Tensor]]:
     """Yields the tensors of nested dictionaries. Their names are the keys, joined with dots."""
+    from torch import Tensor
+
     if isinstance(content, Tensor):
         yield prefix, content.detach()
     elif isinstance(content, Mapping):

@@ -1,31 +1,67 @@
 """`fst inspect`: lists the tensors of a checkpoint. Reads the headers only."""
 
+from __future__ import annotations
+
 import argparse
-import fnmatch
 import json
 import math
 from collections import Counter
+from typing import TYPE_CHECKING
 
-from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.formatting import format_count, format_size, visible
+from fst.cli.names import add_names, select
+from fst.cli.pickled import suggests_convert
 from fst.cli.table import table
+from fst.cli.tree import Module, sum_by_module
+
+if TYPE_CHECKING:
+    from fst._checkpoint.checkpoint import OpenCheckpoint
 
 
-def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("inspect", help="list names, dtypes, shapes and sizes; reads the headers only")
     parser.add_argument("paths", nargs="+", metavar="PATH")
-    parser.add_argument(
-        "--names", default="*", metavar="GLOB", help='list only matching tensors, such as "model.layers.0.*"'
-    )
+    add_names(parser)
+    parser.add_argument("--tree", action="store_true", help="list the sums of each module instead of tensors")
+    parser.add_argument("--depth", type=int, metavar="N", help="levels of modules that --tree lists; without it, all")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    checkpoint = OpenCheckpoint(arguments.paths)
-    names = [name for name in checkpoint.names() if fnmatch.fnmatchcase(name, arguments.names)]
-    print(_json(checkpoint, names) if arguments.json else _text(checkpoint, names))
+    from fst._checkpoint.checkpoint import OpenCheckpoint
+
+    with suggests_convert(arguments.paths):
+        checkpoint = OpenCheckpoint(arguments.paths)
+    names = select(checkpoint.names(), arguments.names)
+    if arguments.tree or arguments.depth is not None:
+        whole = _tree(checkpoint, names)
+        print(_tree_json(whole, arguments.depth) if arguments.json else _tree_text(whole, arguments.depth))
+    else:
+        print(_json(checkpoint, names) if arguments.json else _text(checkpoint, names))
     return 0
+
+
+def _tree(checkpoint: OpenCheckpoint, names: list[str]) -> Module:
+    infos = ((name, checkpoint.tensor_info(name)) for name in names)
+    return sum_by_module((name, math.prod(info.shape), info.nbytes) for name, info in infos)
+
+
+def _tree_json(whole: Module, depth: int | None) -> str:
+    modules = [
+        {"name": module.name, "tensors": module.tensors, "parameters": module.parameters, "bytes": module.bytes}
+        for _, module in whole.walk(depth)
+    ]
+    return json.dumps({"modules": modules}, indent=2)
+
+
+def _tree_text(whole: Module, depth: int | None) -> str:
+    rows = [["module", "tensors", "parameters", "size"]]
+    for level, module in whole.walk(depth):
+        # The first row has the sums of the whole checkpoint.
+        name = "  " * (level - 1) + module.name.rpartition(".")[2] if level else "(all)"
+        rows.append([name, f"{module.tensors:,}", f"{module.parameters:,}", format_size(module.bytes)])
+    return table(rows, right=[1, 2, 3], flexible=[0])
 
 
 def _json(checkpoint: OpenCheckpoint, names: list[str]) -> str:
@@ -60,7 +96,7 @@ def _text(checkpoint: OpenCheckpoint, names: list[str]) -> str:
     size_bytes = 0
     for name in names:
         info = checkpoint.tensor_info(name)
-        file = [checkpoint.path(name)] if several else []
+        file = [checkpoint.path(name).rpartition("/")[2]] if several else []
         rows.append([name, info.dtype, str(info.shape), format_size(info.nbytes), *file])
         parameters[info.dtype] += math.prod(info.shape)
         size_bytes += info.nbytes
@@ -69,7 +105,14 @@ def _text(checkpoint: OpenCheckpoint, names: list[str]) -> str:
     metadata = [
         visible(f"{path}: {key} = {value}") for path, pairs in checkpoint.metadata() for key, value in pairs.items()
     ]
-    return "\n".join([table(rows, right=[3]), "", f"{total}: {counts or 'no'} parameters", *metadata])
+    return "\n".join(
+        [
+            table(rows, right=[3], flexible=[0, 4] if several else [0]),
+            "",
+            f"{total}: {counts or 'no'} parameters",
+            *metadata,
+        ]
+    )
 
 
 def _files(checkpoint: OpenCheckpoint) -> list[str]:

@@ -1,54 +1,116 @@
 """`fst load`: times loads, and prints a profile."""
 
+from __future__ import annotations
+
 import argparse
+import dataclasses
+import json
 import time
+from typing import TYPE_CHECKING
 
-import torch
-
-from fst._core.arguments import device_of
-from fst._core.dtypes import CASTABLE
 from fst._core.formatting import format_count, format_rate, format_seconds, format_size
-from fst._load.load import load_files, load_tensors
-from fst._profile.profile import profile
+from fst.cli.names import add_names, select
+from fst.cli.pickled import suggests_convert
 
-# Arguments of --dtype.
-DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in CASTABLE}
+if TYPE_CHECKING:
+    import torch
+
+# Arguments of --dtype: the dtypes of `fst._core.dtypes.CASTABLE`.
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+_PAGE_BYTES = 4096
 
 
-def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("load", help="time a load, and print its profile")
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "load",
+        help="time a load, and print its profile",
+        description="Loads tensors, reads every page of those on the CPU, and prints the time and a profile.",
+    )
     parser.add_argument("paths", nargs="+", metavar="PATH")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ...")
     parser.add_argument("--dtype", choices=list(DTYPES), help="cast floating-point tensors")
-    parser.add_argument("--names", nargs="+", metavar="NAME", help="load only these tensors")
+    add_names(parser)
     parser.add_argument(
-        "--repeat", type=int, default=1, metavar="N", help="number of loads; the first one may find the page cache cold"
+        "--repeat",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="number of loads; the first one may find the page cache cold",
     )
     parser.add_argument("--trace", metavar="FILE", help="save a trace of the last load for Perfetto")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 
+def _positive(text: str) -> int:
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return number
+
+
+def dtype_named(name: str | None) -> torch.dtype | None:
+    """Returns the dtype of an argument of --dtype."""
+    import torch
+
+    dtype: torch.dtype | None = getattr(torch, name) if name else None
+    return dtype
+
+
 def run(arguments: argparse.Namespace) -> int:
+    import torch
+
+    from fst._core.arguments import device_of
+    from fst._load.load import load_files, load_tensors, tensor_names
+    from fst._profile.profile import profile
+
     device = torch.device(device_of(arguments.device))
-    dtype = DTYPES.get(arguments.dtype)
+    dtype = dtype_named(arguments.dtype)
+    progress = not arguments.json and _has_tqdm()
+    loads = []
     for _ in range(arguments.repeat):
-        with profile() as recorded:
+        with suggests_convert(arguments.paths), profile() as recorded:
             begin = time.perf_counter()
             if arguments.names:
-                tensors = load_tensors(arguments.paths, arguments.names, device, dtype=dtype, progress=_has_tqdm())
+                names = select(tensor_names(arguments.paths), arguments.names)
+                tensors = load_tensors(arguments.paths, names, device, dtype=dtype, progress=progress)
             else:
-                tensors = list(load_files(arguments.paths, device, dtype=dtype, progress=_has_tqdm()).values())
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+                tensors = list(load_files(arguments.paths, device, dtype=dtype, progress=progress).values())
+            _finish(tensors, device)
             seconds = time.perf_counter() - begin
         size_bytes = sum(tensor.nbytes for tensor in tensors)
-        loaded = f"{format_count(len(tensors), 'tensor')}, {format_size(size_bytes)} on {device}"
-        print(f"{loaded} in {format_seconds(seconds)}: {format_rate(size_bytes, seconds)}")
+        loads.append({"seconds": seconds, "tensors": len(tensors), "bytes": size_bytes})
+        if not arguments.json:
+            loaded = f"{format_count(len(tensors), 'tensor')}, {format_size(size_bytes)} on {device}"
+            print(f"{loaded} in {format_seconds(seconds)}{_rate(device, size_bytes, seconds)}")
         del tensors
-    print(recorded.summary())
+    summary = recorded.summary()
+    if arguments.json:
+        print(json.dumps({"device": str(device), "loads": loads, "summary": dataclasses.asdict(summary)}, indent=2))
+    else:
+        print(summary)
     if arguments.trace:
         recorded.save_trace(arguments.trace)
     return 0
+
+
+def _finish(tensors: list[torch.Tensor], device: torch.device) -> None:
+    """Waits until all bytes are in the memory of the device. Bytes of mapped files are read on first use."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "cpu":
+        for tensor in tensors:
+            if tensor.numel():
+                content = tensor.reshape(-1).view(torch.uint8)
+                content[::_PAGE_BYTES].max()
+                content[-1].item()
+
+
+def _rate(device: torch.device, size_bytes: int, seconds: float) -> str:
+    """Returns the rate, except for devices that hold no bytes, such as `meta`."""
+    return f": {format_rate(size_bytes, seconds)}" if device.type in ("cpu", "cuda") else ""
 
 
 def _has_tqdm() -> bool:

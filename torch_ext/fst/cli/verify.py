@@ -1,26 +1,27 @@
 """`fst verify`: checks a checkpoint completely."""
 
+from __future__ import annotations
+
 import argparse
 import contextlib
+import json
 import os
 from collections.abc import Callable, Iterator
 from glob import escape, glob
+from typing import TYPE_CHECKING
 
-import torch
-
-from fst._checkpoint.checkpoint import OpenCheckpoint
-from fst._checkpoint.hashes import check_hashes
-from fst._core.arguments import path_of
-from fst._core.classes import Source
 from fst._core.files import open_regular
 from fst._core.formatting import format_count, format_size, visible
-from fst._core.ops import checkpoint_files
 from fst._core.urls import is_url, without_secrets
+from fst.cli.pickled import suggests_convert
+
+if TYPE_CHECKING:
+    import torch
 
 BLOCK_BYTES = 16 << 20
 
 
-def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "verify",
         help="check headers, names and index, and read every byte",
@@ -30,20 +31,33 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     )
     parser.add_argument("paths", nargs="+", metavar="PATH")
     parser.add_argument("--finite", action="store_true", help="also check that no tensor contains NaN or infinity")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    failed = 0
+    results: list[dict[str, object]] = []
     for path in arguments.paths:
+        # Files and paths with a failed check. One fault is one verdict: the other checks of the file, and those of all
+        # files together, would say nothing new, or call its bytes good.
+        wrong: set[str] = set()
         for name, check in _checks(path, arguments.finite):
+            subject = name.partition(" of ")[2]
+            if subject in wrong or (wrong and subject == without_secrets(path)):
+                continue
             try:
-                print(visible(f"ok      {name}: {check()}"), flush=True)
+                message, is_ok = check(), True
             except (OSError, ValueError, LookupError, NotImplementedError) as error:
-                failed += 1
-                message = error.args[0] if isinstance(error, KeyError) else error
-                print(visible(f"WRONG   {name}: {message}"), flush=True)
-    print("all is well" if failed == 0 else f"{format_count(failed, 'check')} failed")
+                message, is_ok = str(error.args[0] if isinstance(error, KeyError) else error), False
+                wrong.add(subject)
+            results.append({"check": name, "ok": is_ok, "message": message})
+            if not arguments.json:
+                print(visible(f"{'ok     ' if is_ok else 'WRONG  '} {name}: {message}"), flush=True)
+    failed = sum(not result["ok"] for result in results)
+    if arguments.json:
+        print(json.dumps({"ok": failed == 0, "checks": results}, indent=2))
+    else:
+        print("all is well" if failed == 0 else f"{format_count(failed, 'check')} failed")
     return int(failed > 0)
 
 
@@ -68,6 +82,9 @@ def _files(path: str) -> list[str]:
     if os.path.isdir(path):
         return sorted(glob(os.path.join(escape(path), "*.safetensors"))) or [path]
     if is_url(path) or path.endswith(".safetensors.index.json"):
+        from fst._core.arguments import path_of
+        from fst._core.ops import checkpoint_files
+
         # Opening an invalid index reports its error again.
         with contextlib.suppress(OSError, ValueError):
             return checkpoint_files([path_of(path)])
@@ -75,7 +92,10 @@ def _files(path: str) -> list[str]:
 
 
 def _header(path: str) -> str:
-    checkpoint = OpenCheckpoint(path)
+    from fst._checkpoint.checkpoint import OpenCheckpoint
+
+    with suggests_convert([path]):
+        checkpoint = OpenCheckpoint(path)
     names = checkpoint.names()
     size = format_size(sum(checkpoint.tensor_info(name).nbytes for name in names))
     return f"{format_count(len(names), 'tensor')}, {size}"
@@ -86,6 +106,11 @@ def _read(path: str) -> str:
 
 
 def _read_remote(path: str) -> str:
+    import torch
+
+    from fst._core.arguments import path_of
+    from fst._core.classes import Source
+
     source = Source(path_of(path))
     length = source.length()
     block = torch.empty(BLOCK_BYTES, dtype=torch.uint8)
@@ -108,6 +133,8 @@ def _read_local(path: str) -> str:
 
 def _hashed_names(path: str) -> list[str]:
     """Returns the tensors in tensorizer's format, or none if a file cannot be opened, which another check reports."""
+    from fst._checkpoint.checkpoint import OpenCheckpoint
+
     with contextlib.suppress(OSError, ValueError, NotImplementedError):
         checkpoint = OpenCheckpoint(path)
         return [name for name in checkpoint.names() if checkpoint.tensor_info(name).kind >= 0]
@@ -115,12 +142,17 @@ def _hashed_names(path: str) -> list[str]:
 
 
 def _hashes(path: str) -> str:
+    from fst._checkpoint.checkpoint import OpenCheckpoint
+    from fst._checkpoint.hashes import check_hashes
+
     names = _hashed_names(path)
     check_hashes(OpenCheckpoint(path), names)
     return f"{format_count(len(names), 'tensor')} as when they were written"
 
 
 def _finite(path: str) -> str:
+    from fst._checkpoint.checkpoint import OpenCheckpoint
+
     not_finite = []
     checkpoint = OpenCheckpoint(path)
     for name in checkpoint.names():
@@ -133,6 +165,8 @@ def _finite(path: str) -> str:
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
+    import torch
+
     if tensor.dtype is torch.float4_e2m1fn_x2:
         return True  # F4 has neither NaN nor infinity.
     if tensor.element_size() == 1:

@@ -1,0 +1,187 @@
+"""The command `fst` for people and programs: tables, selections of names, verdicts, hints and JSON."""
+
+import json
+import os
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+LONG = f"model.{'long.' * 40}weight"
+SHARDS = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+
+@pytest.fixture
+def layers(tmp_path):
+    """A file with two layers, numbered 2 and 10."""
+    tensors = {f"model.layers.{number}.mlp.{part}": torch.ones(4, 2) for number in (2, 10) for part in ("up", "down")}
+    save_file(tensors | {"head": torch.ones(3)}, tmp_path / "layers.safetensors")
+    return tmp_path / "layers.safetensors"
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """A directory with two files, one of which has a long name of a tensor."""
+    directory = tmp_path / "a directory with a long name that is not shown in each row"
+    directory.mkdir()
+    for file, name in zip(SHARDS, ["model.layers.0.self_attn.q_proj.weight", LONG], strict=True):
+        save_file({name: torch.ones(4, 2)}, directory / file)
+    return directory
+
+
+def test_lines_fit_the_terminal(command: Callable, shards, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    done = command("inspect", shards)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0
+    assert max(map(len, lines)) <= 80
+    assert re.match(r"model\.\S+\.\.\.\S+weight +F32 +\[4, 2\] +32 B  \S+$", lines[1])
+    assert lines[1].endswith(".safetensors")
+    tree = command("inspect", shards, "--tree").stdout
+    assert max(map(len, tree.splitlines())) <= 80
+
+
+def test_other_programs_get_complete_names(command, shards, monkeypatch):
+    """Without a terminal nothing is cut, and a long name makes only its own line longer."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    done = command("inspect", shards)
+    by_length = sorted(done.stdout.splitlines(), key=len)
+    assert LONG in by_length[-1]
+    assert len(by_length[-2]) < 140
+    assert done.stdout.count(SHARDS[0]) == 1
+    assert str(shards) not in done.stdout
+
+
+def test_tree(command, layers):
+    done = command("inspect", layers, "--tree")
+    rows = [re.split(r"\s{2,}", line.strip()) for line in done.stdout.splitlines()]
+    assert rows == [
+        ["module", "tensors", "parameters", "size"],
+        ["(all)", "5", "35", "140 B"],
+        ["model", "4", "32", "128 B"],
+        ["layers", "4", "32", "128 B"],
+        ["2", "2", "16", "64 B"],
+        ["mlp", "2", "16", "64 B"],
+        ["10", "2", "16", "64 B"],
+        ["mlp", "2", "16", "64 B"],
+    ]
+    shown = json.loads(command("inspect", layers, "--tree", "--depth", "2", "--json").stdout)
+    assert [module["name"] for module in shown["modules"]] == ["", "model", "model.layers"]
+    assert shown["modules"][2] == {"name": "model.layers", "tensors": 4, "parameters": 32, "bytes": 128}
+
+
+def test_tree_of_selected_names(command, layers):
+    shown = json.loads(command("inspect", layers, "--tree", "--names", "*.2.*", "--json").stdout)
+    assert shown["modules"][0] == {"name": "", "tensors": 2, "parameters": 16, "bytes": 64}
+
+
+def test_tree_of_a_name_of_dots_only(command, tmp_path):
+    save_file({"." * 5000: torch.ones(1)}, tmp_path / "dots.safetensors")
+    assert command("inspect", "dots.safetensors", "--tree").returncode == 0
+
+
+@pytest.mark.parametrize("arguments", [["inspect"], ["load"]])
+def test_names_mean_the_same(command, layers, arguments):
+    shown = command(*arguments, layers, "--names", "*.2.*", "--names", "head").stdout
+    assert "3 tensors" in shown
+    none = command(*arguments, layers, "--names", "head", "--names", "*.7.*")
+    assert (none.returncode, none.stdout) == (1, "")
+    assert "no name of a tensor matches '*.7.*'" in none.stderr
+    assert "'head'" in none.stderr
+
+
+def test_names_with_brackets(command, tmp_path):
+    save_file({"a[0]": torch.ones(2)}, tmp_path / "brackets.safetensors")
+    assert command("inspect", "brackets.safetensors", "--names", "a[0]").returncode == 0
+
+
+def damage(path):
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def test_one_verdict_for_a_damaged_file(command, shards):
+    damage(shards / SHARDS[1])
+    done = command("verify", shards, "--finite")
+    assert done.returncode == 1
+    assert [line for line in done.stdout.splitlines() if SHARDS[1] in line] == [
+        line for line in done.stdout.splitlines() if line.startswith("WRONG")
+    ]
+    assert done.stdout.endswith("1 check failed\n")
+    alone = command("verify", shards / SHARDS[1], "--finite").stdout.splitlines()
+    assert len(alone) == 2
+    assert alone[0].startswith("WRONG   header of ")
+
+
+def test_every_command_says_the_same_of_a_damaged_file(command, layers):
+    damage(layers)
+    [verdict, _] = command("verify", layers).stdout.splitlines()
+    message = verdict.partition(f"header of {layers}: ")[2]
+    for arguments in (["inspect", layers], ["load", layers], ["convert", layers, "new.safetensors"]):
+        done = command(*arguments)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == f"fst: {message}\n"
+
+
+@pytest.mark.parametrize("name", ["old.pt", "pytorch_model.bin", "none"])
+@pytest.mark.parametrize("legacy", [False, True])
+def test_pytorch_file_is_told_about_convert(command, tmp_path, name, legacy):
+    torch.save({"a": torch.ones(2)}, tmp_path / name, _use_new_zipfile_serialization=not legacy)
+    target = (tmp_path / name).with_suffix(".safetensors")
+    hint = f"convert it: fst convert {tmp_path / name} {target}"
+    assert hint in command("inspect", tmp_path / name).stderr
+    assert hint in command("load", tmp_path / name).stderr
+    assert hint in command("verify", tmp_path / name).stdout
+    assert command("convert", tmp_path / name, target).returncode == 0
+
+
+def test_directory_of_pytorch_files_is_told_about_convert(command, tmp_path):
+    for name in ("pytorch_model-1.bin", "pytorch_model-2.bin", "optimizer.pt"):
+        torch.save({name: torch.ones(2)}, tmp_path / name)
+    done = command("inspect", tmp_path)
+    files = f"{tmp_path / 'pytorch_model-1.bin'} {tmp_path / 'pytorch_model-2.bin'} {tmp_path / 'model.safetensors'}"
+    assert f"fst convert {files}\n" in done.stderr
+
+
+def test_training_checkpoint_names_the_likely_key(command, tmp_path):
+    optimizer = {"state": {0: {"step": torch.ones(1)}}, "param_groups": [{"lr": 0.1}]}
+    content = {"scaler": {"scale": torch.ones(1)}, "the model": {"a": torch.ones(9)}, "optim": optimizer, "epoch": 3}
+    torch.save(content, tmp_path / "last.ckpt")
+    done = command("convert", "last.ckpt", "last.safetensors")
+    assert done.returncode == 1
+    assert "probably --key 'the model' (36 B)" in done.stderr
+    assert command("convert", "last.ckpt", "last.safetensors", "--key", "the model").returncode == 0
+
+
+def test_load_reads_mapped_files(command, layers, monkeypatch):
+    """The rate is that of bytes in memory, also if tensors are views of a mapping that nothing else has read."""
+    read = []
+    finish = torch.Tensor.max
+    monkeypatch.setattr(torch.Tensor, "max", lambda content: read.append(content.numel()) or finish(content))
+    done = command("load", layers)
+    assert len(read) == 5
+    assert "GB/s" in done.stdout.splitlines()[0]
+    assert "GB/s" not in command("load", layers, "--device", "meta").stdout.splitlines()[0]
+
+
+def test_load_refuses_a_repeat_of_zero(command, layers):
+    done = command("load", layers, "--repeat", "0")
+    assert done.returncode == 2
+    assert "'0' is not a whole number of at least 1" in done.stderr
+
+
+def test_json_of_every_command(command, layers, tmp_path):
+    verified = json.loads(command("verify", layers, "--json").stdout)
+    assert verified["ok"] is True
+    assert [check["ok"] for check in verified["checks"]] == [True, True]
+    loaded = json.loads(command("load", layers, "--repeat", "2", "--json").stdout)
+    assert [load["bytes"] for load in loaded["loads"]] == [140, 140]
+    assert loaded["device"] == "cpu"
+    assert loaded["summary"]["loads"] == 1
+    converted = json.loads(command("convert", layers, "new.safetensors", "--json").stdout)
+    assert converted == {"path": "new.safetensors", "tensors": 5, "bytes": 140}
+    damage(layers)
+    done = command("verify", layers, "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["checks"][0]["ok"] is False

@@ -1,0 +1,74 @@
+"""The command `fst` without PyTorch: help, the version, and which processes are the command."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import fst
+from fst._core.dtypes import CASTABLE
+from fst.cli.load import DTYPES
+
+# The script that pip installs.
+SCRIPT = "import sys\nfrom fst.cli import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
+# Prints, so that an attempt to import PyTorch is found although it fails.
+BLOCKED = "import sys\nprint('PyTorch was tried', file=sys.stderr)\nraise ImportError('no PyTorch here')\n"
+HELP = [[], ["--help"], ["-h"], *([name, "--help"] for name in ("inspect", "verify", "load", "convert"))]
+
+
+@pytest.fixture
+def without_torch(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs Python with fst, but with a module `torch` that cannot be imported."""
+    (tmp_path / "blocked").mkdir()
+    (tmp_path / "blocked" / "torch.py").write_text(BLOCKED)
+    path = f"{tmp_path / 'blocked'}:{Path(fst.__file__).parents[1]}"
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        environ = {"PYTHONPATH": path, "PATH": "/usr/bin"}
+        return subprocess.run(
+            [sys.executable, *arguments], env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=120
+        )
+
+    return run
+
+
+@pytest.mark.parametrize("arguments", HELP, ids=" ".join)
+def test_help_needs_no_pytorch(without_torch, arguments):
+    done = without_torch("-X", "utf8", "-m", "fst", *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(" ".join(["usage: fst", *arguments[:-1]]))
+
+
+def test_version_needs_no_pytorch(without_torch):
+    done = without_torch("-m", "fst", "--version")
+    release = ".".join(torch.__version__.split(".")[:2])
+    assert (done.returncode, done.stdout) == (0, f"fst {fst.__version__}, built for PyTorch {release}\n")
+
+
+def test_installed_script_needs_no_pytorch(without_torch, tmp_path):
+    (tmp_path / "fst").write_text(SCRIPT)
+    assert without_torch("fst", "--help").stdout.startswith("usage: fst")
+    assert without_torch("fst").stdout.startswith("usage: fst")
+
+
+def test_other_programs_are_not_the_command(without_torch, tmp_path):
+    """A program with the name or the arguments of the command gets the package, here its error without PyTorch."""
+    (tmp_path / "fst").write_text("import fst\n")
+    (tmp_path / "program.py").write_text("from fst.cli import main\n")
+    for arguments in (["fst", "--help"], ["program.py", "--help"], ["-m", "program", "--help"], ["-c", "import fst"]):
+        done = without_torch(*arguments)
+        assert done.returncode == 1, arguments
+        assert "no PyTorch here" in done.stderr
+
+
+def test_subcommands_need_pytorch(without_torch):
+    done = without_torch("-m", "fst", "inspect", "--", "--help")
+    assert done.returncode == 1
+    assert "no PyTorch here" in done.stderr
+
+
+def test_dtypes_are_those_that_loads_cast():
+    assert {getattr(torch, name) for name in DTYPES} == set(CASTABLE)

@@ -1,0 +1,52 @@
+"""Starts the command `fst` without PyTorch where it can do without.
+
+A Python process that runs `python -m fst`, or the installed command, imports this package before the command itself.
+The package imports PyTorch, which takes seconds, and fails where PyTorch is missing or does not fit. Help, the version
+and `fst doctor` need neither, so they end the process before that import.
+"""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+_HELP = {"-h", "--help"}
+# Statement of the script that pip installs for the command.
+_SCRIPT_IMPORT = b"from fst.cli import main"
+
+
+def start_early() -> None:
+    """Runs the command and ends the process, if this process is the command and can run without the package."""
+    arguments = _arguments()
+    if arguments is not None and _is_early(arguments):
+        # By name: the package stands below the command, which no other process imports here.
+        importlib.import_module("fst.cli").main(arguments)
+
+
+def _arguments() -> list[str] | None:
+    """Returns the arguments of the command, or None if this process is another program."""
+    program, *arguments = getattr(sys, "argv", None) or [""]
+    if program == "-m":
+        # Python has not found the module yet. Its name stands before the arguments.
+        module = sys.orig_argv[: len(sys.orig_argv) - len(arguments)][-1:]
+        return arguments if module in (["fst"], ["-mfst"]) else None
+    return arguments if Path(program).name == "fst" and _is_script(Path(program)) else None
+
+
+def _is_script(program: Path) -> bool:
+    try:
+        with program.open("rb") as file:
+            return _SCRIPT_IMPORT in file.read(4096)
+    except OSError:
+        return False
+
+
+def _is_early(arguments: Sequence[str]) -> bool:
+    if not arguments or arguments[0] in (*_HELP, "--version", "doctor"):
+        return True
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    # `fst bench` passes its options on to another program.
+    return options[:1] != ["bench"] and not _HELP.isdisjoint(options)
+
+
+start_early()
