@@ -127,6 +127,8 @@ def test_hidden_characters_reach_no_terminal(command, tmp_path):
         ["load", path],
         ["load", path, "--names", HIDDEN],
         ["load", inner / "absent"],
+        ["inspect", path, "--tree"],
+        ["doctor", path, inner / "absent"],
         ["convert", path, inner / "new.safetensors"],
         ["convert", path, inner / "other.safetensors", inner / "new.safetensors"],
         ["convert", inner / f"{HIDDEN}.pt", inner / "new.safetensors"],
@@ -140,7 +142,10 @@ def test_hidden_characters_reach_no_terminal(command, tmp_path):
         printed = done.stdout + done.stderr
         assert not set(printed) & ACTING, (arguments, printed)
         assert not re.search(r"^ok\\", printed, re.MULTILINE), (arguments, printed)
-        assert r"\x1b[2J" in printed or r"\u{1b}[2J" in printed or "on cpu" in printed, (arguments, printed)
+        assert r"\x1b[2J" in printed or r"\u{1b}[2J" in printed or "on cpu" in printed or "(all)" in printed, (
+            arguments,
+            printed,
+        )
     shown = json.loads(command("inspect", path, "--json").stdout)
     assert [tensor["name"] for tensor in shown["tensors"]] == sorted(tensors)
     assert shown["files"] == [{"path": str(path), "metadata": {HIDDEN: HIDDEN}}]

@@ -11,12 +11,13 @@ import torch
 import fst
 from fst._core.dtypes import CASTABLE
 from fst.cli.load import DTYPES
+from suite import CHECKOUT
 
 # The script that pip installs.
 SCRIPT = "import sys\nfrom fst.cli import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
 # Prints, so that an attempt to import PyTorch is found although it fails.
 BLOCKED = "import sys\nprint('PyTorch was tried', file=sys.stderr)\nraise ImportError('no PyTorch here')\n"
-HELP = [[], ["--help"], ["-h"], *([name, "--help"] for name in ("inspect", "verify", "load", "convert"))]
+HELP = [[], ["--help"], ["-h"], *([name, "--help"] for name in ("inspect", "verify", "load", "convert", "doctor"))]
 
 
 @pytest.fixture
@@ -52,6 +53,10 @@ def test_installed_script_needs_no_pytorch(without_torch, tmp_path):
     (tmp_path / "fst").write_text(SCRIPT)
     assert without_torch("fst", "--help").stdout.startswith("usage: fst")
     assert without_torch("fst").stdout.startswith("usage: fst")
+
+
+def test_script_is_that_of_the_package():
+    assert '\nfst = "fst.cli:main"\n' in (CHECKOUT / "pyproject.toml").read_text()
 
 
 def test_other_programs_are_not_the_command(without_torch, tmp_path):

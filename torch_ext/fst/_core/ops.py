@@ -122,6 +122,12 @@ def remove_object(url: str) -> None:
 
 
 @translates_errors
+def reader(paths: Sequence[str], device: _Device = "cpu") -> str:
+    """Returns the names of the readers that a load of these files would use, joined with "+", after their probes."""
+    return torch.ops.fst.reader(paths, device)
+
+
+@translates_errors
 def checkpoint_files(paths: Sequence[str]) -> list[str]:
     """Lists the files that paths of files, directories and index files stand for. Opens only index files."""
     return torch.ops.fst._checkpoint_files(paths)
