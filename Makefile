@@ -127,9 +127,10 @@ format: $(VENV)/stamp ## format all sources
 	$(IN_VENV) ruff format
 
 .PHONY: fuzz
-fuzz: $(FUZZER) ## feed headers, plans, addresses and answers random bytes, FUZZ_SECONDS (60) each
-	for target in header_and_plan tensors_and_plan addresses answers; do \
-		PATH="$(abspath $(dir $(FUZZER))):$$PATH" cargo fuzz run --sanitizer none $$target -- -max_total_time=$(FUZZ_SECONDS) || exit 1; \
+fuzz: $(FUZZER) ## feed the parsers and the planner random bytes, FUZZ_SECONDS (60) for each program in fuzz/
+	for target in header_and_plan tensors_and_plan addresses answers digests; do \
+		PATH="$(abspath $(dir $(FUZZER))):$$PATH" \
+		cargo fuzz run --sanitizer none $$target -- -max_total_time=$(FUZZ_SECONDS) || exit 1; \
 	done
 
 .PHONY: clean

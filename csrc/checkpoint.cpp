@@ -11,14 +11,14 @@ namespace fst {
 
 namespace {
 
-rust::Box<Checkpoint> open(Strings paths, const std::optional<at::Tensor>& headers) {
+rust::Box<Checkpoint> open(Strings paths, const std::optional<at::Tensor>& headers, const std::string& verify) {
   if (!headers) {
-    return open_checkpoint(paths);
+    return open_checkpoint(paths, verify);
   }
   if (headers->scalar_type() != at::kByte || headers->dim() != 1 || !headers->device().is_cpu()) {
     throw_invalid_argument("headers must be a 1-d uint8 tensor on the CPU, as Checkpoint.headers() returns it");
   }
-  return open_checkpoint_with_headers(paths, headers->contiguous());
+  return open_checkpoint_with_headers(paths, headers->contiguous(), verify);
 }
 
 at::Tensor bytes_tensor(const rust::Vec<uint8_t>& bytes) {
@@ -29,8 +29,8 @@ at::Tensor bytes_tensor(const rust::Vec<uint8_t>& bytes) {
 
 }  // namespace
 
-OpenCheckpoint::OpenCheckpoint(Strings paths, const std::optional<at::Tensor>& headers)
-    : checkpoint_(open(paths, headers)) {}
+OpenCheckpoint::OpenCheckpoint(Strings paths, const std::optional<at::Tensor>& headers, const std::string& verify)
+    : checkpoint_(open(paths, headers, verify)) {}
 
 at::Tensor OpenCheckpoint::headers() const {
   return bytes_tensor(call_core([&] { return checkpoint_->export_headers(); }));
@@ -100,6 +100,10 @@ std::vector<at::Tensor> OpenCheckpoint::load_boxes(Strings names, const std::vec
 void OpenCheckpoint::load_into(Strings names, const std::vector<at::Tensor>& out) const {
   const auto selection = select_named(*checkpoint_, names);
   fst::load_into(*selection, specs_of(*selection), out, OutputDtype::kAny);
+}
+
+void OpenCheckpoint::verify(int64_t part, int64_t parts) const {
+  call_core([&] { checkpoint_->verify_part(static_cast<size_t>(part), static_cast<size_t>(parts)); });
 }
 
 void OpenCheckpoint::load_boxes_into(Strings names, const std::vector<int64_t>& starts,

@@ -28,7 +28,8 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   using TensorHeader = std::tuple<int64_t, std::vector<std::string>, at::Tensor, at::Tensor>;
 
   // Opens the files. `headers` are the exported headers of the same files from another process; none is read then.
-  OpenCheckpoint(Strings paths, const std::optional<at::Tensor>& headers);
+  // `verify` is that of open_checkpoint.
+  OpenCheckpoint(Strings paths, const std::optional<at::Tensor>& headers, const std::string& verify);
 
   // Exports the headers as uint8, for another process that opens the same files.
   at::Tensor headers() const;
@@ -63,6 +64,10 @@ class OpenCheckpoint : public torch::CustomClassHolder {
                                      const std::vector<int64_t>& lengths, const std::vector<int64_t>& steps,
                                      c10::Device device, Dtype dtype) const;
   void load_into(Strings names, const std::vector<at::Tensor>& out) const;
+
+  // Reads one of several equal parts of the data and compares the digests. Later loads compare none, so the caller
+  // waits until all parts are verified.
+  void verify(int64_t part, int64_t parts) const;
 
   // Loads index regions into existing tensors of the same shapes and dtypes.
   void load_boxes_into(Strings names, const std::vector<int64_t>& starts, const std::vector<int64_t>& lengths,

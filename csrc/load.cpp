@@ -134,6 +134,7 @@ std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& 
   std::optional<MappedFiles> mapped;
   if (device.is_cpu()) {
     mapped.emplace(selection, types);
+    mapped->verify();
   }
   DeviceTransfer transfer(selection, specs, device);
   std::vector<at::Tensor> tensors;
@@ -151,7 +152,27 @@ std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& 
   }
   transfer.run();
   transfer.finish();
+  if (!device.is_meta()) {
+    warn_of_missing_digests(selection);
+  }
   return tensors;
+}
+
+void warn_of_missing_digests(const Selection& selection) {
+  constexpr size_t kNames = 20;
+  const auto names = selection.without_digests();
+  if (names.empty()) {
+    return;
+  }
+  std::string listed;
+  for (size_t index = 0; index < std::min(names.size(), kNames); ++index) {
+    listed += (index == 0 ? "\"" : ", \"") + std::string(names[index]) + "\"";
+  }
+  if (names.size() > kNames) {
+    listed += ", and " + std::to_string(names.size() - kNames) + " more, which FST_LOG=warn lists";
+  }
+  TORCH_WARN("fst: the digests do not cover parts of tensors and of files, so these tensors were not verified: ",
+             listed);
 }
 
 void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::TensorList out, OutputDtype dtype) {
@@ -161,6 +182,7 @@ void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::Ten
   for (size_t index = 0; index < specs.size(); ++index) {
     check_output(specs[index], out[index], dtype);
   }
+  call_core([&] { selection.check_digests(); });
   const auto recording = selection.record(rust::String(out.empty() ? "cpu" : out[0].device().str()));
   // Autograd does not record the writes, as under torch.no_grad().
   const at::AutoDispatchBelowADInplaceOrView guard;
@@ -177,6 +199,7 @@ void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::Ten
     transfer.run();
     transfer.finish();
   }
+  warn_of_missing_digests(selection);
   // Autograd detects by the version that a tensor it saved has changed.
   for (const auto& tensor : out) {
     if (!tensor.is_inference()) {

@@ -52,4 +52,7 @@ enum class OutputDtype : uint8_t { kStored, kAny };
 // Loads the selection into existing tensors, in its order. Checks all outputs before it writes any.
 void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::TensorList out, OutputDtype dtype);
 
+// Warns of tensors whose digests were requested, but cannot be compared.
+void warn_of_missing_digests(const Selection& selection);
+
 }  // namespace fst

@@ -16,8 +16,8 @@ namespace fst {
 namespace {
 
 rust::Box<Selection> select(Strings paths, const Loader::Names& names, const Loader::Numbers& dims,
-                            const Loader::Numbers& starts, const Loader::Numbers& lengths) {
-  const auto checkpoint = open_checkpoint(paths);
+                            const Loader::Numbers& starts, const Loader::Numbers& lengths, const std::string& verify) {
+  const auto checkpoint = open_checkpoint(paths, verify);
   if (dims || starts || lengths) {
     const std::vector<int64_t> empty;
     return select_slices(*checkpoint, names.value_or(c10::List<std::string>()), dims.value_or(empty),
@@ -48,8 +48,8 @@ uint64_t bytes_as(const Spec& spec, c10::ScalarType type) {
 
 Loader::Loader(Strings paths, c10::Device device, const Names& names, std::optional<c10::ScalarType> dtype,
                int64_t window_bytes, const std::string& order, const Numbers& dims, const Numbers& starts,
-               const Numbers& lengths)
-    : Loader(select(paths, names, dims, starts, lengths), device, dtype, window_bytes, order) {}
+               const Numbers& lengths, const std::string& verify)
+    : Loader(select(paths, names, dims, starts, lengths, verify), device, dtype, window_bytes, order) {}
 
 Loader::Loader(rust::Box<Selection> selection, c10::Device device, std::optional<c10::ScalarType> dtype,
                int64_t window_bytes, const std::string& order)
@@ -75,6 +75,9 @@ Loader::Loader(rust::Box<Selection> selection, c10::Device device, std::optional
                  ? selection_->stream_to_host(order_)
                  : selection_->stream_to_cuda(device_.index(), native_handle(current_stream(device_)), order_);
     }));
+  }
+  if (!device_.is_meta()) {
+    warn_of_missing_digests(*selection_);
   }
   prefetch();
 }

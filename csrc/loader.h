@@ -37,7 +37,7 @@ class Loader : public torch::CustomClassHolder {
   // is loaded alone. `order` is "file" or "landed".
   Loader(const c10::List<std::string>& paths, c10::Device device, const Names& names,
          std::optional<c10::ScalarType> dtype, int64_t window_bytes, const std::string& order, const Numbers& dims,
-         const Numbers& starts, const Numbers& lengths);
+         const Numbers& starts, const Numbers& lengths, const std::string& verify);
   // Loads a selection of an open checkpoint.
   Loader(rust::Box<Selection> selection, c10::Device device, std::optional<c10::ScalarType> dtype, int64_t window_bytes,
          const std::string& order);

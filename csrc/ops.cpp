@@ -26,8 +26,9 @@ namespace {
 
 using Dtype = std::optional<c10::ScalarType>;
 
-c10::Dict<std::string, at::Tensor> load_files(Strings paths, c10::Device device, Dtype dtype) {
-  const auto selection = select_all(*open_checkpoint(paths));
+c10::Dict<std::string, at::Tensor> load_files(Strings paths, c10::Device device, Dtype dtype,
+                                              const std::string& verify) {
+  const auto selection = select_all(*open_checkpoint(paths, verify));
   const auto specs = specs_of(*selection);
   auto tensors = load(*selection, specs, device, dtype);
   c10::Dict<std::string, at::Tensor> named;
@@ -38,30 +39,41 @@ c10::Dict<std::string, at::Tensor> load_files(Strings paths, c10::Device device,
   return named;
 }
 
-c10::Dict<std::string, at::Tensor> load_file(const std::string& path, c10::Device device, Dtype dtype) {
-  return load_files(c10::List<std::string>({path}), device, dtype);
+c10::Dict<std::string, at::Tensor> load_file(const std::string& path, c10::Device device, Dtype dtype,
+                                             const std::string& verify) {
+  return load_files(c10::List<std::string>({path}), device, dtype, verify);
 }
 
-std::vector<at::Tensor> load_tensors(Strings paths, Strings names, c10::Device device, Dtype dtype) {
-  const auto selection = select_named(*open_checkpoint(paths), names);
+std::vector<at::Tensor> load_tensors(Strings paths, Strings names, c10::Device device, Dtype dtype,
+                                     const std::string& verify) {
+  const auto selection = select_named(*open_checkpoint(paths, verify), names);
   return load(*selection, specs_of(*selection), device, dtype);
 }
 
 std::vector<at::Tensor> load_slices(Strings paths, Strings names, c10::IntArrayRef dims, c10::IntArrayRef starts,
-                                    c10::IntArrayRef lengths, c10::Device device, Dtype dtype) {
-  const auto selection = select_slices(*open_checkpoint(paths), names, dims, starts, lengths);
+                                    c10::IntArrayRef lengths, c10::Device device, Dtype dtype,
+                                    const std::string& verify) {
+  const auto selection = select_slices(*open_checkpoint(paths, verify), names, dims, starts, lengths);
   return load(*selection, specs_of(*selection), device, dtype);
 }
 
 std::vector<at::Tensor> load_boxes(Strings paths, Strings names, c10::IntArrayRef starts, c10::IntArrayRef lengths,
-                                   c10::IntArrayRef steps, c10::Device device, Dtype dtype) {
-  const auto selection = select_regions(*open_checkpoint(paths), names, starts, lengths, steps);
+                                   c10::IntArrayRef steps, c10::Device device, Dtype dtype, const std::string& verify) {
+  const auto selection = select_regions(*open_checkpoint(paths, verify), names, starts, lengths, steps);
   return load(*selection, specs_of(*selection), device, dtype);
 }
 
-void load_into_outputs(Strings paths, Strings names, at::TensorList out) {
-  const auto selection = select_named(*open_checkpoint(paths), names);
+void load_into_outputs(Strings paths, Strings names, at::TensorList out, const std::string& verify) {
+  const auto selection = select_named(*open_checkpoint(paths, verify), names);
   load_into(*selection, specs_of(*selection), out, OutputDtype::kStored);
+}
+
+void verify_checkpoint(Strings paths, const std::string& verify) {
+  OpenCheckpoint(paths, std::nullopt, verify).verify(0, 1);
+}
+
+int64_t verify_listed_files(const std::string& manifest, const std::string& directory) {
+  return call_core([&] { return verify_files(to_rust(manifest), to_rust(directory)); });
 }
 
 std::vector<std::string> tensor_names(Strings paths) {
@@ -78,7 +90,7 @@ c10::Dict<std::string, std::string> metadata(const std::string& path) {
   return metadata;
 }
 
-std::string reader(Strings paths, c10::Device device) { return OpenCheckpoint(paths, std::nullopt).reader(device); }
+std::string reader(Strings paths, c10::Device device) { return OpenCheckpoint(paths, std::nullopt, "").reader(device); }
 
 c10::intrusive_ptr<Loader> stream_boxes(const c10::intrusive_ptr<OpenCheckpoint>& checkpoint, Strings names,
                                         const std::vector<int64_t>& starts, const std::vector<int64_t>& lengths,
@@ -137,18 +149,23 @@ TORCH_LIBRARY(fst, m) {
   const auto def_load = [&](const char* schema) {
     m.def(torch::schema(schema, c10::AliasAnalysisKind::CONSERVATIVE), load_tags);
   };
-  def_load("load_file(str path, Device device=\"cpu\", *, ScalarType? dtype=None) -> Dict(str, Tensor)");
-  def_load("load_files(str[] paths, Device device=\"cpu\", *, ScalarType? dtype=None) -> Dict(str, Tensor)");
-  def_load("load_tensors(str[] paths, str[] names, Device device=\"cpu\", *, ScalarType? dtype=None) -> Tensor[]");
+  def_load(
+      "load_file(str path, Device device=\"cpu\", *, ScalarType? dtype=None, str verify=\"\") -> Dict(str, Tensor)");
+  def_load(
+      "load_files(str[] paths, Device device=\"cpu\", *, ScalarType? dtype=None, str verify=\"\") -> Dict(str, "
+      "Tensor)");
+  def_load(
+      "load_tensors(str[] paths, str[] names, Device device=\"cpu\", *, ScalarType? dtype=None, str verify=\"\") -> "
+      "Tensor[]");
   def_load(
       "load_slices(str[] paths, str[] names, int[] dims, int[] starts, int[] lengths, Device device=\"cpu\", *, "
-      "ScalarType? dtype=None) -> Tensor[]");
+      "ScalarType? dtype=None, str verify=\"\") -> Tensor[]");
   def_load(
       "load_boxes(str[] paths, str[] names, int[] starts, int[] lengths, int[] steps, Device device=\"cpu\", *, "
-      "ScalarType? dtype=None) -> Tensor[]");
+      "ScalarType? dtype=None, str verify=\"\") -> Tensor[]");
   // TorchScript treats a write to the elements of a list as a write to the list and would remove the call as dead code.
   // `a! -> *` declares that the elements may alias anything.
-  m.def("load_into(str[] paths, str[] names, Tensor(a! -> *)[] out) -> ()", tags);
+  m.def("load_into(str[] paths, str[] names, Tensor(a! -> *)[] out, *, str verify=\"\") -> ()", tags);
   def_load("save_file(Tensor[] tensors, str[] names, str path, *, Dict(str, str)? metadata=None) -> ()");
   // Steps of a save in several files, and the files of a checkpoint, for the Python package only.
   def_load("_save_shard(Tensor[] tensors, str[] names, str path, Dict(str, str)? metadata, str model) -> ()");
@@ -158,6 +175,8 @@ TORCH_LIBRARY(fst, m) {
   def_load("_names_beside(str url) -> str[]");
   def_load("_remove_object(str url) -> ()");
   def_load("_checkpoint_files(str[] paths) -> str[]");
+  def_load("verify(str[] paths, str verify=\"digests\") -> ()");
+  def_load("_verify_files(str manifest, str directory) -> int");
   def_load("tensor_names(str[] paths) -> str[]");
   def_load("metadata(str path) -> Dict(str, str)");
   def_load("reader(str[] paths, Device device=\"cpu\") -> str");
@@ -178,18 +197,21 @@ TORCH_LIBRARY(fst, m) {
   const auto none = c10::IValue();
   m.class_<Loader>("Loader")
       .def(torch::init<const c10::List<std::string>&, c10::Device, const Loader::Names&, Dtype, int64_t,
-                       const std::string&, const Loader::Numbers&, const Loader::Numbers&, const Loader::Numbers&>(),
+                       const std::string&, const Loader::Numbers&, const Loader::Numbers&, const Loader::Numbers&,
+                       const std::string&>(),
            "Returns tensors one by one while the next ones load.",
            {torch::arg("paths"), torch::arg("device") = c10::Device(c10::kCPU), torch::arg("names") = none,
             torch::arg("dtype") = none, torch::arg("window_bytes") = kWindowBytes, torch::arg("order") = "file",
-            torch::arg("dims") = none, torch::arg("starts") = none, torch::arg("lengths") = none})
+            torch::arg("dims") = none, torch::arg("starts") = none, torch::arg("lengths") = none,
+            torch::arg("verify") = ""})
       .def("next", &Loader::next)
       .def("close", &Loader::close)
       .def("size", &Loader::size)
       .def("total_bytes", &Loader::total_bytes);
   m.class_<OpenCheckpoint>("Checkpoint")
-      .def(torch::init<Strings, const std::optional<at::Tensor>&>(), "Checkpoint with open files and parsed headers.",
-           {torch::arg("paths"), torch::arg("headers") = none})
+      .def(torch::init<Strings, const std::optional<at::Tensor>&, const std::string&>(),
+           "Checkpoint with open files and parsed headers.",
+           {torch::arg("paths"), torch::arg("headers") = none, torch::arg("verify") = ""})
       .def("headers", &OpenCheckpoint::headers)
       .def("names", &OpenCheckpoint::names)
       .def("texts", &OpenCheckpoint::texts)
@@ -207,6 +229,7 @@ TORCH_LIBRARY(fst, m) {
            {torch::arg("names"), torch::arg("starts"), torch::arg("lengths"), torch::arg("steps"),
             torch::arg("device") = c10::Device(c10::kCPU), torch::arg("window_bytes") = kWindowBytes,
             torch::arg("order") = "file"})
+      .def("verify", &OpenCheckpoint::verify, "", {torch::arg("part") = 0, torch::arg("parts") = 1})
       .def("load_into", &OpenCheckpoint::load_into, "", {torch::arg("names"), torch::arg("out")})
       .def("load_boxes_into", &OpenCheckpoint::load_boxes_into, "",
            {torch::arg("names"), torch::arg("starts"), torch::arg("lengths"), torch::arg("steps"), torch::arg("out")});
@@ -263,6 +286,8 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("_remove_object", remove_saved_object);
   m.impl("_checkpoint_files", checkpoint_files);
   m.impl("serialize", serialize);
+  m.impl("verify", verify_checkpoint);
+  m.impl("_verify_files", verify_listed_files);
   m.impl("tensor_names", tensor_names);
   m.impl("metadata", metadata);
   m.impl("reader", reader);

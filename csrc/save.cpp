@@ -189,8 +189,7 @@ at::Tensor serialize(at::TensorList tensors, Strings names, const Metadata& meta
   const at::AutoDispatchBelowADInplaceOrView guard;
   const auto described = describe_all(tensors, names, describe_dense);
   const auto entries = metadata_entries_of(metadata);
-  const auto layout =
-      call_core([&] { return lay_out_file(slice_of(described), slice_of(entries), metadata.has_value()); });
+  auto layout = call_core([&] { return lay_out_file(slice_of(described), slice_of(entries), metadata.has_value()); });
   const bool is_meta = std::ranges::any_of(tensors, [](const at::Tensor& tensor) { return tensor.is_meta(); });
   const auto device = is_meta ? at::kMeta : at::kCPU;
   auto bytes = at::empty({static_cast<int64_t>(layout->file_bytes())}, at::device(device).dtype(at::kByte));
@@ -208,6 +207,8 @@ at::Tensor serialize(at::TensorList tensors, Strings names, const Metadata& meta
     copy_elements(target, tensor, /*non_blocking=*/false);
     offset += length;
   }
+  const rust::Slice<uint8_t> file(bytes.mutable_data_ptr<uint8_t>(), bytes.nbytes());
+  call_core([&] { layout->seal(file); });
   return bytes;
 }
 

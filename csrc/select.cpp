@@ -35,15 +35,18 @@ void configure_stores(const std::string& url, Strings names, Strings values) {
   call_core([&] { ::fst::configure_storage(fst::to_rust(url), slice_of(rust_names), slice_of(rust_values)); });
 }
 
-rust::Box<Checkpoint> open_checkpoint(Strings paths) {
+rust::Box<Checkpoint> open_checkpoint(Strings paths, const std::string& verify) {
   const auto converted = to_rust(paths);
-  return call_core([&] { return open(slice_of(converted)); });
+  const auto request = fst::to_rust(verify);
+  return call_core([&] { return open(slice_of(converted), request); });
 }
 
-rust::Box<Checkpoint> open_checkpoint_with_headers(Strings paths, const at::Tensor& headers) {
+rust::Box<Checkpoint> open_checkpoint_with_headers(Strings paths, const at::Tensor& headers,
+                                                   const std::string& verify) {
   const auto converted = to_rust(paths);
   const rust::Slice<const uint8_t> bytes(headers.const_data_ptr<uint8_t>(), headers.numel());
-  return call_core([&] { return open_with_headers(slice_of(converted), bytes); });
+  const auto request = fst::to_rust(verify);
+  return call_core([&] { return open_with_headers(slice_of(converted), bytes, request); });
 }
 
 rust::Box<Selection> select_all(const Checkpoint& checkpoint) {

@@ -20,10 +20,12 @@ std::vector<std::string> checkpoint_files(Strings paths);
 /// Sets options of the URLs that begin with `url`.
 void configure_stores(const std::string& url, Strings names, Strings values);
 
-rust::Box<Checkpoint> open_checkpoint(Strings paths);
+// Opens a checkpoint. Loads of it compare the digests that `verify` requests: none if it is empty, those in the files
+// if it is "digests", or those of the manifest of which it is the path or the text in JSON.
+rust::Box<Checkpoint> open_checkpoint(Strings paths, const std::string& verify = "");
 
 // Opens a checkpoint with the headers that another process exported. Reads no header. `headers` is contiguous.
-rust::Box<Checkpoint> open_checkpoint_with_headers(Strings paths, const at::Tensor& headers);
+rust::Box<Checkpoint> open_checkpoint_with_headers(Strings paths, const at::Tensor& headers, const std::string& verify);
 
 // Select all tensors of a checkpoint, the named tensors, or a slice or an index region of each named tensor.
 rust::Box<Selection> select_all(const Checkpoint& checkpoint);

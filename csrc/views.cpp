@@ -12,6 +12,10 @@ namespace fst {
 MappedFiles::MappedFiles(const Selection& selection, const std::vector<int8_t>& types)
     : views_(call_core([&] { return selection.views(rust::Slice<const int8_t>(types.data(), types.size())); })) {}
 
+void MappedFiles::verify() const {
+  call_core([&] { views_->verify(); });
+}
+
 at::Tensor MappedFiles::view(size_t index, const Spec& spec) const {
   if (!is_view(index)) {
     return {};

@@ -16,6 +16,9 @@ class MappedFiles {
   // Maps the files of a selection. Only tensors whose requested dtype in `types` is the stored one become views.
   MappedFiles(const Selection& selection, const std::vector<int8_t>& types);
 
+  // Compares the digests of all views.
+  void verify() const;
+
   bool is_view(size_t index) const { return views_->address(index) != 0; }
 
   // Returns a view of the mapping, or an undefined tensor if the tensor must be read.

@@ -16,6 +16,7 @@ mod stream;
 mod storage;
 mod tensor;
 mod transfer;
+mod verify;
 mod writer;
 
 use self::checkpoint::{Checkpoint, open, open_with_headers, resolve_files};
@@ -32,6 +33,7 @@ use self::source::{Source, open_source};
 use self::storage::configure_storage;
 use self::stream::{AnyStream, finish_stream};
 use self::transfer::{AnyTransfer, finish, release};
+use self::verify::verify_files;
 use self::writer::{AnyWriter, begin_tensors_writer, begin_writer, finish_writer};
 
 #[cxx::bridge(namespace = "fst")]
@@ -178,8 +180,8 @@ mod ffi {
         fn resolve_files(paths: &[String]) -> Result<Vec<String>>;
 
         type Checkpoint;
-        fn open(paths: &[String]) -> Result<Box<Checkpoint>>;
-        fn open_with_headers(paths: &[String], headers: &[u8]) -> Result<Box<Checkpoint>>;
+        fn open(paths: &[String], verify: &str) -> Result<Box<Checkpoint>>;
+        fn open_with_headers(paths: &[String], headers: &[u8], verify: &str) -> Result<Box<Checkpoint>>;
         fn export_headers(self: &Checkpoint) -> Result<Vec<u8>>;
         fn tensor_names(self: &Checkpoint) -> Vec<String>;
         fn metadata(self: &Checkpoint) -> Result<Vec<MetadataEntry>>;
@@ -187,6 +189,7 @@ mod ffi {
         fn tensor_info(self: &Checkpoint, name: &str) -> Result<TensorInfo>;
         fn tensor_headers(self: &Checkpoint, names: &[String]) -> Result<Vec<TensorHeader>>;
         fn path(self: &Checkpoint, name: &str) -> Result<String>;
+        fn verify_part(self: &Checkpoint, part: usize, parts: usize) -> Result<()>;
         fn page_cache_name(self: &Checkpoint) -> Result<String>;
         fn reader_names(self: &Checkpoint, ordinal: i32) -> Result<String>;
 
@@ -209,10 +212,15 @@ mod ffi {
         ) -> Result<Box<Selection>>;
         fn specs(self: &Selection) -> Result<Vec<Spec>>;
         fn in_file_order(self: &Selection) -> Vec<usize>;
+        fn check_digests(self: &Selection) -> Result<()>;
+        fn without_digests(self: &Selection) -> Vec<String>;
+
+        fn verify_files(manifest: &str, directory: &str) -> Result<i64>;
 
         type Views;
         fn views(self: &Selection, scalar_types: &[i8]) -> Result<Box<Views>>;
         fn address(self: &Views, tensor: usize) -> u64;
+        fn verify(self: &Views) -> Result<()>;
         fn guard(self: &Views, tensor: usize) -> Result<Box<ViewGuard>>;
         type ViewGuard;
 
@@ -274,6 +282,7 @@ mod ffi {
             has_metadata: bool,
         ) -> Result<Box<FileLayout>>;
         fn header(self: &FileLayout) -> &[u8];
+        fn seal(self: &mut FileLayout, file: &mut [u8]) -> Result<()>;
         fn order(self: &FileLayout) -> Vec<usize>;
         fn file_bytes(self: &FileLayout) -> u64;
 

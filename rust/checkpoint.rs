@@ -5,8 +5,10 @@ pub mod selection;
 mod shared;
 mod suggest;
 mod tensor_headers;
+pub mod verify;
 
 use self::shared::HeaderDigest;
+use self::verify::{Stated, Verify};
 use crate::error::{Error, Kind, Result};
 use crate::format::header::{Entry, Header};
 use crate::os::sigint::Watch;
@@ -19,6 +21,7 @@ use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::sync::OnceLock;
+use std::sync::atomic::AtomicBool;
 
 /// Number of headers that are read in parallel, to hide the latency of a slow file system.
 const HEADER_THREADS: usize = 8;
@@ -34,6 +37,8 @@ pub struct Checkpoint {
     hasher: RandomState,
     /// Number of tensors in each file and all files before it.
     counts: Vec<usize>,
+    /// Whether all digests were compared.
+    is_verified: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -42,6 +47,8 @@ struct OpenFile {
     header: Header,
     /// Digest of the header that another process read, if this process has not read the header itself.
     expected: Option<HeaderDigest>,
+    /// Digests that the data must have.
+    stated: Stated,
 }
 
 impl Checkpoint {
@@ -51,12 +58,20 @@ impl Checkpoint {
     /// Those of [`Files::resolve`] and [`Header::read`]; `duplicate-tensor` for a name in two files; `malformed` if an
     /// index file lists a tensor that its file does not contain.
     pub fn open<P: AsRef<Path>>(paths: &[P]) -> Result<Checkpoint> {
+        Checkpoint::open_verified(paths, &Verify::Nothing)
+    }
+
+    /// Opens files whose data loads compare with digests.
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::open`]; `integrity` if no digest of a file is known, or its header differs.
+    pub fn open_verified<P: AsRef<Path>>(paths: &[P], verify: &Verify) -> Result<Checkpoint> {
         let watch = Watch::begin();
         let files = Files::resolve(paths, &|| watch.check())?;
         Checkpoint::from_files(files, |_, place| {
             let source = Source::open(place, &|| watch.check())?;
-            let header = Header::read(&source)?;
-            Ok(OpenFile { source, header, expected: None })
+            let (header, stated) = verify.read_header(&source)?;
+            Ok(OpenFile { source, header, expected: None, stated })
         })
     }
 
@@ -80,7 +95,13 @@ impl Checkpoint {
             Some(*count)
         };
         let counts = files.iter().scan(0, add).collect();
-        let mut checkpoint = Checkpoint { files, merged: HashTable::new(), hasher: RandomState::new(), counts };
+        let mut checkpoint = Checkpoint {
+            files,
+            merged: HashTable::new(),
+            hasher: RandomState::new(),
+            counts,
+            is_verified: AtomicBool::new(false),
+        };
         checkpoint.merge()?;
         for index_entry in index_entries {
             let lacking =

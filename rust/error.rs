@@ -41,6 +41,8 @@ kinds! {
     SourceChanged = "source-changed",
     /// The bytes of a file are not valid safetensors.
     Malformed = "malformed",
+    /// Data differ from their digest, or no digest is known.
+    Integrity = "integrity",
     /// No file contains a requested tensor.
     TensorNotFound = "tensor-not-found",
     /// Two files contain a tensor with the same name.

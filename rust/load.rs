@@ -1,7 +1,9 @@
 //! Loads of tensors from files into memory.
 
+pub mod check;
 pub mod shared_cache;
 pub mod staged;
 pub mod stream;
 pub mod transfer;
+pub mod verifier;
 pub mod views;

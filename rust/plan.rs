@@ -116,6 +116,13 @@ pub enum Chunk {
 }
 
 impl Chunk {
+    /// Returns the index of the file.
+    pub fn source(&self) -> usize {
+        match self {
+            Chunk::InPlace { source, .. } | Chunk::Staged { source, .. } => *source,
+        }
+    }
+
     /// Returns the tensor region of each copy, in the order of the file.
     pub fn tensors(&self) -> impl Iterator<Item = usize> + '_ {
         let (in_place, staged) = match self {

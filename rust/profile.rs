@@ -57,6 +57,8 @@ pub enum Stage {
     Pin,
     /// Reads bytes of a file.
     Read,
+    /// Hashes bytes for a digest, and waits for the bytes before them if the digest needs their order.
+    Hash,
     /// Copies bytes from a slot to host memory.
     Place,
     /// Copies bytes from a slot to host memory with a cast.
@@ -81,7 +83,7 @@ pub enum Stage {
 
 impl Stage {
     /// All stages.
-    pub const ALL: [Stage; 20] = [
+    pub const ALL: [Stage; 21] = [
         Stage::Load,
         Stage::Open,
         Stage::Header,
@@ -92,6 +94,7 @@ impl Stage {
         Stage::Allocate,
         Stage::Pin,
         Stage::Read,
+        Stage::Hash,
         Stage::Place,
         Stage::Cast,
         Stage::Queue,
@@ -117,6 +120,7 @@ impl Stage {
             Stage::Allocate => "allocate",
             Stage::Pin => "pin",
             Stage::Read => "read",
+            Stage::Hash => "hash",
             Stage::Place => "place",
             Stage::Cast => "cast",
             Stage::Queue => "queue",

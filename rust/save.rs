@@ -9,6 +9,7 @@
 //! ```
 
 pub mod atomic_file;
+mod digester;
 pub mod file_kernel;
 pub mod memory;
 pub mod output;
@@ -24,6 +25,7 @@ use crate::options::Options;
 use crate::os::sigint::Watch;
 use crate::os::threads;
 use crate::profile::{self, Stage};
+use crate::save::digester::Digester;
 use crate::save::memory::SourceMemory;
 use crate::save::output::Output;
 use crate::staging::pool;
@@ -61,6 +63,8 @@ pub struct Save {
     position: u64,
     /// The last bytes before `position`, which do not fill a block or part.
     rest: Vec<u8>,
+    /// Digests of the tensors, if the file gets digests.
+    digester: Option<Digester>,
     watch: Watch,
 }
 
@@ -86,7 +90,9 @@ impl Save {
         let bytes = bytes.min(most.unwrap_or(usize::MAX));
         let node = streams.iter().find_map(|stream| stream.memory.node());
         let rest = layout.header().to_vec();
+        let digester = layout.digests().map(|algorithm| Digester::new(algorithm, &layout));
         Ok(Save {
+            digester,
             position: to_u64(rest.len()),
             rest,
             layout,
@@ -133,6 +139,7 @@ impl Save {
             stream.memory.begin(stream.stream, scratch)?;
         }
         let rest = std::mem::take(&mut self.rest);
+        let appended_begin = self.position;
         let begin = self.position - to_u64(rest.len());
         let mut ends = Vec::with_capacity(extents.len());
         for extent in extents {
@@ -143,18 +150,28 @@ impl Save {
         let step = to_u64(self.request.bytes);
         let count = to_usize((self.position - begin).div_ceil(step));
         let remainder = Mutex::new(Vec::new());
-        threads::for_each(self.threads, count, |index| {
+        let digester = self.digester.as_ref();
+        digester.inspect(|digester| digester.turns.restart());
+        let write = |index: usize| {
             self.watch.check()?;
             let first = begin + to_u64(index) * step;
             let range = first..self.position.min(first + step);
             let misfit = || Error::new(Kind::Internal, format!("bytes {range:?} do not fit a slot"));
             let length = usize::try_from(range.end - first).map_err(|_| misfit())?;
-            let mut slot = self.acquire()?;
+            let mut slot = match digester {
+                Some(digester) => digester.acquire(index, &|| self.watch.check(), || self.acquire())?,
+                None => self.acquire()?,
+            };
             let (chunk, beyond) = slot.bytes_mut().split_at_mut_checked(length).ok_or_else(misfit)?;
             // A long header fills several chunks.
             let carried = rest.chunks(self.request.bytes).nth(index).unwrap_or_default();
             chunk.get_mut(..carried.len()).ok_or_else(misfit)?.copy_from_slice(carried);
             self.gather(chunk, first, extents, &ends)?;
+            if let Some(digester) = digester {
+                let is_new = first.max(appended_begin)..range.end;
+                let bytes = chunk.get(to_usize(is_new.start.saturating_sub(first))..).unwrap_or_default();
+                digester.add(is_new.start, bytes, &|| self.watch.check())?;
+            }
             let write_bytes =
                 if is_last { self.output.last_bytes(length) } else { length - length % self.output.alignment() };
             if let Some(padding) = beyond.get_mut(..write_bytes.saturating_sub(length)) {
@@ -167,9 +184,19 @@ impl Save {
             if write_bytes == 0 {
                 return Ok(());
             }
+            if let Some(digester) = digester.filter(|_| first < to_u64(self.layout.header().len())) {
+                digester.keep(first, slot.bytes_mut().get(..write_bytes).unwrap_or_default());
+                return Ok(());
+            }
             let _span = profile::span(Stage::Write).bytes(write_bytes);
             let written = self.output.write(slot, write_bytes, first, &|| self.watch.check());
             written.map(drop).map_err(|error| self.name_tensor(error))
+        };
+        threads::for_each(self.threads, count, |index| {
+            write(index).map_err(|error| match digester {
+                Some(digester) => digester.turns.fail(error),
+                None => error,
+            })
         })?;
         self.rest = remainder.into_inner().unwrap_or_else(PoisonError::into_inner);
         Ok(())
@@ -190,9 +217,27 @@ impl Save {
             let message = format!("{} of {file_bytes} bytes were appended to the file", self.position);
             return Err(Error::new(Kind::Internal, message));
         }
+        self.write_header().map_err(|error| self.output.abandon(error))?;
         self.watch.check().map_err(|error| self.output.abandon(error))?;
         let _span = profile::span(Stage::Flush);
         self.output.publish(file_bytes, &|| self.watch.check())
+    }
+
+    /// Writes the first chunks of a file with digests, which have its header.
+    fn write_header(&mut self) -> Result<()> {
+        let Some(digester) = self.digester.take() else { return Ok(()) };
+        let (digests, kept) = digester.finish()?;
+        self.layout.seal(&digests)?;
+        for (first, mut chunk) in kept {
+            let header = self.layout.header().get(to_usize(first)..).unwrap_or_default();
+            for (byte, &sealed) in chunk.iter_mut().zip(header) {
+                *byte = sealed;
+            }
+            let length = chunk.len();
+            let _span = profile::span(Stage::Write).bytes(length);
+            self.output.write(chunk, length, first, &|| self.watch.check())?;
+        }
+        Ok(())
     }
 
     /// Copies the bytes of all extents that overlap the chunk at byte `first` of the file to the chunk. `ends` are the ends

@@ -5,10 +5,12 @@ use super::guard::{guard, start_log};
 use super::selection::{Selection, signed};
 use crate::checkpoint;
 use crate::checkpoint::selection::{self, IndexRegions, Slices};
+use crate::checkpoint::verify::Verify;
 use crate::device::cuda::Cuda;
 use crate::device::host::Host;
 use crate::error::Result;
 use crate::format::tensors::tensor_header::TensorHeader;
+use crate::load::check;
 use crate::load::shared_cache;
 use crate::load::transfer::Transfer;
 use crate::load::views::Mappings;
@@ -27,18 +29,19 @@ pub(super) struct Checkpoint {
     mappings: Arc<Mappings>,
 }
 
-pub(super) fn open(paths: &[String]) -> Result<Box<Checkpoint>> {
+pub(super) fn open(paths: &[String], verify: &str) -> Result<Box<Checkpoint>> {
     guard(|| {
         start_log()?;
-        let files = Arc::new(checkpoint::Checkpoint::open(paths)?);
+        let files = Arc::new(checkpoint::Checkpoint::open_verified(paths, &Verify::read(verify)?)?);
         Ok(Box::new(Checkpoint { files, mappings: Arc::default() }))
     })
 }
 
-pub(super) fn open_with_headers(paths: &[String], headers: &[u8]) -> Result<Box<Checkpoint>> {
+pub(super) fn open_with_headers(paths: &[String], headers: &[u8], verify: &str) -> Result<Box<Checkpoint>> {
     guard(|| {
         start_log()?;
-        let files = Arc::new(checkpoint::Checkpoint::open_with_headers(paths, headers)?);
+        let verify = Verify::read(verify)?;
+        let files = Arc::new(checkpoint::Checkpoint::open_with_headers(paths, headers, &verify)?);
         Ok(Box::new(Checkpoint { files, mappings: Arc::default() }))
     })
 }
@@ -146,6 +149,16 @@ impl Checkpoint {
         choose: impl FnOnce(&Arc<checkpoint::Checkpoint>) -> Result<selection::Selection>,
     ) -> Result<Box<Selection>> {
         guard(|| Ok(Box::new(Selection::new(choose(&self.files)?, Arc::clone(&self.mappings)))))
+    }
+
+    /// Reads one of several equal parts of the data and compares the digests. Later loads compare none, since the caller
+    /// waits until all parts are verified.
+    pub(super) fn verify_part(&self, part: usize, parts: usize) -> Result<()> {
+        guard(|| {
+            check::check_part(&self.files, part, parts, &Options::from_env()?)?;
+            self.files.set_verified();
+            Ok(())
+        })
     }
 
     /// Returns the name of the page cache that serves the files, or an empty string if they would not be mapped.

@@ -7,7 +7,7 @@ use crate::error::{Error, Kind};
 pub(super) fn exception_of(text: &str) -> ExceptionClass {
     let Some(error) = Error::from_text(text) else { return ExceptionClass::Error };
     match error.kind() {
-        Kind::Malformed | Kind::DuplicateTensor | Kind::InvalidArgument => ExceptionClass::ValueError,
+        Kind::Malformed | Kind::Integrity | Kind::DuplicateTensor | Kind::InvalidArgument => ExceptionClass::ValueError,
         Kind::TensorNotFound => ExceptionClass::IndexError,
         Kind::UnsupportedDtype => ExceptionClass::NotImplementedError,
         Kind::OutOfMemory => ExceptionClass::OutOfMemoryError,

@@ -147,7 +147,9 @@ pub(super) fn plan_rank(plan: &GroupPlan, rank: usize) -> Result<Box<RankPlan>> 
 impl RankPlan {
     pub(super) fn selection(&self) -> Box<Selection> {
         let selection = selection::Selection::from_regions(self.group.checkpoint(), Arc::clone(&self.regions));
-        Box::new(Selection::new(selection, Arc::clone(&self.mappings)))
+        let mut selection = Selection::new(selection, Arc::clone(&self.mappings));
+        selection.divide();
+        Box::new(selection)
     }
 
     /// Returns the rank's own shards, in the order of its requests.

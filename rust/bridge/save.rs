@@ -4,9 +4,10 @@ use super::ffi;
 use super::guard::{guard, start_log};
 use super::tensor::{device_stream, metadata_of, new_tensor};
 use crate::device::Scratch;
+use crate::digest::Digest;
 use crate::error::Result;
 use crate::format::layout::Layout;
-use crate::num::to_u64;
+use crate::num::{to_u64, to_usize};
 use crate::options::Options;
 use crate::os::retry::Check;
 use crate::os::sigint::Watch;
@@ -16,6 +17,7 @@ use crate::save::file_kernel::Linux;
 use crate::save::output::{self, Output};
 use crate::save::{Extent, Save};
 use serde_json::json;
+use std::ops::Range;
 use std::path::Path;
 
 /// Save in progress.
@@ -141,6 +143,20 @@ pub(super) fn lay_out_file(
 impl FileLayout {
     pub(super) fn header(&self) -> &[u8] {
         self.0.header()
+    }
+
+    /// Writes the requested digests to the header of a complete file.
+    pub(super) fn seal(&mut self, file: &mut [u8]) -> Result<()> {
+        guard(|| {
+            let Some(algorithm) = self.0.digests() else { return Ok(()) };
+            let bytes = |range: &Range<u64>| file.get(to_usize(range.start)..to_usize(range.end)).unwrap_or_default();
+            let digests: Vec<Digest> = self.0.ranges().map(|range| algorithm.digest(bytes(range))).collect();
+            self.0.seal(&digests)?;
+            for (byte, &sealed) in file.iter_mut().zip(self.0.header()) {
+                *byte = sealed;
+            }
+            Ok(())
+        })
     }
 
     /// Returns, for each tensor in the order of the file, its index in the caller's list.

@@ -11,6 +11,7 @@ use crate::device::cuda::Cuda;
 use crate::device::host::Host;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
+use crate::load::check;
 use crate::load::stream::{Order, Stream};
 use crate::load::transfer::Transfer;
 use crate::load::views::{self, Mappings};
@@ -24,6 +25,7 @@ pub(super) struct Selection {
     selection: selection::Selection,
     mappings: Arc<Mappings>,
     is_cached: bool,
+    is_divided: bool,
 }
 
 /// Tensors of a selection that are views of a mapped file, and their addresses.
@@ -41,13 +43,40 @@ pub(super) struct Recording {
 
 impl Selection {
     pub(super) fn new(selection: selection::Selection, mappings: Arc<Mappings>) -> Selection {
-        Selection { selection, mappings, is_cached: false }
+        Selection { selection, mappings, is_cached: false, is_divided: false }
     }
 
     /// Makes transfers read through the page cache, also bytes that it does not hold yet, for other processes that need
     /// the same bytes.
     pub(super) fn read_through_page_cache(&mut self) {
         self.is_cached = true;
+    }
+
+    /// Makes transfers compare no digests, since their destinations are only parts of the regions.
+    pub(super) fn divide(&mut self) {
+        self.is_divided = true;
+    }
+
+    /// Compares the digests of all regions that have one, before a load writes to memory of the caller.
+    pub(super) fn check_digests(&self) -> Result<()> {
+        let (checkpoint, regions) = (self.selection.checkpoint(), self.selection.regions());
+        guard(|| check::check_regions(checkpoint, regions, &Options::from_env()?))
+    }
+
+    /// Returns the names of regions that cannot be verified, if the checkpoint is to be verified.
+    pub(super) fn without_digests(&self) -> Vec<String> {
+        let regions = self.selection.regions();
+        let Some(coverage) = self.selection.checkpoint().coverage(regions) else { return Vec::new() };
+        let names: Vec<String> = regions
+            .iter()
+            .zip(coverage.input_of)
+            .filter(|(_, input)| input.is_none())
+            .map(|(region, _)| region.name.to_string())
+            .collect();
+        if !names.is_empty() {
+            tracing::warn!(?names, "the digests do not cover these tensors or parts of tensors");
+        }
+        names
     }
 
     /// Begins the span of a load of this selection to a device.
@@ -101,6 +130,7 @@ impl Selection {
             options.reader = ReaderChoice::Pread;
         }
         let transfer = Transfer::open(checkpoint, Arc::clone(&regions), Arc::new(device), options)?;
+        let transfer = if self.is_divided { transfer.without_verification() } else { transfer };
         Ok(Box::new(AnyTransfer::new(transfer, regions)))
     }
 
@@ -139,6 +169,10 @@ impl Views {
     /// Returns the address of a view, or zero if the tensor is not a view.
     pub(super) fn address(&self, tensor: usize) -> u64 {
         self.0.address(tensor).unwrap_or(0)
+    }
+
+    pub(super) fn verify(&self) -> Result<()> {
+        guard(|| self.0.verify())
     }
 
     pub(super) fn guard(&self, tensor: usize) -> Result<Box<ViewGuard>> {

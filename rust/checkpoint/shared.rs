@@ -4,6 +4,7 @@
 //! for each file   file length, n, k, m as u64 | n bytes of name | k bytes of object | m bytes of header
 //! ```
 
+use super::verify::Verify;
 use super::{Checkpoint, OpenFile};
 use crate::error::{Error, Kind, Result};
 use crate::format::header::Header;
@@ -80,8 +81,8 @@ impl Checkpoint {
     /// no request is sent: the other process's URLs and versions are taken.
     ///
     /// # Errors
-    /// Those of [`Checkpoint::open`]; `malformed` if the files do not match the headers.
-    pub fn open_with_headers<P: AsRef<Path>>(paths: &[P], shared: &[u8]) -> Result<Checkpoint> {
+    /// Those of [`Checkpoint::open_verified`]; `malformed` if the files do not match the headers.
+    pub fn open_with_headers<P: AsRef<Path>>(paths: &[P], shared: &[u8], verify: &Verify) -> Result<Checkpoint> {
         let headers = parse(shared)?;
         let objects = headers.iter().map(SharedHeader::object).collect::<Result<Vec<_>>>()?;
         let watch = Watch::begin();
@@ -113,7 +114,8 @@ impl Checkpoint {
             // Every request for an object asks for the version whose header was read.
             let digest = || HeaderDigest { digest: digest(shared.header), is_checked: AtomicBool::new(false) };
             let expected = source.file().map(|_| digest());
-            Ok(OpenFile { source, header, expected })
+            let stated = verify.stated(&source, &header, shared.header)?;
+            Ok(OpenFile { source, header, expected, stated })
         })
     }
 

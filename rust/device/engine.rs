@@ -5,6 +5,7 @@
 
 use super::Scratch;
 use crate::error::Result;
+use crate::os::retry::Check;
 use crate::plan::{Chunk, Limits};
 use crate::reader::ChosenReader;
 
@@ -33,15 +34,15 @@ pub trait Engine<E>: Send + Sync {
     fn begin(&self, after: Option<&E>, needs: &BatchNeeds, scratch: Scratch) -> Result<usize>;
 
     /// Reads a chunk and starts the copies to its destinations. Calls `check` while it waits for memory, and before it
-    /// repeats a read.
+    /// repeats a read. Only an engine that has all bytes in host memory takes an inspector.
     ///
     /// # Safety
     /// The destinations of the chunk are memory of the device that nothing else uses until the engine is drained.
     ///
     /// # Errors
-    /// `io`, with the path and the byte; `device`, `out-of-memory`, or the error of `check`. No copy out of the memory
-    /// of this chunk is in flight then.
-    unsafe fn run(&self, chunk: &Chunk, check: &dyn Fn() -> Result<()>) -> Result<()>;
+    /// `io`, with the path and the byte; `device`, `out-of-memory`, or the error of `check` or of the inspector. No copy
+    /// out of the memory of this chunk is in flight then.
+    unsafe fn run(&self, chunk: &Chunk, inspected: Option<Inspected<'_>>, check: Check<'_>) -> Result<()>;
 
     /// Ends the reads of a batch. Copies may still be in flight.
     fn end_reads(&self);
@@ -51,6 +52,33 @@ pub trait Engine<E>: Send + Sync {
     /// # Errors
     /// `device` if a copy failed.
     fn drain(&self) -> Result<()>;
+}
+
+/// Sees the bytes of chunks before they are copied to their destinations.
+pub trait Inspector: Send + Sync {
+    /// Calls `acquire`, which takes memory for the chunk that is started as number `turn` of its batch.
+    ///
+    /// # Errors
+    /// Those of `acquire` and `check`.
+    fn acquire(&self, turn: usize, check: Check<'_>, acquire: &mut dyn FnMut() -> Result<()>) -> Result<()>;
+
+    /// Returns whether bytes of a tensor region have to be inspected.
+    fn covers(&self, tensor: usize) -> bool;
+
+    /// Inspects bytes of a tensor region, which are at `offset` in its file.
+    ///
+    /// # Errors
+    /// The reason why the bytes must not be copied; that of `check`.
+    fn inspect(&self, tensor: usize, offset: u64, bytes: &[u8], check: Check<'_>) -> Result<()>;
+}
+
+/// Inspector of a chunk, and the chunk's number in the order in which those of its batch are started.
+#[derive(Clone, Copy)]
+pub struct Inspected<'a> {
+    /// The inspector.
+    pub inspector: &'a dyn Inspector,
+    /// Number of the chunk.
+    pub turn: usize,
 }
 
 /// Memory that a batch needs.

@@ -3,9 +3,11 @@
 //! The layout is byte-identical to that of the `safetensors` package for the same tensors: sorted by dtype and name,
 //! without gaps, after a header that is padded with spaces to a multiple of eight bytes.
 
+use crate::digest::{Algorithm, Digest};
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::format::METADATA_KEY;
+use crate::format::digests;
 use crate::format::header::{HEADER_BYTES_MAX, LENGTH_BYTES};
 use crate::num::to_u64;
 use serde::Serialize;
@@ -81,7 +83,10 @@ pub type Metadata = Option<BTreeMap<String, String>>;
 /// Header and byte ranges of a file.
 #[derive(Debug)]
 pub struct Layout {
+    /// The header, without the requested digests.
     header: Vec<u8>,
+    /// Algorithm of the requested digests.
+    digests: Option<Algorithm>,
     /// Position in the caller's list of each tensor, in the order of the file.
     order: Vec<usize>,
     /// Name and byte range of each tensor, in the order of the file.
@@ -106,12 +111,32 @@ impl Layout {
             ranges.push((tensor.name.clone(), begin..end));
             begin = end;
         }
-        Ok(Layout { header, order: order.into_iter().map(|(index, _)| index).collect(), ranges })
+        let order = order.into_iter().map(|(index, _)| index).collect();
+        Ok(Layout { header, digests: digests::requested(metadata)?, order, ranges })
     }
 
-    /// Returns the header: the length of the JSON, the JSON, and padding with spaces.
+    /// Returns the header: the length of the JSON, the JSON, and padding with spaces. It has zeros for requested
+    /// digests until [`seal`](Layout::seal).
     pub fn header(&self) -> &[u8] {
         &self.header
+    }
+
+    /// Returns the algorithm of the digests that the metadata request.
+    pub fn digests(&self) -> Option<Algorithm> {
+        self.digests
+    }
+
+    /// Writes the digests of the tensors, in the order of the file, to the header.
+    ///
+    /// # Errors
+    /// Those of [`digests::seal`].
+    pub fn seal(&mut self, digests: &[Digest]) -> Result<()> {
+        self.digests.map_or(Ok(()), |algorithm| digests::seal(&mut self.header, algorithm, digests))
+    }
+
+    /// Returns the byte range of each tensor, in the order of the file.
+    pub fn ranges(&self) -> impl ExactSizeIterator<Item = &Range<u64>> {
+        self.ranges.iter().map(|(_, range)| range)
     }
 
     /// Returns the position in the caller's list of each tensor, in the order of the file.
@@ -131,13 +156,14 @@ impl Layout {
     }
 }
 
-/// Encodes the header of a file whose tensors are stored in this order.
+/// Encodes the header of a file whose tensors are stored in this order. It has zeros for requested digests.
 ///
 /// # Errors
-/// `invalid-argument` if the header is longer than readers accept.
-pub fn header<'a>(tensors: impl Iterator<Item = &'a Tensor>, metadata: &Metadata) -> Result<Vec<u8>> {
+/// `invalid-argument` if the header is longer than readers accept, or for digests of an unknown algorithm.
+pub fn header<'a>(tensors: impl ExactSizeIterator<Item = &'a Tensor>, metadata: &Metadata) -> Result<Vec<u8>> {
     let mut bytes = vec![0; LENGTH_BYTES_SIZE];
-    write_json(&mut bytes, tensors, metadata)
+    let metadata = digests::reserve(metadata, tensors.len())?;
+    write_json(&mut bytes, tensors, &metadata)
         .map_err(|error| Error::new(Kind::Internal, format!("the header cannot be written: {error}")))?;
     pad(&mut bytes, 0);
     let json_bytes = to_u64(bytes.len()) - LENGTH_BYTES;

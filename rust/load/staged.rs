@@ -1,12 +1,13 @@
 //! Engine that reads into staging slots and lets the device copy from there.
 
 use crate::checkpoint::Checkpoint;
-use crate::device::engine::{BatchNeeds, Engine};
+use crate::device::engine::{BatchNeeds, Engine, Inspected};
 use crate::device::{Device, DeviceLimits, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use crate::options::Options;
 use crate::os::numa::Node;
+use crate::os::retry::Check;
 use crate::plan::{self, Chunk, Limits, Piece, Read, SlotCopy};
 use crate::reader::ring::Linux;
 use crate::reader::uring::Rings;
@@ -179,33 +180,43 @@ impl<D: Device> Engine<D::StreamEvent> for StagedEngine<D> {
         Ok(self.workers_max)
     }
 
-    unsafe fn run(&self, chunk: &Chunk, check: &dyn Fn() -> Result<()>) -> Result<()> {
+    unsafe fn run(&self, chunk: &Chunk, inspected: Option<Inspected<'_>>, check: Check<'_>) -> Result<()> {
         let internal = |what: &str| Error::new(Kind::Internal, format!("{what}: {chunk:?}"));
         match chunk {
-            &Chunk::InPlace { source, offset, length, address, .. } => {
+            &Chunk::InPlace { tensor, source, offset, length, address } => {
+                acquire_in_turn(inspected, check, || Ok(()))?;
                 // SAFETY: the caller's promise, and the plan writes each byte once.
                 let into = unsafe { self.device.host_slice(address, length) };
-                self.reader(source)?.read(offset, into.ok_or_else(|| internal("not host memory"))?, check)
+                let into = into.ok_or_else(|| internal("not host memory"))?;
+                self.reader(source)?.read(offset, into, check)?;
+                inspected.map_or(Ok(()), |inspected| inspected.inspector.inspect(tensor, offset, into, check))
             }
             Chunk::Staged { source, bytes, reads, copies } => {
                 let reader = self.reader(*source)?;
-                // SAFETY: the caller's promise, and the plan writes each byte once.
-                if let Some(pieces) = unsafe { self.pieces(reader, reads, copies) } {
+                let pieces = match inspected {
+                    // SAFETY: the caller's promise, and the plan writes each byte once.
+                    None => unsafe { self.pieces(reader, reads, copies) },
+                    // The inspector sees the bytes in a slot.
+                    Some(_) => None,
+                };
+                if let Some(pieces) = pieces {
                     return reader.scatter(pieces, check);
                 }
                 let memory = self.memory().clone();
                 match memory {
                     ChunkMemory::None => Err(internal("no memory")),
                     ChunkMemory::Slot(request) => {
-                        let mut slot = pool::acquire(&request, check)?;
+                        let mut slot = acquire_in_turn(inspected, check, || pool::acquire(&request, check))?;
                         slot.pin(|bytes| self.device.pin(bytes));
                         reader.fill(reads, buffer_of(&mut slot), check)?;
+                        inspect(inspected, slot.bytes_mut(), reads, copies, check)?;
                         let copy = self.device.copy(slot.bytes_mut(), *bytes, copies)?;
                         slot.release_after(copy)
                     }
                     ChunkMemory::Staging(staging) => {
-                        let mut slot = staging.acquire(check)?;
-                        match reader.fill(reads, buffer_of(&mut slot), check) {
+                        let mut slot = acquire_in_turn(inspected, check, || staging.acquire(check))?;
+                        let filled = reader.fill(reads, buffer_of(&mut slot), check);
+                        match filled.and_then(|()| inspect(inspected, slot.bytes_mut(), reads, copies, check)) {
                             Ok(()) => staging.submit(slot, *bytes, copies),
                             Err(error) => {
                                 staging.release(slot);
@@ -236,6 +247,44 @@ impl<D: Device> Clone for ChunkMemory<D> {
             ChunkMemory::Staging(staging) => ChunkMemory::Staging(Arc::clone(staging)),
         }
     }
+}
+
+/// Acquires memory, after all chunks before this one have theirs if the inspector says so.
+fn acquire_in_turn<T>(
+    inspected: Option<Inspected<'_>>,
+    check: Check<'_>,
+    acquire: impl Fn() -> Result<T>,
+) -> Result<T> {
+    let Some(Inspected { inspector, turn }) = inspected else { return acquire() };
+    let mut acquired = None;
+    inspector.acquire(turn, check, &mut || {
+        acquired = Some(acquire()?);
+        Ok(())
+    })?;
+    acquired.ok_or_else(|| Error::new(Kind::Internal, "no memory was acquired"))
+}
+
+/// Lets the inspector see the bytes that will be copied from a slot.
+fn inspect(
+    inspected: Option<Inspected<'_>>,
+    slot: &[u8],
+    reads: &[Read],
+    copies: &[SlotCopy],
+    check: Check<'_>,
+) -> Result<()> {
+    let Some(Inspected { inspector, .. }) = inspected else { return Ok(()) };
+    for copy in copies.iter().filter(|copy| inspector.covers(copy.tensor)) {
+        let misfit = || Error::new(Kind::Internal, format!("{copy:?} is in no read of its slot"));
+        for row in 0..copy.rows {
+            let begin = copy.slot_begin.saturating_add(row.saturating_mul(copy.slot_stride));
+            let bytes = slot.get(begin..begin.saturating_add(copy.row_bytes)).ok_or_else(misfit)?;
+            let read = reads.partition_point(|read| read.slot_begin <= begin).checked_sub(1);
+            let read = read.and_then(|read| reads.get(read)).ok_or_else(misfit)?;
+            let offset = read.offset.saturating_add(to_u64(begin - read.slot_begin));
+            inspector.inspect(copy.tensor, offset, bytes, check)?;
+        }
+    }
+    Ok(())
 }
 
 fn buffer_of(slot: &mut Slot) -> SlotBuffer<'_> {

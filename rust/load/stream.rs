@@ -16,6 +16,7 @@ use crate::checkpoint::region::TensorRegion;
 use crate::device::{Device, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::load::transfer::{Batch, Planner, Transfer, TransferObserver};
+use crate::load::verifier::Verifier;
 use crate::options::Options;
 use crate::os::sigint::{POLL_INTERVAL, Watch};
 use crate::plan::Chunk;
@@ -82,7 +83,8 @@ impl<D: Device> Stream<D> {
     /// Opens a transfer from the files of a checkpoint, and starts the thread.
     ///
     /// # Errors
-    /// `io` if a reader cannot be opened, `out-of-memory` if the thread cannot be started.
+    /// `io` if a reader cannot be opened, `out-of-memory` if the thread cannot be started, `invalid-argument` if only the
+    /// digests of whole files are known, which cannot be compared before tensors are taken.
     pub fn open(
         checkpoint: &Checkpoint,
         regions: Arc<[TensorRegion]>,
@@ -99,6 +101,11 @@ impl<D: Device> Stream<D> {
         });
         let counter = ReadyCounter { device: Arc::clone(&device), shared: Arc::clone(&shared) };
         let transfer = Transfer::open_with(checkpoint, regions, Arc::clone(&device), options, counter)?;
+        if transfer.verifier().is_some_and(Verifier::has_files) {
+            let message = "a stream returns tensors before their whole file is read, so that it cannot verify them with a \
+                           manifest; load them at once, or save the files with digests of tensors";
+            return Err(Error::new(Kind::InvalidArgument, message));
+        }
         let planner = transfer.planner().clone();
         let thread = thread::Builder::new().name("fst stream".into()).spawn({
             let shared = Arc::clone(&shared);

@@ -3,10 +3,11 @@
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::region::TensorRegion;
 use crate::convert::cast::Cast;
-use crate::device::engine::{BatchNeeds, Engine};
+use crate::device::engine::{BatchNeeds, Engine, Inspected};
 use crate::device::{Device, Scratch};
 use crate::error::{Error, Result};
 use crate::load::staged::StagedEngine;
+use crate::load::verifier::Verifier;
 use crate::options::{Options, ReaderChoice};
 use crate::os::sigint::Watch;
 use crate::os::threads;
@@ -24,9 +25,13 @@ use std::sync::Arc;
 /// neither waits for them.
 ///
 /// The observer decides before each chunk whether to go on. The default observer ends the transfer on SIGINT.
+///
+/// If the checkpoint is to be verified, no byte is copied before it is hashed. The last chunk of bytes with a digest fails
+/// if the digest differs.
 pub struct Transfer<D: Device, O: TransferObserver = Watch> {
     planner: Planner<D>,
     observer: O,
+    verifier: Option<Verifier>,
 }
 
 /// Observes the progress of a transfer.
@@ -107,8 +112,19 @@ impl<D: Device, O: TransferObserver> Transfer<D, O> {
         observer: O,
     ) -> Result<Self> {
         checkpoint.check_headers(regions.iter().map(|tensor| tensor.source))?;
-        let engine = open_engine(checkpoint, &device, options)?;
-        Ok(Transfer { planner: Planner { regions, device, engine }, observer })
+        let verifier = Verifier::new(checkpoint, &regions)?;
+        let engine = open_engine(checkpoint, &device, options, verifier.is_some())?;
+        Ok(Transfer { planner: Planner { regions, device, engine }, observer, verifier })
+    }
+
+    /// Returns the digests that the transfer compares, if the checkpoint is to be verified.
+    pub fn verifier(&self) -> Option<&Verifier> {
+        self.verifier.as_ref()
+    }
+
+    /// Makes the transfer compare no digests, for destinations that are only parts of tensors.
+    pub fn without_verification(self) -> Self {
+        Transfer { verifier: None, ..self }
     }
 
     /// Returns the reader of each file and the reason for it, or one reader for all files.
@@ -164,13 +180,23 @@ impl<D: Device, O: TransferObserver> Transfer<D, O> {
         profile::memory(Memory::Scratch, scratch.bytes);
         let Planner { engine, .. } = &self.planner;
         let threads = engine.begin(after, &batch.needs, scratch)?;
-        let filled = threads::for_each(threads, batch.chunks.len(), |index| {
-            self.observer.check()?;
-            batch.chunks.get(index).map_or(Ok(()), |chunk| {
+        let verifier = self.verifier.as_ref();
+        let order = verifier.map(|verifier| verifier.begin(&batch.chunks));
+        let check = || verifier.map_or(Ok(()), Verifier::check).and_then(|()| self.observer.check());
+        let filled = threads::for_each(threads, batch.chunks.len(), |turn| {
+            let index = order.as_ref().map_or(Some(turn), |order| order.get(turn).copied());
+            let run = |chunk| {
+                check()?;
+                let inspected = verifier.map(|inspector| Inspected { inspector, turn });
                 // SAFETY: the caller's promise about the destinations of the batch.
-                let run = unsafe { engine.run(chunk, &|| self.observer.check()) };
+                let run = unsafe { engine.run(chunk, inspected, &check) };
                 run.map_err(|error| self.planner.name_tensor(chunk, error))?;
                 self.observer.copies_started(chunk)
+            };
+            let result = index.and_then(|index| batch.chunks.get(index)).map_or(Ok(()), run);
+            result.map_err(|error| match verifier {
+                Some(verifier) => verifier.fail(error),
+                None => error,
             })
         });
         engine.end_reads();
@@ -197,21 +223,24 @@ impl<D: Device, O: TransferObserver> Transfer<D, O> {
     /// # Errors
     /// `device` if a copy failed.
     pub fn finish(mut self) -> Result<()> {
-        self.release_staging()
+        self.release_staging()?;
+        self.verifier.as_ref().map_or(Ok(()), Verifier::finish)
     }
 }
 
-/// Chooses the engine of a transfer: a direct one if it is requested and available, else the staged one.
+/// Chooses the engine of a transfer: a direct one if it is requested and available, else the staged one, which alone has
+/// the bytes in host memory to verify them.
 fn open_engine<D: Device>(
     checkpoint: &Checkpoint,
     device: &Arc<D>,
     mut options: Options,
+    is_verified: bool,
 ) -> Result<Arc<dyn Engine<D::StreamEvent>>> {
     // Slots are whole pages, and not larger than the requested chunk size.
     let whole_pages = |bytes: usize| (bytes - bytes % PAGE_BYTES).max(PAGE_BYTES);
     options.chunk_bytes = whole_pages(options.chunk_bytes);
     options.request_bytes = whole_pages(options.request_bytes);
-    if options.reader == ReaderChoice::Gds {
+    if options.reader == ReaderChoice::Gds && !is_verified {
         match device.open_direct_engine(checkpoint.sources(), &options) {
             Ok(engine) => return Ok(engine),
             Err(error) => tracing::info!(%error, "gds is not available; reads as with auto"),

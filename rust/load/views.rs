@@ -2,17 +2,22 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::region::TensorRegion;
+use crate::checkpoint::verify::{Coverage, Input};
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
+use crate::load::check;
+use crate::num::to_u64;
 use crate::options::Options;
 use crate::os::local_file::LocalFile;
 use crate::os::per_process::PerProcess;
 use crate::profile::{self, Stage};
 use crate::reader::mmap::Mapping;
 use crate::reader::{self, Access, ChosenReader, ReaderKind, read_ahead};
+use crate::source::Source;
 use serde_json::json;
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -92,6 +97,12 @@ impl LentRanges {
 pub struct Views {
     /// Mapped range of each region, or `None` if the region has to be read.
     ranges: Vec<Option<MappedRange>>,
+    /// Inputs of views whose digests were not compared yet.
+    unverified: Mutex<BTreeMap<usize, Input>>,
+    /// Index of the input of each region.
+    input_of: Vec<Option<usize>>,
+    sources: Vec<Source>,
+    options: Options,
 }
 
 /// Range of a mapping.
@@ -136,9 +147,20 @@ impl Views {
                 file.views.push((tensor, range));
             }
         }
-        let mut views = Views { ranges: regions.iter().map(|_| None).collect() };
+        let Coverage { inputs, input_of } = checkpoint.coverage(regions).unwrap_or_default();
+        let mut views = Views {
+            ranges: regions.iter().map(|_| None).collect(),
+            unverified: Mutex::default(),
+            input_of,
+            sources: checkpoint.sources().cloned().collect(),
+            options: options.clone(),
+        };
         for (&index, file) in &mut files {
-            if !file.views.is_empty() {
+            // The digest of a whole file is compared either for its views or by a transfer.
+            let view_bytes: u64 = file.views.iter().map(|(_, range)| range.end - range.start).sum();
+            let of_file = inputs.iter().find(|input| input.tensor.is_none() && input.source == index);
+            let is_divided = of_file.is_some_and(|input| view_bytes + to_u64(input.header.len()) != input.end);
+            if !file.views.is_empty() && !is_divided {
                 let source = checkpoint.source(index)?;
                 file.chosen.log(source);
                 if let Some(local) = source.file() {
@@ -146,7 +168,20 @@ impl Views {
                 }
             }
         }
+        let viewed: BTreeSet<usize> =
+            views.ranges.iter().zip(&views.input_of).filter_map(|(range, input)| range.as_ref().and(*input)).collect();
+        let inputs = inputs.into_iter().enumerate().filter(|(index, _)| viewed.contains(index));
+        views.unverified = Mutex::new(inputs.collect());
         Ok(views)
+    }
+
+    /// Compares the digests of all views that were not compared yet.
+    ///
+    /// # Errors
+    /// Those of [`check::differences`]; `integrity` for the first difference.
+    pub fn verify(&self) -> Result<()> {
+        let unverified = mem::take(&mut *self.unverified.lock().unwrap_or_else(PoisonError::into_inner));
+        self.verify_inputs(unverified.into_values().collect())
     }
 
     /// Returns the address of a region, or `None` if it is not a view.
@@ -154,14 +189,23 @@ impl Views {
         self.ranges.get(tensor)?.as_ref().and_then(|mapped| mapped.mapping.address(mapped.range.start))
     }
 
-    /// Returns the guard that keeps the bytes of a view alive.
+    /// Returns the guard that keeps the bytes of a view alive, after it has compared their digest.
     ///
     /// # Errors
-    /// `internal` if the region is not a view.
+    /// `internal` if the region is not a view; those of [`verify`](Views::verify).
     pub fn guard(&self, tensor: usize) -> Result<ViewGuard> {
+        let due = {
+            let mut unverified = self.unverified.lock().unwrap_or_else(PoisonError::into_inner);
+            self.input_of.get(tensor).copied().flatten().and_then(|input| unverified.remove(&input))
+        };
+        self.verify_inputs(due.into_iter().collect())?;
         let none = || Error::new(Kind::Internal, format!("tensor {tensor} is not a view"));
         let mapped = self.ranges.get(tensor).and_then(Option::as_ref).ok_or_else(none)?;
         Ok(ViewGuard { mapping: Arc::clone(&mapped.mapping), range: mapped.range.clone() })
+    }
+
+    fn verify_inputs(&self, inputs: Vec<Input>) -> Result<()> {
+        if inputs.is_empty() { Ok(()) } else { check::first(check::differences(&self.sources, inputs, &self.options)?) }
     }
 
     /// Maps the views of a file. Of views that overlap, the first is mapped and the others are read.

@@ -20,7 +20,9 @@
 use super::write_threads::{Job, WriteThreads};
 use crate::device::host::Host;
 use crate::device::{Fetch, Scratch};
+use crate::digest::{Algorithm, Digest, Hash};
 use crate::error::{Error, Kind, Result};
+use crate::format::digests;
 use crate::format::layout::{Metadata, Names, Tensor, header, pad};
 use crate::format::tensors::END;
 use crate::format::tensors::layout as tensors;
@@ -70,6 +72,10 @@ pub struct Writer {
     data_bytes: u64,
     /// Number of bytes that were appended.
     appended_bytes: u64,
+    /// Algorithm of the requested digests, and the digests of complete tensors.
+    digests: Option<(Algorithm, Vec<Digest>)>,
+    /// Hash of the tensor that was added last.
+    hash: Option<Hash>,
     /// Size of the blocks of a file, in bytes.
     block_bytes: usize,
     /// The block that is being filled.
@@ -103,6 +109,10 @@ impl Writer {
 
     fn begin_format(mut output: Output, format: Format, options: &Options) -> Result<Writer> {
         format.header(0).map_err(|error| error.at(output.path()))?;
+        let algorithm = match &format {
+            Format::Safetensors(metadata, _) => digests::requested(metadata)?,
+            Format::Tensors(_) => None,
+        };
         output.prepare_growing(options);
         let output = Arc::new(output);
         Ok(Writer {
@@ -114,6 +124,8 @@ impl Writer {
             tensors: Vec::new(),
             data_bytes: 0,
             appended_bytes: 0,
+            digests: algorithm.map(|algorithm| (algorithm, Vec::new())),
+            hash: None,
             block_bytes: (options.chunk_bytes - options.chunk_bytes % PAGE_BYTES).max(PAGE_BYTES),
             block: None,
             first: None,
@@ -135,6 +147,12 @@ impl Writer {
         self.names.add(tensor.name()).map_err(|error| error.at(self.output.path()))?;
         self.data_bytes = self.data_bytes.saturating_add(tensor.bytes());
         self.tensors.push((tensor.name().to_owned(), tensor.bytes()));
+        if let Some((algorithm, digests)) = &mut self.digests {
+            self.hash = Some(Hash::new(*algorithm, tensor.bytes()));
+            if tensor.bytes() == 0 {
+                digests.push(algorithm.digest(&[]));
+            }
+        }
         tensors.push(tensor);
         Ok(())
     }
@@ -195,7 +213,7 @@ impl Writer {
         let watch = Watch::begin();
         let check: Check<'_> = &|| watch.check();
         let written = match self.data_begin {
-            None => self.write_single_block(&header, check),
+            None => self.write_single_block(header, check),
             Some(data_begin) => self.write_rest(header.len(), data_begin, check),
         };
         let file_bytes = written.map_err(|error| self.fail(error))?;
@@ -226,6 +244,12 @@ impl Writer {
             let length = to_usize(bytes - done).min(memory.len() - self.filled);
             let fetch = Fetch { address: address + done, slot_begin: self.filled, length };
             source.fetch(memory, &[fetch])?;
+            if let (Some(hash), Some((_, digests))) = (&self.hash, &mut self.digests) {
+                let _span = profile::span(Stage::Hash).bytes(length);
+                let begin = self.appended_bytes.saturating_add(hash.length()) - self.data_bytes;
+                let bytes = memory.get(self.filled..self.filled + length).unwrap_or_default();
+                digests.extend(hash.add(begin, bytes, &|| Ok(()))?);
+            }
             let is_full = self.filled + length == memory.len();
             done += to_u64(length);
             self.appended_bytes = self.appended_bytes.saturating_add(to_u64(length));
@@ -275,19 +299,27 @@ impl Writer {
         self.threads.submit(Job { block, length, offset })
     }
 
+    /// Writes the requested digests to the header.
+    fn seal(&self, header: &mut [u8]) -> Result<()> {
+        let Some((algorithm, digests)) = &self.digests else { return Ok(()) };
+        digests::seal(header, *algorithm, digests)
+    }
+
     /// Writes a file that fits a single block, and returns its length.
-    fn write_single_block(&mut self, header: &[u8], check: Check<'_>) -> Result<u64> {
+    fn write_single_block(&mut self, mut header: Vec<u8>, check: Check<'_>) -> Result<u64> {
+        self.seal(&mut header)?;
         let begin = first_filled(&self.output);
         let length = to_u64(header.len()).saturating_add(self.data_bytes);
         let _span = profile::span(Stage::Write).bytes(to_usize(length));
         if begin == 0 {
-            self.output.write(header.to_vec(), header.len(), 0, check)?;
+            let header_bytes = header.len();
+            self.output.write(header, header_bytes, 0, check)?;
             if let Some(block) = self.block.take() {
-                self.output.write(block, self.filled, to_u64(header.len()), check)?;
+                self.output.write(block, self.filled, to_u64(header_bytes), check)?;
             }
         } else {
             let data = self.block.as_ref().and_then(|block| block.as_ref().get(begin..self.filled)).unwrap_or_default();
-            self.output.write([header, data].concat(), to_usize(length), 0, check)?;
+            self.output.write([&*header, data].concat(), to_usize(length), 0, check)?;
         }
         Ok(length)
     }
@@ -307,7 +339,8 @@ impl Writer {
             let mut buffer = self.threads.acquire(self.block_bytes)?;
             self.output.shift(data_begin, self.data_bytes, missing, buffer.bytes_mut(), check)?;
         }
-        let header = self.format.header(size)?;
+        let mut header = self.format.header(size)?;
+        self.seal(&mut header)?;
         let length = header.len();
         let _span = profile::span(Stage::Write).bytes(length);
         self.output.write(header, length, 0, check)?;
@@ -318,6 +351,7 @@ impl Writer {
     fn write_first(&self, mut first: Block, check: Check<'_>) -> Result<u64> {
         let needed = self.format.header(HEADER_RESERVE_BYTES)?.len();
         let mut header = self.format.header(needed.next_multiple_of(HEADER_RESERVE_BYTES))?;
+        self.seal(&mut header)?;
         let (header_bytes, length) = (header.len(), first.as_ref().len());
         let _span = profile::span(Stage::Write).bytes(length);
         match first.bytes_mut().get_mut(..header_bytes).filter(|space| space.len() == HEADER_RESERVE_BYTES) {

@@ -4,6 +4,7 @@
 use crate::files;
 use fst::checkpoint::Checkpoint;
 use fst::checkpoint::region::IndexRange;
+use fst::checkpoint::verify::Verify;
 use fst::error::Kind;
 use fst::group::{Collective, Group, GroupRequest, Route, Shard, ShardRange, ShardRequest, Strategy as LoadStrategy};
 use proptest::prelude::*;
@@ -380,8 +381,10 @@ fn digests_differ_between_plans() {
     };
     assert_eq!(plan(&Shard::Whole, 100), plan(&Shard::Whole, 100));
     assert_ne!(plan(&Shard::Whole, 100), plan(&Shard::Whole, 101));
-    let joined =
-        Arc::new(Checkpoint::open_with_headers(&[directory.path()], &checkpoint.export_headers().unwrap()).unwrap());
+    let joined = Arc::new(
+        Checkpoint::open_with_headers(&[directory.path()], &checkpoint.export_headers().unwrap(), &Verify::Nothing)
+            .unwrap(),
+    );
     let request = request(vec![everything(&joined, &Shard::Whole); 2], LoadStrategy::Auto, 100);
     assert_eq!(Group::plan(joined, request).unwrap().digest(), plan(&Shard::Whole, 100));
 }

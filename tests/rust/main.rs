@@ -8,6 +8,7 @@ mod cast;
 mod checkpoint;
 mod conformance;
 mod convert;
+mod digests;
 mod dtype;
 mod files;
 mod group;

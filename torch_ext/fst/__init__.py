@@ -13,7 +13,7 @@ from types import ModuleType
 # The first name ends the process if it is the command `fst` and can run without PyTorch.
 from fst import _command, storage  # noqa: F401
 from fst._checkpoint.safe_open import safe_open
-from fst._core.errors import SafetensorError, SourceChangedError
+from fst._core.errors import IntegrityError, SafetensorError, SourceChangedError
 from fst._core.group import RankError
 from fst._core.library import version as __version__
 from fst._core.memory import release_memory
@@ -30,6 +30,7 @@ from fst._load.load import (
     load_tensors,
     metadata,
     tensor_names,
+    verify,
 )
 from fst._load.stream import Stream, stream
 from fst._module.load_module import ModuleMismatchError, load_module
@@ -40,6 +41,7 @@ from fst._save.save import save_file, save_file_async
 from fst._save.writer import Writer
 
 __all__ = [
+    "IntegrityError",
     "ModuleMismatchError",
     "Profile",
     "RankError",
@@ -75,6 +77,7 @@ __all__ = [
     "stream_sharded",
     "tensor_names",
     "unpatch",
+    "verify",
 ]
 
 # Directory in which CMake's find_package(fst) finds the header and the library, like `torch.utils.cmake_prefix_path`.

@@ -17,7 +17,7 @@ use super::driver::Event;
 use super::gpu::Lent;
 use super::kernels::Kernels;
 use super::{Cuda, SCRATCH_BYTES_MAX, SLOTS_PER_WORKER, table_of};
-use crate::device::engine::{BatchNeeds, Engine};
+use crate::device::engine::{BatchNeeds, Engine, Inspected};
 use crate::device::{Device, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
@@ -201,7 +201,7 @@ impl Engine<Vec<Lent<Event>>> for DirectEngine {
         Ok(self.workers_max.min(count.div_ceil(SLOTS_PER_WORKER)))
     }
 
-    unsafe fn run(&self, chunk: &Chunk, check: &dyn Fn() -> Result<()>) -> Result<()> {
+    unsafe fn run(&self, chunk: &Chunk, _: Option<Inspected<'_>>, check: Check<'_>) -> Result<()> {
         let internal = |what: &str| Error::new(Kind::Internal, format!("{what}: {chunk:?}"));
         let Chunk::Staged { source, reads, copies, .. } = chunk else {
             return Err(internal("a read into host memory"));

@@ -326,3 +326,35 @@ def test_bench_is_a_separate_package(shell):
     missing = shell(f"PYTHONPATH={path} fst bench --help")
     assert missing.returncode == 1
     assert "pip install ./benches" in missing.stderr
+
+
+def test_verify_compares_digests(command, tmp_path):
+    save_file(WEIGHTS, tmp_path / "plain.safetensors")
+    assert command("convert", "plain.safetensors", "model.safetensors", "--digests", "blake3").returncode == 0
+    done = command("verify", "model.safetensors")
+    assert done.returncode == 0
+    assert "ok      digests of model.safetensors: 3 tensors and the header verified" in done.stdout
+    assert re.search("fst.digests = blake3:[0-9a-f]{64}$", command("inspect", "model.safetensors").stdout, re.MULTILINE)
+    done = command("verify", "plain.safetensors", "--digests")
+    assert done.returncode == 1
+    assert "carries no digests" in done.stdout
+    content = bytearray((tmp_path / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (tmp_path / "model.safetensors").write_bytes(content)
+    done = command("verify", "model.safetensors")
+    assert done.returncode == 1
+    assert re.search("WRONG   digests of model.safetensors: .*the file states blake3:", done.stdout)
+
+
+def test_verify_compares_a_manifest(command, shell, tmp_path):
+    save_file(WEIGHTS, tmp_path / "model.safetensors")
+    (tmp_path / "note.txt").write_text("any file")
+    subprocess.run("sha256sum model.safetensors ./note.txt > sums", shell=True, cwd=tmp_path, check=True)
+    done = command("verify", "--manifest", "sums")
+    assert done.returncode == 0
+    assert "2 files with the digests of sums" in done.stdout
+    (tmp_path / "note.txt").write_text("other fi")
+    done = command("verify", "--manifest", "sums", tmp_path)
+    assert done.returncode == 1
+    assert re.search("WRONG .*note.txt.*the manifest states sha256:", done.stdout)
+    assert "nothing to verify" in command("verify").stderr

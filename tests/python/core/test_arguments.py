@@ -1,5 +1,6 @@
 """Types of arguments that the public functions accept and reject."""
 
+import hashlib
 import inspect
 import os
 from pathlib import Path
@@ -164,6 +165,7 @@ def test_misspelt_keywords(function, path):
     possible |= {"out": [torch.zeros(3, 4)], "tensors": torch.zeros(3), "dtype": torch.float16}
     possible |= {"bytes": torch.zeros(4, dtype=torch.uint8), "offsets": [1], "dtypes": [torch.int16], "shapes": [[1]]}
     possible |= {"boxes": [[(0, 1, 1), (0, 1, 1)]], "module": module_with(torch.zeros(3, 4))}
+    possible |= {"manifest": {Path(path).name: f"sha256:{hashlib.sha256(Path(path).read_bytes()).hexdigest()}"}}
     if function in (fst.save_file, fst.save_file_async):
         possible["tensors"] = {"w": torch.zeros(3)}
     arguments = {name: possible[name] for name in inspect.signature(function).parameters if name in possible}

@@ -18,14 +18,15 @@ class OpenCheckpoint(Checkpoint):
     Args:
         paths: Files, directories or index files, which together are one checkpoint.
         headers: The result of `headers()` in another process that has opened the same files. No header is read then.
+        verify: Digests that loads compare, as `verify_of` returns them.
 
     Attributes:
         paths: The paths from which the checkpoint was opened.
     """
 
-    def __init__(self, paths: Paths, headers: Tensor | None = None) -> None:
+    def __init__(self, paths: Paths, headers: Tensor | None = None, verify: str = "") -> None:
         self.paths = paths_of(paths)
-        super().__init__(self.paths, headers)
+        super().__init__(self.paths, headers, verify)
 
     @cached_property
     def data_offsets(self) -> dict[str, tuple[int, int]]:

@@ -13,7 +13,7 @@ from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._checkpoint.framework import NUMPY, PYTORCH, Output, find_framework
 from fst._checkpoint.prefetch import Plan, PrefetchLoader, plan_regions
 from fst._checkpoint.slice import Slice
-from fst._core.arguments import Device, Paths, device_of, path_of
+from fst._core.arguments import DIGESTS_KEY, Device, Paths, Verify, device_of, path_of, verify_of
 from fst._core.errors import SafetensorError, TensorNotFoundError
 from fst._core.urls import is_url
 
@@ -66,6 +66,8 @@ class safe_open:  # noqa: N801  (the name of safetensors' class)
             are always on the CPU.
         backend: "mmap" or "pread", for compatibility with safetensors. It has no effect: fst chooses the reader, and
             `FST_READER` overrides the choice.
+        verify: As in `load_file`. With `True`, each tensor is verified when it is loaded. With a manifest, opening
+            reads and verifies the whole files.
 
     Raises:
         FileNotFoundError, PermissionError, IsADirectoryError, OSError: The operating system reports an error.
@@ -79,7 +81,13 @@ class safe_open:  # noqa: N801  (the name of safetensors' class)
     """
 
     def __init__(
-        self, filename: Paths, framework: str = "pt", device: Device = "cpu", *, backend: str = "mmap"
+        self,
+        filename: Paths,
+        framework: str = "pt",
+        device: Device = "cpu",
+        *,
+        backend: str = "mmap",
+        verify: Verify = False,
     ) -> None:
         output = Output(find_framework(framework), _device_of(device))
         if output.framework is NUMPY and output.device.type != "cpu":
@@ -90,7 +98,9 @@ class safe_open:  # noqa: N801  (the name of safetensors' class)
             raise SafetensorError(f'backend "{backend}" is invalid (expected one of: "mmap", "pread")')
         self._output = output
         # None after `close`.
-        self._checkpoint: OpenCheckpoint | None = _open(filename)
+        self._checkpoint: OpenCheckpoint | None = _open(filename, verify_of(verify))
+        if not isinstance(verify, bool):
+            self._checkpoint.verify()
 
     def keys(self) -> list[str]:
         """Returns the names of all tensors in alphabetical order."""
@@ -101,16 +111,20 @@ class safe_open:  # noqa: N801  (the name of safetensors' class)
         return self._opened().names()
 
     def metadata(self) -> dict[str, str] | None:
-        """Returns the metadata of the files, merged, or None if no file has any.
+        """Returns the metadata of the files, merged, or None if no file has any. Several files give no digests.
 
         Raises:
             SafetensorError: Two files have different values for one key.
         """
         merged: dict[str, str] | None = None
         found_in: dict[str, str] = {}
-        for path, metadata in self._opened().metadata():
+        files = self._opened().metadata()
+        for path, metadata in files:
             merged = {} if merged is None else merged
             for key, value in metadata.items():
+                if key == DIGESTS_KEY and len(files) > 1:
+                    # Digests are those of one file.
+                    continue
                 if merged.setdefault(key, value) != value:
                     raise SafetensorError(
                         f'{path}: the metadata has {value!r} for "{key}", but that of {found_in[key]} has '
@@ -211,9 +225,9 @@ def _device_of(device: Device) -> torch.device:
         raise SafetensorError(f"device {text} is invalid: {error}") from None
 
 
-def _open(filename: Paths) -> OpenCheckpoint:
+def _open(filename: Paths, verify: str) -> OpenCheckpoint:
     try:
-        return OpenCheckpoint(filename)
+        return OpenCheckpoint(filename, verify=verify)
     except FileNotFoundError as error:
         # Only fst shows URLs without what may be secret.
         if not isinstance(filename, str | os.PathLike) or is_url(path_of(filename)):

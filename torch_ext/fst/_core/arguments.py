@@ -1,9 +1,10 @@
 """Normalizes user arguments (paths, names, devices, dtypes, metadata) to operator arguments."""
 
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import torch
@@ -13,6 +14,12 @@ from fst._core.urls import is_collapsed
 Path = str | os.PathLike[str]
 Paths = Path | Sequence[Path]
 Device = torch.device | str | int | None
+# `False`, `True` for the digests in the files, a manifest, or the path of one.
+Verify = bool | Path | Mapping[str, str]
+Digests = Literal["blake3", "sha256"] | None
+
+# Key of the metadata under which a file carries digests, and with which a save requests them.
+DIGESTS_KEY = "fst.digests"
 
 # Default `window_bytes` of streams: upper bound for tensors that are loaded and not yet returned.
 DEFAULT_WINDOW_BYTES = 512 << 20
@@ -93,6 +100,31 @@ def device_of(device: Device) -> torch.device | str:
         # Operators initialize CUDA without torch.cuda, whose memory statistics would then stay at zero.
         torch.cuda.init()  # type: ignore[no-untyped-call]
     return device
+
+
+def verify_of(verify: Verify) -> str:
+    """Returns a request to verify data as the text that operators take."""
+    if isinstance(verify, bool):
+        return "digests" if verify else ""
+    if isinstance(verify, Mapping):
+        for file, digest in verify.items():
+            if not isinstance(file, str) or not isinstance(digest, str):
+                raise TypeError(f"verify must map str to str, not {file!r} to {digest!r}")
+        return json.dumps(dict(verify))
+    if not isinstance(verify, str | os.PathLike):
+        raise TypeError(f"verify must be a bool, a path or a mapping of files to digests, not {type(verify).__name__}")
+    path = path_of(verify)
+    # Operators take these texts for other requests.
+    return os.path.join(".", path) if path in ("", "digests") or path.startswith("{") else path
+
+
+def digests_of(digests: Digests, metadata: dict[str, str] | None) -> dict[str, str] | None:
+    """Returns the metadata of a new file, which request digests."""
+    if digests is None:
+        return metadata
+    if digests not in ("blake3", "sha256"):
+        raise ValueError(f'digests must be "blake3", "sha256" or None, not {digests!r}')
+    return {**(metadata or {}), DIGESTS_KEY: digests}
 
 
 def dtype_of(dtype: torch.dtype | None) -> torch.dtype | None:

@@ -62,10 +62,15 @@ class Checkpoint:
     Args:
         paths: Files, directories or index files.
         headers: The result of `headers()` in another process that opened the same files. No header is read then.
+        verify: Digests that loads compare, as `verify_of` returns them.
     """
 
-    def __init__(self, paths: Sequence[str], headers: Tensor | None = None) -> None:
-        self._object = torch.classes.fst.Checkpoint(paths, headers)
+    def __init__(self, paths: Sequence[str], headers: Tensor | None = None, verify: str = "") -> None:
+        self._object = torch.classes.fst.Checkpoint(paths, headers, verify)
+
+    def verify(self, part: int = 0, parts: int = 1) -> None:
+        """Reads one of several equal parts of the data and compares the digests. Later loads compare none."""
+        self._object.verify(part, parts)
 
     def headers(self) -> Tensor:
         """Returns all headers as bytes, for other processes that open the same files."""
@@ -180,6 +185,7 @@ class Loader:
         dims: The dimension of the slice of each name, or None to load whole tensors.
         starts: The first index of each slice. Required with `dims`.
         lengths: The number of indices of each slice. Required with `dims`.
+        verify: Digests to compare, as `verify_of` returns them.
     """
 
     def __init__(
@@ -194,9 +200,17 @@ class Loader:
         dims: Sequence[int] | None = None,
         starts: Sequence[int] | None = None,
         lengths: Sequence[int] | None = None,
+        verify: str = "",
     ) -> None:
         device = torch.device(device)
-        self._object = torch.classes.fst.Loader(paths, device, names, dtype, window_bytes, order, dims, starts, lengths)
+        if verify not in ("", "digests"):
+            raise ValueError(
+                "a stream, and a load with a progress bar, has tensors before their whole file is read, so it cannot "
+                "verify them with a manifest of files; load them at once, or save the files with digests of tensors"
+            )
+        self._object = torch.classes.fst.Loader(
+            paths, device, names, dtype, window_bytes, order, dims, starts, lengths, verify
+        )
 
     @classmethod
     def of(cls, loader: torch.ScriptObject) -> "Loader":

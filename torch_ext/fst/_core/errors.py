@@ -29,6 +29,13 @@ class SafetensorError(*_Bases):  # type: ignore[misc]
     """
 
 
+class IntegrityError(SafetensorError):
+    """Data differ from their digest, or a load is to verify data without a known digest.
+
+    Nothing was returned, and no existing tensor has changed.
+    """
+
+
 class TensorNotFoundError(SafetensorError, KeyError):
     """No file holds a tensor of this name."""
 
@@ -51,6 +58,7 @@ _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 # the number here.
 EXCEPTIONS: dict[str, type[BaseException]] = {
     "malformed": SafetensorError,
+    "integrity": IntegrityError,
     "duplicate-tensor": SafetensorError,
     "tensor-not-found": TensorNotFoundError,
     "unsupported-dtype": UnsupportedDtypeError,

@@ -27,17 +27,26 @@ def _fake(stored: Tensor, device: Device) -> Tensor:
     return torch.empty(stored.shape, dtype=stored.dtype, device=device)
 
 
-def _load_file(path: str, device: Device = "cpu", *, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+def _load_file(
+    path: str, device: Device = "cpu", *, dtype: torch.dtype | None = None, verify: str = ""
+) -> dict[str, Tensor]:
     return _load_files([path], device, dtype=dtype)
 
 
-def _load_files(paths: Sequence[str], device: Device = "cpu", *, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+def _load_files(
+    paths: Sequence[str], device: Device = "cpu", *, dtype: torch.dtype | None = None, verify: str = ""
+) -> dict[str, Tensor]:
     stored = _from_headers(torch.ops.fst.load_files, paths, dtype=dtype)
     return {name: _fake(tensor, device) for name, tensor in stored.items()}
 
 
 def _load_tensors(
-    paths: Sequence[str], names: Sequence[str], device: Device = "cpu", *, dtype: torch.dtype | None = None
+    paths: Sequence[str],
+    names: Sequence[str],
+    device: Device = "cpu",
+    *,
+    dtype: torch.dtype | None = None,
+    verify: str = "",
 ) -> list[Tensor]:
     stored = _from_headers(torch.ops.fst.load_tensors, paths, names, dtype=dtype)
     return [_fake(tensor, device) for tensor in stored]
@@ -52,6 +61,7 @@ def _load_slices(
     device: Device = "cpu",
     *,
     dtype: torch.dtype | None = None,
+    verify: str = "",
 ) -> list[Tensor]:
     stored = _from_headers(torch.ops.fst.load_slices, paths, names, dims, starts, lengths, dtype=dtype)
     return [_fake(tensor, device) for tensor in stored]
@@ -66,17 +76,22 @@ def _load_boxes(
     device: Device = "cpu",
     *,
     dtype: torch.dtype | None = None,
+    verify: str = "",
 ) -> list[Tensor]:
     stored = _from_headers(torch.ops.fst.load_boxes, paths, names, starts, lengths, steps, dtype=dtype)
     return [_fake(tensor, device) for tensor in stored]
 
 
-def _load_into(paths: Sequence[str], names: Sequence[str], out: Sequence[Tensor]) -> None:
+def _load_into(paths: Sequence[str], names: Sequence[str], out: Sequence[Tensor], *, verify: str = "") -> None:
     # PyTorch also calls fakes for meta tensors. Returning would silently leave the other outputs unfilled.
     for name, tensor in zip(names, out, strict=False):
         if tensor.is_meta and not isinstance(tensor, FakeTensor):
             raise ValueError(f'[invalid-argument] tensor "{name}": the output is on meta; nothing was written')
     # Shapes do not change, so programs can be compiled without the checkpoint.
+
+
+def _verify(paths: Sequence[str], verify: str = "digests") -> None:
+    """Returns nothing: programs can be compiled without the checkpoint."""
 
 
 def _save_file(
@@ -128,6 +143,7 @@ for _name, _function in (
     ("load_slices", _load_slices),
     ("load_boxes", _load_boxes),
     ("load_into", _load_into),
+    ("verify", _verify),
     ("save_file", _save_file),
     ("serialize", _serialize),
     ("cast", _cast),

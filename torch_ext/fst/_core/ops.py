@@ -19,23 +19,32 @@ _Device = torch.device | str
 
 
 @translates_errors
-def load_file(path: str, device: _Device = "cpu", *, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+def load_file(
+    path: str, device: _Device = "cpu", *, dtype: torch.dtype | None = None, verify: str = ""
+) -> dict[str, Tensor]:
     """Loads every tensor of a checkpoint."""
-    return torch.ops.fst.load_file(path, device, dtype=dtype)
+    return torch.ops.fst.load_file(path, device, dtype=dtype, verify=verify)
 
 
 @translates_errors
-def load_files(paths: Sequence[str], device: _Device = "cpu", *, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+def load_files(
+    paths: Sequence[str], device: _Device = "cpu", *, dtype: torch.dtype | None = None, verify: str = ""
+) -> dict[str, Tensor]:
     """Loads every tensor of several files."""
-    return torch.ops.fst.load_files(paths, device, dtype=dtype)
+    return torch.ops.fst.load_files(paths, device, dtype=dtype, verify=verify)
 
 
 @translates_errors
 def load_tensors(
-    paths: Sequence[str], names: Sequence[str], device: _Device = "cpu", *, dtype: torch.dtype | None = None
+    paths: Sequence[str],
+    names: Sequence[str],
+    device: _Device = "cpu",
+    *,
+    dtype: torch.dtype | None = None,
+    verify: str = "",
 ) -> list[Tensor]:
     """Loads named tensors."""
-    return torch.ops.fst.load_tensors(paths, names, device, dtype=dtype)
+    return torch.ops.fst.load_tensors(paths, names, device, dtype=dtype, verify=verify)
 
 
 @translates_errors
@@ -48,9 +57,10 @@ def load_slices(
     device: _Device = "cpu",
     *,
     dtype: torch.dtype | None = None,
+    verify: str = "",
 ) -> list[Tensor]:
     """Loads a slice along one dimension of each named tensor."""
-    return torch.ops.fst.load_slices(paths, names, dims, starts, lengths, device, dtype=dtype)
+    return torch.ops.fst.load_slices(paths, names, dims, starts, lengths, device, dtype=dtype, verify=verify)
 
 
 @translates_errors
@@ -61,15 +71,28 @@ def load_boxes(
     device: _Device = "cpu",
     *,
     dtype: torch.dtype | None = None,
+    verify: str = "",
 ) -> list[Tensor]:
     """Loads an index region of each named tensor."""
-    return torch.ops.fst.load_boxes(paths, names, *flatten(regions), device, dtype=dtype)
+    return torch.ops.fst.load_boxes(paths, names, *flatten(regions), device, dtype=dtype, verify=verify)
 
 
 @translates_errors
-def load_into(paths: Sequence[str], names: Sequence[str], out: Sequence[Tensor]) -> None:
+def load_into(paths: Sequence[str], names: Sequence[str], out: Sequence[Tensor], *, verify: str = "") -> None:
     """Overwrites existing tensors with named tensors."""
-    torch.ops.fst.load_into(paths, names, out)
+    torch.ops.fst.load_into(paths, names, out, verify=verify)
+
+
+@translates_errors
+def verify(paths: Sequence[str], verify: str = "digests") -> None:
+    """Reads all data of a checkpoint, and compares their digests."""
+    torch.ops.fst.verify(paths, verify)
+
+
+@translates_errors
+def verify_files(manifest: str, directory: str) -> int:
+    """Compares all files of a manifest, and returns their number."""
+    return torch.ops.fst._verify_files(manifest, directory)
 
 
 @translates_errors

@@ -23,7 +23,7 @@ _META = torch.device("meta")
 _Result = TypeVar("_Result")
 
 
-def open_for_group(paths: Paths, group: Group) -> OpenCheckpoint:
+def open_for_group(paths: Paths, group: Group, verify: str = "") -> OpenCheckpoint:
     """Opens a checkpoint on all ranks. Only rank 0 reads the headers and sends them to the others.
 
     Every rank calls this function. Paths may differ if they lead to files of the same names and lengths.
@@ -32,21 +32,30 @@ def open_for_group(paths: Paths, group: Group) -> OpenCheckpoint:
         RankError: Another rank failed.
         Errors of `load_file` about paths and headers.
     """
-    return open_and_gather(paths, group, lambda checkpoint: (checkpoint, b""))[0]
+    return open_and_gather(paths, group, lambda checkpoint: (checkpoint, b""), verify)[0]
 
 
 def open_and_gather(
-    paths: Paths, group: Group, work: Callable[[OpenCheckpoint], tuple[_Result, bytes]]
+    paths: Paths, group: Group, work: Callable[[OpenCheckpoint], tuple[_Result, bytes]], verify: str = ""
 ) -> tuple[_Result, list[bytes]]:
-    """Opens a checkpoint as `open_for_group` does, and calls `work` with it as `Group.gather_results` does."""
+    """Opens a checkpoint as `open_for_group` does, and calls `work` with it as `Group.gather_results` does.
+
+    Ranks read only parts of tensors, which have no digests. So with `verify` each rank first verifies a part of the
+    files, and the failure of one is an error of all.
+    """
 
     def open_checkpoint(headers: Tensor | None) -> OpenCheckpoint:
-        checkpoint = OpenCheckpoint(paths, headers)
+        checkpoint = OpenCheckpoint(paths, headers, verify)
         # Computed here so that an unsupported dtype is an error of opening, which all ranks report.
         _ = checkpoint.tensors
         return checkpoint
 
-    return open_on_all(group, open_checkpoint, work)
+    def work_verified(checkpoint: OpenCheckpoint) -> tuple[_Result, bytes]:
+        if verify:
+            checkpoint.verify(group.rank, group.size)
+        return work(checkpoint)
+
+    return open_on_all(group, open_checkpoint, work_verified)
 
 
 class ShardLoad(NamedTuple):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
-from fst._core.arguments import Paths, dtype_of, names_of
+from fst._core.arguments import Paths, Verify, dtype_of, names_of, verify_of
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
 from fst._distributed.dtensors import mesh_shards, normalize_placements
@@ -41,6 +41,7 @@ def load_distributed(
     group: "ProcessGroup | None" = None,
     strategy: Literal["auto", "own", "exchange"] = "auto",
     window_bytes: int | None = None,
+    verify: Verify = False,
 ) -> "dict[str, DTensor]":
     """Loads a checkpoint as DTensors. The ranks of a mesh read each byte once, and each keeps its local part only.
 
@@ -67,6 +68,7 @@ def load_distributed(
             dimension, the default group, or the group of a mesh that was flattened.
         strategy: As in `load_sharded`.
         window_bytes: As in `load_sharded`.
+        verify: As in `load_sharded`.
 
     Returns:
         DTensors by name, in the order of the files, without skipped tensors. They do not require gradients.
@@ -115,7 +117,9 @@ def load_distributed(
 
         # Communicates as for the CPU until all ranks know their device.
         control_group = Group.of(group, torch.device("cpu"))
-        (checkpoint, by_name, load_device, load_dtype), digests = open_and_gather(paths, control_group, select)
+        (checkpoint, by_name, load_device, load_dtype), digests = open_and_gather(
+            paths, control_group, select, verify_of(verify)
+        )
         load_group = Group.of(group, load_device)
         if len(set(digests)) > 1:
             _raise_difference(by_name, load_group)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
-from fst._core.arguments import Device, Paths, device_of, dtype_of, names_of
+from fst._core.arguments import Device, Paths, Verify, device_of, dtype_of, names_of, verify_of
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
 from fst._distributed.agreement import check_equal
@@ -29,6 +29,7 @@ def load_sharded(
     *,
     strategy: Literal["auto", "own", "exchange"] = "auto",
     window_bytes: int | None = None,
+    verify: Verify = False,
 ) -> dict[str, Tensor]:
     """Loads a checkpoint with all ranks of a process group. Each byte is read once, and each rank gets its shard.
 
@@ -58,6 +59,8 @@ def load_sharded(
         window_bytes: Upper bound for this rank's send and receive buffers, in bytes. `None` is 512 MiB of GPU memory,
             or 128 MiB of host memory if the group has no other connection between ranks. A value that divides the
             exchanged data into more than 65,536 windows is an error.
+        verify: As in `load_file`. Each rank first reads and verifies a part of the files, which are then read again. If
+            one rank finds a difference, all ranks raise.
 
     Returns:
         This rank's contiguous tensors by name, in the order of the files, without tensors that are placed as `None`.
@@ -83,7 +86,7 @@ def load_sharded(
         return prepare_load(*selection, strategy=strategy, window_bytes=window_bytes)
 
     with defer_interrupts():
-        load, gathered = open_and_gather(paths, _control_group(group), prepare)
+        load, gathered = open_and_gather(paths, _control_group(group), prepare, verify_of(verify))
         tensors = run_load(load, gathered)
     return {request.name: tensor for request, tensor in zip(load.requests, tensors, strict=True)}
 
@@ -113,6 +116,7 @@ def select_shards(
     device: Device,
     dtype: torch.dtype | None,
     names: Sequence[str] | None,
+    verify: str,
 ) -> ShardSelection:
     """Opens a checkpoint on all ranks, and selects the shards of this rank. The arguments are those of `load_sharded`.
 
@@ -125,7 +129,7 @@ def select_shards(
         selection = _select(checkpoint, placements, process_group, device, dtype, names)
         return selection, selection.device.type.encode()
 
-    selection, device_types = open_and_gather(paths, _control_group(process_group), select)
+    selection, device_types = open_and_gather(paths, _control_group(process_group), select, verify)
     check_equal("device", [device_type.decode() for device_type in device_types])
     return selection
 

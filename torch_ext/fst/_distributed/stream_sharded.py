@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fst._core.arguments import DEFAULT_EXCHANGE_BYTES, DEFAULT_WINDOW_BYTES, Device, Paths
+from fst._core.arguments import DEFAULT_EXCHANGE_BYTES, DEFAULT_WINDOW_BYTES, Device, Paths, Verify, verify_of
 from fst._core.interrupts import defer_interrupts
 from fst._distributed.load import batches, load_shards
 from fst._distributed.load_sharded import ShardSelection, select_shards
@@ -88,6 +88,7 @@ def stream_sharded(
     *,
     window_bytes: int = DEFAULT_WINDOW_BYTES,
     exchange_bytes: int = DEFAULT_EXCHANGE_BYTES,
+    verify: Verify = False,
 ) -> Stream:
     """Streams the shards of a rank like `fst.stream`, and reads each byte once for all ranks like `fst.load_sharded`.
 
@@ -105,6 +106,7 @@ def stream_sharded(
         window_bytes: Upper bound for the stored size of the tensors in a batch, in bytes. A larger tensor has a batch
             of its own. The smallest value of all ranks applies.
         exchange_bytes: Upper bound for this rank's send and receive buffers, in bytes, in addition to the window.
+        verify: As in `load_sharded`.
 
     Returns:
         An iterator over pairs of name and tensor in the order of the files, with the method `close` and the attribute
@@ -129,6 +131,6 @@ def stream_sharded(
             raise ValueError(f"window_bytes must be at least 1, not {window_bytes}")
 
     with defer_interrupts():
-        selection = select_shards(paths, placements, group, device, dtype, names)
+        selection = select_shards(paths, placements, group, device, dtype, names, verify_of(verify))
         selection.group.run_on_all(check_window)
         return Stream(GroupLoader(selection, window_bytes, exchange_bytes))

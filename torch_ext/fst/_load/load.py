@@ -11,18 +11,35 @@ tensor. Files on network and FUSE file systems are read instead.
 The examples use a file `model.safetensors` with the F32 tensors `weight` of shape [4, 3] and `bias` of shape [4].
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from fst._core import ops
-from fst._core.arguments import Device, Path, Paths, device_of, dtype_of, list_of, names_of, path_of, paths_of
+from fst._core.arguments import (
+    Device,
+    Path,
+    Paths,
+    Verify,
+    device_of,
+    dtype_of,
+    list_of,
+    names_of,
+    path_of,
+    paths_of,
+    verify_of,
+)
 from fst._load.progress import load_with_bar
 
 
 def load_file(
-    path: Path, device: Device = "cpu", *, dtype: torch.dtype | None = None, progress: bool = False
+    path: Path,
+    device: Device = "cpu",
+    *,
+    dtype: torch.dtype | None = None,
+    progress: bool = False,
+    verify: Verify = False,
 ) -> dict[str, Tensor]:
     """Loads every tensor of a checkpoint.
 
@@ -39,6 +56,11 @@ def load_file(
             dtype: integers, bools, complex numbers and the 8-bit and 4-bit floats.
         progress: Shows a progress bar of bytes, which requires tqdm. Compiled and exported programs show none. Mapped
             files need no reading, so their load to the CPU completes at once.
+        verify: Compares the data with digests, and returns no tensor if they differ. `True` takes the digests that the
+            files carry, which `save_file(..., digests="blake3")` wrote. A mapping such as `{"model.safetensors":
+            "sha256:..."}`, or the path of a file with such a JSON object or with lines of `sha256sum`, has the digests
+            of whole files; it does not go with `progress`. Tensors that the digests do not cover, such as slices, are
+            listed in a warning on stderr. See docs/integrity.md.
 
     Returns:
         The tensors by name, in the order of their bytes in the file. The shapes are those in the file, except that
@@ -48,6 +70,7 @@ def load_file(
         FileNotFoundError, PermissionError, IsADirectoryError, OSError: The operating system reported an error. A
             directory without safetensors files raises IsADirectoryError.
         SafetensorError: A file is malformed or truncated, or two files contain the same tensor name.
+        IntegrityError: A digest differs, or a file to verify has none.
         NotImplementedError: PyTorch has no dtype for one of the tensors (F6_E2M3, F6_E3M2). The other tensors can be
             loaded by name.
         ValueError: The device does not exist, or `dtype` is not a floating-point dtype.
@@ -61,12 +84,17 @@ def load_file(
         (torch.Size([4, 3]), torch.bfloat16)
     """
     if progress and not torch.compiler.is_compiling():
-        return dict(load_with_bar([path_of(path)], device_of(device), dtype=dtype_of(dtype)))
-    return ops.load_file(path_of(path), device_of(device), dtype=dtype_of(dtype))
+        return dict(load_with_bar([path_of(path)], device_of(device), dtype=dtype_of(dtype), verify=verify_of(verify)))
+    return ops.load_file(path_of(path), device_of(device), dtype=dtype_of(dtype), verify=verify_of(verify))
 
 
 def load_files(
-    paths: Paths, device: Device = "cpu", *, dtype: torch.dtype | None = None, progress: bool = False
+    paths: Paths,
+    device: Device = "cpu",
+    *,
+    dtype: torch.dtype | None = None,
+    progress: bool = False,
+    verify: Verify = False,
 ) -> dict[str, Tensor]:
     """Loads every tensor of several files into one dictionary.
 
@@ -75,6 +103,7 @@ def load_files(
         device: As in `load_file`.
         dtype: As in `load_file`.
         progress: As in `load_file`.
+        verify: As in `load_file`.
 
     Returns:
         The tensors by name, in the order of the files and of the bytes in each.
@@ -87,8 +116,8 @@ def load_files(
         ['bias', 'weight']
     """
     if progress and not torch.compiler.is_compiling():
-        return dict(load_with_bar(paths_of(paths), device_of(device), dtype=dtype_of(dtype)))
-    return ops.load_files(paths_of(paths), device_of(device), dtype=dtype_of(dtype))
+        return dict(load_with_bar(paths_of(paths), device_of(device), dtype=dtype_of(dtype), verify=verify_of(verify)))
+    return ops.load_files(paths_of(paths), device_of(device), dtype=dtype_of(dtype), verify=verify_of(verify))
 
 
 def load_tensors(
@@ -98,6 +127,7 @@ def load_tensors(
     *,
     dtype: torch.dtype | None = None,
     progress: bool = False,
+    verify: Verify = False,
 ) -> list[Tensor]:
     """Loads named tensors. Reads only their bytes and the headers.
 
@@ -111,6 +141,7 @@ def load_tensors(
         device: As in `load_file`.
         dtype: As in `load_file`.
         progress: As in `load_file`.
+        verify: As in `load_file`.
 
     Returns:
         One tensor for each name, in the same order.
@@ -125,9 +156,13 @@ def load_tensors(
         (torch.Size([4]), torch.Size([4, 3]))
     """
     if progress and not torch.compiler.is_compiling():
-        named = load_with_bar(paths_of(paths), device_of(device), names_of(names), dtype=dtype_of(dtype))
+        named = load_with_bar(
+            paths_of(paths), device_of(device), names_of(names), dtype=dtype_of(dtype), verify=verify_of(verify)
+        )
         return [tensor for _, tensor in named]
-    return ops.load_tensors(paths_of(paths), names_of(names), device_of(device), dtype=dtype_of(dtype))
+    return ops.load_tensors(
+        paths_of(paths), names_of(names), device_of(device), dtype=dtype_of(dtype), verify=verify_of(verify)
+    )
 
 
 def load_slices(
@@ -140,6 +175,7 @@ def load_slices(
     *,
     dtype: torch.dtype | None = None,
     progress: bool = False,
+    verify: Verify = False,
 ) -> list[Tensor]:
     """Loads a slice along one dimension of each named tensor. Reads only the bytes of the slices.
 
@@ -155,6 +191,7 @@ def load_slices(
         device: As in `load_file`.
         dtype: As in `load_file`.
         progress: As in `load_file`.
+        verify: As in `load_file`.
 
     Returns:
         One tensor for each name, in the same order.
@@ -177,9 +214,23 @@ def load_slices(
         "lengths": list_of(lengths, int, "lengths"),
     }
     if progress and not torch.compiler.is_compiling():
-        named = load_with_bar(paths_of(paths), device_of(device), names_of(names), dtype=dtype_of(dtype), **slices)
+        named = load_with_bar(
+            paths_of(paths),
+            device_of(device),
+            names_of(names),
+            dtype=dtype_of(dtype),
+            verify=verify_of(verify),
+            **slices,
+        )
         return [tensor for _, tensor in named]
-    return ops.load_slices(paths_of(paths), names_of(names), device=device_of(device), dtype=dtype_of(dtype), **slices)
+    return ops.load_slices(
+        paths_of(paths),
+        names_of(names),
+        device=device_of(device),
+        dtype=dtype_of(dtype),
+        verify=verify_of(verify),
+        **slices,
+    )
 
 
 def load_boxes(
@@ -189,6 +240,7 @@ def load_boxes(
     device: Device = "cpu",
     *,
     dtype: torch.dtype | None = None,
+    verify: Verify = False,
 ) -> list[Tensor]:
     """Loads an index region of each named tensor. Reads only the bytes of the regions.
 
@@ -202,6 +254,7 @@ def load_boxes(
             lengths are not negative, steps are at least 1, and all indices are inside the dimension.
         device: As in `load_file`.
         dtype: As in `load_file`.
+        verify: As in `load_file`.
 
     Returns:
         One contiguous tensor for each name, in the same order. The lengths are its shape.
@@ -218,10 +271,12 @@ def load_boxes(
     """
     if len(boxes) != len(names):
         raise ValueError(f"{len(names)} names, but {len(boxes)} boxes; give one for every name")
-    return ops.load_boxes(paths_of(paths), names_of(names), boxes, device_of(device), dtype=dtype_of(dtype))
+    return ops.load_boxes(
+        paths_of(paths), names_of(names), boxes, device_of(device), dtype=dtype_of(dtype), verify=verify_of(verify)
+    )
 
 
-def load_into(paths: Paths, names: Sequence[str], out: Sequence[Tensor]) -> None:
+def load_into(paths: Paths, names: Sequence[str], out: Sequence[Tensor], *, verify: Verify = False) -> None:
     """Overwrites existing tensors in place. Their addresses do not change.
 
     All names, shapes and dtypes are checked before anything is written. The function can be compiled and exported, even
@@ -232,6 +287,7 @@ def load_into(paths: Paths, names: Sequence[str], out: Sequence[Tensor]) -> None
         names: The tensors to load.
         out: For each name, a tensor of the stored shape and dtype, on the CPU or a GPU. It may be non-contiguous, a
             view, or a parameter. Autograd does not record the load.
+        verify: As in `load_file`. The data are read and compared before anything is written, and then read again.
 
     Raises:
         KeyError: No file contains the name. The message lists the nearest names.
@@ -246,7 +302,28 @@ def load_into(paths: Paths, names: Sequence[str], out: Sequence[Tensor]) -> None
         >>> linear.weight.data_ptr() == address
         True
     """
-    ops.load_into(paths_of(paths), names_of(names), list_of(out, Tensor, "out"))
+    ops.load_into(paths_of(paths), names_of(names), list_of(out, Tensor, "out"), verify=verify_of(verify))
+
+
+def verify(paths: Paths, manifest: Path | Mapping[str, str] | None = None) -> None:
+    """Reads all data of a checkpoint, and compares their digests.
+
+    Returns no tensors. Loads compare digests themselves with `verify`, without reading the data twice.
+
+    Args:
+        paths: A path or a list of paths, each as in `load_file`.
+        manifest: Digests of whole files, as `verify` of `load_file` takes them. `None` takes the digests that the files
+            carry.
+
+    Raises:
+        IntegrityError: A digest differs, or a file has none.
+        And the errors of `load_file`.
+
+    Example:
+        >>> fst.save_file({"weight": torch.ones(4, 3)}, "verified.safetensors", digests="blake3")
+        >>> fst.verify("verified.safetensors")
+    """
+    ops.verify(paths_of(paths), verify_of(True if manifest is None else manifest))
 
 
 def tensor_names(paths: Paths) -> list[str]:

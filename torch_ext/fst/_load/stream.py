@@ -7,7 +7,17 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from fst._core.arguments import DEFAULT_WINDOW_BYTES, Device, Paths, device_of, dtype_of, names_of, paths_of
+from fst._core.arguments import (
+    DEFAULT_WINDOW_BYTES,
+    Device,
+    Paths,
+    Verify,
+    device_of,
+    dtype_of,
+    names_of,
+    paths_of,
+    verify_of,
+)
 from fst._core.classes import Loader
 
 
@@ -60,6 +70,7 @@ def stream(
     *,
     window_bytes: int = DEFAULT_WINDOW_BYTES,
     order: Literal["file", "landed"] = "file",
+    verify: Verify = False,
 ) -> Stream:
     """Loads tensors in the background and returns each as soon as it is ready.
 
@@ -77,6 +88,8 @@ def stream(
             A tensor larger than the window is loaded when no other tensor is waiting.
         order: `"file"` returns tensors in the order of the files and of the bytes in each, independent of the order of
             `names`. `"landed"` returns each tensor once it is ready, and does not wait for an earlier one.
+        verify: Whether each tensor is verified with the digests in its file before it is returned. A manifest, as for
+            `load_file`, is a ValueError, since it has the digests of whole files.
 
     Returns:
         An iterator over pairs of a name and a tensor, with a method `close` and an attribute `total_bytes`. After an
@@ -102,5 +115,6 @@ def stream(
         dtype=dtype_of(dtype),
         window_bytes=window_bytes,
         order=order,
+        verify=verify_of(verify),
     )
     return Stream(loader)

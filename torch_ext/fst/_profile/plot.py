@@ -21,6 +21,7 @@ COLORS: dict[Stage, str] = {
     "allocate": "#bcbd22",
     "pin": "#dbdb8d",
     "read": "#1f77b4",
+    "hash": "#e7969c",
     "place": "#2ca02c",
     "cast": "#98df8a",
     "queue": "#e377c2",
@@ -34,6 +35,7 @@ COLORS: dict[Stage, str] = {
 }
 _RATES: dict[Stage, str] = {
     "read": "read from files",
+    "hash": "hashed on the CPU",
     "cast": "cast on the CPU",
     "place": "copied on the CPU",
     "copy": "copied to or from the GPU",

@@ -13,6 +13,7 @@ Stage = Literal[
     "allocate",
     "pin",
     "read",
+    "hash",
     "place",
     "cast",
     "queue",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fst._core import ops
-from fst._core.arguments import Path, is_url, local_path_of, metadata_of, names_of, path_of
+from fst._core.arguments import Digests, Path, digests_of, is_url, local_path_of, metadata_of, names_of, path_of
 from fst._save.aliasing import alias_groups
 from fst._save.host_copy import HostCopy
 from fst._save.object_shards import save_object_shards
@@ -23,6 +23,8 @@ def save_file(
     path: Path,
     metadata: Mapping[str, str] | None = None,
     max_shard_bytes: int | None = None,
+    *,
+    digests: Digests = None,
 ) -> None:
     """Saves tensors in a safetensors file, or in several files with an index.
 
@@ -42,12 +44,14 @@ def save_file(
             and so on, with the index `model.safetensors.index.json`. A larger tensor gets a file of its own. Files of
             an earlier checkpoint at this path (shards, index or single file) are removed at the end. Until then both
             checkpoints take disk space.
+        digests: "blake3" or "sha256" puts a digest of each tensor and of the header into each file, which
+            `load_file(..., verify=True)` compares. See docs/integrity.md.
 
     Raises:
         TypeError: An argument has the wrong type.
         ValueError: Tensors share memory, which the format cannot express; a tensor is sparse or on meta; a name is
-            reserved; `max_shard_bytes` is not positive; or `max_shard_bytes` is given and `path` does not end in
-            `.safetensors`.
+            reserved; `digests` is unknown; `max_shard_bytes` is not positive; or `max_shard_bytes` is given and `path`
+            does not end in `.safetensors`.
         NotImplementedError: The format has no dtype for a tensor.
         FileNotFoundError, PermissionError, IsADirectoryError, OSError: The operating system reported an error.
 
@@ -59,7 +63,8 @@ def save_file(
         >>> fst.tensor_names("large.safetensors.index.json")
         ['a', 'b']
     """
-    _save(_check_tensors(tensors), path_of(path), metadata_of(metadata), _check_max_shard_bytes(max_shard_bytes))
+    options = digests_of(digests, metadata_of(metadata)), _check_max_shard_bytes(max_shard_bytes)
+    _save(_check_tensors(tensors), path_of(path), *options)
 
 
 def save_file_async(
@@ -67,6 +72,8 @@ def save_file_async(
     path: Path,
     metadata: Mapping[str, str] | None = None,
     max_shard_bytes: int | None = None,
+    *,
+    digests: Digests = None,
 ) -> Future[None]:
     """Saves tensors like `save_file`, in the background.
 
@@ -80,6 +87,7 @@ def save_file_async(
         path: As in `save_file`. A relative path is relative to the working directory at the time of the call.
         metadata: As in `save_file`.
         max_shard_bytes: As in `save_file`.
+        digests: As in `save_file`.
 
     Returns:
         A future without a value. Its `result()` waits for the save, and raises the error if writing failed.
@@ -99,7 +107,7 @@ def save_file_async(
     checked = _check_tensors(tensors)
     text = path_of(path)
     absolute_path = text if is_url(text) else local_path_of(text)
-    options = metadata_of(metadata), _check_max_shard_bytes(max_shard_bytes)
+    options = digests_of(digests, metadata_of(metadata)), _check_max_shard_bytes(max_shard_bytes)
     idle = _background.idle
     idle.acquire()
     try:

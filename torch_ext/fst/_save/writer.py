@@ -6,7 +6,7 @@ from types import TracebackType
 from torch import Tensor
 
 from fst._core import classes
-from fst._core.arguments import Path, metadata_of, names_of, path_of
+from fst._core.arguments import Digests, Path, digests_of, metadata_of, names_of, path_of
 
 
 class Writer:
@@ -23,6 +23,7 @@ class Writer:
         path: The file. Its directory must exist. A symbolic link is followed. Or the URL of an object, as for
             `save_file`, which `close` makes appear.
         metadata: Text for the header, which `metadata` reads.
+        digests: As in `save_file`. The calls of `write` compute them.
 
     Raises:
         FileNotFoundError, PermissionError, IsADirectoryError, OSError: The file cannot be created.
@@ -38,8 +39,8 @@ class Writer:
         tensor([2., 2.])
     """
 
-    def __init__(self, path: Path, metadata: Mapping[str, str] | None = None) -> None:
-        self._writer = classes.Writer(path_of(path), metadata_of(metadata))
+    def __init__(self, path: Path, metadata: Mapping[str, str] | None = None, *, digests: Digests = None) -> None:
+        self._writer = classes.Writer(path_of(path), digests_of(digests, metadata_of(metadata)))
 
     def write(self, name: str, tensor: Tensor) -> None:
         """Writes a tensor on the CPU or a GPU. The tensor may change as soon as the call returns.

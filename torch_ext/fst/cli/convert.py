@@ -47,6 +47,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="SIZE",
         help='upper bound for the data in a file, such as "5GB" or "512MiB"; without it, one file is written',
     )
+    parser.add_argument(
+        "--digests", choices=["blake3", "sha256"], help="put digests of the tensors into the files, for fst verify"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
@@ -83,9 +86,15 @@ def run(arguments: argparse.Namespace) -> int:
             )
         tensors |= found
     if target.suffix == ".tensors":
-        _save_tensors(tensors, target, arguments.max_shard_size)
+        _save_tensors(tensors, target, arguments)
     else:
-        save_file(_unshare(tensors), target, metadata=metadata or None, max_shard_bytes=arguments.max_shard_size)
+        save_file(
+            _unshare(tensors),
+            target,
+            metadata=metadata or None,
+            max_shard_bytes=arguments.max_shard_size,
+            digests=arguments.digests,
+        )
     size_bytes = sum(tensor.nbytes for tensor in tensors.values())
     if arguments.json:
         print(json.dumps({"path": str(target), "tensors": len(tensors), "bytes": size_bytes}, indent=2))
@@ -94,10 +103,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _save_tensors(tensors: dict[str, Tensor], target: Path, max_shard_bytes: int | None) -> None:
-    """Writes a file in tensorizer's format, which has no metadata."""
-    if max_shard_bytes is not None:
-        raise ValueError(f"{target}: only safetensors files can be sharded; leave --max-shard-size out")
+def _save_tensors(tensors: dict[str, Tensor], target: Path, arguments: argparse.Namespace) -> None:
+    """Writes a file in tensorizer's format, which has no metadata, and hashes of its own."""
+    for option, value in {"--max-shard-size": arguments.max_shard_size, "--digests": arguments.digests}.items():
+        if value is not None:
+            raise ValueError(f"{target}: only safetensors files take {option}; leave it out")
     from fst.compat.tensorizer import TensorSerializer, TensorType
 
     with TensorSerializer(target) as serializer:

@@ -103,7 +103,9 @@ def _text(checkpoint: OpenCheckpoint, names: list[str]) -> str:
     counts = ", ".join(f"{number:,} {dtype}" for dtype, number in parameters.most_common())
     total = f"{format_count(len(names), 'tensor')} in {format_count(len(files), 'file')}, {format_size(size_bytes)}"
     metadata = [
-        visible(f"{path}: {key} = {value}") for path, pairs in checkpoint.metadata() for key, value in pairs.items()
+        visible(f"{path}: {key} = {_shown(key, value)}")
+        for path, pairs in checkpoint.metadata()
+        for key, value in pairs.items()
     ]
     return "\n".join(
         [
@@ -113,6 +115,13 @@ def _text(checkpoint: OpenCheckpoint, names: list[str]) -> str:
             *metadata,
         ]
     )
+
+
+def _shown(key: str, value: str) -> str:
+    """Returns a value of the metadata. Of digests, returns that of the header, which covers all others."""
+    from fst._core.arguments import DIGESTS_KEY
+
+    return value.rpartition(":")[0] if key == DIGESTS_KEY else value
 
 
 def _files(checkpoint: OpenCheckpoint) -> list[str]:

@@ -26,22 +26,32 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "verify",
         help="check headers, names and index, and read every byte",
         description="Checks the header of each file, that no name is in two files, that an index agrees with its "
-        "files, that every byte can be read, and that tensors have the hashes in their file, which those of tensorizer "
-        "hold. The exit code is 0 if all checks pass.",
+        "files, that every byte can be read, and that the data have the digests that the file carries, or the hashes in "
+        "a file of tensorizer. With --manifest, compares whole files instead. The exit code is 0 if all checks pass.",
     )
-    parser.add_argument("paths", nargs="+", metavar="PATH")
+    parser.add_argument("paths", nargs="*", metavar="PATH")
+    parser.add_argument(
+        "--manifest",
+        metavar="FILE",
+        help="compare the digests of files: a JSON object of names and digests, or lines of sha256sum or b3sum --tag. "
+        "PATH is the directory of the files, by default that of FILE",
+    )
+    parser.add_argument("--digests", action="store_true", help="fail if a file carries no digests")
     parser.add_argument("--finite", action="store_true", help="also check that no tensor contains NaN or infinity")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.manifest is None and not arguments.paths:
+        raise ValueError("nothing to verify; give a PATH, or --manifest FILE")
     results: list[dict[str, object]] = []
-    for path in arguments.paths:
+    for path in arguments.paths or [os.path.dirname(arguments.manifest or "")]:
+        checks = _checks(path, arguments) if arguments.manifest is None else _manifest_checks(path, arguments.manifest)
         # Files and paths with a failed check. One fault is one verdict: the other checks of the file, and those of all
         # files together, would say nothing new, or call its bytes good.
         wrong: set[str] = set()
-        for name, check in _checks(path, arguments.finite):
+        for name, check in checks:
             subject = name.partition(" of ")[2]
             if subject in wrong or (wrong and subject == without_secrets(path)):
                 continue
@@ -61,7 +71,20 @@ def run(arguments: argparse.Namespace) -> int:
     return int(failed > 0)
 
 
-def _checks(path: str, finite: bool) -> Iterator[tuple[str, Callable[[], str]]]:
+def _manifest_checks(directory: str, manifest: str) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Yields the check of all files of a manifest."""
+
+    from fst._core.arguments import path_of
+    from fst._core.ops import verify_files
+
+    def compare() -> str:
+        count = verify_files(path_of(manifest), path_of(directory))
+        return f"{format_count(count, 'file')} with the digests of {without_secrets(manifest)}"
+
+    yield f"files of {without_secrets(directory) or '.'}", compare
+
+
+def _checks(path: str, arguments: argparse.Namespace) -> Iterator[tuple[str, Callable[[], str]]]:
     """Yields the name and the function of each check, cheapest first. A function describes its result, or raises."""
     files = _files(path)
     for file in files:
@@ -69,11 +92,14 @@ def _checks(path: str, finite: bool) -> Iterator[tuple[str, Callable[[], str]]]:
     if files != [path]:
         yield f"names of {without_secrets(path)}", lambda: _header(path)
     for file in files:
-        yield f"bytes of {without_secrets(file)}", lambda file=file: _read(file)  # type: ignore[misc]
+        if arguments.digests or _has_digests(file):
+            yield f"digests of {without_secrets(file)}", lambda file=file: _digests(file)  # type: ignore[misc]
+        else:
+            yield f"bytes of {without_secrets(file)}", lambda file=file: _read(file)  # type: ignore[misc]
     for file in files:
         if _hashed_names(file):
             yield f"hashes of {without_secrets(file)}", lambda file=file: _hashes(file)  # type: ignore[misc]
-    if finite:
+    if arguments.finite:
         yield f"values of {without_secrets(path)}", lambda: _finite(path)
 
 
@@ -99,6 +125,24 @@ def _header(path: str) -> str:
     names = checkpoint.names()
     size = format_size(sum(checkpoint.tensor_info(name).nbytes for name in names))
     return f"{format_count(len(names), 'tensor')}, {size}"
+
+
+def _has_digests(path: str) -> bool:
+    from fst._checkpoint.checkpoint import OpenCheckpoint
+    from fst._core.arguments import DIGESTS_KEY
+
+    # An invalid header is reported by its own check.
+    with contextlib.suppress(OSError, ValueError):
+        return any(DIGESTS_KEY in metadata for _, metadata in OpenCheckpoint(path).metadata())
+    return False
+
+
+def _digests(path: str) -> str:
+    from fst._checkpoint.checkpoint import OpenCheckpoint
+
+    checkpoint = OpenCheckpoint(path, verify="digests")
+    checkpoint.verify()
+    return f"{format_count(len(checkpoint.names()), 'tensor')} and the header verified"
 
 
 def _read(path: str) -> str:

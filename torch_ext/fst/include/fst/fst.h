@@ -20,13 +20,16 @@
 // Dtypes. `dtype` is a floating-point dtype. Tensors stored as F16, BF16, F32 and F64 are cast to it; all others keep
 // their dtype.
 //
+// Digests. `verify` compares the data with digests before any tensor is returned: "digests" with those that the files
+// carry, or the path or JSON text of a manifest with those of whole files. A difference is an [integrity] error.
+//
 // Tensors. Each tensor owns its memory and is ready on the current stream. On the CPU, tensors of local files are views
 // of private mappings. They take memory when they are used. A write to one changes neither the file nor another tensor.
 //
 // Errors. All exceptions are c10::Error or a subclass. The text, `error.what_without_backtrace()`, begins with a code
 // in brackets and names the path, the tensor and the byte if they are known:
 //
-//     c10::ValueError           [malformed] [duplicate-tensor] [invalid-argument]
+//     c10::ValueError           [malformed] [integrity] [duplicate-tensor] [invalid-argument]
 //     c10::IndexError           [tensor-not-found]
 //     c10::NotImplementedError  [unsupported-dtype]
 //     c10::OutOfMemoryError     [out-of-memory], and errors of PyTorch's allocator, which have no code
@@ -77,18 +80,18 @@ c10::TypedOperatorHandle<Signature> find(const char* name) {
 
 // Loads all tensors of a checkpoint.
 inline Tensors load_file(const std::string& path, c10::Device device = at::kCPU,
-                         std::optional<c10::ScalarType> dtype = std::nullopt) {
-  using Signature = Tensors(const std::string&, c10::Device, detail::Dtype);
+                         std::optional<c10::ScalarType> dtype = std::nullopt, const std::string& verify = {}) {
+  using Signature = Tensors(const std::string&, c10::Device, detail::Dtype, const std::string&);
   const auto operation = detail::find<Signature>("fst::load_file");
-  return operation.call(path, device, dtype);
+  return operation.call(path, device, dtype, verify);
 }
 
 // Loads all tensors of several files.
 inline Tensors load_files(const Strings& paths, c10::Device device = at::kCPU,
-                          std::optional<c10::ScalarType> dtype = std::nullopt) {
-  using Signature = Tensors(const detail::StringList&, c10::Device, detail::Dtype);
+                          std::optional<c10::ScalarType> dtype = std::nullopt, const std::string& verify = {}) {
+  using Signature = Tensors(const detail::StringList&, c10::Device, detail::Dtype, const std::string&);
   const auto operation = detail::find<Signature>("fst::load_files");
-  return operation.call(detail::list_of(paths), device, dtype);
+  return operation.call(detail::list_of(paths), device, dtype, verify);
 }
 
 // Loads the named tensors, in the order of `names`. Reads no other data. A name given twice yields two separate
@@ -96,11 +99,12 @@ inline Tensors load_files(const Strings& paths, c10::Device device = at::kCPU,
 //
 //     const auto tensors = fst::load_tensors({"model.safetensors"}, {"weight", "bias"});
 inline std::vector<at::Tensor> load_tensors(const Strings& paths, const Strings& names, c10::Device device = at::kCPU,
-                                            std::optional<c10::ScalarType> dtype = std::nullopt) {
-  using Signature =
-      std::vector<at::Tensor>(const detail::StringList&, const detail::StringList&, c10::Device, detail::Dtype);
+                                            std::optional<c10::ScalarType> dtype = std::nullopt,
+                                            const std::string& verify = {}) {
+  using Signature = std::vector<at::Tensor>(const detail::StringList&, const detail::StringList&, c10::Device,
+                                            detail::Dtype, const std::string&);
   const auto operation = detail::find<Signature>("fst::load_tensors");
-  return operation.call(detail::list_of(paths), detail::list_of(names), device, dtype);
+  return operation.call(detail::list_of(paths), detail::list_of(names), device, dtype, verify);
 }
 
 // Slice of a tensor: `length` indices of dimension `dim` from `start` on, as in `tensor.narrow(dim, start, length)`.
@@ -117,9 +121,11 @@ struct Slice {
 //     const auto rows = fst::load_slices({"model.safetensors"}, {{"weight", 0, 128, 64}});
 inline std::vector<at::Tensor> load_slices(const Strings& paths, const std::vector<Slice>& slices,
                                            c10::Device device = at::kCPU,
-                                           std::optional<c10::ScalarType> dtype = std::nullopt) {
-  using Signature = std::vector<at::Tensor>(const detail::StringList&, const detail::StringList&, c10::IntArrayRef,
-                                            c10::IntArrayRef, c10::IntArrayRef, c10::Device, detail::Dtype);
+                                           std::optional<c10::ScalarType> dtype = std::nullopt,
+                                           const std::string& verify = {}) {
+  using Signature =
+      std::vector<at::Tensor>(const detail::StringList&, const detail::StringList&, c10::IntArrayRef, c10::IntArrayRef,
+                              c10::IntArrayRef, c10::Device, detail::Dtype, const std::string&);
   const auto operation = detail::find<Signature>("fst::load_slices");
   detail::StringList names;
   std::vector<int64_t> dims, starts, lengths;
@@ -129,7 +135,7 @@ inline std::vector<at::Tensor> load_slices(const Strings& paths, const std::vect
     starts.push_back(slice.start);
     lengths.push_back(slice.length);
   }
-  return operation.call(detail::list_of(paths), names, dims, starts, lengths, device, dtype);
+  return operation.call(detail::list_of(paths), names, dims, starts, lengths, device, dtype, verify);
 }
 
 // Range of indices of one dimension: `start`, `start + step`, and so on, `length` of them.
@@ -151,9 +157,11 @@ struct Region {
 //     const auto corners = fst::load_boxes({"model.safetensors"}, {{"weight", {{0, 2, 3}, {0, 2, 2}}}});
 inline std::vector<at::Tensor> load_boxes(const Strings& paths, const std::vector<Region>& regions,
                                           c10::Device device = at::kCPU,
-                                          std::optional<c10::ScalarType> dtype = std::nullopt) {
-  using Signature = std::vector<at::Tensor>(const detail::StringList&, const detail::StringList&, c10::IntArrayRef,
-                                            c10::IntArrayRef, c10::IntArrayRef, c10::Device, detail::Dtype);
+                                          std::optional<c10::ScalarType> dtype = std::nullopt,
+                                          const std::string& verify = {}) {
+  using Signature =
+      std::vector<at::Tensor>(const detail::StringList&, const detail::StringList&, c10::IntArrayRef, c10::IntArrayRef,
+                              c10::IntArrayRef, c10::Device, detail::Dtype, const std::string&);
   const auto operation = detail::find<Signature>("fst::load_boxes");
   detail::StringList names;
   std::vector<int64_t> starts, lengths, steps;
@@ -165,16 +173,25 @@ inline std::vector<at::Tensor> load_boxes(const Strings& paths, const std::vecto
       steps.push_back(range.step);
     }
   }
-  return operation.call(detail::list_of(paths), names, starts, lengths, steps, device, dtype);
+  return operation.call(detail::list_of(paths), names, starts, lengths, steps, device, dtype, verify);
 }
 
 // Overwrites existing tensors in place. `outputs[i]` must have the shape and dtype that `names[i]` has in the file. Its
 // strides are arbitrary, and it is on the CPU or a GPU. Checks all outputs before it writes any: after a
-// c10::ValueError, no output has changed. Autograd does not record the writes.
-inline void load_into(const Strings& paths, const Strings& names, at::TensorList outputs) {
-  using Signature = void(const detail::StringList&, const detail::StringList&, at::TensorList);
+// c10::ValueError, no output has changed. Autograd does not record the writes. With `verify`, the data are read and
+// verified before anything is written, and then read again.
+inline void load_into(const Strings& paths, const Strings& names, at::TensorList outputs,
+                      const std::string& verify = {}) {
+  using Signature = void(const detail::StringList&, const detail::StringList&, at::TensorList, const std::string&);
   const auto operation = detail::find<Signature>("fst::load_into");
-  operation.call(detail::list_of(paths), detail::list_of(names), outputs);
+  operation.call(detail::list_of(paths), detail::list_of(names), outputs, verify);
+}
+
+// Reads all data of a checkpoint and compares their digests, without returning tensors.
+inline void verify(const Strings& paths, const std::string& verify = "digests") {
+  using Signature = void(const detail::StringList&, const std::string&);
+  const auto operation = detail::find<Signature>("fst::verify");
+  operation.call(detail::list_of(paths), verify);
 }
 
 // Returns the names of all tensors. Reads the headers only.
@@ -194,6 +211,8 @@ inline Texts metadata(const std::string& path) {
 // Saves `tensors[i]` under `names[i]` in a safetensors file. The tensors are on the CPU or a GPU. The function writes a
 // temporary file, flushes it and renames it to `path`. Other programs never see an incomplete file, and a file whose
 // tensors are mapped may be replaced.
+//
+// Metadata of {"fst.digests": "blake3"} (or "sha256") requests digests of all tensors in the file.
 //
 //     fst::save_file({weight, bias}, {"weight", "bias"}, "model.safetensors");
 inline void save_file(at::TensorList tensors, const Strings& names, const std::string& path,
@@ -259,6 +278,8 @@ struct LoaderOptions {
   // alone.
   int64_t window_bytes = 512ll << 20;
   Order order = Order::kFile;
+  // Digests to compare, as for `load_file`. Only tensors of mapped files can be verified with a manifest.
+  std::string verify;
 };
 
 // Loads tensors in the background and returns each as soon as it is ready. The constructor starts the load. `close`, or
@@ -284,7 +305,8 @@ class Loader {
       names = detail::list_of(*options.names);
     }
     call("__init__", detail::list_of(paths), device, names, options.dtype, options.window_bytes,
-         options.order == Order::kFile ? "file" : "landed");
+         options.order == Order::kFile ? "file" : "landed", c10::IValue(), c10::IValue(), c10::IValue(),
+         options.verify);
   }
 
   // Returns the next tensor, ready on the current stream, or `std::nullopt` after the last tensor or `close`. After an

@@ -1,0 +1,271 @@
+//! Digests with which a load compares the data of a checkpoint: those that the files carry, or those of a manifest.
+
+use super::region::TensorRegion;
+use super::{Checkpoint, OpenFile};
+use crate::digest::Digest;
+use crate::digest::manifest::{MANIFEST_BYTES_MAX, Manifest};
+use crate::error::{Error, Kind, Result};
+use crate::format::digests::Digests;
+use crate::format::header::{Entry, Header};
+use crate::format::tensors;
+use crate::num::{to_u64, to_usize};
+use crate::os::sigint::Watch;
+use crate::source::files::url_of;
+use crate::source::{Place, Source};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Request to verify the data of a checkpoint.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Verify {
+    /// Data are not verified.
+    #[default]
+    Nothing,
+    /// With the digests that every file carries.
+    Digests,
+    /// With the digests of whole files.
+    Manifest(Manifest),
+}
+
+impl Verify {
+    /// Reads a request: nothing, `digests`, a manifest in JSON, or the path or URL of a manifest.
+    ///
+    /// # Errors
+    /// Those of [`Manifest::parse`] and of opening the manifest.
+    pub fn read(text: &str) -> Result<Verify> {
+        Ok(match text {
+            "" => Verify::Nothing,
+            "digests" => Verify::Digests,
+            _ if text.starts_with('{') => Verify::Manifest(Manifest::parse(text.as_bytes())?),
+            _ => Verify::Manifest(read_manifest(Path::new(text))?),
+        })
+    }
+
+    /// Reads and checks the header of a file, and returns the digests that its data must have.
+    pub(super) fn read_header(&self, source: &Source) -> Result<(Header, Stated)> {
+        if *self == Verify::Nothing {
+            return Ok((Header::read(source)?, Stated::Nothing));
+        }
+        let bytes = Header::read_bytes(source)?;
+        let header = Header::parse(&bytes, source.length()).map_err(|error| error.at(source.path()))?;
+        let stated = self.stated(source, &header, &bytes)?;
+        Ok((header, stated))
+    }
+
+    /// Returns the digests that the data of a file with this header must have.
+    pub(super) fn stated(&self, source: &Source, header: &Header, json: &[u8]) -> Result<Stated> {
+        match self {
+            Verify::Nothing => Ok(Stated::Nothing),
+            Verify::Digests | Verify::Manifest(_) if json.starts_with(tensors::MAGIC) => {
+                let message = "a load cannot verify a file in tensorizer's format; verify it with `fst verify` first, or \
+                               load it with verify_hash=True of fst.compat.tensorizer";
+                Err(Error::new(Kind::Integrity, message).at(source.path()))
+            }
+            Verify::Digests => {
+                let digests = Digests::read(header, json).map_err(|error| error.at(source.path()))?;
+                Ok(Stated::Tensors(digests))
+            }
+            Verify::Manifest(manifest) => {
+                let missing = || {
+                    let message = "the manifest has no digest of the file; give it a line of sha256sum for the file";
+                    Error::new(Kind::Integrity, message).at(source.path())
+                };
+                // The name may contain directories that a relative path lacks.
+                let absolute = source.file().and_then(|file| std::path::absolute(&file.path).ok());
+                let path = absolute.as_deref().unwrap_or(source.path()).to_string_lossy();
+                let digest = manifest.find(&path).ok_or_else(missing)?;
+                let length = to_u64(json.len()).to_le_bytes();
+                Ok(Stated::File(digest, [length.as_slice(), json].concat().into()))
+            }
+        }
+    }
+}
+
+/// Reads a manifest from a file or object.
+///
+/// # Errors
+/// Those of [`Manifest::parse`] and of opening the manifest.
+pub fn read_manifest(path: &Path) -> Result<Manifest> {
+    let watch = Watch::begin();
+    let check = || watch.check();
+    let place = url_of(path)?.map_or_else(|| Place::Path(path.to_path_buf()), Place::Url);
+    let source = Source::open(&place, &check)?;
+    if source.length() > MANIFEST_BYTES_MAX {
+        let message = format!("a manifest has at most {MANIFEST_BYTES_MAX} bytes, not {}", source.length());
+        return Err(Error::new(Kind::Malformed, message).at(source.path()));
+    }
+    let mut bytes = vec![0; to_usize(source.length())];
+    source.read(0, &mut bytes, &check)?;
+    Manifest::parse(&bytes).map_err(|error| error.at(source.path()))
+}
+
+/// Digests that the data of one file must have.
+#[derive(Debug)]
+pub(super) enum Stated {
+    /// The file is not verified.
+    Nothing,
+    /// Digest of each tensor.
+    Tensors(Digests),
+    /// Digest of the whole file, and the bytes before its data.
+    File(Digest, Arc<[u8]>),
+}
+
+/// Bytes of a file that have one digest: a tensor, or the whole file.
+#[derive(Clone, Debug)]
+pub struct Input {
+    /// Digest that the bytes must have.
+    pub digest: Digest,
+    /// Index of the file.
+    pub source: usize,
+    /// Path of the file.
+    pub path: PathBuf,
+    /// Name of the tensor, or `None` for a file.
+    pub tensor: Option<Box<str>>,
+    /// Offset of the first byte, from the start of the file.
+    pub begin: u64,
+    /// Offset after the last byte, from the start of the file.
+    pub end: u64,
+    /// First bytes, which were read when the file was opened.
+    pub header: Arc<[u8]>,
+}
+
+impl Input {
+    /// Compares the digest that was found.
+    ///
+    /// # Errors
+    /// `integrity`, with the path, the tensor and both digests.
+    pub fn compare(&self, found: Digest) -> Result<()> {
+        if found == self.digest {
+            return Ok(());
+        }
+        let (what, whose) = match self.tensor {
+            Some(_) => ("the data", "the file"),
+            None => ("the file", "the manifest"),
+        };
+        let message = format!(
+            "the digest of {what} is {found}, but {whose} states {}; {what} changed after the digest was made",
+            self.digest
+        );
+        let error = Error::new(Kind::Integrity, message).at(&self.path).offset(self.begin);
+        Err(match &self.tensor {
+            Some(name) => error.tensor(&**name),
+            None => error,
+        })
+    }
+}
+
+/// Inputs with digests among the regions of a load.
+#[derive(Debug, Default)]
+pub struct Coverage {
+    /// The inputs.
+    pub inputs: Vec<Input>,
+    /// Index of the input that contains each region, or `None` if the region cannot be verified.
+    pub input_of: Vec<Option<usize>>,
+}
+
+impl Checkpoint {
+    /// Returns everything that has a digest, in the order of the files and of the bytes in each.
+    pub fn inputs(&self) -> Vec<Input> {
+        let mut inputs = Vec::new();
+        for (source, file) in self.files.iter().enumerate() {
+            match &file.stated {
+                Stated::Nothing => {}
+                Stated::Tensors(digests) => {
+                    let of_tensor =
+                        |(position, entry)| Some(file.tensor_input(source, entry, digests.tensor(position)?));
+                    inputs.extend(file.header.entries().enumerate().filter_map(of_tensor));
+                }
+                Stated::File(digest, header) => inputs.push(file.input(source, *digest, header)),
+            }
+        }
+        inputs
+    }
+
+    /// Makes later loads compare no digests, after all of them were compared.
+    pub fn set_verified(&self) {
+        self.is_verified.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns the inputs whose digests a load of these regions can compare, or `None` if the checkpoint is not to be
+    /// verified.
+    ///
+    /// A tensor's digest covers a region of the whole tensor, and a file's digest regions that are all tensors of the
+    /// file, each once.
+    pub fn coverage(&self, regions: &[TensorRegion]) -> Option<Coverage> {
+        let is_verified = self.is_verified.load(Ordering::Relaxed);
+        if is_verified || self.files.iter().all(|file| matches!(file.stated, Stated::Nothing)) {
+            return None;
+        }
+        let mut coverage = Coverage { inputs: Vec::new(), input_of: regions.iter().map(|_| None).collect() };
+        let mut by_file: Vec<Vec<usize>> = self.files.iter().map(|_| Vec::new()).collect();
+        for (index, region) in regions.iter().enumerate() {
+            if let Some(regions) = by_file.get_mut(region.source) {
+                regions.push(index);
+            }
+        }
+        for (source, (file, indices)) in self.files.iter().zip(by_file).enumerate() {
+            match &file.stated {
+                Stated::Nothing => {}
+                Stated::Tensors(digests) => {
+                    for index in indices {
+                        let whole = regions.get(index).and_then(|region| self.whole(source, region));
+                        let input = whole.and_then(|(_, position)| {
+                            let entry = file.header.get(position)?;
+                            Some(file.tensor_input(source, entry, digests.tensor(position)?))
+                        });
+                        coverage.add(&[index], input);
+                    }
+                }
+                Stated::File(digest, header) => {
+                    let mut found: Vec<_> = indices
+                        .iter()
+                        .filter_map(|&index| self.whole(source, regions.get(index)?))
+                        .map(|(_, position)| position)
+                        .collect();
+                    found.sort_unstable();
+                    let positions = 0..file.header.entries().len();
+                    let is_whole = found.len() == indices.len() && found.iter().copied().eq(positions);
+                    coverage.add(&indices, is_whole.then(|| file.input(source, *digest, header)));
+                }
+            }
+        }
+        Some(coverage)
+    }
+
+    /// Returns the bytes and the position of a tensor of a file, if a region is the whole tensor.
+    fn whole(&self, source: usize, region: &TensorRegion) -> Option<(std::ops::Range<u64>, usize)> {
+        let header = &self.files.get(source)?.header;
+        let position = header.position(&region.name)?;
+        let entry = header.get(position)?;
+        let range = entry.begin..entry.end;
+        (range.is_empty() || region.contiguous() == Some(range.clone())).then_some((range, position))
+    }
+}
+
+impl OpenFile {
+    /// Returns the input of the whole file.
+    fn input(&self, source: usize, digest: Digest, header: &Arc<[u8]>) -> Input {
+        let (path, end) = (self.source.path().to_path_buf(), self.source.length());
+        Input { digest, source, path, tensor: None, begin: 0, end, header: Arc::clone(header) }
+    }
+
+    /// Returns the input of a tensor.
+    fn tensor_input(&self, source: usize, entry: Entry<'_>, digest: Digest) -> Input {
+        let path = self.source.path().to_path_buf();
+        let Entry { begin, end, .. } = entry;
+        Input { digest, source, path, tensor: Some(entry.name.into()), begin, end, header: Arc::default() }
+    }
+}
+
+impl Coverage {
+    fn add(&mut self, regions: &[usize], input: Option<Input>) {
+        let Some(input) = input else { return };
+        for &region in regions {
+            if let Some(of) = self.input_of.get_mut(region) {
+                *of = Some(self.inputs.len());
+            }
+        }
+        self.inputs.push(input);
+    }
+}

@@ -1,0 +1,143 @@
+//! BLAKE3 digests of inputs whose pieces come in any order.
+//!
+//! BLAKE3 divides an input into blocks of 1024 bytes and hashes them as the leaves of a binary tree. The whole blocks of
+//! a piece form subtrees, which are hashed at once, without the other pieces. Blocks of which a piece has only a part
+//! are collected:
+//!
+//! ```text
+//! blocks     |     |     |     |     |     |     |     |     |  |
+//! piece               [..|=====|===========|...]
+//!             a part of a block ^ subtrees   ^ a part of a block
+//! ```
+
+use crate::num::{to_u64, to_usize};
+use blake3::hazmat::{
+    ChainingValue, HasherExt, Mode, left_subtree_len, max_subtree_len, merge_subtrees_non_root, merge_subtrees_root,
+};
+use std::collections::BTreeMap;
+
+/// Size of a leaf in bytes.
+const BLOCK_BYTES: u64 = 1024;
+
+/// Hashed piece of an input.
+pub struct Piece<'a> {
+    /// Beginning, length and value of each subtree.
+    subtrees: Vec<(u64, u64, ChainingValue)>,
+    /// Beginning and bytes of each part of a block, at most two.
+    parts: Vec<(u64, &'a [u8])>,
+}
+
+impl<'a> Piece<'a> {
+    /// Hashes the bytes from `begin` of an input of `length` bytes. The piece lies inside the input.
+    pub fn new(begin: u64, bytes: &'a [u8], length: u64) -> Piece<'a> {
+        let mut piece = Piece { subtrees: Vec::new(), parts: Vec::new() };
+        let (mut at, mut rest) = (begin, bytes);
+        while !rest.is_empty() {
+            let block_end = (at / BLOCK_BYTES + 1).saturating_mul(BLOCK_BYTES).min(length);
+            let is_whole = at.is_multiple_of(BLOCK_BYTES) && at.saturating_add(to_u64(rest.len())) >= block_end;
+            // The root of a tree is hashed differently, so that the only block of an input is always collected.
+            let bytes = if is_whole && length > BLOCK_BYTES {
+                subtree_bytes(at, to_u64(rest.len()), length)
+            } else {
+                (block_end - at).min(to_u64(rest.len()))
+            };
+            let (own, after) = rest.split_at_checked(to_usize(bytes)).unwrap_or((rest, &[]));
+            if is_whole && length > BLOCK_BYTES {
+                piece.subtrees.push((at, bytes, subtree(at, own)));
+            } else {
+                piece.parts.push((at, own));
+            }
+            at = at.saturating_add(bytes);
+            rest = after;
+        }
+        piece
+    }
+}
+
+/// Returns the size of the largest subtree at block `begin` that has at most `available` bytes and is not the root.
+fn subtree_bytes(begin: u64, available: u64, length: u64) -> u64 {
+    // A subtree on the left has a power of two of whole blocks. On the right edge a single block may be shorter.
+    let blocks = available / BLOCK_BYTES;
+    let Some(blocks) = blocks.checked_ilog2() else { return available };
+    let bytes = (1 << blocks) * BLOCK_BYTES;
+    let bytes = max_subtree_len(begin).map_or(bytes, |most| bytes.min(most));
+    if bytes == length { bytes / 2 } else { bytes }
+}
+
+fn subtree(begin: u64, bytes: &[u8]) -> ChainingValue {
+    let mut hasher = blake3::Hasher::new();
+    hasher.set_input_offset(begin).update(bytes).finalize_non_root()
+}
+
+/// Part of the tree of an input.
+pub struct Tree {
+    length: u64,
+    added: u64,
+    /// Length and value of each known subtree, by its beginning.
+    subtrees: BTreeMap<u64, (u64, ChainingValue)>,
+    /// Bytes of incomplete blocks, and their number that was added, by the beginning of the block.
+    blocks: BTreeMap<u64, (Vec<u8>, u64)>,
+}
+
+impl Tree {
+    /// Creates the tree of an input of `length` bytes.
+    pub fn new(length: u64) -> Tree {
+        Tree { length, added: 0, subtrees: BTreeMap::new(), blocks: BTreeMap::new() }
+    }
+
+    /// Adds a piece, and returns the digest after the last one. Returns `None` if bytes were added twice.
+    pub fn add(&mut self, piece: Piece<'_>) -> Option<Option<[u8; 32]>> {
+        for (begin, bytes, value) in piece.subtrees {
+            self.added = self.added.checked_add(bytes)?;
+            if self.subtrees.insert(begin, (bytes, value)).is_some() {
+                return None;
+            }
+        }
+        for (begin, part) in piece.parts {
+            self.added = self.added.checked_add(to_u64(part.len()))?;
+            let block = begin - begin % BLOCK_BYTES;
+            let block_bytes = BLOCK_BYTES.min(self.length.checked_sub(block)?);
+            let (bytes, filled) = self.blocks.entry(block).or_insert_with(|| (vec![0; to_usize(block_bytes)], 0));
+            *filled += to_u64(part.len());
+            let column = to_usize(begin - block);
+            bytes.get_mut(column..column.checked_add(part.len())?)?.copy_from_slice(part);
+            if *filled >= block_bytes && self.length > BLOCK_BYTES {
+                let value = subtree(block, bytes);
+                self.blocks.remove(&block);
+                if self.subtrees.insert(block, (block_bytes, value)).is_some() {
+                    return None;
+                }
+            }
+        }
+        match self.added {
+            added if added < self.length => Some(None),
+            added if added > self.length => None,
+            _ => self.root().map(Some),
+        }
+    }
+
+    fn root(&self) -> Option<[u8; 32]> {
+        if self.length <= BLOCK_BYTES {
+            let (bytes, _) = self.blocks.first_key_value()?.1;
+            return Some(*blake3::hash(bytes).as_bytes());
+        }
+        let left = left_subtree_len(self.length);
+        let (left, right) = (self.value(0, left)?, self.value(left, self.length - left)?);
+        Some(*merge_subtrees_root(&left, &right, Mode::Hash).as_bytes())
+    }
+
+    /// Returns the value of a subtree, or `None` if bytes are missing.
+    fn value(&self, begin: u64, length: u64) -> Option<ChainingValue> {
+        if let Some((known, value)) = self.subtrees.get(&begin)
+            && *known == length
+        {
+            return Some(*value);
+        }
+        if length <= BLOCK_BYTES {
+            return None;
+        }
+        let left = left_subtree_len(length);
+        let (left, right) = (self.value(begin, left)?, self.value(begin.checked_add(left)?, length - left)?);
+        Some(merge_subtrees_non_root(&left, &right, Mode::Hash))
+    }
+}

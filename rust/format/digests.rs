@@ -1,0 +1,163 @@
+//! Digests that a safetensors file carries: of its header and of each tensor.
+//!
+//! They are one text of the metadata, so that every reader of safetensors accepts the file:
+//!
+//! ```text
+//! "__metadata__": {"fst.digests": "blake3:" + 64 digits of the header's digest + ":" + base64 of all tensors' digests}
+//! ```
+//!
+//! The tensors' digests, of 32 bytes each, are in the order of the data, without a separator, in base64 with the
+//! alphabet for URLs and without padding. The digest of the header is that of the bytes from the start of the file to
+//! the start of the data, with `0` for each of its own 64 digits. So it covers names, dtypes, shapes, offsets, metadata
+//! and the digests of all tensors.
+//!
+//! A caller requests digests of a new file with the same key, whose value then begins with the algorithm's name. So a
+//! copy of another file's metadata renews the digests. The length of the text is known before the digests are.
+
+use super::header::{Header, LENGTH_BYTES};
+use super::layout::Metadata;
+use crate::digest::{Algorithm, DIGEST_BYTES, Digest};
+use crate::error::{Error, Kind, Result};
+use crate::num::to_u64;
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use std::ops::Range;
+
+/// Key of the metadata.
+pub const DIGESTS_KEY: &str = "fst.digests";
+
+/// Number of hexadecimal digits of the header's digest.
+const HEX_DIGITS: usize = 2 * DIGEST_BYTES;
+
+/// Digests of the tensors of a file, whose header was compared with its own digest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Digests {
+    algorithm: Algorithm,
+    tensors: Vec<u8>,
+}
+
+impl Digests {
+    /// Decodes the digests of a file, and compares the header with its digest. `json` is the header that was parsed.
+    ///
+    /// # Errors
+    /// `integrity` if the file has no digests or its header differs from them; `malformed` if they are not what this
+    /// module describes. Without the path.
+    pub fn read(header: &Header, json: &[u8]) -> Result<Digests> {
+        let Some(text) = header.metadata().and_then(|metadata| metadata.get(DIGESTS_KEY)) else {
+            let message = "the file carries no digests; save it with digests=\"blake3\", or verify it with a manifest \
+                           of the digests of whole files";
+            return Err(Error::new(Kind::Integrity, message));
+        };
+        let malformed = |what: &str| {
+            let message = format!("the metadata {DIGESTS_KEY:?} are not valid: {what}");
+            Error::new(Kind::Malformed, message).offset(LENGTH_BYTES)
+        };
+        let (name, rest) = text.split_once(':').ok_or_else(|| malformed("no \":\" follows an algorithm"))?;
+        let algorithm = Algorithm::from_name(name).ok_or_else(|| malformed("unknown algorithm"))?;
+        let (hex, encoded) = rest.split_once(':').ok_or_else(|| malformed("no \":\" follows the header's digest"))?;
+        let stated = Digest::from_hex(algorithm, hex).ok_or_else(|| malformed("no digest of the header"))?;
+        let count = header.entries().len();
+        if encoded.len() != encoded_bytes(count) {
+            return Err(malformed(&format!("the digests of {count} tensors take {} characters", encoded_bytes(count))));
+        }
+        let tensors = URL_SAFE_NO_PAD.decode(encoded).map_err(|error| malformed(&error.to_string()))?;
+        let begin = position(json, text).ok_or_else(|| malformed("the text is not exactly once in the header"))?;
+        let digits = begin + name.len() + 1;
+        let found = digest_of(algorithm, json, digits..digits + HEX_DIGITS);
+        if found != stated {
+            let message =
+                format!("the digest of the header is {found}, but the file states {stated}; the file has changed");
+            return Err(Error::new(Kind::Integrity, message).offset(0));
+        }
+        Ok(Digests { algorithm, tensors })
+    }
+
+    /// Returns the digest of the tensor at a position of [`Header::entries`].
+    pub fn tensor(&self, position: usize) -> Option<Digest> {
+        let begin = position.checked_mul(DIGEST_BYTES)?;
+        let bytes = self.tensors.get(begin..begin.checked_add(DIGEST_BYTES)?)?;
+        Some(Digest { algorithm: self.algorithm, bytes: bytes.try_into().ok()? })
+    }
+}
+
+/// Returns the algorithm of the digests that the metadata of a new file request, or `None` if they request none.
+///
+/// # Errors
+/// `invalid-argument` for an unknown algorithm.
+pub fn requested(metadata: &Metadata) -> Result<Option<Algorithm>> {
+    let Some(text) = metadata.as_ref().and_then(|metadata| metadata.get(DIGESTS_KEY)) else { return Ok(None) };
+    let name = text.split_once(':').map_or(text.as_str(), |(name, _)| name);
+    let unknown = || {
+        let name: String = name.chars().take(20).collect();
+        Error::new(Kind::InvalidArgument, format!("the digests are {name:?}, but must be \"blake3\" or \"sha256\""))
+    };
+    Algorithm::from_name(name).map(Some).ok_or_else(unknown)
+}
+
+/// Returns the metadata of a file with `count` tensors, with a text as long as the requested digests.
+///
+/// # Errors
+/// Those of [`requested`].
+pub fn reserve(metadata: &Metadata, count: usize) -> Result<Metadata> {
+    let Some(algorithm) = requested(metadata)? else { return Ok(metadata.clone()) };
+    let mut metadata = metadata.clone();
+    if let Some(text) = metadata.as_mut().and_then(|metadata| metadata.get_mut(DIGESTS_KEY)) {
+        *text = blank(algorithm, count);
+    }
+    Ok(metadata)
+}
+
+/// Writes digests to the header of a file, in the place that [`reserve`] has kept: those of the tensors in the order of
+/// the data, and that of the header.
+///
+/// # Errors
+/// `internal` if the header has no such place.
+pub fn seal(header: &mut [u8], algorithm: Algorithm, tensors: &[Digest]) -> Result<()> {
+    let no_place = || Error::new(Kind::Internal, format!("the header has no place for {} digests", tensors.len()));
+    let (_, json) = header.split_at_mut_checked(LENGTH_BYTES_SIZE).ok_or_else(no_place)?;
+    let mut value = blank(algorithm, tensors.len());
+    let begin = position(json, &value).ok_or_else(no_place)?;
+    let bytes: Vec<u8> = tensors.iter().flat_map(|digest| digest.bytes).collect();
+    value.truncate(value.len() - encoded_bytes(tensors.len()));
+    URL_SAFE_NO_PAD.encode_string(bytes, &mut value);
+    let place = json.get_mut(begin..begin + value.len()).ok_or_else(no_place)?;
+    place.copy_from_slice(value.as_bytes());
+    let digits = begin + algorithm.name().len() + 1;
+    let digest = digest_of(algorithm, json, digits..digits + HEX_DIGITS);
+    json.get_mut(digits..digits + HEX_DIGITS).ok_or_else(no_place)?.copy_from_slice(digest.hex().as_bytes());
+    Ok(())
+}
+
+/// [`LENGTH_BYTES`] as the size of an array.
+const LENGTH_BYTES_SIZE: usize = size_of::<u64>();
+
+/// Returns the text for `count` tensors, with zeros for all digests.
+fn blank(algorithm: Algorithm, count: usize) -> String {
+    format!("{}:{}:{}", algorithm.name(), "0".repeat(HEX_DIGITS), "A".repeat(encoded_bytes(count)))
+}
+
+/// Returns the number of characters of the digests of `count` tensors.
+fn encoded_bytes(count: usize) -> usize {
+    count.saturating_mul(8 * DIGEST_BYTES).div_ceil(6)
+}
+
+/// Returns the position of a text in the header, if it occurs exactly once.
+fn position(json: &[u8], text: &str) -> Option<usize> {
+    let json = std::str::from_utf8(json).ok()?;
+    let quoted = format!("\"{text}\"");
+    let mut found = json.match_indices(&quoted);
+    let (begin, _) = found.next()?;
+    found.next().is_none().then_some(begin + 1)
+}
+
+/// Returns the digest of a header, with `0` for the bytes of `digits`.
+fn digest_of(algorithm: Algorithm, json: &[u8], digits: Range<usize>) -> Digest {
+    let mut header = Vec::with_capacity(LENGTH_BYTES_SIZE + json.len());
+    header.extend(to_u64(json.len()).to_le_bytes());
+    header.extend(json);
+    let digits = LENGTH_BYTES_SIZE + digits.start..LENGTH_BYTES_SIZE + digits.end;
+    if let Some(digits) = header.get_mut(digits) {
+        digits.fill(b'0');
+    }
+    algorithm.digest(&header)
+}

@@ -1,0 +1,190 @@
+//! Reads bytes only to compare their digests, through the page cache, where the load finds them next.
+//!
+//! Loads into existing tensors use it, since they must not write before all digests are compared, and loads of mapped
+//! files, whose bytes are not read otherwise. System calls read the bytes, since an access to a mapped file that became
+//! shorter would end the process.
+
+use crate::checkpoint::Checkpoint;
+use crate::checkpoint::region::TensorRegion;
+use crate::checkpoint::verify::{Coverage, Input};
+use crate::digest::manifest::Manifest;
+use crate::error::{Error, Kind, Result};
+use crate::load::verifier::HashedInput;
+use crate::num::{to_u64, to_usize};
+use crate::options::Options;
+use crate::os::sigint::Watch;
+use crate::os::threads;
+use crate::profile::{self, Stage};
+use crate::source::files::url_of;
+use crate::source::{Place, Source};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Number of bytes after which a job ends, if the order of the bytes allows it.
+const JOB_BYTES: u64 = 4 << 20;
+/// Number of bytes that a job reads at once. They stay in the cache of the core that hashes them.
+const BLOCK_BYTES: u64 = 512 << 10;
+/// Number of threads for objects, which wait most of the time.
+const REMOTE_THREADS: usize = 32;
+
+/// Contiguous bytes of a file, and the inputs to which they belong.
+struct Job {
+    bytes: Range<u64>,
+    source: usize,
+    inputs: Range<usize>,
+}
+
+/// Compares the digests of whole tensors or files among the regions.
+///
+/// # Errors
+/// `integrity` for the first difference; `io`, `interrupted`.
+pub fn check_regions(checkpoint: &Checkpoint, regions: &[TensorRegion], options: &Options) -> Result<()> {
+    let Some(Coverage { inputs, .. }) = checkpoint.coverage(regions) else { return Ok(()) };
+    let sources: Vec<Source> = checkpoint.sources().cloned().collect();
+    first(differences(&sources, inputs, options)?)
+}
+
+/// Reads one of several equal parts of everything that has a digest, and compares the digests.
+///
+/// # Errors
+/// `integrity` for the first difference; `io`, `interrupted`.
+pub fn check_part(checkpoint: &Checkpoint, part: usize, parts: usize, options: &Options) -> Result<()> {
+    checkpoint.check_headers(0..checkpoint.sources().len())?;
+    let mut inputs = checkpoint.inputs();
+    let total_bytes: u64 = inputs.iter().map(|input| input.end - input.begin).sum();
+    let (begin, end) = (part_begin(total_bytes, part, parts), part_begin(total_bytes, part.saturating_add(1), parts));
+    let mut at: u64 = 0;
+    inputs.retain(|input| {
+        let is_own = (begin..end).contains(&at) || (at >= total_bytes && end >= total_bytes);
+        at = at.saturating_add(input.end - input.begin);
+        is_own
+    });
+    let sources: Vec<Source> = checkpoint.sources().cloned().collect();
+    first(differences(&sources, inputs, options)?)
+}
+
+/// Returns where a part begins, if `total` is divided into equal parts.
+fn part_begin(total: u64, part: usize, parts: usize) -> u64 {
+    let begin = u128::from(total) * u128::from(to_u64(part)) / u128::from(to_u64(parts.max(1)));
+    u64::try_from(begin).unwrap_or(u64::MAX)
+}
+
+/// Compares every file of a manifest, below a directory or the URL of one.
+///
+/// # Errors
+/// `integrity` for the first difference; those of opening the files; `io`, `interrupted`.
+pub fn check_manifest(manifest: &Manifest, directory: &Path, options: &Options) -> Result<()> {
+    let watch = Watch::begin();
+    let mut sources = Vec::new();
+    let mut inputs = Vec::new();
+    for (name, digest) in manifest.entries() {
+        let path = directory.join(name);
+        let place = url_of(&path)?.map_or_else(|| Place::Path(path.clone()), Place::Url);
+        let source = Source::open(&place, &|| watch.check())?;
+        let (path, end) = (source.path().to_path_buf(), source.length());
+        let header = Arc::default();
+        inputs.push(Input { digest, source: sources.len(), path, tensor: None, begin: 0, end, header });
+        sources.push(source);
+    }
+    first(differences(&sources, inputs, options)?)
+}
+
+/// Fails with the first of the differences.
+///
+/// # Errors
+/// `integrity`.
+pub(super) fn first(differences: Vec<Error>) -> Result<()> {
+    let more = differences.len().saturating_sub(1);
+    match differences.into_iter().next() {
+        None => Ok(()),
+        Some(error) if more == 0 => Err(error),
+        Some(error) => Err(error.note(&format!("{more} more digests differ"))),
+    }
+}
+
+/// Returns an error for each input whose digest differs, in the order of the files.
+///
+/// # Errors
+/// `io`, `interrupted`.
+pub fn differences(sources: &[Source], mut inputs: Vec<Input>, options: &Options) -> Result<Vec<Error>> {
+    let watch = Watch::begin();
+    let check = || watch.check();
+    inputs.sort_by_key(|input| (input.source, input.begin, input.end));
+    inputs.dedup_by_key(|input| (input.source, input.begin, input.end));
+    let differences = Mutex::new(Vec::new());
+    let keep = |error: Error| match error.kind() {
+        Kind::Integrity => {
+            differences.lock().unwrap_or_else(PoisonError::into_inner).push(error);
+            Ok(())
+        }
+        _ => Err(error),
+    };
+    let mut hashed = Vec::with_capacity(inputs.len());
+    for input in inputs {
+        match HashedInput::begin(input) {
+            Ok(input) => hashed.push(input),
+            Err(error) => keep(error)?,
+        }
+    }
+    let jobs = jobs(&hashed);
+    let is_remote = sources.iter().any(|source| source.file().is_none());
+    let threads = if is_remote { options.threads.max(REMOTE_THREADS) } else { options.threads };
+    let buffers: Mutex<Vec<Vec<u8>>> = Mutex::default();
+    threads::for_each(threads, jobs.len(), |index| {
+        let Some(job) = jobs.get(index) else { return Ok(()) };
+        let source = sources.get(job.source).ok_or_else(|| Error::new(Kind::Internal, "no such file"))?;
+        let kept = buffers.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let mut buffer = kept.unwrap_or_else(|| vec![0; to_usize(BLOCK_BYTES)]);
+        let mut at = job.bytes.start;
+        while at < job.bytes.end {
+            check()?;
+            let end = job.bytes.end.min(at.saturating_add(BLOCK_BYTES));
+            let block = buffer.get_mut(..to_usize(end - at)).unwrap_or_default();
+            let span = profile::span(Stage::Read).bytes(block.len());
+            source.read(at, block, &check)?;
+            drop(span);
+            for input in hashed.get(job.inputs.clone()).unwrap_or_default() {
+                let (first, last) = (input.input.begin.max(at), input.input.end.min(end));
+                if first < last {
+                    let bytes = block.get(to_usize(first - at)..to_usize(last - at)).unwrap_or_default();
+                    input.add(first, bytes, &check).or_else(keep)?;
+                }
+            }
+            at = end;
+        }
+        buffers.lock().unwrap_or_else(PoisonError::into_inner).push(buffer);
+        Ok(())
+    })?;
+    let mut differences = differences.into_inner().unwrap_or_else(PoisonError::into_inner);
+    differences.sort_by_key(|error| error.to_string());
+    Ok(differences)
+}
+
+/// Divides sorted, disjoint inputs into jobs. A sequential input has one job, so that no thread waits for another.
+fn jobs(inputs: &[HashedInput]) -> Vec<Job> {
+    let mut jobs: Vec<Job> = Vec::new();
+    for (index, hashed) in inputs.iter().enumerate() {
+        let input = &hashed.input;
+        let mut begin = input.begin.saturating_add(to_u64(input.header.len()));
+        while begin < input.end {
+            let room = match jobs.last_mut() {
+                Some(job) if (job.source, job.bytes.end) == (input.source, begin) => {
+                    JOB_BYTES.saturating_sub(job.bytes.end - job.bytes.start)
+                }
+                _ => 0,
+            };
+            if room == 0 {
+                jobs.push(Job { bytes: begin..begin, source: input.source, inputs: index..index });
+            }
+            let Some(job) = jobs.last_mut() else { break };
+            let bytes = if room == 0 { JOB_BYTES } else { room };
+            let is_sequential = input.digest.algorithm.is_sequential();
+            let end = if is_sequential { input.end } else { input.end.min(begin.saturating_add(bytes)) };
+            job.bytes.end = end;
+            job.inputs.end = index + 1;
+            begin = end;
+        }
+    }
+    jobs
+}

@@ -1,0 +1,161 @@
+//! Hashes the bytes of a load before they are copied, and compares the digests.
+
+use crate::checkpoint::Checkpoint;
+use crate::checkpoint::region::TensorRegion;
+use crate::checkpoint::verify::{Coverage, Input};
+use crate::device::engine::Inspector;
+use crate::digest::Hash;
+use crate::digest::turns::Turns;
+use crate::error::{Error, Kind, Result};
+use crate::num::to_u64;
+use crate::os::retry::Check;
+use crate::plan::Chunk;
+use crate::profile::{self, Stage};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+/// Digests of a transfer in progress.
+pub struct Verifier {
+    inputs: Vec<HashedInput>,
+    input_of: Vec<Option<usize>>,
+    turns: Turns,
+}
+
+/// Input whose bytes are hashed when they were read.
+pub(super) struct HashedInput {
+    pub(super) input: Input,
+    hash: Hash,
+    /// Whether the bytes before the data of the file still have to be hashed.
+    needs_header: Mutex<bool>,
+}
+
+impl HashedInput {
+    /// Begins an input. Compares the digest of an input without bytes at once.
+    ///
+    /// # Errors
+    /// `integrity`.
+    pub(super) fn begin(input: Input) -> Result<HashedInput> {
+        let (algorithm, length) = (input.digest.algorithm, input.end.saturating_sub(input.begin));
+        if length == 0 {
+            input.compare(algorithm.digest(&[]))?;
+        }
+        let has_header = !input.header.is_empty();
+        let hashed = HashedInput { input, hash: Hash::new(algorithm, length), needs_header: Mutex::new(has_header) };
+        // A file without data.
+        if to_u64(hashed.input.header.len()) == length && has_header {
+            hashed.add_header(&|| Ok(()))?;
+        }
+        Ok(hashed)
+    }
+
+    /// Hashes bytes of the file from `offset`, and compares the digest after the last ones.
+    ///
+    /// # Errors
+    /// `integrity`; those of [`Hash::add`].
+    pub(super) fn add(&self, offset: u64, bytes: &[u8], check: Check<'_>) -> Result<()> {
+        self.add_header(check)?;
+        let misfit = || Error::new(Kind::Internal, format!("byte {offset} precedes the input"));
+        let begin = offset.checked_sub(self.input.begin).ok_or_else(misfit)?;
+        self.add_at(begin, bytes, check)
+    }
+
+    fn add_header(&self, check: Check<'_>) -> Result<()> {
+        let needs_header = {
+            let mut needs_header = self.needs_header.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut *needs_header, false)
+        };
+        if needs_header { self.add_at(0, &self.input.header, check) } else { Ok(()) }
+    }
+
+    fn add_at(&self, begin: u64, bytes: &[u8], check: Check<'_>) -> Result<()> {
+        let _span = profile::span(Stage::Hash).bytes(bytes.len());
+        self.hash.add(begin, bytes, check)?.map_or(Ok(()), |found| self.input.compare(found))
+    }
+
+    /// Fails if only a part of the bytes was hashed.
+    fn finish(&self) -> Result<()> {
+        if !self.hash.is_incomplete() {
+            return Ok(());
+        }
+        let error = Error::new(Kind::Internal, "a load has read only a part of what has a digest").at(&self.input.path);
+        Err(match &self.input.tensor {
+            Some(name) => error.tensor(&**name),
+            None => error,
+        })
+    }
+}
+
+impl Verifier {
+    /// Prepares the digests of a load, or returns `None` if the checkpoint is not to be verified.
+    ///
+    /// # Errors
+    /// `integrity` for a tensor without bytes.
+    pub fn new(checkpoint: &Checkpoint, regions: &[TensorRegion]) -> Result<Option<Verifier>> {
+        let Some(Coverage { inputs, input_of }) = checkpoint.coverage(regions) else { return Ok(None) };
+        let inputs = inputs.into_iter().map(HashedInput::begin).collect::<Result<_>>()?;
+        Ok(Some(Verifier { inputs, input_of, turns: Turns::default() }))
+    }
+
+    /// Returns whether a file is compared as a whole, so that no tensor is verified before all of them are.
+    pub fn has_files(&self) -> bool {
+        self.inputs.iter().any(|hashed| hashed.input.tensor.is_none())
+    }
+
+    /// Begins a batch, and returns the order in which its chunks should run.
+    ///
+    /// The chunks of a sequential input run in the order of their bytes. Chunks of several files take turns, so that the
+    /// files are hashed at the same time.
+    pub fn begin(&self, chunks: &[Chunk]) -> Vec<usize> {
+        self.turns.restart();
+        let mut rounds: BTreeMap<usize, usize> = BTreeMap::new();
+        let mut order: Vec<(usize, usize)> = Vec::with_capacity(chunks.len());
+        let is_interleaved = self.is_sequential() && self.has_files();
+        for (index, chunk) in chunks.iter().enumerate() {
+            let round = rounds.entry(if is_interleaved { chunk.source() } else { 0 }).or_default();
+            order.push((*round, index));
+            *round += 1;
+        }
+        order.sort_unstable();
+        order.into_iter().map(|(_, index)| index).collect()
+    }
+
+    /// Stores the error of a chunk, which ends the waits of all threads.
+    pub fn fail(&self, error: Error) -> Error {
+        self.turns.fail(error)
+    }
+
+    /// Fails after a chunk has failed.
+    ///
+    /// # Errors
+    /// That of the chunk.
+    pub fn check(&self) -> Result<()> {
+        self.turns.check()
+    }
+
+    /// Checks that all bytes of every input that was read were hashed.
+    ///
+    /// # Errors
+    /// `internal` if bytes are missing.
+    pub fn finish(&self) -> Result<()> {
+        self.inputs.iter().try_for_each(HashedInput::finish)
+    }
+
+    fn is_sequential(&self) -> bool {
+        self.inputs.iter().any(|hashed| hashed.input.digest.algorithm.is_sequential())
+    }
+}
+
+impl Inspector for Verifier {
+    fn acquire(&self, turn: usize, check: Check<'_>, acquire: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        if self.is_sequential() { self.turns.pass(turn, check, acquire) } else { acquire() }
+    }
+
+    fn covers(&self, tensor: usize) -> bool {
+        self.input_of.get(tensor).is_some_and(Option::is_some)
+    }
+
+    fn inspect(&self, tensor: usize, offset: u64, bytes: &[u8], check: Check<'_>) -> Result<()> {
+        let input = self.input_of.get(tensor).copied().flatten().and_then(|input| self.inputs.get(input));
+        input.map_or(Ok(()), |input| input.add(offset, bytes, check))
+    }
+}
