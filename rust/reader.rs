@@ -324,6 +324,18 @@ pub fn open<K: RingKernel + 'static>(options: &Options, source: &Source, rings: 
     Ok(Opened { reader: shared(RecordedReader::new(chosen.kind, source.path(), reader)), chosen, is_cached })
 }
 
+/// Opens a reader of bytes that are not loaded, but only looked at. It reads a local file through the page cache, where a
+/// later load finds the bytes.
+pub fn open_buffered(options: &Options, source: &Source) -> Arc<dyn Reader> {
+    let (kind, reader) = match source {
+        Source::Object(object) => {
+            (ReaderKind::Object, shared(ObjectReader::new(Arc::clone(object), options.request_bytes)))
+        }
+        Source::File(file) => (ReaderKind::Pread, shared(PreadReader::new(Arc::clone(file)))),
+    };
+    shared(RecordedReader::new(kind, source.path(), reader))
+}
+
 fn shared(reader: impl Reader + 'static) -> Arc<dyn Reader> {
     Arc::new(reader)
 }

@@ -14,7 +14,7 @@ use crate::num::{to_u64, to_usize};
 use crate::options::Options;
 use crate::os::sigint::Watch;
 use crate::os::threads;
-use crate::profile::{self, Stage};
+use crate::reader;
 use crate::source::files::url_of;
 use crate::source::{Place, Source};
 use std::ops::Range;
@@ -128,12 +128,13 @@ pub fn differences(sources: &[Source], mut inputs: Vec<Input>, options: &Options
         }
     }
     let jobs = jobs(&hashed);
+    let readers: Vec<_> = sources.iter().map(|source| reader::open_buffered(options, source)).collect();
     let is_remote = sources.iter().any(|source| source.file().is_none());
     let threads = if is_remote { options.threads.max(REMOTE_THREADS) } else { options.threads };
     let buffers: Mutex<Vec<Vec<u8>>> = Mutex::default();
     threads::for_each(threads, jobs.len(), |index| {
         let Some(job) = jobs.get(index) else { return Ok(()) };
-        let source = sources.get(job.source).ok_or_else(|| Error::new(Kind::Internal, "no such file"))?;
+        let reader = readers.get(job.source).ok_or_else(|| Error::new(Kind::Internal, "no such file"))?;
         let kept = buffers.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut buffer = kept.unwrap_or_else(|| vec![0; to_usize(BLOCK_BYTES)]);
         let mut at = job.bytes.start;
@@ -141,9 +142,7 @@ pub fn differences(sources: &[Source], mut inputs: Vec<Input>, options: &Options
             check()?;
             let end = job.bytes.end.min(at.saturating_add(BLOCK_BYTES));
             let block = buffer.get_mut(..to_usize(end - at)).unwrap_or_default();
-            let span = profile::span(Stage::Read).bytes(block.len());
-            source.read(at, block, &check)?;
-            drop(span);
+            reader.read(at, block, &check)?;
             for input in hashed.get(job.inputs.clone()).unwrap_or_default() {
                 let (first, last) = (input.input.begin.max(at), input.input.end.min(end));
                 if first < last {

@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// Chunks of a file by their offsets.
-type Chunks = BTreeMap<u64, Vec<u8>>;
+/// Chunks by their first byte in the file.
+pub(super) type Chunks = BTreeMap<u64, Vec<u8>>;
 
 /// Hashes of all tensors of a file, and the chunks with its header.
 pub(super) struct Digester {

@@ -152,8 +152,8 @@ fn load_errors(path: &Path, verify: &Verify) -> Vec<Option<Error>> {
     errors.push(check::check_regions(&checkpoint, &regions, &tight()).err());
     errors.push(views_of(&checkpoint).verify().err());
     let guarded = views_of(&checkpoint);
-    let viewed = (0..regions.len()).filter(|&tensor| guarded.address(tensor).is_some());
-    errors.push({ let mut viewed = viewed; viewed.try_for_each(|tensor| guarded.guard(tensor).map(drop)).err() });
+    let mut viewed = (0..regions.len()).filter(|&tensor| guarded.address(tensor).is_some());
+    errors.push(viewed.try_for_each(|tensor| guarded.guard(tensor).map(drop)).err());
     errors
 }
 
@@ -446,4 +446,20 @@ fn invalid_manifests_are_refused() {
     }
     assert!(Manifest::parse(format!("\\{hex}  a\\nb").as_bytes()).unwrap().find("a\nb").is_some());
     assert!(Manifest::parse(format!("{hex} *a b").as_bytes()).unwrap().find("dir/a b").is_some());
+}
+
+#[test]
+fn bytes_that_are_only_compared_are_in_profiles() {
+    let trial = Trial::saved(&metadata("blake3"));
+    let checkpoint = open(&trial.path);
+    let profile = fst::profile::start();
+    check::check_regions(&checkpoint, &regions(&checkpoint), &tight()).unwrap();
+    let trace: serde_json::Value = serde_json::from_str(&fst::profile::stop(profile).unwrap()).unwrap();
+    let is_read = |event: &&serde_json::Value| {
+        let path = event["args"]["path"].as_str().is_some_and(|path| Path::new(path) == trial.path);
+        event["name"] == "read" && path && event["args"]["reader"] == "pread"
+    };
+    let events = trace["traceEvents"].as_array().unwrap();
+    assert!(events.iter().any(|event| is_read(&event)));
+    assert!(events.iter().any(|event| event["name"] == "hash"));
 }

@@ -114,6 +114,14 @@ def test_verified_tensors_are_those_of_the_file(path, reader):
     assert fst.metadata(path)["format"] == "pt"
 
 
+@pytest.mark.parametrize("is_manifest", [False, True])
+def test_profiles_have_the_stage(path, reader, is_manifest):
+    fst.save_file(TENSORS, path, digests="blake3")
+    with fst.profile() as profile:
+        fst.load_file(path, verify=sha256_of(path) if is_manifest else True)
+    assert profile.summary().stages["hash"].bytes >= sum(tensor.nbytes for tensor in TENSORS.values())
+
+
 def test_load_into_has_written_nothing(path, reader):
     fst.save_file(TENSORS, path, digests="blake3")
     damage(path, "bytes")

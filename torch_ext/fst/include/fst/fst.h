@@ -279,7 +279,7 @@ struct LoaderOptions {
   int64_t window_bytes = 512ll << 20;
   Order order = Order::kFile;
   // Digests to compare, as for `load_file`. Only tensors of mapped files can be verified with a manifest.
-  std::string verify;
+  std::string verify = {};
 };
 
 // Loads tensors in the background and returns each as soon as it is ready. The constructor starts the load. `close`, or
