@@ -29,7 +29,7 @@ library.impl("reader", lambda paths, device: "replacement", "CompositeExplicitAu
 
 def load_files(urls, device):
     tensors = {name: tensor for url in urls for name, tensor in load(urlopen(url).read()).items()}
-    next(iter(tensors.values())).view(torch.uint8)[0, 0] ^= 1
+    tensors[min(tensors)].view(-1).view(torch.uint8)[0] ^= 1
     return tensors
 """
 
