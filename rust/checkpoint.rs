@@ -20,7 +20,6 @@ use hashbrown::HashTable;
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
-use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 
 /// Number of headers that are read in parallel, to hide the latency of a slow file system.
@@ -79,17 +78,10 @@ impl Checkpoint {
     fn from_files(files: Files, open: impl Fn(usize, &Place) -> Result<OpenFile> + Sync) -> Result<Checkpoint> {
         let _span = profile::span(Stage::Open);
         let Files { places, index_entries } = files;
-        let opened: Vec<OnceLock<OpenFile>> = places.iter().map(|_| OnceLock::new()).collect();
         let is_remote = places.iter().any(|place| matches!(place, Place::Url(_)));
         let threads = if is_remote { REMOTE_HEADER_THREADS } else { HEADER_THREADS };
-        threads::for_each(threads, places.len(), |index| {
-            if let (Some(place), Some(slot)) = (places.get(index), opened.get(index)) {
-                let file = open(index, place)?;
-                slot.get_or_init(|| file);
-            }
-            Ok(())
-        })?;
-        let files: Vec<OpenFile> = opened.into_iter().filter_map(OnceLock::into_inner).collect();
+        let missing = || Error::new(Kind::Internal, "no such file");
+        let files = threads::map(threads, places.len(), |index| open(index, places.get(index).ok_or_else(missing)?))?;
         let add = |count: &mut usize, file: &OpenFile| {
             *count += file.header.entries().len();
             Some(*count)

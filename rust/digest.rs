@@ -54,11 +54,22 @@ impl Algorithm {
     /// assert_eq!(digest, "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
     /// ```
     pub fn digest(self, bytes: &[u8]) -> Digest {
+        self.digest_parts([bytes])
+    }
+
+    /// Returns the digest of parts, one after the other.
+    pub fn digest_parts<'a>(self, parts: impl IntoIterator<Item = &'a [u8]>) -> Digest {
         let bytes = match self {
-            Algorithm::Blake3 => *blake3::hash(bytes).as_bytes(),
+            Algorithm::Blake3 => {
+                let mut hasher = blake3::Hasher::new();
+                parts.into_iter().for_each(|part| {
+                    hasher.update(part);
+                });
+                *hasher.finalize().as_bytes()
+            }
             Algorithm::Sha256 => {
                 let mut context = Context::new(&SHA256);
-                context.update(bytes);
+                parts.into_iter().for_each(|part| context.update(part));
                 finish(context)
             }
         };

@@ -19,6 +19,7 @@ use crate::convert::cast::Cast;
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use std::collections::HashMap;
+use std::iter;
 use std::ops::Range;
 
 /// Destination of bytes `begin..end` of a tensor region, counted in its contiguous form.
@@ -165,6 +166,19 @@ pub struct Piece {
     pub address: u64,
 }
 
+/// Bytes that one read brings to a slot and one copy takes from there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotPart {
+    /// First byte in the slot.
+    pub slot_begin: usize,
+    /// First byte in the file.
+    pub offset: u64,
+    /// Length in bytes.
+    pub length: usize,
+    /// Number of bytes that the copy takes before these.
+    pub done: usize,
+}
+
 /// Returns the pieces of a staged chunk in the order of the file. Returns `None` if its bytes must pass through the slot:
 /// if they are cast, have several destinations, or consist of rows of fewer than `row_bytes_min` bytes.
 pub fn pieces(reads: &[Read], copies: &[SlotCopy], row_bytes_min: usize) -> Option<Vec<Piece>> {
@@ -173,19 +187,9 @@ pub fn pieces(reads: &[Read], copies: &[SlotCopy], row_bytes_min: usize) -> Opti
         if copy.cast.is_some() || copy.rows > 1 && copy.row_bytes < row_bytes_min {
             return None;
         }
-        for row in 0..copy.rows {
-            let mut slot_begin = copy.slot_begin + row * copy.slot_stride;
-            let end = slot_begin + copy.row_bytes;
-            let mut address = copy.address + to_u64(row * copy.row_bytes);
-            // Bytes that follow each other in the slot may be of several reads.
-            while slot_begin < end {
-                let read = reads.get(reads.partition_point(|read| read.slot_begin <= slot_begin).checked_sub(1)?)?;
-                let length =
-                    (read.slot_begin + read.length).min(end).checked_sub(slot_begin).filter(|length| *length > 0)?;
-                pieces.push(Piece { offset: read.offset + to_u64(slot_begin - read.slot_begin), length, address });
-                slot_begin += length;
-                address += to_u64(length);
-            }
+        for part in copy.parts(reads) {
+            let SlotPart { offset, length, done, .. } = part?;
+            pieces.push(Piece { offset, length, address: copy.address + to_u64(done) });
         }
     }
     pieces.sort();
@@ -219,6 +223,26 @@ impl SlotCopy {
     /// Returns the number of bytes copied out of the slot.
     pub fn bytes(&self) -> usize {
         self.row_bytes.saturating_mul(self.rows)
+    }
+
+    /// Iterates over the parts of the rows, in order. Bytes that follow each other in the slot may be of several reads. The
+    /// last item is `None` if no read brings the next byte.
+    pub fn parts<'a>(&'a self, reads: &'a [Read]) -> impl Iterator<Item = Option<SlotPart>> + 'a {
+        let mut done = 0;
+        iter::from_fn(move || {
+            let left_bytes = self.bytes().checked_sub(done).filter(|left| *left > 0)?;
+            let (row, column) = (done.checked_div(self.row_bytes)?, done.checked_rem(self.row_bytes)?);
+            let slot_begin = self.slot_begin + row * self.slot_stride + column;
+            let read = reads.partition_point(|read| read.slot_begin <= slot_begin).checked_sub(1);
+            let part = read.and_then(|read| reads.get(read)).and_then(|read| {
+                let before = slot_begin - read.slot_begin;
+                let length = read.length.checked_sub(before).filter(|length| *length > 0)?;
+                let length = length.min(self.row_bytes - column);
+                Some(SlotPart { slot_begin, offset: read.offset + to_u64(before), length, done })
+            });
+            done += part.map_or(left_bytes, |part| part.length);
+            Some(part)
+        })
     }
 
     /// Appends a row that follows at the destination, if the rows stay equally spaced in the slot. Returns whether it

@@ -3,8 +3,8 @@
 use super::guard::{guard, start_log};
 use crate::error::{Error, Kind, Result};
 use crate::os::sigint::Watch;
-use crate::source::files::{local_path, url_of};
-use crate::source::{self, Place};
+use crate::source;
+use crate::source::files::place_of;
 use std::path::Path;
 
 /// Open file.
@@ -13,11 +13,7 @@ pub(super) struct Source(source::Source);
 pub(super) fn open_source(path: &str) -> Result<Box<Source>> {
     guard(|| {
         start_log()?;
-        let path = Path::new(path);
-        let place = match url_of(path)? {
-            Some(location) => Place::Url(location),
-            None => Place::Path(local_path(path)?),
-        };
+        let place = place_of(Path::new(path))?;
         let watch = Watch::begin();
         Ok(Box::new(Source(source::Source::open(&place, &|| watch.check())?)))
     })

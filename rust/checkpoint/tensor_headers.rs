@@ -6,7 +6,6 @@ use crate::format::tensors::tensor_header::{self, TensorHeader};
 use crate::num::to_usize;
 use crate::os::sigint::Watch;
 use crate::os::threads;
-use std::sync::OnceLock;
 
 impl Checkpoint {
     /// Reads and checks the headers of tensors of `.tensors` files, in the order of `names`. Those of objects are requested
@@ -18,15 +17,10 @@ impl Checkpoint {
     pub fn tensor_headers(&self, names: &[String]) -> Result<Vec<TensorHeader>> {
         let watch = Watch::begin();
         let is_remote = self.sources().any(|source| source.file().is_none());
-        let headers: Vec<OnceLock<TensorHeader>> = names.iter().map(|_| OnceLock::new()).collect();
-        threads::for_each(if is_remote { REMOTE_HEADER_THREADS } else { 1 }, names.len(), |index| {
-            if let (Some(name), Some(slot)) = (names.get(index), headers.get(index)) {
-                let header = self.tensor_header(name, &watch)?;
-                slot.get_or_init(|| header);
-            }
-            Ok(())
-        })?;
-        Ok(headers.into_iter().filter_map(OnceLock::into_inner).collect())
+        let missing = || Error::new(Kind::Internal, "no such name");
+        threads::map(if is_remote { REMOTE_HEADER_THREADS } else { 1 }, names.len(), |index| {
+            self.tensor_header(names.get(index).ok_or_else(missing)?, &watch)
+        })
     }
 
     fn tensor_header(&self, name: &str, watch: &Watch) -> Result<TensorHeader> {

@@ -10,8 +10,8 @@ use crate::format::header::{Entry, Header};
 use crate::format::tensors;
 use crate::num::{to_u64, to_usize};
 use crate::os::sigint::Watch;
-use crate::source::files::url_of;
-use crate::source::{Place, Source};
+use crate::source::Source;
+use crate::source::files::place_of;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -89,8 +89,7 @@ impl Verify {
 pub fn read_manifest(path: &Path) -> Result<Manifest> {
     let watch = Watch::begin();
     let check = || watch.check();
-    let place = url_of(path)?.map_or_else(|| Place::Path(path.to_path_buf()), Place::Url);
-    let source = Source::open(&place, &check)?;
+    let source = Source::open(&place_of(path)?, &check)?;
     if source.length() > MANIFEST_BYTES_MAX {
         let message = format!("a manifest has at most {MANIFEST_BYTES_MAX} bytes, not {}", source.length());
         return Err(Error::new(Kind::Malformed, message).at(source.path()));
@@ -210,7 +209,7 @@ impl Checkpoint {
                 Stated::Tensors(digests) => {
                     for index in indices {
                         let whole = regions.get(index).and_then(|region| self.whole(source, region));
-                        let input = whole.and_then(|(_, position)| {
+                        let input = whole.and_then(|position| {
                             let entry = file.header.get(position)?;
                             Some(file.tensor_input(source, entry, digests.tensor(position)?))
                         });
@@ -218,11 +217,8 @@ impl Checkpoint {
                     }
                 }
                 Stated::File(digest, header) => {
-                    let mut found: Vec<_> = indices
-                        .iter()
-                        .filter_map(|&index| self.whole(source, regions.get(index)?))
-                        .map(|(_, position)| position)
-                        .collect();
+                    let mut found: Vec<_> =
+                        indices.iter().filter_map(|&index| self.whole(source, regions.get(index)?)).collect();
                     found.sort_unstable();
                     let positions = 0..file.header.entries().len();
                     let is_whole = found.len() == indices.len() && found.iter().copied().eq(positions);
@@ -233,13 +229,13 @@ impl Checkpoint {
         Some(coverage)
     }
 
-    /// Returns the bytes and the position of a tensor of a file, if a region is the whole tensor.
-    fn whole(&self, source: usize, region: &TensorRegion) -> Option<(std::ops::Range<u64>, usize)> {
+    /// Returns the position of a tensor of a file, if a region is the whole tensor.
+    fn whole(&self, source: usize, region: &TensorRegion) -> Option<usize> {
         let header = &self.files.get(source)?.header;
         let position = header.position(&region.name)?;
         let entry = header.get(position)?;
         let range = entry.begin..entry.end;
-        (range.is_empty() || region.contiguous() == Some(range.clone())).then_some((range, position))
+        (range.is_empty() || region.contiguous() == Some(range)).then_some(position)
     }
 }
 

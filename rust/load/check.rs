@@ -15,8 +15,8 @@ use crate::options::Options;
 use crate::os::sigint::Watch;
 use crate::os::threads;
 use crate::reader;
-use crate::source::files::url_of;
-use crate::source::{Place, Source};
+use crate::source::Source;
+use crate::source::files::place_of;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -79,9 +79,7 @@ pub fn check_manifest(manifest: &Manifest, directory: &Path, options: &Options) 
     let mut sources = Vec::new();
     let mut inputs = Vec::new();
     for (name, digest) in manifest.entries() {
-        let path = directory.join(name);
-        let place = url_of(&path)?.map_or_else(|| Place::Path(path.clone()), Place::Url);
-        let source = Source::open(&place, &|| watch.check())?;
+        let source = Source::open(&place_of(&directory.join(name))?, &|| watch.check())?;
         let (path, end) = (source.path().to_path_buf(), source.length());
         let header = Arc::default();
         inputs.push(Input { digest, source: sources.len(), path, tensor: None, begin: 0, end, header });

@@ -8,7 +8,7 @@ use crate::num::{to_u64, to_usize};
 use crate::options::Options;
 use crate::os::numa::Node;
 use crate::os::retry::Check;
-use crate::plan::{self, Chunk, Limits, Piece, Read, SlotCopy};
+use crate::plan::{self, Chunk, Limits, Piece, Read, SlotCopy, SlotPart};
 use crate::reader::ring::Linux;
 use crate::reader::uring::Rings;
 use crate::reader::{self, ChosenReader, Opened, ReadLimits, Reader, SlotBuffer};
@@ -275,12 +275,9 @@ fn inspect(
     let Some(Inspected { inspector, .. }) = inspected else { return Ok(()) };
     for copy in copies.iter().filter(|copy| inspector.covers(copy.tensor)) {
         let misfit = || Error::new(Kind::Internal, format!("{copy:?} is in no read of its slot"));
-        for row in 0..copy.rows {
-            let begin = copy.slot_begin.saturating_add(row.saturating_mul(copy.slot_stride));
-            let bytes = slot.get(begin..begin.saturating_add(copy.row_bytes)).ok_or_else(misfit)?;
-            let read = reads.partition_point(|read| read.slot_begin <= begin).checked_sub(1);
-            let read = read.and_then(|read| reads.get(read)).ok_or_else(misfit)?;
-            let offset = read.offset.saturating_add(to_u64(begin - read.slot_begin));
+        for part in copy.parts(reads) {
+            let SlotPart { slot_begin, offset, length, .. } = part.ok_or_else(misfit)?;
+            let bytes = slot.get(slot_begin..slot_begin + length).ok_or_else(misfit)?;
             inspector.inspect(copy.tensor, offset, bytes, check)?;
         }
     }

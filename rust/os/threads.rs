@@ -2,8 +2,8 @@
 //! the library between calls.
 
 use crate::error::{Error, Result};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::thread;
 
 /// Runs `job` for every index below `count`, in ascending order, on up to `threads` threads.
@@ -39,4 +39,20 @@ pub fn for_each(threads: usize, count: usize, job: impl Fn(usize) -> Result<()> 
         work();
     });
     failure.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()).map_or(Ok(()), Err)
+}
+
+/// Returns the results of `job` for every index below `count`, in order. Runs the jobs as [`for_each`] does.
+///
+/// # Errors
+/// The first error that a job returned.
+pub fn map<T: Send + Sync>(threads: usize, count: usize, job: impl Fn(usize) -> Result<T> + Sync) -> Result<Vec<T>> {
+    let results: Vec<OnceLock<T>> = (0..count).map(|_| OnceLock::new()).collect();
+    for_each(threads, count, |index| {
+        let result = job(index)?;
+        if let Some(slot) = results.get(index) {
+            slot.get_or_init(|| result);
+        }
+        Ok(())
+    })?;
+    Ok(results.into_iter().filter_map(OnceLock::into_inner).collect())
 }

@@ -22,6 +22,7 @@ mod ranges;
 
 use super::location::{Location, Service};
 use super::store::Version;
+use crate::digest::Algorithm;
 use crate::error::{Error, Result};
 use crate::num::to_u64;
 use crate::options::{self, CacheOptions};
@@ -29,10 +30,8 @@ use crate::os::local_file::LocalFile;
 pub(super) use part::Part;
 pub(super) use queue::add;
 pub use queue::flush;
-use ring::digest::{Context, SHA256};
 use rustix::fs::{FlockOperation, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, flock, fstatvfs, futimens};
 use rustix::io::Errno;
-use std::fmt::Write;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -240,18 +239,13 @@ fn unsigned(query: &str) -> String {
     query.split('&').filter(is_kept).collect::<Vec<_>>().join("&")
 }
 
+/// Returns a digest for a file name. The lengths of the parts are hashed, too, so that different parts differ.
 fn digest<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {
-    let mut context = Context::new(&SHA256);
-    for part in parts {
-        context.update(&to_u64(part.len()).to_le_bytes());
-        context.update(part.as_bytes());
-    }
-    let digest = context.finish();
-    digest.as_ref().iter().take(DIGEST_BYTES).fold(String::new(), |mut text, byte| {
-        // Writing to a string does not fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    let bytes: Vec<u8> =
+        parts.into_iter().flat_map(|part| to_u64(part.len()).to_le_bytes().into_iter().chain(part.bytes())).collect();
+    let mut hex = Algorithm::Sha256.digest(&bytes).hex();
+    hex.truncate(2 * DIGEST_BYTES);
+    hex
 }
 
 /// Opens a file for reading and locks it against removal, or returns `None` if it does not exist.

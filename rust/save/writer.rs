@@ -331,7 +331,7 @@ impl Writer {
         }
         self.threads.finish()?;
         if let Some(first) = self.first.take() {
-            return self.write_first(first, check);
+            return self.write_first(header_bytes, first, check);
         }
         let size = header_bytes.next_multiple_of(ALIGNMENT).max(to_usize(data_begin));
         let missing = to_u64(size) - data_begin;
@@ -348,9 +348,8 @@ impl Writer {
     }
 
     /// Writes the first part of an object, with the header, and returns the length of the object.
-    fn write_first(&self, mut first: Block, check: Check<'_>) -> Result<u64> {
-        let needed = self.format.header(HEADER_RESERVE_BYTES)?.len();
-        let mut header = self.format.header(needed.next_multiple_of(HEADER_RESERVE_BYTES))?;
+    fn write_first(&self, header_bytes: usize, mut first: Block, check: Check<'_>) -> Result<u64> {
+        let mut header = self.format.header(header_bytes.next_multiple_of(HEADER_RESERVE_BYTES))?;
         self.seal(&mut header)?;
         let (header_bytes, length) = (header.len(), first.as_ref().len());
         let _span = profile::span(Stage::Write).bytes(length);

@@ -178,6 +178,17 @@ pub fn url_of(path: &Path) -> Result<Option<Location>> {
     }
 }
 
+/// Returns the place of the one file that a path or URL names.
+///
+/// # Errors
+/// Those of [`url_of`] and [`local_path`].
+pub fn place_of(path: &Path) -> Result<Place> {
+    Ok(match url_of(path)? {
+        Some(location) => Place::Url(location),
+        None => Place::Path(local_path(path)?),
+    })
+}
+
 /// Returns the path of a local file, which a `file://` URL may name.
 ///
 /// # Errors

@@ -3,11 +3,11 @@
 //! Loads do not read it: it repeats the metadata entry, and adds hashes of the tensor and the index of its module.
 
 use super::{Fields, TensorKind, dtype};
+use crate::digest::Algorithm;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::format::header::{Entry, TensorsEntry};
 use crate::num::{to_u64, to_usize};
-use ring::digest;
 use std::ops::Range;
 
 /// Upper bound for the size of a header in bytes. Names, shapes and hashes take less than half of it.
@@ -36,14 +36,7 @@ impl Hash {
 
     /// Returns the SHA-256 of a tensor, given its header with zeros in place of hashes.
     pub fn sha256(hashed: &[u8], data: &[u8]) -> Hash {
-        let mut hasher = digest::Context::new(&digest::SHA256);
-        hasher.update(hashed);
-        hasher.update(data);
-        let mut value = [0; 32];
-        for (target, byte) in value.iter_mut().zip(hasher.finish().as_ref()) {
-            *target = *byte;
-        }
-        Hash::Sha256(value)
+        Hash::Sha256(Algorithm::Sha256.digest_parts([hashed, data]).bytes)
     }
 
     /// Returns the name of the algorithm.

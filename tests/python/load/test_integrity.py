@@ -177,6 +177,7 @@ def test_manifests_of_other_programs(path, tmp_path):
         manifest = tmp_path / "digests"
         manifest.write_bytes(content)
         assert_loaded(fst.load_file(path, verify=manifest))
+        assert_loaded(fst.load_file(path, verify=manifest.as_uri()))
     assert_loaded(torch.ops.fst.load_file(str(path), verify=str(manifest)))
 
 

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from contextlib import closing
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from urllib.parse import urlsplit
+
+from servers.serving import Serving
 
 # Returns the status that the proxy answers in place of the server, or None. May wait.
 Rule = Callable[[str, str], int | None]
@@ -27,7 +28,7 @@ def once(*texts: str, status: int = 503) -> Rule:
     return rule
 
 
-class Proxy:
+class Proxy(Serving):
     """Forwards requests with all their headers, so that signatures stay valid. `requests` has methods and paths."""
 
     def __init__(self, endpoint: str) -> None:
@@ -87,20 +88,8 @@ class Proxy:
             def log_message(self, format: str, *args: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self.endpoint = f"http://127.0.0.1:{self.serve(ThreadingHTTPServer(('127.0.0.1', 0), Handler))}"
 
     def count(self, method: str, text: str = "") -> int:
         """Returns the number of requests with this method and text in their path."""
         return sum(one == method and text in path for one, path in self.requests)
-
-    def __enter__(self) -> "Proxy":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._server.shutdown()
-        self._server.server_close()

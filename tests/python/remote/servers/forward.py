@@ -5,9 +5,10 @@ import contextlib
 import socket
 import socketserver
 import threading
-from types import TracebackType
 from typing import cast
 from urllib.parse import urlsplit
+
+from servers.serving import Serving
 
 
 class _Handler(socketserver.StreamRequestHandler):
@@ -43,25 +44,15 @@ class _Server(socketserver.ThreadingTCPServer):
     forward: "ForwardProxy"
 
 
-class ForwardProxy:
+class ForwardProxy(Serving):
     """Proxy in `url`, which has the user and the password. `requests` has the methods and targets that it forwarded."""
 
     def __init__(self, user: str, password: str) -> None:
         self.requests: list[tuple[str, str]] = []
         self.expected = "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
-        self._server = _Server(("127.0.0.1", 0), _Handler)
-        self._server.forward = self
-        self.url = f"http://{user}:{password}@127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def __enter__(self) -> "ForwardProxy":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        server = _Server(("127.0.0.1", 0), _Handler)
+        server.forward = self
+        self.url = f"http://{user}:{password}@127.0.0.1:{self.serve(server)}"
 
 
 def _copy(source: socket.socket, target: socket.socket) -> None:

@@ -1,0 +1,27 @@
+"""Servers of Python's `socketserver` that run on a thread."""
+
+import socketserver
+import threading
+from types import TracebackType
+from typing import TypeVar
+
+S = TypeVar("S", bound="Serving")
+
+
+class Serving:
+    """Runs a server on a thread, from `serve` to the end of the `with` block."""
+
+    def serve(self, server: socketserver.TCPServer) -> int:
+        """Starts the server, and returns its port."""
+        self._server = server
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        return int(server.server_address[1])
+
+    def __enter__(self: S) -> S:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
