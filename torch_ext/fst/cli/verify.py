@@ -27,7 +27,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="check headers, names and index, and read every byte",
         description="Checks the header of each file, that no name is in two files, that an index agrees with its "
         "files, that every byte can be read, and that the data have the digests that the file carries, or the hashes "
-        "in a file of tensorizer. With --manifest, compares whole files instead. The exit code is 0 if all checks pass.",
+        "in a file of tensorizer. With --manifest, compares whole files instead. The exit code is 0 if every check "
+        "passes.",
     )
     parser.add_argument("paths", nargs="*", metavar="PATH")
     parser.add_argument(
