@@ -242,10 +242,26 @@ struct Format<F8_E8M0> {
 template <Dtype DTYPE>
 using BitsOf = typename Format<DTYPE>::Bits;
 
+template <typename To, typename From>
+FST_HOST_DEVICE To convert_number(From value) {
+  return static_cast<To>(value);
+}
+
+#if defined(__CUDA_ARCH__)
+// Written as an instruction, which makes a signaling NaN quiet. The compiler would not: it converts the NaNs that
+// formats have as constants, and keeps them signaling.
+template <>
+FST_HOST_DEVICE double convert_number<double, float>(float value) {
+  double converted;
+  asm("cvt.f64.f32 %0, %1;" : "=d"(converted) : "f"(value));
+  return converted;
+}
+#endif
+
 // Converts a source element to the intermediate type: double if the target is F64, float otherwise.
 template <typename Value, Dtype FROM>
 FST_HOST_DEVICE Value decode(BitsOf<FROM> bits) {
-  return static_cast<Value>(Format<FROM>::value(bits));
+  return convert_number<Value>(Format<FROM>::value(bits));
 }
 
 template <Dtype TO, typename Value>
