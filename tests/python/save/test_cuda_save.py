@@ -114,3 +114,19 @@ print(mib("VmHWM") - before, (torch.cuda.max_memory_allocated() - allocated) >> 
     host, device = map(int, run_python(program, str(tmp_path / "x")).split())
     assert host <= 320
     assert device <= 130
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_compile(tmp_path, mode):
+    path = tmp_path / "m.safetensors"
+
+    def save(x):
+        doubled = x * 2
+        torch.ops.fst.save_file([doubled], ["x"], str(path))
+        return doubled + 1
+
+    compiled = torch.compile(save, fullgraph=True, mode=mode)
+    for value in range(4):
+        x = torch.full((64, 64), float(value), device="cuda")
+        torch.testing.assert_close(compiled(x), x * 2 + 1)
+        assert torch.equal(safetensors.torch.load_file(path)["x"], x.cpu() * 2)
