@@ -50,6 +50,22 @@ struct OpenFile {
     stated: Stated,
 }
 
+impl OpenFile {
+    /// Refuses an encrypted file if none is expected, since loads would return the encrypted bytes, and the other way round.
+    fn check_encryption(&self, expected: bool) -> Result<()> {
+        let is_encrypted = |entry: Entry<'_>| entry.tensors.is_some_and(|tensors| tensors.is_encrypted);
+        // All tensors of a file are encrypted, or none is.
+        let message = match self.header.entries().next().map(is_encrypted) {
+            Some(true) if !expected => {
+                "the tensors are encrypted; load them with fst.compat.tensorizer.TensorDeserializer(encryption=...)"
+            }
+            Some(false) if expected => "the tensors are not encrypted; load the file without a key",
+            _ => return Ok(()),
+        };
+        Err(Error::new(Kind::InvalidArgument, message).at(self.source.path()))
+    }
+}
+
 impl Checkpoint {
     /// Opens every file that `paths` resolve to, and reads only the headers.
     ///
@@ -67,21 +83,44 @@ impl Checkpoint {
     pub fn open_verified<P: AsRef<Path>>(paths: &[P], verify: &Verify) -> Result<Checkpoint> {
         let watch = Watch::begin();
         let files = Files::resolve(paths, &|| watch.check())?;
-        Checkpoint::from_files(files, |_, place| {
+        Checkpoint::from_files(files, false, |_, place| {
             let source = Source::open(place, &|| watch.check())?;
             let (header, stated) = verify.read_header(&source)?;
             Ok(OpenFile { source, header, expected: None, stated })
         })
     }
 
-    /// Opens the files in parallel with `open`, and indexes their names.
-    fn from_files(files: Files, open: impl Fn(usize, &Place) -> Result<OpenFile> + Sync) -> Result<Checkpoint> {
+    /// Opens encrypted files in tensorizer's format. Loads return the bytes as they are, for a
+    /// [`Cipher`](crate::format::tensors::cipher::Cipher).
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::open`]; `invalid-argument` if a file is not encrypted.
+    pub fn open_encrypted<P: AsRef<Path>>(paths: &[P]) -> Result<Checkpoint> {
+        let watch = Watch::begin();
+        let files = Files::resolve(paths, &|| watch.check())?;
+        Checkpoint::from_files(files, true, |_, place| {
+            let source = Source::open(place, &|| watch.check())?;
+            let header = Header::read(&source)?;
+            Ok(OpenFile { source, header, expected: None, stated: Stated::Nothing })
+        })
+    }
+
+    /// Opens the files in parallel with `open`, and indexes their names. All files must be encrypted, or none.
+    fn from_files(
+        files: Files,
+        is_encrypted: bool,
+        open: impl Fn(usize, &Place) -> Result<OpenFile> + Sync,
+    ) -> Result<Checkpoint> {
         let _span = profile::span(Stage::Open);
         let Files { places, index_entries } = files;
         let is_remote = places.iter().any(|place| matches!(place, Place::Url(_)));
         let threads = if is_remote { REMOTE_HEADER_THREADS } else { HEADER_THREADS };
         let missing = || Error::new(Kind::Internal, "no such file");
-        let files = threads::map(threads, places.len(), |index| open(index, places.get(index).ok_or_else(missing)?))?;
+        let files = threads::map(threads, places.len(), |index| {
+            let file = open(index, places.get(index).ok_or_else(missing)?)?;
+            file.check_encryption(is_encrypted)?;
+            Ok(file)
+        })?;
         let add = |count: &mut usize, file: &OpenFile| {
             *count += file.header.entries().len();
             Some(*count)

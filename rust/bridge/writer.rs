@@ -36,7 +36,7 @@ pub(super) fn begin_tensors_writer(path: &str) -> Result<Box<AnyWriter>> {
     guard(|| {
         start_log()?;
         let path = Path::new(path);
-        let writer = Writer::begin_tensors(Output::open(path, None)?, &Options::from_env()?)?;
+        let writer = Writer::begin_tensors(Output::open(path, None)?, None, &Options::from_env()?)?;
         Ok(Box::new(AnyWriter { writer, path: output::shown(path)?, sources: BTreeMap::new() }))
     })
 }

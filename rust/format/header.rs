@@ -63,6 +63,8 @@ pub struct TensorsEntry {
     pub header_begin: u64,
     /// Whether the dimensions in that header have 8 bytes.
     pub is_long: bool,
+    /// Whether that header says how the data is encrypted.
+    pub is_encrypted: bool,
 }
 
 /// Checked header of a file.
@@ -121,8 +123,8 @@ impl Header {
     /// a brace, or the first bytes of a `.tensors` file, which begin with [`MAGIC`].
     ///
     /// # Errors
-    /// `malformed`, with the offset in the file but without the path; `unsupported-dtype` or `invalid-argument` for a
-    /// `.tensors` file with a dtype that fst lacks, or with encrypted tensors.
+    /// `malformed`, with the offset in the file but without the path; `unsupported-dtype` for a `.tensors` file with a
+    /// dtype that fst lacks.
     pub fn parse(bytes: &[u8], file_bytes: u64) -> Result<Header> {
         if bytes.starts_with(MAGIC) {
             return tensors::parse(bytes, file_bytes);

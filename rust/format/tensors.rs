@@ -8,15 +8,16 @@
 //! The metadata has an entry for each tensor, with the offsets of its header and of its data. Loads need the metadata only.
 //! The headers have hashes and the indices of modules. Numbers are little-endian. Nothing is aligned.
 
+pub mod cipher;
 pub mod dtype;
+pub mod encryption;
 mod fields;
+pub mod key;
 pub mod layout;
 pub mod preamble;
 pub mod tensor_header;
 
 pub(super) use fields::Fields;
-
-use crate::error::{Error, Kind, Result};
 
 /// Number after the last tensor, in place of the size of another header.
 pub const END: [u8; 8] = [0; 8];
@@ -51,16 +52,4 @@ impl TensorKind {
             .into_iter()
             .find(|kind| kind.number() == number)
     }
-}
-
-/// Refuses encrypted files. Only the data is encrypted, so that this is the one place that knows of it.
-///
-/// # Errors
-/// `invalid-argument` for an encrypted file.
-pub(super) fn check_encryption(is_encrypted: bool) -> Result<()> {
-    if is_encrypted {
-        let message = "the tensors are encrypted, and fst does not decrypt; decrypt the file with tensorizer";
-        return Err(Error::new(Kind::InvalidArgument, message));
-    }
-    Ok(())
 }

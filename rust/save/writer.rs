@@ -25,6 +25,7 @@ use crate::error::{Error, Kind, Result};
 use crate::format::digests;
 use crate::format::layout::{Metadata, Names, Tensor, header, pad};
 use crate::format::tensors::END;
+use crate::format::tensors::cipher::Cipher;
 use crate::format::tensors::layout as tensors;
 use crate::num::{to_u64, to_usize};
 use crate::options::Options;
@@ -43,7 +44,8 @@ const HEADER_RESERVE_BYTES: usize = 256 << 10;
 /// Format of the file, with what its header needs.
 enum Format {
     Safetensors(Metadata, Vec<Tensor>),
-    Tensors(tensors::Layout),
+    /// With the cipher of an encrypted file, and the number of its threads.
+    Tensors(tensors::Layout, Option<(Cipher, usize)>),
 }
 
 impl Format {
@@ -55,7 +57,7 @@ impl Format {
                 pad(&mut header, bytes);
                 Ok(header)
             }
-            Format::Tensors(layout) => layout.encode(bytes),
+            Format::Tensors(layout, _) => layout.encode(bytes),
         }
     }
 }
@@ -99,19 +101,24 @@ impl Writer {
         Writer::begin_format(output.into(), Format::Safetensors(metadata, Vec::new()), options)
     }
 
-    /// Begins a file in tensorizer's format.
+    /// Begins a file in tensorizer's format, which is encrypted if it has a cipher, on this number of threads.
     ///
     /// # Errors
     /// `out-of-memory` if no thread can be started.
-    pub fn begin_tensors(output: impl Into<Output>, options: &Options) -> Result<Writer> {
-        Writer::begin_format(output.into(), Format::Tensors(tensors::Layout::default()), options)
+    pub fn begin_tensors(
+        output: impl Into<Output>,
+        cipher: Option<(Cipher, usize)>,
+        options: &Options,
+    ) -> Result<Writer> {
+        let layout = tensors::Layout::new(cipher.is_some());
+        Writer::begin_format(output.into(), Format::Tensors(layout, cipher), options)
     }
 
     fn begin_format(mut output: Output, format: Format, options: &Options) -> Result<Writer> {
         format.header(0).map_err(|error| error.at(output.path()))?;
         let algorithm = match &format {
             Format::Safetensors(metadata, _) => digests::requested(metadata)?,
-            Format::Tensors(_) => None,
+            Format::Tensors(..) => None,
         };
         output.prepare_growing(options);
         let output = Arc::new(output);
@@ -165,7 +172,7 @@ impl Writer {
     pub fn write_hashed(&mut self, tensor: tensors::NewTensor, data: &[u8]) -> Result<()> {
         self.check()?;
         let header_begin = self.data_bytes;
-        let Format::Tensors(layout) = &mut self.format else {
+        let Format::Tensors(layout, cipher) = &mut self.format else {
             return Err(Error::new(Kind::Internal, "the file has the format of safetensors"));
         };
         let at = |error: Error| error.at(self.output.path());
@@ -174,14 +181,26 @@ impl Writer {
             let message = format!("the data has {} bytes, but the tensor needs {expected}", data.len());
             return Err(at(Error::new(Kind::InvalidArgument, message).tensor(&*tensor.name)));
         }
-        let header = tensor.header(data).map_err(at)?;
+        let mut encrypted = Vec::new();
+        let encryption = match cipher {
+            Some((cipher, threads)) => {
+                encrypted.try_reserve_exact(data.len()).map_err(|_| {
+                    let message = format!("no memory for a copy of {expected} bytes to encrypt");
+                    at(Error::new(Kind::OutOfMemory, message).tensor(&*tensor.name))
+                })?;
+                encrypted.extend_from_slice(data);
+                Some(cipher.encrypt(&mut encrypted, *threads).map_err(at)?)
+            }
+            None => None,
+        };
+        let header = tensor.header(data, encryption.as_ref()).map_err(at)?;
         self.names.add(&tensor.name).map_err(at)?;
         let bytes = to_u64(header.len()).saturating_add(expected);
         self.data_bytes = self.data_bytes.saturating_add(bytes);
         self.tensors.push((tensor.name.clone(), bytes));
         layout.add(tensor, header_begin, to_u64(header.len()));
         self.append_bytes(&header)?;
-        self.append_bytes(data)
+        self.append_bytes(if encryption.is_some() { &encrypted } else { data })
     }
 
     /// Appends bytes of the tensor that was added last. The caller may change them once this returns.
@@ -205,7 +224,7 @@ impl Writer {
     /// any earlier error of the writer.
     pub fn finish(mut self) -> Result<()> {
         self.check()?;
-        if matches!(self.format, Format::Tensors(_)) {
+        if matches!(self.format, Format::Tensors(..)) {
             self.data_bytes = self.data_bytes.saturating_add(to_u64(END.len()));
             self.append_bytes(&END)?;
         }

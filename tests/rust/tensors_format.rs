@@ -3,8 +3,11 @@
 use crate::files;
 use fst::checkpoint::Checkpoint;
 use fst::dtype::Dtype;
-use fst::error::Kind;
+use fst::error::{Kind, Result};
 use fst::format::header::Header;
+use fst::format::tensors::cipher::Cipher;
+use fst::format::tensors::encryption::{Encryption, Pieces};
+use fst::format::tensors::key::{Derivation, Key};
 use fst::format::tensors::layout::NewTensor;
 use fst::format::tensors::preamble::{PREAMBLE_BYTES, Preamble};
 use fst::format::tensors::tensor_header::Hash;
@@ -14,6 +17,7 @@ use fst::save::atomic_file::OutputFile;
 use fst::save::file_kernel::Linux;
 use fst::save::writer::Writer;
 use proptest::prelude::*;
+use std::path::Path;
 use tempfile::TempDir;
 
 /// Size of the metadata of the files here, in bytes.
@@ -77,11 +81,183 @@ fn entries_are_sorted_by_their_data() {
     assert_eq!(Header::parse(&bytes, 387).unwrap_err().kind(), Kind::Malformed);
 }
 
+fn encryption() -> Encryption {
+    let derivation = Derivation { opslimit: 3, memlimit: 1 << 28, salt: [5; 16] };
+    let pieces = Pieces { piece_bytes: 2048, nonce: [6; 24], macs: vec![[1; 16], [2; 16], [3; 16]] };
+    Encryption { derivation: Some(derivation), pieces: Some(pieces) }
+}
+
+/// Decrypts this number of zeros with a key.
+fn decrypt(encryption: &Encryption, data_bytes: usize) -> String {
+    let cipher = Cipher::new(Key::new(&[1; 32]).unwrap(), None);
+    cipher.decrypt(encryption, &mut vec![0; data_bytes], 1).unwrap_err().to_string()
+}
+
 #[test]
-fn encrypted_files_are_refused() {
-    let error = Header::parse(&header(3, &[]), 1000).unwrap_err();
+fn encryption_is_parsed_as_encoded() {
+    let bytes = encryption().encode();
+    assert_eq!(Encryption::parse(&bytes, 0).unwrap(), encryption());
+    // One piece of another type, as only old files have.
+    let mut whole = vec![1, 0, 42, 0, 0, 0, 0, 0, 0, 0, 3, 0];
+    whole.extend([7; 40]);
+    let pieces = Encryption::parse(&whole, 0).unwrap().pieces.unwrap();
+    assert_eq!((pieces.nonce, pieces.macs), ([7; 24], vec![[7; 16]]));
+    // Twice, of no known type, with a byte after it, with too many chunks.
+    let chunk = whole[2..].to_vec();
+    let unknown = [&whole[..10], &[4, 0], &whole[12..]].concat();
+    for hostile in [[&[2, 0][..], &chunk, &chunk].concat(), unknown, [&whole[..], &[0]].concat(), vec![255, 255]] {
+        assert_eq!(Encryption::parse(&hostile, 0).unwrap_err().kind(), Kind::Malformed);
+    }
+    for length in 0..bytes.len() {
+        assert_eq!(Encryption::parse(&bytes[..length], 0).unwrap_err().kind(), Kind::Malformed);
+    }
+}
+
+#[test]
+fn hostile_numbers_of_encryption_are_refused() {
+    let bytes = encryption().encode();
+    // Offsets of the method, of the limits, of the algorithm and of the size of the salt, and then of the size of a piece
+    // and of the number of codes.
+    let pieces = 2 + 8 + 2 + 2 + 8 + 8 + 4 + 2 + 16 + 8 + 2;
+    let refused = [
+        (12, 2, "unknown method"),
+        (14, 0, "opslimit 0"),
+        (14, u64::MAX, "product of at most"),
+        (14, 65, "product of at most"),
+        (22, 0, "memlimit 0"),
+        (22, (4 << 30) + 1024, "memlimit of 8192 to 4294967296 bytes"),
+        (22, u64::MAX, "memlimit"),
+        (30, 1, "unknown algorithm"),
+        (34, 15, "salt"),
+        (pieces, 0, "multiple of 64"),
+        (pieces, 1023, "multiple of 64"),
+        (pieces, 2049, "multiple of 64"),
+        (pieces + 32, 4, "authentication codes takes 64 bytes"),
+        (pieces + 32, u64::MAX, "authentication codes takes"),
+        (pieces + 32, 2, "too long"),
+    ];
+    for (offset, number, expected) in refused {
+        let size = match offset {
+            12 | 34 => 2,
+            30 => 4,
+            _ => 8,
+        };
+        let mut hostile = bytes.clone();
+        hostile[offset..offset + size].copy_from_slice(&number.to_le_bytes()[..size]);
+        let error = Encryption::parse(&hostile, 100).unwrap_err();
+        assert_eq!(error.kind(), Kind::Malformed);
+        assert!(error.to_string().contains(expected), "{offset} {number}: {error}");
+        assert!(error.to_string().starts_with("[malformed] byte "), "{error}");
+    }
+}
+
+#[test]
+fn each_piece_has_a_code() {
+    for data_bytes in [0, 1, 4096, 6145] {
+        let error = decrypt(&encryption(), data_bytes);
+        assert!(error.contains(&format!("3 authentication codes for {data_bytes} bytes")), "{error}");
+    }
+    assert!(decrypt(&encryption(), 6144).contains("does not match"));
+    assert!(decrypt(&Encryption::default(), 6144).contains("not encrypted"));
+}
+
+#[test]
+fn all_tensors_of_a_file_have_one_key() {
+    let derivation = Derivation { opslimit: 1, memlimit: 8192, salt: [5; 16] };
+    let cipher = Cipher::new(derivation.key(b"secret").unwrap(), Some(derivation));
+    let mut data = vec![3; 100];
+    let mut encrypted = cipher.encrypt(&mut data, 1).unwrap();
+    let other = Cipher::of_string(b"secret", &encrypted).unwrap();
+    other.decrypt(&encrypted, &mut data, 1).unwrap();
+    assert_eq!(data, [3; 100]);
+    for derivation in [None, Some(Derivation { opslimit: 2, ..derivation })] {
+        encrypted.derivation = derivation;
+        let error = other.decrypt(&encrypted, &mut data, 1).unwrap_err();
+        assert!(error.to_string().contains("another salt"), "{error}");
+    }
+    encrypted.derivation = None;
+    let error = Cipher::of_string(b"secret", &encrypted).err().unwrap();
+    assert!(error.to_string().contains("not derived from a string"), "{error}");
+}
+
+/// Writes an encrypted file.
+fn write_encrypted(path: &Path, cipher: &Cipher, tensors: &[(&str, Vec<u8>)]) {
+    let output = OutputFile::create(path, Box::new(Linux)).unwrap();
+    let mut writer = Writer::begin_tensors(output, Some((cipher.clone(), 2)), &Options::default()).unwrap();
+    for (name, data) in tensors {
+        writer.write_hashed(new_tensor(name, Dtype::U8, &[data.len() as u64], true), data).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+/// Parses a file, and decrypts each tensor whose header is accepted.
+fn decrypt_all(file: &[u8], cipher: &Cipher) -> Result<Vec<Vec<u8>>> {
+    let metadata_end = PREAMBLE_BYTES.saturating_add(Preamble::parse(file)?.metadata_bytes) as usize;
+    let header = Header::parse(file.get(..metadata_end).unwrap_or(file), file.len() as u64)?;
+    let slice = |begin: u64, end: u64| &file[begin as usize..end as usize];
+    let mut found = Vec::new();
+    for entry in header.entries() {
+        let tensors_entry = entry.tensors.unwrap();
+        let range = tensor_header::range(entry, tensors_entry)?;
+        let tensor_header = tensor_header::parse(slice(range.start, range.end), entry, tensors_entry)?;
+        let mut data = slice(entry.begin, entry.end).to_vec();
+        cipher.decrypt(&Encryption::parse(&tensor_header.encryption, 0)?, &mut data, 1)?;
+        found.push(data);
+    }
+    Ok(found)
+}
+
+#[test]
+fn encrypted_files_are_read_as_written() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("m");
+    let cipher = Cipher::new(Key::new(&[9; 32]).unwrap(), None);
+    let data = files::pattern(3, (2 << 20) + 5);
+    write_encrypted(&path, &cipher, &[("weight", data.clone())]);
+    let header = Checkpoint::open_encrypted(&[&path]).unwrap().tensor_headers(&["weight".into()]).unwrap().remove(0);
+    assert_eq!(header.hashes, [Hash::sha256(&header.hashed, &data)]);
+    assert!(!std::fs::read(&path).unwrap().windows(64).any(|window| window == &data[..64]));
+    assert_eq!(decrypt_all(&std::fs::read(&path).unwrap(), &cipher).unwrap(), [data]);
+    let error = Checkpoint::open(&[&path]).unwrap_err();
     assert_eq!(error.kind(), Kind::InvalidArgument);
-    assert!(error.to_string().contains("encrypted"), "{error}");
+    assert!(error.to_string().contains("the tensors are encrypted"), "{error}");
+    let output = OutputFile::create(&path, Box::new(Linux)).unwrap();
+    let mut writer = Writer::begin_tensors(output, None, &Options::default()).unwrap();
+    writer.write_hashed(new_tensor("weight", Dtype::U8, &[3], true), &[1, 2, 3]).unwrap();
+    writer.finish().unwrap();
+    let error = Checkpoint::open_encrypted(&[&path]).unwrap_err();
+    assert!(error.to_string().contains("not encrypted"), "{error}");
+}
+
+#[test]
+fn mutated_encrypted_files_have_the_right_data_or_none() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("m");
+    let derivation = Derivation { opslimit: 1, memlimit: 8192, salt: [5; 16] };
+    let cipher = Cipher::new(Key::new(&[9; 32]).unwrap(), Some(derivation));
+    let tensors = [("a", files::pattern(1, 70)), ("b", files::pattern(2, 5))];
+    write_encrypted(&path, &cipher, &tensors);
+    let bytes = std::fs::read(&path).unwrap();
+    let mut accepted = 0;
+    for position in 0..bytes.len() {
+        for mask in [1, 2, 4, 8, 16, 32, 64, 128, 255] {
+            let mut mutated = bytes.clone();
+            mutated[position] ^= mask;
+            match decrypt_all(&mutated, &cipher) {
+                Ok(found) => {
+                    let is_known = |data| tensors.iter().any(|(_, expected)| expected == data);
+                    assert!(found.iter().all(is_known), "{position} {mask}");
+                    accepted += 1;
+                }
+                Err(error) => assert!(matches!(error.kind(), Kind::Malformed | Kind::UnsupportedDtype), "{error}"),
+            }
+        }
+    }
+    // Hashes, indices of modules, reserved space, sizes that are hints.
+    assert!(accepted < bytes.len() * 9 / 2, "{accepted} of {}", bytes.len() * 9);
+    for length in 0..bytes.len() - 8 {
+        assert_eq!(decrypt_all(&bytes[..length], &cipher).unwrap_err().kind(), Kind::Malformed);
+    }
 }
 
 /// Checks that every tensor of an accepted header lies in the file, behind the metadata, and apart from the others.
@@ -113,6 +289,22 @@ proptest! {
     }
 
     #[test]
+    fn damaged_encryption_is_rejected_or_in_bounds(
+        damage in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4), length in 0_usize..200
+    ) {
+        let mut bytes = encryption().encode();
+        for (index, byte) in damage {
+            let position = index.index(bytes.len());
+            bytes[position] = byte;
+        }
+        bytes.truncate(length);
+        if let Ok(encryption) = Encryption::parse(&bytes, 0) {
+            prop_assert!(encryption.derivation.is_none_or(|derivation| derivation.check().is_ok()));
+            prop_assert!(decrypt(&encryption, 5000).contains("[malformed]"));
+        }
+    }
+
+    #[test]
     fn arbitrary_metadata_does_not_panic(
         version in 1_u32..6, tensors in 0_u64..4, metadata in proptest::collection::vec(any::<u8>(), 0..200)
     ) {
@@ -131,7 +323,7 @@ fn round_trip(tensors: &[NewTensor], options: &Options) -> u32 {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("m");
     let output = OutputFile::create(&path, Box::new(Linux)).unwrap();
-    let mut writer = Writer::begin_tensors(output, options).unwrap();
+    let mut writer = Writer::begin_tensors(output, None, options).unwrap();
     let data = |tensor: &NewTensor| files::pattern(tensor.name.len(), tensor.data_bytes().unwrap() as usize);
     for tensor in tensors {
         writer.write_hashed(tensor.clone(), &data(tensor)).unwrap();

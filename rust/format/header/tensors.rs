@@ -2,23 +2,20 @@
 
 use super::{Entry, Header, Record, TensorsEntry, fault, shape_bits};
 use crate::error::{Error, Kind, Result};
+use crate::format::tensors::Fields;
 use crate::format::tensors::preamble::{PREAMBLE_BYTES, PREAMBLE_SIZE, Preamble, VERSION_NUMPY};
-use crate::format::tensors::{Fields, check_encryption};
 
 /// Returns how many bytes of a file hold its metadata, given its first [`PREAMBLE_SIZE`] bytes.
 ///
 /// # Errors
-/// `malformed`, with the offset of the fault; those of encrypted files.
+/// `malformed`, with the offset of the fault.
 pub(super) fn metadata_bytes(preamble: &[u8]) -> Result<u64> {
-    let preamble = Preamble::parse(preamble)?;
-    check_encryption(preamble.is_encrypted)?;
-    Ok(preamble.metadata_bytes)
+    Ok(Preamble::parse(preamble)?.metadata_bytes)
 }
 
 /// Parses and checks the preamble and the metadata of a file that is `file_bytes` long.
 pub(super) fn parse(bytes: &[u8], file_bytes: u64) -> Result<Header> {
     let preamble = Preamble::parse(bytes)?;
-    check_encryption(preamble.is_encrypted)?;
     let data_begin = PREAMBLE_BYTES.saturating_add(preamble.metadata_bytes);
     let mut fields = Fields::new(bytes.get(PREAMBLE_SIZE..).unwrap_or_default(), PREAMBLE_BYTES);
     let mut header = Header::default();
@@ -74,7 +71,7 @@ fn parse_entry(fields: &mut Fields<'_>, header: &mut Header, preamble: &Preamble
             end,
             name: name_begin..name_begin.saturating_add(name.len()),
             shape: shape_begin..header.sizes.len(),
-            tensors: Some(TensorsEntry { kind, header_begin, is_long }),
+            tensors: Some(TensorsEntry { kind, header_begin, is_long, is_encrypted: preamble.is_encrypted }),
         })
     };
     parse_rest().map_err(|error: Error| error.tensor(name))

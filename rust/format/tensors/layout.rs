@@ -2,7 +2,10 @@
 
 use super::TensorKind;
 use super::dtype;
-use super::preamble::{PREAMBLE_SIZE, Preamble, VERSION_FLAGS, VERSION_LONG, VERSION_NUMPY, VERSION_OPAQUE};
+use super::encryption::Encryption;
+use super::preamble::{
+    PREAMBLE_SIZE, Preamble, VERSION_ENCRYPTED, VERSION_FLAGS, VERSION_LONG, VERSION_NUMPY, VERSION_OPAQUE,
+};
 use super::tensor_header::{Description, Hash, encode};
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
@@ -30,16 +33,22 @@ pub struct NewTensor {
 }
 
 impl NewTensor {
-    /// Returns the header of the tensor, with the hashes of the tensor with this data.
+    /// Returns the header of the tensor, with the hashes of the tensor with this data. In an encrypted file, the header has
+    /// the encryption of the data, and its SHA-256 only.
     ///
     /// # Errors
     /// `invalid-argument` for a name, shape or size that the format has no room for; `unsupported-dtype` for a dtype that it
     /// lacks.
-    pub fn header(&self, data: &[u8]) -> Result<Vec<u8>> {
+    pub fn header(&self, data: &[u8], encryption: Option<&Encryption>) -> Result<Vec<u8>> {
         let description = self.description()?;
-        let hashed = encode(self.module, &description, &[Hash::Crc32([0; 4]), Hash::Sha256([0; 32])])?;
+        let encode = |hashes: &[Hash]| encode(self.module, &description, hashes, encryption);
+        if encryption.is_some() {
+            let hashed = encode(&[Hash::Sha256([0; 32])])?.hashed;
+            return Ok(encode(&[Hash::sha256(&hashed, data)])?.bytes);
+        }
+        let hashed = encode(&[Hash::Crc32([0; 4]), Hash::Sha256([0; 32])])?.hashed;
         let (crc32, sha256) = rayon::join(|| Hash::crc32(&hashed, data), || Hash::sha256(&hashed, data));
-        encode(self.module, &description, &[crc32, sha256])
+        Ok(encode(&[crc32, sha256])?.bytes)
     }
 
     /// Returns the size of the data in the file, in bytes.
@@ -73,12 +82,18 @@ struct PlacedTensor {
 }
 
 /// Metadata of a new file.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Layout {
+    is_encrypted: bool,
     tensors: Vec<PlacedTensor>,
 }
 
 impl Layout {
+    /// Returns the metadata of a file without tensors, whose data is encrypted or not.
+    pub fn new(is_encrypted: bool) -> Layout {
+        Layout { is_encrypted, tensors: Vec::new() }
+    }
+
     /// Adds a tensor whose header begins `header_begin` bytes after the metadata, and takes `header_bytes`.
     pub fn add(&mut self, tensor: NewTensor, header_begin: u64, header_bytes: u64) {
         let data_begin = header_begin.saturating_add(header_bytes);
@@ -133,12 +148,13 @@ impl Layout {
         let version = match () {
             () if has_long => VERSION_LONG,
             () if descriptions.iter().any(is_without_data) => VERSION_FLAGS,
+            () if self.is_encrypted => VERSION_ENCRYPTED,
             () if descriptions.iter().any(|description| !dtype::is_numpy(description.dtype)) => VERSION_OPAQUE,
             () => VERSION_NUMPY,
         };
         let preamble = Preamble {
             version,
-            is_encrypted: false,
+            is_encrypted: self.is_encrypted,
             has_entry_versions: has_long,
             tensor_bytes,
             tensors: to_u64(self.tensors.len()),

@@ -2,6 +2,7 @@
 //!
 //! Loads do not read it: it repeats the metadata entry, and adds hashes of the tensor and the index of its module.
 
+use super::encryption::{self, Encryption};
 use super::{Fields, TensorKind, dtype};
 use crate::digest::Algorithm;
 use crate::dtype::Dtype;
@@ -10,7 +11,7 @@ use crate::format::header::{Entry, TensorsEntry};
 use crate::num::{to_u64, to_usize};
 use std::ops::Range;
 
-/// Upper bound for the size of a header in bytes. Names, shapes and hashes take less than half of it.
+/// Upper bound for the size of a header in bytes, without its encryption. Names, shapes and hashes take less than half of it.
 const TENSOR_HEADER_BYTES_MAX: u64 = 1 << 20;
 
 const CRC32: u8 = 0;
@@ -72,8 +73,10 @@ pub struct TensorHeader {
     pub kind: TensorKind,
     /// Hashes of the tensor.
     pub hashes: Vec<Hash>,
-    /// The bytes of the header, with zeros in place of the hashes. The hashes begin with them.
+    /// The bytes of the header without its encryption, with zeros in place of the hashes. The hashes begin with them.
     pub hashed: Vec<u8>,
+    /// How the data is encrypted, for [`Encryption::parse`], which accepts it. Empty in a file that is not encrypted.
+    pub encryption: Vec<u8>,
 }
 
 /// Returns the bytes of a file that hold the header of a tensor.
@@ -83,9 +86,11 @@ pub struct TensorHeader {
 pub fn range(entry: Entry<'_>, tensors_entry: TensorsEntry) -> Result<Range<u64>> {
     let range = tensors_entry.header_begin..entry.begin;
     let length = range.end.saturating_sub(range.start);
-    if length == 0 || length > TENSOR_HEADER_BYTES_MAX {
-        let message =
-            format!("the header of the tensor has {length} bytes; 1 to {TENSOR_HEADER_BYTES_MAX} are accepted");
+    let data_bytes = entry.end.saturating_sub(entry.begin);
+    let encryption_bytes_max = if tensors_entry.is_encrypted { encryption::bytes_max(data_bytes) } else { 0 };
+    let bytes_max = TENSOR_HEADER_BYTES_MAX.saturating_add(encryption_bytes_max);
+    if length == 0 || length > bytes_max {
+        let message = format!("the header of the tensor has {length} bytes; 1 to {bytes_max} are accepted");
         return Err(Error::new(Kind::Malformed, message).tensor(entry.name).offset(range.start));
     }
     Ok(range)
@@ -125,19 +130,27 @@ fn parse_fields(bytes: &[u8], entry: Entry<'_>, tensors_entry: TensorsEntry) -> 
     }
     let hashes_begin = fields.offset();
     let (hashes, values) = parse_hashes(&mut fields)?;
-    if fields.number::<8>("the size of the data")? != entry.end.saturating_sub(entry.begin) {
+    let data_bytes = entry.end.saturating_sub(entry.begin);
+    let encryption_begin = fields.offset();
+    let encryption = if tensors_entry.is_encrypted { fields.counted::<8>("the encryption")? } else { &[] };
+    let encryption_end = fields.offset();
+    if tensors_entry.is_encrypted {
+        Encryption::parse(encryption, encryption_end.saturating_sub(to_u64(encryption.len())))?;
+    }
+    if fields.number::<8>("the size of the data")? != data_bytes {
         return Err(differs("size of its data", fields.offset()));
     }
     if fields.left() > 0 {
         return Err(Error::new(Kind::Malformed, "the header of the tensor is too long").offset(fields.offset()));
     }
     let mut hashed = bytes.to_vec();
+    let from_begin = |offset: u64| to_usize(offset.saturating_sub(begin));
     for value in values {
-        let from_begin = |offset: u64| to_usize(offset.saturating_sub(begin));
         let zeroed = hashed.get_mut(from_begin(value.start)..from_begin(value.end));
         zeroed.ok_or_else(|| differs("size", hashes_begin))?.fill(0);
     }
-    Ok(TensorHeader { module, kind, hashes, hashed })
+    hashed.drain(from_begin(encryption_begin)..from_begin(encryption_end));
+    Ok(TensorHeader { module, kind, hashes, hashed, encryption: encryption.to_vec() })
 }
 
 /// Returns the known hashes, and where the values of all hashes are in the file.
@@ -170,11 +183,24 @@ fn parse_hashes(fields: &mut Fields<'_>) -> Result<(Vec<Hash>, Vec<Range<u64>>)>
     }
 }
 
-/// Encodes the header of a new tensor.
+/// Encoded header of a new tensor.
+pub struct NewHeader {
+    /// The header.
+    pub bytes: Vec<u8>,
+    /// The header without its encryption, with which the hashes begin.
+    pub hashed: Vec<u8>,
+}
+
+/// Encodes the header of a new tensor, in an encrypted file with the encryption of its data.
 ///
 /// # Errors
 /// `invalid-argument` for a name that is too long; `unsupported-dtype` if the format lacks the dtype.
-pub fn encode(module: u16, description: &Description<'_>, hashes: &[Hash]) -> Result<Vec<u8>> {
+pub fn encode(
+    module: u16,
+    description: &Description<'_>,
+    hashes: &[Hash],
+    encryption: Option<&Encryption>,
+) -> Result<NewHeader> {
     let mut rest = module.to_le_bytes().to_vec();
     rest.push(description.kind.number());
     description.push_name(&mut rest)?;
@@ -187,10 +213,15 @@ pub fn encode(module: u16, description: &Description<'_>, hashes: &[Hash]) -> Re
     }
     rest.extend(u16::try_from(block.len()).unwrap_or(u16::MAX).to_le_bytes());
     rest.extend(block);
-    rest.extend(description.data_bytes.to_le_bytes());
-    let mut bytes = to_u64(rest.len() + size_of::<u64>()).to_le_bytes().to_vec();
-    bytes.extend(rest);
-    Ok(bytes)
+    let encryption = encryption.map(Encryption::encode).map_or_else(Vec::new, |encoded| {
+        let length = to_u64(encoded.len()).to_le_bytes();
+        [&length[..], &encoded].concat()
+    });
+    let data_bytes = description.data_bytes.to_le_bytes();
+    let size = to_u64(rest.len() + encryption.len() + data_bytes.len() + size_of::<u64>()).to_le_bytes();
+    let bytes = [&size[..], &rest, &encryption, &data_bytes].concat();
+    let hashed = [&size[..], &rest, &data_bytes].concat();
+    Ok(NewHeader { bytes, hashed })
 }
 
 /// Description of a new tensor, which its header and its metadata entry have.

@@ -1,0 +1,218 @@
+//! Cipher of encrypted `.tensors` files: XSalsa20-Poly1305 of pieces of the data, in place.
+
+use super::encryption::{Encryption, Pieces};
+use super::key::{Derivation, Key};
+use crate::error::{Error, Kind, Result};
+use crate::num::{to_u64, to_usize};
+use crate::os::compute_pool;
+use crypto_secretbox::aead::AeadInPlace;
+use crypto_secretbox::{KeyInit, XSalsa20Poly1305};
+use ring::rand::{SecureRandom, SystemRandom};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// Size of a nonce in bytes.
+pub const NONCE_BYTES: usize = 24;
+/// Size of an authentication code in bytes.
+pub const MAC_BYTES: usize = 16;
+/// Smallest size of a piece in bytes.
+pub const PIECE_BYTES_MIN: u64 = 1024;
+/// Size of the pieces of new files in bytes.
+const PIECE_BYTES: usize = 2 << 20;
+
+/// Nonce.
+pub type Nonce = [u8; NONCE_BYTES];
+/// Authentication code.
+pub type Mac = [u8; MAC_BYTES];
+
+/// Cipher with its key, which is overwritten when the cipher is dropped.
+#[derive(Clone)]
+pub struct Cipher {
+    key: Key,
+    derivation: Option<Derivation>,
+}
+
+/// Piece of the data in memory.
+struct Piece<'a> {
+    nonce: Nonce,
+    data: Mutex<&'a mut [u8]>,
+}
+
+impl Cipher {
+    /// Returns the cipher with a key, which was derived from a string if `derivation` is there.
+    pub fn new(key: Key, derivation: Option<Derivation>) -> Cipher {
+        Cipher { key, derivation }
+    }
+
+    /// Derives the key of a string as that of a tensor was derived. Other tensors must have the same key.
+    ///
+    /// # Errors
+    /// Those of [`Derivation::key`]; `invalid-argument` if the key of the tensor was not derived from a string.
+    pub fn of_string(string: &[u8], encryption: &Encryption) -> Result<Cipher> {
+        let derivation = encryption.derivation.ok_or_else(|| {
+            let message = "the key was not derived from a string; use the key itself";
+            Error::new(Kind::InvalidArgument, message)
+        })?;
+        Ok(Cipher::new(derivation.key(string)?, Some(derivation)))
+    }
+
+    /// Decrypts data in place. Data that is not what the owner of the key encrypted is overwritten with zeros.
+    ///
+    /// # Errors
+    /// `malformed` if a code does not match, if there is not a code for each piece, if the data is not encrypted, or if the
+    /// key was derived from a string in another way than that of this cipher.
+    pub fn decrypt(&self, encryption: &Encryption, data: &mut [u8], threads: usize) -> Result<()> {
+        let Some(Pieces { piece_bytes, nonce, macs }) = &encryption.pieces else {
+            return Err(malformed("the tensor is not encrypted"));
+        };
+        if self.derivation.is_some() && encryption.derivation != self.derivation {
+            return Err(malformed("the key was derived with another salt or other limits than for other tensors"));
+        }
+        let data_bytes = data.len();
+        // One code is that of all data, whatever the size of pieces is.
+        let pieces = pieces(data, if macs.len() == 1 { data_bytes } else { to_usize(*piece_bytes) }, nonce);
+        if pieces.len() != macs.len() {
+            let codes = macs.len();
+            let message = format!("{codes} authentication codes for {data_bytes} bytes in pieces of {piece_bytes}");
+            return Err(malformed(message));
+        }
+        let work: Vec<(Piece<'_>, &Mac)> = pieces.into_iter().zip(macs).collect();
+        let is_authentic = AtomicBool::new(true);
+        let cipher = XSalsa20Poly1305::new(self.key.secret().into());
+        compute_pool::for_each(threads, &work, |(piece, mac)| {
+            let mut data = piece.data.lock().unwrap_or_else(PoisonError::into_inner);
+            // Compares the code before it changes the data.
+            if cipher.decrypt_in_place_detached(&piece.nonce.into(), b"", &mut data, (*mac).into()).is_err() {
+                is_authentic.store(false, Ordering::Relaxed);
+            }
+        });
+        drop(work);
+        if !is_authentic.into_inner() {
+            data.fill(0);
+            return Err(malformed("an authentication code does not match: another key, or a changed file"));
+        }
+        Ok(())
+    }
+
+    /// Encrypts data in place, with a random nonce.
+    ///
+    /// # Errors
+    /// `internal` if the system has no random numbers, or the cipher fails.
+    pub fn encrypt(&self, data: &mut [u8], threads: usize) -> Result<Encryption> {
+        if data.is_empty() {
+            return Ok(Encryption::default());
+        }
+        let mut nonce = [0; NONCE_BYTES];
+        let random = SystemRandom::new().fill(&mut nonce);
+        random.map_err(|_| Error::new(Kind::Internal, "the system has no random numbers for a nonce"))?;
+        let work: Vec<(Piece<'_>, OnceLock<Mac>)> =
+            pieces(data, PIECE_BYTES, &nonce).into_iter().map(|piece| (piece, OnceLock::new())).collect();
+        let cipher = XSalsa20Poly1305::new(self.key.secret().into());
+        compute_pool::for_each(threads, &work, |(piece, mac)| {
+            let mut data = piece.data.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Ok(code) = cipher.encrypt_in_place_detached(&piece.nonce.into(), b"", &mut data) {
+                mac.get_or_init(|| code.into());
+            }
+        });
+        let missing = || Error::new(Kind::Internal, "a piece was not encrypted");
+        let macs = work.into_iter().map(|(_, mac)| mac.into_inner().ok_or_else(missing)).collect::<Result<_>>()?;
+        let pieces = Pieces { piece_bytes: to_u64(PIECE_BYTES), nonce, macs };
+        Ok(Encryption { derivation: self.derivation, pieces: Some(pieces) })
+    }
+}
+
+fn malformed(message: impl Into<String>) -> Error {
+    Error::new(Kind::Malformed, message)
+}
+
+fn pieces<'a>(data: &'a mut [u8], piece_bytes: usize, first: &Nonce) -> Vec<Piece<'a>> {
+    let piece = |(index, data)| Piece { nonce: nonce_of(first, to_u64(index)), data: Mutex::new(data) };
+    data.chunks_mut(piece_bytes.max(1)).enumerate().map(piece).collect()
+}
+
+/// Returns the nonce of a piece: the first one plus the index, as a little-endian number.
+fn nonce_of(first: &Nonce, index: u64) -> Nonce {
+    let mut nonce = *first;
+    let mut carry = u128::from(index);
+    for byte in &mut nonce {
+        carry += u128::from(*byte);
+        let [low, ..] = carry.to_le_bytes();
+        *byte = low;
+        carry >>= 8;
+    }
+    nonce
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(hex: &str) -> Vec<u8> {
+        let digit = |index: usize| u8::from_str_radix(&hex[index..index + 2], 16).unwrap();
+        (0..hex.len()).step_by(2).map(digit).collect()
+    }
+
+    #[test]
+    fn secret_box_is_that_of_nacl() {
+        // The vector of NaCl's and libsodium's tests of crypto_secretbox.
+        let key = bytes("1b27556473e985d462cd51197a9a46c76009549eac6474f206c4ee0844f68389");
+        let nonce = bytes("69696ee955b62b73cd62bda875fc73d68219e0036b7a0b37").try_into().unwrap();
+        let mac = bytes("f3ffc7703f9400e52a7dfb4b3d3305d9").try_into().unwrap();
+        let mut data = bytes(
+            "8e993b9f48681273c29650ba32fc76ce48332ea7164d96a4476fb8c531a1186ac0dfc17c98dce87b4da7f011ec48c97271d2c20f9b928fe22\
+             70d6fb863d51738b48eeee314a7cc8ab932164548e526ae90224368517acfeabd6bb3732bc0e9da99832b61ca01b6de56244a9e88d5f9b379\
+             73f622a43d14a6599b1f654cb45a74e355a5",
+        );
+        let plain = bytes(
+            "be075fc53c81f2d5cf141316ebeb0c7b5228c52a4c62cbd44b66849b64244ffce5ecbaaf33bd751a1ac728d45e6c61296cdc3c01233561f41\
+             db66cce314adb310e3be8250c46f06dceea3a7fa1348057e2f6556ad6b1318a024a838f21af1fde048977eb48f59ffd4924ca1c60902e52f0\
+             a089bc76897040e082f937763848645e0705",
+        );
+        let pieces = Pieces { piece_bytes: PIECE_BYTES_MIN, nonce, macs: vec![mac] };
+        let encryption = Encryption { derivation: None, pieces: Some(pieces) };
+        let cipher = Cipher::new(Key::new(&key).unwrap(), None);
+        cipher.decrypt(&encryption, &mut data, 1).unwrap();
+        assert_eq!(data, plain);
+    }
+
+    #[test]
+    fn nonces_are_little_endian_numbers() {
+        let mut first = [0xff; NONCE_BYTES];
+        assert_eq!(nonce_of(&first, 1), [0; NONCE_BYTES]);
+        first[2..].fill(0);
+        assert_eq!(nonce_of(&first, 2)[..4], [1, 0, 1, 0]);
+    }
+
+    #[test]
+    fn data_is_decrypted_only_as_it_was_encrypted() {
+        let cipher = Cipher::new(Key::new(&[7; 32]).unwrap(), None);
+        for size in [1, PIECE_BYTES + 1] {
+            let plain: Vec<u8> = (0..=250).cycle().take(size).collect();
+            let mut data = plain.clone();
+            let encryption = cipher.encrypt(&mut data, 2).unwrap();
+            assert!(data != plain);
+            let parsed = Encryption::parse(&encryption.encode(), 0).unwrap();
+            let encrypted = data.clone();
+            cipher.decrypt(&parsed, &mut data, 2).unwrap();
+            assert_eq!(data, plain);
+            for position in [0, size / 2, size - 1] {
+                let mut damaged = encrypted.clone();
+                damaged[position] ^= 1;
+                assert_eq!(cipher.decrypt(&parsed, &mut damaged, 2).unwrap_err().kind(), Kind::Malformed);
+                assert!(damaged.iter().all(|&byte| byte == 0));
+            }
+        }
+    }
+
+    #[test]
+    fn pieces_keep_their_places() {
+        let cipher = Cipher::new(Key::new(&[7; 32]).unwrap(), None);
+        let mut data = vec![5; 2 * PIECE_BYTES];
+        let mut encryption = cipher.encrypt(&mut data, 2).unwrap();
+        let (first, second) = data.split_at_mut(PIECE_BYTES);
+        first.swap_with_slice(second);
+        assert!(cipher.decrypt(&encryption, &mut data.clone(), 2).is_err());
+        encryption.pieces.as_mut().unwrap().macs.reverse();
+        assert!(cipher.decrypt(&encryption, &mut data, 2).is_err());
+    }
+}

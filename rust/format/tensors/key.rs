@@ -1,0 +1,134 @@
+//! Keys of encrypted `.tensors` files, and their derivation from strings. Keys are overwritten in memory when they are
+//! dropped.
+
+use crate::error::{Error, Kind, Result};
+use crate::num::to_usize;
+use argon2::{Algorithm, Argon2, Block, Params, Version};
+use std::fmt;
+use zeroize::Zeroizing;
+
+/// Size of a key in bytes.
+pub const KEY_BYTES: usize = 32;
+/// Size of a salt in bytes.
+pub const SALT_BYTES: usize = 16;
+
+/// Smallest memory of a derivation, in bytes.
+pub const MEMLIMIT_MIN: u64 = 8 << 10;
+/// Largest memory of a derivation, in bytes. It comes from the file: four times libsodium's highest preset.
+pub const MEMLIMIT_MAX: u64 = 4 << 30;
+/// Upper bound for the memory of a derivation times its passes, in bytes: four times that of libsodium's highest preset.
+pub const WORK_BYTES_MAX: u64 = 16 << 30;
+
+/// Secret key.
+#[derive(Clone)]
+pub struct Key(Zeroizing<[u8; KEY_BYTES]>);
+
+impl Key {
+    /// Copies a key.
+    ///
+    /// # Errors
+    /// `invalid-argument` if it has another size than [`KEY_BYTES`].
+    pub fn new(bytes: &[u8]) -> Result<Key> {
+        if bytes.len() != KEY_BYTES {
+            let message = format!("the key has {} bytes, but must have {KEY_BYTES}", bytes.len());
+            return Err(Error::new(Kind::InvalidArgument, message));
+        }
+        let mut key = Key(Zeroizing::new([0; KEY_BYTES]));
+        key.0.copy_from_slice(bytes);
+        Ok(key)
+    }
+
+    /// Returns the secret bytes.
+    pub fn secret(&self) -> &[u8; KEY_BYTES] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Key(hidden)")
+    }
+}
+
+/// Derivation of a key from a string with Argon2id, as in libsodium.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Derivation {
+    /// Number of passes over the memory.
+    pub opslimit: u64,
+    /// Size of the memory in bytes.
+    pub memlimit: u64,
+    /// Salt.
+    pub salt: [u8; SALT_BYTES],
+}
+
+impl Derivation {
+    /// Checks the limits.
+    ///
+    /// # Errors
+    /// `invalid-argument` if a limit is out of bounds.
+    pub fn check(&self) -> Result<()> {
+        let Derivation { opslimit, memlimit, .. } = *self;
+        let work_bytes = opslimit.checked_mul(memlimit).filter(|&bytes| (1..=WORK_BYTES_MAX).contains(&bytes));
+        if work_bytes.is_none() || !(MEMLIMIT_MIN..=MEMLIMIT_MAX).contains(&memlimit) {
+            let message = format!(
+                "the key has opslimit {opslimit} and memlimit {memlimit}; accepted are an opslimit of at least 1, a memlimit \
+                 of {MEMLIMIT_MIN} to {MEMLIMIT_MAX} bytes, and a product of at most {WORK_BYTES_MAX}"
+            );
+            return Err(Error::new(Kind::InvalidArgument, message));
+        }
+        Ok(())
+    }
+
+    /// Derives the key of a string.
+    ///
+    /// # Errors
+    /// Those of [`check`](Derivation::check); `out-of-memory` if the memory is not available.
+    pub fn key(&self, string: &[u8]) -> Result<Key> {
+        self.check()?;
+        let refused = |error: argon2::Error| Error::new(Kind::InvalidArgument, format!("no key is derived: {error}"));
+        let number = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
+        let params = Params::new(number(self.memlimit >> 10), number(self.opslimit), 1, Some(KEY_BYTES));
+        let params = params.map_err(refused)?;
+        let blocks = params.block_count();
+        let mut memory: Vec<Block> = Vec::new();
+        memory.try_reserve_exact(blocks).map_err(|_| {
+            let message = format!("no memory of {} bytes to derive the key", to_usize(self.memlimit));
+            Error::new(Kind::OutOfMemory, message)
+        })?;
+        memory.resize(blocks, Block::default());
+        let mut memory = Zeroizing::new(memory);
+        let mut key = Key(Zeroizing::new([0; KEY_BYTES]));
+        Argon2::new(Algorithm::Argon2id, Version::V0x13, params)
+            .hash_password_into_with_memory(string, &self.salt, &mut *key.0, &mut **memory)
+            .map_err(refused)?;
+        Ok(key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_of_strings_are_those_of_argon2() {
+        // From CosmJS's tests of libsodium: `argon2 ABCDEFGHIJKLMNOP -id -v 13 -k 1024 -t 5`, and with -k 8192 -t 2.
+        let vectors = [
+            (5, 1 << 20, "3c5d010180ba0cf5b6b858cba23b318e42d33088983c404598599c3b029ecac6"),
+            (2, 8 << 20, "3ee950488d26ce691657b1d753f562139857b61a58f234d6cb0ce84c4cc27328"),
+        ];
+        for (opslimit, memlimit, expected) in vectors {
+            let key = Derivation { opslimit, memlimit, salt: *b"ABCDEFGHIJKLMNOP" }.key(b"123").unwrap();
+            let hex: String = key.secret().iter().map(|byte| format!("{byte:02x}")).collect();
+            assert_eq!(hex, expected);
+            assert_eq!(format!("{key:?}"), "Key(hidden)");
+        }
+    }
+
+    #[test]
+    fn limits_are_bounded() {
+        let check = |opslimit, memlimit| Derivation { opslimit, memlimit, salt: [0; SALT_BYTES] }.check().is_ok();
+        assert!(check(4, 1 << 30) && check(1, 8192) && check(4, 4 << 30));
+        assert!(!check(0, 1 << 20) && !check(1, 8191) && !check(1, (4 << 30) + 1024));
+        assert!(!check(5, 4 << 30) && !check(u64::MAX, 1 << 20) && !check(u64::MAX, u64::MAX));
+    }
+}
