@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs, iter};
 
-const SOURCES: [&str; 13] = [
+const SOURCES: [&str; 14] = [
     "csrc/cast.cpp",
     "csrc/checkpoint.cpp",
+    "csrc/cipher.cpp",
     "csrc/error.cpp",
     "csrc/group.cpp",
     "csrc/load.cpp",

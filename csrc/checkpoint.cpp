@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "error.h"
 #include "load.h"
@@ -30,7 +31,13 @@ at::Tensor bytes_tensor(const rust::Vec<uint8_t>& bytes) {
 }  // namespace
 
 OpenCheckpoint::OpenCheckpoint(Strings paths, const std::optional<at::Tensor>& headers, const std::string& verify)
-    : checkpoint_(open(paths, headers, verify)) {}
+    : OpenCheckpoint(open(paths, headers, verify)) {}
+
+OpenCheckpoint::OpenCheckpoint(rust::Box<Checkpoint> checkpoint) : checkpoint_(std::move(checkpoint)) {}
+
+c10::intrusive_ptr<OpenCheckpoint> OpenCheckpoint::open_encrypted(Strings paths) {
+  return c10::make_intrusive<OpenCheckpoint>(open_encrypted_checkpoint(paths));
+}
 
 at::Tensor OpenCheckpoint::headers() const {
   return bytes_tensor(call_core([&] { return checkpoint_->export_headers(); }));
@@ -66,7 +73,7 @@ std::vector<OpenCheckpoint::TensorHeader> OpenCheckpoint::tensor_headers(Strings
   std::vector<TensorHeader> headers;
   for (const auto& header : read_tensor_headers(*checkpoint_, names)) {
     headers.emplace_back(header.module, std::vector<std::string>(header.algorithms.begin(), header.algorithms.end()),
-                         bytes_tensor(header.values), bytes_tensor(header.hashed));
+                         bytes_tensor(header.values), bytes_tensor(header.hashed), bytes_tensor(header.encryption));
   }
   return headers;
 }

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
+#include <c10/util/intrusive_ptr.h>
 #include <torch/custom_class.h>
 
 #include <optional>
@@ -25,11 +26,15 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   using Dtype = std::optional<c10::ScalarType>;
   using Texts = std::tuple<std::string, c10::Dict<std::string, std::string>>;
   using Entry = std::tuple<std::string, std::vector<int64_t>, int64_t, int64_t, int64_t>;
-  using TensorHeader = std::tuple<int64_t, std::vector<std::string>, at::Tensor, at::Tensor>;
+  using TensorHeader = std::tuple<int64_t, std::vector<std::string>, at::Tensor, at::Tensor, at::Tensor>;
 
   // Opens the files. `headers` are the exported headers of the same files from another process; none is read then.
   // `verify` is that of open_checkpoint.
   OpenCheckpoint(Strings paths, const std::optional<at::Tensor>& headers, const std::string& verify);
+  explicit OpenCheckpoint(rust::Box<Checkpoint> checkpoint);
+
+  // Opens encrypted `.tensors` files. Loads return the bytes as they are, for `OpenDecryptor`.
+  static c10::intrusive_ptr<OpenCheckpoint> open_encrypted(Strings paths);
 
   // Exports the headers as uint8, for another process that opens the same files.
   at::Tensor headers() const;
@@ -45,7 +50,7 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   Entry entry(const std::string& name) const;
 
   // Reads the headers of tensors of `.tensors` files: the index of the module, the algorithms of the hashes, and as
-  // uint8 the values of the hashes, and the bytes with which the hashes begin.
+  // uint8 the values of the hashes, the bytes with which the hashes begin, and how the data is encrypted.
   std::vector<TensorHeader> tensor_headers(Strings names) const;
 
   // Returns the path of the file that contains the tensor.

@@ -11,6 +11,7 @@
 
 #include "cast.h"
 #include "checkpoint.h"
+#include "cipher.h"
 #include "error.h"
 #include "group.h"
 #include "load.h"
@@ -212,6 +213,7 @@ TORCH_LIBRARY(fst, m) {
       .def(torch::init<Strings, const std::optional<at::Tensor>&, const std::string&>(),
            "Checkpoint with open files and parsed headers.",
            {torch::arg("paths"), torch::arg("headers") = none, torch::arg("verify") = ""})
+      .def_static("open_encrypted", &OpenCheckpoint::open_encrypted)
       .def("headers", &OpenCheckpoint::headers)
       .def("names", &OpenCheckpoint::names)
       .def("texts", &OpenCheckpoint::texts)
@@ -261,9 +263,18 @@ TORCH_LIBRARY(fst, m) {
       .def("read", &GroupLoad::read, "", {torch::arg("window"), torch::arg("send")})
       .def("unpack", &GroupLoad::unpack, "", {torch::arg("window"), torch::arg("received")})
       .def("finish", &GroupLoad::finish);
+  m.class_<OpenCipher>("Cipher")
+      .def(torch::init<const at::Tensor&, const at::Tensor&, int64_t, int64_t>(),
+           "Secret key of encrypted files in tensorizer's format.",
+           {torch::arg("key"), torch::arg("salt"), torch::arg("opslimit"), torch::arg("memlimit")})
+      .def_static("of_string", &OpenCipher::of_string)
+      .def_static("derive", &OpenCipher::derive)
+      .def("decrypt", &OpenCipher::decrypt, "", {torch::arg("encryption"), torch::arg("data")});
   m.class_<Writer>("Writer")
-      .def(torch::init<const std::string&, const Metadata&, bool>(), "Writes tensors to a file one by one.",
-           {torch::arg("path"), torch::arg("metadata") = none, torch::arg("tensorizer") = false})
+      .def(torch::init<const std::string&, const Metadata&, bool, const Writer::OptionalCipher&>(),
+           "Writes tensors to a file one by one.",
+           {torch::arg("path"), torch::arg("metadata") = none, torch::arg("tensorizer") = false,
+            torch::arg("cipher") = none})
       .def("write", &Writer::write)
       .def("write_hashed", &Writer::write_hashed)
       .def("close", &Writer::close)

@@ -41,6 +41,11 @@ rust::Box<Checkpoint> open_checkpoint(Strings paths, const std::string& verify) 
   return call_core([&] { return open(slice_of(converted), request); });
 }
 
+rust::Box<Checkpoint> open_encrypted_checkpoint(Strings paths) {
+  const auto converted = to_rust(paths);
+  return call_core([&] { return open_encrypted(slice_of(converted)); });
+}
+
 rust::Box<Checkpoint> open_checkpoint_with_headers(Strings paths, const at::Tensor& headers,
                                                    const std::string& verify) {
   const auto converted = to_rust(paths);

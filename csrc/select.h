@@ -24,6 +24,9 @@ void configure_stores(const std::string& url, Strings names, Strings values);
 // if it is "digests", or those of the manifest of which it is the path or the text in JSON.
 rust::Box<Checkpoint> open_checkpoint(Strings paths, const std::string& verify = "");
 
+// Opens encrypted `.tensors` files, whose bytes are loaded as they are.
+rust::Box<Checkpoint> open_encrypted_checkpoint(Strings paths);
+
 // Opens a checkpoint with the headers that another process exported. Reads no header. `headers` is contiguous.
 rust::Box<Checkpoint> open_checkpoint_with_headers(Strings paths, const at::Tensor& headers, const std::string& verify);
 

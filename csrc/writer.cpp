@@ -1,5 +1,6 @@
 #include "writer.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 
 #include <utility>
@@ -9,8 +10,13 @@
 
 namespace fst {
 
-Writer::Writer(const std::string& path, const Metadata& metadata, bool is_tensorizer) {
+Writer::Writer(const std::string& path, const Metadata& metadata, bool is_tensorizer, const OptionalCipher& cipher) {
   const auto target = to_rust(path);
+  if (cipher) {
+    const Cipher& key = (*cipher)->cipher();
+    writer_.emplace(call_core([&] { return begin_encrypted_writer(target, key, at::get_num_threads()); }));
+    return;
+  }
   if (is_tensorizer) {
     writer_.emplace(call_core([&] { return begin_tensors_writer(target); }));
     return;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
 #include <torch/custom_class.h>
 #include <unistd.h>
 
@@ -9,6 +10,7 @@
 #include <optional>
 #include <string>
 
+#include "cipher.h"
 #include "fst/rust/bridge.rs.h"
 #include "save.h"
 
@@ -18,8 +20,11 @@ namespace fst {
 // threads run one after another.
 class Writer : public torch::CustomClassHolder {
  public:
-  // Begins a safetensors file with this metadata, or a file in tensorizer's format, which has none.
-  Writer(const std::string& path, const Metadata& metadata, bool is_tensorizer);
+  using OptionalCipher = std::optional<c10::intrusive_ptr<OpenCipher>>;
+
+  // Begins a safetensors file with this metadata, or a file in tensorizer's format, which has none, and which is
+  // encrypted if there is a cipher.
+  Writer(const std::string& path, const Metadata& metadata, bool is_tensorizer, const OptionalCipher& cipher);
   ~Writer() override;
 
   // Copies the current values of the tensor. Waits if the disk is slower than the caller.

@@ -3,6 +3,7 @@
 //! submodules implement them.
 
 mod checkpoint;
+mod cipher;
 mod convert;
 mod destinations;
 mod error;
@@ -19,7 +20,8 @@ mod transfer;
 mod verify;
 mod writer;
 
-use self::checkpoint::{Checkpoint, open, open_with_headers, resolve_files};
+use self::checkpoint::{Checkpoint, open, open_encrypted, open_with_headers, resolve_files};
+use self::cipher::{Cipher, cipher_of_string, derive_key, new_cipher};
 use self::convert::{can_convert, convert_on_cuda, convert_on_host, is_castable};
 use self::error::{exception_of, invalid_argument};
 use self::group::{GroupPlan, RankPlan, plan_group, plan_rank};
@@ -34,7 +36,7 @@ use self::storage::configure_storage;
 use self::stream::{AnyStream, finish_stream};
 use self::transfer::{AnyTransfer, finish, release};
 use self::verify::verify_files;
-use self::writer::{AnyWriter, begin_tensors_writer, begin_writer, finish_writer};
+use self::writer::{AnyWriter, begin_encrypted_writer, begin_tensors_writer, begin_writer, finish_writer};
 
 #[cxx::bridge(namespace = "fst")]
 mod ffi {
@@ -106,6 +108,8 @@ mod ffi {
         values: Vec<u8>,
         /// Bytes with which the hashes begin.
         hashed: Vec<u8>,
+        /// How the data is encrypted, for a `Cipher`. Empty if the file is not encrypted.
+        encryption: Vec<u8>,
     }
 
     /// Tensor of a new file.
@@ -182,6 +186,7 @@ mod ffi {
         type Checkpoint;
         fn open(paths: &[String], verify: &str) -> Result<Box<Checkpoint>>;
         fn open_with_headers(paths: &[String], headers: &[u8], verify: &str) -> Result<Box<Checkpoint>>;
+        fn open_encrypted(paths: &[String]) -> Result<Box<Checkpoint>>;
         fn export_headers(self: &Checkpoint) -> Result<Vec<u8>>;
         fn tensor_names(self: &Checkpoint) -> Vec<String>;
         fn metadata(self: &Checkpoint) -> Result<Vec<MetadataEntry>>;
@@ -192,6 +197,12 @@ mod ffi {
         fn verify_part(self: &Checkpoint, part: usize, parts: usize) -> Result<()>;
         fn page_cache_name(self: &Checkpoint) -> Result<String>;
         fn reader_names(self: &Checkpoint, ordinal: i32) -> Result<String>;
+
+        type Cipher;
+        fn new_cipher(key: &[u8], salt: &[u8], opslimit: u64, memlimit: u64) -> Result<Box<Cipher>>;
+        fn cipher_of_string(string: &[u8], encryption: &[u8]) -> Result<Box<Cipher>>;
+        fn derive_key(string: &[u8], salt: &[u8], opslimit: u64, memlimit: u64, key: &mut [u8]) -> Result<()>;
+        fn decrypt(self: &Cipher, encryption: &[u8], data: &mut [u8], threads: usize) -> Result<()>;
 
         type Selection;
         fn select_all(self: &Checkpoint) -> Result<Box<Selection>>;
@@ -289,6 +300,7 @@ mod ffi {
         type AnyWriter;
         fn begin_writer(path: &str, metadata: &[MetadataEntry], has_metadata: bool) -> Result<Box<AnyWriter>>;
         fn begin_tensors_writer(path: &str) -> Result<Box<AnyWriter>>;
+        fn begin_encrypted_writer(path: &str, cipher: &Cipher, threads: usize) -> Result<Box<AnyWriter>>;
         fn add(self: &mut AnyWriter, tensor: &NewTensor) -> Result<()>;
         fn write_hashed(
             self: &mut AnyWriter,

@@ -37,6 +37,14 @@ pub(super) fn open(paths: &[String], verify: &str) -> Result<Box<Checkpoint>> {
     })
 }
 
+pub(super) fn open_encrypted(paths: &[String]) -> Result<Box<Checkpoint>> {
+    guard(|| {
+        start_log()?;
+        let files = Arc::new(checkpoint::Checkpoint::open_encrypted(paths)?);
+        Ok(Box::new(Checkpoint { files, mappings: Arc::default() }))
+    })
+}
+
 pub(super) fn open_with_headers(paths: &[String], headers: &[u8], verify: &str) -> Result<Box<Checkpoint>> {
     guard(|| {
         start_log()?;
@@ -105,6 +113,7 @@ impl Checkpoint {
             algorithms: header.hashes.iter().map(|hash| hash.algorithm().to_owned()).collect(),
             values: header.hashes.iter().flat_map(|hash| hash.value().to_vec()).collect(),
             hashed: header.hashed,
+            encryption: header.encryption,
         };
         guard(|| Ok(self.files.tensor_headers(names)?.into_iter().map(header).collect()))
     }

@@ -1,5 +1,6 @@
 //! Files whose tensors are appended one by one.
 
+use super::cipher::Cipher;
 use super::ffi;
 use super::guard::{guard, start_log};
 use super::tensor::{device_stream, metadata_of, new_tensor};
@@ -37,6 +38,15 @@ pub(super) fn begin_tensors_writer(path: &str) -> Result<Box<AnyWriter>> {
         start_log()?;
         let path = Path::new(path);
         let writer = Writer::begin_tensors(Output::open(path, None)?, None, &Options::from_env()?)?;
+        Ok(Box::new(AnyWriter { writer, path: output::shown(path)?, sources: BTreeMap::new() }))
+    })
+}
+
+pub(super) fn begin_encrypted_writer(path: &str, cipher: &Cipher, threads: usize) -> Result<Box<AnyWriter>> {
+    guard(|| {
+        start_log()?;
+        let (path, cipher) = (Path::new(path), Some((cipher.cipher().clone(), threads)));
+        let writer = Writer::begin_tensors(Output::open(path, None)?, cipher, &Options::from_env()?)?;
         Ok(Box::new(AnyWriter { writer, path: output::shown(path)?, sources: BTreeMap::new() }))
     })
 }

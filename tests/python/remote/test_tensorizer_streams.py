@@ -7,7 +7,14 @@ import torch
 from safetensors.torch import save
 
 import fst
-from fst.compat.tensorizer import TensorDeserializer, stream_io
+from fst.compat.tensorizer import (
+    CryptographyError,
+    DecryptionParams,
+    EncryptionParams,
+    TensorDeserializer,
+    TensorSerializer,
+    stream_io,
+)
 from rawfile import assert_same
 
 TENSORS = {"large": torch.arange(1 << 20), "weight": torch.randn(4, 3)}
@@ -221,3 +228,23 @@ def test_unsupported_uses(server):
         TensorDeserializer(server.url("m.tensors"), device="cpu")
     with pytest.raises(ValueError, match="text"):
         stream_io.open_stream(server.url("m"), "r")
+
+
+@pytest.mark.parametrize("lazy_load", [False, True])
+def test_encrypted_file_behind_a_url(http_server, tmp_path, lazy_load):
+    params = EncryptionParams.random()
+    with TensorSerializer(tmp_path / "m.tensors", encryption=params) as serializer:
+        serializer.write_state_dict(TENSORS)
+    data = (tmp_path / "m.tensors").read_bytes()
+    http_server.put("m", data)
+    decryption = DecryptionParams.from_key(params.key)
+    for file in (http_server.url("m"), stream_io.open_stream(http_server.url("m"))):
+        with TensorDeserializer(file, "cpu", encryption=decryption, lazy_load=lazy_load) as loaded:
+            check_same(loaded)
+    with pytest.raises(CryptographyError, match="Tensor is encrypted"):
+        TensorDeserializer(http_server.url("m"), "cpu")
+    with pytest.raises(CryptographyError, match=r"Tensor decryption failed: http.*large"):
+        TensorDeserializer(http_server.url("m"), "cpu", encryption=DecryptionParams.from_key(bytes(32)))
+    http_server.put("m", data[:-100])
+    with pytest.raises(ValueError, match="cut off"):
+        TensorDeserializer(http_server.url("m"), "cpu", encryption=decryption)

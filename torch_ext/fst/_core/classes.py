@@ -5,18 +5,22 @@ The rest of the package uses these, and never `torch.classes.fst`.
 # Methods of the wrapped objects have no static types.
 # mypy: disable-error-code="no-any-return"
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 import fst._core.library  # noqa: F401  (registers the classes)
-from fst._core.errors import methods_translate_errors
+from fst._core.errors import methods_translate_errors, translates_errors
 from fst._core.index_range import IndexRange, flatten
 
 # Sizes of hashes in bytes, by the names of their algorithms.
 HASH_BYTES = {"crc32": 4, "sha256": 32}
+
+# Size of a key of encrypted files in bytes.
+KEY_BYTES = 32
 
 # Size of a window that is large enough for any checkpoint, in bytes.
 UNBOUNDED = 2**63 - 1
@@ -48,11 +52,13 @@ class TensorHeader(NamedTuple):
         module: The index of the tensor's module among those that were written.
         hashes: The algorithms and the values of the hashes.
         hashed: The bytes with which the hashes begin, before the data of the tensor.
+        encryption: How the data is encrypted, for `Cipher`. Empty if the file is not encrypted.
     """
 
     module: int
     hashes: list[tuple[str, bytes]]
     hashed: bytes
+    encryption: bytes
 
 
 @methods_translate_errors
@@ -67,6 +73,14 @@ class Checkpoint:
 
     def __init__(self, paths: Sequence[str], headers: Tensor | None = None, verify: str = "") -> None:
         self._object = torch.classes.fst.Checkpoint(paths, headers, verify)
+
+    @classmethod
+    @translates_errors
+    def open_encrypted(cls, paths: Sequence[str]) -> "Checkpoint":
+        """Opens encrypted files in tensorizer's format. Loads return the bytes as they are, for `Cipher.decrypt`."""
+        wrapper = cls.__new__(cls)
+        wrapper._object = torch.classes.fst.Checkpoint.open_encrypted(paths)
+        return wrapper
 
     def verify(self, part: int = 0, parts: int = 1) -> None:
         """Reads one of several equal parts of the data and compares the digests. Later loads compare none."""
@@ -91,14 +105,14 @@ class Checkpoint:
     def tensor_headers(self, names: Sequence[str]) -> list[TensorHeader]:
         """Reads the headers of tensors in tensorizer's format. Raises ValueError for those of other files."""
         headers = []
-        for module, algorithms, values, hashed in self._object.tensor_headers(names):
+        for module, algorithms, values, hashed, encryption in self._object.tensor_headers(names):
             value = values.numpy().tobytes()
             hashes = []
             for algorithm in algorithms:
                 size = HASH_BYTES[algorithm]
                 hashes.append((algorithm, value[:size]))
                 value = value[size:]
-            headers.append(TensorHeader(module, hashes, hashed.numpy().tobytes()))
+            headers.append(TensorHeader(module, hashes, hashed.numpy().tobytes(), encryption.numpy().tobytes()))
         return headers
 
     def path(self, name: str) -> str:
@@ -240,6 +254,57 @@ class Loader:
 
 
 @methods_translate_errors
+class Cipher:
+    """Cipher of tensorizer's format with a secret key, which the core overwrites in memory at the end.
+
+    Args:
+        key: 32 bytes.
+        salt: The 16 bytes of salt of a key that was derived from a string, or nothing.
+        opslimit: The number of passes of that derivation.
+        memlimit: The memory of that derivation in bytes.
+    """
+
+    def __init__(self, key: bytes, salt: bytes = b"", opslimit: int = 0, memlimit: int = 0) -> None:
+        with _secret(key) as secret:
+            self._object = torch.classes.fst.Cipher(secret, _uint8(salt), opslimit, memlimit)
+
+    @classmethod
+    @translates_errors
+    def of_string(cls, string: bytes, encryption: bytes) -> "Cipher":
+        """Derives the key of a file from a string, as that of a tensor with this encryption was derived."""
+        wrapper = cls.__new__(cls)
+        with _secret(string) as secret:
+            wrapper._object = torch.classes.fst.Cipher.of_string(secret, _uint8(encryption))
+        return wrapper
+
+    @staticmethod
+    @translates_errors
+    def derive(string: bytes, salt: bytes, opslimit: int, memlimit: int) -> bytes:
+        """Derives a key from a string with Argon2id."""
+        with _secret(string) as secret, _secret(bytes(KEY_BYTES)) as key:
+            torch.classes.fst.Cipher.derive(secret, _uint8(salt), opslimit, memlimit, key)
+            return key.numpy().tobytes()
+
+    def decrypt(self, encryption: bytes, data: Tensor) -> None:
+        """Decrypts a contiguous tensor on the CPU in place. Raises ValueError if it is not what was encrypted."""
+        self._object.decrypt(_uint8(encryption), data)
+
+
+@contextlib.contextmanager
+def _secret(data: bytes) -> Iterator[Tensor]:
+    """Copies bytes to a tensor, which is overwritten at the end."""
+    tensor = _uint8(data)
+    try:
+        yield tensor
+    finally:
+        tensor.zero_()
+
+
+def _uint8(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+@methods_translate_errors
 class Writer:
     """Writes tensors to a file one by one.
 
@@ -247,10 +312,17 @@ class Writer:
         path: The file or URL.
         metadata: Text for the header.
         tensorizer: Whether to write tensorizer's format, which has no metadata, with `write_hashed`.
+        cipher: The cipher of an encrypted file in that format.
     """
 
-    def __init__(self, path: str, metadata: Mapping[str, str] | None = None, tensorizer: bool = False) -> None:
-        self._object = torch.classes.fst.Writer(path, metadata, tensorizer)
+    def __init__(
+        self,
+        path: str,
+        metadata: Mapping[str, str] | None = None,
+        tensorizer: bool = False,
+        cipher: Cipher | None = None,
+    ) -> None:
+        self._object = torch.classes.fst.Writer(path, metadata, tensorizer, None if cipher is None else cipher._object)
 
     def write(self, name: str, tensor: Tensor) -> None:
         """Copies a tensor. A background thread writes the copy."""

@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import fst
-from fst.compat import tensorizer
 from fst.compat.tensorizer import TensorDeserializer, TensorSerializer, TensorType, stream_io
 from fst.compat.tensorizer.serialization import HashMismatchError
 from rawfile import CASTABLE_DTYPES, DTYPES, assert_same, random_raw, write
@@ -200,11 +199,6 @@ def test_unsupported_features(saved_model):
         lambda: tensors.to_redis(None, "prefix"),
         lambda: stream_io.CAInfo(),
         lambda: stream_io.s3_upload("m", "s3://b/m"),
-        lambda: tensorizer.EncryptionParams(b"key"),
-        lambda: tensorizer.EncryptionParams.from_string("secret"),
-        lambda: tensorizer.DecryptionParams.from_string("secret"),
-        lambda: TensorDeserializer("model.safetensors", encryption=object()),
-        lambda: TensorSerializer("model.safetensors", encryption=object()),
         lambda: TensorDeserializer("model.safetensors", verify_hash=True),
         lambda: next(tensors.read_tensors(verify_hash=True)),
         lambda: tensors.load_into_module(Model(), verify_hash=True),

@@ -105,13 +105,20 @@ def test_example_transformers(capsys):
     assert "Output: ¡Hola! Encantado de conocerte. hoy voy a" in output
 
 
-def test_example_encryption():
-    from fst.compat.tensorizer import DecryptionParams, EncryptionParams
+def test_example_encryption(model):
+    from fst.compat.tensorizer import DecryptionParams, EncryptionParams, TensorDeserializer, TensorSerializer
 
-    with pytest.raises(NotImplementedError, match="encrypted disk"):
-        EncryptionParams.random()
-    with pytest.raises(NotImplementedError, match="encrypted disk"):
-        DecryptionParams.from_key(b"key")
+    encryption_params = EncryptionParams.random()
+    serializer = TensorSerializer("model.tensors", encryption=encryption_params)
+    serializer.write_module(model)
+    serializer.close()
+
+    other = Model()
+    decryption_params = DecryptionParams.from_key(encryption_params.key)
+    deserializer = TensorDeserializer("model.tensors", encryption=decryption_params, device="cpu")
+    deserializer.load_into_module(other)
+    deserializer.close()
+    assert_equal(other.state_dict(), model.state_dict())
 
 
 @pytest.mark.parametrize("device", DEVICES)

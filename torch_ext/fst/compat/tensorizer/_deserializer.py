@@ -2,7 +2,8 @@
 
 import os
 import warnings
-from collections.abc import Iterator, KeysView, Mapping, Sequence
+from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any
 
@@ -14,7 +15,8 @@ from fst._core.arguments import device_of
 from fst._core.classes import Checkpoint
 from fst._core.dtypes import CASTABLE
 from fst._core.urls import without_secrets
-from fst.compat.tensorizer._encryption import CryptographyError, refuse_encryption
+from fst.compat.tensorizer._decryptor import Decryptor
+from fst.compat.tensorizer._encryption import CryptographyError, DecryptionParams
 from fst.compat.tensorizer._files import FileLike, is_path, opened, readable, scheme_of
 from fst.compat.tensorizer._module_filler import ModuleFiller
 from fst.compat.tensorizer._remote import RemoteFile, configured, s3_options
@@ -48,7 +50,7 @@ class TensorDeserializer(Mapping[Key, Any]):
         plaid_mode_buffers: No effect.
         num_readers: No effect but for the check: fst chooses the number of threads and requests.
         verify_hash: Whether to compare tensors with the hashes in a file of tensorizer's format.
-        encryption: Not supported yet; must be None.
+        encryption: The key of an encrypted file. Its tensors are decrypted on the CPU.
 
     Attributes:
         total_tensor_bytes: Size of all selected tensors in bytes.
@@ -56,12 +58,12 @@ class TensorDeserializer(Mapping[Key, Any]):
         total_bytes_read: Size of the tensors that have been loaded, in bytes.
 
     Raises:
-        NotImplementedError: Encryption is requested, or hash verification of a safetensors file. The message names an
-            alternative.
-        CryptographyError: The file is encrypted.
+        NotImplementedError: Hash verification of a safetensors file is requested. The message names an alternative.
+        CryptographyError: The file is encrypted and no key was given, or the reverse; the key is another than that of
+            the file, or the encrypted data was changed. No tensor that fails is returned.
         HashMismatchError: A tensor does not have the hash in its file.
-        TypeError: `num_readers` is not an int.
-        ValueError: `num_readers` is less than 1.
+        TypeError: `num_readers` is not an int, or `encryption` is not a `DecryptionParams`.
+        ValueError: `num_readers` is less than 1, or `encryption` has neither a key nor a string.
         Errors of `fst.load_file`.
     """
 
@@ -77,10 +79,10 @@ class TensorDeserializer(Mapping[Key, Any]):
         plaid_mode_buffers: int | None = None,
         num_readers: int | None = None,
         verify_hash: bool | None = False,
-        encryption: object = None,
+        encryption: DecryptionParams | None = None,
     ) -> None:
-        if encryption is not None:
-            refuse_encryption()
+        if not isinstance(encryption, DecryptionParams | None):
+            raise TypeError(f"encryption must be None or DecryptionParams, not {type(encryption).__name__}")
         if not isinstance(num_readers, int | None):
             raise TypeError(f"num_readers must be None or an int, not {type(num_readers).__name__}")
         if num_readers is not None and num_readers < 1:
@@ -104,11 +106,15 @@ class TensorDeserializer(Mapping[Key, Any]):
         self._path = without_secrets(self._secret_path)
         try:
             with configured(self._secret_path, self._options):
-                self._checkpoint: Checkpoint | None = Checkpoint([self._secret_path])
+                open_checkpoint = Checkpoint if encryption is None else Checkpoint.open_encrypted
+                self._checkpoint: Checkpoint | None = open_checkpoint([self._secret_path])
         except ValueError as error:
-            if "are encrypted" in str(error):
+            if "the tensors are encrypted" in str(error):
                 raise CryptographyError(f"Tensor is encrypted, but decryption was not requested: {error}") from None
+            if "the tensors are not encrypted" in str(error):
+                raise CryptographyError(f"Tensor decryption was requested, but is not possible: {error}") from None
             raise
+        self._decryptor = None if encryption is None else Decryptor(self._checkpoint, encryption, self._path)
         names = self._checkpoint.names()
         if verify_hash:
             check_hashed(self._checkpoint, names)
@@ -306,7 +312,10 @@ class TensorDeserializer(Mapping[Key, Any]):
             name = self._names[path]
             # Not a view of the mapped file: if the file became shorter, the comparison would end the process.
             stored = torch.empty_like(like, device="cpu")
-            self._checkpoint.load_into([name], [stored])
+            if self._decryptor is None:
+                self._checkpoint.load_into([name], [stored])
+            else:
+                [(_, stored)] = self._decryptor.load([name], stored.device)
             slot = slots.get(slot_name(name))
             current = None if slot is None else slot.tensor
             results.append((shown(path), current is not None and _bits_equal(current, stored)))
@@ -318,7 +327,7 @@ class TensorDeserializer(Mapping[Key, Any]):
 
     def close(self) -> None:
         """Closes the file. Loaded tensors stay available. Further calls have no effect."""
-        self._checkpoint = None
+        self._checkpoint = self._decryptor = None
         if self._file is not None:
             self._file.close()
 
@@ -328,9 +337,13 @@ class TensorDeserializer(Mapping[Key, Any]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _open_stream(self, names: list[str], dtype: torch.dtype | None) -> fst.Stream:
+    def _open_stream(
+        self, names: list[str], dtype: torch.dtype | None
+    ) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
         if self._checkpoint is None:
             raise ValueError(f"{self._path}: the deserializer is closed")
+        if self._decryptor is not None:
+            return closing(self._decryptor.load(names, self._device))
         with configured(self._secret_path, self._options):
             return fst.stream(self._secret_path, self._device, names, dtype)
 
@@ -349,10 +362,14 @@ class TensorDeserializer(Mapping[Key, Any]):
         if self._checkpoint is None:
             raise ValueError(f"{self._path}: the deserializer is closed")
         names = [self._names[path] for path in absent]
-        if self._verify_hash:
-            tensors = [self._verified(name, self._checkpoint.load_tensors([name], self._device)[0]) for name in names]
+        loaded: Iterable[tuple[str, Tensor]]
+        if self._decryptor is not None:
+            loaded = self._decryptor.load(names, self._device)
+        elif self._verify_hash:
+            loaded = ((name, self._checkpoint.load_tensors([name], self._device)[0]) for name in names)
         else:
-            tensors = self._checkpoint.load_tensors(names, self._device, self._dtype)
+            loaded = zip(names, self._checkpoint.load_tensors(names, self._device, self._dtype), strict=True)
+        tensors = [self._finished(name, tensor, self._verify_hash) for name, tensor in loaded]
         self.total_bytes_read += sum(self._stored[path].nbytes for path in absent)
         self._loaded.update((path, _parameter(tensor)) for path, tensor in zip(absent, tensors, strict=True))
 
@@ -362,11 +379,11 @@ class TensorDeserializer(Mapping[Key, Any]):
             check_hashed(self._checkpoint, list(self._names.values()))
         return self._verify_hash if verify_hash is None else bool(verify_hash)
 
-    def _verified(self, name: str, tensor: Tensor) -> Tensor:
-        """Returns a tensor of the stored dtype, cast as requested once its hashes are verified."""
-        if self._checkpoint is None:
-            raise ValueError(f"{self._path}: the deserializer is closed")
-        if not tensor.is_meta:
+    def _finished(self, name: str, tensor: Tensor, verify_hash: bool) -> Tensor:
+        """Returns a tensor with the requested dtype, once its hashes are verified if they are to be."""
+        if verify_hash and not tensor.is_meta:
+            if self._checkpoint is None:
+                raise ValueError(f"{self._path}: the deserializer is closed")
             verify_hashes(self._checkpoint, {name: tensor})
         is_cast = self._dtype is not None and tensor.dtype in CASTABLE
         return tensor.to(self._dtype) if is_cast else tensor
@@ -395,8 +412,7 @@ class TensorDeserializer(Mapping[Key, Any]):
                     yield path, self._loaded[path].detach()
                 else:
                     self.total_bytes_read += self._stored[path].nbytes
-                    name, tensor = next(tensors)
-                    yield path, self._verified(name, tensor) if verify_hash else tensor
+                    yield path, self._finished(*next(tensors), verify_hash)
 
     def _parameters(self, branch: Any) -> Any:
         if isinstance(branch, dict):

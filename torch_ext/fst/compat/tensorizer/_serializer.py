@@ -14,7 +14,7 @@ from torch import Tensor
 from fst._core.arguments import names_of, path_of
 from fst._core.classes import Writer
 from fst._core.urls import without_secrets
-from fst.compat.tensorizer._encryption import refuse_encryption
+from fst.compat.tensorizer._encryption import EncryptionParams
 from fst.compat.tensorizer._files import FileLike, is_path, opened, scheme_of
 from fst.compat.tensorizer._remote import configured, s3_options
 from fst.compat.tensorizer._slots import slots_of
@@ -37,11 +37,12 @@ class TensorSerializer:
             `close` closes. Missing directories of a path are created. Anything but a path or URL costs a copy, since
             the tensors go to a temporary file first.
         compress_tensors: No effect: tensors are not compressed.
-        encryption: Not supported yet; must be None.
+        encryption: The key to encrypt the data of the tensors with. Names, dtypes, shapes and hashes are not encrypted.
         limit_cpu_concurrency: No effect: fst chooses the number of threads.
 
     Raises:
-        NotImplementedError: Encryption is requested. The message names an alternative.
+        NotImplementedError: Encryption of a safetensors file is requested.
+        TypeError: `encryption` is not an `EncryptionParams`.
         ValueError: No file can be written to the URL.
         OSError: The operating system or a server reports an error.
     """
@@ -51,11 +52,11 @@ class TensorSerializer:
         file_obj: FileLike,
         compress_tensors: bool = False,
         *,
-        encryption: object = None,
+        encryption: EncryptionParams | None = None,
         limit_cpu_concurrency: int | None = None,
     ) -> None:
-        if encryption is not None:
-            refuse_encryption()
+        if not isinstance(encryption, EncryptionParams | None):
+            raise TypeError(f"encryption must be None or EncryptionParams, not {type(encryption).__name__}")
         self.compress_tensors = compress_tensors
         self.total_tensor_bytes = 0
         self._target: IO[bytes] | None = None
@@ -76,11 +77,17 @@ class TensorSerializer:
         self._written: dict[Key, Any] = {}
         # tensorizer's format records types and modules. URLs may have a query.
         self._is_safetensors = self._path.partition("?")[0].endswith(".safetensors")
+        if self._is_safetensors and encryption is not None:
+            raise NotImplementedError(
+                f"{self._path}: a safetensors file cannot be encrypted; give the file a name that ends in .tensors"
+            )
         with configured(secret_path, options):
             self._writer: Writer | None = (
                 Writer(path_of(secret_path), {"format": "pt"})
                 if self._is_safetensors
-                else Writer(path_of(secret_path), tensorizer=True)
+                else Writer(
+                    path_of(secret_path), tensorizer=True, cipher=None if encryption is None else encryption.cipher()
+                )
             )
 
     def write_tensor(

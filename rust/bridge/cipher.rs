@@ -1,0 +1,57 @@
+//! Encryption in tensorizer's format.
+
+use super::guard::guard;
+use crate::error::{Error, Kind, Result};
+use crate::format::tensors::cipher;
+use crate::format::tensors::encryption::Encryption;
+use crate::format::tensors::key::{Derivation, Key, SALT_BYTES};
+
+/// Cipher with its key.
+pub(super) struct Cipher {
+    cipher: cipher::Cipher,
+}
+
+/// Returns the cipher with a key, which was derived from a string if the salt is not empty.
+pub(super) fn new_cipher(key: &[u8], salt: &[u8], opslimit: u64, memlimit: u64) -> Result<Box<Cipher>> {
+    guard(|| {
+        let derivation = (!salt.is_empty()).then(|| derivation(salt, opslimit, memlimit)).transpose()?;
+        Ok(Box::new(Cipher { cipher: cipher::Cipher::new(Key::new(key)?, derivation) }))
+    })
+}
+
+/// Returns the cipher with the key that is derived from a string as that of a tensor.
+pub(super) fn cipher_of_string(string: &[u8], encryption: &[u8]) -> Result<Box<Cipher>> {
+    guard(|| Ok(Box::new(Cipher { cipher: cipher::Cipher::of_string(string, &Encryption::parse(encryption, 0)?)? })))
+}
+
+/// Derives a key from a string into `key`.
+pub(super) fn derive_key(string: &[u8], salt: &[u8], opslimit: u64, memlimit: u64, key: &mut [u8]) -> Result<()> {
+    guard(|| {
+        let derived = derivation(salt, opslimit, memlimit)?.key(string)?;
+        for (target, byte) in key.iter_mut().zip(derived.secret()) {
+            *target = *byte;
+        }
+        Ok(())
+    })
+}
+
+impl Cipher {
+    pub(super) fn cipher(&self) -> &cipher::Cipher {
+        &self.cipher
+    }
+
+    /// Decrypts the data of a tensor in place.
+    pub(super) fn decrypt(&self, encryption: &[u8], data: &mut [u8], threads: usize) -> Result<()> {
+        guard(|| self.cipher.decrypt(&Encryption::parse(encryption, 0)?, data, threads))
+    }
+}
+
+fn derivation(salt: &[u8], opslimit: u64, memlimit: u64) -> Result<Derivation> {
+    let salt = salt.try_into().map_err(|_| {
+        let message = format!("the salt has {} bytes, but must have {SALT_BYTES}", salt.len());
+        Error::new(Kind::InvalidArgument, message)
+    })?;
+    let derivation = Derivation { opslimit, memlimit, salt };
+    derivation.check()?;
+    Ok(derivation)
+}

@@ -1,0 +1,379 @@
+"""Encrypted files: written and read, and refused if anything in them was changed."""
+
+import contextlib
+import os
+import random
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+import fst
+from fst._core.classes import Cipher
+from fst._core.hashes import bytes_of
+from fst.compat.tensorizer import CryptographyError, DecryptionParams, EncryptionParams, _decryptor
+from fst.compat.tensorizer import TensorDeserializer as Deserializer
+from fst.compat.tensorizer import TensorSerializer as Serializer
+from fst.compat.tensorizer.serialization import HashMismatchError
+from rawfile import assert_same
+from tensorizer_helpers import DEVICES, Model, assert_equal, tensors_of
+
+KEY = bytes(range(32))
+PARAMS = DecryptionParams.from_key(KEY)
+MIN = {"opslimit": EncryptionParams.OpsLimit.MIN, "memlimit": EncryptionParams.MemLimit.MIN}
+PIECE_BYTES = 2 << 20
+
+
+def tensors():
+    torch.manual_seed(5)
+    return {
+        "w": torch.randn(5, 7),
+        "b": torch.randn(3).bfloat16(),
+        "n": torch.arange(9),
+        "s": torch.tensor(2.5),
+        "large": torch.randint(0, 255, (2 * PIECE_BYTES + 1,), dtype=torch.uint8),
+    }
+
+
+def write(path, state_dict, encryption=None, library=fst.compat.tensorizer):
+    serializer = library.TensorSerializer(path, encryption=encryption or library.EncryptionParams(KEY))
+    serializer.write_state_dict(state_dict)
+    serializer.close()
+
+
+@pytest.fixture
+def expected():
+    state_dict = tensors()
+    write("m.tensors", state_dict)
+    return state_dict
+
+
+def change(position, mask=1):
+    with open("m.tensors", "r+b") as file:
+        file.seek(position)
+        [byte] = file.read(1)
+        file.seek(position)
+        file.write(bytes([byte ^ mask]))
+
+
+def places(name):
+    """Returns the offsets of the header, the nonce, the codes and the data of a tensor, and the end of the data."""
+    with Deserializer("m.tensors", device="cpu", encryption=PARAMS, lazy_load=True) as found:
+        info = found._checkpoint.tensor_info(name)
+        block = found._checkpoint.tensor_headers([name])[0].encryption
+    with open("m.tensors", "rb") as file:
+        content = file.read()
+    block_begin = content.index(block)
+    header = block_begin
+    while struct.unpack("<Q", content[header : header + 8])[0] != info.begin - header:
+        header -= 1
+    # The number of chunks, and of the one chunk its length, its type and the size of its pieces.
+    nonce = block_begin + 2 + 8 + 2 + 8
+    return header, nonce, nonce + 24 + 8, info.begin, info.begin + info.nbytes
+
+
+@pytest.mark.parametrize("lazy_load", [False, True])
+@pytest.mark.parametrize("verify_hash", [False, True])
+def test_tensors_are_read_as_written(expected, lazy_load, verify_hash):
+    with open("m.tensors", "rb") as file:
+        content = file.read()
+    assert not any(bytes(tensor.view(-1).view(torch.uint8).numpy()) in content for tensor in expected.values())
+    assert KEY not in content
+    with Deserializer("m.tensors", "cpu", lazy_load=lazy_load, verify_hash=verify_hash, encryption=PARAMS) as found:
+        assert_equal(found, expected)
+        assert_equal(found.tree(), expected)
+    with Deserializer("m.tensors", "cpu", lazy_load=True, encryption=PARAMS) as found:
+        assert [name for _, _, name, _ in found.read_tensors(verify_hash=verify_hash, num_tensors=2)] == ["w", "b"]
+        assert [name for _, _, name, *_ in found.read_numpy_arrays()] == ["n", "s", "large"]
+
+
+def test_source_tensors_are_unchanged(expected):
+    assert_equal(tensors(), expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_modules(model, device):
+    with Serializer("m.tensors", encryption=EncryptionParams(KEY)) as serializer:
+        serializer.write_module(model)
+    other = Model(device)
+    with Deserializer("m.tensors", device, encryption=PARAMS, lazy_load=True) as found:
+        found.load_into_module(other, verify_hash=True)
+        assert found.verify_module(other)[0]
+        assert_equal(tensors_of(other), tensors_of(model))
+        other.frozen.data[0] += 1
+        assert not found.verify_module(other)[0]
+
+
+def test_casts(expected):
+    for options in ({}, {"lazy_load": True}, {"verify_hash": True}):
+        found = Deserializer("m.tensors", "cpu", dtype=torch.float64, encryption=PARAMS, **options)
+        assert_same(found["w"].detach(), expected["w"].double())
+        assert found["n"].dtype == torch.int64
+    found = Deserializer("m.tensors", "cpu", dtype=torch.float64, encryption=PARAMS, lazy_load=True)
+    assert {tensor.dtype for *_, tensor in found.read_tensors()} == {torch.float64, torch.int64, torch.uint8}
+
+
+def test_tensors_without_data():
+    state_dict = {"e": torch.empty(0, 3), "m": torch.empty(3, device="meta"), "w": torch.ones(2)}
+    write("m.tensors", state_dict)
+    found = Deserializer("m.tensors", "cpu", encryption=PARAMS, verify_hash=True)
+    assert_equal(found, state_dict | {"m": torch.zeros(3)})
+    assert Deserializer("m.tensors", "meta", encryption=PARAMS)["w"].is_meta
+    long = {"long": torch.empty(2**33, device="meta"), "w": torch.ones(2)}
+    write("m.tensors", long)
+    with Deserializer("m.tensors", "cpu", encryption=PARAMS, lazy_load=True) as found:
+        assert found["w"].tolist() == [1, 1]
+
+
+def test_keys_from_strings(expected):
+    params = EncryptionParams.from_string("secret", **MIN)
+    assert len(params.salt) == 16
+    write("m.tensors", expected, params)
+    assert_equal(Deserializer("m.tensors", "cpu", encryption=DecryptionParams.from_string("secret")), expected)
+    assert_equal(Deserializer("m.tensors", "cpu", encryption=DecryptionParams.from_key(params.key)), expected)
+    with pytest.raises(CryptographyError, match="Tensor decryption failed"):
+        Deserializer("m.tensors", "cpu", encryption=DecryptionParams.from_string("Secret"))
+    same = EncryptionParams.from_string(b"secret", **MIN, salt=params.salt)
+    assert same.key == params.key
+    # From CosmJS's tests of libsodium: `argon2 ABCDEFGHIJKLMNOP -id -v 13 -k 1024 -t 5`.
+    known = EncryptionParams.from_string("123", 5, 1 << 20, "ABCDEFGHIJKLMNOP")
+    assert known.key.hex() == "3c5d010180ba0cf5b6b858cba23b318e42d33088983c404598599c3b029ecac6"
+    with pytest.raises(ValueError, match="no salt"):
+        _ = EncryptionParams.random().salt
+
+
+def test_keys_are_not_shown(expected):
+    """Looks for a key and a string in `repr`, errors, the log, profiles and files."""
+    secrets = ["top secret", *(bytes(key).hex() for key in (KEY, b"k" * 32, b"top secret")), "kkkk", repr(KEY)[2:20]]
+    script = """
+import sys, traceback
+from pathlib import Path
+import torch
+import fst
+from fst.compat.tensorizer import DecryptionParams, EncryptionParams, TensorDeserializer, TensorSerializer
+
+params = EncryptionParams.from_string("top secret", 1, 8192)
+print(params, [params], EncryptionParams(bytes(range(32))))
+with fst.profile() as profile:
+    with TensorSerializer("hidden.tensors", encryption=params) as serializer:
+        serializer.write_state_dict({"w": torch.ones(3)})
+    for decryption in (DecryptionParams.from_string("top secret"), DecryptionParams.from_key(params.key)):
+        print(decryption)
+        TensorDeserializer("hidden.tensors", "cpu", encryption=decryption)["w"]
+    for decryption in (DecryptionParams.from_key(b"k" * 32), DecryptionParams.from_string("top secret")):
+        try:
+            TensorDeserializer("m.tensors", "cpu", encryption=decryption)
+        except Exception:
+            traceback.print_exc()
+profile.save_trace("profile.json")
+Path("key").write_bytes(params.key)
+"""
+    environment = os.environ | {"FST_LOG": "trace"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, env=environment, check=True)
+    key = Path("key").read_bytes()
+    assert done.stderr.count(b"CryptographyError: ") == 2
+    for shown in (done.stdout, done.stderr, Path("profile.json").read_bytes(), Path("hidden.tensors").read_bytes()):
+        assert shown
+        for secret in (key, key.hex().encode(), str(list(key)).encode(), *(secret.encode() for secret in secrets)):
+            # Tracebacks show the lines of this script if they are in a file, which they are not.
+            assert secret not in shown
+
+
+def test_errors_of_keys(expected):
+    for make in (EncryptionParams, DecryptionParams.from_key):
+        with pytest.raises(ValueError, match="32"):
+            make(b"short")
+    with pytest.raises(TypeError, match="from_string"):
+        EncryptionParams("a string")
+    for make in (EncryptionParams.from_string, DecryptionParams.from_string):
+        with pytest.raises(ValueError, match="empty"):
+            make("")
+    for limits in ((0, 8192), (1, 8191), (1, 1 << 40), (1 << 40, 8 << 20)):
+        with pytest.raises(ValueError, match="memlimit"):
+            EncryptionParams.from_string("secret", *limits)
+    with pytest.raises(ValueError, match="salt"):
+        EncryptionParams.from_string("secret", **MIN, salt="short")
+    with pytest.raises(CryptographyError, match="not derived from a string"):
+        Deserializer("m.tensors", "cpu", encryption=DecryptionParams.from_string("secret"))
+    with pytest.raises(ValueError, match="neither"):
+        Deserializer("m.tensors", "cpu", encryption=DecryptionParams())
+    for make in (Serializer, Deserializer):
+        with pytest.raises(TypeError, match="encryption"):
+            make("m.tensors", encryption=KEY)
+    with pytest.raises(NotImplementedError, match="safetensors"):
+        Serializer("m.safetensors", encryption=EncryptionParams(KEY))
+
+
+def test_key_and_file_must_agree(expected):
+    with pytest.raises(CryptographyError, match="Tensor is encrypted, but decryption was not requested"):
+        Deserializer("m.tensors", "cpu")
+    for load in (
+        fst.load_file,
+        fst.tensor_names,
+        fst.safe_open,
+        lambda path: list(fst.stream(path)),
+        lambda path: fst.load_slices(path, ["w"], [0], [0], [1]),
+        lambda path: fst.load_module(torch.nn.Linear(1, 1), path),
+    ):
+        with pytest.raises(ValueError, match=r"the tensors are encrypted.*TensorDeserializer\(encryption=...\)"):
+            load("m.tensors")
+    for path in ("plain.tensors", "m.safetensors"):
+        with Serializer(path) as serializer:
+            serializer.write_state_dict(expected)
+        with pytest.raises(CryptographyError, match="Tensor decryption was requested"):
+            Deserializer(path, "cpu", encryption=PARAMS)
+
+
+@pytest.mark.parametrize("lazy_load", [False, True])
+@pytest.mark.parametrize("part", ["nonce", "code", "last code", "data", "last data"])
+def test_changed_files_are_refused(expected, part, lazy_load):
+    _, nonce, codes, begin, end = places("large")
+    change({"nonce": nonce, "code": codes, "last code": codes + 47, "data": begin, "last data": end - 1}[part])
+    with pytest.raises(CryptographyError, match=r"Tensor decryption failed.*large"):
+        Deserializer("m.tensors", "cpu", encryption=PARAMS, lazy_load=lazy_load)["large"]
+    found = Deserializer("m.tensors", "cpu", encryption=PARAMS, lazy_load=True)
+    assert_same(found["w"].detach(), expected["w"])
+    received = []
+    with pytest.raises(CryptographyError):
+        received.extend(name for _, _, name, _ in found.read_tensors())
+    assert "large" not in received
+
+
+def test_swapped_pieces_are_refused(expected):
+    _, _, codes, begin, _ = places("large")
+    with open("m.tensors", "r+b") as file:
+        for first, size in ((begin, PIECE_BYTES), (codes, 16)):
+            file.seek(first)
+            one, other = file.read(size), file.read(size)
+            file.seek(first)
+            file.write(other + one)
+    with pytest.raises(CryptographyError, match="Tensor decryption failed"):
+        Deserializer("m.tensors", "cpu", encryption=PARAMS)
+
+
+def test_changed_headers_are_refused(expected):
+    header, nonce, codes, begin, _ = places("large")
+    with open("m.tensors", "rb") as file:
+        content = bytearray(file.read())
+    # The tensor's header from its size to the nonce, then the number of codes, then the size of the data.
+    hashes = range(nonce - 28 - 34, nonce - 28)
+    for position in [*range(header, nonce), *range(codes - 8, codes), *range(begin - 8, begin)]:
+        is_bound = position not in hashes and position not in (header + 8, header + 9)
+        change(position, 0x40)
+        with contextlib.suppress(CryptographyError, ValueError):
+            found = Deserializer("m.tensors", "cpu", encryption=PARAMS)
+            assert_equal(found, expected)
+            assert not is_bound or position in range(nonce - 8, nonce)
+        change(position, 0x40)
+    with open("m.tensors", "rb") as file:
+        assert file.read() == content
+
+
+def test_cut_files_are_refused(expected):
+    with open("m.tensors", "rb") as file:
+        content = file.read()
+    for length in (10, 80, 1 << 10, len(content) - 9 - PIECE_BYTES, len(content) - 9):
+        with open("m.tensors", "wb") as file:
+            file.write(content[:length])
+        with pytest.raises(ValueError, match=r"cut off|bytes"):
+            Deserializer("m.tensors", "cpu", encryption=PARAMS)
+
+
+def test_hostile_limits_are_refused(monkeypatch):
+    write("m.tensors", {"w": torch.ones(3)}, EncryptionParams.from_string("secret", **MIN))
+    with open("m.tensors", "rb") as file:
+        content = file.read()
+    limits = struct.pack("<QQ", MIN["opslimit"], MIN["memlimit"])
+    assert content.count(limits) == 1
+    # No key is derived.
+    monkeypatch.setattr(Cipher, "of_string", None)
+    for hostile in ((1, 1 << 62), (1 << 62, 8192), (0, 8192), (1, 0), (5, 4 << 30)):
+        with open("m.tensors", "wb") as file:
+            file.write(content.replace(limits, struct.pack("<QQ", *hostile)))
+        for params in (DecryptionParams.from_string("secret"), PARAMS):
+            with pytest.raises(ValueError, match=r"m\.tensors: tensor \"w\": byte \d+: .*memlimit"):
+                Deserializer("m.tensors", "cpu", encryption=params)
+
+
+def test_mutated_files_have_the_right_tensors_or_none():
+    state_dict = {"a": torch.arange(20, dtype=torch.uint8), "b": torch.ones(2, 3), "c": torch.tensor(7)}
+    write("m.tensors", state_dict)
+    content = Path("m.tensors").read_bytes()
+    random_ = random.Random(3)
+    loaded = 0
+    errors = []
+    for _ in range(2000):
+        mutated = bytearray(content)
+        for _ in range(random_.randint(1, 3)):
+            mutated[random_.randrange(len(mutated))] ^= 1 << random_.randrange(8)
+        Path("m.tensors").write_bytes(mutated)
+        try:
+            found = Deserializer("m.tensors", "cpu", encryption=PARAMS)
+        except (CryptographyError, ValueError, NotImplementedError) as error:
+            errors.append(str(error))
+        else:
+            loaded += 1
+            for tensor in flat(found.tree()):
+                assert any(bytes_of(tensor) == bytes_of(expected) for expected in state_dict.values())
+    assert 0 < loaded < 1000
+    assert all("m.tensors" in error for error in errors)
+
+
+def flat(tree):
+    if isinstance(tree, torch.Tensor):
+        return [tensor for tensor in [tree.detach()] if tensor.any()]
+    children = tree.values() if isinstance(tree, Mapping) else tree
+    return [tensor for child in children for tensor in flat(child)]
+
+
+def test_batches_of_tensors(monkeypatch):
+    monkeypatch.setattr(_decryptor, "_BATCH_BYTES", 100)
+    state_dict = {f"t{index}": torch.full((index,), index) for index in range(20)}
+    write("m.tensors", state_dict)
+    assert_equal(Deserializer("m.tensors", "cpu", encryption=PARAMS), state_dict)
+
+
+def test_what_is_not_bound_to_its_place():
+    """Shows what the format leaves open: encrypted tensors can change places."""
+    write("m.tensors", {"a": torch.zeros(4, dtype=torch.uint8), "b": torch.ones(4, dtype=torch.uint8)})
+    content = Path("m.tensors").read_bytes()
+    Path("m.tensors").write_bytes(
+        content.replace(b"\1\0a", b"\1\0?").replace(b"\1\0b", b"\1\0a").replace(b"\1\0?", b"\1\0b")
+    )
+    found = Deserializer("m.tensors", "cpu", encryption=PARAMS)
+    assert (found["a"].tolist(), found["b"].tolist()) == ([1] * 4, [0] * 4)
+    # The hashes begin with the name.
+    with pytest.raises(HashMismatchError):
+        Deserializer("m.tensors", "cpu", encryption=PARAMS, verify_hash=True)
+
+
+def test_files_of_both_libraries(original):
+    state_dict = tensors()
+    for library, path in ((original, "theirs.tensors"), (fst.compat.tensorizer, "ours.tensors")):
+        params = library.EncryptionParams.from_string("secret", **MIN)
+        for encryption in (params, library.EncryptionParams(params.key)):
+            write(path, state_dict | {"meta": torch.empty(4, device="meta")}, encryption, library)
+            for reader in (original, fst.compat.tensorizer):
+                keys = [reader.DecryptionParams.from_key(params.key)]
+                if encryption is params:
+                    keys.append(reader.DecryptionParams.from_string("secret"))
+                for key in keys:
+                    found = reader.TensorDeserializer(path, device="cpu", verify_hash=True, encryption=key)
+                    for name, tensor in state_dict.items():
+                        assert_same(found[name].detach(), tensor)
+                    assert found["meta"].tolist() == [0] * 4
+                    found.close()
+    with pytest.raises(original.CryptographyError):
+        original.TensorDeserializer("ours.tensors", device="cpu", encryption=original.DecryptionParams.from_key(KEY))
+
+
+def test_same_string_and_salt_give_the_key_of_tensorizer(original):
+    arguments = ("secret", 2, 1 << 20, b"0123456789abcdef")
+    assert EncryptionParams.from_string(*arguments).key == original.EncryptionParams.from_string(*arguments).key
+    for name in ("OpsLimit", "MemLimit"):
+        theirs, ours = getattr(original.EncryptionParams, name), getattr(EncryptionParams, name)
+        assert {preset.name: int(preset) for preset in theirs} == {preset.name: int(preset) for preset in ours}
