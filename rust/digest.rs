@@ -1,8 +1,8 @@
-//! Digests of bytes: BLAKE3 and SHA-256, computed while the bytes move.
+//! Digests of bytes: BLAKE3, SHA-256 and BLAKE2b, computed while the bytes move.
 //!
 //! Threads add pieces of an input to a [`Hash`]. The pieces of a BLAKE3 input may come in any order, since its digest is
-//! the root of a tree ([`tree`]). The pieces of a SHA-256 input are hashed in the order of their bytes: a thread with a
-//! later piece waits until the pieces before it are hashed.
+//! the root of a tree ([`tree`]). The pieces of a SHA-256 or BLAKE2b input are hashed in the order of their bytes: a
+//! thread with a later piece waits until the pieces before it are hashed.
 
 pub mod manifest;
 mod tree;
@@ -12,14 +12,18 @@ use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
 use crate::os::retry::Check;
 use crate::os::sigint::POLL_INTERVAL;
-use ring::digest::{Context, SHA256};
+use blake2::{Blake2b512, Digest as _};
+use ring::digest::SHA256;
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use tree::Tree;
 
-/// Size of a digest in bytes, for every algorithm.
+/// Size in bytes of the digests of BLAKE3 and SHA-256, which files carry.
 pub const DIGEST_BYTES: usize = 32;
+/// Maximum size of a digest in bytes: that of BLAKE2b.
+const DIGEST_BYTES_MAX: usize = 64;
 
 /// Algorithm of a digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,16 +32,27 @@ pub enum Algorithm {
     Blake3,
     /// SHA-256.
     Sha256,
+    /// BLAKE2b with a digest of 64 bytes.
+    Blake2b,
 }
 
 impl Algorithm {
-    const ALL: [Algorithm; 2] = [Algorithm::Blake3, Algorithm::Sha256];
+    const ALL: [Algorithm; 3] = [Algorithm::Blake3, Algorithm::Sha256, Algorithm::Blake2b];
 
     /// Returns the name in files and in arguments.
     pub fn name(self) -> &'static str {
         match self {
             Algorithm::Blake3 => "blake3",
             Algorithm::Sha256 => "sha256",
+            Algorithm::Blake2b => "blake2b",
+        }
+    }
+
+    /// Returns the size of a digest in bytes.
+    pub fn digest_bytes(self) -> usize {
+        match self {
+            Algorithm::Blake3 | Algorithm::Sha256 => DIGEST_BYTES,
+            Algorithm::Blake2b => DIGEST_BYTES_MAX,
         }
     }
 
@@ -59,55 +74,55 @@ impl Algorithm {
 
     /// Returns the digest of parts, one after the other.
     pub fn digest_parts<'a>(self, parts: impl IntoIterator<Item = &'a [u8]>) -> Digest {
-        let bytes = match self {
-            Algorithm::Blake3 => {
-                let mut hasher = blake3::Hasher::new();
-                parts.into_iter().for_each(|part| {
-                    hasher.update(part);
-                });
-                *hasher.finalize().as_bytes()
-            }
-            Algorithm::Sha256 => {
-                let mut context = Context::new(&SHA256);
-                parts.into_iter().for_each(|part| context.update(part));
-                finish(context)
-            }
-        };
-        Digest { algorithm: self, bytes }
+        let mut context = Context::new(self);
+        parts.into_iter().for_each(|part| context.update(part));
+        context.finish()
     }
 
     /// Returns whether the pieces of an input must be hashed in the order of their bytes.
     pub fn is_sequential(self) -> bool {
-        self == Algorithm::Sha256
+        self != Algorithm::Blake3
     }
 }
 
-/// Digest and its algorithm. Its text is `blake3:` or `sha256:` and 64 hexadecimal digits.
+/// Digest and its algorithm. Its text is the algorithm's name, a colon and hexadecimal digits: 64, or 128 of BLAKE2b.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Digest {
     /// Algorithm.
     pub algorithm: Algorithm,
-    /// Value.
-    pub bytes: [u8; DIGEST_BYTES],
+    /// Value, followed by zeros.
+    value: [u8; DIGEST_BYTES_MAX],
 }
 
 impl Digest {
+    /// Returns the digest with this value, or `None` if the number of bytes is not that of the algorithm.
+    pub fn from_bytes(algorithm: Algorithm, bytes: &[u8]) -> Option<Digest> {
+        let mut value = [0; DIGEST_BYTES_MAX];
+        value.get_mut(..algorithm.digest_bytes()).filter(|value| value.len() == bytes.len())?.copy_from_slice(bytes);
+        Some(Digest { algorithm, value })
+    }
+
     /// Parses the hexadecimal digits of a digest. Returns `None` if they are not a digest.
     pub fn from_hex(algorithm: Algorithm, hex: &str) -> Option<Digest> {
-        let mut bytes = [0; DIGEST_BYTES];
+        let mut value = [0; DIGEST_BYTES_MAX];
         let digits = hex.as_bytes();
-        if digits.len() != 2 * DIGEST_BYTES || !digits.iter().all(u8::is_ascii_hexdigit) {
+        if digits.len() != 2 * algorithm.digest_bytes() || !digits.iter().all(u8::is_ascii_hexdigit) {
             return None;
         }
-        for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+        for (byte, pair) in value.iter_mut().zip(digits.chunks_exact(2)) {
             *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
         }
-        Some(Digest { algorithm, bytes })
+        Some(Digest { algorithm, value })
+    }
+
+    /// Returns the value.
+    pub fn bytes(&self) -> &[u8] {
+        self.value.get(..self.algorithm.digest_bytes()).unwrap_or_default()
     }
 
     /// Returns the hexadecimal digits.
     pub fn hex(&self) -> String {
-        self.bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+        self.bytes().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 }
 
@@ -123,6 +138,100 @@ impl FromStr for Digest {
         let (name, hex) = text.split_once(':').ok_or(())?;
         let algorithm = Algorithm::from_name(name).ok_or(())?;
         Digest::from_hex(algorithm, hex).ok_or(())
+    }
+}
+
+/// Digest of an input, or digests of the shards into which it is divided.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InputDigest {
+    /// Begin of each shard, in ascending order from 0, and its digest. Never empty.
+    shards: Vec<(u64, Digest)>,
+    /// Length of the input, if the digests state one.
+    length: Option<u64>,
+}
+
+impl From<Digest> for InputDigest {
+    fn from(digest: Digest) -> InputDigest {
+        InputDigest { shards: vec![(0, digest)], length: None }
+    }
+}
+
+impl InputDigest {
+    /// Returns the digests of shards, or `None` if the shards leave a gap, overlap or are empty.
+    pub fn from_shards(shards: &mut [(Range<u64>, Digest)]) -> Option<InputDigest> {
+        shards.sort_by_key(|(range, _)| range.start);
+        let mut length = 0;
+        for (range, _) in shards.iter() {
+            if range.start != length || range.end <= range.start {
+                return None;
+            }
+            length = range.end;
+        }
+        let digests = shards.iter().map(|(range, digest)| (range.start, *digest)).collect();
+        (length > 0).then_some(InputDigest { shards: digests, length: Some(length) })
+    }
+
+    /// Returns the length of the input, if the digests state one.
+    pub fn length(&self) -> Option<u64> {
+        self.length
+    }
+
+    /// Returns whether the pieces of a shard must be hashed in the order of their bytes.
+    pub fn is_sequential(&self) -> bool {
+        self.shards.iter().any(|(_, digest)| digest.algorithm.is_sequential())
+    }
+
+    /// Iterates over the shards of an input of `length` bytes.
+    pub fn shards(&self, length: u64) -> impl Iterator<Item = (Range<u64>, Digest)> {
+        let ends = self.shards.iter().skip(1).map(|(begin, _)| *begin).chain([length]);
+        self.shards.iter().zip(ends).map(|(&(begin, digest), end)| (begin..end, digest))
+    }
+}
+
+/// Hash of bytes in their order, boxed because the sizes differ much.
+enum Context {
+    Blake3(Box<blake3::Hasher>),
+    Sha256(Box<ring::digest::Context>),
+    Blake2b(Box<Blake2b512>),
+}
+
+impl Context {
+    fn new(algorithm: Algorithm) -> Context {
+        match algorithm {
+            Algorithm::Blake3 => Context::Blake3(Box::default()),
+            Algorithm::Sha256 => Context::Sha256(Box::new(ring::digest::Context::new(&SHA256))),
+            Algorithm::Blake2b => Context::Blake2b(Box::default()),
+        }
+    }
+
+    fn update(&mut self, bytes: &[u8]) {
+        match self {
+            Context::Blake3(hasher) => {
+                hasher.update(bytes);
+            }
+            Context::Sha256(context) => context.update(bytes),
+            Context::Blake2b(hasher) => hasher.update(bytes),
+        }
+    }
+
+    fn finish(self) -> Digest {
+        let mut value = [0; DIGEST_BYTES_MAX];
+        let mut fill = |bytes: &[u8]| value.iter_mut().zip(bytes).for_each(|(byte, &computed)| *byte = computed);
+        let algorithm = match self {
+            Context::Blake3(hasher) => {
+                fill(hasher.finalize().as_bytes());
+                Algorithm::Blake3
+            }
+            Context::Sha256(context) => {
+                fill(context.finish().as_ref());
+                Algorithm::Sha256
+            }
+            Context::Blake2b(hasher) => {
+                fill(&hasher.finalize());
+                Algorithm::Blake2b
+            }
+        };
+        Digest { algorithm, value }
     }
 }
 
@@ -160,6 +269,11 @@ impl Hash {
         matches!(*self.lock(), State::Tree(_) | State::Sequence(..))
     }
 
+    /// Returns whether all pieces were added.
+    pub fn is_complete(&self) -> bool {
+        matches!(*self.lock(), State::Done)
+    }
+
     /// Adds the bytes of the input from `begin`, and returns the digest after the last piece.
     ///
     /// With a sequential algorithm, waits until the pieces before this one were added. So a thread must not hold what
@@ -195,15 +309,15 @@ impl Hash {
                 let State::Tree(tree) = &mut *state else { return Err(misfit()) };
                 let Some(bytes) = tree.add(piece).ok_or_else(misfit)? else { return Ok(None) };
                 *state = State::Done;
-                Ok(Some(Digest { algorithm: self.algorithm, bytes }))
+                Ok(Digest::from_bytes(self.algorithm, &bytes))
             }
-            Algorithm::Sha256 => {
+            Algorithm::Sha256 | Algorithm::Blake2b => {
                 let mut context = self.wait_for_turn(begin, check)?.ok_or_else(misfit)?;
                 context.update(bytes);
                 let mut state = self.lock();
                 if end == self.length {
                     *state = State::Done;
-                    return Ok(Some(Digest { algorithm: self.algorithm, bytes: finish(context) }));
+                    return Ok(Some(context.finish()));
                 }
                 *state = State::Sequence(Some(context), end);
                 self.advanced.notify_all();
@@ -217,7 +331,7 @@ impl Hash {
         let mut state = self.lock();
         loop {
             match &mut *state {
-                State::Empty => *state = State::Sequence(Some(Context::new(&SHA256)), 0),
+                State::Empty => *state = State::Sequence(Some(Context::new(self.algorithm)), 0),
                 State::Sequence(context, next) if *next == begin && context.is_some() => return Ok(context.take()),
                 State::Sequence(_, next) if *next <= begin => {
                     let waited = self.advanced.wait_timeout(state, POLL_INTERVAL);
@@ -232,12 +346,4 @@ impl Hash {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn finish(context: Context) -> [u8; DIGEST_BYTES] {
-    let mut bytes = [0; DIGEST_BYTES];
-    for (byte, &computed) in bytes.iter_mut().zip(context.finish().as_ref()) {
-        *byte = computed;
-    }
-    bytes
 }

@@ -26,7 +26,7 @@
 //! # Interfaces
 //!
 //! Loads and saves hash bytes on their way with [`digest`], and compare digests with those that a file carries
-//! ([`format::digests`]) or a manifest states.
+//! ([`format::digests`]), a manifest or a [`signature`] states.
 //!
 //! Each stage records spans in a [`profile`] while a profile is active. With the feature `torch`, `bridge` exports the
 //! crate to C++, which registers the operators. With the feature `tch`, the module `tch` calls these operators for Rust
@@ -41,6 +41,7 @@ pub mod dtype;
 pub mod os;
 pub mod profile;
 pub mod digest;
+pub mod signature;
 pub mod remote;
 pub mod source;
 pub mod format;

@@ -1,6 +1,7 @@
 //! Loads of tensors from files into memory.
 
 pub mod check;
+pub mod model;
 pub mod shared_cache;
 pub mod staged;
 pub mod stream;

@@ -2,19 +2,25 @@
 
 use super::region::TensorRegion;
 use super::{Checkpoint, OpenFile};
-use crate::digest::Digest;
 use crate::digest::manifest::{MANIFEST_BYTES_MAX, Manifest};
+use crate::digest::{Digest, InputDigest};
 use crate::error::{Error, Kind, Result};
 use crate::format::digests::Digests;
 use crate::format::header::{Entry, Header};
 use crate::format::tensors;
 use crate::num::{to_u64, to_usize};
 use crate::os::sigint::Watch;
+use crate::signature::certificate::Certificate;
+use crate::signature::statement::Statement;
+use crate::signature::{self, Signed, Trust};
 use crate::source::Source;
 use crate::source::files::place_of;
+use serde::Deserialize;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use zeroize::Zeroizing;
 
 /// Request to verify the data of a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,16 +35,20 @@ pub enum Verify {
 }
 
 impl Verify {
-    /// Reads a request: nothing, `digests`, a manifest in JSON, or the path or URL of a manifest.
+    /// Reads a request: nothing, `digests`, a manifest or a [`SignatureRequest`] in JSON, or the path or URL of a
+    /// manifest.
     ///
     /// # Errors
-    /// Those of [`Manifest::parse`] and of opening the manifest.
+    /// Those of [`Manifest::parse`] and of opening the manifest; those of [`SignatureRequest`].
     pub fn read(text: &str) -> Result<Verify> {
         Ok(match text {
             "" => Verify::Nothing,
             "digests" => Verify::Digests,
-            _ if text.starts_with('{') => Verify::Manifest(Manifest::parse(text.as_bytes())?),
-            _ => Verify::Manifest(read_manifest(Path::new(text))?),
+            _ => match SignatureRequest::parse(text)? {
+                Some(request) => Verify::Manifest(request.verify()?.manifest),
+                None if text.starts_with('{') => Verify::Manifest(Manifest::parse(text.as_bytes())?),
+                None => Verify::Manifest(read_manifest(Path::new(text))?),
+            },
         })
     }
 
@@ -67,18 +77,31 @@ impl Verify {
                 Ok(Stated::Tensors(digests))
             }
             Verify::Manifest(manifest) => {
-                let missing = || {
-                    let message = "the manifest has no digest of the file; give it a line of sha256sum for the file";
-                    Error::new(Kind::Integrity, message).at(source.path())
-                };
+                let missing = || Error::new(Kind::Integrity, manifest.missing()).at(source.path());
                 // The name may contain directories that a relative path lacks.
                 let absolute = source.file().and_then(|file| std::path::absolute(&file.path).ok());
                 let path = absolute.as_deref().unwrap_or(source.path()).to_string_lossy();
-                let digest = manifest.find(&path).ok_or_else(missing)?;
+                let digest = manifest.find(&path).ok_or_else(missing)?.clone();
+                check_length(&digest, source, manifest.origin())?;
                 let length = to_u64(json.len()).to_le_bytes();
-                Ok(Stated::File(digest, [length.as_slice(), json].concat().into()))
+                let header = [length.as_slice(), json].concat().into();
+                Ok(Stated::File { digest, header, origin: manifest.origin() })
             }
         }
+    }
+}
+
+/// Checks the length of a file, if its digests state one.
+///
+/// # Errors
+/// `integrity`.
+pub(crate) fn check_length(digest: &InputDigest, source: &Source, origin: &str) -> Result<()> {
+    match digest.length() {
+        Some(length) if length != source.length() => {
+            let message = format!("the file has {} bytes, but {origin} states {length}", source.length());
+            Err(Error::new(Kind::Integrity, message).at(source.path()))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -87,16 +110,82 @@ impl Verify {
 /// # Errors
 /// Those of [`Manifest::parse`] and of opening the manifest.
 pub fn read_manifest(path: &Path) -> Result<Manifest> {
+    read_whole(path, "a manifest", Manifest::parse)
+}
+
+/// Reads and parses a small file or object. Errors have its path.
+pub(crate) fn read_whole<T>(path: &Path, what: &str, parse: impl FnOnce(&[u8]) -> Result<T>) -> Result<T> {
     let watch = Watch::begin();
     let check = || watch.check();
     let source = Source::open(&place_of(path)?, &check)?;
     if source.length() > MANIFEST_BYTES_MAX {
-        let message = format!("a manifest has at most {MANIFEST_BYTES_MAX} bytes, not {}", source.length());
+        let message = format!("{what} has at most {MANIFEST_BYTES_MAX} bytes, not {}", source.length());
         return Err(Error::new(Kind::Malformed, message).at(source.path()));
     }
-    let mut bytes = vec![0; to_usize(source.length())];
+    // A private key does not stay in memory.
+    let mut bytes = Zeroizing::new(vec![0; to_usize(source.length())]);
     source.read(0, &mut bytes, &check)?;
-    Manifest::parse(&bytes).map_err(|error| error.at(source.path()))
+    parse(&bytes).map_err(|error| error.at(source.path()))
+}
+
+/// Request to verify a signature, and then data with the manifest in it. Its text is a JSON object:
+/// `{"signature": {"path": "model.sig", "public_key": "key.pub"}}`, or `"certificate_chain": ["ca.pem"]` in place of
+/// the key.
+#[derive(Debug, Deserialize)]
+pub struct SignatureRequest {
+    /// Path or URL of the bundle, such as `model.sig`.
+    pub path: PathBuf,
+    public_key: Option<PathBuf>,
+    #[serde(default)]
+    certificate_chain: Vec<PathBuf>,
+    /// Statement of a signature that the caller has verified.
+    statement: Option<String>,
+}
+
+impl SignatureRequest {
+    /// Parses a request, or returns `None` if the text is another one.
+    ///
+    /// # Errors
+    /// `invalid-argument`.
+    pub fn parse(text: &str) -> Result<Option<SignatureRequest>> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Text {
+            signature: SignatureRequest,
+        }
+        // The only value of a manifest that is an object.
+        let value = text.strip_prefix('{').and_then(|text| text.trim_start().strip_prefix("\"signature\""));
+        let value = value.and_then(|text| text.trim_start().strip_prefix(':'));
+        if !value.is_some_and(|value| value.trim_start().starts_with('{')) {
+            return Ok(None);
+        }
+        let invalid = |error| Error::new(Kind::InvalidArgument, format!("the request to verify is not valid: {error}"));
+        serde_json::from_str(text).map(|Text { signature }| Some(signature)).map_err(invalid)
+    }
+
+    /// Verifies the signature.
+    ///
+    /// # Errors
+    /// `invalid-argument` unless there is either a key or certificates; those of [`Trust`], of [`signature::verify`] and
+    /// of opening the files.
+    pub fn verify(&self) -> Result<Signed> {
+        let trust = match (&self.public_key, self.certificate_chain.as_slice(), &self.statement) {
+            (None, [], Some(statement)) => {
+                return Statement::parse(statement.as_bytes()).map_err(|error| error.at(&self.path));
+            }
+            (Some(key), [], None) => read_whole(key, "a key", Trust::from_public_key)?,
+            (None, [_, ..], None) => {
+                let read = |path: &PathBuf| read_whole(path, "a certificate", Certificate::parse_pem);
+                let certificates: Vec<_> = self.certificate_chain.iter().map(read).collect::<Result<_>>()?;
+                Trust::from_certificates(certificates.concat())?
+            }
+            _ => {
+                let message = "a signature is verified with either a public key or a certificate chain";
+                return Err(Error::new(Kind::InvalidArgument, message).at(&self.path));
+            }
+        };
+        read_whole(&self.path, "a signature", |bytes| signature::verify(bytes, &trust))
+    }
 }
 
 /// Digests that the data of one file must have.
@@ -106,15 +195,17 @@ pub(super) enum Stated {
     Nothing,
     /// Digest of each tensor.
     Tensors(Digests),
-    /// Digest of the whole file, and the bytes before its data.
-    File(Digest, Arc<[u8]>),
+    /// Digest of the whole file, the bytes before its data, and what states the digest.
+    File { digest: InputDigest, header: Arc<[u8]>, origin: &'static str },
 }
 
 /// Bytes of a file that have one digest: a tensor, or the whole file.
 #[derive(Clone, Debug)]
 pub struct Input {
-    /// Digest that the bytes must have.
-    pub digest: Digest,
+    /// Digest that the bytes must have, or digests of shards.
+    pub digest: InputDigest,
+    /// What states the digest, for errors.
+    pub origin: &'static str,
     /// Index of the file.
     pub source: usize,
     /// Path of the file.
@@ -130,23 +221,29 @@ pub struct Input {
 }
 
 impl Input {
-    /// Compares the digest that was found.
+    /// Iterates over the shards, relative to the first byte.
+    pub fn shards(&self) -> impl Iterator<Item = (Range<u64>, Digest)> {
+        self.digest.shards(self.end.saturating_sub(self.begin))
+    }
+
+    /// Compares the digest that was found of a shard.
     ///
     /// # Errors
     /// `integrity`, with the path, the tensor and both digests.
-    pub fn compare(&self, found: Digest) -> Result<()> {
-        if found == self.digest {
+    pub fn compare(&self, (shard, stated): (&Range<u64>, Digest), found: Digest) -> Result<()> {
+        if found == stated {
             return Ok(());
         }
-        let (what, whose) = match self.tensor {
-            Some(_) => ("the data", "the file"),
-            None => ("the file", "the manifest"),
+        let what = match self.tensor {
+            Some(_) => "the data".to_owned(),
+            None if self.digest.length().is_some() => format!("{} bytes", shard.end - shard.start),
+            None => "the file".to_owned(),
         };
         let message = format!(
-            "the digest of {what} is {found}, but {whose} states {}; {what} changed after the digest was made",
-            self.digest
+            "the digest of {what} is {found}, but {} states {stated}; {what} changed after the digest was made",
+            self.origin
         );
-        let error = Error::new(Kind::Integrity, message).at(&self.path).offset(self.begin);
+        let error = Error::new(Kind::Integrity, message).at(&self.path).offset(self.begin.saturating_add(shard.start));
         Err(match &self.tensor {
             Some(name) => error.tensor(&**name),
             None => error,
@@ -175,7 +272,7 @@ impl Checkpoint {
                         |(position, entry)| Some(file.tensor_input(source, entry, digests.tensor(position)?));
                     inputs.extend(file.header.entries().enumerate().filter_map(of_tensor));
                 }
-                Stated::File(digest, header) => inputs.push(file.input(source, *digest, header)),
+                Stated::File { digest, header, origin } => inputs.push(file.input(source, digest, header, origin)),
             }
         }
         inputs
@@ -216,13 +313,13 @@ impl Checkpoint {
                         coverage.add(&[index], input);
                     }
                 }
-                Stated::File(digest, header) => {
+                Stated::File { digest, header, origin } => {
                     let mut found: Vec<_> =
                         indices.iter().filter_map(|&index| self.whole(source, regions.get(index)?)).collect();
                     found.sort_unstable();
                     let positions = 0..file.header.entries().len();
                     let is_whole = found.len() == indices.len() && found.iter().copied().eq(positions);
-                    coverage.add(&indices, is_whole.then(|| file.input(source, *digest, header)));
+                    coverage.add(&indices, is_whole.then(|| file.input(source, digest, header, origin)));
                 }
             }
         }
@@ -241,16 +338,18 @@ impl Checkpoint {
 
 impl OpenFile {
     /// Returns the input of the whole file.
-    fn input(&self, source: usize, digest: Digest, header: &Arc<[u8]>) -> Input {
+    fn input(&self, source: usize, digest: &InputDigest, header: &Arc<[u8]>, origin: &'static str) -> Input {
         let (path, end) = (self.source.path().to_path_buf(), self.source.length());
-        Input { digest, source, path, tensor: None, begin: 0, end, header: Arc::clone(header) }
+        let (digest, header) = (digest.clone(), Arc::clone(header));
+        Input { digest, origin, source, path, tensor: None, begin: 0, end, header }
     }
 
     /// Returns the input of a tensor.
     fn tensor_input(&self, source: usize, entry: Entry<'_>, digest: Digest) -> Input {
         let path = self.source.path().to_path_buf();
         let Entry { begin, end, .. } = entry;
-        Input { digest, source, path, tensor: Some(entry.name.into()), begin, end, header: Arc::default() }
+        let (tensor, digest, header) = (Some(entry.name.into()), digest.into(), Arc::default());
+        Input { digest, origin: "the file", source, path, tensor, begin, end, header }
     }
 }
 

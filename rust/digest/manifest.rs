@@ -2,9 +2,9 @@
 //!
 //! A manifest is a JSON object `{"model.safetensors": "sha256:..."}`, or the lines that `sha256sum` and `b3sum --tag`
 //! print. An entry describes every file whose path ends in its name, so that a manifest may be used with a copy of the
-//! files, or with their URLs.
+//! files, or with their URLs. A signature contains a manifest, too.
 
-use super::{Algorithm, Digest};
+use super::{Algorithm, Digest, InputDigest};
 use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
 use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
@@ -18,7 +18,9 @@ pub const MANIFEST_BYTES_MAX: u64 = 64 << 20;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Manifest {
     /// Digests by name. Names have no `.` parts.
-    entries: BTreeMap<String, Digest>,
+    entries: BTreeMap<String, InputDigest>,
+    /// Whether a signature states the digests.
+    is_signed: bool,
 }
 
 impl Manifest {
@@ -50,32 +52,60 @@ impl Manifest {
         Ok(manifest)
     }
 
+    /// Returns the manifest that a signature states. The name of its only file may be empty, for any file.
+    pub fn signed(entries: BTreeMap<String, InputDigest>) -> Manifest {
+        Manifest { entries, is_signed: true }
+    }
+
+    /// Returns what states the digests, for errors.
+    pub fn origin(&self) -> &'static str {
+        if self.is_signed { "the signature" } else { "the manifest" }
+    }
+
+    /// Returns what to say about a file without a digest.
+    pub fn missing(&self) -> &'static str {
+        if self.is_signed {
+            "the signature has no digest of the file"
+        } else {
+            "the manifest has no digest of the file; give it a line of sha256sum for the file"
+        }
+    }
+
     /// Returns the digest of the file at a path or URL: that of the longest name in which the path ends.
-    pub fn find(&self, path: &str) -> Option<Digest> {
+    pub fn find(&self, path: &str) -> Option<&InputDigest> {
         let mut rest = path.trim_start_matches("./").trim_start_matches('/');
         loop {
             if let Some(digest) = self.entries.get(rest) {
-                return Some(*digest);
+                return Some(digest);
             }
-            rest = rest.split_once('/')?.1;
+            rest = rest.split_once('/').map_or("", |(_, rest)| rest);
+            if rest.is_empty() {
+                return self.entries.get("");
+            }
         }
     }
 
     /// Iterates over the names and digests.
-    pub fn entries(&self) -> impl ExactSizeIterator<Item = (&str, Digest)> {
-        self.entries.iter().map(|(name, digest)| (name.as_str(), *digest))
+    pub fn entries(&self) -> impl ExactSizeIterator<Item = (&str, &InputDigest)> {
+        self.entries.iter().map(|(name, digest)| (name.as_str(), digest))
     }
 
     fn add(&mut self, name: &str, digest: Digest) -> std::result::Result<(), String> {
-        let parts: Vec<&str> = name.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
-        if parts.is_empty() || parts.contains(&"..") {
-            return Err(format!("{name:?} does not name a file inside a directory"));
-        }
-        match self.entries.insert(parts.join("/"), digest) {
-            Some(other) if other != digest => Err(format!("{name:?} has two digests, {other} and {digest}")),
-            _ => Ok(()),
+        let name = normalized(name).ok_or_else(|| format!("{name:?} does not name a file inside a directory"))?;
+        match self.entries.get(&name) {
+            Some(other) if *other != digest.into() => Err(format!("{name:?} has two digests, one of them {digest}")),
+            _ => {
+                self.entries.insert(name, digest.into());
+                Ok(())
+            }
         }
     }
+}
+
+/// Returns a relative path without `.` parts, or `None` if it does not name a file inside a directory.
+pub fn normalized(name: &str) -> Option<String> {
+    let parts: Vec<&str> = name.split('/').filter(|part| !part.is_empty() && *part != ".").collect();
+    (!parts.is_empty() && !parts.contains(&"..")).then(|| parts.join("/"))
 }
 
 fn parse_json(text: &str) -> Result<Manifest> {
@@ -94,7 +124,8 @@ impl<'de> Visitor<'de> for ManifestVisitor {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Manifest, A::Error> {
         let mut manifest = Manifest::default();
         while let Some((name, text)) = map.next_entry::<String, String>()? {
-            let invalid = || A::Error::custom(format!("{text:?} is not \"sha256:\" or \"blake3:\" and 64 digits"));
+            let invalid =
+                || A::Error::custom(format!("{text:?} is not \"sha256:\" or another algorithm and its digits"));
             manifest.add(&name, text.parse().map_err(|()| invalid())?).map_err(A::Error::custom)?;
         }
         Ok(manifest)
@@ -127,6 +158,7 @@ fn parse_tagged(line: &str) -> Option<(&str, Digest)> {
     let algorithm = match tag {
         "SHA256" => Algorithm::Sha256,
         "BLAKE3" => Algorithm::Blake3,
+        "BLAKE2b" => Algorithm::Blake2b,
         _ => return None,
     };
     Some((name, Digest::from_hex(algorithm, hex.trim_end())?))

@@ -53,7 +53,7 @@ impl Digests {
             Error::new(Kind::Malformed, message).offset(LENGTH_BYTES)
         };
         let (name, rest) = text.split_once(':').ok_or_else(|| malformed("no \":\" follows an algorithm"))?;
-        let algorithm = Algorithm::from_name(name).ok_or_else(|| malformed("unknown algorithm"))?;
+        let algorithm = algorithm_of(name).ok_or_else(|| malformed("unknown algorithm"))?;
         let (hex, encoded) = rest.split_once(':').ok_or_else(|| malformed("no \":\" follows the header's digest"))?;
         let stated = Digest::from_hex(algorithm, hex).ok_or_else(|| malformed("no digest of the header"))?;
         let count = header.entries().len();
@@ -76,7 +76,7 @@ impl Digests {
     pub fn tensor(&self, position: usize) -> Option<Digest> {
         let begin = position.checked_mul(DIGEST_BYTES)?;
         let bytes = self.tensors.get(begin..begin.checked_add(DIGEST_BYTES)?)?;
-        Some(Digest { algorithm: self.algorithm, bytes: bytes.try_into().ok()? })
+        Digest::from_bytes(self.algorithm, bytes)
     }
 }
 
@@ -91,7 +91,12 @@ pub fn requested(metadata: &Metadata) -> Result<Option<Algorithm>> {
         let name: String = name.chars().take(20).collect();
         Error::new(Kind::InvalidArgument, format!("the digests are {name:?}, but must be \"blake3\" or \"sha256\""))
     };
-    Algorithm::from_name(name).map(Some).ok_or_else(unknown)
+    algorithm_of(name).map(Some).ok_or_else(unknown)
+}
+
+/// Returns the algorithm with this name, if files carry its digests.
+fn algorithm_of(name: &str) -> Option<Algorithm> {
+    Algorithm::from_name(name).filter(|algorithm| algorithm.digest_bytes() == DIGEST_BYTES)
 }
 
 /// Returns the metadata of a file with `count` tensors, with a text as long as the requested digests.
@@ -117,7 +122,7 @@ pub fn seal(header: &mut [u8], algorithm: Algorithm, tensors: &[Digest]) -> Resu
     let (_, json) = header.split_at_mut_checked(LENGTH_BYTES_SIZE).ok_or_else(no_place)?;
     let mut value = blank(algorithm, tensors.len());
     let begin = position(json, &value).ok_or_else(no_place)?;
-    let bytes: Vec<u8> = tensors.iter().flat_map(|digest| digest.bytes).collect();
+    let bytes: Vec<u8> = tensors.iter().flat_map(Digest::bytes).copied().collect();
     value.truncate(value.len() - encoded_bytes(tensors.len()));
     URL_SAFE_NO_PAD.encode_string(bytes, &mut value);
     let place = json.get_mut(begin..begin + value.len()).ok_or_else(no_place)?;

@@ -6,7 +6,7 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::region::TensorRegion;
-use crate::checkpoint::verify::{Coverage, Input};
+use crate::checkpoint::verify::{Coverage, Input, check_length};
 use crate::digest::manifest::Manifest;
 use crate::error::{Error, Kind, Result};
 use crate::load::verifier::HashedInput;
@@ -79,10 +79,13 @@ pub fn check_manifest(manifest: &Manifest, directory: &Path, options: &Options) 
     let mut sources = Vec::new();
     let mut inputs = Vec::new();
     for (name, digest) in manifest.entries() {
-        let source = Source::open(&place_of(&directory.join(name))?, &|| watch.check())?;
+        // The only file of a signature may have no name.
+        let path = if name.is_empty() { directory.to_path_buf() } else { directory.join(name) };
+        let source = Source::open(&place_of(&path)?, &|| watch.check())?;
+        check_length(digest, &source, manifest.origin())?;
         let (path, end) = (source.path().to_path_buf(), source.length());
-        let header = Arc::default();
-        inputs.push(Input { digest, source: sources.len(), path, tensor: None, begin: 0, end, header });
+        let (digest, origin, header) = (digest.clone(), manifest.origin(), Arc::default());
+        inputs.push(Input { digest, origin, source: sources.len(), path, tensor: None, begin: 0, end, header });
         sources.push(source);
     }
     first(differences(&sources, inputs, options)?)
@@ -158,7 +161,7 @@ pub fn differences(sources: &[Source], mut inputs: Vec<Input>, options: &Options
     Ok(differences)
 }
 
-/// Divides sorted, disjoint inputs into jobs. A sequential input has one job, so that no thread waits for another.
+/// Divides sorted, disjoint inputs into jobs. A sequential shard has one job, so that no thread waits for another.
 fn jobs(inputs: &[HashedInput]) -> Vec<Job> {
     let mut jobs: Vec<Job> = Vec::new();
     for (index, hashed) in inputs.iter().enumerate() {
@@ -176,8 +179,8 @@ fn jobs(inputs: &[HashedInput]) -> Vec<Job> {
             }
             let Some(job) = jobs.last_mut() else { break };
             let bytes = if room == 0 { JOB_BYTES } else { room };
-            let is_sequential = input.digest.algorithm.is_sequential();
-            let end = if is_sequential { input.end } else { input.end.min(begin.saturating_add(bytes)) };
+            let shard = hashed.shard_end(begin);
+            let end = if input.digest.is_sequential() { shard } else { shard.min(begin.saturating_add(bytes)) };
             job.bytes.end = end;
             job.inputs.end = index + 1;
             begin = end;

@@ -4,14 +4,15 @@ use crate::checkpoint::Checkpoint;
 use crate::checkpoint::region::TensorRegion;
 use crate::checkpoint::verify::{Coverage, Input};
 use crate::device::engine::Inspector;
-use crate::digest::Hash;
 use crate::digest::turns::Turns;
+use crate::digest::{Digest, Hash};
 use crate::error::{Error, Kind, Result};
-use crate::num::to_u64;
+use crate::num::{to_u64, to_usize};
 use crate::os::retry::Check;
 use crate::plan::Chunk;
 use crate::profile::{self, Stage};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 /// Digests of a transfer in progress.
@@ -24,7 +25,8 @@ pub struct Verifier {
 /// Input whose bytes are hashed when they were read.
 pub(super) struct HashedInput {
     pub(super) input: Input,
-    hash: Hash,
+    /// Shards, relative to the first byte of the input, with the digests that they must have.
+    shards: Vec<(Range<u64>, Digest, Hash)>,
     /// Whether the bytes before the data of the file still have to be hashed.
     needs_header: Mutex<bool>,
 }
@@ -35,17 +37,29 @@ impl HashedInput {
     /// # Errors
     /// `integrity`.
     pub(super) fn begin(input: Input) -> Result<HashedInput> {
-        let (algorithm, length) = (input.digest.algorithm, input.end.saturating_sub(input.begin));
-        if length == 0 {
-            input.compare(algorithm.digest(&[]))?;
+        let length = input.end.saturating_sub(input.begin);
+        let hashed = |(range, digest): (Range<u64>, Digest)| {
+            let hash = Hash::new(digest.algorithm, range.end.saturating_sub(range.start));
+            (range, digest, hash)
+        };
+        let shards: Vec<_> = input.shards().map(hashed).collect();
+        for (range, digest, _) in shards.iter().filter(|(range, ..)| range.is_empty()) {
+            input.compare((range, *digest), digest.algorithm.digest(&[]))?;
         }
         let has_header = !input.header.is_empty();
-        let hashed = HashedInput { input, hash: Hash::new(algorithm, length), needs_header: Mutex::new(has_header) };
+        let hashed = HashedInput { input, shards, needs_header: Mutex::new(has_header) };
         // A file without data.
         if to_u64(hashed.input.header.len()) == length && has_header {
             hashed.add_header(&|| Ok(()))?;
         }
         Ok(hashed)
+    }
+
+    /// Returns where the shard with the byte at `offset` ends, in bytes from the start of the file.
+    pub(super) fn shard_end(&self, offset: u64) -> u64 {
+        let begin = self.input.begin;
+        let shard = self.shards.partition_point(|(range, ..)| range.end <= offset.saturating_sub(begin));
+        self.shards.get(shard).map_or(self.input.end, |(range, ..)| begin.saturating_add(range.end))
     }
 
     /// Hashes bytes of the file from `offset`, and compares the digest after the last ones.
@@ -69,12 +83,31 @@ impl HashedInput {
 
     fn add_at(&self, begin: u64, bytes: &[u8], check: Check<'_>) -> Result<()> {
         let _span = profile::span(Stage::Hash).bytes(bytes.len());
-        self.hash.add(begin, bytes, check)?.map_or(Ok(()), |found| self.input.compare(found))
+        let (mut at, mut rest) = (begin, bytes);
+        let first = self.shards.partition_point(|(range, ..)| range.end <= begin);
+        for (range, digest, hash) in self.shards.iter().skip(first) {
+            if rest.is_empty() {
+                break;
+            }
+            let count = rest.len().min(to_usize(range.end.saturating_sub(at)));
+            let (bytes, later) = rest.split_at_checked(count).unwrap_or_default();
+            if let Some(found) = hash.add(at.saturating_sub(range.start), bytes, check)? {
+                self.input.compare((range, *digest), found)?;
+            }
+            (at, rest) = (range.end, later);
+        }
+        match rest {
+            [] => Ok(()),
+            _ => Err(Error::new(Kind::Internal, format!("{} bytes at byte {at} exceed the input", rest.len()))),
+        }
     }
 
     /// Fails if only a part of the bytes was hashed.
     fn finish(&self) -> Result<()> {
-        if !self.hash.is_incomplete() {
+        // No byte was read, or all of them.
+        let incomplete = self.shards.iter().filter(|(.., hash)| hash.is_incomplete()).count();
+        let complete = self.shards.iter().filter(|(.., hash)| hash.is_complete()).count();
+        if incomplete == 0 && (complete == 0 || complete == self.shards.len()) {
             return Ok(());
         }
         let error = Error::new(Kind::Internal, "a load has read only a part of what has a digest").at(&self.input.path);
@@ -141,7 +174,7 @@ impl Verifier {
     }
 
     fn is_sequential(&self) -> bool {
-        self.inputs.iter().any(|hashed| hashed.input.digest.algorithm.is_sequential())
+        self.inputs.iter().any(|hashed| hashed.input.digest.is_sequential())
     }
 }
 

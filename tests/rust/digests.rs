@@ -267,7 +267,8 @@ fn saved_digests_are_those_of_the_documented_text() {
         let digests = base64::Engine::decode(&base64::engine::general_purpose::URL_SAFE_NO_PAD, encoded).unwrap();
         let mut tensors = sample();
         tensors.sort_by(|a, b| a.0.name().cmp(b.0.name()));
-        let expected: Vec<u8> = tensors.iter().flat_map(|(_, bytes)| algorithm.digest(bytes).bytes).collect();
+        let expected: Vec<u8> =
+            tensors.iter().flat_map(|(_, bytes)| algorithm.digest(bytes).bytes().to_vec()).collect();
         assert_eq!(digests, expected);
     }
 }

@@ -22,6 +22,7 @@ mod save;
 mod scatter;
 mod scripted_kernel;
 mod selection;
+mod signatures;
 mod tensors_format;
 mod transfer;
 mod uring;

@@ -37,7 +37,10 @@ impl Hash {
 
     /// Returns the SHA-256 of a tensor, given its header with zeros in place of hashes.
     pub fn sha256(hashed: &[u8], data: &[u8]) -> Hash {
-        Hash::Sha256(Algorithm::Sha256.digest_parts([hashed, data]).bytes)
+        let mut value = [0; 32];
+        let digest = Algorithm::Sha256.digest_parts([hashed, data]);
+        value.iter_mut().zip(digest.bytes()).for_each(|(byte, &computed)| *byte = computed);
+        Hash::Sha256(value)
     }
 
     /// Returns the name of the algorithm.

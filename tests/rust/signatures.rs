@@ -1,0 +1,425 @@
+//! Signatures of OpenSSF Model Signing: those of the reference (tests/signatures), new ones, and damaged ones.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use fst::checkpoint::Checkpoint;
+use fst::checkpoint::verify::{SignatureRequest, Verify};
+use fst::digest::{Algorithm, InputDigest};
+use fst::error::{Error, Kind};
+use fst::load::check;
+use fst::load::model::{self, Rules, SignRequest};
+use fst::options::Options;
+use fst::signature::certificate::Certificate;
+use fst::signature::statement::Statement;
+use fst::signature::{Signed, Trust, verify};
+use p256::pkcs8::{EncodePrivateKey, EncodePublicKey, LineEnding};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/signatures").join(name)
+}
+
+fn read(name: &str) -> Vec<u8> {
+    fs::read(fixture(name)).unwrap()
+}
+
+fn key(name: &str) -> Trust {
+    Trust::from_public_key(&read(name)).unwrap()
+}
+
+fn request(signature: &Path, key: &Path) -> String {
+    json!({"signature": {"path": signature, "public_key": key}}).to_string()
+}
+
+fn request_of(name: &str) -> String {
+    let curve = if name.starts_with("single") { "p256" } else { &name[..4] };
+    request(&fixture(name), &fixture(&format!("{curve}.pub")))
+}
+
+fn copy_of_model() -> TempDir {
+    let directory = TempDir::new().unwrap();
+    fs::create_dir(directory.path().join("part")).unwrap();
+    for name in ["model.safetensors", "part/adapter.safetensors", "config.json"] {
+        fs::copy(fixture("model").join(name), directory.path().join(name)).unwrap();
+    }
+    directory
+}
+
+fn check(model: &Path, request: &str, rules: &Rules) -> fst::Result<usize> {
+    model::verify(&SignatureRequest::parse(request).unwrap().unwrap(), rules, model, &Options::default())
+}
+
+const OF_MODEL: [&str; 5] = [
+    "p256-files-sha256.sig",
+    "p384-files-blake2.sig",
+    "p521-files-blake3.sig",
+    "p256-shards-sha256.sig",
+    "p384-shards-blake2.sig",
+];
+
+#[test]
+fn signatures_of_the_reference_are_verified() {
+    for name in OF_MODEL {
+        assert_eq!(check(&fixture("model"), &request_of(name), &Rules::default()).unwrap(), 3, "{name}");
+    }
+    for name in ["single-file.sig", "single-file-shards.sig"] {
+        let file = fixture("model/model.safetensors");
+        assert_eq!(check(&file, &request_of(name), &Rules::default()).unwrap(), 1, "{name}");
+        let error = check(&fixture("model"), &request_of(name), &Rules::default()).unwrap_err();
+        assert_eq!(error.kind(), Kind::Integrity, "{error}");
+    }
+}
+
+#[test]
+fn every_byte_of_every_file_is_compared() {
+    for name in OF_MODEL {
+        let model = copy_of_model();
+        for file in ["model.safetensors", "config.json"] {
+            let path = model.path().join(file);
+            let content = fs::read(&path).unwrap();
+            for position in (0..content.len()).step_by(37).chain([content.len() - 1]) {
+                let mut changed = content.clone();
+                changed[position] ^= 1;
+                fs::write(&path, changed).unwrap();
+                let error = check(model.path(), &request_of(name), &Rules::default()).unwrap_err();
+                assert_eq!(error.kind(), Kind::Integrity);
+                assert!(error.to_string().contains(file) && error.to_string().contains("the signature states"));
+            }
+            for length in [0, content.len() - 1, content.len() + 1] {
+                let mut changed = content.clone();
+                changed.resize(length, b' ');
+                fs::write(&path, changed).unwrap();
+                let error = check(model.path(), &request_of(name), &Rules::default()).unwrap_err();
+                assert_eq!(error.kind(), Kind::Integrity, "{error}");
+            }
+            fs::write(&path, content).unwrap();
+        }
+    }
+}
+
+#[test]
+fn loads_compare_shards() {
+    for name in OF_MODEL {
+        let verify = Verify::read(&request_of(name)).unwrap();
+        let model = copy_of_model();
+        let path = model.path().join("model.safetensors");
+        let load = || {
+            let checkpoint = Checkpoint::open_verified(&[&path], &verify)?;
+            check::check_part(&checkpoint, 0, 1, &Options::default())
+        };
+        load().unwrap();
+        let mut content = fs::read(&path).unwrap();
+        *content.last_mut().unwrap() ^= 1;
+        fs::write(&path, content).unwrap();
+        assert_eq!(load().unwrap_err().kind(), Kind::Integrity);
+    }
+}
+
+#[test]
+fn missing_and_additional_files_are_errors() {
+    let model = copy_of_model();
+    let check = |rules: &Rules| check(model.path(), &request_of("p256-files-sha256.sig"), rules);
+    // Git's files and those that the signature says to ignore.
+    fs::create_dir(model.path().join(".git")).unwrap();
+    fs::write(model.path().join(".git/config"), "x").unwrap();
+    fs::write(model.path().join("model.sig"), "x").unwrap();
+    check(&Rules::default()).unwrap();
+    fs::write(model.path().join("part/more.py"), "x").unwrap();
+    let error = check(&Rules::default()).unwrap_err();
+    assert_eq!(error.kind(), Kind::Integrity);
+    assert!(error.to_string().contains("does not name these files: part/more.py"), "{error}");
+    check(&Rules { ignored: vec!["part/more.py".into()], ..Rules::default() }).unwrap();
+    check(&Rules { ignore_unsigned: true, ..Rules::default() }).unwrap();
+    fs::rename(model.path().join("config.json"), model.path().join("part/more.py")).unwrap();
+    let error = check(&Rules { ignore_unsigned: true, ..Rules::default() }).unwrap_err();
+    assert_eq!(error.kind(), Kind::FileNotFound);
+    // The file that is named must not be a link either.
+    std::os::unix::fs::symlink(model.path().join("part/more.py"), model.path().join("config.json")).unwrap();
+    let error = check(&Rules { ignore_unsigned: true, ..Rules::default() }).unwrap_err();
+    assert!(error.to_string().contains("symbolic link"), "{error}");
+    check(&Rules { ignore_unsigned: true, allow_symlinks: true, ..Rules::default() }).unwrap();
+}
+
+#[test]
+fn other_keys_are_refused() {
+    let bundle = read("p256-files-sha256.sig");
+    for other in ["p384.pub", "p521.pub", "older/p384.pub"] {
+        let error = verify(&bundle, &key(other)).unwrap_err();
+        assert_eq!((error.kind(), error.to_string().contains("another key")), (Kind::Integrity, true));
+    }
+    // Without the hash of the key, the signature itself fails.
+    let mut bundle: Value = serde_json::from_slice(&bundle).unwrap();
+    bundle["verificationMaterial"]["publicKey"] = json!({});
+    let bundle = bundle.to_string();
+    verify(bundle.as_bytes(), &key("p256.pub")).unwrap();
+    for other in ["p384.pub", "p521.pub"] {
+        let error = verify(bundle.as_bytes(), &key(other)).unwrap_err();
+        assert!(error.to_string().contains("not valid for its content"), "{error}");
+    }
+}
+
+#[test]
+fn a_changed_statement_is_refused() {
+    let bundle: Value = serde_json::from_slice(&read("p256-files-sha256.sig")).unwrap();
+    let payload = STANDARD.decode(bundle["dsseEnvelope"]["payload"].as_str().unwrap()).unwrap();
+    for position in (0..payload.len()).step_by(97) {
+        let mut changed = payload.clone();
+        changed[position] ^= 1;
+        let mut bundle = bundle.clone();
+        bundle["dsseEnvelope"]["payload"] = STANDARD.encode(changed).into();
+        let error = verify(bundle.to_string().as_bytes(), &key("p256.pub")).unwrap_err();
+        assert!(error.to_string().contains("not valid for its content"), "{error}");
+    }
+}
+
+/// Returns the signature and the roots of a case of chains.json.
+fn chain(case: &Value, payload: &Value) -> (String, fst::Result<Trust>) {
+    let raw: Vec<Value> = case["chain"].as_array().unwrap().iter().map(|der| json!({"rawBytes": der})).collect();
+    let bundle = json!({
+        "mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json",
+        "verificationMaterial": {"x509CertificateChain": {"certificates": raw}, "tlogEntries": []},
+        "dsseEnvelope": {
+            "payload": payload,
+            "payloadType": "application/vnd.in-toto+json",
+            "signatures": [{"sig": case["sig"], "keyid": ""}],
+        },
+    });
+    let roots = Certificate::parse_pem(case["roots"].as_str().unwrap().as_bytes()).unwrap();
+    (bundle.to_string(), Trust::from_certificates(roots))
+}
+
+#[test]
+fn chains_get_the_verdict_of_the_reference() {
+    let file: Value = serde_json::from_slice(&read("chains.json")).unwrap();
+    let cases = file["chains"].as_object().unwrap();
+    assert_eq!(cases.len(), 21);
+    for (name, case) in cases {
+        let (bundle, trust) = chain(case, &file["payload"]);
+        let verified = trust.and_then(|trust| verify(bundle.as_bytes(), &trust));
+        if case["reference"] == "verified" {
+            assert_eq!(verified.unwrap().manifest.entries().len(), 3, "{name}");
+        } else {
+            let error = verified.unwrap_err();
+            assert!([Kind::Integrity, Kind::InvalidArgument].contains(&error.kind()), "{name}: {error}");
+        }
+    }
+    let reason = |name: &str| {
+        let (bundle, trust) = chain(&cases[name], &file["payload"]);
+        verify(bundle.as_bytes(), &trust.unwrap()).unwrap_err().to_string()
+    };
+    assert!(reason("issuer had expired").contains(r#""CN=issuer" is not valid at the time"#));
+    assert!(reason("path is too long").contains(r#""CN=root" does not allow a chain"#));
+    assert!(reason("other root of that name").contains("is not signed by the issuer"));
+    assert!(reason("signer is for servers").contains("lacks the key usage"));
+    assert!(reason("unknown critical extension").contains("extension 1.2.3.4"));
+    // A root of another chain has another name or key.
+    let (bundle, _) = chain(&cases["p256"], &file["payload"]);
+    let (_, other) = chain(&cases["p384"], &file["payload"]);
+    assert_eq!(verify(bundle.as_bytes(), &other.unwrap()).unwrap_err().kind(), Kind::Integrity);
+}
+
+#[test]
+fn older_signatures_are_verified() {
+    let roots = Trust::from_certificates(Certificate::parse_pem(&read("older/root.pem")).unwrap()).unwrap();
+    let names = |signed: &Signed| signed.manifest.entries().map(|(name, _)| name.to_owned()).collect::<Vec<_>>();
+    for version in ["v0.2.0-certificate", "v0.3.1-certificate"] {
+        let signed = verify(&read(&format!("older/{version}.sig")), &roots).unwrap();
+        assert_eq!(names(&signed), ["config.json", "model.safetensors", "part/adapter.safetensors"]);
+        for (name, digest) in signed.manifest.entries() {
+            let content = read(&format!("model/{name}"));
+            assert_eq!(*digest, InputDigest::from(Algorithm::Sha256.digest(&content)));
+        }
+    }
+    // A file with a key may begin with other text.
+    let key = Trust::from_public_key(&[b"# A key\n".as_slice(), &read("older/p384.pub")].concat()).unwrap();
+    let signed = verify(&read("older/v0.3.1-elliptic-key.sig"), &key).unwrap();
+    assert_eq!(names(&signed), [""]);
+    let error = verify(&read("older/keyless.sig"), &roots).unwrap_err();
+    assert_eq!(error.kind(), Kind::Integrity);
+    assert!(error.to_string().contains("keyless"), "{error}");
+}
+
+/// Writes keys on each curve, and returns the paths of the private ones in both formats and of the public one.
+fn new_keys(directory: &Path) -> Vec<(PathBuf, PathBuf)> {
+    let mut keys = Vec::new();
+    macro_rules! write {
+        ($curve:ident, $bytes:literal) => {
+            let secret = $curve::SecretKey::from_slice(&[7; $bytes]).unwrap();
+            let public = directory.join(concat!(stringify!($curve), ".pub"));
+            fs::write(&public, secret.public_key().to_public_key_pem(LineEnding::LF).unwrap()).unwrap();
+            let sec1 = secret.to_sec1_pem(LineEnding::LF).unwrap().to_string();
+            let parameters = "-----BEGIN EC PARAMETERS-----\nBggqhkjOPQMBBw==\n-----END EC PARAMETERS-----\n";
+            let pkcs8 = secret.to_pkcs8_pem(LineEnding::LF).unwrap().to_string();
+            for (format, text) in [("sec1", format!("{parameters}{sec1}")), ("pkcs8", pkcs8)] {
+                let path = directory.join(format!("{}-{format}", stringify!($curve)));
+                fs::write(&path, text).unwrap();
+                keys.push((path, public.clone()));
+            }
+        };
+    }
+    write!(p256, 32);
+    write!(p384, 48);
+    // The first byte of a key has one bit.
+    let secret = p521::SecretKey::from_slice(&[[1_u8].as_slice(), &[7; 65]].concat()).unwrap();
+    let public = directory.join("p521.pub");
+    fs::write(&public, secret.public_key().to_public_key_pem(LineEnding::LF).unwrap()).unwrap();
+    let private = directory.join("p521-pkcs8");
+    fs::write(&private, &*secret.to_pkcs8_pem(LineEnding::LF).unwrap()).unwrap();
+    keys.push((private, public));
+    keys
+}
+
+fn sign(model: &Path, request: Value) -> fst::Result<String> {
+    let request: SignRequest = serde_json::from_value(request).unwrap();
+    model::sign(&request, model, &Options::default())
+}
+
+#[test]
+fn new_signatures_are_verified() {
+    let model = copy_of_model();
+    fs::write(model.path().join("empty"), "").unwrap();
+    let keys = TempDir::new().unwrap();
+    let signature = model.path().join("model.sig");
+    for (private, public) in new_keys(keys.path()) {
+        for (algorithm, shard_bytes) in
+            [("sha256", None), ("blake2b", None), ("blake3", None), ("sha256", Some(100)), ("blake2b", Some(1000))]
+        {
+            let request_to_sign =
+                json!({"path": signature, "private_key": private, "algorithm": algorithm, "shard_bytes": shard_bytes});
+            fs::write(&signature, sign(model.path(), request_to_sign).unwrap()).unwrap();
+            let count = check(model.path(), &request(&signature, &public), &Rules::default()).unwrap();
+            // A file without bytes has no shards.
+            assert_eq!(count, if shard_bytes.is_some() { 3 } else { 4 });
+        }
+    }
+}
+
+#[test]
+fn requests_to_sign_are_checked() {
+    let model = copy_of_model();
+    let keys = TempDir::new().unwrap();
+    let (private, public) = new_keys(keys.path()).remove(0);
+    let base = json!({"path": model.path().join("x.sig"), "private_key": private, "algorithm": "sha256"});
+    let fails = |changes: Value, expected: &str| {
+        let mut request = base.clone();
+        request.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        let error = sign(model.path(), request).unwrap_err();
+        assert!(error.to_string().contains(expected), "{error}");
+        assert!([Kind::InvalidArgument, Kind::FileNotFound].contains(&error.kind()), "{error}");
+    };
+    fails(json!({"algorithm": "md5"}), "must be sha256, blake2b or blake3");
+    fails(json!({"algorithm": "blake3", "shard_bytes": 9}), "no shards with blake3");
+    fails(json!({"shard_bytes": 0}), "at least one byte");
+    fails(json!({"private_key": public}), "has no private key");
+    fails(json!({"private_key": model.path().join("none")}), "none");
+    fails(json!({"signing_certificate": fixture("older/root.pem")}), "not a key of ECDSA");
+    fails(json!({"certificate_chain": [fixture("older/root.pem")]}), "needs the signing certificate");
+    let secret = fs::read_to_string(&private).unwrap();
+    let line = secret.lines().nth(4).unwrap();
+    let broken = keys.path().join("broken");
+    for text in [secret.replacen(line, &line[1..], 1), "-----BEGIN ENCRYPTED PRIVATE KEY-----".into()] {
+        fs::write(&broken, text).unwrap();
+        let mut request = base.clone();
+        request["private_key"] = json!(broken);
+        let error = sign(model.path(), request).unwrap_err().to_string();
+        assert!(error.contains("broken") && !error.contains(&line[8..24]), "{error}");
+    }
+}
+
+#[test]
+fn requests_to_verify_are_told_from_manifests() {
+    assert!(SignatureRequest::parse("model.sig").unwrap().is_none());
+    assert!(SignatureRequest::parse(r#"{"signature": "sha256:00"}"#).unwrap().is_none());
+    for text in [r#"{"signature": {}}"#, r#"{ "signature" : {"path": 3}}"#, r#"{"signature": {"path": "a"}, "b": 1}"#] {
+        assert_eq!(SignatureRequest::parse(text).unwrap_err().kind(), Kind::InvalidArgument, "{text}");
+    }
+    for keys in [json!({}), json!({"public_key": "a", "certificate_chain": ["b"]})] {
+        let mut request = json!({"signature": {"path": "model.sig"}});
+        request["signature"].as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        let error = Verify::read(&request.to_string()).unwrap_err();
+        assert!(error.to_string().contains("either a public key or a certificate chain"), "{error}");
+    }
+}
+
+/// Returns a valid statement.
+fn statement() -> Value {
+    let bundle: Value = serde_json::from_slice(&read("p256-shards-sha256.sig")).unwrap();
+    let payload = STANDARD.decode(bundle["dsseEnvelope"]["payload"].as_str().unwrap()).unwrap();
+    serde_json::from_slice(&payload).unwrap()
+}
+
+/// Parses a statement whose subject has the digest of its resources.
+fn parse(mut statement: Value) -> Result<Signed, Error> {
+    let resources = statement["predicate"]["resources"].as_array().unwrap();
+    let digests: String = resources.iter().map(|resource| resource["digest"].as_str().unwrap_or_default()).collect();
+    let bytes: Vec<u8> =
+        (0..digests.len() / 2).map(|at| u8::from_str_radix(&digests[2 * at..2 * at + 2], 16).unwrap_or(0)).collect();
+    statement["subject"][0]["digest"]["sha256"] = Algorithm::Sha256.digest(&bytes).hex().into();
+    Statement::parse(statement.to_string().as_bytes())
+}
+
+#[test]
+fn statements_are_checked() {
+    let resources = |change: &dyn Fn(&mut Vec<Value>)| {
+        let mut statement = statement();
+        change(statement["predicate"]["resources"].as_array_mut().unwrap());
+        parse(statement).unwrap_err().to_string()
+    };
+    parse(statement()).unwrap();
+    for (name, expected) in [
+        ("model.safetensors", "two offsets"),
+        ("model.safetensors:0", "two offsets"),
+        ("model.safetensors:a:b", "two offsets"),
+        ("/model.safetensors:0:100", "inside a directory"),
+        ("../model.safetensors:0:100", "inside a directory"),
+        (":0:100", "inside a directory"),
+        ("model.safetensors:50:100", "leave gaps"),
+        ("model.safetensors:0:0", "leave gaps"),
+        ("model.safetensors:0:101", "leave gaps"),
+    ] {
+        let error = resources(&|list| list[1]["name"] = name.into());
+        assert!(error.contains(expected), "{name}: {error}");
+    }
+    assert!(resources(&|list| list[1]["algorithm"] = "sha256".into()).contains("unknown algorithm"));
+    assert!(resources(&|list| list[1]["algorithm"] = "md5-sharded-100".into()).contains("unknown algorithm"));
+    assert!(resources(&|list| list[1]["digest"] = "00".into()).contains("no valid digest of sha256"));
+    assert!(resources(&|list| list.clear()).contains("no digest of a file"));
+    assert!(resources(&|list| list[0]["name"] = ".:0:23".into()).contains("without a name"));
+    let mut wrong = statement();
+    wrong["subject"][0]["digest"]["sha256"] = "00".into();
+    assert!(Statement::parse(wrong.to_string().as_bytes()).unwrap_err().to_string().contains("digest of the subject"));
+    for (field, value) in [("_type", json!("x")), ("predicateType", json!("x")), ("predicate", json!(null))] {
+        let mut statement = statement();
+        statement[field] = value;
+        let error = Statement::parse(statement.to_string().as_bytes()).unwrap_err();
+        assert_eq!(error.kind(), Kind::Malformed);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn mutated_statements_are_parsed_or_refused(position in any::<prop::sample::Index>(), bytes in "[ -~]{0,8}", cut in 0_usize..12) {
+        let mut text = statement().to_string();
+        let begin = position.index(text.len());
+        text.replace_range(begin..(begin + cut).min(text.len()), &bytes);
+        if let Err(error) = Statement::parse(text.as_bytes()) {
+            prop_assert_eq!(error.kind(), Kind::Malformed);
+        }
+    }
+
+    #[test]
+    fn mutated_certificates_are_parsed_or_refused(position in any::<prop::sample::Index>(), byte in any::<u8>()) {
+        let file: Value = serde_json::from_slice(&read("chains.json")).unwrap();
+        let mut der = STANDARD.decode(file["chains"]["p256"]["chain"][0].as_str().unwrap()).unwrap();
+        *position.get_mut(&mut der) = byte;
+        if let Err(error) = Certificate::parse(&der) {
+            prop_assert_eq!(error.kind(), Kind::Malformed);
+        }
+    }
+}
