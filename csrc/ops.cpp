@@ -77,6 +77,14 @@ int64_t verify_listed_files(const std::string& manifest, const std::string& dire
   return call_core([&] { return verify_files(to_rust(manifest), to_rust(directory)); });
 }
 
+int64_t verify_signed_model(const std::string& request, const std::string& path) {
+  return call_core([&] { return verify_model(to_rust(request), to_rust(path)); });
+}
+
+std::string sign_files(const std::string& request, const std::string& path) {
+  return std::string(call_core([&] { return sign_model(to_rust(request), to_rust(path)); }));
+}
+
 std::vector<std::string> tensor_names(Strings paths) {
   const auto names = open_checkpoint(paths)->tensor_names();
   return {names.begin(), names.end()};
@@ -178,6 +186,8 @@ TORCH_LIBRARY(fst, m) {
   def_load("_checkpoint_files(str[] paths) -> str[]");
   def_load("verify(str[] paths, str verify=\"digests\") -> ()");
   def_load("_verify_files(str manifest, str directory) -> int");
+  def_load("_verify_model(str request, str path) -> int");
+  def_load("_sign_model(str request, str path) -> str");
   def_load("tensor_names(str[] paths) -> str[]");
   def_load("metadata(str path) -> Dict(str, str)");
   def_load("reader(str[] paths, Device device=\"cpu\") -> str");
@@ -299,6 +309,8 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("serialize", serialize);
   m.impl("verify", verify_checkpoint);
   m.impl("_verify_files", verify_listed_files);
+  m.impl("_verify_model", verify_signed_model);
+  m.impl("_sign_model", sign_files);
   m.impl("tensor_names", tensor_names);
   m.impl("metadata", metadata);
   m.impl("reader", reader);

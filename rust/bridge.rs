@@ -35,7 +35,7 @@ use self::source::{Source, open_source};
 use self::storage::configure_storage;
 use self::stream::{AnyStream, finish_stream};
 use self::transfer::{AnyTransfer, finish, release};
-use self::verify::verify_files;
+use self::verify::{sign_model, verify_files, verify_model};
 use self::writer::{AnyWriter, begin_encrypted_writer, begin_tensors_writer, begin_writer, finish_writer};
 
 #[cxx::bridge(namespace = "fst")]
@@ -227,6 +227,8 @@ mod ffi {
         fn without_digests(self: &Selection) -> Vec<String>;
 
         fn verify_files(manifest: &str, directory: &str) -> Result<i64>;
+        fn verify_model(request: &str, path: &str) -> Result<i64>;
+        fn sign_model(request: &str, path: &str) -> Result<String>;
 
         type Views;
         fn views(self: &Selection, scalar_types: &[i8]) -> Result<Box<Views>>;

@@ -1,10 +1,12 @@
-//! Digests of whole files.
+//! Digests of whole files, and signatures of models.
 
 use super::guard::{guard, start_log};
-use crate::checkpoint::verify::read_manifest;
-use crate::error::Result;
-use crate::load::check;
+use crate::checkpoint::verify::{SignatureRequest, read_manifest};
+use crate::error::{Error, Kind, Result};
+use crate::load::model::{Rules, SignRequest};
+use crate::load::{check, model};
 use crate::options::Options;
+use serde::Deserialize;
 use std::path::Path;
 
 /// Compares all files of a manifest, below a directory or a URL, and returns their number.
@@ -15,4 +17,32 @@ pub(super) fn verify_files(manifest: &str, directory: &str) -> Result<i64> {
         check::check_manifest(&manifest, Path::new(directory), &Options::from_env()?)?;
         Ok(i64::try_from(manifest.entries().len()).unwrap_or(i64::MAX))
     })
+}
+
+/// Verifies the signature of a model, compares all files with it, and returns their number.
+pub(super) fn verify_model(request: &str, path: &str) -> Result<i64> {
+    #[derive(Deserialize)]
+    struct Request {
+        signature: SignatureRequest,
+        rules: Rules,
+    }
+    guard(|| {
+        start_log()?;
+        let Request { signature, rules } = parse(request)?;
+        let count = model::verify(&signature, &rules, Path::new(path), &Options::from_env()?)?;
+        Ok(i64::try_from(count).unwrap_or(i64::MAX))
+    })
+}
+
+/// Returns the text of a new signature of a model.
+pub(super) fn sign_model(request: &str, path: &str) -> Result<String> {
+    guard(|| {
+        start_log()?;
+        model::sign(&parse::<SignRequest>(request)?, Path::new(path), &Options::from_env()?)
+    })
+}
+
+fn parse<'a, T: Deserialize<'a>>(request: &'a str) -> Result<T> {
+    let invalid = |error| Error::new(Kind::InvalidArgument, format!("the request is not valid: {error}"));
+    serde_json::from_str(request).map_err(invalid)
 }

@@ -17,6 +17,7 @@ from fst._core.errors import IntegrityError, SafetensorError, SourceChangedError
 from fst._core.group import RankError
 from fst._core.library import version as __version__
 from fst._core.memory import release_memory
+from fst._core.signature import Signature
 from fst._distributed.load_distributed import load_distributed
 from fst._distributed.load_sharded import load_sharded
 from fst._distributed.stream_sharded import stream_sharded
@@ -47,6 +48,7 @@ __all__ = [
     "RankError",
     "ReaderUse",
     "SafetensorError",
+    "Signature",
     "SourceChangedError",
     "StageTime",
     "Stream",

@@ -17,7 +17,12 @@ from suite import CHECKOUT
 SCRIPT = "import sys\nfrom fst.cli import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
 # Prints, so that an attempt to import PyTorch is found although it fails.
 BLOCKED = "import sys\nprint('PyTorch was tried', file=sys.stderr)\nraise ImportError('no PyTorch here')\n"
-HELP = [[], ["--help"], ["-h"], *([name, "--help"] for name in ("inspect", "verify", "load", "convert", "doctor"))]
+HELP = [
+    [],
+    ["--help"],
+    ["-h"],
+    *([name, "--help"] for name in ("inspect", "verify", "sign", "load", "convert", "doctor")),
+]
 
 
 @pytest.fixture

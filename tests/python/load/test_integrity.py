@@ -173,7 +173,8 @@ def test_manifests_of_other_programs(path, tmp_path):
     fst.save_file(TENSORS, path)
     lines = subprocess.run(["sha256sum", path.name], cwd=tmp_path, capture_output=True, check=True).stdout
     tagged = subprocess.run(["sha256sum", "--tag", path.name], cwd=tmp_path, capture_output=True, check=True).stdout
-    for content in (lines, tagged, json.dumps(sha256_of(path)).encode()):
+    blake2b = subprocess.run(["b2sum", "--tag", path.name], cwd=tmp_path, capture_output=True, check=True).stdout
+    for content in (lines, tagged, blake2b, json.dumps(sha256_of(path)).encode()):
         manifest = tmp_path / "digests"
         manifest.write_bytes(content)
         assert_loaded(fst.load_file(path, verify=manifest))

@@ -9,13 +9,16 @@ from urllib.parse import unquote, urlsplit
 
 import torch
 
+from fst._core.signature import Signature
 from fst._core.urls import is_collapsed
 
 Path = str | os.PathLike[str]
 Paths = Path | Sequence[Path]
 Device = torch.device | str | int | None
-# `False`, `True` for the digests in the files, a manifest, or the path of one.
-Verify = bool | Path | Mapping[str, str]
+# Digests of whole files: a manifest, the path of one, or a signature that contains one.
+Manifest = Path | Mapping[str, str] | Signature
+# `False`, `True` for the digests in the files, or those of whole files.
+Verify = bool | Manifest
 Digests = Literal["blake3", "sha256"] | None
 
 # Key of the metadata under which a file carries digests, and with which a save requests them.
@@ -111,11 +114,35 @@ def verify_of(verify: Verify) -> str:
             if not isinstance(file, str) or not isinstance(digest, str):
                 raise TypeError(f"verify must map str to str, not {file!r} to {digest!r}")
         return json.dumps(dict(verify))
+    if isinstance(verify, Signature):
+        return json.dumps({"signature": signature_of(verify)})
     if not isinstance(verify, str | os.PathLike):
-        raise TypeError(f"verify must be a bool, a path or a mapping of files to digests, not {type(verify).__name__}")
+        raise TypeError(
+            "verify must be a bool, a path, a mapping of files to digests or a fst.Signature, "
+            f"not {type(verify).__name__}"
+        )
     path = path_of(verify)
     # Operators take these texts for other requests.
     return os.path.join(".", path) if path in ("", "digests") or path.startswith("{") else path
+
+
+def signature_of(signature: Signature) -> dict[str, object]:
+    """Returns a signature and its key or certificates as the values that operators take.
+
+    A keyless signature is verified here. Operators then get the statement in it.
+    """
+    path = path_of(signature.path)
+    if signature.identity is not None and signature.issuer is not None:
+        # The room's modules that use the library import this one.
+        from fst._core.keyless import verified_statement
+
+        statement = verified_statement(path, signature.identity, signature.issuer, signature.trust_config)
+        return {"path": path, "statement": statement}
+    return {
+        "path": path,
+        "public_key": None if signature.public_key is None else path_of(signature.public_key),
+        "certificate_chain": paths_of(signature.certificate_chain),
+    }
 
 
 def digests_of(digests: Digests, metadata: dict[str, str] | None) -> dict[str, str] | None:

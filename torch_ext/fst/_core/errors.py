@@ -30,7 +30,7 @@ class SafetensorError(*_Bases):  # type: ignore[misc]
 
 
 class IntegrityError(SafetensorError):
-    """Data differ from their digest, or a load is to verify data without a known digest.
+    """Data differ from their digest, a load is to verify data without a known digest, or a signature is not valid.
 
     Nothing was returned, and no existing tensor has changed.
     """

@@ -96,6 +96,18 @@ def verify_files(manifest: str, directory: str) -> int:
 
 
 @translates_errors
+def verify_model(request: str, path: str) -> int:
+    """Verifies the signature of a model, compares all files with it, and returns their number."""
+    return torch.ops.fst._verify_model(request, path)
+
+
+@translates_errors
+def sign_model(request: str, path: str) -> str:
+    """Returns the text of a new signature of a model."""
+    return torch.ops.fst._sign_model(request, path)
+
+
+@translates_errors
 def save_file(
     tensors: Sequence[Tensor], names: Sequence[str], path: str, *, metadata: dict[str, str] | None = None
 ) -> None:

@@ -11,7 +11,7 @@ tensor. Files on network and FUSE file systems are read instead.
 The examples use a file `model.safetensors` with the F32 tensors `weight` of shape [4, 3] and `bias` of shape [4].
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from torch import Tensor
 from fst._core import ops
 from fst._core.arguments import (
     Device,
+    Manifest,
     Path,
     Paths,
     Verify,
@@ -59,8 +60,8 @@ def load_file(
         verify: Compares the data with digests, and returns no tensor if they differ. `True` takes the digests that the
             files carry, which `save_file(..., digests="blake3")` wrote. A mapping such as `{"model.safetensors":
             "sha256:..."}`, or the path of a file with such a JSON object or with lines of `sha256sum`, has the digests
-            of whole files; it does not go with `progress`. Tensors that the digests do not cover, such as slices, are
-            listed in a warning on stderr. See docs/integrity.md.
+            of whole files, and so has a `fst.Signature`; they do not go with `progress`. Tensors that the digests do
+            not cover, such as slices, are listed in a warning on stderr. See docs/integrity.md.
 
     Returns:
         The tensors by name, in the order of their bytes in the file. The shapes are those in the file, except that
@@ -70,7 +71,7 @@ def load_file(
         FileNotFoundError, PermissionError, IsADirectoryError, OSError: The operating system reported an error. A
             directory without safetensors files raises IsADirectoryError.
         SafetensorError: A file is malformed or truncated, or two files contain the same tensor name.
-        IntegrityError: A digest differs, or a file to verify has none.
+        IntegrityError: A digest differs, a file to verify has none, or a signature is not valid.
         NotImplementedError: PyTorch has no dtype for one of the tensors (F6_E2M3, F6_E3M2). The other tensors can be
             loaded by name.
         ValueError: The device does not exist, or `dtype` is not a floating-point dtype.
@@ -305,7 +306,7 @@ def load_into(paths: Paths, names: Sequence[str], out: Sequence[Tensor], *, veri
     ops.load_into(paths_of(paths), names_of(names), list_of(out, Tensor, "out"), verify=verify_of(verify))
 
 
-def verify(paths: Paths, manifest: Path | Mapping[str, str] | None = None) -> None:
+def verify(paths: Paths, manifest: Manifest | None = None) -> None:
     """Reads all data of a checkpoint, and compares their digests.
 
     Returns no tensors. Loads compare digests themselves with `verify`, without reading the data twice.

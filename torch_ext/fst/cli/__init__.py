@@ -1,4 +1,4 @@
-"""The command `fst`, which inspects, verifies, loads and converts checkpoints.
+"""The command `fst`, which inspects, verifies, signs, loads and converts checkpoints.
 
 Each subcommand is a module with two functions: `add` declares its arguments, and `run` executes it. Only `run` and the
 functions that it calls import PyTorch, because help needs none.
@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from fst._core.build import LIBRARY, read_build
 from fst._core.formatting import visible, visible_lines
-from fst.cli import bench, convert, doctor, inspect, load, verify
+from fst.cli import bench, convert, doctor, inspect, load, sign, verify
 
 # Exit code of a program that SIGINT ends, as in shells.
 INTERRUPTED = 130
@@ -29,13 +29,13 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of all subcommands. It sets `run` to the function of the subcommand."""
     parser = _Parser(
         prog="fst",
-        description="Inspects, verifies, loads and converts safetensors checkpoints. "
+        description="Inspects, verifies, signs, loads and converts safetensors checkpoints. "
         "A PATH is a file, a directory with one checkpoint, an index file, or a URL of one of them.",
     )
     parser.add_argument("--version", action="store_true", help="print the versions of fst and of its PyTorch")
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(metavar="COMMAND")
-    for module in (inspect, verify, load, convert, doctor, bench):
+    for module in (inspect, verify, sign, load, convert, doctor, bench):
         module.add(commands)
     return parser
 

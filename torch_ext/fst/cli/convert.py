@@ -43,7 +43,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--key", help='key of the tensors in a PyTorch file, such as "state_dict"')
     parser.add_argument(
         "--max-shard-size",
-        type=_parse_size,
+        type=parse_size,
         metavar="SIZE",
         help='upper bound for the data in a file, such as "5GB" or "512MiB"; without it, one file is written',
     )
@@ -54,7 +54,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.set_defaults(run=run)
 
 
-def _parse_size(text: str) -> int:
+def parse_size(text: str) -> int:
     found = SIZE.fullmatch(text.strip())
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size; expected a number and a unit, such as 5GB or 512MiB")

@@ -14,6 +14,7 @@ from fst._core.files import open_regular
 from fst._core.formatting import format_count, format_size, visible
 from fst._core.urls import is_url, without_secrets
 from fst.cli.pickled import suggests_convert
+from fst.cli.sign import add_rules, rules_of
 
 if TYPE_CHECKING:
     import torch
@@ -27,8 +28,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="check headers, names and index, and read every byte",
         description="Checks the header of each file, that no name is in two files, that an index agrees with its "
         "files, that every byte can be read, and that the data have the digests that the file carries, or the hashes "
-        "in a file of tensorizer. With --manifest, compares whole files instead. The exit code is 0 if every check "
-        "passes.",
+        "in a file of tensorizer. With --manifest or --signature, compares whole files of any kind instead. The exit "
+        "code is 0 if every check passes.",
     )
     parser.add_argument("paths", nargs="*", metavar="PATH")
     parser.add_argument(
@@ -37,6 +38,24 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="compare the digests of files: a JSON object of names and digests, or lines of sha256sum or b3sum --tag. "
         "PATH is the directory of the files, by default that of FILE",
     )
+    parser.add_argument(
+        "--signature",
+        metavar="FILE",
+        help="verify a signature of OpenSSF Model Signing, and compare all files with it. PATH is the directory of the "
+        "model, or its only file, by default the directory of FILE",
+    )
+    parser.add_argument("--public-key", metavar="FILE", help="the signer's public key")
+    parser.add_argument(
+        "--certificate-chain",
+        action="append",
+        metavar="FILE",
+        help="trusted root certificates, and others between them and the signer's; may be repeated",
+    )
+    parser.add_argument("--identity", help="the signer of a keyless signature; requires the package sigstore")
+    parser.add_argument("--issuer", help="the provider that has confirmed the identity")
+    parser.add_argument("--trust-config", metavar="FILE", help="Sigstore's client trust configuration")
+    add_rules(parser)
+    parser.add_argument("--ignore-unsigned", action="store_true", help="accept files that the signature does not name")
     parser.add_argument("--digests", action="store_true", help="fail if a file carries no digests")
     parser.add_argument("--finite", action="store_true", help="also check that no tensor contains NaN or infinity")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -44,11 +63,14 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.manifest is None and not arguments.paths:
-        raise ValueError("nothing to verify; give a PATH, or --manifest FILE")
+    listed = arguments.signature or arguments.manifest
+    if listed is None and not arguments.paths:
+        raise ValueError("nothing to verify; give a PATH, --manifest FILE, or --signature FILE")
+    if arguments.manifest is not None and arguments.signature is not None:
+        raise ValueError("--manifest and --signature exclude each other")
     results: list[dict[str, object]] = []
-    for path in arguments.paths or [os.path.dirname(arguments.manifest or "")]:
-        checks = _checks(path, arguments) if arguments.manifest is None else _manifest_checks(path, arguments.manifest)
+    for path in arguments.paths or [os.path.dirname(listed) or "."]:
+        checks = _checks(path, arguments) if listed is None else _file_checks(path, arguments)
         # Files and paths with a failed check. One fault is one verdict: the other checks of the file, and those of all
         # files together, would say nothing new, or call its bytes good.
         wrong: set[str] = set()
@@ -72,17 +94,30 @@ def run(arguments: argparse.Namespace) -> int:
     return int(failed > 0)
 
 
-def _manifest_checks(directory: str, manifest: str) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Yields the check of all files of a manifest."""
+def _file_checks(path: str, arguments: argparse.Namespace) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Yields the check of all files of a manifest or signature."""
 
-    from fst._core.arguments import path_of
-    from fst._core.ops import verify_files
+    from fst._core.arguments import path_of, signature_of
+    from fst._core.ops import verify_files, verify_model
+    from fst._core.signature import Signature
 
     def compare() -> str:
-        count = verify_files(path_of(manifest), path_of(directory))
-        return f"{format_count(count, 'file')} with the digests of {without_secrets(manifest)}"
+        if arguments.signature is None:
+            count = verify_files(path_of(arguments.manifest), path_of(path))
+            return f"{format_count(count, 'file')} with the digests of {without_secrets(arguments.manifest)}"
+        signature = Signature(
+            arguments.signature,
+            public_key=arguments.public_key,
+            certificate_chain=arguments.certificate_chain or (),
+            identity=arguments.identity,
+            issuer=arguments.issuer,
+            trust_config=arguments.trust_config,
+        )
+        rules = rules_of(arguments) | {"ignore_unsigned": arguments.ignore_unsigned}
+        count = verify_model(json.dumps({"signature": signature_of(signature), "rules": rules}), path_of(path))
+        return f"{format_count(count, 'file')} as signed in {without_secrets(arguments.signature)}"
 
-    yield f"files of {without_secrets(directory) or '.'}", compare
+    yield f"files of {without_secrets(path)}", compare
 
 
 def _checks(path: str, arguments: argparse.Namespace) -> Iterator[tuple[str, Callable[[], str]]]:

@@ -21,7 +21,8 @@
 // their dtype.
 //
 // Digests. `verify` compares the data with digests before any tensor is returned: "digests" with those that the files
-// carry, or the path or JSON text of a manifest with those of whole files. A difference is an [integrity] error.
+// carry, or the path or JSON text of a manifest with those of whole files, or the text {"signature": {"path":
+// "model.sig", "public_key": "key.pub"}} of a signature, which has a manifest. A difference is an [integrity] error.
 //
 // Tensors. Each tensor owns its memory and is ready on the current stream. On the CPU, tensors of local files are views
 // of private mappings. They take memory when they are used. A write to one changes neither the file nor another tensor.

@@ -1,0 +1,357 @@
+"""Loads that verify a signature of OpenSSF Model Signing. tests/rust/signatures.rs tests what is in a signature."""
+
+import doctest
+import json
+import random
+import shutil
+import subprocess
+import sys
+from base64 import b64decode
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file as load_with_safetensors
+
+import fst
+from suite import CHECKOUT, READERS
+
+# Made with model-signing 1.1.1: see README.md there.
+FIXTURES = CHECKOUT / "tests" / "signatures"
+SIGNATURES = {
+    name: fst.Signature(FIXTURES / f"{name}.sig", public_key=FIXTURES / f"{name[:4]}.pub")
+    for name in (
+        "p256-files-sha256",
+        "p384-files-blake2",
+        "p521-files-blake3",
+        "p256-shards-sha256",
+        "p384-shards-blake2",
+    )
+}
+NAMES = ["embedding", "head", "norm"]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return Path(shutil.copy(FIXTURES / "model" / "model.safetensors", tmp_path))
+
+
+@pytest.fixture(params=SIGNATURES.values(), ids=SIGNATURES)
+def signature(request: pytest.FixtureRequest) -> fst.Signature:
+    return request.param
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def load_module(path: Path, verify: object) -> None:
+    module = torch.nn.Module()
+    for name in NAMES:
+        module.register_buffer(name, torch.empty(8, 4))
+    fst.load_module(module, path, verify=verify)
+
+
+LOADS: dict[str, Callable[[Path, object], object]] = {
+    "load_file": lambda path, verify: fst.load_file(path, verify=verify),
+    "cast": lambda path, verify: fst.load_file(path, dtype=torch.float64, verify=verify),
+    "load_files": lambda path, verify: fst.load_files([path], verify=verify),
+    "load_tensors": lambda path, verify: fst.load_tensors(path, NAMES, verify=verify),
+    "safe_open": lambda path, verify: fst.safe_open(path, verify=verify),
+    "load_into": lambda path, verify: fst.load_into(path, NAMES, [torch.empty(8, 4) for _ in NAMES], verify=verify),
+    "load_module": load_module,
+    "verify": lambda path, verify: fst.verify(path, verify),
+}
+
+
+@pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
+@pytest.mark.parametrize("reader", ["default", *READERS])
+def test_every_load_verifies_a_signature(path, signature, load, reader, monkeypatch):
+    if reader != "default":
+        monkeypatch.setenv("FST_READER", reader)
+    load(path, signature)
+    damage(path)
+    with pytest.raises(fst.IntegrityError, match=r"model.safetensors: .*byte \d+: .*the signature states"):
+        load(path, signature)
+
+
+@pytest.mark.parametrize("chunk_bytes", ["4096", "8192"])
+def test_shards_end_anywhere_in_chunks(tmp_path, command_line, chunk_bytes, monkeypatch, reader):
+    """Verifies a file whose shards are larger and smaller than chunks, and whose header fills several shards."""
+    monkeypatch.setenv("FST_CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setenv("FST_STAGING_BYTES", "16384")
+    model = tmp_path / "model"
+    model.mkdir()
+    weights = {f"t{index:03}": torch.randn(17 * index) for index in range(60)}
+    fst.save_file(weights, model / "model.safetensors")
+    content = (model / "model.safetensors").read_bytes()
+    for size in (97, 4096, 5000, 30_000, len(content), len(content) + 1):
+        verify = command_line.sign(model, "--shard-size", size)
+        for dtype in (None, torch.float64):
+            tensors = fst.load_file(model / "model.safetensors", dtype=dtype, verify=verify)
+            for name, tensor in load_with_safetensors(model / "model.safetensors").items():
+                torch.testing.assert_close(tensors[name], tensor.to(dtype or tensor.dtype), rtol=0, atol=0)
+            for position in (9, len(content) // 2, len(content) - 1):
+                changed = bytearray(content)
+                changed[position] ^= 1
+                (model / "model.safetensors").write_bytes(changed)
+                with pytest.raises((fst.IntegrityError, fst.SafetensorError)):
+                    fst.load_file(model / "model.safetensors", dtype=dtype, verify=verify)
+            (model / "model.safetensors").write_bytes(content)
+
+
+class CommandLine:
+    """Signs models with new keys."""
+
+    def __init__(self, directory: Path, run: Callable[..., object]) -> None:
+        self.key = directory / "key.pem"
+        self.run = run
+        openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", self.key)
+        openssl("ec", "-in", self.key, "-pubout", "-out", directory / "key.pub")
+
+    def sign(self, model: Path, *options: object) -> fst.Signature:
+        self.run("sign", model, "--private-key", self.key, *options)
+        return fst.Signature(model / "model.sig", public_key=self.key.with_suffix(".pub"))
+
+
+def openssl(*arguments: object) -> None:
+    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
+
+
+@pytest.fixture
+def command_line(tmp_path: Path) -> CommandLine:
+    from fst import cli
+
+    def run(*arguments: object) -> None:
+        with pytest.raises(SystemExit) as end:
+            cli.main([str(argument) for argument in arguments])
+        assert end.value.code == 0
+
+    return CommandLine(tmp_path, run)
+
+
+def test_no_byte_is_read_twice(path, monkeypatch):
+    monkeypatch.setenv("FST_READER", "pread")
+    for verify in (False, SIGNATURES["p256-files-sha256"], SIGNATURES["p256-shards-sha256"]):
+        with fst.profile() as profile:
+            fst.load_file(path, verify=verify)
+        read = profile.summary().stages["read"].bytes
+        assert read == 3 * 128
+    assert profile.summary().stages["hash"].bytes == path.stat().st_size
+
+
+def test_operators_take_the_request(path):
+    request = {"path": str(FIXTURES / "p256-files-sha256.sig"), "public_key": str(FIXTURES / "p256.pub")}
+    text = json.dumps({"signature": request})
+    assert torch.ops.fst.load_file(str(path), verify=text).keys() == set(NAMES)
+    program = torch.jit.script(LoadVerified(str(path), text))
+    assert program().keys() == set(NAMES)
+    damage(path)
+    with pytest.raises(Exception, match="the signature states"):
+        program()
+
+
+class LoadVerified(torch.nn.Module):
+    def __init__(self, path: str, verify: str) -> None:
+        super().__init__()
+        self.path = path
+        self.verify = verify
+
+    def forward(self) -> dict[str, torch.Tensor]:
+        return torch.ops.fst.load_file(self.path, verify=self.verify)
+
+
+def test_files_that_the_signature_does_not_name(path, signature):
+    renamed = path.rename(path.with_name("renamed.safetensors"))
+    with pytest.raises(fst.IntegrityError, match=r"renamed.safetensors: the signature has no digest of the file"):
+        fst.load_file(renamed, verify=signature)
+    # The name of a signature of one file does not count.
+    only = fst.Signature(FIXTURES / "single-file.sig", public_key=FIXTURES / "p256.pub")
+    assert fst.load_file(renamed, verify=only).keys() == set(NAMES)
+    damage(renamed)
+    with pytest.raises(fst.IntegrityError):
+        fst.load_file(renamed, verify=only)
+
+
+def test_files_in_directories(tmp_path, signature):
+    part = shutil.copytree(FIXTURES / "model", tmp_path / "copy") / "part"
+    assert fst.load_file(part / "adapter.safetensors", verify=signature).keys() == {"down"}
+    assert fst.load_file(part, verify=signature).keys() == {"down"}
+    shutil.copy(FIXTURES / "model" / "model.safetensors", part / "adapter.safetensors")
+    with pytest.raises(fst.IntegrityError):
+        fst.load_file(part, verify=signature)
+
+
+def test_streams_cannot_verify_files(path, signature):
+    with pytest.raises(ValueError, match="cannot verify them with a manifest"):
+        dict(fst.stream(path, verify=signature))
+
+
+def test_a_certificate_chain(path, tmp_path):
+    chains = json.loads((FIXTURES / "chains.json").read_text())
+    case = chains["chains"]["p521"]
+    (tmp_path / "ca.pem").write_text(case["roots"])
+    (tmp_path / "model.sig").write_text(json.dumps(bundle_of(case, chains["payload"])))
+    verify = fst.Signature(tmp_path / "model.sig", certificate_chain=tmp_path / "ca.pem")
+    assert fst.load_file(path, verify=verify).keys() == set(NAMES)
+    (tmp_path / "other.pem").write_text(chains["chains"]["p384"]["roots"])
+    other = fst.Signature(tmp_path / "model.sig", certificate_chain=[tmp_path / "other.pem"])
+    with pytest.raises(fst.IntegrityError, match=r"model.sig: the certificate of \"CN=issuer\" is not signed by"):
+        fst.load_file(path, verify=other)
+
+
+def bundle_of(case, payload):
+    certificates = [{"rawBytes": der} for der in case["chain"]]
+    return {
+        "mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json",
+        "verificationMaterial": {"x509CertificateChain": {"certificates": certificates}},
+        "dsseEnvelope": {
+            "payload": payload,
+            "payloadType": "application/vnd.in-toto+json",
+            "signatures": [{"sig": case["sig"]}],
+        },
+    }
+
+
+def test_errors_name_the_file_and_the_remedy(path, tmp_path):
+    keyless = fst.Signature(FIXTURES / "older" / "keyless.sig", public_key=FIXTURES / "p256.pub")
+    with pytest.raises(fst.IntegrityError, match=r"keyless.sig: the signature is keyless.*the identity and the issuer"):
+        fst.load_file(path, verify=keyless)
+    other = fst.Signature(FIXTURES / "p256-files-sha256.sig", public_key=FIXTURES / "p384.pub")
+    with pytest.raises(fst.IntegrityError, match=r"p256-files-sha256.sig: .* made with another key"):
+        fst.load_file(path, verify=other)
+    ed25519 = tmp_path / "ed25519.pub"
+    openssl("genpkey", "-algorithm", "ed25519", "-out", tmp_path / "ed25519.pem")
+    openssl("pkey", "-in", tmp_path / "ed25519.pem", "-pubout", "-out", ed25519)
+    for key, error in {
+        ed25519: "ed25519.pub: the public key is not a key of ECDSA on P-256, P-384 or P-521",
+        path: "model.safetensors: the file has no public key in PEM",
+        tmp_path / "none.pub": "none.pub",
+    }.items():
+        with pytest.raises((ValueError, FileNotFoundError), match=error):
+            fst.load_file(path, verify=fst.Signature(other.path, public_key=key))
+    with pytest.raises(ValueError, match=r"model.safetensors: the signature cannot be read: it is no bundle"):
+        fst.load_file(path, verify=fst.Signature(path, public_key=FIXTURES / "p256.pub"))
+
+
+def test_arguments_of_a_signature(path):
+    for arguments in ({}, {"public_key": "key.pub", "certificate_chain": "ca.pem"}, {"certificate_chain": []}):
+        with pytest.raises(ValueError, match="needs one of public_key, certificate_chain and identity"):
+            fst.Signature("model.sig", **arguments)
+    with pytest.raises(ValueError, match="go together"):
+        fst.Signature("model.sig", identity="someone@example.com")
+    with pytest.raises(TypeError, match="path"):
+        fst.load_file(path, verify=fst.Signature(3, public_key="key.pub"))
+
+
+@pytest.mark.parametrize("name", ["p256-files-sha256", "chain"])
+def test_mutated_signatures_never_verify_other_data(path, tmp_path, name):
+    chains = json.loads((FIXTURES / "chains.json").read_text())
+    case = chains["chains"]["p256"]
+    bundle = json.dumps(bundle_of(case, chains["payload"])) if name == "chain" else None
+    text = (bundle or (FIXTURES / f"{name}.sig").read_text()).encode()
+    (tmp_path / "ca.pem").write_text(case["roots"])
+    target = tmp_path / "model.sig"
+    trust = {"certificate_chain": tmp_path / "ca.pem"} if bundle else {"public_key": FIXTURES / "p256.pub"}
+    verify = fst.Signature(target, **trust)
+    target.write_bytes(text)
+    fst.verify(path, verify)
+    damage(path)
+    numbers = random.Random(8)
+    for _ in range(2000):
+        mutated = bytearray(text)
+        for _ in range(numbers.choice([1, 1, 1, 4])):
+            at = numbers.randrange(len(mutated))
+            kind = numbers.randrange(4)
+            if kind == 0:
+                mutated[at] ^= 1 << numbers.randrange(8)
+            elif kind == 1:
+                mutated[at] = numbers.randrange(256)
+            elif kind == 2:
+                del mutated[at : at + numbers.randrange(1, 50)]
+            else:
+                mutated[at:at] = mutated[numbers.randrange(len(mutated)) :][: numbers.randrange(1, 50)]
+        target.write_bytes(mutated)
+        # The exception is a ValueError, with the path of the signature or of the damaged file.
+        with pytest.raises(fst.SafetensorError, match=r"model\.s"):
+            fst.verify(path, verify)
+
+
+@pytest.fixture
+def sigstore(monkeypatch):
+    """Replaces the package sigstore: a signature is valid for the identity `signer` and the issuer `issuer`."""
+
+    class Error(Exception):
+        pass
+
+    class Verifier:
+        @classmethod
+        def production(cls, *, offline):
+            assert offline
+            return cls()
+
+        def verify_dsse(self, bundle, policy):
+            if policy != ("signer", "issuer"):
+                raise Error("another identity")
+            return "application/vnd.in-toto+json", b64decode(bundle["dsseEnvelope"]["payload"])
+
+    modules = {
+        "sigstore.errors": {"Error": Error},
+        "sigstore.models": {"Bundle": SimpleNamespace(from_json=json.loads), "ClientTrustConfig": None},
+        "sigstore.verify": {
+            "Verifier": Verifier,
+            "policy": SimpleNamespace(Identity=lambda identity, issuer: (identity, issuer)),
+        },
+    }
+    monkeypatch.setitem(sys.modules, "sigstore", ModuleType("sigstore"))
+    for name, contents in modules.items():
+        module = ModuleType(name)
+        vars(module).update(contents)
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def test_keyless_signatures_of_an_identity(path, sigstore):
+    file = SIGNATURES["p256-shards-sha256"].path
+    verify = fst.Signature(file, identity="signer", issuer="issuer")
+    assert fst.load_file(path, verify=verify).keys() == set(NAMES)
+    with pytest.raises(fst.IntegrityError, match=r"p256-shards-sha256.sig: the signature of other .* another identity"):
+        fst.load_file(path, verify=fst.Signature(file, identity="other", issuer="issuer"))
+    damage(path)
+    with pytest.raises(fst.IntegrityError, match="the signature states"):
+        fst.load_file(path, verify=verify)
+
+
+def test_keyless_signatures_without_sigstore(path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sigstore.errors", None)
+    with pytest.raises(ImportError, match="pip install sigstore"):
+        fst.load_file(path, verify=fst.Signature("model.sig", identity="signer", issuer="issuer"))
+
+
+def test_docstring(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(FIXTURES / "p256-files-sha256.sig", "model.sig")
+    shutil.copy(FIXTURES / "p256.pub", "key.pub")
+    [test] = doctest.DocTestFinder(recurse=False).find(fst.Signature, "Signature", globs={"fst": fst})
+    assert test.examples
+    report: list[str] = []
+    assert doctest.DocTestRunner().run(test, out=report.append).failed == 0, "".join(report)
+
+
+def refuse_sharded(path, verify):
+    try:
+        fst.load_sharded(path, {"*": None}, verify=verify)
+    except (fst.IntegrityError, fst.RankError) as error:
+        return type(error).__name__
+    return "loaded"
+
+
+def test_ranks_share_the_verdict(path, ranks):
+    group = ranks(2)
+    verify = SIGNATURES["p256-shards-sha256"]
+    assert group.run(refuse_sharded, str(path), verify) == ["loaded", "loaded"]
+    damage(path)
+    assert sorted(group.run(refuse_sharded, str(path), verify)) == ["IntegrityError", "RankError"]

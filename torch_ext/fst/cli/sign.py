@@ -1,0 +1,89 @@
+"""`fst sign`: signs a model in the format of OpenSSF Model Signing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+
+from fst._core.formatting import visible
+from fst._core.urls import without_secrets
+from fst.cli.convert import parse_size
+
+# Name of the signature in the directory of a model.
+SIGNATURE_NAME = "model.sig"
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "sign",
+        help="sign the files of a model",
+        description="Signs all files below a directory, or one file, with a private key of ECDSA on P-256, P-384 or "
+        "P-521. `fst verify --signature`, loads with verify=fst.Signature(...), and the program model_signing verify "
+        "the signature.",
+    )
+    parser.add_argument("path", metavar="PATH", help="the directory of the model, or its only file")
+    parser.add_argument("--private-key", required=True, metavar="FILE", help="the private key in PEM, not encrypted")
+    parser.add_argument(
+        "--signature",
+        metavar="FILE",
+        help=f"the signature to write, by default {SIGNATURE_NAME} in the directory of the model",
+    )
+    parser.add_argument("--signing-certificate", metavar="FILE", help="certificate of the key, for the signature")
+    parser.add_argument(
+        "--certificate-chain",
+        action="append",
+        metavar="FILE",
+        help="certificates of the issuers, for the signature; may be repeated",
+    )
+    parser.add_argument(
+        "--digests", choices=["sha256", "blake2b", "blake3"], default="sha256", help="by default sha256"
+    )
+    parser.add_argument(
+        "--shard-size",
+        type=parse_size,
+        metavar="SIZE",
+        help='sign the digests of shards of this size, such as "1GB", so that one file is hashed by several threads',
+    )
+    add_rules(parser)
+    parser.set_defaults(run=run)
+
+
+def add_rules(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments that say which files count."""
+    parser.add_argument(
+        "--ignore",
+        action="append",
+        metavar="PATH",
+        help="ignore a file or directory, relative to that of the model; may be repeated. Files of Git and the "
+        "signature are always ignored",
+    )
+    parser.add_argument("--allow-symlinks", action="store_true", help="accept symbolic links to files")
+
+
+def rules_of(arguments: argparse.Namespace) -> dict[str, object]:
+    """Returns the rules in the arguments as the values that operators take."""
+    return {"ignored": arguments.ignore or [], "allow_symlinks": arguments.allow_symlinks}
+
+
+def run(arguments: argparse.Namespace) -> int:
+    import torch
+
+    from fst._core import ops
+    from fst._core.arguments import path_of, paths_of
+
+    directory = arguments.path if os.path.isdir(arguments.path) else os.path.dirname(arguments.path)
+    target = path_of(arguments.signature or os.path.join(directory, SIGNATURE_NAME))
+    certificate = arguments.signing_certificate
+    request = {
+        "path": target,
+        "private_key": path_of(arguments.private_key),
+        "signing_certificate": certificate and path_of(certificate),
+        "certificate_chain": paths_of(arguments.certificate_chain or []),
+        "algorithm": arguments.digests,
+        "shard_bytes": arguments.shard_size,
+    }
+    text = ops.sign_model(json.dumps(request | rules_of(arguments)), path_of(arguments.path))
+    ops.write_bytes(torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8), target, "")
+    print(visible(f"signed {without_secrets(arguments.path)} in {without_secrets(target)}"))
+    return 0
