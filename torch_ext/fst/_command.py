@@ -16,11 +16,20 @@ _SCRIPT_IMPORT = b"from fst.cli import main"
 
 
 def start_early() -> None:
-    """Runs the command and ends the process, if this process is the command and can run without the package."""
+    """Runs the command and ends the process, if this process is the command and can run without the package.
+
+    Ends the command with one line, not with a traceback, if it needs the library and cannot load it.
+    """
     arguments = _arguments()
-    if arguments is not None and _is_early(arguments):
-        # By name: the package stands below the command, which no other process imports here.
+    if arguments is None:
+        return
+    # By name: both modules stand below this one, and other processes do not import them here.
+    if _is_early(arguments):
         importlib.import_module("fst.cli").main(arguments)
+    try:
+        importlib.import_module("fst._core.library")
+    except ImportError as error:
+        sys.exit(f"fst: {error}")
 
 
 def _arguments() -> list[str] | None:
