@@ -184,6 +184,49 @@ def test_backends():
             assert_weights(dict(file.tensors()))
 
 
+def test_backend_values():
+    assert [backend.value for backend in compat.Backend] == list(range(6))
+    assert compat.Backend(5) is compat.Backend.MMAP
+    assert compat.BackendPolicy("BUFFERED") is compat.BackendPolicy.BUFFERED
+
+
+def test_invalid_backends(monkeypatch):
+    for backend, error in (("URING", TypeError), ([0], TypeError), ([], ValueError)):
+        with pytest.raises(error, match="backend"):
+            compat.safe_open("model.safetensors", "pt", "cpu", backend=backend)
+    monkeypatch.setenv("INSTANTTENSOR_BACKEND", "URING, BUFFERED,")
+    compat.safe_open("model.safetensors", "pt", "cpu")
+    for names, message in (("uring", "'uring'; the names are AIO"), (" ,", "cannot be empty")):
+        monkeypatch.setenv("INSTANTTENSOR_BACKEND", names)
+        with pytest.raises(ValueError, match=f"INSTANTTENSOR_BACKEND.*{message}"):
+            compat.safe_open("model.safetensors", "pt", "cpu")
+        # The argument stands before the variable.
+        compat.safe_open("model.safetensors", "pt", "cpu", backend=compat.Backend.AIO)
+
+
+def test_buffer_size_in_the_environment(monkeypatch):
+    windows = []
+    real = fst.stream
+    monkeypatch.setattr(fst, "stream", lambda *args, **options: windows.append(options) or real(*args, **options))
+    monkeypatch.setenv("INSTANTTENSOR_BUFFER_SIZE", "100")
+    for options, buffer_size in (({}, 100), ({"buffer_size": 200}, 200)):
+        with compat.safe_open("model.safetensors", "pt", "cpu", **options) as file:
+            assert_weights(dict(file.tensors()))
+            assert file.buffer_size == buffer_size
+    assert windows == [{"window_bytes": 100}, {"window_bytes": 200}]
+    monkeypatch.setenv("INSTANTTENSOR_BUFFER_SIZE", "1 GiB")
+    with pytest.raises(ValueError, match=r"INSTANTTENSOR_BUFFER_SIZE.*'1 GiB'"):
+        compat.safe_open("model.safetensors", "pt", "cpu")
+
+
+def test_attributes():
+    with compat.safe_open(FILES, "pt", "cpu", tensor_filter=["model.*"]) as file:
+        assert (file.framework, file.device, file.process_group) == ("pt", torch.device("cpu"), None)
+        assert (file.rank, file.world_size) == (0, 1)
+        assert file.buffer_size == 512 << 20
+        assert file.total_tensor_size == sum(tensor.nbytes for _, tensor in file.tensors())
+
+
 def test_file_in_memory():
     # /proc is neither a disk nor a memory file system.
     assert not file_in_memory("/proc/self/status")
@@ -207,7 +250,8 @@ def test_names_match_instanttensor(real):
 
     assert set(instanttensor.__all__) <= set(compat.__all__)
     for name in ("Backend", "BackendPolicy"):
-        assert [member.name for member in getattr(compat, name)] == [member.name for member in getattr(real, name)]
+        ours, theirs = getattr(compat, name), getattr(real, name)
+        assert [(member.name, member.value) for member in ours] == [(member.name, member.value) for member in theirs]
 
 
 @pytest.mark.gpu

@@ -41,6 +41,8 @@ def test_data_loader_matches_pytorch(num_workers, drop_last):
     )
     expected = list(DataLoader(Pictures(), batch_size=7, drop_last=drop_last))
     assert len(ours) == len(expected)
+    assert (ours.batch_size, ours.num_workers, ours.prefetch_batches) == (7, num_workers, 3)
+    assert (ours.shuffle, ours.pin_memory, ours.drop_last) == (False, True, drop_last)
     for _ in range(2):
         for found, batch in zip(ours, expected, strict=True):
             torch.testing.assert_close(found, batch)

@@ -216,6 +216,30 @@ def test_transfer_statistics(monkeypatch):
     assert uel.get_pinned_transfer_stats() == {"pinned": 0, "fallback": 0}
 
 
+def test_dictionary_of_a_numpy_array():
+    value = {"a": [1, "ü", None]}
+    array = uel.dict_to_tensor(value).numpy()
+    assert uel.tensor_to_dict(array) == value
+    for wrong in (array.reshape(1, -1), array.astype("int16"), torch.zeros(3)):
+        with pytest.raises(ValueError, match="1D tensor of uint8"):
+            uel.tensor_to_dict(wrong)
+
+
+def test_missing_dependencies():
+    uel.check_dependencies("torch", "fst")
+    with pytest.raises(ImportError, match=r"not installed: no_such_package, no_other$"):
+        uel.check_dependencies("no_such_package", "torch", "no_other")
+
+
+@pytest.mark.parametrize("pool", [uel.PinnedBufferPool(8, 2), uel.GpuBufferPool(8, 2, "cpu")])
+def test_free_buffers_of_a_pool(pool):
+    assert pool.free_queue.qsize() == 2
+    index, _ = pool.acquire()
+    assert pool.free_queue.qsize() == 1
+    pool.release(index)
+    assert not pool.free_queue.empty()
+
+
 @needs_gpu
 def test_transfer_source_may_change():
     for source in (torch.zeros(1 << 24), torch.zeros(1 << 24).pin_memory()):

@@ -1,20 +1,36 @@
 """Names of readers. They have no effect: fst chooses the reader, and `FST_READER` overrides the choice."""
 
+from collections.abc import Sequence
 from enum import Enum
 
 
 class Backend(Enum):
-    """Reader."""
+    """Reader. The values are those of InstantTensor."""
 
-    AIO = "AIO"
-    AIO_BUFFERED = "AIO_BUFFERED"
-    URING = "URING"
-    URING_BUFFERED = "URING_BUFFERED"
-    CUFILE = "CUFILE"
-    MMAP = "MMAP"
+    AIO = 0
+    AIO_BUFFERED = 1
+    URING = 2
+    URING_BUFFERED = 3
+    CUFILE = 4
+    MMAP = 5
 
 
 class BackendPolicy(Enum):
     """Set of readers from which the best is chosen."""
 
     BUFFERED = "BUFFERED"
+
+
+def check_backend(backend: Backend | BackendPolicy | Sequence[Backend | BackendPolicy]) -> None:
+    """Checks an argument `backend`.
+
+    Raises:
+        TypeError: The argument is neither a backend nor a policy, nor a list of them.
+        ValueError: The list is empty.
+    """
+    backends = backend if isinstance(backend, list | tuple) else [backend]
+    if not backends:
+        raise ValueError("backend cannot be an empty list; leave it out for any backend")
+    for one in backends:
+        if not isinstance(one, Backend | BackendPolicy):
+            raise TypeError(f"backend must be a Backend, a BackendPolicy or a list of them, not {one!r}")

@@ -13,7 +13,8 @@ from fst._core.classes import Checkpoint
 from fst._core.group import open_on_all
 from fst.compat._groups import group_of
 from fst.compat._streaming import WHOLE
-from fst.compat.instanttensor._backend import Backend, BackendPolicy
+from fst.compat.instanttensor._backend import Backend, BackendPolicy, check_backend
+from fst.compat.instanttensor._environment import buffer_bytes, check_backend_variable
 from fst.compat.instanttensor._names import matcher
 
 
@@ -29,17 +30,25 @@ class safe_open:  # noqa: N801  (the name in InstantTensor)
         process_group: None for this process alone, or a process group of `torch.distributed`. All ranks make the same
             calls in the same order. Each rank gets all tensors, and each byte is read by one rank.
         buffer_size: Upper bound for tensors that `tensors` has loaded and not yet yielded, in bytes. The default is
-            512 MiB. A larger tensor is loaded alone. The ranks of a group have send and receive buffers of up to
-            128 MiB in addition.
+            that in the variable INSTANTTENSOR_BUFFER_SIZE, or else 512 MiB. A larger tensor is loaded alone. The ranks
+            of a group have send and receive buffers of up to 128 MiB in addition.
         tensor_filter: Patterns of the names to load. None is all names, an empty list is none. Other tensors are not
             read.
         tensor_name_match_mode: Type of the patterns: "glob", "exact" or "regex". A pattern matches whole names.
-        chunk_size, concurrency, io_depth, max_free_mem_usage, load_now, copy, backend: No effect.
+        chunk_size, concurrency, io_depth, max_free_mem_usage, load_now, copy: No effect.
+        backend: No effect but for the check. The default is that in the variable INSTANTTENSOR_BACKEND.
+
+    Attributes:
+        filename: The paths, sorted.
+        framework, process_group, copy: The arguments.
+        device: The device of the tensors.
+        rank, world_size: The rank of this process in the group, and the number of ranks.
+        buffer_size: The upper bound that holds, in bytes.
 
     Raises:
-        TypeError: `process_group` is not a process group.
-        ValueError: The framework or the mode is not supported, a regular expression is not valid, or this process is
-            not a rank of the group.
+        TypeError: `process_group` is not a process group, or `backend` is not a backend.
+        ValueError: The framework or the mode is not supported, a regular expression is not valid, this process is not a
+            rank of the group, or a variable of the environment has no valid value.
         RankError: Another rank of the group failed.
         Errors of `fst.safe_open`, for example if two files hold the same name.
     """
@@ -64,18 +73,32 @@ class safe_open:  # noqa: N801  (the name in InstantTensor)
     ) -> None:
         if framework != "pt":
             raise ValueError(f'the framework must be "pt", not {framework!r}')
+        if backend is None:
+            check_backend_variable()
+        else:
+            check_backend(backend)
         matches = matcher(tensor_filter, tensor_name_match_mode)
         self.filename = sorted(paths_of(filename))
-        self.device = torch.device(device) if isinstance(device, str) else device
-        self._load_device = torch.device(device_of(device))
-        self._group = group_of(process_group, self._load_device)
+        self.framework = framework
+        self.device = torch.device(device_of(device))
+        self.process_group = process_group
+        self._group = group_of(process_group, self.device)
+        self.rank = self._group.rank
+        self.world_size = self._group.size
+        self.copy = copy
+        self.buffer_size = buffer_bytes(DEFAULT_WINDOW_BYTES) if buffer_size is None else buffer_size
         checkpoint, _ = open_on_all(
             self._group, lambda headers: Checkpoint(self.filename, headers), lambda checkpoint: (checkpoint, b"")
         )
         # None after the `with` block.
         self._checkpoint: Checkpoint | None = checkpoint
         self._names = [name for name in checkpoint.names() if matches(name)]
-        self._window_bytes = DEFAULT_WINDOW_BYTES if buffer_size is None else buffer_size
+
+    @property
+    def total_tensor_size(self) -> int:
+        """Size of the tensors that the filter selects, in bytes."""
+        checkpoint = self._opened()
+        return sum(checkpoint.tensor_info(name).nbytes for name in self._names)
 
     def keys(self) -> list[str]:
         """Returns the names that the filter selects, in the order of the files and of the bytes in each."""
@@ -109,9 +132,9 @@ class safe_open:  # noqa: N801  (the name in InstantTensor)
         if self._group.size > 1:
             # An unknown name raises before the ranks communicate.
             checkpoint.tensor_info(name)
-            loaded = fst.load_sharded(self.filename, WHOLE, self._group.process_group, self._load_device, names=[name])
+            loaded = fst.load_sharded(self.filename, WHOLE, self._group.process_group, self.device, names=[name])
             return loaded[name]
-        [tensor] = checkpoint.load_tensors([name], self._load_device)
+        [tensor] = checkpoint.load_tensors([name], self.device)
         return tensor
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -138,11 +161,11 @@ class safe_open:  # noqa: N801  (the name in InstantTensor)
                 self.filename,
                 WHOLE,
                 self._group.process_group,
-                self._load_device,
+                self.device,
                 names=self._names,
-                window_bytes=self._window_bytes,
+                window_bytes=self.buffer_size,
             )
-        return fst.stream(self.filename, self._load_device, self._names, window_bytes=self._window_bytes)
+        return fst.stream(self.filename, self.device, self._names, window_bytes=self.buffer_size)
 
     def _opened(self) -> Checkpoint:
         if self._checkpoint is None:

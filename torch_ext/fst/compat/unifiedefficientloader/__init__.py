@@ -3,6 +3,8 @@
 from fst.compat.unifiedefficientloader import UnifiedSafetensorsLoader
 """
 
+import importlib.util
+
 from fst.compat.unifiedefficientloader.gpu_buffer_pool import GpuBufferPool
 from fst.compat.unifiedefficientloader.incremental_writer import IncrementalSafetensorsWriter
 from fst.compat.unifiedefficientloader.logging_utils import (
@@ -49,6 +51,7 @@ __all__ = [
     "PinnedBufferPool",
     "UnifiedDataLoader",
     "UnifiedSafetensorsLoader",
+    "check_dependencies",
     "debug",
     "dict_to_tensor",
     "error",
@@ -66,3 +69,10 @@ __all__ = [
     "verbose",
     "warning",
 ]
+
+
+def check_dependencies(*packages: str) -> None:
+    """Raises ImportError, which lists them, if some packages are not installed."""
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    if missing:
+        raise ImportError(f"these packages are not installed: {', '.join(missing)}")

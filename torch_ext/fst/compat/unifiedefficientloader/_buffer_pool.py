@@ -14,14 +14,14 @@ class BufferPool:
     def __init__(self, buffers: list[Tensor]) -> None:
         self.buffers = buffers
         self.num_buffers = len(buffers)
-        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.free_queue: queue.Queue[int] = queue.Queue()
         self._is_acquired = [True] * len(buffers)
         for index in range(len(buffers)):
             self.release(index)
 
     def acquire(self) -> tuple[int, Tensor]:
         """Returns the index of a free buffer and the buffer. Blocks until a buffer is free."""
-        index = self._free.get()
+        index = self.free_queue.get()
         self._is_acquired[index] = True
         return index, self.buffers[index]
 
@@ -34,4 +34,4 @@ class BufferPool:
         if not 0 <= idx < self.num_buffers or not self._is_acquired[idx]:
             raise ValueError(f"buffer {idx} of {self.num_buffers} is not acquired")
         self._is_acquired[idx] = False
-        self._free.put(idx)
+        self.free_queue.put(idx)

@@ -34,11 +34,13 @@ class IncrementalSafetensorsWriter:
         self.metadata = dict(metadata or {})
         self.max_header_bytes = max_header_bytes
         self._writer: fst.Writer | None = None
+        self._names: set[str] = set()
 
     def __enter__(self) -> "IncrementalSafetensorsWriter":
         os.makedirs(os.path.dirname(self.filename) or ".", exist_ok=True)
         self._writer = fst.Writer(self.filename, metadata=self.metadata or None)
         self._writer.__enter__()
+        self._names.clear()
         return self
 
     def __exit__(
@@ -53,11 +55,17 @@ class IncrementalSafetensorsWriter:
 
         Raises:
             RuntimeError: The call is outside of the `with` block.
+            ValueError: A tensor of this name was written before.
             Errors of `fst.Writer.write`.
         """
         if self._writer is None:
-            raise RuntimeError(f"{self.filename}: call write inside the `with` block of the writer")
+            raise RuntimeError(
+                f"{self.filename}: Must be used within a context manager, the `with` block of the writer"
+            )
+        if name in self._names:
+            raise ValueError(f"{self.filename}: Tensor {name!r} has already been written")
         self._writer.write(name, tensor)
+        self._names.add(name)
 
     def write_batch(self, batch: Iterable[tuple[str, Tensor]]) -> None:
         """Appends pairs of name and tensor, such as a batch of `async_stream`."""

@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fst._core.dtypes import NAMES, PACKED, TORCH_DTYPES, shape_in_header, shape_in_torch
+
+if TYPE_CHECKING:
+    import numpy
 
 
 def dict_to_tensor(data_dict: dict[str, Any]) -> Tensor:
@@ -15,16 +18,16 @@ def dict_to_tensor(data_dict: dict[str, Any]) -> Tensor:
     return torch.frombuffer(bytearray(json.dumps(data_dict).encode()), dtype=torch.uint8)
 
 
-def tensor_to_dict(tensor_data: Tensor) -> dict[str, Any]:
-    """Decodes a dictionary from a tensor of `dict_to_tensor`.
+def tensor_to_dict(tensor_data: "Tensor | numpy.ndarray[Any, Any]") -> dict[str, Any]:
+    """Decodes a dictionary from a tensor of `dict_to_tensor`, or from a NumPy array of the same bytes.
 
     Raises:
         ValueError: The tensor has another dtype or number of dimensions, or does not hold JSON.
     """
-    if tensor_data.ndim != 1 or tensor_data.dtype != torch.uint8:
+    dtype = str(tensor_data.dtype).removeprefix("torch.")
+    if tensor_data.ndim != 1 or dtype != "uint8":
         raise ValueError(
-            f"expected a dictionary encoded as a 1D tensor of uint8, not a {tensor_data.ndim}D tensor of "
-            f"{str(tensor_data.dtype).removeprefix('torch.')}"
+            f"expected a 1D tensor of uint8 that encodes a dictionary, not a {tensor_data.ndim}D tensor of {dtype}"
         )
     decoded: dict[str, Any] = json.loads(bytes(tensor_data.tolist()))
     return decoded

@@ -45,6 +45,11 @@ class UnifiedDataLoader:
             logging_utils.warning("PyTorch finds no GPU; with direct_gpu=True, batches are on the CPU")
         self.dataset = dataset
         self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.num_workers = num_workers
+        self.prefetch_batches = prefetch_batches
+        self.pin_memory = pin_memory
+        self.drop_last = drop_last
         self.direct_gpu = direct_gpu and cuda
         self.device = device
         self._loader: DataLoader[Any] = DataLoader(
