@@ -1,6 +1,7 @@
 """Remote files through the names of tensorizer."""
 
 import io
+import os
 
 import pytest
 import torch
@@ -216,9 +217,8 @@ def test_endpoints_without_tls_are_explicit(bucket):
 
 def test_unsupported_uses(server):
     for use in (
-        lambda: stream_io.open_stream(server.url("m"), "wb"),
-        lambda: stream_io.open_stream("s3://bucket/m", "wb+"),
         lambda: stream_io.open_stream(server.url("m"), certificate_handling=object()),
+        lambda: stream_io.open_stream("s3://bucket/m", "wb", certificate_handling=object()),
         lambda: stream_io.CAInfo(allow_untrusted=True),
     ):
         with pytest.raises(NotImplementedError):
@@ -228,6 +228,191 @@ def test_unsupported_uses(server):
         TensorDeserializer(server.url("m.tensors"), device="cpu")
     with pytest.raises(ValueError, match="text"):
         stream_io.open_stream(server.url("m"), "r")
+
+
+def test_modes_of_urls(server):
+    for mode in ("ab", "xb", "rb+", "b"):
+        with pytest.raises(ValueError, match='"rb", "wb" or "wb\\+"'):
+            stream_io.open_stream("s3://bucket/m", mode)
+    for mode in ("r", "w", "w+"):
+        with pytest.raises(ValueError, match="text"):
+            stream_io.open_stream("s3://bucket/m", mode)
+    # Before anything is written.
+    for url in (server.url("m"), "hf://org/name/m", "s3://bucket"):
+        with pytest.raises(ValueError, match=r"URL names no object|cannot be saved"):
+            stream_io.open_stream(url, "wb")
+
+
+@pytest.mark.parametrize("mode", ["wb", "wb+"])
+def test_written_stream_is_stored_when_it_is_closed(bucket, mode):
+    url = bucket.url("dir/written")
+    bucket.put("dir/written", b"old")
+    for close in (lambda stream: stream.close(), lambda stream: stream.__exit__(None, None, None)):
+        stream = stream_io.open_stream(url, mode, **keys_of(bucket))
+        assert (stream.writable(), stream.seekable(), stream.write(DATA)) == (True, True, len(DATA))
+        stream.seek(2)
+        stream.write(b"!")
+        assert bucket.get("dir/written").body == b"old"
+        close(stream)
+        assert bucket.get("dir/written").body == DATA[:2] + b"!" + DATA[3:]
+        stream.close()
+        bucket.put("dir/written", b"old")
+    with pytest.raises(PermissionError):
+        stream_io.open_stream(url, mode, **keys_of(bucket) | {"s3_secret_access_key": "wrong"}).close()
+    with stream_io.open_stream(url, mode, **keys_of(bucket)):
+        pass
+    assert bucket.get("dir/written").body == b""
+
+
+def test_incomplete_stream_is_not_stored(bucket):
+    bucket.put("dir/kept", b"old")
+
+    def fail():
+        with stream_io.open_stream(bucket.url("dir/kept"), "wb", **keys_of(bucket)) as stream:
+            stream.write(DATA)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    stream = stream_io.open_stream(bucket.url("dir/kept"), "wb", **keys_of(bucket))
+    stream.write(DATA)
+    with pytest.warns(ResourceWarning, match=r"dir/kept: close\(\) was not called"):
+        del stream
+    with stream_io.open_stream(bucket.url("dir/kept"), "wb", **keys_of(bucket)) as stream:
+        stream.write(b"begin")
+        serializer = TensorSerializer(stream)
+        serializer.write_state_dict(TENSORS)
+        with pytest.warns(ResourceWarning, match=r"close\(\) was not called"):
+            del serializer
+    assert bucket.get("dir/kept").body == b"old"
+
+
+def test_serializer_writes_to_the_url_of_a_stream(bucket, monkeypatch):
+    url = bucket.url("dir/m.tensors")
+    with monkeypatch.context() as patch:
+        patch.setattr("fst.compat.tensorizer._upload.upload", lambda *_: pytest.fail("the stream was stored, too"))
+        with stream_io.open_stream(url, "wb+", **keys_of(bucket)) as stream:
+            serializer = TensorSerializer(stream)
+            serializer.write_state_dict(TENSORS)
+            serializer.close()
+    with TensorDeserializer(stream_io.open_stream(url, **keys_of(bucket)), "cpu", verify_hash=True) as tensors:
+        check_same(tensors)
+    # Bytes before the tensors stay.
+    with stream_io.open_stream(url, "wb", **keys_of(bucket)) as stream:
+        stream.write(b"begin")
+        with TensorSerializer(stream) as serializer:
+            serializer.write_state_dict(TENSORS)
+    with TensorDeserializer(stream_io.open_stream(url, begin=5, **keys_of(bucket)), "cpu") as tensors:
+        check_same(tensors)
+
+
+def test_upload_to_s3(bucket, tmp_path):
+    (tmp_path / "m").write_bytes(DATA)
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "large").touch()
+    os.truncate(tmp_path / "large", 5_000_000_001)
+    arguments = {
+        "s3_access_key_id": bucket.access_key_id,
+        "s3_secret_access_key": bucket.secret_access_key,
+        "s3_endpoint": bucket.endpoint,
+        "s3_region_name": bucket.region,
+    }
+    for name in ("m", "empty"):
+        stream_io.s3_upload(tmp_path / name, bucket.url(f"dir/up-{name}"), **arguments)
+        assert bucket.get(f"dir/up-{name}").body == (tmp_path / name).read_bytes()
+    with pytest.raises(ValueError, match="5000000001 bytes"):
+        stream_io.s3_upload(tmp_path / "large", bucket.url("dir/large"), **arguments)
+    with pytest.raises(FileNotFoundError, match="missing"):
+        stream_io.s3_upload("missing", bucket.url("dir/missing"), **arguments)
+    with pytest.raises(ValueError, match="Invalid S3 URI: http://h/m"):
+        stream_io.s3_upload(tmp_path / "m", "http://user:secret@h/m")
+
+
+def test_stream_to_redis(redis):
+    redis.call("FLUSHALL")
+    with stream_io.open_stream(redis.url("m"), "wb") as stream:
+        stream.write(DATA)
+    assert redis.get("m") == DATA
+
+
+class RedisClient:
+    """The methods of `redis.Redis` that `to_redis` needs. Counts values that were set."""
+
+    def __init__(self, server):
+        self.server = server
+        self.keys = []
+
+    def exists(self, key):
+        return self.server.call("EXISTS", key)
+
+    def set(self, key, value):
+        self.keys.append(key)
+        self.server.put(key, value)
+
+
+@pytest.fixture
+def client(redis):
+    redis.call("FLUSHALL")
+    return RedisClient(redis)
+
+
+@pytest.mark.parametrize("name", ["m.tensors", "m.safetensors"])
+def test_copy_to_redis(redis, client, tmp_path, name, monkeypatch):
+    monkeypatch.setattr("fst.compat.tensorizer._redis._VALUE_BYTES_MAX", 3 << 20)
+    with TensorSerializer(tmp_path / name) as serializer:
+        serializer.write_state_dict(TENSORS | {"empty": torch.zeros(0), "a:b": torch.ones(2)})
+    data = (tmp_path / name).read_bytes()
+    with TensorDeserializer(tmp_path / name, "cpu", filter_func=lambda key: key == "weight") as tensors:
+        tensors.to_redis(client, "p")
+    assert client.keys[-1] == "p:header:0"
+    offsets = {key: int(key.rpartition(":")[2]) for key in client.keys}
+    assert b"".join(redis.get(key) for key in sorted(offsets, key=offsets.get)) == data
+    assert max(len(redis.get(key)) for key in client.keys) == 3 << 20
+    with TensorDeserializer(redis.url("p"), "cpu", verify_hash=name == "m.tensors") as tensors:
+        assert set(tensors) == {*TENSORS, "empty", "a:b"}
+        for key, tensor in TENSORS.items():
+            assert_same(tensors[key].detach(), tensor)
+        assert tensors.cache_status is None
+    with stream_io.open_stream(redis.url("p")) as file:
+        assert file.read() == data
+
+
+def test_values_in_redis_stay_unless_forced(redis, client, tmp_path):
+    with TensorSerializer(tmp_path / "m") as serializer:
+        serializer.write_state_dict(TENSORS)
+    deserializer = TensorDeserializer(tmp_path / "m", "cpu", lazy_load=True)
+    deserializer.to_redis(client, "p")
+    keys = list(client.keys)
+    redis.call("DEL", keys[1])
+    redis.put(keys[0], b"kept")
+    client.keys.clear()
+    deserializer.to_redis(client, "p")
+    assert client.keys == [keys[1]]
+    assert redis.get(keys[0]) == b"kept"
+    deserializer.to_redis(client, "p", force=True)
+    check_same(TensorDeserializer(redis.url("p"), "cpu"))
+    deserializer.close()
+    with pytest.raises(ValueError, match="closed"):
+        deserializer.to_redis(client, "p")
+
+
+def test_copy_of_an_encrypted_remote_file_to_redis(http_server, redis, client, tmp_path):
+    params = EncryptionParams.random()
+    with TensorSerializer(tmp_path / "m.tensors", encryption=params) as serializer:
+        serializer.write_state_dict(TENSORS)
+    data = (tmp_path / "m.tensors").read_bytes()
+    http_server.put("m", data)
+    decryption = DecryptionParams.from_key(params.key)
+    with TensorDeserializer(http_server.url("m"), "cpu", encryption=decryption, lazy_load=True) as tensors:
+        tensors.to_redis(client, "p")
+    # The header of each tensor begins with its size, and has a value of its own.
+    begins = {
+        name: sorted(int(key.rpartition(":")[2]) for key in client.keys if f":{name}:" in key) for name in TENSORS
+    }
+    for begin, data_begin in begins.values():
+        assert int.from_bytes(data[begin : begin + 8], "little") == data_begin - begin
+    with TensorDeserializer(redis.url("p"), "cpu", encryption=decryption) as tensors:
+        check_same(tensors)
 
 
 @pytest.mark.parametrize("lazy_load", [False, True])

@@ -212,6 +212,3 @@ def test_example_open_stream(model):
     assert_equal(
         deserializer, {name if "." in name else f".{name}": tensor for name, tensor in tensors_of(model).items()}
     )
-
-    with pytest.raises(NotImplementedError, match="s3"):
-        open_stream("s3://bucket/model.tensors", "wb", **credentials)

@@ -79,6 +79,36 @@ def test_arrays_match_tensorizer(original, allow_raw_data):
     assert found[0] == found[1]
 
 
+class RedisClient(dict):
+    """The methods of `redis.Redis` that `to_redis` needs."""
+
+    set = dict.__setitem__
+    exists = dict.__contains__
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_values_in_redis_match_tensorizer(original, encrypted):
+    tensors = {"a": torch.randn(30), "b": torch.arange(2), "c:d": torch.ones(2, 2).bfloat16(), "e": torch.ones(())}
+    key = bytes(range(32))
+    for writer, path in both_libraries(original):
+        encryption = writer.EncryptionParams(key) if encrypted else None
+        serializer = writer.TensorSerializer(path, encryption=encryption)
+        serializer.write_state_dict(tensors)
+        serializer.close()
+        found = []
+        for reader in (original, tensorizer):
+            decryption = reader.DecryptionParams.from_key(key) if encrypted else None
+            client = RedisClient()
+            with reader.TensorDeserializer(path, device="cpu", lazy_load=True, encryption=decryption) as deserializer:
+                deserializer.to_redis(client, "prefix")
+            found.append(client)
+        theirs, ours = found
+        assert ours.keys() == theirs.keys()
+        # tensorizer encodes the header of the file again, and leaves out the bytes after the last tensor.
+        del theirs["prefix:header:0"]
+        assert all(ours[name].startswith(value) for name, value in theirs.items())
+
+
 def test_utilities_match_tensorizer(original):
     for number in (0, 1, 999, 1000, 1023, 1024, 5e9, 7e13, 2e18, 3e19):
         for decimal in (False, True):

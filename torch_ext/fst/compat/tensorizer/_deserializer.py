@@ -12,13 +12,14 @@ from torch import Tensor
 
 import fst
 from fst._core.arguments import device_of
-from fst._core.classes import Checkpoint
+from fst._core.classes import Checkpoint, Source
 from fst._core.dtypes import CASTABLE
 from fst._core.urls import without_secrets
 from fst.compat.tensorizer._decryptor import Decryptor
 from fst.compat.tensorizer._encryption import CryptographyError, DecryptionParams
 from fst.compat.tensorizer._files import FileLike, is_path, opened, readable, scheme_of
 from fst.compat.tensorizer._module_filler import ModuleFiller
+from fst.compat.tensorizer._redis import RedisClient, copy_to_redis
 from fst.compat.tensorizer._remote import RemoteFile, configured, s3_options
 from fst.compat.tensorizer._slots import slot_name, slots_of
 from fst.compat.tensorizer._tensor_type import TensorType
@@ -321,9 +322,28 @@ class TensorDeserializer(Mapping[Key, Any]):
             results.append((shown(path), current is not None and _bits_equal(current, stored)))
         return all(same for _, same in results), results
 
-    def to_redis(self, *_: Any, **__: Any) -> None:
-        """Raises NotImplementedError, since fst does not write to Redis yet."""
-        raise NotImplementedError("fst does not write to Redis yet; store the file's bytes with your Redis client")
+    def to_redis(self, redis_client: RedisClient, key_prefix: str, force: bool = False) -> None:
+        """Copies the file to Redis, from which ``redis://host/KEY_PREFIX`` loads it. All tensors are copied.
+
+        The keys are those of tensorizer: ``KEY_PREFIX:header:0``, and ``KEY_PREFIX:NAME:OFFSET`` for the header and the
+        data of each tensor. Data of more than 64 MiB has several keys.
+
+        Args:
+            redis_client: A `redis.Redis`, or an object with its methods `set` and `exists`.
+            key_prefix: The first part of the keys. Another file needs another prefix.
+            force: Whether to replace the values of keys that exist. Otherwise they stay, so that a copy that was
+                interrupted can be continued.
+        """
+        if self._checkpoint is None:
+            raise ValueError(f"{self._path}: the deserializer is closed")
+        with configured(self._secret_path, self._options):
+            source = Source(self._secret_path)
+        copy_to_redis(self._checkpoint, source, redis_client, key_prefix, replace=force)
+
+    @property
+    def cache_status(self) -> str | None:
+        """None: headers of answers are not kept."""
+        return None
 
     def close(self) -> None:
         """Closes the file. Loaded tensors stay available. Further calls have no effect."""

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from typing import IO, Any, BinaryIO
 
-from fst._core.urls import is_remote, without_secrets
+from fst._core.urls import is_remote
 
 FileLike = str | bytes | os.PathLike[str] | os.PathLike[bytes] | int | BinaryIO | io.IOBase | IO[bytes]
 
@@ -18,17 +18,6 @@ def scheme_of(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
     """
     text = os.fsdecode(path)
     return text.partition("://")[0].lower() if is_remote(text) and not isinstance(path, os.PathLike) else ""
-
-
-def local_path(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> str:
-    """Returns a path to write as str. Raises NotImplementedError for a remote URL."""
-    text = os.fsdecode(path)
-    if scheme := scheme_of(path):
-        raise NotImplementedError(
-            f"{without_secrets(text)}: fst.compat.tensorizer does not write to {scheme}:// yet; write a local file, "
-            "and copy it with the tools of its store"
-        )
-    return text
 
 
 def is_path(file: FileLike) -> bool:

@@ -20,6 +20,7 @@ from fst.compat.tensorizer._remote import configured, s3_options
 from fst.compat.tensorizer._slots import slots_of
 from fst.compat.tensorizer._tensor_type import TensorType
 from fst.compat.tensorizer._tree import Key, Path, insert, leaves, name_of, remove
+from fst.compat.tensorizer._upload import UploadFile
 
 if TYPE_CHECKING:
     import numpy
@@ -35,7 +36,8 @@ class TensorSerializer:
     Args:
         file_obj: A path, a URL as `fst.save_file` takes, a descriptor, or a binary file object to write to, which
             `close` closes. Missing directories of a path are created. Anything but a path or URL costs a copy, since
-            the tensors go to a temporary file first.
+            the tensors go to a temporary file first. A URL that `open_stream` opened is such a URL, and is closed at
+            once, if nothing was written to it.
         compress_tensors: No effect: tensors are not compressed.
         encryption: The key to encrypt the data of the tensors with. Names, dtypes, shapes and hashes are not encrypted.
         limit_cpu_concurrency: No effect: fst chooses the number of threads.
@@ -70,6 +72,9 @@ class TensorSerializer:
                 options = s3_options()
             elif not scheme:
                 os.makedirs(os.path.dirname(secret_path) or ".", exist_ok=True)
+        elif isinstance(file_obj, UploadFile) and file_obj.is_unwritten:
+            secret_path, options = file_obj.url, file_obj.options
+            self._path = without_secrets(secret_path)
         else:
             self._target = opened(file_obj, "wb")
             self._directory = tempfile.TemporaryDirectory()
@@ -89,6 +94,8 @@ class TensorSerializer:
                     path_of(secret_path), tensorizer=True, cipher=None if encryption is None else encryption.cipher()
                 )
             )
+        if isinstance(file_obj, UploadFile) and self._target is None:
+            file_obj.discard()
 
     def write_tensor(
         self, idx: int, name: str | Sequence[Key], tensor_type: TensorType, tensor: "Tensor | numpy.ndarray[Any, Any]"
@@ -185,6 +192,7 @@ class TensorSerializer:
         if self._writer is None:
             return
         writer, self._writer = self._writer, None
+        is_complete = False
         try:
             if kind is None:
                 writer.close()
@@ -193,8 +201,11 @@ class TensorSerializer:
             if self._target is not None and kind is None:
                 with open(self._path, "rb") as written:
                     shutil.copyfileobj(written, self._target)
+            is_complete = kind is None
         finally:
-            if self._target is not None:
+            if isinstance(self._target, UploadFile) and not is_complete:
+                self._target.discard()
+            elif self._target is not None:
                 self._target.close()
             if self._directory is not None:
                 self._directory.cleanup()

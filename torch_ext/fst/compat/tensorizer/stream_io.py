@@ -1,4 +1,4 @@
-"""Opens local and remote files. Remote files are read through fst's own sources: see docs/remote.md."""
+"""Opens local and remote files. Remote files go through fst's own sources and saves: see docs/remote.md."""
 
 import io
 import os
@@ -7,10 +7,15 @@ from typing import IO, Any
 
 from fst._core.files import open_regular
 from fst._core.urls import without_secrets
-from fst.compat.tensorizer._files import local_path, scheme_of
+from fst.compat.tensorizer._files import scheme_of
 from fst.compat.tensorizer._remote import RemoteFile, s3_options
+from fst.compat.tensorizer._upload import UploadFile, upload
 
 __all__ = ["CAInfo", "CURLStreamFile", "RedisStreamFile", "open_stream", "s3_download", "s3_upload"]
+
+# Endpoints of CoreWeave, for programs that pass them on. They are not the defaults of fst.
+default_s3_read_endpoint = "accel-object.ord1.coreweave.com"
+default_s3_write_endpoint = "object.ord1.coreweave.com"
 
 _CERTIFICATES = (
     "fst trusts the authorities of the system, and those in the file that AWS_CA_BUNDLE names; set this variable in "
@@ -101,11 +106,34 @@ def s3_download(
     return RemoteFile(path_uri, options, begin=begin, end=end, buffer_size=buffer_size)
 
 
-def s3_upload(*_: Any, **__: Any) -> None:
-    """Raises NotImplementedError, since this package does not write to remote stores yet."""
-    raise NotImplementedError(
-        "fst.compat.tensorizer does not write to remote stores yet; copy the file with the tools of its store"
+def s3_upload(
+    path: str | os.PathLike[str],
+    target_uri: str,
+    s3_access_key_id: str | None = None,
+    s3_secret_access_key: str | None = None,
+    s3_endpoint: str | None = None,
+    s3_region_name: str | None = None,
+    s3_signature_version: str | None = None,
+) -> None:
+    """Stores a file as an object of S3, in one request. The arguments are those of `open_stream`.
+
+    The file takes twice its size in memory. For larger files, give `TensorSerializer` the URL.
+
+    Raises:
+        ValueError: The URI is not of S3, or the file has more than 5 GB.
+        OSError: The operating system or a server reports an error.
+    """
+    if scheme_of(target_uri) != "s3":
+        raise ValueError(f"Invalid S3 URI: {without_secrets(target_uri)}")
+    options = s3_options(
+        access_key_id=s3_access_key_id,
+        secret_access_key=s3_secret_access_key,
+        endpoint=s3_endpoint,
+        region=s3_region_name,
+        signature_version=s3_signature_version,
+        force_http=s3_endpoint is not None and s3_endpoint.startswith("http://"),
     )
+    upload(os.fspath(path), target_uri, options)
 
 
 def open_stream(
@@ -123,14 +151,16 @@ def open_stream(
     s3_region_name: str | None = None,
     s3_signature_version: str | None = None,
     certificate_handling: object = None,
-) -> IO[bytes] | RemoteFile:
-    """Opens a local file, or a remote file for reading, for example for `TensorDeserializer`.
+) -> IO[bytes] | RemoteFile | UploadFile:
+    """Opens a local or remote file, for example for `TensorDeserializer` and `TensorSerializer`.
 
-    `TensorSerializer` should be given the path itself: it then saves a copy, and replaces an existing file atomically.
+    `TensorSerializer` should be given a local path itself: it then saves a copy, and replaces an existing file
+    atomically. A URL that is opened for writing is stored when the file is closed.
 
     Args:
         path_uri: A path, or a URL as a str. Missing directories are created for writing.
-        mode: A binary mode, as in `open`. "rb" for a URL.
+        mode: A binary mode, as in `open`. For a URL "rb", "wb" or "wb+", which a URL of S3, Google Cloud Storage, Azure
+            or Redis takes.
         s3_access_key_id, s3_secret_access_key: Keys for `s3://`. The default is those in the file of s3cmd, then those
             of the environment, as in docs/remote.md. Two empty texts are for a public bucket.
         s3_endpoint: Endpoint for `s3://`. The default is that in the file of s3cmd, if the keys come from there, then
@@ -142,19 +172,19 @@ def open_stream(
             that a short read requests at once.
         force_http: Whether to connect to the endpoint without TLS.
         begin: Offset of the first byte to read or write.
-        end: Offset after the last byte to read of a URL. No effect for local files.
+        end: Offset after the last byte to read of a URL. No effect for local files and for writes, as has `begin` for
+            writes to a URL.
         certificate_handling: Must be None for a URL.
 
     Raises:
-        NotImplementedError: A remote URL is opened for writing, or with `certificate_handling`.
-        ValueError: The mode is a text mode, an argument has an invalid value, or the path is a FIFO, a socket or a
-            device.
+        NotImplementedError: A remote URL is opened with `certificate_handling`.
+        ValueError: The mode is a text mode or not one for the URL, no file can be stored at the URL, an argument has an
+            invalid value, or the path is a FIFO, a socket or a device.
         OSError: The operating system or a server reports an error.
     """
-    scheme = "" if isinstance(path_uri, os.PathLike) else scheme_of(path_uri)
-    if scheme and "r" in mode and "+" not in mode:
-        if "b" not in mode:
-            raise ValueError(f'mode "{mode}" is for text; open a URL in the mode "rb"')
+    path = os.fsdecode(path_uri)
+    if scheme := scheme_of(path_uri):
+        writes = _writes_url(path, mode)
         _check_certificates(certificate_handling)
         options = {}
         if scheme == "s3":
@@ -167,6 +197,8 @@ def open_stream(
                 signature_version=s3_signature_version,
                 force_http=force_http,
             )
+        if writes:
+            return UploadFile(path, options, buffer_size)
         kind: dict[str, type[CURLStreamFile] | type[RedisStreamFile]] = {
             "http": CURLStreamFile,
             "https": CURLStreamFile,
@@ -174,9 +206,8 @@ def open_stream(
             "rediss": RedisStreamFile,
         }
         if scheme in kind:
-            return kind[scheme](str(path_uri), begin=begin, end=end, buffer_size=buffer_size)
-        return RemoteFile(str(path_uri), options, begin=begin, end=end, buffer_size=buffer_size)
-    path = local_path(path_uri)
+            return kind[scheme](path, begin=begin, end=end, buffer_size=buffer_size)
+        return RemoteFile(path, options, begin=begin, end=end, buffer_size=buffer_size)
     if "b" not in mode:
         raise ValueError(f'mode "{mode}" is for text; open the file in a binary mode, such as "rb" or "wb"')
     if set(mode) & set("wax"):
@@ -186,6 +217,15 @@ def open_stream(
     if begin is not None:
         file.seek(begin)
     return file
+
+
+def _writes_url(url: str, mode: str) -> bool:
+    """Returns whether a mode is for writing. Raises ValueError for modes in which a URL cannot be opened."""
+    if "b" not in mode:
+        raise ValueError(f'mode "{mode}" is for text; open a URL in a binary mode, "rb" or "wb"')
+    if sorted(mode) not in (["b", "r"], ["b", "w"], ["+", "b", "w"]):
+        raise ValueError(f'{without_secrets(url)}: a URL is opened in the mode "rb", "wb" or "wb+", not "{mode}"')
+    return "w" in mode
 
 
 def _check_certificates(certificate_handling: object) -> None:
