@@ -109,6 +109,20 @@ def test_short_reads_share_requests(server):
         assert server.counts().requests - before == 1
 
 
+def test_measurements_of_a_stream(server, redis):
+    redis.put("m", DATA)
+    for url in (server.url("m"), redis.url("m")):
+        with stream_io.open_stream(url) as file:
+            assert file.setup_latency >= 0
+            file.read(10)
+            file.seek(4 << 20)
+            file.read(3 << 20)
+            assert len(file.response_latencies) == 2
+            assert (file.read_operations, file.bytes_skipped) == (2, 0)
+    with stream_io.open_stream(server.url("m")) as file:
+        assert (file.http_response_latencies, file.popen_latencies) == ([], [])
+
+
 def test_deserializer_of_a_url(server, redis):
     redis.put("m", DATA)
     for url in (server.url("m"), redis.url("m")):

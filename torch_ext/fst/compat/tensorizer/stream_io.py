@@ -60,6 +60,16 @@ class CURLStreamFile(RemoteFile):
         options = {f"header.{name}": str(value) for name, value in (headers or {}).items()}
         super().__init__(uri, options, begin=begin, end=end, buffer_size=buffer_size)
 
+    @property
+    def http_response_latencies(self) -> list[float]:
+        """Times of the requests, in seconds, as in `response_latencies`."""
+        return self.response_latencies
+
+    @property
+    def popen_latencies(self) -> list[float]:
+        """Times to start processes: none, because no process is started."""
+        return []
+
 
 class RedisStreamFile(RemoteFile):
     """File in Redis, for reading: the value of one key, or values as tensorizer keeps them.
