@@ -204,13 +204,18 @@ def test_all_local():
 
 
 def test_other_frameworks():
-    with pytest.raises(NotImplementedError, match='"paddle"'):
+    with pytest.raises(NotImplementedError, match='Unknown framework name: "paddle"'):
         compat.SafeTensorsFileLoader(None, framework="paddle")
 
 
 def test_unknown_devices():
-    for device in ("npu", "cuda:x", "cuda:"):
-        with pytest.raises(ValueError, match=f'"{device}" is not a device'):
+    for device, message in [
+        ("npu", "Unknown device type: npu"),
+        ("npu:0", "Unknown device type: npu"),
+        ("cuda:-x", "Invalid index: -x"),
+        ("cuda:", "Invalid index: "),
+    ]:
+        with pytest.raises(ValueError, match=message):
             compat.SafeTensorsFileLoader(None, device)
 
 

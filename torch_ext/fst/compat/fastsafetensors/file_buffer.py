@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fst._core.errors import TensorNotFoundError
-from fst.compat.fastsafetensors.frameworks import ProcessGroupBase, TensorBase
+from fst.compat.fastsafetensors.frameworks import ProcessGroupBase, TensorBase, get_framework_op
 from fst.compat.fastsafetensors.metadata import SafeTensorsMetadata
 from fst.compat.fastsafetensors.st_types import Device, DType, as_torch_dtype
 
@@ -32,6 +32,7 @@ class FilesBufferOnDevice:
         device: Device,
         dtype: torch.dtype | None,
     ) -> None:
+        self.framework = get_framework_op("pytorch")
         self.key_to_rank_lidx = locations
         self.pg = pg
         # The tensors of this rank's files, or None after `close`.
@@ -152,8 +153,8 @@ class FilesBufferOnDevice:
             RuntimeError: The other dimensions of the shards differ.
             Errors of `get_sharded`.
         """
-        shards = [self._shard(name, dim) for name in tensor_names]
-        return TensorBase(_concatenate(shards, dim)).to(device, dtype)
+        shards = [TensorBase(self._shard(name, dim)) for name in tensor_names]
+        return self.framework.concat_tensors(shards, dim).to(device, dtype)
 
     def as_dict(self, tensor_shard_dim: Mapping[str, int]) -> dict[str, TensorBase]:
         """Returns the shards of tensors, given a dimension for each name, each in a `TensorBase`."""
@@ -224,10 +225,3 @@ def _chunks(tensor: Tensor, count: int, dim: int) -> list[Tensor]:
     """Splits a tensor as `torch.chunk`, with empty chunks up to `count`."""
     chunks = tensor.chunk(count, dim)
     return [*chunks, *[tensor.narrow(dim, 0, 0)] * (count - len(chunks))]
-
-
-def _concatenate(tensors: Sequence[Tensor], dim: int) -> Tensor:
-    if {tensor.dtype for tensor in tensors} == {torch.float4_e2m1fn_x2}:
-        # PyTorch cannot concatenate this dtype.
-        return torch.cat([tensor.view(torch.uint8) for tensor in tensors], dim).view(torch.float4_e2m1fn_x2)
-    return torch.cat(list(tensors), dim)

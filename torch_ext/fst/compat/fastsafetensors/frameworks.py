@@ -6,12 +6,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
-from fst._core.dtypes import shape_in_header
+from fst._core.dtypes import PACKED, shape_in_header, shape_in_torch
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
 from fst.compat._groups import group_of
-from fst.compat.fastsafetensors.st_types import Device, DType, as_device, as_dtype, as_torch_dtype
+from fst.compat.fastsafetensors.st_types import (
+    DTYPE_SIZES,
+    Device,
+    DeviceType,
+    DType,
+    as_device,
+    as_dtype,
+    as_torch_dtype,
+)
 
 
 class TensorBase:
@@ -41,6 +50,12 @@ class TensorBase:
     def get_nbytes(self) -> int:
         """Returns the size in bytes."""
         return self._raw.nbytes
+
+    def copy_to_buffer(self, buf: memoryview) -> None:
+        """Copies the elements, in the order of a contiguous tensor, into writable memory of at least their size."""
+        # PyTorch refuses empty memory.
+        if self._raw.nbytes > 0:
+            torch.frombuffer(buf, dtype=torch.uint8, count=self._raw.nbytes).copy_(_bytes_of(self.contiguous()))
 
     def data_ptr(self) -> int:
         """Returns the address of the first element."""
@@ -190,7 +205,7 @@ def _copy_bytes(data: Tensor, tensor: TensorBase) -> None:
         _bytes_of(tensor).copy_(data)
 
 
-class Framework:
+class FrameworkOpBase:
     """PyTorch, as an argument of functions that support several frameworks."""
 
     def get_name(self) -> str:
@@ -206,9 +221,123 @@ class Framework:
         """
         return ProcessGroupBase(group_of(pg, torch.device(as_device(device).as_str())))
 
+    def get_global_rank(self) -> int:
+        """Returns the rank in the default group of `torch.distributed`, or 0 without one."""
+        return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
-def get_framework_op(name: str) -> Framework:
+    def get_device(self, device: Device | torch.device | str | int, pg: Any = None) -> Device:
+        """Converts a device. `pg` has no effect."""
+        return as_device(device)
+
+    def set_device(self, device: Device) -> None:
+        """Makes a GPU the current one. Other devices have no effect."""
+        if device.type is not DeviceType.CPU:
+            torch.cuda.set_device(device.as_str())
+
+    def get_device_name(self, index: int) -> str:
+        """Returns the name of a GPU, or an empty string without a GPU."""
+        return torch.cuda.get_device_name(index) if torch.cuda.is_available() else ""
+
+    def get_cuda_ver(self) -> str:
+        """Returns PyTorch's version of CUDA or ROCm, such as "cuda-13.0" or "hip-7.0". "0.0" without a GPU."""
+        if not torch.cuda.is_available():
+            return "0.0"
+        return f"hip-{torch.version.hip}" if torch.version.hip else f"cuda-{torch.version.cuda}"
+
+    def synchronize(self, device: Device) -> None:
+        """Waits for all work on a GPU."""
+        if device.type is not DeviceType.CPU:
+            torch.cuda.synchronize(device.as_str())
+
+    def synchronize_current_stream(self, device: Device) -> None:
+        """Waits for the work on the current stream of a GPU."""
+        if device.type is not DeviceType.CPU:
+            torch.cuda.current_stream(device.as_str()).synchronize()
+
+    def get_device_ptr_align(self) -> int:
+        """Returns the alignment of pointers that kernels on GPUs expect, in bytes."""
+        return 16
+
+    def get_mem_used(self) -> int:
+        """Returns 0: fst holds no memory beside the tensors."""
+        return 0
+
+    def support_fp8(self) -> bool:
+        """Returns True: PyTorch has the F8 dtypes."""
+        return True
+
+    def get_dtype_size(self, dtype: DType) -> float:
+        """Returns the size in bytes of one number in a header's shape."""
+        return DTYPE_SIZES[dtype]
+
+    def get_native_shape(self, dtype: DType, st_shape: list[int]) -> list[int]:
+        """Returns the shape of the PyTorch tensor for a shape in a header.
+
+        Raises:
+            ValueError: The last dimension of an F4 tensor is missing or odd.
+        """
+        if dtype.value == PACKED and (not st_shape or st_shape[-1] % 2):
+            raise ValueError(f"the last dimension of an F4 tensor must be even, not {st_shape}")
+        return shape_in_torch(dtype.value, st_shape)
+
+    def get_native_slices(
+        self, dtype: DType, st_shape: list[int], slices: tuple[int | slice, ...]
+    ) -> tuple[int | slice, ...]:
+        """Returns the indices of the PyTorch tensor for indices of a shape in a header.
+
+        Raises:
+            ValueError: Indices of the last dimension of an F4 tensor split an element of PyTorch, or have a step.
+        """
+        if dtype.value != PACKED or not st_shape or len(slices) < len(st_shape):
+            return slices
+        last = slices[-1]
+        start, stop, step = last.indices(st_shape[-1]) if isinstance(last, slice) else (last, last, 1)
+        if start % 2 or stop % 2 or step != 1:
+            raise ValueError(f"PyTorch has two F4 numbers in an element, which {last} would split")
+        return *slices[:-1], slice(start // 2, stop // 2, 1) if isinstance(last, slice) else start // 2
+
+    def get_empty_tensor(self, shape: list[int], dtype: DType, device: Device) -> TensorBase:
+        """Allocates a tensor for a shape in a header."""
+        native_shape = self.get_native_shape(dtype, shape)
+        return TensorBase(torch.empty(native_shape, dtype=as_torch_dtype(dtype), device=device.as_str()))
+
+    def randn(self, s: tuple[int, ...], device: Device, dtype: DType) -> TensorBase:
+        """Returns random numbers, as `torch.randn`."""
+        return TensorBase(torch.randn(s, device=device.as_str(), dtype=as_torch_dtype(dtype)))
+
+    def wrap_tensor(self, tensor: Tensor) -> TensorBase:
+        """Wraps a PyTorch tensor. Copies nothing."""
+        return TensorBase(tensor)
+
+    def from_dlpack(self, dl_tensor: Any, device: Device, dtype: DType) -> TensorBase:
+        """Wraps a DLPack capsule, as `torch.from_dlpack`. `device` and `dtype` have no effect."""
+        return TensorBase(from_dlpack(dl_tensor))
+
+    def copy_tensor(self, dst: TensorBase, src: TensorBase) -> None:
+        """Overwrites `dst` with `src`, as `Tensor.copy_`."""
+        dst.get_raw().copy_(src.get_raw())
+
+    def concat_tensors(self, tensors: Sequence[TensorBase], dim: int) -> TensorBase:
+        """Concatenates tensors, as `torch.cat`."""
+        raws = [tensor.get_raw() for tensor in tensors]
+        if {raw.dtype for raw in raws} == {torch.float4_e2m1fn_x2}:
+            # PyTorch cannot concatenate this dtype.
+            return TensorBase(torch.cat([raw.view(torch.uint8) for raw in raws], dim).view(torch.float4_e2m1fn_x2))
+        return TensorBase(torch.cat(raws, dim))
+
+    def is_equal(self, wrapped: TensorBase, real: Tensor) -> bool:
+        """Returns whether all elements are equal. Shapes are broadcast, and NaN differs from NaN.
+
+        Raises:
+            TypeError: `real` is not a tensor.
+        """
+        if not isinstance(real, Tensor):
+            raise TypeError(f"expected a tensor, not {type(real).__name__}")
+        return bool(wrapped.get_raw().eq(real).all())
+
+
+def get_framework_op(name: str) -> FrameworkOpBase:
     """Returns the framework "pt", "torch" or "pytorch". Raises NotImplementedError for any other name."""
     if name not in ("pt", "torch", "pytorch"):
-        raise NotImplementedError(f'the framework "{name}" is not supported; fst loads for PyTorch, whose name is "pt"')
-    return Framework()
+        raise NotImplementedError(f'Unknown framework name: "{name}"; fst loads for PyTorch, whose name is "pt"')
+    return FrameworkOpBase()

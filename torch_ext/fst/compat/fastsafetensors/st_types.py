@@ -32,8 +32,10 @@ class Device:
         """Parses the name of a device. Raises ValueError if the name is not valid."""
         type_name, colon, index = s.partition(":")
         types = [member for member in DeviceType if member.value == type_name.lower()]
-        if not types or (colon and not index.isdecimal()):
-            raise ValueError(f'"{s}" is not a device; expected a name such as "cpu", "cuda" or "cuda:0"')
+        if not types:
+            raise ValueError(f"Unknown device type: {type_name}; expected one such as cpu or cuda")
+        if colon and not index.isdecimal():
+            raise ValueError(f'Invalid index: {index}; expected a number, as in "cuda:0"')
         return cls(types[0], int(index) if colon else None)
 
 
@@ -63,6 +65,33 @@ class DType(Enum):
     F6_E2M3 = "F6_E2M3"
     F4 = "F4"
     AUTO = "AUTO"
+
+
+# Bytes of one number in a header's shape.
+DTYPE_SIZES: dict[DType, float] = {
+    DType.BOOL: 1,
+    DType.I8: 1,
+    DType.I16: 2,
+    DType.I32: 4,
+    DType.I64: 8,
+    DType.U8: 1,
+    DType.U16: 2,
+    DType.U32: 4,
+    DType.U64: 8,
+    DType.F16: 2,
+    DType.F32: 4,
+    DType.F64: 8,
+    DType.BF16: 2,
+    DType.C64: 8,
+    DType.F8_E5M2: 1,
+    DType.F8_E4M3: 1,
+    DType.F8_E8M0: 1,
+    DType.F8_E5M2FNUZ: 1,
+    DType.F8_E4M3FNUZ: 1,
+    DType.F6_E3M2: 0.75,
+    DType.F6_E2M3: 0.75,
+    DType.F4: 0.5,
+}
 
 
 def as_device(device: Device | torch.device | str | int) -> Device:
