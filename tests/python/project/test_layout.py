@@ -88,6 +88,7 @@ def test_environment_is_read_in_one_place():
     sources = {*SOURCES, *CXX_SOURCES, *PYTHON_SOURCES} - {CHECKOUT / "torch_ext" / "fst" / "cli" / "doctor.py"}
     assert sorted(naming(r"\benv::vars?(_os)?\b|getenv|environ\b", sources)) == [
         "rust/options.rs",
+        "torch_ext/fst/compat/fastsafetensors/_environment.py",
         "torch_ext/fst/compat/instanttensor/_environment.py",
     ]
 

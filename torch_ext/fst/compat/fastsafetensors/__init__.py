@@ -10,7 +10,12 @@ from fst.compat.fastsafetensors._planner import BudgetInfeasibleError
 from fst.compat.fastsafetensors.allocation import live_allocation_bytes, live_allocation_count
 from fst.compat.fastsafetensors.auto_loader import AutoLoader
 from fst.compat.fastsafetensors.common import SingleGroup, get_device_numa_node, set_debug
-from fst.compat.fastsafetensors.ep_slice import expert_parallel_filter, owned_expert_range
+from fst.compat.fastsafetensors.config import LoaderConfig, load_config
+from fst.compat.fastsafetensors.ep_slice import (
+    expert_parallel_filter,
+    expert_parallel_filter_from_env,
+    owned_expert_range,
+)
 from fst.compat.fastsafetensors.file_buffer import FilesBufferOnDevice
 from fst.compat.fastsafetensors.loader import SafeTensorsFileLoader, fastsafe_open
 from fst.compat.fastsafetensors.metadata import SafeTensorsMetadata, TensorFrame
@@ -23,6 +28,7 @@ __all__ = [
     "AutoLoader",
     "BudgetInfeasibleError",
     "FilesBufferOnDevice",
+    "LoaderConfig",
     "ParallelLoader",
     "PipelineParallel",
     "SafeTensorsFileLoader",
@@ -30,10 +36,12 @@ __all__ = [
     "SingleGroup",
     "TensorFrame",
     "expert_parallel_filter",
+    "expert_parallel_filter_from_env",
     "fastsafe_open",
     "get_device_numa_node",
     "live_allocation_bytes",
     "live_allocation_count",
+    "load_config",
     "owned_expert_range",
     "set_debug",
 ]

@@ -4,6 +4,10 @@ import re
 from collections.abc import Callable
 from re import Pattern
 
+import torch.distributed as dist
+
+from fst.compat.fastsafetensors._environment import number, variable
+
 # Matches the number of an expert in the name of a tensor.
 DEFAULT_EXPERT_PATTERN = re.compile(r"\.experts\.(\d+)\.")
 
@@ -35,3 +39,28 @@ def expert_parallel_filter(
         return found is None or first <= int(found[1]) < end
 
     return keep
+
+
+def expert_parallel_filter_from_env() -> Callable[[str], bool] | None:
+    """Returns the filter that environment variables describe.
+
+    `FASTSAFETENSORS_EP_SLICE=1` requests a filter, and `FASTSAFETENSORS_EP_NUM_EXPERTS` is the number of experts.
+    `FASTSAFETENSORS_EP_SIZE` and `FASTSAFETENSORS_EP_RANK` are the number of ranks and this rank. Their defaults are
+    those of the default group of `torch.distributed`, or else `WORLD_SIZE` and `RANK`.
+
+    Returns:
+        The filter, or None if it is not requested, the number of experts is not known, or there is only one rank.
+
+    Raises:
+        ValueError: A variable is not a number, or the rank does not exist.
+    """
+    if variable("FASTSAFETENSORS_EP_SLICE") != "1":
+        return None
+    num_experts = number("FASTSAFETENSORS_EP_NUM_EXPERTS", 0)
+    ep_size, ep_rank = number("FASTSAFETENSORS_EP_SIZE", 0), number("FASTSAFETENSORS_EP_RANK", -1)
+    in_group = dist.is_available() and dist.is_initialized()
+    if ep_size <= 0:
+        ep_size = dist.get_world_size() if in_group else number("WORLD_SIZE", 1)
+    if ep_rank < 0:
+        ep_rank = dist.get_rank() if in_group else number("RANK", 0)
+    return expert_parallel_filter(num_experts, ep_size, ep_rank) if num_experts > 0 and ep_size > 1 else None

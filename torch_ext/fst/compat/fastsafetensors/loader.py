@@ -61,6 +61,15 @@ class SafeTensorsFileLoader:
         self.frames: dict[str, TensorFrame] = {}
         self.tensor_filter: Callable[[str], bool] | None = None
 
+    @classmethod
+    def process_extension_config(cls, ext_config: Mapping[str, Any], **_: Any) -> dict[str, Any]:
+        """Converts settings of a `LoaderConfig` to arguments: `copier_type` becomes `nogds` and `use_fgds`."""
+        arguments = {"use_fgds": False, **ext_config}
+        copier_type = arguments.pop("copier_type", "gds")
+        if copier_type == "fgds":
+            return arguments | {"nogds": False, "use_fgds": True}
+        return arguments | {"nogds": copier_type != "gds"}
+
     @defer_interrupts()
     def add_filenames(self, filenames: Mapping[int, Sequence[Path]]) -> None:
         """Adds files for ranks to read, and reads their headers. A single process reads the files of all ranks.
