@@ -20,6 +20,7 @@ from fst.compat.fastsafetensors.file_buffer import FilesBufferOnDevice
 from fst.compat.fastsafetensors.loader import SafeTensorsFileLoader, fastsafe_open
 from fst.compat.fastsafetensors.metadata import SafeTensorsMetadata, TensorFrame
 from fst.compat.fastsafetensors.parallel_loader import ParallelLoader, PipelineParallel
+from fst.compat.fastsafetensors.saver import ParallelSaver
 
 # Release of fastsafetensors that this package mirrors. Programs compare it with the release they require.
 __version__ = "0.5.0"
@@ -30,6 +31,7 @@ __all__ = [
     "FilesBufferOnDevice",
     "LoaderConfig",
     "ParallelLoader",
+    "ParallelSaver",
     "PipelineParallel",
     "SafeTensorsFileLoader",
     "SafeTensorsMetadata",
