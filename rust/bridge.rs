@@ -108,7 +108,7 @@ mod ffi {
         values: Vec<u8>,
         /// Bytes with which the hashes begin.
         hashed: Vec<u8>,
-        /// How the data is encrypted, for a `Cipher`. Empty if the file is not encrypted.
+        /// Encryption of the data, for a `Cipher`. Empty if the file is not encrypted.
         encryption: Vec<u8>,
     }
 

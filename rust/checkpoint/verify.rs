@@ -204,7 +204,7 @@ pub(super) enum Stated {
 pub struct Input {
     /// Digest that the bytes must have, or digests of shards.
     pub digest: InputDigest,
-    /// What states the digest, for errors.
+    /// Origin of the digest, for errors.
     pub origin: &'static str,
     /// Index of the file.
     pub source: usize,

@@ -44,7 +44,7 @@ struct Predicate {
     resources: Vec<Resource>,
 }
 
-/// How files were turned into resources.
+/// Method by which files became resources.
 #[derive(Deserialize, Serialize)]
 struct Serialization {
     method: Method,

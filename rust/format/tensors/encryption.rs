@@ -18,10 +18,10 @@ const CHUNK_WHOLE: u16 = 3;
 /// Upper bound for the size of a block without the codes of its pieces, in bytes.
 const FIXED_BYTES_MAX: u64 = 256;
 
-/// How the data of one tensor is encrypted.
+/// Encryption of the data of one tensor.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Encryption {
-    /// How the key is derived from a string, if it was.
+    /// Derivation of the key from a string, or `None` if the key was given.
     pub derivation: Option<Derivation>,
     /// The encrypted pieces, or `None` if the data is not encrypted.
     pub pieces: Option<Pieces>,

@@ -78,7 +78,7 @@ pub struct TensorHeader {
     pub hashes: Vec<Hash>,
     /// The bytes of the header without its encryption, with zeros in place of the hashes. The hashes begin with them.
     pub hashed: Vec<u8>,
-    /// How the data is encrypted, for [`Encryption::parse`], which accepts it. Empty in a file that is not encrypted.
+    /// Encryption of the data, which [`Encryption::parse`] accepts. Empty in a file that is not encrypted.
     pub encryption: Vec<u8>,
 }
 
