@@ -410,13 +410,17 @@ def test_values_in_redis_stay_unless_forced(redis, client, tmp_path):
         deserializer.to_redis(client, "p")
 
 
-def test_copy_of_an_encrypted_remote_file_to_redis(http_server, redis, client, tmp_path):
+def encrypted_file(folder):
+    """Returns the bytes of an encrypted file of TENSORS, and how to decrypt them."""
     params = EncryptionParams.random()
-    with TensorSerializer(tmp_path / "m.tensors", encryption=params) as serializer:
+    with TensorSerializer(folder / "m.tensors", encryption=params) as serializer:
         serializer.write_state_dict(TENSORS)
-    data = (tmp_path / "m.tensors").read_bytes()
+    return (folder / "m.tensors").read_bytes(), DecryptionParams.from_key(params.key)
+
+
+def test_copy_of_an_encrypted_remote_file_to_redis(http_server, redis, client, tmp_path):
+    data, decryption = encrypted_file(tmp_path)
     http_server.put("m", data)
-    decryption = DecryptionParams.from_key(params.key)
     with TensorDeserializer(http_server.url("m"), "cpu", encryption=decryption, lazy_load=True) as tensors:
         tensors.to_redis(client, "p")
     # The header of each tensor begins with its size, and has a value of its own.
@@ -431,12 +435,8 @@ def test_copy_of_an_encrypted_remote_file_to_redis(http_server, redis, client, t
 
 @pytest.mark.parametrize("lazy_load", [False, True])
 def test_encrypted_file_behind_a_url(http_server, tmp_path, lazy_load):
-    params = EncryptionParams.random()
-    with TensorSerializer(tmp_path / "m.tensors", encryption=params) as serializer:
-        serializer.write_state_dict(TENSORS)
-    data = (tmp_path / "m.tensors").read_bytes()
+    data, decryption = encrypted_file(tmp_path)
     http_server.put("m", data)
-    decryption = DecryptionParams.from_key(params.key)
     for file in (http_server.url("m"), stream_io.open_stream(http_server.url("m"))):
         with TensorDeserializer(file, "cpu", encryption=decryption, lazy_load=lazy_load) as loaded:
             check_same(loaded)

@@ -105,15 +105,28 @@ def s3_download(
 ) -> RemoteFile:
     """Opens an object of S3 for reading. The arguments are those of `open_stream`."""
     _check_certificates(certificate_handling)
-    options = s3_options(
-        access_key_id=s3_access_key_id,
-        secret_access_key=s3_secret_access_key,
-        endpoint=s3_endpoint,
-        region=s3_region_name,
-        signature_version=s3_signature_version,
-        force_http=s3_endpoint is not None and s3_endpoint.startswith("http://"),
+    options = _options_by_endpoint(
+        s3_access_key_id, s3_secret_access_key, s3_endpoint, s3_region_name, s3_signature_version
     )
     return RemoteFile(path_uri, options, begin=begin, end=end, buffer_size=buffer_size)
+
+
+def _options_by_endpoint(
+    access_key_id: str | None,
+    secret_access_key: str | None,
+    endpoint: str | None,
+    region: str | None,
+    signature_version: str | None,
+) -> dict[str, Any]:
+    """Returns the options of `fst.storage.configure`. The scheme of the endpoint decides about TLS."""
+    return s3_options(
+        access_key_id=access_key_id,
+        secret_access_key=secret_access_key,
+        endpoint=endpoint,
+        region=region,
+        signature_version=signature_version,
+        force_http=endpoint is not None and endpoint.startswith("http://"),
+    )
 
 
 def s3_upload(
@@ -135,13 +148,8 @@ def s3_upload(
     """
     if scheme_of(target_uri) != "s3":
         raise ValueError(f"Invalid S3 URI: {without_secrets(target_uri)}")
-    options = s3_options(
-        access_key_id=s3_access_key_id,
-        secret_access_key=s3_secret_access_key,
-        endpoint=s3_endpoint,
-        region=s3_region_name,
-        signature_version=s3_signature_version,
-        force_http=s3_endpoint is not None and s3_endpoint.startswith("http://"),
+    options = _options_by_endpoint(
+        s3_access_key_id, s3_secret_access_key, s3_endpoint, s3_region_name, s3_signature_version
     )
     upload(os.fspath(path), target_uri, options)
 
