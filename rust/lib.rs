@@ -42,6 +42,7 @@ pub mod os;
 pub mod profile;
 pub mod digest;
 pub mod signature;
+pub mod encryption;
 pub mod remote;
 pub mod source;
 pub mod format;

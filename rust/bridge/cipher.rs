@@ -1,10 +1,10 @@
 //! Encryption in tensorizer's format.
 
 use super::guard::guard;
+use crate::encryption::secret::{Derivation, Key, SALT_BYTES};
 use crate::error::{Error, Kind, Result};
 use crate::format::tensors::cipher;
 use crate::format::tensors::encryption::Encryption;
-use crate::format::tensors::key::{Derivation, Key, SALT_BYTES};
 
 /// Cipher with its key.
 pub(super) struct Cipher {

@@ -1,5 +1,4 @@
-//! Keys of encrypted `.tensors` files, and their derivation from strings. Keys are overwritten in memory when they are
-//! dropped.
+//! Secret keys, and their derivation from strings. Keys are overwritten in memory when they are dropped.
 
 use crate::error::{Error, Kind, Result};
 use crate::num::to_usize;

@@ -12,7 +12,6 @@ pub mod cipher;
 pub mod dtype;
 pub mod encryption;
 mod fields;
-pub mod key;
 pub mod layout;
 pub mod preamble;
 pub mod tensor_header;

@@ -3,11 +3,11 @@
 use crate::files;
 use fst::checkpoint::Checkpoint;
 use fst::dtype::Dtype;
+use fst::encryption::secret::{Derivation, Key};
 use fst::error::{Kind, Result};
 use fst::format::header::Header;
 use fst::format::tensors::cipher::Cipher;
 use fst::format::tensors::encryption::{Encryption, Pieces};
-use fst::format::tensors::key::{Derivation, Key};
 use fst::format::tensors::layout::NewTensor;
 use fst::format::tensors::preamble::{PREAMBLE_BYTES, Preamble};
 use fst::format::tensors::tensor_header::Hash;

@@ -1,7 +1,7 @@
 //! Cipher of encrypted `.tensors` files: XSalsa20-Poly1305 of pieces of the data, in place.
 
 use super::encryption::{Encryption, Pieces};
-use super::key::{Derivation, Key};
+use crate::encryption::secret::{Derivation, Key};
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use crate::os::compute_pool;

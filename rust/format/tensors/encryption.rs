@@ -2,7 +2,7 @@
 
 use super::Fields;
 use super::cipher::{MAC_BYTES, Mac, NONCE_BYTES, Nonce, PIECE_BYTES_MIN};
-use super::key::{Derivation, SALT_BYTES};
+use crate::encryption::secret::{Derivation, SALT_BYTES};
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 

@@ -1,0 +1,3 @@
+//! Keys of encrypted files.
+
+pub mod secret;
