@@ -9,17 +9,20 @@ pub mod verify;
 
 use self::shared::HeaderDigest;
 use self::verify::{Stated, Verify};
+use crate::encryption::key::EncryptionKey;
 use crate::error::{Error, Kind, Result};
+use crate::format::encryption;
 use crate::format::header::{Entry, Header};
 use crate::os::sigint::Watch;
 use crate::os::threads;
 use crate::profile::{self, Stage};
 use crate::source::files::Files;
-use crate::source::{Place, Source};
+use crate::source::{EncryptedSource, Place, Source};
 use hashbrown::HashTable;
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 /// Number of headers that are read in parallel, to hide the latency of a slow file system.
@@ -53,6 +56,10 @@ struct OpenFile {
 impl OpenFile {
     /// Refuses an encrypted file if none is expected, since loads would return the encrypted bytes, and the other way round.
     fn check_encryption(&self, expected: bool) -> Result<()> {
+        if encryption::is_encrypted(&self.header) {
+            let message = "the file is encrypted; load it with its key";
+            return Err(Error::new(Kind::InvalidArgument, message).at(self.source.path()));
+        }
         let is_encrypted = |entry: Entry<'_>| entry.tensors.is_some_and(|tensors| tensors.is_encrypted);
         // All tensors of a file are encrypted, or none is.
         let message = match self.header.entries().next().map(is_encrypted) {
@@ -87,6 +94,34 @@ impl Checkpoint {
             let source = Source::open(place, &|| watch.check())?;
             let (header, stated) = verify.read_header(&source)?;
             Ok(OpenFile { source, header, expected: None, stated })
+        })
+    }
+
+    /// Opens encrypted safetensors files with a key. Loads decrypt the data, and fail if they are not authentic.
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::open_verified`] and of [`encryption::open`]; `invalid-argument` if `verify` is a manifest of
+    /// the encrypted files.
+    pub fn open_with_key<P: AsRef<Path>>(paths: &[P], verify: &Verify, key: &EncryptionKey) -> Result<Checkpoint> {
+        let watch = Watch::begin();
+        let files = Files::resolve(paths, &|| watch.check())?;
+        if let Verify::Manifest(_) = verify {
+            let message = "a load cannot compare an encrypted file with a manifest; verify the file with `fst verify` \
+                           first. The key proves that the data is that of an owner of the key";
+            return Err(Error::new(Kind::InvalidArgument, message));
+        }
+        Checkpoint::from_files(files, false, |_, place| {
+            let stored = Source::open(place, &|| watch.check())?;
+            let json = Header::read_bytes(&stored)?;
+            let open = || {
+                let mut header = Header::parse(&json, stored.length())?;
+                let chunks = encryption::open(&mut header, &json, &stored, key, &|| watch.check())?;
+                Ok((header, chunks))
+            };
+            let (header, chunks) = open().map_err(|error: Error| error.at(stored.path()))?;
+            let source = Source::Encrypted(Arc::new(EncryptedSource { stored, chunks }));
+            // Every byte is authenticated, so that no digest is needed.
+            Ok(OpenFile { source, header, expected: None, stated: Stated::Nothing })
         })
     }
 

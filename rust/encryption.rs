@@ -1,3 +1,21 @@
-//! Keys of encrypted files.
+//! Encryption of safetensors files: keys, their slots in headers, and the cipher of chunks. `docs/encryption.md` specifies
+//! the format; [`format::encryption`](crate::format::encryption) has the part of it that concerns headers.
 
+pub mod chunks;
+pub mod cipher;
+pub mod file_key;
+pub mod key;
 pub mod secret;
+pub mod slot;
+
+use crate::error::{Error, Kind, Result};
+use ring::rand::{SecureRandom, SystemRandom};
+
+/// Fills memory with random bytes.
+///
+/// # Errors
+/// `internal` if the system has none.
+fn fill_random(bytes: &mut [u8]) -> Result<()> {
+    let missing = |_| Error::new(Kind::Internal, "the system has no random numbers for a key");
+    SystemRandom::new().fill(bytes).map_err(missing)
+}

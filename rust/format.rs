@@ -1,6 +1,7 @@
 //! File formats: headers of safetensors and of tensorizer's `.tensors`, and layouts of new files.
 
 pub mod digests;
+pub mod encryption;
 pub mod header;
 pub mod layout;
 pub mod tensors;

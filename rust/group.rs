@@ -32,6 +32,7 @@ use crate::checkpoint::Checkpoint;
 use crate::checkpoint::region::{IndexRange, StridedRange, TensorRegion, torch_shape};
 use crate::error::{Error, Kind, Result};
 use crate::remote::object::GAP_BYTES;
+use crate::source::Source;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
@@ -322,7 +323,7 @@ impl Group {
         let (mut cached, mut uncached) = (BTreeMap::new(), 0_u64);
         let mut is_cached = true;
         // Requests for an object cover short gaps. If those are the shards of other ranks, bytes are requested twice.
-        let is_remote = self.checkpoint.source(tensor.source).is_ok_and(|source| source.file().is_none());
+        let is_remote = self.checkpoint.source(tensor.source).is_ok_and(Source::is_remote);
         let mut has_short_rows = false;
         let (mut counts, mut is_whole) = (vec![0_usize; self.ranks()], true);
         for (rank, _, range) in self.shards(tensor) {

@@ -59,6 +59,8 @@ pub enum Stage {
     Read,
     /// Hashes bytes for a digest, and waits for the bytes before them if the digest needs their order.
     Hash,
+    /// Encrypts or decrypts bytes.
+    Cipher,
     /// Copies bytes from a slot to host memory.
     Place,
     /// Copies bytes from a slot to host memory with a cast.
@@ -83,7 +85,7 @@ pub enum Stage {
 
 impl Stage {
     /// All stages.
-    pub const ALL: [Stage; 21] = [
+    pub const ALL: [Stage; 22] = [
         Stage::Load,
         Stage::Open,
         Stage::Header,
@@ -95,6 +97,7 @@ impl Stage {
         Stage::Pin,
         Stage::Read,
         Stage::Hash,
+        Stage::Cipher,
         Stage::Place,
         Stage::Cast,
         Stage::Queue,
@@ -121,6 +124,7 @@ impl Stage {
             Stage::Pin => "pin",
             Stage::Read => "read",
             Stage::Hash => "hash",
+            Stage::Cipher => "cipher",
             Stage::Place => "place",
             Stage::Cast => "cast",
             Stage::Queue => "queue",

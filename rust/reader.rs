@@ -1,6 +1,7 @@
 //! Readers of files. A load chooses one reader per file when it opens.
 
 pub mod auto;
+mod decrypted;
 pub mod drop_cache;
 pub mod mmap;
 pub mod object;
@@ -19,6 +20,7 @@ use crate::plan::Read;
 use crate::profile;
 use crate::source::Source;
 use auto::AutoReader;
+use decrypted::DecryptedReader;
 use drop_cache::DropCacheReader;
 use object::ObjectReader;
 use pread::PreadReader;
@@ -96,6 +98,9 @@ pub struct ReadLimits {
     /// Size of a request to a remote store, in bytes, and with it of the chunks. Threads then wait most of the time, so
     /// that there may be more of them than cores. `None` for local files.
     pub request_bytes: Option<usize>,
+    /// Size of the units that are read as a whole, in bytes from the start of a tensor, such as chunks of an encryption.
+    /// 1 if there are none.
+    pub unit_bytes: u64,
 }
 
 impl ReadLimits {
@@ -106,6 +111,7 @@ impl ReadLimits {
         in_place_bytes: Some(128 << 10),
         concurrency: usize::MAX,
         request_bytes: None,
+        unit_bytes: 1,
     };
 
     /// Returns the limits for bytes in the page cache, where a system call costs about as much as copying 2 KiB.
@@ -133,6 +139,7 @@ impl ReadLimits {
             in_place_bytes: self.in_place_bytes.zip(other.in_place_bytes).map(|(one, two)| one.max(two)),
             concurrency: self.concurrency.min(other.concurrency),
             request_bytes: self.request_bytes.max(other.request_bytes),
+            unit_bytes: self.unit_bytes.max(other.unit_bytes),
         }
     }
 }
@@ -143,6 +150,23 @@ pub struct SlotBuffer<'a> {
     pub id: u64,
     /// The memory, which begins at a page boundary.
     pub bytes: &'a mut [u8],
+}
+
+impl<'a> SlotBuffer<'a> {
+    /// Returns the memory of each read, with its offset in the file. The reads ascend in the slot.
+    fn pieces(self, reads: &[Read]) -> Result<Vec<(u64, &'a mut [u8])>> {
+        let misfit = |read: &Read| Error::new(Kind::Internal, format!("{read:?} does not fit its slot"));
+        let mut pieces = Vec::with_capacity(reads.len());
+        let (mut rest, mut taken) = (self.bytes, 0);
+        for read in reads {
+            let skip = read.slot_begin.checked_sub(taken).ok_or_else(|| misfit(read))?;
+            let (_, after) = rest.split_at_mut_checked(skip).ok_or_else(|| misfit(read))?;
+            let (piece, after) = after.split_at_mut_checked(read.length).ok_or_else(|| misfit(read))?;
+            pieces.push((read.offset, piece));
+            (rest, taken) = (after, read.slot_begin + read.length);
+        }
+        Ok(pieces)
+    }
 }
 
 /// Kinds of readers.
@@ -222,6 +246,9 @@ pub fn choose(options: &Options, source: &Source, access: Access) -> Result<Chos
     let Some(file) = source.local_bytes() else {
         return Ok(ChosenReader::new(ReaderKind::Object, "requests for ranges, many at once"));
     };
+    if matches!(source, Source::Encrypted(_)) {
+        return Ok(ChosenReader::new(ReaderKind::Pread, "the file is encrypted, in chunks of any alignment"));
+    }
     // The cache may remove a copy at any time, but its bytes stay while it is open.
     let access = if source.file().is_some() { access } else { Access::Copy };
     let requested = |kind| Ok(ChosenReader::new(kind, "requested"));
@@ -300,6 +327,15 @@ fn refused(why: impl fmt::Display) -> ChosenReader {
 pub fn open<K: RingKernel + 'static>(options: &Options, source: &Source, rings: &Arc<Rings<K>>) -> Result<Opened> {
     let mut chosen = choose(options, source, Access::Copy)?;
     let (reader, is_cached) = match (source, source.local_bytes()) {
+        (Source::Encrypted(encrypted), _) => {
+            let options = Options { reader: ReaderChoice::Pread, ..options.clone() };
+            let Opened { reader, is_cached, .. } = open(&options, &encrypted.stored, rings)?;
+            return Ok(Opened {
+                reader: shared(DecryptedReader::new(reader, Arc::clone(encrypted))),
+                chosen,
+                is_cached,
+            });
+        }
         (Source::Object(object), None) => (shared(ObjectReader::new(Arc::clone(object), options.request_bytes)), false),
         (Source::File(file), _) | (Source::Object(_), Some(file)) => {
             let buffered = PreadReader::new(Arc::clone(file));
@@ -328,6 +364,10 @@ pub fn open<K: RingKernel + 'static>(options: &Options, source: &Source, rings: 
 /// later load finds the bytes.
 pub fn open_buffered(options: &Options, source: &Source) -> Arc<dyn Reader> {
     let (kind, reader) = match source {
+        Source::Encrypted(encrypted) => {
+            let reader = open_buffered(options, &encrypted.stored);
+            return shared(DecryptedReader::new(reader, Arc::clone(encrypted)));
+        }
         Source::Object(object) => {
             (ReaderKind::Object, shared(ObjectReader::new(Arc::clone(object), options.request_bytes)))
         }

@@ -10,6 +10,7 @@
 
 pub mod atomic_file;
 mod digester;
+mod encryptor;
 pub mod file_kernel;
 pub mod memory;
 pub mod output;

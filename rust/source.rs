@@ -4,6 +4,7 @@ mod directory;
 pub mod files;
 mod index;
 
+use crate::encryption::chunks::Chunks;
 use crate::error::Result;
 use crate::os::local_file::LocalFile;
 use crate::os::retry::Check;
@@ -39,6 +40,17 @@ pub enum Source {
     File(Arc<LocalFile>),
     /// Remote object.
     Object(Arc<Object>),
+    /// File or object with encrypted data.
+    Encrypted(Arc<EncryptedSource>),
+}
+
+/// File or object with encrypted data, and the key to decrypt it.
+#[derive(Debug)]
+pub struct EncryptedSource {
+    /// File or object with the encrypted bytes.
+    pub stored: Source,
+    /// Its chunks.
+    pub chunks: Chunks,
 }
 
 impl Source {
@@ -58,6 +70,7 @@ impl Source {
         match self {
             Source::File(file) => &file.path,
             Source::Object(object) => object.path(),
+            Source::Encrypted(encrypted) => encrypted.stored.path(),
         }
     }
 
@@ -66,26 +79,41 @@ impl Source {
         match self {
             Source::File(file) => file.length,
             Source::Object(object) => object.length(),
+            Source::Encrypted(encrypted) => encrypted.stored.length(),
         }
     }
 
-    /// Returns the local file, or `None` for an object.
+    /// Returns the file or object with the bytes as they are stored.
+    pub fn stored(&self) -> &Source {
+        match self {
+            Source::File(_) | Source::Object(_) => self,
+            Source::Encrypted(encrypted) => &encrypted.stored,
+        }
+    }
+
+    /// Returns whether the bytes come from a remote object.
+    pub fn is_remote(&self) -> bool {
+        matches!(self.stored(), Source::Object(_))
+    }
+
+    /// Returns the local file with the bytes of the tensors, or `None` for an object or an encrypted file.
     pub fn file(&self) -> Option<&Arc<LocalFile>> {
         match self {
             Source::File(file) => Some(file),
-            Source::Object(_) => None,
+            Source::Object(_) | Source::Encrypted(_) => None,
         }
     }
 
-    /// Returns the local file with all bytes: the file itself, or the copy of an object in the cache.
+    /// Returns the local file with all bytes as they are stored: the file itself, or the copy of an object in the cache.
     pub fn local_bytes(&self) -> Option<&Arc<LocalFile>> {
         match self {
             Source::File(file) => Some(file),
             Source::Object(object) => object.copy(),
+            Source::Encrypted(encrypted) => encrypted.stored.local_bytes(),
         }
     }
 
-    /// Fills `into` with the bytes from `offset`.
+    /// Fills `into` with the bytes from `offset`, as they are stored.
     ///
     /// # Errors
     /// `io` if reading fails, `malformed` if a local file has become shorter; those of the store; that of `check`.
@@ -93,6 +121,7 @@ impl Source {
         match self {
             Source::Object(object) => object.read([(offset, into)], check),
             Source::File(file) => file.read(offset, into, check),
+            Source::Encrypted(encrypted) => encrypted.stored.read(offset, into, check),
         }
     }
 }

@@ -57,8 +57,8 @@ impl Checkpoint {
         let mut shared = Vec::new();
         for OpenFile { source, .. } in &self.files {
             let (name, header) = (file_name(source.path()), Header::read_bytes(source)?);
-            let object = match source {
-                Source::File(_) => Vec::new(),
+            let object = match source.stored() {
+                Source::File(_) | Source::Encrypted(_) => Vec::new(),
                 Source::Object(object) => {
                     let known = SharedObject { url: object.location().secret_url(), version: object.version().clone() };
                     serde_json::to_vec(&known).map_err(|error| Error::new(Kind::Internal, error.to_string()))?
@@ -113,7 +113,7 @@ impl Checkpoint {
             let header = Header::parse(shared.header, source.length()).map_err(|error| error.at(source.path()))?;
             // Every request for an object asks for the version whose header was read.
             let digest = || HeaderDigest { digest: digest(shared.header), is_checked: AtomicBool::new(false) };
-            let expected = source.file().map(|_| digest());
+            let expected = (!source.is_remote()).then(digest);
             let stated = verify.stated(&source, &header, shared.header)?;
             Ok(OpenFile { source, header, expected, stated })
         })

@@ -6,6 +6,7 @@ use crate::format::tensors::tensor_header::{self, TensorHeader};
 use crate::num::to_usize;
 use crate::os::sigint::Watch;
 use crate::os::threads;
+use crate::source::Source;
 
 impl Checkpoint {
     /// Reads and checks the headers of tensors of `.tensors` files, in the order of `names`. Those of objects are requested
@@ -16,7 +17,7 @@ impl Checkpoint {
     /// header does not agree with the metadata of its file.
     pub fn tensor_headers(&self, names: &[String]) -> Result<Vec<TensorHeader>> {
         let watch = Watch::begin();
-        let is_remote = self.sources().any(|source| source.file().is_none());
+        let is_remote = self.sources().any(Source::is_remote);
         let missing = || Error::new(Kind::Internal, "no such name");
         threads::map(if is_remote { REMOTE_HEADER_THREADS } else { 1 }, names.len(), |index| {
             self.tensor_header(names.get(index).ok_or_else(missing)?, &watch)

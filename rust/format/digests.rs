@@ -14,7 +14,7 @@
 //! A caller requests digests of a new file with the same key, whose value then begins with the algorithm's name. So a
 //! copy of another file's metadata renews the digests. The length of the text is known before the digests are.
 
-use super::header::{Header, LENGTH_BYTES};
+use super::header::{Header, LENGTH_BYTES, position_of};
 use super::layout::Metadata;
 use crate::digest::{Algorithm, DIGEST_BYTES, Digest};
 use crate::error::{Error, Kind, Result};
@@ -61,7 +61,7 @@ impl Digests {
             return Err(malformed(&format!("the digests of {count} tensors take {} characters", encoded_bytes(count))));
         }
         let tensors = URL_SAFE_NO_PAD.decode(encoded).map_err(|error| malformed(&error.to_string()))?;
-        let begin = position(json, text).ok_or_else(|| malformed("the text is not exactly once in the header"))?;
+        let begin = position_of(json, text).ok_or_else(|| malformed("the text is not exactly once in the header"))?;
         let digits = begin + name.len() + 1;
         let found = digest_of(algorithm, json, digits..digits + HEX_DIGITS);
         if found != stated {
@@ -121,7 +121,7 @@ pub fn seal(header: &mut [u8], algorithm: Algorithm, tensors: &[Digest]) -> Resu
     let no_place = || Error::new(Kind::Internal, format!("the header has no place for {} digests", tensors.len()));
     let (_, json) = header.split_at_mut_checked(LENGTH_BYTES_SIZE).ok_or_else(no_place)?;
     let mut value = blank(algorithm, tensors.len());
-    let begin = position(json, &value).ok_or_else(no_place)?;
+    let begin = position_of(json, &value).ok_or_else(no_place)?;
     let bytes: Vec<u8> = tensors.iter().flat_map(Digest::bytes).copied().collect();
     value.truncate(value.len() - encoded_bytes(tensors.len()));
     URL_SAFE_NO_PAD.encode_string(bytes, &mut value);
@@ -144,15 +144,6 @@ fn blank(algorithm: Algorithm, count: usize) -> String {
 /// Returns the number of characters of the digests of `count` tensors.
 fn encoded_bytes(count: usize) -> usize {
     count.saturating_mul(8 * DIGEST_BYTES).div_ceil(6)
-}
-
-/// Returns the position of a text in the header, if it occurs exactly once.
-fn position(json: &[u8], text: &str) -> Option<usize> {
-    let json = std::str::from_utf8(json).ok()?;
-    let quoted = format!("\"{text}\"");
-    let mut found = json.match_indices(&quoted);
-    let (begin, _) = found.next()?;
-    found.next().is_none().then_some(begin + 1)
 }
 
 /// Returns the digest of a header, with `0` for the bytes of `digits`.

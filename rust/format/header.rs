@@ -158,6 +158,24 @@ impl Header {
         self.metadata.as_ref()
     }
 
+    /// Removes the tensor with this name, if there is one.
+    ///
+    /// # Errors
+    /// None for a header that was checked.
+    pub(super) fn remove(&mut self, name: &str) -> Result<()> {
+        let Some(position) = self.position(name) else { return Ok(()) };
+        self.records.remove(position);
+        self.index_names()
+    }
+
+    /// Removes a text entry, and the key of the metadata with the last one.
+    pub(super) fn remove_metadata(&mut self, key: &str) {
+        if let Some(metadata) = &mut self.metadata {
+            metadata.remove(key);
+        }
+        self.metadata = self.metadata.take().filter(|metadata| !metadata.is_empty());
+    }
+
     fn entry(&self, record: &Record) -> Entry<'_> {
         Entry {
             name: self.names.get(record.name.clone()).unwrap_or_default(),
@@ -261,6 +279,15 @@ fn header_range(file_bytes: u64, read: impl Fn(&mut [u8], u64) -> Result<()>) ->
         )));
     }
     Ok(begin..before.saturating_add(length))
+}
+
+/// Returns the position of a text of the metadata in the JSON of a header, if it occurs exactly once.
+pub(super) fn position_of(json: &[u8], text: &str) -> Option<usize> {
+    let json = std::str::from_utf8(json).ok()?;
+    let quoted = format!("\"{text}\"");
+    let mut found = json.match_indices(&quoted);
+    let (begin, _) = found.next()?;
+    found.next().is_none().then_some(begin + 1)
 }
 
 /// Checks one tensor, whose offsets count from the start of the data.

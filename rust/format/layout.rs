@@ -8,6 +8,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::format::METADATA_KEY;
 use crate::format::digests;
+use crate::format::encryption::{self, TAGS_NAME};
 use crate::format::header::{HEADER_BYTES_MAX, LENGTH_BYTES};
 use crate::num::to_u64;
 use serde::Serialize;
@@ -64,11 +65,14 @@ impl Names {
     /// Adds a name.
     ///
     /// # Errors
-    /// `invalid-argument` for a duplicate name or the reserved [`METADATA_KEY`].
+    /// `invalid-argument` for a duplicate name or a reserved one: [`METADATA_KEY`] and [`TAGS_NAME`].
     pub fn add(&mut self, name: &str) -> Result<()> {
         let refused = |message: &str| Err(Error::new(Kind::InvalidArgument, message).tensor(name));
         if name == METADATA_KEY {
             return refused("the format keeps this name for the metadata; choose another");
+        }
+        if name == TAGS_NAME {
+            return refused("encrypted files keep this name for authentication codes; choose another");
         }
         if !self.0.insert(name.to_owned()) {
             return refused("the name was given twice; each tensor of a file needs a unique name");
@@ -97,8 +101,9 @@ impl Layout {
     /// Lays out a file in the same way as the `safetensors` package.
     ///
     /// # Errors
-    /// `invalid-argument` for a duplicate or reserved name, or if the header is longer than readers accept.
+    /// `invalid-argument` for a duplicate or reserved name or key, or if the header is longer than readers accept.
     pub fn new(tensors: &[Tensor], metadata: &Metadata) -> Result<Layout> {
+        encryption::check_metadata(metadata)?;
         let mut names = Names::default();
         tensors.iter().try_for_each(|tensor| names.add(&tensor.name))?;
         let mut order: Vec<(usize, &Tensor)> = tensors.iter().enumerate().collect();

@@ -130,7 +130,7 @@ pub fn differences(sources: &[Source], mut inputs: Vec<Input>, options: &Options
     }
     let jobs = jobs(&hashed);
     let readers: Vec<_> = sources.iter().map(|source| reader::open_buffered(options, source)).collect();
-    let is_remote = sources.iter().any(|source| source.file().is_none());
+    let is_remote = sources.iter().any(Source::is_remote);
     let threads = if is_remote { options.threads.max(REMOTE_THREADS) } else { options.threads };
     let buffers: Mutex<Vec<Vec<u8>>> = Mutex::default();
     threads::for_each(threads, jobs.len(), |index| {

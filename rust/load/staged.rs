@@ -59,7 +59,7 @@ impl<D: Device> StagedEngine<D> {
         let readers = checkpoint.sources().map(|source| reader::open(options, source, &rings));
         let readers = readers.collect::<Result<Vec<_>>>()?;
         let read_limits = readers.iter().map(|opened| opened.limits()).reduce(ReadLimits::merge);
-        let ReadLimits { alignment, gap_bytes, in_place_bytes, concurrency, request_bytes } =
+        let ReadLimits { alignment, gap_bytes, in_place_bytes, concurrency, request_bytes, unit_bytes } =
             read_limits.unwrap_or(ReadLimits::BUFFERED);
         // All streams that a host gets at first take part in a small checkpoint.
         let total_bytes: u64 = checkpoint.sources().map(Source::length).sum();
@@ -67,13 +67,15 @@ impl<D: Device> StagedEngine<D> {
         let request_bytes = request_bytes.map(|bytes| bytes.min(share_bytes.next_multiple_of(PAGE_BYTES)));
         let slot_bytes = request_bytes.unwrap_or_else(|| device.local_slot_bytes(options.chunk_bytes));
         // An element at the end of a block reaches into the next one.
-        let slot_bytes = slot_bytes.max(to_usize(alignment.saturating_mul(2)));
+        let slot_bytes = slot_bytes.max(to_usize(alignment.saturating_mul(2))).max(to_usize(unit_bytes));
         let threads = if request_bytes.is_some() { concurrency } else { options.threads.min(concurrency) };
         let DeviceLimits { slot_bytes, chunk_bytes, copies_max, slots_per_worker, reads_in_place } =
             device.limits(slot_bytes);
         let chunk_bytes = to_u64(chunk_bytes);
+        let chunk_bytes = (chunk_bytes - chunk_bytes % alignment).max(alignment);
         let limits = Limits {
-            chunk_bytes: (chunk_bytes - chunk_bytes % alignment).max(alignment),
+            // Parts of a whole tensor then begin and end at units.
+            chunk_bytes: if chunk_bytes < unit_bytes { chunk_bytes } else { chunk_bytes - chunk_bytes % unit_bytes },
             gap_bytes,
             in_place_bytes: in_place_bytes.filter(|_| reads_in_place),
             alignment,

@@ -1,7 +1,7 @@
 //! Reader of remote objects.
 
 use super::{ReadLimits, Reader, SlotBuffer};
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::num::to_u64;
 use crate::os::retry::Check;
 use crate::plan::Read;
@@ -31,6 +31,7 @@ impl Reader for ObjectReader {
             in_place_bytes: Some(to_u64(self.request_bytes / 2)),
             concurrency: STREAMS_MAX,
             request_bytes: Some(self.request_bytes),
+            unit_bytes: 1,
         }
     }
 
@@ -39,17 +40,7 @@ impl Reader for ObjectReader {
     }
 
     fn fill(&self, reads: &[Read], buffer: SlotBuffer<'_>, check: Check<'_>) -> Result<()> {
-        let misfit = |read: &Read| Error::new(Kind::Internal, format!("{read:?} does not fit its slot"));
-        let mut parts = Vec::with_capacity(reads.len());
-        let (mut rest, mut taken) = (buffer.bytes, 0);
-        for read in reads {
-            let skip = read.slot_begin.checked_sub(taken).ok_or_else(|| misfit(read))?;
-            let (_, after) = rest.split_at_mut_checked(skip).ok_or_else(|| misfit(read))?;
-            let (part, after) = after.split_at_mut_checked(read.length).ok_or_else(|| misfit(read))?;
-            parts.push((read.offset, part));
-            (rest, taken) = (after, read.slot_begin + read.length);
-        }
-        self.object.read(parts, check)
+        self.object.read(buffer.pieces(reads)?, check)
     }
 
     fn scatters(&self) -> bool {

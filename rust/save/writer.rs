@@ -17,12 +17,15 @@
 //! The blocks of an object in a remote store are the parts of its upload. The writer keeps the first one, which has the
 //! space for the header, and sends it last. A header that outgrows the space makes that part longer.
 
+use super::encryptor::Encryptor;
 use super::write_threads::{Job, WriteThreads};
 use crate::device::host::Host;
 use crate::device::{Fetch, Scratch};
 use crate::digest::{Algorithm, Digest, Hash};
+use crate::encryption::key::EncryptionKey;
 use crate::error::{Error, Kind, Result};
 use crate::format::digests;
+use crate::format::encryption;
 use crate::format::layout::{Metadata, Names, Tensor, header, pad};
 use crate::format::tensors::END;
 use crate::format::tensors::cipher::Cipher;
@@ -78,6 +81,8 @@ pub struct Writer {
     digests: Option<(Algorithm, Vec<Digest>)>,
     /// Hash of the tensor that was added last.
     hash: Option<Hash>,
+    /// Encryption of the data, if the file is encrypted.
+    encryptor: Option<Encryptor>,
     /// Size of the blocks of a file, in bytes.
     block_bytes: usize,
     /// The block that is being filled.
@@ -98,7 +103,30 @@ impl Writer {
     /// `invalid-argument` if the metadata alone exceeds the maximum size of a header; `out-of-memory` if no thread can
     /// be started.
     pub fn begin(output: impl Into<Output>, metadata: Metadata, options: &Options) -> Result<Writer> {
+        encryption::check_metadata(&metadata)?;
         Writer::begin_format(output.into(), Format::Safetensors(metadata, Vec::new()), options)
+    }
+
+    /// Begins an encrypted file.
+    ///
+    /// # Errors
+    /// Those of [`Writer::begin`] and of deriving a key; `invalid-argument` if the metadata request digests.
+    pub fn begin_encrypted(
+        output: impl Into<Output>,
+        metadata: Metadata,
+        key: &EncryptionKey,
+        options: &Options,
+    ) -> Result<Writer> {
+        let output = output.into();
+        if digests::requested(&metadata)?.is_some() {
+            let message = "digests would tell which data is encrypted; an encrypted file needs none, since the key \
+                           authenticates its data";
+            return Err(Error::new(Kind::InvalidArgument, message).at(output.path()));
+        }
+        let encryptor = Encryptor::begin(key)?;
+        let format = Format::Safetensors(encryptor.reserve(metadata), Vec::new());
+        let writer = Writer::begin_format(output, format, options)?;
+        Ok(Writer { encryptor: Some(encryptor), ..writer })
     }
 
     /// Begins a file in tensorizer's format, which is encrypted if it has a cipher, on this number of threads.
@@ -133,6 +161,7 @@ impl Writer {
             appended_bytes: 0,
             digests: algorithm.map(|algorithm| (algorithm, Vec::new())),
             hash: None,
+            encryptor: None,
             block_bytes: (options.chunk_bytes - options.chunk_bytes % PAGE_BYTES).max(PAGE_BYTES),
             block: None,
             first: None,
@@ -148,10 +177,18 @@ impl Writer {
     /// error of the writer.
     pub fn add(&mut self, tensor: Tensor) -> Result<()> {
         self.check()?;
+        self.names.add(tensor.name()).map_err(|error| error.at(self.output.path()))?;
+        if let Some(encryptor) = &mut self.encryptor {
+            encryptor.add(tensor.bytes());
+        }
+        self.push(tensor)
+    }
+
+    /// Adds a tensor whose name was checked.
+    fn push(&mut self, tensor: Tensor) -> Result<()> {
         let Format::Safetensors(_, tensors) = &mut self.format else {
             return Err(Error::new(Kind::Internal, "the file has tensorizer's format"));
         };
-        self.names.add(tensor.name()).map_err(|error| error.at(self.output.path()))?;
         self.data_bytes = self.data_bytes.saturating_add(tensor.bytes());
         self.tensors.push((tensor.name().to_owned(), tensor.bytes()));
         if let Some((algorithm, digests)) = &mut self.digests {
@@ -214,7 +251,7 @@ impl Writer {
     /// `out-of-memory`, `interrupted`. Every later call fails with the same error.
     pub unsafe fn append(&mut self, source: &dyn SourceMemory, stream: u64, address: u64, bytes: u64) -> Result<()> {
         self.failure.clone().map_or(Ok(()), Err)?;
-        self.copy(source, stream, address, bytes).map_err(|error| self.fail(error))
+        self.copy_or_encrypt(source, stream, address, bytes).map_err(|error| self.fail(error))
     }
 
     /// Writes the remaining data and the header, and gives the file or object its name, replacing an older one.
@@ -228,6 +265,7 @@ impl Writer {
             self.data_bytes = self.data_bytes.saturating_add(to_u64(END.len()));
             self.append_bytes(&END)?;
         }
+        self.append_tags()?;
         let header = self.format.header(0).map_err(|error| error.at(self.output.path()))?;
         let watch = Watch::begin();
         let check: Check<'_> = &|| watch.check();
@@ -248,6 +286,32 @@ impl Writer {
     fn append_bytes(&mut self, bytes: &[u8]) -> Result<()> {
         // SAFETY: the slice is memory of the host, and nothing writes to it.
         unsafe { self.append(&Host, 0, to_u64(bytes.as_ptr().addr()), to_u64(bytes.len())) }
+    }
+
+    /// Appends the tensor with the authentication codes of an encrypted file.
+    fn append_tags(&mut self) -> Result<()> {
+        // The codes themselves are not encrypted.
+        let Some(encryptor) = self.encryptor.take() else { return Ok(()) };
+        let tags = encryptor.tags();
+        self.push(encryption::tags_tensor(tags)?)?;
+        self.append_bytes(tags)?;
+        self.encryptor = Some(encryptor);
+        Ok(())
+    }
+
+    fn copy_or_encrypt(&mut self, source: &dyn SourceMemory, stream: u64, address: u64, bytes: u64) -> Result<()> {
+        let Some(mut encryptor) = self.encryptor.take() else { return self.copy(source, stream, address, bytes) };
+        source.begin(stream, Scratch::default())?;
+        let mut done: u64 = 0;
+        while done < bytes {
+            let (taken, chunk) = encryptor.take(source, address + done, bytes - done)?;
+            done += taken;
+            if let Some(chunk) = chunk {
+                self.copy(&Host, 0, to_u64(chunk.as_ptr().addr()), to_u64(chunk.len()))?;
+            }
+        }
+        self.encryptor = Some(encryptor);
+        Ok(())
     }
 
     fn copy(&mut self, source: &dyn SourceMemory, stream: u64, address: u64, bytes: u64) -> Result<()> {
@@ -318,8 +382,11 @@ impl Writer {
         self.threads.submit(Job { block, length, offset })
     }
 
-    /// Writes the requested digests to the header.
+    /// Writes the requested digests, or the encryption, to the header.
     fn seal(&self, header: &mut [u8]) -> Result<()> {
+        if let Some(encryptor) = &self.encryptor {
+            return encryptor.seal(header);
+        }
         let Some((algorithm, digests)) = &self.digests else { return Ok(()) };
         digests::seal(header, *algorithm, digests)
     }

@@ -10,6 +10,7 @@ mod conformance;
 mod convert;
 mod digests;
 mod dtype;
+mod encryption;
 mod files;
 mod group;
 mod header;

@@ -16,7 +16,7 @@ _WAIT_SHARE_MIN = 0.25
 # Files were in the page cache if a smaller share of the bytes read came from storage.
 _STORAGE_SHARE_MIN = 0.1
 
-_WORKER_STAGES: tuple[Stage, ...] = ("slot", "read", "hash", "cast", "place", "gather", "write", "queue")
+_WORKER_STAGES: tuple[Stage, ...] = ("slot", "read", "hash", "cipher", "cast", "place", "gather", "write", "queue")
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,12 @@ _HOST = (
         ("hash",),
         "Computing digests",
         "more threads (FST_THREADS) on more cores, or BLAKE3 instead of SHA-256, would help, faster storage would not",
+        has_rate=True,
+    ),
+    _Activity(
+        ("cipher",),
+        "Decrypting or encrypting on the CPU",
+        "more threads (FST_THREADS) on more cores would help, faster storage would not",
         has_rate=True,
     ),
     _Activity(

@@ -22,6 +22,7 @@ COLORS: dict[Stage, str] = {
     "pin": "#dbdb8d",
     "read": "#1f77b4",
     "hash": "#e7969c",
+    "cipher": "#de9ed6",
     "place": "#2ca02c",
     "cast": "#98df8a",
     "queue": "#e377c2",
@@ -36,6 +37,7 @@ COLORS: dict[Stage, str] = {
 _RATES: dict[Stage, str] = {
     "read": "read from files",
     "hash": "hashed on the CPU",
+    "cipher": "encrypted or decrypted on the CPU",
     "cast": "cast on the CPU",
     "place": "copied on the CPU",
     "copy": "copied to or from the GPU",

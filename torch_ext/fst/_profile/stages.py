@@ -14,6 +14,7 @@ Stage = Literal[
     "pin",
     "read",
     "hash",
+    "cipher",
     "place",
     "cast",
     "queue",

@@ -1,0 +1,99 @@
+//! Key of one file, from which the keys of its data and of its header follow.
+
+use super::cipher::{Cipher, KeyedCipher};
+use super::fill_random;
+use super::secret::KEY_BYTES;
+use crate::error::{Error, Kind, Result};
+use ring::hkdf::{HKDF_SHA256, KeyType, Prk, Salt};
+use ring::hmac::{self, HMAC_SHA256};
+use std::fmt;
+use zeroize::Zeroizing;
+
+/// Size of the code of a header in bytes.
+pub const CODE_BYTES: usize = 32;
+
+/// Begin of all texts for which keys are derived.
+const CONTEXT: &str = "fst.encryption 1";
+
+/// Key of one file.
+#[derive(Clone)]
+pub struct FileKey(Zeroizing<[u8; KEY_BYTES]>);
+
+impl FileKey {
+    /// Returns a new random key.
+    ///
+    /// # Errors
+    /// `internal` if the system has no random numbers.
+    pub fn random() -> Result<FileKey> {
+        let mut key = Zeroizing::new([0; KEY_BYTES]);
+        fill_random(&mut *key)?;
+        Ok(FileKey(key))
+    }
+
+    pub(super) fn new(bytes: [u8; KEY_BYTES]) -> FileKey {
+        FileKey(Zeroizing::new(bytes))
+    }
+
+    pub(super) fn secret(&self) -> &[u8; KEY_BYTES] {
+        &self.0
+    }
+
+    /// Returns the cipher of the data.
+    pub(super) fn data_cipher(&self, cipher: Cipher) -> Result<KeyedCipher> {
+        cipher.keyed(&*expand(&extract(&[], &*self.0), &format!("data {}", cipher.name()))?)
+    }
+
+    /// Returns the code of a header.
+    ///
+    /// # Errors
+    /// `internal` if no key can be derived.
+    pub fn header_code(&self, header: &[u8]) -> Result<[u8; CODE_BYTES]> {
+        let code = hmac::sign(&self.header_key()?, header);
+        code.as_ref().try_into().map_err(|_| underivable())
+    }
+
+    /// Returns whether a header has this code, in a time that does not depend on the code.
+    ///
+    /// # Errors
+    /// `internal` if no key can be derived.
+    pub fn has_code(&self, header: &[u8], code: &[u8; CODE_BYTES]) -> Result<bool> {
+        Ok(hmac::verify(&self.header_key()?, header, code).is_ok())
+    }
+
+    fn header_key(&self) -> Result<hmac::Key> {
+        let key = expand::<KEY_BYTES>(&extract(&[], &*self.0), "header")?;
+        Ok(hmac::Key::new(HMAC_SHA256, &*key))
+    }
+}
+
+impl fmt::Debug for FileKey {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("FileKey(hidden)")
+    }
+}
+
+/// Length of a derived key.
+struct Length(usize);
+
+impl KeyType for Length {
+    fn len(&self) -> usize {
+        self.0
+    }
+}
+
+pub(super) fn extract(salt: &[u8], key: &[u8]) -> Prk {
+    Salt::new(HKDF_SHA256, salt).extract(key)
+}
+
+/// Derives bytes for one use.
+pub(super) fn expand<const BYTES: usize>(prk: &Prk, used_for: &str) -> Result<Zeroizing<[u8; BYTES]>> {
+    let mut bytes = Zeroizing::new([0; BYTES]);
+    let info = format!("{CONTEXT} {used_for}");
+    let info = [info.as_bytes()];
+    let derived = prk.expand(&info, Length(BYTES)).and_then(|derived| derived.fill(&mut *bytes));
+    derived.map(|()| bytes).map_err(|_| underivable())
+}
+
+fn underivable() -> Error {
+    Error::new(Kind::Internal, "no key can be derived")
+}

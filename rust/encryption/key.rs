@@ -1,0 +1,150 @@
+//! Keys of users, which wrap the keys of files.
+
+use super::fill_random;
+use super::secret::{Derivation, KEY_BYTES, Key, SALT_BYTES};
+use super::slot::LABEL_BYTES;
+use crate::error::{Error, Kind, Result};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use zeroize::Zeroizing;
+
+/// Passes of Argon2id for new keys from passphrases.
+pub const PASSES: u64 = 3;
+/// Memory of Argon2id for new keys from passphrases, in bytes.
+pub const MEMORY_BYTES: u64 = 256 << 20;
+
+/// Largest number of keys that are kept of one passphrase.
+const DERIVED_MAX: usize = 64;
+
+/// Key of a user.
+#[derive(Clone)]
+pub struct EncryptionKey {
+    secret: Secret,
+    label: String,
+}
+
+#[derive(Clone)]
+enum Secret {
+    Key(Key),
+    Passphrase(Arc<Passphrase>),
+}
+
+struct Passphrase {
+    text: Zeroizing<Vec<u8>>,
+    passes: u64,
+    memory_bytes: u64,
+    /// Keys that were derived.
+    derived: Mutex<Vec<(Derivation, Key)>>,
+}
+
+impl EncryptionKey {
+    /// Copies a key.
+    ///
+    /// # Errors
+    /// `invalid-argument` if it has another size than [`KEY_BYTES`].
+    pub fn from_bytes(bytes: &[u8]) -> Result<EncryptionKey> {
+        Ok(EncryptionKey { secret: Secret::Key(Key::new(bytes)?), label: String::new() })
+    }
+
+    /// Returns random bytes for [`from_bytes`](EncryptionKey::from_bytes).
+    ///
+    /// # Errors
+    /// `internal` if the system has no random numbers.
+    pub fn random() -> Result<Zeroizing<[u8; KEY_BYTES]>> {
+        let mut bytes = Zeroizing::new([0; KEY_BYTES]);
+        fill_random(&mut *bytes)?;
+        Ok(bytes)
+    }
+
+    /// Returns the key of a passphrase, which is derived when it is first used. The limits, such as [`PASSES`] and
+    /// [`MEMORY_BYTES`], are those of new files.
+    ///
+    /// # Errors
+    /// `invalid-argument` for an empty passphrase, or limits that readers refuse.
+    pub fn from_passphrase(text: &[u8], passes: u64, memory_bytes: u64) -> Result<EncryptionKey> {
+        if text.is_empty() {
+            return Err(Error::new(Kind::InvalidArgument, "the passphrase is empty"));
+        }
+        super::slot::check_limits(passes, memory_bytes)
+            .map_err(|message| Error::new(Kind::InvalidArgument, message))?;
+        let text = Zeroizing::new(text.to_vec());
+        let passphrase = Passphrase { text, passes, memory_bytes, derived: Mutex::default() };
+        Ok(EncryptionKey { secret: Secret::Passphrase(Arc::new(passphrase)), label: String::new() })
+    }
+
+    /// Returns the key with a label, which new files show to everybody.
+    ///
+    /// # Errors
+    /// `invalid-argument` if it is longer than [`LABEL_BYTES`] or contains a NUL.
+    pub fn with_label(self, label: &str) -> Result<EncryptionKey> {
+        if label.len() > LABEL_BYTES || label.contains('\0') {
+            let message = format!("the label of a key has at most {LABEL_BYTES} bytes, and no NUL");
+            return Err(Error::new(Kind::InvalidArgument, message));
+        }
+        Ok(EncryptionKey { label: label.to_owned(), ..self })
+    }
+
+    /// Returns the label.
+    pub fn label(&self) -> &str {
+        &self.label
+    }
+
+    /// Returns the secret key for new files, and its derivation from a passphrase.
+    pub(super) fn for_new_file(&self) -> Result<(Option<Derivation>, Key)> {
+        match &self.secret {
+            Secret::Key(key) => Ok((None, key.clone())),
+            Secret::Passphrase(passphrase) => passphrase.new_key(),
+        }
+    }
+
+    /// Returns the secret key of a slot with this derivation, or `None` if the slot is for another sort of key.
+    pub(super) fn for_slot(&self, derivation: Option<Derivation>) -> Result<Option<Key>> {
+        match (&self.secret, derivation) {
+            (Secret::Key(key), None) => Ok(Some(key.clone())),
+            (Secret::Passphrase(passphrase), Some(derivation)) => passphrase.key(derivation).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    pub(super) fn is_passphrase(&self) -> bool {
+        matches!(self.secret, Secret::Passphrase(_))
+    }
+}
+
+impl Passphrase {
+    /// Returns the key of new files. Its derivation takes long, so that all files share one.
+    fn new_key(&self) -> Result<(Option<Derivation>, Key)> {
+        let mut derived = self.derived.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_strong = |(derivation, _): &&(Derivation, Key)| {
+            derivation.opslimit == self.passes && derivation.memlimit == self.memory_bytes
+        };
+        if let Some((derivation, key)) = derived.iter().find(is_strong) {
+            return Ok((Some(*derivation), key.clone()));
+        }
+        let mut salt = [0; SALT_BYTES];
+        fill_random(&mut salt)?;
+        let derivation = Derivation { opslimit: self.passes, memlimit: self.memory_bytes, salt };
+        let key = derivation.key(&self.text)?;
+        derived.push((derivation, key.clone()));
+        Ok((Some(derivation), key))
+    }
+
+    /// Derives a key, or returns the one that was derived before. One thread derives at a time, because of the memory.
+    fn key(&self, derivation: Derivation) -> Result<Key> {
+        let mut derived = self.derived.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, key)) = derived.iter().find(|(known, _)| *known == derivation) {
+            return Ok(key.clone());
+        }
+        let key = derivation.key(&self.text)?;
+        if derived.len() < DERIVED_MAX {
+            derived.push((derivation, key.clone()));
+        }
+        Ok(key)
+    }
+}
+
+impl fmt::Debug for EncryptionKey {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "EncryptionKey({:?}, hidden)", self.label)
+    }
+}

@@ -1,0 +1,192 @@
+//! Slots of a header, which have the key of the file, encrypted with the keys of users.
+
+use super::cipher::{Cipher, TAG_BYTES};
+use super::file_key::{FileKey, expand, extract};
+use super::fill_random;
+use super::key::EncryptionKey;
+use super::secret::{Derivation, KEY_BYTES, Key, SALT_BYTES};
+use crate::error::{Error, Kind, Result};
+
+/// Size of a slot in bytes.
+pub const SLOT_BYTES: usize = 192;
+/// Number of slots in a header.
+pub const SLOTS: usize = 2;
+/// Size of a label in bytes.
+pub const LABEL_BYTES: usize = 64;
+
+/// Encoded slot. An empty one has zeros.
+pub type Slot = [u8; SLOT_BYTES];
+
+const ID_BYTES: usize = 16;
+const WRAP_SALT_BYTES: usize = 32;
+/// Size of the part of a slot that is not encrypted, in bytes.
+const CLEAR_BYTES: usize = SLOT_BYTES - KEY_BYTES - TAG_BYTES;
+
+/// First bytes of slots.
+const DIRECT: u8 = 1;
+const DERIVED: u8 = 2;
+
+/// Smallest memory of Argon2id in bytes.
+const MEMORY_BYTES_MIN: u64 = 8 << 10;
+/// Largest memory of Argon2id in bytes. The number comes from the file.
+const MEMORY_BYTES_MAX: u64 = 1 << 30;
+/// Upper bound for the memory of Argon2id times its passes, in bytes.
+const WORK_BYTES_MAX: u64 = 4 << 30;
+
+/// Fields of a slot that are not secret.
+struct Fields {
+    derivation: Option<Derivation>,
+    label: String,
+    id: [u8; ID_BYTES],
+    wrap_salt: [u8; WRAP_SALT_BYTES],
+}
+
+/// Encrypts the key of a file for the owners of a user key.
+///
+/// # Errors
+/// Those of deriving the key of a passphrase; `internal` if the system has no random numbers.
+pub fn wrap(file_key: &FileKey, key: &EncryptionKey, cipher: Cipher) -> Result<Slot> {
+    let (derivation, user_key) = key.for_new_file()?;
+    let mut wrap_salt = [0; WRAP_SALT_BYTES];
+    fill_random(&mut wrap_salt)?;
+    let fields = Fields { derivation, label: key.label().to_owned(), id: *id_of(&user_key)?, wrap_salt };
+    let mut slot = fields.encode();
+    let (clear, rest) = slot.split_at_mut(CLEAR_BYTES);
+    let (encrypted, tag) = rest.split_at_mut(KEY_BYTES);
+    encrypted.copy_from_slice(file_key.secret());
+    let wrap_key = expand(&extract(&wrap_salt, user_key.secret()), "wrap")?;
+    tag.copy_from_slice(&cipher.keyed(&wrap_key)?.encrypt(0, clear, encrypted)?);
+    Ok(slot)
+}
+
+/// Decrypts the key of a file with a user key. Also returns the index of the slot.
+///
+/// # Errors
+/// `malformed` for an invalid slot, `integrity` if no slot is for the key or its slot was changed; those of deriving the
+/// key of a passphrase.
+pub fn unwrap(slots: &[Slot], key: &EncryptionKey, cipher: Cipher) -> Result<(FileKey, usize)> {
+    let mut others = Vec::new();
+    for (index, slot) in slots.iter().enumerate() {
+        let Some(fields) = Fields::parse(slot).map_err(|what| malformed(index, &what))? else { continue };
+        let user_key = key.for_slot(fields.derivation)?;
+        let user_key = match user_key {
+            Some(user_key) if *id_of(&user_key)? == fields.id => user_key,
+            _ => {
+                others.push(fields);
+                continue;
+            }
+        };
+        let wrap_key = expand(&extract(&fields.wrap_salt, user_key.secret()), "wrap")?;
+        let (clear, rest) = slot.split_at(CLEAR_BYTES);
+        let (encrypted, tag) = rest.split_at(KEY_BYTES);
+        let changed = || Error::new(Kind::Integrity, format!("key slot {index} was changed"));
+        let mut file_key: [u8; KEY_BYTES] = encrypted.try_into().map_err(|_| changed())?;
+        let tag = tag.try_into().map_err(|_| changed())?;
+        if !cipher.keyed(&wrap_key)?.decrypt(0, clear, &mut file_key, tag) {
+            return Err(changed());
+        }
+        return Ok((FileKey::new(file_key), index));
+    }
+    Err(Error::new(Kind::Integrity, other_key(&others, key)))
+}
+
+/// Checks the limits of Argon2id.
+///
+/// # Errors
+/// The message of an error.
+pub(super) fn check_limits(passes: u64, memory_bytes: u64) -> std::result::Result<(), String> {
+    let is_memory = (MEMORY_BYTES_MIN..=MEMORY_BYTES_MAX).contains(&memory_bytes) && memory_bytes.is_multiple_of(1024);
+    let work = passes.checked_mul(memory_bytes).filter(|bytes| (1..=WORK_BYTES_MAX).contains(bytes));
+    if !is_memory || work.is_none() || u32::try_from(passes).is_err() {
+        return Err(format!(
+            "Argon2id with {passes} passes and {memory_bytes} bytes of memory; accepted are {MEMORY_BYTES_MIN} to \
+             {MEMORY_BYTES_MAX} bytes in multiples of 1024, at least 1 pass, and a product of at most {WORK_BYTES_MAX}"
+        ));
+    }
+    Ok(())
+}
+
+impl Fields {
+    fn encode(&self) -> Slot {
+        let mut bytes = Vec::with_capacity(SLOT_BYTES);
+        bytes.extend([if self.derivation.is_some() { DERIVED } else { DIRECT }, 0, 0, 0]);
+        let derivation = self.derivation.unwrap_or(Derivation { opslimit: 0, memlimit: 0, salt: [0; SALT_BYTES] });
+        bytes.extend(u32::try_from(derivation.opslimit).unwrap_or(u32::MAX).to_le_bytes());
+        bytes.extend(derivation.memlimit.to_le_bytes());
+        bytes.extend(derivation.salt);
+        let end = bytes.len() + LABEL_BYTES;
+        bytes.extend(self.label.as_bytes());
+        bytes.resize(end, 0);
+        bytes.extend(self.id);
+        bytes.extend(self.wrap_salt);
+        let mut slot = [0; SLOT_BYTES];
+        for (target, byte) in slot.iter_mut().zip(bytes) {
+            *target = byte;
+        }
+        slot
+    }
+
+    /// Parses a slot. Returns `None` for an empty one, and the message of an error for an invalid one.
+    fn parse(slot: &Slot) -> std::result::Result<Option<Fields>, String> {
+        if slot.iter().all(|&byte| byte == 0) {
+            return Ok(None);
+        }
+        let mut rest = slot.as_slice();
+        let kind = take::<4>(&mut rest)?;
+        let passes = u64::from(u32::from_le_bytes(take(&mut rest)?));
+        let memory_bytes = u64::from_le_bytes(take(&mut rest)?);
+        let salt = take::<SALT_BYTES>(&mut rest)?;
+        let derivation = match kind {
+            [DIRECT, 0, 0, 0] if (passes, memory_bytes, salt) == (0, 0, [0; SALT_BYTES]) => None,
+            [DERIVED, 0, 0, 0] => {
+                check_limits(passes, memory_bytes)?;
+                Some(Derivation { opslimit: passes, memlimit: memory_bytes, salt })
+            }
+            _ => return Err("unknown sort of key".to_owned()),
+        };
+        let label = take::<LABEL_BYTES>(&mut rest)?;
+        let end = label.iter().position(|&byte| byte == 0).unwrap_or(LABEL_BYTES);
+        let (label, padding) = label.split_at(end);
+        let label = std::str::from_utf8(label).map_err(|_| "the label is not UTF-8")?.to_owned();
+        if padding.iter().any(|&byte| byte != 0) {
+            return Err("bytes follow the label".to_owned());
+        }
+        Ok(Some(Fields { derivation, label, id: take(&mut rest)?, wrap_salt: take(&mut rest)? }))
+    }
+}
+
+fn take<const BYTES: usize>(rest: &mut &[u8]) -> std::result::Result<[u8; BYTES], String> {
+    let (taken, left) = rest.split_first_chunk::<BYTES>().ok_or("the slot is cut off")?;
+    *rest = left;
+    Ok(*taken)
+}
+
+fn id_of(key: &Key) -> Result<zeroize::Zeroizing<[u8; ID_BYTES]>> {
+    expand(&extract(&[], key.secret()), "id")
+}
+
+fn malformed(index: usize, what: &str) -> Error {
+    Error::new(Kind::Malformed, format!("key slot {index} is not valid: {what}"))
+}
+
+/// Returns why no slot was opened.
+fn other_key(others: &[Fields], key: &EncryptionKey) -> String {
+    let described = |fields: &Fields| {
+        let id: String = fields.id.iter().map(|byte| format!("{byte:02x}")).collect();
+        match fields.label.as_str() {
+            "" => format!("{id} without a label"),
+            label => format!("{id} with the label {label:?}"),
+        }
+    };
+    let ids: Vec<String> = others.iter().map(described).collect();
+    if ids.is_empty() {
+        return "the file has no key slot".to_owned();
+    }
+    let is_other_sort = others.iter().all(|fields| fields.derivation.is_some() != key.is_passphrase());
+    let hint = match (is_other_sort, key.is_passphrase()) {
+        (true, true) => "; the file has no key of a passphrase",
+        (true, false) => "; the file has a key of a passphrase",
+        (false, _) => "",
+    };
+    format!("the file was encrypted with another key, or its key slots were changed: key {}{hint}", ids.join(" or "))
+}

@@ -1,0 +1,243 @@
+//! Encryption of a safetensors file, as its header states it: a text of the metadata, and a tensor with the
+//! authentication codes of all chunks. `docs/encryption.md` specifies the format.
+//!
+//! ```text
+//! "__metadata__": {"fst.encryption": "1:<cipher>:<chunk_bytes>:<code of the header>:<key slot>:<key slot>"}
+//! "fst.encryption.tags": {"dtype": "U8", "shape": [16 * chunks], "data_offsets": [..., end of the data]}
+//! ```
+//!
+//! The length of the text is known before the header is, so that the last field can be written when all data is.
+
+use super::header::{Header, LENGTH_BYTES, position_of};
+use crate::dtype::Dtype;
+use crate::encryption::chunks::{self, CHUNK_BYTES, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, Chunks};
+use crate::encryption::cipher::{Cipher, TAG_BYTES};
+use crate::encryption::file_key::{CODE_BYTES, FileKey};
+use crate::encryption::key::EncryptionKey;
+use crate::encryption::slot::{self, SLOT_BYTES, SLOTS, Slot};
+use crate::error::{Error, Kind, Result};
+use crate::format::layout::{Metadata, Tensor};
+use crate::num::{to_u64, to_usize};
+use crate::os::retry::Check;
+use crate::source::Source;
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use std::ops::Range;
+
+/// Key of the metadata.
+pub const ENCRYPTION_KEY: &str = "fst.encryption";
+/// Name of the tensor with the authentication codes.
+pub const TAGS_NAME: &str = "fst.encryption.tags";
+
+const VERSION: &str = "1";
+/// Number of characters of the code of the header.
+const CODE_CHARS: usize = (CODE_BYTES * 8).div_ceil(6);
+/// Number of characters of a key slot.
+const SLOT_CHARS: usize = SLOT_BYTES * 8 / 6;
+/// Number of characters of the code, the slots, and the separators between them.
+const SECRETS_CHARS: usize = CODE_CHARS + SLOTS * (1 + SLOT_CHARS);
+
+/// Text of the metadata of an encrypted file.
+struct Stated {
+    cipher: Cipher,
+    chunk_bytes: u64,
+    code: [u8; CODE_BYTES],
+    slots: [Slot; SLOTS],
+    /// Range of the code and the slots in the JSON of the header.
+    secrets: Range<usize>,
+}
+
+/// Returns whether a header is that of an encrypted file, or claims to be.
+pub fn is_encrypted(header: &Header) -> bool {
+    header.metadata().is_some_and(|metadata| metadata.contains_key(ENCRYPTION_KEY)) || header.find(TAGS_NAME).is_some()
+}
+
+/// Returns the chunks of an encrypted file, whose header is authentic, and removes from the header what belongs to the
+/// encryption. `json` is the header that was parsed.
+///
+/// # Errors
+/// `malformed` if the header is not what this module describes; `integrity` if the file is not encrypted, the key is
+/// another one, or the header was changed; those of reading and of deriving a key. Without the path.
+pub fn open(
+    header: &mut Header,
+    json: &[u8],
+    source: &Source,
+    key: &EncryptionKey,
+    check: Check<'_>,
+) -> Result<Chunks> {
+    if !is_encrypted(header) {
+        let message = "the file is not encrypted, but a key was given; someone may have replaced it. Load the file \
+                       without a key to accept it";
+        return Err(Error::new(Kind::Integrity, message));
+    }
+    let stated = Stated::read(header, json)?;
+    let tags = tags_range(header, stated.chunk_bytes, source.length())?;
+    let (file_key, _) = slot::unwrap(&stated.slots, key, stated.cipher)?;
+    if !file_key.has_code(&covered(json, &stated.secrets), &stated.code)? {
+        let message = "the header was changed after the file was encrypted, or belongs to another file: names, dtypes, \
+                       shapes, offsets, metadata or the cipher";
+        return Err(Error::new(Kind::Integrity, message).offset(0));
+    }
+    header.remove(TAGS_NAME)?;
+    header.remove_metadata(ENCRYPTION_KEY);
+    let mut codes = vec![0; to_usize(tags.end - tags.start)];
+    source.read(tags.start, &mut codes, check)?;
+    let ranges = header.entries().map(|entry| entry.begin..entry.end);
+    Chunks::new(&file_key, stated.cipher, stated.chunk_bytes, ranges, codes)
+}
+
+/// Returns the range of the authentication codes in the file.
+fn tags_range(header: &Header, chunk_bytes: u64, file_bytes: u64) -> Result<Range<u64>> {
+    let malformed =
+        |message: String, offset: u64| Error::new(Kind::Malformed, message).tensor(TAGS_NAME).offset(offset);
+    let missing = || malformed("the encrypted file lacks the tensor of its authentication codes".into(), LENGTH_BYTES);
+    let tags = header.find(TAGS_NAME).ok_or_else(missing)?;
+    let sizes = header.entries().filter(|entry| entry.name != TAGS_NAME).map(|entry| entry.end - entry.begin);
+    let expected = chunks::count(sizes, chunk_bytes).saturating_mul(to_u64(TAG_BYTES));
+    if tags.dtype != Dtype::U8 || tags.shape != [expected] || tags.end != file_bytes {
+        let message = format!(
+            "the authentication codes are {} {:?} up to byte {}, but must be {} [{expected}] up to the end at byte \
+             {file_bytes}",
+            tags.dtype,
+            tags.shape,
+            tags.end,
+            Dtype::U8
+        );
+        return Err(malformed(message, tags.begin));
+    }
+    Ok(tags.begin..tags.end)
+}
+
+impl Stated {
+    /// Parses the text. Checks each field, but nothing that needs a key.
+    fn read(header: &Header, json: &[u8]) -> Result<Stated> {
+        let malformed = |what: &str| {
+            let message = format!("the metadata {ENCRYPTION_KEY:?} are not valid: {what}");
+            Error::new(Kind::Malformed, message).offset(LENGTH_BYTES)
+        };
+        let text = header.metadata().and_then(|metadata| metadata.get(ENCRYPTION_KEY));
+        let text = text.ok_or_else(|| malformed("the file has authentication codes, but no such text"))?;
+        let fields: Vec<&str> = text.split(':').collect();
+        let (version, fields) = fields.split_first().ok_or_else(|| malformed("no version"))?;
+        if *version != VERSION {
+            let version: String = version.chars().take(20).collect();
+            return Err(malformed(&format!("version {version:?} is unknown; a newer fst may read it")));
+        }
+        let [cipher, chunk_bytes, code, first, second] = fields else {
+            return Err(malformed("it must have 6 fields"));
+        };
+        let cipher = Cipher::from_name(cipher).ok_or_else(|| malformed("unknown cipher"))?;
+        let is_canonical = |bytes: &u64| bytes.to_string() == *chunk_bytes && bytes.is_power_of_two();
+        let chunk_bytes = chunk_bytes.parse().ok().filter(is_canonical);
+        let chunk_bytes = chunk_bytes.filter(|bytes| (CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(bytes));
+        let chunk_bytes = chunk_bytes.ok_or_else(|| malformed("chunks of a size that is not accepted"))?;
+        let code = decode(code).ok_or_else(|| malformed("no code of the header"))?;
+        let slot = |text| decode(text).ok_or_else(|| malformed("no key slot"));
+        let slots = [slot(first)?, slot(second)?];
+        let end = position_of(json, text).ok_or_else(|| malformed("the text is not exactly once in the header"))?;
+        let end = end + text.len();
+        Ok(Stated { cipher, chunk_bytes, code, slots, secrets: end - SECRETS_CHARS..end })
+    }
+}
+
+/// Encryption of a new file, until its header is written.
+pub struct NewEncryption {
+    file_key: FileKey,
+    cipher: Cipher,
+    slot: Slot,
+}
+
+impl NewEncryption {
+    /// Returns the encryption of a file with a new key, which `key` wraps.
+    ///
+    /// # Errors
+    /// Those of [`slot::wrap`].
+    pub fn new(key: &EncryptionKey, cipher: Cipher) -> Result<NewEncryption> {
+        let file_key = FileKey::random()?;
+        let slot = slot::wrap(&file_key, key, cipher)?;
+        Ok(NewEncryption { file_key, cipher, slot })
+    }
+
+    /// Returns the encryptor of the data.
+    ///
+    /// # Errors
+    /// `internal` if the cipher refuses its key.
+    pub fn chunk_encryptor(&self) -> Result<chunks::ChunkEncryptor> {
+        chunks::ChunkEncryptor::new(&self.file_key, self.cipher)
+    }
+
+    /// Adds to the metadata of the file a text as long as that of the encryption.
+    #[must_use]
+    pub fn reserve(&self, metadata: Metadata) -> Metadata {
+        let mut metadata = metadata.unwrap_or_default();
+        metadata.insert(ENCRYPTION_KEY.to_owned(), self.blank());
+        Some(metadata)
+    }
+
+    /// Writes the text to the header of the file, in the place that [`reserve`](NewEncryption::reserve) has kept.
+    ///
+    /// # Errors
+    /// `internal` if the header has no such place.
+    pub fn seal(&self, header: &mut [u8]) -> Result<()> {
+        let no_place = || Error::new(Kind::Internal, "the header has no place for the encryption");
+        let (_, json) = header.split_at_mut_checked(to_usize(LENGTH_BYTES)).ok_or_else(no_place)?;
+        let blank = self.blank();
+        let end = position_of(json, &blank).ok_or_else(no_place)? + blank.len();
+        let secrets = end - SECRETS_CHARS..end;
+        let code = self.file_key.header_code(&covered(json, &secrets))?;
+        let mut text = URL_SAFE_NO_PAD.encode(code);
+        for slot in [self.slot, [0; SLOT_BYTES]] {
+            text.push(':');
+            URL_SAFE_NO_PAD.encode_string(slot, &mut text);
+        }
+        let place = json.get_mut(secrets).filter(|place| place.len() == text.len()).ok_or_else(no_place)?;
+        place.copy_from_slice(text.as_bytes());
+        Ok(())
+    }
+
+    fn blank(&self) -> String {
+        format!("{VERSION}:{}:{CHUNK_BYTES}:{}", self.cipher.name(), blank_secrets())
+    }
+}
+
+/// Returns the tensor with the authentication codes.
+///
+/// # Errors
+/// `invalid-argument` if the size overflows.
+pub fn tags_tensor(tags: &[u8]) -> Result<Tensor> {
+    Tensor::new(TAGS_NAME, Dtype::U8, vec![to_u64(tags.len())])
+}
+
+/// Refuses metadata and names that only encrypted files have, in a file that is not.
+///
+/// # Errors
+/// `invalid-argument`.
+pub fn check_metadata(metadata: &Metadata) -> Result<()> {
+    if metadata.as_ref().is_some_and(|metadata| metadata.contains_key(ENCRYPTION_KEY)) {
+        let message = format!("the metadata {ENCRYPTION_KEY:?} are those of encrypted files; leave them out");
+        return Err(Error::new(Kind::InvalidArgument, message));
+    }
+    Ok(())
+}
+
+/// Returns the code and the slots with `A` for each of their characters.
+fn blank_secrets() -> String {
+    let slots = format!(":{}", "A".repeat(SLOT_CHARS)).repeat(SLOTS);
+    "A".repeat(CODE_CHARS) + &slots
+}
+
+/// Returns the bytes before the data that the code of the header covers, with blanks for the code and the slots.
+fn covered(json: &[u8], secrets: &Range<usize>) -> Vec<u8> {
+    let mut header = Vec::with_capacity(to_usize(LENGTH_BYTES) + json.len());
+    header.extend(to_u64(json.len()).to_le_bytes());
+    header.extend(json);
+    let begin = to_usize(LENGTH_BYTES);
+    if let Some(place) = header.get_mut(begin + secrets.start..begin + secrets.end) {
+        place.copy_from_slice(blank_secrets().as_bytes());
+    }
+    header
+}
+
+fn decode<const BYTES: usize>(text: &str) -> Option<[u8; BYTES]> {
+    URL_SAFE_NO_PAD.decode(text).ok()?.try_into().ok()
+}

@@ -1,0 +1,533 @@
+//! Encrypted files: what writers write, what loads accept, and what they refuse.
+
+use crate::files;
+use fst::checkpoint::Checkpoint;
+use fst::checkpoint::region::{IndexRange, TensorRegion};
+use fst::checkpoint::selection::Selection;
+use fst::checkpoint::verify::Verify;
+use fst::device::Scratch;
+use fst::device::host::Host;
+use fst::digest::manifest::Manifest;
+use fst::dtype::Dtype;
+use fst::encryption::chunks::CHUNK_BYTES;
+use fst::encryption::key::EncryptionKey;
+use fst::error::{Error, Kind};
+use fst::format::encryption::{ENCRYPTION_KEY, TAGS_NAME};
+use fst::format::layout::{Layout, Metadata, Tensor};
+use fst::load::stream::{Order, Stream};
+use fst::load::transfer::Transfer;
+use fst::load::views::{Mappings, Views};
+use fst::options::{Options, ReaderChoice};
+use fst::plan::Destination;
+use fst::save::atomic_file::OutputFile;
+use fst::save::file_kernel::Linux;
+use fst::save::writer::Writer;
+use proptest::prelude::*;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use tempfile::TempDir;
+
+const CHUNK: usize = CHUNK_BYTES as usize;
+/// Sizes of tensors: around chunks, and empty ones.
+const SIZES: [usize; 10] = [3, 0, CHUNK, 1, CHUNK + 1, 2 * CHUNK + 500_000, 100_001, 7, CHUNK - 1, 0];
+const DIRECTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/encryption");
+
+fn key() -> EncryptionKey {
+    EncryptionKey::from_bytes(&[7; 32]).unwrap()
+}
+
+fn tight() -> Options {
+    Options { chunk_bytes: 60 << 10, staging_bytes: 200 << 10, threads: 3, ..Options::default() }
+}
+
+fn sample() -> Vec<(Tensor, Vec<u8>)> {
+    let tensor = |(index, &size): (usize, &usize)| {
+        let tensor = Tensor::new(format!("t{index:03}"), Dtype::U8, vec![size as u64]).unwrap();
+        (tensor, files::pattern(index, size))
+    };
+    SIZES.iter().enumerate().map(tensor).collect()
+}
+
+fn address_of(bytes: &[u8]) -> u64 {
+    bytes.as_ptr().expose_provenance() as u64
+}
+
+/// Writes tensors, each in pieces of up to 300,000 bytes.
+fn fill(mut writer: Writer, tensors: &[(Tensor, Vec<u8>)]) -> fst::Result<()> {
+    for (tensor, bytes) in tensors {
+        writer.add(tensor.clone())?;
+        for piece in bytes.chunks(300_000) {
+            // SAFETY: the bytes outlive the call.
+            unsafe { writer.append(&Host, 0, address_of(piece), piece.len() as u64) }?;
+        }
+    }
+    writer.finish()
+}
+
+fn write(path: &Path, tensors: &[(Tensor, Vec<u8>)], metadata: Metadata, key: &EncryptionKey) -> fst::Result<()> {
+    let output = OutputFile::create(path, Box::new(Linux))?;
+    fill(Writer::begin_encrypted(output, metadata, key, &Options::default())?, tensors)
+}
+
+fn open(path: &Path) -> fst::Result<Arc<Checkpoint>> {
+    Checkpoint::open_with_key(&[path], &Verify::Nothing, &key()).map(Arc::new)
+}
+
+fn regions(checkpoint: &Arc<Checkpoint>) -> Arc<[TensorRegion]> {
+    Arc::clone(Selection::all(checkpoint).unwrap().regions())
+}
+
+fn load(checkpoint: &Checkpoint, regions: &Arc<[TensorRegion]>, options: Options) -> fst::Result<Vec<Vec<u8>>> {
+    let mut memory: Vec<Vec<u8>> = regions.iter().map(|region| vec![0xEE; region.bytes() as usize]).collect();
+    let destinations = destinations(&mut memory);
+    let mut transfer = Transfer::open(checkpoint, Arc::clone(regions), Arc::new(Host), options)?;
+    let batch = transfer.planner().prepare(&destinations)?;
+    // SAFETY: the memory lives until the transfer has finished.
+    unsafe { transfer.fill(&batch, Scratch::default()) }?;
+    transfer.finish()?;
+    Ok(memory)
+}
+
+fn destinations(memory: &mut [Vec<u8>]) -> Vec<Destination> {
+    let destination = |(tensor, bytes): (usize, &mut Vec<u8>)| Destination {
+        tensor,
+        begin: 0,
+        end: bytes.len() as u64,
+        address: bytes.as_mut_ptr().expose_provenance() as u64,
+        cast: None,
+    };
+    memory.iter_mut().enumerate().map(destination).collect()
+}
+
+/// Opens a file and loads all tensors, in the order of their names.
+fn load_all(path: &Path) -> fst::Result<Vec<(String, Vec<u8>)>> {
+    let checkpoint = open(path)?;
+    let regions = regions(&checkpoint);
+    let loaded = load(&checkpoint, &regions, Options::default())?;
+    let mut named: Vec<_> = regions.iter().map(|region| region.name.to_string()).zip(loaded).collect();
+    named.sort();
+    Ok(named)
+}
+
+fn expected(tensors: &[(Tensor, Vec<u8>)]) -> Vec<(String, Vec<u8>)> {
+    tensors.iter().map(|(tensor, bytes)| (tensor.name().to_owned(), bytes.clone())).collect()
+}
+
+struct Trial {
+    path: PathBuf,
+    bytes: Vec<u8>,
+    directory: TempDir,
+}
+
+impl Trial {
+    fn of(tensors: &[(Tensor, Vec<u8>)]) -> Trial {
+        let directory = TempDir::new().unwrap();
+        let path = directory.path().join("x.safetensors");
+        write(&path, tensors, Some([("format".to_owned(), "pt".to_owned())].into()), &key()).unwrap();
+        Trial { bytes: fs::read(&path).unwrap(), path, directory }
+    }
+
+    fn small() -> Trial {
+        Trial::of(&small())
+    }
+
+    /// Returns the error of a load of changed bytes.
+    fn error(&self, bytes: &[u8]) -> Error {
+        fs::write(&self.path, bytes).unwrap();
+        load_all(&self.path).unwrap_err()
+    }
+
+    fn data_begin(&self) -> usize {
+        8 + u64::from_le_bytes(self.bytes[..8].try_into().unwrap()) as usize
+    }
+
+    /// Returns the file with another text in its header, which is as long.
+    fn with_text(&self, from: &str, to: &str) -> Vec<u8> {
+        assert_eq!(from.len(), to.len());
+        let begin = self.data_begin();
+        let header = String::from_utf8(self.bytes[8..begin].to_vec()).unwrap();
+        assert!(header.contains(from), "{header}");
+        [&self.bytes[..8], header.replacen(from, to, 1).as_bytes(), &self.bytes[begin..]].concat()
+    }
+
+    fn text(&self) -> String {
+        let (_, header) = safetensors::SafeTensors::read_metadata(&self.bytes).unwrap();
+        header.metadata().as_ref().unwrap()[ENCRYPTION_KEY].clone()
+    }
+}
+
+fn small() -> Vec<(Tensor, Vec<u8>)> {
+    let tensor = |name: &str, seed, size: u64| {
+        (Tensor::new(name, Dtype::F32, vec![size]).unwrap(), files::pattern(seed, 4 * size as usize))
+    };
+    vec![tensor("bias", 1, 100), tensor("gain", 2, 100), tensor("head", 3, 300_000)]
+}
+
+#[test]
+fn encrypted_files_load_with_their_key() {
+    let sample = sample();
+    let trial = Trial::of(&sample);
+    let checkpoint = open(&trial.path).unwrap();
+    let regions = regions(&checkpoint);
+    assert_eq!(regions.len(), sample.len());
+    for options in [Options::default(), tight(), Options { chunk_bytes: 3 << 20, ..tight() }] {
+        for reader in [ReaderChoice::Auto, ReaderChoice::Mmap, ReaderChoice::Uring, ReaderChoice::Gds] {
+            let loaded = load(&checkpoint, &regions, Options { reader, ..options.clone() }).unwrap();
+            for (region, bytes) in regions.iter().zip(loaded) {
+                let (_, expected) = sample.iter().find(|(tensor, _)| *tensor.name() == *region.name).unwrap();
+                assert!(bytes == *expected, "{}", region.name);
+            }
+        }
+    }
+    assert_eq!(checkpoint.metadata().unwrap().unwrap().keys().collect::<Vec<_>>(), ["format"]);
+    for (_, bytes) in sample.iter().filter(|(_, bytes)| bytes.len() > 100) {
+        assert!(!trial.bytes.windows(32).any(|window| window == &bytes[..32]));
+    }
+}
+
+#[test]
+fn layout_is_that_of_safetensors() {
+    let sample = sample();
+    let trial = Trial::of(&sample);
+    let plain = trial.directory.path().join("plain.safetensors");
+    let output = OutputFile::create(&plain, Box::new(Linux)).unwrap();
+    fill(Writer::begin(output, None, &Options::default()).unwrap(), &sample).unwrap();
+    let plain = fs::read(plain).unwrap();
+    let encrypted = safetensors::SafeTensors::deserialize(&trial.bytes).unwrap();
+    let (_, header) = safetensors::SafeTensors::read_metadata(&trial.bytes).unwrap();
+    let (_, plain_header) = safetensors::SafeTensors::read_metadata(&plain).unwrap();
+    for (tensor, _) in &sample {
+        let (info, plain) = (header.info(tensor.name()).unwrap(), plain_header.info(tensor.name()).unwrap());
+        assert_eq!((info.dtype, &info.shape, info.data_offsets), (plain.dtype, &plain.shape, plain.data_offsets));
+    }
+    // One chunk for each begun MiB.
+    let count: usize = SIZES.iter().map(|bytes| bytes.div_ceil(CHUNK)).sum();
+    assert_eq!(encrypted.tensor(TAGS_NAME).unwrap().shape(), [16 * count]);
+    assert!(trial.text().starts_with("1:"));
+}
+
+#[test]
+fn files_of_the_second_implementation_load() {
+    let expected: serde_json::Value =
+        serde_json::from_slice(&fs::read(format!("{DIRECTORY}/vectors.json")).unwrap()).unwrap();
+    let bytes_of = |hex: &str| -> Vec<u8> {
+        (0..hex.len()).step_by(2).map(|index| u8::from_str_radix(&hex[index..index + 2], 16).unwrap()).collect()
+    };
+    for vector in expected.as_array().unwrap() {
+        let path = PathBuf::from(format!("{DIRECTORY}/{}", vector["file"].as_str().unwrap()));
+        let mut keys = Vec::new();
+        if let Some(hex) = vector["key"].as_str() {
+            keys.push(EncryptionKey::from_bytes(&bytes_of(hex)).unwrap());
+        }
+        if let Some(text) = vector["passphrase"].as_str() {
+            keys.push(EncryptionKey::from_passphrase(text.as_bytes(), 1, 8 << 10).unwrap());
+        }
+        assert!(!keys.is_empty());
+        for key in keys {
+            let checkpoint = Arc::new(Checkpoint::open_with_key(&[&path], &Verify::Nothing, &key).unwrap());
+            let regions = regions(&checkpoint);
+            let loaded = load(&checkpoint, &regions, tight()).unwrap();
+            assert_eq!(regions.len(), vector["tensors"].as_object().unwrap().len());
+            for (region, bytes) in regions.iter().zip(loaded) {
+                let sha256 = fst::digest::Algorithm::Sha256.digest(&bytes).hex();
+                assert_eq!(sha256, vector["tensors"][&*region.name].as_str().unwrap(), "{}", region.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_file_is_encrypted_with_a_key_of_its_own() {
+    let (one, two) = (Trial::small(), Trial::small());
+    let data = |trial: &Trial| trial.bytes[trial.data_begin()..].to_vec();
+    assert_eq!(one.bytes.len(), two.bytes.len());
+    assert!(data(&one)[..64] != data(&two)[..64]);
+}
+
+#[test]
+fn streams_return_authentic_tensors_only() {
+    let trial = Trial::small();
+    let stream_all = || {
+        let checkpoint = open(&trial.path)?;
+        let regions = regions(&checkpoint);
+        let mut memory: Vec<Vec<u8>> = regions.iter().map(|region| vec![0; region.bytes() as usize]).collect();
+        let destinations = destinations(&mut memory);
+        let stream = Stream::open(&checkpoint, Arc::clone(&regions), Arc::new(Host), tight(), Order::Submitted)?;
+        let batch = stream.planner().prepare(&destinations)?;
+        let tensors: Vec<usize> = (0..regions.len()).collect();
+        // SAFETY: the memory lives until the stream is dropped.
+        unsafe { stream.submit(&tensors, batch, Scratch::default()) }?;
+        tensors.iter().try_for_each(|_| stream.take().map(drop))?;
+        drop(stream);
+        Ok::<_, Error>(memory)
+    };
+    let expected: Vec<Vec<u8>> = small().into_iter().map(|(_, bytes)| bytes).collect();
+    assert!(stream_all().unwrap() == expected);
+    let mut bytes = trial.bytes.clone();
+    bytes[trial.data_begin() + 900] ^= 1;
+    fs::write(&trial.path, bytes).unwrap();
+    assert_eq!(stream_all().unwrap_err().kind(), Kind::Integrity);
+}
+
+#[test]
+fn no_view_of_encrypted_bytes_is_returned() {
+    let trial = Trial::small();
+    let checkpoint = open(&trial.path).unwrap();
+    let regions = regions(&checkpoint);
+    let dtypes: Vec<_> = regions.iter().map(|region| Some(region.dtype)).collect();
+    for reader in [ReaderChoice::Auto, ReaderChoice::Mmap] {
+        let options = Options { reader, ..Options::default() };
+        let views = Views::open(&checkpoint, &Mappings::default(), &regions, &dtypes, &options).unwrap();
+        assert!((0..regions.len()).all(|tensor| views.address(tensor).is_none()));
+    }
+}
+
+#[test]
+fn a_key_is_given_for_encrypted_files_only() {
+    let trial = Trial::small();
+    let error = Checkpoint::open(&[&trial.path]).unwrap_err();
+    assert_eq!(error.kind(), Kind::InvalidArgument);
+    assert!(error.to_string().contains("encrypted") && error.to_string().contains("x.safetensors"), "{error}");
+    // Someone replaces the file by one without encryption.
+    let output = OutputFile::create(&trial.path, Box::new(Linux)).unwrap();
+    fill(Writer::begin(output, None, &Options::default()).unwrap(), &small()).unwrap();
+    let error = open(&trial.path).unwrap_err();
+    assert_eq!(error.kind(), Kind::Integrity);
+    assert!(error.to_string().contains("not encrypted"), "{error}");
+}
+
+#[test]
+fn half_of_an_encryption_is_refused() {
+    let trial = Trial::small();
+    for text in [ENCRYPTION_KEY, TAGS_NAME] {
+        let other = text.replace("fst", "abc");
+        let bytes = trial.with_text(&format!("\"{text}\""), &format!("\"{other}\""));
+        let error = trial.error(&bytes);
+        assert_eq!(error.kind(), Kind::Malformed, "{error}");
+        assert_eq!(Checkpoint::open(&[&trial.path]).unwrap_err().kind(), Kind::InvalidArgument);
+    }
+}
+
+#[test]
+fn another_key_is_an_error_that_says_so() {
+    let trial = Trial::small();
+    let other = EncryptionKey::from_bytes(&[8; 32]).unwrap();
+    let passphrase = EncryptionKey::from_passphrase(b"open sesame", 1, 8 << 10).unwrap();
+    for (key, text) in [(other, "another key"), (passphrase, "no key of a passphrase")] {
+        let error = Checkpoint::open_with_key(&[&trial.path], &Verify::Nothing, &key).unwrap_err();
+        assert_eq!(error.kind(), Kind::Integrity);
+        assert!(error.to_string().contains(text), "{error}");
+    }
+}
+
+#[test]
+fn passphrases_open_files() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("x.safetensors");
+    let key = |text: &str| EncryptionKey::from_passphrase(text.as_bytes(), 2, 16 << 10).unwrap();
+    write(&path, &small(), None, &key("open sesame").with_label("cave").unwrap()).unwrap();
+    let open = |key: &EncryptionKey| Checkpoint::open_with_key(&[&path], &Verify::Nothing, key);
+    assert_eq!(open(&key("open sesame")).unwrap().count(), 3);
+    // The limits are those of the file.
+    assert!(open(&EncryptionKey::from_passphrase(b"open sesame", 1, 8 << 10).unwrap()).is_ok());
+    let error = open(&key("open barley")).unwrap_err();
+    assert_eq!(error.kind(), Kind::Integrity);
+    assert!(error.to_string().contains("cave") && !error.to_string().contains("barley"), "{error}");
+    let error = open(&self::key()).unwrap_err();
+    assert!(error.to_string().contains("has a key of a passphrase"), "{error}");
+    for (passes, memory_bytes) in [(0, 8 << 10), (1, 4 << 10), (1, 8193), (1, 2 << 30), (5, 1 << 30), (1 << 40, 8192)] {
+        let error = EncryptionKey::from_passphrase(b"x", passes, memory_bytes).unwrap_err();
+        assert_eq!(error.kind(), Kind::InvalidArgument);
+    }
+}
+
+#[test]
+fn limits_of_a_slot_are_checked_before_a_key_is_derived() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("x.safetensors");
+    let key = EncryptionKey::from_passphrase(b"open sesame", 1, 8 << 10).unwrap();
+    write(&path, &small(), None, &key).unwrap();
+    let trial = Trial { bytes: fs::read(&path).unwrap(), path, directory };
+    let text = trial.text();
+    let slot = text.split(':').nth(4).unwrap();
+    let engine = base64::engine::general_purpose::URL_SAFE_NO_PAD;
+    for (position, value) in [(4, u32::MAX.to_le_bytes().to_vec()), (8, (1_u64 << 40).to_le_bytes().to_vec())] {
+        let mut bytes = base64::Engine::decode(&engine, slot).unwrap();
+        bytes[position..position + value.len()].copy_from_slice(&value);
+        let changed = trial.with_text(slot, &base64::Engine::encode(&engine, bytes));
+        fs::write(&trial.path, changed).unwrap();
+        let error = Checkpoint::open_with_key(&[&trial.path], &Verify::Nothing, &key).unwrap_err();
+        assert_eq!(error.kind(), Kind::Malformed);
+        assert!(error.to_string().contains("Argon2id"), "{error}");
+    }
+}
+
+#[test]
+fn changed_headers_are_errors_that_say_so() {
+    let trial = Trial::small();
+    let cipher = trial.text().split(':').nth(1).unwrap().to_owned();
+    for (from, to) in [("\"bias\"", "\"gone\""), ("\"F32\"", "\"I32\""), ("\"pt\"", "\"tf\"")] {
+        let error = trial.error(&trial.with_text(from, to));
+        assert_eq!(error.kind(), Kind::Integrity);
+        assert!(error.to_string().contains("header was changed"), "{error}");
+    }
+    // Two tensors of the same size change places.
+    let bytes = trial.with_text("\"bias\"", "\"tmp_\"");
+    fs::write(&trial.path, &bytes).unwrap();
+    let swapped = Trial { bytes, path: trial.path.clone(), directory: TempDir::new().unwrap() };
+    let bytes = swapped.with_text("\"gain\"", "\"bias\"");
+    let swapped = Trial { bytes, path: trial.path.clone(), directory: TempDir::new().unwrap() };
+    let error = trial.error(&swapped.with_text("\"tmp_\"", "\"gain\""));
+    assert!(error.to_string().contains("header was changed"), "{error}");
+    // Downgrades.
+    let smaller = trial.with_text(":1048576:", ":0524288:");
+    assert_eq!(trial.error(&smaller).kind(), Kind::Malformed);
+    let version = trial.with_text(&format!("\"1:{cipher}"), &format!("\"0:{cipher}"));
+    let error = trial.error(&version);
+    assert!(error.kind() == Kind::Malformed && error.to_string().contains("version"), "{error}");
+}
+
+#[test]
+fn parts_of_other_files_are_refused() {
+    let (one, two) = (Trial::small(), Trial::small());
+    let begin = one.data_begin();
+    let error = one.error(&[&two.bytes[..begin], &one.bytes[begin..]].concat());
+    assert_eq!(error.kind(), Kind::Integrity);
+    assert!(error.to_string().contains("tensor ") && error.to_string().contains(": byte "), "{error}");
+    let slot = |trial: &Trial| trial.text().split(':').nth(4).unwrap().to_owned();
+    let error = one.error(&one.with_text(&slot(&one), &slot(&two)));
+    assert!(error.to_string().contains("belongs to another file"), "{error}");
+    // The chunk and its code, from the other file.
+    let mut bytes = one.bytes.clone();
+    let tags = bytes.len() - 16 * 4;
+    bytes[begin..begin + 400].copy_from_slice(&two.bytes[begin..begin + 400]);
+    bytes[tags..tags + 16].copy_from_slice(&two.bytes[tags..tags + 16]);
+    assert_eq!(one.error(&bytes).kind(), Kind::Integrity);
+}
+
+#[test]
+fn chunks_keep_their_places() {
+    let trial = Trial::small();
+    let (begin, tags) = (trial.data_begin(), trial.bytes.len() - 16 * 4);
+    // Two tensors of one chunk each, with their codes.
+    let mut bytes = trial.bytes.clone();
+    let (bias, gain) = bytes[begin..begin + 800].split_at_mut(400);
+    bias.swap_with_slice(gain);
+    let (bias, gain) = bytes[tags..tags + 32].split_at_mut(16);
+    bias.swap_with_slice(gain);
+    let error = trial.error(&bytes);
+    assert_eq!(error.kind(), Kind::Integrity);
+    assert!(error.to_string().contains(&format!("tensor \"bias\": byte {begin}: ")), "{error}");
+}
+
+#[test]
+fn files_that_were_cut_off_are_refused() {
+    let trial = Trial::small();
+    for length in [trial.bytes.len() - 1, trial.bytes.len() - 16, trial.data_begin() + 10, 100, 8, 0] {
+        let error = trial.error(&trial.bytes[..length]);
+        assert_eq!(error.kind(), Kind::Malformed, "{length}: {error}");
+    }
+}
+
+#[test]
+fn names_and_keys_of_encrypted_files_are_reserved() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("x.safetensors");
+    let output = || OutputFile::create(&path, Box::new(Linux)).unwrap();
+    let metadata = |key: &str| Some([(key.to_owned(), "blake3".to_owned())].into());
+    let refused = |error: Option<Error>| assert_eq!(error.unwrap().kind(), Kind::InvalidArgument);
+    refused(Writer::begin(output(), metadata(ENCRYPTION_KEY), &Options::default()).err());
+    refused(Layout::new(&[], &metadata(ENCRYPTION_KEY)).err());
+    refused(Writer::begin_encrypted(output(), metadata("fst.digests"), &key(), &Options::default()).err());
+    let tags = Tensor::new(TAGS_NAME, Dtype::U8, vec![0]).unwrap();
+    refused(Layout::new(std::slice::from_ref(&tags), &None).err());
+    refused(Writer::begin(output(), None, &Options::default()).unwrap().add(tags.clone()).err());
+    refused(Writer::begin_encrypted(output(), None, &key(), &Options::default()).unwrap().add(tags).err());
+}
+
+#[test]
+fn manifests_are_refused() {
+    let trial = Trial::small();
+    let digest = fst::digest::Algorithm::Sha256.digest(&trial.bytes);
+    let manifest = Manifest::parse(format!(r#"{{"x.safetensors": "{digest}"}}"#).as_bytes()).unwrap();
+    let error = Checkpoint::open_with_key(&[&trial.path], &Verify::Manifest(manifest), &key()).unwrap_err();
+    assert_eq!(error.kind(), Kind::InvalidArgument);
+    // All bytes are authenticated anyway.
+    assert!(Checkpoint::open_with_key(&[&trial.path], &Verify::Digests, &key()).is_ok());
+}
+
+#[test]
+fn keys_are_not_shown() {
+    let key = key().with_label("label").unwrap();
+    assert_eq!(format!("{key:?}"), "EncryptionKey(\"label\", hidden)");
+    let trial = Trial::small();
+    let shown = format!("{:?}", open(&trial.path).unwrap());
+    assert!(shown.contains("hidden") && !shown.contains("7, 7, 7"), "{shown}");
+    assert!(key.with_label(&"x".repeat(65)).is_err());
+    assert!(EncryptionKey::random().unwrap() != EncryptionKey::random().unwrap());
+}
+
+/// Matrix whose rows and columns cross chunks.
+fn matrix() -> &'static (Trial, Vec<u8>) {
+    static MATRIX: OnceLock<(Trial, Vec<u8>)> = OnceLock::new();
+    MATRIX.get_or_init(|| {
+        let bytes = files::pattern(5, 2 * 1000 * 1300);
+        let before = (Tensor::new("before", Dtype::U8, vec![33]).unwrap(), files::pattern(1, 33));
+        let tensor = (Tensor::new("matrix", Dtype::BF16, vec![1000, 1300]).unwrap(), bytes.clone());
+        (Trial::of(&[before, tensor]), bytes)
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    #[test]
+    fn slices_have_the_bytes_of_the_whole_tensor(
+        (row, rows, row_step) in (0_u64..1000, 1_u64..1000, 1_u64..400),
+        (column, columns, column_step) in (0_u64..1300, 1_u64..1300, prop_oneof![Just(1_u64), 1_u64..700]),
+        is_tight in any::<bool>(),
+    ) {
+        let (trial, whole) = matrix();
+        let range = |start: u64, length: u64, step: u64, size: u64| {
+            IndexRange { start, length: length.min((size - start).div_ceil(step)), step }
+        };
+        let ranges = [range(row, rows, row_step, 1000), range(column, columns, column_step, 1300)];
+        let checkpoint = open(&trial.path).unwrap();
+        let (source, entry) = checkpoint.find("matrix").unwrap();
+        let region = TensorRegion::indexed(source, entry, &ranges).unwrap();
+        let options = if is_tight { tight() } else { Options::default() };
+        let loaded = load(&checkpoint, &Arc::from([region]), options).unwrap().remove(0);
+        let indices = |range: IndexRange| (0..range.length).map(move |index| range.start + index * range.step);
+        let expected: Vec<u8> = indices(ranges[0])
+            .flat_map(|row| indices(ranges[1]).map(move |column| ((row * 1300 + column) * 2) as usize))
+            .flat_map(|begin| whole[begin..begin + 2].to_vec())
+            .collect();
+        prop_assert!(loaded == expected);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    #[test]
+    fn mutated_files_give_the_right_data_or_a_named_error(
+        position in prop_oneof![0_usize..1600, any::<prop::sample::Index>().prop_map(|index| index.index(1_300_000))],
+        byte in any::<u8>(),
+        cut in prop::option::of(0_usize..2000),
+    ) {
+        static TRIAL: OnceLock<Trial> = OnceLock::new();
+        let trial = TRIAL.get_or_init(Trial::small);
+        let directory = TempDir::new().unwrap();
+        let path = directory.path().join("x.safetensors");
+        let mut bytes = trial.bytes.clone();
+        let position = position % bytes.len();
+        bytes[position] = byte;
+        bytes.truncate(bytes.len() - cut.filter(|cut| cut % 3 == 0).unwrap_or(0));
+        fs::write(&path, bytes).unwrap();
+        match load_all(&path) {
+            Ok(loaded) => prop_assert!(loaded == expected(&small())),
+            Err(error) => prop_assert!([Kind::Integrity, Kind::Malformed].contains(&error.kind()), "{}", error),
+        }
+    }
+}
