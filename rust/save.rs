@@ -14,6 +14,7 @@ mod encryptor;
 pub mod file_kernel;
 pub mod memory;
 pub mod output;
+pub mod rotate;
 mod temp_file;
 mod write_threads;
 pub mod writer;

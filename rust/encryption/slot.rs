@@ -61,13 +61,22 @@ pub fn wrap(file_key: &FileKey, key: &EncryptionKey, cipher: Cipher) -> Result<S
 
 /// Decrypts the key of a file with a user key. Also returns the index of the slot.
 ///
+/// A rotation that was interrupted leaves a slot that is not valid. It does not matter if another one opens.
+///
 /// # Errors
 /// `malformed` for an invalid slot, `integrity` if no slot is for the key or its slot was changed; those of deriving the
 /// key of a passphrase.
 pub fn unwrap(slots: &[Slot], key: &EncryptionKey, cipher: Cipher) -> Result<(FileKey, usize)> {
-    let mut others = Vec::new();
+    let (mut others, mut failure) = (Vec::new(), None);
     for (index, slot) in slots.iter().enumerate() {
-        let Some(fields) = Fields::parse(slot).map_err(|what| malformed(index, &what))? else { continue };
+        let fields = match Fields::parse(slot) {
+            Ok(Some(fields)) => fields,
+            Ok(None) => continue,
+            Err(what) => {
+                failure.get_or_insert(malformed(index, &what));
+                continue;
+            }
+        };
         let user_key = key.for_slot(fields.derivation)?;
         let user_key = match user_key {
             Some(user_key) if *id_of(&user_key)? == fields.id => user_key,
@@ -83,11 +92,12 @@ pub fn unwrap(slots: &[Slot], key: &EncryptionKey, cipher: Cipher) -> Result<(Fi
         let mut file_key: [u8; KEY_BYTES] = encrypted.try_into().map_err(|_| changed())?;
         let tag = tag.try_into().map_err(|_| changed())?;
         if !cipher.keyed(&wrap_key)?.decrypt(0, clear, &mut file_key, tag) {
-            return Err(changed());
+            failure.get_or_insert(changed());
+            continue;
         }
         return Ok((FileKey::new(file_key), index));
     }
-    Err(Error::new(Kind::Integrity, other_key(&others, key)))
+    Err(failure.unwrap_or_else(|| Error::new(Kind::Integrity, other_key(&others, key))))
 }
 
 /// Checks the limits of Argon2id.

@@ -65,25 +65,74 @@ pub fn open(
     key: &EncryptionKey,
     check: Check<'_>,
 ) -> Result<Chunks> {
-    if !is_encrypted(header) {
-        let message = "the file is not encrypted, but a key was given; someone may have replaced it. Load the file \
-                       without a key to accept it";
-        return Err(Error::new(Kind::Integrity, message));
-    }
-    let stated = Stated::read(header, json)?;
-    let tags = tags_range(header, stated.chunk_bytes, source.length())?;
-    let (file_key, _) = slot::unwrap(&stated.slots, key, stated.cipher)?;
-    if !file_key.has_code(&covered(json, &stated.secrets), &stated.code)? {
-        let message = "the header was changed after the file was encrypted, or belongs to another file: names, dtypes, \
-                       shapes, offsets, metadata or the cipher";
-        return Err(Error::new(Kind::Integrity, message).offset(0));
-    }
+    let Authentic { stated, file_key, tags, .. } = Authentic::new(header, json, source.length(), key)?;
     header.remove(TAGS_NAME)?;
     header.remove_metadata(ENCRYPTION_KEY);
     let mut codes = vec![0; to_usize(tags.end - tags.start)];
     source.read(tags.start, &mut codes, check)?;
     let ranges = header.entries().map(|entry| entry.begin..entry.end);
     Chunks::new(&file_key, stated.cipher, stated.chunk_bytes, ranges, codes)
+}
+
+/// Encryption of a file whose header is authentic.
+struct Authentic {
+    stated: Stated,
+    file_key: FileKey,
+    /// Index of the slot of the key.
+    slot: usize,
+    /// Range of the authentication codes in the file.
+    tags: Range<u64>,
+}
+
+impl Authentic {
+    /// Checks the header of a file of `file_bytes` bytes with a key.
+    fn new(header: &Header, json: &[u8], file_bytes: u64, key: &EncryptionKey) -> Result<Authentic> {
+        if !is_encrypted(header) {
+            let message = "the file is not encrypted, but a key was given; someone may have replaced it. Load the file \
+                           without a key to accept it";
+            return Err(Error::new(Kind::Integrity, message));
+        }
+        let stated = Stated::read(header, json)?;
+        let tags = tags_range(header, stated.chunk_bytes, file_bytes)?;
+        let (file_key, slot) = slot::unwrap(&stated.slots, key, stated.cipher)?;
+        if !file_key.has_code(&covered(json, &stated.secrets), &stated.code)? {
+            let message = "the header was changed after the file was encrypted, or belongs to another file: names, \
+                           dtypes, shapes, offsets, metadata or the cipher";
+            return Err(Error::new(Kind::Integrity, message).offset(0));
+        }
+        Ok(Authentic { stated, file_key, slot, tags })
+    }
+}
+
+/// Replacement of the key of a file.
+#[derive(Debug)]
+pub struct Rotation {
+    /// Texts to write at bytes of the file. Each is on the disk before the next one is written: the slot of the new key,
+    /// and an empty slot over that of the old key.
+    pub writes: [(u64, String); SLOTS],
+}
+
+impl Rotation {
+    /// Wraps the key of a file with another key of a user.
+    ///
+    /// # Errors
+    /// Those of [`open`] that concern the header.
+    pub fn new(
+        header: &Header,
+        json: &[u8],
+        file_bytes: u64,
+        old: &EncryptionKey,
+        new: &EncryptionKey,
+    ) -> Result<Rotation> {
+        let Authentic { stated, file_key, slot, .. } = Authentic::new(header, json, file_bytes, old)?;
+        let offset = |slot: usize| {
+            let begin = stated.secrets.start + CODE_CHARS + slot * (1 + SLOT_CHARS) + 1;
+            LENGTH_BYTES.saturating_add(to_u64(begin))
+        };
+        let wrapped = slot::wrap(&file_key, new, stated.cipher)?;
+        let write = |slot: usize, bytes: Slot| (offset(slot), URL_SAFE_NO_PAD.encode(bytes));
+        Ok(Rotation { writes: [write(1 - slot, wrapped), write(slot, [0; SLOT_BYTES])] })
+    }
 }
 
 /// Returns the range of the authentication codes in the file.

@@ -20,11 +20,14 @@ use fst::load::views::{Mappings, Views};
 use fst::options::{Options, ReaderChoice};
 use fst::plan::Destination;
 use fst::save::atomic_file::OutputFile;
-use fst::save::file_kernel::Linux;
+use fst::save::file_kernel::{FileKernel, Linux};
+use fst::save::rotate::rotate;
 use fst::save::writer::Writer;
 use proptest::prelude::*;
-use std::fs;
+use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use tempfile::TempDir;
 
@@ -466,6 +469,60 @@ fn keys_are_not_shown() {
     assert!(shown.contains("hidden") && !shown.contains("7, 7, 7"), "{shown}");
     assert!(key.with_label(&"x".repeat(65)).is_err());
     assert!(EncryptionKey::random().unwrap() != EncryptionKey::random().unwrap());
+}
+
+/// Kernel that writes a number of bytes before it fails, in pieces.
+struct Failing(AtomicUsize);
+
+impl FileKernel for Failing {
+    fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<usize> {
+        let count = self.0.load(Ordering::Relaxed).min(bytes.len()).min(100);
+        if count == 0 {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        self.0.fetch_sub(count, Ordering::Relaxed);
+        Linux.write_at(file, &bytes[..count], offset)
+    }
+}
+
+#[test]
+fn rotation_changes_only_the_key() {
+    let trial = Trial::small();
+    let new = EncryptionKey::from_passphrase(b"open sesame", 1, 8 << 10).unwrap();
+    let opens = |key: &EncryptionKey| Checkpoint::open_with_key(&[&trial.path], &Verify::Nothing, key).is_ok();
+    assert!(opens(&key()) && !opens(&new));
+    rotate(&[&trial.path], &key(), &new, &Linux).unwrap();
+    assert!(!opens(&key()) && opens(&new));
+    let bytes = fs::read(&trial.path).unwrap();
+    assert!(bytes[trial.data_begin()..] == trial.bytes[trial.data_begin()..]);
+    assert_eq!(rotate(&[&trial.path], &key(), &new, &Linux).unwrap_err().kind(), Kind::Integrity);
+    // Into the slot that is free now.
+    rotate(&[&trial.path], &new, &key(), &Linux).unwrap();
+    assert!(opens(&key()) && !opens(&new));
+    assert_eq!(load_all(&trial.path).unwrap(), expected(&small()));
+}
+
+#[test]
+fn an_interrupted_rotation_loses_no_key() {
+    let trial = Trial::small();
+    let new = EncryptionKey::from_bytes(&[8; 32]).unwrap();
+    let opens = |key: &EncryptionKey| Checkpoint::open_with_key(&[&trial.path], &Verify::Nothing, key).is_ok();
+    // Each slot has 256 characters.
+    for written in [0, 1, 100, 255, 256, 257, 511] {
+        fs::write(&trial.path, &trial.bytes).unwrap();
+        let error = rotate(&[&trial.path], &key(), &new, &Failing(AtomicUsize::new(written))).unwrap_err();
+        assert_eq!(error.kind(), Kind::Io);
+        assert!(opens(&key()) || opens(&new), "{written}");
+        if opens(&key()) {
+            rotate(&[&trial.path], &key(), &new, &Linux).unwrap();
+            assert!(!opens(&key()));
+        }
+        assert!(opens(&new));
+    }
+    let changed = trial.with_text("\"pt\"", "\"tf\"");
+    fs::write(&trial.path, &changed).unwrap();
+    assert_eq!(rotate(&[&trial.path], &key(), &new, &Linux).unwrap_err().kind(), Kind::Integrity);
+    assert_eq!(fs::read(&trial.path).unwrap(), changed);
 }
 
 /// Matrix whose rows and columns cross chunks.
