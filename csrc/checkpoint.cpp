@@ -12,14 +12,15 @@ namespace fst {
 
 namespace {
 
-rust::Box<Checkpoint> open(Strings paths, const std::optional<at::Tensor>& headers, const std::string& verify) {
+rust::Box<Checkpoint> open(Strings paths, const std::optional<at::Tensor>& headers, const std::string& verify,
+                           const OpenEncryptionKey::Optional& key) {
   if (!headers) {
-    return open_checkpoint(paths, verify);
+    return key ? open_checkpoint_with_key(paths, verify, **key) : open_checkpoint(paths, verify);
   }
   if (headers->scalar_type() != at::kByte || headers->dim() != 1 || !headers->device().is_cpu()) {
     throw_invalid_argument("headers must be a 1-d uint8 tensor on the CPU, as Checkpoint.headers() returns it");
   }
-  return open_checkpoint_with_headers(paths, headers->contiguous(), verify);
+  return open_checkpoint_with_headers(paths, headers->contiguous(), verify, key);
 }
 
 at::Tensor bytes_tensor(const rust::Vec<uint8_t>& bytes) {
@@ -30,8 +31,9 @@ at::Tensor bytes_tensor(const rust::Vec<uint8_t>& bytes) {
 
 }  // namespace
 
-OpenCheckpoint::OpenCheckpoint(Strings paths, const std::optional<at::Tensor>& headers, const std::string& verify)
-    : OpenCheckpoint(open(paths, headers, verify)) {}
+OpenCheckpoint::OpenCheckpoint(Strings paths, const std::optional<at::Tensor>& headers, const std::string& verify,
+                               const OpenEncryptionKey::Optional& key)
+    : OpenCheckpoint(open(paths, headers, verify, key)) {}
 
 OpenCheckpoint::OpenCheckpoint(rust::Box<Checkpoint> checkpoint) : checkpoint_(std::move(checkpoint)) {}
 

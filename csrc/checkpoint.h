@@ -14,6 +14,7 @@
 #include <tuple>
 #include <vector>
 
+#include "encryption_key.h"
 #include "fst/rust/bridge.rs.h"
 #include "select.h"
 
@@ -29,8 +30,9 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   using TensorHeader = std::tuple<int64_t, std::vector<std::string>, at::Tensor, at::Tensor, at::Tensor>;
 
   // Opens the files. `headers` are the exported headers of the same files from another process; none is read then.
-  // `verify` is that of open_checkpoint.
-  OpenCheckpoint(Strings paths, const std::optional<at::Tensor>& headers, const std::string& verify);
+  // `verify` is that of open_checkpoint. All files must be encrypted if there is a key.
+  OpenCheckpoint(Strings paths, const std::optional<at::Tensor>& headers, const std::string& verify,
+                 const OpenEncryptionKey::Optional& key);
   explicit OpenCheckpoint(rust::Box<Checkpoint> checkpoint);
 
   // Opens encrypted `.tensors` files. Loads return the bytes as they are, for `OpenDecryptor`.

@@ -12,6 +12,7 @@
 #include "cast.h"
 #include "checkpoint.h"
 #include "cipher.h"
+#include "encryption_key.h"
 #include "error.h"
 #include "group.h"
 #include "load.h"
@@ -70,7 +71,7 @@ void load_into_outputs(Strings paths, Strings names, at::TensorList out, const s
 }
 
 void verify_checkpoint(Strings paths, const std::string& verify) {
-  OpenCheckpoint(paths, std::nullopt, verify).verify(0, 1);
+  OpenCheckpoint(open_checkpoint(paths, verify)).verify(0, 1);
 }
 
 int64_t verify_listed_files(const std::string& manifest, const std::string& directory) {
@@ -99,7 +100,7 @@ c10::Dict<std::string, std::string> metadata(const std::string& path) {
   return metadata;
 }
 
-std::string reader(Strings paths, c10::Device device) { return OpenCheckpoint(paths, std::nullopt, "").reader(device); }
+std::string reader(Strings paths, c10::Device device) { return OpenCheckpoint(open_checkpoint(paths)).reader(device); }
 
 c10::intrusive_ptr<Loader> stream_boxes(const c10::intrusive_ptr<OpenCheckpoint>& checkpoint, Strings names,
                                         const std::vector<int64_t>& starts, const std::vector<int64_t>& lengths,
@@ -206,6 +207,11 @@ TORCH_LIBRARY(fst, m) {
   def_load("profile_stop(int profile) -> str");
 
   const auto none = c10::IValue();
+  m.class_<OpenEncryptionKey>("EncryptionKey")
+      .def(torch::init<const at::Tensor&, const std::string&>(), "Secret key of encrypted safetensors files.",
+           {torch::arg("key"), torch::arg("label") = ""})
+      .def_static("of_passphrase", &OpenEncryptionKey::of_passphrase)
+      .def("rotate", &OpenEncryptionKey::rotate, "", {torch::arg("path"), torch::arg("key")});
   m.class_<Loader>("Loader")
       .def(torch::init<const c10::List<std::string>&, c10::Device, const Loader::Names&, Dtype, int64_t,
                        const std::string&, const Loader::Numbers&, const Loader::Numbers&, const Loader::Numbers&,
@@ -220,9 +226,10 @@ TORCH_LIBRARY(fst, m) {
       .def("size", &Loader::size)
       .def("total_bytes", &Loader::total_bytes);
   m.class_<OpenCheckpoint>("Checkpoint")
-      .def(torch::init<Strings, const std::optional<at::Tensor>&, const std::string&>(),
+      .def(torch::init<Strings, const std::optional<at::Tensor>&, const std::string&,
+                       const OpenEncryptionKey::Optional&>(),
            "Checkpoint with open files and parsed headers.",
-           {torch::arg("paths"), torch::arg("headers") = none, torch::arg("verify") = ""})
+           {torch::arg("paths"), torch::arg("headers") = none, torch::arg("verify") = "", torch::arg("key") = none})
       .def_static("open_encrypted", &OpenCheckpoint::open_encrypted)
       .def("headers", &OpenCheckpoint::headers)
       .def("names", &OpenCheckpoint::names)
@@ -281,10 +288,11 @@ TORCH_LIBRARY(fst, m) {
       .def_static("derive", &OpenCipher::derive)
       .def("decrypt", &OpenCipher::decrypt, "", {torch::arg("encryption"), torch::arg("data")});
   m.class_<Writer>("Writer")
-      .def(torch::init<const std::string&, const Metadata&, bool, const Writer::OptionalCipher&>(),
+      .def(torch::init<const std::string&, const Metadata&, bool, const Writer::OptionalCipher&,
+                       const OpenEncryptionKey::Optional&>(),
            "Writes tensors to a file one by one.",
            {torch::arg("path"), torch::arg("metadata") = none, torch::arg("tensorizer") = false,
-            torch::arg("cipher") = none})
+            torch::arg("cipher") = none, torch::arg("key") = none})
       .def("write", &Writer::write)
       .def("write_hashed", &Writer::write_hashed)
       .def("close", &Writer::close)

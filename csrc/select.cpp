@@ -41,16 +41,26 @@ rust::Box<Checkpoint> open_checkpoint(Strings paths, const std::string& verify) 
   return call_core([&] { return open(slice_of(converted), request); });
 }
 
+rust::Box<Checkpoint> open_checkpoint_with_key(Strings paths, const std::string& verify, const OpenEncryptionKey& key) {
+  const auto converted = to_rust(paths);
+  const auto request = fst::to_rust(verify);
+  return call_core([&] { return open_with_key(slice_of(converted), request, key.key()); });
+}
+
 rust::Box<Checkpoint> open_encrypted_checkpoint(Strings paths) {
   const auto converted = to_rust(paths);
   return call_core([&] { return open_encrypted(slice_of(converted)); });
 }
 
-rust::Box<Checkpoint> open_checkpoint_with_headers(Strings paths, const at::Tensor& headers,
-                                                   const std::string& verify) {
+rust::Box<Checkpoint> open_checkpoint_with_headers(Strings paths, const at::Tensor& headers, const std::string& verify,
+                                                   const OpenEncryptionKey::Optional& key) {
   const auto converted = to_rust(paths);
   const rust::Slice<const uint8_t> bytes(headers.const_data_ptr<uint8_t>(), headers.numel());
   const auto request = fst::to_rust(verify);
+  if (key) {
+    const EncryptionKey& secret = (*key)->key();
+    return call_core([&] { return open_with_headers_and_key(slice_of(converted), bytes, request, secret); });
+  }
   return call_core([&] { return open_with_headers(slice_of(converted), bytes, request); });
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "encryption_key.h"
 #include "fst/rust/bridge.rs.h"
 
 namespace fst {
@@ -24,11 +25,15 @@ void configure_stores(const std::string& url, Strings names, Strings values);
 // if it is "digests", or those of the manifest of which it is the path or the text in JSON.
 rust::Box<Checkpoint> open_checkpoint(Strings paths, const std::string& verify = "");
 
+// Opens encrypted safetensors files, whose loads decrypt and authenticate the data.
+rust::Box<Checkpoint> open_checkpoint_with_key(Strings paths, const std::string& verify, const OpenEncryptionKey& key);
+
 // Opens encrypted `.tensors` files, whose bytes are loaded as they are.
 rust::Box<Checkpoint> open_encrypted_checkpoint(Strings paths);
 
 // Opens a checkpoint with the headers that another process exported. Reads no header. `headers` is contiguous.
-rust::Box<Checkpoint> open_checkpoint_with_headers(Strings paths, const at::Tensor& headers, const std::string& verify);
+rust::Box<Checkpoint> open_checkpoint_with_headers(Strings paths, const at::Tensor& headers, const std::string& verify,
+                                                   const OpenEncryptionKey::Optional& key);
 
 // Select all tensors of a checkpoint, the named tensors, or a slice or an index region of each named tensor.
 rust::Box<Selection> select_all(const Checkpoint& checkpoint);

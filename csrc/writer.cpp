@@ -10,7 +10,8 @@
 
 namespace fst {
 
-Writer::Writer(const std::string& path, const Metadata& metadata, bool is_tensorizer, const OptionalCipher& cipher) {
+Writer::Writer(const std::string& path, const Metadata& metadata, bool is_tensorizer, const OptionalCipher& cipher,
+               const OpenEncryptionKey::Optional& key) {
   const auto target = to_rust(path);
   if (cipher) {
     const Cipher& key = (*cipher)->cipher();
@@ -22,6 +23,12 @@ Writer::Writer(const std::string& path, const Metadata& metadata, bool is_tensor
     return;
   }
   const auto entries = metadata_entries_of(metadata);
+  if (key) {
+    const EncryptionKey& secret = (*key)->key();
+    writer_.emplace(
+        call_core([&] { return begin_writer_with_key(target, slice_of(entries), metadata.has_value(), secret); }));
+    return;
+  }
   writer_.emplace(call_core([&] { return begin_writer(target, slice_of(entries), metadata.has_value()); }));
 }
 

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "cipher.h"
+#include "encryption_key.h"
 #include "fst/rust/bridge.rs.h"
 #include "save.h"
 
@@ -22,9 +23,10 @@ class Writer : public torch::CustomClassHolder {
  public:
   using OptionalCipher = std::optional<c10::intrusive_ptr<OpenCipher>>;
 
-  // Begins a safetensors file with this metadata, or a file in tensorizer's format, which has none, and which is
-  // encrypted if there is a cipher.
-  Writer(const std::string& path, const Metadata& metadata, bool is_tensorizer, const OptionalCipher& cipher);
+  // Begins a safetensors file with this metadata, which is encrypted if there is a key, or a file in tensorizer's
+  // format, which has no metadata, and which is encrypted if there is a cipher.
+  Writer(const std::string& path, const Metadata& metadata, bool is_tensorizer, const OptionalCipher& cipher,
+         const OpenEncryptionKey::Optional& key);
   ~Writer() override;
 
   // Copies the current values of the tensor. Waits if the disk is slower than the caller.

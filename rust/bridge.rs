@@ -6,6 +6,7 @@ mod checkpoint;
 mod cipher;
 mod convert;
 mod destinations;
+mod encryption_key;
 mod error;
 mod group;
 mod guard;
@@ -20,9 +21,12 @@ mod transfer;
 mod verify;
 mod writer;
 
-use self::checkpoint::{Checkpoint, open, open_encrypted, open_with_headers, resolve_files};
+use self::checkpoint::{
+    Checkpoint, open, open_encrypted, open_with_headers, open_with_headers_and_key, open_with_key, resolve_files,
+};
 use self::cipher::{Cipher, cipher_of_string, derive_key, new_cipher};
 use self::convert::{can_convert, convert_on_cuda, convert_on_host, is_castable};
+use self::encryption_key::{EncryptionKey, encryption_key, key_of_passphrase, rotate_key};
 use self::error::{exception_of, invalid_argument};
 use self::group::{GroupPlan, RankPlan, plan_group, plan_rank};
 use self::profile::{profile_start, profile_stop};
@@ -36,7 +40,9 @@ use self::storage::configure_storage;
 use self::stream::{AnyStream, finish_stream};
 use self::transfer::{AnyTransfer, finish, release};
 use self::verify::{sign_model, verify_files, verify_model};
-use self::writer::{AnyWriter, begin_encrypted_writer, begin_tensors_writer, begin_writer, finish_writer};
+use self::writer::{
+    AnyWriter, begin_encrypted_writer, begin_tensors_writer, begin_writer, begin_writer_with_key, finish_writer,
+};
 
 #[cxx::bridge(namespace = "fst")]
 mod ffi {
@@ -186,6 +192,13 @@ mod ffi {
         type Checkpoint;
         fn open(paths: &[String], verify: &str) -> Result<Box<Checkpoint>>;
         fn open_with_headers(paths: &[String], headers: &[u8], verify: &str) -> Result<Box<Checkpoint>>;
+        fn open_with_key(paths: &[String], verify: &str, key: &EncryptionKey) -> Result<Box<Checkpoint>>;
+        fn open_with_headers_and_key(
+            paths: &[String],
+            headers: &[u8],
+            verify: &str,
+            key: &EncryptionKey,
+        ) -> Result<Box<Checkpoint>>;
         fn open_encrypted(paths: &[String]) -> Result<Box<Checkpoint>>;
         fn export_headers(self: &Checkpoint) -> Result<Vec<u8>>;
         fn tensor_names(self: &Checkpoint) -> Vec<String>;
@@ -197,6 +210,11 @@ mod ffi {
         fn verify_part(self: &Checkpoint, part: usize, parts: usize) -> Result<()>;
         fn page_cache_name(self: &Checkpoint) -> Result<String>;
         fn reader_names(self: &Checkpoint, ordinal: i32) -> Result<String>;
+
+        type EncryptionKey;
+        fn encryption_key(bytes: &[u8], label: &str) -> Result<Box<EncryptionKey>>;
+        fn key_of_passphrase(text: &[u8], passes: u64, memory_bytes: u64, label: &str) -> Result<Box<EncryptionKey>>;
+        fn rotate_key(path: &str, old_key: &EncryptionKey, new_key: &EncryptionKey) -> Result<()>;
 
         type Cipher;
         fn new_cipher(key: &[u8], salt: &[u8], opslimit: u64, memlimit: u64) -> Result<Box<Cipher>>;
@@ -301,6 +319,12 @@ mod ffi {
 
         type AnyWriter;
         fn begin_writer(path: &str, metadata: &[MetadataEntry], has_metadata: bool) -> Result<Box<AnyWriter>>;
+        fn begin_writer_with_key(
+            path: &str,
+            metadata: &[MetadataEntry],
+            has_metadata: bool,
+            key: &EncryptionKey,
+        ) -> Result<Box<AnyWriter>>;
         fn begin_tensors_writer(path: &str) -> Result<Box<AnyWriter>>;
         fn begin_encrypted_writer(path: &str, cipher: &Cipher, threads: usize) -> Result<Box<AnyWriter>>;
         fn add(self: &mut AnyWriter, tensor: &NewTensor) -> Result<()>;

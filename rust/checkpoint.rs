@@ -13,6 +13,7 @@ use crate::encryption::key::EncryptionKey;
 use crate::error::{Error, Kind, Result};
 use crate::format::encryption;
 use crate::format::header::{Entry, Header};
+use crate::os::retry::Check;
 use crate::os::sigint::Watch;
 use crate::os::threads;
 use crate::profile::{self, Stage};
@@ -103,23 +104,13 @@ impl Checkpoint {
     /// Those of [`Checkpoint::open_verified`] and of [`encryption::open`]; `invalid-argument` if `verify` is a manifest of
     /// the encrypted files.
     pub fn open_with_key<P: AsRef<Path>>(paths: &[P], verify: &Verify, key: &EncryptionKey) -> Result<Checkpoint> {
+        check_verify(verify)?;
         let watch = Watch::begin();
         let files = Files::resolve(paths, &|| watch.check())?;
-        if let Verify::Manifest(_) = verify {
-            let message = "a load cannot compare an encrypted file with a manifest; verify the file with `fst verify` \
-                           first. The key proves that the data is that of an owner of the key";
-            return Err(Error::new(Kind::InvalidArgument, message));
-        }
         Checkpoint::from_files(files, false, |_, place| {
             let stored = Source::open(place, &|| watch.check())?;
             let json = Header::read_bytes(&stored)?;
-            let open = || {
-                let mut header = Header::parse(&json, stored.length())?;
-                let chunks = encryption::open(&mut header, &json, &stored, key, &|| watch.check())?;
-                Ok((header, chunks))
-            };
-            let (header, chunks) = open().map_err(|error: Error| error.at(stored.path()))?;
-            let source = Source::Encrypted(Arc::new(EncryptedSource { stored, chunks }));
+            let (source, header) = decrypting(stored, &json, key, &|| watch.check())?;
             // Every byte is authenticated, so that no digest is needed.
             Ok(OpenFile { source, header, expected: None, stated: Stated::Nothing })
         })
@@ -305,4 +296,27 @@ impl Checkpoint {
     fn name_at(&self, (file, position): (usize, usize)) -> &str {
         self.files.get(file).and_then(|file| file.header.get(position)).map_or("", |entry| entry.name)
     }
+}
+
+/// Refuses to compare encrypted files with a manifest.
+fn check_verify(verify: &Verify) -> Result<()> {
+    match verify {
+        Verify::Nothing | Verify::Digests => Ok(()),
+        Verify::Manifest(_) => {
+            let message = "a load cannot compare an encrypted file with a manifest; verify the file with `fst verify` \
+                           first. The key proves that the data is that of an owner of the key";
+            Err(Error::new(Kind::InvalidArgument, message))
+        }
+    }
+}
+
+/// Returns an encrypted file that is decrypted with a key, and its header, of which `json` are the bytes.
+fn decrypting(stored: Source, json: &[u8], key: &EncryptionKey, check: Check<'_>) -> Result<(Source, Header)> {
+    let open = || {
+        let mut header = Header::parse(json, stored.length())?;
+        let chunks = encryption::open(&mut header, json, &stored, key, check)?;
+        Ok((header, chunks))
+    };
+    let (header, chunks) = open().map_err(|error: Error| error.at(stored.path()))?;
+    Ok((Source::Encrypted(Arc::new(EncryptedSource { stored, chunks })), header))
 }

@@ -1,5 +1,5 @@
 //! Encryption of safetensors files: keys, their slots in headers, and the cipher of chunks. `docs/encryption.md` specifies
-//! the format; [`format::encryption`](crate::format::encryption) has the part of it that concerns headers.
+//! the format. The module of the same name in `format` has the part of it that concerns headers.
 
 pub mod chunks;
 pub mod cipher;

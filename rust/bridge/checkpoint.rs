@@ -1,5 +1,6 @@
 //! Open checkpoints.
 
+use super::encryption_key::EncryptionKey;
 use super::ffi;
 use super::guard::{guard, start_log};
 use super::selection::{Selection, signed};
@@ -37,6 +38,14 @@ pub(super) fn open(paths: &[String], verify: &str) -> Result<Box<Checkpoint>> {
     })
 }
 
+pub(super) fn open_with_key(paths: &[String], verify: &str, key: &EncryptionKey) -> Result<Box<Checkpoint>> {
+    guard(|| {
+        start_log()?;
+        let files = checkpoint::Checkpoint::open_with_key(paths, &Verify::read(verify)?, key.key())?;
+        Ok(Box::new(Checkpoint { files: Arc::new(files), mappings: Arc::default() }))
+    })
+}
+
 pub(super) fn open_encrypted(paths: &[String]) -> Result<Box<Checkpoint>> {
     guard(|| {
         start_log()?;
@@ -49,8 +58,22 @@ pub(super) fn open_with_headers(paths: &[String], headers: &[u8], verify: &str) 
     guard(|| {
         start_log()?;
         let verify = Verify::read(verify)?;
-        let files = Arc::new(checkpoint::Checkpoint::open_with_headers(paths, headers, &verify)?);
+        let files = Arc::new(checkpoint::Checkpoint::open_with_headers(paths, headers, &verify, None)?);
         Ok(Box::new(Checkpoint { files, mappings: Arc::default() }))
+    })
+}
+
+pub(super) fn open_with_headers_and_key(
+    paths: &[String],
+    headers: &[u8],
+    verify: &str,
+    key: &EncryptionKey,
+) -> Result<Box<Checkpoint>> {
+    guard(|| {
+        start_log()?;
+        let verify = Verify::read(verify)?;
+        let files = checkpoint::Checkpoint::open_with_headers(paths, headers, &verify, Some(key.key()))?;
+        Ok(Box::new(Checkpoint { files: Arc::new(files), mappings: Arc::default() }))
     })
 }
 

@@ -1,6 +1,7 @@
 //! Files whose tensors are appended one by one.
 
 use super::cipher::Cipher;
+use super::encryption_key::EncryptionKey;
 use super::ffi;
 use super::guard::{guard, start_log};
 use super::tensor::{device_stream, metadata_of, new_tensor};
@@ -29,6 +30,20 @@ pub(super) fn begin_writer(path: &str, metadata: &[ffi::MetadataEntry], has_meta
         let path = Path::new(path);
         let output = Output::open(path, None)?;
         let writer = Writer::begin(output, metadata_of(metadata, has_metadata), &Options::from_env()?)?;
+        Ok(Box::new(AnyWriter { writer, path: output::shown(path)?, sources: BTreeMap::new() }))
+    })
+}
+
+pub(super) fn begin_writer_with_key(
+    path: &str,
+    metadata: &[ffi::MetadataEntry],
+    has_metadata: bool,
+    key: &EncryptionKey,
+) -> Result<Box<AnyWriter>> {
+    guard(|| {
+        start_log()?;
+        let (path, metadata) = (Path::new(path), metadata_of(metadata, has_metadata));
+        let writer = Writer::begin_encrypted(Output::open(path, None)?, metadata, key.key(), &Options::from_env()?)?;
         Ok(Box::new(AnyWriter { writer, path: output::shown(path)?, sources: BTreeMap::new() }))
     })
 }

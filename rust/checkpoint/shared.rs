@@ -4,8 +4,9 @@
 //! for each file   file length, n, k, m as u64 | n bytes of name | k bytes of object | m bytes of header
 //! ```
 
-use super::verify::Verify;
-use super::{Checkpoint, OpenFile};
+use super::verify::{Stated, Verify};
+use super::{Checkpoint, OpenFile, check_verify, decrypting};
+use crate::encryption::key::EncryptionKey;
 use crate::error::{Error, Kind, Result};
 use crate::format::header::Header;
 use crate::num::{to_u64, to_usize};
@@ -81,8 +82,15 @@ impl Checkpoint {
     /// no request is sent: the other process's URLs and versions are taken.
     ///
     /// # Errors
-    /// Those of [`Checkpoint::open_verified`]; `malformed` if the files do not match the headers.
-    pub fn open_with_headers<P: AsRef<Path>>(paths: &[P], shared: &[u8], verify: &Verify) -> Result<Checkpoint> {
+    /// Those of [`Checkpoint::open_verified`], or with a key of [`Checkpoint::open_with_key`]; `malformed` if the files do
+    /// not match the headers.
+    pub fn open_with_headers<P: AsRef<Path>>(
+        paths: &[P],
+        shared: &[u8],
+        verify: &Verify,
+        key: Option<&EncryptionKey>,
+    ) -> Result<Checkpoint> {
+        key.map_or(Ok(()), |_| check_verify(verify))?;
         let headers = parse(shared)?;
         let objects = headers.iter().map(SharedHeader::object).collect::<Result<Vec<_>>>()?;
         let watch = Watch::begin();
@@ -110,11 +118,20 @@ impl Checkpoint {
                 _ => Source::open(place, &|| watch.check())?,
             };
             shared.check(&source, place).map_err(|error| error.at(source.path()))?;
-            let header = Header::parse(shared.header, source.length()).map_err(|error| error.at(source.path()))?;
+            let (source, header) = match key {
+                Some(key) => decrypting(source, shared.header, key, &|| watch.check())?,
+                None => {
+                    let header = Header::parse(shared.header, source.length());
+                    (source.clone(), header.map_err(|error| error.at(source.path()))?)
+                }
+            };
             // Every request for an object asks for the version whose header was read.
             let digest = || HeaderDigest { digest: digest(shared.header), is_checked: AtomicBool::new(false) };
             let expected = (!source.is_remote()).then(digest);
-            let stated = verify.stated(&source, &header, shared.header)?;
+            let stated = match key {
+                Some(_) => Stated::Nothing,
+                None => verify.stated(&source, &header, shared.header)?,
+            };
             Ok(OpenFile { source, header, expected, stated })
         })
     }

@@ -159,13 +159,13 @@ fn a_checkpoint_opens_with_shared_headers() {
     }
     let checkpoint = Checkpoint::open(&[own.path()]).unwrap();
     let shared = checkpoint.export_headers().unwrap();
-    let joined = Checkpoint::open_with_headers(&[other.path()], &shared, &Verify::Nothing).unwrap();
+    let joined = Checkpoint::open_with_headers(&[other.path()], &shared, &Verify::Nothing, None).unwrap();
     assert_eq!(names(&joined), names(&checkpoint));
     assert_eq!(joined.source(1).unwrap().path(), other.path().join("b.safetensors"));
     joined.check_headers(0..2).unwrap();
 
     let rejected = |expected: &str| {
-        let error = Checkpoint::open_with_headers(&[other.path()], &shared, &Verify::Nothing).unwrap_err();
+        let error = Checkpoint::open_with_headers(&[other.path()], &shared, &Verify::Nothing, None).unwrap_err();
         assert_eq!(error.kind(), Kind::Malformed, "{error}");
         assert!(error.to_string().contains(expected), "{expected:?} is not in {error}");
     };
@@ -177,7 +177,7 @@ fn a_checkpoint_opens_with_shared_headers() {
     rejected("bytes, but the shared header describes one of");
     for length in 0..shared.len() {
         assert!(
-            Checkpoint::open_with_headers(&[own.path()], &shared[..length], &Verify::Nothing).is_err(),
+            Checkpoint::open_with_headers(&[own.path()], &shared[..length], &Verify::Nothing, None).is_err(),
             "cut off at {length}"
         );
     }
@@ -189,7 +189,7 @@ fn a_shared_header_that_differs_is_detected_before_the_data_is_read() {
     shard(&own, "a.safetensors", &["x", "y"]);
     shard(&other, "a.safetensors", &["x", "z"]);
     let shared = Checkpoint::open(&[own.path()]).unwrap().export_headers().unwrap();
-    let joined = Checkpoint::open_with_headers(&[other.path()], &shared, &Verify::Nothing).unwrap();
+    let joined = Checkpoint::open_with_headers(&[other.path()], &shared, &Verify::Nothing, None).unwrap();
     joined.check_headers(std::iter::empty()).unwrap();
     let error = joined.check_headers(0..1).unwrap_err();
     assert_eq!(error.kind(), Kind::Malformed);

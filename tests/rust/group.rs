@@ -382,8 +382,13 @@ fn digests_differ_between_plans() {
     assert_eq!(plan(&Shard::Whole, 100), plan(&Shard::Whole, 100));
     assert_ne!(plan(&Shard::Whole, 100), plan(&Shard::Whole, 101));
     let joined = Arc::new(
-        Checkpoint::open_with_headers(&[directory.path()], &checkpoint.export_headers().unwrap(), &Verify::Nothing)
-            .unwrap(),
+        Checkpoint::open_with_headers(
+            &[directory.path()],
+            &checkpoint.export_headers().unwrap(),
+            &Verify::Nothing,
+            None,
+        )
+        .unwrap(),
     );
     let request = request(vec![everything(&joined, &Shard::Whole); 2], LoadStrategy::Auto, 100);
     assert_eq!(Group::plan(joined, request).unwrap().digest(), plan(&Shard::Whole, 100));

@@ -13,6 +13,7 @@ from types import ModuleType
 # The first name ends the process if it is the command `fst` and can run without PyTorch.
 from fst import _command, storage  # noqa: F401
 from fst._checkpoint.safe_open import safe_open
+from fst._core.encryption_key import EncryptionKey
 from fst._core.errors import IntegrityError, SafetensorError, SourceChangedError
 from fst._core.group import RankError
 from fst._core.library import version as __version__
@@ -38,10 +39,12 @@ from fst._module.load_module import ModuleMismatchError, load_module
 from fst._patch.patch import patch, unpatch
 from fst._profile.profile import Profile, profile
 from fst._profile.summary import ReaderUse, StageTime, Summary
+from fst._save.rotate import rotate_key
 from fst._save.save import save_file, save_file_async
 from fst._save.writer import Writer
 
 __all__ = [
+    "EncryptionKey",
     "IntegrityError",
     "ModuleMismatchError",
     "Profile",
@@ -70,6 +73,7 @@ __all__ = [
     "patch",
     "profile",
     "release_memory",
+    "rotate_key",
     "safe_open",
     "save_file",
     "save_file_async",

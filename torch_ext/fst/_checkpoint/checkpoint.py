@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fst._core.arguments import Paths, paths_of
 from fst._core.classes import Checkpoint
+from fst._core.encryption_key import EncryptionKey, core_key
 
 
 class OpenCheckpoint(Checkpoint):
@@ -19,14 +20,21 @@ class OpenCheckpoint(Checkpoint):
         paths: Files, directories or index files, which together are one checkpoint.
         headers: The result of `headers()` in another process that has opened the same files. No header is read then.
         verify: Digests that loads compare, as `verify_of` returns them.
+        encryption_key: The key of encrypted files. All files are encrypted then.
 
     Attributes:
         paths: The paths from which the checkpoint was opened.
     """
 
-    def __init__(self, paths: Paths, headers: Tensor | None = None, verify: str = "") -> None:
+    def __init__(
+        self,
+        paths: Paths,
+        headers: Tensor | None = None,
+        verify: str = "",
+        encryption_key: EncryptionKey | None = None,
+    ) -> None:
         self.paths = paths_of(paths)
-        super().__init__(self.paths, headers, verify)
+        super().__init__(self.paths, headers, verify, core_key(encryption_key))
 
     @cached_property
     def data_offsets(self) -> dict[str, tuple[int, int]]:

@@ -14,6 +14,7 @@ from fst._checkpoint.framework import NUMPY, PYTORCH, Output, find_framework
 from fst._checkpoint.prefetch import Plan, PrefetchLoader, plan_regions
 from fst._checkpoint.slice import Slice
 from fst._core.arguments import DIGESTS_KEY, Device, Paths, Verify, device_of, path_of, verify_of
+from fst._core.encryption_key import EncryptionKey
 from fst._core.errors import SafetensorError, TensorNotFoundError
 from fst._core.urls import is_url
 
@@ -68,6 +69,7 @@ class safe_open:  # noqa: N801  (the name of safetensors' class)
             `FST_READER` overrides the choice.
         verify: As in `load_file`. With `True`, each tensor is verified when it is loaded. With a manifest, opening
             reads and verifies the whole files.
+        encryption_key: As in `load_file`.
 
     Raises:
         FileNotFoundError, PermissionError, IsADirectoryError, OSError: The operating system reports an error.
@@ -88,6 +90,7 @@ class safe_open:  # noqa: N801  (the name of safetensors' class)
         *,
         backend: str = "mmap",
         verify: Verify = False,
+        encryption_key: EncryptionKey | None = None,
     ) -> None:
         output = Output(find_framework(framework), _device_of(device))
         if output.framework is NUMPY and output.device.type != "cpu":
@@ -98,7 +101,7 @@ class safe_open:  # noqa: N801  (the name of safetensors' class)
             raise SafetensorError(f'backend "{backend}" is invalid (expected one of: "mmap", "pread")')
         self._output = output
         # None after `close`.
-        self._checkpoint: OpenCheckpoint | None = _open(filename, verify_of(verify))
+        self._checkpoint: OpenCheckpoint | None = _open(filename, verify_of(verify), encryption_key)
         if not isinstance(verify, bool):
             self._checkpoint.verify()
 
@@ -225,9 +228,9 @@ def _device_of(device: Device) -> torch.device:
         raise SafetensorError(f"device {text} is invalid: {error}") from None
 
 
-def _open(filename: Paths, verify: str) -> OpenCheckpoint:
+def _open(filename: Paths, verify: str, encryption_key: EncryptionKey | None) -> OpenCheckpoint:
     try:
-        return OpenCheckpoint(filename, verify=verify)
+        return OpenCheckpoint(filename, verify=verify, encryption_key=encryption_key)
     except FileNotFoundError as error:
         # Only fst shows URLs without what may be secret.
         if not isinstance(filename, str | os.PathLike) or is_url(path_of(filename)):

@@ -62,6 +62,33 @@ class TensorHeader(NamedTuple):
 
 
 @methods_translate_errors
+class EncryptionKey:
+    """Secret key of encrypted safetensors files, which the core overwrites in memory at the end.
+
+    Args:
+        key: 32 bytes.
+        label: Text that new files show to everybody.
+    """
+
+    def __init__(self, key: bytes, label: str = "") -> None:
+        with _secret(key) as secret:
+            self._object = torch.classes.fst.EncryptionKey(secret, label)
+
+    @classmethod
+    @translates_errors
+    def of_passphrase(cls, passphrase: bytes, passes: int, memory_bytes: int, label: str) -> "EncryptionKey":
+        """Copies a passphrase. The limits are those of Argon2id for new files."""
+        wrapper = cls.__new__(cls)
+        with _secret(passphrase) as secret:
+            wrapper._object = torch.classes.fst.EncryptionKey.of_passphrase(secret, passes, memory_bytes, label)
+        return wrapper
+
+    def rotate(self, path: str, key: "EncryptionKey") -> None:
+        """Makes the local files that a path leads to open with another key."""
+        self._object.rotate(path, key._object)
+
+
+@methods_translate_errors
 class Checkpoint:
     """Open files whose headers have been read. Threads may share one.
 
@@ -69,10 +96,17 @@ class Checkpoint:
         paths: Files, directories or index files.
         headers: The result of `headers()` in another process that opened the same files. No header is read then.
         verify: Digests that loads compare, as `verify_of` returns them.
+        key: The key of encrypted files. All files are encrypted then.
     """
 
-    def __init__(self, paths: Sequence[str], headers: Tensor | None = None, verify: str = "") -> None:
-        self._object = torch.classes.fst.Checkpoint(paths, headers, verify)
+    def __init__(
+        self,
+        paths: Sequence[str],
+        headers: Tensor | None = None,
+        verify: str = "",
+        key: EncryptionKey | None = None,
+    ) -> None:
+        self._object = torch.classes.fst.Checkpoint(paths, headers, verify, None if key is None else key._object)
 
     @classmethod
     @translates_errors
@@ -313,6 +347,7 @@ class Writer:
         metadata: Text for the header.
         tensorizer: Whether to write tensorizer's format, which has no metadata, with `write_hashed`.
         cipher: The cipher of an encrypted file in that format.
+        key: The key of an encrypted safetensors file.
     """
 
     def __init__(
@@ -321,8 +356,10 @@ class Writer:
         metadata: Mapping[str, str] | None = None,
         tensorizer: bool = False,
         cipher: Cipher | None = None,
+        key: EncryptionKey | None = None,
     ) -> None:
-        self._object = torch.classes.fst.Writer(path, metadata, tensorizer, None if cipher is None else cipher._object)
+        secrets = (None if secret is None else secret._object for secret in (cipher, key))
+        self._object = torch.classes.fst.Writer(path, metadata, tensorizer, *secrets)
 
     def write(self, name: str, tensor: Tensor) -> None:
         """Copies a tensor. A background thread writes the copy."""

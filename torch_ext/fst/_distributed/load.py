@@ -12,6 +12,7 @@ from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.arguments import Paths
 from fst._core.classes import GroupPlan
 from fst._core.dtypes import CASTABLE
+from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group, open_on_all
 from fst._core.interrupts import defer_interrupts
 from fst._distributed.agreement import LoadOptions, Summary, agree_on_plan, check_options, summarize
@@ -23,7 +24,9 @@ _META = torch.device("meta")
 _Result = TypeVar("_Result")
 
 
-def open_for_group(paths: Paths, group: Group, verify: str = "") -> OpenCheckpoint:
+def open_for_group(
+    paths: Paths, group: Group, verify: str = "", encryption_key: EncryptionKey | None = None
+) -> OpenCheckpoint:
     """Opens a checkpoint on all ranks. Only rank 0 reads the headers and sends them to the others.
 
     Every rank calls this function. Paths may differ if they lead to files of the same names and lengths.
@@ -32,11 +35,15 @@ def open_for_group(paths: Paths, group: Group, verify: str = "") -> OpenCheckpoi
         RankError: Another rank failed.
         Errors of `load_file` about paths and headers.
     """
-    return open_and_gather(paths, group, lambda checkpoint: (checkpoint, b""), verify)[0]
+    return open_and_gather(paths, group, lambda checkpoint: (checkpoint, b""), verify, encryption_key)[0]
 
 
 def open_and_gather(
-    paths: Paths, group: Group, work: Callable[[OpenCheckpoint], tuple[_Result, bytes]], verify: str = ""
+    paths: Paths,
+    group: Group,
+    work: Callable[[OpenCheckpoint], tuple[_Result, bytes]],
+    verify: str = "",
+    encryption_key: EncryptionKey | None = None,
 ) -> tuple[_Result, list[bytes]]:
     """Opens a checkpoint as `open_for_group` does, and calls `work` with it as `Group.gather_results` does.
 
@@ -45,7 +52,7 @@ def open_and_gather(
     """
 
     def open_checkpoint(headers: Tensor | None) -> OpenCheckpoint:
-        checkpoint = OpenCheckpoint(paths, headers, verify)
+        checkpoint = OpenCheckpoint(paths, headers, verify, encryption_key)
         # Computed here so that an unsupported dtype is an error of opening, which all ranks report.
         _ = checkpoint.tensors
         return checkpoint

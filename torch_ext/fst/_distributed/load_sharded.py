@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.arguments import Device, Paths, Verify, device_of, dtype_of, names_of, verify_of
+from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
 from fst._distributed.agreement import check_equal
@@ -30,6 +31,7 @@ def load_sharded(
     strategy: Literal["auto", "own", "exchange"] = "auto",
     window_bytes: int | None = None,
     verify: Verify = False,
+    encryption_key: EncryptionKey | None = None,
 ) -> dict[str, Tensor]:
     """Loads a checkpoint with all ranks of a process group. Each byte is read once, and each rank gets its shard.
 
@@ -61,6 +63,7 @@ def load_sharded(
             exchanged data into more than 65,536 windows is an error.
         verify: As in `load_file`. Each rank first reads and verifies a part of the files, which are then read again. If
             one rank finds a difference, all ranks raise.
+        encryption_key: As in `load_file`, on every rank.
 
     Returns:
         This rank's contiguous tensors by name, in the order of the files, without tensors that are placed as `None`.
@@ -86,7 +89,7 @@ def load_sharded(
         return prepare_load(*selection, strategy=strategy, window_bytes=window_bytes)
 
     with defer_interrupts():
-        load, gathered = open_and_gather(paths, _control_group(group), prepare, verify_of(verify))
+        load, gathered = open_and_gather(paths, _control_group(group), prepare, verify_of(verify), encryption_key)
         tensors = run_load(load, gathered)
     return {request.name: tensor for request, tensor in zip(load.requests, tensors, strict=True)}
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core import ops
 from fst._core.arguments import (
     Device,
@@ -31,6 +32,7 @@ from fst._core.arguments import (
     paths_of,
     verify_of,
 )
+from fst._core.encryption_key import EncryptionKey
 from fst._load.progress import load_with_bar
 
 
@@ -41,6 +43,7 @@ def load_file(
     dtype: torch.dtype | None = None,
     progress: bool = False,
     verify: Verify = False,
+    encryption_key: EncryptionKey | None = None,
 ) -> dict[str, Tensor]:
     """Loads every tensor of a checkpoint.
 
@@ -62,6 +65,8 @@ def load_file(
             "sha256:..."}`, or the path of a file with such a JSON object or with lines of `sha256sum`, has the digests
             of whole files, and so has a `fst.Signature`; they do not go with `progress`. Tensors that the digests do
             not cover, such as slices, are listed in a warning on stderr. See docs/integrity.md.
+        encryption_key: The key of encrypted files. Every byte is authenticated. A file that is not encrypted is an
+            `IntegrityError`. Goes neither with `progress` nor with digests of whole files. See docs/encryption.md.
 
     Returns:
         The tensors by name, in the order of their bytes in the file. The shapes are those in the file, except that
@@ -84,6 +89,8 @@ def load_file(
         >>> weights["weight"].shape, weights["weight"].dtype
         (torch.Size([4, 3]), torch.bfloat16)
     """
+    if encryption_key is not None:
+        return _load_encrypted(path_of(path), device, dtype, progress, verify, encryption_key)
     if progress and not torch.compiler.is_compiling():
         return dict(load_with_bar([path_of(path)], device_of(device), dtype=dtype_of(dtype), verify=verify_of(verify)))
     return ops.load_file(path_of(path), device_of(device), dtype=dtype_of(dtype), verify=verify_of(verify))
@@ -96,6 +103,7 @@ def load_files(
     dtype: torch.dtype | None = None,
     progress: bool = False,
     verify: Verify = False,
+    encryption_key: EncryptionKey | None = None,
 ) -> dict[str, Tensor]:
     """Loads every tensor of several files into one dictionary.
 
@@ -105,6 +113,7 @@ def load_files(
         dtype: As in `load_file`.
         progress: As in `load_file`.
         verify: As in `load_file`.
+        encryption_key: As in `load_file`.
 
     Returns:
         The tensors by name, in the order of the files and of the bytes in each.
@@ -116,9 +125,33 @@ def load_files(
         >>> sorted(fst.load_files(["model.safetensors"]))
         ['bias', 'weight']
     """
+    if encryption_key is not None:
+        return _load_encrypted(paths_of(paths), device, dtype, progress, verify, encryption_key)
     if progress and not torch.compiler.is_compiling():
         return dict(load_with_bar(paths_of(paths), device_of(device), dtype=dtype_of(dtype), verify=verify_of(verify)))
     return ops.load_files(paths_of(paths), device_of(device), dtype=dtype_of(dtype), verify=verify_of(verify))
+
+
+def _load_encrypted(
+    paths: Paths,
+    device: Device,
+    dtype: torch.dtype | None,
+    progress: bool,
+    verify: Verify,
+    encryption_key: EncryptionKey,
+) -> dict[str, Tensor]:
+    """Loads every tensor of encrypted files."""
+    checkpoint = _open_encrypted(paths, progress, verify, encryption_key)
+    names = checkpoint.names()
+    tensors = checkpoint.load_tensors(names, torch.device(device_of(device)), dtype_of(dtype))
+    return dict(zip(names, tensors, strict=True))
+
+
+def _open_encrypted(paths: Paths, progress: bool, verify: Verify, encryption_key: EncryptionKey) -> OpenCheckpoint:
+    """Opens encrypted files. Operators take no keys, since graphs would contain them."""
+    if progress:
+        raise ValueError("a load with encryption_key shows no progress bar")
+    return OpenCheckpoint(paths, verify=verify_of(verify), encryption_key=encryption_key)
 
 
 def load_tensors(
@@ -129,6 +162,7 @@ def load_tensors(
     dtype: torch.dtype | None = None,
     progress: bool = False,
     verify: Verify = False,
+    encryption_key: EncryptionKey | None = None,
 ) -> list[Tensor]:
     """Loads named tensors. Reads only their bytes and the headers.
 
@@ -143,6 +177,7 @@ def load_tensors(
         dtype: As in `load_file`.
         progress: As in `load_file`.
         verify: As in `load_file`.
+        encryption_key: As in `load_file`.
 
     Returns:
         One tensor for each name, in the same order.
@@ -156,6 +191,9 @@ def load_tensors(
         >>> bias.shape, weight.shape
         (torch.Size([4]), torch.Size([4, 3]))
     """
+    if encryption_key is not None:
+        checkpoint = _open_encrypted(paths, progress, verify, encryption_key)
+        return checkpoint.load_tensors(names_of(names), torch.device(device_of(device)), dtype_of(dtype))
     if progress and not torch.compiler.is_compiling():
         named = load_with_bar(
             paths_of(paths), device_of(device), names_of(names), dtype=dtype_of(dtype), verify=verify_of(verify)
@@ -242,6 +280,7 @@ def load_boxes(
     *,
     dtype: torch.dtype | None = None,
     verify: Verify = False,
+    encryption_key: EncryptionKey | None = None,
 ) -> list[Tensor]:
     """Loads an index region of each named tensor. Reads only the bytes of the regions.
 
@@ -256,6 +295,7 @@ def load_boxes(
         device: As in `load_file`.
         dtype: As in `load_file`.
         verify: As in `load_file`.
+        encryption_key: As in `load_file`. Only the chunks that the regions touch are decrypted.
 
     Returns:
         One contiguous tensor for each name, in the same order. The lengths are its shape.
@@ -272,6 +312,9 @@ def load_boxes(
     """
     if len(boxes) != len(names):
         raise ValueError(f"{len(names)} names, but {len(boxes)} boxes; give one for every name")
+    if encryption_key is not None:
+        checkpoint = _open_encrypted(paths, False, verify, encryption_key)
+        return checkpoint.load_boxes(names_of(names), boxes, torch.device(device_of(device)), dtype_of(dtype))
     return ops.load_boxes(
         paths_of(paths), names_of(names), boxes, device_of(device), dtype=dtype_of(dtype), verify=verify_of(verify)
     )

@@ -12,6 +12,7 @@ from torch.nn.modules.module import _IncompatibleKeys
 from fst._checkpoint.batched import have_equal_bits
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.arguments import Device, Paths, Verify, device_of, dtype_of, verify_of
+from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
 from fst._distributed.dtensors import dtensor_layout, is_dtensor, local_tensor, reshard
@@ -51,6 +52,7 @@ def load_module(
     *,
     group: "ProcessGroup | None" = None,
     verify: Verify = False,
+    encryption_key: EncryptionKey | None = None,
 ) -> _IncompatibleKeys:
     """Loads a checkpoint into the parameters and buffers of a module.
 
@@ -87,6 +89,7 @@ def load_module(
             all DTensors, or this process alone if there are no DTensors, even if `torch.distributed` is initialized.
         verify: As in `load_file`. The files are read and verified before anything is written, and then read again. The
             ranks of a group divide the work.
+        encryption_key: As in `load_file`. If data are not authentic, tensors filled in place may hold new values.
 
     Returns:
         The names that the checkpoint lacks and the names that the module lacks, as `missing_keys` and
@@ -118,16 +121,24 @@ def load_module(
         if group is None and meshes:
             group = mesh_group(enclosing_mesh(meshes))
         if group is not None:
-            return _load_in_group(module, paths, device, dtype, strict, group, meshes, verify_of(verify))
-    return _load_in_process(module, paths, device, dtype, strict, verify_of(verify))
+            return _load_in_group(
+                module, paths, device, dtype, strict, group, meshes, verify_of(verify), encryption_key
+            )
+    return _load_in_process(module, paths, device, dtype, strict, verify_of(verify), encryption_key)
 
 
 def _load_in_process(
-    module: Module, paths: Paths, device: Device, dtype: torch.dtype | None, strict: bool, verify: str
+    module: Module,
+    paths: Paths,
+    device: Device,
+    dtype: torch.dtype | None,
+    strict: bool,
+    verify: str,
+    encryption_key: EncryptionKey | None,
 ) -> _IncompatibleKeys:
     """Loads in this process alone."""
     options = _module_options(device, dtype, [])
-    checkpoint = OpenCheckpoint(paths, verify=verify)
+    checkpoint = OpenCheckpoint(paths, verify=verify, encryption_key=encryption_key)
     if verify:
         checkpoint.verify()
     match = match_tensors(module, checkpoint.tensors)
@@ -146,12 +157,13 @@ def _load_in_group(
     group: "ProcessGroup",
     meshes: "Sequence[DeviceMesh]",
     verify: str,
+    encryption_key: EncryptionKey | None,
 ) -> _IncompatibleKeys:
     """Loads with all ranks of a group."""
     # Communicates as for the CPU until all ranks know their device.
     options = Group.of(group, torch.device("cpu")).run_on_all(lambda: _module_options(device, dtype, meshes))
     load_group = Group.of(group, options.device)
-    checkpoint = open_for_group(paths, load_group, verify)
+    checkpoint = open_for_group(paths, load_group, verify, encryption_key)
     match = load_group.run_on_all(lambda: match_tensors(module, checkpoint.tensors))
     differing = _differing_on_any(_tied_names(match), checkpoint, load_group)
     load_group.run_on_all(lambda: _check(match, module, checkpoint, strict, differing))

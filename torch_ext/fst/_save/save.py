@@ -10,8 +10,9 @@ from pathlib import Path as LocalPath
 import torch
 from torch import Tensor
 
-from fst._core import ops
+from fst._core import classes, ops
 from fst._core.arguments import Digests, Path, digests_of, is_url, local_path_of, metadata_of, names_of, path_of
+from fst._core.encryption_key import EncryptionKey, core_key
 from fst._save.aliasing import alias_groups
 from fst._save.host_copy import HostCopy
 from fst._save.object_shards import save_object_shards
@@ -25,6 +26,7 @@ def save_file(
     max_shard_bytes: int | None = None,
     *,
     digests: Digests = None,
+    encryption_key: EncryptionKey | None = None,
 ) -> None:
     """Saves tensors in a safetensors file, or in several files with an index.
 
@@ -46,6 +48,8 @@ def save_file(
             checkpoints take disk space.
         digests: "blake3" or "sha256" puts a digest of each tensor and of the header into each file, which
             `load_file(..., verify=True)` compares. See docs/integrity.md.
+        encryption_key: Encrypts the data of the tensors, which then load with the same key. The tensors are stored in
+            their order. Goes neither with `digests` nor with `max_shard_bytes`. See docs/encryption.md.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -64,7 +68,7 @@ def save_file(
         ['a', 'b']
     """
     options = digests_of(digests, metadata_of(metadata)), _check_max_shard_bytes(max_shard_bytes)
-    _save(_check_tensors(tensors), path_of(path), *options)
+    _save(_check_tensors(tensors), path_of(path), *options, core_key(encryption_key))
 
 
 def save_file_async(
@@ -74,6 +78,7 @@ def save_file_async(
     max_shard_bytes: int | None = None,
     *,
     digests: Digests = None,
+    encryption_key: EncryptionKey | None = None,
 ) -> Future[None]:
     """Saves tensors like `save_file`, in the background.
 
@@ -88,6 +93,7 @@ def save_file_async(
         metadata: As in `save_file`.
         max_shard_bytes: As in `save_file`.
         digests: As in `save_file`.
+        encryption_key: As in `save_file`.
 
     Returns:
         A future without a value. Its `result()` waits for the save, and raises the error if writing failed.
@@ -111,7 +117,8 @@ def save_file_async(
     idle = _background.idle
     idle.acquire()
     try:
-        future = _background.executor.submit(_save_copy, HostCopy(checked), absolute_path, *options)
+        key = core_key(encryption_key)
+        future = _background.executor.submit(_save_copy, HostCopy(checked), absolute_path, *options, key)
     except BaseException:
         idle.release()
         raise
@@ -135,9 +142,15 @@ _background = _Background()
 os.register_at_fork(after_in_child=_background.reset)
 
 
-def _save_copy(copy: HostCopy, path: str, metadata: dict[str, str] | None, max_shard_bytes: int | None) -> None:
+def _save_copy(
+    copy: HostCopy,
+    path: str,
+    metadata: dict[str, str] | None,
+    max_shard_bytes: int | None,
+    key: classes.EncryptionKey | None,
+) -> None:
     try:
-        _save(copy.tensors(), path, metadata, max_shard_bytes)
+        _save(copy.tensors(), path, metadata, max_shard_bytes, key)
     except BaseException as error:
         _clear_frames(error)
         raise
@@ -153,12 +166,18 @@ def _clear_frames(error: BaseException | None) -> None:
 
 
 def _save(
-    tensors: Mapping[str, Tensor], path: str, metadata: dict[str, str] | None, max_shard_bytes: int | None
+    tensors: Mapping[str, Tensor],
+    path: str,
+    metadata: dict[str, str] | None,
+    max_shard_bytes: int | None,
+    key: classes.EncryptionKey | None,
 ) -> None:
     def write(shard: Mapping[str, Tensor], file: LocalPath, model: str) -> None:
         ops.save_shard(list(shard.values()), list(shard), str(file), metadata, model)
 
-    if max_shard_bytes is None:
+    if key is not None:
+        _write_encrypted(tensors, path, metadata, max_shard_bytes, key)
+    elif max_shard_bytes is None:
         write_file(tensors, path, metadata)
     elif is_url(path):
         save_object_shards(tensors, path, metadata, max_shard_bytes)
@@ -170,6 +189,26 @@ def _save(
 def write_file(tensors: Mapping[str, Tensor], path: str, metadata: dict[str, str] | None) -> None:
     """Writes one file. Tensors may share memory. The operator makes all other checks."""
     ops.save_file(list(tensors.values()), list(tensors), path, metadata=metadata)
+
+
+def _write_encrypted(
+    tensors: Mapping[str, Tensor],
+    path: str,
+    metadata: dict[str, str] | None,
+    max_shard_bytes: int | None,
+    key: classes.EncryptionKey,
+) -> None:
+    """Writes one encrypted file, chunk by chunk, as `Writer` does."""
+    if max_shard_bytes is not None:
+        raise ValueError("encrypted tensors are saved in one file; leave out max_shard_bytes, or save each shard")
+    writer = classes.Writer(path, metadata, key=key)
+    try:
+        for name, tensor in tensors.items():
+            writer.write(name, tensor)
+        writer.close()
+    except BaseException:
+        writer.abandon()
+        raise
 
 
 def _check_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

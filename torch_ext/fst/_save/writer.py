@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fst._core import classes
 from fst._core.arguments import Digests, Path, digests_of, metadata_of, names_of, path_of
+from fst._core.encryption_key import EncryptionKey, core_key
 
 
 class Writer:
@@ -24,6 +25,7 @@ class Writer:
             `save_file`, which `close` makes appear.
         metadata: Text for the header, which `metadata` reads.
         digests: As in `save_file`. The calls of `write` compute them.
+        encryption_key: As in `save_file`. The calls of `write` encrypt.
 
     Raises:
         FileNotFoundError, PermissionError, IsADirectoryError, OSError: The file cannot be created.
@@ -39,8 +41,16 @@ class Writer:
         tensor([2., 2.])
     """
 
-    def __init__(self, path: Path, metadata: Mapping[str, str] | None = None, *, digests: Digests = None) -> None:
-        self._writer = classes.Writer(path_of(path), digests_of(digests, metadata_of(metadata)))
+    def __init__(
+        self,
+        path: Path,
+        metadata: Mapping[str, str] | None = None,
+        *,
+        digests: Digests = None,
+        encryption_key: EncryptionKey | None = None,
+    ) -> None:
+        header = digests_of(digests, metadata_of(metadata))
+        self._writer = classes.Writer(path_of(path), header, key=core_key(encryption_key))
 
     def write(self, name: str, tensor: Tensor) -> None:
         """Writes a tensor on the CPU or a GPU. The tensor may change as soon as the call returns.

@@ -1,0 +1,40 @@
+// Script class for a key of encrypted safetensors files.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+#include <torch/custom_class.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "fst/rust/bridge.rs.h"
+
+namespace fst {
+
+// `torch.classes.fst.EncryptionKey`: a secret key, which is overwritten in memory when the object is freed. It cannot
+// be serialized. Bytes are contiguous uint8 tensors on the CPU, which the caller overwrites.
+class OpenEncryptionKey : public torch::CustomClassHolder {
+ public:
+  using Optional = std::optional<c10::intrusive_ptr<OpenEncryptionKey>>;
+
+  // Copies 32 bytes. New files show the label to everybody.
+  OpenEncryptionKey(const at::Tensor& key, const std::string& label);
+  explicit OpenEncryptionKey(rust::Box<EncryptionKey> key);
+
+  // Copies a passphrase, from which keys are derived when files are opened or written. The limits are those of Argon2id
+  // for new files.
+  static c10::intrusive_ptr<OpenEncryptionKey> of_passphrase(const at::Tensor& passphrase, int64_t passes,
+                                                             int64_t memory_bytes, const std::string& label);
+
+  // Makes the local files that a path leads to open with another key, without encrypting their data again.
+  void rotate(const std::string& path, const c10::intrusive_ptr<OpenEncryptionKey>& key) const;
+
+  const EncryptionKey& key() const { return *key_; }
+
+ private:
+  const rust::Box<EncryptionKey> key_;
+};
+
+}  // namespace fst

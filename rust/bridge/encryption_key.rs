@@ -1,0 +1,39 @@
+//! Keys of encrypted safetensors files.
+
+use super::guard::guard;
+use crate::encryption::key;
+use crate::error::Result;
+use crate::save::file_kernel::Linux;
+use crate::save::rotate::rotate;
+
+/// Key of a user.
+pub(super) struct EncryptionKey(key::EncryptionKey);
+
+/// Copies a key.
+pub(super) fn encryption_key(bytes: &[u8], label: &str) -> Result<Box<EncryptionKey>> {
+    guard(|| Ok(Box::new(EncryptionKey(key::EncryptionKey::from_bytes(bytes)?.with_label(label)?))))
+}
+
+/// Copies a passphrase.
+pub(super) fn key_of_passphrase(
+    text: &[u8],
+    passes: u64,
+    memory_bytes: u64,
+    label: &str,
+) -> Result<Box<EncryptionKey>> {
+    guard(|| {
+        let key = key::EncryptionKey::from_passphrase(text, passes, memory_bytes)?;
+        Ok(Box::new(EncryptionKey(key.with_label(label)?)))
+    })
+}
+
+/// Makes the files that a path leads to open with another key.
+pub(super) fn rotate_key(path: &str, old_key: &EncryptionKey, new_key: &EncryptionKey) -> Result<()> {
+    guard(|| rotate(&[path], old_key.key(), new_key.key(), &Linux))
+}
+
+impl EncryptionKey {
+    pub(super) fn key(&self) -> &key::EncryptionKey {
+        &self.0
+    }
+}

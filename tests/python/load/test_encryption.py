@@ -1,0 +1,217 @@
+"""Encrypted files: saves and loads with a key, and what is refused without it."""
+
+import copy
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors import safe_open as safetensors_open
+from torch import Tensor
+from torch.distributed.tensor import Replicate, Shard
+
+import fst
+from ranks import Ranks
+from suite import READERS
+
+KEY = fst.EncryptionKey.from_bytes(bytes(range(32)))
+TENSORS = {
+    "large": torch.arange(900_000, dtype=torch.float32).reshape(1000, 900),
+    "bytes": torch.arange(201, dtype=torch.uint8),
+    "strided": torch.arange(60_000, dtype=torch.bfloat16).reshape(200, 300).t(),
+    "scalar": torch.tensor(3, dtype=torch.int64),
+    "empty": torch.empty(0, 3),
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "model.safetensors"
+    fst.save_file(TENSORS, path, {"format": "pt"}, encryption_key=KEY)
+    return path
+
+
+def assert_loaded(tensors: dict[str, Tensor]) -> None:
+    assert tensors.keys() == TENSORS.keys()
+    for name, tensor in tensors.items():
+        torch.testing.assert_close(tensor, TENSORS[name], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("reader", ["default", *READERS])
+def test_load_file_decrypts(path: Path, reader: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if reader != "default":
+        monkeypatch.setenv("FST_READER", reader)
+    assert_loaded(fst.load_file(path, encryption_key=KEY))
+    assert_loaded(fst.load_files([path], encryption_key=KEY, verify=True))
+    half = fst.load_file(path, dtype=torch.float16, encryption_key=KEY)["large"]
+    torch.testing.assert_close(half, TENSORS["large"].half(), rtol=0, atol=0)
+
+
+def test_other_programs_see_the_header_only(path: Path) -> None:
+    with safetensors_open(path, "pt") as file:
+        assert set(file.keys()) == {*TENSORS, "fst.encryption.tags"}
+        assert file.get_slice("large").get_shape() == [1000, 900]
+        assert not torch.equal(file.get_tensor("large"), TENSORS["large"])
+
+
+def test_safe_open_decrypts_slices(path: Path) -> None:
+    with fst.safe_open(path, encryption_key=KEY) as file:
+        assert file.metadata() == {"format": "pt"}
+        assert set(file.keys()) == TENSORS.keys()
+        part = file.get_slice("large")[300:700:7, 5:800]
+    torch.testing.assert_close(part, TENSORS["large"][300:700:7, 5:800], rtol=0, atol=0)
+
+
+def test_writer_and_background_save_encrypt(tmp_path: Path) -> None:
+    with fst.Writer(tmp_path / "a.safetensors", encryption_key=KEY) as writer:
+        for name, tensor in TENSORS.items():
+            writer.write(name, tensor)
+    fst.save_file_async(TENSORS, tmp_path / "b.safetensors", encryption_key=KEY).result()
+    for name in ("a", "b"):
+        assert_loaded(fst.load_file(tmp_path / f"{name}.safetensors", encryption_key=KEY))
+        assert not list(tmp_path.glob("*.tmp*"))
+
+
+def test_parts_load_with_the_key(path: Path) -> None:
+    [part, whole] = fst.load_tensors(path, ["scalar", "large"], encryption_key=KEY)
+    assert part == 3
+    assert torch.equal(whole, TENSORS["large"])
+    [box] = fst.load_boxes(path, ["large"], [[(3, 5, 100), (0, 900, 1)]], encryption_key=KEY)
+    torch.testing.assert_close(box, TENSORS["large"][3:500:100], rtol=0, atol=0)
+
+
+def test_load_module_decrypts(tmp_path: Path) -> None:
+    path = tmp_path / "linear.safetensors"
+    source, target = torch.nn.Linear(30, 40), torch.nn.Linear(30, 40)
+    fst.save_file(source.state_dict(), path, encryption_key=KEY)
+    fst.load_module(target, path, encryption_key=KEY)
+    assert torch.equal(source.weight, target.weight)
+    assert torch.equal(source.bias, target.bias)
+
+
+def load_in_ranks(path: Path, strategy: Literal["own", "exchange"]) -> None:
+    key = fst.EncryptionKey.from_bytes(bytes(range(32)))
+    rank, size = dist.get_rank(), dist.get_world_size()
+    loaded = fst.load_sharded(
+        path, {"large": Shard(0), "*": Replicate()}, strategy=strategy, window_bytes=100_000, encryption_key=key
+    )
+    torch.testing.assert_close(loaded["large"], TENSORS["large"].chunk(size)[rank], rtol=0, atol=0)
+    torch.testing.assert_close(loaded["strided"], TENSORS["strided"], rtol=0, atol=0)
+    with pytest.raises((ValueError, fst.RankError), match="encrypted"):
+        fst.load_sharded(path, Replicate(), strategy=strategy)
+
+
+@pytest.mark.parametrize("strategy", ["own", "exchange"])
+def test_ranks_load_with_the_key(ranks: Callable[[int], Ranks], path: Path, strategy: str) -> None:
+    ranks(3).run(load_in_ranks, path, strategy)
+
+
+def test_rotate_key(path: Path) -> None:
+    other = fst.EncryptionKey.random()
+    fst.rotate_key(path.parent, KEY, other)
+    assert_loaded(fst.load_file(path, encryption_key=other))
+    with pytest.raises(fst.IntegrityError, match="another key"):
+        fst.load_file(path, encryption_key=KEY)
+    with pytest.raises(TypeError, match="two keys"):
+        fst.rotate_key(path, other, None)  # type: ignore[arg-type]
+
+
+def test_a_directory_of_encrypted_files_loads(path: Path) -> None:
+    fst.save_file({"more": torch.ones(3)}, path.with_name("more.safetensors"), encryption_key=KEY)
+    loaded = fst.load_file(path.parent, encryption_key=KEY)
+    assert torch.equal(loaded.pop("more"), torch.ones(3))
+    assert_loaded(loaded)
+
+
+def test_changed_data_are_an_integrity_error(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    begin = 8 + int.from_bytes(content[:8], "little")
+    offsets = json.loads(content[8:begin])["large"]["data_offsets"]
+    content[begin + offsets[1] - 1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(fst.IntegrityError, match=r'model\.safetensors: tensor "large": byte'):
+        fst.load_file(path, encryption_key=KEY)
+    with fst.safe_open(path, encryption_key=KEY) as file:
+        torch.testing.assert_close(file.get_tensor("bytes"), TENSORS["bytes"], rtol=0, atol=0)
+
+
+def test_another_key_is_an_integrity_error(path: Path) -> None:
+    with pytest.raises(fst.IntegrityError, match="another key"):
+        fst.load_file(path, encryption_key=fst.EncryptionKey.random())
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        fst.load_file,
+        fst.safe_open,
+        fst.tensor_names,
+        fst.metadata,
+        fst.verify,
+        lambda path: fst.load_tensors(path, ["large"]),
+        lambda path: fst.load_into(path, ["bytes"], [torch.zeros(201, dtype=torch.uint8)]),
+        lambda path: list(fst.stream(path)),
+        lambda path: fst.load_module(torch.nn.Linear(1, 1), path),
+    ],
+)
+def test_without_the_key_no_encrypted_bytes_are_returned(path: Path, load: Callable[[Path], object]) -> None:
+    with pytest.raises(ValueError, match="encrypted"):
+        load(path)
+
+
+def test_a_key_refuses_files_without_encryption(path: Path) -> None:
+    fst.save_file(TENSORS, path)
+    with pytest.raises(fst.IntegrityError, match="not encrypted"):
+        fst.load_file(path, encryption_key=KEY)
+
+
+def test_refused_combinations(tmp_path: Path, path: Path) -> None:
+    with pytest.raises(ValueError, match="digests"):
+        fst.save_file(TENSORS, tmp_path / "a.safetensors", digests="blake3", encryption_key=KEY)
+    with pytest.raises(ValueError, match="one file"):
+        fst.save_file(TENSORS, tmp_path / "a.safetensors", max_shard_bytes=10, encryption_key=KEY)
+    with pytest.raises(ValueError, match="progress"):
+        fst.load_file(path, progress=True, encryption_key=KEY)
+    with pytest.raises(TypeError, match="EncryptionKey"):
+        fst.load_file(path, encryption_key=b"bytes")  # type: ignore[arg-type]
+    assert not (tmp_path / "a.safetensors").exists()
+
+
+def test_passphrases_open_files(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    limits = {"passes": 1, "memory_bytes": 64 << 10}
+    fst.save_file(TENSORS, path, encryption_key=fst.EncryptionKey.from_passphrase("open sesame", **limits))
+    assert_loaded(fst.load_file(path, encryption_key=fst.EncryptionKey.from_passphrase(b"open sesame")))
+    with pytest.raises(fst.IntegrityError):
+        fst.load_file(path, encryption_key=fst.EncryptionKey.from_passphrase("open barley"))
+    with pytest.raises(ValueError, match="each file"):
+        fst.EncryptionKey.from_passphrase("open sesame").to_bytes()
+    with pytest.raises(ValueError, match="empty"):
+        fst.EncryptionKey.from_passphrase("")
+
+
+def test_keys_come_from_files_and_callbacks(tmp_path: Path, path: Path) -> None:
+    for name, content in {"raw": KEY.to_bytes(), "hex": KEY.to_bytes().hex().encode() + b"\n"}.items():
+        (tmp_path / name).write_bytes(content)
+        assert_loaded(fst.load_file(path, encryption_key=fst.EncryptionKey.from_file(tmp_path / name)))
+    (tmp_path / "bad").write_bytes(b"short")
+    with pytest.raises(ValueError, match="bad: a key has 32 bytes"):
+        fst.EncryptionKey.from_file(tmp_path / "bad")
+    calls = []
+    key = fst.EncryptionKey.from_callback(lambda: calls.append(1) or KEY.to_bytes())
+    assert not calls
+    assert_loaded(fst.load_file(path, encryption_key=key))
+    assert len(calls) == 1
+
+
+def test_keys_are_never_shown() -> None:
+    assert repr(KEY) == "EncryptionKey(<hidden>)"
+    for leak in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError):
+            leak(KEY)
+    with pytest.raises(RuntimeError):
+        torch.save(KEY._open()._object, "/dev/null")

@@ -1,0 +1,150 @@
+"""Keys of encrypted safetensors files."""
+
+import os
+import secrets
+from collections.abc import Callable
+from typing import NoReturn
+
+from fst._core import classes
+
+# Limits of Argon2id for new files: libsodium's preset "moderate".
+PASSES = 3
+MEMORY_BYTES = 256 << 20
+
+
+class EncryptionKey:
+    """A key that encrypts and decrypts safetensors files.
+
+    Saves encrypt the data of the tensors. Loads decrypt it, and raise `IntegrityError` if a file was changed. Names,
+    dtypes, shapes and metadata stay visible to everybody. See docs/encryption.md.
+
+    The key is never shown, and cannot be pickled. Every owner of the key can read the files, and write files that the
+    other owners accept.
+
+    Example:
+        >>> key = fst.EncryptionKey.random()
+        >>> fst.save_file({"weight": torch.ones(2)}, "secret.safetensors", encryption_key=key)
+        >>> fst.load_file("secret.safetensors", encryption_key=key)
+        {'weight': tensor([1., 1.])}
+    """
+
+    __slots__ = ("_open", "_secret")
+    _open: Callable[[], classes.EncryptionKey]
+    _secret: Callable[[], bytes] | None
+
+    def __init__(self) -> None:
+        raise TypeError("use EncryptionKey.random, from_bytes, from_file, from_passphrase or from_callback")
+
+    @classmethod
+    def _of(
+        cls, open_key: "Callable[[], classes.EncryptionKey]", secret: "Callable[[], bytes] | None"
+    ) -> "EncryptionKey":
+        key = cls.__new__(cls)
+        key._open = open_key
+        key._secret = secret
+        return key
+
+    @classmethod
+    def random(cls, label: str = "") -> "EncryptionKey":
+        """Returns a new random key. Keep its `to_bytes()` in a safe place: nobody can read the files without it.
+
+        Args:
+            label: As in `from_bytes`.
+        """
+        return cls.from_bytes(secrets.token_bytes(classes.KEY_BYTES), label)
+
+    @classmethod
+    def from_bytes(cls, key: bytes, label: str = "") -> "EncryptionKey":
+        """Returns the key with these bytes.
+
+        Args:
+            key: 32 bytes, as `to_bytes` returns them.
+            label: Text of up to 64 bytes that new files show to everybody, such as the name of the key.
+
+        Raises:
+            ValueError: The key or the label has another size.
+        """
+        core = classes.EncryptionKey(key, label)
+        return cls._of(lambda: core, lambda: bytes(key))
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str], label: str = "") -> "EncryptionKey":
+        """Reads a key from a local file, which has 32 bytes, or 64 hexadecimal digits and a line end.
+
+        Args:
+            path: The file.
+            label: As in `from_bytes`.
+
+        Raises:
+            ValueError: The file has something else.
+            OSError: The operating system reports an error.
+        """
+        with open(path, "rb") as file:
+            content = file.read(2 * classes.KEY_BYTES + 3)
+        if len(content) == classes.KEY_BYTES:
+            return cls.from_bytes(content, label)
+        try:
+            key = bytes.fromhex(content.decode("ascii").strip())
+        except ValueError:
+            key = b""
+        if len(key) != classes.KEY_BYTES:
+            raise ValueError(f"{os.fspath(path)}: a key has {classes.KEY_BYTES} bytes, or as many hexadecimal numbers")
+        return cls.from_bytes(key, label)
+
+    @classmethod
+    def from_passphrase(
+        cls, passphrase: str | bytes, label: str = "", *, passes: int = PASSES, memory_bytes: int = MEMORY_BYTES
+    ) -> "EncryptionKey":
+        """Returns the key of a passphrase, which is derived with Argon2id when a file is opened or written.
+
+        Anyone who has a file can guess passphrases. The limits make each guess expensive. They apply to new files; a
+        load takes those in the file.
+
+        Args:
+            passphrase: The passphrase. A str is encoded as UTF-8.
+            label: As in `from_bytes`.
+            passes: Number of passes over the memory.
+            memory_bytes: Memory of the derivation: 8 KiB to 1 GiB in multiples of 1 KiB. `passes * memory_bytes` is at
+                most 4 GiB.
+
+        Raises:
+            ValueError: The passphrase is empty, or a limit is out of bounds.
+        """
+        text = passphrase.encode() if isinstance(passphrase, str) else bytes(passphrase)
+        core = classes.EncryptionKey.of_passphrase(text, passes, memory_bytes, label)
+        return cls._of(lambda: core, None)
+
+    @classmethod
+    def from_callback(cls, callback: Callable[[], bytes], label: str = "") -> "EncryptionKey":
+        """Returns a key that a function returns whenever files are opened or written, such as from a key service.
+
+        Args:
+            callback: Returns the 32 bytes of the key. fst keeps them no longer than the load or save.
+            label: As in `from_bytes`.
+        """
+        return cls._of(lambda: classes.EncryptionKey(callback(), label), callback)
+
+    def to_bytes(self) -> bytes:
+        """Returns the secret bytes.
+
+        Raises:
+            ValueError: The key is that of a passphrase, and differs from file to file.
+        """
+        if self._secret is None:
+            raise ValueError("a passphrase has a key of its own for each file")
+        return self._secret()
+
+    def __repr__(self) -> str:
+        return "EncryptionKey(<hidden>)"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an EncryptionKey cannot be pickled or copied, since the copy would show the key")
+
+
+def core_key(key: EncryptionKey | None) -> classes.EncryptionKey | None:
+    """Returns a key for the core."""
+    if key is None:
+        return None
+    if not isinstance(key, EncryptionKey):
+        raise TypeError(f"encryption_key must be a fst.EncryptionKey, not {type(key).__name__}")
+    return key._open()
