@@ -1,0 +1,53 @@
+"""Encrypted files on an HTTP server."""
+
+import pytest
+import torch
+
+import fst
+from fst_bench.http_server import Server
+from objects import assert_equal, tensors
+
+TENSORS = tensors()
+KEY = fst.EncryptionKey.from_bytes(bytes(range(32)))
+PATH = "m.safetensors"
+
+
+@pytest.fixture
+def data(tmp_path):
+    fst.save_file(TENSORS, tmp_path / PATH, encryption_key=KEY)
+    return (tmp_path / PATH).read_bytes()
+
+
+@pytest.mark.parametrize("request_bytes", [None, 1 << 18, 1_500_000])
+def test_data_are_decrypted_and_requested_once(http_server: Server, data, request_bytes, monkeypatch):
+    if request_bytes:
+        monkeypatch.setenv("FST_REQUEST_BYTES", str(request_bytes))
+    http_server.put(PATH, data)
+    assert_equal(fst.load_file(http_server.url(PATH), encryption_key=KEY), TENSORS)
+    counts = torch.zeros(len(data), dtype=torch.int32)
+    for request in http_server.requests(PATH):
+        counts[slice(*request.range)] += 1
+    assert (counts.min().item(), counts.max().item()) == (1, 1)
+
+
+def test_slices_request_whole_chunks(http_server: Server, data):
+    http_server.put(PATH, data)
+    with fst.safe_open(http_server.url(PATH), encryption_key=KEY) as file:
+        http_server.reset()
+        part = file.get_slice("large")[700:710, 3:]
+    assert torch.equal(part, TENSORS["large"][700:710, 3:])
+    assert sum(stop - start for start, stop in (request.range for request in http_server.requests(PATH))) <= 1 << 20
+
+
+def test_changed_data_are_an_integrity_error(http_server: Server, data):
+    changed = bytearray(data)
+    changed[-2_000_000] ^= 1
+    http_server.put(PATH, bytes(changed))
+    with pytest.raises(fst.IntegrityError, match=r"m\.safetensors: tensor"):
+        fst.load_file(http_server.url(PATH), encryption_key=KEY)
+
+
+def test_without_the_key_no_encrypted_bytes_are_returned(http_server: Server, data):
+    http_server.put(PATH, data)
+    with pytest.raises(ValueError, match="encrypted"):
+        fst.load_file(http_server.url(PATH))
