@@ -53,12 +53,18 @@ pub struct Limits {
     pub alignment: u64,
     /// Largest number of copies of a chunk.
     pub copies_max: usize,
+    /// Size of the units that a reader reads as a whole, in bytes from the start of a tensor. Long rows are divided
+    /// between units where a chunk has room for one. 1 if there are none.
+    pub unit_bytes: u64,
 }
 
 impl Limits {
-    /// Returns how many bytes of a row at `begin` fit one chunk, in whole elements.
-    fn part_bytes(&self, begin: u64, item_bytes: u64) -> u64 {
+    /// Returns how many bytes of a row at `begin` of a tensor at `tensor_begin` fit one chunk, in whole elements.
+    fn part_bytes(&self, begin: u64, tensor_begin: u64, item_bytes: u64) -> u64 {
         let room = self.chunk_bytes - begin % self.alignment;
+        let before = begin - tensor_begin;
+        let units = (before + room) / self.unit_bytes * self.unit_bytes;
+        let room = units.checked_sub(before).filter(|bytes| *bytes >= item_bytes).unwrap_or(room);
         room - room % item_bytes
     }
 

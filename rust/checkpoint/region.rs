@@ -138,6 +138,8 @@ pub struct TensorRegion {
     pub name: Box<str>,
     /// Index of the file that contains the tensor.
     pub source: usize,
+    /// Offset of the tensor's first byte, from the start of the file.
+    pub tensor_begin: u64,
     /// Stored dtype.
     pub dtype: Dtype,
     /// Shape of the result, in PyTorch's elements.
@@ -156,7 +158,14 @@ impl TensorRegion {
         let shape = torch_shape(entry)?;
         let row_bytes = entry.end.saturating_sub(entry.begin);
         let range = StridedRange { begin: entry.begin, row_bytes, strides: Vec::new() };
-        Ok(TensorRegion { name: entry.name.into(), source, dtype: entry.dtype, shape, range })
+        Ok(TensorRegion {
+            name: entry.name.into(),
+            source,
+            tensor_begin: entry.begin,
+            dtype: entry.dtype,
+            shape,
+            range,
+        })
     }
 
     /// Returns the region with indices `start..start + length` of dimension `dim`, which may be negative.

@@ -80,6 +80,7 @@ impl<D: Device> StagedEngine<D> {
             in_place_bytes: in_place_bytes.filter(|_| reads_in_place),
             alignment,
             copies_max,
+            unit_bytes,
         };
         Ok(StagedEngine {
             node: device.node(),

@@ -106,7 +106,7 @@ pub(super) fn push_runs(region: &TensorRegion, destination: &Destination, limits
     while at < destination.end {
         let (row, column) = (at / range.row_bytes, at % range.row_bytes);
         let offset = range.row_begin(row) + column;
-        let part_bytes = limits.part_bytes(offset, region.dtype.item_bytes());
+        let part_bytes = limits.part_bytes(offset, region.tensor_begin, region.dtype.item_bytes());
         let left = destination.end - at;
         let rows_left = (left / range.row_bytes).min(innermost.count - row % innermost.count);
         let whole_rows = if column == 0 { rows_left } else { 0 };

@@ -212,13 +212,15 @@ fn slice_of(shape: &[u64], picks: &[prop::sample::Index; 3]) -> Option<(usize, u
 
 fn limits() -> impl Strategy<Value = Limits> {
     let alignment = prop::sample::select(vec![1_u64, 4, 16]);
-    (alignment, 1_u64..20, 0_u64..20, prop::option::of(1_u64..60), 1_usize..20).prop_map(
-        |(alignment, chunk, gap_bytes, in_place_bytes, copies_max)| Limits {
+    let unit_bytes = prop::sample::select(vec![1_u64, 3, 16, 64]);
+    (alignment, 1_u64..20, 0_u64..20, prop::option::of(1_u64..60), 1_usize..20, unit_bytes).prop_map(
+        |(alignment, chunk, gap_bytes, in_place_bytes, copies_max, unit_bytes)| Limits {
             chunk_bytes: (7 + chunk * 9).next_multiple_of(alignment) + alignment,
             gap_bytes: gap_bytes.max(alignment),
             in_place_bytes: in_place_bytes.filter(|_| alignment == 1),
             alignment,
             copies_max,
+            unit_bytes,
         },
     )
 }
@@ -280,7 +282,8 @@ proptest! {
     }
 }
 
-const LIMITS: Limits = Limits { chunk_bytes: 1000, gap_bytes: 16, in_place_bytes: None, alignment: 1, copies_max: 100 };
+const LIMITS: Limits =
+    Limits { chunk_bytes: 1000, gap_bytes: 16, in_place_bytes: None, alignment: 1, copies_max: 100, unit_bytes: 1 };
 
 fn whole_plan(regions: &[TensorRegion], limits: &Limits) -> Vec<Chunk> {
     let mut address = 0;
@@ -318,6 +321,22 @@ fn tensor_requested_twice_is_read_once() {
     let tensor = entry(Dtype::U8, &[5000], DATA_BEGIN);
     let regions = [TensorRegion::whole(0, tensor).unwrap(), TensorRegion::whole(0, tensor).unwrap()];
     assert_eq!(read_bytes(&whole_plan(&regions, &LIMITS)), 5000);
+}
+
+#[test]
+fn long_rows_are_divided_between_units() {
+    let tensor = entry(Dtype::F32, &[1000], DATA_BEGIN);
+    let region = TensorRegion::slice(0, tensor, 0, 30, 900).unwrap();
+    let limits = Limits { in_place_bytes: Some(0), unit_bytes: 512, ..LIMITS };
+    let begins: Vec<u64> = whole_plan(&[region], &limits)
+        .iter()
+        .map(|chunk| match chunk {
+            Chunk::InPlace { offset, .. } => offset - DATA_BEGIN,
+            Chunk::Staged { .. } => panic!("{chunk:?}"),
+        })
+        .collect();
+    // A chunk of 1000 bytes has room for one unit, the first one also for a part of another.
+    assert_eq!(begins, [120, 1024, 1536, 2048, 2560, 3072, 3584]);
 }
 
 #[test]

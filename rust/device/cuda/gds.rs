@@ -162,7 +162,7 @@ impl Engine<Vec<Lent<Event>>> for DirectEngine {
     fn limits(&self) -> Limits {
         let ReadLimits { alignment, gap_bytes, in_place_bytes, .. } = ReadLimits::direct(BLOCK_BYTES);
         let chunk_bytes = to_u64(self.slot_bytes_max);
-        Limits { chunk_bytes, gap_bytes, in_place_bytes, alignment, copies_max: usize::MAX }
+        Limits { chunk_bytes, gap_bytes, in_place_bytes, alignment, copies_max: usize::MAX, unit_bytes: 1 }
     }
 
     fn batch_needs(&self, chunks: &[Chunk]) -> BatchNeeds {

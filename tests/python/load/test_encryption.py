@@ -84,6 +84,14 @@ def test_parts_load_with_the_key(path: Path) -> None:
     torch.testing.assert_close(box, TENSORS["large"][3:500:100], rtol=0, atol=0)
 
 
+def test_slices_decrypt_few_chunks_twice(path: Path) -> None:
+    with fst.safe_open(path, encryption_key=KEY) as file, fst.profile() as profile:
+        part = file.get_slice("large")[10:990]
+    torch.testing.assert_close(part, TENSORS["large"][10:990], rtol=0, atol=0)
+    # The tensor has four chunks, of which the slice touches each, the first and the last in part.
+    assert profile.summary().stages["cipher"].bytes <= TENSORS["large"].nbytes
+
+
 def test_load_module_decrypts(tmp_path: Path) -> None:
     path = tmp_path / "linear.safetensors"
     source, target = torch.nn.Linear(30, 40), torch.nn.Linear(30, 40)
