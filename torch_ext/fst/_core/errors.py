@@ -32,7 +32,9 @@ class SafetensorError(*_Bases):  # type: ignore[misc]
 class IntegrityError(SafetensorError):
     """Data differ from their digest, a load is to verify data without a known digest, or a signature is not valid.
 
-    Nothing was returned, and no existing tensor has changed.
+    Or an encrypted file was changed, has another key, or is not encrypted although a key was given.
+
+    Nothing was returned. No existing tensor has changed, except by loads of encrypted files into them.
     """
 
 

@@ -89,7 +89,7 @@ def load_module(
             all DTensors, or this process alone if there are no DTensors, even if `torch.distributed` is initialized.
         verify: As in `load_file`. The files are read and verified before anything is written, and then read again. The
             ranks of a group divide the work.
-        encryption_key: As in `load_file`. If data are not authentic, tensors filled in place may hold new values.
+        encryption_key: As in `load_file`. If data are not authentic, tensors filled in place are undefined.
 
     Returns:
         The names that the checkpoint lacks and the names that the module lacks, as `missing_keys` and
