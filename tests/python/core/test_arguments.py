@@ -168,6 +168,10 @@ def test_misspelt_keywords(function, path):
     possible |= {"manifest": {Path(path).name: f"sha256:{hashlib.sha256(Path(path).read_bytes()).hexdigest()}"}}
     if function in (fst.save_file, fst.save_file_async):
         possible["tensors"] = {"w": torch.zeros(3)}
+    if function is fst.rotate_key:
+        key = fst.EncryptionKey.random()
+        possible |= {"path": f"{path}.encrypted", "old": key, "new": key}
+        fst.save_file({"w": torch.zeros(3)}, possible["path"], encryption_key=key)
     arguments = {name: possible[name] for name in inspect.signature(function).parameters if name in possible}
     # Functions with placements need a process group. The tests in `distributed` call them.
     if "placements" not in inspect.signature(function).parameters:
