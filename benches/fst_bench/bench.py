@@ -21,12 +21,11 @@ from .directories import PACKAGE, TMPFS
 from .machine import commit, load_average, machine_facts
 from .measure import Job
 from .peer import CHILD_SETTINGS, PEERS
-from .result import RAW_SHARE
+from .result import CPU_OF_GB, RAW_SHARE
 
 TORCH_DEVICES = {"cpu": "cpu", "cuda": "cuda:0"}  # Some libraries reject a device without an index.
 CHILD_TIMEOUT_SECONDS = 300
 SAVED_SUFFIX = ".saved"
-CONVERTED_SUFFIX = ".converted"
 TMPFS_LEFT_FREE_BYTES = 1 << 30
 RAW_READ_BYTES = 512 << 20
 
@@ -107,10 +106,13 @@ class Bench:
 
     def convert(self) -> None:
         """Converts the files of all workloads for peers that have their own format."""
-        for peer in (PEERS[name] for name in self._choice.peers if PEERS[name].converts):
+        chosen = self._choice.actions or ACTIONS
+        for peer in (PEERS[name] for name in self._choice.peers if PEERS[name].suffix):
             for name, checkpoint in self._checkpoints.items():
+                if not set(chosen) & set(peer.actions) & checkpoint.workload.states.keys():
+                    continue
                 log(f"converting {name} for {peer.name}")
-                arguments = [peer.name, CONVERTED_SUFFIX, *map(str, checkpoint.paths)]
+                arguments = [peer.name, peer.suffix, *map(str, checkpoint.paths)]
                 self._converted[peer.name, name] = run_module("convert", arguments, peer.environment(), self._deadline)
 
     def run(self, deadline: Deadline) -> bool:
@@ -180,6 +182,8 @@ class Bench:
         result = self._load(cell)
         if not result:
             return
+        if "cpu_seconds" in result:
+            result[CPU_OF_GB] = result["cpu_seconds"] / result["tensor_bytes"] * 1e9
         if raw_rate and "load_and_read_seconds" in result:
             requested_bytes = self._checkpoints[cell.workload].workload.requested_bytes(cell.action)
             result["raw_bytes_per_second"] = raw_rate
@@ -203,10 +207,10 @@ class Bench:
         checkpoint = self._checkpoints[cell.workload]
         workload, peer = checkpoint.workload, PEERS[cell.peer]
         paths: Sequence[Path] = checkpoint.paths
-        if peer.converts:
+        if peer.suffix:
             if refused := self._converted[cell.peer, cell.workload]:
                 return refused
-            paths = [path.with_suffix(CONVERTED_SUFFIX) for path in paths]
+            paths = [path.with_suffix(peer.suffix) for path in paths]
         if cell.state == "tmpfs":
             size_bytes = sum(path.stat().st_size for path in paths)
             if shutil.disk_usage(TMPFS).free < size_bytes + TMPFS_LEFT_FREE_BYTES:

@@ -202,6 +202,25 @@ def _rate(bytes_per_second: float, how: str) -> dict[str, Any]:
     return {"bytes_per_second": bytes_per_second, "how": how}
 
 
+def aes_256_gcm(path: Path, device: str) -> dict[str, Any]:
+    return _openssl("aes-256-gcm")
+
+
+def sha256(path: Path, device: str) -> dict[str, Any]:
+    return _openssl("sha256")
+
+
+def _openssl(algorithm: str) -> dict[str, Any]:
+    """Measures an algorithm of OpenSSL on one core."""
+    if shutil.which("openssl") is None:
+        raise UnsupportedError("openssl is not installed")
+    command = ["openssl", "speed", "-mr", "-seconds", "1", "-bytes", str(1 << 20), "-evp", algorithm]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    # "+F:22:AES-256-GCM:3041234567.89"
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("+F:")]
+    return _rate(float(line.rpartition(":")[2]), "openssl speed, one core, 1 MiB blocks")
+
+
 CEILINGS = {
     "fio": fio,
     "direct-reads": direct,
@@ -212,6 +231,8 @@ CEILINGS = {
     "memory-copy-one-thread": memory_copy_one_thread,
     "memory-copy": memory_copy,
     "memory-first-touch": first_touch,
+    "aes-256-gcm": aes_256_gcm,
+    "sha256": sha256,
     "pinned-to-device": pinned_to_device,
     "device-to-device": device_to_device,
 }

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 # Storage of the files of a load, and target of a save.
 STATES = ("warm", "cold", "tmpfs", "disk")
 LOADS = ("load", "cast", "slice", "select")
-ACTIONS = (*LOADS, "columns", "pretrained", "save", "sharded")
+ACTIONS = (*LOADS, "columns", "pretrained", "verified", "save", "sharded")
 
 
 def states_of(action: str) -> tuple[str, ...]:

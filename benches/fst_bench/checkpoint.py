@@ -17,7 +17,7 @@ from .workload import CAST_DTYPE, SEED, Slice, TensorSpec, Workload
 TORCH_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 POOL_BYTES = 32 << 20
 # Actions that return all tensors as stored.
-WHOLE = {"load", "pretrained", "save"}
+WHOLE = {"load", "pretrained", "verified", "save"}
 
 # Clears the top bit of the 16-bit exponents, so that all values are finite and below 2, like weights.
 FINITE_BF16 = np.uint64(0xBFFF_BFFF_BFFF_BFFF)

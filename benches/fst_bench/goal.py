@@ -26,6 +26,8 @@ SHARE_MOVED = 1.01  # of the bytes, including file and packet headers
 GROUP_SIZES = (2, 4)
 SERVER_SHARE = 0.9  # of the rate at which a server is drained, and of that of its connections
 ROUND_TRIPS = 4  # of a load of a small file from afar
+VERIFIED_SHARE = 0.5  # of the time of a program that verifies a file before another loads it
+VERIFICATION_COST = 1.1  # of the CPU time of hashing or decrypting alone
 SHARE_FETCHED = 1.005  # 1.00 of an object by all ranks together
 STATE_TITLES = {"warm": "Warm cache", "tmpfs": "tmpfs", "cold": "Cold"}
 
@@ -148,8 +150,41 @@ def _on_cpu(run: Run | None) -> Iterator[Goal]:
         cells = [Cell("dense", "save", "disk", which) for which in ("fst", peer)]
         title = f"Save, dense, flushed: at least as fast as safetensors, {name}"
         yield _compared(run, title, cells[0], cells[1:], "save_seconds")
+    yield from _verified(run)
     imported = run.median("fst", "import_seconds") if run else None
     yield Goal("Import of fst beyond that of PyTorch", imported, IMPORT_SECONDS, text.seconds)
+
+
+def _verified(run: Run | None) -> Iterator[Goal]:
+    """Yields the goals of loads that verify or decrypt."""
+    key = "load_and_read_seconds"
+    for workload, state in product(("dense", "moe"), ("warm", "cold")):
+        route = f"{STATE_TITLES[state]} -> CPU, {workload}"
+        for peer, other, name in (
+            ("fst-manifest", "sha256sum-first", "manifest: half the time of sha256sum, then safetensors"),
+            ("fst-signature", "model-signing-first", "signature: half the time of model-signing, then safetensors"),
+        ):
+            mine, theirs = (_median(run, Cell(workload, "verified", state, which), key) for which in (peer, other))
+            bound = None if theirs is None else theirs * VERIFIED_SHARE
+            yield Goal(f"{route}, {name}", mine, bound, text.seconds)
+        for peer, others, name in (
+            ("fst-tensors", ("tensorizer", "tensorizer-8"), ".tensors: ahead of tensorizer"),
+            ("fst-tensors-hashes", ("tensorizer-hashes",), ".tensors, hashes: ahead of tensorizer"),
+            ("fst-tensors-encrypted", ("tensorizer-encrypted",), ".tensors, encrypted: ahead of tensorizer"),
+        ):
+            cells = [Cell(workload, "verified", state, which) for which in (peer, *others)]
+            yield _compared(run, f"{route}, {name}", cells[0], cells[1:], key)
+    cells = [Cell("dense", "verified", "cold", peer) for peer in ("fst-blake3", "fst-pread")]
+    yield _compared(run, "Cold -> CPU, dense, digests: at least as fast as without", cells[0], cells[1:], key)
+    without = _median(run, Cell("dense", "verified", "warm", "fst-pread"), CPU_OF_GB)
+    for peer, algorithm, name in (
+        ("fst-sha256", "sha256", "digests, SHA-256: CPU time of 1 GB beyond that without, of that of OpenSSL"),
+        ("fst-encrypted", "aes-256-gcm", "encrypted: CPU time of 1 GB beyond that without, of that of OpenSSL"),
+    ):
+        with_it, alone = _median(run, Cell("dense", "verified", "warm", peer), CPU_OF_GB), _rate(run, algorithm)
+        beyond = None if with_it is None or without is None else max(0.0, with_it - without)
+        share = None if beyond is None or alone is None else beyond / (1e9 / alone)
+        yield Goal(f"Warm cache -> CPU, dense, {name}", share, VERIFICATION_COST, text.share)
 
 
 def _with_ranks(run: Run | None) -> Iterator[Goal]:

@@ -31,6 +31,20 @@ from .loaders.s3torchconnector import S3TorchConnector
 from .loaders.safetensors import Safetensors, SafetensorsFlushed, SafetensorsPread, SafetensorsPrefetch
 from .loaders.tensorizer import Tensorizer, TensorizerParallel
 from .loaders.unified import Unified, UnifiedDirect
+from .loaders.verified import (
+    FstDigests,
+    FstDigestsSha256,
+    FstEncrypted,
+    FstManifest,
+    FstSignature,
+    FstTensors,
+    FstTensorsEncrypted,
+    FstTensorsHashes,
+    ModelSigningFirst,
+    Sha256sumFirst,
+    TensorizerEncrypted,
+    TensorizerHashes,
+)
 
 # OpenMP threads that spin while waiting take the cores from the threads they wait for. On a busy machine that made
 # the same sum up to sixty times slower.
@@ -124,6 +138,47 @@ TENSORIZER = Release(
         "six==1.17.0",
     ),
 )
+MODEL_SIGNING = Release(
+    "model-signing",
+    "1.1.1",
+    needs=(
+        "safetensors==0.8.0",
+        "annotated-types==0.8.0",
+        "asn1crypto==1.5.1",
+        "blake3==1.0.11",
+        "certifi==2026.10.18",
+        "cffi==2.1.1",
+        "charset-normalizer==3.5.2",
+        "click==8.5.1",
+        "cryptography==50.0.2",
+        "dnspython==2.9.2",
+        "email-validator==2.4.0",
+        "id==1.6.1",
+        "idna==3.20",
+        "in-toto-attestation==0.9.3",
+        "markdown-it-py==4.3.0",
+        "mdurl==0.1.2",
+        "platformdirs==4.14.7",
+        "protobuf==7.36.2",
+        "pycparser==3.12",
+        "pydantic==2.14.3",
+        "pydantic_core==2.50.4",
+        "Pygments==2.21.0",
+        "PyJWT==2.15.1",
+        "requests==2.34.2",
+        "rfc3161-client==1.0.9",
+        "rfc8785==0.1.4",
+        "rich==15.0.0",
+        "securesystemslib==1.6.0",
+        "sigstore==4.5.1",
+        "sigstore-models==0.0.6",
+        "sigstore-rekor-types==0.0.18",
+        "tuf==7.0.1",
+        "typing-inspection==0.4.5",
+        "typing_extensions==4.16.0",
+        "urllib3==2.8.0",
+    ),
+)
 UNIFIED = Release("unifiedefficientloader", "0.5.4", needs=("comfy-aimdo==0.6.0", "safetensors==0.8.0", "tqdm==4.70.1"))
 
 
@@ -132,7 +187,8 @@ class Peer:
     """Row of the tables: a release, the loader that uses it, and environment variables.
 
     `actions` lists the measured actions on files: a variant that differs in one action only is not measured in the
-    others. `schemes` lists the beginnings of the URLs that it loads, in the benchmarks of remote checkpoints.
+    others. `suffix` is that of the files into which a checkpoint is converted, for a peer that does not read those of
+    the workload. `schemes` lists the beginnings of the URLs that it loads, in the benchmarks of remote checkpoints.
     """
 
     name: str
@@ -142,16 +198,12 @@ class Peer:
     actions: tuple[str, ...] = LOADS
     settings: Mapping[str, str] = field(default_factory=dict)
     schemes: tuple[str, ...] = ()
+    suffix: str = ""
 
     @property
     def title(self) -> str:
         library = f"{self.release.package} {self.release.version}" if self.release else "fst"
         return f"{library}, {self.variant}" if self.variant else library
-
-    @property
-    def converts(self) -> bool:
-        """True if the peer reads its own format."""
-        return isinstance(self.loader, type) and issubclass(self.loader, Tensorizer)
 
     def environment(self) -> dict[str, str]:
         """Returns the environment of a process that measures this peer, without the user's settings."""
@@ -179,9 +231,13 @@ class Peer:
 # The server has no names for buckets.
 PATH_STYLE = {"RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING": "0"}
 
+VERIFIED = ("verified",)
+# Files of tensorizer, and encrypted ones.
+TENSORS_SUFFIX, SECRET_SUFFIX = ".tensors", ".secret.tensors"
+
 _PEERS = (
     Peer("fst", Fst, None, actions=ACTIONS, schemes=("http", "s3")),
-    Peer("fst-pread", Fst, None, "pread", settings={"FST_READER": "pread"}),
+    Peer("fst-pread", Fst, None, "pread", actions=(*LOADS, *VERIFIED), settings={"FST_READER": "pread"}),
     Peer("fst-exchange", FstExchange, None, "exchange", actions=("sharded",)),
     Peer("safetensors", Safetensors, SAFETENSORS, actions=ACTIONS),
     Peer("safetensors-flushed", SafetensorsFlushed, SAFETENSORS, "flushed to the disk", actions=("save",)),
@@ -206,15 +262,35 @@ _PEERS = (
         settings={"INSTANTTENSOR_BACKEND": "BUFFERED"},
     ),
     Peer("runai-streamer", RunaiStreamer, RUNAI_STREAMER),
-    Peer("tensorizer", Tensorizer, TENSORIZER, schemes=("http",)),
+    Peer("tensorizer", Tensorizer, TENSORIZER, actions=(*LOADS, *VERIFIED), schemes=("http",), suffix=TENSORS_SUFFIX),
     Peer("unified", Unified, UNIFIED),
     Peer("unified-direct", UnifiedDirect, UNIFIED, "direct_gpu"),
     Peer("fst-hub", Fst, None, "hf://", actions=(), schemes=("hf",)),
-    Peer("tensorizer-8", TensorizerParallel, TENSORIZER, "num_readers=8", actions=(), schemes=("http",)),
+    Peer(
+        "tensorizer-8",
+        TensorizerParallel,
+        TENSORIZER,
+        "num_readers=8",
+        actions=VERIFIED,
+        schemes=("http",),
+        suffix=TENSORS_SUFFIX,
+    ),
     Peer("obstore", Obstore, OBSTORE, actions=(), schemes=("http", "s3")),
     Peer("runai-streamer-s3", RunaiStreamer, RUNAI_STREAMER_S3, actions=(), schemes=("s3",), settings=PATH_STYLE),
     Peer("s3torchconnector", S3TorchConnector, S3TORCHCONNECTOR, actions=(), schemes=("s3",)),
     Peer("hub-download", HubDownload, HUGGINGFACE_HUB, "download and safetensors", actions=(), schemes=("hf",)),
+    Peer("fst-blake3", FstDigests, None, "digests, BLAKE3", VERIFIED, suffix=".blake3.safetensors"),
+    Peer("fst-sha256", FstDigestsSha256, None, "digests, SHA-256", VERIFIED, suffix=".sha256.safetensors"),
+    Peer("fst-manifest", FstManifest, None, "manifest, SHA-256", VERIFIED, suffix=".sha256"),
+    Peer("sha256sum-first", Sha256sumFirst, SAFETENSORS, "sha256sum first", VERIFIED, suffix=".sha256"),
+    Peer("fst-signature", FstSignature, None, "signature, SHA-256", VERIFIED, suffix=".sig"),
+    Peer("model-signing-first", ModelSigningFirst, MODEL_SIGNING, "then safetensors", VERIFIED, suffix=".sig"),
+    Peer("fst-encrypted", FstEncrypted, None, "encrypted", VERIFIED, suffix=".encrypted.safetensors"),
+    Peer("fst-tensors", FstTensors, None, ".tensors", VERIFIED, suffix=TENSORS_SUFFIX),
+    Peer("fst-tensors-hashes", FstTensorsHashes, None, ".tensors, verify_hash", VERIFIED, suffix=TENSORS_SUFFIX),
+    Peer("tensorizer-hashes", TensorizerHashes, TENSORIZER, "verify_hash", VERIFIED, suffix=TENSORS_SUFFIX),
+    Peer("fst-tensors-encrypted", FstTensorsEncrypted, None, ".tensors, encrypted", VERIFIED, suffix=SECRET_SUFFIX),
+    Peer("tensorizer-encrypted", TensorizerEncrypted, TENSORIZER, "encrypted", VERIFIED, suffix=SECRET_SUFFIX),
 )
 PEERS = {peer.name: peer for peer in _PEERS}
 PEERS_OF_FILES = [peer.name for peer in _PEERS if peer.actions]

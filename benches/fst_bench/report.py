@@ -19,9 +19,9 @@ from .goal import goals
 from .peer import PEERS
 from .ranks.section import ranks_section
 from .remote.section import remote_section
-from .result import RAW_SHARE, Figure, Run
+from .result import CPU_OF_GB, RAW_SHARE, Figure, Run
 from .simulation.section import SIMULATION, simulation_section
-from .text import microseconds, rate, share, size, spread, table
+from .text import microseconds, rate, seconds, share, size, spread, table
 
 MANY_TENSORS = 10_000
 ACTION_TITLES = {
@@ -31,6 +31,7 @@ ACTION_TITLES = {
     "select": "ten tensors by name",
     "columns": "the column slices of one rank of eight, from an open file",
     "pretrained": "from_pretrained of transformers",
+    "verified": "all tensors, verified or decrypted",
     "save": "saved",
 }
 STATE_TITLES = {"warm": "warm page cache", "cold": "cold page cache", "tmpfs": "tmpfs", "disk": "to the disk"}
@@ -136,6 +137,7 @@ def _measured(run: Run, workload: str, action: str, state: str) -> Iterator[str]
     head += ["load + read", pace, "host peak", "beyond"]
     head += ["device peak", "beyond"] if on_gpu else []
     head += ["from the disk"] if action == "columns" else []
+    head += ["CPU of 1 GB"] if action == "verified" else []
     has_raw = any(run.figure(Cell(workload, action, state, peer), RAW_SHARE) for peer in run.peers())
     head += ["of a raw read"] if has_raw else []
     rows, reasons = [], []
@@ -157,6 +159,9 @@ def _measured(run: Run, workload: str, action: str, state: str) -> Iterator[str]
         if action == "columns":
             from_storage = run.figure(cell, "storage_bytes")
             row.append(size(from_storage.median) if from_storage else "-")
+        if action == "verified":
+            cpu = run.figure(cell, CPU_OF_GB)
+            row.append(seconds(cpu.median) if cpu else "-")
         if has_raw:
             raw = run.figure(cell, RAW_SHARE)
             row.append(f"{share(raw.median)} [{share(raw.low)} .. {share(raw.high)}]" if raw else "-")

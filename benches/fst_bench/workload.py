@@ -111,6 +111,7 @@ def dense(size_bytes: int) -> Workload:
         "slice": ("warm", "cold"),
         "columns": ("warm", "cold"),
         "pretrained": ("warm", "cold"),
+        "verified": ("warm", "cold"),
         "save": ("disk",),
     }
     return Workload("dense", title, (tensors,), states, slices=tuple(_rank_slices(tensors)))
@@ -120,7 +121,8 @@ def moe(size_bytes: int) -> Workload:
     """Qwen3-30B-A3B with all its 18,867 tensors, each narrower."""
     factor = math.sqrt(size_bytes / size_of(_qwen_moe(1.0)))
     title = f"Qwen3-30B-A3B, widths x {factor:.2g}"
-    return Workload("moe", title, (specs(_qwen_moe(factor)),), {"load": LOAD_STATES})
+    states = {"load": LOAD_STATES, "verified": ("warm", "cold")}
+    return Workload("moe", title, (specs(_qwen_moe(factor)),), states)
 
 
 def adapter(size_bytes: int) -> Workload:

@@ -1,8 +1,9 @@
 """tensorizer: reads its own format. The files are converted before the measurements."""
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from .base import Loader, UnsupportedError
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 class Tensorizer(Loader):
     readers = 1  # the default of the library
+    options: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self) -> None:
         import tensorizer
@@ -34,8 +36,11 @@ class Tensorizer(Loader):
         return "its own format"
 
     def convert(self, path: str, target: str) -> None:
+        self._write(path, target)
+
+    def _write(self, path: str, target: str, **options: Any) -> None:
         partial = Path(target).with_suffix(".partial")
-        serializer = self._tensorizer.TensorSerializer(str(partial))
+        serializer = self._tensorizer.TensorSerializer(str(partial), **options)
         try:
             serializer.write_state_dict(_mapped(path))
         except RuntimeError as error:
@@ -45,8 +50,9 @@ class Tensorizer(Loader):
 
     def _read(self, paths: Sequence[str], device: str, **options: Any) -> "dict[str, Tensor]":
         tensors: dict[str, Tensor] = {}
+        options = {"device": device, "num_readers": self.readers, **self.options, **options}
         for path in paths:
-            with self._tensorizer.TensorDeserializer(path, device=device, num_readers=self.readers, **options) as file:
+            with self._tensorizer.TensorDeserializer(path, **options) as file:
                 tensors |= file.items()
         return tensors
 

@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ..bench import CONVERTED_SUFFIX, Deadline, log, plain_environment, run_module, summary, workload_facts
+from ..bench import Deadline, log, plain_environment, run_module, summary, workload_facts
 from ..cell import Cell, GroupCell
 from ..checkpoint import Checkpoint
 from ..http_server import Counts
@@ -110,14 +110,14 @@ class RemoteBench:
     def _lay_out(self, files: Path, deadline: Deadline) -> None:
         """Puts the files of all workloads, and those of peers with their own format, into the directory to serve."""
         # Variants of one release have the same format.
-        converting = {PEERS[name].release: PEERS[name] for name in self._choice.peers if PEERS[name].converts}
+        converting = {PEERS[name].release: PEERS[name] for name in self._choice.peers if PEERS[name].suffix}
         for checkpoint in self._all():
             name, paths = checkpoint.workload.name, checkpoint.paths
             for release, peer in converting.items() if checkpoint is not self._ranked else ():
                 log(f"converting {name} for {peer.name}")
-                arguments = [peer.name, CONVERTED_SUFFIX, *map(str, paths)]
+                arguments = [peer.name, peer.suffix, *map(str, paths)]
                 self._converted[release, name] = run_module("convert", arguments, peer.environment(), deadline)
-            converted = [path.with_suffix(CONVERTED_SUFFIX) for path in paths]
+            converted = [path.with_suffix(peer.suffix) for peer in converting.values() for path in paths]
             lay_out(files, checkpoint, [path for path in converted if path.exists()])
 
     def _start(self, name: str, directory: Path) -> Service:
@@ -178,8 +178,8 @@ class RemoteBench:
     def _load(self, cell: Cell, service: Service) -> dict[str, Any]:
         checkpoint, peer = self._checkpoints[cell.workload], PEERS[cell.peer]
         paths: Sequence[Path] = checkpoint.paths
-        if peer.converts:
-            paths = [path.with_suffix(CONVERTED_SUFFIX) for path in paths]
+        if peer.suffix:
+            paths = [path.with_suffix(peer.suffix) for path in paths]
         scheme = next(scheme for scheme in service.schemes if scheme in peer.schemes)
         urls = service.urls(scheme, checkpoint, paths)
         job = Job(peer.name, "load", cell.state, "cpu", urls, remote_bytes=checkpoint.workload.size_bytes)

@@ -1,0 +1,183 @@
+"""Loads that verify or decrypt the data, and loads of files that another program has verified just before."""
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from .fst import Fst
+from .safetensors import Safetensors
+from .tensorizer import Tensorizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Not secret, so that all processes of a run have the same.
+KEY = bytes(range(32))
+BLOCK_BYTES = 4 << 20
+
+
+def original(path: str) -> Path:
+    """Returns the safetensors file that was converted to `path`."""
+    return Path(path).with_suffix(".safetensors")
+
+
+class FstDigests(Fst):
+    """Compares the digests of the tensors, which the file has."""
+
+    algorithm = "blake3"
+
+    def load(self, paths: Sequence[str], device: str) -> "dict[str, Tensor]":
+        tensors: dict[str, Tensor] = self._fst.load_files(paths, device, verify=True)
+        return tensors
+
+    def convert(self, path: str, target: str) -> None:
+        self._fst.save_file(self._fst.load_file(path), target, digests=self.algorithm)
+
+
+class FstDigestsSha256(FstDigests):
+    algorithm = "sha256"
+
+
+class FstManifest(Fst):
+    """Compares the digest of the file with what sha256sum prints."""
+
+    def load(self, paths: Sequence[str], device: str) -> "dict[str, Tensor]":
+        [path] = paths
+        tensors: dict[str, Tensor] = self._fst.load_file(original(path), device, verify=path)
+        return tensors
+
+    def convert(self, path: str, target: str) -> None:
+        _write_sha256(path, target)
+
+
+class FstSignature(Fst):
+    """Verifies a signature, and compares the digest of the file that was signed."""
+
+    def load(self, paths: Sequence[str], device: str) -> "dict[str, Tensor]":
+        [path] = paths
+        signature = self._fst.Signature(path, public_key=_public_key(path))
+        tensors: dict[str, Tensor] = self._fst.load_file(original(path), device, verify=signature)
+        return tensors
+
+    def convert(self, path: str, target: str) -> None:
+        _sign(path, target)
+
+
+class FstEncrypted(Fst):
+    """Loads files that fst has encrypted."""
+
+    def load(self, paths: Sequence[str], device: str) -> "dict[str, Tensor]":
+        key = self._fst.EncryptionKey.from_bytes(KEY)
+        tensors: dict[str, Tensor] = self._fst.load_files(paths, device, encryption_key=key)
+        return tensors
+
+    def convert(self, path: str, target: str) -> None:
+        key = self._fst.EncryptionKey.from_bytes(KEY)
+        self._fst.save_file(self._fst.load_file(path), target, encryption_key=key)
+
+
+class FstTensors(Fst):
+    """Loads tensorizer's format."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        import fst.compat.tensorizer
+
+        self._tensorizer = fst.compat.tensorizer
+
+    def load(self, paths: Sequence[str], device: str) -> "dict[str, Tensor]":
+        tensors: dict[str, Tensor] = {}
+        for path in paths:
+            with self._tensorizer.TensorDeserializer(path, device=device, **self._options()) as file:
+                tensors |= {str(name): tensor for name, tensor in file.items()}
+        return tensors
+
+    def convert(self, path: str, target: str) -> None:
+        with self._tensorizer.TensorSerializer(target) as serializer:
+            serializer.write_state_dict(self._fst.load_file(path))
+
+    def _options(self) -> dict[str, Any]:
+        return {}
+
+
+class FstTensorsHashes(FstTensors):
+    def _options(self) -> dict[str, Any]:
+        return {"verify_hash": True}
+
+
+class FstTensorsEncrypted(FstTensors):
+    def _options(self) -> dict[str, Any]:
+        return {"encryption": self._tensorizer.DecryptionParams.from_key(KEY)}
+
+    def convert(self, path: str, target: str) -> None:
+        encryption = self._tensorizer.EncryptionParams(KEY)
+        with self._tensorizer.TensorSerializer(target, encryption=encryption) as serializer:
+            serializer.write_state_dict(self._fst.load_file(path))
+
+
+class TensorizerHashes(Tensorizer):
+    options = MappingProxyType({"verify_hash": True})
+
+
+class TensorizerEncrypted(Tensorizer):
+    """Loads the encrypted files that `FstTensorsEncrypted` or the library itself has written."""
+
+    def convert(self, path: str, target: str) -> None:
+        self._write(path, target, encryption=self._tensorizer.EncryptionParams(KEY))
+
+    def _read(self, paths: Sequence[str], device: str, **options: Any) -> "dict[str, Tensor]":
+        return super()._read(paths, device, encryption=self._tensorizer.DecryptionParams.from_key(KEY), **options)
+
+
+class Sha256sumFirst(Safetensors):
+    """Lets sha256sum compare the file, and then loads it."""
+
+    def load(self, paths: Sequence[str], device: str) -> "dict[str, Tensor]":
+        for path in paths:
+            subprocess.run(["sha256sum", "--check", "--quiet", path], cwd=Path(path).parent, check=True)
+        return super().load([str(original(path)) for path in paths], device)
+
+    def convert(self, path: str, target: str) -> None:
+        _write_sha256(path, target)
+
+
+class ModelSigningFirst(Safetensors):
+    """Lets the package model-signing verify the file, and then loads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        import model_signing.verifying
+
+        self._verifying = model_signing.verifying
+
+    def load(self, paths: Sequence[str], device: str) -> "dict[str, Tensor]":
+        [path] = paths
+        config = self._verifying.Config().use_elliptic_key_verifier(public_key=_public_key(path))
+        config.verify(original(path), Path(path))
+        return super().load([str(original(path))], device)
+
+
+def _write_sha256(path: str, target: str) -> None:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            digest.update(block)
+    Path(target).write_text(f"{digest.hexdigest()}  {Path(path).name}\n")
+
+
+def _public_key(signature: str) -> Path:
+    return Path(signature).with_suffix(".pub.pem")
+
+
+def _sign(path: str, target: str) -> None:
+    private = Path(target).with_suffix(".key.pem")
+    openssl = ["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", str(private)]
+    subprocess.run(openssl, check=True)
+    openssl = ["openssl", "ec", "-in", str(private), "-pubout", "-out", str(_public_key(target))]
+    subprocess.run(openssl, check=True, capture_output=True)
+    sign = [sys.executable, "-m", "fst", "sign", path, "--private-key", str(private), "--signature", target]
+    subprocess.run(sign, check=True, capture_output=True)
