@@ -15,7 +15,7 @@ namespace {
 rust::Box<Checkpoint> open(Strings paths, const std::optional<at::Tensor>& headers, const std::string& verify,
                            const OpenEncryptionKey::Optional& key) {
   if (!headers) {
-    return key ? open_checkpoint_with_key(paths, verify, **key) : open_checkpoint(paths, verify);
+    return open_checkpoint(paths, verify, key);
   }
   if (headers->scalar_type() != at::kByte || headers->dim() != 1 || !headers->device().is_cpu()) {
     throw_invalid_argument("headers must be a 1-d uint8 tensor on the CPU, as Checkpoint.headers() returns it");

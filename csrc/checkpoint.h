@@ -41,6 +41,9 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   // Exports the headers as uint8, for another process that opens the same files.
   at::Tensor headers() const;
 
+  // Returns whether a safetensors file is encrypted.
+  bool is_encrypted() const { return checkpoint_->is_encrypted(); }
+
   // Returns the names of all tensors, in the order of the files and of the bytes in each file.
   std::vector<std::string> names() const;
 

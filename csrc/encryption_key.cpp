@@ -30,6 +30,10 @@ c10::intrusive_ptr<OpenEncryptionKey> OpenEncryptionKey::of_passphrase(const at:
   }));
 }
 
+c10::intrusive_ptr<OpenEncryptionKey> OpenEncryptionKey::of_file(const std::string& path, const std::string& label) {
+  return c10::make_intrusive<OpenEncryptionKey>(call_core([&] { return key_of_file(to_rust(path), to_rust(label)); }));
+}
+
 void OpenEncryptionKey::rotate(const std::string& path, const c10::intrusive_ptr<OpenEncryptionKey>& key) const {
   call_core([&] { rotate_key(to_rust(path), *key_, key->key()); });
 }

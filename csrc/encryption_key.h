@@ -28,6 +28,13 @@ class OpenEncryptionKey : public torch::CustomClassHolder {
   static c10::intrusive_ptr<OpenEncryptionKey> of_passphrase(const at::Tensor& passphrase, int64_t passes,
                                                              int64_t memory_bytes, const std::string& label);
 
+  // Reads a key from a local file: 32 bytes, or as many hexadecimal numbers.
+  static c10::intrusive_ptr<OpenEncryptionKey> of_file(const std::string& path, const std::string& label);
+
+  // Makes all loads without a key use this one for encrypted files, until `unregister_key`.
+  void register_key() const { key_->register_key(); }
+  void unregister_key() const { key_->unregister_key(); }
+
   // Makes the local files that a path leads to open with another key, without encrypting their data again.
   void rotate(const std::string& path, const c10::intrusive_ptr<OpenEncryptionKey>& key) const;
 

@@ -16,8 +16,9 @@ namespace fst {
 namespace {
 
 rust::Box<Selection> select(Strings paths, const Loader::Names& names, const Loader::Numbers& dims,
-                            const Loader::Numbers& starts, const Loader::Numbers& lengths, const std::string& verify) {
-  const auto checkpoint = open_checkpoint(paths, verify);
+                            const Loader::Numbers& starts, const Loader::Numbers& lengths, const std::string& verify,
+                            const OpenEncryptionKey::Optional& key) {
+  const auto checkpoint = open_checkpoint(paths, verify, key);
   if (dims || starts || lengths) {
     const std::vector<int64_t> empty;
     return select_slices(*checkpoint, names.value_or(c10::List<std::string>()), dims.value_or(empty),
@@ -48,8 +49,8 @@ uint64_t bytes_as(const Spec& spec, c10::ScalarType type) {
 
 Loader::Loader(Strings paths, c10::Device device, const Names& names, std::optional<c10::ScalarType> dtype,
                int64_t window_bytes, const std::string& order, const Numbers& dims, const Numbers& starts,
-               const Numbers& lengths, const std::string& verify)
-    : Loader(select(paths, names, dims, starts, lengths, verify), device, dtype, window_bytes, order) {}
+               const Numbers& lengths, const std::string& verify, const OpenEncryptionKey::Optional& key)
+    : Loader(select(paths, names, dims, starts, lengths, verify, key), device, dtype, window_bytes, order) {}
 
 Loader::Loader(rust::Box<Selection> selection, c10::Device device, std::optional<c10::ScalarType> dtype,
                int64_t window_bytes, const std::string& order)

@@ -16,6 +16,7 @@
 #include <tuple>
 #include <vector>
 
+#include "encryption_key.h"
 #include "fst/rust/bridge.rs.h"
 #include "views.h"
 
@@ -37,7 +38,8 @@ class Loader : public torch::CustomClassHolder {
   // is loaded alone. `order` is "file" or "landed".
   Loader(const c10::List<std::string>& paths, c10::Device device, const Names& names,
          std::optional<c10::ScalarType> dtype, int64_t window_bytes, const std::string& order, const Numbers& dims,
-         const Numbers& starts, const Numbers& lengths, const std::string& verify);
+         const Numbers& starts, const Numbers& lengths, const std::string& verify,
+         const OpenEncryptionKey::Optional& key);
   // Loads a selection of an open checkpoint.
   Loader(rust::Box<Selection> selection, c10::Device device, std::optional<c10::ScalarType> dtype, int64_t window_bytes,
          const std::string& order);

@@ -70,10 +70,6 @@ void load_into_outputs(Strings paths, Strings names, at::TensorList out, const s
   load_into(*selection, specs_of(*selection), out, OutputDtype::kStored);
 }
 
-void verify_checkpoint(Strings paths, const std::string& verify) {
-  OpenCheckpoint(open_checkpoint(paths, verify)).verify(0, 1);
-}
-
 int64_t verify_listed_files(const std::string& manifest, const std::string& directory) {
   return call_core([&] { return verify_files(to_rust(manifest), to_rust(directory)); });
 }
@@ -211,16 +207,19 @@ TORCH_LIBRARY(fst, m) {
       .def(torch::init<const at::Tensor&, const std::string&>(), "Secret key of encrypted safetensors files.",
            {torch::arg("key"), torch::arg("label") = ""})
       .def_static("of_passphrase", &OpenEncryptionKey::of_passphrase)
+      .def_static("of_file", &OpenEncryptionKey::of_file)
+      .def("register_key", &OpenEncryptionKey::register_key)
+      .def("unregister_key", &OpenEncryptionKey::unregister_key)
       .def("rotate", &OpenEncryptionKey::rotate, "", {torch::arg("path"), torch::arg("key")});
   m.class_<Loader>("Loader")
       .def(torch::init<const c10::List<std::string>&, c10::Device, const Loader::Names&, Dtype, int64_t,
                        const std::string&, const Loader::Numbers&, const Loader::Numbers&, const Loader::Numbers&,
-                       const std::string&>(),
+                       const std::string&, const OpenEncryptionKey::Optional&>(),
            "Returns tensors one by one while the next ones load.",
            {torch::arg("paths"), torch::arg("device") = c10::Device(c10::kCPU), torch::arg("names") = none,
             torch::arg("dtype") = none, torch::arg("window_bytes") = kWindowBytes, torch::arg("order") = "file",
             torch::arg("dims") = none, torch::arg("starts") = none, torch::arg("lengths") = none,
-            torch::arg("verify") = ""})
+            torch::arg("verify") = "", torch::arg("key") = none})
       .def("next", &Loader::next)
       .def("close", &Loader::close)
       .def("size", &Loader::size)
@@ -232,6 +231,7 @@ TORCH_LIBRARY(fst, m) {
            {torch::arg("paths"), torch::arg("headers") = none, torch::arg("verify") = "", torch::arg("key") = none})
       .def_static("open_encrypted", &OpenCheckpoint::open_encrypted)
       .def("headers", &OpenCheckpoint::headers)
+      .def("is_encrypted", &OpenCheckpoint::is_encrypted)
       .def("names", &OpenCheckpoint::names)
       .def("texts", &OpenCheckpoint::texts)
       .def("entry", &OpenCheckpoint::entry, "", {torch::arg("name")})
@@ -315,7 +315,7 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("_remove_object", remove_saved_object);
   m.impl("_checkpoint_files", checkpoint_files);
   m.impl("serialize", serialize);
-  m.impl("verify", verify_checkpoint);
+  m.impl("verify", verify_files_of);
   m.impl("_verify_files", verify_listed_files);
   m.impl("_verify_model", verify_signed_model);
   m.impl("_sign_model", sign_files);

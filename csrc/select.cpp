@@ -35,16 +35,20 @@ void configure_stores(const std::string& url, Strings names, Strings values) {
   call_core([&] { ::fst::configure_storage(fst::to_rust(url), slice_of(rust_names), slice_of(rust_values)); });
 }
 
-rust::Box<Checkpoint> open_checkpoint(Strings paths, const std::string& verify) {
+void verify_files_of(Strings paths, const std::string& verify) {
   const auto converted = to_rust(paths);
-  const auto request = fst::to_rust(verify);
-  return call_core([&] { return open(slice_of(converted), request); });
+  call_core([&] { verify_checkpoint(slice_of(converted), fst::to_rust(verify)); });
 }
 
-rust::Box<Checkpoint> open_checkpoint_with_key(Strings paths, const std::string& verify, const OpenEncryptionKey& key) {
+rust::Box<Checkpoint> open_checkpoint(Strings paths, const std::string& verify,
+                                      const OpenEncryptionKey::Optional& key) {
   const auto converted = to_rust(paths);
   const auto request = fst::to_rust(verify);
-  return call_core([&] { return open_with_key(slice_of(converted), request, key.key()); });
+  if (key) {
+    const EncryptionKey& secret = (*key)->key();
+    return call_core([&] { return open_with_key(slice_of(converted), request, secret); });
+  }
+  return call_core([&] { return open(slice_of(converted), request); });
 }
 
 rust::Box<Checkpoint> open_encrypted_checkpoint(Strings paths) {

@@ -21,12 +21,15 @@ std::vector<std::string> checkpoint_files(Strings paths);
 /// Sets options of the URLs that begin with `url`.
 void configure_stores(const std::string& url, Strings names, Strings values);
 
+// Reads all data of a checkpoint, and compares their digests and authentication codes. `verify` as for
+// `open_checkpoint`.
+void verify_files_of(Strings paths, const std::string& verify);
+
 // Opens a checkpoint. Loads of it compare the digests that `verify` requests: none if it is empty, those in the files
 // if it is "digests", or those of the manifest of which it is the path or the text in JSON.
-rust::Box<Checkpoint> open_checkpoint(Strings paths, const std::string& verify = "");
-
-// Opens encrypted safetensors files, whose loads decrypt and authenticate the data.
-rust::Box<Checkpoint> open_checkpoint_with_key(Strings paths, const std::string& verify, const OpenEncryptionKey& key);
+// Encrypted safetensors files are opened with `key`, or else with one of the registered keys.
+rust::Box<Checkpoint> open_checkpoint(Strings paths, const std::string& verify = "",
+                                      const OpenEncryptionKey::Optional& key = std::nullopt);
 
 // Opens encrypted `.tensors` files, whose bytes are loaded as they are.
 rust::Box<Checkpoint> open_encrypted_checkpoint(Strings paths);

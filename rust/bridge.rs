@@ -26,7 +26,7 @@ use self::checkpoint::{
 };
 use self::cipher::{Cipher, cipher_of_string, derive_key, new_cipher};
 use self::convert::{can_convert, convert_on_cuda, convert_on_host, is_castable};
-use self::encryption_key::{EncryptionKey, encryption_key, key_of_passphrase, rotate_key};
+use self::encryption_key::{EncryptionKey, encryption_key, key_of_file, key_of_passphrase, rotate_key};
 use self::error::{exception_of, invalid_argument};
 use self::group::{GroupPlan, RankPlan, plan_group, plan_rank};
 use self::profile::{profile_start, profile_stop};
@@ -39,7 +39,7 @@ use self::source::{Source, open_source};
 use self::storage::configure_storage;
 use self::stream::{AnyStream, finish_stream};
 use self::transfer::{AnyTransfer, finish, release};
-use self::verify::{sign_model, verify_files, verify_model};
+use self::verify::{sign_model, verify_checkpoint, verify_files, verify_model};
 use self::writer::{
     AnyWriter, begin_encrypted_writer, begin_tensors_writer, begin_writer, begin_writer_with_key, finish_writer,
 };
@@ -207,6 +207,7 @@ mod ffi {
         fn tensor_info(self: &Checkpoint, name: &str) -> Result<TensorInfo>;
         fn tensor_headers(self: &Checkpoint, names: &[String]) -> Result<Vec<TensorHeader>>;
         fn path(self: &Checkpoint, name: &str) -> Result<String>;
+        fn is_encrypted(self: &Checkpoint) -> bool;
         fn verify_part(self: &Checkpoint, part: usize, parts: usize) -> Result<()>;
         fn page_cache_name(self: &Checkpoint) -> Result<String>;
         fn reader_names(self: &Checkpoint, ordinal: i32) -> Result<String>;
@@ -214,6 +215,9 @@ mod ffi {
         type EncryptionKey;
         fn encryption_key(bytes: &[u8], label: &str) -> Result<Box<EncryptionKey>>;
         fn key_of_passphrase(text: &[u8], passes: u64, memory_bytes: u64, label: &str) -> Result<Box<EncryptionKey>>;
+        fn key_of_file(path: &str, label: &str) -> Result<Box<EncryptionKey>>;
+        fn register_key(self: &EncryptionKey);
+        fn unregister_key(self: &EncryptionKey);
         fn rotate_key(path: &str, old_key: &EncryptionKey, new_key: &EncryptionKey) -> Result<()>;
 
         type Cipher;
@@ -244,6 +248,7 @@ mod ffi {
         fn check_digests(self: &Selection) -> Result<()>;
         fn without_digests(self: &Selection) -> Vec<String>;
 
+        fn verify_checkpoint(paths: &[String], verify: &str) -> Result<()>;
         fn verify_files(manifest: &str, directory: &str) -> Result<i64>;
         fn verify_model(request: &str, path: &str) -> Result<i64>;
         fn sign_model(request: &str, path: &str) -> Result<String>;

@@ -10,6 +10,7 @@ pub mod verify;
 use self::shared::HeaderDigest;
 use self::verify::{Stated, Verify};
 use crate::encryption::key::EncryptionKey;
+use crate::encryption::keyring;
 use crate::error::{Error, Kind, Result};
 use crate::format::encryption;
 use crate::format::header::{Entry, Header};
@@ -55,12 +56,33 @@ struct OpenFile {
 }
 
 impl OpenFile {
-    /// Refuses an encrypted file if none is expected, since loads would return the encrypted bytes, and the other way round.
-    fn check_encryption(&self, expected: bool) -> Result<()> {
-        if encryption::is_encrypted(&self.header) {
-            let message = "the file is encrypted; load it with its key";
-            return Err(Error::new(Kind::InvalidArgument, message).at(self.source.path()));
+    /// Opens a file of which `json` is the header. Loads decrypt an encrypted one, with `key` or one of the keyring.
+    fn new(
+        stored: Source,
+        json: &[u8],
+        verify: &Verify,
+        key: Option<&EncryptionKey>,
+        check: Check<'_>,
+    ) -> Result<OpenFile> {
+        let at = |error: Error| error.at(stored.path());
+        let mut header = Header::parse(json, stored.length()).map_err(at)?;
+        let is_encrypted = encryption::is_encrypted(&header);
+        let stated = match key {
+            // Fails below.
+            Some(_) if !is_encrypted => Stated::Nothing,
+            _ => verify.stated(&stored, &header, json)?,
+        };
+        if key.is_none() && !is_encrypted {
+            return Ok(OpenFile { source: stored, header, expected: None, stated });
         }
+        let keys = key.map_or_else(keyring::keys, |key| Ok(vec![key.clone()]))?;
+        let chunks = encryption::open(&mut header, json, &stored, &keys, check).map_err(at)?;
+        let source = Source::Encrypted(Arc::new(EncryptedSource { stored, chunks }));
+        Ok(OpenFile { source, header, expected: None, stated })
+    }
+
+    /// Checks that tensors in tensorizer's format are encrypted, or not, since loads return their bytes as they are.
+    fn check_encryption(&self, expected: bool) -> Result<()> {
         let is_encrypted = |entry: Entry<'_>| entry.tensors.is_some_and(|tensors| tensors.is_encrypted);
         // All tensors of a file are encrypted, or none is.
         let message = match self.header.entries().next().map(is_encrypted) {
@@ -75,44 +97,40 @@ impl OpenFile {
 }
 
 impl Checkpoint {
-    /// Opens every file that `paths` resolve to, and reads only the headers.
+    /// Opens every file that `paths` resolve to, and reads only the headers. Loads decrypt encrypted safetensors files with
+    /// the keys of the [`keyring`].
     ///
     /// # Errors
-    /// Those of [`Files::resolve`] and [`Header::read`]; `duplicate-tensor` for a name in two files; `malformed` if an
-    /// index file lists a tensor that its file does not contain.
+    /// Those of [`Files::resolve`], [`Header::read_bytes`], [`Header::parse`] and [`encryption::open`]; `duplicate-tensor`
+    /// for a name in two files; `malformed` if an index file lists a tensor that its file does not contain.
     pub fn open<P: AsRef<Path>>(paths: &[P]) -> Result<Checkpoint> {
-        Checkpoint::open_verified(paths, &Verify::Nothing)
+        Checkpoint::open_with(paths, &Verify::Nothing, None)
     }
 
-    /// Opens files whose data loads compare with digests.
+    /// Opens files whose data loads compare with digests. Encrypted files need none: every byte is authenticated. Those
+    /// with a manifest must be compared before the first load: [`is_due`](Checkpoint::is_due).
     ///
     /// # Errors
     /// Those of [`Checkpoint::open`]; `integrity` if no digest of a file is known, or its header differs.
     pub fn open_verified<P: AsRef<Path>>(paths: &[P], verify: &Verify) -> Result<Checkpoint> {
+        Checkpoint::open_with(paths, verify, None)
+    }
+
+    /// Opens encrypted safetensors files with a key.
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::open_verified`]; `integrity` if a file is not encrypted.
+    pub fn open_with_key<P: AsRef<Path>>(paths: &[P], verify: &Verify, key: &EncryptionKey) -> Result<Checkpoint> {
+        Checkpoint::open_with(paths, verify, Some(key))
+    }
+
+    fn open_with<P: AsRef<Path>>(paths: &[P], verify: &Verify, key: Option<&EncryptionKey>) -> Result<Checkpoint> {
         let watch = Watch::begin();
         let files = Files::resolve(paths, &|| watch.check())?;
         Checkpoint::from_files(files, false, |_, place| {
             let source = Source::open(place, &|| watch.check())?;
-            let (header, stated) = verify.read_header(&source)?;
-            Ok(OpenFile { source, header, expected: None, stated })
-        })
-    }
-
-    /// Opens encrypted safetensors files with a key. Loads decrypt the data, and fail if they are not authentic.
-    ///
-    /// # Errors
-    /// Those of [`Checkpoint::open_verified`] and of [`encryption::open`]; `invalid-argument` if `verify` is a manifest of
-    /// the encrypted files.
-    pub fn open_with_key<P: AsRef<Path>>(paths: &[P], verify: &Verify, key: &EncryptionKey) -> Result<Checkpoint> {
-        check_verify(verify)?;
-        let watch = Watch::begin();
-        let files = Files::resolve(paths, &|| watch.check())?;
-        Checkpoint::from_files(files, false, |_, place| {
-            let stored = Source::open(place, &|| watch.check())?;
-            let json = Header::read_bytes(&stored)?;
-            let (source, header) = decrypting(stored, &json, key, &|| watch.check())?;
-            // Every byte is authenticated, so that no digest is needed.
-            Ok(OpenFile { source, header, expected: None, stated: Stated::Nothing })
+            let json = Header::read_bytes(&source)?;
+            OpenFile::new(source, &json, verify, key, &|| watch.check())
         })
     }
 
@@ -131,7 +149,8 @@ impl Checkpoint {
         })
     }
 
-    /// Opens the files in parallel with `open`, and indexes their names. All files must be encrypted, or none.
+    /// Opens the files in parallel with `open`, and indexes their names. Either all files in tensorizer's format must be
+    /// encrypted, or none.
     fn from_files(
         files: Files,
         is_encrypted: bool,
@@ -296,27 +315,4 @@ impl Checkpoint {
     fn name_at(&self, (file, position): (usize, usize)) -> &str {
         self.files.get(file).and_then(|file| file.header.get(position)).map_or("", |entry| entry.name)
     }
-}
-
-/// Refuses to compare encrypted files with a manifest.
-fn check_verify(verify: &Verify) -> Result<()> {
-    match verify {
-        Verify::Nothing | Verify::Digests => Ok(()),
-        Verify::Manifest(_) => {
-            let message = "a load cannot compare an encrypted file with a manifest; verify the file with `fst verify` \
-                           first. The key proves that the data is that of an owner of the key";
-            Err(Error::new(Kind::InvalidArgument, message))
-        }
-    }
-}
-
-/// Returns an encrypted file that is decrypted with a key, and its header, of which `json` are the bytes.
-fn decrypting(stored: Source, json: &[u8], key: &EncryptionKey, check: Check<'_>) -> Result<(Source, Header)> {
-    let open = || {
-        let mut header = Header::parse(json, stored.length())?;
-        let chunks = encryption::open(&mut header, json, &stored, key, check)?;
-        Ok((header, chunks))
-    };
-    let (header, chunks) = open().map_err(|error: Error| error.at(stored.path()))?;
-    Ok((Source::Encrypted(Arc::new(EncryptedSource { stored, chunks })), header))
 }

@@ -5,6 +5,7 @@ pub mod chunks;
 pub mod cipher;
 pub mod file_key;
 pub mod key;
+pub mod keyring;
 pub mod secret;
 pub mod slot;
 

@@ -149,6 +149,11 @@ pub fn stall_timeout_from_env() -> Result<Duration> {
     Ok(Duration::from_secs(to_u64(number("FST_STALL_SECONDS", 1..=3600)?.unwrap_or(10))))
 }
 
+/// Returns the file with a key for encrypted files that a load opens without a key. `FST_ENCRYPTION_KEY_FILE`.
+pub fn encryption_key_file_from_env() -> Option<PathBuf> {
+    std::env::var_os("FST_ENCRYPTION_KEY_FILE").filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
 /// Options of the copies of remote objects on a local disk.
 pub struct CacheOptions {
     /// Directory of the copies. `FST_CACHE_DIR`.

@@ -91,6 +91,11 @@ impl Source {
         }
     }
 
+    /// Returns whether the data is encrypted.
+    pub fn is_encrypted(&self) -> bool {
+        matches!(self, Source::Encrypted(_))
+    }
+
     /// Returns whether the bytes come from a remote object.
     pub fn is_remote(&self) -> bool {
         matches!(self.stored(), Source::Object(_))

@@ -18,7 +18,7 @@ use crate::load::views::Mappings;
 use crate::options::Options;
 use crate::os::sigint::Watch;
 use crate::reader::{self, Access, ChosenReader, ReaderKind};
-use crate::source::Place;
+use crate::source::{Place, Source};
 use crate::source::files::Files;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -33,17 +33,21 @@ pub(super) struct Checkpoint {
 pub(super) fn open(paths: &[String], verify: &str) -> Result<Box<Checkpoint>> {
     guard(|| {
         start_log()?;
-        let files = Arc::new(checkpoint::Checkpoint::open_verified(paths, &Verify::read(verify)?)?);
-        Ok(Box::new(Checkpoint { files, mappings: Arc::default() }))
+        checked(checkpoint::Checkpoint::open_verified(paths, &Verify::read(verify)?)?)
     })
 }
 
 pub(super) fn open_with_key(paths: &[String], verify: &str, key: &EncryptionKey) -> Result<Box<Checkpoint>> {
     guard(|| {
         start_log()?;
-        let files = checkpoint::Checkpoint::open_with_key(paths, &Verify::read(verify)?, key.key())?;
-        Ok(Box::new(Checkpoint { files: Arc::new(files), mappings: Arc::default() }))
+        checked(checkpoint::Checkpoint::open_with_key(paths, &Verify::read(verify)?, key.key())?)
     })
+}
+
+/// Returns open files for loads. Encrypted ones are first compared with their manifest.
+fn checked(files: checkpoint::Checkpoint) -> Result<Box<Checkpoint>> {
+    check::check_due(&files, &Options::from_env()?)?;
+    Ok(Box::new(Checkpoint { files: Arc::new(files), mappings: Arc::default() }))
 }
 
 pub(super) fn open_encrypted(paths: &[String]) -> Result<Box<Checkpoint>> {
@@ -98,6 +102,10 @@ impl Checkpoint {
 
     pub(super) fn export_headers(&self) -> Result<Vec<u8>> {
         guard(|| self.files.export_headers())
+    }
+
+    pub(super) fn is_encrypted(&self) -> bool {
+        self.files.sources().any(Source::is_encrypted)
     }
 
     pub(super) fn tensor_names(&self) -> Vec<String> {
@@ -187,8 +195,10 @@ impl Checkpoint {
     /// waits until all parts are verified.
     pub(super) fn verify_part(&self, part: usize, parts: usize) -> Result<()> {
         guard(|| {
-            check::check_part(&self.files, part, parts, &Options::from_env()?)?;
-            self.files.set_verified();
+            if !self.files.is_verified() {
+                check::check_part(&self.files, part, parts, &Options::from_env()?)?;
+                self.files.set_verified();
+            }
             Ok(())
         })
     }

@@ -1,10 +1,11 @@
 //! Keys of encrypted safetensors files.
 
 use super::guard::guard;
-use crate::encryption::key;
+use crate::encryption::{key, keyring};
 use crate::error::Result;
 use crate::save::file_kernel::Linux;
 use crate::save::rotate::rotate;
+use std::path::Path;
 
 /// Key of a user.
 pub(super) struct EncryptionKey(key::EncryptionKey);
@@ -12,6 +13,11 @@ pub(super) struct EncryptionKey(key::EncryptionKey);
 /// Copies a key.
 pub(super) fn encryption_key(bytes: &[u8], label: &str) -> Result<Box<EncryptionKey>> {
     guard(|| Ok(Box::new(EncryptionKey(key::EncryptionKey::from_bytes(bytes)?.with_label(label)?))))
+}
+
+/// Reads a key from a file.
+pub(super) fn key_of_file(path: &str, label: &str) -> Result<Box<EncryptionKey>> {
+    guard(|| Ok(Box::new(EncryptionKey(key::EncryptionKey::from_file(Path::new(path))?.with_label(label)?))))
 }
 
 /// Copies a passphrase.
@@ -33,6 +39,15 @@ pub(super) fn rotate_key(path: &str, old_key: &EncryptionKey, new_key: &Encrypti
 }
 
 impl EncryptionKey {
+    /// Makes loads without a key use this one.
+    pub(super) fn register_key(&self) {
+        keyring::register(&self.0);
+    }
+
+    pub(super) fn unregister_key(&self) {
+        keyring::unregister(&self.0);
+    }
+
     pub(super) fn key(&self) -> &key::EncryptionKey {
         &self.0
     }

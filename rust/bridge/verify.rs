@@ -1,13 +1,26 @@
 //! Digests of whole files, and signatures of models.
 
 use super::guard::{guard, start_log};
-use crate::checkpoint::verify::{SignatureRequest, read_manifest};
+use crate::checkpoint::Checkpoint;
+use crate::checkpoint::verify::{SignatureRequest, Verify, read_manifest};
 use crate::error::{Error, Kind, Result};
 use crate::load::model::{Rules, SignRequest};
 use crate::load::{check, model};
 use crate::options::Options;
 use serde::Deserialize;
 use std::path::Path;
+
+/// Reads all data of a checkpoint, and compares their digests and authentication codes.
+pub(super) fn verify_checkpoint(paths: &[String], verify: &str) -> Result<()> {
+    guard(|| {
+        start_log()?;
+        let options = Options::from_env()?;
+        match Verify::read(verify)? {
+            Verify::Manifest(manifest) => check::check_files(paths, &manifest, &options),
+            verify => check::check_part(&Checkpoint::open_verified(paths, &verify)?, 0, 1, &options),
+        }
+    })
+}
 
 /// Compares all files of a manifest, below a directory or a URL, and returns their number.
 pub(super) fn verify_files(manifest: &str, directory: &str) -> Result<i64> {

@@ -4,8 +4,8 @@
 //! for each file   file length, n, k, m as u64 | n bytes of name | k bytes of object | m bytes of header
 //! ```
 
-use super::verify::{Stated, Verify};
-use super::{Checkpoint, OpenFile, check_verify, decrypting};
+use super::verify::Verify;
+use super::{Checkpoint, OpenFile};
 use crate::encryption::key::EncryptionKey;
 use crate::error::{Error, Kind, Result};
 use crate::format::header::Header;
@@ -90,7 +90,6 @@ impl Checkpoint {
         verify: &Verify,
         key: Option<&EncryptionKey>,
     ) -> Result<Checkpoint> {
-        key.map_or(Ok(()), |_| check_verify(verify))?;
         let headers = parse(shared)?;
         let objects = headers.iter().map(SharedHeader::object).collect::<Result<Vec<_>>>()?;
         let watch = Watch::begin();
@@ -118,21 +117,11 @@ impl Checkpoint {
                 _ => Source::open(place, &|| watch.check())?,
             };
             shared.check(&source, place).map_err(|error| error.at(source.path()))?;
-            let (source, header) = match key {
-                Some(key) => decrypting(source, shared.header, key, &|| watch.check())?,
-                None => {
-                    let header = Header::parse(shared.header, source.length());
-                    (source.clone(), header.map_err(|error| error.at(source.path()))?)
-                }
-            };
+            let file = OpenFile::new(source, shared.header, verify, key, &|| watch.check())?;
             // Every request for an object asks for the version whose header was read.
             let digest = || HeaderDigest { digest: digest(shared.header), is_checked: AtomicBool::new(false) };
-            let expected = (!source.is_remote()).then(digest);
-            let stated = match key {
-                Some(_) => Stated::Nothing,
-                None => verify.stated(&source, &header, shared.header)?,
-            };
-            Ok(OpenFile { source, header, expected, stated })
+            let expected = (!file.source.is_remote()).then(digest);
+            Ok(OpenFile { expected, ..file })
         })
     }
 

@@ -53,17 +53,6 @@ impl Verify {
         })
     }
 
-    /// Reads and checks the header of a file, and returns the digests that its data must have.
-    pub(super) fn read_header(&self, source: &Source) -> Result<(Header, Stated)> {
-        if *self == Verify::Nothing {
-            return Ok((Header::read(source)?, Stated::Nothing));
-        }
-        let bytes = Header::read_bytes(source)?;
-        let header = Header::parse(&bytes, source.length()).map_err(|error| error.at(source.path()))?;
-        let stated = self.stated(source, &header, &bytes)?;
-        Ok((header, stated))
-    }
-
     /// Returns the digests that the data of a file with this header must have.
     pub(super) fn stated(&self, source: &Source, header: &Header, json: &[u8]) -> Result<Stated> {
         match self {
@@ -80,18 +69,27 @@ impl Verify {
                 Ok(Stated::Tensors(digests))
             }
             Verify::Manifest(manifest) => {
-                let missing = || Error::new(Kind::Integrity, manifest.missing()).at(source.path());
-                // The name may contain directories that a relative path lacks.
-                let absolute = source.file().and_then(|file| std::path::absolute(&file.path).ok());
-                let path = absolute.as_deref().unwrap_or(source.path()).to_string_lossy();
-                let digest = manifest.find(&path).ok_or_else(missing)?.clone();
-                check_length(&digest, source, manifest.origin())?;
+                let digest = digest_of(source, manifest)?;
                 let length = to_u64(json.len()).to_le_bytes();
                 let header = [length.as_slice(), json].concat().into();
                 Ok(Stated::File { digest, header, origin: manifest.origin() })
             }
         }
     }
+}
+
+/// Returns the digest of a file in a manifest.
+///
+/// # Errors
+/// `integrity` if the manifest has none, or one of a file of another length.
+pub(crate) fn digest_of(source: &Source, manifest: &Manifest) -> Result<InputDigest> {
+    // The name may contain directories that a relative path lacks.
+    let absolute = source.file().and_then(|file| std::path::absolute(&file.path).ok());
+    let path = absolute.as_deref().unwrap_or(source.path()).to_string_lossy();
+    let missing = || Error::new(Kind::Integrity, manifest.missing()).at(source.path());
+    let digest = manifest.find(&path).ok_or_else(missing)?.clone();
+    check_length(&digest, source, manifest.origin())?;
+    Ok(digest)
 }
 
 /// Checks the length of a file, if its digests state one.
@@ -224,6 +222,12 @@ pub struct Input {
 }
 
 impl Input {
+    /// Returns the input of a whole file, none of which was read.
+    pub fn of_file(index: usize, source: &Source, digest: InputDigest, origin: &'static str) -> Input {
+        let (path, end) = (source.path().to_path_buf(), source.length());
+        Input { digest, origin, source: index, path, tensor: None, begin: 0, end, header: Arc::default() }
+    }
+
     /// Iterates over the shards, relative to the first byte.
     pub fn shards(&self) -> impl Iterator<Item = (Range<u64>, Digest)> {
         self.digest.shards(self.end.saturating_sub(self.begin))
@@ -281,6 +285,27 @@ impl Checkpoint {
         inputs
     }
 
+    /// Returns whether encrypted files have digests of a manifest, which must be compared before the first load: loads see
+    /// only the decrypted bytes.
+    pub fn is_due(&self) -> bool {
+        let has_digest = |file: &OpenFile| matches!(file.stated, Stated::File { .. });
+        !self.is_verified() && self.files.iter().any(|file| file.source.is_encrypted() && has_digest(file))
+    }
+
+    /// Fails if a load begins before it may.
+    ///
+    /// # Errors
+    /// `internal`.
+    pub fn check_due(&self) -> Result<()> {
+        let message = "encrypted files must be compared with their manifest before they are loaded";
+        if self.is_due() { Err(Error::new(Kind::Internal, message)) } else { Ok(()) }
+    }
+
+    /// Returns whether all digests were compared.
+    pub fn is_verified(&self) -> bool {
+        self.is_verified.load(Ordering::Relaxed)
+    }
+
     /// Makes later loads compare no digests, after all of them were compared.
     pub fn set_verified(&self) {
         self.is_verified.store(true, Ordering::Relaxed);
@@ -292,8 +317,9 @@ impl Checkpoint {
     /// A tensor's digest covers a region of the whole tensor, and a file's digest regions that are all tensors of the
     /// file, each once.
     pub fn coverage(&self, regions: &[TensorRegion]) -> Option<Coverage> {
-        let is_verified = self.is_verified.load(Ordering::Relaxed);
-        if is_verified || self.files.iter().all(|file| matches!(file.stated, Stated::Nothing)) {
+        // Those of encrypted files were compared before.
+        let is_compared = |file: &OpenFile| !file.source.is_encrypted() && !matches!(file.stated, Stated::Nothing);
+        if self.is_verified() || !self.files.iter().any(is_compared) {
             return None;
         }
         let mut coverage = Coverage { inputs: Vec::new(), input_of: regions.iter().map(|_| None).collect() };
@@ -303,7 +329,8 @@ impl Checkpoint {
                 regions.push(index);
             }
         }
-        for (source, (file, indices)) in self.files.iter().zip(by_file).enumerate() {
+        let files = self.files.iter().zip(by_file).enumerate();
+        for (source, (file, indices)) in files.filter(|(_, (file, _))| is_compared(file)) {
             match &file.stated {
                 Stated::Nothing => {}
                 Stated::Tensors(digests) => {
@@ -342,9 +369,7 @@ impl Checkpoint {
 impl OpenFile {
     /// Returns the input of the whole file.
     fn input(&self, source: usize, digest: &InputDigest, header: &Arc<[u8]>, origin: &'static str) -> Input {
-        let (path, end) = (self.source.path().to_path_buf(), self.source.length());
-        let (digest, header) = (digest.clone(), Arc::clone(header));
-        Input { digest, origin, source, path, tensor: None, begin: 0, end, header }
+        Input { header: Arc::clone(header), ..Input::of_file(source, &self.source, digest.clone(), origin) }
     }
 
     /// Returns the input of a tensor.

@@ -4,7 +4,11 @@ use super::fill_random;
 use super::secret::{Derivation, KEY_BYTES, Key, SALT_BYTES};
 use super::slot::LABEL_BYTES;
 use crate::error::{Error, Kind, Result};
+use crate::num::to_u64;
 use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use zeroize::Zeroizing;
 
@@ -13,6 +17,8 @@ pub const PASSES: u64 = 3;
 /// Memory of Argon2id for new keys from passphrases, in bytes.
 pub const MEMORY_BYTES: u64 = 256 << 20;
 
+/// Number of bytes of a key file that are read: more than one with a key has.
+const FILE_BYTES_MAX: usize = 2 * KEY_BYTES + 3;
 /// Largest number of keys that are kept of one passphrase.
 const DERIVED_MAX: usize = 64;
 
@@ -44,6 +50,23 @@ impl EncryptionKey {
     /// `invalid-argument` if it has another size than [`KEY_BYTES`].
     pub fn from_bytes(bytes: &[u8]) -> Result<EncryptionKey> {
         Ok(EncryptionKey { secret: Secret::Key(Key::new(bytes)?), label: String::new() })
+    }
+
+    /// Reads a key from a local file: its bytes, or as many hexadecimal numbers and a line end.
+    ///
+    /// # Errors
+    /// `invalid-argument` if the file has something else; `io` and others if it cannot be read.
+    pub fn from_file(path: &Path) -> Result<EncryptionKey> {
+        let failed = |error| Error::from_io(error, path, "cannot read the key");
+        let file = File::open(path).map_err(failed)?;
+        let mut content = Zeroizing::new(Vec::with_capacity(FILE_BYTES_MAX));
+        file.take(to_u64(FILE_BYTES_MAX)).read_to_end(&mut content).map_err(failed)?;
+        let bytes = if content.len() == KEY_BYTES { Some(content) } else { parse_hex(&content) };
+        let invalid = || {
+            let message = format!("a key has {KEY_BYTES} bytes, or as many hexadecimal numbers");
+            Error::new(Kind::InvalidArgument, message).at(path)
+        };
+        EncryptionKey::from_bytes(&bytes.ok_or_else(invalid)?)
     }
 
     /// Returns random bytes for [`from_bytes`](EncryptionKey::from_bytes).
@@ -106,9 +129,34 @@ impl EncryptionKey {
         }
     }
 
+    /// Returns whether both keys open the same files.
+    pub(super) fn is_same(&self, other: &EncryptionKey) -> bool {
+        match (&self.secret, &other.secret) {
+            (Secret::Key(key), Secret::Key(other)) => is_equal(key.secret(), other.secret()),
+            (Secret::Passphrase(passphrase), Secret::Passphrase(other)) => is_equal(&passphrase.text, &other.text),
+            _ => false,
+        }
+    }
+
     pub(super) fn is_passphrase(&self) -> bool {
         matches!(self.secret, Secret::Passphrase(_))
     }
+}
+
+/// Compares secrets in a time that does not depend on where they differ.
+fn is_equal(first: &[u8], second: &[u8]) -> bool {
+    first.len() == second.len() && first.iter().zip(second).fold(0, |bits, (a, b)| bits | (a ^ b)) == 0
+}
+
+/// Returns the bytes of a key in hexadecimal numbers with white space around them.
+fn parse_hex(text: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
+    let digit = |&byte: &u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    let pair = |pair: &[u8]| match pair {
+        [high, low] => Some(digit(high)? << 4 | digit(low)?),
+        _ => None,
+    };
+    let bytes: Zeroizing<Vec<u8>> = Zeroizing::new(text.trim_ascii().chunks(2).map(pair).collect::<Option<_>>()?);
+    (bytes.len() == KEY_BYTES).then_some(bytes)
 }
 
 impl Passphrase {

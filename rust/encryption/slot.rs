@@ -59,14 +59,14 @@ pub fn wrap(file_key: &FileKey, key: &EncryptionKey, cipher: Cipher) -> Result<S
     Ok(slot)
 }
 
-/// Decrypts the key of a file with a user key. Also returns the index of the slot.
+/// Decrypts the key of a file with the first user key that opens a slot. Also returns the index of the slot.
 ///
 /// A rotation that was interrupted leaves a slot that is not valid. It does not matter if another one opens.
 ///
 /// # Errors
-/// `malformed` for an invalid slot, `integrity` if no slot is for the key or its slot was changed; those of deriving the
-/// key of a passphrase.
-pub fn unwrap(slots: &[Slot], key: &EncryptionKey, cipher: Cipher) -> Result<(FileKey, usize)> {
+/// `malformed` for an invalid slot, `integrity` if no slot is for a key or its slot was changed, `invalid-argument` without
+/// keys; those of deriving the key of a passphrase.
+pub fn unwrap(slots: &[Slot], keys: &[EncryptionKey], cipher: Cipher) -> Result<(FileKey, usize)> {
     let (mut others, mut failure) = (Vec::new(), None);
     for (index, slot) in slots.iter().enumerate() {
         let fields = match Fields::parse(slot) {
@@ -77,13 +77,9 @@ pub fn unwrap(slots: &[Slot], key: &EncryptionKey, cipher: Cipher) -> Result<(Fi
                 continue;
             }
         };
-        let user_key = key.for_slot(fields.derivation)?;
-        let user_key = match user_key {
-            Some(user_key) if *id_of(&user_key)? == fields.id => user_key,
-            _ => {
-                others.push(fields);
-                continue;
-            }
+        let Some(user_key) = key_of(&fields, keys)? else {
+            others.push(fields);
+            continue;
         };
         let wrap_key = expand(&extract(&fields.wrap_salt, user_key.secret()), "wrap")?;
         let (clear, rest) = slot.split_at(CLEAR_BYTES);
@@ -97,7 +93,22 @@ pub fn unwrap(slots: &[Slot], key: &EncryptionKey, cipher: Cipher) -> Result<(Fi
         }
         return Ok((FileKey::new(file_key), index));
     }
-    Err(failure.unwrap_or_else(|| Error::new(Kind::Integrity, other_key(&others, key))))
+    Err(failure.unwrap_or_else(|| match keys {
+        [] => Error::new(Kind::InvalidArgument, no_key(&others)),
+        _ => Error::new(Kind::Integrity, other_key(&others, keys)),
+    }))
+}
+
+/// Returns the secret of the key that a slot is for, if it is among these.
+fn key_of(fields: &Fields, keys: &[EncryptionKey]) -> Result<Option<Key>> {
+    for key in keys {
+        if let Some(user_key) = key.for_slot(fields.derivation)?
+            && *id_of(&user_key)? == fields.id
+        {
+            return Ok(Some(user_key));
+        }
+    }
+    Ok(None)
 }
 
 /// Checks the limits of Argon2id.
@@ -179,8 +190,35 @@ fn malformed(index: usize, what: &str) -> Error {
     Error::new(Kind::Malformed, format!("key slot {index} is not valid: {what}"))
 }
 
+/// Returns the error of a load without keys.
+fn no_key(slots: &[Fields]) -> String {
+    format!(
+        "the file is encrypted; give its key as encryption_key, register it with EncryptionKey.register, or name its file \
+         in FST_ENCRYPTION_KEY_FILE{}",
+        if slots.is_empty() { String::new() } else { format!(": key {}", described(slots)) }
+    )
+}
+
 /// Returns why no slot was opened.
-fn other_key(others: &[Fields], key: &EncryptionKey) -> String {
+fn other_key(others: &[Fields], keys: &[EncryptionKey]) -> String {
+    if others.is_empty() {
+        return "the file has no key slot".to_owned();
+    }
+    let are_derived = others.iter().all(|fields| fields.derivation.is_some());
+    let are_direct = others.iter().all(|fields| fields.derivation.is_none());
+    let hint = if are_direct && keys.iter().all(EncryptionKey::is_passphrase) {
+        "; the file has no key of a passphrase"
+    } else if are_derived && !keys.iter().any(EncryptionKey::is_passphrase) {
+        "; the file has a key of a passphrase"
+    } else {
+        ""
+    };
+    let ids = described(others);
+    format!("the file was encrypted with another key, or its key slots were changed: key {ids}{hint}")
+}
+
+/// Returns the ids and labels of keys.
+fn described(slots: &[Fields]) -> String {
     let described = |fields: &Fields| {
         let id: String = fields.id.iter().map(|byte| format!("{byte:02x}")).collect();
         match fields.label.as_str() {
@@ -188,15 +226,5 @@ fn other_key(others: &[Fields], key: &EncryptionKey) -> String {
             label => format!("{id} with the label {label:?}"),
         }
     };
-    let ids: Vec<String> = others.iter().map(described).collect();
-    if ids.is_empty() {
-        return "the file has no key slot".to_owned();
-    }
-    let is_other_sort = others.iter().all(|fields| fields.derivation.is_some() != key.is_passphrase());
-    let hint = match (is_other_sort, key.is_passphrase()) {
-        (true, true) => "; the file has no key of a passphrase",
-        (true, false) => "; the file has a key of a passphrase",
-        (false, _) => "",
-    };
-    format!("the file was encrypted with another key, or its key slots were changed: key {}{hint}", ids.join(" or "))
+    slots.iter().map(described).collect::<Vec<_>>().join(" or ")
 }

@@ -23,6 +23,7 @@ use crate::source::Source;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use std::ops::Range;
+use std::slice;
 
 /// Key of the metadata.
 pub const ENCRYPTION_KEY: &str = "fst.encryption";
@@ -56,16 +57,17 @@ pub fn is_encrypted(header: &Header) -> bool {
 /// encryption. `json` is the header that was parsed.
 ///
 /// # Errors
-/// `malformed` if the header is not what this module describes; `integrity` if the file is not encrypted, the key is
-/// another one, or the header was changed; those of reading and of deriving a key. Without the path.
+/// `malformed` if the header is not what this module describes; `integrity` if the file is not encrypted, has none of the
+/// keys, or the header was changed; `invalid-argument` without keys; those of reading and of deriving a key. Without the
+/// path.
 pub fn open(
     header: &mut Header,
     json: &[u8],
     source: &Source,
-    key: &EncryptionKey,
+    keys: &[EncryptionKey],
     check: Check<'_>,
 ) -> Result<Chunks> {
-    let Authentic { stated, file_key, tags, .. } = Authentic::new(header, json, source.length(), key)?;
+    let Authentic { stated, file_key, tags, .. } = Authentic::new(header, json, source.length(), keys)?;
     header.remove(TAGS_NAME)?;
     header.remove_metadata(ENCRYPTION_KEY);
     let mut codes = vec![0; to_usize(tags.end - tags.start)];
@@ -85,8 +87,8 @@ struct Authentic {
 }
 
 impl Authentic {
-    /// Checks the header of a file of `file_bytes` bytes with a key.
-    fn new(header: &Header, json: &[u8], file_bytes: u64, key: &EncryptionKey) -> Result<Authentic> {
+    /// Checks the header of a file of `file_bytes` bytes with the first key that opens it.
+    fn new(header: &Header, json: &[u8], file_bytes: u64, keys: &[EncryptionKey]) -> Result<Authentic> {
         if !is_encrypted(header) {
             let message = "the file is not encrypted, but a key was given; someone may have replaced it. Load the file \
                            without a key to accept it";
@@ -94,7 +96,7 @@ impl Authentic {
         }
         let stated = Stated::read(header, json)?;
         let tags = tags_range(header, stated.chunk_bytes, file_bytes)?;
-        let (file_key, slot) = slot::unwrap(&stated.slots, key, stated.cipher)?;
+        let (file_key, slot) = slot::unwrap(&stated.slots, keys, stated.cipher)?;
         if !file_key.has_code(&covered(json, &stated.secrets), &stated.code)? {
             let message = "the header was changed after the file was encrypted, or belongs to another file: names, \
                            dtypes, shapes, offsets, metadata or the cipher";
@@ -124,7 +126,7 @@ impl Rotation {
         old: &EncryptionKey,
         new: &EncryptionKey,
     ) -> Result<Rotation> {
-        let Authentic { stated, file_key, slot, .. } = Authentic::new(header, json, file_bytes, old)?;
+        let Authentic { stated, file_key, slot, .. } = Authentic::new(header, json, file_bytes, slice::from_ref(old))?;
         let offset = |slot: usize| {
             let begin = stated.secrets.start + CODE_CHARS + slot * (1 + SLOT_CHARS) + 1;
             LENGTH_BYTES.saturating_add(to_u64(begin))

@@ -6,9 +6,10 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::region::TensorRegion;
-use crate::checkpoint::verify::{Coverage, Input, check_length};
+use crate::checkpoint::verify::{Coverage, Input, check_length, digest_of};
 use crate::digest::manifest::Manifest;
 use crate::error::{Error, Kind, Result};
+use crate::format::header::Entry;
 use crate::load::verifier::HashedInput;
 use crate::num::{to_u64, to_usize};
 use crate::options::Options;
@@ -16,10 +17,10 @@ use crate::os::sigint::Watch;
 use crate::os::threads;
 use crate::reader;
 use crate::source::Source;
-use crate::source::files::place_of;
+use crate::source::files::{Files, place_of};
 use std::ops::Range;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 /// Number of bytes after which a job ends, if the order of the bytes allows it.
 const JOB_BYTES: u64 = 4 << 20;
@@ -45,7 +46,8 @@ pub fn check_regions(checkpoint: &Checkpoint, regions: &[TensorRegion], options:
     first(differences(&sources, inputs, options)?)
 }
 
-/// Reads one of several equal parts of everything that has a digest, and compares the digests.
+/// Reads one of several equal parts of everything that has a digest or is encrypted, and compares the digests and the
+/// authentication codes.
 ///
 /// # Errors
 /// `integrity` for the first difference; `io`, `interrupted`.
@@ -60,7 +62,90 @@ pub fn check_part(checkpoint: &Checkpoint, part: usize, parts: usize, options: &
         at = at.saturating_add(input.end - input.begin);
         is_own
     });
-    let sources: Vec<Source> = checkpoint.sources().cloned().collect();
+    // Digests of encrypted files are those of the files as they are stored.
+    let sources: Vec<Source> = checkpoint.sources().map(Source::stored).cloned().collect();
+    first(differences(&sources, inputs, options)?)?;
+    first(changed_chunks(checkpoint, part, parts, options)?)
+}
+
+/// Decrypts one of several parts of all encrypted files. Returns an error for each piece of a tensor that is not authentic.
+fn changed_chunks(checkpoint: &Checkpoint, part: usize, parts: usize, options: &Options) -> Result<Vec<Error>> {
+    let mut jobs: Vec<Vec<(usize, Entry<'_>, Range<u64>)>> = Vec::new();
+    let mut job_bytes = JOB_BYTES;
+    for (index, entry) in checkpoint.entries() {
+        if !checkpoint.source(index)?.is_encrypted() {
+            continue;
+        }
+        let mut begin = entry.begin;
+        while begin < entry.end {
+            // A multiple of the chunks of the tensor.
+            let end = entry.end.min(begin.saturating_add(JOB_BYTES));
+            if job_bytes.saturating_add(end - begin) > JOB_BYTES {
+                jobs.push(Vec::new());
+                job_bytes = 0;
+            }
+            job_bytes = job_bytes.saturating_add(end - begin);
+            if let Some(job) = jobs.last_mut() {
+                job.push((index, entry, begin..end));
+            }
+            begin = end;
+        }
+    }
+    let own: Vec<_> = jobs.into_iter().skip(part).step_by(parts.max(1)).collect();
+    let readers: Vec<_> = checkpoint.sources().map(|source| reader::open_buffered(options, source)).collect();
+    let changed = Mutex::new(Vec::new());
+    let watch = Watch::begin();
+    let is_remote = checkpoint.sources().any(Source::is_remote);
+    threads::for_each(thread_count(is_remote, options), own.len(), |index| {
+        let mut block = Vec::new();
+        for (source, entry, bytes) in own.get(index).into_iter().flatten() {
+            let reader = readers.get(*source).ok_or_else(|| Error::new(Kind::Internal, "no such file"))?;
+            block.resize(to_usize(bytes.end - bytes.start), 0);
+            match reader.read(bytes.start, &mut block, &|| watch.check()) {
+                Err(error) if error.kind() == Kind::Integrity => {
+                    let place = (*source, bytes.start);
+                    changed.lock().unwrap_or_else(PoisonError::into_inner).push((place, error.tensor(entry.name)));
+                }
+                result => result.map_err(|error| error.tensor(entry.name))?,
+            }
+        }
+        Ok(())
+    })?;
+    let mut changed = changed.into_inner().unwrap_or_else(PoisonError::into_inner);
+    changed.sort_by_key(|(place, _)| *place);
+    Ok(changed.into_iter().map(|(_, error)| error).collect())
+}
+
+/// Returns the number of threads that read.
+fn thread_count(is_remote: bool, options: &Options) -> usize {
+    if is_remote { options.threads.max(REMOTE_THREADS) } else { options.threads }
+}
+
+/// Compares encrypted files with their digests in a manifest, before they are loaded.
+///
+/// # Errors
+/// Those of [`check_part`].
+pub fn check_due(checkpoint: &Checkpoint, options: &Options) -> Result<()> {
+    if checkpoint.is_due() {
+        check_part(checkpoint, 0, 1, options)?;
+        checkpoint.set_verified();
+    }
+    Ok(())
+}
+
+/// Compares the files that `paths` resolve to with a manifest. Opens no header, and so needs no key.
+///
+/// # Errors
+/// `integrity` for the first difference, or a file that the manifest lacks; those of opening the files; `io`,
+/// `interrupted`.
+pub fn check_files<P: AsRef<Path>>(paths: &[P], manifest: &Manifest, options: &Options) -> Result<()> {
+    let watch = Watch::begin();
+    let places = Files::resolve(paths, &|| watch.check())?.places;
+    let sources = places.iter().map(|place| Source::open(place, &|| watch.check())).collect::<Result<Vec<_>>>()?;
+    let input = |(index, source): (usize, &Source)| {
+        Ok(Input::of_file(index, source, digest_of(source, manifest)?, manifest.origin()))
+    };
+    let inputs = sources.iter().enumerate().map(input).collect::<Result<_>>()?;
     first(differences(&sources, inputs, options)?)
 }
 
@@ -83,9 +168,7 @@ pub fn check_manifest(manifest: &Manifest, directory: &Path, options: &Options) 
         let path = if name.is_empty() { directory.to_path_buf() } else { directory.join(name) };
         let source = Source::open(&place_of(&path)?, &|| watch.check())?;
         check_length(digest, &source, manifest.origin())?;
-        let (path, end) = (source.path().to_path_buf(), source.length());
-        let (digest, origin, header) = (digest.clone(), manifest.origin(), Arc::default());
-        inputs.push(Input { digest, origin, source: sources.len(), path, tensor: None, begin: 0, end, header });
+        inputs.push(Input::of_file(sources.len(), &source, digest.clone(), manifest.origin()));
         sources.push(source);
     }
     first(differences(&sources, inputs, options)?)
@@ -131,9 +214,8 @@ pub fn differences(sources: &[Source], mut inputs: Vec<Input>, options: &Options
     let jobs = jobs(&hashed);
     let readers: Vec<_> = sources.iter().map(|source| reader::open_buffered(options, source)).collect();
     let is_remote = sources.iter().any(Source::is_remote);
-    let threads = if is_remote { options.threads.max(REMOTE_THREADS) } else { options.threads };
     let buffers: Mutex<Vec<Vec<u8>>> = Mutex::default();
-    threads::for_each(threads, jobs.len(), |index| {
+    threads::for_each(thread_count(is_remote, options), jobs.len(), |index| {
         let Some(job) = jobs.get(index) else { return Ok(()) };
         let reader = readers.get(job.source).ok_or_else(|| Error::new(Kind::Internal, "no such file"))?;
         let kept = buffers.lock().unwrap_or_else(PoisonError::into_inner).pop();

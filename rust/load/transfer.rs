@@ -111,6 +111,7 @@ impl<D: Device, O: TransferObserver> Transfer<D, O> {
         options: Options,
         observer: O,
     ) -> Result<Self> {
+        checkpoint.check_due()?;
         checkpoint.check_headers(regions.iter().map(|tensor| tensor.source))?;
         let verifier = Verifier::new(checkpoint, &regions)?;
         let engine = open_engine(checkpoint, &device, options, verifier.is_some())?;

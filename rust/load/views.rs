@@ -132,6 +132,7 @@ impl Views {
         dtypes: &[Option<Dtype>],
         options: &Options,
     ) -> Result<Views> {
+        checkpoint.check_due()?;
         checkpoint.check_headers(regions.iter().map(|tensor| tensor.source))?;
         let mut files: BTreeMap<usize, File> = BTreeMap::new();
         for (tensor, (region, dtype)) in regions.iter().zip(dtypes).enumerate() {

@@ -3,14 +3,15 @@
 //! A forked child has a copy of its parent's memory, but only the thread that forked. A lock that another thread held
 //! at that time stays locked in the child for ever, and what it guards may be half changed. Every lock that outlives a
 //! call is therefore inside a [`PerProcess`], which a child replaces at its first access. The replacement takes no
-//! lock: it swaps a pointer, and what the pointer refers to never changes its process.
+//! lock: it swaps a pointer, and what the pointer refers to never changes its process. Settings of the program, which a
+//! child needs, too, are copied.
 
 use memmap2::{MmapMut, MmapRaw};
 use std::marker::PhantomData;
 use std::mem;
 use std::process;
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 /// Value that is created at the first access in each process.
@@ -20,6 +21,8 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 pub struct PerProcess<T> {
     current: AtomicPtr<Owned<T>>,
     create: fn() -> T,
+    /// Returns a copy of the parent's value.
+    inherit: Option<fn(&T) -> T>,
     // Any thread may create, use and drop the value.
     _owned: PhantomData<Arc<T>>,
 }
@@ -33,7 +36,7 @@ impl<T> PerProcess<T> {
     /// Creates the state. Threads that access it first at the same time may each call `create`; all but one of the
     /// values are dropped.
     pub const fn new(create: fn() -> T) -> Self {
-        PerProcess { current: AtomicPtr::new(ptr::null_mut()), create, _owned: PhantomData }
+        PerProcess { current: AtomicPtr::new(ptr::null_mut()), create, inherit: None, _owned: PhantomData }
     }
 
     /// Returns the value of this process.
@@ -42,10 +45,15 @@ impl<T> PerProcess<T> {
         let mut found = self.current.load(Ordering::Acquire);
         loop {
             // SAFETY: the pointer is null, or that of a box that lives as long as `self`.
-            if let Some(owned) = unsafe { found.as_ref() }.filter(|owned| owned.process == process) {
+            let owned = unsafe { found.as_ref() };
+            if let Some(owned) = owned.filter(|owned| owned.process == process) {
                 return &owned.value;
             }
-            let created = Box::into_raw(Box::new(Owned { process, value: (self.create)() }));
+            let value = match (self.inherit, owned) {
+                (Some(inherit), Some(owned)) => inherit(&owned.value),
+                _ => (self.create)(),
+            };
+            let created = Box::into_raw(Box::new(Owned { process, value }));
             match self.current.compare_exchange(found, created, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => found = created,
                 Err(other) => {
@@ -56,6 +64,20 @@ impl<T> PerProcess<T> {
             }
         }
     }
+}
+
+impl<T: Clone + Default> PerProcess<Mutex<T>> {
+    /// Creates settings of the program, which a forked child keeps. They are lost if another thread changes them during
+    /// the fork.
+    pub const fn settings() -> Self {
+        let (current, create) = (AtomicPtr::new(ptr::null_mut()), Mutex::default as fn() -> Mutex<T>);
+        PerProcess { current, create, inherit: Some(copied), _owned: PhantomData }
+    }
+}
+
+/// Returns a copy of the parent's settings. Waits for no lock: the thread that holds it may not exist any more.
+fn copied<T: Clone + Default>(settings: &Mutex<T>) -> Mutex<T> {
+    Mutex::new(settings.try_lock().map(|settings| settings.clone()).unwrap_or_default())
 }
 
 impl<T> Drop for PerProcess<T> {
@@ -158,7 +180,6 @@ pub(crate) mod testing {
 mod tests {
     use super::testing::passes_in_child;
     use super::*;
-    use std::sync::Mutex;
     use std::sync::atomic::AtomicUsize;
     use std::thread;
 
@@ -168,6 +189,15 @@ mod tests {
         *STATE.get().lock().unwrap() = 2;
         assert!(passes_in_child(|| STATE.get().lock(), || *STATE.get().lock().unwrap() == 1));
         assert_eq!(*STATE.get().lock().unwrap(), 2);
+    }
+
+    #[test]
+    fn child_keeps_settings_and_waits_for_no_lock() {
+        static SETTINGS: PerProcess<Mutex<u32>> = PerProcess::settings();
+        *SETTINGS.get().lock().unwrap() = 2;
+        assert!(passes_in_child(|| (), || *SETTINGS.get().lock().unwrap() == 2));
+        assert!(passes_in_child(|| SETTINGS.get().lock().unwrap(), || *SETTINGS.get().lock().unwrap() == 0));
+        assert_eq!(*SETTINGS.get().lock().unwrap(), 2);
     }
 
     #[test]

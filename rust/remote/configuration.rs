@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Options by the beginning of the URLs for which they are.
 type Configurations = BTreeMap<String, BTreeMap<String, String>>;
 
-static CONFIGURATIONS: PerProcess<Mutex<Configurations>> = PerProcess::new(Mutex::default);
+static CONFIGURATIONS: PerProcess<Mutex<Configurations>> = PerProcess::settings();
 
 fn lock() -> MutexGuard<'static, Configurations> {
     CONFIGURATIONS.get().lock().unwrap_or_else(PoisonError::into_inner)

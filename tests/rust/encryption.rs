@@ -14,6 +14,7 @@ use fst::encryption::key::EncryptionKey;
 use fst::error::{Error, Kind};
 use fst::format::encryption::{ENCRYPTION_KEY, TAGS_NAME};
 use fst::format::layout::{Layout, Metadata, Tensor};
+use fst::load::check;
 use fst::load::stream::{Order, Stream};
 use fst::load::transfer::Transfer;
 use fst::load::views::{Mappings, Views};
@@ -450,14 +451,28 @@ fn names_and_keys_of_encrypted_files_are_reserved() {
 }
 
 #[test]
-fn manifests_are_refused() {
+fn loads_wait_for_the_comparison_with_a_manifest() {
     let trial = Trial::small();
     let digest = fst::digest::Algorithm::Sha256.digest(&trial.bytes);
-    let manifest = Manifest::parse(format!(r#"{{"x.safetensors": "{digest}"}}"#).as_bytes()).unwrap();
-    let error = Checkpoint::open_with_key(&[&trial.path], &Verify::Manifest(manifest), &key()).unwrap_err();
-    assert_eq!(error.kind(), Kind::InvalidArgument);
+    let name = trial.path.file_name().unwrap().to_string_lossy();
+    let manifest = Manifest::parse(format!(r#"{{"{name}": "{digest}"}}"#).as_bytes()).unwrap();
+    let verify = Verify::Manifest(manifest.clone());
+    let checkpoint = Arc::new(Checkpoint::open_with_key(&[&trial.path], &verify, &key()).unwrap());
+    let load = || load(&checkpoint, &regions(&checkpoint), Options::default());
+    assert!(checkpoint.is_due());
+    assert_eq!(load().unwrap_err().kind(), Kind::Internal);
+    check::check_due(&checkpoint, &Options::default()).unwrap();
+    assert!(!checkpoint.is_due() && load().is_ok());
     // All bytes are authenticated anyway.
-    assert!(Checkpoint::open_with_key(&[&trial.path], &Verify::Digests, &key()).is_ok());
+    let checkpoint = Checkpoint::open_with_key(&[&trial.path], &Verify::Digests, &key()).unwrap();
+    assert!(!checkpoint.is_due());
+    // The manifest alone needs no key.
+    check::check_files(&[&trial.path], &manifest, &Options::default()).unwrap();
+    let mut bytes = trial.bytes.clone();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&trial.path, bytes).unwrap();
+    let error = check::check_files(&[&trial.path], &manifest, &Options::default()).unwrap_err();
+    assert_eq!(error.kind(), Kind::Integrity);
 }
 
 #[test]

@@ -1,9 +1,11 @@
 """Encrypted files: saves and loads with a key, and what is refused without it."""
 
 import copy
+import hashlib
 import json
+import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -12,9 +14,11 @@ import torch
 import torch.distributed as dist
 from safetensors import safe_open as safetensors_open
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 
 import fst
+import fst.torch as fst_torch
 from ranks import Ranks
 from suite import READERS
 
@@ -76,12 +80,39 @@ def test_writer_and_background_save_encrypt(tmp_path: Path) -> None:
         assert not list(tmp_path.glob("*.tmp*"))
 
 
+def test_shards_have_keys_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"old")
+    path.chmod(0o640)
+    fst.save_file(TENSORS, path, max_shard_bytes=100_000, encryption_key=KEY)
+    shards = sorted(tmp_path.glob("*.safetensors"))
+    assert len(shards) > 1
+    for shard in shards:
+        assert shard.stat().st_mode & 0o777 == 0o640
+        assert "fst.encryption" in safetensors_open(shard, "pt").metadata()
+    assert_loaded(fst.load_file(tmp_path, encryption_key=KEY))
+
+
+def test_streams_and_progress_bars_decrypt(path: Path) -> None:
+    with fst.stream(path, window_bytes=1 << 20, encryption_key=KEY) as tensors:
+        assert_loaded(dict(tensors))
+    assert_loaded(fst.load_file(path, progress=True, encryption_key=KEY))
+
+
 def test_parts_load_with_the_key(path: Path) -> None:
     [part, whole] = fst.load_tensors(path, ["scalar", "large"], encryption_key=KEY)
     assert part == 3
     assert torch.equal(whole, TENSORS["large"])
     [box] = fst.load_boxes(path, ["large"], [[(3, 5, 100), (0, 900, 1)]], encryption_key=KEY)
     torch.testing.assert_close(box, TENSORS["large"][3:500:100], rtol=0, atol=0)
+    rows, columns = fst.load_slices(
+        path, ["large", "strided"], dims=[0, 1], starts=[5, 7], lengths=[900, 11], encryption_key=KEY
+    )
+    torch.testing.assert_close(rows, TENSORS["large"][5:905], rtol=0, atol=0)
+    torch.testing.assert_close(columns, TENSORS["strided"][:, 7:18], rtol=0, atol=0)
+    out = torch.zeros(1000, 900)
+    fst.load_into(path, ["large"], [out], encryption_key=KEY)
+    torch.testing.assert_close(out, TENSORS["large"], rtol=0, atol=0)
 
 
 def test_slices_decrypt_few_chunks_twice(path: Path) -> None:
@@ -113,9 +144,115 @@ def load_in_ranks(path: Path, strategy: Literal["own", "exchange"]) -> None:
         fst.load_sharded(path, Replicate(), strategy=strategy)
 
 
+def stream_in_ranks(path: Path) -> None:
+    key = fst.EncryptionKey.from_bytes(bytes(range(32)))
+    with fst.stream_sharded(path, Replicate(), encryption_key=key) as tensors:
+        assert_loaded(dict(tensors))
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    loaded = fst.load_distributed(path, mesh, {"large": Shard(1), "*": Replicate()}, verify=True, encryption_key=key)
+    torch.testing.assert_close(loaded["large"].full_tensor(), TENSORS["large"], rtol=0, atol=0)
+    key.register()
+    loaded = fst.load_sharded(path, Replicate())
+    assert_loaded(loaded)
+    key.unregister()
+
+
+def test_ranks_stream_with_the_key(ranks: Callable[[int], Ranks], path: Path) -> None:
+    ranks(2).run(stream_in_ranks, path)
+
+
 @pytest.mark.parametrize("strategy", ["own", "exchange"])
 def test_ranks_load_with_the_key(ranks: Callable[[int], Ranks], path: Path, strategy: str) -> None:
     ranks(3).run(load_in_ranks, path, strategy)
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    KEY.register()
+    yield
+    KEY.unregister()
+
+
+@pytest.mark.usefixtures("registered")
+def test_operators_decrypt_with_a_registered_key(path: Path) -> None:
+    assert_loaded(torch.ops.fst.load_file(str(path)))
+    assert torch.ops.fst.tensor_names([str(path)]) == fst.tensor_names(path)
+    compiled = torch.compile(lambda: fst.load_tensors(str(path), ["large"])[0] + 1, fullgraph=True)
+    torch.testing.assert_close(compiled(), TENSORS["large"] + 1, rtol=0, atol=0)
+    assert_loaded(fst_torch.load_file(path))
+    # Another key, and files without encryption, do not disturb.
+    with pytest.raises(fst.IntegrityError, match="another key"):
+        fst.load_file(path, encryption_key=fst.EncryptionKey.random())
+    fst.save_file(TENSORS, path)
+    assert_loaded(fst.load_file(path))
+
+
+def test_several_keys_may_be_registered(tmp_path: Path, path: Path) -> None:
+    other = fst.EncryptionKey.random()
+    fst.save_file({"more": torch.ones(3)}, tmp_path / "more.safetensors", encryption_key=other)
+    KEY.register()
+    with pytest.raises(fst.IntegrityError, match="another key"):
+        fst.load_file(tmp_path)
+    other.register()
+    assert len(fst.load_file(tmp_path)) == len(TENSORS) + 1
+    other.unregister()
+    KEY.unregister()
+    KEY.unregister()
+    with pytest.raises(ValueError, match="register"):
+        fst.load_file(path)
+
+
+def test_the_environment_names_a_key_file(tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key_file = tmp_path / "model.key"
+    monkeypatch.setenv("FST_ENCRYPTION_KEY_FILE", str(key_file))
+    with pytest.raises(FileNotFoundError, match=r"model\.key"):
+        fst.load_file(path)
+    key_file.write_text(KEY.to_bytes().hex() + "\n")
+    assert_loaded(fst.load_file(path))
+    key_file.write_text(KEY.to_bytes().hex()[1:])
+    with pytest.raises(ValueError, match="hexadecimal"):
+        fst.load_file(path)
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_forked_child_keeps_registered_keys(path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if fst.load_file(path).keys() == TENSORS.keys() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def change(path: Path, name: str, byte: int) -> None:
+    """Changes a byte of the data of a tensor."""
+    content = bytearray(path.read_bytes())
+    begin = 8 + int.from_bytes(content[:8], "little")
+    first, end = json.loads(content[8:begin])[name]["data_offsets"]
+    content[begin + (first if byte >= 0 else end) + byte] ^= 1
+    path.write_bytes(content)
+
+
+def test_verify_authenticates_all_data(path: Path) -> None:
+    fst.verify(path, encryption_key=KEY)
+    change(path, "large", -1)
+    change(path, "bytes", 0)
+    with pytest.raises(fst.IntegrityError, match=r'tensor "(large|bytes)": byte .*1 more'):
+        fst.verify(path, encryption_key=KEY)
+    out = torch.zeros(1000, 900)
+    with pytest.raises(fst.IntegrityError, match=r'tensor "'):
+        fst.load_into(path, ["large"], [out], verify=True, encryption_key=KEY)
+    assert not out.any()
+
+
+def test_manifests_have_digests_of_the_encrypted_bytes(path: Path) -> None:
+    manifest = {path.name: f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"}
+    fst.verify(path, manifest)
+    fst.verify(path, manifest, encryption_key=KEY)
+    assert_loaded(fst.load_file(path, verify=manifest, encryption_key=KEY))
+    change(path, "scalar", 0)
+    # A load of another tensor does not see the change.
+    for load in (fst.verify, lambda *arguments: fst.load_tensors(path, ["bytes"], verify=manifest, encryption_key=KEY)):
+        with pytest.raises(fst.IntegrityError, match="digest of the file"):
+            load(path, manifest)
 
 
 def test_rotate_key(path: Path) -> None:
@@ -136,11 +273,7 @@ def test_a_directory_of_encrypted_files_loads(path: Path) -> None:
 
 
 def test_changed_data_are_an_integrity_error(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    begin = 8 + int.from_bytes(content[:8], "little")
-    offsets = json.loads(content[8:begin])["large"]["data_offsets"]
-    content[begin + offsets[1] - 1] ^= 1
-    path.write_bytes(content)
+    change(path, "large", -1)
     with pytest.raises(fst.IntegrityError, match=r'model\.safetensors: tensor "large": byte'):
         fst.load_file(path, encryption_key=KEY)
     with fst.safe_open(path, encryption_key=KEY) as file:
@@ -177,13 +310,9 @@ def test_a_key_refuses_files_without_encryption(path: Path) -> None:
         fst.load_file(path, encryption_key=KEY)
 
 
-def test_refused_combinations(tmp_path: Path, path: Path) -> None:
+def test_refused_arguments(tmp_path: Path, path: Path) -> None:
     with pytest.raises(ValueError, match="digests"):
         fst.save_file(TENSORS, tmp_path / "a.safetensors", digests="blake3", encryption_key=KEY)
-    with pytest.raises(ValueError, match="one file"):
-        fst.save_file(TENSORS, tmp_path / "a.safetensors", max_shard_bytes=10, encryption_key=KEY)
-    with pytest.raises(ValueError, match="progress"):
-        fst.load_file(path, progress=True, encryption_key=KEY)
     with pytest.raises(TypeError, match="EncryptionKey"):
         fst.load_file(path, encryption_key=b"bytes")  # type: ignore[arg-type]
     assert not (tmp_path / "a.safetensors").exists()
@@ -196,7 +325,7 @@ def test_passphrases_open_files(tmp_path: Path) -> None:
     assert_loaded(fst.load_file(path, encryption_key=fst.EncryptionKey.from_passphrase(b"open sesame")))
     with pytest.raises(fst.IntegrityError):
         fst.load_file(path, encryption_key=fst.EncryptionKey.from_passphrase("open barley"))
-    with pytest.raises(ValueError, match="each file"):
+    with pytest.raises(ValueError, match="does not return"):
         fst.EncryptionKey.from_passphrase("open sesame").to_bytes()
     with pytest.raises(ValueError, match="empty"):
         fst.EncryptionKey.from_passphrase("")

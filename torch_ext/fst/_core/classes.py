@@ -83,6 +83,22 @@ class EncryptionKey:
             wrapper._object = torch.classes.fst.EncryptionKey.of_passphrase(secret, passes, memory_bytes, label)
         return wrapper
 
+    @classmethod
+    @translates_errors
+    def of_file(cls, path: str, label: str) -> "EncryptionKey":
+        """Reads a key from a local file."""
+        wrapper = cls.__new__(cls)
+        wrapper._object = torch.classes.fst.EncryptionKey.of_file(path, label)
+        return wrapper
+
+    def register(self) -> None:
+        """Makes all loads without a key use this one for encrypted files."""
+        self._object.register_key()
+
+    def unregister(self) -> None:
+        """Ends that."""
+        self._object.unregister_key()
+
     def rotate(self, path: str, key: "EncryptionKey") -> None:
         """Makes the local files that a path leads to open with another key."""
         self._object.rotate(path, key._object)
@@ -123,6 +139,10 @@ class Checkpoint:
     def headers(self) -> Tensor:
         """Returns all headers as bytes, for other processes that open the same files."""
         return self._object.headers()
+
+    def is_encrypted(self) -> bool:
+        """Returns whether a safetensors file is encrypted."""
+        return self._object.is_encrypted()
 
     def names(self) -> list[str]:
         """Lists the names of all tensors, in the order of the files and of the bytes in each."""
@@ -234,6 +254,7 @@ class Loader:
         starts: The first index of each slice. Required with `dims`.
         lengths: The number of indices of each slice. Required with `dims`.
         verify: Digests to compare, as `verify_of` returns them.
+        key: The key of encrypted files.
     """
 
     def __init__(
@@ -249,6 +270,7 @@ class Loader:
         starts: Sequence[int] | None = None,
         lengths: Sequence[int] | None = None,
         verify: str = "",
+        key: EncryptionKey | None = None,
     ) -> None:
         device = torch.device(device)
         if verify not in ("", "digests"):
@@ -257,7 +279,17 @@ class Loader:
                 "verify them with a manifest of files; load them at once, or save the files with digests of tensors"
             )
         self._object = torch.classes.fst.Loader(
-            paths, device, names, dtype, window_bytes, order, dims, starts, lengths, verify
+            paths,
+            device,
+            names,
+            dtype,
+            window_bytes,
+            order,
+            dims,
+            starts,
+            lengths,
+            verify,
+            None if key is None else key._object,
         )
 
     @classmethod

@@ -1,11 +1,11 @@
 """Keys of encrypted safetensors files."""
 
-import os
 import secrets
 from collections.abc import Callable
 from typing import NoReturn
 
 from fst._core import classes
+from fst._core.arguments import Path, path_of
 
 # Limits of Argon2id for new files: libsodium's preset "moderate".
 PASSES = 3
@@ -28,9 +28,11 @@ class EncryptionKey:
         {'weight': tensor([1., 1.])}
     """
 
-    __slots__ = ("_open", "_secret")
+    __slots__ = ("_open", "_registered", "_secret")
     _open: Callable[[], classes.EncryptionKey]
     _secret: Callable[[], bytes] | None
+    # The key that other loads use.
+    _registered: classes.EncryptionKey | None
 
     def __init__(self) -> None:
         raise TypeError("use EncryptionKey.random, from_bytes, from_file, from_passphrase or from_callback")
@@ -42,6 +44,7 @@ class EncryptionKey:
         key = cls.__new__(cls)
         key._open = open_key
         key._secret = secret
+        key._registered = None
         return key
 
     @classmethod
@@ -68,8 +71,8 @@ class EncryptionKey:
         return cls._of(lambda: core, lambda: bytes(key))
 
     @classmethod
-    def from_file(cls, path: str | os.PathLike[str], label: str = "") -> "EncryptionKey":
-        """Reads a key from a local file, which has 32 bytes, or 64 hexadecimal digits and a line end.
+    def from_file(cls, path: Path, label: str = "") -> "EncryptionKey":
+        """Reads a key from a local file, which has 32 bytes, or 64 hexadecimal digits and white space.
 
         Args:
             path: The file.
@@ -79,17 +82,8 @@ class EncryptionKey:
             ValueError: The file has something else.
             OSError: The operating system reports an error.
         """
-        with open(path, "rb") as file:
-            content = file.read(2 * classes.KEY_BYTES + 3)
-        if len(content) == classes.KEY_BYTES:
-            return cls.from_bytes(content, label)
-        try:
-            key = bytes.fromhex(content.decode("ascii").strip())
-        except ValueError:
-            key = b""
-        if len(key) != classes.KEY_BYTES:
-            raise ValueError(f"{os.fspath(path)}: a key has {classes.KEY_BYTES} bytes, or as many hexadecimal numbers")
-        return cls.from_bytes(key, label)
+        core = classes.EncryptionKey.of_file(path_of(path), label)
+        return cls._of(lambda: core, None)
 
     @classmethod
     def from_passphrase(
@@ -124,14 +118,41 @@ class EncryptionKey:
         """
         return cls._of(lambda: classes.EncryptionKey(callback(), label), callback)
 
+    def register(self) -> None:
+        """Lets all loads of this process use the key for encrypted files, if they get no `encryption_key`.
+
+        So operators, compiled programs, the plugins for vLLM and SGLang, and `from_pretrained` read encrypted files.
+        Several keys may be registered: each file names its own. A registered key does not require that files are
+        encrypted, as `encryption_key` does. A key from a callback is asked for now, and kept until `unregister`.
+
+        A file with a key may also be named in the environment, with ``FST_ENCRYPTION_KEY_FILE``.
+
+        Example:
+            >>> key = fst.EncryptionKey.random()
+            >>> fst.save_file({"weight": torch.ones(2)}, "secret.safetensors", encryption_key=key)
+            >>> key.register()
+            >>> torch.ops.fst.load_file("secret.safetensors")
+            {'weight': tensor([1., 1.])}
+            >>> key.unregister()
+        """
+        if self._registered is None:
+            self._registered = self._open()
+        self._registered.register()
+
+    def unregister(self) -> None:
+        """Ends the effect of `register` in this process. Files that are open stay so."""
+        if self._registered is not None:
+            self._registered.unregister()
+            self._registered = None
+
     def to_bytes(self) -> bytes:
         """Returns the secret bytes.
 
         Raises:
-            ValueError: The key is that of a passphrase, and differs from file to file.
+            ValueError: The key is from a file, which has the bytes, or from a passphrase, of which each file has a key.
         """
         if self._secret is None:
-            raise ValueError("a passphrase has a key of its own for each file")
+            raise ValueError("a key from a file or a passphrase does not return its bytes")
         return self._secret()
 
     def __repr__(self) -> str:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.arguments import Paths, Verify, dtype_of, names_of, verify_of
+from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
 from fst._distributed.dtensors import mesh_shards, normalize_placements
@@ -42,6 +43,7 @@ def load_distributed(
     strategy: Literal["auto", "own", "exchange"] = "auto",
     window_bytes: int | None = None,
     verify: Verify = False,
+    encryption_key: EncryptionKey | None = None,
 ) -> "dict[str, DTensor]":
     """Loads a checkpoint as DTensors. The ranks of a mesh read each byte once, and each keeps its local part only.
 
@@ -69,6 +71,7 @@ def load_distributed(
         strategy: As in `load_sharded`.
         window_bytes: As in `load_sharded`.
         verify: As in `load_sharded`.
+        encryption_key: As in `load_sharded`.
 
     Returns:
         DTensors by name, in the order of the files, without skipped tensors. They do not require gradients.
@@ -100,7 +103,7 @@ def load_distributed(
     with defer_interrupts():
         if mesh.get_coordinate() is None:
             load_device, load_dtype, selected = read_arguments()
-            checkpoint = OpenCheckpoint(paths)
+            checkpoint = OpenCheckpoint(paths, encryption_key=encryption_key)
             by_name = _mesh_placements(placements, checkpoint, selected, mesh)
             like = checkpoint.load_tensors(list(by_name), _META, load_dtype)
             empty = [tensor.new_empty([0] * tensor.ndim, device=load_device) for tensor in like]
@@ -118,7 +121,7 @@ def load_distributed(
         # Communicates as for the CPU until all ranks know their device.
         control_group = Group.of(group, torch.device("cpu"))
         (checkpoint, by_name, load_device, load_dtype), digests = open_and_gather(
-            paths, control_group, select, verify_of(verify)
+            paths, control_group, select, verify_of(verify), encryption_key
         )
         load_group = Group.of(group, load_device)
         if len(set(digests)) > 1:

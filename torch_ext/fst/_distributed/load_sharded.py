@@ -120,6 +120,7 @@ def select_shards(
     dtype: torch.dtype | None,
     names: Sequence[str] | None,
     verify: str,
+    encryption_key: EncryptionKey | None,
 ) -> ShardSelection:
     """Opens a checkpoint on all ranks, and selects the shards of this rank. The arguments are those of `load_sharded`.
 
@@ -132,7 +133,7 @@ def select_shards(
         selection = _select(checkpoint, placements, process_group, device, dtype, names)
         return selection, selection.device.type.encode()
 
-    selection, device_types = open_and_gather(paths, _control_group(process_group), select, verify)
+    selection, device_types = open_and_gather(paths, _control_group(process_group), select, verify, encryption_key)
     check_equal("device", [device_type.decode() for device_type in device_types])
     return selection
 

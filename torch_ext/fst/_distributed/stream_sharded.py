@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fst._core.arguments import DEFAULT_EXCHANGE_BYTES, DEFAULT_WINDOW_BYTES, Device, Paths, Verify, verify_of
+from fst._core.encryption_key import EncryptionKey
 from fst._core.interrupts import defer_interrupts
 from fst._distributed.load import batches, load_shards
 from fst._distributed.load_sharded import ShardSelection, select_shards
@@ -89,6 +90,7 @@ def stream_sharded(
     window_bytes: int = DEFAULT_WINDOW_BYTES,
     exchange_bytes: int = DEFAULT_EXCHANGE_BYTES,
     verify: Verify = False,
+    encryption_key: EncryptionKey | None = None,
 ) -> Stream:
     """Streams the shards of a rank like `fst.stream`, and reads each byte once for all ranks like `fst.load_sharded`.
 
@@ -107,6 +109,7 @@ def stream_sharded(
             of its own. The smallest value of all ranks applies.
         exchange_bytes: Upper bound for this rank's send and receive buffers, in bytes, in addition to the window.
         verify: As in `load_sharded`.
+        encryption_key: As in `load_sharded`.
 
     Returns:
         An iterator over pairs of name and tensor in the order of the files, with the method `close` and the attribute
@@ -131,6 +134,6 @@ def stream_sharded(
             raise ValueError(f"window_bytes must be at least 1, not {window_bytes}")
 
     with defer_interrupts():
-        selection = select_shards(paths, placements, group, device, dtype, names, verify_of(verify))
+        selection = select_shards(paths, placements, group, device, dtype, names, verify_of(verify), encryption_key)
         selection.group.run_on_all(check_window)
         return Stream(GroupLoader(selection, window_bytes, exchange_bytes))

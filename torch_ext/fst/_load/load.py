@@ -32,8 +32,8 @@ from fst._core.arguments import (
     paths_of,
     verify_of,
 )
-from fst._core.encryption_key import EncryptionKey
-from fst._load.progress import load_with_bar
+from fst._core.encryption_key import EncryptionKey, core_key
+from fst._load.progress import load_in_background
 
 
 def load_file(
@@ -89,10 +89,19 @@ def load_file(
         >>> weights["weight"].shape, weights["weight"].dtype
         (torch.Size([4, 3]), torch.bfloat16)
     """
-    if encryption_key is not None:
-        return _load_encrypted(path_of(path), device, dtype, progress, verify, encryption_key)
     if progress and not torch.compiler.is_compiling():
-        return dict(load_with_bar([path_of(path)], device_of(device), dtype=dtype_of(dtype), verify=verify_of(verify)))
+        return dict(
+            load_in_background(
+                [path_of(path)],
+                device_of(device),
+                dtype=dtype_of(dtype),
+                verify=verify_of(verify),
+                key=core_key(encryption_key),
+                progress=True,
+            )
+        )
+    if encryption_key is not None:
+        return _load_encrypted(path_of(path), device, dtype, verify, encryption_key)
     return ops.load_file(path_of(path), device_of(device), dtype=dtype_of(dtype), verify=verify_of(verify))
 
 
@@ -125,33 +134,30 @@ def load_files(
         >>> sorted(fst.load_files(["model.safetensors"]))
         ['bias', 'weight']
     """
-    if encryption_key is not None:
-        return _load_encrypted(paths_of(paths), device, dtype, progress, verify, encryption_key)
     if progress and not torch.compiler.is_compiling():
-        return dict(load_with_bar(paths_of(paths), device_of(device), dtype=dtype_of(dtype), verify=verify_of(verify)))
+        return dict(
+            load_in_background(
+                paths_of(paths),
+                device_of(device),
+                dtype=dtype_of(dtype),
+                verify=verify_of(verify),
+                key=core_key(encryption_key),
+                progress=True,
+            )
+        )
+    if encryption_key is not None:
+        return _load_encrypted(paths_of(paths), device, dtype, verify, encryption_key)
     return ops.load_files(paths_of(paths), device_of(device), dtype=dtype_of(dtype), verify=verify_of(verify))
 
 
 def _load_encrypted(
-    paths: Paths,
-    device: Device,
-    dtype: torch.dtype | None,
-    progress: bool,
-    verify: Verify,
-    encryption_key: EncryptionKey,
+    paths: Paths, device: Device, dtype: torch.dtype | None, verify: Verify, encryption_key: EncryptionKey
 ) -> dict[str, Tensor]:
-    """Loads every tensor of encrypted files."""
-    checkpoint = _open_encrypted(paths, progress, verify, encryption_key)
+    """Loads every tensor of encrypted files. Operators take no keys, since graphs would contain them."""
+    checkpoint = OpenCheckpoint(paths, verify=verify_of(verify), encryption_key=encryption_key)
     names = checkpoint.names()
     tensors = checkpoint.load_tensors(names, torch.device(device_of(device)), dtype_of(dtype))
     return dict(zip(names, tensors, strict=True))
-
-
-def _open_encrypted(paths: Paths, progress: bool, verify: Verify, encryption_key: EncryptionKey) -> OpenCheckpoint:
-    """Opens encrypted files. Operators take no keys, since graphs would contain them."""
-    if progress:
-        raise ValueError("a load with encryption_key shows no progress bar")
-    return OpenCheckpoint(paths, verify=verify_of(verify), encryption_key=encryption_key)
 
 
 def load_tensors(
@@ -191,14 +197,20 @@ def load_tensors(
         >>> bias.shape, weight.shape
         (torch.Size([4]), torch.Size([4, 3]))
     """
-    if encryption_key is not None:
-        checkpoint = _open_encrypted(paths, progress, verify, encryption_key)
-        return checkpoint.load_tensors(names_of(names), torch.device(device_of(device)), dtype_of(dtype))
     if progress and not torch.compiler.is_compiling():
-        named = load_with_bar(
-            paths_of(paths), device_of(device), names_of(names), dtype=dtype_of(dtype), verify=verify_of(verify)
+        named = load_in_background(
+            paths_of(paths),
+            device_of(device),
+            names_of(names),
+            dtype=dtype_of(dtype),
+            verify=verify_of(verify),
+            key=core_key(encryption_key),
+            progress=True,
         )
         return [tensor for _, tensor in named]
+    if encryption_key is not None:
+        checkpoint = OpenCheckpoint(paths, verify=verify_of(verify), encryption_key=encryption_key)
+        return checkpoint.load_tensors(names_of(names), torch.device(device_of(device)), dtype_of(dtype))
     return ops.load_tensors(
         paths_of(paths), names_of(names), device_of(device), dtype=dtype_of(dtype), verify=verify_of(verify)
     )
@@ -215,6 +227,7 @@ def load_slices(
     dtype: torch.dtype | None = None,
     progress: bool = False,
     verify: Verify = False,
+    encryption_key: EncryptionKey | None = None,
 ) -> list[Tensor]:
     """Loads a slice along one dimension of each named tensor. Reads only the bytes of the slices.
 
@@ -231,6 +244,7 @@ def load_slices(
         dtype: As in `load_file`.
         progress: As in `load_file`.
         verify: As in `load_file`.
+        encryption_key: As in `load_boxes`.
 
     Returns:
         One tensor for each name, in the same order.
@@ -252,13 +266,15 @@ def load_slices(
         "starts": list_of(starts, int, "starts"),
         "lengths": list_of(lengths, int, "lengths"),
     }
-    if progress and not torch.compiler.is_compiling():
-        named = load_with_bar(
+    if encryption_key is not None or (progress and not torch.compiler.is_compiling()):
+        named = load_in_background(
             paths_of(paths),
             device_of(device),
             names_of(names),
             dtype=dtype_of(dtype),
             verify=verify_of(verify),
+            key=core_key(encryption_key),
+            progress=progress,
             **slices,
         )
         return [tensor for _, tensor in named]
@@ -313,14 +329,21 @@ def load_boxes(
     if len(boxes) != len(names):
         raise ValueError(f"{len(names)} names, but {len(boxes)} boxes; give one for every name")
     if encryption_key is not None:
-        checkpoint = _open_encrypted(paths, False, verify, encryption_key)
+        checkpoint = OpenCheckpoint(paths, verify=verify_of(verify), encryption_key=encryption_key)
         return checkpoint.load_boxes(names_of(names), boxes, torch.device(device_of(device)), dtype_of(dtype))
     return ops.load_boxes(
         paths_of(paths), names_of(names), boxes, device_of(device), dtype=dtype_of(dtype), verify=verify_of(verify)
     )
 
 
-def load_into(paths: Paths, names: Sequence[str], out: Sequence[Tensor], *, verify: Verify = False) -> None:
+def load_into(
+    paths: Paths,
+    names: Sequence[str],
+    out: Sequence[Tensor],
+    *,
+    verify: Verify = False,
+    encryption_key: EncryptionKey | None = None,
+) -> None:
     """Overwrites existing tensors in place. Their addresses do not change.
 
     All names, shapes and dtypes are checked before anything is written. The function can be compiled and exported, even
@@ -332,6 +355,8 @@ def load_into(paths: Paths, names: Sequence[str], out: Sequence[Tensor], *, veri
         out: For each name, a tensor of the stored shape and dtype, on the CPU or a GPU. It may be non-contiguous, a
             view, or a parameter. Autograd does not record the load.
         verify: As in `load_file`. The data are read and compared before anything is written, and then read again.
+        encryption_key: As in `load_file`. Without `verify`, data is decrypted in place: after an IntegrityError, the
+            tensors hold old values, new ones, zeros or encrypted bytes.
 
     Raises:
         KeyError: No file contains the name. The message lists the nearest names.
@@ -346,28 +371,39 @@ def load_into(paths: Paths, names: Sequence[str], out: Sequence[Tensor], *, veri
         >>> linear.weight.data_ptr() == address
         True
     """
+    if encryption_key is not None:
+        checkpoint = OpenCheckpoint(paths, verify=verify_of(verify), encryption_key=encryption_key)
+        if verify:
+            checkpoint.verify()
+        checkpoint.load_into(names_of(names), list_of(out, Tensor, "out"))
+        return
     ops.load_into(paths_of(paths), names_of(names), list_of(out, Tensor, "out"), verify=verify_of(verify))
 
 
-def verify(paths: Paths, manifest: Manifest | None = None) -> None:
-    """Reads all data of a checkpoint, and compares their digests.
+def verify(paths: Paths, manifest: Manifest | None = None, *, encryption_key: EncryptionKey | None = None) -> None:
+    """Reads all data of a checkpoint, and compares their digests, or the authentication codes of encrypted files.
 
     Returns no tensors. Loads compare digests themselves with `verify`, without reading the data twice.
 
     Args:
         paths: A path or a list of paths, each as in `load_file`.
         manifest: Digests of whole files, as `verify` of `load_file` takes them. `None` takes the digests that the files
-            carry.
+            carry. A manifest or signature alone needs no key of encrypted files: it has digests of the encrypted bytes.
+        encryption_key: As in `load_file`.
 
     Raises:
-        IntegrityError: A digest differs, or a file has none.
+        IntegrityError: A digest or a code differs, or a file has none.
         And the errors of `load_file`.
 
     Example:
         >>> fst.save_file({"weight": torch.ones(4, 3)}, "verified.safetensors", digests="blake3")
         >>> fst.verify("verified.safetensors")
     """
-    ops.verify(paths_of(paths), verify_of(True if manifest is None else manifest))
+    request = verify_of(True if manifest is None else manifest)
+    if encryption_key is not None:
+        OpenCheckpoint(paths, verify=request, encryption_key=encryption_key).verify()
+        return
+    ops.verify(paths_of(paths), request)
 
 
 def tensor_names(paths: Paths) -> list[str]:

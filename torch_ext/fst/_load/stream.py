@@ -19,6 +19,7 @@ from fst._core.arguments import (
     verify_of,
 )
 from fst._core.classes import Loader
+from fst._core.encryption_key import EncryptionKey, core_key
 
 
 class TensorLoader(Protocol):
@@ -71,6 +72,7 @@ def stream(
     window_bytes: int = DEFAULT_WINDOW_BYTES,
     order: Literal["file", "landed"] = "file",
     verify: Verify = False,
+    encryption_key: EncryptionKey | None = None,
 ) -> Stream:
     """Loads tensors in the background and returns each as soon as it is ready.
 
@@ -90,6 +92,7 @@ def stream(
             `names`. `"landed"` returns each tensor once it is ready, and does not wait for an earlier one.
         verify: Whether each tensor is verified with the digests in its file before it is returned. A manifest, as for
             `load_file`, is a ValueError, since it has the digests of whole files.
+        encryption_key: As in `load_file`.
 
     Returns:
         An iterator over pairs of a name and a tensor, with a method `close` and an attribute `total_bytes`. After an
@@ -116,5 +119,6 @@ def stream(
         window_bytes=window_bytes,
         order=order,
         verify=verify_of(verify),
+        key=core_key(encryption_key),
     )
     return Stream(loader)

@@ -6,7 +6,7 @@ checkpoint: a save never writes to an object of an older checkpoint, and uses ot
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -19,9 +19,15 @@ _SUFFIX = ".safetensors"
 
 
 def save_object_shards(
-    tensors: Mapping[str, Tensor], url: str, metadata: dict[str, str] | None, max_shard_bytes: int
+    tensors: Mapping[str, Tensor],
+    url: str,
+    max_shard_bytes: int,
+    write: Callable[[Mapping[str, Tensor], str, str], None],
 ) -> None:
-    """Saves a checkpoint as `url`, or in shards beside it if one object would exceed `max_shard_bytes`."""
+    """Saves a checkpoint as `url`, or in shards beside it if one object would exceed `max_shard_bytes`.
+
+    `write` saves a part of the tensors in one object. Objects have no permissions: its last argument is empty.
+    """
     if not url.endswith(_SUFFIX):
         raise ValueError(f"{url}: the names of shards must end in {_SUFFIX}; give a URL that ends in it")
     ops.check_target(url)
@@ -40,8 +46,7 @@ def save_object_shards(
     with defer_interrupts() as interrupts:
         try:
             for names, file in zip(shards, files, strict=True):
-                part = [tensors[name] for name in names]
-                ops.save_file(part, names, f"{directory}/{file}", metadata=metadata)
+                write({name: tensors[name] for name in names}, f"{directory}/{file}", "")
                 interrupts.deliver()
         except BaseException:
             _remove_quietly(directory, set(files) - present)

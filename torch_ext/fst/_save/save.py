@@ -1,6 +1,7 @@
 """Saves tensors in one safetensors file or in several, in the foreground or in the background."""
 
 import os
+import shutil
 import threading
 import traceback
 from collections.abc import Mapping
@@ -49,7 +50,7 @@ def save_file(
         digests: "blake3" or "sha256" puts a digest of each tensor and of the header into each file, which
             `load_file(..., verify=True)` compares. See docs/integrity.md.
         encryption_key: Encrypts the data of the tensors, which then load with the same key. The tensors are stored in
-            their order. Goes neither with `digests` nor with `max_shard_bytes`. See docs/encryption.md.
+            their order. Does not go with `digests`. See docs/encryption.md.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -172,15 +173,21 @@ def _save(
     max_shard_bytes: int | None,
     key: classes.EncryptionKey | None,
 ) -> None:
-    def write(shard: Mapping[str, Tensor], file: LocalPath, model: str) -> None:
-        ops.save_shard(list(shard.values()), list(shard), str(file), metadata, model)
+    def write(shard: Mapping[str, Tensor], file: str, model: str) -> None:
+        if key is None:
+            ops.save_shard(list(shard.values()), list(shard), file, metadata, model)
+            return
+        _write_encrypted(shard, file, metadata, key)
+        if model:
+            shutil.copymode(model, file)
 
-    if key is not None:
-        _write_encrypted(tensors, path, metadata, max_shard_bytes, key)
-    elif max_shard_bytes is None:
-        write_file(tensors, path, metadata)
+    if max_shard_bytes is None:
+        if key is None:
+            write_file(tensors, path, metadata)
+        else:
+            _write_encrypted(tensors, path, metadata, key)
     elif is_url(path):
-        save_object_shards(tensors, path, metadata, max_shard_bytes)
+        save_object_shards(tensors, path, max_shard_bytes, write)
     else:
         local = local_path_of(path) if path.startswith("file://") else path
         save_shards(tensors, LocalPath(local), max_shard_bytes, write)
@@ -192,15 +199,9 @@ def write_file(tensors: Mapping[str, Tensor], path: str, metadata: dict[str, str
 
 
 def _write_encrypted(
-    tensors: Mapping[str, Tensor],
-    path: str,
-    metadata: dict[str, str] | None,
-    max_shard_bytes: int | None,
-    key: classes.EncryptionKey,
+    tensors: Mapping[str, Tensor], path: str, metadata: dict[str, str] | None, key: classes.EncryptionKey
 ) -> None:
     """Writes one encrypted file, chunk by chunk, as `Writer` does."""
-    if max_shard_bytes is not None:
-        raise ValueError("encrypted tensors are saved in one file; leave out max_shard_bytes, or save each shard")
     writer = classes.Writer(path, metadata, key=key)
     try:
         for name, tensor in tensors.items():

@@ -33,7 +33,7 @@ def save_shards(
     tensors: Mapping[str, Tensor],
     path: Path,
     max_shard_bytes: int,
-    write: Callable[[Mapping[str, Tensor], Path, str], None],
+    write: Callable[[Mapping[str, Tensor], str, str], None],
 ) -> None:
     """Saves a checkpoint as `path`, or in shards beside it if one file would exceed `max_shard_bytes`.
 
@@ -58,7 +58,7 @@ def save_shards(
         ops.write_bytes(torch.frombuffer(bytearray(content), dtype=torch.uint8), str(index), model(index))
 
     if count == 1:
-        write(tensors, path, model(path))
+        write(tensors, str(path), model(path))
         with defer_interrupts():
             if index.exists():
                 # The index names the new file while the old shards are removed.
@@ -76,7 +76,7 @@ def save_shards(
     with defer_interrupts() as interrupts:
         try:
             for names, file, final in zip(shards, staged, files, strict=True):
-                write({name: tensors[name] for name in names}, file, model(final))
+                write({name: tensors[name] for name in names}, str(file), model(final))
                 interrupts.deliver()
             write_index(content)
         except BaseException:

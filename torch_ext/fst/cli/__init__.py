@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from fst._core.build import LIBRARY, read_build
 from fst._core.formatting import visible, visible_lines
-from fst.cli import bench, convert, doctor, inspect, load, sign, verify
+from fst.cli import bench, convert, doctor, inspect, key, load, sign, verify
 
 # Exit code of a program that SIGINT ends, as in shells.
 INTERRUPTED = 130
@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="store_true", help="print the versions of fst and of its PyTorch")
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(metavar="COMMAND")
-    for module in (inspect, verify, sign, load, convert, doctor, bench):
+    for module in (inspect, verify, sign, key, load, convert, doctor, bench):
         module.add(commands)
     return parser
 

@@ -50,6 +50,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--digests", choices=["blake3", "sha256"], help="put digests of the tensors into the files, for fst verify"
     )
+    parser.add_argument("--encrypt", metavar="KEY", help="encrypt the data with the key in this file, see fst key")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
@@ -63,6 +64,7 @@ def parse_size(text: str) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     from fst._checkpoint.checkpoint import OpenCheckpoint
+    from fst._core.encryption_key import EncryptionKey
     from fst._load.load import load_files
     from fst._save.save import save_file
 
@@ -94,6 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
             metadata=metadata or None,
             max_shard_bytes=arguments.max_shard_size,
             digests=arguments.digests,
+            encryption_key=None if arguments.encrypt is None else EncryptionKey.from_file(arguments.encrypt),
         )
     size_bytes = sum(tensor.nbytes for tensor in tensors.values())
     if arguments.json:
@@ -105,7 +108,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _save_tensors(tensors: dict[str, Tensor], target: Path, arguments: argparse.Namespace) -> None:
     """Writes a file in tensorizer's format, which has no metadata, and hashes of its own."""
-    for option, value in {"--max-shard-size": arguments.max_shard_size, "--digests": arguments.digests}.items():
+    options = {
+        "--max-shard-size": arguments.max_shard_size,
+        "--digests": arguments.digests,
+        "--encrypt": arguments.encrypt,
+    }
+    for option, value in options.items():
         if value is not None:
             raise ValueError(f"{target}: only safetensors files take {option}; leave it out")
     from fst.compat.tensorizer import TensorSerializer, TensorType

@@ -27,9 +27,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "verify",
         help="check headers, names and index, and read every byte",
         description="Checks the header of each file, that no name is in two files, that an index agrees with its "
-        "files, that every byte can be read, and that the data have the digests that the file carries, or the hashes "
-        "in a file of tensorizer. With --manifest or --signature, compares whole files of any kind instead. The exit "
-        "code is 0 if every check passes.",
+        "files, that every byte can be read, and that the data have the digests that the file carries, the "
+        "authentication codes of an encrypted file, or the hashes in a file of tensorizer. With --manifest or "
+        "--signature, compares whole files of any kind instead. The exit code is 0 if every check passes.",
     )
     parser.add_argument("paths", nargs="*", metavar="PATH")
     parser.add_argument(
@@ -128,7 +128,9 @@ def _checks(path: str, arguments: argparse.Namespace) -> Iterator[tuple[str, Cal
     if files != [path]:
         yield f"names of {without_secrets(path)}", lambda: _header(path)
     for file in files:
-        if arguments.digests or _has_digests(file):
+        if _is_encrypted(file):
+            yield f"codes of {without_secrets(file)}", lambda file=file: _codes(file)  # type: ignore[misc]
+        elif arguments.digests or _has_digests(file):
             yield f"digests of {without_secrets(file)}", lambda file=file: _digests(file)  # type: ignore[misc]
         else:
             yield f"bytes of {without_secrets(file)}", lambda file=file: _read(file)  # type: ignore[misc]
@@ -171,6 +173,22 @@ def _has_digests(path: str) -> bool:
     with contextlib.suppress(OSError, ValueError):
         return any(DIGESTS_KEY in metadata for _, metadata in OpenCheckpoint(path).metadata())
     return False
+
+
+def _is_encrypted(path: str) -> bool:
+    from fst._checkpoint.checkpoint import OpenCheckpoint
+
+    with contextlib.suppress(OSError, ValueError, NotImplementedError):
+        return OpenCheckpoint(path).is_encrypted()
+    return False
+
+
+def _codes(path: str) -> str:
+    from fst._checkpoint.checkpoint import OpenCheckpoint
+
+    checkpoint = OpenCheckpoint(path)
+    checkpoint.verify()
+    return f"{format_count(len(checkpoint.names()), 'tensor')} and the header authenticated"
 
 
 def _digests(path: str) -> str:

@@ -24,6 +24,9 @@
 // carry, or the path or JSON text of a manifest with those of whole files, or the text {"signature": {"path":
 // "model.sig", "public_key": "key.pub"}} of a signature, which has a manifest. A difference is an [integrity] error.
 //
+// Encryption. Loads decrypt files that fst has encrypted, with a key that was registered in this process, or that of
+// the file which FST_ENCRYPTION_KEY_FILE names. See `EncryptionKey`.
+//
 // Tensors. Each tensor owns its memory and is ready on the current stream. On the CPU, tensors of local files are views
 // of private mappings. They take memory when they are used. A write to one changes neither the file nor another tensor.
 //
@@ -42,11 +45,13 @@
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/ArrayRef.h>
 #include <torch/custom_class.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -188,7 +193,7 @@ inline void load_into(const Strings& paths, const Strings& names, at::TensorList
   operation.call(detail::list_of(paths), detail::list_of(names), outputs, verify);
 }
 
-// Reads all data of a checkpoint and compares their digests, without returning tensors.
+// Reads all data of a checkpoint and compares their digests and authentication codes, without returning tensors.
 inline void verify(const Strings& paths, const std::string& verify = "digests") {
   using Signature = void(const detail::StringList&, const std::string&);
   const auto operation = detail::find<Signature>("fst::verify");
@@ -267,6 +272,47 @@ inline std::vector<at::Tensor> scatter(const at::Tensor& bytes, const std::vecto
   return operation.call(bytes, offsets, dtypes, sizes, ranks, dtype);
 }
 
+// Secret key of encrypted files. The memory of the key is overwritten with the last copy of the object.
+//
+//     fst::EncryptionKey::from_file("model.key").register_key();
+//     const auto weights = fst::load_file("secret.safetensors");
+class EncryptionKey {
+ public:
+  // Copies 32 bytes.
+  explicit EncryptionKey(c10::ArrayRef<uint8_t> key) : object_(c10::ivalue::Object::create(type(), 1)) {
+    call("__init__", copied(key), std::string());
+  }
+
+  // Reads a local file: 32 bytes, or as many hexadecimal numbers.
+  static EncryptionKey from_file(const std::string& path) {
+    return EncryptionKey(type()->getStaticMethod("of_file")({path, std::string()}).toObject());
+  }
+
+  // Makes all loads of this process use the key for encrypted files. Several keys may be registered.
+  void register_key() const { call("register_key"); }
+
+  // Ends that.
+  void unregister_key() const { call("unregister_key"); }
+
+ private:
+  explicit EncryptionKey(c10::intrusive_ptr<c10::ivalue::Object> object) : object_(std::move(object)) {}
+
+  static c10::ClassTypePtr type() { return torch::getCustomClass("__torch__.torch.classes.fst.EncryptionKey"); }
+
+  static at::Tensor copied(c10::ArrayRef<uint8_t> key) {
+    at::Tensor bytes = at::empty({static_cast<int64_t>(key.size())}, at::kByte);
+    std::copy(key.begin(), key.end(), bytes.mutable_data_ptr<uint8_t>());
+    return bytes;
+  }
+
+  template <typename... Arguments>
+  c10::IValue call(const char* method, Arguments&&... arguments) const {
+    return object_->type()->getMethod(method)({object_, std::forward<Arguments>(arguments)...});
+  }
+
+  c10::intrusive_ptr<c10::ivalue::Object> object_;
+};
+
 // Order in which a loader returns tensors. `kFile` is the order of the files and of the bytes in each file. `kLanded`
 // is the order in which tensors become ready.
 enum class Order : uint8_t { kFile, kLanded };
@@ -306,8 +352,8 @@ class Loader {
       names = detail::list_of(*options.names);
     }
     call("__init__", detail::list_of(paths), device, names, options.dtype, options.window_bytes,
-         options.order == Order::kFile ? "file" : "landed", c10::IValue(), c10::IValue(), c10::IValue(),
-         options.verify);
+         options.order == Order::kFile ? "file" : "landed", c10::IValue(), c10::IValue(), c10::IValue(), options.verify,
+         c10::IValue());
   }
 
   // Returns the next tensor, ready on the current stream, or `std::nullopt` after the last tensor or `close`. After an
