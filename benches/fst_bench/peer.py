@@ -163,6 +163,7 @@ MODEL_SIGNING = Release(
         "pycparser==3.12",
         "pydantic==2.14.3",
         "pydantic_core==2.50.4",
+        "pyOpenSSL==26.4.0",
         "Pygments==2.21.0",
         "PyJWT==2.15.1",
         "requests==2.34.2",

@@ -50,11 +50,14 @@ class FstManifest(Fst):
         tensors: dict[str, Tensor] = self._fst.load_file(original(path), device, verify=path)
         return tensors
 
+    def reader(self, paths: Sequence[str], device: str) -> str:
+        return super().reader([str(original(path)) for path in paths], device)
+
     def convert(self, path: str, target: str) -> None:
         _write_sha256(path, target)
 
 
-class FstSignature(Fst):
+class FstSignature(FstManifest):
     """Verifies a signature, and compares the digest of the file that was signed."""
 
     def load(self, paths: Sequence[str], device: str) -> "dict[str, Tensor]":
@@ -78,6 +81,9 @@ class FstEncrypted(Fst):
     def convert(self, path: str, target: str) -> None:
         key = self._fst.EncryptionKey.from_bytes(KEY)
         self._fst.save_file(self._fst.load_file(path), target, encryption_key=key)
+
+    def reader(self, paths: Sequence[str], device: str) -> str:
+        return "pread"  # The operator that tells takes no key.
 
 
 class FstTensors(Fst):
@@ -112,6 +118,9 @@ class FstTensorsHashes(FstTensors):
 class FstTensorsEncrypted(FstTensors):
     def _options(self) -> dict[str, Any]:
         return {"encryption": self._tensorizer.DecryptionParams.from_key(KEY)}
+
+    def reader(self, paths: Sequence[str], device: str) -> str:
+        return "pread"
 
     def convert(self, path: str, target: str) -> None:
         encryption = self._tensorizer.EncryptionParams(KEY)
