@@ -3,9 +3,9 @@
 use super::region::TensorRegion;
 use super::{Checkpoint, OpenFile};
 use crate::digest::manifest::{MANIFEST_BYTES_MAX, Manifest};
-use crate::digest::{Digest, InputDigest};
+use crate::digest::{Algorithm, Digest, InputDigest};
 use crate::error::{Error, Kind, Result};
-use crate::format::digests::Digests;
+use crate::format::digests::{DIGESTS_KEY, Digests};
 use crate::format::encryption;
 use crate::format::header::{Entry, Header};
 use crate::format::tensors;
@@ -17,11 +17,17 @@ use crate::signature::{self, Signed, Trust};
 use crate::source::Source;
 use crate::source::files::place_of;
 use serde::Deserialize;
+use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zeroize::Zeroizing;
+
+/// Origin of the digests of the Hugging Face Hub, for errors.
+const HUB: &str = "the Hugging Face Hub";
+/// Directory of the files in the Hub's cache, which have their SHA-256 as names. Snapshots link to them.
+const HUB_BLOBS: &str = "blobs";
 
 /// Request to verify the data of a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,7 +35,7 @@ pub enum Verify {
     /// Data are not verified.
     #[default]
     Nothing,
-    /// With the digests that every file carries.
+    /// With the digests that every file carries, or that the Hugging Face Hub states of it.
     Digests,
     /// With the digests of whole files.
     Manifest(Manifest),
@@ -65,16 +71,34 @@ impl Verify {
             // It needs a key, not digests.
             Verify::Digests if encryption::is_encrypted(header) => Ok(Stated::Nothing),
             Verify::Digests => {
+                if let Some(digest) = hub_digest(source, header) {
+                    return Ok(Stated::of_file(digest, json, HUB));
+                }
                 let digests = Digests::read(header, json).map_err(|error| error.at(source.path()))?;
                 Ok(Stated::Tensors(digests))
             }
             Verify::Manifest(manifest) => {
-                let digest = digest_of(source, manifest)?;
-                let length = to_u64(json.len()).to_le_bytes();
-                let header = [length.as_slice(), json].concat().into();
-                Ok(Stated::File { digest, header, origin: manifest.origin() })
+                Ok(Stated::of_file(digest_of(source, manifest)?, json, manifest.origin()))
             }
         }
+    }
+}
+
+/// Returns the SHA-256 that the Hugging Face Hub states of a file without digests: in the entity tag of an object, or the
+/// name that the file has in the Hub's cache.
+fn hub_digest(source: &Source, header: &Header) -> Option<InputDigest> {
+    if header.metadata().is_some_and(|metadata| metadata.contains_key(DIGESTS_KEY)) {
+        return None;
+    }
+    let digest = |hex: &str| Digest::from_hex(Algorithm::Sha256, hex).map(InputDigest::from);
+    match source {
+        Source::Object(object) => digest(object.hub_sha256()?),
+        Source::File(file) => {
+            let blob = fs::canonicalize(&file.path).ok()?;
+            let is_cached = blob.parent().and_then(Path::file_name).is_some_and(|directory| directory == HUB_BLOBS);
+            digest(blob.file_name()?.to_str().filter(|_| is_cached)?)
+        }
+        Source::Encrypted(_) => None,
     }
 }
 
@@ -198,6 +222,14 @@ pub(super) enum Stated {
     Tensors(Digests),
     /// Digest of the whole file, the bytes before its data, and what states the digest.
     File { digest: InputDigest, header: Arc<[u8]>, origin: &'static str },
+}
+
+impl Stated {
+    /// Returns the digest of a whole file, of which `json` is the header.
+    fn of_file(digest: InputDigest, json: &[u8], origin: &'static str) -> Stated {
+        let length = to_u64(json.len()).to_le_bytes();
+        Stated::File { digest, header: [length.as_slice(), json].concat().into(), origin }
+    }
 }
 
 /// Bytes of a file that have one digest: a tensor, or the whole file.

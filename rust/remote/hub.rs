@@ -31,6 +31,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 const ENDPOINT: &str = "https://huggingface.co";
 /// Upper bound for the description of a repository, in bytes.
 const DESCRIPTION_BYTES_MAX: u64 = 64 << 20;
+/// Header in which the Hub states the entity tag of the file to which it redirects.
+const LINKED_ETAG: &str = "x-linked-etag";
 /// Number of hexadecimal digits of a commit.
 const COMMIT_DIGITS: usize = 40;
 
@@ -252,7 +254,7 @@ pub(super) struct Repository {
     repository: String,
     commit: String,
     /// Signed links of the storage, by path.
-    links: Mutex<HashMap<String, Uri>>,
+    links: Mutex<HashMap<String, Link>>,
 }
 
 impl fmt::Debug for Repository {
@@ -268,7 +270,7 @@ impl Repository {
         Ok(Repository { access, repository, commit: revision, links: Mutex::default() })
     }
 
-    fn links(&self) -> MutexGuard<'_, HashMap<String, Uri>> {
+    fn links(&self) -> MutexGuard<'_, HashMap<String, Link>> {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -282,13 +284,14 @@ impl Repository {
             let asked = request.uri().clone();
             let response = transport::send(request).await.map_err(|error| transport::failure_of(&error))?;
             check_status(response.status())?;
+            let etag = response.headers().get(LINKED_ETAG).and_then(|etag| Some(etag.to_str().ok()?.to_owned()));
             let target = transport::redirect_target(&Method::GET, &asked, &response);
             let Some(target) = target.map_err(|error| transport::failure_of(&error))? else {
                 return Ok(Asked::File(response));
             };
             // A repository that was renamed is at the same host, which may get the token.
             if target.authority() != asked.authority() {
-                return Ok(Asked::Link(target));
+                return Ok(Asked::Link(Link { target, etag }));
             }
             address = target.to_string();
         }
@@ -296,22 +299,30 @@ impl Repository {
     }
 
     /// Requests a range of a signed link.
-    async fn follow(&self, link: &Uri, range: &Range<u64>) -> std::result::Result<HttpResponse, Failure> {
-        let request = transport::get_request(&link.to_string(), range_headers(range, None))?;
+    async fn follow(&self, link: &Link, range: &Range<u64>) -> std::result::Result<HttpResponse, Failure> {
+        let request = transport::get_request(&link.target.to_string(), range_headers(range, None))?;
         Transport.call(request).await.map_err(|error| transport::failure_of(&error))
     }
 }
 
 enum Asked {
     File(HttpResponse),
-    Link(Uri),
+    Link(Link),
+}
+
+/// Signed link of a file.
+#[derive(Clone)]
+struct Link {
+    target: Uri,
+    /// Entity tag that the Hub states: the SHA-256 of the file.
+    etag: Option<String>,
 }
 
 #[async_trait]
 impl Store for Repository {
     async fn get(&self, path: &str, range: Range<u64>, _: Option<&Version>) -> std::result::Result<Answer, Failure> {
         // A commit never changes.
-        let version = Version { id: Some(self.commit.clone()), ..Version::default() };
+        let version = |etag: Option<String>| Version { id: Some(self.commit.clone()), etag, modified: None };
         let known = self.links().get(path).cloned();
         if let Some(link) = known {
             let response = self.follow(&link, &range).await?;
@@ -320,19 +331,19 @@ impl Store for Repository {
                 StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::NOT_FOUND | StatusCode::GONE
             );
             if !is_expired {
-                return answer(response, &range).map(|answer| Answer { version, ..answer });
+                return answer(response, &range).map(|answer| Answer { version: version(link.etag), ..answer });
             }
             self.links().remove(path);
         }
-        let response = match self.ask(path, &range).await? {
-            Asked::File(response) => response,
+        let (response, etag) = match self.ask(path, &range).await? {
+            Asked::File(response) => (response, None),
             Asked::Link(link) => {
                 let response = self.follow(&link, &range).await?;
-                self.links().insert(path.to_owned(), link);
-                response
+                self.links().insert(path.to_owned(), link.clone());
+                (response, link.etag)
             }
         };
-        answer(response, &range).map(|answer| Answer { version, ..answer })
+        answer(response, &range).map(|answer| Answer { version: version(etag), ..answer })
     }
 
     async fn list(&self, _: &str) -> std::result::Result<Option<Vec<String>>, Failure> {

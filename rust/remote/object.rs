@@ -3,7 +3,7 @@
 use super::cache::{self, Cache, Copy, Part};
 use super::get::{First, Target};
 use super::lane;
-use super::location::Location;
+use super::location::{Location, Service};
 use super::pieces::Pieces;
 use super::store::{Store, Version};
 use super::streams::Host;
@@ -131,6 +131,13 @@ impl Object {
     /// Returns the length in bytes.
     pub fn length(&self) -> u64 {
         self.length
+    }
+
+    /// Returns the SHA-256 of the object in hexadecimal numbers, if the Hugging Face Hub states it: the entity tag of its
+    /// large files.
+    pub fn hub_sha256(&self) -> Option<&str> {
+        let etag = self.version.etag.as_deref().filter(|_| self.location.service() == Service::Hub)?;
+        Some(etag.trim_matches('"'))
     }
 
     /// Returns the version.

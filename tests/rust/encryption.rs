@@ -309,7 +309,7 @@ fn half_of_an_encryption_is_refused() {
         let bytes = trial.with_text(&format!("\"{text}\""), &format!("\"{other}\""));
         let error = trial.error(&bytes);
         assert_eq!(error.kind(), Kind::Malformed, "{error}");
-        assert_eq!(Checkpoint::open(&[&trial.path]).unwrap_err().kind(), Kind::InvalidArgument);
+        assert_eq!(Checkpoint::open(&[&trial.path]).unwrap_err().kind(), Kind::Malformed);
     }
 }
 

@@ -1,5 +1,6 @@
 """Repositories of the Hugging Face Hub, on a server that answers as the Hub does."""
 
+import hashlib
 import json
 
 import pytest
@@ -31,7 +32,9 @@ class Hub:
         self.server.put(link, data)
         self.server.put(self.path(name), b"")
         location = self.server.url(link, host="localhost")
-        self.server.fault(self.path(name), Fault("status", status=302, headers={"Location": location}, times=None))
+        # As the Hub states the SHA-256 of large files.
+        headers = {"Location": location, "X-Linked-Etag": f'"{hashlib.sha256(data).hexdigest()}"'}
+        self.server.fault(self.path(name), Fault("status", status=302, headers=headers, times=None))
 
     @staticmethod
     def path(name):
@@ -112,6 +115,27 @@ def test_cache_of_the_hub_is_read(http_server, tmp_path):
     snapshot(tmp_path, {NAME: DATA})
     assert_equal(fst.load_file("hf://org/model"), TENSORS)
     assert http_server.requests(Hub.path(NAME)) == []
+
+
+def test_loads_compare_the_digest_of_the_hub(http_server, tmp_path):
+    Hub(http_server, {NAME: DATA})
+    assert_equal(fst.load_file("hf://org/model", verify=True), TENSORS)
+    fst.verify("hf://org/model")
+    changed = DATA[:-1] + bytes([DATA[-1] ^ 1])
+    http_server.put(f"storage/first/{NAME}", changed)
+    with pytest.raises(fst.IntegrityError, match="the Hugging Face Hub states"):
+        fst.load_file("hf://org/model", verify=True)
+    # In the Hub's cache, files have their digests as names.
+    blobs = tmp_path / "hub-home" / "hub" / "models--org--model" / "blobs"
+    snapshot(tmp_path, {})
+    blobs.mkdir()
+    blob = blobs / hashlib.sha256(DATA).hexdigest()
+    (blobs.parent / "snapshots" / COMMIT / NAME).symlink_to(blob)
+    blob.write_bytes(DATA)
+    assert_equal(fst.load_file("hf://org/model", verify=True), TENSORS)
+    blob.write_bytes(changed)
+    with pytest.raises(fst.IntegrityError, match="the Hugging Face Hub states"):
+        fst.load_file("hf://org/model", verify=True)
 
 
 def test_offline(http_server, tmp_path, monkeypatch):

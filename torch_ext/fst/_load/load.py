@@ -61,10 +61,11 @@ def load_file(
         progress: Shows a progress bar of bytes, which requires tqdm. Compiled and exported programs show none. Mapped
             files need no reading, so their load to the CPU completes at once.
         verify: Compares the data with digests, and returns no tensor if they differ. `True` takes the digests that the
-            files carry, which `save_file(..., digests="blake3")` wrote. A mapping such as `{"model.safetensors":
-            "sha256:..."}`, or the path of a file with such a JSON object or with lines of `sha256sum`, has the digests
-            of whole files, and so has a `fst.Signature`; they do not go with `progress`. Tensors that the digests do
-            not cover, such as slices, are listed in a warning on stderr. See docs/integrity.md.
+            files carry, which `save_file(..., digests="blake3")` wrote, or that the Hugging Face Hub states of them. A
+            mapping such as `{"model.safetensors": "sha256:..."}`, or the path of a file with such a JSON object or with
+            lines of `sha256sum`, has the digests of whole files, and so has a `fst.Signature`; they do not go with
+            `progress`. Tensors that the digests do not cover, such as slices, are listed in a warning on stderr. See
+            docs/integrity.md.
         encryption_key: The key of encrypted files. Every byte is authenticated. A file that is not encrypted is an
             `IntegrityError`. Goes neither with `progress` nor with digests of whole files. See docs/encryption.md.
 
