@@ -271,3 +271,31 @@ for thread in threads:
 print(codes)
 """
     assert fork_python(program, str(path)) == "{0}\n"
+
+
+LOADS_WITHOUT_SYMPY = """
+import sys, torch, fst
+from fst.compat.tensorizer import DecryptionParams, EncryptionParams, TensorDeserializer, TensorSerializer
+
+key = EncryptionParams.random()
+for path, encryption in (("plain.tensors", None), ("secret.tensors", key)):
+    with TensorSerializer(path, encryption=encryption) as serializer:
+        serializer.write_state_dict({"a": torch.ones(3)})
+for path, options in (
+    ("plain.tensors", {"verify_hash": True}),
+    ("secret.tensors", {"encryption": DecryptionParams.from_key(key.key)}),
+):
+    with TensorDeserializer(path, device="cpu", **options) as deserializer:
+        assert deserializer["a"].sum() == 3
+fst.save_file({"weight": torch.ones(2, 2), "bias": torch.ones(2)}, "linear.safetensors")
+fst.load_file("linear.safetensors")
+fst.load_module(torch.nn.Linear(2, 2, device="meta"), "linear.safetensors")
+print("sympy" in sys.modules)
+"""
+
+
+def test_first_load_does_not_import_sympy(python_environ, tmp_path):
+    # Some functions of PyTorch on meta tensors import it, which takes longer than most loads.
+    command = [sys.executable, "-c", LOADS_WITHOUT_SYMPY]
+    done = subprocess.run(command, env=python_environ, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

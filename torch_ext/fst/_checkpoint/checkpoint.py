@@ -60,6 +60,8 @@ class OpenCheckpoint(Checkpoint):
         `load_tensors` may return a view of the mapped file. If the file becomes shorter, an access to such a view ends
         the process, and a read raises an OSError.
         """
-        tensor = torch.empty_like(self.tensors[name], device="cpu")
+        like = self.tensors[name]
+        # empty_like of a meta tensor imports sympy, which takes longer than most loads.
+        tensor = like.new_empty(like.shape, device="cpu")
         self.load_into([name], [tensor])
         return tensor

@@ -266,7 +266,8 @@ def _load_together(match: Match, checkpoint: OpenCheckpoint, options: ModuleOpti
     def allocate() -> tuple[tuple[_Loaded, list[tuple[ShardRequest, Tensor]]], bytes]:
         kept, replaced = _partition(match, options)
         replacements = [(each, options.empty_for(each.tensor)) for each in replaced]
-        extra_states = [torch.empty_like(checkpoint.tensors[name], device="cpu") for _, name in match.extra_states]
+        likes = [checkpoint.tensors[name] for _, name in match.extra_states]
+        extra_states = [like.new_empty(like.shape, device="cpu") for like in likes]
         out = [(each.stored_names[0], each.tensor) for each in kept]
         out += [(each.stored_names[0], value) for each, value in replacements]
         out += [(name, state) for (_, name), state in zip(match.extra_states, extra_states, strict=True)]

@@ -44,7 +44,7 @@ class Decryptor:
             return
         for batch in _batches(list(zip(names, shapes, strict=True))):
             # Not views of the mapped file, which may change between the check and the use of its bytes.
-            tensors = {name: torch.empty_like(like, device="cpu") for name, like in batch}
+            tensors = {name: like.new_empty(like.shape, device="cpu") for name, like in batch}
             loaded = list(tensors)
             self._checkpoint.load_into(loaded, list(tensors.values()))
             for name, header in zip(loaded, self._checkpoint.tensor_headers(loaded), strict=True):

@@ -312,7 +312,7 @@ class TensorDeserializer(Mapping[Key, Any]):
         for path, like in self._stored.items():
             name = self._names[path]
             # Not a view of the mapped file: if the file became shorter, the comparison would end the process.
-            stored = torch.empty_like(like, device="cpu")
+            stored = like.new_empty(like.shape, device="cpu")
             if self._decryptor is None:
                 self._checkpoint.load_into([name], [stored])
             else:
