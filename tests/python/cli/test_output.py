@@ -54,6 +54,37 @@ def test_other_programs_get_complete_names(command, shards, monkeypatch):
     assert str(shards) not in done.stdout
 
 
+def test_wide_characters_fit_the_terminal(command, tmp_path, monkeypatch):
+    """Characters of East Asian scripts take two columns, and combining ones none."""
+    names = ["重" * 60, "e\u0301" * 60, "short"]
+    save_file({name: torch.ones(2) for name in names}, tmp_path / "wide.safetensors")
+    monkeypatch.setenv("COLUMNS", "80")
+    rows = command("inspect", "wide.safetensors").stdout.splitlines()[:4]
+    columns = {
+        sum(2 if character == "重" else 0 if character == "\u0301" else 1 for character in row.partition("F32")[0])
+        for row in rows[1:]
+    }
+    assert columns == {rows[0].index("dtype")}
+    assert any(re.match("重+\\.\\.\\.重+ ", row) for row in rows)
+
+
+def test_metadata_of_shards(command, tmp_path, monkeypatch):
+    """What all shards have in common is shown once, and a long value is cut on a terminal only."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    long = "value " * 50
+    for file, number in zip(SHARDS, "12", strict=True):
+        metadata = {"format": "pt", "shard": number, "long": long}
+        save_file({number: torch.ones(1)}, tmp_path / file, metadata=metadata)
+    shown = command("inspect", tmp_path).stdout.splitlines()
+    assert shown.count("all files: format = pt") == 1
+    assert [line for line in shown if "shard = " in line] == [
+        f"{tmp_path / file}: shard = {number}" for file, number in zip(SHARDS, "12", strict=True)
+    ]
+    assert f"all files: long = {long}" in shown
+    monkeypatch.setenv("COLUMNS", "80")
+    assert max(map(len, command("inspect", tmp_path).stdout.splitlines())) <= 80
+
+
 def test_tree(command, layers):
     done = command("inspect", layers, "--tree")
     rows = [re.split(r"\s{2,}", line.strip()) for line in done.stdout.splitlines()]
@@ -165,10 +196,39 @@ def test_load_reads_mapped_files(command, layers, monkeypatch):
     assert "GB/s" not in command("load", layers, "--device", "meta").stdout.splitlines()[0]
 
 
-def test_load_refuses_a_repeat_of_zero(command, layers):
-    done = command("load", layers, "--repeat", "0")
+def test_load_without_bytes_prints_no_rate(command, tmp_path):
+    save_file({}, tmp_path / "empty.safetensors")
+    done = command("load", "empty.safetensors")
+    assert done.stdout.startswith("0 tensors, 0 B on cpu in ")
+    assert "GB/s" not in done.stdout
+
+
+def test_load_draws_a_bar_on_terminals_only(command, layers, monkeypatch):
+    assert command("load", layers).stderr == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert "B/s]" in command("load", layers).stderr
+
+
+@pytest.mark.parametrize("arguments", [["load", "--repeat"], ["inspect", "--depth"]])
+def test_numbers_that_are_not_positive(command, layers, arguments):
+    done = command(arguments[0], layers, arguments[1], "0")
     assert done.returncode == 2
     assert "'0' is not a whole number of at least 1" in done.stderr
+
+
+def test_error_of_the_operating_system_has_no_number(command, tmp_path):
+    assert command("inspect", "nowhere").stderr.startswith("fst: nowhere: ")
+    assert command("verify", "nowhere").stdout.startswith("WRONG   header of nowhere: nowhere: ")
+
+
+def test_pytorch_file_with_code_is_told_about_state_dicts(command, tmp_path):
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "module.pt")
+    done = command("convert", "module.pt", "module.safetensors")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "fst: module.pt: the file holds code (torch.nn.modules.linear.Linear), which does not run here; convert a "
+        "state dict: torch.save(model.state_dict(), ...)\n"
+    )
 
 
 def test_json_of_every_command(command, layers, tmp_path):

@@ -45,6 +45,12 @@ def test_signed_models_are_verified(command, model, options):
     assert command("verify", "--signature", "model/model.sig", "--public-key", "key.pub").returncode == 0
 
 
+def test_json(command, model):
+    shown = json.loads(command("sign", "model", "--private-key", "key.pem", "--json").stdout)
+    assert shown == {"path": "model", "signature": "model/model.sig"}
+    assert (model / "model.sig").is_file()
+
+
 def test_what_is_signed(command, model):
     (model / ".git").mkdir()
     (model / ".git" / "HEAD").write_text("x")

@@ -13,6 +13,7 @@ from typing import NoReturn
 from fst._core.build import LIBRARY, read_build
 from fst._core.formatting import visible, visible_lines
 from fst.cli import bench, convert, doctor, inspect, key, load, sign, verify
+from fst.cli.message import message_of
 
 # Exit code of a program that SIGINT ends, as in shells.
 INTERRUPTED = 130
@@ -62,9 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
     except (OSError, ValueError, LookupError, ImportError, NotImplementedError, RuntimeError) as error:
-        # str() of a KeyError quotes its message.
-        message = error.args[0] if isinstance(error, KeyError) and error.args else error
-        print(f"fst: {visible_lines(message)}", file=sys.stderr)
+        print(f"fst: {visible_lines(message_of(error))}", file=sys.stderr)
         status = 1
     sys.exit(status)
 

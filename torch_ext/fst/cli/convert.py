@@ -16,14 +16,12 @@ from fst._core.files import open_regular
 from fst._core.formatting import format_count, format_size, visible
 from fst._core.urls import is_url, without_secrets
 from fst.cli.load import DTYPES, dtype_named
+from fst.cli.numbers import size
 from fst.cli.pickled import SUFFIXES, is_pickled
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?", re.IGNORECASE)
-FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -43,7 +41,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--key", help='key of the tensors in a PyTorch file, such as "state_dict"')
     parser.add_argument(
         "--max-shard-size",
-        type=parse_size,
+        type=size,
         metavar="SIZE",
         help='upper bound for the data in a file, such as "5GB" or "512MiB"; without it, one file is written',
     )
@@ -53,13 +51,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--encrypt", metavar="KEY", help="encrypt the data with the key in this file, see fst key")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
-
-
-def parse_size(text: str) -> int:
-    found = SIZE.fullmatch(text.strip())
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size; expected a number and a unit, such as 5GB or 512MiB")
-    return int(float(found[1]) * FACTORS[(found[2] or "").lower()])
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -135,9 +126,7 @@ def _from_pickle(path: Path, key: str | None, dtype: torch.dtype | None) -> dict
             opened = f"/proc/self/fd/{file.fileno()}"
             content = torch.load(opened, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(opened))
     except (pickle.UnpicklingError, EOFError) as error:
-        raise ValueError(
-            f"{path}: expected a file that torch.load reads with weights_only=True, such as a state dict: {error}"
-        ) from error
+        raise ValueError(f"{path}: {_reason(error)}") from error
     if key is not None:
         if not isinstance(content, Mapping) or key not in content:
             found = ", ".join(map(repr, content)) if isinstance(content, Mapping) else type(content).__name__
@@ -149,6 +138,17 @@ def _from_pickle(path: Path, key: str | None, dtype: torch.dtype | None) -> dict
     if dtype is None:
         return tensors
     return {name: tensor.to(dtype) if tensor.dtype in CASTABLE else tensor for name, tensor in tensors.items()}
+
+
+def _reason(error: Exception) -> str:
+    """Returns why a PyTorch file was not read. PyTorch's own text recommends to run the code in the file."""
+    found = re.search(r"Unsupported (?:global|class|operand)\S* (?:GLOBAL )?([\w.]+)", str(error))
+    if found:
+        return (
+            f"the file holds code ({found[1]}), which does not run here; convert a state dict: "
+            "torch.save(model.state_dict(), ...)"
+        )
+    return f"expected a file that torch.load reads with weights_only=True, such as a state dict: {error}"
 
 
 def _suggest_key(path: Path, content: Mapping[Any, Any]) -> None:

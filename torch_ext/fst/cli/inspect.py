@@ -6,12 +6,14 @@ import argparse
 import json
 import math
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from fst._core.formatting import format_count, format_size, visible
+from fst._core.formatting import format_count, format_size
 from fst.cli.names import add_names, select
+from fst.cli.numbers import positive
 from fst.cli.pickled import suggests_convert
-from fst.cli.table import table
+from fst.cli.table import fit, table
 from fst.cli.tree import Module, sum_by_module
 
 if TYPE_CHECKING:
@@ -23,7 +25,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("paths", nargs="+", metavar="PATH")
     add_names(parser)
     parser.add_argument("--tree", action="store_true", help="list the sums of each module instead of tensors")
-    parser.add_argument("--depth", type=int, metavar="N", help="levels of modules that --tree lists; without it, all")
+    parser.add_argument(
+        "--depth", type=positive, metavar="N", help="levels of modules that --tree lists; without it, all"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
@@ -102,19 +106,25 @@ def _text(checkpoint: OpenCheckpoint, names: list[str]) -> str:
         size_bytes += info.nbytes
     counts = ", ".join(f"{number:,} {dtype}" for dtype, number in parameters.most_common())
     total = f"{format_count(len(names), 'tensor')} in {format_count(len(files), 'file')}, {format_size(size_bytes)}"
-    metadata = [
-        visible(f"{path}: {key} = {_shown(key, value)}")
-        for path, pairs in checkpoint.metadata()
-        for key, value in pairs.items()
-    ]
     return "\n".join(
         [
             table(rows, right=[3], flexible=[0, 4] if several else [0]),
             "",
             f"{total}: {counts or 'no'} parameters",
-            *metadata,
+            *map(fit, _metadata(checkpoint, len(files))),
         ]
     )
+
+
+def _metadata(checkpoint: OpenCheckpoint, files: int) -> Iterator[str]:
+    """Yields the metadata: once if all files have the same value, which most shards do."""
+    paths: dict[tuple[str, str], list[str]] = {}
+    for path, pairs in checkpoint.metadata():
+        for key, value in pairs.items():
+            paths.setdefault((key, _shown(key, value)), []).append(path)
+    for (key, value), found in paths.items():
+        places = ["all files"] if files > 1 and len(found) == files else found
+        yield from (f"{place}: {key} = {value}" for place in places)
 
 
 def _shown(key: str, value: str) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import sys
 import time
 from typing import TYPE_CHECKING
 
 from fst._core.formatting import format_count, format_rate, format_seconds, format_size
 from fst.cli.names import add_names, select
+from fst.cli.numbers import positive
 from fst.cli.pickled import suggests_convert
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add_names(parser)
     parser.add_argument(
         "--repeat",
-        type=_positive,
+        type=positive,
         default=1,
         metavar="N",
         help="number of loads; the first one may find the page cache cold",
@@ -40,13 +42,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--trace", metavar="FILE", help="save a trace of the last load for Perfetto")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
-
-
-def _positive(text: str) -> int:
-    number = int(text) if text.isdecimal() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return number
 
 
 def dtype_named(name: str | None) -> torch.dtype | None:
@@ -66,7 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     device = torch.device(device_of(arguments.device))
     dtype = dtype_named(arguments.dtype)
-    progress = not arguments.json and _has_tqdm()
+    # In a file, the lines of a bar stand one after another.
+    progress = not arguments.json and sys.stderr.isatty() and _has_tqdm()
     loads = []
     for _ in range(arguments.repeat):
         with suggests_convert(arguments.paths), profile() as recorded:
@@ -109,8 +105,8 @@ def _finish(tensors: list[torch.Tensor], device: torch.device) -> None:
 
 
 def _rate(device: torch.device, size_bytes: int, seconds: float) -> str:
-    """Returns the rate, except for devices that hold no bytes, such as `meta`."""
-    return f": {format_rate(size_bytes, seconds)}" if device.type in ("cpu", "cuda") else ""
+    """Returns the rate, except of loads without bytes and for devices that hold none, such as `meta`."""
+    return f": {format_rate(size_bytes, seconds)}" if size_bytes and device.type in ("cpu", "cuda") else ""
 
 
 def _has_tqdm() -> bool:

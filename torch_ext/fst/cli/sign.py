@@ -8,7 +8,7 @@ import os
 
 from fst._core.formatting import visible
 from fst._core.urls import without_secrets
-from fst.cli.convert import parse_size
+from fst.cli.numbers import size
 
 # Name of the signature in the directory of a model.
 SIGNATURE_NAME = "model.sig"
@@ -41,11 +41,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument(
         "--shard-size",
-        type=parse_size,
+        type=size,
         metavar="SIZE",
         help='sign the digests of shards of this size, such as "1GB", so that one file is hashed by several threads',
     )
     add_rules(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
 
 
@@ -85,5 +86,9 @@ def run(arguments: argparse.Namespace) -> int:
     }
     text = ops.sign_model(json.dumps(request | rules_of(arguments)), path_of(arguments.path))
     ops.write_bytes(torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8), target, "")
-    print(visible(f"signed {without_secrets(arguments.path)} in {without_secrets(target)}"))
+    path, signature = without_secrets(arguments.path), without_secrets(target)
+    if arguments.json:
+        print(json.dumps({"path": path, "signature": signature}, indent=2))
+    else:
+        print(visible(f"signed {path} in {signature}"))
     return 0

@@ -1,7 +1,9 @@
 """Tables of text."""
 
 import shutil
+import unicodedata
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 from fst._core.formatting import visible
 
@@ -19,10 +21,8 @@ def table(rows: Iterable[Sequence[str]], right: Sequence[int] = (), flexible: Se
     longer than the terminal. Elsewhere they are complete, for other programs.
     """
     rows = [[visible(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    # 0 if the output is not a terminal and COLUMNS is not set.
-    columns = shutil.get_terminal_size((0, 0)).columns
-    if columns:
+    widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
+    if columns := _terminal_columns():
         _shrink(widths, flexible, columns)
         rows = [[_cut(cell, widths[index]) for index, cell in enumerate(row)] for row in rows]
     else:
@@ -30,13 +30,24 @@ def table(rows: Iterable[Sequence[str]], right: Sequence[int] = (), flexible: Se
             widths[index] = min(widths[index], _WIDTH_MAX)
 
     def line(row: Sequence[str]) -> str:
-        cells = (
-            cell.rjust(width) if index in right else cell.ljust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
+        cells = []
+        for index, (cell, width) in enumerate(zip(row, widths, strict=True)):
+            space = " " * (width - _width(cell))
+            cells.append(space + cell if index in right else cell + space)
         return _GAP.join(cells).rstrip()
 
     return "\n".join(map(line, rows))
+
+
+def fit(text: str) -> str:
+    """Returns a line of text. On a terminal, its middle is cut if it is longer than the terminal."""
+    line = visible(text)
+    return _cut(line, _terminal_columns() or _width(line))
+
+
+def _terminal_columns() -> int:
+    """Returns the width of the terminal, or 0 if the output is not a terminal and COLUMNS is not set."""
+    return shutil.get_terminal_size((0, 0)).columns
 
 
 def _shrink(widths: list[int], flexible: Sequence[int], columns: int) -> None:
@@ -52,7 +63,28 @@ def _shrink(widths: list[int], flexible: Sequence[int], columns: int) -> None:
 
 def _cut(text: str, width: int) -> str:
     """Replaces the middle of a text by dots, so that it fits into `width`."""
-    if len(text) <= width:
+    if _width(text) <= width:
         return text
     kept = width - len("...")
-    return f"{text[: kept // 2]}...{text[len(text) - (kept - kept // 2) :]}"
+    begin = _beginning(text, kept // 2)
+    end = _beginning(text[::-1], kept - kept // 2)[::-1]
+    return f"{begin}...{end}"
+
+
+def _beginning(text: str, width: int) -> str:
+    """Returns the longest beginning of a text that fits into `width`."""
+    for length, total in enumerate(accumulate(map(_width_of_character, text))):
+        if total > width:
+            return text[:length]
+    return text
+
+
+def _width(text: str) -> int:
+    """Returns the number of columns that a text takes on a terminal."""
+    return len(text) if text.isascii() else sum(map(_width_of_character, text))
+
+
+def _width_of_character(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from fst._core.files import open_regular
 from fst._core.formatting import format_count, format_size, visible
 from fst._core.urls import is_url, without_secrets
+from fst.cli.message import message_of
 from fst.cli.pickled import suggests_convert
 from fst.cli.sign import add_rules, rules_of
 
@@ -81,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
             try:
                 message, is_ok = check(), True
             except (OSError, ValueError, LookupError, NotImplementedError) as error:
-                message, is_ok = str(error.args[0] if isinstance(error, KeyError) else error), False
+                message, is_ok = message_of(error), False
                 wrong.add(subject)
             results.append({"check": name, "ok": is_ok, "message": message})
             if not arguments.json:

@@ -1,0 +1,10 @@
+"""Texts of errors for people."""
+
+
+def message_of(error: Exception) -> str:
+    """Returns the text of an exception without what Python adds: the quotes of a KeyError, the number of an OSError."""
+    if isinstance(error, KeyError) and error.args:
+        return str(error.args[0])
+    if isinstance(error, OSError) and error.filename is None and error.strerror:
+        return error.strerror
+    return str(error)
