@@ -21,7 +21,7 @@ from .directories import PACKAGE, TMPFS
 from .machine import commit, load_average, machine_facts
 from .measure import Job
 from .peer import CHILD_SETTINGS, PEERS
-from .result import CPU_OF_GB, RAW_SHARE
+from .result import CPU_OF_GB, RAW_RATE, RAW_SHARE
 
 TORCH_DEVICES = {"cpu": "cpu", "cuda": "cuda:0"}  # Some libraries reject a device without an index.
 CHILD_TIMEOUT_SECONDS = 300
@@ -186,7 +186,7 @@ class Bench:
             result[CPU_OF_GB] = result["cpu_seconds"] / result["tensor_bytes"] * 1e9
         if raw_rate and "load_and_read_seconds" in result:
             requested_bytes = self._checkpoints[cell.workload].workload.requested_bytes(cell.action)
-            result["raw_bytes_per_second"] = raw_rate
+            result[RAW_RATE] = raw_rate
             result[RAW_SHARE] = requested_bytes / result["load_and_read_seconds"] / raw_rate
         if "digests" in result:
             right = self._checkpoints[cell.workload].digests[cell.action]

@@ -4,18 +4,32 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
 from .cell import Cell
 from .peer import PEERS
-from .result import Figure, Run
+from .result import RAW_RATE, Figure, Run
 
 # Blue, grey and orange can be told apart with any kind of colour blindness, and in print.
 OWN, OTHER, LIMIT, SPREAD = "#0072b2", "#b3b3b3", "#d55e00", "#404040"
 WIDTH_INCHES = 9.0
 BAR_INCHES = 0.22
+# A ceiling is drawn if it is at most this many times the longest bar, so that bars stay readable.
+SCALE_MAX = 2.5
+REASON_LENGTH = 48
+# Labels of bars stand beside the bars, and have a background, so that no line crosses them.
+LABEL: dict[str, Any] = {
+    "xytext": (6, 0),
+    "textcoords": "offset points",
+    "va": "center",
+    "fontsize": 8,
+    "zorder": 5,
+    "bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.6},
+}
 DEVICE_TITLES = {"cpu": "CPU", "cuda": "GPU"}
 
 
@@ -40,6 +54,11 @@ TIMES = (
     Panel("adapter", "load", "warm", "LoRA adapter, {size:.0f} MB in {tensors:,} tensors"),
     Panel("many", "select", "warm", "10 of {tensors:,} tensors by name"),
 )
+
+
+def number(value: float) -> str:
+    """Returns three significant digits, without an exponent."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def draw(runs: Mapping[str, Run], folder: Path) -> None:
@@ -81,23 +100,26 @@ class _Bars(ABC):
 
     def figure(self, peer: str) -> Figure | None:
         """Returns the value of a library's bar, in the unit of the panel."""
-        panel = self._panel
-        seconds = self._run.figure(Cell(panel.workload, panel.action, panel.state, peer), self._key)
+        seconds = self._run.figure(self._cell(peer), self._key)
         return seconds and self._scaled(seconds)
+
+    def _cell(self, peer: str) -> Cell:
+        return Cell(self._panel.workload, self._panel.action, self._panel.state, peer)
 
     def draw(self, axis: Axes, peers: list[str]) -> None:
         for row, peer in enumerate(peers):
             figure = self.figure(peer)
             if figure is None:
-                axis.text(0, row, "  -", va="center", fontsize=8)
+                reason = shorten(self._run.reason(self._cell(peer)), REASON_LENGTH, placeholder=" ...")
+                axis.text(0, row, f"  {reason}", va="center", fontsize=7.5, style="italic", color=SPREAD)
                 continue
             spread = [[figure.median - figure.low], [figure.high - figure.median]]
             color = OWN if PEERS[peer].release is None else OTHER
             axis.barh(row, figure.median, color=color, height=0.72, xerr=spread, ecolor=SPREAD, capsize=2)
-            axis.text(figure.high, row, f"  {figure.median:.3g}", va="center", fontsize=8)
+            axis.annotate(number(figure.median), (figure.high, row), **LABEL)
         axis.set_yticks(range(len(peers)), [PEERS[peer].title for peer in peers], fontsize=8)
         axis.set_ylim(len(peers) - 0.4, -0.6)
-        limit = self._mark_limit(axis)
+        limit = self._mark_limit(axis, list(filter(None, map(self.figure, peers))))
         axis.margins(x=0.16)
         axis.set_xlim(left=0)
         facts = {"size": self._facts["bytes"] / 1e6, "tensors": self._facts["tensors"]}
@@ -114,8 +136,8 @@ class _Bars(ABC):
     def _scaled(self, seconds: Figure) -> Figure:
         """Converts a time to the unit of the bars."""
 
-    def _mark_limit(self, axis: Axes) -> str:
-        """Marks the ceiling of the hardware, if it is a single figure, and labels it."""
+    def _mark_limit(self, axis: Axes, figures: list[Figure]) -> str:
+        """Marks the ceiling of the hardware, if it is a single figure, and returns its name for the label."""
         return ""
 
 
@@ -129,17 +151,30 @@ class _Rates(_Bars):
         gigabytes = self._facts["bytes"] / 1e9
         return seconds.map(lambda value: gigabytes / value)
 
-    def _mark_limit(self, axis: Axes) -> str:
-        if self._panel.state == "cold":
-            limit, name = self._run.ceiling(self._run.disk()), self._run.disk()
-        elif self._run.device == "cpu":
-            limit, name = self._run.ceiling("memory-read"), "reading memory"
-        else:
-            limit, name = self._run.ceiling("pinned-to-device"), "pinned copies"
-        if limit is None:
+    def _mark_limit(self, axis: Axes, figures: list[Figure]) -> str:
+        limit, name = self._limit()
+        largest = max((figure.median for figure in figures), default=0.0)
+        # The rate of a disk changes from minute to minute. A rate that a load has exceeded is no ceiling.
+        if limit < largest or not limit:
             return ""
-        axis.axvline(limit.median / 1e9, color=LIMIT, linestyle="--", linewidth=1.4)
-        return f"; dashed: {name}"
+        if limit > SCALE_MAX * largest:
+            return f"; {name}: {number(limit)}, beyond this scale"
+        axis.axvline(limit, color=LIMIT, linestyle="--", linewidth=1.4, zorder=1.5)
+        return f"; dashed: {name}, {number(limit)}"
+
+    def _limit(self) -> tuple[float, str]:
+        """Returns the largest rate of the hardware in all rounds of the run, or 0, and its name."""
+        rates = []
+        if self._panel.state == "cold":
+            ceiling, name = self._run.disk(), "reading the disk"
+            rates = [self._run.largest(peer, RAW_RATE) or 0.0 for peer in self._run.peers()]
+        elif self._run.device == "cpu":
+            ceiling, name = "memory-read", "reading memory"
+        else:
+            ceiling, name = "pinned-to-device", "pinned copies"
+        if figure := self._run.ceiling(ceiling):
+            rates.append(figure.high)
+        return max(rates, default=0.0) / 1e9, name
 
 
 class _Times(_Bars):

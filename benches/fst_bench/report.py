@@ -83,7 +83,9 @@ def markdown(runs: Mapping[str, Run], simulation: Mapping[str, Any] | None = Non
     else:
         lines += [NO_GPU]
     if feed:
-        lines += [FEED_INTRODUCTION, "```text", feed.strip(), "```\n"]
+        # Where no GPU was measured, the chart of the host's part is the only one about GPUs.
+        picture = [] if "cuda" in runs else ["![What the host can feed a GPU](docs/images/bench-feed.png)\n"]
+        lines += [FEED_INTRODUCTION, *picture, "```text", feed.strip(), "```\n"]
     if "ranks" in runs:
         lines += ["## Several ranks\n", *_machine(runs["ranks"]), *ranks_section(runs["ranks"])]
     if "remote" in runs:
@@ -223,16 +225,20 @@ def write_report(results: Path, out: Path) -> None:
     simulation = json.loads(simulated.read_text()) if simulated.exists() else None
     out.mkdir(parents=True, exist_ok=True)
     fed = results / FEED
-    (out / "BENCHMARKS.md").write_text(markdown(runs, simulation, fed.read_text() if fed.exists() else ""))
+    feed = fed.read_text() if fed.exists() else ""
+    (out / "BENCHMARKS.md").write_text(markdown(runs, simulation, feed))
     images = out / "docs" / "images"
     images.mkdir(parents=True, exist_ok=True)
     try:
         from .chart import draw
+        from .feed_chart import draw_feed
         from .simulation.chart import draw_simulation
     except ModuleNotFoundError as error:
         print(f"no charts: {error}", file=sys.stderr)
     else:
         draw(runs, images)
+        if "cuda" not in runs:
+            draw_feed(feed, images)
         if simulation:
             draw_simulation(simulation, images)
     print(f"wrote {out / 'BENCHMARKS.md'}", file=sys.stderr)

@@ -12,6 +12,8 @@ from typing import Any
 from .cell import ACTIONS, STATES, Cell, GroupCell
 from .peer import PEERS
 
+# Rate of a raw read of another file just before a measurement of cold files.
+RAW_RATE = "raw_bytes_per_second"
 # Share of a measurement's rate, in reading every byte, of that of a raw read of another file just before it.
 RAW_SHARE = "share_of_raw_read"
 # CPU seconds of a process, in loading and reading every byte, for 1 GB of tensors.

@@ -6,10 +6,12 @@ import sys
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from safetensors.torch import load_file
 
 from fst_bench.bench import Bench, Choice, Deadline
 from fst_bench.cell import Cell
+from fst_bench.chart import Panel, _Rates
 from fst_bench.checkpoint import make_checkpoint
 from fst_bench.digest import digest
 from fst_bench.goal import goals
@@ -199,6 +201,65 @@ def test_wrong_loader_fails(tmp_path, python_environ, monkeypatch):
     report = {entry["action"]: entry for entry in results["measurements"]}
     assert report["load"]["failed"] == "the tensors are not those of the file"
     assert report["select"]["load_seconds"] > 0
+
+
+# Charts.
+
+
+@pytest.fixture
+def panel(run):
+    """Function that draws the panel of cold or warm loads of `dense` from measurements as of `run`."""
+
+    def make(state, measurements, ceilings=(), peers=("fst", "safetensors")):
+        axis = Figure().subplots()
+        facts = Panel("dense", "load", state, "a title")
+        _Rates(run(measurements, ceilings=ceilings), facts).draw(axis, list(peers))
+        return axis
+
+    return make
+
+
+def test_chart_says_why_a_library_has_no_bar(panel):
+    axis = panel("warm", [("fst", "warm", times(1.0)), ("safetensors", "warm", {"unavailable": "loads no such files"})])
+    assert [text.get_text().strip() for text in axis.texts] == ["1", "loads no such files"]
+
+
+def test_chart_keeps_the_scale_of_the_bars(panel):
+    """A distant ceiling is named, and does not make the bars short."""
+    near = panel("warm", [("fst", "warm", times(1.0))], ceilings=[("memory-read", 2e9)])
+    assert near.get_xlabel() == "GB/s; dashed: reading memory, 2"
+    far = panel("warm", [("fst", "warm", times(1.0))], ceilings=[("memory-read", 1234e9)])
+    assert far.get_xlabel() == "GB/s; reading memory: 1,234, beyond this scale"
+    assert far.get_xlim()[1] < 2 < near.get_xlim()[1]
+
+
+def test_ceiling_of_a_chart_is_above_all_bars(panel):
+    """The ceiling is the fastest read of the disk in the run. If a load was faster, there is none."""
+    slow, fast = [("fst", "cold", times(1.0, raw_bytes_per_second=rate)) for rate in (0.5e9, 1.2e9)]
+    assert panel("cold", [slow, fast], ceilings=[("fio", 1.1e9)]).get_xlabel() == "GB/s; dashed: reading the disk, 1.2"
+    assert panel("cold", [slow], ceilings=[("fio", 0.9e9)]).get_xlabel() == "GB/s"
+    assert panel("cold", [slow]).get_xlabel() == "GB/s"
+
+
+def test_labels_of_a_chart_are_above_its_lines(panel):
+    axis = panel("warm", [("fst", "warm", times(1.0))], ceilings=[("memory-read", 1e9)], peers=("fst",))
+    [line] = [line for line in axis.lines if line.get_linestyle() == "--"]
+    [label] = axis.texts
+    assert label.get_zorder() > line.get_zorder()
+    assert label.get_bbox_patch().get_facecolor() == (1.0, 1.0, 1.0, 1.0)
+
+
+def test_chart_of_the_feed_where_no_gpu_was_measured(run, tmp_path):
+    run([("fst", "warm", times(1.0))])
+    rows = "chunk KiB  slots   memcpy   cached   direct\n     4096      1     6.13     5.77    28.64\n"
+    (tmp_path / "feed.txt").write_text(f"cargo bench --bench gpu_feed -- bytes /tmp\n{rows}")
+    write_report(tmp_path, tmp_path / "without")
+    assert "(docs/images/bench-feed.png)" in (tmp_path / "without" / "BENCHMARKS.md").read_text()
+    assert (tmp_path / "without" / "docs" / "images" / "bench-feed.png").stat().st_size > 10_000
+    run([("fst", "warm", times(1.0))], device="cuda")
+    write_report(tmp_path, tmp_path / "with")
+    assert "bench-feed.png" not in (tmp_path / "with" / "BENCHMARKS.md").read_text()
+    assert not (tmp_path / "with" / "docs" / "images" / "bench-feed.png").exists()
 
 
 def test_unknown_peer(monkeypatch, capsys):
