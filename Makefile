@@ -119,6 +119,10 @@ lint-python: $(VENV)/stamp ## ruff and mypy
 	$(IN_VENV) ruff format --check
 	$(IN_VENV) mypy
 
+.PHONY: docs
+docs: ## write docs/api/ from the docstrings, the schemas of the operators and the header
+	$(PYTHON) docs/api.py
+
 .PHONY: format
 format: $(VENV)/stamp ## format all sources
 	cargo fmt --all
