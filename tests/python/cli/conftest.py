@@ -23,6 +23,8 @@ def command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> Callable[..., Result]:
     """Runs `fst` in this process, which has imported PyTorch, in the directory of the test."""
+    # Processes of pytest-xdist have the width of the terminal.
+    monkeypatch.delenv("COLUMNS", raising=False)
 
     def run(*arguments: object) -> Result:
         monkeypatch.chdir(tmp_path)
