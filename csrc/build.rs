@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs, iter};
 
-const SOURCES: [&str; 15] = [
+const SOURCES: [&str; 16] = [
     "csrc/cast.cpp",
     "csrc/checkpoint.cpp",
     "csrc/cipher.cpp",
+    "csrc/dtype_rules.cpp",
     "csrc/encryption_key.cpp",
     "csrc/error.cpp",
     "csrc/group.cpp",

@@ -93,17 +93,18 @@ std::string OpenCheckpoint::page_cache() const {
   return std::string(call_core([&] { return checkpoint_->page_cache_name(); }));
 }
 
-std::vector<at::Tensor> OpenCheckpoint::load_tensors(Strings names, c10::Device device, Dtype dtype) const {
+std::vector<at::Tensor> OpenCheckpoint::load_tensors(Strings names, c10::Device device, Dtype dtype,
+                                                     const Patterns& patterns, const DtypeNumbers& dtypes) const {
   const auto selection = select_named(*checkpoint_, names);
-  return load(*selection, specs_of(*selection), device, dtype);
+  return load(*selection, specs_of(*selection), device, dtype_rules(dtype, patterns, dtypes));
 }
 
 std::vector<at::Tensor> OpenCheckpoint::load_boxes(Strings names, const std::vector<int64_t>& starts,
                                                    const std::vector<int64_t>& lengths,
-                                                   const std::vector<int64_t>& steps, c10::Device device,
-                                                   Dtype dtype) const {
+                                                   const std::vector<int64_t>& steps, c10::Device device, Dtype dtype,
+                                                   const Patterns& patterns, const DtypeNumbers& dtypes) const {
   const auto selection = select_regions(*checkpoint_, names, starts, lengths, steps);
-  return load(*selection, specs_of(*selection), device, dtype);
+  return load(*selection, specs_of(*selection), device, dtype_rules(dtype, patterns, dtypes));
 }
 
 void OpenCheckpoint::load_into(Strings names, const std::vector<at::Tensor>& out) const {

@@ -14,6 +14,7 @@
 #include <tuple>
 #include <vector>
 
+#include "dtype_rules.h"
 #include "encryption_key.h"
 #include "fst/rust/bridge.rs.h"
 #include "select.h"
@@ -69,10 +70,12 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   std::string reader(c10::Device device) const;
 
   // Implement the operators of the same names.
-  std::vector<at::Tensor> load_tensors(Strings names, c10::Device device, Dtype dtype) const;
+  std::vector<at::Tensor> load_tensors(Strings names, c10::Device device, Dtype dtype, const Patterns& patterns,
+                                       const DtypeNumbers& dtypes) const;
   std::vector<at::Tensor> load_boxes(Strings names, const std::vector<int64_t>& starts,
                                      const std::vector<int64_t>& lengths, const std::vector<int64_t>& steps,
-                                     c10::Device device, Dtype dtype) const;
+                                     c10::Device device, Dtype dtype, const Patterns& patterns,
+                                     const DtypeNumbers& dtypes) const;
   void load_into(Strings names, const std::vector<at::Tensor>& out) const;
 
   // Reads one of several equal parts of the data and compares the digests. Later loads compare none, so the caller

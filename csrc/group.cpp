@@ -97,9 +97,10 @@ bool OpenGroupPlan::is_cached(const std::string& name) const {
 }
 
 std::vector<at::Tensor> OpenGroupPlan::load_own(int64_t rank, const std::vector<int64_t>& items, c10::Device device,
-                                                std::optional<c10::ScalarType> dtype) const {
+                                                std::optional<c10::ScalarType> dtype, const Patterns& patterns,
+                                                const DtypeNumbers& dtypes) const {
   const auto selection = select_own(rank, items);
-  return load(*selection, specs_of(*selection), device, dtype);
+  return load(*selection, specs_of(*selection), device, dtype_rules(dtype, patterns, dtypes));
 }
 
 void OpenGroupPlan::load_own_into(int64_t rank, const std::vector<int64_t>& items,

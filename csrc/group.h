@@ -46,7 +46,8 @@ class OpenGroupPlan : public torch::CustomClassHolder {
 
   // Loads some shards of a rank, given the indices of its requests, without the other ranks.
   std::vector<at::Tensor> load_own(int64_t rank, const std::vector<int64_t>& items, c10::Device device,
-                                   std::optional<c10::ScalarType> dtype) const;
+                                   std::optional<c10::ScalarType> dtype, const Patterns& patterns,
+                                   const DtypeNumbers& dtypes) const;
 
   // Overwrites tensors with some shards of a rank, without the other ranks.
   void load_own_into(int64_t rank, const std::vector<int64_t>& items, const std::vector<at::Tensor>& out) const;

@@ -114,23 +114,11 @@ at::Tensor allocate(const Spec& spec, c10::Device device, c10::ScalarType type) 
   return tensor;
 }
 
-std::vector<int8_t> target_types(const rust::Vec<Spec>& specs, std::optional<c10::ScalarType> dtype) {
-  if (dtype) {
-    check_cast_target(*dtype);
-  }
-  std::vector<int8_t> types;
-  types.reserve(specs.size());
-  for (const Spec& spec : specs) {
-    types.push_back(dtype && is_castable(spec.scalar_type) ? static_cast<int8_t>(*dtype) : spec.scalar_type);
-  }
-  return types;
-}
-
 std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& specs, c10::Device device,
-                             std::optional<c10::ScalarType> dtype) {
+                             const DtypeRules& rules) {
   device = resolve_device(device);
   const auto recording = selection.record(rust::String(device.str()));
-  const auto types = target_types(specs, dtype);
+  const auto types = target_types(selection, rules);
   std::optional<MappedFiles> mapped;
   if (device.is_cpu()) {
     mapped.emplace(selection, types);

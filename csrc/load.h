@@ -8,9 +8,9 @@
 #include <c10/util/ArrayRef.h>
 
 #include <cstdint>
-#include <optional>
 #include <vector>
 
+#include "dtype_rules.h"
 #include "fst/rust/bridge.rs.h"
 
 namespace fst {
@@ -37,14 +37,10 @@ void fill_with_zeros(const at::Tensor& tensor);
 // Returns a new tensor for a region, which is complete if the region has no data.
 at::Tensor allocate(const Spec& spec, c10::Device device, c10::ScalarType type);
 
-// Returns the c10::ScalarType number of each result. Only floating-point tensors of 16 bits or more are cast to
-// `dtype`.
-std::vector<int8_t> target_types(const rust::Vec<Spec>& specs, std::optional<c10::ScalarType> dtype);
-
-// Loads the selection into new tensors, in its order. Floating-point tensors of 16 bits or more are cast to `dtype`, if
-// it is given.
+// Loads the selection into new tensors, in its order. Floating-point tensors of 16 bits or more are cast as the rules
+// request.
 std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& specs, c10::Device device,
-                             std::optional<c10::ScalarType> dtype);
+                             const DtypeRules& rules);
 
 // Whether outputs of another dtype than the stored one are errors, or are written as `Tensor.copy_` does.
 enum class OutputDtype : uint8_t { kStored, kAny };

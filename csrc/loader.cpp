@@ -49,15 +49,17 @@ uint64_t bytes_as(const Spec& spec, c10::ScalarType type) {
 
 Loader::Loader(Strings paths, c10::Device device, const Names& names, std::optional<c10::ScalarType> dtype,
                int64_t window_bytes, const std::string& order, const Numbers& dims, const Numbers& starts,
-               const Numbers& lengths, const std::string& verify, const OpenEncryptionKey::Optional& key)
-    : Loader(select(paths, names, dims, starts, lengths, verify, key), device, dtype, window_bytes, order) {}
+               const Numbers& lengths, const std::string& verify, const Patterns& patterns, const DtypeNumbers& dtypes,
+               const OpenEncryptionKey::Optional& key)
+    : Loader(select(paths, names, dims, starts, lengths, verify, key), device, dtype_rules(dtype, patterns, dtypes),
+             window_bytes, order) {}
 
-Loader::Loader(rust::Box<Selection> selection, c10::Device device, std::optional<c10::ScalarType> dtype,
-               int64_t window_bytes, const std::string& order)
+Loader::Loader(rust::Box<Selection> selection, c10::Device device, const DtypeRules& rules, int64_t window_bytes,
+               const std::string& order)
     : selection_(std::move(selection)),
       specs_(specs_of(*selection_)),
       device_(resolve_device(device)),
-      types_(target_types(specs_, dtype)),
+      types_(target_types(*selection_, rules)),
       window_bytes_(checked_window(window_bytes)),
       order_(checked_order(order)),
       recording_(selection_->record(rust::String(device_.str()))) {

@@ -16,6 +16,7 @@
 #include <tuple>
 #include <vector>
 
+#include "dtype_rules.h"
 #include "encryption_key.h"
 #include "fst/rust/bridge.rs.h"
 #include "views.h"
@@ -35,13 +36,13 @@ class Loader : public torch::CustomClassHolder {
 
   // Loads all tensors if `names` is None. Loads slices if `dims`, `starts` and `lengths` are given, one of each for
   // every name. Pending tensors, which are allocated but not yet returned, take at most `window_bytes`; a larger tensor
-  // is loaded alone. `order` is "file" or "landed".
+  // is loaded alone. `order` is "file" or "landed". `dtype`, `patterns` and `dtypes` are those of dtype_rules.
   Loader(const c10::List<std::string>& paths, c10::Device device, const Names& names,
          std::optional<c10::ScalarType> dtype, int64_t window_bytes, const std::string& order, const Numbers& dims,
-         const Numbers& starts, const Numbers& lengths, const std::string& verify,
-         const OpenEncryptionKey::Optional& key);
+         const Numbers& starts, const Numbers& lengths, const std::string& verify, const Patterns& patterns,
+         const DtypeNumbers& dtypes, const OpenEncryptionKey::Optional& key);
   // Loads a selection of an open checkpoint.
-  Loader(rust::Box<Selection> selection, c10::Device device, std::optional<c10::ScalarType> dtype, int64_t window_bytes,
+  Loader(rust::Box<Selection> selection, c10::Device device, const DtypeRules& rules, int64_t window_bytes,
          const std::string& order);
   ~Loader() override;
 

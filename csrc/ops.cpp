@@ -12,6 +12,7 @@
 #include "cast.h"
 #include "checkpoint.h"
 #include "cipher.h"
+#include "dtype_rules.h"
 #include "encryption_key.h"
 #include "error.h"
 #include "group.h"
@@ -28,11 +29,11 @@ namespace {
 
 using Dtype = std::optional<c10::ScalarType>;
 
-c10::Dict<std::string, at::Tensor> load_files(Strings paths, c10::Device device, Dtype dtype,
-                                              const std::string& verify) {
+c10::Dict<std::string, at::Tensor> load_files(Strings paths, c10::Device device, Dtype dtype, const std::string& verify,
+                                              const Patterns& patterns, c10::IntArrayRef dtypes) {
   const auto selection = select_all(*open_checkpoint(paths, verify));
   const auto specs = specs_of(*selection);
-  auto tensors = load(*selection, specs, device, dtype);
+  auto tensors = load(*selection, specs, device, dtype_rules(dtype, patterns, dtypes.vec()));
   c10::Dict<std::string, at::Tensor> named;
   named.reserve(tensors.size());
   for (size_t index = 0; index < tensors.size(); ++index) {
@@ -42,27 +43,29 @@ c10::Dict<std::string, at::Tensor> load_files(Strings paths, c10::Device device,
 }
 
 c10::Dict<std::string, at::Tensor> load_file(const std::string& path, c10::Device device, Dtype dtype,
-                                             const std::string& verify) {
-  return load_files(c10::List<std::string>({path}), device, dtype, verify);
+                                             const std::string& verify, const Patterns& patterns,
+                                             c10::IntArrayRef dtypes) {
+  return load_files(c10::List<std::string>({path}), device, dtype, verify, patterns, dtypes);
 }
 
 std::vector<at::Tensor> load_tensors(Strings paths, Strings names, c10::Device device, Dtype dtype,
-                                     const std::string& verify) {
+                                     const std::string& verify, const Patterns& patterns, c10::IntArrayRef dtypes) {
   const auto selection = select_named(*open_checkpoint(paths, verify), names);
-  return load(*selection, specs_of(*selection), device, dtype);
+  return load(*selection, specs_of(*selection), device, dtype_rules(dtype, patterns, dtypes.vec()));
 }
 
 std::vector<at::Tensor> load_slices(Strings paths, Strings names, c10::IntArrayRef dims, c10::IntArrayRef starts,
                                     c10::IntArrayRef lengths, c10::Device device, Dtype dtype,
-                                    const std::string& verify) {
+                                    const std::string& verify, const Patterns& patterns, c10::IntArrayRef dtypes) {
   const auto selection = select_slices(*open_checkpoint(paths, verify), names, dims, starts, lengths);
-  return load(*selection, specs_of(*selection), device, dtype);
+  return load(*selection, specs_of(*selection), device, dtype_rules(dtype, patterns, dtypes.vec()));
 }
 
 std::vector<at::Tensor> load_boxes(Strings paths, Strings names, c10::IntArrayRef starts, c10::IntArrayRef lengths,
-                                   c10::IntArrayRef steps, c10::Device device, Dtype dtype, const std::string& verify) {
+                                   c10::IntArrayRef steps, c10::Device device, Dtype dtype, const std::string& verify,
+                                   const Patterns& patterns, c10::IntArrayRef dtypes) {
   const auto selection = select_regions(*open_checkpoint(paths, verify), names, starts, lengths, steps);
-  return load(*selection, specs_of(*selection), device, dtype);
+  return load(*selection, specs_of(*selection), device, dtype_rules(dtype, patterns, dtypes.vec()));
 }
 
 void load_into_outputs(Strings paths, Strings names, at::TensorList out, const std::string& verify) {
@@ -103,7 +106,11 @@ c10::intrusive_ptr<Loader> stream_boxes(const c10::intrusive_ptr<OpenCheckpoint>
                                         const std::vector<int64_t>& steps, c10::Device device, int64_t window_bytes,
                                         const std::string& order) {
   return c10::make_intrusive<Loader>(select_regions(checkpoint->files(), names, starts, lengths, steps), device,
-                                     std::nullopt, window_bytes, order);
+                                     DtypeRules(), window_bytes, order);
+}
+
+std::vector<int64_t> requested_dtypes(Strings names, Strings patterns, c10::IntArrayRef dtypes) {
+  return requested_types(names, dtype_rules(std::nullopt, patterns, dtypes.vec()));
 }
 
 int64_t release_memory() {
@@ -155,20 +162,24 @@ TORCH_LIBRARY(fst, m) {
   const auto def_load = [&](const char* schema) {
     m.def(torch::schema(schema, c10::AliasAnalysisKind::CONSERVATIVE), load_tags);
   };
+  // Numbers in `dtypes` are those of c10::ScalarType, or -1 to keep the stored dtype of the tensors of a pattern.
   def_load(
-      "load_file(str path, Device device=\"cpu\", *, ScalarType? dtype=None, str verify=\"\") -> Dict(str, Tensor)");
+      "load_file(str path, Device device=\"cpu\", *, ScalarType? dtype=None, str verify=\"\", str[]? patterns=None, "
+      "int[] dtypes=[]) -> Dict(str, Tensor)");
   def_load(
-      "load_files(str[] paths, Device device=\"cpu\", *, ScalarType? dtype=None, str verify=\"\") -> Dict(str, "
-      "Tensor)");
+      "load_files(str[] paths, Device device=\"cpu\", *, ScalarType? dtype=None, str verify=\"\", str[]? "
+      "patterns=None, "
+      "int[] dtypes=[]) -> Dict(str, Tensor)");
   def_load(
-      "load_tensors(str[] paths, str[] names, Device device=\"cpu\", *, ScalarType? dtype=None, str verify=\"\") -> "
-      "Tensor[]");
+      "load_tensors(str[] paths, str[] names, Device device=\"cpu\", *, ScalarType? dtype=None, str verify=\"\", "
+      "str[]? "
+      "patterns=None, int[] dtypes=[]) -> Tensor[]");
   def_load(
       "load_slices(str[] paths, str[] names, int[] dims, int[] starts, int[] lengths, Device device=\"cpu\", *, "
-      "ScalarType? dtype=None, str verify=\"\") -> Tensor[]");
+      "ScalarType? dtype=None, str verify=\"\", str[]? patterns=None, int[] dtypes=[]) -> Tensor[]");
   def_load(
       "load_boxes(str[] paths, str[] names, int[] starts, int[] lengths, int[] steps, Device device=\"cpu\", *, "
-      "ScalarType? dtype=None, str verify=\"\") -> Tensor[]");
+      "ScalarType? dtype=None, str verify=\"\", str[]? patterns=None, int[] dtypes=[]) -> Tensor[]");
   // TorchScript treats a write to the elements of a list as a write to the list and would remove the call as dead code.
   // `a! -> *` declares that the elements may alias anything.
   m.def("load_into(str[] paths, str[] names, Tensor(a! -> *)[] out, *, str verify=\"\") -> ()", tags);
@@ -181,6 +192,8 @@ TORCH_LIBRARY(fst, m) {
   def_load("_names_beside(str url) -> str[]");
   def_load("_remove_object(str url) -> ()");
   def_load("_checkpoint_files(str[] paths) -> str[]");
+  // Dtypes that patterns request for each of all names, for the Python package only.
+  def_load("_requested_dtypes(str[] names, str[] patterns, int[] dtypes) -> int[]");
   def_load("verify(str[] paths, str verify=\"digests\") -> ()");
   def_load("_verify_files(str manifest, str directory) -> int");
   def_load("_verify_model(str request, str path) -> int");
@@ -214,12 +227,13 @@ TORCH_LIBRARY(fst, m) {
   m.class_<Loader>("Loader")
       .def(torch::init<const c10::List<std::string>&, c10::Device, const Loader::Names&, Dtype, int64_t,
                        const std::string&, const Loader::Numbers&, const Loader::Numbers&, const Loader::Numbers&,
-                       const std::string&, const OpenEncryptionKey::Optional&>(),
+                       const std::string&, const Patterns&, const DtypeNumbers&, const OpenEncryptionKey::Optional&>(),
            "Returns tensors one by one while the next ones load.",
            {torch::arg("paths"), torch::arg("device") = c10::Device(c10::kCPU), torch::arg("names") = none,
             torch::arg("dtype") = none, torch::arg("window_bytes") = kWindowBytes, torch::arg("order") = "file",
             torch::arg("dims") = none, torch::arg("starts") = none, torch::arg("lengths") = none,
-            torch::arg("verify") = "", torch::arg("key") = none})
+            torch::arg("verify") = "", torch::arg("patterns") = none, torch::arg("dtypes") = none,
+            torch::arg("key") = none})
       .def("next", &Loader::next)
       .def("close", &Loader::close)
       .def("size", &Loader::size)
@@ -240,10 +254,12 @@ TORCH_LIBRARY(fst, m) {
       .def("page_cache", &OpenCheckpoint::page_cache)
       .def("reader", &OpenCheckpoint::reader, "", {torch::arg("device") = c10::Device(c10::kCPU)})
       .def("load_tensors", &OpenCheckpoint::load_tensors, "",
-           {torch::arg("names"), torch::arg("device") = c10::Device(c10::kCPU), torch::arg("dtype") = none})
+           {torch::arg("names"), torch::arg("device") = c10::Device(c10::kCPU), torch::arg("dtype") = none,
+            torch::arg("patterns") = none, torch::arg("dtypes") = none})
       .def("load_boxes", &OpenCheckpoint::load_boxes, "",
            {torch::arg("names"), torch::arg("starts"), torch::arg("lengths"), torch::arg("steps"),
-            torch::arg("device") = c10::Device(c10::kCPU), torch::arg("dtype") = none})
+            torch::arg("device") = c10::Device(c10::kCPU), torch::arg("dtype") = none, torch::arg("patterns") = none,
+            torch::arg("dtypes") = none})
       .def("stream_boxes", stream_boxes, "",
            {torch::arg("names"), torch::arg("starts"), torch::arg("lengths"), torch::arg("steps"),
             torch::arg("device") = c10::Device(c10::kCPU), torch::arg("window_bytes") = kWindowBytes,
@@ -269,7 +285,8 @@ TORCH_LIBRARY(fst, m) {
       .def("sent_bytes", &OpenGroupPlan::sent_bytes, "", {torch::arg("window")})
       .def("is_cached", &OpenGroupPlan::is_cached, "", {torch::arg("name")})
       .def("load_own", &OpenGroupPlan::load_own, "",
-           {torch::arg("rank"), torch::arg("items"), torch::arg("device"), torch::arg("dtype")})
+           {torch::arg("rank"), torch::arg("items"), torch::arg("device"), torch::arg("dtype"),
+            torch::arg("patterns") = none, torch::arg("dtypes") = none})
       .def("load_own_into", &OpenGroupPlan::load_own_into, "",
            {torch::arg("rank"), torch::arg("items"), torch::arg("out")})
       .def("digest", &OpenGroupPlan::digest);
@@ -314,6 +331,7 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("_names_beside", list_names_beside);
   m.impl("_remove_object", remove_saved_object);
   m.impl("_checkpoint_files", checkpoint_files);
+  m.impl("_requested_dtypes", requested_dtypes);
   m.impl("serialize", serialize);
   m.impl("verify", verify_files_of);
   m.impl("_verify_files", verify_listed_files);

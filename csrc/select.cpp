@@ -6,6 +6,14 @@ namespace fst {
 
 namespace {
 
+rust::Slice<const rust::String> slice_of(const rust::Vec<rust::String>& strings) {
+  return {strings.data(), strings.size()};
+}
+
+rust::Slice<const int64_t> to_rust(c10::IntArrayRef numbers) { return {numbers.data(), numbers.size()}; }
+
+}  // namespace
+
 rust::Vec<rust::String> to_rust(Strings strings) {
   rust::Vec<rust::String> converted;
   converted.reserve(strings.size());
@@ -14,14 +22,6 @@ rust::Vec<rust::String> to_rust(Strings strings) {
   }
   return converted;
 }
-
-rust::Slice<const rust::String> slice_of(const rust::Vec<rust::String>& strings) {
-  return {strings.data(), strings.size()};
-}
-
-rust::Slice<const int64_t> to_rust(c10::IntArrayRef numbers) { return {numbers.data(), numbers.size()}; }
-
-}  // namespace
 
 std::vector<std::string> checkpoint_files(Strings paths) {
   const auto converted = to_rust(paths);

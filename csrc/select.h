@@ -15,6 +15,8 @@ namespace fst {
 
 using Strings = const c10::List<std::string>&;
 
+rust::Vec<rust::String> to_rust(Strings strings);
+
 // Returns the paths of the files that paths stand for. Opens only index files.
 std::vector<std::string> checkpoint_files(Strings paths);
 

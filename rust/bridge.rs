@@ -6,6 +6,7 @@ mod checkpoint;
 mod cipher;
 mod convert;
 mod destinations;
+mod dtype_rules;
 mod encryption_key;
 mod error;
 mod group;
@@ -26,6 +27,7 @@ use self::checkpoint::{
 };
 use self::cipher::{Cipher, cipher_of_string, derive_key, new_cipher};
 use self::convert::{can_convert, convert_on_cuda, convert_on_host, is_castable};
+use self::dtype_rules::requested_scalar_types;
 use self::encryption_key::{EncryptionKey, encryption_key, key_of_file, key_of_passphrase, rotate_key};
 use self::error::{exception_of, invalid_argument};
 use self::group::{GroupPlan, RankPlan, plan_group, plan_rank};
@@ -53,6 +55,13 @@ mod ffi {
         scalar_type: i8,
         shape: Vec<i64>,
         bytes: u64,
+    }
+
+    /// Dtype that a load requests for the tensors of a name or pattern.
+    struct DtypeRule {
+        pattern: String,
+        /// Value of `c10::ScalarType`, or -1 to keep the stored dtype.
+        scalar_type: i8,
     }
 
     /// Destination of bytes `begin..end` of region `tensor`.
@@ -244,9 +253,12 @@ mod ffi {
             steps: &[i64],
         ) -> Result<Box<Selection>>;
         fn specs(self: &Selection) -> Result<Vec<Spec>>;
+        fn scalar_types(self: &Selection, rules: &[DtypeRule]) -> Result<Vec<i8>>;
         fn in_file_order(self: &Selection) -> Vec<usize>;
         fn check_digests(self: &Selection) -> Result<()>;
         fn without_digests(self: &Selection) -> Vec<String>;
+
+        fn requested_scalar_types(names: &[String], rules: &[DtypeRule]) -> Result<Vec<i8>>;
 
         fn verify_checkpoint(paths: &[String], verify: &str) -> Result<()>;
         fn verify_files(manifest: &str, directory: &str) -> Result<i64>;
@@ -378,4 +390,7 @@ mod ffi {
         fn profile_start() -> i64;
         fn profile_stop(id: i64) -> Result<String>;
     }
+
+    // C++ builds lists of these.
+    impl Vec<DtypeRule> {}
 }

@@ -1,5 +1,6 @@
 //! Open checkpoint: its files, their checked headers, and an index of tensor names across all files.
 
+pub mod dtype_rules;
 pub mod region;
 pub mod selection;
 mod shared;

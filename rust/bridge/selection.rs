@@ -1,5 +1,6 @@
 //! Requested regions of a checkpoint, and transfers and streams that load them.
 
+use super::dtype_rules;
 use super::ffi;
 use super::guard::guard;
 use super::stream::AnyStream;
@@ -104,6 +105,11 @@ impl Selection {
         guard(|| self.selection.regions().iter().map(spec).collect())
     }
 
+    /// Returns the number of the dtype that each tensor has after a load with these rules.
+    pub(super) fn scalar_types(&self, rules: &[ffi::DtypeRule]) -> Result<Vec<i8>> {
+        guard(|| self.selection.dtypes(&dtype_rules::rules(rules))?.into_iter().map(scalar_type).collect())
+    }
+
     /// Maps the files of tensors that need no copy on the CPU when requested with these dtypes.
     pub(super) fn views(&self, scalar_types: &[i8]) -> Result<Box<Views>> {
         guard(|| {
@@ -154,10 +160,14 @@ impl Selection {
 pub(super) fn spec(region: &TensorRegion) -> Result<ffi::Spec> {
     Ok(ffi::Spec {
         name: region.name.to_string(),
-        scalar_type: region.dtype.scalar_type().ok_or_else(|| Error::new(Kind::Internal, "no scalar type"))?,
+        scalar_type: scalar_type(region.dtype)?,
         shape: signed(&region.shape)?,
         bytes: region.bytes(),
     })
+}
+
+pub(super) fn scalar_type(dtype: Dtype) -> Result<i8> {
+    dtype.scalar_type().ok_or_else(|| Error::new(Kind::Internal, "no scalar type"))
 }
 
 pub(super) fn signed(shape: &[u64]) -> Result<Vec<i64>> {

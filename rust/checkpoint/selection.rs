@@ -2,7 +2,9 @@
 //! order.
 
 use crate::checkpoint::Checkpoint;
+use crate::checkpoint::dtype_rules::DtypeRules;
 use crate::checkpoint::region::{IndexRange, TensorRegion};
+use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::format::header::Entry;
 use crate::profile::{self, Stage};
@@ -144,6 +146,23 @@ impl Selection {
     /// Returns the requested regions.
     pub fn regions(&self) -> &Arc<[TensorRegion]> {
         &self.regions
+    }
+
+    /// Returns the dtype of each region in a load with these rules. Only castable dtypes are cast.
+    ///
+    /// # Errors
+    /// Those of [`DtypeRules::resolve`].
+    pub fn dtypes(&self, rules: &DtypeRules) -> Result<Vec<Dtype>> {
+        let names = self.regions.iter().map(|region| &*region.name);
+        let all = || self.checkpoint.entries().map(|(_, entry)| entry.name);
+        let requested = rules.resolve(names, all).map_err(|error| match self.checkpoint.sources().next() {
+            Some(source) => error.at(source.path()),
+            None => error,
+        })?;
+        let dtype = |(region, requested): (&TensorRegion, Option<Dtype>)| {
+            requested.filter(|_| region.dtype.is_castable()).unwrap_or(region.dtype)
+        };
+        Ok(self.regions.iter().zip(requested).map(dtype).collect())
     }
 
     /// Returns the positions of the regions, sorted by file and by their first byte.

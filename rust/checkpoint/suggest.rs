@@ -1,6 +1,8 @@
-//! Names of tensors that are similar to a name that no file holds, found in a bounded time.
+//! Names of tensors that are similar to a name that no file holds, or to a pattern that matches none, found in a bounded
+//! time.
 
 use std::cmp::Reverse;
+use std::collections::HashMap;
 
 /// Number of names that are suggested.
 const SUGGESTIONS: usize = 3;
@@ -28,6 +30,37 @@ pub(super) fn similar<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> V
     let mut near: Vec<(f64, &str)> = compared.filter(|(similarity, _)| *similarity >= SIMILARITY_MIN).collect();
     near.sort_by(|a, b| b.0.total_cmp(&a.0));
     near.into_iter().take(SUGGESTIONS).map(|(_, other)| other).collect()
+}
+
+/// Returns names of which a part is most similar to the longest text without wildcards in a pattern. Parts are as many
+/// words, between dots, as that text has.
+pub(super) fn similar_to_pattern<'a>(pattern: &str, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let texts = pattern.split(['*', '?', '[', ']']).map(|text| text.trim_matches('.'));
+    let text = texts.max_by_key(|text| text.len()).unwrap_or_default();
+    let words = text.split('.').count();
+    // The first name with each part.
+    let mut first: HashMap<&str, &str> = HashMap::new();
+    let mut parts = Vec::new();
+    for name in names {
+        for part in parts_of(name, words) {
+            first.entry(part).or_insert_with(|| {
+                parts.push(part);
+                name
+            });
+        }
+    }
+    let mut near: Vec<&str> =
+        similar(text, parts.into_iter()).iter().filter_map(|part| first.get(part).copied()).collect();
+    near.dedup();
+    near
+}
+
+/// Iterates over all runs of so many words of a name.
+fn parts_of(name: &str, words: usize) -> impl Iterator<Item = &str> {
+    let after_dots = name.match_indices('.').map(|(dot, _)| dot + 1);
+    let begins: Vec<usize> = std::iter::once(0).chain(after_dots).chain([name.len() + 1]).collect();
+    let runs: Vec<_> = begins.iter().zip(begins.iter().skip(words)).map(|(&begin, &next)| begin..next - 1).collect();
+    runs.into_iter().filter_map(|run| name.get(run))
 }
 
 /// Returns how many bytes two names share at their beginning and at their end.

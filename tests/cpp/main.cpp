@@ -59,6 +59,9 @@ void check_selections(const fst::Strings& paths, const fst::Tensors& all) {
   const auto named = fst::load_tensors(paths, {"c", "a"}, at::kCPU, at::kHalf);
   check(named.size() == 2 && is_same(named[0], all.at("c")), "an integer keeps its dtype");
   check(is_same(named[1], all.at("a").to(at::kHalf)), "load_tensors with a dtype");
+  const auto partly = fst::load_file(paths[0], at::kCPU, {{"b", std::nullopt}, {"*", at::kHalf}});
+  check(is_same(partly.at("a"), all.at("a").to(at::kHalf)) && is_same(partly.at("b"), all.at("b")),
+        "load_file with dtypes by patterns");
   const auto slices = fst::load_slices(paths, {{"a", 1, 2, 3}, {"b", -1, 0, 1}});
   check(is_same(slices.at(0), all.at("a").narrow(1, 2, 3)), "load_slices of columns");
   check(is_same(slices.at(1), all.at("b").narrow(0, 0, 1)), "load_slices of rows");
@@ -127,6 +130,8 @@ void check_loader(const fst::Strings& paths, const fst::Tensors& all) {
   const auto item = next_item(selected);
   check(is_same(item.tensor, all.at(item.name).to(at::kDouble)), "loader with options");
   check(names.at(item.index) == item.name, "index among the names");
+  fst::Loader partly(paths, at::kCPU, {.dtype = {{"a*", at::kDouble}}});
+  check(partly.total_bytes() == 192 + 12 + 48, "loader with dtypes by patterns");
   selected.close();
   check(!selected.next(), "closed loader");
 }
@@ -137,6 +142,7 @@ void check_errors(const fst::Strings& paths, const std::string& directory, const
   check_throws<c10::IndexError>("tensor-not-found", [&] { fst::load_tensors(paths, {"d"}); });
   check_throws<c10::ValueError>("invalid-argument", [&] { fst::load_slices(paths, {{"a", 0, 3, 2}}); });
   check_throws<c10::ValueError>("invalid-argument", [&] { fst::load_boxes(paths, {{"a", {{0, 2, 4}, {0, 1}}}}); });
+  check_throws<c10::ValueError>("invalid-argument", [&] { fst::load_file(paths[0], at::kCPU, {{"z*", at::kHalf}}); });
   check_throws<c10::ValueError>("invalid-argument", [&] { fst::serialize({all.at("a")}, {}); });
   check_throws<c10::NotImplementedError>("unsupported-dtype",
                                          [&] { fst::serialize({at::zeros({1}, at::kComplexDouble)}, {"z"}); });

@@ -10,6 +10,7 @@ mod conformance;
 mod convert;
 mod digests;
 mod dtype;
+mod dtype_rules;
 mod encryption;
 mod files;
 mod group;

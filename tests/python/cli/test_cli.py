@@ -286,6 +286,23 @@ def test_convert_casts(command, model, tmp_path):
     torch.testing.assert_close(loaded, expected, rtol=0, atol=0)
 
 
+def test_convert_casts_by_patterns(command, model, tmp_path):
+    """Patterns are those of all inputs together. Without one, a dtype is that of the rest, in any order."""
+    torch.save({"head.weight": torch.randn(3), "head.scale": torch.randn(3)}, tmp_path / "head.pt")
+    arguments = ["--dtype", "float16", "--dtype", "*.scale=keep", "--dtype", "layers.0.*=bfloat16"]
+    done = command("convert", model, "head.pt", "mixed.safetensors", *arguments)
+    assert done.returncode == 0, done.stderr
+    dtypes = {name: tensor.dtype for name, tensor in load_file(tmp_path / "mixed.safetensors").items()}
+    assert (dtypes["head.weight"], dtypes["head.scale"]) == (torch.float16, torch.float32)
+    assert (dtypes["layers.0.weight"], dtypes["layers.1.weight"]) == (torch.bfloat16, torch.float16)
+    assert dtypes["step"] == WEIGHTS["step"].dtype
+    done = command("convert", model, "mixed.safetensors", "--dtype", "*.wieght=float16")
+    assert done.returncode == 1
+    assert '"*.wieght" matches no tensor; the nearest are "layers.0.weight"' in done.stderr
+    assert command("load", model, "--dtype", "*.weight=float16").returncode == 0
+    assert command("load", model, "--dtype", "*.weight=int8").returncode == 2
+
+
 def test_convert_duplicate_name(command, model, tmp_path):
     torch.save({"step": torch.tensor(8)}, tmp_path / "other.pt")
     done = command("convert", model, "other.pt", "both.safetensors")

@@ -34,6 +34,7 @@ class AllOperators(torch.nn.Module):
         weight, bias = fst.load_tensors(paths, ["weight", "bias"], torch.device("cpu"), dtype=torch.float64)
         [row] = fst.load_slices(paths, ["weight"], [0], [1], [2], "cpu", dtype=torch.bfloat16)
         [corner] = fst.load_boxes(paths, ["weight"], [[(0, 3, 2), (1, 2, 1)]], "cpu", dtype=torch.float16)
+        half, kept = fst.load_tensors(paths, ["weight", "bias"], dtype={"w*": torch.float16})
         [first] = fst.load_tensors(self.path, ["bias"])
         [second] = fst.load_tensors(self.path, ["bias"])
         fst.load_into(self.path, ["weight", "bias"], [self.transposed.t(), self.bias])
@@ -44,6 +45,8 @@ class AllOperators(torch.nn.Module):
             "linear": torch.nn.functional.linear(x.double(), weight, bias),
             "row": row,
             "corner": corner,
+            "half": half,
+            "kept": kept,
             "first": first,
             "second": second,
             "into": x @ self.transposed + self.bias,
@@ -74,6 +77,8 @@ def test_aot_inductor(tmp_path):
     torch.testing.assert_close(result["linear"], torch.nn.functional.linear(X.double(), wide["weight"], wide["bias"]))
     assert_same(result["row"], weights["weight"][1:3].bfloat16())
     assert_same(result["corner"], weights["weight"][::2, 1:].half())
+    assert_same(result["half"], weights["weight"].half())
+    assert_same(result["kept"], weights["bias"])
     torch.testing.assert_close(result["into"], expected)
     torch.testing.assert_close(fst.load_file(saved), {"x": X * 3}, rtol=0, atol=0)
 

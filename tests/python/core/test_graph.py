@@ -246,6 +246,10 @@ def test_load_into_compiles_without_file(path):
 OPCHECKS = {
     "load_tensors": lambda path: (([path], ["weight", "bias"]), {}),
     "load_tensors with dtype": lambda path: (([path], ["weight"], "cpu"), {"dtype": torch.float64}),
+    "load_tensors with patterns": lambda path: (
+        ([path], ["weight", "bias"], "cpu"),
+        {"patterns": ["w*", "bias"], "dtypes": [7, -1]},
+    ),
     "load_slices": lambda path: (([path], ["weight", "bias"], [1, 0], [1, 0], [2, 1]), {}),
     "load_boxes": lambda path: (([path], ["weight", "bias"], [0, 1, 2], [2, 2, 1], [3, 1, 1]), {}),
     "load_boxes with dtype": lambda path: (([path], ["bias"], [1], [2], [2], "cpu"), {"dtype": torch.float64}),

@@ -43,6 +43,13 @@ class SelfLoading(torch.nn.Module):
         return boxes + torch.ops.fst.load_boxes([self.path], ["bias"], [0], [2], [4])
 
     @torch.jit.export
+    def partly_cast(self) -> list[torch.Tensor]:
+        checkpoint = torch.classes.fst.Checkpoint([self.path])
+        return torch.ops.fst.load_tensors(
+            [self.path], ["weight", "weight"], patterns=["w*"], dtypes=[torch.float16]
+        ) + checkpoint.load_tensors(["weight"], torch.device("cpu"), torch.float64, ["w*"], [-1])
+
+    @torch.jit.export
     def fill(self, weight: torch.Tensor) -> None:
         torch.ops.fst.load_into([self.path], ["weight"], [weight])
 
@@ -85,7 +92,18 @@ def path(tmp_path):
 def module(request, path, tmp_path):
     scripted = torch.jit.script(SelfLoading(str(path)))
     if request.param == "frozen":
-        methods = ["everything", "from_files", "columns", "corners", "fill", "names", "texts", "one_by_one", "twice"]
+        methods = [
+            "everything",
+            "from_files",
+            "columns",
+            "corners",
+            "partly_cast",
+            "fill",
+            "names",
+            "texts",
+            "one_by_one",
+            "twice",
+        ]
         return torch.jit.freeze(scripted.eval(), preserved_attrs=methods)
     if request.param == "saved and loaded":
         scripted.save(str(tmp_path / "module.pt"))
@@ -104,6 +122,10 @@ def test_every_operator(module):
     weight, bias = (raw.tensor() for raw in WEIGHTS.values())
     for corner, expected in zip(module.corners(), (weight[::2, ::2], bias[1::3], bias[::4]), strict=True):
         assert_same(corner, expected)
+    *cast, kept = module.partly_cast()
+    for tensor in cast:
+        assert_same(tensor, weight.half())
+    assert_same(kept, weight)
     weight = torch.zeros(3, 5, dtype=torch.bfloat16).t()
     module.fill(weight)
     assert_same(weight, WEIGHTS["weight"].tensor())

@@ -155,7 +155,7 @@ def test_dtype(path, dtype, start):
 
 
 def test_bad_arguments(path):
-    with pytest.raises(ValueError, match="floating point"):
+    with pytest.raises(ValueError, match="floating-point"):
         fst.load_module(Embedder(), path, dtype=torch.int32)
     with pytest.raises(TypeError, match="dict"):
         fst.load_module({}, path)

@@ -4,17 +4,20 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import torch
 
+from fst._core.dtypes import SCALAR_TYPES
 from fst._core.signature import Signature
 from fst._core.urls import is_collapsed
 
 Path = str | os.PathLike[str]
 Paths = Path | Sequence[Path]
 Device = torch.device | str | int | None
+# Dtype to cast to: one for all tensors, or one for each name or pattern, with `None` for the stored dtype.
+Dtype = torch.dtype | Mapping[str, torch.dtype | None] | None
 # Digests of whole files: a manifest, the path of one, or a signature that contains one.
 Manifest = Path | Mapping[str, str] | Signature
 # `False`, `True` for the digests in the files, or those of whole files.
@@ -28,6 +31,9 @@ DIGESTS_KEY = "fst.digests"
 DEFAULT_WINDOW_BYTES = 512 << 20
 # Default `exchange_bytes` of streams across ranks: size of a rank's send and receive buffers, beside the window.
 DEFAULT_EXCHANGE_BYTES = 128 << 20
+
+# Number in place of a dtype for tensors that keep the stored one.
+_STORED_DTYPE = -1
 
 _Item = TypeVar("_Item")
 
@@ -154,11 +160,27 @@ def digests_of(digests: Digests, metadata: dict[str, str] | None) -> dict[str, s
     return {**(metadata or {}), DIGESTS_KEY: digests}
 
 
-def dtype_of(dtype: torch.dtype | None) -> torch.dtype | None:
-    """Returns the dtype to cast to, or None."""
+def dtype_of(dtype: Dtype) -> Dtype:
+    """Returns the dtype to cast to, or a copy of a mapping of patterns to dtypes, or None."""
+    if isinstance(dtype, Mapping):
+        for pattern, each in dtype.items():
+            if not isinstance(pattern, str) or not isinstance(each, torch.dtype | None):
+                raise TypeError(f"dtype must map str to torch.dtype or None, not {pattern!r} to {each!r}")
+        return {_utf8(pattern): each for pattern, each in dtype.items()}
     if not isinstance(dtype, torch.dtype | None):
-        raise TypeError(f"dtype must be a torch.dtype or None, not {type(dtype).__name__}")
+        raise TypeError(f"dtype must be a torch.dtype, a mapping of str to them, or None, not {type(dtype).__name__}")
     return dtype
+
+
+def dtype_arguments(dtype: Dtype) -> dict[str, Any]:
+    """Returns the result of `dtype_of` as the arguments that operators and classes take."""
+    if not isinstance(dtype, Mapping):
+        return {"dtype": dtype}
+    for each in dtype.values():
+        if each is not None and each not in SCALAR_TYPES:
+            raise ValueError(f"dtype is {each}, but must be a floating-point dtype of 8 bits or more")
+    numbers = [_STORED_DTYPE if each is None else SCALAR_TYPES[each] for each in dtype.values()]
+    return {"dtype": None, "patterns": list(dtype), "dtypes": numbers}
 
 
 def metadata_of(metadata: Mapping[str, str] | None) -> dict[str, str] | None:

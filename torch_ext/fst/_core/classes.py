@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import fst._core.library  # noqa: F401  (registers the classes)
+from fst._core.arguments import Dtype, dtype_arguments
 from fst._core.errors import methods_translate_errors, translates_errors
 from fst._core.index_range import IndexRange, flatten
 
@@ -181,21 +182,19 @@ class Checkpoint:
         """
         return self._object.page_cache()
 
-    def load_tensors(
-        self, names: Sequence[str], device: torch.device, dtype: torch.dtype | None = None
-    ) -> list[Tensor]:
+    def load_tensors(self, names: Sequence[str], device: torch.device, dtype: Dtype = None) -> list[Tensor]:
         """Loads tensors. On "meta" it only returns their shapes and dtypes."""
-        return self._object.load_tensors(names, device, dtype)
+        return self._object.load_tensors(names, device, **dtype_arguments(dtype))
 
     def load_boxes(
         self,
         names: Sequence[str],
         regions: Sequence[Sequence[IndexRange]],
         device: torch.device,
-        dtype: torch.dtype | None = None,
+        dtype: Dtype = None,
     ) -> list[Tensor]:
         """Loads an index region of each named tensor."""
-        return self._object.load_boxes(names, *flatten(regions), device, dtype)
+        return self._object.load_boxes(names, *flatten(regions), device, **dtype_arguments(dtype))
 
     def load_into(self, names: Sequence[str], out: Sequence[Tensor]) -> None:
         """Overwrites existing tensors of the stored shapes, with the casts of `Tensor.copy_`."""
@@ -247,7 +246,7 @@ class Loader:
         paths: Files, directories or index files.
         device: The device of the tensors.
         names: The tensors to load, or None for all.
-        dtype: A floating-point dtype to cast to.
+        dtype: A floating-point dtype to cast to, or such dtypes by names and patterns.
         window_bytes: The upper bound for tensors that are loaded and not yet returned, in bytes.
         order: "file" for the order of the bytes in the files, or "landed" to return each tensor once it is ready.
         dims: The dimension of the slice of each name, or None to load whole tensors.
@@ -263,7 +262,7 @@ class Loader:
         device: torch.device | str,
         names: Sequence[str] | None = None,
         *,
-        dtype: torch.dtype | None = None,
+        dtype: Dtype = None,
         window_bytes: int = UNBOUNDED,
         order: str = "landed",
         dims: Sequence[int] | None = None,
@@ -282,14 +281,14 @@ class Loader:
             paths,
             device,
             names,
-            dtype,
-            window_bytes,
-            order,
-            dims,
-            starts,
-            lengths,
-            verify,
-            None if key is None else key._object,
+            window_bytes=window_bytes,
+            order=order,
+            dims=dims,
+            starts=starts,
+            lengths=lengths,
+            verify=verify,
+            key=None if key is None else key._object,
+            **dtype_arguments(dtype),
         )
 
     @classmethod
@@ -471,11 +470,9 @@ class GroupPlan:
         """Returns whether every rank takes its shard of a tensor from its page cache."""
         return self._object.is_cached(name)
 
-    def load_own(
-        self, rank: int, items: Sequence[int], device: torch.device, dtype: torch.dtype | None
-    ) -> list[Tensor]:
+    def load_own(self, rank: int, items: Sequence[int], device: torch.device, dtype: Dtype) -> list[Tensor]:
         """Loads some shards of a rank, given the indices of its requests, without the other ranks."""
-        return self._object.load_own(rank, items, device, dtype)
+        return self._object.load_own(rank, items, device, **dtype_arguments(dtype))
 
     def load_own_into(self, rank: int, items: Sequence[int], out: Sequence[Tensor]) -> None:
         """Overwrites existing tensors with some shards of a rank, with the casts of `Tensor.copy_`."""

@@ -16,27 +16,23 @@ Device = torch.device | str
 _CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 
-def _from_headers(operator: Callable[..., Any], *args: object, dtype: torch.dtype | None) -> Any:
+def _from_headers(operator: Callable[..., Any], *args: object, **dtypes: Any) -> Any:
     """Calls the operator for the device "meta"."""
     # Under the fake mode the call would dispatch to the fake again.
     with unset_fake_temporarily():
-        return operator(*args, "meta", dtype=dtype)
+        return operator(*args, "meta", **dtypes)
 
 
 def _fake(stored: Tensor, device: Device) -> Tensor:
     return torch.empty(stored.shape, dtype=stored.dtype, device=device)
 
 
-def _load_file(
-    path: str, device: Device = "cpu", *, dtype: torch.dtype | None = None, verify: str = ""
-) -> dict[str, Tensor]:
-    return _load_files([path], device, dtype=dtype)
+def _load_file(path: str, device: Device = "cpu", *, verify: str = "", **dtypes: Any) -> dict[str, Tensor]:
+    return _load_files([path], device, **dtypes)
 
 
-def _load_files(
-    paths: Sequence[str], device: Device = "cpu", *, dtype: torch.dtype | None = None, verify: str = ""
-) -> dict[str, Tensor]:
-    stored = _from_headers(torch.ops.fst.load_files, paths, dtype=dtype)
+def _load_files(paths: Sequence[str], device: Device = "cpu", *, verify: str = "", **dtypes: Any) -> dict[str, Tensor]:
+    stored = _from_headers(torch.ops.fst.load_files, paths, **dtypes)
     return {name: _fake(tensor, device) for name, tensor in stored.items()}
 
 
@@ -45,10 +41,10 @@ def _load_tensors(
     names: Sequence[str],
     device: Device = "cpu",
     *,
-    dtype: torch.dtype | None = None,
     verify: str = "",
+    **dtypes: Any,
 ) -> list[Tensor]:
-    stored = _from_headers(torch.ops.fst.load_tensors, paths, names, dtype=dtype)
+    stored = _from_headers(torch.ops.fst.load_tensors, paths, names, **dtypes)
     return [_fake(tensor, device) for tensor in stored]
 
 
@@ -60,10 +56,10 @@ def _load_slices(
     lengths: Sequence[int],
     device: Device = "cpu",
     *,
-    dtype: torch.dtype | None = None,
     verify: str = "",
+    **dtypes: Any,
 ) -> list[Tensor]:
-    stored = _from_headers(torch.ops.fst.load_slices, paths, names, dims, starts, lengths, dtype=dtype)
+    stored = _from_headers(torch.ops.fst.load_slices, paths, names, dims, starts, lengths, **dtypes)
     return [_fake(tensor, device) for tensor in stored]
 
 
@@ -75,10 +71,10 @@ def _load_boxes(
     steps: Sequence[int],
     device: Device = "cpu",
     *,
-    dtype: torch.dtype | None = None,
     verify: str = "",
+    **dtypes: Any,
 ) -> list[Tensor]:
-    stored = _from_headers(torch.ops.fst.load_boxes, paths, names, starts, lengths, steps, dtype=dtype)
+    stored = _from_headers(torch.ops.fst.load_boxes, paths, names, starts, lengths, steps, **dtypes)
     return [_fake(tensor, device) for tensor in stored]
 
 

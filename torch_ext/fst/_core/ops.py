@@ -1,17 +1,19 @@
 """Typed bindings of the operators `torch.ops.fst.*` that raise Python exceptions.
 
-Each function has the parameters of its operator, except that regions are not flattened. The rest of the
+Each function has the parameters of its operator, except that regions and dtypes are not flattened. The rest of the
 package calls these, and never `torch.ops.fst`.
 """
 # Operators have no static types.
 # mypy: disable-error-code="no-any-return"
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 import fst._core.compile  # noqa: F401  (registers the operators, their fakes and their effects)
+from fst._core.arguments import Dtype, dtype_arguments
+from fst._core.dtypes import DTYPES
 from fst._core.errors import translates_errors
 from fst._core.index_range import IndexRange, flatten
 
@@ -19,19 +21,17 @@ _Device = torch.device | str
 
 
 @translates_errors
-def load_file(
-    path: str, device: _Device = "cpu", *, dtype: torch.dtype | None = None, verify: str = ""
-) -> dict[str, Tensor]:
+def load_file(path: str, device: _Device = "cpu", *, dtype: Dtype = None, verify: str = "") -> dict[str, Tensor]:
     """Loads every tensor of a checkpoint."""
-    return torch.ops.fst.load_file(path, device, dtype=dtype, verify=verify)
+    return torch.ops.fst.load_file(path, device, verify=verify, **dtype_arguments(dtype))
 
 
 @translates_errors
 def load_files(
-    paths: Sequence[str], device: _Device = "cpu", *, dtype: torch.dtype | None = None, verify: str = ""
+    paths: Sequence[str], device: _Device = "cpu", *, dtype: Dtype = None, verify: str = ""
 ) -> dict[str, Tensor]:
     """Loads every tensor of several files."""
-    return torch.ops.fst.load_files(paths, device, dtype=dtype, verify=verify)
+    return torch.ops.fst.load_files(paths, device, verify=verify, **dtype_arguments(dtype))
 
 
 @translates_errors
@@ -40,11 +40,11 @@ def load_tensors(
     names: Sequence[str],
     device: _Device = "cpu",
     *,
-    dtype: torch.dtype | None = None,
+    dtype: Dtype = None,
     verify: str = "",
 ) -> list[Tensor]:
     """Loads named tensors."""
-    return torch.ops.fst.load_tensors(paths, names, device, dtype=dtype, verify=verify)
+    return torch.ops.fst.load_tensors(paths, names, device, verify=verify, **dtype_arguments(dtype))
 
 
 @translates_errors
@@ -56,11 +56,13 @@ def load_slices(
     lengths: Sequence[int],
     device: _Device = "cpu",
     *,
-    dtype: torch.dtype | None = None,
+    dtype: Dtype = None,
     verify: str = "",
 ) -> list[Tensor]:
     """Loads a slice along one dimension of each named tensor."""
-    return torch.ops.fst.load_slices(paths, names, dims, starts, lengths, device, dtype=dtype, verify=verify)
+    return torch.ops.fst.load_slices(
+        paths, names, dims, starts, lengths, device, verify=verify, **dtype_arguments(dtype)
+    )
 
 
 @translates_errors
@@ -70,11 +72,11 @@ def load_boxes(
     regions: Sequence[Sequence[IndexRange]],
     device: _Device = "cpu",
     *,
-    dtype: torch.dtype | None = None,
+    dtype: Dtype = None,
     verify: str = "",
 ) -> list[Tensor]:
     """Loads an index region of each named tensor."""
-    return torch.ops.fst.load_boxes(paths, names, *flatten(regions), device, dtype=dtype, verify=verify)
+    return torch.ops.fst.load_boxes(paths, names, *flatten(regions), device, verify=verify, **dtype_arguments(dtype))
 
 
 @translates_errors
@@ -154,6 +156,15 @@ def names_beside(url: str) -> list[str]:
 def remove_object(url: str) -> None:
     """Removes an object of a remote store. It need not exist."""
     torch.ops.fst._remove_object(url)
+
+
+@translates_errors
+def requested_dtypes(names: Sequence[str], dtype: Dtype) -> list[torch.dtype | None]:
+    """Returns the dtype that `dtype` requests for each of all names, or None."""
+    patterns = dtype if isinstance(dtype, Mapping) else {"*": dtype}
+    arguments = dtype_arguments(patterns)
+    numbers = torch.ops.fst._requested_dtypes(names, arguments["patterns"], arguments["dtypes"])
+    return [DTYPES.get(number) for number in numbers]
 
 
 @translates_errors

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
-from fst._core.arguments import Paths
+from fst._core.arguments import Dtype, Paths
 from fst._core.classes import GroupPlan
 from fst._core.dtypes import CASTABLE
 from fst._core.encryption_key import EncryptionKey
@@ -74,7 +74,7 @@ class ShardLoad(NamedTuple):
         encoded: The encoded requests.
         group: The ranks that load together.
         device: Device of the new tensors.
-        dtype: Dtype to cast to, or `None`.
+        dtype: Requested dtypes, as `dtype_of` returns them.
     """
 
     checkpoint: OpenCheckpoint
@@ -82,7 +82,7 @@ class ShardLoad(NamedTuple):
     encoded: Tensor
     group: Group
     device: torch.device
-    dtype: torch.dtype | None
+    dtype: Dtype
 
 
 def load_shards(
@@ -90,7 +90,7 @@ def load_shards(
     requests: Sequence[ShardRequest],
     group: Group,
     device: torch.device,
-    dtype: torch.dtype | None = None,
+    dtype: Dtype = None,
     strategy: str = "auto",
     window_bytes: int | None = None,
 ) -> list[Tensor]:
@@ -111,7 +111,7 @@ def prepare_load(
     requests: Sequence[ShardRequest],
     group: Group,
     device: torch.device,
-    dtype: torch.dtype | None = None,
+    dtype: Dtype = None,
     strategy: str = "auto",
     window_bytes: int | None = None,
 ) -> tuple[ShardLoad, bytes]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
-from fst._core.arguments import Paths, Verify, dtype_of, names_of, verify_of
+from fst._core.arguments import Dtype, Paths, Verify, dtype_of, names_of, verify_of
 from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
@@ -36,7 +36,7 @@ def load_distributed(
     paths: Paths,
     mesh: "DeviceMesh",
     placements: "MeshPlacements",
-    dtype: torch.dtype | None = None,
+    dtype: Dtype = None,
     names: Sequence[str] | None = None,
     *,
     group: "ProcessGroup | None" = None,
@@ -97,7 +97,7 @@ def load_distributed(
     if not is_device_mesh(mesh):
         raise TypeError(f"mesh must be a torch.distributed.device_mesh.DeviceMesh, not {type(mesh).__name__}")
 
-    def read_arguments() -> tuple[torch.device, torch.dtype | None, list[str] | None]:
+    def read_arguments() -> tuple[torch.device, Dtype, list[str] | None]:
         return mesh_device(mesh), dtype_of(dtype), None if names is None else names_of(names)
 
     with defer_interrupts():
@@ -149,7 +149,7 @@ class _Selection(NamedTuple):
     checkpoint: OpenCheckpoint
     by_name: "dict[str, list[Placement]]"
     device: torch.device
-    dtype: torch.dtype | None
+    dtype: Dtype
 
 
 def _mesh_placements(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
-from fst._core.arguments import Device, Paths, Verify, device_of, dtype_of, names_of, verify_of
+from fst._core.arguments import Device, Dtype, Paths, Verify, device_of, dtype_of, names_of, verify_of
 from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
@@ -25,7 +25,7 @@ def load_sharded(
     placements: Placements,
     group: "ProcessGroup | None" = None,
     device: Device = "cpu",
-    dtype: torch.dtype | None = None,
+    dtype: Dtype = None,
     names: Sequence[str] | None = None,
     *,
     strategy: Literal["auto", "own", "exchange"] = "auto",
@@ -102,14 +102,14 @@ class ShardSelection(NamedTuple):
         requests: A request for each shard, in the order of the files.
         group: The ranks that load together.
         device: Device of the new tensors.
-        dtype: Dtype to cast to, or `None`.
+        dtype: Requested dtypes, as `dtype_of` returns them.
     """
 
     checkpoint: OpenCheckpoint
     requests: list[ShardRequest]
     group: Group
     device: torch.device
-    dtype: torch.dtype | None
+    dtype: Dtype
 
 
 def select_shards(
@@ -117,7 +117,7 @@ def select_shards(
     placements: Placements,
     process_group: "ProcessGroup | None",
     device: Device,
-    dtype: torch.dtype | None,
+    dtype: Dtype,
     names: Sequence[str] | None,
     verify: str,
     encryption_key: EncryptionKey | None,
@@ -148,7 +148,7 @@ def _select(
     placements: Placements,
     process_group: "ProcessGroup | None",
     device: Device,
-    dtype: torch.dtype | None,
+    dtype: Dtype,
     names: Sequence[str] | None,
 ) -> ShardSelection:
     load_device, load_dtype = _resolve(device), dtype_of(dtype)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fst._core.arguments import DEFAULT_EXCHANGE_BYTES, DEFAULT_WINDOW_BYTES, Device, Paths, Verify, verify_of
+from fst._core.arguments import DEFAULT_EXCHANGE_BYTES, DEFAULT_WINDOW_BYTES, Device, Dtype, Paths, Verify, verify_of
 from fst._core.encryption_key import EncryptionKey
 from fst._core.interrupts import defer_interrupts
 from fst._distributed.load import batches, load_shards
@@ -84,7 +84,7 @@ def stream_sharded(
     placements: Placements,
     group: "ProcessGroup | None" = None,
     device: Device = "cpu",
-    dtype: torch.dtype | None = None,
+    dtype: Dtype = None,
     names: Sequence[str] | None = None,
     *,
     window_bytes: int = DEFAULT_WINDOW_BYTES,

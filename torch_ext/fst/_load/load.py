@@ -20,6 +20,7 @@ from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core import ops
 from fst._core.arguments import (
     Device,
+    Dtype,
     Manifest,
     Path,
     Paths,
@@ -40,7 +41,7 @@ def load_file(
     path: Path,
     device: Device = "cpu",
     *,
-    dtype: torch.dtype | None = None,
+    dtype: Dtype = None,
     progress: bool = False,
     verify: Verify = False,
     encryption_key: EncryptionKey | None = None,
@@ -57,7 +58,10 @@ def load_file(
         device: The device of the tensors: "cpu", "cuda" (the current GPU), "cuda:1", a `torch.device`, the index of a
             GPU, or `None` for PyTorch's default device. "meta" reads only the headers.
         dtype: A floating-point dtype. Tensors stored as F16, BF16, F32 or F64 are cast to it. All others keep their
-            dtype: integers, bools, complex numbers and the 8-bit and 4-bit floats.
+            dtype: integers, bools, complex numbers and the 8-bit and 4-bit floats. A mapping of names and patterns
+            (`*`, `?`, `[...]`) to dtypes casts only tensors that match one, so that the scales of quantized weights
+            keep their dtype: `{"*_scale": None, "*": torch.bfloat16}`. `None` keeps the stored dtype. A name takes
+            precedence over patterns, and a pattern over later patterns.
         progress: Shows a progress bar of bytes, which requires tqdm. Compiled and exported programs show none. Mapped
             files need no reading, so their load to the CPU completes at once.
         verify: Compares the data with digests, and returns no tensor if they differ. `True` takes the digests that the
@@ -80,7 +84,8 @@ def load_file(
         IntegrityError: A digest differs, a file to verify has none, or a signature is not valid.
         NotImplementedError: PyTorch has no dtype for one of the tensors (F6_E2M3, F6_E3M2). The other tensors can be
             loaded by name.
-        ValueError: The device does not exist, or `dtype` is not a floating-point dtype.
+        ValueError: The device does not exist, `dtype` is not a floating-point dtype, or a pattern in it, other than
+            `"*"`, decides for no tensor of the checkpoint.
         ImportError: `progress` is True and tqdm is not installed.
         torch.OutOfMemoryError: The device has no memory for the tensors.
         KeyboardInterrupt: Ctrl-C was pressed. Everything loaded so far has been freed.
@@ -110,7 +115,7 @@ def load_files(
     paths: Paths,
     device: Device = "cpu",
     *,
-    dtype: torch.dtype | None = None,
+    dtype: Dtype = None,
     progress: bool = False,
     verify: Verify = False,
     encryption_key: EncryptionKey | None = None,
@@ -152,7 +157,7 @@ def load_files(
 
 
 def _load_encrypted(
-    paths: Paths, device: Device, dtype: torch.dtype | None, verify: Verify, encryption_key: EncryptionKey
+    paths: Paths, device: Device, dtype: Dtype, verify: Verify, encryption_key: EncryptionKey
 ) -> dict[str, Tensor]:
     """Loads every tensor of encrypted files. Operators take no keys, since graphs would contain them."""
     checkpoint = OpenCheckpoint(paths, verify=verify_of(verify), encryption_key=encryption_key)
@@ -166,7 +171,7 @@ def load_tensors(
     names: Sequence[str],
     device: Device = "cpu",
     *,
-    dtype: torch.dtype | None = None,
+    dtype: Dtype = None,
     progress: bool = False,
     verify: Verify = False,
     encryption_key: EncryptionKey | None = None,
@@ -225,7 +230,7 @@ def load_slices(
     lengths: Sequence[int],
     device: Device = "cpu",
     *,
-    dtype: torch.dtype | None = None,
+    dtype: Dtype = None,
     progress: bool = False,
     verify: Verify = False,
     encryption_key: EncryptionKey | None = None,
@@ -295,7 +300,7 @@ def load_boxes(
     boxes: Sequence[Sequence[tuple[int, int, int]]],
     device: Device = "cpu",
     *,
-    dtype: torch.dtype | None = None,
+    dtype: Dtype = None,
     verify: Verify = False,
     encryption_key: EncryptionKey | None = None,
 ) -> list[Tensor]:

@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Literal, Protocol
 
-import torch
 from torch import Tensor
 
 from fst._core.arguments import (
     DEFAULT_WINDOW_BYTES,
     Device,
+    Dtype,
     Paths,
     Verify,
     device_of,
@@ -67,7 +67,7 @@ def stream(
     paths: Paths,
     device: Device = "cpu",
     names: Sequence[str] | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: Dtype = None,
     *,
     window_bytes: int = DEFAULT_WINDOW_BYTES,
     order: Literal["file", "landed"] = "file",

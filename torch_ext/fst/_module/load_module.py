@@ -11,7 +11,9 @@ from torch.nn.modules.module import _IncompatibleKeys
 
 from fst._checkpoint.batched import have_equal_bits
 from fst._checkpoint.checkpoint import OpenCheckpoint
-from fst._core.arguments import Device, Paths, Verify, device_of, dtype_of, verify_of
+from fst._core import ops
+from fst._core.arguments import Device, Dtype, Paths, Verify, device_of, dtype_of, verify_of
+from fst._core.dtypes import CASTABLE
 from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
@@ -47,7 +49,7 @@ def load_module(
     module: Module,
     paths: Paths,
     device: Device = None,
-    dtype: torch.dtype | None = None,
+    dtype: Dtype = None,
     strict: bool = True,
     *,
     group: "ProcessGroup | None" = None,
@@ -82,7 +84,8 @@ def load_module(
             load overwrites. `None` keeps the devices. Tensors on meta then go to PyTorch's default device or, in a
             module with DTensors, to the device of their mesh.
         dtype: Floating-point dtype for the parameters and persistent buffers that are float16, bfloat16, float32 or
-            float64. `None` keeps the dtypes.
+            float64. `None` keeps the dtypes. A mapping of names and patterns to dtypes is as in `load_file`, with the
+            names of `module.state_dict()`.
         strict: Whether missing and unexpected names are errors, and non-persistent buffers on meta, which no checkpoint
             holds. If False, tensors without a stored value stay as they are, also on meta.
         group: Ranks that load together, each with a module. `None` is the ranks of the mesh that contains the ranks of
@@ -131,17 +134,18 @@ def _load_in_process(
     module: Module,
     paths: Paths,
     device: Device,
-    dtype: torch.dtype | None,
+    dtype: Dtype,
     strict: bool,
     verify: str,
     encryption_key: EncryptionKey | None,
 ) -> _IncompatibleKeys:
     """Loads in this process alone."""
-    options = _module_options(device, dtype, [])
+    options = _module_options(device, [])
     checkpoint = OpenCheckpoint(paths, verify=verify, encryption_key=encryption_key)
     if verify:
         checkpoint.verify()
     match = match_tensors(module, checkpoint.tensors)
+    options = _with_dtypes(options, match, dtype)
     differing = [names for names in _tied_names(match) if not have_equal_bits(checkpoint, names)]
     _check(match, module, checkpoint, strict, differing)
     loaded = _load_alone(match, checkpoint, options)
@@ -152,7 +156,7 @@ def _load_in_group(
     module: Module,
     paths: Paths,
     device: Device,
-    dtype: torch.dtype | None,
+    dtype: Dtype,
     strict: bool,
     group: "ProcessGroup",
     meshes: "Sequence[DeviceMesh]",
@@ -161,10 +165,11 @@ def _load_in_group(
 ) -> _IncompatibleKeys:
     """Loads with all ranks of a group."""
     # Communicates as for the CPU until all ranks know their device.
-    options = Group.of(group, torch.device("cpu")).run_on_all(lambda: _module_options(device, dtype, meshes))
+    options = Group.of(group, torch.device("cpu")).run_on_all(lambda: _module_options(device, meshes))
     load_group = Group.of(group, options.device)
     checkpoint = open_for_group(paths, load_group, verify, encryption_key)
     match = load_group.run_on_all(lambda: match_tensors(module, checkpoint.tensors))
+    options = load_group.run_on_all(lambda: _with_dtypes(options, match, dtype))
     differing = _differing_on_any(_tied_names(match), checkpoint, load_group)
     load_group.run_on_all(lambda: _check(match, module, checkpoint, strict, differing))
     loaded = _load_together(match, checkpoint, options, load_group)
@@ -178,17 +183,28 @@ def _meshes_of(module: Module) -> "list[DeviceMesh]":
     return [mesh for mesh in meshes if mesh.get_coordinate() is not None]
 
 
-def _module_options(device: Device, dtype: torch.dtype | None, meshes: "Sequence[DeviceMesh]") -> ModuleOptions:
-    dtype = dtype_of(dtype)
-    if dtype is not None and not dtype.is_floating_point:
-        raise ValueError(f"dtype must be floating point, not {dtype}")
+def _module_options(device: Device, meshes: "Sequence[DeviceMesh]") -> ModuleOptions:
+    """Returns options that cast nothing."""
     if device is None and meshes:
-        return ModuleOptions(False, mesh_device(meshes[0]), dtype)
+        return ModuleOptions(False, mesh_device(meshes[0]), {})
     # An empty tensor resolves "cuda" to the current GPU.
-    options = ModuleOptions(device is not None, torch.empty(0, device=device_of(device)).device, dtype)
+    options = ModuleOptions(device is not None, torch.empty(0, device=device_of(device)).device, {})
     if options.device.type == "meta":
         raise ValueError("tensors on meta hold no values; pass the device to load the module to")
     return options
+
+
+def _with_dtypes(options: ModuleOptions, match: Match, dtype: Dtype) -> ModuleOptions:
+    """Returns options that cast the tensors of a module as requested."""
+    names = [key for each in match.tensors for key in each.keys]
+    requested = dict(zip(names, ops.requested_dtypes(names, dtype_of(dtype)), strict=True))
+    dtypes: dict[int, torch.dtype] = {}
+    for each in match.tensors:
+        # The first name for which a dtype is requested decides for a tied tensor.
+        to = next((each_to for key in each.keys if (each_to := requested[key]) is not None), None)
+        if to is not None and each.tensor.dtype in CASTABLE:
+            dtypes |= {id(tensor): to for tensor in each.tensors}
+    return options._replace(dtypes=dtypes)
 
 
 def _tied_names(match: Match) -> list[list[str]]:

@@ -1,6 +1,7 @@
 """New storage for a module's parameters and buffers."""
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -19,12 +20,12 @@ class ModuleOptions(NamedTuple):
     Attributes:
         moves: Whether all tensors go to `device`. Otherwise only tensors on meta do.
         device: The device.
-        dtype: Floating-point dtype that castable tensors get, or `None` for no cast.
+        dtypes: Dtypes of tensors to cast, by the ids of the tensors. All others keep their dtype.
     """
 
     moves: bool
     device: torch.device
-    dtype: torch.dtype | None
+    dtypes: Mapping[int, torch.dtype]
 
     def device_for(self, tensor: Tensor) -> torch.device:
         """Returns the device of a tensor after the load."""
@@ -32,7 +33,7 @@ class ModuleOptions(NamedTuple):
 
     def dtype_for(self, tensor: Tensor) -> torch.dtype:
         """Returns the dtype of a tensor after the load."""
-        return self.dtype if self.dtype is not None and tensor.dtype in CASTABLE else tensor.dtype
+        return self.dtypes.get(id(tensor), tensor.dtype)
 
     def keeps(self, tensor: Tensor) -> bool:
         """Returns whether a tensor keeps its storage."""

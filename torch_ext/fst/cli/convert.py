@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 from fst._core.files import open_regular
 from fst._core.formatting import format_count, format_size, visible
 from fst._core.urls import is_url, without_secrets
-from fst.cli.load import DTYPES, dtype_named
+from fst.cli.load import add_dtype, requested_dtypes
 from fst.cli.numbers import size
 from fst.cli.pickled import SUFFIXES, is_pickled
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from fst._checkpoint.checkpoint import OpenCheckpoint
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -37,7 +39,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "target",
         help="the .safetensors file to write; names of shards and their index derive from it. Or a .tensors file",
     )
-    parser.add_argument("--dtype", choices=list(DTYPES), help="cast floating-point tensors")
+    add_dtype(parser)
     parser.add_argument("--key", help='key of the tensors in a PyTorch file, such as "state_dict"')
     parser.add_argument(
         "--max-shard-size",
@@ -55,29 +57,39 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from fst._checkpoint.checkpoint import OpenCheckpoint
+    from fst._core import ops
     from fst._core.encryption_key import EncryptionKey
-    from fst._load.load import load_files
     from fst._save.save import save_file
 
     target = Path(arguments.target)
     if target.suffix not in (".safetensors", ".tensors"):
         raise ValueError(f"{target}: the name of the target must end in .safetensors or .tensors")
-    dtype = dtype_named(arguments.dtype)
-    tensors: dict[str, Tensor] = {}
+    opened: list[tuple[list[str], dict[str, Tensor] | OpenCheckpoint]] = []
+    names: set[str] = set()
     metadata: dict[str, str] = {}
     for path in arguments.paths:
+        content: dict[str, Tensor] | OpenCheckpoint
         if not is_url(path) and (Path(path).suffix in SUFFIXES or is_pickled(Path(path))):
-            found = _from_pickle(Path(path), arguments.key, dtype)
+            content = _from_pickle(Path(path), arguments.key)
+            found = list(content)
             metadata.setdefault("format", "pt")
         else:
-            found = load_files([path], dtype=dtype)
-            for _, file_metadata in OpenCheckpoint(path).metadata():
+            content = OpenCheckpoint(path)
+            found = content.names()
+            for _, file_metadata in content.metadata():
                 metadata |= file_metadata
-        if duplicates := tensors.keys() & found.keys():
+        if duplicates := names.intersection(found):
             raise ValueError(
                 f"{without_secrets(path)}: {min(duplicates)!r} is in an earlier file, too; convert the files one by one"
             )
-        tensors |= found
+        names.update(found)
+        opened.append((found, content))
+    # A pattern may be for one of the files only.
+    ordered = [name for found, _ in opened for name in found]
+    dtypes = dict(zip(ordered, ops.requested_dtypes(ordered, requested_dtypes(arguments.dtype)), strict=True))
+    tensors: dict[str, Tensor] = {}
+    for found, content in opened:
+        tensors |= _load(found, content, dtypes)
     if target.suffix == ".tensors":
         _save_tensors(tensors, target, arguments)
     else:
@@ -97,6 +109,23 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _load(
+    names: list[str], content: dict[str, Tensor] | OpenCheckpoint, dtypes: Mapping[str, torch.dtype | None]
+) -> dict[str, Tensor]:
+    """Returns all tensors of an input. The stored floats of 16 bits and more are cast to their dtypes."""
+    import torch
+
+    from fst._core.dtypes import CASTABLE
+
+    if not isinstance(content, dict):
+        loaded = content.load_tensors(names, torch.device("cpu"), {name: dtypes[name] for name in names})
+        return dict(zip(names, loaded, strict=True))
+    return {
+        name: tensor.to(dtypes[name]) if dtypes[name] is not None and tensor.dtype in CASTABLE else tensor
+        for name, tensor in content.items()
+    }
+
+
 def _save_tensors(tensors: dict[str, Tensor], target: Path, arguments: argparse.Namespace) -> None:
     """Writes a file in tensorizer's format, which has no metadata, and hashes of its own."""
     options = {
@@ -114,10 +143,8 @@ def _save_tensors(tensors: dict[str, Tensor], target: Path, arguments: argparse.
             serializer.write_tensor(0, name, TensorType.STATE_DICT, tensor)
 
 
-def _from_pickle(path: Path, key: str | None, dtype: torch.dtype | None) -> dict[str, Tensor]:
+def _from_pickle(path: Path, key: str | None) -> dict[str, Tensor]:
     import torch
-
-    from fst._core.dtypes import CASTABLE
 
     # PyTorch before 1.6 did not write ZIP archives, and only those can be mapped.
     try:
@@ -134,10 +161,7 @@ def _from_pickle(path: Path, key: str | None, dtype: torch.dtype | None) -> dict
         content = content[key]
     elif isinstance(content, Mapping):
         _suggest_key(path, content)
-    tensors = dict(_flatten(path, content, ""))
-    if dtype is None:
-        return tensors
-    return {name: tensor.to(dtype) if tensor.dtype in CASTABLE else tensor for name, tensor in tensors.items()}
+    return dict(_flatten(path, content, ""))
 
 
 def _reason(error: Exception) -> str:

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fst._core.formatting import format_count, format_rate, format_seconds, format_size
@@ -17,8 +18,9 @@ from fst.cli.pickled import suggests_convert
 if TYPE_CHECKING:
     import torch
 
-# Arguments of --dtype: the dtypes of `fst._core.dtypes.CASTABLE`.
+# Arguments of --dtype: the dtypes of `fst._core.dtypes.CASTABLE`, and the name for the stored dtype.
 DTYPES = ("float16", "bfloat16", "float32", "float64")
+KEEP = "keep"
 _PAGE_BYTES = 4096
 
 
@@ -30,7 +32,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("paths", nargs="+", metavar="PATH")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ...")
-    parser.add_argument("--dtype", choices=list(DTYPES), help="cast floating-point tensors")
+    add_dtype(parser)
     add_names(parser)
     parser.add_argument(
         "--repeat",
@@ -44,12 +46,31 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.set_defaults(run=run)
 
 
-def dtype_named(name: str | None) -> torch.dtype | None:
-    """Returns the dtype of an argument of --dtype."""
+def add_dtype(parser: argparse.ArgumentParser) -> None:
+    """Declares the option `--dtype`."""
+    parser.add_argument(
+        "--dtype",
+        action="append",
+        type=_dtype_rule,
+        metavar="[GLOB=]DTYPE",
+        help=f"cast floating-point tensors to {', '.join(DTYPES)}; with a glob, such as '*.weight=bfloat16', only "
+        f"those whose name matches; {KEEP} in place of a dtype does not cast; may be given several times",
+    )
+
+
+def _dtype_rule(text: str) -> tuple[str, str]:
+    pattern, separator, name = text.rpartition("=")
+    if name not in (*DTYPES, KEEP):
+        raise argparse.ArgumentTypeError(f"{name!r} is not a dtype; expected one of {', '.join((*DTYPES, KEEP))}")
+    return pattern if separator else "*", name
+
+
+def requested_dtypes(rules: Sequence[tuple[str, str]] | None) -> dict[str, torch.dtype | None]:
+    """Returns the dtypes of arguments of --dtype by patterns. That of all other tensors is the last."""
     import torch
 
-    dtype: torch.dtype | None = getattr(torch, name) if name else None
-    return dtype
+    ordered = sorted(rules or (), key=lambda rule: rule[0] == "*")
+    return {pattern: None if name == KEEP else getattr(torch, name) for pattern, name in ordered}
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -60,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     from fst._profile.profile import profile
 
     device = torch.device(device_of(arguments.device))
-    dtype = dtype_named(arguments.dtype)
+    dtype = requested_dtypes(arguments.dtype)
     # In a file, the lines of a bar stand one after another.
     progress = not arguments.json and sys.stderr.isatty() and _has_tqdm()
     loads = []

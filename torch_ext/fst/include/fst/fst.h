@@ -18,7 +18,8 @@
 // Devices. "cpu", "cuda" (the current GPU), "cuda:1", or "meta", which reads the headers and no data.
 //
 // Dtypes. `dtype` is a floating-point dtype. Tensors stored as F16, BF16, F32 and F64 are cast to it; all others keep
-// their dtype.
+// their dtype. A list of patterns casts only some of the tensors, for example not the scales of quantized weights: see
+// `Dtypes`.
 //
 // Digests. `verify` compares the data with digests before any tensor is returned: "digests" with those that the files
 // carry, or the path or JSON text of a manifest with those of whole files, or the text {"signature": {"path":
@@ -53,6 +54,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <utility>
@@ -68,10 +70,46 @@ using Texts = c10::Dict<std::string, std::string>;
 
 using Strings = std::vector<std::string>;
 
+// Dtypes to cast tensors to: one for all, or one for each name or pattern (`*`, `?`, `[...]`). A name takes precedence
+// over patterns, and a pattern over later ones. `std::nullopt` and tensors that match nothing keep the stored dtype. A
+// pattern that decides for no tensor is a c10::ValueError, except "*".
+//
+//     fst::load_file("model.safetensors", at::kCPU, at::kBFloat16);
+//     fst::load_file("model.safetensors", at::kCPU, {{"*_scale", std::nullopt}, {"*", at::kBFloat16}});
+class Dtypes {
+ public:
+  struct Rule {
+    std::string pattern;
+    std::optional<c10::ScalarType> dtype;
+  };
+
+  Dtypes(std::optional<c10::ScalarType> dtype = std::nullopt) : all_(dtype) {}
+  Dtypes(c10::ScalarType dtype) : all_(dtype) {}
+  Dtypes(std::nullopt_t) {}
+  Dtypes(std::initializer_list<Rule> rules) : Dtypes(std::vector<Rule>(rules)) {}
+  Dtypes(const std::vector<Rule>& rules) {
+    for (const Rule& rule : rules) {
+      patterns_.push_back(rule.pattern);
+      numbers_.push_back(rule.dtype ? static_cast<int64_t>(*rule.dtype) : -1);
+    }
+  }
+
+  // Arguments `dtype`, `patterns` and `dtypes` of the operators.
+  std::optional<c10::ScalarType> all() const { return all_; }
+  std::optional<c10::List<std::string>> patterns() const { return patterns_; }
+  const std::vector<int64_t>& numbers() const { return numbers_; }
+
+ private:
+  std::optional<c10::ScalarType> all_;
+  c10::List<std::string> patterns_;
+  std::vector<int64_t> numbers_;
+};
+
 namespace detail {
 
 using StringList = c10::List<std::string>;
 using Dtype = std::optional<c10::ScalarType>;
+using Patterns = std::optional<StringList>;
 
 inline StringList list_of(const Strings& strings) { return StringList(c10::ArrayRef<std::string>(strings)); }
 
@@ -85,19 +123,21 @@ c10::TypedOperatorHandle<Signature> find(const char* name) {
 }  // namespace detail
 
 // Loads all tensors of a checkpoint.
-inline Tensors load_file(const std::string& path, c10::Device device = at::kCPU,
-                         std::optional<c10::ScalarType> dtype = std::nullopt, const std::string& verify = {}) {
-  using Signature = Tensors(const std::string&, c10::Device, detail::Dtype, const std::string&);
+inline Tensors load_file(const std::string& path, c10::Device device = at::kCPU, const Dtypes& dtype = {},
+                         const std::string& verify = {}) {
+  using Signature = Tensors(const std::string&, c10::Device, detail::Dtype, const std::string&, const detail::Patterns&,
+                            c10::IntArrayRef);
   const auto operation = detail::find<Signature>("fst::load_file");
-  return operation.call(path, device, dtype, verify);
+  return operation.call(path, device, dtype.all(), verify, dtype.patterns(), dtype.numbers());
 }
 
 // Loads all tensors of several files.
-inline Tensors load_files(const Strings& paths, c10::Device device = at::kCPU,
-                          std::optional<c10::ScalarType> dtype = std::nullopt, const std::string& verify = {}) {
-  using Signature = Tensors(const detail::StringList&, c10::Device, detail::Dtype, const std::string&);
+inline Tensors load_files(const Strings& paths, c10::Device device = at::kCPU, const Dtypes& dtype = {},
+                          const std::string& verify = {}) {
+  using Signature = Tensors(const detail::StringList&, c10::Device, detail::Dtype, const std::string&,
+                            const detail::Patterns&, c10::IntArrayRef);
   const auto operation = detail::find<Signature>("fst::load_files");
-  return operation.call(detail::list_of(paths), device, dtype, verify);
+  return operation.call(detail::list_of(paths), device, dtype.all(), verify, dtype.patterns(), dtype.numbers());
 }
 
 // Loads the named tensors, in the order of `names`. Reads no other data. A name given twice yields two separate
@@ -105,12 +145,13 @@ inline Tensors load_files(const Strings& paths, c10::Device device = at::kCPU,
 //
 //     const auto tensors = fst::load_tensors({"model.safetensors"}, {"weight", "bias"});
 inline std::vector<at::Tensor> load_tensors(const Strings& paths, const Strings& names, c10::Device device = at::kCPU,
-                                            std::optional<c10::ScalarType> dtype = std::nullopt,
-                                            const std::string& verify = {}) {
-  using Signature = std::vector<at::Tensor>(const detail::StringList&, const detail::StringList&, c10::Device,
-                                            detail::Dtype, const std::string&);
+                                            const Dtypes& dtype = {}, const std::string& verify = {}) {
+  using Signature =
+      std::vector<at::Tensor>(const detail::StringList&, const detail::StringList&, c10::Device, detail::Dtype,
+                              const std::string&, const detail::Patterns&, c10::IntArrayRef);
   const auto operation = detail::find<Signature>("fst::load_tensors");
-  return operation.call(detail::list_of(paths), detail::list_of(names), device, dtype, verify);
+  return operation.call(detail::list_of(paths), detail::list_of(names), device, dtype.all(), verify, dtype.patterns(),
+                        dtype.numbers());
 }
 
 // Slice of a tensor: `length` indices of dimension `dim` from `start` on, as in `tensor.narrow(dim, start, length)`.
@@ -126,12 +167,11 @@ struct Slice {
 //
 //     const auto rows = fst::load_slices({"model.safetensors"}, {{"weight", 0, 128, 64}});
 inline std::vector<at::Tensor> load_slices(const Strings& paths, const std::vector<Slice>& slices,
-                                           c10::Device device = at::kCPU,
-                                           std::optional<c10::ScalarType> dtype = std::nullopt,
+                                           c10::Device device = at::kCPU, const Dtypes& dtype = {},
                                            const std::string& verify = {}) {
-  using Signature =
-      std::vector<at::Tensor>(const detail::StringList&, const detail::StringList&, c10::IntArrayRef, c10::IntArrayRef,
-                              c10::IntArrayRef, c10::Device, detail::Dtype, const std::string&);
+  using Signature = std::vector<at::Tensor>(const detail::StringList&, const detail::StringList&, c10::IntArrayRef,
+                                            c10::IntArrayRef, c10::IntArrayRef, c10::Device, detail::Dtype,
+                                            const std::string&, const detail::Patterns&, c10::IntArrayRef);
   const auto operation = detail::find<Signature>("fst::load_slices");
   detail::StringList names;
   std::vector<int64_t> dims, starts, lengths;
@@ -141,7 +181,8 @@ inline std::vector<at::Tensor> load_slices(const Strings& paths, const std::vect
     starts.push_back(slice.start);
     lengths.push_back(slice.length);
   }
-  return operation.call(detail::list_of(paths), names, dims, starts, lengths, device, dtype, verify);
+  return operation.call(detail::list_of(paths), names, dims, starts, lengths, device, dtype.all(), verify,
+                        dtype.patterns(), dtype.numbers());
 }
 
 // Range of indices of one dimension: `start`, `start + step`, and so on, `length` of them.
@@ -162,12 +203,11 @@ struct Region {
 //
 //     const auto corners = fst::load_boxes({"model.safetensors"}, {{"weight", {{0, 2, 3}, {0, 2, 2}}}});
 inline std::vector<at::Tensor> load_boxes(const Strings& paths, const std::vector<Region>& regions,
-                                          c10::Device device = at::kCPU,
-                                          std::optional<c10::ScalarType> dtype = std::nullopt,
+                                          c10::Device device = at::kCPU, const Dtypes& dtype = {},
                                           const std::string& verify = {}) {
-  using Signature =
-      std::vector<at::Tensor>(const detail::StringList&, const detail::StringList&, c10::IntArrayRef, c10::IntArrayRef,
-                              c10::IntArrayRef, c10::Device, detail::Dtype, const std::string&);
+  using Signature = std::vector<at::Tensor>(const detail::StringList&, const detail::StringList&, c10::IntArrayRef,
+                                            c10::IntArrayRef, c10::IntArrayRef, c10::Device, detail::Dtype,
+                                            const std::string&, const detail::Patterns&, c10::IntArrayRef);
   const auto operation = detail::find<Signature>("fst::load_boxes");
   detail::StringList names;
   std::vector<int64_t> starts, lengths, steps;
@@ -179,7 +219,8 @@ inline std::vector<at::Tensor> load_boxes(const Strings& paths, const std::vecto
       steps.push_back(range.step);
     }
   }
-  return operation.call(detail::list_of(paths), names, starts, lengths, steps, device, dtype, verify);
+  return operation.call(detail::list_of(paths), names, starts, lengths, steps, device, dtype.all(), verify,
+                        dtype.patterns(), dtype.numbers());
 }
 
 // Overwrites existing tensors in place. `outputs[i]` must have the shape and dtype that `names[i]` has in the file. Its
@@ -320,7 +361,7 @@ enum class Order : uint8_t { kFile, kLanded };
 struct LoaderOptions {
   // Tensors to load; all tensors by default. A name given twice yields two separate tensors.
   std::optional<Strings> names = std::nullopt;
-  std::optional<c10::ScalarType> dtype = std::nullopt;
+  Dtypes dtype = {};
   // Limit for the size of all tensors that are allocated but not yet returned, in bytes. A larger tensor is loaded
   // alone.
   int64_t window_bytes = 512ll << 20;
@@ -351,9 +392,9 @@ class Loader {
     if (options.names) {
       names = detail::list_of(*options.names);
     }
-    call("__init__", detail::list_of(paths), device, names, options.dtype, options.window_bytes,
+    call("__init__", detail::list_of(paths), device, names, options.dtype.all(), options.window_bytes,
          options.order == Order::kFile ? "file" : "landed", c10::IValue(), c10::IValue(), c10::IValue(), options.verify,
-         c10::IValue());
+         options.dtype.patterns(), options.dtype.numbers(), c10::IValue());
   }
 
   // Returns the next tensor, ready on the current stream, or `std::nullopt` after the last tensor or `close`. After an

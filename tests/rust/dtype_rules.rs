@@ -1,0 +1,115 @@
+//! Dtypes that a load requests by names and patterns.
+
+use crate::files;
+use fst::checkpoint::Checkpoint;
+use fst::checkpoint::dtype_rules::DtypeRules;
+use fst::checkpoint::selection::Selection;
+use fst::dtype::Dtype;
+use fst::error::{Error, Kind};
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use tempfile::TempDir;
+
+const BF16: Option<Dtype> = Some(Dtype::BF16);
+const F16: Option<Dtype> = Some(Dtype::F16);
+const NAMES: [&str; 5] =
+    ["layers.0.attn.weight", "layers.0.attn.weight_scale", "layers.1.mlp.bias", "head.weight", "x"];
+
+fn resolve(rules: &[(&str, Option<Dtype>)]) -> Result<Vec<Option<Dtype>>, Error> {
+    DtypeRules::new(rules.iter().copied()).resolve(NAMES.into_iter(), || NAMES.into_iter())
+}
+
+fn message(rules: &[(&str, Option<Dtype>)]) -> String {
+    let error = resolve(rules).unwrap_err();
+    assert_eq!(error.kind(), Kind::InvalidArgument);
+    error.to_string()
+}
+
+#[test]
+fn the_first_pattern_decides_unless_the_name_has_a_rule() {
+    assert_eq!(resolve(&[("*.weight", BF16)]).unwrap(), [BF16, None, None, BF16, None]);
+    assert_eq!(resolve(&[("*_scale", None), ("*", BF16)]).unwrap(), [BF16, None, BF16, BF16, BF16]);
+    assert_eq!(
+        resolve(&[("*.weight", BF16), ("head*", F16), ("*", F16)]).err().map(|error| error.kind()),
+        Some(Kind::InvalidArgument)
+    );
+    assert_eq!(resolve(&[("head*", F16), ("*.weight", BF16)]).unwrap(), [BF16, None, None, F16, None]);
+    assert_eq!(resolve(&[("*", BF16), ("head.weight", F16), ("x", None)]).unwrap(), [BF16, BF16, BF16, F16, None]);
+    assert_eq!(resolve(&[("layers.[0].*.weight*", F16), ("?", BF16)]).unwrap(), [F16, F16, None, None, BF16]);
+    assert_eq!(resolve(&[]).unwrap(), [None; 5]);
+}
+
+#[test]
+fn every_rule_must_decide_for_a_tensor() {
+    // The typo would leave all weights as they are.
+    let text = message(&[("*.wieght", BF16)]);
+    assert!(text.contains(r#""*.wieght" matches no tensor; the nearest are "layers.0.attn.weight""#), "{text}");
+    let text = message(&[("layers.*.atn.weight", BF16)]);
+    assert!(text.contains(r#"the nearest are "layers.0.attn.weight""#), "{text}");
+    let text = message(&[("head.wieght", BF16)]);
+    assert!(text.contains(r#"the nearest are "head.weight""#), "{text}");
+    assert!(message(&[("[", BF16)]).ends_with(r#""[" matches no tensor"#));
+    // The scales would be cast.
+    let text = message(&[("*", BF16), ("*_scale", None)]);
+    assert!(text.contains(r#""*" decides for each tensor that "*_scale" matches; put "*_scale" before it"#), "{text}");
+    // All others may be none.
+    assert!(resolve(&[("?*", BF16), ("*", F16)]).is_ok());
+}
+
+#[test]
+fn a_selection_casts_only_floats_of_16_bits_and_more() {
+    use safetensors::tensor::Dtype as Stored;
+    let directory = TempDir::new().unwrap();
+    let tensor = |name, dtype, bytes: usize| (name, dtype, vec![4], files::pattern(3, bytes));
+    let tensors = [
+        tensor("a.weight", Stored::F8_E4M3, 4),
+        tensor("a.weight_scale", Stored::F32, 16),
+        tensor("b.weight", Stored::F32, 16),
+        tensor("c", Stored::I64, 32),
+    ];
+    let path = files::written(&directory, "1.safetensors", &tensors);
+    let checkpoint = Arc::new(Checkpoint::open(&[&path]).unwrap());
+    let names = ["a.weight", "a.weight_scale", "b.weight", "c"].map(str::to_owned);
+    let selection = Selection::named(&checkpoint, &names).unwrap();
+    let dtypes = |rules: &[(&str, Option<Dtype>)]| selection.dtypes(&DtypeRules::new(rules.iter().copied()));
+    let expected = |scale, weight| [Dtype::F8E4M3, scale, weight, Dtype::I64];
+    assert_eq!(dtypes(&[]).unwrap(), expected(Dtype::F32, Dtype::F32));
+    assert_eq!(dtypes(&[("*", BF16)]).unwrap(), expected(Dtype::BF16, Dtype::BF16));
+    assert_eq!(dtypes(&[("*.weight", BF16)]).unwrap(), expected(Dtype::F32, Dtype::BF16));
+    // Patterns are those of the checkpoint, also for a part of it.
+    let part = Selection::named(&checkpoint, &names[3..]).unwrap();
+    assert_eq!(part.dtypes(&DtypeRules::new([("*.weight", BF16)])).unwrap(), [Dtype::I64]);
+    let error = part.dtypes(&DtypeRules::new([("*.wieght", BF16)])).unwrap_err();
+    assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
+}
+
+/// Independent matcher of `*` and `?`.
+fn matches(pattern: &[u8], name: &[u8]) -> bool {
+    match (pattern, name) {
+        ([], _) => name.is_empty(),
+        ([b'*', rest @ ..], _) => (0..=name.len()).any(|skipped| matches(rest, &name[skipped..])),
+        ([b'?', rest @ ..], [_, others @ ..]) => matches(rest, others),
+        ([first, rest @ ..], [other, others @ ..]) => first == other && matches(rest, others),
+        _ => false,
+    }
+}
+
+proptest! {
+    #[test]
+    fn rules_are_those_of_their_description(
+        names in proptest::collection::btree_set("[ab.]{1,6}", 0..8),
+        rules in proptest::collection::vec(("[ab.*?]{1,5}", proptest::option::of(Just(Dtype::F16))), 0..4),
+    ) {
+        let decide = |name: &str| {
+            let named = rules.iter().position(|(text, _)| text == name);
+            named.or_else(|| rules.iter().position(|(text, _)| matches(text.as_bytes(), name.as_bytes())))
+        };
+        let deciding: BTreeSet<usize> = names.iter().filter_map(|name| decide(name)).collect();
+        let all_decide = (0..rules.len()).all(|rule| deciding.contains(&rule) || rules[rule].0 == "*");
+        let expected: Vec<_> = names.iter().map(|name| decide(name).and_then(|rule| rules[rule].1)).collect();
+        let dtype_rules = DtypeRules::new(rules.iter().map(|(text, dtype)| (&**text, *dtype)));
+        let all = || names.iter().map(|name| &**name);
+        prop_assert_eq!(dtype_rules.resolve(all(), all).ok(), all_decide.then_some(expected));
+    }
+}
