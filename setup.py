@@ -68,6 +68,8 @@ class CargoBuild(build_ext):
         return os.path.join(*fullname.split(".")) + ".so"
 
     def build_extension(self, ext: Extension) -> None:
+        if sys.platform != "linux":
+            raise PlatformError(f"fst runs on Linux only, and this is {sys.platform}: there, use safetensors")
         if TORCH_RELEASE is None:
             raise PlatformError("fst is built for the PyTorch it will run with, and found none: install torch first")
         for tool, remedy in (

@@ -45,6 +45,22 @@ def test_paths(path, kind):
         assert_same(out, RAW.tensor())
 
 
+@pytest.mark.parametrize(
+    ("hip", "message"), [("6.4.1", 'built for ROCm 6.4.1, .* load to "cpu"'), (None, "built for the CPU only")]
+)
+def test_pytorch_that_was_not_built_for_cuda(path, monkeypatch, hip, message):
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert_same(fst.load_file(path)["w"], RAW.tensor())
+    assert fst.load_file(path, "meta")["w"].is_meta
+    for device in ("cuda", "cuda:0", 0, torch.device("cuda")):
+        for load in (fst.load_file, fst.stream, lambda path, device: fst.load_tensors(path, ["w"], device)):
+            with pytest.raises(ValueError, match=f"^cuda.*{message}"):
+                load(path, device)
+    with pytest.raises(ValueError, match=message):
+        fst.load_module(torch.nn.Linear(4, 3), path, device="cuda")
+
+
 def test_relative_paths(path, monkeypatch):
     monkeypatch.chdir(path.parent)
     assert list(fst.load_file(path.name)) == ["w"]

@@ -105,10 +105,23 @@ def device_of(device: Device) -> torch.device | str:
         device = torch.device("cuda", device)
     if not isinstance(device, torch.device | str):
         raise TypeError(f"device must be a torch.device, str, int or None, not {type(device).__name__}")
-    if str(device).startswith("cuda") and not torch.compiler.is_compiling() and torch.cuda.is_available():
-        # Operators initialize CUDA without torch.cuda, whose memory statistics would then stay at zero.
-        torch.cuda.init()  # type: ignore[no-untyped-call]
+    if str(device).startswith("cuda") and not torch.compiler.is_compiling():
+        _check_cuda(device)
+        if torch.cuda.is_available():
+            # Operators initialize CUDA without torch.cuda, whose memory statistics would then stay at zero.
+            torch.cuda.init()  # type: ignore[no-untyped-call]
     return device
+
+
+def _check_cuda(device: torch.device | str) -> None:
+    """Raises an error if PyTorch was not built for NVIDIA GPUs. With ROCm, "cuda" is an AMD GPU."""
+    if torch.version.hip is not None:
+        raise ValueError(
+            f"{device}: this PyTorch was built for ROCm {torch.version.hip}, and fst loads to NVIDIA GPUs and the CPU; "
+            'load to "cpu", and move the tensors with .to("cuda")'
+        )
+    if torch.version.cuda is None:
+        raise ValueError(f"{device}: this PyTorch was built for the CPU only; install one that was built for CUDA")
 
 
 def verify_of(verify: Verify) -> str:
