@@ -5,10 +5,12 @@
 #include <ATen/Functions.h>
 #include <fst/fst.h>
 
+#include <cstdint>
 #include <fstream>
 #include <functional>
 #include <iostream>
 #include <iterator>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -136,6 +138,21 @@ void check_loader(const fst::Strings& paths, const fst::Tensors& all) {
   check(!selected.next(), "closed loader");
 }
 
+// The directory has a copy of "a" that is encrypted with the key in model.key: the bytes from 0 to 31.
+void check_encryption(const std::string& directory, const fst::Tensors& all) {
+  const std::string secret = directory + "/secret.safetensors";
+  check_throws<c10::ValueError>("invalid-argument", [&] { fst::load_file(secret); });
+  std::vector<uint8_t> bytes(32);
+  std::iota(bytes.begin(), bytes.end(), uint8_t{0});
+  for (const auto& key : {fst::EncryptionKey(bytes), fst::EncryptionKey::from_file(directory + "/model.key")}) {
+    key.register_key();
+    check(is_same(fst::load_file(secret).at("a"), all.at("a")), "encrypted file");
+    fst::verify({secret});
+    key.unregister_key();
+  }
+  check_throws<c10::ValueError>("invalid-argument", [&] { fst::load_file(secret); });
+}
+
 void check_errors(const fst::Strings& paths, const std::string& directory, const fst::Tensors& all) {
   const std::string missing = directory + "/missing.safetensors";
   check_throws<c10::Error>("file-not-found", [&] { fst::load_file(missing); });
@@ -162,6 +179,7 @@ int main(int, char** argv) {
     check_conversions(all);
     check_save(directory, all);
     check_loader(paths, all);
+    check_encryption(directory, all);
     check_errors(paths, directory, all);
   } catch (const c10::Error& error) {
     std::cerr << error.what_without_backtrace() << '\n';

@@ -147,6 +147,10 @@ def test_all_functions_of_header(tmp_path):
         "c": random_raw("I64", (2, 3)),
     }
     path = write(tmp_path / "model.safetensors", raws, {"format": "pt"})
+    key = bytes(range(32))
+    (tmp_path / "model.key").write_bytes(key)
+    encryption_key = fst.EncryptionKey.from_bytes(key)
+    fst.save_file({"a": a}, tmp_path / "secret.safetensors", encryption_key=encryption_key)
     assert run(program, path, tmp_path) == ["all checks passed"]
 
 

@@ -326,7 +326,7 @@ class EncryptionKey {
 
   // Reads a local file: 32 bytes, or as many hexadecimal numbers.
   static EncryptionKey from_file(const std::string& path) {
-    return EncryptionKey(type()->getStaticMethod("of_file")({path, std::string()}).toObject());
+    return EncryptionKey((*type()->findStaticMethod("of_file"))({path, std::string()}).toObject());
   }
 
   // Makes all loads of this process use the key for encrypted files. Several keys may be registered.
