@@ -77,9 +77,7 @@ impl Verify {
                 let digests = Digests::read(header, json).map_err(|error| error.at(source.path()))?;
                 Ok(Stated::Tensors(digests))
             }
-            Verify::Manifest(manifest) => {
-                Ok(Stated::of_file(digest_of(source, manifest)?, json, manifest.origin()))
-            }
+            Verify::Manifest(manifest) => Ok(Stated::of_file(digest_of(source, manifest)?, json, manifest.origin())),
         }
     }
 }

@@ -151,12 +151,14 @@ fn is_equal(first: &[u8], second: &[u8]) -> bool {
 /// Returns the bytes of a key in hexadecimal numbers with white space around them.
 fn parse_hex(text: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
     let digit = |&byte: &u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
-    let pair = |pair: &[u8]| match pair {
-        [high, low] => Some(digit(high)? << 4 | digit(low)?),
-        _ => None,
-    };
-    let bytes: Zeroizing<Vec<u8>> = Zeroizing::new(text.trim_ascii().chunks(2).map(pair).collect::<Option<_>>()?);
-    (bytes.len() == KEY_BYTES).then_some(bytes)
+    let text = text.trim_ascii();
+    // Collecting would grow the vector, and leave copies of its beginning in memory.
+    let mut key = Zeroizing::new(vec![0; KEY_BYTES]);
+    for (byte, pair) in key.iter_mut().zip(text.chunks(2)) {
+        let [high, low] = pair else { return None };
+        *byte = digit(high)? << 4 | digit(low)?;
+    }
+    (text.len() == 2 * KEY_BYTES).then_some(key)
 }
 
 impl Passphrase {

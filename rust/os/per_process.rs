@@ -11,8 +11,8 @@ use std::marker::PhantomData;
 use std::mem;
 use std::process;
 use std::ptr;
-use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// Value that is created at the first access in each process.
 ///
