@@ -17,14 +17,15 @@ rust::Slice<const DtypeRule> slice_of(const DtypeRules& rules) { return {rules.d
 }  // namespace
 
 DtypeRules dtype_rules(std::optional<c10::ScalarType> dtype, const Patterns& patterns, const DtypeNumbers& dtypes) {
-  const size_t count = patterns ? patterns->size() : 0;
-  const size_t numbers = dtypes ? dtypes->size() : 0;
-  if (count != numbers) {
-    throw_invalid_argument(c10::str(count, " patterns, but ", numbers, " dtypes; give one for every pattern"));
+  const auto names = patterns.value_or(c10::List<std::string>());
+  const auto numbers = dtypes.value_or(std::vector<int64_t>());
+  if (names.size() != numbers.size()) {
+    throw_invalid_argument(
+        c10::str(names.size(), " patterns, but ", numbers.size(), " dtypes; give one for every pattern"));
   }
   DtypeRules rules;
-  for (size_t index = 0; index < count; ++index) {
-    const int64_t number = (*dtypes)[index];
+  for (size_t index = 0; index < numbers.size(); ++index) {
+    const int64_t number = numbers[index];
     if (number < kStoredDtype || number >= static_cast<int64_t>(c10::ScalarType::NumOptions)) {
       throw_invalid_argument(c10::str(number, " is not the number of a dtype; use the numbers of c10::ScalarType, or ",
                                       kStoredDtype, " to keep the stored dtype"));
@@ -32,7 +33,7 @@ DtypeRules dtype_rules(std::optional<c10::ScalarType> dtype, const Patterns& pat
     if (number != kStoredDtype) {
       check_cast_target(static_cast<c10::ScalarType>(number));
     }
-    rules.push_back(DtypeRule{to_rust(patterns->get(index)), static_cast<int8_t>(number)});
+    rules.push_back(DtypeRule{to_rust(names.get(index)), static_cast<int8_t>(number)});
   }
   if (dtype) {
     check_cast_target(*dtype);

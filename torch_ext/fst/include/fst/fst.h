@@ -342,7 +342,7 @@ class EncryptionKey {
 
   static at::Tensor copied(c10::ArrayRef<uint8_t> key) {
     at::Tensor bytes = at::empty({static_cast<int64_t>(key.size())}, at::kByte);
-    std::copy(key.begin(), key.end(), bytes.mutable_data_ptr<uint8_t>());
+    std::ranges::copy(key, bytes.mutable_data_ptr<uint8_t>());
     return bytes;
   }
 
