@@ -95,19 +95,10 @@ def load_file(
         >>> weights["weight"].shape, weights["weight"].dtype
         (torch.Size([4, 3]), torch.bfloat16)
     """
-    if progress and not torch.compiler.is_compiling():
-        return dict(
-            load_in_background(
-                [path_of(path)],
-                device_of(device),
-                dtype=dtype_of(dtype),
-                verify=verify_of(verify),
-                key=core_key(encryption_key),
-                progress=True,
-            )
+    if progress or encryption_key is not None:
+        return load_files(
+            [path_of(path)], device, dtype=dtype, progress=progress, verify=verify, encryption_key=encryption_key
         )
-    if encryption_key is not None:
-        return _load_encrypted(path_of(path), device, dtype, verify, encryption_key)
     return ops.load_file(path_of(path), device_of(device), dtype=dtype_of(dtype), verify=verify_of(verify))
 
 
@@ -152,18 +143,12 @@ def load_files(
             )
         )
     if encryption_key is not None:
-        return _load_encrypted(paths_of(paths), device, dtype, verify, encryption_key)
+        # Operators take no keys, since graphs would contain them.
+        checkpoint = OpenCheckpoint(paths, verify=verify_of(verify), encryption_key=encryption_key)
+        names = checkpoint.names()
+        tensors = checkpoint.load_tensors(names, torch.device(device_of(device)), dtype_of(dtype))
+        return dict(zip(names, tensors, strict=True))
     return ops.load_files(paths_of(paths), device_of(device), dtype=dtype_of(dtype), verify=verify_of(verify))
-
-
-def _load_encrypted(
-    paths: Paths, device: Device, dtype: Dtype, verify: Verify, encryption_key: EncryptionKey
-) -> dict[str, Tensor]:
-    """Loads every tensor of encrypted files. Operators take no keys, since graphs would contain them."""
-    checkpoint = OpenCheckpoint(paths, verify=verify_of(verify), encryption_key=encryption_key)
-    names = checkpoint.names()
-    tensors = checkpoint.load_tensors(names, torch.device(device_of(device)), dtype_of(dtype))
-    return dict(zip(names, tensors, strict=True))
 
 
 def load_tensors(
