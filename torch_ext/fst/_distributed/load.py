@@ -154,7 +154,7 @@ def run_load(load: ShardLoad, gathered: Sequence[bytes]) -> list[Tensor]:
         def allocate() -> tuple[dict[int, Tensor], list[Tensor | None]]:
             own = dict(zip(cached, plan.load_own(group.rank, cached, device, dtype), strict=True))
             return own, [
-                None if item in own else meta.new_empty(meta.shape, device=device) for item, meta in enumerate(like())
+                None if item in own else torch.empty_like(tensor, device=device) for item, tensor in enumerate(like())
             ]
 
         own, out = group.run_on_all(allocate)
