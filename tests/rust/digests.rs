@@ -1,9 +1,9 @@
 //! Digests: those of pieces in any order, those that a save writes, and those that a load compares.
 
 use crate::files;
+use crate::host_load::{destinations, load, regions};
 use fst::checkpoint::Checkpoint;
 use fst::checkpoint::region::TensorRegion;
-use fst::checkpoint::selection::Selection;
 use fst::checkpoint::verify::Verify;
 use fst::device::Scratch;
 use fst::device::host::Host;
@@ -15,10 +15,8 @@ use fst::format::digests::DIGESTS_KEY;
 use fst::format::layout::{Layout, Metadata, Tensor};
 use fst::load::check;
 use fst::load::stream::{Order, Stream};
-use fst::load::transfer::Transfer;
 use fst::load::views::{Mappings, Views};
 use fst::options::{Options, ReaderChoice};
-use fst::plan::Destination;
 use fst::save::atomic_file::OutputFile;
 use fst::save::file_kernel::Linux;
 use fst::save::writer::Writer;
@@ -87,33 +85,6 @@ fn write(path: &Path, metadata: Metadata) -> fst::Result<()> {
 
 fn open(path: &Path) -> Arc<Checkpoint> {
     Arc::new(Checkpoint::open_verified(&[path], &Verify::Digests).unwrap())
-}
-
-fn regions(checkpoint: &Arc<Checkpoint>) -> Arc<[TensorRegion]> {
-    Arc::clone(Selection::all(checkpoint).unwrap().regions())
-}
-
-/// Loads all tensors, and returns them in the order of the regions.
-fn load(checkpoint: &Checkpoint, regions: &Arc<[TensorRegion]>, options: Options) -> fst::Result<Vec<Vec<u8>>> {
-    let mut memory: Vec<Vec<u8>> = regions.iter().map(|region| vec![0xEE; region.bytes() as usize]).collect();
-    let destinations = destinations(&mut memory);
-    let mut transfer = Transfer::open(checkpoint, Arc::clone(regions), Arc::new(Host), options)?;
-    let batch = transfer.planner().prepare(&destinations)?;
-    // SAFETY: the memory lives until the transfer has finished.
-    unsafe { transfer.fill(&batch, Scratch::default()) }?;
-    transfer.finish()?;
-    Ok(memory)
-}
-
-fn destinations(memory: &mut [Vec<u8>]) -> Vec<Destination> {
-    let destination = |(tensor, bytes): (usize, &mut Vec<u8>)| Destination {
-        tensor,
-        begin: 0,
-        end: bytes.len() as u64,
-        address: bytes.as_mut_ptr().expose_provenance() as u64,
-        cast: None,
-    };
-    memory.iter_mut().enumerate().map(destination).collect()
 }
 
 fn assert_is_sample(checkpoint: &Arc<Checkpoint>, loaded: &[Vec<u8>]) {

@@ -15,6 +15,7 @@ mod encryption;
 mod files;
 mod group;
 mod header;
+mod host_load;
 mod layout;
 mod memory;
 mod page_cache;

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from glob import escape, glob
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from fst._core.files import open_regular
 from fst._core.formatting import format_count, format_size, visible
@@ -129,9 +129,10 @@ def _checks(path: str, arguments: argparse.Namespace) -> Iterator[tuple[str, Cal
     if files != [path]:
         yield f"names of {without_secrets(path)}", lambda: _header(path)
     for file in files:
-        if _is_encrypted(file):
+        protection = _protection(file)
+        if protection == "codes":
             yield f"codes of {without_secrets(file)}", lambda file=file: _codes(file)  # type: ignore[misc]
-        elif arguments.digests or _has_digests(file):
+        elif arguments.digests or protection == "digests":
             yield f"digests of {without_secrets(file)}", lambda file=file: _digests(file)  # type: ignore[misc]
         else:
             yield f"bytes of {without_secrets(file)}", lambda file=file: _read(file)  # type: ignore[misc]
@@ -166,22 +167,19 @@ def _header(path: str) -> str:
     return f"{format_count(len(names), 'tensor')}, {size}"
 
 
-def _has_digests(path: str) -> bool:
+def _protection(path: str) -> Literal["codes", "digests"] | None:
+    """Returns what a file has to compare its data with: authentication codes, if it is encrypted, or digests."""
     from fst._checkpoint.checkpoint import OpenCheckpoint
     from fst._core.arguments import DIGESTS_KEY
 
     # An invalid header is reported by its own check.
-    with contextlib.suppress(OSError, ValueError):
-        return any(DIGESTS_KEY in metadata for _, metadata in OpenCheckpoint(path).metadata())
-    return False
-
-
-def _is_encrypted(path: str) -> bool:
-    from fst._checkpoint.checkpoint import OpenCheckpoint
-
     with contextlib.suppress(OSError, ValueError, NotImplementedError):
-        return OpenCheckpoint(path).is_encrypted()
-    return False
+        checkpoint = OpenCheckpoint(path)
+        if checkpoint.is_encrypted():
+            return "codes"
+        if any(DIGESTS_KEY in metadata for _, metadata in checkpoint.metadata()):
+            return "digests"
+    return None
 
 
 def _codes(path: str) -> str:
