@@ -5,7 +5,6 @@ VENV := .venv
 CXX_SOURCES := $(wildcard csrc/*.h csrc/*.cpp torch_ext/fst/include/fst/*.h csrc/kernels/*.h csrc/kernels/*.cu tests/kernels/*.c tests/kernels/*.cpp tests/kernels/*.h tests/simcuda/src/*.cpp tests/cpp/*.cpp examples/libtorch/*.cpp)
 # Clippy's build script writes TARGET_DIR/compile_commands.json for clang-tidy.
 TIDY_SOURCES := $(wildcard examples/libtorch/*.cpp tests/cpp/*.cpp csrc/*.cpp)
-LIBRARY := torch_ext/fst/libfst.so
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 FUZZER := $(TARGET_DIR)/tools/bin/cargo-fuzz
 AZURITE := $(TARGET_DIR)/tools/node_modules/.bin/azurite-blob
@@ -39,7 +38,7 @@ test: test-rust test-tch test-python ## all tests: Rust, Python and the C++ prog
 
 .PHONY: test-rust
 test-rust: ## the Rust tests, which need no PyTorch: Python tests the FFI boundary
-	cargo test --workspace
+	cargo test --workspace --exclude fst-operators
 
 .PHONY: test-tch
 test-tch: $(VENV)/stamp ## the Rust functions on tch::Tensor, and their example
@@ -59,9 +58,18 @@ servers: ## install the servers of the remote tests: Debian's packages, and Azur
 	$(MAKE) $(AZURITE)
 
 .PHONY: build
-build: $(VENV)/stamp ## build libfst.so into the Python package
-	cargo build --release --features torch
-	@install -C $(TARGET_DIR)/release/libfst.so $(LIBRARY)
+build: $(VENV)/stamp ## build the libraries into the Python package
+	$(IN_VENV) python setup.py --quiet build_ext --inplace
+
+# The releases of PyTorch are in release/torch.txt. Their headers are kept in TARGET_DIR/torch.
+.PHONY: wheel
+wheel: $(VENV)/stamp ## build one wheel for several releases of PyTorch into dist/
+	$(IN_VENV) python release/build_wheel.py dist
+
+# Needs a wheel in dist/. Installs each release into an environment of its own, one after the other, 6 GB each.
+.PHONY: wheel-check
+wheel-check: $(VENV)/stamp ## test the wheel with each release of PyTorch
+	$(IN_VENV) python release/check_wheel.py dist/*.whl
 
 .PHONY: bench
 bench: build ## the benchmarks (BENCH_ARGS="--help"); results go to bench-results/ and BENCHMARKS.md
@@ -94,7 +102,7 @@ simulate: build ## loads of large models by up to 512 ranks, simulated (SIMULATE
 
 .PHONY: gpu-check
 gpu-check: ## GPU tests and benchmarks with a prebuilt library; needs no Rust, no network, no .venv
-	@test -f $(LIBRARY) || { echo "gpu-check: $(LIBRARY) is missing: run 'make build', or copy one built for the same PyTorch there" >&2; exit 1; }
+	@ls torch_ext/fst/libfst_*.so > /dev/null || { echo "gpu-check: run 'make build', or copy torch_ext/fst/libfst_*.so of a build for the same PyTorch" >&2; exit 1; }
 	PYTHONPATH=$(CURDIR)/torch_ext FST_REQUIRE_GPU=1 $(PYTHON) -m pytest -m gpu
 	PYTHONPATH=$(CURDIR)/torch_ext:$(CURDIR)/benches $(PYTHON) -m fst_bench --device cuda --no-install --workloads dense,moe,adapter $(BENCH_ARGS)
 
@@ -139,7 +147,7 @@ fuzz: $(FUZZER) ## feed the parsers and the planner random bytes, FUZZ_SECONDS (
 
 .PHONY: clean
 clean: ## remove everything that was built, and the environments
-	rm -rf target build dist fst.egg-info .venv .venv-newest bench-results examples/libtorch/build fuzz/target $(LIBRARY)
+	rm -rf target build dist torch_ext/*.egg-info .venv .venv-newest bench-results examples/libtorch/build fuzz/target torch_ext/fst/libfst_*.so
 
 $(VENV)/stamp: requirements/dev.txt requirements/test.txt requirements/servers.txt requirements/model.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "fst needs Python 3.10 or newer")'

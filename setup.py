@@ -1,7 +1,8 @@
-"""Builds libfst.so with cargo for the PyTorch of the environment that the package is installed into.
+"""Builds fst's libraries with cargo: the core once, and the C++ layer for each PyTorch that the package is to serve.
 
-Everything static is in pyproject.toml. What is left for code: the library calls PyTorch's C++ functions, whose
-binary interface changes with every release, so one wheel serves exactly one PyTorch version and any Python.
+Everything static is in pyproject.toml. What is left for code: the layer calls PyTorch's C++ functions, whose binary
+interface changes with every minor release. A build from source serves the PyTorch of the environment that the package
+is installed into. `release/build_wheel.py` names several in `FST_TORCH_ROOTS`, directories of their Python packages.
 """
 
 import importlib.util
@@ -27,27 +28,48 @@ def target_environ() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in hiding}
 
 
-def torch_release(environ: dict[str, str]) -> str | None:
-    """The `major.minor.patch` of the PyTorch that this interpreter imports under `environ`, or None without one."""
-    query = [sys.executable, "-c", "import torch; print(torch.__version__)"]
+def torch_root(environ: dict[str, str]) -> list[Path]:
+    """The directory of the PyTorch that this interpreter imports under `environ`, if it has one."""
+    query = [sys.executable, "-c", "import torch; print(torch.__path__[0])"]
     answer = subprocess.run(query, env=environ, capture_output=True, text=True)
-    found = re.match(r"\d+\.\d+\.\d+", answer.stdout)
-    return found.group() if answer.returncode == 0 and found else None
+    return [Path(answer.stdout.rstrip("\n"))] if answer.returncode == 0 else []
 
 
-def find_torch() -> tuple[dict[str, str], str | None]:
-    """The environment variables under which this interpreter imports the PyTorch to build for, and its release.
+def find_torch() -> tuple[dict[str, str], list[Path]]:
+    """The environment variables to build under, and the directories of the PyTorch packages to build for.
 
     An isolated build sees a PyTorch of its own only if it asked for one, and it asks only if the target has none.
     """
+    roots = os.environ.get("FST_TORCH_ROOTS")
+    if roots:
+        return dict(os.environ), [Path(root) for root in roots.split(os.pathsep)]
     for environ in (dict(os.environ), target_environ()):
-        release = torch_release(environ)
-        if release:
-            return environ, release
-    return dict(os.environ), None
+        found = torch_root(environ)
+        if found:
+            return environ, found
+    return dict(os.environ), []
 
 
-TORCH_ENVIRON, TORCH_RELEASE = find_torch()
+def release_of(root: Path) -> tuple[int, int]:
+    """The minor release of a PyTorch, such as (2, 11)."""
+    found = re.search(r"^__version__ = '(\d+)\.(\d+)\.", (root / "version.py").read_text(), re.MULTILINE)
+    if found is None:
+        raise PlatformError(f"{root / 'version.py'} does not state the release of PyTorch")
+    return int(found[1]), int(found[2])
+
+
+TORCH_ENVIRON, TORCH_ROOTS = find_torch()
+
+
+def required_torch() -> str:
+    """The requirement on PyTorch: all releases from the first to the last that are built for."""
+    releases = sorted(map(release_of, TORCH_ROOTS))
+    if not releases:
+        return f"torch=={REFERENCE_TORCH}"
+    (major, first), (_, last) = releases[0], releases[-1]
+    if releases != [(major, minor) for minor in range(first, last + 1)]:
+        raise PlatformError(f"one wheel serves successive minor releases of PyTorch, not {releases}")
+    return f"torch=={major}.{first}.*" if first == last else f"torch>={major}.{first},<{major}.{last + 1}"
 
 
 def isolated_toolkit() -> dict[str, str]:
@@ -61,16 +83,44 @@ def isolated_toolkit() -> dict[str, str]:
     return {"CUDA_HOME": str(found)} if found else {}
 
 
+class Library(Extension):
+    """A library of the package, built by cargo. Setuptools takes it for an extension module.
+
+    Args:
+        name: Name of its file in the package, without suffix. A module has no dot in its name, but an underscore.
+        output: Name of the file that cargo builds.
+        options: Options of cargo.
+        environ: Environment variables of the build.
+    """
+
+    def __init__(self, name: str, output: str, *options: str, **environ: str) -> None:
+        super().__init__(f"fst.{name}", sources=[])
+        self.output = output
+        self.options = options
+        self.environ = environ
+
+
+def libraries() -> list[Extension]:
+    """The core, and the layer for each PyTorch to build for."""
+    core = Library("libfst_core", "libfst.so", "--package", "torch-fst", "--features", "bridge")
+    options = ("libfst_operators.so", "--package", "fst-operators")
+    layers = (
+        Library("libfst_torch_{}_{}".format(*release_of(root)), *options, FST_TORCH=str(root)) for root in TORCH_ROOTS
+    )
+    return [core, *layers]
+
+
 class CargoBuild(build_ext):
-    """Lets cargo build the library, and puts it where setuptools expects the extension."""
+    """Lets cargo build the libraries, and puts them where setuptools expects extensions."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        return os.path.join(*fullname.split(".")) + ".so"
+        path = os.path.join(*fullname.split(".")) + ".so"
+        return re.sub(r"_(\d+)_(\d+)\.so$", r"_\1.\2.so", path)
 
-    def build_extension(self, ext: Extension) -> None:
+    def run(self) -> None:
         if sys.platform != "linux":
             raise PlatformError(f"fst runs on Linux only, and this is {sys.platform}: there, use safetensors")
-        if TORCH_RELEASE is None:
+        if not TORCH_ROOTS:
             raise PlatformError("fst is built for the PyTorch it will run with, and found none: install torch first")
         for tool, remedy in (
             ("cargo", "install Rust"),
@@ -78,12 +128,24 @@ class CargoBuild(build_ext):
         ):
             if shutil.which(tool) is None:
                 raise PlatformError(f"fst is built from source, which needs `{tool}`, and it is not on PATH: {remedy}")
-        environ = isolated_toolkit() | TORCH_ENVIRON | {"FST_PYTHON": sys.executable}
-        subprocess.run(["cargo", "build", "--release", "--locked", "--features", "torch"], env=environ, check=True)
-        library = Path(os.environ.get("CARGO_TARGET_DIR", "target"), "release", "libfst.so")
+        if self.inplace:
+            # A layer works with the core that it is built with, and no other.
+            for layer in Path("torch_ext", "fst").glob("libfst_torch_*.so"):
+                layer.unlink()
+        super().run()
+
+    def build_extension(self, ext: Library) -> None:
+        environ = isolated_toolkit() | TORCH_ENVIRON | {"FST_PYTHON": sys.executable} | ext.environ
+        subprocess.run(["cargo", "build", "--release", "--locked", *ext.options], env=environ, check=True)
         destination = Path(self.get_ext_fullpath(ext.name))
         destination.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(library, destination)
+        shutil.copyfile(Path(os.environ.get("CARGO_TARGET_DIR", "target"), "release", ext.output), destination)
+
+    def copy_extensions_to_source(self) -> None:
+        for ext in self.extensions:
+            # A process that has opened the old file keeps it.
+            (Path("torch_ext") / self.get_ext_filename(ext.name)).unlink(missing_ok=True)
+        super().copy_extensions_to_source()
 
 
 class PlatformWheel(bdist_wheel):
@@ -96,11 +158,11 @@ class PlatformWheel(bdist_wheel):
 version = re.search(r'^version = "(.+)"$', Path("Cargo.toml").read_text(), re.MULTILINE)
 setup(
     version=version.group(1),
-    install_requires=[f"torch=={TORCH_RELEASE or REFERENCE_TORCH}"],
+    install_requires=[required_torch()],
     # An isolated build then gets a PyTorch of its own, which is also the one the wheel will require.
-    setup_requires=[] if TORCH_RELEASE else [f"torch=={REFERENCE_TORCH}"],
+    setup_requires=[] if TORCH_ROOTS else [f"torch=={REFERENCE_TORCH}"],
     packages=find_packages("torch_ext"),
     package_dir={"": "torch_ext"},
-    ext_modules=[Extension("fst.libfst", sources=[])],
+    ext_modules=libraries(),
     cmdclass={"build_ext": CargoBuild, "bdist_wheel": PlatformWheel},
 )

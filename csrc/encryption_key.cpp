@@ -8,7 +8,7 @@ namespace fst {
 
 namespace {
 
-rust::Slice<const uint8_t> bytes_of(const at::Tensor& tensor) {
+rust::Slice<const uint8_t> key_bytes_of(const at::Tensor& tensor) {
   if (!tensor.device().is_cpu() || !tensor.is_contiguous() || tensor.scalar_type() != at::kByte) {
     throw_invalid_argument("a key takes contiguous uint8 tensors on the CPU");
   }
@@ -18,15 +18,15 @@ rust::Slice<const uint8_t> bytes_of(const at::Tensor& tensor) {
 }  // namespace
 
 OpenEncryptionKey::OpenEncryptionKey(const at::Tensor& key, const std::string& label)
-    : OpenEncryptionKey(call_core([&] { return encryption_key(bytes_of(key), to_rust(label)); })) {}
+    : OpenEncryptionKey(call_core([&] { return encryption_key(key_bytes_of(key), to_rust(label)); })) {}
 
 OpenEncryptionKey::OpenEncryptionKey(rust::Box<EncryptionKey> key) : key_(std::move(key)) {}
 
 c10::intrusive_ptr<OpenEncryptionKey> OpenEncryptionKey::of_passphrase(const at::Tensor& passphrase, int64_t passes,
                                                                        int64_t memory_bytes, const std::string& label) {
   return c10::make_intrusive<OpenEncryptionKey>(call_core([&] {
-    return key_of_passphrase(bytes_of(passphrase), static_cast<uint64_t>(passes), static_cast<uint64_t>(memory_bytes),
-                             to_rust(label));
+    return key_of_passphrase(key_bytes_of(passphrase), static_cast<uint64_t>(passes),
+                             static_cast<uint64_t>(memory_bytes), to_rust(label));
   }));
 }
 

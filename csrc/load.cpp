@@ -37,7 +37,7 @@ void advise_huge_pages(void* data, size_t bytes) {
   ::madvise(static_cast<char*>(data) + (first - begin), end - first, MADV_HUGEPAGE);
 }
 
-std::string describe(c10::ScalarType type, c10::IntArrayRef shape) {
+std::string describe_type(c10::ScalarType type, c10::IntArrayRef shape) {
   return c10::str(c10::toString(type), " of shape ", shape);
 }
 
@@ -54,8 +54,8 @@ void check_output(const Spec& spec, const at::Tensor& out, OutputDtype dtype) {
   }
   const bool has_dtype = dtype == OutputDtype::kAny || out.scalar_type() == stored_type(spec);
   if (!has_dtype || out.sizes() != shape_of(spec)) {
-    refuse("the file holds " + describe(stored_type(spec), shape_of(spec)) + ", but the output is " +
-           describe(out.scalar_type(), out.sizes()));
+    refuse("the file holds " + describe_type(stored_type(spec), shape_of(spec)) + ", but the output is " +
+           describe_type(out.scalar_type(), out.sizes()));
   }
   if (at::has_internal_overlap(out) == at::MemOverlap::Yes) {
     refuse("several elements of the output share memory");

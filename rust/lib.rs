@@ -28,9 +28,9 @@
 //! Loads and saves hash bytes on their way with [`digest`], and compare digests with those that a file carries
 //! ([`format::digests`]), a manifest or a [`signature`] states.
 //!
-//! Each stage records spans in a [`profile`] while a profile is active. With the feature `torch`, `bridge` exports the
-//! crate to C++, which registers the operators. With the feature `tch`, the module `tch` calls these operators for Rust
-//! programs.
+//! Each stage records spans in a [`profile`] while a profile is active. With the feature `bridge`, the module `bridge`
+//! exports the crate to C++, which registers the operators. With the feature `tch`, the module `tch` calls these
+//! operators for Rust programs.
 //!
 //! A module imports only modules that precede it in the list below.
 
@@ -55,7 +55,7 @@ pub mod device;
 pub mod staging;
 pub mod load;
 pub mod save;
-#[cfg(feature = "torch")]
+#[cfg(feature = "bridge")]
 mod bridge;
 #[cfg(feature = "tch")]
 pub mod tch;

@@ -79,7 +79,7 @@ fn find_nvcc() -> Option<PathBuf> {
 fn packages() -> Vec<PathBuf> {
     let script = "import importlib.util as u; s = u.find_spec('nvidia'); \
                   print(*(s.submodule_search_locations if s else []), sep='\\n')";
-    let Ok(output) = Command::new(crate::python()).args(["-c", script]).output() else {
+    let Ok(output) = Command::new(crate::python::python()).args(["-c", script]).output() else {
         return Vec::new();
     };
     String::from_utf8_lossy(&output.stdout).lines().map(|root| Path::new(root).join("cu13/bin")).collect()

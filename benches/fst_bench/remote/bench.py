@@ -228,7 +228,7 @@ def _derived(result: Mapping[str, Any], counts: Counts | None, service: str) -> 
 
 def library_facts(before: Path | None) -> dict[str, int]:
     """Returns the size of fst's library, as built and stripped, and of an earlier one."""
-    found = [path for folder in own_directory() if (path := folder / "fst/libfst.so").exists()]
+    found = [path for folder in own_directory() if (path := folder / "fst/libfst_core.so").exists()]
     named = [("", path) for path in found] + ([("before_", before)] if before else [])
     facts = {}
     for prefix, path in named:

@@ -38,7 +38,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--gib", type=float, default=0.25, help="size of each large checkpoint")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--minutes", type=float, default=45.0, help="time limit")
-    parser.add_argument("--before", type=Path, help="an earlier libfst.so, whose size is compared")
+    parser.add_argument("--before", type=Path, help="an earlier libfst_core.so, whose size is compared")
     add_place_arguments(parser)
     return parser.parse_args()
 

@@ -45,7 +45,7 @@ def _library(run: Run) -> Iterator[str]:
         if f"{prefix}bytes" in facts
     ]
     if sizes:
-        yield f"Size of libfst.so: {', '.join(sizes)}."
+        yield f"Size of libfst_core.so: {', '.join(sizes)}."
     if imported:
         yield f"Import of fst after PyTorch: {seconds(imported)}."
     yield ""

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 import fst
+from fst._core.build import layer_for
 from fst.cli import doctor, machine
 from suite import CHECKOUT
 
@@ -37,7 +38,7 @@ def test_json(report, tmp_path):
     shown = report(tmp_path)
     assert shown["machine"]["PyTorch"]["version"] == torch.__version__
     assert shown["machine"]["fst"]["version"] == fst.__version__
-    assert shown["machine"]["fst"]["path"] == str(Path(fst.__file__).parent / "libfst.so")
+    assert shown["machine"]["fst"]["path"] == str(layer_for(torch.__version__))
     assert shown["machine"]["page cache"]["total_bytes"] > 0
     assert bool(shown["machine"]["GPU"]["devices"]) == torch.cuda.is_available()
     assert shown["machine"]["NUMA"]["nodes"] >= 1
@@ -156,7 +157,6 @@ def test_pytorch_that_cannot_be_imported(tmp_path, module):
 
 
 def test_library_for_another_pytorch(command, monkeypatch, tmp_path):
-    monkeypatch.setattr(doctor, "LIBRARY", tmp_path / "libfst.so")
     monkeypatch.setitem(sys.modules, "fst._core.library", None)
     done = command("doctor", tmp_path)
     assert done.returncode == 1

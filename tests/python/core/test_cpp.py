@@ -12,12 +12,13 @@ import pytest
 import torch
 
 import fst
+from fst._core.build import layer_for
 from rawfile import DTYPES, Raw, bits_of, random_raw, write
 from suite import CHECKOUT
 
 EXAMPLE = CHECKOUT / "examples" / "libtorch"
 PACKAGE = Path(fst.__file__).parent
-LIBRARY = PACKAGE / "libfst.so"
+LIBRARY = layer_for(torch.__version__)
 
 
 def tool(name: str) -> str:
@@ -159,10 +160,14 @@ def test_cmake_reports_unusable_library(missing, tmp_path):
     """CMake reports a missing or mismatched library before it compiles anything."""
     package = tmp_path / "fst"
     shutil.copytree(PACKAGE / "share", package / "share")
-    message = rf"{package}/libfst\.so\s+is\s+missing:\s+run\s+`make\s+build`"
+    message = rf"{package}/{LIBRARY.name}\s+is\s+missing:\s+run\s+`make\s+build`"
     if missing == "PyTorch":
-        (package / "libfst.so").write_bytes(b"\x7fELF" + bytes(100) + b"fst 0.1.0: built for PyTorch 1.13.1\0")
-        message = rf"was\s+built\s+for\s+PyTorch\s+1\.13,\s+but\s+this\s+is\s+PyTorch\s+{torch.__version__[:4]}"
+        for release in ("1.12", "1.13"):
+            layer = package / f"libfst_torch_{release}.so"
+            layer.write_bytes(b"\x7fELF" + bytes(100) + b"fst 0.1.0: built for PyTorch 1\0")
+        message = (
+            rf"was\s+built\s+for\s+PyTorch\s+1\.12,\s+1\.13,\s+but\s+this\s+is\s+PyTorch\s+{torch.__version__[:4]}"
+        )
     done = configure(CHECKOUT / "tests" / "cpp", tmp_path / "build", str(package / "share" / "cmake"))
     assert done.returncode != 0
     assert re.search(message, done.stderr)
@@ -224,5 +229,6 @@ def test_library_links_no_cuda():
 
 def test_programs_load_library_by_name(example):
     """Programs refer to the library by name, not by its path at build time."""
-    assert dynamic_section(LIBRARY, "SONAME") == ["libfst.so"]
-    assert "libfst.so" in dynamic_section(example, "NEEDED")
+    assert dynamic_section(LIBRARY, "SONAME") == [LIBRARY.name]
+    assert LIBRARY.name in dynamic_section(example, "NEEDED")
+    assert "libfst_core.so" in dynamic_section(LIBRARY, "NEEDED")

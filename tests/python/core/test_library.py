@@ -1,37 +1,61 @@
-"""Errors for a library that cannot be loaded."""
-
-from pathlib import Path
+"""The layer that fits this PyTorch, and errors for one that is missing or cannot be loaded."""
 
 import pytest
 import torch
 
 import fst
+from fst._core.build import PACKAGE, layer_for, read_version, torch_releases
 from fst._core.library import load_library
 
 
 def test_missing_library(tmp_path):
-    with pytest.raises(ImportError, match=f"{tmp_path}/libfst.so is missing.*make build") as raised:
-        load_library(tmp_path / "libfst.so")
-    assert raised.value.path == str(tmp_path / "libfst.so")
+    library = layer_for(torch.__version__, tmp_path)
+    with pytest.raises(ImportError, match=f"{library} is missing.*make build") as raised:
+        load_library(tmp_path)
+    assert raised.value.path == str(library)
 
 
-def test_library_for_other_pytorch(tmp_path):
-    """A library for another PyTorch is not opened, because opening runs its code."""
-    library = tmp_path / "libfst.so"
-    library.write_bytes(b"\x7fELF" + bytes(100) + b"fst 0.1.0: built for PyTorch 1.13.1\0" + bytes(100))
-    with pytest.raises(ImportError, match=r"built for PyTorch 1\.13, .*make build") as raised:
-        load_library(library)
+def test_libraries_for_other_pytorch(tmp_path):
+    """A layer for another PyTorch is not opened, because opening runs its code."""
+    for release in ("1.9", "1.13"):
+        layer_for(f"{release}.1", tmp_path).write_bytes(b"not for the linker")
+    with pytest.raises(ImportError, match=r"built for PyTorch 1\.9, 1\.13, .*make build") as raised:
+        load_library(tmp_path)
     assert torch.__version__ in str(raised.value)
 
 
 def test_corrupt_library(tmp_path):
-    library = tmp_path / "libfst.so"
+    library = layer_for(torch.__version__, tmp_path)
     library.write_bytes(b"not for the linker")
     with pytest.raises(ImportError, match=f"cannot load {library}: .*(file too short|invalid ELF header).*make build"):
-        load_library(library)
+        load_library(tmp_path)
 
 
-def test_library_contains_pytorch_release():
-    content = Path(fst.__file__).with_name("libfst.so").read_bytes()
-    release = ".".join(torch.__version__.split("+")[0].split(".")[:2])
-    assert f"fst {fst.__version__}: built for PyTorch {release}".encode() in content
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [
+        ("2.11.0+cu130", "libfst_torch_2.11.so"),
+        ("2.11.1", "libfst_torch_2.11.so"),
+        ("2.16.0a0+git1234", "libfst_torch_2.16.so"),
+        ("2.16.0.dev20261101+cpu", "libfst_torch_2.16.so"),
+    ],
+)
+def test_layer_for_version(version, name, tmp_path):
+    assert layer_for(version, tmp_path) == tmp_path / name
+
+
+def test_layers_contain_their_versions():
+    """Python and CMake find a layer by its name, and the name says what it was built for."""
+    releases = torch_releases()
+    assert ".".join(torch.__version__.split(".")[:2]) in releases
+    for release in releases:
+        layer = layer_for(release)
+        assert read_version(layer) == fst.__version__
+        assert f"fst {fst.__version__}: built for PyTorch {release}.".encode() in layer.read_bytes()
+
+
+def test_core_needs_no_pytorch():
+    """The core is the same for every PyTorch."""
+    content = (PACKAGE / "libfst_core.so").read_bytes()
+    assert b"libtorch" not in content
+    assert b"libc10" not in content

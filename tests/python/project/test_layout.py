@@ -38,6 +38,7 @@ TOP_LEVEL = {
     "examples",
     "fuzz",
     "pyproject.toml",
+    "release",
     "requirements",
     "rust",
     "rustfmt.toml",

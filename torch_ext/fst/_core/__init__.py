@@ -1,1 +1,1 @@
-"""Typed bindings of libfst.so, and code that all rooms share: arguments, dtypes, exceptions and process groups."""
+"""Typed bindings of the operators, and code that all rooms share: arguments, dtypes, exceptions and process groups."""

@@ -1,6 +1,6 @@
-"""Translates the errors of libfst.so to Python exceptions.
+"""Translates the errors of the operators to Python exceptions.
 
-The message of every error in libfst.so begins with a code in brackets. C++ can raise only a few exception classes; the
+The message of every error in the core begins with a code in brackets. C++ can raise only a few exception classes; the
 code determines the class in Python.
 """
 
@@ -84,7 +84,7 @@ _Class = TypeVar("_Class")
 
 
 def _translated(error: Exception) -> BaseException:
-    """Returns the exception for an error's code, or `error` itself if it does not come from libfst.so."""
+    """Returns the exception for an error's code, or `error` itself if it does not come from the core."""
     coded = _CODED.match(str(error))
     if coded is None:
         return error
@@ -97,7 +97,7 @@ def _translated(error: Exception) -> BaseException:
 
 
 def translates_errors(function: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """Decorates a function that calls libfst.so, so that it raises Python exceptions."""
+    """Decorates a function that calls the operators, so that it raises Python exceptions."""
 
     @functools.wraps(function)
     def translating(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
@@ -110,7 +110,7 @@ def translates_errors(function: Callable[_Parameters, _Result]) -> Callable[_Par
 
 
 def methods_translate_errors(wrapper: type[_Class]) -> type[_Class]:
-    """Decorates a class whose methods call libfst.so, so that all of them raise Python exceptions."""
+    """Decorates a class whose methods call the operators, so that all of them raise Python exceptions."""
     for name, method in list(vars(wrapper).items()):
         if isinstance(method, FunctionType):
             setattr(wrapper, name, translates_errors(method))

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from fst._core.build import LIBRARY, read_build
+from fst._core.build import PACKAGE, layer_for, read_version, torch_releases
 from fst._core.formatting import visible, visible_lines
 from fst.cli import bench, convert, doctor, inspect, key, load, sign, verify
 from fst.cli.message import message_of
@@ -69,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _version() -> str:
-    build = read_build(LIBRARY) if LIBRARY.is_file() else None
-    if build is None:
-        raise ImportError(f"{LIBRARY}: the library of fst is missing or damaged; run `fst doctor`")
-    return f"fst {build.version}, built for PyTorch {build.torch_release}"
+    releases = torch_releases()
+    version = read_version(layer_for(releases[0])) if releases else None
+    if version is None:
+        raise ImportError(f"{PACKAGE}: the libraries of fst are missing or damaged; run `fst doctor`")
+    return f"fst {version}, built for PyTorch {', '.join(releases)}"

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fst._core.build import LIBRARY, read_build
+from fst._core.build import layer_for, torch_releases
 from fst._core.formatting import format_count, format_size, visible, visible_lines
 from fst._core.urls import is_remote, without_secrets
 from fst.cli import machine
@@ -146,16 +146,16 @@ def _pytorch() -> Item:
 
 
 def _library() -> Item:
-    build = read_build(LIBRARY) if LIBRARY.is_file() else None
-    data: dict[str, Any] = {"path": str(LIBRARY), "version": None, "built_for_pytorch": None}
-    if build:
-        data |= {"version": build.version, "built_for_pytorch": build.torch_release}
+    data: dict[str, Any] = {"path": None, "version": None, "built_for_pytorch": torch_releases()}
     try:
-        import fst._core.library  # noqa: F401
+        import torch
+
+        from fst._core.library import version
     except _ERRORS as error:
         data["error"] = str(error)
         return Item("fst", f"cannot be loaded: {error}", data, "build or install fst for this PyTorch", is_fatal=True)
-    return Item("fst", f"{data['version']}, built for PyTorch {data['built_for_pytorch']}: {LIBRARY}", data)
+    data |= {"path": str(layer_for(torch.__version__)), "version": version}
+    return Item("fst", f"{version}, built for PyTorch {', '.join(data['built_for_pytorch'])}: {data['path']}", data)
 
 
 def _gpus() -> list[Item]:

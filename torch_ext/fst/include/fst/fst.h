@@ -8,7 +8,7 @@
 //     const auto weights = fst::load_file("model.safetensors", at::Device("cuda:0"));
 //     const at::Tensor weight = weights.at("layer.weight");
 //
-// Each function calls the operator of the same name in libfst.so through PyTorch's dispatcher. Programs, TorchScript
+// Each function calls the operator of the same name through PyTorch's dispatcher. Programs, TorchScript
 // modules and AOTInductor packages therefore run the same code.
 //
 // Paths. A path names a safetensors file, a directory with one checkpoint (`*.safetensors` files, with or without an
@@ -60,7 +60,7 @@
 #include <utility>
 #include <vector>
 
-// The inline namespace keeps these names apart from the classes that libfst.so defines in `fst`.
+// The inline namespace keeps these names apart from the classes that the operators define in `fst`.
 namespace fst::inline api {
 
 // Tensors by name, in the order of the files and of the bytes in each file.

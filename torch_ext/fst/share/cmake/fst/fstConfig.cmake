@@ -1,5 +1,5 @@
-# find_package(fst): the target fst::fst, which brings the header fst/fst.h, the library libfst.so with the operators,
-# and PyTorch. CMAKE_PREFIX_PATH must name where both packages are:
+# find_package(fst): the target fst::fst, which brings the header fst/fst.h, the library with the operators, and
+# PyTorch. CMAKE_PREFIX_PATH must name where both packages are:
 #
 #     python -c 'import fst, torch; print(fst.cmake_prefix_path, torch.utils.cmake_prefix_path, sep=";")'
 
@@ -13,22 +13,21 @@ if(NOT Torch_FOUND AND NOT TARGET torch::cudart)
 endif()
 find_dependency(Torch)
 
+# The package has a library for each release of PyTorch, whose binary interface changes with every minor release.
 get_filename_component(_fst_root "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
-set(_fst_library "${_fst_root}/libfst.so")
+string(REGEX MATCH "^[0-9]+\\.[0-9]+" _fst_release "${Torch_VERSION}")
+set(_fst_library "${_fst_root}/libfst_torch_${_fst_release}.so")
 if(NOT EXISTS "${_fst_library}")
+  file(GLOB _fst_libraries RELATIVE "${_fst_root}" "${_fst_root}/libfst_torch_*.so")
   set(fst_FOUND FALSE)
-  set(fst_NOT_FOUND_MESSAGE "${_fst_library} is missing: run `make build` in the checkout, or install the package")
-  return()
-endif()
-
-# PyTorch's binary interface changes with every release. The library contains the release that it was built for.
-file(STRINGS "${_fst_library}" _fst_built_for REGEX "fst [0-9.]+: built for PyTorch [0-9]+\\.[0-9]+" LIMIT_COUNT 1)
-string(REGEX MATCH "built for PyTorch ([0-9]+\\.[0-9]+)" _fst_built_for "${_fst_built_for}")
-set(_fst_built_for "${CMAKE_MATCH_1}")
-if(NOT "${Torch_VERSION}" MATCHES "^${_fst_built_for}\\.")
-  set(fst_FOUND FALSE)
-  set(fst_NOT_FOUND_MESSAGE
-      "${_fst_library} was built for PyTorch ${_fst_built_for}, but this is PyTorch ${Torch_VERSION}")
+  if(_fst_libraries)
+    string(REGEX REPLACE "libfst_torch_([0-9.]+)\\.so" "\\1" _fst_libraries "${_fst_libraries}")
+    string(REPLACE ";" ", " _fst_libraries "${_fst_libraries}")
+    set(fst_NOT_FOUND_MESSAGE
+        "fst in ${_fst_root} was built for PyTorch ${_fst_libraries}, but this is PyTorch ${Torch_VERSION}")
+  else()
+    set(fst_NOT_FOUND_MESSAGE "${_fst_library} is missing: run `make build` in the checkout, or install the package")
+  endif()
   return()
 endif()
 
@@ -46,4 +45,4 @@ endif()
 
 unset(_fst_root)
 unset(_fst_library)
-unset(_fst_built_for)
+unset(_fst_release)

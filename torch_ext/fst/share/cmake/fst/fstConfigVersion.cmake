@@ -1,8 +1,9 @@
 # Accepts a requested version of the same minor release, up to the installed version: before 1.0, a minor release may
-# change the interface. The library contains its version; fstConfig.cmake reports a missing library.
-set(_fst_library "${CMAKE_CURRENT_LIST_DIR}/../../../libfst.so")
+# change the interface. The libraries contain the version; fstConfig.cmake reports missing ones.
+file(GLOB _fst_library "${CMAKE_CURRENT_LIST_DIR}/../../../libfst_torch_*.so")
 set(_fst_build "")
-if(EXISTS "${_fst_library}")
+if(_fst_library)
+  list(GET _fst_library 0 _fst_library)
   file(STRINGS "${_fst_library}" _fst_build REGEX "fst [0-9.]+: built for PyTorch" LIMIT_COUNT 1)
 endif()
 if(_fst_build MATCHES "fst (([0-9]+\\.[0-9]+)[0-9.]*): built for PyTorch")

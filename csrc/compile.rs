@@ -1,0 +1,107 @@
+//! Compiles csrc/ and the cxx bridges against PyTorch.
+
+use crate::python::python;
+use anyhow::{Context, Result, ensure};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs};
+
+/// Files of the layer.
+pub const SOURCES: [&str; 16] = [
+    "csrc/cast.cpp",
+    "csrc/checkpoint.cpp",
+    "csrc/cipher.cpp",
+    "csrc/dtype_rules.cpp",
+    "csrc/encryption_key.cpp",
+    "csrc/error.cpp",
+    "csrc/group.cpp",
+    "csrc/load.cpp",
+    "csrc/loader.cpp",
+    "csrc/ops.cpp",
+    "csrc/save.cpp",
+    "csrc/select.cpp",
+    "csrc/source.cpp",
+    "csrc/transfer.cpp",
+    "csrc/views.cpp",
+    "csrc/writer.cpp",
+];
+
+/// Libraries of PyTorch that the layer links. No symbol refers to libtorch, but it loads libtorch_cuda in programs
+/// without Python.
+pub const TORCH_LIBRARIES: [&str; 3] = ["torch", "torch_cpu", "c10"];
+
+/// An installed PyTorch, or its headers.
+pub struct Torch {
+    /// The directory of its Python package.
+    pub root: PathBuf,
+}
+
+impl Torch {
+    /// Finds the PyTorch in the directory `FST_TORCH`, or that of the Python interpreter if the variable is not set.
+    pub fn find() -> Result<Torch> {
+        println!("cargo:rerun-if-env-changed=FST_TORCH");
+        let root = env::var_os("FST_TORCH").map_or_else(Self::of_python, |root| Ok(root.into()))?;
+        let version = root.join("version.py");
+        ensure!(version.is_file(), "{} is not the directory of a PyTorch", root.display());
+        // Rebuilds for another version in the same directory.
+        println!("cargo:rerun-if-changed={}", version.display());
+        Ok(Torch { root })
+    }
+
+    fn of_python() -> Result<PathBuf> {
+        let python = python();
+        let script = "import importlib.util; print(importlib.util.find_spec('torch').submodule_search_locations[0])";
+        let output = Command::new(&python)
+            .args(["-c", script])
+            .output()
+            .with_context(|| format!("cannot run {python}; set FST_PYTHON to a Python that has PyTorch"))?;
+        ensure!(
+            output.status.success(),
+            "{python} has no PyTorch; set FST_PYTHON to a Python that has one:\n{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(String::from_utf8(output.stdout)?.trim_end().into())
+    }
+}
+
+/// Returns the compiler for C++ files that include the headers of the `bridges`, which it compiles, too. `checkout` is
+/// the path from the package to the root of the checkout.
+pub fn compiler(checkout: &str, torch: &Torch, bridges: &[&str]) -> Result<cc::Build> {
+    let checkout = Path::new(checkout);
+    // C++ includes "fst/rust/bridge.rs.h" in either package.
+    cxx_build::CFG.include_prefix = "fst";
+    let mut compiler = cxx_build::bridges(bridges.iter().map(|bridge| checkout.join(bridge)));
+    compiler.include(checkout.join("torch_ext/fst/include"));
+    for include in ["include", "include/torch/csrc/api/include"] {
+        compiler.flag("-isystem").flag(torch.root.join(include).to_string_lossy().as_ref());
+    }
+    let version = concat!("\"", env!("CARGO_PKG_VERSION"), "\"");
+    // Every PyTorch that has what fst calls is built with the C++11 ABI of libstdc++.
+    compiler.define("FST_VERSION", version).define("_GLIBCXX_USE_CXX11_ABI", "1");
+    // PyTorch's headers have used C++20 since 2.15.
+    compiler.std("c++20").debug(false);
+    compiler.warnings(true).extra_warnings(true).flag("-Wpedantic");
+    // Warnings are errors for developers. A release builds also with a compiler that warns of more.
+    compiler.warnings_into_errors(env::var("PROFILE").is_ok_and(|profile| profile == "debug"));
+    // GCC 12 reports overflows in inlined code of PyTorch, where there are none.
+    compiler.flag_if_supported("-Wno-stringop-overflow");
+    // Messages name PyTorch's files in every build alike.
+    compiler.flag(format!("-ffile-prefix-map={}=torch", torch.root.display()));
+    for path in bridges.iter().copied().chain(["csrc", "torch_ext/fst/include"]) {
+        println!("cargo:rerun-if-changed={}", checkout.join(path).display());
+    }
+    Ok(compiler)
+}
+
+/// Compiles the layer as one file. Nearly all of the time goes into PyTorch's headers, which are then read once.
+pub fn compile(mut compiler: cc::Build, checkout: &str) -> Result<()> {
+    let checkout = fs::canonicalize(checkout)?;
+    let lines = SOURCES.iter().map(|source| format!("#include {:?}\n", checkout.join(source)));
+    let all = PathBuf::from(env::var_os("OUT_DIR").context("cargo sets OUT_DIR")?).join("csrc.cpp");
+    fs::write(&all, lines.collect::<String>())?;
+    // Static initializers register the operators. The linker would drop them, since no symbol refers to them.
+    compiler.link_lib_modifier("+whole-archive");
+    compiler.flag(format!("-ffile-prefix-map={}=fst", checkout.display()));
+    compiler.file(all).compile("fst_torch");
+    Ok(())
+}

@@ -1,0 +1,1 @@
+//! Nothing of the layer is Rust: build.rs compiles and links the C++ files beside this one.

@@ -1,0 +1,68 @@
+//! Compiles the C++ layer into the Rust library, for `tch::Tensor`.
+
+use crate::compile::{SOURCES, TORCH_LIBRARIES, Torch, compile, compiler};
+use anyhow::{Context, Result, ensure};
+use std::path::{Path, PathBuf};
+use std::{env, fs, iter};
+
+const BRIDGES: [&str; 2] = ["rust/bridge.rs", "rust/tch.rs"];
+/// Calls the functions of fst/fst.h, some of which have the names of functions in the layer. So it is compiled apart.
+const TCH: &str = "csrc/tch.cpp";
+
+/// Compiles and links the C++ code.
+pub fn build() -> Result<()> {
+    let torch = Torch::find()?;
+    let libraries = torch.root.join("lib");
+    check_tch(&libraries)?;
+    let mut compiler = compiler("", &torch, &BRIDGES)?;
+    compiler.file(TCH);
+    compile(compiler, ".")?;
+
+    println!("cargo:rustc-link-search=native={}", libraries.display());
+    // Build scripts of dependents read this value from DEP_FST_TORCH_LIB.
+    println!("cargo:torch_lib={}", libraries.display());
+    println!("cargo:rustc-link-arg=-Wl,--no-as-needed");
+    for library in TORCH_LIBRARIES {
+        println!("cargo:rustc-link-lib=dylib={library}");
+    }
+    // Lets the tests and examples of this package find PyTorch's libraries.
+    println!("cargo:rustc-link-arg=-Wl,-rpath,{}", libraries.display());
+    Ok(())
+}
+
+/// Writes `compile_commands.json` for clang-tidy, and the headers of the cxx bridges that it needs, to cargo's target
+/// directory. Compiles nothing.
+pub fn write_compile_commands() -> Result<()> {
+    let compiler = compiler("", &Torch::find()?, &BRIDGES)?;
+    let out = PathBuf::from(env::var_os("OUT_DIR").context("cargo sets OUT_DIR")?);
+    // OUT_DIR is TARGET/PROFILE/build/PACKAGE/out.
+    let target = out.ancestors().nth(4).context("OUT_DIR is not in a target directory")?;
+    let directory = env::current_dir()?;
+    let command = compiler.try_get_compiler()?.to_command();
+    let words: Vec<_> = iter::once(command.get_program()).chain(command.get_args()).collect();
+    // The debug format of a string is JSON, as long as the string has no control characters.
+    let words: Vec<_> = words.into_iter().map(|word| format!("{:?}", word.to_string_lossy())).collect();
+    let entry = |source: &str| {
+        format!(
+            "{{\"directory\": {directory:?}, \"file\": {source:?}, \"arguments\": [{}, \"-c\", {source:?}]}}",
+            words.join(", ")
+        )
+    };
+    // clang-tidy infers the commands of files that are not in the database from those that are.
+    let entries: Vec<_> = SOURCES.into_iter().chain([TCH]).map(entry).collect();
+    fs::write(target.join("compile_commands.json"), format!("[\n{}\n]\n", entries.join(",\n")))?;
+    Ok(())
+}
+
+/// Checks that tch is built for the same PyTorch. tch and fst exchange tensors.
+fn check_tch(libraries: &Path) -> Result<()> {
+    let torch_of_tch = env::var_os("DEP_TCH_LIBTORCH_LIB").context("torch-sys does not report its PyTorch")?;
+    ensure!(
+        fs::canonicalize(&torch_of_tch)? == fs::canonicalize(libraries)?,
+        "tch is built for the PyTorch in {}, but fst for the one in {}; activate one environment for both, set \
+         LIBTORCH_USE_PYTORCH=1, and leave LIBTORCH, FST_TORCH and FST_PYTHON unset",
+        torch_of_tch.display(),
+        libraries.display()
+    );
+    Ok(())
+}

@@ -1,0 +1,88 @@
+"""Tests a wheel with releases of PyTorch: python release/check_wheel.py WHEEL [--torch RELEASE]... [--base DIRECTORY]
+
+Each release has an environment of its own, which is removed before the next. The tests run from a neutral directory,
+where only the installed wheel can be imported. What depends on the release are the operators, graphs and C++ programs.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+from releases import CHECKOUT, RELEASES
+
+# Of tests/python.
+TESTS = (
+    "core",
+    "load/test_load.py",
+    "load/test_load_into.py",
+    "save/test_save_op.py",
+    "project/test_versions.py",
+)
+
+
+def main() -> None:
+    """Tests the wheel. Ends with an error if a test fails."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("wheel", type=Path)
+    parser.add_argument("--torch", action="append", metavar="RELEASE", help="2.11, say; by default all, one by one")
+    parser.add_argument("--base", type=Path, help="an environment with PyTorch and the packages of the tests, to use")
+    arguments = parser.parse_args()
+    wheel = arguments.wheel.absolute()
+    if arguments.base:
+        check_with_base(wheel, arguments.base.absolute())
+    else:
+        for release in arguments.torch or RELEASES:
+            check_with_release(wheel, release)
+
+
+def check_with_release(wheel: Path, release: str) -> None:
+    """Tests a wheel in a new environment with the last patch of a release of PyTorch."""
+    with tempfile.TemporaryDirectory() as temporary:
+        python = create(Path(temporary, "environment"))
+        requirements = ("-r", str(CHECKOUT / "requirements" / "test.txt"))
+        install(python, f"torch=={release}.*", *requirements, str(wheel))
+        test(python, Path(temporary), os.environ["PATH"])
+
+
+def check_with_base(wheel: Path, base: Path) -> None:
+    """Tests a wheel in a new environment that has the packages of another one, too."""
+    with tempfile.TemporaryDirectory() as temporary:
+        python = create(Path(temporary, "environment"))
+        [site] = base.glob("lib/python*/site-packages")
+        own = python.parents[1] / site.relative_to(base)
+        (own / "base.pth").write_text(f"import site; site.addsitedir({str(site)!r})\n")
+        install(python, "--no-deps", str(wheel))
+        test(python, Path(temporary), f"{base / 'bin'}{os.pathsep}{os.environ['PATH']}")
+
+
+def create(environment: Path) -> Path:
+    """Creates an environment. Returns its interpreter."""
+    venv.create(environment, with_pip=True)
+    return environment / "bin" / "python"
+
+
+def install(python: Path, *arguments: str) -> None:
+    """Installs packages. `--no-cache-dir`, because a PyTorch takes 3 GB, and is installed only once."""
+    options = ("--quiet", "--disable-pip-version-check", "--no-cache-dir")
+    subprocess.run([python, "-m", "pip", "install", *options, *arguments], check=True)
+
+
+def test(python: Path, directory: Path, path: str) -> None:
+    """Runs the tests in `directory`."""
+    environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    environ["PATH"] = f"{python.parent}{os.pathsep}{path}"
+    subprocess.run([python, "-m", "fst", "--version"], cwd=directory, env=environ, check=True)
+    tests = [str(CHECKOUT / "tests" / "python" / name) for name in TESTS]
+    options = ["--numprocesses=auto", "--dist=loadfile", "--no-loadscope-reorder", "-p", "no:cacheprovider"]
+    options += [f"--rootdir={CHECKOUT}", "-c", str(CHECKOUT / "pyproject.toml")]
+    done = subprocess.run([python, "-m", "pytest", *options, *tests], cwd=directory, env=environ)
+    if done.returncode:
+        sys.exit(done.returncode)
+
+
+if __name__ == "__main__":
+    main()
