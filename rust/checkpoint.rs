@@ -128,8 +128,9 @@ impl Checkpoint {
     fn open_with<P: AsRef<Path>>(paths: &[P], verify: &Verify, key: Option<&EncryptionKey>) -> Result<Checkpoint> {
         let watch = Watch::begin();
         let files = Files::resolve(paths, &|| watch.check())?;
+        let count = files.places.len();
         Checkpoint::from_files(files, false, |_, place| {
-            let source = Source::open(place, &|| watch.check())?;
+            let source = Source::open_one_of(count, place, &|| watch.check())?;
             let json = Header::read_bytes(&source)?;
             OpenFile::new(source, &json, verify, key, &|| watch.check())
         })
@@ -143,8 +144,9 @@ impl Checkpoint {
     pub fn open_encrypted<P: AsRef<Path>>(paths: &[P]) -> Result<Checkpoint> {
         let watch = Watch::begin();
         let files = Files::resolve(paths, &|| watch.check())?;
+        let count = files.places.len();
         Checkpoint::from_files(files, true, |_, place| {
-            let source = Source::open(place, &|| watch.check())?;
+            let source = Source::open_one_of(count, place, &|| watch.check())?;
             let header = Header::read(&source)?;
             Ok(OpenFile { source, header, expected: None, stated: Stated::Nothing })
         })

@@ -10,7 +10,7 @@ use crate::os::local_file::LocalFile;
 use crate::os::retry::Check;
 use crate::remote::find;
 use crate::remote::location::Location;
-use crate::remote::object::Object;
+use crate::remote::object::{Object, head_bytes};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -59,9 +59,18 @@ impl Source {
     /// # Errors
     /// Those of the file system or of the store, with the path or URL; that of `check`.
     pub fn open(place: &Place, check: Check<'_>) -> Result<Source> {
+        Source::open_one_of(1, place, check)
+    }
+
+    /// Opens one of `count` files of a checkpoint. The more objects there are, the fewer bytes the first request for each
+    /// asks for.
+    ///
+    /// # Errors
+    /// Those of [`Source::open`].
+    pub fn open_one_of(count: usize, place: &Place, check: Check<'_>) -> Result<Source> {
         Ok(match place {
             Place::Path(path) => Source::File(Arc::new(LocalFile::open(path)?)),
-            Place::Url(location) => Source::Object(Arc::new(find::open(location, check)?)),
+            Place::Url(location) => Source::Object(Arc::new(find::open(location, head_bytes(count), check)?)),
         })
     }
 

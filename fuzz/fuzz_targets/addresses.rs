@@ -24,7 +24,7 @@ fuzz_target!(|text: &str| {
     for other in [location.child("model.safetensors"), location.sibling("model.safetensors")] {
         assert_eq!((other.host(), other.file_name()), (location.host(), "model.safetensors"));
     }
-    let _ = open_known(&location, 0, Version::default());
+    let _ = open_known(&location, 0, Version::default(), Vec::new());
     // Otherwise the process would keep every store.
     remote::release();
 });

@@ -1,7 +1,9 @@
 //! Headers that one process reads and shares with others, which open the same files without reading the headers again.
+//! The first bytes of an object, which came with its header, are shared, too, so that no process requests them again.
 //!
 //! ```text
-//! for each file   file length, n, k, m as u64 | n bytes of name | k bytes of object | m bytes of header
+//! for each file   file length, n, k, h, m as u64
+//!                 n bytes of name | k bytes of object | h first bytes of the object | m bytes of header
 //! ```
 
 use super::verify::Verify;
@@ -24,6 +26,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Size of an encoded number in bytes.
 const NUMBER_BYTES: usize = 8;
+/// Number of fields of a record that have a length.
+const FIELDS: usize = 4;
 
 /// Digest of a header that another process read. It is compared before data of the file is read.
 #[derive(Debug)]
@@ -38,6 +42,8 @@ struct SharedHeader<'a> {
     name: &'a [u8],
     /// Encoded [`SharedObject`], or nothing for a local file.
     object: &'a [u8],
+    /// First bytes of the object.
+    head: &'a [u8],
     header: &'a [u8],
 }
 
@@ -58,20 +64,18 @@ impl Checkpoint {
         let mut shared = Vec::new();
         for OpenFile { source, .. } in &self.files {
             let (name, header) = (file_name(source.path()), Header::read_bytes(source)?);
-            let object = match source.stored() {
-                Source::File(_) | Source::Encrypted(_) => Vec::new(),
+            let (object, head) = match source.stored() {
+                Source::File(_) | Source::Encrypted(_) => (Vec::new(), &[][..]),
                 Source::Object(object) => {
                     let known = SharedObject { url: object.location().secret_url(), version: object.version().clone() };
-                    serde_json::to_vec(&known).map_err(|error| Error::new(Kind::Internal, error.to_string()))?
+                    let json = serde_json::to_vec(&known);
+                    (json.map_err(|error| Error::new(Kind::Internal, error.to_string()))?, object.head())
                 }
             };
-            let length = |bytes: &[u8]| to_u64(bytes.len());
-            for number in [source.length(), length(name), length(&object), length(&header)] {
-                shared.extend(number.to_le_bytes());
-            }
-            shared.extend(name);
-            shared.extend(object);
-            shared.extend(header);
+            let fields = [name, &object, head, &header];
+            shared.extend(source.length().to_le_bytes());
+            fields.iter().for_each(|field| shared.extend(to_u64(field.len()).to_le_bytes()));
+            fields.iter().for_each(|field| shared.extend(*field));
         }
         Ok(shared)
     }
@@ -111,8 +115,8 @@ impl Checkpoint {
             let shared = headers.get(index).ok_or_else(undescribed)?;
             let source = match (place, objects.get(index)) {
                 (Place::Url(location), Some(Some(object))) => {
-                    let object = find::open_known(location, shared.file_bytes, object.version.clone())?;
-                    Source::Object(Arc::new(object))
+                    let (version, head) = (object.version.clone(), shared.head.to_vec());
+                    Source::Object(Arc::new(find::open_known(location, shared.file_bytes, version, head)?))
                 }
                 _ => Source::open(place, &|| watch.check())?,
             };
@@ -171,9 +175,12 @@ fn parse(mut shared: &[u8]) -> Result<Vec<SharedHeader<'_>>> {
     let mut headers = Vec::new();
     while !shared.is_empty() {
         let file_bytes = take_number(&mut shared)?;
-        let lengths = [take_number(&mut shared)?, take_number(&mut shared)?, take_number(&mut shared)?];
-        let [name, object, header] = lengths.map(|length| take(&mut shared, to_usize(length)));
-        headers.push(SharedHeader { file_bytes, name: name?, object: object?, header: header? });
+        let mut lengths = [0; FIELDS];
+        for length in &mut lengths {
+            *length = take_number(&mut shared)?;
+        }
+        let [name, object, head, header] = lengths.map(|length| take(&mut shared, to_usize(length)));
+        headers.push(SharedHeader { file_bytes, name: name?, object: object?, head: head?, header: header? });
     }
     Ok(headers)
 }

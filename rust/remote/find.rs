@@ -4,7 +4,7 @@ use super::get::repeat;
 use super::hub;
 use super::lane;
 use super::location::{Location, Service};
-use super::object::Object;
+use super::object::{HEAD_BYTES, Object};
 use super::stores;
 pub use super::stores::{open, open_known};
 use super::streams::Host;
@@ -53,7 +53,7 @@ pub fn find(location: &Location, endings: &[&str], check: Check<'_>) -> Result<F
 fn find_by_convention(location: &Location, endings: &[&str], check: Check<'_>) -> Result<Found> {
     for ending in endings {
         let name = format!("model{ending}");
-        match open(&location.child(&name), check) {
+        match open(&location.child(&name), HEAD_BYTES, check) {
             Ok(_) => return Ok(Found::Prefix(location.clone(), vec![name])),
             Err(error) if error.kind() == Kind::FileNotFound => {}
             Err(error) => return Err(error),

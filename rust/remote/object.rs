@@ -17,12 +17,21 @@ use std::sync::Arc;
 
 /// Number of bytes that the first request asks for. Most headers are shorter, and so are many adapters.
 pub const HEAD_BYTES: u64 = 1 << 20;
+/// Upper bound for the bytes of the first requests for all objects of a checkpoint, since ranks send them to each other.
+const HEADS_BYTES: u64 = 16 << 20;
+/// Number of bytes that the first request asks for at least: those of most headers in checkpoints with many files.
+const HEAD_BYTES_MIN: u64 = 64 << 10;
 
 /// Largest gap that is requested along with the bytes on both sides, in bytes: about what arrives on one connection in
 /// the time that another request takes.
 pub const GAP_BYTES: u64 = 1 << 20;
 /// Number of ranges of one call that are requested at once. Other threads request as much at the same time.
 const REQUESTS_PER_TURN: usize = 4;
+
+/// Returns the number of bytes that the first request for each of `count` objects asks for.
+pub fn head_bytes(count: usize) -> u64 {
+    (HEADS_BYTES / to_u64(count).max(1)).clamp(HEAD_BYTES_MIN, HEAD_BYTES)
+}
 
 /// Place of an object that is to be opened.
 pub(super) struct Address<'a> {
@@ -52,25 +61,19 @@ pub struct Object {
 }
 
 impl Object {
-    /// Opens an object: requests its first bytes, and with them its length and version.
+    /// Opens an object: requests its first `head_bytes` bytes, and with them its length and version.
     ///
     /// # Errors
     /// `file-not-found`, `permission-denied`, `io`, or that of `check`.
-    pub(super) fn open(address: Address<'_>, check: Check<'_>) -> Result<Object> {
-        let Some(cache) = address.cache else { return Object::request(&address, HEAD_BYTES, check) };
-        if cache.has_whole(&address.name) {
+    pub(super) fn open(address: Address<'_>, head_bytes: u64, check: Check<'_>) -> Result<Object> {
+        if let Some(cache) = address.cache.filter(|cache| cache.has_whole(&address.name)) {
             // One byte tells whether the copy has the version of the object.
             let probe = Object::request(&address, 1, check)?;
             if let copy @ Some(Copy::Whole(_)) = probe.open_copy(cache, &address.name) {
                 return Ok(Object { copy, head: Vec::new(), ..probe });
             }
         }
-        let object = Object::request(&address, HEAD_BYTES, check)?;
-        let copy = object.open_copy(cache, &address.name);
-        if let Some(Copy::Part(part)) = &copy {
-            cache::add(part, 0..to_u64(object.head.len()), std::iter::once(&*object.head));
-        }
-        Ok(Object { copy, ..object })
+        Ok(Object::request(&address, head_bytes, check)?.with_copy(&address))
     }
 
     fn request(address: &Address<'_>, bytes_max: u64, check: Check<'_>) -> Result<Object> {
@@ -86,11 +89,18 @@ impl Object {
         Ok(Object { length, version, head: bytes, ..unopened })
     }
 
-    /// Creates an object whose length and version another process has found. No request is sent.
-    pub(super) fn known(address: Address<'_>, length: u64, version: Version) -> Object {
-        let object = Object::without_head(&address, length, version);
-        let copy = address.cache.and_then(|cache| object.open_copy(cache, &address.name));
-        Object { copy, ..object }
+    /// Creates an object whose length, version and first bytes another process has requested. No request is sent.
+    pub(super) fn known(address: Address<'_>, length: u64, version: Version, head: Vec<u8>) -> Object {
+        Object { head, ..Object::without_head(&address, length, version) }.with_copy(&address)
+    }
+
+    /// Opens the copy on a local disk, and adds the first bytes to it.
+    fn with_copy(self, address: &Address<'_>) -> Object {
+        let copy = address.cache.and_then(|cache| self.open_copy(cache, &address.name));
+        if let Some(Copy::Part(part)) = &copy {
+            cache::add(part, 0..to_u64(self.head.len()), std::iter::once(&*self.head));
+        }
+        Object { copy, ..self }
     }
 
     fn without_head(address: &Address<'_>, length: u64, version: Version) -> Object {
@@ -143,6 +153,11 @@ impl Object {
     /// Returns the version.
     pub fn version(&self) -> &Version {
         &self.version
+    }
+
+    /// Returns the bytes that the first request brought.
+    pub fn head(&self) -> &[u8] {
+        &self.head
     }
 
     /// Returns the copy on a local disk, if it has all bytes.

@@ -68,22 +68,22 @@ pub(super) fn store_of(location: &Location) -> Result<(Arc<dyn Store>, String)> 
     Ok((store, key))
 }
 
-/// Opens an object.
+/// Opens an object with a request for its first `head_bytes` bytes.
 ///
 /// # Errors
 /// Those of [`Object::open`] and of the settings of its store.
-pub fn open(location: &Location, check: Check<'_>) -> Result<Object> {
+pub fn open(location: &Location, head_bytes: u64, check: Check<'_>) -> Result<Object> {
     let cache = Cache::from_env()?;
-    Object::open(address(location, cache.as_ref())?, check)
+    Object::open(address(location, cache.as_ref())?, head_bytes, check)
 }
 
-/// Opens an object whose length and version another process has found. No request is sent.
+/// Opens an object whose length, version and first bytes another process has requested. No request is sent.
 ///
 /// # Errors
 /// Those of the settings of its store.
-pub fn open_known(location: &Location, length: u64, version: Version) -> Result<Object> {
+pub fn open_known(location: &Location, length: u64, version: Version, head: Vec<u8>) -> Result<Object> {
     let cache = Cache::from_env()?;
-    Ok(Object::known(address(location, cache.as_ref())?, length, version))
+    Ok(Object::known(address(location, cache.as_ref())?, length, version, head))
 }
 
 fn address<'a>(location: &'a Location, cache: Option<&'a Cache>) -> Result<Address<'a>> {

@@ -8,6 +8,7 @@ use crate::os::local_file::open_regular;
 use crate::os::retry::Check;
 use crate::remote::find::{self, Found};
 use crate::remote::location::{self, Location, Service};
+use crate::remote::object::HEAD_BYTES;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs;
@@ -137,7 +138,7 @@ impl Files {
     }
 
     fn add_remote_index(&mut self, index: &Location, check: Check<'_>) -> Result<()> {
-        let object = find::open(index, check)?;
+        let object = find::open(index, HEAD_BYTES, check)?;
         let bytes = find::read_all(&object, INDEX_BYTES_MAX, check)?;
         let shards = index::read(bytes.as_slice()).map_err(|fault| fault.at(object.path()))?;
         self.add_shards(object.path(), shards, |name| Place::Url(index.sibling(name)));

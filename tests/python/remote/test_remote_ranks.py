@@ -41,23 +41,50 @@ def test_each_byte_is_requested_by_one_rank(ranks, http_server, size, place):
     http_server.put(PATH, DATA)
     for rank, loaded in enumerate(ranks(size).run(load, http_server.url(PATH), place)):
         assert_equal(loaded, {name: expected_of(name, t, place, rank, size) for name, t in TENSORS.items()})
-    counts = torch.zeros(len(DATA), dtype=torch.int32)
-    for request in http_server.requests(PATH):
+    counts = request_counts(http_server, PATH, DATA)
+    assert (counts[:HEADER] == 1).all()
+    # A request covers short gaps: small replicated tensors between two that are sharded.
+    assert len(DATA) <= counts.sum() <= (1 if place is replicated else 1.01) * len(DATA)
+
+
+def request_counts(server, path, data):
+    """Returns how often each byte was requested."""
+    counts = torch.zeros(len(data), dtype=torch.int32)
+    for request in server.requests(path):
         start, stop = request.range
         counts[start:stop] += 1
-    # The first request of rank 0 brings bytes that other ranks need, too. A request covers short gaps.
-    assert counts[:HEADER].sum() <= 2 * HEADER
-    assert len(DATA) - HEADER <= counts[HEADER:].sum() <= 1.01 * (len(DATA) - HEADER)
+    return counts
 
 
-def test_sharded_checkpoint(ranks, http_server):
-    files, expected = shards()
+# Beyond 16 files, the first request for each file asks for less than 1 MiB.
+@pytest.mark.parametrize("count", [3, 20])
+def test_each_byte_of_a_sharded_checkpoint_is_requested_by_one_rank(ranks, http_server, count):
+    files, expected = shards(count)
     for name, data in files.items():
         http_server.put(f"dir/{name}", data)
     for loaded in ranks(2).run(load, http_server.url("dir/"), replicated):
         assert_equal(loaded, expected)
     # Only the first rank opens the objects.
     assert len(http_server.requests("dir/model.safetensors.index.json")) == 2
+    del files["model.safetensors.index.json"]
+    for name, data in files.items():
+        assert (request_counts(http_server, f"dir/{name}", data) == 1).all()
+    firsts = [http_server.requests(f"dir/{name}")[0].range for name in files]
+    assert {start for start, _ in firsts} == {0}
+    # The first rank sends as much to the others.
+    assert sum(stop for _, stop in firsts) <= 16 << 20
+
+
+def load_of_rank(paths, owner):
+    rank = torch.distributed.get_rank()
+    return fst.load_sharded(paths, lambda name, shape: Replicate() if rank == owner else None)
+
+
+@pytest.mark.parametrize("owner", [0, 1])
+def test_rank_that_loads_alone_requests_no_byte_again(ranks, http_server, owner):
+    http_server.put(PATH, DATA)
+    assert_equal(ranks(2).run(load_of_rank, http_server.url(PATH), owner)[owner], TENSORS)
+    assert (request_counts(http_server, PATH, DATA) == 1).all()
 
 
 def load_changed(url, place):
