@@ -161,7 +161,7 @@ impl Checkpoint {
     ) -> Result<Checkpoint> {
         let _span = profile::span(Stage::Open);
         let Files { places, index_entries } = files;
-        let is_remote = places.iter().any(|place| matches!(place, Place::Url(_)));
+        let is_remote = !places.iter().all(|place| matches!(place, Place::Path(_)));
         let threads = if is_remote { REMOTE_HEADER_THREADS } else { HEADER_THREADS };
         let missing = || Error::new(Kind::Internal, "no such file");
         let files = threads::map(threads, places.len(), |index| {

@@ -15,12 +15,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Location of a file of a checkpoint.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Place {
     /// Path of a local file.
     Path(PathBuf),
     /// URL of an object.
     Url(Location),
+    /// Object that is open already.
+    Opened(Arc<Object>),
 }
 
 impl Place {
@@ -29,6 +31,7 @@ impl Place {
         match self {
             Place::Path(path) => path.file_name().unwrap_or_default().as_encoded_bytes(),
             Place::Url(location) => location.file_name().as_bytes(),
+            Place::Opened(object) => object.location().file_name().as_bytes(),
         }
     }
 }
@@ -71,6 +74,7 @@ impl Source {
         Ok(match place {
             Place::Path(path) => Source::File(Arc::new(LocalFile::open(path)?)),
             Place::Url(location) => Source::Object(Arc::new(find::open(location, head_bytes(count), check)?)),
+            Place::Opened(object) => Source::Object(Arc::clone(object)),
         })
     }
 

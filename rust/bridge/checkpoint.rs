@@ -86,6 +86,7 @@ pub(super) fn resolve_files(paths: &[String]) -> Result<Vec<String>> {
     let text = |place: Place| match place {
         Place::Path(path) => path.to_string_lossy().into_owned(),
         Place::Url(location) => location.secret_url(),
+        Place::Opened(object) => object.location().secret_url(),
     };
     let watch = Watch::begin();
     guard(|| Ok(Files::resolve(paths, &|| watch.check())?.places.into_iter().map(text).collect()))

@@ -16,6 +16,8 @@ use std::path::PathBuf;
 pub enum Found {
     /// An object.
     Object(Location),
+    /// An object that was opened to find out whether it exists.
+    Opened(Object),
     /// A prefix, with the names of the objects in it.
     Prefix(Location, Vec<String>),
     /// A local file or directory: the Hub's own cache holds what the URL names.
@@ -54,7 +56,7 @@ fn find_by_convention(location: &Location, endings: &[&str], check: Check<'_>) -
     for ending in endings {
         let name = format!("model{ending}");
         match open(&location.child(&name), HEAD_BYTES, check) {
-            Ok(_) => return Ok(Found::Prefix(location.clone(), vec![name])),
+            Ok(object) => return Ok(Found::Opened(object)),
             Err(error) if error.kind() == Kind::FileNotFound => {}
             Err(error) => return Err(error),
         }

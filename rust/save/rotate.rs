@@ -7,6 +7,7 @@ use crate::format::header::Header;
 use crate::num::to_u64;
 use crate::os::local_file::LocalFile;
 use crate::os::sigint::Watch;
+use crate::remote::location::Location;
 use crate::save::file_kernel::FileKernel;
 use crate::source::files::Files;
 use crate::source::{Place, Source};
@@ -35,13 +36,16 @@ pub fn rotate<P: AsRef<Path>>(
         watch.check()?;
         match place {
             Place::Path(path) => rotate_file(&path, old, new, kernel)?,
-            Place::Url(location) => {
-                let message = "the header of an object cannot be changed; save the object again with the new key";
-                return Err(Error::new(Kind::InvalidArgument, message).at(location.to_string()));
-            }
+            Place::Url(location) => return Err(unchangeable(&location)),
+            Place::Opened(object) => return Err(unchangeable(object.location())),
         }
     }
     Ok(())
+}
+
+fn unchangeable(location: &Location) -> Error {
+    let message = "the header of an object cannot be changed; save the object again with the new key";
+    Error::new(Kind::InvalidArgument, message).at(location.to_string())
 }
 
 fn rotate_file(path: &Path, old: &EncryptionKey, new: &EncryptionKey, kernel: &dyn FileKernel) -> Result<()> {

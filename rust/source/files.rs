@@ -8,7 +8,7 @@ use crate::os::local_file::open_regular;
 use crate::os::retry::Check;
 use crate::remote::find::{self, Found};
 use crate::remote::location::{self, Location, Service};
-use crate::remote::object::HEAD_BYTES;
+use crate::remote::object::{HEAD_BYTES, Object};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs;
@@ -109,6 +109,13 @@ impl Files {
                 self.places.push(Place::Url(location));
                 Ok(())
             }
+            Found::Opened(object) if object.location().key().ends_with(INDEX_SUFFIX) => {
+                self.add_opened_index(&object, check)
+            }
+            Found::Opened(object) => {
+                self.places.push(Place::Opened(Arc::new(object)));
+                Ok(())
+            }
             Found::Prefix(prefix, names) => {
                 let child = |name: &OsString| prefix.child(&name.to_string_lossy());
                 let names = names.into_iter().map(OsString::from);
@@ -138,10 +145,13 @@ impl Files {
     }
 
     fn add_remote_index(&mut self, index: &Location, check: Check<'_>) -> Result<()> {
-        let object = find::open(index, HEAD_BYTES, check)?;
-        let bytes = find::read_all(&object, INDEX_BYTES_MAX, check)?;
-        let shards = index::read(bytes.as_slice()).map_err(|fault| fault.at(object.path()))?;
-        self.add_shards(object.path(), shards, |name| Place::Url(index.sibling(name)));
+        self.add_opened_index(&find::open(index, HEAD_BYTES, check)?, check)
+    }
+
+    fn add_opened_index(&mut self, index: &Object, check: Check<'_>) -> Result<()> {
+        let bytes = find::read_all(index, INDEX_BYTES_MAX, check)?;
+        let shards = index::read(bytes.as_slice()).map_err(|fault| fault.at(index.path()))?;
+        self.add_shards(index.path(), shards, |name| Place::Url(index.location().sibling(name)));
         Ok(())
     }
 

@@ -99,11 +99,14 @@ def test_sharded(http_server, suffix):
     for name, data in files.items():
         http_server.put(f"dir/{name}", data)
     assert_equal(fst.load_file(http_server.url(f"dir/{suffix}")), expected)
+    assert len(http_server.requests("dir/model.safetensors.index.json")) == 1
 
 
 def test_directory_with_one_file(http_server):
     http_server.put("dir/model.safetensors", DATA)
     assert_equal(fst.load_file(http_server.url("dir/")), TENSORS)
+    ranges = [request.range for request in http_server.requests("dir/model.safetensors")]
+    assert [start for start, _ in ranges].count(0) == 1
 
 
 @pytest.mark.parametrize("load", ENTRANCES.values(), ids=ENTRANCES)
