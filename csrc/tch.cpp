@@ -13,6 +13,7 @@ namespace fst::tch {
 namespace {
 
 using RustStrings = rust::Slice<const rust::String>;
+using Rules = rust::Slice<const DtypeRule>;
 
 Strings to_strings(RustStrings strings) {
   Strings converted;
@@ -25,8 +26,13 @@ Strings to_strings(RustStrings strings) {
 
 c10::Device device_of(rust::Str device) { return {std::string(device)}; }
 
-std::optional<c10::ScalarType> dtype_of(int8_t dtype) {
-  return dtype < 0 ? std::nullopt : std::optional(static_cast<c10::ScalarType>(dtype));
+Dtypes to_dtypes(Rules rules) {
+  std::vector<Dtypes::Rule> converted;
+  for (const DtypeRule& rule : rules) {
+    const auto type = static_cast<c10::ScalarType>(rule.scalar_type);
+    converted.push_back({std::string(rule.pattern), rule.scalar_type < 0 ? std::nullopt : std::optional(type)});
+  }
+  return converted;
 }
 
 void add(rust::Vec<Named>& all, rust::String name, at::Tensor tensor) {
@@ -56,16 +62,18 @@ std::optional<Texts> to_texts(rust::Slice<const MetadataEntry> metadata) {
 
 }  // namespace
 
-rust::Vec<Named> load_files(RustStrings paths, rust::Str device, int8_t dtype) {
+rust::Vec<Named> load_files(RustStrings paths, rust::Str device, Rules dtypes, rust::Str verify) {
   rust::Vec<Named> all;
-  for (const auto& entry : fst::load_files(to_strings(paths), device_of(device), dtype_of(dtype))) {
+  for (const auto& entry :
+       fst::load_files(to_strings(paths), device_of(device), to_dtypes(dtypes), std::string(verify))) {
     add(all, entry.key(), entry.value());
   }
   return all;
 }
 
-rust::Vec<Named> load_tensors(RustStrings paths, RustStrings names, rust::Str device, int8_t dtype) {
-  auto tensors = fst::load_tensors(to_strings(paths), to_strings(names), device_of(device), dtype_of(dtype));
+rust::Vec<Named> load_tensors(RustStrings paths, RustStrings names, rust::Str device, Rules dtypes, rust::Str verify) {
+  auto tensors = fst::load_tensors(to_strings(paths), to_strings(names), device_of(device), to_dtypes(dtypes),
+                                   std::string(verify));
   rust::Vec<Named> all;
   for (size_t index = 0; index < tensors.size(); ++index) {
     add(all, names[index], std::move(tensors[index]));
@@ -73,12 +81,14 @@ rust::Vec<Named> load_tensors(RustStrings paths, RustStrings names, rust::Str de
   return all;
 }
 
-rust::Vec<Named> load_slices(RustStrings paths, rust::Slice<const Slice> slices, rust::Str device, int8_t dtype) {
+rust::Vec<Named> load_slices(RustStrings paths, rust::Slice<const Slice> slices, rust::Str device, Rules dtypes,
+                             rust::Str verify) {
   std::vector<fst::Slice> requested;
   for (const Slice& slice : slices) {
     requested.push_back({std::string(slice.name), slice.dim, slice.start, slice.length});
   }
-  auto tensors = fst::load_slices(to_strings(paths), requested, device_of(device), dtype_of(dtype));
+  auto tensors =
+      fst::load_slices(to_strings(paths), requested, device_of(device), to_dtypes(dtypes), std::string(verify));
   rust::Vec<Named> all;
   for (size_t index = 0; index < tensors.size(); ++index) {
     add(all, slices[index].name, std::move(tensors[index]));
@@ -86,7 +96,8 @@ rust::Vec<Named> load_slices(RustStrings paths, rust::Slice<const Slice> slices,
   return all;
 }
 
-rust::Vec<Named> load_boxes(RustStrings paths, rust::Slice<const Region> regions, rust::Str device, int8_t dtype) {
+rust::Vec<Named> load_boxes(RustStrings paths, rust::Slice<const Region> regions, rust::Str device, Rules dtypes,
+                            rust::Str verify) {
   std::vector<fst::Region> requested;
   for (const Region& region : regions) {
     std::vector<fst::IndexRange> ranges;
@@ -95,7 +106,8 @@ rust::Vec<Named> load_boxes(RustStrings paths, rust::Slice<const Region> regions
     }
     requested.push_back({std::string(region.name), std::move(ranges)});
   }
-  auto tensors = fst::load_boxes(to_strings(paths), requested, device_of(device), dtype_of(dtype));
+  auto tensors =
+      fst::load_boxes(to_strings(paths), requested, device_of(device), to_dtypes(dtypes), std::string(verify));
   rust::Vec<Named> all;
   for (size_t index = 0; index < tensors.size(); ++index) {
     add(all, regions[index].name, std::move(tensors[index]));
@@ -103,10 +115,12 @@ rust::Vec<Named> load_boxes(RustStrings paths, rust::Slice<const Region> regions
   return all;
 }
 
-void load_into(RustStrings paths, rust::Slice<const Named> outputs) {
+void load_into(RustStrings paths, rust::Slice<const Named> outputs, rust::Str verify) {
   const auto [names, tensors] = unzip(outputs);
-  fst::load_into(to_strings(paths), names, tensors);
+  fst::load_into(to_strings(paths), names, tensors, std::string(verify));
 }
+
+void verify(RustStrings paths, rust::Str verify) { fst::verify(to_strings(paths), std::string(verify)); }
 
 void save_file(rust::Slice<const Named> named, rust::Str path, rust::Slice<const MetadataEntry> metadata) {
   const auto [names, tensors] = unzip(named);
@@ -122,8 +136,9 @@ rust::Vec<uint8_t> serialize(rust::Slice<const Named> named, rust::Slice<const M
   return copied;
 }
 
-std::unique_ptr<Loader> open_loader(RustStrings paths, rust::Str device, int8_t dtype) {
-  return std::make_unique<Loader>(to_strings(paths), device_of(device), LoaderOptions{.dtype = dtype_of(dtype)});
+std::unique_ptr<Loader> open_loader(RustStrings paths, rust::Str device, Rules dtypes, rust::Str verify) {
+  return std::make_unique<Loader>(to_strings(paths), device_of(device),
+                                  LoaderOptions{.dtype = to_dtypes(dtypes), .verify = std::string(verify)});
 }
 
 rust::Vec<Named> next(Loader& loader) {

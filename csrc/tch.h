@@ -13,24 +13,28 @@
 namespace fst::tch {
 
 struct Named;
+struct DtypeRule;
 struct IndexRange;
 struct Region;
 struct Slice;
 struct MetadataEntry;
 
-// Load functions. `device` is a device string of PyTorch. `dtype` is a c10::ScalarType number, or negative for none.
-rust::Vec<Named> load_files(rust::Slice<const rust::String> paths, rust::Str device, int8_t dtype);
+// Load functions. `device` is a device string of PyTorch, and `verify` the argument of the operators.
+rust::Vec<Named> load_files(rust::Slice<const rust::String> paths, rust::Str device,
+                            rust::Slice<const DtypeRule> dtypes, rust::Str verify);
 rust::Vec<Named> load_tensors(rust::Slice<const rust::String> paths, rust::Slice<const rust::String> names,
-                              rust::Str device, int8_t dtype);
+                              rust::Str device, rust::Slice<const DtypeRule> dtypes, rust::Str verify);
 rust::Vec<Named> load_slices(rust::Slice<const rust::String> paths, rust::Slice<const Slice> slices, rust::Str device,
-                             int8_t dtype);
+                             rust::Slice<const DtypeRule> dtypes, rust::Str verify);
 rust::Vec<Named> load_boxes(rust::Slice<const rust::String> paths, rust::Slice<const Region> regions, rust::Str device,
-                            int8_t dtype);
-void load_into(rust::Slice<const rust::String> paths, rust::Slice<const Named> outputs);
+                            rust::Slice<const DtypeRule> dtypes, rust::Str verify);
+void load_into(rust::Slice<const rust::String> paths, rust::Slice<const Named> outputs, rust::Str verify);
+void verify(rust::Slice<const rust::String> paths, rust::Str verify);
 void save_file(rust::Slice<const Named> tensors, rust::Str path, rust::Slice<const MetadataEntry> metadata);
 rust::Vec<uint8_t> serialize(rust::Slice<const Named> tensors, rust::Slice<const MetadataEntry> metadata);
 
-std::unique_ptr<Loader> open_loader(rust::Slice<const rust::String> paths, rust::Str device, int8_t dtype);
+std::unique_ptr<Loader> open_loader(rust::Slice<const rust::String> paths, rust::Str device,
+                                    rust::Slice<const DtypeRule> dtypes, rust::Str verify);
 // Returns one tensor, or an empty vector after the last one.
 rust::Vec<Named> next(Loader& loader);
 

@@ -9,7 +9,7 @@
 //! let weight = Tensor::ones([4, 3], (Kind::Float, Device::Cpu));
 //! Tensor::write_safetensors(&[("weight", &weight)], "model.safetensors")?;
 //!
-//! let weights = fst::tch::load_file("model.safetensors", Device::cuda_if_available(), Some(Kind::Half))?;
+//! let weights = fst::tch::load_file("model.safetensors", Device::cuda_if_available(), Kind::Half, None)?;
 //! for (name, tensor) in &weights {
 //!     println!("{name}: {:?} {:?}", tensor.kind(), tensor.size());
 //! }
@@ -21,8 +21,14 @@
 //! All paths of a call form one checkpoint, in which each tensor name occurs once.
 //!
 //! **Dtypes.** `dtype` is a floating-point kind to which tensors stored as F16, BF16, F32 or F64 are cast. All other
-//! tensors keep their dtype. tch has no [`Kind`] for U16, U32, U64, F8_E8M0 and F4. Tensors of these dtypes load, but
-//! [`kind`](Tensor::kind) panics on them: call [`f_kind`](Tensor::f_kind).
+//! tensors keep their dtype. A list of patterns casts only some of the tensors: see [`Dtypes`]. tch has no [`Kind`] for
+//! U16, U32, U64, F8_E8M0 and F4. Tensors of these dtypes load, but [`kind`](Tensor::kind) panics on them: call
+//! [`f_kind`](Tensor::f_kind).
+//!
+//! **Digests.** `verify` compares the data with digests before any tensor is returned: `"digests"` with those that the
+//! files carry, or the path or JSON text of a manifest with those of whole files, or the text `{"signature": {"path":
+//! "model.sig", "public_key": "key.pub"}}` of a signature, which has a manifest. A difference is an error of the kind
+//! [`Integrity`](crate::error::Kind::Integrity).
 //!
 //! **Tensors** are ready on the current stream and share memory with no other tensor. On the CPU, tensors of local
 //! files are views of private mappings: pages are read on first use, and a write changes neither the file nor another
@@ -48,6 +54,13 @@ mod ffi {
     struct Named {
         name: String,
         tensor: UniquePtr<Tensor>,
+    }
+
+    /// Dtype for the tensors that a pattern matches.
+    struct DtypeRule {
+        pattern: String,
+        /// Value of `c10::ScalarType`, or -1 for the stored dtype.
+        scalar_type: i8,
     }
 
     /// Entry of a file's metadata.
@@ -99,17 +112,37 @@ mod ffi {
         #[namespace = "at"]
         type Tensor;
 
-        fn load_files(paths: &[String], device: &str, dtype: i8) -> Result<Vec<Named>>;
-        fn load_tensors(paths: &[String], names: &[String], device: &str, dtype: i8) -> Result<Vec<Named>>;
-        fn load_slices(paths: &[String], slices: &[Slice], device: &str, dtype: i8) -> Result<Vec<Named>>;
-        fn load_boxes(paths: &[String], regions: &[Region], device: &str, dtype: i8) -> Result<Vec<Named>>;
-        fn load_into(paths: &[String], outputs: &[Named]) -> Result<()>;
+        fn load_files(paths: &[String], device: &str, dtypes: &[DtypeRule], verify: &str) -> Result<Vec<Named>>;
+        fn load_tensors(
+            paths: &[String],
+            names: &[String],
+            device: &str,
+            dtypes: &[DtypeRule],
+            verify: &str,
+        ) -> Result<Vec<Named>>;
+        fn load_slices(
+            paths: &[String],
+            slices: &[Slice],
+            device: &str,
+            dtypes: &[DtypeRule],
+            verify: &str,
+        ) -> Result<Vec<Named>>;
+        fn load_boxes(
+            paths: &[String],
+            regions: &[Region],
+            device: &str,
+            dtypes: &[DtypeRule],
+            verify: &str,
+        ) -> Result<Vec<Named>>;
+        fn load_into(paths: &[String], outputs: &[Named], verify: &str) -> Result<()>;
+        fn verify(paths: &[String], verify: &str) -> Result<()>;
         fn save_file(tensors: &[Named], path: &str, metadata: &[MetadataEntry]) -> Result<()>;
         fn serialize(tensors: &[Named], metadata: &[MetadataEntry]) -> Result<Vec<u8>>;
 
         #[namespace = "fst"]
         type Loader;
-        fn open_loader(paths: &[String], device: &str, dtype: i8) -> Result<UniquePtr<Loader>>;
+        fn open_loader(paths: &[String], device: &str, dtypes: &[DtypeRule], verify: &str)
+        -> Result<UniquePtr<Loader>>;
         fn next(loader: Pin<&mut Loader>) -> Result<Vec<Named>>;
         fn total_bytes(self: &Loader) -> Result<i64>;
     }
@@ -117,6 +150,56 @@ mod ffi {
 
 // SAFETY: a loader may be called from any thread, one at a time, and `&self` methods return constants.
 unsafe impl Send for ffi::Loader {}
+
+/// Dtypes to cast tensors to: one for all, or one for each name or pattern (`*`, `?`, `[...]`).
+///
+/// A name takes precedence over patterns, and a pattern over later ones. `None` and tensors that match nothing keep the
+/// stored dtype. A pattern that decides for no tensor is an error, except `*`.
+///
+/// ```
+/// # let directory = tempfile::tempdir()?;
+/// # std::env::set_current_dir(&directory)?;
+/// # let tensor = |value: f32| tch::Tensor::from_slice(&[value]);
+/// # tch::Tensor::write_safetensors(&[("w", tensor(1.0)), ("w_scale", tensor(2.0))], "model.safetensors")?;
+/// use tch::{Device, Kind};
+///
+/// let dtypes = [("*_scale", None), ("*", Some(Kind::BFloat16))];
+/// let weights = fst::tch::load_file("model.safetensors", Device::Cpu, dtypes, None)?;
+/// for (name, tensor) in &weights {
+///     assert_eq!(tensor.kind(), if name == "w_scale" { Kind::Float } else { Kind::BFloat16 });
+/// }
+/// # assert_eq!(weights.len(), 2);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Dtypes {
+    /// Kinds for names and patterns.
+    rules: Vec<(String, Option<Kind>)>,
+}
+
+impl From<Kind> for Dtypes {
+    fn from(kind: Kind) -> Dtypes {
+        Dtypes::from([("*", Some(kind))])
+    }
+}
+
+impl From<Option<Kind>> for Dtypes {
+    fn from(kind: Option<Kind>) -> Dtypes {
+        kind.map(Dtypes::from).unwrap_or_default()
+    }
+}
+
+impl<S: Into<String>, const N: usize> From<[(S, Option<Kind>); N]> for Dtypes {
+    fn from(rules: [(S, Option<Kind>); N]) -> Dtypes {
+        rules.into_iter().collect()
+    }
+}
+
+impl<S: Into<String>> FromIterator<(S, Option<Kind>)> for Dtypes {
+    fn from_iter<I: IntoIterator<Item = (S, Option<Kind>)>>(rules: I) -> Dtypes {
+        Dtypes { rules: rules.into_iter().map(|(pattern, kind)| (pattern.into(), kind)).collect() }
+    }
+}
 
 /// Loads every tensor of a checkpoint, in the order of the bytes in its files.
 ///
@@ -127,17 +210,28 @@ unsafe impl Send for ffi::Loader {}
 /// use std::collections::HashMap;
 /// use tch::{Device, Tensor};
 ///
-/// let weights: HashMap<String, Tensor> = fst::tch::load_file("model.safetensors", Device::Cpu, None)?.into_iter().collect();
+/// let weights: HashMap<String, Tensor> = fst::tch::load_file("model.safetensors", Device::Cpu, None, None)?.into_iter().collect();
 /// assert_eq!(weights["weight"], Tensor::from_slice(&[1f32, 2.0]));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn load_file(path: impl AsRef<Path>, device: Device, dtype: Option<Kind>) -> Result<Vec<(String, Tensor)>> {
-    load_files(&[path], device, dtype)
+pub fn load_file(
+    path: impl AsRef<Path>,
+    device: Device,
+    dtype: impl Into<Dtypes>,
+    verify: Option<&str>,
+) -> Result<Vec<(String, Tensor)>> {
+    load_files(&[path], device, dtype, verify)
 }
 
 /// Loads every tensor of several files, in the order of the files.
-pub fn load_files<P: AsRef<Path>>(paths: &[P], device: Device, dtype: Option<Kind>) -> Result<Vec<(String, Tensor)>> {
-    let loaded = call(ffi::load_files(&all_utf8(paths)?, &device_name(device), scalar_type(dtype)?))?;
+pub fn load_files<P: AsRef<Path>>(
+    paths: &[P],
+    device: Device,
+    dtype: impl Into<Dtypes>,
+    verify: Option<&str>,
+) -> Result<Vec<(String, Tensor)>> {
+    let (paths, device, rules) = (all_utf8(paths)?, device_name(device), rules(dtype)?);
+    let loaded = call(ffi::load_files(&paths, &device, &rules, verify.unwrap_or_default()))?;
     Ok(loaded.into_iter().map(from_cxx).collect())
 }
 
@@ -148,10 +242,10 @@ pub fn load_files<P: AsRef<Path>>(paths: &[P], device: Device, dtype: Option<Kin
 /// # std::env::set_current_dir(&directory)?;
 /// # let tensor = |value: f32| tch::Tensor::from_slice(&[value]);
 /// # tch::Tensor::write_safetensors(&[("weight", tensor(1.0)), ("bias", tensor(2.0))], "model.safetensors")?;
-/// let tensors = fst::tch::load_tensors(&["model.safetensors"], &["weight", "bias"], tch::Device::Cpu, None)?;
+/// let tensors = fst::tch::load_tensors(&["model.safetensors"], &["weight", "bias"], tch::Device::Cpu, None, None)?;
 /// assert_eq!(tensors[1].double_value(&[0]), 2.0);
 ///
-/// let error = fst::tch::load_tensors(&["model.safetensors"], &["wieght"], tch::Device::Cpu, None).unwrap_err();
+/// let error = fst::tch::load_tensors(&["model.safetensors"], &["wieght"], tch::Device::Cpu, None, None).unwrap_err();
 /// assert_eq!(error.kind(), fst::error::Kind::TensorNotFound);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -159,10 +253,12 @@ pub fn load_tensors<P: AsRef<Path>, S: AsRef<str>>(
     paths: &[P],
     names: &[S],
     device: Device,
-    dtype: Option<Kind>,
+    dtype: impl Into<Dtypes>,
+    verify: Option<&str>,
 ) -> Result<Vec<Tensor>> {
     let names: Vec<String> = names.iter().map(|name| name.as_ref().to_owned()).collect();
-    let loaded = call(ffi::load_tensors(&all_utf8(paths)?, &names, &device_name(device), scalar_type(dtype)?))?;
+    let (paths, device, rules) = (all_utf8(paths)?, device_name(device), rules(dtype)?);
+    let loaded = call(ffi::load_tensors(&paths, &names, &device, &rules, verify.unwrap_or_default()))?;
     Ok(loaded.into_iter().map(|named| from_cxx(named).1).collect())
 }
 
@@ -176,7 +272,7 @@ pub fn load_tensors<P: AsRef<Path>, S: AsRef<str>>(
 /// use tch::{Device, Tensor};
 ///
 /// let slice = Slice { name: "weight".into(), dim: 0, start: 1, length: 2 };
-/// let tensors = load_slices(&["model.safetensors"], &[slice], Device::Cpu, None)?;
+/// let tensors = load_slices(&["model.safetensors"], &[slice], Device::Cpu, None, None)?;
 /// assert_eq!(tensors, [Tensor::from_slice(&[2f32, 3.0])]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -184,9 +280,11 @@ pub fn load_slices<P: AsRef<Path>>(
     paths: &[P],
     slices: &[Slice],
     device: Device,
-    dtype: Option<Kind>,
+    dtype: impl Into<Dtypes>,
+    verify: Option<&str>,
 ) -> Result<Vec<Tensor>> {
-    let loaded = call(ffi::load_slices(&all_utf8(paths)?, slices, &device_name(device), scalar_type(dtype)?))?;
+    let (paths, device, rules) = (all_utf8(paths)?, device_name(device), rules(dtype)?);
+    let loaded = call(ffi::load_slices(&paths, slices, &device, &rules, verify.unwrap_or_default()))?;
     Ok(loaded.into_iter().map(|named| from_cxx(named).1).collect())
 }
 
@@ -200,7 +298,7 @@ pub fn load_slices<P: AsRef<Path>>(
 /// use tch::{Device, Tensor};
 ///
 /// let region = Region { name: "weight".into(), ranges: vec![IndexRange { start: 0, length: 2, step: 2 }] };
-/// let tensors = load_boxes(&["model.safetensors"], &[region], Device::Cpu, None)?;
+/// let tensors = load_boxes(&["model.safetensors"], &[region], Device::Cpu, None, None)?;
 /// assert_eq!(tensors, [Tensor::from_slice(&[1f32, 3.0])]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -208,15 +306,18 @@ pub fn load_boxes<P: AsRef<Path>>(
     paths: &[P],
     regions: &[Region],
     device: Device,
-    dtype: Option<Kind>,
+    dtype: impl Into<Dtypes>,
+    verify: Option<&str>,
 ) -> Result<Vec<Tensor>> {
-    let loaded = call(ffi::load_boxes(&all_utf8(paths)?, regions, &device_name(device), scalar_type(dtype)?))?;
+    let (paths, device, rules) = (all_utf8(paths)?, device_name(device), rules(dtype)?);
+    let loaded = call(ffi::load_boxes(&paths, regions, &device, &rules, verify.unwrap_or_default()))?;
     Ok(loaded.into_iter().map(|named| from_cxx(named).1).collect())
 }
 
 /// Overwrites existing tensors in place with the stored tensors of the same names.
 ///
-/// Each output must have the stored shape and dtype. All outputs are checked before anything is written.
+/// Each output must have the stored shape and dtype. All outputs are checked before anything is written. With `verify`,
+/// the data are read and compared before, and read a second time.
 ///
 /// ```
 /// # let directory = tempfile::tempdir()?;
@@ -227,12 +328,34 @@ pub fn load_boxes<P: AsRef<Path>>(
 /// let store = nn::VarStore::new(Device::Cpu);
 /// let weight = store.root().zeros("weight", &[2]);
 /// let variables: Vec<_> = store.variables().into_iter().collect();
-/// fst::tch::load_into(&["model.safetensors"], &variables)?;
+/// fst::tch::load_into(&["model.safetensors"], &variables, None)?;
 /// assert_eq!(weight.double_value(&[1]), 2.0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn load_into<P: AsRef<Path>, S: AsRef<str>, T: AsRef<Tensor>>(paths: &[P], outputs: &[(S, T)]) -> Result<()> {
-    call(ffi::load_into(&all_utf8(paths)?, &to_cxx(outputs)))
+pub fn load_into<P: AsRef<Path>, S: AsRef<str>, T: AsRef<Tensor>>(
+    paths: &[P],
+    outputs: &[(S, T)],
+    verify: Option<&str>,
+) -> Result<()> {
+    call(ffi::load_into(&all_utf8(paths)?, &to_cxx(outputs), verify.unwrap_or_default()))
+}
+
+/// Compares all data of a checkpoint with digests, as `verify` of the loads does, and loads nothing.
+///
+/// ```
+/// # let directory = tempfile::tempdir()?;
+/// # std::env::set_current_dir(&directory)?;
+/// use tch::{Device, Tensor};
+///
+/// let weight = Tensor::from_slice(&[1f32, 2.0]);
+/// fst::tch::save_file(&[("weight", &weight)], "model.safetensors", &[("fst.digests", "blake3")])?;
+/// fst::tch::verify(&["model.safetensors"], "digests")?;
+/// let weights = fst::tch::load_file("model.safetensors", Device::Cpu, None, Some("digests"))?;
+/// # assert_eq!(weights[0].1, weight);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn verify<P: AsRef<Path>>(paths: &[P], verify: &str) -> Result<()> {
+    call(ffi::verify(&all_utf8(paths)?, verify))
 }
 
 /// Saves tensors as a safetensors file, with `metadata` in its header, from the CPU or a GPU.
@@ -247,7 +370,7 @@ pub fn load_into<P: AsRef<Path>, S: AsRef<str>, T: AsRef<Tensor>>(paths: &[P], o
 ///
 /// let weight = Tensor::from_slice(&[1f32, 2.0]);
 /// fst::tch::save_file(&[("weight", &weight)], "model.safetensors", &[("format", "pt")])?;
-/// assert_eq!(fst::tch::load_file("model.safetensors", Device::Cpu, None)?, [("weight".to_owned(), weight)]);
+/// assert_eq!(fst::tch::load_file("model.safetensors", Device::Cpu, None, None)?, [("weight".to_owned(), weight)]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn save_file<S: AsRef<str>, T: AsRef<Tensor>>(
@@ -278,7 +401,7 @@ pub fn serialize<S: AsRef<str>, T: AsRef<Tensor>>(tensors: &[(S, T)], metadata: 
 /// # let directory = tempfile::tempdir()?;
 /// # std::env::set_current_dir(&directory)?;
 /// # tch::Tensor::write_safetensors(&[("weight", tch::Tensor::from_slice(&[1f32, 2.0]))], "model.safetensors")?;
-/// let tensors = fst::tch::stream(&["model.safetensors"], tch::Device::Cpu, None)?;
+/// let tensors = fst::tch::stream(&["model.safetensors"], tch::Device::Cpu, None, None)?;
 /// assert_eq!(tensors.total_bytes(), 8);
 /// for item in tensors {
 ///     let (name, tensor) = item?;
@@ -286,8 +409,14 @@ pub fn serialize<S: AsRef<str>, T: AsRef<Tensor>>(tensors: &[(S, T)], metadata: 
 /// }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn stream<P: AsRef<Path>>(paths: &[P], device: Device, dtype: Option<Kind>) -> Result<Loader> {
-    let loader = call(ffi::open_loader(&all_utf8(paths)?, &device_name(device), scalar_type(dtype)?))?;
+pub fn stream<P: AsRef<Path>>(
+    paths: &[P],
+    device: Device,
+    dtype: impl Into<Dtypes>,
+    verify: Option<&str>,
+) -> Result<Loader> {
+    let (paths, device, rules) = (all_utf8(paths)?, device_name(device), rules(dtype)?);
+    let loader = call(ffi::open_loader(&paths, &device, &rules, verify.unwrap_or_default()))?;
     let total_bytes = u64::try_from(call(loader.total_bytes())?)
         .map_err(|_| Error::new(ErrorKind::Internal, "the size of the tensors is negative"))?;
     Ok(Loader { loader, total_bytes })
@@ -357,6 +486,12 @@ fn device_name(device: Device) -> String {
         Device::Mps => "mps".into(),
         Device::Vulkan => "vulkan".into(),
     }
+}
+
+/// Returns the rules that C++ takes.
+fn rules(dtypes: impl Into<Dtypes>) -> Result<Vec<ffi::DtypeRule>> {
+    let rule = |(pattern, kind)| Ok(ffi::DtypeRule { pattern, scalar_type: scalar_type(kind)? });
+    dtypes.into().rules.into_iter().map(rule).collect()
 }
 
 /// Returns the value of `c10::ScalarType`, which tch does not expose; -1 for `None`.

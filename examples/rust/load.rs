@@ -13,7 +13,7 @@ fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let path = arguments.next().context("usage: load CHECKPOINT [DEVICE]")?;
     let device = device(arguments.next().as_deref().unwrap_or("cpu"))?;
-    for item in fst::tch::stream(&[path], device, None)? {
+    for item in fst::tch::stream(&[path], device, None, None)? {
         let (name, tensor) = item?;
         match tensor.f_kind() {
             Ok(kind) => {

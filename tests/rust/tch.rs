@@ -4,8 +4,8 @@
 
 use fst::error::Kind as ErrorKind;
 use fst::tch::{
-    IndexRange, Region, Slice, load_boxes, load_file, load_files, load_into, load_slices, load_tensors, save_file,
-    serialize, stream,
+    Dtypes, IndexRange, Region, Slice, load_boxes, load_file, load_files, load_into, load_slices, load_tensors,
+    save_file, serialize, stream, verify,
 };
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorView};
@@ -83,7 +83,7 @@ fn assert_equals_reference(path: &Path, tensors: &[(String, Tensor)]) {
 #[test]
 fn every_dtype_loads_bit_for_bit() {
     let (_directory, path) = checkpoint();
-    let tensors = load_file(&path, Device::Cpu, None).unwrap();
+    let tensors = load_file(&path, Device::Cpu, None, None).unwrap();
     assert_equals_reference(&path, &tensors);
     for (name, tensor) in &tensors {
         let (.., kind) = KINDS.iter().find(|row| row.0 == name).unwrap();
@@ -96,7 +96,7 @@ fn dtypes_without_a_kind_load() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("model.safetensors");
     write(&path, NO_KINDS);
-    let tensors = load_file(&path, Device::Cpu, None).unwrap();
+    let tensors = load_file(&path, Device::Cpu, None, None).unwrap();
     assert_equals_reference(&path, &tensors);
     assert!(tensors.iter().all(|(_, tensor)| tensor.f_kind().is_err()));
 }
@@ -104,7 +104,7 @@ fn dtypes_without_a_kind_load() {
 #[test]
 fn tensors_outlive_their_file() {
     let (directory, path) = checkpoint();
-    let tensors = load_file(&path, Device::Cpu, None).unwrap();
+    let tensors = load_file(&path, Device::Cpu, None, None).unwrap();
     let file = std::fs::read(&path).unwrap();
     directory.close().unwrap();
     let expected = SafeTensors::deserialize(&file).unwrap().tensor("f64").unwrap().data().to_vec();
@@ -115,9 +115,9 @@ fn tensors_outlive_their_file() {
 #[test]
 fn casts_match_pytorch() {
     let (_directory, path) = checkpoint();
-    let stored = load_file(&path, Device::Cpu, None).unwrap();
+    let stored = load_file(&path, Device::Cpu, None, None).unwrap();
     for kind in [Kind::Half, Kind::BFloat16, Kind::Float, Kind::Double, Kind::Float8e5m2, Kind::Float8e4m3fnuz] {
-        for ((name, tensor), (_, cast)) in stored.iter().zip(load_file(&path, Device::Cpu, Some(kind)).unwrap()) {
+        for ((name, tensor), (_, cast)) in stored.iter().zip(load_file(&path, Device::Cpu, Some(kind), None).unwrap()) {
             let is_castable = ["f16", "bf16", "f32", "f64"].contains(&name.as_str());
             let expected = if is_castable { tensor.to_kind(kind) } else { tensor.shallow_clone() };
             assert_eq!(cast.kind(), expected.kind(), "{name}");
@@ -125,9 +125,86 @@ fn casts_match_pytorch() {
             assert_eq!(bytes(&cast, length), bytes(&expected, length), "{name} as {kind:?}");
         }
     }
-    let error = load_file(&path, Device::Cpu, Some(Kind::Int)).unwrap_err();
+    let error = load_file(&path, Device::Cpu, Some(Kind::Int), None).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     assert!(error.to_string().contains("dtype is Int"), "{error}");
+}
+
+#[test]
+fn patterns_choose_dtypes() {
+    let (_directory, path) = checkpoint();
+    let stored = load_file(&path, Device::Cpu, None, None).unwrap();
+    // A name takes precedence over patterns, and a pattern over later ones.
+    let dtypes = Dtypes::from([("f1*", None), ("*", Some(Kind::BFloat16)), ("f64", Some(Kind::Float))]);
+    let expected = |name: &str, kind| match name {
+        "f64" => Kind::Float,
+        "f32" => Kind::BFloat16,
+        _ => kind,
+    };
+    let loaded = load_file(&path, Device::Cpu, dtypes.clone(), None).unwrap();
+    assert_eq!(loaded.len(), stored.len());
+    for ((name, tensor), (_, stored)) in loaded.iter().zip(&stored) {
+        assert_eq!(tensor.kind(), expected(name, stored.kind()), "{name}");
+    }
+    let named = load_tensors(&[&path], &["f64", "f16", "f32"], Device::Cpu, dtypes.clone(), None).unwrap();
+    assert_eq!(named.iter().map(Tensor::kind).collect::<Vec<_>>(), [Kind::Float, Kind::Half, Kind::BFloat16]);
+    let slice = Slice { name: "f64".into(), dim: 0, start: 0, length: 1 };
+    assert_eq!(load_slices(&[&path], &[slice], Device::Cpu, dtypes.clone(), None).unwrap()[0].kind(), Kind::Float);
+    let range = IndexRange { start: 0, length: 2, step: 1 };
+    let region = Region { name: "f32".into(), ranges: vec![range, range] };
+    assert_eq!(load_boxes(&[&path], &[region], Device::Cpu, dtypes.clone(), None).unwrap()[0].kind(), Kind::BFloat16);
+    let streamed: Vec<_> = stream(&[&path], Device::Cpu, dtypes, None).unwrap().map(Result::unwrap).collect();
+    let kinds = |tensors: &[(String, Tensor)]| tensors.iter().map(|(_, tensor)| tensor.kind()).collect::<Vec<_>>();
+    assert_eq!(kinds(&streamed), kinds(&loaded));
+
+    let error = load_file(&path, Device::Cpu, [("f65", Some(Kind::Half))], None).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.to_string().contains(r#""f65" matches no tensor"#), "{error}");
+    let error = load_file(&path, Device::Cpu, [("f64", Some(Kind::Int))], None).unwrap_err();
+    assert!(error.to_string().contains("dtype is Int"), "{error}");
+}
+
+#[test]
+fn loads_compare_digests() {
+    let (directory, path) = checkpoint();
+    let tensors = load_file(&path, Device::Cpu, None, None).unwrap();
+    let missing = verify(&[&path], "digests").unwrap_err();
+    assert_eq!(missing.kind(), ErrorKind::Integrity, "the file has no digests: {missing}");
+
+    let digested = directory.path().join("digested.safetensors");
+    save_file(&tensors, &digested, &[("fst.digests", "blake3")]).unwrap();
+    let slice = [Slice { name: "f64".into(), dim: 0, start: 0, length: 3 }];
+    let range = |length| IndexRange { start: 0, length, step: 1 };
+    let region = [Region { name: "f64".into(), ranges: vec![range(3), range(4)] }];
+    let output = Tensor::zeros([3, 4], (Kind::Double, Device::Cpu));
+    let failures = |request: Option<&str>| {
+        let paths = [&digested];
+        [
+            load_file(&digested, Device::Cpu, None, request).err(),
+            load_tensors(&paths, &["f64"], Device::Cpu, None, request).err(),
+            load_slices(&paths, &slice, Device::Cpu, None, request).err(),
+            load_boxes(&paths, &region, Device::Cpu, None, request).err(),
+            load_into(&paths, &[("f64", &output)], request).err(),
+            stream(&paths, Device::Cpu, None, request).and_then(Iterator::collect::<Result<Vec<_>, _>>).err(),
+            request.and_then(|request| verify(&paths, request).err()),
+        ]
+    };
+    assert!(failures(Some("digests")).iter().all(Option::is_none), "{:?}", failures(Some("digests")));
+    let (_, f64) = tensors.iter().find(|(name, _)| name == "f64").unwrap();
+    assert_eq!(&output, f64);
+
+    // Changes the last byte of the tensor.
+    let mut file = std::fs::read(&digested).unwrap();
+    let header = SafeTensors::read_metadata(&file).unwrap();
+    let (_, end) = header.1.tensors()["f64"].data_offsets;
+    file[8 + header.0 + end - 1] ^= 1;
+    std::fs::write(&digested, file).unwrap();
+    for error in failures(Some("digests")) {
+        let error = error.unwrap();
+        assert_eq!(error.kind(), ErrorKind::Integrity, "{error}");
+        assert!(error.to_string().contains("f64"), "{error}");
+    }
+    assert!(failures(None).iter().all(Option::is_none));
 }
 
 #[test]
@@ -137,23 +214,23 @@ fn files_form_one_checkpoint() {
     write(&paths[0], [("i64", Dtype::I64)]);
     write(&paths[1], [("f32", Dtype::F32)]);
     let names = |tensors: &[(String, Tensor)]| tensors.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
-    assert_eq!(names(&load_files(&paths, Device::Cpu, None).unwrap()), ["i64", "f32"]);
-    assert_eq!(names(&load_file(&directory, Device::Cpu, None).unwrap()), ["i64", "f32"]);
+    assert_eq!(names(&load_files(&paths, Device::Cpu, None, None).unwrap()), ["i64", "f32"]);
+    assert_eq!(names(&load_file(&directory, Device::Cpu, None, None).unwrap()), ["i64", "f32"]);
     write(&paths[1], [("i64", Dtype::I64)]);
-    assert_eq!(load_files(&paths, Device::Cpu, None).unwrap_err().kind(), ErrorKind::DuplicateTensor);
+    assert_eq!(load_files(&paths, Device::Cpu, None, None).unwrap_err().kind(), ErrorKind::DuplicateTensor);
 }
 
 #[test]
 fn load_tensors_keeps_the_requested_order() {
     let (_directory, path) = checkpoint();
-    let all = load_file(&path, Device::Cpu, None).unwrap();
-    let named = load_tensors(&[&path], &["i64", "f32", "i64"], Device::Cpu, None).unwrap();
+    let all = load_file(&path, Device::Cpu, None, None).unwrap();
+    let named = load_tensors(&[&path], &["i64", "f32", "i64"], Device::Cpu, None, None).unwrap();
     for (name, tensor) in ["i64", "f32", "i64"].iter().zip(&named) {
         let (_, expected) = all.iter().find(|(other, _)| other == name).unwrap();
         assert_eq!(tensor, expected);
     }
     assert_ne!(named[0].data_ptr(), named[2].data_ptr());
-    let error = load_tensors(&[&path], &["f23"], Device::Cpu, None).unwrap_err();
+    let error = load_tensors(&[&path], &["f23"], Device::Cpu, None, None).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TensorNotFound);
     assert!(error.to_string().contains("f23"), "{error}");
 }
@@ -161,27 +238,27 @@ fn load_tensors_keeps_the_requested_order() {
 #[test]
 fn slices_match_narrow() {
     let (_directory, path) = checkpoint();
-    let tensors = load_tensors(&[&path], &["f32", "i16"], Device::Cpu, None).unwrap();
+    let tensors = load_tensors(&[&path], &["f32", "i16"], Device::Cpu, None, None).unwrap();
     let slice = |name: &str, dim, start, length| Slice { name: name.into(), dim, start, length };
     let slices = [slice("f32", 0, 1, 2), slice("i16", -1, 3, 1)];
-    let sliced = load_slices(&[&path], &slices, Device::Cpu, None).unwrap();
+    let sliced = load_slices(&[&path], &slices, Device::Cpu, None, None).unwrap();
     assert_eq!(sliced, [tensors[0].narrow(0, 1, 2), tensors[1].narrow(-1, 3, 1)]);
-    let error = load_slices(&[&path], &[slice("f32", 0, 2, 2)], Device::Cpu, None).unwrap_err();
+    let error = load_slices(&[&path], &[slice("f32", 0, 2, 2)], Device::Cpu, None, None).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
 }
 
 #[test]
 fn load_into_overwrites_tensors_in_place() {
     let (_directory, path) = checkpoint();
-    let expected = load_tensors(&[&path], &["f32", "i64"], Device::Cpu, None).unwrap();
+    let expected = load_tensors(&[&path], &["f32", "i64"], Device::Cpu, None, None).unwrap();
     let float = Tensor::zeros([4, 3], (Kind::Float, Device::Cpu)).transpose(0, 1);
     let long = Tensor::zeros([3, 4], (Kind::Int64, Device::Cpu));
     let address = float.data_ptr();
     let wrong = Tensor::zeros([3, 5], (Kind::Float, Device::Cpu));
-    let error = load_into(&[&path], &[("i64", &long), ("f32", &wrong)]).unwrap_err();
+    let error = load_into(&[&path], &[("i64", &long), ("f32", &wrong)], None).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     assert_eq!(long.sum(Kind::Int64).int64_value(&[]), 0, "all arguments are checked before the first write");
-    load_into(&[&path], &[("f32", &float), ("i64", &long)]).unwrap();
+    load_into(&[&path], &[("f32", &float), ("i64", &long)], None).unwrap();
     assert_eq!([&float, &long], [&expected[0], &expected[1]]);
     assert_eq!(float.data_ptr(), address);
 }
@@ -189,7 +266,7 @@ fn load_into_overwrites_tensors_in_place() {
 #[test]
 fn saved_files_match_the_reference() {
     let (directory, path) = checkpoint();
-    let tensors = load_file(&path, Device::Cpu, None).unwrap();
+    let tensors = load_file(&path, Device::Cpu, None, None).unwrap();
     let copy = directory.path().join("copy.safetensors");
     save_file(&tensors, &copy, &[("format", "pt"), ("step", "7")]).unwrap();
     assert_equals_reference(&copy, &tensors);
@@ -212,8 +289,8 @@ fn saved_files_match_the_reference() {
 fn stream_yields_all_tensors() {
     let (_directory, path) = checkpoint();
     for dtype in [None, Some(Kind::Double)] {
-        let expected = load_file(&path, Device::Cpu, dtype).unwrap();
-        let loader = stream(&[&path], Device::Cpu, dtype).unwrap();
+        let expected = load_file(&path, Device::Cpu, dtype, None).unwrap();
+        let loader = stream(&[&path], Device::Cpu, dtype, None).unwrap();
         let lengths = expected.iter().map(|(_, tensor)| 12 * tensor.kind().elt_size_in_bytes());
         assert_eq!(loader.total_bytes(), lengths.sum::<usize>() as u64);
         // Iterate on another thread than the thread that created the stream.
@@ -230,17 +307,17 @@ fn stream_yields_all_tensors() {
 #[test]
 fn stream_can_be_dropped_early() {
     let (_directory, path) = checkpoint();
-    let mut loader = stream(&[&path], Device::Cpu, Some(Kind::Double)).unwrap();
+    let mut loader = stream(&[&path], Device::Cpu, Some(Kind::Double), None).unwrap();
     let (name, tensor) = loader.next().unwrap().unwrap();
     drop(loader);
-    let (expected_name, expected) = load_file(&path, Device::Cpu, Some(Kind::Double)).unwrap().swap_remove(0);
+    let (expected_name, expected) = load_file(&path, Device::Cpu, Some(Kind::Double), None).unwrap().swap_remove(0);
     assert_eq!((name, tensor), (expected_name, expected));
 }
 
 #[test]
 fn stream_stays_exhausted() {
     let (_directory, path) = checkpoint();
-    let mut loader = stream(&[&path], Device::Cpu, None).unwrap();
+    let mut loader = stream(&[&path], Device::Cpu, None, None).unwrap();
     assert_eq!(loader.by_ref().count(), KINDS.len());
     assert!(loader.next().is_none());
 }
@@ -249,20 +326,20 @@ fn stream_stays_exhausted() {
 fn errors_have_kind_and_text() {
     let (directory, path) = checkpoint();
     let missing = directory.path().join("missing.safetensors");
-    let error = load_file(&missing, Device::Cpu, None).unwrap_err();
+    let error = load_file(&missing, Device::Cpu, None, None).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::FileNotFound);
     let start = format!("[file-not-found] {}: ", missing.display());
     assert!(error.to_string().starts_with(&start), "{error}");
     assert!(!error.to_string().contains("Exception raised from"), "PyTorch's backtrace is removed: {error}");
 
-    assert_eq!(load_file(&path, Device::Mps, None).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    assert_eq!(load_file(&path, Device::Mps, None, None).unwrap_err().kind(), ErrorKind::InvalidArgument);
     let file = std::fs::read(&path).unwrap();
     std::fs::write(&path, &file[..file.len() - 1]).unwrap();
-    assert_eq!(load_file(&path, Device::Cpu, None).unwrap_err().kind(), ErrorKind::Malformed);
-    assert_eq!(stream(&[&path], Device::Cpu, None).err().unwrap().kind(), ErrorKind::Malformed);
+    assert_eq!(load_file(&path, Device::Cpu, None, None).unwrap_err().kind(), ErrorKind::Malformed);
+    assert_eq!(stream(&[&path], Device::Cpu, None, None).err().unwrap().kind(), ErrorKind::Malformed);
 
     let not_utf8 = Path::new(OsStr::from_bytes(b"\xff.safetensors"));
-    assert_eq!(load_file(not_utf8, Device::Cpu, None).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    assert_eq!(load_file(not_utf8, Device::Cpu, None, None).unwrap_err().kind(), ErrorKind::InvalidArgument);
 }
 
 #[test]
@@ -275,7 +352,7 @@ fn errors_of_pytorch_have_a_kind() {
     std::fs::write(&path, [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat()).unwrap();
     let file = std::fs::File::options().write(true).open(&path).unwrap();
     file.set_len(8 + header.len() as u64 + length).unwrap();
-    let error = load_file(&path, Device::Cpu, Some(Kind::Double)).unwrap_err();
+    let error = load_file(&path, Device::Cpu, Some(Kind::Double), None).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Device);
     assert!(error.to_string().contains("can't allocate memory"), "{error}");
 }
@@ -290,7 +367,7 @@ fn example_lists_a_checkpoint() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let lines = String::from_utf8(output.stdout).unwrap();
     assert_eq!(lines.lines().count(), KINDS.len());
-    let floats = load_tensors(&[&path], &["f64"], Device::Cpu, None).unwrap();
+    let floats = load_tensors(&[&path], &["f64"], Device::Cpu, None, None).unwrap();
     let sum = floats[0].sum(Kind::Double).double_value(&[]);
     assert!(lines.contains(&format!("f64 Double [3, 4] sum {sum}\n")), "{lines}");
 
@@ -302,7 +379,7 @@ fn example_lists_a_checkpoint() {
 #[test]
 fn regions_have_the_indexed_elements() {
     let (_directory, path) = checkpoint();
-    let all = load_file(&path, Device::Cpu, None).unwrap();
+    let all = load_file(&path, Device::Cpu, None, None).unwrap();
     let range = |start, length, step| IndexRange { start, length, step };
     let region = |name: &str, ranges| Region { name: name.into(), ranges };
     let regions = [
@@ -310,7 +387,7 @@ fn regions_have_the_indexed_elements() {
         region("i16", vec![range(1, 1, 5), range(0, 2, 3)]),
         region("f64", vec![range(2, 0, 1), range(0, 4, 1)]),
     ];
-    let loaded = load_boxes(&[&path], &regions, Device::Cpu, Some(Kind::Float)).unwrap();
+    let loaded = load_boxes(&[&path], &regions, Device::Cpu, Some(Kind::Float), None).unwrap();
     let stored = |name: &str| all.iter().find(|(other, _)| other == name).unwrap().1.shallow_clone();
     let expected = [
         stored("f64").slice(0, 0, 3, 2).slice(1, 1, 4, 1).to_kind(Kind::Float),
@@ -318,14 +395,14 @@ fn regions_have_the_indexed_elements() {
         stored("f64").slice(0, 2, 2, 1).to_kind(Kind::Float),
     ];
     assert_eq!(loaded, expected);
-    let error = load_boxes(&[&path], &[region("f64", vec![range(0, 1, 1)])], Device::Cpu, None).unwrap_err();
+    let error = load_boxes(&[&path], &[region("f64", vec![range(0, 1, 1)])], Device::Cpu, None, None).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
 }
 
 #[test]
 fn serialized_bytes_are_those_of_a_file() {
     let (directory, path) = checkpoint();
-    let tensors = load_file(&path, Device::Cpu, None).unwrap();
+    let tensors = load_file(&path, Device::Cpu, None, None).unwrap();
     let saved = directory.path().join("saved.safetensors");
     for metadata in [&[][..], &[("format", "pt"), ("step", "7")]] {
         save_file(&tensors, &saved, metadata).unwrap();
