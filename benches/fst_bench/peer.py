@@ -49,7 +49,9 @@ from .loaders.verified import (
 # OpenMP threads that spin while waiting take the cores from the threads they wait for. On a busy machine that made
 # the same sum up to sixty times slower.
 # The current directory stays off the module path, where it could hide a library.
-CHILD_SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONSAFEPATH": "1"}
+# The first process writes the bytecode of fst in a checkout, as pip does for packages. Otherwise the import in each
+# process would compile all modules.
+CHILD_SETTINGS = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": ""}
 OPTION_PREFIXES = ("FST_", "FASTSAFETENSORS_", "INSTANTTENSOR_", "RUNAI_STREAMER_", "AWS_", "HF_")
 
 

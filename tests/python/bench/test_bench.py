@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import subprocess
 import sys
 
 import pytest
@@ -156,6 +157,14 @@ def test_small_run(tmp_path, python_environ, monkeypatch):
     report = (tmp_path / "report" / "BENCHMARKS.md").read_text()
     assert "### many: ten tensors by name, warm page cache" in report
     assert "Nothing has been measured on a GPU yet" in report
+
+
+def test_measured_processes_write_bytecode(monkeypatch):
+    """The time of an import is that of an installed package."""
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    command = [sys.executable, "-c", "import sys; print(sys.dont_write_bytecode)"]
+    done = subprocess.run(command, env=PEERS["fst"].environment(), capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_from_pretrained_on_tmpfs(tmp_path, python_environ, monkeypatch):
