@@ -8,6 +8,9 @@
 //! read          [:::::---------:::::::::::::]
 //!               copy   in place   copy
 //! ```
+//!
+//! Columns of a matrix are read in slots of several rows each, and several slots may need parts of one chunk. So the reader
+//! keeps the last copies, and a thread waits for a copy that another one decrypts.
 
 use super::{ReadLimits, Reader, SlotBuffer};
 use crate::encryption::chunks::{Chunk, Chunks};
@@ -16,15 +19,25 @@ use crate::num::{to_u64, to_usize};
 use crate::os::retry::Check;
 use crate::plan::Read;
 use crate::source::EncryptedSource;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Number of copies of chunks that a reader keeps: one for each thread that reads by default, at most.
+const COPY_COUNT: usize = 16;
 
 /// Reader of an encrypted file.
 pub(super) struct DecryptedReader {
     /// Reader of the file as it is stored.
     reader: Arc<dyn Reader>,
     source: Arc<EncryptedSource>,
-    /// Memory for copies of chunks, which reads take and give back.
-    copies: Mutex<Vec<Vec<u8>>>,
+    /// Copies of chunks by their numbers. The one that was used last is at the end.
+    copies: Mutex<VecDeque<(u64, Arc<Mutex<ChunkCopy>>)>>,
+}
+
+/// Copy of a chunk.
+struct ChunkCopy {
+    bytes: Vec<u8>,
+    is_decrypted: bool,
 }
 
 /// Part of a piece: whole chunks, or a part of one.
@@ -56,28 +69,48 @@ impl DecryptedReader {
         for (offset, into) in whole {
             decrypt_all(chunks, offset, into).map_err(at)?;
         }
-        let mut copy = self.take_copy();
-        let mut copied: Option<Chunk> = None;
-        for (chunk, offset, into) in partial {
-            let length = to_usize(chunk.range.end - chunk.range.start);
-            // Parts of the same chunk follow each other.
-            if copied.as_ref() != Some(&chunk) {
-                copy.resize(length, 0);
-                self.reader.read(chunk.range.start, &mut copy, check)?;
-                chunks.decrypt(&chunk, &mut copy).map_err(at)?;
+        // Parts of the same chunk follow each other.
+        for parts in partial.chunk_by_mut(|(one, ..), (two, ..)| one == two) {
+            let Some((chunk, ..)) = parts.first() else { continue };
+            let copy = self.copy_of(chunk);
+            let mut copy = lock(&copy);
+            if !copy.is_decrypted {
+                copy.bytes.resize(to_usize(chunk.range.end - chunk.range.start), 0);
+                self.reader.read(chunk.range.start, &mut copy.bytes, check)?;
+                chunks.decrypt(chunk, &mut copy.bytes).map_err(at)?;
+                copy.is_decrypted = true;
             }
-            let begin = to_usize(offset - chunk.range.start);
-            let from = copy.get(begin..begin.saturating_add(into.len())).ok_or_else(|| misfit(offset))?;
-            into.copy_from_slice(from);
-            copied = Some(chunk);
+            for (chunk, offset, into) in parts {
+                let begin = to_usize(*offset - chunk.range.start);
+                let from = copy.bytes.get(begin..begin.saturating_add(into.len()));
+                into.copy_from_slice(from.ok_or_else(|| misfit(*offset))?);
+            }
         }
-        self.copies.lock().unwrap_or_else(PoisonError::into_inner).push(copy);
         Ok(())
     }
 
-    fn take_copy(&self) -> Vec<u8> {
-        self.copies.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
+    /// Returns the copy of a chunk, or a new one with the memory of the oldest.
+    fn copy_of(&self, chunk: &Chunk) -> Arc<Mutex<ChunkCopy>> {
+        let mut copies = lock(&self.copies);
+        let known = copies.iter().position(|(number, _)| *number == chunk.number);
+        let copy = match known.and_then(|index| copies.remove(index)) {
+            Some((_, copy)) => copy,
+            None => {
+                let oldest = if copies.len() < COPY_COUNT { None } else { copies.pop_front() };
+                // A thread may still use it, and keep its memory.
+                let oldest = oldest.and_then(|(_, copy)| Arc::into_inner(copy));
+                let oldest = oldest.map(|copy| copy.into_inner().unwrap_or_else(PoisonError::into_inner));
+                let bytes = oldest.map_or_else(Vec::new, |copy| copy.bytes);
+                Arc::new(Mutex::new(ChunkCopy { bytes, is_decrypted: false }))
+            }
+        };
+        copies.push_back((chunk.number, Arc::clone(&copy)));
+        copy
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Reader for DecryptedReader {

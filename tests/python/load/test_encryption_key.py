@@ -123,6 +123,13 @@ def test_slices_decrypt_few_chunks_twice(path: Path) -> None:
     assert profile.summary().stages["cipher"].bytes <= TENSORS["large"].nbytes
 
 
+def test_columns_decrypt_each_chunk_once(path: Path) -> None:
+    with fst.safe_open(path, encryption_key=KEY) as file, fst.profile() as profile:
+        part = file.get_slice("large")[:, 5:800]
+    torch.testing.assert_close(part, TENSORS["large"][:, 5:800], rtol=0, atol=0)
+    assert profile.summary().stages["cipher"].bytes == TENSORS["large"].nbytes
+
+
 def test_load_module_decrypts(tmp_path: Path) -> None:
     path = tmp_path / "linear.safetensors"
     source, target = torch.nn.Linear(30, 40), torch.nn.Linear(30, 40)
