@@ -31,7 +31,8 @@ class OpenEncryptionKey : public torch::CustomClassHolder {
   // Reads a key from a local file: 32 bytes, or as many hexadecimal numbers.
   static c10::intrusive_ptr<OpenEncryptionKey> of_file(const std::string& path, const std::string& label);
 
-  // Makes all loads without a key use this one for encrypted files, until `unregister_key`.
+  // Makes all loads without a key use this one for encrypted files, and saves whose metadata name its label, until
+  // `unregister_key`.
   void register_key() const { key_->register_key(); }
   void unregister_key() const { key_->unregister_key(); }
 

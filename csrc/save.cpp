@@ -11,6 +11,7 @@
 #include "cast.h"
 #include "error.h"
 #include "load.h"
+#include "writer.h"
 
 namespace fst {
 
@@ -166,6 +167,14 @@ void save_file(at::TensorList tensors, Strings names, const std::string& path, c
   const auto entries = metadata_entries_of(metadata);
   const auto target = to_rust(path);
   const auto permissions = to_rust(model);
+  if (requests_encryption(slice_of(entries))) {
+    auto writer = call_core([&] { return begin_writer(target, permissions, slice_of(entries), metadata.has_value()); });
+    for (size_t index = 0; index < tensors.size(); ++index) {
+      append_tensor(*writer, names.get(index), tensors[index]);
+    }
+    call_core([&] { finish_writer(std::move(writer)); });
+    return;
+  }
   const DeviceStreams streams(tensors);
   auto save = call_core([&] {
     return begin_save(target, permissions, slice_of(described), slice_of(entries), metadata.has_value(), streams.all());

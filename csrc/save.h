@@ -31,7 +31,8 @@ inline rust::Slice<const MetadataEntry> slice_of(const std::vector<MetadataEntry
 }
 
 // Operator fst::save_file. Writes a temporary file, flushes it and moves it to `path`. If no file is there, the new one
-// gets the owner and permissions of the file `model`, unless that is empty.
+// gets the owner and permissions of the file `model`, unless that is empty. If the metadata name the label of a
+// registered key, the file is encrypted with it.
 void save_file(at::TensorList tensors, Strings names, const std::string& path, const Metadata& metadata,
                const std::string& model = "");
 

@@ -10,6 +10,24 @@
 
 namespace fst {
 
+void append_tensor(AnyWriter& writer, const std::string& name, const at::Tensor& tensor) {
+  const auto added = describe(name, tensor);
+  call_core([&] { writer.add(added); });
+  const auto append = [&](const at::Tensor& part) {
+    const auto address = reinterpret_cast<uint64_t>(part.const_data_ptr());
+    call_core([&] { writer.append(device_stream_of(part), address, part.nbytes()); });
+  };
+  if (is_plain(tensor)) {
+    append(tensor);
+    return;
+  }
+  split(tensor, tensor.element_size(), [&](const at::Tensor& part, uint64_t) {
+    auto copy = at::empty(part.sizes(), part.options().memory_format(at::MemoryFormat::Contiguous));
+    copy_elements(copy, part);
+    append(copy);
+  });
+}
+
 Writer::Writer(const std::string& path, const Metadata& metadata, bool is_tensorizer, const OptionalCipher& cipher,
                const OpenEncryptionKey::Optional& key) {
   const auto target = to_rust(path);
@@ -29,7 +47,7 @@ Writer::Writer(const std::string& path, const Metadata& metadata, bool is_tensor
         call_core([&] { return begin_writer_with_key(target, slice_of(entries), metadata.has_value(), secret); }));
     return;
   }
-  writer_.emplace(call_core([&] { return begin_writer(target, slice_of(entries), metadata.has_value()); }));
+  writer_.emplace(call_core([&] { return begin_writer(target, "", slice_of(entries), metadata.has_value()); }));
 }
 
 Writer::~Writer() {
@@ -44,22 +62,7 @@ void Writer::write(const std::string& name, const at::Tensor& tensor) {
   if (!writer_) {
     throw_invalid_argument("tensor \"" + name + "\": the writer is closed; create a new one");
   }
-  AnyWriter& writer = **writer_;
-  const auto added = describe(name, tensor);
-  call_core([&] { writer.add(added); });
-  const auto append = [&](const at::Tensor& part) {
-    const auto address = reinterpret_cast<uint64_t>(part.const_data_ptr());
-    call_core([&] { writer.append(device_stream_of(part), address, part.nbytes()); });
-  };
-  if (is_plain(tensor)) {
-    append(tensor);
-    return;
-  }
-  split(tensor, tensor.element_size(), [&](const at::Tensor& part, uint64_t) {
-    auto copy = at::empty(part.sizes(), part.options().memory_format(at::MemoryFormat::Contiguous));
-    copy_elements(copy, part);
-    append(copy);
-  });
+  append_tensor(**writer_, name, tensor);
 }
 
 void Writer::write_hashed(const std::string& name, const at::Tensor& tensor, int64_t kind, int64_t module) {

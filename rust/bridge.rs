@@ -44,6 +44,7 @@ use self::transfer::{AnyTransfer, finish, release};
 use self::verify::{sign_model, verify_checkpoint, verify_files, verify_model};
 use self::writer::{
     AnyWriter, begin_encrypted_writer, begin_tensors_writer, begin_writer, begin_writer_with_key, finish_writer,
+    requests_encryption,
 };
 
 #[cxx::bridge(namespace = "fst")]
@@ -335,7 +336,13 @@ mod ffi {
         fn file_bytes(self: &FileLayout) -> u64;
 
         type AnyWriter;
-        fn begin_writer(path: &str, metadata: &[MetadataEntry], has_metadata: bool) -> Result<Box<AnyWriter>>;
+        fn requests_encryption(metadata: &[MetadataEntry]) -> bool;
+        fn begin_writer(
+            path: &str,
+            model: &str,
+            metadata: &[MetadataEntry],
+            has_metadata: bool,
+        ) -> Result<Box<AnyWriter>>;
         fn begin_writer_with_key(
             path: &str,
             metadata: &[MetadataEntry],

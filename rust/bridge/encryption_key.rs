@@ -39,7 +39,7 @@ pub(super) fn rotate_key(path: &str, old_key: &EncryptionKey, new_key: &Encrypti
 }
 
 impl EncryptionKey {
-    /// Makes loads without a key use this one.
+    /// Makes loads without a key, and saves that name its label, use this one.
     pub(super) fn register_key(&self) {
         keyring::register(&self.0);
     }

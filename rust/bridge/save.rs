@@ -124,7 +124,8 @@ pub(super) fn link_file(source: &str, path: &str) -> Result<()> {
     })
 }
 
-fn path_of(text: &str) -> Option<&Path> {
+/// Returns the path that a text names, or `None` if it is empty.
+pub(super) fn path_of(text: &str) -> Option<&Path> {
     Some(Path::new(text)).filter(|_| !text.is_empty())
 }
 

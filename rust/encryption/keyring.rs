@@ -1,8 +1,9 @@
-//! Keys for encrypted files that a load opens without a key of its own: those that the program has registered, and the one
-//! of the environment. Loads by operators, which take no keys, find theirs here.
+//! Keys of the process: those that the program has registered, and the one of the environment. Loads without a key of their
+//! own try all of them, and saves find one by its label. So operators, which take no keys, read and write encrypted files.
 
 use super::key::EncryptionKey;
-use crate::error::Result;
+use super::slot::LABEL_BYTES;
+use crate::error::{Error, Kind, Result};
 use crate::options;
 use crate::os::per_process::PerProcess;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,15 +14,15 @@ fn lock() -> MutexGuard<'static, Vec<EncryptionKey>> {
     KEYS.get().lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Registers a key for the loads of this process. A key that is registered already stays so.
+/// Registers a key for the loads and saves of this process. A key that is registered already, with this label, stays so.
 pub fn register(key: &EncryptionKey) {
     let mut keys = lock();
-    if !keys.iter().any(|known| known.is_same(key)) {
+    if !keys.iter().any(|known| known.is_same(key) && known.label() == key.label()) {
         keys.push(key.clone());
     }
 }
 
-/// Removes a key, unless it is not registered. Files that are open stay so.
+/// Removes a key, with all of its labels, unless it is not registered. Files that are open stay so.
 pub fn unregister(key: &EncryptionKey) {
     lock().retain(|known| !known.is_same(key));
 }
@@ -36,4 +37,30 @@ pub fn keys() -> Result<Vec<EncryptionKey>> {
         keys.push(EncryptionKey::from_file(&path)?);
     }
     Ok(keys)
+}
+
+/// Returns the key with this label, for a new file.
+///
+/// # Errors
+/// `invalid-argument` if no key or several have the label; those of [`keys`].
+pub fn key_with_label(label: &str) -> Result<EncryptionKey> {
+    let refused = |message: String| Error::new(Kind::InvalidArgument, message);
+    if label.len() > LABEL_BYTES {
+        let message = format!(
+            "the encryption of a new file is requested with the label of a key, of at most {LABEL_BYTES} bytes"
+        );
+        return Err(refused(message));
+    }
+    let mut found = keys()?.into_iter().filter(|key| key.label() == label);
+    let missing = || {
+        refused(format!(
+            "no key with the label {label:?} is registered, to encrypt the file with; register it with \
+             EncryptionKey.register. FST_ENCRYPTION_KEY_FILE names a key without a label"
+        ))
+    };
+    let key = found.next().ok_or_else(missing)?;
+    if found.any(|other| !other.is_same(&key)) {
+        return Err(refused(format!("several keys with the label {label:?} are registered; give each another label")));
+    }
+    Ok(key)
 }

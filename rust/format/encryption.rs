@@ -7,6 +7,9 @@
 //! ```
 //!
 //! The length of the text is known before the header is, so that the last field can be written when all data is.
+//!
+//! A caller without a key of its own requests the encryption of a new file with the same key of the metadata, whose value
+//! is then the label of a registered key.
 
 use super::header::{Header, LENGTH_BYTES, position_of};
 use crate::dtype::Dtype;
@@ -259,13 +262,24 @@ pub fn tags_tensor(tags: &[u8]) -> Result<Tensor> {
     Tensor::new(TAGS_NAME, Dtype::U8, vec![to_u64(tags.len())])
 }
 
-/// Refuses metadata and names that only encrypted files have, in a file that is not.
+/// Returns whether the metadata of a new file request its encryption.
+pub fn is_requested(metadata: &Metadata) -> bool {
+    metadata.as_ref().is_some_and(|metadata| metadata.contains_key(ENCRYPTION_KEY))
+}
+
+/// Takes the label of the registered key that a new file is to be encrypted with from its metadata, if they request that.
+pub fn take_request(metadata: &mut Metadata) -> Option<String> {
+    metadata.as_mut()?.remove(ENCRYPTION_KEY)
+}
+
+/// Refuses metadata that request the encryption of a file that cannot be encrypted.
 ///
 /// # Errors
 /// `invalid-argument`.
 pub fn check_metadata(metadata: &Metadata) -> Result<()> {
-    if metadata.as_ref().is_some_and(|metadata| metadata.contains_key(ENCRYPTION_KEY)) {
-        let message = format!("the metadata {ENCRYPTION_KEY:?} are those of encrypted files; leave them out");
+    if is_requested(metadata) {
+        let message =
+            format!("the metadata {ENCRYPTION_KEY:?} request a file that is encrypted; save it with save_file");
         return Err(Error::new(Kind::InvalidArgument, message));
     }
     Ok(())

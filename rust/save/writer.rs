@@ -23,6 +23,7 @@ use crate::device::host::Host;
 use crate::device::{Fetch, Scratch};
 use crate::digest::{Algorithm, Digest, Hash};
 use crate::encryption::key::EncryptionKey;
+use crate::encryption::keyring;
 use crate::error::{Error, Kind, Result};
 use crate::format::digests;
 use crate::format::encryption;
@@ -97,20 +98,27 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Begins a file.
+    /// Begins a file, which is encrypted with a registered key if the metadata name its label.
     ///
     /// # Errors
     /// `invalid-argument` if the metadata alone exceeds the maximum size of a header; `out-of-memory` if no thread can
-    /// be started.
-    pub fn begin(output: impl Into<Output>, metadata: Metadata, options: &Options) -> Result<Writer> {
-        encryption::check_metadata(&metadata)?;
-        Writer::begin_format(output.into(), Format::Safetensors(metadata, Vec::new()), options)
+    /// be started; those of [`keyring::key_with_label`] and of [`Writer::begin_encrypted`].
+    pub fn begin(output: impl Into<Output>, mut metadata: Metadata, options: &Options) -> Result<Writer> {
+        let output = output.into();
+        match encryption::take_request(&mut metadata) {
+            None => Writer::begin_format(output, Format::Safetensors(metadata, Vec::new()), options),
+            Some(label) => {
+                let key = keyring::key_with_label(&label).map_err(|error| error.at(output.path()))?;
+                Writer::begin_encrypted(output, metadata, &key, options)
+            }
+        }
     }
 
     /// Begins an encrypted file.
     ///
     /// # Errors
-    /// Those of [`Writer::begin`] and of deriving a key; `invalid-argument` if the metadata request digests.
+    /// Those of [`Writer::begin`] that do not concern labels, and of deriving a key; `invalid-argument` if the metadata
+    /// request digests.
     pub fn begin_encrypted(
         output: impl Into<Output>,
         metadata: Metadata,

@@ -144,13 +144,21 @@ void check_encryption(const std::string& directory, const fst::Tensors& all) {
   check_throws<c10::ValueError>("invalid-argument", [&] { fst::load_file(secret); });
   std::vector<uint8_t> bytes(32);
   std::iota(bytes.begin(), bytes.end(), uint8_t{0});
-  for (const auto& key : {fst::EncryptionKey(bytes), fst::EncryptionKey::from_file(directory + "/model.key")}) {
+  const std::string saved = directory + "/saved.safetensors";
+  fst::Texts metadata;
+  metadata.insert("fst.encryption", "my models");
+  for (const auto& key :
+       {fst::EncryptionKey(bytes, "my models"), fst::EncryptionKey::from_file(directory + "/model.key", "my models")}) {
     key.register_key();
     check(is_same(fst::load_file(secret).at("a"), all.at("a")), "encrypted file");
     fst::verify({secret});
+    fst::save_file({all.at("b")}, {"b"}, saved, metadata);
+    check(is_same(fst::load_file(saved).at("b"), all.at("b")), "save of an encrypted file");
     key.unregister_key();
+    check_throws<c10::ValueError>("invalid-argument", [&] { fst::load_file(saved); });
   }
   check_throws<c10::ValueError>("invalid-argument", [&] { fst::load_file(secret); });
+  check_throws<c10::ValueError>("invalid-argument", [&] { fst::save_file({all.at("b")}, {"b"}, saved, metadata); });
 }
 
 void check_errors(const fst::Strings& paths, const std::string& directory, const fst::Tensors& all) {

@@ -194,6 +194,110 @@ def test_operators_decrypt_with_a_registered_key(path: Path) -> None:
     assert_loaded(fst.load_file(path))
 
 
+REQUEST = {"fst.encryption": "my models"}
+
+
+@pytest.fixture
+def labeled() -> Iterator[None]:
+    key = fst.EncryptionKey.from_bytes(KEY.to_bytes(), "my models")
+    key.register()
+    yield
+    key.unregister()
+
+
+@pytest.mark.usefixtures("labeled")
+def test_operators_encrypt_with_the_registered_key_of_a_label(path: Path) -> None:
+    path.unlink()
+    torch.ops.fst.save_file(list(TENSORS.values()), list(TENSORS), str(path), metadata={"format": "pt"} | REQUEST)
+    assert_loaded(fst.load_file(path, encryption_key=KEY))
+    assert fst.metadata(path) == {"format": "pt"}
+    assert os.listdir(path.parent) == [path.name]
+
+
+class Saves(torch.nn.Module):
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = str(path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 2
+        torch.ops.fst.save_file([y, y.t()], ["y", "t"], self.path, metadata=REQUEST)
+        return y
+
+
+@pytest.mark.usefixtures("labeled")
+@pytest.mark.parametrize(
+    "compile_module",
+    [
+        lambda module, _: torch.compile(module, fullgraph=True),
+        lambda module, x: torch.export.export(module, (x,)).module(),
+    ],
+)
+def test_compiled_programs_encrypt(
+    path: Path, compile_module: Callable[[torch.nn.Module, Tensor], Callable[[Tensor], Tensor]]
+) -> None:
+    x = torch.arange(6.0).view(2, 3)
+    path.unlink()
+    program = compile_module(Saves(path), x)
+    assert not path.exists()
+    program(x)
+    expected = {"y": x * 2, "t": x.t() * 2}
+    torch.testing.assert_close(fst.load_file(path, encryption_key=KEY), expected, rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("labeled")
+def test_every_save_takes_the_label_of_a_registered_key(path: Path) -> None:
+    def assert_encrypted() -> None:
+        assert_loaded(fst.load_file(path.parent, encryption_key=KEY))
+        path.unlink()
+
+    fst.save_file(TENSORS, path, REQUEST)
+    assert_encrypted()
+    fst_torch.save_file({name: tensor.contiguous() for name, tensor in TENSORS.items()}, path, REQUEST)
+    assert_encrypted()
+    with fst.Writer(path, REQUEST) as writer:
+        for name, tensor in TENSORS.items():
+            writer.write(name, tensor)
+    assert_encrypted()
+    path.touch(0o640)
+    fst.save_file(TENSORS, path, REQUEST, max_shard_bytes=100_000)
+    shards = list(path.parent.glob("*.safetensors"))
+    assert len(shards) > 1
+    assert {shard.stat().st_mode & 0o777 for shard in shards} == {0o640}
+    assert_loaded(fst.load_file(path.parent, encryption_key=KEY))
+
+
+def test_refused_labels(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def save(label: str, **more: str) -> None:
+        metadata = {"fst.encryption": label, **more}
+        torch.ops.fst.save_file([torch.ones(3)], ["x"], str(path), metadata=metadata)
+
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=r'model\.safetensors: no key with the label "my models" is registered'):
+        save("my models")
+    keys = [fst.EncryptionKey.random("my models") for _ in range(2)]
+    keys[0].register()
+    with pytest.raises(ValueError, match="no key with the label"):
+        save("")
+    with pytest.raises(ValueError, match="at most 64 bytes"):
+        save(safetensors_open(path, "pt").metadata()["fst.encryption"])
+    with pytest.raises(ValueError, match="digests"):
+        save("my models", **{"fst.digests": "blake3"})
+    with pytest.raises(ValueError, match="save_file"):
+        torch.ops.fst.serialize([torch.ones(3)], ["x"], metadata=REQUEST)
+    keys[1].register()
+    with pytest.raises(ValueError, match="several keys"):
+        save("my models")
+    for key in keys:
+        key.unregister()
+    assert path.read_bytes() == before
+    # The key of the environment has no label.
+    (tmp_path / "model.key").write_bytes(KEY.to_bytes())
+    monkeypatch.setenv("FST_ENCRYPTION_KEY_FILE", str(tmp_path / "model.key"))
+    save("")
+    assert torch.equal(fst.load_file(path, encryption_key=KEY)["x"], torch.ones(3))
+
+
 def test_several_keys_may_be_registered(tmp_path: Path, path: Path) -> None:
     other = fst.EncryptionKey.random()
     fst.save_file({"more": torch.ones(3)}, tmp_path / "more.safetensors", encryption_key=other)

@@ -125,12 +125,17 @@ class EncryptionKey:
         Several keys may be registered: each file names its own. A registered key does not require that files are
         encrypted, as `encryption_key` does. A key from a callback is asked for now, and kept until `unregister`.
 
-        A file with a key may also be named in the environment, with ``FST_ENCRYPTION_KEY_FILE``.
+        A save, also by an operator, encrypts with the registered key whose label its metadata name as
+        ``"fst.encryption"``.
+
+        A file with a key may also be named in the environment, with ``FST_ENCRYPTION_KEY_FILE``. The key has no label:
+        ``""``.
 
         Example:
-            >>> key = fst.EncryptionKey.random()
-            >>> fst.save_file({"weight": torch.ones(2)}, "secret.safetensors", encryption_key=key)
+            >>> key = fst.EncryptionKey.random("my models")
             >>> key.register()
+            >>> metadata = {"fst.encryption": "my models"}
+            >>> torch.ops.fst.save_file([torch.ones(2)], ["weight"], "secret.safetensors", metadata=metadata)
             >>> torch.ops.fst.load_file("secret.safetensors")
             {'weight': tensor([1., 1.])}
             >>> key.unregister()

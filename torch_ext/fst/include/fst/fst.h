@@ -26,7 +26,8 @@
 // "model.sig", "public_key": "key.pub"}} of a signature, which has a manifest. A difference is an [integrity] error.
 //
 // Encryption. Loads decrypt files that fst has encrypted, with a key that was registered in this process, or that of
-// the file which FST_ENCRYPTION_KEY_FILE names. See `EncryptionKey`.
+// the file which FST_ENCRYPTION_KEY_FILE names. Saves encrypt if their metadata name a registered key. See
+// `EncryptionKey`.
 //
 // Tensors. Each tensor owns its memory and is ready on the current stream. On the CPU, tensors of local files are views
 // of private mappings. They take memory when they are used. A write to one changes neither the file nor another tensor.
@@ -259,7 +260,8 @@ inline Texts metadata(const std::string& path) {
 // temporary file, flushes it and renames it to `path`. Other programs never see an incomplete file, and a file whose
 // tensors are mapped may be replaced.
 //
-// Metadata of {"fst.digests": "blake3"} (or "sha256") requests digests of all tensors in the file.
+// Metadata of {"fst.digests": "blake3"} (or "sha256") requests digests of all tensors in the file. Metadata of
+// {"fst.encryption": "my models"} encrypts the tensors with the registered key of this label, see `EncryptionKey`.
 //
 //     fst::save_file({weight, bias}, {"weight", "bias"}, "model.safetensors");
 inline void save_file(at::TensorList tensors, const Strings& names, const std::string& path,
@@ -315,21 +317,26 @@ inline std::vector<at::Tensor> scatter(const at::Tensor& bytes, const std::vecto
 
 // Secret key of encrypted files. The memory of the key is overwritten with the last copy of the object.
 //
-//     fst::EncryptionKey::from_file("model.key").register_key();
+//     fst::EncryptionKey::from_file("model.key", "my models").register_key();
+//     fst::Texts metadata;
+//     metadata.insert("fst.encryption", "my models");
+//     fst::save_file({weight}, {"weight"}, "secret.safetensors", metadata);
 //     const auto weights = fst::load_file("secret.safetensors");
 class EncryptionKey {
  public:
-  // Copies 32 bytes.
-  explicit EncryptionKey(c10::ArrayRef<uint8_t> key) : object_(c10::ivalue::Object::create(type(), 1)) {
-    call("__init__", copied(key), std::string());
+  // Copies 32 bytes. New files show the label, of up to 64 bytes, to everybody.
+  explicit EncryptionKey(c10::ArrayRef<uint8_t> key, const std::string& label = {})
+      : object_(c10::ivalue::Object::create(type(), 1)) {
+    call("__init__", copied(key), label);
   }
 
   // Reads a local file: 32 bytes, or as many hexadecimal numbers.
-  static EncryptionKey from_file(const std::string& path) {
-    return EncryptionKey((*type()->findStaticMethod("of_file"))({path, std::string()}).toObject());
+  static EncryptionKey from_file(const std::string& path, const std::string& label = {}) {
+    return EncryptionKey((*type()->findStaticMethod("of_file"))({path, label}).toObject());
   }
 
-  // Makes all loads of this process use the key for encrypted files. Several keys may be registered.
+  // Makes all loads of this process use the key for encrypted files, and saves whose metadata name its label. Several
+  // keys may be registered.
   void register_key() const { call("register_key"); }
 
   // Ends that.
