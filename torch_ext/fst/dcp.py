@@ -36,12 +36,12 @@ from torch.futures import Future
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._checkpoint.region import Region
 from fst._core.arguments import Path, path_of
+from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
 from fst._core.urls import is_remote, without_secrets
 from fst._distributed.load import device_message, fill_shards, open_for_group
 from fst._distributed.shards import ShardRequest
-from fst._load.load import metadata
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -66,7 +66,9 @@ class StorageReader(storage.StorageReader):
         path: Path of the checkpoint.
     """
 
-    def __init__(self, path: Path, group: "ProcessGroup | None" = None) -> None:
+    def __init__(
+        self, path: Path, group: "ProcessGroup | None" = None, *, encryption_key: EncryptionKey | None = None
+    ) -> None:
         """Creates a reader. No file is read yet.
 
         Args:
@@ -74,10 +76,12 @@ class StorageReader(storage.StorageReader):
             group: The `process_group` that is passed to `load`, if any. Without it, each rank of such a process group
                 reads alone. With a group, which may be the default group, one rank reads the headers for all.
                 Otherwise each rank reads them, since it does not know yet whether it loads alone.
+            encryption_key: As in `fst.load_file`, on every rank.
         """
         super().__init__()
         self.path = path_of(path)
         self._group = group
+        self._encryption_key = encryption_key
         self._load_id = str(uuid.uuid4())
         self._sources: list[_Source] = []
 
@@ -112,7 +116,7 @@ class StorageReader(storage.StorageReader):
         """Returns the metadata in the headers. If they cannot be read, any access to the result raises the error."""
         try:
             group = Group.alone(_CPU) if self._group is None else Group.of(self._group, _CPU)
-            self._sources = _open(self.path, group)
+            self._sources = _open(self.path, group, self._encryption_key)
         except Exception as error:
             # `load` ignores an exception here and later reports only that there are no metadata.
             return Metadata(_UnreadableMetadata(error))  # type: ignore[arg-type]
@@ -228,16 +232,16 @@ class _UnreadableMetadata(Mapping[str, STORAGE_TYPES]):
         raise self._error
 
 
-def _open(path: str, group: Group) -> list[_Source]:
+def _open(path: str, group: Group, key: EncryptionKey | None) -> list[_Source]:
     # Rank 0 lists the directory for all.
     _, gathered = group.gather_results(
-        lambda: (None, json.dumps(_shard_files(path)).encode() if group.rank == 0 else b"")
+        lambda: (None, json.dumps(_shard_files(path, key)).encode() if group.rank == 0 else b"")
     )
     paths = [os.path.join(path, name) for name in json.loads(gathered[0])] or [path]
-    return [_read_source(open_for_group(each, group)) for each in paths]
+    return [_read_source(open_for_group(each, group, encryption_key=key)) for each in paths]
 
 
-def _shard_files(path: str) -> list[str]:
+def _shard_files(path: str, key: EncryptionKey | None) -> list[str]:
     """Returns the files of a directory if they hold shards of tensors, in which a name may be in several files.
 
     A prefix of a store holds no shards, since `fst.dcp` saves to directories.
@@ -245,7 +249,10 @@ def _shard_files(path: str) -> list[str]:
     if is_remote(path) or not os.path.isdir(path):
         return []
     files = sorted(file.name for file in FilePath(path).glob("*.safetensors"))
-    return files if files and _SHARDING_INFO in metadata(os.path.join(path, files[0])) else []
+    if not files:
+        return []
+    first = OpenCheckpoint(os.path.join(path, files[0]), encryption_key=key)
+    return files if any(_SHARDING_INFO in metadata for _, metadata in first.metadata()) else []
 
 
 def _read_source(checkpoint: OpenCheckpoint) -> _Source:

@@ -266,6 +266,34 @@ def test_layouts_and_files_per_rank(ranks, directory, tmp_path):
     ranks(4).run(check_layouts, directory, [str(tmp_path / "parts")])
 
 
+def load_encrypted(path, parts):
+    """Loads encrypted files, and encrypted files of the shards of ranks."""
+    key = fst.EncryptionKey.from_bytes(bytes(range(32)))
+    for group in (None, dist.group.WORLD):
+        state_dict = zeros()
+        load(state_dict, path, group=group, encryption_key=key)
+        expected = fst.load_file(path, encryption_key=key)
+        for name, tensor in expected.items():
+            assert_same(state_dict[name], tensor)
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        state_dict = {"matrix": distribute_tensor(torch.zeros(10, 7), mesh, [Shard(1)])}
+        load(state_dict, parts, group=group, encryption_key=key)
+        assert_same(state_dict["matrix"].full_tensor(), expected["matrix"])
+    with pytest.raises(CheckpointException, match="encrypted"):
+        load(zeros(), path)
+
+
+def test_encrypted_checkpoints(ranks, directory, tmp_path):
+    key = fst.EncryptionKey.from_bytes(bytes(range(32)))
+    parts, encrypted = tmp_path / "parts", tmp_path / "encrypted"
+    encrypted.mkdir()
+    ranks(3).run(save_parts, str(parts), directory)
+    for file in parts.glob("*.safetensors"):
+        fst.save_file(fst.load_file(file), file, fst.metadata(file), encryption_key=key)
+    fst.save_file(fst.load_file(directory), encrypted / "model.safetensors", max_shard_bytes=400, encryption_key=key)
+    ranks(2).run(load_encrypted, str(encrypted), str(parts))
+
+
 def count_read_bytes(work):
     """Calls a function and returns the bytes of tensors that this rank has read."""
     with fst.profile() as recorded:
