@@ -72,6 +72,14 @@ fn write(path: &Path, tensors: &[(Tensor, Vec<u8>)], metadata: Metadata, key: &E
     fill(Writer::begin_encrypted(output, metadata, key, &Options::default())?, tensors)
 }
 
+/// Fails if the file has parts of the data of the tensors.
+fn assert_hidden(file: &[u8], tensors: &[(Tensor, Vec<u8>)]) {
+    let mut parts: Vec<&[u8]> = tensors.iter().flat_map(|(_, bytes)| bytes.chunks_exact(32).step_by(1000)).collect();
+    parts.sort();
+    assert!(!parts.is_empty());
+    assert!(!file.windows(32).any(|window| parts.binary_search(&window).is_ok()));
+}
+
 fn open(path: &Path) -> fst::Result<Arc<Checkpoint>> {
     Checkpoint::open_with_key(&[path], &Verify::Nothing, &key()).map(Arc::new)
 }
@@ -157,8 +165,22 @@ fn encrypted_files_load_with_their_key() {
         }
     }
     assert_eq!(checkpoint.metadata().unwrap().unwrap().keys().collect::<Vec<_>>(), ["format"]);
-    for (_, bytes) in sample.iter().filter(|(_, bytes)| bytes.len() > 100) {
-        assert!(!trial.bytes.windows(32).any(|window| window == &bytes[..32]));
+    assert_hidden(&trial.bytes, &sample);
+}
+
+#[test]
+fn writers_encrypt_whatever_the_size_of_their_blocks() {
+    let sample = sample();
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("x.safetensors");
+    for chunk_bytes in [4 << 10, 60 << 10, CHUNK, CHUNK + (4 << 10), 3 << 20] {
+        for threads in [1, 4] {
+            let output = OutputFile::create(&path, Box::new(Linux)).unwrap();
+            let options = Options { chunk_bytes, threads, ..Options::default() };
+            fill(Writer::begin_encrypted(output, None, &key(), &options).unwrap(), &sample).unwrap();
+            assert!(load_all(&path).unwrap() == expected(&sample), "{chunk_bytes} {threads}");
+            assert_hidden(&fs::read(&path).unwrap(), &sample);
+        }
     }
 }
 
