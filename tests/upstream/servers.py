@@ -108,9 +108,9 @@ def _belongs_to_pytorch(name: str) -> bool:
 def _add_entry_points(site_packages: Path) -> None:
     """Adds the metadata by which servers find fst, whose package comes from the checkout."""
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
-    folder = site_packages / "fst-0.dist-info"
+    folder = site_packages / "torch_fst-0.dist-info"
     folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: fst\nVersion: 0\n")
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: torch-fst\nVersion: 0\n")
     lines = []
     for group, points in project["entry-points"].items():
         lines += [f"[{group}]", *(f"{name} = {target}" for name, target in points.items())]

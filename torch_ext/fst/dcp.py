@@ -244,7 +244,7 @@ def _open(path: str, group: Group, key: EncryptionKey | None) -> list[_Source]:
 def _shard_files(path: str, key: EncryptionKey | None) -> list[str]:
     """Returns the files of a directory if they hold shards of tensors, in which a name may be in several files.
 
-    A prefix of a store holds no shards, since `fst.dcp` saves to directories.
+    A prefix of a store holds no shards, since PyTorch saves them to directories.
     """
     if is_remote(path) or not os.path.isdir(path):
         return []
