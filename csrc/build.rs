@@ -2,7 +2,7 @@
 //! linker gets empty libraries with the same names.
 
 mod compile;
-mod python;
+mod environment;
 
 use anyhow::{Context, Result, ensure};
 use compile::{TORCH_LIBRARIES, Torch};
@@ -12,7 +12,7 @@ use std::{env, fs};
 fn main() -> Result<()> {
     println!("cargo:rerun-if-changed=build.rs");
     // Clippy finds nothing here to check, and must not need PyTorch.
-    if env::var_os("RUSTC_WORKSPACE_WRAPPER").is_some_and(|path| Path::new(&path).ends_with("clippy-driver")) {
+    if environment::is_linting() {
         return Ok(());
     }
     let torch = Torch::find()?;
@@ -21,7 +21,7 @@ fn main() -> Result<()> {
     compiler.file(cxx_h.with_file_name("../src/cxx.cc"));
     compile::compile(compiler, "..")?;
 
-    let out = PathBuf::from(env::var_os("OUT_DIR").context("cargo sets OUT_DIR")?);
+    let out = environment::out_dir()?;
     println!("cargo:rustc-link-search=native={}", out.display());
     // Without symbols, none of these would count as needed.
     println!("cargo:rustc-link-arg=-Wl,--no-as-needed");

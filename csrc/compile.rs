@@ -1,6 +1,6 @@
 //! Compiles csrc/ and the cxx bridges against PyTorch.
 
-use crate::python::python;
+use crate::environment::{out_dir, python};
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -97,7 +97,7 @@ pub fn compiler(checkout: &str, torch: &Torch, bridges: &[&str]) -> Result<cc::B
 pub fn compile(mut compiler: cc::Build, checkout: &str) -> Result<()> {
     let checkout = fs::canonicalize(checkout)?;
     let lines = SOURCES.iter().map(|source| format!("#include {:?}\n", checkout.join(source)));
-    let all = PathBuf::from(env::var_os("OUT_DIR").context("cargo sets OUT_DIR")?).join("csrc.cpp");
+    let all = out_dir()?.join("csrc.cpp");
     fs::write(&all, lines.collect::<String>())?;
     // Static initializers register the operators. The linker would drop them, since no symbol refers to them.
     compiler.link_lib_modifier("+whole-archive");

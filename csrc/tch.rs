@@ -1,8 +1,9 @@
 //! Compiles the C++ layer into the Rust library, for `tch::Tensor`.
 
 use crate::compile::{SOURCES, TORCH_LIBRARIES, Torch, compile, compiler};
+use crate::environment::out_dir;
 use anyhow::{Context, Result, ensure};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::{env, fs, iter};
 
 const BRIDGES: [&str; 2] = ["rust/bridge.rs", "rust/tch.rs"];
@@ -34,7 +35,7 @@ pub fn build() -> Result<()> {
 /// directory. Compiles nothing.
 pub fn write_compile_commands() -> Result<()> {
     let compiler = compiler("", &Torch::find()?, &BRIDGES)?;
-    let out = PathBuf::from(env::var_os("OUT_DIR").context("cargo sets OUT_DIR")?);
+    let out = out_dir()?;
     // OUT_DIR is TARGET/PROFILE/build/PACKAGE/out.
     let target = out.ancestors().nth(4).context("OUT_DIR is not in a target directory")?;
     let directory = env::current_dir()?;

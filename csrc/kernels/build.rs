@@ -1,6 +1,7 @@
 //! Compiles the device kernels into one image for all GPUs, which the library embeds. The cfg `fst_kernels` tells that
 //! the image exists. Without nvcc, the library uses PyTorch's kernels instead.
 
+use crate::environment::{out_dir, python};
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -59,7 +60,7 @@ fn is_release() -> bool {
 }
 
 fn image() -> Result<PathBuf> {
-    Ok(PathBuf::from(env::var_os("OUT_DIR").context("cargo sets OUT_DIR")?).join("kernels.fatbin"))
+    Ok(out_dir()?.join("kernels.fatbin"))
 }
 
 fn embed(image: &Path) {
@@ -79,7 +80,7 @@ fn find_nvcc() -> Option<PathBuf> {
 fn packages() -> Vec<PathBuf> {
     let script = "import importlib.util as u; s = u.find_spec('nvidia'); \
                   print(*(s.submodule_search_locations if s else []), sep='\\n')";
-    let Ok(output) = Command::new(crate::python::python()).args(["-c", script]).output() else {
+    let Ok(output) = Command::new(python()).args(["-c", script]).output() else {
         return Vec::new();
     };
     String::from_utf8_lossy(&output.stdout).lines().map(|root| Path::new(root).join("cu13/bin")).collect()
