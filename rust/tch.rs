@@ -21,9 +21,9 @@
 //! All paths of a call form one checkpoint, in which each tensor name occurs once.
 //!
 //! **Dtypes.** `dtype` is a floating-point kind to which tensors stored as F16, BF16, F32 or F64 are cast. All other
-//! tensors keep their dtype. A list of patterns casts only some of the tensors: see [`Dtypes`]. tch has no [`Kind`] for
-//! U16, U32, U64, F8_E8M0 and F4. Tensors of these dtypes load, but [`kind`](Tensor::kind) panics on them: call
-//! [`f_kind`](Tensor::f_kind).
+//! tensors keep their dtype. A list of patterns casts only some of the tensors: see [`Dtypes`]. tch has no
+//! [`Kind`](::tch::Kind) for U16, U32, U64, F8_E8M0 and F4. Tensors of these dtypes load, but [`kind`](Tensor::kind)
+//! panics on them: call [`f_kind`](Tensor::f_kind).
 //!
 //! **Digests.** `verify` compares the data with digests before any tensor is returned: `"digests"` with those that the
 //! files carry, or the path or JSON text of a manifest with those of whole files, or the text `{"signature": {"path":
@@ -38,14 +38,17 @@
 //! **Errors** are [`Error`]s with the kind and the text of the core. Errors of PyTorch itself have the kind
 //! [`Device`](crate::error::Kind::Device), or [`OutOfMemory`](crate::error::Kind::OutOfMemory) on a GPU.
 
-use crate::dtype::Dtype;
 use crate::error::{Error, Kind as ErrorKind, Result};
-use ::tch::{Device, Kind, Tensor};
+use ::tch::{Device, Tensor};
 use cxx::UniquePtr;
+use dtypes::rules;
 use std::iter::FusedIterator;
 use std::mem::ManuallyDrop;
 use std::path::Path;
 
+mod dtypes;
+
+pub use dtypes::Dtypes;
 pub use ffi::{IndexRange, Region, Slice};
 
 #[cxx::bridge(namespace = "fst::tch")]
@@ -150,56 +153,6 @@ mod ffi {
 
 // SAFETY: a loader may be called from any thread, one at a time, and `&self` methods return constants.
 unsafe impl Send for ffi::Loader {}
-
-/// Dtypes to cast tensors to: one for all, or one for each name or pattern (`*`, `?`, `[...]`).
-///
-/// A name takes precedence over patterns, and a pattern over later ones. `None` and tensors that match nothing keep the
-/// stored dtype. A pattern that decides for no tensor is an error, except `*`.
-///
-/// ```
-/// # let directory = tempfile::tempdir()?;
-/// # std::env::set_current_dir(&directory)?;
-/// # let tensor = |value: f32| tch::Tensor::from_slice(&[value]);
-/// # tch::Tensor::write_safetensors(&[("w", tensor(1.0)), ("w_scale", tensor(2.0))], "model.safetensors")?;
-/// use tch::{Device, Kind};
-///
-/// let dtypes = [("*_scale", None), ("*", Some(Kind::BFloat16))];
-/// let weights = fst::tch::load_file("model.safetensors", Device::Cpu, dtypes, None)?;
-/// for (name, tensor) in &weights {
-///     assert_eq!(tensor.kind(), if name == "w_scale" { Kind::Float } else { Kind::BFloat16 });
-/// }
-/// # assert_eq!(weights.len(), 2);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Dtypes {
-    /// Kinds for names and patterns.
-    rules: Vec<(String, Option<Kind>)>,
-}
-
-impl From<Kind> for Dtypes {
-    fn from(kind: Kind) -> Dtypes {
-        Dtypes::from([("*", Some(kind))])
-    }
-}
-
-impl From<Option<Kind>> for Dtypes {
-    fn from(kind: Option<Kind>) -> Dtypes {
-        kind.map(Dtypes::from).unwrap_or_default()
-    }
-}
-
-impl<S: Into<String>, const N: usize> From<[(S, Option<Kind>); N]> for Dtypes {
-    fn from(rules: [(S, Option<Kind>); N]) -> Dtypes {
-        rules.into_iter().collect()
-    }
-}
-
-impl<S: Into<String>> FromIterator<(S, Option<Kind>)> for Dtypes {
-    fn from_iter<I: IntoIterator<Item = (S, Option<Kind>)>>(rules: I) -> Dtypes {
-        Dtypes { rules: rules.into_iter().map(|(pattern, kind)| (pattern.into(), kind)).collect() }
-    }
-}
 
 /// Loads every tensor of a checkpoint, in the order of the bytes in its files.
 ///
@@ -486,32 +439,6 @@ fn device_name(device: Device) -> String {
         Device::Mps => "mps".into(),
         Device::Vulkan => "vulkan".into(),
     }
-}
-
-/// Returns the rules that C++ takes.
-fn rules(dtypes: impl Into<Dtypes>) -> Result<Vec<ffi::DtypeRule>> {
-    let rule = |(pattern, kind)| Ok(ffi::DtypeRule { pattern, scalar_type: scalar_type(kind)? });
-    dtypes.into().rules.into_iter().map(rule).collect()
-}
-
-/// Returns the value of `c10::ScalarType`, which tch does not expose; -1 for `None`.
-fn scalar_type(kind: Option<Kind>) -> Result<i8> {
-    let Some(kind) = kind else { return Ok(-1) };
-    let dtype = match kind {
-        Kind::Half => Dtype::F16,
-        Kind::BFloat16 => Dtype::BF16,
-        Kind::Float => Dtype::F32,
-        Kind::Double => Dtype::F64,
-        Kind::Float8e5m2 => Dtype::F8E5M2,
-        Kind::Float8e4m3fn => Dtype::F8E4M3,
-        Kind::Float8e5m2fnuz => Dtype::F8E5M2Fnuz,
-        Kind::Float8e4m3fnuz => Dtype::F8E4M3Fnuz,
-        _ => {
-            let message = format!("dtype is {kind:?}, but must be a floating-point dtype of 8 bits or more");
-            return Err(Error::new(ErrorKind::InvalidArgument, message));
-        }
-    };
-    dtype.scalar_type().ok_or_else(|| Error::new(ErrorKind::Internal, "PyTorch has no such dtype"))
 }
 
 /// Takes over a tensor from C++. A `tch::Tensor` is a pointer to an `at::Tensor` from `new`, as is cxx's `UniquePtr`.
