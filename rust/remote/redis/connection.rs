@@ -108,19 +108,19 @@ impl Connection {
         self.begin_replies(commands.len()).await
     }
 
-    /// Sends commands, and a last one whose last word has these bytes. They are run like those of
+    /// Sends a command whose last word has these bytes, and others. They are run like those of
     /// [`transact`](Connection::transact).
-    pub(super) async fn transact_with(&mut self, commands: &[&[&str]], last: &[&str], bytes: &[u8]) -> Attempt<()> {
+    pub(super) async fn transact_with(&mut self, first: &[&str], bytes: &[u8], others: &[&[&str]]) -> Attempt<()> {
         let mut begin = Vec::new();
         encode(&mut begin, &["MULTI"], None);
-        commands.iter().for_each(|command| encode(&mut begin, command, None));
-        encode(&mut begin, last, Some(bytes.len()));
+        encode(&mut begin, first, Some(bytes.len()));
         self.write(&begin).await?;
         self.write(bytes).await?;
         let mut end = b"\r\n".to_vec();
+        others.iter().for_each(|command| encode(&mut end, command, None));
         encode(&mut end, &["EXEC"], None);
         self.write(&end).await?;
-        self.begin_replies(commands.len() + 1).await
+        self.begin_replies(others.len() + 1).await
     }
 
     /// Reads what precedes the replies of a transaction with this number of commands.

@@ -2,11 +2,14 @@
 //!
 //! ```text
 //! begin     SET temporary key, with an expiry; reserve the length
-//! part      SETRANGE, in any order
+//! part      MULTI, SETRANGE, renew the expiry or remove a value without one, EXEC; in any order
 //! complete  MULTI, PERSIST, RENAME to the key, EXEC
 //! ```
 //!
-//! A process that ends in between leaves a temporary value, which expires.
+//! A process that ends in between leaves a temporary value, which expires. If the server has removed the value, SETRANGE
+//! creates another, with zeros in place of the other parts and without an expiry. The same transaction removes it: a part
+//! that is sent twice, since the first answer was lost, must not find it, and one that arrives after an abort must not
+//! leave it behind.
 
 use super::connection::Connection;
 use super::{Attempt, Redis, find_keys};
@@ -22,11 +25,16 @@ use std::process;
 /// Time after the last part of a file at which its temporary value expires, in seconds.
 const EXPIRY_SECONDS: &str = "3600";
 
+/// Script that renews the expiry of a value, or removes the value if it has none. Returns whether it remains.
+const RENEW: &str = "\
+if redis.call('TTL', KEYS[1]) == -1 then redis.call('DEL', KEYS[1]) return 0 end \
+return redis.call('EXPIRE', KEYS[1], ARGV[1])";
+
 #[async_trait]
 impl Uploads for Redis {
     async fn put(&self, key: &str, bytes: Bytes) -> Attempt<()> {
         let mut connection = self.connect().await?;
-        connection.transact_with(&[], &["SET", key], &bytes).await?;
+        connection.transact_with(&["SET", key], &bytes, &[]).await?;
         connection.confirmation().await?;
         connection.keep(&self.credentials);
         Ok(())
@@ -112,16 +120,11 @@ impl Uploads for Redis {
 
 /// Writes a part of a temporary value, if it still exists.
 async fn set_range(connection: &mut Connection, id: &str, offset: u64, bytes: &[u8]) -> Attempt<()> {
-    let offset = offset.to_string();
-    connection.transact_with(&[&["EXPIRE", id, EXPIRY_SECONDS]], &["SETRANGE", id, &offset], bytes).await?;
-    let exists = connection.integer().await? > 0;
+    let renew: &[&str] = &["EVAL", RENEW, "1", id, EXPIRY_SECONDS];
+    connection.transact_with(&["SETRANGE", id, &offset.to_string()], bytes, &[renew]).await?;
+    // The length of the value.
     connection.integer().await?;
-    if !exists {
-        // The part has created a new value, without the bytes of others.
-        remove(connection, &[id]).await?;
-        return Err(lost());
-    }
-    Ok(())
+    if connection.integer().await? == 0 { Err(lost()) } else { Ok(()) }
 }
 
 /// Removes keys, and returns how many there were.

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -116,6 +117,27 @@ def test_parts_that_the_server_removes_are_an_error(redis, url, at):
 
     with pytest.raises(OSError, match="has removed the parts"):
         write()
+    assert redis.keys("*") == [KEY]
+    assert redis.get(KEY) == OLD
+
+
+def test_part_that_is_sent_again_after_the_server_removed_the_others(redis, url, monkeypatch):
+    """The answer to a part may be lost, which then must not pass for a part of the value that it has created."""
+    monkeypatch.setenv("FST_THREADS", "1")
+
+    def write(proxy):
+        with fst.Writer(url.replace(str(redis.port), str(proxy.port))) as writer:
+            for index, (name, tensor) in enumerate(tensors(5).items()):
+                writer.write(name, tensor)
+                if index == 2:
+                    [key] = temporary(redis)
+                    while redis.call("STRLEN", key) < 2 * PART:
+                        time.sleep(0.01)
+                    redis.call("DEL", key)
+                    proxy.lose_answer()
+
+    with Proxy(redis.port, []) as proxy, pytest.raises(OSError, match="has removed the parts"):
+        write(proxy)
     assert redis.keys("*") == [KEY]
     assert redis.get(KEY) == OLD
 

@@ -24,6 +24,7 @@ class Proxy:
         self.port: int = self._listener.getsockname()[1]
         self._open: list[socket.socket] = [self._listener]
         self.connections = 0
+        self._is_losing = False
         threading.Thread(target=self._accept, daemon=True).start()
 
     def __enter__(self) -> "Proxy":
@@ -35,6 +36,10 @@ class Proxy:
         for opened in self._open:
             _end(opened)
 
+    def lose_answer(self) -> None:
+        """Closes the next connection on which the server answers, without the answer."""
+        self._is_losing = True
+
     def _accept(self) -> None:
         while True:
             try:
@@ -45,14 +50,24 @@ class Proxy:
             server = socket.create_connection(("127.0.0.1", self._target))
             self._open += [client, server]
             limit = next(self._limits, None)
-            threading.Thread(target=self._forward, args=(client, server, None), daemon=True).start()
-            threading.Thread(target=self._forward, args=(server, client, limit), daemon=True).start()
+            threading.Thread(target=self._forward, args=(client, server), daemon=True).start()
+            threading.Thread(target=self._answer, args=(server, client, limit), daemon=True).start()
 
-    def _forward(self, source: socket.socket, target: socket.socket, limit: int | None) -> None:
+    def _forward(self, client: socket.socket, server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := client.recv(1 << 16):
+                server.sendall(data)
+        _end(client)
+        _end(server)
+
+    def _answer(self, server: socket.socket, client: socket.socket, limit: int | None) -> None:
         try:
-            while data := source.recv(1 << 16):
+            while data := server.recv(1 << 16):
+                if self._is_losing:
+                    self._is_losing = False
+                    break
                 part = data if limit is None else data[:limit]
-                target.sendall(part)
+                client.sendall(part)
                 if limit is not None:
                     limit -= len(part)
                     if limit == 0:
@@ -60,8 +75,8 @@ class Proxy:
         except OSError:
             pass
         if not (limit == 0 and self._stalls):
-            _end(source)
-            _end(target)
+            _end(server)
+            _end(client)
 
 
 def _end(opened: socket.socket) -> None:
