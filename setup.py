@@ -83,6 +83,22 @@ def isolated_toolkit() -> dict[str, str]:
     return {"CUDA_HOME": str(found)} if found else {}
 
 
+def path_free(environ: dict[str, str]) -> dict[str, str]:
+    """Flags of the compilers, so that libraries do not depend on the directories they are built in, nor name them."""
+    cargo_home = Path(environ.get("CARGO_HOME") or Path.home() / ".cargo")
+    directories = {cargo_home / "registry" / "src": "crates", Path.cwd(): "fst"}
+
+    def flags(variable: str, option: str) -> str:
+        options = (f"{option}={path}={name}" for path, name in directories.items())
+        return " ".join([environ.get(variable, ""), *options]).strip()
+
+    return {
+        "RUSTFLAGS": flags("RUSTFLAGS", "--remap-path-prefix"),
+        "CFLAGS": flags("CFLAGS", "-ffile-prefix-map"),
+        "CXXFLAGS": flags("CXXFLAGS", "-ffile-prefix-map"),
+    }
+
+
 class Library(Extension):
     """A library of the package, built by cargo. Setuptools takes it for an extension module.
 
@@ -136,6 +152,7 @@ class CargoBuild(build_ext):
 
     def build_extension(self, ext: Library) -> None:
         environ = isolated_toolkit() | TORCH_ENVIRON | {"FST_PYTHON": sys.executable} | ext.environ
+        environ |= path_free(environ)
         subprocess.run(["cargo", "build", "--release", "--locked", *ext.options], env=environ, check=True)
         destination = Path(self.get_ext_fullpath(ext.name))
         destination.parent.mkdir(parents=True, exist_ok=True)

@@ -101,7 +101,6 @@ pub fn compile(mut compiler: cc::Build, checkout: &str) -> Result<()> {
     fs::write(&all, lines.collect::<String>())?;
     // Static initializers register the operators. The linker would drop them, since no symbol refers to them.
     compiler.link_lib_modifier("+whole-archive");
-    compiler.flag(format!("-ffile-prefix-map={}=fst", checkout.display()));
     compiler.file(all).compile("fst_torch");
     Ok(())
 }
