@@ -10,6 +10,7 @@ use crate::staging::Block;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 /// Maximum number of threads. The caller fills blocks on one thread, so more would be idle.
 const THREADS_MAX: usize = 4;
@@ -19,6 +20,9 @@ const BLOCKS_MAX: usize = 8;
 /// Disk space that is reserved ahead of the data, in bytes. Threads can write in parallel only while the file does not
 /// grow.
 const RESERVE_BYTES: u64 = 64 << 20;
+/// Time that writes in progress get when the threads are stopped. A service would keep a part that arrives after the
+/// abort of its upload.
+const STOP_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Write of the first `length` bytes of a block.
 pub struct Job {
@@ -51,7 +55,7 @@ struct State {
     free: Vec<Block>,
     block_count: usize,
     reserved_bytes: u64,
-    is_closed: bool,
+    closed_at: Option<Instant>,
     failure: Option<Error>,
 }
 
@@ -155,10 +159,10 @@ impl WriteThreads {
         state.failure.clone().map_or(Ok(()), Err)
     }
 
-    /// Waits for writes in progress, which are not repeated any more, and discards the others.
+    /// Waits for writes in progress, for those of a server at most [`STOP_TIMEOUT`], and discards the others.
     pub fn stop(&mut self) {
         let mut state = self.shared.lock();
-        state.is_closed = true;
+        state.closed_at.get_or_insert_with(Instant::now);
         state.jobs.clear();
         drop(state);
         self.shared.has_work.notify_all();
@@ -196,15 +200,19 @@ impl Shared {
         }
     }
 
-    /// Fails if the threads are being dropped.
+    /// Fails if the threads were stopped and writes in progress have had their time.
     fn check(&self) -> Result<()> {
-        let is_closed = self.lock().is_closed;
-        if is_closed { Err(Error::new(Kind::Interrupted, "the writer was dropped")) } else { Ok(()) }
+        match self.lock().closed_at {
+            Some(closed_at) if closed_at.elapsed() > STOP_TIMEOUT => {
+                Err(Error::new(Kind::Interrupted, "the writer was dropped"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Returns the next job, or `None` if no job will follow or a write has failed.
     fn next(&self) -> Option<Job> {
-        let is_idle = |state: &mut State| !state.is_closed && state.failure.is_none() && state.jobs.is_empty();
+        let is_idle = |state: &mut State| state.closed_at.is_none() && state.failure.is_none() && state.jobs.is_empty();
         let mut state = self.has_work.wait_while(self.lock(), is_idle).unwrap_or_else(PoisonError::into_inner);
         if state.failure.is_some() { None } else { state.jobs.pop_front() }
     }

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -242,6 +243,22 @@ def test_failure_keeps_the_old_object(proxy, s3, request_text, save):
         assert "byte " in str(caught.value)
     assert s3.get("kept").body == b"old"
     assert s3.uploads() == []
+
+
+def test_abort_waits_for_parts_in_progress(proxy, s3):
+    """A service would keep a part that arrives after the abort."""
+    ended = []
+
+    def rule(method, path):
+        if "partNumber" in path:
+            time.sleep(0.2)
+        if "uploadId" in path:
+            ended.append(method)
+
+    proxy.rule = rule
+    with pytest.raises(ValueError, match="given twice"):
+        write([*large().items(), ("a", torch.ones(2))], s3.url("abandoned"))
+    assert (set(ended), ended.index("DELETE")) == ({"PUT", "DELETE"}, len(ended) - 1)
 
 
 def test_error_says_that_the_abort_failed(proxy, s3):
