@@ -20,7 +20,7 @@ use crate::os::sigint::Watch;
 use crate::os::threads;
 use crate::profile::{self, Stage};
 use crate::source::files::Files;
-use crate::source::{EncryptedSource, Place, Source};
+use crate::source::{Place, Protection, Source, UnitSource};
 use hashbrown::HashTable;
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -78,7 +78,8 @@ impl OpenFile {
         }
         let keys = key.map_or_else(keyring::keys, |key| Ok(vec![key.clone()]))?;
         let chunks = encryption::open(&mut header, json, &stored, &keys, check).map_err(at)?;
-        let source = Source::Encrypted(Arc::new(EncryptedSource { stored, chunks }));
+        let protection = Protection::Encrypted(Box::new(chunks));
+        let source = Source::Units(Arc::new(UnitSource { stored, protection }));
         Ok(OpenFile { source, header, expected: None, stated })
     }
 

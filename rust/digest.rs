@@ -4,8 +4,9 @@
 //! the root of a tree ([`tree`]). The pieces of a SHA-256 or BLAKE2b input are hashed in the order of their bytes: a
 //! thread with a later piece waits until the pieces before it are hashed.
 
+pub mod groups;
 pub mod manifest;
-mod tree;
+pub mod tree;
 pub mod turns;
 
 use crate::error::{Error, Kind, Result};
@@ -13,6 +14,7 @@ use crate::num::to_u64;
 use crate::os::retry::Check;
 use crate::os::sigint::POLL_INTERVAL;
 use blake2::{Blake2b512, Digest as _};
+use groups::{GROUP_BYTES, TreeDigest};
 use ring::digest::SHA256;
 use std::fmt;
 use std::ops::Range;
@@ -239,6 +241,8 @@ impl Context {
 pub struct Hash {
     algorithm: Algorithm,
     length: u64,
+    /// Whether the chaining values of groups are kept.
+    has_groups: bool,
     state: Mutex<State>,
     /// Signals that the next piece of a sequential input may be hashed.
     advanced: Condvar,
@@ -250,13 +254,19 @@ enum State {
     Tree(Tree),
     /// The context, unless a thread is using it, and the number of bytes that it has.
     Sequence(Option<Context>, u64),
-    Done,
+    Done(TreeDigest),
 }
 
 impl Hash {
     /// Creates the hash of an input of `length` bytes.
     pub fn new(algorithm: Algorithm, length: u64) -> Hash {
-        Hash { algorithm, length, state: Mutex::new(State::Empty), advanced: Condvar::new() }
+        Hash { algorithm, length, has_groups: false, state: Mutex::new(State::Empty), advanced: Condvar::new() }
+    }
+
+    /// Creates the hash of an input of `length` bytes that keeps the chaining values of groups, if the algorithm has them.
+    pub fn with_groups(algorithm: Algorithm, length: u64) -> Hash {
+        let has_groups = algorithm == Algorithm::Blake3 && length > GROUP_BYTES;
+        Hash { has_groups, ..Hash::new(algorithm, length) }
     }
 
     /// Returns the length of the input in bytes.
@@ -271,7 +281,18 @@ impl Hash {
 
     /// Returns whether all pieces were added.
     pub fn is_complete(&self) -> bool {
-        matches!(*self.lock(), State::Done)
+        matches!(*self.lock(), State::Done(_))
+    }
+
+    /// Returns the digest and the kept chaining values, or `None` if not all pieces were added.
+    pub fn finish(self) -> Option<TreeDigest> {
+        match self.state.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            State::Done(digest) => Some(digest),
+            State::Empty if self.length == 0 => {
+                Some(TreeDigest { length: 0, digest: self.algorithm.digest(&[]), values: Vec::new() })
+            }
+            State::Empty | State::Tree(_) | State::Sequence(..) => None,
+        }
     }
 
     /// Adds the bytes of the input from `begin`, and returns the digest after the last piece.
@@ -287,37 +308,42 @@ impl Hash {
             Error::new(Kind::Internal, message)
         };
         let end = begin.checked_add(to_u64(bytes.len())).filter(|&end| end <= self.length).ok_or_else(misfit)?;
-        if to_u64(bytes.len()) == self.length {
+        let done = |digest, values| State::Done(TreeDigest { length: self.length, digest, values });
+        if to_u64(bytes.len()) == self.length && !self.has_groups {
             let mut state = self.lock();
             if !matches!(*state, State::Empty) {
                 return Err(misfit());
             }
-            *state = State::Done;
-            drop(state);
-            return Ok(Some(self.algorithm.digest(bytes)));
+            let digest = self.algorithm.digest(bytes);
+            *state = done(digest, Vec::new());
+            return Ok(Some(digest));
         }
         if bytes.is_empty() {
             return Ok(None);
         }
         match self.algorithm {
             Algorithm::Blake3 => {
-                let piece = tree::Piece::new(begin, bytes, self.length);
+                let piece =
+                    tree::Piece::new(begin, bytes, self.length, if self.has_groups { GROUP_BYTES } else { u64::MAX });
                 let mut state = self.lock();
                 if matches!(*state, State::Empty) {
                     *state = State::Tree(Tree::new(self.length));
                 }
                 let State::Tree(tree) = &mut *state else { return Err(misfit()) };
                 let Some(bytes) = tree.add(piece).ok_or_else(misfit)? else { return Ok(None) };
-                *state = State::Done;
-                Ok(Digest::from_bytes(self.algorithm, &bytes))
+                let values = if self.has_groups { tree.groups(GROUP_BYTES).ok_or_else(misfit)? } else { Vec::new() };
+                let digest = Digest::from_bytes(self.algorithm, &bytes).ok_or_else(misfit)?;
+                *state = done(digest, values);
+                Ok(Some(digest))
             }
             Algorithm::Sha256 | Algorithm::Blake2b => {
                 let mut context = self.wait_for_turn(begin, check)?.ok_or_else(misfit)?;
                 context.update(bytes);
                 let mut state = self.lock();
                 if end == self.length {
-                    *state = State::Done;
-                    return Ok(Some(context.finish()));
+                    let digest = context.finish();
+                    *state = done(digest, Vec::new());
+                    return Ok(Some(digest));
                 }
                 *state = State::Sequence(Some(context), end);
                 self.advanced.notify_all();
@@ -338,7 +364,7 @@ impl Hash {
                     state = waited.map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state);
                     check()?;
                 }
-                State::Sequence(..) | State::Tree(_) | State::Done => return Ok(None),
+                State::Sequence(..) | State::Tree(_) | State::Done(_) => return Ok(None),
             }
         }
     }

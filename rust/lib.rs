@@ -36,6 +36,7 @@
 
 pub mod error;
 pub mod num;
+pub mod units;
 pub mod options;
 pub mod dtype;
 pub mod os;

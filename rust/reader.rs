@@ -1,7 +1,6 @@
 //! Readers of files. A load chooses one reader per file when it opens.
 
 pub mod auto;
-mod decrypted;
 pub mod drop_cache;
 pub mod mmap;
 pub mod object;
@@ -10,6 +9,7 @@ pub mod pread;
 pub mod read_ahead;
 mod recorded;
 pub mod ring;
+mod units;
 pub mod uring;
 
 use crate::error::{Error, Kind, Result};
@@ -18,9 +18,8 @@ use crate::os::file_system::FileSystem;
 use crate::os::retry::Check;
 use crate::plan::Read;
 use crate::profile;
-use crate::source::Source;
+use crate::source::{Protection, Source};
 use auto::AutoReader;
-use decrypted::DecryptedReader;
 use drop_cache::DropCacheReader;
 use object::ObjectReader;
 use pread::PreadReader;
@@ -29,6 +28,7 @@ use ring::RingKernel;
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
+use units::UnitReader;
 use uring::{Rings, UringReader};
 
 /// Reads ranges of one file. All readers obey the same contract:
@@ -246,8 +246,12 @@ pub fn choose(options: &Options, source: &Source, access: Access) -> Result<Chos
     let Some(file) = source.local_bytes() else {
         return Ok(ChosenReader::new(ReaderKind::Object, "requests for ranges, many at once"));
     };
-    if matches!(source, Source::Encrypted(_)) {
-        return Ok(ChosenReader::new(ReaderKind::Pread, "the file is encrypted, in chunks of any alignment"));
+    if let Source::Units(source) = source {
+        let why = match source.protection {
+            Protection::Encrypted(_) => "the file is encrypted, in chunks of any alignment",
+            Protection::Hashed(_) => "parts of tensors are verified, in groups of any alignment",
+        };
+        return Ok(ChosenReader::new(ReaderKind::Pread, why));
     }
     // The cache may remove a copy at any time, but its bytes stay while it is open.
     let access = if source.file().is_some() { access } else { Access::Copy };
@@ -327,14 +331,10 @@ fn refused(why: impl fmt::Display) -> ChosenReader {
 pub fn open<K: RingKernel + 'static>(options: &Options, source: &Source, rings: &Arc<Rings<K>>) -> Result<Opened> {
     let mut chosen = choose(options, source, Access::Copy)?;
     let (reader, is_cached) = match (source, source.local_bytes()) {
-        (Source::Encrypted(encrypted), _) => {
+        (Source::Units(source), _) => {
             let options = Options { reader: ReaderChoice::Pread, ..options.clone() };
-            let Opened { reader, is_cached, .. } = open(&options, &encrypted.stored, rings)?;
-            return Ok(Opened {
-                reader: shared(DecryptedReader::new(reader, Arc::clone(encrypted))),
-                chosen,
-                is_cached,
-            });
+            let Opened { reader, is_cached, .. } = open(&options, &source.stored, rings)?;
+            return Ok(Opened { reader: shared(UnitReader::new(reader, Arc::clone(source))), chosen, is_cached });
         }
         (Source::Object(object), None) => (shared(ObjectReader::new(Arc::clone(object), options.request_bytes)), false),
         (Source::File(file), _) | (Source::Object(_), Some(file)) => {
@@ -364,9 +364,8 @@ pub fn open<K: RingKernel + 'static>(options: &Options, source: &Source, rings: 
 /// later load finds the bytes.
 pub fn open_buffered(options: &Options, source: &Source) -> Arc<dyn Reader> {
     let (kind, reader) = match source {
-        Source::Encrypted(encrypted) => {
-            let reader = open_buffered(options, &encrypted.stored);
-            return shared(DecryptedReader::new(reader, Arc::clone(encrypted)));
+        Source::Units(source) => {
+            return shared(UnitReader::new(open_buffered(options, &source.stored), Arc::clone(source)));
         }
         Source::Object(object) => {
             (ReaderKind::Object, shared(ObjectReader::new(Arc::clone(object), options.request_bytes)))

@@ -4,6 +4,7 @@ mod directory;
 pub mod files;
 mod index;
 
+use crate::digest::groups::Groups;
 use crate::encryption::chunks::Chunks;
 use crate::error::Result;
 use crate::os::local_file::LocalFile;
@@ -11,6 +12,7 @@ use crate::os::retry::Check;
 use crate::remote::find;
 use crate::remote::location::Location;
 use crate::remote::object::{Object, head_bytes};
+use crate::units::{Unit, Units};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -43,17 +45,47 @@ pub enum Source {
     File(Arc<LocalFile>),
     /// Remote object.
     Object(Arc<Object>),
-    /// File or object with encrypted data.
-    Encrypted(Arc<EncryptedSource>),
+    /// File or object whose data is decrypted, or compared with hashes, when it is read.
+    Units(Arc<UnitSource>),
 }
 
-/// File or object with encrypted data, and the key to decrypt it.
+/// File or object whose data is read in units.
 #[derive(Debug)]
-pub struct EncryptedSource {
-    /// File or object with the encrypted bytes.
+pub struct UnitSource {
+    /// File or object with the bytes as they are stored.
     pub stored: Source,
-    /// Its chunks.
-    pub chunks: Chunks,
+    /// Protection of its units.
+    pub protection: Protection,
+}
+
+/// Protection of data that is read in units.
+#[derive(Debug)]
+pub enum Protection {
+    /// Chunks that are encrypted.
+    Encrypted(Box<Chunks>),
+    /// Groups whose hashes are known.
+    Hashed(Arc<Groups>),
+}
+
+impl Protection {
+    /// Returns the place of each unit.
+    pub fn units(&self) -> &Units {
+        match self {
+            Protection::Encrypted(chunks) => chunks.units(),
+            Protection::Hashed(groups) => groups.units(),
+        }
+    }
+
+    /// Decrypts a unit in place, or compares it with its hash.
+    ///
+    /// # Errors
+    /// `integrity`, with the first byte of the unit.
+    pub fn open(&self, unit: &Unit, data: &mut [u8]) -> Result<()> {
+        match self {
+            Protection::Encrypted(chunks) => chunks.decrypt(unit, data),
+            Protection::Hashed(groups) => groups.compare(unit, data),
+        }
+    }
 }
 
 impl Source {
@@ -83,7 +115,7 @@ impl Source {
         match self {
             Source::File(file) => &file.path,
             Source::Object(object) => object.path(),
-            Source::Encrypted(encrypted) => encrypted.stored.path(),
+            Source::Units(source) => source.stored.path(),
         }
     }
 
@@ -92,7 +124,7 @@ impl Source {
         match self {
             Source::File(file) => file.length,
             Source::Object(object) => object.length(),
-            Source::Encrypted(encrypted) => encrypted.stored.length(),
+            Source::Units(source) => source.stored.length(),
         }
     }
 
@@ -100,13 +132,13 @@ impl Source {
     pub fn stored(&self) -> &Source {
         match self {
             Source::File(_) | Source::Object(_) => self,
-            Source::Encrypted(encrypted) => &encrypted.stored,
+            Source::Units(source) => &source.stored,
         }
     }
 
     /// Returns whether the data is encrypted.
     pub fn is_encrypted(&self) -> bool {
-        matches!(self, Source::Encrypted(_))
+        matches!(self, Source::Units(source) if matches!(source.protection, Protection::Encrypted(_)))
     }
 
     /// Returns whether the bytes come from a remote object.
@@ -114,11 +146,11 @@ impl Source {
         matches!(self.stored(), Source::Object(_))
     }
 
-    /// Returns the local file with the bytes of the tensors, or `None` for an object or an encrypted file.
+    /// Returns the local file with the bytes of the tensors, or `None` for an object or a file that is read in units.
     pub fn file(&self) -> Option<&Arc<LocalFile>> {
         match self {
             Source::File(file) => Some(file),
-            Source::Object(_) | Source::Encrypted(_) => None,
+            Source::Object(_) | Source::Units(_) => None,
         }
     }
 
@@ -127,7 +159,7 @@ impl Source {
         match self {
             Source::File(file) => Some(file),
             Source::Object(object) => object.copy(),
-            Source::Encrypted(encrypted) => encrypted.stored.local_bytes(),
+            Source::Units(source) => source.stored.local_bytes(),
         }
     }
 
@@ -139,7 +171,7 @@ impl Source {
         match self {
             Source::Object(object) => object.read([(offset, into)], check),
             Source::File(file) => file.read(offset, into, check),
-            Source::Encrypted(encrypted) => encrypted.stored.read(offset, into, check),
+            Source::Units(source) => source.stored.read(offset, into, check),
         }
     }
 }

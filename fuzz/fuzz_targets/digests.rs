@@ -20,6 +20,11 @@ fuzz_target!(|bytes: &[u8]| {
         && let Ok(digests) = Digests::read(&header, bytes)
     {
         assert!(digests.tensor(header.entries().len()).is_none());
+        if let Some(groups) = digests.groups() {
+            for entry in header.entries().filter(|entry| entry.begin < entry.end) {
+                assert_eq!(groups.units().at(entry.end - 1).map(|group| group.range.end), Some(entry.end));
+            }
+        }
     }
     // Pieces whose lengths are the bytes, the last ones first.
     let input = vec![7; bytes.iter().map(|&byte| usize::from(byte) * 16).sum()];

@@ -4,8 +4,8 @@ use super::ffi;
 use super::guard::{guard, start_log};
 use super::tensor::{device_stream, metadata_of, new_tensor};
 use crate::device::Scratch;
-use crate::digest::Digest;
-use crate::error::Result;
+use crate::digest::Hash;
+use crate::error::{Error, Kind, Result};
 use crate::format::layout::Layout;
 use crate::num::{to_u64, to_usize};
 use crate::options::Options;
@@ -151,7 +151,12 @@ impl FileLayout {
         guard(|| {
             let Some(algorithm) = self.0.digests() else { return Ok(()) };
             let bytes = |range: &Range<u64>| file.get(to_usize(range.start)..to_usize(range.end)).unwrap_or_default();
-            let digests: Vec<Digest> = self.0.ranges().map(|range| algorithm.digest(bytes(range))).collect();
+            let digest = |range: &Range<u64>| {
+                let hash = Hash::with_groups(algorithm, range.end - range.start);
+                hash.add(0, bytes(range), &|| Ok(()))?;
+                hash.finish().ok_or_else(|| Error::new(Kind::Internal, "bytes of a tensor were not hashed"))
+            };
+            let digests = self.0.ranges().map(digest).collect::<Result<Vec<_>>>()?;
             self.0.seal(&digests)?;
             for (byte, &sealed) in file.iter_mut().zip(self.0.header()) {
                 *byte = sealed;

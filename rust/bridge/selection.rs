@@ -7,6 +7,7 @@ use super::stream::AnyStream;
 use super::transfer::AnyTransfer;
 use crate::checkpoint::region::TensorRegion;
 use crate::checkpoint::selection;
+use crate::checkpoint::verify::Cover;
 use crate::device::Device;
 use crate::device::cuda::Cuda;
 use crate::device::host::Host;
@@ -70,8 +71,8 @@ impl Selection {
         let Some(coverage) = self.selection.checkpoint().coverage(regions) else { return Vec::new() };
         let names: Vec<String> = regions
             .iter()
-            .zip(coverage.input_of)
-            .filter(|(_, input)| input.is_none())
+            .zip(coverage.covers)
+            .filter(|(_, cover)| *cover == Cover::Nothing)
             .map(|(region, _)| region.name.to_string())
             .collect();
         if !names.is_empty() {

@@ -65,7 +65,7 @@ impl Checkpoint {
         for OpenFile { source, .. } in &self.files {
             let (name, header) = (file_name(source.path()), Header::read_bytes(source)?);
             let (object, head) = match source.stored() {
-                Source::File(_) | Source::Encrypted(_) => (Vec::new(), &[][..]),
+                Source::File(_) | Source::Units(_) => (Vec::new(), &[][..]),
                 Source::Object(object) => {
                     let known = SharedObject { url: object.location().secret_url(), version: object.version().clone() };
                     let json = serde_json::to_vec(&known);

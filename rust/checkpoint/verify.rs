@@ -2,6 +2,7 @@
 
 use super::region::TensorRegion;
 use super::{Checkpoint, OpenFile};
+use crate::digest::groups::Groups;
 use crate::digest::manifest::{MANIFEST_BYTES_MAX, Manifest};
 use crate::digest::{Algorithm, Digest, InputDigest};
 use crate::error::{Error, Kind, Result};
@@ -14,8 +15,8 @@ use crate::os::sigint::Watch;
 use crate::signature::certificate::Certificate;
 use crate::signature::statement::Statement;
 use crate::signature::{self, Signed, Trust};
-use crate::source::Source;
 use crate::source::files::place_of;
+use crate::source::{Protection, Source, UnitSource};
 use serde::Deserialize;
 use std::fs;
 use std::ops::Range;
@@ -75,7 +76,12 @@ impl Verify {
                     return Ok(Stated::of_file(digest, json, HUB));
                 }
                 let digests = Digests::read(header, json).map_err(|error| error.at(source.path()))?;
-                Ok(Stated::Tensors(digests))
+                let grouped = |groups: &Arc<Groups>| {
+                    let protection = Protection::Hashed(Arc::clone(groups));
+                    Source::Units(Arc::new(UnitSource { stored: source.clone(), protection }))
+                };
+                let grouped = digests.groups().map(grouped);
+                Ok(Stated::Tensors(digests, grouped))
             }
             Verify::Manifest(manifest) => Ok(Stated::of_file(digest_of(source, manifest)?, json, manifest.origin())),
         }
@@ -96,7 +102,7 @@ fn hub_digest(source: &Source, header: &Header) -> Option<InputDigest> {
             let is_cached = blob.parent().and_then(Path::file_name).is_some_and(|directory| directory == HUB_BLOBS);
             digest(blob.file_name()?.to_str().filter(|_| is_cached)?)
         }
-        Source::Encrypted(_) => None,
+        Source::Units(_) => None,
     }
 }
 
@@ -216,8 +222,8 @@ impl SignatureRequest {
 pub(super) enum Stated {
     /// The file is not verified.
     Nothing,
-    /// Digest of each tensor.
-    Tensors(Digests),
+    /// Digest of each tensor, and the file as loads of parts of tensors read it, if the digests cover parts.
+    Tensors(Digests, Option<Source>),
     /// Digest of the whole file, the bytes before its data, and what states the digest.
     File { digest: InputDigest, header: Arc<[u8]>, origin: &'static str },
 }
@@ -288,13 +294,36 @@ impl Input {
     }
 }
 
-/// Inputs with digests among the regions of a load.
-#[derive(Debug, Default)]
+/// Digests that cover a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cover {
+    /// The region cannot be verified.
+    Nothing,
+    /// The input with this index contains the region.
+    Input(usize),
+    /// The file in [`Coverage::sources`] compares the groups that the region touches when it reads the region.
+    Groups,
+}
+
+impl Cover {
+    /// Returns the index of the input.
+    pub fn input(self) -> Option<usize> {
+        match self {
+            Cover::Input(input) => Some(input),
+            Cover::Nothing | Cover::Groups => None,
+        }
+    }
+}
+
+/// Digests of the regions of a load.
+#[derive(Debug)]
 pub struct Coverage {
-    /// The inputs.
+    /// Inputs with one digest.
     pub inputs: Vec<Input>,
-    /// Index of the input that contains each region, or `None` if the region cannot be verified.
-    pub input_of: Vec<Option<usize>>,
+    /// Digests that cover each region.
+    pub covers: Vec<Cover>,
+    /// The files, as a transfer of these regions reads them.
+    pub sources: Vec<Source>,
 }
 
 impl Checkpoint {
@@ -304,7 +333,7 @@ impl Checkpoint {
         for (source, file) in self.files.iter().enumerate() {
             match &file.stated {
                 Stated::Nothing => {}
-                Stated::Tensors(digests) => {
+                Stated::Tensors(digests, _) => {
                     let of_tensor =
                         |(position, entry)| Some(file.tensor_input(source, entry, digests.tensor(position)?));
                     inputs.extend(file.header.entries().enumerate().filter_map(of_tensor));
@@ -344,15 +373,20 @@ impl Checkpoint {
     /// Returns the inputs whose digests a load of these regions can compare, or `None` if the checkpoint is not to be
     /// verified.
     ///
-    /// A tensor's digest covers a region of the whole tensor, and a file's digest regions that are all tensors of the
-    /// file, each once.
+    /// A tensor's digest covers a region of the whole tensor. The chaining values of groups cover all regions of a file, and
+    /// are taken if a region is a part of a tensor. A file's digest covers regions that are all tensors of the file, each
+    /// once.
     pub fn coverage(&self, regions: &[TensorRegion]) -> Option<Coverage> {
         // Those of encrypted files were compared before.
         let is_compared = |file: &OpenFile| !file.source.is_encrypted() && !matches!(file.stated, Stated::Nothing);
         if self.is_verified() || !self.files.iter().any(is_compared) {
             return None;
         }
-        let mut coverage = Coverage { inputs: Vec::new(), input_of: regions.iter().map(|_| None).collect() };
+        let mut coverage = Coverage {
+            inputs: Vec::new(),
+            covers: vec![Cover::Nothing; regions.len()],
+            sources: self.sources().cloned().collect(),
+        };
         let mut by_file: Vec<Vec<usize>> = self.files.iter().map(|_| Vec::new()).collect();
         for (index, region) in regions.iter().enumerate() {
             if let Some(regions) = by_file.get_mut(region.source) {
@@ -363,14 +397,18 @@ impl Checkpoint {
         for (source, (file, indices)) in files.filter(|(_, (file, _))| is_compared(file)) {
             match &file.stated {
                 Stated::Nothing => {}
-                Stated::Tensors(digests) => {
-                    for index in indices {
-                        let whole = regions.get(index).and_then(|region| self.whole(source, region));
-                        let input = whole.and_then(|position| {
-                            let entry = file.header.get(position)?;
-                            Some(file.tensor_input(source, entry, digests.tensor(position)?))
-                        });
-                        coverage.add(&[index], input);
+                Stated::Tensors(digests, grouped) => {
+                    let input = |&index: &usize| {
+                        let position = self.whole(source, regions.get(index)?)?;
+                        let entry = file.header.get(position)?;
+                        Some(file.tensor_input(source, entry, digests.tensor(position)?))
+                    };
+                    let inputs: Vec<_> = indices.iter().map(input).collect();
+                    match grouped {
+                        Some(grouped) if inputs.iter().any(Option::is_none) => {
+                            coverage.add_groups(&indices, source, grouped);
+                        }
+                        _ => indices.iter().zip(inputs).for_each(|(&index, input)| coverage.add(&[index], input)),
                     }
                 }
                 Stated::File { digest, header, origin } => {
@@ -414,11 +452,22 @@ impl OpenFile {
 impl Coverage {
     fn add(&mut self, regions: &[usize], input: Option<Input>) {
         let Some(input) = input else { return };
+        self.cover(regions, Cover::Input(self.inputs.len()));
+        self.inputs.push(input);
+    }
+
+    fn add_groups(&mut self, regions: &[usize], source: usize, grouped: &Source) {
+        self.cover(regions, Cover::Groups);
+        if let Some(source) = self.sources.get_mut(source) {
+            *source = grouped.clone();
+        }
+    }
+
+    fn cover(&mut self, regions: &[usize], by: Cover) {
         for &region in regions {
-            if let Some(of) = self.input_of.get_mut(region) {
-                *of = Some(self.inputs.len());
+            if let Some(cover) = self.covers.get_mut(region) {
+                *cover = by;
             }
         }
-        self.inputs.push(input);
     }
 }

@@ -9,6 +9,9 @@
 //! piece               [..|=====|===========|...]
 //!             a part of a block ^ subtrees   ^ a part of a block
 //! ```
+//!
+//! The subtrees of groups of the same size, a power of two of blocks, have chaining values of their own. The digest
+//! follows from them: each two neighbours are merged, level by level, and the last one without a neighbour moves up.
 
 use crate::num::{to_u64, to_usize};
 use blake3::hazmat::{
@@ -28,8 +31,9 @@ pub struct Piece<'a> {
 }
 
 impl<'a> Piece<'a> {
-    /// Hashes the bytes from `begin` of an input of `length` bytes. The piece lies inside the input.
-    pub fn new(begin: u64, bytes: &'a [u8], length: u64) -> Piece<'a> {
+    /// Hashes the bytes from `begin` of an input of `length` bytes, with subtrees of at most `subtree_bytes_max`. The piece
+    /// lies inside the input.
+    pub fn new(begin: u64, bytes: &'a [u8], length: u64, subtree_bytes_max: u64) -> Piece<'a> {
         let mut piece = Piece { subtrees: Vec::new(), parts: Vec::new() };
         let (mut at, mut rest) = (begin, bytes);
         while !rest.is_empty() {
@@ -37,7 +41,7 @@ impl<'a> Piece<'a> {
             let is_whole = at.is_multiple_of(BLOCK_BYTES) && at.saturating_add(to_u64(rest.len())) >= block_end;
             // The root of a tree is hashed differently, so that the only block of an input is always collected.
             let bytes = if is_whole && length > BLOCK_BYTES {
-                subtree_bytes(at, to_u64(rest.len()), length)
+                subtree_bytes(at, to_u64(rest.len()).min(subtree_bytes_max), length)
             } else {
                 (block_end - at).min(to_u64(rest.len()))
             };
@@ -64,7 +68,8 @@ fn subtree_bytes(begin: u64, available: u64, length: u64) -> u64 {
     if bytes == length { bytes / 2 } else { bytes }
 }
 
-fn subtree(begin: u64, bytes: &[u8]) -> ChainingValue {
+/// Returns the chaining value of the subtree with these bytes of an input, which begin at `begin`. It is not the root.
+pub fn subtree(begin: u64, bytes: &[u8]) -> ChainingValue {
     let mut hasher = blake3::Hasher::new();
     hasher.set_input_offset(begin).update(bytes).finalize_non_root()
 }
@@ -116,6 +121,17 @@ impl Tree {
         }
     }
 
+    /// Returns the chaining values of the groups of an input that is complete and longer than a group, or `None` if its
+    /// pieces had larger subtrees.
+    pub fn groups(&self, group_bytes: u64) -> Option<Vec<ChainingValue>> {
+        let count = self.length.div_ceil(group_bytes);
+        let group = |index| {
+            let begin = index * group_bytes;
+            self.value(begin, group_bytes.min(self.length - begin))
+        };
+        (0..count).map(group).collect()
+    }
+
     fn root(&self) -> Option<[u8; 32]> {
         if self.length <= BLOCK_BYTES {
             let (bytes, _) = self.blocks.first_key_value()?.1;
@@ -140,4 +156,23 @@ impl Tree {
         let (left, right) = (self.value(begin, left)?, self.value(begin.checked_add(left)?, length - left)?);
         Some(merge_subtrees_non_root(&left, &right, Mode::Hash))
     }
+}
+
+/// Returns the chaining values of groups of twice the size.
+pub fn parents(values: &[ChainingValue]) -> Vec<ChainingValue> {
+    let parent = |pair: &[ChainingValue]| match pair {
+        [left, right] => Some(merge_subtrees_non_root(left, right, Mode::Hash)),
+        [alone] => Some(*alone),
+        _ => None,
+    };
+    values.chunks(2).filter_map(parent).collect()
+}
+
+/// Returns the digest of an input whose groups have these chaining values, or `None` if there are fewer than two.
+pub fn root_of(mut values: Vec<ChainingValue>) -> Option<[u8; 32]> {
+    while values.len() > 2 {
+        values = parents(&values);
+    }
+    let [left, right] = values.try_into().ok()?;
+    Some(*merge_subtrees_root(&left, &right, Mode::Hash).as_bytes())
 }

@@ -13,7 +13,7 @@
 
 use super::header::{Header, LENGTH_BYTES, position_of};
 use crate::dtype::Dtype;
-use crate::encryption::chunks::{self, CHUNK_BYTES, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, Chunks};
+use crate::encryption::chunks::{CHUNK_BYTES, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkEncryptor, Chunks};
 use crate::encryption::cipher::{Cipher, TAG_BYTES};
 use crate::encryption::file_key::{CODE_BYTES, FileKey};
 use crate::encryption::key::EncryptionKey;
@@ -23,6 +23,7 @@ use crate::format::layout::{Metadata, Tensor};
 use crate::num::{to_u64, to_usize};
 use crate::os::retry::Check;
 use crate::source::Source;
+use crate::units;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use std::ops::Range;
@@ -147,7 +148,7 @@ fn tags_range(header: &Header, chunk_bytes: u64, file_bytes: u64) -> Result<Rang
     let missing = || malformed("the encrypted file lacks the tensor of its authentication codes".into(), LENGTH_BYTES);
     let tags = header.find(TAGS_NAME).ok_or_else(missing)?;
     let sizes = header.entries().filter(|entry| entry.name != TAGS_NAME).map(|entry| entry.end - entry.begin);
-    let expected = chunks::count(sizes, chunk_bytes).saturating_mul(to_u64(TAG_BYTES));
+    let expected = units::count(sizes, chunk_bytes).saturating_mul(to_u64(TAG_BYTES));
     if tags.dtype != Dtype::U8 || tags.shape != [expected] || tags.end != file_bytes {
         let message = format!(
             "the authentication codes are {} {:?} up to byte {}, but must be {} [{expected}] up to the end at byte \
@@ -216,8 +217,8 @@ impl NewEncryption {
     ///
     /// # Errors
     /// `internal` if the cipher refuses its key.
-    pub fn chunk_encryptor(&self) -> Result<chunks::ChunkEncryptor> {
-        chunks::ChunkEncryptor::new(&self.file_key, self.cipher)
+    pub fn chunk_encryptor(&self) -> Result<ChunkEncryptor> {
+        ChunkEncryptor::new(&self.file_key, self.cipher)
     }
 
     /// Adds to the metadata of the file a text as long as that of the encryption.

@@ -133,7 +133,7 @@ impl Header {
     }
 
     /// Iterates over the tensors in the order of their bytes.
-    pub fn entries(&self) -> impl ExactSizeIterator<Item = Entry<'_>> {
+    pub fn entries(&self) -> impl ExactSizeIterator<Item = Entry<'_>> + Clone {
         self.records.iter().map(|record| self.entry(record))
     }
 

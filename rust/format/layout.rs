@@ -3,7 +3,8 @@
 //! The layout is byte-identical to that of the `safetensors` package for the same tensors: sorted by dtype and name,
 //! without gaps, after a header that is padded with spaces to a multiple of eight bytes.
 
-use crate::digest::{Algorithm, Digest};
+use crate::digest::Algorithm;
+use crate::digest::groups::TreeDigest;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::format::METADATA_KEY;
@@ -135,7 +136,7 @@ impl Layout {
     ///
     /// # Errors
     /// Those of [`digests::seal`].
-    pub fn seal(&mut self, digests: &[Digest]) -> Result<()> {
+    pub fn seal(&mut self, digests: &[TreeDigest]) -> Result<()> {
         self.digests.map_or(Ok(()), |algorithm| digests::seal(&mut self.header, algorithm, digests))
     }
 
@@ -165,9 +166,9 @@ impl Layout {
 ///
 /// # Errors
 /// `invalid-argument` if the header is longer than readers accept, or for digests of an unknown algorithm.
-pub fn header<'a>(tensors: impl ExactSizeIterator<Item = &'a Tensor>, metadata: &Metadata) -> Result<Vec<u8>> {
+pub fn header<'a>(tensors: impl Iterator<Item = &'a Tensor> + Clone, metadata: &Metadata) -> Result<Vec<u8>> {
     let mut bytes = vec![0; LENGTH_BYTES_SIZE];
-    let metadata = digests::reserve(metadata, tensors.len())?;
+    let metadata = digests::reserve(metadata, tensors.clone().map(Tensor::bytes))?;
     write_json(&mut bytes, tensors, &metadata)
         .map_err(|error| Error::new(Kind::Internal, format!("the header cannot be written: {error}")))?;
     pad(&mut bytes, 0);

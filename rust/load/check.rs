@@ -36,7 +36,7 @@ struct Job {
     inputs: Range<usize>,
 }
 
-/// Compares the digests of whole tensors or files among the regions.
+/// Compares the digests of whole tensors or files among the regions. Groups are compared when the load reads them.
 ///
 /// # Errors
 /// `integrity` for the first difference; `io`, `interrupted`.

@@ -1,6 +1,5 @@
 //! Engine that reads into staging slots and lets the device copy from there.
 
-use crate::checkpoint::Checkpoint;
 use crate::device::engine::{BatchNeeds, Engine, Inspected};
 use crate::device::{Device, DeviceLimits, Scratch};
 use crate::error::{Error, Kind, Result};
@@ -50,19 +49,19 @@ enum ChunkMemory<D: Device> {
 }
 
 impl<D: Device> StagedEngine<D> {
-    /// Opens a reader for every file of a checkpoint.
+    /// Opens a reader for every file.
     ///
     /// # Errors
     /// `io` if a reader cannot be opened.
-    pub fn open(checkpoint: &Checkpoint, device: Arc<D>, options: &Options) -> Result<Self> {
+    pub fn open(sources: &[Source], device: Arc<D>, options: &Options) -> Result<Self> {
         let rings = Arc::new(Rings::new(Linux, options));
-        let readers = checkpoint.sources().map(|source| reader::open(options, source, &rings));
+        let readers = sources.iter().map(|source| reader::open(options, source, &rings));
         let readers = readers.collect::<Result<Vec<_>>>()?;
         let read_limits = readers.iter().map(|opened| opened.limits()).reduce(ReadLimits::merge);
         let ReadLimits { alignment, gap_bytes, in_place_bytes, concurrency, request_bytes, unit_bytes } =
             read_limits.unwrap_or(ReadLimits::BUFFERED);
         // All streams that a host gets at first take part in a small checkpoint.
-        let total_bytes: u64 = checkpoint.sources().map(Source::length).sum();
+        let total_bytes: u64 = sources.iter().map(Source::length).sum();
         let share_bytes = to_usize(total_bytes / to_u64(STREAMS_START)).max(REQUEST_BYTES_MIN);
         let request_bytes = request_bytes.map(|bytes| bytes.min(share_bytes.next_multiple_of(PAGE_BYTES)));
         let slot_bytes = request_bytes.unwrap_or_else(|| device.local_slot_bytes(options.chunk_bytes));

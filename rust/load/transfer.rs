@@ -2,6 +2,7 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::region::TensorRegion;
+use crate::checkpoint::verify::Coverage;
 use crate::convert::cast::Cast;
 use crate::device::engine::{BatchNeeds, Engine, Inspected};
 use crate::device::{Device, Scratch};
@@ -14,6 +15,7 @@ use crate::os::threads;
 use crate::plan::{Chunk, Destination, plan};
 use crate::profile::{self, Memory, Stage};
 use crate::reader::ChosenReader;
+use crate::source::Source;
 use crate::staging::PAGE_BYTES;
 use std::sync::Arc;
 
@@ -113,8 +115,11 @@ impl<D: Device, O: TransferObserver> Transfer<D, O> {
     ) -> Result<Self> {
         checkpoint.check_due()?;
         checkpoint.check_headers(regions.iter().map(|tensor| tensor.source))?;
-        let verifier = Verifier::new(checkpoint, &regions)?;
-        let engine = open_engine(checkpoint, &device, options, verifier.is_some())?;
+        let (verifier, sources) = match checkpoint.coverage(&regions) {
+            Some(Coverage { inputs, covers, sources }) => (Some(Verifier::new(inputs, covers)?), sources),
+            None => (None, checkpoint.sources().cloned().collect()),
+        };
+        let engine = open_engine(&sources, &device, options, verifier.is_some())?;
         Ok(Transfer { planner: Planner { regions, device, engine }, observer, verifier })
     }
 
@@ -232,7 +237,7 @@ impl<D: Device, O: TransferObserver> Transfer<D, O> {
 /// Chooses the engine of a transfer: a direct one if it is requested and available, else the staged one, which alone has
 /// the bytes in host memory to verify them.
 fn open_engine<D: Device>(
-    checkpoint: &Checkpoint,
+    sources: &[Source],
     device: &Arc<D>,
     mut options: Options,
     is_verified: bool,
@@ -242,12 +247,12 @@ fn open_engine<D: Device>(
     options.chunk_bytes = whole_pages(options.chunk_bytes);
     options.request_bytes = whole_pages(options.request_bytes);
     if options.reader == ReaderChoice::Gds && !is_verified {
-        match device.open_direct_engine(checkpoint.sources(), &options) {
+        match device.open_direct_engine(sources.iter(), &options) {
             Ok(engine) => return Ok(engine),
             Err(error) => tracing::info!(%error, "gds is not available; reads as with auto"),
         }
     }
-    Ok(Arc::new(StagedEngine::open(checkpoint, Arc::clone(device), &options)?))
+    Ok(Arc::new(StagedEngine::open(sources, Arc::clone(device), &options)?))
 }
 
 impl<D: Device> Clone for Planner<D> {

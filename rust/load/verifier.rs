@@ -1,8 +1,6 @@
 //! Hashes the bytes of a load before they are copied, and compares the digests.
 
-use crate::checkpoint::Checkpoint;
-use crate::checkpoint::region::TensorRegion;
-use crate::checkpoint::verify::{Coverage, Input};
+use crate::checkpoint::verify::{Cover, Input};
 use crate::device::engine::Inspector;
 use crate::digest::turns::Turns;
 use crate::digest::{Digest, Hash};
@@ -18,7 +16,7 @@ use std::sync::{Mutex, PoisonError};
 /// Digests of a transfer in progress.
 pub struct Verifier {
     inputs: Vec<HashedInput>,
-    input_of: Vec<Option<usize>>,
+    covers: Vec<Cover>,
     turns: Turns,
 }
 
@@ -119,14 +117,13 @@ impl HashedInput {
 }
 
 impl Verifier {
-    /// Prepares the digests of a load, or returns `None` if the checkpoint is not to be verified.
+    /// Prepares the digests of a load.
     ///
     /// # Errors
     /// `integrity` for a tensor without bytes.
-    pub fn new(checkpoint: &Checkpoint, regions: &[TensorRegion]) -> Result<Option<Verifier>> {
-        let Some(Coverage { inputs, input_of }) = checkpoint.coverage(regions) else { return Ok(None) };
+    pub fn new(inputs: Vec<Input>, covers: Vec<Cover>) -> Result<Verifier> {
         let inputs = inputs.into_iter().map(HashedInput::begin).collect::<Result<_>>()?;
-        Ok(Some(Verifier { inputs, input_of, turns: Turns::default() }))
+        Ok(Verifier { inputs, covers, turns: Turns::default() })
     }
 
     /// Returns whether a file is compared as a whole, so that no tensor is verified before all of them are.
@@ -173,6 +170,10 @@ impl Verifier {
         self.inputs.iter().try_for_each(HashedInput::finish)
     }
 
+    fn input_of(&self, tensor: usize) -> Option<&HashedInput> {
+        self.inputs.get(self.covers.get(tensor)?.input()?)
+    }
+
     fn is_sequential(&self) -> bool {
         self.inputs.iter().any(|hashed| hashed.input.digest.is_sequential())
     }
@@ -184,11 +185,10 @@ impl Inspector for Verifier {
     }
 
     fn covers(&self, tensor: usize) -> bool {
-        self.input_of.get(tensor).is_some_and(Option::is_some)
+        self.input_of(tensor).is_some()
     }
 
     fn inspect(&self, tensor: usize, offset: u64, bytes: &[u8], check: Check<'_>) -> Result<()> {
-        let input = self.input_of.get(tensor).copied().flatten().and_then(|input| self.inputs.get(input));
-        input.map_or(Ok(()), |input| input.add(offset, bytes, check))
+        self.input_of(tensor).map_or(Ok(()), |input| input.add(offset, bytes, check))
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::region::TensorRegion;
-use crate::checkpoint::verify::{Coverage, Input};
+use crate::checkpoint::verify::{Cover, Coverage, Input};
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::load::check;
@@ -99,8 +99,8 @@ pub struct Views {
     ranges: Vec<Option<MappedRange>>,
     /// Inputs of views whose digests were not compared yet.
     unverified: Mutex<BTreeMap<usize, Input>>,
-    /// Index of the input of each region.
-    input_of: Vec<Option<usize>>,
+    /// Digests that cover each region, if the checkpoint is to be verified.
+    covers: Vec<Cover>,
     sources: Vec<Source>,
     options: Options,
 }
@@ -134,9 +134,15 @@ impl Views {
     ) -> Result<Views> {
         checkpoint.check_due()?;
         checkpoint.check_headers(regions.iter().map(|tensor| tensor.source))?;
+        let (inputs, covers) =
+            checkpoint.coverage(regions).map(|Coverage { inputs, covers, .. }| (inputs, covers)).unwrap_or_default();
         let mut files: BTreeMap<usize, File> = BTreeMap::new();
         for (tensor, (region, dtype)) in regions.iter().zip(dtypes).enumerate() {
-            let Some(range) = viewable(region).filter(|_| *dtype == Some(region.dtype)) else { continue };
+            // A transfer compares groups while it reads them, so that nothing reads them a second time.
+            let is_grouped = covers.get(tensor) == Some(&Cover::Groups);
+            let Some(range) = viewable(region).filter(|_| *dtype == Some(region.dtype) && !is_grouped) else {
+                continue;
+            };
             let file = match files.entry(region.source) {
                 Entry::Occupied(file) => file.into_mut(),
                 Entry::Vacant(vacant) => {
@@ -148,11 +154,10 @@ impl Views {
                 file.views.push((tensor, range));
             }
         }
-        let Coverage { inputs, input_of } = checkpoint.coverage(regions).unwrap_or_default();
         let mut views = Views {
             ranges: regions.iter().map(|_| None).collect(),
             unverified: Mutex::default(),
-            input_of,
+            covers,
             sources: checkpoint.sources().cloned().collect(),
             options: options.clone(),
         };
@@ -169,8 +174,12 @@ impl Views {
                 }
             }
         }
-        let viewed: BTreeSet<usize> =
-            views.ranges.iter().zip(&views.input_of).filter_map(|(range, input)| range.as_ref().and(*input)).collect();
+        let viewed: BTreeSet<usize> = views
+            .ranges
+            .iter()
+            .zip(&views.covers)
+            .filter_map(|(range, cover)| range.as_ref().and(cover.input()))
+            .collect();
         let inputs = inputs.into_iter().enumerate().filter(|(index, _)| viewed.contains(index));
         views.unverified = Mutex::new(inputs.collect());
         Ok(views)
@@ -197,7 +206,7 @@ impl Views {
     pub fn guard(&self, tensor: usize) -> Result<ViewGuard> {
         let due = {
             let mut unverified = self.unverified.lock().unwrap_or_else(PoisonError::into_inner);
-            self.input_of.get(tensor).copied().flatten().and_then(|input| unverified.remove(&input))
+            self.covers.get(tensor).and_then(|cover| unverified.remove(&cover.input()?))
         };
         self.verify_inputs(due.into_iter().collect())?;
         let none = || Error::new(Kind::Internal, format!("tensor {tensor} is not a view"));

@@ -2,8 +2,9 @@
 //!
 //! The header has the digests, so the chunks with bytes of the header are kept and written last.
 
+use crate::digest::groups::TreeDigest;
 use crate::digest::turns::Turns;
-use crate::digest::{Algorithm, Digest, Hash};
+use crate::digest::{Algorithm, Hash};
 use crate::error::{Error, Kind, Result};
 use crate::format::layout::Layout;
 use crate::num::{to_u64, to_usize};
@@ -11,7 +12,7 @@ use crate::os::retry::Check;
 use crate::profile::{self, Stage};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 /// Chunks by their first byte in the file.
 pub(super) type Chunks = BTreeMap<u64, Vec<u8>>;
@@ -27,15 +28,13 @@ pub(super) struct Digester {
 struct HashedTensor {
     range: Range<u64>,
     hash: Hash,
-    digest: OnceLock<Digest>,
 }
 
 impl Digester {
     pub(super) fn new(algorithm: Algorithm, layout: &Layout) -> Digester {
         let tensor = |range: &Range<u64>| HashedTensor {
             range: range.clone(),
-            hash: Hash::new(algorithm, range.end - range.start),
-            digest: OnceLock::new(),
+            hash: Hash::with_groups(algorithm, range.end - range.start),
         };
         Digester {
             algorithm,
@@ -63,9 +62,7 @@ impl Digester {
             }
             let (first, last) = (tensor.range.start.max(begin), tensor.range.end.min(end));
             let own = bytes.get(to_usize(first - begin)..to_usize(last.saturating_sub(begin))).unwrap_or_default();
-            if let Some(digest) = tensor.hash.add(first - tensor.range.start, own, check)? {
-                tensor.digest.get_or_init(|| digest);
-            }
+            tensor.hash.add(first - tensor.range.start, own, check)?;
         }
         Ok(())
     }
@@ -79,13 +76,10 @@ impl Digester {
     ///
     /// # Errors
     /// `internal` if bytes of a tensor were not added.
-    pub(super) fn finish(self) -> Result<(Vec<Digest>, Chunks)> {
+    pub(super) fn finish(self) -> Result<(Vec<TreeDigest>, Chunks)> {
         let incomplete = || Error::new(Kind::Internal, "bytes of a tensor were not hashed");
-        let digest = |tensor: &HashedTensor| match tensor.hash.length() {
-            0 => Ok(self.algorithm.digest(&[])),
-            _ => tensor.digest.get().copied().ok_or_else(incomplete),
-        };
-        let digests = self.tensors.iter().map(digest).collect::<Result<_>>()?;
+        let digest = |tensor: HashedTensor| tensor.hash.finish().ok_or_else(incomplete);
+        let digests = self.tensors.into_iter().map(digest).collect::<Result<_>>()?;
         Ok((digests, self.kept.into_inner().unwrap_or_else(PoisonError::into_inner)))
     }
 }

@@ -21,7 +21,8 @@ use super::encryptor::Encryptor;
 use super::write_threads::{Job, WriteThreads};
 use crate::device::host::Host;
 use crate::device::{Fetch, Scratch};
-use crate::digest::{Algorithm, Digest, Hash};
+use crate::digest::groups::TreeDigest;
+use crate::digest::{Algorithm, Hash};
 use crate::encryption::key::EncryptionKey;
 use crate::encryption::keyring;
 use crate::error::{Error, Kind, Result};
@@ -79,7 +80,7 @@ pub struct Writer {
     /// Number of bytes that were appended.
     appended_bytes: u64,
     /// Algorithm of the requested digests, and the digests of complete tensors.
-    digests: Option<(Algorithm, Vec<Digest>)>,
+    digests: Option<(Algorithm, Vec<TreeDigest>)>,
     /// Hash of the tensor that was added last.
     hash: Option<Hash>,
     /// Encryption of the data, if the file is encrypted.
@@ -200,9 +201,10 @@ impl Writer {
         self.data_bytes = self.data_bytes.saturating_add(tensor.bytes());
         self.tensors.push((tensor.name().to_owned(), tensor.bytes()));
         if let Some((algorithm, digests)) = &mut self.digests {
-            self.hash = Some(Hash::new(*algorithm, tensor.bytes()));
-            if tensor.bytes() == 0 {
-                digests.push(algorithm.digest(&[]));
+            let hash = Hash::with_groups(*algorithm, tensor.bytes());
+            match tensor.bytes() {
+                0 => digests.extend(hash.finish()),
+                _ => self.hash = Some(hash),
             }
         }
         tensors.push(tensor);
@@ -339,7 +341,9 @@ impl Writer {
                 let _span = profile::span(Stage::Hash).bytes(length);
                 let begin = self.appended_bytes.saturating_add(hash.length()) - self.data_bytes;
                 let bytes = memory.get(self.filled..self.filled + length).unwrap_or_default();
-                digests.extend(hash.add(begin, bytes, &|| Ok(()))?);
+                if hash.add(begin, bytes, &|| Ok(()))?.is_some() {
+                    digests.extend(self.hash.take().and_then(Hash::finish));
+                }
             }
             let is_full = self.filled + length == memory.len();
             done += to_u64(length);

@@ -4,7 +4,7 @@ use crate::files;
 use crate::host_load::{destinations, load, regions};
 use fst::checkpoint::Checkpoint;
 use fst::checkpoint::region::TensorRegion;
-use fst::checkpoint::verify::Verify;
+use fst::checkpoint::verify::{Cover, Verify};
 use fst::device::Scratch;
 use fst::device::host::Host;
 use fst::digest::manifest::Manifest;
@@ -231,6 +231,11 @@ fn saved_digests_are_those_of_the_documented_text() {
         let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
         let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
         let text = header.metadata().as_ref().unwrap()[DIGESTS_KEY].clone();
+        // No tensor is longer than a group.
+        let text = match algorithm {
+            Algorithm::Blake3 => text.strip_suffix(":1048576:").unwrap(),
+            _ => &text,
+        };
         let [name, hex, encoded] = text.split(':').collect::<Vec<_>>().try_into().unwrap();
         assert_eq!(name, algorithm.name());
         let blank = String::from_utf8(bytes[..8 + length].to_vec()).unwrap().replace(hex, &"0".repeat(64));
@@ -321,7 +326,7 @@ fn copied_metadata_renew_the_digests() {
 
 #[test]
 fn parts_of_tensors_are_not_covered() {
-    let trial = Trial::saved(&metadata("blake3"));
+    let trial = Trial::saved(&metadata("sha256"));
     for (verify, covers_names) in [(Verify::Digests, true), (manifest_of(&trial.path, Algorithm::Sha256), false)] {
         let checkpoint = Arc::new(Checkpoint::open_verified(&[&trial.path], &verify).unwrap());
         let (source, entry) = checkpoint.find("t002").unwrap();
@@ -329,7 +334,8 @@ fn parts_of_tensors_are_not_covered() {
         let all = TensorRegion::slice(source, entry, 0, 0, 40_000).unwrap();
         let part = TensorRegion::slice(source, entry, 0, 1, 39_999).unwrap();
         let regions: Arc<[TensorRegion]> = vec![whole, all, part].into();
-        let covered: Vec<bool> = checkpoint.coverage(&regions).unwrap().input_of.iter().map(Option::is_some).collect();
+        let covered: Vec<bool> =
+            checkpoint.coverage(&regions).unwrap().covers.iter().map(|cover| *cover != Cover::Nothing).collect();
         assert_eq!(covered, [covers_names, covers_names, false]);
         let loaded = load(&checkpoint, &regions, tight()).unwrap();
         assert!(loaded[0] == loaded[1] && loaded[0][1..] == loaded[2]);

@@ -47,8 +47,8 @@ def open_and_gather(
 ) -> tuple[_Result, list[bytes]]:
     """Opens a checkpoint as `open_for_group` does, and calls `work` with it as `Group.gather_results` does.
 
-    Ranks read only parts of tensors, which have no digests. So with `verify` each rank first verifies a part of the
-    files, and the failure of one is an error of all.
+    Ranks read only parts of tensors, several of them parts that one digest covers. So with `verify` each rank first
+    verifies a part of the files, and the failure of one is an error of all.
     """
 
     def open_checkpoint(headers: Tensor | None) -> OpenCheckpoint:

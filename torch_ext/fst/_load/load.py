@@ -68,8 +68,8 @@ def load_file(
             files carry, which `save_file(..., digests="blake3")` wrote, or that the Hugging Face Hub states of them. A
             mapping such as `{"model.safetensors": "sha256:..."}`, or the path of a file with such a JSON object or with
             lines of `sha256sum`, has the digests of whole files, and so has a `fst.Signature`; they do not go with
-            `progress`. Tensors that the digests do not cover, such as slices, are listed in a warning on stderr. See
-            docs/integrity.md.
+            `progress`. Tensors that the digests do not cover, such as slices of files with SHA-256, are listed in a
+            warning on stderr. See docs/integrity.md.
         encryption_key: The key of encrypted files. Every byte is authenticated. A file that is not encrypted is an
             `IntegrityError`. Goes neither with `progress` nor with digests of whole files. See docs/encryption.md.
 

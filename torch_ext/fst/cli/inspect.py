@@ -131,7 +131,7 @@ def _shown(key: str, value: str) -> str:
     """Returns a value of the metadata. Of digests, returns that of the header, which covers all others."""
     from fst._core.arguments import DIGESTS_KEY
 
-    return value.rpartition(":")[0] if key == DIGESTS_KEY else value
+    return ":".join(value.split(":")[:2]) if key == DIGESTS_KEY else value
 
 
 def _files(checkpoint: OpenCheckpoint) -> list[str]:

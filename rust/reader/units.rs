@@ -1,0 +1,181 @@
+//! Reader that decrypts, or compares with hashes, what another reader reads.
+//!
+//! A unit is read as a whole. The units of a read are opened in place; of a unit that is only partly requested, at either
+//! end of a read, the reader opens a copy:
+//!
+//! ```text
+//! units   |    0    |    1    |    2    |    3    |
+//! read          [:::::---------:::::::::::::]
+//!               copy   in place   copy
+//! ```
+//!
+//! Columns of a matrix are read in slots of several rows each, and several slots may need parts of one unit. So the reader
+//! keeps the last copies, and a thread waits for a copy that another one opens.
+
+use super::{ReadLimits, Reader, SlotBuffer};
+use crate::error::{Error, Kind, Result};
+use crate::num::{to_u64, to_usize};
+use crate::os::retry::Check;
+use crate::plan::Read;
+use crate::source::{Protection, UnitSource};
+use crate::units::{Unit, Units};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Number of copies of units that a reader keeps: one for each thread that reads by default, at most.
+const COPY_COUNT: usize = 16;
+
+/// Reader of a file in units.
+pub(super) struct UnitReader {
+    /// Reader of the file as it is stored.
+    reader: Arc<dyn Reader>,
+    source: Arc<UnitSource>,
+    /// Copies of units by their numbers. The one that was used last is at the end.
+    copies: Mutex<VecDeque<(u64, Arc<Mutex<UnitCopy>>)>>,
+}
+
+/// Copy of a unit.
+struct UnitCopy {
+    bytes: Vec<u8>,
+    is_open: bool,
+}
+
+/// Part of a piece: whole units, or a part of one.
+enum Part<'a> {
+    Whole(u64, &'a mut [u8]),
+    Partial(Unit, u64, &'a mut [u8]),
+}
+
+impl UnitReader {
+    /// Creates a reader of `source`, whose bytes as they are stored come from `reader`.
+    pub(super) fn new(reader: Arc<dyn Reader>, source: Arc<UnitSource>) -> Self {
+        UnitReader { reader, source, copies: Mutex::default() }
+    }
+
+    /// Fills pieces of memory, in ascending order of their offsets.
+    fn read_units(&self, pieces: Vec<(u64, &mut [u8])>, check: Check<'_>) -> Result<()> {
+        let protection = &self.source.protection;
+        let (mut whole, mut partial) = (Vec::new(), Vec::new());
+        for (offset, into) in pieces {
+            for part in divide(protection.units(), offset, into)? {
+                match part {
+                    Part::Whole(offset, into) => whole.push((offset, into)),
+                    Part::Partial(unit, offset, into) => partial.push((unit, offset, into)),
+                }
+            }
+        }
+        let at = |error: Error| error.at(self.source.stored.path());
+        self.reader.scatter(whole.iter_mut().map(|(offset, into)| (*offset, &mut **into)).collect(), check)?;
+        for (offset, into) in whole {
+            open_all(protection, offset, into).map_err(at)?;
+        }
+        // Parts of the same unit follow each other.
+        for parts in partial.chunk_by_mut(|(one, ..), (two, ..)| one == two) {
+            let Some((unit, ..)) = parts.first() else { continue };
+            let copy = self.copy_of(unit);
+            let mut copy = lock(&copy);
+            if !copy.is_open {
+                copy.bytes.resize(to_usize(unit.range.end - unit.range.start), 0);
+                self.reader.read(unit.range.start, &mut copy.bytes, check)?;
+                protection.open(unit, &mut copy.bytes).map_err(at)?;
+                copy.is_open = true;
+            }
+            for (unit, offset, into) in parts {
+                let begin = to_usize(*offset - unit.range.start);
+                let from = copy.bytes.get(begin..begin.saturating_add(into.len()));
+                into.copy_from_slice(from.ok_or_else(|| misfit(*offset))?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the copy of a unit, or a new one with the memory of the oldest.
+    fn copy_of(&self, unit: &Unit) -> Arc<Mutex<UnitCopy>> {
+        let mut copies = lock(&self.copies);
+        let known = copies.iter().position(|(number, _)| *number == unit.number);
+        let copy = match known.and_then(|index| copies.remove(index)) {
+            Some((_, copy)) => copy,
+            None => {
+                let oldest = if copies.len() < COPY_COUNT { None } else { copies.pop_front() };
+                // A thread may still use it, and keep its memory.
+                let oldest = oldest.and_then(|(_, copy)| Arc::into_inner(copy));
+                let oldest = oldest.map(|copy| copy.into_inner().unwrap_or_else(PoisonError::into_inner));
+                let bytes = oldest.map_or_else(Vec::new, |copy| copy.bytes);
+                Arc::new(Mutex::new(UnitCopy { bytes, is_open: false }))
+            }
+        };
+        copies.push_back((unit.number, Arc::clone(&copy)));
+        copy
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Reader for UnitReader {
+    fn limits(&self) -> ReadLimits {
+        ReadLimits { unit_bytes: self.source.protection.units().unit_bytes(), ..self.reader.limits() }
+    }
+
+    fn refusal(&self) -> Option<&str> {
+        self.reader.refusal()
+    }
+
+    fn read(&self, offset: u64, into: &mut [u8], check: Check<'_>) -> Result<()> {
+        self.read_units(vec![(offset, into)], check)
+    }
+
+    fn fill(&self, reads: &[Read], buffer: SlotBuffer<'_>, check: Check<'_>) -> Result<()> {
+        self.read_units(buffer.pieces(reads)?, check)
+    }
+
+    fn scatters(&self) -> bool {
+        self.reader.scatters()
+    }
+
+    fn scatter(&self, pieces: Vec<(u64, &mut [u8])>, check: Check<'_>) -> Result<()> {
+        self.read_units(pieces, check)
+    }
+}
+
+/// Divides memory for bytes from `offset` at the units that it covers only in part.
+fn divide<'a>(units: &Units, offset: u64, into: &'a mut [u8]) -> Result<Vec<Part<'a>>> {
+    let end = offset.saturating_add(to_u64(into.len()));
+    let (mut at, mut rest) = (offset, into);
+    let mut parts = Vec::new();
+    while at < end {
+        let unit = units.at(at).ok_or_else(|| misfit(at))?;
+        let is_whole = |unit: &Unit| unit.range.end <= end;
+        let mut stop = unit.range.end.min(end);
+        let is_partial = at > unit.range.start || !is_whole(&unit);
+        // Whole units stay together, to be read at once.
+        while !is_partial && stop < end {
+            match units.at(stop).filter(is_whole) {
+                Some(next) => stop = next.range.end,
+                None => break,
+            }
+        }
+        let (part, left) = rest.split_at_mut_checked(to_usize(stop - at)).ok_or_else(|| misfit(at))?;
+        parts.push(if is_partial { Part::Partial(unit, at, part) } else { Part::Whole(at, part) });
+        (at, rest) = (stop, left);
+    }
+    Ok(parts)
+}
+
+/// Opens whole units in place.
+fn open_all(protection: &Protection, mut offset: u64, into: &mut [u8]) -> Result<()> {
+    let mut rest = into;
+    while !rest.is_empty() {
+        let unit = protection.units().at(offset).ok_or_else(|| misfit(offset))?;
+        let length = to_usize(unit.range.end - unit.range.start);
+        let (data, left) = rest.split_at_mut_checked(length).ok_or_else(|| misfit(offset))?;
+        protection.open(&unit, data)?;
+        (offset, rest) = (unit.range.end, left);
+    }
+    Ok(())
+}
+
+fn misfit(offset: u64) -> Error {
+    Error::new(Kind::Internal, format!("no unit of the file has byte {offset}, or not all of it"))
+}

@@ -1,0 +1,193 @@
+"""Verified loads of parts of tensors, which compare the groups of BLAKE3's tree that the parts touch."""
+
+import base64
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import fst
+
+GROUP_BYTES = 1 << 20
+# Groups have 262,144 elements, and 256 rows of "large". Its last group has fewer.
+TENSORS = {
+    "large": torch.arange(1200 * 1024, dtype=torch.float32).reshape(1200, 1024),
+    "small": torch.arange(1000, dtype=torch.int16).reshape(10, 100),
+}
+LARGE_BYTES = TENSORS["large"].nbytes
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "model.safetensors"
+    fst.save_file(TENSORS, path, digests="blake3")
+    return path
+
+
+@pytest.fixture(params=["default", "mmap", "pread", "uring"])
+def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param != "default":
+        monkeypatch.setenv("FST_READER", request.param)
+
+
+def header_of(content: bytes) -> tuple[int, dict[str, object]]:
+    """Returns the first byte of the data, and the header."""
+    begin = 8 + int.from_bytes(content[:8], "little")
+    return begin, json.loads(content[8:begin])
+
+
+def damage(path: Path, offset: int, name: str = "large") -> None:
+    """Changes a byte of a tensor."""
+    content = bytearray(path.read_bytes())
+    begin, header = header_of(content)
+    content[begin + header[name]["data_offsets"][0] + offset] ^= 1
+    path.write_bytes(content)
+
+
+def safe_open(path: Path, index: object) -> Tensor:
+    with fst.safe_open(path, verify=True) as file:
+        return file.get_slice("large")[index]
+
+
+def prefetch(path: Path, rows: slice) -> Tensor:
+    with fst.safe_open(path, verify=True) as file, file.prefetch({"large": rows}) as loader:
+        return loader.take("large")
+
+
+def compiled(path: Path) -> Tensor:
+    text = str(path)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def load() -> Tensor:
+        [rows] = fst.load_slices(text, ["large"], [0], [300], [400], verify=True)
+        return rows + 0
+
+    return load()
+
+
+ROWS = slice(300, 700)  # They touch groups 1 and 2.
+LOADS: dict[str, Callable[[Path], Tensor]] = {
+    "load_slices": lambda path: fst.load_slices(path, ["large"], [0], [300], [400], verify=True)[0],
+    "progress": lambda path: fst.load_slices(path, ["large"], [0], [300], [400], progress=True, verify=True)[0],
+    "load_boxes": lambda path: fst.load_boxes(path, ["large"], [[(300, 400, 1), (0, 1024, 1)]], verify=True)[0],
+    "cast": lambda path: fst.load_slices(path, ["large"], [0], [300], [400], dtype=torch.float64, verify=True)[0],
+    "safe_open": lambda path: safe_open(path, ROWS),
+    "list": lambda path: safe_open(path, list(range(300, 700))),
+    "prefetch": lambda path: prefetch(path, ROWS),
+    "operator": lambda path: torch.ops.fst.load_slices([str(path)], ["large"], [0], [300], [400], verify="digests")[0],
+    "compiled": compiled,
+}
+
+
+@pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
+def test_every_load_of_a_part_compares_its_groups(path, reader, load, capfd):
+    def load_rows() -> Tensor:
+        return load(path).to(torch.float32)
+
+    expected = TENSORS["large"][ROWS]
+    assert load_rows().equal(expected)
+    # In other groups, which are not read.
+    damage(path, GROUP_BYTES - 1)
+    damage(path, 3 * GROUP_BYTES)
+    assert load_rows().equal(expected)
+    assert "not verified" not in capfd.readouterr().err
+    # In a group of the part, but not in the part.
+    damage(path, 3 * GROUP_BYTES - 1)
+    pattern = r'model.safetensors.*"large".*a group of 1048576 bytes is blake3:[0-9a-f]{64}'
+    # Operators raise the exceptions of C++.
+    is_operator = load in (LOADS["operator"], LOADS["compiled"])
+    with pytest.raises(ValueError if is_operator else fst.IntegrityError, match=pattern):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [(slice(None), slice(3, 5)), (slice(None, None, 7), 1), 255, -1, (slice(255, 257), slice(1000, None))],
+    ids=str,
+)
+def test_parts_of_any_form_are_compared(path, reader, index):
+    part = TENSORS["large"][index]
+    assert safe_open(path, index).equal(part)
+    touched = torch.arange(LARGE_BYTES // 4).reshape(1200, 1024)[index].flatten() * 4 // GROUP_BYTES
+    content = path.read_bytes()
+    for group in set(touched.tolist()):
+        damage(path, min((group + 1) * GROUP_BYTES, LARGE_BYTES) - 1)
+        with pytest.raises(fst.IntegrityError):
+            safe_open(path, index)
+        path.write_bytes(content)
+
+
+def test_parts_beside_whole_tensors(path, reader):
+    def load() -> list[Tensor]:
+        names = ["large", "small", "small", "large"]
+        return fst.load_slices(path, names, [0, 0, 1, 1], [1, 0, 5, 0], [2, 10, 6, 1024], verify=True)
+
+    first, whole, columns, large = load()
+    assert first.equal(TENSORS["large"][1:3])
+    assert large.equal(TENSORS["large"])
+    assert whole.equal(TENSORS["small"])
+    assert columns.equal(TENSORS["small"][:, 5:11])
+    damage(path, 0, "small")
+    with pytest.raises(fst.IntegrityError, match='"small"'):
+        load()
+
+
+@pytest.mark.parametrize(("start", "count"), [(0, 1), (255, 2), (300, 400), (0, 1199)])
+def test_a_contiguous_part_reads_two_groups_too_many_at_most(path, start, count):
+    with fst.profile() as profile:
+        fst.load_slices(path, ["large"], [0], [start], [count], verify=True)
+    first, last = start * 4096 // GROUP_BYTES, (start + count) * 4096 // -GROUP_BYTES
+    touched_bytes = min(-last * GROUP_BYTES, LARGE_BYTES) - first * GROUP_BYTES
+    stages = profile.summary().stages
+    assert stages["read"].bytes == stages["hash"].bytes == touched_bytes
+    assert touched_bytes < count * 4096 + 2 * GROUP_BYTES
+
+
+def test_columns_read_each_group_once(path):
+    with fst.profile() as profile:
+        fst.load_slices(path, ["large"], [1], [10], [3], verify=True)
+    # A slow thread may find that the copy of its group is gone, and read it again.
+    assert LARGE_BYTES <= profile.summary().stages["read"].bytes <= LARGE_BYTES + 2 * GROUP_BYTES
+
+
+@pytest.mark.parametrize("field", [2, 4], ids=["digest", "value"])
+def test_a_changed_header_is_found(path, field):
+    content = path.read_bytes()
+    text = fst.metadata(path)["fst.digests"]
+    fields = text.split(":")
+    fields[field] = ("B" if fields[field][0] == "A" else "A") + fields[field][1:]
+    path.write_bytes(content.replace(text.encode(), ":".join(fields).encode()))
+    with pytest.raises(fst.IntegrityError, match="header"):
+        fst.load_slices(path, ["large"], [0], [0], [1], verify=True)
+    with pytest.raises(fst.IntegrityError, match="header"):
+        fst.verify(path)
+
+
+def test_every_save_writes_the_values(path, tmp_path):
+    def values(path: Path) -> str:
+        _, _, _, group_bytes, values = fst.metadata(path)["fst.digests"].split(":")
+        assert int(group_bytes) == GROUP_BYTES
+        assert len(base64.urlsafe_b64decode(values + "=" * (-len(values) % 4))) == 5 * 32
+        return values
+
+    expected = values(path)
+    other = tmp_path / "other.safetensors"
+    fst.save_file_async(TENSORS, other, digests="blake3").result()
+    assert values(other) == expected
+    with fst.Writer(other, digests="blake3") as writer:
+        for name, tensor in TENSORS.items():
+            writer.write(name, tensor)
+    assert values(other) == expected
+    sharded = tmp_path / "sharded" / "model.safetensors"
+    sharded.parent.mkdir()
+    fst.save_file(TENSORS, sharded, max_shard_bytes=LARGE_BYTES, digests="blake3")
+    [first, _] = sorted(sharded.parent.glob("*.safetensors"))
+    assert values(first) == expected
+    metadata = {"fst.digests": "blake3"}
+    serialized = torch.ops.fst.serialize(list(TENSORS.values()), list(TENSORS), metadata=metadata)
+    other.write_bytes(serialized.numpy().tobytes())
+    assert values(other) == expected
+    assert fst.load_slices(other, ["large"], [0], [9], [1], verify=True)[0].equal(TENSORS["large"][9:10])

@@ -1,0 +1,28 @@
+"""Verified parts of tensors on an HTTP server."""
+
+import pytest
+import torch
+
+import fst
+from fst_bench.http_server import Server
+
+GROUP_BYTES = 1 << 20
+LARGE = torch.arange(1200 * 1024, dtype=torch.float32).reshape(1200, 1024)
+PATH = "m.safetensors"
+
+
+def test_parts_request_whole_groups(http_server: Server, tmp_path):
+    fst.save_file({"large": LARGE}, tmp_path / PATH, digests="blake3")
+    data = bytearray((tmp_path / PATH).read_bytes())
+    http_server.put(PATH, bytes(data))
+    with fst.safe_open(http_server.url(PATH), verify=True) as file:
+        http_server.reset()
+        part = file.get_slice("large")[700:900]
+    assert part.equal(LARGE[700:900])
+    requested = [request.range for request in http_server.requests(PATH)]
+    assert sum(stop - start for start, stop in requested) == 2 * GROUP_BYTES
+    # In the second of the two groups.
+    data[len(data) - LARGE.nbytes + 4 * GROUP_BYTES - 1] ^= 1
+    http_server.put(PATH, bytes(data))
+    with pytest.raises(fst.IntegrityError, match=r'm\.safetensors.*"large"'):
+        fst.load_slices(http_server.url(PATH), ["large"], [0], [700], [200], verify=True)
