@@ -13,16 +13,25 @@ mod remote_load;
 mod save_from_gpu;
 mod sim;
 
+use fst::checkpoint::Checkpoint;
+use fst::checkpoint::region::TensorRegion;
+use fst::checkpoint::verify::Verify;
 use fst::convert::cast::Cast;
 use fst::convert::scatter::TASK_BYTES;
 use fst::device;
 use fst::device::cuda::Cuda;
 use fst::device::cuda::kernels::IMAGE;
+use fst::device::host::Host;
 use fst::dtype::Dtype;
 use fst::error::Kind;
+use fst::format::digests::DIGESTS_KEY;
+use fst::format::layout::Tensor;
 use fst::options::{Options, ReaderChoice};
 use fst::plan::Destination;
 use fst::profile;
+use fst::save::atomic_file::OutputFile;
+use fst::save::file_kernel::Linux;
+use fst::save::writer::Writer;
 use fst::staging::{PAGE_BYTES, Request, Staging, pool};
 use gpu_load::{Load, mixed_model};
 use model::Model;
@@ -31,7 +40,9 @@ use sim::abi::Fault;
 use sim::gpu::Gpu;
 use sim::random::Random;
 use sim::{Sim, TIGHT, finish, schedules};
+use std::fs;
 use std::sync::Arc;
+use tempfile::TempDir;
 
 #[test]
 fn every_dtype_is_exact() {
@@ -81,6 +92,46 @@ fn slices_of_any_dimension_are_exact() {
         for ((found, tensor), &(dim, start, length)) in load.read().iter().zip(&model.tensors).zip(&slices) {
             let expected = tensor.slice(dim, start, length);
             assert!(*found == expected, "{length} from {start} of dimension {dim} of {:?}", tensor.shape);
+        }
+        drop(gpu);
+        finish(sim);
+    }
+}
+
+#[test]
+fn parts_of_tensors_are_verified() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("x.safetensors");
+    let bytes: Vec<u8> = (0_u32..3 << 18).flat_map(u32::to_le_bytes).collect();
+    let length = u64::try_from(bytes.len()).unwrap();
+    let metadata = Some([(DIGESTS_KEY.to_owned(), "blake3".to_owned())].into());
+    let output = OutputFile::create(&path, Box::new(Linux)).unwrap();
+    let mut writer = Writer::begin(output, metadata, &Options::default()).unwrap();
+    writer.add(Tensor::new("t", Dtype::U8, vec![length]).unwrap()).unwrap();
+    let address = u64::try_from(bytes.as_ptr().expose_provenance()).unwrap();
+    // SAFETY: the bytes outlive the call.
+    unsafe { writer.append(&Host, 0, address, length) }.unwrap();
+    writer.finish().unwrap();
+    let file = fs::read(&path).unwrap();
+    let data_begin = file.len() - bytes.len();
+    for sim in schedules() {
+        let gpu = Gpu::new(&sim, 0);
+        // They touch the second of three groups, and the first one by a byte.
+        for (changed, is_found) in [(0, true), ((2 << 20) - 1, true), (2 << 20, false)] {
+            let mut content = file.clone();
+            content[data_begin + changed] ^= 1;
+            for (content, is_found) in [(&file, false), (&content, is_found)] {
+                fs::write(&path, content).unwrap();
+                let checkpoint = Checkpoint::open_verified(&[&path], &Verify::Digests).unwrap();
+                let (source, entry) = checkpoint.find("t").unwrap();
+                let region = TensorRegion::slice(source, entry, 0, (1 << 20) - 1, 300_000).unwrap();
+                let load = Load::new(&gpu, checkpoint, [region].into());
+                let result = load.run(TIGHT);
+                assert_eq!(result.map_err(|error| error.kind()), if is_found { Err(Kind::Integrity) } else { Ok(()) });
+                if !is_found {
+                    assert!(load.read()[0] == bytes[(1 << 20) - 1..][..300_000]);
+                }
+            }
         }
         drop(gpu);
         finish(sim);
