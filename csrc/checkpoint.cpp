@@ -1,5 +1,6 @@
 #include "checkpoint.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -37,10 +38,6 @@ OpenCheckpoint::OpenCheckpoint(Strings paths, const std::optional<at::Tensor>& h
 
 OpenCheckpoint::OpenCheckpoint(rust::Box<Checkpoint> checkpoint) : checkpoint_(std::move(checkpoint)) {}
 
-c10::intrusive_ptr<OpenCheckpoint> OpenCheckpoint::open_encrypted(Strings paths) {
-  return c10::make_intrusive<OpenCheckpoint>(open_encrypted_checkpoint(paths));
-}
-
 at::Tensor OpenCheckpoint::headers() const {
   return bytes_tensor(call_core([&] { return checkpoint_->export_headers(); }));
 }
@@ -64,20 +61,38 @@ std::vector<OpenCheckpoint::Texts> OpenCheckpoint::texts() const {
 
 OpenCheckpoint::Entry OpenCheckpoint::entry(const std::string& name) const {
   const auto info = call_core([&] { return checkpoint_->tensor_info(to_rust(name)); });
-  return {std::string(info.dtype),
-          {info.shape.begin(), info.shape.end()},
-          static_cast<int64_t>(info.bytes),
-          static_cast<int64_t>(info.begin),
-          info.kind};
+  return {std::string(info.dtype),          {info.shape.begin(), info.shape.end()},  static_cast<int64_t>(info.bytes),
+          static_cast<int64_t>(info.begin), static_cast<int64_t>(info.header_begin), info.kind};
 }
 
-std::vector<OpenCheckpoint::TensorHeader> OpenCheckpoint::tensor_headers(Strings names) const {
-  std::vector<TensorHeader> headers;
-  for (const auto& header : read_tensor_headers(*checkpoint_, names)) {
-    headers.emplace_back(header.module, std::vector<std::string>(header.algorithms.begin(), header.algorithms.end()),
-                         bytes_tensor(header.values), bytes_tensor(header.hashed), bytes_tensor(header.encryption));
+std::vector<int64_t> OpenCheckpoint::module_indices(Strings names) const {
+  const auto converted = to_rust(names);
+  const auto indices = call_core([&] { return checkpoint_->module_indices({converted.data(), converted.size()}); });
+  return {indices.begin(), indices.end()};
+}
+
+std::vector<OpenCheckpoint::DifferingHash> OpenCheckpoint::differing_hashes(
+    Strings names, const std::vector<at::Tensor>& tensors) const {
+  std::vector<HostBytes> data;
+  data.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.device().is_cpu() || !tensor.is_contiguous()) {
+      throw_invalid_argument("hashes are compared with those of contiguous tensors on the CPU");
+    }
+    data.push_back({reinterpret_cast<uintptr_t>(tensor.const_data_ptr()), tensor.nbytes()});
   }
-  return headers;
+  if (data.size() != names.size()) {
+    throw_invalid_argument("there must be a tensor for each name");
+  }
+  const auto converted = to_rust(names);
+  std::vector<DifferingHash> differing;
+  for (const auto& hash : call_core([&] {
+         return checkpoint_->differing_hashes({converted.data(), converted.size()}, {data.data(), data.size()},
+                                              at::get_num_threads());
+       })) {
+    differing.emplace_back(names.get(hash.tensor), std::string(hash.algorithm));
+  }
+  return differing;
 }
 
 std::string OpenCheckpoint::path(const std::string& name) const {

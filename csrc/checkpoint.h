@@ -27,8 +27,8 @@ class OpenCheckpoint : public torch::CustomClassHolder {
  public:
   using Dtype = std::optional<c10::ScalarType>;
   using Texts = std::tuple<std::string, c10::Dict<std::string, std::string>>;
-  using Entry = std::tuple<std::string, std::vector<int64_t>, int64_t, int64_t, int64_t>;
-  using TensorHeader = std::tuple<int64_t, std::vector<std::string>, at::Tensor, at::Tensor, at::Tensor>;
+  using Entry = std::tuple<std::string, std::vector<int64_t>, int64_t, int64_t, int64_t, int64_t>;
+  using DifferingHash = std::tuple<std::string, std::string>;
 
   // Opens the files. `headers` are the exported headers of the same files from another process; none is read then.
   // `verify` is that of open_checkpoint. All files must be encrypted if there is a key.
@@ -36,13 +36,10 @@ class OpenCheckpoint : public torch::CustomClassHolder {
                  const OpenEncryptionKey::Optional& key);
   explicit OpenCheckpoint(rust::Box<Checkpoint> checkpoint);
 
-  // Opens encrypted `.tensors` files. Loads return the bytes as they are, for `OpenDecryptor`.
-  static c10::intrusive_ptr<OpenCheckpoint> open_encrypted(Strings paths);
-
   // Exports the headers as uint8, for another process that opens the same files.
   at::Tensor headers() const;
 
-  // Returns whether a safetensors file is encrypted.
+  // Returns whether a file is encrypted.
   bool is_encrypted() const { return checkpoint_->is_encrypted(); }
 
   // Returns the names of all tensors, in the order of the files and of the bytes in each file.
@@ -51,13 +48,16 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   // Returns the path and the metadata of each file that has metadata.
   std::vector<Texts> texts() const;
 
-  // Returns the dtype and the shape of a tensor as stored, its size in bytes, its first byte in its file, and its kind
-  // in a `.tensors` file or -1.
+  // Returns the dtype and the shape of a tensor as stored, its size in bytes, its first byte in its file, in a
+  // `.tensors` file the first byte of its own header and its kind, or otherwise the first byte again and -1.
   Entry entry(const std::string& name) const;
 
-  // Reads the headers of tensors of `.tensors` files: the index of the module, the algorithms of the hashes, and as
-  // uint8 the values of the hashes, the bytes with which the hashes begin, and how the data is encrypted.
-  std::vector<TensorHeader> tensor_headers(Strings names) const;
+  // Reads the indices of modules from the headers of tensors of `.tensors` files.
+  std::vector<int64_t> module_indices(Strings names) const;
+
+  // Compares contiguous tensors on the CPU with the hashes in `.tensors` files. Returns the names of those that differ,
+  // each with the algorithm of the hash. The hashes of tensors that are stored without data cover none.
+  std::vector<DifferingHash> differing_hashes(Strings names, const std::vector<at::Tensor>& tensors) const;
 
   // Returns the path of the file that contains the tensor.
   std::string path(const std::string& name) const;

@@ -1,9 +1,5 @@
 #include "cipher.h"
 
-#include <ATen/Parallel.h>
-
-#include <utility>
-
 #include "error.h"
 
 namespace fst {
@@ -29,17 +25,10 @@ rust::Slice<uint8_t> mutable_bytes_of(const at::Tensor& tensor) {
 }  // namespace
 
 OpenCipher::OpenCipher(const at::Tensor& key, const at::Tensor& salt, int64_t opslimit, int64_t memlimit)
-    : OpenCipher(call_core([&] {
+    : cipher_(call_core([&] {
         return new_cipher(bytes_of(key), bytes_of(salt), static_cast<uint64_t>(opslimit),
                           static_cast<uint64_t>(memlimit));
       })) {}
-
-OpenCipher::OpenCipher(rust::Box<Cipher> cipher) : cipher_(std::move(cipher)) {}
-
-c10::intrusive_ptr<OpenCipher> OpenCipher::of_string(const at::Tensor& string, const at::Tensor& encryption) {
-  return c10::make_intrusive<OpenCipher>(
-      call_core([&] { return cipher_of_string(bytes_of(string), bytes_of(encryption)); }));
-}
 
 void OpenCipher::derive(const at::Tensor& string, const at::Tensor& salt, int64_t opslimit, int64_t memlimit,
                         const at::Tensor& key) {
@@ -47,10 +36,6 @@ void OpenCipher::derive(const at::Tensor& string, const at::Tensor& salt, int64_
     derive_key(bytes_of(string), bytes_of(salt), static_cast<uint64_t>(opslimit), static_cast<uint64_t>(memlimit),
                mutable_bytes_of(key));
   });
-}
-
-void OpenCipher::decrypt(const at::Tensor& encryption, const at::Tensor& data) const {
-  call_core([&] { cipher_->decrypt(bytes_of(encryption), mutable_bytes_of(data), at::get_num_threads()); });
 }
 
 }  // namespace fst

@@ -1,4 +1,4 @@
-// Script class for a key of encrypted safetensors files.
+// Script class for a key of encrypted files.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -243,13 +243,13 @@ TORCH_LIBRARY(fst, m) {
                        const OpenEncryptionKey::Optional&>(),
            "Checkpoint with open files and parsed headers.",
            {torch::arg("paths"), torch::arg("headers") = none, torch::arg("verify") = "", torch::arg("key") = none})
-      .def_static("open_encrypted", &OpenCheckpoint::open_encrypted)
       .def("headers", &OpenCheckpoint::headers)
       .def("is_encrypted", &OpenCheckpoint::is_encrypted)
       .def("names", &OpenCheckpoint::names)
       .def("texts", &OpenCheckpoint::texts)
       .def("entry", &OpenCheckpoint::entry, "", {torch::arg("name")})
-      .def("tensor_headers", &OpenCheckpoint::tensor_headers, "", {torch::arg("names")})
+      .def("module_indices", &OpenCheckpoint::module_indices, "", {torch::arg("names")})
+      .def("differing_hashes", &OpenCheckpoint::differing_hashes, "", {torch::arg("names"), torch::arg("tensors")})
       .def("path", &OpenCheckpoint::path, "", {torch::arg("name")})
       .def("page_cache", &OpenCheckpoint::page_cache)
       .def("reader", &OpenCheckpoint::reader, "", {torch::arg("device") = c10::Device(c10::kCPU)})
@@ -301,9 +301,7 @@ TORCH_LIBRARY(fst, m) {
       .def(torch::init<const at::Tensor&, const at::Tensor&, int64_t, int64_t>(),
            "Secret key of encrypted files in tensorizer's format.",
            {torch::arg("key"), torch::arg("salt"), torch::arg("opslimit"), torch::arg("memlimit")})
-      .def_static("of_string", &OpenCipher::of_string)
-      .def_static("derive", &OpenCipher::derive)
-      .def("decrypt", &OpenCipher::decrypt, "", {torch::arg("encryption"), torch::arg("data")});
+      .def_static("derive", &OpenCipher::derive);
   m.class_<Writer>("Writer")
       .def(torch::init<const std::string&, const Metadata&, bool, const Writer::OptionalCipher&,
                        const OpenEncryptionKey::Optional&>(),

@@ -51,11 +51,6 @@ rust::Box<Checkpoint> open_checkpoint(Strings paths, const std::string& verify,
   return call_core([&] { return open(slice_of(converted), request); });
 }
 
-rust::Box<Checkpoint> open_encrypted_checkpoint(Strings paths) {
-  const auto converted = to_rust(paths);
-  return call_core([&] { return open_encrypted(slice_of(converted)); });
-}
-
 rust::Box<Checkpoint> open_checkpoint_with_headers(Strings paths, const at::Tensor& headers, const std::string& verify,
                                                    const OpenEncryptionKey::Optional& key) {
   const auto converted = to_rust(paths);
@@ -94,11 +89,6 @@ rust::Box<Selection> select_regions(const Checkpoint& checkpoint, Strings names,
 
 rust::Vec<Spec> specs_of(const Selection& selection) {
   return call_core([&] { return selection.specs(); });
-}
-
-rust::Vec<TensorHeader> read_tensor_headers(const Checkpoint& checkpoint, Strings names) {
-  const auto converted = to_rust(names);
-  return call_core([&] { return checkpoint.tensor_headers(slice_of(converted)); });
 }
 
 }  // namespace fst

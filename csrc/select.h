@@ -29,12 +29,9 @@ void verify_files_of(Strings paths, const std::string& verify);
 
 // Opens a checkpoint. Loads of it compare the digests that `verify` requests: none if it is empty, those in the files
 // if it is "digests", or those of the manifest of which it is the path or the text in JSON.
-// Encrypted safetensors files are opened with `key`, or else with one of the registered keys.
+// Encrypted files are opened with `key`, or else with one of the registered keys.
 rust::Box<Checkpoint> open_checkpoint(Strings paths, const std::string& verify = "",
                                       const OpenEncryptionKey::Optional& key = std::nullopt);
-
-// Opens encrypted `.tensors` files, whose bytes are loaded as they are.
-rust::Box<Checkpoint> open_encrypted_checkpoint(Strings paths);
 
 // Opens a checkpoint with the headers that another process exported. Reads no header. `headers` is contiguous.
 rust::Box<Checkpoint> open_checkpoint_with_headers(Strings paths, const at::Tensor& headers, const std::string& verify,
@@ -49,8 +46,5 @@ rust::Box<Selection> select_regions(const Checkpoint& checkpoint, Strings names,
                                     c10::IntArrayRef lengths, c10::IntArrayRef steps);
 
 rust::Vec<Spec> specs_of(const Selection& selection);
-
-// Reads the headers of tensors of `.tensors` files.
-rust::Vec<TensorHeader> read_tensor_headers(const Checkpoint& checkpoint, Strings names);
 
 }  // namespace fst

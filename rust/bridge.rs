@@ -22,10 +22,8 @@ mod transfer;
 mod verify;
 mod writer;
 
-use self::checkpoint::{
-    Checkpoint, open, open_encrypted, open_with_headers, open_with_headers_and_key, open_with_key, resolve_files,
-};
-use self::cipher::{Cipher, cipher_of_string, derive_key, new_cipher};
+use self::checkpoint::{Checkpoint, open, open_with_headers, open_with_headers_and_key, open_with_key, resolve_files};
+use self::cipher::{Cipher, derive_key, new_cipher};
 use self::convert::{can_convert, convert_on_cuda, convert_on_host, is_castable};
 use self::dtype_rules::requested_scalar_types;
 use self::encryption_key::{EncryptionKey, encryption_key, key_of_file, key_of_passphrase, rotate_key};
@@ -111,21 +109,23 @@ mod ffi {
         bytes: u64,
         /// First byte of the data in the file.
         begin: u64,
+        /// First byte of the tensor's own header in a `.tensors` file, or `begin`.
+        header_begin: u64,
         /// Number of the kind in a `.tensors` file, or -1 in a safetensors file.
         kind: i8,
     }
 
-    /// Header of a tensor in a `.tensors` file.
-    struct TensorHeader {
-        module: u16,
-        /// Algorithms of the hashes.
-        algorithms: Vec<String>,
-        /// Values of the hashes, one after the other.
-        values: Vec<u8>,
-        /// Bytes with which the hashes begin.
-        hashed: Vec<u8>,
-        /// Encryption of the data, for a `Cipher`. Empty if the file is not encrypted.
-        encryption: Vec<u8>,
+    /// Bytes in host memory.
+    struct HostBytes {
+        address: u64,
+        bytes: u64,
+    }
+
+    /// Hash in a `.tensors` file that is not that of the data of a tensor.
+    struct DifferingHash {
+        /// Index of the tensor in the list of names.
+        tensor: usize,
+        algorithm: String,
     }
 
     /// Tensor of a new file.
@@ -209,13 +209,18 @@ mod ffi {
             verify: &str,
             key: &EncryptionKey,
         ) -> Result<Box<Checkpoint>>;
-        fn open_encrypted(paths: &[String]) -> Result<Box<Checkpoint>>;
         fn export_headers(self: &Checkpoint) -> Result<Vec<u8>>;
         fn tensor_names(self: &Checkpoint) -> Vec<String>;
         fn metadata(self: &Checkpoint) -> Result<Vec<MetadataEntry>>;
         fn metadata_by_file(self: &Checkpoint) -> Vec<FileMetadata>;
         fn tensor_info(self: &Checkpoint, name: &str) -> Result<TensorInfo>;
-        fn tensor_headers(self: &Checkpoint, names: &[String]) -> Result<Vec<TensorHeader>>;
+        fn module_indices(self: &Checkpoint, names: &[String]) -> Result<Vec<u16>>;
+        unsafe fn differing_hashes(
+            self: &Checkpoint,
+            names: &[String],
+            data: &[HostBytes],
+            threads: usize,
+        ) -> Result<Vec<DifferingHash>>;
         fn path(self: &Checkpoint, name: &str) -> Result<String>;
         fn is_encrypted(self: &Checkpoint) -> bool;
         fn verify_part(self: &Checkpoint, part: usize, parts: usize) -> Result<()>;
@@ -232,9 +237,7 @@ mod ffi {
 
         type Cipher;
         fn new_cipher(key: &[u8], salt: &[u8], opslimit: u64, memlimit: u64) -> Result<Box<Cipher>>;
-        fn cipher_of_string(string: &[u8], encryption: &[u8]) -> Result<Box<Cipher>>;
         fn derive_key(string: &[u8], salt: &[u8], opslimit: u64, memlimit: u64, key: &mut [u8]) -> Result<()>;
-        fn decrypt(self: &Cipher, encryption: &[u8], data: &mut [u8], threads: usize) -> Result<()>;
 
         type Selection;
         fn select_all(self: &Checkpoint) -> Result<Box<Selection>>;

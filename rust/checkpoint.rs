@@ -78,29 +78,15 @@ impl OpenFile {
         }
         let keys = key.map_or_else(keyring::keys, |key| Ok(vec![key.clone()]))?;
         let chunks = encryption::open(&mut header, json, &stored, &keys, check).map_err(at)?;
-        let protection = Protection::Encrypted(Box::new(chunks));
+        let protection = Protection::Encrypted(chunks);
         let source = Source::Units(Arc::new(UnitSource { stored, protection }));
         Ok(OpenFile { source, header, expected: None, stated })
-    }
-
-    /// Checks that tensors in tensorizer's format are encrypted, or not, since loads return their bytes as they are.
-    fn check_encryption(&self, expected: bool) -> Result<()> {
-        let is_encrypted = |entry: Entry<'_>| entry.tensors.is_some_and(|tensors| tensors.is_encrypted);
-        // All tensors of a file are encrypted, or none is.
-        let message = match self.header.entries().next().map(is_encrypted) {
-            Some(true) if !expected => {
-                "the tensors are encrypted; load them with fst.compat.tensorizer.TensorDeserializer(encryption=...)"
-            }
-            Some(false) if expected => "the tensors are not encrypted; load the file without a key",
-            _ => return Ok(()),
-        };
-        Err(Error::new(Kind::InvalidArgument, message).at(self.source.path()))
     }
 }
 
 impl Checkpoint {
-    /// Opens every file that `paths` resolve to, and reads only the headers. Loads decrypt encrypted safetensors files with
-    /// the keys of the [`keyring`].
+    /// Opens every file that `paths` resolve to, and reads only the headers. Loads decrypt encrypted files with the keys
+    /// of the [`keyring`].
     ///
     /// # Errors
     /// Those of [`Files::resolve`], [`Header::read_bytes`], [`Header::parse`] and [`encryption::open`]; `duplicate-tensor`
@@ -118,7 +104,7 @@ impl Checkpoint {
         Checkpoint::open_with(paths, verify, None)
     }
 
-    /// Opens encrypted safetensors files with a key.
+    /// Opens encrypted files with a key.
     ///
     /// # Errors
     /// Those of [`Checkpoint::open_verified`]; `integrity` if a file is not encrypted.
@@ -130,46 +116,21 @@ impl Checkpoint {
         let watch = Watch::begin();
         let files = Files::resolve(paths, &|| watch.check())?;
         let count = files.places.len();
-        Checkpoint::from_files(files, false, |_, place| {
+        Checkpoint::from_files(files, |_, place| {
             let source = Source::open_one_of(count, place, &|| watch.check())?;
             let json = Header::read_bytes(&source)?;
             OpenFile::new(source, &json, verify, key, &|| watch.check())
         })
     }
 
-    /// Opens encrypted files in tensorizer's format. Loads return the bytes as they are, for a
-    /// [`Cipher`](crate::format::tensors::cipher::Cipher).
-    ///
-    /// # Errors
-    /// Those of [`Checkpoint::open`]; `invalid-argument` if a file is not encrypted.
-    pub fn open_encrypted<P: AsRef<Path>>(paths: &[P]) -> Result<Checkpoint> {
-        let watch = Watch::begin();
-        let files = Files::resolve(paths, &|| watch.check())?;
-        let count = files.places.len();
-        Checkpoint::from_files(files, true, |_, place| {
-            let source = Source::open_one_of(count, place, &|| watch.check())?;
-            let header = Header::read(&source)?;
-            Ok(OpenFile { source, header, expected: None, stated: Stated::Nothing })
-        })
-    }
-
-    /// Opens the files in parallel with `open`, and indexes their names. Either all files in tensorizer's format must be
-    /// encrypted, or none.
-    fn from_files(
-        files: Files,
-        is_encrypted: bool,
-        open: impl Fn(usize, &Place) -> Result<OpenFile> + Sync,
-    ) -> Result<Checkpoint> {
+    /// Opens the files in parallel with `open`, and indexes their names.
+    fn from_files(files: Files, open: impl Fn(usize, &Place) -> Result<OpenFile> + Sync) -> Result<Checkpoint> {
         let _span = profile::span(Stage::Open);
         let Files { places, index_entries } = files;
         let is_remote = !places.iter().all(|place| matches!(place, Place::Path(_)));
         let threads = if is_remote { REMOTE_HEADER_THREADS } else { HEADER_THREADS };
         let missing = || Error::new(Kind::Internal, "no such file");
-        let files = threads::map(threads, places.len(), |index| {
-            let file = open(index, places.get(index).ok_or_else(missing)?)?;
-            file.check_encryption(is_encrypted)?;
-            Ok(file)
-        })?;
+        let files = threads::map(threads, places.len(), |index| open(index, places.get(index).ok_or_else(missing)?))?;
         let add = |count: &mut usize, file: &OpenFile| {
             *count += file.header.entries().len();
             Some(*count)

@@ -62,7 +62,7 @@ pub struct UnitSource {
 #[derive(Debug)]
 pub enum Protection {
     /// Chunks that are encrypted.
-    Encrypted(Box<Chunks>),
+    Encrypted(Box<dyn Chunks>),
     /// Groups whose hashes are known.
     Hashed(Arc<Groups>),
 }

@@ -10,11 +10,11 @@ use crate::checkpoint::verify::Verify;
 use crate::device::cuda::Cuda;
 use crate::device::host::Host;
 use crate::error::Result;
-use crate::format::tensors::tensor_header::TensorHeader;
 use crate::load::check;
 use crate::load::shared_cache;
 use crate::load::transfer::Transfer;
 use crate::load::views::Mappings;
+use crate::num::to_usize;
 use crate::options::Options;
 use crate::os::sigint::Watch;
 use crate::reader::{self, Access, ChosenReader, ReaderKind};
@@ -48,14 +48,6 @@ pub(super) fn open_with_key(paths: &[String], verify: &str, key: &EncryptionKey)
 fn checked(files: checkpoint::Checkpoint) -> Result<Box<Checkpoint>> {
     check::check_due(&files, &Options::from_env()?)?;
     Ok(Box::new(Checkpoint { files: Arc::new(files), mappings: Arc::default() }))
-}
-
-pub(super) fn open_encrypted(paths: &[String]) -> Result<Box<Checkpoint>> {
-    guard(|| {
-        start_log()?;
-        let files = Arc::new(checkpoint::Checkpoint::open_encrypted(paths)?);
-        Ok(Box::new(Checkpoint { files, mappings: Arc::default() }))
-    })
 }
 
 pub(super) fn open_with_headers(paths: &[String], headers: &[u8], verify: &str) -> Result<Box<Checkpoint>> {
@@ -134,20 +126,37 @@ impl Checkpoint {
                 shape: signed(entry.shape)?,
                 bytes,
                 begin: entry.begin,
+                header_begin: entry.tensors.map_or(entry.begin, |entry| entry.header_begin),
                 kind: entry.tensors.and_then(|entry| i8::try_from(entry.kind.number()).ok()).unwrap_or(-1),
             })
         })
     }
 
-    pub(super) fn tensor_headers(&self, names: &[String]) -> Result<Vec<ffi::TensorHeader>> {
-        let header = |header: TensorHeader| ffi::TensorHeader {
-            module: header.module,
-            algorithms: header.hashes.iter().map(|hash| hash.algorithm().to_owned()).collect(),
-            values: header.hashes.iter().flat_map(|hash| hash.value().to_vec()).collect(),
-            hashed: header.hashed,
-            encryption: header.encryption,
+    pub(super) fn module_indices(&self, names: &[String]) -> Result<Vec<u16>> {
+        guard(|| Ok(self.files.tensor_headers(names)?.iter().map(|header| header.module).collect()))
+    }
+
+    /// Compares the data of tensors with their hashes.
+    ///
+    /// # Safety
+    /// The addresses must be those of memory of these sizes, which nothing writes meanwhile.
+    pub(super) unsafe fn differing_hashes(
+        &self,
+        names: &[String],
+        data: &[ffi::HostBytes],
+        threads: usize,
+    ) -> Result<Vec<ffi::DifferingHash>> {
+        let slice = |bytes: &ffi::HostBytes| match to_usize(bytes.bytes) {
+            0 => &[],
+            length => {
+                let address = std::ptr::with_exposed_provenance(to_usize(bytes.address));
+                // SAFETY: The caller vouches for the memory.
+                unsafe { std::slice::from_raw_parts(address, length) }
+            }
         };
-        guard(|| Ok(self.files.tensor_headers(names)?.into_iter().map(header).collect()))
+        let data: Vec<&[u8]> = data.iter().map(slice).collect();
+        let differing = |(tensor, algorithm): (usize, &str)| ffi::DifferingHash { tensor, algorithm: algorithm.into() };
+        guard(|| Ok(self.files.differing_hashes(names, &data, threads)?.into_iter().map(differing).collect()))
     }
 
     pub(super) fn path(&self, name: &str) -> Result<String> {

@@ -4,7 +4,6 @@ use super::guard::guard;
 use crate::encryption::secret::{Derivation, Key, SALT_BYTES};
 use crate::error::{Error, Kind, Result};
 use crate::format::tensors::cipher;
-use crate::format::tensors::encryption::Encryption;
 
 /// Cipher with its key.
 pub(super) struct Cipher {
@@ -17,11 +16,6 @@ pub(super) fn new_cipher(key: &[u8], salt: &[u8], opslimit: u64, memlimit: u64) 
         let derivation = (!salt.is_empty()).then(|| derivation(salt, opslimit, memlimit)).transpose()?;
         Ok(Box::new(Cipher { cipher: cipher::Cipher::new(Key::new(key)?, derivation) }))
     })
-}
-
-/// Returns the cipher with the key that is derived from a string as that of a tensor.
-pub(super) fn cipher_of_string(string: &[u8], encryption: &[u8]) -> Result<Box<Cipher>> {
-    guard(|| Ok(Box::new(Cipher { cipher: cipher::Cipher::of_string(string, &Encryption::parse(encryption, 0)?)? })))
 }
 
 /// Derives a key from a string into `key`.
@@ -38,11 +32,6 @@ pub(super) fn derive_key(string: &[u8], salt: &[u8], opslimit: u64, memlimit: u6
 impl Cipher {
     pub(super) fn cipher(&self) -> &cipher::Cipher {
         &self.cipher
-    }
-
-    /// Decrypts the data of a tensor in place.
-    pub(super) fn decrypt(&self, encryption: &[u8], data: &mut [u8], threads: usize) -> Result<()> {
-        guard(|| self.cipher.decrypt(&Encryption::parse(encryption, 0)?, data, threads))
     }
 }
 

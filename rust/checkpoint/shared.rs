@@ -110,7 +110,7 @@ impl Checkpoint {
             let message = format!("found {found} files, but the shared headers describe {}", headers.len());
             return Err(locate(mismatch(message), paths.first()));
         }
-        Checkpoint::from_files(files, false, |index, place| {
+        Checkpoint::from_files(files, |index, place| {
             let undescribed = || mismatch("no shared header describes the file".into());
             let shared = headers.get(index).ok_or_else(undescribed)?;
             let source = match (place, objects.get(index)) {

@@ -1,12 +1,14 @@
 //! Headers of single tensors, which only `.tensors` files have.
 
-use super::{Checkpoint, REMOTE_HEADER_THREADS};
+use super::Checkpoint;
 use crate::error::{Error, Kind, Result};
 use crate::format::tensors::tensor_header::{self, TensorHeader};
 use crate::num::to_usize;
+use crate::os::compute_pool;
 use crate::os::sigint::Watch;
 use crate::os::threads;
 use crate::source::Source;
+use std::sync::{Mutex, PoisonError};
 
 impl Checkpoint {
     /// Reads and checks the headers of tensors of `.tensors` files, in the order of `names`. Those of objects are requested
@@ -19,24 +21,44 @@ impl Checkpoint {
         let watch = Watch::begin();
         let is_remote = self.sources().any(Source::is_remote);
         let missing = || Error::new(Kind::Internal, "no such name");
-        threads::map(if is_remote { REMOTE_HEADER_THREADS } else { 1 }, names.len(), |index| {
-            self.tensor_header(names.get(index).ok_or_else(missing)?, &watch)
+        threads::map(tensor_header::read_threads(is_remote), names.len(), |index| {
+            let (file, entry) = self.find(names.get(index).ok_or_else(missing)?)?;
+            let source = self.source(file)?;
+            tensor_header::read(source, entry, &|| watch.check()).map_err(|error| error.at(source.path()))
         })
     }
 
-    fn tensor_header(&self, name: &str, watch: &Watch) -> Result<TensorHeader> {
-        let (file, entry) = self.find(name)?;
-        let source = self.source(file)?;
-        let read = || {
-            let tensors_entry = entry.tensors.ok_or_else(|| {
-                let message = "only tensors of tensorizer's format have headers of their own";
-                Error::new(Kind::InvalidArgument, message).tensor(name)
-            })?;
-            let range = tensor_header::range(entry, tensors_entry)?;
-            let mut bytes = vec![0; to_usize(range.end.saturating_sub(range.start))];
-            source.read(range.start, &mut bytes, &|| watch.check())?;
-            tensor_header::parse(&bytes, entry, tensors_entry)
-        };
-        read().map_err(|error| error.at(source.path()))
+    /// Compares data with the hashes in `.tensors` files. Returns the indices of tensors whose data differs, in ascending
+    /// order, each with the name of the algorithm of the hash. The hashes of tensors that are stored without data
+    /// cover none.
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::tensor_headers`]; `invalid-argument` if the data of a tensor has another size than in its file.
+    pub fn differing_hashes(
+        &self,
+        names: &[String],
+        data: &[&[u8]],
+        threads: usize,
+    ) -> Result<Vec<(usize, &'static str)>> {
+        let headers = self.tensor_headers(names)?;
+        let mut tensors: Vec<(usize, (&TensorHeader, &[u8]))> = Vec::with_capacity(headers.len());
+        for ((name, header), &data) in names.iter().zip(&headers).zip(data) {
+            let (_, entry) = self.find(name)?;
+            let stored_bytes = to_usize(entry.end.saturating_sub(entry.begin));
+            if stored_bytes != 0 && stored_bytes != data.len() {
+                let message = format!("{} bytes of data, but {stored_bytes} in the file", data.len());
+                return Err(Error::new(Kind::InvalidArgument, message).tensor(&**name));
+            }
+            tensors.push((tensors.len(), (header, if stored_bytes == 0 { &[] } else { data })));
+        }
+        let differing = Mutex::new(Vec::new());
+        compute_pool::for_each(threads, &tensors, |(index, (header, data))| {
+            let hashes = header.differing(data);
+            let mut differing = differing.lock().unwrap_or_else(PoisonError::into_inner);
+            differing.extend(hashes.iter().map(|hash| (*index, hash.algorithm())));
+        });
+        let mut differing = differing.into_inner().unwrap_or_else(PoisonError::into_inner);
+        differing.sort_unstable();
+        Ok(differing)
     }
 }

@@ -64,13 +64,13 @@ impl Verify {
     pub(super) fn stated(&self, source: &Source, header: &Header, json: &[u8]) -> Result<Stated> {
         match self {
             Verify::Nothing => Ok(Stated::Nothing),
+            // It needs a key, not digests.
+            Verify::Digests if encryption::is_encrypted(header) => Ok(Stated::Nothing),
             Verify::Digests | Verify::Manifest(_) if json.starts_with(tensors::MAGIC) => {
                 let message = "a load cannot verify a file in tensorizer's format; verify it with `fst verify` first, or \
                                load it with verify_hash=True of fst.compat.tensorizer";
                 Err(Error::new(Kind::Integrity, message).at(source.path()))
             }
-            // It needs a key, not digests.
-            Verify::Digests if encryption::is_encrypted(header) => Ok(Stated::Nothing),
             Verify::Digests => {
                 if let Some(digest) = hub_digest(source, header) {
                     return Ok(Stated::of_file(digest, json, HUB));

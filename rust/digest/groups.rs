@@ -5,7 +5,7 @@
 
 use super::{Algorithm, DIGEST_BYTES, Digest, tree};
 use crate::error::{Error, Kind, Result};
-use crate::num::{to_u64, to_usize};
+use crate::num::to_usize;
 use crate::profile::{self, Stage};
 use crate::units::{self, Unit, Units};
 use blake3::hazmat::ChainingValue;
@@ -96,7 +96,8 @@ impl Groups {
                 own_values.extend(digest);
             }
         }
-        Ok(Groups { units: Units::new(group_bytes, tensors.map(|(range, _)| range)), values: own_values })
+        let units = Units::new(tensors.map(|(range, _)| (range, group_bytes)), GROUP_BYTES_MAX);
+        Ok(Groups { units, values: own_values })
     }
 
     /// Returns the place of each group.
@@ -110,14 +111,14 @@ impl Groups {
     /// `integrity`, with the first byte of the group.
     pub fn compare(&self, group: &Unit, data: &[u8]) -> Result<()> {
         let _span = profile::span(Stage::Hash).bytes(data.len());
-        let Unit { number, range, tensor } = group;
-        let begin = to_usize(*number).saturating_mul(DIGEST_BYTES);
+        let begin = to_usize(group.number).saturating_mul(DIGEST_BYTES);
         let value = self.values.get(begin..begin.saturating_add(DIGEST_BYTES));
         let stated = value.and_then(|value| Digest::from_bytes(Algorithm::Blake3, value));
-        let is_whole = to_u64(data.len()) == range.end - range.start;
+        let stated_of = stated.zip(self.units.tensor(group.tensor)).filter(|_| group.fits(data));
         let no_value = || Error::new(Kind::Internal, format!("no value for {} bytes of {group:?}", data.len()));
-        let stated = stated.filter(|_| is_whole).ok_or_else(no_value)?;
-        let found = if range == tensor {
+        let (stated, tensor) = stated_of.ok_or_else(no_value)?;
+        let range = &group.range;
+        let found = if *range == tensor {
             Some(Algorithm::Blake3.digest(data))
         } else {
             Digest::from_bytes(Algorithm::Blake3, &tree::subtree(range.start - tensor.start, data))

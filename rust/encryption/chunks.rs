@@ -6,6 +6,7 @@ use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use crate::profile::{self, Stage};
 use crate::units::{Unit, Units};
+use std::fmt;
 use std::ops::Range;
 
 /// Size of a chunk of new files in bytes.
@@ -19,15 +20,27 @@ pub const CHUNK_BYTES_MIN: u64 = 4 << 10;
 /// Largest size of a chunk that is accepted, in bytes. Readers need memory for a whole chunk.
 pub const CHUNK_BYTES_MAX: u64 = 4 << 20;
 
-/// Chunks of a file, with the key to decrypt them.
+/// Chunks of an encrypted file, with what decrypts them.
+pub trait Chunks: fmt::Debug + Send + Sync {
+    /// Returns the place of each chunk.
+    fn units(&self) -> &Units;
+
+    /// Decrypts a chunk in place. Data that is not authentic is overwritten with zeros.
+    ///
+    /// # Errors
+    /// `integrity`, with the first byte of the chunk.
+    fn decrypt(&self, chunk: &Unit, data: &mut [u8]) -> Result<()>;
+}
+
+/// Chunks of a safetensors file. All have the same size, but the last one of each tensor.
 #[derive(Debug)]
-pub struct Chunks {
+pub struct SafetensorsChunks {
     cipher: KeyedCipher,
     units: Units,
     tags: Vec<u8>,
 }
 
-impl Chunks {
+impl SafetensorsChunks {
     /// Returns the chunks of tensors at these ranges of the file, in ascending order, with their authentication codes.
     ///
     /// # Errors
@@ -38,37 +51,42 @@ impl Chunks {
         chunk_bytes: u64,
         ranges: impl Iterator<Item = Range<u64>>,
         tags: Vec<u8>,
-    ) -> Result<Chunks> {
-        Ok(Chunks { cipher: file_key.data_cipher(cipher)?, units: Units::new(chunk_bytes, ranges), tags })
+    ) -> Result<SafetensorsChunks> {
+        let units = Units::new(ranges.map(|range| (range, chunk_bytes)), CHUNK_BYTES_MAX);
+        Ok(SafetensorsChunks { cipher: file_key.data_cipher(cipher)?, units, tags })
     }
+}
 
-    /// Returns the place of each chunk.
-    pub fn units(&self) -> &Units {
+impl Chunks for SafetensorsChunks {
+    fn units(&self) -> &Units {
         &self.units
     }
 
-    /// Decrypts a chunk in place. Data that is not authentic is overwritten with zeros.
-    ///
-    /// # Errors
-    /// `integrity`, with the first byte of the chunk.
-    pub fn decrypt(&self, chunk: &Unit, data: &mut [u8]) -> Result<()> {
+    fn decrypt(&self, chunk: &Unit, data: &mut [u8]) -> Result<()> {
         let _span = profile::span(Stage::Cipher).bytes(data.len());
-        let begin = to_usize(chunk.number).saturating_mul(TAG_BYTES);
-        let tag = self.tags.get(begin..begin.saturating_add(TAG_BYTES)).and_then(|tag| Tag::try_from(tag).ok());
-        let is_whole = to_u64(data.len()) == chunk.range.end - chunk.range.start;
-        let no_tag = || Error::new(Kind::Internal, format!("no code for {} bytes of {chunk:?}", data.len()));
-        let tag = tag.filter(|_| is_whole).ok_or_else(no_tag)?;
-        if self.cipher.decrypt(chunk.number, &[], data, tag) {
-            return Ok(());
-        }
-        let message = format!(
-            "the {} bytes of chunk {}, or their authentication code, are not those that were encrypted; the file was \
-             changed, or parts of files were exchanged",
-            data.len(),
-            chunk.number
-        );
-        Err(Error::new(Kind::Integrity, message).offset(chunk.range.start))
+        let tag = tag_of(&self.tags, chunk.number).filter(|_| chunk.fits(data)).ok_or_else(|| no_tag(chunk, data))?;
+        let is_authentic = self.cipher.decrypt(chunk.number, &[], data, tag);
+        if is_authentic { Ok(()) } else { Err(changed(chunk, data)) }
     }
+}
+
+/// Returns the authentication code with this number.
+fn tag_of(tags: &[u8], number: u64) -> Option<Tag> {
+    tags.as_chunks().0.get(to_usize(number)).copied()
+}
+
+fn no_tag(chunk: &Unit, data: &[u8]) -> Error {
+    Error::new(Kind::Internal, format!("no code for {} bytes of {chunk:?}", data.len()))
+}
+
+fn changed(chunk: &Unit, data: &[u8]) -> Error {
+    let message = format!(
+        "the {} bytes of chunk {}, or their authentication code, are not those that were encrypted; the file was changed, \
+         or parts of files were exchanged",
+        data.len(),
+        chunk.number
+    );
+    Error::new(Kind::Integrity, message).offset(chunk.range.start)
 }
 
 /// Encrypts the chunks of a new file.

@@ -129,6 +129,16 @@ impl EncryptionKey {
         }
     }
 
+    /// Returns the secret key of a `.tensors` file, which was derived from a passphrase if `derivation` is there. `None` if
+    /// it was not, and this is a passphrase. The file does not say whether a key that is given is its own.
+    pub fn for_tensors(&self, derivation: Option<Derivation>) -> Result<Option<Key>> {
+        match (&self.secret, derivation) {
+            (Secret::Key(key), _) => Ok(Some(key.clone())),
+            (Secret::Passphrase(passphrase), Some(derivation)) => passphrase.key(derivation).map(Some),
+            (Secret::Passphrase(_), None) => Ok(None),
+        }
+    }
+
     /// Returns whether both keys open the same files.
     pub(super) fn is_same(&self, other: &EncryptionKey) -> bool {
         match (&self.secret, &other.secret) {

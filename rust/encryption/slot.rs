@@ -190,13 +190,13 @@ fn malformed(index: usize, what: &str) -> Error {
     Error::new(Kind::Malformed, format!("key slot {index} is not valid: {what}"))
 }
 
-/// Returns the error of a load without keys.
+/// Error of a load without keys.
+pub const NO_KEY: &str = "the file is encrypted; give its key as encryption_key, register it with EncryptionKey.register, \
+                          or name its file in FST_ENCRYPTION_KEY_FILE";
+
+/// Returns the error of a load without keys, with those that would open the file.
 fn no_key(slots: &[Fields]) -> String {
-    format!(
-        "the file is encrypted; give its key as encryption_key, register it with EncryptionKey.register, or name its file \
-         in FST_ENCRYPTION_KEY_FILE{}",
-        if slots.is_empty() { String::new() } else { format!(": key {}", described(slots)) }
-    )
+    format!("{NO_KEY}{}", if slots.is_empty() { String::new() } else { format!(": key {}", described(slots)) })
 }
 
 /// Returns why no slot was opened.

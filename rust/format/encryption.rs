@@ -13,13 +13,17 @@
 
 use super::header::{Header, LENGTH_BYTES, position_of};
 use crate::dtype::Dtype;
-use crate::encryption::chunks::{CHUNK_BYTES, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkEncryptor, Chunks};
+use crate::encryption::chunks::{
+    CHUNK_BYTES, CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, ChunkEncryptor, Chunks, SafetensorsChunks,
+};
 use crate::encryption::cipher::{Cipher, TAG_BYTES};
 use crate::encryption::file_key::{CODE_BYTES, FileKey};
 use crate::encryption::key::EncryptionKey;
 use crate::encryption::slot::{self, SLOT_BYTES, SLOTS, Slot};
 use crate::error::{Error, Kind, Result};
 use crate::format::layout::{Metadata, Tensor};
+use crate::format::tensors;
+use crate::format::tensors::chunks::TensorsChunks;
 use crate::num::{to_u64, to_usize};
 use crate::os::retry::Check;
 use crate::source::Source;
@@ -52,9 +56,13 @@ struct Stated {
     secrets: Range<usize>,
 }
 
-/// Returns whether a header is that of an encrypted file, or claims to be.
+/// Returns whether a header is that of an encrypted file of any format, or claims to be.
 pub fn is_encrypted(header: &Header) -> bool {
-    header.metadata().is_some_and(|metadata| metadata.contains_key(ENCRYPTION_KEY)) || header.find(TAGS_NAME).is_some()
+    // All tensors of a `.tensors` file are encrypted, or none is.
+    let is_tensors = header.entries().next().and_then(|entry| entry.tensors).is_some_and(|entry| entry.is_encrypted);
+    is_tensors
+        || header.metadata().is_some_and(|metadata| metadata.contains_key(ENCRYPTION_KEY))
+        || header.find(TAGS_NAME).is_some()
 }
 
 /// Returns the chunks of an encrypted file, whose header is authentic, and removes from the header what belongs to the
@@ -70,14 +78,17 @@ pub fn open(
     source: &Source,
     keys: &[EncryptionKey],
     check: Check<'_>,
-) -> Result<Chunks> {
+) -> Result<Box<dyn Chunks>> {
+    if json.starts_with(tensors::MAGIC) && is_encrypted(header) {
+        return Ok(Box::new(TensorsChunks::open(header, source, keys)?));
+    }
     let Authentic { stated, file_key, tags, .. } = Authentic::new(header, json, source.length(), keys)?;
     header.remove(TAGS_NAME)?;
     header.remove_metadata(ENCRYPTION_KEY);
     let mut codes = vec![0; to_usize(tags.end - tags.start)];
     source.read(tags.start, &mut codes, check)?;
     let ranges = header.entries().map(|entry| entry.begin..entry.end);
-    Chunks::new(&file_key, stated.cipher, stated.chunk_bytes, ranges, codes)
+    Ok(Box::new(SafetensorsChunks::new(&file_key, stated.cipher, stated.chunk_bytes, ranges, codes)?))
 }
 
 /// Encryption of a file whose header is authentic.
@@ -97,6 +108,10 @@ impl Authentic {
             let message = "the file is not encrypted, but a key was given; someone may have replaced it. Load the file \
                            without a key to accept it";
             return Err(Error::new(Kind::Integrity, message));
+        }
+        if json.starts_with(tensors::MAGIC) {
+            let message = "the key of a file in tensorizer's format cannot be replaced; write the file again";
+            return Err(Error::new(Kind::InvalidArgument, message));
         }
         let stated = Stated::read(header, json)?;
         let tags = tags_range(header, stated.chunk_bytes, file_bytes)?;

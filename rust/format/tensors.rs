@@ -5,9 +5,11 @@
 //! | preamble | metadata, m bytes | header a | data a | header b | data b | ... | 0 as u64 |
 //! ```
 //!
-//! The metadata has an entry for each tensor, with the offsets of its header and of its data. Loads need the metadata only.
-//! The headers have hashes and the indices of modules. Numbers are little-endian. Nothing is aligned.
+//! The metadata has an entry for each tensor, with the offsets of its header and of its data. Loads need the metadata, and
+//! those of encrypted files the headers, which also have hashes and the indices of modules. Numbers are little-endian.
+//! Nothing is aligned.
 
+pub mod chunks;
 pub mod cipher;
 pub mod dtype;
 pub mod encryption;

@@ -78,7 +78,7 @@ fn changed_chunks(checkpoint: &Checkpoint, part: usize, parts: usize, options: &
         }
         let mut begin = entry.begin;
         while begin < entry.end {
-            // A multiple of the chunks of the tensor.
+            // A multiple of the chunks that fst and tensorizer write.
             let end = entry.end.min(begin.saturating_add(JOB_BYTES));
             if job_bytes.saturating_add(end - begin) > JOB_BYTES {
                 jobs.push(Vec::new());

@@ -9,6 +9,8 @@
 //!               copy   in place   copy
 //! ```
 //!
+//! A read may also have bytes between tensors, which no unit has. They are returned as they are stored.
+//!
 //! Columns of a matrix are read in slots of several rows each, and several slots may need parts of one unit. So the reader
 //! keeps the last copies, and a thread waits for a copy that another one opens.
 
@@ -40,7 +42,7 @@ struct UnitCopy {
     is_open: bool,
 }
 
-/// Part of a piece: whole units, or a part of one.
+/// Part of a piece: whole units and bytes between them, or a part of one unit.
 enum Part<'a> {
     Whole(u64, &'a mut [u8]),
     Partial(Unit, u64, &'a mut [u8]),
@@ -115,7 +117,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Reader for UnitReader {
     fn limits(&self) -> ReadLimits {
-        ReadLimits { unit_bytes: self.source.protection.units().unit_bytes(), ..self.reader.limits() }
+        ReadLimits { unit_bytes: self.source.protection.units().slot_bytes(), ..self.reader.limits() }
     }
 
     fn refusal(&self) -> Option<&str> {
@@ -145,19 +147,25 @@ fn divide<'a>(units: &Units, offset: u64, into: &'a mut [u8]) -> Result<Vec<Part
     let (mut at, mut rest) = (offset, into);
     let mut parts = Vec::new();
     while at < end {
-        let unit = units.at(at).ok_or_else(|| misfit(at))?;
-        let is_whole = |unit: &Unit| unit.range.end <= end;
-        let mut stop = unit.range.end.min(end);
-        let is_partial = at > unit.range.start || !is_whole(&unit);
-        // Whole units stay together, to be read at once.
-        while !is_partial && stop < end {
-            match units.at(stop).filter(is_whole) {
-                Some(next) => stop = next.range.end,
-                None => break,
+        let mut stop = at;
+        let mut partial = None;
+        // Whole units, and bytes between them, stay together, to be read at once.
+        while stop < end && partial.is_none() {
+            match units.at_or_after(stop) {
+                None => stop = end,
+                Some(unit) if unit.range.start > stop => stop = unit.range.start.min(end),
+                Some(unit) if unit.range.start == stop && unit.range.end <= end => stop = unit.range.end,
+                Some(unit) => partial = Some(unit),
             }
         }
+        // A part of a unit that follows whole ones is found again in the next turn.
+        let partial = partial.filter(|_| stop == at);
+        stop = partial.as_ref().map_or(stop, |unit| unit.range.end.min(end));
         let (part, left) = rest.split_at_mut_checked(to_usize(stop - at)).ok_or_else(|| misfit(at))?;
-        parts.push(if is_partial { Part::Partial(unit, at, part) } else { Part::Whole(at, part) });
+        parts.push(match partial {
+            Some(unit) => Part::Partial(unit, at, part),
+            None => Part::Whole(at, part),
+        });
         (at, rest) = (stop, left);
     }
     Ok(parts)
@@ -165,11 +173,13 @@ fn divide<'a>(units: &Units, offset: u64, into: &'a mut [u8]) -> Result<Vec<Part
 
 /// Opens whole units in place.
 fn open_all(protection: &Protection, mut offset: u64, into: &mut [u8]) -> Result<()> {
+    let end = offset.saturating_add(to_u64(into.len()));
     let mut rest = into;
-    while !rest.is_empty() {
-        let unit = protection.units().at(offset).ok_or_else(|| misfit(offset))?;
+    while let Some(unit) = protection.units().at_or_after(offset).filter(|unit| unit.range.start < end) {
+        let between = to_usize(unit.range.start.saturating_sub(offset));
+        let (_, data) = rest.split_at_mut_checked(between).ok_or_else(|| misfit(offset))?;
         let length = to_usize(unit.range.end - unit.range.start);
-        let (data, left) = rest.split_at_mut_checked(length).ok_or_else(|| misfit(offset))?;
+        let (data, left) = data.split_at_mut_checked(length).ok_or_else(|| misfit(offset))?;
         protection.open(&unit, data)?;
         (offset, rest) = (unit.range.end, left);
     }
@@ -177,5 +187,5 @@ fn open_all(protection: &Protection, mut offset: u64, into: &mut [u8]) -> Result
 }
 
 fn misfit(offset: u64) -> Error {
-    Error::new(Kind::Internal, format!("no unit of the file has byte {offset}, or not all of it"))
+    Error::new(Kind::Internal, format!("the memory does not fit the unit at byte {offset}"))
 }

@@ -2,10 +2,14 @@
 
 use crate::files;
 use fst::checkpoint::Checkpoint;
+use fst::checkpoint::verify::Verify;
 use fst::dtype::Dtype;
+use fst::encryption::chunks::Chunks;
+use fst::encryption::key::EncryptionKey;
 use fst::encryption::secret::{Derivation, Key};
 use fst::error::{Kind, Result};
 use fst::format::header::Header;
+use fst::format::tensors::chunks::TensorsChunks;
 use fst::format::tensors::cipher::Cipher;
 use fst::format::tensors::encryption::{Encryption, Pieces};
 use fst::format::tensors::layout::NewTensor;
@@ -87,12 +91,6 @@ fn encryption() -> Encryption {
     Encryption { derivation: Some(derivation), pieces: Some(pieces) }
 }
 
-/// Decrypts this number of zeros with a key.
-fn decrypt(encryption: &Encryption, data_bytes: usize) -> String {
-    let cipher = Cipher::new(Key::new(&[1; 32]).unwrap(), None);
-    cipher.decrypt(encryption, &mut vec![0; data_bytes], 1).unwrap_err().to_string()
-}
-
 #[test]
 fn encryption_is_parsed_as_encoded() {
     let bytes = encryption().encode();
@@ -153,31 +151,56 @@ fn hostile_numbers_of_encryption_are_refused() {
 
 #[test]
 fn each_piece_has_a_code() {
+    let mut pieces = encryption().pieces.unwrap();
     for data_bytes in [0, 1, 4096, 6145] {
-        let error = decrypt(&encryption(), data_bytes);
+        let error = pieces.size(data_bytes).unwrap_err().to_string();
         assert!(error.contains(&format!("3 authentication codes for {data_bytes} bytes")), "{error}");
     }
-    assert!(decrypt(&encryption(), 6144).contains("does not match"));
-    assert!(decrypt(&Encryption::default(), 6144).contains("not encrypted"));
+    assert_eq!(pieces.size(6144).unwrap(), 2048);
+    // A single piece has all data.
+    pieces.macs.truncate(1);
+    assert_eq!(pieces.size(6144).unwrap(), 6144);
+    assert!(pieces.size(0).is_err());
 }
 
 #[test]
 fn all_tensors_of_a_file_have_one_key() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("m");
     let derivation = Derivation { opslimit: 1, memlimit: 8192, salt: [5; 16] };
-    let cipher = Cipher::new(derivation.key(b"secret").unwrap(), Some(derivation));
-    let mut data = vec![3; 100];
-    let mut encrypted = cipher.encrypt(&mut data, 1).unwrap();
-    let other = Cipher::of_string(b"secret", &encrypted).unwrap();
-    other.decrypt(&encrypted, &mut data, 1).unwrap();
-    assert_eq!(data, [3; 100]);
-    for derivation in [None, Some(Derivation { opslimit: 2, ..derivation })] {
-        encrypted.derivation = derivation;
-        let error = other.decrypt(&encrypted, &mut data, 1).unwrap_err();
-        assert!(error.to_string().contains("another salt"), "{error}");
-    }
-    encrypted.derivation = None;
-    let error = Cipher::of_string(b"secret", &encrypted).err().unwrap();
+    let tensors = [("a", files::pattern(1, 100)), ("b", files::pattern(2, 5))];
+    let passphrase = EncryptionKey::from_passphrase(b"secret", 1, 8192).unwrap();
+    write_encrypted(&path, &Cipher::new(derivation.key(b"secret").unwrap(), Some(derivation)), &tensors);
+    assert_eq!(decrypt_all(&path, &passphrase).unwrap(), tensors.each_ref().map(|(_, data)| data.clone()));
+    let mut bytes = std::fs::read(&path).unwrap();
+    let salt = bytes.windows(16).rposition(|window| window == [5; 16]).unwrap();
+    bytes[salt] ^= 1;
+    std::fs::write(&path, &bytes).unwrap();
+    let error = decrypt_all(&path, &passphrase).unwrap_err();
+    assert!(error.to_string().contains("another salt"), "{error}");
+    write_encrypted(&path, &Cipher::new(Key::new(&[1; 32]).unwrap(), None), &tensors);
+    let error = decrypt_all(&path, &passphrase).unwrap_err();
     assert!(error.to_string().contains("not derived from a string"), "{error}");
+}
+
+#[test]
+fn key_is_found_among_several() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("m");
+    write_encrypted(&path, &Cipher::new(Key::new(&[7; 32]).unwrap(), None), &[("weight", files::pattern(3, 5000))]);
+    let key = |byte| EncryptionKey::from_bytes(&[byte; 32]).unwrap();
+    let source = files::source(&path);
+    let header = Header::read(&source).unwrap();
+    let open = |keys: &[EncryptionKey]| TensorsChunks::open(&header, &source, keys);
+    let entry = header.find("weight").unwrap();
+    let mut data = std::fs::read(&path).unwrap()[entry.begin as usize..entry.end as usize].to_vec();
+    let chunks = open(&[key(6), EncryptionKey::from_passphrase(b"secret", 1, 8192).unwrap(), key(7), key(8)]).unwrap();
+    chunks.decrypt(&chunks.units().at_or_after(entry.begin).unwrap(), &mut data).unwrap();
+    assert_eq!(data, files::pattern(3, 5000));
+    let error = open(&[key(6), key(8)]).unwrap_err();
+    assert_eq!(error.kind(), Kind::Integrity);
+    assert!(error.to_string().contains("none of the keys"), "{error}");
+    assert_eq!(open(&[]).unwrap_err().kind(), Kind::InvalidArgument);
 }
 
 /// Writes an encrypted file.
@@ -190,18 +213,21 @@ fn write_encrypted(path: &Path, cipher: &Cipher, tensors: &[(&str, Vec<u8>)]) {
     writer.finish().unwrap();
 }
 
-/// Parses a file, and decrypts each tensor whose header is accepted.
-fn decrypt_all(file: &[u8], cipher: &Cipher) -> Result<Vec<Vec<u8>>> {
-    let metadata_end = PREAMBLE_BYTES.saturating_add(Preamble::parse(file)?.metadata_bytes) as usize;
-    let header = Header::parse(file.get(..metadata_end).unwrap_or(file), file.len() as u64)?;
-    let slice = |begin: u64, end: u64| &file[begin as usize..end as usize];
+/// Opens a file, and decrypts all its tensors.
+fn decrypt_all(path: &Path, key: &EncryptionKey) -> Result<Vec<Vec<u8>>> {
+    let source = files::source(path);
+    let header = Header::read(&source)?;
+    let chunks = TensorsChunks::open(&header, &source, std::slice::from_ref(key))?;
     let mut found = Vec::new();
     for entry in header.entries() {
-        let tensors_entry = entry.tensors.unwrap();
-        let range = tensor_header::range(entry, tensors_entry)?;
-        let tensor_header = tensor_header::parse(slice(range.start, range.end), entry, tensors_entry)?;
-        let mut data = slice(entry.begin, entry.end).to_vec();
-        cipher.decrypt(&Encryption::parse(&tensor_header.encryption, 0)?, &mut data, 1)?;
+        let mut data = std::fs::read(path).unwrap()[entry.begin as usize..entry.end as usize].to_vec();
+        let mut begin = entry.begin;
+        while begin < entry.end {
+            let chunk = chunks.units().at_or_after(begin).unwrap();
+            let range = chunk.range.start - entry.begin..chunk.range.end - entry.begin;
+            chunks.decrypt(&chunk, &mut data[range.start as usize..range.end as usize])?;
+            begin = chunk.range.end;
+        }
         found.push(data);
     }
     Ok(found)
@@ -214,19 +240,22 @@ fn encrypted_files_are_read_as_written() {
     let cipher = Cipher::new(Key::new(&[9; 32]).unwrap(), None);
     let data = files::pattern(3, (2 << 20) + 5);
     write_encrypted(&path, &cipher, &[("weight", data.clone())]);
-    let header = Checkpoint::open_encrypted(&[&path]).unwrap().tensor_headers(&["weight".into()]).unwrap().remove(0);
+    let key = EncryptionKey::from_bytes(&[9; 32]).unwrap();
+    let open = || Checkpoint::open_with_key(&[&path], &Verify::Nothing, &key);
+    let header = open().unwrap().tensor_headers(&["weight".into()]).unwrap().remove(0);
     assert_eq!(header.hashes, [Hash::sha256(&header.hashed, &data)]);
     assert!(!std::fs::read(&path).unwrap().windows(64).any(|window| window == &data[..64]));
-    assert_eq!(decrypt_all(&std::fs::read(&path).unwrap(), &cipher).unwrap(), [data]);
+    assert_eq!(decrypt_all(&path, &key).unwrap(), [data]);
     let error = Checkpoint::open(&[&path]).unwrap_err();
     assert_eq!(error.kind(), Kind::InvalidArgument);
-    assert!(error.to_string().contains("the tensors are encrypted"), "{error}");
+    assert!(error.to_string().contains("the file is encrypted; give its key"), "{error}");
     let output = OutputFile::create(&path, Box::new(Linux)).unwrap();
     let mut writer = Writer::begin_tensors(output, None, &Options::default()).unwrap();
     writer.write_hashed(new_tensor("weight", Dtype::U8, &[3], true), &[1, 2, 3]).unwrap();
     writer.finish().unwrap();
-    let error = Checkpoint::open_encrypted(&[&path]).unwrap_err();
-    assert!(error.to_string().contains("not encrypted"), "{error}");
+    let error = open().unwrap_err();
+    assert_eq!(error.kind(), Kind::Integrity);
+    assert!(error.to_string().contains("the file is not encrypted"), "{error}");
 }
 
 #[test]
@@ -235,6 +264,7 @@ fn mutated_encrypted_files_have_the_right_data_or_none() {
     let path = directory.path().join("m");
     let derivation = Derivation { opslimit: 1, memlimit: 8192, salt: [5; 16] };
     let cipher = Cipher::new(Key::new(&[9; 32]).unwrap(), Some(derivation));
+    let key = EncryptionKey::from_bytes(&[9; 32]).unwrap();
     let tensors = [("a", files::pattern(1, 70)), ("b", files::pattern(2, 5))];
     write_encrypted(&path, &cipher, &tensors);
     let bytes = std::fs::read(&path).unwrap();
@@ -243,20 +273,26 @@ fn mutated_encrypted_files_have_the_right_data_or_none() {
         for mask in [1, 2, 4, 8, 16, 32, 64, 128, 255] {
             let mut mutated = bytes.clone();
             mutated[position] ^= mask;
-            match decrypt_all(&mutated, &cipher) {
+            std::fs::write(&path, &mutated).unwrap();
+            match decrypt_all(&path, &key) {
                 Ok(found) => {
                     let is_known = |data| tensors.iter().any(|(_, expected)| expected == data);
                     assert!(found.iter().all(is_known), "{position} {mask}");
                     accepted += 1;
                 }
-                Err(error) => assert!(matches!(error.kind(), Kind::Malformed | Kind::UnsupportedDtype), "{error}"),
+                Err(error) => {
+                    let is_expected =
+                        matches!(error.kind(), Kind::Malformed | Kind::Integrity | Kind::UnsupportedDtype);
+                    assert!(is_expected, "{error}");
+                }
             }
         }
     }
     // Hashes, indices of modules, reserved space, sizes that are hints.
     assert!(accepted < bytes.len() * 9 / 2, "{accepted} of {}", bytes.len() * 9);
     for length in 0..bytes.len() - 8 {
-        assert_eq!(decrypt_all(&bytes[..length], &cipher).unwrap_err().kind(), Kind::Malformed);
+        std::fs::write(&path, &bytes[..length]).unwrap();
+        assert_eq!(decrypt_all(&path, &key).unwrap_err().kind(), Kind::Malformed);
     }
 }
 
@@ -300,7 +336,10 @@ proptest! {
         bytes.truncate(length);
         if let Ok(encryption) = Encryption::parse(&bytes, 0) {
             prop_assert!(encryption.derivation.is_none_or(|derivation| derivation.check().is_ok()));
-            prop_assert!(decrypt(&encryption, 5000).contains("[malformed]"));
+            if let Some(pieces) = encryption.pieces {
+                let size = pieces.size(5000);
+                prop_assert!(size.is_err() || 5000_u64.div_ceil(size.unwrap()) == pieces.macs.len() as u64);
+            }
         }
     }
 
@@ -342,6 +381,16 @@ fn round_trip(tensors: &[NewTensor], options: &Options) -> u32 {
         assert_eq!((stored.kind, stored.module), (TensorKind::Buffer, 7));
         let data = data(tensor);
         assert_eq!(stored.hashes, [Hash::crc32(&stored.hashed, &data), Hash::sha256(&stored.hashed, &data)]);
+        let names = [tensor.name.clone()];
+        assert_eq!(checkpoint.differing_hashes(&names, &[&data], 2).unwrap(), []);
+        if !data.is_empty() {
+            let mut changed = data.clone();
+            changed[data.len() / 2] ^= 1;
+            let differing = checkpoint.differing_hashes(&names, &[&changed], 2).unwrap();
+            assert_eq!(differing, [(0, "crc32"), (0, "sha256")]);
+            let error = checkpoint.differing_hashes(&names, &[&data[1..]], 2).unwrap_err();
+            assert_eq!(error.kind(), Kind::InvalidArgument);
+        }
     }
     Preamble::parse(&bytes).unwrap().version
 }

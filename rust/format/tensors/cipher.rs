@@ -8,7 +8,6 @@ use crate::os::compute_pool;
 use crypto_secretbox::aead::AeadInPlace;
 use crypto_secretbox::{KeyInit, XSalsa20Poly1305};
 use ring::rand::{SecureRandom, SystemRandom};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// Size of a nonce in bytes.
@@ -26,7 +25,7 @@ pub type Nonce = [u8; NONCE_BYTES];
 pub type Mac = [u8; MAC_BYTES];
 
 /// Cipher with its key, which is overwritten when the cipher is dropped.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Cipher {
     key: Key,
     derivation: Option<Derivation>,
@@ -44,54 +43,17 @@ impl Cipher {
         Cipher { key, derivation }
     }
 
-    /// Derives the key of a string as that of a tensor was derived. Other tensors must have the same key.
-    ///
-    /// # Errors
-    /// Those of [`Derivation::key`]; `invalid-argument` if the key of the tensor was not derived from a string.
-    pub fn of_string(string: &[u8], encryption: &Encryption) -> Result<Cipher> {
-        let derivation = encryption.derivation.ok_or_else(|| {
-            let message = "the key was not derived from a string; use the key itself";
-            Error::new(Kind::InvalidArgument, message)
-        })?;
-        Ok(Cipher::new(derivation.key(string)?, Some(derivation)))
-    }
-
-    /// Decrypts data in place. Data that is not what the owner of the key encrypted is overwritten with zeros.
-    ///
-    /// # Errors
-    /// `malformed` if a code does not match, if there is not a code for each piece, if the data is not encrypted, or if the
-    /// key was derived from a string in another way than that of this cipher.
-    pub fn decrypt(&self, encryption: &Encryption, data: &mut [u8], threads: usize) -> Result<()> {
-        let Some(Pieces { piece_bytes, nonce, macs }) = &encryption.pieces else {
-            return Err(malformed("the tensor is not encrypted"));
-        };
-        if self.derivation.is_some() && encryption.derivation != self.derivation {
-            return Err(malformed("the key was derived with another salt or other limits than for other tensors"));
-        }
-        let data_bytes = data.len();
-        // One code is that of all data, whatever the size of pieces is.
-        let pieces = pieces(data, if macs.len() == 1 { data_bytes } else { to_usize(*piece_bytes) }, nonce);
-        if pieces.len() != macs.len() {
-            let codes = macs.len();
-            let message = format!("{codes} authentication codes for {data_bytes} bytes in pieces of {piece_bytes}");
-            return Err(malformed(message));
-        }
-        let work: Vec<(Piece<'_>, &Mac)> = pieces.into_iter().zip(macs).collect();
-        let is_authentic = AtomicBool::new(true);
+    /// Decrypts a piece of a tensor in place. Returns false, and overwrites data that is not authentic with zeros.
+    pub fn decrypt(&self, pieces: &Pieces, index: u64, data: &mut [u8]) -> bool {
         let cipher = XSalsa20Poly1305::new(self.key.secret().into());
-        compute_pool::for_each(threads, &work, |(piece, mac)| {
-            let mut data = piece.data.lock().unwrap_or_else(PoisonError::into_inner);
-            // Compares the code before it changes the data.
-            if cipher.decrypt_in_place_detached(&piece.nonce.into(), b"", &mut data, (*mac).into()).is_err() {
-                is_authentic.store(false, Ordering::Relaxed);
-            }
-        });
-        drop(work);
-        if !is_authentic.into_inner() {
+        let nonce = nonce_of(&pieces.nonce, index);
+        // Compares the code before it changes the data.
+        let decrypt = |mac: &Mac| cipher.decrypt_in_place_detached(&nonce.into(), b"", data, mac.into()).is_ok();
+        let is_authentic = pieces.macs.get(to_usize(index)).is_some_and(decrypt);
+        if !is_authentic {
             data.fill(0);
-            return Err(malformed("an authentication code does not match: another key, or a changed file"));
         }
-        Ok(())
+        is_authentic
     }
 
     /// Encrypts data in place, with a random nonce.
@@ -121,10 +83,6 @@ impl Cipher {
     }
 }
 
-fn malformed(message: impl Into<String>) -> Error {
-    Error::new(Kind::Malformed, message)
-}
-
 fn pieces<'a>(data: &'a mut [u8], piece_bytes: usize, first: &Nonce) -> Vec<Piece<'a>> {
     let piece = |(index, data)| Piece { nonce: nonce_of(first, to_u64(index)), data: Mutex::new(data) };
     data.chunks_mut(piece_bytes.max(1)).enumerate().map(piece).collect()
@@ -152,6 +110,13 @@ mod tests {
         (0..hex.len()).step_by(2).map(digit).collect()
     }
 
+    /// Decrypts all pieces, and returns whether all are authentic.
+    fn decrypt(cipher: &Cipher, pieces: &Pieces, data: &mut [u8]) -> bool {
+        let decrypt = |(index, piece)| cipher.decrypt(pieces, to_u64(index), piece);
+        let is_authentic: Vec<bool> = data.chunks_mut(PIECE_BYTES).enumerate().map(decrypt).collect();
+        is_authentic.into_iter().all(|is_authentic| is_authentic)
+    }
+
     #[test]
     fn secret_box_is_that_of_nacl() {
         // The vector of NaCl's and libsodium's tests of crypto_secretbox.
@@ -169,9 +134,8 @@ mod tests {
              a089bc76897040e082f937763848645e0705",
         );
         let pieces = Pieces { piece_bytes: PIECE_BYTES_MIN, nonce, macs: vec![mac] };
-        let encryption = Encryption { derivation: None, pieces: Some(pieces) };
         let cipher = Cipher::new(Key::new(&key).unwrap(), None);
-        cipher.decrypt(&encryption, &mut data, 1).unwrap();
+        assert!(cipher.decrypt(&pieces, 0, &mut data));
         assert_eq!(data, plain);
     }
 
@@ -191,15 +155,15 @@ mod tests {
             let mut data = plain.clone();
             let encryption = cipher.encrypt(&mut data, 2).unwrap();
             assert!(data != plain);
-            let parsed = Encryption::parse(&encryption.encode(), 0).unwrap();
+            let parsed = Encryption::parse(&encryption.encode(), 0).unwrap().pieces.unwrap();
             let encrypted = data.clone();
-            cipher.decrypt(&parsed, &mut data, 2).unwrap();
+            assert!(decrypt(&cipher, &parsed, &mut data));
             assert_eq!(data, plain);
             for position in [0, size / 2, size - 1] {
                 let mut damaged = encrypted.clone();
                 damaged[position] ^= 1;
-                assert_eq!(cipher.decrypt(&parsed, &mut damaged, 2).unwrap_err().kind(), Kind::Malformed);
-                assert!(damaged.iter().all(|&byte| byte == 0));
+                assert!(!decrypt(&cipher, &parsed, &mut damaged));
+                assert!(damaged.chunks(PIECE_BYTES).any(|piece| piece.iter().all(|&byte| byte == 0)));
             }
         }
     }
@@ -208,11 +172,11 @@ mod tests {
     fn pieces_keep_their_places() {
         let cipher = Cipher::new(Key::new(&[7; 32]).unwrap(), None);
         let mut data = vec![5; 2 * PIECE_BYTES];
-        let mut encryption = cipher.encrypt(&mut data, 2).unwrap();
+        let mut pieces = cipher.encrypt(&mut data, 2).unwrap().pieces.unwrap();
         let (first, second) = data.split_at_mut(PIECE_BYTES);
         first.swap_with_slice(second);
-        assert!(cipher.decrypt(&encryption, &mut data.clone(), 2).is_err());
-        encryption.pieces.as_mut().unwrap().macs.reverse();
-        assert!(cipher.decrypt(&encryption, &mut data, 2).is_err());
+        assert!(!decrypt(&cipher, &pieces, &mut data.clone()));
+        pieces.macs.reverse();
+        assert!(!decrypt(&cipher, &pieces, &mut data));
     }
 }

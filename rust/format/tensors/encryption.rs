@@ -44,9 +44,27 @@ pub(super) fn bytes_max(data_bytes: u64) -> u64 {
     macs.saturating_add(FIXED_BYTES_MAX)
 }
 
+impl Pieces {
+    /// Returns the size of each piece but the last of data of this size, both in bytes.
+    ///
+    /// # Errors
+    /// `malformed` if there is not a code for each piece.
+    pub fn size(&self, data_bytes: u64) -> Result<u64> {
+        let Pieces { piece_bytes, macs, .. } = self;
+        // One code is that of all data, whatever the size of pieces is.
+        let size = if macs.len() == 1 { data_bytes } else { *piece_bytes };
+        if data_bytes == 0 || data_bytes.div_ceil(size) != to_u64(macs.len()) {
+            let codes = macs.len();
+            let message = format!("{codes} authentication codes for {data_bytes} bytes in pieces of {piece_bytes}");
+            return Err(Error::new(Kind::Malformed, message));
+        }
+        Ok(size)
+    }
+}
+
 impl Encryption {
     /// Parses bytes that begin at `offset` of their file. Whether there is a code for each piece of the data is left to
-    /// [`Cipher::decrypt`](super::cipher::Cipher::decrypt).
+    /// [`Pieces::size`].
     ///
     /// # Errors
     /// `malformed` with the offset of the fault.

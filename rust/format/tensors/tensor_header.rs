@@ -1,6 +1,7 @@
 //! Header of one tensor in a `.tensors` file, directly before its data.
 //!
-//! Loads do not read it: it repeats the metadata entry, and adds hashes of the tensor and the index of its module.
+//! It repeats the metadata entry, and adds hashes of the tensor, the index of its module, and how the data is encrypted.
+//! Loads read it only for that.
 
 use super::encryption::{self, Encryption};
 use super::{Fields, TensorKind, dtype};
@@ -9,10 +10,15 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::format::header::{Entry, TensorsEntry};
 use crate::num::{to_u64, to_usize};
+use crate::os::retry::Check;
+use crate::source::Source;
 use std::ops::Range;
 
 /// Upper bound for the size of a header in bytes, without its encryption. Names, shapes and hashes take less than half of it.
 const TENSOR_HEADER_BYTES_MAX: u64 = 1 << 20;
+
+/// Number of requests for headers of an object at the same time.
+const REMOTE_THREADS: usize = 64;
 
 const CRC32: u8 = 0;
 const SHA256: u8 = 1;
@@ -59,6 +65,15 @@ impl Hash {
         }
     }
 
+    /// Returns whether this is the hash of a tensor, given its header with zeros in place of hashes.
+    fn is_of(&self, hashed: &[u8], data: &[u8]) -> bool {
+        let computed = match self {
+            Hash::Crc32(_) => Hash::crc32(hashed, data),
+            Hash::Sha256(_) => Hash::sha256(hashed, data),
+        };
+        *self == computed
+    }
+
     fn number(&self) -> u8 {
         match self {
             Hash::Crc32(_) => CRC32,
@@ -78,8 +93,15 @@ pub struct TensorHeader {
     pub hashes: Vec<Hash>,
     /// The bytes of the header without its encryption, with zeros in place of the hashes. The hashes begin with them.
     pub hashed: Vec<u8>,
-    /// Encryption of the data, which [`Encryption::parse`] accepts. Empty in a file that is not encrypted.
-    pub encryption: Vec<u8>,
+    /// Encryption of the data, which is the default in a file that is not encrypted.
+    pub encryption: Encryption,
+}
+
+impl TensorHeader {
+    /// Returns the hashes that are not those of this data.
+    pub fn differing(&self, data: &[u8]) -> Vec<Hash> {
+        self.hashes.iter().filter(|hash| !hash.is_of(&self.hashed, data)).copied().collect()
+    }
 }
 
 /// Returns the bytes of a file that hold the header of a tensor.
@@ -97,6 +119,26 @@ pub fn range(entry: Entry<'_>, tensors_entry: TensorsEntry) -> Result<Range<u64>
         return Err(Error::new(Kind::Malformed, message).tensor(entry.name).offset(range.start));
     }
     Ok(range)
+}
+
+/// Reads, parses and checks the header of a tensor of a file.
+///
+/// # Errors
+/// `invalid-argument` for a tensor of a safetensors file; those of [`range`], of [`parse`] and of reading. Without the path.
+pub fn read(source: &Source, entry: Entry<'_>, check: Check<'_>) -> Result<TensorHeader> {
+    let tensors_entry = entry.tensors.ok_or_else(|| {
+        let message = "only tensors of tensorizer's format have headers of their own";
+        Error::new(Kind::InvalidArgument, message).tensor(entry.name)
+    })?;
+    let range = range(entry, tensors_entry)?;
+    let mut bytes = vec![0; to_usize(range.end.saturating_sub(range.start))];
+    source.read(range.start, &mut bytes, check)?;
+    parse(&bytes, entry, tensors_entry)
+}
+
+/// Returns the number of threads that read headers of a file.
+pub fn read_threads(is_remote: bool) -> usize {
+    if is_remote { REMOTE_THREADS } else { 1 }
 }
 
 /// Parses the header of a tensor, and checks that it agrees with the metadata entry.
@@ -135,11 +177,13 @@ fn parse_fields(bytes: &[u8], entry: Entry<'_>, tensors_entry: TensorsEntry) -> 
     let (hashes, values) = parse_hashes(&mut fields)?;
     let data_bytes = entry.end.saturating_sub(entry.begin);
     let encryption_begin = fields.offset();
-    let encryption = if tensors_entry.is_encrypted { fields.counted::<8>("the encryption")? } else { &[] };
+    let encryption = if tensors_entry.is_encrypted {
+        let encoded = fields.counted::<8>("the encryption")?;
+        Encryption::parse(encoded, fields.offset().saturating_sub(to_u64(encoded.len())))?
+    } else {
+        Encryption::default()
+    };
     let encryption_end = fields.offset();
-    if tensors_entry.is_encrypted {
-        Encryption::parse(encryption, encryption_end.saturating_sub(to_u64(encryption.len())))?;
-    }
     if fields.number::<8>("the size of the data")? != data_bytes {
         return Err(differs("size of its data", fields.offset()));
     }
@@ -153,7 +197,7 @@ fn parse_fields(bytes: &[u8], entry: Entry<'_>, tensors_entry: TensorsEntry) -> 
         zeroed.ok_or_else(|| differs("size", hashes_begin))?.fill(0);
     }
     hashed.drain(from_begin(encryption_begin)..from_begin(encryption_end));
-    Ok(TensorHeader { module, kind, hashes, hashed, encryption: encryption.to_vec() })
+    Ok(TensorHeader { module, kind, hashes, hashed, encryption })
 }
 
 /// Returns the known hashes, and where the values of all hashes are in the file.

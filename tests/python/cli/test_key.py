@@ -1,11 +1,13 @@
 """Keys on the command line, and commands on encrypted files."""
 
+import json
 import stat
 
 import pytest
 import torch
 
 import fst
+from fst.compat.tensorizer import EncryptionParams, TensorSerializer
 
 
 @pytest.fixture
@@ -38,6 +40,54 @@ def test_commands_read_encrypted_files(command, encrypted, monkeypatch):
         assert command(name, encrypted).returncode == 0
     assert command("convert", encrypted, "back.safetensors").returncode == 0
     assert encrypted.with_name("back.safetensors").read_bytes() == encrypted.with_name("plain.safetensors").read_bytes()
+
+
+@pytest.fixture
+def tensorizer_file(command, tmp_path):
+    """Writes an encrypted file in tensorizer's format, with a new key."""
+    command("key", "new", "a.key")
+    path = tmp_path / "m.tensors"
+    key = bytes.fromhex((tmp_path / "a.key").read_text())
+    with TensorSerializer(path, encryption=EncryptionParams(key)) as serializer:
+        serializer.write_state_dict({"weight": torch.arange(6.0), "steps": torch.arange(3)})
+    return path
+
+
+def test_commands_read_encrypted_files_of_tensorizer(command, tensorizer_file, tmp_path, monkeypatch):
+    for name in ("inspect", "verify", "load"):
+        failed = command(name, tensorizer_file)
+        assert failed.returncode == 1
+        assert "FST_ENCRYPTION_KEY_FILE" in failed.stdout + failed.stderr
+    assert command("convert", tensorizer_file, "back.safetensors").returncode == 1
+    monkeypatch.setenv("FST_ENCRYPTION_KEY_FILE", str(tmp_path / "a.key"))
+    shown = command("inspect", tensorizer_file)
+    assert shown.returncode == 0
+    assert "weight" in shown.stdout
+    assert "48 B, encrypted: " in shown.stdout
+    assert json.loads(command("inspect", tensorizer_file, "--json").stdout)["encrypted"] is True
+    verified = command("verify", tensorizer_file)
+    assert verified.returncode == 0
+    assert "2 tensors authenticated" in verified.stdout
+    assert "2 tensors as when they were written" in verified.stdout
+    for target in ("back.safetensors", "back.tensors"):
+        assert command("convert", tensorizer_file, target).returncode == 0
+        assert torch.equal(fst.load_file(tmp_path / target)["weight"], torch.arange(6.0))
+    assert json.loads(command("inspect", tmp_path / "back.tensors", "--json").stdout)["encrypted"] is False
+
+
+def test_verify_finds_changed_files_of_tensorizer(command, tensorizer_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("FST_ENCRYPTION_KEY_FILE", str(tmp_path / "a.key"))
+    content = bytearray(tensorizer_file.read_bytes())
+    # The last byte of the data of the last tensor, before the number after it.
+    content[-9] ^= 1
+    tensorizer_file.write_bytes(content)
+    result = command("verify", tensorizer_file)
+    assert result.returncode == 1
+    assert "steps" in result.stdout
+    assert "authentication code" in result.stdout
+    refused = command("key", "rotate", tensorizer_file, "a.key", "a.key")
+    assert refused.returncode == 1
+    assert "cannot be replaced" in refused.stderr
 
 
 def test_verify_finds_a_changed_chunk(command, encrypted, monkeypatch):

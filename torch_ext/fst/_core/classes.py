@@ -17,9 +17,6 @@ from fst._core.arguments import Dtype, dtype_arguments
 from fst._core.errors import methods_translate_errors, translates_errors
 from fst._core.index_range import IndexRange, flatten
 
-# Sizes of hashes in bytes, by the names of their algorithms.
-HASH_BYTES = {"crc32": 4, "sha256": 32}
-
 # Size of a key of encrypted files in bytes.
 KEY_BYTES = 32
 
@@ -35,6 +32,7 @@ class TensorInfo(NamedTuple):
         shape: The shape in the header.
         nbytes: The size of the data in bytes. 0 for a tensor that is stored without data, and loads as zeros.
         begin: The offset of the data in the file.
+        header_begin: The offset of the tensor's own header in tensorizer's format. `begin` in a safetensors file.
         kind: In tensorizer's format 0 for a parameter, 1 for a buffer and 2 for a tensor of a state_dict. -1 in a
             safetensors file.
     """
@@ -43,28 +41,13 @@ class TensorInfo(NamedTuple):
     shape: list[int]
     nbytes: int
     begin: int
+    header_begin: int
     kind: int
-
-
-class TensorHeader(NamedTuple):
-    """Header of a tensor in tensorizer's format.
-
-    Attributes:
-        module: The index of the tensor's module among those that were written.
-        hashes: The algorithms and the values of the hashes.
-        hashed: The bytes with which the hashes begin, before the data of the tensor.
-        encryption: How the data is encrypted, for `Cipher`. Empty if the file is not encrypted.
-    """
-
-    module: int
-    hashes: list[tuple[str, bytes]]
-    hashed: bytes
-    encryption: bytes
 
 
 @methods_translate_errors
 class EncryptionKey:
-    """Secret key of encrypted safetensors files, which the core overwrites in memory at the end.
+    """Secret key of encrypted files, which the core overwrites in memory at the end.
 
     Args:
         key: 32 bytes.
@@ -125,14 +108,6 @@ class Checkpoint:
     ) -> None:
         self._object = torch.classes.fst.Checkpoint(paths, headers, verify, None if key is None else key._object)
 
-    @classmethod
-    @translates_errors
-    def open_encrypted(cls, paths: Sequence[str]) -> "Checkpoint":
-        """Opens encrypted files in tensorizer's format. Loads return the bytes as they are, for `Cipher.decrypt`."""
-        wrapper = cls.__new__(cls)
-        wrapper._object = torch.classes.fst.Checkpoint.open_encrypted(paths)
-        return wrapper
-
     def verify(self, part: int = 0, parts: int = 1) -> None:
         """Reads one of several equal parts of the data and compares the digests. Later loads compare none."""
         self._object.verify(part, parts)
@@ -142,7 +117,7 @@ class Checkpoint:
         return self._object.headers()
 
     def is_encrypted(self) -> bool:
-        """Returns whether a safetensors file is encrypted."""
+        """Returns whether a file is encrypted."""
         return self._object.is_encrypted()
 
     def names(self) -> list[str]:
@@ -157,18 +132,21 @@ class Checkpoint:
         """Returns the header entry of a tensor."""
         return TensorInfo(*self._object.entry(name))
 
-    def tensor_headers(self, names: Sequence[str]) -> list[TensorHeader]:
-        """Reads the headers of tensors in tensorizer's format. Raises ValueError for those of other files."""
-        headers = []
-        for module, algorithms, values, hashed, encryption in self._object.tensor_headers(names):
-            value = values.numpy().tobytes()
-            hashes = []
-            for algorithm in algorithms:
-                size = HASH_BYTES[algorithm]
-                hashes.append((algorithm, value[:size]))
-                value = value[size:]
-            headers.append(TensorHeader(module, hashes, hashed.numpy().tobytes(), encryption.numpy().tobytes()))
-        return headers
+    def module_indices(self, names: Sequence[str]) -> list[int]:
+        """Reads the index of the module of each tensor in tensorizer's format. Raises ValueError for other files."""
+        return self._object.module_indices(names)
+
+    def differing_hashes(self, names: Sequence[str], tensors: Sequence[Tensor]) -> list[tuple[str, str]]:
+        """Compares tensors with the hashes in files of tensorizer's format.
+
+        Args:
+            names: The names of the tensors.
+            tensors: Contiguous tensors on the CPU, with the stored dtypes.
+
+        Returns:
+            The names of tensors that differ, each with the algorithm of the hash.
+        """
+        return self._object.differing_hashes(names, tensors)
 
     def path(self, name: str) -> str:
         """Returns the path of the file that holds a tensor."""
@@ -320,7 +298,7 @@ class Loader:
 
 @methods_translate_errors
 class Cipher:
-    """Cipher of tensorizer's format with a secret key, which the core overwrites in memory at the end.
+    """Cipher of new files in tensorizer's format with a secret key, which the core overwrites in memory at the end.
 
     Args:
         key: 32 bytes.
@@ -333,15 +311,6 @@ class Cipher:
         with _secret(key) as secret:
             self._object = torch.classes.fst.Cipher(secret, _uint8(salt), opslimit, memlimit)
 
-    @classmethod
-    @translates_errors
-    def of_string(cls, string: bytes, encryption: bytes) -> "Cipher":
-        """Derives the key of a file from a string, as that of a tensor with this encryption was derived."""
-        wrapper = cls.__new__(cls)
-        with _secret(string) as secret:
-            wrapper._object = torch.classes.fst.Cipher.of_string(secret, _uint8(encryption))
-        return wrapper
-
     @staticmethod
     @translates_errors
     def derive(string: bytes, salt: bytes, opslimit: int, memlimit: int) -> bytes:
@@ -349,10 +318,6 @@ class Cipher:
         with _secret(string) as secret, _secret(bytes(KEY_BYTES)) as key:
             torch.classes.fst.Cipher.derive(secret, _uint8(salt), opslimit, memlimit, key)
             return key.numpy().tobytes()
-
-    def decrypt(self, encryption: bytes, data: Tensor) -> None:
-        """Decrypts a contiguous tensor on the CPU in place. Raises ValueError if it is not what was encrypted."""
-        self._object.decrypt(_uint8(encryption), data)
 
 
 @contextlib.contextmanager

@@ -1,37 +1,36 @@
 """Hashes of tensors in tensorizer's format."""
 
-import hashlib
-import zlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterable, Iterator
 
-import torch
 from torch import Tensor
 
-from fst._core.classes import TensorHeader
+from fst._core.classes import Checkpoint
+
+# Upper bound for the data of tensors that are compared together. Threads hash different tensors.
+_BATCH_BYTES = 64 << 20
 
 
-def _crc32(hashed: bytes, data: memoryview) -> bytes:
-    return zlib.crc32(data, zlib.crc32(hashed)).to_bytes(4, "little")
+def batches(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+    """Splits tensors, which may be on meta, into batches whose hashes are compared together.
+
+    A batch has at least one tensor, and otherwise at most `_BATCH_BYTES`.
+    """
+    batch: dict[str, Tensor] = {}
+    size = 0
+    for name, tensor in tensors:
+        if batch and size + tensor.nbytes > _BATCH_BYTES:
+            yield batch
+            batch, size = {}, 0
+        batch[name] = tensor
+        size += tensor.nbytes
+    if batch:
+        yield batch
 
 
-def _sha256(hashed: bytes, data: memoryview) -> bytes:
-    sha256 = hashlib.sha256(hashed)
-    sha256.update(data)
-    return sha256.digest()
+def differing_hashes(checkpoint: Checkpoint, tensors: dict[str, Tensor]) -> list[tuple[str, str]]:
+    """Compares loaded tensors, which have their stored dtypes, with the hashes in their files.
 
-
-# The functions by the names of their algorithms. They take the header of a tensor, and its data.
-HASHES: dict[str, Callable[[bytes, memoryview], bytes]] = {"crc32": _crc32, "sha256": _sha256}
-
-
-def bytes_of(tensor: Tensor) -> memoryview:
-    """Returns the bytes of a tensor on the CPU, without a copy if the tensor is contiguous."""
-    tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    array: Any = tensor.view(-1).view(torch.uint8).numpy()
-    return memoryview(array)
-
-
-def mismatches(header: TensorHeader, data: memoryview) -> list[str]:
-    """Returns the algorithms by which the data of a tensor is not that of which its header has the hashes."""
-    return [algorithm for algorithm, value in header.hashes if HASHES[algorithm](header.hashed, data) != value]
+    Returns:
+        The names of tensors that differ, each with the algorithm of the hash.
+    """
+    return checkpoint.differing_hashes(list(tensors), [tensor.detach().cpu() for tensor in tensors.values()])

@@ -83,6 +83,7 @@ def _json(checkpoint: OpenCheckpoint, names: list[str]) -> str:
             }
             for name, info in infos.items()
         ],
+        "encrypted": checkpoint.is_encrypted(),
         "total": {
             "tensors": len(infos),
             "parameters": sum(math.prod(info.shape) for info in infos.values()),
@@ -106,6 +107,8 @@ def _text(checkpoint: OpenCheckpoint, names: list[str]) -> str:
         size_bytes += info.nbytes
     counts = ", ".join(f"{number:,} {dtype}" for dtype, number in parameters.most_common())
     total = f"{format_count(len(names), 'tensor')} in {format_count(len(files), 'file')}, {format_size(size_bytes)}"
+    if checkpoint.is_encrypted():
+        total += ", encrypted"
     return "\n".join(
         [
             table(rows, right=[3], flexible=[0, 4] if several else [0]),

@@ -187,7 +187,10 @@ def _codes(path: str) -> str:
 
     checkpoint = OpenCheckpoint(path)
     checkpoint.verify()
-    return f"{format_count(len(checkpoint.names()), 'tensor')} and the header authenticated"
+    names = checkpoint.names()
+    # tensorizer's format has no code of its headers.
+    has_code = all(checkpoint.tensor_info(name).kind < 0 for name in names)
+    return f"{format_count(len(names), 'tensor')}{' and the header' if has_code else ''} authenticated"
 
 
 def _digests(path: str) -> str:

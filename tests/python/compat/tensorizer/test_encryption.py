@@ -13,9 +13,8 @@ import pytest
 import torch
 
 import fst
-from fst._core.classes import Cipher
-from fst._core.hashes import bytes_of
-from fst.compat.tensorizer import CryptographyError, DecryptionParams, EncryptionParams, _decryptor
+from fst._core import hashes
+from fst.compat.tensorizer import CryptographyError, DecryptionParams, EncryptionParams
 from fst.compat.tensorizer import TensorDeserializer as Deserializer
 from fst.compat.tensorizer import TensorSerializer as Serializer
 from fst.compat.tensorizer.serialization import HashMismatchError
@@ -64,16 +63,12 @@ def places(name):
     """Returns the offsets of the header, the nonce, the codes and the data of a tensor, and the end of the data."""
     with Deserializer("m.tensors", device="cpu", encryption=PARAMS, lazy_load=True) as found:
         info = found._checkpoint.tensor_info(name)
-        block = found._checkpoint.tensor_headers([name])[0].encryption
     with open("m.tensors", "rb") as file:
         content = file.read()
-    block_begin = content.index(block)
-    header = block_begin
-    while struct.unpack("<Q", content[header : header + 8])[0] != info.begin - header:
-        header -= 1
-    # The number of chunks, and of the one chunk its length, its type and the size of its pieces.
-    nonce = block_begin + 2 + 8 + 2 + 8
-    return header, nonce, nonce + 24 + 8, info.begin, info.begin + info.nbytes
+    # The size of the pieces precedes the nonce.
+    size = struct.pack("<Q", PIECE_BYTES)
+    nonce = content.index(size, info.header_begin, info.begin) + len(size)
+    return info.header_begin, nonce, nonce + 24 + 8, info.begin, info.begin + info.nbytes
 
 
 @pytest.mark.parametrize("lazy_load", [False, True])
@@ -219,7 +214,7 @@ def test_key_and_file_must_agree(expected):
         lambda path: fst.load_slices(path, ["w"], [0], [0], [1]),
         lambda path: fst.load_module(torch.nn.Linear(1, 1), path),
     ):
-        with pytest.raises(ValueError, match=r"the tensors are encrypted.*TensorDeserializer\(encryption=...\)"):
+        with pytest.raises(ValueError, match="the file is encrypted; give its key as encryption_key"):
             load("m.tensors")
     for path in ("plain.tensors", "m.safetensors"):
         with Serializer(path) as serializer:
@@ -283,14 +278,12 @@ def test_cut_files_are_refused(expected):
             Deserializer("m.tensors", "cpu", encryption=PARAMS)
 
 
-def test_hostile_limits_are_refused(monkeypatch):
+def test_hostile_limits_are_refused():
     write("m.tensors", {"w": torch.ones(3)}, EncryptionParams.from_string("secret", **MIN))
     with open("m.tensors", "rb") as file:
         content = file.read()
     limits = struct.pack("<QQ", MIN["opslimit"], MIN["memlimit"])
     assert content.count(limits) == 1
-    # No key is derived.
-    monkeypatch.setattr(Cipher, "of_string", None)
     for hostile in ((1, 1 << 62), (1 << 62, 8192), (0, 8192), (1, 0), (5, 4 << 30)):
         with open("m.tensors", "wb") as file:
             file.write(content.replace(limits, struct.pack("<QQ", *hostile)))
@@ -323,6 +316,10 @@ def test_mutated_files_have_the_right_tensors_or_none():
     assert all("m.tensors" in error for error in errors)
 
 
+def bytes_of(tensor):
+    return bytes(tensor.view(-1).view(torch.uint8).numpy())
+
+
 def flat(tree):
     if isinstance(tree, torch.Tensor):
         return [tensor for tensor in [tree.detach()] if tensor.any()]
@@ -331,10 +328,73 @@ def flat(tree):
 
 
 def test_batches_of_tensors(monkeypatch):
-    monkeypatch.setattr(_decryptor, "_BATCH_BYTES", 100)
+    monkeypatch.setattr(hashes, "_BATCH_BYTES", 100)
     state_dict = {f"t{index}": torch.full((index,), index) for index in range(20)}
     write("m.tensors", state_dict)
-    assert_equal(Deserializer("m.tensors", "cpu", encryption=PARAMS), state_dict)
+    assert_equal(Deserializer("m.tensors", "cpu", encryption=PARAMS, verify_hash=True), state_dict)
+    with Deserializer("m.tensors", "cpu", encryption=PARAMS, lazy_load=True) as found:
+        assert [name for _, _, name, _ in found.read_tensors(verify_hash=True)] == list(state_dict)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_all_loads_take_keys(expected, device):
+    write("string.tensors", expected, EncryptionParams.from_string("secret", **MIN))
+    passphrase = DecryptionParams.from_string("secret").encryption_key()
+    for path, key in (("m.tensors", PARAMS.encryption_key()), ("string.tensors", passphrase)):
+        loaded = fst.load_file(path, device, encryption_key=key)
+        assert list(loaded) == list(expected)
+        for name, tensor in fst.stream(path, device, encryption_key=key):
+            assert_same(tensor.cpu(), expected[name])
+            assert_same(loaded[name].cpu(), expected[name])
+        with fst.safe_open(path, encryption_key=key) as file:
+            # The bytes around the border of two pieces.
+            rows = file.get_slice("large")[PIECE_BYTES - 3 : PIECE_BYTES + 4]
+            assert torch.equal(rows, expected["large"][PIECE_BYTES - 3 : PIECE_BYTES + 4])
+            assert torch.equal(file.get_slice("w")[1:4, 2:5], expected["w"][1:4, 2:5])
+        fst.verify(path, encryption_key=key)
+        key.register()
+        try:
+            assert_same(torch.ops.fst.load_file(path)["large"], expected["large"])
+        finally:
+            key.unregister()
+    with pytest.raises(fst.IntegrityError, match=r"m\.tensors.*authentication code does not match"):
+        fst.load_file("m.tensors", encryption_key=fst.EncryptionKey.random())
+    with pytest.raises(fst.IntegrityError, match="not derived from a string"):
+        fst.load_file("m.tensors", encryption_key=passphrase)
+    with Serializer("plain.tensors") as serializer:
+        serializer.write_state_dict(expected)
+    with pytest.raises(fst.IntegrityError, match="the file is not encrypted"):
+        fst.load_file("plain.tensors", encryption_key=passphrase)
+
+
+def test_key_is_found_among_registered_ones(expected):
+    keys = [fst.EncryptionKey.random(), fst.EncryptionKey.from_bytes(KEY), fst.EncryptionKey.from_passphrase("secret")]
+    for key in keys:
+        key.register()
+    try:
+        assert_same(fst.load_file("m.tensors")["w"], expected["w"])
+        assert_equal(Deserializer("m.tensors", "cpu"), expected)
+        keys[1].unregister()
+        keys[1] = fst.EncryptionKey.random()
+        keys[1].register()
+        with pytest.raises(fst.IntegrityError, match="none of the keys"):
+            fst.load_file("m.tensors")
+    finally:
+        for key in keys:
+            key.unregister()
+
+
+@pytest.mark.parametrize("part", ["nonce", "last code", "data", "last data"])
+def test_verify_finds_changes(expected, part):
+    _, nonce, codes, begin, end = places("large")
+    change({"nonce": nonce, "last code": codes + 47, "data": begin, "last data": end - 1}[part])
+    with pytest.raises(fst.IntegrityError, match="large"):
+        fst.verify("m.tensors", encryption_key=fst.EncryptionKey.from_bytes(KEY))
+
+
+def test_keys_are_not_rotated(expected):
+    with pytest.raises(ValueError, match="cannot be replaced"):
+        fst.rotate_key("m.tensors", fst.EncryptionKey.from_bytes(KEY), fst.EncryptionKey.random())
 
 
 def test_what_is_not_bound_to_its_place():

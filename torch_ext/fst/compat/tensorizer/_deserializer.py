@@ -3,7 +3,7 @@
 import os
 import warnings
 from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, contextmanager
 from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any
 
@@ -14,8 +14,9 @@ import fst
 from fst._core.arguments import device_of
 from fst._core.classes import Checkpoint, Source
 from fst._core.dtypes import CASTABLE
+from fst._core.encryption_key import core_key
+from fst._core.errors import IntegrityError
 from fst._core.urls import without_secrets
-from fst.compat.tensorizer._decryptor import Decryptor
 from fst.compat.tensorizer._encryption import CryptographyError, DecryptionParams
 from fst.compat.tensorizer._files import FileLike, is_path, opened, readable, scheme_of
 from fst.compat.tensorizer._module_filler import ModuleFiller
@@ -24,7 +25,7 @@ from fst.compat.tensorizer._remote import RemoteFile, configured, s3_options
 from fst.compat.tensorizer._slots import slot_name, slots_of
 from fst.compat.tensorizer._tensor_type import TensorType
 from fst.compat.tensorizer._tree import FilterFuncType, Key, Path, insert, path_of, shown, with_lists
-from fst.compat.tensorizer._verification import check_hashed, verify_hashes
+from fst.compat.tensorizer._verification import check_hashed, verified
 from fst.compat.tensorizer.utils import get_device
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class TensorDeserializer(Mapping[Key, Any]):
             raise TypeError(f"num_readers must be None or an int, not {type(num_readers).__name__}")
         if num_readers is not None and num_readers < 1:
             raise ValueError(f"num_readers must be at least 1, not {num_readers}")
+        self._key = None if encryption is None else encryption.encryption_key()
         self._verify_hash = bool(verify_hash)
         self._device = torch.device(device_of(get_device() if device is None else device))
         self._dtype = dtype
@@ -107,15 +109,13 @@ class TensorDeserializer(Mapping[Key, Any]):
         self._path = without_secrets(self._secret_path)
         try:
             with configured(self._secret_path, self._options):
-                open_checkpoint = Checkpoint if encryption is None else Checkpoint.open_encrypted
-                self._checkpoint: Checkpoint | None = open_checkpoint([self._secret_path])
+                self._checkpoint: Checkpoint | None = Checkpoint([self._secret_path], key=core_key(self._key))
+        except IntegrityError as error:
+            raise CryptographyError(f"Tensor decryption was requested, but is not possible: {error}") from None
         except ValueError as error:
-            if "the tensors are encrypted" in str(error):
+            if "the file is encrypted; give its key" in str(error):
                 raise CryptographyError(f"Tensor is encrypted, but decryption was not requested: {error}") from None
-            if "the tensors are not encrypted" in str(error):
-                raise CryptographyError(f"Tensor decryption was requested, but is not possible: {error}") from None
             raise
-        self._decryptor = None if encryption is None else Decryptor(self._checkpoint, encryption, self._path)
         names = self._checkpoint.names()
         if verify_hash:
             check_hashed(self._checkpoint, names)
@@ -313,10 +313,8 @@ class TensorDeserializer(Mapping[Key, Any]):
             name = self._names[path]
             # Not a view of the mapped file: if the file became shorter, the comparison would end the process.
             stored = like.new_empty(like.shape, device="cpu")
-            if self._decryptor is None:
+            with _decrypts():
                 self._checkpoint.load_into([name], [stored])
-            else:
-                [(_, stored)] = self._decryptor.load([name], stored.device)
             slot = slots.get(slot_name(name))
             current = None if slot is None else slot.tensor
             results.append((shown(path), current is not None and _bits_equal(current, stored)))
@@ -347,7 +345,7 @@ class TensorDeserializer(Mapping[Key, Any]):
 
     def close(self) -> None:
         """Closes the file. Loaded tensors stay available. Further calls have no effect."""
-        self._checkpoint = self._decryptor = None
+        self._checkpoint = None
         if self._file is not None:
             self._file.close()
 
@@ -362,10 +360,8 @@ class TensorDeserializer(Mapping[Key, Any]):
     ) -> AbstractContextManager[Iterator[tuple[str, Tensor]]]:
         if self._checkpoint is None:
             raise ValueError(f"{self._path}: the deserializer is closed")
-        if self._decryptor is not None:
-            return closing(self._decryptor.load(names, self._device))
         with configured(self._secret_path, self._options):
-            return fst.stream(self._secret_path, self._device, names, dtype)
+            return fst.stream(self._secret_path, self._device, names, dtype, encryption_key=self._key)
 
     def _selected(self, filter_func: FilterFuncType | None, prefix: Path = ()) -> list[Path]:
         return [
@@ -382,16 +378,11 @@ class TensorDeserializer(Mapping[Key, Any]):
         if self._checkpoint is None:
             raise ValueError(f"{self._path}: the deserializer is closed")
         names = [self._names[path] for path in absent]
-        loaded: Iterable[tuple[str, Tensor]]
-        if self._decryptor is not None:
-            loaded = self._decryptor.load(names, self._device)
-        elif self._verify_hash:
-            loaded = ((name, self._checkpoint.load_tensors([name], self._device)[0]) for name in names)
-        else:
-            loaded = zip(names, self._checkpoint.load_tensors(names, self._device, self._dtype), strict=True)
-        tensors = [self._finished(name, tensor, self._verify_hash) for name, tensor in loaded]
+        with _decrypts():
+            tensors = self._checkpoint.load_tensors(names, self._device, None if self._verify_hash else self._dtype)
+        finished = self._finished(zip(names, tensors, strict=True), self._verify_hash)
+        self._loaded.update((path, _parameter(tensor)) for path, (_, tensor) in zip(absent, finished, strict=True))
         self.total_bytes_read += sum(self._stored[path].nbytes for path in absent)
-        self._loaded.update((path, _parameter(tensor)) for path, tensor in zip(absent, tensors, strict=True))
 
     def _verifies(self, verify_hash: bool | None) -> bool:
         """Returns whether to verify hashes, given the argument of a method."""
@@ -399,14 +390,16 @@ class TensorDeserializer(Mapping[Key, Any]):
             check_hashed(self._checkpoint, list(self._names.values()))
         return self._verify_hash if verify_hash is None else bool(verify_hash)
 
-    def _finished(self, name: str, tensor: Tensor, verify_hash: bool) -> Tensor:
-        """Returns a tensor with the requested dtype, once its hashes are verified if they are to be."""
-        if verify_hash and not tensor.is_meta:
-            if self._checkpoint is None:
-                raise ValueError(f"{self._path}: the deserializer is closed")
-            verify_hashes(self._checkpoint, {name: tensor})
-        is_cast = self._dtype is not None and tensor.dtype in CASTABLE
-        return tensor.to(self._dtype) if is_cast else tensor
+    def _finished(self, tensors: Iterable[tuple[str, Tensor]], verify_hash: bool) -> Iterator[tuple[str, Tensor]]:
+        """Yields tensors with the requested dtype, once their hashes are verified if they are to be."""
+        if not verify_hash or self._device.type == "meta":
+            yield from tensors
+            return
+        if self._checkpoint is None:
+            raise ValueError(f"{self._path}: the deserializer is closed")
+        for name, tensor in verified(self._checkpoint, tensors):
+            is_cast = self._dtype is not None and tensor.dtype in CASTABLE
+            yield name, tensor.to(self._dtype) if is_cast else tensor
 
     def _kind(self, path: Path) -> TensorType:
         kind = self._infos[self._names[path]].kind
@@ -417,8 +410,7 @@ class TensorDeserializer(Mapping[Key, Any]):
         hashed = [path for path in paths if self._infos[self._names[path]].kind >= 0]
         if not hashed or self._checkpoint is None:
             return {}
-        headers = self._checkpoint.tensor_headers([self._names[path] for path in hashed])
-        return {path: header.module for path, header in zip(hashed, headers, strict=True)}
+        return dict(zip(hashed, self._checkpoint.module_indices([self._names[path] for path in hashed]), strict=True))
 
     def _stream(self, paths: list[Path], verify_hash: bool = False) -> Iterator[tuple[Path, Tensor]]:
         """Yields tensors in the order of the file. Tensors that are not loaded yet are streamed, and not kept."""
@@ -426,18 +418,30 @@ class TensorDeserializer(Mapping[Key, Any]):
         if not absent:
             yield from ((path, self._loaded[path].detach()) for path in paths)
             return
-        with self._open_stream(absent, None if verify_hash else self._dtype) as tensors:
+        with self._open_stream(absent, None if verify_hash else self._dtype) as stream:
+            tensors = self._finished(stream, verify_hash)
             for path in paths:
                 if path in self._loaded:
                     yield path, self._loaded[path].detach()
                 else:
+                    with _decrypts():
+                        _, tensor = next(tensors)
                     self.total_bytes_read += self._stored[path].nbytes
-                    yield path, self._finished(*next(tensors), verify_hash)
+                    yield path, tensor
 
     def _parameters(self, branch: Any) -> Any:
         if isinstance(branch, dict):
             return MappingProxyType({key: self._parameters(child) for key, child in branch.items()})
         return self._loaded[branch]
+
+
+@contextmanager
+def _decrypts() -> Iterator[None]:
+    """Translates the errors of data that is not authentic. No load of the context verifies other digests."""
+    try:
+        yield
+    except IntegrityError as error:
+        raise CryptographyError(f"Tensor decryption failed: {error}") from None
 
 
 def _parameter(tensor: Tensor) -> torch.nn.Parameter:

@@ -4,6 +4,7 @@ import secrets
 from enum import IntEnum
 
 from fst._core.classes import KEY_BYTES, Cipher
+from fst._core.encryption_key import EncryptionKey
 
 _SALT_BYTES = 16
 
@@ -121,6 +122,14 @@ class DecryptionParams:
 
     def __repr__(self) -> str:
         return "DecryptionParams(<hidden>)"
+
+    def encryption_key(self) -> EncryptionKey:
+        """Returns the key with which fst loads files. Raises ValueError if there is neither a key nor a string."""
+        if self.key is not None:
+            return EncryptionKey.from_bytes(self.key)
+        if self.source is None:
+            raise ValueError("DecryptionParams has neither a key nor a string; use from_key() or from_string()")
+        return EncryptionKey.from_passphrase(self.source)
 
     @classmethod
     def from_string(cls, source: str | bytes, *, encoding: str = "utf-8") -> "DecryptionParams":

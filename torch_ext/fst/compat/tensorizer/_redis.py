@@ -5,12 +5,10 @@ from typing import Any, Protocol
 
 import torch
 
-from fst._core.classes import Checkpoint, Source, TensorHeader
+from fst._core.classes import Checkpoint, Source
 
 # Upper bound for a value. Redis takes at most 512 MiB, and a client holds a copy.
 _VALUE_BYTES_MAX = 64 << 20
-# Bytes before the encryption in the header of a tensor, for its size.
-_ENCRYPTION_SIZE_BYTES = 8
 
 
 class RedisClient(Protocol):
@@ -46,22 +44,14 @@ def copy_to_redis(checkpoint: Checkpoint, source: Source, client: RedisClient, p
 
 def _values(checkpoint: Checkpoint, length: int) -> Iterator[tuple[str, int, int]]:
     """Yields the names and the byte ranges of values: that of the file's header, then those of each tensor."""
-    names = checkpoint.names()
-    begins = {name: checkpoint.tensor_info(name).begin for name in names}
-    headed = [name for name in names if checkpoint.tensor_info(name).kind >= 0]
-    headers = dict(zip(headed, checkpoint.tensor_headers(headed), strict=True)) if headed else {}
     starts = [("header", 0)]
-    for name in names:
-        if name in headers:
-            starts.append((name, begins[name] - _header_bytes(headers[name])))
-        starts.append((name, begins[name]))
+    for name in checkpoint.names():
+        info = checkpoint.tensor_info(name)
+        if info.kind >= 0:
+            starts.append((name, info.header_begin))
+        starts.append((name, info.begin))
     ends = [start for _, start in starts[1:]] + [length]
     for (name, begin), end in zip(starts, ends, strict=True):
         # Two values of one offset would be ambiguous.
         if begin < end:
             yield name, begin, end
-
-
-def _header_bytes(header: TensorHeader) -> int:
-    encryption_bytes = _ENCRYPTION_SIZE_BYTES + len(header.encryption) if header.encryption else 0
-    return len(header.hashed) + encryption_bytes

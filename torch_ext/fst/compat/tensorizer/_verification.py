@@ -1,35 +1,31 @@
 """Verification of tensors by the hashes in their file."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator
 
 from torch import Tensor
 
 from fst._core.classes import Checkpoint
-from fst._core.hashes import bytes_of, mismatches
+from fst._core.hashes import batches, differing_hashes
 
 
 class HashMismatchError(Exception):
     """Mismatch between the bytes of a tensor and their hash."""
 
 
-def verify_hashes(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> None:
-    """Compares loaded tensors, which have their stored dtypes, with the hashes in their file.
+def verified(checkpoint: Checkpoint, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Yields loaded tensors, which have their stored dtypes, once they agree with the hashes in their file.
 
     Raises:
-        HashMismatchError: Some tensors differ. The message lists them all.
-        NotImplementedError: A tensor is in a safetensors file, which holds no hashes.
+        HashMismatchError: Some tensors differ. The message lists all of a batch.
     """
-    check_hashed(checkpoint, list(tensors))
-    differing = []
-    for name, header in zip(tensors, checkpoint.tensor_headers(list(tensors)), strict=True):
-        data = bytes_of(tensors[name].cpu()) if checkpoint.tensor_info(name).nbytes else memoryview(b"")
-        if mismatches(header, data):
-            differing.append(name)
-    if differing:
-        raise HashMismatchError(f"the hashes of these tensors do not match: {', '.join(differing)}")
+    for batch in batches(tensors):
+        differing = dict(differing_hashes(checkpoint, batch))
+        if differing:
+            raise HashMismatchError(f"the hashes of these tensors do not match: {', '.join(differing)}")
+        yield from batch.items()
 
 
-def check_hashed(checkpoint: Checkpoint, names: Sequence[str]) -> None:
+def check_hashed(checkpoint: Checkpoint, names: Iterable[str]) -> None:
     """Raises NotImplementedError if verification is requested of tensors without hashes."""
     if any(checkpoint.tensor_info(name).kind < 0 for name in names):
         raise NotImplementedError(

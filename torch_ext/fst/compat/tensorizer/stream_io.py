@@ -18,8 +18,9 @@ default_s3_read_endpoint = "accel-object.ord1.coreweave.com"
 default_s3_write_endpoint = "object.ord1.coreweave.com"
 
 _CERTIFICATES = (
-    "fst trusts the authorities of the system, and those in the file that AWS_CA_BUNDLE names; set this variable in "
-    "place of certificate_handling"
+    "fst trusts the authorities of the system, and those in the file that AWS_CA_BUNDLE names; set this variable, or "
+    "SSL_CERT_FILE or SSL_CERT_DIR in place of the system's, instead of certificate_handling. All loads share "
+    "connections, so no single one has authorities of its own, and none accepts untrusted certificates"
 )
 
 
