@@ -17,7 +17,7 @@ FUNCTIONS = [
 WRAPPERS = [
     wrapper
     for _, wrapper in inspect.getmembers(classes, inspect.isclass)
-    if wrapper.__module__ == classes.__name__ and wrapper not in (classes.TensorHeader, classes.TensorInfo)
+    if wrapper.__module__ == classes.__name__ and wrapper is not classes.TensorInfo
 ]
 
 
