@@ -28,7 +28,8 @@ class OpenEncryptionKey : public torch::CustomClassHolder {
   static c10::intrusive_ptr<OpenEncryptionKey> of_passphrase(const at::Tensor& passphrase, int64_t passes,
                                                              int64_t memory_bytes, const std::string& label);
 
-  // Reads a key from a local file: 32 bytes, or as many hexadecimal numbers.
+  // Reads a key from a local file: 32 bytes, as many hexadecimal numbers, or a JWK Set. Without a label, a key of a set
+  // has that of the file.
   static c10::intrusive_ptr<OpenEncryptionKey> of_file(const std::string& path, const std::string& label);
 
   // Makes all loads without a key use this one for encrypted files, and saves whose metadata name its label, until

@@ -4,6 +4,7 @@
 pub mod chunks;
 pub mod cipher;
 pub mod file_key;
+pub mod jwk;
 pub mod key;
 pub mod keyring;
 pub mod secret;

@@ -1,6 +1,7 @@
 //! Keys of users, which wrap the keys of files.
 
 use super::fill_random;
+use super::jwk::{self, SignerKey};
 use super::secret::{Derivation, KEY_BYTES, Key, SALT_BYTES};
 use super::slot::LABEL_BYTES;
 use crate::error::{Error, Kind, Result};
@@ -18,7 +19,7 @@ pub const PASSES: u64 = 3;
 pub const MEMORY_BYTES: u64 = 256 << 20;
 
 /// Number of bytes of a key file that are read: more than one with a key has.
-const FILE_BYTES_MAX: usize = 2 * KEY_BYTES + 3;
+const FILE_BYTES_MAX: usize = 64 << 10;
 /// Largest number of keys that are kept of one passphrase.
 const DERIVED_MAX: usize = 64;
 
@@ -27,6 +28,8 @@ const DERIVED_MAX: usize = 64;
 pub struct EncryptionKey {
     secret: Secret,
     label: String,
+    /// Keys of those who may sign CryptoTensors files with this key.
+    signers: Vec<SignerKey>,
 }
 
 #[derive(Clone)]
@@ -49,10 +52,11 @@ impl EncryptionKey {
     /// # Errors
     /// `invalid-argument` if it has another size than [`KEY_BYTES`].
     pub fn from_bytes(bytes: &[u8]) -> Result<EncryptionKey> {
-        Ok(EncryptionKey { secret: Secret::Key(Key::new(bytes)?), label: String::new() })
+        Ok(EncryptionKey::of(Secret::Key(Key::new(bytes)?)))
     }
 
-    /// Reads a key from a local file: its bytes, or as many hexadecimal numbers and a line end.
+    /// Reads a key from a local file: its bytes, as many hexadecimal numbers and a line end, or a JWK or JWK Set. The
+    /// label is then the `kid` of the key. A set may have public keys, with which CryptoTensors files are signed.
     ///
     /// # Errors
     /// `invalid-argument` if the file has something else; `io` and others if it cannot be read.
@@ -61,12 +65,24 @@ impl EncryptionKey {
         let file = File::open(path).map_err(failed)?;
         let mut content = Zeroizing::new(Vec::with_capacity(FILE_BYTES_MAX));
         file.take(to_u64(FILE_BYTES_MAX)).read_to_end(&mut content).map_err(failed)?;
+        if content.len() != KEY_BYTES && content.trim_ascii_start().starts_with(b"{") {
+            return EncryptionKey::from_jwk(&content).map_err(|error| error.at(path));
+        }
         let bytes = if content.len() == KEY_BYTES { Some(content) } else { parse_hex(&content) };
         let invalid = || {
-            let message = format!("a key has {KEY_BYTES} bytes, or as many hexadecimal numbers");
+            let message = format!("a key has {KEY_BYTES} bytes, as many hexadecimal numbers, or is a JWK Set");
             Error::new(Kind::InvalidArgument, message).at(path)
         };
         EncryptionKey::from_bytes(&bytes.ok_or_else(invalid)?)
+    }
+
+    /// Parses a JWK or a JWK Set with one secret key and any number of public keys.
+    ///
+    /// # Errors
+    /// Those of [`jwk::parse`] and [`with_label`](EncryptionKey::with_label).
+    pub fn from_jwk(text: &[u8]) -> Result<EncryptionKey> {
+        let jwk::Keys { secret, id, signers } = jwk::parse(text)?;
+        EncryptionKey { signers, ..EncryptionKey::of(Secret::Key(secret)) }.with_label(&id)
     }
 
     /// Returns random bytes for [`from_bytes`](EncryptionKey::from_bytes).
@@ -92,7 +108,11 @@ impl EncryptionKey {
             .map_err(|message| Error::new(Kind::InvalidArgument, message))?;
         let text = Zeroizing::new(text.to_vec());
         let passphrase = Passphrase { text, passes, memory_bytes, derived: Mutex::default() };
-        Ok(EncryptionKey { secret: Secret::Passphrase(Arc::new(passphrase)), label: String::new() })
+        Ok(EncryptionKey::of(Secret::Passphrase(Arc::new(passphrase))))
+    }
+
+    fn of(secret: Secret) -> EncryptionKey {
+        EncryptionKey { secret, label: String::new(), signers: Vec::new() }
     }
 
     /// Returns the key with a label, which new files show to everybody.
@@ -112,6 +132,11 @@ impl EncryptionKey {
         &self.label
     }
 
+    /// Returns the public keys of those who may sign CryptoTensors files with this key.
+    pub fn signers(&self) -> &[SignerKey] {
+        &self.signers
+    }
+
     /// Returns the secret key for new files, and its derivation from a passphrase.
     pub(super) fn for_new_file(&self) -> Result<(Option<Derivation>, Key)> {
         match &self.secret {
@@ -121,7 +146,7 @@ impl EncryptionKey {
     }
 
     /// Returns the secret key of a slot with this derivation, or `None` if the slot is for another sort of key.
-    pub(super) fn for_slot(&self, derivation: Option<Derivation>) -> Result<Option<Key>> {
+    pub(crate) fn for_slot(&self, derivation: Option<Derivation>) -> Result<Option<Key>> {
         match (&self.secret, derivation) {
             (Secret::Key(key), None) => Ok(Some(key.clone())),
             (Secret::Passphrase(passphrase), Some(derivation)) => passphrase.key(derivation).map(Some),

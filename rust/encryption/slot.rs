@@ -1,6 +1,6 @@
 //! Slots of a header, which have the key of the file, encrypted with the keys of users.
 
-use super::cipher::{Cipher, TAG_BYTES};
+use super::cipher::{Cipher, TAG_BYTES, numbered};
 use super::file_key::{FileKey, expand, extract};
 use super::fill_random;
 use super::key::EncryptionKey;
@@ -55,7 +55,7 @@ pub fn wrap(file_key: &FileKey, key: &EncryptionKey, cipher: Cipher) -> Result<S
     let (encrypted, tag) = rest.split_at_mut(KEY_BYTES);
     encrypted.copy_from_slice(file_key.secret());
     let wrap_key = expand(&extract(&wrap_salt, user_key.secret()), "wrap")?;
-    tag.copy_from_slice(&cipher.keyed(&wrap_key)?.encrypt(0, clear, encrypted)?);
+    tag.copy_from_slice(&cipher.keyed(&wrap_key)?.encrypt(numbered(0), clear, encrypted)?);
     Ok(slot)
 }
 
@@ -87,7 +87,7 @@ pub fn unwrap(slots: &[Slot], keys: &[EncryptionKey], cipher: Cipher) -> Result<
         let changed = || Error::new(Kind::Integrity, format!("key slot {index} was changed"));
         let mut file_key: [u8; KEY_BYTES] = encrypted.try_into().map_err(|_| changed())?;
         let tag = tag.try_into().map_err(|_| changed())?;
-        if !cipher.keyed(&wrap_key)?.decrypt(0, clear, &mut file_key, tag) {
+        if !cipher.keyed(&wrap_key)?.decrypt(numbered(0), clear, &mut file_key, tag) {
             failure.get_or_insert(changed());
             continue;
         }

@@ -11,6 +11,7 @@
 //! A caller without a key of its own requests the encryption of a new file with the same key of the metadata, whose value
 //! is then the label of a registered key.
 
+use super::cryptotensors;
 use super::header::{Header, LENGTH_BYTES, position_of};
 use crate::dtype::Dtype;
 use crate::encryption::chunks::{
@@ -22,7 +23,6 @@ use crate::encryption::key::EncryptionKey;
 use crate::encryption::slot::{self, SLOT_BYTES, SLOTS, Slot};
 use crate::error::{Error, Kind, Result};
 use crate::format::layout::{Metadata, Tensor};
-use crate::format::tensors;
 use crate::format::tensors::chunks::TensorsChunks;
 use crate::num::{to_u64, to_usize};
 use crate::os::retry::Check;
@@ -58,11 +58,17 @@ struct Stated {
 
 /// Returns whether a header is that of an encrypted file of any format, or claims to be.
 pub fn is_encrypted(header: &Header) -> bool {
-    // All tensors of a `.tensors` file are encrypted, or none is.
-    let is_tensors = header.entries().next().and_then(|entry| entry.tensors).is_some_and(|entry| entry.is_encrypted);
-    is_tensors
-        || header.metadata().is_some_and(|metadata| metadata.contains_key(ENCRYPTION_KEY))
-        || header.find(TAGS_NAME).is_some()
+    is_own(header) || is_tensors(header) || cryptotensors::is_encrypted(header)
+}
+
+/// Returns whether a header is that of an encrypted `.tensors` file. All its tensors are encrypted, or none is.
+fn is_tensors(header: &Header) -> bool {
+    header.entries().next().and_then(|entry| entry.tensors).is_some_and(|entry| entry.is_encrypted)
+}
+
+/// Returns whether a header is that of a file that fst has encrypted, or claims to be.
+fn is_own(header: &Header) -> bool {
+    header.metadata().is_some_and(|metadata| metadata.contains_key(ENCRYPTION_KEY)) || header.find(TAGS_NAME).is_some()
 }
 
 /// Returns the chunks of an encrypted file, whose header is authentic, and removes from the header what belongs to the
@@ -79,8 +85,11 @@ pub fn open(
     keys: &[EncryptionKey],
     check: Check<'_>,
 ) -> Result<Box<dyn Chunks>> {
-    if json.starts_with(tensors::MAGIC) && is_encrypted(header) {
+    if is_tensors(header) {
         return Ok(Box::new(TensorsChunks::open(header, source, keys)?));
+    }
+    if !is_own(header) && cryptotensors::is_encrypted(header) {
+        return Ok(Box::new(cryptotensors::open(header, json, keys)?));
     }
     let Authentic { stated, file_key, tags, .. } = Authentic::new(header, json, source.length(), keys)?;
     header.remove(TAGS_NAME)?;
@@ -104,14 +113,10 @@ struct Authentic {
 impl Authentic {
     /// Checks the header of a file of `file_bytes` bytes with the first key that opens it.
     fn new(header: &Header, json: &[u8], file_bytes: u64, keys: &[EncryptionKey]) -> Result<Authentic> {
-        if !is_encrypted(header) {
+        if !is_own(header) {
             let message = "the file is not encrypted, but a key was given; someone may have replaced it. Load the file \
                            without a key to accept it";
             return Err(Error::new(Kind::Integrity, message));
-        }
-        if json.starts_with(tensors::MAGIC) {
-            let message = "the key of a file in tensorizer's format cannot be replaced; write the file again";
-            return Err(Error::new(Kind::InvalidArgument, message));
         }
         let stated = Stated::read(header, json)?;
         let tags = tags_range(header, stated.chunk_bytes, file_bytes)?;
@@ -137,7 +142,7 @@ impl Rotation {
     /// Wraps the key of a file with another key of a user.
     ///
     /// # Errors
-    /// Those of [`open`] that concern the header.
+    /// Those of [`open`] that concern the header; `invalid-argument` for a file in another format.
     pub fn new(
         header: &Header,
         json: &[u8],
@@ -145,6 +150,14 @@ impl Rotation {
         old: &EncryptionKey,
         new: &EncryptionKey,
     ) -> Result<Rotation> {
+        if is_tensors(header) {
+            let message = "the key of a file in tensorizer's format cannot be replaced; write the file again";
+            return Err(Error::new(Kind::InvalidArgument, message));
+        }
+        if !is_own(header) && cryptotensors::is_encrypted(header) {
+            let message = "fst does not rotate the keys of CryptoTensors files; CryptoTensors does: rewrap_file";
+            return Err(Error::new(Kind::InvalidArgument, message));
+        }
         let Authentic { stated, file_key, slot, .. } = Authentic::new(header, json, file_bytes, slice::from_ref(old))?;
         let offset = |slot: usize| {
             let begin = stated.secrets.start + CODE_CHARS + slot * (1 + SLOT_CHARS) + 1;
@@ -296,6 +309,12 @@ pub fn check_metadata(metadata: &Metadata) -> Result<()> {
     if is_requested(metadata) {
         let message =
             format!("the metadata {ENCRYPTION_KEY:?} request a file that is encrypted; save it with save_file");
+        return Err(Error::new(Kind::InvalidArgument, message));
+    }
+    let is_reserved = |key: &&&str| metadata.as_ref().is_some_and(|metadata| metadata.contains_key(**key));
+    if let Some(key) = cryptotensors::RESERVED_KEYS.iter().find(is_reserved) {
+        let message =
+            format!("the metadata {key:?} are those of an encrypted file of CryptoTensors, which fst only reads");
         return Err(Error::new(Kind::InvalidArgument, message));
     }
     Ok(())

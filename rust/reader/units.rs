@@ -15,6 +15,7 @@
 //! keeps the last copies, and a thread waits for a copy that another one opens.
 
 use super::{ReadLimits, Reader, SlotBuffer};
+use crate::encryption::chunks::CHUNK_BYTES_MAX;
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use crate::os::retry::Check;
@@ -26,20 +27,34 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Number of copies of units that a reader keeps: one for each thread that reads by default, at most.
 const COPY_COUNT: usize = 16;
+/// Size of the copies after which a reader keeps only the last one beside a new one, in bytes. Version 1 of CryptoTensors
+/// has tensors of one unit, of any size.
+const COPY_BYTES: u64 = COPY_COUNT as u64 * CHUNK_BYTES_MAX;
 
 /// Reader of a file in units.
 pub(super) struct UnitReader {
     /// Reader of the file as it is stored.
     reader: Arc<dyn Reader>,
     source: Arc<UnitSource>,
-    /// Copies of units by their numbers. The one that was used last is at the end.
-    copies: Mutex<VecDeque<(u64, Arc<Mutex<UnitCopy>>)>>,
+    /// Copies of units. The one that was used last is at the end.
+    copies: Mutex<VecDeque<(Unit, Arc<Mutex<UnitCopy>>)>>,
 }
 
 /// Copy of a unit.
 struct UnitCopy {
     bytes: Vec<u8>,
     is_open: bool,
+}
+
+impl UnitCopy {
+    fn resize(&mut self, size: usize) -> Result<()> {
+        self.bytes.try_reserve_exact(size.saturating_sub(self.bytes.len())).map_err(|_| {
+            let message = format!("no memory of {size} bytes for a unit of which a part is requested");
+            Error::new(Kind::OutOfMemory, message)
+        })?;
+        self.bytes.resize(size, 0);
+        Ok(())
+    }
 }
 
 /// Part of a piece: whole units and bytes between them, or a part of one unit.
@@ -77,7 +92,7 @@ impl UnitReader {
             let copy = self.copy_of(unit);
             let mut copy = lock(&copy);
             if !copy.is_open {
-                copy.bytes.resize(to_usize(unit.range.end - unit.range.start), 0);
+                copy.resize(to_usize(unit.range.end - unit.range.start)).map_err(at)?;
                 self.reader.read(unit.range.start, &mut copy.bytes, check)?;
                 protection.open(unit, &mut copy.bytes).map_err(at)?;
                 copy.is_open = true;
@@ -94,21 +109,32 @@ impl UnitReader {
     /// Returns the copy of a unit, or a new one with the memory of the oldest.
     fn copy_of(&self, unit: &Unit) -> Arc<Mutex<UnitCopy>> {
         let mut copies = lock(&self.copies);
-        let known = copies.iter().position(|(number, _)| *number == unit.number);
+        let known = copies.iter().position(|(known, _)| known == unit);
         let copy = match known.and_then(|index| copies.remove(index)) {
             Some((_, copy)) => copy,
             None => {
-                let oldest = if copies.len() < COPY_COUNT { None } else { copies.pop_front() };
+                let mut oldest = None;
+                while is_full(&copies, unit) {
+                    oldest = copies.pop_front();
+                }
                 // A thread may still use it, and keep its memory.
                 let oldest = oldest.and_then(|(_, copy)| Arc::into_inner(copy));
                 let oldest = oldest.map(|copy| copy.into_inner().unwrap_or_else(PoisonError::into_inner));
-                let bytes = oldest.map_or_else(Vec::new, |copy| copy.bytes);
+                let bytes = oldest.map(|copy| copy.bytes).filter(|bytes| to_u64(bytes.capacity()) <= CHUNK_BYTES_MAX);
+                let bytes = bytes.unwrap_or_default();
                 Arc::new(Mutex::new(UnitCopy { bytes, is_open: false }))
             }
         };
-        copies.push_back((unit.number, Arc::clone(&copy)));
+        copies.push_back((unit.clone(), Arc::clone(&copy)));
         copy
     }
+}
+
+/// Returns whether a copy must be removed before one of `unit` is added.
+fn is_full(copies: &VecDeque<(Unit, Arc<Mutex<UnitCopy>>)>, unit: &Unit) -> bool {
+    let units = copies.iter().map(|(unit, _)| unit).chain([unit]);
+    let total_bytes = units.map(|unit| unit.range.end - unit.range.start).fold(0, u64::saturating_add);
+    copies.len() >= COPY_COUNT || (copies.len() > 1 && total_bytes > COPY_BYTES)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

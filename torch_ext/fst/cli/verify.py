@@ -185,7 +185,8 @@ def _protection(path: str) -> Literal["codes", "digests"] | None:
 def _codes(path: str) -> str:
     from fst._checkpoint.checkpoint import OpenCheckpoint
 
-    checkpoint = OpenCheckpoint(path)
+    # It refuses tensors that are not encrypted.
+    checkpoint = OpenCheckpoint(path, verify="digests")
     checkpoint.verify()
     names = checkpoint.names()
     # tensorizer's format has no code of its headers.

@@ -330,7 +330,8 @@ class EncryptionKey {
     call("__init__", copied(key), label);
   }
 
-  // Reads a local file: 32 bytes, or as many hexadecimal numbers.
+  // Reads a local file: 32 bytes, as many hexadecimal numbers, or a JWK Set, whose key has its "kid" as the label by
+  // default. Files of CryptoTensors are read with a key of such a set only. See docs/encryption.md.
   static EncryptionKey from_file(const std::string& path, const std::string& label = {}) {
     return EncryptionKey((*type()->findStaticMethod("of_file"))({path, label}).toObject());
   }
