@@ -154,6 +154,12 @@ pub fn encryption_key_file_from_env() -> Option<PathBuf> {
     std::env::var_os("FST_ENCRYPTION_KEY_FILE").filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
+/// Returns the file with a passphrase for encrypted files that a load opens without a key.
+/// `FST_ENCRYPTION_PASSPHRASE_FILE`.
+pub fn encryption_passphrase_file_from_env() -> Option<PathBuf> {
+    std::env::var_os("FST_ENCRYPTION_PASSPHRASE_FILE").filter(|path| !path.is_empty()).map(PathBuf::from)
+}
+
 /// Options of the copies of remote objects on a local disk.
 pub struct CacheOptions {
     /// Directory of the copies. `FST_CACHE_DIR`.

@@ -20,6 +20,10 @@ pub const MEMORY_BYTES: u64 = 256 << 20;
 
 /// Number of bytes of a key file that are read: more than one with a key has.
 const FILE_BYTES_MAX: usize = 64 << 10;
+/// Upper bound for a passphrase in a file, in bytes.
+pub const PASSPHRASE_BYTES_MAX: usize = 1024;
+/// Line end that may follow a passphrase, besides a single line feed.
+const LINE_END: &[u8] = b"\r\n";
 /// Largest number of keys that are kept of one passphrase.
 const DERIVED_MAX: usize = 64;
 
@@ -83,6 +87,26 @@ impl EncryptionKey {
     pub fn from_jwk(text: &[u8]) -> Result<EncryptionKey> {
         let jwk::Keys { secret, id, signers } = jwk::parse(text)?;
         EncryptionKey { signers, ..EncryptionKey::of(Secret::Key(secret)) }.with_label(&id)
+    }
+
+    /// Reads a passphrase from a local file, of up to [`PASSPHRASE_BYTES_MAX`] bytes and a line end. New files have the limits
+    /// [`PASSES`] and [`MEMORY_BYTES`].
+    ///
+    /// # Errors
+    /// `invalid-argument` if the passphrase is empty or too long; `io` and others if the file cannot be read.
+    pub fn from_passphrase_file(path: &Path) -> Result<EncryptionKey> {
+        let failed = |error| Error::from_io(error, path, "cannot read the passphrase");
+        let file = File::open(path).map_err(failed)?;
+        let bytes_max = PASSPHRASE_BYTES_MAX + LINE_END.len();
+        let mut content = Zeroizing::new(Vec::with_capacity(bytes_max + 1));
+        file.take(to_u64(bytes_max + 1)).read_to_end(&mut content).map_err(failed)?;
+        let line = content.strip_suffix(b"\n").unwrap_or(&content);
+        let text = content.strip_suffix(LINE_END).unwrap_or(line);
+        if text.len() > PASSPHRASE_BYTES_MAX {
+            let message = format!("a passphrase in a file has at most {PASSPHRASE_BYTES_MAX} bytes");
+            return Err(Error::new(Kind::InvalidArgument, message).at(path));
+        }
+        EncryptionKey::from_passphrase(text, PASSES, MEMORY_BYTES).map_err(|error| error.at(path))
     }
 
     /// Returns random bytes for [`from_bytes`](EncryptionKey::from_bytes).

@@ -1,4 +1,4 @@
-//! Keys of the process: those that the program has registered, and the one of the environment. Loads without a key of their
+//! Keys of the process: those that the program has registered, and those of the environment. Loads without a key of their
 //! own try all of them, and saves find one by its label. So operators, which take no keys, read and write encrypted files.
 
 use super::key::EncryptionKey;
@@ -9,6 +9,9 @@ use crate::os::per_process::PerProcess;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 static KEYS: PerProcess<Mutex<Vec<EncryptionKey>>> = PerProcess::settings();
+
+/// Passphrase of the environment that was read last, which has the keys that were derived of it.
+static PASSPHRASE: PerProcess<Mutex<Option<EncryptionKey>>> = PerProcess::new(Mutex::default);
 
 fn lock() -> MutexGuard<'static, Vec<EncryptionKey>> {
     KEYS.get().lock().unwrap_or_else(PoisonError::into_inner)
@@ -33,11 +36,20 @@ pub fn unregister(key: &EncryptionKey) {
 /// Returns all keys.
 ///
 /// # Errors
-/// Those of [`EncryptionKey::from_file`] for the file that `FST_ENCRYPTION_KEY_FILE` names.
+/// Those of [`EncryptionKey::from_file`] for the file that `FST_ENCRYPTION_KEY_FILE` names, and of
+/// [`EncryptionKey::from_passphrase_file`] for that of `FST_ENCRYPTION_PASSPHRASE_FILE`.
 pub fn keys() -> Result<Vec<EncryptionKey>> {
     let mut keys = lock().clone();
     if let Some(path) = options::encryption_key_file_from_env() {
         keys.push(EncryptionKey::from_file(&path)?);
+    }
+    if let Some(path) = options::encryption_passphrase_file_from_env() {
+        let read = EncryptionKey::from_passphrase_file(&path)?;
+        let mut known = PASSPHRASE.get().lock().unwrap_or_else(PoisonError::into_inner);
+        if !known.as_ref().is_some_and(|known| known.is_same(&read)) {
+            *known = Some(read);
+        }
+        keys.extend(known.clone());
     }
     Ok(keys)
 }

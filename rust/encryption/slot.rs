@@ -192,7 +192,7 @@ fn malformed(index: usize, what: &str) -> Error {
 
 /// Error of a load without keys.
 pub const NO_KEY: &str = "the file is encrypted; give its key as encryption_key, register it with EncryptionKey.register, \
-                          or name its file in FST_ENCRYPTION_KEY_FILE";
+                          or name its file in FST_ENCRYPTION_KEY_FILE or FST_ENCRYPTION_PASSPHRASE_FILE";
 
 /// Returns the error of a load without keys, with those that would open the file.
 fn no_key(slots: &[Fields]) -> String {

@@ -75,6 +75,21 @@ def test_commands_read_encrypted_files_of_tensorizer(command, tensorizer_file, t
     assert json.loads(command("inspect", tmp_path / "back.tensors", "--json").stdout)["encrypted"] is False
 
 
+def test_commands_take_passphrases(command, tmp_path, monkeypatch):
+    encryption = EncryptionParams.from_string("two words", EncryptionParams.OpsLimit.MIN, EncryptionParams.MemLimit.MIN)
+    with TensorSerializer(tmp_path / "m.tensors", encryption=encryption) as serializer:
+        serializer.write_state_dict({"weight": torch.arange(6.0)})
+    (tmp_path / "passphrase").write_text("two words\n")
+    monkeypatch.setenv("FST_ENCRYPTION_PASSPHRASE_FILE", str(tmp_path / "passphrase"))
+    for arguments in (("inspect",), ("verify",), ("load",)):
+        assert command(*arguments, "m.tensors").returncode == 0
+    assert command("convert", "m.tensors", "back.safetensors").returncode == 0
+    (tmp_path / "passphrase").write_text("other words\n")
+    result = command("verify", "m.tensors")
+    assert result.returncode == 1
+    assert "authentication code" in result.stdout
+
+
 def test_verify_finds_changed_files_of_tensorizer(command, tensorizer_file, tmp_path, monkeypatch):
     monkeypatch.setenv("FST_ENCRYPTION_KEY_FILE", str(tmp_path / "a.key"))
     content = bytearray(tensorizer_file.read_bytes())

@@ -325,6 +325,27 @@ def test_the_environment_names_a_key_file(tmp_path: Path, path: Path, monkeypatc
         fst.load_file(path)
 
 
+def test_the_environment_names_a_passphrase_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, file = tmp_path / "m.safetensors", tmp_path / "passphrase"
+    key = fst.EncryptionKey.from_passphrase("of two words", passes=1, memory_bytes=8192)
+    fst.save_file(TENSORS, path, encryption_key=key)
+    monkeypatch.setenv("FST_ENCRYPTION_PASSPHRASE_FILE", str(file))
+    with pytest.raises(FileNotFoundError, match="passphrase"):
+        fst.load_file(path)
+    for end in ("", "\n", "\r\n"):
+        file.write_bytes(f"of two words{end}".encode())
+        assert_loaded(fst.load_file(path))
+    # Another passphrase is not confused with the one that was read before.
+    for other in ("of two words\n\n", "another"):
+        file.write_text(other)
+        with pytest.raises(fst.IntegrityError, match="key"):
+            fst.load_file(path)
+    for content, message in (("\n", "empty"), ("x" * 1025, "at most 1024")):
+        file.write_text(content)
+        with pytest.raises(ValueError, match=rf"passphrase: .*{message}"):
+            fst.load_file(path)
+
+
 @pytest.mark.usefixtures("registered")
 def test_a_forked_child_keeps_registered_keys(path: Path) -> None:
     child = os.fork()

@@ -131,8 +131,8 @@ class EncryptionKey:
         A save, also by an operator, encrypts with the registered key whose label its metadata name as
         ``"fst.encryption"``.
 
-        A file with a key may also be named in the environment, with ``FST_ENCRYPTION_KEY_FILE``. The key has no label:
-        ``""``.
+        A file with a key may also be named in the environment, with ``FST_ENCRYPTION_KEY_FILE``, and one with a
+        passphrase with ``FST_ENCRYPTION_PASSPHRASE_FILE``. These keys have no label: ``""``.
 
         Example:
             >>> key = fst.EncryptionKey.random("my models")

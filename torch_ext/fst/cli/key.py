@@ -15,7 +15,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "key",
         help="make and replace keys of encrypted files",
         description="Makes keys of encrypted safetensors files, and replaces them. All commands decrypt files with the "
-        "key in the file that FST_ENCRYPTION_KEY_FILE names; fst convert --encrypt encrypts.",
+        "key in the file that FST_ENCRYPTION_KEY_FILE names, or the passphrase in the file that "
+        "FST_ENCRYPTION_PASSPHRASE_FILE names; fst convert --encrypt encrypts.",
     )
     actions = parser.add_subparsers(metavar="ACTION", required=True)
     new = actions.add_parser("new", help="write a new random key to a file, which only you can read")
