@@ -22,7 +22,7 @@ fuzz_target!(|bytes: &[u8]| {
         assert!(digests.tensor(header.entries().len()).is_none());
         if let Some(groups) = digests.groups() {
             for entry in header.entries().filter(|entry| entry.begin < entry.end) {
-                assert_eq!(groups.units().at(entry.end - 1).map(|group| group.range.end), Some(entry.end));
+                assert_eq!(groups.units().at_or_after(entry.end - 1).map(|group| group.range.end), Some(entry.end));
             }
         }
     }

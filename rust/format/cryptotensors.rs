@@ -14,7 +14,7 @@
 //! signature binds names, dtypes, shapes and the keys of tensors to each other. It is therefore always verified, with a
 //! public key of the caller.
 
-mod chunks;
+pub mod chunks;
 
 use super::header::{Entry, Header, LENGTH_BYTES, position_of};
 use crate::encryption::cipher::{Cipher, KeyedCipher, NonceBytes, TAG_BYTES, Tag};
