@@ -36,10 +36,14 @@ pub enum Algorithm {
     Sha256,
     /// BLAKE2b with a digest of 64 bytes.
     Blake2b,
+    /// CRC-32 with zlib's polynomial, as a little-endian number. It finds damage, not forgery, and only `.tensors` files
+    /// have it: no name of an argument means it.
+    Crc32,
 }
 
 impl Algorithm {
-    const ALL: [Algorithm; 3] = [Algorithm::Blake3, Algorithm::Sha256, Algorithm::Blake2b];
+    /// Algorithms of arguments and manifests.
+    const NAMED: [Algorithm; 3] = [Algorithm::Blake3, Algorithm::Sha256, Algorithm::Blake2b];
 
     /// Returns the name in files and in arguments.
     pub fn name(self) -> &'static str {
@@ -47,6 +51,7 @@ impl Algorithm {
             Algorithm::Blake3 => "blake3",
             Algorithm::Sha256 => "sha256",
             Algorithm::Blake2b => "blake2b",
+            Algorithm::Crc32 => "crc32",
         }
     }
 
@@ -55,12 +60,13 @@ impl Algorithm {
         match self {
             Algorithm::Blake3 | Algorithm::Sha256 => DIGEST_BYTES,
             Algorithm::Blake2b => DIGEST_BYTES_MAX,
+            Algorithm::Crc32 => size_of::<u32>(),
         }
     }
 
     /// Returns the algorithm with this name.
     pub fn from_name(name: &str) -> Option<Algorithm> {
-        Algorithm::ALL.into_iter().find(|algorithm| algorithm.name() == name)
+        Algorithm::NAMED.into_iter().find(|algorithm| algorithm.name() == name)
     }
 
     /// Returns the digest of bytes.
@@ -87,7 +93,8 @@ impl Algorithm {
     }
 }
 
-/// Digest and its algorithm. Its text is the algorithm's name, a colon and hexadecimal digits: 64, or 128 of BLAKE2b.
+/// Digest and its algorithm. Its text is the algorithm's name, a colon and hexadecimal digits: 64, 128 of BLAKE2b,
+/// or 8 of CRC-32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Digest {
     /// Algorithm.
@@ -102,6 +109,11 @@ impl Digest {
         let mut value = [0; DIGEST_BYTES_MAX];
         value.get_mut(..algorithm.digest_bytes()).filter(|value| value.len() == bytes.len())?.copy_from_slice(bytes);
         Some(Digest { algorithm, value })
+    }
+
+    /// Returns a digest of zeros, which reserves the place of another one.
+    pub fn zeros(algorithm: Algorithm) -> Digest {
+        Digest { algorithm, value: [0; DIGEST_BYTES_MAX] }
     }
 
     /// Parses the hexadecimal digits of a digest. Returns `None` if they are not a digest.
@@ -195,6 +207,7 @@ enum Context {
     Blake3(Box<blake3::Hasher>),
     Sha256(Box<ring::digest::Context>),
     Blake2b(Box<Blake2b512>),
+    Crc32(crc32fast::Hasher),
 }
 
 impl Context {
@@ -203,6 +216,7 @@ impl Context {
             Algorithm::Blake3 => Context::Blake3(Box::default()),
             Algorithm::Sha256 => Context::Sha256(Box::new(ring::digest::Context::new(&SHA256))),
             Algorithm::Blake2b => Context::Blake2b(Box::default()),
+            Algorithm::Crc32 => Context::Crc32(crc32fast::Hasher::new()),
         }
     }
 
@@ -213,6 +227,7 @@ impl Context {
             }
             Context::Sha256(context) => context.update(bytes),
             Context::Blake2b(hasher) => hasher.update(bytes),
+            Context::Crc32(hasher) => hasher.update(bytes),
         }
     }
 
@@ -231,6 +246,10 @@ impl Context {
             Context::Blake2b(hasher) => {
                 fill(&hasher.finalize());
                 Algorithm::Blake2b
+            }
+            Context::Crc32(hasher) => {
+                fill(&hasher.finalize().to_le_bytes());
+                Algorithm::Crc32
             }
         };
         Digest { algorithm, value }
@@ -336,7 +355,7 @@ impl Hash {
                 *state = done(digest, values);
                 Ok(Some(digest))
             }
-            Algorithm::Sha256 | Algorithm::Blake2b => {
+            Algorithm::Sha256 | Algorithm::Blake2b | Algorithm::Crc32 => {
                 let mut context = self.wait_for_turn(begin, check)?.ok_or_else(misfit)?;
                 context.update(bytes);
                 let mut state = self.lock();

@@ -1,14 +1,45 @@
 //! Headers of single tensors, which only `.tensors` files have.
 
 use super::Checkpoint;
+use crate::digest::{Algorithm, Digest};
 use crate::error::{Error, Kind, Result};
+use crate::format::header::Header;
 use crate::format::tensors::tensor_header::{self, TensorHeader};
 use crate::num::to_usize;
 use crate::os::compute_pool;
 use crate::os::sigint::Watch;
 use crate::os::threads;
 use crate::source::Source;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Hash of a tensor.
+#[derive(Clone, Debug)]
+pub(super) struct TensorHash {
+    /// SHA-256, or CRC-32 if the file has no other.
+    pub(super) digest: Digest,
+    /// First bytes of what is hashed, before the data.
+    pub(super) hashed: Arc<[u8]>,
+}
+
+/// Reads the hashes of all tensors of a `.tensors` file, in the order of [`Header::entries`].
+///
+/// # Errors
+/// `integrity` for a tensor without a hash; those of reading. Without the path.
+pub(super) fn hashes(source: &Source, header: &Header) -> Result<Vec<TensorHash>> {
+    let watch = Watch::begin();
+    let entries: Vec<_> = header.entries().collect();
+    let missing = || Error::new(Kind::Internal, "no such tensor");
+    threads::map(tensor_header::read_threads(source.is_remote()), entries.len(), |index| {
+        let entry = *entries.get(index).ok_or_else(missing)?;
+        let TensorHeader { hashes, hashed, .. } = tensor_header::read(source, entry, &|| watch.check())?;
+        let is_sha256 = |hash: &&Digest| hash.algorithm == Algorithm::Sha256;
+        let digest = *hashes.iter().find(is_sha256).or(hashes.first()).ok_or_else(|| {
+            let message = "the file carries no hash of the tensor, so that it cannot be verified";
+            Error::new(Kind::Integrity, message).tensor(entry.name)
+        })?;
+        Ok(TensorHash { digest, hashed: hashed.into() })
+    })
+}
 
 impl Checkpoint {
     /// Reads and checks the headers of tensors of `.tensors` files, in the order of `names`. Those of objects are requested
@@ -55,7 +86,7 @@ impl Checkpoint {
         compute_pool::for_each(threads, &tensors, |(index, (header, data))| {
             let hashes = header.differing(data);
             let mut differing = differing.lock().unwrap_or_else(PoisonError::into_inner);
-            differing.extend(hashes.iter().map(|hash| (*index, hash.algorithm())));
+            differing.extend(hashes.iter().map(|hash| (*index, hash.algorithm.name())));
         });
         let mut differing = differing.into_inner().unwrap_or_else(PoisonError::into_inner);
         differing.sort_unstable();

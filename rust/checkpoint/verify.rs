@@ -1,6 +1,7 @@
 //! Digests with which a load compares the data of a checkpoint: those that the files carry, or those of a manifest.
 
 use super::region::TensorRegion;
+use super::tensor_headers::{self, TensorHash};
 use super::{Checkpoint, OpenFile};
 use crate::digest::groups::Groups;
 use crate::digest::manifest::{MANIFEST_BYTES_MAX, Manifest};
@@ -8,7 +9,7 @@ use crate::digest::{Algorithm, Digest, InputDigest};
 use crate::error::{Error, Kind, Result};
 use crate::format::digests::{DIGESTS_KEY, Digests};
 use crate::format::encryption;
-use crate::format::header::{Entry, Header};
+use crate::format::header::Header;
 use crate::format::tensors;
 use crate::num::{to_u64, to_usize};
 use crate::os::sigint::Watch;
@@ -66,9 +67,12 @@ impl Verify {
             Verify::Nothing => Ok(Stated::Nothing),
             // It needs a key, not digests.
             Verify::Digests if encryption::is_encrypted(header) => Ok(Stated::Nothing),
-            Verify::Digests | Verify::Manifest(_) if json.starts_with(tensors::MAGIC) => {
-                let message = "a load cannot verify a file in tensorizer's format; verify it with `fst verify` first, or \
-                               load it with verify_hash=True of fst.compat.tensorizer";
+            Verify::Digests if json.starts_with(tensors::MAGIC) => {
+                Ok(Stated::Hashes(tensor_headers::hashes(source, header).map_err(|error| error.at(source.path()))?))
+            }
+            Verify::Manifest(_) if json.starts_with(tensors::MAGIC) => {
+                let message = "a load cannot compare a file in tensorizer's format with a digest of the whole file; compare \
+                               it with `fst verify` first, or load it with verify=True, which compares its hashes";
                 Err(Error::new(Kind::Integrity, message).at(source.path()))
             }
             Verify::Digests => {
@@ -224,6 +228,8 @@ pub(super) enum Stated {
     Nothing,
     /// Digest of each tensor, and the file as loads of parts of tensors read it, if the digests cover parts.
     Tensors(Digests, Option<Source>),
+    /// Hash of each tensor of a `.tensors` file.
+    Hashes(Vec<TensorHash>),
     /// Digest of the whole file, the bytes before its data, and what states the digest.
     File { digest: InputDigest, header: Arc<[u8]>, origin: &'static str },
 }
@@ -253,7 +259,7 @@ pub struct Input {
     pub begin: u64,
     /// Offset after the last byte, from the start of the file.
     pub end: u64,
-    /// First bytes, which were read when the file was opened.
+    /// First bytes, which were read when the file was opened. Those of a tensor have zeros in place of its hashes.
     pub header: Arc<[u8]>,
 }
 
@@ -333,10 +339,9 @@ impl Checkpoint {
         for (source, file) in self.files.iter().enumerate() {
             match &file.stated {
                 Stated::Nothing => {}
-                Stated::Tensors(digests, _) => {
-                    let of_tensor =
-                        |(position, entry)| Some(file.tensor_input(source, entry, digests.tensor(position)?));
-                    inputs.extend(file.header.entries().enumerate().filter_map(of_tensor));
+                Stated::Tensors(..) | Stated::Hashes(_) => {
+                    let positions = 0..file.header.entries().len();
+                    inputs.extend(positions.filter_map(|position| file.tensor_input(source, position)));
                 }
                 Stated::File { digest, header, origin } => inputs.push(file.input(source, digest, header, origin)),
             }
@@ -397,15 +402,11 @@ impl Checkpoint {
         for (source, (file, indices)) in files.filter(|(_, (file, _))| is_compared(file)) {
             match &file.stated {
                 Stated::Nothing => {}
-                Stated::Tensors(digests, grouped) => {
-                    let input = |&index: &usize| {
-                        let position = self.whole(source, regions.get(index)?)?;
-                        let entry = file.header.get(position)?;
-                        Some(file.tensor_input(source, entry, digests.tensor(position)?))
-                    };
+                Stated::Tensors(..) | Stated::Hashes(_) => {
+                    let input = |&index: &usize| file.tensor_input(source, self.whole(source, regions.get(index)?)?);
                     let inputs: Vec<_> = indices.iter().map(input).collect();
-                    match grouped {
-                        Some(grouped) if inputs.iter().any(Option::is_none) => {
+                    match &file.stated {
+                        Stated::Tensors(_, Some(grouped)) if inputs.iter().any(Option::is_none) => {
                             coverage.add_groups(&indices, source, grouped);
                         }
                         _ => indices.iter().zip(inputs).for_each(|(&index, input)| coverage.add(&[index], input)),
@@ -440,12 +441,17 @@ impl OpenFile {
         Input { header: Arc::clone(header), ..Input::of_file(source, &self.source, digest.clone(), origin) }
     }
 
-    /// Returns the input of a tensor.
-    fn tensor_input(&self, source: usize, entry: Entry<'_>, digest: Digest) -> Input {
-        let path = self.source.path().to_path_buf();
-        let Entry { begin, end, .. } = entry;
-        let (tensor, digest, header) = (Some(entry.name.into()), digest.into(), Arc::default());
-        Input { digest, origin: "the file", source, path, tensor, begin, end, header }
+    /// Returns the input of the tensor at a position of the header, or `None` if it has no digest of its own.
+    fn tensor_input(&self, source: usize, position: usize) -> Option<Input> {
+        let (digest, header) = match &self.stated {
+            Stated::Tensors(digests, _) => (digests.tensor(position)?, Arc::default()),
+            Stated::Hashes(hashes) => hashes.get(position).map(|hash| (hash.digest, Arc::clone(&hash.hashed)))?,
+            Stated::Nothing | Stated::File { .. } => return None,
+        };
+        let (path, entry) = (self.source.path().to_path_buf(), self.header.get(position)?);
+        let begin = entry.begin.checked_sub(to_u64(header.len()))?;
+        let (tensor, digest) = (Some(entry.name.into()), digest.into());
+        Some(Input { digest, origin: "the file", source, path, tensor, begin, end: entry.end, header })
     }
 }
 

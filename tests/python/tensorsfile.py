@@ -57,6 +57,7 @@ class Stored:
         is_long: Whether dimensions have 8 bytes.
         gap: Number of bytes before the header that belong to nothing.
         changes: Fields of the metadata entry that are not what they should be.
+        algorithms: Algorithms of the hashes: "both", "crc32" or "none".
     """
 
     dtype: str
@@ -67,6 +68,7 @@ class Stored:
     is_long: bool = False
     gap: int = 0
     changes: dict[str, int] = field(default_factory=dict)
+    algorithms: str = "both"
 
 
 def stored(raw: Raw, **fields) -> Stored:
@@ -87,7 +89,8 @@ def header(name: str, stored: Stored) -> bytes:
     end = struct.pack("<q", len(stored.data))
 
     def with_hashes(crc32: bytes, sha256: bytes) -> bytes:
-        hashes = b"\2\0\4" + crc32 + b"\1\x20" + sha256
+        values = {"both": (crc32, sha256), "crc32": (crc32,), "none": ()}[stored.algorithms]
+        hashes = bytes([len(values)]) + b"".join(bytes([i, len(value)]) + value for i, value in enumerate(values))
         rest = body + struct.pack("<H", len(hashes)) + hashes + end
         return struct.pack("<Q", len(rest) + 8) + rest
 

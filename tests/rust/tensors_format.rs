@@ -3,6 +3,7 @@
 use crate::files;
 use fst::checkpoint::Checkpoint;
 use fst::checkpoint::verify::Verify;
+use fst::digest::Algorithm;
 use fst::dtype::Dtype;
 use fst::encryption::chunks::Chunks;
 use fst::encryption::key::EncryptionKey;
@@ -14,7 +15,6 @@ use fst::format::tensors::cipher::Cipher;
 use fst::format::tensors::encryption::{Encryption, Pieces};
 use fst::format::tensors::layout::NewTensor;
 use fst::format::tensors::preamble::{PREAMBLE_BYTES, Preamble};
-use fst::format::tensors::tensor_header::Hash;
 use fst::format::tensors::{MAGIC, TensorKind, tensor_header};
 use fst::options::Options;
 use fst::save::atomic_file::OutputFile;
@@ -243,7 +243,7 @@ fn encrypted_files_are_read_as_written() {
     let key = EncryptionKey::from_bytes(&[9; 32]).unwrap();
     let open = || Checkpoint::open_with_key(&[&path], &Verify::Nothing, &key);
     let header = open().unwrap().tensor_headers(&["weight".into()]).unwrap().remove(0);
-    assert_eq!(header.hashes, [Hash::sha256(&header.hashed, &data)]);
+    assert_eq!(header.hashes, [Algorithm::Sha256.digest_parts([&header.hashed[..], &data])]);
     assert!(!std::fs::read(&path).unwrap().windows(64).any(|window| window == &data[..64]));
     assert_eq!(decrypt_all(&path, &key).unwrap(), [data]);
     let error = Checkpoint::open(&[&path]).unwrap_err();
@@ -380,7 +380,8 @@ fn round_trip(tensors: &[NewTensor], options: &Options) -> u32 {
         let stored = &checkpoint.tensor_headers(std::slice::from_ref(&tensor.name)).unwrap()[0];
         assert_eq!((stored.kind, stored.module), (TensorKind::Buffer, 7));
         let data = data(tensor);
-        assert_eq!(stored.hashes, [Hash::crc32(&stored.hashed, &data), Hash::sha256(&stored.hashed, &data)]);
+        let hash = |algorithm: Algorithm| algorithm.digest_parts([&stored.hashed[..], &data]);
+        assert_eq!(stored.hashes, [hash(Algorithm::Crc32), hash(Algorithm::Sha256)]);
         let names = [tensor.name.clone()];
         assert_eq!(checkpoint.differing_hashes(&names, &[&data], 2).unwrap(), []);
         if !data.is_empty() {

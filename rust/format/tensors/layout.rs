@@ -6,11 +6,13 @@ use super::encryption::Encryption;
 use super::preamble::{
     PREAMBLE_SIZE, Preamble, VERSION_ENCRYPTED, VERSION_FLAGS, VERSION_LONG, VERSION_NUMPY, VERSION_OPAQUE,
 };
-use super::tensor_header::{Description, Hash, encode};
+use super::tensor_header::{Description, encode};
+use crate::digest::{Algorithm, Digest};
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::format::header::HEADER_BYTES_MAX;
 use crate::num::to_u64;
+use rayon::prelude::*;
 
 /// Size of the offsets of a tensor's header and data, in bytes.
 const OFFSETS_SIZE: usize = 16;
@@ -41,14 +43,14 @@ impl NewTensor {
     /// lacks.
     pub fn header(&self, data: &[u8], encryption: Option<&Encryption>) -> Result<Vec<u8>> {
         let description = self.description()?;
-        let encode = |hashes: &[Hash]| encode(self.module, &description, hashes, encryption);
-        if encryption.is_some() {
-            let hashed = encode(&[Hash::Sha256([0; 32])])?.hashed;
-            return Ok(encode(&[Hash::sha256(&hashed, data)])?.bytes);
-        }
-        let hashed = encode(&[Hash::Crc32([0; 4]), Hash::Sha256([0; 32])])?.hashed;
-        let (crc32, sha256) = rayon::join(|| Hash::crc32(&hashed, data), || Hash::sha256(&hashed, data));
-        Ok(encode(&[crc32, sha256])?.bytes)
+        let encode = |hashes: &[Digest]| encode(self.module, &description, hashes, encryption);
+        let with_crc32: &[Algorithm] = if encryption.is_some() { &[] } else { &[Algorithm::Crc32] };
+        let algorithms = [with_crc32, &[Algorithm::Sha256]].concat();
+        let zeros: Vec<Digest> = algorithms.iter().copied().map(Digest::zeros).collect();
+        let hashed = encode(&zeros)?.hashed;
+        let hashes: Vec<Digest> =
+            algorithms.par_iter().map(|algorithm| algorithm.digest_parts([&hashed, data])).collect();
+        Ok(encode(&hashes)?.bytes)
     }
 
     /// Returns the size of the data in the file, in bytes.

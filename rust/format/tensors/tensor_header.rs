@@ -5,7 +5,7 @@
 
 use super::encryption::{self, Encryption};
 use super::{Fields, TensorKind, dtype};
-use crate::digest::Algorithm;
+use crate::digest::{Algorithm, Digest};
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::format::header::{Entry, TensorsEntry};
@@ -23,65 +23,6 @@ const REMOTE_THREADS: usize = 64;
 const CRC32: u8 = 0;
 const SHA256: u8 = 1;
 
-/// Hash of a tensor: over its header, in which the hashes are zero, and then over its data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hash {
-    /// CRC-32 with zlib's polynomial.
-    Crc32([u8; 4]),
-    /// SHA-256.
-    Sha256([u8; 32]),
-}
-
-impl Hash {
-    /// Returns the CRC-32 of a tensor, given its header with zeros in place of hashes.
-    pub fn crc32(hashed: &[u8], data: &[u8]) -> Hash {
-        let mut hasher = crc32fast::Hasher::new();
-        hasher.update(hashed);
-        hasher.update(data);
-        Hash::Crc32(hasher.finalize().to_le_bytes())
-    }
-
-    /// Returns the SHA-256 of a tensor, given its header with zeros in place of hashes.
-    pub fn sha256(hashed: &[u8], data: &[u8]) -> Hash {
-        let mut value = [0; 32];
-        let digest = Algorithm::Sha256.digest_parts([hashed, data]);
-        value.iter_mut().zip(digest.bytes()).for_each(|(byte, &computed)| *byte = computed);
-        Hash::Sha256(value)
-    }
-
-    /// Returns the name of the algorithm.
-    pub fn algorithm(&self) -> &'static str {
-        match self {
-            Hash::Crc32(_) => "crc32",
-            Hash::Sha256(_) => "sha256",
-        }
-    }
-
-    /// Returns the value as in the file. That of a CRC-32 is a little-endian number.
-    pub fn value(&self) -> &[u8] {
-        match self {
-            Hash::Crc32(value) => value,
-            Hash::Sha256(value) => value,
-        }
-    }
-
-    /// Returns whether this is the hash of a tensor, given its header with zeros in place of hashes.
-    fn is_of(&self, hashed: &[u8], data: &[u8]) -> bool {
-        let computed = match self {
-            Hash::Crc32(_) => Hash::crc32(hashed, data),
-            Hash::Sha256(_) => Hash::sha256(hashed, data),
-        };
-        *self == computed
-    }
-
-    fn number(&self) -> u8 {
-        match self {
-            Hash::Crc32(_) => CRC32,
-            Hash::Sha256(_) => SHA256,
-        }
-    }
-}
-
 /// Checked header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorHeader {
@@ -89,9 +30,9 @@ pub struct TensorHeader {
     pub module: u16,
     /// Use of the tensor.
     pub kind: TensorKind,
-    /// Hashes of the tensor.
-    pub hashes: Vec<Hash>,
-    /// The bytes of the header without its encryption, with zeros in place of the hashes. The hashes begin with them.
+    /// Hashes of the tensor, with CRC-32 or SHA-256: of [`hashed`](TensorHeader::hashed), and then of the data.
+    pub hashes: Vec<Digest>,
+    /// The bytes of the header without its encryption, with zeros in place of the hashes.
     pub hashed: Vec<u8>,
     /// Encryption of the data, which is the default in a file that is not encrypted.
     pub encryption: Encryption,
@@ -99,8 +40,9 @@ pub struct TensorHeader {
 
 impl TensorHeader {
     /// Returns the hashes that are not those of this data.
-    pub fn differing(&self, data: &[u8]) -> Vec<Hash> {
-        self.hashes.iter().filter(|hash| !hash.is_of(&self.hashed, data)).copied().collect()
+    pub fn differing(&self, data: &[u8]) -> Vec<Digest> {
+        let is_of = |hash: &Digest| hash.algorithm.digest_parts([&self.hashed, data]) == *hash;
+        self.hashes.iter().filter(|hash| !is_of(hash)).copied().collect()
     }
 }
 
@@ -201,7 +143,7 @@ fn parse_fields(bytes: &[u8], entry: Entry<'_>, tensors_entry: TensorsEntry) -> 
 }
 
 /// Returns the known hashes, and where the values of all hashes are in the file.
-fn parse_hashes(fields: &mut Fields<'_>) -> Result<(Vec<Hash>, Vec<Range<u64>>)> {
+fn parse_hashes(fields: &mut Fields<'_>) -> Result<(Vec<Digest>, Vec<Range<u64>>)> {
     let begin = fields.offset().saturating_add(2);
     let mut block = Fields::new(fields.counted::<2>("the hashes")?, begin);
     let count = block.number::<1>("the number of hashes")?;
@@ -212,8 +154,8 @@ fn parse_hashes(fields: &mut Fields<'_>) -> Result<(Vec<Hash>, Vec<Range<u64>>)>
         let value = block.counted::<1>("a hash")?;
         values.push(block.offset().saturating_sub(to_u64(value.len()))..block.offset());
         let hash = match u8::try_from(algorithm) {
-            Ok(CRC32) => value.try_into().ok().map(Hash::Crc32),
-            Ok(SHA256) => value.try_into().ok().map(Hash::Sha256),
+            Ok(CRC32) => Digest::from_bytes(Algorithm::Crc32, value),
+            Ok(SHA256) => Digest::from_bytes(Algorithm::Sha256, value),
             _ => None,
         };
         hashes.push(hash.ok_or_else(|| {
@@ -245,7 +187,7 @@ pub struct NewHeader {
 pub fn encode(
     module: u16,
     description: &Description<'_>,
-    hashes: &[Hash],
+    hashes: &[Digest],
     encryption: Option<&Encryption>,
 ) -> Result<NewHeader> {
     let mut rest = module.to_le_bytes().to_vec();
@@ -254,8 +196,9 @@ pub fn encode(
     description.push_type(&mut rest)?;
     let mut block = vec![u8::try_from(hashes.len()).unwrap_or(u8::MAX)];
     for hash in hashes {
-        let value = hash.value();
-        block.extend([hash.number(), u8::try_from(value.len()).unwrap_or(u8::MAX)]);
+        let value = hash.bytes();
+        let number = if hash.algorithm == Algorithm::Crc32 { CRC32 } else { SHA256 };
+        block.extend([number, u8::try_from(value.len()).unwrap_or(u8::MAX)]);
         block.extend(value);
     }
     rest.extend(u16::try_from(block.len()).unwrap_or(u16::MAX).to_le_bytes());

@@ -16,7 +16,6 @@ from torch.distributed.tensor import Replicate, Shard
 import fst
 import tensorsfile
 from fst._checkpoint.checkpoint import OpenCheckpoint
-from fst._checkpoint.hashes import check_hashes
 from fst_bench.http_server import Server
 from rawfile import DTYPES, Raw, assert_same, random_raw
 from tensorsfile import BUFFER, PARAMETER, Stored, complex_raws, encode, stored
@@ -146,7 +145,7 @@ def test_long_dimensions(tmp_path):
     loaded = fst.load_file(tmp_path / "m")
     assert loaded["long"].shape == (2**33, 0)
     assert_same(loaded["w"], SMALL["w"].tensor())
-    check_hashes(OpenCheckpoint(tmp_path / "m"), ["long", "w"])
+    fst.verify(tmp_path / "m")
 
 
 @pytest.mark.parametrize("version", [1, 2, 4, 5])
@@ -214,19 +213,68 @@ def test_remote_files(path):
                 assert loaded.keys() == RAW.keys()
                 for key, raw in RAW.items():
                     assert_same(loaded[key], raw.tensor())
-            checkpoint = OpenCheckpoint(server.url(name))
-            check_hashes(checkpoint, checkpoint.names())
+            fst.verify(server.url(name))
 
 
-def test_hashes(tmp_path):
-    path = tensorsfile.write(tmp_path / "m", SMALL)
-    checkpoint = OpenCheckpoint(path)
-    check_hashes(checkpoint, list(SMALL))
-    content = bytearray(path.read_bytes())
-    content[checkpoint.tensor_info("v").begin] ^= 1
+@pytest.mark.usefixtures("reader")
+def test_verified_loads(path):
+    loads: dict[str, Callable[[], dict[str, torch.Tensor]]] = {
+        "load_file": lambda: fst.load_file(path, verify=True),
+        "load_tensors": lambda: dict(zip(RAW, fst.load_tensors(path, list(RAW), verify=True), strict=True)),
+        "stream": lambda: dict(fst.stream(path, verify=True)),
+        "safe_open": lambda: fst.safe_open(path, verify=True).get_tensors(),
+    }
+    for load in loads.values():
+        for name, tensor in load().items():
+            assert_same(tensor, RAW[name].tensor())
+    out = [torch.empty_like(raw.tensor()) for raw in RAW.values()]
+    fst.load_into(path, list(RAW), out, verify=True)
+    for tensor, raw in zip(out, RAW.values(), strict=True):
+        assert_same(tensor, raw.tensor())
+
+
+def test_tensors_without_data_are_verified(empty):
+    assert not fst.load_file(empty, verify=True)["zeros"].any()
+
+
+@pytest.mark.parametrize("algorithms", ["both", "crc32", "none"])
+def test_changed_data_is_found(tmp_path, algorithms):
+    content = encode({name: stored(raw, algorithms=algorithms) for name, raw in SMALL.items()})
+    path = tmp_path / "m"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"v \(crc32\), v \(sha256\)$"):
-        check_hashes(OpenCheckpoint(path), list(SMALL))
+    if algorithms == "none":
+        with pytest.raises(fst.IntegrityError, match=r"m: .*no hash"):
+            fst.verify(path)
+        return
+    fst.verify(path)
+    changed = bytearray(content)
+    changed[OpenCheckpoint(path).tensor_info("v").begin] ^= 1
+    path.write_bytes(changed)
+    algorithm = "crc32" if algorithms == "crc32" else "sha256"
+    out = torch.zeros(5, dtype=torch.bfloat16)
+    for load in (
+        lambda: fst.verify(path),
+        lambda: fst.load_file(path, verify=True),
+        lambda: fst.load_tensors(path, ["v"], verify=True),
+        lambda: fst.load_into(path, ["v"], [out], verify=True),
+    ):
+        with pytest.raises(fst.IntegrityError, match=rf'm: tensor "v".*{algorithm}:'):
+            load()
+    assert not out.any()
+    assert_same(fst.load_tensors(path, ["w"], verify=True)[0], SMALL["w"].tensor())
+
+
+def test_slices_are_not_verified(tmp_path, capfd):
+    path = tensorsfile.write(tmp_path / "m", SMALL)
+    [part] = fst.load_slices(path, ["v"], [0], [1], [3], verify=True)
+    assert_same(part, SMALL["v"].tensor()[1:4])
+    assert "v" in capfd.readouterr().err
+
+
+def test_loads_refuse_manifests(tmp_path):
+    path = tensorsfile.write(tmp_path / "m", SMALL)
+    with pytest.raises(fst.IntegrityError, match="digest of the whole file"):
+        fst.load_file(path, verify={"m": "sha256:" + "0" * 64})
 
 
 def one(**fields) -> bytes:
@@ -323,13 +371,11 @@ def test_mutated_files(tmp_path_factory, changes):
     path.write_bytes(content)
     error = None
     try:
-        loaded = fst.load_file(path)
-        checkpoint = OpenCheckpoint(path)
-        check_hashes(checkpoint, checkpoint.names())
+        loaded = fst.load_file(path, verify=True)
     except (ValueError, NotImplementedError) as raised:
         error = str(raised)
     if error is not None:
-        assert str(path) in error or "hashes were stored" in error
+        assert str(path) in error
         return
     for name, tensor in loaded.items():
         assert_same(tensor, RAW_SMALL[name].tensor())

@@ -132,13 +132,12 @@ def _checks(path: str, arguments: argparse.Namespace) -> Iterator[tuple[str, Cal
         protection = _protection(file)
         if protection == "codes":
             yield f"codes of {without_secrets(file)}", lambda file=file: _codes(file)  # type: ignore[misc]
+        elif protection == "hashes":
+            yield f"hashes of {without_secrets(file)}", lambda file=file: _hashes(file)  # type: ignore[misc]
         elif arguments.digests or protection == "digests":
             yield f"digests of {without_secrets(file)}", lambda file=file: _digests(file)  # type: ignore[misc]
         else:
             yield f"bytes of {without_secrets(file)}", lambda file=file: _read(file)  # type: ignore[misc]
-    for file in files:
-        if _hashed_names(file):
-            yield f"hashes of {without_secrets(file)}", lambda file=file: _hashes(file)  # type: ignore[misc]
     if arguments.finite:
         yield f"values of {without_secrets(path)}", lambda: _finite(path)
 
@@ -167,8 +166,8 @@ def _header(path: str) -> str:
     return f"{format_count(len(names), 'tensor')}, {size}"
 
 
-def _protection(path: str) -> Literal["codes", "digests"] | None:
-    """Returns what a file has to compare its data with: authentication codes, if it is encrypted, or digests."""
+def _protection(path: str) -> Literal["codes", "hashes", "digests"] | None:
+    """Returns what a file has to compare its data with: authentication codes, if it is encrypted, hashes or digests."""
     from fst._checkpoint.checkpoint import OpenCheckpoint
     from fst._core.arguments import DIGESTS_KEY
 
@@ -177,6 +176,8 @@ def _protection(path: str) -> Literal["codes", "digests"] | None:
         checkpoint = OpenCheckpoint(path)
         if checkpoint.is_encrypted():
             return "codes"
+        if any(checkpoint.tensor_info(name).kind >= 0 for name in checkpoint.names()[:1]):
+            return "hashes"
         if any(DIGESTS_KEY in metadata for _, metadata in checkpoint.metadata()):
             return "digests"
     return None
@@ -200,6 +201,14 @@ def _digests(path: str) -> str:
     checkpoint = OpenCheckpoint(path, verify="digests")
     checkpoint.verify()
     return f"{format_count(len(checkpoint.names()), 'tensor')} and the header verified"
+
+
+def _hashes(path: str) -> str:
+    from fst._checkpoint.checkpoint import OpenCheckpoint
+
+    checkpoint = OpenCheckpoint(path, verify="digests")
+    checkpoint.verify()
+    return f"{format_count(len(checkpoint.names()), 'tensor')} as when they were written"
 
 
 def _read(path: str) -> str:
@@ -230,25 +239,6 @@ def _read_local(path: str) -> str:
     if done != expected:
         raise OSError(f"{done} bytes were read, but the size of the file was {expected} bytes")
     return f"{done:,} bytes read"
-
-
-def _hashed_names(path: str) -> list[str]:
-    """Returns the tensors in tensorizer's format, or none if a file cannot be opened, which another check reports."""
-    from fst._checkpoint.checkpoint import OpenCheckpoint
-
-    with contextlib.suppress(OSError, ValueError, NotImplementedError):
-        checkpoint = OpenCheckpoint(path)
-        return [name for name in checkpoint.names() if checkpoint.tensor_info(name).kind >= 0]
-    return []
-
-
-def _hashes(path: str) -> str:
-    from fst._checkpoint.checkpoint import OpenCheckpoint
-    from fst._checkpoint.hashes import check_hashes
-
-    names = _hashed_names(path)
-    check_hashes(OpenCheckpoint(path), names)
-    return f"{format_count(len(names), 'tensor')} as when they were written"
 
 
 def _finite(path: str) -> str:
