@@ -5,6 +5,7 @@ The tests import the `fst` that Python finds: that of this checkout with PYTHONP
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -22,6 +23,9 @@ from suite import CHUNKS, READER_AND_CHUNKS, READERS, require_gpu
 # Libraries read these variables when they are imported. Models come from folders and packages. Compiled programs need
 # not be fast, so PyTorch does not probe for vector instructions, which imports it in a process per kind, nor optimizes.
 os.environ |= {"HF_HUB_OFFLINE": "1", "TORCHINDUCTOR_VEC_ISA_OK": "0", "AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O0"}
+
+# A shell starts commands in the background with SIGINT ignored, which Python and its child processes keep.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile(
     "fst", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
