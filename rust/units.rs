@@ -34,6 +34,7 @@ impl Unit {
 pub struct Units {
     /// Tensors with bytes, in the order of the file.
     tensors: Vec<Tensor>,
+    /// Size of the largest units that plans do not divide, in bytes.
     slot_bytes: u64,
 }
 
@@ -62,8 +63,7 @@ impl Units {
         Units { tensors, slot_bytes }
     }
 
-    /// Returns the size of the parts of tensors that plans should not divide, in bytes: that of the largest units that they
-    /// need not divide.
+    /// Returns the size of the largest units that plans do not divide, in bytes.
     pub fn slot_bytes(&self) -> u64 {
         self.slot_bytes
     }
