@@ -25,6 +25,9 @@ PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder
 # tch builds against the PyTorch of the active environment.
 WITH_TCH := . $(VENV)/bin/activate && LIBTORCH_USE_PYTORCH=1
 
+ARM := aarch64-unknown-linux-gnu
+FOR_ARM := CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -L /usr/aarch64-linux-gnu"
+
 .PHONY: help
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +52,17 @@ test-tch: $(VENV)/stamp ## the Rust functions on tch::Tensor, and their example
 .PHONY: test-python
 test-python: build ## the Python tests, which build and run the C++ programs
 	$(IN_VENV) pytest $(PARALLEL)
+
+# Run as root. The skipped tests need what the emulator lacks: MADV_WIPEONFORK and other advice about memory, the state of
+# the page cache, and the error of a program that cannot be started.
+.PHONY: test-arm
+test-arm: ## clippy and the Rust tests for 64-bit Arm, under an emulator, and a build of the operators
+	apt-get update -qq
+	apt-get install -y -qq --no-install-recommends g++-aarch64-linux-gnu qemu-user-static
+	rustup target add $(ARM)
+	$(FOR_ARM) cargo clippy --workspace --all-targets --target $(ARM) -- -D warnings
+	$(FOR_ARM) cargo build --package fst-operators --target $(ARM)
+	$(FOR_ARM) cargo test --workspace --exclude fst-operators --target $(ARM) -- $(addprefix --skip ,child failures_of_a_process memory:: page_cache:: read_ahead::)
 
 # Run as root. Tests skip servers that are missing; FST_REQUIRE_SERVERS=1 makes that an error.
 .PHONY: servers
