@@ -251,7 +251,7 @@ def test_abort_waits_for_parts_in_progress(proxy, s3):
 
     def rule(method, path):
         if "partNumber" in path:
-            time.sleep(0.2)
+            time.sleep(0.1)
         if "uploadId" in path:
             ended.append(method)
 
