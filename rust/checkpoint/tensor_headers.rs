@@ -3,7 +3,7 @@
 use super::Checkpoint;
 use crate::digest::{Algorithm, Digest};
 use crate::error::{Error, Kind, Result};
-use crate::format::header::Header;
+use crate::format::header::{Entry, Header};
 use crate::format::tensors::tensor_header::{self, TensorHeader};
 use crate::num::to_usize;
 use crate::os::compute_pool;
@@ -26,19 +26,17 @@ pub(super) struct TensorHash {
 /// # Errors
 /// `integrity` for a tensor without a hash; those of reading. Without the path.
 pub(super) fn hashes(source: &Source, header: &Header) -> Result<Vec<TensorHash>> {
-    let watch = Watch::begin();
     let entries: Vec<_> = header.entries().collect();
-    let missing = || Error::new(Kind::Internal, "no such tensor");
-    threads::map(tensor_header::read_threads(source.is_remote()), entries.len(), |index| {
-        let entry = *entries.get(index).ok_or_else(missing)?;
-        let TensorHeader { hashes, hashed, .. } = tensor_header::read(source, entry, &|| watch.check())?;
+    let headers = tensor_header::read_all(source, &entries)?;
+    let hash = |(entry, TensorHeader { hashes, hashed, .. }): (&Entry<'_>, TensorHeader)| {
         let is_sha256 = |hash: &&Digest| hash.algorithm == Algorithm::Sha256;
         let digest = *hashes.iter().find(is_sha256).or(hashes.first()).ok_or_else(|| {
             let message = "the file carries no hash of the tensor, so that it cannot be verified";
             Error::new(Kind::Integrity, message).tensor(entry.name)
         })?;
         Ok(TensorHash { digest, hashed: hashed.into() })
-    })
+    };
+    entries.iter().zip(headers).map(hash).collect()
 }
 
 impl Checkpoint {

@@ -3,7 +3,7 @@
 use super::cipher::Cipher;
 use super::encryption::{Encryption, Pieces};
 use super::tensor_header;
-use crate::encryption::chunks::{CHUNK_BYTES_MAX, Chunks};
+use crate::encryption::chunks::{CHUNK_BYTES_MAX, Chunks, no_tag};
 use crate::encryption::key::EncryptionKey;
 use crate::encryption::secret::{Derivation, Key};
 use crate::encryption::slot::NO_KEY;
@@ -11,7 +11,6 @@ use crate::error::{Error, Kind, Result};
 use crate::format::header::Header;
 use crate::num::to_usize;
 use crate::os::sigint::Watch;
-use crate::os::threads;
 use crate::profile::{self, Stage};
 use crate::source::Source;
 use crate::units::{Unit, Units};
@@ -34,21 +33,17 @@ impl TensorsChunks {
     /// `malformed` if a header is not valid; `integrity` if no key is that of the file, or a tensor is not encrypted;
     /// `invalid-argument` without keys; those of reading and of deriving a key. Without the path.
     pub fn open(header: &Header, source: &Source, keys: &[EncryptionKey]) -> Result<TensorsChunks> {
-        let watch = Watch::begin();
         if keys.is_empty() {
             return Err(Error::new(Kind::InvalidArgument, NO_KEY));
         }
         let entries: Vec<_> = header.entries().filter(|entry| entry.begin < entry.end).collect();
         let missing = || Error::new(Kind::Internal, "no such tensor");
-        let encryptions = threads::map(tensor_header::read_threads(source.is_remote()), entries.len(), |index| {
-            let entry = *entries.get(index).ok_or_else(missing)?;
-            Ok(tensor_header::read(source, entry, &|| watch.check())?.encryption)
-        })?;
-        let derivation = encryptions.first().and_then(|encryption| encryption.derivation);
+        let headers = tensor_header::read_all(source, &entries)?;
+        let derivation = headers.first().and_then(|header| header.encryption.derivation);
         let (mut places, mut pieces) = (Vec::with_capacity(entries.len()), Vec::with_capacity(entries.len()));
-        for (entry, encryption) in entries.iter().zip(encryptions) {
+        for (entry, header) in entries.iter().zip(headers) {
             let bytes = entry.end - entry.begin;
-            let of_tensor = pieces_of(encryption, derivation).map_err(|error| error.tensor(entry.name))?;
+            let of_tensor = pieces_of(header.encryption, derivation).map_err(|error| error.tensor(entry.name))?;
             places.push((entry.begin..entry.end, of_tensor.size(bytes).map_err(|error| error.tensor(entry.name))?));
             pieces.push(of_tensor);
         }
@@ -73,8 +68,7 @@ impl Chunks for TensorsChunks {
     fn decrypt(&self, chunk: &Unit, data: &mut [u8]) -> Result<()> {
         let _span = profile::span(Stage::Cipher).bytes(data.len());
         let pieces = self.pieces.get(chunk.tensor).filter(|_| chunk.fits(data));
-        let no_pieces = || Error::new(Kind::Internal, format!("no code for {} bytes of {chunk:?}", data.len()));
-        let pieces = pieces.ok_or_else(no_pieces)?;
+        let pieces = pieces.ok_or_else(|| no_tag(chunk, data))?;
         if self.cipher.as_ref().is_some_and(|cipher| cipher.decrypt(pieces, chunk.index, data)) {
             return Ok(());
         }

@@ -11,6 +11,8 @@ use crate::error::{Error, Kind, Result};
 use crate::format::header::{Entry, TensorsEntry};
 use crate::num::{to_u64, to_usize};
 use crate::os::retry::Check;
+use crate::os::sigint::Watch;
+use crate::os::threads;
 use crate::source::Source;
 use std::ops::Range;
 
@@ -76,6 +78,18 @@ pub fn read(source: &Source, entry: Entry<'_>, check: Check<'_>) -> Result<Tenso
     let mut bytes = vec![0; to_usize(range.end.saturating_sub(range.start))];
     source.read(range.start, &mut bytes, check)?;
     parse(&bytes, entry, tensors_entry)
+}
+
+/// Reads the headers of tensors of a file, many of an object at once.
+///
+/// # Errors
+/// Those of [`read`]; `interrupted`.
+pub fn read_all(source: &Source, entries: &[Entry<'_>]) -> Result<Vec<TensorHeader>> {
+    let watch = Watch::begin();
+    let missing = || Error::new(Kind::Internal, "no such tensor");
+    threads::map(read_threads(source.is_remote()), entries.len(), |index| {
+        read(source, *entries.get(index).ok_or_else(missing)?, &|| watch.check())
+    })
 }
 
 /// Returns the number of threads that read headers of a file.

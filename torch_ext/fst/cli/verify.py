@@ -133,9 +133,9 @@ def _checks(path: str, arguments: argparse.Namespace) -> Iterator[tuple[str, Cal
         if protection == "codes":
             yield f"codes of {without_secrets(file)}", lambda file=file: _codes(file)  # type: ignore[misc]
         elif protection == "hashes":
-            yield f"hashes of {without_secrets(file)}", lambda file=file: _hashes(file)  # type: ignore[misc]
+            yield f"hashes of {without_secrets(file)}", lambda file=file: _digests(file, "as when they were written")  # type: ignore[misc]
         elif arguments.digests or protection == "digests":
-            yield f"digests of {without_secrets(file)}", lambda file=file: _digests(file)  # type: ignore[misc]
+            yield f"digests of {without_secrets(file)}", lambda file=file: _digests(file, "and the header verified")  # type: ignore[misc]
         else:
             yield f"bytes of {without_secrets(file)}", lambda file=file: _read(file)  # type: ignore[misc]
     if arguments.finite:
@@ -195,20 +195,12 @@ def _codes(path: str) -> str:
     return f"{format_count(len(names), 'tensor')}{' and the header' if has_code else ''} authenticated"
 
 
-def _digests(path: str) -> str:
+def _digests(path: str, result: str) -> str:
     from fst._checkpoint.checkpoint import OpenCheckpoint
 
     checkpoint = OpenCheckpoint(path, verify="digests")
     checkpoint.verify()
-    return f"{format_count(len(checkpoint.names()), 'tensor')} and the header verified"
-
-
-def _hashes(path: str) -> str:
-    from fst._checkpoint.checkpoint import OpenCheckpoint
-
-    checkpoint = OpenCheckpoint(path, verify="digests")
-    checkpoint.verify()
-    return f"{format_count(len(checkpoint.names()), 'tensor')} as when they were written"
+    return f"{format_count(len(checkpoint.names()), 'tensor')} {result}"
 
 
 def _read(path: str) -> str:

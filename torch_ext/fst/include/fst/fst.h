@@ -25,9 +25,9 @@
 // carry, or the path or JSON text of a manifest with those of whole files, or the text {"signature": {"path":
 // "model.sig", "public_key": "key.pub"}} of a signature, which has a manifest. A difference is an [integrity] error.
 //
-// Encryption. Loads decrypt files that fst has encrypted, with a key that was registered in this process, or that of
-// the files which FST_ENCRYPTION_KEY_FILE and FST_ENCRYPTION_PASSPHRASE_FILE name. Saves encrypt if their metadata name
-// a registered key. See `EncryptionKey`.
+// Encryption. Loads decrypt files that fst, tensorizer or CryptoTensors has encrypted, with a key that was registered
+// in this process, or that of the files which FST_ENCRYPTION_KEY_FILE and FST_ENCRYPTION_PASSPHRASE_FILE name. Saves
+// encrypt if their metadata name a registered key. See `EncryptionKey`.
 //
 // Tensors. Each tensor owns its memory and is ready on the current stream. On the CPU, tensors of local files are views
 // of private mappings. They take memory when they are used. A write to one changes neither the file nor another tensor.
