@@ -22,6 +22,7 @@ mod cache;
 pub mod configuration;
 pub mod find;
 mod get;
+mod growth;
 mod http;
 mod hub;
 pub mod lane;

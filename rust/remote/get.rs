@@ -6,7 +6,7 @@
 use super::lane;
 use super::pieces::Pieces;
 use super::store::{Answer, Failure, FailureClass, Store, Version};
-use super::streams::Host;
+use super::streams::{Host, Turn};
 use crate::error::{Error, Result};
 use crate::num::{to_u64, to_usize};
 use crate::profile::{self, Count};
@@ -41,7 +41,7 @@ pub(super) struct Target<'a> {
     pub(super) key: &'a str,
     /// URL for errors.
     pub(super) url: &'a str,
-    pub(super) host: &'a Host,
+    pub(super) turn: &'a Turn<'a>,
 }
 
 /// First answer of an object.
@@ -54,7 +54,7 @@ pub(super) struct First {
 impl Target<'_> {
     /// Requests the first `bytes_max` bytes, and with them the length and the version.
     pub(super) async fn first(&self, bytes_max: u64) -> Result<First> {
-        repeat(self.url, self.host, Some(0), to_usize(bytes_max), || self.try_first(bytes_max)).await
+        repeat(self.url, self.turn.host(), Some(0), to_usize(bytes_max), || self.try_first(bytes_max)).await
     }
 
     async fn try_first(&self, bytes_max: u64) -> Attempt<First> {
@@ -63,14 +63,14 @@ impl Target<'_> {
         let expected = 0..length.min(bytes_max);
         check_range(&range, &expected)?;
         let bytes = collect(body, expected.end).await?;
-        self.host.arrived(expected.end, begin.elapsed());
+        self.turn.host().arrived(expected.end, begin.elapsed());
         Ok(First { length, version, bytes })
     }
 
     /// Fills pieces of an object of this length and version.
     pub(super) async fn fill(&self, pieces: &mut Pieces<'_>, length: u64, version: &Version) -> Result<()> {
         let Range { start, end } = pieces.range();
-        let mut attempts = Attempts::new(self.url, self.host);
+        let mut attempts = Attempts::new(self.url, self.turn.host());
         let progress = Progress { reached: AtomicU64::new(start), is_hedged: AtomicBool::new(false) };
         while pieces.reached() < end {
             let expected = Expected { range: pieces.reached()..end, length, version };
@@ -95,7 +95,7 @@ impl Target<'_> {
         };
         if progress.is_hedged() == was_hedged {
             let bytes = expected.range.end - expected.range.start;
-            return result.map(|_| self.host.arrived(bytes, begin.elapsed()));
+            return result.map(|_| self.turn.host().arrived(bytes, begin.elapsed()));
         }
         // The connection of the request that was dropped still gets its answer.
         lane::discard();
@@ -113,9 +113,11 @@ impl Target<'_> {
     async fn try_fill(&self, expected: &Expected<'_>, pieces: &mut Pieces<'_>, progress: &Progress) -> Attempt<()> {
         let mut body = self.request(expected).await?;
         while let Some(frame) = body.next().await {
-            if !pieces.write(&frame?) {
+            let frame = frame?;
+            if !pieces.write(&frame) {
                 return Err(too_long());
             }
+            self.turn.received(to_u64(frame.len()));
             progress.reached.store(pieces.reached(), Ordering::Relaxed);
         }
         let Range { start, end } = expected.range;
@@ -131,7 +133,7 @@ impl Target<'_> {
             if progress.is_hedged() || progress.reached() == expected.range.end {
                 return pending().await;
             }
-            if let Some(turn) = self.host.hedge(bytes, begin.elapsed()) {
+            if let Some(turn) = self.turn.host().hedge(bytes, begin.elapsed()) {
                 break turn;
             }
         };
@@ -147,7 +149,7 @@ impl Target<'_> {
             Err(failure) => {
                 if let FailureClass::RateLimited(_) = failure.class {
                     profile::count(Count::RateLimits, 1);
-                    self.host.halve();
+                    self.turn.host().halve();
                 }
                 tracing::info!(url = self.url, why = failure.message, "the second request of a slow range failed");
                 drop(turn);
@@ -383,10 +385,12 @@ mod tests {
         let store = Script { answers, requests: Mutex::default() };
         let host = Host::default();
         host.arrived(100, USUAL);
-        let target = Target { store: &store, key: "key", url: "url", host: &host };
+        let turn = host.wait(&|| Ok(())).unwrap();
+        let target = Target { store: &store, key: "key", url: "url", turn: &turn };
         let mut into = vec![0; 100];
         let mut pieces = Pieces::one(100, &mut into);
         let filled = runtime.block_on(target.fill(&mut pieces, LENGTH, &Version::default()));
+        drop(turn);
         let (all, expired) = (host.limit(), Duration::from_secs(3600));
         let turns: Vec<_> = (0..all).map_while(|_| host.hedge(1, expired)).collect();
         assert_eq!(turns.len(), 4, "all turns have ended");

@@ -6,7 +6,7 @@ use super::lane;
 use super::location::{Location, Service};
 use super::pieces::Pieces;
 use super::store::{Store, Version};
-use super::streams::Host;
+use super::streams::{Host, Turn};
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use crate::os::local_file::LocalFile;
@@ -78,9 +78,9 @@ impl Object {
 
     fn request(address: &Address<'_>, bytes_max: u64, check: Check<'_>) -> Result<Object> {
         let unopened = Object::without_head(address, 0, Version::default());
-        let mut turn = unopened.host.wait(check)?;
-        let First { length, version, bytes } = lane::block_on(check, unopened.target().first(bytes_max))?;
-        turn.received(bytes.len());
+        let turn = unopened.host.wait(check)?;
+        let First { length, version, bytes } = lane::block_on(check, unopened.target(&turn).first(bytes_max))?;
+        turn.received(to_u64(bytes.len()));
         drop(turn);
         if !version.is_exact() {
             let url = &unopened.url;
@@ -124,8 +124,8 @@ impl Object {
         cache.open(&self.location, name, self.length, &self.version)
     }
 
-    fn target(&self) -> Target<'_> {
-        Target { store: &*self.store, key: &self.key, url: &self.url, host: &self.host }
+    fn target<'a>(&'a self, turn: &'a Turn<'a>) -> Target<'a> {
+        Target { store: &*self.store, key: &self.key, url: &self.url, turn }
     }
 
     /// Returns the location.
@@ -199,17 +199,14 @@ impl Object {
         if requests.is_empty() {
             return Ok(());
         }
-        let mut turn = self.host.wait(check)?;
-        let bytes: u64 = requests.iter().map(|pieces| pieces.range().end - pieces.range().start).sum();
-        let all = stream::iter(requests).map(|pieces| self.request_pieces(pieces));
-        lane::block_on(check, all.buffer_unordered(REQUESTS_PER_TURN).try_collect::<()>())?;
-        turn.received(to_usize(bytes));
-        Ok(())
+        let turn = self.host.wait(check)?;
+        let all = stream::iter(requests).map(|pieces| self.request_pieces(&turn, pieces));
+        lane::block_on(check, all.buffer_unordered(REQUESTS_PER_TURN).try_collect::<()>())
     }
 
-    async fn request_pieces(&self, pieces: Pieces<'_>) -> Result<()> {
+    async fn request_pieces(&self, turn: &Turn<'_>, pieces: Pieces<'_>) -> Result<()> {
         let mut pieces = if self.part().is_some() { pieces.with_gaps() } else { pieces };
-        self.target().fill(&mut pieces, self.length, &self.version).await?;
+        self.target(turn).fill(&mut pieces, self.length, &self.version).await?;
         if let Some(part) = self.part() {
             cache::add(part, pieces.range(), pieces.parts());
         }

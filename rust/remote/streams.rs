@@ -1,26 +1,20 @@
-//! Number of requests that a host gets at once.
+//! Requests that hosts get at once.
 //!
-//! The number grows while more requests bring more bytes a second, and is halved when the host asks for fewer. A range that
-//! takes much longer than others may be requested a second time, if the host could get more requests.
+//! Their number grows while more requests bring more bytes a second, and is halved when the host asks for fewer. A range
+//! that takes much longer than others may be requested a second time, if the host could get more requests.
 
+use super::growth::Growth;
+pub use super::growth::{STREAMS_MAX, STREAMS_START};
 use crate::error::Result;
-use crate::num::to_u64;
 use crate::os::per_process::PerProcess;
 use crate::os::retry::Check;
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Number of requests at once to a host of which nothing is known.
-pub const STREAMS_START: usize = 16;
-/// Largest number of requests at once to one host.
-pub const STREAMS_MAX: usize = 256;
-/// Requests that are added when the rate has grown.
-const STEP: usize = 8;
-/// Growth of the rate that shows that more requests help, in percent.
-const GROWTH_PERCENT: u64 = 5;
-/// Time in which the answers to requests that were sent together count as one sign of too many.
-const HALVING_INTERVAL: Duration = Duration::from_secs(1);
+/// Bytes of a request after which they are counted, so that threads seldom wait for each other's counts.
+const COUNT_BYTES: u64 = 1 << 20;
 /// Time of a range after which it may be requested a second time, as a multiple of the usual time.
 const HEDGE_FACTOR: u32 = 4;
 /// Shortest time of a range after which it may be requested a second time.
@@ -29,26 +23,21 @@ const HEDGE_AFTER_MIN: Duration = Duration::from_millis(500);
 /// host that is slow as a whole does not get twice the requests.
 const HEDGES_MAX: usize = 4;
 /// Interval at which a thread that waits for its turn looks for Ctrl-C.
-const POLL_INTERVAL: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 static HOSTS: PerProcess<Mutex<HashMap<String, Arc<Host>>>> = PerProcess::new(Mutex::default);
 
 /// Requests to one host.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Host {
     state: Mutex<State>,
-    ended: Condvar,
+    free: Condvar,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct State {
-    limit: usize,
+    growth: Growth,
     active: usize,
-    /// Bytes, requests and beginning of the current measurement. `None` before the first request.
-    window: Option<Window>,
-    /// Rate of the last measurement, in bytes per second.
-    rate: u64,
-    halved: Option<Instant>,
     /// Smoothed size and time of ranges that arrived. `None` before the first one.
     usual: Option<Usual>,
     /// Number of ranges that are being requested a second time.
@@ -61,19 +50,12 @@ struct Usual {
     time: Duration,
 }
 
-#[derive(Debug)]
-struct Window {
-    begin: Instant,
-    bytes: u64,
-    requests: usize,
-    /// Whether all requests that were allowed were in use.
-    is_full: bool,
-}
-
 /// Turn of one request. It ends when it is dropped.
 pub struct Turn<'a> {
     host: &'a Host,
-    bytes: u64,
+    /// Bytes that have arrived and are not counted.
+    bytes: AtomicU64,
+    has_begun: AtomicBool,
     is_hedge: bool,
 }
 
@@ -90,18 +72,16 @@ impl Host {
     /// That of `check`, which is called from time to time.
     pub fn wait(&self, check: Check<'_>) -> Result<Turn<'_>> {
         let mut state = self.lock();
-        while state.active >= state.limit {
+        while state.active >= state.growth.limit() {
             state = self
-                .ended
+                .free
                 .wait_timeout(state, POLL_INTERVAL)
                 .map_or_else(|poisoned| poisoned.into_inner().0, |(state, _)| state);
             check()?;
         }
         state.active += 1;
-        let is_full = state.active == state.limit;
-        let window = state.window.get_or_insert_with(Window::new);
-        window.is_full |= is_full;
-        Ok(Turn { host: self, bytes: 0, is_hedge: false })
+        state.growth.sent(Instant::now());
+        Ok(Turn::new(self, false))
     }
 
     /// Records the time in which a range arrived.
@@ -120,27 +100,22 @@ impl Host {
     pub fn hedge(&self, bytes: u64, elapsed: Duration) -> Option<Turn<'_>> {
         let mut state = self.lock();
         let late = state.usual?.time_of(bytes).saturating_mul(HEDGE_FACTOR).max(HEDGE_AFTER_MIN);
-        if elapsed < late || state.active >= state.limit || state.hedges >= HEDGES_MAX {
+        if elapsed < late || state.active >= state.growth.limit() || state.hedges >= HEDGES_MAX {
             return None;
         }
         state.active += 1;
         state.hedges += 1;
-        Some(Turn { host: self, bytes: 0, is_hedge: true })
+        Some(Turn::new(self, true))
     }
 
     /// Halves the number of requests, because the host asked for fewer.
     pub fn halve(&self) {
-        let mut state = self.lock();
-        if state.halved.is_none_or(|halved| halved.elapsed() >= HALVING_INTERVAL) {
-            state.limit = (state.limit / 2).max(1);
-            state.halved = Some(Instant::now());
-            tracing::info!(streams = state.limit, "the host asks for fewer requests");
-        }
+        self.lock().growth.halve(Instant::now());
     }
 
     /// Returns how many requests the host gets at once.
     pub fn limit(&self) -> usize {
-        self.lock().limit
+        self.lock().growth.limit()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -157,83 +132,52 @@ impl Usual {
     }
 }
 
-impl Default for Host {
-    fn default() -> Self {
-        let (limit, active, hedges) = (STREAMS_START, 0, 0);
-        let state = State { limit, active, window: None, rate: 0, halved: None, usual: None, hedges };
-        Host { state: Mutex::new(state), ended: Condvar::new() }
+impl<'a> Turn<'a> {
+    fn new(host: &'a Host, is_hedge: bool) -> Turn<'a> {
+        Turn { host, bytes: AtomicU64::new(0), has_begun: AtomicBool::new(false), is_hedge }
     }
-}
 
-impl Window {
-    fn new() -> Window {
-        Window { begin: Instant::now(), bytes: 0, requests: 0, is_full: false }
+    /// Returns the host.
+    pub fn host(&self) -> &'a Host {
+        self.host
     }
-}
 
-impl State {
-    /// Counts an ended request. After as many as are allowed at once, compares the rate with the last one.
-    fn count(&mut self, bytes: u64) {
-        let window = self.window.get_or_insert_with(Window::new);
-        window.bytes = window.bytes.saturating_add(bytes);
-        window.requests += 1;
-        if window.requests < self.limit {
-            return;
-        }
-        let micros = u64::try_from(window.begin.elapsed().as_micros()).unwrap_or(u64::MAX).max(1);
-        let rate = window.bytes.saturating_mul(1_000_000) / micros;
-        if window.is_full && rate > self.rate.saturating_add(self.rate / 100 * GROWTH_PERCENT) {
-            self.limit = (self.limit + STEP).min(STREAMS_MAX);
-        }
-        self.rate = rate;
-        self.window = None;
-    }
-}
-
-impl Turn<'_> {
     /// Records that bytes arrived.
-    pub fn received(&mut self, bytes: usize) {
-        self.bytes = self.bytes.saturating_add(to_u64(bytes));
+    pub fn received(&self, bytes: u64) {
+        let all = self.bytes.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
+        let is_first = !self.has_begun.swap(true, Ordering::Relaxed);
+        if is_first || all >= COUNT_BYTES {
+            self.count(&mut self.host.lock(), is_first);
+        }
+    }
+
+    fn count(&self, state: &mut State, is_first: bool) {
+        let bytes = self.bytes.swap(0, Ordering::Relaxed);
+        let limit = state.growth.limit();
+        state.growth.received(bytes, is_first, state.active, Instant::now());
+        if state.growth.limit() > limit {
+            self.host.free.notify_one();
+        }
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         let mut state = self.host.lock();
+        self.count(&mut state, false);
         state.active -= 1;
-        if self.is_hedge {
-            state.hedges -= 1;
-        }
-        if self.bytes > 0 {
-            state.count(self.bytes);
-        }
+        state.hedges -= usize::from(self.is_hedge);
         if state.active == 0 {
-            // A pause between loads is no sign of a slow host.
-            state.window = None;
+            state.growth.paused();
         }
         drop(state);
-        self.host.ended.notify_all();
+        self.host.free.notify_one();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn end_all(host: &Host, bytes: usize) {
-        let mut turns: Vec<_> = (0..host.limit()).map(|_| host.wait(&|| Ok(())).unwrap()).collect();
-        turns.iter_mut().for_each(|turn| turn.received(bytes));
-    }
-
-    #[test]
-    fn limit_grows_with_the_rate_and_is_halved_once_for_answers_together() {
-        let host = Host::default();
-        end_all(&host, 1000);
-        assert_eq!(host.limit(), STREAMS_START + STEP);
-        host.halve();
-        host.halve();
-        assert_eq!(host.limit(), (STREAMS_START + STEP) / 2);
-    }
 
     #[test]
     fn request_beyond_the_limit_waits_and_can_be_ended() {

@@ -301,11 +301,11 @@ impl Upload {
     where
         F: Future<Output = std::result::Result<T, Failure>> + Send,
     {
-        let mut turn = self.host.wait(check)?;
+        let turn = self.host.wait(check)?;
         // The server may have answered before it read the body, which the connection then still holds.
         let attempt = || request().inspect_err(|_| lane::discard());
         let result = lane::block_on(check, repeat(&self.url, &self.host, offset, bytes, attempt))?;
-        turn.received(bytes);
+        turn.received(to_u64(bytes));
         Ok(result)
     }
 
