@@ -78,9 +78,9 @@ class OpenCheckpoint : public torch::CustomClassHolder {
                                      const DtypeNumbers& dtypes) const;
   void load_into(Strings names, const std::vector<at::Tensor>& out) const;
 
-  // Reads one of several equal parts of the data and compares the digests. Later loads compare none, so the caller
-  // waits until all parts are verified.
-  void verify(int64_t part, int64_t parts) const;
+  // Reads one of several equal parts of the data and compares the digests, with `skips_groups` only those of files
+  // without groups. Later loads of these files compare none, so the caller waits until all parts are verified.
+  void verify(int64_t part, int64_t parts, bool skips_groups) const;
 
   // Loads index regions into existing tensors of the same shapes and dtypes.
   void load_boxes_into(Strings names, const std::vector<int64_t>& starts, const std::vector<int64_t>& lengths,

@@ -264,7 +264,8 @@ TORCH_LIBRARY(fst, m) {
            {torch::arg("names"), torch::arg("starts"), torch::arg("lengths"), torch::arg("steps"),
             torch::arg("device") = c10::Device(c10::kCPU), torch::arg("window_bytes") = kWindowBytes,
             torch::arg("order") = "file"})
-      .def("verify", &OpenCheckpoint::verify, "", {torch::arg("part") = 0, torch::arg("parts") = 1})
+      .def("verify", &OpenCheckpoint::verify, "",
+           {torch::arg("part") = 0, torch::arg("parts") = 1, torch::arg("skips_groups") = false})
       .def("load_into", &OpenCheckpoint::load_into, "", {torch::arg("names"), torch::arg("out")})
       .def("load_boxes_into", &OpenCheckpoint::load_boxes_into, "",
            {torch::arg("names"), torch::arg("starts"), torch::arg("lengths"), torch::arg("steps"), torch::arg("out")});

@@ -223,7 +223,7 @@ mod ffi {
         ) -> Result<Vec<DifferingHash>>;
         fn path(self: &Checkpoint, name: &str) -> Result<String>;
         fn is_encrypted(self: &Checkpoint) -> bool;
-        fn verify_part(self: &Checkpoint, part: usize, parts: usize) -> Result<()>;
+        fn verify_part(self: &Checkpoint, part: usize, parts: usize, skips_groups: bool) -> Result<()>;
         fn page_cache_name(self: &Checkpoint) -> Result<String>;
         fn reader_names(self: &Checkpoint, ordinal: i32) -> Result<String>;
 

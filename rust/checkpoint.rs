@@ -42,8 +42,6 @@ pub struct Checkpoint {
     hasher: RandomState,
     /// Number of tensors in each file and all files before it.
     counts: Vec<usize>,
-    /// Whether all digests were compared.
-    is_verified: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -54,6 +52,8 @@ struct OpenFile {
     expected: Option<HeaderDigest>,
     /// Digests that the data must have.
     stated: Stated,
+    /// Whether all of them were compared, so that loads compare none.
+    is_verified: AtomicBool,
 }
 
 impl OpenFile {
@@ -74,7 +74,13 @@ impl OpenFile {
             _ => verify.stated(&stored, &header, json)?,
         };
         if key.is_none() && !is_encrypted {
-            return Ok(OpenFile { source: stored, header, expected: None, stated });
+            return Ok(OpenFile {
+                source: stored,
+                header,
+                expected: None,
+                stated,
+                is_verified: AtomicBool::new(false),
+            });
         }
         let keys = key.map_or_else(keyring::keys, |key| Ok(vec![key.clone()]))?;
         let chunks = encryption::open(&mut header, json, &stored, &keys, check).map_err(at)?;
@@ -86,7 +92,7 @@ impl OpenFile {
         }
         let protection = Protection::Encrypted(chunks);
         let source = Source::Units(Arc::new(UnitSource { stored, protection }));
-        Ok(OpenFile { source, header, expected: None, stated })
+        Ok(OpenFile { source, header, expected: None, stated, is_verified: AtomicBool::new(false) })
     }
 }
 
@@ -142,13 +148,7 @@ impl Checkpoint {
             Some(*count)
         };
         let counts = files.iter().scan(0, add).collect();
-        let mut checkpoint = Checkpoint {
-            files,
-            merged: HashTable::new(),
-            hasher: RandomState::new(),
-            counts,
-            is_verified: AtomicBool::new(false),
-        };
+        let mut checkpoint = Checkpoint { files, merged: HashTable::new(), hasher: RandomState::new(), counts };
         checkpoint.merge()?;
         for index_entry in index_entries {
             let lacking =

@@ -109,6 +109,9 @@ struct Tensor {
     begin: u64,
     bytes: u64,
     item_bytes: u64,
+    /// Size of the parts that should have one reader, in bytes from the start of the tensor: units of the file, or
+    /// elements if it has none.
+    unit_bytes: u64,
     shape: Vec<u64>,
     /// Requests for the tensor, in the order of the lists.
     request_refs: Vec<RequestRef>,
@@ -121,6 +124,33 @@ impl Tensor {
     /// Returns the bytes of the whole tensor: none, if it is stored without data.
     fn whole(&self) -> StridedRange {
         StridedRange { begin: self.begin, row_bytes: self.bytes, strides: Vec::new() }
+    }
+
+    /// Returns whether a reader needs whole units of several elements.
+    fn has_units(&self) -> bool {
+        self.unit_bytes > self.item_bytes
+    }
+
+    /// Returns the requested bytes of the unit with the byte at `at` of the file.
+    fn unit_at(&self, at: u64) -> Range<u64> {
+        let begin = at - (at - self.begin) % self.unit_bytes;
+        begin.max(self.hull.start)..begin.saturating_add(self.unit_bytes).min(self.hull.end)
+    }
+
+    /// Returns an upper bound of the requested bytes of a unit, or zero if a reader does not need whole units.
+    fn unit_bytes_max(&self) -> u64 {
+        if self.has_units() { self.unit_bytes.min(self.hull.end - self.hull.start) } else { 0 }
+    }
+
+    /// Returns the number of bytes that a rank reads from storage if it reads a shard by itself.
+    fn touched_bytes(&self, range: &StridedRange) -> u64 {
+        if !self.has_units() {
+            return (range.end() - range.begin).min((range.row_bytes + BLOCK_BYTES) * range.rows());
+        }
+        let before = |at: u64| (at - self.begin) / self.unit_bytes * self.unit_bytes;
+        let end = (range.end() - self.begin).next_multiple_of(self.unit_bytes).min(self.bytes);
+        let of_rows = (range.row_bytes + 2 * self.unit_bytes).saturating_mul(range.rows());
+        (end - before(range.begin)).min(of_rows)
     }
 }
 
@@ -238,6 +268,9 @@ impl Group {
         for (source, entry) in self.checkpoint.entries() {
             (source, entry.name, entry.dtype, entry.shape, entry.begin).hash(&mut hasher);
         }
+        for tensor in &self.tensors {
+            tensor.unit_bytes.hash(&mut hasher);
+        }
         self.request.hash(&mut hasher);
         hasher.finish()
     }
@@ -320,7 +353,7 @@ impl Group {
         let whole = tensor.whole();
         let (mut hull_begin, mut hull_end) = (u64::MAX, 0);
         // Bytes that leave storage if every rank reads for itself: through each page cache, and past it.
-        let (mut cached, mut uncached) = (BTreeMap::new(), 0_u64);
+        let (mut cached, mut uncached, mut kept) = (BTreeMap::new(), 0_u64, 0_u64);
         let mut is_cached = true;
         // Requests for an object cover short gaps. If those are the shards of other ranks, bytes are requested twice.
         let is_remote = self.checkpoint.source(tensor.source).is_ok_and(Source::is_remote);
@@ -336,8 +369,9 @@ impl Group {
                 *count += 1;
             }
             has_short_rows |= range.row_bytes <= GAP_BYTES;
-            let touched = (range.end() - range.begin).min((range.row_bytes + BLOCK_BYTES) * range.rows());
+            let touched = tensor.touched_bytes(&range);
             uncached = uncached.saturating_add(touched);
+            kept = kept.saturating_add(range.bytes());
             let cache = self.request.caches.get(rank).copied().flatten();
             match cache.filter(|_| range.bytes() >= cached_bytes_min) {
                 Some(cache) => {
@@ -350,16 +384,18 @@ impl Group {
         let hull = hull_begin.min(hull_end)..hull_end;
         let hull_bytes = hull.end - hull.start;
         let through_caches = cached.values().fold(0_u64, |sum, &bytes| sum.saturating_add(bytes.min(hull_bytes)));
-        let is_own = |read: u64| match self.request.strategy {
+        let is_own = |read: u64, needed: u64| match self.request.strategy {
             _ if counts.iter().filter(|&&count| count > 0).count() < 2 => true,
             Strategy::Own => true,
             Strategy::Auto if is_remote && has_short_rows => false,
-            Strategy::Auto => read <= hull_bytes.saturating_add(hull_bytes / EXCESS_DIVISOR),
+            Strategy::Auto => read <= needed.saturating_add(needed / EXCESS_DIVISOR),
             Strategy::Exchange => false,
         };
-        let route = if is_cached && is_own(through_caches) {
+        // A page cache does not save the ranks the work on units of which each keeps only a part.
+        let is_cached = is_cached && (!tensor.has_units() || is_own(uncached, kept));
+        let route = if is_cached && is_own(through_caches, hull_bytes) {
             Route::Cached
-        } else if is_own(uncached) {
+        } else if is_own(uncached, hull_bytes) {
             Route::Own
         } else if is_whole && counts.iter().all(|&count| count == 1) {
             Route::Gather
@@ -403,6 +439,18 @@ impl Group {
         }
     }
 
+    /// Lets ranks divide the units of exchanged tensors that would take much of the buffers of a window.
+    fn divide_large_units(&mut self) {
+        let room = self.exchange_room();
+        let is_large = |tensor: &Tensor| {
+            tensor.route == Route::Exchange && 2 * tensor.unit_bytes_max() * self.copies_max(tensor) > room
+        };
+        let are_large: Vec<bool> = self.tensors.iter().map(is_large).collect();
+        for (tensor, _) in self.tensors.iter_mut().zip(are_large).filter(|(_, is_large)| *is_large) {
+            tensor.unit_bytes = tensor.item_bytes;
+        }
+    }
+
     /// Assigns every rank its part of the schedules, so that all ranks read equally many bytes, and divides them into
     /// windows.
     fn cut_schedules(&mut self) -> Result<()> {
@@ -420,10 +468,12 @@ impl Group {
         for (load, bytes) in loads.iter_mut().zip(&rank_bytes) {
             *load = load.saturating_add(*bytes);
         }
-        gather.cut(self.gather_cuts(&gather)?, &rank_bytes);
+        let (cuts, slices) = self.gather_cuts(&gather)?;
+        gather.cut(cuts, slices, &rank_bytes);
+        self.divide_large_units();
         let mut exchange = ExchangeSchedule::of(&self.tensors, Route::Exchange);
         let rank_bytes = fill_up(&loads, exchange.bytes());
-        exchange.cut(self.exchange_cuts(&exchange, &rank_bytes)?, &rank_bytes);
+        exchange.cut(self.exchange_cuts(&exchange, &rank_bytes)?, 1, &rank_bytes);
         (self.exchange, self.gather) = (exchange, gather);
         Ok(())
     }
@@ -450,12 +500,15 @@ fn requested_tensors(
         let (source, entry) = checkpoint.entry(position).ok_or_else(missing)?;
         let shape = torch_shape(entry)?;
         *plan_indices.get_mut(position).ok_or_else(missing)? = Some(tensors.len());
+        let item_bytes = entry.dtype.item_bytes();
+        let unit_bytes = checkpoint.source_in_groups(source).and_then(|source| source.unit_bytes(entry.begin));
         tensors.push(Tensor {
             position,
             source,
             begin: entry.begin,
             bytes: entry.end.saturating_sub(entry.begin),
-            item_bytes: entry.dtype.item_bytes(),
+            item_bytes,
+            unit_bytes: unit_bytes.filter(|bytes| bytes.is_multiple_of(item_bytes)).unwrap_or(item_bytes),
             shape,
             request_refs,
             route: Route::Own,

@@ -141,6 +141,14 @@ impl Source {
         matches!(self, Source::Units(source) if matches!(source.protection, Protection::Encrypted(_)))
     }
 
+    /// Returns the size of the units in which the tensor at this byte is read, if it is.
+    pub fn unit_bytes(&self, begin: u64) -> Option<u64> {
+        match self {
+            Source::File(_) | Source::Object(_) => None,
+            Source::Units(source) => source.protection.units().unit_bytes(begin),
+        }
+    }
+
     /// Returns whether the bytes come from a remote object.
     pub fn is_remote(&self) -> bool {
         matches!(self.stored(), Source::Object(_))

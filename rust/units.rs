@@ -78,6 +78,13 @@ impl Units {
         Some(Unit { tensor: index, index: position, number: first.saturating_add(position), range: begin..end })
     }
 
+    /// Returns the size of all units but the last one of the tensor at this byte, if plans do not divide them.
+    pub fn unit_bytes(&self, begin: u64) -> Option<u64> {
+        let index = self.tensors.partition_point(|tensor| tensor.range.start < begin);
+        let tensor = self.tensors.get(index).filter(|tensor| tensor.range.start == begin)?;
+        Some(tensor.unit_bytes).filter(|&bytes| bytes <= self.slot_bytes)
+    }
+
     /// Returns the bytes of a tensor, from the start of the file.
     pub fn tensor(&self, index: usize) -> Option<Range<u64>> {
         self.tensors.get(index).map(|tensor| tensor.range.clone())

@@ -6,7 +6,7 @@ use super::guard::{guard, start_log};
 use super::selection::{Selection, signed};
 use crate::checkpoint;
 use crate::checkpoint::selection::{self, IndexRegions, Slices};
-use crate::checkpoint::verify::Verify;
+use crate::checkpoint::verify::{Compared, Verify};
 use crate::device::cuda::Cuda;
 use crate::device::host::Host;
 use crate::error::Result;
@@ -201,13 +201,14 @@ impl Checkpoint {
         guard(|| Ok(Box::new(Selection::new(choose(&self.files)?, Arc::clone(&self.mappings)))))
     }
 
-    /// Reads one of several equal parts of the data and compares the digests. Later loads compare none, since the caller
-    /// waits until all parts are verified.
-    pub(super) fn verify_part(&self, part: usize, parts: usize) -> Result<()> {
+    /// Reads one of several equal parts of the data and compares the digests, with `skips_groups` only those of files
+    /// without groups. Later loads of these files compare none, since the caller waits until all parts are verified.
+    pub(super) fn verify_part(&self, part: usize, parts: usize, skips_groups: bool) -> Result<()> {
         guard(|| {
-            if !self.files.is_verified() {
-                check::check_part(&self.files, part, parts, &Options::from_env()?)?;
-                self.files.set_verified();
+            let compared = if skips_groups { Compared::WithoutGroups } else { Compared::All };
+            if !self.files.is_verified(compared) {
+                check::check_part(&self.files, compared, part, parts, &Options::from_env()?)?;
+                self.files.set_verified(compared);
             }
             Ok(())
         })

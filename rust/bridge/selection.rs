@@ -54,7 +54,7 @@ impl Selection {
         self.is_cached = true;
     }
 
-    /// Makes transfers compare no digests, since their destinations are only parts of the regions.
+    /// Makes transfers compare groups only, since their destinations are only parts of the regions.
     pub(super) fn divide(&mut self) {
         self.is_divided = true;
     }
@@ -136,8 +136,8 @@ impl Selection {
         if self.is_cached {
             options.reader = ReaderChoice::Pread;
         }
-        let transfer = Transfer::open(checkpoint, Arc::clone(&regions), Arc::new(device), options)?;
-        let transfer = if self.is_divided { transfer.without_verification() } else { transfer };
+        let open = if self.is_divided { Transfer::open_divided } else { Transfer::open };
+        let transfer = open(checkpoint, Arc::clone(&regions), Arc::new(device), options)?;
         Ok(Box::new(AnyTransfer::new(transfer, regions)))
     }
 

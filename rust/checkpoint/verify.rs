@@ -240,6 +240,14 @@ impl Stated {
         let length = to_u64(json.len()).to_le_bytes();
         Stated::File { digest, header: [length.as_slice(), json].concat().into(), origin }
     }
+
+    /// Returns the file as loads of parts of its tensors read it, if the digests cover parts.
+    fn groups(&self) -> Option<&Source> {
+        match self {
+            Stated::Tensors(_, groups) => groups.as_ref(),
+            Stated::Nothing | Stated::Hashes(_) | Stated::File { .. } => None,
+        }
+    }
 }
 
 /// Bytes of a file that have one digest: a tensor, or the whole file.
@@ -321,6 +329,21 @@ impl Cover {
     }
 }
 
+/// Files of a checkpoint whose digests are compared at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compared {
+    /// All files.
+    All,
+    /// Those without groups, since loads cannot compare parts of their tensors.
+    WithoutGroups,
+}
+
+impl Compared {
+    fn contains(self, file: &OpenFile) -> bool {
+        self == Compared::All || file.stated.groups().is_none()
+    }
+}
+
 /// Digests of the regions of a load.
 #[derive(Debug)]
 pub struct Coverage {
@@ -333,10 +356,10 @@ pub struct Coverage {
 }
 
 impl Checkpoint {
-    /// Returns everything that has a digest, in the order of the files and of the bytes in each.
-    pub fn inputs(&self) -> Vec<Input> {
+    /// Returns everything in the files that has a digest, in the order of the files and of the bytes in each.
+    pub fn inputs(&self, compared: Compared) -> Vec<Input> {
         let mut inputs = Vec::new();
-        for (source, file) in self.files.iter().enumerate() {
+        for (source, file) in self.files.iter().enumerate().filter(|(_, file)| compared.contains(file)) {
             match &file.stated {
                 Stated::Nothing => {}
                 Stated::Tensors(..) | Stated::Hashes(_) => {
@@ -353,7 +376,7 @@ impl Checkpoint {
     /// only the decrypted bytes.
     pub fn is_due(&self) -> bool {
         let has_digest = |file: &OpenFile| matches!(file.stated, Stated::File { .. });
-        !self.is_verified() && self.files.iter().any(|file| file.source.is_encrypted() && has_digest(file))
+        self.files.iter().any(|file| !file.is_verified() && file.source.is_encrypted() && has_digest(file))
     }
 
     /// Fails if a load begins before it may.
@@ -365,14 +388,35 @@ impl Checkpoint {
         if self.is_due() { Err(Error::new(Kind::Internal, message)) } else { Ok(()) }
     }
 
-    /// Returns whether all digests were compared.
-    pub fn is_verified(&self) -> bool {
-        self.is_verified.load(Ordering::Relaxed)
+    /// Returns whether all digests of these files were compared.
+    pub fn is_verified(&self, compared: Compared) -> bool {
+        self.files.iter().all(|file| !compared.contains(file) || file.is_verified())
     }
 
-    /// Makes later loads compare no digests, after all of them were compared.
-    pub fn set_verified(&self) {
-        self.is_verified.store(true, Ordering::Relaxed);
+    /// Makes later loads compare no digests of these files, after all of them were compared.
+    pub fn set_verified(&self, compared: Compared) {
+        let files = self.files.iter().filter(|file| compared.contains(file));
+        files.for_each(|file| file.is_verified.store(true, Ordering::Relaxed));
+    }
+
+    /// Returns the file with this index as loads of parts of its tensors read it: in groups, if their hashes are still to
+    /// be compared.
+    pub fn source_in_groups(&self, index: usize) -> Option<&Source> {
+        let file = self.files.get(index)?;
+        Some(file.stated.groups().filter(|_| !file.is_verified()).unwrap_or(&file.source))
+    }
+
+    /// Returns the files for a load that compares only groups.
+    ///
+    /// # Errors
+    /// `internal` if files without groups are still to be compared.
+    pub fn sources_in_groups(&self) -> Result<Vec<Source>> {
+        let is_due = |file: &OpenFile| file.is_compared() && file.stated.groups().is_none();
+        if let Some(file) = self.files.iter().find(|file| is_due(file)) {
+            let message = "a file without digests of groups must be verified before parts of its tensors are loaded";
+            return Err(Error::new(Kind::Internal, message).at(file.source.path()));
+        }
+        Ok((0..self.files.len()).filter_map(|index| self.source_in_groups(index).cloned()).collect())
     }
 
     /// Returns the inputs whose digests a load of these regions can compare, or `None` if the checkpoint is not to be
@@ -382,9 +426,7 @@ impl Checkpoint {
     /// are taken if a region is a part of a tensor. A file's digest covers regions that are all tensors of the file, each
     /// once.
     pub fn coverage(&self, regions: &[TensorRegion]) -> Option<Coverage> {
-        // Those of encrypted files were compared before.
-        let is_compared = |file: &OpenFile| !file.source.is_encrypted() && !matches!(file.stated, Stated::Nothing);
-        if self.is_verified() || !self.files.iter().any(is_compared) {
+        if !self.files.iter().any(OpenFile::is_compared) {
             return None;
         }
         let mut coverage = Coverage {
@@ -399,7 +441,7 @@ impl Checkpoint {
             }
         }
         let files = self.files.iter().zip(by_file).enumerate();
-        for (source, (file, indices)) in files.filter(|(_, (file, _))| is_compared(file)) {
+        for (source, (file, indices)) in files.filter(|(_, (file, _))| file.is_compared()) {
             match &file.stated {
                 Stated::Nothing => {}
                 Stated::Tensors(..) | Stated::Hashes(_) => {
@@ -436,6 +478,15 @@ impl Checkpoint {
 }
 
 impl OpenFile {
+    fn is_verified(&self) -> bool {
+        self.is_verified.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether loads compare the digests of the file. Those of an encrypted one are compared before.
+    fn is_compared(&self) -> bool {
+        !self.is_verified() && !self.source.is_encrypted() && !matches!(self.stated, Stated::Nothing)
+    }
+
     /// Returns the input of the whole file.
     fn input(&self, source: usize, digest: &InputDigest, header: &Arc<[u8]>, origin: &'static str) -> Input {
         Input { header: Arc::clone(header), ..Input::of_file(source, &self.source, digest.clone(), origin) }

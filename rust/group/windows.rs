@@ -4,8 +4,11 @@ use super::schedule::ExchangeSchedule;
 use super::{Group, Tensor};
 use crate::checkpoint::region::{IndexRange, StridedRange};
 use crate::error::{Error, Kind, Result};
-use crate::num::to_u64;
+use crate::num::{to_u64, to_usize};
 
+/// Number of units of the largest tensor that a rank reads in a round at least, so that whole units leave the ranks nearly
+/// equal parts.
+const UNITS_MIN: u64 = 4;
 /// Smallest window, in bytes: room for an element of any dtype.
 const WINDOW_BYTES_MIN: u64 = 16;
 /// Largest number of windows of a schedule. Each is a collective of all ranks, and takes memory of the plan. With the
@@ -20,21 +23,34 @@ struct OpenWindow {
     received: Vec<u64>,
     /// Largest number of ranks that receive the same byte.
     copies: u64,
+    /// Upper bound of the bytes by which whole units make the part of a rank longer.
+    unit_bytes: u64,
 }
 
 impl Group {
-    /// Returns the boundaries of all-gather windows. A rank has two send and two receive buffers, since one window is
-    /// in flight while the next is read.
+    /// Returns the boundaries of the rounds of all-gather windows, and the number of windows of each. A rank has two send
+    /// and two receive buffers, since one window is in flight while the next is read.
     ///
     /// # Errors
     /// `invalid-argument` if there would be too many windows.
-    pub(super) fn gather_cuts(&self, schedule: &ExchangeSchedule) -> Result<Vec<u64>> {
+    pub(super) fn gather_cuts(&self, schedule: &ExchangeSchedule) -> Result<(Vec<u64>, usize)> {
         let ranks = to_u64(self.ranks());
-        let step = (self.request.window_bytes / (2 * (ranks + 1))).max(WINDOW_BYTES_MIN) * ranks;
-        let windows = schedule.bytes().div_ceil(step);
-        self.check_windows(schedule, windows)?;
-        let cut = |window: u64| schedule.aligned(&self.tensors, (window * step).min(schedule.bytes()));
-        Ok((0..=windows).map(cut).collect())
+        let room = (self.request.window_bytes / (2 * (ranks + 1))).max(WINDOW_BYTES_MIN);
+        let unit_bytes = schedule.tensors(&self.tensors).map(Tensor::unit_bytes_max).max().unwrap_or(0);
+        // Both ends of a part, and of a round, are moved to the nearest unit.
+        let excess = 2 * unit_bytes;
+        let part = room.saturating_sub(excess).max(UNITS_MIN * unit_bytes);
+        let part = part.min(schedule.bytes().div_ceil(ranks)).max(1);
+        let slices = if unit_bytes == 0 { 1 } else { (part + excess).div_ceil(room) };
+        let rounds = schedule.bytes().div_ceil(part * ranks);
+        self.check_windows(schedule, rounds.saturating_mul(slices))?;
+        let cut = |round: u64| schedule.nearest_unit(&self.tensors, (round * part * ranks).min(schedule.bytes()));
+        Ok(((0..=rounds).map(cut).collect(), to_usize(slices)))
+    }
+
+    /// Returns how many bytes a rank may send or receive in an all-to-all window.
+    pub(super) fn exchange_room(&self) -> u64 {
+        (self.request.window_bytes / 4).max(WINDOW_BYTES_MIN)
     }
 
     /// Returns the boundaries of all-to-all windows. No rank sends or receives more than a fourth of the limit in one
@@ -44,14 +60,15 @@ impl Group {
     /// # Errors
     /// `invalid-argument` if there would be too many windows.
     pub(super) fn exchange_cuts(&self, schedule: &ExchangeSchedule, rank_bytes: &[u64]) -> Result<Vec<u64>> {
-        let room = (self.request.window_bytes / 4).max(WINDOW_BYTES_MIN);
+        let room = self.exchange_room();
         let (largest, all) = (rank_bytes.iter().copied().max().unwrap_or(0), rank_bytes.iter().sum::<u64>().max(1));
         // A rank sends at most its part of the window, to at most `copies` ranks.
         let sends =
             |bytes: u64, copies: u64| u128::from(bytes) * u128::from(largest) * u128::from(copies) / u128::from(all);
         let mut cuts = vec![0];
         let mut begin = 0;
-        let mut open = OpenWindow { bytes: 0, received: vec![0; self.ranks()], copies: 0 };
+        let empty = || OpenWindow { bytes: 0, received: vec![0; self.ranks()], copies: 0, unit_bytes: 0 };
+        let mut open = empty();
         for tensor in schedule.tensors(&self.tensors) {
             let shards: Vec<(usize, StridedRange)> =
                 self.shards(tensor).map(|(rank, _, range)| (rank, range)).collect();
@@ -60,24 +77,27 @@ impl Group {
             let mut at = tensor.hull.start;
             while at < end {
                 let copies = open.copies.max(copies_max);
+                let unit_bytes = open.unit_bytes.max(tensor.unit_bytes_max());
                 let fits = |to: u64| {
                     let received = open.with(&shards, at, to);
-                    sends(open.bytes + (to - at), copies) <= u128::from(room)
+                    let excess = u128::from(unit_bytes) * u128::from(copies);
+                    sends(open.bytes + (to - at), copies) + excess <= u128::from(room)
                         && received.iter().all(|&bytes| bytes <= room)
                 };
-                let mut to = if fits(end) { end } else { furthest(tensor, at, fits) };
+                let fitting = if fits(end) { end } else { furthest(tensor, at, fits) };
+                let mut to = if fitting < end { tensor.unit_at(fitting).start.max(at) } else { end };
                 if to == at && open.bytes == 0 {
                     // An element always fits.
-                    to = (at + tensor.item_bytes).min(end);
+                    to = fitting.max(at + tensor.item_bytes).min(end);
                 }
-                (open.received, open.copies) = (open.with(&shards, at, to), copies);
+                (open.received, open.copies, open.unit_bytes) = (open.with(&shards, at, to), copies, unit_bytes);
                 open.bytes += to - at;
                 at = to;
                 if at < end {
                     begin += open.bytes;
                     cuts.push(begin);
                     self.check_windows(schedule, to_u64(cuts.len()))?;
-                    open = OpenWindow { bytes: 0, received: vec![0; self.ranks()], copies: 0 };
+                    open = empty();
                 }
             }
         }
@@ -102,7 +122,7 @@ impl Group {
 
     /// Returns an upper bound of the ranks that receive one element: the smallest overlap of index ranges in any
     /// dimension.
-    fn copies_max(&self, tensor: &Tensor) -> u64 {
+    pub(super) fn copies_max(&self, tensor: &Tensor) -> u64 {
         let index_ranges: Vec<Vec<IndexRange>> =
             self.requesters(tensor).map(|(request_ref, rank)| self.index_ranges(tensor, request_ref, rank)).collect();
         let overlap = |dim: usize| {

@@ -99,6 +99,22 @@ impl<D: Device> Transfer<D> {
     ) -> Result<Self> {
         Transfer::open_with(checkpoint, regions, device, options, Watch::begin())
     }
+
+    /// Opens a transfer to destinations that are only parts of the regions. It compares the groups that it reads.
+    ///
+    /// # Errors
+    /// Those of [`Transfer::open`]; `internal` if files without groups are still to be verified.
+    pub fn open_divided(
+        checkpoint: &Checkpoint,
+        regions: Arc<[TensorRegion]>,
+        device: Arc<D>,
+        options: Options,
+    ) -> Result<Self> {
+        checkpoint.check_due()?;
+        checkpoint.check_headers(regions.iter().map(|tensor| tensor.source))?;
+        let engine = open_engine(&checkpoint.sources_in_groups()?, &device, options, false)?;
+        Ok(Transfer { planner: Planner { regions, device, engine }, observer: Watch::begin(), verifier: None })
+    }
 }
 
 impl<D: Device, O: TransferObserver> Transfer<D, O> {
@@ -126,11 +142,6 @@ impl<D: Device, O: TransferObserver> Transfer<D, O> {
     /// Returns the digests that the transfer compares, if the checkpoint is to be verified.
     pub fn verifier(&self) -> Option<&Verifier> {
         self.verifier.as_ref()
-    }
-
-    /// Makes the transfer compare no digests, for destinations that are only parts of tensors.
-    pub fn without_verification(self) -> Self {
-        Transfer { verifier: None, ..self }
     }
 
     /// Returns the reader of each file and the reason for it, or one reader for all files.

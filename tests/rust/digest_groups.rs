@@ -37,6 +37,14 @@ fn values_of(bytes: &[u8], group_bytes: usize) -> Vec<u8> {
     }
 }
 
+/// Writes a file of tensors of bytes with two dimensions, with groups of this size.
+pub fn write_matrices(directory: &TempDir, row_bytes: &[usize], rows: &[usize], group_bytes: usize) -> PathBuf {
+    let sizes = row_bytes.iter().zip(rows);
+    let tensors: Vec<_> = sizes.enumerate().map(|(index, (row, rows))| files::pattern(index, row * rows)).collect();
+    let shape = |index: usize| format!("{},{}", rows[index], row_bytes[index]);
+    write_shaped(directory, &tensors, &Text::of(&tensors, group_bytes), shape)
+}
+
 /// Fields of the text in the metadata.
 struct Text {
     name: String,
@@ -55,6 +63,10 @@ impl Text {
 
 /// Writes a file with this text, whose digest of the header is right.
 fn write(directory: &TempDir, tensors: &[Vec<u8>], text: &Text) -> PathBuf {
+    write_shaped(directory, tensors, text, |index| tensors[index].len().to_string())
+}
+
+fn write_shaped(directory: &TempDir, tensors: &[Vec<u8>], text: &Text, shape: impl Fn(usize) -> String) -> PathBuf {
     let tree = |(size, values): &(String, Vec<u8>)| format!(":{size}:{}", URL_SAFE_NO_PAD.encode(values));
     let tree = text.tree.as_ref().map(tree).unwrap_or_default();
     let zeros = "0".repeat(64);
@@ -63,7 +75,8 @@ fn write(directory: &TempDir, tensors: &[Vec<u8>], text: &Text) -> PathBuf {
     let mut begin = 0;
     for (index, bytes) in tensors.iter().enumerate() {
         let end = begin + bytes.len();
-        json += &format!(r#","t{index}":{{"dtype":"U8","shape":[{}],"data_offsets":[{begin},{end}]}}"#, bytes.len());
+        let shape = shape(index);
+        json += &format!(r#","t{index}":{{"dtype":"U8","shape":[{shape}],"data_offsets":[{begin},{end}]}}"#);
         begin = end;
     }
     json += "}";

@@ -1,6 +1,7 @@
 //! Tests of group plans, which are executed without I/O: every byte of every shard
 //! is written once, with the correct byte of the file.
 
+use crate::digest_groups::write_matrices;
 use crate::files;
 use fst::checkpoint::Checkpoint;
 use fst::checkpoint::region::IndexRange;
@@ -9,6 +10,7 @@ use fst::error::Kind;
 use fst::group::{Collective, Group, GroupRequest, Route, Shard, ShardRange, ShardRequest, Strategy as LoadStrategy};
 use proptest::prelude::*;
 use safetensors::tensor::Dtype;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tempfile::TempDir;
 
@@ -223,6 +225,83 @@ fn every_byte_is_read_once_and_reads_are_balanced() {
             assert!(shard == Shard::Chunk { dim: 0 } || most - least <= slack, "{shard} on {ranks} ranks: {read:?}");
         }
     }
+}
+
+/// Returns the ranks that read bytes of each group of the files, by its first byte.
+fn readers_of_groups(group: &Group, group_bytes: u64) -> BTreeMap<u64, BTreeSet<usize>> {
+    let tensors: Vec<_> = group.checkpoint().entries().map(|(_, entry)| entry.begin..entry.end).collect();
+    let mut readers: BTreeMap<u64, BTreeSet<usize>> = BTreeMap::new();
+    for (window, rank) in (0..group.windows()).flat_map(|window| (0..group.ranks()).map(move |rank| (window, rank))) {
+        for (_, range) in group.reads(rank, window) {
+            let tensor = tensors.iter().find(|tensor| tensor.contains(&range.start)).unwrap();
+            let mut at = range.start - (range.start - tensor.start) % group_bytes;
+            while at < range.end {
+                readers.entry(at).or_default().insert(rank);
+                at += group_bytes;
+            }
+        }
+    }
+    readers
+}
+
+const GROUP_BYTES: u64 = 4096;
+
+/// Opens a checkpoint of matrices with groups of [`GROUP_BYTES`]. Most groups have parts of rows.
+fn grouped(directory: &TempDir, verify: &Verify) -> Arc<Checkpoint> {
+    let path = write_matrices(directory, &[1000, 64, 5000, 3, 2048], &[256, 8, 64, 40, 128], GROUP_BYTES as usize);
+    Arc::new(Checkpoint::open_verified(&[path], verify).unwrap())
+}
+
+#[test]
+fn one_rank_reads_each_group() {
+    let directory = TempDir::new().unwrap();
+    let checkpoint = grouped(&directory, &Verify::Digests);
+    for shard in [Shard::Whole, Shard::Chunk { dim: 0 }, Shard::Chunk { dim: 1 }] {
+        for (ranks, window_bytes) in [(2_usize, 1 << 20), (3, 60_000), (4, 100_000), (8, 40_000), (8, 1 << 20)] {
+            let lists = vec![everything(&checkpoint, &shard); ranks];
+            let group =
+                Group::plan(Arc::clone(&checkpoint), request(lists, LoadStrategy::Exchange, window_bytes)).unwrap();
+            let read = execute(&group);
+            let case = format!("{shard} on {ranks} ranks with {window_bytes}: {read:?}");
+            assert_eq!(read.iter().sum::<u64>(), payload(&checkpoint), "{case}");
+            let readers = readers_of_groups(&group, GROUP_BYTES);
+            // The shards of all ranks may be in one group of a small tensor, so that only one of them sends.
+            assert!(readers.values().all(|ranks| ranks.len() == 1), "{case}");
+            let (least, most) = (read.iter().min().unwrap(), read.iter().max().unwrap());
+            // The fewer groups a window has, the less even are the parts of the ranks.
+            let slack = if window_bytes < 100_000 { 16 * GROUP_BYTES } else { 6 * GROUP_BYTES };
+            assert!(most - least <= slack, "{case}");
+            for window in 0..group.windows() {
+                for rank in 0..ranks {
+                    let out = group.outgoing(rank, window).splits.iter().sum::<u64>();
+                    let into = group.incoming(rank, window).splits.iter().sum::<u64>();
+                    assert!(2 * (out + into) <= window_bytes, "{case}: {out} and {into} bytes in window {window}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_exchange_groups_of_which_each_keeps_a_part() {
+    let directory = TempDir::new().unwrap();
+    let route = |verify, shard, caches: &[Option<u64>]| {
+        let checkpoint = grouped(&directory, &verify);
+        let lists = vec![everything(&checkpoint, &shard); caches.len()];
+        let request = GroupRequest { caches: caches.to_vec(), ..request(lists, LoadStrategy::Auto, 1 << 20) };
+        let group = Group::plan(Arc::clone(&checkpoint), request).unwrap();
+        execute(&group);
+        assert_eq!(group.route_of(4), group.route_of(2));
+        (group.route_of(2).unwrap(), group.route_of(1).unwrap())
+    };
+    let (rows, columns) = (Shard::Chunk { dim: 0 }, Shard::Chunk { dim: 1 });
+    // Shards of rows have many groups of the matrix, but only a part of the only group of the small one.
+    assert_eq!(route(Verify::Nothing, rows.clone(), &[None; 2]), (Route::Own, Route::Own));
+    assert_eq!(route(Verify::Digests, rows.clone(), &[None; 2]), (Route::Own, Route::Exchange));
+    // One page cache reads each byte once, but each rank compares the groups that it reads.
+    assert_eq!(route(Verify::Nothing, columns.clone(), &[Some(1); 2]), (Route::Cached, Route::Cached));
+    assert_eq!(route(Verify::Digests, columns, &[Some(1); 2]), (Route::Exchange, Route::Exchange));
+    assert_eq!(route(Verify::Digests, Shard::Whole, &[Some(1); 2]), (Route::Cached, Route::Cached));
 }
 
 #[test]

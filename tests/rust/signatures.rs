@@ -3,7 +3,7 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use fst::checkpoint::Checkpoint;
-use fst::checkpoint::verify::{SignatureRequest, Verify};
+use fst::checkpoint::verify::{Compared, SignatureRequest, Verify};
 use fst::digest::{Algorithm, InputDigest};
 use fst::error::{Error, Kind};
 use fst::load::check;
@@ -109,7 +109,7 @@ fn loads_compare_shards() {
         let path = model.path().join("model.safetensors");
         let load = || {
             let checkpoint = Checkpoint::open_verified(&[&path], &verify)?;
-            check::check_part(&checkpoint, 0, 1, &Options::default())
+            check::check_part(&checkpoint, Compared::All, 0, 1, &Options::default())
         };
         load().unwrap();
         let mut content = fs::read(&path).unwrap();

@@ -47,6 +47,37 @@ def test_each_byte_is_requested_by_one_rank(ranks, http_server, size, place):
     assert len(DATA) <= counts.sum() <= (1 if place is replicated else 1.01) * len(DATA)
 
 
+def load_verified(url, place):
+    return fst.load_sharded(url, place, verify=True)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("place", [replicated, rows, columns])
+def test_each_byte_of_a_verified_load_is_requested_by_one_rank(ranks, http_server, tmp_path, size, place):
+    fst.save_file(TENSORS, tmp_path / PATH, digests="blake3")
+    data = (tmp_path / PATH).read_bytes()
+    http_server.put(PATH, data)
+    for rank, loaded in enumerate(ranks(size).run(load_verified, http_server.url(PATH), place)):
+        assert_equal(loaded, {name: expected_of(name, t, place, rank, size) for name, t in TENSORS.items()})
+    assert (request_counts(http_server, PATH, data) == 1).all()
+
+
+def load_damaged(url, place):
+    try:
+        load_verified(url, place)
+    except (fst.IntegrityError, fst.RankError) as error:
+        return type(error).__name__
+    return "loaded"
+
+
+def test_damage_is_an_error_on_all_ranks(ranks, http_server, tmp_path):
+    fst.save_file(TENSORS, tmp_path / PATH, digests="blake3")
+    data = bytearray((tmp_path / PATH).read_bytes())
+    data[-1] ^= 1
+    http_server.put(PATH, bytes(data))
+    assert sorted(ranks(2).run(load_damaged, http_server.url(PATH), rows)) == ["IntegrityError", "RankError"]
+
+
 def request_counts(server, path, data):
     """Returns how often each byte was requested."""
     counts = torch.zeros(len(data), dtype=torch.int32)

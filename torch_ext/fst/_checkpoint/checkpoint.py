@@ -24,6 +24,7 @@ class OpenCheckpoint(Checkpoint):
 
     Attributes:
         paths: The paths from which the checkpoint was opened.
+        is_verified: Whether loads compare digests.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class OpenCheckpoint(Checkpoint):
         encryption_key: EncryptionKey | None = None,
     ) -> None:
         self.paths = paths_of(paths)
+        self.is_verified = bool(verify)
         super().__init__(self.paths, headers, verify, core_key(encryption_key))
 
     @cached_property

@@ -108,9 +108,12 @@ class Checkpoint:
     ) -> None:
         self._object = torch.classes.fst.Checkpoint(paths, headers, verify, None if key is None else key._object)
 
-    def verify(self, part: int = 0, parts: int = 1) -> None:
-        """Reads one of several equal parts of the data and compares the digests. Later loads compare none."""
-        self._object.verify(part, parts)
+    def verify(self, part: int = 0, parts: int = 1, skips_groups: bool = False) -> None:
+        """Reads one of several equal parts of the data and compares the digests. Later loads compare none.
+
+        With `skips_groups`, files with digests of groups are left to the loads, which compare what they read.
+        """
+        self._object.verify(part, parts, skips_groups)
 
     def headers(self) -> Tensor:
         """Returns all headers as bytes, for other processes that open the same files."""

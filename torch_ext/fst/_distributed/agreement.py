@@ -22,6 +22,7 @@ class LoadOptions(NamedTuple):
     dtype: str | None
     strategy: str
     window_bytes: int
+    verify: bool
 
 
 class Summary(NamedTuple):

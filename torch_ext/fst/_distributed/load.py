@@ -29,13 +29,20 @@ def open_for_group(
 ) -> OpenCheckpoint:
     """Opens a checkpoint on all ranks. Only rank 0 reads the headers and sends them to the others.
 
-    Every rank calls this function. Paths may differ if they lead to files of the same names and lengths.
+    Every rank calls this function. Paths may differ if they lead to files of the same names and lengths. With `verify`,
+    each rank verifies a part of the files, and the failure of one is an error of all.
 
     Raises:
         RankError: Another rank failed.
         Errors of `load_file` about paths and headers.
     """
-    return open_and_gather(paths, group, lambda checkpoint: (checkpoint, b""), verify, encryption_key)[0]
+
+    def verified(checkpoint: OpenCheckpoint) -> tuple[OpenCheckpoint, bytes]:
+        if verify:
+            checkpoint.verify(group.rank, group.size)
+        return checkpoint, b""
+
+    return _open_and_gather(paths, group, verified, verify, encryption_key)[0]
 
 
 def open_and_gather(
@@ -47,22 +54,32 @@ def open_and_gather(
 ) -> tuple[_Result, list[bytes]]:
     """Opens a checkpoint as `open_for_group` does, and calls `work` with it as `Group.gather_results` does.
 
-    Ranks read only parts of tensors, several of them parts that one digest covers. So with `verify` each rank first
-    verifies a part of the files, and the failure of one is an error of all.
+    With `verify`, files without digests of groups are verified as `open_for_group` does. Of the others, each rank
+    compares the groups that it reads while it loads them.
     """
 
+    def work_verified(checkpoint: OpenCheckpoint) -> tuple[_Result, bytes]:
+        if verify:
+            checkpoint.verify(group.rank, group.size, skips_groups=True)
+        return work(checkpoint)
+
+    return _open_and_gather(paths, group, work_verified, verify, encryption_key)
+
+
+def _open_and_gather(
+    paths: Paths,
+    group: Group,
+    work: Callable[[OpenCheckpoint], tuple[_Result, bytes]],
+    verify: str,
+    encryption_key: EncryptionKey | None,
+) -> tuple[_Result, list[bytes]]:
     def open_checkpoint(headers: Tensor | None) -> OpenCheckpoint:
         checkpoint = OpenCheckpoint(paths, headers, verify, encryption_key)
         # Computed here so that an unsupported dtype is an error of opening, which all ranks report.
         _ = checkpoint.tensors
         return checkpoint
 
-    def work_verified(checkpoint: OpenCheckpoint) -> tuple[_Result, bytes]:
-        if verify:
-            checkpoint.verify(group.rank, group.size)
-        return work(checkpoint)
-
-    return open_on_all(group, open_checkpoint, work_verified)
+    return open_on_all(group, open_checkpoint, work)
 
 
 class ShardLoad(NamedTuple):
@@ -117,7 +134,11 @@ def prepare_load(
 ) -> tuple[ShardLoad, bytes]:
     """Returns a load of new tensors, and the message that all ranks need from this rank to run the load."""
     options = LoadOptions(
-        device.type, str(dtype), strategy, group.window_bytes if window_bytes is None else window_bytes
+        device.type,
+        str(dtype),
+        strategy,
+        group.window_bytes if window_bytes is None else window_bytes,
+        checkpoint.is_verified,
     )
     encoded, summary = summarize(checkpoint, requests, options, device)
     return ShardLoad(checkpoint, requests, encoded, group, device, dtype), json.dumps(summary).encode()
@@ -224,7 +245,7 @@ def fill_on_device(
     """
 
     window_bytes = group.window_bytes if window_bytes is None else window_bytes
-    options = LoadOptions(None, None, strategy, window_bytes)
+    options = LoadOptions(None, None, strategy, window_bytes, checkpoint.is_verified)
 
     def check_outputs() -> tuple[tuple[list[_Output], torch.device, Tensor], bytes]:
         outputs = _outputs(checkpoint, requests, out, group)

@@ -61,8 +61,9 @@ def load_sharded(
         window_bytes: Upper bound for this rank's send and receive buffers, in bytes. `None` is 512 MiB of GPU memory,
             or 128 MiB of host memory if the group has no other connection between ranks. A value that divides the
             exchanged data into more than 65,536 windows is an error.
-        verify: As in `load_file`. Each rank first reads and verifies a part of the files, which are then read again. If
-            one rank finds a difference, all ranks raise.
+        verify: As in `load_file`, on all ranks or none. If one rank finds a difference, all ranks raise. Of files that
+            were saved with `digests="blake3"`, each rank verifies what it reads while it loads. Other files are read
+            twice: first each rank verifies a part of them.
         encryption_key: As in `load_file`, on every rank.
 
     Returns:

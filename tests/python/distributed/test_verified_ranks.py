@@ -1,0 +1,196 @@
+"""Verified loads by ranks: each rank compares the groups of BLAKE3's tree that it reads, and all share the verdict."""
+
+import json
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard
+
+import fst
+from rawfile import assert_same
+
+SIZE = 3
+# Most groups of 1 MiB have a part of a row. The shards of rows of "small" are in one group.
+TENSORS = {
+    "tall": torch.arange(3000 * 1000, dtype=torch.float32).reshape(3000, 1000),
+    "wide": torch.arange(900 * 5000, dtype=torch.int16).reshape(900, 5000),
+    "small": torch.arange(900, dtype=torch.float64).reshape(30, 30),
+}
+DATA_BYTES = sum(tensor.nbytes for tensor in TENSORS.values())
+READERS = ["mmap", "pread", "uring"]
+
+
+def replicated(name, shape):
+    return Replicate()
+
+
+def rows(name, shape):
+    return Shard(0)
+
+
+def columns(name, shape):
+    return Shard(1)
+
+
+def regions(name, shape):
+    rank = dist.get_rank()
+    return slice(rank * 7, shape[0] - 11), slice(0, shape[1] - rank * 9)
+
+
+def mixed(name, shape):
+    return {"tall": Shard(1), "wide": Shard(0), "small": Replicate()}[name]
+
+
+LAYOUTS = [replicated, rows, columns, regions, mixed]
+
+
+def expected_of(name, place):
+    tensor, placement = TENSORS[name], place(name, TENSORS[name].shape)
+    if isinstance(placement, Replicate):
+        return tensor
+    return tensor.chunk(SIZE, placement.dim)[dist.get_rank()] if isinstance(placement, Shard) else tensor[placement]
+
+
+@pytest.fixture(params=["blake3", "sha256"])
+def path(request, tmp_path):
+    path = tmp_path / "model.safetensors"
+    fst.save_file(TENSORS, path, digests=request.param)
+    return path
+
+
+@pytest.fixture
+def grouped(tmp_path):
+    path = tmp_path / "grouped.safetensors"
+    fst.save_file(TENSORS, path, digests="blake3")
+    return path
+
+
+def load_and_compare(path, place, reader, options):
+    """Loads with a profile, and returns the bytes that this rank has read."""
+    with pytest.MonkeyPatch.context() as patch, fst.profile() as profile:
+        patch.setenv("FST_READER", reader)
+        loaded = fst.load_sharded(path, place, verify=True, **options)
+    assert loaded.keys() == TENSORS.keys()
+    for name, tensor in loaded.items():
+        expected = expected_of(name, place)
+        is_cast = "dtype" in options and expected.is_floating_point()
+        assert_same(tensor, expected.to(options["dtype"]) if is_cast else expected)
+    return profile.summary().read_bytes
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("place", LAYOUTS)
+def test_loads_are_exact(ranks, path, place, reader):
+    for options in [{}, {"strategy": "exchange", "window_bytes": 3 << 20}, {"dtype": torch.float64}]:
+        ranks(SIZE).run(load_and_compare, path, place, reader, options)
+
+
+@pytest.mark.parametrize("window_bytes", [None, 40 << 20])
+@pytest.mark.parametrize("place", [replicated, rows, columns, mixed])
+def test_no_byte_is_read_twice(ranks, grouped, place, window_bytes):
+    read = ranks(SIZE).run(load_and_compare, grouped, place, "pread", {"window_bytes": window_bytes})
+    # The shards of rows of these tensors are too short for ranks to read them without an exchange.
+    assert sum(read) == DATA_BYTES
+
+
+def data_begin(path):
+    return 8 + int.from_bytes(path.read_bytes()[:8], "little")
+
+
+def damage(path, name, offset):
+    content = bytearray(path.read_bytes())
+    begin = data_begin(path)
+    header = json.loads(content[8:begin])
+    content[begin + header[name]["data_offsets"][0] + offset] ^= 1
+    path.write_bytes(content)
+
+
+def load_sharded(path, place, options):
+    return fst.load_sharded(path, place, verify=True, **options)
+
+
+def stream_sharded(path, place, options):
+    options.pop("strategy", None)
+    return dict(fst.stream_sharded(path, place, verify=True, **options))
+
+
+def load_distributed(path, place, options):
+    mesh = init_device_mesh("cpu", (SIZE,))
+    return fst.load_distributed(path, mesh, place, verify=True, **options)
+
+
+def refused(load, path, place, reader, options):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FST_READER", reader)
+        try:
+            load(path, place, dict(options))
+        except (fst.IntegrityError, fst.RankError) as error:
+            return type(error).__name__, str(error)
+    return "loaded", ""
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("load", [load_sharded, stream_sharded, load_distributed])
+def test_damage_in_the_shard_of_one_rank_fails_on_all(ranks, tmp_path, load, reader):
+    # Shards of rows have so many groups that the ranks read them without an exchange.
+    path = tmp_path / "rows.safetensors"
+    rows_of = torch.arange(9000 * 1024, dtype=torch.float32).reshape(9000, 1024)
+    fst.save_file({"rows": rows_of}, path, digests="blake3")
+    for rank, offset in [(0, 5), (1, rows_of.nbytes // 2), (2, rows_of.nbytes - 1)]:
+        damage(path, "rows", offset)
+        names, messages = zip(*ranks(SIZE).run(refused, load, path, rows, reader, {}), strict=True)
+        assert names == tuple("IntegrityError" if other == rank else "RankError" for other in range(SIZE))
+        assert all('rows.safetensors: tensor "rows"' in message for message in messages), messages
+        damage(path, "rows", offset)
+
+
+@pytest.mark.parametrize("place", [replicated, columns, mixed])
+@pytest.mark.parametrize("options", [{}, {"strategy": "exchange"}, {"strategy": "own"}])
+def test_damage_is_found_in_every_layout(ranks, path, place, options):
+    for name, offset in [("tall", 0), ("wide", 4_000_000), ("small", 7199)]:
+        damage(path, name, offset)
+        for reader in ["mmap", "pread"]:
+            names, messages = zip(*ranks(SIZE).run(refused, load_sharded, path, place, reader, options), strict=True)
+            assert set(names) <= {"RankError", "IntegrityError"}
+            assert all(f'"{name}"' in message for message in messages)
+        damage(path, name, offset)
+    assert ranks(SIZE).run(refused, load_sharded, path, place, "mmap", options) == [("loaded", "")] * SIZE
+
+
+def test_files_with_and_without_groups(ranks, tmp_path):
+    fst.save_file({"tall": TENSORS["tall"]}, tmp_path / "a.safetensors", digests="blake3")
+    fst.save_file({"wide": TENSORS["wide"]}, tmp_path / "b.safetensors", digests="sha256")
+    fst.save_file({"small": TENSORS["small"]}, tmp_path / "c.safetensors", digests="blake3")
+    read = ranks(SIZE).run(load_and_compare, tmp_path, columns, "pread", {})
+    # Ranks verify the files without groups first.
+    assert sum(read) == DATA_BYTES + TENSORS["wide"].nbytes
+    for file, name in [("a", "tall"), ("b", "wide"), ("c", "small")]:
+        path = tmp_path / f"{file}.safetensors"
+        damage(path, name, 1)
+        names, _ = zip(*ranks(SIZE).run(refused, load_sharded, tmp_path, columns, "pread", {}), strict=True)
+        assert set(names) <= {"RankError", "IntegrityError"}
+        damage(path, name, 1)
+
+
+def disagree(path):
+    with pytest.raises(ValueError, match="do not agree on verify: False on rank 0; True on ranks 1, 2"):
+        fst.load_sharded(path, Shard(0), verify=dist.get_rank() > 0)
+
+
+def test_ranks_agree_on_verify(ranks, grouped):
+    ranks(SIZE).run(disagree, grouped)
+
+
+def load_changed_header(path):
+    with pytest.raises((fst.IntegrityError, fst.RankError)):
+        fst.load_sharded(path, Shard(0), verify=True)
+
+
+def test_changed_header_is_an_error(ranks, grouped):
+    content = bytearray(grouped.read_bytes())
+    at = content.index(b'"tall"')
+    content[at : at + 6] = b'"tell"'
+    grouped.write_bytes(content)
+    ranks(SIZE).run(load_changed_header, grouped)
