@@ -108,7 +108,8 @@ impl Checkpoint {
     }
 
     /// Opens files whose data loads compare with digests. Encrypted files need none: every byte is authenticated. Those
-    /// with a manifest must be compared before the first load: [`is_due`](Checkpoint::is_due).
+    /// with a manifest, and `.tensors` files with one, must be compared before the first load:
+    /// [`is_due`](Checkpoint::is_due).
     ///
     /// # Errors
     /// Those of [`Checkpoint::open`]; `integrity` if no digest of a file is known, or its header differs.

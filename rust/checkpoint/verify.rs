@@ -70,14 +70,9 @@ impl Verify {
             Verify::Digests if json.starts_with(tensors::MAGIC) => {
                 Ok(Stated::Hashes(tensor_headers::hashes(source, header).map_err(|error| error.at(source.path()))?))
             }
-            Verify::Manifest(_) if json.starts_with(tensors::MAGIC) => {
-                let message = "a load cannot compare a file in tensorizer's format with a digest of the whole file; compare \
-                               it with `fst verify` first, or load it with verify=True, which compares its hashes";
-                Err(Error::new(Kind::Integrity, message).at(source.path()))
-            }
             Verify::Digests => {
                 if let Some(digest) = hub_digest(source, header) {
-                    return Ok(Stated::of_file(digest, json, HUB));
+                    return Ok(Stated::of_file(digest, header, json, HUB));
                 }
                 let digests = Digests::read(header, json).map_err(|error| error.at(source.path()))?;
                 let grouped = |groups: &Arc<Groups>| {
@@ -87,7 +82,9 @@ impl Verify {
                 let grouped = digests.groups().map(grouped);
                 Ok(Stated::Tensors(digests, grouped))
             }
-            Verify::Manifest(manifest) => Ok(Stated::of_file(digest_of(source, manifest)?, json, manifest.origin())),
+            Verify::Manifest(manifest) => {
+                Ok(Stated::of_file(digest_of(source, manifest)?, header, json, manifest.origin()))
+            }
         }
     }
 }
@@ -230,15 +227,24 @@ pub(super) enum Stated {
     Tensors(Digests, Option<Source>),
     /// Hash of each tensor of a `.tensors` file.
     Hashes(Vec<TensorHash>),
-    /// Digest of the whole file, the bytes before its data, and what states the digest.
-    File { digest: InputDigest, header: Arc<[u8]>, origin: &'static str },
+    /// Digest of the whole file, the bytes before its data, and what states the digest. It is compared before the first
+    /// load if a load does not see all bytes of the file.
+    File { digest: InputDigest, header: Arc<[u8]>, origin: &'static str, is_first: bool },
 }
 
 impl Stated {
     /// Returns the digest of a whole file, of which `json` is the header.
-    fn of_file(digest: InputDigest, json: &[u8], origin: &'static str) -> Stated {
+    fn of_file(digest: InputDigest, header: &Header, json: &[u8], origin: &'static str) -> Stated {
+        // Loads see the decrypted bytes of an encrypted file, and no headers between the tensors of a `.tensors` file.
+        let is_tensors = json.starts_with(tensors::MAGIC);
+        let is_first = is_tensors || encryption::is_encrypted(header);
         let length = to_u64(json.len()).to_le_bytes();
-        Stated::File { digest, header: [length.as_slice(), json].concat().into(), origin }
+        let before = if is_tensors { &[] } else { length.as_slice() };
+        Stated::File { digest, header: [before, json].concat().into(), origin, is_first }
+    }
+
+    fn is_first(&self) -> bool {
+        matches!(self, Stated::File { is_first: true, .. })
     }
 
     /// Returns the file as loads of parts of its tensors read it, if the digests cover parts.
@@ -366,17 +372,16 @@ impl Checkpoint {
                     let positions = 0..file.header.entries().len();
                     inputs.extend(positions.filter_map(|position| file.tensor_input(source, position)));
                 }
-                Stated::File { digest, header, origin } => inputs.push(file.input(source, digest, header, origin)),
+                Stated::File { digest, header, origin, .. } => inputs.push(file.input(source, digest, header, origin)),
             }
         }
         inputs
     }
 
-    /// Returns whether encrypted files have digests of a manifest, which must be compared before the first load: loads see
-    /// only the decrypted bytes.
+    /// Returns whether encrypted files or `.tensors` files have digests of a manifest, which must be compared before the
+    /// first load: loads do not see all bytes of the files.
     pub fn is_due(&self) -> bool {
-        let has_digest = |file: &OpenFile| matches!(file.stated, Stated::File { .. });
-        self.files.iter().any(|file| !file.is_verified() && file.source.is_encrypted() && has_digest(file))
+        self.files.iter().any(|file| !file.is_verified() && file.stated.is_first())
     }
 
     /// Fails if a load begins before it may.
@@ -384,7 +389,7 @@ impl Checkpoint {
     /// # Errors
     /// `internal`.
     pub fn check_due(&self) -> Result<()> {
-        let message = "encrypted files must be compared with their manifest before they are loaded";
+        let message = "encrypted files and .tensors files must be compared with their manifest before they are loaded";
         if self.is_due() { Err(Error::new(Kind::Internal, message)) } else { Ok(()) }
     }
 
@@ -454,7 +459,7 @@ impl Checkpoint {
                         _ => indices.iter().zip(inputs).for_each(|(&index, input)| coverage.add(&[index], input)),
                     }
                 }
-                Stated::File { digest, header, origin } => {
+                Stated::File { digest, header, origin, .. } => {
                     let mut found: Vec<_> =
                         indices.iter().filter_map(|&index| self.whole(source, regions.get(index)?)).collect();
                     found.sort_unstable();
@@ -482,9 +487,9 @@ impl OpenFile {
         self.is_verified.load(Ordering::Relaxed)
     }
 
-    /// Returns whether loads compare the digests of the file. Those of an encrypted one are compared before.
+    /// Returns whether loads compare the digests of the file.
     fn is_compared(&self) -> bool {
-        !self.is_verified() && !self.source.is_encrypted() && !matches!(self.stated, Stated::Nothing)
+        !self.is_verified() && !self.stated.is_first() && !matches!(self.stated, Stated::Nothing)
     }
 
     /// Returns the input of the whole file.

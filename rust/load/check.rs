@@ -130,7 +130,7 @@ fn thread_count(is_remote: bool, options: &Options) -> usize {
     if is_remote { options.threads.max(REMOTE_THREADS) } else { options.threads }
 }
 
-/// Compares encrypted files with their digests in a manifest, before they are loaded.
+/// Compares files of which loads do not see all bytes with their digests in a manifest, before they are loaded.
 ///
 /// # Errors
 /// Those of [`check_part`].

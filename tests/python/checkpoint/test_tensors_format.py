@@ -1,5 +1,6 @@
 """Files in tensorizer's format: everything that loads safetensors loads them, and faults are errors."""
 
+import hashlib
 import random
 import re
 import subprocess
@@ -271,10 +272,46 @@ def test_slices_are_not_verified(tmp_path, capfd):
     assert "v" in capfd.readouterr().err
 
 
-def test_loads_refuse_manifests(tmp_path):
+def test_loads_with_a_manifest(tmp_path, capfd):
     path = tensorsfile.write(tmp_path / "m", SMALL)
-    with pytest.raises(fst.IntegrityError, match="digest of the whole file"):
-        fst.load_file(path, verify={"m": "sha256:" + "0" * 64})
+    content = path.read_bytes()
+    manifest = {"m": "sha256:" + hashlib.sha256(content).hexdigest()}
+    out = torch.zeros(5, dtype=torch.bfloat16)
+    linear = torch.nn.ParameterDict({"v": torch.zeros(5, dtype=torch.bfloat16)}).requires_grad_(False)
+    loads = {
+        "load_file": lambda: fst.load_file(path, verify=manifest)["v"],
+        "cast": lambda: fst.load_file(path, verify=manifest, dtype=torch.float32)["v"].to(torch.bfloat16),
+        "load_tensors": lambda: fst.load_tensors(path, ["v"], verify=manifest)[0],
+        "load_slices": lambda: fst.load_slices(path, ["v"], [0], [0], [5], verify=manifest)[0],
+        "safe_open": lambda: fst.safe_open(path, verify=manifest).get_tensor("v"),
+        "load_into": lambda: fst.load_into(path, ["v"], [out], verify=manifest) or out,
+        "load_module": lambda: fst.load_module(linear, path, strict=False, verify=manifest) and linear["v"].data,
+        "load_sharded": lambda: fst.load_sharded(path, Replicate(), verify=manifest)["v"],
+    }
+    for load in loads.values():
+        assert_same(load(), SMALL["v"].tensor())
+    # The digest of the file covers parts of tensors, and some tensors of the file.
+    fst.load_slices(path, ["v"], [0], [1], [3], verify=manifest)
+    assert not capfd.readouterr().err
+    # A byte of the preamble, of the header of a tensor, of its data, and after the last tensor.
+    begin = OpenCheckpoint(path).tensor_info("v").begin
+    for at in (9 + 20, begin - 9, begin, len(content) - 1):
+        changed = bytearray(content)
+        changed[at] ^= 1
+        path.write_bytes(changed)
+        out.zero_()
+        linear["v"].zero_()
+        for load in loads.values():
+            with pytest.raises((fst.IntegrityError, ValueError), match=r"m: .*(sha256:|byte)"):
+                load()
+        assert not out.any()
+        assert not linear["v"].any()
+    path.write_bytes(content)
+    wrong = "sha256:" + "0" * 64
+    with pytest.raises(fst.IntegrityError, match=r"m: .*the manifest states sha256:0"):
+        fst.load_file(path, verify={"m": wrong})
+    with pytest.raises(fst.IntegrityError, match=r"m: .*no digest of the file"):
+        fst.load_file(path, verify={"n": wrong})
 
 
 def one(**fields) -> bytes:
