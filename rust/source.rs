@@ -171,6 +171,18 @@ impl Source {
         }
     }
 
+    /// Fills each buffer with the bytes from its offset, as they are stored. Of an object, buffers with short gaps between
+    /// them share a request.
+    ///
+    /// # Errors
+    /// Those of [`Source::read`].
+    pub fn read_all<'a>(&self, mut reads: impl Iterator<Item = (u64, &'a mut [u8])>, check: Check<'_>) -> Result<()> {
+        match self.stored() {
+            Source::Object(object) => object.read(reads, check),
+            stored => reads.try_for_each(|(offset, into)| stored.read(offset, into, check)),
+        }
+    }
+
     /// Fills `into` with the bytes from `offset`, as they are stored.
     ///
     /// # Errors

@@ -7,8 +7,6 @@ use crate::format::header::{Entry, Header};
 use crate::format::tensors::tensor_header::{self, TensorHeader};
 use crate::num::to_usize;
 use crate::os::compute_pool;
-use crate::os::sigint::Watch;
-use crate::os::threads;
 use crate::source::Source;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -47,14 +45,20 @@ impl Checkpoint {
     /// Those of [`Checkpoint::find`] and of reading; `invalid-argument` for a tensor of a safetensors file; `malformed` if a
     /// header does not agree with the metadata of its file.
     pub fn tensor_headers(&self, names: &[String]) -> Result<Vec<TensorHeader>> {
-        let watch = Watch::begin();
-        let is_remote = self.sources().any(Source::is_remote);
-        let missing = || Error::new(Kind::Internal, "no such name");
-        threads::map(tensor_header::read_threads(is_remote), names.len(), |index| {
-            let (file, entry) = self.find(names.get(index).ok_or_else(missing)?)?;
+        let found =
+            |(index, name): (usize, &String)| self.find(name).map(|(file, entry)| (file, entry.begin, index, entry));
+        let mut found = names.iter().enumerate().map(found).collect::<Result<Vec<_>>>()?;
+        found.sort_by_key(|&(file, begin, index, _)| (file, begin, index));
+        let mut headers = Vec::with_capacity(names.len());
+        for of_file in found.chunk_by(|(one, ..), (two, ..)| one == two) {
+            let Some(&(file, ..)) = of_file.first() else { continue };
             let source = self.source(file)?;
-            tensor_header::read(source, entry, &|| watch.check()).map_err(|error| error.at(source.path()))
-        })
+            let entries: Vec<_> = of_file.iter().map(|(.., entry)| *entry).collect();
+            let read = tensor_header::read_all(source, &entries).map_err(|error| error.at(source.path()))?;
+            headers.extend(of_file.iter().map(|&(_, _, index, _)| index).zip(read));
+        }
+        headers.sort_by_key(|(index, _)| *index);
+        Ok(headers.into_iter().map(|(_, header)| header).collect())
     }
 
     /// Compares data with the hashes in `.tensors` files. Returns the indices of tensors whose data differs, in ascending

@@ -10,7 +10,6 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::format::header::{Entry, TensorsEntry};
 use crate::num::{to_u64, to_usize};
-use crate::os::retry::Check;
 use crate::os::sigint::Watch;
 use crate::os::threads;
 use crate::source::Source;
@@ -21,6 +20,11 @@ const TENSOR_HEADER_BYTES_MAX: u64 = 1 << 20;
 
 /// Number of requests for headers of an object at the same time.
 const REMOTE_THREADS: usize = 64;
+/// Largest data between two headers that one request covers, in bytes. At 1 GB/s, and with so many requests at the same
+/// time, they take about a tenth of the time of a request of 40 ms.
+const GAP_BYTES: u64 = 64 << 10;
+/// Size of a request after which another one begins, in bytes, so that requests for headers near each other overlap.
+const REQUEST_BYTES: u64 = 4 << 20;
 
 const CRC32: u8 = 0;
 const SHA256: u8 = 1;
@@ -65,36 +69,49 @@ pub fn range(entry: Entry<'_>, tensors_entry: TensorsEntry) -> Result<Range<u64>
     Ok(range)
 }
 
-/// Reads, parses and checks the header of a tensor of a file.
-///
-/// # Errors
-/// `invalid-argument` for a tensor of a safetensors file; those of [`range`], of [`parse`] and of reading. Without the path.
-pub fn read(source: &Source, entry: Entry<'_>, check: Check<'_>) -> Result<TensorHeader> {
+/// Tensor, and the bytes of its header.
+type Place<'a> = (Entry<'a>, TensorsEntry, Range<u64>);
+
+fn place(entry: Entry<'_>) -> Result<Place<'_>> {
     let tensors_entry = entry.tensors.ok_or_else(|| {
         let message = "only tensors of tensorizer's format have headers of their own";
         Error::new(Kind::InvalidArgument, message).tensor(entry.name)
     })?;
-    let range = range(entry, tensors_entry)?;
-    let mut bytes = vec![0; to_usize(range.end.saturating_sub(range.start))];
-    source.read(range.start, &mut bytes, check)?;
-    parse(&bytes, entry, tensors_entry)
+    Ok((entry, tensors_entry, range(entry, tensors_entry)?))
 }
 
-/// Reads the headers of tensors of a file, many of an object at once.
+/// Reads, parses and checks the headers of tensors of a file, which are in the order of the file. Those of an object are
+/// requested many at once, and those near each other with one request.
 ///
 /// # Errors
-/// Those of [`read`]; `interrupted`.
+/// `invalid-argument` for a tensor of a safetensors file; those of [`range`], of [`parse`] and of reading; `interrupted`.
+/// Without the path.
 pub fn read_all(source: &Source, entries: &[Entry<'_>]) -> Result<Vec<TensorHeader>> {
     let watch = Watch::begin();
-    let missing = || Error::new(Kind::Internal, "no such tensor");
-    threads::map(read_threads(source.is_remote()), entries.len(), |index| {
-        read(source, *entries.get(index).ok_or_else(missing)?, &|| watch.check())
-    })
-}
-
-/// Returns the number of threads that read headers of a file.
-pub fn read_threads(is_remote: bool) -> usize {
-    if is_remote { REMOTE_THREADS } else { 1 }
+    let places = entries.iter().map(|&entry| place(entry)).collect::<Result<Vec<_>>>()?;
+    let mut request_begin = places.first().map_or(0, |(.., range)| range.start);
+    let shares_request = |(.., one): &Place<'_>, (.., two): &Place<'_>| {
+        let is_near = two.start.checked_sub(one.end).is_some_and(|gap| gap <= GAP_BYTES);
+        let shares = is_near && two.end.saturating_sub(request_begin) <= REQUEST_BYTES;
+        if !shares {
+            request_begin = two.start;
+        }
+        shares
+    };
+    let requests: Vec<_> = places.chunk_by(shares_request).collect();
+    let missing = || Error::new(Kind::Internal, "no such request");
+    let threads = if source.is_remote() { REMOTE_THREADS } else { 1 };
+    let headers = threads::map(threads, requests.len(), |index| {
+        let request = *requests.get(index).ok_or_else(missing)?;
+        let memory = |(.., range): &Place<'_>| vec![0; to_usize(range.end - range.start)];
+        let mut headers: Vec<Vec<u8>> = request.iter().map(memory).collect();
+        let reads = request.iter().zip(&mut headers).map(|((.., range), into)| (range.start, &mut **into));
+        source.read_all(reads, &|| watch.check())?;
+        let parsed =
+            request.iter().zip(&headers).map(|((entry, tensors_entry, _), bytes)| parse(bytes, *entry, *tensors_entry));
+        parsed.collect::<Result<Vec<_>>>()
+    })?;
+    Ok(headers.into_iter().flatten().collect())
 }
 
 /// Parses the header of a tensor, and checks that it agrees with the metadata entry.

@@ -5,6 +5,7 @@ import torch
 
 import fst
 from cryptotensorsfile import Keys, encrypt
+from fst.compat.tensorizer import EncryptionParams, TensorSerializer
 from fst_bench.http_server import Server
 from objects import assert_equal, tensors
 
@@ -62,3 +63,24 @@ def test_files_of_cryptotensors_load(http_server: Server, tmp_path, version):
     assert_equal(fst.load_file(http_server.url(PATH), encryption_key=key), TENSORS)
     with fst.safe_open(http_server.url(PATH), encryption_key=key) as file:
         assert torch.equal(file.get_slice("large")[700:710, 3:], TENSORS["large"][700:710, 3:])
+
+
+def test_headers_of_near_tensors_share_requests(http_server: Server, tmp_path):
+    # Data of 4 KiB after each data of 256 KiB, and many tensors with short data.
+    large = {
+        f"{index:03}.{name}": torch.rand(size) for index in range(40) for name, size in (("a", 65536), ("b", 1024))
+    }
+    small = {f"small {index:04}": torch.rand(64) for index in range(1000)}
+    params = EncryptionParams.random()
+    with TensorSerializer(tmp_path / "m.tensors", encryption=params) as serializer:
+        serializer.write_state_dict(large | small)
+    data = (tmp_path / "m.tensors").read_bytes()
+    http_server.put("m.tensors", data)
+    key = fst.EncryptionKey.from_bytes(bytes(params.key))
+    with fst.safe_open(http_server.url("m.tensors"), encryption_key=key) as file:
+        requests = [request.range for request in http_server.requests("m.tensors")]
+        # The first request brings 1 MiB. Others bring two headers, and the data of 4 KiB between them; the last one
+        # brings all headers of the small tensors.
+        assert len(requests) <= 1 + len(large) / 2 + 2
+        assert sum(stop - start for start, stop in requests) < 0.3 * len(data)
+        assert_equal(file.get_tensors(), large | small)
