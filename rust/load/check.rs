@@ -9,7 +9,6 @@ use crate::checkpoint::region::TensorRegion;
 use crate::checkpoint::verify::{Compared, Coverage, Input, check_length, digest_of};
 use crate::digest::manifest::Manifest;
 use crate::error::{Error, Kind, Result};
-use crate::format::header::Entry;
 use crate::load::verifier::HashedInput;
 use crate::num::{to_u64, to_usize};
 use crate::options::Options;
@@ -30,10 +29,12 @@ const BLOCK_BYTES: u64 = 512 << 10;
 const REMOTE_THREADS: usize = 32;
 
 /// Contiguous bytes of a file, and the inputs to which they belong.
-struct Job {
+struct Job<'a> {
     bytes: Range<u64>,
     source: usize,
     inputs: Range<usize>,
+    /// Tensor with the bytes, if they are decrypted. They belong to no input then.
+    encrypted: Option<&'a str>,
 }
 
 /// Compares the digests of whole tensors or files among the regions. Groups are compared when the load reads them.
@@ -70,59 +71,32 @@ pub fn check_part(
     });
     // Digests of encrypted files are those of the files as they are stored.
     let sources: Vec<Source> = checkpoint.sources().map(Source::stored).cloned().collect();
-    first(differences(&sources, inputs, options)?)?;
-    match compared {
-        Compared::All => first(changed_chunks(checkpoint, part, parts, options)?),
-        Compared::WithoutGroups => Ok(()),
-    }
+    let count = sources.len();
+    let encrypted = match compared {
+        Compared::All => encrypted_jobs(checkpoint, count).into_iter().skip(part).step_by(parts.max(1)).collect(),
+        Compared::WithoutGroups => Vec::new(),
+    };
+    let sources: Vec<Source> = sources.into_iter().chain(checkpoint.sources().cloned()).collect();
+    first(run(&sources, inputs, encrypted, options)?)
 }
 
-/// Decrypts one of several parts of all encrypted files. Returns an error for each piece of a tensor that is not authentic.
-fn changed_chunks(checkpoint: &Checkpoint, part: usize, parts: usize, options: &Options) -> Result<Vec<Error>> {
-    let mut jobs: Vec<Vec<(usize, Entry<'_>, Range<u64>)>> = Vec::new();
-    let mut job_bytes = JOB_BYTES;
+/// Divides the data of encrypted files into jobs. `first_source` is the index of the first file among the sources.
+fn encrypted_jobs(checkpoint: &Checkpoint, first_source: usize) -> Vec<Job<'_>> {
+    let mut jobs = Vec::new();
     for (index, entry) in checkpoint.entries() {
-        if !checkpoint.source(index)?.is_encrypted() {
+        if !checkpoint.source(index).is_ok_and(Source::is_encrypted) {
             continue;
         }
         let mut begin = entry.begin;
         while begin < entry.end {
             // A multiple of the chunks that fst and tensorizer write.
             let end = entry.end.min(begin.saturating_add(JOB_BYTES));
-            if job_bytes.saturating_add(end - begin) > JOB_BYTES {
-                jobs.push(Vec::new());
-                job_bytes = 0;
-            }
-            job_bytes = job_bytes.saturating_add(end - begin);
-            if let Some(job) = jobs.last_mut() {
-                job.push((index, entry, begin..end));
-            }
+            let (source, encrypted) = (first_source + index, Some(entry.name));
+            jobs.push(Job { bytes: begin..end, source, inputs: 0..0, encrypted });
             begin = end;
         }
     }
-    let own: Vec<_> = jobs.into_iter().skip(part).step_by(parts.max(1)).collect();
-    let readers: Vec<_> = checkpoint.sources().map(|source| reader::open_buffered(options, source)).collect();
-    let changed = Mutex::new(Vec::new());
-    let watch = Watch::begin();
-    let is_remote = checkpoint.sources().any(Source::is_remote);
-    threads::for_each(thread_count(is_remote, options), own.len(), |index| {
-        let mut block = Vec::new();
-        for (source, entry, bytes) in own.get(index).into_iter().flatten() {
-            let reader = readers.get(*source).ok_or_else(|| Error::new(Kind::Internal, "no such file"))?;
-            block.resize(to_usize(bytes.end - bytes.start), 0);
-            match reader.read(bytes.start, &mut block, &|| watch.check()) {
-                Err(error) if error.kind() == Kind::Integrity => {
-                    let place = (*source, bytes.start);
-                    changed.lock().unwrap_or_else(PoisonError::into_inner).push((place, error.tensor(entry.name)));
-                }
-                result => result.map_err(|error| error.tensor(entry.name))?,
-            }
-        }
-        Ok(())
-    })?;
-    let mut changed = changed.into_inner().unwrap_or_else(PoisonError::into_inner);
-    changed.sort_by_key(|(place, _)| *place);
-    Ok(changed.into_iter().map(|(_, error)| error).collect())
+    jobs
 }
 
 /// Returns the number of threads that read.
@@ -200,27 +174,33 @@ pub(super) fn first(differences: Vec<Error>) -> Result<()> {
 ///
 /// # Errors
 /// `io`, `interrupted`.
-pub fn differences(sources: &[Source], mut inputs: Vec<Input>, options: &Options) -> Result<Vec<Error>> {
+pub fn differences(sources: &[Source], inputs: Vec<Input>, options: &Options) -> Result<Vec<Error>> {
+    run(sources, inputs, Vec::new(), options)
+}
+
+/// Does what [`differences`] does, and returns an error for each encrypted job whose bytes are not authentic.
+fn run(sources: &[Source], mut inputs: Vec<Input>, encrypted: Vec<Job<'_>>, options: &Options) -> Result<Vec<Error>> {
     let watch = Watch::begin();
     let check = || watch.check();
     inputs.sort_by_key(|input| (input.source, input.begin, input.end));
     inputs.dedup_by_key(|input| (input.source, input.begin, input.end));
     let differences = Mutex::new(Vec::new());
-    let keep = |error: Error| match error.kind() {
+    let keep = |source: usize, error: Error| match error.kind() {
         Kind::Integrity => {
-            differences.lock().unwrap_or_else(PoisonError::into_inner).push(error);
+            differences.lock().unwrap_or_else(PoisonError::into_inner).push((source, error));
             Ok(())
         }
         _ => Err(error),
     };
     let mut hashed = Vec::with_capacity(inputs.len());
     for input in inputs {
+        let source = input.source;
         match HashedInput::begin(input) {
             Ok(input) => hashed.push(input),
-            Err(error) => keep(error)?,
+            Err(error) => keep(source, error)?,
         }
     }
-    let jobs = jobs(&hashed);
+    let jobs: Vec<Job<'_>> = jobs(&hashed).into_iter().chain(encrypted).collect();
     let readers: Vec<_> = sources.iter().map(|source| reader::open_buffered(options, source)).collect();
     let is_remote = sources.iter().any(Source::is_remote);
     let buffers: Mutex<Vec<Vec<u8>>> = Mutex::default();
@@ -228,18 +208,25 @@ pub fn differences(sources: &[Source], mut inputs: Vec<Input>, options: &Options
         let Some(job) = jobs.get(index) else { return Ok(()) };
         let reader = readers.get(job.source).ok_or_else(|| Error::new(Kind::Internal, "no such file"))?;
         let kept = buffers.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let mut buffer = kept.unwrap_or_else(|| vec![0; to_usize(BLOCK_BYTES)]);
+        let mut buffer = kept.unwrap_or_default();
+        // Whole chunks are decrypted.
+        let block_bytes = if job.encrypted.is_some() { JOB_BYTES } else { BLOCK_BYTES };
         let mut at = job.bytes.start;
         while at < job.bytes.end {
             check()?;
-            let end = job.bytes.end.min(at.saturating_add(BLOCK_BYTES));
+            let end = job.bytes.end.min(at.saturating_add(block_bytes));
+            buffer.resize(to_usize(end - at).max(buffer.len()), 0);
             let block = buffer.get_mut(..to_usize(end - at)).unwrap_or_default();
-            reader.read(at, block, &check)?;
+            let read = reader.read(at, block, &check);
+            match job.encrypted {
+                Some(tensor) => read.or_else(|error| keep(job.source, error.tensor(tensor)))?,
+                None => read?,
+            }
             for input in hashed.get(job.inputs.clone()).unwrap_or_default() {
                 let (first, last) = (input.input.begin.max(at), input.input.end.min(end));
                 if first < last {
                     let bytes = block.get(to_usize(first - at)..to_usize(last - at)).unwrap_or_default();
-                    input.add(first, bytes, &check).or_else(keep)?;
+                    input.add(first, bytes, &check).or_else(|error| keep(job.source, error))?;
                 }
             }
             at = end;
@@ -248,13 +235,13 @@ pub fn differences(sources: &[Source], mut inputs: Vec<Input>, options: &Options
         Ok(())
     })?;
     let mut differences = differences.into_inner().unwrap_or_else(PoisonError::into_inner);
-    differences.sort_by_key(|error| error.to_string());
-    Ok(differences)
+    differences.sort_by_key(|(source, error)| (*source, error.position()));
+    Ok(differences.into_iter().map(|(_, error)| error).collect())
 }
 
 /// Divides sorted, disjoint inputs into jobs. A sequential shard has one job, so that no thread waits for another.
-fn jobs(inputs: &[HashedInput]) -> Vec<Job> {
-    let mut jobs: Vec<Job> = Vec::new();
+fn jobs(inputs: &[HashedInput]) -> Vec<Job<'static>> {
+    let mut jobs: Vec<Job<'static>> = Vec::new();
     for (index, hashed) in inputs.iter().enumerate() {
         let input = &hashed.input;
         let mut begin = input.begin.saturating_add(to_u64(input.header.len()));
@@ -266,7 +253,7 @@ fn jobs(inputs: &[HashedInput]) -> Vec<Job> {
                 _ => 0,
             };
             if room == 0 {
-                jobs.push(Job { bytes: begin..begin, source: input.source, inputs: index..index });
+                jobs.push(Job { bytes: begin..begin, source: input.source, inputs: index..index, encrypted: None });
             }
             let Some(job) = jobs.last_mut() else { break };
             let bytes = if room == 0 { JOB_BYTES } else { room };
