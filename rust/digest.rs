@@ -303,14 +303,19 @@ impl Hash {
         matches!(*self.lock(), State::Done(_))
     }
 
-    /// Returns the digest and the kept chaining values, or `None` if not all pieces were added.
-    pub fn finish(self) -> Option<TreeDigest> {
+    /// Returns the digest of a tensor and the kept chaining values.
+    ///
+    /// # Errors
+    /// `internal` if not all pieces were added.
+    pub fn finish(self) -> Result<TreeDigest> {
         match self.state.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            State::Done(digest) => Some(digest),
+            State::Done(digest) => Ok(digest),
             State::Empty if self.length == 0 => {
-                Some(TreeDigest { length: 0, digest: self.algorithm.digest(&[]), values: Vec::new() })
+                Ok(TreeDigest { length: 0, digest: self.algorithm.digest(&[]), values: Vec::new() })
             }
-            State::Empty | State::Tree(_) | State::Sequence(..) => None,
+            State::Empty | State::Tree(_) | State::Sequence(..) => {
+                Err(Error::new(Kind::Internal, "bytes of a tensor were not hashed"))
+            }
         }
     }
 

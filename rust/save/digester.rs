@@ -5,7 +5,7 @@
 use crate::digest::groups::TreeDigest;
 use crate::digest::turns::Turns;
 use crate::digest::{Algorithm, Hash};
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::format::layout::Layout;
 use crate::num::{to_u64, to_usize};
 use crate::os::retry::Check;
@@ -77,9 +77,7 @@ impl Digester {
     /// # Errors
     /// `internal` if bytes of a tensor were not added.
     pub(super) fn finish(self) -> Result<(Vec<TreeDigest>, Chunks)> {
-        let incomplete = || Error::new(Kind::Internal, "bytes of a tensor were not hashed");
-        let digest = |tensor: HashedTensor| tensor.hash.finish().ok_or_else(incomplete);
-        let digests = self.tensors.into_iter().map(digest).collect::<Result<_>>()?;
+        let digests = self.tensors.into_iter().map(|tensor| tensor.hash.finish()).collect::<Result<_>>()?;
         Ok((digests, self.kept.into_inner().unwrap_or_else(PoisonError::into_inner)))
     }
 }

@@ -203,7 +203,7 @@ impl Writer {
         if let Some((algorithm, digests)) = &mut self.digests {
             let hash = Hash::with_groups(*algorithm, tensor.bytes());
             match tensor.bytes() {
-                0 => digests.extend(hash.finish()),
+                0 => digests.push(hash.finish()?),
                 _ => self.hash = Some(hash),
             }
         }
@@ -341,8 +341,10 @@ impl Writer {
                 let _span = profile::span(Stage::Hash).bytes(length);
                 let begin = self.appended_bytes.saturating_add(hash.length()) - self.data_bytes;
                 let bytes = memory.get(self.filled..self.filled + length).unwrap_or_default();
-                if hash.add(begin, bytes, &|| Ok(()))?.is_some() {
-                    digests.extend(self.hash.take().and_then(Hash::finish));
+                if hash.add(begin, bytes, &|| Ok(()))?.is_some()
+                    && let Some(hash) = self.hash.take()
+                {
+                    digests.push(hash.finish()?);
                 }
             }
             let is_full = self.filled + length == memory.len();
