@@ -121,6 +121,16 @@ void save_tensors(at::TensorList tensors, Strings names, const std::string& path
   save_file(tensors, names, path, metadata);
 }
 
+void save_shard(at::TensorList tensors, Strings names, const std::string& path, const Metadata& metadata,
+                const std::string& model) {
+  save_file(tensors, names, path, metadata, model);
+}
+
+void save_encrypted_shard(const c10::intrusive_ptr<OpenEncryptionKey>& key, const std::vector<at::Tensor>& tensors,
+                          Strings names, const std::string& path, const Metadata& metadata, const std::string& model) {
+  save_file(tensors, names, path, metadata, model, key);
+}
+
 void check_save_target(const std::string& path) {
   call_core([&] { check_target(to_rust(path)); });
 }
@@ -223,6 +233,7 @@ TORCH_LIBRARY(fst, m) {
       .def_static("of_file", &OpenEncryptionKey::of_file)
       .def("register_key", &OpenEncryptionKey::register_key)
       .def("unregister_key", &OpenEncryptionKey::unregister_key)
+      .def("save_shard", save_encrypted_shard)
       .def("rotate", &OpenEncryptionKey::rotate, "", {torch::arg("path"), torch::arg("key")});
   m.class_<Loader>("Loader")
       .def(torch::init<const c10::List<std::string>&, c10::Device, const Loader::Names&, Dtype, int64_t,
@@ -323,7 +334,7 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("load_boxes", load_boxes);
   m.impl("load_into", load_into_outputs);
   m.impl("save_file", save_tensors);
-  m.impl("_save_shard", save_file);
+  m.impl("_save_shard", save_shard);
   m.impl("_write_bytes", write_bytes);
   m.impl("_check_target", check_save_target);
   m.impl("_link_file", link_saved_file);

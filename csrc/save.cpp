@@ -11,7 +11,6 @@
 #include "cast.h"
 #include "error.h"
 #include "load.h"
-#include "writer.h"
 
 namespace fst {
 
@@ -36,6 +35,20 @@ std::vector<NewTensor> describe_all(at::TensorList tensors, Strings names, Descr
 
 rust::Slice<const NewTensor> slice_of(const std::vector<NewTensor>& tensors) {
   return {tensors.data(), tensors.size()};
+}
+
+std::vector<MetadataEntry> metadata_entries_of(const Metadata& metadata) {
+  std::vector<MetadataEntry> entries;
+  if (metadata) {
+    for (const auto& entry : *metadata) {
+      entries.push_back(MetadataEntry{to_rust(entry.key()), to_rust(entry.value())});
+    }
+  }
+  return entries;
+}
+
+rust::Slice<const MetadataEntry> slice_of(const std::vector<MetadataEntry>& entries) {
+  return {entries.data(), entries.size()};
 }
 
 // Devices of a list of tensors, each with its current stream.
@@ -146,39 +159,27 @@ NewTensor describe(const std::string& name, const at::Tensor& tensor) {
   return described;
 }
 
-std::vector<MetadataEntry> metadata_entries_of(const Metadata& metadata) {
-  std::vector<MetadataEntry> entries;
-  if (metadata) {
-    for (const auto& entry : *metadata) {
-      entries.push_back(MetadataEntry{to_rust(entry.key()), to_rust(entry.value())});
-    }
-  }
-  return entries;
-}
-
 DeviceStream device_stream_of(const at::Tensor& tensor) {
   const auto ordinal = tensor.is_cuda() ? tensor.device().index() : -1;
   return DeviceStream{ordinal, current_stream_handle(tensor.device())};
 }
 
-void save_file(at::TensorList tensors, Strings names, const std::string& path, const Metadata& metadata,
-               const std::string& model) {
-  const auto described = describe_all(tensors, names, describe);
+rust::Box<NewFile> describe_file(const std::string& path, const Metadata& metadata, const std::string& model,
+                                 const OpenEncryptionKey::Optional& key) {
   const auto entries = metadata_entries_of(metadata);
-  const auto target = to_rust(path);
-  const auto permissions = to_rust(model);
-  if (requests_encryption(slice_of(entries))) {
-    auto writer = call_core([&] { return begin_writer(target, permissions, slice_of(entries), metadata.has_value()); });
-    for (size_t index = 0; index < tensors.size(); ++index) {
-      append_tensor(*writer, names.get(index), tensors[index]);
-    }
-    call_core([&] { finish_writer(std::move(writer)); });
-    return;
+  auto file = new_file(to_rust(path), to_rust(model), slice_of(entries), metadata.has_value());
+  if (key) {
+    file->encrypt_with((*key)->key());
   }
+  return file;
+}
+
+void save_file(at::TensorList tensors, Strings names, const std::string& path, const Metadata& metadata,
+               const std::string& model, const OpenEncryptionKey::Optional& key) {
+  const auto described = describe_all(tensors, names, describe);
+  const auto file = describe_file(path, metadata, model, key);
   const DeviceStreams streams(tensors);
-  auto save = call_core([&] {
-    return begin_save(target, permissions, slice_of(described), slice_of(entries), metadata.has_value(), streams.all());
-  });
+  auto save = call_core([&] { return begin_save(*file, slice_of(described), streams.all()); });
   Appender appender(save, streams);
   for (const size_t index : save->order()) {
     appender.add(tensors[index]);

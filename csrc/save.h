@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "encryption_key.h"
 #include "fst/rust/bridge.rs.h"
 #include "select.h"
 
@@ -21,20 +22,19 @@ NewTensor describe_dense(const std::string& name, const at::Tensor& tensor);
 // Describes a tensor for the core. Throws if the tensor cannot be saved.
 NewTensor describe(const std::string& name, const at::Tensor& tensor);
 
-std::vector<MetadataEntry> metadata_entries_of(const Metadata& metadata);
+// Describes a safetensors file for the core. If no file is at `path`, the new one gets the owner and permissions of the
+// file `model`, unless that is empty. The file is encrypted with the key, or else, if the metadata name the label of a
+// registered key, with that.
+rust::Box<NewFile> describe_file(const std::string& path, const Metadata& metadata, const std::string& model = "",
+                                 const OpenEncryptionKey::Optional& key = std::nullopt);
 
 // Returns the device of a tensor with its current stream.
 DeviceStream device_stream_of(const at::Tensor& tensor);
 
-inline rust::Slice<const MetadataEntry> slice_of(const std::vector<MetadataEntry>& entries) {
-  return {entries.data(), entries.size()};
-}
-
-// Operator fst::save_file. Writes a temporary file, flushes it and moves it to `path`. If no file is there, the new one
-// gets the owner and permissions of the file `model`, unless that is empty. If the metadata name the label of a
-// registered key, the file is encrypted with it.
+// Operator fst::save_file. Writes a temporary file, flushes it and moves it to `path`. The arguments are those of
+// `describe_file`.
 void save_file(at::TensorList tensors, Strings names, const std::string& path, const Metadata& metadata,
-               const std::string& model = "");
+               const std::string& model = "", const OpenEncryptionKey::Optional& key = std::nullopt);
 
 // Writes bytes on the CPU to a file as save_file does.
 void write_bytes(const at::Tensor& bytes, const std::string& path, const std::string& model);

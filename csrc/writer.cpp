@@ -10,6 +10,8 @@
 
 namespace fst {
 
+namespace {
+
 void append_tensor(AnyWriter& writer, const std::string& name, const at::Tensor& tensor) {
   const auto added = describe(name, tensor);
   call_core([&] { writer.add(added); });
@@ -28,26 +30,22 @@ void append_tensor(AnyWriter& writer, const std::string& name, const at::Tensor&
   });
 }
 
+}  // namespace
+
 Writer::Writer(const std::string& path, const Metadata& metadata, bool is_tensorizer, const OptionalCipher& cipher,
                const OpenEncryptionKey::Optional& key) {
   const auto target = to_rust(path);
   if (cipher) {
-    const Cipher& key = (*cipher)->cipher();
-    writer_.emplace(call_core([&] { return begin_encrypted_writer(target, key, at::get_num_threads()); }));
+    const Cipher& secret = (*cipher)->cipher();
+    writer_.emplace(call_core([&] { return begin_encrypted_writer(target, secret, at::get_num_threads()); }));
     return;
   }
   if (is_tensorizer) {
     writer_.emplace(call_core([&] { return begin_tensors_writer(target); }));
     return;
   }
-  const auto entries = metadata_entries_of(metadata);
-  if (key) {
-    const EncryptionKey& secret = (*key)->key();
-    writer_.emplace(
-        call_core([&] { return begin_writer_with_key(target, slice_of(entries), metadata.has_value(), secret); }));
-    return;
-  }
-  writer_.emplace(call_core([&] { return begin_writer(target, "", slice_of(entries), metadata.has_value()); }));
+  const auto file = describe_file(path, metadata, "", key);
+  writer_.emplace(call_core([&] { return begin_writer(*file); }));
 }
 
 Writer::~Writer() {

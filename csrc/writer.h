@@ -17,9 +17,6 @@
 
 namespace fst {
 
-// Appends a tensor to a file.
-void append_tensor(AnyWriter& writer, const std::string& name, const at::Tensor& tensor);
-
 // `torch.classes.fst.Writer`: writes in the background while the caller computes the next tensor. Calls from several
 // threads run one after another.
 class Writer : public torch::CustomClassHolder {

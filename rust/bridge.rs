@@ -31,8 +31,8 @@ use self::error::{exception_of, invalid_argument};
 use self::group::{GroupPlan, RankPlan, plan_group, plan_rank};
 use self::profile::{profile_start, profile_stop};
 use self::save::{
-    AnySave, FileLayout, begin_save, check_target, finish_save, lay_out_file, link_file, names_beside, remove_object,
-    write_file,
+    AnySave, FileLayout, NewFile, begin_save, check_target, finish_save, lay_out_file, link_file, names_beside,
+    new_file, remove_object, write_file,
 };
 use self::selection::{Recording, Selection, ViewGuard, Views};
 use self::source::{Source, open_source};
@@ -40,10 +40,7 @@ use self::storage::configure_storage;
 use self::stream::{AnyStream, finish_stream};
 use self::transfer::{AnyTransfer, finish, release};
 use self::verify::{sign_model, verify_checkpoint, verify_files, verify_model};
-use self::writer::{
-    AnyWriter, begin_encrypted_writer, begin_tensors_writer, begin_writer, begin_writer_with_key, finish_writer,
-    requests_encryption,
-};
+use self::writer::{AnyWriter, begin_encrypted_writer, begin_tensors_writer, begin_writer, finish_writer};
 
 #[cxx::bridge(namespace = "fst")]
 mod ffi {
@@ -308,20 +305,17 @@ mod ffi {
         fn length(self: &Source) -> u64;
         fn read(self: &Source, begin: u64, into: &mut [u8]) -> Result<()>;
 
+        type NewFile;
+        fn new_file(path: &str, model: &str, metadata: &[MetadataEntry], has_metadata: bool) -> Box<NewFile>;
+        fn encrypt_with(self: &mut NewFile, key: &EncryptionKey);
+
         type AnySave;
         fn check_target(path: &str) -> Result<()>;
         fn write_file(path: &str, model: &str, bytes: &[u8]) -> Result<()>;
         fn link_file(source: &str, path: &str) -> Result<()>;
         fn names_beside(url: &str) -> Result<Vec<String>>;
         fn remove_object(url: &str) -> Result<()>;
-        fn begin_save(
-            path: &str,
-            model: &str,
-            tensors: &[NewTensor],
-            metadata: &[MetadataEntry],
-            has_metadata: bool,
-            streams: &[DeviceStream],
-        ) -> Result<Box<AnySave>>;
+        fn begin_save(file: &NewFile, tensors: &[NewTensor], streams: &[DeviceStream]) -> Result<Box<AnySave>>;
         fn order(self: &AnySave) -> Vec<usize>;
         fn scratch_bytes(self: &AnySave, extents: &[Extent]) -> Vec<u64>;
         unsafe fn append(self: &mut AnySave, extents: &[Extent], scratch: &[Scratch]) -> Result<()>;
@@ -339,19 +333,7 @@ mod ffi {
         fn file_bytes(self: &FileLayout) -> u64;
 
         type AnyWriter;
-        fn requests_encryption(metadata: &[MetadataEntry]) -> bool;
-        fn begin_writer(
-            path: &str,
-            model: &str,
-            metadata: &[MetadataEntry],
-            has_metadata: bool,
-        ) -> Result<Box<AnyWriter>>;
-        fn begin_writer_with_key(
-            path: &str,
-            metadata: &[MetadataEntry],
-            has_metadata: bool,
-            key: &EncryptionKey,
-        ) -> Result<Box<AnyWriter>>;
+        fn begin_writer(file: &NewFile) -> Result<Box<AnyWriter>>;
         fn begin_tensors_writer(path: &str) -> Result<Box<AnyWriter>>;
         fn begin_encrypted_writer(path: &str, cipher: &Cipher, threads: usize) -> Result<Box<AnyWriter>>;
         fn add(self: &mut AnyWriter, tensor: &NewTensor) -> Result<()>;

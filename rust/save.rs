@@ -12,6 +12,7 @@ pub mod atomic_file;
 mod digester;
 mod encryptor;
 pub mod file_kernel;
+pub mod file_save;
 pub mod memory;
 pub mod output;
 pub mod rotate;

@@ -1,75 +1,82 @@
 //! Saves of tensors that are all known at the start.
 
+use super::encryption_key::EncryptionKey;
 use super::ffi;
 use super::guard::{guard, start_log};
 use super::tensor::{device_stream, metadata_of, new_tensor};
 use crate::device::Scratch;
 use crate::digest::Hash;
 use crate::error::Result;
-use crate::format::layout::Layout;
+use crate::format::layout::{Layout, Tensor};
 use crate::num::{to_u64, to_usize};
 use crate::options::Options;
 use crate::os::retry::Check;
 use crate::os::sigint::Watch;
-use crate::profile::{self, Span, Stage};
+use crate::save::Extent;
 use crate::save::atomic_file;
 use crate::save::file_kernel::Linux;
+use crate::save::file_save::{self, FileSave};
 use crate::save::output::{self, Output};
-use crate::save::{Extent, Save};
-use serde_json::json;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-/// Save in progress.
-pub(super) struct AnySave {
-    save: Save,
-    _span: Span,
+/// Safetensors file of a save or a writer.
+pub(super) struct NewFile(pub(super) file_save::NewFile);
+
+/// Describes a new file. It gets the permissions of `model`, unless that is empty, if none is at `path`.
+pub(super) fn new_file(path: &str, model: &str, metadata: &[ffi::MetadataEntry], has_metadata: bool) -> Box<NewFile> {
+    Box::new(NewFile(file_save::NewFile {
+        path: PathBuf::from(path),
+        model: path_of(model).map(Path::to_path_buf),
+        metadata: metadata_of(metadata, has_metadata),
+        key: None,
+    }))
 }
 
-/// Checks all tensors and begins their file. No file exists at `path` until [`finish_save`]. A new file gets the
-/// permissions of `model`, unless that is empty.
+impl NewFile {
+    pub(super) fn encrypt_with(&mut self, key: &EncryptionKey) {
+        self.0.key = Some(key.key().clone());
+    }
+}
+
+/// Save in progress.
+pub(super) struct AnySave(FileSave);
+
+/// Checks all tensors and begins their file. No file exists at its path until [`finish_save`].
 pub(super) fn begin_save(
-    path: &str,
-    model: &str,
+    file: &NewFile,
     tensors: &[ffi::NewTensor],
-    metadata: &[ffi::MetadataEntry],
-    has_metadata: bool,
     streams: &[ffi::DeviceStream],
 ) -> Result<Box<AnySave>> {
     guard(|| {
         start_log()?;
-        let path = Path::new(path);
-        let shown = output::shown(path)?;
-        let layout = layout(tensors, metadata, has_metadata).map_err(|error| error.at(&shown))?;
-        let detail = || json!({ "paths": [shown.to_string_lossy()], "tensors": layout.order().len() }).into();
-        let span = profile::span(Stage::Save).bytes(layout.file_bytes()).detail(detail);
+        let shown = output::shown(&file.0.path)?;
+        let tensors = new_tensors(tensors).map_err(|error| error.at(shown))?;
         let streams = streams.iter().map(device_stream).collect::<Result<_>>()?;
-        let output = Output::open(path, path_of(model))?;
-        let save = Save::begin(layout, output, streams, &Options::from_env()?)?;
-        Ok(Box::new(AnySave { save, _span: span }))
+        Ok(Box::new(AnySave(FileSave::begin(&file.0, tensors, streams, &Options::from_env()?)?)))
     })
 }
 
 impl AnySave {
     /// Returns the position in the caller's list of each tensor, in the order of the file.
     pub(super) fn order(&self) -> Vec<usize> {
-        self.save.layout().order().to_vec()
+        self.0.order()
     }
 
     /// Returns, for each device, how much scratch memory makes it faster to append these extents, in bytes.
     pub(super) fn scratch_bytes(&self, extents: &[ffi::Extent]) -> Vec<u64> {
-        self.save.scratch_bytes(&decode_extents(extents)).into_iter().map(to_u64).collect()
+        self.0.scratch_bytes(&decode_extents(extents)).into_iter().map(to_u64).collect()
     }
 
-    /// Writes the next bytes of the file. `scratch` has memory of each device, or less or none of it.
+    /// Appends the next bytes of the tensors. `scratch` has memory of each device, or less or none of it.
     ///
     /// # Safety
-    /// That of [`Save::append`].
+    /// That of [`FileSave::append`].
     pub(super) unsafe fn append(&mut self, extents: &[ffi::Extent], scratch: &[ffi::Scratch]) -> Result<()> {
         let decode = |&ffi::Scratch { address, bytes }: &ffi::Scratch| Scratch { address, bytes };
         let scratch: Vec<Scratch> = scratch.iter().map(decode).collect();
         // SAFETY: the caller's promise is the same.
-        guard(|| unsafe { self.save.append(&decode_extents(extents), &scratch) })
+        guard(|| unsafe { self.0.append(&decode_extents(extents), &scratch) })
     }
 }
 
@@ -79,7 +86,7 @@ fn decode_extents(extents: &[ffi::Extent]) -> Vec<Extent> {
 }
 
 pub(super) fn finish_save(save: Box<AnySave>) -> Result<()> {
-    guard(|| save.save.finish())
+    guard(|| save.0.finish())
 }
 
 /// Writes a complete file. A new file gets the permissions of `model`, unless that is empty.
@@ -125,7 +132,7 @@ pub(super) fn link_file(source: &str, path: &str) -> Result<()> {
 }
 
 /// Returns the path that a text names, or `None` if it is empty.
-pub(super) fn path_of(text: &str) -> Option<&Path> {
+fn path_of(text: &str) -> Option<&Path> {
     Some(Path::new(text)).filter(|_| !text.is_empty())
 }
 
@@ -138,7 +145,7 @@ pub(super) fn lay_out_file(
     metadata: &[ffi::MetadataEntry],
     has_metadata: bool,
 ) -> Result<Box<FileLayout>> {
-    guard(|| Ok(Box::new(FileLayout(layout(tensors, metadata, has_metadata)?))))
+    guard(|| Ok(Box::new(FileLayout(Layout::new(&new_tensors(tensors)?, &metadata_of(metadata, has_metadata))?))))
 }
 
 impl FileLayout {
@@ -175,7 +182,6 @@ impl FileLayout {
     }
 }
 
-fn layout(tensors: &[ffi::NewTensor], metadata: &[ffi::MetadataEntry], has_metadata: bool) -> Result<Layout> {
-    let tensors: Vec<_> = tensors.iter().map(new_tensor).collect::<Result<_>>()?;
-    Layout::new(&tensors, &metadata_of(metadata, has_metadata))
+fn new_tensors(tensors: &[ffi::NewTensor]) -> Result<Vec<Tensor>> {
+    tensors.iter().map(new_tensor).collect()
 }

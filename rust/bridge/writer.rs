@@ -1,14 +1,12 @@
 //! Files whose tensors are appended one by one.
 
 use super::cipher::Cipher;
-use super::encryption_key::EncryptionKey;
 use super::ffi;
 use super::guard::{guard, start_log};
-use super::save::path_of;
-use super::tensor::{device_stream, metadata_of, new_tensor};
+use super::save::NewFile;
+use super::tensor::{device_stream, new_tensor};
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
-use crate::format::encryption;
 use crate::format::tensors::TensorKind;
 use crate::format::tensors::layout::NewTensor;
 use crate::options::Options;
@@ -26,39 +24,12 @@ pub(super) struct AnyWriter {
     sources: BTreeMap<i32, Arc<dyn SourceMemory>>,
 }
 
-/// Begins a file, which is encrypted if the metadata request it. A new file gets the permissions of `model`, unless that
-/// is empty.
-pub(super) fn begin_writer(
-    path: &str,
-    model: &str,
-    metadata: &[ffi::MetadataEntry],
-    has_metadata: bool,
-) -> Result<Box<AnyWriter>> {
+pub(super) fn begin_writer(file: &NewFile) -> Result<Box<AnyWriter>> {
     guard(|| {
         start_log()?;
-        let path = Path::new(path);
-        let output = Output::open(path, path_of(model))?;
-        let writer = Writer::begin(output, metadata_of(metadata, has_metadata), &Options::from_env()?)?;
-        Ok(Box::new(AnyWriter { writer, path: output::shown(path)?, sources: BTreeMap::new() }))
-    })
-}
-
-/// Returns whether metadata request the encryption of a file, which then is for [`begin_writer`].
-pub(super) fn requests_encryption(metadata: &[ffi::MetadataEntry]) -> bool {
-    encryption::is_requested(&metadata_of(metadata, true))
-}
-
-pub(super) fn begin_writer_with_key(
-    path: &str,
-    metadata: &[ffi::MetadataEntry],
-    has_metadata: bool,
-    key: &EncryptionKey,
-) -> Result<Box<AnyWriter>> {
-    guard(|| {
-        start_log()?;
-        let (path, metadata) = (Path::new(path), metadata_of(metadata, has_metadata));
-        let writer = Writer::begin_encrypted(Output::open(path, None)?, metadata, key.key(), &Options::from_env()?)?;
-        Ok(Box::new(AnyWriter { writer, path: output::shown(path)?, sources: BTreeMap::new() }))
+        let file = &file.0;
+        let writer = Writer::begin(file.open()?, file.metadata.clone(), file.key.as_ref(), &Options::from_env()?)?;
+        Ok(Box::new(AnyWriter { writer, path: output::shown(&file.path)?, sources: BTreeMap::new() }))
     })
 }
 

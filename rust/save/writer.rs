@@ -99,34 +99,30 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Begins a file, which is encrypted with a registered key if the metadata name its label.
+    /// Begins a file, which is encrypted with the key, or else with the registered key whose label the metadata name.
     ///
     /// # Errors
-    /// `invalid-argument` if the metadata alone exceeds the maximum size of a header; `out-of-memory` if no thread can
-    /// be started; those of [`keyring::key_with_label`] and of [`Writer::begin_encrypted`].
-    pub fn begin(output: impl Into<Output>, mut metadata: Metadata, options: &Options) -> Result<Writer> {
+    /// `invalid-argument` if the metadata alone exceeds the maximum size of a header, or request digests of an encrypted
+    /// file; `out-of-memory` if no thread can be started; those of [`keyring::key_with_label`] and of deriving a key.
+    pub fn begin(
+        output: impl Into<Output>,
+        mut metadata: Metadata,
+        key: Option<&EncryptionKey>,
+        options: &Options,
+    ) -> Result<Writer> {
         let output = output.into();
-        match encryption::take_request(&mut metadata) {
-            None => Writer::begin_format(output, Format::Safetensors(metadata, Vec::new()), options),
-            Some(label) => {
+        let label = encryption::take_request(&mut metadata);
+        match (key, label) {
+            (None, None) => Writer::begin_format(output, Format::Safetensors(metadata, Vec::new()), options),
+            (Some(key), _) => Writer::begin_encrypted(output, metadata, key, options),
+            (None, Some(label)) => {
                 let key = keyring::key_with_label(&label).map_err(|error| error.at(output.path()))?;
                 Writer::begin_encrypted(output, metadata, &key, options)
             }
         }
     }
 
-    /// Begins an encrypted file.
-    ///
-    /// # Errors
-    /// Those of [`Writer::begin`] that do not concern labels, and of deriving a key; `invalid-argument` if the metadata
-    /// request digests.
-    pub fn begin_encrypted(
-        output: impl Into<Output>,
-        metadata: Metadata,
-        key: &EncryptionKey,
-        options: &Options,
-    ) -> Result<Writer> {
-        let output = output.into();
+    fn begin_encrypted(output: Output, metadata: Metadata, key: &EncryptionKey, options: &Options) -> Result<Writer> {
         if digests::requested(&metadata)?.is_some() {
             let message = "digests would tell which data is encrypted; an encrypted file needs none, since the key \
                            authenticates its data";

@@ -74,7 +74,7 @@ fn save(path: &Path, metadata: &Metadata) -> fst::Result<()> {
 }
 
 fn write(path: &Path, metadata: Metadata) -> fst::Result<()> {
-    let mut writer = Writer::begin(OutputFile::create(path, Box::new(Linux))?, metadata, &tight())?;
+    let mut writer = Writer::begin(OutputFile::create(path, Box::new(Linux))?, metadata, None, &tight())?;
     for (tensor, bytes) in sample() {
         writer.add(tensor)?;
         // SAFETY: the bytes outlive the call.

@@ -20,11 +20,14 @@ use fst::load::views::{Mappings, Views};
 use fst::options::{Options, ReaderChoice};
 use fst::save::atomic_file::OutputFile;
 use fst::save::file_kernel::{FileKernel, Linux};
+use fst::save::file_save::{FileSave, NewFile};
 use fst::save::rotate::rotate;
 use fst::save::writer::Writer;
+use fst::save::{DeviceStream, Extent};
 use proptest::prelude::*;
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -69,7 +72,27 @@ fn fill(mut writer: Writer, tensors: &[(Tensor, Vec<u8>)]) -> fst::Result<()> {
 
 fn write(path: &Path, tensors: &[(Tensor, Vec<u8>)], metadata: Metadata, key: &EncryptionKey) -> fst::Result<()> {
     let output = OutputFile::create(path, Box::new(Linux))?;
-    fill(Writer::begin_encrypted(output, metadata, key, &Options::default())?, tensors)
+    fill(Writer::begin(output, metadata, Some(key), &Options::default())?, tensors)
+}
+
+fn new_file(path: &Path, model: Option<&Path>) -> NewFile {
+    NewFile { path: path.into(), model: model.map(Path::to_path_buf), metadata: None, key: Some(key()) }
+}
+
+/// Begins an encrypted save, and appends the tensors in pieces of up to 300,000 bytes, some of them per call.
+fn begin_save(file: &NewFile, tensors: &[(Tensor, Vec<u8>)]) -> fst::Result<FileSave> {
+    let described = tensors.iter().map(|(tensor, _)| tensor.clone()).collect();
+    let streams = vec![DeviceStream { memory: Arc::new(Host), stream: 0 }];
+    let mut save = FileSave::begin(file, described, streams, &Options::default())?;
+    let pieces = |index: usize| tensors[index].1.chunks(300_000);
+    let extent = |piece: &[u8]| Extent { device: 0, address: address_of(piece), length: piece.len() as u64 };
+    let extents: Vec<Extent> = save.order().into_iter().flat_map(pieces).map(extent).collect();
+    assert_eq!(save.scratch_bytes(&extents), [0]);
+    for some in extents.chunks(3) {
+        // SAFETY: the bytes outlive the call.
+        unsafe { save.append(some, &[]) }?;
+    }
+    Ok(save)
 }
 
 /// Fails if the file has parts of the data of the tensors.
@@ -177,11 +200,49 @@ fn writers_encrypt_whatever_the_size_of_their_blocks() {
         for threads in [1, 4] {
             let output = OutputFile::create(&path, Box::new(Linux)).unwrap();
             let options = Options { chunk_bytes, threads, ..Options::default() };
-            fill(Writer::begin_encrypted(output, None, &key(), &options).unwrap(), &sample).unwrap();
+            fill(Writer::begin(output, None, Some(&key()), &options).unwrap(), &sample).unwrap();
             assert!(load_all(&path).unwrap() == expected(&sample), "{chunk_bytes} {threads}");
             assert_hidden(&fs::read(&path).unwrap(), &sample);
         }
     }
+}
+
+#[test]
+fn saves_encrypt_in_the_order_of_the_caller() {
+    let directory = TempDir::new().unwrap();
+    let [path, model] = ["x.safetensors", "model"].map(|name| directory.path().join(name));
+    fs::write(&model, "").unwrap();
+    fs::set_permissions(&model, fs::Permissions::from_mode(0o640)).unwrap();
+    let mut sample = sample();
+    sample.reverse();
+    begin_save(&new_file(&path, Some(&model)), &sample).unwrap().finish().unwrap();
+    let file = fs::read(&path).unwrap();
+    assert_hidden(&file, &sample);
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
+    let names: Vec<String> = open(&path).unwrap().entries().map(|(_, entry)| entry.name.to_string()).collect();
+    let with_data = |(tensor, _): &&(Tensor, Vec<u8>)| tensor.bytes() > 0;
+    let ordered: Vec<&str> = sample.iter().filter(with_data).map(|(tensor, _)| tensor.name()).collect();
+    assert_eq!(names.iter().filter(|name| ordered.contains(&name.as_str())).collect::<Vec<_>>(), ordered);
+    sample.reverse();
+    assert!(load_all(&path).unwrap() == expected(&sample));
+}
+
+#[test]
+fn an_unfinished_encrypted_save_leaves_the_old_file() {
+    let trial = Trial::small();
+    let names = || fs::read_dir(trial.directory.path()).unwrap().count();
+    drop(begin_save(&new_file(&trial.path, None), &sample()).unwrap());
+    let mut save = begin_save(&new_file(&trial.path, None), &small()).unwrap();
+    let byte = Extent { device: 0, address: address_of(&[0]), length: 1 };
+    // SAFETY: the byte is constant.
+    assert_eq!(unsafe { save.append(&[byte], &[]) }.unwrap_err().kind(), Kind::Internal);
+    drop(save);
+    let mut incomplete = small();
+    incomplete.last_mut().unwrap().1.pop();
+    let save = begin_save(&new_file(&trial.path, None), &incomplete).unwrap();
+    assert_eq!(save.finish().unwrap_err().kind(), Kind::InvalidArgument);
+    assert_eq!(fs::read(&trial.path).unwrap(), trial.bytes);
+    assert_eq!(names(), 1);
 }
 
 #[test]
@@ -190,7 +251,7 @@ fn layout_is_that_of_safetensors() {
     let trial = Trial::of(&sample);
     let plain = trial.directory.path().join("plain.safetensors");
     let output = OutputFile::create(&plain, Box::new(Linux)).unwrap();
-    fill(Writer::begin(output, None, &Options::default()).unwrap(), &sample).unwrap();
+    fill(Writer::begin(output, None, None, &Options::default()).unwrap(), &sample).unwrap();
     let plain = fs::read(plain).unwrap();
     let encrypted = safetensors::SafeTensors::deserialize(&trial.bytes).unwrap();
     let (_, header) = safetensors::SafeTensors::read_metadata(&trial.bytes).unwrap();
@@ -289,7 +350,7 @@ fn a_key_is_given_for_encrypted_files_only() {
     assert!(error.to_string().contains("encrypted") && error.to_string().contains("x.safetensors"), "{error}");
     // Someone replaces the file by one without encryption.
     let output = OutputFile::create(&trial.path, Box::new(Linux)).unwrap();
-    fill(Writer::begin(output, None, &Options::default()).unwrap(), &small()).unwrap();
+    fill(Writer::begin(output, None, None, &Options::default()).unwrap(), &small()).unwrap();
     let error = open(&trial.path).unwrap_err();
     assert_eq!(error.kind(), Kind::Integrity);
     assert!(error.to_string().contains("not encrypted"), "{error}");
@@ -435,13 +496,13 @@ fn names_and_keys_of_encrypted_files_are_reserved() {
     let output = || OutputFile::create(&path, Box::new(Linux)).unwrap();
     let metadata = |key: &str| Some([(key.to_owned(), "blake3".to_owned())].into());
     let refused = |error: Option<Error>| assert_eq!(error.unwrap().kind(), Kind::InvalidArgument);
-    refused(Writer::begin(output(), metadata(ENCRYPTION_KEY), &Options::default()).err());
+    refused(Writer::begin(output(), metadata(ENCRYPTION_KEY), None, &Options::default()).err());
     refused(Layout::new(&[], &metadata(ENCRYPTION_KEY)).err());
-    refused(Writer::begin_encrypted(output(), metadata("fst.digests"), &key(), &Options::default()).err());
+    refused(Writer::begin(output(), metadata("fst.digests"), Some(&key()), &Options::default()).err());
     let tags = Tensor::new(TAGS_NAME, Dtype::U8, vec![0]).unwrap();
     refused(Layout::new(std::slice::from_ref(&tags), &None).err());
-    refused(Writer::begin(output(), None, &Options::default()).unwrap().add(tags.clone()).err());
-    refused(Writer::begin_encrypted(output(), None, &key(), &Options::default()).unwrap().add(tags).err());
+    refused(Writer::begin(output(), None, None, &Options::default()).unwrap().add(tags.clone()).err());
+    refused(Writer::begin(output(), None, Some(&key()), &Options::default()).unwrap().add(tags).err());
 }
 
 #[test]

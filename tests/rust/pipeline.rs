@@ -106,7 +106,7 @@ fn parts_of_tensors_are_verified() {
     let length = u64::try_from(bytes.len()).unwrap();
     let metadata = Some([(DIGESTS_KEY.to_owned(), "blake3".to_owned())].into());
     let output = OutputFile::create(&path, Box::new(Linux)).unwrap();
-    let mut writer = Writer::begin(output, metadata, &Options::default()).unwrap();
+    let mut writer = Writer::begin(output, metadata, None, &Options::default()).unwrap();
     writer.add(Tensor::new("t", Dtype::U8, vec![length]).unwrap()).unwrap();
     let address = u64::try_from(bytes.as_ptr().expose_provenance()).unwrap();
     // SAFETY: the bytes outlive the call.

@@ -66,7 +66,7 @@ fn save(path: &Path, tensors: &[(String, Vec<u8>)], kernel: Box<dyn FileKernel>,
 
 /// Writes tensors one by one with a writer.
 fn write(path: &Path, tensors: &[(String, Vec<u8>)], kernel: Box<dyn FileKernel>) -> fst::Result<()> {
-    let mut writer = Writer::begin(OutputFile::create(path, kernel)?, None, &tight())?;
+    let mut writer = Writer::begin(OutputFile::create(path, kernel)?, None, None, &tight())?;
     for (tensor, (_, bytes)) in described(tensors).into_iter().zip(tensors) {
         writer.add(tensor)?;
         let mut copy = bytes.clone();
@@ -342,7 +342,7 @@ fn calls_that_are_repeated_for_ever_end_with_the_check() {
         }
         // The threads of a writer repeat their calls until it is dropped.
         let output = OutputFile::create(&path, Box::new(FaultyKernel::new(Fault::EndlessWrites(error)))).unwrap();
-        let mut writer = Writer::begin(output, None, &tight()).unwrap();
+        let mut writer = Writer::begin(output, None, None, &tight()).unwrap();
         let bytes = files::pattern(1, 10_000);
         writer.add(Tensor::new("a", Dtype::U8, vec![10_000]).unwrap()).unwrap();
         // SAFETY: the bytes outlive the call and do not change.
@@ -360,7 +360,7 @@ fn a_failed_writer_repeats_its_error_and_leaves_no_file() {
     let kernel = Box::new(FaultyKernel::new(Fault::FailWrite(2, libc::EIO)));
     // With several threads, the tensor could be written to its end before the failed write is noted.
     let options = Options { threads: 1, ..tight() };
-    let mut writer = Writer::begin(OutputFile::create(&path, kernel).unwrap(), None, &options).unwrap();
+    let mut writer = Writer::begin(OutputFile::create(&path, kernel).unwrap(), None, None, &options).unwrap();
     let bytes = files::pattern(1, 500_000);
     writer.add(Tensor::new("a", Dtype::U8, vec![500_000]).unwrap()).unwrap();
     // SAFETY: the bytes outlive the call and do not change.
@@ -374,7 +374,7 @@ fn a_failed_writer_repeats_its_error_and_leaves_no_file() {
 fn a_dropped_writer_leaves_no_file() {
     let directory = TempDir::new().unwrap();
     let path = directory.path().join("x");
-    let mut writer = Writer::begin(OutputFile::create(&path, kernel()).unwrap(), None, &tight()).unwrap();
+    let mut writer = Writer::begin(OutputFile::create(&path, kernel()).unwrap(), None, None, &tight()).unwrap();
     let bytes = files::pattern(1, 500_000);
     writer.add(Tensor::new("a", Dtype::U8, vec![500_000]).unwrap()).unwrap();
     assert_eq!(writer.add(Tensor::new("b", Dtype::U8, vec![]).unwrap()).unwrap_err().kind(), Kind::InvalidArgument);

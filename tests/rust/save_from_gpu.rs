@@ -123,7 +123,7 @@ impl<'a> Checkpoint<'a> {
 
     fn write(&self) -> Result<()> {
         let streams = self.streams()?;
-        let mut writer = Writer::begin(OutputFile::create(&self.path(), Box::new(Linux))?, None, &TIGHT)?;
+        let mut writer = Writer::begin(OutputFile::create(&self.path(), Box::new(Linux))?, None, None, &TIGHT)?;
         for (tensor, source) in self.descriptions().into_iter().zip(&self.tensors) {
             let (device, length) = (&streams[source.device], tensor.bytes());
             writer.add(tensor)?;

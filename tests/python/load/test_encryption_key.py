@@ -93,6 +93,37 @@ def test_shards_have_keys_of_their_own(tmp_path: Path) -> None:
     assert_loaded(fst.load_file(tmp_path, encryption_key=KEY))
 
 
+@pytest.mark.parametrize("max_shard_bytes", [None, 10_000_000])
+@pytest.mark.parametrize("key", [None, KEY])
+def test_profile_has_a_span_of_each_save(
+    tmp_path: Path, key: fst.EncryptionKey | None, max_shard_bytes: int | None
+) -> None:
+    path = tmp_path / "model.safetensors"
+    with fst.profile() as profile:
+        fst.save_file(TENSORS, path, max_shard_bytes=max_shard_bytes, encryption_key=key)
+    profile.save_trace(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    [save] = [event["args"] for event in events if event["name"] == "save"]
+    assert save["paths"] == [str(path)]
+    assert save["tensors"] == len(TENSORS)
+    tensor_bytes = sum(tensor.nbytes for tensor in TENSORS.values())
+    assert save["bytes"] == (path.stat().st_size if key is None else tensor_bytes)
+    if key is not None:
+        assert profile.summary().stages["cipher"].bytes == tensor_bytes
+
+
+def test_failed_encrypted_save_keeps_the_old_file(path: Path) -> None:
+    before = path.read_bytes()
+    with pytest.raises(NotImplementedError, match=r"model\.safetensors.*\"odd\""):
+        fst.save_file({**TENSORS, "odd": torch.zeros(2, dtype=torch.complex128)}, path, encryption_key=KEY)
+    with pytest.raises(ValueError, match="keep this name for authentication codes"):
+        fst.save_file({**TENSORS, "fst.encryption.tags": torch.zeros(2)}, path, encryption_key=KEY)
+    with pytest.raises(ValueError, match="digests would tell"):
+        fst.save_file(TENSORS, path, digests="blake3", encryption_key=KEY)
+    assert path.read_bytes() == before
+    assert os.listdir(path.parent) == [path.name]
+
+
 def test_streams_and_progress_bars_decrypt(path: Path) -> None:
     with fst.stream(path, window_bytes=1 << 20, encryption_key=KEY) as tensors:
         assert_loaded(dict(tensors))

@@ -462,7 +462,7 @@ def blocked_save(monkeypatch):
     """Blocks all saves until an event is set, and records their steps."""
     release = threading.Event()
     steps = []
-    write, host_copy = fst._save.save.write_file, fst._save.save.HostCopy
+    write, host_copy = fst._save.save._write_shard, fst._save.save.HostCopy
 
     def blocked_write(*args):
         release.wait()
@@ -473,7 +473,7 @@ def blocked_save(monkeypatch):
         steps.append("copied")
         return host_copy(tensors)
 
-    monkeypatch.setattr(fst._save.save, "write_file", blocked_write)
+    monkeypatch.setattr(fst._save.save, "_write_shard", blocked_write)
     monkeypatch.setattr(fst._save.save, "HostCopy", recorded_copy)
     yield release, steps
     release.set()
@@ -513,8 +513,8 @@ def test_background_save_error_is_in_future(tmp_path, monkeypatch):
         copies.extend(weakref.ref(tensor) for tensor in tensors.values())
         return write(tensors, *args)
 
-    write = fst._save.save.write_file
-    monkeypatch.setattr(fst._save.save, "write_file", watched)
+    write = fst._save.save._write_shard
+    monkeypatch.setattr(fst._save.save, "_write_shard", watched)
     failed = fst.save_file_async(checkpoint_of(1), tmp_path / "nowhere" / "m.safetensors")
     error = failed.exception()
     assert isinstance(error, FileNotFoundError)

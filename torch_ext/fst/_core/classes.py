@@ -83,6 +83,12 @@ class EncryptionKey:
         """Ends that."""
         self._object.unregister_key()
 
+    def save_shard(
+        self, tensors: Sequence[Tensor], names: Sequence[str], path: str, metadata: dict[str, str] | None, model: str
+    ) -> None:
+        """Saves tensors like the operator, in a file that is encrypted with this key."""
+        self._object.save_shard(tensors, names, path, metadata, model)
+
     def rotate(self, path: str, key: "EncryptionKey") -> None:
         """Makes the local files that a path leads to open with another key."""
         self._object.rotate(path, key._object)

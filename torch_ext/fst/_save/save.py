@@ -1,7 +1,6 @@
 """Saves tensors in one safetensors file or in several, in the foreground or in the background."""
 
 import os
-import shutil
 import threading
 import traceback
 from collections.abc import Mapping
@@ -173,19 +172,11 @@ def _save(
     max_shard_bytes: int | None,
     key: classes.EncryptionKey | None,
 ) -> None:
-    def write(shard: Mapping[str, Tensor], file: str, model: str) -> None:
-        if key is None:
-            ops.save_shard(list(shard.values()), list(shard), file, metadata, model)
-            return
-        _write_encrypted(shard, file, metadata, key)
-        if model:
-            shutil.copymode(model, file)
+    def write(shard: Mapping[str, Tensor], file: str, model: str = "") -> None:
+        _write_shard(shard, file, metadata, model, key)
 
     if max_shard_bytes is None:
-        if key is None:
-            write_file(tensors, path, metadata)
-        else:
-            _write_encrypted(tensors, path, metadata, key)
+        write(tensors, path)
     elif is_url(path):
         save_object_shards(tensors, path, max_shard_bytes, write)
     else:
@@ -193,23 +184,22 @@ def _save(
         save_shards(tensors, LocalPath(local), max_shard_bytes, write)
 
 
+def _write_shard(
+    tensors: Mapping[str, Tensor],
+    path: str,
+    metadata: dict[str, str] | None,
+    model: str,
+    key: classes.EncryptionKey | None,
+) -> None:
+    """Writes one file. If it is new, it gets the owner and permissions of the file `model`, unless that is empty."""
+    # Operators take no keys, since graphs would contain them.
+    save = ops.save_shard if key is None else key.save_shard
+    save(list(tensors.values()), list(tensors), path, metadata, model)
+
+
 def write_file(tensors: Mapping[str, Tensor], path: str, metadata: dict[str, str] | None) -> None:
     """Writes one file. Tensors may share memory. The operator makes all other checks."""
     ops.save_file(list(tensors.values()), list(tensors), path, metadata=metadata)
-
-
-def _write_encrypted(
-    tensors: Mapping[str, Tensor], path: str, metadata: dict[str, str] | None, key: classes.EncryptionKey
-) -> None:
-    """Writes one encrypted file, chunk by chunk, as `Writer` does."""
-    writer = classes.Writer(path, metadata, key=key)
-    try:
-        for name, tensor in tensors.items():
-            writer.write(name, tensor)
-        writer.close()
-    except BaseException:
-        writer.abandon()
-        raise
 
 
 def _check_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
