@@ -47,6 +47,14 @@ std::vector<std::string> OpenCheckpoint::names() const {
   return {names.begin(), names.end()};
 }
 
+c10::Dict<std::string, std::string> OpenCheckpoint::metadata() const {
+  c10::Dict<std::string, std::string> metadata;
+  for (const auto& entry : call_core([&] { return checkpoint_->metadata(); })) {
+    metadata.insert(std::string(entry.key), std::string(entry.value));
+  }
+  return metadata;
+}
+
 std::vector<OpenCheckpoint::Texts> OpenCheckpoint::texts() const {
   std::vector<Texts> files;
   for (const auto& file : checkpoint_->metadata_by_file()) {

@@ -45,6 +45,9 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   // Returns the names of all tensors, in the order of the files and of the bytes in each file.
   std::vector<std::string> names() const;
 
+  // Returns the metadata of the only file. Throws if there are several.
+  c10::Dict<std::string, std::string> metadata() const;
+
   // Returns the path and the metadata of each file that has metadata.
   std::vector<Texts> texts() const;
 

@@ -85,18 +85,10 @@ std::string sign_files(const std::string& request, const std::string& path) {
   return std::string(call_core([&] { return sign_model(to_rust(request), to_rust(path)); }));
 }
 
-std::vector<std::string> tensor_names(Strings paths) {
-  const auto names = open_checkpoint(paths)->tensor_names();
-  return {names.begin(), names.end()};
-}
+std::vector<std::string> tensor_names(Strings paths) { return OpenCheckpoint(open_checkpoint(paths)).names(); }
 
 c10::Dict<std::string, std::string> metadata(const std::string& path) {
-  const auto checkpoint = open_checkpoint(c10::List<std::string>({path}));
-  c10::Dict<std::string, std::string> metadata;
-  for (const auto& entry : call_core([&] { return checkpoint->metadata(); })) {
-    metadata.insert(std::string(entry.key), std::string(entry.value));
-  }
-  return metadata;
+  return OpenCheckpoint(open_checkpoint(c10::List<std::string>({path}))).metadata();
 }
 
 std::string reader(Strings paths, c10::Device device) { return OpenCheckpoint(open_checkpoint(paths)).reader(device); }
@@ -257,6 +249,7 @@ TORCH_LIBRARY(fst, m) {
       .def("headers", &OpenCheckpoint::headers)
       .def("is_encrypted", &OpenCheckpoint::is_encrypted)
       .def("names", &OpenCheckpoint::names)
+      .def("metadata", &OpenCheckpoint::metadata)
       .def("texts", &OpenCheckpoint::texts)
       .def("entry", &OpenCheckpoint::entry, "", {torch::arg("name")})
       .def("module_indices", &OpenCheckpoint::module_indices, "", {torch::arg("names")})

@@ -124,6 +124,31 @@ def test_failed_encrypted_save_keeps_the_old_file(path: Path) -> None:
     assert os.listdir(path.parent) == [path.name]
 
 
+def test_names_and_metadata_need_the_key(path: Path, tmp_path: Path) -> None:
+    for read in (fst.tensor_names, fst.metadata):
+        with pytest.raises(ValueError, match="encrypted"):
+            read(path)
+        with pytest.raises(fst.IntegrityError, match="another key"):
+            read(path, encryption_key=fst.EncryptionKey.random())
+    assert sorted(fst.tensor_names(path, encryption_key=KEY)) == sorted(TENSORS)
+    assert fst.metadata(path, encryption_key=KEY) == {"format": "pt"}
+    # Names and metadata are authentic.
+    path.write_bytes(path.read_bytes().replace(b'"strided"', b'"changed"'))
+    for read in (fst.tensor_names, fst.metadata):
+        with pytest.raises(fst.IntegrityError, match="header was changed"):
+            read(path, encryption_key=KEY)
+    plain = tmp_path / "plain" / "model.safetensors"
+    plain.parent.mkdir()
+    fst.save_file(TENSORS, plain)
+    with pytest.raises(fst.IntegrityError, match="not encrypted"):
+        fst.tensor_names(plain, encryption_key=KEY)
+    plain.unlink()
+    fst.save_file(TENSORS, plain, max_shard_bytes=100_000, encryption_key=KEY)
+    assert sorted(fst.tensor_names(plain.parent, encryption_key=KEY)) == sorted(TENSORS)
+    with pytest.raises(IsADirectoryError):
+        fst.metadata(plain.parent, encryption_key=KEY)
+
+
 def test_streams_and_progress_bars_decrypt(path: Path) -> None:
     with fst.stream(path, window_bytes=1 << 20, encryption_key=KEY) as tensors:
         assert_loaded(dict(tensors))

@@ -133,6 +133,10 @@ class Checkpoint:
         """Lists the names of all tensors, in the order of the files and of the bytes in each."""
         return self._object.names()
 
+    def metadata_of_file(self) -> dict[str, str]:
+        """Returns the metadata of the only file. Raises IsADirectoryError if there are several."""
+        return self._object.metadata()
+
     def metadata(self) -> list[tuple[str, dict[str, str]]]:
         """Returns the path and the metadata of each file that has metadata."""
         return self._object.texts()

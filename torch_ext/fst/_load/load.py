@@ -397,34 +397,40 @@ def verify(paths: Paths, manifest: Manifest | None = None, *, encryption_key: En
     ops.verify(paths_of(paths), request)
 
 
-def tensor_names(paths: Paths) -> list[str]:
+def tensor_names(paths: Paths, *, encryption_key: EncryptionKey | None = None) -> list[str]:
     """Lists the names of all tensors, in the order of the files and of the bytes in each. Reads only the headers.
 
     Args:
         paths: A path or a list of paths, each as in `load_file`.
+        encryption_key: As in `load_file`. Names are not encrypted, but only the key tells whether they were changed.
 
     Raises:
-        The errors of `load_file` that concern paths and headers.
+        The errors of `load_file` that concern paths, headers and keys.
 
     Example:
         >>> fst.tensor_names("model.safetensors")
         ['bias', 'weight']
     """
+    if encryption_key is not None:
+        return OpenCheckpoint(paths, encryption_key=encryption_key).names()
     return ops.tensor_names(paths_of(paths))
 
 
-def metadata(path: Path) -> dict[str, str]:
+def metadata(path: Path, *, encryption_key: EncryptionKey | None = None) -> dict[str, str]:
     """Reads the metadata that the writer of a file stored in its header.
 
     Args:
         path: A file, or a directory or index file of a checkpoint in one file.
+        encryption_key: As in `tensor_names`.
 
     Raises:
         IsADirectoryError: The checkpoint has several files, each with its own metadata.
-        And the errors of `load_file` that concern paths and headers.
+        And the errors of `load_file` that concern paths, headers and keys.
 
     Example:
         >>> fst.metadata("model.safetensors")
         {'format': 'pt'}
     """
+    if encryption_key is not None:
+        return OpenCheckpoint(path, encryption_key=encryption_key).metadata_of_file()
     return ops.metadata(path_of(path))
