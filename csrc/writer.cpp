@@ -35,9 +35,15 @@ void append_tensor(AnyWriter& writer, const std::string& name, const at::Tensor&
 Writer::Writer(const std::string& path, const Metadata& metadata, bool is_tensorizer, const OptionalCipher& cipher,
                const OpenEncryptionKey::Optional& key) {
   const auto target = to_rust(path);
-  if (cipher) {
-    const Cipher& secret = (*cipher)->cipher();
+  const auto begin_encrypted = [&](const Cipher& secret) {
     writer_.emplace(call_core([&] { return begin_encrypted_writer(target, secret, at::get_num_threads()); }));
+  };
+  if (cipher) {
+    begin_encrypted((*cipher)->cipher());
+    return;
+  }
+  if (is_tensorizer && key) {
+    begin_encrypted(*call_core([&] { return cipher_of_key((*key)->key()); }));
     return;
   }
   if (is_tensorizer) {

@@ -23,8 +23,8 @@ class Writer : public torch::CustomClassHolder {
  public:
   using OptionalCipher = std::optional<c10::intrusive_ptr<OpenCipher>>;
 
-  // Begins a safetensors file with this metadata, which is encrypted if there is a key, or a file in tensorizer's
-  // format, which has no metadata, and which is encrypted if there is a cipher.
+  // Begins a safetensors file with this metadata, or a file in tensorizer's format, which has no metadata. Either is
+  // encrypted if there is a key, and a file in tensorizer's format also if there is a cipher.
   Writer(const std::string& path, const Metadata& metadata, bool is_tensorizer, const OptionalCipher& cipher,
          const OpenEncryptionKey::Optional& key);
   ~Writer() override;

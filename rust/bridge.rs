@@ -23,7 +23,7 @@ mod verify;
 mod writer;
 
 use self::checkpoint::{Checkpoint, open, open_with_headers, open_with_headers_and_key, open_with_key, resolve_files};
-use self::cipher::{Cipher, derive_key, new_cipher};
+use self::cipher::{Cipher, cipher_of_key, derive_key, new_cipher};
 use self::convert::{can_convert, convert_on_cuda, convert_on_host, is_castable};
 use self::dtype_rules::requested_scalar_types;
 use self::encryption_key::{EncryptionKey, encryption_key, key_of_file, key_of_passphrase, rotate_key};
@@ -234,6 +234,7 @@ mod ffi {
 
         type Cipher;
         fn new_cipher(key: &[u8], salt: &[u8], opslimit: u64, memlimit: u64) -> Result<Box<Cipher>>;
+        fn cipher_of_key(key: &EncryptionKey) -> Result<Box<Cipher>>;
         fn derive_key(string: &[u8], salt: &[u8], opslimit: u64, memlimit: u64, key: &mut [u8]) -> Result<()>;
 
         type Selection;

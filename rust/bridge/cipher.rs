@@ -1,5 +1,6 @@
 //! Encryption in tensorizer's format.
 
+use super::encryption_key::EncryptionKey;
 use super::guard::guard;
 use crate::encryption::secret::{Derivation, Key, SALT_BYTES};
 use crate::error::{Error, Kind, Result};
@@ -16,6 +17,11 @@ pub(super) fn new_cipher(key: &[u8], salt: &[u8], opslimit: u64, memlimit: u64) 
         let derivation = (!salt.is_empty()).then(|| derivation(salt, opslimit, memlimit)).transpose()?;
         Ok(Box::new(Cipher { cipher: cipher::Cipher::new(Key::new(key)?, derivation) }))
     })
+}
+
+/// Returns the cipher of a new file with the key of a user.
+pub(super) fn cipher_of_key(key: &EncryptionKey) -> Result<Box<Cipher>> {
+    guard(|| Ok(Box::new(Cipher { cipher: cipher::Cipher::for_new_file(key.key())? })))
 }
 
 /// Derives a key from a string into `key`.

@@ -162,7 +162,7 @@ impl EncryptionKey {
     }
 
     /// Returns the secret key for new files, and its derivation from a passphrase.
-    pub(super) fn for_new_file(&self) -> Result<(Option<Derivation>, Key)> {
+    pub(crate) fn for_new_file(&self) -> Result<(Option<Derivation>, Key)> {
         match &self.secret {
             Secret::Key(key) => Ok((None, key.clone())),
             Secret::Passphrase(passphrase) => passphrase.new_key(),

@@ -1,6 +1,7 @@
 //! Cipher of encrypted `.tensors` files: XSalsa20-Poly1305 of pieces of the data, in place.
 
 use super::encryption::{Encryption, Pieces};
+use crate::encryption::key::EncryptionKey;
 use crate::encryption::secret::{Derivation, Key};
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
@@ -41,6 +42,15 @@ impl Cipher {
     /// Returns the cipher with a key, which was derived from a string if `derivation` is there.
     pub fn new(key: Key, derivation: Option<Derivation>) -> Cipher {
         Cipher { key, derivation }
+    }
+
+    /// Returns the cipher of a new file with the key of a user.
+    ///
+    /// # Errors
+    /// Those of deriving a key.
+    pub fn for_new_file(key: &EncryptionKey) -> Result<Cipher> {
+        let (derivation, key) = key.for_new_file()?;
+        Ok(Cipher::new(key, derivation))
     }
 
     /// Decrypts a piece of a tensor in place. Returns false, and overwrites data that is not authentic with zeros.

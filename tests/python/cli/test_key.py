@@ -1,5 +1,6 @@
 """Keys on the command line, and commands on encrypted files."""
 
+import base64
 import json
 import stat
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 import fst
-from fst.compat.tensorizer import EncryptionParams, TensorSerializer
+from fst.compat.tensorizer import DecryptionParams, EncryptionParams, TensorDeserializer, TensorSerializer
 
 
 @pytest.fixture
@@ -72,6 +73,30 @@ def test_commands_read_encrypted_files_of_tensorizer(command, tensorizer_file, t
         assert command("convert", tensorizer_file, target).returncode == 0
         assert torch.equal(fst.load_file(tmp_path / target)["weight"], torch.arange(6.0))
     assert json.loads(command("inspect", tmp_path / "back.tensors", "--json").stdout)["encrypted"] is False
+
+
+@pytest.mark.parametrize("form", ["hexadecimal", "bytes", "JWK"])
+def test_convert_encrypts_files_of_tensorizer(command, tmp_path, form):
+    secret = bytes(range(32))
+    text = base64.urlsafe_b64encode(secret).decode().rstrip("=")
+    content = {"hexadecimal": secret.hex(), "bytes": secret, "JWK": json.dumps({"kty": "oct", "k": text})}[form]
+    (tmp_path / "a.key").write_bytes(content if isinstance(content, bytes) else content.encode())
+    tensors = {"weight": torch.randn(300, 400), "steps": torch.arange(3), "empty": torch.zeros(0)}
+    fst.save_file(tensors, tmp_path / "plain.safetensors")
+    assert command("convert", "plain.safetensors", "m.tensors", "--encrypt", "a.key").returncode == 0
+    written = (tmp_path / "m.tensors").read_bytes()
+    assert tensors["weight"].numpy().tobytes() not in written
+    key = fst.EncryptionKey.from_bytes(secret)
+    with pytest.raises(ValueError, match="encrypted"):
+        fst.load_file(tmp_path / "m.tensors")
+    assert fst.tensor_names(tmp_path / "m.tensors", encryption_key=key) == fst.tensor_names(
+        tmp_path / "plain.safetensors"
+    )
+    loaded = fst.load_file(tmp_path / "m.tensors", encryption_key=key)
+    assert loaded.keys() == tensors.keys()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
+    with TensorDeserializer(tmp_path / "m.tensors", encryption=DecryptionParams.from_key(secret)) as deserializer:
+        assert torch.equal(deserializer["weight"], tensors["weight"])
 
 
 def test_commands_take_passphrases(command, tmp_path, monkeypatch):

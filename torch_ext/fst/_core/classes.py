@@ -356,7 +356,7 @@ class Writer:
         metadata: Text for the header.
         tensorizer: Whether to write tensorizer's format, which has no metadata, with `write_hashed`.
         cipher: The cipher of an encrypted file in that format.
-        key: The key of an encrypted safetensors file.
+        key: The key of an encrypted file in either format.
     """
 
     def __init__(

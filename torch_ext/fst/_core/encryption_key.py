@@ -13,7 +13,7 @@ MEMORY_BYTES = 256 << 20
 
 
 class EncryptionKey:
-    """A key that encrypts safetensors files, and decrypts them and `.tensors` files.
+    """A key that encrypts and decrypts safetensors files and `.tensors` files.
 
     Saves encrypt the data of the tensors. Loads decrypt it, and raise `IntegrityError` if a file was changed. Names,
     dtypes, shapes and metadata stay visible to everybody. See docs/encryption.md.

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fst._checkpoint.checkpoint import OpenCheckpoint
+    from fst._core.encryption_key import EncryptionKey
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -90,8 +91,9 @@ def run(arguments: argparse.Namespace) -> int:
     tensors: dict[str, Tensor] = {}
     for found, content in opened:
         tensors |= _load(found, content, dtypes)
+    key = None if arguments.encrypt is None else EncryptionKey.from_file(arguments.encrypt)
     if target.suffix == ".tensors":
-        _save_tensors(tensors, target, arguments)
+        _save_tensors(tensors, target, arguments, key)
     else:
         save_file(
             _unshare(tensors),
@@ -99,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
             metadata=metadata or None,
             max_shard_bytes=arguments.max_shard_size,
             digests=arguments.digests,
-            encryption_key=None if arguments.encrypt is None else EncryptionKey.from_file(arguments.encrypt),
+            encryption_key=key,
         )
     size_bytes = sum(tensor.nbytes for tensor in tensors.values())
     if arguments.json:
@@ -126,19 +128,17 @@ def _load(
     }
 
 
-def _save_tensors(tensors: dict[str, Tensor], target: Path, arguments: argparse.Namespace) -> None:
+def _save_tensors(
+    tensors: dict[str, Tensor], target: Path, arguments: argparse.Namespace, key: EncryptionKey | None
+) -> None:
     """Writes a file in tensorizer's format, which has no metadata, and hashes of its own."""
-    options = {
-        "--max-shard-size": arguments.max_shard_size,
-        "--digests": arguments.digests,
-        "--encrypt": arguments.encrypt,
-    }
+    options = {"--max-shard-size": arguments.max_shard_size, "--digests": arguments.digests}
     for option, value in options.items():
         if value is not None:
             raise ValueError(f"{target}: only safetensors files take {option}; leave it out")
     from fst.compat.tensorizer import TensorSerializer, TensorType
 
-    with TensorSerializer(target) as serializer:
+    with TensorSerializer(target, encryption=key) as serializer:
         for name, tensor in tensors.items():
             serializer.write_tensor(0, name, TensorType.STATE_DICT, tensor)
 

@@ -86,6 +86,26 @@ def test_tensors_are_read_as_written(expected, lazy_load, verify_hash):
         assert [name for _, _, name, *_ in found.read_numpy_arrays()] == ["n", "s", "large"]
 
 
+@pytest.mark.parametrize(
+    ("key", "decryption"),
+    [
+        (fst.EncryptionKey.from_bytes(KEY), PARAMS),
+        (fst.EncryptionKey.from_callback(lambda: KEY), PARAMS),
+        (
+            fst.EncryptionKey.from_passphrase("secret", passes=1, memory_bytes=8 << 10),
+            DecryptionParams.from_string("secret"),
+        ),
+    ],
+    ids=["bytes", "callback", "passphrase"],
+)
+def test_keys_of_fst_encrypt(key, decryption):
+    state_dict = tensors()
+    write("m.tensors", state_dict, encryption=key)
+    assert_equal(fst.load_file("m.tensors", encryption_key=key), state_dict)
+    with Deserializer("m.tensors", "cpu", encryption=decryption) as found:
+        assert_equal(found, state_dict)
+
+
 def test_source_tensors_are_unchanged(expected):
     assert_equal(tensors(), expected)
 

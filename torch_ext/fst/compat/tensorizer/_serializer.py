@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fst._core.arguments import names_of, path_of
 from fst._core.classes import Writer
+from fst._core.encryption_key import EncryptionKey, core_key
 from fst._core.urls import without_secrets
 from fst.compat.tensorizer._encryption import EncryptionParams
 from fst.compat.tensorizer._files import FileLike, is_path, opened, scheme_of
@@ -39,12 +40,13 @@ class TensorSerializer:
             the tensors go to a temporary file first. A URL that `open_stream` opened is such a URL, and is closed at
             once, if nothing was written to it.
         compress_tensors: No effect: tensors are not compressed.
-        encryption: The key to encrypt the data of the tensors with. Names, dtypes, shapes and hashes are not encrypted.
+        encryption: The key to encrypt the data of the tensors with, which may be a `fst.EncryptionKey`. Names, dtypes,
+            shapes and hashes are not encrypted.
         limit_cpu_concurrency: No effect: fst chooses the number of threads.
 
     Raises:
         NotImplementedError: Encryption of a safetensors file is requested.
-        TypeError: `encryption` is not an `EncryptionParams`.
+        TypeError: `encryption` is not a key.
         ValueError: No file can be written to the URL.
         OSError: The operating system or a server reports an error.
     """
@@ -54,10 +56,10 @@ class TensorSerializer:
         file_obj: FileLike,
         compress_tensors: bool = False,
         *,
-        encryption: EncryptionParams | None = None,
+        encryption: EncryptionParams | EncryptionKey | None = None,
         limit_cpu_concurrency: int | None = None,
     ) -> None:
-        if not isinstance(encryption, EncryptionParams | None):
+        if not isinstance(encryption, EncryptionParams | EncryptionKey | None):
             raise TypeError(f"encryption must be None or EncryptionParams, not {type(encryption).__name__}")
         self.compress_tensors = compress_tensors
         self.total_tensor_bytes = 0
@@ -91,7 +93,10 @@ class TensorSerializer:
                 Writer(path_of(secret_path), {"format": "pt"})
                 if self._is_safetensors
                 else Writer(
-                    path_of(secret_path), tensorizer=True, cipher=None if encryption is None else encryption.cipher()
+                    path_of(secret_path),
+                    tensorizer=True,
+                    cipher=encryption.cipher() if isinstance(encryption, EncryptionParams) else None,
+                    key=core_key(encryption) if isinstance(encryption, EncryptionKey) else None,
                 )
             )
         if isinstance(file_obj, UploadFile) and self._target is None:
