@@ -176,7 +176,7 @@ fn tags_range(header: &Header, chunk_bytes: u64, file_bytes: u64) -> Result<Rang
     let missing = || malformed("the encrypted file lacks the tensor of its authentication codes".into(), LENGTH_BYTES);
     let tags = header.find(TAGS_NAME).ok_or_else(missing)?;
     let sizes = header.entries().filter(|entry| entry.name != TAGS_NAME).map(|entry| entry.end - entry.begin);
-    let expected = units::count(sizes, chunk_bytes).saturating_mul(to_u64(TAG_BYTES));
+    let expected = tags_bytes(sizes, chunk_bytes);
     if tags.dtype != Dtype::U8 || tags.shape != [expected] || tags.end != file_bytes {
         let message = format!(
             "the authentication codes are {} {:?} up to byte {}, but must be {} [{expected}] up to the end at byte \
@@ -283,12 +283,17 @@ impl NewEncryption {
     }
 }
 
-/// Returns the tensor with the authentication codes.
+/// Returns the size of the authentication codes of tensors with these sizes in bytes.
+fn tags_bytes(sizes: impl Iterator<Item = u64>, chunk_bytes: u64) -> u64 {
+    units::count(sizes, chunk_bytes).saturating_mul(to_u64(TAG_BYTES))
+}
+
+/// Returns the tensor with the authentication codes of a new file, whose tensors have these sizes in bytes.
 ///
 /// # Errors
 /// `invalid-argument` if the size overflows.
-pub fn tags_tensor(tags: &[u8]) -> Result<Tensor> {
-    Tensor::new(TAGS_NAME, Dtype::U8, vec![to_u64(tags.len())])
+pub fn tags_tensor(sizes: impl Iterator<Item = u64>) -> Result<Tensor> {
+    Tensor::new(TAGS_NAME, Dtype::U8, vec![tags_bytes(sizes, CHUNK_BYTES)])
 }
 
 /// Returns whether the metadata of a new file request its encryption.

@@ -62,7 +62,7 @@ impl FileSave {
     /// Checks all tensors and begins their file. Nothing exists at its path until [`finish`](FileSave::finish).
     ///
     /// # Errors
-    /// Those of [`Layout::new`], [`Output::open`], [`Save::begin`] and [`Writer::begin`].
+    /// Those of [`Layout::new`], [`Output::open`], [`Save::begin`], [`Writer::begin`] and [`Writer::announce`].
     pub fn begin(
         file: &NewFile,
         tensors: Vec<Tensor>,
@@ -154,7 +154,8 @@ impl EncryptedSave {
         streams: Vec<DeviceStream>,
         options: &Options,
     ) -> Result<EncryptedSave> {
-        let writer = Writer::begin(file.open()?, file.metadata.clone(), file.key.as_ref(), options)?;
+        let mut writer = Writer::begin(file.open()?, file.metadata.clone(), file.key.as_ref(), options)?;
+        writer.announce(&tensors)?;
         Ok(EncryptedSave {
             writer,
             tensor_count: tensors.len(),

@@ -12,7 +12,8 @@
 //! ```
 //!
 //! If a header outgrows the reserved space, the file system inserts blocks at the start of the file, or the writer moves
-//! the data if the file system cannot. A file that fits a single block has no such padding.
+//! the data if the file system cannot. If all tensors of a file are announced, the space is that of their header. A file
+//! that fits a single block has no such padding.
 //!
 //! The blocks of an object in a remote store are the parts of its upload. The writer keeps the first one, which has the
 //! space for the header, and sends it last. A header that outgrows the space makes that part longer.
@@ -43,7 +44,8 @@ use crate::save::output::Output;
 use crate::staging::{Block, PAGE_BYTES};
 use std::sync::Arc;
 
-/// Space reserved for the header of a file larger than a block, in bytes: enough for about 2500 tensors.
+/// Space reserved for the header of a file larger than a block whose tensors were not announced, in bytes: enough for
+/// about 2500 tensors.
 const HEADER_RESERVE_BYTES: usize = 256 << 10;
 
 /// Format of the file, with what its header needs.
@@ -93,6 +95,8 @@ pub struct Writer {
     filled: usize,
     /// First part of an object. It begins with space for the header, of [`HEADER_RESERVE_BYTES`].
     first: Option<Block>,
+    /// Length of the complete header, if all tensors were announced.
+    announced_bytes: Option<usize>,
     /// Start of the data in the file, or `None` before the first block is submitted.
     data_begin: Option<u64>,
     failure: Option<Error>,
@@ -170,9 +174,26 @@ impl Writer {
             block_bytes: (options.chunk_bytes - options.chunk_bytes % PAGE_BYTES).max(PAGE_BYTES),
             block: None,
             first: None,
+            announced_bytes: None,
             data_begin: None,
             failure: None,
         })
+    }
+
+    /// Announces all tensors of a safetensors file before the first one is added, so that a file has exactly the space
+    /// that the header needs.
+    ///
+    /// # Errors
+    /// `invalid-argument` if the header would be longer than readers accept.
+    pub fn announce(&mut self, tensors: &[Tensor]) -> Result<()> {
+        let Format::Safetensors(metadata, _) = &self.format else {
+            return Err(Error::new(Kind::Internal, "the file has tensorizer's format"));
+        };
+        let at = |error: Error| error.at(self.output.path());
+        let tags = self.encryptor.as_ref().map(|_| encryption::tags_tensor(tensors.iter().map(Tensor::bytes)));
+        let tags = tags.transpose().map_err(at)?;
+        self.announced_bytes = Some(header(tensors.iter().chain(&tags), metadata).map_err(at)?.len());
+        Ok(())
     }
 
     /// Adds a tensor. Its bytes must be appended before the next tensor is added.
@@ -298,9 +319,8 @@ impl Writer {
     fn append_tags(&mut self) -> Result<()> {
         // The codes themselves are not encrypted.
         let Some(encryptor) = self.encryptor.take() else { return Ok(()) };
-        let tags = encryptor.tags();
-        self.push(encryption::tags_tensor(tags)?)?;
-        self.append_bytes(tags)?;
+        self.push(encryption::tags_tensor(self.tensors.iter().map(|(_, bytes)| *bytes))?)?;
+        self.append_bytes(encryptor.tags())?;
         self.encryptor = Some(encryptor);
         Ok(())
     }
@@ -376,11 +396,12 @@ impl Writer {
         let data_begin = match self.data_begin {
             Some(data_begin) => data_begin,
             None => {
-                let current = self.format.header(0)?.len();
-                // If the first block holds many tensors, as many again may follow.
-                *self
-                    .data_begin
-                    .insert(to_u64(HEADER_RESERVE_BYTES.max(current.saturating_mul(2)).next_multiple_of(ALIGNMENT)))
+                let reserve = match self.announced_bytes {
+                    Some(bytes) => bytes,
+                    // If the first block holds many tensors, as many again may follow.
+                    None => HEADER_RESERVE_BYTES.max(self.format.header(0)?.len().saturating_mul(2)),
+                };
+                *self.data_begin.insert(to_u64(reserve.next_multiple_of(ALIGNMENT)))
             }
         };
         let length = self.output.last_bytes(self.filled);

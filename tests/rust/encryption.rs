@@ -18,7 +18,7 @@ use fst::load::check;
 use fst::load::stream::{Order, Stream};
 use fst::load::views::{Mappings, Views};
 use fst::options::{Options, ReaderChoice};
-use fst::save::atomic_file::OutputFile;
+use fst::save::atomic_file::{ALIGNMENT, OutputFile};
 use fst::save::file_kernel::{FileKernel, Linux};
 use fst::save::file_save::{FileSave, NewFile};
 use fst::save::rotate::rotate;
@@ -80,10 +80,10 @@ fn new_file(path: &Path, model: Option<&Path>) -> NewFile {
 }
 
 /// Begins an encrypted save, and appends the tensors in pieces of up to 300,000 bytes, some of them per call.
-fn begin_save(file: &NewFile, tensors: &[(Tensor, Vec<u8>)]) -> fst::Result<FileSave> {
+fn begin_save(file: &NewFile, tensors: &[(Tensor, Vec<u8>)], options: &Options) -> fst::Result<FileSave> {
     let described = tensors.iter().map(|(tensor, _)| tensor.clone()).collect();
     let streams = vec![DeviceStream { memory: Arc::new(Host), stream: 0 }];
-    let mut save = FileSave::begin(file, described, streams, &Options::default())?;
+    let mut save = FileSave::begin(file, described, streams, options)?;
     let pieces = |index: usize| tensors[index].1.chunks(300_000);
     let extent = |piece: &[u8]| Extent { device: 0, address: address_of(piece), length: piece.len() as u64 };
     let extents: Vec<Extent> = save.order().into_iter().flat_map(pieces).map(extent).collect();
@@ -215,7 +215,7 @@ fn saves_encrypt_in_the_order_of_the_caller() {
     fs::set_permissions(&model, fs::Permissions::from_mode(0o640)).unwrap();
     let mut sample = sample();
     sample.reverse();
-    begin_save(&new_file(&path, Some(&model)), &sample).unwrap().finish().unwrap();
+    begin_save(&new_file(&path, Some(&model)), &sample, &Options::default()).unwrap().finish().unwrap();
     let file = fs::read(&path).unwrap();
     assert_hidden(&file, &sample);
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
@@ -228,19 +228,41 @@ fn saves_encrypt_in_the_order_of_the_caller() {
 }
 
 #[test]
+fn encrypted_saves_reserve_what_the_header_needs() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("x.safetensors");
+    for count in [1, 5000] {
+        // The data and the header are longer than a block.
+        let mut tensors = vec![(Tensor::new("a", Dtype::U8, vec![100_000]).unwrap(), files::pattern(1, 100_000))];
+        tensors.extend((0..count).map(|index| {
+            let tensor = Tensor::new(format!("{index:0100}"), Dtype::U8, vec![3]).unwrap();
+            (tensor, files::pattern(index, 3))
+        }));
+        begin_save(&new_file(&path, None), &tensors, &tight()).unwrap().finish().unwrap();
+        let file = fs::read(&path).unwrap();
+        let data_begin = 8 + u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+        assert_eq!(data_begin % ALIGNMENT, 0);
+        assert!(data_begin - file[..data_begin].trim_ascii_end().len() < ALIGNMENT, "{count} {data_begin}");
+        let mut expected = expected(&tensors);
+        expected.sort();
+        assert!(load_all(&path).unwrap() == expected);
+    }
+}
+
+#[test]
 fn an_unfinished_encrypted_save_leaves_the_old_file() {
     let trial = Trial::small();
     let names = || fs::read_dir(trial.directory.path()).unwrap().count();
-    drop(begin_save(&new_file(&trial.path, None), &sample()).unwrap());
-    let mut save = begin_save(&new_file(&trial.path, None), &small()).unwrap();
+    let begin = |tensors: &[(Tensor, Vec<u8>)]| begin_save(&new_file(&trial.path, None), tensors, &tight()).unwrap();
+    drop(begin(&sample()));
+    let mut save = begin(&small());
     let byte = Extent { device: 0, address: address_of(&[0]), length: 1 };
     // SAFETY: the byte is constant.
     assert_eq!(unsafe { save.append(&[byte], &[]) }.unwrap_err().kind(), Kind::Internal);
     drop(save);
     let mut incomplete = small();
     incomplete.last_mut().unwrap().1.pop();
-    let save = begin_save(&new_file(&trial.path, None), &incomplete).unwrap();
-    assert_eq!(save.finish().unwrap_err().kind(), Kind::InvalidArgument);
+    assert_eq!(begin(&incomplete).finish().unwrap_err().kind(), Kind::InvalidArgument);
     assert_eq!(fs::read(&trial.path).unwrap(), trial.bytes);
     assert_eq!(names(), 1);
 }
