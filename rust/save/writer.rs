@@ -47,6 +47,9 @@ use std::sync::Arc;
 /// Space reserved for the header of a file larger than a block whose tensors were not announced, in bytes: enough for
 /// about 2500 tensors.
 const HEADER_RESERVE_BYTES: usize = 256 << 10;
+/// Further space of a file with BLAKE3 digests, in bytes: enough for the chaining values of 16 GiB of large tensors. Beyond,
+/// each GiB needs 11 KiB.
+const GROUPS_RESERVE_BYTES: usize = 172 << 10;
 
 /// Format of the file, with what its header needs.
 enum Format {
@@ -398,8 +401,11 @@ impl Writer {
             None => {
                 let reserve = match self.announced_bytes {
                     Some(bytes) => bytes,
-                    // If the first block holds many tensors, as many again may follow.
-                    None => HEADER_RESERVE_BYTES.max(self.format.header(0)?.len().saturating_mul(2)),
+                    None => {
+                        let groups = if self.has_groups() { GROUPS_RESERVE_BYTES } else { 0 };
+                        // If the first block holds many tensors, as many again may follow.
+                        HEADER_RESERVE_BYTES.max(self.format.header(0)?.len().saturating_mul(2)) + groups
+                    }
                 };
                 *self.data_begin.insert(to_u64(reserve.next_multiple_of(ALIGNMENT)))
             }
@@ -411,6 +417,10 @@ impl Writer {
         let offset = data_begin.saturating_add(self.appended_bytes - to_u64(self.filled));
         self.filled = 0;
         self.threads.submit(Job { block, length, offset })
+    }
+
+    fn has_groups(&self) -> bool {
+        matches!(self.digests, Some((Algorithm::Blake3, _)))
     }
 
     /// Writes the requested digests, or the encryption, to the header.

@@ -151,6 +151,19 @@ impl Trial {
     }
 }
 
+#[test]
+fn writers_reserve_space_for_the_values_of_groups() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("x.safetensors");
+    for (algorithm, expected) in [("blake3", 428 << 10), ("sha256", 256 << 10)] {
+        write(&path, metadata(algorithm)).unwrap();
+        let length = fs::read(&path).unwrap()[..8].try_into().unwrap();
+        assert_eq!(8 + u64::from_le_bytes(length), expected, "{algorithm}");
+        let checkpoint = open(&path);
+        assert_is_sample(&checkpoint, &load(&checkpoint, &regions(&checkpoint), tight()).unwrap());
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
