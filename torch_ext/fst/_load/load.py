@@ -402,7 +402,8 @@ def tensor_names(paths: Paths, *, encryption_key: EncryptionKey | None = None) -
 
     Args:
         paths: A path or a list of paths, each as in `load_file`.
-        encryption_key: As in `load_file`. Names are not encrypted, but only the key tells whether they were changed.
+        encryption_key: As in `load_file`. Names are not encrypted, but they are authenticated with the key, except in
+            `.tensors` files.
 
     Raises:
         The errors of `load_file` that concern paths, headers and keys.
