@@ -177,6 +177,10 @@ fn azure(settings: &BTreeMap<String, String>, url: &str) -> Result<object_store:
     if let Some(text) = options::variable("AZURE_STORAGE_CONNECTION_STRING") {
         builder = with_connection_string(builder, &text);
     }
+    // Set where Azure runs programs with a managed identity outside virtual machines.
+    if let Some(endpoint) = options::variable("IDENTITY_ENDPOINT") {
+        builder = builder.with_msi_endpoint(endpoint);
+    }
     for (key, value) in from_environment("AZURE_") {
         builder = builder.with_config(key, value);
     }

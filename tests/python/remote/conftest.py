@@ -63,3 +63,9 @@ def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gcs]:
 def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azure]:
     with closing(start(Azure, tmp_path_factory.mktemp("azure"))) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def azure_with_tokens(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> Iterator[Azure]:
+    with closing(start(Azure, tmp_path_factory.mktemp("azure_with_tokens"), authority)) as server:
+        yield server

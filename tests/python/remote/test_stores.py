@@ -11,6 +11,7 @@ from safetensors.torch import save
 import fst
 from objects import assert_equal, shards, tensors
 from proxy import Proxy, once
+from servers.identity import managed_identity
 
 TENSORS = tensors()
 DATA = save(TENSORS)
@@ -176,6 +177,28 @@ def test_shared_access_signature(azure, monkeypatch):
     monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", azure.endpoint)
     monkeypatch.setenv("AZURE_STORAGE_SAS_KEY", azure.shared_access_signature("rl"))
     assert_equal(fst.load_file(azure.url("m.safetensors")), TENSORS)
+
+
+def test_managed_identity_over_tls(azure_with_tokens, authority, monkeypatch, capfd):
+    azure = azure_with_tokens
+    azure.put("m.safetensors", DATA)
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", azure.account)
+    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", azure.endpoint)
+    monkeypatch.setenv("FST_LOG", "debug")
+    with managed_identity(azure.token()) as identity:
+        monkeypatch.setenv("IDENTITY_ENDPOINT", identity.endpoint)
+        monkeypatch.setenv("IDENTITY_HEADER", identity.header)
+        assert_equal(fst.load_file(azure.url("m.safetensors")), TENSORS)
+        assert identity.resources == ["https://storage.azure.com"]
+        fst.save_file(TENSORS, azure.url("saved.safetensors"))
+        assert azure.get("saved.safetensors").successful().body == DATA
+        assert identity.token not in capfd.readouterr().err
+    with managed_identity(azure.token(audience="https://other.example")) as identity:
+        monkeypatch.setenv("IDENTITY_ENDPOINT", identity.endpoint)
+        with pytest.raises(PermissionError, match="check the credentials") as caught:
+            fst.load_file(azure.url("m.safetensors"))
+        assert identity.token not in str(caught.value)
 
 
 def test_tls(nginx, authority, monkeypatch):

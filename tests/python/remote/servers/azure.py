@@ -1,9 +1,11 @@
-"""Azure Blob Storage: Azurite (npm), which checks signatures."""
+"""Azure Blob Storage: Azurite (npm), which checks signatures, and the claims of tokens."""
 
 import base64
 import hmac
+import json
 import os
 import re
+import time
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from email.utils import formatdate
@@ -12,6 +14,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from fst_bench.servers.program import Program, find_program
 from fst_bench.servers.request import Answer, request
+from servers.authority import Authority
 from suite import CHECKOUT
 
 # npm's programs, which `make servers` installs.
@@ -23,18 +26,22 @@ VERSION = "2023-11-03"
 
 
 class Azure:
-    """Blob service with the container `container`."""
+    """Blob service with the container `container`. With an authority, it uses TLS and also takes tokens."""
 
     account = ACCOUNT
     key = KEY
     container = "container"
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, authority: Authority | None = None) -> None:
         program = find_program("azurite-blob", TOOLS)
+        self._context = authority.client_context() if authority else None
+        options = ["--location", str(directory / "blobs"), "--disableProductStyleUrl", "--disableTelemetry"]
+        if authority:
+            certificate = ["--cert", str(authority.server_certificate), "--key", str(authority.server_key)]
+            options += [*certificate, "--oauth", "basic"]
 
         def command(ports: list[int]) -> list[str]:
-            location = ["--location", str(directory / "blobs"), "--disableProductStyleUrl", "--disableTelemetry"]
-            return [program, "--silent", "--blobHost", "127.0.0.1", "--blobPort", str(ports[0]), *location]
+            return [program, "--silent", "--blobHost", "127.0.0.1", "--blobPort", str(ports[0]), *options]
 
         self._program = Program(directory, 1, command, self._create_container)
         self.endpoint = self._endpoint(self._program.ports)
@@ -101,12 +108,21 @@ class Azure:
         token = {name: value for name, value in fields.items() if value} | {"sig": _sign(signed)}
         return urlencode(token, quote_via=quote, safe="")
 
+    def token(self, audience: str = "https://storage.azure.com", seconds: int = 3600) -> str:
+        """Returns a token of an identity. Azurite checks what it claims, and not its signature."""
+        now = int(time.time())
+        issuer = "https://sts.windows.net/ab1f708d-50f6-404c-a006-d71b2ac7a606/"
+        claims = {"aud": audience, "iss": issuer, "iat": now, "nbf": now - 60, "exp": now + seconds}
+        parts = ({"alg": "none", "typ": "JWT"}, claims, "signature")
+        encoded = (base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts)
+        return ".".join(encoded)
+
     def close(self) -> None:
         """Ends the server."""
         self._program.close()
 
     def _endpoint(self, ports: list[int]) -> str:
-        return f"http://127.0.0.1:{ports[0]}/{ACCOUNT}"
+        return f"http{'s' if self._context else ''}://127.0.0.1:{ports[0]}/{ACCOUNT}"
 
     def _create_container(self, ports: list[int]) -> bool:
         query = {"restype": "container"}
@@ -125,9 +141,8 @@ class Azure:
         sent = {**headers, "x-ms-date": formatdate(usegmt=True), "x-ms-version": VERSION}
         if method == "PUT":
             sent["content-length"] = str(len(body))
-        return request(
-            method, url, sent | {"authorization": f"SharedKey {ACCOUNT}:{_shared_key(method, url, sent)}"}, body
-        )
+        signed = sent | {"authorization": f"SharedKey {ACCOUNT}:{_shared_key(method, url, sent)}"}
+        return request(method, url, signed, body, self._context)
 
 
 def _shared_key(method: str, url: str, headers: Mapping[str, str]) -> str:
