@@ -20,6 +20,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Variables that decide about buckets begin with these.
 const PREFIXES: [&str; 6] = ["AWS_", "GOOGLE_", "AZURE_", "HF_", "STORAGE_EMULATOR_HOST", "REDISCLI_AUTH"];
+/// Other variables that say where credentials are.
+const PLACES_OF_CREDENTIALS: [&str; 3] = ["HOME", "XDG_CACHE_HOME", "IDENTITY_ENDPOINT"];
 
 /// Store with the digest of the settings with which it was opened.
 type Known = HashMap<String, (u64, Arc<dyn Store>)>;
@@ -108,7 +110,9 @@ fn digest(location: &Location, settings: &BTreeMap<String, String>) -> u64 {
     for prefix in PREFIXES {
         options::variables_with_prefix(prefix).hash(&mut hasher);
     }
-    options::variable("HOME").hash(&mut hasher);
+    for name in PLACES_OF_CREDENTIALS {
+        options::variable(name).hash(&mut hasher);
+    }
     hasher.finish()
 }
 
