@@ -156,7 +156,7 @@ impl<'a> Turn<'a> {
         let limit = state.growth.limit();
         state.growth.received(bytes, is_first, state.active, Instant::now());
         if state.growth.limit() > limit {
-            self.host.free.notify_one();
+            self.host.free.notify_all();
         }
     }
 }
