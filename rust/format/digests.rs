@@ -62,7 +62,9 @@ impl Digests {
         let (name, rest) = text.split_once(':').ok_or_else(|| malformed("no \":\" follows an algorithm"))?;
         let algorithm = algorithm_of(name).ok_or_else(|| malformed("unknown algorithm"))?;
         let (hex, rest) = rest.split_once(':').ok_or_else(|| malformed("no \":\" follows the header's digest"))?;
-        let stated = Digest::from_hex(algorithm, hex).ok_or_else(|| malformed("no digest of the header"))?;
+        // Upper-case digits would be a change that no digest covers.
+        let stated = Digest::from_hex(algorithm, hex).filter(|stated| stated.hex() == hex);
+        let stated = stated.ok_or_else(|| malformed("no digest of the header in lower-case digits"))?;
         let decode = |encoded: &str, count: u64, what: &str| {
             if to_u64(encoded.len()) != encoded_bytes(count) {
                 let message = format!("{count} {what} take {} characters, not {}", encoded_bytes(count), encoded.len());

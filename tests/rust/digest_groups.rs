@@ -188,6 +188,20 @@ proptest! {
     }
 }
 
+#[test]
+fn upper_case_digits_are_refused() {
+    let directory = TempDir::new().unwrap();
+    let tensors = [files::pattern(0, 9000)];
+    let path = write(&directory, &tensors, &Text::of(&tensors, 4096));
+    let mut bytes = fs::read(&path).unwrap();
+    let name = b"blake3:";
+    let digits = bytes.windows(name.len()).position(|window| window == name).unwrap() + name.len();
+    bytes[digits..digits + 64].make_ascii_uppercase();
+    assert_ne!(bytes, fs::read(&path).unwrap());
+    fs::write(&path, bytes).unwrap();
+    assert_eq!(open(&path).unwrap_err().kind(), Kind::Malformed);
+}
+
 /// Returns the error of opening a file whose text was changed.
 fn refused(change: impl FnOnce(&mut Text)) -> Error {
     let directory = TempDir::new().unwrap();
