@@ -36,9 +36,12 @@ constexpr size_t kHugePageBytes = size_t{2} << 20;
 // Smallest tensor that gets huge pages, as in NumPy.
 constexpr size_t kHugePagesBytesMin = size_t{4} << 20;
 
-// Asks for huge pages in new memory, which make its page faults, and so a load, faster. It is advice only: a kernel
-// without huge pages refuses it.
+// Asks for huge pages in new memory, which make its page faults, and so a load, faster, if the kernel has free ones. It
+// is advice only: a kernel without huge pages refuses it.
 void advise_huge_pages(void* data, size_t bytes) {
+  if (!takes_huge_pages(bytes)) {
+    return;
+  }
   const auto begin = reinterpret_cast<uintptr_t>(data);
   const uintptr_t first = (begin + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
   const uintptr_t end = (begin + bytes) / kHugePageBytes * kHugePageBytes;

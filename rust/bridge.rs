@@ -41,6 +41,7 @@ use self::stream::{AnyStream, finish_stream};
 use self::transfer::{AnyTransfer, finish, release};
 use self::verify::{sign_model, verify_checkpoint, verify_files, verify_model};
 use self::writer::{AnyWriter, begin_encrypted_writer, begin_tensors_writer, begin_writer, finish_writer};
+use crate::os::huge_pages::takes_huge_pages;
 
 #[cxx::bridge(namespace = "fst")]
 mod ffi {
@@ -296,6 +297,8 @@ mod ffi {
         unsafe fn submit(self: &mut AnyStream, scratch_address: u64, scratch_bytes: u64) -> Result<()>;
         fn take(self: &AnyStream) -> Result<usize>;
         fn finish_stream(stream: Box<AnyStream>) -> Result<()>;
+
+        fn takes_huge_pages(bytes: u64) -> bool;
 
         fn release() -> Result<i64>;
 

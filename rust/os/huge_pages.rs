@@ -1,0 +1,82 @@
+//! Huge pages for new memory.
+//!
+//! They make page faults, and so loads, faster, as long as the kernel has free blocks of their size. Without such blocks,
+//! memory with the advice `MADV_HUGEPAGE` makes it move other pages to free some, which takes ten times as long as small
+//! pages: a machine whose memory is full of page cache has few.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// Size of a huge page in bytes.
+const HUGE_PAGE_BYTES: u64 = 2 << 20;
+/// Share of the free blocks that this process takes, as a divisor. The kernel keeps some of them, and other processes
+/// take memory at the same time.
+const SHARE_DIVISOR: u64 = 2;
+/// Time for which a measurement holds. Memory that was allocated since may not have taken its blocks yet.
+const MEASUREMENT_TIME: Duration = Duration::from_millis(100);
+
+/// Free blocks that this process may still take.
+struct Budget {
+    begin: Instant,
+    bytes: u64,
+}
+
+static BUDGET: Mutex<Option<Budget>> = Mutex::new(None);
+
+/// Returns whether new memory of this size should be huge pages, and counts it as such.
+pub fn takes_huge_pages(bytes: u64) -> bool {
+    // Small pages are right, too, so nothing waits here, nor in a child of a process that was here at a fork.
+    let Ok(mut budget) = BUDGET.try_lock() else { return false };
+    let current = budget.take().filter(|budget| budget.begin.elapsed() < MEASUREMENT_TIME);
+    let current = current.unwrap_or_else(|| Budget { begin: Instant::now(), bytes: free_bytes() / SHARE_DIVISOR });
+    let left = current.bytes.checked_sub(bytes);
+    *budget = Some(Budget { bytes: left.unwrap_or(current.bytes), ..current });
+    left.is_some()
+}
+
+/// Returns the bytes of free blocks of at least a huge page, on the NUMA node that has the fewest.
+fn free_bytes() -> u64 {
+    let page_bytes = u64::try_from(rustix::param::page_size()).unwrap_or(HUGE_PAGE_BYTES);
+    fs::read_to_string("/proc/buddyinfo").map_or(0, |text| free_bytes_of(&text, page_bytes))
+}
+
+/// Adds up the free blocks in lines such as `Node 0, zone   Normal  30498  58458 ...`, which have the number of blocks of
+/// one page, two, four and so on.
+fn free_bytes_of(buddyinfo: &str, page_bytes: u64) -> u64 {
+    let mut nodes: BTreeMap<&str, u64> = BTreeMap::new();
+    for line in buddyinfo.lines() {
+        let Some((node, zone)) = line.split_once(',') else { continue };
+        let blocks = (0_u32..).zip(zone.split_whitespace().skip(2));
+        let bytes = blocks.filter_map(|(order, count)| {
+            let block_bytes = page_bytes.checked_shl(order).filter(|bytes| *bytes >= HUGE_PAGE_BYTES)?;
+            Some(block_bytes.saturating_mul(count.parse().ok()?))
+        });
+        let sum = nodes.entry(node).or_default();
+        *sum = sum.saturating_add(bytes.fold(0, u64::saturating_add));
+    }
+    nodes.into_values().min().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn free_blocks_are_those_of_the_fullest_node() {
+        let one = "Node 0, zone      DMA      0      0      0      0      0      0      0      0      1      1      3 \n\
+                   Node 0, zone   Normal  30498  58458  29816  15093  10757   5648   2005    899    353    309    248 \n";
+        let bytes = (1 + 309) * (2 << 20) + (3 + 248) * (4 << 20);
+        assert_eq!(free_bytes_of(one, 4096), bytes);
+        assert_eq!(free_bytes_of(&format!("{one}Node 1, zone   Normal 9 9 9 9 9 9 9 9 9 2 0 \n"), 4096), 4 << 20);
+        assert_eq!(free_bytes_of("", 4096), 0);
+        assert_eq!(free_bytes_of("no buddyinfo", 4096), 0);
+    }
+
+    #[test]
+    fn no_more_is_taken_than_is_free() {
+        assert!(takes_huge_pages(0));
+        assert!(!takes_huge_pages(u64::MAX));
+    }
+}
