@@ -4,13 +4,14 @@
 //! memory with the advice `MADV_HUGEPAGE` makes it move other pages to free some, which takes ten times as long as small
 //! pages: a machine whose memory is full of page cache has few.
 
+use crate::num::to_u64;
 use std::collections::BTreeMap;
 use std::fs;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Size of a huge page in bytes.
-const HUGE_PAGE_BYTES: u64 = 2 << 20;
+/// Size and alignment of a huge page in bytes.
+pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// Share of the free blocks that this process takes, as a divisor. The kernel keeps some of them, and other processes
 /// take memory at the same time.
 const SHARE_DIVISOR: u64 = 2;
@@ -38,8 +39,8 @@ pub fn takes_huge_pages(bytes: u64) -> bool {
 
 /// Returns the bytes of free blocks of at least a huge page, on the NUMA node that has the fewest.
 fn free_bytes() -> u64 {
-    let page_bytes = u64::try_from(rustix::param::page_size()).unwrap_or(HUGE_PAGE_BYTES);
-    fs::read_to_string("/proc/buddyinfo").map_or(0, |text| free_bytes_of(&text, page_bytes))
+    let text = fs::read_to_string("/proc/buddyinfo");
+    text.map_or(0, |text| free_bytes_of(&text, to_u64(rustix::param::page_size())))
 }
 
 /// Adds up the free blocks in lines such as `Node 0, zone   Normal  30498  58458 ...`, which have the number of blocks of
@@ -50,7 +51,7 @@ fn free_bytes_of(buddyinfo: &str, page_bytes: u64) -> u64 {
         let Some((node, zone)) = line.split_once(',') else { continue };
         let blocks = (0_u32..).zip(zone.split_whitespace().skip(2));
         let bytes = blocks.filter_map(|(order, count)| {
-            let block_bytes = page_bytes.checked_shl(order).filter(|bytes| *bytes >= HUGE_PAGE_BYTES)?;
+            let block_bytes = page_bytes.checked_shl(order).filter(|bytes| *bytes >= to_u64(HUGE_PAGE_BYTES))?;
             Some(block_bytes.saturating_mul(count.parse().ok()?))
         });
         let sum = nodes.entry(node).or_default();

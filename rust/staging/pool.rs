@@ -4,6 +4,8 @@
 
 use crate::device::{CopyInFlight, Pinned};
 use crate::error::{Error, Kind, Result};
+use crate::num::to_u64;
+use crate::os::huge_pages::{HUGE_PAGE_BYTES, takes_huge_pages};
 use crate::os::numa::{self, Node};
 use crate::os::per_process::PerProcess;
 use crate::profile::{self, Memory, Stage};
@@ -16,8 +18,6 @@ use std::time::Duration;
 
 /// Alignment of slots, in bytes. It satisfies that of direct reads.
 pub const PAGE_BYTES: usize = 4 << 10;
-/// Size and alignment of huge pages, in bytes.
-const HUGE_PAGE_BYTES: usize = 2 << 20;
 /// Interval at which a worker that waits for staging memory checks whether the wait should end.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Number of slots of ended loads with a copy in flight at which a load waits for the oldest and takes no new memory. A
@@ -58,7 +58,8 @@ impl Block {
         let begin = address.next_multiple_of(alignment) - address;
         // Huge pages are faster to touch and to pin. Pages shared with a forked child could be copied on a write, while
         // the device accesses the old ones.
-        for advice in [Advice::HugePage, Advice::DontFork] {
+        let huge_pages = takes_huge_pages(to_u64(bytes)).then_some(Advice::HugePage);
+        for advice in huge_pages.into_iter().chain([Advice::DontFork]) {
             if let Err(error) = memory.advise(advice) {
                 tracing::debug!(%error, ?advice, "the kernel refuses advice about staging memory");
             }
