@@ -44,12 +44,16 @@ fn free_bytes() -> u64 {
 }
 
 /// Adds up the free blocks in lines such as `Node 0, zone   Normal  30498  58458 ...`, which have the number of blocks of
-/// one page, two, four and so on.
+/// one page, two, four and so on. The kernel keeps the zones `DMA` and `DMA32` for devices while the others have pages.
 fn free_bytes_of(buddyinfo: &str, page_bytes: u64) -> u64 {
     let mut nodes: BTreeMap<&str, u64> = BTreeMap::new();
     for line in buddyinfo.lines() {
-        let Some((node, zone)) = line.split_once(',') else { continue };
-        let blocks = (0_u32..).zip(zone.split_whitespace().skip(2));
+        let Some((node, zone)) = line.split_once(", zone") else { continue };
+        let mut words = zone.split_whitespace();
+        if words.next().is_none_or(|name| name.starts_with("DMA")) {
+            continue;
+        }
+        let blocks = (0_u32..).zip(words);
         let bytes = blocks.filter_map(|(order, count)| {
             let block_bytes = page_bytes.checked_shl(order).filter(|bytes| *bytes >= to_u64(HUGE_PAGE_BYTES))?;
             Some(block_bytes.saturating_mul(count.parse().ok()?))
@@ -68,7 +72,7 @@ mod tests {
     fn free_blocks_are_those_of_the_fullest_node() {
         let one = "Node 0, zone      DMA      0      0      0      0      0      0      0      0      1      1      3 \n\
                    Node 0, zone   Normal  30498  58458  29816  15093  10757   5648   2005    899    353    309    248 \n";
-        let bytes = (1 + 309) * (2 << 20) + (3 + 248) * (4 << 20);
+        let bytes = 309 * (2 << 20) + 248 * (4 << 20);
         assert_eq!(free_bytes_of(one, 4096), bytes);
         assert_eq!(free_bytes_of(&format!("{one}Node 1, zone   Normal 9 9 9 9 9 9 9 9 9 2 0 \n"), 4096), 4 << 20);
         assert_eq!(free_bytes_of("", 4096), 0);
