@@ -4,10 +4,11 @@
 //! memory with the advice `MADV_HUGEPAGE` makes it move other pages to free some, which takes ten times as long as small
 //! pages: a machine whose memory is full of page cache has few.
 
+use super::per_process::PerProcess;
 use crate::num::to_u64;
 use std::collections::BTreeMap;
 use std::fs;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Size and alignment of a huge page in bytes.
@@ -24,12 +25,11 @@ struct Budget {
     bytes: u64,
 }
 
-static BUDGET: Mutex<Option<Budget>> = Mutex::new(None);
+static BUDGET: PerProcess<Mutex<Option<Budget>>> = PerProcess::new(Mutex::default);
 
 /// Returns whether new memory of this size should be huge pages, and counts it as such.
 pub fn takes_huge_pages(bytes: u64) -> bool {
-    // Small pages are right, too, so nothing waits here, nor in a child of a process that was here at a fork.
-    let Ok(mut budget) = BUDGET.try_lock() else { return false };
+    let mut budget = BUDGET.get().lock().unwrap_or_else(PoisonError::into_inner);
     let current = budget.take().filter(|budget| budget.begin.elapsed() < MEASUREMENT_TIME);
     let current = current.unwrap_or_else(|| Budget { begin: Instant::now(), bytes: free_bytes() / SHARE_DIVISOR });
     let left = current.bytes.checked_sub(bytes);
