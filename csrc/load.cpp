@@ -6,7 +6,6 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
-#include <sys/mman.h>
 #include <torch/version.h>
 
 #include <algorithm>
@@ -31,22 +30,8 @@ namespace fst {
 
 namespace {
 
-constexpr size_t kHugePageBytes = size_t{2} << 20;
-
 // Smallest tensor that gets huge pages, as in NumPy.
 constexpr size_t kHugePagesBytesMin = size_t{4} << 20;
-
-// Asks for huge pages in new memory, which make its page faults, and so a load, faster, if the kernel has free ones. It
-// is advice only: a kernel without huge pages refuses it.
-void advise_huge_pages(void* data, size_t bytes) {
-  if (!takes_huge_pages(bytes)) {
-    return;
-  }
-  const auto begin = reinterpret_cast<uintptr_t>(data);
-  const uintptr_t first = (begin + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
-  const uintptr_t end = (begin + bytes) / kHugePageBytes * kHugePageBytes;
-  ::madvise(static_cast<char*>(data) + (first - begin), end - first, MADV_HUGEPAGE);
-}
 
 std::string describe_type(c10::ScalarType type, c10::IntArrayRef shape) {
   return c10::str(c10::toString(type), " of shape ", shape);
@@ -125,7 +110,7 @@ void fill_with_zeros(const at::Tensor& tensor) {
 at::Tensor allocate(const Spec& spec, c10::Device device, c10::ScalarType type) {
   auto tensor = at::empty(shape_of(spec), at::device(device).dtype(type));
   if (device.is_cpu() && tensor.nbytes() >= kHugePagesBytesMin) {
-    advise_huge_pages(tensor.mutable_data_ptr(), tensor.nbytes());
+    advise_huge_pages(reinterpret_cast<uint64_t>(tensor.mutable_data_ptr()), tensor.nbytes());
   }
   if (!has_data(spec)) {
     fill_with_zeros(tensor);

@@ -41,7 +41,7 @@ use self::stream::{AnyStream, finish_stream};
 use self::transfer::{AnyTransfer, finish, release};
 use self::verify::{sign_model, verify_checkpoint, verify_files, verify_model};
 use self::writer::{AnyWriter, begin_encrypted_writer, begin_tensors_writer, begin_writer, finish_writer};
-use crate::os::huge_pages::takes_huge_pages;
+use crate::os::huge_pages::advise as advise_huge_pages;
 
 #[cxx::bridge(namespace = "fst")]
 mod ffi {
@@ -298,7 +298,7 @@ mod ffi {
         fn take(self: &AnyStream) -> Result<usize>;
         fn finish_stream(stream: Box<AnyStream>) -> Result<()>;
 
-        fn takes_huge_pages(bytes: u64) -> bool;
+        fn advise_huge_pages(address: u64, bytes: u64);
 
         fn release() -> Result<i64>;
 

@@ -5,11 +5,11 @@
 //! pages: a machine whose memory is full of page cache has few.
 
 use super::per_process::PerProcess;
-use crate::num::to_u64;
+use crate::num::{to_u64, to_usize};
 use std::collections::BTreeMap;
-use std::fs;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use std::{fs, io, ptr};
 
 /// Size and alignment of a huge page in bytes.
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
@@ -27,8 +27,24 @@ struct Budget {
 
 static BUDGET: PerProcess<Mutex<Option<Budget>>> = PerProcess::new(Mutex::default);
 
+/// Asks for huge pages in new memory, if the kernel has free ones. Other memory at the address stays as it is.
+pub fn advise(address: u64, bytes: u64) {
+    let page_bytes = to_u64(HUGE_PAGE_BYTES);
+    let begin = address.next_multiple_of(page_bytes);
+    let end = address.saturating_add(bytes) / page_bytes * page_bytes;
+    if begin >= end || !takes_huge_pages(end - begin) {
+        return;
+    }
+    let memory = ptr::with_exposed_provenance_mut(to_usize(begin));
+    // SAFETY: the advice changes no byte.
+    let code = unsafe { libc::madvise(memory, to_usize(end - begin), libc::MADV_HUGEPAGE) };
+    if code != 0 {
+        tracing::debug!(error = %io::Error::last_os_error(), "the kernel refuses advice about huge pages");
+    }
+}
+
 /// Returns whether new memory of this size should be huge pages, and counts it as such.
-pub fn takes_huge_pages(bytes: u64) -> bool {
+fn takes_huge_pages(bytes: u64) -> bool {
     let mut budget = BUDGET.get().lock().unwrap_or_else(PoisonError::into_inner);
     let current = budget.take().filter(|budget| budget.begin.elapsed() < MEASUREMENT_TIME);
     let current = current.unwrap_or_else(|| Budget { begin: Instant::now(), bytes: free_bytes() / SHARE_DIVISOR });

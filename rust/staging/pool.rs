@@ -5,7 +5,7 @@
 use crate::device::{CopyInFlight, Pinned};
 use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
-use crate::os::huge_pages::{HUGE_PAGE_BYTES, takes_huge_pages};
+use crate::os::huge_pages::{self, HUGE_PAGE_BYTES};
 use crate::os::numa::{self, Node};
 use crate::os::per_process::PerProcess;
 use crate::profile::{self, Memory, Stage};
@@ -58,11 +58,9 @@ impl Block {
         let begin = address.next_multiple_of(alignment) - address;
         // Huge pages are faster to touch and to pin. Pages shared with a forked child could be copied on a write, while
         // the device accesses the old ones.
-        let huge_pages = takes_huge_pages(to_u64(bytes)).then_some(Advice::HugePage);
-        for advice in huge_pages.into_iter().chain([Advice::DontFork]) {
-            if let Err(error) = memory.advise(advice) {
-                tracing::debug!(%error, ?advice, "the kernel refuses advice about staging memory");
-            }
+        huge_pages::advise(to_u64(address + begin), to_u64(bytes));
+        if let Err(error) = memory.advise(Advice::DontFork) {
+            tracing::debug!(%error, "the kernel refuses advice about staging memory");
         }
         if let Some(node) = node {
             numa::prefer(&memory, node);
