@@ -37,6 +37,7 @@ pub mod store;
 mod stores;
 pub mod streams;
 mod transport;
+mod trust;
 pub mod upload;
 
 /// Waits until the cache holds what loads have pulled, closes the connections that no request uses, and forgets tokens.

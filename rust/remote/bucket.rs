@@ -53,12 +53,16 @@ impl Bucket {
     ///
     /// # Errors
     /// `invalid-argument` for options that do not fit; those of the profile of AWS.
-    pub(super) fn open(location: &Location, settings: &BTreeMap<String, String>) -> Result<Bucket> {
+    pub(super) fn open(
+        location: &Location,
+        settings: &BTreeMap<String, String>,
+        transport: Transport,
+    ) -> Result<Bucket> {
         let url = format!("{}://{}", location.scheme(), location.host());
         let store: Arc<dyn BucketStore> = match location.service() {
-            Service::S3 => Arc::new(s3(location, settings, &url)?),
-            Service::Gcs => Arc::new(gcs(location, settings, &url)?),
-            Service::Azure => Arc::new(azure(settings, &url)?),
+            Service::S3 => Arc::new(s3(location, settings, transport, &url)?),
+            Service::Gcs => Arc::new(gcs(location, settings, transport, &url)?),
+            Service::Azure => Arc::new(azure(settings, transport, &url)?),
             Service::Http | Service::Hub | Service::Redis => {
                 return Err(Error::new(Kind::Internal, format!("{url} is not a bucket")));
             }
@@ -91,7 +95,12 @@ fn from_settings<K: FromStr>(settings: &BTreeMap<String, String>, url: &str) -> 
     settings.iter().map(parse).collect()
 }
 
-fn s3(location: &Location, settings: &BTreeMap<String, String>, url: &str) -> Result<object_store::aws::AmazonS3> {
+fn s3(
+    location: &Location,
+    settings: &BTreeMap<String, String>,
+    transport: Transport,
+    url: &str,
+) -> Result<object_store::aws::AmazonS3> {
     let mut builder = AmazonS3Builder::new();
     let is_set = |key: AmazonS3ConfigKey, builder: &AmazonS3Builder| builder.get_config_value(&key).is_some();
     // What is set for the bucket goes before the environment, and that before the profile.
@@ -128,7 +137,7 @@ fn s3(location: &Location, settings: &BTreeMap<String, String>, url: &str) -> Re
         if profile.is_path_style() {
             builder = builder.with_virtual_hosted_style_request(false);
         }
-        if !has_keys && let Some(credentials) = profile.credentials(HttpClient::new(Transport))? {
+        if !has_keys && let Some(credentials) = profile.credentials(HttpClient::new(Transport::default()))? {
             builder = builder.with_credentials(credentials);
         }
     }
@@ -136,7 +145,7 @@ fn s3(location: &Location, settings: &BTreeMap<String, String>, url: &str) -> Re
         .with_bucket_name(location.host())
         .with_client_options(client_options())
         .with_retry(no_retries())
-        .with_http_connector(Transport)
+        .with_http_connector(transport)
         .build()
         .map_err(|error| invalid(&error, url))
 }
@@ -144,6 +153,7 @@ fn s3(location: &Location, settings: &BTreeMap<String, String>, url: &str) -> Re
 fn gcs(
     location: &Location,
     settings: &BTreeMap<String, String>,
+    transport: Transport,
     url: &str,
 ) -> Result<object_store::gcp::GoogleCloudStorage> {
     let mut builder = GoogleCloudStorageBuilder::new();
@@ -167,12 +177,16 @@ fn gcs(
         .with_bucket_name(location.host())
         .with_client_options(client_options())
         .with_retry(no_retries())
-        .with_http_connector(Transport)
+        .with_http_connector(transport)
         .build()
         .map_err(|error| invalid(&error, url))
 }
 
-fn azure(settings: &BTreeMap<String, String>, url: &str) -> Result<object_store::azure::MicrosoftAzure> {
+fn azure(
+    settings: &BTreeMap<String, String>,
+    transport: Transport,
+    url: &str,
+) -> Result<object_store::azure::MicrosoftAzure> {
     let mut builder = MicrosoftAzureBuilder::new();
     if let Some(text) = options::variable("AZURE_STORAGE_CONNECTION_STRING") {
         builder = with_connection_string(builder, &text);
@@ -191,7 +205,7 @@ fn azure(settings: &BTreeMap<String, String>, url: &str) -> Result<object_store:
         .with_url(url)
         .with_client_options(client_options())
         .with_retry(no_retries())
-        .with_http_connector(Transport)
+        .with_http_connector(transport)
         .build()
         .map_err(|error| invalid(&error, url))
 }

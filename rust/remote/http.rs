@@ -18,11 +18,12 @@ use std::ops::Range;
 pub(super) struct HttpStore {
     /// Headers of every request, for example with a token.
     headers: HeaderMap,
+    transport: Transport,
 }
 
 impl HttpStore {
-    pub(super) fn new(headers: HeaderMap) -> Self {
-        HttpStore { headers }
+    pub(super) fn new(headers: HeaderMap, transport: Transport) -> Self {
+        HttpStore { headers, transport }
     }
 }
 
@@ -37,10 +38,8 @@ impl Store for HttpStore {
     async fn get(&self, url: &str, range: Range<u64>, version: Option<&Version>) -> Result<Answer, Failure> {
         let mut headers = self.headers.clone();
         headers.extend(range_headers(&range, version));
-        let response = Transport
-            .call(transport::get_request(url, headers)?)
-            .await
-            .map_err(|error| transport::failure_of(&error))?;
+        let request = transport::get_request(url, headers)?;
+        let response = self.transport.call(request).await.map_err(|error| transport::failure_of(&error))?;
         answer(response, &range)
     }
 

@@ -13,6 +13,7 @@ use super::location::Location;
 use super::store::{Answer, Failure, FailureClass, Store, Version};
 use super::streams::Host;
 use super::transport::{self, Transport};
+use super::trust::Trust;
 use crate::error::{Error, Kind, Result};
 use crate::options;
 use crate::os::retry::Check;
@@ -117,10 +118,11 @@ fn is_offline() -> bool {
 struct Access {
     endpoint: String,
     headers: HeaderMap,
+    transport: Transport,
 }
 
 impl Access {
-    fn new(settings: &BTreeMap<String, String>, url: &str) -> Result<Access> {
+    fn new(settings: &BTreeMap<String, String>, transport: Transport, url: &str) -> Result<Access> {
         let mut endpoint = options::variable("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.to_owned());
         let mut token = stored_token();
         for (name, value) in settings {
@@ -137,7 +139,7 @@ impl Access {
             value.set_sensitive(true);
             headers.insert(header::AUTHORIZATION, value);
         }
-        Ok(Access { endpoint: endpoint.trim_end_matches('/').to_owned(), headers })
+        Ok(Access { endpoint: endpoint.trim_end_matches('/').to_owned(), headers, transport })
     }
 }
 
@@ -181,11 +183,13 @@ pub(super) fn find(location: &Location, check: Check<'_>) -> Result<Found> {
     {
         return Ok(Found::Local(path));
     }
-    let access = Access::new(&configuration::options_of(&url), &url)?;
+    let mut settings = configuration::options_of(&url);
+    let trust = Trust::take_from(&mut settings, &url)?;
+    let access = Access::new(&settings, Transport::new(trust), &url)?;
     let revision = file.revision.replace('/', "%2F");
     let address = format!("{}/api/models/{}/revision/{revision}", access.endpoint, file.repository);
     let host = Host::of(&access.endpoint);
-    let attempt = || describe(&address, access.headers.clone());
+    let attempt = || describe(&address, &access);
     let described = lane::block_on(check, repeat(&url, &host, None, 0, attempt))?;
     let names: Vec<String> = described.siblings.into_iter().map(|sibling| sibling.rfilename).collect();
     let repository = file.repository.rsplit('/').next().unwrap_or_default();
@@ -214,9 +218,9 @@ pub(super) fn find(location: &Location, check: Check<'_>) -> Result<Found> {
     }
 }
 
-async fn describe(address: &str, headers: HeaderMap) -> std::result::Result<Description, Failure> {
-    let request = transport::get_request(address, headers)?;
-    let response = Transport.call(request).await.map_err(|error| transport::failure_of(&error))?;
+async fn describe(address: &str, access: &Access) -> std::result::Result<Description, Failure> {
+    let request = transport::get_request(address, access.headers.clone())?;
+    let response = access.transport.call(request).await.map_err(|error| transport::failure_of(&error))?;
     check_status(response.status())?;
     parse_description(&http::collect(response, DESCRIPTION_BYTES_MAX).await?)
 }
@@ -264,9 +268,13 @@ impl fmt::Debug for Repository {
 }
 
 impl Repository {
-    pub(super) fn open(location: &Location, settings: &BTreeMap<String, String>) -> Result<Repository> {
+    pub(super) fn open(
+        location: &Location,
+        settings: &BTreeMap<String, String>,
+        transport: Transport,
+    ) -> Result<Repository> {
         let File { repository, revision, .. } = File::parse(location)?;
-        let access = Access::new(settings, &location.to_string())?;
+        let access = Access::new(settings, transport, &location.to_string())?;
         Ok(Repository { access, repository, commit: revision, links: Mutex::default() })
     }
 
@@ -282,7 +290,7 @@ impl Repository {
             headers.extend(range_headers(range, None));
             let request = transport::get_request(&address, headers)?;
             let asked = request.uri().clone();
-            let response = transport::send(request).await.map_err(|error| transport::failure_of(&error))?;
+            let response = self.access.transport.send(request).await.map_err(|error| transport::failure_of(&error))?;
             check_status(response.status())?;
             let etag = response.headers().get(LINKED_ETAG).and_then(|etag| Some(etag.to_str().ok()?.to_owned()));
             let target = transport::redirect_target(&Method::GET, &asked, &response);
@@ -301,7 +309,7 @@ impl Repository {
     /// Requests a range of a signed link.
     async fn follow(&self, link: &Link, range: &Range<u64>) -> std::result::Result<HttpResponse, Failure> {
         let request = transport::get_request(&link.target.to_string(), range_headers(range, None))?;
-        Transport.call(request).await.map_err(|error| transport::failure_of(&error))
+        self.access.transport.call(request).await.map_err(|error| transport::failure_of(&error))
     }
 }
 

@@ -4,8 +4,8 @@
 //! TLS and copies therefore use as many cores as threads are reading, and no queue is between a thread and its bytes.
 //! Free lanes wait in the process's pool with their connections open, for the next load.
 
-use super::settings;
 use super::transport::Client;
+use super::trust::Trust;
 use crate::error::{Error, Kind, Result};
 use crate::os::per_process::PerProcess;
 use crate::os::retry::Check;
@@ -46,7 +46,7 @@ impl Lane {
         }
         let built = Builder::new_current_thread().enable_all().thread_keep_alive(Duration::from_millis(10)).build();
         let refused = |error| Error::new(Kind::OutOfMemory, format!("cannot create a runtime for requests: {error}"));
-        Ok(Lane { runtime: Some(built.map_err(refused)?), client: Client::new(settings::tls()?)? })
+        Ok(Lane { runtime: Some(built.map_err(refused)?), client: Client::new(&Trust::Environment.config()?)? })
     }
 }
 

@@ -19,6 +19,7 @@ use super::get::changed;
 use super::lane;
 use super::location::Location;
 use super::store::{Answer, Failure, FailureClass, Store, Version};
+use super::trust::Trust;
 use super::upload::Uploads;
 use crate::error::Result;
 use crate::num::{to_u64, to_usize};
@@ -80,8 +81,8 @@ impl Redis {
     ///
     /// # Errors
     /// `invalid-argument` for a port, a user or an option that does not fit.
-    pub(super) fn open(location: &Location, settings: &BTreeMap<String, String>) -> Result<Redis> {
-        let credentials = Arc::new(Credentials::of(location, settings)?);
+    pub(super) fn open(location: &Location, settings: &BTreeMap<String, String>, trust: Trust) -> Result<Redis> {
+        let credentials = Arc::new(Credentials::of(location, settings, trust)?);
         Ok(Redis { credentials, files: Mutex::default() })
     }
 

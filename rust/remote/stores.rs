@@ -9,6 +9,8 @@ use super::location::{Location, Service};
 use super::object::{Address, Object};
 use super::redis::Redis;
 use super::store::{Store, Version};
+use super::transport::Transport;
+use super::trust::Trust;
 use crate::error::{Error, Kind, Result};
 use crate::options;
 use crate::os::per_process::PerProcess;
@@ -42,7 +44,8 @@ pub(super) fn release() {
 /// # Errors
 /// `invalid-argument` for options or variables that do not fit.
 pub(super) fn store_of(location: &Location) -> Result<(Arc<dyn Store>, String)> {
-    let settings = configuration::options_of(&location.to_string());
+    let url = location.to_string();
+    let mut settings = configuration::options_of(&url);
     let (place, key) = match location.service() {
         Service::Http => (location.host().to_owned(), location.secret_url()),
         Service::Hub => {
@@ -60,11 +63,13 @@ pub(super) fn store_of(location: &Location) -> Result<(Arc<dyn Store>, String)> 
     {
         return Ok((Arc::clone(store), key));
     }
+    let trust = Trust::take_from(&mut settings, &url)?;
+    let transport = Transport::new(trust.clone());
     let store: Arc<dyn Store> = match location.service() {
-        Service::Http => Arc::new(HttpStore::new(http_headers(&settings, &location.to_string())?)),
-        Service::Hub => Arc::new(Repository::open(location, &settings)?),
-        Service::S3 | Service::Gcs | Service::Azure => Arc::new(Bucket::open(location, &settings)?),
-        Service::Redis => Arc::new(Redis::open(location, &settings)?),
+        Service::Http => Arc::new(HttpStore::new(http_headers(&settings, &url)?, transport)),
+        Service::Hub => Arc::new(Repository::open(location, &settings, transport)?),
+        Service::S3 | Service::Gcs | Service::Azure => Arc::new(Bucket::open(location, &settings, transport)?),
+        Service::Redis => Arc::new(Redis::open(location, &settings, trust)?),
     };
     lock().insert(name, (digest, Arc::clone(&store)));
     Ok((store, key))

@@ -4,6 +4,7 @@ use super::lane;
 use super::redis::Idle;
 use super::settings::{self, Settings};
 use super::store::{Failure, FailureClass};
+use super::trust::Trust;
 use crate::error::{Error, Kind, Result};
 use async_trait::async_trait;
 use base64::Engine;
@@ -20,7 +21,7 @@ use rustls::ClientConfig;
 use std::error::Error as StdError;
 use std::fmt;
 use std::net::{IpAddr, ToSocketAddrs};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 /// Largest number of redirects of one request.
@@ -45,21 +46,45 @@ const PUBLIC_HEADERS: [HeaderName; 5] =
 /// Connections of a lane.
 #[derive(Clone)]
 pub(super) struct Client {
-    http: reqwest::Client,
-    /// Connections for requests with a body, during which nothing is received for long.
-    uploads: Arc<OnceLock<reqwest::Client>>,
-    tls: Arc<ClientConfig>,
+    http: Connections,
+    /// Connections to places with certificates of their own. Those of a place that no object is open at are closed.
+    others: Arc<Mutex<Vec<Other>>>,
     /// Connections to Redis that no request uses.
     idle: Idle,
     settings: Settings,
 }
 
+/// Connections for a configuration of TLS.
+type Other = (Weak<ClientConfig>, Connections);
+
+/// Connections for HTTP, all with one configuration of TLS.
+#[derive(Clone)]
+struct Connections {
+    http: reqwest::Client,
+    /// Connections for requests with a body, during which nothing is received for long.
+    uploads: Arc<OnceLock<reqwest::Client>>,
+}
+
 impl Client {
-    pub(super) fn new(tls: Arc<ClientConfig>) -> Result<Client> {
+    /// Creates a client without open connections. `tls` is for all places without options of their own.
+    pub(super) fn new(tls: &Arc<ClientConfig>) -> Result<Client> {
         let settings = Settings::from_env()?;
-        let built = builder(&tls).read_timeout(settings.stall).build();
-        let http = built.map_err(|error| Error::new(Kind::Internal, format!("cannot create a client: {error}")))?;
-        Ok(Client { http, uploads: Arc::default(), tls, idle: Idle::default(), settings })
+        let http = Connections::new(tls, settings.stall);
+        let http = http.map_err(|error| Error::new(Kind::Internal, format!("cannot create a client: {error}")))?;
+        Ok(Client { http, others: Arc::default(), idle: Idle::default(), settings })
+    }
+
+    /// Returns the connections to places that trust these certificates.
+    fn connections(&self, trust: &Trust) -> std::result::Result<Connections, HttpError> {
+        let Trust::Place(tls) = trust else { return Ok(self.http.clone()) };
+        let mut others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, known)) = others.iter().find(|(known, _)| known.as_ptr() == Arc::as_ptr(tls)) {
+            return Ok(known.clone());
+        }
+        let built = Connections::new(tls, self.settings.stall).map_err(|error| without_client(&error))?;
+        others.retain(|(known, _)| known.strong_count() > 0);
+        others.push((Arc::downgrade(tls), built.clone()));
+        Ok(built)
     }
 
     /// Returns the connections to Redis that no request uses.
@@ -72,21 +97,31 @@ impl Client {
         self.settings.stall
     }
 
-    /// Returns the connections for requests with a body. Nothing may arrive for long while a body is sent, but the other
-    /// side acknowledges its bytes.
-    fn uploads(&self) -> std::result::Result<&reqwest::Client, HttpError> {
-        if let Some(known) = self.uploads.get() {
-            return Ok(known);
-        }
-        let built = builder(&self.tls).tcp_user_timeout(self.settings.stall).timeout(UPLOAD_TIMEOUT).build();
-        let client = built.map_err(|error| refused(format!("cannot create a client: {error}")))?;
-        Ok(self.uploads.get_or_init(|| client))
-    }
-
     /// Returns whether the settings are still the same.
     pub(super) fn is_current(&self) -> bool {
         Settings::from_env().is_ok_and(|settings| settings == self.settings)
     }
+}
+
+impl Connections {
+    fn new(tls: &Arc<ClientConfig>, stall: Duration) -> reqwest::Result<Connections> {
+        Ok(Connections { http: builder(tls).read_timeout(stall).build()?, uploads: Arc::default() })
+    }
+
+    /// Returns the connections for requests with a body. Nothing may arrive for long while a body is sent, but the other
+    /// side acknowledges its bytes within the time of a stall.
+    fn uploads(&self, tls: &Arc<ClientConfig>, stall: Duration) -> std::result::Result<&reqwest::Client, HttpError> {
+        if let Some(known) = self.uploads.get() {
+            return Ok(known);
+        }
+        let built = builder(tls).tcp_user_timeout(stall).timeout(UPLOAD_TIMEOUT).build();
+        let client = built.map_err(|error| without_client(&error))?;
+        Ok(self.uploads.get_or_init(|| client))
+    }
+}
+
+fn without_client(error: &reqwest::Error) -> HttpError {
+    refused(format!("cannot create a client: {error}"))
 }
 
 fn builder(tls: &Arc<ClientConfig>) -> reqwest::ClientBuilder {
@@ -106,12 +141,14 @@ fn builder(tls: &Arc<ClientConfig>) -> reqwest::ClientBuilder {
 /// Sends requests over the connections of the lane that the calling thread runs on, and follows redirects.
 ///
 /// An answer that the same request may not get again, such as 503, is an error with a [`StatusFailure`].
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Transport;
+#[derive(Debug, Clone, Default)]
+pub(super) struct Transport {
+    trust: Trust,
+}
 
 impl HttpConnector for Transport {
     fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
-        Ok(HttpClient::new(Transport))
+        Ok(HttpClient::new(self.clone()))
     }
 }
 
@@ -128,7 +165,7 @@ impl HttpService for Transport {
             *attempt.method_mut() = parts.method.clone();
             *attempt.uri_mut() = parts.uri.clone();
             *attempt.headers_mut() = parts.headers.clone();
-            let response = send(attempt).await?;
+            let response = self.send(attempt).await?;
             let Some(target) = redirect_target(&parts.method, &parts.uri, &response)? else {
                 return Ok(response);
             };
@@ -144,27 +181,41 @@ impl HttpService for Transport {
     }
 }
 
-/// Sends one request, without following redirects.
-pub(super) async fn send(request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
-    let client = lane::client().ok_or_else(|| refused("no lane runs this request".into()))?;
-    let is_metadata = request.uri().host().is_some_and(is_metadata_name);
-    let response = if is_metadata {
-        // A proxy would answer for another machine.
-        let direct = reqwest::Client::builder().no_proxy().tls_backend_preconfigured((*client.tls).clone()).build();
-        let direct = direct.map_err(|_| refused("cannot create a client".into()))?;
-        let late =
-            |_| HttpError::new(HttpErrorKind::Timeout, Refused("no service of instance metadata answers".into()));
-        tokio::time::timeout(METADATA_TIMEOUT, direct.call(request)).await.map_err(late)??
-    } else if request.body().is_empty() {
-        client.http.call(request).await?
-    } else {
-        client.uploads()?.call(request).await?
-    };
-    match response.status() {
-        StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => Err(StatusFailure::error(&response)),
-        status if status.is_server_error() => Err(StatusFailure::error(&response)),
-        StatusCode::PROXY_AUTHENTICATION_REQUIRED => Err(refused(PROXY_REFUSAL.into())),
-        _ => Ok(response),
+impl Transport {
+    pub(super) fn new(trust: Trust) -> Transport {
+        Transport { trust }
+    }
+
+    fn tls(&self) -> std::result::Result<Arc<ClientConfig>, HttpError> {
+        self.trust.config().map_err(|error| refused(error.to_string()))
+    }
+
+    /// Sends one request, without following redirects.
+    pub(super) async fn send(&self, request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
+        let client = lane::client().ok_or_else(|| refused("no lane runs this request".into()))?;
+        let connections = client.connections(&self.trust)?;
+        let is_metadata = request.uri().host().is_some_and(is_metadata_name);
+        let response = if is_metadata {
+            // A proxy would answer for another machine.
+            let direct = reqwest::Client::builder()
+                .no_proxy()
+                .tls_backend_preconfigured(ClientConfig::clone(&*self.tls()?))
+                .build();
+            let direct = direct.map_err(|error| without_client(&error))?;
+            let late =
+                |_| HttpError::new(HttpErrorKind::Timeout, Refused("no service of instance metadata answers".into()));
+            tokio::time::timeout(METADATA_TIMEOUT, direct.call(request)).await.map_err(late)??
+        } else if request.body().is_empty() {
+            connections.http.call(request).await?
+        } else {
+            connections.uploads(&self.tls()?, client.stall())?.call(request).await?
+        };
+        match response.status() {
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => Err(StatusFailure::error(&response)),
+            status if status.is_server_error() => Err(StatusFailure::error(&response)),
+            StatusCode::PROXY_AUTHENTICATION_REQUIRED => Err(refused(PROXY_REFUSAL.into())),
+            _ => Ok(response),
+        }
     }
 }
 
@@ -314,7 +365,7 @@ pub(super) fn failure_of(error: &(dyn StdError + 'static)) -> Failure {
     if text.contains("certificate") || text.contains("TLS") || text.contains("tls") {
         let message = format!(
             "the TLS handshake failed: {text}; if a private authority signed the server's certificate, name the file of \
-             its certificate in SSL_CERT_FILE"
+             its certificate in SSL_CERT_FILE, or in the option ca_file of fst.storage.configure"
         );
         return Failure::new(FailureClass::Permanent, message);
     }

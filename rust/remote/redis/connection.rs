@@ -4,7 +4,6 @@ use super::Attempt;
 use super::credentials::Credentials;
 use crate::num::{to_u64, to_usize};
 use crate::remote::lane;
-use crate::remote::settings;
 use crate::remote::store::{Failure, FailureClass};
 use crate::remote::transport::{self, CONNECT_TIMEOUT, IDLE_TIMEOUT};
 use bytes::{Bytes, BytesMut};
@@ -303,7 +302,7 @@ async fn connect(credentials: &Credentials) -> Attempt<Box<dyn Stream>> {
     }
     let name = ServerName::try_from(host.clone())
         .map_err(|_| Failure::new(FailureClass::Invalid, "the host has no name that a certificate can have"))?;
-    let tls = settings::tls().map_err(|error| Failure::new(FailureClass::Permanent, error.to_string()))?;
+    let tls = credentials.trust.config().map_err(|error| Failure::new(FailureClass::Permanent, error.to_string()))?;
     let secure = TlsConnector::from(tls).connect(name, plain).await;
     Ok(Box::new(secure.map_err(|error| transport::failure_of(&error))?))
 }

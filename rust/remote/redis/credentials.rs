@@ -4,6 +4,7 @@ use crate::error::{Error, Kind, Result};
 use crate::options;
 use crate::remote::configuration;
 use crate::remote::location::Location;
+use crate::remote::trust::Trust;
 use percent_encoding::percent_decode_str;
 use std::collections::BTreeMap;
 
@@ -14,6 +15,7 @@ pub(super) struct Credentials {
     pub(super) host: String,
     pub(super) port: u16,
     pub(super) is_tls: bool,
+    pub(super) trust: Trust,
     /// User name. Empty for the default user.
     pub(super) user: String,
     /// Password. Empty if there is none.
@@ -24,7 +26,7 @@ pub(super) struct Credentials {
 
 impl Credentials {
     /// Returns those of the URL. What it does not have comes from the options, then from `REDISCLI_AUTH`.
-    pub(super) fn of(location: &Location, settings: &BTreeMap<String, String>) -> Result<Credentials> {
+    pub(super) fn of(location: &Location, settings: &BTreeMap<String, String>, trust: Trust) -> Result<Credentials> {
         let invalid = |message: &str| Error::new(Kind::InvalidArgument, message).at(location.to_string());
         let known = ["username", "password", "database"];
         if let Some(name) = settings.keys().find(|name| !known.contains(&name.as_str())) {
@@ -52,7 +54,7 @@ impl Credentials {
         };
         let database = settings.get("database").map_or(Ok(0), |number| number.parse());
         let database = database.map_err(|_| invalid("the option \"database\" must be a number"))?;
-        Ok(Credentials { host, port, is_tls: location.scheme() == "rediss", user, password, database })
+        Ok(Credentials { host, port, is_tls: location.scheme() == "rediss", trust, user, password, database })
     }
 }
 
@@ -72,7 +74,7 @@ mod tests {
 
     fn of(url: &str, settings: &[(&str, &str)]) -> Credentials {
         let settings = settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        Credentials::of(&Location::parse(url).unwrap(), &settings).unwrap()
+        Credentials::of(&Location::parse(url).unwrap(), &settings, Trust::default()).unwrap()
     }
 
     #[test]

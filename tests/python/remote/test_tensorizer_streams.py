@@ -232,16 +232,58 @@ def test_endpoints_without_tls_are_explicit(bucket):
 def test_unsupported_uses(server):
     for use in (
         lambda: stream_io.open_stream(server.url("m"), certificate_handling=object()),
-        lambda: stream_io.open_stream("s3://bucket/m", "wb", certificate_handling=object()),
-        lambda: stream_io.CAInfo(allow_untrusted=True),
+        lambda: stream_io.open_stream("s3://bucket/m", "wb", certificate_handling=True),
+        lambda: stream_io.RedisStreamFile("rediss://host/m", certificate_handling=False),
     ):
-        with pytest.raises(NotImplementedError):
+        with pytest.raises(TypeError, match="a CAInfo object"):
             use()
     server.put("m.tensors", b"|TZR|" + bytes(1000))
     with pytest.raises(fst.SafetensorError, match=r"m\.tensors: byte 5: .*version 0"):
         TensorDeserializer(server.url("m.tensors"), device="cpu")
     with pytest.raises(ValueError, match="text"):
         stream_io.open_stream(server.url("m"), "r")
+
+
+def test_certificates(nginx, s3, authority, tmp_path, monkeypatch):
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "authorities").mkdir()
+    (tmp_path / "authorities" / "one.pem").write_bytes(authority.certificate.read_bytes())
+    handled = [
+        stream_io.CAInfo(cacert=str(authority.certificate)),
+        stream_io.CAInfo(capath=str(tmp_path / "authorities")),
+        stream_io.CAInfo(allow_untrusted=True),
+    ]
+    nginx.put("m", DATA)
+    for certificates in handled:
+        with stream_io.open_stream(nginx.tls_url("m"), certificate_handling=certificates) as file:
+            # The deserializer opens the file again.
+            check_same(TensorDeserializer(file, device="cpu"))
+            assert file.read(10) == DATA[:10]
+    keys = keys_of(s3) | {"s3_endpoint": s3.tls_endpoint, "force_http": False}
+    url = f"s3://{s3.bucket}/over-tls"
+    with stream_io.open_stream(url, "wb", **keys, certificate_handling=handled[0]) as file:
+        file.write(DATA)
+    with stream_io.open_stream(url, **keys, certificate_handling=handled[0]) as file:
+        assert file.read() == DATA
+    for refused in (lambda: stream_io.open_stream(nginx.tls_url("m")), lambda: stream_io.open_stream(url, **keys)):
+        with pytest.raises(OSError, match="TLS handshake failed"):
+            refused()
+    assert handled[0].curl_flags == ("--cacert", str(authority.certificate))
+    assert [certificates.curl_flags[0] for certificates in handled[1:]] == ["--capath", "--insecure"]
+    assert handled[0] == stream_io.CAInfo(cacert=str(authority.certificate)) != handled[1]
+    assert len({*handled, stream_io.CAInfo(allow_untrusted=True)}) == 3
+
+
+def test_certificates_are_named_in_one_way(authority, tmp_path):
+    certificate = str(authority.certificate)
+    for arguments in ({}, {"cacert": certificate, "allow_untrusted": True}, {"cacert": certificate, "capath": "/"}):
+        with pytest.raises(ValueError, match="Exactly one of cacert"):
+            stream_io.CAInfo(**arguments)
+    with pytest.raises(ValueError, match="Invalid cacert file path"):
+        stream_io.CAInfo(cacert=str(tmp_path))
+    with pytest.raises(ValueError, match="Invalid capath directory path"):
+        stream_io.CAInfo(capath=certificate)
 
 
 def test_modes_of_urls(server):

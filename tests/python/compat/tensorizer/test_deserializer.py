@@ -193,7 +193,6 @@ def test_address_that_is_no_target_of_saves():
 def test_unsupported_features(saved_model):
     tensors = TensorDeserializer("model.safetensors", device="cpu")
     for use in (
-        lambda: stream_io.CAInfo(),
         lambda: TensorDeserializer("model.safetensors", verify_hash=True),
         lambda: next(tensors.read_tensors(verify_hash=True)),
         lambda: tensors.load_into_module(Model(), verify_hash=True),

@@ -17,18 +17,47 @@ __all__ = ["CAInfo", "CURLStreamFile", "RedisStreamFile", "open_stream", "s3_dow
 default_s3_read_endpoint = "accel-object.ord1.coreweave.com"
 default_s3_write_endpoint = "object.ord1.coreweave.com"
 
-_CERTIFICATES = (
-    "fst trusts the authorities of the system, and those in the file that AWS_CA_BUNDLE names; set this variable, or "
-    "SSL_CERT_FILE or SSL_CERT_DIR in place of the system's, instead of certificate_handling. All loads share "
-    "connections, so no single one has authorities of its own, and none accepts untrusted certificates"
-)
-
 
 class CAInfo:
-    """Trusted certificates. Not supported: the constructor raises NotImplementedError, which names an alternative."""
+    """Certificates that a remote file accepts, in place of those that the environment names.
 
-    def __init__(self, *_: Any, **__: Any) -> None:
-        raise NotImplementedError(_CERTIFICATES)
+    Exactly one argument must be given.
+
+    Args:
+        cacert: File with certificates of authorities, as PEM.
+        capath: Directory with such files.
+        allow_untrusted: Whether to accept every certificate. Whoever controls the network can then answer for the
+            server, with other bytes.
+
+    Raises:
+        ValueError: None or several of the arguments are given, or the path does not exist.
+    """
+
+    def __init__(self, *, cacert: str | None = None, capath: str | None = None, allow_untrusted: bool = False) -> None:
+        if [cacert is not None, capath is not None, allow_untrusted].count(True) != 1:
+            raise ValueError("Exactly one of cacert, capath, or allow_untrusted=True must be specified")
+        if cacert is not None and not os.path.isfile(cacert):
+            raise ValueError(f"Invalid cacert file path: {cacert}")
+        if capath is not None and not os.path.isdir(capath):
+            raise ValueError(f"Invalid capath directory path: {capath}")
+        self._options: dict[str, str | bool]
+        if allow_untrusted:
+            self._options = {"allow_invalid_certificates": True}
+        else:
+            self._options = {"ca_directory": str(capath)} if cacert is None else {"ca_file": str(cacert)}
+
+    @property
+    def curl_flags(self) -> tuple[str, ...]:
+        """The arguments of curl with the same meaning."""
+        flags = {"allow_invalid_certificates": "--insecure", "ca_directory": "--capath", "ca_file": "--cacert"}
+        ((name, value),) = self._options.items()
+        return (flags[name], value) if isinstance(value, str) else (flags[name],)
+
+    def __hash__(self) -> int:
+        return hash(self.curl_flags)
+
+    def __eq__(self, other: object) -> bool:
+        return self.curl_flags == other.curl_flags if isinstance(other, CAInfo) else NotImplemented
 
 
 class CURLStreamFile(RemoteFile):
@@ -40,10 +69,11 @@ class CURLStreamFile(RemoteFile):
         end: Offset after the last byte to read, or None for the end of the file.
         headers: Headers of each request, by name.
         buffer_size: Number of bytes that a short read requests at once.
-        certificate_handling: Must be None.
+        certificate_handling: Certificates to accept, or None for those that the environment names.
 
     Raises:
         ValueError: The range is empty, or begins before the file.
+        TypeError: `certificate_handling` is not a `CAInfo`.
         Errors of `fst.load_file` for URLs.
     """
 
@@ -55,10 +85,10 @@ class CURLStreamFile(RemoteFile):
         headers: Mapping[str, Any] | None = None,
         *,
         buffer_size: int | None = None,
-        certificate_handling: object = None,
+        certificate_handling: CAInfo | None = None,
     ) -> None:
-        _check_certificates(certificate_handling)
         options = {f"header.{name}": str(value) for name, value in (headers or {}).items()}
+        options |= _options_of(certificate_handling)
         super().__init__(uri, options, begin=begin, end=end, buffer_size=buffer_size)
 
     @property
@@ -77,19 +107,26 @@ class RedisStreamFile(RemoteFile):
 
     Args:
         uri: A URL such as ``redis://host:6379/key``.
-        begin, end, buffer_size: As in `CURLStreamFile`.
+        begin, end, buffer_size, certificate_handling: As in `CURLStreamFile`.
 
     Raises:
         ValueError: The URL is not of Redis, or the range is empty.
+        TypeError: `certificate_handling` is not a `CAInfo`.
         Errors of `fst.load_file` for URLs.
     """
 
     def __init__(
-        self, uri: str, *, begin: int | None = None, end: int | None = None, buffer_size: int | None = None
+        self,
+        uri: str,
+        *,
+        begin: int | None = None,
+        end: int | None = None,
+        buffer_size: int | None = None,
+        certificate_handling: CAInfo | None = None,
     ) -> None:
         if scheme_of(uri) not in ("redis", "rediss"):
             raise ValueError(f"{without_secrets(uri)}: this is not the URL of a file in Redis")
-        super().__init__(uri, {}, begin=begin, end=end, buffer_size=buffer_size)
+        super().__init__(uri, _options_of(certificate_handling), begin=begin, end=end, buffer_size=buffer_size)
 
 
 def s3_download(
@@ -102,13 +139,13 @@ def s3_download(
     buffer_size: int | None = None,
     begin: int | None = None,
     end: int | None = None,
-    certificate_handling: object = None,
+    certificate_handling: CAInfo | None = None,
 ) -> RemoteFile:
     """Opens an object of S3 for reading. The arguments are those of `open_stream`."""
-    _check_certificates(certificate_handling)
     options = _options_by_endpoint(
         s3_access_key_id, s3_secret_access_key, s3_endpoint, s3_region_name, s3_signature_version
     )
+    options |= _options_of(certificate_handling)
     return RemoteFile(path_uri, options, begin=begin, end=end, buffer_size=buffer_size)
 
 
@@ -169,7 +206,7 @@ def open_stream(
     end: int | None = None,
     s3_region_name: str | None = None,
     s3_signature_version: str | None = None,
-    certificate_handling: object = None,
+    certificate_handling: CAInfo | None = None,
 ) -> IO[bytes] | RemoteFile | UploadFile:
     """Opens a local or remote file, for example for `TensorDeserializer` and `TensorSerializer`.
 
@@ -193,10 +230,10 @@ def open_stream(
         begin: Offset of the first byte to read or write.
         end: Offset after the last byte to read of a URL. No effect for local files and for writes, as has `begin` for
             writes to a URL.
-        certificate_handling: Must be None for a URL.
+        certificate_handling: Certificates that a URL accepts, or None for those that the environment names.
 
     Raises:
-        NotImplementedError: A remote URL is opened with `certificate_handling`.
+        TypeError: `certificate_handling` is not a `CAInfo`.
         ValueError: The mode is a text mode or not one for the URL, no file can be stored at the URL, an argument has an
             invalid value, or the path is a FIFO, a socket or a device.
         OSError: The operating system or a server reports an error.
@@ -204,8 +241,7 @@ def open_stream(
     path = os.fsdecode(path_uri)
     if scheme := scheme_of(path_uri):
         writes = _writes_url(path, mode)
-        _check_certificates(certificate_handling)
-        options = {}
+        options: dict[str, Any] = {}
         if scheme == "s3":
             options = s3_options(
                 access_key_id=s3_access_key_id,
@@ -216,6 +252,7 @@ def open_stream(
                 signature_version=s3_signature_version,
                 force_http=force_http,
             )
+        options |= _options_of(certificate_handling)
         if writes:
             return UploadFile(path, options, buffer_size)
         kind: dict[str, type[CURLStreamFile] | type[RedisStreamFile]] = {
@@ -225,7 +262,9 @@ def open_stream(
             "rediss": RedisStreamFile,
         }
         if scheme in kind:
-            return kind[scheme](path, begin=begin, end=end, buffer_size=buffer_size)
+            return kind[scheme](
+                path, begin=begin, end=end, buffer_size=buffer_size, certificate_handling=certificate_handling
+            )
         return RemoteFile(path, options, begin=begin, end=end, buffer_size=buffer_size)
     if "b" not in mode:
         raise ValueError(f'mode "{mode}" is for text; open the file in a binary mode, such as "rb" or "wb"')
@@ -247,6 +286,12 @@ def _writes_url(url: str, mode: str) -> bool:
     return "w" in mode
 
 
-def _check_certificates(certificate_handling: object) -> None:
-    if certificate_handling is not None:
-        raise NotImplementedError(_CERTIFICATES)
+def _options_of(certificates: object) -> dict[str, str | bool]:
+    """Returns the options of `fst.storage.configure` for the certificates that a file accepts."""
+    if certificates is None:
+        return {}
+    if not isinstance(certificates, CAInfo):
+        raise TypeError(
+            f"certificate_handling must either be None or a CAInfo object, not {type(certificates).__name__}"
+        )
+    return certificates._options

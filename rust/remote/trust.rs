@@ -1,0 +1,193 @@
+//! Certificates that connections accept.
+
+use crate::error::{Error, Kind, Result};
+use crate::options;
+use crate::os::per_process::PerProcess;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{ClientConfig, ConfigBuilder, DigitallySignedStruct, RootCertStore, SignatureScheme, WantsVerifier};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Options for one place: a file or a directory with certificates of authorities, in place of those of the system, or
+/// no check of certificates at all.
+pub(super) const OPTIONS: [&str; 3] = ["ca_file", "ca_directory", "allow_invalid_certificates"];
+/// Variables that name files with further certificates of authorities. `SSL_CERT_FILE` and `SSL_CERT_DIR` replace those
+/// of the system instead.
+const EXTRA_CA_FILES: [&str; 3] = ["AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"];
+const SYSTEM_CA_VARIABLES: [&str; 2] = ["SSL_CERT_FILE", "SSL_CERT_DIR"];
+
+/// Configuration of TLS, with the values of the variables that decide about it.
+type Known = Option<(Vec<Option<String>>, Arc<ClientConfig>)>;
+
+static KNOWN: PerProcess<Mutex<Known>> = PerProcess::new(Mutex::default);
+
+/// Certificates that the connections to one place accept.
+#[derive(Clone, Debug, Default)]
+pub(super) enum Trust {
+    /// Those of the authorities of the system, and of those that the environment names.
+    #[default]
+    Environment,
+    /// Those that the options of the place say.
+    Place(Arc<ClientConfig>),
+}
+
+impl Trust {
+    /// Takes the options about certificates out of `settings`, and reads the certificates.
+    ///
+    /// # Errors
+    /// `invalid-argument` for several of the options, or for a value that does not fit; `io` for certificates that cannot
+    /// be read.
+    pub(super) fn take_from(settings: &mut BTreeMap<String, String>, url: &str) -> Result<Trust> {
+        let given: Vec<(&str, String)> =
+            OPTIONS.iter().filter_map(|name| Some((*name, settings.remove(*name)?))).collect();
+        let config = match given.as_slice() {
+            [] => return Ok(Trust::Environment),
+            [("ca_file", path)] => with_roots(authorities(Some(Path::new(path)), None)?)?,
+            [("ca_directory", path)] => with_roots(authorities(None, Some(Path::new(path)))?)?,
+            [("allow_invalid_certificates", value)] if value == "false" => return Ok(Trust::Environment),
+            [("allow_invalid_certificates", value)] if value == "true" => without_check()?,
+            [(name, _)] => {
+                let message = format!("the option {name:?} must be true or false");
+                return Err(Error::new(Kind::InvalidArgument, message).at(url));
+            }
+            _ => {
+                let message = format!("give only one of the options {}", OPTIONS.join(", "));
+                return Err(Error::new(Kind::InvalidArgument, message).at(url));
+            }
+        };
+        Ok(Trust::Place(Arc::new(config)))
+    }
+
+    /// Returns the configuration of TLS.
+    ///
+    /// # Errors
+    /// Those of [`environment`].
+    pub(super) fn config(&self) -> Result<Arc<ClientConfig>> {
+        match self {
+            Trust::Environment => environment(),
+            Trust::Place(config) => Ok(Arc::clone(config)),
+        }
+    }
+}
+
+/// Returns the values of the variables that name certificates.
+pub(super) fn variables() -> impl Iterator<Item = Option<String>> {
+    SYSTEM_CA_VARIABLES.iter().chain(&EXTRA_CA_FILES).map(|name| options::variable(name))
+}
+
+/// Returns the configuration of TLS for places without options. The certificates are read at the first call, and again if
+/// their variables change.
+///
+/// # Errors
+/// `io` for a file of certificates that cannot be read.
+pub(super) fn environment() -> Result<Arc<ClientConfig>> {
+    let variables: Vec<_> = variables().collect();
+    let mut known = KNOWN.get().lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, config)) = known.as_ref().filter(|(used, _)| *used == variables) {
+        return Ok(Arc::clone(config));
+    }
+    let config = Arc::new(with_roots(authorities_of_environment()?)?);
+    *known = Some((variables, Arc::clone(&config)));
+    Ok(config)
+}
+
+fn authorities_of_environment() -> Result<RootCertStore> {
+    let mut store = RootCertStore::empty();
+    let found = rustls_native_certs::load_native_certs();
+    for error in &found.errors {
+        tracing::info!(%error, "a certificate authority of the system cannot be read");
+    }
+    store.add_parsable_certificates(found.certs);
+    for name in EXTRA_CA_FILES {
+        let Some(path) = options::variable(name) else { continue };
+        let failed = |error: String| {
+            Error::new(Kind::Io, format!("cannot read the certificates that {name} names: {error}")).at(&path)
+        };
+        let certificates = CertificateDer::pem_file_iter(&path).map_err(|error| failed(error.to_string()))?;
+        for certificate in certificates {
+            let certificate = certificate.map_err(|error| failed(error.to_string()))?;
+            store.add(certificate).map_err(|error| failed(error.to_string()))?;
+        }
+    }
+    Ok(store)
+}
+
+/// Reads the certificates of a file or of the files of a directory.
+fn authorities(file: Option<&Path>, directory: Option<&Path>) -> Result<RootCertStore> {
+    let failed = |message: String| {
+        let path = file.or(directory).unwrap_or(Path::new(""));
+        Error::new(Kind::Io, message).at(path)
+    };
+    let found = rustls_native_certs::load_certs_from_paths(file, directory);
+    if let Some(error) = found.errors.first() {
+        return Err(failed(format!("cannot read the certificates: {error}")));
+    }
+    let mut store = RootCertStore::empty();
+    store.add_parsable_certificates(found.certs);
+    if store.is_empty() {
+        return Err(failed("there is no certificate here; expected certificates of authorities as PEM".to_owned()));
+    }
+    Ok(store)
+}
+
+fn with_roots(store: RootCertStore) -> Result<ClientConfig> {
+    let (_, versions) = builder()?;
+    Ok(versions.with_root_certificates(store).with_no_client_auth())
+}
+
+fn without_check() -> Result<ClientConfig> {
+    let (provider, versions) = builder()?;
+    let verifier = Arc::new(AnyCertificate(provider));
+    Ok(versions.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth())
+}
+
+fn builder() -> Result<(Arc<CryptoProvider>, ConfigBuilder<ClientConfig, WantsVerifier>)> {
+    let provider = Arc::new(ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions();
+    let builder = builder.map_err(|error| Error::new(Kind::Internal, format!("TLS: {error}")))?;
+    Ok((provider, builder))
+}
+
+/// Verifier that accepts every certificate, for a place that is set to `allow_invalid_certificates`. Who answers is then
+/// unknown, but the bytes are still encrypted, and those of the handshake signed.
+#[derive(Debug)]
+struct AnyCertificate(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for AnyCertificate {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> std::result::Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}

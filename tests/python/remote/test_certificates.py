@@ -1,0 +1,104 @@
+"""Certificates that one place accepts, by options, on real servers with TLS."""
+
+import re
+
+import pytest
+from safetensors.torch import save
+
+import fst
+from objects import assert_equal, tensors
+from test_hub import COMMIT, NAME, Hub
+
+TENSORS = tensors()
+DATA = save(TENSORS)
+FILE = "m.safetensors"
+REFUSED = "the TLS handshake failed: .*SSL_CERT_FILE, or in the option ca_file"
+
+
+@pytest.fixture(params=["nginx", "s3", "redis", "hub"])
+def place(request, monkeypatch, tmp_path):
+    """Returns the URL of a place that is reached by TLS, that of a file there, and further options of the place."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    for name in (
+        "SSL_CERT_FILE",
+        "SSL_CERT_DIR",
+        "AWS_CA_BUNDLE",
+        "REQUESTS_CA_BUNDLE",
+        "CURL_CA_BUNDLE",
+        "HF_HUB_OFFLINE",
+        "HF_TOKEN",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    if request.param == "hub":
+        server = request.getfixturevalue("https_server")
+        Hub(server, {NAME: DATA})
+        place, url, options = "hf://org", f"hf://org/model@{COMMIT}/{NAME}", {"endpoint": server.url("").rstrip("/")}
+    elif request.param == "s3":
+        server = request.getfixturevalue("s3")
+        server.put(FILE, DATA)
+        for name, value in server.environ.items():
+            monkeypatch.setenv(name, value)
+        place, url, options = f"s3://{server.bucket}", server.url(FILE), {"endpoint": server.tls_endpoint}
+    else:
+        server = request.getfixturevalue(request.param)
+        server.put(FILE, DATA)
+        url, options = server.tls_url(FILE), {}
+        place = re.sub(r"//.*@", "//", url.removesuffix(f"/{FILE}"))
+    yield place, url, options
+    fst.storage.configure(place)
+
+
+def test_file_and_directory_of_authorities(place, authority, tmp_path):
+    prefix, url, options = place
+    directory = tmp_path / "authorities"
+    directory.mkdir()
+    (directory / "one.pem").write_bytes(authority.certificate.read_bytes())
+    for trusted in ({"ca_file": str(authority.certificate)}, {"ca_directory": str(directory)}):
+        fst.storage.configure(prefix, **options, **trusted)
+        assert_equal(fst.load_file(url), TENSORS)
+    fst.storage.configure(prefix, **options, ca_file="/etc/ssl/certs/ca-certificates.crt")
+    with pytest.raises(OSError, match=REFUSED):
+        fst.load_file(url)
+
+
+def test_unchecked_connections_serve_no_place_that_checks(place):
+    prefix, url, options = place
+    fst.storage.configure(prefix, **options, allow_invalid_certificates=True)
+    assert_equal(fst.load_file(url), TENSORS)
+    for checked in ({}, {"allow_invalid_certificates": False}):
+        fst.storage.configure(prefix, **options, **checked)
+        with pytest.raises(OSError, match=REFUSED):
+            fst.load_file(url)
+
+
+def test_saves_use_the_same_certificates(s3, authority, monkeypatch):
+    for name, value in s3.environ.items():
+        monkeypatch.setenv(name, value)
+    place, url = f"s3://{s3.bucket}", s3.url("saved-over-tls.safetensors")
+    try:
+        fst.storage.configure(place, endpoint=s3.tls_endpoint, ca_file=str(authority.certificate))
+        fst.save_file(TENSORS, url)
+        fst.storage.configure(place, endpoint=s3.tls_endpoint)
+        with pytest.raises(OSError, match=REFUSED):
+            fst.save_file(TENSORS, s3.url("not-saved.safetensors"))
+    finally:
+        fst.storage.configure(place)
+    assert_equal(fst.load_file(url), TENSORS)
+
+
+def test_invalid_options(place, authority, tmp_path):
+    prefix, url, options = place
+    certificate = str(authority.certificate)
+    empty = tmp_path / "empty.pem"
+    empty.write_text("no certificate\n")
+    for invalid, error, match in (
+        ({"ca_file": certificate, "ca_directory": str(tmp_path)}, ValueError, "only one of the options ca_file"),
+        ({"ca_file": certificate, "allow_invalid_certificates": True}, ValueError, "only one of the options ca_file"),
+        ({"allow_invalid_certificates": "yes"}, ValueError, "must be true or false"),
+        ({"ca_file": str(empty)}, OSError, r"empty\.pem: there is no certificate here"),
+        ({"ca_file": str(tmp_path / "missing.pem")}, OSError, r"missing\.pem: cannot read the certificates"),
+        ({"ca_directory": str(tmp_path / "missing")}, OSError, r"missing: cannot read the certificates"),
+    ):
+        fst.storage.configure(prefix, **options, **invalid)
+        with pytest.raises(error, match=match):
+            fst.load_file(url)
