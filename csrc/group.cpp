@@ -96,6 +96,10 @@ bool OpenGroupPlan::is_cached(const std::string& name) const {
   return call_core([&] { return plan_->is_cached(to_rust(name)); });
 }
 
+std::vector<int64_t> OpenGroupPlan::part_to_verify(int64_t rank) const {
+  return to_vector(plan_->part_to_verify(check_rank(rank)));
+}
+
 std::vector<at::Tensor> OpenGroupPlan::load_own(int64_t rank, const std::vector<int64_t>& items, c10::Device device,
                                                 std::optional<c10::ScalarType> dtype, const Patterns& patterns,
                                                 const DtypeNumbers& dtypes) const {

@@ -44,6 +44,10 @@ class OpenGroupPlan : public torch::CustomClassHolder {
   // Returns whether every rank takes its shard of this tensor from a page cache.
   bool is_cached(const std::string& name) const;
 
+  // Returns the index and the number of the parts of the files that a rank compares with their digests before it loads.
+  // Empty if it compares the bytes that it loads.
+  std::vector<int64_t> part_to_verify(int64_t rank) const;
+
   // Loads some shards of a rank, given the indices of its requests, without the other ranks.
   std::vector<at::Tensor> load_own(int64_t rank, const std::vector<int64_t>& items, c10::Device device,
                                    std::optional<c10::ScalarType> dtype, const Patterns& patterns,

@@ -289,6 +289,7 @@ TORCH_LIBRARY(fst, m) {
       .def("reads", &OpenGroupPlan::reads, "", {torch::arg("rank"), torch::arg("window")})
       .def("sent_bytes", &OpenGroupPlan::sent_bytes, "", {torch::arg("window")})
       .def("is_cached", &OpenGroupPlan::is_cached, "", {torch::arg("name")})
+      .def("part_to_verify", &OpenGroupPlan::part_to_verify, "", {torch::arg("rank")})
       .def("load_own", &OpenGroupPlan::load_own, "",
            {torch::arg("rank"), torch::arg("items"), torch::arg("device"), torch::arg("dtype"),
             torch::arg("patterns") = none, torch::arg("dtypes") = none})

@@ -369,6 +369,7 @@ mod ffi {
         fn reads(self: &GroupPlan, rank: usize, window: usize) -> Vec<i64>;
         fn sent_bytes(self: &GroupPlan, window: usize) -> Vec<i64>;
         fn is_cached(self: &GroupPlan, name: &str) -> Result<bool>;
+        fn part_to_verify(self: &GroupPlan, rank: usize) -> Vec<i64>;
         fn select_own(self: &GroupPlan, rank: usize, items: &[i64]) -> Result<Box<Selection>>;
         fn digest(self: &GroupPlan) -> u64;
 

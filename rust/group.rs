@@ -31,6 +31,7 @@ use self::schedule::ExchangeSchedule;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::region::{IndexRange, StridedRange, TensorRegion, torch_shape};
 use crate::error::{Error, Kind, Result};
+use crate::num::to_u64;
 use crate::remote::object::GAP_BYTES;
 use crate::source::Source;
 use std::collections::BTreeMap;
@@ -45,6 +46,10 @@ const EXCESS_DIVISOR: u64 = 16;
 /// Smallest shard that a rank takes from the page cache if the load exchanges other tensors, in bytes. The kernel reads
 /// megabytes around a page, and with small shards those would be bytes that other ranks read to send them.
 const CACHED_BYTES_MIN: u64 = 1 << 20;
+
+/// Ranks that share a page cache divide the files among them to compare digests if a rank would otherwise hash this many
+/// times as much.
+const SHARED_VERIFICATION_FACTOR: u64 = 2;
 
 /// Method by which data needed by several ranks is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -242,8 +247,32 @@ impl Group {
 
     /// Returns whether another rank reads through the page cache of this rank.
     pub fn shares_cache(&self, rank: usize) -> bool {
-        let Some(cache) = self.request.caches.get(rank).copied().flatten() else { return false };
+        let Some(cache) = self.cache_of(rank) else { return false };
         self.request.caches.iter().filter(|&&other| other == Some(cache)).count() > 1
+    }
+
+    fn cache_of(&self, rank: usize) -> Option<u64> {
+        self.request.caches.get(rank).copied().flatten()
+    }
+
+    /// Returns the part of the files that a rank compares with their digests before it loads, as its index and the number
+    /// of parts, or `None` if it compares the bytes that it loads.
+    ///
+    /// Ranks that take the same bytes from a page cache, such as those of replicated tensors, would otherwise all hash
+    /// them.
+    pub fn part_to_verify(&self, rank: usize) -> Option<(usize, usize)> {
+        let cache = self.cache_of(rank)?;
+        if self.tensors.iter().any(|tensor| tensor.route != Route::Cached) {
+            return None;
+        }
+        let sharing: Vec<usize> = (0..self.ranks()).filter(|&other| self.cache_of(other) == Some(cache)).collect();
+        let own_bytes = |&rank: &usize| self.own_shards(rank).iter().map(|shard| shard.bytes).sum::<u64>();
+        let largest = sharing.iter().map(own_bytes).max().unwrap_or(0);
+        let all: u64 = self.checkpoint.sources().map(Source::length).sum();
+        let parts = sharing.len();
+        let part = sharing.iter().position(|&other| other == rank)?;
+        (largest.saturating_mul(to_u64(parts)) >= all.saturating_mul(SHARED_VERIFICATION_FACTOR))
+            .then_some((part, parts))
     }
 
     /// Returns the region of a rank's shard, as a load takes it.
@@ -372,7 +401,7 @@ impl Group {
             let touched = tensor.touched_bytes(&range);
             uncached = uncached.saturating_add(touched);
             kept = kept.saturating_add(range.bytes());
-            let cache = self.request.caches.get(rank).copied().flatten();
+            let cache = self.cache_of(rank);
             match cache.filter(|_| range.bytes() >= cached_bytes_min) {
                 Some(cache) => {
                     let sum = cached.entry(cache).or_insert(0_u64);

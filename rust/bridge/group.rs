@@ -9,6 +9,7 @@ use crate::checkpoint::selection;
 use crate::error::{Error, Kind, Result};
 use crate::group::{Collective, Group, GroupRequest, Route, ShardRange, ShardRequest, Strategy};
 use crate::load::views::Mappings;
+use crate::num::to_u64;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
@@ -104,6 +105,12 @@ impl GroupPlan {
 
     pub(super) fn is_cached(&self, name: &str) -> Result<bool> {
         guard(|| Ok(self.group.route_of(self.group.checkpoint().position(name)?) == Some(Route::Cached)))
+    }
+
+    /// Index and number of the parts of the files that the rank compares with its digests first; empty for none.
+    pub(super) fn part_to_verify(&self, rank: usize) -> Vec<i64> {
+        let part = self.group.part_to_verify(rank);
+        part.map_or_else(Vec::new, |(part, parts)| vec![signed(to_u64(part)), signed(to_u64(parts))])
     }
 
     /// Selects some of a rank's shards, given the indices of its requests, for the rank to read without the others.

@@ -362,10 +362,12 @@ pub struct Coverage {
 }
 
 impl Checkpoint {
-    /// Returns everything in the files that has a digest, in the order of the files and of the bytes in each.
+    /// Returns everything in the files that has a digest which was not compared yet, in the order of the files and of the
+    /// bytes in each.
     pub fn inputs(&self, compared: Compared) -> Vec<Input> {
         let mut inputs = Vec::new();
-        for (source, file) in self.files.iter().enumerate().filter(|(_, file)| compared.contains(file)) {
+        let due = |file: &OpenFile| compared.contains(file) && !file.is_verified();
+        for (source, file) in self.files.iter().enumerate().filter(|(_, file)| due(file)) {
             match &file.stated {
                 Stated::Nothing => {}
                 Stated::Tensors(..) | Stated::Hashes(_) => {

@@ -159,6 +159,19 @@ def test_damage_is_found_in_every_layout(ranks, path, place, options):
     assert ranks(SIZE).run(refused, load_sharded, path, place, "mmap", options) == [("loaded", "")] * SIZE
 
 
+@pytest.mark.parametrize("load", [load_sharded, load_distributed])
+def test_ranks_on_one_page_cache_divide_the_comparison(ranks, grouped, load):
+    found_by = set()
+    for name, offset in [("tall", 0), ("tall", 7_000_000), ("wide", 100), ("wide", 8_000_000), ("small", 0)]:
+        damage(grouped, name, offset)
+        names, messages = zip(*ranks(SIZE).run(refused, load, grouped, replicated, "mmap", {}), strict=True)
+        assert sorted(names) == ["IntegrityError", "RankError", "RankError"]
+        assert all(f'"{name}"' in message for message in messages)
+        found_by.add(names.index("IntegrityError"))
+        damage(grouped, name, offset)
+    assert len(found_by) > 1
+
+
 def test_files_with_and_without_groups(ranks, tmp_path):
     fst.save_file({"tall": TENSORS["tall"]}, tmp_path / "a.safetensors", digests="blake3")
     fst.save_file({"wide": TENSORS["wide"]}, tmp_path / "b.safetensors", digests="sha256")

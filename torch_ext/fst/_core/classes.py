@@ -448,6 +448,14 @@ class GroupPlan:
         """Returns whether every rank takes its shard of a tensor from its page cache."""
         return self._object.is_cached(name)
 
+    def part_to_verify(self, rank: int) -> tuple[int, int] | None:
+        """Returns the index and the number of the parts of the files that a rank verifies before it loads.
+
+        None if it compares the bytes that it loads.
+        """
+        part = self._object.part_to_verify(rank)
+        return (part[0], part[1]) if part else None
+
     def load_own(self, rank: int, items: Sequence[int], device: torch.device, dtype: Dtype) -> list[Tensor]:
         """Loads some shards of a rank, given the indices of its requests, without the other ranks."""
         return self._object.load_own(rank, items, device, **dtype_arguments(dtype))

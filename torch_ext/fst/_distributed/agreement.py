@@ -78,7 +78,8 @@ def agree_on_plan(
         summaries: The summaries of all ranks in rank order.
         group: The ranks that load together.
         load_own: Loads all shards of this rank without the other ranks. It is called if the plan has no exchange, so
-            that one collective reports failures of both.
+            that one collective reports failures of both. Ranks that share a page cache may divide the comparison of
+            digests before it.
 
     Returns:
         The plan, equal on all ranks, and the result of `load_own` if the plan has no exchange.
@@ -95,7 +96,11 @@ def agree_on_plan(
 
     def plan_all() -> tuple[tuple[GroupPlan, _Result | None], bytes]:
         plan = GroupPlan(checkpoint, requests, lists, cache_ids, options.strategy, options.window_bytes)
-        return (plan, None if plan.has_exchange() else load_own(plan)), plan.digest().encode()
+        if plan.has_exchange():
+            return (plan, None), plan.digest().encode()
+        if checkpoint.is_verified and (part := plan.part_to_verify(group.rank)):
+            checkpoint.verify(*part)
+        return (plan, load_own(plan)), plan.digest().encode()
 
     planned, digests = group.gather_results(plan_all)
     check_equal("plan (does every rank run the same version of fst?)", [digest.decode() for digest in digests])
