@@ -33,6 +33,7 @@ from .loaders.tensorizer import Tensorizer, TensorizerParallel
 from .loaders.unified import Unified, UnifiedDirect
 from .loaders.verified import (
     FstDigests,
+    FstDigestsExchange,
     FstDigestsSha256,
     FstEncrypted,
     FstManifest,
@@ -235,6 +236,7 @@ class Peer:
 PATH_STYLE = {"RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING": "0"}
 
 VERIFIED = ("verified",)
+BLAKE3_SUFFIX = ".blake3.safetensors"
 # Files of tensorizer, and encrypted ones.
 TENSORS_SUFFIX, SECRET_SUFFIX = ".tensors", ".secret.tensors"
 
@@ -282,7 +284,15 @@ _PEERS = (
     Peer("runai-streamer-s3", RunaiStreamer, RUNAI_STREAMER_S3, actions=(), schemes=("s3",), settings=PATH_STYLE),
     Peer("s3torchconnector", S3TorchConnector, S3TORCHCONNECTOR, actions=(), schemes=("s3",)),
     Peer("hub-download", HubDownload, HUGGINGFACE_HUB, "download and safetensors", actions=(), schemes=("hf",)),
-    Peer("fst-blake3", FstDigests, None, "digests, BLAKE3", VERIFIED, suffix=".blake3.safetensors"),
+    Peer("fst-blake3", FstDigests, None, "digests, BLAKE3", (*VERIFIED, "sharded"), suffix=BLAKE3_SUFFIX),
+    Peer(
+        "fst-blake3-exchange",
+        FstDigestsExchange,
+        None,
+        "exchange, digests, BLAKE3",
+        actions=("sharded",),
+        suffix=BLAKE3_SUFFIX,
+    ),
     Peer("fst-sha256", FstDigestsSha256, None, "digests, SHA-256", VERIFIED, suffix=".sha256.safetensors"),
     Peer("fst-manifest", FstManifest, None, "manifest, SHA-256", VERIFIED, suffix=".sha256"),
     Peer("sha256sum-first", Sha256sumFirst, SAFETENSORS, "sha256sum first", VERIFIED, suffix=".sha256"),

@@ -9,6 +9,7 @@ from .base import Loader
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+    from torch.distributed.tensor import Placement
 
 
 class Fst(Loader):
@@ -46,10 +47,12 @@ class Fst(Loader):
         _ = self._fst.load_sharded
 
     def sharded(self, paths: Sequence[str], dims: "Mapping[str, int | None]", device: str) -> "dict[str, Tensor]":
+        return self._fst.load_sharded(paths, self._placements(dims), device=device, strategy=self.strategy)
+
+    def _placements(self, dims: "Mapping[str, int | None]") -> "dict[str, Placement]":
         from torch.distributed.tensor import Replicate, Shard
 
-        placements = {name: Replicate() if dim is None else Shard(dim) for name, dim in dims.items()}
-        return self._fst.load_sharded(paths, placements, device=device, strategy=self.strategy)
+        return {name: Replicate() if dim is None else Shard(dim) for name, dim in dims.items()}
 
     def save(self, tensors: "Mapping[str, Tensor]", path: str) -> None:
         self._fst.save_file(dict(tensors), path)

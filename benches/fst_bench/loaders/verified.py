@@ -3,7 +3,7 @@
 import hashlib
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -34,8 +34,18 @@ class FstDigests(Fst):
         tensors: dict[str, Tensor] = self._fst.load_files(paths, device, verify=True)
         return tensors
 
+    def sharded(self, paths: Sequence[str], dims: "Mapping[str, int | None]", device: str) -> "dict[str, Tensor]":
+        tensors: dict[str, Tensor] = self._fst.load_sharded(
+            paths, self._placements(dims), device=device, strategy=self.strategy, verify=True
+        )
+        return tensors
+
     def convert(self, path: str, target: str) -> None:
         self._fst.save_file(self._fst.load_file(path), target, digests=self.algorithm)
+
+
+class FstDigestsExchange(FstDigests):
+    strategy = "exchange"
 
 
 class FstDigestsSha256(FstDigests):

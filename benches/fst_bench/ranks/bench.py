@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ..bench import Deadline, log, plain_environment
+from ..bench import Deadline, log, plain_environment, run_module
 from ..cell import GroupCell
 from ..checkpoint import Checkpoint
 from ..directories import PACKAGE
@@ -101,6 +101,7 @@ class RanksBench:
 
     def run(self, deadline: Deadline) -> bool:
         """Runs all rounds. Returns False if any library returned wrong tensors, or if fst returned none."""
+        self._convert()
         hosts = {name: Host(name) for name in [*CEILINGS, *self._choice.peers]}
         try:
             for number in range(self._choice.rounds):
@@ -109,6 +110,12 @@ class RanksBench:
             for host in hosts.values():
                 host.close()
         return self._errors == 0
+
+    def _convert(self) -> None:
+        """Converts the files for peers that have their own format."""
+        paths = [str(path) for path in self._checkpoint.paths]
+        for peer in (PEERS[name] for name in self._choice.peers if PEERS[name].suffix):
+            run_module("convert", [peer.name, peer.suffix, *paths], peer.environment(), Deadline(math.inf))
 
     def _run_round(self, number: int, hosts: Mapping[str, Host], deadline: Deadline) -> None:
         # Each round begins with a different peer, so that no peer always follows the same one.
@@ -126,7 +133,7 @@ class RanksBench:
                             self._measure_cell(cell, number, hosts[peer])
 
     def _measure_ceiling(self, name: str, ranks: int, number: int, host: Host) -> None:
-        results = host.ask(self._task(ranks, "warm", {}))
+        results = host.ask(self._task(name, ranks, "warm", {}))
         result = trouble(results)
         if not result:
             seconds = max(rank["end"] for rank in results) - min(rank["begin"] for rank in results)
@@ -138,7 +145,7 @@ class RanksBench:
         log(f"round {number + 1}: {name}, {ranks} ranks: {result}")
 
     def _measure_cell(self, cell: GroupCell, number: int, host: Host) -> None:
-        results = host.ask(self._task(cell.ranks, cell.state, dims(self._checkpoint.workload, cell.layout)))
+        results = host.ask(self._task(cell.peer, cell.ranks, cell.state, dims(self._checkpoint.workload, cell.layout)))
         result = trouble(results) or group_figures(results)
         if "failed" not in result and "unavailable" not in result:
             if [rank["digest"] for rank in results] != self._digests[cell.layout, cell.ranks]:
@@ -152,8 +159,9 @@ class RanksBench:
         self._keep()
         log(f"round {number + 1}: {cell.layout}, {cell.ranks} ranks, {cell.state}, {cell.peer}: {_summary(result)}")
 
-    def _task(self, ranks: int, state: str, cut: Mapping[str, int | None]) -> Task:
-        paths = self._checkpoint.paths
+    def _task(self, name: str, ranks: int, state: str, cut: Mapping[str, int | None]) -> Task:
+        suffix = PEERS[name].suffix if name in PEERS else ""
+        paths = [path.with_suffix(suffix or path.suffix) for path in self._checkpoint.paths]
         size_bytes = sum(path.stat().st_size for path in paths)
         return Task(ranks, state, tuple(map(str, paths)), size_bytes, dict(cut))
 

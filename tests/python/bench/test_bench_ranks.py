@@ -44,8 +44,9 @@ def bench(tmp_path, python_environ, monkeypatch):
 
 
 def test_small_run(bench, tmp_path):
-    right, run = bench(["columns"], ["warm"], ["fst", "fst-exchange"])
+    right, run = bench(["columns"], ["warm"], ["fst", "fst-exchange", "fst-blake3-exchange"])
     assert right
+    assert run.figure(GroupCell("columns", 2, "warm", "fst-blake3-exchange"), "load_seconds")
     [facts] = run.workloads.values()
     needed = facts["needed_bytes"][needed_key("columns", 2)]
     links = {peer: run.figure(GroupCell("columns", 2, "warm", peer), "link_bytes") for peer in run.peers()}
