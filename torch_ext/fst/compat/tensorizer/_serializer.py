@@ -40,12 +40,13 @@ class TensorSerializer:
             the tensors go to a temporary file first. A URL that `open_stream` opened is such a URL, and is closed at
             once, if nothing was written to it.
         compress_tensors: No effect: tensors are not compressed.
-        encryption: The key to encrypt the data of the tensors with, which may be a `fst.EncryptionKey`. Names, dtypes,
-            shapes and hashes are not encrypted.
+        encryption: The key to encrypt the data of the tensors with, which may be an `fst.EncryptionKey`. Names, dtypes,
+            shapes and hashes are not encrypted. A safetensors file takes an `fst.EncryptionKey` only, and is then one
+            of fst's own encrypted files.
         limit_cpu_concurrency: No effect: fst chooses the number of threads.
 
     Raises:
-        NotImplementedError: Encryption of a safetensors file is requested.
+        NotImplementedError: `EncryptionParams` are given for a safetensors file.
         TypeError: `encryption` is not a key.
         ValueError: No file can be written to the URL.
         OSError: The operating system or a server reports an error.
@@ -84,20 +85,18 @@ class TensorSerializer:
         self._written: dict[Key, Any] = {}
         # tensorizer's format records types and modules. URLs may have a query.
         self._is_safetensors = self._path.partition("?")[0].endswith(".safetensors")
-        if self._is_safetensors and encryption is not None:
+        if self._is_safetensors and isinstance(encryption, EncryptionParams):
             raise NotImplementedError(
-                f"{self._path}: a safetensors file cannot be encrypted; give the file a name that ends in .tensors"
+                f"{self._path}: EncryptionParams are for tensorizer's format; give the file a name that ends in "
+                ".tensors, or an fst.EncryptionKey"
             )
         with configured(secret_path, options):
-            self._writer: Writer | None = (
-                Writer(path_of(secret_path), {"format": "pt"})
-                if self._is_safetensors
-                else Writer(
-                    path_of(secret_path),
-                    tensorizer=True,
-                    cipher=encryption.cipher() if isinstance(encryption, EncryptionParams) else None,
-                    key=core_key(encryption) if isinstance(encryption, EncryptionKey) else None,
-                )
+            self._writer: Writer | None = Writer(
+                path_of(secret_path),
+                {"format": "pt"} if self._is_safetensors else None,
+                tensorizer=not self._is_safetensors,
+                cipher=encryption.cipher() if isinstance(encryption, EncryptionParams) else None,
+                key=core_key(encryption) if isinstance(encryption, EncryptionKey) else None,
             )
         if isinstance(file_obj, UploadFile) and self._target is None:
             file_obj.discard()
