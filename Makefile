@@ -64,11 +64,12 @@ test-arm: ## clippy and the Rust tests for 64-bit Arm, under an emulator, and a 
 	$(FOR_ARM) cargo build --package fst-operators --target $(ARM)
 	$(FOR_ARM) cargo test --workspace --exclude fst-operators --target $(ARM) -- $(addprefix --skip ,child failures_of_a_process memory:: page_cache:: read_ahead::)
 
-# Run as root. Tests skip servers that are missing; FST_REQUIRE_SERVERS=1 makes that an error.
+# Run as root. Tests skip servers that are missing; FST_REQUIRE_SERVERS=1 makes that an error. libsodium is for the
+# encrypted files of tensorizer.
 .PHONY: servers
 servers: ## install the servers of the remote tests: Debian's packages, and Azurite by npm
 	apt-get update -qq
-	apt-get install -y -qq --no-install-recommends nginx redis-server $$(command -v npm > /dev/null || echo npm)
+	apt-get install -y -qq --no-install-recommends nginx redis-server libsodium23 $$(command -v npm > /dev/null || echo npm)
 	$(MAKE) $(AZURITE)
 
 .PHONY: build
@@ -163,7 +164,7 @@ fuzz: $(FUZZER) ## feed the parsers and the planner random bytes, FUZZ_SECONDS (
 clean: ## remove everything that was built, and the environments
 	rm -rf target build dist torch_ext/*.egg-info .venv .venv-newest bench-results examples/libtorch/build fuzz/target torch_ext/fst/libfst_*.so
 
-$(VENV)/stamp: requirements/dev.txt requirements/test.txt requirements/servers.txt requirements/model.txt
+$(VENV)/stamp: $(addprefix requirements/,$(addsuffix .txt,dev test originals servers model))
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "fst needs Python 3.10 or newer")'
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --disable-pip-version-check -r requirements/dev.txt

@@ -45,6 +45,53 @@ def test_signed_models_are_verified(command, model, options):
     assert command("verify", "--signature", "model/model.sig", "--public-key", "key.pub").returncode == 0
 
 
+@pytest.mark.parametrize("shard_bytes", [None, 1000])
+@pytest.mark.parametrize("algorithm", ["sha256", "blake2b"])
+def test_model_signing_verifies_what_is_signed(command, model, algorithm, shard_bytes):
+    pytest.importorskip("model_signing")
+    from model_signing import hashing, verifying
+
+    shards = [] if shard_bytes is None else ["--shard-size", str(shard_bytes)]
+    assert command("sign", "model", "--private-key", "key.pem", "--digests", algorithm, *shards).returncode == 0
+
+    def verify():
+        config = verifying.Config().use_elliptic_key_verifier(public_key=model.parent / "key.pub")
+        if algorithm == "blake2b":
+            # It calls this algorithm "blake2" in its interface, and does not know the name that it writes itself.
+            options = {"hashing_algorithm": "blake2", "ignore_paths": [model / "model.sig"]}
+            hashed = hashing.Config()
+            if shard_bytes is None:
+                hashed.use_file_serialization(**options)
+            else:
+                hashed.use_shard_serialization(shard_size=shard_bytes, **options)
+            config.set_hashing_config(hashed)
+        config.verify(model, model / "model.sig")
+
+    verify()
+    with (model / "model.safetensors").open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"?")
+    with pytest.raises(ValueError, match=r"mismatch|Mismatch"):
+        verify()
+
+
+@pytest.mark.parametrize("algorithm", ["sha256", "blake2", "blake3"])
+@pytest.mark.parametrize("method", ["use_file_serialization", "use_shard_serialization"])
+def test_what_model_signing_has_signed_is_verified(command, model, algorithm, method):
+    pytest.importorskip("model_signing")
+    from model_signing import hashing, signing
+
+    hashed = getattr(hashing.Config(), method)(hashing_algorithm=algorithm)
+    config = signing.Config().set_hashing_config(hashed.set_ignored_paths(paths=[model / "model.sig"]))
+    config.use_elliptic_key_signer(private_key=model.parent / "key.pem").sign(model, model / "model.sig")
+    verify = ("verify", "--signature", "model/model.sig", "--public-key", "key.pub")
+    assert command(*verify).returncode == 0
+    with (model / "model.safetensors").open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"?")
+    assert command(*verify).returncode == 1
+
+
 def test_json(command, model):
     shown = json.loads(command("sign", "model", "--private-key", "key.pem", "--json").stdout)
     assert shown == {"path": "model", "signature": "model/model.sig"}

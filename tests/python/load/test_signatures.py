@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file as load_with_safetensors
 
 import fst
+from fst.compat.tensorizer import TensorSerializer
 from suite import CHECKOUT, READERS
 
 # Made with model-signing 1.1.1: see README.md there.
@@ -102,6 +103,30 @@ def test_shards_end_anywhere_in_chunks(tmp_path, command_line, chunk_bytes, monk
                 with pytest.raises((fst.IntegrityError, fst.SafetensorError)):
                     fst.load_file(model / "model.safetensors", dtype=dtype, verify=verify)
             (model / "model.safetensors").write_bytes(content)
+
+
+@pytest.mark.parametrize("options", [(), ("--shard-size", 5000)], ids=["files", "shards"])
+def test_files_in_the_format_of_tensorizer(tmp_path, command_line, options, reader):
+    model = tmp_path / "model"
+    model.mkdir()
+    path = model / "model.tensors"
+    weights = {name: torch.randn(8, 4) for name in NAMES}
+    with TensorSerializer(path) as serializer:
+        serializer.write_state_dict(weights)
+    signature = command_line.sign(model, *options)
+    for load in LOADS.values():
+        load(path, signature)
+    for name, tensor in fst.load_file(path, verify=signature).items():
+        assert torch.equal(tensor, weights[name])
+    content = path.read_bytes()
+    # In the file's header, in that of a tensor, and in data. tensorizer's own hashes are not compared here.
+    for position in (20, content.index(b"norm") + 1, content.rindex(weights["norm"].numpy().tobytes())):
+        changed = bytearray(content)
+        changed[position] ^= 1
+        path.write_bytes(changed)
+        for load in LOADS.values():
+            with pytest.raises((fst.IntegrityError, fst.SafetensorError)):
+                load(path, signature)
 
 
 class CommandLine:

@@ -23,13 +23,15 @@ def test_table_of_versions():
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| ")]
     rows = {name.partition(" ")[0]: (full, part) for name, full, part in lines}
     pinned = {}
-    for file in ("test.txt", "dev.txt"):
+    for file in ("test.txt", "dev.txt", "originals.txt"):
         pinned |= dict(re.findall(r"^([\w-]+)==([\w.]+)", (CHECKOUT / "requirements" / file).read_text(), re.M))
     expected = {name: pinned[name] for name in ("safetensors", "transformers", "accelerate", "diffusers")}
     expected |= {"fst": fst.__version__, "PyTorch": pinned["torch"], "NumPy": pinned["numpy"]}
     for release in (peer.FASTSAFETENSORS, peer.INSTANTTENSOR, peer.TENSORIZER, peer.UNIFIED):
         expected[release.package] = release.version
     assert {name: full for name, (full, _) in rows.items() if name in expected} == expected
+    for release in (peer.FASTSAFETENSORS, peer.TENSORIZER, peer.UNIFIED, peer.MODEL_SIGNING):
+        assert pinned[release.package] == release.version
     newest = re.search(r"^torch==([\w.]+)", (CHECKOUT / "requirements" / "newest.txt").read_text(), re.M)[1]
     releases = (CHECKOUT / "release" / "torch.txt").read_text().split()
     assert rows["PyTorch"][1].startswith(f"{releases[0]} to {newest}: ")
