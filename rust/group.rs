@@ -31,7 +31,6 @@ use self::schedule::ExchangeSchedule;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::region::{IndexRange, StridedRange, TensorRegion, torch_shape};
 use crate::error::{Error, Kind, Result};
-use crate::num::to_u64;
 use crate::remote::object::GAP_BYTES;
 use crate::source::Source;
 use std::collections::BTreeMap;
@@ -46,10 +45,6 @@ const EXCESS_DIVISOR: u64 = 16;
 /// Smallest shard that a rank takes from the page cache if the load exchanges other tensors, in bytes. The kernel reads
 /// megabytes around a page, and with small shards those would be bytes that other ranks read to send them.
 const CACHED_BYTES_MIN: u64 = 1 << 20;
-
-/// Ranks that share a page cache divide the files among them to compare digests if a rank would otherwise hash this many
-/// times as much.
-const SHARED_VERIFICATION_FACTOR: u64 = 2;
 
 /// Method by which data needed by several ranks is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -93,6 +88,8 @@ pub struct Group {
     gather: ExchangeSchedule,
     /// For each rank, the shards it reads for itself, in file order. Computed on first use.
     own: Vec<OnceLock<Vec<OwnShard>>>,
+    /// Whether the ranks of each page cache verify the files before they load.
+    verifies_first: bool,
 }
 
 /// Shard that its rank reads for itself.
@@ -213,8 +210,13 @@ impl Group {
         let tensors = requested_tensors(&checkpoint, &request, &ranks_of, &mut plan_indices)?;
         let (exchange, gather) = (ExchangeSchedule::default(), ExchangeSchedule::default());
         let own = vec![OnceLock::new(); ranks];
-        let mut group = Group { checkpoint, request, ranks_of, tensors, plan_indices, exchange, gather, own };
+        let verifies_first = false;
+        let mut group =
+            Group { checkpoint, request, ranks_of, tensors, plan_indices, exchange, gather, own, verifies_first };
         group.check_layouts()?;
+        if group.tensors.iter().any(Tensor::has_units) {
+            group.decide_what_verifies();
+        }
         group.choose_routes(0);
         if group.tensors.iter().any(|tensor| !tensor.route.is_own()) {
             group.choose_routes(CACHED_BYTES_MIN);
@@ -258,21 +260,12 @@ impl Group {
     /// Returns the part of the files that a rank compares with their digests before it loads, as its index and the number
     /// of parts, or `None` if it compares the bytes that it loads.
     ///
-    /// Ranks that take the same bytes from a page cache, such as those of replicated tensors, would otherwise all hash
-    /// them.
+    /// Where ranks share a page cache and keep the files between them, they divide the files, and none hashes a byte that
+    /// another has hashed. The shards are views of the same memory for all of them.
     pub fn part_to_verify(&self, rank: usize) -> Option<(usize, usize)> {
-        let cache = self.cache_of(rank)?;
-        if self.tensors.iter().any(|tensor| tensor.route != Route::Cached) {
-            return None;
-        }
+        let cache = self.cache_of(rank).filter(|_| self.verifies_first)?;
         let sharing: Vec<usize> = (0..self.ranks()).filter(|&other| self.cache_of(other) == Some(cache)).collect();
-        let own_bytes = |&rank: &usize| self.own_shards(rank).iter().map(|shard| shard.bytes).sum::<u64>();
-        let largest = sharing.iter().map(own_bytes).max().unwrap_or(0);
-        let all: u64 = self.checkpoint.sources().map(Source::length).sum();
-        let parts = sharing.len();
-        let part = sharing.iter().position(|&other| other == rank)?;
-        (largest.saturating_mul(to_u64(parts)) >= all.saturating_mul(SHARED_VERIFICATION_FACTOR))
-            .then_some((part, parts))
+        Some((sharing.iter().position(|&other| other == rank)?, sharing.len()))
     }
 
     /// Returns the region of a rank's shard, as a load takes it.
@@ -368,6 +361,43 @@ impl Group {
 
     fn check_layouts(&self) -> Result<()> {
         self.tensors.iter().try_for_each(|tensor| self.check_layout(tensor))
+    }
+
+    /// Decides whether the ranks divide the files to verify them before they load. If they do, no reader needs whole units.
+    fn decide_what_verifies(&mut self) {
+        let units: Vec<u64> = self.tensors.iter().map(|tensor| tensor.unit_bytes).collect();
+        self.tensors.iter_mut().for_each(|tensor| tensor.unit_bytes = tensor.item_bytes);
+        self.choose_routes(0);
+        self.verifies_first = self.caches_keep_all();
+        if !self.verifies_first {
+            self.tensors.iter_mut().zip(units).for_each(|(tensor, unit_bytes)| tensor.unit_bytes = unit_bytes);
+        }
+    }
+
+    /// Returns whether the ranks of every page cache keep all data between them, or all but a sixteenth.
+    fn caches_keep_all(&self) -> bool {
+        let all: u64 = self.checkpoint.entries().map(|(_, entry)| entry.end - entry.begin).sum();
+        let mut kept: BTreeMap<u64, u64> = BTreeMap::new();
+        for cache in &self.request.caches {
+            let Some(cache) = cache else { return false };
+            kept.insert(*cache, 0);
+        }
+        for tensor in &self.tensors {
+            if tensor.route != Route::Cached {
+                return false;
+            }
+            let mut of_tensor: BTreeMap<u64, u64> = BTreeMap::new();
+            for (rank, _, range) in self.shards(tensor) {
+                if let Some(cache) = self.cache_of(rank) {
+                    let sum = of_tensor.entry(cache).or_default();
+                    *sum = sum.saturating_add(range.bytes());
+                }
+            }
+            for (cache, bytes) in of_tensor {
+                *kept.entry(cache).or_default() += bytes.min(tensor.bytes);
+            }
+        }
+        kept.values().all(|&bytes| bytes >= all - all / EXCESS_DIVISOR)
     }
 
     /// Chooses a route for each tensor. Only shards of at least `cached_bytes_min` bytes are taken from a page cache.

@@ -298,10 +298,38 @@ fn ranks_exchange_groups_of_which_each_keeps_a_part() {
     // Shards of rows have many groups of the matrix, but only a part of the only group of the small one.
     assert_eq!(route(Verify::Nothing, rows.clone(), &[None; 2]), (Route::Own, Route::Own));
     assert_eq!(route(Verify::Digests, rows.clone(), &[None; 2]), (Route::Own, Route::Exchange));
-    // One page cache reads each byte once, but each rank compares the groups that it reads.
-    assert_eq!(route(Verify::Nothing, columns.clone(), &[Some(1); 2]), (Route::Cached, Route::Cached));
-    assert_eq!(route(Verify::Digests, columns, &[Some(1); 2]), (Route::Exchange, Route::Exchange));
-    assert_eq!(route(Verify::Digests, Shard::Whole, &[Some(1); 2]), (Route::Cached, Route::Cached));
+    // The ranks of a machine that keeps a half of each group would read and compare the other half, too.
+    let two_machines = [Some(1), Some(1), Some(2), Some(2)];
+    assert_eq!(route(Verify::Digests, columns, &two_machines), (Route::Exchange, Route::Exchange));
+}
+
+#[test]
+fn ranks_with_one_page_cache_divide_the_files_to_verify_them() {
+    let directory = TempDir::new().unwrap();
+    let parts_with = |strategy, verify, shard: &Shard, caches: &[Option<u64>]| {
+        let checkpoint = grouped(&directory, &verify);
+        let lists = vec![everything(&checkpoint, shard); caches.len()];
+        let request = GroupRequest { caches: caches.to_vec(), ..request(lists, strategy, 1 << 20) };
+        let group = Group::plan(Arc::clone(&checkpoint), request).unwrap();
+        let parts: Vec<_> = (0..caches.len()).map(|rank| group.part_to_verify(rank)).collect();
+        // Shards are then taken from the page cache, as without digests.
+        assert!(parts.iter().all(Option::is_none) || group.route_of(2) == Some(Route::Cached));
+        parts
+    };
+    let parts = |verify, shard: &Shard, caches: &[_]| parts_with(LoadStrategy::Auto, verify, shard, caches);
+    let (rows, columns) = (Shard::Chunk { dim: 0 }, Shard::Chunk { dim: 1 });
+    for shard in [&Shard::Whole, &rows, &columns] {
+        assert_eq!(parts(Verify::Digests, shard, &[Some(7); 3]), [Some((0, 3)), Some((1, 3)), Some((2, 3))]);
+        assert_eq!(parts(Verify::Nothing, shard, &[Some(7); 3]), [None; 3]);
+        assert_eq!(parts(Verify::Digests, shard, &[None; 3]), [None; 3]);
+        assert_eq!(parts(Verify::Digests, shard, &[Some(7), Some(7), None]), [None; 3]);
+    }
+    // Ranks of two machines exchange replicated tensors, unless each is to read its own.
+    let machines = [Some(1), Some(2), Some(1)];
+    assert_eq!(parts(Verify::Digests, &Shard::Whole, &machines), [None; 3]);
+    let of_machines = [Some((0, 2)), Some((0, 1)), Some((1, 2))];
+    assert_eq!(parts_with(LoadStrategy::Own, Verify::Digests, &Shard::Whole, &machines), of_machines);
+    assert_eq!(parts_with(LoadStrategy::Own, Verify::Digests, &rows, &machines), [None; 3]);
 }
 
 #[test]
