@@ -2,7 +2,8 @@
 //!
 //! They make page faults, and so loads, faster, as long as the kernel has free blocks of their size. Without such blocks,
 //! memory with the advice `MADV_HUGEPAGE` makes it move other pages to free some, which takes ten times as long as small
-//! pages: a machine whose memory is full of page cache has few.
+//! pages: a machine whose memory is full of page cache has few. On virtual machines that report free memory to their
+//! host, blocks of this size are those that the host has taken back, and come from it page by page.
 
 use super::per_process::PerProcess;
 use crate::num::{to_u64, to_usize};
@@ -53,10 +54,21 @@ fn takes_huge_pages(bytes: u64) -> bool {
     left.is_some()
 }
 
-/// Returns the bytes of free blocks of at least a huge page, on the NUMA node that has the fewest.
+/// Returns the bytes of free blocks of at least a huge page, on the NUMA node that has the fewest. Returns 0 if the host
+/// of a virtual machine may have taken them back.
 fn free_bytes() -> u64 {
+    let order = fs::read_to_string("/sys/module/page_reporting/parameters/page_reporting_order");
+    if order.is_ok_and(|order| is_order(&order)) {
+        return 0;
+    }
     let text = fs::read_to_string("/proc/buddyinfo");
     text.map_or(0, |text| free_bytes_of(&text, to_u64(rustix::param::page_size())))
+}
+
+/// Returns whether the kernel reports free blocks of an order of pages to the host. Without a driver that takes the
+/// reports, the order is -1 as an unsigned number.
+fn is_order(text: &str) -> bool {
+    text.trim().parse::<u32>().is_ok_and(|order| order < u32::BITS)
 }
 
 /// Adds up the free blocks in lines such as `Node 0, zone   Normal  30498  58458 ...`, which have the number of blocks of
@@ -93,6 +105,14 @@ mod tests {
         assert_eq!(free_bytes_of(&format!("{one}Node 1, zone   Normal 9 9 9 9 9 9 9 9 9 2 0 \n"), 4096), 4 << 20);
         assert_eq!(free_bytes_of("", 4096), 0);
         assert_eq!(free_bytes_of("no buddyinfo", 4096), 0);
+    }
+
+    #[test]
+    fn reports_of_free_memory_are_recognized() {
+        assert!(is_order("9\n"));
+        for none in ["4294967295\n", "-1\n", ""] {
+            assert!(!is_order(none), "{none:?}");
+        }
     }
 
     #[test]
