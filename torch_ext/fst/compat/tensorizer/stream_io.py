@@ -87,8 +87,8 @@ class CURLStreamFile(RemoteFile):
         buffer_size: int | None = None,
         certificate_handling: CAInfo | None = None,
     ) -> None:
-        options = {f"header.{name}": str(value) for name, value in (headers or {}).items()}
-        options |= _options_of(certificate_handling)
+        options = _options_of(certificate_handling)
+        options |= {f"header.{name}": str(value) for name, value in (headers or {}).items()}
         super().__init__(uri, options, begin=begin, end=end, buffer_size=buffer_size)
 
     @property
@@ -294,4 +294,4 @@ def _options_of(certificates: object) -> dict[str, str | bool]:
         raise TypeError(
             f"certificate_handling must either be None or a CAInfo object, not {type(certificates).__name__}"
         )
-    return certificates._options
+    return dict(certificates._options)
