@@ -260,8 +260,8 @@ impl Group {
     /// Returns the part of the files that a rank compares with their digests before it loads, as its index and the number
     /// of parts, or `None` if it compares the bytes that it loads.
     ///
-    /// Where ranks share a page cache and keep the files between them, they divide the files, and none hashes a byte that
-    /// another has hashed. The shards are views of the same memory for all of them.
+    /// Ranks that share a page cache, and keep the files between them, divide the files: none hashes a byte that another
+    /// has hashed. The shards are views of the same memory for all of them.
     pub fn part_to_verify(&self, rank: usize) -> Option<(usize, usize)> {
         let cache = self.cache_of(rank).filter(|_| self.verifies_first)?;
         let sharing: Vec<usize> = (0..self.ranks()).filter(|&other| self.cache_of(other) == Some(cache)).collect();

@@ -8,13 +8,14 @@ use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, ConfigBuilder, DigitallySignedStruct, RootCertStore, SignatureScheme, WantsVerifier};
+use rustls_native_certs::{CertificateResult, load_certs_from_paths, load_native_certs};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Options for one place: a file or a directory with certificates of authorities, in place of those of the system, or
 /// no check of certificates at all.
-pub(super) const OPTIONS: [&str; 3] = ["ca_file", "ca_directory", "allow_invalid_certificates"];
+const OPTIONS: [&str; 3] = ["ca_file", "ca_directory", "allow_invalid_certificates"];
 /// Variables that name files with further certificates of authorities. `SSL_CERT_FILE` and `SSL_CERT_DIR` replace those
 /// of the system instead.
 const EXTRA_CA_FILES: [&str; 3] = ["AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"];
@@ -46,8 +47,10 @@ impl Trust {
             OPTIONS.iter().filter_map(|name| Some((*name, settings.remove(*name)?))).collect();
         let config = match given.as_slice() {
             [] => return Ok(Trust::Environment),
-            [("ca_file", path)] => with_roots(authorities(Some(Path::new(path)), None)?)?,
-            [("ca_directory", path)] => with_roots(authorities(None, Some(Path::new(path)))?)?,
+            [("ca_file", path)] => with_roots(authorities(path, load_certs_from_paths(Some(Path::new(path)), None))?)?,
+            [("ca_directory", path)] => {
+                with_roots(authorities(path, load_certs_from_paths(None, Some(Path::new(path))))?)?
+            }
             [("allow_invalid_certificates", value)] if value == "false" => return Ok(Trust::Environment),
             [("allow_invalid_certificates", value)] if value == "true" => without_check()?,
             [(name, _)] => {
@@ -97,7 +100,7 @@ pub(super) fn environment() -> Result<Arc<ClientConfig>> {
 
 fn authorities_of_environment() -> Result<RootCertStore> {
     let mut store = RootCertStore::empty();
-    let found = rustls_native_certs::load_native_certs();
+    let found = load_native_certs();
     for error in &found.errors {
         tracing::info!(%error, "a certificate authority of the system cannot be read");
     }
@@ -116,13 +119,9 @@ fn authorities_of_environment() -> Result<RootCertStore> {
     Ok(store)
 }
 
-/// Reads the certificates of a file or of the files of a directory.
-fn authorities(file: Option<&Path>, directory: Option<&Path>) -> Result<RootCertStore> {
-    let failed = |message: String| {
-        let path = file.or(directory).unwrap_or(Path::new(""));
-        Error::new(Kind::Io, message).at(path)
-    };
-    let found = rustls_native_certs::load_certs_from_paths(file, directory);
+/// Returns the certificates that were found in a file, or in the files of a directory.
+fn authorities(path: &str, found: CertificateResult) -> Result<RootCertStore> {
+    let failed = |message: String| Error::new(Kind::Io, message).at(path);
     if let Some(error) = found.errors.first() {
         return Err(failed(format!("cannot read the certificates: {error}")));
     }

@@ -22,6 +22,13 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture
+def no_authorities(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Removes the variables that name certificates of authorities, besides those of the system."""
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
 def http_server() -> Iterator[Server]:
     """Returns the server that misbehaves on demand, without objects."""
     with Server() as server:

@@ -16,18 +16,10 @@ REFUSED = "the TLS handshake failed: .*SSL_CERT_FILE, or in the option ca_file"
 
 
 @pytest.fixture(params=["nginx", "s3", "redis", "hub"])
-def place(request, monkeypatch, tmp_path):
+def place(request, no_authorities, monkeypatch, tmp_path):
     """Returns the URL of a place that is reached by TLS, that of a file there, and further options of the place."""
     monkeypatch.setenv("HF_HOME", str(tmp_path))
-    for name in (
-        "SSL_CERT_FILE",
-        "SSL_CERT_DIR",
-        "AWS_CA_BUNDLE",
-        "REQUESTS_CA_BUNDLE",
-        "CURL_CA_BUNDLE",
-        "HF_HUB_OFFLINE",
-        "HF_TOKEN",
-    ):
+    for name in ("HF_HUB_OFFLINE", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     if request.param == "hub":
         server = request.getfixturevalue("https_server")

@@ -244,9 +244,8 @@ def test_unsupported_uses(server):
         stream_io.open_stream(server.url("m"), "r")
 
 
-def test_certificates(nginx, s3, authority, tmp_path, monkeypatch):
-    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
-        monkeypatch.delenv(name, raising=False)
+@pytest.mark.usefixtures("no_authorities")
+def test_certificates(nginx, s3, authority, tmp_path):
     (tmp_path / "authorities").mkdir()
     (tmp_path / "authorities" / "one.pem").write_bytes(authority.certificate.read_bytes())
     handled = [
