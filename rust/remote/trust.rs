@@ -3,6 +3,7 @@
 use crate::error::{Error, Kind, Result};
 use crate::options;
 use crate::os::per_process::PerProcess;
+use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
@@ -10,8 +11,9 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, ConfigBuilder, DigitallySignedStruct, RootCertStore, SignatureScheme, WantsVerifier};
 use rustls_native_certs::{CertificateResult, load_certs_from_paths, load_native_certs};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Options for one place: a file or a directory with certificates of authorities, in place of those of the system, or
 /// no check of certificates at all.
@@ -82,23 +84,26 @@ pub(super) fn variables() -> impl Iterator<Item = Option<String>> {
     SYSTEM_CA_VARIABLES.iter().chain(&EXTRA_CA_FILES).map(|name| options::variable(name))
 }
 
-/// Returns the configuration of TLS for places without options. The certificates are read at the first call, and again if
-/// their variables change.
+/// Returns the configuration of TLS for places without options, a new one if the variables that name certificates change.
 ///
 /// # Errors
-/// `io` for a file of certificates that cannot be read.
+/// `internal` if TLS cannot be configured.
 pub(super) fn environment() -> Result<Arc<ClientConfig>> {
     let variables: Vec<_> = variables().collect();
     let mut known = KNOWN.get().lock().unwrap_or_else(PoisonError::into_inner);
     if let Some((_, config)) = known.as_ref().filter(|(used, _)| *used == variables) {
         return Ok(Arc::clone(config));
     }
-    let config = Arc::new(with_roots(authorities_of_environment()?)?);
+    let (provider, versions) = builder()?;
+    let verifier = Arc::new(EnvironmentVerifier { provider, loaded: OnceLock::new() });
+    let verified = versions.dangerous().with_custom_certificate_verifier(verifier);
+    let config = Arc::new(verified.with_no_client_auth());
     *known = Some((variables, Arc::clone(&config)));
     Ok(config)
 }
 
-fn authorities_of_environment() -> Result<RootCertStore> {
+/// Returns the certificates of the authorities of the environment, or the reason why there are none.
+fn authorities_of_environment() -> std::result::Result<RootCertStore, String> {
     let mut store = RootCertStore::empty();
     let found = load_native_certs();
     for error in &found.errors {
@@ -107,14 +112,13 @@ fn authorities_of_environment() -> Result<RootCertStore> {
     store.add_parsable_certificates(found.certs);
     for name in EXTRA_CA_FILES {
         let Some(path) = options::variable(name) else { continue };
-        let failed = |error: String| {
-            Error::new(Kind::Io, format!("cannot read the certificates that {name} names: {error}")).at(&path)
-        };
-        let certificates = CertificateDer::pem_file_iter(&path).map_err(|error| failed(error.to_string()))?;
-        for certificate in certificates {
-            let certificate = certificate.map_err(|error| failed(error.to_string()))?;
-            store.add(certificate).map_err(|error| failed(error.to_string()))?;
+        let failed = |error: &dyn fmt::Display| format!("cannot read the certificates of {name}, {path}: {error}");
+        for certificate in CertificateDer::pem_file_iter(&path).map_err(|error| failed(&error))? {
+            store.add(certificate.map_err(|error| failed(&error))?).map_err(|error| failed(&error))?;
         }
+    }
+    if store.is_empty() {
+        return Err("this system has no certificate of an authority; install the package ca-certificates".to_owned());
     }
     Ok(store)
 }
@@ -149,6 +153,59 @@ fn builder() -> Result<(Arc<CryptoProvider>, ConfigBuilder<ClientConfig, WantsVe
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions();
     let builder = builder.map_err(|error| Error::new(Kind::Internal, format!("TLS: {error}")))?;
     Ok((provider, builder))
+}
+
+/// Verifier with the certificates of the environment. They are read when the first server is verified: that takes
+/// milliseconds, and loads without TLS do not need them.
+#[derive(Debug)]
+struct EnvironmentVerifier {
+    provider: Arc<CryptoProvider>,
+    loaded: OnceLock<std::result::Result<Arc<WebPkiServerVerifier>, String>>,
+}
+
+impl EnvironmentVerifier {
+    fn load(&self) -> std::result::Result<Arc<WebPkiServerVerifier>, String> {
+        let roots = Arc::new(authorities_of_environment()?);
+        let built = WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&self.provider)).build();
+        built.map_err(|error| error.to_string())
+    }
+}
+
+impl ServerCertVerifier for EnvironmentVerifier {
+    fn verify_server_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> std::result::Result<ServerCertVerified, rustls::Error> {
+        let verifier = self.loaded.get_or_init(|| self.load()).as_ref();
+        let verifier = verifier.map_err(|message| rustls::Error::General(message.clone()))?;
+        verifier.verify_server_cert(certificate, intermediates, name, ocsp, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, certificate, signature, &self.provider.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, certificate, signature, &self.provider.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
 }
 
 /// Verifier that accepts every certificate, for a place that is set to `allow_invalid_certificates`. Who answers is then

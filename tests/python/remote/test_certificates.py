@@ -94,3 +94,14 @@ def test_invalid_options(place, authority, tmp_path):
         fst.storage.configure(prefix, **options, **invalid)
         with pytest.raises(error, match=match):
             fst.load_file(url)
+
+
+def test_unreadable_authorities_end_loads_over_tls_only(
+    http_server, https_server, no_authorities, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "missing.pem"))
+    for server in (http_server, https_server):
+        server.put(FILE, DATA)
+    assert_equal(fst.load_file(http_server.url(FILE)), TENSORS)
+    with pytest.raises(OSError, match=r"cannot read the certificates of AWS_CA_BUNDLE, .*missing\.pem"):
+        fst.load_file(https_server.url(FILE, host="localhost"))
