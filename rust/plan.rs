@@ -13,7 +13,7 @@
 
 mod run;
 
-use self::run::{Run, push_runs, sort, split_shared_rows, with_sharing};
+use self::run::{Run, overlapping, push_runs, sort, split_shared};
 use crate::checkpoint::region::TensorRegion;
 use crate::convert::cast::Cast;
 use crate::error::{Error, Kind, Result};
@@ -49,7 +49,7 @@ pub struct Limits {
     /// or if reads must be aligned.
     pub in_place_bytes: Option<u64>,
     /// Multiple to which a reader may widen each read, in bytes; the slot has room for it. 1 if reads may begin and end
-    /// at any byte. `chunk_bytes` is a multiple of it, and `gap_bytes` is at least as large.
+    /// at any byte. `chunk_bytes` is a multiple of it, and `gap_bytes` is at least as large unless it is 1.
     pub alignment: u64,
     /// Largest number of copies of a chunk.
     pub copies_max: usize,
@@ -298,10 +298,11 @@ pub fn plan(regions: &[TensorRegion], destinations: &[Destination], limits: &Lim
         push_runs(region, destination, limits, &mut runs);
     }
     sort(&mut runs);
-    split_shared_rows(&mut runs, limits);
+    split_shared(&mut runs, limits);
     let mut planner = Planner { limits, chunks: Vec::new(), open: None };
-    for (run, is_shared) in with_sharing(&runs) {
-        planner.add(*run, is_shared);
+    for group in overlapping(&runs) {
+        let shared_end = group.iter().map(Run::end).max().filter(|_| group.len() > 1);
+        group.iter().for_each(|run| planner.add(*run, shared_end));
     }
     planner.close();
     Ok(planner.chunks)
@@ -331,15 +332,20 @@ struct OpenRead {
 }
 
 impl Planner<'_> {
-    /// Adds a run. With `is_shared`, another run needs some of its bytes: one chunk reads them once for both.
-    fn add(&mut self, run: Run, is_shared: bool) {
+    /// Adds a run. If other runs need some of its bytes, one chunk reads them once for all. The bytes of these runs end at
+    /// `shared_end`.
+    fn add(&mut self, run: Run, shared_end: Option<u64>) {
         let is_large = self.limits.in_place_bytes.is_some_and(|least| run.row_bytes >= least);
-        if is_large && !is_shared && run.cast.is_none() {
+        if is_large && shared_end.is_none() && run.cast.is_none() {
             self.add_in_place(run);
         } else if run.rows == 1 || run.is_far_apart(self.limits) {
+            let shared_bytes = shared_end.map(|end| end - run.begin);
+            if let Some(bytes) = shared_bytes.filter(|bytes| *bytes <= self.limits.row_bytes_max()) {
+                self.make_room(run.source, run.begin, bytes);
+            }
             self.add_rows_one_by_one(run);
         } else {
-            if is_shared {
+            if shared_end.is_some() {
                 self.make_room_for_cell(&run);
             }
             self.add_rows_with_gaps(run);
@@ -363,9 +369,13 @@ impl Planner<'_> {
     /// next, and then find all rows in one chunk.
     fn make_room_for_cell(&mut self, run: &Run) {
         let Some(cell) = self.limits.cell_bytes(run.stride) else { return };
-        let needed = cell - run.begin % cell + run.stride;
+        self.make_room(run.source, run.begin, cell - run.begin % cell + run.stride);
+    }
+
+    /// Starts a new chunk unless the open one has room for `needed` bytes from `begin` on.
+    fn make_room(&mut self, source: usize, begin: u64, needed: u64) {
         let has_room = self.open.as_ref().is_some_and(|open| {
-            open.source == run.source && open.bytes_before(run.begin, self.limits) + needed <= self.limits.chunk_bytes
+            open.source == source && open.bytes_before(begin, self.limits) + needed <= self.limits.chunk_bytes
         });
         if !has_room {
             self.close();

@@ -4,6 +4,10 @@ use super::{Destination, Limits, SlotCopy, bytes_after};
 use crate::checkpoint::region::{Stride, TensorRegion};
 use crate::convert::cast::Cast;
 use crate::num::to_usize;
+use std::iter;
+
+/// Largest size of an element, in bytes.
+const ITEM_BYTES_MAX: u64 = 16;
 
 /// Equally spaced rows of a file with contiguous destinations.
 #[derive(Clone, Copy)]
@@ -24,7 +28,7 @@ impl Run {
         self.address + bytes_after(self.cast, bytes)
     }
 
-    fn end(&self) -> u64 {
+    pub(super) fn end(&self) -> u64 {
         self.begin + (self.rows - 1) * self.stride + self.row_bytes
     }
 
@@ -49,6 +53,18 @@ impl Run {
         }
     }
 
+    /// Appends the parts of a run with one row, which are cut at multiples of `cells.bytes`.
+    fn cut(&self, cells: Cells, parts: &mut Vec<Run>) {
+        let mut done = 0;
+        while done < self.row_bytes {
+            let to_multiple = (self.begin + done + cells.item_bytes).next_multiple_of(cells.bytes) - self.begin;
+            let end = self.row_bytes.min(to_multiple - to_multiple % cells.item_bytes);
+            let (begin, address) = (self.begin + done, self.address_of(done));
+            parts.push(Run { begin, row_bytes: end - done, address, ..*self });
+            done = end;
+        }
+    }
+
     fn row(&self, row: u64) -> Run {
         let address = self.address_of(row * self.row_bytes);
         Run { begin: self.begin + row * self.stride, rows: 1, address, ..*self }
@@ -62,34 +78,66 @@ pub(super) fn sort(runs: &mut [Run]) {
     }
 }
 
-/// Returns sorted runs, each with whether its range overlaps another run's.
-pub(super) fn with_sharing(runs: &[Run]) -> impl Iterator<Item = (&Run, bool)> {
-    let mut reached = (0, 0);
-    runs.iter().enumerate().map(move |(index, run)| {
-        let next = runs.get(index.saturating_add(1));
-        let is_shared = (run.source, run.begin) < reached || next.is_some_and(|next| next.begins_before_end_of(run));
-        reached = reached.max((run.source, run.end()));
-        (run, is_shared)
+/// Divides sorted runs into groups. Runs of different groups have no byte in common.
+pub(super) fn overlapping(runs: &[Run]) -> impl Iterator<Item = &[Run]> {
+    let mut rest = runs;
+    iter::from_fn(move || {
+        let (first, others) = rest.split_first()?;
+        let mut end = first.end();
+        let overlaps = |run: &&Run| {
+            let overlaps = run.source == first.source && run.begin < end;
+            end = if overlaps { end.max(run.end()) } else { end };
+            overlaps
+        };
+        let (group, after) = rest.split_at(1 + others.iter().take_while(overlaps).count());
+        rest = after;
+        Some(group)
     })
 }
 
-/// Splits overlapping runs whose rows are far apart into single rows, and sorts again. All columns of a row are then
-/// adjacent, so that one read covers them.
-pub(super) fn split_shared_rows(runs: &mut Vec<Run>, limits: &Limits) {
-    let is_split = |run: &Run, is_shared: bool| is_shared && run.is_far_apart(limits);
-    if !with_sharing(runs).any(|(run, is_shared)| is_split(run, is_shared)) {
+/// Splits runs that overlap, and sorts again, so that one chunk has the bytes that several need.
+///
+/// Rows that are far apart become single rows: all columns of a row are then adjacent. Runs with different ranges that no
+/// chunk has room for are cut at the same places of the file.
+pub(super) fn split_shared(runs: &mut Vec<Run>, limits: &Limits) {
+    if runs.is_sorted_by(|one, two| !two.begins_before_end_of(one)) {
         return;
     }
-    let mut rows = Vec::with_capacity(runs.len());
-    for (run, is_shared) in with_sharing(runs) {
-        if is_split(run, is_shared) {
-            rows.extend((0..run.rows).map(|row| run.row(row)));
-        } else {
-            rows.push(*run);
+    let mut split = Vec::with_capacity(runs.len());
+    for group in overlapping(runs) {
+        let cells = Cells::of(group, limits);
+        for run in group {
+            match cells {
+                _ if group.len() > 1 && run.is_far_apart(limits) => split.extend((0..run.rows).map(|row| run.row(row))),
+                Some(cells) if run.rows == 1 => run.cut(cells, &mut split),
+                _ => split.push(*run),
+            }
         }
     }
-    sort(&mut rows);
-    *runs = rows;
+    sort(&mut split);
+    *runs = split;
+}
+
+/// Places at which overlapping runs are cut: the starts of the elements at multiples of a number of bytes.
+#[derive(Clone, Copy)]
+struct Cells {
+    bytes: u64,
+    item_bytes: u64,
+}
+
+impl Cells {
+    /// Returns the places at which the runs of a group are cut, or `None` if one chunk holds them all, or if they are
+    /// equal. Chunks of units are divided between these.
+    fn of(group: &[Run], limits: &Limits) -> Option<Cells> {
+        let first = group.first()?;
+        let end = group.iter().map(Run::end).max()?;
+        let are_equal = group.iter().all(|run| (run.begin, run.row_bytes) == (first.begin, first.row_bytes));
+        let is_cut = !are_equal && limits.unit_bytes == 1 && end - first.begin > limits.row_bytes_max();
+        // A part may be longer by an element.
+        let bytes = limits.row_bytes_max().checked_sub(ITEM_BYTES_MAX).filter(|bytes| *bytes >= ITEM_BYTES_MAX)?;
+        let item_bytes = group.iter().filter_map(|run| run.cast).map(|cast| cast.from.item_bytes()).max().unwrap_or(1);
+        is_cut.then_some(Cells { bytes, item_bytes })
+    }
 }
 
 /// Appends the runs of a destination.

@@ -282,6 +282,37 @@ proptest! {
     }
 }
 
+proptest! {
+    #[test]
+    fn byte_of_several_ranges_is_read_once(
+        ranges in prop::collection::vec((0_u64..5000, 1_u64..3000), 1..6),
+        (alignment, chunk_bytes) in prop::sample::select(vec![(1, 1000), (1, 77), (16, 512)]),
+        in_place_bytes in prop::option::of(1_u64..600),
+        is_cast in any::<bool>(),
+    ) {
+        let tensor = entry(Dtype::BF16, &[8000], DATA_BEGIN);
+        let cast = Cast::new(Dtype::BF16, Dtype::F32).filter(|_| is_cast);
+        let ranges: Vec<_> = ranges.iter().map(|(begin, length)| 2 * begin..2 * (begin + length)).collect();
+        let (mut regions, mut destinations, mut expected) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, range) in ranges.iter().enumerate() {
+            regions.push(TensorRegion::slice(0, tensor, 0, range.start as i64 / 2, (range.end - range.start) as i64 / 2).unwrap());
+            let end = range.end - range.start;
+            destinations.push(Destination { tensor: index, begin: 0, end, address: expected.len() as u64, cast });
+            let bytes: Vec<u8> = range.clone().map(|offset| file_byte(0, DATA_BEGIN + offset)).collect();
+            let item_bytes = cast.map_or(1, |cast| cast.from.item_bytes() as usize);
+            expected.extend(bytes.chunks_exact(item_bytes).flat_map(|item| mock_cast(cast, item)));
+        }
+        let in_place_bytes = in_place_bytes.filter(|_| alignment == 1);
+        let limits = Limits { chunk_bytes, alignment, in_place_bytes, gap_bytes: if alignment == 1 { 0 } else { alignment }, ..LIMITS };
+        let chunks = plan(&regions, &destinations, &limits).unwrap();
+        let execution = execute(&chunks, &limits, expected.len(), std::slice::from_ref(&(tensor.begin..tensor.end)));
+        prop_assert_eq!(execution.memory, expected);
+        let union = (0..16_000).filter(|byte| ranges.iter().any(|range| range.contains(byte))).count() as u64;
+        let gaps = limits.gap_bytes * ranges.len() as u64;
+        prop_assert!((union..=union + gaps).contains(&read_bytes(&chunks)), "{} of {union}", read_bytes(&chunks));
+    }
+}
+
 const LIMITS: Limits =
     Limits { chunk_bytes: 1000, gap_bytes: 16, in_place_bytes: None, alignment: 1, copies_max: 100, unit_bytes: 1 };
 
