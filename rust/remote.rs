@@ -8,7 +8,7 @@
 //!
 //! - [`location`] splits a URL into the service that answers for it and a key, and hides what may be secret.
 //! - [`store`] is the trait of a service. `http`, `bucket`, `hub` and `redis` implement it.
-//! - [`object`] is an open object: its size, the version that every request asks for, and its first bytes.
+//! - [`object`] is an open object: its size, the version that every request asks for, and its first bytes (`head`).
 //! - [`cache`] keeps copies of objects on a local disk.
 //! - [`upload`] stores a new object.
 //! - [`pieces`] is the memory for the bytes of one request.
@@ -23,6 +23,7 @@ pub mod configuration;
 pub mod find;
 mod get;
 mod growth;
+mod head;
 mod http;
 mod hub;
 pub mod lane;

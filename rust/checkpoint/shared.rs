@@ -61,18 +61,21 @@ impl Checkpoint {
     /// # Errors
     /// Those of [`Header::read_bytes`]. The headers are read again.
     pub fn export_headers(&self) -> Result<Vec<u8>> {
-        let mut shared = Vec::new();
+        let (mut shared, watch) = (Vec::new(), Watch::begin());
         for OpenFile { source, .. } in &self.files {
             let (name, header) = (file_name(source.path()), Header::read_bytes(source)?);
             let (object, head) = match source.stored() {
-                Source::File(_) | Source::Units(_) => (Vec::new(), &[][..]),
+                Source::File(_) | Source::Units(_) => (Vec::new(), Vec::new()),
                 Source::Object(object) => {
                     let known = SharedObject { url: object.location().secret_url(), version: object.version().clone() };
                     let json = serde_json::to_vec(&known);
-                    (json.map_err(|error| Error::new(Kind::Internal, error.to_string()))?, object.head())
+                    (
+                        json.map_err(|error| Error::new(Kind::Internal, error.to_string()))?,
+                        object.head(&|| watch.check())?,
+                    )
                 }
             };
-            let fields = [name, &object, head, &header];
+            let fields = [name, &object, &head, &header];
             shared.extend(source.length().to_le_bytes());
             fields.iter().for_each(|field| shared.extend(to_u64(field.len()).to_le_bytes()));
             fields.iter().for_each(|field| shared.extend(*field));

@@ -31,8 +31,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Interval at which a request is compared with the usual time of its host.
 const HEDGE_INTERVAL: Duration = Duration::from_millis(100);
 
-type Attempt<T> = std::result::Result<T, Failure>;
-type Body = BoxStream<'static, Attempt<Bytes>>;
+pub(super) type Attempt<T> = std::result::Result<T, Failure>;
+pub(super) type Body = BoxStream<'static, Attempt<Bytes>>;
 
 /// Object to request ranges of.
 #[derive(Clone, Copy)]
@@ -44,27 +44,15 @@ pub(super) struct Target<'a> {
     pub(super) turn: &'a Turn<'a>,
 }
 
-/// First answer of an object.
-pub(super) struct First {
-    pub(super) length: u64,
-    pub(super) version: Version,
-    pub(super) bytes: Vec<u8>,
-}
-
 impl Target<'_> {
-    /// Requests the first `bytes_max` bytes, and with them the length and the version.
-    pub(super) async fn first(&self, bytes_max: u64) -> Result<First> {
-        repeat(self.url, self.turn.host(), Some(0), to_usize(bytes_max), || self.try_first(bytes_max)).await
-    }
-
-    async fn try_first(&self, bytes_max: u64) -> Attempt<First> {
-        let begin = Instant::now();
-        let Answer { length, version, range, body } = self.store.get(self.key, 0..bytes_max, None).await?;
-        let expected = 0..length.min(bytes_max);
-        check_range(&range, &expected)?;
-        let bytes = collect(body, expected.end).await?;
-        self.turn.host().arrived(expected.end, begin.elapsed());
-        Ok(First { length, version, bytes })
+    /// Requests the first `bytes_max` bytes, and with them the length and the version. The answer has just begun.
+    pub(super) async fn first(&self, bytes_max: u64) -> Result<Answer> {
+        let attempt = || async {
+            let answer = self.store.get(self.key, 0..bytes_max, None).await?;
+            check_range(&answer.range, &(0..answer.length.min(bytes_max)))?;
+            Ok(answer)
+        };
+        repeat(self.url, self.turn.host(), Some(0), 0, attempt).await
     }
 
     /// Fills pieces of an object of this length and version.
@@ -238,11 +226,11 @@ fn check_range(found: &Range<u64>, expected: &Range<u64>) -> Attempt<()> {
     Err(Failure::new(FailureClass::Permanent, message))
 }
 
-fn too_long() -> Failure {
+pub(super) fn too_long() -> Failure {
     Failure::new(FailureClass::Permanent, "the server sent more bytes than were requested; it is faulty")
 }
 
-fn too_short(found: u64, expected: u64) -> Failure {
+pub(super) fn too_short(found: u64, expected: u64) -> Failure {
     Failure::new(FailureClass::Transient, format!("the answer ended after {found} of {expected} bytes"))
 }
 

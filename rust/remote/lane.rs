@@ -32,14 +32,17 @@ thread_local! {
 }
 
 /// Runtime with its connections.
-struct Lane {
+pub(super) struct Lane {
     runtime: Option<Runtime>,
     client: Client,
 }
 
 impl Lane {
     /// Takes the lane that was used last, whose connections are the likeliest to be open, or creates one.
-    fn take() -> Result<Lane> {
+    ///
+    /// # Errors
+    /// `out-of-memory` if no runtime can be created; `invalid-argument` for the settings of connections.
+    pub(super) fn take() -> Result<Lane> {
         let free = lock().pop();
         if let Some(lane) = free.filter(|lane| lane.client.is_current()) {
             return Ok(lane);
@@ -47,6 +50,67 @@ impl Lane {
         let built = Builder::new_current_thread().enable_all().thread_keep_alive(Duration::from_millis(10)).build();
         let refused = |error| Error::new(Kind::OutOfMemory, format!("cannot create a runtime for requests: {error}"));
         Ok(Lane { runtime: Some(built.map_err(refused)?), client: Client::new(&Trust::Environment.config()?)? })
+    }
+
+    /// Gives the lane to later requests.
+    pub(super) fn free(self) {
+        lock().push(self);
+    }
+
+    /// Runs requests on this thread, as [`block_on`] does. Also returns the lane, unless it was discarded.
+    pub(super) fn run<T: Send>(
+        self,
+        check: Check<'_>,
+        request: impl Future<Output = Result<T>> + Send,
+    ) -> (Option<Lane>, Result<T>) {
+        // A thread that runs a runtime of its own cannot run another.
+        if Handle::try_current().is_ok() {
+            self.run_on_another_thread(check, request)
+        } else {
+            self.run_here(check, request)
+        }
+    }
+
+    fn run_on_another_thread<T: Send>(
+        self,
+        check: Check<'_>,
+        request: impl Future<Output = Result<T>> + Send,
+    ) -> (Option<Lane>, Result<T>) {
+        let is_ended = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let run = scope.spawn(|| {
+                let ended = || Err(Error::new(Kind::Interrupted, "the load ended"));
+                self.run_here(&|| if is_ended.load(Ordering::Relaxed) { ended() } else { Ok(()) }, request)
+            });
+            let mut checked = Ok(());
+            while checked.is_ok() && !run.is_finished() {
+                thread::sleep(Duration::from_millis(1));
+                checked = check();
+            }
+            is_ended.store(checked.is_err(), Ordering::Relaxed);
+            let panicked = |_| (None, Err(Error::new(Kind::Internal, "a request panicked")));
+            let (lane, result) = run.join().unwrap_or_else(panicked);
+            (lane, checked.and(result))
+        })
+    }
+
+    fn run_here<T>(self, check: Check<'_>, request: impl Future<Output = Result<T>>) -> (Option<Lane>, Result<T>) {
+        CLIENT.with_borrow_mut(|client| *client = Some(self.client.clone()));
+        IS_DISCARDED.set(false);
+        let result = match &self.runtime {
+            Some(runtime) => runtime.block_on(async {
+                let mut request = pin!(request);
+                loop {
+                    match timeout(POLL_INTERVAL, &mut request).await {
+                        Ok(result) => return result,
+                        Err(_) => check().inspect_err(|_| discard())?,
+                    }
+                }
+            }),
+            None => Err(Error::new(Kind::Internal, "a lane without a runtime")),
+        };
+        CLIENT.with_borrow_mut(|client| *client = None);
+        ((!IS_DISCARDED.get()).then_some(self), result)
     }
 }
 
@@ -66,49 +130,11 @@ fn lock() -> MutexGuard<'static, Vec<Lane>> {
 /// Runs requests on this thread. Ends them with the error of `check`, which is called from time to time.
 ///
 /// # Errors
-/// That of `request` or of `check`; `out-of-memory` if no runtime can be created.
+/// That of `request` or of `check`; those of [`Lane::take`].
 pub fn block_on<T: Send>(check: Check<'_>, request: impl Future<Output = Result<T>> + Send) -> Result<T> {
-    // A thread that runs a runtime of its own cannot run another.
-    if Handle::try_current().is_ok() { run_on_another_thread(check, request) } else { run_here(check, request) }
-}
-
-fn run_on_another_thread<T: Send>(check: Check<'_>, request: impl Future<Output = Result<T>> + Send) -> Result<T> {
-    let is_ended = AtomicBool::new(false);
-    thread::scope(|scope| {
-        let run = scope.spawn(|| {
-            let ended = || Err(Error::new(Kind::Interrupted, "the load ended"));
-            run_here(&|| if is_ended.load(Ordering::Relaxed) { ended() } else { Ok(()) }, request)
-        });
-        let mut checked = Ok(());
-        while checked.is_ok() && !run.is_finished() {
-            thread::sleep(Duration::from_millis(1));
-            checked = check();
-        }
-        is_ended.store(checked.is_err(), Ordering::Relaxed);
-        let result = run.join().unwrap_or_else(|_| Err(Error::new(Kind::Internal, "a request panicked")));
-        checked.and(result)
-    })
-}
-
-fn run_here<T>(check: Check<'_>, request: impl Future<Output = Result<T>>) -> Result<T> {
-    let lane = Lane::take()?;
-    CLIENT.with_borrow_mut(|client| *client = Some(lane.client.clone()));
-    IS_DISCARDED.set(false);
-    let result = match &lane.runtime {
-        Some(runtime) => runtime.block_on(async {
-            let mut request = pin!(request);
-            loop {
-                match timeout(POLL_INTERVAL, &mut request).await {
-                    Ok(result) => return result,
-                    Err(_) => check().inspect_err(|_| discard())?,
-                }
-            }
-        }),
-        None => Err(Error::new(Kind::Internal, "a lane without a runtime")),
-    };
-    CLIENT.with_borrow_mut(|client| *client = None);
-    if !IS_DISCARDED.get() {
-        lock().push(lane);
+    let (lane, result) = Lane::take()?.run(check, request);
+    if let Some(lane) = lane {
+        lane.free();
     }
     result
 }

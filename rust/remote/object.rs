@@ -1,19 +1,22 @@
 //! Open objects.
 
 use super::cache::{self, Cache, Copy, Part};
-use super::get::{First, Target};
-use super::lane;
+use super::get::Target;
+use super::head::{Arrived, Head};
+use super::lane::{self, Lane};
 use super::location::{Location, Service};
 use super::pieces::Pieces;
-use super::store::{Store, Version};
+use super::store::{Answer, Store, Version};
 use super::streams::{Host, Turn};
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use crate::os::local_file::LocalFile;
 use crate::os::retry::Check;
 use futures_util::{StreamExt, TryStreamExt, stream};
+use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use tokio::time::Instant;
 
 /// Number of bytes that the first request asks for. Most headers are shorter, and so are many adapters.
 pub const HEAD_BYTES: u64 = 1 << 20;
@@ -55,8 +58,8 @@ pub struct Object {
     host: Arc<Host>,
     length: u64,
     version: Version,
-    /// The bytes that the first request brought. They are not requested again.
-    head: Vec<u8>,
+    /// The bytes that the first request brings. They are not requested again.
+    head: Head,
     copy: Option<Copy>,
 }
 
@@ -70,7 +73,7 @@ impl Object {
             // One byte tells whether the copy has the version of the object.
             let probe = Object::request(&address, 1, check)?;
             if let copy @ Some(Copy::Whole(_)) = probe.open_copy(cache, &address.name) {
-                return Ok(Object { copy, head: Vec::new(), ..probe });
+                return Ok(Object { copy, head: Head::new(Arrived::default()), ..probe });
             }
         }
         Ok(Object::request(&address, head_bytes, check)?.with_copy(&address))
@@ -79,26 +82,43 @@ impl Object {
     fn request(address: &Address<'_>, bytes_max: u64, check: Check<'_>) -> Result<Object> {
         let unopened = Object::without_head(address, 0, Version::default());
         let turn = unopened.host.wait(check)?;
-        let First { length, version, bytes } = lane::block_on(check, unopened.target(&turn).first(bytes_max))?;
-        turn.received(to_u64(bytes.len()));
+        let target = unopened.target(&turn);
+        // The next objects of many need the connections of the first ones, and the cache keeps whole requests.
+        let is_received_later = bytes_max == HEAD_BYTES && address.cache.is_none();
+        let request = async {
+            let begin = Instant::now();
+            let Answer { length, version, range, body } = target.first(bytes_max).await?;
+            let mut arrived = Arrived::begin(body, range.end, begin.elapsed());
+            arrived.receive(if is_received_later { 0 } else { range.end }, &target).await?;
+            Ok((length, version, arrived))
+        };
+        let (lane, answered) = Lane::take()?.run(check, request);
+        let (length, version, arrived) = match answered {
+            Ok((length, version, arrived)) => (length, version, arrived.with_lane(lane)),
+            Err(error) => {
+                lane.into_iter().for_each(Lane::free);
+                return Err(error);
+            }
+        };
         drop(turn);
         if !version.is_exact() {
             let url = &unopened.url;
             tracing::warn!(url, ?version, length, "the server states no exact version; a change may go unnoticed");
         }
-        Ok(Object { length, version, head: bytes, ..unopened })
+        Ok(Object { length, version, head: Head::new(arrived), ..unopened })
     }
 
     /// Creates an object whose length, version and first bytes another process has requested. No request is sent.
     pub(super) fn known(address: Address<'_>, length: u64, version: Version, head: Vec<u8>) -> Object {
+        let head = Head::new(Arrived::all(head));
         Object { head, ..Object::without_head(&address, length, version) }.with_copy(&address)
     }
 
     /// Opens the copy on a local disk, and adds the first bytes to it.
     fn with_copy(self, address: &Address<'_>) -> Object {
         let copy = address.cache.and_then(|cache| self.open_copy(cache, &address.name));
-        if let Some(Copy::Part(part)) = &copy {
-            cache::add(part, 0..to_u64(self.head.len()), std::iter::once(&*self.head));
+        if let Some((Copy::Part(part), arrived)) = copy.as_ref().zip(self.head.try_lock()) {
+            cache::add(part, 0..to_u64(arrived.bytes().len()), std::iter::once(arrived.bytes()));
         }
         Object { copy, ..self }
     }
@@ -115,7 +135,7 @@ impl Object {
             host: Host::of(location.host()),
             length,
             version,
-            head: Vec::new(),
+            head: Head::new(Arrived::default()),
             copy: None,
         }
     }
@@ -155,9 +175,14 @@ impl Object {
         &self.version
     }
 
-    /// Returns the bytes that the first request brought.
-    pub fn head(&self) -> &[u8] {
-        &self.head
+    /// Returns the bytes that the first request brings, once they have arrived.
+    ///
+    /// # Errors
+    /// Those of [`read`](Object::read).
+    pub fn head(&self, check: Check<'_>) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; to_usize(self.head.length())];
+        self.read([(0, bytes.as_mut_slice())], check)?;
+        Ok(bytes)
     }
 
     /// Returns the copy on a local disk, if it has all bytes.
@@ -175,7 +200,20 @@ impl Object {
     /// `source-changed` if the object has another version now; `io`, `file-not-found` or `permission-denied`, with the
     /// URL and the byte; that of `check`.
     pub fn read<'a>(&self, reads: impl IntoIterator<Item = (u64, &'a mut [u8])>, check: Check<'_>) -> Result<()> {
-        let mut missing = Vec::new();
+        self.read_joined(reads, GAP_BYTES, check)
+    }
+
+    /// Does what [`read`](Object::read) does. Buffers with at most `gap_bytes` bytes between them share a request.
+    ///
+    /// # Errors
+    /// Those of [`read`](Object::read).
+    pub fn read_joined<'a>(
+        &self,
+        reads: impl IntoIterator<Item = (u64, &'a mut [u8])>,
+        gap_bytes: u64,
+        check: Check<'_>,
+    ) -> Result<()> {
+        let (mut from_head, mut missing) = (Vec::new(), Vec::new());
         for (offset, into) in reads {
             let end = offset.saturating_add(to_u64(into.len()));
             if end > self.length {
@@ -186,22 +224,71 @@ impl Object {
                 file.read(offset, into, check)?;
                 continue;
             }
-            let known = self.head.get(to_usize(offset)..).unwrap_or_default();
-            let (from_head, rest) = into.split_at_mut(known.len().min(into.len()));
-            from_head.copy_from_slice(known.get(..from_head.len()).unwrap_or_default());
-            let begin = offset.saturating_add(to_u64(from_head.len()));
+            let first = to_usize(self.head.length().saturating_sub(offset)).min(into.len());
+            let (first, rest) = into.split_at_mut(first);
+            let begin = offset.saturating_add(to_u64(first.len()));
+            if !first.is_empty() {
+                from_head.push((offset, first));
+            }
             match self.part() {
                 Some(part) => missing.extend(part.read(begin, rest)),
                 None => missing.push((begin, rest)),
             }
         }
-        let requests = Pieces::join(missing.into_iter());
-        if requests.is_empty() {
+        if from_head.is_empty() {
+            return self.request_all(missing, gap_bytes, check);
+        }
+        self.read_head(from_head, missing, gap_bytes, check)
+    }
+
+    /// Fills buffers with bytes of the first request, and requests those of others.
+    fn read_head<'a>(
+        &self,
+        from_head: Vec<(u64, &'a mut [u8])>,
+        mut others: Vec<(u64, &'a mut [u8])>,
+        gap_bytes: u64,
+        check: Check<'_>,
+    ) -> Result<()> {
+        let Some(mut arrived) = self.head.try_lock() else {
+            self.request_all(others, gap_bytes, check)?;
+            lane::block_on(check, async {
+                self.head.wait().await;
+                Ok(())
+            })?;
+            return self.read_head(from_head, Vec::new(), gap_bytes, check);
+        };
+        let mut missing = arrived.copy(from_head);
+        if let Some((last, into)) = missing.last().filter(|_| arrived.has_rest()) {
+            let end = last.saturating_add(to_u64(into.len()));
+            let turn = self.host.wait(check)?;
+            let requests = self.send(std::mem::take(&mut others), gap_bytes, &turn);
+            arrived.receive_before(end, &self.target(&turn), check, requests)?;
+            missing = arrived.copy(missing);
+        }
+        drop(arrived);
+        // The answer has failed, or it is that of the parent process.
+        missing.append(&mut others);
+        self.request_all(missing, gap_bytes, check)
+    }
+
+    /// Requests the bytes of buffers in ascending order.
+    fn request_all(&self, buffers: Vec<(u64, &mut [u8])>, gap_bytes: u64, check: Check<'_>) -> Result<()> {
+        if buffers.iter().all(|(_, into)| into.is_empty()) {
             return Ok(());
         }
         let turn = self.host.wait(check)?;
-        let all = stream::iter(requests).map(|pieces| self.request_pieces(&turn, pieces));
-        lane::block_on(check, all.buffer_unordered(REQUESTS_PER_TURN).try_collect::<()>())
+        lane::block_on(check, self.send(buffers, gap_bytes, &turn))
+    }
+
+    fn send<'a>(
+        &'a self,
+        buffers: Vec<(u64, &'a mut [u8])>,
+        gap_bytes: u64,
+        turn: &'a Turn<'a>,
+    ) -> impl Future<Output = Result<()>> + Send + 'a {
+        let requests = Pieces::join(buffers.into_iter(), gap_bytes);
+        let all = stream::iter(requests).map(|pieces| self.request_pieces(turn, pieces));
+        all.buffer_unordered(REQUESTS_PER_TURN).try_collect::<()>()
     }
 
     async fn request_pieces(&self, turn: &Turn<'_>, pieces: Pieces<'_>) -> Result<()> {

@@ -1,6 +1,5 @@
 //! Memory for the bytes of one request.
 
-use super::object::GAP_BYTES;
 use crate::num::{to_u64, to_usize};
 use std::ops::Range;
 
@@ -24,13 +23,13 @@ impl<'a> Pieces<'a> {
         Pieces { pieces: vec![(offset, into)], reached: offset, range, next: 0, gaps: None }
     }
 
-    /// Joins ranges that follow each other with short gaps.
-    pub(super) fn join(ranges: impl Iterator<Item = (u64, &'a mut [u8])>) -> Vec<Pieces<'a>> {
+    /// Joins ranges that follow each other with gaps of at most `gap_bytes` bytes.
+    pub(super) fn join(ranges: impl Iterator<Item = (u64, &'a mut [u8])>, gap_bytes: u64) -> Vec<Pieces<'a>> {
         let mut joined: Vec<Pieces<'a>> = Vec::new();
         for (offset, into) in ranges.filter(|(_, into)| !into.is_empty()) {
             let last = joined.last_mut().filter(|last| {
                 let end = last.range.end;
-                (end..=end.saturating_add(GAP_BYTES)).contains(&offset)
+                (end..=end.saturating_add(gap_bytes)).contains(&offset)
             });
             match last {
                 Some(last) => {
@@ -102,6 +101,7 @@ impl<'a> Pieces<'a> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::object::GAP_BYTES;
     use super::*;
     use proptest::prelude::*;
 
@@ -123,7 +123,7 @@ mod tests {
             }
             let ranges = offsets.iter().copied().zip(memory.iter_mut().map(Vec::as_mut_slice));
             let mut cuts = cuts.into_iter().cycle();
-            for pieces in Pieces::join(ranges) {
+            for pieces in Pieces::join(ranges, GAP_BYTES) {
                 let mut pieces = pieces.with_gaps();
                 let range = pieces.range();
                 while pieces.reached() < range.end {

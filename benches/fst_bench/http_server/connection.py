@@ -60,7 +60,9 @@ class Connection:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         time.sleep(connect_latency)
         if self._tls:
-            self._socket = self._tls.wrap_socket(self._socket, server_side=True)
+            # Before the handshake, so that the server can end a connection whose client does not finish it.
+            self._socket = secure = self._tls.wrap_socket(self._socket, server_side=True, do_handshake_on_connect=False)
+            secure.do_handshake()
         with self._socket.makefile("rb") as file:
             while (request := self._read(file.readline)) and self._answer(request):
                 pass

@@ -5,6 +5,7 @@ import http.client
 import os
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -273,6 +274,19 @@ def test_tls(authority, tmp_path: Path):
         assert bodies == [DATA[:MIDDLE], DATA[:MIDDLE], DATA]
         with pytest.raises(ssl.SSLCertVerificationError):
             http.client.HTTPSConnection("localhost", server.port, timeout=10).request("GET", "/m")
+
+
+def test_close_ends_connections_in_their_handshake(authority):
+    server = Server({"m": DATA}, tls=authority.server_context())
+    closing = threading.Thread(target=server.close, daemon=True)
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        client.sendall(b"\x16")  # the first byte of a handshake
+        while server.counts().connections == 0:
+            time.sleep(0.01)
+        time.sleep(0.05)
+        closing.start()
+        closing.join(10)
+    assert not closing.is_alive()
 
 
 def test_close_ends_stalled_connections(server):

@@ -1,0 +1,212 @@
+//! First bytes of objects, which arrive with their lengths and versions.
+//!
+//! Most headers are shorter than what the first request asks for. An object is therefore open once the answer begins, and
+//! its bytes are received when they are needed: the answer waits meanwhile, with the lane that its connection belongs to.
+//! Other connections can so be opened while the rest of the first bytes is on its way.
+
+use super::get::{Attempt, Body, Target, too_long, too_short};
+use super::lane::Lane;
+use crate::error::{Error, Kind, Result};
+use crate::num::{to_u64, to_usize};
+use crate::os::per_process::PerProcess;
+use crate::os::retry::Check;
+use crate::profile::{self, Count};
+use futures_util::StreamExt;
+use futures_util::lock::{Mutex, MutexGuard};
+use std::fmt;
+use std::future::Future;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// First bytes of an object.
+///
+/// A forked child cannot use its parent's connections. It has none of the bytes, and requests those that it needs.
+pub(super) struct Head {
+    length: u64,
+    arrived: PerProcess<Mutex<Arrived>>,
+}
+
+/// The bytes that have arrived, and the answer that has the others.
+#[derive(Default)]
+pub(super) struct Arrived {
+    bytes: Vec<u8>,
+    /// `None` once the answer has ended, or has failed.
+    rest: Option<Rest>,
+    /// The lane that runs the answer, while nobody receives it.
+    lane: Option<Lane>,
+}
+
+impl Drop for Arrived {
+    /// Receives the rest, unless it is late: the connection is then free for other requests.
+    fn drop(&mut self) {
+        let (Some(mut rest), Some(lane)) = (self.rest.take(), self.lane.take()) else { return };
+        // The lane asks at its first pause.
+        let is_late = || Err(Error::new(Kind::Interrupted, "the rest of an answer is late"));
+        let (lane, _) = lane.run(&is_late, async {
+            while rest.body.next().await.is_some() {}
+            Ok(())
+        });
+        if let Some(lane) = lane {
+            lane.free();
+        }
+    }
+}
+
+/// Rest of an answer.
+struct Rest {
+    body: Body,
+    /// Number of all bytes of the answer.
+    end: usize,
+    /// Time that was spent on the answer so far.
+    elapsed: Duration,
+}
+
+impl fmt::Debug for Head {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Head").field("length", &self.length).finish_non_exhaustive()
+    }
+}
+
+impl Head {
+    /// Creates the first bytes from those that have arrived.
+    pub(super) fn new(arrived: Arrived) -> Head {
+        let length = arrived.rest.as_ref().map_or(arrived.bytes.len(), |rest| rest.end);
+        let head = Head { length: to_u64(length), arrived: PerProcess::new(Mutex::default) };
+        if let Some(mut own) = head.try_lock() {
+            *own = arrived;
+        }
+        head
+    }
+
+    /// Returns the number of the first bytes, also of those that have not arrived.
+    pub(super) fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Returns the bytes, or `None` while another thread receives more of them.
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, Arrived>> {
+        self.arrived.get().try_lock()
+    }
+
+    /// Waits until no other thread receives bytes.
+    pub(super) async fn wait(&self) {
+        drop(self.arrived.get().lock().await);
+    }
+}
+
+impl Arrived {
+    /// Creates the first bytes, all of which have arrived.
+    pub(super) fn all(bytes: Vec<u8>) -> Arrived {
+        Arrived { bytes, rest: None, lane: None }
+    }
+
+    /// Creates the first bytes from an answer that has just begun, and that took `elapsed` to do so.
+    pub(super) fn begin(body: Body, end: u64, elapsed: Duration) -> Arrived {
+        let rest = Rest { body, end: to_usize(end), elapsed };
+        Arrived { bytes: Vec::with_capacity(rest.end), rest: Some(rest), lane: None }
+    }
+
+    /// Returns the bytes that have arrived.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Copies the bytes that have arrived to buffers, each with the offset of its first byte. Returns the buffers for the
+    /// others.
+    pub(super) fn copy<'a>(&self, buffers: Vec<(u64, &'a mut [u8])>) -> Vec<(u64, &'a mut [u8])> {
+        let rest = |(offset, into): (u64, &'a mut [u8])| {
+            let known = self.bytes.get(to_usize(offset)..).unwrap_or_default();
+            let (first, rest) = into.split_at_mut(known.len().min(into.len()));
+            first.copy_from_slice(known.get(..first.len()).unwrap_or_default());
+            (!rest.is_empty()).then(|| (offset.saturating_add(to_u64(first.len())), rest))
+        };
+        buffers.into_iter().filter_map(rest).collect()
+    }
+
+    /// Returns whether more bytes may arrive.
+    pub(super) fn has_rest(&self) -> bool {
+        self.rest.is_some()
+    }
+
+    /// Keeps the lane that ran the answer for the rest of it, or frees it.
+    #[must_use]
+    pub(super) fn with_lane(mut self, lane: Option<Lane>) -> Arrived {
+        self.set_lane(lane);
+        self
+    }
+
+    fn set_lane(&mut self, lane: Option<Lane>) {
+        match lane {
+            Some(lane) if self.has_rest() => self.lane = Some(lane),
+            Some(lane) => lane.free(),
+            // Its connections are closed.
+            None => self.rest = None,
+        }
+    }
+
+    /// Receives bytes until there are `end` of them, and then runs other requests on the same lane, whose connection they
+    /// use. To open another connection beside it would take as long as the rest of an answer.
+    ///
+    /// # Errors
+    /// Those of [`receive`](Arrived::receive) and of the other requests; that of `check`.
+    pub(super) fn receive_before<T: Send>(
+        &mut self,
+        end: u64,
+        target: &Target<'_>,
+        check: Check<'_>,
+        others: impl Future<Output = Result<T>> + Send,
+    ) -> Result<T> {
+        let lane = match self.lane.take() {
+            Some(lane) => lane,
+            None => Lane::take()?,
+        };
+        let (lane, result) = lane.run(check, async {
+            self.receive(end, target).await?;
+            others.await
+        });
+        self.set_lane(lane);
+        result
+    }
+
+    /// Receives bytes until there are `end` of them. After a failure that may pass there are fewer, and the caller requests
+    /// the others. The caller runs the lane.
+    ///
+    /// # Errors
+    /// `io` if the server sends too many bytes.
+    pub(super) async fn receive(&mut self, end: u64, target: &Target<'_>) -> Result<()> {
+        let Some(mut rest) = self.rest.take() else { return Ok(()) };
+        let (begin, all) = (Instant::now(), rest.end);
+        let received = self.try_receive(&mut rest, to_usize(end).min(all), target).await;
+        rest.elapsed += begin.elapsed();
+        let reached = self.bytes.len();
+        match received {
+            Ok(()) if reached < all => self.rest = Some(rest),
+            Ok(()) => target.turn.host().arrived(to_u64(all), rest.elapsed),
+            Err(failure) if failure.is_transient() => {
+                profile::count(Count::Retries, 1);
+                profile::count(Count::RepeatedBytes, all - reached);
+                tracing::info!(url = target.url, byte = reached, why = failure.message, "the request is repeated");
+            }
+            Err(failure) => return Err(failure.into_error(target.url).offset(to_u64(reached))),
+        }
+        Ok(())
+    }
+
+    async fn try_receive(&mut self, rest: &mut Rest, end: usize, target: &Target<'_>) -> Attempt<()> {
+        while self.bytes.len() < end {
+            let reached = self.bytes.len();
+            let ended = || Err(too_short(to_u64(reached), to_u64(rest.end)));
+            let frame = rest.body.next().await.unwrap_or_else(ended)?;
+            if frame.len() > rest.end - reached {
+                return Err(too_long());
+            }
+            self.bytes.extend_from_slice(&frame);
+            target.turn.received(to_u64(frame.len()));
+        }
+        // A connection is free for other requests once the end of its answer was seen.
+        match if end == rest.end { rest.body.next().await } else { None } {
+            Some(frame) => frame.and_then(|_| Err(too_long())),
+            None => Ok(()),
+        }
+    }
+}
