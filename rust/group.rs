@@ -253,6 +253,18 @@ impl Group {
         self.request.caches.iter().filter(|&&other| other == Some(cache)).count() > 1
     }
 
+    /// Returns whether bytes between those that a rank reads are those of other ranks: the ranks request all data between
+    /// them, or all but a sixteenth.
+    pub fn leaves_gaps(&self) -> bool {
+        let requested: u64 = self.tensors.iter().map(|tensor| tensor.hull.end - tensor.hull.start).sum();
+        requested >= self.all_bytes() - self.all_bytes() / EXCESS_DIVISOR
+    }
+
+    /// Returns the size of all data of the files.
+    fn all_bytes(&self) -> u64 {
+        self.checkpoint.entries().map(|(_, entry)| entry.end - entry.begin).sum()
+    }
+
     fn cache_of(&self, rank: usize) -> Option<u64> {
         self.request.caches.get(rank).copied().flatten()
     }
@@ -376,7 +388,7 @@ impl Group {
 
     /// Returns whether the ranks of every page cache keep all data between them, or all but a sixteenth.
     fn caches_keep_all(&self) -> bool {
-        let all: u64 = self.checkpoint.entries().map(|(_, entry)| entry.end - entry.begin).sum();
+        let all = self.all_bytes();
         let mut kept: BTreeMap<u64, u64> = BTreeMap::new();
         for cache in &self.request.caches {
             let Some(cache) = cache else { return false };
@@ -410,7 +422,7 @@ impl Group {
 
     fn route(&self, tensor: &Tensor, cached_bytes_min: u64) -> (Route, Range<u64>) {
         let whole = tensor.whole();
-        let (mut hull_begin, mut hull_end) = (u64::MAX, 0);
+        let mut spans = Vec::new();
         // Bytes that leave storage if every rank reads for itself: through each page cache, and past it.
         let (mut cached, mut uncached, mut kept) = (BTreeMap::new(), 0_u64, 0_u64);
         let mut is_cached = true;
@@ -422,7 +434,7 @@ impl Group {
             if range.bytes() == 0 {
                 continue;
             }
-            (hull_begin, hull_end) = (hull_begin.min(range.begin), hull_end.max(range.end()));
+            spans.push(range.begin..range.end());
             is_whole &= range == whole;
             if let Some(count) = counts.get_mut(rank) {
                 *count += 1;
@@ -440,9 +452,8 @@ impl Group {
                 None => is_cached = false,
             }
         }
-        let hull = hull_begin.min(hull_end)..hull_end;
-        let hull_bytes = hull.end - hull.start;
-        let through_caches = cached.values().fold(0_u64, |sum, &bytes| sum.saturating_add(bytes.min(hull_bytes)));
+        let (hull, needed) = union(spans);
+        let through_caches = cached.values().fold(0_u64, |sum, &bytes| sum.saturating_add(bytes.min(needed)));
         let is_own = |read: u64, needed: u64| match self.request.strategy {
             _ if counts.iter().filter(|&&count| count > 0).count() < 2 => true,
             Strategy::Own => true,
@@ -452,9 +463,9 @@ impl Group {
         };
         // A page cache does not save the ranks the work on units of which each keeps only a part.
         let is_cached = is_cached && (!tensor.has_units() || is_own(uncached, kept));
-        let route = if is_cached && is_own(through_caches, hull_bytes) {
+        let route = if is_cached && is_own(through_caches, needed) {
             Route::Cached
-        } else if is_own(uncached, hull_bytes) {
+        } else if is_own(uncached, needed) {
             Route::Own
         } else if is_whole && counts.iter().all(|&count| count == 1) {
             Route::Gather
@@ -536,6 +547,18 @@ impl Group {
         (self.exchange, self.gather) = (exchange, gather);
         Ok(())
     }
+}
+
+/// Returns the range from the first byte to the end of the last one of some ranges, and the number of bytes that are in at
+/// least one of them.
+fn union(mut ranges: Vec<Range<u64>>) -> (Range<u64>, u64) {
+    ranges.sort_unstable_by_key(|range| range.start);
+    let begin = ranges.first().map_or(0, |range| range.start);
+    let (end, bytes) = ranges.iter().fold((begin, 0), |(end, bytes), range| {
+        let new = range.end.saturating_sub(range.start.max(end));
+        (end.max(range.end), bytes + new)
+    });
+    (begin..end, bytes)
 }
 
 /// Collects the requested tensors, in file order.

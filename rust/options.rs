@@ -74,6 +74,9 @@ pub struct Options {
     /// Whether a load drops the pages that it brings into the page cache. Files are not mapped then. `FST_DROP_CACHE`:
     /// `0` or `1`.
     pub drop_cache: bool,
+    /// Whether requests to a remote store leave out the bytes between those that are needed, however few they are: other
+    /// ranks request them. No variable sets it.
+    pub leaves_gaps: bool,
 }
 
 impl Default for Options {
@@ -95,6 +98,7 @@ impl Default for Options {
             threads: cores.clamp(4, 16),
             queue_depth: 32,
             drop_cache: false,
+            leaves_gaps: false,
         }
     }
 }
@@ -126,6 +130,7 @@ impl Options {
             threads: number("FST_THREADS", 1..=THREADS_MAX)?.unwrap_or(defaults.threads),
             queue_depth: number("FST_QUEUE_DEPTH", 1..=QUEUE_DEPTH_MAX)?.unwrap_or(defaults.queue_depth),
             drop_cache: number("FST_DROP_CACHE", 0..=1)?.map_or(defaults.drop_cache, |number| number == 1),
+            ..defaults
         })
     }
 }

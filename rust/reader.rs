@@ -88,7 +88,8 @@ pub trait Reader: Send + Sync {
 pub struct ReadLimits {
     /// Multiple of bytes to which reads are widened, in the file and in the slot. 1 if they are not widened.
     pub alignment: u64,
-    /// Largest gap between two reads that is cheaper to read than to skip, in bytes; at least the alignment.
+    /// Largest gap between two reads that is cheaper to read than to skip, in bytes. At least the alignment, unless that
+    /// is 1.
     pub gap_bytes: u64,
     /// Smallest read that goes straight into a destination in host memory, in bytes. A smaller one shares a read with
     /// its neighbours. `None` if reads can only fill slots.
@@ -336,7 +337,7 @@ pub fn open<K: RingKernel + 'static>(options: &Options, source: &Source, rings: 
             let Opened { reader, is_cached, .. } = open(&options, &source.stored, rings)?;
             return Ok(Opened { reader: shared(UnitReader::new(reader, Arc::clone(source))), chosen, is_cached });
         }
-        (Source::Object(object), None) => (shared(ObjectReader::new(Arc::clone(object), options.request_bytes)), false),
+        (Source::Object(object), None) => (shared(ObjectReader::new(Arc::clone(object), options)), false),
         (Source::File(file), _) | (Source::Object(_), Some(file)) => {
             let buffered = PreadReader::new(Arc::clone(file));
             let buffered =
@@ -367,9 +368,7 @@ pub fn open_buffered(options: &Options, source: &Source) -> Arc<dyn Reader> {
         Source::Units(source) => {
             return shared(UnitReader::new(open_buffered(options, &source.stored), Arc::clone(source)));
         }
-        Source::Object(object) => {
-            (ReaderKind::Object, shared(ObjectReader::new(Arc::clone(object), options.request_bytes)))
-        }
+        Source::Object(object) => (ReaderKind::Object, shared(ObjectReader::new(Arc::clone(object), options))),
         Source::File(file) => (ReaderKind::Pread, shared(PreadReader::new(Arc::clone(file)))),
     };
     shared(RecordedReader::new(kind, source.path(), reader))

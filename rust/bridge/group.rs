@@ -124,6 +124,9 @@ impl GroupPlan {
             if self.group.shares_cache(rank) {
                 selection.read_through_page_cache();
             }
+            if self.group.leaves_gaps() {
+                selection.leave_gaps();
+            }
             Ok(Box::new(selection))
         })
     }
@@ -156,6 +159,9 @@ impl RankPlan {
         let selection = selection::Selection::from_regions(self.group.checkpoint(), Arc::clone(&self.regions));
         let mut selection = Selection::new(selection, Arc::clone(&self.mappings));
         selection.divide();
+        if self.group.leaves_gaps() {
+            selection.leave_gaps();
+        }
         Box::new(selection)
     }
 

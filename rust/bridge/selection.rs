@@ -28,6 +28,7 @@ pub(super) struct Selection {
     mappings: Arc<Mappings>,
     is_cached: bool,
     is_divided: bool,
+    leaves_gaps: bool,
 }
 
 /// Tensors of a selection that are views of a mapped file, and their addresses.
@@ -45,7 +46,7 @@ pub(super) struct Recording {
 
 impl Selection {
     pub(super) fn new(selection: selection::Selection, mappings: Arc<Mappings>) -> Selection {
-        Selection { selection, mappings, is_cached: false, is_divided: false }
+        Selection { selection, mappings, is_cached: false, is_divided: false, leaves_gaps: false }
     }
 
     /// Makes transfers read through the page cache, also bytes that it does not hold yet, for other processes that need
@@ -57,6 +58,11 @@ impl Selection {
     /// Makes transfers compare groups only, since their destinations are only parts of the regions.
     pub(super) fn divide(&mut self) {
         self.is_divided = true;
+    }
+
+    /// Makes transfers request no byte of an object that is not in the regions, for other processes that need it.
+    pub(super) fn leave_gaps(&mut self) {
+        self.leaves_gaps = true;
     }
 
     /// Compares the digests of all regions that have one, before a load writes to memory of the caller.
@@ -132,7 +138,7 @@ impl Selection {
 
     fn transfer<D: Device>(&self, device: D) -> Result<Box<AnyTransfer>> {
         let (checkpoint, regions) = (self.selection.checkpoint(), Arc::clone(self.selection.regions()));
-        let mut options = Options::from_env()?;
+        let mut options = Options { leaves_gaps: self.leaves_gaps, ..Options::from_env()? };
         if self.is_cached {
             options.reader = ReaderChoice::Pread;
         }

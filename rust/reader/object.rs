@@ -3,6 +3,7 @@
 use super::{ReadLimits, Reader, SlotBuffer};
 use crate::error::Result;
 use crate::num::to_u64;
+use crate::options::Options;
 use crate::os::retry::Check;
 use crate::plan::Read;
 use crate::remote::object::{GAP_BYTES, Object};
@@ -13,12 +14,14 @@ use std::sync::Arc;
 pub struct ObjectReader {
     object: Arc<Object>,
     request_bytes: usize,
+    gap_bytes: u64,
 }
 
 impl ObjectReader {
-    /// Creates a reader whose requests have up to `request_bytes` bytes.
-    pub fn new(object: Arc<Object>, request_bytes: usize) -> Self {
-        ObjectReader { object, request_bytes }
+    /// Creates a reader.
+    pub fn new(object: Arc<Object>, options: &Options) -> Self {
+        let gap_bytes = if options.leaves_gaps { 0 } else { GAP_BYTES };
+        ObjectReader { object, request_bytes: options.request_bytes, gap_bytes }
     }
 }
 
@@ -26,7 +29,7 @@ impl Reader for ObjectReader {
     fn limits(&self) -> ReadLimits {
         ReadLimits {
             alignment: 1,
-            gap_bytes: GAP_BYTES,
+            gap_bytes: self.gap_bytes,
             // Smaller tensors share a request.
             in_place_bytes: Some(to_u64(self.request_bytes / 2)),
             concurrency: STREAMS_MAX,
@@ -36,11 +39,11 @@ impl Reader for ObjectReader {
     }
 
     fn read(&self, offset: u64, into: &mut [u8], check: Check<'_>) -> Result<()> {
-        self.object.read([(offset, into)], check)
+        self.object.read_joined([(offset, into)], self.gap_bytes, check)
     }
 
     fn fill(&self, reads: &[Read], buffer: SlotBuffer<'_>, check: Check<'_>) -> Result<()> {
-        self.object.read(buffer.pieces(reads)?, check)
+        self.object.read_joined(buffer.pieces(reads)?, self.gap_bytes, check)
     }
 
     fn scatters(&self) -> bool {
@@ -48,6 +51,6 @@ impl Reader for ObjectReader {
     }
 
     fn scatter(&self, pieces: Vec<(u64, &mut [u8])>, check: Check<'_>) -> Result<()> {
-        self.object.read(pieces, check)
+        self.object.read_joined(pieces, self.gap_bytes, check)
     }
 }

@@ -42,6 +42,7 @@ pub const TIGHT: Options = Options {
     threads: 3,
     queue_depth: 8,
     drop_cache: false,
+    leaves_gaps: false,
 };
 
 /// Runs a test with a lazy schedule and with random delays, and asserts that
