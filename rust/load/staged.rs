@@ -18,7 +18,7 @@ use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Smallest size to which requests are divided so that more streams take part, in bytes.
-const REQUEST_BYTES_MIN: usize = 1 << 20;
+const REQUEST_BYTES_MIN: usize = 512 << 10;
 
 /// Shortest row that goes from a request to its destination by itself, in bytes. Shorter ones are faster to copy out of a
 /// slot, all with one loop.
