@@ -54,7 +54,7 @@ impl Trust {
                 with_roots(authorities(path, load_certs_from_paths(None, Some(Path::new(path))))?)?
             }
             [("allow_invalid_certificates", value)] if value == "false" => return Ok(Trust::Environment),
-            [("allow_invalid_certificates", value)] if value == "true" => without_check()?,
+            [("allow_invalid_certificates", value)] if value == "true" => with_verifier(Accepted::All)?,
             [(name, _)] => {
                 let message = format!("the option {name:?} must be true or false");
                 return Err(Error::new(Kind::InvalidArgument, message).at(url));
@@ -94,10 +94,7 @@ pub(super) fn environment() -> Result<Arc<ClientConfig>> {
     if let Some((_, config)) = known.as_ref().filter(|(used, _)| *used == variables) {
         return Ok(Arc::clone(config));
     }
-    let (provider, versions) = builder()?;
-    let verifier = Arc::new(EnvironmentVerifier { provider, loaded: OnceLock::new() });
-    let verified = versions.dangerous().with_custom_certificate_verifier(verifier);
-    let config = Arc::new(verified.with_no_client_auth());
+    let config = Arc::new(with_verifier(Accepted::Environment(OnceLock::new()))?);
     *known = Some((variables, Arc::clone(&config)));
     Ok(config)
 }
@@ -142,9 +139,9 @@ fn with_roots(store: RootCertStore) -> Result<ClientConfig> {
     Ok(versions.with_root_certificates(store).with_no_client_auth())
 }
 
-fn without_check() -> Result<ClientConfig> {
+fn with_verifier(accepted: Accepted) -> Result<ClientConfig> {
     let (provider, versions) = builder()?;
-    let verifier = Arc::new(AnyCertificate(provider));
+    let verifier = Arc::new(Verifier { provider, accepted });
     Ok(versions.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth())
 }
 
@@ -155,15 +152,25 @@ fn builder() -> Result<(Arc<CryptoProvider>, ConfigBuilder<ClientConfig, WantsVe
     Ok((provider, builder))
 }
 
-/// Verifier with the certificates of the environment. They are read when the first server is verified: that takes
-/// milliseconds, and loads without TLS do not need them.
+/// Verifier of servers. The signatures of the handshake are always verified.
 #[derive(Debug)]
-struct EnvironmentVerifier {
+struct Verifier {
     provider: Arc<CryptoProvider>,
-    loaded: OnceLock<std::result::Result<Arc<WebPkiServerVerifier>, String>>,
+    accepted: Accepted,
 }
 
-impl EnvironmentVerifier {
+/// Certificates that a verifier accepts.
+#[derive(Debug)]
+enum Accepted {
+    /// Those of the environment. They are read when the first server is verified: that takes milliseconds, and loads
+    /// without TLS do not need them.
+    Environment(OnceLock<std::result::Result<Arc<WebPkiServerVerifier>, String>>),
+    /// All, for a place that is set to `allow_invalid_certificates`. Who answers is then unknown, but the bytes are still
+    /// encrypted.
+    All,
+}
+
+impl Verifier {
     fn load(&self) -> std::result::Result<Arc<WebPkiServerVerifier>, String> {
         let roots = Arc::new(authorities_of_environment()?);
         let built = WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&self.provider)).build();
@@ -171,7 +178,7 @@ impl EnvironmentVerifier {
     }
 }
 
-impl ServerCertVerifier for EnvironmentVerifier {
+impl ServerCertVerifier for Verifier {
     fn verify_server_cert(
         &self,
         certificate: &CertificateDer<'_>,
@@ -180,7 +187,8 @@ impl ServerCertVerifier for EnvironmentVerifier {
         ocsp: &[u8],
         now: UnixTime,
     ) -> std::result::Result<ServerCertVerified, rustls::Error> {
-        let verifier = self.loaded.get_or_init(|| self.load()).as_ref();
+        let Accepted::Environment(loaded) = &self.accepted else { return Ok(ServerCertVerified::assertion()) };
+        let verifier = loaded.get_or_init(|| self.load()).as_ref();
         let verifier = verifier.map_err(|message| rustls::Error::General(message.clone()))?;
         verifier.verify_server_cert(certificate, intermediates, name, ocsp, now)
     }
@@ -205,45 +213,5 @@ impl ServerCertVerifier for EnvironmentVerifier {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.provider.signature_verification_algorithms.supported_schemes()
-    }
-}
-
-/// Verifier that accepts every certificate, for a place that is set to `allow_invalid_certificates`. Who answers is then
-/// unknown, but the bytes are still encrypted, and those of the handshake signed.
-#[derive(Debug)]
-struct AnyCertificate(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for AnyCertificate {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> std::result::Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
     }
 }
