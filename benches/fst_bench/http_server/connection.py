@@ -106,7 +106,8 @@ class Connection:
                 self._send(reply, begin, end)
             if reply.chunked and not reply.cut:
                 self._socket.sendall(b"0\r\n\r\n")
-        if reply.overrun:
+        # After a body that was cut, it would take the place of the next byte.
+        if reply.overrun and not reply.cut:
             self._socket.sendall(b"\0")
         if reply.cut:
             self._cut(reply.cut)

@@ -289,6 +289,11 @@ def test_close_ends_connections_in_their_handshake(authority):
     assert not closing.is_alive()
 
 
+def test_no_byte_follows_a_body_that_was_cut(server):
+    server.fault("dir/m", Fault("truncate", MIDDLE), Fault("overrun"))
+    assert get(server).body == DATA[:MIDDLE]
+
+
 def test_close_ends_stalled_connections(server):
     server.fault("dir/m", Fault("stall", MIDDLE))
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
