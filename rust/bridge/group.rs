@@ -119,13 +119,9 @@ impl GroupPlan {
             let item_index = |&item: &i64| usize::try_from(item).unwrap_or(usize::MAX);
             let regions: Vec<_> =
                 items.iter().map(|item| self.group.region_of(rank, item_index(item))).collect::<Result<_>>()?;
-            let selection = selection::Selection::from_regions(self.group.checkpoint(), regions.into());
-            let mut selection = Selection::new(selection, Arc::clone(&self.mappings));
+            let mut selection = select(&self.group, &self.mappings, regions.into());
             if self.group.shares_cache(rank) {
                 selection.read_through_page_cache();
-            }
-            if self.group.leaves_gaps() {
-                selection.leave_gaps();
             }
             Ok(Box::new(selection))
         })
@@ -156,12 +152,8 @@ pub(super) fn plan_rank(plan: &GroupPlan, rank: usize) -> Result<Box<RankPlan>> 
 
 impl RankPlan {
     pub(super) fn selection(&self) -> Box<Selection> {
-        let selection = selection::Selection::from_regions(self.group.checkpoint(), Arc::clone(&self.regions));
-        let mut selection = Selection::new(selection, Arc::clone(&self.mappings));
+        let mut selection = select(&self.group, &self.mappings, Arc::clone(&self.regions));
         selection.divide();
-        if self.group.leaves_gaps() {
-            selection.leave_gaps();
-        }
         Box::new(selection)
     }
 
@@ -209,6 +201,16 @@ impl RankPlan {
         let missing = || Error::new(Kind::Internal, format!("{shard_range:?} is not in the selection"));
         self.region_indices.get(&(shard_range.rank, shard_range.item)).copied().ok_or_else(missing)
     }
+}
+
+/// Selects regions that a rank of the group reads.
+fn select(group: &Group, mappings: &Arc<Mappings>, regions: Arc<[TensorRegion]>) -> Selection {
+    let selection = selection::Selection::from_regions(group.checkpoint(), regions);
+    let mut selection = Selection::new(selection, Arc::clone(mappings));
+    if group.leaves_gaps() {
+        selection.leave_gaps();
+    }
+    selection
 }
 
 fn signed(value: u64) -> i64 {
