@@ -8,6 +8,7 @@ import pytest
 from fst_bench.http_server import Server
 from fst_bench.servers.nginx import Nginx
 from fst_bench.servers.s3 import S3
+from objects import REQUEST
 from servers.authority import Authority
 from servers.azure import Azure
 from servers.gcs import Gcs
@@ -26,6 +27,13 @@ def no_authorities(monkeypatch: pytest.MonkeyPatch) -> None:
     """Removes the variables that name certificates of authorities, besides those of the system."""
     for name in ("SSL_CERT_FILE", "SSL_CERT_DIR", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def small_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Divides small files among requests, and makes stalls short."""
+    monkeypatch.setenv("FST_REQUEST_BYTES", str(REQUEST))
+    monkeypatch.setenv("FST_STALL_SECONDS", "1")
 
 
 @pytest.fixture

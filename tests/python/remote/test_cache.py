@@ -17,7 +17,7 @@ from torch.distributed.tensor import Replicate
 
 import fst
 from fst_bench.http_server import Fault, Server
-from objects import HEADER, REQUEST, assert_equal, shards, tensors
+from objects import HEADER, assert_equal, shards, tensors
 
 TENSORS = tensors()
 DATA = save(TENSORS)
@@ -25,12 +25,10 @@ PATH = "m.safetensors"
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
+def cache(small_requests, tmp_path, monkeypatch):
     """Returns the directory of the cache, which does not exist yet."""
     directory = tmp_path / "cache"
     monkeypatch.setenv("FST_CACHE_DIR", str(directory))
-    monkeypatch.setenv("FST_REQUEST_BYTES", str(REQUEST))
-    monkeypatch.setenv("FST_STALL_SECONDS", "1")
     return directory
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import save
 
 import fst
 from fst_bench.http_server import Fault, Server
-from objects import HEADER, REQUEST, assert_equal, tensors
+from objects import HEADER, assert_equal, tensors
 
 TENSORS = tensors()
 DATA = save(TENSORS)
@@ -23,11 +23,7 @@ INSIDE = HEADER // 2
 RATE = 4e6  # bytes a second, with which the first answer takes a quarter of a second
 THREADS = 8
 
-
-@pytest.fixture(autouse=True)
-def short_stalls(monkeypatch):
-    monkeypatch.setenv("FST_REQUEST_BYTES", str(REQUEST))
-    monkeypatch.setenv("FST_STALL_SECONDS", "1")
+pytestmark = pytest.mark.usefixtures("small_requests")
 
 
 @pytest.fixture

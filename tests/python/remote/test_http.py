@@ -26,6 +26,8 @@ PATH = "m.safetensors"
 # The first byte that the second request brings, one in the middle of another request, and the last one.
 POSITIONS = {"first": HEADER, "middle": len(DATA) // 2 + 1001, "last": len(DATA) - 1}
 
+pytestmark = pytest.mark.usefixtures("small_requests")
+
 # Entrances, each of which reads all bytes.
 ENTRANCES = {
     "load_file": lambda url: fst.load_file(url),
@@ -41,12 +43,6 @@ def load_slices(url):
             name: part[...] if len(part.get_shape()) < 2 else torch.cat([part[:300], part[300:]])
             for name, part in halves.items()
         }
-
-
-@pytest.fixture(autouse=True)
-def small_requests(monkeypatch):
-    monkeypatch.setenv("FST_REQUEST_BYTES", str(REQUEST))
-    monkeypatch.setenv("FST_STALL_SECONDS", "1")
 
 
 @pytest.fixture
