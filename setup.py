@@ -1,8 +1,10 @@
-"""Builds fst's libraries with cargo: the core once, and the C++ layer for each PyTorch that the package is to serve.
+"""Builds fst's libraries with cargo: the core, and the C++ layer for each PyTorch that the package is to serve.
 
 Everything static is in pyproject.toml. What is left for code: the layer calls PyTorch's C++ functions, whose binary
 interface changes with every minor release. A build from source serves the PyTorch of the environment that the package
 is installed into. `release/build_wheel.py` names several in `FST_TORCH_ROOTS`, directories of their Python packages.
+`FST_PROFILE` is the profile of cargo, `release` by default. `dev` compiles a changed line in seconds, and checks for
+overflows.
 """
 
 import importlib.util
@@ -28,9 +30,22 @@ def target_environ() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in hiding}
 
 
+def isolated_toolkit() -> dict[str, str]:
+    """`CUDA_HOME` with the nvcc that this interpreter sees, which a build for the target's PyTorch may not see.
+
+    It stands behind one in the target environment, and gives way to a `CUDA_HOME` of the user's.
+    """
+    nvidia = importlib.util.find_spec("nvidia")
+    roots = (Path(root, "cu13") for root in (nvidia and nvidia.submodule_search_locations) or ())
+    found = next((root for root in roots if (root / "bin" / "nvcc").is_file()), None)
+    return {"CUDA_HOME": str(found)} if found else {}
+
+
 def torch_root(environ: dict[str, str]) -> list[Path]:
     """The directory of the PyTorch that this interpreter imports under `environ`, if it has one."""
-    query = [sys.executable, "-c", "import torch; print(torch.__path__[0])"]
+    # Importing PyTorch would take seconds.
+    script = "import importlib.util; print(importlib.util.find_spec('torch').submodule_search_locations[0])"
+    query = [sys.executable, "-c", script]
     answer = subprocess.run(query, env=environ, capture_output=True, text=True)
     return [Path(answer.stdout.rstrip("\n"))] if answer.returncode == 0 else []
 
@@ -43,7 +58,7 @@ def find_torch() -> tuple[dict[str, str], list[Path]]:
     roots = os.environ.get("FST_TORCH_ROOTS")
     if roots:
         return dict(os.environ), [Path(root) for root in roots.split(os.pathsep)]
-    for environ in (dict(os.environ), target_environ()):
+    for environ in (dict(os.environ), isolated_toolkit() | target_environ()):
         found = torch_root(environ)
         if found:
             return environ, found
@@ -72,58 +87,27 @@ def required_torch() -> str:
     return f"torch=={major}.{first}.*" if first == last else f"torch>={major}.{first},<{major}.{last + 1}"
 
 
-def isolated_toolkit() -> dict[str, str]:
-    """`CUDA_HOME` with the nvcc that this interpreter sees, which a build for the target's PyTorch may not see.
-
-    It stands behind one in the target environment, and gives way to a `CUDA_HOME` of the user's.
-    """
-    nvidia = importlib.util.find_spec("nvidia")
-    roots = (Path(root, "cu13") for root in (nvidia and nvidia.submodule_search_locations) or ())
-    found = next((root for root in roots if (root / "bin" / "nvcc").is_file()), None)
-    return {"CUDA_HOME": str(found)} if found else {}
-
-
-def path_free(environ: dict[str, str]) -> dict[str, str]:
-    """Flags of the compilers, so that libraries do not depend on the directories they are built in, nor name them."""
-    cargo_home = Path(environ.get("CARGO_HOME") or Path.home() / ".cargo")
-    directories = {cargo_home / "registry" / "src": "crates", Path.cwd(): "fst"}
-
-    def flags(variable: str, option: str) -> str:
-        options = (f"{option}={path}={name}" for path, name in directories.items())
-        return " ".join([environ.get(variable, ""), *options]).strip()
-
-    return {
-        "RUSTFLAGS": flags("RUSTFLAGS", "--remap-path-prefix"),
-        "CFLAGS": flags("CFLAGS", "-ffile-prefix-map"),
-        "CXXFLAGS": flags("CXXFLAGS", "-ffile-prefix-map"),
-    }
-
-
 class Library(Extension):
     """A library of the package, built by cargo. Setuptools takes it for an extension module.
 
     Args:
         name: Name of its file in the package, without suffix. A module has no dot in its name, but an underscore.
         output: Name of the file that cargo builds.
-        options: Options of cargo.
-        environ: Environment variables of the build.
+        root: The PyTorch to build the layer for. Cargo builds the core for all of them once.
     """
 
-    def __init__(self, name: str, output: str, *options: str, **environ: str) -> None:
+    def __init__(self, name: str, output: str, root: Path) -> None:
         super().__init__(f"fst.{name}", sources=[])
         self.output = output
-        self.options = options
-        self.environ = environ
+        self.root = root
 
 
 def libraries() -> list[Extension]:
     """The core, and the layer for each PyTorch to build for."""
-    core = Library("libfst_core", "libfst.so", "--package", "torch-fst", "--features", "bridge")
-    options = ("libfst_operators.so", "--package", "fst-operators")
-    layers = (
-        Library("libfst_torch_{}_{}".format(*release_of(root)), *options, FST_TORCH=str(root)) for root in TORCH_ROOTS
-    )
-    return [core, *layers]
+    layers = [
+        Library("libfst_torch_{}_{}".format(*release_of(root)), "libfst_operators.so", root) for root in TORCH_ROOTS
+    ]
+    return [Library("libfst_core", "libfst.so", root) for root in TORCH_ROOTS[:1]] + layers
 
 
 class CargoBuild(build_ext):
@@ -151,12 +135,16 @@ class CargoBuild(build_ext):
         super().run()
 
     def build_extension(self, ext: Library) -> None:
-        environ = isolated_toolkit() | TORCH_ENVIRON | {"FST_PYTHON": sys.executable} | ext.environ
-        environ |= path_free(environ)
-        subprocess.run(["cargo", "build", "--release", "--locked", *ext.options], env=environ, check=True)
+        environ = TORCH_ENVIRON | {"FST_PYTHON": sys.executable, "FST_TORCH": str(ext.root)}
+        # Both packages at once: the compiler of C++ works beside that of Rust.
+        packages = ("--package", "torch-fst", "--features", "torch-fst/bridge", "--package", "fst-operators")
+        profile = os.environ.get("FST_PROFILE", "release")
+        subprocess.run(["cargo", "build", "--profile", profile, "--locked", *packages], env=environ, check=True)
         destination = Path(self.get_ext_fullpath(ext.name))
         destination.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(Path(os.environ.get("CARGO_TARGET_DIR", "target"), "release", ext.output), destination)
+        # Cargo has a directory for each profile, of which `dev` is called `debug`.
+        directory = "debug" if profile == "dev" else profile
+        shutil.copyfile(Path(os.environ.get("CARGO_TARGET_DIR", "target"), directory, ext.output), destination)
 
     def copy_extensions_to_source(self) -> None:
         for ext in self.extensions:

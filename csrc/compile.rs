@@ -93,15 +93,22 @@ pub fn compiler(checkout: &str, torch: &Torch, bridges: &[&str]) -> Result<cc::B
     Ok(compiler)
 }
 
-/// Compiles the layer as two files, at the same time. Each file that includes PyTorch's headers takes 12 s for them alone.
-pub fn compile(mut compiler: cc::Build, checkout: &str) -> Result<()> {
+/// Writes the files that are compiled, each of which includes half of the layer. PyTorch's headers take 12 s for each file
+/// that includes them, and the two are compiled at the same time.
+pub fn units(checkout: &str) -> Result<Vec<PathBuf>> {
     let checkout = fs::canonicalize(checkout)?;
-    for (index, sources) in SOURCES.chunks(SOURCES.len() / 2).enumerate() {
+    let write = |(index, sources): (usize, &[&str])| {
         let lines = sources.iter().map(|source| format!("#include {:?}\n", checkout.join(source)));
         let file = out_dir()?.join(format!("csrc_{index}.cpp"));
         fs::write(&file, lines.collect::<String>())?;
-        compiler.file(file);
-    }
+        Ok(file)
+    };
+    SOURCES.chunks(SOURCES.len() / 2).enumerate().map(write).collect()
+}
+
+/// Compiles the layer.
+pub fn compile(mut compiler: cc::Build, checkout: &str) -> Result<()> {
+    compiler.files(units(checkout)?);
     // Static initializers register the operators. The linker would drop them, since no symbol refers to them.
     compiler.link_lib_modifier("+whole-archive");
     compiler.compile("fst_torch");

@@ -1,9 +1,9 @@
 //! Compiles the C++ layer into the Rust library, for `tch::Tensor`.
 
-use crate::compile::{SOURCES, TORCH_LIBRARIES, Torch, compile, compiler};
+use crate::compile::{TORCH_LIBRARIES, Torch, compile, compiler, units};
 use crate::environment::out_dir;
 use anyhow::{Context, Result, ensure};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::{env, fs, iter};
 
 const BRIDGES: [&str; 2] = ["rust/bridge.rs", "rust/tch.rs"];
@@ -43,14 +43,14 @@ pub fn write_compile_commands() -> Result<()> {
     let words: Vec<_> = iter::once(command.get_program()).chain(command.get_args()).collect();
     // The debug format of a string is JSON, as long as the string has no control characters.
     let words: Vec<_> = words.into_iter().map(|word| format!("{:?}", word.to_string_lossy())).collect();
-    let entry = |source: &str| {
+    let entry = |source: &PathBuf| {
         format!(
             "{{\"directory\": {directory:?}, \"file\": {source:?}, \"arguments\": [{}, \"-c\", {source:?}]}}",
             words.join(", ")
         )
     };
-    // clang-tidy infers the commands of files that are not in the database from those that are.
-    let entries: Vec<_> = SOURCES.into_iter().chain([TCH]).map(entry).collect();
+    // clang-tidy infers the commands of files that are not in the database, in tests/cpp and examples, from these.
+    let entries: Vec<_> = units(".")?.iter().chain([&directory.join(TCH)]).map(entry).collect();
     fs::write(target.join("compile_commands.json"), format!("[\n{}\n]\n", entries.join(",\n")))?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-"""Builds one wheel for all supported releases of PyTorch: python release/build_wheel.py DIRECTORY
+"""Builds one wheel for all supported releases of PyTorch: python release/build_wheel.py DIRECTORY [--base ENVIRONMENT]
 
 The wheel has the core once, and the layer for each release. Its tag names the oldest glibc that it runs with. Debug
 information goes to DIRECTORY/debug, where `add-symbol-file` of gdb and `perf --symfs` can use it.
@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 from releases import CHECKOUT, RELEASES
+from reproducible import flags
 from torch_headers import torch_headers
 
 # Larger wheels would have something in them by mistake.
@@ -25,10 +26,12 @@ def main() -> None:
     """Builds the wheel and prints its path."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("directory", type=Path, help="where the wheel is written")
-    directory = parser.parse_args().directory
+    parser.add_argument("--base", type=Path, help="an environment with the PyTorch to build for, instead of all")
+    arguments = parser.parse_args()
+    directory = arguments.directory
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
-        built = build(Path(temporary, "built"))
+        built = build(Path(temporary, "built"), torch_roots(arguments.base))
         stripped = strip(built, Path(temporary, "stripped"), directory / "debug")
         wheel = tag(stripped, directory)
     size = wheel.stat().st_size
@@ -38,13 +41,19 @@ def main() -> None:
     print(wheel)
 
 
-def build(directory: Path) -> Path:
-    """Builds a wheel for all releases into `directory`. Returns its path."""
-    roots = os.pathsep.join(str(torch_headers(release)) for release in RELEASES)
+def torch_roots(base: Path | None) -> list[Path]:
+    """Returns the directories of the PyTorch packages to build for."""
+    if base is None:
+        return [torch_headers(release) for release in RELEASES]
+    return list(base.absolute().glob("lib/python*/site-packages/torch"))
+
+
+def build(directory: Path, roots: list[Path]) -> Path:
+    """Builds a wheel for PyTorch packages into `directory`. Returns its path."""
     # setuptools adds files of earlier builds to a wheel.
     shutil.rmtree(CHECKOUT / "build", ignore_errors=True)
     command = ("pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation")
-    run(*command, "--wheel-dir", directory, CHECKOUT, FST_TORCH_ROOTS=roots)
+    run(*command, "--wheel-dir", directory, CHECKOUT, FST_TORCH_ROOTS=os.pathsep.join(map(str, roots)), **flags(os.environ))
     return only(directory)
 
 

@@ -2,6 +2,7 @@
 
 Each release has an environment of its own, which is removed before the next. The tests run from a neutral directory,
 where only the installed wheel can be imported. What depends on the release are the operators, graphs and C++ programs.
+`--packaging` runs only what depends on the wheel.
 """
 
 import argparse
@@ -15,8 +16,17 @@ from pathlib import Path
 from releases import CHECKOUT, RELEASES
 
 # Of tests/python.
+PACKAGING = (
+    "core/test_cpp.py",
+    "core/test_library.py",
+    "core/test_package.py",
+    "kernels/test_image.py",
+    "load/test_load.py",
+    "project/test_versions.py",
+)
 TESTS = (
     "core",
+    "kernels/test_image.py",
     "load/test_load.py",
     "load/test_load_into.py",
     "save/test_save_op.py",
@@ -30,25 +40,27 @@ def main() -> None:
     parser.add_argument("wheel", type=Path)
     parser.add_argument("--torch", action="append", metavar="RELEASE", help="2.11, say; by default all, one by one")
     parser.add_argument("--base", type=Path, help="an environment with PyTorch and the packages of the tests, to use")
+    parser.add_argument("--packaging", action="store_true", help="only the tests of the wheel itself")
     arguments = parser.parse_args()
     wheel = arguments.wheel.absolute()
+    tests = PACKAGING if arguments.packaging else TESTS
     if arguments.base:
-        check_with_base(wheel, arguments.base.absolute())
+        check_with_base(wheel, arguments.base.absolute(), tests)
     else:
         for release in arguments.torch or RELEASES:
-            check_with_release(wheel, release)
+            check_with_release(wheel, release, tests)
 
 
-def check_with_release(wheel: Path, release: str) -> None:
+def check_with_release(wheel: Path, release: str, tests: tuple[str, ...]) -> None:
     """Tests a wheel in a new environment with the last patch of a release of PyTorch."""
     with tempfile.TemporaryDirectory() as temporary:
         python = create(Path(temporary, "environment"))
         requirements = ("-r", str(CHECKOUT / "requirements" / "test.txt"))
         install(python, f"torch=={release}.*", *requirements, str(wheel))
-        test(python, Path(temporary), os.environ["PATH"])
+        test(python, Path(temporary), os.environ["PATH"], tests)
 
 
-def check_with_base(wheel: Path, base: Path) -> None:
+def check_with_base(wheel: Path, base: Path, tests: tuple[str, ...]) -> None:
     """Tests a wheel in a new environment that has the packages of another one, too."""
     with tempfile.TemporaryDirectory() as temporary:
         python = create(Path(temporary, "environment"))
@@ -56,7 +68,7 @@ def check_with_base(wheel: Path, base: Path) -> None:
         own = python.parents[1] / site.relative_to(base)
         (own / "base.pth").write_text(f"import site; site.addsitedir({str(site)!r})\n")
         install(python, "--no-deps", str(wheel))
-        test(python, Path(temporary), f"{base / 'bin'}{os.pathsep}{os.environ['PATH']}")
+        test(python, Path(temporary), f"{base / 'bin'}{os.pathsep}{os.environ['PATH']}", tests)
 
 
 def create(environment: Path) -> Path:
@@ -71,15 +83,15 @@ def install(python: Path, *arguments: str) -> None:
     subprocess.run([python, "-m", "pip", "install", *options, *arguments], check=True)
 
 
-def test(python: Path, directory: Path, path: str) -> None:
+def test(python: Path, directory: Path, path: str, tests: tuple[str, ...]) -> None:
     """Runs the tests in `directory`."""
     environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     environ["PATH"] = f"{python.parent}{os.pathsep}{path}"
     subprocess.run([python, "-m", "fst", "--version"], cwd=directory, env=environ, check=True)
-    tests = [str(CHECKOUT / "tests" / "python" / name) for name in TESTS]
+    paths = [str(CHECKOUT / "tests" / "python" / name) for name in tests]
     options = ["--numprocesses=auto", "--dist=loadfile", "--no-loadscope-reorder", "-p", "no:cacheprovider"]
     options += [f"--rootdir={CHECKOUT}", "-c", str(CHECKOUT / "pyproject.toml")]
-    done = subprocess.run([python, "-m", "pytest", *options, *tests], cwd=directory, env=environ)
+    done = subprocess.run([python, "-m", "pytest", *options, *paths], cwd=directory, env=environ)
     if done.returncode:
         sys.exit(done.returncode)
 

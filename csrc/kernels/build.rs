@@ -19,7 +19,7 @@ pub fn build() -> Result<()> {
     let Some(nvcc) = find_nvcc() else {
         println!(
             "cargo:warning=nvcc was not found; this build of fst has no device kernels and casts with PyTorch. Install \
-             the nvidia packages of requirements/dev.txt, or set CUDA_HOME"
+             the nvidia packages of requirements/build.txt, or set CUDA_HOME"
         );
         return Ok(());
     };

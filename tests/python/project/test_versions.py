@@ -23,7 +23,7 @@ def test_table_of_versions():
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| ")]
     rows = {name.partition(" ")[0]: (full, part) for name, full, part in lines}
     pinned = {}
-    for file in ("test.txt", "dev.txt", "originals.txt"):
+    for file in ("test.txt", "demo.txt", "originals.txt"):
         pinned |= dict(re.findall(r"^([\w-]+)==([\w.]+)", (CHECKOUT / "requirements" / file).read_text(), re.M))
     expected = {name: pinned[name] for name in ("safetensors", "transformers", "accelerate", "diffusers")}
     expected |= {"fst": fst.__version__, "PyTorch": pinned["torch"], "NumPy": pinned["numpy"]}
