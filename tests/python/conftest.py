@@ -16,9 +16,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import fst
+from budget import Budget
 from forked import run_forked
 from ranks import Ranks
-from suite import CHUNKS, READER_AND_CHUNKS, READERS, require_gpu
+from suite import CHUNKS, READER_AND_CHUNKS, READERS, require_ci, require_gpu
 
 # Libraries read these variables when they are imported. Models come from folders and packages. Compiled programs need
 # not be fast, so PyTorch does not probe for vector instructions, which imports it in a process per kind, nor optimizes.
@@ -33,8 +34,13 @@ settings.register_profile(
 settings.load_profile("fst")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Budget())
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     require_gpu(item)
+    require_ci(item)
 
 
 def pytest_collection_finish() -> None:

@@ -1,4 +1,4 @@
-"""Constants of the test suite, and the rule for tests that need a GPU."""
+"""Constants of the test suite, and the rules for tests that do not run everywhere."""
 
 import os
 from pathlib import Path
@@ -20,3 +20,9 @@ def require_gpu(item: pytest.Item) -> None:
         if os.environ.get("FST_REQUIRE_GPU") == "1":
             pytest.fail("FST_REQUIRE_GPU=1, but PyTorch finds no CUDA GPU")
         pytest.skip("needs a CUDA GPU")
+
+
+def require_ci(item: pytest.Item) -> None:
+    """Skips a test marked `benchmark` unless the variable CI is set: it takes seconds, and tests only the benchmark."""
+    if item.get_closest_marker("benchmark") and not os.environ.get("CI"):
+        pytest.skip("a benchmark in small, which CI runs")

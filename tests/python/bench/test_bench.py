@@ -146,6 +146,7 @@ def bench(tmp_path, peers, environ, monkeypatch, workload=None, states=("warm",)
     return right, json.loads((tmp_path / "out" / "cpu.json").read_text())
 
 
+@pytest.mark.benchmark
 def test_small_run(tmp_path, python_environ, monkeypatch):
     right, results = bench(tmp_path, ["fst"], python_environ, monkeypatch)
     assert right
@@ -167,6 +168,7 @@ def test_measured_processes_write_bytecode(monkeypatch):
     assert done.stdout == "False\n"
 
 
+@pytest.mark.benchmark
 def test_from_pretrained_on_tmpfs(tmp_path, python_environ, monkeypatch):
     """The copies on tmpfs include the configuration of the model."""
     workload = dataclasses.replace(WORKLOADS["dense"](256 * KIB), states={"pretrained": ("tmpfs",)}, slices=())
@@ -188,6 +190,7 @@ def test_order_of_peers(tmp_path, monkeypatch):
     assert len({order[:3] for order in rounds}) > 1
 
 
+@pytest.mark.benchmark
 def test_wrong_loader_fails(tmp_path, python_environ, monkeypatch):
     """A replacement of fst that changes one byte of a tensor is detected."""
     replacement = tmp_path / "replacement"
@@ -324,6 +327,7 @@ def test_cold_goals_compare_shares_of_a_raw_read(run):
     assert report[goal] == "**missed**, rounds: 3"
 
 
+@pytest.mark.benchmark
 def test_a_raw_read_stands_beside_each_cold_load(tmp_path, python_environ, monkeypatch):
     workload = dataclasses.replace(WORKLOADS["dense"](256 * KIB), states={"load": ("cold",)}, slices=())
     right, results = bench(tmp_path, ["fst"], python_environ, monkeypatch, workload, ["cold"])

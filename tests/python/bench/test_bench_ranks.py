@@ -43,6 +43,7 @@ def bench(tmp_path, python_environ, monkeypatch):
     return run
 
 
+@pytest.mark.benchmark
 def test_small_run(bench, tmp_path):
     right, run = bench(["columns"], ["warm"], ["fst", "fst-exchange", "fst-blake3-exchange"])
     assert right
@@ -62,6 +63,7 @@ def test_small_run(bench, tmp_path):
     assert "Warm cache -> CPU, rows on 2 ranks, exchange: at least as fast as fastsafetensors" in report
 
 
+@pytest.mark.benchmark
 def test_wrong_and_missing_tensors_fail(bench, tmp_path, monkeypatch):
     """A replacement of fst that changes a byte or raises on one rank is detected."""
     replacement = tmp_path / "replacement"

@@ -52,6 +52,7 @@ def bench(tmp_path, python_environ, monkeypatch):
     return run
 
 
+@pytest.mark.benchmark
 def test_small_run(bench, tmp_path):
     right, run = bench(["http", "far"], ["fst", "fst-hub"], [2])
     assert right
@@ -71,6 +72,7 @@ def test_small_run(bench, tmp_path):
     assert "HTTP -> CPU, dense: of the rate of the server, drained" in report
 
 
+@pytest.mark.benchmark
 def test_missing_server_is_reported(bench, tmp_path, monkeypatch):
     monkeypatch.setattr("fst_bench.servers.program.shutil.which", lambda *_, **__: None)
     right, run = bench(["http", "s3"], ["fst"], [])
@@ -81,6 +83,7 @@ def test_missing_server_is_reported(bench, tmp_path, monkeypatch):
     assert "weed is not installed" in (tmp_path / "report" / "BENCHMARKS.md").read_text()
 
 
+@pytest.mark.benchmark
 def test_wrong_tensors_fail(bench, tmp_path, monkeypatch):
     """A replacement of fst that changes a byte is detected."""
     replacement = tmp_path / "replacement"
