@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+from itertools import cycle
 
 import pytest
 import torch
@@ -36,10 +37,14 @@ def bound_socket(path):
         bound.bind(str(path))
 
 
-KINDS = {fifo: "is a FIFO", device: "is a character device", bound_socket: "is a socket", os.mkdir: "is a directory"}
+def directory(path):
+    os.mkdir(path)
 
 
-@pytest.fixture(params=KINDS, ids=["fifo", "device", "socket", "directory"])
+KINDS = {fifo: "is a FIFO", device: "is a character device", bound_socket: "is a socket", directory: "is a directory"}
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)
 def special(request, tmp_path, monkeypatch):
     """Makes special files, and returns the function that does and what errors say of them."""
     # The names of sockets are limited to 108 bytes.
@@ -79,7 +84,16 @@ OPENERS = {
 }
 
 
-@pytest.mark.parametrize("opener", OPENERS)
+# All openers open files with one function, which all kinds of files reach.
+opened_by = pytest.mark.parametrize(
+    ("special", "opener"),
+    list(zip(cycle(KINDS), OPENERS)),
+    indirect=["special"],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+
+
+@opened_by
 def test_file_of_an_index(tmp_path, special, opener):
     make, kind = special
     file = make(tmp_path / "shard.safetensors")
@@ -88,7 +102,7 @@ def test_file_of_an_index(tmp_path, special, opener):
         OPENERS[opener](index)
 
 
-@pytest.mark.parametrize("opener", OPENERS)
+@opened_by
 def test_index_that_is_no_file(tmp_path, special, opener):
     make, kind = special
     index = make(tmp_path / "model.safetensors.index.json")
@@ -96,7 +110,7 @@ def test_index_that_is_no_file(tmp_path, special, opener):
         OPENERS[opener](tmp_path)
 
 
-@pytest.mark.parametrize("opener", OPENERS)
+@opened_by
 def test_path_that_is_no_file(tmp_path, special, opener):
     make, kind = special
     path = make(tmp_path / "model.safetensors")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fst
-from patterns import FLOATS, INTEGERS, PAIRS, bits_of, cast_by_pytorch, patterns
+from patterns import FLOATS, INTEGERS, bits_of, cast_by_pytorch, patterns
 
 GRAPH_BACKENDS = ["eager", "aot_eager", "inductor"]
 
@@ -21,18 +21,19 @@ def assert_cast(tensor, dtype):
     """Checks that the result is new, contiguous and equal to PyTorch's."""
     [result] = torch.ops.fst.cast([tensor], dtype=dtype)
     expected = cast_by_pytorch(tensor, dtype)
-    assert (result.shape, result.dtype, result.device) == (tensor.shape, dtype, tensor.device)
+    assert (result.shape, result.dtype, result.device) == (tensor.shape, dtype, tensor.device), dtype
     assert result.is_contiguous()
     assert tensor.numel() == 0 or result.data_ptr() != tensor.data_ptr()
-    assert torch.equal(bits_of(result), bits_of(expected))
+    assert torch.equal(bits_of(result), bits_of(expected)), dtype
 
 
 @pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="PyTorch has no vector loops here")
-@pytest.mark.parametrize(("source", "target"), PAIRS, ids=lambda dtype: str(dtype).removeprefix("torch."))
-def test_every_pair_matches_pytorch(source, target):
+@pytest.mark.parametrize("source", FLOATS + INTEGERS, ids=lambda dtype: str(dtype).removeprefix("torch."))
+def test_every_pair_matches_pytorch(source):
     tensor = patterns(source)
     before = bits_of(tensor).clone()
-    assert_cast(tensor, target)
+    for target in FLOATS:
+        assert_cast(tensor, target)
     assert torch.equal(bits_of(tensor), before)
 
 
