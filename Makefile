@@ -61,8 +61,7 @@ test-tch: $(VENV)/dev ## the Rust functions on tch::Tensor, and their example
 	$(WITH_TCH) LD_LIBRARY_PATH="$$(python -c 'import torch; print(torch.__path__[0])')/lib" cargo test --features tch --doc tch
 
 .PHONY: test-python
-test-python: $(VENV)/dev ## the Python tests, which build and run the C++ programs
-	@$(MAKE) build FST_PROFILE=dev
+test-python: develop ## the Python tests, which build and run the C++ programs
 	$(IN_VENV) pytest $(PARALLEL)
 
 # Run as root. The skipped tests need what the emulator lacks: MADV_WIPEONFORK and other advice about memory, the state of
@@ -84,8 +83,12 @@ servers: ## install the servers of the remote tests: Debian's packages, and Azur
 	apt-get install -y -qq --no-install-recommends nginx redis-server libsodium23 $$(command -v npm > /dev/null || echo npm)
 	$(MAKE) $(AZURITE)
 
+.PHONY: develop
+develop: $(VENV)/dev ## build libraries of the development profile: fast to compile, slow, with overflow checks
+	@$(MAKE) build FST_PROFILE=dev
+
 .PHONY: build
-build: $(VENV)/demo ## build the libraries into the Python package (FST_PROFILE=dev: quickly, with overflow checks)
+build: $(VENV)/demo ## build the libraries into the Python package
 	$(IN_VENV) python setup.py --quiet build_ext --inplace
 
 # What compiles without PyTorch, while it is downloaded.
