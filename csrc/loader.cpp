@@ -204,13 +204,16 @@ void Loader::submit(const std::vector<Destination>& destinations) {
   use_current_stream();
   const uint64_t bytes = call_core(
       [&] { return stream().prepare(rust::Slice<const Destination>(destinations.data(), destinations.size())); });
-  if (!scratch_.defined() || scratch_.nbytes() < bytes) {
+  const auto current = current_stream(device_);
+  if (!scratch_.defined() || scratch_.nbytes() < bytes || scratch_stream_ != current) {
     scratch_ = at::empty({static_cast<int64_t>(bytes)}, at::device(device_).dtype(at::kByte));
+    scratch_stream_ = current;
+    call_core([&] { stream().set_scratch(reinterpret_cast<uint64_t>(scratch_.data_ptr()), scratch_.nbytes()); });
   }
   for (const Destination& destination : destinations) {
     pending_.at(destination.tensor).scratch = scratch_;
   }
-  call_core([&] { stream().submit(reinterpret_cast<uint64_t>(scratch_.data_ptr()), bytes); });
+  call_core([&] { stream().submit(); });
 }
 
 // Removes a tensor that is ready from the pending ones. The current stream waits for its copies, which are the last use

@@ -95,6 +95,8 @@ class Loader : public torch::CustomClassHolder {
   size_t returned_ = 0;
   uint64_t pending_bytes_ = 0;
   at::Tensor scratch_;
+  // Stream on which `scratch_` was allocated.
+  std::optional<c10::Stream> scratch_stream_;
   std::map<size_t, Pending> pending_;
   // Declared after the tensors that it writes to, so it is destroyed first.
   std::optional<rust::Box<AnyStream>> stream_;

@@ -294,7 +294,8 @@ mod ffi {
         fn set_stream(self: &AnyStream, stream: u64) -> Result<()>;
         fn can_cast(self: &AnyStream, from: i8, to: i8) -> bool;
         fn prepare(self: &mut AnyStream, destinations: &[Destination]) -> Result<u64>;
-        unsafe fn submit(self: &mut AnyStream, scratch_address: u64, scratch_bytes: u64) -> Result<()>;
+        unsafe fn set_scratch(self: &AnyStream, address: u64, bytes: u64) -> Result<()>;
+        unsafe fn submit(self: &mut AnyStream) -> Result<()>;
         fn take(self: &AnyStream) -> Result<usize>;
         fn finish_stream(stream: Box<AnyStream>) -> Result<()>;
 

@@ -166,12 +166,15 @@ pub struct Fetch {
     pub length: usize,
 }
 
-/// Device memory that the caller provides for one batch.
+/// Block of device memory that the caller provides for one or more batches.
+///
+/// Each copy stream of a device uses a fixed part of the block, which depends on the size of the block only. Batches that
+/// share a block are therefore given the whole block, even if they need less.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scratch {
     /// Address of the first byte.
     pub address: u64,
-    /// Number of bytes.
+    /// Number of bytes of the whole block.
     pub bytes: u64,
 }
 

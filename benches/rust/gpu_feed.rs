@@ -159,7 +159,11 @@ fn stream(checkpoint: &Arc<Checkpoint>) {
     let scratch = scratch(batch.scratch_bytes());
     let tensors: Vec<usize> = (0..regions.len()).collect();
     // SAFETY: the null driver accesses no memory.
-    unsafe { stream.submit(&tensors, batch, scratch) }.unwrap();
+    unsafe {
+        stream.set_scratch(scratch);
+        stream.submit(&tensors, batch)
+    }
+    .unwrap();
     for _ in &tensors {
         // As C++ does before each tensor.
         stream.set_stream(0);

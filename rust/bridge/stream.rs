@@ -26,8 +26,11 @@ trait StreamToDevice {
     fn can_cast(&self, cast: Cast) -> bool;
     fn prepare(&self, destinations: &[Destination]) -> Result<Batch>;
     /// # Safety
+    /// The caller meets the conditions of [`Stream::set_scratch`].
+    unsafe fn set_scratch(&self, scratch: Scratch);
+    /// # Safety
     /// The caller meets the conditions of [`Stream::submit`].
-    unsafe fn submit(&self, tensors: &[usize], batch: Batch, scratch: Scratch) -> Result<()>;
+    unsafe fn submit(&self, tensors: &[usize], batch: Batch) -> Result<()>;
     fn take(&self) -> Result<usize>;
     fn finish(self: Box<Self>) -> Result<()>;
 }
@@ -45,9 +48,14 @@ impl<D: Device> StreamToDevice for Stream<D> {
         self.planner().prepare(destinations)
     }
 
-    unsafe fn submit(&self, tensors: &[usize], batch: Batch, scratch: Scratch) -> Result<()> {
+    unsafe fn set_scratch(&self, scratch: Scratch) {
         // SAFETY: the caller's promise.
-        unsafe { Stream::submit(self, tensors, batch, scratch) }
+        unsafe { Stream::set_scratch(self, scratch) }
+    }
+
+    unsafe fn submit(&self, tensors: &[usize], batch: Batch) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { Stream::submit(self, tensors, batch) }
     }
 
     fn take(&self) -> Result<usize> {
@@ -87,16 +95,28 @@ impl AnyStream {
         })
     }
 
+    /// Sets the block of scratch memory that the batches submitted from now on share.
+    ///
+    /// # Safety
+    /// The caller meets the conditions of [`Stream::set_scratch`].
+    pub(super) unsafe fn set_scratch(&self, address: u64, bytes: u64) -> Result<()> {
+        guard(|| {
+            // SAFETY: the caller's promise.
+            unsafe { self.stream.set_scratch(Scratch { address, bytes }) };
+            Ok(())
+        })
+    }
+
     /// Submits the planned batch.
     ///
     /// # Safety
     /// The caller meets the conditions of [`Stream::submit`].
-    pub(super) unsafe fn submit(&mut self, address: u64, bytes: u64) -> Result<()> {
+    pub(super) unsafe fn submit(&mut self) -> Result<()> {
         guard(|| {
             let missing = || Error::new(Kind::Internal, "no batch was prepared");
             let (tensors, batch) = self.prepared.take().ok_or_else(missing)?;
             // SAFETY: the caller's promise.
-            unsafe { self.stream.submit(&tensors, batch, Scratch { address, bytes }) }
+            unsafe { self.stream.submit(&tensors, batch) }
         })
     }
 

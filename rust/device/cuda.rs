@@ -381,6 +381,7 @@ impl Device for Cuda {
             (lane.stream, lane.scratch) = (self.current()?, scratch);
             return Ok(());
         };
+        // A batch before this one may still use the block, so each copy stream keeps its part of the block.
         let bytes = scratch.bytes / to_u64(COPY_STREAMS);
         for (index, lane) in (0..).zip(&self.copy_lanes) {
             let mut lane = lock(lane);

@@ -17,6 +17,7 @@ use crate::device::{Device, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::load::transfer::{Batch, Planner, Transfer, TransferObserver};
 use crate::load::verifier::Verifier;
+use crate::num::to_u64;
 use crate::options::Options;
 use crate::os::sigint::{POLL_INTERVAL, Watch};
 use crate::plan::Chunk;
@@ -66,6 +67,8 @@ struct State<E> {
     taken_count: usize,
     /// The caller's current stream, once it was set.
     current: Option<u64>,
+    /// Block of the batches that are submitted next.
+    scratch: Scratch,
     /// The last event for which the current stream waits.
     waited: Option<Arc<E>>,
     is_closed: bool,
@@ -130,18 +133,32 @@ impl<D: Device> Stream<D> {
         }
     }
 
+    /// Sets the block that the batches submitted from now on share.
+    ///
+    /// # Safety
+    /// The block must be memory of the device. Until all tensors of these batches are taken or the stream is dropped,
+    /// only the stream may use the block, besides work that the caller queued before the first of them was submitted.
+    pub unsafe fn set_scratch(&self, scratch: Scratch) {
+        self.shared.lock().scratch = scratch;
+    }
+
     /// Queues a batch, which runs after the batches before it and after the caller's work that is queued now.
     ///
     /// `tensors` are the tensors of the batch, in the order of [`Order::Submitted`]. Each is submitted at most once.
     ///
     /// # Safety
     /// Every destination must be memory of the device, of the planned size, that nothing else uses until its tensor is
-    /// taken or the stream is dropped. `scratch` must have the size that the batch needs, and only other batches may
-    /// use it until all tensors of this batch are taken or the stream is dropped.
+    /// taken or the stream is dropped.
     ///
     /// # Errors
-    /// `device`, from the driver. Nothing is submitted then.
-    pub unsafe fn submit(&self, tensors: &[usize], batch: Batch, scratch: Scratch) -> Result<()> {
+    /// `device`, from the driver; `internal` if the block of [`Stream::set_scratch`] is too small. Nothing is submitted
+    /// then.
+    pub unsafe fn submit(&self, tensors: &[usize], batch: Batch) -> Result<()> {
+        let scratch = self.shared.lock().scratch;
+        if to_u64(batch.scratch_bytes()) > scratch.bytes {
+            let (needed, given) = (batch.scratch_bytes(), scratch.bytes);
+            return Err(Error::new(Kind::Internal, format!("a batch needs {needed} bytes of scratch memory, not {given}")));
+        }
         let after = self.device.record_caller()?;
         for tensor in batch.chunks().iter().flat_map(Chunk::tensors) {
             self.shared.outstanding(tensor)?.fetch_add(1, Ordering::Relaxed);
@@ -293,6 +310,7 @@ impl<E> Default for State<E> {
             ready_count: 0,
             taken_count: 0,
             current: None,
+            scratch: Scratch::default(),
             waited: None,
             is_closed: false,
             failure: None,

@@ -158,8 +158,8 @@ impl<D: Device, O: TransferObserver> Transfer<D, O> {
     ///
     /// # Safety
     /// Every destination must be memory of the device, of the planned size, that nothing else uses until the transfer
-    /// has finished or is dropped. `scratch` must have the size that the batch needs, and only work on the caller's
-    /// stream that is queued later may use it.
+    /// has finished or is dropped. `scratch` must have at least the size that the batch needs, and only work on the
+    /// caller's stream that is queued later may use it.
     ///
     /// # Errors
     /// `io`, with path, tensor and byte; `device`, `out-of-memory`, `interrupted`. No copy is in flight then.
@@ -180,7 +180,8 @@ impl<D: Device, O: TransferObserver> Transfer<D, O> {
     /// Does what [`Transfer::fill`] does, after the work before an event. The caller's stream does not wait for it.
     ///
     /// # Safety
-    /// The caller meets the conditions of [`Transfer::fill`].
+    /// The caller meets the conditions of [`Transfer::fill`]. Later batches may use the same block, if each of them is
+    /// given the whole block.
     ///
     /// # Errors
     /// Those of [`Transfer::fill`].

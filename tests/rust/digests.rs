@@ -5,7 +5,6 @@ use crate::host_load::{destinations, load, regions};
 use fst::checkpoint::Checkpoint;
 use fst::checkpoint::region::TensorRegion;
 use fst::checkpoint::verify::{Cover, Verify};
-use fst::device::Scratch;
 use fst::device::host::Host;
 use fst::digest::manifest::Manifest;
 use fst::digest::{Algorithm, Hash};
@@ -370,7 +369,7 @@ fn a_stream_returns_no_damaged_tensor() {
     let batch = stream.planner().prepare(&destinations).unwrap();
     let all: Vec<usize> = (0..regions.len()).collect();
     // SAFETY: the memory outlives the stream.
-    unsafe { stream.submit(&all, batch, Scratch::default()) }.unwrap();
+    unsafe { stream.submit(&all, batch) }.unwrap();
     let mut taken = Vec::new();
     let error = loop {
         match stream.take() {

@@ -5,7 +5,6 @@ use crate::host_load::{destinations, load, regions};
 use fst::checkpoint::Checkpoint;
 use fst::checkpoint::region::{IndexRange, TensorRegion};
 use fst::checkpoint::verify::Verify;
-use fst::device::Scratch;
 use fst::device::host::Host;
 use fst::digest::manifest::Manifest;
 use fst::dtype::Dtype;
@@ -338,7 +337,7 @@ fn streams_return_authentic_tensors_only() {
         let batch = stream.planner().prepare(&destinations)?;
         let tensors: Vec<usize> = (0..regions.len()).collect();
         // SAFETY: the memory lives until the stream is dropped.
-        unsafe { stream.submit(&tensors, batch, Scratch::default()) }?;
+        unsafe { stream.submit(&tensors, batch) }?;
         tensors.iter().try_for_each(|_| stream.take().map(drop))?;
         drop(stream);
         Ok::<_, Error>(memory)

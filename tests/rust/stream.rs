@@ -20,6 +20,7 @@ use model::Model;
 use sim::abi::Fault;
 use sim::gpu::Gpu;
 use sim::{Sim, TIGHT, finish, schedules};
+use std::cell::Cell;
 use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
@@ -47,12 +48,9 @@ struct Caller<'a> {
     checkpoint: Checkpoint,
     regions: Arc<[TensorRegion]>,
     blocks: Vec<u64>,
-    /// Scratch memory, which all batches share.
-    scratch: Scratch,
+    /// Scratch memory, which batches share until one needs more.
+    scratch: Cell<Scratch>,
 }
-
-/// Scratch memory that suffices for chunks of this size, in bytes.
-const SCRATCH_BYTES: u32 = 64 << 10;
 
 impl<'a> Caller<'a> {
     /// Allocates blocks whose last use is still queued.
@@ -61,9 +59,7 @@ impl<'a> Caller<'a> {
         let regions: Arc<[TensorRegion]> =
             checkpoint.entries().map(|(file, entry)| TensorRegion::whole(file, entry)).collect::<Result<_>>().unwrap();
         let blocks = regions.iter().map(|region| gpu.allocate(bytes_of(region).max(1))).collect();
-        let scratch =
-            Scratch { address: gpu.allocate(usize::try_from(SCRATCH_BYTES).unwrap()), bytes: SCRATCH_BYTES.into() };
-        let caller = Caller { gpu, checkpoint, regions, blocks, scratch };
+        let caller = Caller { gpu, checkpoint, regions, blocks, scratch: Cell::default() };
         caller.use_blocks(0..caller.blocks.len());
         caller
     }
@@ -83,10 +79,23 @@ impl<'a> Caller<'a> {
 
     fn submit(&self, stream: &Stream<Cuda>, tensors: Range<usize>) -> Result<()> {
         let batch = stream.planner().prepare(&self.destinations(tensors.clone()))?;
-        assert!(batch.scratch_bytes() <= usize::try_from(SCRATCH_BYTES).unwrap());
+        let bytes = u64::try_from(batch.scratch_bytes()).unwrap();
+        if self.scratch.get().bytes < bytes {
+            self.scratch.set(self.allocate_scratch(bytes));
+            // SAFETY: only the stream uses the block.
+            unsafe { stream.set_scratch(self.scratch.get()) };
+        }
         let tensors: Vec<usize> = tensors.collect();
         // SAFETY: the blocks are used again only after the tensor was taken or the stream was dropped.
-        unsafe { stream.submit(&tensors, batch, self.scratch) }
+        unsafe { stream.submit(&tensors, batch) }
+    }
+
+    /// Allocates a block whose last use is still queued.
+    fn allocate_scratch(&self, bytes: u64) -> Scratch {
+        let length = usize::try_from(bytes).unwrap();
+        let address = self.gpu.allocate(length);
+        self.gpu.queue_fill(address, length);
+        Scratch { address, bytes }
     }
 
     /// Returns the bytes that a kernel on the caller's current stream finds in a block.
@@ -135,6 +144,36 @@ fn a_taken_tensor_is_ready_for_work_queued_next() {
                 taken.sort_unstable();
             }
             assert!(taken.iter().copied().eq(0..8), "{taken:?}");
+            drop(gpu);
+            finish(sim);
+        }
+    }
+}
+
+/// Batches of large and small chunks share a block, which grows once: kernels of one batch may run late.
+#[test]
+fn batches_that_need_different_scratch_memory_do_not_overwrite_each_other() {
+    let mut shapes = Vec::new();
+    for batch in 0..6_u64 {
+        shapes.extend(vec![(Dtype::F32, vec![10 + 40 * (batch % 3)]); 24]);
+    }
+    let shapes: Vec<(Dtype, &[u64])> = shapes.iter().map(|(dtype, shape)| (*dtype, &shape[..])).collect();
+    let model = Model::new(&shapes);
+    for order in ORDERS {
+        for sim in schedules() {
+            let gpu = Gpu::new(&sim, 0);
+            let caller = Caller::new(&gpu, &model);
+            let stream = caller.open(order).unwrap();
+            for batch in 0..6 {
+                caller.submit(&stream, batch * 24..batch * 24 + 24).unwrap();
+            }
+            for _ in 0..shapes.len() {
+                stream.take().unwrap();
+            }
+            stream.finish().unwrap();
+            for (tensor, of) in model.tensors.iter().enumerate() {
+                assert!(caller.read(tensor) == of.bytes, "{tensor}");
+            }
             drop(gpu);
             finish(sim);
         }
@@ -249,7 +288,7 @@ fn an_idle_stream_holds_no_staging_memory() {
             Transfer::open(&other.checkpoint, Arc::clone(&other.regions), cuda, one_slot.clone()).unwrap();
         let batch = transfer.planner().prepare(&other.destinations(0..8)).unwrap();
         // SAFETY: nothing else uses the blocks of the GPU.
-        unsafe { transfer.fill(&batch, other.scratch) }.unwrap();
+        unsafe { transfer.fill(&batch, other.allocate_scratch(u64::try_from(batch.scratch_bytes()).unwrap())) }.unwrap();
         transfer.finish().unwrap();
         caller.submit(&idle, 1..8).unwrap();
         (1..8).for_each(|tensor| assert_eq!(idle.take(), Ok(tensor)));
