@@ -157,7 +157,10 @@ impl<D: Device> Stream<D> {
         let scratch = self.shared.lock().scratch;
         if to_u64(batch.scratch_bytes()) > scratch.bytes {
             let (needed, given) = (batch.scratch_bytes(), scratch.bytes);
-            return Err(Error::new(Kind::Internal, format!("a batch needs {needed} bytes of scratch memory, not {given}")));
+            return Err(Error::new(
+                Kind::Internal,
+                format!("a batch needs {needed} bytes of scratch memory, not {given}"),
+            ));
         }
         let after = self.device.record_caller()?;
         for tensor in batch.chunks().iter().flat_map(Chunk::tensors) {

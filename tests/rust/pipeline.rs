@@ -36,7 +36,7 @@ use fst::staging::{PAGE_BYTES, Request, Staging, pool};
 use gpu_load::{Load, mixed_model};
 use model::Model;
 use serde_json::Value;
-use sim::abi::Fault;
+use sim::abi::{CaptureMode, Fault};
 use sim::gpu::Gpu;
 use sim::random::Random;
 use sim::{Sim, TIGHT, finish, schedules};
@@ -278,12 +278,11 @@ fn a_gpu_without_kernels_is_filled_by_copies() {
     finish(sim);
 }
 
-/// An error that may pass, such as that while another thread captures a graph, does not end the use of the kernels. A GPU
-/// for which the image has no code is not asked again.
+/// An error that may pass does not end the use of the kernels. A GPU for which the image has no code is not asked again.
 #[test]
 fn kernels_are_loaded_again_only_after_errors_that_may_pass() {
     let model = mixed_model();
-    for (fault, launches_later) in [(Fault::ModuleLoad, false), (Fault::ModuleCapture, true)] {
+    for (fault, launches_later) in [(Fault::ModuleLoad, false), (Fault::ModuleOnce, true)] {
         let sim = Sim::start(7);
         sim.inject(fault, 1);
         let gpu = Gpu::new(&sim, 0);
@@ -302,9 +301,10 @@ fn kernels_are_loaded_again_only_after_errors_that_may_pass() {
 fn a_captured_stream_is_refused() {
     let sim = Sim::start(0);
     let gpu = Gpu::new(&sim, 0);
-    sim.capture(gpu.stream, true).unwrap();
+    sim.cuda.begin_capture(gpu.stream, CaptureMode::Global).unwrap();
     let error = Cuda::open(0, u64::try_from(gpu.stream).unwrap()).map(drop).unwrap_err();
     assert_eq!(error.kind(), Kind::InvalidArgument, "{error}");
+    sim.cuda.end_capture(gpu.stream).unwrap();
     drop(gpu);
     finish(sim);
 }

@@ -7,7 +7,9 @@ mod sim;
 mod sim_errors;
 
 use memmap2::MmapMut;
-use sim::abi::{Fault, Kind, MEMORY_TYPE_DEVICE, MEMORY_TYPE_HOST, Memcpy2D, POISON, REGISTER_PORTABLE, Status};
+use sim::abi::{
+    CaptureMode, Fault, Kind, MEMORY_TYPE_DEVICE, MEMORY_TYPE_HOST, Memcpy2D, POISON, REGISTER_PORTABLE, Status,
+};
 use sim::gpu::Gpu;
 use sim::{Cuda, FATBIN, Sim, assert_reported};
 use std::os::unix::fs::FileExt;
@@ -195,6 +197,11 @@ fn violate(kind: Kind, sim: &Sim) {
             let copies = cuda.create_stream().unwrap();
             cuda.destroy_stream(copies).unwrap();
             assert_eq!(cuda.copy(block, &slot.memory[..10], copies), Err(Status::InvalidHandle));
+        }
+        Kind::CaptureInvalidated => {
+            cuda.begin_capture(gpu.stream, CaptureMode::Global).unwrap();
+            assert_eq!(cuda.create_event(), Err(Status::StreamCaptureUnsupported));
+            assert_eq!(cuda.end_capture(gpu.stream), Err(Status::StreamCaptureInvalidated));
         }
         Kind::BadLaunch => {
             let module = cuda.load_module(&FATBIN).unwrap();
@@ -569,9 +576,56 @@ fn times_bus_ids_and_capture_states_are_returned() {
         assert_eq!(sim.cuda.bus_id(2), Err(Status::InvalidDevice));
 
         assert_eq!(sim.cuda.is_capturing(gpu.stream), Ok(0));
-        sim.capture(gpu.stream, true).unwrap();
+        sim.cuda.begin_capture(gpu.stream, CaptureMode::Global).unwrap();
         assert_eq!((sim.cuda.is_capturing(gpu.stream), sim.cuda.is_capturing(0)), (Ok(1), Ok(0)));
+        sim.cuda.end_capture(gpu.stream).unwrap();
+        assert_eq!(sim.cuda.is_capturing(gpu.stream), Ok(0));
     });
+}
+
+/// Queries an event during a capture, on the thread that captures or on another one, in a mode of that thread.
+fn query_during_capture(sim: &Sim, capture: CaptureMode, is_own_thread: bool, mode: CaptureMode) -> bool {
+    let gpu = Gpu::new(sim, 0);
+    let event = sim.cuda.create_event().unwrap();
+    sim.cuda.begin_capture(gpu.stream, capture).unwrap();
+    let query = || {
+        let before = sim.cuda.exchange_capture_mode(mode);
+        let result = sim.cuda.query_event(event);
+        assert_eq!(sim.cuda.exchange_capture_mode(before), mode);
+        result
+    };
+    let result = if is_own_thread { query() } else { std::thread::scope(|scope| scope.spawn(query).join()).unwrap() };
+    let (is_active, ended) = (sim.cuda.is_capturing(gpu.stream), sim.cuda.end_capture(gpu.stream));
+    sim.cuda.destroy_event(event).unwrap();
+    match result {
+        Ok(()) => assert_eq!((is_active, ended), (Ok(1), Ok(()))),
+        Err(error) => assert_eq!(
+            (error, is_active, ended),
+            (Status::StreamCaptureUnsupported, Ok(2), Err(Status::StreamCaptureInvalidated))
+        ),
+    }
+    result.is_ok()
+}
+
+/// The rule of `cuThreadExchangeStreamCaptureMode`.
+#[test]
+fn the_modes_of_a_capture_and_of_a_thread_decide_whether_a_query_is_legal() {
+    use CaptureMode::{Global, Relaxed, ThreadLocal};
+    for (capture, legal_on_own_thread, legal_on_others) in [
+        (Global, &[Relaxed][..], &[ThreadLocal, Relaxed][..]),
+        (ThreadLocal, &[Relaxed], &[Global, ThreadLocal, Relaxed]),
+        (Relaxed, &[Global, ThreadLocal, Relaxed], &[Global, ThreadLocal, Relaxed]),
+    ] {
+        for mode in [Global, ThreadLocal, Relaxed] {
+            for (is_own_thread, legal) in [(true, legal_on_own_thread), (false, legal_on_others)] {
+                let is_legal = legal.contains(&mode);
+                let expected = if is_legal { &[][..] } else { &[Kind::CaptureInvalidated] };
+                let sim = Sim::start(0);
+                assert_eq!(query_during_capture(&sim, capture, is_own_thread, mode), is_legal);
+                assert_eq!(sim.finish().kinds(), expected, "{capture:?} {mode:?} {is_own_thread}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -186,7 +186,7 @@ fn the_current_stream_may_change() {
     for sim in schedules() {
         let gpu = Gpu::new(&sim, 0);
         let caller = Caller::new(&gpu, &model);
-        let others = [(); 2].map(|()| sim.cuda.create_stream().unwrap());
+        let others = [(); 2].map(|()| gpu.with_context(|| sim.cuda.create_stream()).unwrap());
         let stream = caller.open(Order::Submitted).unwrap();
         caller.submit(&stream, 0..8).unwrap();
         for (&current, tensor) in others.iter().cycle().zip(0..8) {
@@ -200,8 +200,8 @@ fn the_current_stream_may_change() {
         }
         stream.finish().unwrap();
         for other in others {
-            sim.cuda.synchronize_stream(other).unwrap();
-            sim.cuda.destroy_stream(other).unwrap();
+            gpu.with_context(|| sim.cuda.synchronize_stream(other)).unwrap();
+            gpu.with_context(|| sim.cuda.destroy_stream(other)).unwrap();
         }
         for (tensor, of) in model.tensors.iter().enumerate() {
             assert!(caller.read(tensor) == of.bytes, "{tensor}");
@@ -288,7 +288,8 @@ fn an_idle_stream_holds_no_staging_memory() {
             Transfer::open(&other.checkpoint, Arc::clone(&other.regions), cuda, one_slot.clone()).unwrap();
         let batch = transfer.planner().prepare(&other.destinations(0..8)).unwrap();
         // SAFETY: nothing else uses the blocks of the GPU.
-        unsafe { transfer.fill(&batch, other.allocate_scratch(u64::try_from(batch.scratch_bytes()).unwrap())) }.unwrap();
+        unsafe { transfer.fill(&batch, other.allocate_scratch(u64::try_from(batch.scratch_bytes()).unwrap())) }
+            .unwrap();
         transfer.finish().unwrap();
         caller.submit(&idle, 1..8).unwrap();
         (1..8).for_each(|tensor| assert_eq!(idle.take(), Ok(tensor)));

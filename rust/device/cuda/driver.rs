@@ -63,7 +63,7 @@ impl Context {
         }
     }
 
-    /// Makes the context current on this thread.
+    /// Makes the context current on this thread, and all calls of the driver legal while a graph is captured.
     ///
     /// # Errors
     /// `device`, from the driver.
@@ -77,7 +77,9 @@ impl Context {
             // SAFETY: the context is retained.
             check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(context) })?;
         }
-        Ok(Bound { before, is_changed })
+        let mut bound = Bound { before, is_changed, mode: RELAXED };
+        bound.mode = exchange_capture_mode(RELAXED)?;
+        Ok(bound)
     }
 
     /// Refuses a stream that is being captured into a CUDA graph.
@@ -124,16 +126,38 @@ impl Drop for Context {
     }
 }
 
-/// Guard that makes a context current on this thread, and restores the previous one when it is dropped.
+/// Mode of a thread in which its calls of the driver do not end captures of CUDA graphs.
+///
+/// In the default mode of threads and of PyTorch's captures, a query of an event, a wait or the registration of memory
+/// on any thread makes all captures invalid, and fails. No capture depends on fst's calls: a captured stream is refused.
+const RELAXED: sys::CUstreamCaptureMode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+
+/// Sets the capture mode of this thread and returns the one before.
+fn exchange_capture_mode(mut mode: sys::CUstreamCaptureMode) -> Result<sys::CUstreamCaptureMode> {
+    // SAFETY: reads a mode and writes another one.
+    check("cuThreadExchangeStreamCaptureMode", unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) })?;
+    Ok(mode)
+}
+
+/// Guard that makes a context current and the capture mode of this thread relaxed. It restores the previous ones when it
+/// is dropped.
 ///
 /// PyTorch's current device is the current context, so a thread of the caller must get it back.
 pub struct Bound {
     before: sys::CUcontext,
     is_changed: bool,
+    /// Capture mode of the thread before.
+    mode: sys::CUstreamCaptureMode,
 }
 
 impl Drop for Bound {
     fn drop(&mut self) {
+        // A guard inside of another one finds the mode relaxed.
+        if self.mode != RELAXED
+            && let Err(error) = exchange_capture_mode(self.mode)
+        {
+            tracing::debug!(%error, "the capture mode of a thread could not be restored");
+        }
         if self.is_changed {
             // SAFETY: this context was current before; null is allowed.
             report("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.before) });

@@ -26,7 +26,7 @@ pub extern "C" fn null_finish_at_once(finishes: bool) {
     FINISHES_AT_ONCE.store(finishes, Ordering::Relaxed);
 }
 
-/// Returns the number of calls of the driver, without those that ask for the current context.
+/// Returns the number of calls of the driver, without those that ask for the current context or exchange the capture mode.
 #[unsafe(no_mangle)]
 pub extern "C" fn null_calls() -> u64 {
     CALLS.load(Ordering::Relaxed)
@@ -82,6 +82,7 @@ mod calls {
         cuStreamWaitEvent(_stream: usize, _event: usize, _flags: c_uint) { done() }
         cuStreamSynchronize(_stream: usize) { done() }
         cuStreamIsCapturing(_stream: usize, status: *mut c_uint) { store(status, 0) }
+        cuThreadExchangeStreamCaptureMode(_mode: *mut c_uint) { SUCCESS }
         cuEventCreate(event: *mut usize, _flags: c_uint) { store(event, handle()) }
         cuEventRecord(_event: usize, _stream: usize) { done() }
         cuEventSynchronize(_event: usize) { done() }

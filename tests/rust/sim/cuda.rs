@@ -1,7 +1,7 @@
 //! Calls of the simulated driver with Rust types. The calls are safe for all
 //! arguments: the simulator reports an invalid handle or address and does not use it.
 
-use super::abi::{Memcpy2D, Status};
+use super::abi::{CaptureMode, Memcpy2D, Status};
 use super::library::Library;
 use std::ffi::{CStr, c_char};
 
@@ -117,6 +117,21 @@ impl Cuda {
 
     pub fn is_capturing(&self, stream: usize) -> Result<u32, Status> {
         returned(|out| unsafe { (self.0.cuStreamIsCapturing)(stream, out) })
+    }
+
+    pub fn begin_capture(&self, stream: usize, mode: CaptureMode) -> Result<(), Status> {
+        unsafe { (self.0.cuStreamBeginCapture_v2)(stream, mode) }.check()
+    }
+
+    pub fn end_capture(&self, stream: usize) -> Result<(), Status> {
+        returned(|graph| unsafe { (self.0.cuStreamEndCapture)(stream, graph) }).map(drop)
+    }
+
+    /// Sets the mode of the calling thread, and returns the one before.
+    pub fn exchange_capture_mode(&self, mut mode: CaptureMode) -> CaptureMode {
+        let status = unsafe { (self.0.cuThreadExchangeStreamCaptureMode)(&raw mut mode) };
+        assert_eq!(status, Status::Success);
+        mode
     }
 
     pub fn bus_id(&self, device: i32) -> Result<String, Status> {

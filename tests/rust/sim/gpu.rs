@@ -2,7 +2,7 @@
 //! stream, and blocks of device memory.
 
 use super::Sim;
-use super::abi::Status;
+use super::abi::{CaptureMode, Status};
 use std::cell::RefCell;
 
 /// Handle of the default stream of the current context.
@@ -23,7 +23,7 @@ impl<'a> Gpu<'a> {
     /// Makes the GPU `ordinal` current on this thread, with a new stream as current stream.
     pub fn new(sim: &'a Sim, ordinal: i32) -> Gpu<'a> {
         let mut gpu = Gpu::with_default_stream(sim, ordinal);
-        gpu.stream = sim.cuda.create_stream().expect("a stream");
+        gpu.stream = gpu.with_context(|| sim.cuda.create_stream()).expect("a stream");
         gpu
     }
 
@@ -73,11 +73,14 @@ impl<'a> Gpu<'a> {
         self.with_context(|| self.sim.cuda.synchronize_stream(self.stream)).expect("the context works");
     }
 
-    fn with_context<T>(&self, body: impl FnOnce() -> T) -> T {
+    /// Runs calls in the context, and in the capture mode in which PyTorch's allocator calls the driver.
+    pub fn with_context<T>(&self, body: impl FnOnce() -> T) -> T {
+        let mode = self.sim.cuda.exchange_capture_mode(CaptureMode::Relaxed);
         let before = self.sim.cuda.current().expect("cuCtxGetCurrent");
         self.sim.cuda.set_current(self.context).expect("the context is alive");
         let result = body();
         self.sim.cuda.set_current(before).expect("the context was current before");
+        self.sim.cuda.exchange_capture_mode(mode);
         result
     }
 }
@@ -91,7 +94,7 @@ impl Drop for Gpu<'_> {
             let _ = self.with_context(|| cuda.free(block));
         }
         if self.stream != DEFAULT_STREAM {
-            let _ = cuda.destroy_stream(self.stream);
+            let _ = self.with_context(|| cuda.destroy_stream(self.stream));
         }
         if cuda.current() == Ok(self.context) {
             let _ = cuda.set_current(0);

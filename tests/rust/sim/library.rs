@@ -1,6 +1,6 @@
 //! Loads the simulated driver and declares the types of its functions.
 
-use super::abi::{Counters, Fault, Memcpy2D, Schedule, Status};
+use super::abi::{CaptureMode, Counters, Fault, Memcpy2D, Schedule, Status};
 use std::ffi::c_char;
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -39,6 +39,9 @@ functions! {
     fn cuEventDestroy_v2(usize) -> Status;
     fn cuEventElapsedTime(*mut f32, usize, usize) -> Status;
     fn cuStreamIsCapturing(usize, *mut u32) -> Status;
+    fn cuStreamBeginCapture_v2(usize, CaptureMode) -> Status;
+    fn cuStreamEndCapture(usize, *mut usize) -> Status;
+    fn cuThreadExchangeStreamCaptureMode(*mut CaptureMode) -> Status;
     fn cuDeviceGetPCIBusId(*mut c_char, i32, i32) -> Status;
     fn cuModuleLoadData(*mut usize, usize) -> Status;
     fn cuModuleUnload(usize) -> Status;
@@ -59,7 +62,7 @@ functions! {
     fn sim_counters() -> Counters;
     fn sim_launch_write(usize, u64, usize, u8) -> Status;
     fn sim_launch_read(usize, u64, usize) -> Status;
-    fn sim_capture(usize, bool) -> Status;
+    fn sim_capture();
     fn sim_scatter(*const u8, u32, u32, u32, u32);
     fn sim_read(u64, *mut u8, usize) -> Status;
     fn sim_write(u64, *const u8, usize) -> Status;

@@ -110,10 +110,10 @@ impl Sim {
         unsafe { (LIBRARY.sim_launch_read)(stream, address, bytes) }.check()
     }
 
-    /// Sets whether a graph captures the stream.
-    pub fn capture(&self, stream: usize, capturing: bool) -> Result<(), Status> {
-        // SAFETY: the function accepts all arguments.
-        unsafe { (LIBRARY.sim_capture)(stream, capturing) }.check()
+    /// Captures a graph on this thread until the end of the test, as a program may do beside a load.
+    pub fn capture(&self) {
+        // SAFETY: the function has no preconditions.
+        unsafe { (LIBRARY.sim_capture)() };
     }
 
     /// Copies device memory to the host immediately.
@@ -144,9 +144,14 @@ impl Sim {
     }
 }
 
-/// Returns simulators, one at a time: the first runs work as late as possible, the others with random delays.
+/// Returns simulators, one at a time: the first runs work as late as possible, the others with random delays. The thread
+/// captures a graph meanwhile, which no call of fst may end.
 pub fn schedules() -> impl Iterator<Item = Sim> {
-    (0..6).map(|seed| if seed == 0 { Sim::start_lazy(0) } else { Sim::start(seed) })
+    (0..6).map(|seed| {
+        let sim = if seed == 0 { Sim::start_lazy(0) } else { Sim::start(seed) };
+        sim.capture();
+        sim
+    })
 }
 
 /// Ends a test. After a release of what the process keeps between loads, no resource may be left.

@@ -41,6 +41,8 @@ pub enum Status {
     NotSupported = 801,
     /// The operation is not permitted while a stream is captured.
     StreamCaptureUnsupported = 900,
+    /// An operation that is not permitted has ended the capture.
+    StreamCaptureInvalidated = 901,
     /// A copy could not be queued.
     Unknown = 999,
 }
@@ -53,6 +55,21 @@ pub const MEMORY_TYPE_DEVICE: u32 = 2;
 pub const REGISTER_PORTABLE: u32 = 1;
 /// `CU_EVENT_DISABLE_TIMING`.
 pub const EVENT_DISABLE_TIMING: u32 = 2;
+/// `CUstreamCaptureMode`: which potentially unsafe calls are legal while a stream is captured.
+///
+/// The mode of the capture and that of the calling thread decide together.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CaptureMode {
+    /// Calls of all threads matter. The default of threads, and of PyTorch's captures.
+    #[default]
+    Global = 0,
+    /// Calls of the thread that captures matter.
+    ThreadLocal = 1,
+    /// All calls are legal.
+    Relaxed = 2,
+}
+
 /// Byte that fills new device memory.
 pub const POISON: u8 = 0xA7;
 
@@ -95,8 +112,8 @@ pub enum Fault {
     RefusePinning,
     /// The n-th module is rejected, like a module without code for the device.
     ModuleLoad,
-    /// The n-th module is rejected, because a thread captures a graph.
-    ModuleCapture,
+    /// The n-th module is rejected for a reason that passes.
+    ModuleOnce,
     /// The n-th launch is rejected when it is queued.
     LaunchEnqueue,
     /// The n-th launch is queued, fails when it runs, and its context is lost.
@@ -207,6 +224,8 @@ kinds! {
     DoubleFree = "double-free",
     /// A handle or an address was used after the end of its object.
     UseAfterFree = "use-after-free",
+    /// A call made the capture of a graph invalid.
+    CaptureInvalidated = "capture-invalidated",
     /// A launch was invalid: unsupported grid sizes, an inconsistent table of
     /// tasks, or a table that changed before the kernel ran.
     BadLaunch = "bad-launch",

@@ -4,7 +4,8 @@
 
 #![allow(non_snake_case, reason = "the names are CUDA's")]
 
-use crate::abi::{Memcpy2D, Status};
+use crate::abi::{CaptureMode, Memcpy2D, Status};
+use crate::capture;
 use crate::context::{self, DEVICES};
 use crate::copy_to_device::regions_of;
 use crate::driver::{DRIVER, Driver};
@@ -22,6 +23,11 @@ fn call(body: impl FnOnce(&mut Driver) -> Result<(), Status>) -> Status {
     drop(driver);
     DRIVER.notify_all();
     status(result)
+}
+
+/// Runs `body` as [`call`] does, unless a capture makes this call illegal.
+fn call_potentially_unsafe(name: &str, body: impl FnOnce(&mut Driver) -> Result<(), Status>) -> Status {
+    call(|driver| driver.potentially_unsafe(name).and_then(|()| body(driver)))
 }
 
 fn status(result: Result<(), Status>) -> Status {
@@ -107,13 +113,13 @@ pub extern "C" fn cuCtxGetCurrent(context: *mut usize) -> Status {
 /// Creates a stream. The flags have no effect: no stream synchronizes with the default stream.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamCreate(stream: *mut usize, _flags: c_uint) -> Status {
-    call(|driver| store(stream, driver.create_stream()?))
+    call_potentially_unsafe("cuStreamCreate", |driver| store(stream, driver.create_stream()?))
 }
 
 /// See [`Driver::destroy_stream`].
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamDestroy_v2(stream: usize) -> Status {
-    call(|driver| driver.destroy_stream(stream))
+    call_potentially_unsafe("cuStreamDestroy", |driver| driver.destroy_stream(stream))
 }
 
 /// See [`Driver::wait_event`].
@@ -128,22 +134,48 @@ pub extern "C" fn cuStreamSynchronize(stream: usize) -> Status {
     status(DRIVER.synchronize_stream(stream))
 }
 
-/// Returns 1 while a graph captures the stream, and 0 otherwise.
+/// See [`Driver::capture_status`].
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamIsCapturing(stream: usize, status: *mut c_uint) -> Status {
-    call(|driver| store(status, c_uint::from(driver.stream_mut(stream)?.capturing)))
+    call(|driver| store(status, driver.capture_status(stream)?))
+}
+
+/// See [`Driver::begin_capture`].
+#[unsafe(no_mangle)]
+pub extern "C" fn cuStreamBeginCapture_v2(stream: usize, mode: CaptureMode) -> Status {
+    call(|driver| driver.begin_capture(stream, mode))
+}
+
+/// See [`Driver::end_capture`]. The graph is null.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuStreamEndCapture(stream: usize, graph: *mut usize) -> Status {
+    call(|driver| driver.end_capture(stream).and_then(|()| store(graph, 0)))
+}
+
+/// See [`capture::exchange_mode`].
+///
+/// # Safety
+/// `mode` is null or valid for reads and writes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut CaptureMode) -> Status {
+    // SAFETY: guaranteed by the caller.
+    let Some(mode) = (unsafe { mode.as_mut() }) else {
+        return Status::InvalidValue;
+    };
+    *mode = capture::exchange_mode(*mode);
+    Status::Success
 }
 
 /// See [`Driver::load_module`].
 #[unsafe(no_mangle)]
 pub extern "C" fn cuModuleLoadData(module: *mut usize, image: usize) -> Status {
-    call(|driver| store(module, driver.load_module(image as u64)?))
+    call_potentially_unsafe("cuModuleLoadData", |driver| store(module, driver.load_module(image as u64)?))
 }
 
 /// See [`Driver::unload_module`].
 #[unsafe(no_mangle)]
 pub extern "C" fn cuModuleUnload(module: usize) -> Status {
-    call(|driver| driver.unload_module(module))
+    call_potentially_unsafe("cuModuleUnload", |driver| driver.unload_module(module))
 }
 
 /// See [`Driver::function`].
@@ -157,7 +189,7 @@ pub unsafe extern "C" fn cuModuleGetFunction(function: *mut usize, module: usize
     }
     // SAFETY: guaranteed by the caller.
     let name = unsafe { CStr::from_ptr(name) };
-    call(|driver| store(function, driver.function(module, name)?))
+    call_potentially_unsafe("cuModuleGetFunction", |driver| store(function, driver.function(module, name)?))
 }
 
 /// See [`Driver::launch`].
@@ -188,7 +220,7 @@ pub extern "C" fn cuLaunchKernel(
 /// Creates an event. Only the flag `CU_EVENT_DISABLE_TIMING` has an effect.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventCreate(event: *mut usize, flags: c_uint) -> Status {
-    call(|driver| store(event, driver.create_event(flags)?))
+    call_potentially_unsafe("cuEventCreate", |driver| store(event, driver.create_event(flags)?))
 }
 
 /// See [`Driver::record_event`].
@@ -206,43 +238,43 @@ pub extern "C" fn cuEventSynchronize(event: usize) -> Status {
 /// Returns `NotReady` until the work before the event has run.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventQuery(event: usize) -> Status {
-    call(|driver| driver.query_event(event))
+    call_potentially_unsafe("cuEventQuery", |driver| driver.query_event(event))
 }
 
 /// See [`Driver::elapsed_time`].
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventElapsedTime(milliseconds: *mut f32, start: usize, end: usize) -> Status {
-    call(|driver| store(milliseconds, driver.elapsed_time(start, end)?))
+    call_potentially_unsafe("cuEventElapsedTime", |driver| store(milliseconds, driver.elapsed_time(start, end)?))
 }
 
 /// See [`Driver::destroy_event`].
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventDestroy_v2(event: usize) -> Status {
-    call(|driver| driver.destroy_event(event))
+    call_potentially_unsafe("cuEventDestroy", |driver| driver.destroy_event(event))
 }
 
 /// See [`Driver::allocate`].
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> Status {
-    call(|driver| store(address, driver.allocate(bytes as u64)?))
+    call_potentially_unsafe("cuMemAlloc", |driver| store(address, driver.allocate(bytes as u64)?))
 }
 
 /// See [`Driver::free`].
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemFree_v2(address: u64) -> Status {
-    call(|driver| driver.free(address))
+    call_potentially_unsafe("cuMemFree", |driver| driver.free(address))
 }
 
 /// See [`Driver::register`].
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemHostRegister_v2(start: usize, bytes: usize, flags: c_uint) -> Status {
-    call(|driver| driver.register(start as u64, bytes as u64, flags))
+    call_potentially_unsafe("cuMemHostRegister", |driver| driver.register(start as u64, bytes as u64, flags))
 }
 
 /// See [`Driver::unregister`].
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemHostUnregister(start: usize) -> Status {
-    call(|driver| driver.unregister(start as u64))
+    call_potentially_unsafe("cuMemHostUnregister", |driver| driver.unregister(start as u64))
 }
 
 /// Queues a copy to the device. An empty copy has no effect.
@@ -331,6 +363,11 @@ const DESCRIPTIONS: &[Description] = &[
         Status::StreamCaptureUnsupported,
         c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
         c"operation not permitted when stream is capturing",
+    ),
+    (
+        Status::StreamCaptureInvalidated,
+        c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED",
+        c"operation failed due to a previous error during capture",
     ),
     (Status::Unknown, c"CUDA_ERROR_UNKNOWN", c"unknown error"),
 ];

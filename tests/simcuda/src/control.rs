@@ -1,6 +1,6 @@
 //! Control interface: functions with which a test configures and inspects the simulator.
 
-use crate::abi::{Counters, Fault, Schedule, Status};
+use crate::abi::{CaptureMode, Counters, Fault, Schedule, Status};
 use crate::driver::{DRIVER, Driver};
 use crate::region::Region;
 
@@ -48,13 +48,11 @@ fn launch(stream: usize, address: u64, bytes: usize, value: Option<u8>) -> Statu
     })
 }
 
-/// Sets the result of `cuStreamIsCapturing` for a stream.
+/// Begins a capture by the calling thread, in PyTorch's default mode, of a stream that the test does not use. It lasts
+/// until the next reset.
 #[unsafe(no_mangle)]
-pub extern "C" fn sim_capture(stream: usize, capturing: bool) -> Status {
-    call(|driver| {
-        driver.stream_mut(stream)?.capturing = capturing;
-        Ok(())
-    })
+pub extern "C" fn sim_capture() {
+    DRIVER.lock().add_capture(None, CaptureMode::Global);
 }
 
 /// Runs the code of the scatter kernel on host memory, immediately and unchecked.

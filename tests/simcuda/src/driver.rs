@@ -1,6 +1,7 @@
 //! State of the simulated driver, and the lock that protects it.
 
 use crate::abi::{Counters, Kind, Schedule, Status};
+use crate::capture::Capture;
 use crate::clock::{Order, WorkId};
 use crate::context::{DEVICES, Device};
 use crate::event::Event;
@@ -44,6 +45,8 @@ pub struct Driver {
     pub devices: Vec<Device>,
     /// Streams by handle, including destroyed streams.
     pub streams: BTreeMap<usize, Stream>,
+    /// Captures that have not ended.
+    pub captures: Vec<Capture>,
     /// Events by handle.
     pub events: BTreeMap<usize, Event>,
     /// Loaded modules by handle.
@@ -93,6 +96,7 @@ impl Driver {
             initialized,
             devices: (0..DEVICES).map(|_| Device::new()).collect(),
             streams: BTreeMap::new(),
+            captures: Vec::new(),
             events: BTreeMap::new(),
             modules: BTreeMap::new(),
             functions: BTreeMap::new(),

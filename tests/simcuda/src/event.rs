@@ -125,6 +125,7 @@ impl SharedDriver {
     /// `cuEventSynchronize`.
     pub fn synchronize_event(&self, handle: usize) -> Result<(), Status> {
         let mut driver = self.lock();
+        driver.potentially_unsafe("cuEventSynchronize")?;
         driver.counters.syncs += 1;
         let event = driver.event_mut("waited for", handle)?;
         let (context, record) = (event.context, event.record.clone());

@@ -20,7 +20,7 @@ pub struct Faults {
     copy_enqueue: Countdown,
     copy_async: Countdown,
     module_load: Countdown,
-    module_capture: Countdown,
+    module_once: Countdown,
     launch_enqueue: Countdown,
     launch_async: Countdown,
     refuse_pinning: bool,
@@ -37,7 +37,7 @@ impl Faults {
             Fault::CopyAsync => self.copy_async = Countdown(at),
             Fault::RefusePinning => self.refuse_pinning = true,
             Fault::ModuleLoad => self.module_load = Countdown(at),
-            Fault::ModuleCapture => self.module_capture = Countdown(at),
+            Fault::ModuleOnce => self.module_once = Countdown(at),
             Fault::LaunchEnqueue => self.launch_enqueue = Countdown(at),
             Fault::LaunchAsync => self.launch_async = Countdown(at),
         }
@@ -92,9 +92,9 @@ impl Faults {
             self.occurred += 1;
             return Err(Status::NoBinaryForGpu);
         }
-        if self.module_capture.count_call() {
+        if self.module_once.count_call() {
             self.occurred += 1;
-            return Err(Status::StreamCaptureUnsupported);
+            return Err(Status::Unknown);
         }
         Ok(())
     }

@@ -25,8 +25,8 @@
 //!
 //! [`api`] and [`control`] convert C arguments and call methods of
 //! [`driver::Driver`], which is protected by one lock. Each method is defined
-//! in the module of its subject: [`context`], [`stream`], [`event`],
-//! [`memory`], [`host`], [`copy_to_device`], [`copy_to_host`], [`module`],
+//! in the module of its subject: [`context`], [`stream`], [`capture`],
+//! [`event`], [`memory`], [`host`], [`copy_to_device`], [`copy_to_host`], [`module`],
 //! [`launch`].
 //!
 //! The kernels of fst run as well. Their code is compiled for the host
@@ -36,6 +36,7 @@
 
 pub mod abi;
 pub mod api;
+pub mod capture;
 pub mod clock;
 pub mod context;
 pub mod control;

@@ -27,8 +27,6 @@ pub struct Stream {
     pub last_use: WorkId,
     /// Work that has not started.
     queue: VecDeque<(WorkId, Work)>,
-    /// Whether a graph captures the stream. A test sets the flag; queued work runs regardless.
-    pub capturing: bool,
     /// Whether the stream is destroyed. Its queued work still runs.
     destroyed: bool,
 }
@@ -174,7 +172,7 @@ impl Driver {
 
     /// Returns the handle of a live stream. The handles 0 and `CU_STREAM_LEGACY`
     /// refer to the default stream of the current context.
-    fn resolve_stream(&mut self, operation: &str, handle: usize) -> Result<usize, Status> {
+    pub fn resolve_stream(&mut self, operation: &str, handle: usize) -> Result<usize, Status> {
         if handle <= 1 {
             let device = self.device_of(context::current())?;
             let Device { context, default_stream, .. } = self.devices[device];
@@ -196,8 +194,7 @@ impl Driver {
         let index = self.streams.len();
         let clock = Clock::default();
         let last_use = clock.last(index);
-        let stream =
-            Stream { index, context, clock, last_use, queue: VecDeque::new(), capturing: false, destroyed: false };
+        let stream = Stream { index, context, clock, last_use, queue: VecDeque::new(), destroyed: false };
         self.streams.insert(handle, stream);
         let (epoch, random) = (self.epoch, Random::new(self.seed ^ (index as u64 + 1)));
         let thread = std::thread::spawn(move || crate::driver::DRIVER.run_stream(handle, epoch, random));
@@ -240,6 +237,7 @@ impl SharedDriver {
     /// `cuStreamSynchronize`.
     pub fn synchronize_stream(&self, handle: usize) -> Result<(), Status> {
         let mut driver = self.lock();
+        driver.potentially_unsafe("cuStreamSynchronize")?;
         driver.counters.syncs += 1;
         let handle = driver.resolve_stream("waited for", handle)?;
         let context = driver.streams.get(&handle).map_or(0, |stream| stream.context);
