@@ -72,8 +72,11 @@ pub trait Device: Send + Sync + 'static {
     /// `length` bytes from `address` must be memory of the device that nothing else uses while the slice lives.
     unsafe fn host_slice<'a>(&self, address: u64, length: usize) -> Option<&'a mut [u8]>;
 
-    /// Sets the caller's current stream.
-    fn set_stream(&self, stream: u64);
+    /// Sets the caller's current stream, on the caller's thread.
+    ///
+    /// # Errors
+    /// `invalid-argument` if the stream cannot be used, `device` from the driver.
+    fn set_stream(&self, stream: u64) -> Result<()>;
 
     /// Records an event after all work that the caller has queued on its current stream.
     ///
@@ -86,7 +89,7 @@ pub trait Device: Send + Sync + 'static {
     /// Without `after`, they go to the caller's current stream, which then needs to wait for nothing.
     ///
     /// # Errors
-    /// `device`, from the driver.
+    /// `invalid-argument` if the current stream cannot be used, `device` from the driver.
     fn begin(&self, after: Option<&Self::StreamEvent>, scratch: Scratch) -> Result<()>;
 
     /// Starts copies from the first `bytes` bytes of a slot, which must not change until the copy is done.

@@ -166,7 +166,7 @@ fn stream(checkpoint: &Arc<Checkpoint>) {
     .unwrap();
     for _ in &tensors {
         // As C++ does before each tensor.
-        stream.set_stream(0);
+        stream.set_stream(0).unwrap();
         stream.take().unwrap();
     }
     stream.finish().unwrap();

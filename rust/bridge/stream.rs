@@ -22,7 +22,7 @@ pub(super) struct AnyStream {
 
 /// Operations of a [`Stream`], whatever its device.
 trait StreamToDevice {
-    fn set_stream(&self, stream: u64);
+    fn set_stream(&self, stream: u64) -> Result<()>;
     fn can_cast(&self, cast: Cast) -> bool;
     fn prepare(&self, destinations: &[Destination]) -> Result<Batch>;
     /// # Safety
@@ -36,8 +36,8 @@ trait StreamToDevice {
 }
 
 impl<D: Device> StreamToDevice for Stream<D> {
-    fn set_stream(&self, stream: u64) {
-        Stream::set_stream(self, stream);
+    fn set_stream(&self, stream: u64) -> Result<()> {
+        Stream::set_stream(self, stream)
     }
 
     fn can_cast(&self, cast: Cast) -> bool {
@@ -74,10 +74,7 @@ impl AnyStream {
 
     /// Sets the caller's current stream.
     pub(super) fn set_stream(&self, stream: u64) -> Result<()> {
-        guard(|| {
-            self.stream.set_stream(stream);
-            Ok(())
-        })
+        guard(|| self.stream.set_stream(stream))
     }
 
     pub(super) fn can_cast(&self, from: i8, to: i8) -> bool {

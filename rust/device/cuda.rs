@@ -34,13 +34,13 @@ use crate::plan::SlotCopy;
 use crate::profile::{self, Count, Stage};
 use crate::source::Source;
 use cudarc::driver::sys;
-use driver::{Event, Registered, check, stream_handle};
+use driver::{Event, Registered, check};
 use gds::DirectEngine;
 use gpu::{CopyStreams, Gpu, Lent};
 use kernels::Kernels;
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use timing::{Laps, Timer};
 
@@ -70,8 +70,8 @@ pub struct Cuda {
     is_on_caller: AtomicBool,
     kernels: Option<Arc<Kernels>>,
     timer: Option<Arc<Timer>>,
-    /// Native handle of the caller's current stream.
-    current: AtomicU64,
+    /// The caller's current stream.
+    current: AtomicPtr<sys::CUstream_st>,
     /// Streams of `copy_lanes`, which no other load uses.
     _copy_streams: Lent<CopyStreams>,
     gpu: Arc<Gpu>,
@@ -116,10 +116,10 @@ impl Cuda {
     /// Opens the GPU with this ordinal. `current` is the native handle of the caller's current stream on it.
     ///
     /// # Errors
-    /// `device` if there is no driver or no such GPU, `invalid-argument` if the stream is being captured.
+    /// `device` if there is no driver or no such GPU, `invalid-argument` if the stream cannot be used.
     pub fn open(ordinal: i32, current: u64) -> Result<Cuda> {
         let gpu = Gpu::of(ordinal)?;
-        gpu.context.refuse_capture(current)?;
+        let current = gpu.context.stream_of_caller(current)?;
         let copy_streams = gpu.copy_streams()?;
         let lane = |index, stream| Mutex::new(Lane { index, stream, scratch: Scratch::default() });
         let [first, second] = &*copy_streams;
@@ -130,14 +130,17 @@ impl Cuda {
             is_on_caller: AtomicBool::new(false),
             kernels: Kernels::of(&gpu.context)?,
             timer: Timer::start(&gpu.context, ordinal)?,
-            current: AtomicU64::new(current),
+            current: AtomicPtr::new(current),
             _copy_streams: copy_streams,
             gpu,
         })
     }
 
+    /// Returns the caller's current stream, unless it is being captured.
     fn current(&self) -> Result<sys::CUstream> {
-        stream_handle(self.current.load(Ordering::Relaxed))
+        let current = self.current.load(Ordering::Relaxed);
+        self.gpu.context.refuse_capture(current)?;
+        Ok(current)
     }
 
     /// Records an event after all work queued on a stream.
@@ -365,12 +368,12 @@ impl Device for Cuda {
         None
     }
 
-    fn set_stream(&self, stream: u64) {
-        self.current.store(stream, Ordering::Relaxed);
+    fn set_stream(&self, stream: u64) -> Result<()> {
+        self.current.store(self.gpu.context.stream_of_caller(stream)?, Ordering::Relaxed);
+        Ok(())
     }
 
     fn record_caller(&self) -> Result<Vec<Lent<Event>>> {
-        self.gpu.context.refuse_capture(self.current.load(Ordering::Relaxed))?;
         Ok(vec![self.record(self.current()?)?])
     }
 
@@ -422,7 +425,6 @@ impl Device for Cuda {
     }
 
     fn make_caller_wait(&self, event: &Vec<Lent<Event>>) -> Result<()> {
-        self.gpu.context.refuse_capture(self.current.load(Ordering::Relaxed))?;
         self.wait_for(event, self.current()?)
     }
 }

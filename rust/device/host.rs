@@ -83,7 +83,9 @@ impl Device for Host {
         Some(target)
     }
 
-    fn set_stream(&self, _: u64) {}
+    fn set_stream(&self, _: u64) -> Result<()> {
+        Ok(())
+    }
 
     fn record_caller(&self) -> Result<()> {
         Ok(())

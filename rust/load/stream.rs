@@ -123,14 +123,18 @@ impl<D: Device> Stream<D> {
         &self.planner
     }
 
-    /// Sets the caller's current stream.
-    pub fn set_stream(&self, stream: u64) {
+    /// Sets the caller's current stream, on the caller's thread.
+    ///
+    /// # Errors
+    /// `invalid-argument` if the stream cannot be used, `device` from the driver.
+    pub fn set_stream(&self, stream: u64) -> Result<()> {
+        self.device.set_stream(stream)?;
         let mut state = self.shared.lock();
         if state.current != Some(stream) {
             state.current = Some(stream);
             state.waited = None;
-            self.device.set_stream(stream);
         }
+        Ok(())
     }
 
     /// Sets the block that the batches submitted from now on share.

@@ -49,7 +49,7 @@ impl<D: Device> SourceMemory for D {
     }
 
     fn begin(&self, stream: u64, scratch: Scratch) -> Result<()> {
-        self.set_stream(stream);
+        self.set_stream(stream)?;
         let event = self.record_caller()?;
         Device::begin(self, Some(&event), scratch)
     }

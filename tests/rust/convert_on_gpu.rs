@@ -22,6 +22,7 @@ fn sizes() -> impl Iterator<Item = usize> {
 #[test]
 fn tensors_are_converted_on_the_callers_stream() {
     let sim = Sim::start(7);
+    sim.capture();
     let gpu = Gpu::new(&sim, 0);
     let stream = u64::try_from(gpu.stream).unwrap();
     let mut conversions = Vec::new();

@@ -18,10 +18,10 @@ use fst::checkpoint::region::TensorRegion;
 use fst::checkpoint::verify::Verify;
 use fst::convert::cast::Cast;
 use fst::convert::scatter::TASK_BYTES;
-use fst::device;
 use fst::device::cuda::Cuda;
 use fst::device::cuda::kernels::IMAGE;
 use fst::device::host::Host;
+use fst::device::{self, Device};
 use fst::dtype::Dtype;
 use fst::error::Kind;
 use fst::format::digests::DIGESTS_KEY;
@@ -301,11 +301,52 @@ fn kernels_are_loaded_again_only_after_errors_that_may_pass() {
 fn a_captured_stream_is_refused() {
     let sim = Sim::start(0);
     let gpu = Gpu::new(&sim, 0);
-    sim.cuda.begin_capture(gpu.stream, CaptureMode::Global).unwrap();
-    let error = Cuda::open(0, u64::try_from(gpu.stream).unwrap()).map(drop).unwrap_err();
-    assert_eq!(error.kind(), Kind::InvalidArgument, "{error}");
-    sim.cuda.end_capture(gpu.stream).unwrap();
+    for tensors in [&[(Dtype::U8, &[10][..])][..], &[(Dtype::U8, &[4096][..]); 3]] {
+        let load = Load::all(&gpu, &Model::new(tensors));
+        // The capture may begin after the transfer was opened.
+        let mut transfer = load.open(TIGHT).unwrap();
+        let before = sim.counters().copies;
+        sim.cuda.begin_capture(gpu.stream, CaptureMode::Global).unwrap();
+        for error in [load.fill(&mut transfer, &load.destinations()), load.run(TIGHT)].map(Result::unwrap_err) {
+            assert_eq!(error.kind(), Kind::InvalidArgument, "{error}");
+        }
+        drop(transfer);
+        sim.cuda.end_capture(gpu.stream).unwrap();
+        assert_eq!(sim.counters().copies, before);
+    }
     drop(gpu);
+    finish(sim);
+}
+
+/// Handles 0, 1 and 2 are other streams where the copies are queued: in the primary context, or on another thread.
+#[test]
+fn a_default_stream_of_another_context_or_of_a_thread_is_refused() {
+    let model = mixed_model();
+    let sim = Sim::start(0);
+    let (gpu, other_gpu) = (Gpu::new(&sim, 0), Gpu::new(&sim, 1));
+    let refused = |stream| {
+        let error = Cuda::open(0, stream).map(drop).unwrap_err();
+        assert_eq!(error.kind(), Kind::InvalidArgument, "{error}");
+        error.to_string()
+    };
+    sim.cuda.set_current(gpu.context).unwrap();
+    assert!(refused(2).contains("per-thread"));
+    sim.cuda.set_current(sim.other_context(0)).unwrap();
+    for stream in [0, 1] {
+        assert!(refused(stream).contains("another CUDA context"));
+    }
+    // Another stream has a context of its own, and the default stream of another GPU is that of its primary context.
+    let load = Load::all(&gpu, &model);
+    load.run(TIGHT).unwrap();
+    load.assert_holds(&model);
+    Cuda::open(1, 0).map(drop).unwrap();
+    // A program may enter a green context between two tensors.
+    let cuda = Cuda::open(0, u64::try_from(gpu.stream).unwrap()).unwrap();
+    assert_eq!(cuda.set_stream(0).unwrap_err().kind(), Kind::InvalidArgument);
+    assert_eq!(sim.cuda.current(), Ok(sim.other_context(0)));
+    drop((load, cuda));
+    sim.cuda.set_current(gpu.context).unwrap();
+    drop((gpu, other_gpu));
     finish(sim);
 }
 

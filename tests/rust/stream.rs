@@ -190,7 +190,7 @@ fn the_current_stream_may_change() {
         let stream = caller.open(Order::Submitted).unwrap();
         caller.submit(&stream, 0..8).unwrap();
         for (&current, tensor) in others.iter().cycle().zip(0..8) {
-            stream.set_stream(u64::try_from(current).unwrap());
+            stream.set_stream(u64::try_from(current).unwrap()).unwrap();
             assert_eq!(stream.take(), Ok(tensor));
             let bytes = bytes_of(&caller.regions[tensor]);
             if bytes > 0 {
@@ -430,7 +430,7 @@ fn the_callers_stream_waits_once_for_the_tensors_of_a_chunk() {
             let current = u64::try_from(gpu.stream).unwrap();
             for _ in 0..1000 {
                 // C++ names the current stream before each tensor.
-                stream.set_stream(current);
+                stream.set_stream(current).unwrap();
                 stream.take().unwrap();
             }
             stream.finish().unwrap();

@@ -1,6 +1,5 @@
 //! Casts of whole tensors on the caller's stream.
 
-use super::driver::stream_handle;
 use super::gpu::Gpu;
 use super::kernels::Kernels;
 use crate::convert::batch::Conversion;
@@ -12,7 +11,7 @@ use crate::error::Result;
 /// Returns false and queues nothing if the library has no kernels for the GPU; the log has the reason.
 ///
 /// # Errors
-/// `device` or `out-of-memory`, from the driver.
+/// `device` or `out-of-memory`, from the driver; `invalid-argument` if the stream cannot be used.
 pub fn run(conversions: &[Conversion], ordinal: i32, stream: u64) -> Result<bool> {
     let gpu = Gpu::of(ordinal)?;
     let Some(kernels) = Kernels::of(&gpu.context)? else { return Ok(false) };
@@ -21,7 +20,7 @@ pub fn run(conversions: &[Conversion], ordinal: i32, stream: u64) -> Result<bool
         let row_elements = if from == to { elements * from.item_bytes() } else { elements };
         table.push(StridedCopy { source, target, row_elements, rows: 1, source_stride_bytes: 0, from, to })?;
     }
-    let stream = stream_handle(stream)?;
+    let stream = gpu.context.stream_of_caller(stream)?;
     let _bound = gpu.context.bind()?;
     kernels.keep();
     for batch in table.batches() {

@@ -24,6 +24,11 @@ fn has_driver() -> bool {
 const ELAPSED_TIME: &[u8] = b"cuEventElapsedTime";
 type ElapsedTime = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;
 
+/// `CU_STREAM_LEGACY`: the default stream of the current context, as is 0.
+const LEGACY_STREAM: u64 = 1;
+/// `CU_STREAM_PER_THREAD`: the default stream of the current context and the calling thread.
+const PER_THREAD_STREAM: u64 = 2;
+
 /// Primary context of a GPU, which PyTorch also uses.
 pub struct Context {
     pub(super) device: sys::CUdevice,
@@ -82,14 +87,56 @@ impl Context {
         Ok(bound)
     }
 
+    /// Returns the driver's handle of the caller's current stream, which crossed the FFI boundary as a number. Must be
+    /// called on the caller's thread.
+    ///
+    /// Three handles are not streams, but refer to the default stream of the context that is current where they are used,
+    /// or of the thread. Copies are queued in this context, and on any thread.
+    ///
+    /// # Errors
+    /// `invalid-argument` if the handle would refer to another stream there, `device` from the driver, `internal` if the
+    /// number is not an address.
+    pub(super) fn stream_of_caller(&self, stream: u64) -> Result<sys::CUstream> {
+        let refuse = |what| {
+            let message = format!(
+                "the current stream is {what}; make a stream of torch.cuda.Stream() current, or load \
+                                   and save outside of it"
+            );
+            Err(Error::new(Kind::InvalidArgument, message))
+        };
+        match stream {
+            PER_THREAD_STREAM => refuse("the per-thread default stream, which is another one on each thread of fst"),
+            0 | LEGACY_STREAM if self.is_hidden()? => {
+                refuse("the default stream of another CUDA context than the primary one, such as a green context")
+            }
+            _ => {
+                let wrong = |_| Error::new(Kind::Internal, format!("{stream:#x} is not the handle of a stream"));
+                Ok(ptr::with_exposed_provenance_mut(usize::try_from(stream).map_err(wrong)?))
+            }
+        }
+    }
+
+    /// Returns whether another context of the same GPU is current on this thread.
+    fn is_hidden(&self) -> Result<bool> {
+        let mut current = ptr::null_mut();
+        // SAFETY: writes the handle of the current context.
+        check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&raw mut current) })?;
+        if current.is_null() || current == self.handle {
+            return Ok(false);
+        }
+        let mut device = 0;
+        // SAFETY: writes the handle of the device of the current context.
+        check("cuCtxGetDevice", unsafe { sys::cuCtxGetDevice(&raw mut device) })?;
+        Ok(device == self.device)
+    }
+
     /// Refuses a stream that is being captured into a CUDA graph.
     ///
     /// A replay of the graph would repeat the copies, but not the reads, from slots that hold other bytes by then.
     ///
     /// # Errors
     /// `invalid-argument` if the stream is being captured, `device` from the driver.
-    pub fn refuse_capture(&self, stream: u64) -> Result<()> {
-        let stream = stream_handle(stream)?;
+    pub(super) fn refuse_capture(&self, stream: sys::CUstream) -> Result<()> {
         let _bound = self.bind()?;
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: writes the status of a stream of the context, which is current.
@@ -338,15 +385,6 @@ impl Drop for Registered {
             report("cuMemHostUnregister", unsafe { sys::cuMemHostUnregister(self.address.cast()) });
         }
     }
-}
-
-/// Returns the driver's handle of a stream that crossed the FFI boundary as a number.
-///
-/// # Errors
-/// `internal` if the number is not an address.
-pub fn stream_handle(stream: u64) -> Result<sys::CUstream> {
-    let wrong = |_| Error::new(Kind::Internal, format!("{stream:#x} is not the handle of a stream"));
-    Ok(ptr::with_exposed_provenance_mut(usize::try_from(stream).map_err(wrong)?))
 }
 
 /// Turns the result of a driver call into an error.

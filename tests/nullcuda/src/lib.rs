@@ -77,6 +77,7 @@ mod calls {
         cuDevicePrimaryCtxRelease_v2(_device: c_int) { done() }
         cuCtxGetCurrent(context: *mut usize) { context.write(CONTEXT); SUCCESS }
         cuCtxSetCurrent(_context: usize) { done() }
+        cuCtxGetDevice(device: *mut c_int) { store(device, 0) }
         cuStreamCreate(stream: *mut usize, _flags: c_uint) { store(stream, handle()) }
         cuStreamDestroy_v2(_stream: usize) { done() }
         cuStreamWaitEvent(_stream: usize, _event: usize, _flags: c_uint) { done() }

@@ -63,6 +63,7 @@ functions! {
     fn sim_launch_write(usize, u64, usize, u8) -> Status;
     fn sim_launch_read(usize, u64, usize) -> Status;
     fn sim_capture();
+    fn sim_other_context(i32) -> usize;
     fn sim_scatter(*const u8, u32, u32, u32, u32);
     fn sim_read(u64, *mut u8, usize) -> Status;
     fn sim_write(u64, *const u8, usize) -> Status;

@@ -110,6 +110,12 @@ impl Sim {
         unsafe { (LIBRARY.sim_launch_read)(stream, address, bytes) }.check()
     }
 
+    /// Returns a context of a device beside the primary one, such as that of a green context.
+    pub fn other_context(&self, ordinal: i32) -> usize {
+        // SAFETY: the function accepts all arguments.
+        unsafe { (LIBRARY.sim_other_context)(ordinal) }
+    }
+
     /// Captures a graph on this thread until the end of the test, as a program may do beside a load.
     pub fn capture(&self) {
         // SAFETY: the function has no preconditions.

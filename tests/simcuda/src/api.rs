@@ -110,6 +110,12 @@ pub extern "C" fn cuCtxGetCurrent(context: *mut usize) -> Status {
     call(|_| store(context, context::current()))
 }
 
+/// Returns the device of the calling thread's context.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxGetDevice(device: *mut c_int) -> Status {
+    call(|driver| store(device, driver.device_of(context::current())? as c_int))
+}
+
 /// Creates a stream. The flags have no effect: no stream synchronizes with the default stream.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamCreate(stream: *mut usize, _flags: c_uint) -> Status {

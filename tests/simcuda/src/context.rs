@@ -16,13 +16,15 @@ pub fn current() -> usize {
     CURRENT.get()
 }
 
-/// A device and its primary context.
+/// A device and its contexts.
 #[derive(Debug)]
 pub struct Device {
     /// Handle of the primary context.
     pub context: usize,
-    /// Handle of the default stream, to which callers refer by 0.
+    /// Handle of the default stream of the primary context, to which callers refer by 0.
     pub default_stream: usize,
+    /// Handle of another context, such as that of a green context, and of its default stream. Work never fails there.
+    pub other: (usize, usize),
     /// Retain count of the context, which is alive while the count is not 0.
     pub retained: u64,
     /// Error that every call returns after work of the context has failed.
@@ -32,7 +34,8 @@ pub struct Device {
 impl Device {
     /// Creates a device whose context is not retained.
     pub fn new() -> Device {
-        Device { context: new_handle(), default_stream: new_handle(), retained: 0, lost: None }
+        let other = (new_handle(), new_handle());
+        Device { context: new_handle(), default_stream: new_handle(), other, retained: 0, lost: None }
     }
 }
 
@@ -104,7 +107,8 @@ impl Driver {
 
     /// Returns the device of a live context.
     pub fn device_of(&mut self, context: usize) -> Result<usize, Status> {
-        let Some(device) = self.devices.iter().position(|device| device.context == context) else {
+        let Some(device) = self.devices.iter().position(|device| [device.context, device.other.0].contains(&context))
+        else {
             return Err(Status::InvalidContext);
         };
         if self.devices[device].retained == 0 {

@@ -48,6 +48,13 @@ fn launch(stream: usize, address: u64, bytes: usize, value: Option<u8>) -> Statu
     })
 }
 
+/// Returns a context of a device beside the primary one, such as that of a green context, or 0 for another ordinal.
+#[unsafe(no_mangle)]
+pub extern "C" fn sim_other_context(ordinal: i32) -> usize {
+    let driver = DRIVER.lock();
+    driver.device(ordinal).map_or(0, |device| driver.devices[device].other.0)
+}
+
 /// Begins a capture by the calling thread, in PyTorch's default mode, of a stream that the test does not use. It lasts
 /// until the next reset.
 #[unsafe(no_mangle)]

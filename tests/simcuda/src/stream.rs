@@ -175,7 +175,9 @@ impl Driver {
     pub fn resolve_stream(&mut self, operation: &str, handle: usize) -> Result<usize, Status> {
         if handle <= 1 {
             let device = self.device_of(context::current())?;
-            let Device { context, default_stream, .. } = self.devices[device];
+            let Device { context: primary, default_stream, other, .. } = self.devices[device];
+            let context = context::current();
+            let default_stream = if context == primary { default_stream } else { other.1 };
             if !self.streams.contains_key(&default_stream) {
                 self.add_stream(default_stream, context);
             }
@@ -203,7 +205,8 @@ impl Driver {
 
     /// Returns the streams that the program has created and not destroyed.
     pub fn created_streams(&self) -> impl Iterator<Item = usize> + '_ {
-        let is_default = |handle: usize| self.devices.iter().any(|device| device.default_stream == handle);
+        let is_default =
+            |handle: usize| self.devices.iter().any(|device| [device.default_stream, device.other.1].contains(&handle));
         let created = self.streams.iter().filter(move |(handle, stream)| !stream.destroyed && !is_default(**handle));
         created.map(|(&handle, _)| handle)
     }
