@@ -150,6 +150,18 @@ std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& 
   return tensors;
 }
 
+void warn_of_missing_kernels(c10::Device device) {
+  if (!device.is_cuda()) {
+    return;
+  }
+  const auto reason = missing_kernels(device.index());
+  if (!reason.empty()) {
+    TORCH_WARN_ONCE("fst: no device kernels for ", device.str(),
+                    ", so small tensors are copied one by one and PyTorch casts: ", std::string(reason),
+                    "; `fst doctor` says what to change");
+  }
+}
+
 void warn_of_missing_digests(const Selection& selection) {
   constexpr size_t kNames = 20;
   const auto names = selection.without_digests();

@@ -48,6 +48,9 @@ enum class OutputDtype : uint8_t { kStored, kAny };
 // Loads the selection into existing tensors, in its order. Checks all outputs before it writes any.
 void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::TensorList out, OutputDtype dtype);
 
+// Warns once of a GPU that was used and for which the library has no kernels.
+void warn_of_missing_kernels(c10::Device device);
+
 // Warns of tensors whose digests were requested, but cannot be compared.
 void warn_of_missing_digests(const Selection& selection);
 

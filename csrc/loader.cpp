@@ -78,6 +78,7 @@ Loader::Loader(rust::Box<Selection> selection, c10::Device device, const DtypeRu
                               : selection_->stream_to_cuda(device_.index(), current_stream_handle(device_), order_);
     }));
   }
+  warn_of_missing_kernels(device_);
   if (!device_.is_meta()) {
     warn_of_missing_digests(*selection_);
   }

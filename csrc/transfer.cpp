@@ -123,7 +123,9 @@ rust::Box<AnyTransfer> DeviceTransfer::open() const {
     return call_core([&] { return selection_.transfer_to_host(); });
   }
   const auto stream = current_stream_handle(device_);
-  return call_core([&] { return selection_.transfer_to_cuda(device_.index(), stream); });
+  auto transfer = call_core([&] { return selection_.transfer_to_cuda(device_.index(), stream); });
+  warn_of_missing_kernels(device_);
+  return transfer;
 }
 
 void DeviceTransfer::fill(AnyTransfer& transfer, const std::vector<Destination>& destinations) const {

@@ -295,6 +295,14 @@ pub fn reader(path: &Path, file: Option<&File>, reader: &str, why: &str) {
     }
 }
 
+/// Records that a GPU is used without device kernels, and the reason.
+pub fn missing_kernels(ordinal: i32, why: &str) {
+    if is_on() {
+        let gpu = json!({ "gpu": ordinal, "why": why });
+        each(|recorder| recorder.missing_kernels(&gpu));
+    }
+}
+
 /// Records an error that is returned to a caller.
 pub fn error(error: &Error) {
     if is_on() {

@@ -1,5 +1,5 @@
-//! Compiles the device kernels into one image for all GPUs, which the library embeds. The cfg `fst_kernels` tells that
-//! the image exists. Without nvcc, the library uses PyTorch's kernels instead.
+//! Compiles the device kernels into one image for all GPUs, and into PTX for drivers that refuse the image. The library
+//! embeds both. The cfg `fst_kernels` tells that they exist. Without nvcc, the library uses PyTorch's kernels instead.
 
 use crate::environment::{out_dir, python};
 use anyhow::{Context, Result, ensure};
@@ -10,6 +10,10 @@ use std::{env, fs};
 /// Compute capabilities with machine code in the image of a release, so that drivers need not compile at the first load.
 /// Devices of one generation share code: 8.0 also runs on 8.7, and 12.0 on 12.1.
 const ARCHITECTURES: [u32; 8] = [75, 80, 86, 89, 90, 100, 110, 120];
+
+/// Version of the PTX for older drivers: that of CUDA 12.0. nvcc writes its own version, but this code has no instruction
+/// that is newer: tests/python/kernels/test_image.py assembles it with the ptxas of CUDA 12.0.
+const PTX_VERSION: &str = "8.0";
 
 pub fn build() -> Result<()> {
     println!("cargo:rerun-if-changed=csrc/kernels");
@@ -24,17 +28,31 @@ pub fn build() -> Result<()> {
         return Ok(());
     };
     println!("cargo:rerun-if-changed={}", nvcc.display());
-    let image = image()?;
-    let mut compiler = Command::new(&nvcc);
-    compiler.args(["-fatbin", "-std=c++17", "-O3", "--threads=0", "-Xfatbin=-compress-all"]);
     let machine_code = if is_release() { &ARCHITECTURES[..] } else { &[] };
+    let mut arguments: Vec<String> = ["-fatbin", "--threads=0", "-Xfatbin=-compress-all"].map(String::from).into();
     for architecture in machine_code {
-        compiler.arg(format!("-gencode=arch=compute_{architecture},code=sm_{architecture}"));
+        arguments.push(format!("-gencode=arch=compute_{architecture},code=sm_{architecture}"));
     }
     // Drivers compile PTX for devices that have no machine code in the image. Builds for tests have no other code.
-    let ptx = machine_code.last().unwrap_or(&ARCHITECTURES[0]);
-    compiler.arg(format!("-gencode=arch=compute_{ptx},code=compute_{ptx}"));
-    compiler.arg("csrc/kernels/scatter.cu").arg("-o").arg(&image);
+    let [oldest, ..] = ARCHITECTURES;
+    arguments.push(ptx_for(*machine_code.last().unwrap_or(&oldest)));
+    compile(&nvcc, &arguments, &image()?)?;
+    compile(&nvcc, &["-ptx".into(), ptx_for(oldest)], &ptx()?)?;
+    let text = fs::read_to_string(ptx()?)?;
+    let is_version = |line: &&str| line.starts_with(".version ");
+    let version = text.lines().find(is_version).context("nvcc's PTX states no version")?;
+    // The driver expects a terminating zero.
+    fs::write(ptx()?, text.replacen(version, &format!(".version {PTX_VERSION}"), 1) + "\0")?;
+    embed()
+}
+
+fn ptx_for(architecture: u32) -> String {
+    format!("-gencode=arch=compute_{architecture},code=compute_{architecture}")
+}
+
+fn compile(nvcc: &Path, arguments: &[String], target: &Path) -> Result<()> {
+    let mut compiler = Command::new(nvcc);
+    compiler.args(["-std=c++17", "-O3"]).args(arguments).arg("csrc/kernels/scatter.cu").arg("-o").arg(target);
     let output = compiler.output().with_context(|| format!("cannot run {}", nvcc.display()))?;
     ensure!(
         output.status.success(),
@@ -42,16 +60,14 @@ pub fn build() -> Result<()> {
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
     );
-    embed(&image);
     Ok(())
 }
 
-/// Embeds an empty image, for checks that link nothing.
+/// Embeds empty files, for checks that link nothing.
 pub fn build_nothing() -> Result<()> {
-    let image = image()?;
-    fs::write(&image, [])?;
-    embed(&image);
-    Ok(())
+    fs::write(image()?, [])?;
+    fs::write(ptx()?, [])?;
+    embed()
 }
 
 /// Whether the profile inherits from `release`.
@@ -63,9 +79,15 @@ fn image() -> Result<PathBuf> {
     Ok(out_dir()?.join("kernels.fatbin"))
 }
 
-fn embed(image: &Path) {
+fn ptx() -> Result<PathBuf> {
+    Ok(out_dir()?.join("kernels.ptx"))
+}
+
+fn embed() -> Result<()> {
     println!("cargo:rustc-cfg=fst_kernels");
-    println!("cargo:rustc-env=FST_KERNELS={}", image.display());
+    println!("cargo:rustc-env=FST_KERNELS={}", image()?.display());
+    println!("cargo:rustc-env=FST_KERNELS_PTX={}", ptx()?.display());
+    Ok(())
 }
 
 /// Finds nvcc in the packages of the Python interpreter, in a CUDA toolkit, or on PATH, in this order.

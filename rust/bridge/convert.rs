@@ -37,6 +37,11 @@ pub(super) unsafe fn convert_on_cuda(conversions: &[ffi::Conversion], ordinal: i
     })
 }
 
+/// Returns why a GPU that was used has no device kernels. Empty if it has some.
+pub(super) fn missing_kernels(ordinal: i32) -> String {
+    cuda::kernels::missing(ordinal).unwrap_or_default()
+}
+
 pub(super) fn conversion(conversion: &ffi::Conversion) -> Result<batch::Conversion> {
     let ffi::Conversion { source, target, elements, from, to } = *conversion;
     let dtype = |value: i8| {

@@ -27,6 +27,7 @@ pub struct Recorder {
     counts: [AtomicU64; 7],
     memory: [AtomicU64; 2],
     readers: Mutex<Vec<Value>>,
+    missing_kernels: Mutex<Vec<Value>>,
     errors: Mutex<Vec<ErrorNote>>,
 }
 
@@ -61,6 +62,7 @@ impl Recorder {
             counts: Default::default(),
             memory: Default::default(),
             readers: Mutex::default(),
+            missing_kernels: Mutex::default(),
             errors: Mutex::default(),
         }
     }
@@ -107,6 +109,13 @@ impl Recorder {
         }
     }
 
+    pub fn missing_kernels(&self, gpu: &Value) {
+        let mut gpus = lock(&self.missing_kernels);
+        if gpus.len() < ERRORS_MAX && !gpus.contains(gpu) {
+            gpus.push(gpu.clone());
+        }
+    }
+
     pub fn error(&self, row: usize, text: &str) {
         let mut errors = lock(&self.errors);
         if errors.len() < ERRORS_MAX {
@@ -145,6 +154,10 @@ impl Recorder {
 
     pub fn readers(&self) -> Vec<Value> {
         lock(&self.readers).clone()
+    }
+
+    pub fn gpus_without_kernels(&self) -> Vec<Value> {
+        lock(&self.missing_kernels).clone()
     }
 
     pub fn errors(&self) -> Vec<ErrorNote> {

@@ -56,6 +56,7 @@ pub fn text(recorder: &Recorder, end: u64) -> String {
         "peak_staging_bytes": recorder.memory_of(Memory::Staging),
         "peak_scratch_bytes": recorder.memory_of(Memory::Scratch),
         "readers": recorder.readers(),
+        "missing_kernels": recorder.gpus_without_kernels(),
         "errors": errors.iter().map(|error| error.text.as_str()).collect::<Vec<_>>(),
     });
     format!("{{\"displayTimeUnit\":\"ms\",\"otherData\":{totals},\"traceEvents\":[\n{}\n]}}\n", events.join(",\n"))

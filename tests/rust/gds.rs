@@ -259,7 +259,7 @@ fn refusals_are_logged_and_the_staged_engine_is_used() {
             logs.push((log, "cuFileHandleRegister failed with CU_FILE_IO_NOT_SUPPORTED"));
         }
     }
-    for (counters, log) in loaded_with(|sim, _| sim.inject(Fault::ModuleLoad, 1)) {
+    for (counters, log) in loaded_with(|sim, _| sim.inject(Fault::RefuseModules, 0)) {
         assert_eq!(counters.reads, 0);
         logs.push((log, "this build has no kernels for this GPU"));
     }

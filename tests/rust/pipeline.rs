@@ -268,11 +268,30 @@ fn casts_match_those_on_the_cpu() {
 fn a_gpu_without_kernels_is_filled_by_copies() {
     let model = mixed_model();
     let sim = Sim::start(7);
-    sim.inject(Fault::ModuleLoad, 1);
+    sim.inject(Fault::RefuseModules, 0);
+    let gpu = Gpu::new(&sim, 0);
+    let load = Load::all(&gpu, &model);
+    let profile = profile::start();
+    load.run(TIGHT).unwrap();
+    let trace: Value = serde_json::from_str(&profile::stop(profile).unwrap()).unwrap();
+    assert_eq!(sim.counters().launches, 0);
+    let why = trace["otherData"]["missing_kernels"][0]["why"].as_str().unwrap();
+    assert!(IMAGE.is_none() || why.contains("CUDA_ERROR_NO_BINARY_FOR_GPU"), "{why}");
+    load.assert_holds(&model);
+    drop(gpu);
+    finish(sim);
+}
+
+/// Drivers before the compiler's refuse the image.
+#[test]
+fn an_old_driver_compiles_the_kernels_from_ptx() {
+    let model = mixed_model();
+    let sim = Sim::start(7);
+    sim.inject(Fault::RefuseFatbins, 0);
     let gpu = Gpu::new(&sim, 0);
     let load = Load::all(&gpu, &model);
     load.run(TIGHT).unwrap();
-    assert_eq!(sim.counters().launches, 0);
+    assert_eq!(sim.counters().launches > 0, IMAGE.is_some());
     load.assert_holds(&model);
     drop(gpu);
     finish(sim);
@@ -282,9 +301,10 @@ fn a_gpu_without_kernels_is_filled_by_copies() {
 #[test]
 fn kernels_are_loaded_again_only_after_errors_that_may_pass() {
     let model = mixed_model();
-    for (fault, launches_later) in [(Fault::ModuleLoad, false), (Fault::ModuleOnce, true)] {
+    for (fault, launches_later) in [(Fault::RefuseModules, false), (Fault::ModulesPass, true)] {
         let sim = Sim::start(7);
-        sim.inject(fault, 1);
+        // The image and the PTX.
+        sim.inject(fault, 2);
         let gpu = Gpu::new(&sim, 0);
         for may_launch in [false, launches_later] {
             let load = Load::all(&gpu, &model);

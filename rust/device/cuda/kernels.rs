@@ -1,5 +1,8 @@
 //! Kernels of csrc/kernels, which are compiled into the library and loaded once into each GPU's context.
 //!
+//! Drivers of CUDA 12 refuse the image, which is compiled and compressed by CUDA 13. They compile the PTX, and keep the
+//! result on the disk.
+//!
 //! | kernel | parameters |
 //! |---|---|
 //! | [`SCATTER`] | address of the tasks (`u64`), number of tasks (`u32`), number of tiles (`u32`) |
@@ -11,6 +14,7 @@ use super::driver::{Context, check, report};
 use crate::convert::scatter::{Batch, Table};
 use crate::error::{Error, Kind, Result};
 use crate::os::per_process::PerProcess;
+use crate::profile;
 use cudarc::driver::sys;
 use std::ffi::{CStr, c_void};
 use std::ptr;
@@ -19,6 +23,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Fatbin for compute capability 7.5 and up, for `cuModuleLoadData`; `None` in a build without nvcc.
 pub const IMAGE: Option<&[u8]> = image();
+
+/// The same kernels for drivers that refuse [`IMAGE`], as text that a zero terminates.
+#[cfg(fst_kernels)]
+const PTX: &[u8] = include_bytes!(env!("FST_KERNELS_PTX"));
+#[cfg(not(fst_kernels))]
+const PTX: &[u8] = &[];
 
 /// Kernel that runs the tasks of a table in device memory: copies and casts of strided rows.
 pub const SCATTER: &CStr = c"fst_scatter";
@@ -32,8 +42,7 @@ pub const BLOCK_THREADS: u32 = 256;
 /// Number of blocks that keep the largest GPUs busy. If there are more tiles, each block runs several.
 const BLOCKS_MAX: u32 = 2048;
 
-/// Errors of `cuModuleLoadData` that say that this driver has no code for the GPU in the image. Others may pass, such as
-/// that of a thread that captures a CUDA graph.
+/// Errors of `cuModuleLoadData` that say that this driver has no use for the PTX. Others may pass.
 const PERMANENT_ERRORS: [sys::CUresult; 6] = [
     sys::CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU,
     sys::CUresult::CUDA_ERROR_INVALID_IMAGE,
@@ -72,8 +81,8 @@ unsafe impl Send for Kernels {}
 // SAFETY: as above; launches do not change a function.
 unsafe impl Sync for Kernels {}
 
-/// Kernels of each GPU in use, or `None` if the image has none for the GPU.
-type Loaded = Vec<(sys::CUdevice, Option<Arc<Kernels>>)>;
+/// Kernels of each GPU in use, or the reason why there are none for the GPU.
+type Loaded = Vec<(sys::CUdevice, std::result::Result<Arc<Kernels>, String>)>;
 
 static LOADED: PerProcess<Mutex<Loaded>> = PerProcess::new(Mutex::default);
 
@@ -83,44 +92,54 @@ fn loaded() -> MutexGuard<'static, Loaded> {
 
 /// Unloads the kernels. The next load that needs them loads them again.
 pub fn release() {
-    loaded().retain(|(_, kernels)| kernels.as_ref().is_some_and(|kernels| kernels.is_kept.load(Ordering::Relaxed)));
+    loaded().retain(|(_, kernels)| kernels.as_ref().is_ok_and(|kernels| kernels.is_kept.load(Ordering::Relaxed)));
+}
+
+/// Returns why a GPU that was used has no kernels, or `None` if it has some.
+pub fn missing(ordinal: i32) -> Option<String> {
+    let loaded = loaded();
+    let (_, kernels) = loaded.iter().find(|(device, _)| *device == ordinal)?;
+    kernels.as_ref().err().cloned()
 }
 
 impl Kernels {
-    /// Returns the kernels of the context's GPU, or `None` if they cannot be loaded; the log has the reason. The next call
-    /// tries again, unless the image has none for the GPU.
+    /// Returns the kernels of the context's GPU, or `None` if they cannot be loaded; log and profile have the reason. The
+    /// next call tries again, unless this driver has none for the GPU.
     ///
     /// # Errors
     /// `out-of-memory` if the GPU has no room for them.
     pub fn of(context: &Arc<Context>) -> Result<Option<Arc<Kernels>>> {
         let mut loaded = loaded();
         if let Some((_, kernels)) = loaded.iter().find(|(device, _)| *device == context.device) {
-            return Ok(kernels.clone());
+            return Ok(kernels.as_ref().inspect_err(|why| profile::missing_kernels(context.device, why)).ok().cloned());
         }
-        let kernels = match Kernels::load(context) {
-            Ok(kernels) => Some(Arc::new(kernels)),
+        let (kernels, is_final) = match Kernels::load(context) {
+            Ok(kernels) => (Ok(Arc::new(kernels)), true),
             Err(Refusal { error, .. }) if error.kind() == Kind::OutOfMemory => return Err(error),
             Err(Refusal { error, is_permanent }) => {
-                tracing::info!(%error, is_permanent, "no kernels for this GPU; casts use PyTorch's");
-                if !is_permanent {
-                    return Ok(None);
-                }
-                None
+                tracing::warn!(%error, "no device kernels: small tensors are copied one by one, and PyTorch casts");
+                let why = error.to_string();
+                profile::missing_kernels(context.device, &why);
+                (Err(why), is_permanent)
             }
         };
-        loaded.push((context.device, kernels.clone()));
-        Ok(kernels)
+        if is_final {
+            loaded.push((context.device, kernels.clone()));
+        }
+        Ok(kernels.ok())
     }
 
     fn load(context: &Arc<Context>) -> std::result::Result<Kernels, Refusal> {
         let without_nvcc = || Error::new(Kind::Device, "the library was built without nvcc, and so without kernels");
         let image = IMAGE.ok_or_else(|| Refusal { error: without_nvcc(), is_permanent: true })?;
         let _bound = context.bind()?;
-        let mut module = ptr::null_mut();
-        // SAFETY: the image is a complete fatbin, which the driver copies.
-        let result = unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) };
-        check("cuModuleLoadData", result)
-            .map_err(|error| Refusal { error, is_permanent: PERMANENT_ERRORS.contains(&result) })?;
+        let module = load_image(image).or_else(|refusal| {
+            if refusal.error.kind() == Kind::OutOfMemory {
+                return Err(refusal);
+            }
+            tracing::info!(error = %refusal.error, "the driver refuses the image of the kernels, and compiles their PTX");
+            load_image(PTX)
+        })?;
         let mut kernels = Kernels {
             scatter: ptr::null_mut(),
             scatter_inline: ptr::null_mut(),
@@ -197,6 +216,16 @@ impl Kernels {
         };
         check("cuLaunchKernel", result)
     }
+}
+
+/// Loads a module into the current context.
+fn load_image(image: &'static [u8]) -> std::result::Result<sys::CUmodule, Refusal> {
+    let mut module = ptr::null_mut();
+    // SAFETY: the image is a complete fatbin or PTX with a terminating zero. The driver copies it.
+    let result = unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) };
+    check("cuModuleLoadData", result)
+        .map_err(|error| Refusal { error, is_permanent: PERMANENT_ERRORS.contains(&result) })?;
+    Ok(module)
 }
 
 impl Drop for Kernels {

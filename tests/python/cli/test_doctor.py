@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -169,6 +170,21 @@ def test_gpu(report, tmp_path):
     [device, *_] = report(tmp_path)["machine"]["GPU"]["devices"]
     assert device["name"] == torch.cuda.get_device_name(0)
     assert device["capability"] == list(torch.cuda.get_device_capability(0))
+    assert (device["has_kernels"], device["missing_kernels"]) == (True, None)
+
+
+def test_gpu_without_kernels(report, monkeypatch, tmp_path):
+    properties = SimpleNamespace(name="GPU", total_memory=1 << 30, major=9, minor=0)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    monkeypatch.setattr(doctor, "_missing_kernels", lambda index: "cuModuleLoadData failed")
+    shown = report(tmp_path)
+    [device] = shown["machine"]["GPU"]["devices"]
+    assert (device["has_kernels"], device["missing_kernels"]) == (False, "cuModuleLoadData failed")
+    [advice] = [line for line in shown["advice"] if line.startswith("GPU: ")]
+    assert "cuModuleLoadData failed; a driver from 580 on" in advice
 
 
 def test_version_of_the_driver(monkeypatch):

@@ -50,6 +50,14 @@ def entries(path: Path) -> list[Entry]:
     return found
 
 
+def ptx_for_old_drivers(library: Path) -> str | None:
+    """Returns the PTX beside the image in a library, or None if it has none. A zero ends it."""
+    data = library.read_bytes()
+    version = data.find(b"\n.version ")
+    begin = data.rfind(b"\0", 0, version) + 1
+    return None if version < 0 else data[data.index(b"//", begin, version) : data.index(b"\0", version)].decode()
+
+
 def compile_ptx(architectures: list[int], folder: Path) -> dict[int, str]:
     """Compiles the kernels with the options of csrc/kernels/build.rs. Returns the PTX of each architecture."""
     image = folder / "kernels.fatbin"
@@ -72,6 +80,15 @@ def _nvcc() -> Path:
     if found is None:
         pytest.skip("there is no nvcc")
     return Path(found)
+
+
+def ptxas_of_cuda_12() -> Path:
+    """Finds the assembler of CUDA 12.0, of which drivers from 525.60 on have a copy, or skips the test."""
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec.submodule_search_locations if spec else None) or []:
+        if (found := Path(folder, "cuda_nvcc", "bin", "ptxas")).is_file():
+            return found
+    pytest.skip("the ptxas of requirements/dev.txt is not installed")
 
 
 def _decompress(data: bytes, length: int) -> bytes:

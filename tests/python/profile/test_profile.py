@@ -267,8 +267,16 @@ def recording(*spans, dropped=0, storage_bytes=None):
     names = ("reads", "copies", "launches", "retries", "hedged_requests", "repeated_bytes", "rate_limits")
     counts = dict.fromkeys((*names, "peak_staging_bytes", "peak_scratch_bytes"), 0)
     data = counts | {"stages": list(totals.values()), "spans_dropped": dropped, "storage_bytes": storage_bytes}
-    data |= {"readers": [], "errors": []}
+    data |= {"readers": [], "missing_kernels": [], "errors": []}
     return Recording(json.dumps({"otherData": data, "traceEvents": events}))
+
+
+def test_missing_kernels_are_shown():
+    found = recording(LOAD)
+    found.metrics["missing_kernels"].append({"gpu": 1, "why": "cuModuleLoadData failed"})
+    summary = summarize(found, None)
+    assert summary.missing_kernels == {"cuda:1": "cuModuleLoadData failed"}
+    assert "cuda:1 has no device kernels: cuModuleLoadData failed" in str(summary).splitlines()
 
 
 def test_covered_seconds():

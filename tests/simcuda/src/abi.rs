@@ -19,6 +19,8 @@ pub enum Status {
     InvalidDevice = 101,
     /// The bytes given as a module are not an image.
     InvalidImage = 200,
+    /// The PTX is of a later version than that of the driver.
+    UnsupportedPtxVersion = 222,
     /// The calling thread has no context, or the context of another stream.
     InvalidContext = 201,
     /// The module holds no code for the device.
@@ -112,8 +114,12 @@ pub enum Fault {
     RefusePinning,
     /// The n-th module is rejected, like a module without code for the device.
     ModuleLoad,
-    /// The n-th module is rejected for a reason that passes.
-    ModuleOnce,
+    /// The first n modules are rejected for a reason that passes.
+    ModulesPass,
+    /// Every later module is rejected, like a module without code for the device. The number is ignored.
+    RefuseModules,
+    /// Every later fatbin is rejected, as by a driver that is older than the compiler. The number is ignored.
+    RefuseFatbins,
     /// The n-th launch is rejected when it is queued.
     LaunchEnqueue,
     /// The n-th launch is queued, fails when it runs, and its context is lost.

@@ -347,6 +347,11 @@ const DESCRIPTIONS: &[Description] = &[
     (Status::Deinitialized, c"CUDA_ERROR_DEINITIALIZED", c"driver shutting down"),
     (Status::InvalidDevice, c"CUDA_ERROR_INVALID_DEVICE", c"invalid device ordinal"),
     (Status::InvalidImage, c"CUDA_ERROR_INVALID_IMAGE", c"device kernel image is invalid"),
+    (
+        Status::UnsupportedPtxVersion,
+        c"CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
+        c"the provided PTX was compiled with an unsupported toolchain",
+    ),
     (Status::InvalidContext, c"CUDA_ERROR_INVALID_CONTEXT", c"invalid device context"),
     (Status::NoBinaryForGpu, c"CUDA_ERROR_NO_BINARY_FOR_GPU", c"no kernel image is available for the device"),
     (Status::InvalidHandle, c"CUDA_ERROR_INVALID_HANDLE", c"invalid resource handle"),

@@ -20,7 +20,9 @@ pub struct Faults {
     copy_enqueue: Countdown,
     copy_async: Countdown,
     module_load: Countdown,
-    module_once: Countdown,
+    passing_modules: u64,
+    refuse_modules: bool,
+    refuse_fatbins: bool,
     launch_enqueue: Countdown,
     launch_async: Countdown,
     refuse_pinning: bool,
@@ -37,7 +39,9 @@ impl Faults {
             Fault::CopyAsync => self.copy_async = Countdown(at),
             Fault::RefusePinning => self.refuse_pinning = true,
             Fault::ModuleLoad => self.module_load = Countdown(at),
-            Fault::ModuleOnce => self.module_once = Countdown(at),
+            Fault::ModulesPass => self.passing_modules = at,
+            Fault::RefuseModules => self.refuse_modules = true,
+            Fault::RefuseFatbins => self.refuse_fatbins = true,
             Fault::LaunchEnqueue => self.launch_enqueue = Countdown(at),
             Fault::LaunchAsync => self.launch_async = Countdown(at),
         }
@@ -86,13 +90,18 @@ impl Faults {
     }
 
     /// Counts a load of a module, which is also a call that creates an object.
-    pub fn module(&mut self) -> Result<(), Status> {
+    pub fn module(&mut self, is_fatbin: bool) -> Result<(), Status> {
         self.allocation()?;
-        if self.module_load.count_call() {
+        if self.refuse_fatbins && is_fatbin {
+            self.occurred += 1;
+            return Err(Status::InvalidImage);
+        }
+        if self.module_load.count_call() || self.refuse_modules {
             self.occurred += 1;
             return Err(Status::NoBinaryForGpu);
         }
-        if self.module_once.count_call() {
+        if self.passing_modules > 0 {
+            self.passing_modules -= 1;
             self.occurred += 1;
             return Err(Status::Unknown);
         }

@@ -9,6 +9,12 @@ use std::ffi::CStr;
 
 /// First bytes of a fatbin.
 const FATBIN_MAGIC: [u8; 4] = 0xBA55_ED50_u32.to_le_bytes();
+/// First bytes of PTX, which begins with a comment.
+const PTX_MAGIC: [u8; 4] = *b"//\n/";
+/// Bytes of PTX that state the version of CUDA 12.0.
+const PTX_VERSION: &[u8] = b"\n.version 8.0\n";
+/// Number of bytes at the beginning of PTX that contain the version.
+const PTX_HEAD_BYTES: u64 = 400;
 
 /// Image of fst's kernels, loaded into a context.
 #[derive(Debug)]
@@ -33,13 +39,17 @@ pub enum Kernel {
 }
 
 impl Driver {
-    /// `cuModuleLoadData` of a fatbin, of which only the first bytes are checked.
+    /// `cuModuleLoadData` of a fatbin or of PTX, of which only the first bytes are checked.
     pub fn load_module(&mut self, image: u64) -> Result<usize, Status> {
         let context = self.current_healthy()?;
         self.counters.allocations += 1;
-        self.faults.module()?;
-        let magic = Region::linear(image, FATBIN_MAGIC.len() as u64).and_then(|region| read_host(&region));
-        if magic.is_none_or(|magic| magic != FATBIN_MAGIC) {
+        let head = |bytes: u64| Region::linear(image, bytes).and_then(|region| read_host(&region)).unwrap_or_default();
+        let magic = head(FATBIN_MAGIC.len() as u64);
+        self.faults.module(magic == FATBIN_MAGIC)?;
+        if magic == PTX_MAGIC {
+            let has_version = head(PTX_HEAD_BYTES).windows(PTX_VERSION.len()).any(|window| window == PTX_VERSION);
+            has_version.then_some(()).ok_or(Status::UnsupportedPtxVersion)?;
+        } else if magic != FATBIN_MAGIC {
             return Err(Status::InvalidImage);
         }
         let handle = new_handle();

@@ -75,6 +75,7 @@ class Summary:
         allocations: Number of allocations of staging memory.
         peak_staging_bytes: Peak size of the process's staging memory, in use or not.
         peak_scratch_bytes: Peak GPU memory that a load used besides its tensors.
+        missing_kernels: GPUs that were used without the device kernels, such as "cuda:0", with the reasons.
         errors: Messages of the errors in fst.
         exception: The exception that ended the block, or None.
         spans_dropped: Number of spans that are missing in the trace, the plot and the busy times, because there were
@@ -106,6 +107,7 @@ class Summary:
     allocations: int
     peak_staging_bytes: int
     peak_scratch_bytes: int
+    missing_kernels: dict[str, str]
     errors: list[str]
     exception: str | None
     spans_dropped: int
@@ -116,6 +118,7 @@ class Summary:
             lines = [self.bottleneck]
         else:
             lines = [*self._byte_lines(), *self._stage_lines(), self._count_line(), self.bottleneck]
+        lines += [f"{gpu} has no device kernels: {visible(why)}" for gpu, why in self.missing_kernels.items()]
         lines += [f"error: {visible(message)}" for message in self.errors]
         if self.exception:
             lines.append(f"the block ended with {visible(self.exception)}")
@@ -196,6 +199,7 @@ def summarize(recording: Recording, exception: str | None) -> Summary:
         allocations=recording.total("allocate", "spans"),
         peak_staging_bytes=metrics["peak_staging_bytes"],
         peak_scratch_bytes=metrics["peak_scratch_bytes"],
+        missing_kernels={f"cuda:{missing['gpu']}": missing["why"] for missing in metrics["missing_kernels"]},
         errors=metrics["errors"],
         exception=exception,
         spans_dropped=metrics["spans_dropped"],

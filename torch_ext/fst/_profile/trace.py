@@ -56,6 +56,13 @@ class ReaderChoice(TypedDict):
     why: str
 
 
+class MissingKernels(TypedDict):
+    """GPU without device kernels, and the reason."""
+
+    gpu: int
+    why: str
+
+
 class Metrics(TypedDict):
     """Values in a trace besides its spans; see `Summary` for the meaning of each."""
 
@@ -73,6 +80,7 @@ class Metrics(TypedDict):
     peak_staging_bytes: int
     peak_scratch_bytes: int
     readers: list[ReaderChoice]
+    missing_kernels: list[MissingKernels]
     errors: list[str]
 
 

@@ -178,12 +178,32 @@ def _gpus() -> list[Item]:
     for index in range(torch.cuda.device_count()):
         found = torch.cuda.get_device_properties(index)
         capability = found.major, found.minor
-        devices.append({"name": found.name, "memory_bytes": found.total_memory, "capability": list(capability)})
-        if capability < _CAPABILITY_MIN:
-            advice.append(f"{found.name} has no device kernels of fst, so small tensors are copied one by one")
+        missing = _missing_kernels(index)
+        device = {"name": found.name, "memory_bytes": found.total_memory, "capability": list(capability)}
+        devices.append(device | {"has_kernels": missing is None, "missing_kernels": missing})
+        if missing is not None:
+            is_too_old = capability < _CAPABILITY_MIN
+            remedy = "" if is_too_old else "; a driver from 580 on needs not compile them"
+            advice.append(
+                f"{found.name} has no device kernels of fst, so small tensors are copied one by one: {missing}{remedy}"
+            )
     texts = [f"{device['name']}, {format_size(device['memory_bytes'])}" for device in devices]
     data = {"driver": driver, "devices": devices}
     return [Item("GPU", f"{'; '.join(texts)}; driver {driver}", data, "; ".join(advice) or None)]
+
+
+def _missing_kernels(index: int) -> str | None:
+    """Returns why a cast on a GPU does not use the device kernels of fst, or None if it does."""
+    import torch
+
+    import fst
+
+    try:
+        with fst.profile() as profile:
+            fst.cast([torch.ones(1, device=f"cuda:{index}")], dtype=torch.float16)
+    except _ERRORS as error:
+        return str(error)
+    return profile.summary().missing_kernels.get(f"cuda:{index}")
 
 
 def _io_uring() -> Item:
