@@ -109,6 +109,10 @@ int64_t release_memory() {
   return call_core([&] { return release(); });
 }
 
+void wait_for_cuda_event(int64_t event, c10::Device device) {
+  call_core([&] { wait_for_event(static_cast<size_t>(event), device.index()); });
+}
+
 void save_tensors(at::TensorList tensors, Strings names, const std::string& path, const Metadata& metadata) {
   save_file(tensors, names, path, metadata);
 }
@@ -204,6 +208,8 @@ TORCH_LIBRARY(fst, m) {
   def_load("metadata(str path) -> Dict(str, str)");
   def_load("reader(str[] paths, Device device=\"cpu\") -> str");
   def_load("release_memory() -> int");
+  // Wait that leaves captures of CUDA graphs valid, for the Python package only.
+  def_load("_wait_for_event(int event, Device device) -> ()");
   def_load("configure_storage(str url, str[] names, str[] values) -> ()");
   // The results of these operators depend on their inputs only.
   const std::vector<at::Tag> function_tags = {at::Tag::pt2_compliant_tag};
@@ -345,6 +351,7 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("metadata", metadata);
   m.impl("reader", reader);
   m.impl("release_memory", release_memory);
+  m.impl("_wait_for_event", wait_for_cuda_event);
   m.impl("configure_storage", configure_stores);
   m.impl("cast", cast);
   m.impl("scatter", scatter);

@@ -24,7 +24,7 @@ mod writer;
 
 use self::checkpoint::{Checkpoint, open, open_with_headers, open_with_headers_and_key, open_with_key, resolve_files};
 use self::cipher::{Cipher, cipher_of_key, derive_key, new_cipher};
-use self::convert::{can_convert, convert_on_cuda, convert_on_host, is_castable, missing_kernels};
+use self::convert::{can_convert, convert_on_cuda, convert_on_host, is_castable, missing_kernels, wait_for_event};
 use self::dtype_rules::requested_scalar_types;
 use self::encryption_key::{EncryptionKey, encryption_key, key_of_file, key_of_passphrase, rotate_key};
 use self::error::{exception_of, invalid_argument};
@@ -288,6 +288,7 @@ mod ffi {
         unsafe fn convert_on_host(conversions: &[Conversion], threads: usize) -> Result<()>;
         unsafe fn convert_on_cuda(conversions: &[Conversion], ordinal: i32, stream: u64) -> Result<bool>;
         fn missing_kernels(ordinal: i32) -> String;
+        unsafe fn wait_for_event(event: usize, ordinal: i32) -> Result<()>;
 
         type AnyStream;
         fn stream_to_host(self: &Selection, order: Order) -> Result<Box<AnyStream>>;

@@ -37,6 +37,16 @@ pub(super) unsafe fn convert_on_cuda(conversions: &[ffi::Conversion], ordinal: i
     })
 }
 
+/// # Safety
+/// That of [`cuda::wait_for_event`].
+pub(super) unsafe fn wait_for_event(event: usize, ordinal: i32) -> Result<()> {
+    guard(|| {
+        start_log()?;
+        // SAFETY: the caller's promise is the same.
+        unsafe { cuda::wait_for_event(event, ordinal) }
+    })
+}
+
 /// Returns why a GPU that was used has no device kernels. Empty if it has some.
 pub(super) fn missing_kernels(ordinal: i32) -> String {
     cuda::kernels::missing(ordinal).unwrap_or_default()

@@ -429,6 +429,20 @@ impl Device for Cuda {
     }
 }
 
+/// Waits on the host for an event of the caller on the GPU with this ordinal. Unlike a wait through PyTorch, this leaves the
+/// captures of CUDA graphs on other threads valid.
+///
+/// # Safety
+/// `event` must be the handle of an event of the GPU's primary context.
+///
+/// # Errors
+/// `device` if the work before the event failed.
+pub unsafe fn wait_for_event(event: usize, ordinal: i32) -> Result<()> {
+    let gpu = Gpu::of(ordinal)?;
+    // SAFETY: the caller's promise.
+    unsafe { gpu.context.wait(ptr::with_exposed_provenance_mut(event)) }
+}
+
 /// Returns the kernel's table for the copies of a chunk that begins at `address` on the device.
 fn table_of(copies: &[SlotCopy], address: u64) -> Result<Table> {
     let mut table = Table::default();

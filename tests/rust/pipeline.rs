@@ -18,8 +18,8 @@ use fst::checkpoint::region::TensorRegion;
 use fst::checkpoint::verify::Verify;
 use fst::convert::cast::Cast;
 use fst::convert::scatter::TASK_BYTES;
-use fst::device::cuda::Cuda;
 use fst::device::cuda::kernels::IMAGE;
+use fst::device::cuda::{self, Cuda};
 use fst::device::host::Host;
 use fst::device::{self, Device};
 use fst::dtype::Dtype;
@@ -315,6 +315,23 @@ fn kernels_are_loaded_again_only_after_errors_that_may_pass() {
         drop(gpu);
         finish(sim);
     }
+}
+
+#[test]
+fn a_wait_for_the_callers_event_leaves_captures_valid() {
+    let sim = Sim::start_lazy(0);
+    let gpu = Gpu::new(&sim, 0);
+    let block = gpu.allocate(100);
+    let event = sim.cuda.create_event().unwrap();
+    gpu.queue_fill(block, 100);
+    sim.cuda.record_event(event, gpu.stream).unwrap();
+    sim.capture();
+    // SAFETY: the event belongs to the primary context.
+    unsafe { cuda::wait_for_event(event, 0) }.unwrap();
+    assert_eq!(sim.read(block, 100).unwrap(), [0x11; 100]);
+    gpu.with_context(|| sim.cuda.destroy_event(event)).unwrap();
+    drop(gpu);
+    finish(sim);
 }
 
 #[test]

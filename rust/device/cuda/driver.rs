@@ -68,6 +68,19 @@ impl Context {
         }
     }
 
+    /// Waits on the host for the work before an event.
+    ///
+    /// # Safety
+    /// The event must belong to the context.
+    ///
+    /// # Errors
+    /// `device` if that work failed.
+    pub(super) unsafe fn wait(&self, event: sys::CUevent) -> Result<()> {
+        let _bound = self.bind()?;
+        // SAFETY: the caller's promise; the context is current.
+        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(event) })
+    }
+
     /// Makes the context current on this thread, and all calls of the driver legal while a graph is captured.
     ///
     /// # Errors
@@ -98,11 +111,8 @@ impl Context {
     /// number is not an address.
     pub(super) fn stream_of_caller(&self, stream: u64) -> Result<sys::CUstream> {
         let refuse = |what| {
-            let message = format!(
-                "the current stream is {what}; make a stream of torch.cuda.Stream() current, or load \
-                                   and save outside of it"
-            );
-            Err(Error::new(Kind::InvalidArgument, message))
+            let advice = "make a stream of torch.cuda.Stream() current";
+            Err(Error::new(Kind::InvalidArgument, format!("the current stream is {what}; {advice}")))
         };
         match stream {
             PER_THREAD_STREAM => refuse("the per-thread default stream, which is another one on each thread of fst"),
@@ -316,9 +326,8 @@ impl Event {
     /// # Errors
     /// `device` if that work failed.
     pub fn wait(&self) -> Result<()> {
-        let _bound = self.context.bind()?;
-        // SAFETY: the event belongs to the context, which is current.
-        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.handle) })
+        // SAFETY: the event belongs to the context.
+        unsafe { self.context.wait(self.handle) }
     }
 
     /// Returns the nanoseconds from an earlier event to this one. Both have timing and are complete.

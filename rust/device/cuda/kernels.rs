@@ -1,7 +1,7 @@
 //! Kernels of csrc/kernels, which are compiled into the library and loaded once into each GPU's context.
 //!
-//! Drivers of CUDA 12 refuse the image, which is compiled and compressed by CUDA 13. They compile the PTX, and keep the
-//! result on the disk.
+//! The image is compiled and compressed by CUDA 13, which drivers of CUDA 12 need not accept. They compile PTX instead, and
+//! keep the result on the disk.
 //!
 //! | kernel | parameters |
 //! |---|---|
@@ -42,7 +42,7 @@ pub const BLOCK_THREADS: u32 = 256;
 /// Number of blocks that keep the largest GPUs busy. If there are more tiles, each block runs several.
 const BLOCKS_MAX: u32 = 2048;
 
-/// Errors of `cuModuleLoadData` that say that this driver has no use for the PTX. Others may pass.
+/// Errors of `cuModuleLoadData` for an image that this driver can never load. Others may pass.
 const PERMANENT_ERRORS: [sys::CUresult; 6] = [
     sys::CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU,
     sys::CUresult::CUDA_ERROR_INVALID_IMAGE,

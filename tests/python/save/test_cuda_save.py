@@ -1,5 +1,7 @@
 """Saves from a GPU: bits, devices, streams and memory. `make gpu-check` runs these tests."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import safetensors.torch
 import torch
@@ -130,3 +132,21 @@ def test_compile(tmp_path, mode):
         x = torch.full((64, 64), float(value), device="cuda")
         torch.testing.assert_close(compiled(x), x * 2 + 1)
         assert torch.equal(safetensors.torch.load_file(path)["x"], x.cpu() * 2)
+
+
+def test_loads_and_saves_of_other_threads_leave_captures_valid(tmp_path):
+    """Threads of fst query and wait for events, pin memory and load kernels while this thread captures a graph."""
+    tensors = {f"t{index}": torch.randn(1000, index + 1, device="cuda") for index in range(50)}
+    save(tmp_path / "x", tensors)
+    fst.release_memory()
+    total = torch.zeros(1000, 1, device="cuda")
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with ThreadPoolExecutor(1) as pool, torch.cuda.graph(graph):
+        loaded = pool.submit(lambda: dict(fst.stream(tmp_path / "x", "cuda:0", window_bytes=MIB))).result()
+        pool.submit(save, tmp_path / "y", tensors).result()
+        total += tensors["t0"]
+    graph.replay()
+    assert torch.equal(total, tensors["t0"])
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
+    assert (tmp_path / "x").read_bytes() == (tmp_path / "y").read_bytes()

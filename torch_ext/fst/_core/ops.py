@@ -204,6 +204,12 @@ def release_memory() -> int:
 
 
 @translates_errors
+def wait_for_event(event: torch.cuda.Event) -> None:
+    """Waits for a recorded event. `Event.synchronize` would end the captures of CUDA graphs on other threads."""
+    torch.ops.fst._wait_for_event(event.cuda_event, event.device)
+
+
+@translates_errors
 def configure_storage(url: str, names: Sequence[str], values: Sequence[str]) -> None:
     """Sets options of the URLs that begin with `url`."""
     torch.ops.fst.configure_storage(url, names, values)

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fst._core import ops
 from fst._core.classes import GroupLoad, GroupPlan
 from fst._core.group import Group
 from fst._core.interrupts import DeferredInterrupts, defer_interrupts
@@ -184,7 +185,7 @@ class FailureFlags:
             result = torch.empty(1, dtype=flag.dtype, device="cpu", pin_memory=True)
             result.copy_(flag, non_blocking=True)
             copied = self._stream.record_event()
-        self._results.append(lambda: copied.synchronize() or bool(result))
+        self._results.append(lambda: ops.wait_for_event(copied) or bool(result))
 
     def wait_oldest(self) -> bool:
         """Waits for the oldest flag in flight and returns whether any rank had failed when it sent the flag."""

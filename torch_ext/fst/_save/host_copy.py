@@ -5,6 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from fst._core import ops
+
 
 class HostCopy:
     """Copies of tensors in host memory.
@@ -22,7 +24,7 @@ class HostCopy:
     def tensors(self) -> dict[str, Tensor]:
         """Waits for the copies and returns them."""
         for event in self._events:
-            event.synchronize()
+            ops.wait_for_event(event)
         return self._copies
 
     def release(self) -> None:
