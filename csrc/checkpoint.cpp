@@ -135,6 +135,10 @@ void OpenCheckpoint::load_into(Strings names, const std::vector<at::Tensor>& out
   fst::load_into(*selection, specs_of(*selection), out, OutputDtype::kAny);
 }
 
+void OpenCheckpoint::verify_whole_files() const {
+  call_core([&] { checkpoint_->verify_whole_files(); });
+}
+
 void OpenCheckpoint::verify(int64_t part, int64_t parts, bool skips_groups) const {
   call_core([&] { checkpoint_->verify_part(static_cast<size_t>(part), static_cast<size_t>(parts), skips_groups); });
 }

@@ -84,6 +84,8 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   // Reads one of several equal parts of the data and compares the digests, with `skips_groups` only those of files
   // without groups. Later loads of these files compare none, so the caller waits until all parts are verified.
   void verify(int64_t part, int64_t parts, bool skips_groups) const;
+  // Does so for files that have one digest of all their bytes.
+  void verify_whole_files() const;
 
   // Loads index regions into existing tensors of the same shapes and dtypes.
   void load_boxes_into(Strings names, const std::vector<int64_t>& starts, const std::vector<int64_t>& lengths,

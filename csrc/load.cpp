@@ -8,7 +8,6 @@
 #include <c10/util/Exception.h>
 #include <torch/version.h>
 
-#include <algorithm>
 #include <map>
 #include <memory>
 #include <string>
@@ -32,6 +31,8 @@ namespace {
 
 // Smallest tensor that gets huge pages, as in NumPy.
 constexpr size_t kHugePagesBytesMin = size_t{4} << 20;
+
+thread_local std::vector<std::string> unverified;
 
 std::string describe_type(c10::ScalarType type, c10::IntArrayRef shape) {
   return c10::str(c10::toString(type), " of shape ", shape);
@@ -123,6 +124,7 @@ std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& 
   device = resolve_device(device);
   const auto recording = selection.record(rust::String(device.str()));
   const auto types = target_types(selection, rules);
+  check_coverage(selection, device);
   std::optional<MappedFiles> mapped;
   if (device.is_cpu()) {
     mapped.emplace(selection, types);
@@ -144,9 +146,6 @@ std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& 
   }
   transfer.run();
   transfer.finish();
-  if (!device.is_meta()) {
-    warn_of_missing_digests(selection);
-  }
   return tensors;
 }
 
@@ -162,22 +161,15 @@ void warn_of_missing_kernels(c10::Device device) {
   }
 }
 
-void warn_of_missing_digests(const Selection& selection) {
-  constexpr size_t kNames = 20;
-  const auto names = selection.without_digests();
-  if (names.empty()) {
-    return;
+void check_coverage(const Selection& selection, c10::Device device) {
+  unverified.clear();
+  if (!device.is_meta()) {
+    const auto names = call_core([&] { return selection.without_digests(); });
+    unverified = std::vector<std::string>(names.begin(), names.end());
   }
-  std::string listed;
-  for (size_t index = 0; index < std::min(names.size(), kNames); ++index) {
-    listed += (index == 0 ? "\"" : ", \"") + std::string(names[index]) + "\"";
-  }
-  if (names.size() > kNames) {
-    listed += ", and " + std::to_string(names.size() - kNames) + " more, which FST_LOG=warn lists";
-  }
-  TORCH_WARN("fst: the digests do not cover parts of tensors and of files, so these tensors were not verified: ",
-             listed);
 }
+
+std::vector<std::string> take_unverified() { return std::exchange(unverified, {}); }
 
 void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::TensorList out, OutputDtype dtype) {
   if (out.size() != specs.size()) {
@@ -186,6 +178,7 @@ void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::Ten
   for (size_t index = 0; index < specs.size(); ++index) {
     check_output(specs[index], out[index], dtype);
   }
+  check_coverage(selection, c10::kCPU);
   call_core([&] { selection.check_digests(); });
   const auto recording = selection.record(rust::String(out.empty() ? "cpu" : out[0].device().str()));
   // Autograd does not record the writes, as under torch.no_grad().
@@ -203,7 +196,6 @@ void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::Ten
     transfer.run();
     transfer.finish();
   }
-  warn_of_missing_digests(selection);
   // Autograd detects by the version that a tensor it saved has changed.
   for (const auto& tensor : out) {
     if (!tensor.is_inference()) {

@@ -51,7 +51,12 @@ void load_into(const Selection& selection, const rust::Vec<Spec>& specs, at::Ten
 // Warns once of a GPU that was used and for which the library has no kernels.
 void warn_of_missing_kernels(c10::Device device);
 
-// Warns of tensors whose digests were requested, but cannot be compared.
-void warn_of_missing_digests(const Selection& selection);
+// Throws if digests were requested that do not cover a load of the selection to a device, or keeps the names of
+// uncovered tensors for `take_unverified` if the request allows them.
+void check_coverage(const Selection& selection, c10::Device device);
+
+// Returns the tensors that the last load of this thread, or the last loader that it opened, does not verify although
+// digests were requested. Returns them once.
+std::vector<std::string> take_unverified();
 
 }  // namespace fst

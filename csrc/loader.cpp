@@ -63,6 +63,10 @@ Loader::Loader(rust::Box<Selection> selection, c10::Device device, const DtypeRu
       window_bytes_(checked_window(window_bytes)),
       order_(checked_order(order)),
       recording_(selection_->record(rust::String(device_.str()))) {
+  if (!device_.is_meta()) {
+    call_core([&] { selection_->check_streamable(); });
+  }
+  check_coverage(*selection_, device_);
   if (device_.is_cpu()) {
     mapped_.emplace(*selection_, types_);
   }
@@ -79,9 +83,6 @@ Loader::Loader(rust::Box<Selection> selection, c10::Device device, const DtypeRu
     }));
   }
   warn_of_missing_kernels(device_);
-  if (!device_.is_meta()) {
-    warn_of_missing_digests(*selection_);
-  }
   prefetch();
 }
 

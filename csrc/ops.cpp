@@ -201,6 +201,8 @@ TORCH_LIBRARY(fst, m) {
   // Dtypes that patterns request for each of all names, for the Python package only.
   def_load("_requested_dtypes(str[] names, str[] patterns, int[] dtypes) -> int[]");
   def_load("verify(str[] paths, str verify=\"digests\") -> ()");
+  // Names of tensors that the last load of this thread did not verify, for warnings of the Python package only.
+  def_load("_take_unverified() -> str[]");
   def_load("_verify_files(str manifest, str directory) -> int");
   def_load("_verify_model(str request, str path) -> int");
   def_load("_sign_model(str request, str path) -> str");
@@ -274,6 +276,7 @@ TORCH_LIBRARY(fst, m) {
            {torch::arg("names"), torch::arg("starts"), torch::arg("lengths"), torch::arg("steps"),
             torch::arg("device") = c10::Device(c10::kCPU), torch::arg("window_bytes") = kWindowBytes,
             torch::arg("order") = "file"})
+      .def("verify_whole_files", &OpenCheckpoint::verify_whole_files)
       .def("verify", &OpenCheckpoint::verify, "",
            {torch::arg("part") = 0, torch::arg("parts") = 1, torch::arg("skips_groups") = false})
       .def("load_into", &OpenCheckpoint::load_into, "", {torch::arg("names"), torch::arg("out")})
@@ -344,6 +347,7 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("_requested_dtypes", requested_dtypes);
   m.impl("serialize", serialize);
   m.impl("verify", verify_files_of);
+  m.impl("_take_unverified", take_unverified);
   m.impl("_verify_files", verify_listed_files);
   m.impl("_verify_model", verify_signed_model);
   m.impl("_sign_model", sign_files);

@@ -221,6 +221,7 @@ mod ffi {
         ) -> Result<Vec<DifferingHash>>;
         fn path(self: &Checkpoint, name: &str) -> Result<String>;
         fn is_encrypted(self: &Checkpoint) -> bool;
+        fn verify_whole_files(self: &Checkpoint) -> Result<()>;
         fn verify_part(self: &Checkpoint, part: usize, parts: usize, skips_groups: bool) -> Result<()>;
         fn page_cache_name(self: &Checkpoint) -> Result<String>;
         fn reader_names(self: &Checkpoint, ordinal: i32) -> Result<String>;
@@ -259,7 +260,8 @@ mod ffi {
         fn scalar_types(self: &Selection, rules: &[DtypeRule]) -> Result<Vec<i8>>;
         fn in_file_order(self: &Selection) -> Vec<usize>;
         fn check_digests(self: &Selection) -> Result<()>;
-        fn without_digests(self: &Selection) -> Vec<String>;
+        fn check_streamable(self: &Selection) -> Result<()>;
+        fn without_digests(self: &Selection) -> Result<Vec<String>>;
 
         fn requested_scalar_types(names: &[String], rules: &[DtypeRule]) -> Result<Vec<i8>>;
 

@@ -9,7 +9,7 @@ mod tensor_headers;
 pub mod verify;
 
 use self::shared::HeaderDigest;
-use self::verify::{Stated, Verify};
+use self::verify::{Partial, Stated, Verify};
 use crate::encryption::key::EncryptionKey;
 use crate::encryption::keyring;
 use crate::error::{Error, Kind, Result};
@@ -42,6 +42,8 @@ pub struct Checkpoint {
     hasher: RandomState,
     /// Number of tensors in each file and all files before it.
     counts: Vec<usize>,
+    /// Loads that should be verified, but that no digest covers.
+    partial: Partial,
 }
 
 #[derive(Debug)]
@@ -149,7 +151,8 @@ impl Checkpoint {
             Some(*count)
         };
         let counts = files.iter().scan(0, add).collect();
-        let mut checkpoint = Checkpoint { files, merged: HashTable::new(), hasher: RandomState::new(), counts };
+        let (merged, hasher, partial) = (HashTable::new(), RandomState::new(), Partial::default());
+        let mut checkpoint = Checkpoint { files, merged, hasher, counts, partial };
         checkpoint.merge()?;
         for index_entry in index_entries {
             let lacking =

@@ -28,7 +28,9 @@
 //! **Digests.** `verify` compares the data with digests before any tensor is returned: `"digests"` with those that the
 //! files carry, or the path or JSON text of a manifest with those of whole files, or the text `{"signature": {"path":
 //! "model.sig", "public_key": "key.pub"}}` of a signature, which has a manifest. A difference is an error of the kind
-//! [`Integrity`](crate::error::Kind::Integrity).
+//! [`Integrity`](crate::error::Kind::Integrity). So is a load that the digests do not cover, such as that of a slice or
+//! of some tensors of a file with a manifest. The text `{"verify": {"source": "digests", "partial": "allow"}}` permits
+//! it, with any of these texts as the source; the log (`FST_LOG=warn`) then names the tensors that were not compared.
 //!
 //! **Tensors** are ready on the current stream and share memory with no other tensor. On the CPU, tensors of local
 //! files are views of private mappings: pages are read on first use, and a write changes neither the file nor another

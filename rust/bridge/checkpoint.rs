@@ -6,7 +6,7 @@ use super::guard::{guard, start_log};
 use super::selection::{Selection, signed};
 use crate::checkpoint;
 use crate::checkpoint::selection::{self, IndexRegions, Slices};
-use crate::checkpoint::verify::{Compared, Verify};
+use crate::checkpoint::verify::{Compared, Request};
 use crate::device::cuda::Cuda;
 use crate::device::host::Host;
 use crate::error::Result;
@@ -33,14 +33,16 @@ pub(super) struct Checkpoint {
 pub(super) fn open(paths: &[String], verify: &str) -> Result<Box<Checkpoint>> {
     guard(|| {
         start_log()?;
-        checked(checkpoint::Checkpoint::open_verified(paths, &Verify::read(verify)?)?)
+        let Request { verify, partial } = Request::read(verify)?;
+        checked(checkpoint::Checkpoint::open_verified(paths, &verify)?.with_partial(partial))
     })
 }
 
 pub(super) fn open_with_key(paths: &[String], verify: &str, key: &EncryptionKey) -> Result<Box<Checkpoint>> {
     guard(|| {
         start_log()?;
-        checked(checkpoint::Checkpoint::open_with_key(paths, &Verify::read(verify)?, key.key())?)
+        let Request { verify, partial } = Request::read(verify)?;
+        checked(checkpoint::Checkpoint::open_with_key(paths, &verify, key.key())?.with_partial(partial))
     })
 }
 
@@ -53,9 +55,9 @@ fn checked(files: checkpoint::Checkpoint) -> Result<Box<Checkpoint>> {
 pub(super) fn open_with_headers(paths: &[String], headers: &[u8], verify: &str) -> Result<Box<Checkpoint>> {
     guard(|| {
         start_log()?;
-        let verify = Verify::read(verify)?;
-        let files = Arc::new(checkpoint::Checkpoint::open_with_headers(paths, headers, &verify, None)?);
-        Ok(Box::new(Checkpoint { files, mappings: Arc::default() }))
+        let Request { verify, partial } = Request::read(verify)?;
+        let files = checkpoint::Checkpoint::open_with_headers(paths, headers, &verify, None)?.with_partial(partial);
+        Ok(Box::new(Checkpoint { files: Arc::new(files), mappings: Arc::default() }))
     })
 }
 
@@ -67,8 +69,9 @@ pub(super) fn open_with_headers_and_key(
 ) -> Result<Box<Checkpoint>> {
     guard(|| {
         start_log()?;
-        let verify = Verify::read(verify)?;
+        let Request { verify, partial } = Request::read(verify)?;
         let files = checkpoint::Checkpoint::open_with_headers(paths, headers, &verify, Some(key.key()))?;
+        let files = files.with_partial(partial);
         Ok(Box::new(Checkpoint { files: Arc::new(files), mappings: Arc::default() }))
     })
 }
@@ -199,6 +202,11 @@ impl Checkpoint {
         choose: impl FnOnce(&Arc<checkpoint::Checkpoint>) -> Result<selection::Selection>,
     ) -> Result<Box<Selection>> {
         guard(|| Ok(Box::new(Selection::new(choose(&self.files)?, Arc::clone(&self.mappings)))))
+    }
+
+    /// Compares files that have one digest of all their bytes. Later loads of these files compare none.
+    pub(super) fn verify_whole_files(&self) -> Result<()> {
+        guard(|| check::check_whole_files(&self.files, &Options::from_env()?))
     }
 
     /// Reads one of several equal parts of the data and compares the digests, with `skips_groups` only those of files

@@ -7,7 +7,6 @@ use super::stream::AnyStream;
 use super::transfer::AnyTransfer;
 use crate::checkpoint::region::TensorRegion;
 use crate::checkpoint::selection;
-use crate::checkpoint::verify::Cover;
 use crate::device::Device;
 use crate::device::cuda::Cuda;
 use crate::device::host::Host;
@@ -71,20 +70,20 @@ impl Selection {
         guard(|| check::check_regions(checkpoint, regions, &Options::from_env()?))
     }
 
-    /// Returns the names of regions that cannot be verified, if the checkpoint is to be verified.
-    pub(super) fn without_digests(&self) -> Vec<String> {
-        let regions = self.selection.regions();
-        let Some(coverage) = self.selection.checkpoint().coverage(regions) else { return Vec::new() };
-        let names: Vec<String> = regions
-            .iter()
-            .zip(coverage.covers)
-            .filter(|(_, cover)| *cover == Cover::Nothing)
-            .map(|(region, _)| region.name.to_string())
-            .collect();
-        if !names.is_empty() {
-            tracing::warn!(?names, "the digests do not cover these tensors or parts of tensors");
-        }
-        names
+    /// Fails if the digests are those of whole files, of which a stream cannot wait for the last byte.
+    pub(super) fn check_streamable(&self) -> Result<()> {
+        guard(|| self.selection.checkpoint().check_streamable())
+    }
+
+    /// Returns the names of regions that a load returns although no digest covers them. Logs them.
+    pub(super) fn without_digests(&self) -> Result<Vec<String>> {
+        guard(|| {
+            let names = self.selection.checkpoint().without_digests(self.selection.regions())?;
+            if !names.is_empty() {
+                tracing::warn!(?names, "the digests do not cover these tensors or parts of tensors");
+            }
+            Ok(names.into_iter().map(str::to_owned).collect())
+        })
     }
 
     /// Begins the span of a load of this selection to a device.

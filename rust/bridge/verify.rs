@@ -2,7 +2,7 @@
 
 use super::guard::{guard, start_log};
 use crate::checkpoint::Checkpoint;
-use crate::checkpoint::verify::{Compared, SignatureRequest, Verify, read_manifest};
+use crate::checkpoint::verify::{Compared, Request, SignatureRequest, Verify, read_manifest};
 use crate::error::{Error, Kind, Result};
 use crate::load::model::{Rules, SignRequest};
 use crate::load::{check, model};
@@ -15,7 +15,7 @@ pub(super) fn verify_checkpoint(paths: &[String], verify: &str) -> Result<()> {
     guard(|| {
         start_log()?;
         let options = Options::from_env()?;
-        match Verify::read(verify)? {
+        match Request::read(verify)?.verify {
             Verify::Manifest(manifest) => check::check_files(paths, &manifest, &options),
             verify => check::check_part(&Checkpoint::open_verified(paths, &verify)?, Compared::All, 0, 1, &options),
         }

@@ -19,6 +19,7 @@ use crate::signature::{self, Signed, Trust};
 use crate::source::files::place_of;
 use crate::source::{Protection, Source, UnitSource};
 use serde::Deserialize;
+use std::collections::HashSet;
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -31,7 +32,68 @@ const HUB: &str = "the Hugging Face Hub";
 /// Directory of the files in the Hub's cache, which have their SHA-256 as names. Snapshots link to them.
 const HUB_BLOBS: &str = "blobs";
 
+/// Maximum number of tensors that an error names.
+const NAMES_MAX: usize = 20;
+
 /// Request to verify the data of a checkpoint.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Request {
+    /// Digests to compare.
+    pub verify: Verify,
+    /// Loads of tensors and parts of tensors that the digests do not cover.
+    pub partial: Partial,
+}
+
+/// Loads of tensors and parts of tensors that no digest covers, although the data is to be verified.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Partial {
+    /// Such a load is an error.
+    #[default]
+    Raise,
+    /// Such a load returns data that was not compared.
+    Allow,
+}
+
+impl Request {
+    /// Reads a request: a text of [`Verify::read`], or one in a JSON object that says what partial loads do:
+    /// `{"verify": {"source": "digests", "partial": "allow"}}`.
+    ///
+    /// # Errors
+    /// Those of [`Verify::read`]; `invalid-argument`.
+    pub fn read(text: &str) -> Result<Request> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Text {
+            verify: Fields,
+        }
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Fields {
+            source: String,
+            partial: Partial,
+        }
+        if !begins_with_object(text, "verify") {
+            return Ok(Request { verify: Verify::read(text)?, partial: Partial::default() });
+        }
+        let Text { verify: Fields { source, partial } } = parse_request(text)?;
+        Ok(Request { verify: Verify::read(&source)?, partial })
+    }
+}
+
+/// Returns whether a text is a JSON object whose first value is an object with this key. No manifest has such a value.
+fn begins_with_object(text: &str, key: &str) -> bool {
+    let value = text.strip_prefix('{').and_then(|text| text.trim_start().strip_prefix(&format!("{key:?}")));
+    let value = value.and_then(|text| text.trim_start().strip_prefix(':'));
+    value.is_some_and(|value| value.trim_start().starts_with('{'))
+}
+
+fn parse_request<'a, T: Deserialize<'a>>(text: &'a str) -> Result<T> {
+    let invalid = |error| Error::new(Kind::InvalidArgument, format!("the request to verify is not valid: {error}"));
+    serde_json::from_str(text).map_err(invalid)
+}
+
+/// Digests with which the data of a checkpoint is compared.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Verify {
     /// Data are not verified.
@@ -44,8 +106,7 @@ pub enum Verify {
 }
 
 impl Verify {
-    /// Reads a request: nothing, `digests`, a manifest or a [`SignatureRequest`] in JSON, or the path or URL of a
-    /// manifest.
+    /// Reads a text: nothing, `digests`, a manifest or a [`SignatureRequest`] in JSON, or the path or URL of a manifest.
     ///
     /// # Errors
     /// Those of [`Manifest::parse`] and of opening the manifest; those of [`SignatureRequest`].
@@ -183,14 +244,10 @@ impl SignatureRequest {
         struct Text {
             signature: SignatureRequest,
         }
-        // The only value of a manifest that is an object.
-        let value = text.strip_prefix('{').and_then(|text| text.trim_start().strip_prefix("\"signature\""));
-        let value = value.and_then(|text| text.trim_start().strip_prefix(':'));
-        if !value.is_some_and(|value| value.trim_start().starts_with('{')) {
+        if !begins_with_object(text, "signature") {
             return Ok(None);
         }
-        let invalid = |error| Error::new(Kind::InvalidArgument, format!("the request to verify is not valid: {error}"));
-        serde_json::from_str(text).map(|Text { signature }| Some(signature)).map_err(invalid)
+        parse_request(text).map(|Text { signature }| Some(signature))
     }
 
     /// Verifies the signature.
@@ -317,7 +374,7 @@ impl Input {
 /// Digests that cover a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cover {
-    /// The region cannot be verified.
+    /// No digest is compared.
     Nothing,
     /// The input with this index contains the region.
     Input(usize),
@@ -342,11 +399,17 @@ pub enum Compared {
     All,
     /// Those without groups, since loads cannot compare parts of their tensors.
     WithoutGroups,
+    /// Those with one digest of all their bytes.
+    WholeFiles,
 }
 
 impl Compared {
     fn contains(self, file: &OpenFile) -> bool {
-        self == Compared::All || file.stated.groups().is_none()
+        match self {
+            Compared::All => true,
+            Compared::WithoutGroups => file.stated.groups().is_none(),
+            Compared::WholeFiles => matches!(file.stated, Stated::File { .. }),
+        }
     }
 }
 
@@ -357,6 +420,8 @@ pub struct Coverage {
     pub inputs: Vec<Input>,
     /// Digests that cover each region.
     pub covers: Vec<Cover>,
+    /// Indices of regions that should be verified, but that no digest covers.
+    pub uncovered: Vec<usize>,
     /// The files, as a transfer of these regions reads them.
     pub sources: Vec<Source>,
 }
@@ -395,6 +460,23 @@ impl Checkpoint {
         if self.is_due() { Err(Error::new(Kind::Internal, message)) } else { Ok(()) }
     }
 
+    /// Fails if a file is compared as a whole, so that no tensor is verified before all of them are.
+    ///
+    /// # Errors
+    /// `invalid-argument`.
+    pub fn check_streamable(&self) -> Result<()> {
+        let is_whole = |file: &&OpenFile| file.is_compared() && Compared::WholeFiles.contains(file);
+        match self.files.iter().find(is_whole) {
+            None => Ok(()),
+            Some(file) => {
+                let message = "a stream, and a load with a progress bar, has tensors before their whole file is read, so \
+                               that it cannot verify them with a manifest or another digest of the file; load them at \
+                               once, or save the files with digests of tensors";
+                Err(Error::new(Kind::InvalidArgument, message).at(file.source.path()))
+            }
+        }
+    }
+
     /// Returns whether all digests of these files were compared.
     pub fn is_verified(&self, compared: Compared) -> bool {
         self.files.iter().all(|file| !compared.contains(file) || file.is_verified())
@@ -429,16 +511,20 @@ impl Checkpoint {
     /// Returns the inputs whose digests a load of these regions can compare, or `None` if the checkpoint is not to be
     /// verified.
     ///
-    /// A tensor's digest covers a region of the whole tensor. The chaining values of groups cover all regions of a file, and
-    /// are taken if a region is a part of a tensor. A file's digest covers regions that are all tensors of the file, each
-    /// once.
-    pub fn coverage(&self, regions: &[TensorRegion]) -> Option<Coverage> {
+    /// A tensor's digest covers a region of the whole tensor, and one without bytes. The chaining values of groups cover all
+    /// regions of a file, and are taken if a region is a part of a tensor. A file's digest covers regions that are all
+    /// tensors of the file, each once.
+    ///
+    /// # Errors
+    /// `integrity` if no digest covers a region, unless [`Partial::Allow`] is set.
+    pub fn coverage(&self, regions: &[TensorRegion]) -> Result<Option<Coverage>> {
         if !self.files.iter().any(OpenFile::is_compared) {
-            return None;
+            return Ok(None);
         }
         let mut coverage = Coverage {
             inputs: Vec::new(),
             covers: vec![Cover::Nothing; regions.len()],
+            uncovered: Vec::new(),
             sources: self.sources().cloned().collect(),
         };
         let mut by_file: Vec<Vec<usize>> = self.files.iter().map(|_| Vec::new()).collect();
@@ -448,7 +534,7 @@ impl Checkpoint {
             }
         }
         let files = self.files.iter().zip(by_file).enumerate();
-        for (source, (file, indices)) in files.filter(|(_, (file, _))| file.is_compared()) {
+        for (source, (file, mut indices)) in files.filter(|(_, (file, _))| file.is_compared()) {
             match &file.stated {
                 Stated::Nothing => {}
                 Stated::Tensors(..) | Stated::Hashes(_) => {
@@ -460,6 +546,9 @@ impl Checkpoint {
                         }
                         _ => indices.iter().zip(inputs).for_each(|(&index, input)| coverage.add(&[index], input)),
                     }
+                    // The digests of a header cover a region without bytes.
+                    let needs_none = |&index: &usize| regions.get(index).is_some_and(|region| region.bytes() == 0);
+                    indices.retain(|index| !needs_none(index));
                 }
                 Stated::File { digest, header, origin, .. } => {
                     let mut found: Vec<_> =
@@ -470,8 +559,32 @@ impl Checkpoint {
                     coverage.add(&indices, is_whole.then(|| file.input(source, digest, header, origin)));
                 }
             }
+            let covers = &coverage.covers;
+            let is_uncovered = |index: &usize| covers.get(*index) == Some(&Cover::Nothing);
+            let uncovered: Vec<_> = indices.into_iter().filter(is_uncovered).collect();
+            if let (Partial::Raise, Some(first)) =
+                (self.partial, uncovered.first().and_then(|&index| regions.get(index)))
+            {
+                return Err(file.uncovered_error(first, &names_of(regions, &uncovered)));
+            }
+            coverage.uncovered.extend(uncovered);
         }
-        Some(coverage)
+        Ok(Some(coverage))
+    }
+
+    /// Returns the names of regions that a load returns although no digest covers them.
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::coverage`].
+    pub fn without_digests<'a>(&self, regions: &'a [TensorRegion]) -> Result<Vec<&'a str>> {
+        let names = |coverage: Coverage| names_of(regions, &coverage.uncovered);
+        Ok(self.coverage(regions)?.map(names).unwrap_or_default())
+    }
+
+    /// Sets what loads do without a digest that covers them.
+    #[must_use]
+    pub fn with_partial(self, partial: Partial) -> Checkpoint {
+        Checkpoint { partial, ..self }
     }
 
     /// Returns the position of a tensor of a file, if a region is the whole tensor.
@@ -484,7 +597,36 @@ impl Checkpoint {
     }
 }
 
+/// Returns the names of the regions with these indices, each once.
+fn names_of<'a>(regions: &'a [TensorRegion], indices: &[usize]) -> Vec<&'a str> {
+    let mut seen = HashSet::new();
+    let names = indices.iter().filter_map(|&index| regions.get(index).map(|region| &*region.name));
+    names.filter(|&name| seen.insert(name)).collect()
+}
+
 impl OpenFile {
+    /// Returns the error of a load that no digest covers. `names` are those of all such regions of the file.
+    fn uncovered_error(&self, first: &TensorRegion, names: &[&str]) -> Error {
+        let shown: Vec<_> = names.iter().take(NAMES_MAX).map(|name| format!("{name:?}")).collect();
+        let more = names.len().saturating_sub(NAMES_MAX);
+        let mut shown = shown.join(", ");
+        if more > 0 {
+            shown += &format!(" and {more} more");
+        }
+        let (digest, whole) = match &self.stated {
+            Stated::File { origin, .. } => (
+                format!("{origin} has a digest of the whole file, which covers loads of all its tensors, each once"),
+                "all tensors of the file",
+            ),
+            _ => ("the digests of the file cover whole tensors".to_owned(), "whole tensors"),
+        };
+        let message = format!(
+            "what is requested of {shown} cannot be verified: {digest}; load {whole}, or compare the file first with \
+             fst.verify and load without `verify`, or allow loads without verification with partial=\"allow\""
+        );
+        Error::new(Kind::Integrity, message).at(self.source.path()).tensor(&*first.name)
+    }
+
     fn is_verified(&self) -> bool {
         self.is_verified.load(Ordering::Relaxed)
     }

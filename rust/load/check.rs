@@ -40,9 +40,9 @@ struct Job<'a> {
 /// Compares the digests of whole tensors or files among the regions. Groups are compared when the load reads them.
 ///
 /// # Errors
-/// `integrity` for the first difference; `io`, `interrupted`.
+/// `integrity` for the first difference; those of [`Checkpoint::coverage`]; `io`, `interrupted`.
 pub fn check_regions(checkpoint: &Checkpoint, regions: &[TensorRegion], options: &Options) -> Result<()> {
-    let Some(Coverage { inputs, .. }) = checkpoint.coverage(regions) else { return Ok(()) };
+    let Some(Coverage { inputs, .. }) = checkpoint.coverage(regions)? else { return Ok(()) };
     let sources: Vec<Source> = checkpoint.sources().cloned().collect();
     first(differences(&sources, inputs, options)?)
 }
@@ -74,7 +74,7 @@ pub fn check_part(
     let count = sources.len();
     let encrypted = match compared {
         Compared::All => encrypted_jobs(checkpoint, count).into_iter().skip(part).step_by(parts.max(1)).collect(),
-        Compared::WithoutGroups => Vec::new(),
+        Compared::WithoutGroups | Compared::WholeFiles => Vec::new(),
     };
     let sources: Vec<Source> = sources.into_iter().chain(checkpoint.sources().cloned()).collect();
     first(run(&sources, inputs, encrypted, options)?)
@@ -109,10 +109,16 @@ fn thread_count(is_remote: bool, options: &Options) -> usize {
 /// # Errors
 /// Those of [`check_part`].
 pub fn check_due(checkpoint: &Checkpoint, options: &Options) -> Result<()> {
-    if checkpoint.is_due() {
-        check_part(checkpoint, Compared::WithoutGroups, 0, 1, options)?;
-        checkpoint.set_verified(Compared::WithoutGroups);
-    }
+    if checkpoint.is_due() { check_whole_files(checkpoint, options) } else { Ok(()) }
+}
+
+/// Compares files that have one digest of all their bytes, so that loads of any part compare none.
+///
+/// # Errors
+/// Those of [`check_part`].
+pub fn check_whole_files(checkpoint: &Checkpoint, options: &Options) -> Result<()> {
+    check_part(checkpoint, Compared::WholeFiles, 0, 1, options)?;
+    checkpoint.set_verified(Compared::WholeFiles);
     Ok(())
 }
 

@@ -16,7 +16,6 @@ use crate::checkpoint::region::TensorRegion;
 use crate::device::{Device, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::load::transfer::{Batch, Planner, Transfer, TransferObserver};
-use crate::load::verifier::Verifier;
 use crate::num::to_u64;
 use crate::options::Options;
 use crate::os::sigint::{POLL_INTERVAL, Watch};
@@ -103,12 +102,8 @@ impl<D: Device> Stream<D> {
             has_work: Condvar::new(),
         });
         let counter = ReadyCounter { device: Arc::clone(&device), shared: Arc::clone(&shared) };
+        checkpoint.check_streamable()?;
         let transfer = Transfer::open_with(checkpoint, regions, Arc::clone(&device), options, counter)?;
-        if transfer.verifier().is_some_and(Verifier::has_files) {
-            let message = "a stream returns tensors before their whole file is read, so that it cannot verify them with a \
-                           manifest; load them at once, or save the files with digests of tensors";
-            return Err(Error::new(Kind::InvalidArgument, message));
-        }
         let planner = transfer.planner().clone();
         let thread = thread::Builder::new().name("fst stream".into()).spawn({
             let shared = Arc::clone(&shared);

@@ -121,7 +121,7 @@ impl<D: Device, O: TransferObserver> Transfer<D, O> {
     /// Opens a transfer from the files of a checkpoint, and chooses its engine.
     ///
     /// # Errors
-    /// `io` if a reader cannot be opened.
+    /// `io` if a reader cannot be opened; those of [`Checkpoint::coverage`].
     pub fn open_with(
         checkpoint: &Checkpoint,
         regions: Arc<[TensorRegion]>,
@@ -131,8 +131,8 @@ impl<D: Device, O: TransferObserver> Transfer<D, O> {
     ) -> Result<Self> {
         checkpoint.check_due()?;
         checkpoint.check_headers(regions.iter().map(|tensor| tensor.source))?;
-        let (verifier, sources) = match checkpoint.coverage(&regions) {
-            Some(Coverage { inputs, covers, sources }) => (Some(Verifier::new(inputs, covers)?), sources),
+        let (verifier, sources) = match checkpoint.coverage(&regions)? {
+            Some(Coverage { inputs, covers, sources, .. }) => (Some(Verifier::new(inputs, covers)?), sources),
             None => (None, checkpoint.sources().cloned().collect()),
         };
         let engine = open_engine(&sources, &device, options, verifier.is_some())?;

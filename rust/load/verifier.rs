@@ -126,11 +126,6 @@ impl Verifier {
         Ok(Verifier { inputs, covers, turns: Turns::default() })
     }
 
-    /// Returns whether a file is compared as a whole, so that no tensor is verified before all of them are.
-    pub fn has_files(&self) -> bool {
-        self.inputs.iter().any(|hashed| hashed.input.tensor.is_none())
-    }
-
     /// Begins a batch, and returns the order in which its chunks should run.
     ///
     /// The chunks of a sequential input run in the order of their bytes. Chunks of several files take turns, so that the
@@ -172,6 +167,11 @@ impl Verifier {
 
     fn input_of(&self, tensor: usize) -> Option<&HashedInput> {
         self.inputs.get(self.covers.get(tensor)?.input()?)
+    }
+
+    /// Returns whether a file is compared as a whole.
+    fn has_files(&self) -> bool {
+        self.inputs.iter().any(|hashed| hashed.input.tensor.is_none())
     }
 
     fn is_sequential(&self) -> bool {

@@ -124,7 +124,7 @@ impl Views {
     /// there.
     ///
     /// # Errors
-    /// `io` if a file cannot be mapped.
+    /// `io` if a file cannot be mapped; those of [`Checkpoint::coverage`].
     pub fn open(
         checkpoint: &Checkpoint,
         mappings: &Mappings,
@@ -135,7 +135,7 @@ impl Views {
         checkpoint.check_due()?;
         checkpoint.check_headers(regions.iter().map(|tensor| tensor.source))?;
         let (inputs, covers) =
-            checkpoint.coverage(regions).map(|Coverage { inputs, covers, .. }| (inputs, covers)).unwrap_or_default();
+            checkpoint.coverage(regions)?.map(|Coverage { inputs, covers, .. }| (inputs, covers)).unwrap_or_default();
         let mut files: BTreeMap<usize, File> = BTreeMap::new();
         for (tensor, (region, dtype)) in regions.iter().zip(dtypes).enumerate() {
             // A transfer compares groups while it reads them, so that nothing reads them a second time.

@@ -4,12 +4,12 @@ use crate::files;
 use crate::host_load::{destinations, load, regions};
 use fst::checkpoint::Checkpoint;
 use fst::checkpoint::region::TensorRegion;
-use fst::checkpoint::verify::{Cover, Verify};
+use fst::checkpoint::verify::{Cover, Partial, Verify};
 use fst::device::host::Host;
 use fst::digest::manifest::Manifest;
 use fst::digest::{Algorithm, Hash};
 use fst::dtype::Dtype;
-use fst::error::{Error, Kind};
+use fst::error::{Error, Kind, Result};
 use fst::format::digests::DIGESTS_KEY;
 use fst::format::layout::{Layout, Metadata, Tensor};
 use fst::load::check;
@@ -103,10 +103,13 @@ fn damage(path: &Path, offset: u64) -> Vec<u8> {
 }
 
 fn views_of(checkpoint: &Arc<Checkpoint>) -> Views {
-    let regions = regions(checkpoint);
+    views_of_regions(checkpoint, &regions(checkpoint)).unwrap()
+}
+
+fn views_of_regions(checkpoint: &Checkpoint, regions: &[TensorRegion]) -> Result<Views> {
     let dtypes: Vec<_> = regions.iter().map(|region| Some(region.dtype)).collect();
     let options = Options { reader: ReaderChoice::Mmap, ..tight() };
-    Views::open(checkpoint, &Mappings::default(), &regions, &dtypes, &options).unwrap()
+    Views::open(checkpoint, &Mappings::default(), regions, &dtypes, &options)
 }
 
 /// Runs every way to load, and returns the error of each.
@@ -340,19 +343,30 @@ fn copied_metadata_renew_the_digests() {
 fn parts_of_tensors_are_not_covered() {
     let trial = Trial::saved(&metadata("sha256"));
     for (verify, covers_names) in [(Verify::Digests, true), (manifest_of(&trial.path, Algorithm::Sha256), false)] {
-        let checkpoint = Arc::new(Checkpoint::open_verified(&[&trial.path], &verify).unwrap());
+        let open = || Checkpoint::open_verified(&[&trial.path], &verify).unwrap();
+        let checkpoint = Arc::new(open());
         let (source, entry) = checkpoint.find("t002").unwrap();
         let whole = TensorRegion::whole(source, entry).unwrap();
         let all = TensorRegion::slice(source, entry, 0, 0, 40_000).unwrap();
         let part = TensorRegion::slice(source, entry, 0, 1, 39_999).unwrap();
         let regions: Arc<[TensorRegion]> = vec![whole, all, part].into();
-        let covered: Vec<bool> =
-            checkpoint.coverage(&regions).unwrap().covers.iter().map(|cover| *cover != Cover::Nothing).collect();
+        for error in [
+            load(&checkpoint, &regions, tight()).unwrap_err(),
+            check::check_regions(&checkpoint, &regions, &tight()).unwrap_err(),
+            views_of_regions(&checkpoint, &regions).err().unwrap(),
+        ] {
+            assert_eq!(error.kind(), Kind::Integrity, "{error}");
+            assert!(error.to_string().contains("\"t002\""), "{error}");
+        }
+        let checkpoint = Arc::new(open().with_partial(Partial::Allow));
+        let coverage = checkpoint.coverage(&regions).unwrap().unwrap();
+        let covered: Vec<bool> = coverage.covers.iter().map(|cover| *cover != Cover::Nothing).collect();
         assert_eq!(covered, [covers_names, covers_names, false]);
+        assert_eq!(checkpoint.without_digests(&regions).unwrap(), ["t002"]);
         let loaded = load(&checkpoint, &regions, tight()).unwrap();
         assert!(loaded[0] == loaded[1] && loaded[0][1..] == loaded[2]);
     }
-    assert!(Checkpoint::open(&[&trial.path]).unwrap().coverage(&[]).is_none());
+    assert!(Checkpoint::open(&[&trial.path]).unwrap().coverage(&[]).unwrap().is_none());
 }
 
 #[test]

@@ -19,6 +19,7 @@ from fst._core.group import RankError
 from fst._core.library import version as __version__
 from fst._core.memory import release_memory
 from fst._core.signature import Signature
+from fst._core.verify import IntegrityWarning, Verify
 from fst._distributed.load_distributed import load_distributed
 from fst._distributed.load_sharded import load_sharded
 from fst._distributed.stream_sharded import stream_sharded
@@ -46,6 +47,7 @@ from fst._save.writer import Writer
 __all__ = [
     "EncryptionKey",
     "IntegrityError",
+    "IntegrityWarning",
     "ModuleMismatchError",
     "Profile",
     "RankError",
@@ -56,6 +58,7 @@ __all__ = [
     "StageTime",
     "Stream",
     "Summary",
+    "Verify",
     "Writer",
     "__version__",
     "cast",

@@ -436,6 +436,7 @@ def test_manifests_have_digests_of_the_encrypted_bytes(path: Path) -> None:
     fst.verify(path, manifest)
     fst.verify(path, manifest, encryption_key=KEY)
     assert_loaded(fst.load_file(path, verify=manifest, encryption_key=KEY))
+    assert_loaded(dict(fst.stream(path, verify=manifest, encryption_key=KEY)))
     change(path, "scalar", 0)
     # A load of another tensor does not see the change.
     for load in (fst.verify, lambda *arguments: fst.load_tensors(path, ["bytes"], verify=manifest, encryption_key=KEY)):

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import subprocess
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -145,17 +146,94 @@ def test_load_module_has_written_nothing(path, verify):
     assert not linear.weight.any()
 
 
-def test_parts_that_digests_do_not_cover_are_named(path, capfd):
+def prefetched(path: Path, verify: object) -> Tensor:
+    with fst.safe_open(path, verify=verify) as file:
+        return dict(file.prefetch({"large": slice(1, 6)}))["large"]
+
+
+# Loads of a part of a tensor, which SHA-256 digests and manifests do not cover.
+PARTS: dict[str, Callable[[Path, object], object]] = {
+    "load_slices": lambda path, verify: fst.load_slices(path, ["large"], [0], [1], [5], verify=verify),
+    "load_boxes": lambda path, verify: fst.load_boxes(path, ["large"], [[(1, 5, 1), (0, 300, 1)]], verify=verify),
+    "progress": lambda path, verify: fst.load_slices(path, ["large"], [0], [1], [5], verify=verify, progress=True),
+    "get_slice": lambda path, verify: fst.safe_open(path, verify=verify).get_slice("large")[1:6],
+    "prefetch": prefetched,
+}
+# Loads of some tensors of a file, which manifests do not cover.
+SOME: dict[str, Callable[[Path, object], object]] = {
+    "load_slices": PARTS["load_slices"],
+    "load_boxes": PARTS["load_boxes"],
+    "load_tensors": lambda path, verify: fst.load_tensors(path, ["large"], verify=verify),
+    "cast": lambda path, verify: fst.load_tensors(path, ["large"], dtype=torch.float64, verify=verify),
+    "empty": lambda path, verify: fst.load_tensors(path, ["empty", "large"], verify=verify),
+    "load_into": lambda path, verify: fst.load_into(path, ["large"], [torch.empty(1000, 300)], verify=verify),
+}
+
+
+@pytest.mark.parametrize("load", PARTS.values(), ids=PARTS)
+def test_parts_without_digests_are_refused_unless_allowed(path, load):
     fst.save_file(TENSORS, path, digests="sha256")
-    fst.load_slices(path, ["large"], [0], [1], [5], verify=True)
-    assert 'not verified: "large"' in capfd.readouterr().err
-    fst.load_tensors(path, ["half"], verify=sha256_of(path))
-    assert 'not verified: "half"' in capfd.readouterr().err
-    # A slice of all indices is the tensor.
-    fst.load_slices(path, ["large"], [0], [0], [1000], verify=True)
-    fst.load_tensors(path, ["half", "half"], verify=True)
-    fst.load_file(path, "meta", verify=True)
-    assert capfd.readouterr().err == ""
+    damage(path)
+    check_refused_unless_allowed(path, load, True)
+
+
+@pytest.mark.parametrize("load", SOME.values(), ids=SOME)
+def test_some_tensors_of_a_file_are_refused_unless_allowed(path, load):
+    fst.save_file(TENSORS, path)
+    manifest = sha256_of(path)
+    damage(path)
+    check_refused_unless_allowed(path, load, manifest)
+
+
+def check_refused_unless_allowed(path: Path, load: Callable[[Path, object], object], verify: object) -> None:
+    for refused in (verify, fst.Verify(verify)):
+        pattern = r'model.safetensors.*"large".*cannot be verified.*fst.verify.*partial="allow"'
+        with pytest.raises(fst.IntegrityError, match=pattern):
+            load(path, refused)
+    allowed = fst.Verify(verify, partial="allow")
+    with pytest.warns(fst.IntegrityWarning, match='do not cover what was loaded of .*"large"') as warned:
+        load(path, allowed)
+    assert [warning.filename for warning in warned] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", fst.IntegrityWarning)
+        with pytest.raises(fst.IntegrityWarning):
+            load(path, allowed)
+
+
+def test_loads_that_digests_cover_are_compared_if_parts_are_allowed(path):
+    fst.save_file(TENSORS, path, digests="sha256")
+    allowed = fst.Verify(True, partial="allow")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        # A slice of all indices is the tensor. One of no index has no bytes.
+        fst.load_slices(path, ["large", "large"], [0, 0], [0, 5], [1000, 0], verify=allowed)
+        fst.load_tensors(path, ["half", "half"], verify=allowed)
+        fst.load_file(path, "meta", verify=True)
+        fst.load_tensors(path, ["half"], "meta", verify=sha256_of(path))
+    manifest = sha256_of(path)
+    damage(path)
+    for load in (LOADS["load_file"], LOADS["load_into"], LOADS["stream"]):
+        with pytest.raises(fst.IntegrityError):
+            load(path, allowed)
+    with pytest.raises(fst.IntegrityError):
+        fst.load_file(path, verify=fst.Verify(manifest, partial="allow"))
+    with pytest.raises(ValueError, match="cannot verify them with a manifest"):
+        fst.stream(path, verify=fst.Verify(manifest, partial="allow"))
+    with pytest.raises(ValueError, match="partial must be"):
+        fst.Verify(True, partial="ignore")
+
+
+def test_operators_take_the_permission(path):
+    fst.save_file(TENSORS, path)
+    request = {"verify": {"source": json.dumps(sha256_of(path)), "partial": "allow"}}
+    arguments = [str(path)], ["half"]
+    # Operators raise the exceptions of C++.
+    with pytest.raises(ValueError, match=r"^\[integrity\].*cannot be verified"):
+        torch.ops.fst.load_tensors(*arguments, verify=request["verify"]["source"])
+    assert torch.ops.fst.load_tensors(*arguments, verify=json.dumps(request))[0].equal(TENSORS["half"])
+    request["verify"]["partial"] = "ignore"
+    with pytest.raises(ValueError, match="the request to verify is not valid"):
+        torch.ops.fst.load_tensors(*arguments, verify=json.dumps(request))
 
 
 def test_safe_open_verifies_files_with_a_manifest(path):

@@ -83,7 +83,7 @@ LOADS: dict[str, Callable[[Path], Tensor]] = {
 
 
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
-def test_every_load_of_a_part_compares_its_groups(path, reader, load, capfd):
+def test_every_load_of_a_part_compares_its_groups(path, reader, load):
     def load_rows() -> Tensor:
         return load(path).to(torch.float32)
 
@@ -93,7 +93,6 @@ def test_every_load_of_a_part_compares_its_groups(path, reader, load, capfd):
     damage(path, GROUP_BYTES - 1)
     damage(path, 3 * GROUP_BYTES)
     assert load_rows().equal(expected)
-    assert "not verified" not in capfd.readouterr().err
     # In a group of the part, but not in the part.
     damage(path, 3 * GROUP_BYTES - 1)
     pattern = r'model.safetensors.*"large".*a group of 1048576 bytes is blake3:[0-9a-f]{64}'

@@ -121,10 +121,14 @@ def test_loads_compare_the_digest_of_the_hub(http_server, tmp_path):
     Hub(http_server, {NAME: DATA})
     assert_equal(fst.load_file("hf://org/model", verify=True), TENSORS)
     fst.verify("hf://org/model")
+    # The digest is that of the whole file, which is compared when it is opened.
+    with fst.safe_open("hf://org/model", verify=True) as file:
+        assert file.get_tensor(min(TENSORS)).equal(TENSORS[min(TENSORS)])
     changed = DATA[:-1] + bytes([DATA[-1] ^ 1])
     http_server.put(f"storage/first/{NAME}", changed)
-    with pytest.raises(fst.IntegrityError, match="the Hugging Face Hub states"):
-        fst.load_file("hf://org/model", verify=True)
+    for load in (fst.load_file, fst.safe_open):
+        with pytest.raises(fst.IntegrityError, match="the Hugging Face Hub states"):
+            load("hf://org/model", verify=True)
     # In the Hub's cache, files have their digests as names.
     blobs = tmp_path / "hub-home" / "hub" / "models--org--model" / "blobs"
     snapshot(tmp_path, {})

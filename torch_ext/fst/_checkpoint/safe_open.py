@@ -13,7 +13,7 @@ from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._checkpoint.framework import NUMPY, PYTORCH, Output, find_framework
 from fst._checkpoint.prefetch import Plan, PrefetchLoader, plan_regions
 from fst._checkpoint.slice import Slice
-from fst._core.arguments import DIGESTS_KEY, Device, Paths, Verify, device_of, path_of, verify_of
+from fst._core.arguments import DIGESTS_KEY, Device, Paths, VerifyRequest, device_of, path_of, verify_of
 from fst._core.encryption_key import EncryptionKey
 from fst._core.errors import SafetensorError, TensorNotFoundError
 from fst._core.urls import is_url
@@ -67,8 +67,8 @@ class safe_open:  # noqa: N801  (the name of safetensors' class)
             are always on the CPU.
         backend: "mmap" or "pread", for compatibility with safetensors. It has no effect: fst chooses the reader, and
             `FST_READER` overrides the choice.
-        verify: As in `load_file`. With `True`, each tensor is verified when it is loaded. With a manifest, opening
-            reads and verifies the whole files.
+        verify: As in `load_file`. Digests of tensors are compared when a tensor is loaded. If there is a digest of a
+            whole file, as in a manifest, opening reads and verifies the file, and loads read it again.
         encryption_key: As in `load_file`.
 
     Raises:
@@ -89,7 +89,7 @@ class safe_open:  # noqa: N801  (the name of safetensors' class)
         device: Device = "cpu",
         *,
         backend: str = "mmap",
-        verify: Verify = False,
+        verify: VerifyRequest = False,
         encryption_key: EncryptionKey | None = None,
     ) -> None:
         output = Output(find_framework(framework), _device_of(device))
@@ -102,8 +102,8 @@ class safe_open:  # noqa: N801  (the name of safetensors' class)
         self._output = output
         # None after `close`.
         self._checkpoint: OpenCheckpoint | None = _open(filename, verify_of(verify), encryption_key)
-        if not isinstance(verify, bool):
-            self._checkpoint.verify()
+        if verify:
+            self._checkpoint.verify_whole_files()
 
     def keys(self) -> list[str]:
         """Returns the names of all tensors in alphabetical order."""

@@ -12,6 +12,7 @@ import torch
 from fst._core.dtypes import SCALAR_TYPES
 from fst._core.signature import Signature
 from fst._core.urls import is_collapsed
+from fst._core.verify import Verify
 
 Path = str | os.PathLike[str]
 Paths = Path | Sequence[Path]
@@ -20,8 +21,8 @@ Device = torch.device | str | int | None
 Dtype = torch.dtype | Mapping[str, torch.dtype | None] | None
 # Digests of whole files: a manifest, the path of one, or a signature that contains one.
 Manifest = Path | Mapping[str, str] | Signature
-# `False`, `True` for the digests in the files, or those of whole files.
-Verify = bool | Manifest
+# `False`, `True` for the digests in the files, those of whole files, or one of these in a `Verify`.
+VerifyRequest = bool | Manifest | Verify
 Digests = Literal["blake3", "sha256"] | None
 
 # Key of the metadata under which a file carries digests, and with which a save requests them.
@@ -124,8 +125,11 @@ def _check_cuda(device: torch.device | str) -> None:
         raise ValueError(f"{device}: this PyTorch was built for the CPU only; install one that was built for CUDA")
 
 
-def verify_of(verify: Verify) -> str:
+def verify_of(verify: VerifyRequest) -> str:
     """Returns a request to verify data as the text that operators take."""
+    if isinstance(verify, Verify):
+        source = verify_of(verify.source)
+        return json.dumps({"verify": {"source": source, "partial": verify.partial}}) if source else ""
     if isinstance(verify, bool):
         return "digests" if verify else ""
     if isinstance(verify, Mapping):
@@ -137,7 +141,7 @@ def verify_of(verify: Verify) -> str:
         return json.dumps({"signature": signature_of(verify)})
     if not isinstance(verify, str | os.PathLike):
         raise TypeError(
-            "verify must be a bool, a path, a mapping of files to digests or a fst.Signature, "
+            "verify must be a bool, a path, a mapping of files to digests, a fst.Signature or a fst.Verify, "
             f"not {type(verify).__name__}"
         )
     path = path_of(verify)

@@ -16,6 +16,7 @@ import fst._core.library  # noqa: F401  (registers the classes)
 from fst._core.arguments import Dtype, dtype_arguments
 from fst._core.errors import methods_translate_errors, translates_errors
 from fst._core.index_range import IndexRange, flatten
+from fst._core.verify import warn_of_unverified
 
 # Size of a key of encrypted files in bytes.
 KEY_BYTES = 32
@@ -112,6 +113,7 @@ class Checkpoint:
         verify: str = "",
         key: EncryptionKey | None = None,
     ) -> None:
+        self._verify = verify
         self._object = torch.classes.fst.Checkpoint(paths, headers, verify, None if key is None else key._object)
 
     def verify(self, part: int = 0, parts: int = 1, skips_groups: bool = False) -> None:
@@ -120,6 +122,10 @@ class Checkpoint:
         With `skips_groups`, files with digests of groups are left to the loads, which compare what they read.
         """
         self._object.verify(part, parts, skips_groups)
+
+    def verify_whole_files(self) -> None:
+        """Reads files that have one digest of all their bytes, and compares it. Later loads of these compare none."""
+        self._object.verify_whole_files()
 
     def headers(self) -> Tensor:
         """Returns all headers as bytes, for other processes that open the same files."""
@@ -175,7 +181,9 @@ class Checkpoint:
 
     def load_tensors(self, names: Sequence[str], device: torch.device, dtype: Dtype = None) -> list[Tensor]:
         """Loads tensors. On "meta" it only returns their shapes and dtypes."""
-        return self._object.load_tensors(names, device, **dtype_arguments(dtype))
+        loaded = self._object.load_tensors(names, device, **dtype_arguments(dtype))
+        warn_of_unverified(self._verify)
+        return loaded
 
     def load_boxes(
         self,
@@ -185,17 +193,21 @@ class Checkpoint:
         dtype: Dtype = None,
     ) -> list[Tensor]:
         """Loads an index region of each named tensor."""
-        return self._object.load_boxes(names, *flatten(regions), device, **dtype_arguments(dtype))
+        loaded = self._object.load_boxes(names, *flatten(regions), device, **dtype_arguments(dtype))
+        warn_of_unverified(self._verify)
+        return loaded
 
     def load_into(self, names: Sequence[str], out: Sequence[Tensor]) -> None:
         """Overwrites existing tensors of the stored shapes, with the casts of `Tensor.copy_`."""
         self._object.load_into(names, out)
+        warn_of_unverified(self._verify)
 
     def load_boxes_into(
         self, names: Sequence[str], regions: Sequence[Sequence[IndexRange]], out: Sequence[Tensor]
     ) -> None:
         """Overwrites existing tensors of the regions' shapes, with the casts of `Tensor.copy_`."""
         self._object.load_boxes_into(names, *flatten(regions), out)
+        warn_of_unverified(self._verify)
 
     def stream_boxes(
         self,
@@ -206,7 +218,9 @@ class Checkpoint:
         order: str,
     ) -> "Loader":
         """Loads an index region of each named tensor in the background, from the files that were opened."""
-        return Loader.of(self._object.stream_boxes(names, *flatten(regions), device, window_bytes, order))
+        loader = Loader.of(self._object.stream_boxes(names, *flatten(regions), device, window_bytes, order))
+        warn_of_unverified(self._verify)
+        return loader
 
 
 @methods_translate_errors
@@ -263,11 +277,6 @@ class Loader:
         key: EncryptionKey | None = None,
     ) -> None:
         device = torch.device(device)
-        if verify not in ("", "digests"):
-            raise ValueError(
-                "a stream, and a load with a progress bar, has tensors before their whole file is read, so it cannot "
-                "verify them with a manifest of files; load them at once, or save the files with digests of tensors"
-            )
         self._object = torch.classes.fst.Loader(
             paths,
             device,
@@ -281,6 +290,7 @@ class Loader:
             key=None if key is None else key._object,
             **dtype_arguments(dtype),
         )
+        warn_of_unverified(verify)
 
     @classmethod
     def of(cls, loader: torch.ScriptObject) -> "Loader":

@@ -30,9 +30,10 @@ class SafetensorError(*_Bases):  # type: ignore[misc]
 
 
 class IntegrityError(SafetensorError):
-    """Data differ from their digest, a load is to verify data without a known digest, or a signature is not valid.
+    """Data differ from their digest, no digest covers data that a load is to verify, or a signature is not valid.
 
-    Or an encrypted file was changed, has another key, or is not encrypted although a key was given.
+    Or an encrypted file was changed, has another key, or is not encrypted although a key was given. Or a file of a
+    manifest, a signature or an encrypted save is missing.
 
     Nothing was returned. No existing tensor has changed, except by loads of encrypted files into them.
     """

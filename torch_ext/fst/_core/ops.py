@@ -16,6 +16,7 @@ from fst._core.arguments import Dtype, dtype_arguments
 from fst._core.dtypes import DTYPES
 from fst._core.errors import translates_errors
 from fst._core.index_range import IndexRange, flatten
+from fst._core.verify import warn_of_unverified
 
 _Device = torch.device | str
 
@@ -23,7 +24,9 @@ _Device = torch.device | str
 @translates_errors
 def load_file(path: str, device: _Device = "cpu", *, dtype: Dtype = None, verify: str = "") -> dict[str, Tensor]:
     """Loads every tensor of a checkpoint."""
-    return torch.ops.fst.load_file(path, device, verify=verify, **dtype_arguments(dtype))
+    loaded = torch.ops.fst.load_file(path, device, verify=verify, **dtype_arguments(dtype))
+    warn_of_unverified(verify)
+    return loaded
 
 
 @translates_errors
@@ -31,7 +34,9 @@ def load_files(
     paths: Sequence[str], device: _Device = "cpu", *, dtype: Dtype = None, verify: str = ""
 ) -> dict[str, Tensor]:
     """Loads every tensor of several files."""
-    return torch.ops.fst.load_files(paths, device, verify=verify, **dtype_arguments(dtype))
+    loaded = torch.ops.fst.load_files(paths, device, verify=verify, **dtype_arguments(dtype))
+    warn_of_unverified(verify)
+    return loaded
 
 
 @translates_errors
@@ -44,7 +49,9 @@ def load_tensors(
     verify: str = "",
 ) -> list[Tensor]:
     """Loads named tensors."""
-    return torch.ops.fst.load_tensors(paths, names, device, verify=verify, **dtype_arguments(dtype))
+    loaded = torch.ops.fst.load_tensors(paths, names, device, verify=verify, **dtype_arguments(dtype))
+    warn_of_unverified(verify)
+    return loaded
 
 
 @translates_errors
@@ -60,9 +67,11 @@ def load_slices(
     verify: str = "",
 ) -> list[Tensor]:
     """Loads a slice along one dimension of each named tensor."""
-    return torch.ops.fst.load_slices(
+    loaded = torch.ops.fst.load_slices(
         paths, names, dims, starts, lengths, device, verify=verify, **dtype_arguments(dtype)
     )
+    warn_of_unverified(verify)
+    return loaded
 
 
 @translates_errors
@@ -76,13 +85,16 @@ def load_boxes(
     verify: str = "",
 ) -> list[Tensor]:
     """Loads an index region of each named tensor."""
-    return torch.ops.fst.load_boxes(paths, names, *flatten(regions), device, verify=verify, **dtype_arguments(dtype))
+    loaded = torch.ops.fst.load_boxes(paths, names, *flatten(regions), device, verify=verify, **dtype_arguments(dtype))
+    warn_of_unverified(verify)
+    return loaded
 
 
 @translates_errors
 def load_into(paths: Sequence[str], names: Sequence[str], out: Sequence[Tensor], *, verify: str = "") -> None:
     """Overwrites existing tensors with named tensors."""
     torch.ops.fst.load_into(paths, names, out, verify=verify)
+    warn_of_unverified(verify)
 
 
 @translates_errors

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
-from fst._core.arguments import Dtype, Paths, Verify, dtype_of, names_of, verify_of
+from fst._core.arguments import Dtype, Paths, VerifyRequest, dtype_of, names_of, verify_of
 from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
@@ -42,7 +42,7 @@ def load_distributed(
     group: "ProcessGroup | None" = None,
     strategy: Literal["auto", "own", "exchange"] = "auto",
     window_bytes: int | None = None,
-    verify: Verify = False,
+    verify: VerifyRequest = False,
     encryption_key: EncryptionKey | None = None,
 ) -> "dict[str, DTensor]":
     """Loads a checkpoint as DTensors. The ranks of a mesh read each byte once, and each keeps its local part only.

@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fst._core.arguments import DEFAULT_EXCHANGE_BYTES, DEFAULT_WINDOW_BYTES, Device, Dtype, Paths, Verify, verify_of
+from fst._core.arguments import (
+    DEFAULT_EXCHANGE_BYTES,
+    DEFAULT_WINDOW_BYTES,
+    Device,
+    Dtype,
+    Paths,
+    VerifyRequest,
+    verify_of,
+)
 from fst._core.encryption_key import EncryptionKey
 from fst._core.interrupts import defer_interrupts
 from fst._distributed.load import batches, load_shards
@@ -89,7 +97,7 @@ def stream_sharded(
     *,
     window_bytes: int = DEFAULT_WINDOW_BYTES,
     exchange_bytes: int = DEFAULT_EXCHANGE_BYTES,
-    verify: Verify = False,
+    verify: VerifyRequest = False,
     encryption_key: EncryptionKey | None = None,
 ) -> Stream:
     """Streams the shards of a rank like `fst.stream`, and reads each byte once for all ranks like `fst.load_sharded`.

@@ -24,7 +24,7 @@ from fst._core.arguments import (
     Manifest,
     Path,
     Paths,
-    Verify,
+    VerifyRequest,
     device_of,
     dtype_of,
     list_of,
@@ -43,7 +43,7 @@ def load_file(
     *,
     dtype: Dtype = None,
     progress: bool = False,
-    verify: Verify = False,
+    verify: VerifyRequest = False,
     encryption_key: EncryptionKey | None = None,
 ) -> dict[str, Tensor]:
     """Loads every tensor of a checkpoint.
@@ -68,10 +68,10 @@ def load_file(
             files carry, which `save_file(..., digests="blake3")` wrote, or that the Hugging Face Hub states of them. A
             mapping such as `{"model.safetensors": "sha256:..."}`, or the path of a file with such a JSON object or with
             lines of `sha256sum`, has the digests of whole files, and so has a `fst.Signature`; they do not go with
-            `progress`. Tensors that the digests do not cover, such as slices of files with SHA-256, are listed in a
-            warning on stderr. See docs/integrity.md.
+            `progress`. A load that the digests do not cover is an IntegrityError, unless `fst.Verify` allows it: a
+            slice of a tensor with SHA-256, or some tensors of a file with one digest. See docs/integrity.md.
         encryption_key: The key of encrypted files. Every byte is authenticated. A file that is not encrypted is an
-            `IntegrityError`. Goes neither with `progress` nor with digests of whole files. See docs/encryption.md.
+            `IntegrityError`. See docs/encryption.md.
 
     Returns:
         The tensors by name, in the order of their bytes in the file. The shapes are those in the file, except that
@@ -81,7 +81,8 @@ def load_file(
         FileNotFoundError, PermissionError, IsADirectoryError, OSError: The operating system reported an error. A
             directory without safetensors files raises IsADirectoryError.
         SafetensorError: A file is malformed or truncated, or two files contain the same tensor name.
-        IntegrityError: A digest differs, a file to verify has none, or a signature is not valid.
+        IntegrityError: A digest differs, a file to verify has none or is missing, the digests do not cover the load, or
+            a signature is not valid.
         NotImplementedError: PyTorch has no dtype for one of the tensors (F6_E2M3, F6_E3M2). The other tensors can be
             loaded by name.
         ValueError: The device does not exist, `dtype` is not a floating-point dtype, or a pattern in it, other than
@@ -108,7 +109,7 @@ def load_files(
     *,
     dtype: Dtype = None,
     progress: bool = False,
-    verify: Verify = False,
+    verify: VerifyRequest = False,
     encryption_key: EncryptionKey | None = None,
 ) -> dict[str, Tensor]:
     """Loads every tensor of several files into one dictionary.
@@ -158,7 +159,7 @@ def load_tensors(
     *,
     dtype: Dtype = None,
     progress: bool = False,
-    verify: Verify = False,
+    verify: VerifyRequest = False,
     encryption_key: EncryptionKey | None = None,
 ) -> list[Tensor]:
     """Loads named tensors. Reads only their bytes and the headers.
@@ -217,7 +218,7 @@ def load_slices(
     *,
     dtype: Dtype = None,
     progress: bool = False,
-    verify: Verify = False,
+    verify: VerifyRequest = False,
     encryption_key: EncryptionKey | None = None,
 ) -> list[Tensor]:
     """Loads a slice along one dimension of each named tensor. Reads only the bytes of the slices.
@@ -286,7 +287,7 @@ def load_boxes(
     device: Device = "cpu",
     *,
     dtype: Dtype = None,
-    verify: Verify = False,
+    verify: VerifyRequest = False,
     encryption_key: EncryptionKey | None = None,
 ) -> list[Tensor]:
     """Loads an index region of each named tensor. Reads only the bytes of the regions.
@@ -332,7 +333,7 @@ def load_into(
     names: Sequence[str],
     out: Sequence[Tensor],
     *,
-    verify: Verify = False,
+    verify: VerifyRequest = False,
     encryption_key: EncryptionKey | None = None,
 ) -> None:
     """Overwrites existing tensors in place. Their addresses do not change.

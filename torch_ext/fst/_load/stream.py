@@ -11,7 +11,7 @@ from fst._core.arguments import (
     Device,
     Dtype,
     Paths,
-    Verify,
+    VerifyRequest,
     device_of,
     dtype_of,
     names_of,
@@ -71,7 +71,7 @@ def stream(
     *,
     window_bytes: int = DEFAULT_WINDOW_BYTES,
     order: Literal["file", "landed"] = "file",
-    verify: Verify = False,
+    verify: VerifyRequest = False,
     encryption_key: EncryptionKey | None = None,
 ) -> Stream:
     """Loads tensors in the background and returns each as soon as it is ready.
@@ -91,7 +91,8 @@ def stream(
         order: `"file"` returns tensors in the order of the files and of the bytes in each, independent of the order of
             `names`. `"landed"` returns each tensor once it is ready, and does not wait for an earlier one.
         verify: Whether each tensor is verified with the digests in its file before it is returned. A manifest, as for
-            `load_file`, is a ValueError, since it has the digests of whole files.
+            `load_file`, is a ValueError, since it has the digests of whole files, except for `.tensors` files and
+            encrypted ones, which are read and verified when they are opened.
         encryption_key: As in `load_file`.
 
     Returns:

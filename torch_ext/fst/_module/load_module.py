@@ -12,7 +12,7 @@ from torch.nn.modules.module import _IncompatibleKeys
 from fst._checkpoint.batched import have_equal_bits
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core import ops
-from fst._core.arguments import Device, Dtype, Paths, Verify, device_of, dtype_of, verify_of
+from fst._core.arguments import Device, Dtype, Paths, VerifyRequest, device_of, dtype_of, verify_of
 from fst._core.dtypes import CASTABLE
 from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group
@@ -53,7 +53,7 @@ def load_module(
     strict: bool = True,
     *,
     group: "ProcessGroup | None" = None,
-    verify: Verify = False,
+    verify: VerifyRequest = False,
     encryption_key: EncryptionKey | None = None,
 ) -> _IncompatibleKeys:
     """Loads a checkpoint into the parameters and buffers of a module.
