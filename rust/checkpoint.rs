@@ -13,8 +13,9 @@ use self::verify::{Partial, Stated, Verify};
 use crate::encryption::key::EncryptionKey;
 use crate::encryption::keyring;
 use crate::error::{Error, Kind, Result};
-use crate::format::encryption;
+use crate::format::encryption::{self, Encrypted};
 use crate::format::header::{Entry, Header};
+use crate::format::shard::{self, Shard};
 use crate::os::retry::Check;
 use crate::os::sigint::Watch;
 use crate::os::threads;
@@ -52,6 +53,8 @@ struct OpenFile {
     header: Header,
     /// Digest of the header that another process read, if this process has not read the header itself.
     expected: Option<HeaderDigest>,
+    /// Place of an encrypted file among those of its save.
+    shard: Option<Shard>,
     /// Digests that the data must have.
     stated: Stated,
     /// Whether all of them were compared, so that loads compare none.
@@ -80,12 +83,13 @@ impl OpenFile {
                 source: stored,
                 header,
                 expected: None,
+                shard: None,
                 stated,
                 is_verified: AtomicBool::new(false),
             });
         }
         let keys = key.map_or_else(keyring::keys, |key| Ok(vec![key.clone()]))?;
-        let chunks = encryption::open(&mut header, json, &stored, &keys, check).map_err(at)?;
+        let Encrypted { chunks, shard } = encryption::open(&mut header, json, &stored, &keys, check).map_err(at)?;
         if let (Verify::Digests, Some(begin)) = (verify, chunks.plain()) {
             let message = "a tensor is not encrypted, and has no digest: nothing authenticates it";
             let plain = header.entries().find(|entry| entry.begin == begin && entry.end > begin);
@@ -94,7 +98,7 @@ impl OpenFile {
         }
         let protection = Protection::Encrypted(chunks);
         let source = Source::Units(Arc::new(UnitSource { stored, protection }));
-        Ok(OpenFile { source, header, expected: None, stated, is_verified: AtomicBool::new(false) })
+        Ok(OpenFile { source, header, expected: None, shard, stated, is_verified: AtomicBool::new(false) })
     }
 }
 
@@ -104,7 +108,8 @@ impl Checkpoint {
     ///
     /// # Errors
     /// Those of [`Files::resolve`], [`Header::read_bytes`], [`Header::parse`] and [`encryption::open`]; `duplicate-tensor`
-    /// for a name in two files; `malformed` if an index file lists a tensor that its file does not contain.
+    /// for a name in two files; `malformed` if an index file lists a tensor that its file does not contain; those of
+    /// [`shard::check`].
     pub fn open<P: AsRef<Path>>(paths: &[P]) -> Result<Checkpoint> {
         Checkpoint::open_with(paths, &Verify::Nothing, None)
     }
@@ -114,7 +119,8 @@ impl Checkpoint {
     /// [`is_due`](Checkpoint::is_due).
     ///
     /// # Errors
-    /// Those of [`Checkpoint::open`]; `integrity` if no digest of a file is known, or its header differs.
+    /// Those of [`Checkpoint::open`] and of [`Verify::resolve`]; `integrity` if no digest of a file is known, or its header
+    /// differs.
     pub fn open_verified<P: AsRef<Path>>(paths: &[P], verify: &Verify) -> Result<Checkpoint> {
         Checkpoint::open_with(paths, verify, None)
     }
@@ -129,7 +135,7 @@ impl Checkpoint {
 
     fn open_with<P: AsRef<Path>>(paths: &[P], verify: &Verify, key: Option<&EncryptionKey>) -> Result<Checkpoint> {
         let watch = Watch::begin();
-        let files = Files::resolve(paths, &|| watch.check())?;
+        let files = verify.resolve(paths, &|| watch.check())?;
         let count = files.places.len();
         Checkpoint::from_files(files, |_, place| {
             let source = Source::open_one_of(count, place, &|| watch.check())?;
@@ -141,11 +147,13 @@ impl Checkpoint {
     /// Opens the files in parallel with `open`, and indexes their names.
     fn from_files(files: Files, open: impl Fn(usize, &Place) -> Result<OpenFile> + Sync) -> Result<Checkpoint> {
         let _span = profile::span(Stage::Open);
-        let Files { places, index_entries } = files;
+        let Files { places, index_entries, listings } = files;
         let is_remote = !places.iter().all(|place| matches!(place, Place::Path(_)));
         let threads = if is_remote { REMOTE_HEADER_THREADS } else { HEADER_THREADS };
         let missing = || Error::new(Kind::Internal, "no such file");
         let files = threads::map(threads, places.len(), |index| open(index, places.get(index).ok_or_else(missing)?))?;
+        let shards: Vec<_> = files.iter().map(|file| (file.source.path(), file.shard.as_ref())).collect();
+        shard::check(&shards, &listings)?;
         let add = |count: &mut usize, file: &OpenFile| {
             *count += file.header.entries().len();
             Some(*count)

@@ -5,6 +5,7 @@ pub mod digests;
 pub mod encryption;
 pub mod header;
 pub mod layout;
+pub mod shard;
 pub mod tensors;
 
 /// Reserved key of a safetensors header, which holds text entries instead of a tensor.

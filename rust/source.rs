@@ -1,6 +1,6 @@
 //! Files of a checkpoint, local or remote.
 
-mod directory;
+pub(crate) mod directory;
 pub mod files;
 mod index;
 
@@ -28,6 +28,15 @@ pub enum Place {
 }
 
 impl Place {
+    /// Returns the absolute path of a local file, or the URL of an object without what may be secret.
+    pub fn absolute(&self) -> String {
+        match self {
+            Place::Path(path) => files::absolute(path),
+            Place::Url(location) => location.to_string(),
+            Place::Opened(object) => object.location().to_string(),
+        }
+    }
+
     /// Returns the last part of the path.
     pub fn file_name(&self) -> &[u8] {
         match self {

@@ -104,7 +104,7 @@ impl Checkpoint {
         let files = if are_remote && paths.iter().all(|path| matches!(files::url_of(path.as_ref()), Ok(Some(_)))) {
             let place = |object: &SharedObject| Location::parse(&object.url).map(Place::Url);
             let places = objects.iter().flatten().map(place).collect::<Result<Vec<_>>>()?;
-            Files { places, index_entries: Vec::new() }
+            Files { places, ..Files::default() }
         } else {
             Files::resolve(paths, &|| watch.check())?
         };

@@ -12,12 +12,15 @@ use crate::format::encryption;
 use crate::format::header::Header;
 use crate::format::tensors;
 use crate::num::{to_u64, to_usize};
+use crate::os::retry::Check;
 use crate::os::sigint::Watch;
+use crate::remote::location::is_url;
 use crate::signature::certificate::Certificate;
 use crate::signature::statement::Statement;
 use crate::signature::{self, Signed, Trust};
-use crate::source::files::place_of;
-use crate::source::{Protection, Source, UnitSource};
+use crate::source::directory::FILE_SUFFIX;
+use crate::source::files::{Files, Listing, absolute, parent_of, place_of};
+use crate::source::{Place, Protection, Source, UnitSource};
 use serde::Deserialize;
 use std::collections::HashSet;
 use std::fs;
@@ -122,6 +125,17 @@ impl Verify {
         })
     }
 
+    /// Resolves paths to files. With a manifest, no index or directory can leave out files that it lists.
+    ///
+    /// # Errors
+    /// Those of [`Files::resolve`]; `integrity` if an index differs from its digest, or files are missing.
+    pub fn resolve<P: AsRef<Path>>(&self, paths: &[P], check: Check<'_>) -> Result<Files> {
+        match self {
+            Verify::Nothing | Verify::Digests => Files::resolve(paths, check),
+            Verify::Manifest(manifest) => resolve_listed(paths, manifest, check),
+        }
+    }
+
     /// Returns the digests that the data of a file with this header must have.
     pub(super) fn stated(&self, source: &Source, header: &Header, json: &[u8]) -> Result<Stated> {
         match self {
@@ -173,24 +187,92 @@ fn hub_digest(source: &Source, header: &Header) -> Option<InputDigest> {
 /// # Errors
 /// `integrity` if the manifest has none, or one of a file of another length.
 pub(crate) fn digest_of(source: &Source, manifest: &Manifest) -> Result<InputDigest> {
-    // The name may contain directories that a relative path lacks.
-    let absolute = source.file().and_then(|file| std::path::absolute(&file.path).ok());
-    let path = absolute.as_deref().unwrap_or(source.path()).to_string_lossy();
     let missing = || Error::new(Kind::Integrity, manifest.missing()).at(source.path());
-    let digest = manifest.find(&path).ok_or_else(missing)?.clone();
-    check_length(&digest, source, manifest.origin())?;
+    let digest = manifest.find(&absolute_of(source.path())).ok_or_else(missing)?.clone();
+    check_length(&digest, source.path(), source.length(), manifest.origin())?;
     Ok(digest)
+}
+
+/// Returns a URL, or the absolute path of a local file. The name in a manifest may contain directories that a relative
+/// path lacks.
+fn absolute_of(path: &Path) -> String {
+    if is_url(path) { path.to_string_lossy().into_owned() } else { absolute(path) }
+}
+
+/// Resolves paths to files that are to be compared with a manifest, and compares index files that it lists.
+///
+/// A directory, or an index without a digest, must not leave out files: it stands for all safetensors files that the
+/// manifest lists in the directory of the index and in those of its files.
+///
+/// # Errors
+/// Those of [`Files::resolve`]; `integrity`.
+pub(crate) fn resolve_listed<P: AsRef<Path>>(paths: &[P], manifest: &Manifest, check: Check<'_>) -> Result<Files> {
+    let compare = |index: &Path, bytes: &[u8]| compare_index(manifest, index, bytes);
+    let files = Files::resolve_with(paths, Some(&compare), check)?;
+    let names: Vec<(String, Option<&str>)> = files.places.iter().map(|place| named(place, manifest)).collect();
+    let loaded: HashSet<&str> = names.iter().filter_map(|(_, name)| *name).collect();
+    for Listing { path, directory, files, .. } in files.listings.iter().filter(|listing| !listing.is_compared) {
+        if files.is_empty() {
+            return Err(Error::new(Kind::Integrity, "the index names no file, and has no digest").at(path));
+        }
+        let own = names.get(files.clone()).unwrap_or_default();
+        let directories: HashSet<&str> =
+            own.iter().flat_map(|(path, name)| listed_in(path, *name, directory)).collect();
+        let mut listed = manifest.entries().map(|(name, _)| name).filter(|name| name.ends_with(FILE_SUFFIX));
+        if let Some(name) = listed.find(|name| directories.contains(parent_of(name)) && !loaded.contains(name)) {
+            let message = format!(
+                "{name:?} is not among its files, but {} lists it; restore the file or the index, or give the paths of the \
+                 files to load",
+                manifest.origin()
+            );
+            return Err(Error::new(Kind::Integrity, message).at(path));
+        }
+    }
+    Ok(files)
+}
+
+/// Returns the absolute path of a file and its name in a manifest.
+fn named<'a>(place: &Place, manifest: &'a Manifest) -> (String, Option<&'a str>) {
+    let path = place.absolute();
+    let name = manifest.find_entry(&path).map(|(name, _)| name);
+    (path, name)
+}
+
+/// Returns the directory in a manifest that has the file at a path, and the one that corresponds to `directory`, in which
+/// the file is.
+fn listed_in<'a>(path: &str, name: Option<&'a str>, directory: &str) -> impl Iterator<Item = &'a str> {
+    let inside = path.strip_prefix(directory).and_then(|rest| rest.strip_prefix('/'));
+    let directory = name.zip(inside).and_then(|(name, inside)| name.strip_suffix(inside));
+    let directory =
+        directory.filter(|rest| rest.is_empty() || rest.ends_with('/')).map(|rest| rest.trim_end_matches('/'));
+    name.map(parent_of).into_iter().chain(directory)
+}
+
+/// Compares the content of an index with its digest in a manifest. Returns whether the manifest has one.
+fn compare_index(manifest: &Manifest, index: &Path, bytes: &[u8]) -> Result<bool> {
+    let Some((_, digest)) = manifest.find_entry(&absolute_of(index)).filter(|(name, _)| !name.is_empty()) else {
+        return Ok(false);
+    };
+    let (digest, origin, end) = (digest.clone(), manifest.origin(), to_u64(bytes.len()));
+    check_length(&digest, index, end, origin)?;
+    let path = index.to_path_buf();
+    let input = Input { digest, origin, source: 0, path, tensor: None, begin: 0, end, header: Arc::default() };
+    for (shard, stated) in input.shards() {
+        let content = bytes.get(to_usize(shard.start)..to_usize(shard.end)).unwrap_or_default();
+        input.compare((&shard, stated), stated.algorithm.digest(content))?;
+    }
+    Ok(true)
 }
 
 /// Checks the length of a file, if its digests state one.
 ///
 /// # Errors
 /// `integrity`.
-pub(crate) fn check_length(digest: &InputDigest, source: &Source, origin: &str) -> Result<()> {
+pub(crate) fn check_length(digest: &InputDigest, path: &Path, found: u64, origin: &str) -> Result<()> {
     match digest.length() {
-        Some(length) if length != source.length() => {
-            let message = format!("the file has {} bytes, but {origin} states {length}", source.length());
-            Err(Error::new(Kind::Integrity, message).at(source.path()))
+        Some(length) if length != found => {
+            let message = format!("the file has {found} bytes, but {origin} states {length}");
+            Err(Error::new(Kind::Integrity, message).at(path))
         }
         _ => Ok(()),
     }

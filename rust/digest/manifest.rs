@@ -73,15 +73,20 @@ impl Manifest {
 
     /// Returns the digest of the file at a path or URL: that of the longest name in which the path ends.
     pub fn find(&self, path: &str) -> Option<&InputDigest> {
+        self.find_entry(path).map(|(_, digest)| digest)
+    }
+
+    /// Returns the name and the digest of the file at a path or URL.
+    pub fn find_entry(&self, path: &str) -> Option<(&str, &InputDigest)> {
         let mut rest = path.trim_start_matches("./").trim_start_matches('/');
         loop {
-            if let Some(digest) = self.entries.get(rest) {
-                return Some(digest);
+            if let Some((name, digest)) = self.entries.get_key_value(rest) {
+                return Some((name, digest));
+            }
+            if rest.is_empty() {
+                return None;
             }
             rest = rest.split_once('/').map_or("", |(_, rest)| rest);
-            if rest.is_empty() {
-                return self.entries.get("");
-            }
         }
     }
 

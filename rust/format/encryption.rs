@@ -23,6 +23,7 @@ use crate::encryption::key::EncryptionKey;
 use crate::encryption::slot::{self, SLOT_BYTES, SLOTS, Slot};
 use crate::error::{Error, Kind, Result};
 use crate::format::layout::{Metadata, Tensor};
+use crate::format::shard::{SHARD_KEY, Shard};
 use crate::format::tensors::chunks::TensorsChunks;
 use crate::num::{to_u64, to_usize};
 use crate::os::retry::Check;
@@ -71,8 +72,16 @@ fn is_own(header: &Header) -> bool {
     header.metadata().is_some_and(|metadata| metadata.contains_key(ENCRYPTION_KEY)) || header.find(TAGS_NAME).is_some()
 }
 
-/// Returns the chunks of an encrypted file, whose header is authentic, and removes from the header what belongs to the
-/// encryption. `json` is the header that was parsed.
+/// Open encrypted file.
+pub struct Encrypted {
+    /// Chunks of the data.
+    pub chunks: Box<dyn Chunks>,
+    /// Place of the file among those of its save.
+    pub shard: Option<Shard>,
+}
+
+/// Opens an encrypted file, whose header is authentic, and removes from the header what belongs to the encryption. `json`
+/// is the header that was parsed.
 ///
 /// # Errors
 /// `malformed` if the header is not what this module describes; `integrity` if the file is not encrypted, has none of the
@@ -84,20 +93,24 @@ pub fn open(
     source: &Source,
     keys: &[EncryptionKey],
     check: Check<'_>,
-) -> Result<Box<dyn Chunks>> {
+) -> Result<Encrypted> {
     if is_tensors(header) {
-        return Ok(Box::new(TensorsChunks::open(header, source, keys)?));
+        return Ok(Encrypted { chunks: Box::new(TensorsChunks::open(header, source, keys)?), shard: None });
     }
     if !is_own(header) && cryptotensors::is_encrypted(header) {
-        return Ok(Box::new(cryptotensors::open(header, json, keys)?));
+        return Ok(Encrypted { chunks: Box::new(cryptotensors::open(header, json, keys)?), shard: None });
     }
     let Authentic { stated, file_key, tags, .. } = Authentic::new(header, json, source.length(), keys)?;
     header.remove(TAGS_NAME)?;
     header.remove_metadata(ENCRYPTION_KEY);
+    let shard = header.metadata().and_then(|metadata| metadata.get(SHARD_KEY));
+    let shard = shard.map(|text| Shard::parse(text)).transpose()?;
+    header.remove_metadata(SHARD_KEY);
     let mut codes = vec![0; to_usize(tags.end - tags.start)];
     source.read(tags.start, &mut codes, check)?;
     let ranges = header.entries().map(|entry| entry.begin..entry.end);
-    Ok(Box::new(SafetensorsChunks::new(&file_key, stated.cipher, stated.chunk_bytes, ranges, codes)?))
+    let chunks = SafetensorsChunks::new(&file_key, stated.cipher, stated.chunk_bytes, ranges, codes)?;
+    Ok(Encrypted { chunks: Box::new(chunks), shard })
 }
 
 /// Encryption of a file whose header is authentic.

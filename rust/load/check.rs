@@ -6,7 +6,7 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::region::TensorRegion;
-use crate::checkpoint::verify::{Compared, Coverage, Input, check_length, digest_of};
+use crate::checkpoint::verify::{Compared, Coverage, Input, check_length, digest_of, resolve_listed};
 use crate::digest::manifest::Manifest;
 use crate::error::{Error, Kind, Result};
 use crate::load::verifier::HashedInput;
@@ -16,7 +16,7 @@ use crate::os::sigint::Watch;
 use crate::os::threads;
 use crate::reader;
 use crate::source::Source;
-use crate::source::files::{Files, place_of};
+use crate::source::files::place_of;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -125,11 +125,11 @@ pub fn check_whole_files(checkpoint: &Checkpoint, options: &Options) -> Result<(
 /// Compares the files that `paths` resolve to with a manifest. Opens no header, and so needs no key.
 ///
 /// # Errors
-/// `integrity` for the first difference, or a file that the manifest lacks; those of opening the files; `io`,
+/// `integrity` for the first difference, or a file that the manifest lacks; those of [`resolve_listed`]; `io`,
 /// `interrupted`.
 pub fn check_files<P: AsRef<Path>>(paths: &[P], manifest: &Manifest, options: &Options) -> Result<()> {
     let watch = Watch::begin();
-    let places = Files::resolve(paths, &|| watch.check())?.places;
+    let places = resolve_listed(paths, manifest, &|| watch.check())?.places;
     let sources = places.iter().map(|place| Source::open(place, &|| watch.check())).collect::<Result<Vec<_>>>()?;
     let input = |(index, source): (usize, &Source)| {
         Ok(Input::of_file(index, source, digest_of(source, manifest)?, manifest.origin()))
@@ -156,7 +156,7 @@ pub fn check_manifest(manifest: &Manifest, directory: &Path, options: &Options) 
         // The only file of a signature may have no name.
         let path = if name.is_empty() { directory.to_path_buf() } else { directory.join(name) };
         let source = Source::open(&place_of(&path)?, &|| watch.check())?;
-        check_length(digest, &source, manifest.origin())?;
+        check_length(digest, source.path(), source.length(), manifest.origin())?;
         inputs.push(Input::of_file(sources.len(), &source, digest.clone(), manifest.origin()));
         sources.push(source);
     }

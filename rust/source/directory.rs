@@ -5,7 +5,8 @@ use std::ffi::OsString;
 
 /// Suffix of the index file of a sharded checkpoint, a convention of the Hugging Face libraries.
 pub(super) const INDEX_SUFFIX: &str = ".safetensors.index.json";
-pub(super) const FILE_SUFFIX: &str = ".safetensors";
+/// Suffix of the files of a checkpoint.
+pub(crate) const FILE_SUFFIX: &str = ".safetensors";
 
 /// Checkpoint of a directory.
 pub(super) enum Chosen {

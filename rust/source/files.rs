@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Read};
+use std::ops::Range;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -31,7 +32,25 @@ pub struct Files {
     pub places: Vec<Place>,
     /// Entries of all index files.
     pub index_entries: Vec<IndexEntry>,
+    /// Directories and index files that stand for several of the files.
+    pub listings: Vec<Listing>,
 }
+
+/// Directory, prefix or index file that a caller named instead of the files.
+#[derive(Debug)]
+pub struct Listing {
+    /// Its path or URL.
+    pub path: PathBuf,
+    /// Directory with the files, as [`Place::absolute`] shows its files.
+    pub directory: String,
+    /// Indices of its files in [`Files::places`].
+    pub files: Range<usize>,
+    /// Whether the content of the index was compared with a digest.
+    pub is_compared: bool,
+}
+
+/// Compares the content of the index at a path or URL with its digest. Returns whether it has one.
+pub type CompareIndex<'a> = &'a dyn Fn(&Path, &[u8]) -> Result<bool>;
 
 /// Entry of an index file.
 #[derive(Debug)]
@@ -52,6 +71,18 @@ impl Files {
     /// without safetensors files; `malformed` for an invalid index; `invalid-argument` for a URL with an unknown scheme
     /// or an empty list; that of `check`.
     pub fn resolve<P: AsRef<Path>>(paths: &[P], check: Check<'_>) -> Result<Files> {
+        Files::resolve_with(paths, None, check)
+    }
+
+    /// Resolves paths and URLs, and compares index files before their content is used.
+    ///
+    /// # Errors
+    /// Those of [`Files::resolve`] and of `compare`.
+    pub fn resolve_with<P: AsRef<Path>>(
+        paths: &[P],
+        compare: Option<CompareIndex<'_>>,
+        check: Check<'_>,
+    ) -> Result<Files> {
         if paths.is_empty() {
             return Err(Error::new(Kind::InvalidArgument, "no path was given; give at least one file"));
         }
@@ -59,41 +90,43 @@ impl Files {
         for path in paths {
             let path = path.as_ref();
             match url_of(path)? {
-                Some(location) => files.add_url(&location, check)?,
-                None => files.add_path(&local_path(path)?)?,
+                Some(location) => files.add_url(&location, compare, check)?,
+                None => files.add_path(&local_path(path)?, compare)?,
             }
         }
         Ok(files)
     }
 
-    fn add_path(&mut self, path: &Path) -> Result<()> {
+    fn add_path(&mut self, path: &Path, compare: Option<CompareIndex<'_>>) -> Result<()> {
         let kind = fs::metadata(path).map_err(|error| Error::from_io(error, path, "cannot open"))?;
         if kind.is_dir() {
-            self.add_directory(path)
+            self.add_directory(path, compare)
         } else if file_name(path).ends_with(INDEX_SUFFIX) {
-            self.add_index(path)
+            self.add_index(path, compare)
         } else {
             self.places.push(Place::Path(path.to_path_buf()));
             Ok(())
         }
     }
 
-    fn add_directory(&mut self, directory: &Path) -> Result<()> {
+    fn add_directory(&mut self, directory: &Path, compare: Option<CompareIndex<'_>>) -> Result<()> {
         let failed = |error: io::Error| Error::from_io(error, directory, "cannot list");
         let mut names = Vec::new();
         for entry in fs::read_dir(directory).map_err(failed)? {
             names.push(entry.map_err(failed)?.file_name());
         }
         match choose(names).map_err(|error| error.at(directory))? {
-            Chosen::Index(name) => self.add_index(&directory.join(name)),
+            Chosen::Index(name) => self.add_index(&directory.join(name), compare),
             Chosen::Files(names) => {
-                self.places.extend(names.into_iter().map(|name| Place::Path(directory.join(name))));
+                let places = names.into_iter().map(|name| Place::Path(directory.join(name)));
+                let shown = absolute(directory);
+                self.add_listing(directory, shown.trim_end_matches('/').to_owned(), false, places);
                 Ok(())
             }
         }
     }
 
-    fn add_url(&mut self, location: &Location, check: Check<'_>) -> Result<()> {
+    fn add_url(&mut self, location: &Location, compare: Option<CompareIndex<'_>>, check: Check<'_>) -> Result<()> {
         // The Hub resolves the revision in the URL of any file.
         let found = if location.key().ends_with(TENSORS_SUFFIX) && location.service() != Service::Hub {
             Found::Object(location.clone())
@@ -101,16 +134,16 @@ impl Files {
             find::find(location, &[INDEX_SUFFIX, FILE_SUFFIX], check)?
         };
         match found {
-            Found::Local(path) => self.add_path(&path),
+            Found::Local(path) => self.add_path(&path, compare),
             Found::Object(location) if location.key().ends_with(INDEX_SUFFIX) => {
-                self.add_remote_index(&location, check)
+                self.add_remote_index(&location, compare, check)
             }
             Found::Object(location) => {
                 self.places.push(Place::Url(location));
                 Ok(())
             }
             Found::Opened(object) if object.location().key().ends_with(INDEX_SUFFIX) => {
-                self.add_opened_index(&object, check)
+                self.add_opened_index(&object, compare, check)
             }
             Found::Opened(object) => {
                 self.places.push(Place::Opened(Arc::new(object)));
@@ -120,9 +153,16 @@ impl Files {
                 let child = |name: &OsString| prefix.child(&name.to_string_lossy());
                 let names = names.into_iter().map(OsString::from);
                 match choose(names).map_err(|error| error.at(prefix.to_string()))? {
-                    Chosen::Index(name) => self.add_remote_index(&child(&name), check),
+                    Chosen::Index(name) => self.add_remote_index(&child(&name), compare, check),
                     Chosen::Files(names) => {
-                        self.places.extend(names.iter().map(|name| Place::Url(child(name))));
+                        let shown = prefix.to_string();
+                        let directory = shown.trim_end_matches('/').to_owned();
+                        self.add_listing(
+                            Path::new(&shown),
+                            directory,
+                            false,
+                            names.iter().map(|name| Place::Url(child(name))),
+                        );
                         Ok(())
                     }
                 }
@@ -130,7 +170,7 @@ impl Files {
         }
     }
 
-    fn add_index(&mut self, index: &Path) -> Result<()> {
+    fn add_index(&mut self, index: &Path, compare: Option<CompareIndex<'_>>) -> Result<()> {
         let (file, metadata) = open_regular(index)?;
         let length = metadata.len();
         if length > INDEX_BYTES_MAX {
@@ -138,40 +178,81 @@ impl Files {
             return Err(Error::new(Kind::Malformed, message).at(index));
         }
         // A file that grows meanwhile is read only up to its length at the start.
-        let shards = index::read(file.take(length)).map_err(|fault| fault.at(index))?;
+        let mut file = file.take(length);
+        let (is_compared, shards) = match compare {
+            None => (false, index::read(file)),
+            Some(compare) => {
+                let mut bytes = Vec::new();
+                file.read_to_end(&mut bytes).map_err(|error| Error::from_io(error, index, "cannot read"))?;
+                (compare(index, &bytes)?, index::read(bytes.as_slice()))
+            }
+        };
+        let shards = shards.map_err(|fault| fault.at(index))?;
         let directory = index.parent().unwrap_or(Path::new(""));
-        self.add_shards(index, shards, |name| Place::Path(directory.join(name)));
+        let shown = parent_of(&absolute(index)).to_owned();
+        self.add_shards(index, shown, is_compared, shards, |name| Place::Path(directory.join(name)));
         Ok(())
     }
 
-    fn add_remote_index(&mut self, index: &Location, check: Check<'_>) -> Result<()> {
-        self.add_opened_index(&find::open(index, HEAD_BYTES, check)?, check)
+    fn add_remote_index(
+        &mut self,
+        index: &Location,
+        compare: Option<CompareIndex<'_>>,
+        check: Check<'_>,
+    ) -> Result<()> {
+        self.add_opened_index(&find::open(index, HEAD_BYTES, check)?, compare, check)
     }
 
-    fn add_opened_index(&mut self, index: &Object, check: Check<'_>) -> Result<()> {
+    fn add_opened_index(&mut self, index: &Object, compare: Option<CompareIndex<'_>>, check: Check<'_>) -> Result<()> {
         let bytes = find::read_all(index, INDEX_BYTES_MAX, check)?;
+        let is_compared = compare.map_or(Ok(false), |compare| compare(index.path(), &bytes))?;
         let shards = index::read(bytes.as_slice()).map_err(|fault| fault.at(index.path()))?;
-        self.add_shards(index.path(), shards, |name| Place::Url(index.location().sibling(name)));
+        let directory = parent_of(&index.location().to_string()).to_owned();
+        self.add_shards(index.path(), directory, is_compared, shards, |name| {
+            Place::Url(index.location().sibling(name))
+        });
         Ok(())
     }
 
     fn add_shards(
         &mut self,
         index: &Path,
+        directory: String,
+        is_compared: bool,
         shards: BTreeMap<String, BTreeSet<String>>,
         place_of: impl Fn(&str) -> Place,
     ) {
         let path: Arc<Path> = Arc::from(index);
+        let mut places = Vec::with_capacity(shards.len());
         for (file, names) in shards {
-            let position = self.places.len();
+            let position = self.places.len() + places.len();
             self.index_entries.extend(names.into_iter().map(|name| IndexEntry {
                 name,
                 file: position,
                 index: Arc::clone(&path),
             }));
-            self.places.push(place_of(&file));
+            places.push(place_of(&file));
         }
+        self.add_listing(index, directory, is_compared, places.into_iter());
     }
+
+    fn add_listing(&mut self, path: &Path, directory: String, is_compared: bool, places: impl Iterator<Item = Place>) {
+        let begin = self.places.len();
+        self.places.extend(places);
+        let files = begin..self.places.len();
+        self.listings.push(Listing { path: path.to_path_buf(), directory, files, is_compared });
+    }
+}
+
+/// Returns an absolute path or a URL without its last part.
+pub fn parent_of(path: &str) -> &str {
+    path.rsplit_once('/').map_or("", |(directory, _)| directory)
+}
+
+/// Returns the absolute path of a local file as text.
+pub fn absolute(path: &Path) -> String {
+    let absolute = std::path::absolute(path);
+    absolute.as_deref().unwrap_or(path).to_string_lossy().into_owned()
 }
 
 fn file_name(path: &Path) -> String {

@@ -13,6 +13,7 @@ use fst::encryption::key::EncryptionKey;
 use fst::error::{Error, Kind};
 use fst::format::encryption::{ENCRYPTION_KEY, TAGS_NAME};
 use fst::format::layout::{Layout, Metadata, Tensor};
+use fst::format::shard::Shard;
 use fst::load::check;
 use fst::load::stream::{Order, Stream};
 use fst::load::views::{Mappings, Views};
@@ -677,5 +678,19 @@ proptest! {
             Ok(loaded) => prop_assert!(loaded == expected(&small())),
             Err(error) => prop_assert!([Kind::Integrity, Kind::Malformed].contains(&error.kind()), "{}", error),
         }
+    }
+}
+
+#[test]
+fn texts_of_shards_have_one_form() {
+    let save = "0123456789abcdef".repeat(2);
+    for places in ["1:1", "3:12"] {
+        Shard::parse(&format!("{save}:{places}")).unwrap();
+    }
+    for places in ["", "1", "1:", "0:1", "2:1", "01:2", "+1:2", "1:2:3", "1:-1", "1:18446744073709551616"] {
+        assert_eq!(Shard::parse(&format!("{save}:{places}")).unwrap_err().kind(), Kind::Malformed, "{places}");
+    }
+    for save in [&save[1..], &format!("{save}0"), &save.to_uppercase(), ""] {
+        assert_eq!(Shard::parse(&format!("{save}:1:2")).unwrap_err().kind(), Kind::Malformed, "{save}");
     }
 }

@@ -22,11 +22,11 @@ def save_object_shards(
     tensors: Mapping[str, Tensor],
     url: str,
     max_shard_bytes: int,
-    write: Callable[[Mapping[str, Tensor], str, str], None],
+    write: Callable[[Mapping[str, Tensor], str, str, int, int], None],
 ) -> None:
     """Saves a checkpoint as `url`, or in shards beside it if one object would exceed `max_shard_bytes`.
 
-    `write` saves a part of the tensors in one object. Objects have no permissions: its last argument is empty.
+    `write` is that of `save_shards`. Objects have no permissions, so it gets no path of another file.
     """
     if not url.endswith(_SUFFIX):
         raise ValueError(f"{url}: the names of shards must end in {_SUFFIX}; give a URL that ends in it")
@@ -45,8 +45,8 @@ def save_object_shards(
 
     with defer_interrupts() as interrupts:
         try:
-            for names, file in zip(shards, files, strict=True):
-                write({name: tensors[name] for name in names}, f"{directory}/{file}", "")
+            for number, (names, file) in enumerate(zip(shards, files, strict=True), 1):
+                write({name: tensors[name] for name in names}, f"{directory}/{file}", "", number, len(files))
                 interrupts.deliver()
         except BaseException:
             _remove_quietly(directory, set(files) - present)

@@ -18,6 +18,10 @@ from fst._save.host_copy import HostCopy
 from fst._save.object_shards import save_object_shards
 from fst._save.shards import save_shards
 
+# Keys of the metadata that request an encrypted file, and that name it among those of one save.
+_ENCRYPTION_KEY = "fst.encryption"
+_SHARD_KEY = "fst.encryption.shard"
+
 
 def save_file(
     tensors: Mapping[str, Tensor],
@@ -172,11 +176,16 @@ def _save(
     max_shard_bytes: int | None,
     key: classes.EncryptionKey | None,
 ) -> None:
-    def write(shard: Mapping[str, Tensor], file: str, model: str = "") -> None:
-        _write_shard(shard, file, metadata, model, key)
+    save = os.urandom(16).hex()
+    is_encrypted = key is not None or _ENCRYPTION_KEY in (metadata or {})
+
+    def write(shard: Mapping[str, Tensor], file: str, model: str, number: int, count: int) -> None:
+        # Binds the files to each other. The metadata of an encrypted file are authentic.
+        bound = {_SHARD_KEY: f"{save}:{number}:{count}"} if is_encrypted and count > 1 else {}
+        _write_shard(shard, file, {**(metadata or {}), **bound} or None, model, key)
 
     if max_shard_bytes is None:
-        write(tensors, path)
+        _write_shard(tensors, path, metadata, "", key)
     elif is_url(path):
         save_object_shards(tensors, path, max_shard_bytes, write)
     else:

@@ -33,12 +33,12 @@ def save_shards(
     tensors: Mapping[str, Tensor],
     path: Path,
     max_shard_bytes: int,
-    write: Callable[[Mapping[str, Tensor], str, str], None],
+    write: Callable[[Mapping[str, Tensor], str, str, int, int], None],
 ) -> None:
     """Saves a checkpoint as `path`, or in shards beside it if one file would exceed `max_shard_bytes`.
 
     `write` saves a part of the tensors in one file. If the file is new, it gets the permissions of another file, whose
-    path is passed unless it is empty.
+    path is passed unless it is empty. The last arguments are the number of the file, from 1, and the number of files.
     """
     if not path.name.endswith(_SUFFIX):
         raise ValueError(f"{path}: the names of shards must end in {_SUFFIX}; give a path that ends in it")
@@ -58,7 +58,7 @@ def save_shards(
         ops.write_bytes(torch.frombuffer(bytearray(content), dtype=torch.uint8), str(index), model(index))
 
     if count == 1:
-        write(tensors, str(path), model(path))
+        write(tensors, str(path), model(path), 1, 1)
         with defer_interrupts():
             if index.exists():
                 # The index names the new file while the old shards are removed.
@@ -75,8 +75,8 @@ def save_shards(
     content = index_content(tensors, shards, [file.name for file in staged])
     with defer_interrupts() as interrupts:
         try:
-            for names, file, final in zip(shards, staged, files, strict=True):
-                write({name: tensors[name] for name in names}, str(file), model(final))
+            for number, (names, file, final) in enumerate(zip(shards, staged, files, strict=True), 1):
+                write({name: tensors[name] for name in names}, str(file), model(final), number, count)
                 interrupts.deliver()
             write_index(content)
         except BaseException:

@@ -24,7 +24,8 @@
 // Digests. `verify` compares the data with digests before any tensor is returned: "digests" with those that the files
 // carry, or the path or JSON text of a manifest with those of whole files, or the text {"signature": {"path":
 // "model.sig", "public_key": "key.pub"}} of a signature, which has a manifest. A difference is an [integrity] error. So
-// is a load that the digests do not cover, such as that of a slice or of some tensors of a file with a manifest. The text
+// is a load that the digests do not cover, such as that of a slice or of some tensors of a file with a manifest. The
+// text
 // {"verify": {"source": "digests", "partial": "allow"}} permits it, with any of these texts as the source; the log
 // (FST_LOG=warn) then names the tensors that were not compared.
 //
