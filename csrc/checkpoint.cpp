@@ -116,6 +116,10 @@ std::string OpenCheckpoint::page_cache() const {
   return std::string(call_core([&] { return checkpoint_->page_cache_name(); }));
 }
 
+std::string OpenCheckpoint::copy_name() const {
+  return std::string(call_core([&] { return checkpoint_->copy_name(); }));
+}
+
 std::vector<at::Tensor> OpenCheckpoint::load_tensors(Strings names, c10::Device device, Dtype dtype,
                                                      const Patterns& patterns, const DtypeNumbers& dtypes) const {
   const auto selection = select_named(*checkpoint_, names);

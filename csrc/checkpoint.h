@@ -69,6 +69,10 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   // not map the files.
   std::string page_cache() const;
 
+  // Returns a name that is equal in two processes if they read the same bytes: of the same files through one kernel, or
+  // of the same versions of objects. Empty if that cannot be told.
+  std::string copy_name() const;
+
   // Returns the readers for loads to a device, joined by "+".
   std::string reader(c10::Device device) const;
 

@@ -264,6 +264,7 @@ TORCH_LIBRARY(fst, m) {
       .def("differing_hashes", &OpenCheckpoint::differing_hashes, "", {torch::arg("names"), torch::arg("tensors")})
       .def("path", &OpenCheckpoint::path, "", {torch::arg("name")})
       .def("page_cache", &OpenCheckpoint::page_cache)
+      .def("copy_name", &OpenCheckpoint::copy_name)
       .def("reader", &OpenCheckpoint::reader, "", {torch::arg("device") = c10::Device(c10::kCPU)})
       .def("load_tensors", &OpenCheckpoint::load_tensors, "",
            {torch::arg("names"), torch::arg("device") = c10::Device(c10::kCPU), torch::arg("dtype") = none,

@@ -224,6 +224,7 @@ mod ffi {
         fn verify_whole_files(self: &Checkpoint) -> Result<()>;
         fn verify_part(self: &Checkpoint, part: usize, parts: usize, skips_groups: bool) -> Result<()>;
         fn page_cache_name(self: &Checkpoint) -> Result<String>;
+        fn copy_name(self: &Checkpoint) -> Result<String>;
         fn reader_names(self: &Checkpoint, ordinal: i32) -> Result<String>;
 
         type EncryptionKey;

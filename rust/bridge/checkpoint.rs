@@ -227,6 +227,11 @@ impl Checkpoint {
         guard(|| Ok(shared_cache::name(&self.files, &Options::from_env()?)?.unwrap_or_default()))
     }
 
+    /// Returns the name of the copy of the files that this process reads, or an empty string if it has none.
+    pub(super) fn copy_name(&self) -> Result<String> {
+        guard(|| Ok(shared_cache::copy_name(&self.files)?.unwrap_or_default()))
+    }
+
     /// Returns the names of the readers, joined by `+`, for the GPU with this ordinal, or for new tensors on the CPU if it
     /// is negative.
     pub(super) fn reader_names(&self, ordinal: i32) -> Result<String> {

@@ -1,18 +1,46 @@
-//! Identity of the page cache that serves the files of a checkpoint.
+//! Identity of the bytes that a process reads of a checkpoint: those of files in one page cache, or of objects.
 
 use crate::checkpoint::Checkpoint;
+use crate::digest::Algorithm;
 use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::reader::{self, Access, ReaderKind};
+use crate::source::Source;
 use std::fmt::Write;
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 /// Changes with each boot of the kernel. It is equal in all containers on a machine.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Returns a name for the page cache of the files, which is equal in all processes of a machine that have opened the
-/// same files.
+/// Returns a name for the copy of the checkpoint that this process reads. It is equal in two processes if they read the
+/// same bytes: of the same local files through one kernel, or of the same versions of objects.
+///
+/// Returns `None` if a local file cannot be told from one of another machine.
+///
+/// # Errors
+/// `io` if a file cannot be examined.
+pub fn copy_name(checkpoint: &Checkpoint) -> Result<Option<String>> {
+    let boot_id = fs::read_to_string(BOOT_ID).ok();
+    let mut text = String::new();
+    for source in checkpoint.sources().map(Source::stored) {
+        let local = match source {
+            Source::Object(object) => {
+                let _ = writeln!(text, "{} {:?}", source.path().display(), object.version());
+                object.copy_file()
+            }
+            _ => source.file().map(|file| &file.file),
+        };
+        if let Some(file) = local {
+            let Some(boot_id) = &boot_id else { return Ok(None) };
+            let _ = writeln!(text, "{} {}", boot_id.trim(), inode(file, source.path())?);
+        }
+    }
+    Ok(Some(Algorithm::Blake3.digest(text.as_bytes()).hex()))
+}
+
+/// Returns the [`copy_name`] of files that a load to the CPU maps, and so takes from the page cache.
 ///
 /// Returns `None` if a load would not map the files: they may not stay in the page cache, or this machine may not have
 /// them alone.
@@ -20,14 +48,15 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// # Errors
 /// `io` if a file cannot be examined.
 pub fn name(checkpoint: &Checkpoint, options: &Options) -> Result<Option<String>> {
-    let Ok(mut name) = fs::read_to_string(BOOT_ID) else { return Ok(None) };
     for source in checkpoint.sources() {
         if reader::choose(options, source, Access::View)?.kind != ReaderKind::Mmap {
             return Ok(None);
         }
-        let Some(file) = source.file() else { return Ok(None) };
-        let metadata = file.file.metadata().map_err(|error| Error::from_io(error, &file.path, "cannot examine"))?;
-        let _ = write!(name, " {}:{}", metadata.dev(), metadata.ino());
     }
-    Ok(Some(name))
+    copy_name(checkpoint)
+}
+
+fn inode(file: &File, path: &Path) -> Result<String> {
+    let metadata = file.metadata().map_err(|error| Error::from_io(error, path, "cannot examine"))?;
+    Ok(format!("{}:{}", metadata.dev(), metadata.ino()))
 }

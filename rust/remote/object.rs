@@ -13,6 +13,7 @@ use crate::num::{to_u64, to_usize};
 use crate::os::local_file::LocalFile;
 use crate::os::retry::Check;
 use futures_util::{StreamExt, TryStreamExt, stream};
+use std::fs::File;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -190,6 +191,14 @@ impl Object {
         match &self.copy {
             Some(Copy::Whole(file)) => Some(file),
             Some(Copy::Part(_)) | None => None,
+        }
+    }
+
+    /// Returns the file of the copy on a local disk, even if the copy lacks some bytes.
+    pub fn copy_file(&self) -> Option<&File> {
+        match self.copy.as_ref()? {
+            Copy::Whole(file) => Some(&file.file),
+            Copy::Part(part) => Some(part.file()),
         }
     }
 

@@ -57,6 +57,11 @@ impl Part {
         Part::new(cache, entry, data, ranges, Ranges::default(), length)
     }
 
+    /// Returns the file with the bytes. It stays the same when the copy is complete.
+    pub(in crate::remote) fn file(&self) -> &File {
+        &self.data
+    }
+
     fn new(cache: &Cache, entry: &Entry, data: File, ranges: File, known: Ranges, length: u64) -> io::Result<Part> {
         flock(&data, FlockOperation::LockShared)?;
         use_now(&data);

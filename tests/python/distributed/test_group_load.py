@@ -177,10 +177,13 @@ def test_page_cache_identity(tmp_path, monkeypatch):
     for name in ("a", "b"):
         save_file({"m": torch.ones(3)}, tmp_path / name)
     os.link(tmp_path / "a", tmp_path / "c")
-    first, second, third = (OpenCheckpoint(str(tmp_path / name)).page_cache() for name in ("a", "b", "c"))
+    opened = [OpenCheckpoint(str(tmp_path / name)) for name in ("a", "b", "c")]
+    first, second, third = (checkpoint.page_cache() for checkpoint in opened)
     assert first == third != second
+    assert [checkpoint.copy_name() for checkpoint in opened] == [first, second, third]
     monkeypatch.setenv("FST_READER", "pread")
-    assert OpenCheckpoint(str(tmp_path / "a")).page_cache() == ""
+    assert opened[0].page_cache() == ""
+    assert opened[0].copy_name() == first
 
 
 def count(path):

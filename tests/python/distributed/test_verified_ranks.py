@@ -1,15 +1,19 @@
 """Verified loads by ranks: each rank compares the groups of BLAKE3's tree that it reads, and all share the verdict."""
 
+import functools
+import hashlib
 import json
+import shutil
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import fst
-from rawfile import assert_same
+import tensorsfile
+from rawfile import Raw, assert_same
 
 SIZE = 3
 # Most groups of 1 MiB have a part of a row. The shards of rows of "small" are in one group.
@@ -46,8 +50,8 @@ def mixed(name, shape):
 LAYOUTS = [replicated, rows, columns, regions, mixed]
 
 
-def expected_of(name, place):
-    tensor, placement = TENSORS[name], place(name, TENSORS[name].shape)
+def expected_of(name, place, tensors=TENSORS):
+    tensor, placement = tensors[name], place(name, tensors[name].shape)
     if isinstance(placement, Replicate):
         return tensor
     return tensor.chunk(SIZE, placement.dim)[dist.get_rank()] if isinstance(placement, Shard) else tensor[placement]
@@ -108,17 +112,17 @@ def damage(path, name, offset):
 
 
 def load_sharded(path, place, options):
-    return fst.load_sharded(path, place, verify=True, **options)
+    return fst.load_sharded(path, place, **{"verify": True, **options})
 
 
 def stream_sharded(path, place, options):
     options.pop("strategy", None)
-    return dict(fst.stream_sharded(path, place, verify=True, **options))
+    return dict(fst.stream_sharded(path, place, **{"verify": True, **options}))
 
 
 def load_distributed(path, place, options):
     mesh = init_device_mesh("cpu", (SIZE,))
-    return fst.load_distributed(path, mesh, place, verify=True, **options)
+    return fst.load_distributed(path, mesh, place, **{"verify": True, **options})
 
 
 def refused(load, path, place, reader, options):
@@ -211,3 +215,93 @@ def test_changed_header_is_an_error(ranks, grouped):
     content[at : at + 6] = b'"tell"'
     grouped.write_bytes(content)
     ranks(SIZE).run(load_changed_header, grouped)
+
+
+# "columns" has several groups.
+COPIED = {
+    "columns": torch.arange(600 * 1024, dtype=torch.int32).reshape(600, 1024),
+    "rows": torch.arange(60 * 40, dtype=torch.int16).reshape(60, 40),
+    "whole": torch.arange(5000, dtype=torch.float64),
+}
+
+
+def place_copied(name, shape):
+    return {"columns": Shard(1), "rows": Shard(0), "whole": Replicate()}[name]
+
+
+def load_module(path, place, options):
+    module = torch.nn.Module()
+    for name, tensor in COPIED.items():
+        module.register_buffer(name, torch.zeros_like(tensor))
+    fst.load_module(module, path, group=dist.group.WORLD, **options)
+    return dict(module.named_buffers())
+
+
+def save_copied(kind, path):
+    """Saves a file with digests, or without for a manifest. Returns the `verify` of its loads."""
+    if kind == "tensors":
+        dtypes = {torch.int32: "I32", torch.int16: "I16", torch.float64: "F64"}
+        raws = {name: Raw(dtypes[t.dtype], tuple(t.shape), t.numpy().tobytes()) for name, t in COPIED.items()}
+        tensorsfile.write(path, raws)
+        return True
+    fst.save_file(COPIED, path, digests=None if kind == "manifest" else kind)
+    return {path.name: "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()} if kind == "manifest" else True
+
+
+def load_copy(load, directories, name, reader, options):
+    """Loads this rank's copy. Returns the type of the error, or whether the values are right."""
+    loaded = {}
+    error, _ = refused(
+        lambda path, place, options: loaded.update(load(path, place, options)),
+        directories[dist.get_rank()] / name,
+        place_copied,
+        reader,
+        options,
+    )
+    if error != "loaded":
+        return error
+    parts = COPIED if load is load_module else {name: expected_of(name, place_copied, COPIED) for name in COPIED}
+    local = {name: tensor.to_local() if isinstance(tensor, DTensor) else tensor for name, tensor in loaded.items()}
+    return "right" if all(local[name].equal(part) for name, part in parts.items()) else "wrong"
+
+
+# The copies of the ranks: one each, or one of ranks 0 and 2.
+COPIES = [("012", "pread"), ("010", "mmap")]
+
+
+@pytest.mark.parametrize(("copies", "reader"), COPIES)
+@pytest.mark.parametrize(
+    ("kind", "load"),
+    [
+        ("sha256", load_sharded),
+        ("manifest", stream_sharded),
+        ("tensors", load_distributed),
+        ("blake3", load_sharded),
+        ("sha256", load_module),
+        ("blake3", load_module),
+    ],
+)
+def test_each_copy_is_verified(ranks, tmp_path, kind, load, copies, reader):
+    path = tmp_path / "model.safetensors"
+    options = {"verify": save_copied(kind, path)}
+    directories = [tmp_path / copy for copy in copies]
+    for directory in set(directories):
+        directory.mkdir()
+        shutil.copy(path, directory)
+    run = functools.partial(ranks(SIZE).run, load_copy, load, directories, path.name, reader, options)
+    assert run() == ["right"] * SIZE
+    # Ranks that compare what they read do not find damage in bytes that no rank reads from this copy.
+    is_compared_while_read = kind == "blake3" and load is load_sharded
+    content = path.read_bytes()
+    for tensor in COPIED.values():
+        data = tensor.numpy().tobytes()
+        for copy in sorted(set(directories)):
+            damaged = bytearray(content)
+            damaged[content.index(data) + len(data) // 2] ^= 1
+            (copy / path.name).write_bytes(damaged)
+            results = run()
+            (copy / path.name).write_bytes(content)
+            if is_compared_while_read and results == ["right"] * SIZE:
+                continue
+            assert set(results) <= {"IntegrityError", "RankError"}, (copy, results)
+            assert all(directories[rank] == copy for rank, result in enumerate(results) if result == "IntegrityError")

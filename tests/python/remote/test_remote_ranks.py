@@ -6,6 +6,7 @@ from safetensors.torch import save
 from torch.distributed.tensor import Replicate, Shard
 
 import fst
+from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst_bench.http_server import Fault
 from objects import assert_equal, shards, tensors
 from rawfile import assert_same
@@ -92,6 +93,23 @@ def test_damage_is_an_error_on_all_ranks(ranks, http_server, tmp_path):
     data[-1] ^= 1
     http_server.put(PATH, bytes(data))
     assert sorted(ranks(2).run(load_damaged, http_server.url(PATH), rows)) == ["IntegrityError", "RankError"]
+
+
+def test_copies_in_caches_have_names_of_their_own(http_server, tmp_path, monkeypatch):
+    def copy_name(directory):
+        with monkeypatch.context() as patch:
+            if directory:
+                patch.setenv("FST_CACHE_DIR", str(tmp_path / directory))
+            return OpenCheckpoint(http_server.url(PATH)).copy_name()
+
+    http_server.put(PATH, DATA)
+    # Ranks divide the work of verifying an object if these names are equal.
+    assert copy_name(None) == copy_name(None)
+    assert copy_name("one") == copy_name("one")
+    assert len({copy_name(directory) for directory in (None, "one", "two")}) == 3
+    before = copy_name(None)
+    http_server.put(PATH, save(tensors(1)))
+    assert copy_name(None) != before
 
 
 def request_counts(server, path, data):

@@ -179,6 +179,14 @@ class Checkpoint:
         """
         return self._object.page_cache()
 
+    def copy_name(self) -> str:
+        """Returns a name for the copy of the checkpoint that this process reads.
+
+        Two processes have the same name only if they read the same bytes: of the same files through one kernel, or of
+        the same versions of objects. The name is empty if that cannot be told.
+        """
+        return self._object.copy_name()
+
     def load_tensors(self, names: Sequence[str], device: torch.device, dtype: Dtype = None) -> list[Tensor]:
         """Loads tensors. On "meta" it only returns their shapes and dtypes."""
         loaded = self._object.load_tensors(names, device, **dtype_arguments(dtype))

@@ -33,12 +33,14 @@ class Summary(NamedTuple):
         digest: Digest of the encoded requests.
         length: Length of the encoded requests.
         page_cache: Name of the page cache that this rank reads the files through; empty if there is none.
+        copy: `Checkpoint.copy_name` of this rank; empty if loads verify nothing.
     """
 
     options: LoadOptions
     digest: str
     length: int
     page_cache: str
+    copy: str
 
 
 def summarize(
@@ -49,7 +51,8 @@ def summarize(
     encoded = encode(requests, positions)
     digest = hashlib.sha256(str(encoded.tolist()).encode()).hexdigest()
     page_cache = checkpoint.page_cache() if device.type == "cpu" else ""
-    return encoded, Summary(options, digest, len(encoded), page_cache)
+    copy = checkpoint.copy_name() if options.verify else ""
+    return encoded, Summary(options, digest, len(encoded), page_cache, copy)
 
 
 def check_options(summaries: Sequence[Summary]) -> LoadOptions:
@@ -78,14 +81,16 @@ def agree_on_plan(
         summaries: The summaries of all ranks in rank order.
         group: The ranks that load together.
         load_own: Loads all shards of this rank without the other ranks. It is called if the plan has no exchange, so
-            that one collective reports failures of both. Ranks that share a page cache may divide the comparison of
+            that one collective reports failures of both. Ranks that read the same bytes may divide the comparison of
             digests before it.
 
     Returns:
         The plan, equal on all ranks, and the result of `load_own` if the plan has no exchange.
 
+    Files without digests of groups are verified first. Of the others, each rank compares the groups that it reads.
+
     Raises:
-        RankError: Planning or `load_own` failed on another rank.
+        RankError: Planning, verifying or `load_own` failed on another rank.
         ValueError: The ranks differ in an option, or in the layout of a tensor.
     """
     options = check_options(summaries)
@@ -95,6 +100,9 @@ def agree_on_plan(
     cache_ids = [cache_id if cache else -1 for cache, cache_id in zip(caches, _ids(caches), strict=True)]
 
     def plan_all() -> tuple[tuple[GroupPlan, _Result | None], bytes]:
+        if checkpoint.is_verified:
+            part, parts = part_to_verify([summary.copy for summary in summaries], group.rank)
+            checkpoint.verify(part, parts, skips_groups=True)
         plan = GroupPlan(checkpoint, requests, lists, cache_ids, options.strategy, options.window_bytes)
         if plan.has_exchange():
             return (plan, None), plan.digest().encode()
@@ -105,6 +113,21 @@ def agree_on_plan(
     planned, digests = group.gather_results(plan_all)
     check_equal("plan (does every rank run the same version of fst?)", [digest.decode() for digest in digests])
     return planned
+
+
+def part_to_verify(copies: Sequence[str], rank: int) -> tuple[int, int]:
+    """Returns the part of the files that a rank verifies, and the number of parts.
+
+    Only ranks that read the same bytes divide them: damage in one copy is in no other.
+
+    Args:
+        copies: The `Checkpoint.copy_name` of each rank. An empty name is that of no other rank.
+        rank: The rank.
+    """
+    if not copies[rank]:
+        return 0, 1
+    sharing = [other for other, copy in enumerate(copies) if copy == copies[rank]]
+    return sharing.index(rank), len(sharing)
 
 
 def _distinct_requests(encoded: Tensor, summaries: Sequence[Summary], group: Group) -> list[Tensor]:

@@ -15,7 +15,15 @@ from fst._core.dtypes import CASTABLE
 from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group, open_on_all
 from fst._core.interrupts import defer_interrupts
-from fst._distributed.agreement import LoadOptions, Summary, agree_on_plan, check_options, summarize
+from fst._distributed.agreement import (
+    LoadOptions,
+    Summary,
+    agree_on_plan,
+    check_equal,
+    check_options,
+    part_to_verify,
+    summarize,
+)
 from fst._distributed.exchange import Exchange, side_stream
 from fst._distributed.shards import ShardRequest, region_of
 
@@ -30,19 +38,23 @@ def open_for_group(
     """Opens a checkpoint on all ranks. Only rank 0 reads the headers and sends them to the others.
 
     Every rank calls this function. Paths may differ if they lead to files of the same names and lengths. With `verify`,
-    each rank verifies a part of the files, and the failure of one is an error of all.
+    the ranks verify all files, and the failure of one is an error of all.
 
     Raises:
         RankError: Another rank failed.
+        ValueError: Some ranks verify, and others do not.
         Errors of `load_file` about paths and headers.
     """
 
-    def verified(checkpoint: OpenCheckpoint) -> tuple[OpenCheckpoint, bytes]:
-        if verify:
-            checkpoint.verify(group.rank, group.size)
-        return checkpoint, b""
+    def name_copy(checkpoint: OpenCheckpoint) -> tuple[OpenCheckpoint, bytes]:
+        return checkpoint, json.dumps([bool(verify), checkpoint.copy_name() if verify else ""]).encode()
 
-    return _open_and_gather(paths, group, verified, verify, encryption_key)[0]
+    checkpoint, gathered = open_and_gather(paths, group, name_copy, verify, encryption_key)
+    verifies, copies = zip(*map(json.loads, gathered), strict=True)
+    check_equal("verify", verifies)
+    if verify:
+        group.run_on_all(lambda: checkpoint.verify(*part_to_verify(copies, group.rank)))
+    return checkpoint
 
 
 def open_and_gather(
@@ -54,25 +66,9 @@ def open_and_gather(
 ) -> tuple[_Result, list[bytes]]:
     """Opens a checkpoint as `open_for_group` does, and calls `work` with it as `Group.gather_results` does.
 
-    With `verify`, files without digests of groups are verified as `open_for_group` does. Of the others, each rank
-    compares the groups that it reads while it loads them.
+    With `verify`, `agree_on_plan` and the loads compare digests.
     """
 
-    def work_verified(checkpoint: OpenCheckpoint) -> tuple[_Result, bytes]:
-        if verify:
-            checkpoint.verify(group.rank, group.size, skips_groups=True)
-        return work(checkpoint)
-
-    return _open_and_gather(paths, group, work_verified, verify, encryption_key)
-
-
-def _open_and_gather(
-    paths: Paths,
-    group: Group,
-    work: Callable[[OpenCheckpoint], tuple[_Result, bytes]],
-    verify: str,
-    encryption_key: EncryptionKey | None,
-) -> tuple[_Result, list[bytes]]:
     def open_checkpoint(headers: Tensor | None) -> OpenCheckpoint:
         checkpoint = OpenCheckpoint(paths, headers, verify, encryption_key)
         # Computed here so that an unsupported dtype is an error of opening, which all ranks report.

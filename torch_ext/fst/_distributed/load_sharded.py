@@ -63,7 +63,7 @@ def load_sharded(
             exchanged data into more than 65,536 windows is an error.
         verify: As in `load_file`, on all ranks or none. If one rank finds a difference, all ranks raise. Of files that
             were saved with `digests="blake3"`, each rank verifies what it reads while it loads. Other files are read
-            twice: first each rank verifies a part of them.
+            twice: first the ranks that read the same copy of the files verify it together.
         encryption_key: As in `load_file`, on every rank.
 
     Returns:

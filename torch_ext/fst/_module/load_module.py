@@ -91,7 +91,7 @@ def load_module(
         group: Ranks that load together, each with a module. `None` is the ranks of the mesh that contains the ranks of
             all DTensors, or this process alone if there are no DTensors, even if `torch.distributed` is initialized.
         verify: As in `load_file`. The files are read and verified before anything is written, and then read again. The
-            ranks of a group divide the work.
+            ranks of a group that read the same copy of the files divide the work.
         encryption_key: As in `load_file`. If data are not authentic, tensors filled in place are undefined.
 
     Returns:
