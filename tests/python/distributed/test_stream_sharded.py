@@ -1,6 +1,8 @@
 """`fst.stream_sharded`: shards, order, batches, casts, arguments and failures."""
 
 import itertools
+import os
+import signal
 
 import pytest
 import torch
@@ -63,6 +65,82 @@ def leave_early(path):
 
 def test_ranks_leave_at_same_tensor(ranks, path):
     ranks(2).run(leave_early, path)
+
+
+def open_stream(path):
+    return fst.stream_sharded(path, Replicate(), window_bytes=1)
+
+
+def raise_in_block(path):
+    with open_stream(path) as tensors:
+        for _ in tensors:
+            raise LookupError("no room")
+
+
+def raise_in_loop(path):
+    for _ in open_stream(path):
+        raise LookupError("no room")
+
+
+def interrupt_loop(path):
+    with open_stream(path) as tensors:
+        for _ in tensors:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def close_before_first(path):
+    open_stream(path).close()
+
+
+def close_generator(path):
+    def pairs():
+        with open_stream(path) as tensors:
+            yield from tensors
+
+    next(pairs())
+
+
+# What one rank does, and what the others learn about it.
+DEPARTURES = {
+    raise_in_block: "closed the stream before its end after LookupError: no room",
+    raise_in_loop: "closed the stream before its end",
+    interrupt_loop: "closed the stream before its end after KeyboardInterrupt",
+    close_before_first: "closed the stream before its end",
+    close_generator: "closed the stream before its end",
+}
+
+
+def leave_on_one_rank(path, leave):
+    if dist.get_rank() == 1:
+        try:
+            leave(path)
+        except (LookupError, KeyboardInterrupt) as error:
+            # Whatever refers to the stream is gone with the traceback.
+            error.__traceback__ = None
+    else:
+        with pytest.raises(fst.RankError) as caught:
+            list(open_stream(path))
+        assert str(caught.value) == f"rank 1 {DEPARTURES[leave]}"
+    assert stream_from(path).keys() == TENSORS.keys()
+
+
+@pytest.mark.parametrize("leave", DEPARTURES, ids=lambda leave: leave.__name__)
+def test_rank_that_leaves_tells_the_others(ranks, path, leave):
+    ranks(3).run(leave_on_one_rank, path, leave)
+
+
+def leave_in_same_batch(path):
+    # Another batch follows the first one, and none the second one.
+    for first in (0, 2):
+        with fst.stream_sharded(path, Replicate(), window_bytes=200) as tensors:
+            for name, _ in tensors:
+                if name == f"t{first + dist.get_rank()}":
+                    break
+    assert stream_from(path).keys() == TENSORS.keys()
+
+
+def test_ranks_leave_in_same_batch(ranks, path):
+    ranks(2).run(leave_in_same_batch, path)
 
 
 def stream_from(path, **arguments):

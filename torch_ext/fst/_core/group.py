@@ -26,16 +26,23 @@ _CPU = torch.device("cpu")
 
 # A control message begins with its length and a status byte.
 _LENGTH_BYTES = 8
+# Length of the message of a rank that takes no part in the collectives after this one.
+_LEFT = b"\xff" * _LENGTH_BYTES
 _SUCCEEDED, _FAILED = b"+", b"-"
 # Longest messages that fit the first collective. Longer messages take a second one.
 _SHORT_BYTES = 1016
 _SHORT_BROADCAST_BYTES = (64 << 10) - _LENGTH_BYTES
+# Longest text that a rank sends to all others, such as that of an error, in bytes.
+_TEXT_BYTES = 4096
+# Room for the note at the end of a text that was cut, with a number of 20 digits.
+_NOTE_BYTES = 38
 
 
 class RankError(RuntimeError):
-    """Another rank of the group failed, so this rank stopped as well.
+    """Another rank of the group failed or left a stream early, so this rank stopped as well.
 
-    The message names the failed rank and its exception. The failed rank raises that exception itself.
+    The message names the failed rank and its exception, of which a long text is cut. The failed rank raises that
+    exception itself.
     """
 
 
@@ -153,7 +160,7 @@ class Group:
             The error itself on a rank that has one.
         """
         try:
-            messages = self.all_gather_bytes(_SUCCEEDED + data if error is None else _FAILED + _text_of(error))
+            messages = self.all_gather_bytes(_SUCCEEDED + data if error is None else _failure(error))
             if error is not None:
                 raise error
         except BaseException as caught:
@@ -165,18 +172,36 @@ class Group:
             # that keeps all frames of the traceback alive.
             del error
         if failed := [rank for rank, message in enumerate(messages) if message.startswith(_FAILED)]:
-            others = f", as did {len(failed) - 1} more" if len(failed) > 1 else ""
             reason = messages[failed[0]].removeprefix(_FAILED).decode(errors="replace")
-            raise RankError(f"{self.rank_name(failed[0])} failed{others}: {reason}")
+            raise RankError(f"{self.rank_name(failed[0])} failed{_and_more(failed)}: {reason}")
         return [message.removeprefix(_SUCCEEDED) for message in messages]
 
+    def leave(self, reason: str) -> None:
+        """Makes the next message to all ranks raise a `RankError` on all ranks that send one.
+
+        Ranks that leave at the same time raise nothing. Returns at once: this rank does not wait for the others.
+
+        Args:
+            reason: A verb and the rest of the sentence about this rank.
+        """
+        if self.process_group is not None:
+            head = _LEFT + cut(reason.encode(errors="replace"), _SHORT_BYTES)
+            self._begin_all_gather(head.ljust(_LENGTH_BYTES + _SHORT_BYTES))
+
     def all_gather_bytes(self, data: bytes) -> list[bytes]:
-        """Returns the bytes of all ranks in rank order. Lengths may differ."""
+        """Returns the bytes of all ranks in rank order. Lengths may differ.
+
+        Raises:
+            RankError: Another rank has left.
+        """
         if self.process_group is None:
             return [data]
         # No rank knows the others' lengths before the first collective.
         head = len(data).to_bytes(_LENGTH_BYTES, "little") + data[:_SHORT_BYTES]
         heads = self._all_gather_equal(head.ljust(_LENGTH_BYTES + _SHORT_BYTES))
+        if left := [rank for rank, head in enumerate(heads) if head.startswith(_LEFT)]:
+            reason = heads[left[0]].removeprefix(_LEFT).rstrip().decode(errors="replace")
+            raise RankError(f"{self.rank_name(left[0])} {reason}{_and_more(left)}")
         lengths = [int.from_bytes(head[:_LENGTH_BYTES], "little") for head in heads]
         longest = max(lengths)
         padded = (
@@ -204,6 +229,20 @@ class Group:
         [whole] = self.broadcast_all([whole], [source])
         return whole
 
+    def broadcast_text(self, text: str | None, source: int) -> str:
+        """Returns the text of rank `source`. Other ranks pass `None`."""
+        data = None if text is None else torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        received = self.broadcast(data, source)
+        return ctypes.string_at(received.data_ptr(), len(received)).decode()
+
+    def any_of(self, flags: Sequence[bool]) -> list[bool]:
+        """Returns for each flag whether any rank has set it. All ranks pass equally many flags."""
+        if self.process_group is None or not flags:
+            return list(flags)
+        united = torch.tensor(flags, dtype=torch.uint8, device=self.control_device)
+        dist.all_reduce(united, dist.ReduceOp.MAX, self.process_group)
+        return [bool(flag) for flag in united.tolist()]
+
     def broadcast_all(self, data: Sequence[Tensor], sources: Sequence[int]) -> list[Tensor]:
         """Broadcasts tensors on the CPU, each from its source, in flight at once.
 
@@ -221,16 +260,22 @@ class Group:
 
     def _all_gather_equal(self, data: bytes) -> list[bytes]:
         """Returns the bytes of all ranks, whose lengths are equal."""
+        rows, work = self._begin_all_gather(data)
+        work.wait()
+        # PyTorch has no other fast conversion to bytes that works without NumPy.
+        return [ctypes.string_at(row.data_ptr(), len(data)) for row in rows.to(_CPU)]
+
+    def _begin_all_gather(self, data: bytes) -> "tuple[Tensor, dist.Work]":
+        """Begins to gather bytes of equal lengths. Returns a row for each rank, filled once the work is complete."""
         # Explicit devices, since the caller may have set another default device.
         own = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.control_device)
         rows = torch.empty((self.size, len(data)), dtype=torch.uint8, device=self.control_device)
         if self.control_device.type == "cpu":
             # The ring all-gather of gloo wakes each rank once for each other rank, and takes twice as long.
-            dist.all_to_all_single(rows.view(-1), own.repeat(self.size), group=self.process_group)
+            work = dist.all_to_all_single(rows.view(-1), own.repeat(self.size), group=self.process_group, async_op=True)
         else:
-            dist.all_gather_into_tensor(rows.view(-1), own, group=self.process_group)
-        # PyTorch has no other fast conversion to bytes that works without NumPy.
-        return [ctypes.string_at(row.data_ptr(), len(data)) for row in rows.to(_CPU)]
+            work = dist.all_gather_into_tensor(rows.view(-1), own, group=self.process_group, async_op=True)
+        return rows, work
 
 
 @defer_interrupts()
@@ -295,7 +340,24 @@ def _collective_device(device: torch.device, backends: dict[str, str]) -> torch.
     return _CPU if "cpu" in backends else torch.device("cuda", torch.cuda.current_device())
 
 
-def _text_of(error: BaseException) -> bytes:
-    # Names the exception's type even if it has no text or its `__str__` fails.
+def _and_more(ranks: Sequence[int]) -> str:
+    return f", as did {len(ranks) - 1} more" if len(ranks) > 1 else ""
+
+
+def _failure(error: BaseException) -> bytes:
+    """Returns the message of a rank with an error. It is short: all ranks send as many bytes as the longest message."""
+    return _FAILED + cut(text_of(error).encode(errors="replace"))
+
+
+def text_of(error: BaseException) -> str:
+    """Returns the type and the text of an exception, also if it has no text or its `__str__` fails."""
     lines = traceback.TracebackException(type(error), error, None).format_exception_only()
-    return "".join(lines).strip().encode(errors="replace")
+    return "".join(lines).strip()
+
+
+def cut(text: bytes, size: int = _TEXT_BYTES) -> bytes:
+    """Returns UTF-8 text of at most `size` bytes. A longer text is cut, and ends with the number of bytes left out."""
+    if len(text) <= size:
+        return text
+    kept = text[: size - _NOTE_BYTES].decode(errors="ignore").encode()
+    return kept + f" ... [{len(text) - len(kept)} more bytes]".encode()

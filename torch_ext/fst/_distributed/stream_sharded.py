@@ -1,6 +1,10 @@
 """`stream_sharded`: streams a checkpoint across the ranks of a process group."""
 
-from collections.abc import Generator, Iterator, Sequence
+import os
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +20,7 @@ from fst._core.arguments import (
     verify_of,
 )
 from fst._core.encryption_key import EncryptionKey
+from fst._core.group import text_of
 from fst._core.interrupts import defer_interrupts
 from fst._distributed.load import batches, load_shards
 from fst._distributed.load_sharded import ShardSelection, select_shards
@@ -34,56 +39,69 @@ class GroupLoader:
 
     def __init__(self, selection: ShardSelection, window_bytes: int, exchange_bytes: int) -> None:
         self._selection = selection
-        self._window_bytes = window_bytes
         self._exchange_bytes = exchange_bytes
+        self._process = os.getpid()
+        # Batches that no rank has begun to load.
+        self._batches: deque[list[str]] = deque()
+        # Tensors of the last batch that were not returned, in reverse order.
+        self._loaded: list[tuple[int, str, Tensor]] = []
         like = load_shards(
             selection.checkpoint, selection.requests, selection.group, torch.device("meta"), selection.dtype
         )
         self._total_bytes = sum(tensor.nbytes for tensor in like)
-        self._items = self._load()
+        self._own = {request.name: (position, request) for position, request in enumerate(selection.requests)}
+        self._batches.extend(self._divide(window_bytes))
 
     @defer_interrupts()
     def next(self) -> tuple[int, str, Tensor] | None:
         """Returns the position, the name and the tensor that comes next, or `None` after the last."""
-        return next(self._items, None)
+        while self._batches and not self._loaded:
+            self._load_batch()
+        # Keeps no reference to a tensor that was returned.
+        return self._loaded.pop() if self._loaded else None
 
+    @defer_interrupts()
     def close(self) -> None:
-        """Ends the load and frees the tensors that were not returned."""
-        self._items.close()
+        """Ends the load and frees the tensors that were not returned.
+
+        Ranks that need another batch raise a `RankError`, unless all ranks close before it.
+        """
+        batches, self._batches = self._batches, deque()
+        self._loaded.clear()
+        if batches and os.getpid() == self._process:
+            error = sys.exc_info()[1]
+            after = "" if error is None or isinstance(error, GeneratorExit) else f" after {text_of(error)}"
+            # A group that was destroyed or has failed cannot tell anybody.
+            with suppress(Exception):
+                self._selection.group.leave(f"closed the stream before its end{after}")
+
+    def __del__(self) -> None:
+        self.close()
 
     def total_bytes(self) -> int:
         """Returns the size of all tensors of this rank in bytes."""
         return self._total_bytes
 
-    def _load(self) -> Generator[tuple[int, str, Tensor], None, None]:
-        checkpoint, requests, group, device, dtype = self._selection
-        own = {request.name: (position, request) for position, request in enumerate(requests)}
-        for batch in self._batches():
-            selected = [own[name] for name in batch if name in own]
-            tensors = load_shards(
-                checkpoint,
-                [request for _, request in selected],
-                group,
-                device,
-                dtype,
-                window_bytes=self._exchange_bytes,
-            )
-            tensors.reverse()
-            for position, request in selected:
-                # Keeps no reference to a tensor that was yielded.
-                yield position, request.name, tensors.pop()
+    def _load_batch(self) -> None:
+        checkpoint, _, group, device, dtype = self._selection
+        selected = [self._own[name] for name in self._batches.popleft() if name in self._own]
+        requests = [request for _, request in selected]
+        try:
+            tensors = load_shards(checkpoint, requests, group, device, dtype, window_bytes=self._exchange_bytes)
+        except BaseException:
+            # All ranks raise, so no rank waits for the rest.
+            self._batches.clear()
+            raise
+        loaded = zip(selected, tensors, strict=True)
+        self._loaded = [(position, request.name, tensor) for (position, request), tensor in loaded][::-1]
 
-    def _batches(self) -> Iterator[list[str]]:
+    def _divide(self, window_bytes: int) -> Iterator[list[str]]:
         """Yields batches of the tensors that any rank requests. The smallest window of all ranks limits them."""
-        checkpoint, requests, group, *_ = self._selection
-        own = {request.name for request in requests}
-        names = list(checkpoint.tensors)
-        gathered = group.all_gather_bytes(
-            self._window_bytes.to_bytes(8, "little") + bytes(name in own for name in names)
-        )
-        window_bytes = min(int.from_bytes(data[:8], "little") for data in gathered)
-        flags = zip(*(data[8:] for data in gathered), strict=True)
-        requested = {name for name, of_ranks in zip(names, flags, strict=True) if any(of_ranks)}
+        checkpoint, _, group, *_ = self._selection
+        gathered = group.all_gather_bytes(window_bytes.to_bytes(8, "little"))
+        window_bytes = min(int.from_bytes(data, "little") for data in gathered)
+        flags = group.any_of([name in self._own for name in checkpoint.tensors])
+        requested = {name for name, flag in zip(checkpoint.tensors, flags, strict=True) if flag}
         return batches(checkpoint, requested.__contains__, window_bytes)
 
 
@@ -104,6 +122,8 @@ def stream_sharded(
 
     All ranks of the group must call this function. They load batch by batch, and wait for each other between two
     batches, so all ranks iterate to the end or leave the loop at the same tensor. If one rank fails, all ranks raise.
+    If one rank closes its stream early, for example because code in the `with` block raises, the others raise at their
+    next batch.
 
     Args:
         paths: As in `load_sharded`.
@@ -124,6 +144,7 @@ def stream_sharded(
         `total_bytes`.
 
     Raises:
+        RankError: Another rank failed, or closed its stream early.
         ValueError: `window_bytes` is less than 1.
         Errors of `load_sharded`: those of paths, headers and arguments immediately, those of reading and of the device
             during the iteration.
