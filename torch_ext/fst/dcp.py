@@ -234,10 +234,8 @@ class _UnreadableMetadata(Mapping[str, STORAGE_TYPES]):
 
 def _open(path: str, group: Group, key: EncryptionKey | None) -> list[_Source]:
     # Rank 0 lists the directory for all.
-    _, gathered = group.gather_results(
-        lambda: (None, json.dumps(_shard_files(path, key)).encode() if group.rank == 0 else b"")
-    )
-    paths = [os.path.join(path, name) for name in json.loads(gathered[0])] or [path]
+    names = group.run_on_all(lambda: json.dumps(_shard_files(path, key)) if group.rank == 0 else None)
+    paths = [os.path.join(path, name) for name in json.loads(group.broadcast_text(names, 0))] or [path]
     return [_read_source(open_for_group(each, group, encryption_key=key)) for each in paths]
 
 

@@ -8,10 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
 
+import fst
 from fst import RankError
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
+from fst._distributed.load import fill_on_device, open_for_group
+from fst._distributed.shards import Sharded, ShardRequest
 
 CPU = torch.device("cpu")
 
@@ -107,6 +113,100 @@ def raise_on(failing, error):
 )
 def test_error_reaches_other_ranks(ranks, error, text):
     assert ranks(2).run(raise_on, 1, error) == [f"rank 1 failed: {text}", None]
+
+
+def count_bytes(work):
+    """Calls `work`, and returns its result and the bytes of the messages that this rank has given to collectives."""
+    sent = 0
+
+    def counted(collective):
+        def call(first, *arguments, **options):
+            nonlocal sent
+            own = arguments[0] if arguments and isinstance(arguments[0], torch.Tensor) else first
+            sent += own.nbytes
+            return collective(first, *arguments, **options)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("broadcast", "all_to_all_single", "all_gather_into_tensor", "all_reduce"):
+            patch.setattr(dist, name, counted(getattr(dist, name)))
+        result = work()
+    return result, sent
+
+
+# Messages of many ranks must be short: each rank sends its own to all others.
+SENT_MAX = 256 << 10
+
+
+def raise_long(text):
+    message, sent = count_bytes(lambda: raise_on(1, ValueError(text)))
+    assert sent <= SENT_MAX
+    if dist.get_rank() != 1:
+        whole = f"ValueError: {text}"
+        head, note = message.removeprefix("rank 1 failed: ").split(" ... ")
+        # The text is cut between two characters.
+        assert whole.startswith(head)
+        assert note == f"[{len(whole.encode()) - len(head.encode())} more bytes]"
+        assert 4000 < len(f"{head} ... {note}".encode()) <= 4096
+
+
+@pytest.mark.parametrize("shift", range(3))
+def test_long_error_is_cut(ranks, shift):
+    ranks(3).run(raise_long, "x" * shift + "€" * 300_000)
+
+
+NAMES = [f"{index}.{'n' * 1000}" for index in range(500)]
+NAMES_BYTES = sum(map(len, NAMES))
+
+
+@pytest.fixture
+def long_names(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_file({name: torch.ones(6, 4) for name in NAMES}, path)
+    return str(path)
+
+
+def load_different_placements(path):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mine = Shard(1) if dist.get_rank() == 2 else Shard(0)
+
+    def load():
+        with pytest.raises(ValueError, match=r"the placements are .* on rank 0 of the mesh and .* on rank 2"):
+            fst.load_distributed(path, mesh, lambda name, shape: mine if name.startswith("7.") else Shard(0))
+
+    # Rank 0 alone sends the headers and its placements, each about as long as the names.
+    assert count_bytes(load)[1] <= SENT_MAX + 2 * 1.1 * NAMES_BYTES
+
+
+def load_different_dtypes(path):
+    rules = dict.fromkeys(NAMES if dist.get_rank() else NAMES[:-1], torch.float16)
+
+    def load():
+        with pytest.raises(ValueError, match=r"do not agree on dtype: .* on rank 0; .* on ranks 1, 2") as caught:
+            fst.load_sharded(path, Shard(0), dtype=rules)
+        assert len(str(caught.value)) < 2000
+
+    assert count_bytes(load)[1] <= SENT_MAX + 1.1 * NAMES_BYTES
+
+
+def fill_indirect_tensors(path):
+    group = Group.of(None, CPU)
+    checkpoint = open_for_group(path, group)
+    requests = [ShardRequest(name, Sharded(0)) for name in checkpoint.tensors]
+    # Transposed tensors are loaded in another way.
+    out = [torch.zeros(4, 2).T for _ in requests]
+    _, sent = count_bytes(
+        lambda: fill_on_device(checkpoint, requests, out, group, strategy="exchange", window_bytes=1 << 20)
+    )
+    # The data go to two other ranks, in rows of 16 bytes.
+    assert sent <= SENT_MAX + 500 * 6 * 16
+    assert all(tensor.eq(1).all() for tensor in out)
+
+
+@pytest.mark.parametrize("work", [load_different_placements, load_different_dtypes, fill_indirect_tensors])
+def test_long_names_are_not_sent_by_all(ranks, long_names, work):
+    ranks(3).run(work, long_names)
 
 
 def test_single_process():

@@ -14,6 +14,9 @@ from fst._distributed.shards import ShardRequest, encode
 
 _Result = TypeVar("_Result")
 
+# Longest argument that is compared as it is, in characters.
+_SHOWN_LENGTH = 200
+
 
 class LoadOptions(NamedTuple):
     """Options that must be equal on all ranks. `device` and `dtype` are `None` where they may differ."""
@@ -101,8 +104,7 @@ def agree_on_plan(
 
     def plan_all() -> tuple[tuple[GroupPlan, _Result | None], bytes]:
         if checkpoint.is_verified:
-            part, parts = part_to_verify([summary.copy for summary in summaries], group.rank)
-            checkpoint.verify(part, parts, skips_groups=True)
+            checkpoint.verify(*part_to_verify([summary.copy for summary in summaries], group.rank), skips_groups=True)
         plan = GroupPlan(checkpoint, requests, lists, cache_ids, options.strategy, options.window_bytes)
         if plan.has_exchange():
             return (plan, None), plan.digest().encode()
@@ -113,6 +115,12 @@ def agree_on_plan(
     planned, digests = group.gather_results(plan_all)
     check_equal("plan (does every rank run the same version of fst?)", [digest.decode() for digest in digests])
     return planned
+
+
+def comparable(text: str) -> str:
+    """Returns a short text for messages to all ranks, which differs if the text differs."""
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return text if len(text) <= _SHOWN_LENGTH else f"{text[:_SHOWN_LENGTH]}... (SHA-256 {digest})"
 
 
 def part_to_verify(copies: Sequence[str], rank: int) -> tuple[int, int]:

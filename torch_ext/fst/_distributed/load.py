@@ -21,6 +21,7 @@ from fst._distributed.agreement import (
     agree_on_plan,
     check_equal,
     check_options,
+    comparable,
     part_to_verify,
     summarize,
 )
@@ -131,7 +132,7 @@ def prepare_load(
     """Returns a load of new tensors, and the message that all ranks need from this rank to run the load."""
     options = LoadOptions(
         device.type,
-        str(dtype),
+        comparable(str(dtype)),
         strategy,
         group.window_bytes if window_bytes is None else window_bytes,
         checkpoint.is_verified,
@@ -247,12 +248,12 @@ def fill_on_device(
         outputs = _outputs(checkpoint, requests, out, group)
         device = outputs[0].tensor.device if outputs else group.device
         encoded, summary = summarize(checkpoint, requests, options, device)
-        indirect = [output.request.name for output in outputs if not output.is_direct]
-        return (outputs, device, encoded), json.dumps([summary, indirect]).encode()
+        has_indirect = not all(output.is_direct for output in outputs)
+        return (outputs, device, encoded), json.dumps([summary, has_indirect]).encode()
 
     with defer_interrupts():
         (outputs, device, encoded), gathered = group.gather_results(check_outputs)
-        summaries, indirect_of_ranks = zip(*map(json.loads, gathered), strict=True)
+        summaries, have_indirect = zip(*map(json.loads, gathered), strict=True)
         tensors = [output.tensor for output in outputs]
         plan, _ = agree_on_plan(
             checkpoint,
@@ -263,13 +264,15 @@ def fill_on_device(
         )
         if not plan.has_exchange():
             return
-        # Ranks load a tensor together, so a tensor that is indirect on one rank is indirect on all.
-        indirect = {name for names in indirect_of_ranks for name in names}
-        if not indirect:
+        if not any(have_indirect):
             cached = {item: tensor for item, tensor in enumerate(tensors) if plan.is_cached(requests[item].name)}
             group.run_on_all(lambda: plan.load_own_into(group.rank, list(cached), list(cached.values())))
             _run(plan, [None if item in cached else tensor for item, tensor in enumerate(tensors)], group, device)
             return
+        # Ranks load a tensor together, so a tensor that is indirect on one rank is indirect on all.
+        own = {output.request.name for output in outputs if not output.is_direct}
+        flags = group.any_of([name in own for name in checkpoint.tensors])
+        indirect = {name for name, flag in zip(checkpoint.tensors, flags, strict=True) if flag}
         direct = [output for output in outputs if output.request.name not in indirect]
         fill_on_device(
             checkpoint,

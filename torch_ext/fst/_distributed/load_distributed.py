@@ -11,7 +11,7 @@ from torch import Tensor
 from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._core.arguments import Dtype, Paths, VerifyRequest, dtype_of, names_of, verify_of
 from fst._core.encryption_key import EncryptionKey
-from fst._core.group import Group
+from fst._core.group import Group, cut
 from fst._core.interrupts import defer_interrupts
 from fst._distributed.dtensors import mesh_shards, normalize_placements
 from fst._distributed.layout import LocalLayout, local_layout
@@ -116,7 +116,7 @@ def load_distributed(
             load_device, load_dtype, selected = read_arguments()
             by_name = _mesh_placements(placements, checkpoint, selected, mesh)
             selection = _Selection(checkpoint, by_name, load_device, load_dtype)
-            return selection, hashlib.sha256(_encode(by_name)).digest()
+            return selection, hashlib.sha256(_encode(by_name).encode()).digest()
 
         # Communicates as for the CPU until all ranks know their device.
         control_group = Group.of(group, torch.device("cpu"))
@@ -172,20 +172,22 @@ def _mesh_placements(
     return by_name
 
 
-def _encode(by_name: "dict[str, list[Placement]]") -> bytes:
-    return json.dumps([[name, str(placements)] for name, placements in by_name.items()]).encode()
+def _encode(by_name: "dict[str, list[Placement]]") -> str:
+    return json.dumps([[name, str(placements)] for name, placements in by_name.items()])
 
 
 def _raise_difference(by_name: "dict[str, list[Placement]]", group: Group) -> None:
-    """Raises the same ValueError on all ranks for the first tensor whose placements differ between ranks."""
-    first, *others = [dict(json.loads(data)) for data in group.all_gather_bytes(_encode(by_name))]
-    for rank, other in enumerate(others, 1):
-        for name in first | other:
-            if first.get(name) != other.get(name):
-                raise ValueError(
-                    f'tensor "{name}": the placements are {first.get(name)} on rank 0 of the mesh and '
-                    f"{other.get(name)} on rank {rank}; pass the same placements on all ranks"
-                )
+    """Raises the same ValueError on all ranks for a tensor whose placements differ between ranks."""
+    own = _encode(by_name)
+    first, other = (dict(json.loads(text)) for text in (group.broadcast_text(own if group.rank == 0 else None, 0), own))
+    name = next((name for name in first | other if first.get(name) != other.get(name)), None)
+    difference = b""
+    if name is not None:
+        difference = cut(
+            f'tensor "{name}": the placements are {first.get(name)} on rank 0 of the mesh and {other.get(name)} on '
+            f"rank {group.rank}; pass the same placements on all ranks".encode()
+        )
+    raise ValueError(next(filter(None, group.all_gather_bytes(difference))).decode())
 
 
 def _assemble(layout: LocalLayout, loaded: Iterator[Tensor], like: Tensor, device: torch.device) -> Tensor:
