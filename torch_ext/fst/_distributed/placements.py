@@ -12,6 +12,7 @@ from fst._checkpoint.checkpoint import OpenCheckpoint
 from fst._checkpoint.index import plan_numpy_index
 from fst._checkpoint.region import Region
 from fst._core.errors import SafetensorError
+from fst._core.urls import without_secrets
 from fst._distributed.shards import Replicated, Shard, Sharded, ShardRequest
 
 # `Replicate()` or `Shard(dim)` of `torch.distributed.tensor`, an index, or `None`. The import of that module is slow,
@@ -73,7 +74,7 @@ class _PlacementTable:
     """Placements by names and globs."""
 
     def __init__(self, placements: Mapping[str, Placement], checkpoint: OpenCheckpoint) -> None:
-        self._files = ", ".join(checkpoint.paths)
+        self._files = ", ".join(map(without_secrets, checkpoint.paths))
         self._exact: dict[str, Placement] = {}
         self._globs: list[tuple[re.Pattern[str], Placement]] = []
         for key, placement in placements.items():

@@ -17,6 +17,7 @@ from fst._core.dtypes import CASTABLE
 from fst._core.encryption_key import EncryptionKey
 from fst._core.group import Group
 from fst._core.interrupts import defer_interrupts
+from fst._core.urls import without_secrets
 from fst._distributed.dtensors import dtensor_layout, is_dtensor, local_tensor, reshard
 from fst._distributed.load import device_message, fill_shards, open_for_group
 from fst._distributed.meshes import enclosing_mesh, mesh_device, mesh_group
@@ -243,7 +244,8 @@ def _check(
             if buffer.is_meta
         ]
     if problems:
-        summary = f"{', '.join(checkpoint.paths)} does not fit {type(module).__name__}, and nothing was written:"
+        files = ", ".join(map(without_secrets, checkpoint.paths))
+        summary = f"{files} does not fit {type(module).__name__}, and nothing was written:"
         message = "\n    ".join([summary, *problems])
         raise ModuleMismatchError(message, match.missing, match.unexpected, match.misshapen)
 
