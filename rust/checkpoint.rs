@@ -20,6 +20,7 @@ use crate::os::retry::Check;
 use crate::os::sigint::Watch;
 use crate::os::threads;
 use crate::profile::{self, Stage};
+use crate::remote::location::Location;
 use crate::source::files::Files;
 use crate::source::{Place, Protection, Source, UnitSource};
 use hashbrown::HashTable;
@@ -45,6 +46,8 @@ pub struct Checkpoint {
     counts: Vec<usize>,
     /// Loads that should be verified, but that no digest covers.
     partial: Partial,
+    /// The caller's URLs of objects and prefixes.
+    urls: Vec<Location>,
 }
 
 #[derive(Debug)]
@@ -147,7 +150,7 @@ impl Checkpoint {
     /// Opens the files in parallel with `open`, and indexes their names.
     fn from_files(files: Files, open: impl Fn(usize, &Place) -> Result<OpenFile> + Sync) -> Result<Checkpoint> {
         let _span = profile::span(Stage::Open);
-        let Files { places, index_entries, listings } = files;
+        let Files { places, index_entries, listings, urls } = files;
         let is_remote = !places.iter().all(|place| matches!(place, Place::Path(_)));
         let threads = if is_remote { REMOTE_HEADER_THREADS } else { HEADER_THREADS };
         let missing = || Error::new(Kind::Internal, "no such file");
@@ -160,7 +163,7 @@ impl Checkpoint {
         };
         let counts = files.iter().scan(0, add).collect();
         let (merged, hasher, partial) = (HashTable::new(), RandomState::new(), Partial::default());
-        let mut checkpoint = Checkpoint { files, merged, hasher, counts, partial };
+        let mut checkpoint = Checkpoint { files, merged, hasher, counts, partial, urls };
         checkpoint.merge()?;
         for index_entry in index_entries {
             let lacking =

@@ -2,6 +2,7 @@
 //! The first bytes of an object, which came with its header, are shared, too, so that no process requests them again.
 //!
 //! ```text
+//! k as u64 | k bytes of URLs that the first process was given
 //! for each file   file length, n, k, h, m as u64
 //!                 n bytes of name | k bytes of object | h first bytes of the object | m bytes of header
 //! ```
@@ -61,18 +62,19 @@ impl Checkpoint {
     /// # Errors
     /// Those of [`Header::read_bytes`]. The headers are read again.
     pub fn export_headers(&self) -> Result<Vec<u8>> {
-        let (mut shared, watch) = (Vec::new(), Watch::begin());
+        let encode = |error: serde_json::Error| Error::new(Kind::Internal, error.to_string());
+        let urls: Vec<String> = self.urls.iter().map(Location::secret_url).collect();
+        let urls = serde_json::to_vec(&urls).map_err(encode)?;
+        let watch = Watch::begin();
+        let mut shared = [to_u64(urls.len()).to_le_bytes().as_slice(), urls.as_slice()].concat();
         for OpenFile { source, .. } in &self.files {
-            let (name, header) = (file_name(source.path()), Header::read_bytes(source)?);
-            let (object, head) = match source.stored() {
-                Source::File(_) | Source::Units(_) => (Vec::new(), Vec::new()),
+            let header = Header::read_bytes(source)?;
+            let (name, object, head) = match source.stored() {
+                Source::File(_) | Source::Units(_) => (file_name(source.path()), Vec::new(), Vec::new()),
                 Source::Object(object) => {
+                    let name = object.location().file_name().as_bytes();
                     let known = SharedObject { url: object.location().secret_url(), version: object.version().clone() };
-                    let json = serde_json::to_vec(&known);
-                    (
-                        json.map_err(|error| Error::new(Kind::Internal, error.to_string()))?,
-                        object.head(&|| watch.check())?,
-                    )
+                    (name, serde_json::to_vec(&known).map_err(encode)?, object.head(&|| watch.check())?)
                 }
             };
             let fields = [name, &object, &head, &header];
@@ -86,25 +88,26 @@ impl Checkpoint {
     /// Opens every file that `paths` resolve to, with headers that another process read.
     ///
     /// File names and lengths are compared at once, and a header before the first data of its file is read. For objects
-    /// no request is sent: the other process's URLs and versions are taken.
+    /// no request is sent: the other process's URLs and versions are taken, after the URLs of both were compared.
     ///
     /// # Errors
     /// Those of [`Checkpoint::open_verified`], or with a key of [`Checkpoint::open_with_key`]; `malformed` if the files do
-    /// not match the headers.
+    /// not match the headers; `invalid-argument` if the other process was given other URLs.
     pub fn open_with_headers<P: AsRef<Path>>(
         paths: &[P],
         shared: &[u8],
         verify: &Verify,
         key: Option<&EncryptionKey>,
     ) -> Result<Checkpoint> {
-        let headers = parse(shared)?;
+        let (urls, headers) = parse(shared)?;
+        check_urls(paths, &urls)?;
         let objects = headers.iter().map(SharedHeader::object).collect::<Result<Vec<_>>>()?;
         let watch = Watch::begin();
         let are_remote = !objects.is_empty() && objects.iter().all(Option::is_some);
         let files = if are_remote && paths.iter().all(|path| matches!(files::url_of(path.as_ref()), Ok(Some(_)))) {
             let place = |object: &SharedObject| Location::parse(&object.url).map(Place::Url);
             let places = objects.iter().flatten().map(place).collect::<Result<Vec<_>>>()?;
-            Files { places, ..Files::default() }
+            Files { places, urls, ..Files::default() }
         } else {
             Files::resolve(paths, &|| watch.check())?
         };
@@ -174,7 +177,30 @@ impl SharedHeader<'_> {
     }
 }
 
-fn parse(mut shared: &[u8]) -> Result<Vec<SharedHeader<'_>>> {
+/// Compares the URLs among the paths with those that the other process was given. Paths of local files may differ.
+fn check_urls<P: AsRef<Path>>(paths: &[P], others: &[Location]) -> Result<()> {
+    let own = paths.iter().map(|path| files::url_of(path.as_ref())).collect::<Result<Vec<_>>>()?;
+    let own: Vec<Location> = own.into_iter().flatten().collect();
+    let (mut own_urls, mut other_urls) = (own.iter(), others.iter());
+    loop {
+        let message = match (own_urls.next(), other_urls.next()) {
+            (None, None) => return Ok(()),
+            (Some(own), Some(other)) if find::is_same(own, other) => continue,
+            (Some(own), Some(other)) if own.to_string() == other.to_string() => format!("the queries of {own} differ"),
+            (Some(own), Some(other)) => format!("this rank was given {own}, and rank 0 {other}"),
+            (Some(own), None) => format!("this rank was given {own}, and rank 0 a local path"),
+            (None, Some(other)) => format!("this rank was given a local path, and rank 0 {other}"),
+        };
+        return Err(Error::new(Kind::InvalidArgument, message + "; give every rank the same URL"));
+    }
+}
+
+/// Returns the URLs that the other process was given, and the headers.
+fn parse(mut shared: &[u8]) -> Result<(Vec<Location>, Vec<SharedHeader<'_>>)> {
+    let length = take_number(&mut shared)?;
+    let urls: Vec<String> = serde_json::from_slice(take(&mut shared, to_usize(length))?)
+        .map_err(|error| mismatch(format!("the shared headers have no URLs: {error}")))?;
+    let urls = urls.iter().map(|url| Location::parse(url)).collect::<Result<Vec<_>>>()?;
     let mut headers = Vec::new();
     while !shared.is_empty() {
         let file_bytes = take_number(&mut shared)?;
@@ -185,7 +211,7 @@ fn parse(mut shared: &[u8]) -> Result<Vec<SharedHeader<'_>>> {
         let [name, object, head, header] = lengths.map(|length| take(&mut shared, to_usize(length)));
         headers.push(SharedHeader { file_bytes, name: name?, object: object?, head: head?, header: header? });
     }
-    Ok(headers)
+    Ok((urls, headers))
 }
 
 fn take_number(shared: &mut &[u8]) -> Result<u64> {

@@ -1,5 +1,6 @@
 //! Objects and prefixes with a checkpoint, from their URLs.
 
+use super::cache;
 use super::get::repeat;
 use super::hub;
 use super::lane;
@@ -64,6 +65,11 @@ fn find_by_convention(location: &Location, endings: &[&str], check: Check<'_>) -
     let names: Vec<String> = endings.iter().map(|ending| format!("model{ending}")).collect();
     let message = format!("this server cannot list files, and holds none of {} here", names.join(", "));
     Err(Error::new(Kind::FileNotFound, message).at(location.to_string()))
+}
+
+/// Returns whether two URLs stand for the same: they differ at most in what authorizes requests.
+pub fn is_same(one: &Location, other: &Location) -> bool {
+    cache::name_of(one, &[]) == cache::name_of(other, &[])
 }
 
 /// Returns all bytes of a small object.

@@ -34,6 +34,8 @@ pub struct Files {
     pub index_entries: Vec<IndexEntry>,
     /// Directories and index files that stand for several of the files.
     pub listings: Vec<Listing>,
+    /// The caller's URLs of objects and prefixes.
+    pub urls: Vec<Location>,
 }
 
 /// Directory, prefix or index file that a caller named instead of the files.
@@ -90,7 +92,10 @@ impl Files {
         for path in paths {
             let path = path.as_ref();
             match url_of(path)? {
-                Some(location) => files.add_url(&location, compare, check)?,
+                Some(location) => {
+                    files.add_url(&location, compare, check)?;
+                    files.urls.push(location);
+                }
                 None => files.add_path(&local_path(path)?, compare)?,
             }
         }

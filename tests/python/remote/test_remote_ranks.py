@@ -95,6 +95,65 @@ def test_damage_is_an_error_on_all_ranks(ranks, http_server, tmp_path):
     assert sorted(ranks(2).run(load_damaged, http_server.url(PATH), rows)) == ["IntegrityError", "RankError"]
 
 
+def load_given(given, error):
+    """Loads what each rank was given. Returns the error of this rank."""
+    rank = torch.distributed.get_rank()
+    with pytest.raises((error, fst.RankError)) as caught:
+        fst.load_sharded(given[min(rank, 1)], Replicate())
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        ("{url}", "{other}", "given {other}, and rank 0 {url}"),
+        ("{url}", "http://localhost:1/{path}", "given http://localhost:1/{path}, and rank 0 {url}"),
+        ("{url}?id=one", "{url}?id=two", "the queries of {url}?... differ"),
+        ("{url}", "{local}", "given a local path, and rank 0 {url}"),
+        ("{local}", "{url}", "given {url}, and rank 0 a local path"),
+    ],
+)
+def test_ranks_with_different_urls_raise(ranks, http_server, tmp_path, first, second, message):
+    (tmp_path / PATH).write_bytes(DATA)
+    http_server.put(PATH, DATA)
+    http_server.put(f"other/{PATH}", DATA)
+    names = {
+        "url": http_server.url(PATH),
+        "other": http_server.url(f"other/{PATH}"),
+        "path": PATH,
+        "local": tmp_path / PATH,
+    }
+    given = [first.format(**names), second.format(**names)]
+    for raised in ranks(2).run(load_given, given, ValueError):
+        assert f"{message.format(**names)}; give every rank the same URL" in raised
+    # Only rank 0 has requested anything: the headers.
+    assert len(http_server.requests(PATH)) <= 1
+    assert http_server.requests(f"other/{PATH}") == []
+
+
+def load_signed(url):
+    rank = torch.distributed.get_rank()
+    return fst.load_sharded(f"{url}?X-Amz-Signature={rank}&id=1", Replicate())
+
+
+def test_ranks_may_have_different_signatures(ranks, http_server):
+    http_server.put(PATH, DATA)
+    for loaded in ranks(2).run(load_signed, http_server.url(PATH)):
+        assert_equal(loaded, TENSORS)
+
+
+def test_errors_show_no_signature(http_server):
+    http_server.put(PATH, DATA)
+    url = f"{http_server.url(PATH)}?sig=secret"
+    for load in [
+        lambda: fst.load_sharded(url, {"nothing*": Replicate()}),
+        lambda: fst.load_module(torch.nn.Linear(3, 4), url),
+    ]:
+        with pytest.raises((ValueError, fst.ModuleMismatchError), match=r"m.safetensors\?\.\.\.") as caught:
+            load()
+        assert "secret" not in str(caught.value)
+
+
 def test_copies_in_caches_have_names_of_their_own(http_server, tmp_path, monkeypatch):
     def copy_name(directory):
         with monkeypatch.context() as patch:

@@ -38,8 +38,8 @@ def open_for_group(
 ) -> OpenCheckpoint:
     """Opens a checkpoint on all ranks. Only rank 0 reads the headers and sends them to the others.
 
-    Every rank calls this function. Paths may differ if they lead to files of the same names and lengths. With `verify`,
-    the ranks verify all files, and the failure of one is an error of all.
+    Every rank calls this function. Local paths may differ if they lead to files of the same names and lengths. With
+    `verify`, the ranks verify all files, and the failure of one is an error of all.
 
     Raises:
         RankError: Another rank failed.

@@ -55,8 +55,9 @@ def load_distributed(
     same names, shapes and placements. They take no part in the load and read the headers themselves.
 
     Args:
-        paths: A path or a list of paths, each as in `load_file`. Paths may differ between ranks if they lead to files
-            of the same names and lengths.
+        paths: A path or a list of paths, each as in `load_file`. Local paths may differ between ranks if they lead to
+            files of the same names and lengths. URLs may differ in passwords and signatures only; those of rank 0 are
+            used.
         mesh: A mesh of any number of dimensions. Tensors are on its device type; for GPUs on the current device.
         placements: Placements of each tensor on the mesh, equal on all ranks: placements for all tensors, a mapping
             from names and globs (`*`, `?`, `[...]`) to placements, or a function of a name and a shape. In a mapping, a
