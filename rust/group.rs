@@ -31,14 +31,15 @@ use self::schedule::ExchangeSchedule;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::region::{IndexRange, StridedRange, TensorRegion, torch_shape};
 use crate::error::{Error, Kind, Result};
-use crate::remote::object::GAP_BYTES;
+use crate::plan::GAP_BYTES;
+use crate::remote::object;
 use crate::source::Source;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-/// Smallest unit a disk reads, in bytes. A row read alone may cost this much extra.
+/// Largest alignment of reads past the page cache, in bytes. A row that is read alone may cost this much extra.
 const BLOCK_BYTES: u64 = 4096;
 /// Reading up to 1/16 of the bytes more than once costs less than an exchange.
 const EXCESS_DIVISOR: u64 = 16;
@@ -144,15 +145,49 @@ impl Tensor {
         if self.has_units() { self.unit_bytes.min(self.hull.end - self.hull.start) } else { 0 }
     }
 
-    /// Returns the number of bytes that a rank reads from storage if it reads a shard by itself.
-    fn touched_bytes(&self, range: &StridedRange) -> u64 {
+    /// Returns the number of bytes that a rank reads from storage if it reads a shard by itself: whole blocks, and short
+    /// gaps to other shards of the tensor. An object is read without either.
+    fn touched_bytes(&self, range: &StridedRange, is_remote: bool) -> u64 {
         if !self.has_units() {
-            return (range.end() - range.begin).min((range.row_bytes + BLOCK_BYTES) * range.rows());
+            let (block_bytes, gap_bytes) = if is_remote { (1, 0) } else { (BLOCK_BYTES, GAP_BYTES) };
+            let begin = if range.begin - self.begin <= gap_bytes { self.begin } else { range.begin };
+            let end = self.begin + self.bytes;
+            let end = if end - range.end() <= gap_bytes { end } else { range.end() };
+            let hull = end.next_multiple_of(block_bytes) - begin / block_bytes * block_bytes;
+            let are_apart = range.strides.last().is_some_and(|stride| stride.bytes - range.row_bytes > gap_bytes);
+            return if are_apart { hull.min((range.row_bytes + block_bytes) * range.rows()) } else { hull };
         }
         let before = |at: u64| (at - self.begin) / self.unit_bytes * self.unit_bytes;
         let end = (range.end() - self.begin).next_multiple_of(self.unit_bytes).min(self.bytes);
         let of_rows = (range.row_bytes + 2 * self.unit_bytes).saturating_mul(range.rows());
         (end - before(range.begin)).min(of_rows)
+    }
+}
+
+/// Rules for the choice of routes.
+#[derive(Clone, Copy, Debug, Default)]
+struct RouteRules {
+    /// Smallest shard that is taken from a page cache, in bytes.
+    cached_bytes_min: u64,
+    /// Whether small tensors that one rank needs are exchanged as those of several ranks are.
+    exchanges_single: bool,
+}
+
+/// Blocks that are read for shards in file order.
+#[derive(Clone, Copy, Debug, Default)]
+struct BlockReads {
+    bytes: u64,
+    /// File and end of the last block.
+    last: Option<(usize, u64)>,
+}
+
+impl BlockReads {
+    /// Adds the blocks of a shard, with a gap before them of at most `gap_bytes`.
+    fn add(&mut self, source: usize, blocks: &Range<u64>, gap_bytes: u64) {
+        let before = self.last.filter(|(file, _)| *file == source).map(|(_, end)| end);
+        let begin = before.filter(|end| blocks.start.saturating_sub(*end) <= gap_bytes).unwrap_or(blocks.start);
+        self.bytes = self.bytes.saturating_add(blocks.end.saturating_sub(begin));
+        self.last = Some((source, blocks.end.max(begin)));
     }
 }
 
@@ -217,9 +252,15 @@ impl Group {
         if group.tensors.iter().any(Tensor::has_units) {
             group.decide_what_verifies();
         }
-        group.choose_routes(0);
+        let mut rules = RouteRules::default();
+        group.choose_routes(rules);
+        if group.reads_blocks_again() {
+            rules.exchanges_single = true;
+            group.choose_routes(rules);
+        }
         if group.tensors.iter().any(|tensor| !tensor.route.is_own()) {
-            group.choose_routes(CACHED_BYTES_MIN);
+            rules.cached_bytes_min = CACHED_BYTES_MIN;
+            group.choose_routes(rules);
         }
         group.cut_schedules()?;
         Ok(group)
@@ -379,7 +420,7 @@ impl Group {
     fn decide_what_verifies(&mut self) {
         let units: Vec<u64> = self.tensors.iter().map(|tensor| tensor.unit_bytes).collect();
         self.tensors.iter_mut().for_each(|tensor| tensor.unit_bytes = tensor.item_bytes);
-        self.choose_routes(0);
+        self.choose_routes(RouteRules::default());
         self.verifies_first = self.caches_keep_all();
         if !self.verifies_first {
             self.tensors.iter_mut().zip(units).for_each(|(tensor, unit_bytes)| tensor.unit_bytes = unit_bytes);
@@ -412,22 +453,55 @@ impl Group {
         kept.values().all(|&bytes| bytes >= all - all / EXCESS_DIVISOR)
     }
 
-    /// Chooses a route for each tensor. Only shards of at least `cached_bytes_min` bytes are taken from a page cache.
-    fn choose_routes(&mut self, cached_bytes_min: u64) {
-        let chosen: Vec<_> = self.tensors.iter().map(|tensor| self.route(tensor, cached_bytes_min)).collect();
+    /// Returns whether ranks that read tensors alone, past the page cache, read many blocks and gaps that other ranks read,
+    /// too: those of small tensors next to each other, which different ranks need.
+    fn reads_blocks_again(&self) -> bool {
+        let mut by_rank = vec![BlockReads::default(); self.ranks()];
+        let mut by_any = BlockReads::default();
+        for tensor in self.tensors.iter().filter(|tensor| tensor.route == Route::Own && self.has_one_reader(tensor)) {
+            let is_remote = self.is_remote(tensor);
+            let (block_bytes, gap_bytes) = if is_remote { (1, object::GAP_BYTES) } else { (BLOCK_BYTES, GAP_BYTES) };
+            let gap_bytes = if self.leaves_gaps() { 0 } else { gap_bytes };
+            for (rank, _, range) in self.shards(tensor).filter(|(_, _, range)| range.bytes() > 0) {
+                let begin = range.begin / block_bytes * block_bytes;
+                let blocks = begin..range.end().next_multiple_of(block_bytes);
+                by_any.add(tensor.source, &blocks, gap_bytes);
+                if let Some(reads) = by_rank.get_mut(rank) {
+                    reads.add(tensor.source, &blocks, gap_bytes);
+                }
+            }
+        }
+        let read: u64 = by_rank.iter().map(|reads| reads.bytes).sum();
+        self.request.strategy == Strategy::Auto && read > by_any.bytes + by_any.bytes / EXCESS_DIVISOR
+    }
+
+    /// Returns whether one rank requests all bytes that are requested of a tensor.
+    fn has_one_reader(&self, tensor: &Tensor) -> bool {
+        let mut ranks = self.shards(tensor).filter(|(_, _, range)| range.bytes() > 0).map(|(rank, _, _)| rank);
+        let first = ranks.next();
+        ranks.all(|rank| Some(rank) == first)
+    }
+
+    fn is_remote(&self, tensor: &Tensor) -> bool {
+        self.checkpoint.source(tensor.source).is_ok_and(Source::is_remote)
+    }
+
+    /// Chooses a route for each tensor.
+    fn choose_routes(&mut self, rules: RouteRules) {
+        let chosen: Vec<_> = self.tensors.iter().map(|tensor| self.route(tensor, rules)).collect();
         for (tensor, (route, hull)) in self.tensors.iter_mut().zip(chosen) {
             (tensor.route, tensor.hull) = (route, hull);
         }
     }
 
-    fn route(&self, tensor: &Tensor, cached_bytes_min: u64) -> (Route, Range<u64>) {
+    fn route(&self, tensor: &Tensor, rules: RouteRules) -> (Route, Range<u64>) {
         let whole = tensor.whole();
         let mut spans = Vec::new();
         // Bytes that leave storage if every rank reads for itself: through each page cache, and past it.
         let (mut cached, mut uncached, mut kept) = (BTreeMap::new(), 0_u64, 0_u64);
         let mut is_cached = true;
         // Requests for an object cover short gaps. If those are the shards of other ranks, bytes are requested twice.
-        let is_remote = self.checkpoint.source(tensor.source).is_ok_and(Source::is_remote);
+        let is_remote = self.is_remote(tensor);
         let mut has_short_rows = false;
         let (mut counts, mut is_whole) = (vec![0_usize; self.ranks()], true);
         for (rank, _, range) in self.shards(tensor) {
@@ -439,12 +513,12 @@ impl Group {
             if let Some(count) = counts.get_mut(rank) {
                 *count += 1;
             }
-            has_short_rows |= range.row_bytes <= GAP_BYTES;
-            let touched = tensor.touched_bytes(&range);
+            has_short_rows |= range.row_bytes <= object::GAP_BYTES;
+            let touched = tensor.touched_bytes(&range, is_remote);
             uncached = uncached.saturating_add(touched);
             kept = kept.saturating_add(range.bytes());
             let cache = self.cache_of(rank);
-            match cache.filter(|_| range.bytes() >= cached_bytes_min) {
+            match cache.filter(|_| range.bytes() >= rules.cached_bytes_min) {
                 Some(cache) => {
                     let sum = cached.entry(cache).or_insert(0_u64);
                     *sum = sum.saturating_add(touched);
@@ -454,8 +528,9 @@ impl Group {
         }
         let (hull, needed) = union(spans);
         let through_caches = cached.values().fold(0_u64, |sum, &bytes| sum.saturating_add(bytes.min(needed)));
+        let has_one_reader = counts.iter().filter(|&&count| count > 0).count() < 2;
         let is_own = |read: u64, needed: u64| match self.request.strategy {
-            _ if counts.iter().filter(|&&count| count > 0).count() < 2 => true,
+            _ if has_one_reader && !rules.exchanges_single => true,
             Strategy::Own => true,
             Strategy::Auto if is_remote && has_short_rows => false,
             Strategy::Auto => read <= needed.saturating_add(needed / EXCESS_DIVISOR),

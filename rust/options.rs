@@ -74,8 +74,8 @@ pub struct Options {
     /// Whether a load drops the pages that it brings into the page cache. Files are not mapped then. `FST_DROP_CACHE`:
     /// `0` or `1`.
     pub drop_cache: bool,
-    /// Whether requests to a remote store leave out the bytes between those that are needed, however few they are: other
-    /// ranks request them. No variable sets it.
+    /// Whether reads and requests leave out the bytes between those that are needed, however few they are: other ranks read
+    /// them. No variable sets it.
     pub leaves_gaps: bool,
 }
 

@@ -22,6 +22,10 @@ use std::collections::HashMap;
 use std::iter;
 use std::ops::Range;
 
+/// Largest gap between two reads of a local file that is read along with them, in bytes. A disk reads a gap faster than it
+/// answers another request.
+pub const GAP_BYTES: u64 = 16 << 10;
+
 /// Destination of bytes `begin..end` of a tensor region, counted in its contiguous form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destination {

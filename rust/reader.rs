@@ -16,7 +16,7 @@ use crate::error::{Error, Kind, Result};
 use crate::options::{Options, ReaderChoice};
 use crate::os::file_system::FileSystem;
 use crate::os::retry::Check;
-use crate::plan::Read;
+use crate::plan::{GAP_BYTES, Read};
 use crate::profile;
 use crate::source::{Protection, Source};
 use auto::AutoReader;
@@ -105,18 +105,19 @@ pub struct ReadLimits {
 }
 
 impl ReadLimits {
-    /// Limits of reads through the page cache. A disk reads a gap faster than it answers another request.
+    /// Limits of reads through the page cache.
     pub const BUFFERED: ReadLimits = ReadLimits {
         alignment: 1,
-        gap_bytes: 16 << 10,
+        gap_bytes: GAP_BYTES,
         in_place_bytes: Some(128 << 10),
         concurrency: usize::MAX,
         request_bytes: None,
         unit_bytes: 1,
     };
 
-    /// Returns the limits for bytes in the page cache, where a system call costs about as much as copying 2 KiB.
-    fn cached(self) -> ReadLimits {
+    /// Returns the limits for bytes in the page cache, where a system call costs about as much as copying 2 KiB, or for
+    /// reads with gaps that other ranks read.
+    fn with_short_gaps(self) -> ReadLimits {
         ReadLimits { gap_bytes: self.gap_bytes.min(2 << 10).max(self.alignment), ..self }
     }
 
@@ -305,14 +306,14 @@ pub struct Opened {
     /// The reader.
     pub reader: Arc<dyn Reader>,
     chosen: ChosenReader,
-    is_cached: bool,
+    has_short_gaps: bool,
 }
 
 impl Opened {
     /// Returns the limits that planned reads of this file should obey.
     pub fn limits(&self) -> ReadLimits {
         let limits = self.reader.limits();
-        if self.is_cached { limits.cached() } else { limits }
+        if self.has_short_gaps { limits.with_short_gaps() } else { limits }
     }
 
     /// Returns the reader that is in use and the reason for it, after any fallback.
@@ -331,11 +332,11 @@ fn refused(why: impl fmt::Display) -> ChosenReader {
 /// `io` if the type of the file system cannot be determined.
 pub fn open<K: RingKernel + 'static>(options: &Options, source: &Source, rings: &Arc<Rings<K>>) -> Result<Opened> {
     let mut chosen = choose(options, source, Access::Copy)?;
-    let (reader, is_cached) = match (source, source.local_bytes()) {
+    let (reader, has_short_gaps) = match (source, source.local_bytes()) {
         (Source::Units(source), _) => {
             let options = Options { reader: ReaderChoice::Pread, ..options.clone() };
-            let Opened { reader, is_cached, .. } = open(&options, &source.stored, rings)?;
-            return Ok(Opened { reader: shared(UnitReader::new(reader, Arc::clone(source))), chosen, is_cached });
+            let Opened { reader, has_short_gaps, .. } = open(&options, &source.stored, rings)?;
+            return Ok(Opened { reader: shared(UnitReader::new(reader, Arc::clone(source))), chosen, has_short_gaps });
         }
         (Source::Object(object), None) => (shared(ObjectReader::new(Arc::clone(object), options)), false),
         (Source::File(file), _) | (Source::Object(_), Some(file)) => {
@@ -354,11 +355,11 @@ pub fn open<K: RingKernel + 'static>(options: &Options, source: &Source, rings: 
                 chosen = refused(why);
                 buffered
             });
-            (reader, page_cache::is_mostly_cached(file))
+            (reader, options.leaves_gaps || page_cache::is_mostly_cached(file))
         }
     };
     chosen.log(source);
-    Ok(Opened { reader: shared(RecordedReader::new(chosen.kind, source.path(), reader)), chosen, is_cached })
+    Ok(Opened { reader: shared(RecordedReader::new(chosen.kind, source.path(), reader)), chosen, has_short_gaps })
 }
 
 /// Opens a reader of bytes that are not loaded, but only looked at. It reads a local file through the page cache, where a

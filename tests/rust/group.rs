@@ -295,8 +295,8 @@ fn ranks_exchange_groups_of_which_each_keeps_a_part() {
         (group.route_of(2).unwrap(), group.route_of(1).unwrap())
     };
     let (rows, columns) = (Shard::Chunk { dim: 0 }, Shard::Chunk { dim: 1 });
-    // Shards of rows have many groups of the matrix, but only a part of the only group of the small one.
-    assert_eq!(route(Verify::Nothing, rows.clone(), &[None; 2]), (Route::Own, Route::Own));
+    // Shards of rows have many blocks and groups of the matrix, but only a part of a few of the small one.
+    assert_eq!(route(Verify::Nothing, rows.clone(), &[None; 2]), (Route::Own, Route::Exchange));
     assert_eq!(route(Verify::Digests, rows.clone(), &[None; 2]), (Route::Own, Route::Exchange));
     // The ranks of a machine that keeps a half of each group would read and compare the other half, too.
     let two_machines = [Some(1), Some(1), Some(2), Some(2)];
@@ -422,6 +422,54 @@ fn own_reads_reduce_the_part_of_a_rank_in_the_exchange() {
     assert_eq!([0, 1].map(|position| group.route_of(position)), [Some(Route::Own), Some(Route::Exchange)]);
     let half = payload(&checkpoint) / 2;
     assert_eq!(execute(&group), [half, half]);
+}
+
+/// Returns the bytes of the blocks that all ranks read, with the gaps that the readers cover.
+fn block_bytes(group: &Group) -> u64 {
+    let gap_bytes = if group.leaves_gaps() { 0 } else { 16 << 10 };
+    let mut total = 0;
+    for rank in 0..group.ranks() {
+        let mut reads: Vec<_> = (0..group.windows()).flat_map(|window| group.reads(rank, window)).collect();
+        reads.sort_by_key(|(source, range)| (*source, range.start));
+        let mut last = (usize::MAX, 0);
+        for (source, range) in reads {
+            let (begin, end) = (range.start / 4096 * 4096, range.end.next_multiple_of(4096));
+            let is_near = last.0 == source && begin <= last.1 + gap_bytes;
+            total += end - (if is_near { last.1.min(end) } else { begin });
+            last = (source, if is_near { end.max(last.1) } else { end });
+        }
+    }
+    total
+}
+
+#[test]
+fn ranks_read_the_blocks_of_small_shards_once() {
+    let directory = TempDir::new().unwrap();
+    let rows = |_: usize, tensor: usize| Some(ShardRequest { tensor, shard: Shard::Chunk { dim: 0 } });
+    let whole = |tensor: usize| Some(ShardRequest { tensor, shard: Shard::Whole });
+    // Eight ranks: each needs rows of all tensors, every eighth tensor, some of these, or an eighth of the file.
+    let turns = move |rank: usize, tensor: usize| whole(tensor).filter(|_| tensor % 8 == rank);
+    let some_turns = move |rank: usize, tensor: usize| whole(tensor).filter(|_| tensor % 16 == 2 * rank);
+    let stages = move |rank: usize, tensor: usize| whole(tensor).filter(|_| tensor / 50 == rank);
+    for row_bytes in [100, 2 << 10, 20 << 10, 200 << 10] {
+        let shapes = vec![(Dtype::U8, vec![8, row_bytes]); if row_bytes > 10_000 { 24 } else { 400 }];
+        let checkpoint = checkpoint(&directory, &shapes);
+        let route = |request: &dyn Fn(usize, usize) -> Option<ShardRequest>| {
+            let list = |rank| (0..checkpoint.count()).filter_map(|tensor| request(rank, tensor)).collect();
+            let lists = (0..8).map(list).collect();
+            let request = self::request(lists, LoadStrategy::Auto, 1 << 20);
+            let group = Group::plan(Arc::clone(&checkpoint), request).unwrap();
+            let (read, all) = (block_bytes(&group), payload(&checkpoint));
+            assert!(read * 16 <= all * 17 + (8 << 16), "{read} of {all} bytes, {row_bytes} in a row");
+            group.route_of(0)
+        };
+        let is_small = row_bytes < 100_000;
+        assert_eq!(route(&rows), Some(if is_small { Route::Exchange } else { Route::Own }));
+        route(&turns);
+        route(&some_turns);
+        // The parts of a short file have as many blocks at their ends as between them.
+        assert_eq!(route(&stages), Some(if row_bytes == 100 { Route::Exchange } else { Route::Own }));
+    }
 }
 
 #[test]

@@ -127,6 +127,24 @@ def test_cold_file_is_read_once_into_tensors(ranks, path):
     assert sum(ranks(SIZE).run(fill_cold, path)) <= READ_MAX * path.stat().st_size
 
 
+def load_past_the_page_cache(path, place):
+    os.environ["FST_READER"] = "uring"
+    return count(path, lambda: fst.load_sharded(path, place))[1]
+
+
+def every_fourth(name, shape):
+    return Replicate() if int(name) % SIZE == dist.get_rank() else None
+
+
+# Without io_uring, the ranks share a page cache, and the test shows nothing.
+@pytest.mark.parametrize("place", [rows, every_fourth])
+def test_blocks_of_small_shards_are_read_once(ranks, tmp_path, place):
+    path = tmp_path / "small.safetensors"
+    save_file({str(index): torch.randn(8, 128) for index in range(2000)}, path)
+    read = sum(ranks(SIZE).run(load_past_the_page_cache, path, place))
+    assert read <= 1.1 * path.stat().st_size
+
+
 def count_collectives(path):
     calls = []
 

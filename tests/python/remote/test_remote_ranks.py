@@ -64,6 +64,20 @@ def test_regions_that_overlap_and_leave_most_out_are_requested_once(ranks, http_
     assert request_counts(http_server, PATH, data).max() == 1
 
 
+def load_turns(url):
+    rank = torch.distributed.get_rank()
+    return fst.load_sharded(url, lambda name, shape: Replicate() if int(name) % 8 == 2 * rank else None)
+
+
+def test_gaps_with_tensors_of_other_ranks_are_requested_once(ranks, http_server):
+    whole = {f"{index:03}": torch.arange(4000) + index for index in range(160)}
+    data = save(whole)
+    http_server.put(PATH, data)
+    for rank, loaded in enumerate(ranks(4).run(load_turns, http_server.url(PATH))):
+        assert_equal(loaded, {name: tensor for name, tensor in whole.items() if int(name) % 8 == 2 * rank})
+    assert request_counts(http_server, PATH, data).max() == 1
+
+
 def load_verified(url, place):
     return fst.load_sharded(url, place, verify=True)
 

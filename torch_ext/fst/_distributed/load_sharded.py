@@ -58,7 +58,7 @@ def load_sharded(
         names: Tensors that `placements` applies to. `None` is all tensors.
         strategy: How data needed by several ranks is read. `"own"`: every rank reads its own shard; replicated tensors
             are read once per rank. `"exchange"`: one rank reads each byte and sends it to the others. `"auto"`: ranks
-            read their own shards where this reads no byte from storage twice, and exchange data otherwise.
+            read their own shards where this reads hardly a byte from storage twice, and exchange data otherwise.
         window_bytes: Upper bound for this rank's send and receive buffers, in bytes. `None` is 512 MiB of GPU memory,
             or 128 MiB of host memory if the group has no other connection between ranks. A value that divides the
             exchanged data into more than 65,536 windows is an error.
