@@ -34,6 +34,10 @@ c10::intrusive_ptr<OpenEncryptionKey> OpenEncryptionKey::of_file(const std::stri
   return c10::make_intrusive<OpenEncryptionKey>(call_core([&] { return key_of_file(to_rust(path), to_rust(label)); }));
 }
 
+c10::intrusive_ptr<OpenEncryptionKey> OpenEncryptionKey::for_save() const {
+  return c10::make_intrusive<OpenEncryptionKey>(call_core([&] { return key_for_save(*key_); }));
+}
+
 void OpenEncryptionKey::rotate(const std::string& path, const c10::intrusive_ptr<OpenEncryptionKey>& key) const {
   call_core([&] { rotate_key(to_rust(path), *key_, key->key()); });
 }

@@ -32,6 +32,9 @@ class OpenEncryptionKey : public torch::CustomClassHolder {
   // has that of the file.
   static c10::intrusive_ptr<OpenEncryptionKey> of_file(const std::string& path, const std::string& label);
 
+  // Returns the key for the files of one save, which share one salt if the key is from a passphrase.
+  c10::intrusive_ptr<OpenEncryptionKey> for_save() const;
+
   // Makes all loads without a key use this one for encrypted files, and saves whose metadata name its label, until
   // `unregister_key`.
   void register_key() const { key_->register_key(); }

@@ -234,6 +234,7 @@ TORCH_LIBRARY(fst, m) {
       .def("register_key", &OpenEncryptionKey::register_key)
       .def("unregister_key", &OpenEncryptionKey::unregister_key)
       .def("save_shard", save_encrypted_shard)
+      .def("for_save", &OpenEncryptionKey::for_save)
       .def("rotate", &OpenEncryptionKey::rotate, "", {torch::arg("path"), torch::arg("key")});
   m.class_<Loader>("Loader")
       .def(torch::init<const c10::List<std::string>&, c10::Device, const Loader::Names&, Dtype, int64_t,

@@ -26,7 +26,7 @@ use self::checkpoint::{Checkpoint, open, open_with_headers, open_with_headers_an
 use self::cipher::{Cipher, cipher_of_key, derive_key, new_cipher};
 use self::convert::{can_convert, convert_on_cuda, convert_on_host, is_castable, missing_kernels, wait_for_event};
 use self::dtype_rules::requested_scalar_types;
-use self::encryption_key::{EncryptionKey, encryption_key, key_of_file, key_of_passphrase, rotate_key};
+use self::encryption_key::{EncryptionKey, encryption_key, key_for_save, key_of_file, key_of_passphrase, rotate_key};
 use self::error::{exception_of, invalid_argument};
 use self::group::{GroupPlan, RankPlan, plan_group, plan_rank};
 use self::profile::{profile_start, profile_stop};
@@ -233,6 +233,7 @@ mod ffi {
         fn key_of_file(path: &str, label: &str) -> Result<Box<EncryptionKey>>;
         fn register_key(self: &EncryptionKey);
         fn unregister_key(self: &EncryptionKey);
+        fn key_for_save(key: &EncryptionKey) -> Result<Box<EncryptionKey>>;
         fn rotate_key(path: &str, old_key: &EncryptionKey, new_key: &EncryptionKey) -> Result<()>;
 
         type Cipher;

@@ -36,6 +36,11 @@ pub(super) fn key_of_passphrase(
     })
 }
 
+/// Returns the key for the files of one save.
+pub(super) fn key_for_save(key: &EncryptionKey) -> Result<Box<EncryptionKey>> {
+    guard(|| Ok(Box::new(EncryptionKey(key.0.for_save()?))))
+}
+
 /// Makes the files that a path leads to open with another key.
 pub(super) fn rotate_key(path: &str, old_key: &EncryptionKey, new_key: &EncryptionKey) -> Result<()> {
     guard(|| rotate(&[path], old_key.key(), new_key.key(), &Linux))

@@ -6,6 +6,7 @@ use super::secret::{Derivation, KEY_BYTES, Key, SALT_BYTES};
 use super::slot::LABEL_BYTES;
 use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
+use std::collections::VecDeque;
 use std::fmt;
 use std::fs::File;
 use std::io::Read;
@@ -39,15 +40,16 @@ pub struct EncryptionKey {
 #[derive(Clone)]
 enum Secret {
     Key(Key),
-    Passphrase(Arc<Passphrase>),
+    /// With the key of the files of one save, and its derivation.
+    Passphrase(Arc<Passphrase>, Option<(Derivation, Key)>),
 }
 
 struct Passphrase {
     text: Zeroizing<Vec<u8>>,
     passes: u64,
     memory_bytes: u64,
-    /// Keys that were derived.
-    derived: Mutex<Vec<(Derivation, Key)>>,
+    /// Keys that were derived last, for the files that name their derivation.
+    derived: Mutex<VecDeque<(Derivation, Key)>>,
 }
 
 impl EncryptionKey {
@@ -132,7 +134,7 @@ impl EncryptionKey {
             .map_err(|message| Error::new(Kind::InvalidArgument, message))?;
         let text = Zeroizing::new(text.to_vec());
         let passphrase = Passphrase { text, passes, memory_bytes, derived: Mutex::default() };
-        Ok(EncryptionKey::of(Secret::Passphrase(Arc::new(passphrase))))
+        Ok(EncryptionKey::of(Secret::Passphrase(Arc::new(passphrase), None)))
     }
 
     fn of(secret: Secret) -> EncryptionKey {
@@ -161,19 +163,37 @@ impl EncryptionKey {
         &self.signers
     }
 
-    /// Returns the secret key for new files, and its derivation from a passphrase.
+    /// Returns the key for the files of one save, which share one salt if the key is from a passphrase: deriving takes
+    /// longer than writing a small file.
+    ///
+    /// # Errors
+    /// Those of deriving a key.
+    pub fn for_save(&self) -> Result<EncryptionKey> {
+        let secret = match &self.secret {
+            Secret::Key(key) => Secret::Key(key.clone()),
+            Secret::Passphrase(passphrase, _) => {
+                Secret::Passphrase(Arc::clone(passphrase), Some(passphrase.new_key()?))
+            }
+        };
+        Ok(EncryptionKey { secret, label: self.label.clone(), signers: self.signers.clone() })
+    }
+
+    /// Returns the secret key for a new file, and its derivation from a passphrase. It has a new salt, unless the key is
+    /// one [`for_save`](EncryptionKey::for_save).
     pub(crate) fn for_new_file(&self) -> Result<(Option<Derivation>, Key)> {
-        match &self.secret {
-            Secret::Key(key) => Ok((None, key.clone())),
-            Secret::Passphrase(passphrase) => passphrase.new_key(),
-        }
+        let (derivation, key) = match &self.secret {
+            Secret::Key(key) => return Ok((None, key.clone())),
+            Secret::Passphrase(_, Some(of_save)) => of_save.clone(),
+            Secret::Passphrase(passphrase, None) => passphrase.new_key()?,
+        };
+        Ok((Some(derivation), key))
     }
 
     /// Returns the secret key of a slot with this derivation, or `None` if the slot is for another sort of key.
     pub(crate) fn for_slot(&self, derivation: Option<Derivation>) -> Result<Option<Key>> {
         match (&self.secret, derivation) {
             (Secret::Key(key), None) => Ok(Some(key.clone())),
-            (Secret::Passphrase(passphrase), Some(derivation)) => passphrase.key(derivation).map(Some),
+            (Secret::Passphrase(passphrase, _), Some(derivation)) => passphrase.key(derivation).map(Some),
             _ => Ok(None),
         }
     }
@@ -183,8 +203,8 @@ impl EncryptionKey {
     pub fn for_tensors(&self, derivation: Option<Derivation>) -> Result<Option<Key>> {
         match (&self.secret, derivation) {
             (Secret::Key(key), _) => Ok(Some(key.clone())),
-            (Secret::Passphrase(passphrase), Some(derivation)) => passphrase.key(derivation).map(Some),
-            (Secret::Passphrase(_), None) => Ok(None),
+            (Secret::Passphrase(passphrase, _), Some(derivation)) => passphrase.key(derivation).map(Some),
+            (Secret::Passphrase(..), None) => Ok(None),
         }
     }
 
@@ -192,13 +212,15 @@ impl EncryptionKey {
     pub(super) fn is_same(&self, other: &EncryptionKey) -> bool {
         match (&self.secret, &other.secret) {
             (Secret::Key(key), Secret::Key(other)) => is_equal(key.secret(), other.secret()),
-            (Secret::Passphrase(passphrase), Secret::Passphrase(other)) => is_equal(&passphrase.text, &other.text),
+            (Secret::Passphrase(passphrase, _), Secret::Passphrase(other, _)) => {
+                is_equal(&passphrase.text, &other.text)
+            }
             _ => false,
         }
     }
 
     pub(super) fn is_passphrase(&self) -> bool {
-        matches!(self.secret, Secret::Passphrase(_))
+        matches!(self.secret, Secret::Passphrase(..))
     }
 }
 
@@ -221,21 +243,12 @@ fn parse_hex(text: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
 }
 
 impl Passphrase {
-    /// Returns the key of new files. Its derivation takes long, so that all files share one.
-    fn new_key(&self) -> Result<(Option<Derivation>, Key)> {
-        let mut derived = self.derived.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_strong = |(derivation, _): &&(Derivation, Key)| {
-            derivation.opslimit == self.passes && derivation.memlimit == self.memory_bytes
-        };
-        if let Some((derivation, key)) = derived.iter().find(is_strong) {
-            return Ok((Some(*derivation), key.clone()));
-        }
+    /// Derives a key with a new salt and the limits of new files. No file that was read has an influence on it.
+    fn new_key(&self) -> Result<(Derivation, Key)> {
         let mut salt = [0; SALT_BYTES];
         fill_random(&mut salt)?;
         let derivation = Derivation { opslimit: self.passes, memlimit: self.memory_bytes, salt };
-        let key = derivation.key(&self.text)?;
-        derived.push((derivation, key.clone()));
-        Ok((Some(derivation), key))
+        Ok((derivation, self.key(derivation)?))
     }
 
     /// Derives a key, or returns the one that was derived before. One thread derives at a time, because of the memory.
@@ -245,9 +258,8 @@ impl Passphrase {
             return Ok(key.clone());
         }
         let key = derivation.key(&self.text)?;
-        if derived.len() < DERIVED_MAX {
-            derived.push((derivation, key.clone()));
-        }
+        derived.truncate(DERIVED_MAX - 1);
+        derived.push_front((derivation, key.clone()));
         Ok(key)
     }
 }

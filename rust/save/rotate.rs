@@ -23,7 +23,7 @@ use std::sync::Arc;
 /// the old key, with both, or with the new one; a second call with the old key completes the others.
 ///
 /// # Errors
-/// Those of [`Files::resolve`], of opening the files and of [`Rotation::new`]; `io` if a file cannot be written;
+/// Those of [`Files::resolve`], of [`EncryptionKey::for_save`], of opening the files and of [`Rotation::new`]; `io` if a file cannot be written;
 /// `invalid-argument` for an object.
 pub fn rotate<P: AsRef<Path>>(
     paths: &[P],
@@ -32,10 +32,11 @@ pub fn rotate<P: AsRef<Path>>(
     kernel: &dyn FileKernel,
 ) -> Result<()> {
     let watch = Watch::begin();
+    let new = new.for_save()?;
     for place in Files::resolve(paths, &|| watch.check())?.places {
         watch.check()?;
         match place {
-            Place::Path(path) => rotate_file(&path, old, new, kernel)?,
+            Place::Path(path) => rotate_file(&path, old, &new, kernel)?,
             Place::Url(location) => return Err(unchangeable(&location)),
             Place::Opened(object) => return Err(unchangeable(object.location())),
         }

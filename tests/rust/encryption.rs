@@ -25,6 +25,7 @@ use fst::save::rotate::rotate;
 use fst::save::writer::Writer;
 use fst::save::{DeviceStream, Extent};
 use proptest::prelude::*;
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -421,6 +422,41 @@ fn passphrases_open_files() {
         let error = EncryptionKey::from_passphrase(b"x", passes, memory_bytes).unwrap_err();
         assert_eq!(error.kind(), Kind::InvalidArgument);
     }
+}
+
+/// Returns the passes, the memory and the salt of Argon2id in the first key slot of a file.
+fn derivation(path: &Path) -> Vec<u8> {
+    let (_, header) = safetensors::SafeTensors::read_metadata(&fs::read(path).unwrap()).unwrap();
+    let slot = header.metadata().as_ref().unwrap()[ENCRYPTION_KEY].split(':').nth(4).unwrap().to_owned();
+    let slot = base64::Engine::decode(&base64::engine::general_purpose::URL_SAFE_NO_PAD, slot).unwrap();
+    slot[4..32].to_vec()
+}
+
+#[test]
+fn files_that_were_read_do_not_choose_the_salt_of_new_files() {
+    let directory = TempDir::new().unwrap();
+    let path = |name: &str| directory.path().join(name);
+    let key = |text: &str, passes| EncryptionKey::from_passphrase(text.as_bytes(), passes, 16 << 10).unwrap();
+    let (own, stranger) = (key("open sesame", 2), key("open barley", 2));
+    write(&path("stranger"), &small(), None, &stranger).unwrap();
+    write(&path("weak"), &small(), None, &key("open sesame", 1)).unwrap();
+    assert!(Checkpoint::open_with_key(&[path("stranger")], &Verify::Nothing, &own).is_err());
+    assert!(Checkpoint::open_with_key(&[path("weak")], &Verify::Nothing, &own).is_ok());
+    for name in ["first", "second"] {
+        write(&path(name), &small(), None, &own).unwrap();
+    }
+    let derivations = ["stranger", "weak", "first", "second"].map(|name| derivation(&path(name)));
+    assert_eq!(derivations.iter().collect::<BTreeSet<_>>().len(), 4);
+    assert_eq!(derivations[2][..12], [2_u32.to_le_bytes().as_slice(), &(16_u64 << 10).to_le_bytes()].concat());
+    // The files of one save, and those of one rotation, share a salt.
+    let of_save = own.for_save().unwrap();
+    for name in ["first", "second"] {
+        write(&path(name), &small(), None, &of_save).unwrap();
+    }
+    assert_eq!(derivation(&path("first")), derivation(&path("second")));
+    rotate(&[path("first"), path("second")], &own, &stranger, &Linux).unwrap();
+    rotate(&[path("first"), path("second")], &stranger, &own, &Linux).unwrap();
+    assert_eq!(derivation(&path("first")), derivation(&path("second")));
 }
 
 #[test]

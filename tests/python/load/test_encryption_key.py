@@ -1,5 +1,6 @@
 """Encrypted files: saves and loads with a key, and what is refused without it."""
 
+import base64
 import copy
 import hashlib
 import json
@@ -518,6 +519,20 @@ def test_passphrases_open_files(tmp_path: Path) -> None:
         fst.EncryptionKey.from_passphrase("open sesame").to_bytes()
     with pytest.raises(ValueError, match="empty"):
         fst.EncryptionKey.from_passphrase("")
+
+
+def test_shards_of_one_save_share_a_salt(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    key = fst.EncryptionKey.from_passphrase("open sesame", passes=1, memory_bytes=64 << 10)
+    salts = []
+    for _ in range(2):
+        fst.save_file(TENSORS, path, max_shard_bytes=100_000, encryption_key=key)
+        texts = [safetensors_open(shard, "pt").metadata()["fst.encryption"] for shard in tmp_path.glob("*.safetensors")]
+        slots = [base64.urlsafe_b64decode(text.split(":")[4]) for text in texts]
+        assert len(slots) > 1
+        salts.append({slot[16:32] for slot in slots})
+        assert_loaded(fst.load_file(tmp_path, encryption_key=key))
+    assert len(salts[0]) == len(salts[1]) == len(salts[0] | salts[1]) - 1
 
 
 def test_keys_come_from_files_and_callbacks(tmp_path: Path, path: Path) -> None:

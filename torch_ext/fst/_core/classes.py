@@ -84,6 +84,12 @@ class EncryptionKey:
         """Ends that."""
         self._object.unregister_key()
 
+    def for_save(self) -> "EncryptionKey":
+        """Returns the key for the files of one save, which share one salt if the key is from a passphrase."""
+        key = EncryptionKey.__new__(EncryptionKey)
+        key._object = self._object.for_save()
+        return key
+
     def save_shard(
         self, tensors: Sequence[Tensor], names: Sequence[str], path: str, metadata: dict[str, str] | None, model: str
     ) -> None:

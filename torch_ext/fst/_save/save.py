@@ -176,6 +176,11 @@ def _save(
     max_shard_bytes: int | None,
     key: classes.EncryptionKey | None,
 ) -> None:
+    if max_shard_bytes is None:
+        _write_shard(tensors, path, metadata, "", key)
+        return
+    if key is not None:
+        key = key.for_save()
     save = os.urandom(16).hex()
     is_encrypted = key is not None or _ENCRYPTION_KEY in (metadata or {})
 
@@ -184,9 +189,7 @@ def _save(
         bound = {_SHARD_KEY: f"{save}:{number}:{count}"} if is_encrypted and count > 1 else {}
         _write_shard(shard, file, {**(metadata or {}), **bound} or None, model, key)
 
-    if max_shard_bytes is None:
-        _write_shard(tensors, path, metadata, "", key)
-    elif is_url(path):
+    if is_url(path):
         save_object_shards(tensors, path, max_shard_bytes, write)
     else:
         local = local_path_of(path) if path.startswith("file://") else path
