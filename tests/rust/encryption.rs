@@ -31,7 +31,9 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Barrier, OnceLock};
+use std::thread;
+use std::time::Duration;
 use tempfile::TempDir;
 
 const CHUNK: usize = CHUNK_BYTES as usize;
@@ -628,6 +630,63 @@ fn rotation_changes_only_the_key() {
     rotate(&[&trial.path], &new, &key(), &Linux).unwrap();
     assert!(opens(&key()) && !opens(&new));
     assert_eq!(load_all(&trial.path).unwrap(), expected(&small()));
+}
+
+/// Kernel that lets other threads run before each write, and flushes nothing.
+struct Yielding;
+
+impl FileKernel for Yielding {
+    fn write_at(&self, file: &File, bytes: &[u8], offset: u64) -> io::Result<usize> {
+        thread::sleep(Duration::from_millis(1));
+        Linux.write_at(file, bytes, offset)
+    }
+
+    fn flush(&self, _file: &File) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn two_rotations_at_once_leave_the_key_that_reported_success() {
+    let trial = Trial::small();
+    let opens = |key: &EncryptionKey| Checkpoint::open_with_key(&[&trial.path], &Verify::Nothing, key).is_ok();
+    let news = [8, 9].map(|byte| EncryptionKey::from_bytes(&[byte; 32]).unwrap());
+    for round in 0..30 {
+        fs::write(&trial.path, &trial.bytes).unwrap();
+        let begin = Barrier::new(2);
+        let rotated: Vec<bool> = thread::scope(|scope| {
+            let rotation = |new| {
+                let begin = &begin;
+                let path = &trial.path;
+                scope.spawn(move || {
+                    begin.wait();
+                    rotate(&[path], &key(), new, &Yielding)
+                })
+            };
+            let threads: Vec<_> = news.iter().map(rotation).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap().is_ok()).collect()
+        });
+        assert_eq!(rotated.iter().filter(|is_rotated| **is_rotated).count(), 1, "{round}");
+        assert_eq!(news.each_ref().map(opens).to_vec(), rotated, "{round}");
+        assert!(!opens(&key()), "{round}");
+    }
+}
+
+#[test]
+fn a_rotation_waits_for_the_file_that_has_its_path() {
+    let trial = Trial::small();
+    let new = EncryptionKey::from_bytes(&[8; 32]).unwrap();
+    let replaced = File::open(&trial.path).unwrap();
+    replaced.lock().unwrap();
+    thread::scope(|scope| {
+        let rotation = scope.spawn(|| rotate(&[&trial.path], &key(), &new, &Linux));
+        thread::sleep(Duration::from_millis(100));
+        assert!(!rotation.is_finished());
+        write(&trial.path, &small(), None, &key()).unwrap();
+        drop(replaced);
+        rotation.join().unwrap().unwrap();
+    });
+    assert!(Checkpoint::open_with_key(&[&trial.path], &Verify::Nothing, &new).is_ok());
 }
 
 #[test]

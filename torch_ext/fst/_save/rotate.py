@@ -11,7 +11,8 @@ def rotate_key(path: Path, old: EncryptionKey, new: EncryptionKey) -> None:
     have kept the key of the data, or an older copy of the file. Save the file again to exclude them.
 
     If the call fails, each file opens with at least one of the keys. Repeat the call to complete those that still open
-    with the old one.
+    with the old one. Of two calls for one file at once, the second waits for the first, and fails if its `old` key is
+    gone then.
 
     Args:
         path: A local file, a directory with one checkpoint, or an index file.
