@@ -6,12 +6,15 @@ use super::secret::{Derivation, KEY_BYTES, Key, SALT_BYTES};
 use super::slot::LABEL_BYTES;
 use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
+use crate::os::local_file::open_regular;
+use crate::os::per_process::PerProcess;
+use crate::os::sigint::{POLL_INTERVAL, Watch};
 use std::collections::VecDeque;
 use std::fmt;
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, TryLockError};
+use std::thread;
 use zeroize::Zeroizing;
 
 /// Passes of Argon2id for new keys from passphrases.
@@ -49,7 +52,7 @@ struct Passphrase {
     passes: u64,
     memory_bytes: u64,
     /// Keys that were derived last, for the files that name their derivation.
-    derived: Mutex<VecDeque<(Derivation, Key)>>,
+    derived: PerProcess<Mutex<VecDeque<(Derivation, Key)>>>,
 }
 
 impl EncryptionKey {
@@ -68,7 +71,7 @@ impl EncryptionKey {
     /// `invalid-argument` if the file has something else; `io` and others if it cannot be read.
     pub fn from_file(path: &Path) -> Result<EncryptionKey> {
         let failed = |error| Error::from_io(error, path, "cannot read the key");
-        let file = File::open(path).map_err(failed)?;
+        let (file, _) = open_regular(path)?;
         let mut content = Zeroizing::new(Vec::with_capacity(FILE_BYTES_MAX));
         file.take(to_u64(FILE_BYTES_MAX)).read_to_end(&mut content).map_err(failed)?;
         if content.len() != KEY_BYTES && content.trim_ascii_start().starts_with(b"{") {
@@ -98,7 +101,7 @@ impl EncryptionKey {
     /// `invalid-argument` if the passphrase is empty or too long; `io` and others if the file cannot be read.
     pub fn from_passphrase_file(path: &Path) -> Result<EncryptionKey> {
         let failed = |error| Error::from_io(error, path, "cannot read the passphrase");
-        let file = File::open(path).map_err(failed)?;
+        let (file, _) = open_regular(path)?;
         let bytes_max = PASSPHRASE_BYTES_MAX + LINE_END.len();
         let mut content = Zeroizing::new(Vec::with_capacity(bytes_max + 1));
         file.take(to_u64(bytes_max + 1)).read_to_end(&mut content).map_err(failed)?;
@@ -133,7 +136,7 @@ impl EncryptionKey {
         super::slot::check_limits(passes, memory_bytes)
             .map_err(|message| Error::new(Kind::InvalidArgument, message))?;
         let text = Zeroizing::new(text.to_vec());
-        let passphrase = Passphrase { text, passes, memory_bytes, derived: Mutex::default() };
+        let passphrase = Passphrase { text, passes, memory_bytes, derived: PerProcess::settings() };
         Ok(EncryptionKey::of(Secret::Passphrase(Arc::new(passphrase), None)))
     }
 
@@ -251,9 +254,19 @@ impl Passphrase {
         Ok((derivation, self.key(derivation)?))
     }
 
-    /// Derives a key, or returns the one that was derived before. One thread derives at a time, because of the memory.
+    /// Derives a key, or returns the one that was derived before. Threads wait for the one that derives, whose key may be
+    /// theirs.
     fn key(&self, derivation: Derivation) -> Result<Key> {
-        let mut derived = self.derived.lock().unwrap_or_else(PoisonError::into_inner);
+        let watch = Watch::begin();
+        let derived = self.derived.get();
+        let mut derived = loop {
+            match derived.try_lock() {
+                Ok(derived) => break derived,
+                Err(TryLockError::Poisoned(poisoned)) => break poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => thread::sleep(POLL_INTERVAL),
+            }
+            watch.check()?;
+        };
         if let Some((_, key)) = derived.iter().find(|(known, _)| *known == derivation) {
             return Ok(key.clone());
         }

@@ -2,8 +2,13 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::num::to_usize;
+use crate::os::per_process::PerProcess;
+use crate::os::sigint::{POLL_INTERVAL, Watch};
 use argon2::{Algorithm, Argon2, Block, Params, Version};
 use std::fmt;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 use zeroize::Zeroizing;
 
 /// Size of a key in bytes.
@@ -13,10 +18,14 @@ pub const SALT_BYTES: usize = 16;
 
 /// Smallest memory of a derivation, in bytes.
 pub const MEMLIMIT_MIN: u64 = 8 << 10;
-/// Largest memory of a derivation, in bytes. It comes from the file: four times libsodium's highest preset.
-pub const MEMLIMIT_MAX: u64 = 4 << 30;
-/// Upper bound for the memory of a derivation times its passes, in bytes: four times that of libsodium's highest preset.
-pub const WORK_BYTES_MAX: u64 = 16 << 30;
+/// Largest memory of a derivation, in bytes: that of libsodium's highest preset. The number comes from the file.
+pub const MEMLIMIT_MAX: u64 = 1 << 30;
+/// Upper bound for the memory of a derivation times its passes, in bytes: that of libsodium's highest preset, about six
+/// seconds of one core. There is one lane.
+pub const WORK_BYTES_MAX: u64 = 4 << 30;
+
+/// Permit of the only derivation in the process that computes, because of its memory.
+static PERMIT: PerProcess<Mutex<()>> = PerProcess::new(Mutex::default);
 
 /// Secret key.
 #[derive(Clone)]
@@ -78,12 +87,41 @@ impl Derivation {
         Ok(())
     }
 
-    /// Derives the key of a string.
+    /// Derives the key of a string, on another thread, since nothing can end the computation. After Ctrl-C, the call
+    /// returns at once, and the thread ends later. Until then it has its memory, and other derivations wait for it.
     ///
     /// # Errors
-    /// Those of [`check`](Derivation::check); `out-of-memory` if the memory is not available.
+    /// Those of [`check`](Derivation::check); `out-of-memory` if the memory is not available; `interrupted`.
     pub fn key(&self, string: &[u8]) -> Result<Key> {
         self.check()?;
+        let watch = Watch::begin();
+        let (derivation, own_string) = (*self, Zeroizing::new(string.to_vec()));
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let caller = Arc::new(());
+        let waits = Arc::downgrade(&caller);
+        let compute = move || {
+            let _permit = PERMIT.get().lock().unwrap_or_else(PoisonError::into_inner);
+            if waits.strong_count() > 0 {
+                // Nobody takes the key after Ctrl-C.
+                sender.send(derivation.compute(&own_string)).ok();
+            }
+        };
+        if let Err(error) = thread::Builder::new().name("fst".into()).spawn(compute) {
+            tracing::debug!(%error, "cannot start a thread to derive a key");
+            return self.compute(string);
+        }
+        loop {
+            match receiver.recv_timeout(POLL_INTERVAL) {
+                Ok(key) => return key,
+                Err(RecvTimeoutError::Timeout) => watch.check()?,
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Error::new(Kind::Internal, "the thread that derives a key ended"));
+                }
+            }
+        }
+    }
+
+    fn compute(&self, string: &[u8]) -> Result<Key> {
         let refused = |error: argon2::Error| Error::new(Kind::InvalidArgument, format!("no key is derived: {error}"));
         let number = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
         let params = Params::new(number(self.memlimit >> 10), number(self.opslimit), 1, Some(KEY_BYTES));
@@ -126,8 +164,8 @@ mod tests {
     #[test]
     fn limits_are_bounded() {
         let check = |opslimit, memlimit| Derivation { opslimit, memlimit, salt: [0; SALT_BYTES] }.check().is_ok();
-        assert!(check(4, 1 << 30) && check(1, 8192) && check(4, 4 << 30));
-        assert!(!check(0, 1 << 20) && !check(1, 8191) && !check(1, (4 << 30) + 1024));
-        assert!(!check(5, 4 << 30) && !check(u64::MAX, 1 << 20) && !check(u64::MAX, u64::MAX));
+        assert!(check(4, 1 << 30) && check(1, 8192) && check(8, 512 << 20));
+        assert!(!check(0, 1 << 20) && !check(1, 8191) && !check(1, (1 << 30) + 1024));
+        assert!(!check(5, 1 << 30) && !check(u64::MAX, 1 << 20) && !check(u64::MAX, u64::MAX));
     }
 }

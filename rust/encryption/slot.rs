@@ -4,7 +4,7 @@ use super::cipher::{Cipher, TAG_BYTES, numbered};
 use super::file_key::{FileKey, expand, extract};
 use super::fill_random;
 use super::key::EncryptionKey;
-use super::secret::{Derivation, KEY_BYTES, Key, SALT_BYTES};
+use super::secret::{Derivation, KEY_BYTES, Key, MEMLIMIT_MAX, MEMLIMIT_MIN, SALT_BYTES, WORK_BYTES_MAX};
 use crate::error::{Error, Kind, Result};
 
 /// Size of a slot in bytes.
@@ -25,13 +25,6 @@ const CLEAR_BYTES: usize = SLOT_BYTES - KEY_BYTES - TAG_BYTES;
 /// First bytes of slots.
 const DIRECT: u8 = 1;
 const DERIVED: u8 = 2;
-
-/// Smallest memory of Argon2id in bytes.
-const MEMORY_BYTES_MIN: u64 = 8 << 10;
-/// Largest memory of Argon2id in bytes. The number comes from the file.
-const MEMORY_BYTES_MAX: u64 = 1 << 30;
-/// Upper bound for the memory of Argon2id times its passes, in bytes.
-const WORK_BYTES_MAX: u64 = 4 << 30;
 
 /// Fields of a slot that are not secret.
 struct Fields {
@@ -116,12 +109,12 @@ fn key_of(fields: &Fields, keys: &[EncryptionKey]) -> Result<Option<Key>> {
 /// # Errors
 /// The message of an error.
 pub(super) fn check_limits(passes: u64, memory_bytes: u64) -> std::result::Result<(), String> {
-    let is_memory = (MEMORY_BYTES_MIN..=MEMORY_BYTES_MAX).contains(&memory_bytes) && memory_bytes.is_multiple_of(1024);
+    let is_memory = (MEMLIMIT_MIN..=MEMLIMIT_MAX).contains(&memory_bytes) && memory_bytes.is_multiple_of(1024);
     let work = passes.checked_mul(memory_bytes).filter(|bytes| (1..=WORK_BYTES_MAX).contains(bytes));
     if !is_memory || work.is_none() || u32::try_from(passes).is_err() {
         return Err(format!(
-            "Argon2id with {passes} passes and {memory_bytes} bytes of memory; accepted are {MEMORY_BYTES_MIN} to \
-             {MEMORY_BYTES_MAX} bytes in multiples of 1024, at least 1 pass, and a product of at most {WORK_BYTES_MAX}"
+            "Argon2id with {passes} passes and {memory_bytes} bytes of memory; accepted are {MEMLIMIT_MIN} to \
+             {MEMLIMIT_MAX} bytes in multiples of 1024, at least 1 pass, and a product of at most {WORK_BYTES_MAX}"
         ));
     }
     Ok(())

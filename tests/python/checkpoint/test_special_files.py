@@ -56,6 +56,8 @@ def special(request, tmp_path, monkeypatch):
         if request.param is fifo:
             # With a writer, a read that waits for one fails this test instead of blocking it.
             opened.append(os.open(path, os.O_RDWR | os.O_NONBLOCK))
+            # As much as is read of a key.
+            os.write(opened[-1], bytes(1 << 16))
         return path
 
     yield make, KINDS[request.param]
@@ -124,6 +126,21 @@ def test_functions_that_open_files_themselves(tmp_path, special):
     path = make(tmp_path / "model.bin")
     with pytest.raises((ValueError, OSError), match=f"{path}: {kind}"):
         stream_io.open_stream(path)
+
+
+@pytest.mark.parametrize("variable", ["FST_ENCRYPTION_KEY_FILE", "FST_ENCRYPTION_PASSPHRASE_FILE"])
+def test_keys_of_encrypted_files(tmp_path, special, capsys, monkeypatch, variable):
+    make, kind = special
+    key, model = make(tmp_path / "model.key"), tmp_path / "model.safetensors"
+    fst.save_file({"a": torch.ones(3)}, model, encryption_key=fst.EncryptionKey.random())
+    with pytest.raises((ValueError, OSError), match=f"{key}: {kind}"):
+        fst.EncryptionKey.from_file(key)
+    with pytest.raises(SystemExit):
+        cli.main(["key", "rotate", str(model), str(key), str(key)])
+    assert f"{key}: {kind}" in "".join(capsys.readouterr())
+    monkeypatch.setenv(variable, str(key))
+    with pytest.raises((ValueError, OSError), match=f"{key}: {kind}"):
+        fst.load_file(model)
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify", "load", "convert"])

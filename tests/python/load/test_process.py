@@ -1,9 +1,11 @@
 """Effects of a load on its process: threads, signals, memory, descriptors, page cache and forks."""
 
+import base64
 import ctypes
 import mmap
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 
 import fst
 from procfs import read_bytes, wait_for_reads
@@ -138,6 +141,34 @@ except KeyboardInterrupt:
 """
     slow = {"FST_READER": "pread", "FST_CHUNK_BYTES": "4096", "FST_THREADS": "1"}
     assert fork_python(program, str(path), **slow) == "interrupted 1\n"
+
+
+def test_interrupt_ends_derivation_of_key(tmp_path, fork_python):
+    """A file may request six seconds of one core, which nothing can end."""
+    path = tmp_path / "model.safetensors"
+    key = fst.EncryptionKey.from_passphrase("open sesame", passes=1, memory_bytes=8192)
+    fst.save_file({"w": torch.ones(2)}, path, encryption_key=key)
+    slot = safe_open(path, "pt").metadata()["fst.encryption"].split(":")[4]
+    limits = struct.pack("<IQ", 4 * 1024, MIB)
+    content = base64.urlsafe_b64decode(slot)
+    costly = base64.urlsafe_b64encode(content[:4] + limits + content[16:])
+    path.write_bytes(path.read_bytes().replace(slot.encode(), costly))
+    program = """
+import os, signal, sys, threading, time, fst
+
+sent = []
+
+def interrupt():
+    sent.append(time.monotonic())
+    os.kill(os.getpid(), signal.SIGINT)
+
+threading.Timer(0.3, interrupt).start()
+try:
+    fst.load_file(sys.argv[1], encryption_key=fst.EncryptionKey.from_passphrase("open sesame"))
+except KeyboardInterrupt:
+    print(time.monotonic() - sent[0])
+"""
+    assert float(fork_python(program, str(path))) < 2
 
 
 def test_peak_memory_of_read(tmp_path, fork_python):

@@ -76,8 +76,8 @@ class EncryptionParams:
 
         Args:
             source: The secret string.
-            opslimit: Number of passes, 3 by default. At least 1, and `opslimit * memlimit` at most 16 GiB.
-            memlimit: Memory in bytes, 256 MiB by default. 8 KiB to 4 GiB.
+            opslimit: Number of passes, 3 by default. At least 1, and `opslimit * memlimit` at most 4 GiB.
+            memlimit: Memory in bytes, 256 MiB by default. 8 KiB to 1 GiB.
             salt: 16 bytes, which are random by default.
             encoding: Encoding of strings.
 
