@@ -7,6 +7,7 @@
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::region::TensorRegion;
 use crate::checkpoint::verify::{Compared, Coverage, Input, check_length, digest_of, resolve_listed};
+use crate::digest::InputDigest;
 use crate::digest::manifest::Manifest;
 use crate::error::{Error, Kind, Result};
 use crate::load::verifier::HashedInput;
@@ -15,8 +16,8 @@ use crate::options::Options;
 use crate::os::sigint::Watch;
 use crate::os::threads;
 use crate::reader;
-use crate::source::Source;
 use crate::source::files::place_of;
+use crate::source::{Place, Source};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -27,6 +28,10 @@ const JOB_BYTES: u64 = 4 << 20;
 const BLOCK_BYTES: u64 = 512 << 10;
 /// Number of threads for objects, which wait most of the time.
 const REMOTE_THREADS: usize = 32;
+
+/// Number of files that are open at once if they are read only to compare or sign them. A process may usually have 1,024
+/// open files, and a copy of an object in the cache takes up to three.
+pub(super) const FILES_OPEN_MAX: usize = 128;
 
 /// Contiguous bytes of a file, and the inputs to which they belong.
 struct Job<'a> {
@@ -130,12 +135,37 @@ pub fn check_whole_files(checkpoint: &Checkpoint, options: &Options) -> Result<(
 pub fn check_files<P: AsRef<Path>>(paths: &[P], manifest: &Manifest, options: &Options) -> Result<()> {
     let watch = Watch::begin();
     let places = resolve_listed(paths, manifest, &|| watch.check())?.places;
-    let sources = places.iter().map(|place| Source::open(place, &|| watch.check())).collect::<Result<Vec<_>>>()?;
-    let input = |(index, source): (usize, &Source)| {
-        Ok(Input::of_file(index, source, digest_of(source, manifest)?, manifest.origin()))
+    check_places(&places, |_, source| digest_of(source, manifest), manifest.origin(), options)
+}
+
+/// Compares whole files with their digests, which `digest` returns for an index and the open file.
+fn check_places(
+    places: &[Place],
+    digest: impl Fn(usize, &Source) -> Result<InputDigest>,
+    origin: &'static str,
+    options: &Options,
+) -> Result<()> {
+    let watch = Watch::begin();
+    let open = |index: usize, place: &Place| {
+        let source = Source::open(place, &|| watch.check())?;
+        digest(index, &source).map(|digest| (source, digest))
     };
-    let inputs = sources.iter().enumerate().map(input).collect::<Result<_>>()?;
-    first(differences(&sources, inputs, options)?)
+    let places: Vec<_> = places.iter().enumerate().collect();
+    // A file that is missing or was cut off is an error before others are hashed.
+    for &(index, place) in places.iter().filter(|(_, place)| matches!(place, Place::Path(_))) {
+        open(index, place)?;
+    }
+    let mut found = Vec::new();
+    for some in places.chunks(FILES_OPEN_MAX) {
+        let (mut sources, mut inputs) = (Vec::new(), Vec::new());
+        for &(index, place) in some {
+            let (source, digest) = open(index, place)?;
+            inputs.push(Input::of_file(sources.len(), &source, digest, origin));
+            sources.push(source);
+        }
+        found.extend(differences(&sources, inputs, options)?);
+    }
+    first(found)
 }
 
 /// Returns where a part begins, if `total` is divided into equal parts.
@@ -149,18 +179,16 @@ fn part_begin(total: u64, part: usize, parts: usize) -> u64 {
 /// # Errors
 /// `integrity` for the first difference; those of opening the files; `io`, `interrupted`.
 pub fn check_manifest(manifest: &Manifest, directory: &Path, options: &Options) -> Result<()> {
-    let watch = Watch::begin();
-    let mut sources = Vec::new();
-    let mut inputs = Vec::new();
-    for (name, digest) in manifest.entries() {
-        // The only file of a signature may have no name.
-        let path = if name.is_empty() { directory.to_path_buf() } else { directory.join(name) };
-        let source = Source::open(&place_of(&path)?, &|| watch.check())?;
+    // The only file of a signature may have no name.
+    let path = |name: &str| if name.is_empty() { directory.to_path_buf() } else { directory.join(name) };
+    let places = manifest.entries().map(|(name, _)| place_of(&path(name))).collect::<Result<Vec<_>>>()?;
+    let digests: Vec<&InputDigest> = manifest.entries().map(|(_, digest)| digest).collect();
+    let digest = |index: usize, source: &Source| {
+        let digest = digests.get(index).copied().ok_or_else(|| Error::new(Kind::Internal, "no such file"))?;
         check_length(digest, source.path(), source.length(), manifest.origin())?;
-        inputs.push(Input::of_file(sources.len(), &source, digest.clone(), manifest.origin()));
-        sources.push(source);
-    }
-    first(differences(&sources, inputs, options)?)
+        Ok(digest.clone())
+    };
+    check_places(&places, digest, manifest.origin(), options)
 }
 
 /// Fails with the first of the differences.

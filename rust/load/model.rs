@@ -8,7 +8,7 @@ use crate::checkpoint::verify::{SignatureRequest, read_whole};
 use crate::digest::manifest::normalized;
 use crate::digest::{Algorithm, Digest, Hash};
 use crate::error::{Error, Kind, Result};
-use crate::load::check;
+use crate::load::check::{self, FILES_OPEN_MAX};
 use crate::num::to_usize;
 use crate::options::Options;
 use crate::os::sigint::Watch;
@@ -118,17 +118,20 @@ pub fn sign(request: &SignRequest, model: &Path, options: &Options) -> Result<St
     if names.is_empty() {
         return Err(invalid("the directory has no file to sign".into()).at(&model));
     }
-    let files = hash(&model, names, algorithm, request.shard_bytes, options)?;
+    let mut files = Vec::with_capacity(names.len());
+    for names in names.chunks(FILES_OPEN_MAX) {
+        files.extend(hash(&model, names, algorithm, request.shard_bytes, options)?);
+    }
     let absolute = fs::canonicalize(&model).map_err(|error| Error::from_io(error, &model, "cannot open"))?;
     let name = absolute.file_name().unwrap_or_default().to_string_lossy();
     let ignored = ignored.into_iter().collect();
     signer.sign(&Statement::new(&name, files, algorithm, request.shard_bytes, ignored, request.rules.allow_symlinks))
 }
 
-/// Hashes files, or their shards.
+/// Hashes files, or their shards. All of them are open at once.
 fn hash(
     model: &Path,
-    names: Vec<(String, u64)>,
+    names: &[(String, u64)],
     algorithm: Algorithm,
     shard_bytes: Option<u64>,
     options: &Options,
@@ -169,7 +172,7 @@ fn hash(
         Ok(())
     })?;
     let mut files: Vec<(String, Shards)> =
-        names.into_iter().map(|(name, _)| (if name.is_empty() { ".".into() } else { name }, Vec::new())).collect();
+        names.iter().map(|(name, _)| (if name.is_empty() { ".".into() } else { name.clone() }, Vec::new())).collect();
     for (file, range, digest) in shards {
         if let (Some((_, shards)), Some(digest)) = (files.get_mut(file), digest.into_inner()) {
             shards.push((range, digest));

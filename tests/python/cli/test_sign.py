@@ -1,9 +1,12 @@
 """`fst sign` and `fst verify --signature`."""
 
+import hashlib
 import json
 import os
+import resource
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,6 +46,48 @@ def test_signed_models_are_verified(command, model, options):
     # The second signature replaces the first, which it does not cover.
     assert command("sign", "model", "--private-key", "key.pem", *options).returncode == 0
     assert command("verify", "--signature", "model/model.sig", "--public-key", "key.pub").returncode == 0
+
+
+@pytest.fixture
+def few_descriptors() -> Iterator[None]:
+    """Leaves room for 160 more open files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 160, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("few_descriptors")
+def test_models_may_have_more_files_than_a_process_may_open(command, model):
+    lines = []
+    for number in range(200):
+        content = f"file {number}".encode()
+        (model / f"{number:03}.txt").write_bytes(content)
+        lines.append(f"{hashlib.sha256(content).hexdigest()}  {number:03}.txt\n")
+    manifest = model.parent / "sums.txt"
+    manifest.write_text("".join(lines))
+    done = command("sign", "model", "--private-key", "key.pem")
+    assert done.returncode == 0, done
+    signed = ["verify", "--signature", "model/model.sig", "--public-key", "key.pub"]
+    listed = ["verify", "--manifest", "sums.txt", "model"]
+    for arguments, count in ((signed, 203), (listed, 200)):
+        done = command(*arguments)
+        assert done.returncode == 0, done
+        assert f"{count} files" in done.stdout
+    # Differences in files that are not open at the same time.
+    for name in ("001.txt", "199.txt"):
+        (model / name).write_bytes(b"FILE xyz"[: (model / name).stat().st_size])
+    for arguments in (signed, listed):
+        done = command(*arguments)
+        assert done.returncode == 1
+        assert "001.txt" in done.stdout
+        assert "1 more digest" in done.stdout
+    # No file is hashed if one is missing.
+    (model / "199.txt").unlink()
+    for arguments in (signed, listed):
+        done = command(*arguments)
+        assert done.returncode == 1
+        assert "199.txt" in done.stdout
 
 
 @pytest.mark.parametrize("shard_bytes", [None, 1000])
