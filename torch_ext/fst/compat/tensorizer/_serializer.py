@@ -216,5 +216,10 @@ class TensorSerializer:
 
 
 def _on_host(tensor: Tensor) -> Tensor:
-    """Returns a contiguous copy of a tensor on the CPU, or the tensor itself if it is one, or is on meta."""
-    return tensor if tensor.is_meta else tensor.cpu().resolve_conj().resolve_neg().contiguous()
+    """Returns a contiguous copy of a tensor on the CPU, or the tensor itself if it is one, or is on meta.
+
+    A meta tensor without dimensions becomes a zero: tensorizer writes its data, and reads no such tensor without data.
+    """
+    if tensor.is_meta:
+        return tensor if tensor.dim() > 0 else torch.zeros((), dtype=tensor.dtype)
+    return tensor.cpu().resolve_conj().resolve_neg().contiguous()
