@@ -15,7 +15,8 @@ use crate::digest::manifest::Manifest;
 use crate::error::{Error, Kind, Result};
 use bundle::{Bundle, Material};
 use certificate::Certificate;
-use key::{Hashed, PrivateKey, PublicKey};
+use key::{PrivateKey, PublicKey};
+use ring::digest::SHA256;
 use statement::Statement;
 
 /// Key or root certificates that the caller trusts.
@@ -83,8 +84,8 @@ pub fn verify(bundle: &[u8], trust: &Trust) -> Result<Signed> {
     };
     let payload = &bundle.payload;
     // Version 0.2 of the reference signed another encoding. With certificates, it also used SHA-256 for all keys.
-    let older = if is_chain { Hashed::Sha256 } else { Hashed::OfKey };
-    let is_valid = key.verifies(Hashed::OfKey, &bundle::encoded(payload), &bundle.signature)
+    let older = if is_chain { &SHA256 } else { key.hash() };
+    let is_valid = key.verifies(key.hash(), &bundle::encoded(payload), &bundle.signature)
         || key.verifies(older, &bundle::encoded_by_0_2(payload), &bundle.signature);
     if !is_valid {
         return Err(Error::new(Kind::Integrity, "the signature is not valid for its content and the given key"));

@@ -83,6 +83,7 @@ pub fn verify(request: &SignatureRequest, rules: &Rules, model: &Path, options: 
         }
         for name in names {
             check_link(&joined(&model, name), rules.allow_symlinks)?;
+            check_directories(&model, name)?;
         }
     }
     check::check_manifest(&manifest, model, options)?;
@@ -244,6 +245,19 @@ fn check_link(path: &Path, allow_symlinks: bool) -> Result<()> {
         let message =
             "the file is a symbolic link, which may lead to other bytes later; allow symbolic links to accept it";
         return Err(Error::new(Kind::InvalidArgument, message).at(path));
+    }
+    Ok(())
+}
+
+/// Checks that no directory between that of the model and a file in it is a link, as when the model was signed.
+fn check_directories(model: &Path, name: &str) -> Result<()> {
+    for directory in Path::new(name).ancestors().skip(1).filter(|directory| !directory.as_os_str().is_empty()) {
+        let path = model.join(directory);
+        if fs::symlink_metadata(&path).is_ok_and(|metadata| metadata.is_symlink()) {
+            let message =
+                format!("the directory is a symbolic link, which is not followed to the signed file {name:?}");
+            return Err(Error::new(Kind::InvalidArgument, message).at(&path));
+        }
     }
     Ok(())
 }

@@ -4,9 +4,10 @@
 //! signature without a timestamp cannot be dated, and a model outlives its certificate. Revocation is not checked.
 
 use super::bundle::malformed;
-use super::key::{self, Hashed, PublicKey};
+use super::key::{self, PublicKey};
 use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
+use ring::digest::{Algorithm, SHA256, SHA384, SHA512};
 use std::time::Duration;
 use x509_cert::der::asn1::ObjectIdentifier;
 use x509_cert::der::oid::AssociatedOid;
@@ -21,7 +22,12 @@ pub(super) const CHAIN_MAX: usize = 16;
 const CHECKS_MAX: usize = 64;
 
 const CODE_SIGNING: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.6.1.5.5.7.3.3");
-const ECDSA_WITH_SHA512: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.10045.4.3.4");
+/// Hashes of ECDSA.
+const ECDSA_HASHES: [(ObjectIdentifier, &Algorithm); 3] = [
+    (ObjectIdentifier::new_unwrap("1.2.840.10045.4.3.2"), &SHA256),
+    (ObjectIdentifier::new_unwrap("1.2.840.10045.4.3.3"), &SHA384),
+    (ObjectIdentifier::new_unwrap("1.2.840.10045.4.3.4"), &SHA512),
+];
 /// Critical extensions that are checked or do not restrict a signer.
 const KNOWN_EXTENSIONS: [ObjectIdentifier; 4] =
     [BasicConstraints::OID, KeyUsage::OID, ExtendedKeyUsage::OID, SubjectAltName::OID];
@@ -140,28 +146,41 @@ impl Certificate {
         }
     }
 
-    /// Returns whether the key of `issuer` has signed the certificate.
-    fn is_signed_by(&self, issuer: &Certificate) -> Result<bool> {
+    /// Checks that the key of `issuer` has signed the certificate.
+    fn check_signature(&self, issuer: &Certificate) -> std::result::Result<(), String> {
+        let content = self.parsed.tbs_certificate();
         let algorithm = self.parsed.signature_algorithm();
-        let Some(signature) = self.parsed.signature().as_bytes() else { return Ok(false) };
-        if algorithm != self.parsed.tbs_certificate().signature() {
-            return Ok(false);
+        let other = || "is not signed by the issuer that it names".to_owned();
+        let signature = self.parsed.signature().as_bytes().ok_or_else(other)?;
+        if algorithm != content.signature() {
+            return Err("names two algorithms of its signature".into());
         }
-        let message = encoded(self.parsed.tbs_certificate())?;
-        // `ring` has all algorithms but this one.
-        if algorithm.oid == ECDSA_WITH_SHA512
-            && let Ok(key @ PublicKey::P521(_)) = issuer.key()
-        {
-            return Ok(key.verifies(Hashed::OfKey, &message, signature));
+        let text = |error: Error| error.to_string();
+        let message = encoded(content).map_err(text)?;
+        // `ring` has only some hashes for some curves.
+        let hash = ECDSA_HASHES.iter().find(|(oid, _)| algorithm.oid == *oid && algorithm.parameters.is_none());
+        if let (Some((_, hash)), Ok(key)) = (hash, issuer.key()) {
+            return if key.verifies(hash, &message, signature) { Ok(()) } else { Err(other()) };
         }
         let issuer = issuer.parsed.tbs_certificate().subject_public_key_info();
-        let (of_signature, of_key) = (identifier(algorithm)?, identifier(&issuer.algorithm)?);
-        let Some(key) = issuer.subject_public_key.as_bytes() else { return Ok(false) };
-        Ok(webpki::ALL_VERIFICATION_ALGS.iter().any(|algorithm| {
-            algorithm.signature_alg_id().as_ref() == of_signature
-                && algorithm.public_key_alg_id().as_ref() == of_key
-                && algorithm.verify_signature(key, &message, signature).is_ok()
-        }))
+        let of_signature = identifier(algorithm).map_err(text)?;
+        let of_key = identifier(&issuer.algorithm).map_err(text)?;
+        let key = issuer.subject_public_key.as_bytes().ok_or_else(other)?;
+        let mut fitting = webpki::ALL_VERIFICATION_ALGS
+            .iter()
+            .filter(|algorithm| {
+                algorithm.signature_alg_id().as_ref() == of_signature
+                    && algorithm.public_key_alg_id().as_ref() == of_key
+            })
+            .peekable();
+        if fitting.peek().is_none() {
+            return Err(format!(
+                "is signed with the algorithm {}, which fst does not check with this key",
+                algorithm.oid
+            ));
+        }
+        let is_valid = fitting.any(|algorithm| algorithm.verify_signature(key, &message, signature).is_ok());
+        if is_valid { Ok(()) } else { Err(other()) }
     }
 }
 
@@ -210,8 +229,8 @@ impl<'a> Search<'a> {
             if self.checks > CHECKS_MAX || below >= CHAIN_MAX {
                 return Ok(false);
             }
-            if !certificate.is_signed_by(issuer)? {
-                self.reason.get_or_insert((certificate, "is not signed by the issuer that it names".into()));
+            if let Err(reason) = certificate.check_signature(issuer) {
+                self.reason.get_or_insert((certificate, reason));
                 continue;
             }
             if let Err(reason) = issuer.check_issuer(self.time, below) {

@@ -1,10 +1,10 @@
 //! Keys of ECDSA on the curves P-256, P-384 and P-521.
 
 use crate::error::{Error, Kind, Result};
+use p256::ecdsa::signature::Signer;
 use p256::ecdsa::signature::hazmat::PrehashVerifier;
-use p256::ecdsa::signature::{Signer, Verifier};
 use p256::pkcs8::{DecodePublicKey, EncodePublicKey, LineEnding};
-use ring::digest::{SHA256, digest};
+use ring::digest::{Algorithm, SHA256, SHA384, SHA512, digest};
 
 /// Public key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,15 +15,6 @@ pub enum PublicKey {
     P384(p384::ecdsa::VerifyingKey),
     /// Key on P-521.
     P521(p521::ecdsa::VerifyingKey),
-}
-
-/// Hash of the message that is signed.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Hashed {
-    /// SHA-256, SHA-384 or SHA-512, as it belongs to the curve.
-    OfKey,
-    /// SHA-256 with every curve.
-    Sha256,
 }
 
 impl PublicKey {
@@ -54,14 +45,22 @@ impl PublicKey {
             .ok_or_else(|| unsupported("key of the signing certificate"))
     }
 
-    /// Returns whether a signature in DER is one of this message.
-    pub(super) fn verifies(&self, hashed: Hashed, message: &[u8], signature: &[u8]) -> bool {
+    /// Returns the hash that belongs to the curve: SHA-256, SHA-384 or SHA-512.
+    pub(super) fn hash(&self) -> &'static Algorithm {
+        match self {
+            PublicKey::P256(_) => &SHA256,
+            PublicKey::P384(_) => &SHA384,
+            PublicKey::P521(_) => &SHA512,
+        }
+    }
+
+    /// Returns whether a signature in DER is one of the hash of this message.
+    pub(super) fn verifies(&self, hash: &'static Algorithm, message: &[u8], signature: &[u8]) -> bool {
+        let hash = digest(hash, message);
         macro_rules! verify {
             ($key:expr, $curve:ident) => {
-                $curve::ecdsa::DerSignature::from_bytes(signature).is_ok_and(|signature| match hashed {
-                    Hashed::OfKey => $key.verify(message, &signature).is_ok(),
-                    Hashed::Sha256 => $key.verify_prehash(digest(&SHA256, message).as_ref(), &signature).is_ok(),
-                })
+                $curve::ecdsa::DerSignature::from_bytes(signature)
+                    .is_ok_and(|signature| $key.verify_prehash(hash.as_ref(), &signature).is_ok())
             };
         }
         match self {

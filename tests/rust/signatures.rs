@@ -145,6 +145,21 @@ fn missing_and_additional_files_are_errors() {
 }
 
 #[test]
+fn links_to_directories_are_not_followed() {
+    let (model, elsewhere) = (copy_of_model(), TempDir::new().unwrap());
+    let moved = elsewhere.path().join("part");
+    fs::rename(model.path().join("part"), &moved).unwrap();
+    std::os::unix::fs::symlink(&moved, model.path().join("part")).unwrap();
+    for ignore_unsigned in [false, true] {
+        for allow_symlinks in [false, true] {
+            let rules = Rules { ignore_unsigned, allow_symlinks, ..Rules::default() };
+            let error = check(model.path(), &request_of("p256-files-sha256.sig"), &rules).unwrap_err();
+            assert!(error.to_string().contains("part: ") && error.to_string().contains("symbolic link"), "{error}");
+        }
+    }
+}
+
+#[test]
 fn other_keys_are_refused() {
     let bundle = read("p256-files-sha256.sig");
     for other in ["p384.pub", "p521.pub", "older/p384.pub"] {
@@ -196,7 +211,7 @@ fn chain(case: &Value, payload: &Value) -> (String, fst::Result<Trust>) {
 fn chains_get_the_verdict_of_the_reference() {
     let file: Value = serde_json::from_slice(&read("chains.json")).unwrap();
     let cases = file["chains"].as_object().unwrap();
-    assert_eq!(cases.len(), 21);
+    assert_eq!(cases.len(), 24);
     for (name, case) in cases {
         let (bundle, trust) = chain(case, &file["payload"]);
         let verified = trust.and_then(|trust| verify(bundle.as_bytes(), &trust));
@@ -216,6 +231,19 @@ fn chains_get_the_verdict_of_the_reference() {
     assert!(reason("other root of that name").contains("is not signed by the issuer"));
     assert!(reason("signer is for servers").contains("lacks the key usage"));
     assert!(reason("unknown critical extension").contains("extension 1.2.3.4"));
+    // The signer's certificate names ECDSA with SHA-224, and not with SHA-256.
+    let mut case = cases["p256"].clone();
+    let mut der = STANDARD.decode(case["chain"][0].as_str().unwrap()).unwrap();
+    let oid = [0x2a, 0x86, 0x48, 0xce, 0x3d, 4, 3, 2];
+    for begin in 0..der.len() - oid.len() {
+        if der[begin..begin + oid.len()] == oid {
+            der[begin + oid.len() - 1] = 1;
+        }
+    }
+    case["chain"][0] = STANDARD.encode(der).into();
+    let (bundle, trust) = chain(&case, &file["payload"]);
+    let error = verify(bundle.as_bytes(), &trust.unwrap()).unwrap_err().to_string();
+    assert!(error.contains("the algorithm 1.2.840.10045.4.3.1, which fst does not check"), "{error}");
     // A root of another chain has another name or key.
     let (bundle, _) = chain(&cases["p256"], &file["payload"]);
     let (_, other) = chain(&cases["p384"], &file["payload"]);

@@ -112,6 +112,10 @@ def test_model_signing_verifies_what_is_signed(command, model, algorithm, shard_
             config.set_hashing_config(hashed)
         config.verify(model, model / "model.sig")
 
+    if algorithm == "blake2b":
+        plain = verifying.Config().use_elliptic_key_verifier(public_key=model.parent / "key.pub")
+        with pytest.raises(ValueError, match="blake2b"):
+            plain.verify(model, model / "model.sig")
     verify()
     with (model / "model.safetensors").open("r+b") as file:
         file.seek(-1, os.SEEK_END)

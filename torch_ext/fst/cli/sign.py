@@ -37,7 +37,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="certificates of the issuers, for the signature; may be repeated",
     )
     parser.add_argument(
-        "--digests", choices=["sha256", "blake2b", "blake3"], default="sha256", help="by default sha256"
+        "--digests",
+        choices=["sha256", "blake2b", "blake3"],
+        default="sha256",
+        help="by default sha256. The program model_signing 1.1.1 does not verify blake2b",
     )
     parser.add_argument(
         "--shard-size",
