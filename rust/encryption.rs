@@ -9,6 +9,7 @@ pub mod key;
 pub mod keyring;
 pub mod secret;
 pub mod slot;
+pub mod wipe;
 
 use crate::error::{Error, Kind, Result};
 use ring::rand::{SecureRandom, SystemRandom};

@@ -1,9 +1,11 @@
 //! Ciphers with associated data.
 
 use super::secret::KEY_BYTES;
+use super::wipe::{Wiped, with_wiped_stack};
 use crate::error::{Error, Kind, Result};
 use ring::aead::{self, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use std::fmt;
+use std::sync::Arc;
 
 /// Size of an authentication code in bytes.
 pub const TAG_BYTES: usize = 16;
@@ -25,7 +27,7 @@ pub enum Cipher {
 
 /// Cipher with its key.
 #[derive(Clone)]
-pub struct KeyedCipher(LessSafeKey);
+pub struct KeyedCipher(Arc<Wiped<LessSafeKey>>);
 
 impl Cipher {
     /// All ciphers.
@@ -65,7 +67,8 @@ impl Cipher {
             Cipher::ChaCha20Poly1305 => &aead::CHACHA20_POLY1305,
         };
         let refused = |_| Error::new(Kind::Internal, "the cipher refuses its key");
-        UnboundKey::new(algorithm, key).map(|key| KeyedCipher(LessSafeKey::new(key))).map_err(refused)
+        let expand = || UnboundKey::new(algorithm, key).map(|key| Arc::new(Wiped::new(LessSafeKey::new(key))));
+        with_wiped_stack(expand).map(KeyedCipher).map_err(refused)
     }
 }
 
@@ -74,16 +77,16 @@ impl KeyedCipher {
     pub(super) fn encrypt(&self, nonce: NonceBytes, associated: &[u8], data: &mut [u8]) -> Result<Tag> {
         let failed = || Error::new(Kind::Internal, "the cipher failed");
         let nonce = Nonce::assume_unique_for_key(nonce);
-        let tag = self.0.seal_in_place_separate_tag(nonce, Aad::from(associated), data);
-        let tag = tag.map_err(|_| failed())?;
+        let seal = || self.0.seal_in_place_separate_tag(nonce, Aad::from(associated), data);
+        let tag = with_wiped_stack(seal).map_err(|_| failed())?;
         tag.as_ref().try_into().map_err(|_| failed())
     }
 
     /// Decrypts data in place and returns true. Overwrites data that is not authentic with zeros, and returns false.
     pub fn decrypt(&self, nonce: NonceBytes, associated: &[u8], data: &mut [u8], tag: Tag) -> bool {
         let nonce = Nonce::assume_unique_for_key(nonce);
-        let opened = self.0.open_in_place_separate_tag(nonce, Aad::from(associated), tag.into(), data, 0..);
-        let is_authentic = opened.is_ok();
+        let open = || self.0.open_in_place_separate_tag(nonce, Aad::from(associated), tag.into(), data, 0..).is_ok();
+        let is_authentic = with_wiped_stack(open);
         if !is_authentic {
             data.fill(0);
         }

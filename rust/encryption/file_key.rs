@@ -2,12 +2,12 @@
 
 use super::cipher::{Cipher, KeyedCipher};
 use super::fill_random;
-use super::secret::KEY_BYTES;
+use super::secret::{KEY_BYTES, Key};
+use super::wipe::with_wiped_stack;
 use crate::error::{Error, Kind, Result};
 use ring::hkdf::{HKDF_SHA256, KeyType, Prk, Salt};
 use ring::hmac::{self, HMAC_SHA256};
 use std::fmt;
-use zeroize::Zeroizing;
 
 /// Size of the code of a header in bytes.
 pub const CODE_BYTES: usize = 32;
@@ -16,8 +16,7 @@ pub const CODE_BYTES: usize = 32;
 const CONTEXT: &str = "fst.encryption 1";
 
 /// Key of one file.
-#[derive(Clone)]
-pub struct FileKey(Zeroizing<[u8; KEY_BYTES]>);
+pub struct FileKey(Key);
 
 impl FileKey {
     /// Returns a new random key.
@@ -25,22 +24,22 @@ impl FileKey {
     /// # Errors
     /// `internal` if the system has no random numbers.
     pub fn random() -> Result<FileKey> {
-        let mut key = Zeroizing::new([0; KEY_BYTES]);
-        fill_random(&mut *key)?;
-        Ok(FileKey(key))
+        Key::with(|key| fill_random(key)).map(FileKey)
     }
 
-    pub(super) fn new(bytes: [u8; KEY_BYTES]) -> FileKey {
-        FileKey(Zeroizing::new(bytes))
+    pub(super) fn new(key: Key) -> FileKey {
+        FileKey(key)
     }
 
     pub(super) fn secret(&self) -> &[u8; KEY_BYTES] {
-        &self.0
+        self.0.secret()
     }
 
     /// Returns the cipher of the data.
     pub(super) fn data_cipher(&self, cipher: Cipher) -> Result<KeyedCipher> {
-        cipher.keyed(&*expand(&extract(&[], &*self.0), &format!("data {}", cipher.name()))?)
+        with_wiped_stack(|| {
+            cipher.keyed(expand_key(&extract(&[], self.secret()), &format!("data {}", cipher.name()))?.secret())
+        })
     }
 
     /// Returns the code of a header.
@@ -48,7 +47,7 @@ impl FileKey {
     /// # Errors
     /// `internal` if no key can be derived.
     pub fn header_code(&self, header: &[u8]) -> Result<[u8; CODE_BYTES]> {
-        let code = hmac::sign(&self.header_key()?, header);
+        let code = with_wiped_stack(|| self.header_key().map(|key| hmac::sign(&key, header)))?;
         code.as_ref().try_into().map_err(|_| underivable())
     }
 
@@ -57,12 +56,12 @@ impl FileKey {
     /// # Errors
     /// `internal` if no key can be derived.
     pub fn has_code(&self, header: &[u8], code: &[u8; CODE_BYTES]) -> Result<bool> {
-        Ok(hmac::verify(&self.header_key()?, header, code).is_ok())
+        with_wiped_stack(|| Ok(hmac::verify(&self.header_key()?, header, code).is_ok()))
     }
 
     fn header_key(&self) -> Result<hmac::Key> {
-        let key = expand::<KEY_BYTES>(&extract(&[], &*self.0), "header")?;
-        Ok(hmac::Key::new(HMAC_SHA256, &*key))
+        let key = expand_key(&extract(&[], self.secret()), "header")?;
+        Ok(hmac::Key::new(HMAC_SHA256, key.secret()))
     }
 }
 
@@ -85,13 +84,16 @@ pub(super) fn extract(salt: &[u8], key: &[u8]) -> Prk {
     Salt::new(HKDF_SHA256, salt).extract(key)
 }
 
+/// Derives a key for one use.
+pub(super) fn expand_key(prk: &Prk, used_for: &str) -> Result<Key> {
+    Key::with(|key| expand(prk, used_for, key))
+}
+
 /// Derives bytes for one use.
-pub(super) fn expand<const BYTES: usize>(prk: &Prk, used_for: &str) -> Result<Zeroizing<[u8; BYTES]>> {
-    let mut bytes = Zeroizing::new([0; BYTES]);
+pub(super) fn expand(prk: &Prk, used_for: &str, into: &mut [u8]) -> Result<()> {
     let info = format!("{CONTEXT} {used_for}");
     let info = [info.as_bytes()];
-    let derived = prk.expand(&info, Length(BYTES)).and_then(|derived| derived.fill(&mut *bytes));
-    derived.map(|()| bytes).map_err(|_| underivable())
+    prk.expand(&info, Length(into.len())).and_then(|derived| derived.fill(into)).map_err(|_| underivable())
 }
 
 fn underivable() -> Error {

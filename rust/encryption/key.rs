@@ -2,8 +2,9 @@
 
 use super::fill_random;
 use super::jwk::{self, SignerKey};
-use super::secret::{Derivation, KEY_BYTES, Key, SALT_BYTES};
+use super::secret::{Derivation, KEY_BYTES, Key, SALT_BYTES, copied};
 use super::slot::LABEL_BYTES;
+use super::wipe::with_wiped_stack;
 use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
 use crate::os::local_file::open_regular;
@@ -77,7 +78,7 @@ impl EncryptionKey {
         if content.len() != KEY_BYTES && content.trim_ascii_start().starts_with(b"{") {
             return EncryptionKey::from_jwk(&content).map_err(|error| error.at(path));
         }
-        let bytes = if content.len() == KEY_BYTES { Some(content) } else { parse_hex(&content) };
+        let bytes = if content.len() == KEY_BYTES { Some(content) } else { with_wiped_stack(|| parse_hex(&content)) };
         let invalid = || {
             let message = format!("a key has {KEY_BYTES} bytes, as many hexadecimal numbers, or is a JWK Set");
             Error::new(Kind::InvalidArgument, message).at(path)
@@ -90,7 +91,7 @@ impl EncryptionKey {
     /// # Errors
     /// Those of [`jwk::parse`] and [`with_label`](EncryptionKey::with_label).
     pub fn from_jwk(text: &[u8]) -> Result<EncryptionKey> {
-        let jwk::Keys { secret, id, signers } = jwk::parse(text)?;
+        let jwk::Keys { secret, id, signers } = with_wiped_stack(|| jwk::parse(text))?;
         EncryptionKey { signers, ..EncryptionKey::of(Secret::Key(secret)) }.with_label(&id)
     }
 
@@ -118,9 +119,9 @@ impl EncryptionKey {
     ///
     /// # Errors
     /// `internal` if the system has no random numbers.
-    pub fn random() -> Result<Zeroizing<[u8; KEY_BYTES]>> {
-        let mut bytes = Zeroizing::new([0; KEY_BYTES]);
-        fill_random(&mut *bytes)?;
+    pub fn random() -> Result<Zeroizing<Vec<u8>>> {
+        let mut bytes = Zeroizing::new(vec![0; KEY_BYTES]);
+        fill_random(&mut bytes)?;
         Ok(bytes)
     }
 
@@ -135,8 +136,7 @@ impl EncryptionKey {
         }
         super::slot::check_limits(passes, memory_bytes)
             .map_err(|message| Error::new(Kind::InvalidArgument, message))?;
-        let text = Zeroizing::new(text.to_vec());
-        let passphrase = Passphrase { text, passes, memory_bytes, derived: PerProcess::settings() };
+        let passphrase = Passphrase { text: copied(text), passes, memory_bytes, derived: PerProcess::settings() };
         Ok(EncryptionKey::of(Secret::Passphrase(Arc::new(passphrase), None)))
     }
 
@@ -229,7 +229,8 @@ impl EncryptionKey {
 
 /// Compares secrets in a time that does not depend on where they differ.
 fn is_equal(first: &[u8], second: &[u8]) -> bool {
-    first.len() == second.len() && first.iter().zip(second).fold(0, |bits, (a, b)| bits | (a ^ b)) == 0
+    let is_equal = || first.iter().zip(second).fold(0, |bits, (a, b)| bits | (a ^ b)) == 0;
+    first.len() == second.len() && with_wiped_stack(is_equal)
 }
 
 /// Returns the bytes of a key in hexadecimal numbers with white space around them.

@@ -1,5 +1,6 @@
 //! Secret keys, and their derivation from strings. Keys are overwritten in memory when they are dropped.
 
+use super::wipe::with_wiped_stack;
 use crate::error::{Error, Kind, Result};
 use crate::num::to_usize;
 use crate::os::per_process::PerProcess;
@@ -27,9 +28,9 @@ pub const WORK_BYTES_MAX: u64 = 4 << 30;
 /// Permit of the only derivation in the process that computes, because of its memory.
 static PERMIT: PerProcess<Mutex<()>> = PerProcess::new(Mutex::default);
 
-/// Secret key.
+/// Secret key on the heap, where it does not move. Clones share it.
 #[derive(Clone)]
-pub struct Key(Zeroizing<[u8; KEY_BYTES]>);
+pub struct Key(Arc<Zeroizing<[u8; KEY_BYTES]>>);
 
 impl Key {
     /// Copies a key.
@@ -41,9 +42,21 @@ impl Key {
             let message = format!("the key has {} bytes, but must have {KEY_BYTES}", bytes.len());
             return Err(Error::new(Kind::InvalidArgument, message));
         }
-        let mut key = Key(Zeroizing::new([0; KEY_BYTES]));
-        key.0.copy_from_slice(bytes);
-        Ok(key)
+        Key::with(|key| {
+            key.copy_from_slice(bytes);
+            Ok(())
+        })
+    }
+
+    /// Creates a key in place. The stack of `fill` is overwritten.
+    ///
+    /// # Errors
+    /// That of `fill`.
+    pub(crate) fn with(fill: impl FnOnce(&mut [u8; KEY_BYTES]) -> Result<()>) -> Result<Key> {
+        let mut key = Arc::new(Zeroizing::new([0; KEY_BYTES]));
+        let bytes = Arc::get_mut(&mut key).ok_or_else(|| Error::new(Kind::Internal, "the new key is shared"))?;
+        with_wiped_stack(|| fill(bytes))?;
+        Ok(Key(key))
     }
 
     /// Returns the secret bytes.
@@ -95,7 +108,7 @@ impl Derivation {
     pub fn key(&self, string: &[u8]) -> Result<Key> {
         self.check()?;
         let watch = Watch::begin();
-        let (derivation, own_string) = (*self, Zeroizing::new(string.to_vec()));
+        let (derivation, own_string) = (*self, copied(string));
         let (sender, receiver) = mpsc::sync_channel(1);
         let caller = Arc::new(());
         let waits = Arc::downgrade(&caller);
@@ -134,12 +147,17 @@ impl Derivation {
         })?;
         memory.resize(blocks, Block::default());
         let mut memory = Zeroizing::new(memory);
-        let mut key = Key(Zeroizing::new([0; KEY_BYTES]));
-        Argon2::new(Algorithm::Argon2id, Version::V0x13, params)
-            .hash_password_into_with_memory(string, &self.salt, &mut *key.0, &mut **memory)
-            .map_err(refused)?;
-        Ok(key)
+        let argon2 = Argon2::new(Algorithm::Argon2id, Version::V0x13, params);
+        let derive = |key: &mut [u8; KEY_BYTES]| {
+            argon2.hash_password_into_with_memory(string, &self.salt, key, &mut **memory).map_err(refused)
+        };
+        Key::with(derive)
     }
+}
+
+/// Copies a secret string.
+pub(super) fn copied(string: &[u8]) -> Zeroizing<Vec<u8>> {
+    with_wiped_stack(|| Zeroizing::new(string.to_vec()))
 }
 
 #[cfg(test)]

@@ -1,10 +1,11 @@
 //! Slots of a header, which have the key of the file, encrypted with the keys of users.
 
-use super::cipher::{Cipher, TAG_BYTES, numbered};
-use super::file_key::{FileKey, expand, extract};
+use super::cipher::{Cipher, KeyedCipher, TAG_BYTES, numbered};
+use super::file_key::{FileKey, expand, expand_key, extract};
 use super::fill_random;
 use super::key::EncryptionKey;
 use super::secret::{Derivation, KEY_BYTES, Key, MEMLIMIT_MAX, MEMLIMIT_MIN, SALT_BYTES, WORK_BYTES_MAX};
+use super::wipe::with_wiped_stack;
 use crate::error::{Error, Kind, Result};
 
 /// Size of a slot in bytes.
@@ -42,14 +43,20 @@ pub fn wrap(file_key: &FileKey, key: &EncryptionKey, cipher: Cipher) -> Result<S
     let (derivation, user_key) = key.for_new_file()?;
     let mut wrap_salt = [0; WRAP_SALT_BYTES];
     fill_random(&mut wrap_salt)?;
-    let fields = Fields { derivation, label: key.label().to_owned(), id: *id_of(&user_key)?, wrap_salt };
-    let mut slot = fields.encode();
-    let (clear, rest) = slot.split_at_mut(CLEAR_BYTES);
-    let (encrypted, tag) = rest.split_at_mut(KEY_BYTES);
-    encrypted.copy_from_slice(file_key.secret());
-    let wrap_key = expand(&extract(&wrap_salt, user_key.secret()), "wrap")?;
-    tag.copy_from_slice(&cipher.keyed(&wrap_key)?.encrypt(numbered(0), clear, encrypted)?);
-    Ok(slot)
+    with_wiped_stack(|| {
+        let fields = Fields { derivation, label: key.label().to_owned(), id: id_of(&user_key)?, wrap_salt };
+        let mut slot = fields.encode();
+        let (clear, rest) = slot.split_at_mut(CLEAR_BYTES);
+        let (encrypted, tag) = rest.split_at_mut(KEY_BYTES);
+        encrypted.copy_from_slice(file_key.secret());
+        tag.copy_from_slice(&wrapping(&user_key, &wrap_salt, cipher)?.encrypt(numbered(0), clear, encrypted)?);
+        Ok(slot)
+    })
+}
+
+/// Returns the cipher that wraps keys of files.
+fn wrapping(user_key: &Key, wrap_salt: &[u8], cipher: Cipher) -> Result<KeyedCipher> {
+    cipher.keyed(expand_key(&extract(wrap_salt, user_key.secret()), "wrap")?.secret())
 }
 
 /// Decrypts the key of a file with the first user key that opens a slot. Also returns the index of the slot.
@@ -74,13 +81,18 @@ pub fn unwrap(slots: &[Slot], keys: &[EncryptionKey], cipher: Cipher) -> Result<
             others.push(fields);
             continue;
         };
-        let wrap_key = expand(&extract(&fields.wrap_salt, user_key.secret()), "wrap")?;
         let (clear, rest) = slot.split_at(CLEAR_BYTES);
         let (encrypted, tag) = rest.split_at(KEY_BYTES);
         let changed = || Error::new(Kind::Integrity, format!("key slot {index} was changed"));
-        let mut file_key: [u8; KEY_BYTES] = encrypted.try_into().map_err(|_| changed())?;
         let tag = tag.try_into().map_err(|_| changed())?;
-        if !cipher.keyed(&wrap_key)?.decrypt(numbered(0), clear, &mut file_key, tag) {
+        let wrapping = with_wiped_stack(|| wrapping(&user_key, &fields.wrap_salt, cipher))?;
+        let mut is_authentic = false;
+        let file_key = Key::with(|key| {
+            key.copy_from_slice(encrypted);
+            is_authentic = wrapping.decrypt(numbered(0), clear, key, tag);
+            Ok(())
+        })?;
+        if !is_authentic {
             failure.get_or_insert(changed());
             continue;
         }
@@ -96,7 +108,7 @@ pub fn unwrap(slots: &[Slot], keys: &[EncryptionKey], cipher: Cipher) -> Result<
 fn key_of(fields: &Fields, keys: &[EncryptionKey]) -> Result<Option<Key>> {
     for key in keys {
         if let Some(user_key) = key.for_slot(fields.derivation)?
-            && *id_of(&user_key)? == fields.id
+            && id_of(&user_key)? == fields.id
         {
             return Ok(Some(user_key));
         }
@@ -175,8 +187,10 @@ fn take<const BYTES: usize>(rest: &mut &[u8]) -> std::result::Result<[u8; BYTES]
     Ok(*taken)
 }
 
-fn id_of(key: &Key) -> Result<zeroize::Zeroizing<[u8; ID_BYTES]>> {
-    expand(&extract(&[], key.secret()), "id")
+fn id_of(key: &Key) -> Result<[u8; ID_BYTES]> {
+    let mut id = [0; ID_BYTES];
+    with_wiped_stack(|| expand(&extract(&[], key.secret()), "id", &mut id))?;
+    Ok(id)
 }
 
 fn malformed(index: usize, what: &str) -> Error {

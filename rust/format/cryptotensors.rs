@@ -19,14 +19,13 @@ pub mod chunks;
 use super::header::{Entry, Header, LENGTH_BYTES, position_of};
 use crate::encryption::cipher::{Cipher, KeyedCipher, NonceBytes, TAG_BYTES, Tag};
 use crate::encryption::key::EncryptionKey;
-use crate::encryption::secret::KEY_BYTES;
+use crate::encryption::secret::{KEY_BYTES, Key};
 use crate::error::{Error, Kind, Result};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use chunks::{CryptoTensorsChunks, TensorCipher};
 use serde::Deserialize;
 use std::collections::BTreeMap;
-use zeroize::Zeroizing;
 
 const KEYS_KEY: &str = "__crypto_keys__";
 const ENCRYPTION_KEY: &str = "__encryption__";
@@ -215,12 +214,18 @@ fn wrapping_cipher(
 
 impl TensorText {
     /// Decrypts the key of the tensor. Returns `None` if another key wraps it.
-    fn unwrap(&self, wrapping: &KeyedCipher) -> Result<Option<Zeroizing<[u8; KEY_BYTES]>>> {
+    fn unwrap(&self, wrapping: &KeyedCipher) -> Result<Option<Key>> {
         let invalid = || malformed(ENCRYPTION_KEY, "the wrapped key is not valid");
         let nonce: NonceBytes = decode(&self.key_iv).ok_or_else(invalid)?;
         let tag: Tag = decode(&self.key_tag).ok_or_else(invalid)?;
-        let mut key = Zeroizing::new(decode(&self.wrapped_key).ok_or_else(invalid)?);
-        Ok(wrapping.decrypt(nonce, &[], &mut *key, tag).then_some(key))
+        let wrapped: [u8; KEY_BYTES] = decode(&self.wrapped_key).ok_or_else(invalid)?;
+        let mut is_authentic = false;
+        let key = Key::with(|key| {
+            key.copy_from_slice(&wrapped);
+            is_authentic = wrapping.decrypt(nonce, &[], key, tag);
+            Ok(())
+        })?;
+        Ok(is_authentic.then_some(key))
     }
 
     /// Returns the cipher of a tensor.
@@ -244,7 +249,7 @@ impl TensorText {
             _ => decode(&nonce).zip(STANDARD.decode(&tags).ok()).ok_or_else(missing)?,
         };
         let misfit = || malformed(ENCRYPTION_KEY, &format!("no nonce and code of {TAG_BYTES} bytes for each chunk"));
-        TensorCipher::new(cipher.keyed(&key)?, nonce, tags, chunk_bytes, tensor_bytes).ok_or_else(misfit)
+        TensorCipher::new(cipher.keyed(key.secret())?, nonce, tags, chunk_bytes, tensor_bytes).ok_or_else(misfit)
     }
 }
 

@@ -57,9 +57,8 @@ def unwrap(slot: bytes, user_key: bytes, cipher: str) -> bytes:
     )
 
 
-def derive(passphrase: str, passes: int, memory: int, salt: bytes) -> bytes:
-    kdf = Argon2id(salt=salt, length=32, iterations=passes, lanes=1, memory_cost=memory // 1024)
-    return kdf.derive(passphrase.encode())
+def derive(passphrase: bytes, passes: int, memory: int, salt: bytes) -> bytes:
+    return Argon2id(salt=salt, length=32, iterations=passes, lanes=1, memory_cost=memory // 1024).derive(passphrase)
 
 
 def encrypt(tensors: dict, metadata: dict, file_key: bytes, cipher: str, chunk_bytes: int, slots: list) -> bytes:
@@ -125,7 +124,7 @@ def make() -> None:
         file_key = numbers(f"file {cipher}", 32)
         slots = [
             wrap(file_key, key, cipher, numbers("salt 0", 32), label="vault"),
-            wrap(file_key, derive(passphrase, *argon), cipher, numbers("salt 1", 32), argon=argon),
+            wrap(file_key, derive(passphrase.encode(), *argon), cipher, numbers("salt 1", 32), argon=argon),
         ]
         name = f"{cipher}.safetensors"
         file = encrypt(tensors, {"format": "pt"}, file_key, cipher, 4096, slots)

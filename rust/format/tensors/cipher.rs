@@ -3,6 +3,7 @@
 use super::encryption::{Encryption, Pieces};
 use crate::encryption::key::EncryptionKey;
 use crate::encryption::secret::{Derivation, Key};
+use crate::encryption::wipe::with_wiped_stack;
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use crate::os::compute_pool;
@@ -55,11 +56,13 @@ impl Cipher {
 
     /// Decrypts a piece of a tensor in place. Returns false, and overwrites data that is not authentic with zeros.
     pub fn decrypt(&self, pieces: &Pieces, index: u64, data: &mut [u8]) -> bool {
-        let cipher = XSalsa20Poly1305::new(self.key.secret().into());
         let nonce = nonce_of(&pieces.nonce, index);
         // Compares the code before it changes the data.
-        let decrypt = |mac: &Mac| cipher.decrypt_in_place_detached(&nonce.into(), b"", data, mac.into()).is_ok();
-        let is_authentic = pieces.macs.get(to_usize(index)).is_some_and(decrypt);
+        let decrypt = |mac: &Mac| {
+            let cipher = XSalsa20Poly1305::new(self.key.secret().into());
+            cipher.decrypt_in_place_detached(&nonce.into(), b"", &mut *data, mac.into()).is_ok()
+        };
+        let is_authentic = with_wiped_stack(|| pieces.macs.get(to_usize(index)).is_some_and(decrypt));
         if !is_authentic {
             data.fill(0);
         }
@@ -79,10 +82,13 @@ impl Cipher {
         random.map_err(|_| Error::new(Kind::Internal, "the system has no random numbers for a nonce"))?;
         let work: Vec<(Piece<'_>, OnceLock<Mac>)> =
             pieces(data, PIECE_BYTES, &nonce).into_iter().map(|piece| (piece, OnceLock::new())).collect();
-        let cipher = XSalsa20Poly1305::new(self.key.secret().into());
         compute_pool::for_each(threads, &work, |(piece, mac)| {
             let mut data = piece.data.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Ok(code) = cipher.encrypt_in_place_detached(&piece.nonce.into(), b"", &mut data) {
+            let encrypt = || {
+                let cipher = XSalsa20Poly1305::new(self.key.secret().into());
+                cipher.encrypt_in_place_detached(&piece.nonce.into(), b"", &mut data)
+            };
+            if let Ok(code) = with_wiped_stack(encrypt) {
                 mac.get_or_init(|| code.into());
             }
         });

@@ -549,6 +549,16 @@ def test_keys_come_from_files_and_callbacks(tmp_path: Path, path: Path) -> None:
     assert len(calls) == 1
 
 
+def test_callers_may_overwrite_their_buffers(path: Path) -> None:
+    buffer = bytearray(KEY.to_bytes())
+    key = fst.EncryptionKey.from_bytes(buffer)
+    buffer[:] = bytes(32)
+    assert key.to_bytes() == KEY.to_bytes()
+    assert_loaded(fst.load_file(path, encryption_key=key))
+    # A callback may return its buffer, too.
+    assert type(fst.EncryptionKey.from_callback(lambda: buffer).to_bytes()) is bytes
+
+
 def test_keys_are_never_shown() -> None:
     assert repr(KEY) == "EncryptionKey(<hidden>)"
     for leak in (pickle.dumps, copy.copy, copy.deepcopy):

@@ -61,14 +61,16 @@ class EncryptionKey:
         """Returns the key with these bytes.
 
         Args:
-            key: 32 bytes, as `to_bytes` returns them.
+            key: 32 bytes, as `to_bytes` returns them. They are copied.
             label: Text of up to 64 bytes that new files show to everybody, such as the name of the key.
 
         Raises:
             ValueError: The key or the label has another size.
         """
-        core = classes.EncryptionKey(key, label)
-        return cls._of(lambda: core, lambda: bytes(key))
+        # The caller may overwrite its buffer.
+        secret = bytes(key)
+        core = classes.EncryptionKey(secret, label)
+        return cls._of(lambda: core, lambda: secret)
 
     @classmethod
     def from_file(cls, path: Path, label: str = "") -> "EncryptionKey":
@@ -161,7 +163,7 @@ class EncryptionKey:
         """
         if self._secret is None:
             raise ValueError("a key from a file or a passphrase does not return its bytes")
-        return self._secret()
+        return bytes(self._secret())
 
     def __repr__(self) -> str:
         return "EncryptionKey(<hidden>)"

@@ -1,0 +1,100 @@
+"""Copies of keys in the memory of a process, searched from outside."""
+
+import base64
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from suite import CHECKOUT
+
+pytest.importorskip("cryptography")
+sys.path.append(str(CHECKOUT / "tests" / "encryption"))
+import reference
+
+# Saves by label, loads and rotates with keys of files that Python does not read. Then waits for the end of its input.
+PROGRAM = """
+import gc, sys, torch, fst
+
+for path in sys.argv[1:]:
+    if path.endswith(".passphrase"):
+        secret = bytearray(32)
+        with open(path, "rb", buffering=0) as file:
+            file.readinto(secret)
+        tensor = torch.frombuffer(secret, dtype=torch.uint8)
+        key = torch.classes.fst.EncryptionKey.of_passphrase(tensor, 1, 1 << 20, "label")
+        tensor.zero_()
+    else:
+        key = torch.classes.fst.EncryptionKey.of_file(path, "label")
+    key.register_key()
+    model = path + ".safetensors"
+    torch.ops.fst.save_file([torch.ones(1 << 20)], ["w"], model, metadata={"fst.encryption": "label"})
+    torch.ops.fst.load_file(model)
+    torch.ops.fst.load_slices([model], ["w"], [0], [5], [9])
+    key.rotate(model, key)
+    key.unregister_key()
+    del key
+    gc.collect()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def secrets_of(model: Path, content: bytes, secret: bytes) -> dict[str, bytes]:
+    """Returns the keys of a file, by their names in docs/encryption.md."""
+    _, cipher, _, _, *slots = safe_open(model, "pt").metadata()["fst.encryption"].split(":")
+    [slot] = filter(any, map(reference.decode, slots))
+    passes, memory_bytes, salt = int.from_bytes(slot[4:8], "little"), int.from_bytes(slot[8:16], "little"), slot[16:32]
+    user_key = reference.derive(secret, passes, memory_bytes, salt) if passes else secret
+    file_key = reference.unwrap(slot, user_key, cipher)
+    prk = reference.extract(b"", file_key)
+    return {
+        "content of the file": content,
+        "user key": user_key,
+        "wrap key": reference.expand(reference.extract(slot[112:144], user_key), "wrap", 32),
+        "file key": file_key,
+        "data key": reference.expand(prk, f"data {cipher}", 32),
+        "header key": reference.expand(prk, "header", 32),
+    }
+
+
+def count_copies(pid: int, secrets: dict[str, bytes]) -> dict[str, int]:
+    """Returns the number of copies of each secret in the memory of a child process, except for those without any."""
+    found = dict.fromkeys(secrets, 0)
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            begin, end, mode = re.match("([0-9a-f]+)-([0-9a-f]+) (....)", line).groups()
+            if mode.startswith("rw") and "/dev/" not in line:
+                memory.seek(int(begin, 16))
+                content = memory.read(int(end, 16) - int(begin, 16))
+                for name, secret in secrets.items():
+                    found[name] += content.count(secret)
+    return {name: count for name, count in found.items() if count}
+
+
+def test_no_key_stays_in_memory(tmp_path: Path, python_environ: dict[str, str]) -> None:
+    own = {name: os.urandom(32) for name in ("hex", "jwk", "passphrase")}
+    contents = {
+        "hex": own["hex"].hex().encode(),
+        "jwk": b'{"kty":"oct","k":"%s"}' % base64.b64encode(own["jwk"]),
+        "passphrase": own["passphrase"],
+    }
+    paths = [tmp_path / f"key.{name}" for name in own]
+    for path, content in zip(paths, contents.values(), strict=True):
+        path.write_bytes(content)
+    command = [sys.executable, "-c", PROGRAM, *paths]
+    with subprocess.Popen(
+        command, env=python_environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        secrets = {
+            f"{name} of {path.name}": secret
+            for path, kind in zip(paths, own, strict=True)
+            for name, secret in secrets_of(Path(f"{path}.safetensors"), contents[kind], own[kind]).items()
+        }
+        assert len(secrets) == 18
+        assert count_copies(process.pid, secrets) == {}
