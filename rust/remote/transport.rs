@@ -17,9 +17,10 @@ use object_store::client::{
 };
 use percent_encoding::percent_decode_str;
 use reqwest::redirect::Policy;
-use rustls::ClientConfig;
+use rustls::{AlertDescription, ClientConfig};
 use std::error::Error as StdError;
 use std::fmt;
+use std::io;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
@@ -340,7 +341,7 @@ pub(super) fn stalled() -> Failure {
 pub(super) fn failure_of(error: &(dyn StdError + 'static)) -> Failure {
     let mut cause = Some(error);
     let mut last = error;
-    let mut is_timeout = false;
+    let (mut is_timeout, mut tls) = (false, None);
     while let Some(next) = cause {
         if let Some(StatusFailure { status, retry_after }) = next.downcast_ref() {
             let message = format!("the server answered {status}");
@@ -354,6 +355,7 @@ pub(super) fn failure_of(error: &(dyn StdError + 'static)) -> Failure {
         if let Some(error) = next.downcast_ref::<HttpError>() {
             is_timeout |= error.kind() == HttpErrorKind::Timeout;
         }
+        tls = tls.or_else(|| tls_error(next));
         last = next;
         cause = next.source();
     }
@@ -361,13 +363,8 @@ pub(super) fn failure_of(error: &(dyn StdError + 'static)) -> Failure {
     if is_timeout {
         return stalled();
     }
-    // The causes of these are hidden inside errors of the operating system, of which only the text is left.
-    if text.contains("certificate") || text.contains("TLS") || text.contains("tls") {
-        let message = format!(
-            "the TLS handshake failed: {text}; if a private authority signed the server's certificate, name the file of \
-             its certificate in SSL_CERT_FILE, or in the option ca_file of fst.storage.configure"
-        );
-        return Failure::new(FailureClass::Permanent, message);
+    if let Some(error) = tls {
+        return tls_failure(error);
     }
     if text.contains("proxy authorization required") {
         return Failure::new(FailureClass::Permanent, PROXY_REFUSAL);
@@ -378,6 +375,34 @@ pub(super) fn failure_of(error: &(dyn StdError + 'static)) -> Failure {
         return Failure::new(if is_temporary { FailureClass::Transient } else { FailureClass::Permanent }, message);
     }
     Failure::new(FailureClass::Transient, format!("the connection failed: {text}"))
+}
+
+/// Returns the error of TLS inside an error of the operating system, which does not state it as its source.
+fn tls_error<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a rustls::Error> {
+    let inside = error.downcast_ref::<io::Error>()?.get_ref()?;
+    inside.downcast_ref().or_else(|| tls_error(inside))
+}
+
+/// Returns the failure of a connection whose TLS failed. One that ends without an alert is not among them.
+fn tls_failure(error: &rustls::Error) -> Failure {
+    use rustls::Error::{AlertReceived, DecryptError, General, InvalidCertificate};
+    let hint = match error {
+        // Bytes were changed on the way, or the server is at its limits.
+        DecryptError | AlertReceived(AlertDescription::BadRecordMac | AlertDescription::InternalError) => {
+            return Failure::new(FailureClass::Transient, format!("the connection failed: {error}"));
+        }
+        // The authorities of the environment cannot be read.
+        General(message) => return Failure::new(FailureClass::Permanent, format!("the TLS handshake failed: {message}")),
+        InvalidCertificate(_) => {
+            "; if a private authority signed the server's certificate, name the file of its certificate in SSL_CERT_FILE, \
+             or in the option ca_file of fst.storage.configure"
+        }
+        AlertReceived(AlertDescription::CertificateRequired) => {
+            "; the server asks for a certificate of the client, which fst does not have"
+        }
+        _ => "",
+    };
+    Failure::new(FailureClass::Permanent, format!("the TLS handshake failed: {error}{hint}"))
 }
 
 #[cfg(test)]

@@ -122,6 +122,17 @@ def test_failed_request_is_resumed(server, load, kind, at):
     assert 0 < summary.repeated_bytes <= 2 * HEADER
 
 
+@pytest.mark.parametrize("kind", ["reset", "truncate"])
+def test_tls_connection_that_is_cut_is_resumed(https_server, authority, monkeypatch, kind):
+    """Neither kind of cut ends the TLS session: a server that dies, or a proxy between them, sends no alert."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
+    https_server.put(PATH, DATA)
+    at = POSITIONS["middle"]
+    https_server.fault(PATH, Fault(kind, at=at))
+    assert_equal(fst.load_file(https_server.url(PATH, host="localhost")), TENSORS)
+    assert at in {request.range[0] for request in https_server.requests(PATH)}
+
+
 def test_resumed_request_asks_for_the_rest(server):
     at = POSITIONS["middle"]
     server.fault(PATH, Fault("reset", at=at))
