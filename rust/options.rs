@@ -146,7 +146,8 @@ pub fn log_level_from_env() -> Result<Option<tracing::Level>> {
     })
 }
 
-/// Returns the time after which a request to a remote store counts as stalled if no byte arrives. `FST_STALL_SECONDS`.
+/// Returns the time after which a request to a remote store counts as stalled if too few bytes arrive.
+/// `FST_STALL_SECONDS`.
 ///
 /// # Errors
 /// `invalid-argument`, with the allowed values.

@@ -32,6 +32,8 @@ pub mod object;
 #[doc(hidden)]
 pub mod parsers;
 mod pieces;
+mod progress;
+mod reach;
 mod redis;
 mod settings;
 pub mod store;

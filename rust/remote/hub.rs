@@ -10,6 +10,7 @@ use super::get::repeat;
 use super::http::{self, answer, range_headers};
 use super::lane;
 use super::location::Location;
+use super::reach::Reach;
 use super::store::{Answer, Failure, FailureClass, Store, Version};
 use super::streams::Host;
 use super::transport::{self, Transport};
@@ -309,7 +310,8 @@ impl Repository {
     /// Requests a range of a signed link.
     async fn follow(&self, link: &Link, range: &Range<u64>) -> std::result::Result<HttpResponse, Failure> {
         let request = transport::get_request(&link.target.to_string(), range_headers(range, None))?;
-        self.access.transport.call(request).await.map_err(|error| transport::failure_of(&error))
+        let transport = self.access.transport.clone().within(Reach::Redirected);
+        transport.call(request).await.map_err(|error| transport::failure_of(&error))
     }
 }
 

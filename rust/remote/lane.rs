@@ -5,7 +5,6 @@
 //! Free lanes wait in the process's pool with their connections open, for the next load.
 
 use super::transport::Client;
-use super::trust::Trust;
 use crate::error::{Error, Kind, Result};
 use crate::os::per_process::PerProcess;
 use crate::os::retry::Check;
@@ -49,7 +48,7 @@ impl Lane {
         }
         let built = Builder::new_current_thread().enable_all().thread_keep_alive(Duration::from_millis(10)).build();
         let refused = |error| Error::new(Kind::OutOfMemory, format!("cannot create a runtime for requests: {error}"));
-        Ok(Lane { runtime: Some(built.map_err(refused)?), client: Client::new(&Trust::Environment.config()?)? })
+        Ok(Lane { runtime: Some(built.map_err(refused)?), client: Client::new()? })
     }
 
     /// Gives the lane to later requests.

@@ -11,7 +11,7 @@ const PROXY_VARIABLES: [&str; 8] =
 /// Settings on which a connection depends. Connections that were opened with other settings are not used again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Time without a byte after which a request is repeated.
+    /// Time with too few bytes after which a request is repeated.
     pub stall: Duration,
     variables: Vec<Option<String>>,
 }

@@ -7,6 +7,7 @@ use super::http::HttpStore;
 use super::hub::{File, Repository};
 use super::location::{Location, Service};
 use super::object::{Address, Object};
+use super::reach::Reach;
 use super::redis::Redis;
 use super::store::{Store, Version};
 use super::transport::Transport;
@@ -66,7 +67,10 @@ pub(super) fn store_of(location: &Location) -> Result<(Arc<dyn Store>, String)> 
     let trust = Trust::take_from(&mut settings, &url)?;
     let transport = Transport::new(trust.clone());
     let store: Arc<dyn Store> = match location.service() {
-        Service::Http => Arc::new(HttpStore::new(http_headers(&settings, &url)?, transport)),
+        Service::Http => {
+            let transport = transport.within(Reach::Named);
+            Arc::new(HttpStore::new(http_headers(&settings, &url)?, transport))
+        }
         Service::Hub => Arc::new(Repository::open(location, &settings, transport)?),
         Service::S3 | Service::Gcs | Service::Azure => Arc::new(Bucket::open(location, &settings, transport)?),
         Service::Redis => Arc::new(Redis::open(location, &settings, trust)?),

@@ -1,19 +1,25 @@
 //! HTTP: one connection pool for each lane, redirects, and which answers count as failures of the connection.
 
 use super::lane;
+use super::progress::{Progress, stalled};
+use super::reach::Reach;
 use super::redis::Idle;
 use super::settings::{self, Settings};
 use super::store::{Failure, FailureClass};
 use super::trust::Trust;
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use async_trait::async_trait;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD as BASE64;
+use bytes::Bytes;
+use futures_util::stream;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, Response, StatusCode, Uri};
+use http_body_util::{BodyExt, StreamBody};
 use object_store::ClientOptions;
 use object_store::client::{
-    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse, HttpService,
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse, HttpResponseBody,
+    HttpService,
 };
 use percent_encoding::percent_decode_str;
 use reqwest::redirect::Policy;
@@ -21,7 +27,6 @@ use rustls::{AlertDescription, ClientConfig};
 use std::error::Error as StdError;
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, ToSocketAddrs};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
@@ -58,34 +63,41 @@ pub(super) struct Client {
 /// Connections for a configuration of TLS.
 type Other = (Weak<ClientConfig>, Connections);
 
-/// Connections for HTTP, all with one configuration of TLS.
-#[derive(Clone)]
-struct Connections {
-    http: reqwest::Client,
-    /// Connections for requests with a body, during which nothing is received for long.
-    uploads: Arc<OnceLock<reqwest::Client>>,
+/// Connections for HTTP, all with one configuration of TLS. Clients are created when they are needed.
+#[derive(Clone, Default)]
+struct Connections(Arc<Clients>);
+
+#[derive(Default)]
+struct Clients {
+    /// Those for requests without a body.
+    configured: OnceLock<reqwest::Client>,
+    named: OnceLock<reqwest::Client>,
+    redirected: OnceLock<reqwest::Client>,
+    /// The one for requests with a body, during which nothing is received for long.
+    uploads: OnceLock<reqwest::Client>,
 }
 
 impl Client {
-    /// Creates a client without open connections. `tls` is for all places without options of their own.
-    pub(super) fn new(tls: &Arc<ClientConfig>) -> Result<Client> {
+    /// Creates a client without open connections.
+    ///
+    /// # Errors
+    /// `invalid-argument` for settings in the environment.
+    pub(super) fn new() -> Result<Client> {
         let settings = Settings::from_env()?;
-        let http = Connections::new(tls, settings.stall);
-        let http = http.map_err(|error| Error::new(Kind::Internal, format!("cannot create a client: {error}")))?;
-        Ok(Client { http, others: Arc::default(), idle: Idle::default(), settings })
+        Ok(Client { http: Connections::default(), others: Arc::default(), idle: Idle::default(), settings })
     }
 
     /// Returns the connections to places that trust these certificates.
-    fn connections(&self, trust: &Trust) -> std::result::Result<Connections, HttpError> {
-        let Trust::Place(tls) = trust else { return Ok(self.http.clone()) };
+    fn connections(&self, trust: &Trust) -> Connections {
+        let Trust::Place(tls) = trust else { return self.http.clone() };
         let mut others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, known)) = others.iter().find(|(known, _)| known.as_ptr() == Arc::as_ptr(tls)) {
-            return Ok(known.clone());
+            return known.clone();
         }
-        let built = Connections::new(tls, self.settings.stall).map_err(|error| without_client(&error))?;
+        let new = Connections::default();
         others.retain(|(known, _)| known.strong_count() > 0);
-        others.push((Arc::downgrade(tls), built.clone()));
-        Ok(built)
+        others.push((Arc::downgrade(tls), new.clone()));
+        new
     }
 
     /// Returns the connections to Redis that no request uses.
@@ -93,7 +105,7 @@ impl Client {
         &self.idle
     }
 
-    /// Returns the time without a byte after which a request is repeated.
+    /// Returns the time in which some bytes arrive, after which a request is repeated.
     pub(super) fn stall(&self) -> Duration {
         self.settings.stall
     }
@@ -105,20 +117,35 @@ impl Client {
 }
 
 impl Connections {
-    fn new(tls: &Arc<ClientConfig>, stall: Duration) -> reqwest::Result<Connections> {
-        Ok(Connections { http: builder(tls).read_timeout(stall).build()?, uploads: Arc::default() })
+    /// Returns the client for requests without a body.
+    fn reader(&self, reach: Reach, trust: &Trust, stall: Duration) -> std::result::Result<&reqwest::Client, HttpError> {
+        let slot = match reach {
+            Reach::Configured => &self.0.configured,
+            Reach::Named => &self.0.named,
+            Reach::Redirected => &self.0.redirected,
+        };
+        built(slot, trust, |builder| builder.dns_resolver(reach).read_timeout(stall))
     }
 
-    /// Returns the connections for requests with a body. Nothing may arrive for long while a body is sent, but the other
-    /// side acknowledges its bytes within the time of a stall.
-    fn uploads(&self, tls: &Arc<ClientConfig>, stall: Duration) -> std::result::Result<&reqwest::Client, HttpError> {
-        if let Some(known) = self.uploads.get() {
-            return Ok(known);
-        }
-        let built = builder(tls).tcp_user_timeout(stall).timeout(UPLOAD_TIMEOUT).build();
-        let client = built.map_err(|error| without_client(&error))?;
-        Ok(self.uploads.get_or_init(|| client))
+    /// Returns the client for requests with a body. Nothing may arrive for long while a body is sent, but the other side
+    /// acknowledges its bytes within the time of a stall.
+    fn uploads(&self, trust: &Trust, stall: Duration) -> std::result::Result<&reqwest::Client, HttpError> {
+        built(&self.0.uploads, trust, |builder| builder.tcp_user_timeout(stall).timeout(UPLOAD_TIMEOUT))
     }
+}
+
+/// Returns the client of a slot, a new one if there is none.
+fn built<'a>(
+    slot: &'a OnceLock<reqwest::Client>,
+    trust: &Trust,
+    settings: impl FnOnce(reqwest::ClientBuilder) -> reqwest::ClientBuilder,
+) -> std::result::Result<&'a reqwest::Client, HttpError> {
+    if let Some(known) = slot.get() {
+        return Ok(known);
+    }
+    let tls = trust.config().map_err(|error| refused(error.to_string()))?;
+    let client = settings(builder(&tls)).build().map_err(|error| without_client(&error))?;
+    Ok(slot.get_or_init(|| client))
 }
 
 fn without_client(error: &reqwest::Error) -> HttpError {
@@ -145,6 +172,8 @@ fn builder(tls: &Arc<ClientConfig>) -> reqwest::ClientBuilder {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Transport {
     trust: Trust,
+    /// Hosts that the first request may reach. A redirect may lead to fewer.
+    reach: Reach,
 }
 
 impl HttpConnector for Transport {
@@ -161,12 +190,13 @@ impl HttpService for Transport {
         {
             parts.headers.remove(header::AUTHORIZATION);
         }
+        let mut reach = self.reach;
         for _ in 0..=REDIRECTS_MAX {
             let mut attempt = http::Request::new(body.clone());
             *attempt.method_mut() = parts.method.clone();
             *attempt.uri_mut() = parts.uri.clone();
             *attempt.headers_mut() = parts.headers.clone();
-            let response = self.send(attempt).await?;
+            let response = self.send_within(reach, attempt).await?;
             let Some(target) = redirect_target(&parts.method, &parts.uri, &response)? else {
                 return Ok(response);
             };
@@ -177,39 +207,40 @@ impl HttpService for Transport {
                 parts.headers = parts.headers.iter().filter_map(public).collect();
             }
             parts.uri = target;
+            reach = Reach::Redirected;
         }
         Err(refused(format!("the server redirected more than {REDIRECTS_MAX} times")))
     }
 }
 
 impl Transport {
+    /// Creates the transport to a place that the program or its environment names.
     pub(super) fn new(trust: Trust) -> Transport {
-        Transport { trust }
+        Transport { trust, reach: Reach::Configured }
     }
 
-    fn tls(&self) -> std::result::Result<Arc<ClientConfig>, HttpError> {
-        self.trust.config().map_err(|error| refused(error.to_string()))
+    /// Returns the same transport for other hosts.
+    pub(super) fn within(self, reach: Reach) -> Transport {
+        Transport { reach, ..self }
     }
 
     /// Sends one request, without following redirects.
     pub(super) async fn send(&self, request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
+        self.send_within(self.reach, request).await
+    }
+
+    async fn send_within(&self, reach: Reach, request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
         let client = lane::client().ok_or_else(|| refused("no lane runs this request".into()))?;
-        let connections = client.connections(&self.trust)?;
-        let is_metadata = request.uri().host().is_some_and(is_metadata_name);
-        let response = if is_metadata {
-            // A proxy would answer for another machine.
-            let direct = reqwest::Client::builder()
-                .no_proxy()
-                .tls_backend_preconfigured(ClientConfig::clone(&*self.tls()?))
-                .build();
-            let direct = direct.map_err(|error| without_client(&error))?;
-            let late =
-                |_| HttpError::new(HttpErrorKind::Timeout, Refused("no service of instance metadata answers".into()));
-            tokio::time::timeout(METADATA_TIMEOUT, direct.call(request)).await.map_err(late)??
+        let connections = client.connections(&self.trust);
+        let host = request.uri().host().unwrap_or_default();
+        reach.check(host)?;
+        let response = if reach == Reach::Configured && is_metadata_name(host) {
+            self.ask_metadata(request).await?
         } else if request.body().is_empty() {
-            connections.http.call(request).await?
+            let answer = connections.reader(reach, &self.trust, client.stall())?.call(request).await?;
+            answer.map(|body| watched(body, client.stall()))
         } else {
-            connections.uploads(&self.tls()?, client.stall())?.call(request).await?
+            connections.uploads(&self.trust, client.stall())?.call(request).await?
         };
         match response.status() {
             StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => Err(StatusFailure::error(&response)),
@@ -218,6 +249,36 @@ impl Transport {
             _ => Ok(response),
         }
     }
+
+    /// Sends a request to a service of instance metadata, whose whole answer arrives soon.
+    async fn ask_metadata(&self, request: HttpRequest) -> std::result::Result<HttpResponse, HttpError> {
+        // A proxy would answer for another machine.
+        let tls = self.trust.config().map_err(|error| refused(error.to_string()))?;
+        let direct = reqwest::Client::builder().no_proxy().tls_backend_preconfigured(ClientConfig::clone(&tls)).build();
+        let direct = direct.map_err(|error| without_client(&error))?;
+        let answer = async {
+            let (parts, body) = direct.call(request).await?.into_parts();
+            Ok(Response::from_parts(parts, body.bytes().await?.into()))
+        };
+        let late =
+            |_| HttpError::new(HttpErrorKind::Timeout, Refused("no service of instance metadata answers".into()));
+        tokio::time::timeout(METADATA_TIMEOUT, answer).await.map_err(late)?
+    }
+}
+
+/// Returns a body that fails once it arrives too slowly.
+fn watched(body: HttpResponseBody, stall: Duration) -> HttpResponseBody {
+    let frames = stream::try_unfold((body, Progress::new(stall)), |(mut body, mut progress)| async move {
+        let frame = progress.receive(body.frame(), |frame| {
+            let data = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref());
+            data.map_or(0, Bytes::len)
+        });
+        match frame.await {
+            Some(frame) => Ok(frame.transpose()?.map(|frame| (frame, (body, progress)))),
+            None => Err(HttpError::new(HttpErrorKind::Timeout, io::Error::from(io::ErrorKind::TimedOut))),
+        }
+    });
+    HttpResponseBody::new(StreamBody::new(frames))
 }
 
 /// Returns a request for a URL. A user and password in it become a header.
@@ -254,12 +315,10 @@ pub(super) fn redirect_target<T>(
     let Some(location) = response.headers().get(header::LOCATION) else { return Ok(None) };
     let target = location.to_str().ok().and_then(|location| join(from, location));
     let target = target.ok_or_else(|| refused("the server redirected to an address that is not a URL".into()))?;
-    let (host, scheme) = (target.host().unwrap_or_default().to_owned(), target.scheme_str());
+    let scheme = target.scheme_str();
     if from.scheme_str() == Some("https") && scheme != Some("https") {
+        let host = target.host().unwrap_or_default();
         return Err(refused(format!("the server redirected from https to {} at {host}", scheme.unwrap_or_default())));
-    }
-    if is_metadata_host(&host) {
-        return Err(refused(format!("the server redirected to {host}, an address of this machine's own network")));
     }
     Ok(Some(target))
 }
@@ -274,23 +333,6 @@ fn join(base: &Uri, location: &str) -> Option<Uri> {
 /// Returns whether a name is that of a service of instance metadata, which hands out credentials.
 fn is_metadata_name(host: &str) -> bool {
     matches!(host, "metadata.google.internal" | "metadata" | "169.254.169.254" | "169.254.170.2" | "[fd00:ec2::254]")
-}
-
-/// Returns whether a host is, or has an address of, a service of instance metadata.
-fn is_metadata_host(host: &str) -> bool {
-    let is_metadata = |address: IpAddr| match address {
-        IpAddr::V4(address) => address.is_link_local() || address.octets() == [100, 100, 100, 200],
-        IpAddr::V6(address) => {
-            address.is_unicast_link_local()
-                || address.segments() == [0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254]
-                || address.to_ipv4_mapped().is_some_and(|address| address.is_link_local())
-        }
-    };
-    let bare = host.trim_start_matches('[').trim_end_matches(']');
-    if is_metadata_name(host) || bare.parse().is_ok_and(is_metadata) {
-        return true;
-    }
-    (bare, 80_u16).to_socket_addrs().is_ok_and(|mut found| found.any(|address| is_metadata(address.ip())))
 }
 
 /// Status of an answer after which the same request is repeated.
@@ -328,13 +370,8 @@ impl fmt::Display for Refused {
 
 impl StdError for Refused {}
 
-fn refused(message: String) -> HttpError {
+pub(super) fn refused(message: String) -> HttpError {
     HttpError::new(HttpErrorKind::Unknown, Refused(message))
-}
-
-/// Returns the failure of a connection on which no byte arrives.
-pub(super) fn stalled() -> Failure {
-    Failure::new(FailureClass::Transient, "the server sent nothing for too long (FST_STALL_SECONDS)")
 }
 
 /// Returns the failure that an error of a connection stands for, from its chain of causes.
@@ -392,7 +429,9 @@ fn tls_failure(error: &rustls::Error) -> Failure {
             return Failure::new(FailureClass::Transient, format!("the connection failed: {error}"));
         }
         // The authorities of the environment cannot be read.
-        General(message) => return Failure::new(FailureClass::Permanent, format!("the TLS handshake failed: {message}")),
+        General(message) => {
+            return Failure::new(FailureClass::Permanent, format!("the TLS handshake failed: {message}"));
+        }
         InvalidCertificate(_) => {
             "; if a private authority signed the server's certificate, name the file of its certificate in SSL_CERT_FILE, \
              or in the option ca_file of fst.storage.configure"
@@ -420,12 +459,13 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_instance_metadata_are_refused() {
-        for host in
-            ["169.254.169.254", "[fe80::1]", "[::ffff:169.254.0.1]", "100.100.100.200", "metadata.google.internal"]
-        {
-            assert!(is_metadata_host(host), "{host}");
-        }
-        assert!(!is_metadata_host("127.0.0.1") && !is_metadata_host("[::1]"));
+    fn end_of_a_tls_connection_is_transient_and_a_refusal_is_not() {
+        let ended =
+            io::Error::new(io::ErrorKind::UnexpectedEof, "peer closed connection without sending TLS close_notify");
+        assert_eq!(failure_of(&ended).class, FailureClass::Transient);
+        let alert = |alert| failure_of(&io::Error::other(rustls::Error::AlertReceived(alert)));
+        assert_eq!(alert(AlertDescription::InternalError).class, FailureClass::Transient);
+        let failure = alert(AlertDescription::CertificateRequired);
+        assert!(failure.class == FailureClass::Permanent && !failure.message.contains("SSL_CERT_FILE"));
     }
 }

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 from .reply import METHODS, Reply, Request
 
 SLICE_SECONDS = 0.004
+MAX_SLICE_SECONDS = 0.1
 MIN_SLICE_BYTES = 16 << 10
 MAX_SLICE_BYTES = 1 << 20
 # A sender that is late by more does not catch up: a link does not either.
@@ -159,7 +160,10 @@ class Connection:
 
 
 def _slice_bytes(rate: float | None) -> int:
-    return min(max(int(rate * SLICE_SECONDS), MIN_SLICE_BYTES), MAX_SLICE_BYTES) if rate else MAX_SLICE_BYTES
+    if not rate:
+        return MAX_SLICE_BYTES
+    smallest = min(MIN_SLICE_BYTES, max(1, int(rate * MAX_SLICE_SECONDS)))
+    return min(max(int(rate * SLICE_SECONDS), smallest), MAX_SLICE_BYTES)
 
 
 def _sleep_until(moment: float) -> None:

@@ -4,6 +4,7 @@ use super::Attempt;
 use super::credentials::Credentials;
 use crate::num::{to_u64, to_usize};
 use crate::remote::lane;
+use crate::remote::progress::{Progress, stalled};
 use crate::remote::store::{Failure, FailureClass};
 use crate::remote::transport::{self, CONNECT_TIMEOUT, IDLE_TIMEOUT};
 use bytes::{Bytes, BytesMut};
@@ -34,8 +35,10 @@ pub(super) struct Connection {
     stream: Box<dyn Stream>,
     /// Bytes that arrived and were not used.
     buffer: BytesMut,
-    /// Time without a byte after which the connection counts as lost.
+    /// Time in which the server takes, or sends, some bytes.
     stall: Duration,
+    /// Bytes that have arrived since the last commands.
+    progress: Progress,
 }
 
 /// Beginning of a reply.
@@ -52,11 +55,15 @@ pub(super) enum Reply {
 }
 
 impl Connection {
+    fn new(stream: Box<dyn Stream>, stall: Duration) -> Connection {
+        Connection { stream, buffer: BytesMut::new(), stall, progress: Progress::new(stall) }
+    }
+
     /// Connects, and passes the credentials on.
     pub(super) async fn open(credentials: &Credentials, stall: Duration) -> Attempt<Connection> {
         let late = |_| Failure::new(FailureClass::Transient, "the server did not accept a connection in time");
         let stream = timeout(CONNECT_TIMEOUT, connect(credentials)).await.map_err(late)??;
-        let mut connection = Connection { stream, buffer: BytesMut::new(), stall };
+        let mut connection = Connection::new(stream, stall);
         let Credentials { user, password, database, .. } = credentials;
         if !password.is_empty() {
             let command: &[&str] = if user.is_empty() { &["AUTH", password] } else { &["AUTH", user, password] };
@@ -87,6 +94,7 @@ impl Connection {
 
     /// Writes bytes. The server may take the time of a stall for each piece of them.
     async fn write(&mut self, bytes: &[u8]) -> Attempt<()> {
+        self.progress = Progress::new(self.stall);
         let Connection { stream, stall, .. } = self;
         for piece in bytes.chunks(WRITE_BYTES) {
             within(*stall, async {
@@ -229,7 +237,9 @@ impl Connection {
     async fn receive(&mut self) -> Attempt<()> {
         // Reuses the memory if no frame needs it any more.
         self.buffer.reserve(READ_BYTES);
-        match within(self.stall, self.stream.read_buf(&mut self.buffer)).await? {
+        let length = |read: &io::Result<usize>| *read.as_ref().unwrap_or(&0);
+        let read = self.progress.receive(self.stream.read_buf(&mut self.buffer), length).await.ok_or_else(stalled)?;
+        match read.map_err(|error| transport::failure_of(&error))? {
             0 => Err(Failure::new(FailureClass::Transient, "the server closed the connection")),
             _ => Ok(()),
         }
@@ -251,7 +261,7 @@ fn encode(bytes: &mut Vec<u8>, command: &[&str], payload: Option<usize>) {
 /// Reads all answers of a server, as values with their lengths, up to the first that is not valid.
 pub(in crate::remote) fn read_answers(bytes: &[u8]) {
     let stream = Box::new(tokio::io::join(Cursor::new(bytes.to_vec()), tokio::io::sink()));
-    let mut connection = Connection { stream, buffer: BytesMut::new(), stall: Duration::from_secs(1) };
+    let mut connection = Connection::new(stream, Duration::from_secs(1));
     let Ok(runtime) = Builder::new_current_thread().enable_time().build() else { return };
     runtime.block_on(async {
         while let Ok(reply) = connection.reply().await {
@@ -310,7 +320,7 @@ async fn connect(credentials: &Credentials) -> Attempt<Box<dyn Stream>> {
 async fn within<T>(stall: Duration, work: impl Future<Output = io::Result<T>>) -> Attempt<T> {
     match timeout(stall, work).await {
         Ok(result) => result.map_err(|error| transport::failure_of(&error)),
-        Err(_) => Err(transport::stalled()),
+        Err(_) => Err(stalled()),
     }
 }
 
@@ -377,7 +387,7 @@ mod tests {
             server.write_all(bytes).await.unwrap();
             drop(server);
             let stall = Duration::from_secs(10);
-            work(&mut Connection { stream: Box::new(client), buffer: BytesMut::new(), stall }).await
+            work(&mut Connection::new(Box::new(client), stall)).await
         })
     }
 

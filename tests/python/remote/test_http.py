@@ -140,6 +140,14 @@ def test_resumed_request_asks_for_the_rest(server):
     assert at in {request.range[0] for request in server.requests(PATH)}
 
 
+def test_answer_that_trickles_is_given_up(server):
+    """The first answer gets no second request beside it. It would take two minutes."""
+    server.fault(PATH, Fault("slow", at=0, rate=8000))
+    with fst.profile() as profile:
+        assert_equal(fst.load_file(server.url(PATH)), TENSORS)
+    assert profile.summary().retries == 1
+
+
 HEDGED = """
 import sys
 import fst
@@ -166,8 +174,9 @@ def test_slow_range_is_requested_a_second_time(server, python_environ, fault):
     assert retries == 0
     assert hedged >= 1
     assert 0 < repeated <= hedged * HEADER
-    second = [request.range for request in server.requests(PATH) if request.range[0] <= at < request.range[1]][1:]
-    assert len(second) == 1
+    ranges = [request.range for request in server.requests(PATH)]
+    late = next(stop for start, stop in ranges if start <= at < stop)
+    assert len([stop for _, stop in ranges if stop == late]) == 2
 
 
 # What the server does, and the error for it.
@@ -227,13 +236,6 @@ def test_status(server, status, at):
     server.fault(PATH, Fault("status", at=at, status=status, times=None))
     with pytest.raises(STATUSES[status], match=str(status)):
         fst.load_file(server.url(PATH))
-
-
-def test_error_after_many_attempts(server):
-    server.fault(PATH, Fault("status", at=0, status=500, times=None, headers={"Retry-After": "0"}))
-    with pytest.raises(OSError, match=r"500 Internal Server Error \(8 requests failed"):
-        fst.load_file(server.url(PATH))
-    assert len(server.requests()) == 8
 
 
 def test_unreachable_host():
@@ -393,7 +395,7 @@ def test_secrets_are_hidden(server, tmp_path, python_environ):
                 ["reset", "truncate", "status", "replace", "wrong-range", "ignore-range", "overrun", "short-body"]
             ),
             at=st.integers(0, len(DATA) - 1),
-            times=st.integers(1, 3),
+            times=st.integers(1, 2),
             after=st.integers(0, 2),
             headers=st.just({"Retry-After": "0"}),
         ),

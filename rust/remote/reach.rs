@@ -1,0 +1,124 @@
+//! Hosts that requests may reach.
+//!
+//! Services of instance metadata hand out credentials to everything that runs on a machine, so neither URLs nor answers of
+//! servers may lead there. The addresses that a connection goes to are checked, as the lookup of its host's name returned
+//! them: a name may have another address each time.
+
+use super::transport::refused;
+use object_store::client::HttpError;
+use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use tokio::net::lookup_host;
+
+/// Addresses of services of instance metadata.
+const METADATA_V4: [Ipv4Addr; 6] = [
+    Ipv4Addr::new(169, 254, 169, 254),
+    // Containers of ECS and EKS.
+    Ipv4Addr::new(169, 254, 170, 2),
+    Ipv4Addr::new(169, 254, 170, 23),
+    // Azure, Alibaba and Oracle.
+    Ipv4Addr::new(168, 63, 129, 16),
+    Ipv4Addr::new(100, 100, 100, 200),
+    Ipv4Addr::new(192, 0, 0, 192),
+];
+const METADATA_V6: [Ipv6Addr; 3] = [
+    Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254),
+    Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x23),
+    // Google.
+    Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254),
+];
+/// Name of a service of instance metadata, which a proxy would resolve.
+const METADATA_NAME: &str = "metadata.google.internal";
+
+/// Hosts that a request may reach.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// All: the program or its environment names the host.
+    #[default]
+    Configured,
+    /// All but services of instance metadata: a URL names the host.
+    Named,
+    /// Neither services of instance metadata nor link-local addresses: the answer of a server names the host.
+    Redirected,
+}
+
+impl Reach {
+    fn allows(self, address: IpAddr) -> bool {
+        let (is_metadata, is_link_local) = match address.to_canonical() {
+            IpAddr::V4(address) => (METADATA_V4.contains(&address), address.is_link_local()),
+            IpAddr::V6(address) => (METADATA_V6.contains(&address), address.is_unicast_link_local()),
+        };
+        match self {
+            Reach::Configured => true,
+            Reach::Named => !is_metadata,
+            Reach::Redirected => !is_metadata && !is_link_local,
+        }
+    }
+
+    /// Checks a host of a URL that is an address, for which no name is looked up.
+    ///
+    /// # Errors
+    /// The refusal of the address.
+    pub(super) fn check(self, host: &str) -> Result<(), HttpError> {
+        let bare = host.trim_start_matches('[').trim_end_matches(']').trim_end_matches('.');
+        let is_allowed = match bare.parse() {
+            Ok(address) => self.allows(address),
+            Err(_) => self == Reach::Configured || !bare.eq_ignore_ascii_case(METADATA_NAME),
+        };
+        if is_allowed { Ok(()) } else { Err(self.refusal(host)) }
+    }
+
+    fn refusal(self, host: &str) -> HttpError {
+        let how = if self == Reach::Redirected { "the server redirected to" } else { "the URL names" };
+        refused(format!("{how} {host}, an address of this machine's own network, such as that of instance metadata"))
+    }
+}
+
+impl Resolve for Reach {
+    fn resolve(&self, name: Name) -> Resolving {
+        let reach = *self;
+        Box::pin(async move {
+            let found: Vec<_> = lookup_host((name.as_str(), 0)).await?.collect();
+            let allowed: Vec<_> = found.iter().copied().filter(|address| reach.allows(address.ip())).collect();
+            if allowed.is_empty() && !found.is_empty() {
+                return Err(reach.refusal(name.as_str()).into());
+            }
+            Ok(Box::new(allowed.into_iter()) as Addrs)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const METADATA: [&str; 12] = [
+        "169.254.169.254",
+        "169.254.170.2",
+        "169.254.170.23",
+        "168.63.129.16",
+        "100.100.100.200",
+        "192.0.0.192",
+        "[fd00:ec2::254]",
+        "[fd00:ec2::23]",
+        "[fd20:ce::254]",
+        "[::ffff:100.100.100.200]",
+        "[::ffff:169.254.169.254]",
+        "metadata.google.internal.",
+    ];
+    const LINK_LOCAL: [&str; 3] = ["169.254.1.2", "[fe80::1]", "[::ffff:169.254.0.1]"];
+    const OTHERS: [&str; 5] = ["127.0.0.1", "[::1]", "192.0.0.191", "[fd00:ec2::25]", "host"];
+
+    #[test]
+    fn addresses_of_instance_metadata_are_refused() {
+        let is_allowed = |reach: Reach| move |host: &&str| reach.check(host).is_ok();
+        let all = [METADATA.as_slice(), &LINK_LOCAL, &OTHERS].concat();
+        assert!(all.iter().all(is_allowed(Reach::Configured)));
+        for reach in [Reach::Named, Reach::Redirected] {
+            assert!(!METADATA.iter().any(is_allowed(reach)));
+            assert!(OTHERS.iter().all(is_allowed(reach)));
+        }
+        assert!(LINK_LOCAL.iter().all(is_allowed(Reach::Named)));
+        assert!(!LINK_LOCAL.iter().any(is_allowed(Reach::Redirected)));
+    }
+}

@@ -1,0 +1,118 @@
+"""Names of hosts in URLs, redirects and settings, which a resolver of the test looks up."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from safetensors.torch import save
+
+from fst_bench.http_server import Fault
+from objects import HEADER, tensors
+
+DATA = save(tensors())
+PATH = "m.safetensors"
+LOAD = "import sys, fst; fst.load_file(sys.argv[1]); print('loaded')"
+# TEST_NAMES has the addresses of names, for one lookup after the other: `NAME=ADDRESS,ADDRESS;NAME=`. The last address
+# stays. The lookup of a name without an address does not end.
+RESOLVER = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <netdb.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef int lookup(const char *, const char *, const struct addrinfo *, struct addrinfo **);
+
+int getaddrinfo(const char *name, const char *service, const struct addrinfo *hints, struct addrinfo **found) {
+    static atomic_int lookups;
+    char names[1024], *rest = names, *entry;
+    strncpy(names, getenv("TEST_NAMES"), sizeof names - 1);
+    lookup *system = (lookup *)dlsym(RTLD_NEXT, "getaddrinfo");
+    while ((entry = strsep(&rest, ";"))) {
+        char *known = strsep(&entry, "=");
+        if (!name || strcmp(name, known)) continue;
+        while (!*entry) pause();
+        for (int skipped = lookups++; skipped && strchr(entry, ','); skipped--) entry = strchr(entry, ',') + 1;
+        entry[strcspn(entry, ",")] = 0;
+        return system(entry, service, hints, found);
+    }
+    return system(name, service, hints, found);
+}
+"""
+
+
+@pytest.fixture(scope="session")
+def resolver(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("resolver")
+    (folder / "resolver.c").write_text(RESOLVER)
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    library = folder / "resolver.so"
+    subprocess.run([*compiler, "-shared", "-fPIC", "-o", library, folder / "resolver.c", "-ldl"], check=True)
+    return library
+
+
+@pytest.fixture
+def start(resolver, python_environ):
+    """Returns a function that starts a load in a process with names of its own."""
+
+    def start(url, names, **environ):
+        kept = {name: value for name, value in python_environ.items() if not name.startswith("AWS_")}
+        environ = kept | {"LD_PRELOAD": str(resolver), "TEST_NAMES": names, "NO_PROXY": "*"} | environ
+        command = [sys.executable, "-c", LOAD, url]
+        return subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True)
+
+    return start
+
+
+def redirect(server, url):
+    server.fault("link", Fault("status", status=302, headers={"Location": url}, times=None))
+    return server.url("link")
+
+
+@pytest.mark.parametrize("how", ["redirected to", "URL names"])
+def test_name_that_gets_the_address_of_instance_metadata_is_refused(http_server, start, how):
+    """The first connection, which is then cut, goes to the server itself."""
+    http_server.put(PATH, DATA)
+    http_server.fault(PATH, Fault("truncate", at=HEADER, times=None))
+    url = http_server.url(PATH, host="rebound.test")
+    url = redirect(http_server, url) if how == "redirected to" else url
+    _, errors = start(url, "rebound.test=127.0.0.1,169.254.169.254").communicate(timeout=30)
+    assert f"{how} rebound.test, an address of this machine's own network" in errors
+    assert http_server.requests(PATH)
+
+
+def test_interrupt_ends_the_lookup_of_a_redirect(http_server, start):
+    load = start(redirect(http_server, "http://slow.test/m.safetensors"), "slow.test=")
+    while not http_server.requests("link"):
+        time.sleep(0.01)
+    time.sleep(0.2)
+    begin = time.monotonic()
+    load.send_signal(signal.SIGINT)
+    _, errors = load.communicate(timeout=10)
+    assert "KeyboardInterrupt" in errors
+    assert time.monotonic() - begin < 2
+
+
+def test_service_of_instance_metadata_that_stalls_is_given_up(http_server, start, tmp_path):
+    (tmp_path / "token").write_text("token")
+    http_server.put("keys", b"{}" * 100)
+    http_server.fault("keys", Fault("stall", at=50, times=None))
+    environ = {
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI": http_server.url("keys", host="metadata"),
+        "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": str(tmp_path / "token"),
+        "AWS_REGION": "us-east-1",
+        "HOME": str(tmp_path),
+    }
+    load = start("s3://bucket/m.safetensors", "metadata=127.0.0.1", **environ)
+    try:
+        _, errors = load.communicate(timeout=20)
+    finally:
+        load.kill()
+    assert "no service of instance metadata answers" in errors
+    assert http_server.struck("keys")
