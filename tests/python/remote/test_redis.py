@@ -215,6 +215,14 @@ def test_lost_connections_are_opened_again(redis, large, limit, stalls, monkeypa
     assert recorded.summary().retries > 0
 
 
+def test_tls_connection_that_is_cut_is_opened_again(redis, large, authority, monkeypatch):
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
+    with Proxy(redis.tls_port, [1 << 19] * 2) as proxy:
+        url = through(proxy, redis).replace("redis://", "rediss://").replace("127.0.0.1", "localhost")
+        check_same(fst.load_file(url), LARGE)
+    assert proxy.connections > 2
+
+
 def test_interrupt_ends_a_stalled_load(redis, large):
     program = "import fst, os; print('begins', flush=True); fst.load_file(os.environ['URL'])"
     with Proxy(redis.port, [100], stalls=True) as proxy:
