@@ -5,6 +5,7 @@
 
 use super::lane;
 use super::pieces::Pieces;
+use super::progress::STALL_BYTES;
 use super::store::{Answer, Failure, FailureClass, Store, Version};
 use super::streams::{Host, Turn};
 use crate::error::{Error, Result};
@@ -82,7 +83,7 @@ impl Target<'_> {
             }
         };
         if progress.is_hedged() == was_hedged {
-            let bytes = expected.range.end - expected.range.start;
+            let bytes = pieces.reached() - expected.range.start;
             return result.map(|_| self.turn.host().arrived(bytes, begin.elapsed()));
         }
         // The connection of the request that was dropped still gets its answer.
@@ -97,18 +98,18 @@ impl Target<'_> {
         Ok(())
     }
 
-    /// Fills pieces from one answer, and records the byte that was reached also if it fails.
+    /// Fills pieces from one answer, which may have the first bytes of the range only, and records the byte that was
+    /// reached also if it fails.
     async fn try_fill(&self, expected: &Expected<'_>, pieces: &mut Pieces<'_>, progress: &Progress) -> Attempt<()> {
-        let mut body = self.request(expected).await?;
+        let Answer { range: Range { start, end }, mut body, .. } = self.request(expected).await?;
         while let Some(frame) = body.next().await {
             let frame = frame?;
-            if !pieces.write(&frame) {
+            if to_u64(frame.len()) > end - pieces.reached() || !pieces.write(&frame) {
                 return Err(too_long());
             }
             self.turn.received(to_u64(frame.len()));
             progress.reached.store(pieces.reached(), Ordering::Relaxed);
         }
-        let Range { start, end } = expected.range;
         if pieces.reached() < end { Err(too_short(pieces.reached() - start, end - start)) } else { Ok(()) }
     }
 
@@ -131,7 +132,7 @@ impl Target<'_> {
         profile::count(Count::HedgedRequests, 1);
         profile::count(Count::RepeatedBytes, to_usize(missing));
         tracing::info!(url = self.url, byte = rest.range.start, missing, "a slow range is requested a second time");
-        let answer = async { collect(self.request(&rest).await?, missing).await };
+        let answer = async { collect(self.request(&rest).await?.body, missing).await };
         match answer.await {
             Ok(bytes) => (rest.range.start, bytes),
             Err(failure) => {
@@ -147,10 +148,10 @@ impl Target<'_> {
     }
 
     /// Requests a range and checks the answer.
-    async fn request(&self, expected: &Expected<'_>) -> Attempt<Body> {
+    async fn request(&self, expected: &Expected<'_>) -> Attempt<Answer> {
         let answer = self.store.get(self.key, expected.range.clone(), Some(expected.version)).await?;
         expected.check(&answer)?;
-        Ok(answer.body)
+        Ok(answer)
     }
 }
 
@@ -215,8 +216,18 @@ pub(super) fn changed(what: &str) -> Failure {
     Failure::new(FailureClass::Changed, format!("{what}; load it again to get the new version"))
 }
 
+/// Returns the failure of a service that does not return the first bytes of an object of this length.
+pub(super) fn no_range(length: u64) -> Failure {
+    let message =
+        format!("the server refuses the range from byte 0 on (status 416), but the object has {length} bytes");
+    Failure::new(FailureClass::Permanent, message)
+}
+
+/// Checks the range of an answer. It may end earlier than requested, but not so early that a load would not end.
 fn check_range(found: &Range<u64>, expected: &Range<u64>) -> Attempt<()> {
-    if found == expected {
+    let is_first_part =
+        found.start == expected.start && found.end < expected.end && found.end - found.start >= to_u64(STALL_BYTES);
+    if found == expected || is_first_part {
         return Ok(());
     }
     let message = format!(

@@ -1,6 +1,6 @@
 //! HTTP servers that answer requests for ranges.
 
-use super::get::changed;
+use super::get::{changed, no_range};
 use super::store::{Answer, Failure, FailureClass, Store, Version};
 use super::transport::{self, Transport};
 use crate::num::to_u64;
@@ -107,6 +107,10 @@ pub(super) fn answer(response: HttpResponse, range: &Range<u64>) -> Result<Answe
         ),
         // An empty file has no range.
         StatusCode::RANGE_NOT_SATISFIABLE if range.start == 0 => {
+            let length = text(&response, &header::CONTENT_RANGE).and_then(|range| range.strip_prefix("bytes */"));
+            if let Some(length) = length.and_then(|length| length.parse().ok()).filter(|length| *length > 0) {
+                return Err(no_range(length));
+            }
             Ok(Answer { length: 0, version, range: 0..0, body: stream::empty().boxed() })
         }
         StatusCode::RANGE_NOT_SATISFIABLE => Err(changed("the file became shorter while it was loaded (status 416)")),

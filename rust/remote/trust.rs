@@ -114,10 +114,16 @@ fn authorities_of_environment() -> std::result::Result<RootCertStore, String> {
             store.add(certificate.map_err(|error| failed(&error))?).map_err(|error| failed(&error))?;
         }
     }
-    if store.is_empty() {
+    if !store.is_empty() {
+        return Ok(store);
+    }
+    let given = |name| options::variable(name).map(|path| format!("{name}, {path}"));
+    let given: Vec<String> = SYSTEM_CA_VARIABLES.into_iter().filter_map(given).collect();
+    if given.is_empty() {
         return Err("this system has no certificate of an authority; install the package ca-certificates".to_owned());
     }
-    Ok(store)
+    let why = found.errors.first().map_or_else(|| "there is none".to_owned(), ToString::to_string);
+    Err(format!("cannot read the certificates of {}: {why}", given.join(", or of ")))
 }
 
 /// Returns the certificates that were found in a file, or in the files of a directory.

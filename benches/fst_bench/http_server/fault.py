@@ -28,6 +28,7 @@ class Fault:
     - `replace`: from this request on, the object is `data`, or has the same bytes with another ETag if `data` is None
     - `ignore-range`: 200 and the whole object; `chunked`: likewise, without a length
     - `wrong-range`: a neighbour of the requested range, in the body and in Content-Range
+    - `short-range`: the first half of the requested range, in the body and in Content-Range
     - `wrong-total`: in Content-Range, a size of the object that is too large by one
     - `short-body`, `long-body`: a byte fewer or more than Content-Range states, in the body and in Content-Length
     - `overrun`: a byte after the body that Content-Length states
@@ -105,6 +106,7 @@ _STRIKES: dict[str, Callable[[Reply, Fault], None]] = {
     "ignore-range": _setting(ranged=False),
     "chunked": _setting(ranged=False, chunked=True),
     "wrong-range": _setting(shifted=True),
+    "short-range": _setting(halved=True),
     "wrong-total": _setting(total_excess_bytes=1),
     "short-body": _setting(body_excess_bytes=-1),
     "long-body": _setting(body_excess_bytes=1),

@@ -52,6 +52,7 @@ class Reply:
     chunked: bool = False
     gzipped: bool = False
     shifted: bool = False  # serves and states a neighbour of the requested range
+    halved: bool = False  # serves and states the first half of the requested range
     total_excess_bytes: int = 0  # of the object's size in Content-Range, over the true one
     body_excess_bytes: int = 0  # of the body and its Content-Length, over the range that Content-Range states
     overrun: bool = False  # sends a byte after the body that Content-Length states
@@ -77,6 +78,8 @@ class Reply:
         if not self.ranged:
             return 0, self.object.size
         start, stop = self.request.span(self.object.size)
+        if self.halved:
+            stop = start + (stop - start + 1) // 2
         if not self.shifted or start == stop:
             return start, stop
         if stop < self.object.size:

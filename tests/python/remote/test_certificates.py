@@ -96,12 +96,13 @@ def test_invalid_options(place, authority, tmp_path):
             fst.load_file(url)
 
 
+@pytest.mark.parametrize("variable", ["AWS_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR"])
 def test_unreadable_authorities_end_loads_over_tls_only(
-    http_server, https_server, no_authorities, monkeypatch, tmp_path
+    http_server, https_server, no_authorities, monkeypatch, tmp_path, variable
 ):
-    monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "missing.pem"))
+    monkeypatch.setenv(variable, str(tmp_path / "missing.pem"))
     for server in (http_server, https_server):
         server.put(FILE, DATA)
     assert_equal(fst.load_file(http_server.url(FILE)), TENSORS)
-    with pytest.raises(OSError, match=r"cannot read the certificates of AWS_CA_BUNDLE, .*missing\.pem"):
+    with pytest.raises(OSError, match=rf"cannot read the certificates of {variable}, .*missing\.pem: .*No such file"):
         fst.load_file(https_server.url(FILE, host="localhost"))

@@ -203,6 +203,25 @@ def test_wrong_answer_is_refused(server, kind, at):
     assert re.search(rf"{PATH}: tensor \"\S+\": byte \d+: ", str(caught.value))
 
 
+@pytest.mark.parametrize("at", [0, *POSITIONS.values()], ids=["head", *POSITIONS])
+def test_answer_that_has_the_beginning_of_the_range_is_resumed(server, at):
+    server.fault(PATH, Fault("short-range", at=at))
+    with fst.profile() as profile:
+        assert_equal(fst.load_file(server.url(PATH)), TENSORS)
+    assert server.struck(PATH) == 1
+    assert profile.summary().retries == 0
+    server.fault(PATH, Fault("short-range", at=POSITIONS["last"], times=None))
+    with pytest.raises(OSError, match="were requested; a server or proxy on the way is faulty"):
+        fst.load_file(server.url(PATH))
+
+
+def test_range_is_refused_for_empty_files_only(server):
+    headers = {"Content-Range": f"bytes */{len(DATA)}"}
+    server.fault(PATH, Fault("status", status=416, headers=headers, times=None))
+    with pytest.raises(OSError, match=rf"refuses the range .*\(status 416\), but the object has {len(DATA)} bytes"):
+        fst.load_file(server.url(PATH))
+
+
 @pytest.mark.parametrize("kind", ["weak-etag", "no-etag", "no-version"])
 def test_inexact_version_is_loaded(server, kind):
     server.fault(PATH, Fault(kind, times=None))

@@ -187,6 +187,8 @@ def test_each_kind_of_answer(server, kind):
             assert answer.headers["Content-Length"] == (None if kind == "chunked" else str(SIZE))
         case "wrong-range":
             assert (answer.body, stated) == (DATA[5:13], f"5-12/{SIZE}")
+        case "short-range":
+            assert (answer.body, stated) == (DATA[4:8], f"4-7/{SIZE}")
         case "wrong-total":
             assert (answer.body, stated) == (DATA[4:12], f"4-11/{SIZE + 1}")
         case "short-body":
