@@ -240,12 +240,14 @@ impl Store for Bucket {
         let options = GetOptions {
             range: Some(range.clone().into()),
             if_match: version.and_then(|version| version.etag.clone()),
-            version: version.and_then(|version| version.id.clone()),
+            // A version needs further permissions: s3:GetObjectVersion, or a signature of Azure for that version.
+            version: version.filter(|version| !version.has_strong_etag()).and_then(|version| version.id.clone()),
             ..GetOptions::default()
         };
+        let is_of_version = options.version.is_some();
         let result = match self.store.get_opts(&path, options).await {
             Ok(result) => result,
-            Err(object_store::Error::NotFound { .. }) if version.is_some_and(|version| version.id.is_some()) => {
+            Err(object_store::Error::NotFound { .. }) if is_of_version => {
                 return Err(super::get::changed(
                     "this version of the object is gone: the object changed while it was loaded",
                 ));

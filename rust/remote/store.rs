@@ -53,7 +53,12 @@ pub struct Version {
 impl Version {
     /// Returns whether every content has a version of its own. Two changes in one second have the same time.
     pub fn is_exact(&self) -> bool {
-        self.id.is_some() || self.etag.as_ref().is_some_and(|etag| !etag.starts_with("W/"))
+        self.id.is_some() || self.has_strong_etag()
+    }
+
+    /// Returns whether the entity tag tells every content from another.
+    pub fn has_strong_etag(&self) -> bool {
+        self.etag.as_ref().is_some_and(|etag| !etag.starts_with("W/"))
     }
 
     /// Returns whether an object of this version may have the content of `other`. What only one of them states is not
@@ -66,7 +71,8 @@ impl Version {
         let is_same_kind = self.etag.is_some() == other.etag.is_some() && self.id.is_some() == other.id.is_some();
         is_same_kind
             && agree(&self.etag, &other.etag)
-            && agree(&self.id, &other.id)
+            // The same content may be stored again.
+            && (self.has_strong_etag() || agree(&self.id, &other.id))
             // A tag says more than a time, which servers behind one name may state differently.
             && (self.etag.is_some() || self.id.is_some() || agree(&self.modified, &other.modified))
     }

@@ -14,7 +14,7 @@ class Serving:
     def serve(self, server: socketserver.TCPServer) -> int:
         """Starts the server, and returns its port."""
         self._server = server
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=[0.05], daemon=True).start()
         return int(server.server_address[1])
 
     def __enter__(self: S) -> S:
