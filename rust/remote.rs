@@ -35,6 +35,7 @@ mod pieces;
 mod progress;
 mod reach;
 mod redis;
+mod refusal;
 mod settings;
 pub mod store;
 mod stores;

@@ -3,8 +3,9 @@
 use super::aws_profile::Profile;
 use super::configuration::unknown;
 use super::location::{Location, Service};
+use super::refusal::{self, Codes, Refusal};
 use super::store::{Answer, Failure, FailureClass, Store, Version};
-use super::transport::{self, Transport};
+use super::transport::Transport;
 use super::upload::{self, Uploads};
 use crate::error::{Error, Kind, Result};
 use crate::options;
@@ -26,15 +27,25 @@ use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 use std::str::FromStr;
-use std::sync::Arc;
-
-/// Hosts that are asked for keys if nothing else has any.
-const METADATA_HOSTS: [&str; 3] = ["169.254.169.254", "169.254.170.2", "metadata.google.internal"];
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Bucket or container.
 pub(super) struct Bucket {
+    location: Location,
+    settings: BTreeMap<String, String>,
+    transport: Transport,
+    opened: Mutex<Arc<Opened>>,
+}
+
+/// Bucket with the keys and the region of its requests.
+struct Opened {
     store: Arc<dyn BucketStore>,
-    service: Service,
+    /// Region that the service has named. Otherwise the settings say it.
+    region: Option<String>,
+    /// Whether it was opened because the keys had expired.
+    is_renewed: bool,
+    has_answered: AtomicBool,
 }
 
 /// Interface of a bucket for whole objects, and for objects in parts.
@@ -44,7 +55,7 @@ impl<T: ObjectStore + MultipartStore> BucketStore for T {}
 
 impl fmt::Debug for Bucket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Bucket").field("service", &self.service).finish_non_exhaustive()
+        f.debug_struct("Bucket").field("service", &self.location.service()).finish_non_exhaustive()
     }
 }
 
@@ -58,16 +69,77 @@ impl Bucket {
         settings: &BTreeMap<String, String>,
         transport: Transport,
     ) -> Result<Bucket> {
+        let opened = Opened::new(location, settings, transport.clone(), None)?;
+        let opened = Mutex::new(Arc::new(opened));
+        Ok(Bucket { location: location.clone(), settings: settings.clone(), transport, opened })
+    }
+
+    fn opened(&self) -> Arc<Opened> {
+        Arc::clone(&self.lock())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Arc<Opened>> {
+        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes how a request ended, and explains its failure. If the service names another region, or the keys have expired,
+    /// the bucket is opened again, once, and the request may be repeated.
+    fn ended<T>(
+        &self,
+        opened: &Arc<Opened>,
+        result: object_store::Result<T>,
+        explain: impl FnOnce(&Bucket, &object_store::Error) -> Failure,
+    ) -> std::result::Result<T, Failure> {
+        match result {
+            Ok(answer) => {
+                opened.has_answered.store(true, Ordering::Relaxed);
+                Ok(answer)
+            }
+            Err(error) => Err(self.reopened(opened, &error).unwrap_or_else(|| explain(self, &error))),
+        }
+    }
+
+    fn reopened(&self, opened: &Arc<Opened>, error: &object_store::Error) -> Option<Failure> {
+        let refusal = Refusal::of(error)?;
+        let has_expired = refusal.has_expired();
+        let message = match &refusal.region {
+            Some(region) if opened.region.is_none() => format!("the bucket is in the region {region}"),
+            None if has_expired && (!opened.is_renewed || opened.has_answered.load(Ordering::Relaxed)) => {
+                "the keys have expired".to_owned()
+            }
+            _ => return None,
+        };
+        let mut current = self.lock();
+        // Another request may have done so.
+        if Arc::ptr_eq(&current, opened) {
+            tracing::info!(url = %self.location, why = message, "the bucket is opened again");
+            let region = refusal.region.or_else(|| opened.region.clone());
+            match Opened::new(&self.location, &self.settings, self.transport.clone(), region) {
+                Ok(new) => *current = Arc::new(Opened { is_renewed: has_expired, ..new }),
+                Err(error) => return Some(Failure::of_keys(&error)),
+            }
+        }
+        Some(Failure::new(FailureClass::Transient, message))
+    }
+}
+
+impl Opened {
+    fn new(
+        location: &Location,
+        settings: &BTreeMap<String, String>,
+        transport: Transport,
+        region: Option<String>,
+    ) -> Result<Opened> {
         let url = format!("{}://{}", location.scheme(), location.host());
         let store: Arc<dyn BucketStore> = match location.service() {
-            Service::S3 => Arc::new(s3(location, settings, transport, &url)?),
+            Service::S3 => Arc::new(s3(location, settings, transport, region.as_deref(), &url)?),
             Service::Gcs => Arc::new(gcs(location, settings, transport, &url)?),
             Service::Azure => Arc::new(azure(settings, transport, &url)?),
             Service::Http | Service::Hub | Service::Redis => {
                 return Err(Error::new(Kind::Internal, format!("{url} is not a bucket")));
             }
         };
-        Ok(Bucket { store, service: location.service() })
+        Ok(Opened { store, region, is_renewed: false, has_answered: AtomicBool::new(false) })
     }
 }
 
@@ -99,6 +171,7 @@ fn s3(
     location: &Location,
     settings: &BTreeMap<String, String>,
     transport: Transport,
+    region: Option<&str>,
     url: &str,
 ) -> Result<object_store::aws::AmazonS3> {
     let mut builder = AmazonS3Builder::new();
@@ -141,11 +214,14 @@ fn s3(
             builder = builder.with_credentials(credentials);
         }
     }
+    if let Some(region) = region {
+        builder = builder.with_region(region);
+    }
     builder
         .with_bucket_name(location.host())
         .with_client_options(client_options())
         .with_retry(no_retries())
-        .with_http_connector(transport)
+        .with_http_connector(Codes(transport))
         .build()
         .map_err(|error| invalid(&error, url))
 }
@@ -177,7 +253,7 @@ fn gcs(
         .with_bucket_name(location.host())
         .with_client_options(client_options())
         .with_retry(no_retries())
-        .with_http_connector(transport)
+        .with_http_connector(Codes(transport))
         .build()
         .map_err(|error| invalid(&error, url))
 }
@@ -205,7 +281,7 @@ fn azure(
         .with_url(url)
         .with_client_options(client_options())
         .with_retry(no_retries())
-        .with_http_connector(transport)
+        .with_http_connector(Codes(transport))
         .build()
         .map_err(|error| invalid(&error, url))
 }
@@ -245,14 +321,17 @@ impl Store for Bucket {
             ..GetOptions::default()
         };
         let is_of_version = options.version.is_some();
-        let result = match self.store.get_opts(&path, options).await {
-            Ok(result) => result,
+        let opened = self.opened();
+        let result = match opened.store.get_opts(&path, options).await {
             Err(object_store::Error::NotFound { .. }) if is_of_version => {
                 return Err(super::get::changed(
                     "this version of the object is gone: the object changed while it was loaded",
                 ));
             }
-            Err(error) => return self.failed_get(error, &range),
+            Err(error) if Refusal::of(&error).is_some_and(|refusal| refusal.status == Some(416)) => {
+                return outside(&range, Refusal::of(&error).and_then(|refusal| refusal.length));
+            }
+            result => self.ended(&opened, result, Bucket::failure_of)?,
         };
         let encoding = result.attributes.get(&Attribute::ContentEncoding).map(|value| value.as_ref());
         if let Some(encoding) = encoding.filter(|encoding| !matches!(*encoding, "identity" | "aws-chunked" | "")) {
@@ -265,15 +344,16 @@ impl Store for Bucket {
             modified: Some(result.meta.last_modified.to_rfc3339()),
         };
         let (length, range) = (result.meta.size, result.range.clone());
-        let service = self.service;
-        let body = result.into_stream().map_err(move |error| failure_of(&error, service)).boxed();
+        let service = self.location.service();
+        let body = result.into_stream().map_err(move |error| refusal::failure_of(&error, service)).boxed();
         Ok(Answer { length, version, range, body })
     }
 
     async fn list(&self, prefix: &str) -> std::result::Result<Option<Vec<String>>, Failure> {
         let path = self.path_of(prefix.trim_end_matches('/'))?;
-        let listed = self.store.list_with_delimiter(Some(&path)).await;
-        let listed = listed.map_err(|error| failure_of(&error, self.service))?;
+        let opened = self.opened();
+        let listed = opened.store.list_with_delimiter(Some(&path)).await;
+        let listed = self.ended(&opened, listed, Bucket::failure_of)?;
         Ok(Some(listed.objects.into_iter().map(|object| object.location.to_string()).collect()))
     }
 
@@ -285,12 +365,15 @@ impl Store for Bucket {
 #[async_trait]
 impl Uploads for Bucket {
     async fn put(&self, key: &str, bytes: Bytes) -> std::result::Result<(), Failure> {
-        let put = self.store.put(&self.path_of(key)?, PutPayload::from(bytes)).await;
-        put.map(|_| ()).map_err(|error| self.refused(&error))
+        let opened = self.opened();
+        let put = opened.store.put(&self.path_of(key)?, PutPayload::from(bytes)).await;
+        self.ended(&opened, put, Bucket::refused).map(|_| ())
     }
 
     async fn begin(&self, key: &str, _: Option<u64>) -> std::result::Result<String, Failure> {
-        self.store.create_multipart(&self.path_of(key)?).await.map_err(|error| self.refused(&error))
+        let opened = self.opened();
+        let begun = opened.store.create_multipart(&self.path_of(key)?).await;
+        self.ended(&opened, begun, Bucket::refused)
     }
 
     async fn put_part(
@@ -301,25 +384,29 @@ impl Uploads for Bucket {
         _: u64,
         bytes: Bytes,
     ) -> std::result::Result<String, Failure> {
-        let sent = self.store.put_part(&self.path_of(key)?, &id.to_owned(), index, PutPayload::from(bytes)).await;
-        sent.map(|part| part.content_id).map_err(|error| self.refused(&error))
+        let opened = self.opened();
+        let sent = opened.store.put_part(&self.path_of(key)?, &id.to_owned(), index, PutPayload::from(bytes)).await;
+        self.ended(&opened, sent, Bucket::refused).map(|part| part.content_id)
     }
 
     async fn complete(&self, key: &str, id: &str, parts: &[String]) -> std::result::Result<(), Failure> {
         let parts = parts.iter().map(|part| PartId { content_id: part.clone() }).collect();
-        let completed = self.store.complete_multipart(&self.path_of(key)?, &id.to_owned(), parts).await;
-        completed.map(|_| ()).map_err(|error| self.refused(&error))
+        let opened = self.opened();
+        let completed = opened.store.complete_multipart(&self.path_of(key)?, &id.to_owned(), parts).await;
+        self.ended(&opened, completed, Bucket::refused).map(|_| ())
     }
 
     async fn abort(&self, key: &str, id: &str) -> std::result::Result<(), Failure> {
-        let aborted = self.store.abort_multipart(&self.path_of(key)?, &id.to_owned()).await;
-        aborted.map_err(|error| self.refused(&error))
+        let opened = self.opened();
+        let aborted = opened.store.abort_multipart(&self.path_of(key)?, &id.to_owned()).await;
+        self.ended(&opened, aborted, Bucket::refused)
     }
 
     async fn remove(&self, key: &str) -> std::result::Result<(), Failure> {
-        match self.store.delete(&self.path_of(key)?).await {
-            Err(object_store::Error::NotFound { .. }) | Ok(()) => Ok(()),
-            Err(error) => Err(self.refused(&error)),
+        let opened = self.opened();
+        match opened.store.delete(&self.path_of(key)?).await {
+            Err(object_store::Error::NotFound { .. }) => Ok(()),
+            removed => self.ended(&opened, removed, Bucket::refused),
         }
     }
 }
@@ -340,86 +427,25 @@ impl Bucket {
                 FailureClass::Permanent,
                 "the service does not allow that the object is replaced (status 412); it may be locked",
             ),
-            object_store::Error::Generic { source, .. } => {
-                let text = source.to_string();
-                match upload::status_of(&text) {
-                    // Not every error of the crate for Google has a kind of its own.
-                    Some(status @ ("401" | "403")) => denied(self.service, status),
-                    Some("404") => upload::not_found(),
-                    _ => upload::refusal_of(&text).unwrap_or_else(|| failure_of(error, self.service)),
-                }
-            }
-            other => failure_of(other, self.service),
+            // Not every error of the crate for Google has a kind of its own.
+            error if Refusal::of(error).is_some_and(|refusal| refusal.status == Some(404)) => upload::not_found(),
+            other => self.failure_of(other),
         }
     }
 
-    /// Returns the answer for an object without bytes, which has no range, or the failure.
-    fn failed_get(&self, error: object_store::Error, range: &Range<u64>) -> std::result::Result<Answer, Failure> {
-        // The text has the status in this form; a key cannot be mistaken for it.
-        if range.start == 0 && error.to_string().contains("status code: 416") {
+    fn failure_of(&self, error: &object_store::Error) -> Failure {
+        refusal::failure_of(error, self.location.service())
+    }
+}
+
+/// Returns the answer for an object without bytes, which has no range, or the failure of a range outside the object.
+fn outside(range: &Range<u64>, length: Option<u64>) -> std::result::Result<Answer, Failure> {
+    match length {
+        _ if range.start > 0 => Err(super::get::changed("the object became shorter while it was loaded (status 416)")),
+        Some(length) if length > 0 => Err(super::get::no_range(length)),
+        _ => {
             let body = futures_util::stream::empty().boxed();
-            return Ok(Answer { length: 0, version: Version::default(), range: 0..0, body });
-        }
-        Err(failure_of(&error, self.service))
-    }
-}
-
-/// Returns the variables that have the credentials of a service.
-fn credentials_of(service: Service) -> &'static str {
-    match service {
-        Service::S3 => "AWS_ACCESS_KEY_ID, AWS_PROFILE, AWS_REGION and AWS_ENDPOINT_URL",
-        Service::Gcs => "GOOGLE_APPLICATION_CREDENTIALS",
-        _ => "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
-    }
-}
-
-fn denied(service: Service, status: &str) -> Failure {
-    let credentials = credentials_of(service);
-    let message = format!("the service refuses access (status {status}); check the credentials: {credentials}");
-    Failure::new(FailureClass::Denied, message)
-}
-
-/// Returns the failure that an error stands for. Answers of services may repeat the request, so no text of theirs is
-/// shown for refusals.
-fn failure_of(error: &object_store::Error, service: Service) -> Failure {
-    let credentials = credentials_of(service);
-    match error {
-        object_store::Error::NotFound { .. } => Failure::new(
-            FailureClass::NotFound,
-            "the service has no object of this name (status 404); check the bucket and the key",
-        ),
-        object_store::Error::Precondition { .. } | object_store::Error::NotModified { .. } => {
-            super::get::changed("the object changed while it was loaded (status 412)")
-        }
-        object_store::Error::PermissionDenied { .. } => denied(service, "403"),
-        object_store::Error::Unauthenticated { .. } => denied(service, "401"),
-        object_store::Error::NotSupported { source } => Failure::new(FailureClass::Permanent, source.to_string()),
-        other => {
-            let text = other.to_string();
-            let failure = transport::failure_of(other);
-            match () {
-                // Errors of listings have no class of their own.
-                () if text.contains("status code: 403") => denied(service, "403"),
-                () if text.contains("status code: 401") => denied(service, "401"),
-                () if text.contains("non-partial response") => Failure::new(
-                    FailureClass::Permanent,
-                    "the service ignores ranges: it answered with the whole object (status 200)",
-                ),
-                () if text.contains("Requested ") || text.contains("Content-Range") => {
-                    Failure::new(FailureClass::Permanent, format!("the service sent a wrong range: {text}"))
-                }
-                () if text.contains("instance metadata") || METADATA_HOSTS.iter().any(|host| text.contains(host)) => {
-                    Failure::new(
-                        FailureClass::Denied,
-                        format!(
-                            "no credentials were found; set {credentials}, or skip_signature for a public bucket (this \
-                         machine's service of instance metadata: {})",
-                            failure.message
-                        ),
-                    )
-                }
-                () => failure,
-            }
+            Ok(Answer { length: 0, version: Version::default(), range: 0..0, body })
         }
     }
 }

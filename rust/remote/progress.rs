@@ -5,8 +5,8 @@ use std::future::Future;
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
-/// Number of bytes that arrive at least in the time of a stall, unless fewer are missing. A record of TLS has as many,
-/// and can be used only once it is whole.
+/// Number of bytes that arrive at least in the time of a stall, or all that are missing. A record of TLS has as many, and
+/// can be used only once it is whole.
 pub(super) const STALL_BYTES: usize = 16 << 10;
 
 /// Bytes that arrive on a connection.

@@ -70,7 +70,7 @@ impl Reach {
 
     fn refusal(self, host: &str) -> HttpError {
         let how = if self == Reach::Redirected { "the server redirected to" } else { "the URL names" };
-        refused(format!("{how} {host}, an address of this machine's own network, such as that of instance metadata"))
+        refused(format!("{how} {host}, an address of this machine's own network"))
     }
 }
 

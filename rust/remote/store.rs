@@ -112,6 +112,18 @@ impl Failure {
         Failure { class, message: message.into() }
     }
 
+    /// Creates the failure of a request that was not sent, because no keys for it could be found.
+    pub fn of_keys(error: &Error) -> Failure {
+        let class = match error.kind() {
+            Kind::Io => FailureClass::Transient,
+            Kind::InvalidArgument => FailureClass::Invalid,
+            _ => FailureClass::Denied,
+        };
+        // The code at the beginning is that of the load.
+        let text = error.to_string();
+        Failure::new(class, text.split_once("] ").map_or(text.as_str(), |(_, message)| message))
+    }
+
     /// Returns whether the same request may succeed later.
     pub fn is_transient(&self) -> bool {
         matches!(self.class, FailureClass::Transient | FailureClass::RateLimited(_))

@@ -392,6 +392,10 @@ pub(super) fn failure_of(error: &(dyn StdError + 'static)) -> Failure {
         if let Some(error) = next.downcast_ref::<HttpError>() {
             is_timeout |= error.kind() == HttpErrorKind::Timeout;
         }
+        if next.is::<serde_json::Error>() {
+            // Its text may repeat the answer, such as a token.
+            return Failure::new(FailureClass::Permanent, "the server sent an answer that cannot be parsed");
+        }
         tls = tls.or_else(|| tls_error(next));
         last = next;
         cause = next.source();

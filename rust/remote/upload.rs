@@ -367,37 +367,6 @@ pub fn remove(location: &Location, check: Check<'_>) -> Result<()> {
     upload.run(None, 0, check, || uploads.remove(&upload.key))
 }
 
-/// Returns the failure of a request that stores an object, from the code that the service states. No other text of its
-/// answer is shown.
-pub(super) fn refusal_of(text: &str) -> Option<Failure> {
-    let code = text.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>")).map(|(code, _)| code);
-    let code = code.filter(|code| code.len() <= 64 && code.chars().all(|c| c.is_ascii_alphanumeric()));
-    match code {
-        Some("SlowDown" | "ServerBusy") => {
-            return Some(Failure::new(FailureClass::RateLimited(None), "the service asks for fewer requests"));
-        }
-        Some("RequestTimeout" | "InternalError" | "OperationAborted") => return None,
-        _ => {}
-    }
-    match status_of(text).filter(|status| status.starts_with('4')) {
-        Some(status) => {
-            let code = code.map(|code| format!(", code {code}")).unwrap_or_default();
-            let message = format!("the service refuses the request (status {status}{code})");
-            Some(Failure::new(FailureClass::Permanent, message))
-        }
-        None if text.contains("edirect") => Some(Failure::new(
-            FailureClass::Permanent,
-            "the service redirects the request; check the region and the endpoint of the bucket",
-        )),
-        None => None,
-    }
-}
-
-/// Returns the status that an error of `object_store` names.
-pub(super) fn status_of(text: &str) -> Option<&str> {
-    text.split_once("status code: ").and_then(|(_, rest)| rest.get(..3))
-}
-
 pub(super) fn not_found() -> Failure {
     let message = "the service has no such bucket, or no longer has the upload (status 404); check the bucket";
     Failure::new(FailureClass::NotFound, message)
@@ -431,18 +400,5 @@ mod tests {
             offset += to_u64(bytes);
         }
         assert_eq!((offset, parts.at(offset)), (2_000 * 31 * 8 * MIB, None));
-    }
-
-    #[test]
-    fn refusals_show_the_code_and_nothing_else() {
-        let text =
-            "Server returned non-2xx status code: 400 Bad Request: <Error><Code>InvalidPart</Code>secret</Error>";
-        let failure = refusal_of(text).unwrap();
-        assert_eq!(failure.message, "the service refuses the request (status 400, code InvalidPart)");
-        assert_eq!(failure.class, FailureClass::Permanent);
-        assert!(refusal_of("status code: 400 Bad Request: <Code>RequestTimeout</Code>").is_none());
-        let busy = refusal_of("Server returned error response: <Error><Code>SlowDown</Code></Error>").unwrap();
-        assert_eq!(busy.class, FailureClass::RateLimited(None));
-        assert!(refusal_of("connection reset").is_none());
     }
 }

@@ -1,5 +1,7 @@
 """Refusals of AWS's own S3 that a load or a save answers, or explains."""
 
+import base64
+
 import pytest
 from safetensors.torch import save
 
@@ -29,3 +31,116 @@ def test_versioned_object_is_loaded_without_the_permission_for_versions(s3):
     s3.rule = lambda request: refusal(403, "AccessDenied") if "versionId" in request.path else None
     assert_equal(fst.load_file(URL), TENSORS)
     assert {request.headers.get("if-match") for request in s3.requests} == {None, '"tag"'}
+
+
+REGIONS = {
+    "redirect": refusal(301, "PermanentRedirect", x_amz_bucket_region="eu-test-1"),
+    "signature": refusal(400, "AuthorizationHeaderMalformed", "expecting 'eu-test-1'", region="eu-test-1"),
+}
+
+
+@pytest.mark.parametrize("answer", REGIONS.values(), ids=REGIONS)
+def test_region_that_the_service_names_is_used(s3, answer):
+    s3.rule = lambda request: answer if request.region != "eu-test-1" else None
+    assert_equal(fst.load_file(URL), TENSORS)
+    assert [request.region for request in s3.requests].count("us-east-1") == 1
+    s3.requests.clear()
+    fst.save_file({"a": TENSORS["scalar"]}, URL)
+    assert_equal(fst.load_file(URL), {"a": TENSORS["scalar"]})
+    assert {request.region for request in s3.requests} == {"eu-test-1"}
+
+
+def test_save_uses_the_region_that_the_service_names(s3):
+    s3.rule = lambda request: REGIONS["redirect"] if request.region != "eu-test-1" else None
+    fst.save_file({"a": TENSORS["scalar"]}, URL)
+    assert [request.region for request in s3.requests] == ["us-east-1", "eu-test-1"]
+
+
+def test_region_is_followed_once(s3):
+    s3.rule = lambda request: refusal(400, "AuthorizationHeaderMalformed", region=f"not-{request.region}")
+    with pytest.raises(OSError, match="in the region not-not-us-east-1, which the endpoint does not serve"):
+        fst.load_file(URL)
+    assert len(s3.requests) == 2
+
+
+@pytest.fixture
+def credentials(monkeypatch, tmp_path):
+    """Returns a function that sets the keys of the profile."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    file = tmp_path / "credentials"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+
+    def store(key_id):
+        file.write_text(f"[default]\naws_access_key_id = {key_id}\naws_secret_access_key = secret\n")
+
+    return store
+
+
+def test_keys_that_expire_are_renewed(s3, credentials):
+    """Twice: at the first request and in the middle of the load."""
+    valid = ["second"]
+
+    def rule(request):
+        if len(s3.requests) == 8:
+            credentials("third")
+            valid[:] = ["third"]
+        return None if request.key_id in valid else refusal(400, "ExpiredToken", "The token has expired")
+
+    credentials("first")
+    fst.tensor_names(URL)
+    s3.requests.clear()
+    credentials("second")
+    s3.rule = rule
+    assert_equal(fst.load_file(URL), TENSORS)
+    assert {request.key_id for request in s3.requests} == {"first", "second", "third"}
+
+
+def test_keys_that_stay_expired_are_an_error(s3, credentials):
+    credentials("first")
+    s3.rule = lambda request: refusal(400, "ExpiredToken", "The token has expired")
+    with pytest.raises(PermissionError, match="the keys have expired, and no others were found") as caught:
+        fst.load_file(URL)
+    assert len(s3.requests) == 2
+    assert "secret" not in str(caught.value)
+
+
+def test_profile_without_keys_is_an_error_at_once(s3, credentials, monkeypatch, tmp_path):
+    config = tmp_path / "config"
+    sso = "sso_start_url = https://test\nsso_region = us-east-1\nsso_account_id = 1\nsso_role_name = role\n"
+    config.write_text(f"[default]\n{sso}")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    match = r"byte 0: /.*/config: .*run aws sso login --profile default"
+    with fst.profile() as profile, pytest.raises(PermissionError, match=match):
+        fst.load_file(URL)
+    assert (profile.summary().retries, s3.requests) == (0, [])
+
+
+def test_object_that_is_encrypted_with_a_key_of_the_client(s3, monkeypatch):
+    text = (
+        "The object was stored using a form of Server Side Encryption. The correct parameters must be provided to "
+        "retrieve the object."
+    )
+    key = base64.b64encode(bytes(32)).decode()
+    header = "x-amz-server-side-encryption-customer-key"
+    s3.rule = lambda request: None if request.headers.get(header) == key else refusal(400, "InvalidRequest", text)
+    with pytest.raises(PermissionError, match=r"encrypted with a key of the client \(SSE-C\)"):
+        fst.load_file(URL)
+    assert len(s3.requests) == 1
+    monkeypatch.setenv("AWS_SERVER_SIDE_ENCRYPTION", "sse-c")
+    monkeypatch.setenv("AWS_SSE_CUSTOMER_KEY_BASE64", key)
+    assert_equal(fst.load_file(URL), TENSORS)
+
+
+def test_other_refusals_end_a_load_at_once_and_show_their_code_only(s3):
+    s3.rule = lambda request: refusal(400, "InvalidArgument", "secret-message")
+    with pytest.raises(OSError, match=r"the request \(status 400, code InvalidArgument\)") as caught:
+        fst.load_file(URL)
+    assert len(s3.requests) == 1
+    assert "secret" not in str(caught.value)
+
+
+def test_range_is_refused_for_empty_objects_only(s3):
+    s3.rule = lambda request: refusal(416, "InvalidRange", content_range="bytes */1000")
+    with pytest.raises(OSError, match=r"refuses the range .*\(status 416\), but the object has 1000 bytes"):
+        fst.load_file(URL)
