@@ -28,12 +28,12 @@ const CANNOT_WRITE: &str = "cannot write a key slot";
 /// Makes all local files that `paths` resolve to open with another key. Their data is not encrypted again.
 ///
 /// The slot for the new key is on the disk before that of the old key is removed. After an error, some files may open with
-/// the old key, with both, or with the new one; a second call with the old key completes the others. Of two calls for one file at
-/// once, the second one waits for the first.
+/// the old key, with both, or with the new one; a second call with the old key completes the others. Of two calls for one
+/// file at once, the second one waits for the first.
 ///
 /// # Errors
-/// Those of [`Files::resolve`], of [`EncryptionKey::for_save`], of opening the files and of [`Rotation::new`]; `io` if a file cannot be written;
-/// `invalid-argument` for an object.
+/// Those of [`Files::resolve`], of [`EncryptionKey::for_save`], of opening the files and of [`Rotation::new`]; `io` if a
+/// file cannot be written; `invalid-argument` for an object; `interrupted`.
 pub fn rotate<P: AsRef<Path>>(
     paths: &[P],
     old: &EncryptionKey,
@@ -104,7 +104,7 @@ fn lock(path: &Path, file: &File, check: Check<'_>) -> Result<()> {
             Ok(()) => return Ok(()),
             Err(Errno::WOULDBLOCK | Errno::INTR) => thread::sleep(POLL_INTERVAL),
             Err(error @ (Errno::NOSYS | Errno::NOTSUP | Errno::NOLCK | Errno::INVAL)) => {
-                tracing::warn!(path = %path.display(), %error, "the file system has no locks; rotate one file only once at a time");
+                tracing::warn!(path = %path.display(), %error, "cannot lock; rotate a file only once at a time");
                 return Ok(());
             }
             Err(error) => return Err(Error::from_io(error.into(), path, "cannot lock the file")),
