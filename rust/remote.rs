@@ -17,6 +17,7 @@
 //! A request is repeated from the byte reached, up to a stated number of times.
 
 pub mod aws_profile;
+mod body;
 mod bucket;
 mod cache;
 pub mod configuration;

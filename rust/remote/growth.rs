@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 /// Number of requests at once to a host of which nothing is known.
 pub const STREAMS_START: usize = 16;
+/// Number of parts at once to a host to which nothing was sent yet. More share a slow link, so that each takes longer.
+const UPLOADS_START: usize = 2;
 /// Largest number of requests at once to one host.
 pub const STREAMS_MAX: usize = 256;
 /// Requests that are added once the host has asked for fewer.
@@ -56,6 +58,11 @@ impl Default for Growth {
 }
 
 impl Growth {
+    /// Returns the number of parts of new objects that the host gets at once.
+    pub(super) fn of_uploads() -> Growth {
+        Growth { limit: UPLOADS_START, ..Growth::default() }
+    }
+
     /// Returns how many requests the host gets at once.
     pub(super) fn limit(&self) -> usize {
         self.limit
@@ -73,7 +80,8 @@ impl Growth {
         self.phase = Phase::Idle;
     }
 
-    /// Records bytes that have arrived: the first ones of their request, if `is_first`. `active` requests are sent.
+    /// Records bytes that have arrived, or were sent: the first ones of their request, if `is_first`. `active` requests
+    /// are open.
     pub(super) fn received(&mut self, bytes: u64, is_first: bool, active: usize, now: Instant) {
         match &mut self.phase {
             Phase::Idle => {}

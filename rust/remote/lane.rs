@@ -28,6 +28,8 @@ thread_local! {
     static CLIENT: RefCell<Option<Client>> = const { RefCell::new(None) };
     /// Whether the lane of this thread is not used again.
     static IS_DISCARDED: Cell<bool> = const { Cell::new(false) };
+    /// Bytes of bodies that the connections of this thread's lane have taken, and that were not asked for since.
+    static SENT: Cell<u64> = const { Cell::new(0) };
 }
 
 /// Runtime with its connections.
@@ -96,6 +98,7 @@ impl Lane {
     fn run_here<T>(self, check: Check<'_>, request: impl Future<Output = Result<T>>) -> (Option<Lane>, Result<T>) {
         CLIENT.with_borrow_mut(|client| *client = Some(self.client.clone()));
         IS_DISCARDED.set(false);
+        SENT.set(0);
         let result = match &self.runtime {
             Some(runtime) => runtime.block_on(async {
                 let mut request = pin!(request);
@@ -141,6 +144,16 @@ pub fn block_on<T: Send>(check: Check<'_>, request: impl Future<Output = Result<
 /// Returns the connections of the lane of this thread.
 pub(super) fn client() -> Option<Client> {
     CLIENT.with_borrow(Clone::clone)
+}
+
+/// Counts bytes of a body that a connection of the lane of this thread has taken.
+pub(super) fn add_sent(bytes: u64) {
+    SENT.set(SENT.get().saturating_add(bytes));
+}
+
+/// Returns the number of bytes that were sent on this thread since the last call.
+pub(super) fn take_sent() -> u64 {
+    SENT.take()
 }
 
 /// Closes the connections of the lane of this thread once its request ends. Those of a request that has failed or was

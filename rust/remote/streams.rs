@@ -25,7 +25,11 @@ const HEDGES_MAX: usize = 4;
 /// Interval at which a thread that waits for its turn looks for Ctrl-C.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-static HOSTS: PerProcess<Mutex<HashMap<String, Arc<Host>>>> = PerProcess::new(Mutex::default);
+type Hosts = HashMap<String, Arc<Host>>;
+
+static HOSTS: PerProcess<Mutex<Hosts>> = PerProcess::new(Mutex::default);
+/// Hosts of uploads, whose rates differ from those of loads.
+static UPLOAD_HOSTS: PerProcess<Mutex<Hosts>> = PerProcess::new(Mutex::default);
 
 /// Requests to one host.
 #[derive(Debug, Default)]
@@ -64,6 +68,13 @@ impl Host {
     pub fn of(name: &str) -> Arc<Host> {
         let mut hosts = HOSTS.get().lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(hosts.entry(name.to_owned()).or_default())
+    }
+
+    /// Returns the host of this name for uploads, which all saves of the process share.
+    pub fn of_uploads(name: &str) -> Arc<Host> {
+        let mut hosts = UPLOAD_HOSTS.get().lock().unwrap_or_else(PoisonError::into_inner);
+        let state = || Mutex::new(State { growth: Growth::of_uploads(), ..State::default() });
+        Arc::clone(hosts.entry(name.to_owned()).or_insert_with(|| Arc::new(Host { state: state(), ..Host::default() })))
     }
 
     /// Waits until the host may get another request.
@@ -142,7 +153,7 @@ impl<'a> Turn<'a> {
         self.host
     }
 
-    /// Records that bytes arrived.
+    /// Records that bytes arrived, or were sent.
     pub fn received(&self, bytes: u64) {
         let all = self.bytes.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
         let is_first = !self.has_begun.swap(true, Ordering::Relaxed);

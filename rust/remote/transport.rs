@@ -1,5 +1,6 @@
 //! HTTP: one connection pool for each lane, redirects, and which answers count as failures of the connection.
 
+use super::body::{self, Late};
 use super::lane;
 use super::progress::{Progress, stalled};
 use super::reach::Reach;
@@ -36,9 +37,6 @@ const REDIRECTS_MAX: usize = 5;
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time for a service of instance metadata to answer. It does not exist on most machines.
 const METADATA_TIMEOUT: Duration = Duration::from_secs(1);
-/// Time for a request with a body, which is sent again after it. It bounds only servers that take a body and do not
-/// answer: one that takes nothing for the time of a stall is noticed earlier.
-const UPLOAD_TIMEOUT: Duration = Duration::from_secs(120);
 /// Time after which an unused connection is not used again. Some servers close it soon afterwards.
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Largest pause that a server may ask for.
@@ -130,7 +128,7 @@ impl Connections {
     /// Returns the client for requests with a body. Nothing may arrive for long while a body is sent, but the other side
     /// acknowledges its bytes within the time of a stall.
     fn uploads(&self, trust: &Trust, stall: Duration) -> std::result::Result<&reqwest::Client, HttpError> {
-        built(&self.0.uploads, trust, |builder| builder.tcp_user_timeout(stall).timeout(UPLOAD_TIMEOUT))
+        built(&self.0.uploads, trust, |builder| builder.tcp_user_timeout(stall))
     }
 }
 
@@ -236,11 +234,11 @@ impl Transport {
         reach.check(host)?;
         let response = if reach == Reach::Configured && is_metadata_name(host) {
             self.ask_metadata(request).await?
-        } else if request.body().is_empty() {
+        } else if request.body().content_length() == 0 {
             let answer = connections.reader(reach, &self.trust, client.stall())?.call(request).await?;
             answer.map(|body| watched(body, client.stall()))
         } else {
-            connections.uploads(&self.trust, client.stall())?.call(request).await?
+            body::send(connections.uploads(&self.trust, client.stall())?, request).await?
         };
         match response.status() {
             StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => Err(StatusFailure::error(&response)),
@@ -388,6 +386,9 @@ pub(super) fn failure_of(error: &(dyn StdError + 'static)) -> Failure {
         }
         if let Some(Refused(message)) = next.downcast_ref() {
             return Failure::new(FailureClass::Permanent, message);
+        }
+        if let Some(late) = next.downcast_ref::<Late>() {
+            return Failure::new(FailureClass::Transient, late.to_string());
         }
         if let Some(error) = next.downcast_ref::<HttpError>() {
             is_timeout |= error.kind() == HttpErrorKind::Timeout;

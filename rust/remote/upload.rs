@@ -19,13 +19,14 @@ use crate::num::{to_u64, to_usize};
 use crate::os::retry::Check;
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::TryFutureExt;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use tokio::time::timeout;
 
 /// Smallest part, except for the last one, in bytes: that of S3.
 pub const PART_BYTES_MIN: usize = 5 << 20;
@@ -36,6 +37,11 @@ pub const PARTS_MAX: usize = 10_000;
 const PARTS_PER_SIZE: usize = 2_000;
 /// Size of parts is a multiple of this, in bytes.
 const PART_ALIGNMENT: u64 = 4 << 10;
+/// Interval at which the bytes that were sent are counted.
+const COUNT_INTERVAL: Duration = Duration::from_millis(10);
+/// Number of bytes that a connection takes before it sends them: the largest buffer that Linux gives it by itself
+/// (`net.ipv4.tcp_wmem`).
+const BUFFER_BYTES: u64 = 4 << 20;
 /// Time for an abort.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time for an abort after Ctrl-C.
@@ -167,7 +173,7 @@ impl Upload {
             return refused("the URL names no object; give one that ends in the name of a file");
         }
         let (store, key) = stores::store_of(location)?;
-        let host = Host::of(location.host());
+        let host = Host::of_uploads(location.host());
         Ok(Upload { path: PathBuf::from(&url), url, store, key, host, state: Mutex::default() })
     }
 
@@ -302,11 +308,25 @@ impl Upload {
         F: Future<Output = std::result::Result<T, Failure>> + Send,
     {
         let turn = self.host.wait(check)?;
-        // The server may have answered before it read the body, which the connection then still holds.
-        let attempt = || request().inspect_err(|_| lane::discard());
-        let result = lane::block_on(check, repeat(&self.url, &self.host, offset, bytes, attempt))?;
-        turn.received(to_u64(bytes));
-        Ok(result)
+        let attempt = || async {
+            let mut request = pin!(request());
+            // The last bytes that the connection has taken may not have left its buffer.
+            let mut buffered = 0;
+            loop {
+                let ended = timeout(COUNT_INTERVAL, &mut request).await;
+                buffered += lane::take_sent();
+                let left = if ended.is_ok() { 0 } else { buffered.min(BUFFER_BYTES) };
+                if buffered > left {
+                    turn.received(buffered - left);
+                    buffered = left;
+                }
+                if let Ok(result) = ended {
+                    // The server may have answered before it read the body, which the connection then still holds.
+                    return result.inspect_err(|_| lane::discard());
+                }
+            }
+        };
+        lane::block_on(check, repeat(&self.url, &self.host, offset, bytes, attempt))
     }
 
     fn uploads(&self) -> Result<&dyn Uploads> {

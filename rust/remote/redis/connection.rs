@@ -3,13 +3,13 @@
 use super::Attempt;
 use super::credentials::Credentials;
 use crate::num::{to_u64, to_usize};
-use crate::remote::lane;
 use crate::remote::progress::{Progress, stalled};
 use crate::remote::store::{Failure, FailureClass};
 use crate::remote::transport::{self, CONNECT_TIMEOUT, IDLE_TIMEOUT};
+use crate::remote::{body, lane};
 use bytes::{Bytes, BytesMut};
+use rustix::net::sockopt::set_tcp_user_timeout;
 use rustls::pki_types::ServerName;
-use std::future::Future;
 use std::io::{self, Cursor};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use tokio_rustls::TlsConnector;
 
 /// Number of bytes that one system call may read.
 const READ_BYTES: usize = 256 << 10;
-/// Number of bytes that the server takes in the time of a stall.
+/// Number of bytes that are written at once, and counted then.
 const WRITE_BYTES: usize = 256 << 10;
 /// Largest line of a reply, and largest text that is read as a whole: a key of a listing.
 const TEXT_BYTES_MAX: usize = 64 << 10;
@@ -35,7 +35,8 @@ pub(super) struct Connection {
     stream: Box<dyn Stream>,
     /// Bytes that arrived and were not used.
     buffer: BytesMut,
-    /// Time in which the server takes, or sends, some bytes.
+    /// Time without a byte after which the connection counts as lost. The kernel ends a connection on which the server
+    /// takes nothing for this time.
     stall: Duration,
     /// Bytes that have arrived since the last commands.
     progress: Progress,
@@ -62,7 +63,7 @@ impl Connection {
     /// Connects, and passes the credentials on.
     pub(super) async fn open(credentials: &Credentials, stall: Duration) -> Attempt<Connection> {
         let late = |_| Failure::new(FailureClass::Transient, "the server did not accept a connection in time");
-        let stream = timeout(CONNECT_TIMEOUT, connect(credentials)).await.map_err(late)??;
+        let stream = timeout(CONNECT_TIMEOUT, connect(credentials, stall)).await.map_err(late)??;
         let mut connection = Connection::new(stream, stall);
         let Credentials { user, password, database, .. } = credentials;
         if !password.is_empty() {
@@ -89,19 +90,15 @@ impl Connection {
     pub(super) async fn send(&mut self, commands: &[&[&str]]) -> Attempt<()> {
         let mut bytes = Vec::new();
         commands.iter().for_each(|command| encode(&mut bytes, command, None));
+        self.progress = Progress::new(self.stall);
         self.write(&bytes).await
     }
 
-    /// Writes bytes. The server may take the time of a stall for each piece of them.
     async fn write(&mut self, bytes: &[u8]) -> Attempt<()> {
-        self.progress = Progress::new(self.stall);
-        let Connection { stream, stall, .. } = self;
         for piece in bytes.chunks(WRITE_BYTES) {
-            within(*stall, async {
-                stream.write_all(piece).await?;
-                stream.flush().await
-            })
-            .await?;
+            let written = async { self.stream.write_all(piece).await.and(self.stream.flush().await) };
+            written.await.map_err(|error| transport::failure_of(&error))?;
+            lane::add_sent(to_u64(piece.len()));
         }
         Ok(())
     }
@@ -118,6 +115,7 @@ impl Connection {
     /// Sends a command whose last word has these bytes, and others. They are run like those of
     /// [`transact`](Connection::transact).
     pub(super) async fn transact_with(&mut self, first: &[&str], bytes: &[u8], others: &[&[&str]]) -> Attempt<()> {
+        let since = Instant::now();
         let mut begin = Vec::new();
         encode(&mut begin, &["MULTI"], None);
         encode(&mut begin, first, Some(bytes.len()));
@@ -127,6 +125,7 @@ impl Connection {
         others.iter().for_each(|command| encode(&mut end, command, None));
         encode(&mut end, &["EXEC"], None);
         self.write(&end).await?;
+        self.progress = Progress::new(body::answer_time(since.elapsed()));
         self.begin_replies(others.len() + 1).await
     }
 
@@ -303,10 +302,12 @@ impl Idle {
     }
 }
 
-async fn connect(credentials: &Credentials) -> Attempt<Box<dyn Stream>> {
+async fn connect(credentials: &Credentials, stall: Duration) -> Attempt<Box<dyn Stream>> {
     let Credentials { host, port, .. } = credentials;
     let plain = TcpStream::connect((host.as_str(), *port)).await.map_err(|error| transport::failure_of(&error))?;
     plain.set_nodelay(true).map_err(|error| transport::failure_of(&error))?;
+    let milliseconds = u32::try_from(stall.as_millis()).unwrap_or(u32::MAX);
+    set_tcp_user_timeout(&plain, milliseconds).map_err(|error| transport::failure_of(&error))?;
     if !credentials.is_tls {
         return Ok(Box::new(plain));
     }
@@ -315,13 +316,6 @@ async fn connect(credentials: &Credentials) -> Attempt<Box<dyn Stream>> {
     let tls = credentials.trust.config().map_err(|error| Failure::new(FailureClass::Permanent, error.to_string()))?;
     let secure = TlsConnector::from(tls).connect(name, plain).await;
     Ok(Box::new(secure.map_err(|error| transport::failure_of(&error))?))
-}
-
-async fn within<T>(stall: Duration, work: impl Future<Output = io::Result<T>>) -> Attempt<T> {
-    match timeout(stall, work).await {
-        Ok(result) => result.map_err(|error| transport::failure_of(&error)),
-        Err(_) => Err(stalled()),
-    }
 }
 
 /// Returns the failure for an answer that the protocol does not have at this place.

@@ -167,6 +167,22 @@ def test_lost_connections_are_opened_again(redis, url, limit):
     assert all(redis.call("TTL", key) > 0 for key in temporary(redis))
 
 
+def test_slow_link_takes_longer_than_a_stall(redis, url, monkeypatch):
+    monkeypatch.setenv("FST_STALL_SECONDS", "1")
+    with Proxy(redis.port, [], rate=PART / 2.5) as proxy, fst.profile() as profile:
+        fst.save_file(tensors(), url.replace(str(redis.port), str(proxy.port)))
+    assert profile.summary().retries == 0
+    assert redis.get(KEY) == save(tensors())
+
+
+def test_server_that_stops_taking_bytes_is_given_up(redis, url, monkeypatch):
+    monkeypatch.setenv("FST_STALL_SECONDS", "1")
+    with Proxy(redis.port, [], takes=PART // 4) as proxy, fst.profile() as profile:
+        fst.save_file(tensors(), url.replace(str(redis.port), str(proxy.port)))
+    assert profile.summary().retries == 1
+    assert redis.get(KEY) == save(tensors())
+
+
 def test_shards_replace_a_file_of_several_values(redis, url):
     data = save({"old": torch.ones(3)})
     begin = 8 + int.from_bytes(data[:8], "little")

@@ -297,6 +297,69 @@ def test_interrupt_aborts_the_upload(proxy, s3):
     assert s3.get("interrupted").status == 404
 
 
+@pytest.fixture(params=["s3", "gcs", "azure"])
+def slow(request, monkeypatch):
+    """Returns a proxy that takes 10 MiB a second, the URL of a new object behind it, and a call that reads it."""
+    name = f"slow-{os.urandom(4).hex()}"
+    if request.param == "azure":
+        azure = request.getfixturevalue("azure")
+        set_environ(monkeypatch, azure)
+        monkeypatch.delenv("AZURE_STORAGE_CONNECTION_STRING")
+        server, url, get = azure.endpoint.removesuffix(f"/{azure.account}"), azure.url(name), lambda: azure.get(name)
+    else:
+        s3 = request.getfixturevalue("s3")
+        set_environ(monkeypatch, s3)
+        # The number of parts at once of an older bucket has grown.
+        bucket = name if request.param == "s3" else s3.open_bucket
+        s3.request("PUT", bucket)
+        server, get = s3.endpoint, lambda: s3.get(name, bucket)
+        url = s3.url(name, bucket) if request.param == "s3" else f"gs://{bucket}/{name}"
+    monkeypatch.setenv("FST_REQUEST_BYTES", str(PART))
+    monkeypatch.setenv("FST_THREADS", "16")
+    with Proxy(server) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.endpoint)
+        if request.param == "azure":
+            monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", f"{proxy.endpoint}/{azure.account}")
+        proxy.rate = 10 * MIB
+        yield proxy, url, get
+
+
+def test_slow_link_takes_longer_than_a_stall(slow, monkeypatch):
+    """A part may take any time while its bytes move, and a slow link gets few parts at once."""
+    proxy, url, get = slow
+    monkeypatch.setenv("FST_STALL_SECONDS", "1")
+    with fst.profile() as profile:
+        fst.save_file(large(), url)
+    assert get().body == safetensors.torch.save(large())
+    assert profile.summary().retries == 0
+    if url.startswith("s3"):
+        assert proxy.peak_active <= 4
+
+
+def test_server_that_stops_taking_bytes_is_given_up(proxy, s3, monkeypatch):
+    """The part is sent again on a new connection, and the old one ends."""
+    monkeypatch.setenv("FST_STALL_SECONDS", "1")
+    may_end, begun = threading.Event(), []
+
+    def begin(method, path):
+        if "partNumber=2&" in path:
+            begun.append(path)
+            if len(begun) == 1:
+                may_end.wait(30)
+
+    proxy.begin = begin
+    with fst.profile() as profile:
+        fst.save_file(large(), s3.url("stopped"))
+    assert profile.summary().retries == 1
+    assert s3.get("stopped").body == safetensors.torch.save(large())
+    may_end.set()
+    deadline = time.monotonic() + 10
+    while not proxy.cut:
+        assert time.monotonic() < deadline, "the connection of the first attempt is still open"
+        time.sleep(0.01)
+
+
 def test_memory_is_bounded(proxy, s3, monkeypatch):
     """At most `staging_bytes` are in flight, and the staging is free for later saves also after repeated requests."""
     fst.release_memory()

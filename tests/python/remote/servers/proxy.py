@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Iterable
 from types import TracebackType
 
@@ -14,12 +15,24 @@ class Proxy:
         port: The port.
         limits: For each of the first connections, the number of bytes that the client gets, or None for all.
         stalls: Whether a connection stays open without further bytes after its limit. Otherwise it is closed.
+        rate: Number of bytes that each connection takes from the client in a second.
+        takes: Number of bytes after which the first connection takes no more.
     """
 
-    def __init__(self, port: int, limits: Iterable[int | None], *, stalls: bool = False) -> None:
+    def __init__(
+        self,
+        port: int,
+        limits: Iterable[int | None],
+        *,
+        stalls: bool = False,
+        rate: float | None = None,
+        takes: int | None = None,
+    ) -> None:
         self._target = port
         self._limits = iter(limits)
         self._stalls = stalls
+        self._rate = rate
+        self._takes = takes
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._open: list[socket.socket] = [self._listener]
@@ -50,13 +63,20 @@ class Proxy:
             server = socket.create_connection(("127.0.0.1", self._target))
             self._open += [client, server]
             limit = next(self._limits, None)
-            threading.Thread(target=self._forward, args=(client, server), daemon=True).start()
+            threading.Thread(target=self._forward, args=(client, server, self._takes), daemon=True).start()
+            self._takes = None
             threading.Thread(target=self._answer, args=(server, client, limit), daemon=True).start()
 
-    def _forward(self, client: socket.socket, server: socket.socket) -> None:
+    def _forward(self, client: socket.socket, server: socket.socket, takes: int | None) -> None:
         with contextlib.suppress(OSError):
             while data := client.recv(1 << 16):
                 server.sendall(data)
+                if self._rate is not None:
+                    time.sleep(len(data) / self._rate)
+                if takes is not None:
+                    takes -= len(data)
+                    if takes < 0:
+                        return
         _end(client)
         _end(server)
 

@@ -1,0 +1,150 @@
+//! Requests with a body. The body may take any time while the server takes bytes of it. The answer has a time of its own.
+//!
+//! The kernel ends a connection on which no byte was acknowledged for the time of a stall (`TCP_USER_TIMEOUT`). A timer
+//! beside the connection would not do: the kernel buffers megabytes, and takes more only when a third of them are sent.
+
+use super::lane;
+use crate::num::to_u64;
+use bytes::Bytes;
+use futures_util::{TryStreamExt, stream};
+use http::header;
+use http_body_util::BodyExt;
+use object_store::client::{HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse, HttpResponseBody};
+use std::error::Error as StdError;
+use std::fmt;
+use std::future::Future;
+use std::iter;
+use std::pin::pin;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use tokio::time::{Instant, timeout, timeout_at};
+
+/// Time for the answer to begin once the connection has taken the whole body, and for each further part of the answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+/// Largest answer to a request with a body, in bytes.
+const ANSWER_BYTES_MAX: usize = 1 << 20;
+/// Number of bytes that are handed to a connection at once.
+const FRAME_BYTES: usize = 256 << 10;
+
+type Result<T> = std::result::Result<T, HttpError>;
+
+/// Failure of a server that takes no bytes, or does not answer. The request is sent again.
+#[derive(Debug)]
+pub(super) struct Late(String);
+
+impl Late {
+    fn error(message: String) -> HttpError {
+        HttpError::new(HttpErrorKind::Timeout, Late(message))
+    }
+}
+
+impl fmt::Display for Late {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl StdError for Late {}
+
+/// Sends a request with a body, and reads the whole answer. `client` has the time of a stall as its TCP user timeout.
+///
+/// # Errors
+/// [`Late`] if the server takes no bytes or does not answer; those of the connection.
+pub(super) async fn send(client: &reqwest::Client, request: HttpRequest) -> Result<HttpResponse> {
+    let (parts, body) = request.into_parts();
+    let url = reqwest::Url::parse(&parts.uri.to_string());
+    let url = url.map_err(|error| HttpError::new(HttpErrorKind::Unknown, error))?;
+    let mut request = reqwest::Request::new(parts.method, url);
+    *request.headers_mut() = parts.headers;
+    request.headers_mut().entry(header::CONTENT_LENGTH).or_insert(body.content_length().into());
+    let (begin, taken) = (Instant::now(), Arc::new(OnceLock::new()));
+    *request.body_mut() = Some(counted(body, Arc::clone(&taken)));
+    let response = answer(begin, &taken, async { client.execute(request).await.map_err(failed) }).await?;
+    let (parts, mut body) = http::Response::<reqwest::Body>::from(response).into_parts();
+    let mut bytes = Vec::new();
+    while let Some(frame) = timeout(ANSWER_TIMEOUT, body.frame()).await.map_err(|_| unanswered(ANSWER_TIMEOUT))? {
+        bytes.extend_from_slice(frame.map_err(failed)?.data_ref().map_or(&[], |data| data));
+        if bytes.len() > ANSWER_BYTES_MAX {
+            return Err(Late::error(format!("the answer has more than {ANSWER_BYTES_MAX} bytes")));
+        }
+    }
+    Ok(http::Response::from_parts(parts, HttpResponseBody::from(bytes)))
+}
+
+/// Returns a body whose bytes are counted as the connection takes them. Sets `taken` after the last one.
+fn counted(body: HttpRequestBody, taken: Arc<OnceLock<Instant>>) -> reqwest::Body {
+    let mut left = body.content_length();
+    let frames = |mut bytes: Bytes| {
+        let next =
+            move || (!bytes.is_empty()).then(|| Ok::<_, HttpError>(bytes.split_to(bytes.len().min(FRAME_BYTES))));
+        stream::iter(iter::from_fn(next))
+    };
+    let count = move |frame: &Bytes| {
+        lane::add_sent(to_u64(frame.len()));
+        left = left.saturating_sub(frame.len());
+        if left == 0 {
+            taken.get_or_init(Instant::now);
+        }
+    };
+    reqwest::Body::wrap_stream(body.into_data_stream().map_ok(frames).try_flatten().inspect_ok(count))
+}
+
+/// Returns the time for the answer to begin after a body that took `body` to be taken. Its last bytes are still in the
+/// buffer of the connection, and may take as long.
+pub(super) fn answer_time(body: Duration) -> Duration {
+    ANSWER_TIMEOUT.max(body)
+}
+
+/// Waits for the answer to a request whose body was begun at `begin`. Its time begins when the body is `taken`.
+async fn answer<T>(begin: Instant, taken: &OnceLock<Instant>, answer: impl Future<Output = Result<T>>) -> Result<T> {
+    let mut answer = pin!(answer);
+    loop {
+        let limit = taken.get().map(|taken| answer_time(*taken - begin));
+        let from = taken.get().copied().unwrap_or_else(Instant::now);
+        match (timeout_at(from + limit.unwrap_or(ANSWER_TIMEOUT), &mut answer).await, limit) {
+            (Ok(result), _) => return result,
+            (Err(_), Some(limit)) => return Err(unanswered(limit)),
+            (Err(_), None) => {}
+        }
+    }
+}
+
+fn unanswered(limit: Duration) -> HttpError {
+    Late::error(format!("the server did not answer for {} s after it had got all bytes", limit.as_secs()))
+}
+
+fn failed(error: reqwest::Error) -> HttpError {
+    match (error.is_timeout(), error.is_connect()) {
+        (true, false) => Late::error("the server took no byte for too long (FST_STALL_SECONDS)".to_owned()),
+        (true, true) => HttpError::new(HttpErrorKind::Timeout, error.without_url()),
+        (false, _) => HttpError::new(HttpErrorKind::Unknown, error.without_url()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::future::pending;
+
+    /// Returns the seconds after which a request without an answer fails, whose body was taken after `seconds`.
+    fn waited(seconds: u64) -> u64 {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let (begin, taken) = (Instant::now(), OnceLock::new());
+            let body = async {
+                tokio::time::sleep(Duration::from_secs(seconds)).await;
+                taken.get_or_init(Instant::now);
+                pending::<Result<()>>().await
+            };
+            answer(begin, &taken, body).await.unwrap_err();
+            begin.elapsed().as_secs()
+        })
+    }
+
+    #[test]
+    fn answer_has_its_own_time_after_the_body() {
+        for (seconds, expected) in [(0, 120), (50, 170), (119, 239), (1000, 2000)] {
+            assert_eq!(waited(seconds), expected);
+        }
+    }
+}
