@@ -19,11 +19,13 @@ use crate::num::{to_u64, to_usize};
 use crate::os::retry::Check;
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures_util::TryFutureExt;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::time::timeout;
@@ -188,8 +190,23 @@ impl Upload {
     /// Those of requests, with the URL; that of `check`.
     pub fn begin(&self, length: Option<u64>, check: Check<'_>) -> Result<()> {
         let uploads = self.uploads()?;
-        let id = self.run(None, 0, check, || uploads.begin(&self.key, length))?;
-        self.lock().id = Some(id);
+        let is_lost = AtomicBool::new(false);
+        let begin = || {
+            let note =
+                |failure: &Failure| is_lost.fetch_or(failure.class == FailureClass::Transient, Ordering::Relaxed);
+            uploads.begin(&self.key, length).inspect_err(move |failure| _ = note(failure))
+        };
+        let id = self.run(None, 0, check, begin);
+        if is_lost.into_inner() {
+            // Its id is unknown. A service that lists uploads does not say which process began them.
+            let remains = uploads.remains();
+            tracing::warn!(
+                url = self.url,
+                remains,
+                "the first request was repeated, so another upload of this object may remain"
+            );
+        }
+        self.lock().id = Some(id?);
         Ok(())
     }
 

@@ -122,6 +122,12 @@ class S3:
         listed = self.request("GET", bucket, {"uploads": ""}).successful().body.decode()
         return re.findall("<Upload>.*?<Key>(.*?)</Key>", listed, re.DOTALL)
 
+    def abort(self, key: str, bucket: str = bucket) -> None:
+        """Aborts the multipart uploads of an object."""
+        listed = self.request("GET", bucket, {"uploads": "", "prefix": key}).successful().body.decode()
+        for upload_id in re.findall("<UploadId>(.*?)</UploadId>", listed):
+            self.request("DELETE", f"{bucket}/{key}", {"uploadId": upload_id}).successful()
+
     def request(
         self,
         method: str,

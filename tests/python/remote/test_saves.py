@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -266,10 +267,8 @@ def test_error_says_that_the_abort_failed(proxy, s3):
     with pytest.raises(OSError, match=r"status 400.*parts that were sent could not be removed"):
         fst.save_file(large(), s3.url("unaborted"))
     proxy.rule = lambda method, path: None
-    [upload] = [key for key in s3.uploads() if key == "unaborted"]
-    listed = s3.request("GET", s3.bucket, {"uploads": ""}).body.decode()
-    upload_id = listed.split("<UploadId>")[1].split("</UploadId>")[0]
-    s3.request("DELETE", f"{s3.bucket}/{upload}", {"uploadId": upload_id}).successful()
+    assert s3.uploads() == ["unaborted"]
+    s3.abort("unaborted")
 
 
 def test_interrupt_aborts_the_upload(proxy, s3):
@@ -358,6 +357,24 @@ def test_server_that_stops_taking_bytes_is_given_up(proxy, s3, monkeypatch):
     while not proxy.cut:
         assert time.monotonic() < deadline, "the connection of the first attempt is still open"
         time.sleep(0.01)
+
+
+def test_log_names_an_upload_whose_answer_was_lost(proxy, s3, run_python):
+    program = """
+import os, sys
+os.dup2(1, 2)
+import torch, fst
+fst.save_file({"w": torch.ones(2 << 20)}, sys.argv[1])
+"""
+    environ = s3.environ | {"AWS_ENDPOINT_URL": proxy.endpoint, "FST_REQUEST_BYTES": str(PART), "FST_LOG": "warn"}
+    proxy.lost = ["uploads"]
+    log = run_python(program, s3.url("begun-twice"), **environ)
+    assert s3.uploads() == ["begun-twice"]
+    assert re.search("WARN.*first request was repeated.*begun-twice.*abort the multipart uploads of this object", log)
+    s3.abort("begun-twice")
+    proxy.rule = once("uploads")
+    assert run_python(program, s3.url("begun-once"), **environ) == ""
+    assert s3.uploads() == []
 
 
 def test_memory_is_bounded(proxy, s3, monkeypatch):
