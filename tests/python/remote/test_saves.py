@@ -377,6 +377,21 @@ fst.save_file({"w": torch.ones(2 << 20)}, sys.argv[1])
     assert s3.uploads() == []
 
 
+@pytest.mark.parametrize("algorithm", ["sha256", "crc64nvme"])
+def test_checksums(proxy, s3, algorithm):
+    """AWS gets them by default, other services by an option. SeaweedFS compares them."""
+    fst.storage.configure(f"s3://{s3.bucket}", checksum_algorithm=algorithm)
+    try:
+        for name, tensors in (("small", {"w": torch.ones(2)}), ("large", large())):
+            fst.save_file(tensors, s3.url(name))
+            assert s3.get(name).body == safetensors.torch.save(tensors)
+    finally:
+        fst.storage.configure(f"s3://{s3.bucket}")
+    sent = [name.removeprefix("x-amz-checksum-") for name, _ in proxy.checksums]
+    assert sent == [algorithm, "algorithm", *[algorithm] * (len(sent) - 2)]
+    assert len(sent) == 2 + proxy.count("PUT", "partNumber")
+
+
 def test_memory_is_bounded(proxy, s3, monkeypatch):
     """At most `staging_bytes` are in flight, and the staging is free for later saves also after repeated requests."""
     fst.release_memory()
