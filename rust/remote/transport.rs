@@ -441,8 +441,19 @@ fn tls_failure(error: &rustls::Error) -> Failure {
             "; if a private authority signed the server's certificate, name the file of its certificate in SSL_CERT_FILE, \
              or in the option ca_file of fst.storage.configure"
         }
-        AlertReceived(AlertDescription::CertificateRequired) => {
-            "; the server asks for a certificate of the client, which fst does not have"
+        AlertReceived(
+            AlertDescription::AccessDenied
+            | AlertDescription::BadCertificate
+            | AlertDescription::CertificateExpired
+            | AlertDescription::CertificateRequired
+            | AlertDescription::CertificateRevoked
+            | AlertDescription::CertificateUnknown
+            | AlertDescription::HandshakeFailure
+            | AlertDescription::UnknownCA
+            | AlertDescription::UnsupportedCertificate,
+        ) => {
+            "; if the server asks clients for certificates, name the files of yours in the options client_certificate and \
+             client_key of fst.storage.configure"
         }
         _ => "",
     };

@@ -1,13 +1,14 @@
-//! Certificates that connections accept.
+//! Certificates that connections accept, and those that they show.
 
 use crate::error::{Error, Kind, Result};
 use crate::options;
 use crate::os::per_process::PerProcess;
+use rustls::client::WantsClientCert;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{ClientConfig, ConfigBuilder, DigitallySignedStruct, RootCertStore, SignatureScheme, WantsVerifier};
 use rustls_native_certs::{CertificateResult, load_certs_from_paths, load_native_certs};
 use std::collections::BTreeMap;
@@ -18,6 +19,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 /// Options for one place: a file or a directory with certificates of authorities, in place of those of the system, or
 /// no check of certificates at all.
 const OPTIONS: [&str; 3] = ["ca_file", "ca_directory", "allow_invalid_certificates"];
+/// Options for one place: files with the certificate that its servers get, and with its private key.
+const IDENTITY_OPTIONS: [&str; 2] = ["client_certificate", "client_key"];
 /// Variables that name files with further certificates of authorities. `SSL_CERT_FILE` and `SSL_CERT_DIR` replace those
 /// of the system instead.
 const EXTRA_CA_FILES: [&str; 3] = ["AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"];
@@ -47,14 +50,20 @@ impl Trust {
     pub(super) fn take_from(settings: &mut BTreeMap<String, String>, url: &str) -> Result<Trust> {
         let given: Vec<(&str, String)> =
             OPTIONS.iter().filter_map(|name| Some((*name, settings.remove(*name)?))).collect();
+        let identity = Identity::take_from(settings, url)?;
         let config = match given.as_slice() {
-            [] => return Ok(Trust::Environment),
-            [("ca_file", path)] => with_roots(authorities(path, load_certs_from_paths(Some(Path::new(path)), None))?)?,
-            [("ca_directory", path)] => {
-                with_roots(authorities(path, load_certs_from_paths(None, Some(Path::new(path))))?)?
+            [] if identity.is_none() => return Ok(Trust::Environment),
+            [] => with_verifier(Accepted::Environment(OnceLock::new()), identity)?,
+            [("ca_file", path)] => {
+                with_roots(authorities(path, load_certs_from_paths(Some(Path::new(path)), None))?, identity)?
             }
-            [("allow_invalid_certificates", value)] if value == "false" => return Ok(Trust::Environment),
-            [("allow_invalid_certificates", value)] if value == "true" => with_verifier(Accepted::All)?,
+            [("ca_directory", path)] => {
+                with_roots(authorities(path, load_certs_from_paths(None, Some(Path::new(path))))?, identity)?
+            }
+            [("allow_invalid_certificates", value)] if value == "false" => {
+                with_verifier(Accepted::Environment(OnceLock::new()), identity)?
+            }
+            [("allow_invalid_certificates", value)] if value == "true" => with_verifier(Accepted::All, identity)?,
             [(name, _)] => {
                 let message = format!("the option {name:?} must be true or false");
                 return Err(Error::new(Kind::InvalidArgument, message).at(url));
@@ -94,7 +103,7 @@ pub(super) fn environment() -> Result<Arc<ClientConfig>> {
     if let Some((_, config)) = known.as_ref().filter(|(used, _)| *used == variables) {
         return Ok(Arc::clone(config));
     }
-    let config = Arc::new(with_verifier(Accepted::Environment(OnceLock::new()))?);
+    let config = Arc::new(with_verifier(Accepted::Environment(OnceLock::new()), None)?);
     *known = Some((variables, Arc::clone(&config)));
     Ok(config)
 }
@@ -140,15 +149,26 @@ fn authorities(path: &str, found: CertificateResult) -> Result<RootCertStore> {
     Ok(store)
 }
 
-fn with_roots(store: RootCertStore) -> Result<ClientConfig> {
+fn with_roots(store: RootCertStore, identity: Option<Identity>) -> Result<ClientConfig> {
     let (_, versions) = builder()?;
-    Ok(versions.with_root_certificates(store).with_no_client_auth())
+    with_identity(versions.with_root_certificates(store), identity)
 }
 
-fn with_verifier(accepted: Accepted) -> Result<ClientConfig> {
+fn with_verifier(accepted: Accepted, identity: Option<Identity>) -> Result<ClientConfig> {
     let (provider, versions) = builder()?;
     let verifier = Arc::new(Verifier { provider, accepted });
-    Ok(versions.dangerous().with_custom_certificate_verifier(verifier).with_no_client_auth())
+    with_identity(versions.dangerous().with_custom_certificate_verifier(verifier), identity)
+}
+
+fn with_identity(
+    builder: ConfigBuilder<ClientConfig, WantsClientCert>,
+    identity: Option<Identity>,
+) -> Result<ClientConfig> {
+    let Some(Identity { chain, key, path }) = identity else { return Ok(builder.with_no_client_auth()) };
+    builder.with_client_auth_cert(chain, key).map_err(|error| {
+        let message = format!("the client certificate and its private key cannot be used together: {error}");
+        Error::new(Kind::InvalidArgument, message).at(path)
+    })
 }
 
 fn builder() -> Result<(Arc<CryptoProvider>, ConfigBuilder<ClientConfig, WantsVerifier>)> {
@@ -156,6 +176,41 @@ fn builder() -> Result<(Arc<CryptoProvider>, ConfigBuilder<ClientConfig, WantsVe
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions();
     let builder = builder.map_err(|error| Error::new(Kind::Internal, format!("TLS: {error}")))?;
     Ok((provider, builder))
+}
+
+/// Certificate of the client with its private key.
+struct Identity {
+    /// The certificate, and those of the authorities between it and one that the server knows.
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+    /// Path of the certificate, for errors.
+    path: String,
+}
+
+impl Identity {
+    /// Takes the options about the client's certificate out of `settings`, and reads the files. One file may have both.
+    fn take_from(settings: &mut BTreeMap<String, String>, url: &str) -> Result<Option<Identity>> {
+        let (path, key) = match IDENTITY_OPTIONS.map(|name| settings.remove(name)) {
+            [None, None] => return Ok(None),
+            [Some(path), key] => (path.clone(), key.unwrap_or(path)),
+            [None, Some(_)] => {
+                let message = "the option client_key needs the option client_certificate";
+                return Err(Error::new(Kind::InvalidArgument, message).at(url));
+            }
+        };
+        let chain = CertificateDer::pem_file_iter(&path).and_then(Iterator::collect::<std::result::Result<Vec<_>, _>>);
+        let chain = chain.map_err(|error| {
+            Error::new(Kind::Io, format!("cannot read the client certificate as PEM: {error}")).at(&path)
+        })?;
+        if chain.is_empty() {
+            return Err(Error::new(Kind::Io, "there is no certificate here; expected one as PEM").at(&path));
+        }
+        let key = PrivateKeyDer::from_pem_file(&key).map_err(|error| {
+            Error::new(Kind::Io, format!("cannot read the private key of the client certificate as PEM: {error}"))
+                .at(&key)
+        })?;
+        Ok(Some(Identity { chain, key, path }))
+    }
 }
 
 /// Verifier of servers. The signatures of the handshake are always verified.

@@ -21,7 +21,8 @@ def configure(url: str, **options: str | bool | int) -> None:
             `secret_access_key`, `token`, `region`, `endpoint`, `skip_signature`. For ``http`` and ``https``, `token`
             and ``header.NAME``. For ``hf``, `token` and `endpoint`. For ``redis`` and ``rediss``, `username`,
             `password` and `database`. For all of them, one of `ca_file` and `ca_directory`, with the certificates of
-            authorities that the place accepts in place of those of the system, and `allow_invalid_certificates`.
+            authorities that the place accepts in place of those of the system, and `allow_invalid_certificates`; and
+            `client_certificate` and `client_key`, PEM files for servers that ask clients for certificates.
 
     Raises:
         ValueError: `url` is not a URL that fst reads. An option that the service does not have is an error at the next

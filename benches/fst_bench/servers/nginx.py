@@ -35,13 +35,19 @@ TLS = """
         listen 127.0.0.1:{port} ssl;
         ssl_certificate {certificate.server_certificate};
         ssl_certificate_key {certificate.server_key};
+        ssl_client_certificate {certificate.certificate};
+        ssl_verify_client optional;
+        location /private/ {{
+            if ($ssl_client_verify != SUCCESS) {{ return 403; }}
+        }}
 """
 
 
 class Nginx:
     """nginx with the files of `files`. A file that is put may be replaced by putting it again.
 
-    HTTPS needs a certificate. `header` is a name and a value, which every answer has.
+    HTTPS needs a certificate. Files below `private/` are then only for clients that show a certificate of the same
+    authority. `header` is a name and a value, which every answer has.
     """
 
     def __init__(

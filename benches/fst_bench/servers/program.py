@@ -22,8 +22,9 @@ class MissingProgramError(LookupError):
 
 
 class Certificate(Protocol):
-    """PEM files with the certificate chain of a server and with its key."""
+    """PEM files with the certificate chain of a server, with its key, and with the certificate of the authority."""
 
+    certificate: Path
     server_certificate: Path
     server_key: Path
 

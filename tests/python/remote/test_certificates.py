@@ -6,6 +6,7 @@ import pytest
 from safetensors.torch import save
 
 import fst
+from fst_bench.http_server import Server
 from objects import assert_equal, tensors
 from test_hub import COMMIT, NAME, Hub
 
@@ -94,6 +95,77 @@ def test_invalid_options(place, authority, tmp_path):
         fst.storage.configure(prefix, **options, **invalid)
         with pytest.raises(error, match=match):
             fst.load_file(url)
+
+
+@pytest.fixture(params=["https_server", "nginx"])
+def private(request, authority, no_authorities):
+    """Returns the URL of a file that only clients with a certificate get."""
+    if request.param == "nginx":
+        server = request.getfixturevalue("nginx")
+        server.put("private/m.safetensors", DATA)
+        url = server.tls_url("private/m.safetensors")
+        yield url
+    else:
+        with Server(tls=authority.server_context(needs_client=True)) as server:
+            server.put(FILE, DATA)
+            yield server.url(FILE, host="localhost")
+
+
+def test_client_certificate(private, authority, tmp_path):
+    """The key is in a file of its own or beside the certificate. Connections without it serve no place that has one."""
+    place = private.rsplit("/", 1)[0]
+    both = tmp_path / "both.pem"
+    both.write_bytes(authority.client_key.read_bytes() + authority.client_certificate.read_bytes())
+    trusted = {"ca_file": str(authority.certificate)}
+    files = {"client_certificate": str(authority.client_certificate), "client_key": str(authority.client_key)}
+    try:
+        for options in (trusted | files, {"allow_invalid_certificates": True, "client_certificate": str(both)}):
+            fst.storage.configure(place, **trusted)
+            with pytest.raises(OSError, match=r"client_certificate|status 403"):
+                fst.load_file(private)
+            fst.storage.configure(place, **options)
+            assert_equal(fst.load_file(private), TENSORS)
+    finally:
+        fst.storage.configure(place)
+
+
+def test_client_certificate_beside_authorities_of_the_environment(authority, no_authorities, monkeypatch):
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(authority.certificate))
+    with Server(tls=authority.server_context(needs_client=True)) as server:
+        server.put(FILE, DATA)
+        place = server.url("", host="localhost")
+        files = {"client_certificate": str(authority.client_certificate), "client_key": str(authority.client_key)}
+        fst.storage.configure(place, **files)
+        try:
+            assert_equal(fst.load_file(f"{place}{FILE}"), TENSORS)
+        finally:
+            fst.storage.configure(place)
+
+
+def test_invalid_client_certificates(authority, tmp_path):
+    certificate, key, missing = str(authority.client_certificate), str(authority.client_key), str(tmp_path / "no.pem")
+    try:
+        for options, error, match in (
+            ({"client_key": key}, ValueError, "client_key needs the option client_certificate"),
+            ({"client_certificate": missing}, OSError, r"no\.pem: cannot read the client certificate"),
+            ({"client_certificate": certificate}, OSError, r"client\.pem: cannot read the private key"),
+            (
+                {"client_certificate": certificate, "client_key": missing},
+                OSError,
+                r"no\.pem: cannot read the private key",
+            ),
+            ({"client_certificate": key}, OSError, r"client\.key: there is no certificate here"),
+            (
+                {"client_certificate": certificate, "client_key": str(authority.server_key)},
+                ValueError,
+                r"client\.pem: the client certificate and its private key cannot be used together",
+            ),
+        ):
+            fst.storage.configure("https://localhost", **options)
+            with pytest.raises(error, match=match):
+                fst.load_file("https://localhost/x")
+    finally:
+        fst.storage.configure("https://localhost")
 
 
 @pytest.mark.parametrize("variable", ["AWS_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR"])
