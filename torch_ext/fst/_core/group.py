@@ -1,8 +1,12 @@
 """Process group of a collective load."""
 
+import atexit
 import ctypes
+import os
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -34,8 +38,24 @@ _SHORT_BYTES = 1016
 _SHORT_BROADCAST_BYTES = (64 << 10) - _LENGTH_BYTES
 # Longest text that a rank sends to all others, such as that of an error, in bytes.
 _TEXT_BYTES = 4096
+# Time for the other ranks to receive the message of a rank that leaves. A process with a collective of gloo in flight
+# cannot end, and collectives of ranks that wait for this one for another reason fail then.
+_LEAVE_TIMEOUT = timedelta(minutes=5)
 # Room for the note at the end of a text that was cut, with a number of 20 digits.
 _NOTE_BYTES = 38
+
+
+# Messages of ranks that left, each with the process that sends it.
+_departures: "list[tuple[int, dist.Work]]" = []
+
+
+@atexit.register
+def _send_departures() -> None:
+    """Waits until messages are sent. PyTorch aborts a process that ends while gloo sends."""
+    for process, work in _departures:
+        if process == os.getpid():
+            with suppress(Exception):
+                work.wait()
 
 
 class RankError(RuntimeError):
@@ -179,14 +199,17 @@ class Group:
     def leave(self, reason: str) -> None:
         """Makes the next message to all ranks raise a `RankError` on all ranks that send one.
 
-        Ranks that leave at the same time raise nothing. Returns at once: this rank does not wait for the others.
+        Ranks that leave at the same time raise nothing. Returns at once: this rank does not wait for the others. Over
+        gloo, the group fails on all ranks if one of them sends no message within 5 minutes.
 
         Args:
             reason: A verb and the rest of the sentence about this rank.
         """
         if self.process_group is not None:
             head = _LEFT + cut(reason.encode(errors="replace"), _SHORT_BYTES)
-            self._begin_all_gather(head.ljust(_LENGTH_BYTES + _SHORT_BYTES))
+            _, work = self._begin_all_gather(head.ljust(_LENGTH_BYTES + _SHORT_BYTES), _LEAVE_TIMEOUT)
+            _departures[:] = [departure for departure in _departures if not departure[1].is_completed()]
+            _departures.append((os.getpid(), work))
 
     def all_gather_bytes(self, data: bytes) -> list[bytes]:
         """Returns the bytes of all ranks in rank order. Lengths may differ.
@@ -265,14 +288,23 @@ class Group:
         # PyTorch has no other fast conversion to bytes that works without NumPy.
         return [ctypes.string_at(row.data_ptr(), len(data)) for row in rows.to(_CPU)]
 
-    def _begin_all_gather(self, data: bytes) -> "tuple[Tensor, dist.Work]":
-        """Begins to gather bytes of equal lengths. Returns a row for each rank, filled once the work is complete."""
+    def _begin_all_gather(self, data: bytes, timeout: timedelta | None = None) -> "tuple[Tensor, dist.Work]":
+        """Begins to gather bytes of equal lengths. Returns a row for each rank, filled once the work is complete.
+
+        On the CPU, `timeout` replaces that of the group.
+        """
         # Explicit devices, since the caller may have set another default device.
         own = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.control_device)
         rows = torch.empty((self.size, len(data)), dtype=torch.uint8, device=self.control_device)
         if self.control_device.type == "cpu":
             # The ring all-gather of gloo wakes each rank once for each other rank, and takes twice as long.
-            work = dist.all_to_all_single(rows.view(-1), own.repeat(self.size), group=self.process_group, async_op=True)
+            repeated = own.repeat(self.size)
+            if timeout is None or self.process_group is None:
+                work = dist.all_to_all_single(rows.view(-1), repeated, group=self.process_group, async_op=True)
+            else:
+                options = dist.AllToAllOptions()
+                options.timeout = timeout
+                work = self.process_group.alltoall_base(rows.view(-1), repeated, [], [], options)
         else:
             work = dist.all_gather_into_tensor(rows.view(-1), own, group=self.process_group, async_op=True)
         return rows, work

@@ -45,12 +45,14 @@ class GroupLoader:
         self._batches: deque[list[str]] = deque()
         # Tensors of the last batch that were not returned, in reverse order.
         self._loaded: list[tuple[int, str, Tensor]] = []
+        self._own = {request.name: (position, request) for position, request in enumerate(selection.requests)}
+        divided = list(self._divide(window_bytes))
+        # The last step raises on all ranks if one was interrupted before.
         like = load_shards(
             selection.checkpoint, selection.requests, selection.group, torch.device("meta"), selection.dtype
         )
         self._total_bytes = sum(tensor.nbytes for tensor in like)
-        self._own = {request.name: (position, request) for position, request in enumerate(selection.requests)}
-        self._batches.extend(self._divide(window_bytes))
+        self._batches.extend(divided)
 
     @defer_interrupts()
     def next(self) -> tuple[int, str, Tensor] | None:
@@ -76,7 +78,9 @@ class GroupLoader:
                 self._selection.group.leave(f"closed the stream before its end{after}")
 
     def __del__(self) -> None:
-        self.close()
+        # PyTorch cannot begin a collective at the end of the process, which tells the others by itself.
+        if not sys.is_finalizing():
+            self.close()
 
     def total_bytes(self) -> int:
         """Returns the size of all tensors of this rank in bytes."""
