@@ -28,9 +28,8 @@ from .loaders.instanttensor import InstantTensor
 from .loaders.obstore import Obstore
 from .loaders.runai import RunaiStreamer
 from .loaders.s3torchconnector import S3TorchConnector
-from .loaders.safetensors import Safetensors, SafetensorsFlushed, SafetensorsPread, SafetensorsPrefetch
+from .loaders.safetensors import Safetensors, SafetensorsFlushed, SafetensorsPrefetch
 from .loaders.tensorizer import Tensorizer, TensorizerParallel
-from .loaders.unified import Unified, UnifiedDirect
 from .loaders.verified import (
     FstDigests,
     FstDigestsExchange,
@@ -126,20 +125,7 @@ HUGGINGFACE_HUB = Release(
 TENSORIZER = Release(
     "tensorizer",
     "2.12.1",
-    needs=(
-        "protobuf==7.36.2",
-        "psutil==7.2.2",
-        "libnacl==2.1.0",
-        "redis==8.1.0",
-        "hiredis==3.5.0",
-        "boto3==1.44.5",
-        "botocore==1.44.5",
-        "s3transfer==0.19.3",
-        "jmespath==1.1.0",
-        "urllib3==2.8.0",
-        "python-dateutil==4.0.0",
-        "six==1.17.0",
-    ),
+    needs=("protobuf==7.36.2", "psutil==7.2.2", "libnacl==2.1.0", "redis==8.1.0", "hiredis==3.5.0", *_BOTO),
 )
 MODEL_SIGNING = Release(
     "model-signing",
@@ -183,7 +169,6 @@ MODEL_SIGNING = Release(
         "urllib3==2.8.0",
     ),
 )
-UNIFIED = Release("unifiedefficientloader", "0.5.4", needs=("comfy-aimdo==0.6.0", "safetensors==0.8.0", "tqdm==4.70.1"))
 
 
 @dataclass(frozen=True)
@@ -246,7 +231,6 @@ _PEERS = (
     Peer("fst-exchange", FstExchange, None, "exchange", actions=("sharded",)),
     Peer("safetensors", Safetensors, SAFETENSORS, actions=ACTIONS),
     Peer("safetensors-flushed", SafetensorsFlushed, SAFETENSORS, "flushed to the disk", actions=("save",)),
-    Peer("safetensors-pread", SafetensorsPread, SAFETENSORS, "pread"),
     Peer("safetensors-rc", Safetensors, SAFETENSORS_NEXT),
     Peer("safetensors-rc-prefetch", SafetensorsPrefetch, SAFETENSORS_NEXT, "prefetch"),
     Peer("fastsafetensors", Fastsafetensors, FASTSAFETENSORS, actions=(*LOADS, "sharded")),
@@ -268,8 +252,6 @@ _PEERS = (
     ),
     Peer("runai-streamer", RunaiStreamer, RUNAI_STREAMER),
     Peer("tensorizer", Tensorizer, TENSORIZER, actions=(*LOADS, *VERIFIED), schemes=("http",), suffix=TENSORS_SUFFIX),
-    Peer("unified", Unified, UNIFIED),
-    Peer("unified-direct", UnifiedDirect, UNIFIED, "direct_gpu"),
     Peer("fst-hub", Fst, None, "hf://", actions=(), schemes=("hf",)),
     Peer(
         "tensorizer-8",
@@ -307,6 +289,7 @@ _PEERS = (
 )
 PEERS = {peer.name: peer for peer in _PEERS}
 PEERS_OF_FILES = [peer.name for peer in _PEERS if peer.actions]
+PEERS_OF_RANKS = [peer.name for peer in _PEERS if "sharded" in peer.actions]
 PEERS_OF_URLS = [peer.name for peer in _PEERS if peer.schemes]
 
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
 
 class Safetensors(Loader):
-    backend = "mmap"
-
     def __init__(self) -> None:
         import safetensors.torch
 
@@ -23,7 +21,7 @@ class Safetensors(Loader):
     def load(self, paths: Sequence[str], device: str) -> "dict[str, Tensor]":
         tensors: dict[str, Tensor] = {}
         for path in paths:
-            tensors |= self._safetensors.torch.load_file(path, device, **self._options())
+            tensors |= self._safetensors.torch.load_file(path, device)
         return tensors
 
     def slice(self, paths: Sequence[str], slices: Sequence[Slice], device: str) -> "dict[str, Tensor]":
@@ -63,7 +61,7 @@ class Safetensors(Loader):
             return {name: file.get_tensor(name) for file in files for name in set(names) & set(file.keys())}
 
     def reader(self, paths: Sequence[str], device: str) -> str:
-        return self.backend
+        return "mmap"
 
     @staticmethod
     def _chunk(file: Any, name: str, dim: int | None) -> "Tensor":
@@ -82,17 +80,8 @@ class Safetensors(Loader):
     @contextmanager
     def _open(self, paths: Sequence[str], device: str) -> Iterator[list[Any]]:
         with ExitStack() as stack:
-            files = (
-                self._safetensors.safe_open(path, framework="pt", device=device, **self._options()) for path in paths
-            )
+            files = (self._safetensors.safe_open(path, framework="pt", device=device) for path in paths)
             yield [stack.enter_context(file) for file in files]
-
-    def _options(self) -> dict[str, str]:
-        return {} if self.backend == "mmap" else {"backend": self.backend}
-
-
-class SafetensorsPread(Safetensors):
-    backend = "pread"
 
 
 class SafetensorsFlushed(Safetensors):

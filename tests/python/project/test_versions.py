@@ -27,10 +27,11 @@ def test_table_of_versions():
         pinned |= dict(re.findall(r"^([\w-]+)==([\w.]+)", (CHECKOUT / "requirements" / file).read_text(), re.M))
     expected = {name: pinned[name] for name in ("safetensors", "transformers", "accelerate", "diffusers")}
     expected |= {"fst": fst.__version__, "PyTorch": pinned["torch"], "NumPy": pinned["numpy"]}
-    for release in (peer.FASTSAFETENSORS, peer.INSTANTTENSOR, peer.TENSORIZER, peer.UNIFIED):
-        expected[release.package] = release.version
+    for package in (fastsafetensors, instanttensor, tensorizer, unifiedefficientloader):
+        expected[package.__name__.rpartition(".")[2]] = package.__version__
     assert {name: full for name, (full, _) in rows.items() if name in expected} == expected
-    for release in (peer.FASTSAFETENSORS, peer.TENSORIZER, peer.UNIFIED, peer.MODEL_SIGNING):
+    assert pinned["unifiedefficientloader"] == unifiedefficientloader.__version__
+    for release in (peer.FASTSAFETENSORS, peer.TENSORIZER, peer.MODEL_SIGNING):
         assert pinned[release.package] == release.version
     newest = re.search(r"^torch==([\w.]+)", (CHECKOUT / "requirements" / "newest.txt").read_text(), re.M)[1]
     releases = (CHECKOUT / "release" / "torch.txt").read_text().split()
@@ -60,7 +61,6 @@ def test_version_matches_installed_package():
         (fastsafetensors, peer.FASTSAFETENSORS),
         (instanttensor, peer.INSTANTTENSOR),
         (tensorizer, peer.TENSORIZER),
-        (unifiedefficientloader, peer.UNIFIED),
     ],
     ids=lambda value: getattr(value, "package", None),
 )
