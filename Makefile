@@ -119,11 +119,11 @@ bench-quick: build ## the goals in which fst is behind another library or equal 
 
 .PHONY: bench-ranks
 bench-ranks: build ## the benchmark of several ranks on the CPU, about four minutes (BENCH_ARGS="--help")
-	$(IN_VENV) python -m fst_bench.ranks $(BENCH_ARGS)
+	$(IN_VENV) python -m fst_bench ranks $(BENCH_ARGS)
 
 .PHONY: bench-remote
 bench-remote: build ## loads over HTTP and from S3 beside other libraries, on one machine (BENCH_ARGS="--help")
-	$(IN_VENV) python -m fst_bench.remote $(BENCH_ARGS)
+	$(IN_VENV) python -m fst_bench remote $(BENCH_ARGS)
 
 .PHONY: bench-feed
 bench-feed: ## the host's part of loads to a GPU, without a GPU; results go to bench-results/feed.txt

@@ -1,33 +1,28 @@
-"""One run of the benchmarks on one device: every cell and every ceiling, round by round, each in a separate process."""
+"""Base of the benchmarks: every cell and every ceiling, round by round, each in a separate process."""
 
 import json
 import math
 import os
 import random
-import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from .ceiling import RAW_READ, ceilings_of
-from .cell import ACTIONS, Cell, states_of
+from .cell import Cell, GroupCell
 from .checkpoint import Checkpoint
-from .directories import PACKAGE, TMPFS
+from .directories import PACKAGE
 from .machine import commit, load_average, machine_facts
 from .measure import Job
 from .peer import CHILD_SETTINGS, PEERS
-from .result import CPU_OF_GB, RAW_RATE, RAW_SHARE
 
-TORCH_DEVICES = {"cpu": "cpu", "cuda": "cuda:0"}  # Some libraries reject a device without an index.
 CHILD_TIMEOUT_SECONDS = 300
-SAVED_SUFFIX = ".saved"
-TMPFS_LEFT_FREE_BYTES = 1 << 30
-RAW_READ_BYTES = 512 << 20
 
 # For the estimate before a run only: typical cost per byte and start-up time of a measuring process.
 ESTIMATED_BYTES_PER_SECOND = 0.35e9
@@ -37,48 +32,44 @@ ESTIMATED_CEILING_SECONDS = 4.0
 
 @dataclass(frozen=True)
 class Choice:
-    """Selection of measurements. Without `states`, each workload is measured in its default states.
+    """Selection of measurements. Without `states` or `actions`, each workload is measured in its own.
 
-    Without `actions`, it is measured in all that it has.
+    `before` is a library of fst whose size is compared.
     """
 
-    device: str
-    peers: Sequence[str]
-    states: Sequence[str]
-    ceilings: Sequence[str]
-    actions: Sequence[str]
-    rounds: int
     command: str
+    peers: Sequence[str]
+    rounds: int
+    device: str = "cpu"
+    states: Sequence[str] = ()
+    actions: Sequence[str] = ()
+    ceilings: Sequence[str] = ()
+    services: Sequence[str] = ()
+    layouts: Sequence[str] = ()
+    ranks: Sequence[int] = ()
+    before: Path | None = None
 
 
-class Deadline:
-    """Time limit of a run. A measurement that is still running then is ended and not counted."""
+class Ceiling(NamedTuple):
+    """Limit of the hardware or of a server, measured once a round."""
 
-    def __init__(self, seconds: float) -> None:
-        self._end = time.monotonic() + seconds
-
-    def left_seconds(self) -> float:
-        return max(0.0, self._end - time.monotonic())
-
-    def passed(self) -> bool:
-        return self.left_seconds() == 0
+    name: str
+    measure: Callable[[], dict[str, Any]]
 
 
-class Bench:
-    """Run in progress: its selection and its results so far."""
+class Bench(ABC):
+    """Run in progress: its selection and its results so far. `name` is that of the file of results."""
+
+    name: str
 
     def __init__(self, choice: Choice, checkpoints: Mapping[str, Checkpoint], out: Path, disk: Path) -> None:
         self._choice = choice
-        self._deadline = Deadline(math.inf)
-        self._out = out / f"{choice.device}.json"
-        self._disk = disk
         self._checkpoints = checkpoints
-        self._tmpfs = TMPFS / f"fst-bench-{os.getpid()}"
-        self._ceilings = [name for name in ceilings_of(choice.device) if name in choice.ceilings]
+        self._out = out
+        self._disk = disk
+        self._end = math.inf
         # A cell that failed once has no median, so it is not run again.
-        self._failed: set[Cell] = set()
-        # Reasons why a library does not support an action, by peer and action. Each is asked once.
-        self._refused: dict[tuple[str, str], str] = {}
+        self._failed: set[Cell | GroupCell] = set()
         # Reasons why the files of a workload could not be converted for a peer; empty on success.
         self._converted: dict[tuple[str, str], dict[str, Any]] = {}
         self._errors = 0
@@ -94,164 +85,131 @@ class Bench:
             "ceilings": [],
         }
 
-    def estimate_seconds(self) -> float:
-        """Returns a rough estimate of the seconds a round takes."""
-        tables = self._tables()
-        seconds = ESTIMATED_CEILING_SECONDS * len(self._ceilings)
-        for name, action, _ in tables:
-            requested_bytes = self._checkpoints[name].workload.requested_bytes(action)
-            peer_seconds = ESTIMATED_START_SECONDS + requested_bytes / ESTIMATED_BYTES_PER_SECOND
-            seconds += len(self._choice.peers) * peer_seconds
-        return seconds
+    def run(self, seconds: float) -> bool:
+        """Runs all rounds. Returns False if any library returned wrong tensors, or if fst returned none.
 
-    def convert(self) -> None:
-        """Converts the files of all workloads for peers that have their own format."""
-        chosen = self._choice.actions or ACTIONS
-        for peer in (PEERS[name] for name in self._choice.peers if PEERS[name].suffix):
-            for name, checkpoint in self._checkpoints.items():
-                if not set(chosen) & set(peer.actions) & checkpoint.workload.states.keys():
-                    continue
-                log(f"converting {name} for {peer.name}")
-                arguments = [peer.name, peer.suffix, *map(str, checkpoint.paths)]
-                self._converted[peer.name, name] = run_module("convert", arguments, peer.environment(), self._deadline)
-
-    def run(self, deadline: Deadline) -> bool:
-        """Runs all rounds. Returns False if any library returned wrong tensors, or if fst returned none."""
-        self._deadline = deadline
-        try:
-            for number in range(self._choice.rounds):
+        The time limit does not include conversions for peers that have their own format. A measurement that is still
+        running then is ended and not counted.
+        """
+        self._convert()
+        rounds = self._choice.rounds
+        estimate = self._estimate_seconds() * rounds / 60
+        log(f"{self.name}: {rounds} rounds may take {estimate:.0f} minutes; the run ends after {seconds / 60:.0f}")
+        with ExitStack() as stack:
+            self._start(stack)
+            self._end = time.monotonic() + seconds
+            for number in range(rounds):
                 begin = time.monotonic()
                 self._run_round(number)
-                log(f"round {number + 1} of {self._choice.rounds} took {time.monotonic() - begin:.0f} s")
-                if self._deadline.passed():
-                    log(f"time is up in round {number + 1} of {self._choice.rounds}")
+                log(f"round {number + 1} of {rounds} took {time.monotonic() - begin:.0f} s")
+                if not self._left_seconds():
+                    log(f"time is up in round {number + 1} of {rounds}")
                     break
-        finally:
-            shutil.rmtree(self._tmpfs, ignore_errors=True)
         return self._errors == 0
 
+    @abstractmethod
+    def _tables(self) -> Iterator[Sequence[Cell | GroupCell | Ceiling]]:
+        """Yields the ceilings and the tables of a round in their order."""
+
+    @abstractmethod
+    def _load(self, cell: Cell | GroupCell) -> dict[str, Any]:
+        """Measures a cell. Returns figures and digests, a reason for their absence, or {} at the time limit."""
+
+    @abstractmethod
+    def _start(self, stack: ExitStack) -> None:
+        """Starts what all rounds share, and pushes its end on the stack."""
+
+    def _estimate_seconds(self) -> float:
+        """Returns a rough estimate of the seconds a round takes."""
+        seconds = 0.0
+        for due in (due for table in self._tables() for due in table):
+            if isinstance(due, Ceiling):
+                seconds += ESTIMATED_CEILING_SECONDS
+            else:
+                requested_bytes = self._checkpoints[due.workload].workload.requested_bytes(due.action)
+                seconds += ESTIMATED_START_SECONDS + requested_bytes / ESTIMATED_BYTES_PER_SECOND
+        return seconds
+
+    def _left_seconds(self) -> float:
+        return max(0.0, self._end - time.monotonic())
+
+    def _convert(self) -> None:
+        """Converts the files of all workloads for peers that have their own format."""
+        cells = (due for table in self._tables() for due in table if not isinstance(due, Ceiling))
+        for name, workload in dict.fromkeys((cell.peer, cell.workload) for cell in cells if PEERS[cell.peer].suffix):
+            log(f"converting {workload} for {name}")
+            arguments = [name, PEERS[name].suffix, *map(str, self._checkpoints[workload].paths)]
+            self._converted[name, workload] = self._child("convert", arguments, PEERS[name].environment())
+
     def _run_round(self, number: int) -> None:
-        for name in self._ceilings:
-            if not self._deadline.passed():
-                self._measure_ceiling(name, number)
         # The rate of a disk may change in the course of a round. In a fixed order, it would be another for each peer.
         order = random.Random(number)
-        for workload, action, state in self._tables():
-            for peer in order.sample(self._choice.peers, len(self._choice.peers)):
-                cell = Cell(workload, action, state, peer)
-                is_due = action in PEERS[peer].actions and cell not in self._failed
-                if is_due and not self._deadline.passed():
-                    self._measure_cell(cell, number)
-            if state == "tmpfs":
-                shutil.rmtree(self._tmpfs, ignore_errors=True)
+        for table in self._tables():
+            for due in order.sample(table, len(table)):
+                if not self._left_seconds():
+                    return
+                if isinstance(due, Ceiling):
+                    self._keep("ceilings", {"name": due.name}, number, due.measure())
+                elif due not in self._failed:
+                    self._measure_cell(due, number)
 
-    def _tables(self) -> list[tuple[str, str, str]]:
-        return [
-            (name, action, state)
-            for name, checkpoint in self._checkpoints.items()
-            for action in ACTIONS
-            if action in checkpoint.workload.states and action in (self._choice.actions or ACTIONS)
-            for state in (self._choice.states or checkpoint.workload.states[action])
-            if state in states_of(action)
-        ]
-
-    def _measure_ceiling(self, name: str, number: int) -> None:
-        result = self._ceiling(name, self._largest())
-        if result:
-            self._results["ceilings"].append({"name": name, "round": number, **result})
-            self._keep(number, name, result)
-
-    def _largest(self) -> Path:
-        paths = [path for checkpoint in self._checkpoints.values() for path in checkpoint.paths]
-        return max(paths, key=lambda path: path.stat().st_size)
-
-    def _ceiling(self, name: str, file: Path) -> dict[str, Any]:
-        arguments = [name, str(file), TORCH_DEVICES[self._choice.device]]
-        return run_module("ceiling", arguments, plain_environment(), self._deadline)
-
-    def _raw_rate(self) -> float | None:
-        """Returns the rate, in bytes per second, at which the disk delivers another file at this moment."""
-        file = self._disk / RAW_READ
-        if not file.exists():
-            with self._largest().open("rb") as source:
-                file.write_bytes(source.read(RAW_READ_BYTES))
-        return self._ceiling(RAW_READ, file).get("bytes_per_second")
-
-    def _measure_cell(self, cell: Cell, number: int) -> None:
-        raw_rate = self._raw_rate() if cell.state == "cold" else None
-        result = self._load(cell)
+    def _measure_cell(self, cell: Cell | GroupCell, number: int) -> None:
+        result = self._converted.get((cell.peer, cell.workload)) or self._load(cell)
         if not result:
             return
-        if "cpu_seconds" in result:
-            result[CPU_OF_GB] = result["cpu_seconds"] / result["tensor_bytes"] * 1e9
-        if raw_rate and "load_and_read_seconds" in result:
-            requested_bytes = self._checkpoints[cell.workload].workload.requested_bytes(cell.action)
-            result[RAW_RATE] = raw_rate
-            result[RAW_SHARE] = requested_bytes / result["load_and_read_seconds"] / raw_rate
         if "digests" in result:
-            right = self._checkpoints[cell.workload].digests[cell.action]
-            if any(digest != right for digest in result.pop("digests")):
+            checkpoint = self._checkpoints[cell.workload]
+            if set(result.pop("digests")) != {checkpoint.digests[cell.result]}:
                 self._errors += 1
-                result = {"failed": "the tensors are not those of the file"}
+                files = "file" if len(checkpoint.paths) == 1 else "files"
+                result = {"failed": f"the tensors are not those of the {files}"}
         elif PEERS[cell.peer].release is None:
             # The tables list what another library cannot load. fst must load everything.
             self._errors += 1
         if "load_seconds" not in result and "save_seconds" not in result:
             self._failed.add(cell)
-        self._results["measurements"].append({**asdict(cell), "round": number, **result})
-        self._keep(number, f"{cell.workload} {cell.action}, {cell.state}, {cell.peer}", result)
+        self._keep("measurements", asdict(cell), number, result)
 
-    def _load(self, cell: Cell) -> dict[str, Any]:
-        if (cell.peer, cell.action) in self._refused:
-            return {"unavailable": self._refused[cell.peer, cell.action]}
-        checkpoint = self._checkpoints[cell.workload]
-        workload, peer = checkpoint.workload, PEERS[cell.peer]
-        paths: Sequence[Path] = checkpoint.paths
-        if peer.suffix:
-            if refused := self._converted[cell.peer, cell.workload]:
-                return refused
-            paths = [path.with_suffix(peer.suffix) for path in paths]
-        if cell.state == "tmpfs":
-            size_bytes = sum(path.stat().st_size for path in paths)
-            if shutil.disk_usage(TMPFS).free < size_bytes + TMPFS_LEFT_FREE_BYTES:
-                return {"unavailable": f"{TMPFS} has no room for it"}
-            paths = list(self._on_tmpfs(paths))
-        job = Job(
-            cell.peer, cell.action, cell.state, TORCH_DEVICES[self._choice.device], tuple(str(path) for path in paths)
-        )
-        if cell.action == "select":
-            job = replace(job, names=workload.selected)
-        elif cell.action == "slice":
-            job = replace(job, slices=workload.slices)
-        elif cell.action == "columns":
-            job = replace(job, slices=workload.columns)
-        elif cell.action == "save":
-            job = replace(job, target=str(paths[0].with_suffix(SAVED_SUFFIX)))
-        elif cell.action == "load":
-            job = replace(job, repeats=workload.repeats or self._choice.device != "cpu")
-        result = run_module("measure", [json.dumps(asdict(job))], peer.environment(), self._deadline)
-        if job.target:
-            Path(job.target).unlink(missing_ok=True)
-        if "unavailable" in result:
-            self._refused[cell.peer, cell.action] = result["unavailable"]
+    def _paths(self, cell: Cell | GroupCell) -> list[Path]:
+        """Returns the files of a cell, in the format of its peer."""
+        suffix = PEERS[cell.peer].suffix
+        return [path.with_suffix(suffix or path.suffix) for path in self._checkpoints[cell.workload].paths]
+
+    def _largest(self) -> tuple[Checkpoint, Path]:
+        """Returns the largest file of all checkpoints."""
+        files = ((checkpoint, path) for checkpoint in self._checkpoints.values() for path in checkpoint.paths)
+        return max(files, key=lambda file: file[1].stat().st_size)
+
+    def _measure(self, job: Job, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+        environment = PEERS[job.peer].environment() | dict(environ or {})
+        return self._child("measure", [json.dumps(asdict(job))], environment)
+
+    def _child(
+        self, module: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Returns the JSON that a module printed, {"failed": ...} if it failed, or {} at the time limit."""
+        command = [sys.executable, "-m", f"{PACKAGE.name}.{module}", *arguments]
+        environment = environment or plain_environment()
+        timeout = min(CHILD_TIMEOUT_SECONDS, self._left_seconds())
+        try:
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
+        except subprocess.TimeoutExpired:
+            return {"failed": f"took more than {CHILD_TIMEOUT_SECONDS} s"} if self._left_seconds() else {}
+        if done.returncode != 0:
+            last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+            return {"failed": last}
+        result: dict[str, Any] = json.loads(done.stdout or "{}")
         return result
 
-    def _on_tmpfs(self, paths: Sequence[Path]) -> Iterator[Path]:
-        for path in paths:
-            copy = self._tmpfs / path.parent.name / path.name
-            if not copy.exists():
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                # from_pretrained needs the configuration of the model and the index of its files.
-                for file in (path, *path.parent.glob("*.json")):
-                    shutil.copyfile(file, copy.with_name(file.name))
-            yield copy
-
-    def _keep(self, number: int, title: str, result: dict[str, Any]) -> None:
+    def _keep(self, kind: str, fields: Mapping[str, Any], number: int, result: Mapping[str, Any]) -> None:
         """Prints a result and writes all results so far, so that an interrupted run loses nothing."""
-        log(f"round {number + 1}: {title}: {summary(result)}")
+        if not result:
+            return
+        log(f"round {number + 1}: {', '.join(map(str, fields.values()))}: {summary(result)}")
+        self._results[kind].append({**fields, "round": number, **result})
         self._results["load_average_after"] = load_average()
-        self._out.parent.mkdir(parents=True, exist_ok=True)
-        self._out.write_text(json.dumps(self._results, indent=1) + "\n")
+        self._out.mkdir(parents=True, exist_ok=True)
+        (self._out / f"{self.name}.json").write_text(json.dumps(self._results, indent=1) + "\n")
 
 
 def workload_facts(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -276,23 +234,6 @@ def summary(result: Mapping[str, Any]) -> str:
     if "load_seconds" in result:
         return f"{result['load_seconds']:.4f} s, {result['load_and_read_seconds']:.4f} s with every byte read"
     return f"- ({result.get('unavailable') or result['failed']})"
-
-
-def run_module(
-    module: str, arguments: Sequence[str], environment: Mapping[str, str], deadline: Deadline
-) -> dict[str, Any]:
-    """Returns the JSON that a module printed, {"failed": ...} if it failed, or {} at the time limit."""
-    command = [sys.executable, "-m", f"{PACKAGE.name}.{module}", *arguments]
-    timeout = min(CHILD_TIMEOUT_SECONDS, deadline.left_seconds())
-    try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
-    except subprocess.TimeoutExpired:
-        return {} if deadline.passed() else {"failed": f"took more than {CHILD_TIMEOUT_SECONDS} s"}
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        return {"failed": last}
-    result: dict[str, Any] = json.loads(done.stdout or "{}")
-    return result
 
 
 def plain_environment() -> dict[str, str]:

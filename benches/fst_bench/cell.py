@@ -6,6 +6,8 @@ from dataclasses import dataclass
 STATES = ("warm", "cold", "tmpfs", "disk")
 LOADS = ("load", "cast", "slice", "select")
 ACTIONS = (*LOADS, "columns", "pretrained", "verified", "save", "sharded")
+# Workload of several ranks.
+RANKED = "ranks"
 
 
 def states_of(action: str) -> tuple[str, ...]:
@@ -22,6 +24,11 @@ class Cell:
     state: str
     peer: str
 
+    @property
+    def result(self) -> str:
+        """Returns the key of the digest of a correct result."""
+        return self.action
+
 
 @dataclass(frozen=True)
 class GroupCell:
@@ -31,3 +38,14 @@ class GroupCell:
     ranks: int
     state: str
     peer: str
+    workload = RANKED
+    action = "sharded"
+
+    @property
+    def result(self) -> str:
+        return group_key(self.layout, self.ranks)
+
+
+def group_key(layout: str, ranks: int) -> str:
+    """Returns the key of a layout and a number of ranks in the results."""
+    return f"{layout} {ranks}"

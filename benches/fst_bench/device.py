@@ -39,8 +39,8 @@ class Device:
     def figures(self, tensors: "Mapping[str, Tensor]") -> dict[str, int]:
         """Returns the memory that a load took on a GPU, in bytes; empty on the CPU.
 
-        `device_reserved_bytes` is the peak of PyTorch's allocator. `device_bytes` is the decrease of the
-        driver's free memory. `device_scratch_bytes` is the memory beyond the tensors: the peak of PyTorch's
+        `device_peak_bytes` is the larger of the peak of PyTorch's allocator and the decrease of the driver's free
+        memory. `device_scratch_bytes` is the memory beyond the tensors: the peak of PyTorch's
         allocations less the tensors, plus memory that others than PyTorch took from the driver.
         """
         if not self._is_cuda:
@@ -53,7 +53,6 @@ class Device:
         held = self._free_bytes - torch.cuda.mem_get_info(self._name)[0]
         tensor_bytes = sum(-(-tensor.nbytes // ALLOCATION_BYTES) * ALLOCATION_BYTES for tensor in tensors.values())
         return {
-            "device_reserved_bytes": peak_reserved,
-            "device_bytes": held,
+            "device_peak_bytes": max(peak_reserved, held),
             "device_scratch_bytes": max(0, peak_allocated - tensor_bytes) + max(0, held - still_reserved),
         }

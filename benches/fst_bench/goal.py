@@ -1,13 +1,13 @@
 """Performance goals of fst, and whether a run met them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
 from . import text
 from .cell import Cell, GroupCell
 from .peer import PEERS
-from .ranks.layout import LAYOUTS, needed_key
+from .ranks.layout import GROUP_SIZES, LAYOUTS
 from .remote.service import LATENCY_SECONDS, TITLES
 from .result import CPU_OF_GB, RAW_SHARE, Figure, Run
 
@@ -23,7 +23,6 @@ WRITE_SHARE = 0.9
 IMPORT_SECONDS = 0.05
 ROUNDS_MIN = 7  # of a comparison that is a claim
 SHARE_MOVED = 1.01  # of the bytes, including file and packet headers
-GROUP_SIZES = (2, 4)
 SERVER_SHARE = 0.9  # of the rate at which a server is drained, and of that of its connections
 ROUND_TRIPS = 4  # of a load of a small file from afar
 VERIFIED_SHARE = 0.5  # of the time of a program that verifies a file before another loads it
@@ -63,14 +62,9 @@ class Goal:
         return [self.text, "-" if self.measured is None else self.show(self.measured), bound, self.verdict]
 
 
-def goals(runs: Mapping[str, Run]) -> list[Goal]:
-    """Returns all goals, including those that these runs did not measure."""
-    return [
-        *_on_gpu(runs.get("cuda")),
-        *_on_cpu(runs.get("cpu")),
-        *_with_ranks(runs.get("ranks")),
-        *_remote(runs.get("remote")),
-    ]
+def goals(part: str, run: Run | None) -> list[Goal]:
+    """Returns all goals of a part of the page, including those that the run did not measure."""
+    return list(GOALS[part](run))
 
 
 def _on_gpu(run: Run | None) -> Iterator[Goal]:
@@ -150,7 +144,6 @@ def _on_cpu(run: Run | None) -> Iterator[Goal]:
         cells = [Cell("dense", "save", "disk", which) for which in ("fst", peer)]
         title = f"Save, dense, flushed: at least as fast as safetensors, {name}"
         yield _compared(run, title, cells[0], cells[1:], "save_seconds")
-    yield from _verified(run)
     imported = run.median("fst", "import_seconds") if run else None
     yield Goal("Import of fst beyond that of PyTorch", imported, IMPORT_SECONDS, text.seconds)
 
@@ -246,13 +239,22 @@ def _remote(run: Run | None) -> Iterator[Goal]:
     yield Goal("Import of fst beyond that of PyTorch, before remote loads", imported, IMPORT_SECONDS, text.seconds)
 
 
+GOALS: dict[str, Callable[[Run | None], Iterator[Goal]]] = {
+    "cpu": _on_cpu,
+    "verified": _verified,
+    "cuda": _on_gpu,
+    "ranks": _with_ranks,
+    "remote": _remote,
+}
+
+
 def _bytes_due(run: Run | None, cell: GroupCell, key: str) -> float | None:
     """Returns the bytes that a group must read from storage, or send."""
     if run is None:
         return None
     [facts] = run.workloads.values()
     due: dict[str, int] = facts["needed_bytes"]
-    return float(facts["bytes"]) if key == "storage_bytes" else due.get(needed_key(cell.layout, cell.ranks))
+    return float(facts["bytes"]) if key == "storage_bytes" else due.get(cell.result)
 
 
 def _figure(run: Run | None, cell: Cell | GroupCell, key: str) -> Figure | None:

@@ -22,6 +22,7 @@ from .device import Device
 from .digest import digest
 from .loaders.base import Loader, UnsupportedError
 from .peer import PEERS
+from .result import CPU_OF_GB
 from .workload import Slice
 
 if TYPE_CHECKING:
@@ -144,6 +145,7 @@ def measure_load(job: Job, loader: Loader) -> dict[str, Any]:
         "load_seconds": loaded - start,
         "load_and_read_seconds": loaded - start + read - reading,
         "cpu_seconds": cpu,
+        CPU_OF_GB: cpu / tensor_bytes * 1e9,
         "page_faults": faults,
         "storage_bytes": from_storage,
         "cached_bytes_before": cached_bytes,

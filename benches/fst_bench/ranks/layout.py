@@ -3,10 +3,12 @@
 import math
 from collections.abc import Callable
 
+from ..cell import RANKED
 from ..workload import TensorSpec, Workload, deal, llama, rounded, size_of, specs
 
 FILES = 8
 LAYERS = 8
+GROUP_SIZES = (2, 4)
 
 # The dimension in which a layout shards a tensor; None replicates the tensor.
 Cut = Callable[[TensorSpec], int | None]
@@ -29,12 +31,7 @@ def dense(size_bytes: int) -> Workload:
     factor = math.sqrt(size_bytes / size_of(llama(LAYERS, *full)))
     tensors = specs(llama(LAYERS, *(rounded(length * factor) for length in full)))
     title = f"Llama 3 8B, {LAYERS} of 32 layers, widths x {factor:.2g}"
-    return Workload("ranks", title, tuple(deal(tensors, FILES)), {"load": ("warm", "cold")})
-
-
-def needed_key(layout: str, ranks: int) -> str:
-    """Returns the key of a layout and a number of ranks in the results."""
-    return f"{layout} {ranks}"
+    return Workload(RANKED, title, tuple(deal(tensors, FILES)), {"load": ("warm", "cold")})
 
 
 def dims(workload: Workload, layout: str) -> dict[str, int | None]:

@@ -33,6 +33,10 @@ class Service(ABC):
     connections: Sequence[int] = (2, 4, 16, 64)
 
     @abstractmethod
+    def __init__(self, directory: Path, checkpoints: Sequence[Checkpoint]) -> None:
+        """Starts the server in a directory, whose folder `files` has the files of the checkpoints."""
+
+    @abstractmethod
     def urls(self, scheme: str, checkpoint: Checkpoint, paths: Sequence[Path]) -> tuple[str, ...]:
         """Returns the URLs of files of a checkpoint."""
 
@@ -54,7 +58,7 @@ class Http(Service):
 
     schemes = ("http", "hf")
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, checkpoints: Sequence[Checkpoint]) -> None:
         self._files = directory / "files"
         try:
             self._server: Nginx | ServerProcess = Nginx(directory, header=COMMIT_HEADER)
@@ -86,7 +90,7 @@ class Far(Http):
 
     connections = (16, 64, 256)
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, checkpoints: Sequence[Checkpoint]) -> None:
         # A new connection costs a round trip too.
         self._server = serve(
             directory / "files", latency=LATENCY_SECONDS, connect_latency=LATENCY_SECONDS, rate=CONNECTION_RATE
@@ -123,6 +127,7 @@ class SeaweedFs(Service):
         self._server.close()
 
 
+SERVICES: dict[str, type[Service]] = {"http": Http, "s3": SeaweedFs, "far": Far}
 LOCAL = {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"}
 
 

@@ -10,11 +10,12 @@ import torch
 from matplotlib.figure import Figure
 from safetensors.torch import load_file
 
-from fst_bench.bench import Bench, Choice, Deadline
+from fst_bench.bench import Choice
 from fst_bench.cell import Cell
 from fst_bench.chart import Panel, _Rates
 from fst_bench.checkpoint import make_checkpoint
 from fst_bench.digest import digest
+from fst_bench.files import FilesBench
 from fst_bench.goal import goals
 from fst_bench.loaders.base import Loader, UnsupportedError
 from fst_bench.peer import PEERS
@@ -22,6 +23,7 @@ from fst_bench.report import markdown, write_report
 from fst_bench.result import Run
 from fst_bench.run import main
 from fst_bench.workload import CAST_DTYPE, RANKS, WORKLOADS
+from suite import CHECKOUT
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -74,7 +76,7 @@ def times(load, read=None, **others):
 
 
 def verdicts(runs):
-    return {goal.text: goal.verdict for goal in goals(runs)}
+    return {goal.text: goal.verdict for part, run in runs.items() for goal in goals(part, run)}
 
 
 # Workloads and digests.
@@ -141,8 +143,8 @@ def bench(tmp_path, peers, environ, monkeypatch, workload=None, states=("warm",)
         monkeypatch.setenv(name, value)
     workload = workload or WORKLOADS["many"](64 * KIB)
     checkpoints = {workload.name: make_checkpoint(workload, tmp_path / "cache")}
-    choice = Choice("cpu", peers, states, [], [], 1, "test")
-    right = Bench(choice, checkpoints, tmp_path / "out", tmp_path).run(Deadline(300))
+    choice = Choice("test", peers, rounds=1, states=states)
+    right = FilesBench(choice, checkpoints, tmp_path / "out", tmp_path).run(300)
     return right, json.loads((tmp_path / "out" / "cpu.json").read_text())
 
 
@@ -181,10 +183,11 @@ def test_from_pretrained_on_tmpfs(tmp_path, python_environ, monkeypatch):
 def test_order_of_peers(tmp_path, monkeypatch):
     """Each round measures every peer once, in an order of its own."""
     orders = []
-    monkeypatch.setattr(Bench, "_measure_cell", lambda self, cell, number: orders.append((number, cell.peer)))
+    monkeypatch.setattr(FilesBench, "_measure_cell", lambda self, cell, number: orders.append((number, cell.peer)))
     checkpoints = {"many": make_checkpoint(WORKLOADS["many"](64 * KIB), tmp_path / "cache")}
     peers = ["fst", "fst-pread", "safetensors"]
-    Bench(Choice("cpu", peers, ["warm"], [], [], 8, "test"), checkpoints, tmp_path / "out", tmp_path).run(Deadline(60))
+    choice = Choice("test", peers, rounds=8, states=["warm"])
+    FilesBench(choice, checkpoints, tmp_path / "out", tmp_path).run(60)
     rounds = [tuple(peer for number, peer in orders if number == round_number) for round_number in range(8)]
     assert all(sorted(order[:3]) == sorted(peers) for order in rounds)
     assert len({order[:3] for order in rounds}) > 1
@@ -275,11 +278,12 @@ def test_chart_of_the_feed_where_no_gpu_was_measured(run, tmp_path):
 
 
 def test_unknown_peer(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["fst-bench", "--peers", "fst,nobody"])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code == 2
-    assert "unknown peer 'nobody'" in capsys.readouterr().err
+    for kind in ([], ["ranks"], ["remote"]):
+        monkeypatch.setattr(sys, "argv", ["fst-bench", *kind, "--peers", "fst,nobody"])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code == 2
+        assert "unknown peer 'nobody'" in capsys.readouterr().err
 
 
 def test_unsupported_actions():
@@ -346,8 +350,18 @@ def test_failed_round_has_reason(run):
     assert "- safetensors 0.8.0: the tensors are not those of the file." in report
 
 
+def test_parts_without_results_stay(run):
+    page = (CHECKOUT / "BENCHMARKS.md").read_text()
+    assert markdown({}, before=page) == page
+    begin, end = (page.index(f"<!-- part: {name} -->\n") for name in ("cpu", "verified"))
+    written = markdown({"cpu": run([("fst", "warm", times(1.0))])}, before=page)
+    assert written.startswith(page[:begin])
+    assert written.endswith(page[end:])
+    assert "| fst | 1.00 s [1.00 .. 1.00] |" in written[begin : -len(page[end:])]
+
+
 def test_goals_without_gpu(run):
-    report = verdicts({"cpu": run([("fst", "warm", times(1.0))])})
+    report = verdicts({"cuda": None, "cpu": run([("fst", "warm", times(1.0))])})
     gpu = [verdict for text, verdict in report.items() if "GPU" in text or "Device" in text]
     assert len(gpu) > 10
     assert set(gpu) == {"not measured here: no GPU"}

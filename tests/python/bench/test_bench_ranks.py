@@ -4,12 +4,13 @@ import json
 
 import pytest
 
-from fst_bench.bench import Deadline
-from fst_bench.cell import GroupCell
+from fst_bench.bench import Choice
+from fst_bench.cell import RANKED, GroupCell, group_key
 from fst_bench.checkpoint import make_checkpoint
 from fst_bench.goal import goals
-from fst_bench.ranks.bench import Choice, RanksBench
-from fst_bench.ranks.layout import LAYOUTS, dense, dims, needed_key
+from fst_bench.ranks.bench import RanksBench
+from fst_bench.ranks.expected import with_groups
+from fst_bench.ranks.layout import LAYOUTS, dense, dims
 from fst_bench.report import write_report
 from fst_bench.result import Run
 
@@ -35,9 +36,9 @@ def bench(tmp_path, python_environ, monkeypatch):
         monkeypatch.setenv(name, value)
 
     def run(layouts, states, peers):
-        checkpoint = make_checkpoint(dense(1 << 20), tmp_path / "cache")
-        choice = Choice([2], layouts, states, peers, 1, "test")
-        right = RanksBench(choice, checkpoint, tmp_path / "out").run(Deadline(120))
+        checkpoint = with_groups(make_checkpoint(dense(1 << 20), tmp_path / "cache"), layouts, [2])
+        choice = Choice("test", peers, rounds=1, states=states, layouts=layouts, ranks=[2])
+        right = RanksBench(choice, {RANKED: checkpoint}, tmp_path / "out", tmp_path).run(120)
         return right, Run(tmp_path / "out" / "ranks.json")
 
     return run
@@ -49,7 +50,7 @@ def test_small_run(bench, tmp_path):
     assert right
     assert run.figure(GroupCell("columns", 2, "warm", "fst-blake3-exchange"), "load_seconds")
     [facts] = run.workloads.values()
-    needed = facts["needed_bytes"][needed_key("columns", 2)]
+    needed = facts["needed_bytes"][group_key("columns", 2)]
     links = {peer: run.figure(GroupCell("columns", 2, "warm", peer), "link_bytes") for peer in run.peers()}
     assert links["fst-exchange"].median >= needed > 0
     load, read = (
@@ -88,10 +89,10 @@ def test_goals_of_ranks(tmp_path):
         cell | figures | {"peer": "fastsafetensors", "load_and_read_seconds": 4.0},
         cell | figures | {"peer": "fastsafetensors-buffered", "load_and_read_seconds": 2.5},
     ]
-    facts = {"bytes": 100, "needed_bytes": {needed_key("rows", 2): 50}}
+    facts = {"bytes": 100, "needed_bytes": {group_key("rows", 2): 50}}
     results = {"device": "cpu", "workloads": {"ranks": facts}, "measurements": measurements, "ceilings": []}
     (tmp_path / "ranks.json").write_text(json.dumps(results))
-    verdicts = {goal.text: goal.verdict for goal in goals({"ranks": Run(tmp_path / "ranks.json")})}
+    verdicts = {goal.text: goal.verdict for goal in goals("ranks", Run(tmp_path / "ranks.json"))}
     compared = "at least as fast as fastsafetensors"
     assert verdicts[f"Cold -> CPU, rows on 2 ranks: {compared}"] == "met, rounds: 1"
     assert verdicts[f"Cold -> CPU, rows on 2 ranks, exchange: {compared}"] == "**missed**, rounds: 1"

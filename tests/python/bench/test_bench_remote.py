@@ -4,15 +4,16 @@ import json
 
 import pytest
 
-from fst_bench.bench import Deadline
-from fst_bench.cell import Cell, GroupCell
+from fst_bench.bench import Choice
+from fst_bench.cell import RANKED, Cell, GroupCell
 from fst_bench.checkpoint import make_checkpoint
 from fst_bench.digest import digest
 from fst_bench.goal import goals
 from fst_bench.http_server import Fault, Server
 from fst_bench.loaders.views import tensor_views
+from fst_bench.ranks.expected import with_groups
 from fst_bench.ranks.layout import dense
-from fst_bench.remote.bench import Choice, RemoteBench
+from fst_bench.remote.bench import RemoteBench
 from fst_bench.remote.drain import drain
 from fst_bench.report import write_report
 from fst_bench.result import Run
@@ -44,9 +45,9 @@ def bench(tmp_path, python_environ, monkeypatch):
     def run(services, peers, sizes):
         cache = tmp_path / "cache"
         checkpoints = {"dense": make_checkpoint(WORKLOADS["dense"](1 << 20), cache)}
-        choice = Choice(services, peers, sizes, ["rows"], 1, "test")
-        remote = RemoteBench(choice, checkpoints, make_checkpoint(dense(1 << 20), cache), tmp_path / "out", cache)
-        right = remote.run(Deadline(120))
+        checkpoints[RANKED] = with_groups(make_checkpoint(dense(1 << 20), cache), ["rows"], sizes)
+        choice = Choice("test", peers, rounds=1, services=services, layouts=["rows"], ranks=sizes)
+        right = RemoteBench(choice, checkpoints, tmp_path / "out", cache).run(120)
         return right, Run(tmp_path / "out" / "remote.json")
 
     return run
@@ -112,7 +113,7 @@ def test_goals_of_remote_loads(tmp_path):
     facts = {"dense": {"bytes": 10**9}, "adapter": {"bytes": 10**7}}
     results = {"device": "cpu", "workloads": facts, "measurements": measurements, "ceilings": ceilings}
     (tmp_path / "remote.json").write_text(json.dumps(results))
-    verdicts = {goal.text: goal.verdict for goal in goals({"remote": Run(tmp_path / "remote.json")})}
+    verdicts = {goal.text: goal.verdict for goal in goals("remote", Run(tmp_path / "remote.json"))}
     assert verdicts["HTTP -> CPU, dense: of the rate of the server, drained"] == "met"
     assert verdicts["HTTP -> CPU, dense, every byte read: ahead of every peer"] == "met, rounds: 1"
     assert verdicts["HTTP -> CPU, dense: CPU time of 1 GB, the least of all"] == "**missed**, rounds: 1"
