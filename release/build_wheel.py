@@ -53,7 +53,8 @@ def build(directory: Path, roots: list[Path]) -> Path:
     # setuptools adds files of earlier builds to a wheel.
     shutil.rmtree(CHECKOUT / "build", ignore_errors=True)
     command = ("pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation")
-    run(*command, "--wheel-dir", directory, CHECKOUT, FST_TORCH_ROOTS=os.pathsep.join(map(str, roots)), **flags(os.environ))
+    environ = flags(os.environ) | {"FST_TORCH_ROOTS": os.pathsep.join(map(str, roots))}
+    run(*command, "--wheel-dir", directory, CHECKOUT, **environ)
     return only(directory)
 
 
