@@ -12,7 +12,7 @@ from releases import CHECKOUT
 
 
 def flags(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns variables for the compilers of Rust, C and C++: the flags in `environ`, and those that hide directories."""
+    """Returns variables for the compilers of Rust, C and C++: flags that are set, and those that hide directories."""
     cargo_home = Path(environ.get("CARGO_HOME") or Path.home() / ".cargo")
     directories = {cargo_home / "registry" / "src": "crates", CHECKOUT: "fst"}
 

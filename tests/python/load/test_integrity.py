@@ -13,6 +13,7 @@ from safetensors.torch import load_file as load_with_safetensors
 from torch import Tensor
 
 import fst
+from combinations import pairwise
 from suite import READERS
 
 TENSORS = {
@@ -84,14 +85,15 @@ LOADS: dict[str, Callable[[Path, object], object]] = {
 }
 
 
-@pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
-@pytest.mark.parametrize("digests", ["blake3", "sha256"])
+@pytest.mark.parametrize(
+    ("load", "reader", "digests"), pairwise(LOADS, READERS, ["blake3", "sha256"]), indirect=["reader"]
+)
 def test_every_load_compares_the_digests_of_the_file(path, reader, load, digests):
     fst.save_file(TENSORS, path, digests=digests)
-    load(path, True)
+    LOADS[load](path, True)
     damage(path)
     with pytest.raises(fst.IntegrityError, match=f'model.safetensors.*"large".*{digests}:[0-9a-f]{{64}}'):
-        load(path, True)
+        LOADS[load](path, True)
 
 
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)

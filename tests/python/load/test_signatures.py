@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file as load_with_safetensors
 
 import fst
+from combinations import pairwise
 from fst.compat.tensorizer import TensorSerializer
 from suite import CHECKOUT, READERS
 
@@ -69,15 +70,14 @@ LOADS: dict[str, Callable[[Path, object], object]] = {
 }
 
 
-@pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
-@pytest.mark.parametrize("reader", ["default", *READERS])
-def test_every_load_verifies_a_signature(path, signature, load, reader, monkeypatch):
+@pytest.mark.parametrize(("load", "reader", "signature"), pairwise(LOADS, ["default", *READERS], SIGNATURES))
+def test_every_load_verifies_a_signature(path, load, reader, signature, monkeypatch):
     if reader != "default":
         monkeypatch.setenv("FST_READER", reader)
-    load(path, signature)
+    LOADS[load](path, SIGNATURES[signature])
     damage(path)
     with pytest.raises(fst.IntegrityError, match=r"model.safetensors: .*byte \d+: .*the signature states"):
-        load(path, signature)
+        LOADS[load](path, SIGNATURES[signature])
 
 
 @pytest.mark.parametrize("chunk_bytes", ["4096", "8192"])
