@@ -11,10 +11,14 @@
 
 #include "error.h"
 #include "load.h"
+#include "memory.h"
 
 namespace fst {
 
 namespace {
+
+// Returns the address of the elements. Programs without the Python package also pass tensors on meta.
+uint64_t source_address(const at::Tensor& tensor) { return tensor.is_meta() ? 0 : address_of(tensor); }
 
 int8_t number_of(c10::ScalarType type) { return static_cast<int8_t>(type); }
 
@@ -169,10 +173,6 @@ class ScatterLayout {
 
 }  // namespace
 
-bool has_memory(const at::Tensor& tensor) {
-  return tensor.layout() == at::kStrided && !tensor.key_set().has(c10::DispatchKey::Python);
-}
-
 bool is_plain(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
 
 void copy_elements(const at::Tensor& target, const at::Tensor& source, bool non_blocking) {
@@ -195,7 +195,7 @@ void CastBatch::add(size_t index, uint64_t source, c10::ScalarType from, const a
     return;
   }
   DeviceBatch& batch = batches_.try_emplace(target.device()).first->second;
-  const auto address = reinterpret_cast<uint64_t>(target.mutable_data_ptr());
+  const auto address = mutable_address_of(target);
   if (from == target.scalar_type()) {
     // The core does not know all dtypes of PyTorch, but copies bytes.
     const auto byte = number_of(at::kByte);
@@ -230,8 +230,8 @@ std::vector<at::Tensor> cast(at::TensorList tensors, c10::ScalarType dtype) {
   check_cast_target(dtype);
   for (size_t index = 0; index < tensors.size(); ++index) {
     const auto& tensor = tensors[index];
-    if (!tensor.defined() || tensor.layout() != at::kStrided) {
-      throw_invalid_argument(c10::str("tensor ", index, " is not a dense tensor; convert it with to_dense()"));
+    if (!is_dense(tensor)) {
+      throw_invalid_argument(c10::str("tensor ", index, " ", describe_missing_memory(tensor)));
     }
     if (!can_convert(number_of(tensor.scalar_type()), number_of(dtype))) {
       throw_invalid_argument(c10::str("tensor ", index, " is ", name_of(tensor.scalar_type()),
@@ -246,7 +246,7 @@ std::vector<at::Tensor> cast(at::TensorList tensors, c10::ScalarType dtype) {
     const auto& tensor = tensors[index];
     if (tensor.is_contiguous() && !tensor.is_neg()) {
       results.push_back(at::empty(tensor.sizes(), tensor.options().dtype(dtype)));
-      batch.add(index, reinterpret_cast<uint64_t>(tensor.const_data_ptr()), tensor.scalar_type(), results.back());
+      batch.add(index, source_address(tensor), tensor.scalar_type(), results.back());
     } else {
       // PyTorch makes the tensor contiguous and casts it in one step.
       results.push_back(tensor.to(dtype, /*non_blocking=*/false, /*copy=*/true, at::MemoryFormat::Contiguous));
@@ -262,7 +262,10 @@ std::vector<at::Tensor> cast_with_gradients(at::TensorList tensors, c10::ScalarT
 
 std::vector<at::Tensor> scatter(const at::Tensor& bytes, c10::IntArrayRef offsets, c10::IntArrayRef dtypes,
                                 c10::IntArrayRef sizes, c10::IntArrayRef ranks, std::optional<c10::ScalarType> dtype) {
-  if (bytes.scalar_type() != at::kByte || bytes.dim() != 1 || bytes.layout() != at::kStrided) {
+  if (!is_dense(bytes)) {
+    throw_invalid_argument("`bytes` " + describe_missing_memory(bytes));
+  }
+  if (bytes.scalar_type() != at::kByte || bytes.dim() != 1) {
     throw_invalid_argument(c10::str("`bytes` is ", name_of(bytes.scalar_type()), " of shape ", bytes.sizes(),
                                     ", but must be a dense 1-d uint8 tensor; view it as one"));
   }
@@ -271,7 +274,7 @@ std::vector<at::Tensor> scatter(const at::Tensor& bytes, c10::IntArrayRef offset
   }
   const ScatterLayout layout(bytes.numel(), offsets, dtypes, sizes, ranks, dtype);
   const auto source = bytes.contiguous();
-  const auto address = reinterpret_cast<uint64_t>(source.const_data_ptr());
+  const auto address = source_address(source);
   std::vector<at::Tensor> results;
   results.reserve(layout.outputs.size());
   CastBatch batch;

@@ -19,10 +19,6 @@ namespace fst {
 // Upper bound for scratch memory in which PyTorch casts elements or rearranges strides, in bytes.
 constexpr uint64_t kScratchBytes = 64ull << 20;
 
-// Returns whether the tensor's elements are in memory of its own. False for DTensor and other subclasses with
-// `__torch_dispatch__`.
-bool has_memory(const at::Tensor& tensor);
-
 // Returns whether the values of the tensor are contiguous in memory, with no pending conjugation or negation.
 bool is_plain(const at::Tensor& tensor);
 

@@ -8,6 +8,8 @@
 
 #include "error.h"
 #include "load.h"
+#include "memory.h"
+#include "views.h"
 
 namespace fst {
 
@@ -18,7 +20,7 @@ rust::Box<Checkpoint> open(Strings paths, const std::optional<at::Tensor>& heade
   if (!headers) {
     return open_checkpoint(paths, verify, key);
   }
-  if (headers->scalar_type() != at::kByte || headers->dim() != 1 || !headers->device().is_cpu()) {
+  if (!has_memory(*headers) || headers->scalar_type() != at::kByte || headers->dim() != 1 || !headers->is_cpu()) {
     throw_invalid_argument("headers must be a 1-d uint8 tensor on the CPU, as Checkpoint.headers() returns it");
   }
   return open_checkpoint_with_headers(paths, headers->contiguous(), verify, key);
@@ -26,7 +28,7 @@ rust::Box<Checkpoint> open(Strings paths, const std::optional<at::Tensor>& heade
 
 at::Tensor bytes_tensor(const rust::Vec<uint8_t>& bytes) {
   auto tensor = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
-  std::ranges::copy(bytes, tensor.mutable_data_ptr<uint8_t>());
+  std::ranges::copy(bytes, mutable_bytes_of(tensor).begin());
   return tensor;
 }
 
@@ -81,16 +83,14 @@ std::vector<int64_t> OpenCheckpoint::module_indices(Strings names) const {
 
 std::vector<OpenCheckpoint::DifferingHash> OpenCheckpoint::differing_hashes(
     Strings names, const std::vector<at::Tensor>& tensors) const {
-  std::vector<HostBytes> data;
-  data.reserve(tensors.size());
-  for (const at::Tensor& tensor : tensors) {
-    if (!tensor.device().is_cpu() || !tensor.is_contiguous()) {
-      throw_invalid_argument("hashes are compared with those of contiguous tensors on the CPU");
-    }
-    data.push_back({reinterpret_cast<uintptr_t>(tensor.const_data_ptr()), tensor.nbytes()});
-  }
-  if (data.size() != names.size()) {
+  if (tensors.size() != names.size()) {
     throw_invalid_argument("there must be a tensor for each name");
+  }
+  std::vector<at::Tensor> held;
+  std::vector<HostBytes> data;
+  for (size_t index = 0; index < tensors.size(); ++index) {
+    const auto bytes = bytes_of(held.emplace_back(in_memory(names.get(index), tensors[index])));
+    data.push_back({reinterpret_cast<uintptr_t>(bytes.data()), bytes.size()});
   }
   const auto converted = to_rust(names);
   std::vector<DifferingHash> differing;

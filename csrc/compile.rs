@@ -7,7 +7,7 @@ use std::process::Command;
 use std::{env, fs};
 
 /// Files of the layer.
-pub const SOURCES: [&str; 16] = [
+pub const SOURCES: [&str; 17] = [
     "csrc/cast.cpp",
     "csrc/checkpoint.cpp",
     "csrc/cipher.cpp",
@@ -17,6 +17,7 @@ pub const SOURCES: [&str; 16] = [
     "csrc/group.cpp",
     "csrc/load.cpp",
     "csrc/loader.cpp",
+    "csrc/memory.cpp",
     "csrc/ops.cpp",
     "csrc/save.cpp",
     "csrc/select.cpp",

@@ -3,16 +3,17 @@
 #include <utility>
 
 #include "error.h"
+#include "memory.h"
 
 namespace fst {
 
 namespace {
 
 rust::Slice<const uint8_t> key_bytes_of(const at::Tensor& tensor) {
-  if (!tensor.device().is_cpu() || !tensor.is_contiguous() || tensor.scalar_type() != at::kByte) {
-    throw_invalid_argument("a key takes contiguous uint8 tensors on the CPU");
+  if (tensor.scalar_type() != at::kByte) {
+    throw_invalid_argument("a key takes uint8 tensors");
   }
-  return {tensor.const_data_ptr<uint8_t>(), static_cast<size_t>(tensor.numel())};
+  return bytes_of(tensor);
 }
 
 }  // namespace

@@ -4,11 +4,14 @@
 #include <ATen/ops/tensor.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "cast.h"
 #include "error.h"
 #include "load.h"
+#include "memory.h"
 #include "select.h"
 
 namespace fst {
@@ -20,15 +23,14 @@ rust::Box<GroupPlan> plan_of(const OpenCheckpoint& checkpoint, const std::vector
                              const std::string& strategy, int64_t window_bytes) {
   std::vector<ShardRequests> lists;
   for (const auto& list : requests) {
-    if (list.scalar_type() != at::kLong || list.dim() != 1 || !list.device().is_cpu()) {
+    if (!has_memory(list) || list.scalar_type() != at::kLong || list.dim() != 1 || !list.is_cpu()) {
       throw_invalid_argument("requests must be 1-d int64 tensors on the CPU");
     }
     const auto numbers = list.contiguous();
     ShardRequests copied;
     copied.numbers.reserve(numbers.numel());
-    for (int64_t index = 0; index < numbers.numel(); ++index) {
-      copied.numbers.push_back(numbers.const_data_ptr<int64_t>()[index]);
-    }
+    const auto* first = reinterpret_cast<const int64_t*>(address_of(numbers));
+    std::copy_n(first, numbers.numel(), std::back_inserter(copied.numbers));
     lists.push_back(std::move(copied));
   }
   const auto slice = [](const auto& values) {
@@ -43,7 +45,8 @@ rust::Box<GroupPlan> plan_of(const OpenCheckpoint& checkpoint, const std::vector
 std::vector<int64_t> to_vector(const rust::Vec<int64_t>& numbers) { return {numbers.begin(), numbers.end()}; }
 
 void check_buffer(const at::Tensor& buffer, c10::Device device) {
-  if (buffer.scalar_type() != at::kByte || buffer.dim() != 1 || !buffer.is_contiguous() || buffer.device() != device) {
+  if (!has_memory(buffer) || buffer.scalar_type() != at::kByte || buffer.dim() != 1 || !buffer.is_contiguous() ||
+      buffer.device() != device) {
     throw_invalid_argument(c10::str("the buffer is ", buffer.toString(), " of shape ", buffer.sizes(), " on ",
                                     buffer.device(), ", but must be a contiguous 1-d uint8 tensor on ", device));
   }
@@ -55,7 +58,7 @@ uint64_t address_in(const at::Tensor& buffer, uint64_t offset, uint64_t bytes) {
     throw_invalid_argument(c10::str("the buffer has ", length, " bytes, too few for ", bytes, " bytes at byte ", offset,
                                     "; allocate the sum of the plan's splits"));
   }
-  return reinterpret_cast<uint64_t>(buffer.data_ptr()) + offset;
+  return mutable_address_of(buffer) + offset;
 }
 
 // Returns the elements of a shard whose stored bytes are `begin` to `end`.
@@ -160,7 +163,7 @@ GroupLoad::GroupLoad(const c10::intrusive_ptr<OpenGroupPlan>& plan, int64_t rank
     }
     const auto from = stored_type(shard);
     const auto to = tensor->scalar_type();
-    if (!has_memory(*tensor) || !is_plain(*tensor)) {
+    if (!is_dense(*tensor) || !is_plain(*tensor)) {
       refuse("the output is not a contiguous tensor");
     }
     if (tensor->sizes() != shape_of(shard)) {

@@ -15,6 +15,7 @@
 
 #include "cast.h"
 #include "error.h"
+#include "memory.h"
 #include "transfer.h"
 #include "views.h"
 
@@ -111,7 +112,7 @@ void fill_with_zeros(const at::Tensor& tensor) {
 at::Tensor allocate(const Spec& spec, c10::Device device, c10::ScalarType type) {
   auto tensor = at::empty(shape_of(spec), at::device(device).dtype(type));
   if (device.is_cpu() && tensor.nbytes() >= kHugePagesBytesMin) {
-    advise_huge_pages(reinterpret_cast<uint64_t>(tensor.mutable_data_ptr()), tensor.nbytes());
+    advise_huge_pages(mutable_address_of(tensor), tensor.nbytes());
   }
   if (!has_data(spec)) {
     fill_with_zeros(tensor);

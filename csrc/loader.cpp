@@ -9,6 +9,7 @@
 
 #include "error.h"
 #include "load.h"
+#include "memory.h"
 #include "select.h"
 
 namespace fst {
@@ -193,7 +194,7 @@ void Loader::prefetch() {
       allocation_failure_ = std::current_exception();
       break;
     }
-    destinations.push_back(Destination{index, 0, spec.bytes, reinterpret_cast<uint64_t>(tensor.data_ptr()), type});
+    destinations.push_back(Destination{index, 0, spec.bytes, mutable_address_of(tensor), type});
     pending_.emplace(index, Pending{std::move(tensor), {}, current_stream(device_)});
     pending_bytes_ += bytes;
   }
@@ -210,7 +211,7 @@ void Loader::submit(const std::vector<Destination>& destinations) {
   if (!scratch_.defined() || scratch_.nbytes() < bytes || scratch_stream_ != current) {
     scratch_ = at::empty({static_cast<int64_t>(bytes)}, at::device(device_).dtype(at::kByte));
     scratch_stream_ = current;
-    call_core([&] { stream().set_scratch(reinterpret_cast<uint64_t>(scratch_.data_ptr()), scratch_.nbytes()); });
+    call_core([&] { stream().set_scratch(mutable_address_of(scratch_), scratch_.nbytes()); });
   }
   for (const Destination& destination : destinations) {
     pending_.at(destination.tensor).scratch = scratch_;

@@ -319,6 +319,10 @@ TORCH_LIBRARY(fst, m) {
            "Secret key of encrypted files in tensorizer's format.",
            {torch::arg("key"), torch::arg("salt"), torch::arg("opslimit"), torch::arg("memlimit")})
       .def_static("derive", &OpenCipher::derive);
+  m.class_<Memory>("Memory")
+      .def_static("check", &Memory::check)
+      .def_static("is_mapped", &Memory::is_mapped)
+      .def_static("copy", &Memory::copy);
   m.class_<Writer>("Writer")
       .def(torch::init<const std::string&, const Metadata&, bool, const Writer::OptionalCipher&,
                        const OpenEncryptionKey::Optional&>(),

@@ -11,6 +11,8 @@
 #include "cast.h"
 #include "error.h"
 #include "load.h"
+#include "memory.h"
+#include "views.h"
 
 namespace fst {
 
@@ -51,19 +53,30 @@ rust::Slice<const MetadataEntry> slice_of(const std::vector<MetadataEntry>& entr
   return {entries.data(), entries.size()};
 }
 
-// Devices of a list of tensors, each with its current stream.
+// Returns whether the core reads a tensor in a mapped file. One that is not plain is copied first.
+bool is_read_mapped(const at::Tensor& tensor) { return is_plain(tensor) && is_mapped(tensor); }
+
+// Memory of a list of tensors: devices, each with its current stream, and mapped files.
 class DeviceStreams {
  public:
   explicit DeviceStreams(at::TensorList tensors) {
     for (const at::Tensor& tensor : tensors) {
-      if (index_of(tensor.device()) == devices_.size()) {
+      if (index_of(tensor) == devices_.size()) {
         devices_.push_back(tensor.device());
         streams_.push_back(device_stream_of(tensor));
       }
     }
   }
 
-  size_t index_of(c10::Device device) const { return std::ranges::find(devices_, device) - devices_.begin(); }
+  // Returns the index of the memory in which the core reads a tensor, or the copies of one that is not plain.
+  size_t index_of(const at::Tensor& tensor) const {
+    size_t index = 0;
+    while (index < devices_.size() &&
+           (devices_[index] != tensor.device() || streams_[index].is_mapped != is_read_mapped(tensor))) {
+      ++index;
+    }
+    return index;
+  }
 
   c10::Device device(size_t index) const { return devices_[index]; }
 
@@ -89,12 +102,12 @@ class Appender {
  public:
   Appender(rust::Box<AnySave>& save, const DeviceStreams& streams) : save_(save), streams_(streams) {}
 
-  void add(const at::Tensor& tensor) {
+  void add(const std::string& name, const at::Tensor& tensor) {
     if (is_plain(tensor)) {
       push(tensor);
       return;
     }
-    split(tensor, tensor.element_size(), [&](const at::Tensor& part, uint64_t) {
+    split(in_memory(name, tensor), tensor.element_size(), [&](const at::Tensor& part, uint64_t) {
       if (copied_bytes_ + part.nbytes() > kScratchBytes) {
         flush();
       }
@@ -113,7 +126,7 @@ class Appender {
     std::vector<Scratch> scratch;
     for (const uint64_t bytes : save_->scratch_bytes(extents)) {
       memory.push_back(allocate_scratch(bytes, streams_.device(scratch.size())));
-      scratch.push_back(Scratch{reinterpret_cast<uint64_t>(memory.back().data_ptr()), memory.back().nbytes()});
+      scratch.push_back(Scratch{mutable_address_of(memory.back()), memory.back().nbytes()});
     }
     call_core([&] { save_->append(extents, rust::Slice<const Scratch>(scratch.data(), scratch.size())); });
     extents_.clear();
@@ -124,8 +137,7 @@ class Appender {
  private:
   void push(const at::Tensor& tensor) {
     if (tensor.nbytes() > 0) {
-      const auto address = reinterpret_cast<uint64_t>(tensor.const_data_ptr());
-      extents_.push_back(Extent{streams_.index_of(tensor.device()), address, tensor.nbytes()});
+      extents_.push_back(Extent{streams_.index_of(tensor), address_of(tensor), tensor.nbytes()});
     }
   }
 
@@ -140,11 +152,8 @@ class Appender {
 }  // namespace
 
 NewTensor describe_dense(const std::string& name, const at::Tensor& tensor) {
-  if (!tensor.defined()) {
-    refuse(name, "is undefined");
-  }
-  if (tensor.layout() != at::kStrided) {
-    refuse(name, c10::str("has the layout ", tensor.layout(), ", but only dense tensors can be saved; use to_dense()"));
+  if (!is_dense(tensor)) {
+    refuse(name, describe_missing_memory(tensor));
   }
   rust::Vec<int64_t> shape;
   std::ranges::copy(tensor.sizes(), std::back_inserter(shape));
@@ -159,9 +168,26 @@ NewTensor describe(const std::string& name, const at::Tensor& tensor) {
   return described;
 }
 
+void Memory::check(const std::string& name, const at::Tensor& tensor) { describe(name, tensor); }
+
+bool Memory::is_mapped(const at::Tensor& tensor) { return fst::is_mapped(tensor); }
+
+at::Tensor Memory::copy(const std::string& name, const at::Tensor& tensor) {
+  // Autograd does not record the copy.
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  check(name, tensor);
+  auto held = in_memory(name, tensor);
+  if (is_read_mapped(tensor)) {
+    return held;
+  }
+  auto copied = at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous));
+  copy_elements(copied, held, /*non_blocking=*/false);
+  return copied;
+}
+
 DeviceStream device_stream_of(const at::Tensor& tensor) {
   const auto ordinal = tensor.is_cuda() ? tensor.device().index() : -1;
-  return DeviceStream{ordinal, current_stream_handle(tensor.device())};
+  return DeviceStream{ordinal, current_stream_handle(tensor.device()), is_read_mapped(tensor)};
 }
 
 rust::Box<NewFile> describe_file(const std::string& path, const Metadata& metadata, const std::string& model,
@@ -182,15 +208,14 @@ void save_file(at::TensorList tensors, Strings names, const std::string& path, c
   auto save = call_core([&] { return begin_save(*file, slice_of(described), streams.all()); });
   Appender appender(save, streams);
   for (const size_t index : save->order()) {
-    appender.add(tensors[index]);
+    appender.add(names.get(index), tensors[index]);
   }
   appender.flush();
   call_core([&] { finish_save(std::move(save)); });
 }
 
 void write_bytes(const at::Tensor& bytes, const std::string& path, const std::string& model) {
-  TORCH_CHECK(bytes.is_cpu() && bytes.is_contiguous() && bytes.scalar_type() == at::kByte);
-  const rust::Slice<const uint8_t> data{bytes.const_data_ptr<uint8_t>(), bytes.nbytes()};
+  const auto data = bytes_of(bytes);
   call_core([&] { write_file(to_rust(path), to_rust(model), data); });
 }
 
@@ -207,17 +232,17 @@ at::Tensor serialize(at::TensorList tensors, Strings names, const Metadata& meta
     return bytes;
   }
   const auto header = layout->header();
-  std::ranges::copy(header, bytes.mutable_data_ptr<uint8_t>());
+  const auto file = mutable_bytes_of(bytes);
+  std::ranges::copy(header, file.begin());
   // The header and the order of the dtypes align each tensor to its element.
   auto offset = static_cast<int64_t>(header.size());
   for (const size_t index : layout->order()) {
     const at::Tensor& tensor = tensors[index];
     const auto length = static_cast<int64_t>(tensor.nbytes());
     const auto target = bytes.narrow(0, offset, length).view(tensor.scalar_type()).view(tensor.sizes());
-    copy_elements(target, tensor, /*non_blocking=*/false);
+    copy_elements(target, in_memory(names.get(index), tensor), /*non_blocking=*/false);
     offset += length;
   }
-  const rust::Slice<uint8_t> file(bytes.mutable_data_ptr<uint8_t>(), bytes.nbytes());
   call_core([&] { layout->seal(file); });
   return bytes;
 }

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Dict.h>
 #include <ATen/core/Tensor.h>
+#include <torch/custom_class.h>
 
 #include <optional>
 #include <string>
@@ -28,7 +29,21 @@ NewTensor describe(const std::string& name, const at::Tensor& tensor);
 rust::Box<NewFile> describe_file(const std::string& path, const Metadata& metadata, const std::string& model = "",
                                  const OpenEncryptionKey::Optional& key = std::nullopt);
 
-// Returns the device of a tensor with its current stream.
+// `torch.classes.fst.Memory`: functions of the memory of tensors. PyTorch dispatches operators on wrappers of tensors,
+// but not these functions, so they also judge the wrappers themselves. `name` is that of the tensor in errors.
+class Memory : public torch::CustomClassHolder {
+ public:
+  // Throws unless the tensor can be saved.
+  static void check(const std::string& name, const at::Tensor& tensor);
+
+  // Returns whether the elements are in a file that fst has mapped.
+  static bool is_mapped(const at::Tensor& tensor);
+
+  // Returns a contiguous copy on the same device. Reads mapped files with system calls.
+  static at::Tensor copy(const std::string& name, const at::Tensor& tensor);
+};
+
+// Returns the memory of a tensor with its current stream.
 DeviceStream device_stream_of(const at::Tensor& tensor);
 
 // Operator fst::save_file. Writes a temporary file, flushes it and moves it to `path`. The arguments are those of

@@ -1,6 +1,7 @@
 #include "select.h"
 
 #include "error.h"
+#include "memory.h"
 
 namespace fst {
 
@@ -54,7 +55,7 @@ rust::Box<Checkpoint> open_checkpoint(Strings paths, const std::string& verify,
 rust::Box<Checkpoint> open_checkpoint_with_headers(Strings paths, const at::Tensor& headers, const std::string& verify,
                                                    const OpenEncryptionKey::Optional& key) {
   const auto converted = to_rust(paths);
-  const rust::Slice<const uint8_t> bytes(headers.const_data_ptr<uint8_t>(), headers.numel());
+  const auto bytes = bytes_of(headers);
   const auto request = fst::to_rust(verify);
   if (key) {
     const EncryptionKey& secret = (*key)->key();

@@ -1,6 +1,7 @@
 #include "source.h"
 
 #include "error.h"
+#include "memory.h"
 
 namespace fst {
 
@@ -12,10 +13,10 @@ void OpenSource::read(int64_t begin, const at::Tensor& out) const {
   if (begin < 0) {
     throw_invalid_argument("begin must not be negative");
   }
-  if (out.scalar_type() != at::kByte || !out.device().is_cpu() || !out.is_contiguous()) {
-    throw_invalid_argument("out must be a contiguous uint8 tensor on the CPU");
+  if (out.scalar_type() != at::kByte) {
+    throw_invalid_argument("out must be a uint8 tensor");
   }
-  const rust::Slice<uint8_t> bytes(out.mutable_data_ptr<uint8_t>(), out.numel());
+  const auto bytes = mutable_bytes_of(out);
   call_core([&] { source_->read(static_cast<uint64_t>(begin), bytes); });
 }
 

@@ -8,6 +8,7 @@
 #include "cast.h"
 #include "error.h"
 #include "load.h"
+#include "memory.h"
 
 namespace fst {
 
@@ -15,8 +16,6 @@ namespace {
 
 // Alignment of tensors in the scratch memory, in bytes. Suits every dtype and the copy engine.
 constexpr uint64_t kScratchAlignment = 512;
-
-uint64_t address_of(const at::Tensor& tensor) { return reinterpret_cast<uint64_t>(tensor.data_ptr()); }
 
 }  // namespace
 
@@ -73,7 +72,7 @@ uint64_t DeviceTransfer::stored_bytes(const Output& output) const {
 }
 
 Destination DeviceTransfer::destination(const Output& output) const {
-  return Destination{output.index, output.begin, output.begin + stored_bytes(output), address_of(output.tensor),
+  return Destination{output.index, output.begin, output.begin + stored_bytes(output), mutable_address_of(output.tensor),
                      static_cast<int8_t>(output.tensor.scalar_type())};
 }
 
@@ -137,7 +136,7 @@ void DeviceTransfer::fill(AnyTransfer& transfer, const std::vector<Destination>&
   // The core orders its use of the scratch memory before later work on the current stream, so PyTorch's allocator may
   // reuse the memory at once.
   const auto scratch = at::empty({static_cast<int64_t>(bytes)}, at::device(device_).dtype(at::kByte));
-  call_core([&] { transfer.fill(address_of(scratch), bytes); });
+  call_core([&] { transfer.fill(mutable_address_of(scratch), bytes); });
 }
 
 }  // namespace fst

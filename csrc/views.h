@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "fst/rust/bridge.rs.h"
@@ -27,5 +28,13 @@ class MappedFiles {
  private:
   rust::Box<Views> views_;
 };
+
+// Returns whether the elements of a tensor are in a file that fst has mapped. An access ends the process with SIGBUS if
+// the file has become shorter, so fst reads them with system calls, which fail.
+bool is_mapped(const at::Tensor& tensor);
+
+// Returns the tensor itself, or, if it is mapped, one with the same values, sizes and strides in new memory. `name` is
+// that of the tensor in errors.
+at::Tensor in_memory(const std::string& name, const at::Tensor& tensor);
 
 }  // namespace fst

@@ -7,6 +7,8 @@
 
 #include "cast.h"
 #include "error.h"
+#include "memory.h"
+#include "views.h"
 
 namespace fst {
 
@@ -16,14 +18,13 @@ void append_tensor(AnyWriter& writer, const std::string& name, const at::Tensor&
   const auto added = describe(name, tensor);
   call_core([&] { writer.add(added); });
   const auto append = [&](const at::Tensor& part) {
-    const auto address = reinterpret_cast<uint64_t>(part.const_data_ptr());
-    call_core([&] { writer.append(device_stream_of(part), address, part.nbytes()); });
+    call_core([&] { writer.append(device_stream_of(part), address_of(part), part.nbytes()); });
   };
   if (is_plain(tensor)) {
     append(tensor);
     return;
   }
-  split(tensor, tensor.element_size(), [&](const at::Tensor& part, uint64_t) {
+  split(in_memory(name, tensor), tensor.element_size(), [&](const at::Tensor& part, uint64_t) {
     auto copy = at::empty(part.sizes(), part.options().memory_format(at::MemoryFormat::Contiguous));
     copy_elements(copy, part);
     append(copy);
@@ -74,13 +75,13 @@ void Writer::write_hashed(const std::string& name, const at::Tensor& tensor, int
   if (!writer_) {
     throw_invalid_argument("tensor \"" + name + "\": the writer is closed; create a new one");
   }
+  const auto added = describe_dense(name, tensor);
   if (!tensor.is_meta() && (!tensor.is_cpu() || !is_plain(tensor))) {
     throw_invalid_argument("tensor \"" + name + "\": must be contiguous on the CPU, or on meta");
   }
-  const auto added = describe_dense(name, tensor);
   const bool has_data = !tensor.is_meta();
-  const auto* address = has_data ? static_cast<const uint8_t*>(tensor.const_data_ptr()) : nullptr;
-  const rust::Slice<const uint8_t> data(address, has_data ? tensor.nbytes() : 0);
+  const auto held = in_memory(name, tensor);
+  const auto data = has_data ? bytes_of(held) : rust::Slice<const uint8_t>();
   call_core([&] { (*writer_)->write_hashed(added, kind, module, has_data, data); });
 }
 

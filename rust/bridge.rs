@@ -32,7 +32,7 @@ use self::group::{GroupPlan, RankPlan, plan_group, plan_rank};
 use self::profile::{profile_start, profile_stop};
 use self::save::{
     AnySave, FileLayout, NewFile, begin_save, check_target, finish_save, lay_out_file, link_file, names_beside,
-    new_file, remove_object, write_file,
+    new_file, read_mapped, remove_object, write_file,
 };
 use self::selection::{Recording, Selection, ViewGuard, Views};
 use self::source::{Source, open_source};
@@ -135,9 +135,12 @@ mod ffi {
     }
 
     /// GPU with this ordinal, or the host if it is negative, and the native handle of its current stream.
+    #[derive(Clone, Copy)]
     struct DeviceStream {
         ordinal: i32,
         stream: u64,
+        /// Whether the memory of the host is that of files that fst has mapped.
+        is_mapped: bool,
     }
 
     /// Contiguous bytes of a tensor. `device` is an index into the streams of the save.
@@ -319,6 +322,8 @@ mod ffi {
         type NewFile;
         fn new_file(path: &str, model: &str, metadata: &[MetadataEntry], has_metadata: bool) -> Box<NewFile>;
         fn encrypt_with(self: &mut NewFile, key: &EncryptionKey);
+
+        unsafe fn read_mapped(tensor: &str, address: u64, into: &mut [u8]) -> Result<()>;
 
         type AnySave;
         fn check_target(path: &str) -> Result<()>;

@@ -161,6 +161,13 @@ impl Error {
         self
     }
 
+    /// Removes the position, if it is one in other bytes than those of the file.
+    #[must_use]
+    pub fn without_offset(mut self) -> Self {
+        self.offset = None;
+        self
+    }
+
     /// Adds a sentence to the message.
     #[must_use]
     pub fn note(mut self, text: &str) -> Self {

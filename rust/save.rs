@@ -169,7 +169,10 @@ impl Save {
             // A long header fills several chunks.
             let carried = rest.chunks(self.request.bytes).nth(index).unwrap_or_default();
             chunk.get_mut(..carried.len()).ok_or_else(misfit)?.copy_from_slice(carried);
-            self.gather(chunk, first, extents, &ends)?;
+            self.gather(chunk, first, extents, &ends).map_err(|error| match error.position() {
+                Some(byte) => self.name_tensor(error.offset(first.saturating_add(byte)).at(self.output.path())),
+                None => error,
+            })?;
             if let Some(digester) = digester {
                 let is_new = first.max(appended_begin)..range.end;
                 let bytes = chunk.get(to_usize(is_new.start.saturating_sub(first))..).unwrap_or_default();
@@ -278,7 +281,7 @@ impl Save {
         Ok(slot)
     }
 
-    /// Adds to an error of the output file the name of the tensor whose byte could not be written.
+    /// Adds to an error at a byte of the output file the name of the tensor whose byte could not be written.
     fn name_tensor(&self, error: Error) -> Error {
         match error.position().and_then(|position| self.layout.tensor_at(position)) {
             Some(name) => error.tensor(name),

@@ -10,12 +10,14 @@ use crate::error::Result;
 use crate::format::layout::{Layout, Tensor};
 use crate::num::{to_u64, to_usize};
 use crate::options::Options;
+use crate::os::memory;
 use crate::os::retry::Check;
 use crate::os::sigint::Watch;
 use crate::save::Extent;
 use crate::save::atomic_file;
 use crate::save::file_kernel::Linux;
 use crate::save::file_save::{self, FileSave};
+use crate::save::memory::Mapped;
 use crate::save::output::{self, Output};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -37,6 +39,15 @@ impl NewFile {
     pub(super) fn encrypt_with(&mut self, key: &EncryptionKey) {
         self.0.key = Some(key.key().clone());
     }
+}
+
+/// Copies bytes of a tensor in a mapped file.
+///
+/// # Safety
+/// The bytes at `address` are mapped, though the file may have become shorter, and nothing writes to them.
+pub(super) unsafe fn read_mapped(tensor: &str, address: u64, into: &mut [u8]) -> Result<()> {
+    // SAFETY: the caller's promise is the same.
+    guard(|| unsafe { memory::read(address, into) }.map_err(|_| Mapped::gone().tensor(tensor)))
 }
 
 /// Save in progress.

@@ -7,7 +7,7 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::format::layout::{Metadata, Tensor};
 use crate::save::DeviceStream;
-use crate::save::memory::SourceMemory;
+use crate::save::memory::{Mapped, SourceMemory};
 use std::sync::Arc;
 
 pub(super) fn new_tensor(tensor: &ffi::NewTensor) -> Result<Tensor> {
@@ -37,6 +37,7 @@ pub(super) fn metadata_of(metadata: &[ffi::MetadataEntry], has_metadata: bool) -
 
 pub(super) fn device_stream(stream: &ffi::DeviceStream) -> Result<DeviceStream> {
     let memory: Arc<dyn SourceMemory> = match stream.ordinal {
+        ..0 if stream.is_mapped => Arc::new(Mapped),
         ..0 => Arc::new(Host),
         ordinal => Arc::new(Cuda::open(ordinal, stream.stream)?),
     };

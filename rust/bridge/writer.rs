@@ -21,7 +21,8 @@ use std::sync::Arc;
 pub(super) struct AnyWriter {
     writer: Writer,
     path: PathBuf,
-    sources: BTreeMap<i32, Arc<dyn SourceMemory>>,
+    /// Memory of the tensors, by the ordinal of the GPU, and by whether it is that of mapped files.
+    sources: BTreeMap<(i32, bool), Arc<dyn SourceMemory>>,
 }
 
 pub(super) fn begin_writer(file: &NewFile) -> Result<Box<AnyWriter>> {
@@ -96,7 +97,7 @@ impl AnyWriter {
     /// The caller meets the conditions of [`Writer::append`].
     pub(super) unsafe fn append(&mut self, stream: &ffi::DeviceStream, address: u64, bytes: u64) -> Result<()> {
         guard(|| {
-            let source = match self.sources.entry(stream.ordinal) {
+            let source = match self.sources.entry((stream.ordinal, stream.is_mapped)) {
                 Entry::Occupied(known) => known.into_mut(),
                 Entry::Vacant(new) => new.insert(device_stream(stream)?.memory),
             };

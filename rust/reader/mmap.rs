@@ -1,4 +1,4 @@
-//! Mapped files, of which new CPU tensors are views. fst itself reads no byte of a mapping.
+//! Mapped files, of which new CPU tensors are views. fst itself reads a mapping with system calls only.
 
 use super::page_cache;
 use crate::error::{Error, Kind, Result};
@@ -11,7 +11,7 @@ use std::ops::Range;
 ///
 /// If another process makes the file shorter, every mapping of it loses pages, and an access to them ends the process
 /// with SIGBUS. This holds for all mappings, and no check before an access prevents it, because the file may become shorter
-/// after the check. Bytes that fst copies, casts or compares are therefore read with system calls, which return an error.
+/// after the check. Bytes that fst copies, casts, compares or saves are therefore read with system calls, which return an error.
 /// Files on network file systems, where this is likelier, are read for all tensors.
 pub struct Mapping {
     pages: MmapRaw,

@@ -1,8 +1,12 @@
-//! Memory that a save reads: that of the host or of a GPU. Tensors of one file may be on several devices.
+//! Memory that a save reads: that of the host, of mapped files or of a GPU. Tensors of one file may be in several.
 
+use crate::device::host::Host;
 use crate::device::{CopyInFlight, Device, Fetch, Pinned, Scratch};
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
+use crate::num::to_u64;
+use crate::os::memory;
 use crate::os::numa::Node;
+use crate::profile::{self, Stage};
 
 /// Memory of one device, from which a save copies bytes to slots.
 pub trait SourceMemory: Send + Sync {
@@ -27,7 +31,7 @@ pub trait SourceMemory: Send + Sync {
     /// Copies bytes to a slot, and returns when the copy is complete.
     ///
     /// # Errors
-    /// `device` from the driver. No copy to the slot is in flight then.
+    /// `device` from the driver. No copy to the slot is in flight then. `io` with the byte of the slot if memory is gone.
     fn fetch(&self, slot: &mut [u8], fetches: &[Fetch]) -> Result<()>;
 }
 
@@ -56,5 +60,53 @@ impl<D: Device> SourceMemory for D {
 
     fn fetch(&self, slot: &mut [u8], fetches: &[Fetch]) -> Result<()> {
         Device::fetch(self, slot, fetches)?.wait()
+    }
+}
+
+/// Memory of files that this process has mapped. If a file becomes shorter, an access to the missing pages ends the
+/// process with SIGBUS, but a system call that reads them fails.
+#[derive(Debug)]
+pub struct Mapped;
+
+impl Mapped {
+    /// Returns the error for bytes that cannot be read.
+    pub fn gone() -> Error {
+        let message =
+            "the tensor is a view of a mapped file, which has become shorter or cannot be read; load it again";
+        Error::new(Kind::Io, message)
+    }
+}
+
+impl SourceMemory for Mapped {
+    fn pin(&self, memory: &mut [u8]) -> Option<Pinned> {
+        SourceMemory::pin(&Host, memory)
+    }
+
+    fn node(&self) -> Option<Node> {
+        SourceMemory::node(&Host)
+    }
+
+    fn slot_bytes(&self, slot_bytes_max: usize) -> usize {
+        SourceMemory::slot_bytes(&Host, slot_bytes_max)
+    }
+
+    fn gather_bytes(&self, slot_bytes: usize, count: usize) -> usize {
+        SourceMemory::gather_bytes(&Host, slot_bytes, count)
+    }
+
+    fn begin(&self, _: u64, _: Scratch) -> Result<()> {
+        Ok(())
+    }
+
+    fn fetch(&self, slot: &mut [u8], fetches: &[Fetch]) -> Result<()> {
+        let _span = profile::span(Stage::Gather).bytes(fetches.iter().map(|fetch| fetch.length).sum::<usize>());
+        fetches.iter().try_for_each(|fetch| {
+            let misfit = || Error::new(Kind::Internal, format!("{fetch:?} does not fit its slot"));
+            let end = fetch.slot_begin.saturating_add(fetch.length);
+            let into = slot.get_mut(fetch.slot_begin..end).ok_or_else(misfit)?;
+            // SAFETY: the caller of the save promised that this memory may be read, except for pages that are gone.
+            let read = unsafe { memory::read(fetch.address, into) };
+            read.map_err(|done| Mapped::gone().offset(to_u64(fetch.slot_begin + done)))
+        })
     }
 }

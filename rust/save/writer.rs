@@ -333,7 +333,8 @@ impl Writer {
         source.begin(stream, Scratch::default())?;
         let mut done: u64 = 0;
         while done < bytes {
-            let (taken, chunk) = encryptor.take(source, address + done, bytes - done)?;
+            let taken = encryptor.take(source, address + done, bytes - done);
+            let (taken, chunk) = taken.map_err(|error| self.name_last(error))?;
             done += taken;
             if let Some(chunk) = chunk {
                 self.copy(&Host, 0, to_u64(chunk.as_ptr().addr()), to_u64(chunk.len()))?;
@@ -355,7 +356,7 @@ impl Writer {
             let memory = block.bytes_mut();
             let length = to_usize(bytes - done).min(memory.len() - self.filled);
             let fetch = Fetch { address: address + done, slot_begin: self.filled, length };
-            source.fetch(memory, &[fetch])?;
+            source.fetch(memory, &[fetch]).map_err(|error| self.name_last(error))?;
             if let (Some(hash), Some((_, digests))) = (&self.hash, &mut self.digests) {
                 let _span = profile::span(Stage::Hash).bytes(length);
                 let begin = self.appended_bytes.saturating_add(hash.length()) - self.data_bytes;
@@ -377,6 +378,14 @@ impl Writer {
             }
         }
         Ok(())
+    }
+
+    /// Adds the tensor that was added last to an error of its memory.
+    fn name_last(&self, error: Error) -> Error {
+        match self.tensors.last() {
+            Some((name, _)) => error.without_offset().at(self.output.path()).tensor(name),
+            None => error,
+        }
     }
 
     /// Returns the size of the next block, in bytes.

@@ -19,7 +19,8 @@ def run_forked(program: str, *arguments: str, environ: Mapping[str, str], direct
     if process.exitcode is None:
         process.kill()
         process.join()
-    assert process.exitcode == 0, errors.read_text() if errors.exists() else process.exitcode
+    texts = "\n".join(path.read_text() for path in (output, errors) if path.exists())
+    assert process.exitcode == 0, f"exit code {process.exitcode}: {texts}"
     printed = output.read_text()
     output.unlink()
     errors.unlink()

@@ -1,8 +1,9 @@
-//! New memory whose pages are made present.
+//! New memory whose pages are made present, and memory that is gone.
 
-use crate::files::PAGE_BYTES;
-use fst::os::memory::populate;
-use memmap2::MmapMut;
+use crate::files::{self, PAGE_BYTES};
+use fst::os::memory::{populate, read};
+use memmap2::{MmapMut, MmapOptions};
+use std::fs::{self, OpenOptions};
 
 const PAGES: usize = 64;
 
@@ -42,4 +43,22 @@ fn small_memory_is_left_alone() {
     populate(&mut memory[..PAGE_BYTES]);
     populate(&mut memory[..0]);
     assert!(present(&memory).into_iter().all(|page| !page));
+}
+
+#[test]
+fn missing_pages_of_a_mapped_file_are_errors() {
+    let directory = tempfile::TempDir::new().unwrap();
+    let path = directory.path().join("x");
+    fs::write(&path, files::pattern(1, 3 * PAGE_BYTES)).unwrap();
+    let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    // SAFETY: the mapping is accessed with system calls only.
+    let mapping = unsafe { MmapOptions::new().map_copy(&file) }.unwrap();
+    let address = mapping.as_ptr().expose_provenance() as u64;
+    let mut into = vec![0; 3 * PAGE_BYTES - 1];
+    // SAFETY: nothing writes to the mapping.
+    assert_eq!(unsafe { read(address + 1, &mut into) }, Ok(()));
+    assert_eq!(into, files::pattern(1, 3 * PAGE_BYTES)[1..]);
+    file.set_len(2 * PAGE_BYTES as u64).unwrap();
+    // SAFETY: nothing writes to the mapping.
+    assert_eq!(unsafe { read(address + 1, &mut into) }, Err(2 * PAGE_BYTES - 1));
 }

@@ -96,6 +96,15 @@ def test_environment_is_read_in_one_place():
     ]
 
 
+def test_addresses_of_tensors_are_checked():
+    """Only one file takes addresses of tensors, after it has checked that they have memory."""
+    # The class of Rust programs is in a library of its own, and copies a tensor that serialize has returned.
+    exempt = {"memory.cpp", "tch.cpp"}
+    taken = re.compile(r"(?<!storage\(\)\.)\b(?:const_|mutable_)?data_ptr(?:<\w+>)?\(\)")
+    found = [path.name for path in CXX_SOURCES if path.name not in exempt and taken.search(path.read_text())]
+    assert found == []
+
+
 def test_locks_of_the_process_are_replaced_in_a_forked_child():
     """A lock in a static or thread-local variable stays locked in a child that is forked while a thread holds it."""
     lock = r"(Mutex|RwLock|Condvar|Once|OnceLock|LazyLock|Barrier)\b"

@@ -101,6 +101,31 @@ class EncryptionKey:
         self._object.rotate(path, key._object)
 
 
+class Memory:
+    """Functions of the memory of tensors. `name` is that of the tensor in errors."""
+
+    @staticmethod
+    @translates_errors
+    def check(name: str, tensor: Tensor) -> None:
+        """Raises an error unless the tensor can be saved."""
+        torch.classes.fst.Memory.check(name, tensor)
+
+    @staticmethod
+    @translates_errors
+    def is_mapped(tensor: Tensor) -> bool:
+        """Returns whether a tensor is a view of a file that fst has mapped."""
+        return torch.classes.fst.Memory.is_mapped(tensor)
+
+    @staticmethod
+    @translates_errors
+    def copy(name: str, tensor: Tensor) -> Tensor:
+        """Returns a contiguous copy on the same device.
+
+        Reads views of mapped files with system calls: a file that has become shorter is an OSError.
+        """
+        return torch.classes.fst.Memory.copy(name, tensor)
+
+
 @methods_translate_errors
 class Checkpoint:
     """Open files whose headers have been read. Threads may share one.

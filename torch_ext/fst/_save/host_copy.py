@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fst._core import ops
+from fst._core.classes import Memory
 
 
 class HostCopy:
@@ -16,7 +17,7 @@ class HostCopy:
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._copies = {name: _copy(tensor) for name, tensor in tensors.items()}
+        self._copies = {name: _copy(name, tensor) for name, tensor in tensors.items()}
         self._events = [
             _record_event(device) for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}
         ]
@@ -32,16 +33,17 @@ class HostCopy:
         self._copies.clear()
 
 
-def _copy(tensor: Tensor) -> Tensor:
+def _copy(name: str, tensor: Tensor) -> Tensor:
     source = tensor.detach()
+    if not source.is_cuda:
+        return Memory.copy(name, source)
     if source.dtype == torch.float4_e2m1fn_x2:
         # PyTorch copies bytes with any strides on every device, but not this dtype.
-        return _copy(source.view(torch.uint8)).view(source.dtype)
-    copy = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=source.is_cuda)
-    copy.copy_(source, non_blocking=source.is_cuda)
-    if source.is_cuda:
-        # The allocator must not give the memory to another stream while the copy is queued.
-        source.record_stream(torch.cuda.current_stream(source.device))
+        return _copy(name, source.view(torch.uint8)).view(source.dtype)
+    copy = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=True)
+    copy.copy_(source, non_blocking=True)
+    # The allocator must not give the memory to another stream while the copy is queued.
+    source.record_stream(torch.cuda.current_stream(source.device))
     return copy
 
 

@@ -225,6 +225,7 @@ def _check_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             raise ValueError(f'tensor "{name}": a {tensor.layout} tensor cannot be saved; make it dense first')
         if tensor.is_meta:
             raise ValueError(f'tensor "{name}": it is on meta and has no data to save')
+        classes.Memory.check(name, tensor)
     groups = [sorted(group) for group in alias_groups(tensors) if len(group) > 1]
     if groups:
         listed = "; ".join(", ".join(f'"{name}"' for name in group) for group in sorted(groups))

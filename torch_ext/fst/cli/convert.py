@@ -7,7 +7,6 @@ import json
 import pickle
 import re
 import shlex
-import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -146,12 +145,10 @@ def _save_tensors(
 def _from_pickle(path: Path, key: str | None) -> dict[str, Tensor]:
     import torch
 
-    # PyTorch before 1.6 did not write ZIP archives, and only those can be mapped.
     try:
         with open_regular(path) as file:
-            # The path of the descriptor cannot name another file meanwhile. Only a path can be mapped.
-            opened = f"/proc/self/fd/{file.fileno()}"
-            content = torch.load(opened, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(opened))
+            # Read, not mapped: a file that another process cuts short is an error, and does not end this process.
+            content = torch.load(file, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, EOFError) as error:
         raise ValueError(f"{path}: {_reason(error)}") from error
     if key is not None:
@@ -216,10 +213,12 @@ def _flatten(path: Path, content: Any, prefix: str) -> Iterator[tuple[str, Tenso
 
 def _unshare(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Copies tensors that share storage with an earlier one, because a file holds separate bytes for each name."""
+    from fst._core.classes import Memory
+
     seen: set[int] = set()
     unshared = {}
     for name, tensor in tensors.items():
         storage = tensor.untyped_storage().data_ptr()
-        unshared[name] = tensor.clone() if storage in seen and tensor.numel() else tensor
+        unshared[name] = Memory.copy(name, tensor) if storage in seen and tensor.numel() else tensor
         seen.add(storage)
     return unshared

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 # Arguments of --dtype: the dtypes of `fst._core.dtypes.CASTABLE`, and the name for the stored dtype.
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 KEEP = "keep"
-_PAGE_BYTES = 4096
+# Size of the copies of mapped tensors, which stay in a core's cache.
+_BLOCK_BYTES = 1 << 20
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -90,16 +91,18 @@ def run(arguments: argparse.Namespace) -> int:
             begin = time.perf_counter()
             if arguments.names:
                 names = select(tensor_names(arguments.paths), arguments.names)
-                tensors = load_tensors(arguments.paths, names, device, dtype=dtype, progress=progress)
+                loaded = load_tensors(arguments.paths, names, device, dtype=dtype, progress=progress)
+                tensors = dict(zip(names, loaded, strict=True))
+                del loaded
             else:
-                tensors = list(load_files(arguments.paths, device, dtype=dtype, progress=progress).values())
+                tensors = load_files(arguments.paths, device, dtype=dtype, progress=progress)
             _finish(tensors, device)
             seconds = time.perf_counter() - begin
-        size_bytes = sum(tensor.nbytes for tensor in tensors)
+        size_bytes = sum(tensor.nbytes for tensor in tensors.values())
         loads.append({"seconds": seconds, "tensors": len(tensors), "bytes": size_bytes})
         if not arguments.json:
-            loaded = f"{format_count(len(tensors), 'tensor')}, {format_size(size_bytes)} on {device}"
-            print(f"{loaded} in {format_seconds(seconds)}{_rate(device, size_bytes, seconds)}")
+            line = f"{format_count(len(tensors), 'tensor')}, {format_size(size_bytes)} on {device}"
+            print(f"{line} in {format_seconds(seconds)}{_rate(device, size_bytes, seconds)}")
         del tensors
     summary = recorded.summary()
     if arguments.json:
@@ -111,18 +114,22 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _finish(tensors: list[torch.Tensor], device: torch.device) -> None:
-    """Waits until all bytes are in the memory of the device. Bytes of mapped files are read on first use."""
+def _finish(tensors: dict[str, torch.Tensor], device: torch.device) -> None:
+    """Waits until all bytes are in the memory of the device. Bytes of mapped files are read on first use.
+
+    They are copied with system calls, block by block: if another process cuts the file short, this is an error.
+    """
     import torch
+
+    from fst._core.classes import Memory
 
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "cpu":
-        for tensor in tensors:
-            if tensor.numel():
-                content = tensor.reshape(-1).view(torch.uint8)
-                content[::_PAGE_BYTES].max()
-                content[-1].item()
+        for name, tensor in tensors.items():
+            if Memory.is_mapped(tensor):
+                for block in torch.split(tensor.reshape(-1).view(torch.uint8), _BLOCK_BYTES):
+                    Memory.copy(name, block)
 
 
 def _rate(device: torch.device, size_bytes: int, seconds: float) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fst._core.arguments import names_of, path_of
-from fst._core.classes import Writer
+from fst._core.classes import Memory, Writer
 from fst._core.encryption_key import EncryptionKey, core_key
 from fst._core.urls import without_secrets
 from fst.compat.tensorizer._encryption import EncryptionParams
@@ -184,7 +184,7 @@ class TensorSerializer:
             if self._is_safetensors:
                 self._writer.write(name, torch.zeros(tensor.shape, dtype=tensor.dtype) if tensor.is_meta else tensor)
             else:
-                self._writer.write_hashed(name, _on_host(tensor), int(kind), module)
+                self._writer.write_hashed(name, _on_host(name, tensor), int(kind), module)
         except BaseException:
             remove(self._written, path)
             raise
@@ -215,11 +215,13 @@ class TensorSerializer:
                 self._directory.cleanup()
 
 
-def _on_host(tensor: Tensor) -> Tensor:
+def _on_host(name: str, tensor: Tensor) -> Tensor:
     """Returns a contiguous copy of a tensor on the CPU, or the tensor itself if it is one, or is on meta.
 
     A meta tensor without dimensions becomes a zero: tensorizer writes its data, and reads no such tensor without data.
     """
     if tensor.is_meta:
         return tensor if tensor.dim() > 0 else torch.zeros((), dtype=tensor.dtype)
-    return tensor.cpu().resolve_conj().resolve_neg().contiguous()
+    host = tensor.cpu()
+    is_plain = host.is_contiguous() and not host.is_conj() and not host.is_neg()
+    return host if is_plain else Memory.copy(name, host)

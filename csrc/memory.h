@@ -1,0 +1,32 @@
+// Memory of tensors. No other file takes the address of elements, because many tensors have none.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <rust/cxx.h>
+
+#include <cstdint>
+#include <string>
+
+namespace fst {
+
+// Returns whether the elements of a tensor are in the memory of its storage. False for sparse, nested and meta tensors,
+// for wrappers of other tensors, such as DTensor and FakeTensor, and for tensors whose storage was freed.
+bool has_memory(const at::Tensor& tensor);
+
+// Returns whether a tensor has memory, or is a dense tensor on meta.
+bool is_dense(const at::Tensor& tensor);
+
+// Returns the address of the first element, for reading. Throws c10::ValueError if the tensor has no memory.
+uint64_t address_of(const at::Tensor& tensor);
+
+// Returns the address of the first element, for writing. Throws c10::ValueError if the tensor has no memory.
+uint64_t mutable_address_of(const at::Tensor& tensor);
+
+// Return the bytes of a contiguous tensor on the CPU. Throw c10::ValueError for any other tensor.
+rust::Slice<const uint8_t> bytes_of(const at::Tensor& tensor);
+rust::Slice<uint8_t> mutable_bytes_of(const at::Tensor& tensor);
+
+// Error text for a tensor without memory, which says what to pass instead.
+std::string describe_missing_memory(const at::Tensor& tensor);
+
+}  // namespace fst

@@ -1,0 +1,188 @@
+"""Tensors whose elements are not in memory of their own, passed to every operator and method that takes tensors."""
+
+import inspect
+import os
+
+import pytest
+import torch
+
+import fst
+from forked import run_forked
+
+
+def kinds():
+    """Yields names and functions that create tensors without memory, or with other memory than their sizes need.
+
+    Programs in processes of their own have this source.
+    """
+    import torch.distributed as dist
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate
+
+    class Wrapper(torch.Tensor):
+        def __new__(cls):
+            return torch.Tensor._make_wrapper_subclass(cls, (32,), dtype=torch.uint8)
+
+        @classmethod
+        def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+            raise NotImplementedError(str(function))
+
+    def resized(size):
+        tensor = torch.ones(32, dtype=torch.uint8)
+        tensor.untyped_storage().resize_(size)
+        return tensor
+
+    def dtensor():
+        if not dist.is_initialized():
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        return DTensor.from_local(torch.ones(32, dtype=torch.uint8), init_device_mesh("cpu", (1,)), [Replicate()])
+
+    ones = torch.ones(32, dtype=torch.uint8)
+    yield "wrapper", Wrapper
+    yield "DTensor", dtensor
+    yield "FakeTensor", lambda: FakeTensorMode().from_tensor(ones)
+    yield "ZeroTensor", lambda: torch._efficientzerotensor((32,), dtype=torch.uint8)
+    yield "freed storage", lambda: resized(0)
+    yield "short storage", lambda: resized(31)
+    yield "functional", lambda: torch._to_functional_tensor(ones)
+    yield "meta", lambda: ones.to("meta")
+    yield "sparse", ones.to_sparse
+    yield "nested", lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    yield "jagged", lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+
+
+# Calls with a tensor `t`. `classes` and `ops` are those of PyTorch.
+CALLS = {
+    "Writer.write": 'classes.Writer("new").write("x", t)',
+    "Writer.write_hashed": 'classes.Writer("new", None, True).write_hashed("x", t, 0, 0)',
+    "EncryptionKey": 'classes.EncryptionKey(t, "")',
+    "EncryptionKey.of_passphrase": 'classes.EncryptionKey.of_passphrase(t, 1, 1 << 20, "")',
+    "EncryptionKey.save_shard": 'classes.EncryptionKey(key, "").save_shard([t], ["x"], "new", None, "")',
+    "Cipher key": "classes.Cipher(t, key[:16], 1, 8192)",
+    "Cipher salt": "classes.Cipher(key, t, 1, 8192)",
+    "Cipher.derive string": "classes.Cipher.derive(t, key[:16], 1, 8192, key.clone())",
+    "Cipher.derive salt": "classes.Cipher.derive(key, t, 1, 8192, key.clone())",
+    "Cipher.derive key": "classes.Cipher.derive(key, key[:16], 1, 8192, t)",
+    "Checkpoint": 'classes.Checkpoint(["a"], t, "", None)',
+    "Checkpoint.differing_hashes": 'classes.Checkpoint(["h"]).differing_hashes(["x"], [t])',
+    "Checkpoint.load_into": 'classes.Checkpoint(["a"]).load_into(["x"], [t])',
+    "Checkpoint.load_boxes_into": 'classes.Checkpoint(["a"]).load_boxes_into(["x"], [0], [32], [1], [t])',
+    "Source.read": 'classes.Source("a").read(0, t)',
+    "GroupPlan": 'classes.GroupPlan(classes.Checkpoint(["a"]), [t], [0], [-1], "auto", 1 << 20)',
+    "GroupLoad": "classes.GroupLoad(plan, 0, [t], torch.device('cpu'))",
+    "GroupLoad.read": "classes.GroupLoad(plan, 0, [key.clone()], torch.device('cpu')).read(0, t)",
+    "GroupLoad.unpack": "classes.GroupLoad(plan, 0, [key.clone()], torch.device('cpu')).unpack(0, t)",
+    "Memory.check": 'classes.Memory.check("x", t)',
+    "Memory.copy": 'classes.Memory.copy("x", t)',
+    "Memory.is_mapped": "assert not classes.Memory.is_mapped(t)",
+    "save_file": 'ops.save_file([t], ["x"], "new")',
+    "_save_shard": 'ops._save_shard([t], ["x"], "new", None, "")',
+    "_write_bytes": 'ops._write_bytes(t, "new", "")',
+    "load_into": 'ops.load_into(["a"], ["x"], [t])',
+    "cast": "ops.cast([t], dtype=torch.float32)",
+    "scatter": "ops.scatter(t, [0], [0], [4], [1])",
+    "serialize": 'ops.serialize([t], ["x"])',
+    "fst.save_file": 'fst.save_file({"x": t}, "new")',
+    "fst.save_file_async": 'fst.save_file_async({"x": t}, "new").result()',
+}
+
+NAMES_TENSOR = {"Writer.write", "Writer.write_hashed", "EncryptionKey.save_shard", "Memory.check", "fst.save_file"}
+ENVIRON = os.environ
+
+PROGRAM = f"""
+import os
+import sys
+
+import fst
+import torch
+from fst.compat.tensorizer import TensorSerializer
+
+{inspect.getsource(kinds)}
+classes, ops = torch.classes.fst, torch.ops.fst
+key = torch.ones(32, dtype=torch.uint8)
+fst.save_file({{"x": key}}, "a")
+with TensorSerializer("h") as serializer:
+    serializer.write_state_dict({{"x": key}})
+calls = {CALLS!r}
+call = calls[sys.argv[1]]
+plan = classes.GroupPlan(classes.Checkpoint(["a"]), [torch.tensor([0, 0])], [0], [-1], "auto", 1 << 20)
+for kind, create in kinds():
+    os.write(1, f"\\n{{kind}}: ".encode())
+    try:
+        exec(call, globals(), {{"t": create()}})
+        result = "done"
+    except Exception as error:
+        result = " ".join(str(error).split())
+    os.write(1, result.encode())
+# Inside torch.func.vmap, tensors have no storage that the outside sees.
+os.write(1, b"\\nvmap: ")
+try:
+    torch.func.vmap(lambda t: (exec(call, globals(), {{"t": t}}), t)[1])(key[None])
+    result = "done"
+except Exception as error:
+    result = " ".join(str(error).split())
+os.write(1, result.encode())
+"""
+
+# Operators for which PyTorch replaces the tensor by one with values, or whose fakes take it. A file in tensorizer's
+# format has tensors on meta.
+MAY_SUCCEED = {
+    "Memory.is_mapped",
+    "cast",
+    "scatter",
+    "serialize",
+    "save_file",
+    "_save_shard",
+    "_write_bytes",
+    "load_into",
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_tensors_without_memory_are_errors(tmp_path, call):
+    """No call reads or writes memory that a tensor does not have, or ends the process."""
+    output = run_forked(PROGRAM, call, environ=ENVIRON, directory=tmp_path)
+    results = dict(line.split(": ", 1) for line in output.strip().splitlines())
+    assert list(results) == [*(name for name, _ in kinds()), "vmap"]
+    if call in MAY_SUCCEED:
+        return
+    for kind, result in results.items():
+        if (call, kind) != ("Writer.write_hashed", "meta"):
+            assert result != "done", kind
+        if call in NAMES_TENSOR and kind not in ("meta", "jagged", "vmap"):
+            assert 'tensor "x": ' in result, kind
+
+
+class Dispatched(torch.Tensor):
+    """Subclass with memory of its own, whose operators run in Python."""
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        with torch._C._DisableTorchDispatch():
+            return function(*args, **(kwargs or {}))
+
+
+class Named(torch.Tensor):
+    """Subclass without operators of its own."""
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_subclasses_with_memory_are_saved(tmp_path, encrypted):
+    values = torch.arange(6.0).view(2, 3)
+    tensors = {
+        "dispatched": torch.Tensor._make_subclass(Dispatched, values),
+        "transposed": torch.Tensor._make_subclass(Dispatched, values).t(),
+        "named": values.as_subclass(Named),
+        "parameter": torch.nn.Parameter(values),
+        "empty": torch.empty(0, 3),
+        "conjugate": torch.complex(values, values).conj(),
+    }
+    key = fst.EncryptionKey.from_bytes(bytes(range(32))) if encrypted else None
+    with fst.Writer(tmp_path / "a", encryption_key=key) as writer:
+        for name, tensor in tensors.items():
+            writer.write(name, tensor)
+    loaded = fst.load_file(tmp_path / "a", encryption_key=key) if encrypted else fst.load_file(tmp_path / "a")
+    for name, tensor in tensors.items():
+        plain = tensor.detach().as_subclass(torch.Tensor).resolve_conj()
+        assert torch.equal(loaded[name], plain), name
