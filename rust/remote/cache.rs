@@ -30,7 +30,10 @@ use crate::os::local_file::LocalFile;
 pub(super) use part::Part;
 pub(super) use queue::add;
 pub use queue::flush;
-use rustix::fs::{FlockOperation, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, flock, fstatvfs, futimens};
+use rustix::fs::{
+    FlockOperation, OFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, fcntl_getfl, fcntl_setfl, flock, fstatvfs,
+    futimens,
+};
 use rustix::io::Errno;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -51,11 +54,53 @@ const LOCK_INTERVAL: Duration = Duration::from_millis(2);
 /// Mode of files, which are as private as the objects.
 const FILE_MODE: u32 = 0o600;
 const DIRECTORY_MODE: u32 = 0o700;
-/// Beginnings of the names of parameters of signed URLs, which differ for the same object.
-const SIGNATURE_PARAMETERS: [&str; 7] =
-    ["x-amz-", "x-goog-", "signature", "expires", "key-pair-id", "policy", "awsaccesskeyid"];
-/// Parameters of Azure's shared access signatures.
-const SAS_PARAMETERS: [&str; 11] = ["sv", "ss", "srt", "sr", "sp", "st", "se", "sip", "spr", "sig", "skoid"];
+
+/// Parameters of one kind of signed URLs, which differ for the same object. A server may use some of their names for other
+/// purposes, but not all that a signature requires.
+struct SignatureKind {
+    required: &'static [&'static str],
+    optional: &'static [&'static str],
+}
+
+const SIGNATURE_KINDS: [SignatureKind; 7] = [
+    // Amazon S3 and services with its API, version 4 and version 2.
+    SignatureKind {
+        required: &[
+            "X-Amz-Algorithm",
+            "X-Amz-Credential",
+            "X-Amz-Date",
+            "X-Amz-Expires",
+            "X-Amz-SignedHeaders",
+            "X-Amz-Signature",
+        ],
+        optional: &["X-Amz-Security-Token"],
+    },
+    SignatureKind { required: &["AWSAccessKeyId", "Expires", "Signature"], optional: &["x-amz-security-token"] },
+    // Google Cloud Storage, version 4 and version 2.
+    SignatureKind {
+        required: &[
+            "X-Goog-Algorithm",
+            "X-Goog-Credential",
+            "X-Goog-Date",
+            "X-Goog-Expires",
+            "X-Goog-SignedHeaders",
+            "X-Goog-Signature",
+        ],
+        optional: &[],
+    },
+    SignatureKind { required: &["GoogleAccessId", "Expires", "Signature"], optional: &[] },
+    // Amazon CloudFront, with a canned and with a custom policy.
+    SignatureKind { required: &["Expires", "Signature", "Key-Pair-Id"], optional: &["Hash-Algorithm"] },
+    SignatureKind { required: &["Policy", "Signature", "Key-Pair-Id"], optional: &["Hash-Algorithm"] },
+    // Shared access signatures of Azure.
+    SignatureKind {
+        required: &["sv", "sig"],
+        optional: &[
+            "ss", "srt", "sr", "sp", "st", "se", "sip", "spr", "si", "ses", "skoid", "sktid", "skt", "ske", "sks",
+            "skv", "saoid", "suoid", "scid",
+        ],
+    },
+];
 
 /// Directory with copies of objects.
 #[derive(Clone, Debug)]
@@ -167,7 +212,7 @@ impl Cache {
     /// Locks the directory against other processes and threads until the file is dropped.
     fn lock(&self) -> io::Result<File> {
         let path = self.directory.join("lock");
-        let lock = OpenOptions::new().write(true).create(true).truncate(false).mode(FILE_MODE).open(path)?;
+        let lock = open_file(OpenOptions::new().write(true).create(true).truncate(false).mode(FILE_MODE), &path)?;
         let begin = Instant::now();
         loop {
             match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
@@ -189,7 +234,10 @@ impl Cache {
             if ending == RANGES && !path.with_extension(PART).exists() {
                 fs::remove_file(&path)?;
             } else if ending == OBJECT || ending == PART {
-                let metadata = fs::metadata(&path)?;
+                let metadata = fs::symlink_metadata(&path)?;
+                if !metadata.is_file() {
+                    continue;
+                }
                 copies.push((metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH), metadata.len(), path));
             }
         }
@@ -206,7 +254,7 @@ impl Cache {
             if used.saturating_add(bytes) <= bytes_max {
                 break;
             }
-            let file = File::open(&path)?;
+            let file = open_file(OpenOptions::new().read(true), &path)?;
             if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
                 Entry { stem: path.with_extension("") }.remove()?;
                 tracing::info!(path = %path.display(), length, "removed a copy to make room");
@@ -228,13 +276,17 @@ pub(super) fn name_of(location: &Location, endpoints: &[String]) -> String {
     format!("{bare}\n{query}\n{}", endpoints.join("\n"))
 }
 
-/// Returns a query without the parameters of signatures.
+/// Returns a query without the parameters of the signatures in it.
 fn unsigned(query: &str) -> String {
-    let has_sas = query.split('&').any(|parameter| parameter.starts_with("sig="));
+    fn name(parameter: &str) -> &str {
+        parameter.split_once('=').map_or(parameter, |(name, _)| name)
+    }
+    let has = |required: &&str| query.split('&').any(|parameter| name(parameter) == *required);
+    let signed: Vec<&SignatureKind> =
+        SIGNATURE_KINDS.iter().filter(|kind| kind.required.iter().all(|required| has(required))).collect();
     let is_kept = |parameter: &&str| {
-        let name = parameter.split('=').next().unwrap_or_default().to_ascii_lowercase();
-        let is_signature = SIGNATURE_PARAMETERS.iter().any(|prefix| name.starts_with(prefix));
-        !(is_signature || has_sas && SAS_PARAMETERS.contains(&&*name))
+        let names = signed.iter().flat_map(|kind| kind.required.iter().chain(kind.optional));
+        !names.into_iter().any(|signature| *signature == name(parameter))
     };
     query.split('&').filter(is_kept).collect::<Vec<_>>().join("&")
 }
@@ -250,8 +302,7 @@ fn digest<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {
 
 /// Opens a file for reading and locks it against removal, or returns `None` if it does not exist.
 fn open_existing(path: &Path) -> io::Result<Option<File>> {
-    let opened = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(path);
-    match opened {
+    match open_file(OpenOptions::new().read(true), path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
         Ok(file) => {
@@ -259,6 +310,18 @@ fn open_existing(path: &Path) -> io::Result<Option<File>> {
             Ok(Some(file))
         }
     }
+}
+
+/// Opens a file of the cache. Neither a FIFO nor a device blocks the call.
+fn open_file(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    let file = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
+    if !file.metadata()?.is_file() {
+        let message = format!("{}: expected a regular file; remove it", path.display());
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+    }
+    // Reads of the copy may wait, as those of any other file.
+    fcntl_setfl(&file, fcntl_getfl(&file)?.difference(OFlags::NONBLOCK))?;
+    Ok(file)
 }
 
 /// Marks a copy as used now.
@@ -283,5 +346,48 @@ fn is_same(one: &File, path: &Path) -> io::Result<bool> {
         Ok(other) => Ok((own.dev(), own.ino()) == (other.dev(), other.ino())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::unsigned;
+
+    #[test]
+    fn signatures_are_no_part_of_a_name() {
+        for signature in [
+            "X-Amz-Algorithm=A&X-Amz-Credential=B&X-Amz-Date=C&X-Amz-Expires=1&X-Amz-SignedHeaders=host&X-Amz-Signature=D\
+             &X-Amz-Security-Token=E",
+            "AWSAccessKeyId=A&Expires=1&Signature=B&x-amz-security-token=C",
+            "X-Goog-Algorithm=A&X-Goog-Credential=B&X-Goog-Date=C&X-Goog-Expires=1&X-Goog-SignedHeaders=host&X-Goog-Signature=D",
+            "GoogleAccessId=A&Expires=1&Signature=B",
+            "Expires=1&Signature=B&Key-Pair-Id=C&Hash-Algorithm=SHA256",
+            "Policy=A&Signature=B&Key-Pair-Id=C",
+            "sv=2024-01-01&sp=r&se=A&sr=b&sig=B",
+            "sv=2024-01-01&skoid=A&sktid=B&skt=C&ske=D&sks=b&skv=E&st=F&se=G&sr=b&sp=r&sig=H",
+        ] {
+            assert_eq!(unsigned(&format!("versionId=1&{signature}&part=2")), "versionId=1&part=2");
+        }
+    }
+
+    #[test]
+    fn parameters_like_those_of_signatures_are_part_of_a_name() {
+        for query in [
+            "policy-net=1",
+            "expires-model=1",
+            "signature-version=1",
+            "x-amz-model=1",
+            "X-Amz-Date=1",
+            "X-Amz-Date=1&X-Amz-Signature=2",
+            "Expires=1&Signature=2",
+            "Policy=1",
+            "sp=1&sig=2",
+            "sv=1&sp=2",
+            "policy=1&signature=2&key-pair-id=3",
+        ] {
+            assert_eq!(unsigned(query), query);
+        }
+        let signed = "AWSAccessKeyId=A&Expires=1&Signature=B&Policy=C&sp=D";
+        assert_eq!(unsigned(signed), "Policy=C&sp=D");
     }
 }

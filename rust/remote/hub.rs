@@ -17,6 +17,7 @@ use super::transport::{self, Transport};
 use super::trust::Trust;
 use crate::error::{Error, Kind, Result};
 use crate::options;
+use crate::os::local_file::open_regular;
 use crate::os::retry::Check;
 use ::http::header::{self, HeaderMap, HeaderValue};
 use ::http::{Method, StatusCode, Uri};
@@ -26,6 +27,7 @@ use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::fs;
+use std::io::Read;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -96,7 +98,10 @@ impl File {
         if is_commit(&self.revision) {
             return Some(self.revision.clone());
         }
-        let commit = fs::read_to_string(self.cache()?.join("refs").join(&self.revision)).ok()?;
+        // A commit is 40 digits, and a FIFO would block.
+        let (file, _) = open_regular(&self.cache()?.join("refs").join(&self.revision)).ok()?;
+        let mut commit = String::new();
+        file.take(64).read_to_string(&mut commit).ok()?;
         Some(commit.trim().to_owned()).filter(|commit| is_commit(commit))
     }
 }

@@ -1,14 +1,14 @@
 //! Copies that lack some bytes.
 
 use super::ranges::{RANGE_BYTES, Ranges};
-use super::{Cache, Entry, FILE_MODE, OBJECT, PART, RANGES, is_same, use_now};
+use super::{Cache, Entry, FILE_MODE, OBJECT, PART, RANGES, is_same, open_file, use_now};
 use crate::num::{to_u64, to_usize};
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Copy of an object that lacks some bytes.
@@ -137,10 +137,6 @@ fn complete(data: &File, entry: &Entry) -> io::Result<()> {
         fs::remove_file(entry.path(RANGES))?;
     }
     Ok(())
-}
-
-fn open_file(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
-    options.custom_flags(libc::O_NOFOLLOW).open(path)
 }
 
 fn read_ranges(file: &File, length: u64) -> io::Result<Option<Ranges>> {

@@ -131,13 +131,35 @@ def test_object_without_an_exact_version_is_not_kept(server, cache, kind):
 
 
 def test_signature_of_a_url_does_not_matter(server, cache):
-    signed = f"{server.url(PATH)}?part=1&X-Amz-Date={{}}&X-Amz-Signature={{}}"
+    names = ("Algorithm", "Credential", "Expires", "SignedHeaders")
+    others = "&".join(f"X-Amz-{name}=x" for name in names)
+    signed = f"{server.url(PATH)}?part=1&{others}&X-Amz-Date={{}}&X-Amz-Signature={{}}"
     load(signed.format("a", "b"))
     server.reset()
     assert_equal(load(signed.format("c", "d")), TENSORS)
     assert requested_bytes(server) == 1
     load(signed.format("c", "d").replace("part=1", "part=2"))
     assert requested_bytes(server) == len(DATA)
+
+
+def test_parameter_like_that_of_a_signature_matters(server):
+    for value in "ab":
+        server.reset()
+        load(f"{server.url(PATH)}?policy-net={value}")
+        assert requested_bytes(server) == len(DATA)
+
+
+@pytest.mark.parametrize("ending", [".object", "lock"])
+def test_fifo_in_the_directory_does_not_block(server, cache, monkeypatch, ending):
+    load(server.url(PATH))
+    (planted,) = cache.glob(f"*{ending}")
+    planted.unlink()
+    os.mkfifo(planted)
+    # The second object needs the room of the first.
+    monkeypatch.setenv("FST_CACHE_BYTES", str(len(DATA)))
+    server.put("second.safetensors", DATA)
+    for path in (PATH, "second.safetensors"):
+        subprocess.run([sys.executable, "-c", LOAD, server.url(path)], timeout=30, check=True)
 
 
 def test_least_recently_used_goes_first(http_server, cache, monkeypatch):
