@@ -1,7 +1,9 @@
 """The command `fst` without PyTorch: help, the version, and which processes are the command."""
 
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import torch
 import fst
 from fst._core.dtypes import CASTABLE
 from fst.cli.load import DTYPES
+from fst_bench.http_server import Server
 from suite import CHECKOUT
 
 # The script that pip installs.
@@ -81,3 +84,18 @@ def test_subcommands_need_pytorch(without_torch):
 
 def test_dtypes_are_those_that_loads_cast():
     assert {getattr(torch, name) for name in DTYPES} == set(CASTABLE)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signal_ends_an_operator(tmp_path, number, code):
+    """Both end a load in its operator, not only after it, and without a traceback."""
+    fst.save_file({"x": torch.zeros(1 << 22)}, tmp_path / "x")
+    with Server(rate=1e6) as server:
+        server.put("x.safetensors", (tmp_path / "x").read_bytes())
+        command = [sys.executable, "-m", "fst", "load", server.url("x.safetensors")]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            while len(server.requests()) < 2:
+                time.sleep(0.01)
+            process.send_signal(number)
+            output, errors = process.communicate(timeout=10)
+    assert (process.returncode, output, errors) == (code, "", "")

@@ -14,9 +14,11 @@ from fst._core.build import PACKAGE, layer_for, read_version, torch_releases
 from fst._core.formatting import visible, visible_lines
 from fst.cli import bench, convert, doctor, inspect, key, load, sign, verify
 from fst.cli.message import message_of
+from fst.cli.sigterm import Terminated, end_at_sigterm
 
-# Exit code of a program that SIGINT ends, as in shells.
+# Exit codes of programs that SIGINT and SIGTERM end, as in shells.
 INTERRUPTED = 130
+TERMINATED = 143
 
 
 class _Parser(argparse.ArgumentParser):
@@ -53,9 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
             program.print_help()
             status = 0
         else:
-            status = parsed.run(parsed)
+            with end_at_sigterm():
+                status = parsed.run(parsed)
         # Otherwise Python writes the buffered rest at exit, and reports a closed pipe.
         sys.stdout.flush()
+    except Terminated:
+        status = TERMINATED
     except KeyboardInterrupt:
         status = INTERRUPTED
     except BrokenPipeError:
