@@ -2,7 +2,7 @@
 
 use super::encryption_key::EncryptionKey;
 use super::guard::guard;
-use crate::encryption::secret::{Derivation, Key, SALT_BYTES};
+use crate::encryption::secret::{Derivation, KEY_BYTES, Key, SALT_BYTES};
 use crate::error::{Error, Kind, Result};
 use crate::format::tensors::cipher;
 
@@ -27,10 +27,13 @@ pub(super) fn cipher_of_key(key: &EncryptionKey) -> Result<Box<Cipher>> {
 /// Derives a key from a string into `key`.
 pub(super) fn derive_key(string: &[u8], salt: &[u8], opslimit: u64, memlimit: u64, key: &mut [u8]) -> Result<()> {
     guard(|| {
-        let derived = derivation(salt, opslimit, memlimit)?.key(string)?;
-        for (target, byte) in key.iter_mut().zip(derived.secret()) {
-            *target = *byte;
-        }
+        let derivation = derivation(salt, opslimit, memlimit)?;
+        let bytes = key.len();
+        let key = <&mut [u8; KEY_BYTES]>::try_from(key).map_err(|_| {
+            let message = format!("the key has {bytes} bytes, but must have {KEY_BYTES}");
+            Error::new(Kind::InvalidArgument, message)
+        })?;
+        key.copy_from_slice(derivation.key(string)?.secret());
         Ok(())
     })
 }

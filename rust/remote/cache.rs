@@ -282,8 +282,7 @@ fn unsigned(query: &str) -> String {
         parameter.split_once('=').map_or(parameter, |(name, _)| name)
     }
     let has = |required: &&str| query.split('&').any(|parameter| name(parameter) == *required);
-    let signed: Vec<&SignatureKind> =
-        SIGNATURE_KINDS.iter().filter(|kind| kind.required.iter().all(|required| has(required))).collect();
+    let signed: Vec<&SignatureKind> = SIGNATURE_KINDS.iter().filter(|kind| kind.required.iter().all(has)).collect();
     let is_kept = |parameter: &&str| {
         let names = signed.iter().flat_map(|kind| kind.required.iter().chain(kind.optional));
         !names.into_iter().any(|signature| *signature == name(parameter))

@@ -186,3 +186,10 @@ def test_subclasses_with_memory_are_saved(tmp_path, encrypted):
     for name, tensor in tensors.items():
         plain = tensor.detach().as_subclass(torch.Tensor).resolve_conj()
         assert torch.equal(loaded[name], plain), name
+
+
+@pytest.mark.parametrize("size", [31, 33])
+def test_key_is_derived_into_memory_of_its_size(size):
+    string, salt = torch.ones(4, dtype=torch.uint8), torch.ones(16, dtype=torch.uint8)
+    with pytest.raises(ValueError, match=f"the key has {size} bytes, but must have 32"):
+        torch.classes.fst.Cipher.derive(string, salt, 1, 8192, torch.zeros(size, dtype=torch.uint8))
