@@ -28,8 +28,7 @@ class OpenEncryptionKey : public torch::CustomClassHolder {
   static c10::intrusive_ptr<OpenEncryptionKey> of_passphrase(const at::Tensor& passphrase, int64_t passes,
                                                              int64_t memory_bytes, const std::string& label);
 
-  // Reads a key from a local file: 32 bytes, as many hexadecimal numbers, or a JWK Set. Without a label, a key of a set
-  // has that of the file.
+  // Reads a key from a local file: 32 bytes, or as many hexadecimal numbers.
   static c10::intrusive_ptr<OpenEncryptionKey> of_file(const std::string& path, const std::string& label);
 
   // Returns the key for the files of one save, which share one salt if the key is from a passphrase.

@@ -4,7 +4,6 @@
 pub mod chunks;
 pub mod cipher;
 pub mod file_key;
-pub mod jwk;
 pub mod key;
 pub mod keyring;
 pub mod secret;

@@ -1,6 +1,5 @@
 //! File formats: headers of safetensors and of tensorizer's `.tensors`, and layouts of new files.
 
-pub mod cryptotensors;
 pub mod digests;
 pub mod encryption;
 pub mod header;

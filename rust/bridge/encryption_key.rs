@@ -15,12 +15,9 @@ pub(super) fn encryption_key(bytes: &[u8], label: &str) -> Result<Box<Encryption
     guard(|| Ok(Box::new(EncryptionKey(key::EncryptionKey::from_bytes(bytes)?.with_label(label)?))))
 }
 
-/// Reads a key from a file. An empty label stands for that of the file.
+/// Reads a key from a file.
 pub(super) fn key_of_file(path: &str, label: &str) -> Result<Box<EncryptionKey>> {
-    guard(|| {
-        let key = key::EncryptionKey::from_file(Path::new(path))?;
-        Ok(Box::new(EncryptionKey(if label.is_empty() { key } else { key.with_label(label)? })))
-    })
+    guard(|| Ok(Box::new(EncryptionKey(key::EncryptionKey::from_file(Path::new(path))?.with_label(label)?))))
 }
 
 /// Copies a passphrase.

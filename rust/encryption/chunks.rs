@@ -1,6 +1,6 @@
 //! Chunks of the data of a file, each of which is encrypted by itself.
 
-use super::cipher::{Cipher, KeyedCipher, TAG_BYTES, Tag, numbered};
+use super::cipher::{Cipher, KeyedCipher, TAG_BYTES, Tag};
 use super::file_key::FileKey;
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
@@ -30,11 +30,6 @@ pub trait Chunks: fmt::Debug + Send + Sync {
     /// # Errors
     /// `integrity`, with the first byte of the chunk.
     fn decrypt(&self, chunk: &Unit, data: &mut [u8]) -> Result<()>;
-
-    /// Returns the first byte of a tensor that is not encrypted, if there is one.
-    fn plain(&self) -> Option<u64> {
-        None
-    }
 }
 
 /// Chunks of a safetensors file. All have the same size, but the last one of each tensor.
@@ -70,13 +65,13 @@ impl Chunks for SafetensorsChunks {
     fn decrypt(&self, chunk: &Unit, data: &mut [u8]) -> Result<()> {
         let _span = profile::span(Stage::Cipher).bytes(data.len());
         let tag = tag_of(&self.tags, chunk.number).filter(|_| chunk.fits(data)).ok_or_else(|| no_tag(chunk, data))?;
-        let is_authentic = self.cipher.decrypt(numbered(chunk.number), &[], data, tag);
-        if is_authentic { Ok(()) } else { Err(changed(chunk, chunk.number)) }
+        let is_authentic = self.cipher.decrypt(chunk.number, &[], data, tag);
+        if is_authentic { Ok(()) } else { Err(changed(chunk)) }
     }
 }
 
 /// Returns the authentication code with this number.
-pub fn tag_of(tags: &[u8], number: u64) -> Option<Tag> {
+fn tag_of(tags: &[u8], number: u64) -> Option<Tag> {
     tags.as_chunks().0.get(to_usize(number)).copied()
 }
 
@@ -85,12 +80,12 @@ pub fn no_tag(chunk: &Unit, data: &[u8]) -> Error {
     Error::new(Kind::Internal, format!("no code for {} bytes of {chunk:?}", data.len()))
 }
 
-/// Returns the error for a chunk that is not authentic. `number` is the one that its cipher has counted.
-pub fn changed(chunk: &Unit, number: u64) -> Error {
+fn changed(chunk: &Unit) -> Error {
     let message = format!(
-        "the {} bytes of chunk {number}, or their authentication code, are not those that were encrypted; the file was \
-         changed, or parts of files were exchanged",
-        chunk.range.end - chunk.range.start
+        "the {} bytes of chunk {}, or their authentication code, are not those that were encrypted; the file was changed, \
+         or parts of files were exchanged",
+        chunk.range.end - chunk.range.start,
+        chunk.number
     );
     Error::new(Kind::Integrity, message).offset(chunk.range.start)
 }
@@ -116,8 +111,8 @@ impl ChunkEncryptor {
     /// `internal` if the cipher fails.
     pub fn encrypt(&mut self, data: &mut [u8]) -> Result<()> {
         let _span = profile::span(Stage::Cipher).bytes(data.len());
-        let nonce = numbered(to_u64(self.tags.len() / TAG_BYTES));
-        self.tags.extend(self.cipher.encrypt(nonce, &[], data)?);
+        let number = to_u64(self.tags.len() / TAG_BYTES);
+        self.tags.extend(self.cipher.encrypt(number, &[], data)?);
         Ok(())
     }
 

@@ -13,9 +13,6 @@ pub const TAG_BYTES: usize = 16;
 /// Authentication code.
 pub type Tag = [u8; TAG_BYTES];
 
-/// Number that a key encrypts with only once.
-pub type NonceBytes = [u8; NONCE_LEN];
-
 /// Cipher of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cipher {
@@ -27,7 +24,7 @@ pub enum Cipher {
 
 /// Cipher with its key.
 #[derive(Clone)]
-pub struct KeyedCipher(Arc<Wiped<LessSafeKey>>);
+pub(super) struct KeyedCipher(Arc<Wiped<LessSafeKey>>);
 
 impl Cipher {
     /// All ciphers.
@@ -57,11 +54,7 @@ impl Cipher {
         if has_aes { Cipher::Aes256Gcm } else { Cipher::ChaCha20Poly1305 }
     }
 
-    /// Returns the cipher with a key.
-    ///
-    /// # Errors
-    /// `internal` if the cipher refuses its key.
-    pub fn keyed(self, key: &[u8; KEY_BYTES]) -> Result<KeyedCipher> {
+    pub(super) fn keyed(self, key: &[u8; KEY_BYTES]) -> Result<KeyedCipher> {
         let algorithm = match self {
             Cipher::Aes256Gcm => &aead::AES_256_GCM,
             Cipher::ChaCha20Poly1305 => &aead::CHACHA20_POLY1305,
@@ -73,19 +66,18 @@ impl Cipher {
 }
 
 impl KeyedCipher {
-    /// Encrypts data in place. The nonce is unique for each call with the same key.
-    pub(super) fn encrypt(&self, nonce: NonceBytes, associated: &[u8], data: &mut [u8]) -> Result<Tag> {
+    /// Encrypts data in place. `number` is unique for each call with the same key.
+    pub(super) fn encrypt(&self, number: u64, associated: &[u8], data: &mut [u8]) -> Result<Tag> {
         let failed = || Error::new(Kind::Internal, "the cipher failed");
-        let nonce = Nonce::assume_unique_for_key(nonce);
-        let seal = || self.0.seal_in_place_separate_tag(nonce, Aad::from(associated), data);
+        let seal = || self.0.seal_in_place_separate_tag(nonce(number), Aad::from(associated), data);
         let tag = with_wiped_stack(seal).map_err(|_| failed())?;
         tag.as_ref().try_into().map_err(|_| failed())
     }
 
     /// Decrypts data in place and returns true. Overwrites data that is not authentic with zeros, and returns false.
-    pub fn decrypt(&self, nonce: NonceBytes, associated: &[u8], data: &mut [u8], tag: Tag) -> bool {
-        let nonce = Nonce::assume_unique_for_key(nonce);
-        let open = || self.0.open_in_place_separate_tag(nonce, Aad::from(associated), tag.into(), data, 0..).is_ok();
+    pub(super) fn decrypt(&self, number: u64, associated: &[u8], data: &mut [u8], tag: Tag) -> bool {
+        let open =
+            || self.0.open_in_place_separate_tag(nonce(number), Aad::from(associated), tag.into(), data, 0..).is_ok();
         let is_authentic = with_wiped_stack(open);
         if !is_authentic {
             data.fill(0);
@@ -101,10 +93,10 @@ impl fmt::Debug for KeyedCipher {
 }
 
 /// Returns a number as a little-endian nonce.
-pub(super) fn numbered(number: u64) -> NonceBytes {
+fn nonce(number: u64) -> Nonce {
     let mut nonce = [0; NONCE_LEN];
     for (target, byte) in nonce.iter_mut().zip(number.to_le_bytes()) {
         *target = byte;
     }
-    nonce
+    Nonce::assume_unique_for_key(nonce)
 }

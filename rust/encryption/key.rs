@@ -1,7 +1,6 @@
 //! Keys of users, which wrap the keys of files.
 
 use super::fill_random;
-use super::jwk::{self, SignerKey};
 use super::secret::{Derivation, KEY_BYTES, Key, SALT_BYTES, copied};
 use super::slot::LABEL_BYTES;
 use super::wipe::with_wiped_stack;
@@ -24,7 +23,7 @@ pub const PASSES: u64 = 3;
 pub const MEMORY_BYTES: u64 = 256 << 20;
 
 /// Number of bytes of a key file that are read: more than one with a key has.
-const FILE_BYTES_MAX: usize = 64 << 10;
+const FILE_BYTES_MAX: usize = 4 << 10;
 /// Upper bound for a passphrase in a file, in bytes.
 pub const PASSPHRASE_BYTES_MAX: usize = 1024;
 /// Line end that may follow a passphrase, besides a single line feed.
@@ -37,8 +36,6 @@ const DERIVED_MAX: usize = 64;
 pub struct EncryptionKey {
     secret: Secret,
     label: String,
-    /// Keys of those who may sign CryptoTensors files with this key.
-    signers: Vec<SignerKey>,
 }
 
 #[derive(Clone)]
@@ -65,8 +62,7 @@ impl EncryptionKey {
         Ok(EncryptionKey::of(Secret::Key(Key::new(bytes)?)))
     }
 
-    /// Reads a key from a local file: its bytes, as many hexadecimal numbers and a line end, or a JWK or JWK Set. The
-    /// label is then the `kid` of the key. A set may have public keys, with which CryptoTensors files are signed.
+    /// Reads a key from a local file: its bytes, or as many hexadecimal numbers and white space.
     ///
     /// # Errors
     /// `invalid-argument` if the file has something else; `io` and others if it cannot be read.
@@ -75,24 +71,12 @@ impl EncryptionKey {
         let (file, _) = open_regular(path)?;
         let mut content = Zeroizing::new(Vec::with_capacity(FILE_BYTES_MAX));
         file.take(to_u64(FILE_BYTES_MAX)).read_to_end(&mut content).map_err(failed)?;
-        if content.len() != KEY_BYTES && content.trim_ascii_start().starts_with(b"{") {
-            return EncryptionKey::from_jwk(&content).map_err(|error| error.at(path));
-        }
         let bytes = if content.len() == KEY_BYTES { Some(content) } else { with_wiped_stack(|| parse_hex(&content)) };
         let invalid = || {
-            let message = format!("a key has {KEY_BYTES} bytes, as many hexadecimal numbers, or is a JWK Set");
+            let message = format!("a key has {KEY_BYTES} bytes, or as many hexadecimal numbers");
             Error::new(Kind::InvalidArgument, message).at(path)
         };
         EncryptionKey::from_bytes(&bytes.ok_or_else(invalid)?)
-    }
-
-    /// Parses a JWK or a JWK Set with one secret key and any number of public keys.
-    ///
-    /// # Errors
-    /// Those of [`jwk::parse`] and [`with_label`](EncryptionKey::with_label).
-    pub fn from_jwk(text: &[u8]) -> Result<EncryptionKey> {
-        let jwk::Keys { secret, id, signers } = with_wiped_stack(|| jwk::parse(text))?;
-        EncryptionKey { signers, ..EncryptionKey::of(Secret::Key(secret)) }.with_label(&id)
     }
 
     /// Reads a passphrase from a local file, of up to [`PASSPHRASE_BYTES_MAX`] bytes and a line end. New files have the limits
@@ -141,7 +125,7 @@ impl EncryptionKey {
     }
 
     fn of(secret: Secret) -> EncryptionKey {
-        EncryptionKey { secret, label: String::new(), signers: Vec::new() }
+        EncryptionKey { secret, label: String::new() }
     }
 
     /// Returns the key with a label, which new files show to everybody.
@@ -161,11 +145,6 @@ impl EncryptionKey {
         &self.label
     }
 
-    /// Returns the public keys of those who may sign CryptoTensors files with this key.
-    pub fn signers(&self) -> &[SignerKey] {
-        &self.signers
-    }
-
     /// Returns the key for the files of one save, which share one salt if the key is from a passphrase: deriving takes
     /// longer than writing a small file.
     ///
@@ -178,7 +157,7 @@ impl EncryptionKey {
                 Secret::Passphrase(Arc::clone(passphrase), Some(passphrase.new_key()?))
             }
         };
-        Ok(EncryptionKey { secret, label: self.label.clone(), signers: self.signers.clone() })
+        Ok(EncryptionKey { secret, label: self.label.clone() })
     }
 
     /// Returns the secret key for a new file, and its derivation from a passphrase. It has a new salt, unless the key is
@@ -193,7 +172,7 @@ impl EncryptionKey {
     }
 
     /// Returns the secret key of a slot with this derivation, or `None` if the slot is for another sort of key.
-    pub(crate) fn for_slot(&self, derivation: Option<Derivation>) -> Result<Option<Key>> {
+    pub(super) fn for_slot(&self, derivation: Option<Derivation>) -> Result<Option<Key>> {
         match (&self.secret, derivation) {
             (Secret::Key(key), None) => Ok(Some(key.clone())),
             (Secret::Passphrase(passphrase, _), Some(derivation)) => passphrase.key(derivation).map(Some),

@@ -17,13 +17,10 @@ fn lock() -> MutexGuard<'static, Vec<EncryptionKey>> {
     KEYS.get().lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Registers a key for the loads and saves of this process. A key that is registered already, with this label and these
-/// signers, stays so.
+/// Registers a key for the loads and saves of this process. A key that is registered already, with this label, stays so.
 pub fn register(key: &EncryptionKey) {
     let mut keys = lock();
-    let is_known =
-        |known: &EncryptionKey| known.is_same(key) && known.label() == key.label() && known.signers() == key.signers();
-    if !keys.iter().any(is_known) {
+    if !keys.iter().any(|known| known.is_same(key) && known.label() == key.label()) {
         keys.push(key.clone());
     }
 }

@@ -1,6 +1,6 @@
 //! Slots of a header, which have the key of the file, encrypted with the keys of users.
 
-use super::cipher::{Cipher, KeyedCipher, TAG_BYTES, numbered};
+use super::cipher::{Cipher, KeyedCipher, TAG_BYTES};
 use super::file_key::{FileKey, expand, expand_key, extract};
 use super::fill_random;
 use super::key::EncryptionKey;
@@ -49,7 +49,7 @@ pub fn wrap(file_key: &FileKey, key: &EncryptionKey, cipher: Cipher) -> Result<S
         let (clear, rest) = slot.split_at_mut(CLEAR_BYTES);
         let (encrypted, tag) = rest.split_at_mut(KEY_BYTES);
         encrypted.copy_from_slice(file_key.secret());
-        tag.copy_from_slice(&wrapping(&user_key, &wrap_salt, cipher)?.encrypt(numbered(0), clear, encrypted)?);
+        tag.copy_from_slice(&wrapping(&user_key, &wrap_salt, cipher)?.encrypt(0, clear, encrypted)?);
         Ok(slot)
     })
 }
@@ -89,7 +89,7 @@ pub fn unwrap(slots: &[Slot], keys: &[EncryptionKey], cipher: Cipher) -> Result<
         let mut is_authentic = false;
         let file_key = Key::with(|key| {
             key.copy_from_slice(encrypted);
-            is_authentic = wrapping.decrypt(numbered(0), clear, key, tag);
+            is_authentic = wrapping.decrypt(0, clear, key, tag);
             Ok(())
         })?;
         if !is_authentic {

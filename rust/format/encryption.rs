@@ -11,7 +11,6 @@
 //! A caller without a key of its own requests the encryption of a new file with the same key of the metadata, whose value
 //! is then the label of a registered key.
 
-use super::cryptotensors;
 use super::header::{Header, LENGTH_BYTES, position_of};
 use crate::dtype::Dtype;
 use crate::encryption::chunks::{
@@ -39,6 +38,9 @@ pub const ENCRYPTION_KEY: &str = "fst.encryption";
 /// Name of the tensor with the authentication codes.
 pub const TAGS_NAME: &str = "fst.encryption.tags";
 
+/// Keys of the metadata of a file of CryptoTensors, which encrypts tensors in a format of its own.
+const CRYPTOTENSORS_KEYS: [&str; 2] = ["__crypto_keys__", "__encryption__"];
+
 const VERSION: &str = "1";
 /// Number of characters of the code of the header.
 const CODE_CHARS: usize = (CODE_BYTES * 8).div_ceil(6);
@@ -57,9 +59,10 @@ struct Stated {
     secrets: Range<usize>,
 }
 
-/// Returns whether a header is that of an encrypted file of any format, or claims to be.
+/// Returns whether a header is that of an encrypted file of any format, or claims to be. [`open`] refuses files of
+/// CryptoTensors.
 pub fn is_encrypted(header: &Header) -> bool {
-    is_own(header) || is_tensors(header) || cryptotensors::is_encrypted(header)
+    is_own(header) || is_tensors(header) || is_cryptotensors(header)
 }
 
 /// Returns whether a header is that of an encrypted `.tensors` file. All its tensors are encrypted, or none is.
@@ -70,6 +73,11 @@ fn is_tensors(header: &Header) -> bool {
 /// Returns whether a header is that of a file that fst has encrypted, or claims to be.
 fn is_own(header: &Header) -> bool {
     header.metadata().is_some_and(|metadata| metadata.contains_key(ENCRYPTION_KEY)) || header.find(TAGS_NAME).is_some()
+}
+
+/// Returns whether a header is that of a file that CryptoTensors has encrypted, or claims to be.
+fn is_cryptotensors(header: &Header) -> bool {
+    header.metadata().is_some_and(|metadata| CRYPTOTENSORS_KEYS.iter().any(|key| metadata.contains_key(*key)))
 }
 
 /// Open encrypted file.
@@ -85,8 +93,8 @@ pub struct Encrypted {
 ///
 /// # Errors
 /// `malformed` if the header is not what this module describes; `integrity` if the file is not encrypted, has none of the
-/// keys, or the header was changed; `invalid-argument` without keys; those of reading and of deriving a key. Without the
-/// path.
+/// keys, or the header was changed; `invalid-argument` without keys, or for a file of CryptoTensors; those of reading and of
+/// deriving a key. Without the path.
 pub fn open(
     header: &mut Header,
     json: &[u8],
@@ -96,9 +104,6 @@ pub fn open(
 ) -> Result<Encrypted> {
     if is_tensors(header) {
         return Ok(Encrypted { chunks: Box::new(TensorsChunks::open(header, source, keys)?), shard: None });
-    }
-    if !is_own(header) && cryptotensors::is_encrypted(header) {
-        return Ok(Encrypted { chunks: Box::new(cryptotensors::open(header, json, keys)?), shard: None });
     }
     let Authentic { stated, file_key, tags, .. } = Authentic::new(header, json, source.length(), keys)?;
     header.remove(TAGS_NAME)?;
@@ -126,6 +131,11 @@ struct Authentic {
 impl Authentic {
     /// Checks the header of a file of `file_bytes` bytes with the first key that opens it.
     fn new(header: &Header, json: &[u8], file_bytes: u64, keys: &[EncryptionKey]) -> Result<Authentic> {
+        if is_cryptotensors(header) {
+            let message = "the file is encrypted by CryptoTensors, which fst does not read; decrypt it with the package \
+                           cryptotensors, and save it again: docs/encryption.md";
+            return Err(Error::new(Kind::InvalidArgument, message));
+        }
         if !is_own(header) {
             let message = "the file is not encrypted, but a key was given; someone may have replaced it. Load the file \
                            without a key to accept it";
@@ -165,10 +175,6 @@ impl Rotation {
     ) -> Result<Rotation> {
         if is_tensors(header) {
             let message = "the key of a file in tensorizer's format cannot be replaced; write the file again";
-            return Err(Error::new(Kind::InvalidArgument, message));
-        }
-        if !is_own(header) && cryptotensors::is_encrypted(header) {
-            let message = "fst does not rotate the keys of CryptoTensors files; CryptoTensors does: rewrap_file";
             return Err(Error::new(Kind::InvalidArgument, message));
         }
         let Authentic { stated, file_key, slot, .. } = Authentic::new(header, json, file_bytes, slice::from_ref(old))?;
@@ -330,9 +336,9 @@ pub fn check_metadata(metadata: &Metadata) -> Result<()> {
         return Err(Error::new(Kind::InvalidArgument, message));
     }
     let is_reserved = |key: &&&str| metadata.as_ref().is_some_and(|metadata| metadata.contains_key(**key));
-    if let Some(key) = cryptotensors::RESERVED_KEYS.iter().find(is_reserved) {
+    if let Some(key) = CRYPTOTENSORS_KEYS.iter().find(is_reserved) {
         let message =
-            format!("the metadata {key:?} are those of an encrypted file of CryptoTensors, which fst only reads");
+            format!("the metadata key {key:?} marks files of CryptoTensors, which loads refuse; use another key");
         return Err(Error::new(Kind::InvalidArgument, message));
     }
     Ok(())

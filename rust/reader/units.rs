@@ -27,8 +27,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Number of copies of units that a reader keeps: one for each thread that reads by default, at most.
 const COPY_COUNT: usize = 16;
-/// Size of the copies after which a reader keeps only the last one beside a new one, in bytes. Version 1 of CryptoTensors
-/// has tensors of one unit, of any size.
+/// Size of the copies after which a reader keeps only the last one beside a new one, in bytes. A tensor of a
+/// `.tensors` file may be one unit, of any size.
 const COPY_BYTES: u64 = COPY_COUNT as u64 * CHUNK_BYTES_MAX;
 
 /// Reader of a file in units.

@@ -8,7 +8,6 @@ mod cast;
 mod checkpoint;
 mod conformance;
 mod convert;
-mod cryptotensors;
 mod digest_groups;
 mod digests;
 mod dtype;

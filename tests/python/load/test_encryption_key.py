@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -14,12 +15,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors import safe_open as safetensors_open
+from safetensors.torch import save_file as safetensors_save
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 
 import fst
 import fst.torch as fst_torch
+from fst import cli
 from ranks import Ranks
 from suite import READERS
 
@@ -123,6 +126,33 @@ def test_failed_encrypted_save_keeps_the_old_file(path: Path) -> None:
         fst.save_file(TENSORS, path, digests="blake3", encryption_key=KEY)
     assert path.read_bytes() == before
     assert os.listdir(path.parent) == [path.name]
+
+
+@pytest.mark.parametrize("name", ["__crypto_keys__", "__encryption__"])
+def test_files_of_cryptotensors_are_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.safetensors"
+    safetensors_save({"weight": torch.ones(4)}, path, {name: "{}"})
+    before = path.read_bytes()
+    message = r"model\.safetensors: .*encrypted by CryptoTensors, which fst does not read; decrypt"
+    for read in (fst.load_file, fst.safe_open, fst.tensor_names, fst.verify):
+        for key in (None, KEY):
+            with pytest.raises(ValueError, match=message):
+                read(path, encryption_key=key)
+    KEY.register()
+    try:
+        with pytest.raises(ValueError, match=message):
+            torch.ops.fst.load_file(str(path))
+    finally:
+        KEY.unregister()
+    with pytest.raises(ValueError, match=message):
+        fst.load_file(path, verify=True)
+    with pytest.raises(ValueError, match=message):
+        fst.rotate_key(path, KEY, fst.EncryptionKey.random())
+    assert path.read_bytes() == before
+    with pytest.raises(SystemExit) as end:
+        cli.main(["verify", str(path)])
+    assert end.value.code == 1
+    assert re.search(message, capsys.readouterr().out)
 
 
 def test_names_and_metadata_need_the_key(path: Path, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import fst
-from cryptotensorsfile import Keys, encrypt
 from fst.compat.tensorizer import EncryptionParams, TensorSerializer
 from fst_bench.http_server import Server
 from objects import assert_equal, tensors
@@ -53,16 +52,6 @@ def test_without_the_key_no_encrypted_bytes_are_returned(http_server: Server, da
     http_server.put(PATH, data)
     with pytest.raises(ValueError, match="encrypted"):
         fst.load_file(http_server.url(PATH))
-
-
-@pytest.mark.parametrize("version", ["1", "2"])
-def test_files_of_cryptotensors_load(http_server: Server, tmp_path, version):
-    keys = Keys()
-    http_server.put(PATH, encrypt(TENSORS, keys, version=version, chunk_bytes=100_000).content(keys))
-    key = fst.EncryptionKey.from_file(keys.write(tmp_path / "keys.json"))
-    assert_equal(fst.load_file(http_server.url(PATH), encryption_key=key), TENSORS)
-    with fst.safe_open(http_server.url(PATH), encryption_key=key) as file:
-        assert torch.equal(file.get_slice("large")[700:710, 3:], TENSORS["large"][700:710, 3:])
 
 
 def test_headers_of_near_tensors_share_requests(http_server: Server, tmp_path):

@@ -127,6 +127,7 @@ INVALID = {
         'memory: "a", "b"; "c", "d"\\.',
     ),
     "a reserved name": ({"__metadata__": torch.ones(1)}, {}, ValueError, "__metadata__"),
+    "metadata of CryptoTensors": ({}, {"metadata": {"__encryption__": "{}"}}, ValueError, "CryptoTensors"),
     "a name that is not UTF-8": ({"\ud800": torch.ones(1)}, {}, ValueError, "UTF-8"),
     "a dtype of PyTorch alone": ({"a": torch.ones(1, dtype=torch.complex128)}, {}, NotImplementedError, '"a"'),
     "metadata that is no mapping": ({}, {"metadata": ["a"]}, TypeError, "metadata must be a mapping"),

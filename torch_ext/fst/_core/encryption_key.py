@@ -74,14 +74,11 @@ class EncryptionKey:
 
     @classmethod
     def from_file(cls, path: Path, label: str = "") -> "EncryptionKey":
-        """Reads a key from a local file: 32 bytes, 64 hexadecimal digits and white space, or a JWK Set.
-
-        A JWK Set (RFC 7517) has one secret key of type ``"oct"``. Only its key reads files of CryptoTensors, which must
-        be signed with one of the Ed25519 public keys in the set.
+        """Reads a key from a local file: 32 bytes, or 64 hexadecimal digits and white space.
 
         Args:
             path: The file.
-            label: As in `from_bytes`. By default, the ``"kid"`` of a JWK.
+            label: As in `from_bytes`.
 
         Raises:
             ValueError: The file has something else.

@@ -29,7 +29,7 @@
 // {"verify": {"source": "digests", "partial": "allow"}} permits it, with any of these texts as the source; the log
 // (FST_LOG=warn) then names the tensors that were not compared.
 //
-// Encryption. Loads decrypt files that fst, tensorizer or CryptoTensors has encrypted, with a key that was registered
+// Encryption. Loads decrypt files that fst or tensorizer has encrypted, with a key that was registered
 // in this process, or that of the files which FST_ENCRYPTION_KEY_FILE and FST_ENCRYPTION_PASSPHRASE_FILE name. Saves
 // encrypt if their metadata name a registered key. See `EncryptionKey`.
 //
@@ -334,8 +334,7 @@ class EncryptionKey {
     call("__init__", copied(key), label);
   }
 
-  // Reads a local file: 32 bytes, as many hexadecimal numbers, or a JWK Set, whose key has its "kid" as the label by
-  // default. Files of CryptoTensors are read with a key of such a set only. See docs/encryption.md.
+  // Reads a local file: 32 bytes, or as many hexadecimal numbers.
   static EncryptionKey from_file(const std::string& path, const std::string& label = {}) {
     return EncryptionKey((*type()->findStaticMethod("of_file"))({path, label}).toObject());
   }
