@@ -12,7 +12,8 @@ use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::format::header::HEADER_BYTES_MAX;
 use crate::num::to_u64;
-use rayon::prelude::*;
+use crate::os::compute_pool;
+use std::sync::OnceLock;
 
 /// Size of the offsets of a tensor's header and data, in bytes.
 const OFFSETS_SIZE: usize = 16;
@@ -48,8 +49,12 @@ impl NewTensor {
         let algorithms = [with_crc32, &[Algorithm::Sha256]].concat();
         let zeros: Vec<Digest> = algorithms.iter().copied().map(Digest::zeros).collect();
         let hashed = encode(&zeros)?.hashed;
-        let hashes: Vec<Digest> =
-            algorithms.par_iter().map(|algorithm| algorithm.digest_parts([&hashed, data])).collect();
+        let work: Vec<(Algorithm, OnceLock<Digest>)> =
+            algorithms.iter().map(|&algorithm| (algorithm, OnceLock::new())).collect();
+        compute_pool::for_each(work.len(), &work, |(algorithm, hash)| {
+            hash.get_or_init(|| algorithm.digest_parts([&hashed, data]));
+        });
+        let hashes: Vec<Digest> = work.into_iter().filter_map(|(_, hash)| hash.into_inner()).collect();
         Ok(encode(&hashes)?.bytes)
     }
 

@@ -106,7 +106,7 @@ def test_writer_continues_after_invalid_arguments(tmp_path):
         for name, tensor, error, message in [
             ("w", torch.ones(1), ValueError, 'tensor "w": the name was given twice'),
             ("__metadata__", torch.ones(1), ValueError, "keeps this name"),
-            ("s", torch.eye(2).to_sparse(), ValueError, 'tensor "s": has the layout Sparse'),
+            ("s", torch.eye(2).to_sparse(), ValueError, 'tensor "s": is not dense'),
             ("m", torch.ones(2, device="meta"), ValueError, 'tensor "m": is on meta'),
             ("c", torch.ones(1, dtype=torch.complex128), NotImplementedError, 'tensor "c": safetensors has no dtype'),
             (3, torch.ones(1), TypeError, "must hold str"),
@@ -249,6 +249,33 @@ with fst.Writer(sys.argv[1]) as writer:
 print(mib("VmHWM") - before)
 """
     assert int(fork_python(program, str(tmp_path / "x"))) <= 64
+
+
+def test_forked_child_hashes(fork_python, tmp_path):
+    """A child writes tensors with hashes although its parent has, which needs threads that the child lacks."""
+    program = """
+import os
+import signal
+import sys
+
+import torch
+
+def write():
+    writer = torch.classes.fst.Writer(sys.argv[1], None, True)
+    writer.write_hashed("x", torch.zeros(4), 2, 0)
+    writer.close()
+
+import fst
+
+write()
+child = os.fork()
+if child == 0:
+    signal.alarm(10)
+    write()
+    os._exit(0)
+print(os.waitpid(child, 0)[1])
+"""
+    assert fork_python(program, str(tmp_path / "x")) == "0\n"
 
 
 def test_forked_child_cannot_use_writer(tmp_path):
