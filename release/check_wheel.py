@@ -80,13 +80,17 @@ def create(environment: Path) -> Path:
 def install(python: Path, *arguments: str) -> None:
     """Installs packages. `--no-cache-dir`, because a PyTorch takes 3 GB, and is installed only once."""
     options = ("--quiet", "--disable-pip-version-check", "--no-cache-dir")
-    subprocess.run([python, "-m", "pip", "install", *options, *arguments], check=True)
+    subprocess.run([python, "-m", "pip", "install", *options, *arguments], env=neutral_environ(), check=True)
+
+
+def neutral_environ() -> dict[str, str]:
+    """Returns the environment variables of this process without those that show packages of the checkout."""
+    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
 
 
 def test(python: Path, directory: Path, path: str, tests: tuple[str, ...]) -> None:
     """Runs the tests in `directory`."""
-    environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    environ["PATH"] = f"{python.parent}{os.pathsep}{path}"
+    environ = neutral_environ() | {"PATH": f"{python.parent}{os.pathsep}{path}"}
     subprocess.run([python, "-m", "fst", "--version"], cwd=directory, env=environ, check=True)
     paths = [str(CHECKOUT / "tests" / "python" / name) for name in tests]
     options = ["--numprocesses=auto", "--dist=loadfile", "--no-loadscope-reorder", "-p", "no:cacheprovider"]
