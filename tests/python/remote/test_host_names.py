@@ -88,15 +88,17 @@ def test_name_that_gets_the_address_of_instance_metadata_is_refused(http_server,
 
 
 def test_interrupt_ends_the_lookup_of_a_redirect(http_server, start):
-    load = start(redirect(http_server, "http://slow.test/m.safetensors"), "slow.test=")
+    environ = {"FST_STALL_SECONDS": "600"}
+    load = start(redirect(http_server, "http://slow.test/m.safetensors"), "slow.test=", **environ)
     while not http_server.requests("link"):
         time.sleep(0.01)
     time.sleep(0.2)
     begin = time.monotonic()
     load.send_signal(signal.SIGINT)
-    _, errors = load.communicate(timeout=10)
+    _, errors = load.communicate(timeout=60)
     assert "KeyboardInterrupt" in errors
-    assert time.monotonic() - begin < 2
+    # A connection is given up after 10 s.
+    assert time.monotonic() - begin < 8
 
 
 def test_service_of_instance_metadata_that_stalls_is_given_up(http_server, start, tmp_path):
