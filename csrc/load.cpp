@@ -101,7 +101,7 @@ void fill_with_zeros(const at::Tensor& tensor) {
   if (tensor.numel() == 0) {
     return;
   }
-  // PyTorch cannot fill tensors of every dtype, but of bytes.
+  // zero_() is not implemented for every dtype, so it fills the bytes.
   if (tensor.is_contiguous()) {
     tensor.view({-1}).view(at::kByte).zero_();
   } else {

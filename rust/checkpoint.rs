@@ -111,8 +111,8 @@ impl Checkpoint {
         Checkpoint::open_with(paths, &Verify::Nothing, None)
     }
 
-    /// Opens files whose data loads compare with digests. Encrypted files need none: every byte is authenticated. Those
-    /// with a manifest, and `.tensors` files with one, must be compared before the first load:
+    /// Opens files and verifies their data during loads. Encrypted files need no digests: every byte is authenticated.
+    /// Encrypted files and `.tensors` files with a manifest must be compared before the first load:
     /// [`is_due`](Checkpoint::is_due).
     ///
     /// # Errors

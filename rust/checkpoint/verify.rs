@@ -1,4 +1,4 @@
-//! Digests with which a load compares the data of a checkpoint: those that the files carry, or those of a manifest.
+//! Digests with which a load compares the data of a checkpoint: from the files themselves, or from a manifest.
 
 mod coverage;
 mod listed;

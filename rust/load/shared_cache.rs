@@ -1,4 +1,4 @@
-//! Identity of the bytes that a process reads of a checkpoint: those of files in one page cache, or of objects.
+//! Identity of the bytes that a process reads of a checkpoint: of files in one page cache, or of objects.
 
 use crate::checkpoint::Checkpoint;
 use crate::digest::Algorithm;

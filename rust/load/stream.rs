@@ -1,4 +1,4 @@
-//! Streams, which load tensors in the background while the caller uses those that are ready.
+//! Streams of tensors, which load in the background while the caller uses the tensors that are ready.
 //!
 //! The caller submits batches, as many as it has memory for, and a thread runs them one after the other. For each
 //! tensor the thread counts the copies that have not been started. After the last one the tensor is ready:

@@ -1,4 +1,4 @@
-//! Memory that a save reads: that of the host, of mapped files or of a GPU. Tensors of one file may be in several.
+//! Memory that a save reads: of the host, of mapped files or of a GPU. Tensors of one file may be in several.
 
 use crate::device::host::Host;
 use crate::device::{CopyInFlight, Device, Fetch, Pinned, Scratch};

@@ -113,7 +113,7 @@ def save(tensor_dict: dict[str, Array], metadata: dict[str, str] | None = None) 
         The whole file.
 
     Raises:
-        The errors of `save_file`, except those of the operating system.
+        The errors of `save_file`, except errors of the operating system.
 
     Example:
         >>> import fst.numpy, numpy

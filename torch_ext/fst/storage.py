@@ -1,4 +1,4 @@
-"""Remote stores: options for one place, besides those of the environment.
+"""Remote stores: options for one place, besides the environment.
 
 Every function of fst that takes a path also takes a URL: see docs/remote.md.
 """
@@ -21,7 +21,7 @@ def configure(url: str, **options: str | bool | int) -> None:
             `secret_access_key`, `token`, `region`, `endpoint`, `skip_signature`. For ``http`` and ``https``, `token`
             and ``header.NAME``. For ``hf``, `token` and `endpoint`. For ``redis`` and ``rediss``, `username`,
             `password` and `database`. For all of them, one of `ca_file` and `ca_directory`, with the certificates of
-            authorities that the place accepts in place of those of the system, and `allow_invalid_certificates`; and
+            authorities that the place accepts in place of the system's, and `allow_invalid_certificates`; and
             `client_certificate` and `client_key`, PEM files for servers that ask clients for certificates.
 
     Raises:

@@ -120,7 +120,7 @@ def save(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> 
         The whole file.
 
     Raises:
-        The errors of `save_file`, except those of the operating system.
+        The errors of `save_file`, except errors of the operating system.
 
     Example:
         >>> import fst.torch

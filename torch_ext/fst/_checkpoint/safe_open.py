@@ -126,7 +126,7 @@ class safe_open:  # noqa: N801  (the name of safetensors' class)
             merged = {} if merged is None else merged
             for key, value in metadata.items():
                 if key == DIGESTS_KEY and len(files) > 1:
-                    # Digests are those of one file.
+                    # Digests belong to one file.
                     continue
                 if merged.setdefault(key, value) != value:
                     raise SafetensorError(
@@ -235,7 +235,7 @@ def _open(filename: Paths, verify: str, encryption_key: EncryptionKey | None) ->
         # Only fst shows URLs without what may be secret.
         if not isinstance(filename, str | os.PathLike) or is_url(path_of(filename)):
             raise
-        # With one argument, the text is that of safetensors, without the number of the error.
+        # With one argument, the text equals safetensors', without the number of the error.
         missing = FileNotFoundError(f"No such file or directory: {os.fspath(filename)}")
         missing.errno = errno.ENOENT
         raise missing from error

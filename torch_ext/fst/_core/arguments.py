@@ -21,7 +21,7 @@ Device = torch.device | str | int | None
 Dtype = torch.dtype | Mapping[str, torch.dtype | None] | None
 # Digests of whole files: a manifest, the path of one, or a signature that contains one.
 Manifest = Path | Mapping[str, str] | Signature
-# `False`, `True` for the digests in the files, those of whole files, or one of these in a `Verify`.
+# `False`, `True` for the digests in the files, digests of whole files, or one of these in a `Verify`.
 VerifyRequest = bool | Manifest | Verify
 Digests = Literal["blake3", "sha256"] | None
 

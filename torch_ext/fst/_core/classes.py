@@ -62,7 +62,7 @@ class EncryptionKey:
     @classmethod
     @translates_errors
     def of_passphrase(cls, passphrase: bytes, passes: int, memory_bytes: int, label: str) -> "EncryptionKey":
-        """Copies a passphrase. The limits are those of Argon2id for new files."""
+        """Copies a passphrase. New files have the given limits of Argon2id."""
         wrapper = cls.__new__(cls)
         with _secret(passphrase) as secret:
             wrapper._object = torch.classes.fst.EncryptionKey.of_passphrase(secret, passes, memory_bytes, label)
@@ -102,7 +102,7 @@ class EncryptionKey:
 
 
 class Memory:
-    """Functions of the memory of tensors. `name` is that of the tensor in errors."""
+    """Functions of the memory of tensors. `name` names the tensor in errors."""
 
     @staticmethod
     @translates_errors

@@ -36,7 +36,7 @@ _SUCCEEDED, _FAILED = b"+", b"-"
 # Longest messages that fit the first collective. Longer messages take a second one.
 _SHORT_BYTES = 1016
 _SHORT_BROADCAST_BYTES = (64 << 10) - _LENGTH_BYTES
-# Longest text that a rank sends to all others, such as that of an error, in bytes.
+# Longest text that a rank sends to all others, such as an error, in bytes.
 _TEXT_BYTES = 4096
 # Time for the other ranks to receive the message of a rank that leaves. A process with a collective of gloo in flight
 # cannot end, and collectives of ranks that wait for this one for another reason fail then.
@@ -291,7 +291,7 @@ class Group:
     def _begin_all_gather(self, data: bytes, timeout: timedelta | None = None) -> "tuple[Tensor, dist.Work]":
         """Begins to gather bytes of equal lengths. Returns a row for each rank, filled once the work is complete.
 
-        On the CPU, `timeout` replaces that of the group.
+        On the CPU, `timeout` replaces the group's.
         """
         # Explicit devices, since the caller may have set another default device.
         own = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.control_device)
@@ -382,7 +382,7 @@ def _failure(error: BaseException) -> bytes:
 
 
 def text_of(error: BaseException) -> str:
-    """Returns the type and the text of an exception, also if it has no text or its `__str__` fails."""
+    """Returns the type and the text of an exception, even if it has no text or its `__str__` fails."""
     lines = traceback.TracebackException(type(error), error, None).format_exception_only()
     return "".join(lines).strip()
 

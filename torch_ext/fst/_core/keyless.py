@@ -1,4 +1,4 @@
-"""Keyless signatures: those of an identity of Sigstore, verified by the package `sigstore`."""
+"""Keyless signatures, by identities of Sigstore. The package `sigstore` verifies them."""
 
 import os
 from pathlib import Path

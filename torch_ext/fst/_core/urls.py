@@ -2,7 +2,7 @@
 
 import re
 
-# Schemes that rust/remote/location.rs has, and that of local files.
+# Schemes of rust/remote/location.rs, and the scheme of local files.
 _SCHEMES = ("http", "https", "s3", "gs", "az", "abfss", "hf", "redis", "rediss", "file")
 _COLLAPSED = re.compile(rf"({'|'.join(_SCHEMES)}):/[^/]")
 

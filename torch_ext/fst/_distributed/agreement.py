@@ -129,7 +129,7 @@ def part_to_verify(copies: Sequence[str], rank: int) -> tuple[int, int]:
     Only ranks that read the same bytes divide them: damage in one copy is in no other.
 
     Args:
-        copies: The `Checkpoint.copy_name` of each rank. An empty name is that of no other rank.
+        copies: The `Checkpoint.copy_name` of each rank. An empty name differs from every other rank's.
         rank: The rank.
     """
     if not copies[rank]:

@@ -63,7 +63,7 @@ def load_module(
     is filled in place: addresses stay the same, so optimizers, CUDA graphs and other owners see the new values. Tensors
     on meta get storage. Parameters remain the same objects, with their class, their `requires_grad` and their ties.
 
-    Names are those of `module.state_dict()`. No prefix is added or removed, except for the dot with which tensorizer
+    Names are as in `module.state_dict()`. No prefix is added or removed, except for the dot with which tensorizer
     begins the names of a root module's own tensors. Tied tensors may be in the checkpoint under
     one or several of their names; the stored values must then be equal. Values are cast to the dtype of the module, as
     `load_state_dict` does. Non-persistent buffers keep their values.

@@ -1,4 +1,4 @@
-"""Matching of a module's tensors with those of a checkpoint."""
+"""Matching of a module's tensors with a checkpoint's."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -42,7 +42,7 @@ class ModuleTensor:
 class Match:
     """Result of matching a module with a checkpoint.
 
-    Lists are in the order of the module, as those of `load_state_dict`.
+    Lists are in the order of the module, as in `load_state_dict`.
 
     Attributes:
         tensors: Parameters and persistent buffers.
@@ -85,7 +85,7 @@ def _key_of(name: str, stored: Mapping[str, Tensor]) -> str:
 
 
 def own_tensors(module: Module) -> Iterator[tuple[str, Tensor]]:
-    """Yields the parameters and persistent buffers of a module, without those of its children."""
+    """Yields the parameters and persistent buffers of a module, but not of its children."""
     for name, tensor in (*module._parameters.items(), *module._buffers.items()):
         if tensor is not None and name not in module._non_persistent_buffers_set:
             yield name, tensor

@@ -65,7 +65,7 @@ class Bindings:
 
         Args:
             pairs: Old objects and new ones.
-            watched: Namespaces in which every call looks at every name. In those of safetensors, other programs replace
+            watched: Namespaces in which every call looks at every name. In safetensors' own, other programs replace
                 functions and put them back, which does not change the number of names.
         """
         snapshot, self._snapshot = self._snapshot, None

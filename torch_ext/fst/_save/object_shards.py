@@ -26,7 +26,7 @@ def save_object_shards(
 ) -> None:
     """Saves a checkpoint as `url`, or in shards beside it if one object would exceed `max_shard_bytes`.
 
-    `write` is that of `save_shards`. Objects have no permissions, so it gets no path of another file.
+    `write` is the argument of `save_shards`. Objects have no permissions, so it gets no path of another file.
     """
     if not url.endswith(_SUFFIX):
         raise ValueError(f"{url}: the names of shards must end in {_SUFFIX}; give a URL that ends in it")

@@ -175,7 +175,7 @@ def _reason(error: Exception) -> str:
 def _suggest_key(path: Path, content: Mapping[Any, Any]) -> None:
     """Raises an error that names the likely key, if the content has other data beside the tensors of one key.
 
-    The likely key is that of the most bytes of tensors and nothing else.
+    The likely key holds the most bytes of tensors and nothing else.
     """
     sizes: dict[str, int] = {}
     has_other_data = False

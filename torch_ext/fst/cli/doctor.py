@@ -50,7 +50,7 @@ _SERVICES = {
     "hf": ("HF_", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_CACHE"),
     "redis, rediss": ("REDISCLI_AUTH",),
 }
-# Oldest driver of NVIDIA that fst works with: that of CUDA 12.0.
+# Oldest driver of NVIDIA that fst works with, from CUDA 12.0.
 _DRIVER_MIN = (525, 60)
 # Oldest compute capability for which there are device kernels.
 _CAPABILITY_MIN = (7, 5)

@@ -131,7 +131,7 @@ def _metadata(checkpoint: OpenCheckpoint, files: int) -> Iterator[str]:
 
 
 def _shown(key: str, value: str) -> str:
-    """Returns a value of the metadata. Of digests, returns that of the header, which covers all others."""
+    """Returns a value of the metadata. For digests, returns the header's digest, which covers all others."""
     from fst._core.arguments import DIGESTS_KEY
 
     return ":".join(value.split(":")[:2]) if key == DIGESTS_KEY else value
