@@ -136,7 +136,7 @@ impl Checkpoint {
         let count = files.places.len();
         Checkpoint::from_files(files, |_, place| {
             let source = Source::open_one_of(count, place, &|| watch.check())?;
-            let json = Header::read_bytes(&source)?;
+            let json = Header::read_bytes(&source, &|| watch.check())?;
             OpenFile::new(source, &json, verify, key, &|| watch.check())
         })
     }

@@ -68,7 +68,7 @@ impl Checkpoint {
         let watch = Watch::begin();
         let mut shared = [to_u64(urls.len()).to_le_bytes().as_slice(), urls.as_slice()].concat();
         for OpenFile { source, .. } in &self.files {
-            let header = Header::read_bytes(source)?;
+            let header = Header::read_bytes(source, &|| watch.check())?;
             let (name, object, head) = match source.stored() {
                 Source::File(_) | Source::Units(_) => (file_name(source.path()), Vec::new(), Vec::new()),
                 Source::Object(object) => {
@@ -140,10 +140,11 @@ impl Checkpoint {
     /// # Errors
     /// `malformed` for a different header, and those of [`Header::read_bytes`].
     pub fn check_headers(&self, sources: impl Iterator<Item = usize>) -> Result<()> {
+        let watch = Watch::begin();
         for file in sources.filter_map(|index| self.files.get(index)) {
             let is_due = |expected: &&HeaderDigest| !expected.is_checked.load(Ordering::Relaxed);
             let Some(expected) = file.expected.as_ref().filter(is_due) else { continue };
-            if digest(&Header::read_bytes(&file.source)?) != expected.digest {
+            if digest(&Header::read_bytes(&file.source, &|| watch.check())?) != expected.digest {
                 let message = "the header of the file differs from the shared header".to_owned();
                 return Err(mismatch(message).at(file.source.path()));
             }

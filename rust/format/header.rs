@@ -18,6 +18,7 @@ use super::tensors::{MAGIC, TensorKind};
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
+use crate::os::retry::Check;
 use crate::os::sigint::Watch;
 use crate::profile::{self, Stage};
 use crate::source::Source;
@@ -100,17 +101,18 @@ impl Header {
     /// # Errors
     /// `malformed` with the byte offset of the fault; `io` if reading fails.
     pub fn read(source: &Source) -> Result<Header> {
-        let bytes = Header::read_bytes(source)?;
+        let watch = Watch::begin();
+        let bytes = Header::read_bytes(source, &|| watch.check())?;
         Header::parse(&bytes, source.length()).map_err(|error| error.at(source.path()))
     }
 
     /// Reads the bytes of a file's header for [`parse`](Header::parse), and checks only their number.
     ///
     /// # Errors
-    /// Those of [`Header::read`] that concern the length.
-    pub fn read_bytes(source: &Source) -> Result<Vec<u8>> {
-        let watch = Watch::begin();
-        let read = |buffer: &mut [u8], offset: u64| source.read(offset, buffer, &|| watch.check());
+    /// Those of [`Header::read`] that concern the length; that of `check`, which is called while the file is read. The
+    /// caller's `check` also sees a SIGINT that arrived while the file was opened.
+    pub fn read_bytes(source: &Source, check: Check<'_>) -> Result<Vec<u8>> {
+        let read = |buffer: &mut [u8], offset: u64| source.read(offset, buffer, check);
         let Range { start, end } = header_range(source.length(), read).map_err(|error| error.at(source.path()))?;
         let path = || json!({ "path": source.path().to_string_lossy() }).into();
         let _span = profile::span(Stage::Header).bytes(end).detail(path);

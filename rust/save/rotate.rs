@@ -67,7 +67,7 @@ fn rotate_file(
 ) -> Result<()> {
     let (local, file) = open_locked(path, check)?;
     let length = local.length;
-    let json = Header::read_bytes(&Source::File(Arc::new(local)))?;
+    let json = Header::read_bytes(&Source::File(Arc::new(local)), check)?;
     let header = Header::parse(&json, length).map_err(|error| error.at(path))?;
     let rotation = Rotation::new(&header, &json, length, old, new).map_err(|error| error.at(path))?;
     let failed = |error| Error::from_io(error, path, CANNOT_WRITE);

@@ -15,7 +15,13 @@ from objects import HEADER, tensors
 
 DATA = save(tensors())
 PATH = "m.safetensors"
-LOAD = "import sys, fst; fst.load_file(sys.argv[1]); print('loaded')"
+# Python ignores SIGINT if a shell has started it in the background.
+LOAD = """
+import sys, fst, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+fst.load_file(sys.argv[1])
+print('loaded')
+"""
 # TEST_NAMES has the addresses of names, for one lookup after the other: `NAME=ADDRESS,ADDRESS;NAME=`. The last address
 # stays. The lookup of a name without an address does not end.
 RESOLVER = r"""

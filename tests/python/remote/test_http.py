@@ -341,7 +341,13 @@ def test_closed_connections_are_replaced(server):
     assert_equal(fst.load_file(server.url(PATH)), TENSORS)
 
 
-LOAD = "import sys, fst; fst.load_file(sys.argv[1]); print('loaded')"
+# Python ignores SIGINT if a shell has started it in the background.
+LOAD = """
+import sys, fst, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+fst.load_file(sys.argv[1])
+print('loaded')
+"""
 
 
 def test_interrupt_ends_a_load_from_a_dead_server(server, python_environ):

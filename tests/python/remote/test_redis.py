@@ -224,7 +224,13 @@ def test_tls_connection_that_is_cut_is_opened_again(redis, large, authority, mon
 
 
 def test_interrupt_ends_a_stalled_load(redis, large):
-    program = "import fst, os; print('begins', flush=True); fst.load_file(os.environ['URL'])"
+    # Python ignores SIGINT if a shell has started it in the background.
+    program = """
+import fst, os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+print('begins', flush=True)
+fst.load_file(os.environ['URL'])
+"""
     with Proxy(redis.port, [100], stalls=True) as proxy:
         environ = os.environ | {"URL": through(proxy, redis), "FST_STALL_SECONDS": "600"}
         child = subprocess.Popen(
