@@ -22,7 +22,7 @@ IN_VENV := . $(VENV)/bin/activate && PYTHONPATH=$(CURDIR)/torch_ext:$(CURDIR)/be
 # Build scripts run again if PATH or PYTHONPATH change. The Rust tests have the features of the library that the Python
 # tests load, so that it is compiled once for both.
 CARGO := $(IN_VENV) MAKEFLAGS= cargo
-RUST_TESTS := --workspace --exclude fst-operators --features torch-fst/bridge
+RUST_TESTS := --workspace --exclude fst-operators --exclude fst-tch --features torch-fst/bridge
 
 # One process per core. A file's tests run in one process, so that fixtures are built once. Files run in order of their
 # names, because the files with the most tests, which would otherwise come first, are not the slowest.
@@ -56,9 +56,7 @@ test-rust: $(VENV)/build ## the Rust tests, which need no PyTorch: Python tests 
 
 .PHONY: test-tch
 test-tch: $(VENV)/dev ## the Rust functions on tch::Tensor, and their example
-	$(WITH_TCH) cargo build --features tch --example load
-	$(WITH_TCH) cargo test --features tch --test tch
-	$(WITH_TCH) LD_LIBRARY_PATH="$$(python -c 'import torch; print(torch.__path__[0])')/lib" cargo test --features tch --doc tch
+	$(WITH_TCH) LD_LIBRARY_PATH="$$(python -c 'import torch; print(torch.__path__[0])')/lib" cargo test --package fst-tch
 
 .PHONY: test-python
 test-python: develop ## the Python tests, which build and run the C++ programs
@@ -71,9 +69,9 @@ test-arm: ## clippy and the Rust tests for 64-bit Arm, under an emulator, and a 
 	apt-get update -qq
 	apt-get install -y -qq --no-install-recommends g++-aarch64-linux-gnu qemu-user-static
 	rustup target add $(ARM)
-	$(FOR_ARM) cargo clippy --workspace --all-targets --target $(ARM) -- -D warnings
+	$(FOR_ARM) cargo clippy --workspace --exclude fst-tch --all-targets --target $(ARM) -- -D warnings
 	$(FOR_ARM) cargo build --package fst-operators --target $(ARM)
-	$(FOR_ARM) cargo test --workspace --exclude fst-operators --target $(ARM) -- $(addprefix --skip ,child failures_of_a_process memory:: page_cache:: read_ahead::)
+	$(FOR_ARM) cargo test --workspace --exclude fst-operators --exclude fst-tch --target $(ARM) -- $(addprefix --skip ,child failures_of_a_process memory:: page_cache:: read_ahead::)
 
 # Run as root. Tests skip servers that are missing; FST_REQUIRE_SERVERS=1 makes that an error. libsodium is for the
 # encrypted files of tensorizer.
@@ -146,8 +144,7 @@ gpu-check: ## GPU tests and benchmarks with a prebuilt library; needs no Rust, n
 .PHONY: lint
 lint: lint-rust lint-cxx lint-python ## all linters
 
-# All features at once: PyTorch's programs, the bridge and the library for Rust.
-CLIPPY := $(IN_VENV) MAKEFLAGS= LIBTORCH_USE_PYTORCH=1 cargo clippy --workspace --all-targets --features torch-fst/tch
+CLIPPY := $(IN_VENV) MAKEFLAGS= LIBTORCH_USE_PYTORCH=1 cargo clippy --workspace --all-targets --features torch-fst/bridge
 
 .PHONY: lint-rust
 lint-rust: $(VENV)/dev ## rustfmt and clippy

@@ -1,15 +1,9 @@
-//! Compiles what is not Rust: the device kernels wherever there is an nvcc, and with the feature `tch` csrc/.
+//! Compiles the device kernels wherever there is an nvcc.
 
-#[cfg(feature = "tch")]
-#[path = "csrc/compile.rs"]
-mod compile;
 #[path = "csrc/environment.rs"]
 mod environment;
 #[path = "csrc/kernels/build.rs"]
 mod kernels;
-#[cfg(feature = "tch")]
-#[path = "csrc/tch.rs"]
-mod tch;
 
 fn main() -> anyhow::Result<()> {
     println!("cargo:rerun-if-changed=build.rs");
@@ -17,13 +11,7 @@ fn main() -> anyhow::Result<()> {
     // The layer refers to the core by this name.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libfst_core.so");
     if environment::is_linting() {
-        kernels::build_nothing()?;
-        #[cfg(feature = "tch")]
-        tch::write_compile_commands()?;
-        return Ok(());
+        return kernels::build_nothing();
     }
-    kernels::build()?;
-    #[cfg(feature = "tch")]
-    tch::build()?;
-    Ok(())
+    kernels::build()
 }

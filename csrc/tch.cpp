@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "fst/rust/tch.rs.h"
+#include "fst/rust/tch/lib.rs.h"
 
 namespace fst::tch {
 

@@ -1,4 +1,4 @@
-// Operators for rust/tch.rs.
+// Operators for the crate in rust/tch.
 #pragma once
 
 #include <c10/util/Exception.h>

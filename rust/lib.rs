@@ -29,8 +29,7 @@
 //! ([`format::digests`]), a manifest or a [`signature`] states.
 //!
 //! Each stage records spans in a [`profile`] while a profile is active. With the feature `bridge`, the module `bridge`
-//! exports the crate to C++, which registers the operators. With the feature `tch`, the module `tch` calls these
-//! operators for Rust programs.
+//! exports the crate to C++, which registers the operators.
 //!
 //! A module imports only modules that precede it in the list below.
 
@@ -58,7 +57,5 @@ pub mod load;
 pub mod save;
 #[cfg(feature = "bridge")]
 mod bridge;
-#[cfg(feature = "tch")]
-pub mod tch;
 
 pub use error::{Error, Result};

@@ -1,7 +1,7 @@
 //! Loads a checkpoint with fst in a Rust program, on the CPU or on a GPU:
 //!
 //! ```text
-//! cargo run --features tch --example load -- model.safetensors [cuda:0]
+//! cargo run --package fst-tch --example load -- model.safetensors [cuda:0]
 //! ```
 //!
 //! Prints name, dtype, shape and sum of each tensor as soon as it is ready, while the next ones load.
@@ -13,7 +13,7 @@ fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let path = arguments.next().context("usage: load CHECKPOINT [DEVICE]")?;
     let device = device(arguments.next().as_deref().unwrap_or("cpu"))?;
-    for item in fst::tch::stream(&[path], device, None, None)? {
+    for item in fst_tch::stream(&[path], device, None, None)? {
         let (name, tensor) = item?;
         match tensor.f_kind() {
             Ok(kind) => {

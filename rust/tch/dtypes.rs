@@ -1,9 +1,9 @@
 //! Dtypes that a load requests, as kinds of tch.
 
 use super::ffi;
-use crate::dtype::Dtype;
-use crate::error::{Error, Kind as ErrorKind, Result};
-use ::tch::Kind;
+use fst::dtype::Dtype;
+use fst::error::{Error, Kind as ErrorKind, Result};
+use tch::Kind;
 
 /// Dtypes to cast tensors to: one for all, or one for each name or pattern (`*`, `?`, `[...]`).
 ///
@@ -18,7 +18,7 @@ use ::tch::Kind;
 /// use tch::{Device, Kind};
 ///
 /// let dtypes = [("*_scale", None), ("*", Some(Kind::BFloat16))];
-/// let weights = fst::tch::load_file("model.safetensors", Device::Cpu, dtypes, None)?;
+/// let weights = fst_tch::load_file("model.safetensors", Device::Cpu, dtypes, None)?;
 /// for (name, tensor) in &weights {
 ///     assert_eq!(tensor.kind(), if name == "w_scale" { Kind::Float } else { Kind::BFloat16 });
 /// }

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "these are tests, helpers included")]
 
 use fst::error::Kind as ErrorKind;
-use fst::tch::{
+use fst_tch::{
     Dtypes, IndexRange, Region, Slice, load_boxes, load_file, load_files, load_into, load_slices, load_tensors,
     save_file, serialize, stream, verify,
 };

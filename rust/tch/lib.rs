@@ -1,4 +1,4 @@
-//! Operators on [`tch::Tensor`](::tch::Tensor), for Rust programs. Like the Python package,
+//! Operators on [`tch::Tensor`](tch::Tensor), for Rust programs. Like the Python package,
 //! this module is a user of the operators and not part of the core.
 //!
 //! ```
@@ -9,7 +9,7 @@
 //! let weight = Tensor::ones([4, 3], (Kind::Float, Device::Cpu));
 //! Tensor::write_safetensors(&[("weight", &weight)], "model.safetensors")?;
 //!
-//! let weights = fst::tch::load_file("model.safetensors", Device::cuda_if_available(), Kind::Half, None)?;
+//! let weights = fst_tch::load_file("model.safetensors", Device::cuda_if_available(), Kind::Half, None)?;
 //! for (name, tensor) in &weights {
 //!     println!("{name}: {:?} {:?}", tensor.kind(), tensor.size());
 //! }
@@ -22,13 +22,13 @@
 //!
 //! **Dtypes.** `dtype` is a floating-point kind to which tensors stored as F16, BF16, F32 or F64 are cast. All other
 //! tensors keep their dtype. A list of patterns casts only some of the tensors: see [`Dtypes`]. tch has no
-//! [`Kind`](::tch::Kind) for U16, U32, U64, F8_E8M0 and F4. Tensors of these dtypes load, but [`kind`](Tensor::kind)
+//! [`Kind`](tch::Kind) for U16, U32, U64, F8_E8M0 and F4. Tensors of these dtypes load, but [`kind`](Tensor::kind)
 //! panics on them: call [`f_kind`](Tensor::f_kind).
 //!
 //! **Digests.** `verify` compares the data with digests before any tensor is returned: `"digests"` with those that the
 //! files carry, or the path or JSON text of a manifest with those of whole files, or the text `{"signature": {"path":
 //! "model.sig", "public_key": "key.pub"}}` of a signature, which has a manifest. A difference is an error of the kind
-//! [`Integrity`](crate::error::Kind::Integrity). So is a load that the digests do not cover, such as that of a slice or
+//! [`Integrity`](fst::error::Kind::Integrity). So is a load that the digests do not cover, such as that of a slice or
 //! of some tensors of a file with a manifest. The text `{"verify": {"source": "digests", "partial": "allow"}}` permits
 //! it, with any of these texts as the source; the log (`FST_LOG=warn`) then names the tensors that were not compared.
 //!
@@ -38,15 +38,15 @@
 //! `FST_READER=pread` avoids that.
 //!
 //! **Errors** are [`Error`]s with the kind and the text of the core. Errors of PyTorch itself have the kind
-//! [`Device`](crate::error::Kind::Device), or [`OutOfMemory`](crate::error::Kind::OutOfMemory) on a GPU.
+//! [`Device`](fst::error::Kind::Device), or [`OutOfMemory`](fst::error::Kind::OutOfMemory) on a GPU.
 
-use crate::error::{Error, Kind as ErrorKind, Result};
-use ::tch::{Device, Tensor};
 use cxx::UniquePtr;
 use dtypes::rules;
+use fst::error::{Error, Kind as ErrorKind, Result};
 use std::iter::FusedIterator;
 use std::mem::ManuallyDrop;
 use std::path::Path;
+use tch::{Device, Tensor};
 
 mod dtypes;
 
@@ -74,7 +74,7 @@ mod ffi {
         value: String,
     }
 
-    /// Indices `start` to `start + length` of a dimension, as [`narrow`](::tch::Tensor::narrow) takes them.
+    /// Indices `start` to `start + length` of a dimension, as [`narrow`](tch::Tensor::narrow) takes them.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Slice {
         /// Name of the tensor.
@@ -112,7 +112,7 @@ mod ffi {
     }
 
     unsafe extern "C++" {
-        include!("fst/csrc/tch.h");
+        include!("tch.h");
 
         #[namespace = "at"]
         type Tensor;
@@ -165,7 +165,7 @@ unsafe impl Send for ffi::Loader {}
 /// use std::collections::HashMap;
 /// use tch::{Device, Tensor};
 ///
-/// let weights: HashMap<String, Tensor> = fst::tch::load_file("model.safetensors", Device::Cpu, None, None)?.into_iter().collect();
+/// let weights: HashMap<String, Tensor> = fst_tch::load_file("model.safetensors", Device::Cpu, None, None)?.into_iter().collect();
 /// assert_eq!(weights["weight"], Tensor::from_slice(&[1f32, 2.0]));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -197,10 +197,10 @@ pub fn load_files<P: AsRef<Path>>(
 /// # std::env::set_current_dir(&directory)?;
 /// # let tensor = |value: f32| tch::Tensor::from_slice(&[value]);
 /// # tch::Tensor::write_safetensors(&[("weight", tensor(1.0)), ("bias", tensor(2.0))], "model.safetensors")?;
-/// let tensors = fst::tch::load_tensors(&["model.safetensors"], &["weight", "bias"], tch::Device::Cpu, None, None)?;
+/// let tensors = fst_tch::load_tensors(&["model.safetensors"], &["weight", "bias"], tch::Device::Cpu, None, None)?;
 /// assert_eq!(tensors[1].double_value(&[0]), 2.0);
 ///
-/// let error = fst::tch::load_tensors(&["model.safetensors"], &["wieght"], tch::Device::Cpu, None, None).unwrap_err();
+/// let error = fst_tch::load_tensors(&["model.safetensors"], &["wieght"], tch::Device::Cpu, None, None).unwrap_err();
 /// assert_eq!(error.kind(), fst::error::Kind::TensorNotFound);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -223,7 +223,7 @@ pub fn load_tensors<P: AsRef<Path>, S: AsRef<str>>(
 /// # let directory = tempfile::tempdir()?;
 /// # std::env::set_current_dir(&directory)?;
 /// # tch::Tensor::write_safetensors(&[("weight", tch::Tensor::from_slice(&[1f32, 2.0, 3.0]))], "model.safetensors")?;
-/// use fst::tch::{Slice, load_slices};
+/// use fst_tch::{Slice, load_slices};
 /// use tch::{Device, Tensor};
 ///
 /// let slice = Slice { name: "weight".into(), dim: 0, start: 1, length: 2 };
@@ -249,7 +249,7 @@ pub fn load_slices<P: AsRef<Path>>(
 /// # let directory = tempfile::tempdir()?;
 /// # std::env::set_current_dir(&directory)?;
 /// # tch::Tensor::write_safetensors(&[("weight", tch::Tensor::from_slice(&[1f32, 2.0, 3.0]))], "model.safetensors")?;
-/// use fst::tch::{IndexRange, Region, load_boxes};
+/// use fst_tch::{IndexRange, Region, load_boxes};
 /// use tch::{Device, Tensor};
 ///
 /// let region = Region { name: "weight".into(), ranges: vec![IndexRange { start: 0, length: 2, step: 2 }] };
@@ -283,7 +283,7 @@ pub fn load_boxes<P: AsRef<Path>>(
 /// let store = nn::VarStore::new(Device::Cpu);
 /// let weight = store.root().zeros("weight", &[2]);
 /// let variables: Vec<_> = store.variables().into_iter().collect();
-/// fst::tch::load_into(&["model.safetensors"], &variables, None)?;
+/// fst_tch::load_into(&["model.safetensors"], &variables, None)?;
 /// assert_eq!(weight.double_value(&[1]), 2.0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -303,9 +303,9 @@ pub fn load_into<P: AsRef<Path>, S: AsRef<str>, T: AsRef<Tensor>>(
 /// use tch::{Device, Tensor};
 ///
 /// let weight = Tensor::from_slice(&[1f32, 2.0]);
-/// fst::tch::save_file(&[("weight", &weight)], "model.safetensors", &[("fst.digests", "blake3")])?;
-/// fst::tch::verify(&["model.safetensors"], "digests")?;
-/// let weights = fst::tch::load_file("model.safetensors", Device::Cpu, None, Some("digests"))?;
+/// fst_tch::save_file(&[("weight", &weight)], "model.safetensors", &[("fst.digests", "blake3")])?;
+/// fst_tch::verify(&["model.safetensors"], "digests")?;
+/// let weights = fst_tch::load_file("model.safetensors", Device::Cpu, None, Some("digests"))?;
 /// # assert_eq!(weights[0].1, weight);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -324,8 +324,8 @@ pub fn verify<P: AsRef<Path>>(paths: &[P], verify: &str) -> Result<()> {
 /// use tch::{Device, Tensor};
 ///
 /// let weight = Tensor::from_slice(&[1f32, 2.0]);
-/// fst::tch::save_file(&[("weight", &weight)], "model.safetensors", &[("format", "pt")])?;
-/// assert_eq!(fst::tch::load_file("model.safetensors", Device::Cpu, None, None)?, [("weight".to_owned(), weight)]);
+/// fst_tch::save_file(&[("weight", &weight)], "model.safetensors", &[("format", "pt")])?;
+/// assert_eq!(fst_tch::load_file("model.safetensors", Device::Cpu, None, None)?, [("weight".to_owned(), weight)]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn save_file<S: AsRef<str>, T: AsRef<Tensor>>(
@@ -342,7 +342,7 @@ pub fn save_file<S: AsRef<str>, T: AsRef<Tensor>>(
 /// use tch::Tensor;
 ///
 /// let weight = Tensor::from_slice(&[1f32, 2.0]);
-/// let bytes = fst::tch::serialize(&[("weight", &weight)], &[("format", "pt")])?;
+/// let bytes = fst_tch::serialize(&[("weight", &weight)], &[("format", "pt")])?;
 /// assert!(bytes.ends_with(&2f32.to_le_bytes()));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -356,7 +356,7 @@ pub fn serialize<S: AsRef<str>, T: AsRef<Tensor>>(tensors: &[(S, T)], metadata: 
 /// # let directory = tempfile::tempdir()?;
 /// # std::env::set_current_dir(&directory)?;
 /// # tch::Tensor::write_safetensors(&[("weight", tch::Tensor::from_slice(&[1f32, 2.0]))], "model.safetensors")?;
-/// let tensors = fst::tch::stream(&["model.safetensors"], tch::Device::Cpu, None, None)?;
+/// let tensors = fst_tch::stream(&["model.safetensors"], tch::Device::Cpu, None, None)?;
 /// assert_eq!(tensors.total_bytes(), 8);
 /// for item in tensors {
 ///     let (name, tensor) = item?;
@@ -462,5 +462,5 @@ fn to_cxx<S: AsRef<str>, T: AsRef<Tensor>>(tensors: &[(S, T)]) -> Vec<ffi::Named
 
 /// Compiles the program in the documentation.
 #[cfg(doctest)]
-#[doc = include_str!("../docs/rust.md")]
+#[doc = include_str!("../../docs/rust.md")]
 struct Page;

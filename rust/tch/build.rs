@@ -1,26 +1,41 @@
-//! Compiles the C++ layer into the Rust library, for `tch::Tensor`.
+//! Compiles the C++ layer into the library.
 
-use crate::compile::{TORCH_LIBRARIES, Torch, compile, compiler, units};
-use crate::environment::out_dir;
+#[path = "../../csrc/compile.rs"]
+mod compile;
+#[path = "../../csrc/environment.rs"]
+mod environment;
+
 use anyhow::{Context, Result, ensure};
+use compile::{TORCH_LIBRARIES, Torch, compile, units};
+use environment::out_dir;
 use std::path::{Path, PathBuf};
 use std::{env, fs, iter};
 
-const BRIDGES: [&str; 2] = ["rust/bridge.rs", "rust/tch.rs"];
+const CHECKOUT: &str = "../..";
 /// Calls the functions of fst/fst.h, some of which have the names of functions in the layer. So it is compiled apart.
-const TCH: &str = "csrc/tch.cpp";
+const TCH: &str = "../../csrc/tch.cpp";
 
-/// Compiles and links the C++ code.
-pub fn build() -> Result<()> {
+fn main() -> Result<()> {
+    println!("cargo:rerun-if-changed=build.rs");
+    if environment::is_linting() { write_compile_commands() } else { build() }
+}
+
+fn compiler(torch: &Torch) -> Result<cc::Build> {
+    let mut compiler = compile::compiler(CHECKOUT, torch, &["rust/bridge.rs", "rust/tch/lib.rs"])?;
+    compiler.include("../../csrc");
+    Ok(compiler)
+}
+
+fn build() -> Result<()> {
     let torch = Torch::find()?;
     let libraries = torch.root.join("lib");
     check_tch(&libraries)?;
-    let mut compiler = compiler("", &torch, &BRIDGES)?;
+    let mut compiler = compiler(&torch)?;
     compiler.file(TCH);
-    compile(compiler, ".")?;
+    compile(compiler, CHECKOUT)?;
 
     println!("cargo:rustc-link-search=native={}", libraries.display());
-    // Build scripts of dependents read this value from DEP_FST_TORCH_LIB.
+    // Build scripts of dependents read this value from DEP_FST_TCH_TORCH_LIB.
     println!("cargo:torch_lib={}", libraries.display());
     println!("cargo:rustc-link-arg=-Wl,--no-as-needed");
     for library in TORCH_LIBRARIES {
@@ -33,8 +48,8 @@ pub fn build() -> Result<()> {
 
 /// Writes `compile_commands.json` for clang-tidy, and the headers of the cxx bridges that it needs, to cargo's target
 /// directory. Compiles nothing.
-pub fn write_compile_commands() -> Result<()> {
-    let compiler = compiler("", &Torch::find()?, &BRIDGES)?;
+fn write_compile_commands() -> Result<()> {
+    let compiler = compiler(&Torch::find()?)?;
     let out = out_dir()?;
     // OUT_DIR is TARGET/PROFILE/build/PACKAGE/out.
     let target = out.ancestors().nth(4).context("OUT_DIR is not in a target directory")?;
@@ -50,7 +65,7 @@ pub fn write_compile_commands() -> Result<()> {
         )
     };
     // clang-tidy infers the commands of files that are not in the database, in tests/cpp and examples, from these.
-    let entries: Vec<_> = units(".")?.iter().chain([&directory.join(TCH)]).map(entry).collect();
+    let entries: Vec<_> = units(CHECKOUT)?.iter().chain([&fs::canonicalize(TCH)?]).map(entry).collect();
     fs::write(target.join("compile_commands.json"), format!("[\n{}\n]\n", entries.join(",\n")))?;
     Ok(())
 }
