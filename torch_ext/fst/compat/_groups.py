@@ -3,12 +3,16 @@
 import hashlib
 import pickle
 from collections.abc import Callable
+from types import EllipsisType
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from fst._core.group import Group
+
+# Placement of whole tensors on every rank. `Replicate` of torch.distributed.tensor takes long to import.
+WHOLE: EllipsisType = ...
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")

@@ -1,7 +1,5 @@
 """Examples of fastsafetensors' documentation, with the import changed."""
 
-import socket
-
 import pytest
 import torch
 
@@ -35,12 +33,8 @@ def test_single_run_gpu():
     assert torch.equal(tensor.cpu(), rows())
 
 
-def test_parallel_run_with_one_rank(fork_python):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    ranks = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    printed = fork_python(over_fst(PARALLEL_RUN), CUDA_VISIBLE_DEVICES="", **ranks)
+def test_parallel_run_with_one_rank(fork_python, one_rank):
+    printed = fork_python(over_fst(PARALLEL_RUN), CUDA_VISIBLE_DEVICES="", **one_rank)
     assert printed == f"RANK 0: tensor_a0={rows()}\nRANK 0: tensor_b0_sharded={rows()}\n"
 
 

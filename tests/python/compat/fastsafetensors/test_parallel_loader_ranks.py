@@ -17,25 +17,23 @@ from rawfile import assert_same
 
 def iterate(directory, size, options, reader):
     """Iterates with a reader. Mapped files need no exchange between ranks of one machine, read files do."""
-    with mock.patch.dict(os.environ, FST_READER=reader):
-        return iterate_twice(directory, size, options)
-
-
-def iterate_twice(directory, size, options):
     loader = compat.ParallelLoader(dist.group.WORLD, all_files(directory, size), use_tqdm_on_load=False, **options)
     names = []
     for _ in range(2):
         names.append([])
-        for name, tensor in loader.iterate_weights():
-            assert_same(tensor, raw(name).tensor())
-            names[-1].append(name)
-            tensor.view(-1).view(torch.uint8).zero_()
+        with mock.patch.dict(os.environ, FST_READER=reader):
+            for name, tensor in loader.iterate_weights():
+                assert_same(tensor, raw(name).tensor())
+                names[-1].append(name)
+                tensor.view(-1).view(torch.uint8).zero_()
     assert names[0] == names[1]
     return names[0]
 
 
-@pytest.mark.parametrize("options", [{}, {"max_batch_bytes": 200}, {"device_memory_budget": 1 << 30}])
-@pytest.mark.parametrize(("size", "reader"), [(2, "pread"), (3, "auto"), (4, "pread")])
+@pytest.mark.parametrize(
+    ("size", "reader", "options"),
+    [(2, "pread", {}), (3, "auto", {"device_memory_budget": 1 << 30}), (4, "pread", {"max_batch_bytes": 200})],
+)
 def test_iteration_order_on_all_ranks(ranks, tmp_path, size, reader, options):
     write_files(tmp_path, size, ["F32", "F8_E4M3", "BOOL"])
     expected = [name for file in all_files(tmp_path, size) for name in fst.tensor_names(file)]

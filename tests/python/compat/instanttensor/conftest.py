@@ -1,7 +1,5 @@
 """Fixtures for the tests of `fst.compat.instanttensor`."""
 
-import socket
-
 import pytest
 from safetensors.torch import save_file
 
@@ -16,15 +14,6 @@ def directory(tmp_path, monkeypatch):
     save_file({"model.embed_tokens.weight": WEIGHTS["model.embed_tokens.weight"]}, FILES[0], metadata={"shard": "1"})
     save_file({name: WEIGHTS[name] for name in ("model.norm.bias", "position")}, FILES[1])
     return tmp_path
-
-
-@pytest.fixture
-def one_rank():
-    """Environment variables that a launcher sets for a single rank."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    return {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
 
 @pytest.fixture

@@ -7,9 +7,13 @@ fastsafetensors" lists the arguments that have no effect.
 """
 
 from fst.compat.fastsafetensors._planner import BudgetInfeasibleError
-from fst.compat.fastsafetensors.allocation import live_allocation_bytes, live_allocation_count
 from fst.compat.fastsafetensors.auto_loader import AutoLoader
-from fst.compat.fastsafetensors.common import SingleGroup, get_device_numa_node, set_debug
+from fst.compat.fastsafetensors.common import (
+    SingleGroup,
+    get_device_numa_node,
+    live_allocation_bytes,
+    live_allocation_count,
+)
 from fst.compat.fastsafetensors.config import LoaderConfig, load_config
 from fst.compat.fastsafetensors.ep_slice import (
     expert_parallel_filter,
@@ -45,5 +49,4 @@ __all__ = [
     "live_allocation_count",
     "load_config",
     "owned_expert_range",
-    "set_debug",
 ]

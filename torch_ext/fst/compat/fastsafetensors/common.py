@@ -1,6 +1,5 @@
-"""Public names of fastsafetensors' module `common`: a group of one rank, headers, logs and NUMA nodes."""
+"""Public names of fastsafetensors' modules `common` and `allocation`."""
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,14 @@ import torch
 
 from fst.compat.fastsafetensors.metadata import SafeTensorsMetadata, TensorFrame
 
-__all__ = ["SafeTensorsMetadata", "SingleGroup", "TensorFrame", "get_device_numa_node", "is_gpu_found", "set_debug"]
+__all__ = [
+    "SafeTensorsMetadata",
+    "SingleGroup",
+    "TensorFrame",
+    "get_device_numa_node",
+    "live_allocation_bytes",
+    "live_allocation_count",
+]
 
 
 class SingleGroup:
@@ -23,14 +29,14 @@ class SingleGroup:
         return 0
 
 
-def set_debug() -> None:
-    """Prints the program's log messages from level DEBUG on. `FST_LOG=debug` enables the log of fst's core."""
-    logging.basicConfig(format="[%(levelname)s] %(message)s", level=logging.DEBUG, force=True)
+def live_allocation_count() -> int:
+    """Returns 0: each tensor owns its storage, which PyTorch frees with the tensor."""
+    return 0
 
 
-def is_gpu_found() -> bool:
-    """Returns whether PyTorch finds a GPU."""
-    return torch.cuda.is_available()
+def live_allocation_bytes() -> int:
+    """Returns 0, as `live_allocation_count`. `torch.cuda.memory_allocated` returns the memory of tensors."""
+    return 0
 
 
 def get_device_numa_node(device: int | None) -> int | None:

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from fst._core.errors import TensorNotFoundError
-from fst.compat.fastsafetensors.frameworks import ProcessGroupBase, TensorBase, get_framework_op
+from fst._core.group import Group
+from fst.compat.fastsafetensors import _exchange
+from fst.compat.fastsafetensors.frameworks import TensorBase
 from fst.compat.fastsafetensors.metadata import SafeTensorsMetadata
 from fst.compat.fastsafetensors.st_types import Device, DType, as_torch_dtype
 
@@ -28,13 +30,12 @@ class FilesBufferOnDevice:
         tensors: dict[str, Tensor],
         locations: dict[str, tuple[int, int]],
         files: Mapping[str, SafeTensorsMetadata],
-        pg: ProcessGroupBase,
+        group: Group,
         device: Device,
         dtype: torch.dtype | None,
     ) -> None:
-        self.framework = get_framework_op("pytorch")
         self.key_to_rank_lidx = locations
-        self.pg = pg
+        self._group = group
         # The tensors of this rank's files, or None after `close`.
         self._tensors: dict[str, Tensor] | None = tensors
         self._files = files
@@ -123,20 +124,20 @@ class FilesBufferOnDevice:
         """
         tensors = self._opened(tensor_name)
         source, _ = self.key_to_rank_lidx[tensor_name]
-        if self.pg.size() == 1:
+        if self._group.size == 1:
             return TensorBase(tensors[tensor_name]).to(device, dtype).get_raw()
-        if not 0 <= dst_rank < self.pg.size():
-            raise ValueError(f'"{tensor_name}" is for rank {dst_rank}, but the group has {self.pg.size()} ranks')
-        if self.pg.rank() == source != dst_rank:
-            self.pg.send(TensorBase(tensors[tensor_name]), dst_rank)
-        if self.pg.rank() != dst_rank:
+        if not 0 <= dst_rank < self._group.size:
+            raise ValueError(f'"{tensor_name}" is for rank {dst_rank}, but the group has {self._group.size} ranks')
+        if self._group.rank == source != dst_rank:
+            _exchange.send(self._group, tensors[tensor_name], dst_rank)
+        if self._group.rank != dst_rank:
             return None
         if source == dst_rank:
-            pushed = TensorBase(tensors[tensor_name]).clone()
+            pushed = tensors[tensor_name].clone()
         else:
-            pushed = TensorBase(self._empty(tensor_name))
-            self.pg.recv(pushed, source)
-        return pushed.to(device, dtype).get_raw()
+            pushed = self._empty(tensor_name)
+            _exchange.receive(self._group, pushed, source)
+        return TensorBase(pushed).to(device, dtype).get_raw()
 
     def get_multi_cols(
         self,
@@ -153,8 +154,13 @@ class FilesBufferOnDevice:
             RuntimeError: The other dimensions of the shards differ.
             Errors of `get_sharded`.
         """
-        shards = [TensorBase(self._shard(name, dim)) for name in tensor_names]
-        return self.framework.concat_tensors(shards, dim).to(device, dtype)
+        shards = [self._shard(name, dim) for name in tensor_names]
+        if {shard.dtype for shard in shards} == {torch.float4_e2m1fn_x2}:
+            # PyTorch cannot concatenate this dtype.
+            joined = torch.cat([shard.view(torch.uint8) for shard in shards], dim).view(torch.float4_e2m1fn_x2)
+        else:
+            joined = torch.cat(shards, dim)
+        return TensorBase(joined).to(device, dtype)
 
     def as_dict(self, tensor_shard_dim: Mapping[str, int]) -> dict[str, TensorBase]:
         """Returns the shards of tensors, given a dimension for each name, each in a `TensorBase`."""
@@ -162,7 +168,7 @@ class FilesBufferOnDevice:
 
     def iter_local_tensors(self, tensor_names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
         """Yields names and tensors of a single process. Raises RuntimeError in a group of several ranks."""
-        if self.pg.size() > 1:
+        if self._group.size > 1:
             raise RuntimeError("in a group of several ranks no rank has all tensors; use get_tensor")
         for name in tensor_names:
             yield name, self.get_tensor(name)
@@ -186,33 +192,31 @@ class FilesBufferOnDevice:
 
     def _whole(self, name: str) -> Tensor:
         tensors = self._opened(name)
-        if self.pg.size() == 1:
+        if self._group.size == 1:
             return tensors[name]
         source, _ = self.key_to_rank_lidx[name]
 
-        def allocate() -> TensorBase:
+        def allocate() -> Tensor:
             # A copy, since the caller may modify its tensor before the next call sends it again.
-            return TensorBase(tensors[name].clone() if self.pg.rank() == source else self._empty(name))
+            return tensors[name].clone() if self._group.rank == source else self._empty(name)
 
-        return self.pg.allocate_and_broadcast(allocate, source).get_raw()
+        return _exchange.broadcast(self._group, allocate, source)
 
     def _shard(self, name: str, dim: int) -> Tensor:
         tensors = self._opened(name)
         shape = self._files[name].tensors[name].torch_shape
         if not -len(shape) <= dim < len(shape):
             raise IndexError(f'"{name}" has {len(shape)} dimensions and cannot be split along dimension {dim}')
-        if self.pg.size() == 1:
+        size, rank = self._group.size, self._group.rank
+        if size == 1:
             return tensors[name]
         source, _ = self.key_to_rank_lidx[name]
 
-        def allocate() -> tuple[TensorBase, list[TensorBase]]:
-            own_shape = _chunks(torch.empty(shape, device="meta"), self.pg.size(), dim)[self.pg.rank()].shape
-            dst = TensorBase(self._empty(name, own_shape))
-            if self.pg.rank() != source:
-                return dst, []
-            return dst, [TensorBase(chunk) for chunk in _chunks(tensors[name], self.pg.size(), dim)]
+        def allocate() -> tuple[Tensor, list[Tensor]]:
+            own = self._empty(name, _chunks(torch.empty(shape, device="meta"), size, dim)[rank].shape)
+            return own, _chunks(tensors[name], size, dim) if rank == source else []
 
-        return self.pg.allocate_and_scatter(allocate, source).get_raw()
+        return _exchange.scatter(self._group, allocate, source)
 
     def _empty(self, name: str, shape: Sequence[int] | None = None) -> Tensor:
         """Allocates memory for a tensor, or for a shard of it with another shape."""

@@ -13,7 +13,7 @@ import fst
 from fst._core.arguments import Path, path_of, paths_of
 from fst._core.errors import SafetensorError
 from fst._core.interrupts import defer_interrupts
-from fst.compat._groups import check_equal, merge_results
+from fst.compat._groups import check_equal, group_of, merge_results
 from fst.compat.fastsafetensors.file_buffer import FilesBufferOnDevice
 from fst.compat.fastsafetensors.frameworks import TensorBase, get_framework_op
 from fst.compat.fastsafetensors.metadata import SafeTensorsMetadata, TensorFrame
@@ -55,7 +55,7 @@ class SafeTensorsFileLoader:
     ) -> None:
         self.device = as_device(device)
         self.framework = get_framework_op(framework)
-        self.pg = self.framework.get_process_group(pg, self.device)
+        self._group = group_of(pg, torch.device(self.device.as_str()))
         # Header and reading rank of each file.
         self.meta: dict[str, tuple[SafeTensorsMetadata, int]] = {}
         self.frames: dict[str, TensorFrame] = {}
@@ -79,7 +79,7 @@ class SafeTensorsFileLoader:
             RankError: Another rank failed.
             Errors of `fst.load_file` for paths and headers.
         """
-        group = self.pg.group
+        group = self._group
         files = group.run_on_all(lambda: self._assign(filenames))
         check_equal(group, "files", files)
         headers = merge_results(
@@ -126,12 +126,12 @@ class SafeTensorsFileLoader:
             RankError: Another rank failed.
             Errors of `fst.load_tensors`.
         """
-        group = self.pg.group
+        group = self._group
         torch_dtype, locations, files = group.run_on_all(lambda: (as_torch_dtype(dtype), *self._locate()))
         check_equal(group, "filters or dtypes", (torch_dtype, list(locations)))
         own = [name for name, (rank, _) in locations.items() if self._reads(rank)]
         loaded = group.run_on_all(lambda: self._load(own, files, torch_dtype))
-        return FilesBufferOnDevice(loaded, locations, files, self.pg, self.device, torch_dtype)
+        return FilesBufferOnDevice(loaded, locations, files, group, self.device, torch_dtype)
 
     def reset(self) -> None:
         """Removes all files."""
@@ -154,15 +154,16 @@ class SafeTensorsFileLoader:
     def _assign(self, filenames: Mapping[int, Sequence[Path]]) -> list[tuple[str, int]]:
         """Returns files and the ranks that read them: the first file of each rank, then the second of each."""
         lists = {rank: paths_of(files) for rank, files in filenames.items()}
-        unknown = [rank for rank in lists if self.pg.size() > 1 and not 0 <= rank < self.pg.size()]
+        size = self._group.size
+        unknown = [rank for rank in lists if size > 1 and not 0 <= rank < size]
         if unknown:
-            raise ValueError(f"files were given to rank {unknown[0]}, but the group has {self.pg.size()} ranks")
+            raise ValueError(f"files were given to rank {unknown[0]}, but the group has {size} ranks")
         turns = range(max(map(len, lists.values()), default=0))
         return [(files[turn], rank) for turn in turns for rank, files in lists.items() if turn < len(files)]
 
     def _reads(self, rank: int) -> bool:
         """Returns whether this process reads the files of a rank."""
-        return self.pg.size() == 1 or rank == self.pg.rank()
+        return self._group.size == 1 or rank == self._group.rank
 
     def _locate(self) -> tuple[dict[str, tuple[int, int]], dict[str, SafeTensorsMetadata]]:
         """Returns the rank and the index of the file there, and the file, for each tensor to load."""

@@ -190,23 +190,16 @@ class SafeTensorsMetadata:
         Raises:
             SafetensorError: The header is not valid.
         """
-        if buffer_len < 8:
-            raise SafetensorError(f"{filename}: HeaderTooSmall: a file has at least 8 bytes, not {buffer_len}")
-        length = int.from_bytes(ctypes.string_at(buf, 8), "little")
-        if length > _HEADER_BYTES_MAX:
-            raise SafetensorError(
-                f"{filename}: HeaderTooLarge: byte 0: a header has up to {_HEADER_BYTES_MAX} bytes, not {length}"
-            )
-        if length > buffer_len - 8:
-            raise SafetensorError(
-                f"{filename}: InvalidHeaderLength: byte 0: the header has {length} bytes, and the file {buffer_len}"
-            )
+        # The first bytes of a file are the length of the JSON. `from_fd` refuses a length that is not valid.
+        header_bytes = min(8, buffer_len)
+        length = int.from_bytes(ctypes.string_at(buf, header_bytes), "little")
+        if length <= min(_HEADER_BYTES_MAX, buffer_len - 8):
+            header_bytes += length
         # A file with this header and a hole as long as the data.
-        descriptor = os.memfd_create("header")
-        with open(descriptor, "wb") as file:
-            file.write(ctypes.string_at(buf, 8 + length))
+        with open(os.memfd_create("header"), "wb") as file:
+            file.write(ctypes.string_at(buf, header_bytes))
             file.truncate(buffer_len)
-            return cls.from_fd(descriptor, filename)
+            return cls.from_fd(file.fileno(), filename)
 
     def select_byte_ranges(self, keep_tensor: Callable[[str], bool], merge_gap: int = 4096) -> list[tuple[int, int]]:
         """Returns the byte ranges of the tensors that `keep_tensor` selects. Gaps of up to `merge_gap` are included."""

@@ -11,8 +11,7 @@ from torch import Tensor
 import fst
 from fst._core.arguments import DEFAULT_EXCHANGE_BYTES, DEFAULT_WINDOW_BYTES, Path, paths_of
 from fst._core.classes import Checkpoint
-from fst.compat._groups import group_of
-from fst.compat._streaming import WHOLE
+from fst.compat._groups import WHOLE, group_of
 from fst.compat.fastsafetensors._planner import window_within
 from fst.compat.fastsafetensors.common import SingleGroup
 from fst.compat.fastsafetensors.loader import SafeTensorsFileLoader

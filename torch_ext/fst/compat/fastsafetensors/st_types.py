@@ -67,33 +67,6 @@ class DType(Enum):
     AUTO = "AUTO"
 
 
-# Bytes of one number in a header's shape.
-DTYPE_SIZES: dict[DType, float] = {
-    DType.BOOL: 1,
-    DType.I8: 1,
-    DType.I16: 2,
-    DType.I32: 4,
-    DType.I64: 8,
-    DType.U8: 1,
-    DType.U16: 2,
-    DType.U32: 4,
-    DType.U64: 8,
-    DType.F16: 2,
-    DType.F32: 4,
-    DType.F64: 8,
-    DType.BF16: 2,
-    DType.C64: 8,
-    DType.F8_E5M2: 1,
-    DType.F8_E4M3: 1,
-    DType.F8_E8M0: 1,
-    DType.F8_E5M2FNUZ: 1,
-    DType.F8_E4M3FNUZ: 1,
-    DType.F6_E3M2: 0.75,
-    DType.F6_E2M3: 0.75,
-    DType.F4: 0.5,
-}
-
-
 def as_device(device: Device | torch.device | str | int) -> Device:
     """Converts a device. An int is the index of a GPU."""
     if isinstance(device, Device):

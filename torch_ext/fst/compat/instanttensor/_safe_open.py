@@ -11,8 +11,7 @@ import fst
 from fst._core.arguments import DEFAULT_WINDOW_BYTES, Device, Path, device_of, paths_of
 from fst._core.classes import Checkpoint
 from fst._core.group import open_on_all
-from fst.compat._groups import group_of
-from fst.compat._streaming import WHOLE
+from fst.compat._groups import WHOLE, group_of
 from fst.compat.instanttensor._backend import Backend, BackendPolicy, check_backend
 from fst.compat.instanttensor._environment import buffer_bytes, check_backend_variable
 from fst.compat.instanttensor._names import matcher
