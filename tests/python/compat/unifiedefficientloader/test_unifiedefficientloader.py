@@ -18,11 +18,6 @@ from rawfile import DTYPES, assert_same, random_raw, write
 from unifiedefficientloader_helpers import Pictures, assert_equal, needs_gpu
 
 
-@pytest.mark.usefixtures("tensors")
-def test_alias():
-    assert uel.MemoryEfficientSafeOpen is uel.UnifiedSafetensorsLoader
-
-
 @pytest.mark.parametrize("low_memory", [False, True])
 def test_every_dtype(tmp_path, low_memory):
     raws = {name: random_raw(name, (3, 4, 2)) for name in DTYPES}
@@ -216,28 +211,10 @@ def test_transfer_statistics(monkeypatch):
     assert uel.get_pinned_transfer_stats() == {"pinned": 0, "fallback": 0}
 
 
-def test_dictionary_of_a_numpy_array():
-    value = {"a": [1, "ü", None]}
-    array = uel.dict_to_tensor(value).numpy()
-    assert uel.tensor_to_dict(array) == value
-    for wrong in (array.reshape(1, -1), array.astype("int16"), torch.zeros(3)):
-        with pytest.raises(ValueError, match="1D tensor of uint8"):
-            uel.tensor_to_dict(wrong)
-
-
 def test_missing_dependencies():
     uel.check_dependencies("torch", "fst")
     with pytest.raises(ImportError, match=r"not installed: no_such_package, no_other$"):
         uel.check_dependencies("no_such_package", "torch", "no_other")
-
-
-@pytest.mark.parametrize("pool", [uel.PinnedBufferPool(8, 2), uel.GpuBufferPool(8, 2, "cpu")])
-def test_free_buffers_of_a_pool(pool):
-    assert pool.free_queue.qsize() == 2
-    index, _ = pool.acquire()
-    assert pool.free_queue.qsize() == 1
-    pool.release(index)
-    assert not pool.free_queue.empty()
 
 
 @needs_gpu

@@ -10,6 +10,7 @@ from unifiedefficientloader_helpers import assert_equal
 
 def test_names_match_original(original):
     assert set(uel.__all__) >= set(original.__all__)
+    assert uel.MemoryEfficientSafeOpen is uel.UnifiedSafetensorsLoader
 
 
 def test_loads_match_original(original, tensors):

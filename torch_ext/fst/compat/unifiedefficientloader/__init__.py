@@ -5,7 +5,7 @@ from fst.compat.unifiedefficientloader import UnifiedSafetensorsLoader
 
 import importlib.util
 
-from fst.compat.unifiedefficientloader.gpu_buffer_pool import GpuBufferPool
+from fst.compat.unifiedefficientloader.buffer_pools import GpuBufferPool, PinnedBufferPool
 from fst.compat.unifiedefficientloader.incremental_writer import IncrementalSafetensorsWriter
 from fst.compat.unifiedefficientloader.logging_utils import (
     DEBUG_LEVEL,
@@ -22,7 +22,6 @@ from fst.compat.unifiedefficientloader.logging_utils import (
     warning,
 )
 from fst.compat.unifiedefficientloader.memory_efficient_loader import MemoryEfficientSafeOpen, UnifiedSafetensorsLoader
-from fst.compat.unifiedefficientloader.pinned_buffer_pool import PinnedBufferPool
 from fst.compat.unifiedefficientloader.pinned_transfer import (
     get_pinned_transfer_stats,
     reset_pinned_transfer_stats,

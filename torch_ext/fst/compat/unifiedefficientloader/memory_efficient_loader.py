@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 import fst
+from fst._core.dtypes import shape_in_torch
 from fst.compat._header import header_entry
 from fst.compat.unifiedefficientloader import logging_utils
-from fst.compat.unifiedefficientloader.tensor_utils import st_shape_to_torch_shape, st_to_torch_dtype
+from fst.compat.unifiedefficientloader.tensor_utils import st_to_torch_dtype
 
 # Bounds of a stream's window: enough to keep the device busy, and not enough to fill the memory.
 _WINDOW_BYTES_MIN = 64 << 20
@@ -83,7 +84,7 @@ class UnifiedSafetensorsLoader:
     def get_shape(self, key: str) -> tuple[int, ...]:
         """Returns the shape of the PyTorch tensor. Reads nothing."""
         entry = self._entry(key)
-        return st_shape_to_torch_shape(entry["shape"], entry["dtype"])
+        return tuple(shape_in_torch(entry["dtype"], entry["shape"]))
 
     def get_ndim(self, key: str) -> int:
         """Returns the number of dimensions. Reads nothing."""

@@ -1,13 +1,12 @@
-"""Conversion of dictionaries to tensors, and of dtypes and shapes to those of headers."""
+"""Conversion of dictionaries to tensors, and of dtypes to those of headers."""
 
 import json
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from fst._core.dtypes import NAMES, PACKED, TORCH_DTYPES, shape_in_header, shape_in_torch
+from fst._core.dtypes import NAMES, TORCH_DTYPES
 
 if TYPE_CHECKING:
     import numpy
@@ -45,26 +44,3 @@ def st_to_torch_dtype(dtype_str: str) -> torch.dtype:
     if dtype_str not in TORCH_DTYPES:
         raise ValueError(f'PyTorch has no dtype for "{dtype_str}"')
     return TORCH_DTYPES[dtype_str]
-
-
-def get_dtype_size(st_dtype: str) -> int:
-    """Returns the size of a PyTorch element in bytes. PyTorch packs two F4 numbers into one element."""
-    return st_to_torch_dtype(st_dtype).itemsize
-
-
-def torch_shape_to_st_shape(shape: Sequence[int], st_dtype: str) -> list[int]:
-    """Converts a PyTorch shape to the shape in a header. Raises ValueError for an F4 scalar."""
-    if st_dtype == PACKED and not shape:
-        raise ValueError(
-            "an F4 tensor needs at least one dimension, since PyTorch packs two F4 numbers into one element"
-        )
-    return shape_in_header(st_dtype, shape)
-
-
-def st_shape_to_torch_shape(shape: Sequence[int], st_dtype: str) -> tuple[int, ...]:
-    """Converts a shape in a header to the PyTorch shape. Raises ValueError if the last dimension of F4 is odd."""
-    if st_dtype == PACKED and (not shape or shape[-1] % 2):
-        raise ValueError(
-            f"the last dimension of {list(shape)} must be even, since PyTorch packs two F4 numbers into one element"
-        )
-    return tuple(shape_in_torch(st_dtype, shape))
