@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from fst.compat.tensorizer import TensorSerializer
-from tensorizer_helpers import Model
+from tensorizer_helpers import Model, save_module
 
 
 @pytest.fixture(autouse=True)
@@ -22,9 +21,7 @@ def model():
 @pytest.fixture
 def saved_model(model):
     """The model, which is saved in `model.safetensors`."""
-    serializer = TensorSerializer("model.safetensors")
-    serializer.write_module(model)
-    serializer.close()
+    save_module("model.safetensors", model)
     return model
 
 

@@ -55,5 +55,19 @@ def assert_same_tree(found, expected):
             assert_same_tree(found[key], branch)
 
 
+def save(path, state_dict, library=tensorizer, encryption=None):
+    """Writes a state dict with a library."""
+    serializer = library.TensorSerializer(path, encryption=encryption)
+    serializer.write_state_dict(state_dict)
+    serializer.close()
+
+
+def save_module(path, module, library=tensorizer, encryption=None):
+    """Writes a module with a library."""
+    serializer = library.TensorSerializer(path, encryption=encryption)
+    serializer.write_module(module)
+    serializer.close()
+
+
 def both_libraries(original):
     return ((original, "theirs.tensors"), (tensorizer, "ours.tensors"))

@@ -37,8 +37,7 @@ def test_every_dtype(tmp_path, lazy_load):
             tensors["F33"]
 
 
-@pytest.mark.parametrize("lazy_load", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+@pytest.mark.parametrize(("lazy_load", "dtype"), [(False, torch.float16), (True, torch.float64)])
 def test_dtype_casts_wide_floats_only(tmp_path, lazy_load, dtype):
     raws = {name: random_raw(name, (5,)) for name in (*CASTABLE_DTYPES, "I64", "BOOL", "F8_E4M3")}
     path = write(tmp_path / "dtypes.safetensors", raws)

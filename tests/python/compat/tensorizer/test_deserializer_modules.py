@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from fst.compat.tensorizer import TensorDeserializer, TensorSerializer, utils
 from rawfile import assert_same
-from tensorizer_helpers import DEVICES, Model, assert_equal, tensors_of
+from tensorizer_helpers import DEVICES, Model, assert_equal, save_module, tensors_of
 
 
 @pytest.mark.parametrize("lazy_load", [False, True])
@@ -100,9 +100,7 @@ def test_missing_names_cause_warning(saved_model):
 def test_dtype_of_file_is_kept(model):
     half = Model().half()
     TensorSerializer("half.tensors").close()
-    serializer = TensorSerializer("half.tensors")
-    serializer.write_module(half)
-    serializer.close()
+    save_module("half.tensors", half)
     TensorDeserializer("half.tensors", device="cpu").load_into_module(model)
     assert_equal(tensors_of(model), tensors_of(half))
 

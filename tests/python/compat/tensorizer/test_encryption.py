@@ -19,7 +19,7 @@ from fst.compat.tensorizer import TensorDeserializer as Deserializer
 from fst.compat.tensorizer import TensorSerializer as Serializer
 from fst.compat.tensorizer.serialization import HashMismatchError
 from rawfile import assert_same
-from tensorizer_helpers import DEVICES, Model, assert_equal, tensors_of
+from tensorizer_helpers import DEVICES, Model, assert_equal, save, save_module, tensors_of
 
 KEY = bytes(range(32))
 PARAMS = DecryptionParams.from_key(KEY)
@@ -34,14 +34,12 @@ def tensors():
         "b": torch.randn(3).bfloat16(),
         "n": torch.arange(9),
         "s": torch.tensor(2.5),
-        "large": torch.randint(0, 255, (2 * PIECE_BYTES + 1,), dtype=torch.uint8),
+        "large": torch.randint(0, 255, (PIECE_BYTES + 1,), dtype=torch.uint8),
     }
 
 
 def write(path, state_dict, encryption=None, library=fst.compat.tensorizer):
-    serializer = library.TensorSerializer(path, encryption=encryption or library.EncryptionParams(KEY))
-    serializer.write_state_dict(state_dict)
-    serializer.close()
+    save(path, state_dict, library, encryption or library.EncryptionParams(KEY))
 
 
 @pytest.fixture
@@ -71,13 +69,14 @@ def places(name):
     return info.header_begin, nonce, nonce + 24 + 8, info.begin, info.begin + info.nbytes
 
 
-@pytest.mark.parametrize("lazy_load", [False, True])
-@pytest.mark.parametrize("verify_hash", [False, True])
+@pytest.mark.parametrize(("lazy_load", "verify_hash"), [(False, True), (True, False)])
 def test_tensors_are_read_as_written(expected, lazy_load, verify_hash):
     with open("m.tensors", "rb") as file:
         content = file.read()
     assert not any(bytes(tensor.view(-1).view(torch.uint8).numpy()) in content for tensor in expected.values())
     assert KEY not in content
+    # The serializer encrypts copies.
+    assert_equal(tensors(), expected)
     with Deserializer("m.tensors", "cpu", lazy_load=lazy_load, verify_hash=verify_hash, encryption=PARAMS) as found:
         assert_equal(found, expected)
         assert_equal(found.tree(), expected)
@@ -86,18 +85,18 @@ def test_tensors_are_read_as_written(expected, lazy_load, verify_hash):
         assert [name for _, _, name, *_ in found.read_numpy_arrays()] == ["n", "s", "large"]
 
 
-@pytest.mark.parametrize("path", ["m.tensors", "m.safetensors"])
 @pytest.mark.parametrize(
-    ("key", "decryption"),
+    ("path", "key", "decryption"),
     [
-        (fst.EncryptionKey.from_bytes(KEY), PARAMS),
-        (fst.EncryptionKey.from_callback(lambda: KEY), PARAMS),
+        ("m.tensors", fst.EncryptionKey.from_callback(lambda: KEY), PARAMS),
+        ("m.safetensors", fst.EncryptionKey.from_bytes(KEY), PARAMS),
         (
+            "m.tensors",
             fst.EncryptionKey.from_passphrase("secret", passes=1, memory_bytes=8 << 10),
             DecryptionParams.from_string("secret"),
         ),
     ],
-    ids=["bytes", "callback", "passphrase"],
+    ids=["callback", "bytes", "passphrase"],
 )
 def test_keys_of_fst_encrypt(path, key, decryption):
     state_dict = tensors()
@@ -108,14 +107,9 @@ def test_keys_of_fst_encrypt(path, key, decryption):
         assert_equal(found, state_dict)
 
 
-def test_source_tensors_are_unchanged(expected):
-    assert_equal(tensors(), expected)
-
-
 @pytest.mark.parametrize("device", DEVICES)
 def test_modules(model, device):
-    with Serializer("m.tensors", encryption=EncryptionParams(KEY)) as serializer:
-        serializer.write_module(model)
+    save_module("m.tensors", model, encryption=EncryptionParams(KEY))
     other = Model(device)
     with Deserializer("m.tensors", device, encryption=PARAMS, lazy_load=True) as found:
         found.load_into_module(other, verify_hash=True)
@@ -239,17 +233,20 @@ def test_key_and_file_must_agree(expected):
         with pytest.raises(ValueError, match="the file is encrypted; give its key as encryption_key"):
             load("m.tensors")
     for path in ("plain.tensors", "m.safetensors"):
-        with Serializer(path) as serializer:
-            serializer.write_state_dict(expected)
+        save(path, expected)
         with pytest.raises(CryptographyError, match="Tensor decryption was requested"):
             Deserializer(path, "cpu", encryption=PARAMS)
 
 
-@pytest.mark.parametrize("lazy_load", [False, True])
-@pytest.mark.parametrize("part", ["nonce", "code", "last code", "data", "last data"])
+@pytest.mark.parametrize(
+    ("part", "lazy_load"),
+    [("nonce", False), ("code", True), ("last code", False), ("data", True), ("last data", False)],
+)
 def test_changed_files_are_refused(expected, part, lazy_load):
     _, nonce, codes, begin, end = places("large")
-    change({"nonce": nonce, "code": codes, "last code": codes + 47, "data": begin, "last data": end - 1}[part])
+    change({"nonce": nonce, "code": codes, "last code": codes + 31, "data": begin, "last data": end - 1}[part])
+    with pytest.raises(fst.IntegrityError, match="large"):
+        fst.verify("m.tensors", encryption_key=PARAMS.encryption_key())
     with pytest.raises(CryptographyError, match=r"Tensor decryption failed.*large"):
         Deserializer("m.tensors", "cpu", encryption=PARAMS, lazy_load=lazy_load)["large"]
     found = Deserializer("m.tensors", "cpu", encryption=PARAMS, lazy_load=True)
@@ -260,7 +257,8 @@ def test_changed_files_are_refused(expected, part, lazy_load):
     assert "large" not in received
 
 
-def test_swapped_pieces_are_refused(expected):
+def test_swapped_pieces_are_refused():
+    write("m.tensors", {"large": torch.zeros(2 * PIECE_BYTES, dtype=torch.uint8)})
     _, _, codes, begin, _ = places("large")
     with open("m.tensors", "r+b") as file:
         for first, size in ((begin, PIECE_BYTES), (codes, 16)):
@@ -272,8 +270,10 @@ def test_swapped_pieces_are_refused(expected):
         Deserializer("m.tensors", "cpu", encryption=PARAMS)
 
 
-def test_changed_headers_are_refused(expected):
-    header, nonce, codes, begin, _ = places("large")
+def test_changed_headers_are_refused():
+    expected = {"n": torch.arange(9), "w": torch.randn(5, 7)}
+    write("m.tensors", expected)
+    header, nonce, codes, begin, _ = places("w")
     with open("m.tensors", "rb") as file:
         content = bytearray(file.read())
     # The tensor's header from its size to the nonce, then the number of codes, then the size of the data.
@@ -321,7 +321,7 @@ def test_mutated_files_have_the_right_tensors_or_none():
     random_ = random.Random(3)
     loaded = 0
     errors = []
-    for _ in range(2000):
+    for _ in range(500):
         mutated = bytearray(content)
         for _ in range(random_.randint(1, 3)):
             mutated[random_.randrange(len(mutated))] ^= 1 << random_.randrange(8)
@@ -334,7 +334,7 @@ def test_mutated_files_have_the_right_tensors_or_none():
             loaded += 1
             for tensor in flat(found.tree()):
                 assert any(bytes_of(tensor) == bytes_of(expected) for expected in state_dict.values())
-    assert 0 < loaded < 1000
+    assert 0 < loaded < 250
     assert all("m.tensors" in error for error in errors)
 
 
@@ -360,31 +360,27 @@ def test_batches_of_tensors(monkeypatch):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_all_loads_take_keys(expected, device):
-    write("string.tensors", expected, EncryptionParams.from_string("secret", **MIN))
-    passphrase = DecryptionParams.from_string("secret").encryption_key()
-    for path, key in (("m.tensors", PARAMS.encryption_key()), ("string.tensors", passphrase)):
-        loaded = fst.load_file(path, device, encryption_key=key)
-        assert list(loaded) == list(expected)
-        for name, tensor in fst.stream(path, device, encryption_key=key):
-            assert_same(tensor.cpu(), expected[name])
-            assert_same(loaded[name].cpu(), expected[name])
-        with fst.safe_open(path, encryption_key=key) as file:
-            # The bytes around the border of two pieces.
-            rows = file.get_slice("large")[PIECE_BYTES - 3 : PIECE_BYTES + 4]
-            assert torch.equal(rows, expected["large"][PIECE_BYTES - 3 : PIECE_BYTES + 4])
-            assert torch.equal(file.get_slice("w")[1:4, 2:5], expected["w"][1:4, 2:5])
-        fst.verify(path, encryption_key=key)
-        key.register()
-        try:
-            assert_same(torch.ops.fst.load_file(path)["large"], expected["large"])
-        finally:
-            key.unregister()
+    key, passphrase = PARAMS.encryption_key(), DecryptionParams.from_string("secret").encryption_key()
+    loaded = fst.load_file("m.tensors", device, encryption_key=key)
+    assert list(loaded) == list(expected)
+    for name, tensor in fst.stream("m.tensors", device, encryption_key=key):
+        assert_same(tensor.cpu(), expected[name])
+        assert_same(loaded[name].cpu(), expected[name])
+    with fst.safe_open("m.tensors", encryption_key=key) as file:
+        # The bytes around the border of two pieces.
+        assert torch.equal(file.get_slice("large")[PIECE_BYTES - 3 :], expected["large"][PIECE_BYTES - 3 :])
+        assert torch.equal(file.get_slice("w")[1:4, 2:5], expected["w"][1:4, 2:5])
+    fst.verify("m.tensors", encryption_key=key)
+    key.register()
+    try:
+        assert_same(torch.ops.fst.load_file("m.tensors")["w"], expected["w"])
+    finally:
+        key.unregister()
     with pytest.raises(fst.IntegrityError, match=r"m\.tensors.*authentication code does not match"):
         fst.load_file("m.tensors", encryption_key=fst.EncryptionKey.random())
     with pytest.raises(fst.IntegrityError, match="not derived from a string"):
         fst.load_file("m.tensors", encryption_key=passphrase)
-    with Serializer("plain.tensors") as serializer:
-        serializer.write_state_dict(expected)
+    save("plain.tensors", expected)
     with pytest.raises(fst.IntegrityError, match="the file is not encrypted"):
         fst.load_file("plain.tensors", encryption_key=passphrase)
 
@@ -404,14 +400,6 @@ def test_key_is_found_among_registered_ones(expected):
     finally:
         for key in keys:
             key.unregister()
-
-
-@pytest.mark.parametrize("part", ["nonce", "last code", "data", "last data"])
-def test_verify_finds_changes(expected, part):
-    _, nonce, codes, begin, end = places("large")
-    change({"nonce": nonce, "last code": codes + 47, "data": begin, "last data": end - 1}[part])
-    with pytest.raises(fst.IntegrityError, match="large"):
-        fst.verify("m.tensors", encryption_key=fst.EncryptionKey.from_bytes(KEY))
 
 
 def test_keys_are_not_rotated(expected):

@@ -2,8 +2,6 @@
 
 import importlib
 import io
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -100,15 +98,14 @@ def test_invalid_messages():
         protobuf.deserialize_model(torch.nn.Module(), io.BytesIO(message.SerializeToString()))
 
 
-def test_package_that_is_missing():
+def test_package_that_is_missing(fork_python):
     program = (
         "import sys; sys.modules['google.protobuf'] = None\n"
         "from fst.compat import tensorizer\n"
         "try:\n    tensorizer.protobuf\n"
         "except ImportError as error: print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "pip install protobuf" in done.stdout
+    assert "pip install protobuf" in fork_python(program)
     with pytest.raises(AttributeError, match="no attribute 'other'"):
         tensorizer.other  # noqa: B018
 

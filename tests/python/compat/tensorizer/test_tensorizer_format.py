@@ -5,17 +5,16 @@ import torch
 
 import fst
 from fst.cli import parser
-from fst.compat.tensorizer import CryptographyError, TensorDeserializer, TensorSerializer, TensorType
+from fst.compat.tensorizer import CryptographyError, TensorDeserializer, TensorType
 from fst.compat.tensorizer.serialization import HashMismatchError
 from rawfile import DTYPES, assert_same, random_raw
-from tensorizer_helpers import Model, assert_equal, tensors_of
+from tensorizer_helpers import Model, assert_equal, save, save_module, tensors_of
 from tensorsfile import MAGIC, complex_raws, encode, stored
 
 
 @pytest.fixture
 def path(model):
-    with TensorSerializer("model.tensors") as serializer:
-        serializer.write_module(model)
+    save_module("model.tensors", model)
     return "model.tensors"
 
 
@@ -36,8 +35,7 @@ def same_bits(one, other):
 
 def test_every_dtype():
     expected = tensors()
-    with TensorSerializer("m.tensors") as serializer:
-        serializer.write_state_dict(expected)
+    save("m.tensors", expected)
     with open("m.tensors", "rb") as file:
         assert file.read(9) == MAGIC + (2).to_bytes(4, "little")
     with TensorDeserializer("m.tensors", device="cpu", verify_hash=True) as found:
@@ -84,27 +82,14 @@ def test_names_that_the_module_lacks_are_registered(path, model):
 def test_meta_tensors_are_stored_without_data():
     layer = torch.nn.Linear(3, 4)
     layer.register_parameter("marker", torch.nn.Parameter(torch.empty(2**33, device="meta"), requires_grad=False))
-    with TensorSerializer("m.tensors") as serializer:
-        serializer.write_module(layer)
+    save_module("m.tensors", layer)
     with TensorDeserializer("m.tensors", device="meta") as found:
         assert ".marker" in found
         assert found[".marker"].shape == (2**33,)
     small = torch.nn.Module()
     small.register_parameter("marker", torch.nn.Parameter(torch.ones(3, device="meta")))
-    with TensorSerializer("m.tensors") as serializer:
-        serializer.write_module(small)
+    save_module("m.tensors", small)
     assert fst.load_file("m.tensors")[".marker"].tolist() == [0, 0, 0]
-
-
-def test_many_tensors_outgrow_the_reserved_metadata():
-    expected = {f"layers.{index}.{'x' * 200}": torch.full((17,), float(index)) for index in range(3000)}
-    with TensorSerializer("m.tensors") as serializer:
-        serializer.write_state_dict(expected)
-    with TensorSerializer("large.tensors") as serializer:
-        serializer.write_state_dict(expected | {"large": torch.zeros(40 << 20, dtype=torch.uint8)})
-    for path in ("m.tensors", "large.tensors"):
-        found = fst.load_file(path)
-        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
 def test_hashes_are_verified(path):
@@ -158,13 +143,9 @@ def test_conversion_by_the_command(path, model, capsys):
 def test_files_of_both_libraries(original, model):
     expected = tensors()
     for library, path in ((original, "theirs.tensors"), (fst.compat.tensorizer, "ours.tensors")):
-        serializer = library.TensorSerializer(path)
-        serializer.write_state_dict(expected)
-        serializer.close()
+        save(path, expected, library)
         module_path = f"module-{path}"
-        serializer = library.TensorSerializer(module_path)
-        serializer.write_module(model)
-        serializer.close()
+        save_module(module_path, model, library)
         for reader in (original, fst.compat.tensorizer):
             found = reader.TensorDeserializer(path, device="cpu", verify_hash=True)
             assert set(found) == set(expected)
@@ -187,10 +168,12 @@ def test_files_of_both_libraries(original, model):
             assert_same(other[name][2], tensor)
 
 
-def test_metadata_of_any_size_is_read_by_tensorizer(original):
-    expected = {f"layers.{index}.{'x' * 200}": torch.full((17,), float(index)) for index in range(3000)}
-    with TensorSerializer("m.tensors") as serializer:
-        serializer.write_state_dict(expected)
-    found = original.TensorDeserializer("m.tensors", device="cpu", verify_hash=True)
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
-    found.close()
+@pytest.mark.parametrize("further_bytes", [0, 40 << 20])
+def test_metadata_outgrow_the_reserved_space(original, further_bytes):
+    """More metadata than are reserved, also where the data behind them are not moved in one step."""
+    expected = {f"layers.{index}.{'x' * 4000}": torch.full((17,), float(index)) for index in range(150)}
+    save("m.tensors", expected | {"further": torch.zeros(further_bytes, dtype=torch.uint8)})
+    theirs = original.TensorDeserializer("m.tensors", device="cpu", verify_hash=True)
+    for found in (fst.load_file("m.tensors"), theirs):
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    theirs.close()

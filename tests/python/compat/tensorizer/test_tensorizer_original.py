@@ -8,7 +8,7 @@ import torch
 from fst.compat import tensorizer
 from fst.compat.tensorizer import torch_compat, utils
 from rawfile import assert_same
-from tensorizer_helpers import assert_equal, assert_same_tree, both_libraries, tensors_of
+from tensorizer_helpers import assert_equal, assert_same_tree, both_libraries, save, save_module, tensors_of
 
 
 def test_names_match_tensorizer(original):
@@ -29,9 +29,7 @@ def test_trees_match_tensorizer(original, lazy_load):
     tree = {"a": {"b": [torch.ones(2), {"c": torch.zeros(1, dtype=torch.int64)}]}, "d": torch.ones(2).bfloat16()}
     found = []
     for library, path in both_libraries(original):
-        serializer = library.TensorSerializer(path)
-        serializer.write_state_dict(tree)
-        serializer.close()
+        save(path, tree, library)
         with library.TensorDeserializer(path, device="cpu", lazy_load=lazy_load) as tensors:
             found.append((set(tensors), tensors.tree(), tensors.tree(("a", "b")), tensors["a"]["b"][0], tensors["d"]))
             assert_same_tree(tensors.tree(), tree)
@@ -47,9 +45,7 @@ def test_modules_match_tensorizer(original):
     source = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.LayerNorm(4)).half()
     filled = []
     for library, path in both_libraries(original):
-        serializer = library.TensorSerializer(path)
-        serializer.write_module(source)
-        serializer.close()
+        save_module(path, source, library)
         with library.utils.no_init_or_tensor():
             module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.LayerNorm(4))
         deserializer = library.TensorDeserializer(path, device="cpu", dtype=torch.float64)
@@ -76,9 +72,7 @@ def test_arrays_match_tensorizer(original, allow_raw_data):
         tensors |= {"d": torch.randn(3).bfloat16(), "e": torch.randn(3).to(torch.float8_e4m3fn)}
     found = []
     for library, path in both_libraries(original):
-        serializer = library.TensorSerializer(path)
-        serializer.write_state_dict(tensors)
-        serializer.close()
+        save(path, tensors, library)
         with library.TensorDeserializer(path, device="cpu", lazy_load=True) as deserializer:
             arrays = deserializer.read_numpy_arrays(allow_raw_data=allow_raw_data)
             found.append({name: (array.tobytes(), *rest) for _, _, name, array, *rest in arrays})
@@ -98,9 +92,7 @@ def test_values_in_redis_match_tensorizer(original, encrypted):
     key = bytes(range(32))
     for writer, path in both_libraries(original):
         encryption = writer.EncryptionParams(key) if encrypted else None
-        serializer = writer.TensorSerializer(path, encryption=encryption)
-        serializer.write_state_dict(tensors)
-        serializer.close()
+        save(path, tensors, writer, encryption=encryption)
         found = []
         for reader in (original, tensorizer):
             decryption = reader.DecryptionParams.from_key(key) if encrypted else None

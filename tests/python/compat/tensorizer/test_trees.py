@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from fst.compat.tensorizer import TensorDeserializer, TensorSerializer, TensorType
 from fst.compat.tensorizer._tree import leaves, name_of, path_of
-from tensorizer_helpers import Model, assert_equal, assert_same_tree
+from tensorizer_helpers import Model, assert_equal, assert_same_tree, save
 
 
 def trees():
@@ -22,11 +22,11 @@ def trees():
     ).filter(lambda tree: not isinstance(tree, torch.Tensor))
 
 
+@settings(max_examples=50)
 @given(trees())
 def test_round_trip_of_trees(tmp_path_factory, tree):
     path = tmp_path_factory.mktemp("tree") / "m.tensors"
-    with TensorSerializer(path) as serializer:
-        serializer.write_state_dict(tree)
+    save(path, tree)
     for lazy_load in (False, True):
         tensors = TensorDeserializer(path, device="cpu", lazy_load=lazy_load)
         assert_same_tree(tensors.tree(), tree)
@@ -53,8 +53,7 @@ def test_names_of_other_writers():
 
 def test_subtrees():
     tree = {"model": {"layer": [{"weight": torch.ones(1)}, {"weight": torch.zeros(1)}]}, "lm_head": torch.ones(2)}
-    with TensorSerializer("m.tensors") as serializer:
-        serializer.write_state_dict(tree)
+    save("m.tensors", tree)
     names = []
     tensors = TensorDeserializer("m.tensors", device="cpu", filter_func=lambda name: names.append(name) or True)
     assert sorted(names, key=str) == [("model", "layer", 0, "weight"), ("model", "layer", 1, "weight"), "lm_head"]
