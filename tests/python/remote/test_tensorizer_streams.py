@@ -1,7 +1,6 @@
 """Remote files through the names of tensorizer."""
 
 import io
-import os
 
 import pytest
 import torch
@@ -176,9 +175,6 @@ def test_s3_keys_are_for_one_load(bucket):
         assert file.read(10) == DATA[:10]
         with TensorDeserializer(stream_io.open_stream(url, **keys_of(bucket)), device="cpu", lazy_load=True) as tensors:
             check_same({name: tensor for _, _, name, tensor in tensors.read_tensors()})
-    arguments = {key: value for key, value in keys_of(bucket).items() if key not in ("s3_endpoint", "force_http")}
-    with stream_io.s3_download(url, s3_endpoint=bucket.endpoint, **arguments) as file:
-        assert file.read(10) == DATA[:10]
     wrong = keys_of(bucket) | {"s3_secret_access_key": "wrong-secret"}
     with pytest.raises(PermissionError) as error:
         stream_io.open_stream(url, **wrong)
@@ -345,7 +341,9 @@ def test_incomplete_stream_is_not_stored(bucket):
 def test_serializer_writes_to_the_url_of_a_stream(bucket, monkeypatch):
     url = bucket.url("dir/m.tensors")
     with monkeypatch.context() as patch:
-        patch.setattr("fst.compat.tensorizer._upload.upload", lambda *_: pytest.fail("the stream was stored, too"))
+        patch.setattr(
+            "fst.compat.tensorizer._upload.UploadFile._store", lambda _: pytest.fail("the stream was stored, too")
+        )
         with stream_io.open_stream(url, "wb+", **keys_of(bucket)) as stream:
             serializer = TensorSerializer(stream)
             serializer.write_state_dict(TENSORS)
@@ -361,26 +359,12 @@ def test_serializer_writes_to_the_url_of_a_stream(bucket, monkeypatch):
         check_same(tensors)
 
 
-def test_upload_to_s3(bucket, tmp_path):
-    (tmp_path / "m").write_bytes(DATA)
-    (tmp_path / "empty").write_bytes(b"")
-    (tmp_path / "large").touch()
-    os.truncate(tmp_path / "large", 5_000_000_001)
-    arguments = {
-        "s3_access_key_id": bucket.access_key_id,
-        "s3_secret_access_key": bucket.secret_access_key,
-        "s3_endpoint": bucket.endpoint,
-        "s3_region_name": bucket.region,
-    }
-    for name in ("m", "empty"):
-        stream_io.s3_upload(tmp_path / name, bucket.url(f"dir/up-{name}"), **arguments)
-        assert bucket.get(f"dir/up-{name}").body == (tmp_path / name).read_bytes()
-    with pytest.raises(ValueError, match="5000000001 bytes"):
-        stream_io.s3_upload(tmp_path / "large", bucket.url("dir/large"), **arguments)
-    with pytest.raises(FileNotFoundError, match="missing"):
-        stream_io.s3_upload("missing", bucket.url("dir/missing"), **arguments)
-    with pytest.raises(ValueError, match="Invalid S3 URI: http://h/m"):
-        stream_io.s3_upload(tmp_path / "m", "http://user:secret@h/m")
+def test_stream_that_is_larger_than_a_request(bucket, monkeypatch):
+    monkeypatch.setattr("fst.compat.tensorizer._upload._OBJECT_BYTES_MAX", 10)
+    stream = stream_io.open_stream(bucket.url("dir/large"), "wb", **keys_of(bucket))
+    stream.write(bytes(11))
+    with pytest.raises(ValueError, match="dir/large: the file has 11 bytes, but one request takes 10"):
+        stream.close()
 
 
 def test_stream_to_redis(redis):

@@ -63,7 +63,7 @@ def test_public_names():
         "": "TensorSerializer TensorDeserializer TensorType CryptographyError EncryptionParams DecryptionParams "
         "FilterFuncType stream_io torch_compat utils serialization",
         ".serialization": "TensorSerializer TensorDeserializer TensorType HashMismatchError FilterFuncType",
-        ".stream_io": "open_stream CAInfo s3_download s3_upload",
+        ".stream_io": "open_stream CAInfo CURLStreamFile RedisStreamFile",
         ".utils": "convert_bytes get_device get_gpu_name get_mem_usage no_init_or_tensor MemoryUsage",
         ".torch_compat": "tensorizer_saving tensorizer_loading",
     }.items():

@@ -1,7 +1,24 @@
 """Names that programs import from InstantTensor's module `_impl`."""
 
+import os
+from pathlib import Path as LocalPath
+
+from fst._core.arguments import Path, path_of
+from fst._core.urls import is_remote
+from fst.compat._header import read_header as read_safetensors_metadata
 from fst.compat.instanttensor._backend import Backend, BackendPolicy
-from fst.compat.instanttensor._file import file_in_memory, read_safetensors_metadata
 from fst.compat.instanttensor._safe_open import safe_open
 
 __all__ = ["Backend", "BackendPolicy", "file_in_memory", "read_safetensors_metadata", "safe_open"]
+
+
+def file_in_memory(filename: Path) -> bool:
+    """Returns whether a file is on tmpfs or ramfs. Raises OSError if a local file cannot be accessed."""
+    path = path_of(filename)
+    if is_remote(path):
+        return False
+    device = os.stat(path).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    mounts = [line.split() for line in LocalPath("/proc/self/mountinfo").read_text().splitlines()]
+    # The type of the file system follows the separator.
+    return any(fields[2] == number and fields[fields.index("-") + 1] in ("tmpfs", "ramfs") for fields in mounts)

@@ -1,4 +1,4 @@
-"""Uploads of files to remote stores."""
+"""Files that are uploaded to remote stores."""
 
 import io
 import os
@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from fst._core import ops
-from fst._core.classes import Source
 from fst._core.urls import without_secrets
 from fst.compat.tensorizer._remote import configured
 
@@ -53,7 +52,7 @@ class UploadFile(io.BufferedRandom):
         try:
             if is_pending:
                 self.flush()
-                upload(f"/proc/self/fd/{self.fileno()}", self.url, self.options)
+                self._store()
         finally:
             super().close()
 
@@ -61,6 +60,20 @@ class UploadFile(io.BufferedRandom):
         """Closes the file without storing it."""
         self._is_pending = False
         self.close()
+
+    def _store(self) -> None:
+        """Stores the bytes, and replaces an older object."""
+        length = os.fstat(self.fileno()).st_size
+        if length > _OBJECT_BYTES_MAX:
+            raise ValueError(
+                f"{without_secrets(self.url)}: the file has {length} bytes, but one request takes {_OBJECT_BYTES_MAX}; "
+                "give TensorSerializer the URL, or copy the file with the tools of its store"
+            )
+        data = torch.empty(length, dtype=torch.uint8)
+        self.seek(0)
+        self.readinto(data.numpy().data)
+        with configured(self.url, self.options):
+            ops.write_bytes(data, self.url, "")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -77,23 +90,3 @@ class UploadFile(io.BufferedRandom):
                 ResourceWarning(f"{without_secrets(self.url)}: close() was not called, so nothing was stored"),
                 stacklevel=2,
             )
-
-
-def upload(path: str, url: str, options: Mapping[str, Any]) -> None:
-    """Stores the bytes of a file at a URL, and replaces an older object.
-
-    Raises:
-        ValueError: The file is larger than one request may be, or no file can be stored at the URL.
-        OSError: The operating system or a server reports an error.
-    """
-    source = Source(path)
-    length = source.length()
-    if length > _OBJECT_BYTES_MAX:
-        raise ValueError(
-            f"{without_secrets(url)}: the file has {length} bytes, but one request takes {_OBJECT_BYTES_MAX}; give "
-            "TensorSerializer the URL, or copy the file with the tools of its store"
-        )
-    data = torch.empty(length, dtype=torch.uint8)
-    source.read(0, data)
-    with configured(url, options):
-        ops.write_bytes(data, url, "")

@@ -9,9 +9,9 @@ from fst._core.files import open_regular
 from fst._core.urls import without_secrets
 from fst.compat.tensorizer._files import scheme_of
 from fst.compat.tensorizer._remote import RemoteFile, s3_options
-from fst.compat.tensorizer._upload import UploadFile, upload
+from fst.compat.tensorizer._upload import UploadFile
 
-__all__ = ["CAInfo", "CURLStreamFile", "RedisStreamFile", "open_stream", "s3_download", "s3_upload"]
+__all__ = ["CAInfo", "CURLStreamFile", "RedisStreamFile", "open_stream"]
 
 # Endpoints of CoreWeave, for programs that pass them on. They are not the defaults of fst.
 default_s3_read_endpoint = "accel-object.ord1.coreweave.com"
@@ -129,69 +129,6 @@ class RedisStreamFile(RemoteFile):
         super().__init__(uri, _options_of(certificate_handling), begin=begin, end=end, buffer_size=buffer_size)
 
 
-def s3_download(
-    path_uri: str,
-    s3_access_key_id: str | None = None,
-    s3_secret_access_key: str | None = None,
-    s3_endpoint: str | None = None,
-    s3_region_name: str | None = None,
-    s3_signature_version: str | None = None,
-    buffer_size: int | None = None,
-    begin: int | None = None,
-    end: int | None = None,
-    certificate_handling: CAInfo | None = None,
-) -> RemoteFile:
-    """Opens an object of S3 for reading. The arguments are those of `open_stream`."""
-    options = _options_by_endpoint(
-        s3_access_key_id, s3_secret_access_key, s3_endpoint, s3_region_name, s3_signature_version
-    )
-    options |= _options_of(certificate_handling)
-    return RemoteFile(path_uri, options, begin=begin, end=end, buffer_size=buffer_size)
-
-
-def _options_by_endpoint(
-    access_key_id: str | None,
-    secret_access_key: str | None,
-    endpoint: str | None,
-    region: str | None,
-    signature_version: str | None,
-) -> dict[str, Any]:
-    """Returns the options of `fst.storage.configure`. The scheme of the endpoint decides about TLS."""
-    return s3_options(
-        access_key_id=access_key_id,
-        secret_access_key=secret_access_key,
-        endpoint=endpoint,
-        region=region,
-        signature_version=signature_version,
-        force_http=endpoint is not None and endpoint.startswith("http://"),
-    )
-
-
-def s3_upload(
-    path: str | os.PathLike[str],
-    target_uri: str,
-    s3_access_key_id: str | None = None,
-    s3_secret_access_key: str | None = None,
-    s3_endpoint: str | None = None,
-    s3_region_name: str | None = None,
-    s3_signature_version: str | None = None,
-) -> None:
-    """Stores a file as an object of S3, in one request. The arguments are those of `open_stream`.
-
-    The file takes twice its size in memory. For larger files, give `TensorSerializer` the URL.
-
-    Raises:
-        ValueError: The URI is not of S3, or the file has more than 5 GB.
-        OSError: The operating system or a server reports an error.
-    """
-    if scheme_of(target_uri) != "s3":
-        raise ValueError(f"Invalid S3 URI: {without_secrets(target_uri)}")
-    options = _options_by_endpoint(
-        s3_access_key_id, s3_secret_access_key, s3_endpoint, s3_region_name, s3_signature_version
-    )
-    upload(os.fspath(path), target_uri, options)
-
-
 def open_stream(
     path_uri: str | os.PathLike[str],
     mode: str = "rb",
@@ -255,17 +192,12 @@ def open_stream(
         options |= _options_of(certificate_handling)
         if writes:
             return UploadFile(path, options, buffer_size)
-        kind: dict[str, type[CURLStreamFile] | type[RedisStreamFile]] = {
-            "http": CURLStreamFile,
-            "https": CURLStreamFile,
-            "redis": RedisStreamFile,
-            "rediss": RedisStreamFile,
-        }
-        if scheme in kind:
-            return kind[scheme](
-                path, begin=begin, end=end, buffer_size=buffer_size, certificate_handling=certificate_handling
-            )
-        return RemoteFile(path, options, begin=begin, end=end, buffer_size=buffer_size)
+        part: dict[str, Any] = {"begin": begin, "end": end, "buffer_size": buffer_size}
+        if scheme in ("http", "https"):
+            return CURLStreamFile(path, **part, certificate_handling=certificate_handling)
+        if scheme in ("redis", "rediss"):
+            return RedisStreamFile(path, **part, certificate_handling=certificate_handling)
+        return RemoteFile(path, options, **part)
     if "b" not in mode:
         raise ValueError(f'mode "{mode}" is for text; open the file in a binary mode, such as "rb" or "wb"')
     if set(mode) & set("wax"):

@@ -13,27 +13,12 @@ except ImportError as missing:
 _PACKAGE = "tensors"
 _FIELD = descriptor_pb2.FieldDescriptorProto
 
+_DTYPES = (
+    "INVALID FLOAT32 FLOAT64 FLOAT16 BFLOAT16 COMPLEX32 COMPLEX64 COMPLEX128 UINT8 INT8 INT16 INT32 INT64 BOOL QUINT8 "
+    "QINT8 QINT32 QUINT4_2"
+)
 _ENUMS = {
-    "Dtype": [
-        "DT_INVALID",
-        "DT_FLOAT32",
-        "DT_FLOAT64",
-        "DT_FLOAT16",
-        "DT_BFLOAT16",
-        "DT_COMPLEX32",
-        "DT_COMPLEX64",
-        "DT_COMPLEX128",
-        "DT_UINT8",
-        "DT_INT8",
-        "DT_INT16",
-        "DT_INT32",
-        "DT_INT64",
-        "DT_BOOL",
-        "DT_QUINT8",
-        "DT_QINT8",
-        "DT_QINT32",
-        "DT_QUINT4_2",
-    ],
+    "Dtype": [f"DT_{dtype}" for dtype in _DTYPES.split()],
     "AttributeType": ["AT_PARAMETER", "AT_BUFFER"],
 }
 
