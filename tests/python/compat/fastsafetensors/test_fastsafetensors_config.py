@@ -34,21 +34,18 @@ def test_settings_file():
     assert (config.loader, config.framework, config.set_numa) == ("base", "pytorch", False)
     assert (config.use_pipeline, config.queue_size, config.max_batch_bytes) == (True, 2, 300)
     assert not hasattr(config, "unknown")
+    assert config.create_parallel_kwargs()["queue_size"] == 2
+    assert compat.LoaderConfig(max_batch_bytes=5).create_parallel_kwargs() == {
+        "queue_size": -1,
+        "max_batch_bytes": 5,
+        "use_chunk_budget_as_allocation_size": False,
+        "device_memory_budget": None,
+    }
     base = config.get_extension_config("base")
     assert base == {"copier_type": "nogds", "bbuf_size_kb": 1024, "max_threads": 4}
     base.clear()
     assert config.get_extension_config("base") != {}
     assert config.get_extension_config("none") == {}
-
-
-def test_default_settings():
-    assert compat.LoaderConfig.from_dict({}) == compat.LoaderConfig() == compat.load_config()
-
-
-@pytest.mark.parametrize("settings", [{"max_concurrent_producers": 2}, {"parallel": {"max_concurrent_producers": 0}}])
-def test_one_producer(settings):
-    with pytest.raises(ValueError, match="max_concurrent_producers must be 1"):
-        compat.LoaderConfig.from_dict(settings)
 
 
 @pytest.mark.parametrize(("content", "error"), [("{", "are not JSON: "), ("[]", "must be a JSON object, not list")])
@@ -58,18 +55,8 @@ def test_invalid_settings_files(content, error):
         compat.LoaderConfig.from_file("settings.json")
 
 
-def test_parallel_arguments():
-    memory = {"max_batch_bytes": 5, "use_chunk_budget_as_allocation_size": True, "device_memory_budget": 9}
-    assert compat.LoaderConfig(**memory).create_parallel_kwargs() == {"queue_size": -1, **memory}
-    assert compat.LoaderConfig(**memory, use_pipeline=True, queue_size=3).create_parallel_kwargs() == {
-        "max_concurrent_producers": 1,
-        "queue_size": 3,
-        "use_tqdm_on_load": True,
-        **memory,
-    }
-
-
 def test_places_of_settings(monkeypatch):
+    assert compat.load_config() == compat.LoaderConfig.from_dict({}) == compat.LoaderConfig()
     Path(DEFAULT_CONFIG_PATH).write_text('{"debug_log": true}')
     assert compat.load_config() == compat.LoaderConfig(debug_log=True)
     Path("other.json").write_text('{"set_numa": false}')
@@ -98,22 +85,13 @@ def test_auto_loader_settings(capsys):
         ({"loader": "3fs"}, NotImplementedError, '"3fs" is not supported'),
         ({"framework": "paddle"}, NotImplementedError, "paddle"),
         ({"base": {"bbuf_size": 1}}, TypeError, "bbuf_size"),
+        ({"parallel": {"max_concurrent_producers": 0}}, ValueError, "max_concurrent_producers must be 1"),
     ],
 )
 def test_settings_without_support(settings, error, message):
     Path(DEFAULT_CONFIG_PATH).write_text(json.dumps(settings))
     with pytest.raises(error, match=message):
         compat.AutoLoader(None, FILES)
-
-
-@pytest.mark.parametrize(
-    ("copier_type", "nogds", "use_fgds"),
-    [({}, False, False), ("gds", False, False), ("fgds", False, True), ("nogds", True, False)],
-)
-def test_copier_types(copier_type, nogds, use_fgds):
-    settings = {"max_threads": 2} | ({"copier_type": copier_type} if copier_type else {})
-    arguments = compat.SafeTensorsFileLoader.process_extension_config(settings, hf_weights_files=FILES)
-    assert arguments == {"max_threads": 2, "nogds": nogds, "use_fgds": use_fgds}
 
 
 EXPERTS = {
@@ -136,41 +114,24 @@ def owned_experts():
         ({"RANK": "1", "WORLD_SIZE": "4"}, [2, 3]),
         ({"FASTSAFETENSORS_EP_SIZE": "0", "RANK": "1", "WORLD_SIZE": "4"}, [1]),
         ({}, [0, 1]),
+        ({"FASTSAFETENSORS_EP_SLICE": "0"}, None),
+        ({"FASTSAFETENSORS_EP_NUM_EXPERTS": "0"}, None),
+        ({"FASTSAFETENSORS_EP_SIZE": "1"}, None),
+        ({"FASTSAFETENSORS_EP_SIZE": "0"}, None),
+        ({"FASTSAFETENSORS_EP_NUM_EXPERTS": "many"}, '_EP_NUM_EXPERTS must be a whole number, not "many"'),
+        ({"FASTSAFETENSORS_EP_RANK": "2"}, "ep_rank must be"),
     ],
 )
 def test_experts_from_environment(monkeypatch, variables, owned):
     for name, value in (EXPERTS | variables).items():
         monkeypatch.setenv(name, value)
-    assert owned_experts() == owned
-
-
-@pytest.mark.parametrize(
-    "variables",
-    [
-        {"FASTSAFETENSORS_EP_SLICE": "0"},
-        {"FASTSAFETENSORS_EP_NUM_EXPERTS": "0"},
-        {"FASTSAFETENSORS_EP_SIZE": "1"},
-        {"FASTSAFETENSORS_EP_SIZE": "0"},
-    ],
-)
-def test_no_filter_from_environment(monkeypatch, variables):
-    for name, value in (EXPERTS | variables).items():
-        monkeypatch.setenv(name, value)
-    assert compat.expert_parallel_filter_from_env() is None
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "message"),
-    [
-        ("FASTSAFETENSORS_EP_NUM_EXPERTS", "many", 'FASTSAFETENSORS_EP_NUM_EXPERTS must be a whole number, not "many"'),
-        ("FASTSAFETENSORS_EP_RANK", "2", "ep_rank must be"),
-    ],
-)
-def test_invalid_experts_in_environment(monkeypatch, variable, value, message):
-    for name, text in (EXPERTS | {variable: value}).items():
-        monkeypatch.setenv(name, text)
-    with pytest.raises(ValueError, match=message):
-        compat.expert_parallel_filter_from_env()
+    if isinstance(owned, str):
+        with pytest.raises(ValueError, match=owned):
+            compat.expert_parallel_filter_from_env()
+    elif owned is None:
+        assert compat.expert_parallel_filter_from_env() is None
+    else:
+        assert owned_experts() == owned
 
 
 def owned_experts_of_rank():

@@ -93,26 +93,20 @@ def test_sharded_tensors_of_one_rank():
     assert torch.equal(buffer.push_tensor("a0", 0), rows())
 
 
-def test_get_multi_cols():
+def test_several_tensors():
     buffer = load()
+    assert [(name, tuple(tensor.shape)) for name, tensor in buffer.iter_local_tensors(["b1", "a0"])] == [
+        ("b1", (2, 3)),
+        ("a0", (16, 8)),
+    ]
+    tensors = buffer.as_dict({"a0": -1, "b1": 0})
+    assert list(tensors) == ["a0", "b1"]
+    assert torch.equal(tensors["b1"].get_raw(), torch.arange(6).reshape(2, 3))
     joined = buffer.get_multi_cols(["b0", "a0"], dim=1, dtype=DType.F32)
     assert isinstance(joined, TensorBase)
     assert torch.equal(joined.get_raw(), torch.cat([rows(), rows()], 1).float())
     with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
         buffer.get_multi_cols(["a0", "b1"], dim=1)
-
-
-def test_as_dict():
-    tensors = load().as_dict({"a0": -1, "b1": 0})
-    assert list(tensors) == ["a0", "b1"]
-    assert torch.equal(tensors["b1"].get_raw(), torch.arange(6).reshape(2, 3))
-
-
-def test_local_tensors():
-    assert [(name, tuple(tensor.shape)) for name, tensor in load().iter_local_tensors(["b1", "a0"])] == [
-        ("b1", (2, 3)),
-        ("a0", (16, 8)),
-    ]
 
 
 @pytest.mark.parametrize("dtype", [DType.F16, DType.BF16, DType.F64, DType.I8, torch.float32])
@@ -159,20 +153,14 @@ def test_tensor_filter():
         buffer.get_tensor("b0")
     loader.set_tensor_filter(None)
     assert "b0" in loader.get_keys()
+    loader.reset()
+    loader.add_filenames({0: ["b.safetensors"]})
+    assert sorted(loader.copy_files_to_device().key_to_rank_lidx) == ["b0", "b1"]
 
 
 def test_no_files():
     assert list(load([]).key_to_rank_lidx) == []
     assert list(compat.ParallelLoader(None, []).iterate_weights()) == []
-
-
-def test_reset_loader():
-    loader = compat.SafeTensorsFileLoader(None)
-    loader.add_filenames({0: ["a.safetensors"]})
-    loader.copy_files_to_device()
-    loader.reset()
-    loader.add_filenames({0: ["b.safetensors"]})
-    assert sorted(loader.copy_files_to_device().key_to_rank_lidx) == ["b0", "b1"]
 
 
 def test_logs(caplog):
@@ -184,10 +172,7 @@ def test_logs(caplog):
 @pytest.mark.parametrize(
     "open_with",
     [
-        lambda group: compat.SafeTensorsFileLoader(group, "cpu"),
         lambda group: compat.fastsafe_open("a.safetensors", pg=group),
-        lambda group: compat.ParallelLoader(group, ["a.safetensors"]),
-        lambda group: compat.AutoLoader(group, ["a.safetensors"]),
         lambda group: compat.PipelineParallel(group, compat.SafeTensorsFileLoader(None), ["a.safetensors"]),
     ],
 )
@@ -203,12 +188,9 @@ def test_all_local():
     assert [name for name, _ in loader.iterate_weights()] == ["a0"]
 
 
-def test_other_frameworks():
+def test_unknown_frameworks_and_devices():
     with pytest.raises(NotImplementedError, match='Unknown framework name: "paddle"'):
         compat.SafeTensorsFileLoader(None, framework="paddle")
-
-
-def test_unknown_devices():
     for device, message in [
         ("npu", "Unknown device type: npu"),
         ("npu:0", "Unknown device type: npu"),
@@ -217,13 +199,6 @@ def test_unknown_devices():
     ]:
         with pytest.raises(ValueError, match=message):
             compat.SafeTensorsFileLoader(None, device)
-
-
-def test_misspelt_arguments():
-    with pytest.raises(TypeError, match="nogdz"):
-        compat.SafeTensorsFileLoader(None, nogdz=True)
-    with pytest.raises(TypeError, match="max_batch_byte"):
-        compat.ParallelLoader(None, ["a.safetensors"], max_batch_byte=1)
 
 
 def test_name_in_two_files():

@@ -18,18 +18,6 @@ with safe_open("model.safetensors", framework="pt", device=0) as f:
 
 print(f"Loaded {len(tensors)} tensors")
 """,
-    "several files": """
-files = [
-    "model-00001-of-00002.safetensors",
-    "model-00002-of-00002.safetensors",
-]
-tensors = {}
-with safe_open(files, framework="pt", device=0) as f:
-    for name, tensor in f.tensors():
-        tensors[name] = tensor.clone()
-
-print(f"Loaded {len(tensors)} tensors")
-""",
     "tuning": """
 files = [
     "model-00001-of-00002.safetensors",

@@ -55,8 +55,10 @@ def iterate(files, options, reader):
         return file.keys()
 
 
-@pytest.mark.parametrize("options", [{}, {"buffer_size": 1}, {"buffer_size": 2000}, {"load_now": False}])
-@pytest.mark.parametrize(("size", "reader"), [(2, "pread"), (3, "auto"), (4, "pread")])
+@pytest.mark.parametrize(
+    ("size", "reader", "options"),
+    [(2, "pread", {}), (2, "pread", {"buffer_size": 1}), (3, "auto", {}), (4, "pread", {"buffer_size": 2000})],
+)
 def test_iteration_order_on_all_ranks(ranks, tmp_path, size, reader, options):
     files = write_files(tmp_path)
     expected = [name for file in files for name in fst.tensor_names(file)]

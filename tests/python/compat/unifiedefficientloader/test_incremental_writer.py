@@ -20,12 +20,6 @@ def test_write_batch_and_write_dict(tensors):
     assert_equal(load_file("sub/directory/copy.safetensors"), tensors)
 
 
-def test_header_larger_than_max_header_bytes():
-    with uel.IncrementalSafetensorsWriter("m.safetensors", max_header_bytes=8) as writer:
-        writer.write("w", torch.ones(3))
-    assert_equal(load_file("m.safetensors"), {"w": torch.ones(3)})
-
-
 def test_overwrite_loaded_file(tensors):
     with (
         uel.UnifiedSafetensorsLoader("model.safetensors", low_memory=True) as loader,
