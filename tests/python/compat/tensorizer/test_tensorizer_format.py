@@ -5,11 +5,11 @@ import torch
 
 import fst
 from fst.cli import parser
-from fst.compat.tensorizer import CryptographyError, TensorDeserializer, TensorType
+from fst.compat.tensorizer import TensorDeserializer, TensorType
 from fst.compat.tensorizer.serialization import HashMismatchError
 from rawfile import DTYPES, assert_same, random_raw
 from tensorizer_helpers import Model, assert_equal, save, save_module, tensors_of
-from tensorsfile import MAGIC, complex_raws, encode, stored
+from tensorsfile import MAGIC, complex_raws
 
 
 @pytest.fixture
@@ -106,18 +106,6 @@ def test_hashes_are_verified(path):
     with pytest.raises(HashMismatchError, match=r"\.scale"):
         TensorDeserializer(path, device="cpu", lazy_load=True, verify_hash=True)[".scale"]
     TensorDeserializer(path, device="cpu")
-
-
-def test_verified_tensors_are_cast(path, model):
-    found = TensorDeserializer(path, device="cpu", dtype=torch.float64, verify_hash=True)
-    assert_same(found[".scale"].detach(), model.scale.detach().double())
-
-
-def test_encrypted_files():
-    with open("m.tensors", "wb") as file:
-        file.write(encode({"w": stored(random_raw("F32", (3,)))}, version=3))
-    with pytest.raises(CryptographyError, match="decryption was not requested"):
-        TensorDeserializer("m.tensors", device="cpu")
 
 
 def test_arguments(path):

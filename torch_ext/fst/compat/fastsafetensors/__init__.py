@@ -6,7 +6,6 @@ Tensors own their storage, and stay valid after loaders and buffers are closed. 
 fastsafetensors" lists the arguments that have no effect.
 """
 
-from fst.compat.fastsafetensors._planner import BudgetInfeasibleError
 from fst.compat.fastsafetensors.auto_loader import AutoLoader
 from fst.compat.fastsafetensors.common import (
     SingleGroup,
@@ -23,7 +22,7 @@ from fst.compat.fastsafetensors.ep_slice import (
 from fst.compat.fastsafetensors.file_buffer import FilesBufferOnDevice
 from fst.compat.fastsafetensors.loader import SafeTensorsFileLoader, fastsafe_open
 from fst.compat.fastsafetensors.metadata import SafeTensorsMetadata, TensorFrame
-from fst.compat.fastsafetensors.parallel_loader import ParallelLoader, PipelineParallel
+from fst.compat.fastsafetensors.parallel_loader import BudgetInfeasibleError, ParallelLoader, PipelineParallel
 from fst.compat.fastsafetensors.saver import ParallelSaver
 
 # Release of fastsafetensors that this package mirrors. Programs compare it with the release they require.

@@ -1,7 +1,7 @@
 """Loaders that yield tensors one by one, and load later tensors in the background."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,10 +12,13 @@ import fst
 from fst._core.arguments import DEFAULT_EXCHANGE_BYTES, DEFAULT_WINDOW_BYTES, Path, paths_of
 from fst._core.classes import Checkpoint
 from fst.compat._groups import WHOLE, group_of
-from fst.compat.fastsafetensors._planner import window_within
 from fst.compat.fastsafetensors.common import SingleGroup
 from fst.compat.fastsafetensors.loader import SafeTensorsFileLoader
 from fst.compat.fastsafetensors.st_types import Device
+
+
+class BudgetInfeasibleError(ValueError):
+    """`device_memory_budget` is too small for the tensors."""
 
 
 class PipelineParallel:
@@ -82,7 +85,7 @@ class PipelineParallel:
             is_resident = resident_tensor if resident_tensor is not None else lambda _: accumulate_resident
             exchange_bytes = DEFAULT_EXCHANGE_BYTES if self._group.size > 1 else 0
             sizes = self._group.run_on_all(self._sizes)
-            window = window_within(device_memory_budget, sizes, is_resident, exchange_bytes)
+            window = _window_within(device_memory_budget, sizes, is_resident, exchange_bytes)
             self._window_bytes = window if max_batch_bytes is None else min(window, max_batch_bytes)
 
     def iterate_weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -202,3 +205,32 @@ class ParallelLoader(PipelineParallel):
             accumulate_resident=accumulate_resident,
             resident_tensor=resident_tensor,
         )
+
+
+def _window_within(
+    budget: int, sizes: Mapping[str, int], is_resident: Callable[[str], bool], exchange_bytes: int = 0
+) -> int:
+    """Returns the largest window with which a stream fits a memory budget.
+
+    The caller holds one non-resident tensor at a time, which the window does not count.
+
+    Args:
+        budget: The memory budget in bytes.
+        sizes: Sizes of the tensors in bytes.
+        is_resident: Returns whether the tensor of a name stays on the device.
+        exchange_bytes: Size of send and receive buffers.
+
+    Raises:
+        BudgetInfeasibleError: The budget is too small for any window.
+    """
+    resident_bytes = sum(size for name, size in sizes.items() if is_resident(name))
+    largest = max((size for name, size in sizes.items() if not is_resident(name)), default=0)
+    # While the caller holds the largest tensor, another of the same size may be loading.
+    needed = resident_bytes + 2 * largest + exchange_bytes
+    if needed > budget:
+        exchanged = f", and {exchange_bytes} for data in flight between the ranks" if exchange_bytes else ""
+        raise BudgetInfeasibleError(
+            f"device_memory_budget is {budget} bytes, but {needed} are needed: {resident_bytes} for tensors that stay "
+            f"on the device, and twice {largest} for the largest other tensor{exchanged}"
+        )
+    return budget - resident_bytes - largest - exchange_bytes if largest else DEFAULT_WINDOW_BYTES

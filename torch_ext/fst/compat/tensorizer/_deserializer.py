@@ -158,11 +158,6 @@ class TensorDeserializer(Mapping[Key, Any]):
         """Returns the names. For a nested structure these are the keys, or the indices, of its first level."""
         return self._tree.keys()
 
-    @property
-    def read_bytes(self) -> int:
-        """Size of the tensors that have been loaded, in bytes."""
-        return self.total_bytes_read
-
     def tree(
         self,
         prefix: Sequence[Key] | None = None,

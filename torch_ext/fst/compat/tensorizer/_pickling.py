@@ -29,13 +29,7 @@ class Collector:
 
     def pickle_module(self) -> ModuleType:
         """Returns the `pickle_module` for `torch.save`."""
-        collector = self
-
-        class Pickler(_Pickler):
-            def own_persistent_id(self, obj: Any) -> Any:
-                return collector._id_of(obj)
-
-        return _module("Pickler", Pickler)
+        return _module("Pickler", type("Pickler", (_Pickler,), {"own_persistent_id": staticmethod(self._id_of)}))
 
     def _id_of(self, obj: Any) -> Any:
         if not torch.is_storage(obj):
@@ -58,13 +52,8 @@ class Source:
 
     def pickle_module(self) -> ModuleType:
         """Returns the `pickle_module` for `torch.load`."""
-        source = self
-
-        class Unpickler(_Unpickler):
-            def own_persistent_load(self, pid: Any) -> Any:
-                return source._storage_of(pid)
-
-        return _module("Unpickler", Unpickler)
+        load = staticmethod(self._storage_of)
+        return _module("Unpickler", type("Unpickler", (_Unpickler,), {"own_persistent_load": load}))
 
     def _storage_of(self, pid: tuple[Any, ...]) -> Any:
         _, version, kind, *rest = pid
@@ -91,6 +80,8 @@ def _storage_of(tensor: Tensor) -> torch.UntypedStorage:
 
 
 class _Pickler(pickle.Pickler):
+    own_persistent_id: Callable[[Any], Any]
+
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "persistent_id" in cls.__dict__:
@@ -102,14 +93,13 @@ class _Pickler(pickle.Pickler):
         own = self.own_persistent_id(obj)
         return self.next_persistent_id(obj) if own is None else own
 
-    def own_persistent_id(self, obj: Any) -> Any:
-        return None
-
     def next_persistent_id(self, obj: Any) -> Any:
         return None
 
 
 class _Unpickler(pickle.Unpickler):
+    own_persistent_load: Callable[[Any], Any]
+
     def __setattr__(self, name: str, value: Any) -> None:
         # PyTorch's function, called for all other references.
         super().__setattr__("next_persistent_load" if name == "persistent_load" else name, value)
@@ -118,9 +108,6 @@ class _Unpickler(pickle.Unpickler):
         if isinstance(pid, tuple) and pid[:1] == (_TAG,):
             return self.own_persistent_load(pid)
         return self.next_persistent_load(pid)
-
-    def own_persistent_load(self, pid: Any) -> Any:
-        raise pickle.UnpicklingError(f"unknown persistent reference {pid}")
 
     def next_persistent_load(self, pid: Any) -> Any:
         raise pickle.UnpicklingError(f"unknown persistent reference {pid}")
