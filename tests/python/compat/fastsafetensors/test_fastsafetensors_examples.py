@@ -22,15 +22,9 @@ pytestmark = pytest.mark.usefixtures("directory")
 
 def test_single_run(capsys):
     tensor = run(SINGLE_RUN)["tensor_a0"]
+    assert tensor.device == torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     assert torch.equal(tensor.cpu(), rows())
     assert capsys.readouterr().out == f"a0: {tensor}\n"
-
-
-@pytest.mark.gpu
-def test_single_run_gpu():
-    tensor = run(SINGLE_RUN)["tensor_a0"]
-    assert tensor.device == torch.device("cuda:0")
-    assert torch.equal(tensor.cpu(), rows())
 
 
 def test_parallel_run_with_one_rank(fork_python, one_rank):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
 from fst.compat import unifiedefficientloader as uel
-from unifiedefficientloader_helpers import Pictures, needs_gpu
+from unifiedefficientloader_helpers import Pictures
 
 
 @given(st.dictionaries(st.text(), st.integers() | st.text() | st.lists(st.booleans())))
@@ -63,7 +63,7 @@ def test_data_set_errors():
         next(iter(uel.UnifiedDataLoader(Broken())))
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_gpu_batches_are_ready_and_independent():
     loader = uel.UnifiedDataLoader(Pictures(), batch_size=8, direct_gpu=True)
     for stream in (torch.cuda.current_stream(), torch.cuda.Stream()):

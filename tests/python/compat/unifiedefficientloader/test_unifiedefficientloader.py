@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 import fst
 from fst.compat import unifiedefficientloader as uel
 from rawfile import DTYPES, assert_same, random_raw, write
-from unifiedefficientloader_helpers import Pictures, assert_equal, needs_gpu
+from unifiedefficientloader_helpers import Pictures, assert_equal
 
 
 @pytest.mark.parametrize("low_memory", [False, True])
@@ -174,7 +174,7 @@ def test_truncated_file():
             uel.UnifiedSafetensorsLoader("model.safetensors", low_memory)
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_gpu_tensors_are_independent(tensors):
     """GPU tensors are independent, with and without mark_processed."""
     with uel.UnifiedSafetensorsLoader("model.safetensors", low_memory=True, direct_gpu=True) as loader:
@@ -217,7 +217,7 @@ def test_missing_dependencies():
         uel.check_dependencies("no_such_package", "torch", "no_other")
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_transfer_source_may_change():
     for source in (torch.zeros(1 << 24), torch.zeros(1 << 24).pin_memory()):
         moved = uel.transfer_to_gpu_pinned(source)

@@ -6,7 +6,7 @@ from safetensors.torch import load_file, save_file
 
 import fst
 from fst.compat import unifiedefficientloader as uel
-from unifiedefficientloader_helpers import Pictures, assert_equal, needs_gpu
+from unifiedefficientloader_helpers import Pictures, assert_equal
 
 # Device of the examples that name a GPU.
 DEVICE_TYPE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -118,7 +118,7 @@ def example_writer(device):
             del out_t
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_gpu)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_example_writer(tensors, device):
     save_file(tensors, "source_model.safetensors", metadata={"format": "pt"})
     example_writer(device)

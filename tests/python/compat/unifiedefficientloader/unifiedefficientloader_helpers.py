@@ -1,10 +1,7 @@
 """Data sets and comparisons for the tests of `fst.compat.unifiedefficientloader`."""
 
-import pytest
 import torch
 from torch.utils.data import Dataset
-
-needs_gpu = pytest.mark.gpu
 
 
 def assert_equal(found, expected):
