@@ -333,11 +333,6 @@ class TensorDeserializer(Mapping[Key, Any]):
             source = Source(self._secret_path)
         copy_to_redis(self._checkpoint, source, redis_client, key_prefix, replace=force)
 
-    @property
-    def cache_status(self) -> str | None:
-        """None: headers of answers are not kept."""
-        return None
-
     def close(self) -> None:
         """Closes the file. Loaded tensors stay available. Further calls have no effect."""
         self._checkpoint = None

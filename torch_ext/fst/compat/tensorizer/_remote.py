@@ -4,7 +4,6 @@ import configparser
 import io
 import os
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -49,10 +48,6 @@ class RemoteFile(io.BufferedIOBase):
         url: The URL.
         options: Options of `fst.storage.configure` for this file alone.
         bytes_read: Number of bytes that were returned.
-        bytes_skipped: 0, because `seek` requests nothing.
-        read_operations: Number of reads.
-        setup_latency: Time to open the file, in seconds.
-        response_latencies: Times of the requests for bytes, with their repetitions, in seconds.
     """
 
     def __init__(
@@ -72,11 +67,8 @@ class RemoteFile(io.BufferedIOBase):
             raise ValueError(f"end must be after begin, which is {begin}, and not {end}")
         self.url = url
         self.options = dict(options)
-        started = time.monotonic()
         with configured(url, options):
             self._source = Source(url)
-        self.setup_latency = time.monotonic() - started
-        self.response_latencies: list[float] = []
         length = self._source.length()
         self._end = length if end is None else min(end, length)
         self._is_whole = begin == 0 and self._end == length
@@ -85,8 +77,7 @@ class RemoteFile(io.BufferedIOBase):
         # The bytes that short reads have requested, and the offset of the first one.
         self._buffer = bytearray()
         self._buffer_begin = 0
-        self.bytes_read = self.bytes_skipped = 0
-        self.read_operations = 0
+        self.bytes_read = 0
 
     @property
     def is_unread(self) -> bool:
@@ -118,7 +109,6 @@ class RemoteFile(io.BufferedIOBase):
         self._check_open()
         out = memoryview(buffer).cast("B")
         out = out[: max(min(len(out), self._end - self._position), 0)]
-        self.read_operations += 1
         if len(out):
             self._fill(out)
         self._position += len(out)
@@ -150,9 +140,7 @@ class RemoteFile(io.BufferedIOBase):
         out[:] = memoryview(self._buffer)[begin : begin + len(out)]
 
     def _request(self, begin: int, out: memoryview) -> None:
-        started = time.monotonic()
         self._source.read(begin, torch.frombuffer(out, dtype=torch.uint8))
-        self.response_latencies.append(time.monotonic() - started)
 
     def _check_open(self) -> None:
         if self.closed:

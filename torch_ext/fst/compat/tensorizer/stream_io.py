@@ -46,19 +46,6 @@ class CAInfo:
         else:
             self._options = {"ca_directory": str(capath)} if cacert is None else {"ca_file": str(cacert)}
 
-    @property
-    def curl_flags(self) -> tuple[str, ...]:
-        """The arguments of curl with the same meaning."""
-        flags = {"allow_invalid_certificates": "--insecure", "ca_directory": "--capath", "ca_file": "--cacert"}
-        ((name, value),) = self._options.items()
-        return (flags[name], value) if isinstance(value, str) else (flags[name],)
-
-    def __hash__(self) -> int:
-        return hash(self.curl_flags)
-
-    def __eq__(self, other: object) -> bool:
-        return self.curl_flags == other.curl_flags if isinstance(other, CAInfo) else NotImplemented
-
 
 class CURLStreamFile(RemoteFile):
     """Binary file at an `http://` or `https://` URL, for reading.
@@ -90,16 +77,6 @@ class CURLStreamFile(RemoteFile):
         options = _options_of(certificate_handling)
         options |= {f"header.{name}": str(value) for name, value in (headers or {}).items()}
         super().__init__(uri, options, begin=begin, end=end, buffer_size=buffer_size)
-
-    @property
-    def http_response_latencies(self) -> list[float]:
-        """Times of the requests, in seconds, as in `response_latencies`."""
-        return self.response_latencies
-
-    @property
-    def popen_latencies(self) -> list[float]:
-        """Times to start processes: none, because no process is started."""
-        return []
 
 
 class RedisStreamFile(RemoteFile):
