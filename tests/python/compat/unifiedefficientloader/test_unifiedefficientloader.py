@@ -163,17 +163,6 @@ def test_tensors_outlive_loader(tensors, low_memory):
     assert_equal(kept, tensors)
 
 
-@pytest.mark.usefixtures("tensors")
-def test_truncated_file():
-    with open("model.safetensors", "rb") as file:
-        whole = file.read()
-    with open("model.safetensors", "wb") as file:
-        file.write(whole[:-1])
-    for low_memory in (False, True):
-        with pytest.raises(fst.SafetensorError):
-            uel.UnifiedSafetensorsLoader("model.safetensors", low_memory)
-
-
 @pytest.mark.gpu
 def test_gpu_tensors_are_independent(tensors):
     """GPU tensors are independent, with and without mark_processed."""
