@@ -1,6 +1,5 @@
 """Comparison with fastsafetensors, if it is installed."""
 
-import ctypes
 import dataclasses
 import json
 from pathlib import Path
@@ -92,10 +91,6 @@ def test_headers_match_fastsafetensors(real):
                 frame.data_offsets,
             )
             assert own.strides == frame.strides
-        for gap in (0, 8, 4096):
-            assert ours.select_byte_ranges(lambda name: "1" not in name, gap) == theirs.select_byte_ranges(
-                lambda name: "1" not in name, gap
-            )
 
 
 def test_names_match_fastsafetensors(real):
@@ -103,32 +98,15 @@ def test_names_match_fastsafetensors(real):
     assert {"ParallelSaver", "load_config"} <= names <= set(compat.__all__)
 
 
-@pytest.mark.parametrize(
-    "index", [2, -1, (1, -2), (), slice(1, 4), (slice(None, None, -2), slice(1, 5, 3)), slice(4, 1)]
-)
-def test_regions_match_fastsafetensors(real, index):
-    entry = {"dtype": "F32", "shape": [5, 6], "data_offsets": [0, 120]}
-    ours, theirs = (package.TensorFrame.from_buffer(entry)[index] for package in (compat, real))
-    for name in ("shape", "data_offsets", "strides", "offsets", "sliced"):
-        assert getattr(ours, name) == getattr(theirs, name)
-
-
 def test_open_headers_match_fastsafetensors(real):
     from fastsafetensors.frameworks import get_framework_op as real_op
 
-    content = Path("a.safetensors").read_bytes()
-    memory = ctypes.create_string_buffer(content, len(content))
     with open("a.safetensors", "rb") as ours, open("a.safetensors", "rb") as theirs:
         opened = compat.SafeTensorsMetadata.from_fd(ours.fileno(), "a", get_framework_op("pt"), keep_orig_dict=True)
         real_opened = real.SafeTensorsMetadata.from_fd(theirs.fileno(), "a", real_op("pt"), keep_orig_dict=True)
     assert (opened.ser, opened.src) == (real_opened.ser, real_opened.src)
-    at = ctypes.addressof(memory), len(content), "a"
-    for metadata, other in [
-        (opened, real_opened),
-        (compat.SafeTensorsMetadata.from_buffer(*at), real.SafeTensorsMetadata.from_buffer(*at, real_op("pt"))),
-    ]:
-        for name in ("header_length", "size_bytes", "metadata", "aligned"):
-            assert getattr(metadata, name) == getattr(other, name)
+    for name in ("header_length", "size_bytes", "metadata", "aligned"):
+        assert getattr(opened, name) == getattr(real_opened, name)
 
 
 def test_settings_match_fastsafetensors(real, monkeypatch):
