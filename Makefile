@@ -132,7 +132,7 @@ bench-feed: ## the host's part of loads to a GPU, without a GPU; results go to b
 	done | tee bench-results/feed.txt
 
 .PHONY: simulate
-simulate: build ## loads of large models by up to 512 ranks, simulated (SIMULATE_ARGS="--help")
+simulate: build ## plans for large models and up to 512 ranks, counted (SIMULATE_ARGS="--help")
 	$(IN_VENV) python -m fst_bench.simulation $(SIMULATE_ARGS)
 
 .PHONY: gpu-check

@@ -24,18 +24,10 @@ from .peer import CHILD_SETTINGS, PEERS
 
 CHILD_TIMEOUT_SECONDS = 300
 
-# For the estimate before a run only: typical cost per byte and start-up time of a measuring process.
-ESTIMATED_BYTES_PER_SECOND = 0.35e9
-ESTIMATED_START_SECONDS = 1.8
-ESTIMATED_CEILING_SECONDS = 4.0
-
 
 @dataclass(frozen=True)
 class Choice:
-    """Selection of measurements. Without `states` or `actions`, each workload is measured in its own.
-
-    `before` is a library of fst whose size is compared.
-    """
+    """Selection of measurements. Without `states` or `actions`, each workload is measured in its own."""
 
     command: str
     peers: Sequence[str]
@@ -47,7 +39,6 @@ class Choice:
     services: Sequence[str] = ()
     layouts: Sequence[str] = ()
     ranks: Sequence[int] = ()
-    before: Path | None = None
 
 
 class Ceiling(NamedTuple):
@@ -93,8 +84,7 @@ class Bench(ABC):
         """
         self._convert()
         rounds = self._choice.rounds
-        estimate = self._estimate_seconds() * rounds / 60
-        log(f"{self.name}: {rounds} rounds may take {estimate:.0f} minutes; the run ends after {seconds / 60:.0f}")
+        log(f"{self.name}: the run ends after {rounds} rounds, or {seconds / 60:.0f} minutes")
         with ExitStack() as stack:
             self._start(stack)
             self._end = time.monotonic() + seconds
@@ -119,17 +109,6 @@ class Bench(ABC):
     def _start(self, stack: ExitStack) -> None:
         """Starts what all rounds share, and pushes its end on the stack."""
 
-    def _estimate_seconds(self) -> float:
-        """Returns a rough estimate of the seconds a round takes."""
-        seconds = 0.0
-        for due in (due for table in self._tables() for due in table):
-            if isinstance(due, Ceiling):
-                seconds += ESTIMATED_CEILING_SECONDS
-            else:
-                requested_bytes = self._checkpoints[due.workload].workload.requested_bytes(due.action)
-                seconds += ESTIMATED_START_SECONDS + requested_bytes / ESTIMATED_BYTES_PER_SECOND
-        return seconds
-
     def _left_seconds(self) -> float:
         return max(0.0, self._end - time.monotonic())
 
@@ -138,8 +117,8 @@ class Bench(ABC):
         cells = (due for table in self._tables() for due in table if not isinstance(due, Ceiling))
         for name, workload in dict.fromkeys((cell.peer, cell.workload) for cell in cells if PEERS[cell.peer].suffix):
             log(f"converting {workload} for {name}")
-            arguments = [name, PEERS[name].suffix, *map(str, self._checkpoints[workload].paths)]
-            self._converted[name, workload] = self._child("convert", arguments, PEERS[name].environment())
+            paths = tuple(map(str, self._checkpoints[workload].paths))
+            self._converted[name, workload] = self._measure(Job(name, "convert", "", "cpu", paths))
 
     def _run_round(self, number: int) -> None:
         # The rate of a disk may change in the course of a round. In a fixed order, it would be another for each peer.

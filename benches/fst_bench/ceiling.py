@@ -5,51 +5,29 @@
 prints one rate as JSON. PATH is a large file on the disk in question.
 """
 
-import json
 import mmap
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from . import memory, page_cache
-from .loaders.base import UnsupportedError
+from .child import UnsupportedError, print_result
 
-GIB = 1 << 30
 BLOCK_BYTES = 4 << 20
 DIRECT_THREADS = 8
 DIRECT_VARIANTS = ((4, 16 << 20), (8, 4 << 20), (16, 4 << 20), (32, 1 << 20))  # threads, bytes of a block
 DIRECT_REPEATS = 3
-FIO_DEPTHS = (8, 32, 128)
-FIO_SECONDS = 2
-COPY_BYTES = 1 * GIB
+COPY_BYTES = 1 << 30
+# Names of the ceiling of loads from a cold page cache, and of the read beside each of them.
+DISK = "direct-reads"
 RAW_READ = "raw-read"
 REPEATS = 5
-
-
-def fio(path: Path, device: str) -> dict[str, Any]:
-    """Measures the best direct sequential read rate of fio with io_uring."""
-    if shutil.which("fio") is None:
-        raise UnsupportedError("fio is not installed")
-    rates = {depth: _fio_rate(path, depth) for depth in FIO_DEPTHS}
-    best = max(rates, key=lambda depth: rates[depth])
-    return _rate(rates[best], f"fio, io_uring, O_DIRECT, 1 MiB blocks, best depth of {FIO_DEPTHS}: {best}")
-
-
-def _fio_rate(path: Path, depth: int) -> float:
-    with tempfile.NamedTemporaryFile() as output:
-        command = ["fio", "--name=read", f"--filename={path}", "--readonly", "--rw=read", "--direct=1", "--bs=1M"]
-        command += ["--ioengine=io_uring", f"--iodepth={depth}", f"--runtime={FIO_SECONDS}", "--output-format=json"]
-        done = subprocess.run([*command, f"--output={output.name}"], capture_output=True, text=True)
-        if done.returncode != 0:
-            raise UnsupportedError(f"fio: {(done.stderr.strip().splitlines() or ['failed'])[-1]}")
-        return float(json.loads(Path(output.name).read_text())["jobs"][0]["read"]["bw_bytes"])
 
 
 def direct(path: Path, device: str) -> dict[str, Any]:
@@ -98,14 +76,6 @@ def direct_writes(path: Path, device: str) -> dict[str, Any]:
     return _rate(rate, f"{DIRECT_THREADS} threads, O_DIRECT, {BLOCK_BYTES >> 20} MiB blocks, flushed")
 
 
-def page_cache_copy(path: Path, device: str) -> dict[str, Any]:
-    """Measures reads of the whole cached file into a few reused buffers."""
-    page_cache.warm(path)
-    threads = os.cpu_count() or 1
-    rate = _read_rate(os.open(path, os.O_RDONLY), path.stat().st_size, threads, BLOCK_BYTES)
-    return _rate(rate, f"{threads} threads, pread, {BLOCK_BYTES >> 20} MiB blocks")
-
-
 def _read_rate(descriptor: int, size: int, threads: int, block_bytes: int) -> float:
     blocks = iter(range(0, size, block_bytes))
 
@@ -137,55 +107,17 @@ def memory_read(path: Path, device: str) -> dict[str, Any]:
     return _rate(_best_rate(COPY_BYTES, lambda: values.sum()), f"torch sum, {torch.get_num_threads()} threads")
 
 
-def memory_copy_one_thread(path: Path, device: str) -> dict[str, Any]:
-    import torch
-
-    torch.set_num_threads(1)
-    return memory_copy(path, device)
-
-
-def memory_copy(path: Path, device: str) -> dict[str, Any]:
-    import torch
-
-    source = torch.ones(COPY_BYTES // 8, dtype=torch.int64)
-    destination = torch.zeros_like(source).fill_(2)
-    rate = _best_rate(COPY_BYTES, lambda: destination.copy_(source))
-    return _rate(rate, f"torch copy, {torch.get_num_threads()} threads")
-
-
-def first_touch(path: Path, device: str) -> dict[str, Any]:
-    """Measures the first touch of new memory of the file's size, a cost of every read into memory."""
-    import torch
-
-    size = path.stat().st_size
-    memory.claim(2 * size)
-    start = time.perf_counter()
-    torch.empty(size, dtype=torch.uint8).fill_(1)
-    return _rate(size / (time.perf_counter() - start), f"torch fill, {torch.get_num_threads()} threads")
-
-
 def pinned_to_device(path: Path, device: str) -> dict[str, Any]:
     import torch
 
     source = torch.ones(COPY_BYTES // 8, dtype=torch.int64).pin_memory()
-    return _device_copy(source, torch.empty_like(source, device=device), "1 GiB of pinned host memory")
-
-
-def device_to_device(path: Path, device: str) -> dict[str, Any]:
-    import torch
-
-    source = torch.ones(COPY_BYTES // 8, dtype=torch.int64, device=device)
-    return _device_copy(source, torch.empty_like(source), "1 GiB, bytes copied")
-
-
-def _device_copy(source: Any, destination: Any, how: str) -> dict[str, Any]:
-    import torch
+    destination = torch.empty_like(source, device=device)
 
     def copy() -> None:
         destination.copy_(source, non_blocking=True)
-        torch.cuda.synchronize(destination.device)
+        torch.cuda.synchronize(device)
 
-    return _rate(_best_rate(COPY_BYTES, copy), how)
+    return _rate(_best_rate(COPY_BYTES, copy), "1 GiB of pinned host memory")
 
 
 def _best_rate(size: int, work: Callable[[], object]) -> float:
@@ -202,15 +134,7 @@ def _rate(bytes_per_second: float, how: str) -> dict[str, Any]:
     return {"bytes_per_second": bytes_per_second, "how": how}
 
 
-def aes_256_gcm(path: Path, device: str) -> dict[str, Any]:
-    return _openssl("aes-256-gcm")
-
-
-def sha256(path: Path, device: str) -> dict[str, Any]:
-    return _openssl("sha256")
-
-
-def _openssl(algorithm: str) -> dict[str, Any]:
+def openssl(algorithm: str, path: Path, device: str) -> dict[str, Any]:
     """Measures an algorithm of OpenSSL on one core."""
     if shutil.which("openssl") is None:
         raise UnsupportedError("openssl is not installed")
@@ -221,38 +145,23 @@ def _openssl(algorithm: str) -> dict[str, Any]:
     return _rate(float(line.rpartition(":")[2]), "openssl speed, one core, 1 MiB blocks")
 
 
-CEILINGS = {
-    "fio": fio,
-    "direct-reads": direct,
+CEILINGS: dict[str, Callable[[Path, str], dict[str, Any]]] = {
+    DISK: direct,
     RAW_READ: raw_read,
     "direct-writes": direct_writes,
-    "page-cache-to-memory": page_cache_copy,
     "memory-read": memory_read,
-    "memory-copy-one-thread": memory_copy_one_thread,
-    "memory-copy": memory_copy,
-    "memory-first-touch": first_touch,
-    "aes-256-gcm": aes_256_gcm,
-    "sha256": sha256,
+    "aes-256-gcm": partial(openssl, "aes-256-gcm"),
+    "sha256": partial(openssl, "sha256"),
     "pinned-to-device": pinned_to_device,
-    "device-to-device": device_to_device,
 }
-ON_DEVICE = ("pinned-to-device", "device-to-device")
-ON_HOST = tuple(name for name in CEILINGS if name not in (*ON_DEVICE, RAW_READ))
 
 
-def ceilings_of(device: str) -> tuple[str, ...]:
-    """Returns the ceilings that can limit a load to this device."""
-    return ON_HOST if device == "cpu" else ON_HOST + ON_DEVICE
-
-
-def main() -> None:
-    name, path, device = sys.argv[1:]
-    try:
-        result = CEILINGS[name](Path(path), device)
-    except UnsupportedError as reason:
-        result = {"unavailable": str(reason)}
-    print(json.dumps(result))
+def ceilings_of(device: str) -> list[str]:
+    """Returns the ceilings that can limit a load to this device. A raw read is measured beside each cold load."""
+    others = (RAW_READ, "pinned-to-device") if device == "cpu" else (RAW_READ,)
+    return [name for name in CEILINGS if name not in others]
 
 
 if __name__ == "__main__":
-    main()
+    name, path, device = sys.argv[1:]
+    print_result(lambda: CEILINGS[name](Path(path), device))

@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,38 +81,17 @@ def _lines(
 def _write(
     path: Path, tensors: tuple[TensorSpec, ...], content: "_Content", first: int
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Writes one file, a few tensors at a time, and yields each tensor."""
-    header = header_of(tensors)
+    """Writes one file, and yields each tensor."""
     partial = path.with_suffix(".partial")
-    offset = len(header)
-    batch: list[tuple[int, TensorSpec, int]] = []
-    with partial.open("wb") as file, ThreadPoolExecutor(os.cpu_count()) as pool:
-        os.pwrite(file.fileno(), header, 0)
-
-        def make(item: tuple[int, TensorSpec, int]) -> tuple[str, torch.Tensor]:
-            index, tensor, begin = item
-            data = content.of(index, tensor.size_bytes)
-            _pwrite_all(file.fileno(), data, begin)
-            flat = torch.from_numpy(data).view(TORCH_DTYPES[tensor.dtype])
-            return tensor.name, flat.reshape(tensor.shape)
-
-        held_bytes = 0
+    with partial.open("wb") as file:
+        file.write(header_of(tensors))
         for index, tensor in enumerate(tensors, first):
-            batch.append((index, tensor, offset))
-            offset += tensor.size_bytes
-            held_bytes += tensor.size_bytes
-            if held_bytes >= 4 * POOL_BYTES:
-                yield from pool.map(make, batch)
-                batch, held_bytes = [], 0
-        yield from pool.map(make, batch)
+            data = content.of(index, tensor.size_bytes)
+            file.write(data.data)
+            yield tensor.name, torch.from_numpy(data).view(TORCH_DTYPES[tensor.dtype]).reshape(tensor.shape)
+        file.flush()
         os.fsync(file.fileno())
     partial.rename(path)
-
-
-def _pwrite_all(descriptor: int, data: "np.ndarray[tuple[int], np.dtype[np.uint8]]", begin: int) -> None:
-    done = 0
-    while done < len(data):
-        done += os.pwrite(descriptor, data[done:].data, begin + done)
 
 
 def header_of(tensors: tuple[TensorSpec, ...]) -> bytes:

@@ -1,10 +1,9 @@
 """Device of a load: synchronization and memory figures."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor
 
 # PyTorch's caching allocator rounds every tensor up to a multiple of this size.
 ALLOCATION_BYTES = 512
@@ -21,22 +20,18 @@ class Device:
     def finish(self) -> None:
         """Waits for all queued work."""
         if self._is_cuda:
-            import torch
-
             torch.cuda.synchronize(self._name)
 
     def begin(self) -> None:
         """Records the memory in use before a load."""
         if self._is_cuda:
-            import torch
-
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self._name)
             self._reserved_bytes = torch.cuda.memory_reserved(self._name)
             self._allocated_bytes = torch.cuda.memory_allocated(self._name)
             self._free_bytes = torch.cuda.mem_get_info(self._name)[0]
 
-    def figures(self, tensors: "Mapping[str, Tensor]") -> dict[str, int]:
+    def figures(self, tensors: Mapping[str, Tensor]) -> dict[str, int]:
         """Returns the memory that a load took on a GPU, in bytes; empty on the CPU.
 
         `device_peak_bytes` is the larger of the peak of PyTorch's allocator and the decrease of the driver's free
@@ -45,8 +40,6 @@ class Device:
         """
         if not self._is_cuda:
             return {}
-        import torch
-
         peak_reserved = torch.cuda.max_memory_reserved(self._name) - self._reserved_bytes
         still_reserved = torch.cuda.memory_reserved(self._name) - self._reserved_bytes
         peak_allocated = torch.cuda.max_memory_allocated(self._name) - self._allocated_bytes

@@ -4,16 +4,15 @@ import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor
 
 # A huge tensor is hashed in chunks, so that several threads can share it.
 CHUNK_BYTES = 32 << 20
 
 
-def tensor_line(name: str, tensor: "Tensor") -> str:
+def tensor_line(name: str, tensor: Tensor) -> str:
     """Returns the contribution of one tensor, on any device, to the digest."""
     return _line(name, tensor, [_hash(chunk) for chunk in _chunks(tensor)])
 
@@ -23,7 +22,7 @@ def combine(lines: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
 
 
-def digest(tensors: "Mapping[str, Tensor]") -> str:
+def digest(tensors: Mapping[str, Tensor]) -> str:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         large = {name: tensor for name, tensor in tensors.items() if tensor.nbytes > CHUNK_BYTES}
         lines = list(pool.map(lambda name: tensor_line(name, tensors[name]), tensors.keys() - large.keys()))
@@ -32,16 +31,14 @@ def digest(tensors: "Mapping[str, Tensor]") -> str:
     return combine(lines)
 
 
-def _line(name: str, tensor: "Tensor", hashes: Iterable[str]) -> str:
+def _line(name: str, tensor: Tensor, hashes: Iterable[str]) -> str:
     return f"{name} {tensor.dtype} {list(tensor.shape)} {' '.join(hashes)}"
 
 
-def _chunks(tensor: "Tensor") -> "Iterable[Tensor]":
-    import torch
-
+def _chunks(tensor: Tensor) -> Iterable[Tensor]:
     flat = tensor.detach().reshape(-1)
     return torch.split(flat.view(torch.uint8), CHUNK_BYTES) if flat.numel() else ()
 
 
-def _hash(chunk: "Tensor") -> str:
+def _hash(chunk: Tensor) -> str:
     return hashlib.sha256(chunk.cpu().numpy().data).hexdigest()

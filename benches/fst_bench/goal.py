@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from . import text
+from .ceiling import DISK
 from .cell import Cell, GroupCell
 from .peer import PEERS
 from .ranks.layout import GROUP_SIZES, LAYOUTS
 from .remote.service import LATENCY_SECONDS, TITLES
-from .result import CPU_OF_GB, RAW_SHARE, Figure, Run
+from .result import CPU_OF_GB, RAW_SHARE, Run
 
 MIB = 1 << 20
 STAGING_BYTES = 256 * MIB
@@ -44,14 +45,13 @@ class Goal:
     bound: float | None
     show: Callable[[float], str]
     at_least: bool = False
-    missing: str = "not in this run"
     overlaps: bool = False
     rounds: int = ROUNDS_MIN
 
     @property
     def verdict(self) -> str:
         if self.measured is None or self.bound is None:
-            return f"not measured here: {self.missing}"
+            return "not measured here: not in this run"
         kept = self.measured >= self.bound if self.at_least else self.measured <= self.bound
         verdict = "equal" if self.overlaps else "met" if kept else "**missed**"
         return verdict if self.rounds >= ROUNDS_MIN else f"{verdict}, rounds: {self.rounds}"
@@ -62,60 +62,45 @@ class Goal:
         return [self.text, "-" if self.measured is None else self.show(self.measured), bound, self.verdict]
 
 
-def goals(part: str, run: Run | None) -> list[Goal]:
+def goals(part: str, run: Run) -> list[Goal]:
     """Returns all goals of a part of the page, including those that the run did not measure."""
     return list(GOALS[part](run))
 
 
-def _on_gpu(run: Run | None) -> Iterator[Goal]:
-    missing = "no GPU" if run is None else "not in this run"
-
-    def at_least(name: str, measured: float | None, bound: float, show: Callable[[float], str] = text.share) -> Goal:
-        return Goal(name, measured, bound, show, at_least=True, missing=missing)
-
-    def at_most(name: str, measured: float | None, bound: float | None, show: Callable[[float], str]) -> Goal:
-        return Goal(name, measured, bound, show, missing=missing)
-
+def _on_gpu(run: Run) -> Iterator[Goal]:
     pinned = _rate(run, "pinned-to-device")
     for state in ("tmpfs", "warm"):
         route = f"{STATE_TITLES[state]} -> GPU"
+        dense, moe = (Cell(workload, "load", state, "fst") for workload in ("dense", "moe"))
         for key, which in (("load_seconds", ""), ("second_load_seconds", ", second load in a process")):
-            own = _load_rate(run, Cell("dense", "load", state, "fst"), key)
-            yield at_least(f"{route}, dense{which}: of the pinned rate", _quotient(own, pinned), HARDWARE_SHARE)
-        cell = Cell("dense", "load", state, "fst")
-        yield _compared(run, f"{route}, dense: ahead of every peer", cell, _peers(cell), "load_seconds", missing)
-        own = _load_rate(run, Cell("moe", "load", state, "fst"))
-        of_dense = _quotient(own, _load_rate(run, Cell("dense", "load", state, "fst")))
-        yield at_least(f"{route}, mixture of experts: of the rate of dense", of_dense, HARDWARE_SHARE)
+            share = _quotient(_load_rate(run, dense, key), pinned)
+            yield _at_least(f"{route}, dense{which}: of the pinned rate", share, HARDWARE_SHARE)
+        yield _compared(run, f"{route}, dense: ahead of every peer", dense, _peers(dense), "load_seconds")
+        of_dense = _quotient(_load_rate(run, moe), _load_rate(run, dense))
+        yield _at_least(f"{route}, mixture of experts: of the rate of dense", of_dense, HARDWARE_SHARE)
         name = f"{route}, mixture of experts: time a tensor beyond that of the bytes"
-        yield at_most(name, _tensor_seconds(run, state, pinned), TENSOR_SECONDS, text.microseconds)
+        yield Goal(name, _tensor_seconds(run, moe, pinned), TENSOR_SECONDS, text.microseconds)
     cold = _load_rate(run, Cell("dense", "load", "cold", "fst"))
-    disk = run.disk() if run else "fio"
-    yield at_least(f"Cold -> GPU, dense: of the rate of {disk}", _quotient(cold, _rate(run, disk)), HARDWARE_SHARE)
+    yield _at_least(f"Cold -> GPU, dense: of the rate of {DISK}", _quotient(cold, _rate(run, DISK)), HARDWARE_SHARE)
     second = _median(run, Cell("adapter", "load", "warm", "fst"), "second_load_seconds")
-    yield at_most("Adapter -> GPU, second load in a process", second, ADAPTER_SECONDS, text.seconds)
+    yield Goal("Adapter -> GPU, second load in a process", second, ADAPTER_SECONDS, text.seconds)
     cast, load = (_median(run, Cell("dense", action, "warm", "fst"), "load_seconds") for action in ("cast", "load"))
-    yield at_most("Cast on load -> GPU, dense, of the time without", _quotient(cast, load), CAST_COST, text.share)
-    host = run.largest("fst", "beyond_host_bytes") if run else None
-    yield at_most("Host memory of a load to the GPU, largest of all", host, STAGING_BYTES, text.size)
-    scratch = run.largest("fst", "device_scratch_bytes") if run else None
-    yield at_most("Device memory beyond the tensors, largest of all", scratch, SCRATCH_BYTES, text.size)
+    yield Goal("Cast on load -> GPU, dense, of the time without", _quotient(cast, load), CAST_COST, text.share)
+    host = run.largest("fst", "beyond_host_bytes")
+    yield Goal("Host memory of a load to the GPU, largest of all", host, STAGING_BYTES, text.size)
+    scratch = run.largest("fst", "device_scratch_bytes")
+    yield Goal("Device memory beyond the tensors, largest of all", scratch, SCRATCH_BYTES, text.size)
 
 
-def _on_cpu(run: Run | None) -> Iterator[Goal]:
+def _on_cpu(run: Run) -> Iterator[Goal]:
     key = "load_and_read_seconds"
-    own = _load_rate(run, Cell("dense", "load", "cold", "fst"), key)
-    disk = run.disk() if run else "fio"
-    name = f"Cold -> CPU, dense, every byte read: of the rate of {disk}"
-    yield Goal(name, _quotient(own, _rate(run, disk)), HARDWARE_SHARE, text.share, at_least=True)
-    for workload, title, states in (
-        ("dense", "dense", ("warm", "cold", "tmpfs")),
-        ("moe", "mixture of experts", ("warm", "cold", "tmpfs")),
-    ):
-        for state in states:
-            cell = Cell(workload, "load", state, "fst")
-            name = f"{STATE_TITLES[state]} -> CPU, {title}, every byte read: ahead of every peer"
-            yield _compared(run, name, cell, _peers(cell), key)
+    own = _quotient(_load_rate(run, Cell("dense", "load", "cold", "fst"), key), _rate(run, DISK))
+    yield _at_least(f"Cold -> CPU, dense, every byte read: of the rate of {DISK}", own, HARDWARE_SHARE)
+    titles = {"dense": "dense", "moe": "mixture of experts"}
+    for workload, state in product(titles, ("warm", "cold", "tmpfs")):
+        cell = Cell(workload, "load", state, "fst")
+        name = f"{STATE_TITLES[state]} -> CPU, {titles[workload]}, every byte read: ahead of every peer"
+        yield _compared(run, name, cell, _peers(cell), key)
     mine, theirs = (
         _median(run, Cell("many", "select", "warm", peer), "load_seconds") for peer in ("fst", "safetensors")
     )
@@ -125,7 +110,7 @@ def _on_cpu(run: Run | None) -> Iterator[Goal]:
     load = _median(run, Cell("dense", "load", "warm", "fst-pread"), key)
     name = "Cast on load -> CPU, dense, of the time of reading into memory without"
     yield Goal(name, _quotient(cast, load), CAST_COST, text.share)
-    host = run.largest("fst-pread", "beyond_host_bytes") if run else None
+    host = run.largest("fst-pread", "beyond_host_bytes")
     yield Goal("Host memory beyond the tensors of a load that reads, largest of all", host, STAGING_BYTES, text.size)
     for state in ("warm", "cold"):
         for action, name in (
@@ -137,18 +122,17 @@ def _on_cpu(run: Run | None) -> Iterator[Goal]:
             title = f"{STATE_TITLES[state]} -> CPU, {name}: at least as fast as safetensors"
             yield _compared(run, title, cells[0], cells[1:], key)
     saved = _median(run, Cell("dense", "save", "disk", "fst"), "save_seconds")
-    own = run.workloads["dense"]["bytes"] / saved if run and saved else None
-    name = "Save, dense, flushed: of the rate of direct-writes"
-    yield Goal(name, _quotient(own, _rate(run, "direct-writes")), WRITE_SHARE, text.share, at_least=True)
+    own = _quotient(run.workloads["dense"]["bytes"] / saved if saved else None, _rate(run, "direct-writes"))
+    yield _at_least("Save, dense, flushed: of the rate of direct-writes", own, WRITE_SHARE)
     for peer, name in (("safetensors-flushed", "flushed"), ("safetensors", "which leaves the flushing for later")):
         cells = [Cell("dense", "save", "disk", which) for which in ("fst", peer)]
         title = f"Save, dense, flushed: at least as fast as safetensors, {name}"
         yield _compared(run, title, cells[0], cells[1:], "save_seconds")
-    imported = run.median("fst", "import_seconds") if run else None
+    imported = run.median("fst", "import_seconds")
     yield Goal("Import of fst beyond that of PyTorch", imported, IMPORT_SECONDS, text.seconds)
 
 
-def _verified(run: Run | None) -> Iterator[Goal]:
+def _verified(run: Run) -> Iterator[Goal]:
     """Yields the goals of loads that verify or decrypt."""
     key = "load_and_read_seconds"
     for workload, state in product(("dense", "moe"), ("warm", "cold")):
@@ -160,13 +144,13 @@ def _verified(run: Run | None) -> Iterator[Goal]:
             mine, theirs = (_median(run, Cell(workload, "verified", state, which), key) for which in (peer, other))
             bound = None if theirs is None else theirs * VERIFIED_SHARE
             yield Goal(f"{route}, {name}", mine, bound, text.seconds)
-        for peer, others, name in (
-            ("fst-tensors", ("tensorizer", "tensorizer-8"), ".tensors: ahead of tensorizer"),
-            ("fst-tensors-hashes", ("tensorizer-hashes",), ".tensors, hashes: ahead of tensorizer"),
-            ("fst-tensors-encrypted", ("tensorizer-encrypted",), ".tensors, encrypted: ahead of tensorizer"),
+        for suffix, others, which in (
+            ("", ("tensorizer", "tensorizer-8"), ""),
+            ("-hashes", ("tensorizer-hashes",), ", hashes"),
+            ("-encrypted", ("tensorizer-encrypted",), ", encrypted"),
         ):
-            cells = [Cell(workload, "verified", state, which) for which in (peer, *others)]
-            yield _compared(run, f"{route}, {name}", cells[0], cells[1:], key)
+            cells = [Cell(workload, "verified", state, peer) for peer in (f"fst-tensors{suffix}", *others)]
+            yield _compared(run, f"{route}, .tensors{which}: ahead of tensorizer", cells[0], cells[1:], key)
     cells = [Cell("dense", "verified", "cold", peer) for peer in ("fst-blake3", "fst-pread")]
     yield _compared(run, "Cold -> CPU, dense, digests: at least as fast as without", cells[0], cells[1:], key)
     # Each beside the load that reads in the same way.
@@ -186,7 +170,7 @@ def _verified(run: Run | None) -> Iterator[Goal]:
         yield Goal(f"Warm cache -> CPU, dense, {name}", share, VERIFICATION_COST, text.share)
 
 
-def _with_ranks(run: Run | None) -> Iterator[Goal]:
+def _with_ranks(run: Run) -> Iterator[Goal]:
     for layout in LAYOUTS:
         exchanged = [GroupCell(layout, ranks, "cold", "fst-exchange") for ranks in GROUP_SIZES]
         for key, name in (
@@ -207,24 +191,24 @@ def _with_ranks(run: Run | None) -> Iterator[Goal]:
             yield _compared(run, name, GroupCell(layout, ranks, state, peer), theirs, key)
 
 
-def _remote(run: Run | None) -> Iterator[Goal]:
+def _remote(run: Run) -> Iterator[Goal]:
     key = "load_and_read_seconds"
     for service, workload in product(("http", "s3"), ("dense", "moe")):
         cell = Cell(workload, "load", service, "fst")
         of_ceiling = _quotient(_load_rate(run, cell), _rate(run, service))
         name = f"{TITLES[service]} -> CPU, {workload}: of the rate of the server, drained"
-        yield Goal(name, of_ceiling, SERVER_SHARE, text.share, at_least=True)
+        yield _at_least(name, of_ceiling, SERVER_SHARE)
     for service, workload in product(TITLES, ("dense", "moe", "adapter")):
         cell = Cell(workload, "load", service, "fst")
         route = f"{TITLES[service]} -> CPU, {workload}"
         yield _compared(run, f"{route}, every byte read: ahead of every peer", cell, _peers(cell), key)
         if service != "far":
             yield _compared(run, f"{route}: CPU time of 1 GB, the least of all", cell, _peers(cell), CPU_OF_GB)
-    host = run.largest("fst", "beyond_host_bytes") if run else None
+    host = run.largest("fst", "beyond_host_bytes")
     yield Goal("Remote -> CPU: host memory beyond the tensors, largest of all", host, STAGING_BYTES, text.size)
     of_streams = _median(run, Cell("dense", "load", "far", "fst"), "share_of_streams")
     name = f"{TITLES['far']} -> CPU, dense: of the rates of its connections"
-    yield Goal(name, of_streams, SERVER_SHARE, text.share, at_least=True)
+    yield _at_least(name, of_streams, SERVER_SHARE)
     adapter = Cell("adapter", "load", "far", "fst")
     streams = _median(run, adapter, "streams_seconds")
     bound = None if streams is None else ROUND_TRIPS * LATENCY_SECONDS + streams
@@ -235,11 +219,11 @@ def _remote(run: Run | None) -> Iterator[Goal]:
         largest = max((share for share in shares if share is not None), default=None)
         name = f"HTTP -> CPU, {layout} on up to {max(GROUP_SIZES)} ranks: bytes sent over those of the files"
         yield Goal(name, largest, SHARE_FETCHED, text.quotient)
-    imported = run.median("fst", "import_seconds") if run else None
+    imported = run.median("fst", "import_seconds")
     yield Goal("Import of fst beyond that of PyTorch, before remote loads", imported, IMPORT_SECONDS, text.seconds)
 
 
-GOALS: dict[str, Callable[[Run | None], Iterator[Goal]]] = {
+GOALS: dict[str, Callable[[Run], Iterator[Goal]]] = {
     "cpu": _on_cpu,
     "verified": _verified,
     "cuda": _on_gpu,
@@ -248,39 +232,38 @@ GOALS: dict[str, Callable[[Run | None], Iterator[Goal]]] = {
 }
 
 
-def _bytes_due(run: Run | None, cell: GroupCell, key: str) -> float | None:
+def _bytes_due(run: Run, cell: GroupCell, key: str) -> float | None:
     """Returns the bytes that a group must read from storage, or send."""
-    if run is None:
-        return None
     [facts] = run.workloads.values()
     due: dict[str, int] = facts["needed_bytes"]
     return float(facts["bytes"]) if key == "storage_bytes" else due.get(cell.result)
 
 
-def _figure(run: Run | None, cell: Cell | GroupCell, key: str) -> Figure | None:
-    return run.figure(cell, key) if run else None
-
-
-def _median(run: Run | None, cell: Cell | GroupCell, key: str) -> float | None:
-    figure = _figure(run, cell, key)
+def _median(run: Run, cell: Cell | GroupCell, key: str) -> float | None:
+    figure = run.figure(cell, key)
     return figure.median if figure else None
 
 
-def _rate(run: Run | None, ceiling: str) -> float | None:
-    figure: Figure | None = run.ceiling(ceiling) if run else None
+def _rate(run: Run, ceiling: str) -> float | None:
+    figure = run.ceiling(ceiling)
     return figure.median if figure else None
 
 
-def _load_rate(run: Run | None, cell: Cell, key: str = "load_seconds") -> float | None:
+def _at_least(name: str, share: float | None, bound: float) -> Goal:
+    return Goal(name, share, bound, text.share, at_least=True)
+
+
+def _load_rate(run: Run, cell: Cell, key: str = "load_seconds") -> float | None:
     seconds = _median(run, cell, key)
-    return run.workloads[cell.workload]["bytes"] / seconds if run and seconds else None
+    return run.workloads[cell.workload]["bytes"] / seconds if seconds else None
 
 
-def _tensor_seconds(run: Run | None, state: str, pinned: float | None) -> float | None:
-    seconds = _median(run, Cell("moe", "load", state, "fst"), "load_seconds")
-    if run is None or seconds is None or pinned is None:
+def _tensor_seconds(run: Run, cell: Cell, pinned: float | None) -> float | None:
+    """Returns the time of a tensor beyond that of its bytes at the pinned rate."""
+    seconds = _median(run, cell, "load_seconds")
+    if seconds is None or pinned is None:
         return None
-    facts = run.workloads["moe"]
+    facts = run.workloads[cell.workload]
     return float(max(0.0, seconds - facts["bytes"] / pinned) / facts["tensors"])
 
 
@@ -290,29 +273,27 @@ def _peers(cell: Cell) -> list[Cell]:
 
 
 def _compared(
-    run: Run | None,
+    run: Run,
     name: str,
     own: Cell | GroupCell,
     others: Sequence[Cell | GroupCell],
     key: str,
-    missing: str = "not in this run",
 ) -> Goal:
     """Returns the goal that fst is at least as fast as the fastest of the others.
 
     If a raw read was measured beside each load, rates are compared as shares of it, because the rate of the disk itself
     changes from one minute to the next.
     """
-    shared = _figure(run, own, RAW_SHARE) is not None
+    shared = run.figure(own, RAW_SHARE) is not None
     key, pick = (RAW_SHARE, max) if shared else (key, min)
-    figures = [figure for cell in others if (figure := _figure(run, cell, key))]
-    mine, best = _figure(run, own, key), pick(figures, key=lambda figure: figure.median, default=None)
+    figures = [figure for cell in others if (figure := run.figure(cell, key))]
+    mine, best = run.figure(own, key), pick(figures, key=lambda figure: figure.median, default=None)
     return Goal(
         name + (", as a share of a raw read" if shared else ""),
         mine.median if mine else None,
         best.median if best else None,
         text.share if shared else text.seconds,
         at_least=shared,
-        missing=missing,
         overlaps=mine is not None and best is not None and mine.overlaps(best),
         rounds=min(mine.rounds, best.rounds) if mine and best else 0,
     )

@@ -6,13 +6,13 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from .directories import PACKAGE
 
 
 def machine_facts(directory: Path) -> dict[str, Any]:
     """Describes this machine, and the disk and file system that hold `directory`."""
-    import torch
-
     facts = {
         "processor": _field("/proc/cpuinfo", "model name"),
         "cores": len(os.sched_getaffinity(0)),
@@ -54,24 +54,14 @@ def _field(path: str, name: str) -> str:
     return "unknown"
 
 
-def _disk(directory: Path) -> dict[str, Any]:
+def _disk(directory: Path) -> dict[str, str]:
     """Returns the mount of `directory`: the last of the mount points that are prefixes of the path."""
     mounts = [line.split(" - ") for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    points = [(mount.split()[4], *kind.split()[:2]) for mount, kind in reversed(mounts)]
     resolved = directory.resolve()
-    file_system, source = "unknown", "unknown"
-    longest = -1
-    for mount, kind in mounts:
-        point = mount.split()[4]
-        if resolved.is_relative_to(point) and len(point) >= longest:
-            longest = len(point)
-            file_system, source = kind.split()[:2]
-    queue = Path("/sys/class/block") / Path(source).name / "queue"
-    read_ahead = queue / "read_ahead_kb"
-    return {
-        "file system": file_system,
-        "disk": source,
-        "disk_read_ahead_bytes": int(read_ahead.read_text()) * 1024 if read_ahead.exists() else None,
-    }
+    fitting = (point for point in points if resolved.is_relative_to(point[0]))
+    _, file_system, source = max(fitting, key=lambda point: len(point[0]))
+    return {"file system": file_system, "disk": source}
 
 
 def _nvidia_driver() -> str:

@@ -5,35 +5,35 @@ the device is initialized. It stops when every tensor has been returned, and aga
 has been read once. The digest that proves the result is computed after that.
 """
 
-import contextlib
 import importlib
 import json
 import os
 import resource
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from . import memory, page_cache
+from .child import print_result
 from .device import Device
 from .digest import digest
-from .loaders.base import Loader, UnsupportedError
+from .loaders.base import Loader
 from .peer import PEERS
 from .result import CPU_OF_GB
 from .workload import Slice
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Job:
     """Job of a measurement: an action on these files, for some actions restricted to `names` or `slices`.
 
-    A save goes to `target`. With `repeats`, the action runs twice in the process; the second is `second_load_seconds`.
+    The action `convert` writes the files again in the peer's own format. A save goes to `target`. With `repeats`, the
+    action runs twice in the process; the second is `second_load_seconds`.
     URLs in place of paths have a size together, `remote_bytes`, and no page cache.
     """
 
@@ -54,9 +54,7 @@ class Job:
         slices = tuple(Slice(**cut) for cut in fields["slices"])
         return cls(**fields | {"paths": tuple(fields["paths"]), "names": tuple(fields["names"]), "slices": slices})
 
-    def run(self, loader: Loader) -> "dict[str, Tensor]":
-        import torch
-
+    def run(self, loader: Loader) -> dict[str, Tensor]:
         if self.action == "cast":
             return loader.cast(self.paths, torch.float16, self.device)
         if self.action == "slice":
@@ -71,14 +69,22 @@ class Job:
 
 
 def measure(job: Job) -> dict[str, Any]:
-    import torch  # noqa: F401  (its import must not count as part of the library's, which is timed)
-
     peer = PEERS[job.peer]
     start = time.perf_counter()
     loader = peer.open()
     imported = {"version": peer.version(), "import_seconds": time.perf_counter() - start}
-    figures = measure_save(job, loader) if job.action == "save" else measure_load(job, loader)
-    return imported | figures
+    if job.action == "convert":
+        return convert(job, loader)
+    return imported | (measure_save(job, loader) if job.action == "save" else measure_load(job, loader))
+
+
+def convert(job: Job, loader: Loader) -> dict[str, Any]:
+    """Converts the files that were not converted before."""
+    for path in map(Path, job.paths):
+        target = path.with_suffix(PEERS[job.peer].suffix)
+        if not target.exists():
+            loader.convert(str(path), str(target))
+    return {}
 
 
 def measure_save(job: Job, loader: Loader) -> dict[str, Any]:
@@ -107,8 +113,6 @@ def measure_save(job: Job, loader: Loader) -> dict[str, Any]:
 
 
 def measure_load(job: Job, loader: Loader) -> dict[str, Any]:
-    import torch
-
     if job.action == "pretrained":
         importlib.import_module(".loaders.transformers", __package__)
     device = Device(job.device)
@@ -116,16 +120,12 @@ def measure_load(job: Job, loader: Loader) -> dict[str, Any]:
     read_every_byte({"": torch.ones(1 << 20, dtype=torch.bfloat16, device=job.device)})
     device.finish()
     size_bytes = prepare(job)
-    cached_bytes = 0 if job.remote_bytes else sum(page_cache.resident_bytes(Path(path)) for path in job.paths)
     # Enough for a copy of the files in the process, and for one in the page cache if it has none.
     memory.claim(size_bytes * ((job.device == "cpu") + (job.state == "cold")))
 
     device.begin()
     memory.reset_peak()
-    peak_before, private_before = memory.peak_bytes(), memory.private_bytes()
-    cpu_before = cpu_seconds()
-    faults_before = page_faults()
-    storage_before = storage_bytes()
+    peak_before, cpu_before, storage_before = memory.peak_bytes(), cpu_seconds(), storage_bytes()
     start = time.perf_counter()
     tensors = job.run(loader)
     device.finish()
@@ -135,24 +135,18 @@ def measure_load(job: Job, loader: Loader) -> dict[str, Any]:
     read_every_byte(tensors)
     device.finish()
     read = time.perf_counter()
-    cpu, faults = cpu_seconds() - cpu_before, page_faults() - faults_before
-    from_storage = storage_bytes() - storage_before
-    peak, private = memory.peak_bytes(), memory.private_bytes()
+    cpu, from_storage, peak = cpu_seconds() - cpu_before, storage_bytes() - storage_before, memory.peak_bytes()
     tensor_bytes = sum(tensor.nbytes for tensor in tensors.values())
     digests = [digest(tensors)]
     result: dict[str, Any] = {
         "reader": loader.reader(job.paths, job.device),
         "load_seconds": loaded - start,
         "load_and_read_seconds": loaded - start + read - reading,
-        "cpu_seconds": cpu,
         CPU_OF_GB: cpu / tensor_bytes * 1e9,
-        "page_faults": faults,
         "storage_bytes": from_storage,
-        "cached_bytes_before": cached_bytes,
         "tensor_bytes": tensor_bytes,
         "peak_host_bytes": peak - peak_before,
         "beyond_host_bytes": peak - peak_before - (tensor_bytes if job.device == "cpu" else 0),
-        "private_host_bytes": private - private_before,
         **device_figures,
         "digests": digests,
     }
@@ -179,12 +173,6 @@ def cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def page_faults() -> int:
-    """Returns the number of page faults of this process so far."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_minflt + usage.ru_majflt
-
-
 def prepare(job: Job) -> int:
     """Puts the page cache into the job's state. Returns the size of the files in bytes."""
     if job.remote_bytes:
@@ -195,10 +183,8 @@ def prepare(job: Job) -> int:
     return sum(Path(path).stat().st_size for path in job.paths)
 
 
-def read_every_byte(tensors: "dict[str, Tensor]") -> None:
+def read_every_byte(tensors: dict[str, Tensor]) -> None:
     """Sums each tensor as integers, of the widest type that its size and address allow."""
-    import torch
-
     integers = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
     for tensor in tensors.values():
         flat = tensor.detach().reshape(-1)
@@ -207,23 +193,5 @@ def read_every_byte(tensors: "dict[str, Tensor]") -> None:
         flat.view(torch.int64 if wide else integers[item_bytes]).sum()
 
 
-@contextlib.contextmanager
-def stdout_to_stderr() -> Iterator[int]:
-    """Redirects the output of libraries to stderr. Yields a descriptor of the real stdout."""
-    real = os.dup(1)
-    os.dup2(2, 1)
-    yield real
-    os.close(real)
-
-
-def main() -> None:
-    with stdout_to_stderr() as real:
-        try:
-            result = measure(Job.from_json(sys.argv[1]))
-        except (ImportError, UnsupportedError) as reason:
-            result = {"unavailable": str(reason)}
-        os.write(real, json.dumps(result).encode())
-
-
 if __name__ == "__main__":
-    main()
+    print_result(lambda: measure(Job.from_json(sys.argv[1])))

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import torch
+
 LEFT_FREE_BYTES = 1 << 30
 
 
@@ -11,8 +13,6 @@ def claim(size_bytes: int) -> None:
     Some virtual machines return free memory to their host. They get it back page by page, more slowly than a disk is
     read. Recently touched memory is still mapped.
     """
-    import torch
-
     available = _proc_bytes("meminfo", "MemFree") - LEFT_FREE_BYTES
     torch.empty(max(0, min(size_bytes, available)), dtype=torch.uint8).fill_(1)
 
@@ -25,11 +25,6 @@ def reset_peak() -> None:
 def peak_bytes() -> int:
     """Returns the peak of resident memory, including pages of mapped files."""
     return _proc_bytes("self/status", "VmHWM")
-
-
-def private_bytes() -> int:
-    """Returns the resident anonymous memory, without mapped pages of the page cache."""
-    return _proc_bytes("self/status", "RssAnon")
 
 
 def _proc_bytes(file: str, field: str) -> int:

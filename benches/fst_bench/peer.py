@@ -14,36 +14,32 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
 from .cell import ACTIONS, LOADS
+from .child import UnsupportedError
 from .directories import ENVIRONMENTS, PACKAGE
-from .loaders.base import Loader, UnsupportedError
+from .loaders.base import Loader
 from .loaders.fastsafetensors import Fastsafetensors
-from .loaders.fst import Fst, FstExchange
-from .loaders.hub import HubDownload
+from .loaders.fst import Fst
 from .loaders.instanttensor import InstantTensor
 from .loaders.obstore import Obstore
 from .loaders.runai import RunaiStreamer
-from .loaders.s3torchconnector import S3TorchConnector
 from .loaders.safetensors import Safetensors, SafetensorsFlushed, SafetensorsPrefetch
-from .loaders.tensorizer import Tensorizer, TensorizerParallel
+from .loaders.tensorizer import Tensorizer
 from .loaders.verified import (
     FstDigests,
-    FstDigestsExchange,
-    FstDigestsSha256,
     FstEncrypted,
     FstManifest,
     FstSignature,
     FstTensors,
     FstTensorsEncrypted,
-    FstTensorsHashes,
     ModelSigningFirst,
     Sha256sumFirst,
     TensorizerEncrypted,
-    TensorizerHashes,
 )
 
 # OpenMP threads that spin while waiting take the cores from the threads they wait for. On a busy machine that made
@@ -57,11 +53,10 @@ OPTION_PREFIXES = ("FST_", "FASTSAFETENSORS_", "INSTANTTENSOR_", "RUNAI_STREAMER
 
 @dataclass(frozen=True)
 class Release:
-    """Package at a pinned version, with its requirements other than PyTorch and NumPy."""
+    """Package at a pinned version. `requirements/PACKAGE.txt` has its requirements other than PyTorch and NumPy."""
 
     package: str
     version: str
-    needs: tuple[str, ...] = ()
 
     @property
     def directory(self) -> Path:
@@ -77,7 +72,8 @@ class Release:
         shutil.rmtree(partial, ignore_errors=True)
         pip = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--quiet"]
         wheels = ["--only-binary=:all:", f"--python-version={python_version}"] if python_version else []
-        packages = [f"{self.package}=={self.version}", *self.needs]
+        requirements = PACKAGE / "requirements" / f"{self.package}.txt"
+        packages = [f"{self.package}=={self.version}", *([f"-r{requirements}"] if requirements.exists() else [])]
         subprocess.run([*pip, "--no-deps", f"--target={partial}", *wheels, *packages], check=True)
         partial.rename(self.directory)
 
@@ -86,89 +82,12 @@ SAFETENSORS = Release("safetensors", "0.8.0")
 SAFETENSORS_NEXT = Release("safetensors", "0.9.0rc1")
 FASTSAFETENSORS = Release("fastsafetensors", "0.5.0")
 INSTANTTENSOR = Release("instanttensor", "0.2.2")
-RUNAI_STREAMER = Release("runai-model-streamer", "0.17.0", needs=("humanize==4.17.0",))
-_BOTO = (
-    "boto3==1.44.5",
-    "botocore==1.44.5",
-    "s3transfer==0.19.3",
-    "jmespath==1.1.0",
-    "urllib3==2.8.0",
-    "python-dateutil==2.9.0.post0",
-    "six==1.17.0",
-)
+RUNAI_STREAMER = Release("runai-model-streamer", "0.17.0")
 # Its name is not that of RUNAI_STREAMER, so that installed environments of both are told apart.
-RUNAI_STREAMER_S3 = Release(
-    "runai-model-streamer-s3", "0.17.0", needs=("runai-model-streamer==0.17.0", "humanize==4.17.0", *_BOTO)
-)
-S3TORCHCONNECTOR = Release("s3torchconnector", "1.5.0", needs=("s3torchconnectorclient==1.5.0",))
+RUNAI_STREAMER_S3 = Release("runai-model-streamer-s3", "0.17.0")
 OBSTORE = Release("obstore", "0.12.1")
-HUGGINGFACE_HUB = Release(
-    "huggingface_hub",
-    "2.4.0",
-    needs=(
-        "safetensors==0.8.0",
-        "click==8.5.1",
-        "filelock==4.2.11",
-        "fsspec==2026.9.0",
-        "hf-xet==1.8.0",
-        "httpx2==2.16.2",
-        "httpcore2==2.16.2",
-        "packaging==26.3",
-        "PyYAML==6.0.3",
-        "tqdm==4.70.1",
-        "anyio==4.16.0",
-        "idna==3.20",
-        "truststore==0.10.5",
-        "h11==0.16.0",
-    ),
-)
-TENSORIZER = Release(
-    "tensorizer",
-    "2.12.1",
-    needs=("protobuf==7.36.2", "psutil==7.2.2", "libnacl==2.1.0", "redis==8.1.0", "hiredis==3.5.0", *_BOTO),
-)
-MODEL_SIGNING = Release(
-    "model-signing",
-    "1.1.1",
-    needs=(
-        "safetensors==0.8.0",
-        "annotated-types==0.8.0",
-        "asn1crypto==1.5.1",
-        "blake3==1.0.11",
-        "certifi==2026.10.18",
-        "cffi==2.1.1",
-        "charset-normalizer==3.5.2",
-        "click==8.5.1",
-        "cryptography==50.0.2",
-        "dnspython==2.9.2",
-        "email-validator==2.4.0",
-        "id==1.6.1",
-        "idna==3.20",
-        "in-toto-attestation==0.9.3",
-        "markdown-it-py==4.3.0",
-        "mdurl==0.1.2",
-        "platformdirs==4.14.7",
-        "protobuf==7.36.2",
-        "pycparser==3.12",
-        "pydantic==2.14.3",
-        "pydantic_core==2.50.4",
-        "pyOpenSSL==26.4.0",
-        "Pygments==2.21.0",
-        "PyJWT==2.15.1",
-        "requests==2.34.2",
-        "rfc3161-client==1.0.9",
-        "rfc8785==0.1.4",
-        "rich==15.0.0",
-        "securesystemslib==1.6.0",
-        "sigstore==4.5.1",
-        "sigstore-models==0.0.6",
-        "sigstore-rekor-types==0.0.18",
-        "tuf==7.0.1",
-        "typing-inspection==0.4.5",
-        "typing_extensions==4.16.0",
-        "urllib3==2.8.0",
-    ),
-)
+TENSORIZER = Release("tensorizer", "2.12.1")
+MODEL_SIGNING = Release("model-signing", "1.1.1")
 
 
 @dataclass(frozen=True)
@@ -221,69 +140,57 @@ class Peer:
 PATH_STYLE = {"RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING": "0"}
 
 VERIFIED = ("verified",)
+SHARDED = ("sharded",)
 BLAKE3_SUFFIX = ".blake3.safetensors"
 # Files of tensorizer, and encrypted ones.
 TENSORS_SUFFIX, SECRET_SUFFIX = ".tensors", ".secret.tensors"
+# The defaults bypass the page cache.
+FASTSAFETENSORS_BUFFERED = {"FASTSAFETENSORS_ODIRECT": "0"}
+INSTANTTENSOR_BUFFERED = {"INSTANTTENSOR_BACKEND": "BUFFERED"}
+
+exchange = partial(Fst, "exchange")
+digests = partial(FstDigests, "blake3")
+digests_exchange = partial(FstDigests, "blake3", "exchange")
+digests_sha256 = partial(FstDigests, "sha256")
+eight_readers = partial(Tensorizer, num_readers=8)
+fst_hashes = partial(FstTensors, verify_hash=True)
+hashes = partial(Tensorizer, verify_hash=True)
 
 _PEERS = (
-    Peer("fst", Fst, None, actions=ACTIONS, schemes=("http", "s3")),
-    Peer("fst-pread", Fst, None, "pread", actions=(*LOADS, *VERIFIED), settings={"FST_READER": "pread"}),
-    Peer("fst-exchange", FstExchange, None, "exchange", actions=("sharded",)),
-    Peer("safetensors", Safetensors, SAFETENSORS, actions=ACTIONS),
-    Peer("safetensors-flushed", SafetensorsFlushed, SAFETENSORS, "flushed to the disk", actions=("save",)),
+    Peer("fst", Fst, None, "", ACTIONS, schemes=("http", "s3")),
+    Peer("fst-pread", Fst, None, "pread", (*LOADS, *VERIFIED), settings={"FST_READER": "pread"}),
+    Peer("fst-exchange", exchange, None, "exchange", SHARDED),
+    Peer("safetensors", Safetensors, SAFETENSORS, "", ACTIONS),
+    Peer("safetensors-flushed", SafetensorsFlushed, SAFETENSORS, "flushed to the disk", ("save",)),
     Peer("safetensors-rc", Safetensors, SAFETENSORS_NEXT),
     Peer("safetensors-rc-prefetch", SafetensorsPrefetch, SAFETENSORS_NEXT, "prefetch"),
-    Peer("fastsafetensors", Fastsafetensors, FASTSAFETENSORS, actions=(*LOADS, "sharded")),
+    Peer("fastsafetensors", Fastsafetensors, FASTSAFETENSORS, "", (*LOADS, *SHARDED)),
     Peer(
         "fastsafetensors-buffered",
         Fastsafetensors,
         FASTSAFETENSORS,
         "buffered",
-        actions=(*LOADS, "sharded"),
-        settings={"FASTSAFETENSORS_ODIRECT": "0"},
+        (*LOADS, *SHARDED),
+        FASTSAFETENSORS_BUFFERED,
     ),
     Peer("instanttensor", InstantTensor, INSTANTTENSOR),
-    Peer(
-        "instanttensor-buffered",
-        InstantTensor,
-        INSTANTTENSOR,
-        "buffered",
-        settings={"INSTANTTENSOR_BACKEND": "BUFFERED"},
-    ),
+    Peer("instanttensor-buffered", InstantTensor, INSTANTTENSOR, "buffered", settings=INSTANTTENSOR_BUFFERED),
     Peer("runai-streamer", RunaiStreamer, RUNAI_STREAMER),
-    Peer("tensorizer", Tensorizer, TENSORIZER, actions=(*LOADS, *VERIFIED), schemes=("http",), suffix=TENSORS_SUFFIX),
-    Peer("fst-hub", Fst, None, "hf://", actions=(), schemes=("hf",)),
-    Peer(
-        "tensorizer-8",
-        TensorizerParallel,
-        TENSORIZER,
-        "num_readers=8",
-        actions=VERIFIED,
-        schemes=("http",),
-        suffix=TENSORS_SUFFIX,
-    ),
+    Peer("tensorizer", Tensorizer, TENSORIZER, "", (*LOADS, *VERIFIED), schemes=("http",), suffix=TENSORS_SUFFIX),
+    Peer("tensorizer-8", eight_readers, TENSORIZER, "num_readers=8", VERIFIED, {}, ("http",), TENSORS_SUFFIX),
     Peer("obstore", Obstore, OBSTORE, actions=(), schemes=("http", "s3")),
-    Peer("runai-streamer-s3", RunaiStreamer, RUNAI_STREAMER_S3, actions=(), schemes=("s3",), settings=PATH_STYLE),
-    Peer("s3torchconnector", S3TorchConnector, S3TORCHCONNECTOR, actions=(), schemes=("s3",)),
-    Peer("hub-download", HubDownload, HUGGINGFACE_HUB, "download and safetensors", actions=(), schemes=("hf",)),
-    Peer("fst-blake3", FstDigests, None, "digests, BLAKE3", (*VERIFIED, "sharded"), suffix=BLAKE3_SUFFIX),
-    Peer(
-        "fst-blake3-exchange",
-        FstDigestsExchange,
-        None,
-        "exchange, digests, BLAKE3",
-        actions=("sharded",),
-        suffix=BLAKE3_SUFFIX,
-    ),
-    Peer("fst-sha256", FstDigestsSha256, None, "digests, SHA-256", VERIFIED, suffix=".sha256.safetensors"),
+    Peer("runai-streamer-s3", RunaiStreamer, RUNAI_STREAMER_S3, "", (), PATH_STYLE, ("s3",)),
+    Peer("fst-blake3", digests, None, "digests, BLAKE3", (*VERIFIED, *SHARDED), suffix=BLAKE3_SUFFIX),
+    Peer("fst-blake3-exchange", digests_exchange, None, "exchange, digests, BLAKE3", SHARDED, suffix=BLAKE3_SUFFIX),
+    Peer("fst-sha256", digests_sha256, None, "digests, SHA-256", VERIFIED, suffix=".sha256.safetensors"),
     Peer("fst-manifest", FstManifest, None, "manifest, SHA-256", VERIFIED, suffix=".sha256"),
     Peer("sha256sum-first", Sha256sumFirst, SAFETENSORS, "sha256sum first", VERIFIED, suffix=".sha256"),
     Peer("fst-signature", FstSignature, None, "signature, SHA-256", VERIFIED, suffix=".sig"),
     Peer("model-signing-first", ModelSigningFirst, MODEL_SIGNING, "then safetensors", VERIFIED, suffix=".sig"),
     Peer("fst-encrypted", FstEncrypted, None, "encrypted", VERIFIED, suffix=".encrypted.safetensors"),
     Peer("fst-tensors", FstTensors, None, ".tensors", VERIFIED, suffix=TENSORS_SUFFIX),
-    Peer("fst-tensors-hashes", FstTensorsHashes, None, ".tensors, verify_hash", VERIFIED, suffix=TENSORS_SUFFIX),
-    Peer("tensorizer-hashes", TensorizerHashes, TENSORIZER, "verify_hash", VERIFIED, suffix=TENSORS_SUFFIX),
+    Peer("fst-tensors-hashes", fst_hashes, None, ".tensors, verify_hash", VERIFIED, suffix=TENSORS_SUFFIX),
+    Peer("tensorizer-hashes", hashes, TENSORIZER, "verify_hash", VERIFIED, suffix=TENSORS_SUFFIX),
     Peer("fst-tensors-encrypted", FstTensorsEncrypted, None, ".tensors, encrypted", VERIFIED, suffix=SECRET_SUFFIX),
     Peer("tensorizer-encrypted", TensorizerEncrypted, TENSORIZER, "encrypted", VERIFIED, suffix=SECRET_SUFFIX),
 )

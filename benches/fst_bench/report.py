@@ -62,10 +62,6 @@ driver calls per small tensor, and GB per second of CPU by chunk size and number
 "direct" have no copy by the CPU. Same machine as above, without a GPU.
 """
 
-NO_GPU = """\
-Nothing has been measured on a GPU yet. `make gpu-check` on a machine with a GPU fills this part.
-"""
-
 
 def markdown(
     runs: Mapping[str, Run], simulation: Mapping[str, Any] | None = None, feed: str = "", before: str = ""
@@ -74,13 +70,8 @@ def markdown(
     _, *marked = re.split(MARK.format(r"(\w+)"), before)
     parts = dict(zip(marked[::2], marked[1::2], strict=True))
     made = dict(_measured(runs))
-    on_gpu = "cuda" in made or NO_GPU not in parts.get("cuda", NO_GPU)
-    if not on_gpu:
-        made["cuda"] = [NO_GPU, *_goals("cuda", None)]
     if feed:
-        # Where no GPU was measured, the chart of the host's part is the only one about GPUs.
-        picture = [] if on_gpu else ["![What the host can feed a GPU](docs/images/bench-feed.png)\n"]
-        made["feed"] = [FEED_INTRODUCTION, *picture, "```text", feed.strip(), "```\n"]
+        made["feed"] = [FEED_INTRODUCTION, "```text", feed.strip(), "```\n"]
     if simulation:
         made["simulation"] = list(simulation_section(simulation))
     parts |= {name: "\n".join([f"## {PARTS[name]}\n", *lines]) for name, lines in made.items()}
@@ -95,12 +86,8 @@ def _measured(runs: Mapping[str, Run]) -> Iterator[tuple[str, list[str]]]:
         run = runs.get("cpu" if name == "verified" else name)
         if run and (tables := list(tables_of(run))):
             introduction = filter(None, [INTRODUCTIONS.get(name)])
-            yield name, [*_machine(run), *introduction, *_goals(name, run), *tables]
-
-
-def _goals(part: str, run: Run | None) -> Iterator[str]:
-    yield "### Goals\n"
-    yield from table(["goal", "fst", "bound", "verdict"], [goal.row for goal in goals(part, run)])
+            rows = table(["goal", "fst", "bound", "verdict"], [goal.row for goal in goals(name, run)])
+            yield name, [*_machine(run), *introduction, "### Goals\n", *rows, *tables]
 
 
 def _machine(run: Run) -> Iterator[str]:
@@ -130,16 +117,10 @@ def write_report(results: Path, out: Path) -> None:
     page.write_text(text)
     try:
         from .chart import draw
-        from .feed_chart import draw_feed
-        from .simulation.chart import draw_simulation
     except ModuleNotFoundError as error:
         print(f"no charts: {error}", file=sys.stderr)
     else:
         draw(runs, images)
-        if "bench-feed.png" in text:
-            draw_feed(feed, images)
-        if simulation:
-            draw_simulation(simulation, images)
     print(f"wrote {page}", file=sys.stderr)
 
 

@@ -114,10 +114,6 @@ class Run:
             methods.setdefault(entry["name"], entry.get("how") or entry.get("unavailable") or entry.get("failed", ""))
         return methods
 
-    def disk(self) -> str:
-        """Returns the name of the disk's ceiling: fio if installed, else direct reads."""
-        return "fio" if self.ceiling("fio") else "direct-reads"
-
     def _measurements(self) -> list[dict[str, Any]]:
         measurements: list[dict[str, Any]] = self.facts["measurements"]
         return measurements

@@ -114,8 +114,6 @@ def _arguments(name: str) -> argparse.Namespace:
         parser.add_argument(f"--{option}", type=chosen(names, option.removesuffix("s")), default=default, help=text)
     if name == "files":
         parser.add_argument("--device", choices=list(TORCH_DEVICES), help="default: both, if there is a GPU")
-    if name == "remote":
-        parser.add_argument("--before", type=Path, help="an earlier libfst_core.so, whose size is compared")
     text = f"size of each large workload; default: {kind.gib or 'what fits this machine'}"
     parser.add_argument("--gib", type=float, default=kind.gib, help=text)
     parser.add_argument("--rounds", type=int, default=kind.rounds, help="default: %(default)s")
@@ -125,7 +123,9 @@ def _arguments(name: str) -> argparse.Namespace:
     parser.add_argument("--report", type=Path, default=REPORT, help="directory of BENCHMARKS.md and the charts")
     parser.add_argument("--cache-dir", type=Path, default=CHECKPOINTS, help="directory of the checkpoints")
     parser.add_argument("--no-install", action="store_true", help="use installed peers only; no network")
-    return parser.parse_args()
+    args = parser.parse_args()
+    args.cache_dir = args.cache_dir.absolute()  # for servers, which have a working directory of their own
+    return args
 
 
 def default_bytes(directory: Path) -> int:
@@ -160,7 +160,7 @@ def main() -> None:
     devices = [device] if device else list(TORCH_DEVICES)[: 1 + torch.cuda.is_available()]
     right = True
     for device in devices:
-        choice = Choice(command, rounds=args.rounds, device=device, before=getattr(args, "before", None), **selected)
+        choice = Choice(command, rounds=args.rounds, device=device, **selected)
         minutes = args.minutes or DEFAULT_MINUTES[device]
         right = kind.bench(choice, checkpoints, args.out, args.cache_dir).run(minutes * 60) and right
     write_report(args.out, args.report)

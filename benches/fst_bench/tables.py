@@ -127,7 +127,6 @@ def _columns(run: Run, cell: Cell) -> Iterator[Column]:
 
 def ranks_tables(run: Run) -> Iterator[str]:
     [facts] = run.workloads.values()
-    yield from _ceilings(run)
     yield f"{size(facts['bytes'])} in {facts['tensors']} tensors in {facts['files']} files ({facts['title']}).\n"
     groups = run.groups()
     for layout, ranks, state in product(LAYOUT_TITLES, sorted({group.ranks for group in groups}), STATE_TITLES):
@@ -149,7 +148,8 @@ def remote_tables(run: Run) -> Iterator[str]:
         )
     yield "### Servers\n"
     yield from table(["service", "server", "drained", "how"], rows)
-    yield from _library(run)
+    if imported := run.median("fst", "import_seconds"):
+        yield f"Import of fst after PyTorch: {seconds(imported)}.\n"
     for service, workload in product(run.facts["services"], run.workloads):
         cells = [Cell(workload, "load", service, peer) for peer in run.peers()]
         if measured := [cell for cell in cells if run.measured(cell)]:
@@ -162,21 +162,6 @@ def remote_tables(run: Run) -> Iterator[str]:
             ("of the files", "share_of_object", lambda figure: quotient(figure.median)),
         ]
         yield from comparison(run, groups, columns, ("layout", ""), _group_title)
-
-
-def _library(run: Run) -> Iterator[str]:
-    facts, imported = run.facts["library"], run.median("fst", "import_seconds")
-    sizes = [
-        f"{size(facts[f'{prefix}bytes'])}{when}"
-        + (f" ({size(facts[f'{prefix}stripped_bytes'])} stripped)" if f"{prefix}stripped_bytes" in facts else "")
-        for prefix, when in (("", ""), ("before_", " before"))
-        if f"{prefix}bytes" in facts
-    ]
-    if sizes:
-        yield f"Size of libfst_core.so: {', '.join(sizes)}."
-    if imported:
-        yield f"Import of fst after PyTorch: {seconds(imported)}."
-    yield ""
 
 
 def _served(run: Run, cells: Sequence[Cell], service: str, workload: str) -> Iterator[str]:

@@ -1,15 +1,14 @@
 """fastsafetensors: reads each file into one block. The tensors are views that keep the block alive."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .base import Loader, UnsupportedError
+import torch
+from torch import Tensor
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from ..workload import Slice
+from ..child import UnsupportedError
+from ..workload import Slice
+from .base import Loader
 
 
 class Fastsafetensors(Loader):
@@ -21,22 +20,21 @@ class Fastsafetensors(Loader):
         self._fastsafetensors = fastsafetensors
         self._is_direct = is_odirect_enabled
 
-    def load(self, paths: Sequence[str], device: str) -> "dict[str, Tensor]":
+    def load(self, paths: Sequence[str], device: str) -> dict[str, Tensor]:
         return self._read(paths, None, device)
 
-    def cast(self, paths: Sequence[str], dtype: "torch.dtype", device: str) -> "dict[str, Tensor]":
-        import torch
+    def cast(self, paths: Sequence[str], dtype: torch.dtype, device: str) -> dict[str, Tensor]:
         from fastsafetensors.st_types import DType
 
         return self._read(paths, None, device, dtype={torch.float16: DType.F16}[dtype])
 
-    def slice(self, paths: Sequence[str], slices: "Sequence[Slice]", device: str) -> "dict[str, Tensor]":
+    def slice(self, paths: Sequence[str], slices: Sequence[Slice], device: str) -> dict[str, Tensor]:
         raise UnsupportedError("slices only across the ranks of a process group, after loading the whole")
 
-    def select(self, paths: Sequence[str], names: Sequence[str], device: str) -> "dict[str, Tensor]":
+    def select(self, paths: Sequence[str], names: Sequence[str], device: str) -> dict[str, Tensor]:
         return self._read(paths, frozenset(names), device)
 
-    def sharded(self, paths: Sequence[str], dims: "Mapping[str, int | None]", device: str) -> "dict[str, Tensor]":
+    def sharded(self, paths: Sequence[str], dims: Mapping[str, int | None], device: str) -> dict[str, Tensor]:
         """Loads whole files on each rank, and runs a collective for each tensor."""
         import torch.distributed as dist
 
@@ -57,7 +55,7 @@ class Fastsafetensors(Loader):
 
     def _read(
         self, paths: Sequence[str], names: frozenset[str] | None, device: str, **options: Any
-    ) -> "dict[str, Tensor]":
+    ) -> dict[str, Tensor]:
         file_loader = self._fastsafetensors.SafeTensorsFileLoader(None, device, nogds=True)
         file_loader.add_filenames({0: list(paths)})
         if names is not None:

@@ -1,12 +1,12 @@
 """InstantTensor: streams through a ring buffer on the GPU. Each tensor is copied out of the ring."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .base import Loader, UnsupportedError
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from ..child import UnsupportedError
+from .base import Loader
 
 
 class InstantTensor(Loader):
@@ -15,16 +15,16 @@ class InstantTensor(Loader):
 
         self._instanttensor = instanttensor
 
-    def load(self, paths: Sequence[str], device: str) -> "dict[str, Tensor]":
+    def load(self, paths: Sequence[str], device: str) -> dict[str, Tensor]:
         return self._read(paths, device)
 
-    def select(self, paths: Sequence[str], names: Sequence[str], device: str) -> "dict[str, Tensor]":
+    def select(self, paths: Sequence[str], names: Sequence[str], device: str) -> dict[str, Tensor]:
         return self._read(paths, device, tensor_filter=list(names), tensor_name_match_mode="exact")
 
     def reader(self, paths: Sequence[str], device: str) -> str:
         return "the backend it chooses"
 
-    def _read(self, paths: Sequence[str], device: str, **options: Any) -> "dict[str, Tensor]":
+    def _read(self, paths: Sequence[str], device: str, **options: Any) -> dict[str, Tensor]:
         if device == "cpu":
             # The library's own message, raised before any other check.
             try:

@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from .base import Loader
 from .views import tensor_views
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 THREADS = 16
 RANGE_BYTES = 8 << 20
@@ -22,7 +21,7 @@ class Obstore(Loader):
         self._obstore = obstore
         self._store = store
 
-    def load(self, paths: Sequence[str], device: str) -> "dict[str, Tensor]":
+    def load(self, paths: Sequence[str], device: str) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
         for path in paths:
             folder, _, name = path.rpartition("/")

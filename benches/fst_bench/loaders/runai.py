@@ -1,12 +1,10 @@
 """Run:ai Model Streamer: streams with a thread pool into buffers that the tensors share."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from .base import Loader
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class RunaiStreamer(Loader):
@@ -15,16 +13,16 @@ class RunaiStreamer(Loader):
 
         self._streamer = SafetensorsStreamer
 
-    def load(self, paths: Sequence[str], device: str) -> "dict[str, Tensor]":
+    def load(self, paths: Sequence[str], device: str) -> dict[str, Tensor]:
         return self._stream(paths, None, device)
 
-    def select(self, paths: Sequence[str], names: Sequence[str], device: str) -> "dict[str, Tensor]":
+    def select(self, paths: Sequence[str], names: Sequence[str], device: str) -> dict[str, Tensor]:
         return self._stream(paths, names, device)
 
     def reader(self, paths: Sequence[str], device: str) -> str:
         return "its streamer"
 
-    def _stream(self, paths: Sequence[str], names: Sequence[str] | None, device: str) -> "dict[str, Tensor]":
+    def _stream(self, paths: Sequence[str], names: Sequence[str] | None, device: str) -> dict[str, Tensor]:
         with self._streamer() as streamer:
             streamer.stream_files(list(paths), device=device, tensor_names=names)
             return dict(streamer.get_tensors())

@@ -3,13 +3,13 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from torch import Tensor
+
+from ..child import UnsupportedError
 from ..workload import Slice
-from .base import Loader, UnsupportedError
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from .base import Loader
 
 
 class Safetensors(Loader):
@@ -18,13 +18,13 @@ class Safetensors(Loader):
 
         self._safetensors = safetensors
 
-    def load(self, paths: Sequence[str], device: str) -> "dict[str, Tensor]":
+    def load(self, paths: Sequence[str], device: str) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
         for path in paths:
             tensors |= self._safetensors.torch.load_file(path, device)
         return tensors
 
-    def slice(self, paths: Sequence[str], slices: Sequence[Slice], device: str) -> "dict[str, Tensor]":
+    def slice(self, paths: Sequence[str], slices: Sequence[Slice], device: str) -> dict[str, Tensor]:
         by_name = {cut.name: cut for cut in slices}
         tensors: dict[str, Tensor] = {}
         with self._open(paths, device) as files:
@@ -33,15 +33,15 @@ class Safetensors(Loader):
                     tensors[name] = file.get_slice(name)[by_name[name].index]
         return tensors
 
-    def columns(self, paths: Sequence[str], slices: Sequence[Slice], device: str) -> "dict[str, Tensor]":
+    def columns(self, paths: Sequence[str], slices: Sequence[Slice], device: str) -> dict[str, Tensor]:
         return self.slice(paths, slices, device)
 
-    def pretrained(self, folder: str, device: str) -> "dict[str, Tensor]":
+    def pretrained(self, folder: str, device: str) -> dict[str, Tensor]:
         from .transformers import pretrained_state
 
         return pretrained_state(folder, device)
 
-    def sharded(self, paths: Sequence[str], dims: "Mapping[str, int | None]", device: str) -> "dict[str, Tensor]":
+    def sharded(self, paths: Sequence[str], dims: Mapping[str, int | None], device: str) -> dict[str, Tensor]:
         """Opens all files on each rank and slices tensors, as programs with ranks use safetensors."""
         tensors: dict[str, Tensor] = {}
         with self._open(paths, device) as files:
@@ -50,10 +50,10 @@ class Safetensors(Loader):
                     tensors[name] = self._chunk(file, name, dims[name])
         return tensors
 
-    def save(self, tensors: "Mapping[str, Tensor]", path: str) -> None:
+    def save(self, tensors: Mapping[str, Tensor], path: str) -> None:
         self._safetensors.torch.save_file(dict(tensors), path)
 
-    def select(self, paths: Sequence[str], names: Sequence[str], device: str) -> "dict[str, Tensor]":
+    def select(self, paths: Sequence[str], names: Sequence[str], device: str) -> dict[str, Tensor]:
         with self._open(paths, device) as files:
             # With one file, names are not listed: listing would cost more than the tensors.
             if len(files) == 1:
@@ -64,7 +64,7 @@ class Safetensors(Loader):
         return "mmap"
 
     @staticmethod
-    def _chunk(file: Any, name: str, dim: int | None) -> "Tensor":
+    def _chunk(file: Any, name: str, dim: int | None) -> Tensor:
         import torch.distributed as dist
 
         chunk: Tensor
@@ -85,7 +85,7 @@ class Safetensors(Loader):
 
 
 class SafetensorsFlushed(Safetensors):
-    def save(self, tensors: "Mapping[str, Tensor]", path: str) -> None:
+    def save(self, tensors: Mapping[str, Tensor], path: str) -> None:
         super().save(tensors, path)
         descriptor = os.open(path, os.O_RDONLY)
         os.fsync(descriptor)
@@ -93,21 +93,21 @@ class SafetensorsFlushed(Safetensors):
 
 
 class SafetensorsPrefetch(Safetensors):
-    def load(self, paths: Sequence[str], device: str) -> "dict[str, Tensor]":
+    def load(self, paths: Sequence[str], device: str) -> dict[str, Tensor]:
         return self._prefetch(paths, {}, device)
 
-    def slice(self, paths: Sequence[str], slices: Sequence[Slice], device: str) -> "dict[str, Tensor]":
+    def slice(self, paths: Sequence[str], slices: Sequence[Slice], device: str) -> dict[str, Tensor]:
         if any(cut.dim != 0 for cut in slices):
             raise UnsupportedError("prefetch slices the first dimension only")
         return self._prefetch(paths, {cut.name: slice(cut.start, cut.start + cut.length) for cut in slices}, device)
 
-    def select(self, paths: Sequence[str], names: Sequence[str], device: str) -> "dict[str, Tensor]":
+    def select(self, paths: Sequence[str], names: Sequence[str], device: str) -> dict[str, Tensor]:
         return self._prefetch(paths, dict.fromkeys(names), device)
 
     def reader(self, paths: Sequence[str], device: str) -> str:
         return "prefetch"
 
-    def _prefetch(self, paths: Sequence[str], plan: dict[str, Any], device: str) -> "dict[str, Tensor]":
+    def _prefetch(self, paths: Sequence[str], plan: dict[str, Any], device: str) -> dict[str, Tensor]:
         """Starts all files before waiting for the first. An empty plan means all tensors."""
         loaders = []
         with self._open(paths, device) as files:

@@ -3,17 +3,15 @@
 import hashlib
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
+
+from torch import Tensor
 
 from .fst import Fst
 from .safetensors import Safetensors
 from .tensorizer import Tensorizer
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # Not secret, so that all processes of a run have the same.
 KEY = bytes(range(32))
@@ -28,34 +26,18 @@ def original(path: str) -> Path:
 class FstDigests(Fst):
     """Compares the digests of the tensors, which the file has."""
 
-    algorithm = "blake3"
-
-    def load(self, paths: Sequence[str], device: str) -> "dict[str, Tensor]":
-        tensors: dict[str, Tensor] = self._fst.load_files(paths, device, verify=True)
-        return tensors
-
-    def sharded(self, paths: Sequence[str], dims: "Mapping[str, int | None]", device: str) -> "dict[str, Tensor]":
-        tensors: dict[str, Tensor] = self._fst.load_sharded(
-            paths, self._placements(dims), device=device, strategy=self.strategy, verify=True
-        )
-        return tensors
+    def __init__(self, algorithm: Literal["blake3", "sha256"], strategy: Literal["auto", "exchange"] = "auto") -> None:
+        super().__init__(strategy, verify=True)
+        self._algorithm = algorithm
 
     def convert(self, path: str, target: str) -> None:
-        self._fst.save_file(self._fst.load_file(path), target, digests=self.algorithm)
-
-
-class FstDigestsExchange(FstDigests):
-    strategy = "exchange"
-
-
-class FstDigestsSha256(FstDigests):
-    algorithm = "sha256"
+        self._fst.save_file(self._fst.load_file(path), target, digests=self._algorithm)
 
 
 class FstManifest(Fst):
     """Compares the digest of the file with what sha256sum prints."""
 
-    def load(self, paths: Sequence[str], device: str) -> "dict[str, Tensor]":
+    def load(self, paths: Sequence[str], device: str) -> dict[str, Tensor]:
         [path] = paths
         tensors: dict[str, Tensor] = self._fst.load_file(original(path), device, verify=path)
         return tensors
@@ -70,7 +52,7 @@ class FstManifest(Fst):
 class FstSignature(FstManifest):
     """Verifies a signature, and compares the digest of the file that was signed."""
 
-    def load(self, paths: Sequence[str], device: str) -> "dict[str, Tensor]":
+    def load(self, paths: Sequence[str], device: str) -> dict[str, Tensor]:
         [path] = paths
         signature = self._fst.Signature(path, public_key=_public_key(path))
         tensors: dict[str, Tensor] = self._fst.load_file(original(path), device, verify=signature)
@@ -83,79 +65,68 @@ class FstSignature(FstManifest):
 class FstEncrypted(Fst):
     """Loads files that fst has encrypted."""
 
-    def load(self, paths: Sequence[str], device: str) -> "dict[str, Tensor]":
-        key = self._fst.EncryptionKey.from_bytes(KEY)
-        tensors: dict[str, Tensor] = self._fst.load_files(paths, device, encryption_key=key)
-        return tensors
+    def __init__(self) -> None:
+        super().__init__()
+        self._options = {"encryption_key": self._fst.EncryptionKey.from_bytes(KEY)}
 
     def convert(self, path: str, target: str) -> None:
-        key = self._fst.EncryptionKey.from_bytes(KEY)
-        self._fst.save_file(self._fst.load_file(path), target, encryption_key=key)
+        self._fst.save_file(self._fst.load_file(path), target, **self._options)
 
     def reader(self, paths: Sequence[str], device: str) -> str:
         return "pread"  # The operator that tells takes no key.
 
 
 class FstTensors(Fst):
-    """Loads tensorizer's format."""
+    """Loads tensorizer's format, with `options` of `TensorDeserializer`."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         import fst.compat.tensorizer
 
         self._tensorizer = fst.compat.tensorizer
 
-    def load(self, paths: Sequence[str], device: str) -> "dict[str, Tensor]":
+    def load(self, paths: Sequence[str], device: str) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
         for path in paths:
-            with self._tensorizer.TensorDeserializer(path, device=device, **self._options()) as file:
+            with self._tensorizer.TensorDeserializer(path, device=device, **self._options) as file:
                 tensors |= {str(name): tensor for name, tensor in file.items()}
         return tensors
 
     def convert(self, path: str, target: str) -> None:
-        with self._tensorizer.TensorSerializer(target) as serializer:
+        self._write(path, target)
+
+    def _write(self, path: str, target: str, **options: Any) -> None:
+        with self._tensorizer.TensorSerializer(target, **options) as serializer:
             serializer.write_state_dict(self._fst.load_file(path))
-
-    def _options(self) -> dict[str, Any]:
-        return {}
-
-
-class FstTensorsHashes(FstTensors):
-    def _options(self) -> dict[str, Any]:
-        return {"verify_hash": True}
 
 
 class FstTensorsEncrypted(FstTensors):
-    def _options(self) -> dict[str, Any]:
-        return {"encryption": self._tensorizer.DecryptionParams.from_key(KEY)}
+    def __init__(self) -> None:
+        super().__init__()
+        self._options = {"encryption": self._tensorizer.DecryptionParams.from_key(KEY)}
 
     def reader(self, paths: Sequence[str], device: str) -> str:
         return "pread"
 
     def convert(self, path: str, target: str) -> None:
-        encryption = self._tensorizer.EncryptionParams(KEY)
-        with self._tensorizer.TensorSerializer(target, encryption=encryption) as serializer:
-            serializer.write_state_dict(self._fst.load_file(path))
-
-
-class TensorizerHashes(Tensorizer):
-    options = MappingProxyType({"verify_hash": True})
+        self._write(path, target, encryption=self._tensorizer.EncryptionParams(KEY))
 
 
 class TensorizerEncrypted(Tensorizer):
     """Loads the encrypted files that `FstTensorsEncrypted` or the library itself has written."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._options = {"encryption": self._tensorizer.DecryptionParams.from_key(KEY)}
+
     def convert(self, path: str, target: str) -> None:
         self._write(path, target, encryption=self._tensorizer.EncryptionParams(KEY))
-
-    def _read(self, paths: Sequence[str], device: str, **options: Any) -> "dict[str, Tensor]":
-        return super()._read(paths, device, encryption=self._tensorizer.DecryptionParams.from_key(KEY), **options)
 
 
 class Sha256sumFirst(Safetensors):
     """Lets sha256sum compare the file, and then loads it."""
 
-    def load(self, paths: Sequence[str], device: str) -> "dict[str, Tensor]":
+    def load(self, paths: Sequence[str], device: str) -> dict[str, Tensor]:
         for path in paths:
             subprocess.run(["sha256sum", "--check", "--quiet", path], cwd=Path(path).parent, check=True)
         return super().load([str(original(path)) for path in paths], device)
@@ -173,7 +144,7 @@ class ModelSigningFirst(Safetensors):
 
         self._verifying = model_signing.verifying
 
-    def load(self, paths: Sequence[str], device: str) -> "dict[str, Tensor]":
+    def load(self, paths: Sequence[str], device: str) -> dict[str, Tensor]:
         [path] = paths
         config = self._verifying.Config().use_elliptic_key_verifier(public_key=_public_key(path))
         config.verify(original(path), Path(path))

@@ -2,16 +2,13 @@
 
 import json
 import mmap
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor
 
 
-def tensor_views(data: "mmap.mmap | bytearray") -> "dict[str, Tensor]":
+def tensor_views(data: mmap.mmap | bytearray) -> dict[str, Tensor]:
     """Returns the tensors of a safetensors file of the benchmarks, without checks."""
-    import torch
-
     dtypes = {"BF16": torch.bfloat16, "F32": torch.float32}
     begin = 8 + int.from_bytes(data[:8], "little")
     entries = json.loads(data[8:begin])

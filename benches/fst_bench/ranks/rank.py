@@ -1,29 +1,37 @@
 """Load by one rank of a group, with its times and memory."""
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from .. import memory, page_cache
 from ..digest import digest
 from ..loaders.base import Loader
 from ..measure import read_every_byte, storage_bytes
-from .task import Task
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 LINK_COUNTER = Path("/sys/class/net/lo/statistics/tx_bytes")
 
 
+@dataclass(frozen=True)
+class Task:
+    """Load of these files by a number of ranks, each tensor sharded in the given dimension or replicated.
+
+    With the state `remote`, the paths are URLs. `size_bytes` is that of all files.
+    """
+
+    ranks: int
+    state: str
+    paths: list[str]
+    size_bytes: int
+    dims: dict[str, int | None]
+
+
 def load(task: Task, loader: Loader) -> dict[str, Any]:
     """Loads together with the other ranks. Times are of a clock that all processes share."""
-    import torch
-    import torch.distributed as dist
-
-    # Programs that shard models have imported it.
-    import torch.distributed.tensor
-
     loader.prepare_sharded()
     read_every_byte({"": torch.ones(1 << 20, dtype=torch.bfloat16)})
     if dist.get_rank() == 0 and task.state != "remote":
@@ -45,6 +53,7 @@ def load(task: Task, loader: Loader) -> dict[str, Any]:
     reading = time.perf_counter()
     read_every_byte(tensors)
     read = time.perf_counter()
+    tensor_bytes = sum(tensor.nbytes for tensor in tensors.values())
     return {
         "begin": begin,
         "loaded": loaded,
@@ -52,11 +61,6 @@ def load(task: Task, loader: Loader) -> dict[str, Any]:
         "read": read,
         "storage_bytes": storage_bytes() - storage_before,
         "link_bytes": link,
-        "beyond_host_bytes": memory.peak_bytes() - peak_before - tensor_bytes(tensors),
+        "beyond_host_bytes": memory.peak_bytes() - peak_before - tensor_bytes,
         "digest": digest(tensors),
     }
-
-
-def tensor_bytes(tensors: "dict[str, Tensor]") -> int:
-    """Returns the size of a rank's tensors in bytes."""
-    return sum(tensor.nbytes for tensor in tensors.values())

@@ -1,7 +1,5 @@
 """Benchmark of remote checkpoints on the loopback device."""
 
-import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -14,10 +12,10 @@ from ..bench import Bench, Ceiling, Choice, log
 from ..cell import RANKED, Cell, GroupCell
 from ..checkpoint import Checkpoint
 from ..measure import Job
-from ..peer import PEERS, own_directory
+from ..peer import PEERS
 from ..ranks.bench import Host
 from ..servers.program import MissingProgramError
-from .service import CONNECTION_RATE, SERVICES, Service, lay_out
+from .service import CONNECTION_RATE, SERVICES, Service
 
 RANKED_SERVICE = "http"
 RANKED_PEER = "fst"
@@ -30,18 +28,22 @@ class RemoteBench(Bench):
         super().__init__(choice, checkpoints, out, disk)
         self._services: dict[str, Service] = {}
         self._host: Host | None = None
-        self._results |= {"services": {}, "library": library_facts(choice.before)}
+        self._results["services"] = {}
 
     def _start(self, stack: ExitStack) -> None:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=self._disk)))
+        files = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=self._disk))) / "files"
         suffixes = {PEERS[name].suffix for name in self._choice.peers} - {""}
         for checkpoint in self._checkpoints.values():
             converted = [path.with_suffix(suffix) for suffix in suffixes for path in checkpoint.paths]
-            lay_out(folder / "files", checkpoint, [path for path in converted if path.exists()])
+            for path in (*checkpoint.paths, *converted):
+                if path.exists():
+                    link = files / _name(checkpoint, path)
+                    link.parent.mkdir(parents=True, exist_ok=True)
+                    link.symlink_to(path)
         for name in self._choice.services:
             log(f"starting {name}")
             try:
-                service = SERVICES[name](folder, list(self._checkpoints.values()))
+                service = SERVICES[name](files)
             except MissingProgramError as missing:
                 self._results["services"][name] = {"unavailable": str(missing)}
                 log(f"{name}: {missing}")
@@ -55,7 +57,7 @@ class RemoteBench(Bench):
     def _tables(self) -> Iterator[Sequence[Cell | GroupCell | Ceiling]]:
         for name in self._choice.services:
             yield [Ceiling(name, partial(self._drained, name))]
-            peers = [peer for peer in self._choice.peers if set(PEERS[peer].schemes) & set(SERVICES[name].schemes)]
+            peers = [peer for peer in self._choice.peers if SERVICES[name].scheme in PEERS[peer].schemes]
             for workload in self._checkpoints:
                 if workload != RANKED:
                     yield [Cell(workload, "load", name, peer) for peer in peers]
@@ -68,15 +70,15 @@ class RemoteBench(Bench):
             return {}
         checkpoint, path = self._largest()
         counts = ",".join(map(str, service.connections))
-        return self._child("remote.drain", [service.plain_url(checkpoint, path), str(path.stat().st_size), counts])
+        url = service.plain_url(_name(checkpoint, path))
+        return self._child("remote.drain", [url, str(path.stat().st_size), counts])
 
     def _load(self, cell: Cell | GroupCell) -> dict[str, Any]:
         if (service := self._services.get(cell.state)) is None:
             return {}
         checkpoint, paths = self._checkpoints[cell.workload], self._paths(cell)
         size_bytes = checkpoint.workload.size_bytes
-        scheme = next(scheme for scheme in service.schemes if scheme in PEERS[cell.peer].schemes)
-        urls = service.urls(scheme, checkpoint, paths)
+        urls = tuple(service.url(_name(checkpoint, path)) for path in paths)
         service.reset()
         if isinstance(cell, Cell):
             job = Job(cell.peer, cell.action, cell.state, "cpu", urls, remote_bytes=size_bytes)
@@ -98,15 +100,6 @@ class RemoteBench(Bench):
         return result
 
 
-def library_facts(before: Path | None) -> dict[str, int]:
-    """Returns the size of fst's library, as built and stripped, and of an earlier one."""
-    found = [path for folder in own_directory() if (path := folder / "fst/libfst_core.so").exists()]
-    named = [("", path) for path in found] + ([("before_", before)] if before else [])
-    facts = {}
-    for prefix, path in named:
-        facts[f"{prefix}bytes"] = path.stat().st_size
-        if shutil.which("strip"):
-            with tempfile.NamedTemporaryFile() as stripped:
-                subprocess.run(["strip", "-o", stripped.name, str(path)], check=True)
-                facts[f"{prefix}stripped_bytes"] = Path(stripped.name).stat().st_size
-    return facts
+def _name(checkpoint: Checkpoint, path: Path) -> str:
+    """Returns the name of a file in a service."""
+    return f"{checkpoint.workload.name}/{path.name}"

@@ -1,1 +1,1 @@
-"""Simulated loads of large models by large groups: fst's planner on real shapes, and a clock with given rates."""
+"""Plans of loads of large models by large groups: fst's planner on headers of real shapes, and counts of its plans."""

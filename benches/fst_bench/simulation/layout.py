@@ -2,17 +2,30 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..planner import Chunk, Shard, ShardRequest, Whole, region_of
 from ..workload import TensorSpec
-from .cluster import NodePosition
 from .model import Model
 
+NODE_RANKS = 8  # of nodes with eight GPUs
 # Tensors that tensor parallelism shards by rows and by columns, as Megatron and vLLM do. The rest is replicated.
 BY_ROWS = {"embed_tokens", "lm_head", "head"} | {
     f"{name}_proj" for name in ("q", "k", "v", "gate", "up", "q_b", "kv_b")
 }
 BY_COLUMNS = {"o_proj", "down_proj"}
+
+
+class NodePosition(NamedTuple):
+    """Position of a rank among the ranks of its node that load together."""
+
+    rank: int
+    ranks: int
+
+
+def positions(ranks: int, node_ranks: int) -> list[NodePosition]:
+    """Returns the position of each rank of a group that fills one node after the other."""
+    return [NodePosition(rank % node_ranks, min(ranks, node_ranks)) for rank in range(ranks)]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ BLOCK = 128  # A quantized weight has one scale for each block of this many rows
 class Model:
     """Checkpoint known by its headers only."""
 
-    name: str
     title: str
     files: tuple[tuple[TensorSpec, ...], ...] = field(repr=False)
 
@@ -48,12 +47,12 @@ class Model:
 def llama_70b() -> Model:
     """Llama 3 70B: 80 layers, 64 heads, 8 key-value heads, in BF16."""
     tensors = specs(llama(80, 8192, 28672, 1024, 128256))
-    return Model("llama-70b", "Llama 3 70B", _filed(tensors, 30))
+    return Model("Llama 3 70B", _filed(tensors, 30))
 
 
 def deepseek_671b() -> Model:
     """DeepSeek V3: 61 layers and one for multi-token prediction, 256 routed experts in all but three, in FP8."""
-    return Model("deepseek-671b", "DeepSeek V3 671B", _filed(tuple(_deepseek()), 163))
+    return Model("DeepSeek V3 671B", _filed(tuple(_deepseek()), 163))
 
 
 MODELS = {make.__name__.replace("_", "-"): make for make in (llama_70b, deepseek_671b)}

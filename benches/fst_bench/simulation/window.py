@@ -1,12 +1,13 @@
-"""Reads and sends of a plan, window by window."""
+"""Windows of a plan: reads and sends of all ranks, and their totals."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..planner import GroupPlan
+from .kept import Kept
 
 
 class Window(NamedTuple):
@@ -33,6 +34,24 @@ class Window(NamedTuple):
         return torch.zeros(len(self.sent_bytes), dtype=torch.int64).index_add(0, ranks, ends - begins)
 
 
+class Totals(NamedTuple):
+    """Totals of a load.
+
+    Attributes:
+        windows: Number of windows.
+        read_bytes: Bytes that all ranks read.
+        sent_bytes: Bytes that all ranks send.
+        needed_bytes: Bytes that ranks keep but did not read.
+        device_bytes: Largest memory of any rank: its tensors and buffers.
+    """
+
+    windows: int
+    read_bytes: int
+    sent_bytes: int
+    needed_bytes: int
+    device_bytes: int
+
+
 def windows(plan: GroupPlan, ranks: int) -> Iterator[Window]:
     """Yields all windows of a plan for this number of ranks, in order."""
     for number in range(plan.windows()):
@@ -49,3 +68,22 @@ def windows(plan: GroupPlan, ranks: int) -> Iterator[Window]:
             [[segment_bytes], _] = plan.splits(0, number)
             send, received = torch.full((ranks,), segment_bytes), torch.full((ranks,), ranks * segment_bytes)
         yield Window(collective, reads, sent, send, received)
+
+
+def total(planned: Iterable[Window], kept: Sequence[Kept]) -> Totals:
+    """Returns the totals of the windows of a load, after which each rank keeps the given bytes."""
+    count = read_bytes = sent_bytes = 0
+    all_reads = [torch.empty(0, 4, dtype=torch.int64)]
+    # Sized for the largest window that uses them: one pair of buffers for even windows, one for odd windows.
+    buffers = torch.zeros(2, 2, len(kept), dtype=torch.int64)
+    for window in planned:
+        pair = buffers[count % 2]
+        torch.maximum(pair, torch.stack([window.send_bytes, window.received_bytes]), out=pair)
+        count += 1
+        read_bytes += int(window.read_bytes.sum())
+        sent_bytes += int(window.sent_bytes.sum())
+        all_reads.append(window.reads)
+    reads = torch.cat(all_reads)
+    needed_bytes = sum(own.size_bytes - own.within(reads[reads[:, 0] == rank, 1:]) for rank, own in enumerate(kept))
+    device_bytes = int((buffers.sum((0, 1)) + torch.tensor([own.size_bytes for own in kept])).max())
+    return Totals(count, read_bytes, sent_bytes, needed_bytes, device_bytes)
