@@ -9,7 +9,6 @@ line `reset` with the sums before they become zero.
 import argparse
 import dataclasses
 import json
-import ssl
 import sys
 from pathlib import Path
 
@@ -26,25 +25,16 @@ def main() -> None:
     parser.add_argument("--latency", type=float, default=0.0, help="seconds before the first byte of an answer")
     parser.add_argument("--connect-latency", type=float, default=0.0, help="seconds more on a new connection")
     parser.add_argument("--rate", type=float, help="bytes a second for each connection; default: unlimited")
-    parser.add_argument("--header", default="", help="NAME:VALUE of every answer for a file")
-    parser.add_argument("--certificate", type=Path, help="PEM file with the chain, and the key if --key is missing")
-    parser.add_argument("--key", type=Path, help="PEM file with the private key")
     arguments = parser.parse_args()
-    tls = None
-    if arguments.certificate:
-        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        tls.load_cert_chain(arguments.certificate, arguments.key)
-    name, _, value = arguments.header.partition(":")
     with Server(
         port=arguments.port,
         latency=arguments.latency,
         connect_latency=arguments.connect_latency,
         rate=arguments.rate,
-        tls=tls,
     ) as server:
         for path in arguments.directory.rglob("*"):
             if path.is_file():
-                server.put(str(path.relative_to(arguments.directory)), path, headers={name: value} if name else None)
+                server.put(str(path.relative_to(arguments.directory)), path)
         print(server.port, flush=True)
         for line in sys.stdin:
             print(json.dumps(dataclasses.asdict(server.counts())), flush=True)

@@ -23,7 +23,6 @@ class ServerProcess:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ, bufsize=1
         )
-        self._scheme = "https" if options.get("certificate") else "http"
         self.port = int(self._read())
 
     def __enter__(self) -> "ServerProcess":
@@ -36,7 +35,7 @@ class ServerProcess:
 
     def url(self, path: str) -> str:
         """Returns the URL of a file."""
-        return f"{self._scheme}://127.0.0.1:{self.port}/{quote(path)}"
+        return f"http://127.0.0.1:{self.port}/{quote(path)}"
 
     def counts(self) -> Counts:
         """Returns the sums over the requests since the last reset."""

@@ -47,12 +47,10 @@ class Nginx:
     """nginx with the files of `files`. A file that is put may be replaced by putting it again.
 
     HTTPS needs a certificate. Files below `private/` are then only for clients that show a certificate of the same
-    authority. `header` is a name and a value, which every answer has.
+    authority.
     """
 
-    def __init__(
-        self, directory: Path, certificate: Certificate | None = None, header: tuple[str, str] | None = None
-    ) -> None:
+    def __init__(self, directory: Path, certificate: Certificate | None = None) -> None:
         program = find_program("nginx")
         self.files = directory / "files"
         self.files.mkdir(exist_ok=True)
@@ -60,8 +58,6 @@ class Nginx:
 
         def command(ports: list[int]) -> list[str]:
             more = TLS.format(port=ports[1], certificate=certificate) if certificate else ""
-            if header:
-                more += 'add_header {} "{}";'.format(*header)
             configuration = directory / "nginx.conf"
             configuration.write_text(CONFIGURATION.format(directory=directory, log=self._log, ports=ports, more=more))
             return [program, "-e", "stderr", "-p", str(directory), "-c", str(configuration)]
