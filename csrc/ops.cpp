@@ -81,8 +81,8 @@ int64_t verify_signed_model(const std::string& request, const std::string& path)
   return call_core([&] { return verify_model(to_rust(request), to_rust(path)); });
 }
 
-std::string sign_files(const std::string& request, const std::string& path) {
-  return std::string(call_core([&] { return sign_model(to_rust(request), to_rust(path)); }));
+std::string statement_of_model(const std::string& request, const std::string& path) {
+  return std::string(call_core([&] { return model_statement(to_rust(request), to_rust(path)); }));
 }
 
 std::vector<std::string> tensor_names(Strings paths) { return OpenCheckpoint(open_checkpoint(paths)).names(); }
@@ -205,7 +205,7 @@ TORCH_LIBRARY(fst, m) {
   def_load("_take_unverified() -> str[]");
   def_load("_verify_files(str manifest, str directory) -> int");
   def_load("_verify_model(str request, str path) -> int");
-  def_load("_sign_model(str request, str path) -> str");
+  def_load("_model_statement(str request, str path) -> str");
   def_load("tensor_names(str[] paths) -> str[]");
   def_load("metadata(str path) -> Dict(str, str)");
   def_load("reader(str[] paths, Device device=\"cpu\") -> str");
@@ -356,7 +356,7 @@ TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
   m.impl("_take_unverified", take_unverified);
   m.impl("_verify_files", verify_listed_files);
   m.impl("_verify_model", verify_signed_model);
-  m.impl("_sign_model", sign_files);
+  m.impl("_model_statement", statement_of_model);
   m.impl("tensor_names", tensor_names);
   m.impl("metadata", metadata);
   m.impl("reader", reader);

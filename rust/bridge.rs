@@ -39,7 +39,7 @@ use self::source::{Source, open_source};
 use self::storage::configure_storage;
 use self::stream::{AnyStream, finish_stream};
 use self::transfer::{AnyTransfer, finish, release};
-use self::verify::{sign_model, verify_checkpoint, verify_files, verify_model};
+use self::verify::{model_statement, verify_checkpoint, verify_files, verify_model};
 use self::writer::{AnyWriter, begin_encrypted_writer, begin_tensors_writer, begin_writer, finish_writer};
 use crate::os::huge_pages::advise as advise_huge_pages;
 
@@ -273,7 +273,7 @@ mod ffi {
         fn verify_checkpoint(paths: &[String], verify: &str) -> Result<()>;
         fn verify_files(manifest: &str, directory: &str) -> Result<i64>;
         fn verify_model(request: &str, path: &str) -> Result<i64>;
-        fn sign_model(request: &str, path: &str) -> Result<String>;
+        fn model_statement(request: &str, path: &str) -> Result<String>;
 
         type Views;
         fn views(self: &Selection, scalar_types: &[i8]) -> Result<Box<Views>>;

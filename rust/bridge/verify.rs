@@ -4,7 +4,7 @@ use super::guard::{guard, start_log};
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::verify::{Compared, Request, SignatureRequest, Verify, read_manifest};
 use crate::error::{Error, Kind, Result};
-use crate::load::model::{Rules, SignRequest};
+use crate::load::model::{Rules, StatementRequest};
 use crate::load::{check, model};
 use crate::options::Options;
 use serde::Deserialize;
@@ -47,11 +47,11 @@ pub(super) fn verify_model(request: &str, path: &str) -> Result<i64> {
     })
 }
 
-/// Returns the text of a new signature of a model.
-pub(super) fn sign_model(request: &str, path: &str) -> Result<String> {
+/// Returns the statement about the files of a model, for a new signature.
+pub(super) fn model_statement(request: &str, path: &str) -> Result<String> {
     guard(|| {
         start_log()?;
-        model::sign(&parse::<SignRequest>(request)?, Path::new(path), &Options::from_env()?)
+        model::statement(&parse::<StatementRequest>(request)?, Path::new(path), &Options::from_env()?)
     })
 }
 

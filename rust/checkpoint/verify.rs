@@ -6,7 +6,8 @@ mod signature_request;
 
 pub use self::coverage::{Compared, Cover, Coverage, Input};
 pub use self::listed::read_manifest;
-pub(crate) use self::listed::{check_length, digest_of, read_whole, resolve_listed};
+use self::listed::read_whole;
+pub(crate) use self::listed::{check_length, digest_of, resolve_listed};
 pub use self::signature_request::SignatureRequest;
 
 use super::tensor_headers::{self, TensorHash};

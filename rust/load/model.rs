@@ -1,10 +1,11 @@
-//! Signs the files of a model, and compares them with a signature: a directory with files of any kind, or one file.
+//! States the digests of the files of a model, and compares them with a signature: a directory with files of any kind, or
+//! one file.
 //!
-//! The rules are those of the reference: the signature names every file below the directory, except ignored ones. The
+//! The rules are those of the reference: the statement names every file below the directory, except ignored ones. The
 //! files of Git are always ignored, symbolic links are refused unless they are allowed, and links to directories are
 //! not followed.
 
-use crate::checkpoint::verify::{SignatureRequest, read_whole};
+use crate::checkpoint::verify::SignatureRequest;
 use crate::digest::manifest::normalized;
 use crate::digest::{Algorithm, Digest, Hash};
 use crate::error::{Error, Kind, Result};
@@ -14,9 +15,8 @@ use crate::options::Options;
 use crate::os::sigint::Watch;
 use crate::os::threads;
 use crate::reader;
-use crate::signature::certificate::Certificate;
+use crate::signature::Signed;
 use crate::signature::statement::{Shards, Statement};
-use crate::signature::{Signed, Signer};
 use crate::source::Source;
 use crate::source::files::{local_path, place_of, url_of};
 use serde::Deserialize;
@@ -46,15 +46,11 @@ pub struct Rules {
     pub allow_symlinks: bool,
 }
 
-/// Request to sign a model.
+/// Request to state the digests of a model, for a new signature.
 #[derive(Debug, Deserialize)]
-pub struct SignRequest {
+pub struct StatementRequest {
     /// Path of the new signature, which is not signed.
     pub path: PathBuf,
-    private_key: PathBuf,
-    signing_certificate: Option<PathBuf>,
-    #[serde(default)]
-    certificate_chain: Vec<PathBuf>,
     algorithm: String,
     shard_bytes: Option<u64>,
     #[serde(flatten)]
@@ -90,11 +86,11 @@ pub fn verify(request: &SignatureRequest, rules: &Rules, model: &Path, options: 
     Ok(manifest.entries().len())
 }
 
-/// Hashes all files of a model, and returns the text of their signature.
+/// Hashes all files of a model, and returns the statement about them.
 ///
 /// # Errors
-/// `invalid-argument` for an algorithm or key that cannot sign, or a file that cannot be signed; `io`, `interrupted`.
-pub fn sign(request: &SignRequest, model: &Path, options: &Options) -> Result<String> {
+/// `invalid-argument` for an unknown algorithm, or a file that cannot be signed; `io`, `interrupted`.
+pub fn statement(request: &StatementRequest, model: &Path, options: &Options) -> Result<String> {
     let invalid = |message: String| Error::new(Kind::InvalidArgument, message);
     let algorithm = Algorithm::from_name(&request.algorithm).ok_or_else(|| {
         invalid(format!("the algorithm is {:?}, but must be sha256, blake2b or blake3", request.algorithm))
@@ -106,13 +102,6 @@ pub fn sign(request: &SignRequest, model: &Path, options: &Options) -> Result<St
         }
         _ => {}
     }
-    let certificates = request.signing_certificate.iter().chain(&request.certificate_chain);
-    let chain: Vec<Vec<Certificate>> =
-        certificates.map(|path| read_whole(path, "a certificate", Certificate::parse_pem)).collect::<Result<_>>()?;
-    if request.signing_certificate.is_none() && !chain.is_empty() {
-        return Err(invalid("a certificate chain needs the signing certificate".into()));
-    }
-    let signer = read_whole(&request.private_key, "a key", |pem| Signer::new(pem, chain.concat()))?;
     let model = local_path(model)?;
     let ignored = ignored_paths(&model, &request.path, &request.rules.ignored);
     let names = files(&model, &ignored, request.rules.allow_symlinks)?;
@@ -126,7 +115,7 @@ pub fn sign(request: &SignRequest, model: &Path, options: &Options) -> Result<St
     let absolute = fs::canonicalize(&model).map_err(|error| Error::from_io(error, &model, "cannot open"))?;
     let name = absolute.file_name().unwrap_or_default().to_string_lossy();
     let ignored = ignored.into_iter().collect();
-    signer.sign(&Statement::new(&name, files, algorithm, request.shard_bytes, ignored, request.rules.allow_symlinks))
+    Statement::new(&name, files, algorithm, request.shard_bytes, ignored, request.rules.allow_symlinks).to_json()
 }
 
 /// Hashes files, or their shards. All of them are open at once.

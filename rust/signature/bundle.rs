@@ -3,34 +3,26 @@
 //! Formats: <https://docs.sigstore.dev/about/bundle/> and
 //! <https://github.com/secure-systems-lab/dsse/blob/v1.0.0/protocol.md>.
 
-use super::certificate::{CHAIN_MAX, Certificate};
 use crate::error::{Error, Kind, Result};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use serde::Deserialize;
 use serde::de::IgnoredAny;
-use serde::{Deserialize, Serialize};
 
 /// Type of a bundle.
 const BUNDLE_TYPE: &str = "application/vnd.dev.sigstore.bundle.v0.3+json";
 /// Type of the payload: a statement of in-toto.
 const PAYLOAD_TYPE: &str = "application/vnd.in-toto+json";
 
-/// Bundle whose signature is not verified yet.
+/// Bundle whose signature, made with a key, is not verified yet.
 pub(super) struct Bundle {
-    pub(super) material: Material,
+    /// Hash of the public key. Versions before 1.1 of the reference have none.
+    pub(super) hint: Option<String>,
     pub(super) payload: Vec<u8>,
     pub(super) signature: Vec<u8>,
 }
 
-/// Statement of the bundle about its signer.
-pub(super) enum Material {
-    /// Hash of the public key. Versions before 1.1 of the reference have none.
-    Key(Option<String>),
-    /// Certificate of the signer, and those of its issuers.
-    Chain(Vec<Certificate>),
-}
-
-#[derive(Deserialize, Serialize)]
+#[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct BundleJson {
     media_type: String,
@@ -38,122 +30,67 @@ struct BundleJson {
     dsse_envelope: EnvelopeJson,
 }
 
-#[derive(Deserialize, Serialize)]
+#[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct MaterialJson {
-    #[serde(skip_serializing_if = "Option::is_none")]
     public_key: Option<KeyJson>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    x509_certificate_chain: Option<ChainJson>,
+    x509_certificate_chain: Option<IgnoredAny>,
     /// Certificate of a signature without a key of the signer.
-    #[serde(skip_serializing)]
     certificate: Option<IgnoredAny>,
-    /// Entries of a transparency log, which signatures with a key do not have.
-    #[serde(default, skip_deserializing)]
-    tlog_entries: [u8; 0],
 }
 
-#[derive(Deserialize, Serialize)]
+#[derive(Deserialize)]
 struct KeyJson {
     hint: Option<String>,
 }
 
-#[derive(Deserialize, Serialize)]
-struct ChainJson {
-    certificates: Vec<CertificateJson>,
-}
-
-#[derive(Deserialize, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct CertificateJson {
-    raw_bytes: String,
-}
-
-#[derive(Deserialize, Serialize)]
+#[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct EnvelopeJson {
     payload: String,
     payload_type: String,
-    signatures: Vec<SignatureJson>,
+    signatures: [SignatureJson; 1],
 }
 
-#[derive(Deserialize, Serialize)]
+#[derive(Deserialize)]
 struct SignatureJson {
     sig: String,
-    #[serde(default, skip_deserializing)]
-    keyid: &'static str,
 }
 
 impl Bundle {
     /// Parses a bundle.
     ///
     /// # Errors
-    /// `malformed` with the field; `integrity` for a signature of a kind that fst does not verify.
+    /// `malformed` with the field; `integrity` for a signature of a kind that is not verified with a key.
     pub(super) fn parse(json: &[u8]) -> Result<Bundle> {
         let parsed: BundleJson =
             serde_json::from_slice(json).map_err(|error| malformed(&format!("it is no bundle: {error}")))?;
         if parsed.media_type != BUNDLE_TYPE {
             return Err(malformed(&format!("mediaType is {:?}, not {BUNDLE_TYPE:?}", shown(&parsed.media_type))));
         }
-        let envelope = parsed.dsse_envelope;
-        if envelope.payload_type != PAYLOAD_TYPE {
-            let found = shown(&envelope.payload_type);
-            return Err(malformed(&format!("payloadType is {found:?}, not {PAYLOAD_TYPE:?}")));
+        let EnvelopeJson { payload, payload_type, signatures: [SignatureJson { sig }] } = parsed.dsse_envelope;
+        if payload_type != PAYLOAD_TYPE {
+            return Err(malformed(&format!("payloadType is {:?}, not {PAYLOAD_TYPE:?}", shown(&payload_type))));
         }
-        let [signature] = envelope.signatures.as_slice() else {
-            return Err(malformed(&format!("signatures has {} entries, not one", envelope.signatures.len())));
-        };
-        let material = match parsed.verification_material {
+        let refused = |message: &str| Err(Error::new(Kind::Integrity, message));
+        let key = match parsed.verification_material {
             MaterialJson { certificate: Some(_), .. } => {
-                let message = "the signature is keyless: it has no key, but an identity of Sigstore; verify it with the \
-                               identity and the issuer, in Python";
-                return Err(Error::new(Kind::Integrity, message));
+                return refused(
+                    "the signature is keyless: it has no key, but an identity of Sigstore; verify it with the identity \
+                     and the issuer, in Python",
+                );
             }
-            MaterialJson { public_key: Some(key), x509_certificate_chain: None, .. } => {
-                Material::Key(key.hint.filter(|hint| !hint.is_empty()))
+            MaterialJson { x509_certificate_chain: Some(_), .. } => {
+                return refused(
+                    "the signature has a certificate chain; verify it with the root certificate, not with a key, in Python",
+                );
             }
-            MaterialJson { public_key: None, x509_certificate_chain: Some(chain), .. } => {
-                let count = chain.certificates.len();
-                if !(1..=CHAIN_MAX).contains(&count) {
-                    let message = format!("x509CertificateChain has {count} certificates, not 1 to {CHAIN_MAX}");
-                    return Err(malformed(&message));
-                }
-                let parse = |json: &CertificateJson| Certificate::parse(&decoded("rawBytes", &json.raw_bytes)?);
-                Material::Chain(chain.certificates.iter().map(parse).collect::<Result<_>>()?)
-            }
-            _ => return Err(malformed("verificationMaterial has neither publicKey nor x509CertificateChain")),
+            MaterialJson { public_key, .. } => public_key,
         };
-        let (payload, signature) = (decoded("payload", &envelope.payload)?, decoded("sig", &signature.sig)?);
-        Ok(Bundle { material, payload, signature })
-    }
-
-    /// Returns the text of the bundle.
-    ///
-    /// # Errors
-    /// `internal` if the text cannot be written.
-    pub(super) fn to_json(&self) -> Result<String> {
-        let (public_key, chain) = match &self.material {
-            Material::Key(hint) => (Some(KeyJson { hint: hint.clone() }), None),
-            Material::Chain(chain) => {
-                let raw = |certificate: &Certificate| CertificateJson { raw_bytes: STANDARD.encode(certificate.der()) };
-                (None, Some(ChainJson { certificates: chain.iter().map(raw).collect() }))
-            }
-        };
-        let json = BundleJson {
-            media_type: BUNDLE_TYPE.into(),
-            verification_material: MaterialJson {
-                public_key,
-                x509_certificate_chain: chain,
-                certificate: None,
-                tlog_entries: [],
-            },
-            dsse_envelope: EnvelopeJson {
-                payload: STANDARD.encode(&self.payload),
-                payload_type: PAYLOAD_TYPE.into(),
-                signatures: vec![SignatureJson { sig: STANDARD.encode(&self.signature), keyid: "" }],
-            },
-        };
-        serde_json::to_string(&json).map_err(|error| Error::new(Kind::Internal, error.to_string()))
+        let key =
+            key.ok_or_else(|| malformed("verificationMaterial has neither publicKey nor x509CertificateChain"))?;
+        let hint = key.hint.filter(|hint| !hint.is_empty());
+        Ok(Bundle { hint, payload: decoded("payload", &payload)?, signature: decoded("sig", &sig)? })
     }
 }
 

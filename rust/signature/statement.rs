@@ -125,11 +125,15 @@ impl Statement {
         }
     }
 
-    pub(super) fn to_json(&self) -> Result<String> {
+    /// Returns the text of the statement, which is the payload of a signature.
+    ///
+    /// # Errors
+    /// `internal` if the text cannot be written.
+    pub fn to_json(&self) -> Result<String> {
         serde_json::to_string(self).map_err(|error| Error::new(Kind::Internal, error.to_string()))
     }
 
-    /// Parses a statement. [`super::verify`] calls this after it has verified the signature.
+    /// Parses a statement whose signature was verified.
     ///
     /// # Errors
     /// `malformed` with the field. Without the path.

@@ -14,7 +14,6 @@ use crate::source::{Place, Source};
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
-use zeroize::Zeroizing;
 
 /// Returns the digest of a file in a manifest.
 ///
@@ -121,7 +120,7 @@ pub fn read_manifest(path: &Path) -> Result<Manifest> {
 }
 
 /// Reads and parses a small file or object. Errors have its path.
-pub(crate) fn read_whole<T>(path: &Path, what: &str, parse: impl FnOnce(&[u8]) -> Result<T>) -> Result<T> {
+pub(super) fn read_whole<T>(path: &Path, what: &str, parse: impl FnOnce(&[u8]) -> Result<T>) -> Result<T> {
     let watch = Watch::begin();
     let check = || watch.check();
     let source = Source::open(&place_of(path)?, &check)?;
@@ -129,8 +128,7 @@ pub(crate) fn read_whole<T>(path: &Path, what: &str, parse: impl FnOnce(&[u8]) -
         let message = format!("{what} has at most {MANIFEST_BYTES_MAX} bytes, not {}", source.length());
         return Err(Error::new(Kind::Malformed, message).at(source.path()));
     }
-    // A private key does not stay in memory.
-    let mut bytes = Zeroizing::new(vec![0; to_usize(source.length())]);
+    let mut bytes = vec![0; to_usize(source.length())];
     source.read(0, &mut bytes, &check)?;
     parse(&bytes).map_err(|error| error.at(source.path()))
 }

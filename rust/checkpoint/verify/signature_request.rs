@@ -2,22 +2,19 @@
 
 use super::{begins_with_object, parse_request, read_whole};
 use crate::error::{Error, Kind, Result};
-use crate::signature::certificate::Certificate;
+use crate::signature::key::PublicKey;
 use crate::signature::statement::Statement;
-use crate::signature::{self, Signed, Trust};
+use crate::signature::{self, Signed};
 use serde::Deserialize;
 use std::path::PathBuf;
 
 /// Request to verify a signature, and then data with the manifest in it. Its text is a JSON object:
-/// `{"signature": {"path": "model.sig", "public_key": "key.pub"}}`, or `"certificate_chain": ["ca.pem"]` in place of
-/// the key.
+/// `{"signature": {"path": "model.sig", "public_key": "key.pub"}}`.
 #[derive(Debug, Deserialize)]
 pub struct SignatureRequest {
     /// Path or URL of the bundle, such as `model.sig`.
     pub path: PathBuf,
     public_key: Option<PathBuf>,
-    #[serde(default)]
-    certificate_chain: Vec<PathBuf>,
     /// Statement of a signature that the caller has verified.
     statement: Option<String>,
 }
@@ -42,24 +39,20 @@ impl SignatureRequest {
     /// Verifies the signature.
     ///
     /// # Errors
-    /// `invalid-argument` unless there is either a key or certificates; those of [`Trust`], of [`signature::verify`] and
-    /// of opening the files.
+    /// `invalid-argument` without a key or statement; those of [`PublicKey::from_pem`], of [`signature::verify`] and of
+    /// opening the files.
     pub fn verify(&self) -> Result<Signed> {
-        let trust = match (&self.public_key, self.certificate_chain.as_slice(), &self.statement) {
-            (None, [], Some(statement)) => {
-                return Statement::parse(statement.as_bytes()).map_err(|error| error.at(&self.path));
+        match (&self.public_key, &self.statement) {
+            (Some(key), None) => {
+                let key = read_whole(key, "a key", PublicKey::from_pem)?;
+                read_whole(&self.path, "a signature", |bytes| signature::verify(bytes, &key))
             }
-            (Some(key), [], None) => read_whole(key, "a key", Trust::from_public_key)?,
-            (None, [_, ..], None) => {
-                let read = |path: &PathBuf| read_whole(path, "a certificate", Certificate::parse_pem);
-                let certificates: Vec<_> = self.certificate_chain.iter().map(read).collect::<Result<_>>()?;
-                Trust::from_certificates(certificates.concat())?
-            }
+            (None, Some(statement)) => Statement::parse(statement.as_bytes()).map_err(|error| error.at(&self.path)),
             _ => {
-                let message = "a signature is verified with either a public key or a certificate chain";
-                return Err(Error::new(Kind::InvalidArgument, message).at(&self.path));
+                let message = "the request to verify a signature needs a public key; fst.Signature in Python, and `fst \
+                               verify`, also verify with certificates or an identity";
+                Err(Error::new(Kind::InvalidArgument, message).at(&self.path))
             }
-        };
-        read_whole(&self.path, "a signature", |bytes| signature::verify(bytes, &trust))
+        }
     }
 }

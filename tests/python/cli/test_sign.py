@@ -48,6 +48,20 @@ def test_signed_models_are_verified(command, model, options):
     assert command("verify", "--signature", "model/model.sig", "--public-key", "key.pub").returncode == 0
 
 
+@pytest.mark.parametrize("curve", ["prime256v1", "secp384r1", "secp521r1"])
+@pytest.mark.parametrize("form", ["SEC 1", "PKCS #8"])
+def test_keys_in_both_formats(command, model, curve, form):
+    key, public = model.parent / "key.pem", model.parent / "key.pub"
+    if form == "SEC 1":
+        # Without -noout, the file begins with the parameters of the curve.
+        openssl("ecparam", "-name", curve, "-genkey", "-out", key)
+    else:
+        openssl("genpkey", "-algorithm", "EC", "-pkeyopt", f"ec_paramgen_curve:{curve}", "-out", key)
+    openssl("pkey", "-in", key, "-pubout", "-out", public)
+    assert command("sign", "model", "--private-key", key).returncode == 0
+    assert command("verify", "--signature", "model/model.sig", "--public-key", public).returncode == 0
+
+
 @pytest.fixture
 def few_descriptors() -> Iterator[None]:
     """Leaves room for 160 more open files."""
@@ -217,9 +231,11 @@ def test_certificates(command, model):
     done = command("verify", "--signature", "model/model.sig", "--certificate-chain", "ca.pem")
     assert done.returncode == 0, done
     done = command("verify", "--signature", "model/model.sig", "--certificate-chain", FIXTURES / "older" / "root.pem")
-    assert "has no issuer among the certificates" in done.stdout
+    assert "does not lead to a trusted root certificate" in done.stdout
     done = command("sign", "model", "--private-key", "ca.key", *certificates)
     assert "belongs to another key" in done.stderr
+    done = command("sign", "model", "--private-key", "key.pem", *certificates[2:])
+    assert "needs the signing certificate" in done.stderr
     done = command("verify", "--signature", "model/model.sig", "--public-key", "key.pub")
     assert "verify it with the root certificate" in done.stdout
 

@@ -1,4 +1,4 @@
-"""Loads that verify a signature of OpenSSF Model Signing. tests/rust/signatures.rs tests what is in a signature."""
+"""Loads that verify a signature of OpenSSF Model Signing. tests/rust/signatures.rs tests what is in a statement."""
 
 import doctest
 import json
@@ -6,7 +6,7 @@ import random
 import shutil
 import subprocess
 import sys
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -216,17 +216,94 @@ def test_streams_cannot_verify_files(path, signature):
         dict(fst.stream(path, verify=signature))
 
 
-def test_a_certificate_chain(path, tmp_path):
-    chains = json.loads((FIXTURES / "chains.json").read_text())
-    case = chains["chains"]["p521"]
-    (tmp_path / "ca.pem").write_text(case["roots"])
-    (tmp_path / "model.sig").write_text(json.dumps(bundle_of(case, chains["payload"])))
+CHAINS = json.loads((FIXTURES / "chains.json").read_text())
+# Parts of the errors for chains that the reference refuses, too.
+REFUSALS = {
+    "issuer had expired": '"CN=signer" does not lead to a trusted root certificate: .*not valid at validation time',
+    "path is too long": "path length constraint violated",
+    "other root of that name": "signature does not match",
+    "signer is for servers": "lacks the key usage",
+    "issuer may not issue": "does not allow to issue certificates",
+    "unknown critical extension": r"1\.2\.3\.4",
+    "only the issuer is trusted": "none of the certificates is a root",
+}
+
+
+def test_chains_get_the_verdict_of_the_reference(path, tmp_path):
     verify = fst.Signature(tmp_path / "model.sig", certificate_chain=tmp_path / "ca.pem")
-    assert fst.load_file(path, verify=verify).keys() == set(NAMES)
-    (tmp_path / "other.pem").write_text(chains["chains"]["p384"]["roots"])
+    assert len(CHAINS["chains"]) == 24
+    for name, case in CHAINS["chains"].items():
+        (tmp_path / "ca.pem").write_text(case["roots"])
+        (tmp_path / "model.sig").write_text(json.dumps(bundle_of(case, CHAINS["payload"])))
+        if case["reference"] == "verified":
+            assert fst.load_file(path, verify=verify).keys() == set(NAMES), name
+        else:
+            with pytest.raises(ValueError, match=REFUSALS.get(name, "model.sig: the certificate of")):
+                fst.load_file(path, verify=verify)
+
+
+def test_a_chain_needs_a_trusted_root(path, tmp_path):
+    (tmp_path / "model.sig").write_text(json.dumps(bundle_of(CHAINS["chains"]["p521"], CHAINS["payload"])))
+    (tmp_path / "other.pem").write_text(CHAINS["chains"]["p384"]["roots"])
     other = fst.Signature(tmp_path / "model.sig", certificate_chain=[tmp_path / "other.pem"])
-    with pytest.raises(fst.IntegrityError, match=r"model.sig: the certificate of \"CN=issuer\" is not signed by"):
+    with pytest.raises(fst.IntegrityError, match=r"model.sig: the certificate of \"CN=signer\" does not lead to"):
         fst.load_file(path, verify=other)
+    # A root that is not trusted does not become so by being in the signature.
+    case = CHAINS["chains"]["p521"]
+    root = case["roots"].replace("\n", "").removeprefix("-----BEGIN CERTIFICATE-----").partition("-----END")[0]
+    chain = bundle_of(case | {"chain": [*case["chain"], root]}, CHAINS["payload"])
+    (tmp_path / "model.sig").write_text(json.dumps(chain))
+    with pytest.raises(fst.IntegrityError, match="does not lead to a trusted root certificate"):
+        fst.load_file(path, verify=other)
+
+
+@pytest.mark.parametrize("version", ["v0.2.0", "v0.3.1"])
+def test_older_signatures_with_certificates(path, version):
+    root = FIXTURES / "older" / "root.pem"
+    verify = fst.Signature(FIXTURES / "older" / f"{version}-certificate.sig", certificate_chain=root)
+    assert fst.load_file(path, verify=verify).keys() == set(NAMES)
+    damage(path)
+    with pytest.raises(fst.IntegrityError, match="the signature states"):
+        fst.load_file(path, verify=verify)
+
+
+def test_a_key_that_the_core_does_not_know(path, tmp_path):
+    verify = SIGNATURES["p521-files-blake3"]
+    bundle = json.loads(verify.path.read_text())
+    target = tmp_path / "model.sig"
+    changed = fst.Signature(target, public_key=verify.public_key)
+
+    def fails(match: str) -> None:
+        target.write_text(json.dumps(bundle))
+        with pytest.raises(fst.SafetensorError, match=rf"model.sig: .*{match}"):
+            fst.load_file(path, verify=changed)
+
+    bundle["verificationMaterial"]["publicKey"]["hint"] = "00"
+    fails("made with another key")
+    del bundle["verificationMaterial"]["publicKey"]["hint"]
+    target.write_text(json.dumps(bundle))
+    assert fst.load_file(path, verify=changed).keys() == set(NAMES)
+    payload = b64decode(bundle["dsseEnvelope"]["payload"])
+    bundle["dsseEnvelope"]["payload"] = b64encode(payload.replace(b"norm", b"mean") + b" ").decode()
+    fails("not valid for its content")
+    bundle["dsseEnvelope"]["payloadType"] = "x"
+    fails("cannot be read: .*its types are")
+    compressed = tmp_path / "compressed.pub"
+    openssl("ec", "-pubin", "-in", FIXTURES / "p256.pub", "-conv_form", "compressed", "-out", compressed)
+    verify = fst.Signature(SIGNATURES["p256-files-sha256"].path, public_key=compressed)
+    assert fst.load_file(path, verify=verify).keys() == set(NAMES)
+
+
+@pytest.mark.parametrize("request_of", [
+    lambda path: fst.Signature(path, public_key=FIXTURES / "p521.pub"),
+    lambda path: fst.Signature(path, certificate_chain=FIXTURES / "older" / "root.pem"),
+], ids=["P-521", "certificates"])  # fmt: skip
+def test_signatures_without_cryptography(path, request_of, monkeypatch):
+    monkeypatch.delitem(sys.modules, "fst._core.bundle", raising=False)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    with pytest.raises(ImportError, match="pip install cryptography"):
+        fst.load_file(path, verify=request_of("model.sig"))
+    assert fst.load_file(path, verify=SIGNATURES["p256-files-sha256"]).keys() == set(NAMES)
 
 
 def bundle_of(case, payload):
@@ -275,9 +352,8 @@ def test_arguments_of_a_signature(path):
 
 @pytest.mark.parametrize("name", ["p256-files-sha256", "chain"])
 def test_mutated_signatures_never_verify_other_data(path, tmp_path, name):
-    chains = json.loads((FIXTURES / "chains.json").read_text())
-    case = chains["chains"]["p256"]
-    bundle = json.dumps(bundle_of(case, chains["payload"])) if name == "chain" else None
+    case = CHAINS["chains"]["p256"]
+    bundle = json.dumps(bundle_of(case, CHAINS["payload"])) if name == "chain" else None
     text = (bundle or (FIXTURES / f"{name}.sig").read_text()).encode()
     (tmp_path / "ca.pem").write_text(case["roots"])
     target = tmp_path / "model.sig"

@@ -138,6 +138,9 @@ def verify_of(verify: VerifyRequest) -> str:
                 raise TypeError(f"verify must map str to str, not {file!r} to {digest!r}")
         return json.dumps(dict(verify))
     if isinstance(verify, Signature):
+        # Its modules import this one.
+        from fst._core.signature_request import signature_of
+
         return json.dumps({"signature": signature_of(verify)})
     if not isinstance(verify, str | os.PathLike):
         raise TypeError(
@@ -147,25 +150,6 @@ def verify_of(verify: VerifyRequest) -> str:
     path = path_of(verify)
     # Operators take these texts for other requests.
     return os.path.join(".", path) if path in ("", "digests") or path.startswith("{") else path
-
-
-def signature_of(signature: Signature) -> dict[str, object]:
-    """Returns a signature and its key or certificates as the values that operators take.
-
-    A keyless signature is verified here. Operators then get the statement in it.
-    """
-    path = path_of(signature.path)
-    if signature.identity is not None and signature.issuer is not None:
-        # The room's modules that use the library import this one.
-        from fst._core.keyless import verified_statement
-
-        statement = verified_statement(path, signature.identity, signature.issuer, signature.trust_config)
-        return {"path": path, "statement": statement}
-    return {
-        "path": path,
-        "public_key": None if signature.public_key is None else path_of(signature.public_key),
-        "certificate_chain": paths_of(signature.certificate_chain),
-    }
 
 
 def digests_of(digests: Digests, metadata: dict[str, str] | None) -> dict[str, str] | None:

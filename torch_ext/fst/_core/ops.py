@@ -116,9 +116,9 @@ def verify_model(request: str, path: str) -> int:
 
 
 @translates_errors
-def sign_model(request: str, path: str) -> str:
-    """Returns the text of a new signature of a model."""
-    return torch.ops.fst._sign_model(request, path)
+def model_statement(request: str, path: str) -> str:
+    """Hashes all files of a model, and returns the statement about them, for a new signature."""
+    return torch.ops.fst._model_statement(request, path)
 
 
 @translates_errors

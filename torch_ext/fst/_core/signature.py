@@ -15,9 +15,11 @@ class Signature:
 
     Args:
         path: Path or URL of the signature.
-        public_key: Path of the signer's public key, in PEM: a key of ECDSA on P-256, P-384 or P-521.
+        public_key: Path of the signer's public key, in PEM: a key of ECDSA on P-256, P-384 or P-521. A key on P-521
+            requires the package `cryptography`.
         certificate_chain: Path or paths of certificates in PEM, for a signature with a certificate. The certificates
-            that are their own issuers are trusted. The others may link the signer's certificate to them.
+            that are their own issuers are trusted. The others may link the signer's certificate to them. It requires
+            the package `cryptography`.
         identity: The signer of a keyless signature, such as an e-mail address. It requires the package `sigstore`.
         issuer: The provider that has confirmed the identity, such as "https://accounts.google.com".
         trust_config: Path of Sigstore's client trust configuration, or `None` for the public instance, as far as the

@@ -75,20 +75,20 @@ def run(arguments: argparse.Namespace) -> int:
 
     from fst._core import ops
     from fst._core.arguments import path_of, paths_of
+    from fst._core.bundle import Signer
 
     directory = arguments.path if os.path.isdir(arguments.path) else os.path.dirname(arguments.path)
     target = path_of(arguments.signature or os.path.join(directory, SIGNATURE_NAME))
-    certificate = arguments.signing_certificate
-    request = {
-        "path": target,
-        "private_key": path_of(arguments.private_key),
-        "signing_certificate": certificate and path_of(certificate),
-        "certificate_chain": paths_of(arguments.certificate_chain or []),
-        "algorithm": arguments.digests,
-        "shard_bytes": arguments.shard_size,
-    }
-    text = ops.sign_model(json.dumps(request | rules_of(arguments)), path_of(arguments.path))
-    ops.write_bytes(torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8), target, "")
+    chain = arguments.certificate_chain or []
+    if arguments.signing_certificate is not None:
+        chain = [arguments.signing_certificate, *chain]
+    elif chain:
+        raise ValueError("a certificate chain needs the signing certificate; add --signing-certificate FILE")
+    signer = Signer(path_of(arguments.private_key), paths_of(chain))
+    request = {"path": target, "algorithm": arguments.digests, "shard_bytes": arguments.shard_size}
+    statement = ops.model_statement(json.dumps(request | rules_of(arguments)), path_of(arguments.path))
+    text = bytearray(signer.sign(statement).encode())
+    ops.write_bytes(torch.frombuffer(text, dtype=torch.uint8), target, "")
     path, signature = without_secrets(arguments.path), without_secrets(target)
     if arguments.json:
         print(json.dumps({"path": path, "signature": signature}, indent=2))
