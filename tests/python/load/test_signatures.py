@@ -329,9 +329,13 @@ def test_errors_name_the_file_and_the_remedy(path, tmp_path):
     ed25519 = tmp_path / "ed25519.pub"
     openssl("genpkey", "-algorithm", "ed25519", "-out", tmp_path / "ed25519.pem")
     openssl("pkey", "-in", tmp_path / "ed25519.pem", "-pubout", "-out", ed25519)
+    large = tmp_path / "large.pub"
+    with large.open("wb") as file:
+        file.truncate((64 << 20) + 1)
     for key, error in {
         ed25519: "ed25519.pub: the public key is not a key of ECDSA on P-256, P-384 or P-521",
         path: "model.safetensors: the file has no public key in PEM",
+        large: "large.pub: expected at most 67108864 bytes, not 67108865",
         tmp_path / "none.pub": "none.pub",
     }.items():
         with pytest.raises((ValueError, FileNotFoundError), match=error):

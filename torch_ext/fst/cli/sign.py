@@ -19,8 +19,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "sign",
         help="sign the files of a model",
         description="Signs all files below a directory, or one file, with a private key of ECDSA on P-256, P-384 or "
-        "P-521. `fst verify --signature`, loads with verify=fst.Signature(...), and the program model_signing verify "
-        "the signature.",
+        "P-521, by the package cryptography. `fst verify --signature`, loads with verify=fst.Signature(...), and the "
+        "program model_signing verify the signature.",
     )
     parser.add_argument("path", metavar="PATH", help="the directory of the model, or its only file")
     parser.add_argument("--private-key", required=True, metavar="FILE", help="the private key in PEM, not encrypted")

@@ -50,7 +50,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--certificate-chain",
         action="append",
         metavar="FILE",
-        help="trusted root certificates, and others between them and the signer's; may be repeated",
+        help="trusted root certificates, and others between them and the signer's; may be repeated; requires the "
+        "package cryptography",
     )
     parser.add_argument("--identity", help="the signer of a keyless signature; requires the package sigstore")
     parser.add_argument("--issuer", help="the provider that has confirmed the identity")
