@@ -68,105 +68,61 @@ def test_relative_paths(path, monkeypatch):
     assert list(fst.load_file(os.path.join("..", path.parent.name))) == ["w"]
 
 
-@pytest.mark.parametrize("wrong", [b"m.safetensors", 3, None, 1.5, PathLike(b"m.safetensors"), {"m"}, object()])
-def test_path_types_are_checked(wrong):
-    for call in (
-        lambda: fst.load_file(wrong),
-        lambda: fst.load_files(wrong),
-        lambda: fst.load_files([wrong]),
-        lambda: fst.load_tensors(wrong, ["w"]),
-        lambda: fst.load_slices([wrong], ["w"], [0], [0], [1]),
-        lambda: fst.load_into(wrong, ["w"], [torch.zeros(1)]),
-        lambda: fst.tensor_names(wrong),
-        lambda: fst.metadata(wrong),
-    ):
-        with pytest.raises(TypeError, match="path"):
-            call()
+WRONG_PATHS = [b"m.safetensors", 3, None, 1.5, PathLike(b"m.safetensors"), {"m"}, object()]
+WRONG_NAMES = ["w", b"w", ["w", 3], [None], None, {"w": 1}]
+WRONG_NUMBERS = [0, "0", [0.0], [None], None]
+ZEROS = torch.zeros(3, 4)
+# Calls with the path of a file and a wrong value, the wrong values, and the argument that the error names.
+WRONG_TYPES = {
+    "load_file path": (lambda _, wrong: fst.load_file(wrong), [*WRONG_PATHS, ["m"], ("m",)], "path"),
+    "load_files paths": (lambda _, wrong: fst.load_files(wrong), WRONG_PATHS, "path"),
+    "load_files path": (lambda _, wrong: fst.load_files([wrong]), WRONG_PATHS, "path"),
+    "load_tensors path": (lambda _, wrong: fst.load_tensors(wrong, ["w"]), WRONG_PATHS, "path"),
+    "load_slices path": (lambda _, wrong: fst.load_slices([wrong], ["w"], [0], [0], [1]), WRONG_PATHS, "path"),
+    "load_into path": (lambda _, wrong: fst.load_into(wrong, ["w"], [ZEROS]), WRONG_PATHS, "path"),
+    "tensor_names path": (lambda _, wrong: fst.tensor_names(wrong), WRONG_PATHS, "path"),
+    "metadata path": (lambda _, wrong: fst.metadata(wrong), [*WRONG_PATHS, ["m"], ("m",)], "path"),
+    "load_tensors names": (fst.load_tensors, WRONG_NAMES, "names"),
+    "load_slices names": (lambda path, wrong: fst.load_slices(path, wrong, [0], [0], [1]), WRONG_NAMES, "names"),
+    "load_into names": (lambda path, wrong: fst.load_into(path, wrong, [ZEROS]), WRONG_NAMES, "names"),
+    "dims": (lambda path, wrong: fst.load_slices(path, ["w"], wrong, [0], [1]), WRONG_NUMBERS, "dims"),
+    "starts": (lambda path, wrong: fst.load_slices(path, ["w"], [0], wrong, [1]), WRONG_NUMBERS, "starts"),
+    "lengths": (lambda path, wrong: fst.load_slices(path, ["w"], [0], [0], wrong), WRONG_NUMBERS, "lengths"),
+    "out": (lambda path, wrong: fst.load_into(path, ["w"], wrong), [ZEROS, [None], [[1.0]], None], "out"),
+    "device": (fst.load_file, [1.5, b"cpu", ["cpu"]], "device"),
+    "dtype": (lambda path, wrong: fst.load_file(path, dtype=wrong), ["float32", float, 6], "dtype"),
+    "dtype by position": (lambda path, wrong: fst.load_file(path, "cpu", wrong), [torch.float32], "positional"),
+    # An iterator can be consumed only once.
+    "iterator of paths": (lambda path, wrong: fst.load_files(wrong), [iter(["m"])], "list or tuple"),
+    "iterator of names": (fst.load_tensors, [iter(["w"])], "list or tuple"),
+    "iterator of tensors": (lambda path, wrong: fst.load_into(path, ["w"], wrong), [iter([ZEROS])], "list or tuple"),
+}
 
 
-def test_list_is_no_single_path(path):
-    for call in (lambda: fst.load_file([path]), lambda: fst.metadata((path,))):
-        with pytest.raises(TypeError, match="path"):
-            call()
+@pytest.mark.parametrize("case", WRONG_TYPES)
+def test_wrong_types(path, case):
+    call, values, message = WRONG_TYPES[case]
+    for wrong in values:
+        with pytest.raises(TypeError, match=message):
+            call(path, wrong)
 
 
-def test_iterators_are_refused(path):
-    """An iterator can be consumed only once, so it is rejected."""
-    for call in (
-        lambda: fst.load_files(path for _ in range(1)),
-        lambda: fst.load_files(iter([path])),
-        lambda: fst.load_tensors(path, (name for name in ["w"])),
-        lambda: fst.load_into(path, ["w"], torch.nn.Linear(4, 3).parameters()),
-    ):
-        with pytest.raises(TypeError, match="list or tuple"):
-            call()
-
-
-@pytest.mark.parametrize("wrong", ["w", b"w", ["w", 3], [None], None, {"w": 1}])
-def test_name_types_are_checked(path, wrong):
-    for call in (
-        lambda: fst.load_tensors(path, wrong),
-        lambda: fst.load_slices(path, wrong, [0], [0], [1]),
-        lambda: fst.load_into(path, wrong, [torch.zeros(3, 4)]),
-    ):
-        with pytest.raises(TypeError, match="names"):
-            call()
-
-
-@pytest.mark.parametrize("wrong", [0, "0", [0.0], [None], None])
-def test_number_types_are_checked(path, wrong):
-    for position, name in enumerate(["dims", "starts", "lengths"]):
-        numbers = [[0], [0], [1]]
-        numbers[position] = wrong
-        with pytest.raises(TypeError, match=name):
-            fst.load_slices(path, ["w"], *numbers)
-
-
-@pytest.mark.parametrize("wrong", [torch.zeros(3, 4), [None], [[1.0]], None])
-def test_output_types_are_checked(path, wrong):
-    with pytest.raises(TypeError, match="out"):
-        fst.load_into(path, ["w"], wrong)
-
-
-def test_surrogates_in_str(path):
-    """A str with surrogates cannot be encoded as UTF-8."""
+def test_text_that_the_system_refuses(path):
+    # A str with surrogates cannot be encoded as UTF-8.
     for call in (lambda: fst.load_file("\udcff"), lambda: fst.load_tensors(path, ["\udcff"])):
         with pytest.raises(ValueError, match="UTF-8"):
             call()
-
-
-def test_path_with_nul():
     with pytest.raises(ValueError, match=r"(?i)nul"):
         fst.load_file("model\0.safetensors")
 
 
-@pytest.mark.parametrize("device", ["cpu", torch.device("cpu"), "cpu:0", None])
-def test_devices(path, device):
-    assert fst.load_file(path, device)["w"].device.type == "cpu"
-    assert fst.load_file(path, device=device)["w"].device.type == "cpu"
-
-
-def test_default_device(path):
+def test_devices(path):
+    for device in ("cpu", torch.device("cpu"), "cpu:0", None):
+        assert fst.load_file(path, device)["w"].device.type == "cpu"
+        assert fst.load_file(path, device=device)["w"].device.type == "cpu"
     with torch.device("meta"):
         assert fst.load_file(path, None)["w"].is_meta
         assert not fst.load_file(path)["w"].is_meta
-
-
-@pytest.mark.parametrize("device", [1.5, b"cpu", ["cpu"]])
-def test_device_types_are_checked(path, device):
-    with pytest.raises(TypeError, match="device"):
-        fst.load_file(path, device)
-
-
-@pytest.mark.parametrize("dtype", ["float32", float, 6])
-def test_dtype_types_are_checked(path, dtype):
-    with pytest.raises(TypeError, match="dtype"):
-        fst.load_file(path, dtype=dtype)
-
-
-def test_dtype_is_keyword_only(path):
-    with pytest.raises(TypeError):
-        fst.load_file(path, "cpu", torch.float32)
 
 
 def module_with(tensor):
@@ -196,9 +152,9 @@ def test_misspelt_keywords(function, path):
         function(**arguments, divice="cpu")
 
 
-@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
-def test_annotations(function):
-    signature = inspect.signature(function)
-    assert signature.return_annotation is not signature.empty
-    assert all(parameter.annotation is not parameter.empty for parameter in signature.parameters.values())
+def test_annotations():
+    for function in FUNCTIONS:
+        signature = inspect.signature(function)
+        assert signature.return_annotation is not signature.empty, function
+        assert all(parameter.annotation is not parameter.empty for parameter in signature.parameters.values()), function
     assert (Path(fst.__file__).parent / "py.typed").is_file()

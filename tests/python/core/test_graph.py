@@ -1,4 +1,4 @@
-"""Loads in programs that PyTorch compiles, exports and lowers with AOTInductor."""
+"""The operators in programs that PyTorch compiles, exports and lowers with AOTInductor."""
 
 from pathlib import Path
 
@@ -11,6 +11,10 @@ from procfs import SLACK_BYTES, read_bytes
 from rawfile import Raw, assert_same, bits_of, random_raw, write, write_sparse
 
 SHAPES = {"weight": (5, 3), "bias": (5,)}
+X = torch.linspace(-1, 1, 12).view(4, 3)
+# Two F32 from byte 1 on, and three BF16 from byte 10 on.
+PARTS = torch.arange(2.0).view(torch.uint8), torch.arange(3).bfloat16().view(torch.uint8)
+RAW = torch.cat([torch.zeros(1, dtype=torch.uint8), PARTS[0], torch.zeros(1, dtype=torch.uint8), PARTS[1]])
 
 
 def write_linear(path: Path, seed: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
@@ -32,139 +36,164 @@ def fresh_compiler():
     torch._dynamo.reset()
 
 
-class Loads(torch.nn.Module):
-    """Loads its weights at each call."""
+class AllOperators(torch.nn.Module):
+    """Loads into new and existing tensors, casts, scatters, saves twice to one path, and serializes."""
 
-    def __init__(self, path):
+    def __init__(self, path, metadata):
         super().__init__()
         self.path = str(path)
-
-    def forward(self, x):
-        weight, bias = fst.load_tensors(self.path, ["weight", "bias"])
-        return torch.nn.functional.linear(x, weight, bias)
-
-
-class LoadsSlices(torch.nn.Module):
-    """Loads its weight in two parts."""
-
-    def __init__(self, path):
-        super().__init__()
-        self.path = str(path)
-
-    def forward(self, x):
-        names = ["weight", "weight"]
-        [left] = fst.load_slices([self.path], names[:1], dims=[-1], starts=[0], lengths=[2])
-        [right] = fst.load_boxes([self.path], names[1:], [[(0, 5, 1), (2, 1, 1)]])
-        [bias] = fst.load_tensors([self.path], ["bias"])
-        return x[:, :2] @ left.t() + x[:, 2:] @ right.t() + bias
-
-
-class LoadsInto(torch.nn.Module):
-    """Loads into its buffers at each call, one of them through a transposed view."""
-
-    def __init__(self, path):
-        super().__init__()
-        self.path = str(path)
+        self.metadata = metadata
+        self.saved = str(path.with_name("saved.safetensors"))
+        self.linear = torch.nn.Linear(3, 5)
         self.register_buffer("transposed", torch.zeros(3, 5))
         self.register_buffer("bias", torch.zeros(5))
+        self.register_buffer("factors", torch.linspace(-1, 1, 12).view(4, 3))
 
-    def forward(self, x):
-        fst.load_into(self.path, ["weight", "bias"], [self.transposed.t(), self.bias])
-        return x @ self.transposed + self.bias
-
-
-class LoadsIntoEmpty(torch.nn.Module):
-    """Loads into tensors that `forward` allocates."""
-
-    def __init__(self, path):
-        super().__init__()
-        self.path = str(path)
-
-    def forward(self, x):
-        weight, bias = torch.empty(5, 3), torch.empty(5)
-        fst.load_into(self.path, ["weight", "bias"], [weight, bias])
-        return torch.nn.functional.linear(x, weight, bias)
-
-
-class LoadsParameters(torch.nn.Module):
-    """Loads into parameters, which stay trainable."""
-
-    def __init__(self, path):
-        super().__init__()
-        self.path = str(path)
-        self.linear = torch.nn.Linear(3, 5)
-
-    def forward(self, x):
-        fst.load_into(self.path, ["weight", "bias"], [self.linear.weight, self.linear.bias])
-        return self.linear(x)
-
-
-MODULES = [Loads, LoadsSlices, LoadsInto, LoadsIntoEmpty, LoadsParameters]
-X = torch.linspace(-1, 1, 12).view(4, 3)
-
-
-def expected(weights):
-    return torch.nn.functional.linear(X, weights["weight"].float(), weights["bias"].float())
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_compile(path, module):
-    weights = write_linear(path, 1)
-    compiled = torch.compile(module(path), fullgraph=True)
-    torch.testing.assert_close(compiled(X), expected(weights))
-    # The program reads the file when it runs, not when it is compiled.
-    weights = write_linear(path, 2)
-    torch.testing.assert_close(compiled(X), expected(weights))
+    def forward(self, x, raw):
+        paths, names = [self.path], ["weight", "bias"]
+        weight, bias = fst.load_tensors(paths, names, torch.device("cpu"), dtype=torch.float64)
+        half, kept = fst.load_tensors(paths, names, dtype={"w*": torch.float16})
+        [left] = fst.load_slices(paths, ["weight"], dims=[-1], starts=[0], lengths=[2], dtype=torch.bfloat16)
+        [corner] = fst.load_boxes(paths, ["weight"], [[(0, 3, 2), (1, 2, 1)]], "cpu", dtype=torch.float16)
+        equal = [fst.load_tensors(self.path, ["bias"])[0] for _ in range(2)]
+        equal += [fst.load_slices(self.path, ["bias"], [0], [0], [5])[0] for _ in range(2)]
+        fst.load_into(self.path, names, [self.transposed.t(), self.bias])
+        trained = [self.linear.weight, self.linear.bias] if self.metadata else [self.transposed.t(), self.bias]
+        fst.load_into(self.path, names, trained)
+        empty = [torch.empty(5, 3), torch.empty(5)]
+        fst.load_into(self.path, names, empty)
+        doubled, factors = fst.cast([x * 2, self.factors], torch.bfloat16)
+        wide, narrow = fst.scatter(raw, [1, 10], [torch.float32, torch.bfloat16], [[2], [3]], torch.float64)
+        torch.ops.fst.save_file([x * 3], ["x"], self.saved)
+        tripled = x * 3
+        torch.ops.fst.save_file([tripled, tripled.t()], ["y", "t"], self.saved, metadata=self.metadata)
+        # The size of serialized tensors is that of the program.
+        constant = self.factors * 3
+        return {
+            "linear": torch.nn.functional.linear(x.double(), weight, bias),
+            "half": half,
+            "kept": kept,
+            "left": left,
+            "corner": corner,
+            **{f"equal {index}": tensor for index, tensor in enumerate(equal)},
+            "into buffers": x @ self.transposed + self.bias,
+            "into parameters": torch.nn.functional.linear(x, *trained),
+            "into empty": torch.nn.functional.linear(x, *empty),
+            "cast": torch.nn.functional.linear(doubled, factors).float(),
+            "wide": wide + 1,
+            "narrow": narrow + 1,
+            "serialized": torch.ops.fst.serialize([constant, constant.t()], ["y", "t"], metadata=self.metadata),
+        }
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_export(path, module, tmp_path):
-    weights = write_linear(path, 1)
-    batch = torch.export.Dim("batch")
-    program = torch.export.export(module(path), (X,), dynamic_shapes=({0: batch},))
-    torch.export.save(program, tmp_path / "program.pt2")
-    loaded = torch.export.load(tmp_path / "program.pt2").module()
-    torch.testing.assert_close(loaded(X), expected(weights))
-    weights = write_linear(path, 2)
-    torch.testing.assert_close(loaded(X), expected(weights))
-    torch.testing.assert_close(loaded(X[:2]), expected(weights)[:2])
+def exported(module, inputs, directory):
+    batch = torch.export.Dim("batch", min=3)
+    program = torch.export.export(module, inputs, dynamic_shapes=({0: batch}, None))
+    torch.export.save(program, directory / "program.pt2")
+    return torch.export.load(directory / "program.pt2").module()
 
 
-@pytest.mark.parametrize("requires_grad", [False, True])
-@pytest.mark.parametrize("backend", ["aot_eager_decomp_partition", "inductor"])
-def test_equal_loads_are_separate_tensors(path, requires_grad, backend):
-    weights = write_linear(path, 1)
+def lowered(module, inputs, directory):
+    program = torch.export.export(module, inputs)
+    package = torch._inductor.aoti_compile_and_package(program, package_path=str(directory / "module.pt2"))
+    return torch._inductor.aoti_load_package(package)
 
-    @torch.compile(fullgraph=True, backend=backend)
-    def load(x):
-        tensors = [fst.load_tensors(str(path), ["bias"])[0] for _ in range(2)]
-        slices = [fst.load_slices(str(path), ["bias"], [0], [0], [5])[0] for _ in range(2)]
-        return x * 2, *tensors, *slices
 
-    _, *loaded = load(X.clone().requires_grad_(requires_grad))
-    assert len({tensor.data_ptr() for tensor in loaded}) == 4
-    for tensor in loaded:
-        assert_same(tensor, weights["bias"])
+PROGRAMS = {
+    "eager": lambda module, *_: module,
+    "aot_eager": lambda module, *_: torch.compile(module, fullgraph=True, backend="aot_eager_decomp_partition"),
+    "inductor": lambda module, *_: torch.compile(module, fullgraph=True),
+    "exported": exported,
+    "lowered": lowered,
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_all_operators(path, program, tmp_path):
+    write_linear(path, 1)
+    # AOTInductor takes neither dicts of texts nor loads into parameters.
+    metadata = None if program == "lowered" else {"step": "2"}
+    module = AllOperators(path, metadata)
+    saved = Path(module.saved)
+    run = PROGRAMS[program](module, (X, RAW), tmp_path)
+    assert not saved.exists()
+    for seed in (2, 3):
+        # The program reads the current contents of the file.
+        weights = write_linear(path, seed)
+        result = run(X, RAW)
+        check_results(result, weights)
+        expected = {"y": X * 3, "t": X.t() * 3}
+        torch.testing.assert_close(fst.load_file(saved), expected, rtol=0, atol=0)
+        assert fst.metadata(saved) == (metadata or {})
+        assert result["serialized"].numpy().tobytes() == saved.read_bytes()
+    if program == "exported":
+        torch.testing.assert_close(run(X[:3], RAW)["into empty"], result["into empty"][:3])
+    path.unlink()
+    with pytest.raises((RuntimeError, OSError), match=None if program == "lowered" else str(path)):
+        run(X, RAW)
+
+
+def check_results(result, weights):
+    weight, bias = weights["weight"], weights["bias"]
+    assert result["linear"].dtype == torch.float64
+    torch.testing.assert_close(result["linear"], torch.nn.functional.linear(X.double(), weight.double(), bias.double()))
+    assert_same(result["half"], weight.half())
+    assert_same(result["kept"], bias)
+    assert_same(result["left"], weight[:, :2].bfloat16().contiguous())
+    assert_same(result["corner"], weight[::2, 1:].half())
+    for kind in ("buffers", "parameters", "empty"):
+        torch.testing.assert_close(result[f"into {kind}"], torch.nn.functional.linear(X, weight, bias))
+    factors = torch.linspace(-1, 1, 12).view(4, 3)
+    torch.testing.assert_close(
+        result["cast"], torch.nn.functional.linear((X * 2).bfloat16(), factors.bfloat16()).float()
+    )
+    assert (result["wide"].tolist(), result["narrow"].tolist()) == ([1.0, 2.0], [1.0, 2.0, 3.0])
+    # Equal loads are separate tensors.
+    equal = [result[f"equal {index}"] for index in range(4)]
+    assert len({tensor.data_ptr() for tensor in equal}) == 4
+    for tensor in equal:
+        assert_same(tensor, bias)
         tensor.zero_()
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-def test_compile_with_cast(path, dtype):
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_training(path, backend):
+    """Gradients flow through operations with loaded and with cast tensors."""
     weights = write_linear(path, 1)
 
-    @torch.compile(fullgraph=True)
-    def load():
-        return fst.load_tensors(str(path), ["weight"], dtype=dtype)[0] * 1
+    def forward(x, y):
+        [weight] = fst.load_tensors(str(path), ["weight"])
+        first, second = fst.cast([x @ weight.t(), y], torch.bfloat16)
+        return first @ second + 1
 
-    assert_same(load(), weights["weight"].to(dtype))
+    x, y = X.clone().requires_grad_(), torch.randn(5, 2)
+    result = torch.compile(forward, fullgraph=True, backend=backend)(x, y)
+    torch.testing.assert_close(result, forward(x, y))
+    [gradient] = torch.autograd.grad(result.sum(), x)
+    torch.testing.assert_close(gradient, torch.autograd.grad(forward(x, y).sum(), x)[0])
+    assert weights["weight"].shape == (5, 3)
 
 
-def test_training(path):
-    """Gradients flow through an operation with a loaded tensor."""
-    weights = write_linear(path, 1)
-    x = X.clone().requires_grad_()
-    torch.compile(Loads(path), fullgraph=True)(x).sum().backward()
-    torch.testing.assert_close(x.grad, weights["weight"].sum(0).expand(4, 3))
+def test_dynamic_shapes():
+    """A compiled program takes tensors of other shapes, and but for serialized ones without another compilation."""
+
+    def operators(x, y, raw):
+        first, second = fst.cast([x * 2, y], torch.bfloat16)
+        weight, bias = fst.scatter(raw ^ 1, [1, 25], [torch.int16, torch.uint8], [[3, 4], [3]])
+        return first @ second + 1, weight.float() + 1, bias
+
+    compiled = torch.compile(operators, fullgraph=True, dynamic=True)
+    compiled(torch.randn(3, 4), torch.randn(4, 5), torch.arange(64, dtype=torch.uint8))
+    torch.compiler.set_stance("fail_on_recompile")
+    try:
+        for rows in (7, 9):
+            arguments = torch.randn(rows, 6), torch.randn(6, 5), torch.arange(60 + rows, dtype=torch.uint8)
+            torch.testing.assert_close(compiled(*arguments), operators(*arguments))
+    finally:
+        torch.compiler.set_stance("default")
+    serialize = torch.compile(lambda x: torch.ops.fst.serialize([x * 2, x.t()], ["x", "t"]), fullgraph=True)
+    for x in (X, torch.ones(4, 5)):
+        assert serialize(x).numpy().tobytes() == torch.ops.fst.serialize([x * 2, x.t()], ["x", "t"]).numpy().tobytes()
 
 
 def test_compiler_cache_does_not_mix_files(path):
@@ -183,15 +212,23 @@ def test_compiler_cache_does_not_mix_files(path):
     assert torch.compile(lambda: fst.load_tensors(str(path), ["weight"])[0] + 0, fullgraph=True)().shape == (1000,)
 
 
-def test_errors_name_file(path):
-    compiled = torch.compile(Loads(path), fullgraph=True)
+def test_compilation_without_file(path):
+    """The fakes of new tensors need the header, those of existing tensors do not."""
     with pytest.raises(Exception, match=str(path)):
-        compiled(X)
-    write_linear(path, 1)
-    compiled(X)
-    path.unlink()
-    with pytest.raises(RuntimeError, match=str(path)):
-        compiled(X)
+        torch.compile(lambda: fst.load_tensors(str(path), ["bias"])[0] + 0, fullgraph=True)()
+
+    class LoadsInto(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("bias", torch.zeros(5))
+
+        def forward(self, x):
+            fst.load_into(str(path), ["bias"], [self.bias])
+            return x + self.bias
+
+    program = torch.export.export(LoadsInto(), (torch.zeros(5),))
+    weights = write_linear(path, 1)
+    assert_same(program.module()(torch.zeros(5)), weights["bias"])
 
 
 def test_fakes_read_headers_only(tmp_path):
@@ -202,23 +239,14 @@ def test_fakes_read_headers_only(tmp_path):
         [whole, again] = fst.load_tensors(path, ["w", "w"])
         [cast] = fst.load_tensors(path, ["w"], dtype=torch.float16)
         [part] = fst.load_slices(path, ["w"], [1], [5], [7])
+        of_files = [load(path, dtype=torch.bfloat16)["w"] for load in (fst.load_file, fst.load_files)]
     assert read_bytes() - before < SLACK_BYTES
-    assert all(isinstance(tensor, FakeTensor) for tensor in (whole, again, cast, part))
+    assert all(isinstance(tensor, FakeTensor) for tensor in (whole, again, cast, part, *of_files))
     assert (whole.shape, whole.dtype, whole.device.type) == ((2**19, 2**19), torch.float32, "cpu")
     assert (cast.shape, cast.dtype) == ((2**19, 2**19), torch.float16)
     assert (part.shape, part.dtype) == ((2**19, 7), torch.float32)
+    assert [(tensor.shape, tensor.dtype) for tensor in of_files] == [((2**19, 2**19), torch.bfloat16)] * 2
     assert whole.untyped_storage()._cdata != again.untyped_storage()._cdata
-
-
-def test_fakes_of_whole_files(path):
-    """`load_file` and `load_files` work under FakeTensorMode."""
-    write_linear(path, 1)
-    for load in (fst.load_file, fst.load_files):
-        with FakeTensorMode():
-            loaded = load(path, dtype=torch.bfloat16)
-        assert all(isinstance(tensor, FakeTensor) for tensor in loaded.values())
-        shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in loaded.items()}
-        assert shapes == {name: (shape, torch.bfloat16) for name, shape in SHAPES.items()}
 
 
 def test_operators_without_tensors_break_graph(path):
@@ -231,16 +259,11 @@ def test_operators_without_tensors_break_graph(path):
         assert fst.metadata(str(path)) == {}
         return torch.nn.functional.linear(x, loaded["weight"], loaded["bias"])
 
-    torch.testing.assert_close(torch.compile(linear, backend="eager")(X), expected(weights))
+    expected = torch.nn.functional.linear(X, weights["weight"], weights["bias"])
+    torch.testing.assert_close(torch.compile(linear, backend="eager")(X), expected)
     torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported, match="non-Tensor"):
         torch.compile(linear, backend="eager", fullgraph=True)(X)
-
-
-def test_load_into_compiles_without_file(path):
-    program = torch.export.export(LoadsInto(path), (X,))
-    weights = write_linear(path, 1)
-    torch.testing.assert_close(program.module()(X), expected(weights))
 
 
 OPCHECKS = {
@@ -256,6 +279,12 @@ OPCHECKS = {
     "load_into": lambda path: (([path], ["weight", "bias"], [torch.zeros(5, 3), torch.zeros(5)]), {}),
     "load_into with views": lambda path: (([path], ["weight"], [torch.zeros(3, 5).t()]), {}),
     "load_into with parameters": lambda path: (([path], ["bias"], [torch.zeros(5, requires_grad=True)]), {}),
+    "cast": lambda path: (([X.t(), torch.arange(4), torch.tensor(1.0), X[:0]],), {"dtype": torch.float8_e5m2}),
+    "cast with gradients": lambda path: (([X.clone().requires_grad_(), X.bfloat16()],), {"dtype": torch.float64}),
+    "cast of nothing": lambda path: (([],), {"dtype": torch.bfloat16}),
+    "scatter": lambda path: ((RAW.repeat(5), [0, 40, 7], [6, 1, 0], [2, 3, 5], [2, 0, 1]), {"dtype": None}),
+    "scatter with dtype": lambda path: ((RAW, [1], [6], [2], [1]), {"dtype": torch.bfloat16}),
+    "serialize": lambda path: (([X, torch.arange(6).view(2, 3).t()], ["a", "b"]), {"metadata": {"k": "v"}}),
 }
 
 

@@ -88,11 +88,9 @@ CALLS = {
 }
 
 NAMES_TENSOR = {"Writer.write", "Writer.write_hashed", "EncryptionKey.save_shard", "Memory.check", "fst.save_file"}
-ENVIRON = os.environ
 
 PROGRAM = f"""
 import os
-import sys
 
 import fst
 import torch
@@ -104,25 +102,26 @@ key = torch.ones(32, dtype=torch.uint8)
 fst.save_file({{"x": key}}, "a")
 with TensorSerializer("h") as serializer:
     serializer.write_state_dict({{"x": key}})
-calls = {CALLS!r}
-call = calls[sys.argv[1]]
 plan = classes.GroupPlan(classes.Checkpoint(["a"]), [torch.tensor([0, 0])], [0], [-1], "auto", 1 << 20)
-for kind, create in kinds():
-    os.write(1, f"\\n{{kind}}: ".encode())
+
+
+def report(name, kind, run):
+    # Written before the call, which must not end the process.
+    os.write(1, f"\\n{{name}}, {{kind}}: ".encode())
     try:
-        exec(call, globals(), {{"t": create()}})
+        run()
         result = "done"
     except Exception as error:
         result = " ".join(str(error).split())
     os.write(1, result.encode())
-# Inside torch.func.vmap, tensors have no storage that the outside sees.
-os.write(1, b"\\nvmap: ")
-try:
-    torch.func.vmap(lambda t: (exec(call, globals(), {{"t": t}}), t)[1])(key[None])
-    result = "done"
-except Exception as error:
-    result = " ".join(str(error).split())
-os.write(1, result.encode())
+
+
+for name, call in {CALLS!r}.items():
+    for kind, create in kinds():
+        report(name, kind, lambda: exec(call, globals(), {{"t": create()}}))
+    # Inside torch.func.vmap, tensors have no storage that the outside sees.
+    mapped = torch.func.vmap(lambda t: (exec(call, globals(), {{"t": t}}), t)[1])
+    report(name, "vmap", lambda: mapped(key[None]))
 """
 
 # Operators for which PyTorch replaces the tensor by one with values, or whose fakes take it. A file in tensorizer's
@@ -139,19 +138,16 @@ MAY_SUCCEED = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS)
-def test_tensors_without_memory_are_errors(tmp_path, call):
+def test_tensors_without_memory_are_errors(tmp_path):
     """No call reads or writes memory that a tensor does not have, or ends the process."""
-    output = run_forked(PROGRAM, call, environ=ENVIRON, directory=tmp_path)
-    results = dict(line.split(": ", 1) for line in output.strip().splitlines())
-    assert list(results) == [*(name for name, _ in kinds()), "vmap"]
-    if call in MAY_SUCCEED:
-        return
-    for kind, result in results.items():
-        if (call, kind) != ("Writer.write_hashed", "meta"):
-            assert result != "done", kind
-        if call in NAMES_TENSOR and kind not in ("meta", "jagged", "vmap"):
-            assert 'tensor "x": ' in result, kind
+    lines = run_forked(PROGRAM, environ=os.environ, directory=tmp_path).strip().splitlines()
+    results = {tuple(case.split(", ")): result for case, result in (line.split(": ", 1) for line in lines)}
+    assert list(results) == [(call, kind) for call in CALLS for kind in [*(name for name, _ in kinds()), "vmap"]]
+    for (call, kind), result in results.items():
+        if call not in MAY_SUCCEED:
+            assert result != "done" or (call, kind) == ("Writer.write_hashed", "meta"), (call, kind)
+            if call in NAMES_TENSOR and kind not in ("meta", "jagged", "vmap"):
+                assert 'tensor "x": ' in result, (call, kind)
 
 
 class Dispatched(torch.Tensor):

@@ -1,11 +1,11 @@
-"""TorchScript modules that load their weights."""
+"""TorchScript modules with all operators."""
 
 import re
 
 import pytest
 import torch
 
-import fst  # noqa: F401  (registers the operators)
+import fst
 from rawfile import assert_same, random_raw, write
 
 WEIGHTS = {"weight": random_raw("BF16", (5, 3)), "bias": random_raw("I16", (5,))}
@@ -13,8 +13,8 @@ WEIGHTS = {"weight": random_raw("BF16", (5, 3)), "bias": random_raw("I16", (5,))
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 
 
-class SelfLoading(torch.nn.Module):
-    """Loads its weights in `forward` and in other methods."""
+class Operators(torch.nn.Module):
+    """Loads its weights in `forward`, and calls all operators and classes in other methods."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -82,76 +82,88 @@ class SelfLoading(torch.nn.Module):
         first[0].zero_()
         return first[0], second[0]
 
+    @torch.jit.export
+    def cast(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        first, second = torch.ops.fst.cast([x * 2, y], dtype=torch.bfloat16)
+        return first @ second + 1
 
-@pytest.fixture
-def path(tmp_path):
-    return write(tmp_path / "m.safetensors", WEIGHTS, {"format": "pt"})
+    @torch.jit.export
+    def scatter(self, raw: torch.Tensor) -> list[torch.Tensor]:
+        return torch.ops.fst.scatter(raw, [1, 25], [torch.int16, torch.uint8], [3, 4, 3], [2, 1])
 
+    @torch.jit.export
+    def write(self, x: torch.Tensor, path: str) -> torch.Tensor:
+        torch.ops.fst.save_file([x], ["x"], path)
+        y = x * 2
+        torch.ops.fst.save_file([y, y.t()], ["y", "t"], path, metadata={"step": "2"})
+        writer = torch.classes.fst.Writer(path + "2", {"step": "2"})
+        for tensor, name in zip([y, y.t()], ["y", "t"]):  # noqa: B905  (TorchScript's zip has no strict)
+            writer.write(name, tensor)
+        writer.close()
+        return torch.ops.fst.serialize([y, y.t()], ["y", "t"], metadata={"step": "2"})
 
-@pytest.fixture(params=["scripted", "saved and loaded", "frozen"])
-def module(request, path, tmp_path):
-    scripted = torch.jit.script(SelfLoading(str(path)))
-    if request.param == "frozen":
-        methods = [
-            "everything",
-            "from_files",
-            "columns",
-            "corners",
-            "partly_cast",
-            "fill",
-            "names",
-            "texts",
-            "one_by_one",
-            "twice",
-        ]
-        return torch.jit.freeze(scripted.eval(), preserved_attrs=methods)
-    if request.param == "saved and loaded":
-        scripted.save(str(tmp_path / "module.pt"))
-        return torch.jit.load(str(tmp_path / "module.pt"))
-    return scripted
+    @torch.jit.export
+    def profiled(self) -> str:
+        profile = torch.ops.fst.profile_start()
+        torch.ops.fst.load_file(self.path, torch.device("cpu"))
+        return torch.ops.fst.profile_stop(profile)
 
 
-def test_every_operator(module):
+METHODS = [name for name in vars(Operators) if not name.startswith("_") and name != "forward"]
+
+
+@pytest.mark.parametrize("kind", ["scripted", "saved and loaded", "frozen"])
+def test_every_operator(kind, tmp_path):
+    path = write(tmp_path / "m.safetensors", WEIGHTS, {"format": "pt"})
+    module = torch.jit.script(Operators(str(path)))
+    if kind == "frozen":
+        module = torch.jit.freeze(module.eval(), preserved_attrs=METHODS)
+    elif kind == "saved and loaded":
+        module.save(str(tmp_path / "module.pt"))
+        module = torch.jit.load(str(tmp_path / "module.pt"))
+
     for tensors in (module.everything(), module.from_files(), module.one_by_one()):
         assert list(tensors) == list(WEIGHTS)
         for name, raw in WEIGHTS.items():
             assert_same(tensors[name], raw.tensor())
-    columns, rows = module.columns()
-    assert_same(columns, WEIGHTS["weight"].tensor()[:, 1:3])
-    assert_same(rows, WEIGHTS["bias"].tensor()[:4])
     weight, bias = (raw.tensor() for raw in WEIGHTS.values())
+    columns, rows = module.columns()
+    assert_same(columns, weight[:, 1:3].contiguous())
+    assert_same(rows, bias[:4])
     for corner, expected in zip(module.corners(), (weight[::2, ::2], bias[1::3], bias[::4]), strict=True):
         assert_same(corner, expected)
     *cast, kept = module.partly_cast()
     for tensor in cast:
         assert_same(tensor, weight.half())
     assert_same(kept, weight)
-    weight = torch.zeros(3, 5, dtype=torch.bfloat16).t()
-    module.fill(weight)
-    assert_same(weight, WEIGHTS["weight"].tensor())
+    out = torch.zeros(3, 5, dtype=torch.bfloat16).t()
+    module.fill(out)
+    assert_same(out, weight)
     assert module.names() == list(WEIGHTS)
     assert module.texts() == {"format": "pt"}
+    assert '"name":"load"' in module.profiled().replace(" ", "")
 
+    x, raw = torch.arange(6.0).view(2, 3), torch.arange(100, dtype=torch.uint8)
+    torch.testing.assert_close(module.cast(x, x.t()), (x * 2).bfloat16() @ x.t().bfloat16() + 1)
+    expected = fst.scatter(raw, [1, 25], [torch.int16, torch.uint8], [[3, 4], [3]])
+    torch.testing.assert_close(module.scatter(raw), expected, rtol=0, atol=0)
+    saved = tmp_path / "saved"
+    data = module.write(x, str(saved))
+    assert data.numpy().tobytes() == saved.read_bytes()
+    for file in (saved, tmp_path / "saved2"):
+        torch.testing.assert_close(fst.load_file(file), {"y": x * 2, "t": x.t() * 2}, rtol=0, atol=0)
+        assert fst.metadata(file) == {"step": "2"}
 
-def test_every_call_reads_file(module, path):
-    """TorchScript's optimizations over several calls do not remove the load."""
-    x = torch.eye(3)
+    # TorchScript's optimizations over several calls neither remove a load nor merge equal ones.
     for seed in range(6):
         weights = {"weight": random_raw("BF16", (5, 3), seed), "bias": random_raw("I16", (5,), seed)}
         write(path, weights)
         weight, bias = weights["weight"].tensor(), weights["bias"].tensor()
-        expected = torch.nn.functional.linear(x, weight.float(), bias.float())
-        torch.testing.assert_close(module(x), expected, equal_nan=True)
-
-
-def test_equal_loads_are_separate_tensors(module):
-    for _ in range(4):
+        expected = torch.nn.functional.linear(torch.eye(3), weight.float(), bias.float())
+        torch.testing.assert_close(module(torch.eye(3)), expected, equal_nan=True)
         first, second = module.twice()
         assert not first.any()
-        assert_same(second, WEIGHTS["bias"].tensor())
-
-
-def test_errors(module, path):
+        assert_same(second, bias)
     path.unlink()
     with pytest.raises(RuntimeError, match=re.escape(f"[file-not-found] {path}")):
         module.everything()

@@ -458,20 +458,3 @@ def test_extra_state(ranks, tmp_path):
     tensors = {"weight": torch.randn(5, 3), "bias": torch.randn(5), "_extra_state": torch.arange(4)}
     save_file(tensors, tmp_path / "model.safetensors")
     ranks(2).run(check_extra_state, str(tmp_path / "model.safetensors"))
-
-
-def test_plain_load_imports_no_dtensor_code(run_python, tmp_path):
-    """Importing fst and loading a plain module import no DTensor code."""
-    save_file({"weight": torch.ones(2, 3), "bias": torch.ones(2)}, tmp_path / "model.safetensors")
-    assert (
-        run_python(
-            """
-import sys, torch, fst
-fst.load_module(torch.nn.Linear(3, 2), sys.argv[1])
-names = "torch.distributed.tensor", "torch.distributed.checkpoint", "torch.distributed.fsdp", "fst.dcp"
-print([name for name in names if name in sys.modules])
-""",
-            str(tmp_path / "model.safetensors"),
-        )
-        == "[]\n"
-    )

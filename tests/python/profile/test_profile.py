@@ -211,18 +211,6 @@ def test_invalid_use(path, tmp_path):
         torch.ops.fst.profile_stop(123456)
 
 
-def test_torchscript(path):
-    @torch.jit.script
-    def load(path: str):
-        profile = torch.ops.fst.profile_start()
-        weights = torch.ops.fst.load_file(path, "cpu")
-        return torch.ops.fst.profile_stop(profile), weights
-
-    trace, weights = load(str(path))
-    assert len(weights) == 3
-    assert summarize(Recording(trace), None).loads == 1
-
-
 @pytest.mark.parametrize("name", ["profile", "Profile.summary", "Profile.save_trace", "Profile.plot"])
 def test_docstrings(name, tmp_path, monkeypatch):
     if name == "Profile.plot":
