@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from hypothesis import HealthCheck, settings
 
 import fst
 from budget import Budget
-from forked import run_forked
+from forked import Running, run_forked, start_forked
 from ranks import Ranks
 from suite import CHUNKS, READER_AND_CHUNKS, READERS, require_ci, require_gpu
 
@@ -153,3 +154,13 @@ def fork_python(python_environ: dict[str, str], tmp_path: Path) -> Callable[...,
         return run_forked(program, *arguments, environ=python_environ | environ, directory=tmp_path)
 
     return run
+
+
+@pytest.fixture
+def start_python(python_environ: dict[str, str], tmp_path: Path) -> Callable[..., AbstractContextManager[Running]]:
+    """Starts a program in such a process, and returns before its end."""
+
+    def start(program: str, *arguments: str, **environ: str) -> AbstractContextManager[Running]:
+        return start_forked(program, *arguments, environ=python_environ | environ, directory=tmp_path)
+
+    return start

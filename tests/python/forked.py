@@ -2,9 +2,13 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import TextIO
 
 context = get_context("forkserver")
 context.set_forkserver_preload(["torch", "torch.distributed.tensor", "safetensors.torch", "fst", "ranks", "forked"])
@@ -25,6 +29,47 @@ def run_forked(program: str, *arguments: str, environ: Mapping[str, str], direct
     output.unlink()
     errors.unlink()
     return printed
+
+
+@dataclass
+class Running:
+    """A program in a forked process, and what it prints."""
+
+    process: BaseProcess
+    stdout: TextIO
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def poll(self) -> int | None:
+        """Returns the exit code, or None while the program runs."""
+        return self.process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self) -> int:
+        """Waits for the end of the program, and returns its exit code."""
+        self.process.join(120)
+        return self.process.exitcode
+
+
+@contextmanager
+def start_forked(program: str, *arguments: str, environ: Mapping[str, str], directory: Path) -> Iterator[Running]:
+    """Starts a program in a forked process, and kills the process at the end of the block if it still runs."""
+    output, errors = directory / "forked-output", directory / "forked-errors"
+    os.mkfifo(output)
+    process = context.Process(target=_run, args=(program, arguments, dict(environ), directory, output, errors))
+    process.start()
+    try:
+        with output.open() as stdout:
+            yield Running(process, stdout)
+    finally:
+        process.kill()
+        process.join()
+        output.unlink()
+        errors.unlink()
 
 
 def _run(

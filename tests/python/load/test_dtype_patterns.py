@@ -55,7 +55,6 @@ LOADS = {
 }
 
 
-@pytest.mark.usefixtures("reader")
 @pytest.mark.parametrize("name", LOADS)
 def test_only_tensors_that_match_are_cast(path, name):
     loaded = dict(LOADS[name](path, dtype=DTYPE))

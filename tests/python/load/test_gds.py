@@ -52,29 +52,15 @@ def test_log_reports_fallback_on_cpu(every_dtype, run_python):
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("chunks")
-def test_every_dtype(every_dtype):
+def test_loads(every_dtype):
     path, tensors = every_dtype
-    for name, tensor in fst.load_file(path, "cuda").items():
-        assert tensor.is_cuda
-        assert_same(tensor, tensors[name].tensor())
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("chunks")
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
-def test_cast(every_dtype, dtype):
-    path, tensors = every_dtype
-    for name, tensor in fst.load_file(path, "cuda", dtype=dtype).items():
-        if name in CASTABLE_DTYPES:
-            assert_same_numbers(tensor, tensors[name].tensor().cuda().to(dtype))
-        else:
-            assert_same(tensor, tensors[name].tensor())
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("chunks")
-def test_slices(every_dtype):
-    path, tensors = every_dtype
+    for dtype in (None, torch.float16, torch.float64):
+        for name, tensor in fst.load_file(path, "cuda", dtype=dtype).items():
+            assert tensor.is_cuda
+            if dtype is not None and name in CASTABLE_DTYPES:
+                assert_same_numbers(tensor, tensors[name].tensor().cuda().to(dtype))
+            else:
+                assert_same(tensor, tensors[name].tensor())
     names = [name for name in DTYPES if name != "F4"]
     count = len(names)
     slices = fst.load_slices(path, names, [1] * count, [7] * count, [2400] * count, "cuda")

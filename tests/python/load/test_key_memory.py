@@ -2,22 +2,24 @@
 
 import os
 import re
-import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 from safetensors import safe_open
 
+from forked import Running
 from suite import CHECKOUT
 
 pytest.importorskip("cryptography")
 sys.path.append(str(CHECKOUT / "tests" / "encryption"))
 import reference
 
-# Saves by label, loads and rotates with keys of files that Python does not read. Then waits for the end of its input.
+# Saves by label, loads and rotates with keys of files that Python does not read. Then waits for its end.
 PROGRAM = """
-import gc, sys, torch, fst
+import gc, signal, sys, torch, fst
 
 for path in sys.argv[1:]:
     if path.endswith(".passphrase"):
@@ -39,7 +41,7 @@ for path in sys.argv[1:]:
     del key
     gc.collect()
 print("ready", flush=True)
-sys.stdin.read()
+signal.pause()
 """
 
 
@@ -75,7 +77,7 @@ def count_copies(pid: int, secrets: dict[str, bytes]) -> dict[str, int]:
     return {name: count for name, count in found.items() if count}
 
 
-def test_no_key_stays_in_memory(tmp_path: Path, python_environ: dict[str, str]) -> None:
+def test_no_key_stays_in_memory(tmp_path: Path, start_python: Callable[..., AbstractContextManager[Running]]) -> None:
     own = {name: os.urandom(32) for name in ("hex", "passphrase")}
     contents = {
         "hex": own["hex"].hex().encode(),
@@ -84,10 +86,7 @@ def test_no_key_stays_in_memory(tmp_path: Path, python_environ: dict[str, str]) 
     paths = [tmp_path / f"key.{name}" for name in own]
     for path, content in zip(paths, contents.values(), strict=True):
         path.write_bytes(content)
-    command = [sys.executable, "-c", PROGRAM, *paths]
-    with subprocess.Popen(
-        command, env=python_environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with start_python(PROGRAM, *map(str, paths)) as process:
         assert process.stdout.readline() == "ready\n"
         secrets = {
             f"{name} of {path.name}": secret

@@ -6,6 +6,7 @@ from safetensors.torch import load_file as safetensors_load_file
 from safetensors.torch import save_file
 
 import fst
+from combinations import pairwise
 from rawfile import (
     CASTABLE_DTYPES,
     DTYPES,
@@ -16,6 +17,7 @@ from rawfile import (
     random_raw,
     write,
 )
+from suite import CHUNKS, READERS
 
 # Dtypes that a load casts to.
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -52,22 +54,18 @@ def test_load_file_matches_safetensors(tmp_path):
 
 
 @pytest.mark.usefixtures("reader")
-@pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0, 5), (0, 0), (1, 1, 1, 1, 1, 1), (2,) * 12])
-def test_shapes(tmp_path, shape):
-    tensors = {name: random_raw(name, shape) for name in DTYPES if name != "F4"}
-    path = write(tmp_path / "shapes.safetensors", tensors)
-    for name, tensor in fst.load_file(path).items():
+def test_shapes(tmp_path):
+    shapes = [(), (0,), (1,), (3, 0, 5), (0, 0), (1, 1, 1, 1, 1, 1), (2,) * 12]
+    tensors = {f"{name} {shape}": random_raw(name, shape) for shape in shapes for name in DTYPES if name != "F4"}
+    # An element of F4 holds two numbers.
+    packed = [(2,), (0,), (3, 4), (4, 0), (0, 8), (2, 3, 6)]
+    tensors |= {f"F4 {shape}": random_raw("F4", shape) for shape in packed}
+    loaded = fst.load_file(write(tmp_path / "shapes.safetensors", tensors))
+    for name, tensor in loaded.items():
         assert_same(tensor, tensors[name].tensor())
-
-
-@pytest.mark.usefixtures("reader")
-@pytest.mark.parametrize("shape", [(2,), (0,), (3, 4), (4, 0), (0, 8), (2, 3, 6)])
-def test_f4_packs_two_numbers_in_an_element(tmp_path, shape):
-    raw = random_raw("F4", shape)
-    [tensor] = fst.load_tensors(write(tmp_path / "f4.safetensors", {"w": raw}), ["w"])
-    assert tensor.dtype == torch.float4_e2m1fn_x2
-    assert tensor.shape == (*shape[:-1], shape[-1] // 2)
-    assert_same(tensor, raw.tensor())
+    for shape in packed:
+        tensor = loaded[f"F4 {shape}"]
+        assert (tensor.dtype, tensor.shape) == (torch.float4_e2m1fn_x2, (*shape[:-1], shape[-1] // 2))
 
 
 @pytest.mark.usefixtures("reader")
@@ -94,8 +92,10 @@ def test_unsupported_dtype_is_named_and_other_tensors_load(tmp_path, dtype):
     assert fst.tensor_names(path) == ["before", "six bits", "after"]
 
 
+@pytest.mark.parametrize(
+    ("padding", "reader", "chunks"), pairwise(range(8), READERS, CHUNKS), indirect=["reader", "chunks"]
+)
 @pytest.mark.usefixtures("reader", "chunks")
-@pytest.mark.parametrize("padding", range(8))
 def test_unaligned_data(tmp_path, padding):
     """The format does not align tensors to their elements. PyTorch requires the alignment."""
     tensors = {"byte": random_raw("U8", (1,))}
@@ -136,8 +136,13 @@ def test_order_follows_data_offsets(tmp_path):
     assert list(fst.load_file(tmp_path / "m.safetensors")) == ["large", "small"]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "reader", "chunks"),
+    pairwise([*FLOATS, torch.float8_e5m2], READERS, CHUNKS),
+    indirect=["reader", "chunks"],
+    ids=str,
+)
 @pytest.mark.usefixtures("reader", "chunks")
-@pytest.mark.parametrize("dtype", [*FLOATS, torch.float8_e5m2], ids=str)
 def test_cast(every_dtype, dtype):
     path, tensors = every_dtype
     loaded = fst.load_file(path, dtype=dtype)
@@ -160,12 +165,13 @@ def test_cast_of_tensor_larger_than_scratch(tmp_path):
     assert_same(fst.load_tensors(path, ["w"], dtype=torch.float16)[0], tensor.to(torch.float16))
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.bool, torch.complex64, torch.quint8], ids=str)
-def test_cast_to_unsupported_dtype(every_dtype, dtype):
+def test_cast_to_unsupported_dtype(every_dtype):
     path, _ = every_dtype
-    for load in (lambda: fst.load_file(path, dtype=dtype), lambda: fst.load_tensors(path, ["F32"], dtype=dtype)):
+    for dtype in (torch.int32, torch.uint8, torch.bool, torch.complex64, torch.quint8):
         with pytest.raises(ValueError, match="floating-point"):
-            load()
+            fst.load_file(path, dtype=dtype)
+        with pytest.raises(ValueError, match="floating-point"):
+            fst.load_tensors(path, ["F32"], dtype=dtype)
 
 
 @pytest.mark.usefixtures("reader", "chunks")
@@ -203,27 +209,26 @@ print(torch.ops.fst.reader([sys.argv[1]]), len(fst.load_file(sys.argv[1])) > 0)
     assert fork_python(program, str(path), FST_READER="uring") == "pread True\n"
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("FST_READER", "floppy"),
-        ("FST_CHUNK_BYTES", "many"),
-        ("FST_CHUNK_BYTES", "-1"),
-        ("FST_STAGING_BYTES", "1"),
-        ("FST_THREADS", "0"),
-        ("FST_QUEUE_DEPTH", "0"),
-        ("FST_DROP_CACHE", "yes"),
-        ("FST_LOG", "loud"),
-    ],
-)
-def test_invalid_options(every_dtype, monkeypatch, name, value):
+def test_invalid_options(every_dtype):
     path, _ = every_dtype
-    monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match=f"{name}.*{value}"):
-        fst.load_file(path)
+    for option in (
+        "FST_READER=floppy",
+        "FST_CHUNK_BYTES=many",
+        "FST_CHUNK_BYTES=-1",
+        "FST_STAGING_BYTES=1",
+        "FST_THREADS=0",
+        "FST_QUEUE_DEPTH=0",
+        "FST_DROP_CACHE=yes",
+        "FST_LOG=loud",
+    ):
+        name, value = option.split("=")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(name, value)
+            with pytest.raises(ValueError, match=f"{name}.*{value}"):
+                fst.load_file(path)
 
 
-def test_log_names_reader(every_dtype, run_python):
+def test_log_names_reader(every_dtype, fork_python):
     path, _ = every_dtype
     program = """
 import os, sys
@@ -234,11 +239,11 @@ for os.environ["FST_READER"] in ("pread", "uring"):
     print("next", flush=True)
     fst.load_file(sys.argv[1])
 """
-    default, pread, uring = run_python(program, str(path), FST_LOG="debug").split("next\n")
+    default, pread, uring = fork_python(program, str(path), FST_LOG="debug").split("next\n")
     assert "mmap" in default
     assert "pread" in pread
     assert "uring" in uring
-    assert run_python(program, str(path)) == "next\nnext\n"
+    assert fork_python(program, str(path)) == "next\nnext\n"
 
 
 def test_meta_device_reads_headers_only(every_dtype):

@@ -6,8 +6,6 @@ import mmap
 import os
 import signal
 import struct
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -33,7 +31,7 @@ def slow_load(request, monkeypatch):
 
 @pytest.mark.usefixtures("slow_load")
 def test_load_releases_gil(tmp_path):
-    path = write_sparse(tmp_path / "large.safetensors", "F32", (64 * MIB,))
+    path = write_sparse(tmp_path / "large.safetensors", "F32", (16 * MIB,))
     counted, stop = 0, threading.Event()
 
     def count() -> None:
@@ -74,11 +72,13 @@ def test_concurrent_loads(tmp_path, run_threads):
     run_threads(load, count=8)
 
 
+# Options of loads that take seconds.
+SLOW = {"FST_READER": "pread", "FST_CHUNK_BYTES": "4096", "FST_THREADS": "1"}
+
 INTERRUPTED = """
 import signal, sys, fst
 
 large, small = sys.argv[1:]
-# Python ignores SIGINT if a shell has started it in the background.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 print("ready", flush=True)
 try:
@@ -97,15 +97,12 @@ except KeyboardInterrupt:
 """
 
 
-def test_interrupt_ends_load(tmp_path, python_environ):
+def test_interrupt_ends_load(tmp_path, start_python):
     size = 4096 * MIB
     large = write_sparse(tmp_path / "large.safetensors", "U8", (size,))
     small = write(tmp_path / "small.safetensors", {"w": random_raw("U8", (8,))})
-    slow = {"FST_READER": "pread", "FST_CHUNK_BYTES": "4096", "FST_THREADS": "1"}
-    command = [sys.executable, "-c", INTERRUPTED, large, small]
-    with subprocess.Popen(command, env=python_environ | slow, stdout=subprocess.PIPE, text=True) as process:
+    with start_python(INTERRUPTED, str(large), str(small), **SLOW) as process:
         assert process.stdout.readline() == "ready\n"
-
         before = wait_for_reads(process, 64 * MIB)
         process.send_signal(signal.SIGINT)
         resident_mib = int(process.stdout.readline())
@@ -139,8 +136,7 @@ try:
 except KeyboardInterrupt:
     print("interrupted", len(called))
 """
-    slow = {"FST_READER": "pread", "FST_CHUNK_BYTES": "4096", "FST_THREADS": "1"}
-    assert fork_python(program, str(path), **slow) == "interrupted 1\n"
+    assert fork_python(program, str(path), **SLOW) == "interrupted 1\n"
 
 
 def test_interrupt_ends_derivation_of_key(tmp_path, fork_python):
@@ -302,31 +298,3 @@ for thread in threads:
 print(codes)
 """
     assert fork_python(program, str(path)) == "{0}\n"
-
-
-LOADS_WITHOUT_SYMPY = """
-import sys, torch, fst
-from fst.compat.tensorizer import DecryptionParams, EncryptionParams, TensorDeserializer, TensorSerializer
-
-key = EncryptionParams.random()
-for path, encryption in (("plain.tensors", None), ("secret.tensors", key)):
-    with TensorSerializer(path, encryption=encryption) as serializer:
-        serializer.write_state_dict({"a": torch.ones(3)})
-for path, options in (
-    ("plain.tensors", {"verify_hash": True}),
-    ("secret.tensors", {"encryption": DecryptionParams.from_key(key.key)}),
-):
-    with TensorDeserializer(path, device="cpu", **options) as deserializer:
-        assert deserializer["a"].sum() == 3
-fst.save_file({"weight": torch.ones(2, 2), "bias": torch.ones(2)}, "linear.safetensors")
-fst.load_file("linear.safetensors")
-fst.load_module(torch.nn.Linear(2, 2, device="meta"), "linear.safetensors")
-print("sympy" in sys.modules)
-"""
-
-
-def test_first_load_does_not_import_sympy(python_environ, tmp_path):
-    # Some functions of PyTorch on meta tensors import it, which takes longer than most loads.
-    command = [sys.executable, "-c", LOADS_WITHOUT_SYMPY]
-    done = subprocess.run(command, env=python_environ, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"

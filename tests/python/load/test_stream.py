@@ -6,7 +6,6 @@ import gc
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -24,6 +23,8 @@ from suite import CHUNKS, READERS
 
 MIB = 1 << 20
 ORDERS = ["file", "landed"]
+# Options of loads that take seconds.
+SLOW = {"FST_READER": "pread", "FST_CHUNK_BYTES": "4096", "FST_THREADS": "1"}
 
 
 @pytest.fixture
@@ -89,8 +90,10 @@ def test_tensors_follow_file_order(tmp_path):
     assert list(fst.stream([first, second], names=[])) == []
 
 
+@pytest.mark.parametrize(
+    ("reader", "window_bytes"), list(zip(READERS, [MIB, 1, 1000, MIB], strict=False)), indirect=["reader"]
+)
 @pytest.mark.usefixtures("reader")
-@pytest.mark.parametrize("window_bytes", [1, 1000, MIB])
 def test_thousands_of_tensors(tmp_path, window_bytes):
     tensors = {f"t{index}": random_raw("BF16", (index % 50,), seed=index) for index in range(3000)}
     path = write(tmp_path / "many.safetensors", tensors)
@@ -114,40 +117,40 @@ def test_reads_are_bounded_by_window(tmp_path):
 
 
 @pytest.mark.usefixtures("read")
-@pytest.mark.parametrize("leave", ["break", "close", "exception"])
-def test_early_exit_releases_resources(tmp_path, leave):
-    path = tmp_path / "m.safetensors"
-    write(path, {f"t{index}": random_raw("U8", (MIB,)) for index in range(30)})
+def test_early_exit_releases_resources(tmp_path):
+    path = write(tmp_path / "m.safetensors", {f"t{index}": random_raw("U8", (MIB,)) for index in range(30)})
 
     def rss() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
-    def take_some() -> None:
+    def leave(how: str) -> None:
         stream = fst.stream(path)
         for index, (name, _) in enumerate(stream):
-            if index == 2 and leave == "close":
+            if index == 2 and how == "close":
                 stream.close()
                 stream.close()
                 assert list(stream) == []
-            elif index == 2 and leave == "break":
+            elif index == 2 and how == "break":
                 break
             elif index == 2:
                 raise LookupError(name)
 
-    for _ in range(20):
-        try:
-            take_some()
-        except LookupError:
-            assert leave == "exception"
+    def leave_all(times: int) -> None:
+        for _ in range(times):
+            leave("break")
+            leave("close")
+            with pytest.raises(LookupError):
+                leave("exception")
+
+    for how in ("break", "close"):
+        leave(how)
         assert_no_threads()
+    leave_all(7)
+    assert_no_threads()
     fst.release_memory()
     gc.collect()
     before = rss()
-    for _ in range(20):
-        try:
-            take_some()
-        except LookupError:
-            assert leave == "exception"
+    leave_all(7)
     fst.release_memory()
     assert rss() - before < 15 * MIB
 
@@ -286,62 +289,56 @@ def test_forked_child_gets_error(tmp_path):
     assert [name for name, _ in stream] == ["a", "b"]
 
 
-@pytest.mark.parametrize("kept", ["nothing", "a global", "a cycle"])
-def test_process_exit_with_unfinished_stream(tmp_path, run_python, kept):
+def test_process_exit_with_unfinished_streams(tmp_path, run_python):
+    """A process ends although streams that nothing, a global variable and a cycle keep have threads."""
     path = write_sparse(tmp_path / "large.safetensors", "U8", (4096 * MIB,))
-    keep = {
-        "nothing": "fst.stream(path)",
-        "a global": "stream = fst.stream(path)",
-        "a cycle": "cycle = [fst.stream(path)]; cycle.append(cycle)",
-    }
-    program = f"import sys, fst; path = sys.argv[1]; {keep[kept]}; print('end')"
-    slow = {"FST_READER": "pread", "FST_CHUNK_BYTES": "4096", "FST_THREADS": "1"}
-    assert run_python(program, str(path), **slow) == "end\n"
+    program = """
+import sys, fst
+path = sys.argv[1]
+fst.stream(path)
+stream = fst.stream(path)
+cycle = [fst.stream(path)]
+cycle.append(cycle)
+print("end")
+"""
+    assert run_python(program, str(path), **SLOW) == "end\n"
 
 
 INTERRUPTED = """
 import os, signal, sys, time, fst
+from test_stream import threads
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-def rss_mib():
-    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE") >> 20
-
-def threads():
-    names = []
-    for task in os.listdir("/proc/self/task"):
-        try:
-            names.append(open(f"/proc/self/task/{task}/comm").read().strip())
-        except (FileNotFoundError, ProcessLookupError):
-            # The thread has ended since the directory was listed.
-            pass
-    return [name for name in names if name in ("fst", "fst stream")]
-
 stream = fst.stream(sys.argv[1])
 print("ready", flush=True)
 try:
     next(stream)
 except KeyboardInterrupt:
-    resident = rss_mib()
+    resident_mib = int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGESIZE") >> 20
     deadline = time.monotonic() + 20
     while threads() and time.monotonic() < deadline:
         time.sleep(0.001)
-    print(resident, threads(), flush=True)
+    print(resident_mib, threads(), flush=True)
 try:
     next(stream)
 except KeyboardInterrupt:
     print("again", flush=True)
+# Between tensors, an interrupt is Python's.
+stream = fst.stream(sys.argv[2], window_bytes=1)
+next(stream)
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    print(len(list(stream)), flush=True)
 """
 
 
-def test_interrupt_ends_wait(tmp_path, python_environ):
+def test_interrupts(tmp_path, start_python):
     size = 4096 * MIB
-    path = write_sparse(tmp_path / "large.safetensors", "U8", (size,))
-    slow = {"FST_READER": "pread", "FST_CHUNK_BYTES": "4096", "FST_THREADS": "1"}
-    command = [sys.executable, "-c", INTERRUPTED, path]
-    with subprocess.Popen(command, env=python_environ | slow, stdout=subprocess.PIPE, text=True) as process:
+    large = write_sparse(tmp_path / "large.safetensors", "U8", (size,))
+    small = write(tmp_path / "m.safetensors", {f"t{index}": random_raw("U8", (5000,)) for index in range(5)})
+    with start_python(INTERRUPTED, str(large), str(small), **SLOW) as process:
         assert process.stdout.readline() == "ready\n"
-
         before = wait_for_reads(process, 64 * MIB)
         process.send_signal(signal.SIGINT)
         resident_mib, names = process.stdout.readline().split(maxsplit=1)
@@ -349,23 +346,8 @@ def test_interrupt_ends_wait(tmp_path, python_environ):
         # PyTorch alone takes a few hundred MiB.
         assert int(resident_mib) < 1024
         assert names == "[]\n"
-        assert process.stdout.readline() == "again\n"
+        assert process.stdout.read() == "again\n4\n"
         assert process.wait() == 0
-
-
-def test_interrupt_between_tensors(tmp_path, fork_python):
-    path = write(tmp_path / "m.safetensors", {f"t{index}": random_raw("U8", (5000,)) for index in range(5)})
-    program = """
-import signal, sys, fst
-signal.signal(signal.SIGINT, signal.default_int_handler)
-stream = fst.stream(sys.argv[1], window_bytes=1)
-next(stream)
-try:
-    signal.raise_signal(signal.SIGINT)
-except KeyboardInterrupt:
-    print(len(list(stream)))
-"""
-    assert fork_python(program, str(path), FST_READER="pread") == "4\n"
 
 
 PROGRESS = {
@@ -394,17 +376,13 @@ def test_progress_only_prints(every_dtype, load, capsys):
     assert re.search(rf"{tqdm.format_sizeof(total, divisor=1024)}/{tqdm.format_sizeof(total, divisor=1024)} ", shown)
 
 
-@pytest.mark.parametrize("load", PROGRESS.values(), ids=PROGRESS)
-def test_progress_keeps_errors(tmp_path, load):
-    with pytest.raises(FileNotFoundError):
-        load(tmp_path / "nowhere.safetensors", progress=True)
+def test_progress_keeps_errors(tmp_path, monkeypatch):
+    for load in PROGRESS.values():
+        with pytest.raises(FileNotFoundError):
+            load(tmp_path / "nowhere.safetensors", progress=True)
     path = write(tmp_path / "m.safetensors", {"U8": random_raw("U8", (3, 3))})
     with pytest.raises(ValueError, match="2 names, but 1 dims, 0 starts and 2 lengths"):
         fst.load_slices(path, ["U8", "U8"], [0], [], [1, 1], progress=True)
-
-
-def test_progress_needs_tqdm(every_dtype, monkeypatch):
-    path, _ = every_dtype
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
     with pytest.raises(ImportError, match="pip install tqdm"):
         fst.load_file(path, progress=True)

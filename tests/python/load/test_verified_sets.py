@@ -4,7 +4,6 @@ import hashlib
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from safetensors import safe_open as safetensors_open
 from safetensors.torch import save_file as save_with_safetensors
 
 import fst
+from fst import cli
 from ranks import Ranks
 
 KEY = fst.EncryptionKey.from_bytes(bytes(range(32)))
@@ -52,8 +52,9 @@ def signature_of(path: Path) -> fst.Signature:
     subprocess.run(create, check=True)
     subprocess.run(["openssl", "ec", "-in", key, "-pubout", "-out", public_key], check=True, capture_output=True)
     signature = path.parent / "model.sig"
-    arguments = [sys.executable, "-m", "fst", "sign", path, "--private-key", key, "--signature", signature]
-    subprocess.run(arguments, check=True, capture_output=True)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["sign", str(path), "--private-key", str(key), "--signature", str(signature)])
+    assert end.value.code == 0
     return fst.Signature(signature, public_key=public_key)
 
 
@@ -79,18 +80,20 @@ EDITS: dict[str, Callable[[dict[str, str]], object]] = {
 
 
 @pytest.mark.parametrize("request_of", [manifest_of, signature_of])
-@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
-def test_an_index_with_a_digest_is_compared(path, edit, request_of):
+def test_an_index_with_a_digest_is_compared(path, request_of):
     save(path, key=None)
     (path / "sub").mkdir()
     save_with_safetensors({name: tensor + 10 for name, tensor in TENSORS.items()}, path / "sub" / "other.safetensors")
     request = request_of(path)
     assert fst.load_file(path, verify=request).keys() == TENSORS.keys()
-    edit_index(path, edit)
-    for load in LOADS.values():
-        for named in (path, path / INDEX):
-            with pytest.raises(fst.IntegrityError, match=rf"{INDEX}: .*the (manifest|signature) states sha256:"):
-                load(named, verify=request)
+    index = (path / INDEX).read_bytes()
+    for edit in EDITS.values():
+        edit_index(path, edit)
+        for load in LOADS.values():
+            for named in (path, path / INDEX):
+                with pytest.raises(fst.IntegrityError, match=rf"{INDEX}: .*the (manifest|signature) states sha256:"):
+                    load(named, verify=request)
+        (path / INDEX).write_bytes(index)
 
 
 def test_an_index_without_a_digest_names_all_files_of_the_manifest(path):
