@@ -166,17 +166,3 @@ def test_other_names_are_those_of_safetensors(module):
     assert ours.serialize is theirs.serialize
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = ours.no_such_name
-
-
-def test_without_safetensors_there_are_no_other_names(run_python):
-    run_python("""
-import sys
-sys.modules["safetensors"] = None
-import fst.torch
-try:
-    fst.torch.serialize
-except AttributeError as error:
-    assert "fst.torch" in str(error)
-else:
-    raise SystemExit("no error")
-""")
