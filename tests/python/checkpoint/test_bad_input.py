@@ -47,16 +47,16 @@ def listed(name: str, begin: int) -> str:
     return f'"{name}": {{"dtype": "U8", "shape": [1], "data_offsets": [{begin}, {begin + 1}]}}'
 
 
-# Contents of a file, and the pattern of the message after the path.
+# Contents of a file, and the pattern of the message after the path. tests/rust/header.rs has each fault of a header;
+# these are one of each kind, and what other programs write.
 MALFORMED = {
     "no bytes": (b"", "byte 0"),
-    **{f"{count} bytes": (b"\1" * count, "byte 0") for count in range(1, 8)},
+    "7 bytes": (b"\1" * 7, "byte 0"),
     "only a length": (struct.pack("<Q", 2), "byte 0"),
     "length zero": (struct.pack("<Q", 0), "byte 8"),
     "length zero and data": (struct.pack("<Q", 0) + DATA, "byte 8"),
     "length 2^62": (encode({}, length=2**62), "byte 0: .*4611686018427387904"),
     "length 2^63": (encode({}, length=2**63), "byte 0"),
-    "length 2^64 - 1": (encode({}, length=2**64 - 1), "byte 0"),
     "length one past the end": (encode({}, length=9), "byte 0"),
     "length in the wrong order": (struct.pack(">Q", 8) + b"{}      ", "byte 0"),
     "length cuts the header": (encode({"w": fields()}, DATA, length=20), "byte 2[0-9]"),
@@ -65,69 +65,36 @@ MALFORMED = {
     "zeros": (bytes(4096), "byte 8"),
     "a pickle": (b"\x80\x02}q\x00(X\x01\x00\x00\x00wq\x01K\x01u.", "byte 0"),
     "a pointer to a large file": (b"version https://git-lfs.github.com/spec/v1\noid sha256:", "byte 0"),
-    "a list": (encode([]), "byte 8"),
-    "a number": (encode(3), "byte 8"),
     "null": (encode(None), "byte 8"),
-    "a string": (encode("x"), "byte 8"),
-    "text after the object": (encode(b"{} {}"), "byte 11"),
     "a comma at the end": (text("{" + listed("w", 0) + ",}", b"1"), "byte "),
     "NaN": (text('{"w": {"dtype": "F32", "shape": [NaN], "data_offsets": [0, 24]}}', DATA), W),
-    "deep lists": (text('{"w": ' + "[" * DEEP + "]" * DEEP + "}"), W),
     "deep lists cut off": (text('{"w": ' + "[" * DEEP), W),
     "deep objects": (text('{"w": ' + '{"a":' * DEEP + "1" + "}" * DEEP + "}"), W),
-    "a deep unknown field": (text('{"w": {"x": ' + "[" * DEEP + "]" * DEEP + "}}"), W),
-    "a name twice": (text("{" + listed("w", 0) + "," + listed("w", 1) + "}", b"12"), W + "twice"),
     "a name twice, once escaped": (
         text("{" + listed("w", 0) + "," + listed("\\u0077", 1) + "}", b"12"),
         W + "twice",
     ),
-    "a field twice": (text('{"w": {"dtype": "U8", "dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}', b"1"), W),
-    "metadata twice": (text('{"__metadata__": {}, "__metadata__": {}}'), "byte .*__metadata__"),
     "a key of the metadata twice": (text('{"__metadata__": {"a": "1", "a": "2"}}'), "byte .*twice"),
-    "metadata in a list": (encode({"__metadata__": ["a"]}), "byte .*__metadata__"),
-    **{f"{value} in the metadata": (encode({"__metadata__": {"a": value}}), "byte ") for value in (1, None, {}, [])},
-    **{f"{value!r} for a tensor": (encode({"w": value}), W) for value in (None, 1, "F32", [], [1, 2], {})},
-    "no dtype": (encode({"w": {"shape": [0], "data_offsets": [0, 0]}}), W + "dtype"),
-    "no shape": (encode({"w": {"dtype": "F32", "data_offsets": [0, 0]}}), W + "shape"),
+    "a number in the metadata": (encode({"__metadata__": {"a": 1}}), "byte "),
+    "a list for a tensor": (encode({"w": [1, 2]}), W),
     "no offsets": (encode({"w": {"dtype": "F32", "shape": [0]}}), W + "data_offsets"),
+    **{f"dtype {dtype!r}": (one(dtype=dtype), W) for dtype in ("f32", "float32", "F32 ", "F32\0", None, ["F32"])},
     **{
-        f"dtype {dtype!r}": (one(dtype=dtype), W)
-        for dtype in ("F31", "f32", "", "float32", "F32 ", "F32\0", None, 3, ["F32"])
+        f"shape {shape!r}": (one(shape=shape), W) for shape in (None, [-2, -3], [6.0], ["6"], [True, 6], [2**64], [1e3])
     },
-    **{
-        f"shape {shape!r}": (one(shape=shape), W)
-        for shape in (None, 6, "6", [-6], [2, -3], [-2, -3], [1.5, 4], [6.0], ["6"], [[6]], [True, 6], [2**64], [1e3])
-    },
-    **{
-        f"offsets {offsets!r}": (one(data_offsets=offsets), W)
-        for offsets in (None, 24, [], [0], [0, 24, 24], [-1, 23], [0, -24], [0.0, 24.0], ["0", "24"], [0, 2**64])
-    },
+    **{f"offsets {offsets!r}": (one(data_offsets=offsets), W) for offsets in (None, [], [0, -24], [0.0, 24.0])},
     "a shape larger than the offsets": (one(shape=[7]), W + "28 bytes.*24"),
-    "a shape smaller than the offsets": (one(shape=[5]), W + "20 bytes.*24"),
-    "a scalar with too many bytes": (one(shape=[]), W + "4 bytes"),
     "an empty tensor with bytes": (one(shape=[0]), W + "0 bytes"),
-    "a shape that overflows": (one(shape=[2**32, 2**32]), W + "overflow"),
     "a shape that overflows to its size": (one(shape=[2**62 + 6]), W + "overflow"),
     "a shape that overflows as bytes": (one(shape=[2**61]), W + "overflow"),
-    "strides that overflow": (encode({"w": fields(shape=[0, 2**40, 2**40], data_offsets=[0, 0])}), W + "overflow"),
-    "65 dimensions": (one(shape=[1] * 64 + [6]), W),
     "a million dimensions": (one(shape=[1] * 10**6), W),
-    "half a byte": (one(dtype="F4", shape=[47]), W + "whole number of bytes"),
-    "reversed offsets": (one(data_offsets=[24, 0]), W + "reversed"),
     "an end past the data": (one(shape=[7], data_offsets=[0, 28]), W + "cut off"),
-    "a beginning past the data": (one(data_offsets=[2**40, 2**40 + 24]), W),
     "offsets near 2^63": (one(data_offsets=[2**63, 2**63 + 24]), W),
     "offsets near 2^64": (one(data_offsets=[2**64 - 25, 2**64 - 1]), W),
     "a gap at the start": (one(shape=[5], data_offsets=[4, 24]), W + "gap"),
-    "a gap": (two({"shape": [2], "data_offsets": [0, 8]}, {"shape": [3], "data_offsets": [12, 24]}), W + "gap"),
-    "an overlap": (
-        two({"shape": [4], "data_offsets": [0, 16]}, {"shape": [3], "data_offsets": [12, 24]}),
-        W + "overlap",
-    ),
     "a tensor inside another": (two({}, {"shape": [1], "data_offsets": [8, 12]}), W + "overlap"),
     "the same bytes twice": (two({}, {}), 'tensor "[vw]": byte .*overlap'),
     "a byte after the end": (encode(header_of(GOOD), bytes(29) + b"x"), "byte "),
-    "data without tensors": (encode({}, DATA), "byte 16"),
 }
 
 
@@ -172,7 +139,6 @@ print("unharmed")
     assert fork_python(program, str(good), str(huge), str(len(MALFORMED))) == "unharmed\n"
 
 
-@pytest.mark.usefixtures("reader")
 def test_truncation_at_each_byte(tmp_path):
     whole = write(tmp_path / "whole.safetensors", GOOD, {"format": "pt"}).read_bytes()
     path = tmp_path / "cut.safetensors"
@@ -182,15 +148,8 @@ def test_truncation_at_each_byte(tmp_path):
             fst.load_file(path)
     path.write_bytes(whole)
     assert sorted(fst.load_file(path)) == ["a", "b"]
-
-
-@pytest.mark.usefixtures("reader")
-def test_trailing_bytes(tmp_path):
-    path = write(tmp_path / "long.safetensors", GOOD)
-    end = path.stat().st_size
-    with path.open("ab") as file:
-        file.write(b"\0")
-    with pytest.raises(fst.SafetensorError, match=f"^{path}: byte {end}: .*{end + 1}"):
+    path.write_bytes(whole + b"\0")
+    with pytest.raises(fst.SafetensorError, match=f"^{path}: byte {len(whole)}: .*{len(whole) + 1}"):
         fst.load_file(path)
 
 
@@ -360,33 +319,20 @@ def test_missing_name_without_similar_names(tmp_path):
     assert "nearest" not in raised.value.args[0]
 
 
-def test_nonexistent_device_index(tmp_path):
+DEVICES = [
+    ("cuda:127", ValueError, r"cuda:127 .*CUDA device"),
+    # Unknown devices raise the error of PyTorch.
+    *((device, RuntimeError, r"(?i)device") for device in ("gpu", "cuda:x", -1)),
+    *((device, ValueError, "cpu, cuda and meta") for device in ("xpu", "mps:0", "hpu", torch.device("xla"))),
+]
+WITHOUT_GPU = [(device, ValueError, "cuda") for device in ("cuda", "cuda:0", 0, torch.device("cuda", 1))]
+
+
+def test_devices(tmp_path):
     path = write(tmp_path / "m.safetensors", GOOD)
-    with pytest.raises(ValueError, match=r"cuda:127 .*CUDA device"):
-        fst.load_file(path, "cuda:127")
-
-
-@pytest.mark.parametrize("device", ["gpu", "cuda:x", -1])
-def test_unknown_devices(tmp_path, device):
-    """Unknown devices raise the error of PyTorch."""
-    path = write(tmp_path / "m.safetensors", GOOD)
-    with pytest.raises(RuntimeError, match=r"(?i)device"):
-        fst.load_file(path, device)
-
-
-@pytest.mark.parametrize("device", ["xpu", "mps:0", "hpu", torch.device("xla")])
-def test_unsupported_devices(tmp_path, device):
-    path = write(tmp_path / "m.safetensors", GOOD)
-    with pytest.raises(ValueError, match="cpu, cuda and meta"):
-        fst.load_file(path, device)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("device", ["cuda", "cuda:0", 0, torch.device("cuda", 1)])
-def test_cuda_without_gpu(tmp_path, device):
-    path = write(tmp_path / "m.safetensors", GOOD)
-    with pytest.raises(ValueError, match="cuda"):
-        fst.load_file(path, device)
+    for device, error, message in DEVICES + ([] if torch.cuda.is_available() else WITHOUT_GPU):
+        with pytest.raises(error, match=message):
+            fst.load_file(path, device)
 
 
 def test_file_truncated_during_load(tmp_path, monkeypatch):

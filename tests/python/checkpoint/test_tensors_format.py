@@ -3,8 +3,6 @@
 import hashlib
 import random
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -69,16 +67,12 @@ def test_slices_and_casts(path):
     assert cast["I64 [5, 8]"].dtype == torch.int64
 
 
-def test_element_across_blocks_of_direct_reads(tmp_path, python_environ):
+def test_element_across_blocks_of_direct_reads(tmp_path, monkeypatch):
     values = torch.arange(5000, dtype=torch.float64)
     (tmp_path / "odd").write_bytes(encode({"w": stored(Raw("F64", (5000,), values.numpy().tobytes()), gap=3)}))
-    program = """
-import sys, fst, torch
-print(torch.equal(fst.load_file(sys.argv[1], dtype=torch.float32)["w"], torch.arange(5000.0)))
-"""
-    environ = python_environ | {"FST_CHUNK_BYTES": "4096", "FST_READER": "uring"}
-    command = [sys.executable, "-c", program, str(tmp_path / "odd")]
-    assert subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120).stdout == "True\n"
+    monkeypatch.setenv("FST_CHUNK_BYTES", "4096")
+    monkeypatch.setenv("FST_READER", "uring")
+    assert torch.equal(fst.load_file(tmp_path / "odd", dtype=torch.float32)["w"], values.float())
 
 
 def test_dtypes_that_safetensors_lacks(tmp_path):
@@ -178,10 +172,10 @@ def check_shards(path, strategy):
         assert_same(loaded[name], expected)
 
 
-@pytest.mark.parametrize("strategy", ["auto", "own", "exchange"])
+@pytest.mark.parametrize("strategy", ["own", "exchange"])
 def test_sharded_loads(ranks, path, empty, strategy):
-    ranks(3).run(check_shards, path, strategy)
-    ranks(3).run(check_shards, empty, strategy)
+    ranks(2).run(check_shards, path, strategy)
+    ranks(2).run(check_shards, empty, strategy)
 
 
 def test_modules(tmp_path):

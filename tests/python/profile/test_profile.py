@@ -1,7 +1,6 @@
 """`fst.profile` of real loads, and summaries of prepared recordings."""
 
 import builtins
-import doctest
 import json
 import re
 import threading
@@ -209,21 +208,6 @@ def test_invalid_use(path, tmp_path):
         pass
     with pytest.raises(ValueError, match="no profile 123456 runs"):
         torch.ops.fst.profile_stop(123456)
-
-
-@pytest.mark.parametrize("name", ["profile", "Profile.summary", "Profile.save_trace", "Profile.plot"])
-def test_docstrings(name, tmp_path, monkeypatch):
-    if name == "Profile.plot":
-        pytest.importorskip("matplotlib")
-    monkeypatch.chdir(tmp_path)
-    save_file({"weight": torch.ones(4, 3), "bias": torch.zeros(4)}, "model.safetensors")
-    target = fst
-    for part in name.split("."):
-        target = getattr(target, part)
-    [test] = doctest.DocTestFinder(recurse=False).find(target, name, globs={"fst": fst, "torch": torch})
-    assert test.examples
-    report: list[str] = []
-    assert doctest.DocTestRunner().run(test, out=report.append).failed == 0, "".join(report)
 
 
 def test_stages_are_those_of_rust():
