@@ -157,8 +157,7 @@ def test_every_command_says_the_same_of_a_damaged_file(command, layers):
         assert done.stderr == f"fst: {message}\n"
 
 
-@pytest.mark.parametrize("name", ["old.pt", "pytorch_model.bin", "none"])
-@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize(("name", "legacy"), [("old.pt", False), ("pytorch_model.bin", True), ("none", False)])
 def test_pytorch_file_is_told_about_convert(command, tmp_path, name, legacy):
     torch.save({"a": torch.ones(2)}, tmp_path / name, _use_new_zipfile_serialization=not legacy)
     target = (tmp_path / name).with_suffix(".safetensors")

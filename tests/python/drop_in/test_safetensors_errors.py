@@ -3,6 +3,7 @@
 import errno
 import json
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -113,6 +114,7 @@ def test_same_text(call):
     theirs, ours = error_of(THEIRS, call), error_of(OURS, call)
     assert isinstance(ours, type(theirs))
     assert str(ours) == str(theirs)
+    assert not Path("o").exists()
 
 
 @pytest.mark.parametrize(("call", "part"), SAME_PART.values(), ids=SAME_PART)

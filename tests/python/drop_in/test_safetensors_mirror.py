@@ -138,30 +138,22 @@ def test_no_tensors(tmp_path, module):
 
 SHARED = torch.arange(6.0)
 SAVED = {"a": torch.ones(1)}
+# test_safetensors_errors.py has the other errors.
 INVALID = {
-    "a list": ([torch.ones(1)], None, ValueError, ".*list"),
-    "a number": ({"a": 1}, None, ValueError, ".*a.*int"),
-    "a sparse tensor": ({"a": torch.ones(2).to_sparse()}, None, ValueError, ".*sparse.*'a'.*to_dense"),
-    "a transposed tensor": ({"a": torch.ones(2, 3).T}, None, ValueError, ".*non?t? contiguous.*contiguous\\(\\)"),
-    "a tensor on meta": ({"a": torch.ones(2, device="meta")}, None, NotImplementedError, ".*meta.*no data"),
-    "one tensor twice": ({"a": SHARED, "b": SHARED}, None, RuntimeError, "(?s).*share memory.*save_model"),
     "a tensor and its rows": ({"a": SHARED, "b": SHARED[:3]}, None, RuntimeError, "(?s).*share memory"),
     "rows of one tensor": ({"a": SHARED[:4], "b": SHARED[3:]}, None, RuntimeError, "(?s).*share memory"),
-    "a name that is a number": ({1: torch.ones(1)}, None, TypeError, ".*int"),
     "a name that is no Unicode": ({"\ud800": torch.ones(1)}, None, ValueError, ".*ud800"),
-    "metadata that is a number": (SAVED, {"a": 1}, TypeError, ".*metadata"),
     "metadata that is a list": (SAVED, ["a"], TypeError, ".*metadata"),
 }
 
 
 @BOTH_TORCH
-@pytest.mark.parametrize("case", INVALID)
-def test_invalid_arguments_of_save(tmp_path, module, case):
-    tensors, metadata, error, message = INVALID[case]
-    with pytest.raises(error, match=message):
-        module.save(tensors, metadata)
-    with pytest.raises(error, match=message):
-        module.save_file(tensors, tmp_path / "m", metadata)
+def test_invalid_arguments_of_save(tmp_path, module):
+    for tensors, metadata, error, message in INVALID.values():
+        with pytest.raises(error, match=message):
+            module.save(tensors, metadata)
+        with pytest.raises(error, match=message):
+            module.save_file(tensors, tmp_path / "m", metadata)
     assert list(tmp_path.iterdir()) == []
 
 

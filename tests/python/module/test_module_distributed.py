@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import fst
+from combinations import pairwise
 from rawfile import assert_same
 
 
@@ -148,16 +149,14 @@ def path(tmp_path_factory):
     return str(directory / "model.safetensors")
 
 
-@pytest.mark.parametrize("start", ["memory", "meta", "empty"])
-@pytest.mark.parametrize("parallel", [data_parallel, hybrid, tensor_parallel, two_dimensional])
-def test_parallel_modules(ranks, path, parallel, start):
-    ranks(4).run(check_parallel, path, parallel, start, None)
-
-
-@pytest.mark.parametrize("parallel", [data_parallel, two_dimensional])
-@pytest.mark.parametrize("start", ["memory", "meta"])
-def test_casts_of_parallel_modules(ranks, path, parallel, start):
-    ranks(4).run(check_parallel, path, parallel, start, torch.bfloat16)
+@pytest.mark.parametrize(
+    ("parallel", "start", "dtype"),
+    pairwise(
+        [data_parallel, hybrid, tensor_parallel, two_dimensional], ["memory", "meta", "empty"], [None, torch.bfloat16]
+    ),
+)
+def test_parallel_modules(ranks, path, parallel, start, dtype):
+    ranks(4).run(check_parallel, path, parallel, start, dtype)
 
 
 def check_options_and_kept_state(path):
