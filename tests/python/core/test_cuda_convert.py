@@ -110,16 +110,3 @@ def test_cuda_graph_replays_casts():
         tensor.fill_(value)
         graph.replay()
         assert torch.equal(result, tensor.bfloat16())
-
-
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-def test_compile(mode):
-    def cast_between(x, y):
-        first, second = fst.cast([x * 2, y], torch.bfloat16)
-        return first @ second + 1
-
-    torch._dynamo.reset()
-    compiled = torch.compile(cast_between, fullgraph=True, mode=mode)
-    x, y = torch.randn(16, 32, device="cuda"), torch.randn(32, 8, device="cuda")
-    for _ in range(3):
-        torch.testing.assert_close(compiled(x, y), cast_between(x, y))

@@ -3,47 +3,22 @@
 import sys
 import unicodedata
 
-import pytest
-
 from fst._core.formatting import format_count, format_rate, format_seconds, format_size, visible, visible_lines
 
 
-@pytest.mark.parametrize(
-    ("nbytes", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.0 KiB"),
-        (3 << 19, "1.5 MiB"),
-        (5 << 30, "5.0 GiB"),
-        (1 << 52, "4096.0 TiB"),
-    ],
-)
-def test_format_size(nbytes, text):
-    assert format_size(nbytes) == text
-
-
-def test_format_rate():
+def test_sizes_rates_times_and_counts():
+    sizes = {0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 3 << 19: "1.5 MiB", 5 << 30: "5.0 GiB", 1 << 52: "4096.0 TiB"}
+    assert {nbytes: format_size(nbytes) for nbytes in sizes} == sizes
     assert format_rate(5 * 10**9, 4) == "1.25 GB/s"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0.00 ms"), (0.0125, "12.50 ms"), (1, "1.00 s"), (75.126, "75.13 s")]
-)
-def test_format_seconds(seconds, text):
-    assert format_seconds(seconds) == text
-
-
-def test_format_count():
+    times = {0: "0.00 ms", 0.0125: "12.50 ms", 1: "1.00 s", 75.126: "75.13 s"}
+    assert {seconds: format_seconds(seconds) for seconds in times} == times
     assert [format_count(number, "file") for number in (0, 1, 2000)] == ["0 files", "1 file", "2,000 files"]
     assert format_count(2, "copy", "copies") == "2 copies"
 
 
-@pytest.mark.parametrize(
-    "text", ["model.layers.0.weight", "été", "e\u0301", "模型", "وزن", "משקל", "می\u200cخ", "👩\u200d🔬", "a\\b"]
-)
-def test_ordinary_names_are_unchanged(text):
-    assert visible(text) == text
+def test_ordinary_names_are_unchanged():
+    texts = ["model.layers.0.weight", "été", "e\u0301", "模型", "وزن", "משקל", "می\u200cخ", "👩\u200d🔬", "a\\b"]
+    assert list(map(visible, texts)) == texts
 
 
 def test_hidden_characters_are_escaped():

@@ -232,13 +232,11 @@ def stream_in_ranks(path: Path) -> None:
     key.unregister()
 
 
-def test_ranks_stream_with_the_key(ranks: Callable[[int], Ranks], path: Path) -> None:
-    ranks(2).run(stream_in_ranks, path)
-
-
-@pytest.mark.parametrize("strategy", ["own", "exchange"])
-def test_ranks_load_with_the_key(ranks: Callable[[int], Ranks], path: Path, strategy: str) -> None:
-    ranks(3).run(load_in_ranks, path, strategy)
+def test_ranks_load_with_the_key(ranks: Callable[[int], Ranks], path: Path) -> None:
+    group = ranks(2)
+    group.run(stream_in_ranks, path)
+    for strategy in ("own", "exchange"):
+        group.run(load_in_ranks, path, strategy)
 
 
 @pytest.fixture
