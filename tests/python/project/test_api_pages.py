@@ -3,7 +3,6 @@
 import re
 import runpy
 
-import pytest
 import torch
 
 from suite import CHECKOUT
@@ -65,9 +64,9 @@ def test_every_public_module_has_a_page():
     assert set(API["MODULES"]) == modules | {"fst"}
 
 
-@pytest.mark.parametrize("module", API["MODULES"])
-def test_every_function_and_class_has_a_docstring(module):
-    assert re.findall(r"^\| \[`(\w+)`\]\([^)]*\) \|  \|$", PAGES[f"{module}.md"], re.MULTILINE) == []
+def test_every_function_and_class_has_a_docstring():
+    without = r"^\| \[`(\w+)`\]\([^)]*\) \|  \|$"
+    assert [name for module in API["MODULES"] for name in re.findall(without, PAGES[f"{module}.md"], re.M)] == []
 
 
 def test_docstring():
