@@ -69,7 +69,7 @@ def start_forked(program: str, *arguments: str, environ: Mapping[str, str], dire
         process.kill()
         process.join()
         output.unlink()
-        errors.unlink()
+        errors.unlink(missing_ok=True)
 
 
 def _run(
