@@ -3,7 +3,7 @@
 use super::encryption_key::EncryptionKey;
 use super::ffi;
 use super::guard::{guard, start_log};
-use super::selection::{Selection, signed};
+use super::selection::{Reads, Selection, signed};
 use crate::checkpoint;
 use crate::checkpoint::selection::{self, IndexRegions, Slices};
 use crate::checkpoint::verify::{Compared, Request};
@@ -201,7 +201,7 @@ impl Checkpoint {
         &self,
         choose: impl FnOnce(&Arc<checkpoint::Checkpoint>) -> Result<selection::Selection>,
     ) -> Result<Box<Selection>> {
-        guard(|| Ok(Box::new(Selection::new(choose(&self.files)?, Arc::clone(&self.mappings)))))
+        guard(|| Ok(Box::new(Selection::new(choose(&self.files)?, Arc::clone(&self.mappings), Reads::Alone))))
     }
 
     /// Compares files that have one digest of all their bytes. Later loads of these files compare none.

@@ -3,7 +3,7 @@
 use super::checkpoint::Checkpoint;
 use super::ffi;
 use super::guard::guard;
-use super::selection::{Recording, Selection, spec};
+use super::selection::{Reads, Recording, Selection, Shards, spec};
 use crate::checkpoint::region::TensorRegion;
 use crate::checkpoint::selection;
 use crate::error::{Error, Kind, Result};
@@ -119,11 +119,8 @@ impl GroupPlan {
             let item_index = |&item: &i64| usize::try_from(item).unwrap_or(usize::MAX);
             let regions: Vec<_> =
                 items.iter().map(|item| self.group.region_of(rank, item_index(item))).collect::<Result<_>>()?;
-            let mut selection = select(&self.group, &self.mappings, regions.into());
-            if self.group.shares_cache(rank) {
-                selection.read_through_page_cache();
-            }
-            Ok(Box::new(selection))
+            let shards = if self.group.shares_cache(rank) { Shards::Cached } else { Shards::Own };
+            Ok(select(&self.group, &self.mappings, regions.into(), shards))
         })
     }
 
@@ -152,9 +149,7 @@ pub(super) fn plan_rank(plan: &GroupPlan, rank: usize) -> Result<Box<RankPlan>> 
 
 impl RankPlan {
     pub(super) fn selection(&self) -> Box<Selection> {
-        let mut selection = select(&self.group, &self.mappings, Arc::clone(&self.regions));
-        selection.divide();
-        Box::new(selection)
+        select(&self.group, &self.mappings, Arc::clone(&self.regions), Shards::Exchanged)
     }
 
     /// Returns the rank's own shards, in the order of its requests.
@@ -204,13 +199,14 @@ impl RankPlan {
 }
 
 /// Selects regions that a rank of the group reads.
-fn select(group: &Group, mappings: &Arc<Mappings>, regions: Arc<[TensorRegion]>) -> Selection {
+fn select(
+    group: &Arc<Group>,
+    mappings: &Arc<Mappings>,
+    regions: Arc<[TensorRegion]>,
+    shards: Shards,
+) -> Box<Selection> {
     let selection = selection::Selection::from_regions(group.checkpoint(), regions);
-    let mut selection = Selection::new(selection, Arc::clone(mappings));
-    if group.leaves_gaps() {
-        selection.leave_gaps();
-    }
-    selection
+    Box::new(Selection::new(selection, Arc::clone(mappings), Reads::OfRank(Arc::clone(group), shards)))
 }
 
 fn signed(value: u64) -> i64 {

@@ -12,6 +12,7 @@ use crate::device::cuda::Cuda;
 use crate::device::host::Host;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
+use crate::group::Group;
 use crate::load::check;
 use crate::load::stream::{Order, Stream};
 use crate::load::transfer::Transfer;
@@ -25,9 +26,26 @@ use std::sync::Arc;
 pub(super) struct Selection {
     selection: selection::Selection,
     mappings: Arc<Mappings>,
-    is_cached: bool,
-    is_divided: bool,
-    leaves_gaps: bool,
+    reads: Reads,
+}
+
+/// Processes that the reads of a selection are for.
+pub(super) enum Reads {
+    /// This process alone.
+    Alone,
+    /// A rank of a group, which leaves the bytes between its own to other ranks if these need them.
+    OfRank(Arc<Group>, Shards),
+}
+
+/// Shards that a rank reads.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shards {
+    /// Its own.
+    Own,
+    /// Its own, through the page cache, also bytes that it does not hold yet: other ranks need the same bytes.
+    Cached,
+    /// Parts of those of all ranks. Transfers compare groups only, since their destinations are parts of the regions.
+    Exchanged,
 }
 
 /// Tensors of a selection that are views of a mapped file, and their addresses.
@@ -44,24 +62,8 @@ pub(super) struct Recording {
 }
 
 impl Selection {
-    pub(super) fn new(selection: selection::Selection, mappings: Arc<Mappings>) -> Selection {
-        Selection { selection, mappings, is_cached: false, is_divided: false, leaves_gaps: false }
-    }
-
-    /// Makes transfers read through the page cache, also bytes that it does not hold yet, for other processes that need
-    /// the same bytes.
-    pub(super) fn read_through_page_cache(&mut self) {
-        self.is_cached = true;
-    }
-
-    /// Makes transfers compare groups only, since their destinations are only parts of the regions.
-    pub(super) fn divide(&mut self) {
-        self.is_divided = true;
-    }
-
-    /// Makes transfers request no byte of an object that is not in the regions, for other processes that need it.
-    pub(super) fn leave_gaps(&mut self) {
-        self.leaves_gaps = true;
+    pub(super) fn new(selection: selection::Selection, mappings: Arc<Mappings>, reads: Reads) -> Selection {
+        Selection { selection, mappings, reads }
     }
 
     /// Compares the digests of all regions that have one, before a load writes to memory of the caller.
@@ -137,11 +139,15 @@ impl Selection {
 
     fn transfer<D: Device>(&self, device: D) -> Result<Box<AnyTransfer>> {
         let (checkpoint, regions) = (self.selection.checkpoint(), Arc::clone(self.selection.regions()));
-        let mut options = Options { leaves_gaps: self.leaves_gaps, ..Options::from_env()? };
-        if self.is_cached {
+        let (leaves_gaps, shards) = match &self.reads {
+            Reads::Alone => (false, Shards::Own),
+            Reads::OfRank(group, shards) => (group.leaves_gaps(), *shards),
+        };
+        let mut options = Options { leaves_gaps, ..Options::from_env()? };
+        if shards == Shards::Cached {
             options.reader = ReaderChoice::Pread;
         }
-        let open = if self.is_divided { Transfer::open_divided } else { Transfer::open };
+        let open = if shards == Shards::Exchanged { Transfer::open_divided } else { Transfer::open };
         let transfer = open(checkpoint, Arc::clone(&regions), Arc::new(device), options)?;
         Ok(Box::new(AnyTransfer::new(transfer, regions)))
     }
