@@ -2,29 +2,18 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "error.h"
-#include "load.h"
 #include "memory.h"
 #include "views.h"
 
 namespace fst {
 
 namespace {
-
-rust::Box<Checkpoint> open(Strings paths, const std::optional<at::Tensor>& headers, const std::string& verify,
-                           const OpenEncryptionKey::Optional& key) {
-  if (!headers) {
-    return open_checkpoint(paths, verify, key);
-  }
-  if (!has_memory(*headers) || headers->scalar_type() != at::kByte || headers->dim() != 1 || !headers->is_cpu()) {
-    throw_invalid_argument("headers must be a 1-d uint8 tensor on the CPU, as Checkpoint.headers() returns it");
-  }
-  return open_checkpoint_with_headers(paths, headers->contiguous(), verify, key);
-}
 
 at::Tensor bytes_tensor(const rust::Vec<uint8_t>& bytes) {
   auto tensor = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
@@ -34,11 +23,8 @@ at::Tensor bytes_tensor(const rust::Vec<uint8_t>& bytes) {
 
 }  // namespace
 
-OpenCheckpoint::OpenCheckpoint(Strings paths, const std::optional<at::Tensor>& headers, const std::string& verify,
-                               const OpenEncryptionKey::Optional& key)
-    : OpenCheckpoint(open(paths, headers, verify, key)) {}
-
-OpenCheckpoint::OpenCheckpoint(rust::Box<Checkpoint> checkpoint) : checkpoint_(std::move(checkpoint)) {}
+OpenCheckpoint::OpenCheckpoint(Strings paths, const OpenOptions& options)
+    : checkpoint_(open_checkpoint(paths, options)), is_verified_(!options.verify.empty()) {}
 
 at::Tensor OpenCheckpoint::headers() const {
   return bytes_tensor(call_core([&] { return checkpoint_->export_headers(); }));
@@ -120,18 +106,81 @@ std::string OpenCheckpoint::copy_name() const {
   return std::string(call_core([&] { return checkpoint_->copy_name(); }));
 }
 
-std::vector<at::Tensor> OpenCheckpoint::load_tensors(Strings names, c10::Device device, Dtype dtype,
-                                                     const Patterns& patterns, const DtypeNumbers& dtypes) const {
-  const auto selection = select_named(*checkpoint_, names);
-  return load(*selection, specs_of(*selection), device, dtype_rules(dtype, patterns, dtypes));
+c10::Dict<std::string, at::Tensor> OpenCheckpoint::load_files(const LoadOptions& options) const {
+  const auto selection = select_all(*checkpoint_);
+  const auto specs = specs_of(*selection);
+  auto tensors = load(*selection, specs, options);
+  c10::Dict<std::string, at::Tensor> named;
+  named.reserve(tensors.size());
+  for (size_t index = 0; index < tensors.size(); ++index) {
+    named.insert(std::string(specs[index].name), std::move(tensors[index]));
+  }
+  return named;
 }
 
-std::vector<at::Tensor> OpenCheckpoint::load_boxes(Strings names, const std::vector<int64_t>& starts,
-                                                   const std::vector<int64_t>& lengths,
-                                                   const std::vector<int64_t>& steps, c10::Device device, Dtype dtype,
-                                                   const Patterns& patterns, const DtypeNumbers& dtypes) const {
+std::vector<at::Tensor> OpenCheckpoint::load_tensors(const LoadOptions& options, Strings names) const {
+  const auto selection = select_named(*checkpoint_, names);
+  return load(*selection, specs_of(*selection), options);
+}
+
+std::vector<at::Tensor> OpenCheckpoint::load_slices(const LoadOptions& options, Strings names, c10::IntArrayRef dims,
+                                                    c10::IntArrayRef starts, c10::IntArrayRef lengths) const {
+  const auto [region_starts, region_lengths, steps] = regions_of_slices(names, dims, starts, lengths);
+  return load_boxes(options, names, region_starts, region_lengths, steps);
+}
+
+std::vector<at::Tensor> OpenCheckpoint::load_boxes(const LoadOptions& options, Strings names, c10::IntArrayRef starts,
+                                                   c10::IntArrayRef lengths, c10::IntArrayRef steps) const {
   const auto selection = select_regions(*checkpoint_, names, starts, lengths, steps);
-  return load(*selection, specs_of(*selection), device, dtype_rules(dtype, patterns, dtypes));
+  return load(*selection, specs_of(*selection), options);
+}
+
+void OpenCheckpoint::overwrite(Strings names, at::TensorList out) const {
+  const auto selection = select_named(*checkpoint_, names);
+  if (is_verified_ && is_encrypted()) {
+    // Data is decrypted in place. The load compares the digests of other files itself.
+    verify(0, 1, false);
+  }
+  fst::load_into(*selection, specs_of(*selection), out, OutputDtype::kStored);
+}
+
+rust::Box<Selection> OpenCheckpoint::select(const Names& names, const std::optional<Regions>& regions) const {
+  if (!names) {
+    return select_all(*checkpoint_);
+  }
+  if (!regions) {
+    return select_named(*checkpoint_, *names);
+  }
+  const auto& [starts, lengths, steps] = *regions;
+  return select_regions(*checkpoint_, *names, starts, lengths, steps);
+}
+
+OpenCheckpoint::Regions OpenCheckpoint::regions_of_slices(Strings names, c10::IntArrayRef dims, c10::IntArrayRef starts,
+                                                          c10::IntArrayRef lengths) const {
+  const size_t count = names.size();
+  if (dims.size() != count || starts.size() != count || lengths.size() != count) {
+    throw_invalid_argument(c10::str(count, " names, but ", dims.size(), " dims, ", starts.size(), " starts and ",
+                                    lengths.size(), " lengths; give one of each for every name"));
+  }
+  const auto specs = specs_of(*select_named(*checkpoint_, names));
+  Regions regions;
+  auto& [region_starts, region_lengths, region_steps] = regions;
+  for (size_t index = 0; index < count; ++index) {
+    const c10::IntArrayRef shape = shape_of(specs[index]);
+    const auto rank = static_cast<int64_t>(shape.size());
+    const int64_t dim = dims[index] < 0 ? dims[index] + rank : dims[index];
+    if (dim < 0 || dim >= rank) {
+      throw_invalid_argument(c10::str(path(names.get(index)), ": tensor \"", names.get(index), "\": dimension ",
+                                      dims[index], " of a tensor with shape ", shape, "; it has ", rank,
+                                      " dimensions"));
+    }
+    for (int64_t other = 0; other < rank; ++other) {
+      region_starts.push_back(other == dim ? starts[index] : 0);
+      region_lengths.push_back(other == dim ? lengths[index] : shape[other]);
+      region_steps.push_back(1);
+    }
+  }
+  return regions;
 }
 
 void OpenCheckpoint::load_into(Strings names, const std::vector<at::Tensor>& out) const {

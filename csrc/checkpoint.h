@@ -5,7 +5,7 @@
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
-#include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/custom_class.h>
 
@@ -14,9 +14,8 @@
 #include <tuple>
 #include <vector>
 
-#include "dtype_rules.h"
-#include "encryption_key.h"
 #include "fst/rust/bridge.rs.h"
+#include "load.h"
 #include "select.h"
 
 namespace fst {
@@ -25,16 +24,14 @@ namespace fst {
 // have no effect. All methods may be called concurrently.
 class OpenCheckpoint : public torch::CustomClassHolder {
  public:
-  using Dtype = std::optional<c10::ScalarType>;
+  using Names = std::optional<c10::List<std::string>>;
+  // Starts, lengths and steps of index regions: one of each for every dimension of every tensor.
+  using Regions = std::tuple<std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>>;
   using Texts = std::tuple<std::string, c10::Dict<std::string, std::string>>;
   using Entry = std::tuple<std::string, std::vector<int64_t>, int64_t, int64_t, int64_t, int64_t>;
   using DifferingHash = std::tuple<std::string, std::string>;
 
-  // Opens the files. `headers` are the exported headers of the same files from another process; none is read then.
-  // `verify` is that of open_checkpoint. All files must be encrypted if there is a key.
-  OpenCheckpoint(Strings paths, const std::optional<at::Tensor>& headers, const std::string& verify,
-                 const OpenEncryptionKey::Optional& key);
-  explicit OpenCheckpoint(rust::Box<Checkpoint> checkpoint);
+  explicit OpenCheckpoint(Strings paths, const OpenOptions& options = {});
 
   // Exports the headers as uint8, for another process that opens the same files.
   at::Tensor headers() const;
@@ -77,13 +74,25 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   std::string reader(c10::Device device) const;
 
   // Implement the operators of the same names.
-  std::vector<at::Tensor> load_tensors(Strings names, c10::Device device, Dtype dtype, const Patterns& patterns,
-                                       const DtypeNumbers& dtypes) const;
-  std::vector<at::Tensor> load_boxes(Strings names, const std::vector<int64_t>& starts,
-                                     const std::vector<int64_t>& lengths, const std::vector<int64_t>& steps,
-                                     c10::Device device, Dtype dtype, const Patterns& patterns,
-                                     const DtypeNumbers& dtypes) const;
+  c10::Dict<std::string, at::Tensor> load_files(const LoadOptions& options) const;
+  std::vector<at::Tensor> load_tensors(const LoadOptions& options, Strings names) const;
+  std::vector<at::Tensor> load_slices(const LoadOptions& options, Strings names, c10::IntArrayRef dims,
+                                      c10::IntArrayRef starts, c10::IntArrayRef lengths) const;
+  std::vector<at::Tensor> load_boxes(const LoadOptions& options, Strings names, c10::IntArrayRef starts,
+                                     c10::IntArrayRef lengths, c10::IntArrayRef steps) const;
+  // Overwrites tensors of the stored shapes and dtypes, like the operator `load_into`. Reads and verifies the data
+  // before anything is written, if digests were requested.
+  void overwrite(Strings names, at::TensorList out) const;
+
+  // Overwrites tensors of the stored shapes, with the casts of `Tensor.copy_`.
   void load_into(Strings names, const std::vector<at::Tensor>& out) const;
+
+  // Selects all tensors, or the named ones, or an index region of each of these.
+  rust::Box<Selection> select(const Names& names, const std::optional<Regions>& regions) const;
+
+  // Returns the index regions of slices along one dimension of each named tensor.
+  Regions regions_of_slices(Strings names, c10::IntArrayRef dims, c10::IntArrayRef starts,
+                            c10::IntArrayRef lengths) const;
 
   // Reads one of several equal parts of the data and compares the digests, with `skips_groups` only those of files
   // without groups. Later loads of these files compare none, so the caller waits until all parts are verified.
@@ -91,7 +100,7 @@ class OpenCheckpoint : public torch::CustomClassHolder {
   // Does so for files that have one digest of all their bytes.
   void verify_whole_files() const;
 
-  // Loads index regions into existing tensors of the same shapes and dtypes.
+  // Overwrites tensors of the shapes of index regions, with the casts of `Tensor.copy_`.
   void load_boxes_into(Strings names, const std::vector<int64_t>& starts, const std::vector<int64_t>& lengths,
                        const std::vector<int64_t>& steps, const std::vector<at::Tensor>& out) const;
 
@@ -99,6 +108,7 @@ class OpenCheckpoint : public torch::CustomClassHolder {
 
  private:
   const rust::Box<Checkpoint> checkpoint_;
+  const bool is_verified_;
 };
 
 }  // namespace fst

@@ -103,11 +103,10 @@ std::vector<int64_t> OpenGroupPlan::part_to_verify(int64_t rank) const {
   return to_vector(plan_->part_to_verify(check_rank(rank)));
 }
 
-std::vector<at::Tensor> OpenGroupPlan::load_own(int64_t rank, const std::vector<int64_t>& items, c10::Device device,
-                                                std::optional<c10::ScalarType> dtype, const Patterns& patterns,
-                                                const DtypeNumbers& dtypes) const {
+std::vector<at::Tensor> OpenGroupPlan::load_own(const LoadOptions& options, int64_t rank,
+                                                const std::vector<int64_t>& items) const {
   const auto selection = select_own(rank, items);
-  return load(*selection, specs_of(*selection), device, dtype_rules(dtype, patterns, dtypes));
+  return load(*selection, specs_of(*selection), options);
 }
 
 void OpenGroupPlan::load_own_into(int64_t rank, const std::vector<int64_t>& items,

@@ -49,9 +49,7 @@ class OpenGroupPlan : public torch::CustomClassHolder {
   std::vector<int64_t> part_to_verify(int64_t rank) const;
 
   // Loads some shards of a rank, given the indices of its requests, without the other ranks.
-  std::vector<at::Tensor> load_own(int64_t rank, const std::vector<int64_t>& items, c10::Device device,
-                                   std::optional<c10::ScalarType> dtype, const Patterns& patterns,
-                                   const DtypeNumbers& dtypes) const;
+  std::vector<at::Tensor> load_own(const LoadOptions& options, int64_t rank, const std::vector<int64_t>& items) const;
 
   // Overwrites tensors with some shards of a rank, without the other ranks.
   void load_own_into(int64_t rank, const std::vector<int64_t>& items, const std::vector<at::Tensor>& out) const;

@@ -44,16 +44,19 @@ void check_output(const Spec& spec, const at::Tensor& out, OutputDtype dtype) {
   const auto refuse = [&](const std::string& message) {
     throw_invalid_argument("tensor \"" + name + "\": " + message + "; nothing was written");
   };
+  if (out.defined() && !out.device().is_cpu() && !out.device().is_cuda()) {
+    refuse("the output is on " + out.device().str() + ", but only cpu and cuda tensors can be outputs");
+  }
   if (!out.defined() || !has_memory(out)) {
     refuse("the output is not a dense tensor with memory of its own; for a DTensor, pass the local tensor");
-  }
-  if (!out.device().is_cpu() && !out.device().is_cuda()) {
-    refuse("the output is on " + out.device().str() + ", but only cpu and cuda tensors can be outputs");
   }
   const bool has_dtype = dtype == OutputDtype::kAny || out.scalar_type() == stored_type(spec);
   if (!has_dtype || out.sizes() != shape_of(spec)) {
     refuse("the file holds " + describe_type(stored_type(spec), shape_of(spec)) + ", but the output is " +
            describe_type(out.scalar_type(), out.sizes()));
+  }
+  if (out.is_conj() || out.is_neg()) {
+    refuse("the output is a conjugate or negative view");
   }
   if (at::has_internal_overlap(out) == at::MemOverlap::Yes) {
     refuse("several elements of the output share memory");
@@ -120,11 +123,10 @@ at::Tensor allocate(const Spec& spec, c10::Device device, c10::ScalarType type) 
   return tensor;
 }
 
-std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& specs, c10::Device device,
-                             const DtypeRules& rules) {
-  device = resolve_device(device);
+std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& specs, const LoadOptions& options) {
+  const auto device = resolve_device(options.device);
   const auto recording = selection.record(rust::String(device.str()));
-  const auto types = target_types(selection, rules);
+  const auto types = target_types(selection, options.dtypes);
   check_coverage(selection, device);
   std::optional<MappedFiles> mapped;
   if (device.is_cpu()) {

@@ -37,10 +37,15 @@ void fill_with_zeros(const at::Tensor& tensor);
 // Returns a new tensor for a region, which is complete if the region has no data.
 at::Tensor allocate(const Spec& spec, c10::Device device, c10::ScalarType type);
 
-// Loads the selection into new tensors, in its order. Floating-point tensors of 16 bits or more are cast as the rules
-// request.
-std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& specs, c10::Device device,
-                             const DtypeRules& rules);
+// Options of loads into new tensors.
+struct LoadOptions {
+  c10::Device device;
+  // Dtypes to cast floating-point tensors of 16 bits or more to.
+  DtypeRules dtypes;
+};
+
+// Loads the selection into new tensors, in its order.
+std::vector<at::Tensor> load(const Selection& selection, const rust::Vec<Spec>& specs, const LoadOptions& options);
 
 // Whether outputs of another dtype than the stored one are errors, or are written as `Tensor.copy_` does.
 enum class OutputDtype : uint8_t { kStored, kAny };

@@ -8,25 +8,12 @@
 #include <utility>
 
 #include "error.h"
-#include "load.h"
 #include "memory.h"
 #include "select.h"
 
 namespace fst {
 
 namespace {
-
-rust::Box<Selection> select(Strings paths, const Loader::Names& names, const Loader::Numbers& dims,
-                            const Loader::Numbers& starts, const Loader::Numbers& lengths, const std::string& verify,
-                            const OpenEncryptionKey::Optional& key) {
-  const auto checkpoint = open_checkpoint(paths, verify, key);
-  if (dims || starts || lengths) {
-    const std::vector<int64_t> empty;
-    return select_slices(*checkpoint, names.value_or(c10::List<std::string>()), dims.value_or(empty),
-                         starts.value_or(empty), lengths.value_or(empty));
-  }
-  return names ? select_named(*checkpoint, *names) : select_all(*checkpoint);
-}
 
 uint64_t checked_window(int64_t bytes) {
   if (bytes < 1) {
@@ -48,19 +35,12 @@ uint64_t bytes_as(const Spec& spec, c10::ScalarType type) {
 
 }  // namespace
 
-Loader::Loader(Strings paths, c10::Device device, const Names& names, std::optional<c10::ScalarType> dtype,
-               int64_t window_bytes, const std::string& order, const Numbers& dims, const Numbers& starts,
-               const Numbers& lengths, const std::string& verify, const Patterns& patterns, const DtypeNumbers& dtypes,
-               const OpenEncryptionKey::Optional& key)
-    : Loader(select(paths, names, dims, starts, lengths, verify, key), device, dtype_rules(dtype, patterns, dtypes),
-             window_bytes, order) {}
-
-Loader::Loader(rust::Box<Selection> selection, c10::Device device, const DtypeRules& rules, int64_t window_bytes,
+Loader::Loader(rust::Box<Selection> selection, const LoadOptions& options, int64_t window_bytes,
                const std::string& order)
     : selection_(std::move(selection)),
       specs_(specs_of(*selection_)),
-      device_(resolve_device(device)),
-      types_(target_types(*selection_, rules)),
+      device_(resolve_device(options.device)),
+      types_(target_types(*selection_, options.dtypes)),
       window_bytes_(checked_window(window_bytes)),
       order_(checked_order(order)),
       recording_(selection_->record(rust::String(device_.str()))) {

@@ -1,7 +1,6 @@
 // Script class that returns tensors one by one while the next ones load.
 #pragma once
 
-#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
@@ -16,9 +15,8 @@
 #include <tuple>
 #include <vector>
 
-#include "dtype_rules.h"
-#include "encryption_key.h"
 #include "fst/rust/bridge.rs.h"
+#include "load.h"
 #include "views.h"
 
 namespace fst {
@@ -30,20 +28,11 @@ constexpr int64_t kWindowBytes = 512ll << 20;
 // them in the background. Calls from several threads run one after another.
 class Loader : public torch::CustomClassHolder {
  public:
-  using Names = std::optional<c10::List<std::string>>;
-  using Numbers = std::optional<std::vector<int64_t>>;
   using Item = std::tuple<int64_t, std::string, at::Tensor>;
 
-  // Loads all tensors if `names` is None. Loads slices if `dims`, `starts` and `lengths` are given, one of each for
-  // every name. Pending tensors, which are allocated but not yet returned, take at most `window_bytes`; a larger tensor
-  // is loaded alone. `order` is "file" or "landed". `dtype`, `patterns` and `dtypes` are those of dtype_rules.
-  Loader(const c10::List<std::string>& paths, c10::Device device, const Names& names,
-         std::optional<c10::ScalarType> dtype, int64_t window_bytes, const std::string& order, const Numbers& dims,
-         const Numbers& starts, const Numbers& lengths, const std::string& verify, const Patterns& patterns,
-         const DtypeNumbers& dtypes, const OpenEncryptionKey::Optional& key);
-  // Loads a selection of an open checkpoint.
-  Loader(rust::Box<Selection> selection, c10::Device device, const DtypeRules& rules, int64_t window_bytes,
-         const std::string& order);
+  // Pending tensors, which are allocated but not yet returned, take at most `window_bytes`; a larger tensor is loaded
+  // alone. `order` is "file" or "landed".
+  Loader(rust::Box<Selection> selection, const LoadOptions& options, int64_t window_bytes, const std::string& order);
   ~Loader() override;
 
   // Returns the next tensor, ready on the current stream, with its position in `names` (or in the files) and its name.

@@ -29,48 +29,30 @@ namespace {
 
 using Dtype = std::optional<c10::ScalarType>;
 
-c10::Dict<std::string, at::Tensor> load_files(Strings paths, c10::Device device, Dtype dtype, const std::string& verify,
-                                              const Patterns& patterns, c10::IntArrayRef dtypes) {
-  const auto selection = select_all(*open_checkpoint(paths, verify));
-  const auto specs = specs_of(*selection);
-  auto tensors = load(*selection, specs, device, dtype_rules(dtype, patterns, dtypes.vec()));
-  c10::Dict<std::string, at::Tensor> named;
-  named.reserve(tensors.size());
-  for (size_t index = 0; index < tensors.size(); ++index) {
-    named.insert(std::string(specs[index].name), std::move(tensors[index]));
+c10::List<std::string> list_of(const std::string& path) { return {{path}}; }
+Strings list_of(Strings paths) { return paths; }
+
+// Load with its own arguments and the common ones of all loads, as an operator that opens files and as a method.
+template <auto load>
+struct Load;
+
+template <typename Class, typename Result, typename... Own, Result (Class::*load)(const LoadOptions&, Own...) const>
+struct Load<load> {
+  template <typename Paths>
+  static Result of_paths(Paths paths, Own... own, c10::Device device, Dtype dtype, const std::string& verify,
+                         const Patterns& patterns, c10::IntArrayRef dtypes) {
+    const Class checkpoint(list_of(paths), OpenOptions{.verify = verify});
+    return (checkpoint.*load)({device, dtype_rules(dtype, patterns, dtypes.vec())}, own...);
   }
-  return named;
-}
 
-c10::Dict<std::string, at::Tensor> load_file(const std::string& path, c10::Device device, Dtype dtype,
-                                             const std::string& verify, const Patterns& patterns,
-                                             c10::IntArrayRef dtypes) {
-  return load_files(c10::List<std::string>({path}), device, dtype, verify, patterns, dtypes);
-}
-
-std::vector<at::Tensor> load_tensors(Strings paths, Strings names, c10::Device device, Dtype dtype,
-                                     const std::string& verify, const Patterns& patterns, c10::IntArrayRef dtypes) {
-  const auto selection = select_named(*open_checkpoint(paths, verify), names);
-  return load(*selection, specs_of(*selection), device, dtype_rules(dtype, patterns, dtypes.vec()));
-}
-
-std::vector<at::Tensor> load_slices(Strings paths, Strings names, c10::IntArrayRef dims, c10::IntArrayRef starts,
-                                    c10::IntArrayRef lengths, c10::Device device, Dtype dtype,
-                                    const std::string& verify, const Patterns& patterns, c10::IntArrayRef dtypes) {
-  const auto selection = select_slices(*open_checkpoint(paths, verify), names, dims, starts, lengths);
-  return load(*selection, specs_of(*selection), device, dtype_rules(dtype, patterns, dtypes.vec()));
-}
-
-std::vector<at::Tensor> load_boxes(Strings paths, Strings names, c10::IntArrayRef starts, c10::IntArrayRef lengths,
-                                   c10::IntArrayRef steps, c10::Device device, Dtype dtype, const std::string& verify,
-                                   const Patterns& patterns, c10::IntArrayRef dtypes) {
-  const auto selection = select_regions(*open_checkpoint(paths, verify), names, starts, lengths, steps);
-  return load(*selection, specs_of(*selection), device, dtype_rules(dtype, patterns, dtypes.vec()));
-}
+  static Result of_object(const c10::intrusive_ptr<Class>& object, Own... own, c10::Device device, Dtype dtype,
+                          const Patterns& patterns, const DtypeNumbers& dtypes) {
+    return (*object.*load)({device, dtype_rules(dtype, patterns, dtypes)}, own...);
+  }
+};
 
 void load_into_outputs(Strings paths, Strings names, at::TensorList out, const std::string& verify) {
-  const auto selection = select_named(*open_checkpoint(paths, verify), names);
-  load_into(*selection, specs_of(*selection), out, OutputDtype::kStored);
+  OpenCheckpoint(paths, {.verify = verify}).overwrite(names, out);
 }
 
 int64_t verify_listed_files(const std::string& manifest, const std::string& directory) {
@@ -85,20 +67,33 @@ std::string statement_of_model(const std::string& request, const std::string& pa
   return std::string(call_core([&] { return model_statement(to_rust(request), to_rust(path)); }));
 }
 
-std::vector<std::string> tensor_names(Strings paths) { return OpenCheckpoint(open_checkpoint(paths)).names(); }
+std::vector<std::string> tensor_names(Strings paths) { return OpenCheckpoint(paths).names(); }
 
 c10::Dict<std::string, std::string> metadata(const std::string& path) {
-  return OpenCheckpoint(open_checkpoint(c10::List<std::string>({path}))).metadata();
+  return OpenCheckpoint(list_of(path)).metadata();
 }
 
-std::string reader(Strings paths, c10::Device device) { return OpenCheckpoint(open_checkpoint(paths)).reader(device); }
+std::string reader(Strings paths, c10::Device device) { return OpenCheckpoint(paths).reader(device); }
 
-c10::intrusive_ptr<Loader> stream_boxes(const c10::intrusive_ptr<OpenCheckpoint>& checkpoint, Strings names,
-                                        const std::vector<int64_t>& starts, const std::vector<int64_t>& lengths,
-                                        const std::vector<int64_t>& steps, c10::Device device, int64_t window_bytes,
-                                        const std::string& order) {
-  return c10::make_intrusive<Loader>(select_regions(checkpoint->files(), names, starts, lengths, steps), device,
-                                     DtypeRules(), window_bytes, order);
+c10::intrusive_ptr<OpenCheckpoint> open_files(Strings paths, const std::optional<at::Tensor>& headers,
+                                              const std::string& verify, const OpenEncryptionKey::Optional& key) {
+  return c10::make_intrusive<OpenCheckpoint>(paths, OpenOptions{verify, key, headers});
+}
+
+c10::intrusive_ptr<Loader> stream(const c10::intrusive_ptr<OpenCheckpoint>& checkpoint,
+                                  const OpenCheckpoint::Names& names,
+                                  const std::optional<OpenCheckpoint::Regions>& regions, c10::Device device,
+                                  Dtype dtype, int64_t window_bytes, const std::string& order, const Patterns& patterns,
+                                  const DtypeNumbers& dtypes) {
+  return c10::make_intrusive<Loader>(checkpoint->select(names, regions),
+                                     LoadOptions{device, dtype_rules(dtype, patterns, dtypes)}, window_bytes, order);
+}
+
+c10::intrusive_ptr<Loader> stream_files(Strings paths, c10::Device device, const OpenCheckpoint::Names& names,
+                                        Dtype dtype, int64_t window_bytes, const std::string& order,
+                                        const std::string& verify, const Patterns& patterns,
+                                        const DtypeNumbers& dtypes) {
+  return stream(open_files(paths, {}, verify, {}), names, {}, device, dtype, window_bytes, order, patterns, dtypes);
 }
 
 std::vector<int64_t> requested_dtypes(Strings names, Strings patterns, c10::IntArrayRef dtypes) {
@@ -165,54 +160,48 @@ TORCH_LIBRARY(fst, m) {
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag, at::Tag::cudagraph_unsafe};
   const std::vector<at::Tag> load_tags = {at::Tag::pt2_compliant_tag, at::Tag::cudagraph_unsafe,
                                           at::Tag::nondeterministic_seeded};
-  const auto def_load = [&](const char* schema) {
-    m.def(torch::schema(schema, c10::AliasAnalysisKind::CONSERVATIVE), load_tags);
+  const auto def_io = [&](const std::string& schema) {
+    m.def(torch::schema(schema.c_str(), c10::AliasAnalysisKind::CONSERVATIVE), load_tags);
   };
   // Numbers in `dtypes` are those of c10::ScalarType, or -1 to keep the stored dtype of the tensors of a pattern.
-  def_load(
-      "load_file(str path, Device device=\"cpu\", *, ScalarType? dtype=None, str verify=\"\", str[]? patterns=None, "
-      "int[] dtypes=[]) -> Dict(str, Tensor)");
-  def_load(
-      "load_files(str[] paths, Device device=\"cpu\", *, ScalarType? dtype=None, str verify=\"\", str[]? "
-      "patterns=None, "
-      "int[] dtypes=[]) -> Dict(str, Tensor)");
-  def_load(
-      "load_tensors(str[] paths, str[] names, Device device=\"cpu\", *, ScalarType? dtype=None, str verify=\"\", "
-      "str[]? "
-      "patterns=None, int[] dtypes=[]) -> Tensor[]");
-  def_load(
-      "load_slices(str[] paths, str[] names, int[] dims, int[] starts, int[] lengths, Device device=\"cpu\", *, "
-      "ScalarType? dtype=None, str verify=\"\", str[]? patterns=None, int[] dtypes=[]) -> Tensor[]");
-  def_load(
-      "load_boxes(str[] paths, str[] names, int[] starts, int[] lengths, int[] steps, Device device=\"cpu\", *, "
-      "ScalarType? dtype=None, str verify=\"\", str[]? patterns=None, int[] dtypes=[]) -> Tensor[]");
+  const auto def_load = [&](const std::string& own, const std::string& result) {
+    def_io(own +
+           ", Device device=\"cpu\", *, ScalarType? dtype=None, str verify=\"\", str[]? patterns=None, "
+           "int[] dtypes=[]) -> " +
+           result);
+  };
+  def_load("load_file(str path", "Dict(str, Tensor)");
+  def_load("load_files(str[] paths", "Dict(str, Tensor)");
+  def_load("load_tensors(str[] paths, str[] names", "Tensor[]");
+  def_load("load_slices(str[] paths, str[] names, int[] dims, int[] starts, int[] lengths", "Tensor[]");
+  def_load("load_boxes(str[] paths, str[] names, int[] starts, int[] lengths, int[] steps", "Tensor[]");
   // TorchScript treats a write to the elements of a list as a write to the list and would remove the call as dead code.
   // `a! -> *` declares that the elements may alias anything.
   m.def("load_into(str[] paths, str[] names, Tensor(a! -> *)[] out, *, str verify=\"\") -> ()", tags);
-  def_load("save_file(Tensor[] tensors, str[] names, str path, *, Dict(str, str)? metadata=None) -> ()");
+  def_io("save_file(Tensor[] tensors, str[] names, str path, *, Dict(str, str)? metadata=None) -> ()");
   // Steps of a save in several files, and the files of a checkpoint, for the Python package only.
-  def_load("_save_shard(Tensor[] tensors, str[] names, str path, Dict(str, str)? metadata, str model) -> ()");
-  def_load("_write_bytes(Tensor bytes, str path, str model) -> ()");
-  def_load("_check_target(str path) -> ()");
-  def_load("_link_file(str source, str path) -> ()");
-  def_load("_names_beside(str url) -> str[]");
-  def_load("_remove_object(str url) -> ()");
-  def_load("_checkpoint_files(str[] paths) -> str[]");
+  def_io("_save_shard(Tensor[] tensors, str[] names, str path, Dict(str, str)? metadata, str model) -> ()");
+  def_io("_write_bytes(Tensor bytes, str path, str model) -> ()");
+  def_io("_check_target(str path) -> ()");
+  def_io("_link_file(str source, str path) -> ()");
+  def_io("_names_beside(str url) -> str[]");
+  def_io("_remove_object(str url) -> ()");
+  def_io("_checkpoint_files(str[] paths) -> str[]");
   // Dtypes that patterns request for each of all names, for the Python package only.
-  def_load("_requested_dtypes(str[] names, str[] patterns, int[] dtypes) -> int[]");
-  def_load("verify(str[] paths, str verify=\"digests\") -> ()");
+  def_io("_requested_dtypes(str[] names, str[] patterns, int[] dtypes) -> int[]");
+  def_io("verify(str[] paths, str verify=\"digests\") -> ()");
   // Names of tensors that the last load of this thread did not verify, for warnings of the Python package only.
-  def_load("_take_unverified() -> str[]");
-  def_load("_verify_files(str manifest, str directory) -> int");
-  def_load("_verify_model(str request, str path) -> int");
-  def_load("_model_statement(str request, str path) -> str");
-  def_load("tensor_names(str[] paths) -> str[]");
-  def_load("metadata(str path) -> Dict(str, str)");
-  def_load("reader(str[] paths, Device device=\"cpu\") -> str");
-  def_load("release_memory() -> int");
+  def_io("_take_unverified() -> str[]");
+  def_io("_verify_files(str manifest, str directory) -> int");
+  def_io("_verify_model(str request, str path) -> int");
+  def_io("_model_statement(str request, str path) -> str");
+  def_io("tensor_names(str[] paths) -> str[]");
+  def_io("metadata(str path) -> Dict(str, str)");
+  def_io("reader(str[] paths, Device device=\"cpu\") -> str");
+  def_io("release_memory() -> int");
   // Wait that leaves captures of CUDA graphs valid, for the Python package only.
-  def_load("_wait_for_event(int event, Device device) -> ()");
-  def_load("configure_storage(str url, str[] names, str[] values) -> ()");
+  def_io("_wait_for_event(int event, Device device) -> ()");
+  def_io("configure_storage(str url, str[] names, str[] values) -> ()");
   // The results of these operators depend on their inputs only.
   const std::vector<at::Tag> function_tags = {at::Tag::pt2_compliant_tag};
   m.def("cast(Tensor[] tensors, *, ScalarType dtype) -> Tensor[]", function_tags);
@@ -222,8 +211,8 @@ TORCH_LIBRARY(fst, m) {
       "Tensor[]",
       function_tags);
   m.def("serialize(Tensor[] tensors, str[] names, *, Dict(str, str)? metadata=None) -> Tensor", function_tags);
-  def_load("profile_start() -> int");
-  def_load("profile_stop(int profile) -> str");
+  def_io("profile_start() -> int");
+  def_io("profile_stop(int profile) -> str");
 
   const auto none = c10::IValue();
   m.class_<OpenEncryptionKey>("EncryptionKey")
@@ -237,23 +226,16 @@ TORCH_LIBRARY(fst, m) {
       .def("for_save", &OpenEncryptionKey::for_save)
       .def("rotate", &OpenEncryptionKey::rotate, "", {torch::arg("path"), torch::arg("key")});
   m.class_<Loader>("Loader")
-      .def(torch::init<const c10::List<std::string>&, c10::Device, const Loader::Names&, Dtype, int64_t,
-                       const std::string&, const Loader::Numbers&, const Loader::Numbers&, const Loader::Numbers&,
-                       const std::string&, const Patterns&, const DtypeNumbers&, const OpenEncryptionKey::Optional&>(),
-           "Returns tensors one by one while the next ones load.",
+      .def(torch::init(stream_files), "Returns tensors one by one while the next ones load.",
            {torch::arg("paths"), torch::arg("device") = c10::Device(c10::kCPU), torch::arg("names") = none,
             torch::arg("dtype") = none, torch::arg("window_bytes") = kWindowBytes, torch::arg("order") = "file",
-            torch::arg("dims") = none, torch::arg("starts") = none, torch::arg("lengths") = none,
-            torch::arg("verify") = "", torch::arg("patterns") = none, torch::arg("dtypes") = none,
-            torch::arg("key") = none})
+            torch::arg("verify") = "", torch::arg("patterns") = none, torch::arg("dtypes") = none})
       .def("next", &Loader::next)
       .def("close", &Loader::close)
       .def("size", &Loader::size)
       .def("total_bytes", &Loader::total_bytes);
   m.class_<OpenCheckpoint>("Checkpoint")
-      .def(torch::init<Strings, const std::optional<at::Tensor>&, const std::string&,
-                       const OpenEncryptionKey::Optional&>(),
-           "Checkpoint with open files and parsed headers.",
+      .def(torch::init(open_files), "Checkpoint with open files and parsed headers.",
            {torch::arg("paths"), torch::arg("headers") = none, torch::arg("verify") = "", torch::arg("key") = none})
       .def("headers", &OpenCheckpoint::headers)
       .def("is_encrypted", &OpenCheckpoint::is_encrypted)
@@ -267,20 +249,26 @@ TORCH_LIBRARY(fst, m) {
       .def("page_cache", &OpenCheckpoint::page_cache)
       .def("copy_name", &OpenCheckpoint::copy_name)
       .def("reader", &OpenCheckpoint::reader, "", {torch::arg("device") = c10::Device(c10::kCPU)})
-      .def("load_tensors", &OpenCheckpoint::load_tensors, "",
+      .def("load_files", Load<&OpenCheckpoint::load_files>::of_object, "",
+           {torch::arg("device") = c10::Device(c10::kCPU), torch::arg("dtype") = none, torch::arg("patterns") = none,
+            torch::arg("dtypes") = none})
+      .def("load_tensors", Load<&OpenCheckpoint::load_tensors>::of_object, "",
            {torch::arg("names"), torch::arg("device") = c10::Device(c10::kCPU), torch::arg("dtype") = none,
             torch::arg("patterns") = none, torch::arg("dtypes") = none})
-      .def("load_boxes", &OpenCheckpoint::load_boxes, "",
+      .def("load_boxes", Load<&OpenCheckpoint::load_boxes>::of_object, "",
            {torch::arg("names"), torch::arg("starts"), torch::arg("lengths"), torch::arg("steps"),
             torch::arg("device") = c10::Device(c10::kCPU), torch::arg("dtype") = none, torch::arg("patterns") = none,
             torch::arg("dtypes") = none})
-      .def("stream_boxes", stream_boxes, "",
-           {torch::arg("names"), torch::arg("starts"), torch::arg("lengths"), torch::arg("steps"),
-            torch::arg("device") = c10::Device(c10::kCPU), torch::arg("window_bytes") = kWindowBytes,
-            torch::arg("order") = "file"})
+      .def("stream", stream, "",
+           {torch::arg("names") = none, torch::arg("regions") = none, torch::arg("device") = c10::Device(c10::kCPU),
+            torch::arg("dtype") = none, torch::arg("window_bytes") = kWindowBytes, torch::arg("order") = "file",
+            torch::arg("patterns") = none, torch::arg("dtypes") = none})
+      .def("regions_of_slices", &OpenCheckpoint::regions_of_slices, "",
+           {torch::arg("names"), torch::arg("dims"), torch::arg("starts"), torch::arg("lengths")})
       .def("verify_whole_files", &OpenCheckpoint::verify_whole_files)
       .def("verify", &OpenCheckpoint::verify, "",
            {torch::arg("part") = 0, torch::arg("parts") = 1, torch::arg("skips_groups") = false})
+      .def("overwrite", &OpenCheckpoint::overwrite, "", {torch::arg("names"), torch::arg("out")})
       .def("load_into", &OpenCheckpoint::load_into, "", {torch::arg("names"), torch::arg("out")})
       .def("load_boxes_into", &OpenCheckpoint::load_boxes_into, "",
            {torch::arg("names"), torch::arg("starts"), torch::arg("lengths"), torch::arg("steps"), torch::arg("out")});
@@ -301,7 +289,7 @@ TORCH_LIBRARY(fst, m) {
       .def("sent_bytes", &OpenGroupPlan::sent_bytes, "", {torch::arg("window")})
       .def("is_cached", &OpenGroupPlan::is_cached, "", {torch::arg("name")})
       .def("part_to_verify", &OpenGroupPlan::part_to_verify, "", {torch::arg("rank")})
-      .def("load_own", &OpenGroupPlan::load_own, "",
+      .def("load_own", Load<&OpenGroupPlan::load_own>::of_object, "",
            {torch::arg("rank"), torch::arg("items"), torch::arg("device"), torch::arg("dtype"),
             torch::arg("patterns") = none, torch::arg("dtypes") = none})
       .def("load_own_into", &OpenGroupPlan::load_own_into, "",
@@ -336,11 +324,11 @@ TORCH_LIBRARY(fst, m) {
 }
 
 TORCH_LIBRARY_IMPL(fst, CompositeExplicitAutograd, m) {
-  m.impl("load_file", load_file);
-  m.impl("load_files", load_files);
-  m.impl("load_tensors", load_tensors);
-  m.impl("load_slices", load_slices);
-  m.impl("load_boxes", load_boxes);
+  m.impl("load_file", Load<&OpenCheckpoint::load_files>::of_paths<const std::string&>);
+  m.impl("load_files", Load<&OpenCheckpoint::load_files>::of_paths<Strings>);
+  m.impl("load_tensors", Load<&OpenCheckpoint::load_tensors>::of_paths<Strings>);
+  m.impl("load_slices", Load<&OpenCheckpoint::load_slices>::of_paths<Strings>);
+  m.impl("load_boxes", Load<&OpenCheckpoint::load_boxes>::of_paths<Strings>);
   m.impl("load_into", load_into_outputs);
   m.impl("save_file", save_tensors);
   m.impl("_save_shard", save_shard);

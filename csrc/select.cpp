@@ -41,27 +41,19 @@ void verify_files_of(Strings paths, const std::string& verify) {
   call_core([&] { verify_checkpoint(slice_of(converted), fst::to_rust(verify)); });
 }
 
-rust::Box<Checkpoint> open_checkpoint(Strings paths, const std::string& verify,
-                                      const OpenEncryptionKey::Optional& key) {
+rust::Box<Checkpoint> open_checkpoint(Strings paths, const OpenOptions& options) {
   const auto converted = to_rust(paths);
-  const auto request = fst::to_rust(verify);
-  if (key) {
-    const EncryptionKey& secret = (*key)->key();
-    return call_core([&] { return open_with_key(slice_of(converted), request, secret); });
+  auto request = call_core([&] { return open_request(fst::to_rust(options.verify)); });
+  if (options.key) {
+    request->set_key((*options.key)->key());
   }
-  return call_core([&] { return open(slice_of(converted), request); });
-}
-
-rust::Box<Checkpoint> open_checkpoint_with_headers(Strings paths, const at::Tensor& headers, const std::string& verify,
-                                                   const OpenEncryptionKey::Optional& key) {
-  const auto converted = to_rust(paths);
-  const auto bytes = bytes_of(headers);
-  const auto request = fst::to_rust(verify);
-  if (key) {
-    const EncryptionKey& secret = (*key)->key();
-    return call_core([&] { return open_with_headers_and_key(slice_of(converted), bytes, request, secret); });
+  if (const auto& headers = options.headers) {
+    if (!has_memory(*headers) || headers->scalar_type() != at::kByte || headers->dim() != 1 || !headers->is_cpu()) {
+      throw_invalid_argument("headers must be a 1-d uint8 tensor on the CPU, as Checkpoint.headers() returns it");
+    }
+    request->set_headers(bytes_of(headers->contiguous()));
   }
-  return call_core([&] { return open_with_headers(slice_of(converted), bytes, request); });
+  return call_core([&] { return open(slice_of(converted), *request); });
 }
 
 rust::Box<Selection> select_all(const Checkpoint& checkpoint) {
@@ -71,13 +63,6 @@ rust::Box<Selection> select_all(const Checkpoint& checkpoint) {
 rust::Box<Selection> select_named(const Checkpoint& checkpoint, Strings names) {
   const auto converted = to_rust(names);
   return call_core([&] { return checkpoint.select_tensors(slice_of(converted)); });
-}
-
-rust::Box<Selection> select_slices(const Checkpoint& checkpoint, Strings names, c10::IntArrayRef dims,
-                                   c10::IntArrayRef starts, c10::IntArrayRef lengths) {
-  const auto converted = to_rust(names);
-  return call_core(
-      [&] { return checkpoint.select_slices(slice_of(converted), to_rust(dims), to_rust(starts), to_rust(lengths)); });
 }
 
 rust::Box<Selection> select_regions(const Checkpoint& checkpoint, Strings names, c10::IntArrayRef starts,

@@ -5,6 +5,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,21 +29,21 @@ void configure_stores(const std::string& url, Strings names, Strings values);
 // `open_checkpoint`.
 void verify_files_of(Strings paths, const std::string& verify);
 
-// Opens a checkpoint. Loads of it compare the digests that `verify` requests: none if it is empty, those in the files
-// if it is "digests", or those of the manifest of which it is the path or the text in JSON.
-// Encrypted files are opened with `key`, or else with one of the registered keys.
-rust::Box<Checkpoint> open_checkpoint(Strings paths, const std::string& verify = "",
-                                      const OpenEncryptionKey::Optional& key = std::nullopt);
+struct OpenOptions {
+  // Digests that loads compare: none if it is empty, those in the files if it is "digests", or those of the manifest of
+  // which it is the path or the text in JSON.
+  std::string verify = {};
+  // Key of encrypted files, or else one of the registered keys opens them. With a key, all files must be encrypted.
+  OpenEncryptionKey::Optional key = std::nullopt;
+  // Headers that another process exported. No header is read then.
+  std::optional<at::Tensor> headers = std::nullopt;
+};
 
-// Opens a checkpoint with the headers that another process exported. Reads no header. `headers` is contiguous.
-rust::Box<Checkpoint> open_checkpoint_with_headers(Strings paths, const at::Tensor& headers, const std::string& verify,
-                                                   const OpenEncryptionKey::Optional& key);
+rust::Box<Checkpoint> open_checkpoint(Strings paths, const OpenOptions& options = {});
 
-// Select all tensors of a checkpoint, the named tensors, or a slice or an index region of each named tensor.
+// Select all tensors of a checkpoint, the named tensors, or an index region of each named tensor.
 rust::Box<Selection> select_all(const Checkpoint& checkpoint);
 rust::Box<Selection> select_named(const Checkpoint& checkpoint, Strings names);
-rust::Box<Selection> select_slices(const Checkpoint& checkpoint, Strings names, c10::IntArrayRef dims,
-                                   c10::IntArrayRef starts, c10::IntArrayRef lengths);
 rust::Box<Selection> select_regions(const Checkpoint& checkpoint, Strings names, c10::IntArrayRef starts,
                                     c10::IntArrayRef lengths, c10::IntArrayRef steps);
 

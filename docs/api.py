@@ -340,7 +340,10 @@ def _anchor(heading: str) -> str:
 def operators_page(source: str) -> str:
     """Returns the schemas in the source. Names with an underscore are those of the Python package only."""
     strings = r'((?:\s*"(?:[^"\\]|\\.)*")+)'
-    schemas = [ast.literal_eval(f"({found})") for found in re.findall(rf"def(?:_load)?\({strings}\s*[,)]", source)]
+    [common] = re.findall(rf"def_io\(own \+{strings}", source)
+    # The schemas of loads are the arguments of their own, the common ones and the result.
+    loads = re.sub(rf"def_load\({strings},{strings}\);", rf"def_io(\1 {common} \2);", source)
+    schemas = [ast.literal_eval(f"({found})") for found in re.findall(rf"def(?:_io)?\({strings}\s*[,)]", loads)]
     public = [schema for schema in schemas if "->" in schema and not schema.startswith("_")]
     lines = [
         "# Operators",

@@ -22,7 +22,7 @@ mod transfer;
 mod verify;
 mod writer;
 
-use self::checkpoint::{Checkpoint, open, open_with_headers, open_with_headers_and_key, open_with_key, resolve_files};
+use self::checkpoint::{Checkpoint, OpenRequest, open, open_request, resolve_files};
 use self::cipher::{Cipher, cipher_of_key, derive_key, new_cipher};
 use self::convert::{can_convert, convert_on_cuda, convert_on_host, is_castable, missing_kernels, wait_for_event};
 use self::dtype_rules::requested_scalar_types;
@@ -200,16 +200,13 @@ mod ffi {
 
         fn resolve_files(paths: &[String]) -> Result<Vec<String>>;
 
+        type OpenRequest;
+        fn open_request(verify: &str) -> Result<Box<OpenRequest>>;
+        fn set_key(self: &mut OpenRequest, key: &EncryptionKey);
+        fn set_headers(self: &mut OpenRequest, headers: &[u8]);
+
         type Checkpoint;
-        fn open(paths: &[String], verify: &str) -> Result<Box<Checkpoint>>;
-        fn open_with_headers(paths: &[String], headers: &[u8], verify: &str) -> Result<Box<Checkpoint>>;
-        fn open_with_key(paths: &[String], verify: &str, key: &EncryptionKey) -> Result<Box<Checkpoint>>;
-        fn open_with_headers_and_key(
-            paths: &[String],
-            headers: &[u8],
-            verify: &str,
-            key: &EncryptionKey,
-        ) -> Result<Box<Checkpoint>>;
+        fn open(paths: &[String], request: &OpenRequest) -> Result<Box<Checkpoint>>;
         fn export_headers(self: &Checkpoint) -> Result<Vec<u8>>;
         fn tensor_names(self: &Checkpoint) -> Vec<String>;
         fn metadata(self: &Checkpoint) -> Result<Vec<MetadataEntry>>;
@@ -247,13 +244,6 @@ mod ffi {
         type Selection;
         fn select_all(self: &Checkpoint) -> Result<Box<Selection>>;
         fn select_tensors(self: &Checkpoint, names: &[String]) -> Result<Box<Selection>>;
-        fn select_slices(
-            self: &Checkpoint,
-            names: &[String],
-            dims: &[i64],
-            starts: &[i64],
-            lengths: &[i64],
-        ) -> Result<Box<Selection>>;
         fn select_regions(
             self: &Checkpoint,
             names: &[String],

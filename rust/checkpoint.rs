@@ -9,7 +9,7 @@ mod tensor_headers;
 pub mod verify;
 
 use self::shared::HeaderDigest;
-use self::verify::{Partial, Stated, Verify};
+use self::verify::{Partial, Request, Stated, Verify};
 use crate::encryption::key::EncryptionKey;
 use crate::encryption::keyring;
 use crate::error::{Error, Kind, Result};
@@ -34,6 +34,30 @@ use std::sync::atomic::AtomicBool;
 const HEADER_THREADS: usize = 8;
 /// The same for objects, whose headers are requested all at once.
 const REMOTE_HEADER_THREADS: usize = 64;
+
+/// How a checkpoint is opened.
+#[derive(Default)]
+pub struct OpenOptions {
+    /// Digests that loads compare. Encrypted files need none: every byte is authenticated.
+    pub verify: Request,
+    /// Key of the files, which must all be encrypted then. Without it, encrypted files are opened with the keys of the
+    /// [`keyring`].
+    pub key: Option<EncryptionKey>,
+    /// Headers of the files that another process has exported. No header is read then.
+    pub headers: Option<Vec<u8>>,
+}
+
+impl From<Verify> for OpenOptions {
+    fn from(verify: Verify) -> OpenOptions {
+        OpenOptions { verify: Request { verify, ..Request::default() }, ..OpenOptions::default() }
+    }
+}
+
+impl From<&EncryptionKey> for OpenOptions {
+    fn from(key: &EncryptionKey) -> OpenOptions {
+        OpenOptions { key: Some(key.clone()), ..OpenOptions::default() }
+    }
+}
 
 /// Open checkpoint.
 #[derive(Debug)]
@@ -66,20 +90,15 @@ struct OpenFile {
 
 impl OpenFile {
     /// Opens a file of which `json` is the header. Loads decrypt an encrypted one, with `key` or one of the keyring.
-    fn new(
-        stored: Source,
-        json: &[u8],
-        verify: &Verify,
-        key: Option<&EncryptionKey>,
-        check: Check<'_>,
-    ) -> Result<OpenFile> {
+    fn new(stored: Source, json: &[u8], options: &OpenOptions, check: Check<'_>) -> Result<OpenFile> {
+        let key = options.key.as_ref();
         let at = |error: Error| error.at(stored.path());
         let mut header = Header::parse(json, stored.length()).map_err(at)?;
         let is_encrypted = encryption::is_encrypted(&header);
         let stated = match key {
             // Fails below.
             Some(_) if !is_encrypted => Stated::Nothing,
-            _ => verify.stated(&stored, &header, json)?,
+            _ => options.verify.verify.stated(&stored, &header, json)?,
         };
         if key.is_none() && !is_encrypted {
             return Ok(OpenFile {
@@ -100,49 +119,47 @@ impl OpenFile {
 }
 
 impl Checkpoint {
-    /// Opens every file that `paths` resolve to, and reads only the headers. Loads decrypt encrypted files with the keys
-    /// of the [`keyring`].
+    /// Opens every file that `paths` resolve to, and reads only the headers.
     ///
     /// # Errors
     /// Those of [`Files::resolve`], [`Header::read_bytes`], [`Header::parse`] and [`encryption::open`]; `duplicate-tensor`
     /// for a name in two files; `malformed` if an index file lists a tensor that its file does not contain; those of
     /// [`shard::check`].
     pub fn open<P: AsRef<Path>>(paths: &[P]) -> Result<Checkpoint> {
-        Checkpoint::open_with(paths, &Verify::Nothing, None)
+        Checkpoint::open_with(paths, &OpenOptions::default())
     }
 
-    /// Opens files and verifies their data during loads. Encrypted files need no digests: every byte is authenticated.
-    /// Encrypted files and `.tensors` files with a manifest must be compared before the first load:
-    /// [`is_due`](Checkpoint::is_due).
+    /// Opens files as the options say. Encrypted files and `.tensors` files with a manifest must be compared before the
+    /// first load: [`is_due`](Checkpoint::is_due).
+    ///
+    /// With headers of another process, file names and lengths are compared at once, and a header before the first data of
+    /// its file is read. For objects no request is sent: the other process's URLs and versions are taken, after the URLs
+    /// of both were compared.
     ///
     /// # Errors
-    /// Those of [`Checkpoint::open`] and of [`Verify::resolve`]; `integrity` if no digest of a file is known, or its header
-    /// differs.
-    pub fn open_verified<P: AsRef<Path>>(paths: &[P], verify: &Verify) -> Result<Checkpoint> {
-        Checkpoint::open_with(paths, verify, None)
-    }
-
-    /// Opens encrypted files with a key.
-    ///
-    /// # Errors
-    /// Those of [`Checkpoint::open_verified`]; `integrity` if a file is not encrypted.
-    pub fn open_with_key<P: AsRef<Path>>(paths: &[P], verify: &Verify, key: &EncryptionKey) -> Result<Checkpoint> {
-        Checkpoint::open_with(paths, verify, Some(key))
-    }
-
-    fn open_with<P: AsRef<Path>>(paths: &[P], verify: &Verify, key: Option<&EncryptionKey>) -> Result<Checkpoint> {
+    /// Those of [`Checkpoint::open`] and of [`Verify::resolve`]; `integrity` if no digest of a file is known, its header
+    /// differs, or it is not encrypted although there is a key; `malformed` if the files do not match the headers of the
+    /// other process; `invalid-argument` if that process was given other URLs.
+    pub fn open_with<P: AsRef<Path>>(paths: &[P], options: &OpenOptions) -> Result<Checkpoint> {
+        if let Some(headers) = &options.headers {
+            return Checkpoint::open_with_headers(paths, headers, options);
+        }
         let watch = Watch::begin();
-        let files = verify.resolve(paths, &|| watch.check())?;
+        let files = options.verify.verify.resolve(paths, &|| watch.check())?;
         let count = files.places.len();
-        Checkpoint::from_files(files, |_, place| {
+        Checkpoint::from_files(files, options.verify.partial, |_, place| {
             let source = Source::open_one_of(count, place, &|| watch.check())?;
             let json = Header::read_bytes(&source, &|| watch.check())?;
-            OpenFile::new(source, &json, verify, key, &|| watch.check())
+            OpenFile::new(source, &json, options, &|| watch.check())
         })
     }
 
     /// Opens the files in parallel with `open`, and indexes their names.
-    fn from_files(files: Files, open: impl Fn(usize, &Place) -> Result<OpenFile> + Sync) -> Result<Checkpoint> {
+    fn from_files(
+        files: Files,
+        partial: Partial,
+        open: impl Fn(usize, &Place) -> Result<OpenFile> + Sync,
+    ) -> Result<Checkpoint> {
         let _span = profile::span(Stage::Open);
         let Files { places, index_entries, listings, urls } = files;
         let is_remote = !places.iter().all(|place| matches!(place, Place::Path(_)));
@@ -156,7 +173,7 @@ impl Checkpoint {
             Some(*count)
         };
         let counts = files.iter().scan(0, add).collect();
-        let (merged, hasher, partial) = (HashTable::new(), RandomState::new(), Partial::default());
+        let (merged, hasher) = (HashTable::new(), RandomState::new());
         let mut checkpoint = Checkpoint { files, merged, hasher, counts, partial, urls };
         checkpoint.merge()?;
         for index_entry in index_entries {

@@ -4,9 +4,9 @@ use super::encryption_key::EncryptionKey;
 use super::ffi;
 use super::guard::{guard, start_log};
 use super::selection::{Reads, Selection, signed};
-use crate::checkpoint;
-use crate::checkpoint::selection::{self, IndexRegions, Slices};
+use crate::checkpoint::selection::{self, IndexRegions};
 use crate::checkpoint::verify::{Compared, Request};
+use crate::checkpoint::{self, OpenOptions};
 use crate::device::cuda::Cuda;
 use crate::device::host::Host;
 use crate::error::Result;
@@ -30,48 +30,37 @@ pub(super) struct Checkpoint {
     mappings: Arc<Mappings>,
 }
 
-pub(super) fn open(paths: &[String], verify: &str) -> Result<Box<Checkpoint>> {
+/// Request to open a checkpoint, to which C++ adds options.
+pub(super) struct OpenRequest(OpenOptions);
+
+/// Creates a request with one to verify the data, which may be empty.
+pub(super) fn open_request(verify: &str) -> Result<Box<OpenRequest>> {
     guard(|| {
         start_log()?;
-        let Request { verify, partial } = Request::read(verify)?;
-        checked(checkpoint::Checkpoint::open_verified(paths, &verify)?.with_partial(partial))
+        let options = OpenOptions { verify: Request::read(verify)?, ..OpenOptions::default() };
+        Ok(Box::new(OpenRequest(options)))
     })
 }
 
-pub(super) fn open_with_key(paths: &[String], verify: &str, key: &EncryptionKey) -> Result<Box<Checkpoint>> {
-    guard(|| {
-        start_log()?;
-        let Request { verify, partial } = Request::read(verify)?;
-        checked(checkpoint::Checkpoint::open_with_key(paths, &verify, key.key())?.with_partial(partial))
-    })
+impl OpenRequest {
+    pub(super) fn set_key(&mut self, key: &EncryptionKey) {
+        self.0.key = Some(key.key().clone());
+    }
+
+    pub(super) fn set_headers(&mut self, headers: &[u8]) {
+        self.0.headers = Some(headers.to_vec());
+    }
 }
 
-/// Returns open files for loads. Encrypted ones are first compared with their manifest.
-fn checked(files: checkpoint::Checkpoint) -> Result<Box<Checkpoint>> {
-    check::check_due(&files, &Options::from_env()?)?;
-    Ok(Box::new(Checkpoint { files: Arc::new(files), mappings: Arc::default() }))
-}
-
-pub(super) fn open_with_headers(paths: &[String], headers: &[u8], verify: &str) -> Result<Box<Checkpoint>> {
+/// Opens files for loads. Those that loads do not verify are compared with their manifest first, or, if another process
+/// has read the headers, by the ranks together.
+pub(super) fn open(paths: &[String], request: &OpenRequest) -> Result<Box<Checkpoint>> {
     guard(|| {
-        start_log()?;
-        let Request { verify, partial } = Request::read(verify)?;
-        let files = checkpoint::Checkpoint::open_with_headers(paths, headers, &verify, None)?.with_partial(partial);
-        Ok(Box::new(Checkpoint { files: Arc::new(files), mappings: Arc::default() }))
-    })
-}
-
-pub(super) fn open_with_headers_and_key(
-    paths: &[String],
-    headers: &[u8],
-    verify: &str,
-    key: &EncryptionKey,
-) -> Result<Box<Checkpoint>> {
-    guard(|| {
-        start_log()?;
-        let Request { verify, partial } = Request::read(verify)?;
-        let files = checkpoint::Checkpoint::open_with_headers(paths, headers, &verify, Some(key.key()))?;
-        let files = files.with_partial(partial);
+        let OpenRequest(options) = request;
+        let files = checkpoint::Checkpoint::open_with(paths, options)?;
+        if options.headers.is_none() {
+            check::check_due(&files, &Options::from_env()?)?;
+        }
         Ok(Box::new(Checkpoint { files: Arc::new(files), mappings: Arc::default() }))
     })
 }
@@ -175,16 +164,6 @@ impl Checkpoint {
 
     pub(super) fn select_tensors(&self, names: &[String]) -> Result<Box<Selection>> {
         self.select(|files| selection::Selection::named(files, names))
-    }
-
-    pub(super) fn select_slices(
-        &self,
-        names: &[String],
-        dims: &[i64],
-        starts: &[i64],
-        lengths: &[i64],
-    ) -> Result<Box<Selection>> {
-        self.select(|files| selection::Selection::slices(files, names, Slices { dims, starts, lengths }))
     }
 
     pub(super) fn select_regions(

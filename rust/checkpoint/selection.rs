@@ -16,17 +16,6 @@ pub struct Selection {
     regions: Arc<[TensorRegion]>,
 }
 
-/// Slice along one dimension for each named tensor.
-#[derive(Clone, Copy, Debug)]
-pub struct Slices<'a> {
-    /// Dimension. A negative value counts from the last.
-    pub dims: &'a [i64],
-    /// First index.
-    pub starts: &'a [i64],
-    /// Number of indices.
-    pub lengths: &'a [i64],
-}
-
 /// Index region for each named tensor: the concatenated values of all dimensions of all tensors.
 #[derive(Clone, Copy, Debug)]
 pub struct IndexRegions<'a> {
@@ -58,34 +47,6 @@ impl Selection {
         Selection::select(checkpoint, || names.iter().map(|name| find(checkpoint, name, TensorRegion::whole)).collect())
     }
 
-    /// Selects a slice of each named tensor.
-    ///
-    /// # Errors
-    /// `invalid-argument` if the number of slices differs from the number of names, and those of [`Checkpoint::find`]
-    /// and [`TensorRegion::slice`].
-    pub fn slices(checkpoint: &Arc<Checkpoint>, names: &[String], slices: Slices<'_>) -> Result<Selection> {
-        Selection::select(checkpoint, || {
-            let Slices { dims, starts, lengths } = slices;
-            let count = names.len();
-            if [dims.len(), starts.len(), lengths.len()] != [count; 3] {
-                return Err(Error::new(
-                    Kind::InvalidArgument,
-                    format!(
-                        "{count} names, but {} dims, {} starts and {} lengths; give one of each for every name",
-                        dims.len(),
-                        starts.len(),
-                        lengths.len()
-                    ),
-                ));
-            }
-            let slices = names.iter().zip(dims).zip(starts).zip(lengths);
-            let slice = |(((name, &dim), &start), &length): (((&String, &i64), &i64), &i64)| {
-                find(checkpoint, name, |source, entry| TensorRegion::slice(source, entry, dim, start, length))
-            };
-            slices.map(slice).collect()
-        })
-    }
-
     /// Selects an index region of each named tensor.
     ///
     /// # Errors
@@ -98,19 +59,18 @@ impl Selection {
     ) -> Result<Selection> {
         Selection::select(checkpoint, || {
             let IndexRegions { starts, lengths, steps } = index_regions;
-            let index_ranges: Vec<IndexRange> =
-                starts.iter().zip(lengths).zip(steps).map(index_range).collect::<Result<_>>()?;
-            let mut remaining = index_ranges.as_slice();
+            let mut index_ranges = starts.iter().zip(lengths).zip(steps);
+            let count = index_ranges.len();
             let indexed = |name: &String| {
                 find(checkpoint, name, |source, entry| {
                     // Too few ranges raise the length error of `TensorRegion::indexed`.
-                    let (own, rest) = remaining.split_at_checked(entry.shape.len()).unwrap_or((remaining, &[]));
-                    remaining = rest;
-                    TensorRegion::indexed(source, entry, own)
+                    let own = index_ranges.by_ref().take(entry.shape.len()).map(index_range);
+                    let own = own.collect::<Result<Vec<_>>>().map_err(|error| error.tensor(entry.name))?;
+                    TensorRegion::indexed(source, entry, &own)
                 })
             };
             let regions: Vec<TensorRegion> = names.iter().map(indexed).collect::<Result<_>>()?;
-            if !remaining.is_empty() || [starts.len(), lengths.len(), steps.len()] != [index_ranges.len(); 3] {
+            if index_ranges.len() > 0 || [starts.len(), lengths.len(), steps.len()] != [count; 3] {
                 return Err(Error::new(
                     Kind::InvalidArgument,
                     format!(

@@ -7,9 +7,7 @@
 //!                 n bytes of name | k bytes of object | h first bytes of the object | m bytes of header
 //! ```
 
-use super::verify::Verify;
-use super::{Checkpoint, OpenFile};
-use crate::encryption::key::EncryptionKey;
+use super::{Checkpoint, OpenFile, OpenOptions};
 use crate::error::{Error, Kind, Result};
 use crate::format::header::Header;
 use crate::num::{to_u64, to_usize};
@@ -56,8 +54,8 @@ struct SharedObject {
 }
 
 impl Checkpoint {
-    /// Encodes the headers of all files for [`open_with_headers`](Checkpoint::open_with_headers) in another process. The
-    /// URLs of objects are among them, with the secrets that they may have.
+    /// Encodes the headers of all files for [`OpenOptions::headers`] in another process. The URLs of objects are among
+    /// them, with the secrets that they may have.
     ///
     /// # Errors
     /// Those of [`Header::read_bytes`]. The headers are read again.
@@ -86,18 +84,10 @@ impl Checkpoint {
     }
 
     /// Opens every file that `paths` resolve to, with headers that another process read.
-    ///
-    /// File names and lengths are compared at once, and a header before the first data of its file is read. For objects
-    /// no request is sent: the other process's URLs and versions are taken, after the URLs of both were compared.
-    ///
-    /// # Errors
-    /// Those of [`Checkpoint::open_verified`], or with a key of [`Checkpoint::open_with_key`]; `malformed` if the files do
-    /// not match the headers; `invalid-argument` if the other process was given other URLs.
-    pub fn open_with_headers<P: AsRef<Path>>(
+    pub(super) fn open_with_headers<P: AsRef<Path>>(
         paths: &[P],
         shared: &[u8],
-        verify: &Verify,
-        key: Option<&EncryptionKey>,
+        options: &OpenOptions,
     ) -> Result<Checkpoint> {
         let (urls, headers) = parse(shared)?;
         check_urls(paths, &urls)?;
@@ -116,7 +106,7 @@ impl Checkpoint {
             let message = format!("found {found} files, but the shared headers describe {}", headers.len());
             return Err(locate(mismatch(message), paths.first()));
         }
-        Checkpoint::from_files(files, |index, place| {
+        Checkpoint::from_files(files, options.verify.partial, |index, place| {
             let undescribed = || mismatch("no shared header describes the file".into());
             let shared = headers.get(index).ok_or_else(undescribed)?;
             let source = match (place, objects.get(index)) {
@@ -127,7 +117,7 @@ impl Checkpoint {
                 _ => Source::open(place, &|| watch.check())?,
             };
             shared.check(&source, place).map_err(|error| error.at(source.path()))?;
-            let file = OpenFile::new(source, shared.header, verify, key, &|| watch.check())?;
+            let file = OpenFile::new(source, shared.header, options, &|| watch.check())?;
             // Every request for an object asks for the version whose header was read.
             let digest = || HeaderDigest { digest: digest(shared.header), is_checked: AtomicBool::new(false) };
             let expected = (!file.source.is_remote()).then(digest);

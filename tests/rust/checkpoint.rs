@@ -1,9 +1,8 @@
 //! Checkpoints of files, directories and indexes, and names across files.
 
 use crate::files;
-use fst::checkpoint::Checkpoint;
-use fst::checkpoint::verify::Verify;
-use fst::error::Kind;
+use fst::checkpoint::{Checkpoint, OpenOptions};
+use fst::error::{Kind, Result};
 use safetensors::tensor::Dtype;
 use std::path::Path;
 use tempfile::TempDir;
@@ -15,6 +14,10 @@ fn shard(directory: &TempDir, file: &str, names: &[&str]) {
 
 fn names(checkpoint: &Checkpoint) -> Vec<String> {
     checkpoint.entries().map(|(_, entry)| entry.name.to_string()).collect()
+}
+
+fn open_with_headers(paths: &[&Path], headers: &[u8]) -> Result<Checkpoint> {
+    Checkpoint::open_with(paths, &OpenOptions { headers: Some(headers.to_vec()), ..OpenOptions::default() })
 }
 
 #[track_caller]
@@ -159,13 +162,13 @@ fn a_checkpoint_opens_with_shared_headers() {
     }
     let checkpoint = Checkpoint::open(&[own.path()]).unwrap();
     let shared = checkpoint.export_headers().unwrap();
-    let joined = Checkpoint::open_with_headers(&[other.path()], &shared, &Verify::Nothing, None).unwrap();
+    let joined = open_with_headers(&[other.path()], &shared).unwrap();
     assert_eq!(names(&joined), names(&checkpoint));
     assert_eq!(joined.source(1).unwrap().path(), other.path().join("b.safetensors"));
     joined.check_headers(0..2).unwrap();
 
     let rejected = |expected: &str| {
-        let error = Checkpoint::open_with_headers(&[other.path()], &shared, &Verify::Nothing, None).unwrap_err();
+        let error = open_with_headers(&[other.path()], &shared).unwrap_err();
         assert_eq!(error.kind(), Kind::Malformed, "{error}");
         assert!(error.to_string().contains(expected), "{expected:?} is not in {error}");
     };
@@ -176,10 +179,7 @@ fn a_checkpoint_opens_with_shared_headers() {
     shard(&other, "b.safetensors", &["longer"]);
     rejected("bytes, but the shared header describes one of");
     for length in 0..shared.len() {
-        assert!(
-            Checkpoint::open_with_headers(&[own.path()], &shared[..length], &Verify::Nothing, None).is_err(),
-            "cut off at {length}"
-        );
+        assert!(open_with_headers(&[own.path()], &shared[..length]).is_err(), "cut off at {length}");
     }
 }
 
@@ -189,7 +189,7 @@ fn a_shared_header_that_differs_is_detected_before_the_data_is_read() {
     shard(&own, "a.safetensors", &["x", "y"]);
     shard(&other, "a.safetensors", &["x", "z"]);
     let shared = Checkpoint::open(&[own.path()]).unwrap().export_headers().unwrap();
-    let joined = Checkpoint::open_with_headers(&[other.path()], &shared, &Verify::Nothing, None).unwrap();
+    let joined = open_with_headers(&[other.path()], &shared).unwrap();
     joined.check_headers(std::iter::empty()).unwrap();
     let error = joined.check_headers(0..1).unwrap_err();
     assert_eq!(error.kind(), Kind::Malformed);

@@ -2,9 +2,9 @@
 
 use crate::files;
 use crate::host_load::{destinations, load, regions};
-use fst::checkpoint::Checkpoint;
 use fst::checkpoint::region::TensorRegion;
-use fst::checkpoint::verify::{Cover, Partial, Verify};
+use fst::checkpoint::verify::{Cover, Partial, Request, Verify};
+use fst::checkpoint::{Checkpoint, OpenOptions};
 use fst::device::host::Host;
 use fst::digest::manifest::Manifest;
 use fst::digest::{Algorithm, Hash};
@@ -83,7 +83,7 @@ fn write(path: &Path, metadata: Metadata) -> fst::Result<()> {
 }
 
 fn open(path: &Path) -> Arc<Checkpoint> {
-    Arc::new(Checkpoint::open_verified(&[path], &Verify::Digests).unwrap())
+    Arc::new(Checkpoint::open_with(&[path], &Verify::Digests.into()).unwrap())
 }
 
 fn assert_is_sample(checkpoint: &Arc<Checkpoint>, loaded: &[Vec<u8>]) {
@@ -114,7 +114,7 @@ fn views_of_regions(checkpoint: &Checkpoint, regions: &[TensorRegion]) -> Result
 
 /// Runs every way to load, and returns the error of each.
 fn load_errors(path: &Path, verify: &Verify) -> Vec<Option<Error>> {
-    let checkpoint = Arc::new(Checkpoint::open_verified(&[path], verify).unwrap());
+    let checkpoint = Arc::new(Checkpoint::open_with(&[path], &verify.clone().into()).unwrap());
     let regions = regions(&checkpoint);
     let mut errors = Vec::new();
     for reader in [ReaderChoice::Pread, ReaderChoice::Uring, ReaderChoice::Auto] {
@@ -207,7 +207,7 @@ proptest! {
         bytes[position] = byte;
         fs::write(&path, bytes).unwrap();
         // A header that parses has another digest, and data have another one too.
-        let verified = Checkpoint::open_verified(&[&path], &Verify::Digests).and_then(|checkpoint| {
+        let verified = Checkpoint::open_with(&[&path], &Verify::Digests.into()).and_then(|checkpoint| {
             let checkpoint = Arc::new(checkpoint);
             check::check_regions(&checkpoint, &regions(&checkpoint), &tight())
         });
@@ -310,7 +310,7 @@ fn a_changed_header_is_an_error() {
     let text = fs::read(&trial.path).unwrap();
     let renamed = String::from_utf8_lossy(&text[..2000]).find("t003").unwrap();
     damage(&trial.path, renamed as u64);
-    let error = Checkpoint::open_verified(&[&trial.path], &Verify::Digests).unwrap_err();
+    let error = Checkpoint::open_with(&[&trial.path], &Verify::Digests.into()).unwrap_err();
     assert_eq!(error.kind(), Kind::Integrity);
     assert!(error.to_string().contains("header"), "{error}");
 }
@@ -318,11 +318,11 @@ fn a_changed_header_is_an_error() {
 #[test]
 fn a_file_without_digests_says_what_to_do() {
     let trial = Trial::saved(&None);
-    let error = Checkpoint::open_verified(&[&trial.path], &Verify::Digests).unwrap_err();
+    let error = Checkpoint::open_with(&[&trial.path], &Verify::Digests.into()).unwrap_err();
     assert_eq!(error.kind(), Kind::Integrity);
     assert!(error.to_string().contains("digests=\"blake3\""), "{error}");
     let other = Verify::Manifest(Manifest::parse(format!("{}  other\n", "0".repeat(64)).as_bytes()).unwrap());
-    let error = Checkpoint::open_verified(&[&trial.path], &other).unwrap_err();
+    let error = Checkpoint::open_with(&[&trial.path], &other.clone().into()).unwrap_err();
     assert_eq!(error.kind(), Kind::Integrity);
     assert!(error.to_string().contains("manifest has no digest"), "{error}");
 }
@@ -343,8 +343,11 @@ fn copied_metadata_renew_the_digests() {
 fn parts_of_tensors_are_not_covered() {
     let trial = Trial::saved(&metadata("sha256"));
     for (verify, covers_names) in [(Verify::Digests, true), (manifest_of(&trial.path, Algorithm::Sha256), false)] {
-        let open = || Checkpoint::open_verified(&[&trial.path], &verify).unwrap();
-        let checkpoint = Arc::new(open());
+        let open = |partial| {
+            let verify = Request { verify: verify.clone(), partial };
+            Arc::new(Checkpoint::open_with(&[&trial.path], &OpenOptions { verify, ..OpenOptions::default() }).unwrap())
+        };
+        let checkpoint = open(Partial::Raise);
         let (source, entry) = checkpoint.find("t002").unwrap();
         let whole = TensorRegion::whole(source, entry).unwrap();
         let all = TensorRegion::slice(source, entry, 0, 0, 40_000).unwrap();
@@ -358,7 +361,7 @@ fn parts_of_tensors_are_not_covered() {
             assert_eq!(error.kind(), Kind::Integrity, "{error}");
             assert!(error.to_string().contains("\"t002\""), "{error}");
         }
-        let checkpoint = Arc::new(open().with_partial(Partial::Allow));
+        let checkpoint = open(Partial::Allow);
         let coverage = checkpoint.coverage(&regions).unwrap().unwrap();
         let covered: Vec<bool> = coverage.covers.iter().map(|cover| *cover != Cover::Nothing).collect();
         assert_eq!(covered, [covers_names, covers_names, false]);
@@ -395,7 +398,7 @@ fn a_stream_returns_no_damaged_tensor() {
     assert!(taken.iter().all(|&tensor| &*regions[tensor].name != "t010"));
     drop(stream);
     let manifest = manifest_of(&trial.path, Algorithm::Sha256);
-    let checkpoint = Checkpoint::open_verified(&[&trial.path], &manifest).unwrap();
+    let checkpoint = Checkpoint::open_with(&[&trial.path], &manifest.clone().into()).unwrap();
     let refused = Stream::open(&checkpoint, regions, Arc::new(Host), tight(), Order::Ready).err().unwrap();
     assert_eq!(refused.kind(), Kind::InvalidArgument);
 }
@@ -416,7 +419,7 @@ fn several_files_are_compared_with_a_manifest() {
     let manifest = Manifest::parse(lines.as_bytes()).unwrap();
     check::check_manifest(&manifest, directory.path(), &tight()).unwrap();
     let verify = Verify::Manifest(manifest.clone());
-    let checkpoint = Arc::new(Checkpoint::open_verified(&[directory.path()], &verify).unwrap());
+    let checkpoint = Arc::new(Checkpoint::open_with(&[directory.path()], &verify.clone().into()).unwrap());
     load(&checkpoint, &regions(&checkpoint), tight()).unwrap();
     damage(&directory.path().join("2.safetensors"), 40_000);
     for error in [

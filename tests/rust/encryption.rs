@@ -2,9 +2,9 @@
 
 use crate::files;
 use crate::host_load::{destinations, load, regions};
-use fst::checkpoint::Checkpoint;
 use fst::checkpoint::region::{IndexRange, TensorRegion};
 use fst::checkpoint::verify::Verify;
+use fst::checkpoint::{Checkpoint, OpenOptions};
 use fst::device::host::Host;
 use fst::digest::manifest::Manifest;
 use fst::dtype::Dtype;
@@ -107,7 +107,7 @@ fn assert_hidden(file: &[u8], tensors: &[(Tensor, Vec<u8>)]) {
 }
 
 fn open(path: &Path) -> fst::Result<Arc<Checkpoint>> {
-    Checkpoint::open_with_key(&[path], &Verify::Nothing, &key()).map(Arc::new)
+    Checkpoint::open_with(&[path], &OpenOptions::from(&key())).map(Arc::new)
 }
 
 /// Opens a file and loads all tensors, in the order of their names.
@@ -309,7 +309,7 @@ fn files_of_the_second_implementation_load() {
         }
         assert!(!keys.is_empty());
         for key in keys {
-            let checkpoint = Arc::new(Checkpoint::open_with_key(&[&path], &Verify::Nothing, &key).unwrap());
+            let checkpoint = Arc::new(Checkpoint::open_with(&[&path], &OpenOptions::from(&key)).unwrap());
             let regions = regions(&checkpoint);
             let loaded = load(&checkpoint, &regions, tight()).unwrap();
             assert_eq!(regions.len(), vector["tensors"].as_object().unwrap().len());
@@ -399,7 +399,7 @@ fn another_key_is_an_error_that_says_so() {
     let other = EncryptionKey::from_bytes(&[8; 32]).unwrap();
     let passphrase = EncryptionKey::from_passphrase(b"open sesame", 1, 8 << 10).unwrap();
     for (key, text) in [(other, "another key"), (passphrase, "no key of a passphrase")] {
-        let error = Checkpoint::open_with_key(&[&trial.path], &Verify::Nothing, &key).unwrap_err();
+        let error = Checkpoint::open_with(&[&trial.path], &OpenOptions::from(&key)).unwrap_err();
         assert_eq!(error.kind(), Kind::Integrity);
         assert!(error.to_string().contains(text), "{error}");
     }
@@ -411,7 +411,7 @@ fn passphrases_open_files() {
     let path = directory.path().join("x.safetensors");
     let key = |text: &str| EncryptionKey::from_passphrase(text.as_bytes(), 2, 16 << 10).unwrap();
     write(&path, &small(), None, &key("open sesame").with_label("cave").unwrap()).unwrap();
-    let open = |key: &EncryptionKey| Checkpoint::open_with_key(&[&path], &Verify::Nothing, key);
+    let open = |key: &EncryptionKey| Checkpoint::open_with(&[&path], &OpenOptions::from(key));
     assert_eq!(open(&key("open sesame")).unwrap().count(), 3);
     // The limits are those of the file.
     assert!(open(&EncryptionKey::from_passphrase(b"open sesame", 1, 8 << 10).unwrap()).is_ok());
@@ -442,8 +442,8 @@ fn files_that_were_read_do_not_choose_the_salt_of_new_files() {
     let (own, stranger) = (key("open sesame", 2), key("open barley", 2));
     write(&path("stranger"), &small(), None, &stranger).unwrap();
     write(&path("weak"), &small(), None, &key("open sesame", 1)).unwrap();
-    assert!(Checkpoint::open_with_key(&[path("stranger")], &Verify::Nothing, &own).is_err());
-    assert!(Checkpoint::open_with_key(&[path("weak")], &Verify::Nothing, &own).is_ok());
+    assert!(Checkpoint::open_with(&[path("stranger")], &OpenOptions::from(&own)).is_err());
+    assert!(Checkpoint::open_with(&[path("weak")], &OpenOptions::from(&own)).is_ok());
     for name in ["first", "second"] {
         write(&path(name), &small(), None, &own).unwrap();
     }
@@ -476,7 +476,7 @@ fn limits_of_a_slot_are_checked_before_a_key_is_derived() {
         bytes[position..position + value.len()].copy_from_slice(&value);
         let changed = trial.with_text(slot, &base64::Engine::encode(&engine, bytes));
         fs::write(&trial.path, changed).unwrap();
-        let error = Checkpoint::open_with_key(&[&trial.path], &Verify::Nothing, &key).unwrap_err();
+        let error = Checkpoint::open_with(&[&trial.path], &OpenOptions::from(&key)).unwrap_err();
         assert_eq!(error.kind(), Kind::Malformed);
         assert!(error.to_string().contains("Argon2id"), "{error}");
     }
@@ -572,14 +572,16 @@ fn loads_wait_for_the_comparison_with_a_manifest() {
     let name = trial.path.file_name().unwrap().to_string_lossy();
     let manifest = Manifest::parse(format!(r#"{{"{name}": "{digest}"}}"#).as_bytes()).unwrap();
     let verify = Verify::Manifest(manifest.clone());
-    let checkpoint = Arc::new(Checkpoint::open_with_key(&[&trial.path], &verify, &key()).unwrap());
+    let checkpoint =
+        Arc::new(Checkpoint::open_with(&[&trial.path], &OpenOptions { key: Some(key()), ..verify.into() }).unwrap());
     let load = || load(&checkpoint, &regions(&checkpoint), Options::default());
     assert!(checkpoint.is_due());
     assert_eq!(load().unwrap_err().kind(), Kind::Internal);
     check::check_due(&checkpoint, &Options::default()).unwrap();
     assert!(!checkpoint.is_due() && load().is_ok());
     // All bytes are authenticated anyway.
-    let checkpoint = Checkpoint::open_with_key(&[&trial.path], &Verify::Digests, &key()).unwrap();
+    let checkpoint =
+        Checkpoint::open_with(&[&trial.path], &OpenOptions { key: Some(key()), ..Verify::Digests.into() }).unwrap();
     assert!(!checkpoint.is_due());
     // The manifest alone needs no key.
     check::check_files(&[&trial.path], &manifest, &Options::default()).unwrap();
@@ -619,7 +621,7 @@ impl FileKernel for Failing {
 fn rotation_changes_only_the_key() {
     let trial = Trial::small();
     let new = EncryptionKey::from_passphrase(b"open sesame", 1, 8 << 10).unwrap();
-    let opens = |key: &EncryptionKey| Checkpoint::open_with_key(&[&trial.path], &Verify::Nothing, key).is_ok();
+    let opens = |key: &EncryptionKey| Checkpoint::open_with(&[&trial.path], &OpenOptions::from(key)).is_ok();
     assert!(opens(&key()) && !opens(&new));
     rotate(&[&trial.path], &key(), &new, &Linux).unwrap();
     assert!(!opens(&key()) && opens(&new));
@@ -649,7 +651,7 @@ impl FileKernel for Yielding {
 #[test]
 fn two_rotations_at_once_leave_the_key_that_reported_success() {
     let trial = Trial::small();
-    let opens = |key: &EncryptionKey| Checkpoint::open_with_key(&[&trial.path], &Verify::Nothing, key).is_ok();
+    let opens = |key: &EncryptionKey| Checkpoint::open_with(&[&trial.path], &OpenOptions::from(key)).is_ok();
     let news = [8, 9].map(|byte| EncryptionKey::from_bytes(&[byte; 32]).unwrap());
     for round in 0..30 {
         fs::write(&trial.path, &trial.bytes).unwrap();
@@ -686,14 +688,14 @@ fn a_rotation_waits_for_the_file_that_has_its_path() {
         drop(replaced);
         rotation.join().unwrap().unwrap();
     });
-    assert!(Checkpoint::open_with_key(&[&trial.path], &Verify::Nothing, &new).is_ok());
+    assert!(Checkpoint::open_with(&[&trial.path], &OpenOptions::from(&new)).is_ok());
 }
 
 #[test]
 fn an_interrupted_rotation_loses_no_key() {
     let trial = Trial::small();
     let new = EncryptionKey::from_bytes(&[8; 32]).unwrap();
-    let opens = |key: &EncryptionKey| Checkpoint::open_with_key(&[&trial.path], &Verify::Nothing, key).is_ok();
+    let opens = |key: &EncryptionKey| Checkpoint::open_with(&[&trial.path], &OpenOptions::from(key)).is_ok();
     // Each slot has 256 characters.
     for written in [0, 1, 100, 255, 256, 257, 511] {
         fs::write(&trial.path, &trial.bytes).unwrap();

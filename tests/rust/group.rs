@@ -3,9 +3,9 @@
 
 use crate::digest_groups::write_matrices;
 use crate::files;
-use fst::checkpoint::Checkpoint;
 use fst::checkpoint::region::IndexRange;
 use fst::checkpoint::verify::Verify;
+use fst::checkpoint::{Checkpoint, OpenOptions};
 use fst::error::Kind;
 use fst::group::{Collective, Group, GroupRequest, Route, Shard, ShardRange, ShardRequest, Strategy as LoadStrategy};
 use proptest::prelude::*;
@@ -249,7 +249,7 @@ const GROUP_BYTES: u64 = 4096;
 /// Opens a checkpoint of matrices with groups of [`GROUP_BYTES`]. Most groups have parts of rows.
 fn grouped(directory: &TempDir, verify: &Verify) -> Arc<Checkpoint> {
     let path = write_matrices(directory, &[1000, 64, 5000, 3, 2048], &[256, 8, 64, 40, 128], GROUP_BYTES as usize);
-    Arc::new(Checkpoint::open_verified(&[path], verify).unwrap())
+    Arc::new(Checkpoint::open_with(&[path], &verify.clone().into()).unwrap())
 }
 
 #[test]
@@ -536,15 +536,8 @@ fn digests_differ_between_plans() {
     };
     assert_eq!(plan(&Shard::Whole, 100), plan(&Shard::Whole, 100));
     assert_ne!(plan(&Shard::Whole, 100), plan(&Shard::Whole, 101));
-    let joined = Arc::new(
-        Checkpoint::open_with_headers(
-            &[directory.path()],
-            &checkpoint.export_headers().unwrap(),
-            &Verify::Nothing,
-            None,
-        )
-        .unwrap(),
-    );
+    let headers = OpenOptions { headers: Some(checkpoint.export_headers().unwrap()), ..OpenOptions::default() };
+    let joined = Arc::new(Checkpoint::open_with(&[directory.path()], &headers).unwrap());
     let request = request(vec![everything(&joined, &Shard::Whole); 2], LoadStrategy::Auto, 100);
     assert_eq!(Group::plan(joined, request).unwrap().digest(), plan(&Shard::Whole, 100));
 }

@@ -2,7 +2,7 @@
 
 use crate::files;
 use fst::checkpoint::Checkpoint;
-use fst::checkpoint::selection::{IndexRegions, Selection, Slices};
+use fst::checkpoint::selection::{IndexRegions, Selection};
 use fst::error::Kind;
 use safetensors::tensor::Dtype;
 use std::sync::Arc;
@@ -51,23 +51,6 @@ fn named_tensors_are_in_the_order_of_the_names() {
 }
 
 #[test]
-fn slices_must_match_the_names() {
-    let fixture = fixture();
-    let names = strings(["x", "b"]);
-    let slices = Slices { dims: &[0, -1], starts: &[1, 4], lengths: &[2, 1] };
-    let selection = Selection::slices(&fixture.checkpoint, &names, slices).unwrap();
-    let shapes: Vec<_> = selection.regions().iter().map(|region| region.shape.clone()).collect();
-    assert_eq!(shapes, [[2, 6], [3, 1]]);
-    for wrong in
-        [Slices { dims: &[0], ..slices }, Slices { starts: &[0; 3], ..slices }, Slices { lengths: &[], ..slices }]
-    {
-        let error = Selection::slices(&fixture.checkpoint, &names, wrong).err().unwrap();
-        assert_eq!(error.kind(), Kind::InvalidArgument);
-        assert!(error.to_string().contains("2 names"), "{error}");
-    }
-}
-
-#[test]
 fn index_ranges_must_match_the_dimensions() {
     let fixture = fixture();
     let names = strings(["x", "b"]);
@@ -91,7 +74,9 @@ fn index_ranges_must_match_the_dimensions() {
 #[test]
 fn errors_name_the_file() {
     let fixture = fixture();
-    let wrong = Slices { dims: &[2], starts: &[0], lengths: &[1] };
-    let error = Selection::slices(&fixture.checkpoint, &strings(["b"]), wrong).err().unwrap();
-    assert!(error.to_string().contains("2.safetensors: tensor \"b\""), "{error}");
+    for start in [5, -1] {
+        let wrong = IndexRegions { starts: &[0, start], lengths: &[1; 2], steps: &[1; 2] };
+        let error = Selection::index_regions(&fixture.checkpoint, &strings(["b"]), wrong).err().unwrap();
+        assert!(error.to_string().contains("2.safetensors: tensor \"b\""), "{error}");
+    }
 }

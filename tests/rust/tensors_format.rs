@@ -1,8 +1,7 @@
 //! tensorizer's format: what a parser accepts lies in the file, whatever the bytes are, and new files are read as written.
 
 use crate::files;
-use fst::checkpoint::Checkpoint;
-use fst::checkpoint::verify::Verify;
+use fst::checkpoint::{Checkpoint, OpenOptions};
 use fst::digest::Algorithm;
 use fst::dtype::Dtype;
 use fst::encryption::chunks::Chunks;
@@ -241,7 +240,7 @@ fn encrypted_files_are_read_as_written() {
     let data = files::pattern(3, (2 << 20) + 5);
     write_encrypted(&path, &cipher, &[("weight", data.clone())]);
     let key = EncryptionKey::from_bytes(&[9; 32]).unwrap();
-    let open = || Checkpoint::open_with_key(&[&path], &Verify::Nothing, &key);
+    let open = || Checkpoint::open_with(&[&path], &OpenOptions::from(&key));
     let header = open().unwrap().tensor_headers(&["weight".into()]).unwrap().remove(0);
     assert_eq!(header.hashes, [Algorithm::Sha256.digest_parts([&header.hashed[..], &data])]);
     assert!(!std::fs::read(&path).unwrap().windows(64).any(|window| window == &data[..64]));

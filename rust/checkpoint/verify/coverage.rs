@@ -284,12 +284,6 @@ impl Checkpoint {
         Ok(self.coverage(regions)?.map(names).unwrap_or_default())
     }
 
-    /// Sets what loads do without a digest that covers them.
-    #[must_use]
-    pub fn with_partial(self, partial: Partial) -> Checkpoint {
-        Checkpoint { partial, ..self }
-    }
-
     /// Returns the position of a tensor of a file, if a region is the whole tensor.
     fn whole(&self, source: usize, region: &TensorRegion) -> Option<usize> {
         let header = &self.files.get(source)?.header;

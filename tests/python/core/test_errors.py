@@ -45,7 +45,7 @@ def test_cpp_documents_every_code_once(path):
 
 
 def test_errors_of_operators_and_methods_are_pythons(tmp_path):
-    for binding in (ops.load_file, lambda path: classes.Checkpoint([path])):
+    for binding in (lambda path: ops.OperatorLoads([path]).load_files("cpu"), lambda path: classes.Checkpoint([path])):
         with pytest.raises(FileNotFoundError, match="absent"):
             binding(str(tmp_path / "absent.safetensors"))
     save_file({"weight": torch.ones(1)}, tmp_path / "a.safetensors")

@@ -13,6 +13,7 @@ from fst._checkpoint.region import Region
 from fst._core.classes import UNBOUNDED
 from fst._core.dtypes import shape_in_torch
 from fst._core.errors import SafetensorError
+from fst._core.index_range import flatten
 
 # Names of tensors, each with a slice of its rows, or None for all of them.
 Plan = Mapping[str, slice | None]
@@ -35,7 +36,8 @@ class PrefetchLoader:
         self._names = list(regions)
         self._known = frozenset(regions)
         self._device = device
-        self._loader = checkpoint.stream_boxes(self._names, list(regions.values()), device, window_bytes, "landed")
+        flat = flatten(regions.values())
+        self._loader = checkpoint.stream(self._names, flat, device, window_bytes=window_bytes)
         self._lock = threading.Lock()
         self._not_returned = set(regions)
         # Tensors that came before they were requested, each with the stream on which it is ready.

@@ -7,7 +7,7 @@ The rest of the package uses these, and never `torch.classes.fst`.
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,9 +15,11 @@ from torch import Tensor
 import fst._core.library  # noqa: F401  (registers the classes)
 from fst._core.arguments import Dtype, dtype_arguments
 from fst._core.errors import SafetensorError, methods_translate_errors, translates_errors
-from fst._core.index_range import IndexRange, flatten
+from fst._core.index_range import FlatRegions, IndexRange, flatten
 from fst._core.urls import without_secrets
 from fst._core.verify import warn_of_unverified
+
+Device = torch.device | str
 
 # Size of a key of encrypted files in bytes.
 KEY_BYTES = 32
@@ -222,23 +224,54 @@ class Checkpoint:
         """
         return self._object.copy_name()
 
-    def load_tensors(self, names: Sequence[str], device: torch.device, dtype: Dtype = None) -> list[Tensor]:
-        """Loads tensors. On "meta" it only returns their shapes and dtypes."""
+    def load_files(self, device: Device, dtype: Dtype = None) -> dict[str, Tensor]:
+        """Loads all tensors, in the order of `names()`. On "meta" it only returns their shapes and dtypes."""
+        loaded = self._object.load_files(device, **dtype_arguments(dtype))
+        warn_of_unverified(self._verify)
+        return loaded
+
+    def load_tensors(self, names: Sequence[str], device: Device, dtype: Dtype = None) -> list[Tensor]:
+        """Loads named tensors."""
         loaded = self._object.load_tensors(names, device, **dtype_arguments(dtype))
         warn_of_unverified(self._verify)
         return loaded
 
-    def load_boxes(
+    def load_slices(
         self,
         names: Sequence[str],
-        regions: Sequence[Sequence[IndexRange]],
-        device: torch.device,
+        dims: Sequence[int],
+        starts: Sequence[int],
+        lengths: Sequence[int],
+        device: Device,
         dtype: Dtype = None,
     ) -> list[Tensor]:
+        """Loads a slice along one dimension of each named tensor."""
+        return self._load_regions(names, self.regions_of_slices(names, dims, starts, lengths), device, dtype)
+
+    def load_boxes(
+        self, names: Sequence[str], regions: Sequence[Sequence[IndexRange]], device: Device, dtype: Dtype = None
+    ) -> list[Tensor]:
         """Loads an index region of each named tensor."""
-        loaded = self._object.load_boxes(names, *flatten(regions), device, **dtype_arguments(dtype))
+        return self._load_regions(names, flatten(regions), device, dtype)
+
+    def _load_regions(self, names: Sequence[str], regions: FlatRegions, device: Device, dtype: Dtype) -> list[Tensor]:
+        loaded = self._object.load_boxes(names, *regions, device, **dtype_arguments(dtype))
         warn_of_unverified(self._verify)
         return loaded
+
+    def regions_of_slices(
+        self, names: Sequence[str], dims: Sequence[int], starts: Sequence[int], lengths: Sequence[int]
+    ) -> FlatRegions:
+        """Returns the index regions of slices along one dimension of each named tensor."""
+        return self._object.regions_of_slices(names, dims, starts, lengths)
+
+    def overwrite(self, names: Sequence[str], out: Sequence[Tensor]) -> None:
+        """Overwrites existing tensors of the stored shapes and dtypes.
+
+        If digests were requested, the data are read and compared before anything is written.
+        """
+        self._object.overwrite(names, out)
+        warn_of_unverified(self._verify)
 
     def load_into(self, names: Sequence[str], out: Sequence[Tensor]) -> None:
         """Overwrites existing tensors of the stored shapes, with the casts of `Tensor.copy_`."""
@@ -252,18 +285,29 @@ class Checkpoint:
         self._object.load_boxes_into(names, *flatten(regions), out)
         warn_of_unverified(self._verify)
 
-    def stream_boxes(
+    def stream(
         self,
-        names: Sequence[str],
-        regions: Sequence[Sequence[IndexRange]],
-        device: torch.device,
-        window_bytes: int,
-        order: str,
+        names: Sequence[str] | None,
+        regions: FlatRegions | None,
+        device: Device,
+        dtype: Dtype = None,
+        window_bytes: int = UNBOUNDED,
+        order: str = "landed",
     ) -> "Loader":
-        """Loads an index region of each named tensor in the background, from the files that were opened."""
-        loader = Loader.of(self._object.stream_boxes(names, *flatten(regions), device, window_bytes, order))
+        """Loads tensors in the background, from the files that were opened.
+
+        Args:
+            names: The tensors to load, or None for all.
+            regions: The index region of each, or None to load whole tensors.
+            device: The device of the tensors.
+            dtype: A floating-point dtype to cast to, or such dtypes by names and patterns.
+            window_bytes: The upper bound for tensors that are loaded and not yet returned, in bytes.
+            order: "file" for the order of the bytes in the files, or "landed" to return each tensor once it is ready.
+        """
+        arguments = dtype_arguments(dtype)
+        loader = self._object.stream(names, regions, device, window_bytes=window_bytes, order=order, **arguments)
         warn_of_unverified(self._verify)
-        return loader
+        return Loader(loader)
 
 
 @methods_translate_errors
@@ -303,59 +347,14 @@ class Source:
 
 @methods_translate_errors
 class Loader:
-    """Loads tensors in the background from its construction on, and returns them one by one.
+    """Tensors that load in the background, and are returned one by one.
 
     Args:
-        paths: Files, directories or index files.
-        device: The device of the tensors.
-        names: The tensors to load, or None for all.
-        dtype: A floating-point dtype to cast to, or such dtypes by names and patterns.
-        window_bytes: The upper bound for tensors that are loaded and not yet returned, in bytes.
-        order: "file" for the order of the bytes in the files, or "landed" to return each tensor once it is ready.
-        dims: The dimension of the slice of each name, or None to load whole tensors.
-        starts: The first index of each slice. Required with `dims`.
-        lengths: The number of indices of each slice. Required with `dims`.
-        verify: Digests to compare, as `verify_of` returns them.
-        key: The key of encrypted files.
+        loader: The result of `stream` of a `torch.classes.fst.Checkpoint`.
     """
 
-    def __init__(
-        self,
-        paths: Sequence[str],
-        device: torch.device | str,
-        names: Sequence[str] | None = None,
-        *,
-        dtype: Dtype = None,
-        window_bytes: int = UNBOUNDED,
-        order: str = "landed",
-        dims: Sequence[int] | None = None,
-        starts: Sequence[int] | None = None,
-        lengths: Sequence[int] | None = None,
-        verify: str = "",
-        key: EncryptionKey | None = None,
-    ) -> None:
-        device = torch.device(device)
-        self._object = torch.classes.fst.Loader(
-            paths,
-            device,
-            names,
-            window_bytes=window_bytes,
-            order=order,
-            dims=dims,
-            starts=starts,
-            lengths=lengths,
-            verify=verify,
-            key=None if key is None else key._object,
-            **dtype_arguments(dtype),
-        )
-        warn_of_unverified(verify)
-
-    @classmethod
-    def of(cls, loader: torch.ScriptObject) -> "Loader":
-        """Wraps a `torch.classes.fst.Loader`."""
-        wrapper = cls.__new__(cls)
-        wrapper._object = loader
-        return wrapper
+    def __init__(self, loader: Any) -> None:
+        self._object = loader
 
     def next(self) -> tuple[int, str, Tensor] | None:
         """Returns the position, the name and the tensor that comes next, or None after the last.

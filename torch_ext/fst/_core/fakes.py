@@ -16,66 +16,24 @@ Device = torch.device | str
 _CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 
-def _from_headers(operator: Callable[..., Any], *args: object, **dtypes: Any) -> Any:
-    """Calls the operator for the device "meta"."""
-    # Under the fake mode the call would dispatch to the fake again.
-    with unset_fake_temporarily():
-        return operator(*args, "meta", **dtypes)
+def _fake_load(operator: Any) -> Callable[..., Any]:
+    """Returns the fake of an operator that loads: its own arguments come first, as in the schema."""
+    own = next(index for index, argument in enumerate(operator.default._schema.arguments) if argument.name == "device")
+
+    def fake(*args: Any, device: Device = "cpu", verify: str = "", **dtypes: Any) -> Any:
+        arguments, device = args[:own], args[own] if len(args) > own else device
+        # Under the fake mode the call would dispatch to the fake again.
+        with unset_fake_temporarily():
+            stored = operator(*arguments, "meta", **dtypes)
+        if isinstance(stored, dict):
+            return {name: _fake(tensor, device) for name, tensor in stored.items()}
+        return [_fake(tensor, device) for tensor in stored]
+
+    return fake
 
 
 def _fake(stored: Tensor, device: Device) -> Tensor:
     return torch.empty(stored.shape, dtype=stored.dtype, device=device)
-
-
-def _load_file(path: str, device: Device = "cpu", *, verify: str = "", **dtypes: Any) -> dict[str, Tensor]:
-    return _load_files([path], device, **dtypes)
-
-
-def _load_files(paths: Sequence[str], device: Device = "cpu", *, verify: str = "", **dtypes: Any) -> dict[str, Tensor]:
-    stored = _from_headers(torch.ops.fst.load_files, paths, **dtypes)
-    return {name: _fake(tensor, device) for name, tensor in stored.items()}
-
-
-def _load_tensors(
-    paths: Sequence[str],
-    names: Sequence[str],
-    device: Device = "cpu",
-    *,
-    verify: str = "",
-    **dtypes: Any,
-) -> list[Tensor]:
-    stored = _from_headers(torch.ops.fst.load_tensors, paths, names, **dtypes)
-    return [_fake(tensor, device) for tensor in stored]
-
-
-def _load_slices(
-    paths: Sequence[str],
-    names: Sequence[str],
-    dims: Sequence[int],
-    starts: Sequence[int],
-    lengths: Sequence[int],
-    device: Device = "cpu",
-    *,
-    verify: str = "",
-    **dtypes: Any,
-) -> list[Tensor]:
-    stored = _from_headers(torch.ops.fst.load_slices, paths, names, dims, starts, lengths, **dtypes)
-    return [_fake(tensor, device) for tensor in stored]
-
-
-def _load_boxes(
-    paths: Sequence[str],
-    names: Sequence[str],
-    starts: Sequence[int],
-    lengths: Sequence[int],
-    steps: Sequence[int],
-    device: Device = "cpu",
-    *,
-    verify: str = "",
-    **dtypes: Any,
-) -> list[Tensor]:
-    stored = _from_headers(torch.ops.fst.load_boxes, paths, names, starts, lengths, steps, **dtypes)
-    return [_fake(tensor, device) for tensor in stored]
 
 
 def _load_into(paths: Sequence[str], names: Sequence[str], out: Sequence[Tensor], *, verify: str = "") -> None:
@@ -132,12 +90,10 @@ def _scatter(
     return results
 
 
+for _name in ("load_file", "load_files", "load_tensors", "load_slices", "load_boxes"):
+    torch.library.register_fake(f"fst::{_name}", _fake_load(getattr(torch.ops.fst, _name)))
+
 for _name, _function in (
-    ("load_file", _load_file),
-    ("load_files", _load_files),
-    ("load_tensors", _load_tensors),
-    ("load_slices", _load_slices),
-    ("load_boxes", _load_boxes),
     ("load_into", _load_into),
     ("verify", _verify),
     ("save_file", _save_file),

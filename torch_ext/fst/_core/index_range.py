@@ -4,10 +4,12 @@ from collections.abc import Iterable, Sequence
 
 # Start, length and step of the indices along one dimension.
 IndexRange = tuple[int, int, int]
+# Starts, lengths and steps of regions: one number for each dimension of each region.
+FlatRegions = tuple[list[int], list[int], list[int]]
 
 
-def flatten(regions: Iterable[Sequence[IndexRange]]) -> tuple[list[int], list[int], list[int]]:
-    """Returns the starts, the lengths and the steps of all regions: one number for each dimension of each region."""
+def flatten(regions: Iterable[Sequence[IndexRange]]) -> FlatRegions:
+    """Returns the starts, the lengths and the steps of all regions."""
     ranges = [index_range for region in regions for index_range in region]
     starts = [start for start, _, _ in ranges]
     lengths = [length for _, length, _ in ranges]

@@ -7,6 +7,7 @@ package calls these, and never `torch.ops.fst`.
 # mypy: disable-error-code="no-any-return"
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,87 +15,62 @@ from torch import Tensor
 import fst._core.compile  # noqa: F401  (registers the operators, their fakes and their effects)
 from fst._core.arguments import Dtype, dtype_arguments
 from fst._core.dtypes import DTYPES
-from fst._core.errors import translates_errors
+from fst._core.errors import methods_translate_errors, translates_errors
 from fst._core.index_range import IndexRange, flatten
 from fst._core.verify import warn_of_unverified
 
 _Device = torch.device | str
 
 
-@translates_errors
-def load_file(path: str, device: _Device = "cpu", *, dtype: Dtype = None, verify: str = "") -> dict[str, Tensor]:
-    """Loads every tensor of a checkpoint."""
-    loaded = torch.ops.fst.load_file(path, device, verify=verify, **dtype_arguments(dtype))
-    warn_of_unverified(verify)
-    return loaded
+@methods_translate_errors
+class OperatorLoads:
+    """Loads by operators, which open the files in each call. The methods are those of an open checkpoint.
 
+    Args:
+        paths: Files, directories or index files.
+        verify: Digests to compare, as `verify_of` returns them.
+    """
 
-@translates_errors
-def load_files(
-    paths: Sequence[str], device: _Device = "cpu", *, dtype: Dtype = None, verify: str = ""
-) -> dict[str, Tensor]:
-    """Loads every tensor of several files."""
-    loaded = torch.ops.fst.load_files(paths, device, verify=verify, **dtype_arguments(dtype))
-    warn_of_unverified(verify)
-    return loaded
+    def __init__(self, paths: Sequence[str], verify: str = "") -> None:
+        self._paths = paths
+        self._verify = verify
 
+    def load_files(self, device: _Device, dtype: Dtype = None) -> dict[str, Tensor]:
+        """Loads all tensors."""
+        return self._load(torch.ops.fst.load_files, device, dtype)
 
-@translates_errors
-def load_tensors(
-    paths: Sequence[str],
-    names: Sequence[str],
-    device: _Device = "cpu",
-    *,
-    dtype: Dtype = None,
-    verify: str = "",
-) -> list[Tensor]:
-    """Loads named tensors."""
-    loaded = torch.ops.fst.load_tensors(paths, names, device, verify=verify, **dtype_arguments(dtype))
-    warn_of_unverified(verify)
-    return loaded
+    def load_tensors(self, names: Sequence[str], device: _Device, dtype: Dtype = None) -> list[Tensor]:
+        """Loads named tensors."""
+        return self._load(torch.ops.fst.load_tensors, names, device, dtype)
 
+    def load_slices(
+        self,
+        names: Sequence[str],
+        dims: Sequence[int],
+        starts: Sequence[int],
+        lengths: Sequence[int],
+        device: _Device,
+        dtype: Dtype = None,
+    ) -> list[Tensor]:
+        """Loads a slice along one dimension of each named tensor."""
+        return self._load(torch.ops.fst.load_slices, names, dims, starts, lengths, device, dtype)
 
-@translates_errors
-def load_slices(
-    paths: Sequence[str],
-    names: Sequence[str],
-    dims: Sequence[int],
-    starts: Sequence[int],
-    lengths: Sequence[int],
-    device: _Device = "cpu",
-    *,
-    dtype: Dtype = None,
-    verify: str = "",
-) -> list[Tensor]:
-    """Loads a slice along one dimension of each named tensor."""
-    loaded = torch.ops.fst.load_slices(
-        paths, names, dims, starts, lengths, device, verify=verify, **dtype_arguments(dtype)
-    )
-    warn_of_unverified(verify)
-    return loaded
+    def load_boxes(
+        self, names: Sequence[str], regions: Sequence[Sequence[IndexRange]], device: _Device, dtype: Dtype = None
+    ) -> list[Tensor]:
+        """Loads an index region of each named tensor."""
+        return self._load(torch.ops.fst.load_boxes, names, *flatten(regions), device, dtype)
 
+    def overwrite(self, names: Sequence[str], out: Sequence[Tensor]) -> None:
+        """Overwrites existing tensors with named tensors."""
+        torch.ops.fst.load_into(self._paths, names, out, verify=self._verify)
+        warn_of_unverified(self._verify)
 
-@translates_errors
-def load_boxes(
-    paths: Sequence[str],
-    names: Sequence[str],
-    regions: Sequence[Sequence[IndexRange]],
-    device: _Device = "cpu",
-    *,
-    dtype: Dtype = None,
-    verify: str = "",
-) -> list[Tensor]:
-    """Loads an index region of each named tensor."""
-    loaded = torch.ops.fst.load_boxes(paths, names, *flatten(regions), device, verify=verify, **dtype_arguments(dtype))
-    warn_of_unverified(verify)
-    return loaded
-
-
-@translates_errors
-def load_into(paths: Sequence[str], names: Sequence[str], out: Sequence[Tensor], *, verify: str = "") -> None:
-    """Overwrites existing tensors with named tensors."""
-    torch.ops.fst.load_into(paths, names, out, verify=verify)
-    warn_of_unverified(verify)
+    def _load(self, operator: Any, *arguments: Any) -> Any:
+        *own, dtype = arguments
+        loaded = operator(self._paths, *own, verify=self._verify, **dtype_arguments(dtype))
+        warn_of_unverified(self._verify)
+        return loaded
 
 
 @translates_errors
@@ -195,18 +171,6 @@ def checkpoint_files(paths: Sequence[str]) -> list[str]:
 def serialize(tensors: Sequence[Tensor], names: Sequence[str], *, metadata: dict[str, str] | None = None) -> Tensor:
     """Returns the bytes of the file that `save_file` would write, as uint8 on the CPU."""
     return torch.ops.fst.serialize(tensors, names, metadata=metadata)
-
-
-@translates_errors
-def tensor_names(paths: Sequence[str]) -> list[str]:
-    """Lists the names of all tensors, in the order of the files and of the bytes in each."""
-    return torch.ops.fst.tensor_names(paths)
-
-
-@translates_errors
-def metadata(path: str) -> dict[str, str]:
-    """Reads the metadata in the header of a file."""
-    return torch.ops.fst.metadata(path)
 
 
 @translates_errors

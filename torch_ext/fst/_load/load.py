@@ -13,7 +13,6 @@ The examples use a file `model.safetensors` with the F32 tensors `weight` of sha
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from fst._checkpoint.checkpoint import OpenCheckpoint
@@ -25,16 +24,14 @@ from fst._core.arguments import (
     Path,
     Paths,
     VerifyRequest,
-    device_of,
-    dtype_of,
     list_of,
     names_of,
     path_of,
     paths_of,
     verify_of,
 )
-from fst._core.encryption_key import EncryptionKey, core_key
-from fst._load.progress import load_in_background
+from fst._core.encryption_key import EncryptionKey
+from fst._load.options import LoadOptions, open_files
 
 
 def load_file(
@@ -96,11 +93,9 @@ def load_file(
         >>> weights["weight"].shape, weights["weight"].dtype
         (torch.Size([4, 3]), torch.bfloat16)
     """
-    if progress or encryption_key is not None:
-        return load_files(
-            [path_of(path)], device, dtype=dtype, progress=progress, verify=verify, encryption_key=encryption_key
-        )
-    return ops.load_file(path_of(path), device_of(device), dtype=dtype_of(dtype), verify=verify_of(verify))
+    return load_files(
+        path_of(path), device, dtype=dtype, progress=progress, verify=verify, encryption_key=encryption_key
+    )
 
 
 def load_files(
@@ -132,24 +127,8 @@ def load_files(
         >>> sorted(fst.load_files(["model.safetensors"]))
         ['bias', 'weight']
     """
-    if progress and not torch.compiler.is_compiling():
-        return dict(
-            load_in_background(
-                paths_of(paths),
-                device_of(device),
-                dtype=dtype_of(dtype),
-                verify=verify_of(verify),
-                key=core_key(encryption_key),
-                progress=True,
-            )
-        )
-    if encryption_key is not None:
-        # Operators take no keys, since graphs would contain them.
-        checkpoint = OpenCheckpoint(paths, verify=verify_of(verify), encryption_key=encryption_key)
-        names = checkpoint.names()
-        tensors = checkpoint.load_tensors(names, torch.device(device_of(device)), dtype_of(dtype))
-        return dict(zip(names, tensors, strict=True))
-    return ops.load_files(paths_of(paths), device_of(device), dtype=dtype_of(dtype), verify=verify_of(verify))
+    options = LoadOptions.of(device, dtype, verify, encryption_key, progress)
+    return options.open(paths).load_files(options.device, options.dtype)
 
 
 def load_tensors(
@@ -189,23 +168,8 @@ def load_tensors(
         >>> bias.shape, weight.shape
         (torch.Size([4]), torch.Size([4, 3]))
     """
-    if progress and not torch.compiler.is_compiling():
-        named = load_in_background(
-            paths_of(paths),
-            device_of(device),
-            names_of(names),
-            dtype=dtype_of(dtype),
-            verify=verify_of(verify),
-            key=core_key(encryption_key),
-            progress=True,
-        )
-        return [tensor for _, tensor in named]
-    if encryption_key is not None:
-        checkpoint = OpenCheckpoint(paths, verify=verify_of(verify), encryption_key=encryption_key)
-        return checkpoint.load_tensors(names_of(names), torch.device(device_of(device)), dtype_of(dtype))
-    return ops.load_tensors(
-        paths_of(paths), names_of(names), device_of(device), dtype=dtype_of(dtype), verify=verify_of(verify)
-    )
+    options = LoadOptions.of(device, dtype, verify, encryption_key, progress)
+    return options.open(paths).load_tensors(names_of(names), options.device, options.dtype)
 
 
 def load_slices(
@@ -253,31 +217,9 @@ def load_slices(
         >>> rows.shape, columns.shape
         (torch.Size([2, 3]), torch.Size([4, 1]))
     """
-    slices = {
-        "dims": list_of(dims, int, "dims"),
-        "starts": list_of(starts, int, "starts"),
-        "lengths": list_of(lengths, int, "lengths"),
-    }
-    if encryption_key is not None or (progress and not torch.compiler.is_compiling()):
-        named = load_in_background(
-            paths_of(paths),
-            device_of(device),
-            names_of(names),
-            dtype=dtype_of(dtype),
-            verify=verify_of(verify),
-            key=core_key(encryption_key),
-            progress=progress,
-            **slices,
-        )
-        return [tensor for _, tensor in named]
-    return ops.load_slices(
-        paths_of(paths),
-        names_of(names),
-        device=device_of(device),
-        dtype=dtype_of(dtype),
-        verify=verify_of(verify),
-        **slices,
-    )
+    slices = list_of(dims, int, "dims"), list_of(starts, int, "starts"), list_of(lengths, int, "lengths")
+    options = LoadOptions.of(device, dtype, verify, encryption_key, progress)
+    return options.open(paths).load_slices(names_of(names), *slices, options.device, options.dtype)
 
 
 def load_boxes(
@@ -320,12 +262,8 @@ def load_boxes(
     """
     if len(boxes) != len(names):
         raise ValueError(f"{len(names)} names, but {len(boxes)} boxes; give one for every name")
-    if encryption_key is not None:
-        checkpoint = OpenCheckpoint(paths, verify=verify_of(verify), encryption_key=encryption_key)
-        return checkpoint.load_boxes(names_of(names), boxes, torch.device(device_of(device)), dtype_of(dtype))
-    return ops.load_boxes(
-        paths_of(paths), names_of(names), boxes, device_of(device), dtype=dtype_of(dtype), verify=verify_of(verify)
-    )
+    options = LoadOptions.of(device, dtype, verify, encryption_key)
+    return options.open(paths).load_boxes(names_of(names), boxes, options.device, options.dtype)
 
 
 def load_into(
@@ -363,13 +301,8 @@ def load_into(
         >>> linear.weight.data_ptr() == address
         True
     """
-    if encryption_key is not None:
-        checkpoint = OpenCheckpoint(paths, verify=verify_of(verify), encryption_key=encryption_key)
-        if verify:
-            checkpoint.verify()
-        checkpoint.load_into(names_of(names), list_of(out, Tensor, "out"))
-        return
-    ops.load_into(paths_of(paths), names_of(names), list_of(out, Tensor, "out"), verify=verify_of(verify))
+    files = open_files(paths, verify_of(verify), encryption_key)
+    files.overwrite(names_of(names), list_of(out, Tensor, "out"))
 
 
 def verify(paths: Paths, manifest: Manifest | None = None, *, encryption_key: EncryptionKey | None = None) -> None:
@@ -413,9 +346,7 @@ def tensor_names(paths: Paths, *, encryption_key: EncryptionKey | None = None) -
         >>> fst.tensor_names("model.safetensors")
         ['bias', 'weight']
     """
-    if encryption_key is not None:
-        return OpenCheckpoint(paths, encryption_key=encryption_key).names()
-    return ops.tensor_names(paths_of(paths))
+    return OpenCheckpoint(paths, encryption_key=encryption_key).names()
 
 
 def metadata(path: Path, *, encryption_key: EncryptionKey | None = None) -> dict[str, str]:
@@ -433,6 +364,4 @@ def metadata(path: Path, *, encryption_key: EncryptionKey | None = None) -> dict
         >>> fst.metadata("model.safetensors")
         {'format': 'pt'}
     """
-    if encryption_key is not None:
-        return OpenCheckpoint(path, encryption_key=encryption_key).metadata_of_file()
-    return ops.metadata(path_of(path))
+    return OpenCheckpoint(path_of(path), encryption_key=encryption_key).metadata_of_file()

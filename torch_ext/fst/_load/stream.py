@@ -6,20 +6,10 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from fst._core.arguments import (
-    DEFAULT_WINDOW_BYTES,
-    Device,
-    Dtype,
-    Paths,
-    VerifyRequest,
-    device_of,
-    dtype_of,
-    names_of,
-    paths_of,
-    verify_of,
-)
-from fst._core.classes import Loader
-from fst._core.encryption_key import EncryptionKey, core_key
+from fst._checkpoint.checkpoint import OpenCheckpoint
+from fst._core.arguments import DEFAULT_WINDOW_BYTES, Device, Dtype, Paths, VerifyRequest, names_of
+from fst._core.encryption_key import EncryptionKey
+from fst._load.options import LoadOptions
 
 
 class TensorLoader(Protocol):
@@ -112,14 +102,7 @@ def stream(
         bias [4]
         weight [4, 3]
     """
-    loader = Loader(
-        paths_of(paths),
-        device_of(device),
-        None if names is None else names_of(names),
-        dtype=dtype_of(dtype),
-        window_bytes=window_bytes,
-        order=order,
-        verify=verify_of(verify),
-        key=core_key(encryption_key),
-    )
-    return Stream(loader)
+    options = LoadOptions.of(device, dtype, verify, encryption_key)
+    selected = None if names is None else names_of(names)
+    checkpoint = OpenCheckpoint(paths, verify=options.verify, encryption_key=encryption_key)
+    return Stream(checkpoint.stream(selected, None, options.device, options.dtype, window_bytes, order))

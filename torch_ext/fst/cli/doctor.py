@@ -343,9 +343,9 @@ def _test_reads(file: Path) -> dict[str, Any]:
 def _url(path: str) -> Item:
     name = without_secrets(path)
     try:
-        from fst._core.ops import tensor_names
+        from fst._core.classes import Checkpoint
 
-        count = len(tensor_names([path]))
+        count = len(Checkpoint([path]).names())
     except _ERRORS as error:
         return Item(name, f"cannot be opened: {error}", {"error": str(error)}, "see docs/remote.md")
     return Item(name, f"opened, {format_count(count, 'tensor')}", {"tensors": count})

@@ -58,6 +58,7 @@
 #include <torch/custom_class.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
@@ -125,24 +126,34 @@ c10::TypedOperatorHandle<Signature> find(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
+// Calls an operator that loads, of which `Own` are its own arguments.
+template <typename Result, typename... Own>
+Result load(const char* name, Own... own, c10::Device device, const Dtypes& dtype, const std::string& verify) {
+  using Signature = Result(Own..., c10::Device, Dtype, const std::string&, const Patterns&, c10::IntArrayRef);
+  return find<Signature>(name).call(own..., device, dtype.all(), verify, dtype.patterns(), dtype.numbers());
+}
+
+// Calls an operator that loads parts of tensors, which three lists of numbers describe.
+inline std::vector<at::Tensor> load_parts(const char* name, const Strings& paths, const StringList& names,
+                                          const std::array<std::vector<int64_t>, 3>& numbers, c10::Device device,
+                                          const Dtypes& dtype, const std::string& verify) {
+  return load<std::vector<at::Tensor>, const StringList&, const StringList&, c10::IntArrayRef, c10::IntArrayRef,
+              c10::IntArrayRef>(name, list_of(paths), names, numbers[0], numbers[1], numbers[2], device, dtype, verify);
+}
+
 }  // namespace detail
 
 // Loads all tensors of a checkpoint.
 inline Tensors load_file(const std::string& path, c10::Device device = at::kCPU, const Dtypes& dtype = {},
                          const std::string& verify = {}) {
-  using Signature = Tensors(const std::string&, c10::Device, detail::Dtype, const std::string&, const detail::Patterns&,
-                            c10::IntArrayRef);
-  const auto operation = detail::find<Signature>("fst::load_file");
-  return operation.call(path, device, dtype.all(), verify, dtype.patterns(), dtype.numbers());
+  return detail::load<Tensors, const std::string&>("fst::load_file", path, device, dtype, verify);
 }
 
 // Loads all tensors of several files.
 inline Tensors load_files(const Strings& paths, c10::Device device = at::kCPU, const Dtypes& dtype = {},
                           const std::string& verify = {}) {
-  using Signature = Tensors(const detail::StringList&, c10::Device, detail::Dtype, const std::string&,
-                            const detail::Patterns&, c10::IntArrayRef);
-  const auto operation = detail::find<Signature>("fst::load_files");
-  return operation.call(detail::list_of(paths), device, dtype.all(), verify, dtype.patterns(), dtype.numbers());
+  return detail::load<Tensors, const detail::StringList&>("fst::load_files", detail::list_of(paths), device, dtype,
+                                                          verify);
 }
 
 // Loads the named tensors, in the order of `names`. Reads no other data. A name given twice yields two separate
@@ -151,12 +162,8 @@ inline Tensors load_files(const Strings& paths, c10::Device device = at::kCPU, c
 //     const auto tensors = fst::load_tensors({"model.safetensors"}, {"weight", "bias"});
 inline std::vector<at::Tensor> load_tensors(const Strings& paths, const Strings& names, c10::Device device = at::kCPU,
                                             const Dtypes& dtype = {}, const std::string& verify = {}) {
-  using Signature =
-      std::vector<at::Tensor>(const detail::StringList&, const detail::StringList&, c10::Device, detail::Dtype,
-                              const std::string&, const detail::Patterns&, c10::IntArrayRef);
-  const auto operation = detail::find<Signature>("fst::load_tensors");
-  return operation.call(detail::list_of(paths), detail::list_of(names), device, dtype.all(), verify, dtype.patterns(),
-                        dtype.numbers());
+  return detail::load<std::vector<at::Tensor>, const detail::StringList&, const detail::StringList&>(
+      "fst::load_tensors", detail::list_of(paths), detail::list_of(names), device, dtype, verify);
 }
 
 // Slice of a tensor: `length` indices of dimension `dim` from `start` on, as in `tensor.narrow(dim, start, length)`.
@@ -174,10 +181,6 @@ struct Slice {
 inline std::vector<at::Tensor> load_slices(const Strings& paths, const std::vector<Slice>& slices,
                                            c10::Device device = at::kCPU, const Dtypes& dtype = {},
                                            const std::string& verify = {}) {
-  using Signature = std::vector<at::Tensor>(const detail::StringList&, const detail::StringList&, c10::IntArrayRef,
-                                            c10::IntArrayRef, c10::IntArrayRef, c10::Device, detail::Dtype,
-                                            const std::string&, const detail::Patterns&, c10::IntArrayRef);
-  const auto operation = detail::find<Signature>("fst::load_slices");
   detail::StringList names;
   std::vector<int64_t> dims, starts, lengths;
   for (const Slice& slice : slices) {
@@ -186,8 +189,7 @@ inline std::vector<at::Tensor> load_slices(const Strings& paths, const std::vect
     starts.push_back(slice.start);
     lengths.push_back(slice.length);
   }
-  return operation.call(detail::list_of(paths), names, dims, starts, lengths, device, dtype.all(), verify,
-                        dtype.patterns(), dtype.numbers());
+  return detail::load_parts("fst::load_slices", paths, names, {dims, starts, lengths}, device, dtype, verify);
 }
 
 // Range of indices of one dimension: `start`, `start + step`, and so on, `length` of them.
@@ -210,10 +212,6 @@ struct Region {
 inline std::vector<at::Tensor> load_boxes(const Strings& paths, const std::vector<Region>& regions,
                                           c10::Device device = at::kCPU, const Dtypes& dtype = {},
                                           const std::string& verify = {}) {
-  using Signature = std::vector<at::Tensor>(const detail::StringList&, const detail::StringList&, c10::IntArrayRef,
-                                            c10::IntArrayRef, c10::IntArrayRef, c10::Device, detail::Dtype,
-                                            const std::string&, const detail::Patterns&, c10::IntArrayRef);
-  const auto operation = detail::find<Signature>("fst::load_boxes");
   detail::StringList names;
   std::vector<int64_t> starts, lengths, steps;
   for (const Region& region : regions) {
@@ -224,8 +222,7 @@ inline std::vector<at::Tensor> load_boxes(const Strings& paths, const std::vecto
       steps.push_back(range.step);
     }
   }
-  return operation.call(detail::list_of(paths), names, starts, lengths, steps, device, dtype.all(), verify,
-                        dtype.patterns(), dtype.numbers());
+  return detail::load_parts("fst::load_boxes", paths, names, {starts, lengths, steps}, device, dtype, verify);
 }
 
 // Overwrites existing tensors in place. `outputs[i]` must have the shape and dtype that `names[i]` has in the file. Its
@@ -404,8 +401,8 @@ class Loader {
       names = detail::list_of(*options.names);
     }
     call("__init__", detail::list_of(paths), device, names, options.dtype.all(), options.window_bytes,
-         options.order == Order::kFile ? "file" : "landed", c10::IValue(), c10::IValue(), c10::IValue(), options.verify,
-         options.dtype.patterns(), options.dtype.numbers(), c10::IValue());
+         options.order == Order::kFile ? "file" : "landed", options.verify, options.dtype.patterns(),
+         options.dtype.numbers());
   }
 
   // Returns the next tensor, ready on the current stream, or `std::nullopt` after the last tensor or `close`. After an
