@@ -4,7 +4,7 @@
 
 mod checkpoint;
 mod cipher;
-mod convert;
+mod cast;
 mod destinations;
 mod dtype_rules;
 mod encryption_key;
@@ -22,9 +22,9 @@ mod transfer;
 mod verify;
 mod writer;
 
+use self::cast::{can_convert, convert_on_cuda, convert_on_host, is_castable, missing_kernels, wait_for_event};
 use self::checkpoint::{Checkpoint, OpenRequest, open, open_request, resolve_files};
 use self::cipher::{Cipher, cipher_of_key, derive_key, new_cipher};
-use self::convert::{can_convert, convert_on_cuda, convert_on_host, is_castable, missing_kernels, wait_for_event};
 use self::dtype_rules::requested_scalar_types;
 use self::encryption_key::{EncryptionKey, encryption_key, key_for_save, key_of_file, key_of_passphrase, rotate_key};
 use self::error::{exception_of, invalid_argument};

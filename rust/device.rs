@@ -7,7 +7,7 @@ pub mod cuda;
 pub mod engine;
 pub mod host;
 
-use crate::convert::cast::Cast;
+use crate::cast::elements::Cast;
 use crate::error::Result;
 use crate::options::Options;
 use crate::os::numa::Node;

@@ -46,7 +46,7 @@ pub mod encryption;
 pub mod remote;
 pub mod source;
 pub mod format;
-pub mod convert;
+pub mod cast;
 pub mod checkpoint;
 pub mod plan;
 pub mod group;

@@ -14,8 +14,8 @@
 mod run;
 
 use self::run::{Run, overlapping, push_runs, sort, split_shared};
+use crate::cast::elements::Cast;
 use crate::checkpoint::region::TensorRegion;
-use crate::convert::cast::Cast;
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use std::collections::HashMap;

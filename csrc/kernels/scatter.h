@@ -6,13 +6,13 @@
 
 namespace fst {
 
-// Size of the wider side of a tile. Equals the constant in rust/convert/scatter.rs.
+// Size of the wider side of a tile. Equals the constant in rust/cast/scatter.rs.
 constexpr uint32_t TILE_BYTES = 16 << 10;
 // Number of threads in a block, for the compiler. The launch in rust/device/cuda/kernels.rs sets it.
 constexpr uint32_t BLOCK_THREADS = 256;
 
 // Rows of elements to copy or cast. They are `source_stride_bytes` apart in the source and contiguous in the target. If
-// the dtypes are equal, elements are bytes. Same memory layout as the type of this name in rust/convert/scatter.rs.
+// the dtypes are equal, elements are bytes. Same memory layout as the type of this name in rust/cast/scatter.rs.
 struct Task {
   uint64_t source;  // any alignment
   uint64_t target;  // aligned to its element
@@ -24,7 +24,7 @@ struct Task {
   Dtype to;
   uint8_t padding[6];
 };
-static_assert(sizeof(Task) == 48, "must equal TASK_BYTES in rust/convert/scatter.rs");
+static_assert(sizeof(Task) == 48, "must equal TASK_BYTES in rust/cast/scatter.rs");
 
 // Tasks passed as kernel parameters. Every driver accepts parameters of 4096 bytes.
 struct TaskBatch {
@@ -32,7 +32,7 @@ struct TaskBatch {
   uint32_t tile_count;
   Task tasks[85];
 };
-static_assert(sizeof(TaskBatch) == 4088, "must equal the size of Batch in rust/convert/scatter.rs");
+static_assert(sizeof(TaskBatch) == 4088, "must equal the size of Batch in rust/cast/scatter.rs");
 
 struct alignas(16) Words {
   uint32_t at[4];

@@ -1,8 +1,8 @@
 //! Decodes addresses from C++ into destinations of a plan.
 
 use super::ffi;
+use crate::cast::elements::Cast;
 use crate::checkpoint::region::TensorRegion;
-use crate::convert::cast::Cast;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::plan::Destination;

@@ -3,8 +3,8 @@
 use super::destinations::{cast, decode_destinations};
 use super::ffi;
 use super::guard::guard;
+use crate::cast::elements::Cast;
 use crate::checkpoint::region::TensorRegion;
-use crate::convert::cast::Cast;
 use crate::device::{self, Device, Scratch};
 use crate::error::{Error, Kind, Result};
 use crate::load::transfer::{Batch, Transfer};

@@ -23,8 +23,8 @@ mod timing;
 
 use super::engine::Engine;
 use super::{ChunkNeeds, CopyInFlight, Device, DeviceLimits, Fetch, Pinned, Scratch};
-use crate::convert::cast::Cast;
-use crate::convert::scatter::{StridedCopy, TASK_BYTES, Table, has_cast};
+use crate::cast::elements::Cast;
+use crate::cast::scatter::{StridedCopy, TASK_BYTES, Table, has_cast};
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;

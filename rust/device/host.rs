@@ -2,7 +2,7 @@
 
 use super::engine::Engine;
 use super::{ChunkNeeds, CopyInFlight, Device, DeviceLimits, Fetch, Pinned, Scratch};
-use crate::convert::cast::Cast;
+use crate::cast::elements::Cast;
 use crate::error::{Error, Kind, Result};
 use crate::num::to_usize;
 use crate::options::Options;

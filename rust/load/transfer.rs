@@ -1,9 +1,9 @@
 //! Transfers, which plan batches of destinations and run them: threads read chunks and hand them to the device.
 
+use crate::cast::elements::Cast;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::region::TensorRegion;
 use crate::checkpoint::verify::Coverage;
-use crate::convert::cast::Cast;
 use crate::device::engine::{BatchNeeds, Engine, Inspected};
 use crate::device::{Device, Scratch};
 use crate::error::{Error, Result};

@@ -1,8 +1,8 @@
 //! Runs: the planner's input as rows of a file, in the order of the file.
 
 use super::{Destination, Limits, SlotCopy, bytes_after};
+use crate::cast::elements::Cast;
 use crate::checkpoint::region::{Stride, TensorRegion};
-use crate::convert::cast::Cast;
 use crate::num::to_usize;
 use std::iter;
 

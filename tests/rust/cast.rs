@@ -1,6 +1,6 @@
 //! Properties of all casts. The Python tests compare each cast with PyTorch, bit by bit.
 
-use fst::convert::cast::Cast;
+use fst::cast::elements::Cast;
 use fst::dtype::Dtype;
 use half::{bf16, f16};
 use proptest::prelude::*;

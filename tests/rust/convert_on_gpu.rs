@@ -6,8 +6,8 @@
 
 mod sim;
 
-use fst::convert::batch::Conversion;
-use fst::convert::cast::Cast;
+use fst::cast::batch::Conversion;
+use fst::cast::elements::Cast;
 use fst::device::cuda::kernels::IMAGE;
 use fst::device::{self, cuda::convert};
 use fst::dtype::Dtype;
@@ -45,7 +45,7 @@ fn tensors_are_converted_on_the_callers_stream() {
     let is_done = convert::run(&conversions, 0, stream).unwrap();
     assert_eq!(is_done, IMAGE.is_some());
     if is_done {
-        assert_eq!(sim.counters().launches as usize, conversions.len().div_ceil(fst::convert::scatter::BATCH_TASKS));
+        assert_eq!(sim.counters().launches as usize, conversions.len().div_ceil(fst::cast::scatter::BATCH_TASKS));
         let found = gpu.read_all(results.iter().map(|(target, expected)| (*target, expected.len())));
         for (found, (target, expected)) in found.iter().zip(&results) {
             assert!(found == expected, "the tensor at {target:#x}");

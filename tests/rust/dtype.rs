@@ -1,6 +1,6 @@
 //! Tests of the dtype table against the safetensors crate.
 
-use fst::convert::cast::Cast;
+use fst::cast::elements::Cast;
 use fst::dtype::Dtype;
 use safetensors::tensor::Dtype as Reference;
 

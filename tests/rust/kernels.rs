@@ -6,7 +6,7 @@
 
 mod sim;
 
-use fst::convert::scatter::{Batch, StridedCopy, TILE_BYTES, Table, has_cast};
+use fst::cast::scatter::{Batch, StridedCopy, TILE_BYTES, Table, has_cast};
 use fst::device::cuda::kernels::{BLOCK_THREADS, IMAGE, SCATTER, SCATTER_INLINE};
 use fst::dtype::Dtype;
 use memmap2::MmapMut;

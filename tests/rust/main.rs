@@ -5,9 +5,9 @@
 
 mod aws_profile;
 mod cast;
+mod cast_batch;
 mod checkpoint;
 mod conformance;
-mod convert;
 mod digest_groups;
 mod digests;
 mod dtype;

@@ -13,11 +13,11 @@ mod remote_load;
 mod save_from_gpu;
 mod sim;
 
+use fst::cast::elements::Cast;
+use fst::cast::scatter::TASK_BYTES;
 use fst::checkpoint::Checkpoint;
 use fst::checkpoint::region::TensorRegion;
 use fst::checkpoint::verify::Verify;
-use fst::convert::cast::Cast;
-use fst::convert::scatter::TASK_BYTES;
 use fst::device::cuda::kernels::IMAGE;
 use fst::device::cuda::{self, Cuda};
 use fst::device::host::Host;

@@ -1,7 +1,7 @@
 //! Tests of plans, which are executed on memory buffers that record every read and write.
 
+use fst::cast::elements::Cast;
 use fst::checkpoint::region::{IndexRange, TensorRegion};
-use fst::convert::cast::Cast;
 use fst::dtype::Dtype;
 use fst::error::Kind;
 use fst::format::header::Entry;

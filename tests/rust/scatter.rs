@@ -1,7 +1,7 @@
 //! Tests of the kernel's table: its tiles cover every element of every copy exactly once.
 
 use crate::cast::FLOATS;
-use fst::convert::scatter::{BATCH_TASKS, StridedCopy, TASK_BYTES, TILE_BYTES, Table, Task, has_cast};
+use fst::cast::scatter::{BATCH_TASKS, StridedCopy, TASK_BYTES, TILE_BYTES, Table, Task, has_cast};
 use fst::dtype::Dtype;
 use fst::error::Kind;
 use proptest::prelude::*;

@@ -2,8 +2,8 @@
 
 use super::gpu::Gpu;
 use super::kernels::Kernels;
-use crate::convert::batch::Conversion;
-use crate::convert::scatter::{StridedCopy, Table};
+use crate::cast::batch::Conversion;
+use crate::cast::scatter::{StridedCopy, Table};
 use crate::error::Result;
 
 /// Queues casts between addresses of the GPU with this ordinal, on the stream with this native handle.

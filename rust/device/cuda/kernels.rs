@@ -6,12 +6,12 @@
 //! | kernel | parameters |
 //! |---|---|
 //! | [`SCATTER`] | address of the tasks (`u64`), number of tasks (`u32`), number of tiles (`u32`) |
-//! | [`SCATTER_INLINE`] | a [`Batch`](crate::convert::scatter::Batch) |
+//! | [`SCATTER_INLINE`] | a [`Batch`](crate::cast::scatter::Batch) |
 //!
 //! Both take one-dimensional blocks of [`BLOCK_THREADS`], at most one block per tile, and no shared memory.
 
 use super::driver::{Context, check, report};
-use crate::convert::scatter::{Batch, Table};
+use crate::cast::scatter::{Batch, Table};
 use crate::error::{Error, Kind, Result};
 use crate::os::per_process::PerProcess;
 use crate::profile;

@@ -16,7 +16,7 @@ from patterns import bits_of, cast_by_pytorch, patterns
 from ptx import translate
 from suite import CHECKOUT
 
-# Facts of rust/convert/scatter.rs.
+# Facts of rust/cast/scatter.rs.
 TILE_BYTES = 16 << 10
 BATCH_TASKS = 85
 BLOCK_THREADS = 256
@@ -31,7 +31,7 @@ class LaunchError(Exception):
 
 @dataclass(frozen=True)
 class Copy:
-    """A strided copy as in rust/convert/scatter.rs, with addresses relative to the source and the target."""
+    """A strided copy as in rust/cast/scatter.rs, with addresses relative to the source and the target."""
 
     stored: torch.dtype
     dtype: torch.dtype

@@ -1,7 +1,7 @@
 //! Casts of many tensors on the CPU, distributed evenly over threads whether tensors are few and large or many and
 //! small.
 
-use crate::convert::cast::Cast;
+use crate::cast::elements::Cast;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};
 use crate::num::to_usize;

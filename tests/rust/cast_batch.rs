@@ -1,6 +1,6 @@
 //! Batches of conversions, on one thread and on several threads.
 
-use fst::convert::batch::{self, Conversion};
+use fst::cast::batch::{self, Conversion};
 use fst::dtype::Dtype;
 use fst::error::Kind;
 use half::bf16;

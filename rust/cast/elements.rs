@@ -42,7 +42,7 @@ impl Cast {
     /// Sources are bools, integers, and floats of at least 8 bits. Destinations are floats of at least 8 bits.
     ///
     /// ```
-    /// use fst::convert::cast::Cast;
+    /// use fst::cast::elements::Cast;
     /// use fst::dtype::Dtype;
     /// let cast = Cast::new(Dtype::F32, Dtype::BF16).unwrap();
     /// let mut target = [0; 2];

@@ -2,7 +2,7 @@
 
 use super::ffi;
 use super::guard::{guard, start_log};
-use crate::convert::batch;
+use crate::cast::batch;
 use crate::device::cuda;
 use crate::dtype::Dtype;
 use crate::error::{Error, Kind, Result};

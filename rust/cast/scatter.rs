@@ -62,7 +62,7 @@ pub struct StridedCopy {
 ///
 /// ```
 /// use fst::dtype::Dtype;
-/// use fst::convert::scatter::{StridedCopy, Table};
+/// use fst::cast::scatter::{StridedCopy, Table};
 /// let mut table = Table::default();
 /// let (from, to) = (Dtype::BF16, Dtype::F32);
 /// table.push(StridedCopy { source: 3, target: 64, row_elements: 5000, rows: 1, source_stride_bytes: 0, from, to })?;

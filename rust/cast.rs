@@ -1,7 +1,7 @@
 //! Casts between dtypes on the host, and the task table of the device kernel.
 
 pub mod batch;
-pub mod cast;
+pub mod elements;
 #[cfg(target_arch = "x86_64")]
 mod f16c;
 mod float8;
