@@ -10,7 +10,9 @@ from urllib.parse import unquote, urlsplit
 import torch
 
 from fst._core.dtypes import SCALAR_TYPES
+from fst._core.keyless import statement_of_identity
 from fst._core.signature import Signature
+from fst._core.signature_request import request_of
 from fst._core.urls import is_collapsed
 from fst._core.verify import Verify
 
@@ -138,9 +140,6 @@ def verify_of(verify: VerifyRequest) -> str:
                 raise TypeError(f"verify must map str to str, not {file!r} to {digest!r}")
         return json.dumps(dict(verify))
     if isinstance(verify, Signature):
-        # Its modules import this one.
-        from fst._core.signature_request import signature_of
-
         return json.dumps({"signature": signature_of(verify)})
     if not isinstance(verify, str | os.PathLike):
         raise TypeError(
@@ -150,6 +149,16 @@ def verify_of(verify: VerifyRequest) -> str:
     path = path_of(verify)
     # Operators take these texts for other requests.
     return os.path.join(".", path) if path in ("", "digests") or path.startswith("{") else path
+
+
+def signature_of(signature: Signature) -> dict[str, str]:
+    """Returns a signature and its key, or the statement in it, as the values that operators take."""
+    path = path_of(signature.path)
+    if signature.identity is not None and signature.issuer is not None:
+        statement = statement_of_identity(path, signature.identity, signature.issuer, signature.trust_config)
+        return {"path": path, "statement": statement}
+    key = None if signature.public_key is None else path_of(signature.public_key)
+    return request_of(path, key, paths_of(signature.certificate_chain))
 
 
 def digests_of(digests: Digests, metadata: dict[str, str] | None) -> dict[str, str] | None:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any, TypeAlias
 
-from fst._core.classes import Source
 from fst._core.errors import IntegrityError, SafetensorError
+from fst._core.source import Source
 from fst._core.urls import without_secrets
 
 try:

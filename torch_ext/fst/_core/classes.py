@@ -14,18 +14,14 @@ from torch import Tensor
 
 import fst._core.library  # noqa: F401  (registers the classes)
 from fst._core.arguments import Dtype, dtype_arguments
-from fst._core.errors import SafetensorError, methods_translate_errors, translates_errors
+from fst._core.errors import methods_translate_errors, translates_errors
 from fst._core.index_range import FlatRegions, IndexRange, flatten
-from fst._core.urls import without_secrets
 from fst._core.verify import warn_of_unverified
 
 Device = torch.device | str
 
 # Size of a key of encrypted files in bytes.
 KEY_BYTES = 32
-
-# Maximum size of a key, certificate or signature in bytes.
-CONTENT_BYTES_MAX = 64 << 20
 
 # Size of a window that is large enough for any checkpoint, in bytes.
 UNBOUNDED = 2**63 - 1
@@ -308,41 +304,6 @@ class Checkpoint:
         loader = self._object.stream(names, regions, device, window_bytes=window_bytes, order=order, **arguments)
         warn_of_unverified(self._verify)
         return Loader(loader)
-
-
-@methods_translate_errors
-class Source:
-    """Open file, local or remote, whose bytes are read as they are. A remote one keeps its version.
-
-    Args:
-        path: A file.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._object = torch.classes.fst.Source(path)
-        self._path = without_secrets(path)
-
-    def length(self) -> int:
-        """Returns the length in bytes."""
-        return self._object.length()
-
-    def read(self, begin: int, out: Tensor) -> None:
-        """Fills a contiguous uint8 tensor on the CPU with the bytes from `begin`."""
-        self._object.read(begin, out)
-
-    def content(self) -> bytes:
-        """Returns all bytes of a key, certificate or signature.
-
-        Raises:
-            SafetensorError: The file has more than 64 MiB.
-        """
-        length = self.length()
-        if length > CONTENT_BYTES_MAX:
-            raise SafetensorError(f"{self._path}: expected at most {CONTENT_BYTES_MAX} bytes, not {length}")
-        content = bytearray(length)
-        if content:
-            self.read(0, torch.frombuffer(content, dtype=torch.uint8))
-        return bytes(content)
 
 
 @methods_translate_errors

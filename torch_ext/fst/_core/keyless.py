@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from fst._core.classes import Source
 from fst._core.errors import IntegrityError
+from fst._core.source import Source
 from fst._core.urls import without_secrets
 
 

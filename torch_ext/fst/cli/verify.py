@@ -99,10 +99,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _file_checks(path: str, arguments: argparse.Namespace) -> Iterator[tuple[str, Callable[[], str]]]:
     """Yields the check of all files of a manifest or signature."""
 
-    from fst._core.arguments import path_of
+    from fst._core.arguments import path_of, signature_of
     from fst._core.ops import verify_files, verify_model
     from fst._core.signature import Signature
-    from fst._core.signature_request import signature_of
 
     def compare() -> str:
         if arguments.signature is None:
@@ -212,7 +211,7 @@ def _read_remote(path: str) -> str:
     import torch
 
     from fst._core.arguments import path_of
-    from fst._core.classes import Source
+    from fst._core.source import Source
 
     source = Source(path_of(path))
     length = source.length()

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from fst._core.arguments import Path, path_of
-from fst._core.classes import Checkpoint, Source
+from fst._core.classes import Checkpoint
+from fst._core.source import Source
 
 
 def read_header(path: Path) -> tuple[dict[str, str] | None, dict[str, dict[str, Any]], int]:

@@ -12,10 +12,11 @@ from torch import Tensor
 
 import fst
 from fst._core.arguments import device_of
-from fst._core.classes import Checkpoint, Source
+from fst._core.classes import Checkpoint
 from fst._core.dtypes import CASTABLE
 from fst._core.encryption_key import core_key
 from fst._core.errors import IntegrityError
+from fst._core.source import Source
 from fst._core.urls import without_secrets
 from fst.compat.tensorizer._encryption import CryptographyError, DecryptionParams
 from fst.compat.tensorizer._files import FileLike, is_path, opened, readable, scheme_of

@@ -5,7 +5,8 @@ from typing import Any, Protocol
 
 import torch
 
-from fst._core.classes import Checkpoint, Source
+from fst._core.classes import Checkpoint
+from fst._core.source import Source
 
 # Upper bound for a value. Redis takes at most 512 MiB, and a client holds a copy.
 _VALUE_BYTES_MAX = 64 << 20

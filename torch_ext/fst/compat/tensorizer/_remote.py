@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from fst import storage
-from fst._core.classes import Source
 from fst._core.forks import hold_across_forks
+from fst._core.source import Source
 from fst._core.urls import without_secrets
 
 # Bytes that a short read requests, for the reads after it.
