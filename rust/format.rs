@@ -7,5 +7,10 @@ pub mod layout;
 pub mod shard;
 pub mod tensors;
 
+use std::collections::BTreeMap;
+
 /// Reserved key of a safetensors header, which holds text entries instead of a tensor.
 pub const METADATA_KEY: &str = "__metadata__";
+
+/// Text entries of a header. `None` omits the key; an empty map writes an empty object.
+pub type Metadata = Option<BTreeMap<String, String>>;

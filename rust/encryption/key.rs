@@ -1,8 +1,7 @@
 //! Keys of users, which wrap the keys of files.
 
 use super::fill_random;
-use super::secret::{Derivation, KEY_BYTES, Key, SALT_BYTES, copied};
-use super::slot::LABEL_BYTES;
+use super::secret::{Derivation, KEY_BYTES, Key, SALT_BYTES, check_limits, copied};
 use super::wipe::with_wiped_stack;
 use crate::error::{Error, Kind, Result};
 use crate::num::to_u64;
@@ -17,6 +16,8 @@ use std::sync::{Arc, Mutex, TryLockError};
 use std::thread;
 use zeroize::Zeroizing;
 
+/// Size of a label in bytes.
+pub const LABEL_BYTES: usize = 64;
 /// Passes of Argon2id for new keys from passphrases.
 pub const PASSES: u64 = 3;
 /// Memory of Argon2id for new keys from passphrases, in bytes.
@@ -118,8 +119,7 @@ impl EncryptionKey {
         if text.is_empty() {
             return Err(Error::new(Kind::InvalidArgument, "the passphrase is empty"));
         }
-        super::slot::check_limits(passes, memory_bytes)
-            .map_err(|message| Error::new(Kind::InvalidArgument, message))?;
+        check_limits(passes, memory_bytes).map_err(|message| Error::new(Kind::InvalidArgument, message))?;
         let passphrase = Passphrase { text: copied(text), passes, memory_bytes, derived: PerProcess::settings() };
         Ok(EncryptionKey::of(Secret::Passphrase(Arc::new(passphrase), None)))
     }

@@ -2,7 +2,7 @@
 //! own try all of them, and saves find one by its label. So operators, which take no keys, read and write encrypted files.
 
 use super::key::EncryptionKey;
-use super::slot::LABEL_BYTES;
+use super::key::LABEL_BYTES;
 use crate::error::{Error, Kind, Result};
 use crate::options;
 use crate::os::per_process::PerProcess;

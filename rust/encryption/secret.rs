@@ -155,6 +155,22 @@ impl Derivation {
     }
 }
 
+/// Checks the limits of Argon2id.
+///
+/// # Errors
+/// The message of an error.
+pub(super) fn check_limits(passes: u64, memory_bytes: u64) -> std::result::Result<(), String> {
+    let is_memory = (MEMLIMIT_MIN..=MEMLIMIT_MAX).contains(&memory_bytes) && memory_bytes.is_multiple_of(1024);
+    let work = passes.checked_mul(memory_bytes).filter(|bytes| (1..=WORK_BYTES_MAX).contains(bytes));
+    if !is_memory || work.is_none() || u32::try_from(passes).is_err() {
+        return Err(format!(
+            "Argon2id with {passes} passes and {memory_bytes} bytes of memory; accepted are {MEMLIMIT_MIN} to \
+             {MEMLIMIT_MAX} bytes in multiples of 1024, at least 1 pass, and a product of at most {WORK_BYTES_MAX}"
+        ));
+    }
+    Ok(())
+}
+
 /// Copies a secret string.
 pub(super) fn copied(string: &[u8]) -> Zeroizing<Vec<u8>> {
     with_wiped_stack(|| Zeroizing::new(string.to_vec()))

@@ -3,8 +3,8 @@
 use super::cipher::{Cipher, KeyedCipher, TAG_BYTES};
 use super::file_key::{FileKey, expand, expand_key, extract};
 use super::fill_random;
-use super::key::EncryptionKey;
-use super::secret::{Derivation, KEY_BYTES, Key, MEMLIMIT_MAX, MEMLIMIT_MIN, SALT_BYTES, WORK_BYTES_MAX};
+use super::key::{EncryptionKey, LABEL_BYTES};
+use super::secret::{Derivation, KEY_BYTES, Key, SALT_BYTES, check_limits};
 use super::wipe::with_wiped_stack;
 use crate::error::{Error, Kind, Result};
 
@@ -12,8 +12,6 @@ use crate::error::{Error, Kind, Result};
 pub const SLOT_BYTES: usize = 192;
 /// Number of slots in a header.
 pub const SLOTS: usize = 2;
-/// Size of a label in bytes.
-pub const LABEL_BYTES: usize = 64;
 
 /// Encoded slot. An empty one has zeros.
 pub type Slot = [u8; SLOT_BYTES];
@@ -114,22 +112,6 @@ fn key_of(fields: &Fields, keys: &[EncryptionKey]) -> Result<Option<Key>> {
         }
     }
     Ok(None)
-}
-
-/// Checks the limits of Argon2id.
-///
-/// # Errors
-/// The message of an error.
-pub(super) fn check_limits(passes: u64, memory_bytes: u64) -> std::result::Result<(), String> {
-    let is_memory = (MEMLIMIT_MIN..=MEMLIMIT_MAX).contains(&memory_bytes) && memory_bytes.is_multiple_of(1024);
-    let work = passes.checked_mul(memory_bytes).filter(|bytes| (1..=WORK_BYTES_MAX).contains(bytes));
-    if !is_memory || work.is_none() || u32::try_from(passes).is_err() {
-        return Err(format!(
-            "Argon2id with {passes} passes and {memory_bytes} bytes of memory; accepted are {MEMLIMIT_MIN} to \
-             {MEMLIMIT_MAX} bytes in multiples of 1024, at least 1 pass, and a product of at most {WORK_BYTES_MAX}"
-        ));
-    }
-    Ok(())
 }
 
 impl Fields {

@@ -17,8 +17,8 @@
 //! A caller requests digests of a new file with the same key, whose value then begins with the algorithm's name. So a
 //! copy of another file's metadata renews the digests. The length of the text is known before the digests are.
 
+use super::Metadata;
 use super::header::{Header, LENGTH_BYTES, position_of};
-use super::layout::Metadata;
 use crate::digest::groups::{self, GROUP_BYTES_MAX, GROUP_BYTES_MIN, Groups, TreeDigest};
 use crate::digest::{Algorithm, DIGEST_BYTES, Digest};
 use crate::error::{Error, Kind, Result};

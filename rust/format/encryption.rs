@@ -21,7 +21,7 @@ use crate::encryption::file_key::{CODE_BYTES, FileKey};
 use crate::encryption::key::EncryptionKey;
 use crate::encryption::slot::{self, SLOT_BYTES, SLOTS, Slot};
 use crate::error::{Error, Kind, Result};
-use crate::format::layout::{Metadata, Tensor};
+use crate::format::Metadata;
 use crate::format::shard::{SHARD_KEY, Shard};
 use crate::format::tensors::chunks::TensorsChunks;
 use crate::num::{to_u64, to_usize};
@@ -303,16 +303,8 @@ impl NewEncryption {
 }
 
 /// Returns the size of the authentication codes of tensors with these sizes in bytes.
-fn tags_bytes(sizes: impl Iterator<Item = u64>, chunk_bytes: u64) -> u64 {
+pub(super) fn tags_bytes(sizes: impl Iterator<Item = u64>, chunk_bytes: u64) -> u64 {
     units::count(sizes, chunk_bytes).saturating_mul(to_u64(TAG_BYTES))
-}
-
-/// Returns the tensor with the authentication codes of a new file, whose tensors have these sizes in bytes.
-///
-/// # Errors
-/// `invalid-argument` if the size overflows.
-pub fn tags_tensor(sizes: impl Iterator<Item = u64>) -> Result<Tensor> {
-    Tensor::new(TAGS_NAME, Dtype::U8, vec![tags_bytes(sizes, CHUNK_BYTES)])
 }
 
 /// Returns whether the metadata of a new file request its encryption.

@@ -6,15 +6,16 @@
 use crate::digest::Algorithm;
 use crate::digest::groups::TreeDigest;
 use crate::dtype::Dtype;
+use crate::encryption::chunks::CHUNK_BYTES;
 use crate::error::{Error, Kind, Result};
-use crate::format::METADATA_KEY;
 use crate::format::digests;
 use crate::format::encryption::{self, TAGS_NAME};
 use crate::format::header::{HEADER_BYTES_MAX, LENGTH_BYTES};
+use crate::format::{METADATA_KEY, Metadata};
 use crate::num::to_u64;
 use serde::Serialize;
 use serde::ser::{SerializeMap, SerializeStruct, Serializer};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::ops::Range;
 
 /// Alignment of the data after the header in bytes, sufficient for every dtype.
@@ -58,6 +59,14 @@ impl Tensor {
     }
 }
 
+/// Returns the tensor with the authentication codes of a new file, whose tensors have these sizes in bytes.
+///
+/// # Errors
+/// `invalid-argument` if the size overflows.
+pub fn tags_tensor(sizes: impl Iterator<Item = u64>) -> Result<Tensor> {
+    Tensor::new(TAGS_NAME, Dtype::U8, vec![encryption::tags_bytes(sizes, CHUNK_BYTES)])
+}
+
 /// Set of the names in a file, checked to be unique.
 #[derive(Debug, Default)]
 pub struct Names(HashSet<String>);
@@ -81,9 +90,6 @@ impl Names {
         Ok(())
     }
 }
-
-/// Text entries of a header. `None` omits the key; an empty map writes an empty object.
-pub type Metadata = Option<BTreeMap<String, String>>;
 
 /// Header and byte ranges of a file.
 #[derive(Debug)]

@@ -27,9 +27,10 @@ use crate::digest::{Algorithm, Hash};
 use crate::encryption::key::EncryptionKey;
 use crate::encryption::keyring;
 use crate::error::{Error, Kind, Result};
+use crate::format::Metadata;
 use crate::format::digests;
 use crate::format::encryption;
-use crate::format::layout::{Metadata, Names, Tensor, header, pad};
+use crate::format::layout::{Names, Tensor, header, pad, tags_tensor};
 use crate::format::tensors::END;
 use crate::format::tensors::cipher::Cipher;
 use crate::format::tensors::layout as tensors;
@@ -193,7 +194,7 @@ impl Writer {
             return Err(Error::new(Kind::Internal, "the file has tensorizer's format"));
         };
         let at = |error: Error| error.at(self.output.path());
-        let tags = self.encryptor.as_ref().map(|_| encryption::tags_tensor(tensors.iter().map(Tensor::bytes)));
+        let tags = self.encryptor.as_ref().map(|_| tags_tensor(tensors.iter().map(Tensor::bytes)));
         let tags = tags.transpose().map_err(at)?;
         self.announced_bytes = Some(header(tensors.iter().chain(&tags), metadata).map_err(at)?.len());
         Ok(())
@@ -322,7 +323,7 @@ impl Writer {
     fn append_tags(&mut self) -> Result<()> {
         // The codes themselves are not encrypted.
         let Some(encryptor) = self.encryptor.take() else { return Ok(()) };
-        self.push(encryption::tags_tensor(self.tensors.iter().map(|(_, bytes)| *bytes))?)?;
+        self.push(tags_tensor(self.tensors.iter().map(|(_, bytes)| *bytes))?)?;
         self.append_bytes(encryptor.tags())?;
         self.encryptor = Some(encryptor);
         Ok(())

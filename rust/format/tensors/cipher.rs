@@ -1,6 +1,6 @@
 //! Cipher of encrypted `.tensors` files: XSalsa20-Poly1305 of pieces of the data, in place.
 
-use super::encryption::{Encryption, Pieces};
+use super::encryption::{Encryption, Mac, NONCE_BYTES, Nonce, Pieces};
 use crate::encryption::key::EncryptionKey;
 use crate::encryption::secret::{Derivation, Key};
 use crate::encryption::wipe::with_wiped_stack;
@@ -12,19 +12,8 @@ use crypto_secretbox::{KeyInit, XSalsa20Poly1305};
 use ring::rand::{SecureRandom, SystemRandom};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// Size of a nonce in bytes.
-pub const NONCE_BYTES: usize = 24;
-/// Size of an authentication code in bytes.
-pub const MAC_BYTES: usize = 16;
-/// Smallest size of a piece in bytes.
-pub const PIECE_BYTES_MIN: u64 = 1024;
 /// Size of the pieces of new files in bytes.
 const PIECE_BYTES: usize = 2 << 20;
-
-/// Nonce.
-pub type Nonce = [u8; NONCE_BYTES];
-/// Authentication code.
-pub type Mac = [u8; MAC_BYTES];
 
 /// Cipher with its key, which is overwritten when the cipher is dropped.
 #[derive(Clone, Debug)]
@@ -119,6 +108,7 @@ fn nonce_of(first: &Nonce, index: u64) -> Nonce {
 
 #[cfg(test)]
 mod tests {
+    use super::super::encryption::PIECE_BYTES_MIN;
     use super::*;
 
     fn bytes(hex: &str) -> Vec<u8> {

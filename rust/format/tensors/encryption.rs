@@ -1,10 +1,21 @@
 //! Part of a tensor's header in an encrypted `.tensors` file: how its data is encrypted, and where the key came from.
 
 use super::Fields;
-use super::cipher::{MAC_BYTES, Mac, NONCE_BYTES, Nonce, PIECE_BYTES_MIN};
 use crate::encryption::secret::{Derivation, SALT_BYTES};
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
+
+/// Size of a nonce in bytes.
+pub const NONCE_BYTES: usize = 24;
+/// Size of an authentication code in bytes.
+pub const MAC_BYTES: usize = 16;
+/// Smallest size of a piece in bytes.
+pub const PIECE_BYTES_MIN: u64 = 1024;
+
+/// Nonce.
+pub type Nonce = [u8; NONCE_BYTES];
+/// Authentication code.
+pub type Mac = [u8; MAC_BYTES];
 
 /// Number of the method that derives a key from a string.
 const PASSWORD_HASH: u64 = 1;
