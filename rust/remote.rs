@@ -21,34 +21,38 @@ mod body;
 mod bucket;
 mod cache;
 pub mod configuration;
+mod connections;
 pub mod find;
 mod get;
 mod growth;
 mod head;
 mod http;
+mod http_error;
 mod hub;
 pub mod lane;
 pub mod location;
 pub mod object;
 #[doc(hidden)]
 pub mod parsers;
+pub mod parts;
 mod pieces;
 mod progress;
 mod reach;
 mod redis;
 mod refusal;
-mod settings;
+mod registry;
+mod retry;
 pub mod store;
-mod stores;
 pub mod streams;
 mod transport;
 mod trust;
 pub mod upload;
+pub mod version;
 
 /// Waits until the cache holds what loads have pulled, closes the connections that no request uses, and forgets tokens.
 /// The next load opens new ones.
 pub fn release() {
     cache::flush();
     lane::release();
-    stores::release();
+    registry::release();
 }

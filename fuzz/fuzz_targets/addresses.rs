@@ -4,9 +4,9 @@
 #![no_main]
 
 use fst::remote;
-use fst::remote::find::open_known;
 use fst::remote::location::{Location, is_url};
-use fst::remote::store::Version;
+use fst::remote::object::open_known;
+use fst::remote::version::Version;
 use fst::source::files::{local_path, url_of};
 use libfuzzer_sys::fuzz_target;
 use std::path::Path;

@@ -14,7 +14,8 @@ use crate::num::{to_u64, to_usize};
 use crate::os::sigint::Watch;
 use crate::remote::find;
 use crate::remote::location::Location;
-use crate::remote::store::Version;
+use crate::remote::object;
+use crate::remote::version::Version;
 use crate::source::files::{self, Files};
 use crate::source::{Place, Source};
 use serde::{Deserialize, Serialize};
@@ -112,7 +113,7 @@ impl Checkpoint {
             let source = match (place, objects.get(index)) {
                 (Place::Url(location), Some(Some(object))) => {
                     let (version, head) = (object.version.clone(), shared.head.to_vec());
-                    Source::Object(Arc::new(find::open_known(location, shared.file_bytes, version, head)?))
+                    Source::Object(Arc::new(object::open_known(location, shared.file_bytes, version, head)?))
                 }
                 _ => Source::open(place, &|| watch.check())?,
             };

@@ -3,6 +3,7 @@
 //! The kernel ends a connection on which no byte was acknowledged for the time of a stall (`TCP_USER_TIMEOUT`). A timer
 //! beside the connection would not do: the kernel buffers megabytes, and takes more only when a third of them are sent.
 
+use super::http_error::Late;
 use super::lane;
 use crate::num::to_u64;
 use bytes::Bytes;
@@ -10,8 +11,6 @@ use futures_util::{TryStreamExt, stream};
 use http::header;
 use http_body_util::BodyExt;
 use object_store::client::{HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse, HttpResponseBody};
-use std::error::Error as StdError;
-use std::fmt;
 use std::future::Future;
 use std::iter;
 use std::pin::pin;
@@ -27,24 +26,6 @@ const ANSWER_BYTES_MAX: usize = 1 << 20;
 const FRAME_BYTES: usize = 256 << 10;
 
 type Result<T> = std::result::Result<T, HttpError>;
-
-/// Failure of a server that takes no bytes, or does not answer. The request is sent again.
-#[derive(Debug)]
-pub(super) struct Late(String);
-
-impl Late {
-    fn error(message: String) -> HttpError {
-        HttpError::new(HttpErrorKind::Timeout, Late(message))
-    }
-}
-
-impl fmt::Display for Late {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl StdError for Late {}
 
 /// Sends a request with a body, and reads the whole answer. `client` has the time of a stall as its TCP user timeout.
 ///

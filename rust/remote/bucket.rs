@@ -4,9 +4,9 @@ use super::aws_profile::Profile;
 use super::configuration::unknown;
 use super::location::{Location, Service};
 use super::refusal::{self, Codes, Refusal};
-use super::store::{Answer, Failure, FailureClass, Store, Version};
+use super::store::{Answer, Failure, FailureClass, Store, Uploads};
 use super::transport::Transport;
-use super::upload::{self, Uploads};
+use super::version::Version;
 use crate::error::{Error, Kind, Result};
 use crate::options;
 use async_trait::async_trait;
@@ -143,7 +143,7 @@ impl Opened {
     }
 }
 
-/// Requests are repeated in [`super::get`], which counts them.
+/// Requests are repeated in [`super::retry`], which counts them.
 fn no_retries() -> RetryConfig {
     RetryConfig { max_retries: 0, ..RetryConfig::default() }
 }
@@ -353,7 +353,7 @@ impl Store for Bucket {
         let opened = self.opened();
         let result = match opened.store.get_opts(&path, options).await {
             Err(object_store::Error::NotFound { .. }) if is_of_version => {
-                return Err(super::get::changed(
+                return Err(Failure::changed(
                     "this version of the object is gone: the object changed while it was loaded",
                 ));
             }
@@ -448,7 +448,7 @@ impl Bucket {
     /// Returns the failure of a request that stores an object.
     fn refused(&self, error: &object_store::Error) -> Failure {
         match error {
-            object_store::Error::NotFound { .. } => upload::not_found(),
+            object_store::Error::NotFound { .. } => Failure::no_upload(),
             object_store::Error::AlreadyExists { .. } => {
                 Failure::new(FailureClass::Transient, "another request changes the object or the bucket (status 409)")
             }
@@ -457,7 +457,7 @@ impl Bucket {
                 "the service does not allow that the object is replaced (status 412); it may be locked",
             ),
             // Not every error of the crate for Google has a kind of its own.
-            error if Refusal::of(error).is_some_and(|refusal| refusal.status == Some(404)) => upload::not_found(),
+            error if Refusal::of(error).is_some_and(|refusal| refusal.status == Some(404)) => Failure::no_upload(),
             other => self.failure_of(other),
         }
     }
@@ -470,8 +470,8 @@ impl Bucket {
 /// Returns the answer for an object without bytes, which has no range, or the failure of a range outside the object.
 fn outside(range: &Range<u64>, length: Option<u64>) -> std::result::Result<Answer, Failure> {
     match length {
-        _ if range.start > 0 => Err(super::get::changed("the object became shorter while it was loaded (status 416)")),
-        Some(length) if length > 0 => Err(super::get::no_range(length)),
+        _ if range.start > 0 => Err(Failure::changed("the object became shorter while it was loaded (status 416)")),
+        Some(length) if length > 0 => Err(Failure::no_range(length)),
         _ => {
             let body = futures_util::stream::empty().boxed();
             Ok(Answer { length: 0, version: Version::default(), range: 0..0, body })

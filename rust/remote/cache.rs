@@ -21,7 +21,7 @@ mod queue;
 mod ranges;
 
 use super::location::{Location, Service};
-use super::store::Version;
+use super::version::Version;
 use crate::digest::Algorithm;
 use crate::error::{Error, Result};
 use crate::num::to_u64;

@@ -1,13 +1,13 @@
 //! Objects and prefixes with a checkpoint, from their URLs.
 
+mod hub;
+
 use super::cache;
-use super::get::repeat;
-use super::hub;
 use super::lane;
 use super::location::{Location, Service};
-use super::object::{HEAD_BYTES, Object};
-use super::stores;
-pub use super::stores::{open, open_known};
+use super::object::{HEAD_BYTES, Object, open};
+use super::registry;
+use super::retry::repeat;
 use super::streams::Host;
 use crate::error::{Error, Kind, Result};
 use crate::os::retry::Check;
@@ -36,7 +36,7 @@ pub fn find(location: &Location, endings: &[&str], check: Check<'_>) -> Result<F
     if endings.iter().any(|ending| location.key().ends_with(ending)) || location.has_query() {
         return Ok(Found::Object(location.clone()));
     }
-    let (store, _) = stores::store_of(location)?;
+    let (store, _) = registry::store_of(location)?;
     let url = location.to_string();
     let host = Host::of(location.host());
     let listed = lane::block_on(check, repeat(&url, &host, None, 0, || store.list(location.key())))?;

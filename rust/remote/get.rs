@@ -6,33 +6,27 @@
 use super::lane;
 use super::pieces::Pieces;
 use super::progress::STALL_BYTES;
-use super::store::{Answer, Failure, FailureClass, Store, Version};
-use super::streams::{Host, Turn};
-use crate::error::{Error, Result};
+use super::retry::{Attempt, Attempts, repeat};
+use super::store::{Answer, Failure, FailureClass, Store};
+use super::streams::Turn;
+use super::version::Version;
+use crate::error::Result;
 use crate::num::{to_u64, to_usize};
 use crate::profile::{self, Count};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::future::{Either, select};
 use futures_util::stream::BoxStream;
-use std::future::{Future, pending};
+use std::future::pending;
 use std::ops::Range;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::time::Instant;
 
-/// Number of times that a range is requested before its load fails, each from the byte that was reached.
-pub const ATTEMPTS_MAX: usize = 8;
-/// Time after which a request is not repeated any more.
-const DEADLINE: Duration = Duration::from_secs(300);
-/// Pause before the first repetition. Each further one is twice as long.
-const PAUSE_FIRST: Duration = Duration::from_millis(100);
-const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Interval at which a request is compared with the usual time of its host.
 const HEDGE_INTERVAL: Duration = Duration::from_millis(100);
 
-pub(super) type Attempt<T> = std::result::Result<T, Failure>;
 pub(super) type Body = BoxStream<'static, Attempt<Bytes>>;
 
 /// Object to request ranges of.
@@ -199,28 +193,16 @@ struct Expected<'a> {
 impl Expected<'_> {
     fn check(&self, answer: &Answer) -> Attempt<()> {
         if !self.version.matches(&answer.version) {
-            return Err(changed("the object changed while it was loaded"));
+            return Err(Failure::changed("the object changed while it was loaded"));
         }
         if self.length != answer.length {
-            return Err(changed(&format!(
+            return Err(Failure::changed(&format!(
                 "the object had {} bytes and now has {}; it changed while it was loaded",
                 self.length, answer.length
             )));
         }
         check_range(&answer.range, &self.range)
     }
-}
-
-/// Returns the failure of a load whose object was replaced.
-pub(super) fn changed(what: &str) -> Failure {
-    Failure::new(FailureClass::Changed, format!("{what}; load it again to get the new version"))
-}
-
-/// Returns the failure of a service that does not return the first bytes of an object of this length.
-pub(super) fn no_range(length: u64) -> Failure {
-    let message =
-        format!("the server refuses the range from byte 0 on (status 416), but the object has {length} bytes");
-    Failure::new(FailureClass::Permanent, message)
 }
 
 /// Checks the range of an answer. It may end earlier than requested, but not so early that a load would not end.
@@ -245,81 +227,9 @@ pub(super) fn too_short(found: u64, expected: u64) -> Failure {
     Failure::new(FailureClass::Transient, format!("the answer ended after {found} of {expected} bytes"))
 }
 
-/// Runs a request, and runs it again from its beginning after failures that may pass. It transfers `bytes` bytes, from
-/// `offset` of the object if it concerns some.
-pub(super) async fn repeat<T, F>(
-    url: &str,
-    host: &Host,
-    offset: Option<u64>,
-    bytes: usize,
-    request: impl Fn() -> F,
-) -> Result<T>
-where
-    F: Future<Output = Attempt<T>>,
-{
-    let mut attempts = Attempts::new(url, host);
-    loop {
-        match request().await {
-            Ok(answer) => return Ok(answer),
-            Err(failure) => attempts.prepare(failure, offset, bytes).await?,
-        }
-    }
-}
-
-/// Repetitions of one request.
-struct Attempts<'a> {
-    /// URL for errors.
-    url: &'a str,
-    host: &'a Host,
-    begin: Instant,
-    failed: usize,
-    pause: Duration,
-}
-
-impl<'a> Attempts<'a> {
-    fn new(url: &'a str, host: &'a Host) -> Self {
-        Attempts { url, host, begin: Instant::now(), failed: 0, pause: PAUSE_FIRST }
-    }
-
-    /// Waits before the next attempt, which transfers `bytes` bytes again.
-    ///
-    /// # Errors
-    /// That of the failure, with the byte that was reached, if the request is not to be repeated.
-    async fn prepare(&mut self, failure: Failure, reached: Option<u64>, bytes: usize) -> Result<()> {
-        self.failed += 1;
-        if !failure.is_transient() {
-            return Err(self.error(failure, reached));
-        }
-        let mut pause = self.pause;
-        if let FailureClass::RateLimited(stated) = failure.class {
-            profile::count(Count::RateLimits, 1);
-            self.host.halve();
-            pause = pause.max(stated.unwrap_or_default());
-        }
-        if self.failed >= ATTEMPTS_MAX || self.begin.elapsed() + pause > DEADLINE {
-            let failed = self.failed;
-            let message = format!("{} ({failed} requests failed; the last one is described)", failure.message);
-            return Err(self.error(Failure { message, ..failure }, reached));
-        }
-        profile::count(Count::Retries, 1);
-        profile::count(Count::RepeatedBytes, bytes);
-        tracing::info!(url = self.url, byte = reached, why = failure.message, "the request is repeated");
-        tokio::time::sleep(pause).await;
-        self.pause = (self.pause * 2).min(PAUSE_MAX);
-        Ok(())
-    }
-
-    fn error(&self, failure: Failure, reached: Option<u64>) -> Error {
-        let error = failure.into_error(self.url);
-        match reached {
-            Some(reached) => error.offset(reached),
-            None => error,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::streams::Host;
     use super::*;
     use async_trait::async_trait;
     use futures_util::stream;
@@ -429,30 +339,6 @@ mod tests {
         let slow = [Arrives(60, USUAL * 9)];
         let requests = fill(&[&lost, &[Stall], &slow]).unwrap();
         assert_eq!(requests, [100..200, 130..200, 140..200]);
-    }
-
-    #[test]
-    fn pauses_grow_also_if_the_server_asks_for_none() {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-        let pauses = |stated: Option<u64>| {
-            runtime.block_on(async {
-                let (host, begin, sent) = (Host::default(), Instant::now(), Mutex::new(Vec::new()));
-                let request = || async {
-                    sent.lock().unwrap().push(begin.elapsed());
-                    Err::<(), _>(Failure::new(FailureClass::RateLimited(stated.map(Duration::from_secs)), "busy"))
-                };
-                let error = repeat("url", &host, None, 0, request).await.unwrap_err();
-                assert!(error.to_string().ends_with("busy (8 requests failed; the last one is described)"), "{error}");
-                let sent = sent.into_inner().unwrap();
-                let pauses: Vec<u128> = sent.windows(2).map(|pair| (pair[1] - pair[0]).as_millis()).collect();
-                pauses
-            })
-        };
-        let usual = [100, 200, 400, 800, 1600, 3200, 5000];
-        for (stated, expected) in [(None, usual), (Some(0), usual), (Some(30), [30_000; 7])] {
-            let found = pauses(stated);
-            assert!(found.iter().zip(expected).all(|(found, expected)| found.abs_diff(expected) <= 2), "{found:?}");
-        }
     }
 
     #[test]

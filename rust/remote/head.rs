@@ -4,8 +4,9 @@
 //! its bytes are received when they are needed: the answer waits meanwhile, with the lane that its connection belongs to.
 //! Other connections can so be opened while the rest of the first bytes is on its way.
 
-use super::get::{Attempt, Body, Target, too_long, too_short};
+use super::get::{Body, Target, too_long, too_short};
 use super::lane::Lane;
+use super::retry::Attempt;
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use crate::os::per_process::PerProcess;

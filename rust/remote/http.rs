@@ -1,8 +1,9 @@
 //! HTTP servers that answer requests for ranges.
 
-use super::get::{changed, no_range};
-use super::store::{Answer, Failure, FailureClass, Store, Version};
+use super::http_error;
+use super::store::{Answer, Failure, FailureClass, Store};
 use super::transport::{self, Transport};
+use super::version::Version;
 use crate::num::to_u64;
 use async_trait::async_trait;
 use futures_util::StreamExt;
@@ -39,7 +40,7 @@ impl Store for HttpStore {
         let mut headers = self.headers.clone();
         headers.extend(range_headers(&range, version));
         let request = transport::get_request(url, headers)?;
-        let response = self.transport.call(request).await.map_err(|error| transport::failure_of(&error))?;
+        let response = self.transport.call(request).await.map_err(|error| http_error::failure_of(&error))?;
         answer(response, &range)
     }
 
@@ -109,12 +110,14 @@ pub(super) fn answer(response: HttpResponse, range: &Range<u64>) -> Result<Answe
         StatusCode::RANGE_NOT_SATISFIABLE if range.start == 0 => {
             let length = text(&response, &header::CONTENT_RANGE).and_then(|range| range.strip_prefix("bytes */"));
             if let Some(length) = length.and_then(|length| length.parse().ok()).filter(|length| *length > 0) {
-                return Err(no_range(length));
+                return Err(Failure::no_range(length));
             }
             Ok(Answer { length: 0, version, range: 0..0, body: stream::empty().boxed() })
         }
-        StatusCode::RANGE_NOT_SATISFIABLE => Err(changed("the file became shorter while it was loaded (status 416)")),
-        StatusCode::PRECONDITION_FAILED => Err(changed("the object changed while it was loaded (status 412)")),
+        StatusCode::RANGE_NOT_SATISFIABLE => {
+            Err(Failure::changed("the file became shorter while it was loaded (status 416)"))
+        }
+        StatusCode::PRECONDITION_FAILED => Err(Failure::changed("the object changed while it was loaded (status 412)")),
         status @ (StatusCode::NOT_FOUND | StatusCode::GONE) => {
             let message = format!("the server has no file of this name (status {}); check the URL", status.as_u16());
             Err(Failure::new(FailureClass::NotFound, message))
@@ -144,7 +147,7 @@ fn parse_content_range(text: &str) -> Option<(Range<u64>, u64)> {
 
 /// Returns the data of a body as it arrives.
 pub(super) fn frames(body: HttpResponseBody) -> BoxStream<'static, Result<bytes::Bytes, Failure>> {
-    let failed = |error: HttpError| transport::failure_of(&error);
+    let failed = |error: HttpError| http_error::failure_of(&error);
     stream::try_unfold(body, move |mut body| async move {
         while let Some(frame) = body.frame().await {
             // Frames without data are trailers.

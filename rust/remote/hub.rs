@@ -5,20 +5,16 @@
 //! machine holds is read from there.
 
 use super::configuration;
-use super::find::Found;
-use super::get::repeat;
 use super::http::{self, answer, range_headers};
-use super::lane;
+use super::http_error;
 use super::location::Location;
 use super::reach::Reach;
-use super::store::{Answer, Failure, FailureClass, Store, Version};
-use super::streams::Host;
+use super::store::{Answer, Failure, FailureClass, Store};
 use super::transport::{self, Transport};
-use super::trust::Trust;
+use super::version::Version;
 use crate::error::{Error, Kind, Result};
 use crate::options;
 use crate::os::local_file::open_regular;
-use crate::os::retry::Check;
 use ::http::header::{self, HeaderMap, HeaderValue};
 use ::http::{Method, StatusCode, Uri};
 use async_trait::async_trait;
@@ -43,9 +39,9 @@ const COMMIT_DIGITS: usize = 40;
 /// File or directory of a repository, as a URL names it.
 pub(super) struct File {
     /// `owner/name`, or `name` alone.
-    repository: String,
+    pub(super) repository: String,
     /// Branch, tag or commit.
-    revision: String,
+    pub(super) revision: String,
     /// Path in the repository. Empty for its root.
     pub(super) path: String,
 }
@@ -80,7 +76,7 @@ impl File {
     }
 
     /// Returns the directory of the snapshot of a commit in the Hub's cache on this machine.
-    fn snapshot(&self, commit: &str) -> Option<PathBuf> {
+    pub(super) fn snapshot(&self, commit: &str) -> Option<PathBuf> {
         Some(self.cache()?.join("snapshots").join(commit))
     }
 
@@ -94,7 +90,7 @@ impl File {
     }
 
     /// Returns the commit that the Hub's cache knows for the revision.
-    fn cached_commit(&self) -> Option<String> {
+    pub(super) fn cached_commit(&self) -> Option<String> {
         if is_commit(&self.revision) {
             return Some(self.revision.clone());
         }
@@ -111,24 +107,24 @@ fn hub_home(home: impl Fn() -> Option<PathBuf>) -> Option<PathBuf> {
     options::variable("HF_HOME").map(PathBuf::from).or_else(|| Some(cache()?.join("huggingface")))
 }
 
-fn is_commit(text: &str) -> bool {
+pub(super) fn is_commit(text: &str) -> bool {
     text.len() == COMMIT_DIGITS && text.chars().all(|c| c.is_ascii_hexdigit())
 }
 
-fn is_offline() -> bool {
+pub(super) fn is_offline() -> bool {
     let value = options::variable("HF_HUB_OFFLINE").unwrap_or_default();
     matches!(value.to_ascii_uppercase().as_str(), "1" | "ON" | "YES" | "TRUE")
 }
 
 /// Token and address of the Hub.
-struct Access {
-    endpoint: String,
+pub(super) struct Access {
+    pub(super) endpoint: String,
     headers: HeaderMap,
     transport: Transport,
 }
 
 impl Access {
-    fn new(settings: &BTreeMap<String, String>, transport: Transport, url: &str) -> Result<Access> {
+    pub(super) fn new(settings: &BTreeMap<String, String>, transport: Transport, url: &str) -> Result<Access> {
         let mut endpoint = options::variable("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.to_owned());
         let mut token = stored_token();
         for (name, value) in settings {
@@ -166,67 +162,19 @@ fn stored_token() -> Option<String> {
 pub(super) struct Description {
     pub(super) sha: String,
     #[serde(default)]
-    siblings: Vec<Sibling>,
+    pub(super) siblings: Vec<Sibling>,
 }
 
+/// File of a repository.
 #[derive(Deserialize)]
-struct Sibling {
-    rfilename: String,
+pub(super) struct Sibling {
+    pub(super) rfilename: String,
 }
 
-/// Finds out what a URL of the Hub stands for, and pins its commit.
-pub(super) fn find(location: &Location, check: Check<'_>) -> Result<Found> {
-    let file = File::parse(location)?;
-    let url = location.to_string();
-    let local = |commit: &str| Some(file.snapshot(commit)?.join(&file.path)).filter(|path| path.exists());
-    if is_offline() {
-        let found = file.cached_commit().and_then(|commit| local(&commit));
-        let message = "HF_HUB_OFFLINE is set, and the Hub's cache on this machine does not hold this revision";
-        return found.map(Found::Local).ok_or_else(|| Error::new(Kind::FileNotFound, message).at(&url));
-    }
-    if let Some(path) = Some(&file.revision).filter(|commit| is_commit(commit)).and_then(|commit| local(commit))
-        && path.is_file()
-    {
-        return Ok(Found::Local(path));
-    }
-    let mut settings = configuration::options_of(&url);
-    let trust = Trust::take_from(&mut settings, &url)?;
-    let access = Access::new(&settings, Transport::new(trust), &url)?;
-    let revision = file.revision.replace('/', "%2F");
-    let address = format!("{}/api/models/{}/revision/{revision}", access.endpoint, file.repository);
-    let host = Host::of(&access.endpoint);
-    let attempt = || describe(&address, &access);
-    let described = lane::block_on(check, repeat(&url, &host, None, 0, attempt))?;
-    let names: Vec<String> = described.siblings.into_iter().map(|sibling| sibling.rfilename).collect();
-    let repository = file.repository.rsplit('/').next().unwrap_or_default();
-    let pinned = |path: &str| match file.repository.split_once('/') {
-        Some(_) => location.with_key(format!("{repository}@{}/{path}", described.sha)),
-        None => location.with_key(format!("@{}/{path}", described.sha)),
-    };
-    let in_cache =
-        |name: &str| file.snapshot(&described.sha).map(|snapshot| snapshot.join(name)).filter(|path| path.is_file());
-    if names.contains(&file.path) {
-        return Ok(in_cache(&file.path).map_or_else(|| Found::Object(pinned(&file.path)), Found::Local));
-    }
-    let prefix = if file.path.is_empty() { String::new() } else { format!("{}/", file.path) };
-    let inside = |name: &String| name.strip_prefix(&prefix).filter(|rest| !rest.contains('/')).map(str::to_owned);
-    let inside: Vec<String> = names.iter().filter_map(inside).collect();
-    if inside.is_empty() {
-        let message = format!("the repository has no file or folder {:?} at this revision", file.path);
-        return Err(Error::new(Kind::FileNotFound, message).at(&url));
-    }
-    let is_weight = |name: &&String| name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json");
-    let weights: Vec<&String> = inside.iter().filter(is_weight).collect();
-    let is_cached = !weights.is_empty() && weights.iter().all(|name| in_cache(&format!("{prefix}{name}")).is_some());
-    match file.snapshot(&described.sha).filter(|_| is_cached) {
-        Some(snapshot) => Ok(Found::Local(snapshot.join(&file.path))),
-        None => Ok(Found::Prefix(pinned(&file.path), inside)),
-    }
-}
-
-async fn describe(address: &str, access: &Access) -> std::result::Result<Description, Failure> {
+/// Requests the description of a repository at a commit.
+pub(super) async fn describe(address: &str, access: &Access) -> std::result::Result<Description, Failure> {
     let request = transport::get_request(address, access.headers.clone())?;
-    let response = access.transport.call(request).await.map_err(|error| transport::failure_of(&error))?;
+    let response = access.transport.call(request).await.map_err(|error| http_error::failure_of(&error))?;
     check_status(response.status())?;
     parse_description(&http::collect(response, DESCRIPTION_BYTES_MAX).await?)
 }
@@ -296,11 +244,11 @@ impl Repository {
             headers.extend(range_headers(range, None));
             let request = transport::get_request(&address, headers)?;
             let asked = request.uri().clone();
-            let response = self.access.transport.send(request).await.map_err(|error| transport::failure_of(&error))?;
+            let response = self.access.transport.send(request).await.map_err(|error| http_error::failure_of(&error))?;
             check_status(response.status())?;
             let etag = response.headers().get(LINKED_ETAG).and_then(|etag| Some(etag.to_str().ok()?.to_owned()));
             let target = transport::redirect_target(&Method::GET, &asked, &response);
-            let Some(target) = target.map_err(|error| transport::failure_of(&error))? else {
+            let Some(target) = target.map_err(|error| http_error::failure_of(&error))? else {
                 return Ok(Asked::File(response));
             };
             // A repository that was renamed is at the same host, which may get the token.
@@ -316,7 +264,7 @@ impl Repository {
     async fn follow(&self, link: &Link, range: &Range<u64>) -> std::result::Result<HttpResponse, Failure> {
         let request = transport::get_request(&link.target.to_string(), range_headers(range, None))?;
         let transport = self.access.transport.clone().within(Reach::Redirected);
-        transport.call(request).await.map_err(|error| transport::failure_of(&error))
+        transport.call(request).await.map_err(|error| http_error::failure_of(&error))
     }
 }
 

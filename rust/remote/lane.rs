@@ -4,7 +4,7 @@
 //! TLS and copies therefore use as many cores as threads are reading, and no queue is between a thread and its bytes.
 //! Free lanes wait in the process's pool with their connections open, for the next load.
 
-use super::transport::Client;
+use super::connections::Client;
 use crate::error::{Error, Kind, Result};
 use crate::os::per_process::PerProcess;
 use crate::os::retry::Check;

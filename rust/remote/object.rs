@@ -6,8 +6,10 @@ use super::head::{Arrived, Head};
 use super::lane::{self, Lane};
 use super::location::{Location, Service};
 use super::pieces::Pieces;
-use super::store::{Answer, Store, Version};
+use super::registry;
+use super::store::{Answer, Store};
 use super::streams::{Host, Turn};
+use super::version::Version;
 use crate::error::{Error, Kind, Result};
 use crate::num::{to_u64, to_usize};
 use crate::os::local_file::LocalFile;
@@ -37,14 +39,38 @@ pub fn head_bytes(count: usize) -> u64 {
     (HEADS_BYTES / to_u64(count).max(1)).clamp(HEAD_BYTES_MIN, HEAD_BYTES)
 }
 
+/// Opens an object: requests its first `head_bytes` bytes, and with them its length and version.
+///
+/// # Errors
+/// `file-not-found`, `permission-denied`, `io`; those of the settings of its store; that of `check`.
+pub fn open(location: &Location, head_bytes: u64, check: Check<'_>) -> Result<Object> {
+    let cache = Cache::from_env()?;
+    Object::open(address(location, cache.as_ref())?, head_bytes, check)
+}
+
+/// Opens an object whose length, version and first bytes another process has requested. No request is sent.
+///
+/// # Errors
+/// Those of the settings of its store.
+pub fn open_known(location: &Location, length: u64, version: Version, head: Vec<u8>) -> Result<Object> {
+    let cache = Cache::from_env()?;
+    Ok(Object::known(address(location, cache.as_ref())?, length, version, head))
+}
+
 /// Place of an object that is to be opened.
-pub(super) struct Address<'a> {
-    pub(super) location: &'a Location,
-    pub(super) store: Arc<dyn Store>,
-    pub(super) key: String,
-    pub(super) cache: Option<&'a Cache>,
+struct Address<'a> {
+    location: &'a Location,
+    store: Arc<dyn Store>,
+    key: String,
+    cache: Option<&'a Cache>,
     /// Name of the object in the cache.
-    pub(super) name: String,
+    name: String,
+}
+
+fn address<'a>(location: &'a Location, cache: Option<&'a Cache>) -> Result<Address<'a>> {
+    let (store, key) = registry::store_of(location)?;
+    let name = cache.map(|_| cache::name_of(location, &registry::endpoints(location))).unwrap_or_default();
+    Ok(Address { location, store, key, cache, name })
 }
 
 /// Object of one version. Every request for its bytes asks for that version.
@@ -65,11 +91,7 @@ pub struct Object {
 }
 
 impl Object {
-    /// Opens an object: requests its first `head_bytes` bytes, and with them its length and version.
-    ///
-    /// # Errors
-    /// `file-not-found`, `permission-denied`, `io`, or that of `check`.
-    pub(super) fn open(address: Address<'_>, head_bytes: u64, check: Check<'_>) -> Result<Object> {
+    fn open(address: Address<'_>, head_bytes: u64, check: Check<'_>) -> Result<Object> {
         if let Some(cache) = address.cache.filter(|cache| cache.has_whole(&address.name)) {
             // One byte tells whether the copy has the version of the object.
             let probe = Object::request(&address, 1, check)?;
@@ -109,8 +131,7 @@ impl Object {
         Ok(Object { length, version, head: Head::new(arrived), ..unopened })
     }
 
-    /// Creates an object whose length, version and first bytes another process has requested. No request is sent.
-    pub(super) fn known(address: Address<'_>, length: u64, version: Version, head: Vec<u8>) -> Object {
+    fn known(address: Address<'_>, length: u64, version: Version, head: Vec<u8>) -> Object {
         let head = Head::new(Arrived::all(head));
         Object { head, ..Object::without_head(&address, length, version) }.with_copy(&address)
     }

@@ -4,7 +4,7 @@
 //! servers may lead there. The addresses that a connection goes to are checked, as the lookup of its host's name returned
 //! them: a name may have another address each time.
 
-use super::transport::refused;
+use super::http_error::refused;
 use object_store::client::HttpError;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

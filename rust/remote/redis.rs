@@ -15,17 +15,15 @@ mod connection;
 mod credentials;
 mod save;
 
-use super::get::changed;
 use super::lane;
 use super::location::Location;
-use super::store::{Answer, Failure, FailureClass, Store, Version};
+use super::store::{Answer, Failure, FailureClass, Store, Uploads};
 use super::trust::Trust;
-use super::upload::Uploads;
+use super::version::Version;
 use crate::error::Result;
 use crate::num::{to_u64, to_usize};
 use async_trait::async_trait;
 use bytes::Bytes;
-pub(super) use connection::Idle;
 pub(super) use connection::read_answers;
 use connection::{Connection, Reply, unexpected};
 use credentials::Credentials;
@@ -131,7 +129,7 @@ impl Redis {
             if found != value.length {
                 let Value { key, length, .. } = value;
                 let what = format!("the value of {key:?} had {length} bytes and now has {found}");
-                return Err(changed(&what));
+                return Err(Failure::changed(&what));
             }
         }
         let parts: Vec<u64> =

@@ -3,10 +3,10 @@
 //! Such an answer may repeat the request, also what is secret in it. Only its codes are passed on: `object_store` puts the
 //! body of an answer into the text of its error, from which they are read again.
 
-use super::get;
+use super::http_error;
 use super::location::Service;
 use super::store::{Failure, FailureClass};
-use super::transport::{self, Transport};
+use super::transport::Transport;
 use async_trait::async_trait;
 use futures_util::TryStreamExt;
 use http::header::{self, HeaderMap};
@@ -200,7 +200,7 @@ pub(super) fn failure_of(error: &object_store::Error, service: Service) -> Failu
             "the service has no object of this name (status 404); check the bucket and the key",
         ),
         object_store::Error::Precondition { .. } | object_store::Error::NotModified { .. } => {
-            get::changed("the object changed while it was loaded (status 412)")
+            Failure::changed("the object changed while it was loaded (status 412)")
         }
         object_store::Error::PermissionDenied { .. } => denied(service, "403"),
         object_store::Error::Unauthenticated { .. } => denied(service, "401"),
@@ -215,7 +215,7 @@ pub(super) fn failure_of(error: &object_store::Error, service: Service) -> Failu
             let is_metadata =
                 text.contains("instance metadata") || METADATA_HOSTS.iter().any(|host| text.contains(host));
             if is_metadata && !text.contains("redirected to") {
-                let why = refusal.map_or_else(|| transport::failure_of(other), |refusal| refusal.failure()).message;
+                let why = refusal.map_or_else(|| http_error::failure_of(other), |refusal| refusal.failure()).message;
                 let message = format!(
                     "no credentials were found; set {credentials}, or skip_signature for a public bucket (this machine's \
                      service of instance metadata: {why})"
@@ -246,7 +246,7 @@ pub(super) fn failure_of(error: &object_store::Error, service: Service) -> Failu
                     "the service redirects the request; check the region and the endpoint of the bucket"
                 }
                 () if text.contains("Got invalid ") => "the service sent an answer that cannot be parsed",
-                () => return transport::failure_of(other),
+                () => return http_error::failure_of(other),
             };
             failed(FailureClass::Permanent, message)
         }

@@ -1,11 +1,10 @@
 //! Services that answer requests for ranges of objects.
 
-use super::upload::Uploads;
+use super::version::Version;
 use crate::error::{Error, Kind};
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::stream::BoxStream;
-use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
@@ -27,6 +26,39 @@ pub trait Store: Send + Sync + fmt::Debug {
     }
 }
 
+/// Service that stores objects.
+#[async_trait]
+pub trait Uploads: Send + Sync {
+    /// Stores an object in one request.
+    async fn put(&self, key: &str, bytes: Bytes) -> std::result::Result<(), Failure>;
+    /// Begins an upload in parts, of this length if it is known, and returns its id.
+    async fn begin(&self, key: &str, length: Option<u64>) -> std::result::Result<String, Failure>;
+    /// Sends a part, which begins at `offset`, and returns its id. A part that was sent before is replaced.
+    async fn put_part(
+        &self,
+        key: &str,
+        id: &str,
+        index: usize,
+        offset: u64,
+        bytes: Bytes,
+    ) -> std::result::Result<String, Failure>;
+    /// Moves bytes that were sent towards the end, by at least their number. A service that puts the parts one after the
+    /// other, whatever their offsets, does nothing.
+    async fn shift(&self, _id: &str, _range: Range<u64>, _distance: u64) -> std::result::Result<(), Failure> {
+        Ok(())
+    }
+    /// Stores the object that these parts make.
+    async fn complete(&self, key: &str, id: &str, parts: &[String]) -> std::result::Result<(), Failure>;
+    /// Drops the parts of an upload.
+    async fn abort(&self, key: &str, id: &str) -> std::result::Result<(), Failure>;
+    /// Removes an object. It need not exist.
+    async fn remove(&self, key: &str) -> std::result::Result<(), Failure>;
+    /// Says what becomes of parts that could not be removed.
+    fn remains(&self) -> &'static str {
+        "the service may charge for them: abort the multipart uploads of this object, or let a rule of the bucket do so"
+    }
+}
+
 /// Answer to a request for a range.
 pub struct Answer {
     /// Length of the whole object, in bytes.
@@ -37,45 +69,6 @@ pub struct Answer {
     pub range: Range<u64>,
     /// The bytes.
     pub body: BoxStream<'static, Result<Bytes, Failure>>,
-}
-
-/// Version of an object, which tells one content from another.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Version {
-    /// Entity tag with its quotes, as the service states it.
-    pub etag: Option<String>,
-    /// Version id or generation.
-    pub id: Option<String>,
-    /// Time of the last change, as the service states it.
-    pub modified: Option<String>,
-}
-
-impl Version {
-    /// Returns whether every content has a version of its own. Two changes in one second have the same time.
-    pub fn is_exact(&self) -> bool {
-        self.id.is_some() || self.has_strong_etag()
-    }
-
-    /// Returns whether the entity tag tells every content from another.
-    pub fn has_strong_etag(&self) -> bool {
-        self.etag.as_ref().is_some_and(|etag| !etag.starts_with("W/"))
-    }
-
-    /// Returns whether an object of this version may have the content of `other`. What only one of them states is not
-    /// compared.
-    pub fn matches(&self, other: &Version) -> bool {
-        let agree = |one: &Option<String>, two: &Option<String>| match (one, two) {
-            (Some(one), Some(two)) => one == two,
-            _ => true,
-        };
-        let is_same_kind = self.etag.is_some() == other.etag.is_some() && self.id.is_some() == other.id.is_some();
-        is_same_kind
-            && agree(&self.etag, &other.etag)
-            // The same content may be stored again.
-            && (self.has_strong_etag() || agree(&self.id, &other.id))
-            // A tag says more than a time, which servers behind one name may state differently.
-            && (self.etag.is_some() || self.id.is_some() || agree(&self.modified, &other.modified))
-    }
 }
 
 /// Reason why a request failed, and whether to repeat it.
@@ -122,6 +115,24 @@ impl Failure {
         // The code at the beginning is that of the load.
         let text = error.to_string();
         Failure::new(class, text.split_once("] ").map_or(text.as_str(), |(_, message)| message))
+    }
+
+    /// Creates the failure of a load whose object was replaced.
+    pub fn changed(what: &str) -> Failure {
+        Failure::new(FailureClass::Changed, format!("{what}; load it again to get the new version"))
+    }
+
+    /// Creates the failure of a service that does not return the first bytes of an object of this length.
+    pub fn no_range(length: u64) -> Failure {
+        let message =
+            format!("the server refuses the range from byte 0 on (status 416), but the object has {length} bytes");
+        Failure::new(FailureClass::Permanent, message)
+    }
+
+    /// Creates the failure of an upload whose bucket, or whose parts, the service does not have.
+    pub fn no_upload() -> Failure {
+        let message = "the service has no such bucket, or no longer has the upload (status 404); check the bucket";
+        Failure::new(FailureClass::NotFound, message)
     }
 
     /// Returns whether the same request may succeed later.

@@ -8,21 +8,19 @@
 //! A request is repeated like those of a load. An upload that is not completed is aborted, best effort: the service
 //! would otherwise keep the parts, without a name, and charge for them.
 
-use super::get::repeat;
 use super::lane;
 use super::location::{Location, Service};
-use super::store::{Failure, FailureClass, Store};
-use super::stores;
+use super::registry;
+use super::retry::repeat;
+use super::store::{Failure, FailureClass, Store, Uploads};
 use super::streams::Host;
 use crate::error::{Error, Kind, Result};
-use crate::num::{to_u64, to_usize};
+use crate::num::to_usize;
 use crate::os::retry::Check;
-use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::TryFutureExt;
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,15 +28,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::time::timeout;
 
-/// Smallest part, except for the last one, in bytes: that of S3.
-pub const PART_BYTES_MIN: usize = 5 << 20;
-/// Largest number of parts of an object: that of S3, and the smallest of all services.
-pub const PARTS_MAX: usize = 10_000;
-/// Number of parts of one size, if the length of the object is not known. Five sizes fit an upload, so that parts of 8
-/// MiB at its beginning allow an object of 484 GiB.
-const PARTS_PER_SIZE: usize = 2_000;
-/// Size of parts is a multiple of this, in bytes.
-const PART_ALIGNMENT: u64 = 4 << 10;
 /// Interval at which the bytes that were sent are counted.
 const COUNT_INTERVAL: Duration = Duration::from_millis(10);
 /// Number of bytes that a connection takes before it sends them: the largest buffer that Linux gives it by itself
@@ -48,84 +37,6 @@ const BUFFER_BYTES: u64 = 4 << 20;
 const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time for an abort after Ctrl-C.
 const INTERRUPTED_ABORT_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// Service that stores objects.
-#[async_trait]
-pub trait Uploads: Send + Sync {
-    /// Stores an object in one request.
-    async fn put(&self, key: &str, bytes: Bytes) -> std::result::Result<(), Failure>;
-    /// Begins an upload in parts, of this length if it is known, and returns its id.
-    async fn begin(&self, key: &str, length: Option<u64>) -> std::result::Result<String, Failure>;
-    /// Sends a part, which begins at `offset`, and returns its id. A part that was sent before is replaced.
-    async fn put_part(
-        &self,
-        key: &str,
-        id: &str,
-        index: usize,
-        offset: u64,
-        bytes: Bytes,
-    ) -> std::result::Result<String, Failure>;
-    /// Moves bytes that were sent towards the end, by at least their number. A service that puts the parts one after the
-    /// other, whatever their offsets, does nothing.
-    async fn shift(&self, _id: &str, _range: Range<u64>, _distance: u64) -> std::result::Result<(), Failure> {
-        Ok(())
-    }
-    /// Stores the object that these parts make.
-    async fn complete(&self, key: &str, id: &str, parts: &[String]) -> std::result::Result<(), Failure>;
-    /// Drops the parts of an upload.
-    async fn abort(&self, key: &str, id: &str) -> std::result::Result<(), Failure>;
-    /// Removes an object. It need not exist.
-    async fn remove(&self, key: &str) -> std::result::Result<(), Failure>;
-    /// Says what becomes of parts that could not be removed.
-    fn remains(&self) -> &'static str {
-        "the service may charge for them: abort the multipart uploads of this object, or let a rule of the bucket do so"
-    }
-}
-
-/// Sizes of the parts of an object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Parts {
-    /// Size of the first parts, in bytes.
-    bytes: usize,
-    /// Number of parts after which the size doubles.
-    per_size: usize,
-}
-
-impl Parts {
-    /// Returns the parts of an object of this length. A part has at least `bytes_min` bytes, except for the last one.
-    pub fn of_length(length: u64, bytes_min: usize) -> Parts {
-        let bytes = length.div_ceil(to_u64(PARTS_MAX)).next_multiple_of(PART_ALIGNMENT);
-        Parts { bytes: to_usize(bytes).max(first_part_bytes(bytes_min)), per_size: PARTS_MAX }
-    }
-
-    /// Returns the parts of an object of unknown length. The first ones have at least `bytes_min` bytes.
-    pub fn growing(bytes_min: usize) -> Parts {
-        Parts { bytes: first_part_bytes(bytes_min), per_size: PARTS_PER_SIZE }
-    }
-
-    /// Returns the size of the first parts, in bytes.
-    pub fn first_bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// Returns the index and the size of the part that has the byte at `offset`, or `None` if no upload is this long.
-    pub fn at(&self, offset: u64) -> Option<(usize, usize)> {
-        let (mut begin, mut bytes) = (0_u64, self.bytes);
-        for first in (0..PARTS_MAX).step_by(self.per_size) {
-            let index = usize::try_from((offset - begin) / to_u64(bytes)).ok()?;
-            if index < self.per_size {
-                return Some((first + index, bytes));
-            }
-            begin = begin.checked_add(to_u64(bytes).checked_mul(to_u64(self.per_size))?)?;
-            bytes = bytes.checked_mul(2)?;
-        }
-        None
-    }
-}
-
-fn first_part_bytes(bytes_min: usize) -> usize {
-    bytes_min.max(PART_BYTES_MIN).next_multiple_of(to_usize(PART_ALIGNMENT))
-}
 
 /// Object that is being stored. Dropping it before it is finished aborts the upload.
 #[derive(Debug)]
@@ -174,7 +85,7 @@ impl Upload {
         if location.file_name().is_empty() {
             return refused("the URL names no object; give one that ends in the name of a file");
         }
-        let (store, key) = stores::store_of(location)?;
+        let (store, key) = registry::store_of(location)?;
         let host = Host::of_uploads(location.host());
         Ok(Upload { path: PathBuf::from(&url), url, store, key, host, state: Mutex::default() })
     }
@@ -402,40 +313,4 @@ pub fn remove(location: &Location, check: Check<'_>) -> Result<()> {
     let upload = Upload::open(location)?;
     let uploads = upload.uploads()?;
     upload.run(None, 0, check, || uploads.remove(&upload.key))
-}
-
-pub(super) fn not_found() -> Failure {
-    let message = "the service has no such bucket, or no longer has the upload (status 404); check the bucket";
-    Failure::new(FailureClass::NotFound, message)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const MIB: u64 = 1 << 20;
-
-    #[test]
-    fn parts_of_any_length_fit_an_upload() {
-        for length in [1, MIB, 100 * MIB, 80_000 * MIB, 80_001 * MIB, 5_000_000 * MIB] {
-            let parts = Parts::of_length(length, 8 << 20);
-            let (last, bytes) = parts.at(length - 1).unwrap();
-            assert!(last < PARTS_MAX && bytes >= 8 << 20, "{length}: {last}, {bytes}");
-            assert_eq!(bytes, parts.first_bytes());
-        }
-        assert_eq!(Parts::of_length(100 * MIB, 1).first_bytes(), PART_BYTES_MIN);
-    }
-
-    #[test]
-    fn growing_parts_are_contiguous_and_end() {
-        let parts = Parts::growing(8 << 20);
-        let mut offset = 0;
-        for index in 0..PARTS_MAX {
-            let (found, bytes) = parts.at(offset).unwrap();
-            assert_eq!(found, index);
-            assert_eq!(parts.at(offset + to_u64(bytes) - 1), Some((found, bytes)));
-            offset += to_u64(bytes);
-        }
-        assert_eq!((offset, parts.at(offset)), (2_000 * 31 * 8 * MIB, None));
-    }
 }

@@ -7,7 +7,8 @@ use crate::num::to_u64;
 use crate::options::Options;
 use crate::os::retry::Check;
 use crate::remote::location::Location;
-use crate::remote::upload::{self, Parts, Upload};
+use crate::remote::parts::Parts;
+use crate::remote::upload::{self, Upload};
 use crate::source::files::url_of;
 use std::path::{Path, PathBuf};
 

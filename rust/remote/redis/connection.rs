@@ -3,15 +3,15 @@
 use super::Attempt;
 use super::credentials::Credentials;
 use crate::num::{to_u64, to_usize};
+use crate::remote::connections::CONNECT_TIMEOUT;
 use crate::remote::progress::{Progress, stalled};
 use crate::remote::store::{Failure, FailureClass};
-use crate::remote::transport::{self, CONNECT_TIMEOUT, IDLE_TIMEOUT};
-use crate::remote::{body, lane};
+use crate::remote::{body, http_error, lane};
 use bytes::{Bytes, BytesMut};
 use rustix::net::sockopt::set_tcp_user_timeout;
 use rustls::pki_types::ServerName;
 use std::io::{self, Cursor};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -81,8 +81,7 @@ impl Connection {
     /// Gives the connection to later requests on the same lane. No reply may be missing.
     pub(super) fn keep(self, credentials: &Arc<Credentials>) {
         if let Some(lane) = lane::client().filter(|_| self.buffer.is_empty()) {
-            let unused = Unused { credentials: Arc::clone(credentials), since: Instant::now(), connection: self };
-            lane.idle().lock().push(unused);
+            lane.idle().keep(credentials, self);
         }
     }
 
@@ -97,7 +96,7 @@ impl Connection {
     async fn write(&mut self, bytes: &[u8]) -> Attempt<()> {
         for piece in bytes.chunks(WRITE_BYTES) {
             let written = async { self.stream.write_all(piece).await.and(self.stream.flush().await) };
-            written.await.map_err(|error| transport::failure_of(&error))?;
+            written.await.map_err(|error| http_error::failure_of(&error))?;
             lane::add_sent(to_u64(piece.len()));
         }
         Ok(())
@@ -238,7 +237,7 @@ impl Connection {
         self.buffer.reserve(READ_BYTES);
         let length = |read: &io::Result<usize>| *read.as_ref().unwrap_or(&0);
         let read = self.progress.receive(self.stream.read_buf(&mut self.buffer), length).await.ok_or_else(stalled)?;
-        match read.map_err(|error| transport::failure_of(&error))? {
+        match read.map_err(|error| http_error::failure_of(&error))? {
             0 => Err(Failure::new(FailureClass::Transient, "the server closed the connection")),
             _ => Ok(()),
         }
@@ -277,37 +276,12 @@ pub(in crate::remote) fn read_answers(bytes: &[u8]) {
     });
 }
 
-/// Connection that no request uses.
-struct Unused {
-    credentials: Arc<Credentials>,
-    since: Instant,
-    connection: Connection,
-}
-
-/// Connections of a lane that no request uses.
-#[derive(Clone, Default)]
-pub(in crate::remote) struct Idle(Arc<Mutex<Vec<Unused>>>);
-
-impl Idle {
-    /// Takes a connection that was opened with these credentials.
-    pub(super) fn take(&self, credentials: &Arc<Credentials>) -> Option<Connection> {
-        let mut connections = self.lock();
-        connections.retain(|unused| unused.since.elapsed() < IDLE_TIMEOUT);
-        let found = connections.iter().position(|unused| Arc::ptr_eq(&unused.credentials, credentials))?;
-        Some(connections.swap_remove(found).connection)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Unused>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 async fn connect(credentials: &Credentials, stall: Duration) -> Attempt<Box<dyn Stream>> {
     let Credentials { host, port, .. } = credentials;
-    let plain = TcpStream::connect((host.as_str(), *port)).await.map_err(|error| transport::failure_of(&error))?;
-    plain.set_nodelay(true).map_err(|error| transport::failure_of(&error))?;
+    let plain = TcpStream::connect((host.as_str(), *port)).await.map_err(|error| http_error::failure_of(&error))?;
+    plain.set_nodelay(true).map_err(|error| http_error::failure_of(&error))?;
     let milliseconds = u32::try_from(stall.as_millis()).unwrap_or(u32::MAX);
-    set_tcp_user_timeout(&plain, milliseconds).map_err(|error| transport::failure_of(&error))?;
+    set_tcp_user_timeout(&plain, milliseconds).map_err(|error| http_error::failure_of(&error))?;
     if !credentials.is_tls {
         return Ok(Box::new(plain));
     }
@@ -315,7 +289,7 @@ async fn connect(credentials: &Credentials, stall: Duration) -> Attempt<Box<dyn 
         .map_err(|_| Failure::new(FailureClass::Invalid, "the host has no name that a certificate can have"))?;
     let tls = credentials.trust.config().map_err(|error| Failure::new(FailureClass::Permanent, error.to_string()))?;
     let secure = TlsConnector::from(tls).connect(name, plain).await;
-    Ok(Box::new(secure.map_err(|error| transport::failure_of(&error))?))
+    Ok(Box::new(secure.map_err(|error| http_error::failure_of(&error))?))
 }
 
 /// Returns the failure for an answer that the protocol does not have at this place.

@@ -14,8 +14,7 @@
 use super::connection::Connection;
 use super::{Attempt, Redis, find_keys};
 use crate::num::to_usize;
-use crate::remote::store::{Failure, FailureClass};
-use crate::remote::upload::Uploads;
+use crate::remote::store::{Failure, FailureClass, Uploads};
 use async_trait::async_trait;
 use bytes::Bytes;
 use std::hash::{BuildHasher, RandomState};

@@ -1,21 +1,18 @@
 //! Stores of the process, one for each host, bucket or repository, which keep their tokens between loads.
 
 use super::bucket::Bucket;
-use super::cache::{self, Cache};
 use super::configuration;
 use super::http::HttpStore;
 use super::hub::{File, Repository};
 use super::location::{Location, Service};
-use super::object::{Address, Object};
 use super::reach::Reach;
 use super::redis::Redis;
-use super::store::{Store, Version};
+use super::store::Store;
 use super::transport::Transport;
 use super::trust::Trust;
 use crate::error::{Error, Kind, Result};
 use crate::options;
 use crate::os::per_process::PerProcess;
-use crate::os::retry::Check;
 use http::header::{self, HeaderMap, HeaderValue};
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -79,32 +76,8 @@ pub(super) fn store_of(location: &Location) -> Result<(Arc<dyn Store>, String)> 
     Ok((store, key))
 }
 
-/// Opens an object with a request for its first `head_bytes` bytes.
-///
-/// # Errors
-/// Those of [`Object::open`] and of the settings of its store.
-pub fn open(location: &Location, head_bytes: u64, check: Check<'_>) -> Result<Object> {
-    let cache = Cache::from_env()?;
-    Object::open(address(location, cache.as_ref())?, head_bytes, check)
-}
-
-/// Opens an object whose length, version and first bytes another process has requested. No request is sent.
-///
-/// # Errors
-/// Those of the settings of its store.
-pub fn open_known(location: &Location, length: u64, version: Version, head: Vec<u8>) -> Result<Object> {
-    let cache = Cache::from_env()?;
-    Ok(Object::known(address(location, cache.as_ref())?, length, version, head))
-}
-
-fn address<'a>(location: &'a Location, cache: Option<&'a Cache>) -> Result<Address<'a>> {
-    let (store, key) = store_of(location)?;
-    let name = cache.map(|_| cache::name_of(location, &endpoints(location))).unwrap_or_default();
-    Ok(Address { location, store, key, cache, name })
-}
-
 /// Returns the settings that decide which server answers for a URL.
-fn endpoints(location: &Location) -> Vec<String> {
+pub(super) fn endpoints(location: &Location) -> Vec<String> {
     let names_server =
         |name: &str| ["ENDPOINT", "EMULATOR"].iter().any(|part| name.to_ascii_uppercase().contains(part));
     let set = configuration::options_of(&location.to_string()).into_iter();

@@ -1,0 +1,177 @@
+//! Errors of HTTP, and the failures for which they stand.
+
+use super::progress::stalled;
+use super::store::{Failure, FailureClass};
+use http::{Response, StatusCode, header};
+use object_store::client::{HttpError, HttpErrorKind};
+use rustls::AlertDescription;
+use std::error::Error as StdError;
+use std::fmt;
+use std::io;
+use std::time::Duration;
+
+/// Largest pause that a server may ask for.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(30);
+pub(super) const PROXY_REFUSAL: &str = "the proxy refuses access (status 407); check the user and the password in HTTPS_PROXY, \
+                             HTTP_PROXY or ALL_PROXY";
+
+/// Failure of a server that takes no bytes, or does not answer. The request is sent again.
+#[derive(Debug)]
+pub(super) struct Late(String);
+
+impl Late {
+    pub(super) fn error(message: String) -> HttpError {
+        HttpError::new(HttpErrorKind::Timeout, Late(message))
+    }
+}
+
+impl fmt::Display for Late {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl StdError for Late {}
+
+/// Status of an answer after which the same request is repeated.
+#[derive(Debug)]
+pub(super) struct StatusFailure {
+    status: StatusCode,
+    retry_after: Option<Duration>,
+}
+
+impl StatusFailure {
+    pub(super) fn error<T>(response: &Response<T>) -> HttpError {
+        let stated = response.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+        let retry_after = stated.map(|seconds| Duration::from_secs(seconds).min(RETRY_AFTER_MAX));
+        HttpError::new(HttpErrorKind::Unknown, StatusFailure { status: response.status(), retry_after })
+    }
+}
+
+impl fmt::Display for StatusFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the server answered {}", self.status)
+    }
+}
+
+impl StdError for StatusFailure {}
+
+/// Refusal to follow an answer.
+#[derive(Debug)]
+pub(super) struct Refused(pub(super) String);
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl StdError for Refused {}
+
+pub(super) fn refused(message: String) -> HttpError {
+    HttpError::new(HttpErrorKind::Unknown, Refused(message))
+}
+
+/// Returns the failure that an error of a connection stands for, from its chain of causes.
+pub(super) fn failure_of(error: &(dyn StdError + 'static)) -> Failure {
+    let mut cause = Some(error);
+    let mut last = error;
+    let (mut is_timeout, mut tls) = (false, None);
+    while let Some(next) = cause {
+        if let Some(StatusFailure { status, retry_after }) = next.downcast_ref() {
+            let message = format!("the server answered {status}");
+            let is_limit = matches!(*status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+            let class = if is_limit { FailureClass::RateLimited(*retry_after) } else { FailureClass::Transient };
+            return Failure::new(class, message);
+        }
+        if let Some(Refused(message)) = next.downcast_ref() {
+            return Failure::new(FailureClass::Permanent, message);
+        }
+        if let Some(late) = next.downcast_ref::<Late>() {
+            return Failure::new(FailureClass::Transient, late.to_string());
+        }
+        if let Some(error) = next.downcast_ref::<HttpError>() {
+            is_timeout |= error.kind() == HttpErrorKind::Timeout;
+        }
+        if next.is::<serde_json::Error>() {
+            // Its text may repeat the answer, such as a token.
+            return Failure::new(FailureClass::Permanent, "the server sent an answer that cannot be parsed");
+        }
+        tls = tls.or_else(|| tls_error(next));
+        last = next;
+        cause = next.source();
+    }
+    let text = last.to_string();
+    if is_timeout {
+        return stalled();
+    }
+    if let Some(error) = tls {
+        return tls_failure(error);
+    }
+    if text.contains("proxy authorization required") {
+        return Failure::new(FailureClass::Permanent, PROXY_REFUSAL);
+    }
+    if text.contains("lookup") || text.contains("dns error") {
+        let message = format!("the name of the host cannot be resolved: {text}; check the URL and the network");
+        let is_temporary = text.contains("Temporary failure");
+        return Failure::new(if is_temporary { FailureClass::Transient } else { FailureClass::Permanent }, message);
+    }
+    Failure::new(FailureClass::Transient, format!("the connection failed: {text}"))
+}
+
+/// Returns the error of TLS inside an error of the operating system, which does not state it as its source.
+fn tls_error<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a rustls::Error> {
+    let inside = error.downcast_ref::<io::Error>()?.get_ref()?;
+    inside.downcast_ref().or_else(|| tls_error(inside))
+}
+
+/// Returns the failure of a connection whose TLS failed. One that ends without an alert is not among them.
+fn tls_failure(error: &rustls::Error) -> Failure {
+    use rustls::Error::{AlertReceived, DecryptError, General, InvalidCertificate};
+    let hint = match error {
+        // Bytes were changed on the way, or the server is at its limits.
+        DecryptError | AlertReceived(AlertDescription::BadRecordMac | AlertDescription::InternalError) => {
+            return Failure::new(FailureClass::Transient, format!("the connection failed: {error}"));
+        }
+        // The authorities of the environment cannot be read.
+        General(message) => {
+            return Failure::new(FailureClass::Permanent, format!("the TLS handshake failed: {message}"));
+        }
+        InvalidCertificate(_) => {
+            "; if a private authority signed the server's certificate, name the file of its certificate in SSL_CERT_FILE, \
+             or in the option ca_file of fst.storage.configure"
+        }
+        AlertReceived(
+            AlertDescription::AccessDenied
+            | AlertDescription::BadCertificate
+            | AlertDescription::CertificateExpired
+            | AlertDescription::CertificateRequired
+            | AlertDescription::CertificateRevoked
+            | AlertDescription::CertificateUnknown
+            | AlertDescription::HandshakeFailure
+            | AlertDescription::UnknownCA
+            | AlertDescription::UnsupportedCertificate,
+        ) => {
+            "; if the server asks clients for certificates, name the files of yours in the options client_certificate and \
+             client_key of fst.storage.configure"
+        }
+        _ => "",
+    };
+    Failure::new(FailureClass::Permanent, format!("the TLS handshake failed: {error}{hint}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn end_of_a_tls_connection_is_transient_and_a_refusal_is_not() {
+        let ended =
+            io::Error::new(io::ErrorKind::UnexpectedEof, "peer closed connection without sending TLS close_notify");
+        assert_eq!(failure_of(&ended).class, FailureClass::Transient);
+        let alert = |alert| failure_of(&io::Error::other(rustls::Error::AlertReceived(alert)));
+        assert_eq!(alert(AlertDescription::InternalError).class, FailureClass::Transient);
+        let failure = alert(AlertDescription::CertificateRequired);
+        assert!(failure.class == FailureClass::Permanent && !failure.message.contains("SSL_CERT_FILE"));
+    }
+}

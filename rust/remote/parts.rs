@@ -1,0 +1,89 @@
+//! Sizes of the parts in which an object is uploaded.
+
+use crate::num::{to_u64, to_usize};
+
+/// Smallest part, except for the last one, in bytes: that of S3.
+pub const PART_BYTES_MIN: usize = 5 << 20;
+/// Largest number of parts of an object: that of S3, and the smallest of all services.
+pub const PARTS_MAX: usize = 10_000;
+/// Number of parts of one size, if the length of the object is not known. Five sizes fit an upload, so that parts of 8
+/// MiB at its beginning allow an object of 484 GiB.
+const PARTS_PER_SIZE: usize = 2_000;
+/// Size of parts is a multiple of this, in bytes.
+const PART_ALIGNMENT: u64 = 4 << 10;
+
+/// Sizes of the parts of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parts {
+    /// Size of the first parts, in bytes.
+    bytes: usize,
+    /// Number of parts after which the size doubles.
+    per_size: usize,
+}
+
+impl Parts {
+    /// Returns the parts of an object of this length. A part has at least `bytes_min` bytes, except for the last one.
+    pub fn of_length(length: u64, bytes_min: usize) -> Parts {
+        let bytes = length.div_ceil(to_u64(PARTS_MAX)).next_multiple_of(PART_ALIGNMENT);
+        Parts { bytes: to_usize(bytes).max(first_part_bytes(bytes_min)), per_size: PARTS_MAX }
+    }
+
+    /// Returns the parts of an object of unknown length. The first ones have at least `bytes_min` bytes.
+    pub fn growing(bytes_min: usize) -> Parts {
+        Parts { bytes: first_part_bytes(bytes_min), per_size: PARTS_PER_SIZE }
+    }
+
+    /// Returns the size of the first parts, in bytes.
+    pub fn first_bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Returns the index and the size of the part that has the byte at `offset`, or `None` if no upload is this long.
+    pub fn at(&self, offset: u64) -> Option<(usize, usize)> {
+        let (mut begin, mut bytes) = (0_u64, self.bytes);
+        for first in (0..PARTS_MAX).step_by(self.per_size) {
+            let index = usize::try_from((offset - begin) / to_u64(bytes)).ok()?;
+            if index < self.per_size {
+                return Some((first + index, bytes));
+            }
+            begin = begin.checked_add(to_u64(bytes).checked_mul(to_u64(self.per_size))?)?;
+            bytes = bytes.checked_mul(2)?;
+        }
+        None
+    }
+}
+
+fn first_part_bytes(bytes_min: usize) -> usize {
+    bytes_min.max(PART_BYTES_MIN).next_multiple_of(to_usize(PART_ALIGNMENT))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn parts_of_any_length_fit_an_upload() {
+        for length in [1, MIB, 100 * MIB, 80_000 * MIB, 80_001 * MIB, 5_000_000 * MIB] {
+            let parts = Parts::of_length(length, 8 << 20);
+            let (last, bytes) = parts.at(length - 1).unwrap();
+            assert!(last < PARTS_MAX && bytes >= 8 << 20, "{length}: {last}, {bytes}");
+            assert_eq!(bytes, parts.first_bytes());
+        }
+        assert_eq!(Parts::of_length(100 * MIB, 1).first_bytes(), PART_BYTES_MIN);
+    }
+
+    #[test]
+    fn growing_parts_are_contiguous_and_end() {
+        let parts = Parts::growing(8 << 20);
+        let mut offset = 0;
+        for index in 0..PARTS_MAX {
+            let (found, bytes) = parts.at(offset).unwrap();
+            assert_eq!(found, index);
+            assert_eq!(parts.at(offset + to_u64(bytes) - 1), Some((found, bytes)));
+            offset += to_u64(bytes);
+        }
+        assert_eq!((offset, parts.at(offset)), (2_000 * 31 * 8 * MIB, None));
+    }
+}
