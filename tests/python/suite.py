@@ -1,6 +1,8 @@
 """Constants of the test suite, and the rules for tests that do not run everywhere."""
 
 import os
+from collections.abc import Hashable, Mapping, Set
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -26,3 +28,12 @@ def require_ci(item: pytest.Item) -> None:
     """Skips a test marked `benchmark` unless the variable CI is set: it takes seconds, and tests only the benchmark."""
     if item.get_closest_marker("benchmark") and not os.environ.get("CI"):
         pytest.skip("a benchmark in small, which CI runs")
+
+
+def cycle_of(imports: Mapping[Hashable, Set[Hashable]]) -> list[Hashable]:
+    """Returns files that import each other, the last of which is the first, or nothing."""
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from suite import CHECKOUT, require_gpu
+from suite import CHECKOUT, cycle_of, require_gpu
 
 RUST = CHECKOUT / "rust"
 # `rust/tch` is a crate of its own, on top of the operators.
@@ -53,12 +53,34 @@ def modules_in_trip_order():
     return re.findall(r"^(?:pub )?mod (\w+);", (RUST / "lib.rs").read_text(), re.MULTILINE)
 
 
+def paths_in(text):
+    """The paths in a file that begin with `crate` or `super`, as tuples. Paths in braces are written out."""
+    while group := re.search(r"((?:\w+::)+)\{([^{}]*)\}", text):
+        paths = [group[1] + item.strip() for item in group[2].split(",")]
+        text = text[: group.start()] + ", ".join(paths) + text[group.end() :]
+    return {tuple(path.split("::")) for path in re.findall(r"\b(?:crate|super)(?:::\w+)+", text)}
+
+
 def used_modules(text):
-    """The modules of the crate that a file names, one by one or in braces."""
-    names = set(re.findall(r"\bcrate::(\w+)", text))
-    for group in re.findall(r"\bcrate::\{(.*?)\};", text, re.DOTALL):
-        names |= set(re.findall(r"(?:^|,)\s*(\w+)", re.sub(r"\{[^{}]*\}", "", group)))
-    return names
+    """The modules of the crate that a file names."""
+    return {path[1] for path in paths_in(text) if path[0] == "crate"}
+
+
+def module_of(source):
+    path = source.relative_to(RUST).with_suffix("").parts
+    return () if path == ("lib",) else path
+
+
+def used_files(source, modules):
+    """The modules with files of their own that a file names outside of its tests, but not its parents and children."""
+    own = module_of(source)
+    code, _, _ = re.sub(r"//.*", "", source.read_text()).partition("\n#[cfg(test)]\nmod tests {")
+    used = set()
+    for begin, *rest in paths_in(code):
+        parents = [begin, *rest].count("super")
+        path = rest if begin == "crate" else [*own[: len(own) - parents], *rest[parents - 1 :]]
+        used.add(next(file for end in range(len(path), -1, -1) if (file := tuple(path[:end])) in modules))
+    return {file for file in used if own[: len(file)] != file and file[: len(own)] != own}
 
 
 def test_every_module_has_its_file():
@@ -77,10 +99,26 @@ def test_modules_use_only_those_before_them():
     assert offenders == []
 
 
+def test_no_files_import_each_other():
+    """Parents and children may: traits are in parents."""
+    modules = {module_of(source) for source in SOURCES}
+    assert cycle_of({module_of(source): used_files(source, modules) for source in SOURCES}) == []
+
+
 def test_used_modules_are_found():
     """Every form of import is found."""
     text = "use crate::error::Error;\nuse crate::{plan::{self, Plan}, load};\nlet x = crate::device::Host;\n"
     assert used_modules(text) == {"error", "plan", "load", "device"}
+
+
+def test_used_files_are_found(tmp_path, monkeypatch):
+    monkeypatch.setattr("test_layout.RUST", tmp_path)
+    source = tmp_path / "a" / "b.rs"
+    source.parent.mkdir()
+    source.write_text("use super::{c::{self, C}, d};\nuse crate::{e::f, g};\nuse super::super::h;\nuse super::T;\n")
+    files = {("a",), ("a", "b"), ("a", "c"), ("a", "d"), ("e",), ("e", "f"), ("g",), ("h",), ()}
+    assert used_files(source, files) == {("a", "c"), ("a", "d"), ("e", "f"), ("g",), ("h",)}
+    assert cycle_of({"a": {"b"}, "b": {"c"}, "c": {"a"}}) == ["a", "c", "b", "a"]
 
 
 def naming(pattern, sources):

@@ -4,7 +4,7 @@ import ast
 from collections import defaultdict
 from pathlib import Path
 
-from suite import CHECKOUT
+from suite import CHECKOUT, cycle_of
 
 PACKAGE = CHECKOUT / "torch_ext" / "fst"
 
@@ -77,6 +77,18 @@ def test_rooms_import_only_rooms_before_them():
     later = {room: set(ROOMS[index + 1 :]) for index, room in enumerate(ROOMS)}
     files = [(room, path) for room, paths in files_by_room().items() for path in paths]
     assert {str(path): above for room, path in files if (above := imported_rooms(path) & later[room])} == {}
+
+
+def test_no_files_import_each_other():
+    """Packages and their own files may."""
+    files = {path.relative_to(PACKAGE.parent).with_suffix("").parts: path for path in PACKAGE.rglob("*.py")}
+    modules = {file[:-1] if file[-1] == "__init__" else file: path for file, path in files.items()}
+    used = {}
+    for own, path in modules.items():
+        names = [tuple(name.split(".")) for name in imports(path, PACKAGE)]
+        found = {next((name[:end] for end in range(len(name), 0, -1) if name[:end] in modules), ()) for name in names}
+        used[own] = {file for file in found if file and own[: len(file)] != file and file[: len(own)] != own}
+    assert cycle_of(used) == []
 
 
 def test_compat_imports_only_public_names_and_core():
