@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// Time for a connection to open.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time after which an unused connection is not used again. Some servers close it soon afterwards.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
+pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Connections of a lane.
 #[derive(Clone)]

@@ -7,7 +7,7 @@
 use super::get::{Body, Target, too_long, too_short};
 use super::lane::Lane;
 use super::retry::Attempt;
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::num::{to_u64, to_usize};
 use crate::os::per_process::PerProcess;
 use crate::os::retry::Check;
@@ -38,17 +38,10 @@ pub(super) struct Arrived {
 }
 
 impl Drop for Arrived {
-    /// Receives the rest, unless it is late: the connection is then free for other requests.
+    /// Leaves the rest to the next request of the lane.
     fn drop(&mut self) {
-        let (Some(mut rest), Some(lane)) = (self.rest.take(), self.lane.take()) else { return };
-        // The lane asks at its first pause.
-        let is_late = || Err(Error::new(Kind::Interrupted, "the rest of an answer is late"));
-        let (lane, _) = lane.run(&is_late, async {
-            while rest.body.next().await.is_some() {}
-            Ok(())
-        });
-        if let Some(lane) = lane {
-            lane.free();
+        if let (Some(mut rest), Some(lane)) = (self.rest.take(), self.lane.take()) {
+            lane.free_after(async move { while rest.body.next().await.is_some() {} });
         }
     }
 }

@@ -4,17 +4,19 @@
 //! TLS and copies therefore use as many cores as threads are reading, and no queue is between a thread and its bytes.
 //! Free lanes wait in the process's pool with their connections open, for the next load.
 
-use super::connections::Client;
+use super::connections::{Client, IDLE_TIMEOUT};
 use crate::error::{Error, Kind, Result};
 use crate::os::per_process::PerProcess;
 use crate::os::retry::Check;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::time::timeout;
 
@@ -36,6 +38,8 @@ thread_local! {
 pub(super) struct Lane {
     runtime: Option<Runtime>,
     client: Client,
+    /// Rest of an answer that nobody needs, and the time since when.
+    rest: Option<(BoxFuture<'static, ()>, Instant)>,
 }
 
 impl Lane {
@@ -50,12 +54,19 @@ impl Lane {
         }
         let built = Builder::new_current_thread().enable_all().thread_keep_alive(Duration::from_millis(10)).build();
         let refused = |error| Error::new(Kind::OutOfMemory, format!("cannot create a runtime for requests: {error}"));
-        Ok(Lane { runtime: Some(built.map_err(refused)?), client: Client::new()? })
+        Ok(Lane { runtime: Some(built.map_err(refused)?), client: Client::new()?, rest: None })
     }
 
     /// Gives the lane to later requests.
     pub(super) fn free(self) {
         lock().push(self);
+    }
+
+    /// Gives the lane to later requests, the first of which receives the rest of an answer unless it is late. The
+    /// connection is then free for that request.
+    pub(super) fn free_after(mut self, rest: impl Future<Output = ()> + Send + 'static) {
+        self.rest = Some((rest.boxed(), Instant::now()));
+        self.free();
     }
 
     /// Runs requests on this thread, as [`block_on`] does. Also returns the lane, unless it was discarded.
@@ -95,12 +106,17 @@ impl Lane {
         })
     }
 
-    fn run_here<T>(self, check: Check<'_>, request: impl Future<Output = Result<T>>) -> (Option<Lane>, Result<T>) {
+    fn run_here<T>(mut self, check: Check<'_>, request: impl Future<Output = Result<T>>) -> (Option<Lane>, Result<T>) {
         CLIENT.with_borrow_mut(|client| *client = Some(self.client.clone()));
         IS_DISCARDED.set(false);
         SENT.set(0);
+        let rest = self.rest.take().filter(|(_, since)| since.elapsed() < IDLE_TIMEOUT);
         let result = match &self.runtime {
             Some(runtime) => runtime.block_on(async {
+                if let Some((rest, _)) = rest {
+                    // If it is late, its connection is closed.
+                    let _ = timeout(POLL_INTERVAL, rest).await;
+                }
                 let mut request = pin!(request);
                 loop {
                     match timeout(POLL_INTERVAL, &mut request).await {
